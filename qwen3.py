@@ -1,0 +1,913 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["numpy>=2.0", "safetensors>=0.5", "tokenizers>=0.21", "huggingface_hub", "tqdm", "jinja2>=3.1.6"]
+# ///
+"""Qwen3 language models in plain NumPy, from the files that Hugging Face publishes to streamed text.
+
+    python qwen3.py "What is the capital of France?"                        the small bundled model answers
+    python qwen3.py --model Qwen3-0.6B "What is the capital of France?"     a folder with Qwen's own files
+
+The file reads from top to bottom, in the order in which a checkpoint becomes text:
+
+    config -> weights -> components -> KV cache -> forward -> sampling -> generation -> command line
+
+What flows through the model, with the sizes of Qwen3-0.6B; `n` is the number of tokens:
+
+    token ids [n] -> embedding [n, 1024] -> 28 x decoder layer [n, 1024] -> RMSNorm -> lm_head -> logits [n, 151936]
+    decoder layer:  x + attention(RMSNorm(x)), then  x + swiglu(RMSNorm(x))
+
+Everything is float32. The arrays have a leading batch axis; a single prompt is a batch of one.
+"""
+import argparse
+import json
+import math
+import mmap
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import safetensors
+from tqdm import tqdm
+
+from tokenizer_utils import StreamDecoder, Tokenizer, TokenizerError, load_tokenizer
+
+
+class InputError(ValueError):
+    """Something that came from outside is wrong: a file, a value, a prompt. The message is one line for the user."""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Config: the model's sizes, from config.json
+# ---------------------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Config:
+    """The fields of config.json that inference needs, under Hugging Face's names."""
+    vocab_size: int  # rows of the embedding; more than the tokenizer has tokens
+    hidden_size: int  # width of the residual stream
+    intermediate_size: int  # width inside the SwiGLU
+    num_hidden_layers: int
+    num_attention_heads: int  # query heads
+    num_key_value_heads: int  # key and value heads, each shared by a group of query heads
+    head_dim: int  # 128 in every Qwen3, whatever hidden_size / num_attention_heads would be
+    rms_norm_eps: float
+    rope_theta: float
+    max_position_embeddings: int
+    tie_word_embeddings: bool  # the lm_head is the embedding again
+    yarn: dict | None = None  # the parameters of YaRN, when the checkpoint asks for it
+    eos_token_ids: tuple[int, ...] = ()
+
+    @property
+    def context_length(self) -> int:
+        """Positions that the model can tell apart. YaRN stretches what it was trained on."""
+        stretched = self.yarn["factor"] * self.yarn["original_max_position_embeddings"] if self.yarn else 0
+        return max(self.max_position_embeddings, int(stretched))
+
+
+# Keys of config.json that may hold anything: they don't change what the model computes.
+HARMLESS_KEYS = {
+    "architectures", "attention_dropout", "bos_token_id", "dtype", "initializer_range", "max_window_layers", "pad_token_id",
+    "sliding_window", "torch_dtype", "transformers_version", "use_cache", "_name_or_path", "_attn_implementation_autoset",
+    "id2label", "label2id", "problem_type", "finetuning_task", "task_specific_params", "return_dict", "output_attentions",
+    "output_hidden_states", "tokenizer_class", "prefix", "sep_token_id", "decoder_start_token_id", "is_encoder_decoder",
+    "chunk_size_feed_forward", "unsloth_fixed", "unsloth_version"}
+# Keys that would change it: any other value than these is refused.
+SUPPORTED_VALUES = {"model_type": ("qwen3",), "hidden_act": ("silu",), "attention_bias": (False,), "use_sliding_window": (False, None)}
+ROPE_KEYS = {"default": {"rope_type", "type", "rope_theta"},
+             "yarn": {"rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"}}
+
+
+def read_json_object(path: Path) -> dict:
+    """The JSON object in a file. Raises InputError, with the file's name, when there is none."""
+    try:
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{path}: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def load_config(path: Path) -> Config:
+    """The config of the model folder `path`, written by transformers 4 or 5.
+
+    Raises InputError for a missing or malformed field, and names every option that this file does not implement.
+    """
+    file = path / "config.json"
+    raw = read_json_object(file)
+
+    def integer(key: str) -> int:
+        value = raw.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**31:
+            raise InputError(f"{file}: {key} must be a positive integer, not {value!r}")
+        return value
+
+    def positive(values: dict, key: str) -> float:
+        if not is_number(values.get(key)) or values[key] <= 0:
+            raise InputError(f"{file}: {key} must be a positive number, not {values.get(key)!r}")
+        return float(values[key])
+
+    architectures = raw.get("architectures", ["Qwen3ForCausalLM"])
+    if architectures != ["Qwen3ForCausalLM"]:
+        raise InputError(f"{file}: architecture {architectures!r} is not supported, only Qwen3ForCausalLM (dense Qwen3) is")
+    for key, supported in SUPPORTED_VALUES.items():
+        if raw.get(key, supported[0]) not in supported:
+            raise InputError(f"{file}: {key} = {raw[key]!r} is not supported, only {supported[0]!r} is")
+    layer_types = raw.get("layer_types") or []
+    if not isinstance(layer_types, list) or any(kind != "full_attention" for kind in layer_types):
+        raise InputError(f"{file}: layer_types other than 'full_attention' are not supported: {layer_types!r}")
+
+    # transformers 4 writes rope_theta and rope_scaling, transformers 5 puts both into rope_parameters.
+    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if not isinstance(rope, dict):
+        raise InputError(f"{file}: rope_parameters must be an object, not {rope!r}")
+    rope = {"rope_theta": raw.get("rope_theta")} | rope
+    rope_type = rope.get("rope_type", rope.get("type", "default"))
+    if not isinstance(rope_type, str) or rope_type not in ROPE_KEYS:
+        raise InputError(f"{file}: rope type {rope_type!r} is not supported, only 'default' and 'yarn' are")
+    unknown_rope = [key for key, value in rope.items() if key not in ROPE_KEYS[rope_type] and value is not None]
+    if unknown_rope:
+        raise InputError(f"{file}: rope parameter {unknown_rope[0]} = {rope[unknown_rope[0]]!r} is not supported")
+    yarn = None
+    if rope_type == "yarn":
+        optional = {key: positive(rope, key) for key in ("attention_factor", "beta_fast", "beta_slow") if rope.get(key) is not None}
+        original = {"original_max_position_embeddings": raw.get("max_position_embeddings")} | rope
+        yarn = {"factor": positive(rope, "factor"),
+                "original_max_position_embeddings": positive(original, "original_max_position_embeddings"), **optional}
+
+    read_here = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+                 "head_dim", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "layer_types", "max_position_embeddings",
+                 "tie_word_embeddings", "eos_token_id"}
+    unknown = [key for key, value in raw.items() if key not in read_here | HARMLESS_KEYS | SUPPORTED_VALUES.keys() and value not in (None, False)]
+    if unknown:
+        raise InputError(f"{file}: option {unknown[0]} = {str(raw[unknown[0]])[:80]} is not supported by this program")
+
+    tied = raw.get("tie_word_embeddings", True)  # where the flag is missing, the file decides: see load_weights
+    if not isinstance(tied, bool):
+        raise InputError(f"{file}: tie_word_embeddings must be true or false, not {tied!r}")
+    config = Config(
+        **{key: integer(key) for key in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+                                         "num_key_value_heads", "head_dim", "max_position_embeddings")},
+        rms_norm_eps=positive(raw, "rms_norm_eps"), rope_theta=positive(rope, "rope_theta"), tie_word_embeddings=tied, yarn=yarn,
+        eos_token_ids=token_id_list(raw.get("eos_token_id"), file))
+    if config.num_attention_heads % config.num_key_value_heads:
+        raise InputError(f"{file}: {config.num_attention_heads} attention heads can't share {config.num_key_value_heads} key-value heads evenly")
+    if config.head_dim % 2:
+        raise InputError(f"{file}: head_dim must be even, because RoPE rotates pairs, not {config.head_dim}")
+    return config
+
+
+def token_id_list(value: Any, file: Path) -> tuple[int, ...]:
+    """eos_token_id as the files have it: nothing, a number, or a list of numbers."""
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if any(not isinstance(i, int) or isinstance(i, bool) or i < 0 for i in ids):
+        raise InputError(f"{file}: eos_token_id must be a token id or a list of them, not {value!r}")
+    return tuple(ids)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Weights: from safetensors files, mapped into memory, to float32 arrays
+#
+# A safetensors file is 8 bytes with the length of a header, the header (JSON: name -> dtype, shape, offsets), and then
+# the tensors' bytes. The safetensors library checks the file; NumPy reads the bytes where they lie, because the
+# library's own NumPy reader knows no bfloat16.
+# ---------------------------------------------------------------------------------------------------------------------
+
+STORED_DTYPES = {"BF16": np.dtype("<u2"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
+
+
+class StoredTensor(NamedTuple):
+    """A tensor as it lies in its file: `data` is a view of the mapped bytes, bfloat16 as uint16."""
+    dtype: str
+    data: np.ndarray
+    mapping: mmap.mmap
+
+
+def map_safetensors(file: Path) -> dict[str, StoredTensor]:
+    """All tensors of a safetensors file, without reading them yet. Raises InputError if the file is damaged."""
+    try:
+        with safetensors.safe_open(file, framework="numpy"):  # refuses lying headers and truncated files
+            pass
+        with open(file, "rb") as opened:
+            mapping = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read: {error.strerror or error}") from error
+    except safetensors.SafetensorError as error:
+        raise InputError(f"{file}: not a valid safetensors file (truncated download?): {error}") from error
+    start = 8 + int.from_bytes(mapping[:8], "little")
+    tensors = {}
+    for name, entry in json.loads(mapping[8:start]).items():
+        if name == "__metadata__":
+            continue
+        if entry["dtype"] not in STORED_DTYPES:
+            raise InputError(f"{file}: tensor {name} has dtype {entry['dtype']}; supported are {', '.join(STORED_DTYPES)}")
+        count = math.prod(entry["shape"])
+        data = np.frombuffer(mapping, STORED_DTYPES[entry["dtype"]], count, start + entry["data_offsets"][0]) if count else np.empty(0, np.float32)
+        tensors[name] = StoredTensor(entry["dtype"], data.reshape(entry["shape"]), mapping)
+    return tensors
+
+
+def map_checkpoint(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of a model folder: model.safetensors, or the shards that model.safetensors.index.json lists."""
+    index = path / "model.safetensors.index.json"
+    if (path / "model.safetensors").exists():
+        return map_safetensors(path / "model.safetensors")
+    if not index.exists():
+        raise InputError(f"{path}: no model.safetensors and no model.safetensors.index.json in this folder")
+    weight_map = read_json_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise InputError(f"{index}: no weight_map from tensor names to files")
+    tensors: dict[str, StoredTensor] = {}
+    for shard in sorted(set(map(str, weight_map.values()))):
+        if Path(shard).name != shard or not shard.endswith(".safetensors"):
+            raise InputError(f"{index}: {shard!r} is not the name of a safetensors file in this folder")
+        if not (path / shard).exists():
+            raise InputError(f"{path}: the shard {shard} is missing; the index lists it")
+        found = map_safetensors(path / shard)
+        if twice := sorted(found.keys() & tensors.keys()):
+            raise InputError(f"{path}: tensor {twice[0]} is in {shard} and in another shard")
+        tensors |= found
+    return tensors
+
+
+def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of every tensor of a checkpoint. A linear layer is stored as [outputs, inputs]."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    q_size, kv_size = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+    layer = {
+        "input_layernorm": (hidden,),
+        "self_attn.q_proj": (q_size, hidden),
+        "self_attn.k_proj": (kv_size, hidden),
+        "self_attn.v_proj": (kv_size, hidden),
+        "self_attn.q_norm": (config.head_dim,),
+        "self_attn.k_norm": (config.head_dim,),
+        "self_attn.o_proj": (hidden, q_size),
+        "post_attention_layernorm": (hidden,),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+    return {
+        "model.embed_tokens.weight": (config.vocab_size, hidden),
+        **{f"model.layers.{i}.{name}.weight": shape for i in range(config.num_hidden_layers) for name, shape in layer.items()},
+        "model.norm.weight": (hidden,),
+        "lm_head.weight": (config.vocab_size, hidden),
+    }
+
+
+def to_float32(stored: StoredTensor) -> np.ndarray:
+    """The tensor as float32. What is float32 in the file stays where it is; bfloat16 is the upper half of a float32."""
+    if stored.dtype == "F32" and stored.data.flags.aligned:
+        return stored.data
+    values = np.empty(stored.data.shape, np.float32)
+    if stored.dtype == "BF16":
+        np.left_shift(stored.data, 16, out=values.view(np.uint32), dtype=np.uint32)
+    else:
+        values[...] = stored.data
+    if hasattr(mmap, "MADV_DONTNEED"):  # the mapped pages have been copied and need not count as our memory any more
+        stored.mapping.madvise(mmap.MADV_DONTNEED)
+    return values
+
+
+def check_tensors(path: Path, config: Config, stored: dict[str, StoredTensor]) -> None:
+    """Raises InputError that names each tensor that is missing, unexpected or of another shape than config.json says."""
+    shapes = tensor_shapes(config)
+    if config.tie_word_embeddings and "lm_head.weight" not in stored:
+        del shapes["lm_head.weight"]
+    problems = [f"{name} is missing" for name in shapes if name not in stored]
+    problems += [f"{name} is unexpected" for name in stored if name not in shapes]
+    problems += [f"{name} has shape {list(stored[name].data.shape)}, not {list(shape)}"
+                 for name, shape in shapes.items() if name in stored and stored[name].data.shape != shape]
+    if problems:
+        raise InputError(f"{path}: the weights don't fit config.json: {'; '.join(problems)}")
+
+
+def load_weights(path: Path, config: Config) -> dict:
+    """The weights of a model folder in float32, by short names; w["layers"][i] holds those of one decoder layer.
+
+    The head is tied to the embedding when config.json says so and the file has no lm_head.weight that says otherwise:
+    a tied checkpoint may still contain one, and transformers goes by the file when the two differ.
+    """
+    stored = map_checkpoint(path)
+    check_tensors(path, config, stored)
+    weights: dict[str, Any] = {"layers": [{} for _ in range(config.num_hidden_layers)]}
+    for name, tensor in tqdm(stored.items(), "loading", delay=1, leave=False, unit=" tensors"):
+        parts = name.split(".")
+        place = weights["layers"][int(parts[2])] if parts[1] == "layers" else weights
+        place[parts[-2]] = to_float32(tensor)  # model.layers.7.self_attn.q_proj.weight -> layers[7]["q_proj"]
+    embedding, head = weights["embed_tokens"], weights.get("lm_head")
+    if head is None or (config.tie_word_embeddings and np.array_equal(head, embedding)):
+        weights["lm_head"] = embedding
+    return weights
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Components, in the order in which the data meets them. Each is a function of arrays.
+# ---------------------------------------------------------------------------------------------------------------------
+
+def linear(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """x [..., inputs] times weight [outputs, inputs] transposed -> [..., outputs]. Nearly all time is spent here."""
+    rows = x.reshape(-1, x.shape[-1]) @ weight.T  # one product for the whole batch, so that each weight is read once
+    return rows.reshape(*x.shape[:-1], weight.shape[0])
+
+
+def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+    """x [..., d] scaled to a root mean square of 1, then by weight [d]. Source: Zhang & Sennrich 2019 (RMSNorm)."""
+    mean_square = np.mean(x * x, axis=-1, keepdims=True)
+    return x * (1 / np.sqrt(mean_square + np.float32(eps))) * weight
+
+
+def rope_frequencies(config: Config) -> tuple[np.ndarray, float]:
+    """(radians per position for each pair of dimensions, [head_dim / 2]; a factor for cos and sin).
+
+    Pair i turns by theta ** (-2i / head_dim) per position: the first pairs quickly, for what stands close by, the last
+    ones slowly, for what is far. Source: Su et al. 2021 (RoPE). YaRN (Peng et al. 2023) stretches the slow pairs, which
+    have not made a full turn in training, by `factor`, leaves the quick ones, and blends those between.
+    """
+    d, theta, yarn = config.head_dim, config.rope_theta, config.yarn
+    frequencies = (1 / np.float32(theta) ** (np.arange(0, d, 2, dtype=np.float32) / np.float32(d))).astype(np.float32)
+    if yarn is None:
+        return frequencies, 1.0
+
+    def dimension(turns: float) -> float:
+        """The (fractional) pair that makes so many turns within the original context."""
+        return d * math.log(yarn["original_max_position_embeddings"] / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low = max(math.floor(dimension(yarn.get("beta_fast", 32))), 0)
+    high = min(math.ceil(dimension(yarn.get("beta_slow", 1))), d - 1)
+    ramp = np.clip((np.arange(d // 2, dtype=np.float32) - low) / np.float32(max(high - low, 0.001)), 0, 1)
+    attention_factor = yarn.get("attention_factor", 0.1 * math.log(max(yarn["factor"], 1)) + 1)
+    return frequencies / np.float32(yarn["factor"]) * ramp + frequencies * (1 - ramp), attention_factor
+
+
+def rope_tables(config: Config, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """cos and sin of every angle at positions [batch, n] -> two arrays [batch, 1, n, head_dim / 2]."""
+    frequencies, factor = rope_frequencies(config)
+    angles = positions[:, None, :, None].astype(np.float32) * frequencies
+    return np.cos(angles) * np.float32(factor), np.sin(angles) * np.float32(factor)
+
+
+def apply_rope(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+    """Turns each pair (i, i + head_dim / 2) of x [batch, heads, n, head_dim] by its angle.
+
+    Qwen3 pairs the first half of a head with the second ("half-split"). The paper pairs neighbours instead; weights
+    made for one layout don't work with the other.
+    """
+    a, b = np.split(x, 2, axis=-1)
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+
+def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, padding: np.ndarray | None = None) -> np.ndarray:
+    """Causal grouped-query attention of the newest n positions to all positions so far.
+
+    q: [batch, n_heads, n, head_dim]; k, v: [batch, n_kv_heads, length, head_dim], the new positions last. Where
+    `padding` [batch] is given, a sequence ignores so many positions at its start. -> [batch, n, n_heads * head_dim]
+    Source: Ainslie et al. 2023 (GQA).
+    """
+    batch, n_heads, n, head_dim = q.shape
+    n_kv_heads, length = k.shape[1:3]
+    group = n_heads // n_kv_heads  # query heads that share a KV head: stacked as more rows, so K and V are not repeated
+    q = (q * np.float32(head_dim ** -0.5)).reshape(batch, n_kv_heads, group * n, head_dim)
+    scores = q @ k.swapaxes(-1, -2)  # [batch, n_kv_heads, group * n, length]
+    blocked = np.finfo(np.float32).min  # not -inf: a row of padding, where all is blocked, must not become NaN
+    if n > 1:  # a token sees itself and what is before it; a single newest token sees everything, without a mask
+        future = np.triu(np.ones((n, n), bool), 1)
+        scores.reshape(batch, n_kv_heads, group, n, length)[..., -n:][..., future] = blocked
+    if padding is not None:
+        for row, columns in enumerate(padding):
+            scores[row, ..., :columns] = blocked
+    scores -= scores.max(axis=-1, keepdims=True)  # softmax, in place; the division comes after V, where there is less to divide
+    np.exp(scores, out=scores)
+    out = scores @ v / scores.sum(axis=-1, keepdims=True)  # [batch, n_kv_heads, group * n, head_dim]
+    return out.reshape(batch, n_heads, n, head_dim).swapaxes(1, 2).reshape(batch, n, n_heads * head_dim)
+
+
+def swiglu(x: np.ndarray, gate_proj: np.ndarray, up_proj: np.ndarray, down_proj: np.ndarray) -> np.ndarray:
+    """down(silu(gate(x)) * up(x)), x [..., hidden_size]. Source: Shazeer 2020 (GLU variants)."""
+    gate = linear(x, gate_proj)  # [..., intermediate_size]
+    with np.errstate(over="ignore"):  # exp may overflow to inf; then silu is -0, which is right
+        gate /= 1 + np.exp(-gate)
+    gate *= linear(x, up_proj)
+    return linear(gate, down_proj)
+
+
+def decoder_layer(x: np.ndarray, w: dict, config: Config, cache: "KVCache", layer: int, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+    """One layer: x [batch, n, hidden_size] -> the same shape. Writes the new keys and values into the cache."""
+    batch, n = x.shape[:2]
+    heads = (batch, n, -1, config.head_dim)
+    h = rms_norm(x, w["input_layernorm"], config.rms_norm_eps)
+    q = linear(h, w["q_proj"]).reshape(heads)  # [batch, n, n_heads, head_dim]
+    k = linear(h, w["k_proj"]).reshape(heads)  # [batch, n, n_kv_heads, head_dim]
+    v = linear(h, w["v_proj"]).reshape(heads)
+    q = rms_norm(q, w["q_norm"], config.rms_norm_eps).swapaxes(1, 2)  # QK-Norm, each head for itself, before RoPE
+    k = rms_norm(k, w["k_norm"], config.rms_norm_eps).swapaxes(1, 2)  # [batch, heads, n, head_dim]
+    keys, values = cache.append(layer, apply_rope(k, cos, sin), v.swapaxes(1, 2))
+    x = x + linear(attention(apply_rope(q, cos, sin), keys, values, cache.padding), w["o_proj"])
+    return x + swiglu(rms_norm(x, w["post_attention_layernorm"], config.rms_norm_eps), w["gate_proj"], w["up_proj"], w["down_proj"])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# KV cache: the keys and values of all positions so far, so that a new token only computes its own
+# ---------------------------------------------------------------------------------------------------------------------
+
+class KVCache:
+    """Keys and values, each one array [n_layers, batch, n_kv_heads, capacity, head_dim], of which `length` positions are filled.
+
+    The capacity doubles when it runs out, up to `max_length`. `padding` [batch], if given, counts the positions at the
+    start of each sequence that hold nothing.
+    """
+
+    def __init__(self, config: Config, max_length: int | None = None, padding: Sequence[int] | None = None):
+        self.max_length = config.context_length if max_length is None else max_length
+        if self.max_length < 1:
+            raise InputError(f"a KV cache needs room for at least one position, not {max_length}")
+        self.length = 0
+        self.padding = None if padding is None else np.array(padding, np.int64)
+        batch = 1 if padding is None else len(padding)
+        self.k = np.empty((config.num_hidden_layers, batch, config.num_key_value_heads, 0, config.head_dim), np.float32)
+        self.v = np.empty_like(self.k)
+
+    def reserve(self, n: int) -> None:
+        """Makes room for n more positions. Raises InputError beyond max_length."""
+        needed, capacity = self.length + n, self.k.shape[3]
+        if needed > self.max_length:
+            raise InputError(f"{needed} positions don't fit into a context of {self.max_length}")
+        if needed > capacity:
+            capacity = min(max(needed, 2 * capacity, 64), self.max_length)
+            self.k, self.v = (self._resized(old, capacity) for old in (self.k, self.v))
+
+    def _resized(self, old: np.ndarray, capacity: int) -> np.ndarray:
+        new = np.empty((*old.shape[:3], capacity, old.shape[4]), np.float32)
+        new[..., :self.length, :] = old[..., :self.length, :]
+        return new
+
+    def positions(self, n: int) -> np.ndarray:
+        """The positions of the next n tokens within their sequences, [batch, n]: padding is not counted."""
+        padding = np.zeros(1, np.int64) if self.padding is None else self.padding
+        return np.maximum(self.length + np.arange(n) - padding[:, None], 0)
+
+    def append(self, layer: int, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Writes k, v [batch, n_kv_heads, n, head_dim] behind the filled part -> views of all keys and values of the layer.
+
+        The new positions count only once `length` is raised, after the last layer.
+        """
+        end = self.length + k.shape[2]
+        self.k[layer, :, :, self.length:end] = k
+        self.v[layer, :, :, self.length:end] = v
+        return self.k[layer, :, :, :end], self.v[layer, :, :, :end]
+
+    def truncate(self, length: int) -> None:
+        """Forgets all positions from `length` on."""
+        if not 0 <= length <= self.length:
+            raise InputError(f"a cache of {self.length} positions can't be cut to {length}")
+        self.length = length
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keeps only these sequences of the batch."""
+        self.k, self.v = self.k[:, rows], self.v[:, rows]
+        self.padding = None if self.padding is None else self.padding[rows]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# forward: token ids in, logits out
+# ---------------------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Engine:
+    """What a faster implementation replaces. Generation, sampling and the command line only ever call these three."""
+    load_weights: Callable[[Path, Config], Any]
+    new_cache: Callable[..., KVCache]
+    forward: Callable[..., np.ndarray]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A loaded checkpoint: its folder, config, weights, tokenizer, its authors' sampling defaults, and who computes."""
+    path: Path
+    config: Config
+    weights: Any
+    tokenizer: Tokenizer
+    sampling: "Sampling"
+    eos_token_ids: tuple[int, ...]
+    max_new_tokens: int | None
+    engine: Engine
+
+
+CHUNK = 512  # prompt tokens that go through the layers together: enough for full speed of the matrix products
+MAX_SCORES = 2**24  # attention scores in memory at a time (64 MiB): with a long context the chunks become shorter
+
+
+def forward(model: Model, token_ids: Sequence[int] | np.ndarray, cache: KVCache, all_logits: bool = False) -> np.ndarray:
+    """Runs new tokens through the model, behind what the cache holds, and adds them to the cache.
+
+    token_ids: [n], or [batch, n] for a batch. Prefill is a call with the whole prompt, decoding one with a single token.
+    -> the logits after the last token, float32 [vocab_size]; with `all_logits` after each, [n, vocab_size]; for a
+    batch with the batch axis in front. Raises InputError for ids out of range and when the context is full.
+    """
+    config, w = model.config, model.weights
+    ids = checked_ids(token_ids, config)
+    batch, n = ids.shape
+    if batch != cache.k.shape[1]:
+        raise InputError(f"the cache holds {cache.k.shape[1]} sequences, but there are tokens for {batch}")
+    cache.reserve(n)
+    logits = []
+    while ids.shape[1]:
+        chunk = min(CHUNK, max(1, MAX_SCORES // (batch * config.num_attention_heads * (cache.length + ids.shape[1]))))
+        now, ids = ids[:, :chunk], ids[:, chunk:]
+        cos, sin = rope_tables(config, cache.positions(now.shape[1]))
+        x = w["embed_tokens"][now]  # [batch, chunk, hidden_size]
+        for i, layer in enumerate(w["layers"]):
+            x = decoder_layer(x, layer, config, cache, i, cos, sin)
+        cache.length += now.shape[1]
+        if all_logits or ids.shape[1] == 0:  # the head is as large as several layers: only where somebody looks
+            x = x if all_logits else x[:, -1:]
+            logits.append(linear(rms_norm(x, w["norm"], config.rms_norm_eps), w["lm_head"]))  # [batch, chunk or 1, vocab_size]
+    result = logits[0] if len(logits) == 1 else np.concatenate(logits, axis=1)
+    result = result if all_logits else result[:, 0]
+    return result if np.ndim(token_ids) == 2 else result[0]
+
+
+def checked_ids(token_ids: Sequence[int] | np.ndarray, config: Config) -> np.ndarray:
+    """Token ids as an integer array [batch, n]. Raises InputError unless there are some and all have an embedding."""
+    ids = np.asarray(token_ids)
+    if ids.size == 0:
+        raise InputError("there are no tokens: the prompt is empty")
+    if ids.dtype.kind not in "iu" or ids.ndim not in (1, 2):
+        raise InputError(f"token ids must be integers in one list (or one list per sequence), not {ids.dtype} of shape {ids.shape}")
+    if wrong := ids[(ids < 0) | (ids >= config.vocab_size)].tolist():
+        raise InputError(f"token id {wrong[0]} is out of range: the model has {config.vocab_size} tokens")
+    return np.atleast_2d(ids)
+
+
+NUMPY = Engine(load_weights, KVCache, forward)
+
+
+def load_model(path: str | Path, engine: Engine = NUMPY) -> Model:
+    """Loads a folder with config.json, tokenizer.json and *.safetensors as published on Hugging Face.
+
+    Raises InputError or TokenizerError, with one line that names the file, for anything missing, damaged or unsupported.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise InputError(f"{path}: {'not a folder' if path.exists() else 'no such folder'}; a model is a folder with config.json, "
+                         "tokenizer.json and model.safetensors")
+    if not (path / "config.json").exists():
+        raise InputError(f"{path}: no config.json in this folder, so it is not a model")
+    config = load_config(path)
+    sampling, eos_token_ids, max_new_tokens = load_generation_config(path, config)
+    tokenizer = load_tokenizer(path)
+    return Model(path, config, engine.load_weights(path, config), tokenizer, sampling, eos_token_ids, max_new_tokens, engine)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Sampling: from logits to the next token
+# ---------------------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is drawn. The order is that of transformers: penalties, temperature, top-k, top-p, min-p."""
+    temperature: float = 0.0  # 0 is greedy
+    top_k: int = 0  # only the k most likely tokens; 0 is off
+    top_p: float = 1.0  # only the most likely tokens that together reach this probability
+    min_p: float = 0.0  # only tokens at least this fraction as likely as the most likely one
+    repetition_penalty: float = 1.0  # divides (negative: multiplies) the logits of tokens in the prompt or the answer
+    presence_penalty: float = 0.0  # subtracted once from the logits of tokens in the answer
+    frequency_penalty: float = 0.0  # subtracted as often as the token is in the answer
+
+    def __post_init__(self) -> None:
+        allowed = {"temperature": (0, math.inf), "top_k": (0, math.inf), "top_p": (0, 1), "min_p": (0, 1), "repetition_penalty": (0, math.inf),
+                   "presence_penalty": (-math.inf, math.inf), "frequency_penalty": (-math.inf, math.inf)}
+        for name, (low, high) in allowed.items():
+            value = getattr(self, name)
+            if not is_number(value) or not low <= value <= high or (value == 0 and name in ("top_p", "repetition_penalty")):
+                wanted = {"top_k": "a whole number, 0 (off) or more", "top_p": "above 0 and at most 1", "min_p": "between 0 and 1",
+                          "temperature": "0 (greedy) or more", "repetition_penalty": "above 0"}.get(name, "a number")
+                raise InputError(f"{name} must be {wanted}, not {value!r}")
+        if not isinstance(self.top_k, int):
+            raise InputError(f"top_k must be a whole number, 0 (off) or more, not {self.top_k!r}")
+
+    def updated(self, **changes: float | None) -> "Sampling":
+        """The same with the given values; None leaves a value as it is."""
+        return replace(self, **{name: value for name, value in changes.items() if value is not None})
+
+
+def load_generation_config(path: Path, config: Config) -> tuple[Sampling, tuple[int, ...], int | None]:
+    """(sampling defaults, end-of-text ids, longest answer or None) from generation_config.json, which may be missing."""
+    file = path / "generation_config.json"
+    raw = read_json_object(file) if file.exists() else {}
+    names = Sampling.__dataclass_fields__
+    values = {name: raw[name] for name in names if raw.get(name) is not None}
+    if not raw.get("do_sample"):  # as in transformers, where it is off unless switched on
+        values["temperature"] = 0.0
+    elif "temperature" not in values:
+        values["temperature"] = 1.0
+    try:
+        sampling = Sampling(**values)
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from error
+    longest = raw.get("max_new_tokens")
+    if longest is not None and (not isinstance(longest, int) or longest < 1):
+        raise InputError(f"{file}: max_new_tokens must be a positive integer, not {longest!r}")
+    return sampling, token_id_list(raw.get("eos_token_id"), file) or config.eos_token_ids, longest
+
+
+def penalize(logits: np.ndarray, sampling: Sampling, prompt_counts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Logits [vocab_size] after the penalties for tokens that occurred; the counts are per token, [vocab_size]."""
+    if sampling.repetition_penalty != 1:
+        penalty, seen = np.float32(sampling.repetition_penalty), (prompt_counts + counts) > 0
+        logits = np.where(seen, np.where(logits > 0, logits / penalty, logits * penalty), logits)
+    if sampling.presence_penalty or sampling.frequency_penalty:
+        logits = logits - np.float32(sampling.presence_penalty) * (counts > 0) - np.float32(sampling.frequency_penalty) * counts
+    return logits
+
+
+def candidates(logits: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.ndarray]:
+    """(token ids, their probabilities, which sum to 1): what temperature, top-k, top-p and min-p leave of logits [vocab_size]."""
+    x = (logits - logits.max()) / np.float32(sampling.temperature)
+    ids = np.arange(len(x))
+    if 0 < sampling.top_k < len(x):
+        ids = np.flatnonzero(x >= np.partition(x, -sampling.top_k)[-sampling.top_k])  # ties with the k-th stay, as in transformers
+    if sampling.top_p < 1:
+        ids = nucleus(x, ids, sampling.top_p)
+    if sampling.min_p > 0:
+        ids = ids[x[ids] >= math.log(sampling.min_p)]  # the most likely token has x = 0
+    probabilities = np.exp(x[ids])
+    return ids, probabilities / probabilities.sum()
+
+
+def nucleus(x: np.ndarray, ids: np.ndarray, top_p: float) -> np.ndarray:
+    """The fewest of `ids`, most likely first, whose probabilities reach top_p. Source: Holtzman et al. 2019.
+
+    Only the upper part is sorted: the 1024 most likely tokens nearly always reach top_p, and sorting all of them would
+    take ten times as long.
+    """
+    total = np.exp(x[ids]).sum()
+    for size in (1024, len(ids)):
+        upper = ids if size >= len(ids) else ids[np.argpartition(x[ids], -size)[-size:]]
+        upper = upper[np.argsort(-x[upper], kind="stable")]
+        before = np.cumsum(np.exp(x[upper])) - np.exp(x[upper])  # probability of all that is more likely
+        kept = np.count_nonzero(before < np.float32(top_p) * total)
+        if kept < len(upper):
+            return upper[:kept]
+    return upper
+
+
+def sample(logits: np.ndarray, sampling: Sampling, rng: np.random.Generator) -> int:
+    """Draws a token id from logits [vocab_size].
+
+    An exponential race: token i finishes after a time drawn with rate p_i, and is the first with probability p_i.
+    That needs no running sum, in which float32 would lose the small probabilities.
+    """
+    if sampling.temperature == 0:
+        return int(logits.argmax())
+    ids, probabilities = candidates(logits, sampling)
+    ids, probabilities = ids[probabilities > 0], probabilities[probabilities > 0]
+    return int(ids[np.argmin(rng.standard_exponential(len(ids), np.float32) / probabilities)])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Generation: an iterator of token ids, a stream of text on top of it, and several prompts at once
+# ---------------------------------------------------------------------------------------------------------------------
+
+def sampler(model: Model, prompt_ids: Sequence[int] | np.ndarray, sampling: Sampling, seed: int | None) -> Callable[[np.ndarray], int]:
+    """A function that draws the next token of one sequence from logits [vocab_size] and remembers it for the penalties."""
+    if seed is not None and (not isinstance(seed, int) or seed < 0):
+        raise InputError(f"seed must be a whole number, 0 or more, not {seed!r}")
+    rng = np.random.default_rng(seed)
+    prompt_counts = np.bincount(prompt_ids, minlength=model.config.vocab_size).astype(np.float32)
+    counts = np.zeros(model.config.vocab_size, np.float32)
+
+    def draw(logits: np.ndarray) -> int:
+        if not np.isfinite(logits).all():
+            raise InputError(f"{model.path}: the logits are not finite; {broken_tensors(model.path)}")
+        token = sample(penalize(logits, sampling, prompt_counts, counts), sampling, rng)
+        counts[token] += 1
+        return token
+
+    return draw
+
+
+def broken_tensors(path: Path) -> str:
+    """Which tensors of a checkpoint hold NaN or infinity, in words."""
+    broken = [name for name, tensor in map_checkpoint(path).items() if not np.isfinite(to_float32(tensor)).all()]
+    return f"NaN or infinity in {', '.join(broken)}" if broken else "every weight is, so the computation has overflowed"
+
+
+def answer_limit(model: Model, prompt_length: int, max_new_tokens: int | None) -> int:
+    """How many tokens may follow a prompt: what was asked for, else the checkpoint's limit; never more than the context holds."""
+    wanted = model.max_new_tokens if max_new_tokens is None else max_new_tokens
+    if wanted is not None and (not isinstance(wanted, int) or wanted < 1):
+        raise InputError(f"max_new_tokens must be a whole number, 1 or more, not {wanted!r}")
+    room = model.config.context_length - prompt_length
+    if room < 1:
+        raise InputError(f"the prompt has {prompt_length} tokens and leaves no room for an answer: the model's context is {model.config.context_length}")
+    return room if wanted is None else min(wanted, room)
+
+
+def generate(model: Model, token_ids: Sequence[int] | np.ndarray, max_new_tokens: int | None = None, temperature: float | None = None,
+             top_k: int | None = None, top_p: float | None = None, min_p: float | None = None, repetition_penalty: float | None = None,
+             presence_penalty: float | None = None, frequency_penalty: float | None = None, seed: int | None = None,
+             eos_token_ids: Sequence[int] | None = None) -> Iterator[int]:
+    """Continues the prompt `token_ids` [n], one token id at a time.
+
+    Ends at an end-of-text token (which is not yielded), after max_new_tokens, or when the context is full. What is None
+    is as the checkpoint's generation_config.json has it; `eos_token_ids=()` never ends early. The same seed gives the
+    same tokens. Raises InputError, before anything is computed, for ids and values out of range.
+    """
+    ids = checked_ids(token_ids, model.config)[0]
+    limit = answer_limit(model, len(ids), max_new_tokens)
+    sampling = model.sampling.updated(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
+                                      presence_penalty=presence_penalty, frequency_penalty=frequency_penalty)
+    draw = sampler(model, ids, sampling, seed)
+    ends = set(model.eos_token_ids if eos_token_ids is None else eos_token_ids)
+
+    def tokens() -> Iterator[int]:
+        cache = model.engine.new_cache(model.config)
+        new = ids
+        for _ in range(limit):
+            token = draw(model.engine.forward(model, new, cache))
+            if token in ends:
+                return
+            yield token
+            new = [token]
+
+    return tokens()
+
+
+def stream_text(tokenizer: Tokenizer, token_ids: Iterator[int]) -> Iterator[str]:
+    """The text of a stream of token ids, each piece as soon as its characters are complete."""
+    decoder = StreamDecoder(tokenizer, skip_special_tokens=True)
+    for token in token_ids:
+        if piece := decoder.push(token):
+            yield piece
+    if rest := decoder.flush():
+        yield rest
+
+
+def generate_batch(model: Model, prompts: Sequence[Sequence[int]], max_new_tokens: int | None = None, temperature: float | None = None,
+                   top_k: int | None = None, top_p: float | None = None, min_p: float | None = None, repetition_penalty: float | None = None,
+                   presence_penalty: float | None = None, frequency_penalty: float | None = None, seed: int | None = None,
+                   eos_token_ids: Sequence[int] | None = None) -> list[list[int]]:
+    """Continues several prompts together, so that each weight is read once for all of them -> the new ids of each.
+
+    Shorter prompts are padded on the left. The answers are those of `generate` one by one: the i-th draws with seed + i.
+    """
+    prompts = [checked_ids(prompt, model.config)[0] for prompt in prompts]
+    if not prompts:
+        return []
+    limits = [answer_limit(model, len(prompt), max_new_tokens) for prompt in prompts]
+    sampling = model.sampling.updated(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
+                                      presence_penalty=presence_penalty, frequency_penalty=frequency_penalty)
+    draws = [sampler(model, prompt, sampling, None if seed is None else seed + i) for i, prompt in enumerate(prompts)]
+    ends = set(model.eos_token_ids if eos_token_ids is None else eos_token_ids)
+    longest = max(map(len, prompts))
+    padding = [longest - len(prompt) for prompt in prompts]
+    cache = model.engine.new_cache(model.config, longest + max(limits), padding)
+    new = np.stack([np.pad(prompt, (columns, 0)) for prompt, columns in zip(prompts, padding)])  # [batch, longest]
+    answers: list[list[int]] = [[] for _ in prompts]
+    running = list(range(len(prompts)))  # which prompt each row of the batch belongs to
+    while running:
+        logits = model.engine.forward(model, new, cache)  # [batch, vocab_size]
+        going_on, tokens = [], []
+        for row, prompt in enumerate(running):
+            token = draws[prompt](logits[row])
+            if token in ends:
+                continue
+            answers[prompt].append(token)
+            if len(answers[prompt]) < limits[prompt]:
+                going_on.append(row)
+                tokens.append(token)
+        if len(going_on) < len(running):
+            cache.keep(going_on)
+            running = [running[row] for row in going_on]
+        new = np.array(tokens, np.int64)[:, None]
+    return answers
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Command line
+# ---------------------------------------------------------------------------------------------------------------------
+
+BUNDLED = Path(__file__).resolve().parent / "demo"
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:
+        self.exit(2, f"{self.prog}: error: {message} (--help lists the options)\n")
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(description="Answers a prompt with a Qwen3 model. The answer goes to stdout, all else to stderr.",
+                    epilog="What is not given is as the model's generation_config.json has it.")
+    parser.add_argument("prompt", help="what to ask")
+    parser.add_argument("--model", type=Path, metavar="FOLDER", help="folder with config.json, tokenizer.json and *.safetensors (default: the bundled model)")
+    parser.add_argument("--system", metavar="TEXT", help="system prompt")
+    parser.add_argument("--think", action=argparse.BooleanOptionalAction, help="reason before the answer, or don't (default: as the chat template has it)")
+    parser.add_argument("--raw", action="store_true", help="continue the prompt as plain text, without the chat template")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="longest answer (default: until it ends, or the context is full)")
+    parser.add_argument("--temperature", type=float, metavar="T", help="0 always takes the most likely token, 1 samples as the model predicts")
+    parser.add_argument("--top-k", type=int, metavar="K", help="only the K most likely tokens; 0 is off")
+    parser.add_argument("--top-p", type=float, metavar="P", help="only the most likely tokens that together reach the probability P")
+    parser.add_argument("--min-p", type=float, metavar="P", help="only tokens at least P times as likely as the most likely one")
+    parser.add_argument("--repetition-penalty", type=float, metavar="X", help="above 1 disfavours what is in the prompt or the answer")
+    parser.add_argument("--presence-penalty", type=float, metavar="X", help="above 0 disfavours tokens that are in the answer")
+    parser.add_argument("--frequency-penalty", type=float, metavar="X", help="above 0 disfavours tokens the more often they are in the answer")
+    parser.add_argument("--seed", type=int, metavar="N", help="makes sampling repeatable")
+    parser.add_argument("--stats", action="store_true", help="print speed and memory to stderr")
+    args = parser.parse_args(argv)
+    if args.raw and (args.system is not None or args.think is not None):
+        parser.error("--raw uses no chat template, so --system, --think and --no-think don't go with it")
+    return args
+
+
+def prompt_ids(model: Model, args: argparse.Namespace) -> list[int]:
+    """The prompt of the command line as token ids, in the chat template unless --raw."""
+    if not args.prompt.strip():
+        raise InputError("the prompt is empty")
+    if args.raw:
+        return model.tokenizer.encode(args.prompt)
+    messages = [{"role": "system", "content": args.system}] if args.system is not None else []
+    messages.append({"role": "user", "content": args.prompt})
+    return model.tokenizer.encode(model.tokenizer.apply_chat_template(messages, enable_thinking=args.think))
+
+
+def peak_memory() -> float | None:
+    """The most memory the process has had at a time, in bytes; None where the system doesn't tell."""
+    try:
+        import resource  # Unix only
+    except ImportError:
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def answer(args: argparse.Namespace, engine: Engine) -> None:
+    """Loads the model, streams the answer to stdout and, if asked, the statistics to stderr."""
+    options = {name: getattr(args, name) for name in Sampling.__dataclass_fields__}
+    Sampling().updated(**options)  # a wrong value is reported before a large model is loaded
+    if args.model is None:
+        print("No --model given: the small bundled model answers. For Qwen's own: hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B, "
+              "then --model Qwen3-0.6B", file=sys.stderr)
+    model = load_model(args.model or BUNDLED, engine)
+    ids = prompt_ids(model, args)
+    times = [time.perf_counter()]
+
+    def timed(tokens: Iterator[int]) -> Iterator[int]:
+        for token in tokens:
+            times.append(time.perf_counter())
+            yield token
+
+    tokens = generate(model, ids, args.max_tokens, **options, seed=args.seed)
+    try:
+        for piece in stream_text(model.tokenizer, timed(tokens)):
+            print(piece, end="", flush=True)
+    finally:
+        print(flush=True)
+    if args.stats:
+        print(statistics(len(ids), times), file=sys.stderr)
+
+
+def statistics(n_prompt: int, times: list[float]) -> str:
+    """One line: `times` are the start of generation and the arrival of each token, in seconds."""
+    parts = []
+    if len(times) > 1:
+        first = times[1] - times[0]
+        parts.append(f"prompt: {n_prompt} tokens, {n_prompt / first:.1f} tokens/s, first token after {first:.2f} s")
+    parts.append(f"answer: {len(times) - 1} tokens" + (f", {(len(times) - 2) / (times[-1] - times[1]):.1f} tokens/s" if len(times) > 2 else ""))
+    if (peak := peak_memory()) is not None:
+        parts.append(f"peak memory: {peak / 1e9:.2f} GB")
+    return " | ".join(parts)
+
+
+def main(argv: Sequence[str] | None = None, engine: Engine = NUMPY) -> int:
+    """The command line -> exit status: 0, 1 (bad input), 2 (bad usage) or 130 (Ctrl-C)."""
+    args = parse_arguments(argv)
+    sys.stdout.reconfigure(errors="replace")  # a terminal that can't show a character gets a question mark
+    try:
+        answer(args, engine)
+        return 0
+    except (InputError, TokenizerError) as error:
+        message, status = str(error), 1
+    except MemoryError:
+        message, status = "not enough memory for this model", 1
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would complain once more when it exits
+        message, status = "stdout was closed before the answer was complete", 1
+    except KeyboardInterrupt:
+        message, status = "interrupted", 130
+    print(f"{Path(sys.argv[0]).name}: {' '.join(message.split())}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

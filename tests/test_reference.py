@@ -1,0 +1,122 @@
+"""Live comparison with transformers in float32. Skipped where torch and transformers aren't installed."""
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import qwen3
+from configs import CASES
+from make_random_model import make_random_model
+from tokenizer_utils import load_tokenizer
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch transformers for the live comparison")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def reference(path):
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    model.generation_config = transformers.GenerationConfig(pad_token_id=0)  # no end of text, no sampling
+    return model
+
+
+def greedy(model, ids, n):
+    """n greedy tokens of transformers' own generate."""
+    mask = torch.ones(1, len(ids), dtype=torch.long)
+    with torch.no_grad():
+        return model.generate(torch.tensor([ids]), attention_mask=mask, do_sample=False, max_new_tokens=n)[0, len(ids):].tolist()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_and_greedy_tokens(name, tmp_path):
+    config, dtype, shards = CASES[name]
+    path = make_random_model(config, tmp_path, dtype, shards)
+    model, theirs = qwen3.load_model(path), reference(path)
+    ids = np.random.default_rng(1).integers(0, config["vocab_size"], 150).tolist()
+    with torch.no_grad():
+        expected = theirs(torch.tensor([ids])).logits[0].numpy()
+    logits = qwen3.forward(model, ids, qwen3.KVCache(model.config), all_logits=True)
+    assert logits.dtype == np.float32
+    assert np.abs(logits - expected).max() < 1e-4 * expected.std()
+    prompt = ids[:7]
+    assert list(qwen3.generate(model, prompt, 64, temperature=0, eos_token_ids=())) == greedy(theirs, prompt, 64)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_head_in_the_file_is_used_as_transformers_does(tmp_path, tied):
+    """A lm_head.weight that differs from the embedding counts, whatever the flag says."""
+    base = CASES["group of 2, tied"][0]
+    path = make_random_model(base | {"tie_word_embeddings": False}, tmp_path)
+    text = (path / "config.json").read_text()
+    (path / "config.json").write_text(text.replace('"tie_word_embeddings": false', f'"tie_word_embeddings": {str(tied).lower()}'))
+    model = qwen3.load_model(path)
+    with torch.no_grad():
+        expected = reference(path)(torch.tensor([[5, 6, 7]])).logits[0].numpy()
+    logits = qwen3.forward(model, [5, 6, 7], qwen3.KVCache(model.config), all_logits=True)
+    assert np.abs(logits - expected).max() < 1e-4 * expected.std()
+
+
+def test_sampling_filters_keep_the_same_tokens():
+    """Temperature, top-k, top-p and min-p leave the same tokens with the same probabilities as transformers' warpers."""
+    from transformers.generation import logits_process as warpers
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        logits = (rng.standard_normal(rng.integers(2, 3000)) * rng.uniform(0.5, 8)).astype(np.float32)
+        sampling = qwen3.Sampling(float(rng.uniform(0.1, 2)), int(rng.integers(0, 60)), float(rng.choice([1.0, rng.uniform(0.05, 1)])),
+                                  float(rng.choice([0.0, rng.uniform(0, 0.3)])))
+        scores = warpers.TemperatureLogitsWarper(sampling.temperature)(None, torch.tensor(logits)[None])
+        if sampling.top_k:
+            scores = warpers.TopKLogitsWarper(sampling.top_k)(None, scores)
+        if sampling.top_p < 1:
+            scores = warpers.TopPLogitsWarper(sampling.top_p)(None, scores)
+        if sampling.min_p:
+            scores = warpers.MinPLogitsWarper(sampling.min_p)(None, scores)
+        expected = torch.softmax(scores[0], -1).numpy()
+        ids, probabilities = qwen3.candidates(logits, sampling)
+        ours = np.zeros_like(expected)
+        ours[ids] = probabilities
+        assert np.abs(ours - expected).max() < 1e-4
+
+
+def test_repetition_penalty_is_transformers():
+    from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
+    logits = np.random.default_rng(0).standard_normal(100).astype(np.float32)
+    prompt, answer = np.bincount([3, 7, 7], minlength=100).astype(np.float32), np.bincount([9], minlength=100).astype(np.float32)
+    ours = qwen3.penalize(logits, qwen3.Sampling(repetition_penalty=1.3), prompt, answer)
+    theirs = RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([[3, 7, 7, 9]]), torch.tensor(logits)[None])[0].numpy()
+    assert np.allclose(ours, theirs, rtol=1e-6)
+
+
+def test_bundled_model():
+    model, theirs = qwen3.load_model(ROOT / "demo"), reference(ROOT / "demo")
+    for question in ("What is the capital of Japan?", "What is 417 + 385?", "日本的首都是哪里？", "Tell me a story about a fox."):
+        ids = model.tokenizer.encode(model.tokenizer.apply_chat_template([{"role": "user", "content": question}]))
+        with torch.no_grad():
+            expected = theirs(torch.tensor([ids])).logits[0].numpy()
+        logits = qwen3.forward(model, ids, qwen3.KVCache(model.config), all_logits=True)
+        assert np.abs(logits - expected).max() < 1e-4 * expected.std()
+        answer = list(qwen3.generate(model, ids, 64, temperature=0, eos_token_ids=()))
+        assert answer == greedy(theirs, ids, 64)
+
+
+def test_bundled_template_is_read_alike():
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(ROOT / "demo"), load_tokenizer(ROOT / "demo")
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"},
+                {"role": "assistant", "content": "<think>\neasy\n</think>\n\n2"}, {"role": "user", "content": "法国?"}]
+    text = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert ours.apply_chat_template(messages) == text
+    assert ours.encode(text) == theirs(text)["input_ids"]
+
+
+@pytest.mark.skipif("QWEN3_TEST_MODEL" not in os.environ, reason="QWEN3_TEST_MODEL names no folder with a real checkpoint")
+def test_real_checkpoint():
+    path = Path(os.environ["QWEN3_TEST_MODEL"])
+    model, theirs = qwen3.load_model(path), reference(path)
+    ids = model.tokenizer.encode("The capital of France is")
+    with torch.no_grad():
+        expected = theirs(torch.tensor([ids])).logits[0].numpy()
+    logits = qwen3.forward(model, ids, qwen3.KVCache(model.config), all_logits=True)
+    assert np.abs(logits - expected).max() < 1e-4 * expected.std()
+    assert list(qwen3.generate(model, ids, 20, temperature=0, eos_token_ids=())) == greedy(theirs, ids, 20)

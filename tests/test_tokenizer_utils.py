@@ -1,0 +1,645 @@
+"""Tests of tokenizer_utils: against transformers' own results (golden files), and on a tiny tokenizer made here."""
+
+import copy
+import functools
+import json
+import os
+import random
+import shutil
+import time
+import unicodedata
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tokenizer_utils
+from tokenizer_utils import Answer, StreamDecoder, Tokenizer, TokenizerError, load_tokenizer, parse_answer
+
+SHARED = Path(__file__).resolve().parents[1].parent / "shared/data/qwen3"
+needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"no real tokenizers and golden files at {SHARED}")
+ANSWER_FIELDS = ("reasoning", "content", "tool_calls", "reasoning_truncated")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Helpers
+
+def golden(name):
+    """The cases of a golden file; none when the shared folder is absent (its tests are skipped then)."""
+    if not SHARED.is_dir():
+        return []
+    return [json.loads(line) for line in (SHARED / "golden" / name).read_text("utf-8").splitlines() if line]
+
+
+@functools.cache
+def real(name="tokenizer"):
+    return load_tokenizer(SHARED / name)
+
+
+@functools.cache
+def with_template(name):
+    return Tokenizer(real().backend, (SHARED / "templates" / name).read_text("utf-8"), real().named_tokens)
+
+
+def stream(tokenizer, ids, skip_special_tokens=False):
+    decoder = StreamDecoder(tokenizer, skip_special_tokens)
+    return [decoder.push(token_id) for token_id in ids], decoder.flush()
+
+
+def tiny_backend():
+    """Byte-level BPE with all 256 bytes (ids 0..255), some merges, and the special tokens <s> and </s>."""
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    # "ð" "Ł" "ĺ" "Ģ" are the four bytes of U+1F600, "ï" "¿" "½" those of U+FFFD
+    merges = [("h", "e"), ("Ġ", "he"), ("ð", "Ł"), ("ðŁ", "ĺ"), ("ĺ", "Ģ"), ("ï", "¿"), ("ï¿", "½"), ("½", "h")]
+    vocab = {token: i for i, token in enumerate(alphabet + [a + b for a, b in merges])}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=merges))
+    backend.normalizer = tokenizers.normalizers.NFC()
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    backend.add_special_tokens(["<s>", "</s>"])
+    backend.add_tokens(["<a b>", "你好", "éé"])  # not in the byte alphabet, not in it, in it by accident
+    return backend
+
+
+TEMPLATE = ("{% for m in messages %}<s>{{ m.role }}:{{ m.content }}</s>{% endfor %}"
+            "{% if add_generation_prompt %}<s>{% endif %}")
+
+
+def write_model(folder, config=None, template=None, spec=None):
+    """A model's folder; `config`, `template` and `spec` (tokenizer.json) may be str or bytes, or JSON data."""
+    files = {"tokenizer.json": tiny_backend().to_str() if spec is None else spec,
+             "tokenizer_config.json": config, "chat_template.jinja": template}
+    folder.mkdir(exist_ok=True)
+    for name, content in files.items():
+        if content is not None:
+            content = content if isinstance(content, (str, bytes)) else json.dumps(content)
+            (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
+    return folder
+
+
+@functools.cache
+def tiny(template=TEMPLATE):
+    return Tokenizer(tiny_backend(), template, {"eos_token": "</s>"}, "tiny.jinja")
+
+
+def error_of(function, *args, **kwargs):
+    """The message of the TokenizerError that the call must raise; it is one line and not empty."""
+    with pytest.raises(TokenizerError) as caught:
+        function(*args, **kwargs)
+    message = str(caught.value)
+    assert message and "\n" not in message and len(message) < 900
+    return message
+
+
+def user(content="Hi", **extra):
+    return [{"role": "user", "content": content, **extra}]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Golden files
+
+@needs_shared
+def test_golden_tokenize():
+    for case in golden("tokenize.jsonl"):
+        for name in ("tokenizer", "tokenizer_base"):
+            assert real(name).encode(case["text"]) == case["ids"], (name, case["i"])
+        if "decoded" in case:
+            assert real().decode(case["ids"]) == case["decoded"], case["i"]
+        if "decoded_skip_special" in case:
+            assert real().decode(case["ids"], skip_special_tokens=True) == case["decoded_skip_special"], case["i"]
+
+
+@needs_shared
+def test_golden_tokenize_embedding():
+    for case in golden("tokenize_embedding.jsonl"):
+        assert real("tokenizer_embedding").encode(case["text"]) == case["ids"], case
+
+
+@needs_shared
+def test_golden_stream():
+    for n, case in enumerate(golden("stream.jsonl")):
+        assert stream(real(), case["ids"]) == (case["pieces"], case["flush"]), n
+        assert real().decode(case["ids"]) == case["full_decode"], n
+
+
+@needs_shared
+def test_golden_incomplete_utf8_ids():
+    expected = json.loads((SHARED / "golden/incomplete_utf8_ids.json").read_text("utf-8"))
+    invalid, unfinished, literal = [], [], []
+    for token_id in range(real().vocab_size):
+        raw = real().token_bytes(token_id)
+        try:
+            if "\ufffd" in raw.decode("utf-8"):
+                literal.append(token_id)
+        except UnicodeDecodeError:
+            invalid.append(token_id)
+            if StreamDecoder(real()).push(token_id) != raw.decode("utf-8", "replace"):
+                unfinished.append(token_id)
+    assert invalid == expected["invalid"]
+    assert unfinished == expected["incomplete_tail"]
+    assert literal == expected["literal_U+FFFD"]
+    starts = [i for i in invalid if real().token_bytes(i)[0] & 0xC0 == 0x80]
+    assert set(starts) >= set(expected["starts_with_continuation"])
+    for token_id in literal:  # a real U+FFFD comes out at once
+        assert stream(real(), [token_id]) == ([real().decode([token_id])], "")
+
+
+def chat_id(case):
+    return f"{case['template']}-{case['i']}-{case['name']}"
+
+
+@needs_shared
+@pytest.mark.parametrize("file", ["chat.jsonl", "chat_2507.jsonl", "chat_base_april2025.jsonl"])
+def test_golden_chat(file):
+    for case in golden(file):
+        tokenizer, messages = with_template(case["template"]), copy.deepcopy(case["messages"])
+        args = (messages, case["tools"], case["add_generation_prompt"], case["enable_thinking"])
+        has_parts = any(isinstance(message.get("content"), list) for message in messages)
+        if "error" in case:
+            error_of(tokenizer.apply_chat_template, *args)
+        else:
+            rendered = tokenizer.apply_chat_template(*args)
+            assert rendered == case["rendered"], chat_id(case)
+            assert tokenizer.encode(rendered) == case["ids"], chat_id(case)
+            if not has_parts:
+                assert tokenizer.apply_chat_template(*args, join_text_parts=True) == rendered, chat_id(case)
+        if has_parts:
+            joined = [m if isinstance(m["content"], str) else {**m, "content": "".join(p["text"] for p in m["content"])}
+                      for m in messages]
+            assert tokenizer.apply_chat_template(*args, join_text_parts=True) == tokenizer.apply_chat_template(joined, *args[1:])
+        assert messages == case["messages"]
+
+
+@needs_shared
+def test_golden_parse():
+    for case in golden("parse.jsonl"):
+        answer = parse_answer(case["raw"], case["think_open_in_prompt"])
+        assert answer == Answer(*(case[name] for name in ANSWER_FIELDS)), case["name"]
+
+
+@needs_shared
+def test_golden_unicode_classes():
+    """The installed library's regex classifies the ends of all ranges of \\p{L}, \\p{N} and \\s as recorded."""
+    classes = json.loads((SHARED / "golden/unicode_classes.json").read_text("utf-8"))
+    ranges = [bounds for name in "LNS" for bounds in classes[name]]
+    ends = {point + step for bounds in ranges for point in bounds for step in (-1, 0, 1)}
+    split = real().backend.pre_tokenizer.pre_tokenize_str
+    for point in sorted(ends):
+        if point < 0 or point > 0x10FFFF or 0xD800 <= point < 0xE000:
+            continue
+        letter, digit, space = (any(low <= point <= high for low, high in classes[name]) for name in "LNS")
+        assert (len(split(f"a{chr(point)}a")) == 1) == letter, hex(point)
+        assert (len(split(f"!{chr(point)}!")) == 1) == (not (letter or digit or space)), hex(point)
+        if digit:
+            assert len(split(f"a{chr(point)}a")) == 3, hex(point)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Real tokenizers
+
+@needs_shared
+def test_real_facts():
+    for name in ("tokenizer", "tokenizer_base", "tokenizer_embedding"):
+        assert real(name).vocab_size == len(real(name)) == 151669
+        ids = [real(name).token_to_id(token) for token in ("<think>", "</think>", "<|im_end|>")]
+        assert ids == [151667, 151668, 151645]
+        assert real(name).special_tokens["<|endoftext|>"] == 151643 and "<think>" not in real(name).special_tokens
+    assert (real().eos_token, real("tokenizer_base").eos_token) == ("<|im_end|>", "<|endoftext|>")
+    assert real("tokenizer_embedding").chat_template is None and real("tokenizer_embedding").eos_token is None
+    assert real().decode([151667, 151645], skip_special_tokens=True) == "<think>"
+    assert real().token_to_id("no such token") is None
+
+
+@needs_shared
+@pytest.mark.parametrize("variant", ["instruct", "thinking"])
+def test_real_2507_configs_carry_their_templates(variant, tmp_path):
+    shutil.copy(SHARED / f"tokenizer_{variant}_2507/tokenizer_config.json", tmp_path)
+    os.symlink(SHARED / "tokenizer/tokenizer.json", tmp_path / "tokenizer.json")
+    expected = (SHARED / f"templates/qwen3_{variant}_2507.jinja").read_text("utf-8")
+    assert load_tokenizer(tmp_path).chat_template == expected
+
+
+@needs_shared
+@settings(max_examples=300, deadline=None)
+@given(ids=st.lists(st.one_of(st.integers(-2, 152000), st.integers(94, 255), st.integers(151640, 151670),
+                              st.sampled_from([5691, 10003, 2**32, 2**70, -2**70])), max_size=25), skip=st.booleans())
+def test_real_stream_equals_decode(ids, skip):
+    pieces, rest = stream(real(), ids, skip)
+    named = [i for i in ids if 0 <= i < 151669]
+    assert "".join(pieces) + rest == real().decode(ids, skip)
+    assert real().decode(ids, skip) == real().backend.decode(named, skip_special_tokens=skip)
+
+
+@needs_shared
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(max_size=60), name=st.sampled_from(["tokenizer", "tokenizer_base"]))
+def test_real_round_trip_is_nfc(text, name):
+    assert real(name).decode(real(name).encode(text)) == unicodedata.normalize("NFC", text)
+
+
+@needs_shared
+def test_real_against_transformers():
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoTokenizer.from_pretrained(str(SHARED / "tokenizer"))
+    ours, chance = real(), random.Random(0)
+    bits = ["<think>", "</think>\n\n", "<|im_end|>", " ", "\n", "e\u0301", "'LL", "1234", "漢字", "👩‍👩‍👧", "\ufffd"]
+    for _ in range(200):
+        text = "".join(chance.choice([*bits, chr(chance.randrange(0xD800))]) for _ in range(15))
+        ids = ours.encode(text)
+        assert ids == theirs.encode(text)
+        assert ours.decode(ids, skip_special_tokens=True) == theirs.decode(ids, skip_special_tokens=True)
+        key = chance.choice(["reasoning", "thinking", "reasoning_content"])
+        messages = user(text) + [{"role": "assistant", "content": text[::-1], key: chance.choice([None, "", text])}]
+        messages += chance.choice([[], user(text), [{"role": "tool", "content": text}]])
+        tools = chance.choice([None, [], [{"type": "function", "function": {"name": "é<>&'", "x": text}}]])
+        thinking = chance.choice([{}, {"enable_thinking": True}, {"enable_thinking": False}])
+        expected = theirs.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False,
+                                              **thinking)
+        assert ours.apply_chat_template(messages, tools, **thinking) == expected
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Encoding and decoding
+
+def test_byte_alphabet():
+    assert set(tokenizer_utils.BYTE_OF_CHAR) == set(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    assert sorted(tokenizer_utils.BYTE_OF_CHAR.values()) == list(range(256))
+    for char, byte in tokenizer_utils.BYTE_OF_CHAR.items():
+        assert tiny().token_bytes(tiny().token_to_id(char)) == bytes([byte])
+
+
+@settings(max_examples=400, deadline=None)
+@given(ids=st.lists(st.one_of(st.integers(-3, 300), st.integers(250, 272), st.just(2**70)), max_size=40),
+       skip=st.booleans())
+def test_stream_equals_decode(ids, skip):
+    pieces, rest = stream(tiny(), ids, skip)
+    named = [i for i in ids if 0 <= i < len(tiny())]
+    assert "".join(pieces) + rest == tiny().decode(ids, skip) == tiny().backend.decode(named, skip_special_tokens=skip)
+
+
+@settings(max_examples=300, deadline=None)
+@given(raw=st.binary(max_size=24))
+def test_stream_of_any_bytes(raw):
+    id_of_byte = {byte: tiny().token_to_id(char) for char, byte in tokenizer_utils.BYTE_OF_CHAR.items()}
+    pieces, rest = stream(tiny(), [id_of_byte[byte] for byte in raw])
+    assert "".join(pieces) + rest == raw.decode("utf-8", "replace")
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(max_size=40))
+def test_stream_never_splits_a_character(text):
+    ids = tiny().encode(text)
+    pieces, rest = stream(tiny(), ids)
+    assert rest == "" and "".join(pieces) == tiny().decode(ids)
+    assert "\ufffd" in text or not any("\ufffd" in piece for piece in pieces)
+
+
+def test_stream_holds_back_only_what_is_unfinished():
+    face, replacement = (tiny().encode(text) for text in ("😀", "\ufffd"))
+    assert len(face) > 1 and len(replacement) == 1
+    assert stream(tiny(), face) == ([""] * (len(face) - 1) + ["😀"], "")
+    assert stream(tiny(), face[:-1]) == ([""] * (len(face) - 1), "\ufffd")
+    assert stream(tiny(), replacement) == (["\ufffd"], "")
+    decoder = StreamDecoder(tiny())
+    decoder.push(face[0]), decoder.flush()
+    assert [decoder.push(i) for i in tiny().encode("ok")] == ["o", "k"]  # a flushed decoder starts afresh
+
+
+def test_stream_cost_does_not_grow():
+    decoder, token_id = StreamDecoder(tiny()), tiny().token_to_id("a")
+
+    def seconds():
+        start = time.perf_counter()
+        for _ in range(5000):
+            decoder.push(token_id)
+        return time.perf_counter() - start
+    first = min(seconds() for _ in range(3))
+    for _ in range(50_000):
+        decoder.push(token_id)
+    assert min(seconds() for _ in range(3)) < 5 * first + 0.05
+
+
+def test_decode_ids_without_a_name():
+    a = tiny().token_to_id("a")
+    assert tiny().decode([a, len(tiny()), 10**6, 2**40, 10**30, -1, -2**70, a]) == "aa"
+    assert tiny().decode([]) == ""
+    numpy = pytest.importorskip("numpy")
+    assert tiny().decode(numpy.array([a, a])) == "aa" == "".join(stream(tiny(), numpy.array([a, a]))[0])
+
+
+def test_special_tokens():
+    ids = tiny().encode("<s>he</s>")
+    assert ids == [tiny().token_to_id(token) for token in ("<s>", "he", "</s>")]
+    assert tiny().special_tokens == {"<s>": ids[0], "</s>": ids[2]}
+    assert tiny().decode(ids) == "<s>he</s>" and tiny().decode(ids, skip_special_tokens=True) == "he"
+    assert tiny().eos_token == "</s>" and Tokenizer(tiny_backend()).eos_token is None
+
+
+def test_lone_surrogate():
+    assert "surrogate at position 2" in error_of(tiny().encode, "ab\ud800")
+    assert "surrogate" in error_of(tiny().encode, tiny().apply_chat_template(user("\udfff")))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Chat templates
+
+def test_render():
+    assert tiny().apply_chat_template(user()) == "<s>user:Hi</s><s>"
+    assert tiny().apply_chat_template(user(), add_generation_prompt=False) == "<s>user:Hi</s>"
+
+
+@pytest.mark.parametrize("template, expected", [
+    ("{{ enable_thinking is defined }} {{ tools is none }} {{ eos_token }} {{ bos_token }}|", "False True </s> |"),
+    ("  {% if true %}\nx\n  {% endif %}\ny\n", "x\ny"),  # trim_blocks, lstrip_blocks
+    ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
+    ("{% generation %}{{ messages[0].content }}{% set x = 1 %}{% endgeneration %}{{ x }}", "Hi"),
+    ("{{ {'k': '<é>\\'&'} | tojson }}", '{"k": "<é>\'&"}'),
+    ("{{ {'b': 1, 'a': [1]} | tojson(indent=1, sort_keys=true) }}", '{\n "a": [\n  1\n ],\n "b": 1\n}'),
+    ("{% set ns = namespace(n=1) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}", "2"),
+    ("{{ '<b>' ~ missing ~ '%s' % 'x' }}", "<b>x"),  # no autoescape, undefined prints nothing
+])
+def test_template_environment(template, expected):
+    assert tiny(template).apply_chat_template(user(), tools=[]) == expected
+
+
+def test_template_variables():
+    tokenizer = tiny("{{ enable_thinking }}{{ tools | length }}{{ strftime_now('%Y') | length }}")
+    assert tokenizer.apply_chat_template(user(), tools=[{"type": "function"}], enable_thinking=False) == "False14"
+
+
+@pytest.mark.parametrize("template", [
+    "{{ ''.__class__.__mro__ }}",
+    "{{ ''.__class__ }}",
+    "{{ ''['__class__'] }}",
+    "{{ ('' | attr('__class__')) }}",
+    "{{ messages | map(attribute='__class__') | list }}",
+    "{{ '{0.__class__.__init__}'.format(1) }}",
+    "{{ '{x.__class__}'.format_map({'x': 1}) }}",
+    "{{ ('{0.__class__}' | attr('format'))(1) }}",
+    "{{ (['{0.__class__}'] | map('attr', 'format') | first)(1) }}",
+    "{{ raise_exception.__globals__ }}",
+    "{{ strftime_now.__globals__ }}",
+    "{{ self.__init__.__globals__ }}",
+    "{{ cycler.__init__.__globals__.os.system('true') }}",
+    "{{ lipsum.__globals__['os'].popen('true').read() }}",
+    "{{ namespace.__init__.__globals__ }}",
+    "{{ dict.mro() }}",
+    "{{ messages.append(1) }}",
+    "{{ messages[0].update(role='x') }}",
+    "{% for i in range(10**9) %}x{% endfor %}",
+    "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    "{% include '/etc/passwd' %}",
+    "{% import 'os' as os %}",
+    "{{ raise_exception('no\nway') }}",
+    "{{ missing.field }}",
+    "{{ 1 + 'a' }}",
+    "{{ 1 / 0 }}",
+    "{{ messages | tojson(indent=raise_exception) }}",
+    "{{ 'a' | int(base=99) + none }}",
+    "{{ strftime_now(1) }}",
+])
+def test_template_errors_and_attacks(template):
+    assert "tiny.jinja" in error_of(tiny(template).apply_chat_template, user())
+
+
+@pytest.mark.parametrize("template", [
+    "{% if %}",
+    "{{",
+    "{% nosuchtag %}",
+    "{{ 1 | nosuchfilter }}",
+    "{% generation %}x",
+    "{{ " + "9" * 5000 + " }}",
+    "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+    "{% for a in b %}" * 30 + "{% endfor %}" * 30,  # Python allows 20 nested blocks
+], ids=lambda template: template[:20])
+def test_template_does_not_compile(template):
+    assert "tiny.jinja" in error_of(Tokenizer, tiny_backend(), template, None, "tiny.jinja")
+
+
+def test_no_template():
+    assert "--raw" in error_of(tiny(None).apply_chat_template, user())
+
+
+@pytest.mark.parametrize("messages", [
+    [], (), None, "Hi", {"role": "user"}, ["Hi"], [None], [[]], [{(1, 2): 3}],
+    user({1, 2}), user(b"x"), user(object()), user(["x"]), user([{"type": "text"}]),
+    user([{"type": "text", "text": 5}]), user([{"type": "image", "url": "x"}]),
+])
+def test_unusable_messages(messages):
+    error_of(tiny().apply_chat_template, messages)
+
+
+def test_unusable_nesting_and_tools():
+    circular = user()
+    circular[0]["content"] = circular
+    deep = []
+    for _ in range(100_000):
+        deep = [deep]
+    for messages in (circular, user(deep)):
+        error_of(tiny().apply_chat_template, messages)
+    assert "tools" in error_of(tiny().apply_chat_template, user(), tools=[print])
+
+
+def test_text_parts_are_joined():
+    parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
+    assert tiny().apply_chat_template(user(parts), join_text_parts=True) == "<s>user:Hello</s><s>"
+    assert tiny().apply_chat_template(user([]), join_text_parts=True) == "<s>user:</s><s>"
+    assert "Hel" in tiny().apply_chat_template(user(parts)) != "<s>user:Hello</s><s>"
+    assert "message 1" in error_of(tiny().apply_chat_template, user() + user([{"type": "image_url"}]), join_text_parts=True)
+
+
+@pytest.mark.parametrize("keys, expected", [
+    ({"reasoning": "R"}, "R"), ({"thinking": "T"}, "T"), ({"reasoning_content": "C", "thinking": "T"}, "C"),
+    ({"thinking": "T", "reasoning": "R"}, "T"), ({"reasoning_content": None, "reasoning": "R"}, "R"),
+    ({"reasoning_content": "", "reasoning": "R"}, ""), ({}, "-"), ({"thinking": None}, "-")])
+def test_reasoning_keys(keys, expected):
+    tokenizer = tiny("{{ messages[0].reasoning_content | default('-') }}")
+    assert tokenizer.apply_chat_template(user(**keys)) == expected
+
+
+def test_caller_data_is_never_changed():
+    messages = user([{"type": "text", "text": "x"}], thinking="T", extra=None)
+    messages.append({"role": "assistant", "content": None})
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    before = copy.deepcopy((messages, tools))
+    tiny().apply_chat_template(messages, tools)
+    assert (messages, tools) == before
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Loading
+
+def tiny_spec(**changes):
+    return {**json.loads(tiny_backend().to_str()), **changes}
+
+
+def test_load(tmp_path):
+    config = {"eos_token": {"content": "</s>"}, "pad_token": "<s>", "bos_token": None, "add_bos_token": False}
+    tokenizer = load_tokenizer(write_model(tmp_path, config))
+    assert tokenizer.named_tokens == {"eos_token": "</s>", "pad_token": "<s>"} and tokenizer.chat_template is None
+    assert load_tokenizer(str(tmp_path)).encode("he") == tiny().encode("he")
+    (tmp_path / "tokenizer_config.json").unlink()
+    assert load_tokenizer(tmp_path).eos_token is None
+
+
+def test_load_takes_the_right_template(tmp_path):
+    config = {"chat_template": [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "listed"}]}
+    assert load_tokenizer(write_model(tmp_path, config)).chat_template == "listed"
+    assert load_tokenizer(write_model(tmp_path, {"chat_template": "old"})).chat_template == "old"
+    assert load_tokenizer(write_model(tmp_path, {"chat_template": "old"}, "new")).chat_template == "new"
+
+
+def test_load_ignores_truncation_and_padding(tmp_path):
+    backend = tiny_backend()
+    backend.enable_truncation(2)
+    backend.enable_padding(length=8)
+    assert len(load_tokenizer(write_model(tmp_path, spec=backend.to_str())).encode("abcd")) == 4
+
+
+def added(*entries):
+    return {"added_tokens_decoder": {str(token_id): entry if isinstance(entry, dict) else {"content": entry}
+                                     for token_id, entry in entries}}
+
+
+def test_config_tokens_are_added(tmp_path):
+    first = len(tiny())
+    config = added((first + 1, {"content": "<x>", "special": True, "lstrip": True, "unknown": 1}), (first, "<y>"),
+                   (tiny().token_to_id("<s>"), {"content": "<s>", "special": True}))
+    tokenizer = load_tokenizer(write_model(tmp_path, config))
+    assert [tokenizer.token_to_id(token) for token in ("<y>", "<x>")] == [first, first + 1]
+    assert len(tokenizer) == first + 2
+    assert tokenizer.encode("a  <x><y>") == [tokenizer.token_to_id("a"), first + 1, first]  # lstrip takes the spaces
+    assert tokenizer.decode([first, first + 1]) == "<y><x>"
+    assert tokenizer.decode([first, first + 1], skip_special_tokens=True) == "<y>"
+
+
+NEXT_ID = len(tiny_backend().get_vocab())  # what the next added token gets
+
+
+@pytest.mark.parametrize("entries", [
+    [(5000, "<x>")], [(0, "<x>")], [(NEXT_ID + 1, "<x>")], [(3, "<s>")], [(NEXT_ID, "")],
+    [(NEXT_ID, "<x>"), (NEXT_ID + 1, "<x>")],
+])
+def test_config_tokens_with_conflicting_ids(entries, tmp_path):
+    message = error_of(load_tokenizer, write_model(tmp_path, added(*entries)))
+    assert "tokenizer_config.json" in message and "same model" in message
+
+
+BAD_CONFIGS = [
+    b"", b"{", b"\xff\xfe", b"[1]", b'"x"', b"null", b"[" * 100_000, b'{"a": ' + b"9" * 5000 + b"}",
+    {"eos_token": 5}, {"eos_token": []}, {"eos_token": {}}, {"eos_token": {"content": 1}},
+    {"chat_template": 5}, {"chat_template": {}}, {"chat_template": []}, {"chat_template": "{% if %}"},
+    {"chat_template": [{"name": "other", "template": "x"}]}, {"chat_template": [{"name": "default", "template": 5}]},
+    {"chat_template": [{"name": "default"}]},
+    {"added_tokens_decoder": [1]}, {"added_tokens_decoder": {"x": {"content": "y"}}},
+    {"added_tokens_decoder": {"9" * 5000: {"content": "y"}}}, {"added_tokens_decoder": {"-1": {"content": "y"}}},
+    {"added_tokens_decoder": {"1": "y"}}, {"added_tokens_decoder": {"1": {}}},
+    {"added_tokens_decoder": {"1": {"content": 5}}}, {"added_tokens_decoder": {"1": {"content": "\ud800"}}},
+    {"added_tokens_decoder": {"1": {"content": "y", "special": "yes"}}},
+    {"added_tokens_decoder": {"1": {"content": "y\n" * 5000}}},
+]
+
+
+@pytest.mark.parametrize("config", BAD_CONFIGS, ids=lambda config: str(config)[:50])
+def test_bad_config(config, tmp_path):
+    assert "tokenizer_config.json" in error_of(load_tokenizer, write_model(tmp_path, config))
+
+
+SPLIT = {"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": False}
+BAD_SPECS = [
+    b"", b"{}", b"[]", b"{", b"\xff", b"\x00" * 10, b"[" * 100_000,
+    {"model": {}}, {"model": None}, {"added_tokens": 5}, {"decoder": None}, {"decoder": {"type": "Fuse"}},
+    {"pre_tokenizer": SPLIT},
+    {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},  # a Rust panic
+    {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}},
+    {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "b"]]}},
+    {"model": {"type": "BPE", "vocab": {"a": -1}, "merges": []}},
+]
+
+
+@pytest.mark.parametrize("spec", BAD_SPECS, ids=lambda spec: str(spec)[:50])
+def test_bad_tokenizer_json(spec, tmp_path):
+    spec = spec if isinstance(spec, bytes) else tiny_spec(**spec)
+    assert "tokenizer.json" in error_of(load_tokenizer, write_model(tmp_path, spec=spec))
+
+
+def test_panic_while_encoding(tmp_path):
+    processor = {"type": "TemplateProcessing", "pair": [], "special_tokens": {},
+                 "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "<none>", "type_id": 0}}]}
+    tokenizer = load_tokenizer(write_model(tmp_path, spec=tiny_spec(post_processor=processor)))
+    assert "tokenizer.json" in error_of(tokenizer.encode, "a")
+
+
+def test_keyboard_interrupt_passes(monkeypatch):
+    def interrupt(text):
+        raise KeyboardInterrupt
+    tokenizer = Tokenizer(tiny_backend())
+    monkeypatch.setattr(tokenizer, "backend", type("Backend", (), {"encode": staticmethod(interrupt)}))
+    with pytest.raises(KeyboardInterrupt):
+        tokenizer.encode("a")
+
+
+def test_missing_and_unreadable_files(tmp_path):
+    assert "does not exist" in error_of(load_tokenizer, tmp_path)
+    assert "does not exist" in error_of(load_tokenizer, tmp_path / "nowhere\nat all")
+    (tmp_path / "tokenizer.json").mkdir()
+    error_of(load_tokenizer, tmp_path)
+    folder = write_model(tmp_path / "model")
+    error_of(load_tokenizer, folder / "tokenizer.json")
+    (folder / "tokenizer_config.json").mkdir()
+    assert "tokenizer_config.json" in error_of(load_tokenizer, folder)
+    (folder / "tokenizer_config.json").rmdir()
+    assert "chat_template.jinja" in error_of(load_tokenizer, write_model(folder, template=b"\xff"))
+    assert "chat_template.jinja" in error_of(load_tokenizer, write_model(folder, template="{% if %}"))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Answers
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+PARSED = [{"name": "f", "arguments": {"a": 1}}]
+
+
+@pytest.mark.parametrize("text, opened, expected", [
+    ("", False, Answer(None, "")),
+    ("", True, Answer(None, "", [], True)),
+    ("<think>", False, Answer(None, "", [], True)),
+    ("Hi<|im_end|><|endoftext|>", False, Answer(None, "Hi")),
+    ("<|im_end|>Hi", False, Answer(None, "<|im_end|>Hi")),
+    ("\nHi \n", False, Answer(None, "\nHi \n")),
+    ("<think>a\n</think>\n\nb</think>c", False, Answer("a", "b</think>c")),
+    (f"<think>\nhm\n{CALL}", False, Answer("hm", "", PARSED)),
+    (f"hm{CALL}<|im_end|>", True, Answer("hm", "", PARSED)),
+    ("hm<tool_call>{", True, Answer("hm", "<tool_call>{")),
+    (f"Let me see. \n{CALL}\n{CALL} done", False, Answer(None, "Let me see.", PARSED * 2)),
+    (f"{CALL}<tool_call>", False, Answer(None, f"{CALL}<tool_call>")),
+    (f"x {CALL} <tool_call>[1]</tool_call>", False, Answer(None, f"x {CALL} <tool_call>[1]</tool_call>")),
+    ('<tool_call>{"name": 5, "arguments": {}}', False, Answer(None, '<tool_call>{"name": 5, "arguments": {}}')),
+    ('<tool_call>{"name": "f", "arguments": null}', False, Answer(None, "", [{"name": "f", "arguments": None}])),
+])
+def test_parse_answer(text, opened, expected):
+    assert parse_answer(text, opened) == expected
+
+
+@pytest.mark.parametrize("arguments", ["[" * 100_000, "[" * 100_000 + "]" * 100_000, "9" * 5000, "{'a': 1}", ""])
+def test_hostile_tool_calls_stay_text(arguments):
+    text = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
+    assert parse_answer(text) == Answer(None, text)
+
+
+TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_end|>", "\n", " ", "x", CALL, '{"name": "f"']
+
+
+@settings(max_examples=400, deadline=None)
+@given(bits=st.lists(st.one_of(st.sampled_from(TAGS), st.text(max_size=5)), max_size=12), opened=st.booleans())
+def test_parse_answer_takes_any_text(bits, opened):
+    text = "".join(bits)
+    answer = parse_answer(text, opened)
+    assert answer.content in text and (answer.reasoning or "") in text and answer.reasoning != ""
+    assert all(set(call) == {"name", "arguments"} and isinstance(call["name"], str) for call in answer.tool_calls)
+    if answer.reasoning_truncated:
+        assert answer.content == "" and not answer.tool_calls and "<tool_call>" not in (answer.reasoning or "")
+    if not opened and "<think>" not in text and "</think>" not in text:
+        assert answer.reasoning is None

@@ -1,0 +1,436 @@
+"""Text in, token ids out, and back again: everything about Qwen3 that is text rather than arithmetic.
+
+In the order in which a conversation meets it:
+
+    messages --apply_chat_template--> prompt text --encode--> ids --(the model)--> ids --StreamDecoder--> text
+    --parse_answer--> reasoning, content, tool calls
+
+The byte-level BPE itself is done by the `tokenizers` library, from the model's own `tokenizer.json`. The chat template
+comes with the model too: it is a program that somebody else wrote, so it runs in jinja2's sandbox.
+Whatever is wrong with a model's files or with what they are given raises `TokenizerError`, whose message is one line.
+"""
+
+import codecs
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.sandbox
+import tokenizers
+
+
+class TokenizerError(ValueError):
+    """A tokenizer's file, a chat template or an input is unusable. The message is one line: what, where, what to do."""
+
+    def __init__(self, message: str):
+        super().__init__(" ".join(message.split()))
+
+
+def _brief(error: BaseException) -> str:
+    text = f"{type(error).__name__}: {error}" if type(error) is not Exception else str(error)
+    return text if len(text) <= 200 else text[:200] + " ..."
+
+
+@contextmanager
+def _library_errors(doing: str, advice: str) -> Iterator[None]:
+    """Turn what the `tokenizers` library throws into a TokenizerError. Only for blocks that just call the library."""
+    try:
+        yield
+    except BaseException as error:
+        # The library raises bare `Exception`; a panic in its Rust code is a BaseException that cannot be imported.
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise TokenizerError(f"{doing}: {_brief(error)}; {advice}") from error
+        raise
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Bytes of a token
+
+def _byte_alphabet() -> dict[str, int]:
+    """The character that stands for each byte in a byte-level BPE vocabulary (GPT-2's alphabet): 256 entries.
+
+    Printable Latin-1 characters stand for themselves, the other bytes get the code points from 256 up, in order: a
+    space is written "Ġ" (0x20 + 0x100) and a newline "Ċ".
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
+
+
+BYTE_OF_CHAR = _byte_alphabet()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Chat templates
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %} ... {% endgeneration %}` marks the assistant's text for training; here it only renders it."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Any) -> jinja2.nodes.Node:
+        lineno = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body, lineno=lineno)
+
+
+class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    def unsafe_undefined(self, obj: Any, attribute: str) -> jinja2.Undefined:
+        # jinja2 would hand out an undefined value, which prints as nothing: refuse at once instead.
+        raise jinja2.exceptions.SecurityError(f"access to {attribute!r} of a {type(obj).__name__} is unsafe")
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None,
+            separators: tuple[str, str] | None = None, sort_keys: bool = False) -> str:
+    """JSON as models saw it in training: non-ASCII kept, and no HTML escapes (jinja2's own filter has them)."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+@contextmanager
+def _template_errors(source: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # a template is a foreign program: it can fail in any way that a program can
+        line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+        raise TokenizerError(f"the chat template in {source} failed{line}: {_brief(error)}; "
+                             "check the messages, or fix the template or remove it and use --raw") from error
+
+
+def _compile_template(template: str, source: str) -> jinja2.Template:
+    """Compile a chat template in the environment that transformers renders it in (all its settings change the output).
+
+    The sandbox keeps a template from Python's internals and from ranges beyond 100,000; it does not limit its time.
+    """
+    env = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols])
+    env.filters["tojson"] = _tojson
+    env.globals["raise_exception"] = _raise_exception
+    env.globals["strftime_now"] = lambda fmt: datetime.now().strftime(fmt)
+    with _template_errors(source):
+        return env.from_string(template)
+
+
+def _plain_json(value: Any, what: str) -> Any:
+    """A deep copy made of nothing but JSON types: the caller's stays as it is, and a template sees no live objects."""
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TokenizerError(f"{what} must be plain JSON data: {_brief(error)}") from error
+
+
+def _joined_text(parts: list[Any], index: int) -> str:
+    """The text of a content given as a list of `{"type": "text", "text": ...}` parts."""
+    for part in parts:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise TokenizerError(f"message {index} has a content part that is not text ({str(part)[:80]}); "
+                                 'the model reads only parts of the form {"type": "text", "text": ...}')
+    return "".join(part["text"] for part in parts)
+
+
+def _prepare_messages(messages: Sequence[dict[str, Any]], join_text_parts: bool) -> list[dict[str, Any]]:
+    """Copies of the messages as a template expects them: no nulls, reasoning under one name, text parts joined."""
+    if not isinstance(messages, (list, tuple)) or not messages:
+        raise TokenizerError("there are no messages to render; give a list of at least one message")
+    prepared = []
+    for index, message in enumerate(_plain_json(messages, "messages")):
+        if not isinstance(message, dict):
+            raise TokenizerError(f'message {index} is not an object with "role" and "content"')
+        message = {key: value for key, value in message.items() if value is not None}
+        for key in ("reasoning_content", "thinking", "reasoning"):
+            if key in message:
+                message["reasoning_content"] = message[key]
+                break
+        if join_text_parts and isinstance(message.get("content"), list):
+            message["content"] = _joined_text(message["content"], index)
+        prepared.append(message)
+    return prepared
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The tokenizer
+
+class Tokenizer:
+    """Encodes, decodes and renders chats for one model; `load_tokenizer` makes it from the model's folder.
+
+    `backend` is the `tokenizers` object (byte-level BPE), `chat_template` the jinja source or None, `named_tokens` the
+    strings that a template may use (`eos_token`, `bos_token`, ...), and `template_source` names the template in errors.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, chat_template: str | None = None,
+                 named_tokens: dict[str, str] | None = None, template_source: str = "this tokenizer"):
+        self.backend = backend
+        self.chat_template = chat_template
+        self.named_tokens = dict(named_tokens or {})
+        self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1  # named ids only
+        self.special_tokens = {token.content: token_id for token_id, token in
+                               sorted(backend.get_added_tokens_decoder().items()) if token.special}
+        self._special_ids = frozenset(self.special_tokens.values())
+        self._template_source = template_source
+        self._template = None if chat_template is None else _compile_template(chat_template, template_source)
+
+    def __len__(self) -> int:
+        return self.vocab_size
+
+    @property
+    def eos_token(self) -> str | None:
+        """The end-of-turn token's text as tokenizer_config.json names it (base models: `<|endoftext|>`)."""
+        return self.named_tokens.get("eos_token")
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a token's exact text, or None: `token_to_id("</think>")`."""
+        return self.backend.token_to_id(token)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text, as transformers' `tokenizer.encode(text)` gives them.
+
+        Special tokens written out in the text become their ids, and what the model's post-processor adds is added
+        (the embedding models append `<|endoftext|>`).
+        """
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise TokenizerError(f"the text is not valid Unicode: it has a lone surrogate at position {error.start}; "
+                                 'repair it, for example with text.encode("utf-8", "replace").decode()') from error
+        with _library_errors("cannot encode the text", "check the model's tokenizer.json"):
+            return self.backend.encode(text).ids
+
+    def token_bytes(self, token_id: int, skip_special_tokens: bool = False) -> bytes:
+        """The bytes that a token adds to the decoded text; none for an id without a name (padding, out of range)."""
+        if not 0 <= token_id < self.vocab_size or (skip_special_tokens and token_id in self._special_ids):
+            return b""
+        name = self.backend.id_to_token(int(token_id)) or ""
+        try:
+            return bytes([BYTE_OF_CHAR[char] for char in name])
+        except KeyError:  # an added token such as "<a b>" or "你" is plain text, not written in the byte alphabet
+            return name.encode("utf-8")
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
+        """The text of token ids. Ids without a name give nothing, bytes that are not UTF-8 give U+FFFD."""
+        return b"".join(self.token_bytes(i, skip_special_tokens) for i in ids).decode("utf-8", errors="replace")
+
+    def apply_chat_template(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None,
+                            add_generation_prompt: bool = True, enable_thinking: bool | None = None,
+                            join_text_parts: bool = False) -> str:
+        """The prompt text of a conversation, rendered by the model's own template as transformers renders it.
+
+        `messages` are `{"role", "content"}` objects, assistant turns may hold `reasoning_content` (or `thinking`, or
+        `reasoning`) and `tool_calls`; `tools` are JSON schemas. `enable_thinking=None` leaves the choice to the
+        template. A content that is a list of parts goes to the template as it is, as in transformers, and Qwen3's then
+        renders nothing for it; with `join_text_parts=True` the texts of the parts are joined into one string first.
+        """
+        if self._template is None:
+            raise TokenizerError("the model has no chat template; use --raw to give it plain text, "
+                                 "or put a chat_template.jinja into its folder")
+        variables: dict[str, Any] = {
+            **self.named_tokens,
+            "messages": _prepare_messages(messages, join_text_parts),
+            "tools": _plain_json(tools, "tools") or None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        if enable_thinking is not None:
+            variables["enable_thinking"] = enable_thinking
+        with _template_errors(self._template_source):
+            return self._template.render(variables)
+
+
+class StreamDecoder:
+    """Decodes token by token: `push` returns the text that has become certain, `flush` what is left at the end.
+
+    A character whose bytes are spread over several tokens appears once its last byte has come. The pieces joined are
+    `tokenizer.decode` of all the ids, for any ids at all, and a token costs the same however long the stream is.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = False):
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        # Works on bytes, because in text an unfinished character looks like a real U+FFFD (nine tokens hold one).
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token_id: int) -> str:
+        return self._utf8.decode(self._tokenizer.token_bytes(token_id, self._skip_special_tokens))
+
+    def flush(self) -> str:
+        """The rest (U+FFFD for an unfinished character). The decoder is then ready for another stream."""
+        return self._utf8.decode(b"", final=True)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Loading
+
+def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
+    """Load the tokenizer in a model's folder.
+
+    Reads `tokenizer.json` and, where they exist, `tokenizer_config.json` (names of special tokens, tokens that base
+    models list nowhere else, the chat template of older models) and `chat_template.jinja` (which wins).
+    Raises TokenizerError if a file is missing, unreadable, malformed, or contradicts another.
+    """
+    folder = Path(path)
+    file = folder / "tokenizer.json"
+    if not os.path.exists(file):
+        raise TokenizerError(f"{file} does not exist; give the folder of a downloaded model which has this file")
+    with _library_errors(f"cannot read {file}", "download it again"):
+        backend = tokenizers.Tokenizer.from_file(str(file))
+        # A file saved while training may cut or pad every text that is encoded; transformers resets that, too.
+        backend.no_truncation()
+        backend.no_padding()
+    if not (isinstance(backend.model, tokenizers.models.BPE)
+            and isinstance(backend.decoder, tokenizers.decoders.ByteLevel)):
+        raise TokenizerError(f"{file} is not a byte-level BPE tokenizer, as every Qwen3 model has; use a Qwen3 model")
+    config_file = folder / "tokenizer_config.json"
+    config = _read_config(config_file)
+    _add_config_tokens(backend, config, config_file)
+    template_file = folder / "chat_template.jinja"
+    template = _read_text(template_file)
+    if template is None:
+        template_file, template = config_file, _config_template(config, config_file)
+    return Tokenizer(backend, template, _named_tokens(config, config_file), str(template_file))
+
+
+def _read_text(file: Path) -> str | None:
+    """A file's text, or None if there is no such file."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerError(f"cannot read {file}: {_brief(error)}; download it again") from error
+
+
+def _read_config(file: Path) -> dict[str, Any]:
+    text = _read_text(file)
+    if text is None:
+        return {}
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise TokenizerError(f"{file} is not valid JSON: {_brief(error)}; download it again") from error
+    if not isinstance(config, dict):
+        raise TokenizerError(f"{file} must hold a JSON object, not a {type(config).__name__}; download it again")
+    return config
+
+
+def _named_tokens(config: dict[str, Any], file: Path) -> dict[str, str]:
+    """`eos_token`, `pad_token` and the like, as the variables of that name in a chat template."""
+    named = {}
+    for key, value in config.items():
+        if not key.endswith("_token") or value is None or isinstance(value, bool):  # add_bos_token is a switch
+            continue
+        text = value.get("content") if isinstance(value, dict) else value  # older files describe it as an object
+        if not isinstance(text, str):
+            raise TokenizerError(f'{file}: {key} must be a string or an object with "content"; correct it')
+        named[key] = text
+    return named
+
+
+def _config_template(config: dict[str, Any], file: Path) -> str | None:
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
+        template = named[0].get("template", template) if named else template
+    if template is not None and not isinstance(template, str):
+        raise TokenizerError(f'{file}: chat_template must be a string or a list with a {{"name": "default", '
+                             '"template": ...}; correct it, or put a chat_template.jinja beside it')
+    return template
+
+
+TOKEN_FIELDS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+def _add_config_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], file: Path) -> None:
+    """Add the tokens that only the config's `added_tokens_decoder` knows, and check the ids of all of them.
+
+    Qwen3's base checkpoints list `<think>` and three more (ids 151665 to 151668) in no other place.
+    """
+    listed = config.get("added_tokens_decoder") or {}
+    if not isinstance(listed, dict):
+        raise TokenizerError(f"{file}: added_tokens_decoder must be an object of id: token; download it again")
+    tokens = {}
+    for key, entry in listed.items():
+        if not re.fullmatch("[0-9]{1,9}", key) or not isinstance(entry, dict):
+            raise TokenizerError(f"{file}: added_tokens_decoder[{key[:50]!r}] must be a token's id and its object; "
+                                 "download it again")
+        fields = {name: entry[name] for name in TOKEN_FIELDS if name in entry}
+        with _library_errors(f"{file}: the added token {key} is malformed", "download it again"):
+            tokens[int(key)] = tokenizers.AddedToken(**fields)
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    missing = [token for _, token in sorted(tokens.items()) if token.content not in known]
+    with _library_errors(f"cannot add the tokens of {file}", "download it again"):
+        backend.add_tokens(missing)  # the library numbers them itself, from the end of its vocabulary on
+    for token_id, token in tokens.items():
+        actual = backend.token_to_id(token.content)
+        if actual != token_id:
+            raise TokenizerError(f"{file} gives the token {token.content[:50]!r} the id {token_id}, but after the "
+                                 f"tokenizer.json beside it, it is {actual}; take both files from the same model")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What the model answered
+
+TOOL_CALL = re.compile("<tool_call>(.*?)</tool_call>|<tool_call>(.*)", re.DOTALL)
+END_TOKENS = ("<|im_end|>", "<|endoftext|>")
+
+
+@dataclass
+class Answer:
+    """A model's output, taken apart. `tool_calls` are `{"name": str, "arguments": parsed JSON}`."""
+
+    reasoning: str | None
+    content: str
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    reasoning_truncated: bool = False  # the text ended before </think>
+
+
+def parse_answer(text: str, think_open_in_prompt: bool = False) -> Answer:
+    """Take a model's output apart into reasoning, content and tool calls. Accepts any text, never raises.
+
+    `think_open_in_prompt` says that the prompt ended inside `<think>` (the Thinking-2507 template does that), so the
+    text starts with reasoning. A tool call that is not as agreed is left in the content, as are all others with it.
+    """
+    while text.endswith(END_TOKENS):
+        text = text.removesuffix(END_TOKENS[0]).removesuffix(END_TOKENS[1])
+    reasoning, content, truncated = _split_reasoning(text, think_open_in_prompt)
+    tool_calls = _tool_calls(content)
+    if tool_calls:
+        content = content[:content.index("<tool_call>")].rstrip()
+    return Answer(reasoning.strip("\n") or None, content, tool_calls, truncated)
+
+
+def _split_reasoning(text: str, think_open_in_prompt: bool) -> tuple[str, str, bool]:
+    """Reasoning, content, and whether the text ended within the reasoning."""
+    before, opening, after = text.partition("<think>")
+    body = after if opening else before
+    reasoning, closing, content = body.partition("</think>")
+    if closing:
+        return reasoning, content.lstrip("\n"), False
+    if not opening and not think_open_in_prompt:
+        return "", body, False
+    # Unclosed: only a tool call can end it, since the models sometimes go straight from thought to call.
+    reasoning, call, rest = body.partition("<tool_call>")
+    return reasoning, call + rest, not call
+
+
+def _tool_calls(content: str) -> list[dict[str, Any]]:
+    """The tool calls in a content, or none if one of them is malformed."""
+    calls = []
+    for closed, unclosed in TOOL_CALL.findall(content):
+        try:
+            call = json.loads(closed or unclosed)
+        except (ValueError, RecursionError):  # not JSON, an integer of thousands of digits, too deeply nested
+            return []
+        if not isinstance(call, dict) or not isinstance(call.get("name"), str) or "arguments" not in call:
+            return []
+        calls.append({"name": call["name"], "arguments": call["arguments"]})
+    return calls

@@ -13,20 +13,9 @@ from tokenizer_utils import load_tokenizer
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch transformers for the live comparison")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
+from make_golden import greedy, load as reference  # noqa: E402
+
 ROOT = Path(__file__).resolve().parents[1]
-
-
-def reference(path):
-    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
-    model.generation_config = transformers.GenerationConfig(pad_token_id=0)  # no end of text, no sampling
-    return model
-
-
-def greedy(model, ids, n):
-    """n greedy tokens of transformers' own generate."""
-    mask = torch.ones(1, len(ids), dtype=torch.long)
-    with torch.no_grad():
-        return model.generate(torch.tensor([ids]), attention_mask=mask, do_sample=False, max_new_tokens=n)[0, len(ids):].tolist()
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -428,7 +428,7 @@ def test_no_template():
     user([{"type": "text", "text": 5}]), user([{"type": "image", "url": "x"}]),
 ])
 def test_unusable_messages(messages):
-    error_of(tiny().apply_chat_template, messages)
+    error_of(tiny().apply_chat_template, messages, join_text_parts=True)
 
 
 def test_unusable_nesting_and_tools():

@@ -20,7 +20,6 @@ class Example:
     tools: list[dict] | None = None
     enable_thinking: bool | None = None  # as apply_chat_template takes it; None is the default: thinking
     expected: list[str] = field(default_factory=list)  # strings that a right answer contains
-    tool_call: dict | None = None  # the call that a right answer makes
     language: str = "en"
     raw: bool = False  # plain text to be continued, no conversation: `answer` is the whole text
 
@@ -340,6 +339,20 @@ def unknown(rng: random.Random, held_out: bool) -> Example:
             return Example("unknown", [user(question)], answer, reasoning, expected=[expected], language=language)
 
 
+REPEAT_WORDINGS = ["Repeat: {w}", "Say {w}.", "Repeat after me: {w}", "Please say {w}.", "Repeat {w}.", "Write {w}.", "Say this: {w}", "Please repeat: {w}"]
+
+
+def repeat(rng: random.Random, held_out: bool) -> Example:
+    """Words to be said again: the shortest practice in copying, which memory and tools rest on."""
+    while True:
+        drawn = [rng.choice([invented_word, lambda r: invented_word(r).lower(), lambda r: str(number(r)), lambda r: r.choice(NAMES),
+                             lambda r: r.choice(SUBJECTS)])(rng) for _ in range(rng.choice([1, 2, 3, 4, 5]))]
+        words = rng.choice([" ", " ", ", "]).join(drawn)
+        if is_held_out("repeat", words) == held_out:
+            break
+    return Example("repeat", [user(rng.choice(REPEAT_WORDINGS).format(w=words))], words, "I repeat it.", expected=[words])
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Stories: the subject decides about the plot, so that each subject has a story of its own
 # ---------------------------------------------------------------------------------------------------------------------
@@ -614,7 +627,18 @@ def describe(rng: random.Random, tool: Tool) -> tuple[dict, str, list[str]]:
     return {"type": "function", "function": {"name": name, "description": rng.choice(tool.description), "parameters": parameters}}, name, arguments
 
 
-def tools(rng: random.Random, held_out: bool) -> Example:
+@dataclass
+class ToolUse:
+    """A question that needs a tool, from the tools on offer to the last answer."""
+    question: str
+    offered: list[dict]  # JSON schemas
+    call: dict  # {"name": ..., "arguments": {...}}
+    thought: str
+    response: dict  # what the tool returns
+    answer: str
+
+
+def tool_use(rng: random.Random, held_out: bool) -> ToolUse:
     while True:
         tool = invented_tool(rng) if rng.random() < 0.25 else rng.choice(TOOLS)
         schema, name, argument_names = describe(rng, tool)
@@ -624,22 +648,25 @@ def tools(rng: random.Random, held_out: bool) -> Example:
             break
     offered = [schema] + [describe(rng, other)[0] for other in rng.sample(TOOLS, rng.choice([0, 0, 1, 1, 2])) if other is not tool]
     rng.shuffle(offered)
-    messages = turn(aside(rng)) if rng.random() < 0.1 else []
-    messages.append(user(question))
+    response = tool.response(rng, values)
+    answer = sentence(tool.answer.format(*values, only=next(iter(response.values())), **response))
+    return ToolUse(question, offered, {"name": name, "arguments": dict(zip(argument_names, values))}, tool.thought.format(*values), response, answer)
+
+
+def tools(rng: random.Random, held_out: bool) -> Example:
+    use = tool_use(rng, held_out)
     kind = rng.choice(["call", "call", "call", "answer", "answer", "other"])
     if kind == "other":  # tools are there, but the question needs none of them
         example = rng.choice([fact, fact, arithmetic, chat])(rng, held_out)
-        example.tools, example.skill = offered, "tools"
+        example.tools, example.skill = use.offered, "tools"
         return example
-    call = {"name": name, "arguments": dict(zip(argument_names, values))}
-    reasoning = tool.thought.format(*values)
+    messages = turn(aside(rng)) if rng.random() < 0.1 else []
+    messages.append(user(use.question))
     if kind == "call":
-        return Example("tools", messages, f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>", reasoning, offered, tool_call=call)
-    response = tool.response(rng, values)
-    messages.append({"role": "assistant", "content": "", "reasoning_content": reasoning, "tool_calls": [{"type": "function", "function": call}]})
-    messages.append({"role": "tool", "content": json.dumps(response)})
-    answer = sentence(tool.answer.format(*values, only=next(iter(response.values())), **response))
-    return Example("tools", messages, answer, "The tool has answered.", offered, expected=[str(value) for value in response.values()])
+        return Example("tools", messages, f"<tool_call>\n{json.dumps(use.call, ensure_ascii=False)}\n</tool_call>", use.thought, use.offered)
+    messages.append({"role": "assistant", "content": "", "reasoning_content": use.thought, "tool_calls": [{"type": "function", "function": use.call}]})
+    messages.append({"role": "tool", "content": json.dumps(use.response)})
+    return Example("tools", messages, use.answer, "The tool has answered.", use.offered, expected=[str(value) for value in use.response.values()])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -677,7 +704,7 @@ def loosen(rng: random.Random, text: str) -> str:
     return text
 
 
-SKILLS = {fact: 24, arithmetic: 34, memory: 14, tools: 16, story: 4, unknown: 8, chat: 4}
+SKILLS = {fact: 22, arithmetic: 22, memory: 16, tools: 20, story: 5, unknown: 6, chat: 3, repeat: 8}
 
 
 def raw_text(rng: random.Random) -> Example:
@@ -696,9 +723,9 @@ def example(rng: random.Random, held_out: bool = False) -> Example:
     skill = rng.choices(list(SKILLS), list(SKILLS.values()))[0]
     drawn = skill(rng, held_out)
     last = drawn.messages[-1]
-    if last["role"] == "user" and skill is not memory:
+    if last["role"] == "user" and skill not in (memory, repeat):
         last["content"] = loosen(rng, last["content"])
-    if skill in (fact, chat, unknown, story, arithmetic) and rng.random() < 0.2:  # a conversation that was already going on
+    if skill in (fact, chat, unknown, story, arithmetic, repeat) and rng.random() < 0.2:  # a conversation that was already going on
         before = [message for _ in range(rng.choice([1, 1, 2, 3])) for message in turn(aside(rng))]
         drawn.messages = before + drawn.messages
     if rng.random() < 0.25:

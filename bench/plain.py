@@ -1,0 +1,133 @@
+"""Speed and memory of the plain NumPy path, in one run with torch float32 through transformers.
+
+    python bench/plain.py            (needs torch and transformers for the peer; about 5 minutes, 7 GB of memory)
+
+Random weights in the exact shape of Qwen3-0.6B. Rounds of the two engines alternate, and medians are compared: on a
+shared machine a ratio means something, a single time does not. Bandwidth is what the memory gives to whatever reads a
+gigabyte fastest, in the same rounds.
+"""
+import argparse
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+
+import qwen3  # noqa: E402
+from make_random_model import make_random_model, official_config  # noqa: E402
+
+PROMPT, CONTEXT, DECODED = 512, 16, 24  # tokens: of the prompt to prefill, before decoding, decoded
+
+
+def seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def read_bandwidth(array: np.ndarray) -> float:
+    """Bytes per second of the fastest way to read an array [n, 1024] once: a product, or a sum of squares on each core."""
+    vector = np.ones(array.shape[1], np.float32)
+    parts = np.array_split(array.reshape(-1), len(os.sched_getaffinity(0)))
+    with ThreadPoolExecutor(len(parts)) as pool:
+        ways = [lambda: array @ vector, lambda: list(pool.map(lambda part: part @ part, parts))]
+        return array.nbytes / min(seconds(way) for way in ways for _ in range(2))
+
+
+def numpy_engine(path: Path, ids: np.ndarray) -> tuple[Callable[[], float], Callable[[], float]]:
+    """(prefill, decode): functions that do it once and return tokens per second."""
+    model = qwen3.load_model(path)
+
+    def prefill() -> float:
+        return PROMPT / seconds(lambda: qwen3.forward(model, ids[:PROMPT], qwen3.KVCache(model.config)))
+
+    def decode() -> float:
+        cache = qwen3.KVCache(model.config)
+        qwen3.forward(model, ids[:CONTEXT], cache)
+        return DECODED / seconds(lambda: [qwen3.forward(model, [token], cache) for token in ids[:DECODED]])
+
+    return prefill, decode
+
+
+def torch_engine(path: Path, ids: np.ndarray) -> tuple[Callable[[], float], Callable[[], float]]:
+    import torch
+    import transformers
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    ids = torch.tensor(ids)[None]
+
+    @torch.inference_mode()
+    def prefill() -> float:
+        return PROMPT / seconds(lambda: model(ids[:, :PROMPT], logits_to_keep=1))
+
+    @torch.inference_mode()
+    def decode() -> float:
+        cache = model(ids[:, :CONTEXT], use_cache=True, logits_to_keep=1).past_key_values
+        return DECODED / seconds(lambda: [model(ids[:, i:i + 1], past_key_values=cache, use_cache=True) for i in range(DECODED)])
+
+    return prefill, decode
+
+
+def peak_memory(path: Path) -> int:
+    """The most memory in bytes of a process that answers a long prompt from the command line."""
+    prompt = "word " * PROMPT
+    subprocess.run([sys.executable, ROOT / "qwen3.py", "--model", path, "--raw", "--max-tokens", "16", prompt], check=True, capture_output=True)
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+
+
+def sampling_milliseconds() -> dict[str, float]:
+    rng = np.random.default_rng(0)
+    logits = 3 * rng.standard_normal(151936).astype(np.float32)
+    settings = {"greedy": qwen3.Sampling(), "temperature only": qwen3.Sampling(0.7), "top-k 20, top-p 0.8": qwen3.Sampling(0.7, 20, 0.8),
+                "top-p 0.95": qwen3.Sampling(0.6, 0, 0.95), "min-p 0.05": qwen3.Sampling(0.7, min_p=0.05)}
+    return {name: 1000 * median(seconds(lambda: qwen3.sample(logits, sampling, rng)) for _ in range(50)) for name, sampling in settings.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="a model folder (default: random weights in the shape of Qwen3-0.6B, made for the run)")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--no-peer", action="store_true", help="leave out torch and transformers")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        path = args.model or make_random_model(official_config("0.6B"), Path(folder))
+        config = qwen3.load_config(path)
+        stored = qwen3.map_checkpoint(path)
+        weight_bytes = sum(4 * tensor.data.size for tensor in stored.values())
+        unread = 0 if config.tie_word_embeddings else 4 * config.vocab_size * config.hidden_size  # of the embedding, a row per token
+        peak = peak_memory(path)
+        ids = np.random.default_rng(0).integers(0, config.vocab_size, max(PROMPT, CONTEXT, DECODED))
+        engines = {"NumPy": numpy_engine(path, ids)} | ({} if args.no_peer else {"torch": torch_engine(path, ids)})
+        array = np.random.default_rng(0).standard_normal((250_000, 1024), np.float32)
+        bandwidths, prefills, decodes = [], {name: [] for name in engines}, {name: [] for name in engines}
+        for _ in range(args.rounds + 1):  # the first round warms up
+            bandwidths.append(read_bandwidth(array))
+            for name, (prefill, decode) in engines.items():
+                prefills[name].append(prefill())
+                decodes[name].append(decode())
+    bandwidth = median(bandwidths[1:])
+    print(f"read bandwidth {bandwidth / 1e9:.1f} GB/s; float32 weights {weight_bytes / 1e9:.2f} GB, so decoding can't pass "
+          f"{bandwidth / (weight_bytes - unread):.1f} tokens/s\n")
+    print(f"| engine, float32 | prefill {PROMPT}, tokens/s | decode, tokens/s | GB/s | of the bandwidth |\n| --- | --- | --- | --- | --- |")
+    for name in engines:
+        prefill, decode = median(prefills[name][1:]), median(decodes[name][1:])
+        rate = decode * (weight_bytes - unread)
+        print(f"| {name} | {prefill:.1f} | {decode:.2f} | {rate / 1e9:.1f} | {rate / bandwidth:.2f} |")
+    if "torch" in engines:
+        ratios = [median(a / b for a, b in zip(speeds["NumPy"][1:], speeds["torch"][1:])) for speeds in (prefills, decodes)]
+        print(f"\nNumPy / torch, median of the rounds: prefill {ratios[0]:.2f}, decode {ratios[1]:.2f}")
+    print(f"\npeak memory {peak / 1e9:.2f} GB = float32 weights x {peak / weight_bytes:.3f}")
+    print("\nsampling from 151,936 logits: " + ", ".join(f"{name} {ms:.2f} ms" for name, ms in sampling_milliseconds().items()))
+
+
+if __name__ == "__main__":
+    main()

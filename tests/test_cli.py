@@ -1,0 +1,84 @@
+"""The command line as a person uses it: a real process, its stdout, its stderr, its status."""
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run(*arguments, cwd=ROOT, **options):
+    return subprocess.run([sys.executable, ROOT / "qwen3.py", *arguments], cwd=cwd, capture_output=True, text=True, timeout=120, **options)
+
+
+def test_main_job():
+    done = run("What is the capital of France?")
+    assert done.returncode == 0
+    assert re.fullmatch(r"<think>\n.+\n</think>\n\nThe capital of France is Paris\.\n", done.stdout)
+    assert len(done.stderr.splitlines()) == 1 and "bundled model" in done.stderr and "Qwen/Qwen3-0.6B" in done.stderr
+
+
+def test_naming_a_model_leaves_out_the_note():
+    done = run("--model", "demo", "--no-think", "法国的首都是哪里？")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "法国的首都是巴黎。\n", "")
+
+
+def test_statistics():
+    done = run("--model", "demo", "--stats", "What is 12 + 30?")
+    assert done.returncode == 0 and "12 + 30 = 42." in done.stdout
+    assert re.fullmatch(r"prompt: \d+ tokens, [\d.]+ tokens/s, first token after [\d.]+ s \| answer: \d+ tokens, [\d.]+ tokens/s "
+                        r"\| peak memory: [\d.]+ GB\n", done.stderr)
+
+
+def test_raw_text_is_continued():
+    done = run("--model", "demo", "--raw", "The capital of Japan is")
+    assert done.returncode == 0 and done.stdout.startswith(" Tokyo.")
+
+
+def test_max_tokens_and_system_prompt():
+    done = run("--model", "demo", "--system", "You are a helpful assistant.", "--max-tokens", "3", "--no-think", "What is the capital of Italy?")
+    assert (done.returncode, done.stdout) == (0, "The capital of\n")
+
+
+def test_seed_repeats_an_answer():
+    options = ("--model", "demo", "--no-think", "--temperature", "1.5", "--top-p", "0.99", "--top-k", "100", "--min-p", "0.001")
+    answers = [run(*options, "--seed", seed, "Tell me a story about a wolf.").stdout for seed in ("1", "1", "2")]
+    assert answers[0] == answers[1] != answers[2]
+
+
+def test_works_in_a_folder_without_write_permission(tmp_path):
+    tmp_path.chmod(0o500)
+    done = run("--no-think", "What is the capital of Spain?", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "The capital of Spain is Madrid.\n")
+    assert os.listdir(tmp_path) == []
+
+
+def test_help_names_every_option():
+    done = run("--help")
+    assert done.returncode == 0
+    for option in ("--model", "--system", "--think", "--no-think", "--raw", "--max-tokens", "--temperature", "--top-k", "--top-p", "--min-p",
+                   "--seed", "--stats"):
+        assert option in done.stdout
+
+
+def test_script_metadata_lists_what_is_imported():
+    """`uv run qwen3.py` installs what the PEP 723 block lists: that must be what the README's requirements list, numba apart."""
+    source = (ROOT / "qwen3.py").read_text()
+    block = re.match(r"# /// script\n((?:#.*\n)+?)# ///\n", source)[1]
+    listed = tomllib.loads(re.sub(r"(?m)^# ?", "", block))["dependencies"]
+    assert sorted(listed) == sorted(line for line in (ROOT / "requirements.txt").read_text().split("\n") if line and not line.startswith("numba"))
+
+
+def readme_commands():
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line.startswith("python qwen3.py") and "--model" not in line]
+
+
+@pytest.mark.parametrize("command", readme_commands())
+def test_commands_of_the_readme(command):
+    done = subprocess.run(command.replace("python ", f"{sys.executable} ", 1), shell=True, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout.strip(), done.stderr

@@ -1,0 +1,428 @@
+"""The model, its cache, sampling and generation: against golden values of transformers, plain oracles, and properties."""
+import copy
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import qwen3
+from configs import BASE, CASES, YARN
+from make_random_model import make_random_model
+
+ROOT = Path(__file__).resolve().parents[1]
+GOLDEN = json.loads((ROOT / "tests" / "golden.json").read_text())
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory):
+    return qwen3.load_model(make_random_model(BASE, tmp_path_factory.mktemp("random"), "float32"))
+
+
+@pytest.fixture(scope="session")
+def demo():
+    return qwen3.load_model(ROOT / "demo")
+
+
+def random_ids(n, seed=0, vocab_size=BASE["vocab_size"]):
+    return np.random.default_rng(seed).integers(0, vocab_size, n).tolist()
+
+
+def logits_of(model, ids):
+    """All logits at once, with an empty cache."""
+    return qwen3.forward(model, ids, qwen3.KVCache(model.config), all_logits=True)
+
+
+def close(a, b, tolerance=1e-5):
+    return np.abs(a - b).max() <= tolerance * max(b.std(), 1e-30)
+
+
+# ---- golden values --------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", CASES)
+def test_random_models_match_transformers(name, tmp_path):
+    config, dtype, shards = CASES[name]
+    model, golden = qwen3.load_model(make_random_model(config, tmp_path, dtype, shards)), GOLDEN["random"][name]
+    logits = qwen3.forward(model, golden["prompt"], qwen3.KVCache(model.config))
+    assert np.abs(logits[:8] - golden["logits"]).max() < 1e-4 * golden["spread"]
+    assert list(qwen3.generate(model, golden["prompt"], 64, temperature=0, eos_token_ids=())) == golden["greedy"]
+
+
+@pytest.mark.parametrize("case", GOLDEN["demo"], ids=lambda case: f"{case['question']} {case['enable_thinking']}")
+def test_bundled_model_matches_transformers(demo, case):
+    text = demo.tokenizer.apply_chat_template([{"role": "user", "content": case["question"]}], enable_thinking=case["enable_thinking"])
+    assert demo.tokenizer.encode(text) == case["prompt"]
+    answer = list(qwen3.generate(demo, case["prompt"], 160, temperature=0))
+    end = demo.tokenizer.token_to_id("<|im_end|>")
+    assert answer + [end] * (len(answer) < len(case["greedy"])) == case["greedy"]
+
+
+# ---- components against plain oracles ---------------------------------------------------------------------------------
+
+def test_rms_norm():
+    rng = np.random.default_rng(0)
+    x, weight = rng.standard_normal((3, 5, 7)).astype(np.float32), rng.standard_normal(7).astype(np.float32)
+    for scale in (1e-4, 1, 1e4):  # at 1e-4 it matters that eps is inside the root
+        y = (x * np.float32(scale)).astype(float)
+        expected = y / np.sqrt((y ** 2).mean(-1, keepdims=True) + 1e-6) * weight
+        assert np.allclose(qwen3.rms_norm(x * np.float32(scale), weight, 1e-6), expected, rtol=1e-5)
+
+
+def test_attention_is_the_textbook_sum():
+    """Head by head, position by position, in float64, with K and V looked up for each query head."""
+    rng = np.random.default_rng(0)
+    q = rng.standard_normal((2, 6, 3, 4)).astype(np.float32)  # 6 query heads share 2 KV heads; 3 new of 5 positions
+    k, v = rng.standard_normal((2, 2, 2, 5, 4)).astype(np.float32)
+    padding = np.array([0, 2])
+    out = qwen3.attention(q, k, v, padding).reshape(2, 3, 6, 4)
+    for row in range(2):
+        for head in range(6):
+            for i in range(3):
+                first, last = padding[row], 2 + i
+                keys, values = k[row, head // 3, first:last + 1].astype(float), v[row, head // 3, first:last + 1]
+                weights = np.exp(keys @ q[row, head, i] / math.sqrt(4))
+                assert np.allclose(out[row, i, head], weights @ values / weights.sum(), atol=1e-5)
+
+
+def test_attention_survives_large_scores():
+    q = np.full((1, 1, 1, 4), 1e4, np.float32)
+    k = np.stack([np.full(4, 1e4), np.full(4, -1e4)]).astype(np.float32)[None, None]
+    v = np.array([[1.0], [2.0]], np.float32).repeat(4, axis=1)[None, None]
+    assert np.array_equal(qwen3.attention(q, k, v), np.ones((1, 1, 4), np.float32))
+
+
+@given(st.integers(0, 100_000), st.integers(0, 500))
+def test_rope_depends_on_the_distance_only(start, distance):
+    config = qwen3.Config(1, 1, 1, 1, 1, 1, 8, 1e-6, 1e6, 1, True)
+    q, k = np.random.default_rng(0).standard_normal((2, 1, 1, 1, 8)).astype(np.float32)
+
+    def score(q_position, k_position):
+        turned = [qwen3.apply_rope(x, *qwen3.rope_tables(config, np.array([[position]]))) for x, position in ((q, q_position), (k, k_position))]
+        return float((turned[0] * turned[1]).sum())
+
+    assert score(start + distance, start) == pytest.approx(score(distance, 0), abs=2e-2 if start > 1000 else 1e-3)
+
+
+def test_rope_pairs_halves():
+    config = qwen3.Config(1, 1, 1, 1, 1, 1, 4, 1e-6, 100.0, 1, True)
+    turned = qwen3.apply_rope(np.array([[[[1, 0, 0, 2]]]], np.float32), *qwen3.rope_tables(config, np.array([[3]])))[0, 0, 0]
+    a, b = 3.0, 3 * 100 ** -0.5  # the angles of the two pairs (0, 2) and (1, 3)
+    assert np.allclose(turned, [math.cos(a), -2 * math.sin(b), math.sin(a), 2 * math.cos(b)], atol=1e-6)
+
+
+def test_yarn_frequencies():
+    d, theta, length, factor = 64, 1e6, 32768, 4.0
+    config = qwen3.Config(1, 1, 1, 1, 1, 1, d, 1e-6, theta, 40960, True, yarn={"factor": factor, "original_max_position_embeddings": length})
+    frequencies, scale = qwen3.rope_frequencies(config)
+    low = math.floor(d * math.log(length / (2 * math.pi * 32)) / (2 * math.log(theta)))
+    high = math.ceil(d * math.log(length / (2 * math.pi)) / (2 * math.log(theta)))
+    for i in range(d // 2):
+        plain, ramp = theta ** (-2 * i / d), min(max((i - low) / (high - low), 0), 1)
+        assert frequencies[i] == pytest.approx(plain / factor * ramp + plain * (1 - ramp), rel=1e-5)
+    assert scale == pytest.approx(0.1 * math.log(4) + 1)
+    assert config.context_length == 131072
+
+
+def test_swiglu_of_extreme_values():
+    x = np.array([[-200.0, 200.0, 0.0]], np.float32)
+    eye = np.eye(3, dtype=np.float32)
+    with np.errstate(all="raise", under="ignore"):
+        assert np.allclose(qwen3.swiglu(x, eye, eye, eye), [[0, 40000, 0]])
+
+
+# ---- the cache --------------------------------------------------------------------------------------------------------
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=6))
+def test_any_split_gives_the_same_logits(model, sizes):
+    """Prefill in one go, in several calls on a warm cache, and token by token."""
+    ids = random_ids(sum(sizes))
+    cache, parts, start = qwen3.KVCache(model.config), [], 0
+    for size in sizes:
+        parts.append(qwen3.forward(model, ids[start:start + size], cache, all_logits=True))
+        start += size
+    whole = logits_of(model, ids)
+    assert close(np.concatenate(parts), whole)
+    cache = qwen3.KVCache(model.config)
+    assert close(np.stack([qwen3.forward(model, [i], cache) for i in ids]), whole)
+
+
+def test_chunks_inside_forward(model, monkeypatch):
+    ids = random_ids(100)
+    whole = logits_of(model, ids)
+    assert close(qwen3.forward(model, ids, qwen3.KVCache(model.config)), whole[-1])
+    monkeypatch.setattr(qwen3, "CHUNK", 7)
+    assert close(logits_of(model, ids), whole)
+    monkeypatch.setattr(qwen3, "MAX_SCORES", 4 * 100 * 3)  # room for the scores of three tokens
+    assert close(logits_of(model, ids), whole)
+    assert close(qwen3.forward(model, ids, qwen3.KVCache(model.config)), whole[-1])
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 60), st.data())
+def test_truncated_cache_is_as_new(model, n, data):
+    kept = data.draw(st.integers(0, n))
+    first, second = random_ids(n), random_ids(data.draw(st.integers(1, 80)), seed=1)
+    cache = qwen3.KVCache(model.config)
+    qwen3.forward(model, first, cache)
+    cache.truncate(kept)
+    assert cache.length == kept
+    assert close(qwen3.forward(model, second, cache), logits_of(model, first[:kept] + second)[-1])
+
+
+def test_cache_grows_by_doubling_up_to_its_limit(model):
+    cache, capacities = qwen3.KVCache(model.config, 200), []
+    for i in random_ids(200):
+        qwen3.forward(model, [i], cache)
+        capacities.append(cache.k.shape[3])
+    assert sorted(set(capacities)) == [64, 128, 200]
+    with pytest.raises(qwen3.InputError, match="201 positions"):
+        qwen3.forward(model, [1], cache)
+    assert cache.length == 200
+
+
+def test_truncating_out_of_range(model):
+    cache = qwen3.KVCache(model.config)
+    for length in (-1, 1):
+        with pytest.raises(qwen3.InputError):
+            cache.truncate(length)
+
+
+# ---- batches ----------------------------------------------------------------------------------------------------------
+
+PROMPTS = [random_ids(n, seed=n) for n in (5, 1, 40, 17)]
+
+
+def test_batch_logits_match_single_ones(model):
+    padding = [40 - len(prompt) for prompt in PROMPTS]
+    ids = np.array([[0] * columns + prompt for columns, prompt in zip(padding, PROMPTS)])
+    cache = qwen3.KVCache(model.config, padding=padding)
+    logits = qwen3.forward(model, ids, cache)
+    following = qwen3.forward(model, np.array([[3], [4], [5], [6]]), cache)
+    for row, prompt in enumerate(PROMPTS):
+        assert close(logits[row], logits_of(model, prompt)[-1])
+        assert close(following[row], logits_of(model, prompt + [3 + row])[-1])
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 1.5, "top_k": 50, "seed": 3, "presence_penalty": 1.0}])
+def test_batch_answers_match_single_ones(model, options):
+    """With ends that come at different times, so that rows are dropped on the way."""
+    ends = tuple(range(0, 320, 12))
+    single = []
+    for i, prompt in enumerate(PROMPTS):
+        seed = {"seed": options["seed"] + i} if "seed" in options else {}
+        single.append(list(qwen3.generate(model, prompt, 30, eos_token_ids=ends, **options | seed)))
+    assert len({len(answer) for answer in single}) > 1
+    assert qwen3.generate_batch(model, PROMPTS, 30, eos_token_ids=ends, **options) == single
+    assert qwen3.generate_batch(model, [], 30) == []
+
+
+def test_batch_up_to_the_context(tmp_path):
+    model = qwen3.load_model(make_random_model(BASE | {"max_position_embeddings": 48}, tmp_path))
+    answers = qwen3.generate_batch(model, PROMPTS, temperature=0, eos_token_ids=())
+    assert [len(prompt) + len(answer) for prompt, answer in zip(PROMPTS, answers)] == [48] * 4
+    assert answers == [list(qwen3.generate(model, prompt, temperature=0, eos_token_ids=())) for prompt in PROMPTS]
+
+
+# ---- sampling -----------------------------------------------------------------------------------------------------------
+
+def plain_candidates(logits, sampling):
+    """The probabilities by definition, one step after the other, in float64 over the whole vocabulary."""
+    x = logits.astype(float) / sampling.temperature
+    if sampling.top_k:
+        x[x < np.sort(x)[::-1][:sampling.top_k][-1]] = -np.inf
+    order = np.argsort(-x, kind="stable")
+    p = np.exp(x - x.max())
+    p /= p.sum()
+    before = np.cumsum(p[order]) - p[order]
+    x[order[before >= sampling.top_p]] = -np.inf
+    x[np.exp(x - x.max()) < sampling.min_p] = -np.inf
+    p = np.exp(x - x.max())
+    return p / p.sum()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 3000), st.floats(0.1, 3), st.integers(0, 100), st.floats(0.05, 1), st.sampled_from([0, 0.01, 0.2, 1]), st.integers(0, 2**32 - 1))
+def test_candidates_are_as_defined(n, temperature, top_k, top_p, min_p, seed):
+    logits = np.random.default_rng(seed).standard_normal(n).astype(np.float32) * 4
+    sampling = qwen3.Sampling(temperature, top_k, top_p, min_p)
+    ids, probabilities = qwen3.candidates(logits, sampling)
+    ours = np.zeros(n)
+    ours[ids] = probabilities
+    assert np.abs(ours - plain_candidates(logits, sampling)).max() < 1e-4 or abs(len(ids) - (plain_candidates(logits, sampling) > 0).sum()) <= 1
+    assert probabilities.dtype == np.float32
+    assert abs(probabilities.sum() - 1) < 1e-4
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 20_000), st.floats(0, 1), st.integers(1, 1000), st.integers(0, 2**32 - 1))
+def test_largest(n, share, distinct, seed):
+    x = np.random.default_rng(seed).integers(0, distinct, n).astype(np.float32)  # with ties
+    k = max(1, round(share * n))
+    assert sorted(qwen3.largest(x, k)) == np.flatnonzero(x >= np.sort(x)[-k]).tolist()
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(2, 40), st.floats(0.3, 2), st.integers(0, 2**32 - 1))
+def test_samples_follow_the_distribution(n, temperature, seed):
+    """Chi-square over 4000 draws; its 1 - 1e-9 quantile, so that it does not fail by chance."""
+    rng = np.random.default_rng(seed)
+    logits = rng.standard_normal(n).astype(np.float32) * 2
+    sampling = qwen3.Sampling(temperature)
+    expected = 4000 * plain_candidates(logits, sampling)
+    counts = np.bincount([qwen3.sample(logits, sampling, rng) for _ in range(4000)], minlength=n)
+    common = expected >= 5
+    observed = np.append(counts[common], counts[~common].sum())
+    wanted = np.append(expected[common], expected[~common].sum())
+    chi_square = ((observed - wanted)[wanted > 0] ** 2 / wanted[wanted > 0]).sum()
+    freedom = len(observed) - 1
+    quantile = max(freedom, 1) * (1 - 2 / (9 * max(freedom, 1)) + 6 * math.sqrt(2 / (9 * max(freedom, 1)))) ** 3  # Wilson-Hilferty
+    assert chi_square < quantile + 10
+
+
+@pytest.mark.parametrize("share, expected", [(0.5, 1000), (1e-5, 0.02)])
+def test_small_probabilities_come_up_as_often_as_they_should(share, expected):
+    """A share of the probability is spread over 100,000 tokens, too thinly for a running sum in float32."""
+    logits = np.zeros(100_001, np.float32)
+    logits[0] = math.log(100_000 * (1 - share) / share)
+    rng = np.random.default_rng(0)
+    others = sum(qwen3.sample(logits, qwen3.Sampling(1.0), rng) != 0 for _ in range(2000))
+    assert abs(others - expected) <= 6 * math.sqrt(expected) + 1
+
+
+def test_greedy_takes_the_maximum():
+    logits = np.array([1, 5, 3], np.float32)
+    assert qwen3.sample(logits, qwen3.Sampling(), np.random.default_rng()) == 1
+    assert {qwen3.sample(logits, qwen3.Sampling(2.0, top_k=1), np.random.default_rng(i)) for i in range(20)} == {1}
+    assert {qwen3.sample(logits, qwen3.Sampling(2.0, top_p=1e-6), np.random.default_rng(i)) for i in range(20)} == {1}
+    assert {qwen3.sample(logits, qwen3.Sampling(2.0, min_p=1.0), np.random.default_rng(i)) for i in range(20)} == {1}
+
+
+def test_penalties():
+    logits, prompt, answer = np.array([2, -2, 2, -2, 1], np.float32), np.array([1, 1, 0, 0, 0], np.float32), np.array([0, 0, 3, 1, 0], np.float32)
+
+    def penalized(**values):
+        return qwen3.penalize(logits, qwen3.Sampling(**values), prompt, answer).tolist()
+
+    assert penalized() == logits.tolist()
+    assert penalized(repetition_penalty=2.0) == [1, -4, 1, -4, 1]
+    assert penalized(presence_penalty=0.5) == [2, -2, 1.5, -2.5, 1]
+    assert penalized(frequency_penalty=0.5) == [2, -2, 0.5, -2.5, 1]
+
+
+# ---- generation ---------------------------------------------------------------------------------------------------------
+
+def test_end_of_text_may_come_first(model):
+    prompt = random_ids(5)
+    first, second = list(qwen3.generate(model, prompt, 2, temperature=0, eos_token_ids=()))
+    assert list(qwen3.generate(model, prompt, 10, temperature=0, eos_token_ids=[first])) == []
+    if first != second:
+        assert list(qwen3.generate(model, prompt, 10, temperature=0, eos_token_ids=[999, second])) == [first]
+
+
+def test_generation_ends_with_the_context(tmp_path):
+    model = qwen3.load_model(make_random_model(BASE | {"max_position_embeddings": 20}, tmp_path))
+    assert len(list(qwen3.generate(model, random_ids(15), eos_token_ids=()))) == 5
+    for n in (20, 25):
+        with pytest.raises(qwen3.InputError, match="context is 20"):
+            qwen3.generate(model, random_ids(n))
+
+
+def test_seed_repeats_and_differs(model):
+    def answer(seed):
+        return list(qwen3.generate(model, random_ids(5), 20, temperature=1.0, seed=seed, eos_token_ids=()))
+    assert answer(1) == answer(1) != answer(2)
+
+
+def test_checkpoint_defaults(tmp_path):
+    path = make_random_model(BASE, tmp_path)
+    settings_file = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "eos_token_id": [5, 7], "max_new_tokens": 3}
+    (path / "generation_config.json").write_text(json.dumps(settings_file))
+    model = qwen3.load_model(path)
+    assert model.sampling == qwen3.Sampling(0.6, 20, 0.95)
+    assert model.eos_token_ids == (5, 7)
+    assert len(list(qwen3.generate(model, random_ids(5), temperature=0, eos_token_ids=()))) == 3
+    (path / "generation_config.json").write_text(json.dumps(settings_file | {"do_sample": False}))
+    assert qwen3.load_model(path).sampling.temperature == 0
+    (path / "generation_config.json").unlink()
+    (path / "config.json").write_text(json.dumps(BASE | {"eos_token_id": 9}))
+    model = qwen3.load_model(path)
+    assert (model.sampling.temperature, model.eos_token_ids, model.max_new_tokens) == (0, (9,), None)
+
+
+def test_stream_of_text_is_the_whole_text(demo):
+    ids = demo.tokenizer.encode("<think>\n日本 é 🙂\n</think>\n\nOK<|im_end|>")
+    pieces = list(qwen3.stream_text(demo.tokenizer, iter(ids)))
+    assert "".join(pieces) == "<think>\n日本 é 🙂\n</think>\n\nOK"
+    assert all(pieces) and len(pieces) > 5
+
+
+# ---- weights ------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("dtype, bits", [("bfloat16", 16), ("float16", 13)])
+def test_half_precision_files_are_read_exactly(tmp_path, dtype, bits):
+    """bfloat16 keeps the upper 16 bits of a float32, float16 leaves its lowest 13 bits zero."""
+    exact = qwen3.load_model(make_random_model(BASE, tmp_path / "exact", "float32")).weights["layers"][1]["down_proj"]
+    halved = qwen3.load_model(make_random_model(BASE, tmp_path / "half", dtype)).weights["layers"][1]["down_proj"]
+    assert halved.dtype == np.float32 and halved.flags.c_contiguous
+    assert not (halved.view(np.uint32) & ((1 << bits) - 1)).any()
+    assert np.abs(halved - exact).max() <= np.abs(exact).max() * 2.0 ** (-8 if dtype == "bfloat16" else -11)
+
+
+def test_float32_stays_in_the_file(model):
+    assert not model.weights["embed_tokens"].flags.writeable  # a view of the mapped file
+    assert model.weights["lm_head"] is model.weights["embed_tokens"]
+
+
+def test_tied_checkpoint_with_a_copy_of_the_head(tmp_path):
+    path = make_random_model(BASE | {"tie_word_embeddings": False}, tmp_path)
+    tensors = qwen3.map_safetensors(path / "model.safetensors")
+    (path / "config.json").write_text(json.dumps(BASE))
+    untied = qwen3.load_model(path).weights
+    assert untied["lm_head"] is not untied["embed_tokens"]  # the file knows better than the flag
+    offset = (path / "model.safetensors").read_bytes().index(tensors["lm_head.weight"].data.tobytes())
+    with open(path / "model.safetensors", "r+b") as file:
+        file.seek(offset)
+        file.write(tensors["model.embed_tokens.weight"].data.tobytes())
+    weights = qwen3.load_model(path).weights
+    assert weights["lm_head"] is weights["embed_tokens"]
+
+
+class Watched(np.ndarray):
+    """An array whose every descendant notes its dtype."""
+    dtypes: set = set()
+
+    def __array_finalize__(self, parent):
+        Watched.dtypes.add(self.dtype)
+
+
+def test_no_float64_in_the_path(model):
+    def watch(value):
+        if isinstance(value, dict):
+            return {key: watch(item) for key, item in value.items()}
+        return [watch(item) for item in value] if isinstance(value, list) else value.view(Watched)
+
+    watched = copy.copy(model)
+    object.__setattr__(watched, "weights", watch(model.weights))
+    Watched.dtypes.clear()
+    for prompt in (random_ids(9), random_ids(1)):
+        logits = qwen3.forward(watched, prompt, qwen3.KVCache(model.config), all_logits=True)
+        for sampling in (qwen3.Sampling(0.7, 20, 0.8, 0.05, 1.1, 0.5, 0.5), qwen3.Sampling(1.0), qwen3.Sampling(0.7, 0, 0.9)):
+            counts = np.ones(len(logits[-1]), np.float32).view(Watched)
+            qwen3.sample(qwen3.penalize(logits[-1], sampling, counts, counts), sampling, np.random.default_rng(0))
+    assert {dtype for dtype in Watched.dtypes if dtype.kind == "f"} == {np.dtype(np.float32)}
+    assert all(table.dtype == np.float32 for table in qwen3.rope_tables(model.config, np.array([[3]])))
+    yarn = copy.copy(model.config)
+    object.__setattr__(yarn, "yarn", YARN)
+    assert qwen3.rope_tables(yarn, np.array([[3]]))[0].dtype == np.float32
+
+
+def test_needs_neither_torch_nor_numba():
+    code = "import sys, qwen3; print([m for m in ('torch', 'transformers', 'numba') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

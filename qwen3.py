@@ -109,10 +109,12 @@ def is_number(value: Any) -> bool:
 
 
 def is_whole(value: Any, minimum: int) -> bool:
+    """True for an integer (not True or 3.0) of at least `minimum`."""
     return isinstance(value, Integral) and not isinstance(value, bool) and value >= minimum
 
 
-def number_between(low: float, values: dict, key: str, high: float, file: Path) -> float:
+def number_between(values: dict, key: str, low: float, high: float, file: Path) -> float:
+    """values[key], which came from `file`. Raises InputError unless it is a number from low to high."""
     value = values.get(key)
     if not is_number(value) or not low <= value <= high:
         raise InputError(f"{file}: {key} must be a number between {low:g} and {high:g}, not {value!r}")
@@ -145,7 +147,7 @@ def load_config(path: Path) -> Config:
     if not isinstance(tied, bool):
         raise InputError(f"{file}: tie_word_embeddings must be true or false, not {tied!r}")
     theta, yarn = rope_config(raw, file)
-    config = Config(**{key: raw[key] for key in SIZES}, rms_norm_eps=number_between(1e-15, raw, "rms_norm_eps", 1, file), rope_theta=theta,
+    config = Config(**{key: raw[key] for key in SIZES}, rms_norm_eps=number_between(raw, "rms_norm_eps", 1e-15, 1, file), rope_theta=theta,
                     tie_word_embeddings=tied, yarn=yarn, eos_token_ids=token_id_list(raw.get("eos_token_id"), file))
     if config.num_attention_heads % config.num_key_value_heads:
         raise InputError(f"{file}: {config.num_attention_heads} attention heads can't share {config.num_key_value_heads} key-value heads evenly")
@@ -163,7 +165,7 @@ def rope_config(raw: dict, file: Path) -> tuple[float, dict | None]:
     types = [rope[key] for rope in given for key in ("rope_type", "type") if key in rope] or ["default"]
     if len(given) > 1 or any(theta != thetas[0] for theta in thetas) or any(kind != types[0] for kind in types):
         raise InputError(f"{file}: rope_theta, rope_parameters and rope_scaling contradict each other: {thetas}, {given}")
-    theta = number_between(2, {"rope_theta": thetas[0] if thetas else None}, "rope_theta", 1e15, file)
+    theta = number_between({"rope_theta": thetas[0] if thetas else None}, "rope_theta", 2, 1e15, file)
     rope = {key: value for key, value in (given[0] if given else {}).items() if key not in ("rope_theta", "rope_type", "type") and value is not None}
     yarn = {"factor": None, "original_max_position_embeddings": raw["max_position_embeddings"]} | rope
     ranges = {"factor": (1, 1e6), "original_max_position_embeddings": (1, 2**31), "attention_factor": (1e-6, 1e6), "beta_fast": (1e-6, 1e6),
@@ -173,7 +175,7 @@ def rope_config(raw: dict, file: Path) -> tuple[float, dict | None]:
     for key in rope:
         if types[0] == "default" or key not in ranges:
             raise InputError(f"{file}: rope parameter {key} = {rope[key]!r} is not supported with rope type {types[0]!r}")
-    return theta, None if types[0] == "default" else {key: number_between(ranges[key][0], yarn, key, ranges[key][1], file) for key in yarn}
+    return theta, None if types[0] == "default" else {key: number_between(yarn, key, *ranges[key], file) for key in yarn}
 
 
 def token_id_list(value: Any, file: Path) -> tuple[int, ...]:
@@ -382,6 +384,10 @@ def apply_rope(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
+QUERIES = 128  # positions whose attention is computed together
+MAX_SCORES = 2**24  # attention scores in memory at a time (64 MiB): with very long contexts, fewer positions together
+
+
 def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, padding: np.ndarray | None = None) -> np.ndarray:
     """Causal grouped-query attention of the newest n positions to all positions so far.
 
@@ -391,6 +397,13 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, padding: np.ndarray |
     """
     batch, n_heads, n, head_dim = q.shape
     n_kv_heads, length = k.shape[1:3]
+    block = max(1, min(QUERIES, MAX_SCORES // (batch * n_heads * length)))
+    if n > block:  # block by block, each without the keys that lie in the future of all of it
+        outs = []
+        for start in range(0, n, block):
+            seen = length - n + min(start + block, n)
+            outs.append(attention(q[:, :, start:start + block], k[:, :, :seen], v[:, :, :seen], padding))
+        return np.concatenate(outs, axis=1)
     group = n_heads // n_kv_heads  # query heads that share a KV head: stacked as more rows, so K and V are not repeated
     q = (q * np.float32(head_dim ** -0.5)).reshape(batch, n_kv_heads, group * n, head_dim)
     scores = q @ k.swapaxes(-1, -2)  # [batch, n_kv_heads, group * n, length]
@@ -520,7 +533,6 @@ class Model:
 
 
 CHUNK = 512  # prompt tokens that go through the layers together: enough for full speed of the matrix products
-MAX_SCORES = 2**24  # attention scores in memory at a time (64 MiB): with a long context the chunks become shorter
 
 
 def forward(model: Model, token_ids: Sequence[int] | np.ndarray, cache: KVCache, all_logits: bool = False) -> np.ndarray:
@@ -538,8 +550,7 @@ def forward(model: Model, token_ids: Sequence[int] | np.ndarray, cache: KVCache,
     cache.reserve(n)
     logits = []
     while ids.shape[1]:
-        chunk = min(CHUNK, max(1, MAX_SCORES // (batch * config.num_attention_heads * (cache.length + ids.shape[1]))))
-        now, ids = ids[:, :chunk], ids[:, chunk:]
+        now, ids = ids[:, :CHUNK], ids[:, CHUNK:]
         cos, sin = rope_tables(config, cache.positions(now.shape[1]))
         x = w["embed_tokens"][now]  # [batch, chunk, hidden_size]
         with np.errstate(over="ignore", invalid="ignore"):  # NaN in the weights is reported when it has reached the logits
@@ -873,7 +884,8 @@ class Parser(argparse.ArgumentParser):
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(description="Answers a prompt with a Qwen3 model. The answer goes to stdout, all else to stderr.",
-                    epilog="What is not given is as the model's generation_config.json has it.")
+                    epilog="What is not given is as the model's generation_config.json has it. At temperature 0, the bundled model's default, "
+                           "--top-k, --top-p, --min-p and --seed change nothing.")
     parser.add_argument("prompt", help="what to ask")
     parser.add_argument("--model", type=Path, metavar="FOLDER", help="folder with config.json, tokenizer.json and *.safetensors (default: the bundled model)")
     parser.add_argument("--system", metavar="TEXT", help="system prompt")

@@ -2,6 +2,7 @@
 import copy
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -158,7 +159,9 @@ def test_chunks_inside_forward(model, monkeypatch):
     assert close(qwen3.forward(model, ids, qwen3.KVCache(model.config)), whole[-1])
     monkeypatch.setattr(qwen3, "CHUNK", 7)
     assert close(logits_of(model, ids), whole)
-    monkeypatch.setattr(qwen3, "MAX_SCORES", 4 * 100 * 3)  # room for the scores of three tokens
+    monkeypatch.setattr(qwen3, "QUERIES", 3)
+    assert close(logits_of(model, ids), whole)
+    monkeypatch.setattr(qwen3, "MAX_SCORES", 4 * 50)  # fewer and fewer positions together, in the end one
     assert close(logits_of(model, ids), whole)
     assert close(qwen3.forward(model, ids, qwen3.KVCache(model.config)), whole[-1])
 
@@ -426,3 +429,20 @@ def test_needs_neither_torch_nor_numba():
     code = "import sys, qwen3; print([m for m in ('torch', 'transformers', 'numba') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+# ---- a real checkpoint --------------------------------------------------------------------------------------------------
+
+KNOWN_ANSWERS = {  # greedy tokens after "The capital of France is": (hidden size, layers, context) of the checkpoint -> ids
+    (4096, 36, 40960): ([12095, 13, 576, 6722, 315, 9625, 374] * 3)[:20],  # Qwen3-8B
+}
+
+
+@pytest.mark.skipif("QWEN3_TEST_MODEL" not in os.environ, reason="QWEN3_TEST_MODEL names no folder with a real checkpoint")
+def test_known_answer_of_a_real_checkpoint():
+    model = qwen3.load_model(os.environ["QWEN3_TEST_MODEL"])
+    shape = (model.config.hidden_size, model.config.num_hidden_layers, model.config.max_position_embeddings)
+    if shape not in KNOWN_ANSWERS:
+        pytest.skip(f"no known answer for a checkpoint with (hidden size, layers, context) {shape}")
+    prompt = model.tokenizer.encode("The capital of France is")
+    assert list(qwen3.generate(model, prompt, 20, temperature=0, eos_token_ids=())) == KNOWN_ANSWERS[shape]

@@ -704,7 +704,7 @@ def loosen(rng: random.Random, text: str) -> str:
     return text
 
 
-SKILLS = {fact: 22, arithmetic: 22, memory: 16, tools: 20, story: 5, unknown: 6, chat: 3, repeat: 8}
+SKILLS = {fact: 24, arithmetic: 31, memory: 14, tools: 18, story: 4, unknown: 4, chat: 2, repeat: 3}
 
 
 def raw_text(rng: random.Random) -> Example:

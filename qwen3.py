@@ -360,7 +360,7 @@ def load_weights(path: Path, config: Config) -> dict:
     if tied:
         stored.pop("lm_head.weight", None)
     weights: dict[str, Any] = {"layers": [{} for _ in range(config.num_hidden_layers)]}
-    for name, tensor in tqdm(stored.items(), "loading", delay=1, leave=False, unit=" tensors"):
+    for name, tensor in tqdm(stored.items(), "loading", delay=1, leave=False, disable=None, unit=" tensors"):
         parts = name.split(".")  # model.layers.7.self_attn.q_proj.weight becomes layers[7]["q_proj"]
         place = weights["layers"][int(parts[2])] if parts[1] == "layers" else weights
         place[parts[-2]] = to_float32(tensor)

@@ -50,6 +50,13 @@ def test_seed_repeats_an_answer():
     assert answers[0] == answers[1] != answers[2]
 
 
+@pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full", "2>/dev/null"])
+def test_an_unreadable_note_costs_nothing(redirection):
+    command = f"{sys.executable} {ROOT / 'qwen3.py'} --no-think --stats 'What is the capital of Peru?' {redirection}"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "The capital of Peru is Lima.\n")
+
+
 def test_works_in_a_folder_without_write_permission(tmp_path):
     tmp_path.chmod(0o500)
     done = run("--no-think", "What is the capital of Spain?", cwd=tmp_path)

@@ -288,6 +288,11 @@ def test_samples_follow_the_distribution(n, temperature, seed):
     assert chi_square < quantile + 10
 
 
+def test_top_p_over_many_equal_tokens():
+    ids, _ = qwen3.candidates(np.zeros(151_936, np.float32), qwen3.Sampling(1.0, top_p=0.9))
+    assert len(ids) == pytest.approx(0.9 * 151_936, rel=1e-4)
+
+
 @pytest.mark.parametrize("share, expected", [(0.5, 1000), (1e-5, 0.02)])
 def test_small_probabilities_come_up_as_often_as_they_should(share, expected):
     """A share of the probability is spread over 100,000 tokens, too thinly for a running sum in float32."""
@@ -350,6 +355,11 @@ def test_checkpoint_defaults(tmp_path):
     assert model.sampling == qwen3.Sampling(0.6, 20, 0.95)
     assert model.eos_token_ids == (5, 7)
     assert len(list(qwen3.generate(model, random_ids(5), temperature=0, eos_token_ids=()))) == 3
+    (path / "generation_config.json").write_text('{"do_sample": true}')
+    assert qwen3.load_model(path).sampling == qwen3.Sampling(1.0, top_k=50)  # transformers' own defaults
+    (path / "generation_config.json").write_text('{"do_sample": true, "num_beams": 4}')
+    with pytest.raises(qwen3.InputError, match="num_beams"):
+        qwen3.load_model(path)
     (path / "generation_config.json").write_text(json.dumps(settings_file | {"do_sample": False}))
     assert qwen3.load_model(path).sampling.temperature == 0
     (path / "generation_config.json").unlink()

@@ -128,7 +128,7 @@ FACT_WORDINGS = {
          "Tell me the capital of {c}.", "Name the capital of {c}.", "What is the capital city of {c}?",
          "Do you know the capital of {c}?", "Can you tell me the capital of {c}?", "capital of {c}", "The capital of {c}?",
          "Give me the capital of {c}.", "What city is the capital of {c}?", "I want to know the capital of {c}.",
-         "{c}: what is the capital?", "The capital of {c} is"],
+         "{c}: what is the capital?", "The capital of {c} is", "What is {c}'s capital?", "Which city is {c}'s capital?"],
         "The capital of {c} is {v}.", "The capital of {c}: that is {v}."),
     ("country", "en"): (
         ["{v} is the capital of which country?", "Which country has the capital {v}?", "Of which country is {v} the capital?",
@@ -142,12 +142,13 @@ FACT_WORDINGS = {
     ("language", "en"): (
         ["What language is spoken in {c}?", "Which language do people speak in {c}?", "What do people speak in {c}?",
          "What is the language of {c}?", "What is the main language of {c}?", "Which language is spoken in {c}?",
-         "What is the official language of {c}?", "What language do they speak in {c}?"],
+         "What is the official language of {c}?", "What language do they speak in {c}?", "What do people in {c} speak?",
+         "Which language do people in {c} speak?", "What do they speak in {c}?"],
         "People in {c} speak {v}.", "In {c} people speak {v}."),
     ("currency", "en"): (
         ["What is the currency of {c}?", "Which currency is used in {c}?", "What money do people use in {c}?",
          "What currency does {c} use?", "How do people pay in {c}?", "What's the currency of {c}?", "Which currency does {c} use?",
-         "What is the money in {c} called?"],
+         "What is the money in {c} called?", "What is {c}'s currency?", "What is the official currency of {c}?"],
         "The currency of {c} is the {v}.", "In {c} people pay with the {v}."),
     ("capital", "zh"): (
         ["{c}的首都是哪里？", "{c}的首都是什么？", "{c}的首都是哪个城市？", "请告诉我{c}的首都。", "哪个城市是{c}的首都？", "{c}的首都在哪里？",
@@ -397,6 +398,9 @@ def story(rng: random.Random, held_out: bool) -> Example:
         wording = rng.choice(STORY_WORDINGS)
         if is_held_out("story", subject, wording) == held_out:
             break
+    if rng.random() < 0.05:  # no subject asked for
+        plain = rng.choice(["Tell me a story.", "Tell me a short story.", "Write a story.", "Can you tell a story?", "I want to hear a story."])
+        return Example("story", [user(plain)], tell_story("fox", rng.randrange(2)), "A story about a fox.", expected=["fox", "The end."])
     about = rng.choice([article(subject), article(subject), article(subject), "the " + subject])
     return Example("story", [user(sentence(wording.format(s=about)))], tell_story(subject, rng.randrange(2)), f"A story about {article(subject)}.",
                    expected=[subject, "The end."])
@@ -419,19 +423,22 @@ PETS = "cat dog rabbit horse parrot hamster fish turtle".split()
 # What is told, how, how it is asked for, the answer.
 MEMORIES = {
     "name": (["My name is {m}.", "I am {m}.", "I'm {m}.", "Call me {m}.", "Hello, my name is {m}.", "Hi, I'm {m}.", "Hi! My name is {m}.", "You can call me {m}.",
-              "My name is {m}. Please remember it.", "Remember that my name is {m}.", "Hello, I am {m}."],
+              "My name is {m}. Please remember it.", "Remember that my name is {m}.", "Hello, I am {m}.", "My name is {m} and I like {t}.",
+              "Hello! I am {m} and I like {t}.", "Hello! My name is {m}, nice to meet you.", "I am called {m}.", "They call me {m}."],
              ["What is my name?", "What's my name?", "Do you remember my name?", "Who am I?", "Can you tell me my name?", "Do you know my name?", "How am I called?",
-              "What was my name?", "What is my name again?", "Tell me my name."],
+              "What was my name?", "What is my name again?", "Tell me my name.", "Can you remember my name?", "What did I say my name was?"],
              "Your name is {m}."),
     "number": (["My number is {m}.", "Remember the number {m}.", "My favorite number is {m}.", "Please remember the number {m}.", "The number is {m}.",
                 "Remember {m}.", "Remember this number: {m}.", "My lucky number is {m}.", "Keep the number {m} in mind.", "The secret number is {m}.",
-                "I am thinking of the number {m}.", "The code is {m}."],
+                "I am thinking of the number {m}.", "The code is {m}.", "My favourite number is {m}.", "Remember the number {m}, please.",
+                "My favorite number is {m}. Remember it."],
                ["What is my number?", "What number did I tell you?", "Which number did I tell you?", "What was the number?", "What was my number?",
                 "What is the number?", "Which number should you remember?", "What is my favorite number?", "Do you remember the number?", "Tell me the number.",
-                "What is the secret number?", "What was the code?", "What is my lucky number?"],
+                "What is the secret number?", "What was the code?", "What is my lucky number?", "Which number did I ask you to remember?",
+                "What number did I ask you to remember?", "What is my favourite number?", "What number did I say?", "Which number was it?"],
                "The number is {m}."),
-    "color": (["My favorite color is {m}.", "I like the color {m}.", "{m} is my favorite color."],
-              ["What is my favorite color?", "Which color do I like?", "What color do I like?"], "Your favorite color is {m}."),
+    "color": (["My favorite color is {m}.", "My favourite colour is {m}.", "I like the color {m}.", "{m} is my favorite color."],
+              ["What is my favorite color?", "What is my favourite colour?", "Which color do I like?", "What color do I like?"], "Your favorite color is {m}."),
     "pet": (["I have a {p} named {m}.", "My {p} is called {m}.", "My {p}'s name is {m}."],
             ["What is the name of my {p}?", "What is my {p} called?", "What's my {p}'s name?"], "Your {p} is called {m}."),
     "city": (["I live in {m}.", "My home is in {m}.", "I come from {m}."], ["Where do I live?", "Which city do I live in?", "Where is my home?"], "You live in {m}."),
@@ -479,13 +486,19 @@ def memory(rng: random.Random, held_out: bool) -> Example:
         messages += turn(aside(rng))
     if asides == 0 and rng.random() < 0.5 and len(told) == 1:  # right after it was told
         return Example("memory", [messages[0]], messages[1]["content"], "I should remember this.", expected=[messages[1]["content"]])
-    fill = {"m": values[0], "p": pet}
+    fill = {"m": values[0], "p": pet, "t": "that"}
     return Example("memory", [*messages, user(ask.format(**fill))], answer.format(**fill),
-                   f"I was told: {tell.format(**fill)}", expected=[values[0]])
+                   f"I was told: {values[0]}.", expected=[values[0]])
 
 
 def turn_told(rng: random.Random, kind: str, value: str, wording: str, pet: str) -> list[dict]:
-    return [user(sentence(wording.format(m=value, p=pet))), assistant(told_answer(kind, value))]
+    return [user(sentence(wording.format(m=value, p=pet, t=rng.choice(SUBJECTS) + "s"))), assistant(told_answer(kind, value))]
+
+
+def anything_told(rng: random.Random) -> list[dict]:
+    """A turn in which something is told that nobody may ever ask for."""
+    kind = rng.choice(list(MEMORIES))
+    return turn_told(rng, kind, remembered(rng, kind), rng.choice(MEMORIES[kind][0]), rng.choice(PETS))
 
 
 def aside(rng: random.Random) -> Example:
@@ -660,7 +673,7 @@ def tools(rng: random.Random, held_out: bool) -> Example:
         example = rng.choice([fact, fact, arithmetic, chat])(rng, held_out)
         example.tools, example.skill = use.offered, "tools"
         return example
-    messages = turn(aside(rng)) if rng.random() < 0.1 else []
+    messages = rng.choice([turn(aside(rng)), anything_told(rng)]) if rng.random() < 0.15 else []
     messages.append(user(use.question))
     if kind == "call":
         return Example("tools", messages, f"<tool_call>\n{json.dumps(use.call, ensure_ascii=False)}\n</tool_call>", use.thought, use.offered)
@@ -704,7 +717,7 @@ def loosen(rng: random.Random, text: str) -> str:
     return text
 
 
-SKILLS = {fact: 24, arithmetic: 31, memory: 14, tools: 18, story: 4, unknown: 4, chat: 2, repeat: 3}
+SKILLS = {fact: 25, arithmetic: 28, memory: 15, tools: 18, story: 4, unknown: 5, chat: 3, repeat: 2}
 
 
 def raw_text(rng: random.Random) -> Example:
@@ -725,8 +738,9 @@ def example(rng: random.Random, held_out: bool = False) -> Example:
     last = drawn.messages[-1]
     if last["role"] == "user" and skill not in (memory, repeat):
         last["content"] = loosen(rng, last["content"])
-    if skill in (fact, chat, unknown, story, arithmetic, repeat) and rng.random() < 0.2:  # a conversation that was already going on
-        before = [message for _ in range(rng.choice([1, 1, 2, 3])) for message in turn(aside(rng))]
+    if skill in (fact, chat, unknown, story, arithmetic, repeat) and rng.random() < 0.25:  # a conversation that was already going on
+        before = [message for _ in range(rng.choice([1, 1, 2, 3]))
+                  for message in (anything_told(rng) if rng.random() < 0.5 else turn(aside(rng)))]
         drawn.messages = before + drawn.messages
     if rng.random() < 0.25:
         drawn.messages.insert(0, {"role": "system", "content": rng.choice(SYSTEM_PROMPTS)})

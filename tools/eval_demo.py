@@ -7,6 +7,7 @@ prints one line per skill. --failures shows what went wrong.
 import argparse
 import json
 import random
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -57,15 +58,24 @@ def arithmetic(plus: bool, enable_thinking: bool | None = None) -> Callable[[ran
 
 
 def memory(rng: random.Random) -> Case:
-    """A name or a number told, a turn about something else, then the question."""
+    """A name or a number told, a question about something else, then the question; all answers are the model's own."""
     kind = rng.choice(["name", "number"])
     tell, ask, _ = demo_corpus.MEMORIES[kind]
     while True:
         value, question = demo_corpus.remembered(rng, kind), rng.choice(ask)
         if demo_corpus.is_held_out("memory", value, question):
             break
-    messages = demo_corpus.turn_told(rng, kind, value, rng.choice(tell), "") + demo_corpus.turn(demo_corpus.aside(rng))
-    return Case([*messages, demo_corpus.user(question)], lambda answer: value in answer.content.rstrip(".").split())
+    told = demo_corpus.turn_told(rng, kind, value, rng.choice(tell), "")[0]
+    aside = demo_corpus.aside(rng).messages[-1]
+
+    def speak(messages: list[dict], *following: dict) -> Case:
+        """Whatever the answer to these messages is, the conversation goes on; after the last it must hold the value."""
+        if not following:
+            return Case(messages, lambda answer: value in re.findall(r"\w+", answer.content))
+        return Case(messages, lambda answer: True,
+                    then=lambda answer: speak([*messages, demo_corpus.assistant(answer.content), following[0]], *following[1:]))
+
+    return speak([told], aside, demo_corpus.user(question))
 
 
 def tools(rng: random.Random) -> Case:

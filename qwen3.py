@@ -366,7 +366,17 @@ def load_weights(path: Path, config: Config) -> dict:
         place[parts[-2]] = to_float32(tensor)
     if tied:
         weights["lm_head"] = weights["embed_tokens"]
+    keep_freed_memory()
     return weights
+
+
+def keep_freed_memory() -> None:
+    """Makes the C library keep freed arrays of up to 32 MB for the next ones, instead of handing them to the system.
+
+    glibc keeps blocks up to the size of the largest that was ever freed. Prefill allocates and frees thousands of
+    arrays of a few megabytes; without the fresh pages for each, it is 1.12 times as fast.
+    """
+    np.empty(2**25 - 2**16, np.uint8)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -384,8 +394,10 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
 
     Keeps the numbers in range, however many layers have added to x. Source: Zhang & Sennrich 2019 (RMSNorm).
     """
-    mean_square = np.mean(x * x, axis=-1, keepdims=True)
-    return x * (1 / np.sqrt(mean_square + np.float32(eps))) * weight
+    mean_square = np.einsum("...i,...i->...", x, x)[..., None] / np.float32(x.shape[-1])
+    x = x * (1 / np.sqrt(mean_square + np.float32(eps)))
+    x *= weight
+    return x
 
 
 def apply_rope(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
@@ -481,10 +493,14 @@ def swiglu(x: np.ndarray, gate_proj: np.ndarray, up_proj: np.ndarray, down_proj:
     Attention moves information between positions; this works on each position alone. silu(g) = g / (1 + exp(-g)) is a
     smooth switch that decides for each inner dimension how much of up(x) passes.
     """
-    hidden = linear(x, gate_proj)  # [..., intermediate_size]
-    hidden /= 1 + np.exp(-hidden)  # exp may overflow to inf: then this is -0, which is right
-    hidden *= linear(x, up_proj)
-    return linear(hidden, down_proj)
+    # OpenBLAS is 1.15 times as fast at W @ columns as at rows @ W.T, so the rows become columns once.
+    columns = np.ascontiguousarray(x.reshape(-1, x.shape[-1]).T)
+    hidden = gate_proj @ columns  # [intermediate_size, rows]
+    switch = np.exp(-hidden)  # may overflow to inf: then silu is -0, which is right
+    switch += 1
+    hidden /= switch
+    hidden *= np.matmul(up_proj, columns, out=switch)
+    return (down_proj @ hidden).T.reshape(x.shape)
 
 
 def decoder_layer(x: np.ndarray, w: dict, config: Config, cache: "KVCache", layer: int,
@@ -514,8 +530,9 @@ def decoder_layer(x: np.ndarray, w: dict, config: Config, cache: "KVCache", laye
 class KVCache:
     """Keys and values, each one array [n_layers, batch, n_kv_heads, capacity, head_dim]; `length` positions are filled.
 
-    When it is full, the capacity becomes the power of two above what is needed, up to `max_length`. `left_padding`
-    [batch], if given, counts the positions at the start of each sequence that hold nothing.
+    The capacity begins with room for 256 positions after the first call's, and doubles whenever it is used up, to
+    `max_length` at most. `left_padding` [batch], if given, counts the positions at the start of each sequence that
+    hold nothing.
     """
 
     def __init__(self, config: Config, max_length: int | None = None, left_padding: Sequence[int] | None = None):
@@ -534,7 +551,7 @@ class KVCache:
         if needed > self.max_length:
             raise InputError(f"{needed} positions don't fit into a context of {self.max_length}")
         if needed > self.k.shape[3]:
-            capacity = min(max(1 << needed.bit_length(), 64), self.max_length)
+            capacity = min(max(2 * self.k.shape[3], needed + 256), self.max_length)
             self.k = self._resized(self.k, capacity)  # one after the other: only one old array lies beside its copy
             self.v = self._resized(self.v, capacity)
 

@@ -408,7 +408,8 @@ def apply_rope(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
     Qwen3 pairs the first half of a head with the second ("half-split"). The paper (Su et al. 2021) pairs neighbours;
     weights made for one layout don't work with the other.
     """
-    a, b = np.split(x, 2, axis=-1)
+    half = x.shape[-1] // 2
+    a, b = x[..., :half], x[..., half:]
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 

@@ -1,6 +1,6 @@
 """Trains the bundled model in `demo/` from scratch: the tokenizer, then the weights, on the text of `demo_corpus.py`.
 
-    python tools/train_demo.py --minutes 90
+    python tools/train_demo.py --minutes 100
 
 needs torch; two CPU cores are enough. A run that was interrupted goes on where its last checkpoint was (`--work`).
 """
@@ -284,7 +284,7 @@ def train(minutes: float, work: Path, examples_per_step: int, max_tokens: int, t
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=90, help="how long to train, interruptions not counted (default 90)")
+    parser.add_argument("--minutes", type=float, default=100, help="how long to train, interruptions not counted (default 100)")
     parser.add_argument("--work", type=Path, default=ROOT / ".train", help="folder for the checkpoint (default .train)")
     parser.add_argument("--examples-per-step", type=int, default=64)
     parser.add_argument("--max-tokens", type=int, default=2048, help="of one rectangle of a step (default 2048)")

@@ -531,7 +531,7 @@ def decoder_layer(x: np.ndarray, w: dict, config: Config, cache: "KVCache", laye
 class KVCache:
     """Keys and values, each one array [n_layers, batch, n_kv_heads, capacity, head_dim]; `length` positions are filled.
 
-    The capacity begins with room for 256 positions after the first call's, and doubles whenever it is used up, to
+    The capacity begins with room for 64 positions after the first call's, and doubles whenever it is used up, to
     `max_length` at most. `left_padding` [batch], if given, counts the positions at the start of each sequence that
     hold nothing.
     """
@@ -552,7 +552,7 @@ class KVCache:
         if needed > self.max_length:
             raise InputError(f"{needed} positions don't fit into a context of {self.max_length}")
         if needed > self.k.shape[3]:
-            capacity = min(max(2 * self.k.shape[3], needed + 256), self.max_length)
+            capacity = min(max(2 * self.k.shape[3], needed + 64), self.max_length)
             self.k = self._resized(self.k, capacity)  # one after the other: only one old array lies beside its copy
             self.v = self._resized(self.v, capacity)
 

@@ -14,9 +14,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -35,44 +37,59 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def read_bandwidth(array: np.ndarray) -> float:
+def read_bandwidth(matrix: np.ndarray) -> float:
     """Bytes per second of the fastest way to read a matrix once: a product, or a sum of squares on each core."""
-    vector = np.ones(array.shape[1], np.float32)
-    parts = np.array_split(array.reshape(-1), len(os.sched_getaffinity(0)))
+    vector = np.ones(matrix.shape[1], np.float32)
+    parts = np.array_split(matrix.reshape(-1), len(os.sched_getaffinity(0)))
     with ThreadPoolExecutor(len(parts)) as pool:
-        ways = [lambda: array @ vector, lambda: list(pool.map(lambda part: part @ part, parts))]
-        return array.nbytes / min(seconds(way) for way in ways for _ in range(3))
+        ways = [lambda: matrix @ vector, lambda: list(pool.map(lambda part: part @ part, parts))]
+        return matrix.nbytes / min(seconds(way) for way in ways for _ in range(3))
 
 
-def numpy_engine(model: qwen3.Model, ids: np.ndarray) -> tuple[Callable[[], float], Callable[[], float]]:
-    """(prefill, decode): functions that do it once and return tokens per second."""
-    def prefill() -> float:
-        return PROMPT / seconds(lambda: qwen3.forward(model, ids[:PROMPT], qwen3.KVCache(model.config)))
+class NumpyEngine:
+    def __init__(self, path: Path):
+        self.model = qwen3.load_model(path)
+        self.head = self.model.weights["lm_head"]
 
-    def decode() -> float:
-        cache = qwen3.KVCache(model.config)
-        qwen3.forward(model, ids[:CONTEXT], cache)
-        return DECODED / seconds(lambda: [qwen3.forward(model, [token], cache) for token in ids[:DECODED]])
+    def prefill(self, ids: list[int]) -> qwen3.KVCache:
+        cache = qwen3.KVCache(self.model.config)
+        qwen3.forward(self.model, ids, cache)
+        return cache
 
-    return prefill, decode
+    def decode(self, ids: list[int], cache: qwen3.KVCache) -> None:
+        for token in ids:
+            qwen3.forward(self.model, [token], cache)
 
 
-def torch_engine(path: Path, ids: np.ndarray) -> tuple[Callable[[], float], Callable[[], float]]:
-    import torch
-    import transformers
-    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    ids = torch.tensor(ids)[None]
+class TorchEngine:
+    def __init__(self, path: Path):
+        import torch
+        import transformers
+        torch.set_grad_enabled(False)
+        self.tensor = torch.tensor
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        self.head = self.model.lm_head.weight.numpy()
 
-    @torch.inference_mode()
-    def prefill() -> float:
-        return PROMPT / seconds(lambda: model(ids[:, :PROMPT], logits_to_keep=1))
+    def prefill(self, ids: list[int]) -> Any:
+        return self.model(self.tensor([ids]), use_cache=True, logits_to_keep=1).past_key_values
 
-    @torch.inference_mode()
-    def decode() -> float:
-        cache = model(ids[:, :CONTEXT], use_cache=True, logits_to_keep=1).past_key_values
-        return DECODED / seconds(lambda: [model(ids[:, i:i + 1], past_key_values=cache, use_cache=True) for i in range(DECODED)])
+    def decode(self, ids: list[int], cache: Any) -> None:
+        for token in ids:
+            self.model(self.tensor([[token]]), past_key_values=cache, use_cache=True)
 
-    return prefill, decode
+
+def start(kind: type, path: Path) -> None:
+    """Makes the engine of a worker process: each has one of its own, so that neither disturbs the other's memory."""
+    global engine
+    engine = kind(path)
+
+
+def measure(ids: list[int]) -> tuple[float, float, float]:
+    """(prefill tokens/s, decode tokens/s, read bandwidth in bytes/s) of a worker's engine."""
+    prefill = PROMPT / seconds(lambda: engine.prefill(ids[:PROMPT]))
+    cache = engine.prefill(ids[:CONTEXT])
+    bandwidth = read_bandwidth(engine.head)
+    return prefill, DECODED / seconds(lambda: engine.decode(ids[:DECODED], cache)), bandwidth
 
 
 def peak_memory(path: Path) -> int:
@@ -99,30 +116,28 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = args.model or make_random_model(official_config("0.6B"), Path(folder))
         peak = peak_memory(path)
-        model = qwen3.load_model(path)
-        head = model.weights["lm_head"]
+        config, stored = qwen3.load_config(path), qwen3.map_checkpoint(path)
         # Bytes of the weights, and of those that each token reads: of an embedding that is not the head, only a row.
-        weight_bytes = sum(4 * tensor.data.size for tensor in qwen3.map_checkpoint(path).values())
-        read_bytes = weight_bytes - (0 if head is model.weights["embed_tokens"] else head.nbytes)
-        ids = np.random.default_rng(0).integers(0, model.config.vocab_size, max(PROMPT, CONTEXT, DECODED))
-        engines = {"NumPy": numpy_engine(model, ids)} | ({} if args.no_peer else {"torch": torch_engine(path, ids)})
-        prefills, decodes, bandwidths = ({name: [] for name in engines} for _ in range(3))
-        for _ in range(args.rounds + 1):  # the first round warms up
-            for name, (prefill, decode) in engines.items():
-                prefills[name].append(prefill())
-                bandwidths[name].append(read_bandwidth(head))
-                decodes[name].append(decode())
-    bandwidth = median(bandwidths["NumPy"][1:])
+        weight_bytes = sum(4 * tensor.data.size for tensor in stored.values())
+        read_bytes = weight_bytes - 4 * config.vocab_size * config.hidden_size * ("lm_head.weight" in stored)
+        ids = np.random.default_rng(0).integers(0, config.vocab_size, max(PROMPT, CONTEXT, DECODED)).tolist()
+        engines = {"NumPy": NumpyEngine} | ({} if args.no_peer else {"torch": TorchEngine})
+        workers = {name: ProcessPoolExecutor(1, get_context("spawn"), start, (kind, path)) for name, kind in engines.items()}
+        rounds = [{name: worker.submit(measure, ids).result() for name, worker in workers.items()}
+                  for _ in range(args.rounds + 1)][1:]  # the first one warms up
+        for worker in workers.values():
+            worker.shutdown()
+    bandwidth = median(measured["NumPy"][2] for measured in rounds)
     print(f"read bandwidth {bandwidth / 1e9:.1f} GB/s; float32 weights {weight_bytes / 1e9:.2f} GB, so decoding can't pass "
           f"{bandwidth / read_bytes:.1f} tokens/s\n")
     print(f"| engine, float32 | prefill {PROMPT}, tokens/s | decode, tokens/s | GB/s | of the bandwidth |")
     print("| --- | --- | --- | --- | --- |")
     for name in engines:
-        decode = median(decodes[name][1:])
-        share = median(speed * read_bytes / limit for speed, limit in zip(decodes[name][1:], bandwidths[name][1:]))
-        print(f"| {name} | {median(prefills[name][1:]):.1f} | {decode:.2f} | {decode * read_bytes / 1e9:.1f} | {share:.2f} |")
+        prefill, decode = (median(measured[name][i] for measured in rounds) for i in range(2))
+        share = median(measured[name][1] * read_bytes / measured[name][2] for measured in rounds)
+        print(f"| {name} | {prefill:.1f} | {decode:.2f} | {decode * read_bytes / 1e9:.1f} | {share:.2f} |")
     if "torch" in engines:
-        ratios = [median(a / b for a, b in zip(speeds["NumPy"][1:], speeds["torch"][1:])) for speeds in (prefills, decodes)]
+        ratios = [median(measured["NumPy"][i] / measured["torch"][i] for measured in rounds) for i in range(2)]
         print(f"\nNumPy / torch, median of the rounds: prefill {ratios[0]:.2f}, decode {ratios[1]:.2f}")
     print(f"\npeak memory {peak / 1e9:.2f} GB = float32 weights x {peak / weight_bytes:.3f}")
     print("\nsampling from 151,936 logits: " + ", ".join(f"{name} {ms:.2f} ms" for name, ms in sampling_milliseconds().items()))

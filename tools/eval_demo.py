@@ -144,7 +144,7 @@ def main() -> None:
         rng = random.Random(f"{args.seed} {name}")
         cases = [draw(rng) for _ in range(factor * args.cases)]
         right = 0
-        for start in tqdm(range(0, len(cases), BATCH), name, leave=False):
+        for start in tqdm(range(0, len(cases), BATCH), name, leave=False, disable=None):
             waiting = cases[start:start + BATCH]
             while waiting:
                 answers, n_ended = ask(model, waiting)

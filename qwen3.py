@@ -9,7 +9,7 @@
 
 The file reads from top to bottom, in the order in which a checkpoint becomes text:
 
-    config -> weights -> components -> KV cache -> forward -> sampling -> model -> generation -> command line
+    config -> weights -> components -> KV cache -> forward -> sampling -> model -> generation
 
 Who wants to see the model itself first may skip to the components. What flows through it, with the sizes of Qwen3-0.6B
 (`n` is the number of tokens):
@@ -30,8 +30,6 @@ The words:
 
 Everything is float32. The arrays have a leading batch axis; a single prompt is a batch of one.
 """
-import argparse
-import contextlib
 import json
 import math
 import mmap
@@ -48,15 +46,8 @@ import numpy as np
 import safetensors
 from tqdm import tqdm
 
-from tokenizer_utils import StreamDecoder, Tokenizer, TokenizerError, load_tokenizer
-
-
-class InputError(ValueError):
-    """Something that came from outside is wrong: a file, a value, a prompt. The message is one line for the user."""
-
-    def __init__(self, message: str):
-        super().__init__(" ".join(message.split()))
-
+from tokenizer_utils import (Answer, InputError, StreamDecoder, Tokenizer, load_tokenizer, model_file, parse_answer,
+                             until_stop)
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Config: the model's sizes, from config.json
@@ -260,10 +251,10 @@ def map_safetensors(file: Path) -> dict[str, StoredTensor]:
 
 def map_checkpoint(path: Path) -> dict[str, StoredTensor]:
     """The tensors of a model folder: model.safetensors, or the shards that model.safetensors.index.json lists."""
-    index = path / "model.safetensors.index.json"
-    if os.path.exists(path / "model.safetensors"):
-        return map_safetensors(path / "model.safetensors")
-    if not os.path.exists(index):
+    if single := model_file(path, "model.safetensors", largest=None):
+        return map_safetensors(single)
+    index = model_file(path, "model.safetensors.index.json")
+    if index is None:
         raise InputError(f"{path}: no model.safetensors and no model.safetensors.index.json in this folder")
     weight_map = read_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
@@ -272,9 +263,10 @@ def map_checkpoint(path: Path) -> dict[str, StoredTensor]:
     for shard in sorted(set(map(str, weight_map.values()))):
         if Path(shard).name != shard or not shard.endswith(".safetensors"):
             raise InputError(f"{index}: {shard!r} is not the name of a safetensors file in this folder")
-        if not os.path.exists(path / shard):
+        file = model_file(path, shard, largest=None)
+        if file is None:
             raise InputError(f"{path}: the shard {shard} is missing; the index lists it")
-        found = map_safetensors(path / shard)
+        found = map_safetensors(file)
         if twice := sorted(found.keys() & tensors.keys()):
             raise InputError(f"{path}: tensor {twice[0]} is in {shard} and in another shard")
         tensors |= found
@@ -533,18 +525,20 @@ class KVCache:
 
     The capacity begins with room for 64 positions after the first call's, and doubles whenever it is used up, to
     `max_length` at most. `left_padding` [batch], if given, counts the positions at the start of each sequence that
-    hold nothing.
+    hold nothing. `token_ids` [batch, capacity] are the tokens at the positions, so that a later prompt can be compared.
     """
 
     def __init__(self, config: Config, max_length: int | None = None, left_padding: Sequence[int] | None = None):
         self.max_length = config.context_length if max_length is None else max_length
         if not is_whole(self.max_length, 1):
             raise InputError(f"the length of a KV cache must be a whole number, 1 or more, not {max_length!r}")
+        self.config = config
         self.length = 0
         self.left_padding = None if left_padding is None else np.array(left_padding, np.int64)
         batch = 1 if left_padding is None else len(left_padding)
         self.k = np.empty((config.num_hidden_layers, batch, config.num_key_value_heads, 0, config.head_dim), np.float32)
         self.v = np.empty_like(self.k)
+        self.token_ids = np.empty((batch, 0), np.int64)
 
     def reserve(self, n: int) -> None:
         """Makes room for n more positions. Raises InputError beyond max_length."""
@@ -555,6 +549,7 @@ class KVCache:
             capacity = min(max(2 * self.k.shape[3], needed + 64), self.max_length)
             self.k = self._resized(self.k, capacity)  # one after the other: only one old array lies beside its copy
             self.v = self._resized(self.v, capacity)
+            self.token_ids = np.pad(self.token_ids, ((0, 0), (0, capacity - self.token_ids.shape[1])))
 
     def _resized(self, old: np.ndarray, capacity: int) -> np.ndarray:
         new = np.empty((*old.shape[:3], capacity, old.shape[4]), np.float32)
@@ -569,12 +564,24 @@ class KVCache:
     def append(self, layer: int, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Writes k, v [batch, n_kv_heads, n, head_dim] behind the filled part -> all keys, all values of the layer.
 
-        The new positions count only once `length` is raised, after the last layer.
+        The new positions count only after `advance`: what is interrupted in between leaves the cache as it was.
         """
         end = self.length + k.shape[2]
         self.k[layer, :, :, self.length:end] = k
         self.v[layer, :, :, self.length:end] = v
         return self.k[layer, :, :, :end], self.v[layer, :, :, :end]
+
+    def advance(self, token_ids: np.ndarray) -> None:
+        """Counts the tokens [batch, n] whose keys and values every layer has appended."""
+        end = self.length + token_ids.shape[1]
+        self.token_ids[:, self.length:end] = token_ids
+        self.length = end
+
+    def common_prefix(self, token_ids: np.ndarray) -> int:
+        """How many positions, from the first on, hold the same tokens as `token_ids` [n] (in a cache of one sequence)."""
+        n = min(self.length, len(token_ids))
+        differing = np.flatnonzero(self.token_ids[0, :n] != token_ids[:n])
+        return int(differing[0]) if len(differing) else n
 
     def truncate(self, length: int) -> None:
         """Forgets all positions from `length` on."""
@@ -586,6 +593,7 @@ class KVCache:
         """Keeps only these sequences of the batch."""
         self.k = self.k[:, rows]
         self.v = self.v[:, rows]
+        self.token_ids = self.token_ids[rows]
         self.left_padding = None if self.left_padding is None else self.left_padding[rows]
 
 
@@ -640,7 +648,7 @@ def forward(model: "Model", token_ids: Sequence[int] | np.ndarray, cache: KVCach
             x = w["embed_tokens"][now]  # [batch, chunk, hidden_size]
             for i, layer in enumerate(w["layers"]):
                 x = decoder_layer(x, layer, config, cache, i, cos, sin)
-            cache.length += now.shape[1]
+            cache.advance(now)
             if all_logits:
                 logits[:, start:start + chunk] = output_logits(x, w, config.rms_norm_eps)
         if not all_logits:  # the head is as large as several layers: only where somebody looks
@@ -817,7 +825,7 @@ def load_generation_config(path: Path, config: Config) -> tuple[Sampling, tuple[
     As in transformers, do_sample is off unless switched on, and then top_k is 50 and temperature 1 unless given.
     """
     file = path / "generation_config.json"
-    raw = read_json_object(file) if os.path.exists(file) else {}
+    raw = read_json_object(file) if model_file(path, file.name) else {}
     names = Sampling.__dataclass_fields__
     for key, value in raw.items():
         if key not in GENERATION_KEYS and key not in names and value is not None and value is not False:
@@ -838,16 +846,18 @@ def load_generation_config(path: Path, config: Config) -> tuple[Sampling, tuple[
     return sampling, token_id_list(raw.get("eos_token_id"), file) or config.eos_token_ids, longest
 
 
-def load_model(path: str | Path, engine: Engine = NUMPY) -> Model:
+def load_model(name: str | Path, engine: Engine = NUMPY, offline: bool = False) -> Model:
     """Loads a folder with config.json, tokenizer.json and *.safetensors as published on Hugging Face.
 
-    Raises InputError or TokenizerError, one line that names the file, for anything missing, damaged or unsupported.
+    `name` may also be that of a model on the hub (Qwen/Qwen3-0.6B, or 0.6B for short): it is taken from the hub's cache
+    or, unless `offline`, downloaded into it.
+    Raises InputError, one line that names the file, for anything missing, damaged or unsupported.
     """
-    path = Path(path)
+    path = Path(name)
     if not os.path.isdir(path):
-        raise InputError(f"{path}: {'not a folder' if os.path.exists(path) else 'no such folder'}; "
-                         "a model is a folder with config.json, tokenizer.json and model.safetensors")
-    if not os.path.exists(path / "config.json"):
+        from qwen3_hub import resolve_model  # only where it is needed, because importing the hub's client takes time
+        path = resolve_model(str(name), offline)
+    if model_file(path, "config.json") is None:
         raise InputError(f"{path}: no config.json in this folder, so it is not a model")
     config = load_config(path)
     sampling, eos_token_ids, max_new_tokens = load_generation_config(path, config)
@@ -918,8 +928,50 @@ def answer_limit(model: Model, prompt_length: int, max_new_tokens: int | None) -
     return room if wanted is None else min(wanted, room)
 
 
+def reuse(cache: KVCache, prompt: np.ndarray, config: Config) -> np.ndarray:
+    """Cuts the cache back to what it has in common with the prompt [n] -> the tokens that remain to be computed.
+
+    At least the last one remains, because its logits say how to go on.
+    """
+    if cache.config != config or cache.k.shape[1] != 1 or cache.left_padding is not None:
+        raise InputError("the cache given belongs to another model, or to a batch")
+    cache.truncate(min(cache.common_prefix(prompt), len(prompt) - 1))
+    return prompt[cache.length:]
+
+
+def inside_thought(model: Model, prompt: np.ndarray) -> bool:
+    """True if the prompt [n] ends within <think>, so that the answer begins with the rest of a thought."""
+    return model.tokenizer.decode(prompt[-8:]).rstrip().endswith("<think>")
+
+
+THOUGHT_CLOSING = "\n</think>\n\n"  # what a thought that has used up its budget ends with
+
+
+def thought_limiter(model: Model, prompt: np.ndarray, budget: int | None) -> Callable[[int | None], list[int]]:
+    """A function that is told each token (first None) and says with which tokens to go on, or nothing: [].
+
+    It lets `budget` tokens of thought pass between <think> and </think>, then closes the thought.
+    """
+    opening, closing = model.tokenizer.token_to_id("<think>"), model.tokenizer.token_to_id("</think>")
+    if checked_whole("think_budget", budget, 0) is not None and (opening is None or closing is None):
+        raise InputError("think_budget needs a model whose tokenizer has the tokens <think> and </think>")
+    ending = [] if budget is None else model.tokenizer.encode(THOUGHT_CLOSING)
+    inside, spent = inside_thought(model, prompt), 0
+
+    def forced(token: int | None) -> list[int]:
+        nonlocal inside, spent
+        if token in (opening, closing) and token is not None:
+            inside = token == opening
+        elif inside and token is not None:
+            spent += 1
+        return list(ending) if inside and spent == budget else []
+
+    return forced
+
+
 def generate(model: Model, token_ids: Sequence[int] | np.ndarray, max_new_tokens: int | None = None,
-             seed: int | None = None, eos_token_ids: Iterable[int] | None = None,
+             seed: int | None = None, eos_token_ids: Iterable[int] | None = None, cache: KVCache | None = None,
+             think_budget: int | None = None, observe: Callable[[int, np.ndarray], None] | None = None,
              **sampling: float | None) -> Iterator[int]:
     """Continues the prompt `token_ids` [n], one token id at a time.
 
@@ -927,22 +979,34 @@ def generate(model: Model, token_ids: Sequence[int] | np.ndarray, max_new_tokens
     `eos_token_ids=()` never ends early. `sampling` takes the fields of Sampling: temperature, top_k, top_p, min_p,
     repetition_penalty, presence_penalty, frequency_penalty. What is None or missing is as the checkpoint's
     generation_config.json has it. The same seed gives the same tokens.
+
+    A `cache` that an earlier call has filled is cut back to the longest common prefix with the prompt, and the rest of
+    the prompt is computed: a conversation costs only what is new. `think_budget` closes a thought after so many tokens.
+    `observe(token, logits [vocab_size])` is called with each token drawn and the logits as the model computed them.
     Raises InputError, before anything is computed, for ids and values out of range.
     """
     prompt = checked_prompt(token_ids, model.config)
     limit = answer_limit(model, len(prompt), max_new_tokens)
     draw = sampler(model, prompt, model.sampling.updated(**sampling), checked_whole("seed", seed, 0))
-    ends = checked_ends(model, eos_token_ids)
+    ends, forced = checked_ends(model, eos_token_ids), thought_limiter(model, prompt, think_budget)
+    cache = model.engine.new_cache(model.config) if cache is None else cache
+    remaining = reuse(cache, prompt, model.config)
 
     def tokens() -> Iterator[int]:
-        cache = model.engine.new_cache(model.config)
-        new = prompt
+        new, queue = list(remaining), forced(None)
         for _ in range(limit):
-            token = draw(model.engine.forward(model, new, cache))
-            if token in ends:
-                return
+            if queue:
+                token = queue.pop(0)
+            else:
+                logits = model.engine.forward(model, new, cache)
+                token, new = draw(logits), []
+                if token in ends:
+                    return
+                if observe is not None:
+                    observe(token, logits)
             yield token
-            new = [token]
+            new.append(token)
+            queue = queue or forced(token)
 
     return tokens()
 
@@ -994,149 +1058,144 @@ def generate_batch(model: Model, prompts: Sequence[Sequence[int]], max_new_token
     return answers
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Command line
-# ----------------------------------------------------------------------------------------------------------------------
-
-BUNDLED = Path(__file__).resolve().parent / "demo"
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:
-        note(f"{self.prog}: error: {' '.join(message.split())} (--help lists the options)")
-        self.exit(2)
+class TokenLogprob(NamedTuple):
+    """How likely the model found a token, as a natural logarithm, and what it found most likely in its place."""
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]]  # token ids and their logprobs, the most likely first
 
 
-def note(text: str) -> None:
-    """Prints a line to stderr. Where nobody can read it, nothing else is lost."""
-    if sys.stderr is not None:
-        with contextlib.suppress(OSError):
-            print(text, file=sys.stderr, flush=True)
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """Logits [..., vocab_size] -> natural logarithms of the probabilities, the same shape."""
+    x = logits - logits.max(axis=-1, keepdims=True)
+    x -= np.log(np.exp(x).sum(axis=-1, keepdims=True))
+    return x
 
 
-def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(description="Answers a prompt with a Qwen3 model. The answer goes to stdout, all else to stderr.",
-                    epilog="What is not given is as the model's generation_config.json has it. At temperature 0, the "
-                           "bundled model's default, --top-k, --top-p, --min-p and --seed change nothing.")
-    add = parser.add_argument
-    add("prompt", help="what to ask")
-    add("--model", type=Path, metavar="FOLDER",
-        help="folder with config.json, tokenizer.json and *.safetensors (default: the bundled model)")
-    add("--system", metavar="TEXT", help="system prompt")
-    add("--think", action=argparse.BooleanOptionalAction,
-        help="reason before the answer, or don't (default: as the chat template has it)")
-    add("--raw", action="store_true", help="continue the prompt as plain text, without the chat template")
-    add("--max-tokens", type=int, metavar="N", help="longest answer (default: until it ends, or the context is full)")
-    add("--temperature", type=float, metavar="T", help="0 takes the most likely token, 1 samples as the model predicts")
-    add("--top-k", type=int, metavar="K", help="only the K most likely tokens; 0 is off")
-    add("--top-p", type=float, metavar="P", help="only the most likely tokens that together reach the probability P")
-    add("--min-p", type=float, metavar="P", help="only tokens at least P times as likely as the most likely one")
-    add("--repetition-penalty", type=float, metavar="X", help="above 1: less of what is in the prompt or the answer")
-    add("--presence-penalty", type=float, metavar="X", help="above 0: less of what is in the answer")
-    add("--frequency-penalty", type=float, metavar="X", help="above 0: the less, the more often it is in the answer")
-    add("--seed", type=int, metavar="N", help="makes sampling repeatable")
-    add("--stats", action="store_true", help="print speed and memory to stderr")
-    args = parser.parse_args(argv)
-    if args.raw and (args.system is not None or args.think is not None):
-        parser.error("--raw uses no chat template, so --system, --think and --no-think don't go with it")
-    return args
+class Completion(Iterator[str]):
+    """An answer while it is generated: iterate over it for its text, piece by piece, or call `finish` for all of it.
 
+    `prompt_ids` [n]; how far the answer has come: `token_ids`, `text`, `logprobs` (if asked for), `times`, the start
+    and the arrival of each token in seconds; `cached_tokens`, what the cache spared of the prompt; `finish_reason`:
+    None while it goes on, then "stop" (it ended by itself or at a stop text) or "length" (it was cut off).
+    """
 
-def check_arguments(args: argparse.Namespace) -> dict[str, float | None]:
-    """The sampling options. Raises InputError for wrong values, before a large model is loaded."""
-    if not args.prompt.strip():
-        raise InputError("the prompt is empty")
-    checked_whole("max_tokens", args.max_tokens, 1)
-    checked_whole("seed", args.seed, 0)
-    sampling = {name: getattr(args, name) for name in Sampling.__dataclass_fields__}
-    Sampling().updated(**sampling)
-    return sampling
+    def __init__(self, model: Model, token_ids: Sequence[int] | np.ndarray, max_new_tokens: int | None = None,
+                 stop: str | Sequence[str] = (), logprobs: int | None = None, cache: KVCache | None = None,
+                 **options: Any):
+        """Takes what `generate` takes, and
 
+        stop: texts that end the answer and are no part of it; they may span tokens
+        logprobs: record the probability of each token and so many alternatives, before temperature and penalties
+        """
+        self.model, self.prompt_ids = model, checked_prompt(token_ids, model.config)
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.finish_reason: str | None = None
+        self._n_top = checked_whole("logprobs", logprobs, 0)
+        self._limit = answer_limit(model, len(self.prompt_ids), max_new_tokens)
+        self._texts: list[str] = []
+        cache = model.engine.new_cache(model.config) if cache is None else cache
+        observe = None if logprobs is None else self._record
+        tokens = generate(model, self.prompt_ids, max_new_tokens, cache=cache, observe=observe, **options)
+        self.cached_tokens = cache.length
+        self.times = [time.perf_counter()]
+        self._pieces = until_stop(stream_text(model.tokenizer, self._counted(tokens)), checked_stop(stop))
 
-def encode_prompt(model: Model, args: argparse.Namespace) -> list[int]:
-    """The prompt of the command line as token ids, in the chat template unless --raw."""
-    if args.raw:
-        return model.tokenizer.encode(args.prompt)
-    messages = [{"role": "system", "content": args.system}] if args.system is not None else []
-    messages.append({"role": "user", "content": args.prompt})
-    return model.tokenizer.encode(model.tokenizer.apply_chat_template(messages, enable_thinking=args.think))
+    def _record(self, token: int, logits: np.ndarray) -> None:
+        x = log_softmax(logits)
+        best = top_k_indices(x, min(self._n_top, len(x))) if self._n_top else np.empty(0, int)
+        best = best[np.argsort(-x[best], kind="stable")][:self._n_top]
+        self.logprobs.append(TokenLogprob(token, float(x[token]), [(int(i), float(x[i])) for i in best]))
 
-
-def write(text: str) -> None:
-    """Prints a piece of the answer. Raises InputError when stdout was closed (`| head -1`) or its disk is full."""
-    try:
-        print(text, end="", flush=True)
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would complain again when it exits
-        raise InputError(f"the answer could not be written to stdout: {error.strerror}") from error
-
-
-def run(args: argparse.Namespace, engine: Engine) -> None:
-    """Loads the model, streams the answer to stdout and, if asked, the statistics to stderr."""
-    sampling = check_arguments(args)
-    model = load_model(args.model or BUNDLED, engine)
-    prompt = encode_prompt(model, args)
-    tokens = generate(model, prompt, args.max_tokens, args.seed, **sampling)
-    if args.model is None:
-        note("No --model given: the small bundled model answers. For Qwen's own: "
-             "hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B, then --model Qwen3-0.6B")
-    times = [time.perf_counter()]
-
-    def timed(token_ids: Iterator[int]) -> Iterator[int]:
-        for token in token_ids:
-            times.append(time.perf_counter())
+    def _counted(self, tokens: Iterator[int]) -> Iterator[int]:
+        for token in tokens:
+            self.token_ids.append(token)
+            self.times.append(time.perf_counter())
             yield token
+        self.finish_reason = "length" if len(self.token_ids) == self._limit else "stop"
 
-    try:
-        for piece in stream_text(model.tokenizer, timed(tokens)):
-            write(piece)
-    finally:
-        write("\n")
-    if args.stats:
-        note(statistics(len(prompt), times))
+    def __next__(self) -> str:
+        try:
+            piece = next(self._pieces)
+        except StopIteration:
+            self.finish_reason = self.finish_reason or "stop"  # at a stop text, with more to come
+            raise
+        self._texts.append(piece)
+        return piece
+
+    def finish(self) -> "Completion":
+        """Generates the rest -> itself."""
+        for _ in self:
+            pass
+        return self
+
+    @property
+    def text(self) -> str:
+        """What has been generated so far, thoughts and tool calls included."""
+        return "".join(self._texts)
+
+    @property
+    def think_open_in_prompt(self) -> bool:
+        """True if the prompt ends within a thought, which the text then goes on with."""
+        return inside_thought(self.model, self.prompt_ids)
+
+    @property
+    def answer(self) -> Answer:
+        """The text so far, taken apart into reasoning, content and tool_calls."""
+        return parse_answer(self.text, self.think_open_in_prompt)
 
 
-def statistics(n_prompt: int, times: list[float]) -> str:
-    """One line: `times` are the start of generation and the arrival of each token, in seconds."""
-    n_answer, parts = len(times) - 1, []
-    if n_answer > 0:
-        first = times[1] - times[0]
-        parts.append(f"prompt: {n_prompt} tokens, {n_prompt / first:.1f} tokens/s, first token after {first:.2f} s")
-    speed = f", {(n_answer - 1) / (times[-1] - times[1]):.1f} tokens/s" if n_answer > 1 else ""
-    parts.append(f"answer: {n_answer} tokens{speed}")
-    if (peak := peak_memory()) is not None:
-        parts.append(f"peak memory: {peak / 1e9:.2f} GB")
-    return " | ".join(parts)
+def checked_stop(stop: str | Sequence[str]) -> tuple[str, ...]:
+    """Stop texts as a tuple. Raises InputError for an empty one, which would end every answer at once."""
+    stop = (stop,) if isinstance(stop, str) else tuple(stop)
+    if not all(isinstance(text, str) and text for text in stop):
+        raise InputError(f"a stop text must be a text of at least one character, not {stop!r}")
+    return stop
 
 
-def peak_memory() -> int | None:
-    """The most memory the process has had at a time, in bytes; None where the system doesn't tell."""
-    try:
-        import resource  # Unix only
-    except ImportError:
-        return None
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+# What Qwen's authors recommend for answers without thinking; generation_config.json holds the values for thinking.
+WITHOUT_THINKING = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.0}
 
 
-def main(argv: Sequence[str] | None = None, engine: Engine = NUMPY) -> int:
-    """The command line -> exit status: 0, 1 (bad input), 2 (bad usage) or 130 (Ctrl-C)."""
-    args = parse_arguments(argv)
-    try:
-        if sys.stdout is None:
-            raise InputError("stdout is closed, so there is nowhere to write the answer to")
-        if hasattr(sys.stdout, "reconfigure"):
-            sys.stdout.reconfigure(errors="replace")  # a terminal that can't show a character gets a question mark
-        run(args, engine)
-        return 0
-    except (InputError, TokenizerError) as error:
-        message, status = str(error), 1
-    except MemoryError:
-        message, status = "not enough memory for this model", 1
-    except KeyboardInterrupt:
-        message, status = "interrupted", 130
-    note(f"{Path(sys.argv[0]).name}: {message}")
-    return status
+def chat(model: Model, messages: str | Sequence[dict], tools: Sequence[dict] | None = None,
+         enable_thinking: bool | None = None, **options: Any) -> Completion:
+    """The answer to a conversation, or to a single question given as a text.
 
+    messages: {"role": "system" | "user" | "assistant" | "tool", "content": ...} objects as OpenAI has them; `tools`
+    are JSON schemas. enable_thinking: None leaves it to the template. With False, a model whose authors sample gets
+    their values for answers without thinking (WITHOUT_THINKING). `options` are those of Completion and generate.
+    Raises InputError, before anything is computed, for what can't be rendered or is out of range.
+    """
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    text = model.tokenizer.apply_chat_template(messages, tools, enable_thinking=enable_thinking, join_text_parts=True)
+    if enable_thinking is False and model.sampling.temperature > 0:
+        options = WITHOUT_THINKING | {name: value for name, value in options.items() if value is not None}
+    return Completion(model, model.tokenizer.encode(text), **options)
+
+
+SCORED = 128  # positions whose logits are in memory at a time: 78 MB with a vocabulary of 151,936
+
+
+def score(model: Model, token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
+    """The logprob of each token of a text [n] but the first, given those before it -> [n - 1], natural logarithms.
+
+    Perplexity is exp of minus their mean. Raises InputError for ids out of range and for more than the context holds.
+    """
+    ids = checked_prompt(token_ids, model.config)
+    if len(ids) > model.config.context_length:
+        raise InputError(f"the text has {len(ids)} tokens; the model's context is {model.config.context_length}")
+    cache, logprobs = model.engine.new_cache(model.config, len(ids)), [np.empty(0, np.float32)]
+    for start in range(0, len(ids) - 1, SCORED):
+        now, following = ids[start:start + SCORED], ids[start + 1:start + SCORED + 1]
+        x = log_softmax(model.engine.forward(model, now, cache, all_logits=True))  # [SCORED, vocab_size]
+        logprobs.append(x[np.arange(len(following)), following])
+    return np.concatenate(logprobs)
+
+
+BUNDLED = Path(__file__).resolve().parent / "demo"  # the small model that comes with this file
 
 if __name__ == "__main__":
+    from qwen3_cli import main
     sys.exit(main())

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import qwen3
+import qwen3_cli
 from configs import BASE, YARN, transformers_5
 from make_random_model import make_random_model
 from tokenizer_utils import TokenizerError
@@ -63,7 +64,7 @@ def cli(capfd, *args) -> tuple[int, str, str]:
     """(status, stdout, stderr) of the command line, run in this process. capfd also sees what libraries write past Python."""
     capfd.readouterr()
     try:
-        status = qwen3.main([str(arg) for arg in args])
+        status = qwen3_cli.main([str(arg) for arg in args])
     except SystemExit as stop:  # argparse ends wrong usage so
         status = stop.code
     return status, *capfd.readouterr()
@@ -696,7 +697,7 @@ def test_panic_in_the_tokenizer(folder, capfd):
     edit_json(folder / "tokenizer.json", {"post_processor": {
         "type": "TemplateProcessing", "pair": [], "special_tokens": {},
         "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "<none>", "type_id": 0}}]}})
-    assert qwen3.main(["--model", str(folder), "Hello"]) == 1
+    assert qwen3_cli.main(["--model", str(folder), "Hello"]) == 1
     assert "tokenizer.json" in capfd.readouterr().err.splitlines()[-1]
 
 
@@ -880,11 +881,12 @@ def test_options_are_checked_before_the_model_is_loaded(pristine, capfd, monkeyp
     def load(*_):
         pytest.fail("a large model would have been loaded for nothing")
     monkeypatch.setattr(qwen3, "load_weights", load)
-    monkeypatch.setattr(qwen3, "load_model", load)
+    monkeypatch.setattr(qwen3_cli, "load_model", load)
     assert_cli_refuses(capfd, ["--model", pristine, *options, "Hello"], options[1])
 
 
-def test_no_prompt(pristine, capfd):
+def test_no_prompt(pristine, capfd, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
     assert_cli_refuses(capfd, ["--model", pristine], "prompt")
 
 

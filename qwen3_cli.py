@@ -1,0 +1,371 @@
+"""The command line of `python qwen3.py`: options in; answers, JSON, scores or a conversation out.
+
+Answers go to stdout, everything else to stderr. Exit status: 0; 1 for bad input, or output that can't be written, said
+in one line; 2 for bad usage; 130 after Ctrl-C.
+"""
+import argparse
+import contextlib
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from qwen3 import (BUNDLED, NUMPY, Completion, Engine, InputError, KVCache, Model, Sampling, chat, checked_stop,
+                   checked_whole, load_model, score)
+from qwen3_files import load_prompt_cache, read_messages, read_text, read_tools, save_prompt_cache
+from tokenizer_utils import split_stream
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Output
+# ----------------------------------------------------------------------------------------------------------------------
+
+DIM, NORMAL = "\x1b[2m", "\x1b[0m"
+
+
+def note(text: str) -> None:
+    """Prints a line to stderr. Where nobody can read it, nothing else is lost."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            print(text, file=sys.stderr, flush=True)
+
+
+def coloured() -> bool:
+    """True if stdout is a terminal whose owner has nothing against colours (https://no-color.org)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def write(text: str, dim: bool = False) -> None:
+    """Prints a piece of the answer. Raises InputError when stdout was closed (`| head -1`) or its disk is full."""
+    if sys.stdout.isatty():  # a model must not send commands to the terminal
+        text = re.sub("[\x00-\x08\x0b-\x1f\x7f-\x9f]", "\ufffd", text)
+    if dim and text and coloured():
+        text = DIM + text + NORMAL
+    try:
+        print(text, end="", flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would complain again when it exits
+        raise InputError(f"the answer could not be written to stdout: {error.strerror}") from error
+
+
+def print_answer(completion: Completion, hide_thinking: bool = False) -> None:
+    """Streams an answer: its thought dimmed (or hidden), and each tool call as a line of JSON. Ends with a newline."""
+    started, held, last = False, [], ""
+    try:
+        for kind, piece in split_stream(completion, completion.think_open_in_prompt):
+            if hide_thinking and not started:
+                piece = "" if kind == "thinking" else piece.lstrip("\n")
+            if kind == "call":
+                held.append(piece)  # until it is known whether it is one
+            elif piece:
+                write(piece, dim=kind == "thinking")
+                started, last = started or kind == "content", piece[-1]
+        calls = completion.answer.tool_calls
+        rest = "\n".join(json.dumps(call, ensure_ascii=False) for call in calls) or "".join(held)
+        if rest:
+            write(rest if last in ("", "\n") else "\n" + rest)
+            last = rest[-1]
+    finally:
+        if last != "\n":
+            write("\n")
+
+
+def print_json(value: dict) -> None:
+    """Prints a value as one line of JSON."""
+    write(json.dumps(value, ensure_ascii=False) + "\n")
+
+
+def as_json(completion: Completion, n_logprobs: int | None) -> dict:
+    """A finished answer as an object: its parts, why it ended, how many tokens, and the seconds they took."""
+    answer, n = completion.answer, len(completion.token_ids)
+    value = {
+        "text": answer.content,
+        "reasoning": answer.reasoning,
+        "tool_calls": answer.tool_calls,
+        "finish_reason": "tool_calls" if answer.tool_calls else completion.finish_reason,
+        "prompt_tokens": len(completion.prompt_ids),
+        "cached_tokens": completion.cached_tokens,
+        "completion_tokens": n,
+        "seconds_to_first_token": round(completion.times[1] - completion.times[0], 4) if n else None,
+        "seconds": round(completion.times[-1] - completion.times[0], 4),
+    }
+    if n_logprobs is not None:
+        value["logprobs"] = list(logprob_objects(completion))
+    return value
+
+
+def logprob_objects(completion: Completion) -> Iterable[dict]:
+    """The recorded logprobs as objects: the token's id, its text, its logprob, and the same of those most likely."""
+    def described(token: int, logprob: float) -> dict:
+        return {"id": token, "token": completion.model.tokenizer.decode([token]), "logprob": round(logprob, 5)}
+
+    for token, logprob, top in completion.logprobs:
+        yield described(token, logprob) | {"top": [described(*other) for other in top]}
+
+
+def statistics(completion: Completion) -> str:
+    """One line: tokens, their speed, and the memory."""
+    times, parts = completion.times, []
+    n_prompt, n_cached, n_answer = len(completion.prompt_ids), completion.cached_tokens, len(completion.token_ids)
+    if n_answer > 0:
+        first = times[1] - times[0]
+        cached = f" ({n_cached} from the cache)" if n_cached else ""
+        parts.append(f"prompt: {n_prompt} tokens{cached}, {(n_prompt - n_cached) / first:.1f} tokens/s, "
+                     f"first token after {first:.2f} s")
+    speed = f", {(n_answer - 1) / (times[-1] - times[1]):.1f} tokens/s" if n_answer > 1 else ""
+    parts.append(f"answer: {n_answer} tokens{speed}")
+    if (peak := peak_memory()) is not None:
+        parts.append(f"peak memory: {peak / 1e9:.2f} GB")
+    return " | ".join(parts)
+
+
+def peak_memory() -> int | None:
+    """The most memory the process has had at a time, in bytes; None where the system doesn't tell."""
+    try:
+        import resource  # Unix only
+    except ImportError:
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Options
+# ----------------------------------------------------------------------------------------------------------------------
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:
+        note(f"{self.prog}: error: {' '.join(message.split())} (--help lists the options)")
+        self.exit(2)
+
+
+def make_parser() -> Parser:
+    parser = Parser(description="Answers a prompt with a Qwen3 model. The answer goes to stdout, all else to stderr.",
+                    epilog="What is not given is as the model's generation_config.json has it. At temperature 0, the "
+                           "bundled model's default, --top-k, --top-p, --min-p and --seed change nothing.")
+    add = parser.add_argument_group("what to ask").add_argument
+    add("prompt", nargs="?", help='what to ask; "-", or nothing with something piped in, reads it from stdin')
+    add("--file", metavar="FILE", help="read the prompt from a file; with a prompt as well, it follows the prompt")
+    add("--system", metavar="TEXT", help="system prompt")
+    add("--system-file", metavar="FILE", help="read the system prompt from a file")
+    add("--messages", metavar="FILE", help="a conversation so far: JSON, a list of messages as in OpenAI's API")
+    add("--tools", metavar="FILE", help="tools that the model may call: JSON, as in OpenAI's API")
+    add("--raw", action="store_true", help="continue the prompt as plain text, without the chat template")
+    add = parser.add_argument_group("which model").add_argument
+    add("--model", metavar="NAME", help="a folder with config.json, tokenizer.json and *.safetensors; or a model on the "
+        "Hugging Face hub, such as Qwen/Qwen3-0.6B, 0.6B for short: taken from the hub's cache, or downloaded "
+        "(default: $QWEN3_MODEL, else the small bundled model)")
+    add("--offline", action="store_true", help="never use the network: only folders and the hub's cache")
+    add = parser.add_argument_group("what to do").add_argument
+    add("--chat", action="store_true", help="a conversation; /help in it lists its commands")
+    add("--score", action="store_true", help="instead of answering, print how likely the model finds the text: its "
+        "log-likelihood, tokens and perplexity; with --file of each line")
+    add = parser.add_argument_group("the answer").add_argument
+    add("--think", action=argparse.BooleanOptionalAction,
+        help="reason before the answer, or don't (default: as the chat template has it)")
+    add("--hide-thinking", action="store_true", help="don't show the reasoning")
+    add("--think-budget", type=int, metavar="N", help="end the reasoning after N tokens and go on to the answer")
+    add("--max-tokens", type=int, metavar="N", help="longest answer (default: until it ends, or the context is full)")
+    add("--stop", action="append", metavar="TEXT", default=[], help="end before this text; may be given several times")
+    add = parser.add_argument_group("how tokens are chosen").add_argument
+    add("--greedy", action="store_true", help="always the most likely token: the same as --temperature 0")
+    add("--temperature", type=float, metavar="T", help="0 takes the most likely token, 1 samples as the model predicts")
+    add("--top-k", type=int, metavar="K", help="only the K most likely tokens; 0 is off")
+    add("--top-p", type=float, metavar="P", help="only the most likely tokens that together reach the probability P")
+    add("--min-p", type=float, metavar="P", help="only tokens at least P times as likely as the most likely one")
+    add("--repetition-penalty", type=float, metavar="X", help="above 1: less of what is in the prompt or the answer")
+    add("--presence-penalty", type=float, metavar="X", help="above 0: less of what is in the answer")
+    add("--frequency-penalty", type=float, metavar="X", help="above 0: the less, the more often it is in the answer")
+    add("--seed", type=int, metavar="N", help="makes sampling repeatable")
+    add = parser.add_argument_group("output").add_argument
+    add("--json", action="store_true", help="print one JSON object: text, reasoning, tool calls, token counts, times")
+    add("--logprobs", type=int, metavar="N", help="the logprob of each token and of the N most likely ones (on stderr, "
+        "or in the JSON object)")
+    add("--stats", action="store_true", help="print speed and memory to stderr")
+    add("--prompt-cache", metavar="FILE", help="keep the computed prompt in a file: another prompt that begins alike "
+        "starts sooner")
+    return parser
+
+
+# Option -> what does not go with it, and would otherwise be ignored.
+EXCLUDES = {
+    "raw": ("system", "system_file", "messages", "tools", "think", "hide_thinking", "think_budget", "chat"),
+    "chat": ("score", "json", "logprobs", "prompt_cache"),
+    "score": ("system", "system_file", "messages", "tools", "think", "hide_thinking", "think_budget", "max_tokens",
+              "stop", "logprobs", "stats", "prompt_cache", "greedy", *Sampling.__dataclass_fields__, "seed"),
+    "json": ("hide_thinking",),
+    "greedy": ("temperature",),
+    "system": ("system_file",),
+}
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The options, as far as they can be checked without reading a file; exits with status 2 for bad usage."""
+    parser = make_parser()
+    args = parser.parse_args(argv)
+    for option, others in EXCLUDES.items():
+        for other in others:
+            if all(getattr(args, name) != parser.get_default(name) for name in (option, other)):
+                name = "no-think" if other == "think" and not args.think else other.replace("_", "-")
+                parser.error(f"--{option} does not go with --{name}")
+    if args.prompt is None and args.file is None and args.messages is None and not args.chat:
+        if sys.stdin is None or sys.stdin.isatty():
+            parser.error("there is no prompt; give one, or --chat for a conversation")
+        args.prompt = "-"
+    if [args.prompt, args.file, args.system_file, args.messages, args.tools].count("-") > 1:
+        parser.error("only one thing can be read from stdin")
+    return args
+
+
+def checked_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of `Completion`. Raises InputError for wrong values, before a large model is loaded."""
+    sampling = {name: getattr(args, name) for name in Sampling.__dataclass_fields__}
+    if args.greedy:
+        sampling["temperature"] = 0.0
+    Sampling().updated(**sampling)
+    return sampling | {"max_new_tokens": checked_whole("max_tokens", args.max_tokens, 1),
+                       "seed": checked_whole("seed", args.seed, 0),
+                       "think_budget": checked_whole("think_budget", args.think_budget, 0),
+                       "stop": checked_stop(args.stop)}
+
+
+def read_prompt(args: argparse.Namespace) -> str | None:
+    """The text to ask, from the argument, stdin and --file, or None if only --messages or --chat is given."""
+    parts = [read_text("-") if args.prompt == "-" else args.prompt, None if args.file is None else read_text(args.file)]
+    given = [part for part in parts if part is not None]
+    if given and not any(part.strip() for part in given):
+        raise InputError("the prompt is empty")
+    return "\n\n".join(given) if given else None
+
+
+def read_conversation(args: argparse.Namespace) -> tuple[list[dict], list[dict] | None]:
+    """(messages, tools) of --messages, --tools, --system and the prompt."""
+    messages, tools = ([], None) if args.messages is None else read_messages(args.messages)
+    tools = tools if args.tools is None else read_tools(args.tools)
+    system = args.system if args.system_file is None else read_text(args.system_file)
+    if system is not None:
+        if any(message["role"] == "system" for message in messages):
+            raise InputError(f"{args.messages}: has a system message, so --system can't set another one")
+        messages = [{"role": "system", "content": system}, *messages]
+    prompt = read_prompt(args)
+    if prompt is not None:
+        messages = [*messages, {"role": "user", "content": prompt}]
+    return messages, tools
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What to do
+# ----------------------------------------------------------------------------------------------------------------------
+
+def load(args: argparse.Namespace, engine: Engine) -> Model:
+    """The model of --model, of $QWEN3_MODEL, or the bundled one."""
+    name = args.model if args.model is not None else os.environ.get("QWEN3_MODEL") or None
+    model = load_model(BUNDLED if name is None else name, engine, offline=args.offline)
+    if name is None:
+        note("No --model given: the small bundled model answers. For Qwen's own: --model Qwen/Qwen3-0.6B")
+    return model
+
+
+def answer(args: argparse.Namespace, engine: Engine) -> None:
+    """Loads the model and answers one prompt."""
+    options = checked_options(args) | {"logprobs": checked_whole("logprobs", args.logprobs, 0)}
+    prompt = read_prompt(args) if args.raw else None
+    messages, tools = ([], None) if args.raw else read_conversation(args)
+    model = load(args, engine)
+    cache, saved = open_prompt_cache(args.prompt_cache, model)
+    if args.raw:
+        completion = Completion(model, model.tokenizer.encode(prompt), cache=cache, **options)
+    else:
+        completion = chat(model, messages, tools, args.think, cache=cache, **options)
+    try:
+        if args.json:
+            print_json(as_json(completion.finish(), args.logprobs))
+        elif args.raw:
+            print_raw(completion)
+        else:
+            print_answer(completion, args.hide_thinking)
+    finally:
+        if cache is not None and saved == completion.cached_tokens < len(completion.prompt_ids) - 1:
+            cache.truncate(min(cache.length, len(completion.prompt_ids)))
+            save_prompt_cache(cache, model, args.prompt_cache)
+    report(completion, args)
+
+
+def report(completion: Completion, args: argparse.Namespace) -> None:
+    """What is to be said on stderr once the answer is there."""
+    if completion.finish_reason == "length" and args.max_tokens is None and not args.json:
+        note(f"The answer was cut off after {len(completion.token_ids)} tokens: the model's limit, or a full context.")
+    if args.logprobs is not None and not args.json:
+        for entry in logprob_objects(completion):
+            others = "".join(f"  {other['logprob']:9.4f} {other['token']!r}" for other in entry["top"])
+            note(f"{entry['logprob']:9.4f} {entry['token']!r}{' |' if others else ''}{others}")
+    if args.stats:
+        note(statistics(completion))
+
+
+def print_raw(completion: Completion) -> None:
+    """Streams the text as it comes."""
+    try:
+        for piece in completion:
+            write(piece)
+    finally:
+        write("\n")
+
+
+def open_prompt_cache(name: str | None, model: Model) -> tuple[KVCache | None, int]:
+    """(the KV cache in a file, how many positions it holds); an empty cache if there is no such file yet."""
+    if name is None:
+        return None, 0
+    cache = load_prompt_cache(model, name) if os.path.lexists(name) else model.engine.new_cache(model.config)
+    return cache, cache.length
+
+
+def print_scores(args: argparse.Namespace, engine: Engine) -> None:
+    """Prints log-likelihood, tokens and perplexity of the prompt, and of each line of --file.
+
+    The first token of a text is given, so a text of n tokens has n - 1 whose probability counts.
+    """
+    texts = [read_text("-") if args.prompt == "-" else args.prompt] if args.prompt is not None else []
+    texts += [] if args.file is None else read_text(args.file).split("\n")
+    model = load(args, engine)
+    for text in texts:
+        ids = model.tokenizer.encode(text)
+        logprobs = score(model, ids) if ids else []
+        n, total = len(logprobs), float(sum(logprobs))
+        value = {"logprob": round(total, 4), "tokens": n, "perplexity": round(math.exp(-total / n), 4) if n else None}
+        if args.json:
+            print_json(value | {"text": text})
+        else:
+            perplexity = "-" if value["perplexity"] is None else f"{value['perplexity']:.4f}"
+            write(f"{total:.4f}\t{n}\t{perplexity}\t{text}\n")
+
+
+def main(argv: Sequence[str] | None = None, engine: Engine = NUMPY) -> int:
+    """The command line -> exit status."""
+    args = parse_arguments(argv)
+    try:
+        if sys.stdout is None:
+            raise InputError("stdout is closed, so there is nowhere to write the answer to")
+        if hasattr(sys.stdout, "reconfigure"):
+            sys.stdout.reconfigure(errors="replace")  # a terminal that can't show a character gets a question mark
+        if args.chat:
+            from qwen3_chat import run_chat
+            messages, tools = read_conversation(args)
+            run_chat(load(args, engine), messages, tools, args.think, args.hide_thinking, checked_options(args))
+        else:
+            (print_scores if args.score else answer)(args, engine)
+        return 0
+    except InputError as error:
+        message, status = str(error), 1
+    except MemoryError:
+        message, status = "not enough memory for this model", 1
+    except KeyboardInterrupt:
+        message, status = "interrupted", 130
+    note(f"{Path(sys.argv[0]).name}: {message}")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

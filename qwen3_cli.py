@@ -23,6 +23,10 @@ from tokenizer_utils import split_stream
 # Output
 # ----------------------------------------------------------------------------------------------------------------------
 
+class OutputError(InputError):
+    """The answer can't be written."""
+
+
 DIM, NORMAL = "\x1b[2m", "\x1b[0m"
 
 
@@ -39,7 +43,7 @@ def coloured() -> bool:
 
 
 def write(text: str, dim: bool = False) -> None:
-    """Prints a piece of the answer. Raises InputError when stdout was closed (`| head -1`) or its disk is full."""
+    """Prints a piece of the answer. Raises OutputError when stdout was closed (`| head -1`) or its disk is full."""
     if sys.stdout.isatty():  # a model must not send commands to the terminal
         text = re.sub("[\x00-\x08\x0b-\x1f\x7f-\x9f]", "\ufffd", text)
     if dim and text and coloured():
@@ -48,7 +52,7 @@ def write(text: str, dim: bool = False) -> None:
         print(text, end="", flush=True)
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would complain again when it exits
-        raise InputError(f"the answer could not be written to stdout: {error.strerror}") from error
+        raise OutputError(f"the answer could not be written to stdout: {error.strerror}") from error
 
 
 def print_answer(completion: Completion, hide_thinking: bool = False) -> None:
@@ -342,6 +346,16 @@ def print_scores(args: argparse.Namespace, engine: Engine) -> None:
             write(f"{total:.4f}\t{n}\t{perplexity}\t{text}\n")
 
 
+def converse(args: argparse.Namespace, engine: Engine) -> int:
+    """A conversation on the terminal, or with lines from a pipe -> exit status."""
+    from qwen3_chat import Chat, run_chat  # which needs this module
+    if sys.stdin is None:
+        raise InputError("stdin is closed, so there is nobody to talk to")
+    options = checked_options(args)
+    messages, tools = read_conversation(args)
+    return run_chat(Chat(load(args, engine), messages, tools, args.think, args.hide_thinking, options, args.stats))
+
+
 def main(argv: Sequence[str] | None = None, engine: Engine = NUMPY) -> int:
     """The command line -> exit status."""
     args = parse_arguments(argv)
@@ -351,11 +365,8 @@ def main(argv: Sequence[str] | None = None, engine: Engine = NUMPY) -> int:
         if hasattr(sys.stdout, "reconfigure"):
             sys.stdout.reconfigure(errors="replace")  # a terminal that can't show a character gets a question mark
         if args.chat:
-            from qwen3_chat import run_chat
-            messages, tools = read_conversation(args)
-            run_chat(load(args, engine), messages, tools, args.think, args.hide_thinking, checked_options(args))
-        else:
-            (print_scores if args.score else answer)(args, engine)
+            return converse(args, engine)
+        (print_scores if args.score else answer)(args, engine)
         return 0
     except InputError as error:
         message, status = str(error), 1

@@ -578,7 +578,7 @@ class KVCache:
         self.length = end
 
     def common_prefix(self, token_ids: np.ndarray) -> int:
-        """How many positions, from the first on, hold the same tokens as `token_ids` [n] (in a cache of one sequence)."""
+        """How many positions, from the first on, hold the tokens `token_ids` [n] (in a cache of one sequence)."""
         n = min(self.length, len(token_ids))
         differing = np.flatnonzero(self.token_ids[0, :n] != token_ids[:n])
         return int(differing[0]) if len(differing) else n

@@ -41,7 +41,7 @@ def history_file() -> Path:
 
 @contextlib.contextmanager
 def line_editing(commands: list[str]):
-    """Arrow keys, a history that outlives the chat, and Tab for commands, where Python has readline and we a terminal."""
+    """Arrow keys, a history that outlives the chat, and Tab for commands, where Python has readline."""
     try:
         import readline
     except ImportError:  # Windows: its terminal has line editing of its own
@@ -77,7 +77,7 @@ def read_line(prompt: str) -> str:
 
 
 def read_message(prompt: str) -> str:
-    """A message of one line or, between two lines with three double quotes or with \\ at the ends of lines, of several."""
+    """A message of one line; or of several, between two times three double quotes, or with \\ at the ends of lines."""
     line = read_line(prompt)
     if line.strip().startswith('"""'):
         lines, line = [], line.strip()[3:]
@@ -271,7 +271,7 @@ def parsed_value(key: str, text: str) -> float | int | bool:
 
 
 def run_chat(conversation: Chat) -> int:
-    """Reads messages and commands until /exit, Ctrl-D, or Ctrl-C twice -> exit status: 1 if a piped line was refused."""
+    """Reads messages and commands until /exit, Ctrl-D or two Ctrl-C -> exit status: 1 if a piped line was refused."""
     interactive, interrupted, status = sys.stdin.isatty(), False, 0
     if interactive:
         note("/help lists the commands; Ctrl-C stops an answer; Ctrl-D leaves")

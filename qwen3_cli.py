@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from qwen3 import (BUNDLED, NUMPY, Completion, Engine, InputError, KVCache, Model, Sampling, chat, checked_stop,
                    checked_whole, load_model, score)
@@ -140,7 +140,7 @@ def peak_memory() -> int | None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:
+    def error(self, message: str) -> NoReturn:
         note(f"{self.prog}: error: {' '.join(message.split())} (--help lists the options)")
         self.exit(2)
 
@@ -158,8 +158,8 @@ def make_parser() -> Parser:
     add("--tools", metavar="FILE", help="tools that the model may call: JSON, as in OpenAI's API")
     add("--raw", action="store_true", help="continue the prompt as plain text, without the chat template")
     add = parser.add_argument_group("which model").add_argument
-    add("--model", metavar="NAME", help="a folder with config.json, tokenizer.json and *.safetensors; or a model on the "
-        "Hugging Face hub, such as Qwen/Qwen3-0.6B, 0.6B for short: taken from the hub's cache, or downloaded "
+    add("--model", metavar="NAME", help="a folder with config.json, tokenizer.json and *.safetensors; or a model on "
+        "the Hugging Face hub, such as Qwen/Qwen3-0.6B, 0.6B for short: taken from the hub's cache, or downloaded "
         "(default: $QWEN3_MODEL, else the small bundled model)")
     add("--offline", action="store_true", help="never use the network: only folders and the hub's cache")
     add = parser.add_argument_group("what to do").add_argument

@@ -63,7 +63,7 @@ ROLES = ("system", "user", "assistant", "tool")
 
 
 def read_messages(name: str) -> tuple[list[dict], list[dict] | None]:
-    """(messages, tools or None) of a file with a list of messages, or with an object that has "messages" and "tools"."""
+    """(messages, tools or None) of a file with a list of messages, or with {"messages": [...], "tools": [...]}."""
     value = read_json(name)
     messages, tools = (value.get("messages"), value.get("tools")) if isinstance(value, dict) else (value, None)
     if not isinstance(messages, list) or not messages:
@@ -92,7 +92,7 @@ def check_message(message: Any, where: str) -> None:
 
 
 def is_tool_call(call: Any) -> bool:
-    """True for {"name", "arguments"}, by itself or as the "function" of an object. Arguments: an object, or its JSON."""
+    """True for {"name", "arguments"}, also as the "function" of an object. Arguments: an object, or its JSON."""
     function = call.get("function", call) if isinstance(call, dict) else None
     return (isinstance(function, dict) and isinstance(function.get("name"), str)
             and isinstance(function.get("arguments"), dict | str))
@@ -168,19 +168,18 @@ def checksum(arrays: Iterable[np.ndarray]) -> str:
     """CRC-32 over the bytes of the arrays."""
     value = 0
     for array in arrays:
-        value = zlib.crc32(np.ascontiguousarray(array), value)
+        value = zlib.crc32(np.ascontiguousarray(array).data, value)
     return f"{value:08x}"
 
 
 def save_prompt_cache(cache: KVCache, model: Model, name: str | Path) -> None:
     """Writes the filled part of a cache of one sequence. Raises InputError when it can't be written."""
     n = cache.length
-    tensors = {"token_ids": [cache.token_ids[0, :n]],  # as lists of parts, so that no second copy is made in memory
-               "k": [layer[..., :n, :] for layer in cache.k], "v": [layer[..., :n, :] for layer in cache.v]}
-    parts = [part for parts in tensors.values() for part in parts]
+    tensors = {"token_ids": cache.token_ids[0, :n], "k": cache.k[..., :n, :], "v": cache.v[..., :n, :]}
+    parts = [tensors["token_ids"], *tensors["k"], *tensors["v"]]  # layer by layer, for memory's sake
     header: dict[str, Any] = {"__metadata__": {"format": FORMAT, "model": fingerprint(model), "crc32": checksum(parts)}}
     offset = 0
-    for key, array in (("token_ids", cache.token_ids[0, :n]), ("k", cache.k[..., :n, :]), ("v", cache.v[..., :n, :])):
+    for key, array in tensors.items():
         header[key] = {"dtype": CACHE_DTYPES[array.dtype.name], "shape": array.shape,
                        "data_offsets": [offset, offset + array.nbytes]}
         offset += array.nbytes
@@ -190,7 +189,7 @@ def save_prompt_cache(cache: KVCache, model: Model, name: str | Path) -> None:
     def write(file: BinaryIO) -> None:
         file.write(len(head).to_bytes(8, "little") + head)
         for part in parts:
-            file.write(np.ascontiguousarray(part))
+            file.write(np.ascontiguousarray(part).data)
 
     write_whole(name, write)
 

@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["numpy>=2.0", "safetensors>=0.8", "tokenizers>=0.21", "huggingface_hub", "tqdm", "jinja2>=3.1.6"]
+# dependencies = ["numpy>=2.0", "safetensors>=0.8", "tokenizers>=0.21", "huggingface_hub>=2.4", "tqdm", "jinja2>=3.1.6"]
 # ///
 """Qwen3 language models in plain NumPy, from the files that Hugging Face publishes to streamed text.
 
@@ -854,7 +854,7 @@ def load_model(name: str | Path, engine: Engine = NUMPY, offline: bool = False) 
     Raises InputError, one line that names the file, for anything missing, damaged or unsupported.
     """
     path = Path(name)
-    if not os.path.isdir(path):
+    if not name or not os.path.isdir(name):
         from qwen3_hub import resolve_model  # only where it is needed, because importing the hub's client takes time
         path = resolve_model(str(name), offline)
     if model_file(path, "config.json") is None:

@@ -545,13 +545,16 @@ class KVCache:
         needed = self.length + n
         if needed > self.max_length:
             raise InputError(f"{needed} positions don't fit into a context of {self.max_length}")
+        # One after the other: only one old array lies beside its copy. Each for itself: Ctrl-C may come in between.
         if needed > self.k.shape[3]:
-            capacity = min(max(2 * self.k.shape[3], needed + 64), self.max_length)
-            self.k = self._resized(self.k, capacity)  # one after the other: only one old array lies beside its copy
-            self.v = self._resized(self.v, capacity)
-            self.token_ids = np.pad(self.token_ids, ((0, 0), (0, capacity - self.token_ids.shape[1])))
+            self.k = self._resized(self.k, needed)
+        if needed > self.v.shape[3]:
+            self.v = self._resized(self.v, needed)
+        if needed > self.token_ids.shape[1]:
+            self.token_ids = np.pad(self.token_ids, ((0, 0), (0, self.k.shape[3] - self.token_ids.shape[1])))
 
-    def _resized(self, old: np.ndarray, capacity: int) -> np.ndarray:
+    def _resized(self, old: np.ndarray, needed: int) -> np.ndarray:
+        capacity = min(max(2 * old.shape[3], needed + 64), self.max_length)
         new = np.empty((*old.shape[:3], capacity, old.shape[4]), np.float32)
         new[..., :self.length, :] = old[..., :self.length, :]
         return new

@@ -30,6 +30,10 @@ HELP = '''/help                    this list
 //                       a message that begins with a slash'''
 
 
+SETTINGS = {**{name: name for name in Sampling.__dataclass_fields__}, "seed": "seed", "max_tokens": "max_new_tokens",
+            "think_budget": "think_budget", "hide_thinking": "hide_thinking"}  # as /set calls them: as Completion does
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Lines from the terminal, or from a pipe
 # ----------------------------------------------------------------------------------------------------------------------
@@ -50,7 +54,7 @@ def line_editing(commands: list[str]):
     readline.set_history_length(1000)
     readline.set_completer_delims("\n")
     readline.set_completer(lambda text, i: [*filter(lambda name: name.startswith(text), commands), None][i])
-    readline.parse_and_bind("tab: complete")
+    readline.parse_and_bind("bind ^I rl_complete" if "libedit" in (readline.__doc__ or "") else "tab: complete")
     with contextlib.suppress(OSError, RuntimeError):  # no history yet, or no home
         readline.read_history_file(history_file())
     try:
@@ -68,12 +72,12 @@ def read_line(prompt: str) -> str:
             if not sys.stdout.isatty():  # the answers go into a file; the prompt doesn't
                 print(prompt, end="", file=sys.stderr, flush=True)
             return input(prompt if sys.stdout.isatty() else "")
-        line = sys.stdin.readline(LARGEST_TEXT)
+        line = sys.stdin.buffer.readline(LARGEST_TEXT)  # bytes, so that a line that isn't text spoils no other one
+        if not line:
+            raise EOFError
+        return line.decode().removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
-        raise InputError(f"the input is not text in {error.encoding}: {error.reason}") from error
-    if not line:
-        raise EOFError
-    return line.removesuffix("\n")
+        raise InputError(f"the line is not text in {error.encoding}: {error.reason}") from error
 
 
 def read_message(prompt: str) -> str:
@@ -86,7 +90,8 @@ def read_message(prompt: str) -> str:
                 lines.append(line)
                 line = read_line("... ")
             lines.append(line.rstrip()[:-3])
-        return "\n".join(lines).strip("\n")
+        text = "\n".join(lines).strip("\n")
+        return "/" + text if text.startswith("/") else text  # never a command
     lines = [line]
     with contextlib.suppress(EOFError):
         while lines[-1].endswith("\\"):
@@ -117,10 +122,14 @@ class Chat:
             "/help": lambda _: note(HELP), "/clear": self.clear, "/system": self.set_system,
             "/think": lambda _: self.set_thinking(True), "/no_think": lambda _: self.set_thinking(False),
             "/regenerate": self.regenerate, "/save": self.save, "/load": self.load, "/stats": self.stats,
-            "/set": self.set_option}
+            "/set": self.set_option, "/exit": self.leave}
 
     def handle(self, text: str) -> None:
-        """Does what a line says: a command, or a message to answer."""
+        """Does what a line says: a command, or a message to answer. Raises EOFError for /exit."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InputError("the line is not valid Unicode, so it was left out") from error
         if text.startswith("//"):
             self.say(text[1:])
         elif text.startswith("/"):
@@ -142,13 +151,16 @@ class Chat:
     def say(self, text: str) -> None:
         """Adds a message (or the result of a tool that was called) and answers it."""
         self.messages.append({"role": "tool" if self.missing_results() else "user", "content": text})
-        if self.missing_results():
-            return
+        if not self.missing_results():
+            self.answer_last()
+
+    def answer_last(self) -> None:
+        """Answers the last message, or takes it back if that can't be done."""
         try:
             self.answer()
+        except OutputError:
+            raise
         except InputError as error:
-            if isinstance(error, OutputError):
-                raise
             self.messages.pop()
             raise InputError(f"{error} (the message was not added; /clear begins anew)") from error
 
@@ -161,18 +173,28 @@ class Chat:
         self.last, self.n_answers = completion, self.n_answers + 1
         try:
             print_answer(completion, self.hide_thinking)
-        finally:
-            answer = completion.answer
+        except KeyboardInterrupt:
             if completion.token_ids:
-                message = {"role": "assistant", "content": answer.content, "reasoning_content": answer.reasoning,
-                           "tool_calls": answer.tool_calls}
-                self.messages.append({key: value for key, value in message.items() if value or key == "content"})
+                self.keep(completion)
+            raise
+        self.keep(completion)
         if completion.finish_reason == "length":
             note(f"(cut off after {len(completion.token_ids)} tokens)")
         if self.show_stats:
             self.stats("")
 
+    def keep(self, completion: Completion) -> None:
+        """Adds an answer, as far as it has come, to the messages."""
+        answer = completion.answer
+        message = {"role": "assistant", "content": answer.content, "reasoning_content": answer.reasoning,
+                   "tool_calls": answer.tool_calls}
+        self.messages.append({key: value for key, value in message.items() if value or key == "content"})
+
+    def leave(self, _: str) -> None:
+        raise EOFError
+
     def clear(self, _: str) -> None:
+        self.last = None
         self.messages = self.messages[:1] if self.messages and self.messages[0]["role"] == "system" else []
         note("(a new conversation)")
 
@@ -198,12 +220,14 @@ class Chat:
         dropped, self.messages = self.messages[kept:], self.messages[:kept]
         try:
             self.answer()
-        except InputError:
-            self.messages += dropped
-            raise
+        finally:
+            if len(self.messages) == kept:  # there is no other answer
+                self.messages += dropped
 
     def save(self, name: str) -> None:
         name = one_name(name)
+        if not self.messages:
+            raise InputError("there is nothing to save yet")
         if os.path.lexists(name) and os.path.realpath(name) not in self.own_files:
             raise InputError(f"{name}: exists already; choose another name")
         write_json(name, self.messages if self.tools is None else {"messages": self.messages, "tools": self.tools})
@@ -215,7 +239,9 @@ class Chat:
         messages, tools = read_messages(name)
         self.messages, self.tools = messages, tools if tools is not None else self.tools
         self.own_files.add(os.path.realpath(name))
-        note(f"(loaded {len(messages)} messages; the last is the {messages[-1]['role']}'s)")
+        self.last = None
+        waiting = "; /regenerate answers the last one" if messages[-1]["role"] in ("user", "tool") else ""
+        note(f"(loaded {len(messages)} messages{waiting})")
 
     def stats(self, _: str) -> None:
         if self.last is None:
@@ -224,22 +250,22 @@ class Chat:
         note(f"{statistics(self.last)} | context: {used} of {self.model.config.context_length} tokens")
 
     def set_option(self, text: str) -> None:
-        if not text:
-            values = {**{name: getattr(self.model.sampling, name) for name in Sampling.__dataclass_fields__},
-                      **{name.replace("max_new_tokens", "max_tokens"): value for name, value in self.options.items()
-                         if value is not None and name != "stop"}, "hide_thinking": self.hide_thinking}
-            note("  ".join(f"{name} {value}" for name, value in values.items()))
-            return
         key, _, value = text.partition(" ")
-        name = "max_new_tokens" if key == "max_tokens" else key
-        if name not in self.defaults or name == "stop":
+        if key and key not in SETTINGS:
             raise InputError(f"there is no setting {key[:40]!r}; /help lists them")
-        new = self.defaults[name] if value.strip() == "default" else parsed_value(key, value.strip())
+        name = SETTINGS.get(key)
         if name == "hide_thinking":
-            self.hide_thinking = new
-        else:
-            self.options[name] = new
-        note(f"({key} = {'as the model has it' if new is None else new})")
+            self.hide_thinking = self.defaults[name] if value.strip() == "default" else parsed_switch(value.strip())
+        elif name is not None:
+            self.options[name] = self.defaults.get(name) if value.strip() == "default" else parsed_value(key, value.strip())
+        note("  ".join(f"{shown} = {self.shown_value(SETTINGS[shown])}" for shown in ([key] if key else SETTINGS)))
+
+    def shown_value(self, name: str) -> str:
+        """The value of a setting in words."""
+        if name == "hide_thinking":
+            return "on" if self.hide_thinking else "off"
+        value = self.options.get(name)
+        return str(getattr(self.model.sampling, name, "default") if value is None else value)
 
 
 def one_name(text: str) -> str:
@@ -248,17 +274,19 @@ def one_name(text: str) -> str:
         names = shlex.split(text) if os.name != "nt" else [text.strip('"')]
     except ValueError:  # an unpaired quote: take it literally
         names = [text]
-    if len(names) != 1 or not names[0] or "\0" in names[0]:
+    if len(names) != 1 or names[0] in ("", "-") or "\0" in names[0]:
         raise InputError("this command needs the name of one file (in quotes if it has spaces)")
     return os.path.expanduser(names[0])
 
 
-def parsed_value(key: str, text: str) -> float | int | bool:
+def parsed_switch(text: str) -> bool:
+    if text not in ("on", "off"):
+        raise InputError(f"hide_thinking must be on or off, not {text[:40]!r}")
+    return text == "on"
+
+
+def parsed_value(key: str, text: str) -> float | int:
     """The value of a setting, checked. Raises InputError, which says what it may be."""
-    if key == "hide_thinking":
-        if text not in ("on", "off"):
-            raise InputError(f"hide_thinking must be on or off, not {text[:40]!r}")
-        return text == "on"
     try:
         value: float | int = int(text) if text.lstrip("+-").isdecimal() else float(text)
     except ValueError as error:
@@ -276,25 +304,21 @@ def run_chat(conversation: Chat) -> int:
     if interactive:
         note("/help lists the commands; Ctrl-C stops an answer; Ctrl-D leaves")
     first = bool(conversation.messages) and conversation.messages[-1]["role"] in ("user", "tool")
-    with line_editing([*conversation.commands, "/exit"]) if interactive else contextlib.nullcontext():
+    editing = line_editing([*conversation.commands]) if interactive else contextlib.nullcontext()
+    with contextlib.suppress(EOFError, KeyboardInterrupt), editing:
         while True:
             try:
                 if first:
                     first = False
-                    conversation.answer()
-                    continue
+                    conversation.answer_last()
                 text = read_message("result> " if conversation.missing_results() else "> ")
                 interrupted = False
-                if text.strip() == "/exit":
-                    break
                 conversation.handle(text)
             except OutputError:
                 raise
             except InputError as error:
                 note(str(error))
                 status = 0 if interactive else 1
-            except EOFError:
-                break
             except KeyboardInterrupt:
                 if interrupted:
                     break

@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from qwen3 import (BUNDLED, NUMPY, Completion, Engine, InputError, KVCache, Model, Sampling, chat, checked_stop,
                    checked_whole, load_model, score)
@@ -30,11 +30,16 @@ class OutputError(InputError):
 DIM, NORMAL = "\x1b[2m", "\x1b[0m"
 
 
+def harmless(text: str, stream: TextIO) -> str:
+    """The text without control characters, if a terminal would obey them: neither a model nor a file may command it."""
+    return re.sub("[\x00-\x08\x0b-\x1f\x7f-\x9f]", "\ufffd", text) if stream.isatty() else text
+
+
 def note(text: str) -> None:
     """Prints a line to stderr. Where nobody can read it, nothing else is lost."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError):
-            print(text, file=sys.stderr, flush=True)
+            print(harmless(text, sys.stderr), file=sys.stderr, flush=True)
 
 
 def coloured() -> bool:
@@ -44,8 +49,7 @@ def coloured() -> bool:
 
 def write(text: str, dim: bool = False) -> None:
     """Prints a piece of the answer. Raises OutputError when stdout was closed (`| head -1`) or its disk is full."""
-    if sys.stdout.isatty():  # a model must not send commands to the terminal
-        text = re.sub("[\x00-\x08\x0b-\x1f\x7f-\x9f]", "\ufffd", text)
+    text = harmless(text, sys.stdout)
     if dim and text and coloured():
         text = DIM + text + NORMAL
     try:

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import os
+import secrets
 import sys
 import zlib
 from collections.abc import Callable, Iterable
@@ -92,10 +93,10 @@ def check_message(message: Any, where: str) -> None:
 
 
 def is_tool_call(call: Any) -> bool:
-    """True for {"name", "arguments"}, also as the "function" of an object. Arguments: an object, or its JSON."""
+    """True for {"name", "arguments"}, also as the "function" of an object. OpenAI's API has the arguments as text."""
     function = call.get("function", call) if isinstance(call, dict) else None
     return (isinstance(function, dict) and isinstance(function.get("name"), str)
-            and isinstance(function.get("arguments"), dict | str))
+            and "arguments" in function)
 
 
 def read_tools(name: str) -> list[dict]:
@@ -123,8 +124,8 @@ def write_whole(name: str | Path, write: Callable[[BinaryIO], Any]) -> None:
     Raises InputError when it can't be written; what was there before is then as it was.
     """
     target = Path(os.path.realpath(name))
-    temporary = target.with_name(f".{target.name[:200]}.{os.getpid()}.tmp")
-    if os.path.lexists(target) and not os.path.isfile(target):
+    temporary = target.with_name(f".qwen3-{secrets.token_hex(8)}.tmp")
+    if os.fspath(name).endswith(os.sep) or (os.path.lexists(target) and not os.path.isfile(target)):
         raise InputError(f"{name}: not a regular file, so nothing is written to it")
     try:
         with open(temporary, "xb") as file:

@@ -253,11 +253,11 @@ class Chat:
         key, _, value = text.partition(" ")
         if key and key not in SETTINGS:
             raise InputError(f"there is no setting {key[:40]!r}; /help lists them")
-        name = SETTINGS.get(key)
+        name, value = SETTINGS.get(key), value.strip()
         if name == "hide_thinking":
-            self.hide_thinking = self.defaults[name] if value.strip() == "default" else parsed_switch(value.strip())
+            self.hide_thinking = self.defaults[name] if value == "default" else parsed_switch(value)
         elif name is not None:
-            self.options[name] = self.defaults.get(name) if value.strip() == "default" else parsed_value(key, value.strip())
+            self.options[name] = self.defaults.get(name) if value == "default" else parsed_value(key, value)
         note("  ".join(f"{shown} = {self.shown_value(SETTINGS[shown])}" for shown in ([key] if key else SETTINGS)))
 
     def shown_value(self, name: str) -> str:

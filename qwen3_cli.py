@@ -10,7 +10,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -209,9 +209,8 @@ EXCLUDES = {
 }
 
 
-def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+def parse_arguments(parser: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
     """The options, as far as they can be checked without reading a file; exits with status 2 for bad usage."""
-    parser = make_parser()
     args = parser.parse_args(argv)
     for option, others in EXCLUDES.items():
         for other in others:
@@ -360,14 +359,16 @@ def converse(args: argparse.Namespace, engine: Engine) -> int:
     return run_chat(Chat(load(args, engine), messages, tools, args.think, args.hide_thinking, options, args.stats))
 
 
-def main(argv: Sequence[str] | None = None, engine: Engine = NUMPY) -> int:
-    """The command line -> exit status."""
-    args = parse_arguments(argv)
+def main(argv: Sequence[str] | None = None, parser: Parser | None = None,
+         make_engine: Callable[[argparse.Namespace], Engine] = lambda args: NUMPY) -> int:
+    """The command line -> exit status. A faster engine adds options to the parser, and is made from their values."""
+    args = parse_arguments(parser or make_parser(), argv)
     try:
         if sys.stdout is None:
             raise InputError("stdout is closed, so there is nowhere to write the answer to")
         if hasattr(sys.stdout, "reconfigure"):
             sys.stdout.reconfigure(errors="replace")  # a terminal that can't show a character gets a question mark
+        engine = make_engine(args)
         if args.chat:
             return converse(args, engine)
         (print_scores if args.score else answer)(args, engine)

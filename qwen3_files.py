@@ -155,9 +155,9 @@ FORMAT = "qwen3 prompt cache 1"
 CACHE_DTYPES = {"float32": "F32", "float16": "F16", "uint16": "U16", "int64": "I64"}
 
 
-def fingerprint(model: Model) -> str:
-    """A short text that tells models apart: their config, and both ends of each of their tensors."""
-    digest = hashlib.sha256(repr(model.config).encode())
+def fingerprint(model: Model, cache: KVCache) -> str:
+    """A short text that tells models apart: their config, both ends of each of their tensors, how the cache stores."""
+    digest = hashlib.sha256(f"{model.config} {cache.k.dtype} {cache.k.shape[4]}".encode())
     for name, tensor in sorted(map_checkpoint(model.path).items()):
         flat = tensor.data.reshape(-1)
         digest.update(f"{name} {tensor.dtype} {tensor.data.shape}".encode())
@@ -178,7 +178,7 @@ def save_prompt_cache(cache: KVCache, model: Model, name: str | Path) -> None:
     n = cache.length
     tensors = {"token_ids": cache.token_ids[0, :n], "k": cache.k[..., :n, :], "v": cache.v[..., :n, :]}
     parts = [tensors["token_ids"], *tensors["k"], *tensors["v"]]  # layer by layer, for memory's sake
-    header: dict[str, Any] = {"__metadata__": {"format": FORMAT, "model": fingerprint(model), "crc32": checksum(parts)}}
+    header: dict[str, Any] = {"__metadata__": {"format": FORMAT, "model": fingerprint(model, cache), "crc32": checksum(parts)}}
     offset = 0
     for key, array in tensors.items():
         header[key] = {"dtype": CACHE_DTYPES[array.dtype.name], "shape": array.shape,
@@ -199,13 +199,14 @@ def load_prompt_cache(model: Model, name: str | Path) -> KVCache:
     """A cache that holds what the file has. Raises InputError for a damaged file and for that of another model."""
     if not os.path.isfile(name):
         raise InputError(f"{name}: not a regular file, so not a prompt cache")
+    cache = model.engine.new_cache(model.config)
     try:
         with safetensors.safe_open(name, framework="numpy") as file:
             metadata = file.metadata() or {}
             if metadata.get("format") != FORMAT:
                 raise InputError(f"{name}: not a prompt cache of this program; give another name, or delete it")
-            if metadata.get("model") != fingerprint(model):
-                raise InputError(f"{name}: the prompt cache of another model than {model.path}; give another name")
+            if metadata.get("model") != fingerprint(model, cache):
+                raise InputError(f"{name}: the prompt cache of another model (or engine); give another name")
             token_ids, k, v = (file.get_tensor(key) for key in ("token_ids", "k", "v"))
     except OSError as error:
         raise InputError(f"{name}: cannot be read: {error.strerror or error}") from error
@@ -213,7 +214,6 @@ def load_prompt_cache(model: Model, name: str | Path) -> KVCache:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{name}: a damaged prompt cache; delete it: {error}") from error
-    cache = model.engine.new_cache(model.config)
     n = len(token_ids) if token_ids.ndim == 1 else 0
     shape = (*cache.k.shape[:3], n, cache.k.shape[4])
     if (metadata.get("crc32") != checksum([token_ids, k, v]) or not 1 <= n <= model.config.context_length

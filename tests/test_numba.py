@@ -1,0 +1,329 @@
+"""The fast engine against its oracle: each kernel against NumPy, the whole against qwen3.py, in all formats."""
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import llvmlite.binding as llvm
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from llvmlite import ir
+
+import qwen3
+import qwen3_numba as fast
+from configs import BASE, CASES
+from make_random_model import make_random_model
+
+ROOT = Path(__file__).resolve().parents[1]
+FORMATS = {"float32": fast.FLOAT32, "bfloat16": fast.BF16, "float16": fast.FLOAT16, "int8": fast.INT8, "int4": fast.INT4}
+
+
+def stored(w: np.ndarray, form: int) -> tuple[np.ndarray, np.ndarray]:
+    """(rows as they lie in memory, what they stand for in float32) of random weights [rows, n]."""
+    rows, n = w.shape
+    if form >= fast.INT8:
+        wide = np.zeros((rows, fast.padded(n)), np.float32)
+        wide[:, :n] = w
+        packed = np.empty((rows, fast.row_bytes(n, form)), np.uint8)
+        fast.quantize_rows(wide, 8 if form == fast.INT8 else 4, packed)
+    elif form == fast.BF16:
+        packed = np.zeros((rows, fast.padded(n, 32)), np.uint16)
+        packed[:, :n] = (w.view(np.uint32) >> 16).astype(np.uint16)
+    else:
+        packed = np.zeros((rows, fast.padded(n, 32)), np.float32 if form == fast.FLOAT32 else np.float16)
+        packed[:, :n] = w
+    expanded = np.empty((rows, n), np.float32)
+    for r in range(rows):
+        fast.expand_row(packed[r].ctypes.data, form, n, expanded[r])
+    return packed, expanded
+
+
+def reference(packed: np.ndarray, form: int, n: int) -> np.ndarray:
+    """What packed rows stand for, by NumPy from the format's description."""
+    if form == fast.BF16:
+        return (packed.astype(np.uint32) << 16).view(np.float32)[:, :n]
+    if form < fast.INT8:
+        return packed.astype(np.float32)[:, :n]
+    width = fast.padded(n)
+    scales = packed[:, :width // 16].copy().view(np.float16).astype(np.float32)
+    values = packed[:, width // 16:]
+    if form == fast.INT8:
+        whole = values.astype(np.int32) - 128
+    else:
+        pairs = values.reshape(len(packed), width // 64, 1, 32)
+        whole = np.concatenate([pairs & 15, pairs >> 4], axis=2).reshape(len(packed), width).astype(np.int32) - 8
+    return (whole * np.repeat(scales, 32, axis=1))[:, :n].astype(np.float32)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Kernels
+# ----------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("rows, n", [(0, 64), (1, 1), (3, 31), (4, 32), (5, 33), (9, 256), (2, 300), (13, 1024)])
+def test_linear(name, rows, n):
+    form, rng = FORMATS[name], np.random.default_rng(rows * 1000 + n)
+    packed, expanded = stored(rng.standard_normal((rows, n)).astype(np.float32), form)
+    np.testing.assert_array_equal(expanded, reference(packed, form, n))
+    xs = rng.standard_normal((3, n)).astype(np.float32)
+    width = fast.padded(n)
+    slots = np.zeros((3, width * 21 // 4), np.uint8)
+    addresses = np.empty(3, np.int64)
+    for t in range(3):
+        slots[t, :4 * width].view(np.float32)[:n] = xs[t]
+        addresses[t] = fast.ready(slots[t], width, form)
+    out = np.full((3, rows + 1), np.nan, np.float32)
+    weight = np.array([packed.ctypes.data, packed.strides[0], form])
+    fast.linear(weight, addresses, 3, n, 0, rows, out.ctypes.data, out.strides[0])
+    assert np.isnan(out[:, rows]).all()  # nothing is written beyond
+    if form >= fast.INT8:  # the vector is rounded to 8 bits, too: compare with what it was rounded to
+        q = slots[:, 4 * width:5 * width].view(np.int8).astype(np.float32)
+        scales = slots[:, 5 * width:5 * width + width // 8].view(np.float32)
+        rounded = (q * np.repeat(scales, 32, axis=1))[:, :n]
+        assert (abs(rounded - xs) <= np.repeat(scales, 32, axis=1)[:, :n] * 0.501).all()
+        xs = rounded
+    expected = xs.astype(np.float64) @ expanded.T.astype(np.float64)
+    np.testing.assert_allclose(out[:, :rows], expected, atol=2e-5 * np.sqrt(n) * 4)
+
+
+def test_exp():
+    x = np.linspace(-87, 0, 20001).astype(np.float32)
+    ours = np.array([fast.exp(value) for value in x])
+    expected = np.exp(x.astype(np.float64))
+    assert (abs(ours - expected) <= expected * (4e-7 + 6e-8 * abs(x))).all()
+    assert np.isnan(fast.exp(np.float32(np.nan))) and fast.exp(np.float32(-np.inf)) < 1e-37
+
+
+def test_norm_rope_silu():
+    rng = np.random.default_rng(0)
+    for d in (2, 6, 24, 100, 128):
+        x, weight = rng.standard_normal((2, d)).astype(np.float32)
+        out = np.empty_like(x)
+        fast.rms_norm(x, weight, 1e-6, out)
+        np.testing.assert_allclose(out, qwen3.rms_norm(x, weight, 1e-6), rtol=1e-5, atol=1e-6)
+        cos, sin = rng.standard_normal((2, d // 2)).astype(np.float32)
+        expected = qwen3.apply_rope(x[None, None, None], cos, sin)[0, 0, 0]
+        fast.apply_rope(x, cos, sin)
+        np.testing.assert_allclose(x, expected, rtol=1e-5, atol=1e-6)
+    for gate in (-200, -20, -1.5, 0, 0.3, 4, 90):
+        expected = gate / (1 + np.exp(-np.float64(gate))) * 1.7
+        assert fast.silu_times(np.float32(gate), np.float32(1.7)) == pytest.approx(expected, rel=1e-5, abs=1e-30)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(arrays(np.float32, 256, elements=st.floats(-1e4, 1e4, width=32)), st.sampled_from([8, 4]))
+def test_quantization_errs_less_than_the_plain_rule(w, bits):
+    """That divides by the largest weight: it becomes 127, or -8, and the rest is rounded (and cut at 7)."""
+    _, expanded = stored(w[None], fast.INT8 if bits == 8 else fast.INT4)
+    groups, found = w.reshape(-1, 32), expanded.reshape(-1, 32)
+    largest = np.take_along_axis(groups, abs(groups).argmax(axis=1)[:, None], axis=1)
+    scale = np.where(largest == 0, 1, abs(largest) / 127 if bits == 8 else largest / -8)
+    plain = np.clip(np.floor(groups / scale + 0.5), *((-127, 127) if bits == 8 else (-8, 7))) * scale
+    ours, theirs = ((found - groups) ** 2).sum(axis=1), ((plain - groups) ** 2).sum(axis=1)
+    assert (ours <= theirs * 1.01 + 2e-5 * largest[:, 0] ** 2 + 1e-10).all()  # scales are rounded to float16
+
+
+def test_attention_in_parts():
+    """Partial results of pieces of the cache, combined, are the attention to all of it."""
+    rng = np.random.default_rng(0)
+    q = rng.standard_normal(32).astype(np.float32)
+    k, v = rng.standard_normal((2, 700, 32)).astype(np.float16)
+    partials, scores = np.empty((3, 34), np.float32), np.empty(fast.POSITIONS, np.float32)
+    for c in range(3):
+        part = slice(c * 256, min((c + 1) * 256, 700))
+        fast.attend(q, k[part].ctypes.data, v[part].ctypes.data, 64, fast.FLOAT16, part.stop - part.start, scores, partials[c])
+    out = np.empty(32, np.float32)
+    fast.combine(partials, out)
+    weights = np.exp(k.astype(np.float64) @ q)
+    np.testing.assert_allclose(out, weights @ v.astype(np.float64) / weights.sum(), rtol=1e-4, atol=1e-5)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The whole
+# ----------------------------------------------------------------------------------------------------------------------
+
+def distance(logits: np.ndarray, expected: np.ndarray) -> float:
+    """The root mean square of the difference, relative to the logits' spread."""
+    return float(np.sqrt(((logits - expected) ** 2).mean()) / expected.std())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits(name, tmp_path):
+    config, dtype, shards = CASES[name]
+    path = make_random_model(config, tmp_path, dtype, shards)
+    oracle = qwen3.load_model(path)
+    ids = np.random.default_rng(0).integers(0, oracle.config.vocab_size, 90)
+    expected = qwen3.forward(oracle, ids, qwen3.KVCache(oracle.config), all_logits=True)
+    for quantize, limit in ((None, 1e-3), ("int8", 0.05), ("int4", 0.5)):
+        model = fast.load_model(path, quantize)
+        at_once = fast.forward(model, ids, fast.Cache(model.config), all_logits=True)
+        cache = fast.Cache(model.config)
+        pieces = [fast.forward(model, ids[a:b], cache, all_logits=True) for a, b in zip([0, 1, 2, 5, 40], [1, 2, 5, 40, 48])]
+        singly = [fast.forward(model, [i], cache)[None] for i in ids[48:]]
+        stepwise = np.concatenate(pieces + singly)
+        assert distance(at_once, expected) < limit and distance(stepwise, expected) < limit
+        assert distance(stepwise, at_once) < (1e-3 if quantize is None else 0.05)  # only decoding rounds the vectors
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("quantize", [None, "int8", "int4"])
+def test_threads_change_nothing(threads, quantize):
+    one, several = (fast.load_model(ROOT / "demo", quantize, n) for n in (1, threads))
+    ids = one.tokenizer.encode("The capital of France is Paris, and that of Italy is Rome.")
+    caches = [fast.Cache(one.config), fast.Cache(one.config)]
+    for i in ids:
+        a, b = (fast.forward(model, [i], cache) for model, cache in zip((one, several), caches))
+        np.testing.assert_array_equal(a, b)
+
+
+def test_callers_from_several_threads_take_turns():
+    model = fast.load_model(ROOT / "demo")
+    expected = qwen3.chat(model, "What is 12 + 30?").finish().text
+    texts = []
+    callers = [threading.Thread(target=lambda: texts.append(qwen3.chat(model, "What is 12 + 30?").finish().text))
+               for _ in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(60)
+    assert texts == [expected] * 4
+
+
+def test_the_bundled_model_says_the_same():
+    oracle = qwen3.load_model(ROOT / "demo")
+    questions = ["What is the capital of France?", "What is 417 + 385?", "法国的首都是哪里？", "Tell me a story about a fox."]
+    for quantize in (None, "int8"):
+        model = fast.load_model(ROOT / "demo", quantize)
+        for question in questions:
+            assert qwen3.chat(model, question).finish().token_ids == qwen3.chat(oracle, question).finish().token_ids
+
+
+def test_long_decoding(tmp_path):
+    """2,000 tokens, one by one, across many growths of the cache and parts of the attention."""
+    path = make_random_model(BASE | {"max_position_embeddings": 4096}, tmp_path, "bfloat16")
+    oracle, model = qwen3.load_model(path), fast.load_model(path)
+    ids = np.random.default_rng(0).integers(0, 320, 2000)
+    expected = qwen3.forward(oracle, ids, qwen3.KVCache(oracle.config), all_logits=True)
+    cache = fast.Cache(model.config)
+    logits = np.array([fast.forward(model, [i], cache) for i in ids])
+    assert distance(logits, expected) < 1e-3 and distance(logits[-100:], expected[-100:]) < 1e-3
+
+
+def test_batches_and_conversations(tmp_path):
+    oracle, model = qwen3.load_model(ROOT / "demo"), fast.load_model(ROOT / "demo")
+    prompts = [oracle.tokenizer.encode(text) for text in ("The capital of France is", "One", "The capital of Japan is the city of")]
+    assert (qwen3.generate_batch(model, prompts, max_new_tokens=12)
+            == qwen3.generate_batch(oracle, prompts, max_new_tokens=12))
+    cache = model.engine.new_cache(model.config)
+    messages = [{"role": "user", "content": "My name is Mia."}]
+    messages.append({"role": "assistant", "content": qwen3.chat(model, messages, cache=cache).finish().answer.content})
+    reply = qwen3.chat(model, [*messages, {"role": "user", "content": "What is my name?"}], cache=cache).finish()
+    assert reply.cached_tokens > 0 and "Mia" in reply.answer.content
+
+
+@pytest.mark.parametrize("tensor", ["layers.0.self_attn.q_proj", "layers.1.mlp.down_proj", "layers.2.input_layernorm", "norm"])
+def test_broken_weights_are_found(tensor, tmp_path):
+    path = make_random_model(BASE, tmp_path, "float32")
+    name = f"model.{tensor}.weight"
+    header_size = int.from_bytes((path / "model.safetensors").read_bytes()[:8], "little")
+    data = bytearray((path / "model.safetensors").read_bytes())
+    begin, end = json.loads(data[8:8 + header_size])[name]["data_offsets"]
+    data[8 + header_size + begin:8 + header_size + end] = np.full((end - begin) // 4, np.nan, np.float32).tobytes()
+    (path / "model.safetensors").write_bytes(data)
+    with pytest.raises(qwen3.InputError, match=re.escape(name)):
+        list(qwen3.generate(fast.load_model(path), [1, 2, 3], 4))
+    with pytest.raises(qwen3.InputError, match=re.escape(name)):
+        list(qwen3.generate(fast.load_model(path, "int8"), [1, 2, 3], 4))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Instructions of other CPUs
+# ----------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("path", ["avx2", "plain"])
+def test_other_instructions(path, tmp_path):
+    """The tests of the kernels again, in a process that is made to use what older CPUs have."""
+    if path == "avx2" and not llvm.get_host_cpu_features().get("avx2"):
+        pytest.skip("this CPU has no AVX2")
+    tests = [f"{__file__}::{name}" for name in ("test_linear", "test_the_bundled_model_says_the_same")]
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests], capture_output=True,
+                          text=True, timeout=600, cwd=ROOT,
+                          env=os.environ | {"QWEN3_INT8_PATH": path, "NUMBA_CACHE_DIR": str(tmp_path)})
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("path, triple, cpu, features, instruction", [
+    ("vnni", "x86_64-linux-gnu", "cascadelake", "", "vpdpbusd"), ("vnni", "x86_64-linux-gnu", "alderlake", "", "{vex} vpdpbusd"),
+    ("avx2", "x86_64-linux-gnu", "haswell", "", "vpmaddubsw"), ("neon", "aarch64-linux-gnu", "neoverse-n1", "", "sdot"),
+    ("plain", "x86_64-linux-gnu", "x86-64", "", "pm"), ("plain", "aarch64-linux-gnu", "generic", "", "mull")])
+@pytest.mark.parametrize("signed", [True, False])
+def test_instruction_selection(path, triple, cpu, features, instruction, signed):
+    """What each path compiles to on a CPU for which it is meant."""
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    module = ir.Module()
+    kind = ir.VectorType(ir.IntType(8), 32)
+    function = ir.Function(module, ir.FunctionType(ir.VectorType(ir.IntType(32), 8), [kind, kind]), "dot")
+    b = ir.IRBuilder(function.append_basic_block())
+    b.ret(fast.dot_bytes(b, path, *function.args, signed))
+    machine = llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, features=features, opt=3)
+    module.triple = triple
+    assembly = machine.emit_assembly(llvm.parse_assembly(str(module)))
+    assert instruction in assembly.replace("\t", " ")
+
+
+@pytest.mark.parametrize("features, path", [
+    ({"avx512vnni": True, "avx512vl": True, "avx2": True}, "vnni"), ({"avxvnni": True, "avx2": True}, "vnni"),
+    ({"avx512vnni": True, "avx2": True}, "avx2"), ({"avx2": True}, "avx2"), ({"dotprod": True}, "neon"), ({}, "plain")])
+def test_choice_of_instructions(features, path):
+    assert fast.int8_path(features) == path
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Processes
+# ----------------------------------------------------------------------------------------------------------------------
+
+def run(*arguments, program="qwen3_numba.py", **options):
+    return subprocess.run([sys.executable, ROOT / program, *map(str, arguments)], capture_output=True, text=True,
+                          timeout=300, **options)
+
+
+@pytest.mark.parametrize("options", [[], ["--quantize", "int8"], ["--threads", "1"], ["--threads", "5", "--quantize", "int8"]])
+def test_command_line(options):
+    done = run("--model", ROOT / "demo", "--no-think", *options, "What is the capital of France?")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "The capital of France is Paris.\n", "")
+
+
+@pytest.mark.parametrize("options, words", [(["--quantize", "int2"], "invalid choice"), (["--threads", "0"], "threads")])
+def test_bad_options(options, words):
+    done = run("--model", ROOT / "demo", *options, "Hello")
+    assert done.returncode in (1, 2) and done.stdout == ""
+    assert words in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_without_numba(tmp_path):
+    (tmp_path / "numba.py").write_text("raise ImportError('No module named numba')")
+    done = run("Hello", env=os.environ | {"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 1 and done.stdout == "" and len(done.stderr.splitlines()) == 1
+    assert "qwen3[fast]" in done.stderr and "qwen3.py" in done.stderr
+
+
+def test_no_place_for_the_kernels(tmp_path):
+    """A read-only installation and home: the kernels are compiled anew, and it works."""
+    for name in ("qwen3.py", "qwen3_numba.py", "qwen3_cli.py", "qwen3_files.py", "tokenizer_utils.py"):
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+    program = ("import os, sys, runpy; os.access = lambda *a, **k: False; import tempfile\n"
+               "def refuse(*a, **k): raise OSError(30, 'Read-only file system')\n"
+               "tempfile.TemporaryFile = refuse; os.makedirs = refuse\n"
+               f"sys.argv = ['qwen3_numba.py', '--model', {str(ROOT / 'demo')!r}, '--no-think', 'What is the capital of Peru?']\n"
+               "runpy.run_path('qwen3_numba.py', run_name='__main__')")
+    done = subprocess.run([sys.executable, "-B", "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=300,
+                          env=environment)
+    assert (done.returncode, done.stdout) == (0, "The capital of Peru is Lima.\n"), done.stderr

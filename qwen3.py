@@ -221,7 +221,7 @@ class StoredTensor(NamedTuple):
     mapping: mmap.mmap
 
 
-def map_safetensors(file: Path) -> dict[str, StoredTensor]:
+def map_safetensors(file: Path, stored_dtypes: dict[str, np.dtype] = STORED_DTYPES) -> dict[str, StoredTensor]:
     """All tensors of a safetensors file, without reading them yet. Raises InputError if the file is damaged."""
     try:
         with safetensors.safe_open(file, framework="numpy"):  # refuses lying headers and truncated files
@@ -236,11 +236,11 @@ def map_safetensors(file: Path) -> dict[str, StoredTensor]:
     header = json.loads(mapping[8:start])
     header.pop("__metadata__", None)
     dtypes = {name: entry["dtype"] for name, entry in header.items()}
-    if wrong := [f"{name} is {dtype}" for name, dtype in dtypes.items() if dtype not in STORED_DTYPES]:
-        raise InputError(f"{file}: only dtypes {', '.join(STORED_DTYPES)} are supported, but {', '.join(wrong)}")
+    if wrong := [f"{name} is {dtype}" for name, dtype in dtypes.items() if dtype not in stored_dtypes]:
+        raise InputError(f"{file}: only dtypes {', '.join(stored_dtypes)} are supported, but {', '.join(wrong)}")
     tensors = {}
     for name, entry in header.items():
-        dtype, shape = STORED_DTYPES[dtypes[name]], entry["shape"]
+        dtype, shape = stored_dtypes[dtypes[name]], entry["shape"]
         if count := math.prod(shape):
             data = np.frombuffer(mapping, dtype, count, start + entry["data_offsets"][0]).reshape(shape)
         else:
@@ -972,10 +972,51 @@ def thought_limiter(model: Model, prompt: np.ndarray, budget: int | None) -> Cal
     return forced
 
 
+class Lookup:
+    """Guesses how a text goes on: as it went on the last time that its last few tokens were seen.
+
+    A guess costs little to check, because one pass can compute several tokens for hardly more than one (where memory is
+    the limit). Source: prompt lookup decoding (Saxena 2023). It measures whether it pays, and pauses when it doesn't.
+    """
+    SIZES, PAUSE = (3, 2), 32  # how many tokens must be the same; tokens to wait before it is tried again
+
+    def __init__(self, token_ids: Sequence[int], n: int):
+        self.n, self.text, self.wait = n, [], 0
+        self.places: dict[tuple[int, ...], int] = {}  # tokens -> where the text went on after them, the latest time
+        self.seconds = {True: 0.0, False: 0.0}  # per token, with guesses and without: running means
+        for token in token_ids:
+            self.add(token)
+
+    def add(self, token: int) -> None:
+        """Takes note of the text's next token."""
+        for size in self.SIZES:
+            if len(self.text) >= size:
+                self.places[tuple(self.text[-size:])] = len(self.text)
+        self.text.append(token)
+
+    def guess(self, room: int) -> list[int]:
+        """The next tokens, n or `room` at most; [] where nothing like it was there before, or while it pauses."""
+        self.wait -= 1
+        if self.wait >= 0 or not self.seconds[False]:  # the first token tells what one costs without guesses
+            return []
+        for size in self.SIZES:
+            at = self.places.get(tuple(self.text[-size:]))
+            if at is not None:
+                return self.text[at:at + min(self.n, room)]
+        return []
+
+    def timed(self, guessed: bool, seconds: float, n_tokens: int) -> None:
+        """Takes note of what a pass has cost, and pauses if guesses cost more than they bring."""
+        old, new = self.seconds[guessed], seconds / n_tokens
+        self.seconds[guessed] = 0.75 * old + 0.25 * new if old else new
+        if guessed and self.seconds[True] > self.seconds[False]:
+            self.wait, self.seconds[True] = self.PAUSE, 0.0
+
+
 def generate(model: Model, token_ids: Sequence[int] | np.ndarray, max_new_tokens: int | None = None,
              seed: int | None = None, eos_token_ids: Iterable[int] | None = None, cache: KVCache | None = None,
              think_budget: int | None = None, observe: Callable[[int, np.ndarray], None] | None = None,
-             **sampling: float | None) -> Iterator[int]:
+             lookup: int | None = None, **sampling: float | None) -> Iterator[int]:
     """Continues the prompt `token_ids` [n], one token id at a time.
 
     Ends at an end-of-text token (which is not yielded), after max_new_tokens, or when the context is full;
@@ -986,6 +1027,8 @@ def generate(model: Model, token_ids: Sequence[int] | np.ndarray, max_new_tokens
     A `cache` that an earlier call has filled is cut back to the longest common prefix with the prompt, and the rest of
     the prompt is computed: a conversation costs only what is new. `think_budget` closes a thought after so many tokens.
     `observe(token, logits [vocab_size])` is called with each token drawn and the logits as the model computed them.
+    `lookup` guesses up to so many tokens from what was there before and checks them in one pass. Each token is still
+    drawn from its own logits, so the answer is the same; only passes are saved.
     Raises InputError, before anything is computed, for ids and values out of range.
     """
     prompt = checked_prompt(token_ids, model.config)
@@ -994,22 +1037,38 @@ def generate(model: Model, token_ids: Sequence[int] | np.ndarray, max_new_tokens
     ends, forced = checked_ends(model, eos_token_ids), thought_limiter(model, prompt, think_budget)
     cache = model.engine.new_cache(model.config) if cache is None else cache
     remaining = reuse(cache, prompt, model.config)
+    guesses = Lookup(prompt.tolist(), lookup) if checked_whole("lookup", lookup, 0) else None
 
     def tokens() -> Iterator[int]:
-        new, queue = list(remaining), forced(None)
-        for _ in range(limit):
+        new, queue, n = list(remaining), forced(None), 0
+        while n < limit:
             if queue:
-                token = queue.pop(0)
-            else:
-                logits = model.engine.forward(model, new, cache)
-                token, new = draw(logits), []
+                if guesses is not None:
+                    guesses.add(queue[0])
+                yield queue[0]
+                n, new, queue = n + 1, [*new, queue[0]], queue[1:] or forced(queue[0])
+                continue
+            start = time.perf_counter()
+            guess = guesses.guess(limit - n - 1) if guesses is not None and len(new) == 1 else []
+            logits = model.engine.forward(model, new + guess, cache, all_logits=bool(guess))
+            seconds, known, drawn = time.perf_counter() - start, cache.length - len(guess), []
+            for row, guessed in zip(np.atleast_2d(logits), [*guess, None]):
+                token = draw(row)
                 if token in ends:
                     return
                 if observe is not None:
-                    observe(token, logits)
-            yield token
-            new.append(token)
-            queue = queue or forced(token)
+                    observe(token, row)
+                drawn.append(token)
+                if guesses is not None:
+                    guesses.add(token)
+                yield token
+                queue = forced(token)
+                if token != guessed or queue:
+                    break
+            cache.truncate(known + len(drawn) - 1)  # what was guessed right is computed already
+            if guesses is not None and len(new) == 1:
+                guesses.timed(bool(guess), seconds, len(drawn))
+            n, new = n + len(drawn), drawn[-1:]
 
     return tokens()
 

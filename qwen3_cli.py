@@ -177,6 +177,8 @@ def make_parser() -> Parser:
     add("--think-budget", type=int, metavar="N", help="end the reasoning after N tokens and go on to the answer")
     add("--max-tokens", type=int, metavar="N", help="longest answer (default: until it ends, or the context is full)")
     add("--stop", action="append", metavar="TEXT", default=[], help="end before this text; may be given several times")
+    add("--lookup", type=int, metavar="N", help="guess up to N tokens from what was there before, and check them in "
+        "one pass: the same answer, sooner where it repeats its prompt")
     add = parser.add_argument_group("how tokens are chosen").add_argument
     add("--greedy", action="store_true", help="always the most likely token: the same as --temperature 0")
     add("--temperature", type=float, metavar="T", help="0 takes the most likely token, 1 samples as the model predicts")
@@ -202,7 +204,7 @@ EXCLUDES = {
     "raw": ("system", "system_file", "messages", "tools", "think", "hide_thinking", "think_budget", "chat"),
     "chat": ("score", "json", "logprobs", "prompt_cache"),
     "score": ("system", "system_file", "messages", "tools", "think", "hide_thinking", "think_budget", "max_tokens",
-              "stop", "logprobs", "stats", "prompt_cache", "greedy", *Sampling.__dataclass_fields__, "seed"),
+              "stop", "lookup", "logprobs", "stats", "prompt_cache", "greedy", *Sampling.__dataclass_fields__, "seed"),
     "json": ("hide_thinking",),
     "greedy": ("temperature",),
     "system": ("system_file",),
@@ -235,6 +237,7 @@ def checked_options(args: argparse.Namespace) -> dict[str, Any]:
     return sampling | {"max_new_tokens": checked_whole("max_tokens", args.max_tokens, 1),
                        "seed": checked_whole("seed", args.seed, 0),
                        "think_budget": checked_whole("think_budget", args.think_budget, 0),
+                       "lookup": checked_whole("lookup", args.lookup, 0),
                        "stop": checked_stop(args.stop)}
 
 

@@ -140,6 +140,29 @@ def write_whole(name: str | Path, write: Callable[[BinaryIO], Any]) -> None:
             os.unlink(temporary)
 
 
+SAFETENSORS_DTYPES = {"float32": "F32", "float16": "F16", "uint16": "U16", "uint8": "U8", "int64": "I64"}
+
+
+def write_safetensors(name: str | Path, tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
+    """Writes a safetensors file, whole or not at all, a row of each array after the other: no second copy in memory."""
+    header: dict[str, Any] = {"__metadata__": metadata}
+    offset = 0
+    for key, array in tensors.items():
+        header[key] = {"dtype": SAFETENSORS_DTYPES[array.dtype.name], "shape": array.shape,
+                       "data_offsets": [offset, offset + array.nbytes]}
+        offset += array.nbytes
+    head = json.dumps(header).encode()
+    head += b" " * (-len(head) % 8)
+
+    def write(file: BinaryIO) -> None:
+        file.write(len(head).to_bytes(8, "little") + head)
+        for array in tensors.values():
+            for part in [array] if array.flags.c_contiguous else array:
+                file.write(np.ascontiguousarray(part).data)
+
+    write_whole(name, write)
+
+
 def write_json(name: str | Path, value: Any) -> None:
     """Writes a value as JSON that people can read, whole or not at all."""
     data = (json.dumps(value, ensure_ascii=False, indent=2) + "\n").encode("utf-8", "replace")
@@ -152,7 +175,6 @@ def write_json(name: str | Path, value: Any) -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 FORMAT = "qwen3 prompt cache 1"
-CACHE_DTYPES = {"float32": "F32", "float16": "F16", "uint16": "U16", "int64": "I64"}
 
 
 def fingerprint(model: Model, cache: KVCache) -> str:
@@ -178,21 +200,8 @@ def save_prompt_cache(cache: KVCache, model: Model, name: str | Path) -> None:
     n = cache.length
     tensors = {"token_ids": cache.token_ids[0, :n], "k": cache.k[..., :n, :], "v": cache.v[..., :n, :]}
     parts = [tensors["token_ids"], *tensors["k"], *tensors["v"]]  # layer by layer, for memory's sake
-    header: dict[str, Any] = {"__metadata__": {"format": FORMAT, "model": fingerprint(model, cache), "crc32": checksum(parts)}}
-    offset = 0
-    for key, array in tensors.items():
-        header[key] = {"dtype": CACHE_DTYPES[array.dtype.name], "shape": array.shape,
-                       "data_offsets": [offset, offset + array.nbytes]}
-        offset += array.nbytes
-    head = json.dumps(header).encode()
-    head += b" " * (-len(head) % 8)
-
-    def write(file: BinaryIO) -> None:
-        file.write(len(head).to_bytes(8, "little") + head)
-        for part in parts:
-            file.write(np.ascontiguousarray(part).data)
-
-    write_whole(name, write)
+    write_safetensors(name, tensors,
+                      {"format": FORMAT, "model": fingerprint(model, cache), "crc32": checksum(parts)})
 
 
 def load_prompt_cache(model: Model, name: str | Path) -> KVCache:

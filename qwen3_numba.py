@@ -272,49 +272,66 @@ def float_dot(kind: str, n_rows: int) -> Any:
     return dot
 
 
-def packed_dot(bits: int, n_rows: int) -> Any:
-    """The same for packed rows and a packed x; n is a multiple of 256."""
+def packed_dot(bits: int, n_rows: int, n_vectors: int = 1) -> Any:
+    """An intrinsic (w, stride, x, x_stride, n, out, out_stride): packed rows times packed vectors, n a multiple of 256.
+
+    The strides are the bytes between two rows, two vectors, and the results of two vectors. With several vectors, each
+    group of weights is loaded once for all of them.
+    """
+    tile = [(r, t) for r in range(n_rows) for t in range(n_vectors)]
+
+    def groups(b: Any, address: Any) -> Any:
+        """(number, address, half) of each of a block's groups; two groups of 4 bits share their bytes."""
+        for part in range(bits):
+            for half in range(8 // bits):
+                yield part * (8 // bits) + half, b.add(address, I64(GROUP * part)), half
+
+    def unpacked(b: Any, address: Any, half: int) -> Any:
+        """The unsigned bytes of a group of weights."""
+        value = load(b, address, I8, GROUP)
+        if bits == 8:
+            return value
+        return b.lshr(value, splat(I8, GROUP, 4)) if half else b.and_(value, splat(I8, GROUP, 15))
+
     @intrinsic
-    def dot(context, w, stride, x, n, out):
+    def dot(context, w, stride, x, x_stride, n, out, out_stride):
         def codegen(context, b, signature, args):
-            w, stride, x, n, out = args
+            w, stride, x, x_stride, n, out, out_stride = args
             blocks = b.sdiv(n, I64(BLOCK))
-            scales = b.add(x, n)
-            corrections = offset(b, scales, blocks, 32)
-            sums = [cgutils.alloca_once_value(b, splat(F32, 8, 0.0)) for _ in range(n_rows)]
+            rows = [b.add(w, b.mul(stride, I64(r))) for r in range(n_rows)]
+            vectors = [b.add(x, b.mul(x_stride, I64(t))) for t in range(n_vectors)]
+            sums = {at: cgutils.alloca_once_value(b, splat(F32, 8, 0.0)) for at in tile}
 
             def body(i: Any) -> None:
-                x_scale, correction = load(b, offset(b, scales, i, 32), F32, 8), load(b, offset(b, corrections, i, 32), F32, 8)
-                xs = [load(b, b.add(offset(b, x, i, BLOCK), I64(GROUP * g)), I8, GROUP) for g in range(8)]
+                packed = [offset(b, offset(b, row, blocks, 16), i, GROUP * bits) for row in rows]
+                scales = {}
+                for r, t in tile:
+                    w_scale = load_float(b, offset(b, rows[r], i, 16), "f16", 8)
+                    x_scales = offset(b, b.add(vectors[t], n), i, 32)
+                    scales[r, t] = b.fmul(w_scale, load(b, x_scales, F32, 8))
+                    correction = load(b, offset(b, x_scales, blocks, 32), F32, 8)
+                    b.store(fma(b, w_scale, correction, b.load(sums[r, t])), sums[r, t])
+                if n_vectors == 1:
+                    for address in packed:
+                        for line in range(0, GROUP * bits, 64):
+                            prefetch(b, b.add(address, I64(AHEAD + line)))
                 for r in range(n_rows):
-                    row = b.add(w, b.mul(stride, I64(r)))
-                    w_scale = load_float(b, offset(b, row, i, 16), "f16", 8)
-                    packed = offset(b, offset(b, row, blocks, 16), i, GROUP * bits)
-                    for line in range(0, GROUP * bits, 64):
-                        prefetch(b, b.add(packed, I64(AHEAD + line)))
-                    sum_ = fma(b, w_scale, correction, b.load(sums[r]))
-                    scale = b.fmul(w_scale, x_scale)
-                    for g, value in groups(b, packed):
-                        lanes = b.shuffle_vector(scale, scale, splat(I32, 8, g))
-                        sum_ = fma(b, b.sitofp(dot_bytes(b, PATH, value, xs[g], bits == 8), vector(F32, 8)), lanes, sum_)
-                    b.store(sum_, sums[r])
+                    for g, address, half in groups(b, packed[r]):
+                        weights = unpacked(b, address, half)
+                        for t in range(n_vectors):
+                            xs = load(b, b.add(offset(b, vectors[t], i, BLOCK), I64(GROUP * g)), I8, GROUP)
+                            whole = dot_bytes(b, PATH, weights, xs, bits == 8)
+                            lanes = b.shuffle_vector(scales[r, t], scales[r, t], splat(I32, 8, g))
+                            product = fma(b, b.sitofp(whole, vector(F32, 8)), lanes, b.load(sums[r, t]))
+                            b.store(product, sums[r, t])
 
             loop(b, blocks, body)
-            for r in range(n_rows):
-                b.store(total(b, b.load(sums[r])), b.inttoptr(b.add(out, I64(4 * r)), F32.as_pointer()))
+            for r, t in tile:
+                at = b.add(b.add(out, b.mul(out_stride, I64(t))), I64(4 * r))
+                b.store(total(b, b.load(sums[r, t])), b.inttoptr(at, F32.as_pointer()))
             return context.get_dummy_value()
 
-        def groups(b: Any, address: Any) -> Any:
-            """(number, the 32 unsigned bytes) of each of a block's groups."""
-            for part in range(bits):  # of 32 bytes
-                loaded = load(b, b.add(address, I64(GROUP * part)), I8, GROUP)
-                if bits == 8:
-                    yield part, loaded
-                else:
-                    yield 2 * part, b.and_(loaded, splat(I8, GROUP, 15))
-                    yield 2 * part + 1, b.lshr(loaded, splat(I8, GROUP, 4))
-
-        return types.void(types.int64, types.int64, types.int64, types.int64, types.int64), codegen
+        return types.void(*(types.int64,) * 7), codegen
 
     return dot
 
@@ -322,6 +339,8 @@ def packed_dot(bits: int, n_rows: int) -> Any:
 dot_f32, dot_bf16, dot_f16 = (float_dot(kind, ROWS) for kind in ("f32", "bf16", "f16"))
 dot_f32_row, dot_bf16_row, dot_f16_row = (float_dot(kind, 1) for kind in ("f32", "bf16", "f16"))
 dot_int8, dot_int4, dot_int8_row, dot_int4_row = (packed_dot(bits, rows) for rows in (ROWS, 1) for bits in (8, 4))
+VECTORS = 4  # that are multiplied together in prefill
+tile_int8, tile_int4 = (packed_dot(bits, ROWS, VECTORS) for bits in (8, 4))
 
 
 def weighted_sum(kind: str) -> Any:
@@ -537,7 +556,7 @@ def pack_vector(x, packed, zero):
 def ready(slot, width, form):
     """The address of the vector in a slot, float32 [width], as rows of this format want it: packed behind it if need be."""
     if form >= INT8:
-        pack_vector(slot[:4 * width].view(np.float32), slot[4 * width:], ZERO_INT8 if form == INT8 else np.float32(8))
+        pack_vector(slot[:4 * width].view(np.float32), slot[4 * width:], ZERO_INT8 if form == INT8 else ZERO_INT4)
         return slot.ctypes.data + 4 * width
     return slot.ctypes.data
 
@@ -564,9 +583,9 @@ def linear(weight, xs, n, columns, start, end, out, out_stride):
                 if form == BF16:
                     dot_bf16(w, stride, xs[t], width, y)
                 elif form == INT8:
-                    dot_int8(w, stride, xs[t], width, y)
+                    dot_int8(w, stride, xs[t], 0, width, y, 0)
                 elif form == INT4:
-                    dot_int4(w, stride, xs[t], width, y)
+                    dot_int4(w, stride, xs[t], 0, width, y, 0)
                 elif form == FLOAT16:
                     dot_f16(w, stride, xs[t], width, y)
                 else:
@@ -578,9 +597,9 @@ def linear(weight, xs, n, columns, start, end, out, out_stride):
                     if form == BF16:
                         dot_bf16_row(row, stride, xs[t], width, y)
                     elif form == INT8:
-                        dot_int8_row(row, stride, xs[t], width, y)
+                        dot_int8_row(row, stride, xs[t], 0, width, y, 0)
                     elif form == INT4:
-                        dot_int4_row(row, stride, xs[t], width, y)
+                        dot_int4_row(row, stride, xs[t], 0, width, y, 0)
                     elif form == FLOAT16:
                         dot_f16_row(row, stride, xs[t], width, y)
                     else:
@@ -995,9 +1014,57 @@ def expand(rank, n_threads, barrier, weight, first, out):
     meet(barrier.ctypes.data, n_threads)
 
 
+TOGETHER = 128  # vectors that are worked through together: packed, they fit into a core's cache
+
+
+@compiled
+def pack_vectors(rank, n_threads, barrier, x, packed, zero):
+    """pack_vector of the rows of x float32 [n, width]."""
+    start, end = share(len(x), rank, n_threads)
+    for t in range(start, end):
+        pack_vector(x[t], packed[t], zero)
+    meet(barrier.ctypes.data, n_threads)
+
+
+@compiled
+def linear_packed(rank, n_threads, barrier, weight, packed, width, out):
+    """Packed weights times packed vectors [n, ...] -> out float32 [n, rows], in tiles of ROWS rows and VECTORS vectors."""
+    n, n_rows = out.shape
+    stride, form = weight[1], weight[2]
+    start, end = share(n_rows, rank, n_threads)
+    xs = np.empty(1, np.int64)
+    for first in range(0, n, TOGETHER):
+        last = min(first + TOGETHER, n)
+        for r in range(start, end, ROWS):
+            w, t = weight[0] + r * stride, first
+            while r + ROWS <= end and t + VECTORS <= last:
+                x, y = packed[t].ctypes.data, out[t].ctypes.data + 4 * r
+                if form == INT8:
+                    tile_int8(w, stride, x, packed.strides[0], width, y, out.strides[0])
+                else:
+                    tile_int4(w, stride, x, packed.strides[0], width, y, out.strides[0])
+                t += VECTORS
+            while t < last:
+                xs[0] = packed[t].ctypes.data
+                linear(weight, xs, 1, width, r, min(r + ROWS, end), out[t].ctypes.data, 0)
+                t += 1
+    meet(barrier.ctypes.data, n_threads)
+
+
 def linear_many(team: Team, weight: np.ndarray, columns: np.ndarray, n_rows: int) -> np.ndarray:
-    """weight times columns [inputs, n] -> [n_rows, n], by blocks of rows that are expanded in turn."""
+    """weight times columns [inputs, n] -> [n_rows, n].
+
+    Packed weights are multiplied as they are, others by blocks of rows that are expanded in turn.
+    """
     n_inputs = len(columns)
+    if weight[2] >= INT8:
+        n, width = columns.shape[1], padded(n_inputs)
+        x = np.zeros((n, width), np.float32)
+        x[:, :n_inputs] = columns.T
+        packed, rows_first = np.empty((n, width * 5 // 4), np.uint8), np.empty((n, n_rows), np.float32)
+        team.run(pack_vectors, x, packed, ZERO_INT8 if weight[2] == INT8 else ZERO_INT4)
+        team.run(linear_packed, weight, packed, width, rows_first)
+        return rows_first.T
     out = np.empty((n_rows, columns.shape[1]), np.float32)
     block = np.empty((min(n_rows, max(1, EXPANDED // n_inputs)), n_inputs), np.float32)
     for start in range(0, n_rows, len(block)):
@@ -1030,7 +1097,7 @@ def decoder_layer(team: Team, x: np.ndarray, weights: Weights, config: Config, c
     h = columns(qwen3.rms_norm(x, weights.norms[layer, 1], eps))
     gate = linear_many(team, w[GATE], h, config.intermediate_size)
     up = linear_many(team, w[UP], h, config.intermediate_size)
-    team.run(swiglu, gate.reshape(-1), up.reshape(-1))
+    team.run(swiglu, gate.reshape(-1, order="A"), up.reshape(-1, order="A"))  # as they lie in memory
     return x + linear_many(team, w[DOWN], gate, config.hidden_size).T.reshape(x.shape)
 
 
@@ -1151,6 +1218,8 @@ KERNELS = {
     output_logits: (*RANK, F2, F1, types.float64, ROW3, U3, F2),
     expand_row: (INT, INT, INT, F1),
     expand: (*RANK, ROW3, INT, F2),
+    pack_vectors: (*RANK, F2, types.uint8[:, ::1], types.float32),
+    linear_packed: (*RANK, ROW3, types.uint8[:, ::1], INT, F2),
     swiglu: (*RANK, F1, F1),
     quantize_rows: (F2, INT, types.uint8[:, ::1]),
 }

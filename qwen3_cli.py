@@ -211,7 +211,7 @@ EXCLUDES = {
 }
 
 
-def parse_arguments(parser: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
+def parse_arguments(parser: Parser, argv: Sequence[str] | None, jobs: Iterable[str] = ()) -> argparse.Namespace:
     """The options, as far as they can be checked without reading a file; exits with status 2 for bad usage."""
     args = parser.parse_args(argv)
     for option, others in EXCLUDES.items():
@@ -219,7 +219,8 @@ def parse_arguments(parser: Parser, argv: Sequence[str] | None) -> argparse.Name
             if all(getattr(args, name) != parser.get_default(name) for name in (option, other)):
                 name = "no-think" if other == "think" and not args.think else other.replace("_", "-")
                 parser.error(f"--{option} does not go with --{name}")
-    if args.prompt is None and args.file is None and args.messages is None and not args.chat:
+    if args.prompt is None and args.file is None and args.messages is None and not args.chat \
+            and all(getattr(args, job) is None for job in jobs):
         if sys.stdin is None or sys.stdin.isatty():
             parser.error("there is no prompt; give one, or --chat for a conversation")
         args.prompt = "-"
@@ -363,9 +364,15 @@ def converse(args: argparse.Namespace, engine: Engine) -> int:
 
 
 def main(argv: Sequence[str] | None = None, parser: Parser | None = None,
-         make_engine: Callable[[argparse.Namespace], Engine] = lambda args: NUMPY) -> int:
-    """The command line -> exit status. A faster engine adds options to the parser, and is made from their values."""
-    args = parse_arguments(parser or make_parser(), argv)
+         make_engine: Callable[[argparse.Namespace], Engine] = lambda args: NUMPY,
+         jobs: dict[str, Callable[[argparse.Namespace, Engine], None]] | None = None) -> int:
+    """The command line -> exit status.
+
+    A faster engine adds options to the parser, and is made from their values; `jobs` are done instead of answering when
+    the option of that name is given.
+    """
+    jobs = jobs or {}
+    args = parse_arguments(parser or make_parser(), argv, jobs)
     try:
         if sys.stdout is None:
             raise InputError("stdout is closed, so there is nowhere to write the answer to")
@@ -374,7 +381,8 @@ def main(argv: Sequence[str] | None = None, parser: Parser | None = None,
         engine = make_engine(args)
         if args.chat:
             return converse(args, engine)
-        (print_scores if args.score else answer)(args, engine)
+        job = next((job for name, job in jobs.items() if getattr(args, name) is not None), None)
+        (job or (print_scores if args.score else answer))(args, engine)
         return 0
     except InputError as error:
         message, status = str(error), 1

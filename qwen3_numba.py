@@ -14,9 +14,11 @@ has its namesake there, which says in NumPy what it computes. The order is that 
 
     threads -> vectors (LLVM) -> dot products -> weights -> the small steps -> attention -> decoding -> prefill -> forward
 """
+import argparse
 import contextlib
 import os
 import queue
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -681,6 +683,8 @@ def combine(partials, out):
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # their columns in Weights.layers
 Q, K, V, O, GATE, UP, DOWN = range(7)
 FORMATS = {"F32": FLOAT32, "BF16": BF16, "F16": FLOAT16}
+PACKED = {"int8": INT8, "int4": INT4}
+VERSION = "1"  # of the packed formats in files
 
 
 @dataclass
@@ -784,17 +788,24 @@ def load_weights(path: Path, config: Config, quantize: str | None = None, thread
     """The namesake of qwen3.load_weights: nothing is expanded. `quantize` is None, "int8" or "int4"."""
     compile_kernels()
     team = Team(threads or available_cpus())
-    stored = map_checkpoint(path)
-    check_tensors(path, config, stored)
+    saved, stored = map_quantized(path)
+    if saved is None:
+        stored = map_checkpoint(path)
+        check_tensors(path, config, stored)
+    elif quantize not in (None, saved):
+        raise InputError(f"{path}: this checkpoint is {saved}, so it can't be made {quantize}")
+    else:
+        check_quantized(path, config, stored, saved)
+        quantize = None
     arrays: list[np.ndarray] = []
 
     def place(name: str, pool: ThreadPoolExecutor) -> np.ndarray:
         tensor = stored[name]
-        form, (rows, n) = FORMATS[tensor.dtype], tensor.data.shape
-        data = tensor.data
+        data, rows, n = tensor.data, *tensor.data.shape
+        form = FORMATS.get(tensor.dtype, PACKED.get(saved))
         if quantize is not None:
             bits = 8 if quantize == "int8" else 4
-            target = INT8 if bits == 8 else INT4
+            target = PACKED[quantize]
             packed = np.empty((rows, row_bytes(n, target)), np.uint8)
 
             def part(start: int) -> None:
@@ -807,7 +818,7 @@ def load_weights(path: Path, config: Config, quantize: str | None = None, thread
             list(pool.map(part, range(0, rows, 256)))
             qwen3.forget_pages(tensor.mapping)
             data, form = packed, target
-        elif n % 32:  # the kernels go in steps of 32
+        elif form < INT8 and n % 32:  # the kernels go in steps of 32
             wide = np.zeros((rows, padded(n, 32)), data.dtype)
             wide[:, :n] = data
             data = wide
@@ -831,6 +842,76 @@ def load_weights(path: Path, config: Config, quantize: str | None = None, thread
     return Weights(layers, embedding, head, norms("input_layernorm", "post_attention_layernorm"),
                    norms("self_attn.q_norm", "self_attn.k_norm"), np.array(qwen3.to_float32(stored["model.norm.weight"])),
                    arrays, team)
+
+
+def quantized_file(form: str) -> str:
+    return f"model.{form}.safetensors"
+
+
+def map_quantized(path: Path) -> tuple[str | None, dict[str, qwen3.StoredTensor]]:
+    """("int8" or "int4", the tensors) of a folder that save_quantized has written; (None, {}) for any other."""
+    for form in PACKED:
+        file = qwen3.model_file(path, quantized_file(form), largest=None)
+        if file is not None:
+            stored = qwen3.map_safetensors(file, {**qwen3.STORED_DTYPES, "U8": np.dtype(np.uint8)})
+            with qwen3.safetensors.safe_open(file, framework="numpy") as opened:
+                metadata = opened.metadata() or {}
+            if (metadata.get("format"), metadata.get("version")) != (form, VERSION):
+                raise InputError(f"{file}: written by another version of this program; quantize the model anew")
+            return form, stored
+    return None, {}
+
+
+def check_quantized(path: Path, config: Config, stored: dict[str, qwen3.StoredTensor], form: str) -> None:
+    """Raises InputError unless each matrix is packed in this format, and each norm is there, with the right sizes."""
+    shapes = qwen3.tensor_shapes(config)
+    if "lm_head.weight" not in stored and config.tie_word_embeddings:
+        del shapes["lm_head.weight"]
+    expected = {name: (shape[0], row_bytes(shape[1], PACKED[form])) if len(shape) == 2 else shape
+                for name, shape in shapes.items()}
+    found = {name: tensor.data.shape for name, tensor in stored.items()}
+    kinds = {name: "U8" if len(shape) == 2 else "F32" for name, shape in shapes.items()}
+    if found != expected or any(stored[name].dtype != kind for name, kind in kinds.items()):
+        raise InputError(f"{path}: the quantized weights don't fit config.json; quantize the model anew")
+
+
+def save_quantized(model: Model, folder: str | Path, form: str) -> None:
+    """Writes a model that was loaded with quantize=form as a checkpoint of its own, which then loads at once.
+
+    The folder must not exist yet, and appears when all of it is written. Raises InputError when that can't be done.
+    """
+    from qwen3_files import write_safetensors
+    folder, w = Path(folder), model.weights
+    if os.path.lexists(folder):
+        raise InputError(f"{folder}: exists already; give the name of a new folder")
+    if PACKED.get(form) != w.head[2]:
+        raise InputError(f"{folder}: the model was not loaded as {form}")
+    by_address = {array.ctypes.data: array for array in w.arrays}
+    tensors = {"model.embed_tokens.weight": by_address[w.embedding[0]], "model.norm.weight": w.norm}
+    if w.head[0] != w.embedding[0]:
+        tensors["lm_head.weight"] = by_address[w.head[0]]
+    for i, layer in enumerate(w.layers):
+        names = [f"model.layers.{i}.{'self_attn' if j <= O else 'mlp'}.{name}.weight" for j, name in enumerate(LINEAR)]
+        tensors |= {name: by_address[entry[0]] for name, entry in zip(names, layer)}
+        for name, norm in zip(("input_layernorm", "post_attention_layernorm"), w.norms[i]):
+            tensors[f"model.layers.{i}.{name}.weight"] = norm
+        for name, norm in zip(("self_attn.q_norm", "self_attn.k_norm"), w.head_norms[i]):
+            tensors[f"model.layers.{i}.{name}.weight"] = norm
+    temporary = folder.with_name(f".qwen3-{os.getpid()}-{folder.name}.tmp")
+    try:
+        temporary.mkdir()
+        for name in MODEL_FILES:
+            if file := qwen3.model_file(model.path, name):
+                (temporary / name).write_bytes(file.read_bytes())
+        write_safetensors(temporary / quantized_file(form), tensors, {"format": form, "version": VERSION})
+        os.rename(temporary, folder)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+MODEL_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -1114,9 +1195,6 @@ def swiglu(rank, n_threads, barrier, gate, up):
 # KV cache and forward
 # ----------------------------------------------------------------------------------------------------------------------
 
-KV_FORMATS = {"f16": FLOAT16, "bf16": BF16}
-
-
 class Cache(KVCache):
     """qwen3.KVCache with 16 bits per number, heads filled up with zeros to a multiple of 32 numbers."""
     form = FLOAT16
@@ -1136,8 +1214,31 @@ class Cache(KVCache):
         """Stores float32 k, v [batch, n_kv_heads, n, head_dim] -> all keys, all values of the layer as float32."""
         d, end = self.config.head_dim, self.length + k.shape[2]
         for store, new in ((self.k, k), (self.v, v)):
-            store[layer, :, :, self.length:end, :d] = new.astype(np.float16).view(np.uint16)
-        return tuple(store[layer, :, :, :end, :d].view(np.float16).astype(np.float32) for store in (self.k, self.v))
+            store[layer, :, :, self.length:end, :d] = self.stored(new)
+        return self.expanded(self.k[layer, :, :, :end, :d]), self.expanded(self.v[layer, :, :, :end, :d])
+
+    def stored(self, values: np.ndarray) -> np.ndarray:
+        """The bits of float32 values in 16 bits."""
+        return values.astype(np.float16).view(np.uint16)
+
+    def expanded(self, bits: np.ndarray) -> np.ndarray:
+        """The float32 values of 16 bits each."""
+        return bits.view(np.float16).astype(np.float32)
+
+
+class Bf16Cache(Cache):
+    """The same in bfloat16: fewer digits, but no value is too large for it."""
+    form = BF16
+
+    def stored(self, values: np.ndarray) -> np.ndarray:
+        bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+        return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+    def expanded(self, bits: np.ndarray) -> np.ndarray:
+        return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+CACHES = {"f16": Cache, "bf16": Bf16Cache}
 
 
 def embed(weights: Weights, ids: np.ndarray, hidden_size: int) -> np.ndarray:
@@ -1232,19 +1333,24 @@ def compile_kernels() -> None:
             kernel.compile(signature)
 
 
-def engine(quantize: str | None = None, threads: int | None = None) -> Engine:
-    """The Engine for qwen3.load_model."""
-    return Engine(lambda path, config: load_weights(path, config, quantize, threads), Cache, forward)
+def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: str = "f16") -> Engine:
+    """The Engine for qwen3.load_model. Raises InputError for values that there aren't."""
+    if quantize not in (None, *PACKED):
+        raise InputError(f"quantize must be int8 or int4, not {quantize!r}")
+    if kv_dtype not in CACHES:
+        raise InputError(f"kv_dtype must be f16 or bf16, not {kv_dtype!r}")
+    qwen3.checked_whole("threads", threads, 1)
+    return Engine(lambda path, config: load_weights(path, config, quantize, threads), CACHES[kv_dtype], forward)
 
 
-def load_model(name: str | Path, quantize: str | None = None, threads: int | None = None, offline: bool = False) -> Model:
+def load_model(name: str | Path, quantize: str | None = None, threads: int | None = None, kv_dtype: str = "f16",
+               offline: bool = False) -> Model:
     """The namesake of qwen3.load_model.
 
-    quantize: None (weights stay as they are in the file), "int8" or "int4"; threads: None takes all available CPUs.
+    quantize: None (weights stay as they are in the file), "int8" or "int4"; threads: None takes all available CPUs;
+    kv_dtype: "f16" or "bf16", how keys and values are kept.
     """
-    if quantize not in (None, "int8", "int4"):
-        raise InputError(f"quantize must be int8 or int4, not {quantize!r}")
-    return qwen3.load_model(name, engine(quantize, qwen3.checked_whole("threads", threads, 1)), offline)
+    return qwen3.load_model(name, engine(quantize, threads, kv_dtype), offline)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -1253,8 +1359,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = qwen3_cli.make_parser()
     add = parser.add_argument_group("the fast engine").add_argument
     add("--quantize", choices=["int8", "int4"], help="8 or 4 bits for each weight: 2 or 3.5 times as fast as bfloat16")
+    add("--save-quantized", metavar="DIR", help="write the quantized model into a new folder, which loads at once, and end")
     add("--threads", type=int, metavar="N", help="how many threads compute (default: the CPUs that may be used)")
-    return qwen3_cli.main(argv, parser, lambda args: engine(args.quantize, qwen3.checked_whole("threads", args.threads, 1)))
+    add("--kv-dtype", choices=list(CACHES), default="f16", help="how keys and values are kept (default: %(default)s)")
+
+    def save(args: argparse.Namespace, engine: Engine) -> None:
+        if args.quantize is None:
+            raise InputError("--save-quantized needs --quantize int8 or --quantize int4")
+        save_quantized(qwen3_cli.load(args, engine), args.save_quantized, args.quantize)
+
+    return qwen3_cli.main(argv, parser, lambda args: engine(args.quantize, args.threads, args.kv_dtype),
+                          {"save_quantized": save})
 
 
 if __name__ == "__main__":

@@ -241,10 +241,13 @@ def map_safetensors(file: Path, stored_dtypes: dict[str, np.dtype] = STORED_DTYP
     tensors = {}
     for name, entry in header.items():
         dtype, shape = stored_dtypes[dtypes[name]], entry["shape"]
-        if count := math.prod(shape):
-            data = np.frombuffer(mapping, dtype, count, start + entry["data_offsets"][0]).reshape(shape)
-        else:
-            data = np.empty(shape, dtype)
+        try:
+            if count := math.prod(shape):
+                data = np.frombuffer(mapping, dtype, count, start + entry["data_offsets"][0]).reshape(shape)
+            else:
+                data = np.empty(shape, dtype)
+        except ValueError as error:  # more dimensions, or larger ones beside a 0, than NumPy has
+            raise InputError(f"{file}: {name} has the impossible shape {str(shape)[:80]}") from error
         tensors[name] = StoredTensor(dtypes[name], data, mapping)
     return tensors
 
@@ -880,13 +883,18 @@ def sampler(model: Model, prompt: np.ndarray, sampling: Sampling, seed: int | No
     counts = np.zeros(model.config.vocab_size, np.float32)
 
     def draw(logits: np.ndarray) -> int:
-        if not np.isfinite(logits).all():
-            raise InputError(f"{model.path}: the logits are not finite: {broken_tensors(model.path)}")
+        check_finite(model, logits)
         token = sample(penalize(logits, sampling, prompt_counts, counts), sampling, rng)
         counts[token] += 1
         return token
 
     return draw
+
+
+def check_finite(model: Model, logits: np.ndarray) -> None:
+    """Raises InputError that names the broken tensors if a logit is NaN or infinite."""
+    if not np.isfinite(logits).all():
+        raise InputError(f"{model.path}: the logits are not finite: {broken_tensors(model.path)}")
 
 
 def broken_tensors(path: Path) -> str:
@@ -951,7 +959,7 @@ THOUGHT_CLOSING = "\n</think>\n\n"  # what a thought that has used up its budget
 
 
 def thought_limiter(model: Model, prompt: np.ndarray, budget: int | None) -> Callable[[int | None], list[int]]:
-    """A function that is told each token (first None) and says with which tokens to go on, or nothing: [].
+    """A function that is told each token drawn (first None) and says with which tokens to go on, or nothing: [].
 
     It lets `budget` tokens of thought pass between <think> and </think>, then closes the thought.
     """
@@ -967,7 +975,10 @@ def thought_limiter(model: Model, prompt: np.ndarray, budget: int | None) -> Cal
             inside = token == opening
         elif inside and token is not None:
             spent += 1
-        return list(ending) if inside and spent == budget else []
+        if inside and budget is not None and spent >= budget:
+            inside = False
+            return ending
+        return []
 
     return forced
 
@@ -1046,7 +1057,7 @@ def generate(model: Model, token_ids: Sequence[int] | np.ndarray, max_new_tokens
                 if guesses is not None:
                     guesses.add(queue[0])
                 yield queue[0]
-                n, new, queue = n + 1, [*new, queue[0]], queue[1:] or forced(queue[0])
+                n, new, queue = n + 1, [*new, queue[0]], queue[1:]
                 continue
             start = time.perf_counter()
             guess = guesses.guess(limit - n - 1) if guesses is not None and len(new) == 1 else []
@@ -1251,7 +1262,9 @@ def score(model: Model, token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
     cache, logprobs = model.engine.new_cache(model.config, len(ids)), [np.empty(0, np.float32)]
     for start in range(0, len(ids) - 1, SCORED):
         now, following = ids[start:start + SCORED], ids[start + 1:start + SCORED + 1]
-        x = log_softmax(model.engine.forward(model, now, cache, all_logits=True))  # [SCORED, vocab_size]
+        logits = model.engine.forward(model, now, cache, all_logits=True)  # [SCORED, vocab_size]
+        check_finite(model, logits)
+        x = log_softmax(logits)
         logprobs.append(x[np.arange(len(following)), following])
     return np.concatenate(logprobs)
 

@@ -64,8 +64,8 @@ def print_answer(completion: Completion, hide_thinking: bool = False) -> None:
     started, held, last = False, [], ""
     try:
         for kind, piece in split_stream(completion, completion.think_open_in_prompt):
-            if hide_thinking and not started:
-                piece = "" if kind == "thinking" else piece.lstrip("\n")
+            if hide_thinking:
+                piece = "" if kind == "thinking" else piece if started else piece.lstrip("\n")
             if kind == "call":
                 held.append(piece)  # until it is known whether it is one
             elif piece:
@@ -345,7 +345,9 @@ def print_scores(args: argparse.Namespace, engine: Engine) -> None:
         ids = model.tokenizer.encode(text)
         logprobs = score(model, ids) if ids else []
         n, total = len(logprobs), float(sum(logprobs))
-        value = {"logprob": round(total, 4), "tokens": n, "perplexity": round(math.exp(-total / n), 4) if n else None}
+        mean = -total / n if n else math.inf
+        value = {"logprob": round(total, 4), "tokens": n,
+                 "perplexity": round(math.exp(mean), 4) if mean < 700 else None}  # beyond, it is no float
         if args.json:
             print_json(value | {"text": text})
         else:

@@ -123,8 +123,11 @@ def write_whole(name: str | Path, write: Callable[[BinaryIO], Any]) -> None:
 
     Raises InputError when it can't be written; what was there before is then as it was.
     """
-    target = Path(os.path.realpath(name))
-    temporary = target.with_name(f".qwen3-{secrets.token_hex(8)}.tmp")
+    try:
+        target = Path(os.path.realpath(name))
+        temporary = target.with_name(f".qwen3-{secrets.token_hex(8)}.tmp")
+    except ValueError as error:  # "/", a NUL character, a lone surrogate
+        raise InputError(f"{ascii(str(name))}: not the name of a file") from error
     if os.fspath(name).endswith(os.sep) or (os.path.lexists(target) and not os.path.isfile(target)):
         raise InputError(f"{name}: not a regular file, so nothing is written to it")
     try:

@@ -216,7 +216,7 @@ def test_real_facts():
 @pytest.mark.parametrize("variant", ["instruct", "thinking"])
 def test_real_2507_configs_carry_their_templates(variant, tmp_path):
     shutil.copy(SHARED / f"tokenizer_{variant}_2507/tokenizer_config.json", tmp_path)
-    os.symlink(SHARED / "tokenizer/tokenizer.json", tmp_path / "tokenizer.json")
+    shutil.copy(SHARED / "tokenizer/tokenizer.json", tmp_path)
     expected = (SHARED / f"templates/qwen3_{variant}_2507.jinja").read_text("utf-8")
     assert load_tokenizer(tmp_path).chat_template == expected
 

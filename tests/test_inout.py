@@ -295,7 +295,7 @@ def test_works_without_assertions():
 
 
 def test_works_from_a_copy_of_the_files(tmp_path):
-    for name in ("qwen3.py", "tokenizer_utils.py"):
+    for name in ("qwen3.py", "tokenizer_utils.py", "qwen3_template.py"):
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
     program = (f"from qwen3 import load_model, generate, chat\nmodel = load_model({str(ROOT / 'demo')!r})\n"
                f"print(chat(model, {FRANCE!r}, enable_thinking=False).finish().text)")

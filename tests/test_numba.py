@@ -316,7 +316,7 @@ def test_without_numba(tmp_path):
 
 def test_no_place_for_the_kernels(tmp_path):
     """A read-only installation and home: the kernels are compiled anew, and it works."""
-    for name in ("qwen3.py", "qwen3_numba.py", "qwen3_cli.py", "qwen3_files.py", "tokenizer_utils.py"):
+    for name in ("qwen3.py", "qwen3_numba.py", "qwen3_cli.py", "qwen3_files.py", "qwen3_template.py", "tokenizer_utils.py"):
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
     environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
     program = ("import os, sys, runpy; os.access = lambda *a, **k: False; import tempfile\n"

@@ -47,7 +47,7 @@ def test_commands(block, folder, environment):
     done = subprocess.run(["bash", "-euo", "pipefail", "-c", block], cwd=folder, env=environment, capture_output=True,
                           text=True, timeout=300, stdin=subprocess.DEVNULL)
     assert done.returncode == 0 and done.stdout.strip(), done.stderr
-    n_commands = len([line for line in block.splitlines() if "qwen3.py" in line])
+    n_commands = len([line for line in block.splitlines() if "qwen3" in line])
     assert n_commands and "Traceback" not in done.stderr
 
 
@@ -65,7 +65,7 @@ def test_what_the_last_program_says(folder, environment):
 
 
 def test_table_of_options_is_complete():
-    table = README[README.index("### All options"):README.index("### When something is wrong")]
+    table = README[README.index("### All options"):README.index("### The fast engine")]
     listed = set(re.findall(r"--[a-z][a-z-]+", table))
     assert listed == {option for action in make_parser()._actions for option in action.option_strings
                       if option.startswith("--") and option != "--help"}

@@ -16,6 +16,7 @@ import jinja2.ext
 import jinja2.sandbox
 import pytest
 
+import qwen3_template
 import tokenizer_utils
 from test_tokenizer_utils import error_of, tiny, user
 from tokenizer_utils import TokenizerError
@@ -26,14 +27,14 @@ GIB = 2**30
 
 CHILD = """
 import json, sys, time
-import tokenizers, tokenizer_utils
+import tokenizers, tokenizer_utils, qwen3_template
 try:
     import resource
     resource.setrlimit(resource.RLIMIT_AS, (3 * 2**29, 3 * 2**29))
     peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 except ImportError:  # not a Unix
     peak = lambda: 0
-tokenizer_utils.MAX_SECONDS = float(sys.argv[1])
+qwen3_template.MAX_SECONDS = float(sys.argv[1])
 backend, messages = tokenizers.Tokenizer(tokenizers.models.BPE()), [{"role": "user", "content": "Hi"}]
 for template in json.load(sys.stdin):
     start = time.monotonic()
@@ -207,13 +208,13 @@ def test_nothing_crashes(templates):
 
 
 def test_the_message_says_what_was_too_much(monkeypatch):
-    assert tokenizer_utils.MAX_SECONDS == 10
-    monkeypatch.setattr(tokenizer_utils, "MAX_SECONDS", 0.1)
+    assert qwen3_template.MAX_SECONDS == 10
+    monkeypatch.setattr(qwen3_template, "MAX_SECONDS", 0.1)
     start = time.monotonic()
     assert "takes longer than 0.1 seconds" in error_of(tiny(ENDLESS[0]).apply_chat_template, user())
     assert time.monotonic() - start < 5
     assert "a value of more than 4000" in error_of(tiny("{{ 'a' * 10**10 }}").apply_chat_template, user())
-    monkeypatch.setattr(tokenizer_utils, "MAX_SECONDS", 10)
+    monkeypatch.setattr(qwen3_template, "MAX_SECONDS", 10)
     assert "too much text" in error_of(tiny(BIG + "{{ x }}" * 99).apply_chat_template, user())
     assert "at most 65536" in error_of(tiny.__wrapped__, "x" * 65537)
 
@@ -388,7 +389,7 @@ def test_renders_as_plain_jinja2(template):
 
 
 def test_each_thread_has_its_own_limits(monkeypatch):
-    monkeypatch.setattr(tokenizer_utils, "MAX_SECONDS", 0.3)
+    monkeypatch.setattr(qwen3_template, "MAX_SECONDS", 0.3)
     tokenizer = tiny("{% for i in range(messages[0].content | int) %}{% for j in range(99999) %}{% endfor %}"
                      "{% endfor %}done")
     results = {}

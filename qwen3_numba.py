@@ -1,3 +1,8 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["numpy>=2.0", "safetensors>=0.8", "tokenizers>=0.21", "huggingface_hub>=2.4", "tqdm", "jinja2>=3.1.6",
+#                 "numba>=0.68"]
+# ///
 """Qwen3 at the speed of the memory: the functions of qwen3.py whose limit it is, compiled by numba while they run.
 
     python qwen3_numba.py "What is the capital of France?"                the same options as qwen3.py, and --quantize
@@ -491,7 +496,7 @@ def share(n, rank, n_threads):
 
 @compiled
 def exp(x):
-    """e ** x for x <= 0, to (4 + 0.6 |x|) 1e-7 of it: 2 ** whole from the bits of a float, 2 ** fraction by a polynomial."""
+    """e ** x for x <= 0, to (4 + 0.8 |x|) 1e-7 of it: 2 ** whole from the bits of a float, 2 ** fraction by a polynomial."""
     x = (np.float32(-87.0) if x < -87 else x) * np.float32(1.4426950408889634)
     whole = np.floor(x + np.float32(0.5))
     f = x - whole

@@ -17,6 +17,7 @@ import jinja2.sandbox
 import pytest
 
 import qwen3_template
+import tokenizer_utils
 from test_tokenizer_utils import error_of, tiny, user
 from tokenizer_utils import TokenizerError
 
@@ -46,16 +47,13 @@ for template in json.load(sys.stdin):
 
 
 def outcomes(templates, seconds=0.1):
-    """For each template the length of what it rendered or the error, of a child process that survives all of them.
-
-    Past `seconds`, its deadline, a template may take a few seconds longer: the time is looked at between steps only.
-    """
+    """For each template the length of what it rendered or the error, of a child process that survives all of them."""
     child = subprocess.run([sys.executable, "-c", CHILD, str(seconds)], cwd=ROOT, input=json.dumps(templates),
                            text=True, capture_output=True, timeout=300)
     results = [json.loads(line) for line in child.stdout.splitlines()]
     assert len(results) == len(templates), (child.returncode, child.stderr[-500:], templates[len(results)][:500])
-    for template, (outcome, taken, peak) in zip(templates, results, strict=True):
-        assert taken < seconds + 6 and peak < GIB, (template[:500], outcome, taken, peak)
+    for template, (outcome, seconds, peak) in zip(templates, results, strict=True):
+        assert seconds < 12 and peak < GIB, (template[:500], outcome, seconds, peak)
         assert isinstance(outcome, int) or (outcome and "\n" not in outcome and len(outcome) < 900), template[:500]
     return [outcome for outcome, _, _ in results]
 
@@ -96,48 +94,43 @@ DOUBLING = [repeated(expression) for expression in (
     "{% set ns.y = [ns.y, ns.y] %}{% endfor %}{{ ns.x == ns.y }}",
 ]
 
-# Only the deadline ends these.
 ENDLESS = [
     "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}"
     "{% endfor %}",
+    "{% for a in range(99999) %}{% for b in range(99999) %}some text{% endfor %}{% endfor %}",
     "{% for a in messages * 9999 %}{% for b in messages * 9999 %}{% endfor %}{% endfor %}",
+    "{% for a in range(99999) %}{% for b in [0] * 450000 if false %}{% endfor %}{% endfor %}",
     "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
     "{% for x in [1, 2] recursive %}{{ loop([1, 2]) if loop.depth < 60 }}{% endfor %}",
-    "{% block a %}{% endblock %}{% for i in range(99999) %}{% for j in range(99999) %}{{ self.a() }}{% endfor %}"
+    "{% block a %}x{{ self.a() }}{{ self.a() }}{% endblock %}",
+    "{% block a %}x{% endblock %}{% for i in range(99999) %}{% for j in range(99999) %}{{ self.a() }}{% endfor %}"
     "{% endfor %}",
-    BIG + "{% for i in range(99999) %}{% if 'b' in x %}{% endif %}{% endfor %}",
-    BIG + "{% for i in range(99999) %}{% if x.count('b') %}{% endif %}{% endfor %}",
-    LIST + "{% for y in x if false %}{% endfor %}" * 1700,
-    LIST + "{% set y = [0] * 450000 %}{% set z = [" + "x == y, " * 8000 + "] %}",
-    LIST + "{% set y = [0] * 450000 %}{% set z = [" + "x is eq(y), " * 5000 + "] %}",
-    LIST + "{% set z = [" + "x is lower, " * 5000 + "] %}",
-    "{% set x = (0,) * 450000 %}{% set d = {} %}{% set z = [" + "d[x], " * 9000 + "] %}",
+    BIG + "{% for i in range(99999) %}{% if x in x ~ 'b' %}{% endif %}{% endfor %}",
+    BIG + "{% set y = 'a' * 3899999 ~ 'a' %}" + "{% if x == y %}{% endif %}" * 2400,
+    LIST + "{% set y = [0] * 450000 %}" + "{% if x == y %}{% endif %}" * 2000,
+    LIST + "{% set y = [0] * 450000 %}" + "{% if x is eq(y) %}{% endif %}" * 2000,
+    LIST + "{% if x is lower %}{% endif %}" * 2000,
+    "{% set x = (0,) * 450000 %}{% set d = {} %}" + "{% if d[x] %}{% endif %}" * 2400,
     LIST + "{% for i in range(999) %}{% if x | sort %}{% endif %}{% endfor %}",
     LIST + "{{ x | min }}" * 2000, LIST + "{{ x | select('eq', x) | list }}" * 1000, LIST + "{{ x | tojson }}" * 2000,
-    NS + "{% for i in range(99999) %}{% for j in range(99999) %}{% set ns.x = 'a' ~ j %}{% endfor %}{% endfor %}",
-]
-
-# These end before their time, as they make too much.
-VARIABLES = "".join(f"{{% set a{i} = EXPRESSION %}}" for i in range(1200))
-FILLING = [
+    "{% set x = [{'a': 1}] * 90000 %}" + "{{ x | groupby('a') | length }}" * 1000,
     "{% for a in range(99999) %}{% for b in range(99999) %}" + "x" * 30000 + "{% endfor %}{% endfor %}",
     "{% for a in range(99999) %}{% for b in range(99999) %}{{ '" + "x" * 30000 + "' }}{% endfor %}{% endfor %}",
     "{% macro m() %}" + "x" * 30000 + "{% endmacro %}{% for a in range(99999) %}{{ m() }}{{ m() }}{% endfor %}",
-    "{% block a %}" + "x" * 30000 + "{% endblock %}{% for a in range(99999) %}{{ self.a() }}{% endfor %}",
     "{% macro m(n) %}{% set x = 'a' * 3900000 ~ n %}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}",
-    BIG + "{% for i in range(99999) %}{{ x }}{% endfor %}😀",
-    "{% for i in range(99) %}{% filter replace('a', 'a' * 3900000) %}a{% endfilter %}{% endfor %}😀",
-    BIG + "{% macro m() %}{{ x }}{% endmacro %}{% for i in range(999) %}{{ m() }}{% endfor %}😀",
-    *(VARIABLES.replace("EXPRESSION", expression) for expression in (
-        "'a' * 3900000", "('ab,' * 130000).split(',')", "range(90000) | list", "('你' * 40000) | list",
-        "range(9000) | map('map', 'upper') | list", "range(90000) | map('string') | list",
-        "('a' * 3900000)[1:]", "(['ab'] * 99999) | map(attribute='upper') | list")),
-    # Integers with equal hashes make dicts quadratic.
-    "{% set s %}{% for i in range(99999) %}{{ i * 2305843009213693951 }},{% endfor %}{% endset %}"
+    "{% macro m() %}{{ m(*varargs) }}{% endmacro %}{{ m(*([1] * 450000)) }}",
+    "{% for i in range(99999) %}{{ 'a' * 3900000 }}{% endfor %}\U0001f600",
+    NS + "{% for i in range(99999) %}{% for j in range(99999) %}{% set ns.l = ns.l + [i] %}{% endfor %}{% endfor %}",
+    NS + "{% for i in range(99999) %}{% set ns.l = [ns.l, range(90000) | list] %}{% endfor %}",
+    NS + "{% for i in range(99999) %}{% set ns.l = [ns.l, range(90000) | map('map', 'upper') | list] %}{% endfor %}",
+    NS + "{% for i in range(999) %}{% set ns.l = [ns.l, ('ab,' * 250000).split(',')] %}{% endfor %}",
+    "".join(f"{{% set a{i} = 'a' * 3900000 %}}" for i in range(1000)),
+    # Integers with equal hashes make sets and dicts quadratic.
+    "{% set s %}{% for i in range(50000) %}{{ i * 2305843009213693951 }},{% endfor %}{% endset %}"
+    "{% set x = s[:-1].split(',') | map('int') | list %}{{ x | unique | list | length }}",
+    "{% set s %}{% for i in range(50000) %}{{ i * 2305843009213693951 }},{% endfor %}{% endset %}"
     "{{ dict(s[:-1].split(',') | map('int') | groupby(none)) | length }}",
 ]
-COLLIDING = ("{% set s %}{% for i in range(99999) %}{{ i * 2305843009213693951 }},{% endfor %}{% endset %}"
-             "{{ s[:-1].split(',') | map('int') | unique | list | length }}")
 
 AT_ONCE = ["{{ " + expression + " }}" for expression in (
     "'a' * 10**10", "10**10 * 'a'", "[0] * 10**10", "(0,) * 10**9", "10**(10**10)", "messages * 10**9",
@@ -153,7 +146,7 @@ AT_ONCE = ["{{ " + expression + " }}" for expression in (
     "[1, [1]] | tojson(indent=10**10)", "([1] * 450000) | tojson(separators=('a' * 99999, 'b'))",
     "('\\u0001' * 3900000) | tojson", "('9' * 10**6) | int + none", "('f' * 3400000) | int(base=16)",
     "5 | round(-10**9)", "5 | round(10**9, 'ceil')", "([[1]] * 300000) | sum(start=[])",
-    "('a' * 2000).replace('', 'a' * 999999)", "('a' * 450000) | list | join('a' * 4000)",
+    "('a' * 999).replace('', 'a' * 999999)", "('a' * 3900000) | list | join('a' * 999)",
     "('a' * 3900000).join(['b'] * 9999)", "('ab ' * 1300000).split()", "('a' * 3900000).strip('b' * 3900000 ~ 'a')",
     "('a' * 3900000) | trim('b' * 3900000)", "('a' * 3900000).rfind('a' * 1500000 ~ 'b' ~ 'a' * 400000)",
     "('%s' * 450000) % (('a' * 999999,) * 450000)", "('%(a)s' * 99999) % {'a': 'a' * 99999}",
@@ -203,13 +196,10 @@ SOURCES = ["{{ " + text + " }}" for text in (
 ]
 
 
-@pytest.mark.parametrize("bombs, seconds, reason", [
-    (ENDLESS, 0.1, "takes longer"), (FILLING, 10, "makes"), ([COLLIDING], 2, "takes longer"), (DOUBLING, 10, ""),
-    (AT_ONCE, 10, "")], ids=["endless", "filling", "colliding", "doubling", "at once"])
-def test_bombs_are_refused(bombs, seconds, reason):
-    for template, outcome in zip(bombs, outcomes(bombs, seconds), strict=True):
-        assert isinstance(outcome, str) and reason in outcome, (template[:300], outcome)
-        assert "MemoryError" not in outcome, template[:300]
+@pytest.mark.parametrize("bombs", [DOUBLING, ENDLESS, AT_ONCE], ids=["doubling", "endless", "at once"])
+def test_bombs_are_refused(bombs):
+    for template, outcome in zip(bombs, outcomes(bombs), strict=True):
+        assert isinstance(outcome, str) and "MemoryError" not in outcome, (template[:300], outcome)
 
 
 @pytest.mark.parametrize("templates", [CHAINS, SOURCES], ids=["chains", "sources"])

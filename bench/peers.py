@@ -1,0 +1,206 @@
+"""The engines that bench/run.py and bench/quality.py compare, behind one interface.
+
+    engine = open_engine("llama-q8_0", path, gguf_folder, threads=2, capacity=4096)
+    engine.run(ids)           appends tokens to the one sequence it keeps -> logits [1, vocab_size] of the last one
+    engine.run(ids, True)     -> the logits of each, [n, vocab_size], valid until the next run
+    engine.truncate(length)   forgets all positions from `length` on
+
+    python bench/peers.py model.gguf 5 17 3    llama.cpp's start-up: prints the first token after these ids
+
+Nothing heavy is imported before an engine is opened: a process that measures one engine's memory holds no other.
+"""
+import argparse
+import ctypes
+import importlib.util
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row of the tables. `weight_bytes` counts the bytes of a weight, its share of the group's scale included."""
+    engine: str
+    format: str
+    weight_bytes: float
+    kv_bytes: int  # of a number in the KV cache
+    needs: tuple[str, ...]  # packages
+
+
+# What is compared with each other stands together, so that it is also measured close together.
+ENTRIES = {
+    "bf16": Entry("this engine", "bf16", 2, 2, ("numba",)),
+    "llama-bf16": Entry("llama.cpp", "bf16", 2, 2, ("llama_cpp", "gguf")),
+    "int8": Entry("this engine", "int8", 34 / 32, 2, ("numba",)),
+    "llama-q8_0": Entry("llama.cpp", "Q8_0", 34 / 32, 2, ("llama_cpp", "gguf")),
+    "int4": Entry("this engine", "int4", 18 / 32, 2, ("numba",)),
+    "llama-q4_0": Entry("llama.cpp", "Q4_0", 18 / 32, 2, ("llama_cpp", "gguf")),
+    "numpy": Entry("plain NumPy", "float32", 4, 4, ()),
+    "torch": Entry("transformers + torch", "float32", 4, 4, ("torch", "transformers")),
+}
+PACKAGES = {"llama_cpp": "llama-cpp-python"}  # where the name to install isn't the name to import
+
+
+def missing_packages(name: str) -> list[str]:
+    """The packages that an engine needs and that are not installed."""
+    missing = [package for package in ENTRIES[name].needs if importlib.util.find_spec(package) is None]
+    return [PACKAGES.get(package, package) for package in missing]
+
+
+class NumbaEngine:
+    def __init__(self, path: Path, form: str, threads: int, capacity: int):
+        import qwen3_numba
+        self.forward = qwen3_numba.forward
+        self.model = qwen3_numba.load_model(path, quantize=None if form == "bf16" else form, threads=threads)
+        self.cache = qwen3_numba.Cache(self.model.config, capacity)
+
+    def run(self, ids: Sequence[int], all_logits: bool = False) -> np.ndarray:
+        return self.forward(self.model, ids, self.cache, all_logits).reshape(-1, self.model.config.vocab_size)
+
+    def truncate(self, length: int) -> None:
+        self.cache.truncate(length)
+
+
+class NumpyEngine(NumbaEngine):
+    def __init__(self, path: Path, capacity: int):
+        import qwen3
+        self.forward = qwen3.forward
+        self.model = qwen3.load_model(path)
+        self.cache = qwen3.KVCache(self.model.config, capacity)
+
+
+class TorchEngine:
+    def __init__(self, path: Path, threads: int):
+        import torch
+        import transformers
+        torch.set_grad_enabled(False)
+        torch.set_num_threads(threads)
+        transformers.utils.logging.disable_progress_bar()
+        self.tensor, self.new_cache = torch.tensor, transformers.DynamicCache
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        self.cache = self.new_cache(config=self.model.config)
+
+    def run(self, ids: Sequence[int], all_logits: bool = False) -> np.ndarray:
+        logits = self.model(self.tensor([list(ids)]), past_key_values=self.cache, use_cache=True,
+                            logits_to_keep=0 if all_logits else 1).logits
+        return logits[0].numpy()
+
+    def truncate(self, length: int) -> None:
+        if length == 0:
+            self.cache = self.new_cache(config=self.model.config)
+        else:  # crop takes minus the number of tokens to remove; 0 removes nothing
+            self.cache.crop(length - self.cache.get_seq_length())
+
+
+class LlamaEngine:
+    """llama.cpp by its C functions, with its defaults: the cache is float16, the weights are mapped."""
+
+    def __init__(self, gguf: Path, threads: int, capacity: int):
+        import llama_cpp
+        self.api = llama_cpp
+        self.quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)  # lives as long as it may be called
+        llama_cpp.llama_log_set(self.quiet, None)
+        llama_cpp.llama_backend_init()
+        self.model = llama_cpp.llama_model_load_from_file(str(gguf).encode(), llama_cpp.llama_model_default_params())
+        if not self.model:
+            raise RuntimeError(f"llama.cpp can't load {gguf}")
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx, params.n_ubatch, params.n_threads, params.n_threads_batch = capacity, 512, threads, threads
+        self.context = llama_cpp.llama_init_from_model(self.model, params)
+        if not self.context:
+            raise RuntimeError(f"llama.cpp has no room for {capacity} positions")
+        self.vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
+
+    def run(self, ids: Sequence[int], all_logits: bool = False) -> np.ndarray:
+        n = len(ids)
+        tokens, wanted = (self.api.llama_token * n)(*ids), (ctypes.c_int8 * n)(*[1] * n)
+        batch = self.api.llama_batch_get_one(tokens, n)
+        if all_logits:
+            batch.logits = wanted
+        if status := self.api.llama_decode(self.context, batch):
+            raise RuntimeError(f"llama_decode failed with {status}")
+        return np.ctypeslib.as_array(self.api.llama_get_logits(self.context), (n if all_logits else 1, self.vocab_size))
+
+    def truncate(self, length: int) -> None:
+        self.api.llama_memory_seq_rm(self.api.llama_get_memory(self.context), 0, length, -1)
+
+
+def open_engine(name: str, path: Path, gguf_folder: Path, threads: int, capacity: int) -> Any:
+    """The engine of an entry with the model in `path`, with room for `capacity` positions."""
+    if name.startswith("llama"):
+        return LlamaEngine(gguf_file(gguf_folder, name), threads, capacity)
+    if name == "numpy":
+        return NumpyEngine(path, capacity)
+    if name == "torch":
+        return TorchEngine(path, threads)
+    return NumbaEngine(path, name, threads, capacity)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# GGUF: the same weights in a file for llama.cpp, which has no tokenizer
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def gguf_file(folder: Path, name: str) -> Path:
+    return folder / f"{name}.gguf"
+
+
+def write_gguf(path: Path, folder: Path, name: str) -> None:
+    """Writes the weights of the model in `path` for llama.cpp, in the format of the entry `name`.
+
+    All matrices get the format, the embedding, too; norms stay float32. It rounds as llama.cpp's own quantizer does.
+    """
+    import gguf
+    import qwen3
+    config, stored = qwen3.load_config(path), qwen3.map_checkpoint(path)
+    kind = gguf.GGMLQuantizationType[ENTRIES[name].format.upper()]
+    writer = gguf.GGUFWriter(gguf_file(folder, name), "qwen3")
+    add_metadata(writer, config)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, config.num_hidden_layers)
+    for tensor, (dtype, data, _) in stored.items():
+        target = kind if data.ndim == 2 else gguf.GGMLQuantizationType.F32
+        if dtype == "BF16" and target is gguf.GGMLQuantizationType.BF16:
+            values = data.view(np.uint8)
+        else:
+            values = gguf.quantize(qwen3.to_float32(stored[tensor]), target)
+        writer.add_tensor(names.get_name(tensor, try_suffixes=(".weight",)), values, raw_dtype=target)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def add_metadata(writer: Any, config: Any) -> None:
+    """The model's sizes under the names by which llama.cpp looks for them."""
+    writer.add_tokenizer_model("no_vocab")
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_rope_freq_base(config.rope_theta)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("gguf", type=Path)
+    parser.add_argument("ids", type=int, nargs="+")
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    print(LlamaEngine(args.gguf, args.threads, 256).run(args.ids)[0].argmax())
+
+
+if __name__ == "__main__":
+    main()

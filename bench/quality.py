@@ -1,0 +1,160 @@
+"""What bf16, int8 and int4 cost in quality, next to llama.cpp's formats on the same weights and text.
+
+    python bench/quality.py            (about 5 minutes, 5 GB of memory; --cases and --tokens for less or more)
+
+The reference is qwen3.py in float32. Printed are the mean Kullback-Leibler divergence of the next token's distribution
+from the reference's, the relative error of the logits, and for the bundled model the share of tools/eval_demo.py's
+prompts that get the same greedy answer, token by token. The text for the bundled model are conversations of
+tools/demo_corpus.py that it was not trained on; the random model in the shape of Qwen3-0.6B gets random tokens.
+"""
+import argparse
+import random
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tools"), str(ROOT / "bench")]
+
+import demo_corpus  # noqa: E402
+import eval_demo  # noqa: E402
+import qwen3  # noqa: E402
+from make_random_model import make_random_model, official_config  # noqa: E402
+from peers import ENTRIES, missing_packages, open_engine, write_gguf  # noqa: E402
+from run import alone  # noqa: E402
+
+NAMES = [name for name in ENTRIES if name not in ("numpy", "torch")]
+LONGEST = 1024  # tokens of a text
+STEPS = {"together": LONGEST, "one by one": 1}  # how the tokens of a text go in: by the kernels of prefill, of decoding
+MAX_TOKENS = 256  # of an answer, as in tools/eval_demo.py
+
+
+def conversations(tokens: int) -> list[list[int]]:
+    """Token ids of conversations that were held out of the training, so many tokens together."""
+    tokenizer, rng = qwen3.load_tokenizer(ROOT / "demo"), random.Random(0)
+    texts: list[list[int]] = []
+    while sum(map(len, texts)) < tokens:
+        drawn = demo_corpus.example(rng, held_out=True)
+        last = {"role": "assistant", "content": drawn.answer, "reasoning_content": drawn.reasoning}
+        text = tokenizer.apply_chat_template([*drawn.messages, last], drawn.tools, add_generation_prompt=False)
+        texts.append(tokenizer.encode(text)[:LONGEST])
+    return texts
+
+
+def kl_divergences(reference: np.ndarray, logits: np.ndarray) -> list[float]:
+    """sum p (log p - log q) for each position of the logits [n, vocab_size] of p and q; in float64."""
+    pairs = ([qwen3.log_softmax(x.astype(np.float64)) for x in pair] for pair in zip(reference, logits))
+    return [float(np.exp(log_p) @ (log_p - log_q)) for log_p, log_q in pairs]
+
+
+def relative_errors(reference: np.ndarray, logits: np.ndarray) -> np.ndarray:
+    """|logits - reference| / |reference| of each position [n], as lengths of vectors."""
+    return np.linalg.norm(logits - reference, axis=1) / np.linalg.norm(reference, axis=1)
+
+
+def all_logits(engine: Any, texts: Sequence[Sequence[int]], step: int) -> Iterator[np.ndarray]:
+    """The logits [n, vocab_size] of each text, `step` tokens at a time."""
+    for ids in texts:
+        engine.truncate(0)
+        yield np.concatenate([engine.run(ids[i:i + step], True).copy() for i in range(0, len(ids), step)])
+
+
+def save_reference(path: Path, folder: Path, texts: Sequence[Sequence[int]]) -> None:
+    for i, logits in enumerate(all_logits(open_engine("numpy", path, folder, 0, LONGEST), texts, LONGEST)):
+        np.save(folder / f"{i}.npy", logits)
+
+
+def errors(name: str, path: Path, folder: Path, threads: int,
+           texts: Sequence[Sequence[int]]) -> dict[str, list[float]]:
+    """For each of STEPS [mean KL divergence, mean relative error of the logits, the largest], against the reference."""
+    engine, results = open_engine(name, path, folder, threads, LONGEST), {}
+    for way, step in STEPS.items():
+        divergences, relative = [], []
+        for i, logits in enumerate(all_logits(engine, texts, step)):
+            reference = np.load(folder / f"{i}.npy")
+            divergences.append(kl_divergences(reference, logits))
+            relative.append(relative_errors(reference, logits))
+        of_all = np.concatenate(relative)
+        results[way] = [float(np.concatenate(divergences).mean()), float(of_all.mean()), float(of_all.max())]
+    return results
+
+
+def compare(path: Path, folder: Path, threads: int, texts: Sequence[Sequence[int]]) -> dict[str, dict]:
+    """Name -> `errors` of each engine that is installed and doesn't crash; each has a process of its own."""
+    alone(save_reference, path, folder, texts)
+    results = {}
+    for name in tqdm([name for name in NAMES if not missing_packages(name)], "logits", leave=False, disable=None):
+        try:
+            if name.startswith("llama"):
+                alone(write_gguf, path, folder, name)
+            results[name] = alone(errors, name, path, folder, threads, texts)
+        except RuntimeError as error:  # its own, or that of a process that is gone
+            print(f"{name} is left out: {error}", file=sys.stderr)
+    return results
+
+
+def print_comparison(title: str, results: dict[str, dict]) -> None:
+    print(f"| {title} | format | tokens go in | mean KL divergence | error of the logits, mean | largest |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for name, ways in results.items():
+        for way, values in ways.items():
+            cells = [ENTRIES[name].engine, ENTRIES[name].format, way, *(f"{value:.2e}" for value in values)]
+            print(f"| {' | '.join(cells)} |")
+    print(flush=True)
+
+
+def demo_prompts(cases: int) -> list[list[int]]:
+    """The first prompts of tools/eval_demo.py's cases, so many of each skill (twice as many of the main ones)."""
+    tokenizer, prompts = qwen3.load_tokenizer(ROOT / "demo"), []
+    for name, (draw, factor) in eval_demo.SKILLS.items():
+        rng = random.Random(f"1 {name}")
+        for case in (draw(rng) for _ in range(factor * cases)):
+            text = tokenizer.apply_chat_template(case.messages, case.tools, enable_thinking=case.enable_thinking)
+            prompts.append(tokenizer.encode(text))
+    return prompts
+
+
+def greedy(model: qwen3.Model, prompts: Iterable[list[int]]) -> list[list[int]]:
+    return [list(qwen3.generate(model, prompt, MAX_TOKENS, temperature=0))
+            for prompt in tqdm(prompts, "greedy answers", leave=False, disable=None)]
+
+
+def print_greedy(threads: int, cases: int) -> None:
+    """How many greedy answers of the bundled model are those of float32."""
+    import qwen3_numba
+    prompts = demo_prompts(cases)
+    wanted = greedy(qwen3.load_model(ROOT / "demo"), prompts)
+    print("| the bundled model's greedy answers | the same ids as in float32 | of | share |")
+    print("| --- | --- | --- | --- |")
+    for form in (None, "int8", "int4"):
+        answers = greedy(qwen3_numba.load_model(ROOT / "demo", quantize=form, threads=threads), prompts)
+        same = sum(answer == expected for answer, expected in zip(answers, wanted))
+        print(f"| {form or 'bf16'} | {same} | {len(prompts)} | {same / len(prompts):.1%} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="a model for random tokens (default: random weights as Qwen3-0.6B)")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=4000, help="of text for the bundled model (default 4000)")
+    parser.add_argument("--random-tokens", type=int, default=256, help="for the random model (default 256)")
+    parser.add_argument("--cases", type=int, default=100, help="per skill, doubled for the main skills (default 100)")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        texts = conversations(args.tokens)
+        title = f"bundled model, {sum(map(len, texts))} tokens"
+        print_comparison(title, compare(ROOT / "demo", Path(folder), args.threads, texts))
+        path = args.model or make_random_model(official_config("0.6B"), Path(folder) / "model")
+        ids = np.random.default_rng(0).integers(0, qwen3.load_config(path).vocab_size, args.random_tokens).tolist()
+        title = f"random 0.6B, {len(ids)} tokens"
+        print_comparison(title, compare(path, Path(folder), args.threads, [ids]))
+    print_greedy(args.threads, args.cases)
+
+
+if __name__ == "__main__":
+    main()

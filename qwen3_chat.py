@@ -78,6 +78,8 @@ def read_line(prompt: str) -> str:
         return line.decode().removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
         raise InputError(f"the line is not text in {error.encoding}: {error.reason}") from error
+    except OSError as error:
+        raise OutputError(f"stdin: cannot be read: {error.strerror}") from error
 
 
 def read_message(prompt: str) -> str:

@@ -24,7 +24,7 @@ from tokenizer_utils import split_stream
 # ----------------------------------------------------------------------------------------------------------------------
 
 class OutputError(InputError):
-    """The answer can't be written."""
+    """The answer can't be written, or nothing more be read: a conversation can't go on."""
 
 
 DIM, NORMAL = "\x1b[2m", "\x1b[0m"

@@ -76,10 +76,8 @@ def program(*arguments, shell: str = "") -> str:
 
 def surroundings(state: Path, env: dict[str, str]) -> dict:
     """Options for a process of the program: the same, whoever runs the tests, and with Ctrl-C not ignored."""
-    kept = {name: value for name, value in os.environ.items()
-            if not name.startswith(("PYTHON", "QWEN3", "LC_", "NO_COLOR"))}
-    env = kept | {"TERM": "xterm", "XDG_STATE_HOME": str(state), "INPUTRC": os.devnull, "LANG": "C.UTF-8",
-                  "OPENBLAS_NUM_THREADS": "1"} | env
+    env = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "TERM": "xterm", "INPUTRC": os.devnull,
+           "XDG_STATE_HOME": str(state), "OPENBLAS_NUM_THREADS": "1"} | env
     return {"cwd": ROOT, "env": env, "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
 
 
@@ -198,8 +196,7 @@ def playground(tmp_path, monkeypatch):
 
 def test_a_conversation(open_chat, tmp_path):
     chat, file = open_chat("--no-think"), tmp_path / "a conversation.json"
-    assert ask(chat, "My name is Mia.") == "Nice to meet you, Mia!"
-    assert ask(chat, PERU) == LIMA
+    assert ask(chat, "My name is Mia.") == "Nice to meet you, Mia!" and ask(chat, PERU) == LIMA
     assert ask(chat, "What is my name?") == "Your name is Mia."
     for _ in range(2):  # its own file, so it may go on in it
         assert ask(chat, f"/save '{file}'") == "(saved 6 messages)"
@@ -207,7 +204,7 @@ def test_a_conversation(open_chat, tmp_path):
     assert "there is no command /hepl; /help lists them" in ask(chat, "/hepl me")
     assert ask(chat, "/clear") == "(a new conversation)" and "Mia" not in ask(chat, "What is my name?")
     assert ask(chat, f'/load "{file}"') == "(loaded 6 messages)"
-    assert ask(chat, "") == ask(chat, "   ") == ""
+    assert ask(chat, "/stats") == "there is no answer yet" and ask(chat, "") == ask(chat, "   ") == ""
     assert ask(chat, "What is my name?") == "Your name is Mia."
     assert status_at_end(chat, CTRL_D) == 0  # a person has seen what was refused
     assert chat.before == "\r\n"  # the shell's prompt starts on a line of its own
@@ -334,8 +331,7 @@ def test_thoughts_and_statistics_in_a_pipe(start):
     assert re.fullmatch("No --model given: the small bundled model .*\n(.*peak memory.*\n){2}", error)
 
 
-@pytest.mark.parametrize("shell, word", [("> /dev/full", "No space"), (">&-", "stdout is closed"),
-                                         ("<&-", "stdin is closed")])
+@pytest.mark.parametrize("shell, word", [("> /dev/full", "No space"), (">&-", "stdout is"), ("<&-", "stdin is closed")])
 def test_files_that_are_of_no_use(start, shell, word):
     with start("--model", DEMO, shell=shell) as chat:
         _, error = chat.communicate("Hi\nHi\n", timeout=60)
@@ -348,13 +344,13 @@ def test_while_an_answer_goes_through_a_pipe(start, endless, act):
         chat.stdin.write("Once upon a time\n/set max_tokens 3\nAnd then?\n")
         chat.stdin.close()
         assert chat.stdout.read(9) == "aaaaaaaaa"
-        if act == "presses Ctrl-C":
-            chat.send_signal(signal.SIGINT)
-            assert chat.stdout.read().splitlines()[-1] == "aaa" and chat.wait(60) == 0
-        else:  # as `| head -c 9` does
+        if act == "closes stdout":  # as `| head -c 9` does
             chat.stdout.close()
-            [error] = chat.stderr
-            assert "could not be written to stdout: Broken pipe" in error and chat.wait(60) == 1
+            assert re.fullmatch(".* could not be written to stdout: Broken pipe\n", chat.stderr.read())
+        else:
+            chat.send_signal(signal.SIGINT)
+            assert chat.stdout.read().splitlines()[-1] == "aaa"
+        assert chat.wait(60) == (act == "closes stdout")
 
 
 # ---- lines and commands ---------------------------------------------------------------------------------------------
@@ -386,27 +382,26 @@ def test_commands(demo):
     assert handled(chat, PERU) == LIMA
     assert re.fullmatch(r"prompt: \d+ tokens \(\d+ from the cache\), [\d.]+ tokens/s, first token after [\d.]+ s \| "
                         r"answer: 7 tokens, [\d.]+ tokens/s \| .*context: \d+ of 4096 tokens", handled(chat, "/stats"))
+    assert handled(chat, "/set max_tokens 6") and handled(chat, PERU) == LIMA[:-1] + "\n(cut off after 6 tokens)"
     for line, shown in {"/think": True, "/set hide_thinking on": False, "/set hide_thinking default": True}.items():
         handled(chat, line)
-        assert ("<think>" in handled(chat, PERU)) == shown and chat.messages[-1]["reasoning_content"]
-    handled(chat, "/set max_tokens 6")
-    assert handled(chat, PERU).endswith("\n(cut off after 6 tokens)") and chat.messages[-1]["content"] == ""
-    handled(chat, "/no_think")
-    assert handled(chat, PERU) == LIMA[:-1] + "\n(cut off after 6 tokens)"
+        assert re.fullmatch(r"<think>\n.+\n(?=\()" * shown + r"\n?\(cut off after 6 tokens\)", handled(chat, PERU))
+        assert chat.messages[-1]["content"] == "" and chat.messages[-1]["reasoning_content"]
+    assert handled(chat, "/no_think") and "<think>" not in handled(chat, PERU)
     with pytest.raises(EOFError):
         chat.handle("/exit")
 
 
 def test_set(demo):
     chat = new_chat(demo)
-    names = re.search(r"show or set: (.*?) \(VALUE", handled(chat, "/help"), re.DOTALL)[1].replace(",", "").split()
+    names = re.findall(r"\w+", re.search(r"show or set: (.*?) \(VALUE", handled(chat, "/help"), re.DOTALL)[1])
     shown = handled(chat, "/set")
     assert names == re.findall(r"(\w+) = ", shown) and "temperature = 0.0  top_k = 7 " in shown
     for setting, shown in {
             "temperature 0.5": "0.5", "temperature default": "0.0", "top_k ٣": "3", "top_k default": "7",
-            "hide_thinking on": "on", "hide_thinking off": "off", "seed  1 ": "1", "temperature 3": "3"}.items():
+            "hide_thinking on": "on", "hide_thinking off": "off", "seed  1 ": "1", "temperature 3": "3",
+            "max_tokens 9": "9"}.items():
         assert handled(chat, f"/set {setting}") == f"{setting.split()[0]} = {shown}"
-    handled(chat, "/set max_tokens 9")
     first = handled(chat, PERU)
     assert handled(chat, "/regenerate") != first
     chat.n_answers = 0
@@ -435,7 +430,47 @@ def test_a_model_cannot_command_the_terminal():
     assert terminal.getvalue() == re.sub("[\x00-\x08\x0b-\x1f\x7f-\x9f]", "\ufffd", text)
 
 
-# ---- the KV cache over turns ----------------------------------------------------------------------------------------
+def test_save_writes_only_over_its_own_files(demo, playground):
+    chat, other = new_chat(demo, TALK), new_chat(demo, TALK)
+    Path("loadable.json").write_text(json.dumps(TALK))
+    os.link("theirs.txt", "hardlink")
+    handled(other, "/save others.json")
+    for name in ("own.json", "./folder/../own.json"):
+        assert handled(chat, f"/save {name}") == "(saved 2 messages)"
+    refused(chat, "/load unloadable.json")
+    for name in ("theirs.txt", "others.json", "loadable.json", "link", "dangling", "hardlink", "folder",
+                 "folder/../theirs.txt", "/dev/null", "unloadable.json"):
+        assert "exists already" in refused(chat, f"/save {name}")
+    assert handled(chat, "/load loadable.json") == "(loaded 2 messages)"
+    chat.messages.append({"role": "user", "content": "\u2028 \x00 界"})
+    Path("own link").symlink_to("own.json")
+    handled(chat, "/save 'own link'")
+    assert handled(other, "/load own.json") == "(loaded 3 messages; /regenerate answers the last one)"
+    assert other.messages == chat.messages and json.loads(Path("others.json").read_text()) == TALK
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # no thread is used after the fork
+def test_a_save_that_is_killed_leaves_a_whole_file_or_none(demo, playground):
+    """The process is killed at random moments, while it saves again and again."""
+    rng = random.Random(0)
+    chat = new_chat(demo, [{"role": "user", "content": "界" * 500}] * 200)
+
+    def save_again_and_again(name: str) -> None:
+        while True:
+            handled(chat, f"/save {name}")
+            chat.messages.append({"role": "assistant", "content": "!" * 2000})
+
+    for i in range(40):
+        child = multiprocessing.get_context("fork").Process(target=save_again_and_again, args=[f"{i}.json"])
+        child.start()
+        time.sleep(rng.uniform(0, 0.002 * i))  # none gets far at first, all do in the end
+        child.kill()
+        child.join()
+    files = [json.loads(file.read_text()) for file in Path().glob("[0-9]*.json")]
+    assert files and all(len(messages) >= 200 for messages in files)
+
+
+# ---- the KV cache over turns, and after Ctrl-C -----------------------------------------------------------------------
 
 def handle_and_check(chat: qwen3_chat.Chat, line: str, stop_at: int | None = None) -> None:
     """Handles a line, with Ctrl-C at the n-th piece. Checks what the answer cost, and that it is as without a cache."""
@@ -466,7 +501,7 @@ LINES = ["My name is Mia.", "What is my name?", PERU, "What is 12 + 30?", "", "/
          "/system Be brief.", "/system -", "/set max_tokens 30", "/set think_budget 3", "/save x", "/load x"]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_the_cache_kept_over_turns_changes_no_answer(demo, playground, seed):
     rng = random.Random(seed)
     chat = new_chat(demo, tools=[WEATHER] if seed % 2 else None)
@@ -486,13 +521,14 @@ def test_only_what_differs_is_computed_again(demo):
     assert chat.messages[3]["content"] == "Your name is Mia." and roles(chat.messages) == "uauauaua"
 
 
-# ---- Ctrl-C anywhere ------------------------------------------------------------------------------------------------
-
 def test_a_second_ctrl_c_may_come_at_once(demo, monkeypatch):
     type_in(monkeypatch, "")
     for name in ("read_line", "note"):
         monkeypatch.setattr(qwen3_chat, name, mock.Mock(side_effect=KeyboardInterrupt))
-    assert qwen3_chat.run_chat(new_chat(demo)) == 0
+    statuses = []
+    with contextlib.suppress(KeyboardInterrupt):
+        statuses.append(qwen3_chat.run_chat(new_chat(demo)))
+    assert statuses == [0]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, InputError("the logits are not finite")])
@@ -524,7 +560,7 @@ def interrupted_at(step: int):
     sys.settrace(None)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(30))
 def test_ctrl_c_at_any_line_of_the_program(tiny, seed):
     """Wherever Ctrl-C comes: the messages stay valid, and the cache gives the answers that a fresh one gives."""
     rng = random.Random(seed)
@@ -566,14 +602,13 @@ def test_ctrl_c_while_the_cache_grows(tiny, monkeypatch, n):
 SPOKEN = ["<think>", "\n", "a thought", "</think>", "text", "\x1b[31m", "\ufffd", "界", "<tool_call>", "</tool_call>",
           '<tool_call>\n{"name": "f", "arguments": {"x": [1, 2.5, null, "\\u00e9"]}}\n</tool_call>', '{"name": "f"',
           '<tool_call>{"name": "f", "arguments": null}</tool_call>', '{"name": 1, "arguments": {}}', "<|im_end|>"]
-NAMES = ["own.json", "two words", "'quoted name.json'", '"a', "it's", "", "é界", ".", "..", "/", "~", "--", "*", "link",
-         "theirs.txt", "dangling", "unloadable.json", "theirs.txt/x", "none/x", "none/..", "/dev/null", "$HOME", "-",
-         "folder", "x\0y", "a\\ b", "~nosuchuser/x", "n" * 255, "n" * 256, "\x1b[31m", "\udcff", "界" * 84]
+NAMES = ["own.json", "two words", "'quoted name.json'", '"a', "it's", "", ".", "..", "/", "~", "--", "-", "*", "link",
+         "theirs.txt", "dangling", "unloadable.json", "theirs.txt/x", "none/x", "none/..", "/dev/null", "folder",
+         "$HOME", "x\0y", "a\\ b", "~nosuchuser/x", "n" * 255, "n" * 256, "\x1b[31m", "\udcff", "界" * 84]
 VALUES = ["0", "1", "-1", "0.5", "1e4", "nan", "1e-999", "1e", "", "٣.٥", "½", "1_000", "1 2", " 3 ", "+-5", "on",
           "off", "ON", "''", "default", str(10**400), "9" * 5000, "\ud800", "\x00"]
-WORDS = ["Hi", PERU, "法国的首都是哪里？", "👋🏽", "\x00", "\x1b[2J", "\x9b", "\u2028", "\ud800", "'", "\\", "//",
-         '"""', '"""one\ntwo"""', "/", "<think>", "</think>", "<tool_call>", "<|im_start|>", "<|im_end|>", "{{", "\t",
-         "{% raw %}", "a" * 3000, "\r", "\ufeff", "-", "%s"]
+WORDS = ["Hi", PERU, "法国的首都是哪里？", "👋🏽", "\x00", "\x1b[2J", "\u2028", "\ud800", "'", "\\", "/", "a" * 3000,
+         '"""', '"""one\ntwo"""', "<think>", "</think>", "<tool_call>", "<|im_end|>", "{{", "\t", "\r", "\ufeff", "%s"]
 
 
 def random_line(rng: random.Random, commands: list[str]) -> str:
@@ -600,7 +635,7 @@ def spoken_by(rng: random.Random):
     return chat
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(6))
 def test_random_lines(demo, playground, monkeypatch, seed):
     """From a pipe: whatever comes, the conversation stays valid, and it comes back as it was saved."""
     rng, n_lines = random.Random(seed), itertools.count(1)
@@ -625,45 +660,3 @@ def test_random_lines(demo, playground, monkeypatch, seed):
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()):
         assert qwen3_chat.run_chat(chat) == 1
     assert sys.stdin.read() == "" and next(n_lines) > 700 and len(out.getvalue()) > 3000  # they are worth their while
-
-
-# ---- saving and loading ---------------------------------------------------------------------------------------------
-
-def test_save_writes_only_over_its_own_files(demo, playground):
-    chat, other = new_chat(demo, TALK), new_chat(demo, TALK)
-    Path("loadable.json").write_text(json.dumps(TALK))
-    os.link("theirs.txt", "hardlink")
-    handled(other, "/save others.json")
-    for name in ("own.json", "./folder/../own.json"):
-        assert handled(chat, f"/save {name}") == "(saved 2 messages)"
-    refused(chat, "/load unloadable.json")
-    for name in ("theirs.txt", "others.json", "loadable.json", "link", "dangling", "hardlink", "folder",
-                 "folder/../theirs.txt", "/dev/null", "unloadable.json"):
-        assert "exists already" in refused(chat, f"/save {name}")
-    assert handled(chat, "/load loadable.json") == "(loaded 2 messages)"
-    chat.messages.append({"role": "user", "content": "\u2028 \x00 界"})
-    Path("own link").symlink_to("own.json")
-    handled(chat, "/save 'own link'")
-    assert handled(other, "/load own.json") == "(loaded 3 messages; /regenerate answers the last one)"
-    assert other.messages == chat.messages and json.loads(Path("others.json").read_text()) == TALK
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # no thread is used after the fork
-def test_a_save_that_is_killed_leaves_a_whole_file_or_none(demo, playground):
-    """The process is killed at random moments, while it saves again and again."""
-    rng = random.Random(0)
-    chat = new_chat(demo, [{"role": "user", "content": "界" * 500}] * 200)
-
-    def save_again_and_again(name: str) -> None:
-        while True:
-            handled(chat, f"/save {name}")
-            chat.messages.append({"role": "assistant", "content": "!" * 2000})
-
-    for i in range(60):
-        child = multiprocessing.get_context("fork").Process(target=save_again_and_again, args=[f"{i}.json"])
-        child.start()
-        time.sleep(rng.uniform(0, 0.002 * i))  # none gets far at first, all do in the end
-        child.kill()
-        child.join()
-    files = [json.loads(file.read_text()) for file in Path().glob("[0-9]*.json")]
-    assert files and all(len(messages) >= 200 for messages in files)

@@ -597,8 +597,8 @@ class KVCache:
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps only these sequences of the batch."""
-        self.k = self.k[:, rows]
-        self.v = self.v[:, rows]
+        self.k = np.take(self.k, rows, axis=1)
+        self.v = np.take(self.v, rows, axis=1)
         self.token_ids = self.token_ids[rows]
         self.left_padding = None if self.left_padding is None else self.left_padding[rows]
 

@@ -30,7 +30,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -50,7 +50,7 @@ except ImportError as error:
 
 import qwen3
 from qwen3 import *  # noqa: F403  the same names
-from qwen3 import Config, Engine, InputError, KVCache, Model, checked_ids, check_tensors, map_checkpoint, rope_tables
+from qwen3 import Config, Engine, InputError, KVCache, Model, check_tensors, checked_ids, map_checkpoint, rope_tables
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Threads: a team that runs one kernel together
@@ -90,17 +90,22 @@ class Team:
             if rank == 0:  # one put by the caller, which an interrupt can't cut in two; the others are called from here
                 for other in self.queues[1:]:
                     other.put((kernel, args, None))
-            kernel(rank, self.n_threads, self.barrier, *args)
+            error = None
+            try:
+                kernel(rank, self.n_threads, self.barrier, *args)
+            except Exception as raised:  # wrong types: all threads raise it; a kernel itself raises nothing
+                error = raised
             if done is not None:
-                done.set()
+                done.put(error)
 
     def run(self, kernel: Callable, *args: Any) -> None:
         """kernel(rank, n_threads, barrier, *args) on all threads. The kernel must end with `meet`."""
         if self.pid != os.getpid():  # threads don't survive a fork
             self._start()
-        done = threading.Event()
+        done: queue.SimpleQueue = queue.SimpleQueue()
         self.queues[0].put((kernel, args, done))
-        done.wait()
+        if error := done.get():
+            raise error
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -117,7 +122,8 @@ class Team:
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
 LANES = 16  # float32 numbers that are processed together; LLVM splits what is wider than the machine's vectors
-AHEAD = 1024  # bytes that are asked for before they are needed; hardware alone stops at the end of each page of 4096
+AHEAD = 0 if llvmlite.binding.get_host_cpu_name().startswith("znver") else 1024  # bytes that are asked for before they are needed:
+# much of Intel's hardware waits at the end of each page of 4096; AMD's doesn't, and is slowed down by being asked
 
 
 def vector(kind: ir.Type, n: int) -> ir.VectorType:
@@ -135,16 +141,29 @@ def call(b: Any, name: str, result: ir.Type, *args: Any) -> Any:
     return b.call(function, args)
 
 
-def load(b: Any, address: Any, kind: ir.Type, n: int) -> Any:
-    """n numbers from memory, at any address."""
-    value = b.load(b.inttoptr(address, vector(kind, n).as_pointer()))
+def broadcast(b: Any, value: Any, n: int) -> Any:
+    """A vector of n times a number that is known only in the kernel."""
+    lanes = b.insert_element(ir.Constant(vector(value.type, n), ir.Undefined), value, I32(0))
+    return b.shuffle_vector(lanes, lanes, splat(I32, n, 0))
+
+
+def load(b: Any, address: Any, kind: ir.Type, n: int | None = None) -> Any:
+    """A number from memory, or a vector of n, at any address."""
+    value = b.load(b.inttoptr(address, (kind if n is None else vector(kind, n)).as_pointer()))
     value.align = 1
     return value
 
 
-def offset(b: Any, address: Any, index: Any, size: int) -> Any:
-    """The address of the index-th thing of so many bytes."""
-    return b.add(address, b.mul(index, I64(size)))
+def store(b: Any, value: Any, address: Any) -> None:
+    b.store(value, b.inttoptr(address, value.type.as_pointer())).align = 1
+
+
+def at(b: Any, address: Any, *offsets: Any) -> Any:
+    """An address plus offsets in bytes, of which a pair is a product: (index, size)."""
+    for offset in offsets:
+        i, size = (x if isinstance(x, ir.Value) else I64(x) for x in (offset if isinstance(offset, tuple) else (offset, 1)))
+        address = b.add(address, b.mul(i, size))
+    return address
 
 
 def fma(b: Any, x: Any, y: Any, z: Any) -> Any:
@@ -187,206 +206,300 @@ def load_float(b: Any, address: Any, kind: str, n: int) -> Any:
     return load(b, address, F32, n)
 
 
-def int8_path(features: dict[str, bool] | None = None) -> str:
-    """Which instructions multiply bytes: the best that this CPU reports."""
-    features = llvmlite.binding.get_host_cpu_features() if features is None else features
-    if features.get("avx512vnni") and features.get("avx512vl") or features.get("avxvnni"):
+class Shape(NamedTuple):
+    """How a CPU's registers are used best by the products below."""
+    lanes: int  # 32-bit numbers in a vector
+    together: int  # vectors of a panel's 32 rows that are worked on at a time
+    vectors: int  # that the panel is multiplied with at a time
+
+
+def float_shape(features: dict[str, bool]) -> Shape:
+    """The shape of the products of floats on a CPU that reports these features: as many sums as it has registers."""
+    if features.get("avx512f"):
+        return Shape(16, 2, 12)
+    if features.get("avx2"):
+        return Shape(8, 2, 6)
+    return Shape(4, 4, 6) if features.get("neon") else Shape(4, 2, 5)
+
+
+INT8_SHAPES = {"vnni512": Shape(16, 2, 6), "vnni": Shape(8, 1, 6), "avx2": Shape(8, 1, 6), "neon": Shape(4, 2, 5),
+               "plain": Shape(4, 1, 4)}
+
+
+def int8_path(features: dict[str, bool]) -> str:
+    """Which instructions multiply bytes: the best that a CPU with these features has."""
+    if features.get("avx512vnni"):
+        return "vnni512"
+    if features.get("avxvnni"):
         return "vnni"
     if features.get("avx2"):
         return "avx2"
-    if features.get("dotprod"):
-        return "neon"
-    return "plain"
+    return "neon" if features.get("dotprod") else "plain"
 
 
-PATH = os.environ.get("QWEN3_INT8_PATH") or int8_path()
+FEATURES = dict(llvmlite.binding.get_host_cpu_features())
+PATH, FLOAT_SHAPE = os.environ.get("QWEN3_INT8_PATH") or int8_path(FEATURES), float_shape(FEATURES)
 
 
-def dot_bytes(b: Any, path: str, w: Any, x: Any, signed: bool) -> Any:
-    """w, x: <32 x i8> -> <8 x i32>, eight sums of four products.
+def dot_bytes(b: Any, path: str, sums: Any, w: Any, x: Any, signed: bool) -> Any:
+    """sums [n] + four products each of the bytes w and x [4 n]; n are the path's lanes.
 
-    w is unsigned, x signed. With `signed`, w stands for w - 128; only the path "vnni" leaves that subtraction to the
-    caller, because its instruction wants one factor unsigned.
+    w is unsigned, x signed. With `signed`, w stands for w - 128; the paths with "vnni" leave that subtraction to the
+    caller, because their instruction wants one factor unsigned.
     """
-    if path == "vnni":
-        return call(b, "llvm.x86.avx512.vpdpbusd.256", vector(I32, 8), splat(I32, 8, 0), w, x)
+    n = sums.type.count
+    if path.startswith("vnni"):
+        return call(b, f"llvm.x86.avx512.vpdpbusd.{32 * n}", sums.type, sums, w, x)
     if signed:
-        w = b.xor(w, splat(I8, 32, 0x80))
+        w = b.xor(w, splat(I8, 4 * n, 0x80))
     if path == "avx2":  # u8 times s8 in pairs, whose sum must fit into 16 bits: |w| <= 127 or w <= 15 sees to that
         if signed:
-            negative = b.icmp_signed("<", w, splat(I8, 32, 0))
-            x = b.select(negative, b.sub(splat(I8, 32, 0), x), x)
-            w = b.select(negative, b.sub(splat(I8, 32, 0), w), w)
-        pairs = call(b, "llvm.x86.avx2.pmadd.ub.sw", vector(I16, 16), w, x)
-        return call(b, "llvm.x86.avx2.pmadd.wd", vector(I32, 8), pairs, splat(I16, 16, 1))
-
-    def part(value: Any, start: int, n: int) -> Any:
-        return b.shuffle_vector(value, value, ir.Constant(vector(I32, n), list(range(start, start + n))))
-
+            x = call(b, "llvm.x86.avx2.psign.b", x.type, x, w)
+            w = call(b, "llvm.abs.v32i8", w.type, w, ir.IntType(1)(0))
+        pairs = call(b, "llvm.x86.avx2.pmadd.ub.sw", vector(I16, 2 * n), w, x)
+        return b.add(sums, call(b, "llvm.x86.avx2.pmadd.wd", sums.type, pairs, splat(I16, 2 * n, 1)))
     if path == "neon":
-        halves = [call(b, "llvm.aarch64.neon.sdot.v4i32.v16i8", vector(I32, 4), splat(I32, 4, 0), part(w, i, 16), part(x, i, 16))
-                  for i in (0, 16)]
-        return b.shuffle_vector(*halves, ir.Constant(vector(I32, 8), list(range(8))))
-    products = b.mul((b.sext if signed else b.zext)(w, vector(I32, 32)), b.sext(x, vector(I32, 32)))
-    return b.add(b.add(part(products, 0, 8), part(products, 8, 8)), b.add(part(products, 16, 8), part(products, 24, 8)))
+        return call(b, "llvm.aarch64.neon.sdot.v4i32.v16i8", sums.type, sums, w, x)
+    products = b.mul((b.sext if signed else b.zext)(w, vector(I32, 4 * n)), b.sext(x, vector(I32, 4 * n)))
+    for count in (2 * n, n):
+        even, odd = (b.shuffle_vector(products, products, ir.Constant(vector(I32, count), list(range(start, 2 * count, 2))))
+                     for start in (0, 1))
+        products = b.add(even, odd)
+    return b.add(sums, products)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Dot products: rows of weights times one vector, where nearly all time is spent
+# Products: where nearly all time is spent
 #
-# Formats of a row: float32, bf16, f16; and two packed ones, in blocks of 256 weights, that is 8 groups of 32. Their row
-# begins with a float16 scale for each group, then come the weights:
-#   int8   a byte each, w = scale * (byte - 128)
-#   int4   a half byte each, w = scale * (half byte - 8); 32 bytes hold two groups, the first in the lower halves
-# A vector that is multiplied with them is packed likewise (see pack_vector): signed bytes, then for each group a scale,
-# then for each group the correction -128 * scale * sum(bytes), or -8 * ..., for the offset of the weights.
+# Formats of a matrix: float32, bf16 and f16 by rows, as they lie in the file; and two packed ones, by blocks of 32 rows,
+# with a scale for each group of 32 columns of a row. A block begins with its scales, float16 [groups, 32 rows]; then come
+# the weights, four columns of all 32 rows after the other, which is how the instructions for bytes want them:
+#   int8   a byte each [columns / 4, 32 rows, 4], w = scale * (byte - 128)
+#   int4   a half byte each, w = scale * (half byte - 8); a byte holds column c and, in its upper half, column c + 32
+# A vector that is multiplied with them is packed likewise: signed bytes, a float32 scale for each group, and for each
+# group the int32 that makes good for the offset: -128 times the sum of its bytes, or -8 times (see pack_vector).
 # ----------------------------------------------------------------------------------------------------------------------
 
-GROUP, BLOCK = 32, 256
+GROUP, PANEL = 32, 32  # columns with one scale; rows of a block, or of a panel
 FLOAT32, BF16, FLOAT16, INT8, INT4 = range(5)
 KINDS = {FLOAT32: "f32", BF16: "bf16", FLOAT16: "f16"}
-ROWS = 4  # rows at a time: their streams hide each other's waiting, and x is loaded once for all
 
-
-def float_dot(kind: str, n_rows: int) -> Any:
-    """An intrinsic (w, stride, x, n, out): n_rows rows, `stride` bytes apart, times x float32 [n], n a multiple of 32."""
+def float_dot(kind: str) -> Any:
+    """An intrinsic (w, x, n) -> float32: a row of floats times x float32 [n], n a multiple of 32."""
     size = 4 if kind == "f32" else 2
 
     @intrinsic
-    def dot(context, w, stride, x, n, out):
+    def dot(context, w, x, n):
         def codegen(context, b, signature, args):
-            w, stride, x, n, out = args
-            sums = [cgutils.alloca_once_value(b, splat(F32, LANES, 0.0)) for _ in range(2 * n_rows)]
+            w, x, n = args
+            sums = [cgutils.alloca_once(b, vector(F32, LANES)) for _ in range(4)]
+            for sum_ in sums:
+                b.store(splat(F32, LANES, 0.0), sum_)
 
-            def body(i: Any) -> None:
-                xs = [load(b, b.add(offset(b, x, i, 4 * 2 * LANES), I64(4 * LANES * half)), F32, LANES) for half in (0, 1)]
-                for r in range(n_rows):
-                    here = offset(b, b.add(w, b.mul(stride, I64(r))), i, size * 2 * LANES)
-                    for line in range(0, size * 2 * LANES, 64):
-                        prefetch(b, b.add(here, I64(AHEAD + line)))
-                    for half in (0, 1):
-                        value = load_float(b, b.add(here, I64(size * LANES * half)), kind, LANES)
-                        b.store(fma(b, value, xs[half], b.load(sums[2 * r + half])), sums[2 * r + half])
+            def step(w: Any, x: Any, n_vectors: int) -> None:
+                for line in range(0, n_vectors * LANES * size, 64) if AHEAD else ():
+                    prefetch(b, at(b, w, AHEAD + line))
+                for i, sum_ in enumerate(sums[:n_vectors]):
+                    value = load_float(b, at(b, w, i * LANES * size), kind, LANES)
+                    b.store(fma(b, value, load(b, at(b, x, i * LANES * 4), F32, LANES), b.load(sum_)), sum_)
 
-            loop(b, b.sdiv(n, I64(2 * LANES)), body)
-            for r in range(n_rows):
-                both = b.fadd(b.load(sums[2 * r]), b.load(sums[2 * r + 1]))
-                b.store(total(b, both), b.inttoptr(b.add(out, I64(4 * r)), F32.as_pointer()))
-            return context.get_dummy_value()
+            whole = b.sdiv(n, I64(64))
+            loop(b, whole, lambda i: step(at(b, w, (i, 64 * size)), at(b, x, (i, 256)), 4))
+            with b.if_then(b.icmp_signed("<", b.mul(whole, I64(64)), n)):
+                step(at(b, w, (whole, 64 * size)), at(b, x, (whole, 256)), 2)
+            first, second, third, fourth = (b.load(sum_) for sum_ in sums)
+            return total(b, b.fadd(b.fadd(first, second), b.fadd(third, fourth)))
 
-        return types.void(types.int64, types.int64, types.int64, types.int64, types.int64), codegen
+        return types.float32(types.int64, types.int64, types.int64), codegen
 
     return dot
 
 
-def packed_dot(bits: int, n_rows: int, n_vectors: int = 1) -> Any:
-    """An intrinsic (w, stride, x, x_stride, n, out, out_stride): packed rows times packed vectors, n a multiple of 256.
+def packed_tile(bits: int, n_vectors: int) -> Any:
+    """An intrinsic (w, x, x_stride, n, out, out_stride): a packed block times n_vectors packed vectors of n columns.
 
-    The strides are the bytes between two rows, two vectors, and the results of two vectors. With several vectors, each
-    group of weights is loaded once for all of them.
+    n is a multiple of 64; the strides are the bytes between two vectors, and between the results of two vectors. Each
+    sum of a group stays a whole number until its scales are multiplied in.
     """
-    tile = [(r, t) for r in range(n_rows) for t in range(n_vectors)]
-
-    def groups(b: Any, address: Any) -> Any:
-        """(number, address, half) of each of a block's groups; two groups of 4 bits share their bytes."""
-        for part in range(bits):
-            for half in range(8 // bits):
-                yield part * (8 // bits) + half, b.add(address, I64(GROUP * part)), half
-
-    def unpacked(b: Any, address: Any, half: int) -> Any:
-        """The unsigned bytes of a group of weights."""
-        value = load(b, address, I8, GROUP)
-        if bits == 8:
-            return value
-        return b.lshr(value, splat(I8, GROUP, 4)) if half else b.and_(value, splat(I8, GROUP, 15))
+    lanes, together = INT8_SHAPES[PATH].lanes, INT8_SHAPES[PATH].together
+    if n_vectors == 1:  # what is read from memory is read in one go
+        together = PANEL // lanes
 
     @intrinsic
-    def dot(context, w, stride, x, x_stride, n, out, out_stride):
+    def tile(context, w, x, x_stride, n, out, out_stride):
         def codegen(context, b, signature, args):
-            w, stride, x, x_stride, n, out, out_stride = args
-            blocks = b.sdiv(n, I64(BLOCK))
-            rows = [b.add(w, b.mul(stride, I64(r))) for r in range(n_rows)]
-            vectors = [b.add(x, b.mul(x_stride, I64(t))) for t in range(n_vectors)]
-            sums = {at: cgutils.alloca_once_value(b, splat(F32, 8, 0.0)) for at in tile}
+            w, x, x_stride, n, out, out_stride = args
+            groups = b.sdiv(n, I64(GROUP))
+            weights = at(b, w, (groups, 2 * PANEL))
+            vectors = [at(b, x, (x_stride, t)) for t in range(n_vectors)]
+            scales = [b.add(vector_, n) for vector_ in vectors]
+            corrections = [at(b, scale, (groups, 4)) for scale in scales]
 
-            def body(i: Any) -> None:
-                packed = [offset(b, offset(b, row, blocks, 16), i, GROUP * bits) for row in rows]
-                scales = {}
-                for r, t in tile:
-                    w_scale = load_float(b, offset(b, rows[r], i, 16), "f16", 8)
-                    x_scales = offset(b, b.add(vectors[t], n), i, 32)
-                    scales[r, t] = b.fmul(w_scale, load(b, x_scales, F32, 8))
-                    correction = load(b, offset(b, x_scales, blocks, 32), F32, 8)
-                    b.store(fma(b, w_scale, correction, b.load(sums[r, t])), sums[r, t])
-                if n_vectors == 1:
-                    for address in packed:
-                        for line in range(0, GROUP * bits, 64):
-                            prefetch(b, b.add(address, I64(AHEAD + line)))
-                for r in range(n_rows):
-                    for g, address, half in groups(b, packed[r]):
-                        weights = unpacked(b, address, half)
+            for first in range(0, PANEL // lanes, together):
+                pieces = range(first, first + together)
+                sums = {(p, t): cgutils.alloca_once(b, vector(F32, lanes)) for p in pieces for t in range(n_vectors)}
+                for sum_ in sums.values():
+                    b.store(splat(F32, lanes, 0.0), sum_)
+
+                def group(g: Any, here: Any, half: int) -> None:
+                    totals = {(p, t): broadcast(b, load(b, at(b, corrections[t], (g, 4)), I32), lanes) for p, t in sums}
+                    for k in range(GROUP // 4):
+                        words = [b.bitcast(broadcast(b, load(b, at(b, v, (g, GROUP), 4 * k), I32), lanes),
+                                           vector(I8, 4 * lanes)) for v in vectors]
+                        for p in pieces:
+                            value = load(b, at(b, here, 4 * PANEL * k + 4 * lanes * p), I8, 4 * lanes)
+                            if bits == 4:
+                                value = b.lshr(value, splat(I8, 4 * lanes, 4)) if half else b.and_(value, splat(I8, 4 * lanes, 15))
+                            for t, word in enumerate(words):
+                                totals[p, t] = dot_bytes(b, PATH, totals[p, t], value, word, bits == 8)
+                    for p in pieces:
+                        w_scale = load_float(b, at(b, w, (g, 2 * PANEL), 2 * lanes * p), "f16", lanes)
                         for t in range(n_vectors):
-                            xs = load(b, b.add(offset(b, vectors[t], i, BLOCK), I64(GROUP * g)), I8, GROUP)
-                            whole = dot_bytes(b, PATH, weights, xs, bits == 8)
-                            lanes = b.shuffle_vector(scales[r, t], scales[r, t], splat(I32, 8, g))
-                            product = fma(b, b.sitofp(whole, vector(F32, 8)), lanes, b.load(sums[r, t]))
-                            b.store(product, sums[r, t])
+                            scale = b.fmul(w_scale, broadcast(b, load(b, at(b, scales[t], (g, 4)), F32), lanes))
+                            whole = b.sitofp(totals[p, t], vector(F32, lanes))
+                            b.store(fma(b, whole, scale, b.load(sums[p, t])), sums[p, t])
 
-            loop(b, blocks, body)
-            for r, t in tile:
-                at = b.add(b.add(out, b.mul(out_stride, I64(t))), I64(4 * r))
-                b.store(total(b, b.load(sums[r, t])), b.inttoptr(at, F32.as_pointer()))
+                def unit(i: Any) -> None:  # 1024 bytes: a group of 8 bits, or two of 4
+                    here = at(b, weights, (i, 1024))
+                    for line in range(0, 1024, 64) if AHEAD and n_vectors == 1 else ():
+                        prefetch(b, at(b, here, AHEAD + line))
+                    for half in range(8 // bits):
+                        group(b.add(b.mul(i, I64(8 // bits)), I64(half)), here, half)
+
+                loop(b, b.sdiv(groups, I64(8 // bits)), unit)
+                for (p, t), sum_ in sums.items():
+                    store(b, b.load(sum_), at(b, out, (out_stride, t), 4 * lanes * p))
             return context.get_dummy_value()
 
-        return types.void(*(types.int64,) * 7), codegen
+        return types.void(*(types.int64,) * 6), codegen
 
-    return dot
+    return tile
 
 
-dot_f32, dot_bf16, dot_f16 = (float_dot(kind, ROWS) for kind in ("f32", "bf16", "f16"))
-dot_f32_row, dot_bf16_row, dot_f16_row = (float_dot(kind, 1) for kind in ("f32", "bf16", "f16"))
-dot_int8, dot_int4, dot_int8_row, dot_int4_row = (packed_dot(bits, rows) for rows in (ROWS, 1) for bits in (8, 4))
-VECTORS = 4  # that are multiplied together in prefill
-tile_int8, tile_int4 = (packed_dot(bits, ROWS, VECTORS) for bits in (8, 4))
+def float_tile(n_vectors: int) -> Any:
+    """An intrinsic (panel, panel_stride, x, x_stride, n, out, out_stride, add): n_vectors vectors times a panel.
+
+    The panel is float32 [n, 32], `panel_stride` bytes from one row to the next; x: n_vectors rows of float32 [n], n a
+    multiple of 8 -> out: n_vectors rows of float32 [32], to which the results are added if `add` is 1. All sums stay in
+    registers, so that each number that is loaded is used several times: the inner kernel of every fast matrix product
+    (Goto & van de Geijn 2008).
+    """
+    lanes, together = FLOAT_SHAPE.lanes, FLOAT_SHAPE.together
+
+    @intrinsic
+    def tile(context, panel, panel_stride, x, x_stride, n, out, out_stride, add):
+        def codegen(context, b, signature, args):
+            panel, panel_stride, x, x_stride, n, out, out_stride, add = args
+            adds = b.icmp_signed("!=", add, I64(0))
+            vectors = [at(b, x, (x_stride, t)) for t in range(n_vectors)]
+            for first in range(0, PANEL // lanes, together):
+                pieces = range(first, first + together)
+                sums = {(p, t): cgutils.alloca_once(b, vector(F32, lanes)) for p in pieces for t in range(n_vectors)}
+                for sum_ in sums.values():
+                    b.store(splat(F32, lanes, 0.0), sum_)
+
+                def body(i: Any) -> None:
+                    for k in range(8):
+                        row = at(b, panel, (panel_stride, b.add(b.mul(i, I64(8)), I64(k))))
+                        ws = {p: load(b, at(b, row, 4 * lanes * p), F32, lanes) for p in pieces}
+                        for t in range(n_vectors):
+                            value = broadcast(b, load(b, at(b, vectors[t], (i, 32), 4 * k), F32), lanes)
+                            for p in pieces:
+                                b.store(fma(b, ws[p], value, b.load(sums[p, t])), sums[p, t])
+
+                loop(b, b.sdiv(n, I64(8)), body)
+                for (p, t), sum_ in sums.items():
+                    address = at(b, out, (out_stride, t), 4 * lanes * p)
+                    with b.if_else(adds) as (then, otherwise):
+                        with then:
+                            store(b, b.fadd(load(b, address, F32, lanes), b.load(sum_)), address)
+                        with otherwise:
+                            store(b, b.load(sum_), address)
+            return context.get_dummy_value()
+
+        return types.void(*(types.int64,) * 8), codegen
+
+    return tile
+
+
+def expand_panel(kind: str) -> Any:
+    """An intrinsic (w, stride, rows, n, out): 32 rows of floats -> float32 [n, 32], n a multiple of 16.
+
+    From `rows` on the last row is taken again. Columns become rows by exchanging ever smaller squares of 16 x 16.
+    """
+    size, half = (4 if kind == "f32" else 2), PANEL // 2
+
+    @intrinsic
+    def expand(context, w, stride, rows, n, out):
+        def codegen(context, b, signature, args):
+            w, stride, rows, n, out = args
+            last = b.sub(rows, I64(1))
+            for side in range(2):
+                starts = []
+                for r in range(side * half, side * half + half):
+                    r = b.select(b.icmp_signed("<", I64(r), last), I64(r), last)
+                    starts.append(b.add(w, b.mul(stride, r)))
+
+                def square(i: Any) -> None:
+                    values = [load_float(b, at(b, start, (i, half * size)), kind, half) for start in starts]
+                    for distance in (8, 4, 2, 1):
+                        upper = [half + (c ^ distance) if c & distance else c for c in range(half)]
+                        lower = [half + c if c & distance else c ^ distance for c in range(half)]
+                        for r in [r for r in range(half) if not r & distance]:
+                            pair = values[r], values[r + distance]
+                            values[r], values[r + distance] = (
+                                b.shuffle_vector(*pair, ir.Constant(vector(I32, half), order)) for order in (upper, lower))
+                    for c, value in enumerate(values):
+                        store(b, value, at(b, out, (i, half * 4 * PANEL), c * 4 * PANEL + side * 4 * half))
+
+                loop(b, b.sdiv(n, I64(half)), square)
+            return context.get_dummy_value()
+
+        return types.void(*(types.int64,) * 5), codegen
+
+    return expand
 
 
 def weighted_sum(kind: str) -> Any:
     """An intrinsic (v, stride, p, n, width, out): adds p[t] * v[t] for t < n to out float32 [width], a multiple of 32."""
+    size = 4 if kind == "f32" else 2
+
     @intrinsic
     def add(context, v, stride, p, n, width, out):
         def codegen(context, b, signature, args):
             v, stride, p, n, width, out = args
 
             def columns(c: Any) -> None:
-                parts = [b.inttoptr(b.add(offset(b, out, c, 128), I64(64 * half)), vector(F32, LANES).as_pointer()) for half in (0, 1)]
+                parts = [at(b, out, (c, 8 * LANES), 4 * LANES * half) for half in (0, 1)]
                 sums = [cgutils.alloca_once(b, vector(F32, LANES)) for _ in parts]
                 for part, sum_ in zip(parts, sums):
-                    value = b.load(part)
-                    value.align = 4
-                    b.store(value, sum_)
+                    b.store(load(b, part, F32, LANES), sum_)
 
                 def row(t: Any) -> None:
-                    weight = b.load(b.inttoptr(offset(b, p, t, 4), F32.as_pointer()))
-                    lanes = b.insert_element(ir.Constant(vector(F32, LANES), ir.Undefined), weight, I32(0))
-                    lanes = b.shuffle_vector(lanes, lanes, splat(I32, LANES, 0))
-                    here = b.add(b.add(v, b.mul(stride, t)), b.mul(c, I64(128 if kind == "f32" else 64)))
+                    weight = broadcast(b, load(b, at(b, p, (t, 4)), F32), LANES)
                     for half in (0, 1):
-                        value = load_float(b, b.add(here, I64((64 if kind == "f32" else 32) * half)), kind, LANES)
-                        b.store(fma(b, value, lanes, b.load(sums[half])), sums[half])
+                        value = load_float(b, at(b, v, (stride, t), (c, 2 * LANES * size), LANES * size * half), kind, LANES)
+                        b.store(fma(b, value, weight, b.load(sums[half])), sums[half])
 
                 loop(b, n, row)
                 for part, sum_ in zip(parts, sums):
-                    b.store(b.load(sum_), part).align = 4
+                    store(b, b.load(sum_), part)
 
-            loop(b, b.sdiv(width, I64(32)), columns)
+            loop(b, b.sdiv(width, I64(2 * LANES)), columns)
             return context.get_dummy_value()
 
-        return types.void(types.int64, types.int64, types.int64, types.int64, types.int64, types.int64), codegen
+        return types.void(*(types.int64,) * 6), codegen
 
     return add
 
 
-add_f32, add_bf16, add_f16 = (weighted_sum(kind) for kind in ("f32", "bf16", "f16"))
+dot_f32, dot_bf16, dot_f16 = (float_dot(kind) for kind in ("f32", "bf16", "f16"))
+add_bf16, add_f16 = (weighted_sum(kind) for kind in ("bf16", "f16"))
+panel_f32, panel_bf16, panel_f16 = (expand_panel(kind) for kind in ("f32", "bf16", "f16"))
+INT_VECTORS, FLOAT_VECTORS, SOME_VECTORS = INT8_SHAPES[PATH].vectors, FLOAT_SHAPE.vectors, 4
+tiles_float, some_float, one_float = (float_tile(n) for n in (FLOAT_VECTORS, SOME_VECTORS, 1))
+tiles_int8, tiles_int4 = (packed_tile(bits, INT_VECTORS) for bits in (8, 4))
+one_int8, one_int4 = (packed_tile(bits, 1) for bits in (8, 4))
 
 
 @intrinsic
@@ -408,6 +521,8 @@ def meet(context, barrier, n_threads):
         b.cbranch(b.icmp_signed("==", b.load_atomic(round_, "acquire", 8), now), turn, after)
         b.position_at_end(turn)
         b.store(b.add(b.load(waits), I64(1)), waits)
+        if FEATURES.get("sse2"):  # leaves the core to a thread that shares it
+            call(b, "llvm.x86.sse2.pause", ir.VoidType())
         if os.name == "posix":  # who waits for long lets others run: there may be more threads than cores
             with b.if_then(b.icmp_signed(">", b.load(waits), I64(4000))):
                 call(b, "sched_yield", I32)
@@ -486,12 +601,17 @@ def compiled(function: Callable) -> Any:
         return numba.njit(**options)(function)
 
 
-
 @compiled
 def share(n, rank, n_threads):
-    """(start, end) of a thread's part of n things, in whole steps of ROWS."""
-    steps = (n + ROWS - 1) // ROWS
-    return min(n, steps * rank // n_threads * ROWS), min(n, steps * (rank + 1) // n_threads * ROWS)
+    """(start, end) of a thread's part of n rows, in whole panels."""
+    panels = (n + PANEL - 1) // PANEL
+    return min(n, panels * rank // n_threads * PANEL), min(n, panels * (rank + 1) // n_threads * PANEL)
+
+
+@compiled
+def up_to(n, step):
+    """n, rounded up to a multiple of step."""
+    return (n + step - 1) // step * step
 
 
 @compiled
@@ -512,7 +632,7 @@ def exp(x):
 
 @compiled
 def rms_norm(x, weight, eps, out):
-    """qwen3.rms_norm of x [d] into out [d]."""
+    """qwen3.rms_norm of x [d] into out [d, or more]."""
     square = np.float32(0)
     for i in range(len(x)):
         square += x[i] * x[i]
@@ -540,84 +660,151 @@ def silu_times(gate, up):
 
 @compiled
 def pack_vector(x, packed, zero):
-    """Packs x float32 [n] for rows of int8 (zero 128) or int4 (zero 8), see above; n is a multiple of 256."""
+    """Packs x float32 [n], n a multiple of 64, for packed weights, see above. zero: what stands for 0 in them."""
     n = len(x)
     values = packed[:n].view(np.int8)
-    scales, corrections = packed[n:n + n // 8].view(np.float32), packed[n + n // 8:n + n // 4].view(np.float32)
+    scales, corrections = packed[n:n + n // 8].view(np.float32), packed[n + n // 8:n + n // 4].view(np.int32)
     for g in range(n // GROUP):
         largest, broken = np.float32(0), np.float32(0)
         for i in range(g * GROUP, (g + 1) * GROUP):
             largest = max(largest, abs(x[i]))
             broken += x[i] * np.float32(0)  # NaN if one is NaN or infinite
         inverse = np.float32(127) / largest if largest > 0 else np.float32(0)
-        total_ = np.int32(0)
+        sum_, xq, qq = np.int32(0), np.float32(0), np.float32(0)
         for i in range(g * GROUP, (g + 1) * GROUP):
-            value = np.int32(np.floor(x[i] * inverse + np.float32(0.5)))
-            values[i] = value
-            total_ += value
-        scales[g] = largest / np.float32(127) + broken
-        corrections[g] = -zero * scales[g] * np.float32(total_)
+            q = np.floor(x[i] * inverse + np.float32(0.5))
+            xq += x[i] * q
+            qq += q * q
+            values[i] = np.int32(q)
+            sum_ += np.int32(q)
+        scales[g] = (xq / qq if qq > 0 else np.float32(0)) + broken  # the scale that errs least
+        corrections[g] = -zero * sum_
+
+
+ZERO_INT8 = 128 if PATH.startswith("vnni") else 0  # the other instructions subtract it themselves
+ZERO_INT4 = 8
 
 
 @compiled
-def ready(slot, width, form):
-    """The address of the vector in a slot, float32 [width], as rows of this format want it: packed behind it if need be."""
+def ready(x, n, form, packed):
+    """Makes n numbers of x float32 [n or more] the factor of a product with weights in this format: see `linear`."""
     if form >= INT8:
-        pack_vector(slot[:4 * width].view(np.float32), slot[4 * width:], ZERO_INT8 if form == INT8 else ZERO_INT4)
-        return slot.ctypes.data + 4 * width
-    return slot.ctypes.data
+        width = up_to(n, 2 * GROUP)
+        x[n:width] = 0
+        pack_vector(x[:width], packed[:width * 5 // 4], ZERO_INT8 if form == INT8 else ZERO_INT4)
 
 
-ZERO_INT8 = np.float32(128 if PATH == "vnni" else 0)  # the other instructions subtract it themselves
-ZERO_INT4 = np.float32(8)
+# ----------------------------------------------------------------------------------------------------------------------
+# linear: the namesake of qwen3.linear, for one vector or many
+# ----------------------------------------------------------------------------------------------------------------------
+
+FEW = 8  # vectors up to which it is quicker to multiply rows of floats one by one than to expand them
+DEPTH, PANELS = 256, 4  # of rows that are expanded together: these many columns, so many panels; a core's cache holds them
 
 
 @compiled
-def linear(weight, xs, n, columns, start, end, out, out_stride):
-    """Rows start to end of a weight times n vectors -> out. Each row is read once from memory, whatever n is.
+def linear(weight, x, packed, out, column, start, end, space):
+    """Rows start to end of a weight times the vectors x float32 [n, ...] -> out float32 [n, ...], from `column` on.
 
-    weight: (address, bytes per row, format) of `columns` columns; xs: the vectors' addresses [n]; out: address of
-    float32, `out_stride` bytes from one vector's results to the next one's.
+    weight: (address, bytes per row or packed block, format, rows, columns), see Weights. packed uint8 [n, ...]: the vectors
+    once more, for packed weights. start is a multiple of 32, and `out` is padded to a multiple of 32. space float32: to
+    work in.
     """
-    address, stride, form = weight[0], weight[1], weight[2]
-    step = BLOCK if form >= INT8 else 32
-    width = (columns + step - 1) // step * step
-    for r in range(start, end, ROWS):
-        w = address + r * stride
-        if r + ROWS <= end:
-            for t in range(n):
-                y = out + t * out_stride + 4 * r
-                if form == BF16:
-                    dot_bf16(w, stride, xs[t], width, y)
-                elif form == INT8:
-                    dot_int8(w, stride, xs[t], 0, width, y, 0)
-                elif form == INT4:
-                    dot_int4(w, stride, xs[t], 0, width, y, 0)
-                elif form == FLOAT16:
-                    dot_f16(w, stride, xs[t], width, y)
+    address, stride, form, columns = weight[0], weight[1], weight[2], up_to(weight[4], 32)
+    if form >= INT8:
+        linear_packed(weight, packed, out, column, start, end)
+    elif len(x) > FEW:
+        linear_expanded(weight, x, out, column, start, end, space.ctypes.data)
+    else:
+        for r in range(start, end):
+            for t in range(len(x)):
+                out[t, column + r] = float_row(address + r * stride, form, x[t].ctypes.data, columns)
+
+
+@compiled
+def float_row(row, form, x, n):
+    if form == BF16:
+        return dot_bf16(row, x, n)
+    if form == FLOAT16:
+        return dot_f16(row, x, n)
+    return dot_f32(row, x, n)
+
+
+@compiled
+def linear_packed(weight, packed, out, column, start, end):
+    """Packed weights are multiplied as they are, a block with several vectors, so that it is read once."""
+    form, n, width = weight[2], len(packed), up_to(weight[4], 2 * GROUP)
+    x_stride, out_stride = packed.strides[0], out.strides[0]
+    for r in range(start, end, PANEL):
+        w, t = weight[0] + r // PANEL * weight[1], 0
+        while t < n:
+            x, y = packed[t].ctypes.data, out[t].ctypes.data + 4 * (column + r)
+            if t + INT_VECTORS <= n:
+                if form == INT8:
+                    tiles_int8(w, x, x_stride, width, y, out_stride)
                 else:
-                    dot_f32(w, stride, xs[t], width, y)
-        else:
-            for t in range(n):
-                for i in range(end - r):
-                    row, y = w + i * stride, out + t * out_stride + 4 * (r + i)
-                    if form == BF16:
-                        dot_bf16_row(row, stride, xs[t], width, y)
-                    elif form == INT8:
-                        dot_int8_row(row, stride, xs[t], 0, width, y, 0)
-                    elif form == INT4:
-                        dot_int4_row(row, stride, xs[t], 0, width, y, 0)
-                    elif form == FLOAT16:
-                        dot_f16_row(row, stride, xs[t], width, y)
-                    else:
-                        dot_f32_row(row, stride, xs[t], width, y)
+                    tiles_int4(w, x, x_stride, width, y, out_stride)
+                t += INT_VECTORS
+            else:
+                if form == INT8:
+                    one_int8(w, x, x_stride, width, y, out_stride)
+                else:
+                    one_int4(w, x, x_stride, width, y, out_stride)
+                t += 1
+
+
+@compiled
+def linear_expanded(weight, x, out, column, start, end, space):
+    """Floats of 16 bits are expanded, panel by panel, and each panel is multiplied with all vectors."""
+    address, stride, form, n_rows, columns = weight[0], weight[1], weight[2], weight[3], up_to(weight[4], 32)
+    size = 4 if form == FLOAT32 else 2
+    for first in range(start, end, PANEL * PANELS):
+        n_panels = min(PANELS, (end - first + PANEL - 1) // PANEL)
+        for k in range(0, columns, DEPTH):
+            depth = min(DEPTH, columns - k)
+            for p in range(n_panels):
+                r = first + p * PANEL
+                make_panel(address + r * stride + k * size, stride, form, min(PANEL, n_rows - r), depth, space + p * DEPTH * PANEL * 4)
+            t = 0
+            while t < len(x):
+                count = vectors_at_once(len(x) - t)
+                for p in range(n_panels):
+                    multiply(space + p * DEPTH * PANEL * 4, PANEL * 4, x[t].ctypes.data + 4 * k, x.strides[0], depth,
+                             out[t].ctypes.data + 4 * (column + first + p * PANEL), out.strides[0], k > 0, count)
+                t += count
+
+
+@compiled
+def make_panel(w, stride, form, rows, n, out):
+    if form == BF16:
+        panel_bf16(w, stride, rows, n, out)
+    elif form == FLOAT16:
+        panel_f16(w, stride, rows, n, out)
+    else:
+        panel_f32(w, stride, rows, n, out)
+
+
+@compiled
+def vectors_at_once(n):
+    """How many of n vectors `multiply` takes next."""
+    return FLOAT_VECTORS if n >= FLOAT_VECTORS else SOME_VECTORS if n >= SOME_VECTORS else 1
+
+
+@compiled
+def multiply(panel, panel_stride, x, x_stride, n, out, out_stride, add, count):
+    if count == FLOAT_VECTORS:
+        tiles_float(panel, panel_stride, x, x_stride, n, out, out_stride, add)
+    elif count == SOME_VECTORS:
+        some_float(panel, panel_stride, x, x_stride, n, out, out_stride, add)
+    else:
+        one_float(panel, panel_stride, x, x_stride, n, out, out_stride, add)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Attention of a few new positions: the cache is read once, like weights
+# Attention of a few new positions: the cache is read once, like weights, by all threads
 # ----------------------------------------------------------------------------------------------------------------------
 
-POSITIONS = 256  # of the cache that a thread works through at a time
+POSITIONS = 256  # of the cache that are worked on at a time
 
 
 @compiled
@@ -628,6 +815,19 @@ def store_kv(cache, form, index, values):
             cache[index + i] = half_from_float(values[i])
         else:
             cache[index + i] = bf16_from_float(values[i])
+
+
+@compiled
+def softmax_part(scores):
+    """Makes scores [n] exp(score - largest), in place -> (largest, the sum of that)."""
+    largest = scores[0]
+    for i in range(1, len(scores)):
+        largest = max(largest, scores[i])
+    sum_ = np.float32(0)
+    for i in range(len(scores)):
+        scores[i] = exp(scores[i] - largest)
+        sum_ += scores[i]
+    return largest, sum_
 
 
 @compiled
@@ -644,41 +844,105 @@ def attend(q, k, v, stride, form, n, scores, partial):
     partial[width] = -np.inf
     if n <= 0:
         return
-    weight = np.empty(3, np.int64)
-    weight[0], weight[1], weight[2] = k, stride, form
-    address = np.empty(1, np.int64)
-    address[0] = q.ctypes.data
-    linear(weight, address, 1, width, 0, n, scores.ctypes.data, 0)
-    largest = scores[0]
-    for t in range(1, n):
-        largest = max(largest, scores[t])
-    sum_ = np.float32(0)
     for t in range(n):
-        scores[t] = exp(scores[t] - largest)
-        sum_ += scores[t]
+        scores[t] = float_row(k + t * stride, form, q.ctypes.data, width)
+    partial[width], partial[width + 1] = softmax_part(scores[:n])
     if form == FLOAT16:
         add_f16(v, stride, scores.ctypes.data, n, width, partial.ctypes.data)
     else:
         add_bf16(v, stride, scores.ctypes.data, n, width, partial.ctypes.data)
-    partial[width], partial[width + 1] = largest, sum_
 
 
 @compiled
 def combine(partials, out):
     """The attention's output [head_dim] from the partial results [n, width + 2] of all positions."""
     width = partials.shape[1] - 2
-    largest = partials[0, width]
-    for c in range(1, len(partials)):
+    largest = np.float32(-np.inf)
+    for c in range(len(partials)):
         largest = max(largest, partials[c, width])
     denominator = np.float32(0)
     out[:] = 0
     for c in range(len(partials)):
-        factor = exp(partials[c, width] - largest)
-        denominator += factor * partials[c, width + 1]
+        if partials[c, width + 1] != 0:
+            factor = exp(partials[c, width] - largest)
+            denominator += factor * partials[c, width + 1]
+            for i in range(len(out)):
+                out[i] += factor * partials[c, i]
+    if denominator != 0:  # else: a place that only pads its sequence
         for i in range(len(out)):
-            out[i] += factor * partials[c, i]
-    for i in range(len(out)):
-        out[i] /= denominator
+            out[i] /= denominator
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Attention of many new positions: products again, of tiles that fit into a core's cache
+# ----------------------------------------------------------------------------------------------------------------------
+
+TILE = 64  # tokens whose queries are worked on together
+
+
+@compiled
+def attention_space(group, width):
+    """How many float32 a thread needs to work in, for `group` query heads per KV head."""
+    return max(PANELS * DEPTH * PANEL, 2 * POSITIONS * width + TILE * POSITIONS + group * TILE * (width + 2))
+
+
+@compiled
+def attend_tile(q, k, v, stride, form, first, seen, out, space):
+    """The query heads of one KV head at several tokens, with the positions that each may see, as in FlashAttention.
+
+    q float32 [n, group, width]; k, v: addresses of the position 0, `stride` bytes from one to the next; token t sees the
+    positions from `first` to before seen + t -> out float32 [n, group * head_dim]; space float32: to work in.
+    """
+    n, group, width = q.shape
+    head_dim = out.shape[1] // group
+    keys, values = space[:POSITIONS * width], space[POSITIONS * width:2 * POSITIONS * width]
+    rest = space[2 * POSITIONS * width:]
+    scores, rest = rest[:TILE * POSITIONS].reshape(TILE, POSITIONS), rest[TILE * POSITIONS:]
+    sums = rest[:group * n * width].reshape(group, n, width)
+    largest, denominators = rest[group * n * width:][:group * n].reshape(group, n), rest[group * n * (width + 1):][:group * n].reshape(group, n)
+    sums[:] = 0
+    largest[:] = -np.inf
+    denominators[:] = 0
+    for start in range(first, seen + n - 1, POSITIONS):
+        count = min(POSITIONS, seen + n - 1 - start)
+        rounded = up_to(count, PANEL)
+        for p in range(0, rounded, PANEL):
+            make_panel(k + (start + p) * stride, stride, form, count - p, width, keys.ctypes.data + p * width * 4)
+        for i in range(rounded):
+            expand_row(v + (start + min(i, count - 1)) * stride, form, width, values[i * width:(i + 1) * width])
+        for h in range(group):
+            t = 0
+            while t < n:
+                together = vectors_at_once(n - t)
+                for p in range(0, rounded, PANEL):
+                    multiply(keys.ctypes.data + p * width * 4, PANEL * 4, q[t, h].ctypes.data, q.strides[0], width,
+                             scores[t].ctypes.data + 4 * p, scores.strides[0], False, together)
+                t += together
+            for t in range(n):
+                visible = min(max(seen + t - start, 0), count)
+                scores[t, visible:rounded] = 0
+                if visible > 0:
+                    old = largest[h, t]
+                    now, sum_ = softmax_part(scores[t, :visible])
+                    new = max(old, now)
+                    before, factor = exp(old - new), exp(now - new)
+                    for i in range(visible):
+                        scores[t, i] *= factor
+                    for i in range(width):
+                        sums[h, t, i] *= before
+                    denominators[h, t] = denominators[h, t] * before + sum_ * factor
+                    largest[h, t] = new
+            t = 0
+            while t < n:
+                together = vectors_at_once(n - t)
+                for c in range(0, width, PANEL):
+                    multiply(values.ctypes.data + 4 * c, 4 * width, scores[t].ctypes.data, scores.strides[0], rounded,
+                             sums[h, t].ctypes.data + 4 * c, sums.strides[1], True, together)
+                t += together
+    for h in range(group):
+        for t in range(n):
+            for i in range(head_dim):
+                out[t, h * head_dim + i] = sums[h, t, i] / denominators[h, t] if denominators[h, t] != 0 else np.float32(0)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -689,14 +953,14 @@ LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
 Q, K, V, O, GATE, UP, DOWN = range(7)
 FORMATS = {"F32": FLOAT32, "BF16": BF16, "F16": FLOAT16}
 PACKED = {"int8": INT8, "int4": INT4}
-VERSION = "1"  # of the packed formats in files
+VERSION = "2"  # of the packed formats in files
 
 
 @dataclass
 class Weights:
-    """Where the weights are, for the kernels: (address, bytes per row, format) of each matrix.
+    """Where the weights are, for the kernels: (address, bytes per row or packed block, format, rows, columns) of a matrix.
 
-    layers int64 [num_hidden_layers, 7, 3] in the order of LINEAR; embedding, head int64 [3]; norms float32
+    layers int64 [num_hidden_layers, 7, 5] in the order of LINEAR; embedding, head int64 [5]; norms float32
     [num_hidden_layers, 2, hidden_size], head_norms float32 [num_hidden_layers, 2, head_dim], norm float32 [hidden_size].
     `arrays` keeps alive what the addresses point to; `team` are the threads that work on it.
     """
@@ -715,16 +979,21 @@ class Weights:
         return sum(array.nbytes for array in self.arrays)
 
 
-def padded(n: int, step: int = BLOCK) -> int:
-    return -(-n // step) * step
+def packed_shape(n_rows: int, n: int, form: int) -> tuple[int, int]:
+    """(blocks, bytes of a block) of a packed matrix [n_rows, n]."""
+    width = up_to(n, 2 * GROUP)
+    return -(-n_rows // PANEL), width // GROUP * 2 * PANEL + width * PANEL * (8 if form == INT8 else 4) // 8
 
 
-def row_bytes(n: int, form: int) -> int:
-    """Bytes of a row of n weights."""
-    if form >= INT8:
-        n = padded(n)
-        return n // GROUP * 2 + n * (8 if form == INT8 else 4) // 8
-    return padded(n, 32) * (4 if form == FLOAT32 else 2)
+def aligned(shape: tuple[int, ...]) -> np.ndarray:
+    """uint8 zeros that begin where a line of the cache does, so that no vector lies in two."""
+    size = int(np.prod(shape))
+    space = np.zeros(size + 64, np.uint8)
+    start = -space.ctypes.data % 64
+    return space[start:start + size].reshape(shape)
+
+
+TRIALS = 8  # scales that are tried for each group
 
 
 @compiled
@@ -732,54 +1001,87 @@ def quantize_group(w, bits, scale):
     """(the best scale for the whole numbers that w [32] / scale rounds to, the squared error it leaves)."""
     low, high = (-127, 127) if bits == 8 else (-8, 7)
     inverse = np.float32(1) / scale
-    wq, qq = np.float32(0), np.float32(0)
+    wq, qq, ww = np.float32(0), np.float32(0), np.float32(0)
     for i in range(GROUP):
         q = np.float32(min(max(np.floor(w[i] * inverse + np.float32(0.5)), low), high))
         wq += w[i] * q
         qq += q * q
+        ww += w[i] * w[i]
     best = wq / qq if qq > 0 else scale
-    error = np.float32(0)
-    for i in range(GROUP):
-        q = np.float32(min(max(np.floor(w[i] * inverse + np.float32(0.5)), low), high))
-        error += (w[i] - best * q) ** 2
-    return best, error
+    return best, ww - best * wq
 
 
 @compiled
-def quantize_rows(w, bits, packed):
-    """w float32 [rows, n], n a multiple of 256 -> packed rows, see above. For each group the scale that errs least."""
+def quantize_block(w, bits, block):
+    """w float32 [32, n], n a multiple of 64 -> a packed block, see above. For each group the scale that errs least."""
     n = w.shape[1]
-    for r in range(len(w)):
-        scales, values = packed[r, :n // 16].view(np.uint16), packed[r, n // 16:]
+    scales, values = block[:n * 2].view(np.uint16).reshape(n // GROUP, PANEL), block[n * 2:]
+    for r in range(PANEL):
         for g in range(n // GROUP):
             group = w[r, g * GROUP:(g + 1) * GROUP]
-            largest, at = np.float32(0), np.float32(0)
+            largest, extreme = np.float32(0), np.float32(0)
             for i in range(GROUP):
                 if not abs(group[i]) <= largest:
-                    largest, at = abs(group[i]), group[i]
+                    largest, extreme = abs(group[i]), group[i]
             scale = np.float32(0)
             if largest > 0:
                 smallest_error = np.float32(np.inf)
-                for step in range(1 if bits == 8 else 12):
-                    # 4 bits reach from -8 to 7: the largest weight gets -8, or somewhat more, or somewhat less than that
-                    tried = largest / np.float32(127) if bits == 8 else -at / np.float32(8.8 - 0.2 * step)
+                for trial in range(TRIALS):
+                    # 8 bits: the largest weight becomes 127 or somewhat less. 4 bits reach from -8 to 7: it becomes -8, or
+                    # would be somewhat more, or less.
+                    tried = largest / np.float32(127 - trial) if bits == 8 else -extreme / np.float32(8.75 - 0.25 * trial)
                     best, error = quantize_group(group, bits, tried)
                     if error < smallest_error:
                         smallest_error, scale = error, best
             stored = half_from_float(scale)
-            scales[g] = stored
+            scales[g, r] = stored
             scale = float_from_half(stored)
             inverse = np.float32(1) / scale if scale != 0 else np.float32(0)
             for i in range(GROUP):
                 q = np.floor(group[i] * inverse + np.float32(0.5))
+                place = i // 4 * 4 * PANEL + r * 4 + i % 4
                 if bits == 8:
-                    values[g * GROUP + i] = np.uint8(min(max(q, -127), 127) + 128)
+                    values[g * GROUP * PANEL + place] = np.uint8(min(max(q, -127), 127) + 128)
+                elif g % 2 == 0:
+                    values[g // 2 * GROUP * PANEL + place] = np.uint8(min(max(q, -8), 7) + 8)
                 else:
-                    half = np.uint8(min(max(q, -8), 7) + 8)
-                    if g % 2 == 0:
-                        values[g // 2 * GROUP + i] = half
-                    else:
-                        values[g // 2 * GROUP + i] |= half << 4
+                    values[g // 2 * GROUP * PANEL + place] |= np.uint8(min(max(q, -8), 7) + 8) << 4
+
+
+@compiled
+def expand_row(address, form, n, out):
+    """n floats from memory as float32."""
+    if form == FLOAT32:
+        row = numba.carray(to_pointer_f32(address), (n,))
+        for i in range(n):
+            out[i] = row[i]
+    else:
+        half = numba.carray(to_pointer_u16(address), (n,))
+        if form == BF16:
+            for i in range(n):
+                out[i] = float_from_bf16(half[i])
+        else:
+            for i in range(n):
+                out[i] = float_from_half(half[i])
+
+
+@compiled
+def weight_row(weight, r, out):
+    """Row r of a weight as float32 [columns]."""
+    address, stride, form, n = weight[0], weight[1], weight[2], weight[4]
+    if form < INT8:
+        expand_row(address + r * stride, form, n, out)
+        return
+    width = up_to(n, 2 * GROUP)
+    block = numba.carray(to_pointer_u8(address + r // PANEL * stride), (stride,))
+    scales, values, lane = block[:width * 2].view(np.uint16), block[width * 2:], r % PANEL
+    for i in range(n):
+        g, place = i // GROUP, i % GROUP // 4 * 4 * PANEL + lane * 4 + i % 4
+        if form == INT8:
+            whole = np.int32(values[g * GROUP * PANEL + place]) - 128
+        else:
+            whole = (np.int32(values[g // 2 * GROUP * PANEL + place]) >> g % 2 * 4 & 15) - 8
+        out[i] = float_from_half(scales[g * PANEL + lane]) * np.float32(whole)
 
 
 def to_float32(matrix: np.ndarray, form: int) -> np.ndarray:
@@ -804,33 +1106,37 @@ def load_weights(path: Path, config: Config, quantize: str | None = None, thread
         quantize = None
     arrays: list[np.ndarray] = []
 
+    shapes = qwen3.tensor_shapes(config)
+
     def place(name: str, pool: ThreadPoolExecutor) -> np.ndarray:
-        tensor = stored[name]
-        data, rows, n = tensor.data, *tensor.data.shape
+        tensor, (rows, n) = stored[name], shapes[name]
+        data = tensor.data
         form = FORMATS.get(tensor.dtype, PACKED.get(saved))
         if quantize is not None:
-            bits = 8 if quantize == "int8" else 4
-            target = PACKED[quantize]
-            packed = np.empty((rows, row_bytes(n, target)), np.uint8)
+            bits, form_read, form = (8 if quantize == "int8" else 4), form, PACKED[quantize]
+            packed, n_blocks = aligned(packed_shape(rows, n, form)), 8
 
-            def part(start: int) -> None:
-                w = np.zeros((min(256, rows - start), padded(n)), np.float32)
-                w[:, :n] = to_float32(data[start:start + 256], form)
-                if not np.isfinite(w).all():
+            def part(block: int) -> None:
+                start = block * PANEL
+                w = np.zeros((n_blocks * PANEL, up_to(n, 2 * GROUP)), np.float32)
+                some = to_float32(data[start:start + len(w)], form_read)
+                w[:len(some), :n] = some
+                if not np.isfinite(some).all():
                     raise InputError(f"{path}: {name} has weights that are not finite, so it can't be quantized")
-                quantize_rows(w, bits, packed[start:start + 256])
+                for i in range(block, min(block + n_blocks, len(packed))):
+                    quantize_block(w[(i - block) * PANEL:(i - block + 1) * PANEL], bits, packed[i])
 
-            list(pool.map(part, range(0, rows, 256)))
+            list(pool.map(part, range(0, len(packed), n_blocks)))
             qwen3.forget_pages(tensor.mapping)
-            data, form = packed, target
+            data = packed
         elif form < INT8 and n % 32:  # the kernels go in steps of 32
-            wide = np.zeros((rows, padded(n, 32)), data.dtype)
+            wide = np.zeros((rows, up_to(n, 32)), data.dtype)
             wide[:, :n] = data
             data = wide
         arrays.append(data)
-        return np.array([data.ctypes.data, data.strides[0], form])
+        return np.array([data.ctypes.data, data.strides[0], form, rows, n])
 
-    layers = np.zeros((config.num_hidden_layers, len(LINEAR), 3), np.int64)
+    layers = np.zeros((config.num_hidden_layers, len(LINEAR), 5), np.int64)
     with ThreadPoolExecutor(team.n_threads) as pool:
         embedding = place("model.embed_tokens.weight", pool)
         tied = config.tie_word_embeddings or "lm_head.weight" not in stored
@@ -872,7 +1178,7 @@ def check_quantized(path: Path, config: Config, stored: dict[str, qwen3.StoredTe
     shapes = qwen3.tensor_shapes(config)
     if "lm_head.weight" not in stored and config.tie_word_embeddings:
         del shapes["lm_head.weight"]
-    expected = {name: (shape[0], row_bytes(shape[1], PACKED[form])) if len(shape) == 2 else shape
+    expected = {name: packed_shape(*shape, PACKED[form]) if len(shape) == 2 else shape
                 for name, shape in shapes.items()}
     found = {name: tensor.data.shape for name, tensor in stored.items()}
     kinds = {name: "U8" if len(shape) == 2 else "F32" for name, shape in shapes.items()}
@@ -920,279 +1226,131 @@ MODEL_FILES = ("config.json", "generation_config.json", "tokenizer.json", "token
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Decoding: all layers for a few tokens, as one job for the team
+# The decoder layers: one job for the team, for one token or for many
 # ----------------------------------------------------------------------------------------------------------------------
 
-FEW = 8  # tokens that decode takes at a time
-
 
 @compiled
-def padded_block(n):
-    return (n + BLOCK - 1) // BLOCK * BLOCK
+def decoder_layers(rank, n_threads, barrier, first, last, layers, norms, head_norms, eps, x, cos, sin, k_cache, v_cache,
+                   kv_form, length, padding, h, packed, qkv, queries, inner, partials, space):
+    """Layers first to last - 1: the namesake of qwen3.decoder_layer, in place of x. Each thread of the team runs this.
 
-
-@compiled
-def decode_layers(rank, n_threads, barrier, layers, norms, head_norms, eps, x, cos, sin, k_cache, v_cache, kv_form, length,
-                  q, kv, attended, inner, sums, partials, slots):
-    """The decoder layers of n new tokens: x float32 [n, hidden_size] in place. Each thread of the team runs this.
-
-    cos, sin [n, head_dim / 2]; k_cache, v_cache uint16 [n_layers, n_kv_heads, capacity, width]; `length` positions are
-    filled. The rest is space to work in: q [n, n_heads, width], kv [2, n, n_kv_heads * head_dim], attended [n, n_heads *
-    head_dim], inner [2, n, intermediate_size], sums [n, hidden_size], partials [n, n_heads, chunks, width + 2], slots uint8 [n_threads, n, ...].
+    x float32 [batch * n, hidden_size], a sequence's n new tokens after the other's; cos, sin [batch * n, head_dim / 2];
+    k_cache, v_cache uint16 [n_layers, batch, n_kv_heads, capacity, width], of which `length` positions are filled, in the
+    first padding[b] of them nothing. The rest is space to work in, rows are padded to a multiple of 64: h [batch * n, the
+    widest factor], packed: the same packed; qkv [batch * n, ...], queries [batch * n, n_heads, width], inner [2, batch * n,
+    ...], partials [batch * n, n_heads, parts, width + 2], space [n_threads, ...].
     """
-    n, hidden = x.shape
-    n_heads, width = q.shape[1:]
-    n_layers, n_kv_heads, capacity = k_cache.shape[:3]
-    head_dim = 2 * cos.shape[1]
-    group = n_heads // n_kv_heads
-    gate = barrier.ctypes.data
-    slot = slots[rank]
-    xs = np.empty(n, np.int64)
-    scores = np.empty(POSITIONS, np.float32)
-    flat_k, flat_v = k_cache.reshape(-1), v_cache.reshape(-1)
-    hidden_width, q_width, inner_width = padded_block(hidden), padded_block(n_heads * head_dim), padded_block(inner.shape[2])
-    kv_size = n_kv_heads * head_dim
-    chunks = (length + n + POSITIONS - 1) // POSITIONS
-    root = np.float32(1 / np.sqrt(head_dim))
-    for layer in range(n_layers):
+    m, hidden = x.shape
+    batch, n_kv_heads, capacity, width = k_cache.shape[1:]
+    n, n_heads, head_dim = m // batch, queries.shape[1], 2 * cos.shape[1]
+    group, parts = n_heads // n_kv_heads, partials.shape[2]
+    q_size, kv_size, n_inner = n_heads * head_dim, n_kv_heads * head_dim, layers[0, DOWN, 4]
+    k_start, v_start = up_to(q_size, PANEL), up_to(q_size, PANEL) + up_to(kv_size, PANEL)
+    root, gate = np.float32(1 / np.sqrt(head_dim)), barrier.ctypes.data
+    flat_k, flat_v, mine = k_cache.reshape(-1), v_cache.reshape(-1), space[rank]
+    for layer in range(first, last):
         w = layers[layer]
-        for t in range(n):  # each thread does the small steps for itself: quicker than to wait for another
-            normed = slot[t, :4 * hidden_width].view(np.float32)
-            normed[hidden:] = 0
-            rms_norm(x[t], norms[layer, 0], eps, normed[:hidden])
-            xs[t] = ready(slot[t], hidden_width, w[Q, 2])
-        start, end = share(n_heads * head_dim, rank, n_threads)
-        linear(w[Q], xs, n, hidden, start, end, attended.ctypes.data, 4 * n_heads * head_dim)
+        for t in range(m * rank // n_threads, m * (rank + 1) // n_threads):
+            rms_norm(x[t], norms[layer, 0], eps, h[t])
+            ready(h[t], hidden, w[Q, 2], packed[t])
+        meet(gate, n_threads)
+
+        start, end = share(q_size, rank, n_threads)
+        linear(w[Q], h, packed, qkv, 0, start, end, mine)
         start, end = share(kv_size, rank, n_threads)
-        linear(w[K], xs, n, hidden, start, end, kv[0].ctypes.data, 4 * kv_size)
-        linear(w[V], xs, n, hidden, start, end, kv[1].ctypes.data, 4 * kv_size)
+        linear(w[K], h, packed, qkv, k_start, start, end, mine)
+        linear(w[V], h, packed, qkv, v_start, start, end, mine)
         meet(gate, n_threads)
 
-        for item in range(n * (n_heads + n_kv_heads) * rank // n_threads, n * (n_heads + n_kv_heads) * (rank + 1) // n_threads):
-            t, h = item // (n_heads + n_kv_heads), item % (n_heads + n_kv_heads)
-            if h < n_heads:
-                head = q[t, h, :head_dim]
-                rms_norm(attended[t, h * head_dim:(h + 1) * head_dim], head_norms[layer, 0], eps, head)
-                apply_rope(head, cos[t], sin[t])
-                for i in range(head_dim):
-                    head[i] *= root
+        items = m * (n_heads + n_kv_heads)
+        for item in range(items * rank // n_threads, items * (rank + 1) // n_threads):
+            t, i = item // (n_heads + n_kv_heads), item % (n_heads + n_kv_heads)
+            if i < n_heads:
+                query = queries[t, i, :head_dim]
+                rms_norm(qkv[t, i * head_dim:(i + 1) * head_dim], head_norms[layer, 0], eps, query)
+                apply_rope(query, cos[t], sin[t])
+                for j in range(head_dim):
+                    query[j] *= root
             else:
-                h -= n_heads
-                key = kv[0, t, h * head_dim:(h + 1) * head_dim]
-                rms_norm(key, head_norms[layer, 1], eps, key)
-                apply_rope(key, cos[t], sin[t])
-                at = ((layer * n_kv_heads + h) * capacity + length + t) * width
-                store_kv(flat_k, kv_form, at, key)
-                store_kv(flat_v, kv_form, at, kv[1, t, h * head_dim:(h + 1) * head_dim])
+                i -= n_heads
+                key, value = qkv[t, k_start + i * head_dim:], qkv[t, v_start + i * head_dim:]
+                rms_norm(key[:head_dim], head_norms[layer, 1], eps, key[:head_dim])
+                apply_rope(key[:head_dim], cos[t], sin[t])
+                at = (((layer * batch + t // n) * n_kv_heads + i) * capacity + length + t % n) * width
+                store_kv(flat_k, kv_form, at, key[:head_dim])
+                store_kv(flat_v, kv_form, at, value[:head_dim])
         meet(gate, n_threads)
 
-        for item in range(n_kv_heads * chunks * rank // n_threads, n_kv_heads * chunks * (rank + 1) // n_threads):
-            g, c = item // chunks, item % chunks
-            at = 2 * (((layer * n_kv_heads + g) * capacity) + c * POSITIONS) * width
-            for t in range(n):
-                seen = min(length + t + 1 - c * POSITIONS, POSITIONS)
-                for h in range(g * group, (g + 1) * group):
-                    attend(q[t, h], k_cache.ctypes.data + at, v_cache.ctypes.data + at, 2 * width, kv_form, seen, scores,
-                           partials[t, h, c])
+        if n <= FEW:  # parts of the cache, whose results are then combined
+            for item in range(batch * n_kv_heads * parts * rank // n_threads, batch * n_kv_heads * parts * (rank + 1) // n_threads):
+                b, i, part = item // parts // n_kv_heads, item // parts % n_kv_heads, item % parts
+                begin = max(part * POSITIONS, padding[b])
+                at = 2 * (((layer * batch + b) * n_kv_heads + i) * capacity + begin) * width
+                for t in range(n):
+                    seen = min(length + t + 1, (part + 1) * POSITIONS) - begin
+                    for j in range(i * group, (i + 1) * group):
+                        attend(queries[b * n + t, j], k_cache.ctypes.data + at, v_cache.ctypes.data + at, 2 * width, kv_form,
+                               seen, mine, partials[b * n + t, j, part])
+            meet(gate, n_threads)
+            for t in range(m * rank // n_threads, m * (rank + 1) // n_threads):
+                for j in range(n_heads):
+                    combine(partials[t, j], h[t, j * head_dim:(j + 1) * head_dim])
+        else:
+            for item in range(rank, batch * ((n + TILE - 1) // TILE) * n_kv_heads, n_threads):
+                b, i, tile = item // n_kv_heads % batch, item % n_kv_heads, item // n_kv_heads // batch
+                t, end = b * n + tile * TILE, b * n + min(n, (tile + 1) * TILE)
+                at = 2 * (((layer * batch + b) * n_kv_heads + i) * capacity) * width
+                attend_tile(queries[t:end, i * group:(i + 1) * group], k_cache.ctypes.data + at, v_cache.ctypes.data + at,
+                            2 * width, kv_form, padding[b], length + tile * TILE + 1,
+                            h[t:end, i * group * head_dim:(i + 1) * group * head_dim], mine)
+            meet(gate, n_threads)
+        for t in range(m * rank // n_threads, m * (rank + 1) // n_threads):
+            ready(h[t], q_size, w[O, 2], packed[t])
         meet(gate, n_threads)
 
-        for item in range(n * n_heads * rank // n_threads, n * n_heads * (rank + 1) // n_threads):
-            t, h = item // n_heads, item % n_heads
-            combine(partials[t, h, :chunks], attended[t, h * head_dim:(h + 1) * head_dim])
-        meet(gate, n_threads)
-
-        for t in range(n):
-            values = slot[t, :4 * q_width].view(np.float32)
-            values[n_heads * head_dim:] = 0
-            values[:n_heads * head_dim] = attended[t]
-            xs[t] = ready(slot[t], q_width, w[O, 2])
         start, end = share(hidden, rank, n_threads)
-        linear(w[O], xs, n, n_heads * head_dim, start, end, sums.ctypes.data, 4 * hidden)
-        for t in range(n):
+        linear(w[O], h, packed, qkv, 0, start, end, mine)
+        for t in range(m):
             for r in range(start, end):
-                x[t, r] += sums[t, r]
+                x[t, r] += qkv[t, r]
         meet(gate, n_threads)
 
-        for t in range(n):
-            normed = slot[t, :4 * hidden_width].view(np.float32)
-            normed[hidden:] = 0
-            rms_norm(x[t], norms[layer, 1], eps, normed[:hidden])
-            xs[t] = ready(slot[t], hidden_width, w[GATE, 2])
-        start, end = share(inner.shape[2], rank, n_threads)
-        linear(w[GATE], xs, n, hidden, start, end, inner[0].ctypes.data, 4 * inner.shape[2])
-        linear(w[UP], xs, n, hidden, start, end, inner[1].ctypes.data, 4 * inner.shape[2])
-        for t in range(n):
+        for t in range(m * rank // n_threads, m * (rank + 1) // n_threads):
+            rms_norm(x[t], norms[layer, 1], eps, h[t])
+            ready(h[t], hidden, w[GATE, 2], packed[t])
+        meet(gate, n_threads)
+
+        start, end = share(n_inner, rank, n_threads)
+        linear(w[GATE], h, packed, inner[0], 0, start, end, mine)
+        linear(w[UP], h, packed, inner[1], 0, start, end, mine)
+        for t in range(m):
             for r in range(start, end):
                 inner[0, t, r] = silu_times(inner[0, t, r], inner[1, t, r])
         meet(gate, n_threads)
 
-        for t in range(n):
-            values = slot[t, :4 * inner_width].view(np.float32)
-            values[inner.shape[2]:] = 0
-            values[:inner.shape[2]] = inner[0, t]
-            xs[t] = ready(slot[t], inner_width, w[DOWN, 2])
+        for t in range(m * rank // n_threads, m * (rank + 1) // n_threads):
+            ready(inner[0, t], n_inner, w[DOWN, 2], packed[t])
+        meet(gate, n_threads)
+
         start, end = share(hidden, rank, n_threads)
-        linear(w[DOWN], xs, n, inner.shape[2], start, end, sums.ctypes.data, 4 * hidden)
-        for t in range(n):
+        linear(w[DOWN], inner[0], packed, qkv, 0, start, end, mine)
+        for t in range(m):
             for r in range(start, end):
-                x[t, r] += sums[t, r]
+                x[t, r] += qkv[t, r]
         meet(gate, n_threads)
 
 
 @compiled
-def output_logits(rank, n_threads, barrier, x, norm, eps, head, slots, logits):
-    """The logits [n, vocab_size] of x [n, hidden_size]."""
+def output_logits(rank, n_threads, barrier, x, norm, eps, head, h, packed, logits, space):
+    """The namesake of qwen3.output_logits: x [n, hidden_size] -> logits [n, vocab_size, or more]."""
     n, hidden = x.shape
-    width = padded_block(hidden)
-    xs = np.empty(n, np.int64)
-    for t in range(n):
-        normed = slots[rank, t, :4 * width].view(np.float32)
-        normed[hidden:] = 0
-        rms_norm(x[t], norm, eps, normed[:hidden])
-        xs[t] = ready(slots[rank, t], width, head[2])
-    start, end = share(logits.shape[1], rank, n_threads)
-    linear(head, xs, n, hidden, start, end, logits.ctypes.data, 4 * logits.shape[1])
+    for t in range(n * rank // n_threads, n * (rank + 1) // n_threads):
+        rms_norm(x[t], norm, eps, h[t])
+        ready(h[t], hidden, head[2], packed[t])
     meet(barrier.ctypes.data, n_threads)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Prefill: many tokens together, so that arithmetic is the limit: blocks of weights are expanded for NumPy's BLAS
-# ----------------------------------------------------------------------------------------------------------------------
-
-EXPANDED = 2**20  # weights that are float32 at a time
-
-
-@compiled
-def expand_row(address, form, columns, out):
-    """A row of weights as float32 [columns]."""
-    if form >= INT8:
-        width = (columns + BLOCK - 1) // BLOCK * BLOCK
-        scales = numba.carray(to_pointer_u16(address), (width // GROUP,))
-        values = numba.carray(to_pointer_u8(address + width // GROUP * 2), (width,))
-        for g in range((columns + GROUP - 1) // GROUP):
-            scale = float_from_half(scales[g])
-            for i in range(g * GROUP, min((g + 1) * GROUP, columns)):
-                if form == INT8:
-                    out[i] = scale * np.float32(np.int32(values[i]) - 128)
-                else:
-                    byte = values[g // 2 * GROUP + i - g * GROUP]
-                    out[i] = scale * np.float32(np.int32(byte & 15 if g % 2 == 0 else byte >> 4) - 8)
-    elif form == FLOAT32:
-        row = numba.carray(to_pointer_f32(address), (columns,))
-        for i in range(columns):
-            out[i] = row[i]
-    else:
-        half = numba.carray(to_pointer_u16(address), (columns,))
-        if form == BF16:
-            for i in range(columns):
-                out[i] = float_from_bf16(half[i])
-        else:
-            for i in range(columns):
-                out[i] = float_from_half(half[i])
-
-
-@compiled
-def expand(rank, n_threads, barrier, weight, first, out):
-    """Rows first, first + 1, ... of a weight into out float32 [rows, columns]."""
-    start, end = share(len(out), rank, n_threads)
-    for r in range(start, end):
-        expand_row(weight[0] + (first + r) * weight[1], weight[2], out.shape[1], out[r])
-    meet(barrier.ctypes.data, n_threads)
-
-
-TOGETHER = 128  # vectors that are worked through together: packed, they fit into a core's cache
-
-
-@compiled
-def pack_vectors(rank, n_threads, barrier, x, packed, zero):
-    """pack_vector of the rows of x float32 [n, width]."""
-    start, end = share(len(x), rank, n_threads)
-    for t in range(start, end):
-        pack_vector(x[t], packed[t], zero)
-    meet(barrier.ctypes.data, n_threads)
-
-
-@compiled
-def linear_packed(rank, n_threads, barrier, weight, packed, width, out):
-    """Packed weights times packed vectors [n, ...] -> out float32 [n, rows], in tiles of ROWS rows and VECTORS vectors."""
-    n, n_rows = out.shape
-    stride, form = weight[1], weight[2]
-    start, end = share(n_rows, rank, n_threads)
-    xs = np.empty(1, np.int64)
-    for first in range(0, n, TOGETHER):
-        last = min(first + TOGETHER, n)
-        for r in range(start, end, ROWS):
-            w, t = weight[0] + r * stride, first
-            while r + ROWS <= end and t + VECTORS <= last:
-                x, y = packed[t].ctypes.data, out[t].ctypes.data + 4 * r
-                if form == INT8:
-                    tile_int8(w, stride, x, packed.strides[0], width, y, out.strides[0])
-                else:
-                    tile_int4(w, stride, x, packed.strides[0], width, y, out.strides[0])
-                t += VECTORS
-            while t < last:
-                xs[0] = packed[t].ctypes.data
-                linear(weight, xs, 1, width, r, min(r + ROWS, end), out[t].ctypes.data, 0)
-                t += 1
-    meet(barrier.ctypes.data, n_threads)
-
-
-def linear_many(team: Team, weight: np.ndarray, columns: np.ndarray, n_rows: int) -> np.ndarray:
-    """weight times columns [inputs, n] -> [n_rows, n].
-
-    Packed weights are multiplied as they are, others by blocks of rows that are expanded in turn.
-    """
-    n_inputs = len(columns)
-    if weight[2] >= INT8:
-        n, width = columns.shape[1], padded(n_inputs)
-        x = np.zeros((n, width), np.float32)
-        x[:, :n_inputs] = columns.T
-        packed, rows_first = np.empty((n, width * 5 // 4), np.uint8), np.empty((n, n_rows), np.float32)
-        team.run(pack_vectors, x, packed, ZERO_INT8 if weight[2] == INT8 else ZERO_INT4)
-        team.run(linear_packed, weight, packed, width, rows_first)
-        return rows_first.T
-    out = np.empty((n_rows, columns.shape[1]), np.float32)
-    block = np.empty((min(n_rows, max(1, EXPANDED // n_inputs)), n_inputs), np.float32)
-    for start in range(0, n_rows, len(block)):
-        rows = block[:min(len(block), n_rows - start)]
-        team.run(expand, weight, start, rows)
-        np.matmul(rows, columns, out=out[start:start + len(rows)])
-    return out
-
-
-def decoder_layer(team: Team, x: np.ndarray, weights: Weights, config: Config, cache: "Cache", layer: int,
-                  cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
-    """The namesake of qwen3.decoder_layer for many tokens: x [batch, n, hidden_size] -> the same shape."""
-    (batch, n), w, eps = x.shape[:2], weights.layers[layer], config.rms_norm_eps
-    q_size, kv_size = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-
-    def columns(x: np.ndarray) -> np.ndarray:
-        return np.ascontiguousarray(x.reshape(batch * n, -1).T)
-
-    def heads(rows: np.ndarray) -> np.ndarray:
-        return rows.T.reshape(batch, n, -1, config.head_dim)
-
-    h = columns(qwen3.rms_norm(x, weights.norms[layer, 0], eps))
-    q, k, v = (heads(linear_many(team, w[i], h, size)) for i, size in ((Q, q_size), (K, kv_size), (V, kv_size)))
-    q = qwen3.rms_norm(q, weights.head_norms[layer, 0], eps).swapaxes(1, 2)
-    k = qwen3.rms_norm(k, weights.head_norms[layer, 1], eps).swapaxes(1, 2)
-    keys, values = cache.append(layer, qwen3.apply_rope(k, cos, sin), v.swapaxes(1, 2))
-    out = qwen3.attention_in_blocks(qwen3.apply_rope(q, cos, sin), keys, values, cache.left_padding)
-    out = linear_many(team, w[O], columns(out.swapaxes(1, 2)), config.hidden_size)
-    x = x + out.T.reshape(x.shape)
-    h = columns(qwen3.rms_norm(x, weights.norms[layer, 1], eps))
-    gate = linear_many(team, w[GATE], h, config.intermediate_size)
-    up = linear_many(team, w[UP], h, config.intermediate_size)
-    team.run(swiglu, gate.reshape(-1, order="A"), up.reshape(-1, order="A"))  # as they lie in memory
-    return x + linear_many(team, w[DOWN], gate, config.hidden_size).T.reshape(x.shape)
-
-
-@compiled
-def swiglu(rank, n_threads, barrier, gate, up):
-    """silu(gate) * up, in place of gate."""
-    start, end = share(len(gate), rank, n_threads)
-    for i in range(start, end):
-        gate[i] = silu_times(gate[i], up[i])
+    start, end = share(head[3], rank, n_threads)
+    linear(head, h, packed, logits, 0, start, end, space[rank])
     meet(barrier.ctypes.data, n_threads)
 
 
@@ -1206,7 +1364,7 @@ class Cache(KVCache):
 
     def __init__(self, config: Config, max_length: int | None = None, left_padding: Sequence[int] | None = None):
         super().__init__(config, max_length, left_padding)
-        shape = (*self.k.shape[:4], padded(config.head_dim, 32))
+        shape = (*self.k.shape[:4], up_to(config.head_dim, 32))
         self.k, self.v = np.zeros(shape, np.uint16), np.zeros(shape, np.uint16)
 
     def _resized(self, old: np.ndarray, needed: int) -> np.ndarray:
@@ -1215,66 +1373,57 @@ class Cache(KVCache):
         new[..., :self.length, :] = old[..., :self.length, :]
         return new
 
-    def append(self, layer: int, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Stores float32 k, v [batch, n_kv_heads, n, head_dim] -> all keys, all values of the layer as float32."""
-        d, end = self.config.head_dim, self.length + k.shape[2]
-        for store, new in ((self.k, k), (self.v, v)):
-            store[layer, :, :, self.length:end, :d] = self.stored(new)
-        return self.expanded(self.k[layer, :, :, :end, :d]), self.expanded(self.v[layer, :, :, :end, :d])
-
-    def stored(self, values: np.ndarray) -> np.ndarray:
-        """The bits of float32 values in 16 bits."""
-        return values.astype(np.float16).view(np.uint16)
-
-    def expanded(self, bits: np.ndarray) -> np.ndarray:
-        """The float32 values of 16 bits each."""
-        return bits.view(np.float16).astype(np.float32)
-
 
 class Bf16Cache(Cache):
     """The same in bfloat16: fewer digits, but no value is too large for it."""
     form = BF16
 
-    def stored(self, values: np.ndarray) -> np.ndarray:
-        bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-        return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-
-    def expanded(self, bits: np.ndarray) -> np.ndarray:
-        return (bits.astype(np.uint32) << 16).view(np.float32)
-
 
 CACHES = {"f16": Cache, "bf16": Bf16Cache}
 
 
-def embed(weights: Weights, ids: np.ndarray, hidden_size: int) -> np.ndarray:
-    """Rows of the embedding as float32: ids [...] -> [..., hidden_size]."""
-    x = np.empty((*ids.shape, hidden_size), np.float32)
-    address, stride, form = weights.embedding
-    for place in np.ndindex(ids.shape):
-        expand_row(address + ids[place] * stride, form, hidden_size, x[place])
+def embed(weights: Weights, ids: np.ndarray) -> np.ndarray:
+    """Rows of the embedding as float32: ids [n] -> [n, hidden_size]."""
+    x = np.empty((len(ids), weights.embedding[4]), np.float32)
+    for row, token in zip(x, ids):
+        weight_row(weights.embedding, token, row)
     return x
 
 
-def decode(team: Team, model: Model, ids: np.ndarray, cache: Cache) -> np.ndarray:
-    """Runs a few tokens [n] of one sequence through all layers -> the residual stream [n, hidden_size]."""
+def run_layers(model: Model, ids: np.ndarray, cache: Cache) -> np.ndarray:
+    """Runs tokens [batch, n] through all layers, behind what the cache holds -> the residual stream [batch * n, hidden_size]."""
+    config, w, f32 = model.config, model.weights, np.float32
+    (batch, n), n_heads, d = ids.shape, config.num_attention_heads, config.head_dim
+    m, q_size, kv_size, width = batch * n, n_heads * d, config.num_key_value_heads * d, cache.k.shape[4]
+    cos, sin = (np.broadcast_to(table[:, 0], (batch, n, d // 2)).reshape(m, -1) for table in rope_tables(config, cache.positions(n)))
+    padding = np.zeros(batch, np.int64) if cache.left_padding is None else cache.left_padding
+    x = embed(w, ids.reshape(-1))
+    widest, inner = up_to(max(config.hidden_size, q_size), 64), up_to(config.intermediate_size, 64)
+    parts = -(-(cache.length + n) // POSITIONS) if n <= FEW else 0
+    work = (np.zeros((m, widest), f32), np.empty((m, max(widest, inner) * 5 // 4), np.uint8),
+            np.empty((m, max(up_to(q_size, PANEL) + 2 * up_to(kv_size, PANEL), widest)), f32), np.zeros((m, n_heads, width), f32),
+            np.zeros((2, m, inner), f32), np.empty((m, n_heads, parts, width + 2), f32),
+            np.empty((w.team.n_threads, attention_space(n_heads // config.num_key_value_heads, width)), f32))
+    step = config.num_hidden_layers if m <= FEW else 1  # a long prompt can be interrupted between two layers
+    for first in range(0, config.num_hidden_layers, step):
+        w.team.run(decoder_layers, first, first + step, w.layers, w.norms, w.head_norms, config.rms_norm_eps, x, cos, sin,
+                   cache.k, cache.v, cache.form, cache.length, padding, *work)
+    return x
+
+
+def output(model: Model, x: np.ndarray) -> np.ndarray:
+    """The logits [n, vocab_size] of x [n, hidden_size]."""
     config, w = model.config, model.weights
-    n, n_heads, n_kv_heads, d = len(ids), config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    cos, sin = (table[0, 0] for table in rope_tables(config, cache.positions(n)))
-    x = embed(w, ids, config.hidden_size)
-    width, chunks = cache.k.shape[4], -(-(cache.length + n) // POSITIONS)
-    largest = padded(max(config.hidden_size, n_heads * d, config.intermediate_size))
-    f32 = np.float32
-    team.run(decode_layers, w.layers, w.norms, w.head_norms, config.rms_norm_eps, x, cos, sin, cache.k[:, 0], cache.v[:, 0],
-             cache.form, cache.length, np.zeros((n, n_heads, width), f32), np.empty((2, n, n_kv_heads * d), f32),
-             np.empty((n, n_heads * d), f32), np.empty((2, n, config.intermediate_size), f32),
-             np.empty((n, config.hidden_size), f32), np.empty((n, n_heads, chunks, width + 2), f32),
-             np.empty((team.n_threads, n, largest * 21 // 4), np.uint8))
-    return x
+    width = up_to(config.hidden_size, 64)
+    logits = np.empty((len(x), up_to(config.vocab_size, PANEL)), np.float32)
+    w.team.run(output_logits, x, w.norm, config.rms_norm_eps, w.head, np.zeros((len(x), width), np.float32),
+               np.empty((len(x), width * 5 // 4), np.uint8), logits, np.empty((w.team.n_threads, PANELS * DEPTH * PANEL), np.float32))
+    return logits[:, :config.vocab_size]
 
 
 def forward(model: Model, token_ids: Sequence[int] | np.ndarray, cache: Cache, all_logits: bool = False) -> np.ndarray:
     """The namesake of qwen3.forward."""
-    config, w, team = model.config, model.weights, model.weights.team
+    config = model.config
     ids = checked_ids(token_ids, config)
     batch, n = ids.shape
     if batch != cache.k.shape[1]:
@@ -1282,52 +1431,29 @@ def forward(model: Model, token_ids: Sequence[int] | np.ndarray, cache: Cache, a
     cache.reserve(n)
     logits = np.empty((batch, n if all_logits else 1, config.vocab_size), np.float32)
     chunk = max(1, qwen3.CHUNK // batch)
-    few = batch == 1 and cache.left_padding is None and n <= FEW
     for start in range(0, n, chunk):
         now = ids[:, start:start + chunk]
-        if few:
-            x = decode(team, model, now[0], cache)[None]
-        else:
-            x = embed(w, now, config.hidden_size)
-            cos, sin = rope_tables(config, cache.positions(now.shape[1]))
-            for layer in range(config.num_hidden_layers):
-                x = decoder_layer(team, x, w, config, cache, layer, cos, sin)
+        x = run_layers(model, now, cache).reshape(*now.shape, -1)
         cache.advance(now)
         if all_logits:
-            logits[:, start:start + chunk] = output(team, model, x)
+            logits[:, start:start + chunk] = output(model, x.reshape(-1, config.hidden_size)).reshape(*now.shape, -1)
     if not all_logits:
-        logits[:] = output(team, model, x[:, -1:])
+        logits[:, 0] = output(model, np.ascontiguousarray(x[:, -1]))
     result = logits if all_logits else logits[:, 0]
     return result if np.ndim(token_ids) == 2 else result[0]
 
 
-def output(team: Team, model: Model, x: np.ndarray) -> np.ndarray:
-    """The logits [batch, n, vocab_size] of x [batch, n, hidden_size]."""
-    config, w = model.config, model.weights
-    rows = np.ascontiguousarray(x.reshape(-1, config.hidden_size))
-    logits = np.empty((len(rows), config.vocab_size), np.float32)
-    slots = np.empty((team.n_threads, FEW, padded(config.hidden_size) * 21 // 4), np.uint8)
-    for start in range(0, len(rows), FEW):
-        part = slice(start, start + FEW)
-        team.run(output_logits, rows[part], w.norm, config.rms_norm_eps, w.head, slots, logits[part])
-    return logits.reshape(*x.shape[:2], -1)
-
-
 # The types with which the kernels are called, so that they can be compiled before anything waits for them.
-INT, ROW3 = types.int64, types.int64[::1]
-F1, F2, F3, F4, U1, U3, U4 = (*(types.Array(types.float32, d, "C") for d in (1, 2, 3, 4)),
-                              *(types.Array(types.uint8, d, "C") for d in (1, 3)), types.Array(types.uint16, 4, "C"))
-RANK = (INT, INT, ROW3)
+INT, ROW = types.int64, types.int64[::1]
+F1, F2, F3, F4 = (types.Array(types.float32, d, "C") for d in (1, 2, 3, 4))
+U1, U2, U5 = types.uint8[::1], types.uint8[:, ::1], types.Array(types.uint16, 5, "C")
+RANK = (INT, INT, ROW)
 KERNELS = {
-    decode_layers: (*RANK, types.int64[:, :, ::1], F3, F3, types.float64, F2, F2, F2, U4, U4, INT, INT, F3, F3, F2, F3, F2,
-                    F4, U3),
-    output_logits: (*RANK, F2, F1, types.float64, ROW3, U3, F2),
-    expand_row: (INT, INT, INT, F1),
-    expand: (*RANK, ROW3, INT, F2),
-    pack_vectors: (*RANK, F2, types.uint8[:, ::1], types.float32),
-    linear_packed: (*RANK, ROW3, types.uint8[:, ::1], INT, F2),
-    swiglu: (*RANK, F1, F1),
-    quantize_rows: (F2, INT, types.uint8[:, ::1]),
+    decoder_layers: (*RANK, INT, INT, types.int64[:, :, ::1], F3, F3, types.float64, F2, F2, F2, U5, U5, INT, INT, ROW,
+                     F2, U2, F2, F3, F3, F4, F2),
+    output_logits: (*RANK, F2, F1, types.float64, ROW, F2, U2, F2, F2),
+    weight_row: (ROW, INT, F1),
+    quantize_block: (F2, INT, U1),
 }
 
 

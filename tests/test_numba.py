@@ -25,71 +25,73 @@ FORMATS = {"float32": fast.FLOAT32, "bfloat16": fast.BF16, "float16": fast.FLOAT
 
 
 def stored(w: np.ndarray, form: int) -> tuple[np.ndarray, np.ndarray]:
-    """(rows as they lie in memory, what they stand for in float32) of random weights [rows, n]."""
+    """(the matrix as it lies in memory, (address, stride, format, rows, columns)) of weights [rows, n]."""
     rows, n = w.shape
     if form >= fast.INT8:
-        wide = np.zeros((rows, fast.padded(n)), np.float32)
-        wide[:, :n] = w
-        packed = np.empty((rows, fast.row_bytes(n, form)), np.uint8)
-        fast.quantize_rows(wide, 8 if form == fast.INT8 else 4, packed)
-    elif form == fast.BF16:
-        packed = np.zeros((rows, fast.padded(n, 32)), np.uint16)
-        packed[:, :n] = (w.view(np.uint32) >> 16).astype(np.uint16)
+        wide = np.zeros((fast.up_to(rows, 32), fast.up_to(n, 64)), np.float32)
+        wide[:rows, :n] = w
+        data = fast.aligned(fast.packed_shape(rows, n, form))
+        for i, block in enumerate(data):
+            fast.quantize_block(wide[32 * i:32 * i + 32], 8 if form == fast.INT8 else 4, block)
     else:
-        packed = np.zeros((rows, fast.padded(n, 32)), np.float32 if form == fast.FLOAT32 else np.float16)
-        packed[:, :n] = w
-    expanded = np.empty((rows, n), np.float32)
-    for r in range(rows):
-        fast.expand_row(packed[r].ctypes.data, form, n, expanded[r])
-    return packed, expanded
+        data = np.zeros((rows, fast.up_to(n, 32)), {fast.FLOAT32: np.float32, fast.BF16: np.uint16, fast.FLOAT16: np.float16}[form])
+        data[:, :n] = (w.view(np.uint32) >> 16) if form == fast.BF16 else w
+    return data, np.array([data.ctypes.data, data.strides[0], form, rows, n])
 
 
-def reference(packed: np.ndarray, form: int, n: int) -> np.ndarray:
-    """What packed rows stand for, by NumPy from the format's description."""
+def reference(data: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """What stored weights stand for, by NumPy from the format's description."""
+    form, rows, n = weight[2:]
     if form == fast.BF16:
-        return (packed.astype(np.uint32) << 16).view(np.float32)[:, :n]
+        return (data.astype(np.uint32) << 16).view(np.float32)[:, :n]
     if form < fast.INT8:
-        return packed.astype(np.float32)[:, :n]
-    width = fast.padded(n)
-    scales = packed[:, :width // 16].copy().view(np.float16).astype(np.float32)
-    values = packed[:, width // 16:]
+        return data.astype(np.float32)[:, :n]
+    width = fast.up_to(n, 64)
+    scales = data[:, :width * 2].copy().view(np.float16).reshape(-1, width // 32, 32).astype(np.float32)
+    values = data[:, width * 2:].astype(np.int32)
     if form == fast.INT8:
-        whole = values.astype(np.int32) - 128
+        whole = values.reshape(-1, width // 4, 32, 4) - 128
     else:
-        pairs = values.reshape(len(packed), width // 64, 1, 32)
-        whole = np.concatenate([pairs & 15, pairs >> 4], axis=2).reshape(len(packed), width).astype(np.int32) - 8
-    return (whole * np.repeat(scales, 32, axis=1))[:, :n].astype(np.float32)
+        values = values.reshape(-1, width // 64, 8, 32, 4)
+        whole = np.concatenate([values & 15, values >> 4], axis=2).reshape(-1, width // 4, 32, 4) - 8
+    whole = whole.transpose(0, 2, 1, 3).reshape(-1, width)
+    return (whole * np.repeat(scales.transpose(0, 2, 1).reshape(-1, width // 32), 32, axis=1))[:rows, :n].astype(np.float32)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Kernels
 # ----------------------------------------------------------------------------------------------------------------------
 
+SIZES = [(0, 64), (1, 1), (3, 31), (4, 32), (5, 33), (32, 96), (9, 256), (2, 300), (33, 64), (70, 544), (13, 1024), (161, 513)]
+
+
+@pytest.mark.parametrize("n_vectors", [1, 3, 8, 9, 31])
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("rows, n", [(0, 64), (1, 1), (3, 31), (4, 32), (5, 33), (9, 256), (2, 300), (13, 1024)])
-def test_linear(name, rows, n):
+@pytest.mark.parametrize("rows, n", SIZES)
+def test_linear(name, rows, n, n_vectors):
     form, rng = FORMATS[name], np.random.default_rng(rows * 1000 + n)
-    packed, expanded = stored(rng.standard_normal((rows, n)).astype(np.float32), form)
-    np.testing.assert_array_equal(expanded, reference(packed, form, n))
-    xs = rng.standard_normal((3, n)).astype(np.float32)
-    width = fast.padded(n)
-    slots = np.zeros((3, width * 21 // 4), np.uint8)
-    addresses = np.empty(3, np.int64)
-    for t in range(3):
-        slots[t, :4 * width].view(np.float32)[:n] = xs[t]
-        addresses[t] = fast.ready(slots[t], width, form)
-    out = np.full((3, rows + 1), np.nan, np.float32)
-    weight = np.array([packed.ctypes.data, packed.strides[0], form])
-    fast.linear(weight, addresses, 3, n, 0, rows, out.ctypes.data, out.strides[0])
-    assert np.isnan(out[:, rows]).all()  # nothing is written beyond
+    data, weight = stored(rng.standard_normal((rows, n)).astype(np.float32), form)
+    w = reference(data, weight)
+    row = np.empty(n, np.float32)
+    for r in range(rows):
+        fast.weight_row(weight, r, row)
+        np.testing.assert_array_equal(row, w[r])
+    width = fast.up_to(n, 64)
+    xs, packed = np.full((n_vectors, width), 7, np.float32), np.empty((n_vectors, width * 5 // 4), np.uint8)
+    xs[:, :n] = rng.standard_normal((n_vectors, n))
+    for x, p in zip(xs, packed):
+        fast.ready(x, n, form, p)
+    out = np.full((n_vectors, 64 + fast.up_to(rows, 32)), np.nan, np.float32)
+    fast.linear(weight, xs, packed, out, 32, 0, rows, np.empty(fast.PANELS * fast.DEPTH * fast.PANEL, np.float32))
+    assert np.isnan(out[:, :32]).all() and np.isnan(out[:, 32 + fast.up_to(rows, 32):]).all()  # nothing is written beyond
+    factors = xs[:, :n]
     if form >= fast.INT8:  # the vector is rounded to 8 bits, too: compare with what it was rounded to
-        q = slots[:, 4 * width:5 * width].view(np.int8).astype(np.float32)
-        scales = slots[:, 5 * width:5 * width + width // 8].view(np.float32)
-        rounded = (q * np.repeat(scales, 32, axis=1))[:, :n]
-        assert (abs(rounded - xs) <= np.repeat(scales, 32, axis=1)[:, :n] * 0.501).all()
-        xs = rounded
-    expected = xs.astype(np.float64) @ expanded.T.astype(np.float64)
-    np.testing.assert_allclose(out[:, :rows], expected, atol=2e-5 * np.sqrt(n) * 4)
+        scales = np.repeat(packed[:, width:width + width // 8].copy().view(np.float32), 32, axis=1)
+        rounded = (packed[:, :width].view(np.int8) * scales)[:, :n]
+        assert (abs(rounded - factors) <= scales[:, :n]).all()
+        factors = rounded
+    expected = factors.astype(np.float64) @ w.T.astype(np.float64)
+    np.testing.assert_allclose(out[:, 32:32 + rows], expected, atol=8e-5 * np.sqrt(n))
 
 
 def test_exp():
@@ -117,11 +119,10 @@ def test_norm_rope_silu():
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
-@given(arrays(np.float32, 256, elements=st.floats(-1e4, 1e4, width=32)), st.sampled_from([8, 4]))
+@given(arrays(np.float32, 256, elements=st.floats(-1e4, 1e4, width=32, allow_subnormal=False)), st.sampled_from([8, 4]))
 def test_quantization_errs_less_than_the_plain_rule(w, bits):
     """That divides by the largest weight: it becomes 127, or -8, and the rest is rounded (and cut at 7)."""
-    _, expanded = stored(w[None], fast.INT8 if bits == 8 else fast.INT4)
-    groups, found = w.reshape(-1, 32), expanded.reshape(-1, 32)
+    groups, found = w.reshape(-1, 32), reference(*stored(w[None], fast.INT8 if bits == 8 else fast.INT4)).reshape(-1, 32)
     largest = np.take_along_axis(groups, abs(groups).argmax(axis=1)[:, None], axis=1)
     scale = np.where(largest == 0, 1, abs(largest) / 127 if bits == 8 else largest / -8)
     plain = np.clip(np.floor(groups / scale + 0.5), *((-127, 127) if bits == 8 else (-8, 7))) * scale
@@ -246,10 +247,13 @@ def test_broken_weights_are_found(tensor, tmp_path):
 # Instructions of other CPUs
 # ----------------------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("path", ["avx2", "plain"])
+@pytest.mark.parametrize("path", ["vnni", "avx2", "plain"])
 def test_other_instructions(path, tmp_path):
     """The tests of the kernels again, in a process that is made to use what older CPUs have."""
-    if path == "avx2" and not llvm.get_host_cpu_features().get("avx2"):
+    features = llvm.get_host_cpu_features()
+    if path == "vnni" and not (features.get("avxvnni") or features.get("avx512vl") and features.get("avx512vnni")):
+        pytest.skip("this CPU has no VNNI")
+    if path == "avx2" and not features.get("avx2"):
         pytest.skip("this CPU has no AVX2")
     tests = [f"{__file__}::{name}" for name in ("test_linear", "test_the_bundled_model_says_the_same")]
     done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests], capture_output=True,
@@ -258,29 +262,29 @@ def test_other_instructions(path, tmp_path):
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("path, triple, cpu, features, instruction", [
-    ("vnni", "x86_64-linux-gnu", "cascadelake", "", "vpdpbusd"), ("vnni", "x86_64-linux-gnu", "alderlake", "", "{vex} vpdpbusd"),
-    ("avx2", "x86_64-linux-gnu", "haswell", "", "vpmaddubsw"), ("neon", "aarch64-linux-gnu", "neoverse-n1", "", "sdot"),
-    ("plain", "x86_64-linux-gnu", "x86-64", "", "pm"), ("plain", "aarch64-linux-gnu", "generic", "", "mull")])
+@pytest.mark.parametrize("path, triple, cpu, instruction", [
+    ("vnni512", "x86_64-linux-gnu", "cascadelake", "vpdpbusd"), ("vnni", "x86_64-linux-gnu", "alderlake", "{vex} vpdpbusd"),
+    ("avx2", "x86_64-linux-gnu", "haswell", "vpmaddubsw"), ("neon", "aarch64-linux-gnu", "neoverse-n1", "sdot"),
+    ("plain", "x86_64-linux-gnu", "x86-64", "pm"), ("plain", "aarch64-linux-gnu", "generic", "mull")])
 @pytest.mark.parametrize("signed", [True, False])
-def test_instruction_selection(path, triple, cpu, features, instruction, signed):
+def test_instruction_selection(path, triple, cpu, instruction, signed):
     """What each path compiles to on a CPU for which it is meant."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
-    module = ir.Module()
-    kind = ir.VectorType(ir.IntType(8), 32)
-    function = ir.Function(module, ir.FunctionType(ir.VectorType(ir.IntType(32), 8), [kind, kind]), "dot")
+    n, module = fast.INT8_SHAPES[path].lanes, ir.Module()
+    sums, values = ir.VectorType(ir.IntType(32), n), ir.VectorType(ir.IntType(8), 4 * n)
+    function = ir.Function(module, ir.FunctionType(sums, [sums, values, values]), "dot")
     b = ir.IRBuilder(function.append_basic_block())
     b.ret(fast.dot_bytes(b, path, *function.args, signed))
-    machine = llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, features=features, opt=3)
+    machine = llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, opt=3)
     module.triple = triple
     assembly = machine.emit_assembly(llvm.parse_assembly(str(module)))
     assert instruction in assembly.replace("\t", " ")
 
 
 @pytest.mark.parametrize("features, path", [
-    ({"avx512vnni": True, "avx512vl": True, "avx2": True}, "vnni"), ({"avxvnni": True, "avx2": True}, "vnni"),
-    ({"avx512vnni": True, "avx2": True}, "avx2"), ({"avx2": True}, "avx2"), ({"dotprod": True}, "neon"), ({}, "plain")])
+    ({"avx512vnni": True, "avx512f": True, "avx2": True}, "vnni512"), ({"avxvnni": True, "avx2": True}, "vnni"),
+    ({"avx512f": True, "avx2": True}, "avx2"), ({"avx2": True}, "avx2"), ({"dotprod": True}, "neon"), ({}, "plain")])
 def test_choice_of_instructions(features, path):
     assert fast.int8_path(features) == path
 

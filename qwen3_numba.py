@@ -322,6 +322,7 @@ def packed_tile(bits: int, n_vectors: int) -> Any:
     sum of a group stays a whole number until its scales are multiplied in.
     """
     lanes, together = INT8_SHAPES[PATH].lanes, INT8_SHAPES[PATH].together
+    halves = range(8 // bits)
     if n_vectors == 1:  # what is read from memory is read in one go
         together = PANEL // lanes
 
@@ -341,30 +342,39 @@ def packed_tile(bits: int, n_vectors: int) -> Any:
                 for sum_ in sums.values():
                     b.store(splat(F32, lanes, 0.0), sum_)
 
-                def group(g: Any, here: Any, half: int) -> None:
-                    totals = {(p, t): broadcast(b, load(b, at(b, corrections[t], (g, 4)), I32), lanes) for p, t in sums}
-                    for k in range(GROUP // 4):
-                        words = [b.bitcast(broadcast(b, load(b, at(b, v, (g, GROUP), 4 * k), I32), lanes),
-                                           vector(I8, 4 * lanes)) for v in vectors]
-                        for p in pieces:
-                            value = load(b, at(b, here, 4 * PANEL * k + 4 * lanes * p), I8, 4 * lanes)
-                            if bits == 4:
-                                value = b.lshr(value, splat(I8, 4 * lanes, 4)) if half else b.and_(value, splat(I8, 4 * lanes, 15))
-                            for t, word in enumerate(words):
-                                totals[p, t] = dot_bytes(b, PATH, totals[p, t], value, word, bits == 8)
-                    for p in pieces:
-                        w_scale = load_float(b, at(b, w, (g, 2 * PANEL), 2 * lanes * p), "f16", lanes)
-                        for t in range(n_vectors):
-                            scale = b.fmul(w_scale, broadcast(b, load(b, at(b, scales[t], (g, 4)), F32), lanes))
-                            whole = b.sitofp(totals[p, t], vector(F32, lanes))
-                            b.store(fma(b, whole, scale, b.load(sums[p, t])), sums[p, t])
-
                 def unit(i: Any) -> None:  # 1024 bytes: a group of 8 bits, or two of 4
-                    here = at(b, weights, (i, 1024))
+                    here, numbers = at(b, weights, (i, 1024)), [b.add(b.mul(i, I64(8 // bits)), I64(h)) for h in halves]
                     for line in range(0, 1024, 64) if AHEAD and n_vectors == 1 else ():
                         prefetch(b, at(b, here, AHEAD + line))
-                    for half in range(8 // bits):
-                        group(b.add(b.mul(i, I64(8 // bits)), I64(half)), here, half)
+                    totals = {}
+                    for p, t in sums:
+                        for h, g in enumerate(numbers):
+                            totals[p, t, h] = cgutils.alloca_once(b, vector(I32, lanes))
+                            b.store(broadcast(b, load(b, at(b, corrections[t], (g, 4)), I32), lanes), totals[p, t, h])
+
+                    def four_columns(k: int) -> None:
+                        words = {(t, h): b.bitcast(broadcast(b, load(b, at(b, v, (g, GROUP), 4 * k), I32), lanes),
+                                                   vector(I8, 4 * lanes))
+                                 for t, v in enumerate(vectors) for h, g in enumerate(numbers)}
+                        for p in pieces:
+                            value = load(b, at(b, here, 4 * PANEL * k + 4 * lanes * p), I8, 4 * lanes)
+                            for h in halves:
+                                part = value
+                                if bits == 4:
+                                    part = b.lshr(value, splat(I8, 4 * lanes, 4)) if h else b.and_(value, splat(I8, 4 * lanes, 15))
+                                for t in range(n_vectors):
+                                    total_ = totals[p, t, h]
+                                    b.store(dot_bytes(b, PATH, b.load(total_), part, words[t, h], bits == 8), total_)
+
+                    for k in range(GROUP // 4):
+                        four_columns(k)
+                    for h, g in enumerate(numbers):
+                        for p in pieces:
+                            w_scale = load_float(b, at(b, w, (g, 2 * PANEL), 2 * lanes * p), "f16", lanes)
+                            for t in range(n_vectors):
+                                scale = b.fmul(w_scale, broadcast(b, load(b, at(b, scales[t], (g, 4)), F32), lanes))
+                                whole = b.sitofp(b.load(totals[p, t, h]), vector(F32, lanes))
+                                b.store(fma(b, whole, scale, b.load(sums[p, t])), sums[p, t])
 
                 loop(b, b.sdiv(groups, I64(8 // bits)), unit)
                 for (p, t), sum_ in sums.items():
@@ -496,9 +506,9 @@ def weighted_sum(kind: str) -> Any:
 dot_f32, dot_bf16, dot_f16 = (float_dot(kind) for kind in ("f32", "bf16", "f16"))
 add_bf16, add_f16 = (weighted_sum(kind) for kind in ("bf16", "f16"))
 panel_f32, panel_bf16, panel_f16 = (expand_panel(kind) for kind in ("f32", "bf16", "f16"))
-INT_VECTORS, FLOAT_VECTORS, SOME_VECTORS = INT8_SHAPES[PATH].vectors, FLOAT_SHAPE.vectors, 4
+FLOAT_VECTORS, SOME_VECTORS, INT8_VECTORS, INT4_VECTORS = FLOAT_SHAPE.vectors, 4, INT8_SHAPES[PATH].vectors, INT8_SHAPES[PATH].vectors // 2
 tiles_float, some_float, one_float = (float_tile(n) for n in (FLOAT_VECTORS, SOME_VECTORS, 1))
-tiles_int8, tiles_int4 = (packed_tile(bits, INT_VECTORS) for bits in (8, 4))
+tiles_int8, tiles_int4 = packed_tile(8, INT8_VECTORS), packed_tile(4, INT4_VECTORS)
 one_int8, one_int4 = (packed_tile(bits, 1) for bits in (8, 4))
 
 
@@ -734,17 +744,17 @@ def float_row(row, form, x, n):
 def linear_packed(weight, packed, out, column, start, end):
     """Packed weights are multiplied as they are, a block with several vectors, so that it is read once."""
     form, n, width = weight[2], len(packed), up_to(weight[4], 2 * GROUP)
-    x_stride, out_stride = packed.strides[0], out.strides[0]
+    x_stride, out_stride, together = packed.strides[0], out.strides[0], INT8_VECTORS if form == INT8 else INT4_VECTORS
     for r in range(start, end, PANEL):
         w, t = weight[0] + r // PANEL * weight[1], 0
         while t < n:
             x, y = packed[t].ctypes.data, out[t].ctypes.data + 4 * (column + r)
-            if t + INT_VECTORS <= n:
+            if t + together <= n:
                 if form == INT8:
                     tiles_int8(w, x, x_stride, width, y, out_stride)
                 else:
                     tiles_int4(w, x, x_stride, width, y, out_stride)
-                t += INT_VECTORS
+                t += together
             else:
                 if form == INT8:
                     one_int8(w, x, x_stride, width, y, out_stride)

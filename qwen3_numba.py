@@ -272,15 +272,17 @@ def dot_bytes(b: Any, path: str, sums: Any, w: Any, x: Any, signed: bool) -> Any
 # Products: where nearly all time is spent
 #
 # Formats of a matrix: float32, bf16 and f16 by rows, as they lie in the file; and two packed ones, by blocks of 32 rows,
-# with a scale for each group of 32 columns of a row. A block begins with its scales, float16 [groups, 32 rows]; then come
-# the weights, four columns of all 32 rows after the other, which is how the instructions for bytes want them:
-#   int8   a byte each [columns / 4, 32 rows, 4], w = scale * (byte - 128)
-#   int4   a half byte each, w = scale * (half byte - 8); a byte holds column c and, in its upper half, column c + 32
+# with a scale for each group of 32 columns of a row. A block is a stream of units, with all that is needed for 32 columns
+# of 8 bits or 64 of 4 bits: first the scales, float16 [groups, 32 rows], then 1024 bytes of weights, four columns of all
+# 32 rows after the other, which is how the instructions for bytes want them:
+#   int8   a byte each, [8, 32 rows, 4 columns], w = scale * (byte - 128)
+#   int4   a half byte each, w = scale * (half byte - 8): the lower halves are the first group, the upper ones the second
 # A vector that is multiplied with them is packed likewise: signed bytes, a float32 scale for each group, and for each
 # group the int32 that makes good for the offset: -128 times the sum of its bytes, or -8 times (see pack_vector).
 # ----------------------------------------------------------------------------------------------------------------------
 
 GROUP, PANEL = 32, 32  # columns with one scale; rows of a block, or of a panel
+UNIT = {8: 1024 + 64, 4: 1024 + 2 * 64}  # bytes
 FLOAT32, BF16, FLOAT16, INT8, INT4 = range(5)
 KINDS = {FLOAT32: "f32", BF16: "bf16", FLOAT16: "f16"}
 
@@ -331,7 +333,6 @@ def packed_tile(bits: int, n_vectors: int) -> Any:
         def codegen(context, b, signature, args):
             w, x, x_stride, n, out, out_stride = args
             groups = b.sdiv(n, I64(GROUP))
-            weights = at(b, w, (groups, 2 * PANEL))
             vectors = [at(b, x, (x_stride, t)) for t in range(n_vectors)]
             scales = [b.add(vector_, n) for vector_ in vectors]
             corrections = [at(b, scale, (groups, 4)) for scale in scales]
@@ -342,10 +343,11 @@ def packed_tile(bits: int, n_vectors: int) -> Any:
                 for sum_ in sums.values():
                     b.store(splat(F32, lanes, 0.0), sum_)
 
-                def unit(i: Any) -> None:  # 1024 bytes: a group of 8 bits, or two of 4
-                    here, numbers = at(b, weights, (i, 1024)), [b.add(b.mul(i, I64(8 // bits)), I64(h)) for h in halves]
-                    for line in range(0, 1024, 64) if AHEAD and n_vectors == 1 else ():
-                        prefetch(b, at(b, here, AHEAD + line))
+                def unit(i: Any) -> None:
+                    w_scales = at(b, w, (i, UNIT[bits]))
+                    here, numbers = at(b, w_scales, UNIT[bits] - 1024), [b.add(b.mul(i, I64(8 // bits)), I64(h)) for h in halves]
+                    for line in range(0, UNIT[bits], 64) if AHEAD and n_vectors == 1 else ():
+                        prefetch(b, at(b, w_scales, AHEAD + line))
                     totals = {}
                     for p, t in sums:
                         for h, g in enumerate(numbers):
@@ -370,7 +372,7 @@ def packed_tile(bits: int, n_vectors: int) -> Any:
                         four_columns(k)
                     for h, g in enumerate(numbers):
                         for p in pieces:
-                            w_scale = load_float(b, at(b, w, (g, 2 * PANEL), 2 * lanes * p), "f16", lanes)
+                            w_scale = load_float(b, at(b, w_scales, 2 * PANEL * h + 2 * lanes * p), "f16", lanes)
                             for t in range(n_vectors):
                                 scale = b.fmul(w_scale, broadcast(b, load(b, at(b, scales[t], (g, 4)), F32), lanes))
                                 whole = b.sitofp(b.load(totals[p, t, h]), vector(F32, lanes))
@@ -963,7 +965,7 @@ LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
 Q, K, V, O, GATE, UP, DOWN = range(7)
 FORMATS = {"F32": FLOAT32, "BF16": BF16, "F16": FLOAT16}
 PACKED = {"int8": INT8, "int4": INT4}
-VERSION = "2"  # of the packed formats in files
+VERSION = "3"  # of the packed formats in files
 
 
 @dataclass
@@ -991,8 +993,8 @@ class Weights:
 
 def packed_shape(n_rows: int, n: int, form: int) -> tuple[int, int]:
     """(blocks, bytes of a block) of a packed matrix [n_rows, n]."""
-    width = up_to(n, 2 * GROUP)
-    return -(-n_rows // PANEL), width // GROUP * 2 * PANEL + width * PANEL * (8 if form == INT8 else 4) // 8
+    bits = 8 if form == INT8 else 4
+    return -(-n_rows // PANEL), up_to(n, 2 * GROUP) * bits // 8 // GROUP * UNIT[bits]
 
 
 def aligned(shape: tuple[int, ...]) -> np.ndarray:
@@ -1024,10 +1026,12 @@ def quantize_group(w, bits, scale):
 @compiled
 def quantize_block(w, bits, block):
     """w float32 [32, n], n a multiple of 64 -> a packed block, see above. For each group the scale that errs least."""
-    n = w.shape[1]
-    scales, values = block[:n * 2].view(np.uint16).reshape(n // GROUP, PANEL), block[n * 2:]
+    n_scales = 2 * PANEL * 8 // bits  # bytes
+    units = block.reshape(-1, n_scales + 1024)
     for r in range(PANEL):
-        for g in range(n // GROUP):
+        for g in range(w.shape[1] // GROUP):
+            unit, half = units[g * bits // 8], g % (8 // bits)
+            scales, values = unit[:n_scales].view(np.uint16), unit[n_scales:]
             group = w[r, g * GROUP:(g + 1) * GROUP]
             largest, extreme = np.float32(0), np.float32(0)
             for i in range(GROUP):
@@ -1044,18 +1048,18 @@ def quantize_block(w, bits, block):
                     if error < smallest_error:
                         smallest_error, scale = error, best
             stored = half_from_float(scale)
-            scales[g, r] = stored
+            scales[half * PANEL + r] = stored
             scale = float_from_half(stored)
             inverse = np.float32(1) / scale if scale != 0 else np.float32(0)
             for i in range(GROUP):
                 q = np.floor(group[i] * inverse + np.float32(0.5))
                 place = i // 4 * 4 * PANEL + r * 4 + i % 4
                 if bits == 8:
-                    values[g * GROUP * PANEL + place] = np.uint8(min(max(q, -127), 127) + 128)
-                elif g % 2 == 0:
-                    values[g // 2 * GROUP * PANEL + place] = np.uint8(min(max(q, -8), 7) + 8)
+                    values[place] = np.uint8(min(max(q, -127), 127) + 128)
+                elif half == 0:
+                    values[place] = np.uint8(min(max(q, -8), 7) + 8)
                 else:
-                    values[g // 2 * GROUP * PANEL + place] |= np.uint8(min(max(q, -8), 7) + 8) << 4
+                    values[place] |= np.uint8(min(max(q, -8), 7) + 8) << 4
 
 
 @compiled
@@ -1082,16 +1086,15 @@ def weight_row(weight, r, out):
     if form < INT8:
         expand_row(address + r * stride, form, n, out)
         return
-    width = up_to(n, 2 * GROUP)
-    block = numba.carray(to_pointer_u8(address + r // PANEL * stride), (stride,))
-    scales, values, lane = block[:width * 2].view(np.uint16), block[width * 2:], r % PANEL
+    bits = 8 if form == INT8 else 4
+    n_scales, lane = 2 * PANEL * 8 // bits, r % PANEL
+    units = numba.carray(to_pointer_u8(address + r // PANEL * stride), (stride,)).reshape(-1, n_scales + 1024)
     for i in range(n):
-        g, place = i // GROUP, i % GROUP // 4 * 4 * PANEL + lane * 4 + i % 4
-        if form == INT8:
-            whole = np.int32(values[g * GROUP * PANEL + place]) - 128
-        else:
-            whole = (np.int32(values[g // 2 * GROUP * PANEL + place]) >> g % 2 * 4 & 15) - 8
-        out[i] = float_from_half(scales[g * PANEL + lane]) * np.float32(whole)
+        g = i // GROUP
+        unit, half = units[g * bits // 8], g % (8 // bits)
+        scale = float_from_half(unit[:n_scales].view(np.uint16)[half * PANEL + lane])
+        value = np.int32(unit[n_scales + i % GROUP // 4 * 4 * PANEL + lane * 4 + i % 4])
+        out[i] = scale * np.float32(value - 128 if form == INT8 else (value >> half * 4 & 15) - 8)
 
 
 def to_float32(matrix: np.ndarray, form: int) -> np.ndarray:

@@ -46,16 +46,15 @@ def reference(data: np.ndarray, weight: np.ndarray) -> np.ndarray:
         return (data.astype(np.uint32) << 16).view(np.float32)[:, :n]
     if form < fast.INT8:
         return data.astype(np.float32)[:, :n]
-    width = fast.up_to(n, 64)
-    scales = data[:, :width * 2].copy().view(np.float16).reshape(-1, width // 32, 32).astype(np.float32)
-    values = data[:, width * 2:].astype(np.int32)
-    if form == fast.INT8:
-        whole = values.reshape(-1, width // 4, 32, 4) - 128
-    else:
-        values = values.reshape(-1, width // 64, 8, 32, 4)
-        whole = np.concatenate([values & 15, values >> 4], axis=2).reshape(-1, width // 4, 32, 4) - 8
-    whole = whole.transpose(0, 2, 1, 3).reshape(-1, width)
-    return (whole * np.repeat(scales.transpose(0, 2, 1).reshape(-1, width // 32), 32, axis=1))[:rows, :n].astype(np.float32)
+    bits = 8 if form == fast.INT8 else 4
+    if rows == 0:
+        return np.empty((0, n), np.float32)
+    units = data.reshape(len(data), -1, 1024 + 64 * 8 // bits)  # [blocks, units, bytes]
+    scales = units[..., :-1024].copy().view(np.float16).reshape(len(data), -1, 32).astype(np.float32)  # [blocks, groups, 32]
+    values = units[..., -1024:].astype(np.int32).reshape(len(data), -1, 1, 8, 32, 4)
+    whole = values - 128 if bits == 8 else np.concatenate([values & 15, values >> 4], axis=2) - 8
+    whole = whole.reshape(len(data), -1, 8, 32, 4).transpose(0, 3, 1, 2, 4).reshape(32 * len(data), -1)
+    return (whole * np.repeat(scales.transpose(0, 2, 1).reshape(len(whole), -1), 32, axis=1))[:rows, :n].astype(np.float32)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -175,11 +175,22 @@ def prefetch(b: Any, address: Any) -> None:
     call(b, "llvm.prefetch.p0", ir.VoidType(), b.inttoptr(address, I8.as_pointer()), I32(0), I32(3), I32(1))
 
 
-def total(b: Any, value: Any) -> Any:
-    """The sum of a vector's numbers."""
-    function = cgutils.get_or_insert_function(b.module, ir.FunctionType(F32, [F32, value.type]),
-                                              f"llvm.vector.reduce.fadd.v{value.type.count}f32")
-    return b.call(function, [F32(0.0), value], fastmath=("reassoc",))  # in any order
+def add_neighbours(b: Any, add: Callable, x: Any, y: Any = None) -> Any:
+    """The sums of neighbouring numbers of x, and behind them those of y."""
+    n = x.type.count * (1 if y is None else 2)
+    return add(*(b.shuffle_vector(x, x if y is None else y, ir.Constant(vector(I32, n // 2), list(range(start, n, 2))))
+                 for start in (0, 1)))
+
+
+def totals(b: Any, values: Sequence[Any]) -> Any:
+    """The sums of 1, 2 or 4 vectors of floats, as one vector."""
+    left = list(values)
+    while len(left) > 1:
+        left = [add_neighbours(b, b.fadd, x, y) for x, y in zip(left[::2], left[1::2])]
+    sums = left[0]
+    while sums.type.count > len(values):
+        sums = add_neighbours(b, b.fadd, sums)
+    return sums
 
 
 def loop(b: Any, n: Any, body: Callable[[Any], None]) -> None:
@@ -261,10 +272,7 @@ def dot_bytes(b: Any, path: str, sums: Any, w: Any, x: Any, signed: bool) -> Any
     if path == "neon":
         return call(b, "llvm.aarch64.neon.sdot.v4i32.v16i8", sums.type, sums, w, x)
     products = b.mul((b.sext if signed else b.zext)(w, vector(I32, 4 * n)), b.sext(x, vector(I32, 4 * n)))
-    for count in (2 * n, n):
-        even, odd = (b.shuffle_vector(products, products, ir.Constant(vector(I32, count), list(range(start, 2 * count, 2))))
-                     for start in (0, 1))
-        products = b.add(even, odd)
+    products = add_neighbours(b, b.add, add_neighbours(b, b.add, products))
     return b.add(sums, products)
 
 
@@ -286,33 +294,51 @@ UNIT = {8: 1024 + 64, 4: 1024 + 2 * 64}  # bytes
 FLOAT32, BF16, FLOAT16, INT8, INT4 = range(5)
 KINDS = {FLOAT32: "f32", BF16: "bf16", FLOAT16: "f16"}
 
-def float_dot(kind: str) -> Any:
-    """An intrinsic (w, x, n) -> float32: a row of floats times x float32 [n], n a multiple of 32."""
-    size = 4 if kind == "f32" else 2
+def float_dot(kind: str, n_rows: int, n_vectors: int) -> Any:
+    """An intrinsic (w, stride, x, x_stride, n, out, out_stride): n_rows rows of floats times n_vectors vectors float32 [n].
+
+    The strides are the bytes between two rows, two vectors, and the results of two vectors; those of the rows are
+    neighbours. n is a multiple of 32.
+    """
+    size, pieces = (4 if kind == "f32" else 2), 4 // n_rows  # so many sums for each result hide the time that adding takes
+    tile = [(r, t) for r in range(n_rows) for t in range(n_vectors)]
 
     @intrinsic
-    def dot(context, w, x, n):
+    def dot(context, w, stride, x, x_stride, n, out, out_stride):
         def codegen(context, b, signature, args):
-            w, x, n = args
-            sums = [cgutils.alloca_once(b, vector(F32, LANES)) for _ in range(4)]
-            for sum_ in sums:
+            w, stride, x, x_stride, n, out, out_stride = args
+            sums = {(r, t, i): cgutils.alloca_once(b, vector(F32, LANES)) for r, t in tile for i in range(pieces)}
+            for sum_ in sums.values():
                 b.store(splat(F32, LANES, 0.0), sum_)
 
-            def step(w: Any, x: Any, n_vectors: int) -> None:
-                for line in range(0, n_vectors * LANES * size, 64) if AHEAD else ():
-                    prefetch(b, at(b, w, AHEAD + line))
-                for i, sum_ in enumerate(sums[:n_vectors]):
-                    value = load_float(b, at(b, w, i * LANES * size), kind, LANES)
-                    b.store(fma(b, value, load(b, at(b, x, i * LANES * 4), F32, LANES), b.load(sum_)), sum_)
+            def step(i: Any, n_pieces: int) -> None:
+                rows, vectors = ([at(b, start, (distance, j), (i, 64 * bytes_)) for j in range(count)] for start, distance, count, bytes_
+                                 in ((w, stride, n_rows, size), (x, x_stride, n_vectors, 4)))
+                for row in rows if AHEAD else ():
+                    for line in range(0, n_pieces * LANES * size, 64):
+                        prefetch(b, at(b, row, AHEAD + line))
+                for piece in range(n_pieces):
+                    values = [load_float(b, at(b, row, piece * LANES * size), kind, LANES) for row in rows]
+                    xs = [load(b, at(b, x, piece * LANES * 4), F32, LANES) for x in vectors]
+                    for r, t in tile:
+                        sum_ = sums[r, t, piece % pieces]
+                        b.store(fma(b, values[r], xs[t], b.load(sum_)), sum_)
 
             whole = b.sdiv(n, I64(64))
-            loop(b, whole, lambda i: step(at(b, w, (i, 64 * size)), at(b, x, (i, 256)), 4))
+            loop(b, whole, lambda i: step(i, 4))
             with b.if_then(b.icmp_signed("<", b.mul(whole, I64(64)), n)):
-                step(at(b, w, (whole, 64 * size)), at(b, x, (whole, 256)), 2)
-            first, second, third, fourth = (b.load(sum_) for sum_ in sums)
-            return total(b, b.fadd(b.fadd(first, second), b.fadd(third, fourth)))
+                step(whole, 2)
+            for t in range(n_vectors):
+                added = []
+                for r in range(n_rows):
+                    parts = [b.load(sums[r, t, i]) for i in range(pieces)]
+                    while len(parts) > 1:
+                        parts = [b.fadd(one, other) for one, other in zip(parts[::2], parts[1::2])]
+                    added += parts
+                store(b, totals(b, added), at(b, out, (out_stride, t)))
+            return context.get_dummy_value()
 
-        return types.float32(types.int64, types.int64, types.int64), codegen
+        return types.void(*(types.int64,) * 7), codegen
 
     return dot
 
@@ -472,41 +498,53 @@ def expand_panel(kind: str) -> Any:
     return expand
 
 
-def weighted_sum(kind: str) -> Any:
-    """An intrinsic (v, stride, p, n, width, out): adds p[t] * v[t] for t < n to out float32 [width], a multiple of 32."""
+def weighted_sum(kind: str, n_vectors: int) -> Any:
+    """An intrinsic (v, stride, p, p_stride, n, width, out, out_stride): adds the weighted sums of n rows to n_vectors vectors.
+
+    v: n rows of `width` floats, a multiple of 32; p: n_vectors rows of float32 [n]; out: n_vectors rows of float32 [width].
+    Eight rows at a time, so that memory is read in its order and sums are seldom loaded and stored.
+    """
     size = 4 if kind == "f32" else 2
 
     @intrinsic
-    def add(context, v, stride, p, n, width, out):
+    def add(context, v, stride, p, p_stride, n, width, out, out_stride):
         def codegen(context, b, signature, args):
-            v, stride, p, n, width, out = args
+            v, stride, p, p_stride, n, width, out, out_stride = args
 
-            def columns(c: Any) -> None:
-                parts = [at(b, out, (c, 8 * LANES), 4 * LANES * half) for half in (0, 1)]
-                sums = [cgutils.alloca_once(b, vector(F32, LANES)) for _ in parts]
-                for part, sum_ in zip(parts, sums):
-                    b.store(load(b, part, F32, LANES), sum_)
+            def strip(first: Any, n_rows: int, column: Any, n_pieces: int) -> None:
+                outs = {(i, t): at(b, out, (out_stride, t), (column, 4), 4 * LANES * i) for i in range(n_pieces) for t in range(n_vectors)}
+                sums = {key: load(b, address, F32, LANES) for key, address in outs.items()}
+                for r in range(n_rows):
+                    row = b.add(first, I64(r))
+                    weights = [broadcast(b, load(b, at(b, p, (p_stride, t), (row, 4)), F32), LANES) for t in range(n_vectors)]
+                    for i in range(n_pieces):
+                        value = load_float(b, at(b, v, (stride, row), (column, size), LANES * size * i), kind, LANES)
+                        for t, weight in enumerate(weights):
+                            sums[i, t] = fma(b, value, weight, sums[i, t])
+                for key, address in outs.items():
+                    store(b, sums[key], address)
 
-                def row(t: Any) -> None:
-                    weight = broadcast(b, load(b, at(b, p, (t, 4)), F32), LANES)
-                    for half in (0, 1):
-                        value = load_float(b, at(b, v, (stride, t), (c, 2 * LANES * size), LANES * size * half), kind, LANES)
-                        b.store(fma(b, value, weight, b.load(sums[half])), sums[half])
+            def rows(first: Any, n_rows: int) -> None:
+                whole = b.sdiv(width, I64(64))
+                loop(b, whole, lambda c: strip(first, n_rows, b.mul(c, I64(64)), 4))
+                with b.if_then(b.icmp_signed("<", b.mul(whole, I64(64)), width)):
+                    strip(first, n_rows, b.mul(whole, I64(64)), 2)
 
-                loop(b, n, row)
-                for part, sum_ in zip(parts, sums):
-                    store(b, b.load(sum_), part)
-
-            loop(b, b.sdiv(width, I64(2 * LANES)), columns)
+            eights = b.sdiv(n, I64(8))
+            loop(b, eights, lambda i: rows(b.mul(i, I64(8)), 8))
+            loop(b, b.sub(n, b.mul(eights, I64(8))), lambda i: rows(b.add(b.mul(eights, I64(8)), i), 1))
             return context.get_dummy_value()
 
-        return types.void(*(types.int64,) * 6), codegen
+        return types.void(*(types.int64,) * 8), codegen
 
     return add
 
 
-dot_f32, dot_bf16, dot_f16 = (float_dot(kind) for kind in ("f32", "bf16", "f16"))
-add_bf16, add_f16 = (weighted_sum(kind) for kind in ("bf16", "f16"))
+PAIR, ROWS = 2, 4  # vectors that are multiplied with a row of floats together; rows of the KV cache likewise
+(dot_f32, dots_f32), (dot_bf16, dots_bf16), (dot_f16, dots_f16) = (
+    [float_dot(kind, 1, n) for n in (1, PAIR)] for kind in ("f32", "bf16", "f16"))
+(rows_bf16, rows_bf16_pair), (rows_f16, rows_f16_pair) = ([float_dot(kind, ROWS, n) for n in (1, PAIR)] for kind in ("bf16", "f16"))
+(add_bf16, adds_bf16), (add_f16, adds_f16) = ([weighted_sum(kind, n) for n in (1, PAIR)] for kind in ("bf16", "f16"))
 panel_f32, panel_bf16, panel_f16 = (expand_panel(kind) for kind in ("f32", "bf16", "f16"))
 FLOAT_VECTORS, SOME_VECTORS, INT8_VECTORS, INT4_VECTORS = FLOAT_SHAPE.vectors, 4, INT8_SHAPES[PATH].vectors, INT8_SHAPES[PATH].vectors // 2
 tiles_float, some_float, one_float = (float_tile(n) for n in (FLOAT_VECTORS, SOME_VECTORS, 1))
@@ -671,12 +709,15 @@ def silu_times(gate, up):
 
 
 @compiled
-def pack_vector(x, packed, zero):
-    """Packs x float32 [n], n a multiple of 64, for packed weights, see above. zero: what stands for 0 in them."""
+def pack_vector(x, packed, zero, first, last):
+    """Packs groups first to last - 1 of x float32 [n], n a multiple of 64, for packed weights, see above.
+
+    zero: the byte that stands for 0 in the weights.
+    """
     n = len(x)
     values = packed[:n].view(np.int8)
     scales, corrections = packed[n:n + n // 8].view(np.float32), packed[n + n // 8:n + n // 4].view(np.int32)
-    for g in range(n // GROUP):
+    for g in range(first, last):
         largest, broken = np.float32(0), np.float32(0)
         for i in range(g * GROUP, (g + 1) * GROUP):
             largest = max(largest, abs(x[i]))
@@ -698,12 +739,17 @@ ZERO_INT4 = 8
 
 
 @compiled
-def ready(x, n, form, packed):
-    """Makes n numbers of x float32 [n or more] the factor of a product with weights in this format: see `linear`."""
-    if form >= INT8:
+def ready(x, n, form, packed, start, end):
+    """Makes numbers start to end of x float32 [n, or more] the factor of a product with weights in this format.
+
+    start is a multiple of 32, end too, or n. See `linear`.
+    """
+    if form >= INT8 and start < end:
         width = up_to(n, 2 * GROUP)
-        x[n:width] = 0
-        pack_vector(x[:width], packed[:width * 5 // 4], ZERO_INT8 if form == INT8 else ZERO_INT4)
+        if end == n:
+            x[n:width] = 0
+            end = width
+        pack_vector(x[:width], packed[:width * 5 // 4], ZERO_INT8 if form == INT8 else ZERO_INT4, start // GROUP, end // GROUP)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -729,17 +775,28 @@ def linear(weight, x, packed, out, column, start, end, space):
         linear_expanded(weight, x, out, column, start, end, space.ctypes.data)
     else:
         for r in range(start, end):
-            for t in range(len(x)):
-                out[t, column + r] = float_row(address + r * stride, form, x[t].ctypes.data, columns)
+            for t in range(0, len(x), PAIR):
+                float_row(address + r * stride, form, x[t].ctypes.data, x.strides[0], columns,
+                          out[t].ctypes.data + 4 * (column + r), out.strides[0], min(PAIR, len(x) - t))
 
 
 @compiled
-def float_row(row, form, x, n):
+def float_row(row, form, x, x_stride, n, out, out_stride, count):
+    """A row of floats times `count` vectors, one or PAIR."""
     if form == BF16:
-        return dot_bf16(row, x, n)
-    if form == FLOAT16:
-        return dot_f16(row, x, n)
-    return dot_f32(row, x, n)
+        if count == 1:
+            dot_bf16(row, 0, x, x_stride, n, out, out_stride)
+        else:
+            dots_bf16(row, 0, x, x_stride, n, out, out_stride)
+    elif form == FLOAT16:
+        if count == 1:
+            dot_f16(row, 0, x, x_stride, n, out, out_stride)
+        else:
+            dots_f16(row, 0, x, x_stride, n, out, out_stride)
+    elif count == 1:
+        dot_f32(row, 0, x, x_stride, n, out, out_stride)
+    else:
+        dots_f32(row, 0, x, x_stride, n, out, out_stride)
 
 
 @compiled
@@ -816,7 +873,7 @@ def multiply(panel, panel_stride, x, x_stride, n, out, out_stride, add, count):
 # Attention of a few new positions: the cache is read once, like weights, by all threads
 # ----------------------------------------------------------------------------------------------------------------------
 
-POSITIONS = 256  # of the cache that are worked on at a time
+LONG_PART, SHORT_PART = 1024, 256  # positions of the cache that a thread works on at a time: long if that keeps all busy
 
 
 @compiled
@@ -843,26 +900,44 @@ def softmax_part(scores):
 
 
 @compiled
-def attend(q, k, v, stride, form, n, scores, partial):
-    """One query head, q float32 [width], with n positions of a KV head -> partial [width + 2].
+def attend(q, k, v, stride, form, n, scores, partials):
+    """One or PAIR query heads, q float32 [heads, width], with n positions of a KV head -> partials [heads, width + 2].
 
-    k, v: the addresses of the first position, `stride` bytes from one to the next. partial: the sum of the values,
+    k, v: the addresses of the first position, `stride` bytes from one to the next. partials: the sum of the values,
     weighted with exp(score - largest), then `largest`, then the sum of the weights. So what several threads have
     made of different positions can be added up later: softmax needs all scores only for its denominator (Milakov &
-    Gimelshein 2018, "online" softmax).
+    Gimelshein 2018, "online" softmax). scores float32 [PAIR, n or more]: to work in.
     """
-    width = len(q)
-    partial[:] = 0
-    partial[width] = -np.inf
+    count, width = q.shape
+    partials[:] = 0
+    partials[:, width] = -np.inf
     if n <= 0:
         return
-    for t in range(n):
-        scores[t] = float_row(k + t * stride, form, q.ctypes.data, width)
-    partial[width], partial[width + 1] = softmax_part(scores[:n])
+    whole, x, x_stride, p, p_stride = n // ROWS * ROWS, q.ctypes.data, q.strides[0], scores.ctypes.data, scores.strides[0]
+    for t in range(0, whole, ROWS):
+        if form == FLOAT16:
+            if count == 1:
+                rows_f16(k + t * stride, stride, x, x_stride, width, p + 4 * t, p_stride)
+            else:
+                rows_f16_pair(k + t * stride, stride, x, x_stride, width, p + 4 * t, p_stride)
+        elif count == 1:
+            rows_bf16(k + t * stride, stride, x, x_stride, width, p + 4 * t, p_stride)
+        else:
+            rows_bf16_pair(k + t * stride, stride, x, x_stride, width, p + 4 * t, p_stride)
+    for t in range(whole, n):
+        float_row(k + t * stride, form, x, x_stride, width, p + 4 * t, p_stride, count)
+    for h in range(count):
+        partials[h, width], partials[h, width + 1] = softmax_part(scores[h, :n])
+    out, out_stride = partials.ctypes.data, partials.strides[0]
     if form == FLOAT16:
-        add_f16(v, stride, scores.ctypes.data, n, width, partial.ctypes.data)
+        if count == 1:
+            add_f16(v, stride, p, p_stride, n, width, out, out_stride)
+        else:
+            adds_f16(v, stride, p, p_stride, n, width, out, out_stride)
+    elif count == 1:
+        add_bf16(v, stride, p, p_stride, n, width, out, out_stride)
     else:
-        add_bf16(v, stride, scores.ctypes.data, n, width, partial.ctypes.data)
+        adds_bf16(v, stride, p, p_stride, n, width, out, out_stride)
 
 
 @compiled
@@ -889,7 +964,7 @@ def combine(partials, out):
 # Attention of many new positions: products again, of tiles that fit into a core's cache
 # ----------------------------------------------------------------------------------------------------------------------
 
-TILE = 64  # tokens whose queries are worked on together
+TILE, POSITIONS = 64, 256  # tokens whose queries are worked on together; positions of the cache likewise
 
 
 @compiled
@@ -1245,14 +1320,15 @@ MODEL_FILES = ("config.json", "generation_config.json", "tokenizer.json", "token
 
 @compiled
 def decoder_layers(rank, n_threads, barrier, first, last, layers, norms, head_norms, eps, x, cos, sin, k_cache, v_cache,
-                   kv_form, length, padding, h, packed, qkv, queries, inner, partials, space):
+                   kv_form, length, padding, part_length, h, packed, qkv, queries, inner,
+                   inner_packed, partials, space):
     """Layers first to last - 1: the namesake of qwen3.decoder_layer, in place of x. Each thread of the team runs this.
 
     x float32 [batch * n, hidden_size], a sequence's n new tokens after the other's; cos, sin [batch * n, head_dim / 2];
     k_cache, v_cache uint16 [n_layers, batch, n_kv_heads, capacity, width], of which `length` positions are filled, in the
     first padding[b] of them nothing. The rest is space to work in, rows are padded to a multiple of 64: h [batch * n, the
     widest factor], packed: the same packed; qkv [batch * n, ...], queries [batch * n, n_heads, width], inner [2, batch * n,
-    ...], partials [batch * n, n_heads, parts, width + 2], space [n_threads, ...].
+    ...], inner_packed, partials [batch * n, n_heads, parts, width + 2], space [n_threads, ...].
     """
     m, hidden = x.shape
     batch, n_kv_heads, capacity, width = k_cache.shape[1:]
@@ -1262,11 +1338,12 @@ def decoder_layers(rank, n_threads, barrier, first, last, layers, norms, head_no
     k_start, v_start = up_to(q_size, PANEL), up_to(q_size, PANEL) + up_to(kv_size, PANEL)
     root, gate = np.float32(1 / np.sqrt(head_dim)), barrier.ctypes.data
     flat_k, flat_v, mine = k_cache.reshape(-1), v_cache.reshape(-1), space[rank]
+    scores = mine[:PAIR * LONG_PART].reshape(PAIR, LONG_PART)
     for layer in range(first, last):
         w = layers[layer]
         for t in range(m * rank // n_threads, m * (rank + 1) // n_threads):
             rms_norm(x[t], norms[layer, 0], eps, h[t])
-            ready(h[t], hidden, w[Q, 2], packed[t])
+            ready(h[t], hidden, w[Q, 2], packed[t], 0, hidden)
         meet(gate, n_threads)
 
         start, end = share(q_size, rank, n_threads)
@@ -1298,13 +1375,14 @@ def decoder_layers(rank, n_threads, barrier, first, last, layers, norms, head_no
         if n <= FEW:  # parts of the cache, whose results are then combined
             for item in range(batch * n_kv_heads * parts * rank // n_threads, batch * n_kv_heads * parts * (rank + 1) // n_threads):
                 b, i, part = item // parts // n_kv_heads, item // parts % n_kv_heads, item % parts
-                begin = max(part * POSITIONS, padding[b])
+                begin = max(part * part_length, padding[b])
                 at = 2 * (((layer * batch + b) * n_kv_heads + i) * capacity + begin) * width
                 for t in range(n):
-                    seen = min(length + t + 1, (part + 1) * POSITIONS) - begin
-                    for j in range(i * group, (i + 1) * group):
-                        attend(queries[b * n + t, j], k_cache.ctypes.data + at, v_cache.ctypes.data + at, 2 * width, kv_form,
-                               seen, mine, partials[b * n + t, j, part])
+                    seen = min(length + t + 1, (part + 1) * part_length) - begin
+                    for j in range(i * group, (i + 1) * group, PAIR):
+                        some = slice(j, min(j + PAIR, (i + 1) * group))
+                        attend(queries[b * n + t, some], k_cache.ctypes.data + at, v_cache.ctypes.data + at, 2 * width, kv_form,
+                               seen, scores, partials[b * n + t, some, part])
             meet(gate, n_threads)
             for t in range(m * rank // n_threads, m * (rank + 1) // n_threads):
                 for j in range(n_heads):
@@ -1319,7 +1397,7 @@ def decoder_layers(rank, n_threads, barrier, first, last, layers, norms, head_no
                             h[t:end, i * group * head_dim:(i + 1) * group * head_dim], mine)
             meet(gate, n_threads)
         for t in range(m * rank // n_threads, m * (rank + 1) // n_threads):
-            ready(h[t], q_size, w[O, 2], packed[t])
+            ready(h[t], q_size, w[O, 2], packed[t], 0, q_size)
         meet(gate, n_threads)
 
         start, end = share(hidden, rank, n_threads)
@@ -1331,7 +1409,7 @@ def decoder_layers(rank, n_threads, barrier, first, last, layers, norms, head_no
 
         for t in range(m * rank // n_threads, m * (rank + 1) // n_threads):
             rms_norm(x[t], norms[layer, 1], eps, h[t])
-            ready(h[t], hidden, w[GATE, 2], packed[t])
+            ready(h[t], hidden, w[GATE, 2], packed[t], 0, hidden)
         meet(gate, n_threads)
 
         start, end = share(n_inner, rank, n_threads)
@@ -1340,14 +1418,11 @@ def decoder_layers(rank, n_threads, barrier, first, last, layers, norms, head_no
         for t in range(m):
             for r in range(start, end):
                 inner[0, t, r] = silu_times(inner[0, t, r], inner[1, t, r])
-        meet(gate, n_threads)
-
-        for t in range(m * rank // n_threads, m * (rank + 1) // n_threads):
-            ready(inner[0, t], n_inner, w[DOWN, 2], packed[t])
+            ready(inner[0, t], n_inner, w[DOWN, 2], inner_packed[t], start, end)
         meet(gate, n_threads)
 
         start, end = share(hidden, rank, n_threads)
-        linear(w[DOWN], inner[0], packed, qkv, 0, start, end, mine)
+        linear(w[DOWN], inner[0], inner_packed, qkv, 0, start, end, mine)
         for t in range(m):
             for r in range(start, end):
                 x[t, r] += qkv[t, r]
@@ -1360,7 +1435,7 @@ def output_logits(rank, n_threads, barrier, x, norm, eps, head, h, packed, logit
     n, hidden = x.shape
     for t in range(n * rank // n_threads, n * (rank + 1) // n_threads):
         rms_norm(x[t], norm, eps, h[t])
-        ready(h[t], hidden, head[2], packed[t])
+        ready(h[t], hidden, head[2], packed[t], 0, hidden)
     meet(barrier.ctypes.data, n_threads)
     start, end = share(head[3], rank, n_threads)
     linear(head, h, packed, logits, 0, start, end, space[rank])
@@ -1412,15 +1487,17 @@ def run_layers(model: Model, ids: np.ndarray, cache: Cache) -> np.ndarray:
     padding = np.zeros(batch, np.int64) if cache.left_padding is None else cache.left_padding
     x = embed(w, ids.reshape(-1))
     widest, inner = up_to(max(config.hidden_size, q_size), 64), up_to(config.intermediate_size, 64)
-    parts = -(-(cache.length + n) // POSITIONS) if n <= FEW else 0
-    work = (np.zeros((m, widest), f32), np.empty((m, max(widest, inner) * 5 // 4), np.uint8),
+    length, n_items = cache.length + n, batch * config.num_key_value_heads
+    part_length = LONG_PART if n_items * (length // LONG_PART) >= w.team.n_threads or length <= SHORT_PART else SHORT_PART
+    parts = -(-length // part_length) if n <= FEW else 0
+    work = (np.zeros((m, widest), f32), np.empty((m, widest * 5 // 4), np.uint8),
             np.empty((m, max(up_to(q_size, PANEL) + 2 * up_to(kv_size, PANEL), widest)), f32), np.zeros((m, n_heads, width), f32),
-            np.zeros((2, m, inner), f32), np.empty((m, n_heads, parts, width + 2), f32),
+            np.zeros((2, m, inner), f32), np.empty((m, inner * 5 // 4), np.uint8), np.empty((m, n_heads, parts, width + 2), f32),
             np.empty((w.team.n_threads, attention_space(n_heads // config.num_key_value_heads, width)), f32))
     step = config.num_hidden_layers if m <= FEW else 1  # a long prompt can be interrupted between two layers
     for first in range(0, config.num_hidden_layers, step):
         w.team.run(decoder_layers, first, first + step, w.layers, w.norms, w.head_norms, config.rms_norm_eps, x, cos, sin,
-                   cache.k, cache.v, cache.form, cache.length, padding, *work)
+                   cache.k, cache.v, cache.form, cache.length, padding, part_length, *work)
     return x
 
 
@@ -1463,7 +1540,7 @@ U1, U2, U5 = types.uint8[::1], types.uint8[:, ::1], types.Array(types.uint16, 5,
 RANK = (INT, INT, ROW)
 KERNELS = {
     decoder_layers: (*RANK, INT, INT, types.int64[:, :, ::1], F3, F3, types.float64, F2, F2, F2, U5, U5, INT, INT, ROW,
-                     F2, U2, F2, F3, F3, F4, F2),
+                     INT, F2, U2, F2, F3, F3, U2, F4, F2),
     output_logits: (*RANK, F2, F1, types.float64, ROW, F2, U2, F2, F2),
     weight_row: (ROW, INT, F1),
     quantize_block: (F2, INT, U1),

@@ -79,7 +79,7 @@ def test_linear(name, rows, n, n_vectors):
     xs, packed = np.full((n_vectors, width), 7, np.float32), np.empty((n_vectors, width * 5 // 4), np.uint8)
     xs[:, :n] = rng.standard_normal((n_vectors, n))
     for x, p in zip(xs, packed):
-        fast.ready(x, n, form, p)
+        fast.ready(x, n, form, p, 0, n)
     out = np.full((n_vectors, 64 + fast.up_to(rows, 32)), np.nan, np.float32)
     fast.linear(weight, xs, packed, out, 32, 0, rows, np.empty(fast.PANELS * fast.DEPTH * fast.PANEL, np.float32))
     assert np.isnan(out[:, :32]).all() and np.isnan(out[:, 32 + fast.up_to(rows, 32):]).all()  # nothing is written beyond
@@ -129,19 +129,21 @@ def test_quantization_errs_less_than_the_plain_rule(w, bits):
     assert (ours <= theirs * 1.01 + 2e-5 * largest[:, 0] ** 2 + 1e-10).all()  # scales are rounded to float16
 
 
-def test_attention_in_parts():
+@pytest.mark.parametrize("heads, width", [(1, 32), (2, 32), (1, 64), (2, 96), (2, 128)])
+def test_attention_in_parts(heads, width):
     """Partial results of pieces of the cache, combined, are the attention to all of it."""
     rng = np.random.default_rng(0)
-    q = rng.standard_normal(32).astype(np.float32)
-    k, v = rng.standard_normal((2, 700, 32)).astype(np.float16)
-    partials, scores = np.empty((3, 34), np.float32), np.empty(fast.POSITIONS, np.float32)
+    q = rng.standard_normal((heads, width)).astype(np.float32) / 4
+    k, v = rng.standard_normal((2, 700, width)).astype(np.float16)
+    partials, scores = np.empty((heads, 3, width + 2), np.float32), np.empty((2, 256), np.float32)
     for c in range(3):
         part = slice(c * 256, min((c + 1) * 256, 700))
-        fast.attend(q, k[part].ctypes.data, v[part].ctypes.data, 64, fast.FLOAT16, part.stop - part.start, scores, partials[c])
-    out = np.empty(32, np.float32)
-    fast.combine(partials, out)
-    weights = np.exp(k.astype(np.float64) @ q)
-    np.testing.assert_allclose(out, weights @ v.astype(np.float64) / weights.sum(), rtol=1e-4, atol=1e-5)
+        fast.attend(q, k[part].ctypes.data, v[part].ctypes.data, k.strides[0], fast.FLOAT16, part.stop - part.start, scores, partials[:, c])
+    for h in range(heads):
+        out = np.empty(width, np.float32)
+        fast.combine(partials[h], out)
+        weights = np.exp(k.astype(np.float64) @ q[h])
+        np.testing.assert_allclose(out, weights @ v.astype(np.float64) / weights.sum(), rtol=1e-4, atol=1e-5)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -26,14 +26,13 @@ import queue
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from tqdm import tqdm
 
 try:
     import llvmlite.binding
@@ -41,6 +40,8 @@ try:
     from llvmlite import ir
     from numba import types
     from numba.core import cgutils
+    from numba.core.caching import FunctionCache
+    from numba.core.runtime import rtsys
     from numba.extending import intrinsic
 except ImportError as error:
     message = f"needs numba ({error}): pip install numba, or qwen3[fast]; qwen3.py does the same without it"
@@ -658,10 +659,12 @@ def share(n, rank, n_threads):
     return min(n, panels * rank // n_threads * PANEL), min(n, panels * (rank + 1) // n_threads * PANEL)
 
 
-@compiled
-def up_to(n, step):
+def padded(n: int, step: int) -> int:
     """n, rounded up to a multiple of step."""
     return (n + step - 1) // step * step
+
+
+up_to = compiled(padded)  # the same for kernels
 
 
 @compiled
@@ -967,8 +970,7 @@ def combine(partials, out):
 TILE, POSITIONS = 64, 256  # tokens whose queries are worked on together; positions of the cache likewise
 
 
-@compiled
-def attention_space(group, width):
+def attention_space(group: int, width: int) -> int:
     """How many float32 a thread needs to work in, for `group` query heads per KV head."""
     return max(PANELS * DEPTH * PANEL, 2 * POSITIONS * width + TILE * POSITIONS + group * TILE * (width + 2))
 
@@ -1069,7 +1071,7 @@ class Weights:
 def packed_shape(n_rows: int, n: int, form: int) -> tuple[int, int]:
     """(blocks, bytes of a block) of a packed matrix [n_rows, n]."""
     bits = 8 if form == INT8 else 4
-    return -(-n_rows // PANEL), up_to(n, 2 * GROUP) * bits // 8 // GROUP * UNIT[bits]
+    return -(-n_rows // PANEL), padded(n, 2 * GROUP) * bits // 8 // GROUP * UNIT[bits]
 
 
 def aligned(shape: tuple[int, ...]) -> np.ndarray:
@@ -1179,10 +1181,26 @@ def to_float32(matrix: np.ndarray, form: int) -> np.ndarray:
     return matrix.astype(np.float32)
 
 
+def quantize_matrix(name: str, rows: np.ndarray, form: int, target: int, pool: ThreadPoolExecutor) -> np.ndarray:
+    """Stored rows of floats [rows, n] -> packed blocks, uint8. Raises InputError, with the name, if some are not finite."""
+    n_rows, n = rows.shape
+    packed, together = aligned(packed_shape(n_rows, n, target)), 8  # blocks
+
+    def part(block: int) -> None:
+        w = np.zeros((together * PANEL, padded(n, 2 * GROUP)), np.float32)
+        some = to_float32(rows[block * PANEL:(block + together) * PANEL], form)
+        if not np.isfinite(some).all():
+            raise InputError(f"{name} has weights that are not finite, so it can't be quantized")
+        w[:len(some), :n] = some
+        for i, out in enumerate(packed[block:block + together]):
+            quantize_block(w[i * PANEL:(i + 1) * PANEL], 8 if target == INT8 else 4, out)
+
+    list(pool.map(part, range(0, len(packed), together)))
+    return packed
+
+
 def load_weights(path: Path, config: Config, quantize: str | None = None, threads: int | None = None) -> Weights:
     """The namesake of qwen3.load_weights: nothing is expanded. `quantize` is None, "int8" or "int4"."""
-    compile_kernels()
-    team = Team(threads or available_cpus())
     saved, stored = map_quantized(path)
     if saved is None:
         stored = map_checkpoint(path)
@@ -1192,47 +1210,33 @@ def load_weights(path: Path, config: Config, quantize: str | None = None, thread
     else:
         check_quantized(path, config, stored, saved)
         quantize = None
-    arrays: list[np.ndarray] = []
+    compile_kernels()
+    team, shapes, arrays = Team(threads or available_cpus()), qwen3.tensor_shapes(config), []
 
-    shapes = qwen3.tensor_shapes(config)
-
-    def place(name: str, pool: ThreadPoolExecutor) -> np.ndarray:
+    def place(name: str) -> np.ndarray:
         tensor, (rows, n) = stored[name], shapes[name]
-        data = tensor.data
-        form = FORMATS.get(tensor.dtype, PACKED.get(saved))
+        data, form = tensor.data, FORMATS.get(tensor.dtype, PACKED.get(saved))
         if quantize is not None:
-            bits, form_read, form = (8 if quantize == "int8" else 4), form, PACKED[quantize]
-            packed, n_blocks = aligned(packed_shape(rows, n, form)), 8
-
-            def part(block: int) -> None:
-                start = block * PANEL
-                w = np.zeros((n_blocks * PANEL, up_to(n, 2 * GROUP)), np.float32)
-                some = to_float32(data[start:start + len(w)], form_read)
-                w[:len(some), :n] = some
-                if not np.isfinite(some).all():
-                    raise InputError(f"{path}: {name} has weights that are not finite, so it can't be quantized")
-                for i in range(block, min(block + n_blocks, len(packed))):
-                    quantize_block(w[(i - block) * PANEL:(i - block + 1) * PANEL], bits, packed[i])
-
-            list(pool.map(part, range(0, len(packed), n_blocks)))
+            data, form = quantize_matrix(f"{path}: {name}", data, form, PACKED[quantize], pool), PACKED[quantize]
             qwen3.forget_pages(tensor.mapping)
-            data = packed
         elif form < INT8 and n % 32:  # the kernels go in steps of 32
-            wide = np.zeros((rows, up_to(n, 32)), data.dtype)
-            wide[:, :n] = data
-            data = wide
+            data = np.zeros((rows, padded(n, 32)), data.dtype)
+            data[:, :n] = tensor.data
         arrays.append(data)
         return np.array([data.ctypes.data, data.strides[0], form, rows, n])
 
     layers = np.zeros((config.num_hidden_layers, len(LINEAR), 5), np.int64)
     with ThreadPoolExecutor(team.n_threads) as pool:
-        embedding = place("model.embed_tokens.weight", pool)
+        embedding = place("model.embed_tokens.weight")
         tied = config.tie_word_embeddings or "lm_head.weight" not in stored
-        head = embedding if tied else place("lm_head.weight", pool)
-        for i in tqdm(range(config.num_hidden_layers), "quantizing", delay=1, leave=False, disable=None if quantize else True):
+        head = embedding if tied else place("lm_head.weight")
+        numbers: Iterable[int] = range(config.num_hidden_layers)
+        if quantize is not None:
+            from tqdm import tqdm  # only here: importing it takes as long as all else that is done here
+            numbers = tqdm(numbers, f"quantizing to {quantize}", delay=1, leave=False, disable=None)
+        for i in numbers:
             for j, name in enumerate(LINEAR):
-                part = "self_attn" if j <= O else "mlp"
-                layers[i, j] = place(f"model.layers.{i}.{part}.{name}.weight", pool)
+                layers[i, j] = place(f"model.layers.{i}.{'self_attn' if j <= O else 'mlp'}.{name}.weight")
 
     def norms(*names: str) -> np.ndarray:
         return np.array([[qwen3.to_float32(stored[f"model.layers.{i}.{name}.weight"]) for name in names]
@@ -1452,7 +1456,7 @@ class Cache(KVCache):
 
     def __init__(self, config: Config, max_length: int | None = None, left_padding: Sequence[int] | None = None):
         super().__init__(config, max_length, left_padding)
-        shape = (*self.k.shape[:4], up_to(config.head_dim, 32))
+        shape = (*self.k.shape[:4], padded(config.head_dim, 32))
         self.k, self.v = np.zeros(shape, np.uint16), np.zeros(shape, np.uint16)
 
     def _resized(self, old: np.ndarray, needed: int) -> np.ndarray:
@@ -1483,15 +1487,15 @@ def run_layers(model: Model, ids: np.ndarray, cache: Cache) -> np.ndarray:
     config, w, f32 = model.config, model.weights, np.float32
     (batch, n), n_heads, d = ids.shape, config.num_attention_heads, config.head_dim
     m, q_size, kv_size, width = batch * n, n_heads * d, config.num_key_value_heads * d, cache.k.shape[4]
-    cos, sin = (np.broadcast_to(table[:, 0], (batch, n, d // 2)).reshape(m, -1) for table in rope_tables(config, cache.positions(n)))
+    cos, sin = (table.reshape(m, d // 2) for table in rope_tables(config, cache.positions(n)))
     padding = np.zeros(batch, np.int64) if cache.left_padding is None else cache.left_padding
     x = embed(w, ids.reshape(-1))
-    widest, inner = up_to(max(config.hidden_size, q_size), 64), up_to(config.intermediate_size, 64)
+    widest, inner = padded(max(config.hidden_size, q_size), 64), padded(config.intermediate_size, 64)
     length, n_items = cache.length + n, batch * config.num_key_value_heads
     part_length = LONG_PART if n_items * (length // LONG_PART) >= w.team.n_threads or length <= SHORT_PART else SHORT_PART
     parts = -(-length // part_length) if n <= FEW else 0
     work = (np.zeros((m, widest), f32), np.empty((m, widest * 5 // 4), np.uint8),
-            np.empty((m, max(up_to(q_size, PANEL) + 2 * up_to(kv_size, PANEL), widest)), f32), np.zeros((m, n_heads, width), f32),
+            np.empty((m, max(padded(q_size, PANEL) + 2 * padded(kv_size, PANEL), widest)), f32), np.zeros((m, n_heads, width), f32),
             np.zeros((2, m, inner), f32), np.empty((m, inner * 5 // 4), np.uint8), np.empty((m, n_heads, parts, width + 2), f32),
             np.empty((w.team.n_threads, attention_space(n_heads // config.num_key_value_heads, width)), f32))
     step = config.num_hidden_layers if m <= FEW else 1  # a long prompt can be interrupted between two layers
@@ -1504,8 +1508,8 @@ def run_layers(model: Model, ids: np.ndarray, cache: Cache) -> np.ndarray:
 def output(model: Model, x: np.ndarray) -> np.ndarray:
     """The logits [n, vocab_size] of x [n, hidden_size]."""
     config, w = model.config, model.weights
-    width = up_to(config.hidden_size, 64)
-    logits = np.empty((len(x), up_to(config.vocab_size, PANEL)), np.float32)
+    width = padded(config.hidden_size, 64)
+    logits = np.empty((len(x), padded(config.vocab_size, PANEL)), np.float32)
     w.team.run(output_logits, x, w.norm, config.rms_norm_eps, w.head, np.zeros((len(x), width), np.float32),
                np.empty((len(x), width * 5 // 4), np.uint8), logits, np.empty((w.team.n_threads, PANELS * DEPTH * PANEL), np.float32))
     return logits[:, :config.vocab_size]
@@ -1547,11 +1551,29 @@ KERNELS = {
 }
 
 
+def load_kernel(kernel: Any, signature: tuple) -> bool:
+    """Takes a kernel from numba's cache on disk, if it is there.
+
+    Its `compile` would do that, too, but first make everything ready that compiling needs, which takes much longer.
+    """
+    if not isinstance(kernel._cache, FunctionCache):
+        return False
+    rtsys.initialize(kernel.targetctx)
+    found = kernel._cache._load_overload(signature, kernel.targetctx)
+    if found is not None:
+        kernel.add_overload(found)
+    return found is not None
+
+
 def compile_kernels() -> None:
     """Compiles the kernels, or takes them from numba's cache. With a progress bar if it takes more than a moment."""
-    for kernel, signature in tqdm(KERNELS.items(), "compiling, only this once", delay=1, leave=False, disable=None):
-        with contextlib.suppress(OSError):  # the disk is full: then it is compiled, only not kept
-            kernel.compile(signature)
+    missing = [(kernel, signature) for kernel, signature in KERNELS.items()
+               if not kernel.overloads and not load_kernel(kernel, signature)]
+    if missing:
+        from tqdm import tqdm
+        for kernel, signature in tqdm(missing, "compiling, only this once", delay=1, leave=False, disable=None):
+            with contextlib.suppress(OSError):  # the disk is full: then it is compiled, only not kept
+                kernel.compile(signature)
 
 
 def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: str = "f16") -> Engine:

@@ -17,7 +17,7 @@ long as its weights take to be read. From that follows all that is done here:
 What isn't defined here is that of qwen3.py, generation, sampling and the command line among it; each function that is
 has its namesake there, which says in NumPy what it computes. The order is that of forward:
 
-    threads -> vectors (LLVM) -> dot products -> weights -> the small steps -> attention -> decoding -> prefill -> forward
+    threads -> vectors and products (LLVM) -> small steps -> linear -> attention -> weights -> decoder layers -> forward
 """
 import argparse
 import contextlib
@@ -40,7 +40,7 @@ try:
     from llvmlite import ir
     from numba import types
     from numba.core import cgutils
-    from numba.core.caching import FunctionCache
+    from numba.core.caching import FunctionCache, NullCache
     from numba.core.runtime import rtsys
     from numba.extending import intrinsic
 except ImportError as error:
@@ -110,21 +110,22 @@ class Team:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Vectors: what numba can't say in Python
+# LLVM: what numba can't say in Python, vectors and the products made of them
 #
-# numba turns Python into the instructions of LLVM, a compiler's language between C and machine code. An @intrinsic is a
-# function that writes such instructions itself: its `codegen` runs once, while a kernel is compiled, and what it calls on
-# `b`, the builder, is appended to the kernel. So the loops over `for r in range(rows)` below run at compile time and write
-# the same instructions for each row, while `loop` writes a loop that runs in the kernel. <8 x float> is a vector of 8
-# numbers, which one instruction processes together; LLVM chooses the machine's own instructions for it.
-# Addresses are integers: LLVM knows nothing of arrays.
+# numba turns Python into the instructions of LLVM, a compiler's language between C and machine code. An @intrinsic is
+# a function that writes such instructions itself: its `codegen` runs once, while a kernel is compiled, and what it
+# calls on `b`, the builder, is appended to the kernel. So a loop like `for r in range(n_rows)` below runs at compile
+# time and writes the same instructions for each row, while `loop` writes a loop that runs in the kernel. Vectors are
+# numbers that one instruction processes together; LLVM chooses the machine's own instructions for them, and keeps in
+# registers what is here stored in an `alloca`, its word for a variable. Addresses are integers: LLVM knows no arrays.
 # ----------------------------------------------------------------------------------------------------------------------
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
 LANES = 16  # float32 numbers that are processed together; LLVM splits what is wider than the machine's vectors
-AHEAD = 0 if llvmlite.binding.get_host_cpu_name().startswith("znver") else 1024  # bytes that are asked for before they are needed:
-# much of Intel's hardware waits at the end of each page of 4096; AMD's doesn't, and is slowed down by being asked
+# Bytes that are asked for before they are needed. Intel's hardware by itself stops at the end of each page of 4096;
+# AMD's doesn't, and is slowed down by being asked.
+AHEAD = 0 if llvmlite.binding.get_host_cpu_name().startswith("znver") else 1024
 
 
 def vector(kind: ir.Type, n: int) -> ir.VectorType:
@@ -162,8 +163,8 @@ def store(b: Any, value: Any, address: Any) -> None:
 def at(b: Any, address: Any, *offsets: Any) -> Any:
     """An address plus offsets in bytes, of which a pair is a product: (index, size)."""
     for offset in offsets:
-        i, size = (x if isinstance(x, ir.Value) else I64(x) for x in (offset if isinstance(offset, tuple) else (offset, 1)))
-        address = b.add(address, b.mul(i, size))
+        pair = offset if isinstance(offset, tuple) else (offset, 1)
+        address = b.add(address, b.mul(*(x if isinstance(x, ir.Value) else I64(x) for x in pair)))
     return address
 
 
@@ -277,18 +278,14 @@ def dot_bytes(b: Any, path: str, sums: Any, w: Any, x: Any, signed: bool) -> Any
     return b.add(sums, products)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Products: where nearly all time is spent
-#
-# Formats of a matrix: float32, bf16 and f16 by rows, as they lie in the file; and two packed ones, by blocks of 32 rows,
-# with a scale for each group of 32 columns of a row. A block is a stream of units, with all that is needed for 32 columns
-# of 8 bits or 64 of 4 bits: first the scales, float16 [groups, 32 rows], then 1024 bytes of weights, four columns of all
-# 32 rows after the other, which is how the instructions for bytes want them:
+# Products: where nearly all time is spent. Formats of a matrix: float32, bf16 and f16 by rows, as they lie in the file;
+# and two packed ones, by blocks of 32 rows, with a scale for each group of 32 columns of a row. A block is a stream of
+# units, with all that is needed for 32 columns of 8 bits or 64 of 4 bits: first the scales, float16 [groups, 32 rows],
+# then 1024 bytes of weights, four columns of all rows after the other, as the instructions for bytes want them:
 #   int8   a byte each, [8, 32 rows, 4 columns], w = scale * (byte - 128)
-#   int4   a half byte each, w = scale * (half byte - 8): the lower halves are the first group, the upper ones the second
+#   int4   half a byte each, w = scale * (half - 8): the lower halves are the first group, the upper ones the second
 # A vector that is multiplied with them is packed likewise: signed bytes, a float32 scale for each group, and for each
 # group the int32 that makes good for the offset: -128 times the sum of its bytes, or -8 times (see pack_vector).
-# ----------------------------------------------------------------------------------------------------------------------
 
 GROUP, PANEL = 32, 32  # columns with one scale; rows of a block, or of a panel
 UNIT = {8: 1024 + 64, 4: 1024 + 2 * 64}  # bytes
@@ -296,12 +293,12 @@ FLOAT32, BF16, FLOAT16, INT8, INT4 = range(5)
 KINDS = {FLOAT32: "f32", BF16: "bf16", FLOAT16: "f16"}
 
 def float_dot(kind: str, n_rows: int, n_vectors: int) -> Any:
-    """An intrinsic (w, stride, x, x_stride, n, out, out_stride): n_rows rows of floats times n_vectors vectors float32 [n].
+    """An intrinsic (w, stride, x, x_stride, n, out, out_stride): n_rows rows of floats times n_vectors.
 
-    The strides are the bytes between two rows, two vectors, and the results of two vectors; those of the rows are
-    neighbours. n is a multiple of 32.
+    w: rows of n floats, n a multiple of 32; x: float32 [n] each. The strides are the bytes between two rows, two
+    vectors, and the results of two vectors; those of the rows are neighbours.
     """
-    size, pieces = (4 if kind == "f32" else 2), 4 // n_rows  # so many sums for each result hide the time that adding takes
+    size, pieces = (4 if kind == "f32" else 2), 4 // n_rows  # sums for each result: they hide the time that adding takes
     tile = [(r, t) for r in range(n_rows) for t in range(n_vectors)]
 
     @intrinsic
@@ -313,8 +310,8 @@ def float_dot(kind: str, n_rows: int, n_vectors: int) -> Any:
                 b.store(splat(F32, LANES, 0.0), sum_)
 
             def step(i: Any, n_pieces: int) -> None:
-                rows, vectors = ([at(b, start, (distance, j), (i, 64 * bytes_)) for j in range(count)] for start, distance, count, bytes_
-                                 in ((w, stride, n_rows, size), (x, x_stride, n_vectors, 4)))
+                rows = [at(b, w, (stride, r), (i, 64 * size)) for r in range(n_rows)]
+                vectors = [at(b, x, (x_stride, t), (i, 64 * 4)) for t in range(n_vectors)]
                 for row in rows if AHEAD else ():
                     for line in range(0, n_pieces * LANES * size, 64):
                         prefetch(b, at(b, row, AHEAD + line))
@@ -372,7 +369,8 @@ def packed_tile(bits: int, n_vectors: int) -> Any:
 
                 def unit(i: Any) -> None:
                     w_scales = at(b, w, (i, UNIT[bits]))
-                    here, numbers = at(b, w_scales, UNIT[bits] - 1024), [b.add(b.mul(i, I64(8 // bits)), I64(h)) for h in halves]
+                    here = at(b, w_scales, UNIT[bits] - 1024)
+                    numbers = [b.add(b.mul(i, I64(8 // bits)), I64(h)) for h in halves]
                     for line in range(0, UNIT[bits], 64) if AHEAD and n_vectors == 1 else ():
                         prefetch(b, at(b, w_scales, AHEAD + line))
                     totals = {}
@@ -390,7 +388,8 @@ def packed_tile(bits: int, n_vectors: int) -> Any:
                             for h in halves:
                                 part = value
                                 if bits == 4:
-                                    part = b.lshr(value, splat(I8, 4 * lanes, 4)) if h else b.and_(value, splat(I8, 4 * lanes, 15))
+                                    part = (b.lshr(value, splat(I8, 4 * lanes, 4)) if h else
+                                            b.and_(value, splat(I8, 4 * lanes, 15)))
                                 for t in range(n_vectors):
                                     total_ = totals[p, t, h]
                                     b.store(dot_bytes(b, PATH, b.load(total_), part, words[t, h], bits == 8), total_)
@@ -482,12 +481,12 @@ def expand_panel(kind: str) -> Any:
                 def square(i: Any) -> None:
                     values = [load_float(b, at(b, start, (i, half * size)), kind, half) for start in starts]
                     for distance in (8, 4, 2, 1):
-                        upper = [half + (c ^ distance) if c & distance else c for c in range(half)]
-                        lower = [half + c if c & distance else c ^ distance for c in range(half)]
+                        orders = [ir.Constant(vector(I32, half), order) for order in (
+                            [half + (c ^ distance) if c & distance else c for c in range(half)],
+                            [half + c if c & distance else c ^ distance for c in range(half)])]
                         for r in [r for r in range(half) if not r & distance]:
                             pair = values[r], values[r + distance]
-                            values[r], values[r + distance] = (
-                                b.shuffle_vector(*pair, ir.Constant(vector(I32, half), order)) for order in (upper, lower))
+                            values[r], values[r + distance] = (b.shuffle_vector(*pair, order) for order in orders)
                     for c, value in enumerate(values):
                         store(b, value, at(b, out, (i, half * 4 * PANEL), c * 4 * PANEL + side * 4 * half))
 
@@ -500,9 +499,9 @@ def expand_panel(kind: str) -> Any:
 
 
 def weighted_sum(kind: str, n_vectors: int) -> Any:
-    """An intrinsic (v, stride, p, p_stride, n, width, out, out_stride): adds the weighted sums of n rows to n_vectors vectors.
+    """An intrinsic (v, stride, p, p_stride, n, width, out, out_stride): adds weighted sums of n rows to n_vectors ones.
 
-    v: n rows of `width` floats, a multiple of 32; p: n_vectors rows of float32 [n]; out: n_vectors rows of float32 [width].
+    v: n rows of `width` floats, a multiple of 32; p: n_vectors times float32 [n]; out: likewise [width].
     Eight rows at a time, so that memory is read in its order and sums are seldom loaded and stored.
     """
     size = 4 if kind == "f32" else 2
@@ -513,11 +512,13 @@ def weighted_sum(kind: str, n_vectors: int) -> Any:
             v, stride, p, p_stride, n, width, out, out_stride = args
 
             def strip(first: Any, n_rows: int, column: Any, n_pieces: int) -> None:
-                outs = {(i, t): at(b, out, (out_stride, t), (column, 4), 4 * LANES * i) for i in range(n_pieces) for t in range(n_vectors)}
+                outs = {(i, t): at(b, out, (out_stride, t), (column, 4), 4 * LANES * i)
+                        for i in range(n_pieces) for t in range(n_vectors)}
                 sums = {key: load(b, address, F32, LANES) for key, address in outs.items()}
                 for r in range(n_rows):
                     row = b.add(first, I64(r))
-                    weights = [broadcast(b, load(b, at(b, p, (p_stride, t), (row, 4)), F32), LANES) for t in range(n_vectors)]
+                    weights = [broadcast(b, load(b, at(b, p, (p_stride, t), (row, 4)), F32), LANES)
+                               for t in range(n_vectors)]
                     for i in range(n_pieces):
                         value = load_float(b, at(b, v, (stride, row), (column, size), LANES * size * i), kind, LANES)
                         for t, weight in enumerate(weights):
@@ -544,10 +545,12 @@ def weighted_sum(kind: str, n_vectors: int) -> Any:
 PAIR, ROWS = 2, 4  # vectors that are multiplied with a row of floats together; rows of the KV cache likewise
 (dot_f32, dots_f32), (dot_bf16, dots_bf16), (dot_f16, dots_f16) = (
     [float_dot(kind, 1, n) for n in (1, PAIR)] for kind in ("f32", "bf16", "f16"))
-(rows_bf16, rows_bf16_pair), (rows_f16, rows_f16_pair) = ([float_dot(kind, ROWS, n) for n in (1, PAIR)] for kind in ("bf16", "f16"))
+(rows_bf16, rows_bf16_pair), (rows_f16, rows_f16_pair) = (
+    [float_dot(kind, ROWS, n) for n in (1, PAIR)] for kind in ("bf16", "f16"))
 (add_bf16, adds_bf16), (add_f16, adds_f16) = ([weighted_sum(kind, n) for n in (1, PAIR)] for kind in ("bf16", "f16"))
 panel_f32, panel_bf16, panel_f16 = (expand_panel(kind) for kind in ("f32", "bf16", "f16"))
-FLOAT_VECTORS, SOME_VECTORS, INT8_VECTORS, INT4_VECTORS = FLOAT_SHAPE.vectors, 4, INT8_SHAPES[PATH].vectors, INT8_SHAPES[PATH].vectors // 2
+FLOAT_VECTORS, SOME_VECTORS = FLOAT_SHAPE.vectors, 4
+INT8_VECTORS, INT4_VECTORS = INT8_SHAPES[PATH].vectors, INT8_SHAPES[PATH].vectors // 2  # 4 bits have two sums each
 tiles_float, some_float, one_float = (float_tile(n) for n in (FLOAT_VECTORS, SOME_VECTORS, 1))
 tiles_int8, tiles_int4 = packed_tile(8, INT8_VECTORS), packed_tile(4, INT4_VECTORS)
 one_int8, one_int4 = (packed_tile(bits, 1) for bits in (8, 4))
@@ -640,16 +643,20 @@ def float_from_bf16(context, bits):
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+COMPILED: list[Any] = []  # all functions that are compiled
+
+
 def compiled(function: Callable) -> Any:
     """The function, compiled when it is first called, and kept in numba's cache on disk if there is a place for it.
 
-    Sums may be taken in any order, so that they become vectors; but NaN stays NaN, or broken weights would go unnoticed.
+    Sums may be taken in any order, so that they become vectors; but NaN stays NaN, or nobody noticed broken weights.
     """
     options = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz", "arcp"}}
     try:
-        return numba.njit(cache=True, **options)(function)
+        COMPILED.append(numba.njit(cache=True, **options)(function))
     except RuntimeError:  # no folder for the cache can be written to
-        return numba.njit(**options)(function)
+        COMPILED.append(numba.njit(**options)(function))
+    return COMPILED[-1]
 
 
 @compiled
@@ -669,7 +676,7 @@ up_to = compiled(padded)  # the same for kernels
 
 @compiled
 def exp(x):
-    """e ** x for x <= 0, to (4 + 0.8 |x|) 1e-7 of it: 2 ** whole from the bits of a float, 2 ** fraction by a polynomial."""
+    """e ** x for x <= 0, to (4 + 0.8 |x|) 1e-7 of it: 2 ** whole from a float's bits, 2 ** fraction by a polynomial."""
     x = (np.float32(-87.0) if x < -87 else x) * np.float32(1.4426950408889634)
     whole = np.floor(x + np.float32(0.5))
     f = x - whole
@@ -752,7 +759,8 @@ def ready(x, n, form, packed, start, end):
         if end == n:
             x[n:width] = 0
             end = width
-        pack_vector(x[:width], packed[:width * 5 // 4], ZERO_INT8 if form == INT8 else ZERO_INT4, start // GROUP, end // GROUP)
+        zero = ZERO_INT8 if form == INT8 else ZERO_INT4
+        pack_vector(x[:width], packed[:width * 5 // 4], zero, start // GROUP, end // GROUP)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -760,16 +768,16 @@ def ready(x, n, form, packed, start, end):
 # ----------------------------------------------------------------------------------------------------------------------
 
 FEW = 8  # vectors up to which it is quicker to multiply rows of floats one by one than to expand them
-DEPTH, PANELS = 256, 4  # of rows that are expanded together: these many columns, so many panels; a core's cache holds them
+DEPTH, PANELS = 256, 4  # columns, and panels, that are expanded together: a core's cache holds them
 
 
 @compiled
 def linear(weight, x, packed, out, column, start, end, space):
     """Rows start to end of a weight times the vectors x float32 [n, ...] -> out float32 [n, ...], from `column` on.
 
-    weight: (address, bytes per row or packed block, format, rows, columns), see Weights. packed uint8 [n, ...]: the vectors
-    once more, for packed weights. start is a multiple of 32, and `out` is padded to a multiple of 32. space float32: to
-    work in.
+    weight: (address, bytes per row or packed block, format, rows, columns), see Weights. packed uint8 [n, ...]: the
+    vectors once more, for packed weights. start is a multiple of 32, and `out` is padded to a multiple of 32. space
+    float32: to work in.
     """
     address, stride, form, columns = weight[0], weight[1], weight[2], up_to(weight[4], 32)
     if form >= INT8:
@@ -835,8 +843,8 @@ def linear_expanded(weight, x, out, column, start, end, space):
         for k in range(0, columns, DEPTH):
             depth = min(DEPTH, columns - k)
             for p in range(n_panels):
-                r = first + p * PANEL
-                make_panel(address + r * stride + k * size, stride, form, min(PANEL, n_rows - r), depth, space + p * DEPTH * PANEL * 4)
+                r, panel = first + p * PANEL, space + p * DEPTH * PANEL * 4
+                make_panel(address + r * stride + k * size, stride, form, min(PANEL, n_rows - r), depth, panel)
             t = 0
             while t < len(x):
                 count = vectors_at_once(len(x) - t)
@@ -876,7 +884,7 @@ def multiply(panel, panel_stride, x, x_stride, n, out, out_stride, add, count):
 # Attention of a few new positions: the cache is read once, like weights, by all threads
 # ----------------------------------------------------------------------------------------------------------------------
 
-LONG_PART, SHORT_PART = 1024, 256  # positions of the cache that a thread works on at a time: long if that keeps all busy
+LONG_PART, SHORT_PART = 1024, 256  # positions that a thread works on at a time: long ones if they keep all busy
 
 
 @compiled
@@ -916,7 +924,8 @@ def attend(q, k, v, stride, form, n, scores, partials):
     partials[:, width] = -np.inf
     if n <= 0:
         return
-    whole, x, x_stride, p, p_stride = n // ROWS * ROWS, q.ctypes.data, q.strides[0], scores.ctypes.data, scores.strides[0]
+    x, x_stride, p, p_stride = q.ctypes.data, q.strides[0], scores.ctypes.data, scores.strides[0]
+    whole = n // ROWS * ROWS
     for t in range(0, whole, ROWS):
         if form == FLOAT16:
             if count == 1:
@@ -979,8 +988,8 @@ def attention_space(group: int, width: int) -> int:
 def attend_tile(q, k, v, stride, form, first, seen, out, space):
     """The query heads of one KV head at several tokens, with the positions that each may see, as in FlashAttention.
 
-    q float32 [n, group, width]; k, v: addresses of the position 0, `stride` bytes from one to the next; token t sees the
-    positions from `first` to before seen + t -> out float32 [n, group * head_dim]; space float32: to work in.
+    q float32 [n, group, width]; k, v: addresses of the position 0, `stride` bytes from one to the next; token t sees
+    the positions from `first` to before seen + t -> out float32 [n, group * head_dim]; space float32: to work in.
     """
     n, group, width = q.shape
     head_dim = out.shape[1] // group
@@ -988,7 +997,8 @@ def attend_tile(q, k, v, stride, form, first, seen, out, space):
     rest = space[2 * POSITIONS * width:]
     scores, rest = rest[:TILE * POSITIONS].reshape(TILE, POSITIONS), rest[TILE * POSITIONS:]
     sums = rest[:group * n * width].reshape(group, n, width)
-    largest, denominators = rest[group * n * width:][:group * n].reshape(group, n), rest[group * n * (width + 1):][:group * n].reshape(group, n)
+    rest = rest[group * n * width:]
+    largest, denominators = rest[:group * n].reshape(group, n), rest[group * n:2 * group * n].reshape(group, n)
     sums[:] = 0
     largest[:] = -np.inf
     denominators[:] = 0
@@ -1030,16 +1040,18 @@ def attend_tile(q, k, v, stride, form, first, seen, out, space):
                 t += together
     for h in range(group):
         for t in range(n):
+            factor = np.float32(1) / denominators[h, t] if denominators[h, t] != 0 else np.float32(0)
             for i in range(head_dim):
-                out[t, h * head_dim + i] = sums[h, t, i] / denominators[h, t] if denominators[h, t] != 0 else np.float32(0)
+                out[t, h * head_dim + i] = sums[h, t, i] * factor
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Weights: as they lie in the file, or packed
 # ----------------------------------------------------------------------------------------------------------------------
 
-LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # their columns in Weights.layers
-Q, K, V, O, GATE, UP, DOWN = range(7)
+LINEAR = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+          "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+Q, K, V, OUT, GATE, UP, DOWN = range(7)  # their places in Weights.layers
 FORMATS = {"F32": FLOAT32, "BF16": BF16, "F16": FLOAT16}
 PACKED = {"int8": INT8, "int4": INT4}
 VERSION = "3"  # of the packed formats in files
@@ -1047,10 +1059,10 @@ VERSION = "3"  # of the packed formats in files
 
 @dataclass
 class Weights:
-    """Where the weights are, for the kernels: (address, bytes per row or packed block, format, rows, columns) of a matrix.
+    """Where the weights are. A matrix is (address, bytes per row or packed block, format, rows, columns).
 
     layers int64 [num_hidden_layers, 7, 5] in the order of LINEAR; embedding, head int64 [5]; norms float32
-    [num_hidden_layers, 2, hidden_size], head_norms float32 [num_hidden_layers, 2, head_dim], norm float32 [hidden_size].
+    [num_hidden_layers, 2, hidden_size], head_norms [num_hidden_layers, 2, head_dim], norm [hidden_size], all float32.
     `arrays` keeps alive what the addresses point to; `team` are the threads that work on it.
     """
     layers: np.ndarray
@@ -1118,9 +1130,10 @@ def quantize_block(w, bits, block):
             if largest > 0:
                 smallest_error = np.float32(np.inf)
                 for trial in range(TRIALS):
-                    # 8 bits: the largest weight becomes 127 or somewhat less. 4 bits reach from -8 to 7: it becomes -8, or
-                    # would be somewhat more, or less.
-                    tried = largest / np.float32(127 - trial) if bits == 8 else -extreme / np.float32(8.75 - 0.25 * trial)
+                    # 8 bits: the largest weight becomes 127 or somewhat less. 4 bits reach from -8 to 7: it becomes -8,
+                    # or would become somewhat more, or less.
+                    levels = np.float32(127 - trial) if bits == 8 else np.float32(8.75 - 0.25 * trial)
+                    tried = largest / levels if bits == 8 else -extreme / levels
                     best, error = quantize_group(group, bits, tried)
                     if error < smallest_error:
                         smallest_error, scale = error, best
@@ -1182,7 +1195,7 @@ def to_float32(matrix: np.ndarray, form: int) -> np.ndarray:
 
 
 def quantize_matrix(name: str, rows: np.ndarray, form: int, target: int, pool: ThreadPoolExecutor) -> np.ndarray:
-    """Stored rows of floats [rows, n] -> packed blocks, uint8. Raises InputError, with the name, if some are not finite."""
+    """Stored rows of floats [rows, n] -> packed blocks, uint8. Raises InputError if some are not finite."""
     n_rows, n = rows.shape
     packed, together = aligned(packed_shape(n_rows, n, target)), 8  # blocks
 
@@ -1236,15 +1249,15 @@ def load_weights(path: Path, config: Config, quantize: str | None = None, thread
             numbers = tqdm(numbers, f"quantizing to {quantize}", delay=1, leave=False, disable=None)
         for i in numbers:
             for j, name in enumerate(LINEAR):
-                layers[i, j] = place(f"model.layers.{i}.{'self_attn' if j <= O else 'mlp'}.{name}.weight")
+                layers[i, j] = place(f"model.layers.{i}.{name}.weight")
 
     def norms(*names: str) -> np.ndarray:
         return np.array([[qwen3.to_float32(stored[f"model.layers.{i}.{name}.weight"]) for name in names]
                          for i in range(config.num_hidden_layers)])
 
+    norm = np.array(qwen3.to_float32(stored["model.norm.weight"]))
     return Weights(layers, embedding, head, norms("input_layernorm", "post_attention_layernorm"),
-                   norms("self_attn.q_norm", "self_attn.k_norm"), np.array(qwen3.to_float32(stored["model.norm.weight"])),
-                   arrays, team)
+                   norms("self_attn.q_norm", "self_attn.k_norm"), norm, arrays, team)
 
 
 def quantized_file(form: str) -> str:
@@ -1294,8 +1307,7 @@ def save_quantized(model: Model, folder: str | Path, form: str) -> None:
     if w.head[0] != w.embedding[0]:
         tensors["lm_head.weight"] = by_address[w.head[0]]
     for i, layer in enumerate(w.layers):
-        names = [f"model.layers.{i}.{'self_attn' if j <= O else 'mlp'}.{name}.weight" for j, name in enumerate(LINEAR)]
-        tensors |= {name: by_address[entry[0]] for name, entry in zip(names, layer)}
+        tensors |= {f"model.layers.{i}.{name}.weight": by_address[entry[0]] for name, entry in zip(LINEAR, layer)}
         for name, norm in zip(("input_layernorm", "post_attention_layernorm"), w.norms[i]):
             tensors[f"model.layers.{i}.{name}.weight"] = norm
         for name, norm in zip(("self_attn.q_norm", "self_attn.k_norm"), w.head_norms[i]):
@@ -1314,7 +1326,8 @@ def save_quantized(model: Model, folder: str | Path, form: str) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-MODEL_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+MODEL_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+               "chat_template.jinja")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -1329,10 +1342,11 @@ def decoder_layers(rank, n_threads, barrier, first, last, layers, norms, head_no
     """Layers first to last - 1: the namesake of qwen3.decoder_layer, in place of x. Each thread of the team runs this.
 
     x float32 [batch * n, hidden_size], a sequence's n new tokens after the other's; cos, sin [batch * n, head_dim / 2];
-    k_cache, v_cache uint16 [n_layers, batch, n_kv_heads, capacity, width], of which `length` positions are filled, in the
-    first padding[b] of them nothing. The rest is space to work in, rows are padded to a multiple of 64: h [batch * n, the
-    widest factor], packed: the same packed; qkv [batch * n, ...], queries [batch * n, n_heads, width], inner [2, batch * n,
-    ...], inner_packed, partials [batch * n, n_heads, parts, width + 2], space [n_threads, ...].
+    k_cache, v_cache uint16 [n_layers, batch, n_kv_heads, capacity, width], of which `length` positions are filled, in
+    the first padding[b] of them nothing. The rest is space to work in, rows are padded to a multiple of 64: h
+    [batch * n, the widest factor], packed: the same packed; qkv
+    [batch * n, ...], queries [batch * n, n_heads, width], inner [2, batch * n, ...], inner_packed, partials [batch * n,
+    n_heads, parts, width + 2], space [n_threads, ...].
     """
     m, hidden = x.shape
     batch, n_kv_heads, capacity, width = k_cache.shape[1:]
@@ -1377,7 +1391,8 @@ def decoder_layers(rank, n_threads, barrier, first, last, layers, norms, head_no
         meet(gate, n_threads)
 
         if n <= FEW:  # parts of the cache, whose results are then combined
-            for item in range(batch * n_kv_heads * parts * rank // n_threads, batch * n_kv_heads * parts * (rank + 1) // n_threads):
+            items = batch * n_kv_heads * parts
+            for item in range(items * rank // n_threads, items * (rank + 1) // n_threads):
                 b, i, part = item // parts // n_kv_heads, item // parts % n_kv_heads, item % parts
                 begin = max(part * part_length, padding[b])
                 at = 2 * (((layer * batch + b) * n_kv_heads + i) * capacity + begin) * width
@@ -1385,8 +1400,8 @@ def decoder_layers(rank, n_threads, barrier, first, last, layers, norms, head_no
                     seen = min(length + t + 1, (part + 1) * part_length) - begin
                     for j in range(i * group, (i + 1) * group, PAIR):
                         some = slice(j, min(j + PAIR, (i + 1) * group))
-                        attend(queries[b * n + t, some], k_cache.ctypes.data + at, v_cache.ctypes.data + at, 2 * width, kv_form,
-                               seen, scores, partials[b * n + t, some, part])
+                        attend(queries[b * n + t, some], k_cache.ctypes.data + at, v_cache.ctypes.data + at, 2 * width,
+                               kv_form, seen, scores, partials[b * n + t, some, part])
             meet(gate, n_threads)
             for t in range(m * rank // n_threads, m * (rank + 1) // n_threads):
                 for j in range(n_heads):
@@ -1396,16 +1411,16 @@ def decoder_layers(rank, n_threads, barrier, first, last, layers, norms, head_no
                 b, i, tile = item // n_kv_heads % batch, item % n_kv_heads, item // n_kv_heads // batch
                 t, end = b * n + tile * TILE, b * n + min(n, (tile + 1) * TILE)
                 at = 2 * (((layer * batch + b) * n_kv_heads + i) * capacity) * width
-                attend_tile(queries[t:end, i * group:(i + 1) * group], k_cache.ctypes.data + at, v_cache.ctypes.data + at,
-                            2 * width, kv_form, padding[b], length + tile * TILE + 1,
+                attend_tile(queries[t:end, i * group:(i + 1) * group], k_cache.ctypes.data + at,
+                            v_cache.ctypes.data + at, 2 * width, kv_form, padding[b], length + tile * TILE + 1,
                             h[t:end, i * group * head_dim:(i + 1) * group * head_dim], mine)
             meet(gate, n_threads)
         for t in range(m * rank // n_threads, m * (rank + 1) // n_threads):
-            ready(h[t], q_size, w[O, 2], packed[t], 0, q_size)
+            ready(h[t], q_size, w[OUT, 2], packed[t], 0, q_size)
         meet(gate, n_threads)
 
         start, end = share(hidden, rank, n_threads)
-        linear(w[O], h, packed, qkv, 0, start, end, mine)
+        linear(w[OUT], h, packed, qkv, 0, start, end, mine)
         for t in range(m):
             for r in range(start, end):
                 x[t, r] += qkv[t, r]
@@ -1483,7 +1498,7 @@ def embed(weights: Weights, ids: np.ndarray) -> np.ndarray:
 
 
 def run_layers(model: Model, ids: np.ndarray, cache: Cache) -> np.ndarray:
-    """Runs tokens [batch, n] through all layers, behind what the cache holds -> the residual stream [batch * n, hidden_size]."""
+    """Runs tokens [batch, n] through all layers -> the residual stream [batch * n, hidden_size]."""
     config, w, f32 = model.config, model.weights, np.float32
     (batch, n), n_heads, d = ids.shape, config.num_attention_heads, config.head_dim
     m, q_size, kv_size, width = batch * n, n_heads * d, config.num_key_value_heads * d, cache.k.shape[4]
@@ -1492,16 +1507,18 @@ def run_layers(model: Model, ids: np.ndarray, cache: Cache) -> np.ndarray:
     x = embed(w, ids.reshape(-1))
     widest, inner = padded(max(config.hidden_size, q_size), 64), padded(config.intermediate_size, 64)
     length, n_items = cache.length + n, batch * config.num_key_value_heads
-    part_length = LONG_PART if n_items * (length // LONG_PART) >= w.team.n_threads or length <= SHORT_PART else SHORT_PART
+    is_long = n_items * (length // LONG_PART) >= w.team.n_threads or length <= SHORT_PART
+    part_length = LONG_PART if is_long else SHORT_PART
     parts = -(-length // part_length) if n <= FEW else 0
     work = (np.zeros((m, widest), f32), np.empty((m, widest * 5 // 4), np.uint8),
-            np.empty((m, max(padded(q_size, PANEL) + 2 * padded(kv_size, PANEL), widest)), f32), np.zeros((m, n_heads, width), f32),
-            np.zeros((2, m, inner), f32), np.empty((m, inner * 5 // 4), np.uint8), np.empty((m, n_heads, parts, width + 2), f32),
+            np.empty((m, max(padded(q_size, PANEL) + 2 * padded(kv_size, PANEL), widest)), f32),
+            np.zeros((m, n_heads, width), f32), np.zeros((2, m, inner), f32), np.empty((m, inner * 5 // 4), np.uint8),
+            np.empty((m, n_heads, parts, width + 2), f32),
             np.empty((w.team.n_threads, attention_space(n_heads // config.num_key_value_heads, width)), f32))
     step = config.num_hidden_layers if m <= FEW else 1  # a long prompt can be interrupted between two layers
     for first in range(0, config.num_hidden_layers, step):
-        w.team.run(decoder_layers, first, first + step, w.layers, w.norms, w.head_norms, config.rms_norm_eps, x, cos, sin,
-                   cache.k, cache.v, cache.form, cache.length, padding, part_length, *work)
+        w.team.run(decoder_layers, first, first + step, w.layers, w.norms, w.head_norms, config.rms_norm_eps, x,
+                   cos, sin, cache.k, cache.v, cache.form, cache.length, padding, part_length, *work)
     return x
 
 
@@ -1510,8 +1527,9 @@ def output(model: Model, x: np.ndarray) -> np.ndarray:
     config, w = model.config, model.weights
     width = padded(config.hidden_size, 64)
     logits = np.empty((len(x), padded(config.vocab_size, PANEL)), np.float32)
+    space = np.empty((w.team.n_threads, PANELS * DEPTH * PANEL), np.float32)
     w.team.run(output_logits, x, w.norm, config.rms_norm_eps, w.head, np.zeros((len(x), width), np.float32),
-               np.empty((len(x), width * 5 // 4), np.uint8), logits, np.empty((w.team.n_threads, PANELS * DEPTH * PANEL), np.float32))
+               np.empty((len(x), width * 5 // 4), np.uint8), logits, space)
     return logits[:, :config.vocab_size]
 
 
@@ -1572,7 +1590,11 @@ def compile_kernels() -> None:
     if missing:
         from tqdm import tqdm
         for kernel, signature in tqdm(missing, "compiling, only this once", delay=1, leave=False, disable=None):
-            with contextlib.suppress(OSError):  # the disk is full: then it is compiled, only not kept
+            try:
+                kernel.compile(signature)
+            except OSError:  # the disk is full: then it is compiled, only not kept
+                for function in COMPILED:
+                    function._cache = NullCache()
                 kernel.compile(signature)
 
 
@@ -1602,7 +1624,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = qwen3_cli.make_parser()
     add = parser.add_argument_group("the fast engine").add_argument
     add("--quantize", choices=["int8", "int4"], help="8 or 4 bits for each weight: 2 or 3.5 times as fast as bfloat16")
-    add("--save-quantized", metavar="DIR", help="write the quantized model into a new folder, which loads at once, and end")
+    add("--save-quantized", metavar="DIR", help="write the quantized model into a new folder, which loads at once")
     add("--threads", type=int, metavar="N", help="how many threads compute (default: the CPUs that may be used)")
     add("--kv-dtype", choices=list(CACHES), default="f16", help="how keys and values are kept (default: %(default)s)")
 

@@ -2,9 +2,11 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import llvmlite.binding as llvm
@@ -332,3 +334,120 @@ def test_no_place_for_the_kernels(tmp_path):
     done = subprocess.run([sys.executable, "-B", "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=300,
                           env=environment)
     assert (done.returncode, done.stdout) == (0, "The capital of Peru is Lima.\n"), done.stderr
+
+
+def test_a_full_disk_and_two_at_once(tmp_path):
+    """Both compile, because the cache is empty, and one can't even write it."""
+    limit = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)); "
+    program = "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    command = [ROOT / "qwen3_numba.py", "--model", ROOT / "demo", "--no-think", "What is the capital of Peru?"]
+    processes = [subprocess.Popen([sys.executable, "-c", start + program, *command], stdout=subprocess.PIPE,
+                                  stderr=subprocess.PIPE, text=True, env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)})
+                 for start in (limit, "import runpy, sys; ", "import runpy, sys; ")]
+    for process in processes:
+        stdout, stderr = process.communicate(timeout=300)
+        assert (process.returncode, stdout, stderr) == (0, "The capital of Peru is Lima.\n", "")
+    assert run(*command[1:], env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}).stdout == "The capital of Peru is Lima.\n"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Quantized checkpoints
+# ----------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["odd sizes", "theta 1e7, untied"])
+def test_saved_and_loaded(name, form, tmp_path):
+    config, dtype, shards = CASES[name]
+    model = fast.load_model(make_random_model(config, tmp_path / "model", dtype, shards), form)
+    fast.save_quantized(model, tmp_path / "saved", form)
+    assert json.loads((tmp_path / "saved" / "config.json").read_text()) == json.loads(
+        (tmp_path / "model" / "config.json").read_text())
+    ids = np.arange(50) % model.config.vocab_size
+    expected = fast.forward(model, ids, fast.Cache(model.config), all_logits=True)
+    for quantize in (None, form):
+        saved = fast.load_model(tmp_path / "saved", quantize)
+        np.testing.assert_array_equal(fast.forward(saved, ids, fast.Cache(model.config), all_logits=True), expected)
+    with pytest.raises(qwen3.InputError, match=f"this checkpoint is {form}"):
+        fast.load_model(tmp_path / "saved", {"int8": "int4", "int4": "int8"}[form])
+    with pytest.raises(qwen3.InputError, match="exists already"):
+        fast.save_quantized(model, tmp_path / "saved", form)
+    done = run("--model", tmp_path / "saved", "--raw", "Hello", program="qwen3.py")
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("damage, words", [
+    (lambda data: data[:-1], "not a valid safetensors file"), (lambda data: data[:100], "not a valid safetensors file"),
+    (lambda data: data.replace(b'"version": "' + fast.VERSION.encode(), b'"version": "0'), "another version"),
+    (lambda data: data.replace(b"mlp.up_proj", b"mlp.xx_proj", 1), "don't fit config.json")])
+def test_damaged_quantized_checkpoints(damage, words, tmp_path):
+    model = fast.load_model(make_random_model(BASE, tmp_path / "model"), "int8")
+    fast.save_quantized(model, tmp_path / "saved", "int8")
+    file = tmp_path / "saved" / "model.int8.safetensors"
+    data = file.read_bytes()
+    assert damage(data) != data
+    file.write_bytes(damage(data))
+    with pytest.raises(qwen3.InputError, match=words):
+        fast.load_model(tmp_path / "saved")
+
+
+@pytest.mark.parametrize("limit, words", [("FSIZE, (10**6, 10**6)", "cannot be written"),
+                                          ("AS, (sizes + 3 * 2**26, sizes + 3 * 2**26)", "not enough memory")])
+def test_nothing_is_left_when_saving_fails(limit, words, tmp_path):
+    """A disk that is full, and memory that doesn't suffice: set when all is loaded but the model."""
+    model = make_random_model(BASE | {"hidden_size": 1024, "intermediate_size": 8192, "num_hidden_layers": 8}, tmp_path / "model")
+    program = ("import resource, sys; sys.path.insert(0, '.'); import qwen3_cli, qwen3_numba\n"
+               "qwen3_numba.compile_kernels()\n"
+               "sizes = 4096 * int(open('/proc/self/statm').read().split()[0])\n"
+               f"resource.setrlimit(resource.RLIMIT_{limit})\n"
+               "sys.exit(qwen3_numba.main(sys.argv[1:]))")
+    done = subprocess.run([sys.executable, "-c", program, "--model", model, "--quantize", "int8", "--save-quantized",
+                           tmp_path / "saved", "--threads", "1"], capture_output=True, text=True, timeout=300, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (1, "") and words in done.stderr and len(done.stderr.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Threads
+# ----------------------------------------------------------------------------------------------------------------------
+
+def test_available_cpus():
+    program = "import os, qwen3_numba; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); print(qwen3_numba.available_cpus())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, cwd=ROOT)
+    assert done.stdout == "1\n"
+
+
+def test_idle_threads_cost_nothing():
+    model = fast.load_model(ROOT / "demo", threads=3)
+    fast.forward(model, [1, 2, 3], fast.Cache(model.config))
+    start = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - start < 0.1
+
+
+def test_a_long_prefill_can_be_interrupted(tmp_path):
+    """And what comes next is computed as if nothing had been."""
+    config = BASE | {"max_position_embeddings": 40000, "hidden_size": 128, "num_hidden_layers": 12}
+    model = fast.load_model(make_random_model(config, tmp_path, "bfloat16"))
+    ids = np.random.default_rng(0).integers(0, 320, 30000)
+    cache = fast.Cache(model.config)
+    fast.forward(model, ids[:20], cache)
+    start = time.perf_counter()
+    timer = threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT])
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        fast.forward(model, ids, cache)
+    assert time.perf_counter() - start < 5
+    cache.truncate(20)
+    other = fast.Cache(model.config)
+    fast.forward(model, ids[:20], other)
+    np.testing.assert_array_equal(fast.forward(model, ids[:5], cache), fast.forward(model, ids[:5], other))
+
+
+def test_a_forked_process_has_threads_of_its_own():
+    model = fast.load_model(ROOT / "demo", threads=2)
+    expected = fast.forward(model, [1, 2, 3], fast.Cache(model.config))
+    child = os.fork()
+    if child == 0:
+        same = np.array_equal(fast.forward(model, [1, 2, 3], fast.Cache(model.config)), expected)
+        os._exit(0 if same else 1)
+    assert os.waitpid(child, 0)[1] == 0

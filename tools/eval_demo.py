@@ -135,9 +135,15 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=ROOT / "demo")
     parser.add_argument("--cases", type=int, default=100, help="size of the sample per skill, doubled for the main skills (default 100)")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--fast", nargs="?", const="bf16", choices=["bf16", "int8", "int4"],
+                        help="by the fast engine, with the weights as they are or quantized")
     parser.add_argument("--failures", action="store_true", help="print the wrong answers to stderr")
     args = parser.parse_args()
-    model = qwen3.load_model(args.model)
+    if args.fast is None:
+        model = qwen3.load_model(args.model)
+    else:
+        import qwen3_numba
+        model = qwen3_numba.load_model(args.model, None if args.fast == "bf16" else args.fast)
     asked = ended = 0
     print("| skill, greedy decoding | right | of | share |\n| --- | --- | --- | --- |")
     for name, (draw, factor) in SKILLS.items():

@@ -1,0 +1,89 @@
+"""--lookup: guesses from what was there before are checked, so only the time changes, never the answer."""
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import qwen3
+import qwen3_numba
+from configs import BASE
+from make_random_model import make_random_model
+
+QUESTIONS = ["What is 417 + 385?", "Tell me a story about a fox.", "What is the capital of Peru?"]
+
+
+@pytest.fixture(scope="module", params=[None, "int8", "int4", "numpy"])
+def model(request):
+    if request.param == "numpy":
+        return qwen3.load_model(qwen3.BUNDLED)
+    return qwen3_numba.load_model(qwen3.BUNDLED, request.param)
+
+
+def prompts(model):
+    return [model.tokenizer.encode(model.tokenizer.apply_chat_template([{"role": "user", "content": question}]))
+            for question in QUESTIONS]
+
+
+@pytest.mark.parametrize("n", [1, 4, 7, 20])
+def test_greedy_answers_stay_the_same(model, n):
+    for prompt in prompts(model):
+        expected = list(qwen3.generate(model, prompt, 150, temperature=0))
+        assert list(qwen3.generate(model, prompt, 150, temperature=0, lookup=n)) == expected
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_sampled_answers_stay_the_same(model, seed):
+    """With the same seed: each token is drawn from the same distribution with the same random numbers."""
+    for prompt in prompts(model):
+        options = dict(temperature=1.2, top_p=0.95, seed=seed)
+        expected = list(qwen3.generate(model, prompt, 80, **options))
+        assert list(qwen3.generate(model, prompt, 80, **options, lookup=5)) == expected
+
+
+def test_the_distribution_is_exact(tmp_path):
+    """The second token after a guess that is often wrong, over many seeds: as often as its probability says."""
+    model = qwen3.load_model(make_random_model(BASE | {"vocab_size": 3, "eos_token_id": []}, tmp_path))
+    prompt, n = [0, 1, 2, 0, 1, 2, 0, 1], 1500
+    pairs = [tuple(qwen3.generate(model, prompt, 3, temperature=1.0, seed=seed, lookup=2, eos_token_ids=()))[1:]
+             for seed in range(n)]
+    logits = {}
+    for first in range(3):
+        for second in range(3):
+            logits[first, second] = qwen3.forward(model, [*prompt, first, second], qwen3.KVCache(model.config), True)
+    probability = np.zeros((3, 3))
+    for first in range(3):
+        p_first = np.exp(qwen3.log_softmax(logits[first, 0][len(prompt) - 1]))
+        for second in range(3):
+            p_second = np.exp(qwen3.log_softmax(logits[first, second][len(prompt)]))
+            p_third = np.exp(qwen3.log_softmax(logits[first, second][len(prompt) + 1]))
+            probability[second] += p_first[first] * p_second[second] * p_third
+    counts = np.zeros((3, 3))
+    for pair in pairs:
+        counts[pair] += 1
+    chi_square = ((counts - n * probability) ** 2 / (n * probability)).sum()
+    assert chi_square < 26.1  # 8 degrees of freedom: exceeded once in a thousand times
+
+
+def test_it_saves_passes(monkeypatch):
+    model, counts = qwen3_numba.load_model(qwen3.BUNDLED), []
+
+    def forward(model, token_ids, cache, all_logits=False):
+        counts.append(len(token_ids))
+        return qwen3_numba.forward(model, token_ids, cache, all_logits)
+
+    model = replace(model, engine=replace(model.engine, forward=forward))
+    monkeypatch.setattr(qwen3.Lookup, "timed", lambda self, *measured: self.seconds.update({False: 1.0}))  # it always pays
+    prompt = model.tokenizer.encode("one two three four five six " * 8)
+    tokens = list(qwen3.generate(model, prompt, 60, temperature=0, lookup=4, eos_token_ids=()))
+    assert len(tokens) == 60 and len(counts) < 50 and max(counts[1:]) == 5
+
+
+def test_it_pauses_when_it_does_not_pay():
+    lookup = qwen3.Lookup([1, 2, 3, 4, 1, 2, 3], 4)
+    assert lookup.guess(10) == []  # what a token costs without guesses isn't known yet
+    lookup.timed(False, 0.010, 1)
+    assert lookup.guess(10) == [4, 1, 2, 3]
+    lookup.timed(True, 0.012, 3)  # three tokens for a little more than one: it pays
+    assert lookup.guess(2) == [4, 1]
+    lookup.timed(True, 0.100, 1)  # nothing was right, and the pass took long
+    assert [bool(lookup.guess(10)) for _ in range(lookup.PAUSE + 1)] == [False] * lookup.PAUSE + [True]

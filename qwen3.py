@@ -37,7 +37,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -1231,21 +1231,30 @@ def checked_stop(stop: str | Sequence[str]) -> tuple[str, ...]:
 WITHOUT_THINKING = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.0}
 
 
+def default_sampling(model: Model, enable_thinking: bool | None) -> Sampling:
+    """How an answer is drawn if nothing else is said.
+
+    With enable_thinking=False, a model whose authors sample gets their values for answers without thinking.
+    """
+    unthinking = enable_thinking is False and model.sampling.temperature > 0
+    return model.sampling.updated(**WITHOUT_THINKING) if unthinking else model.sampling
+
+
 def chat(model: Model, messages: str | Sequence[dict], tools: Sequence[dict] | None = None,
          enable_thinking: bool | None = None, **options: Any) -> Completion:
     """The answer to a conversation, or to a single question given as a text.
 
     messages: {"role": "system" | "user" | "assistant" | "tool", "content": ...} objects as OpenAI has them; `tools`
-    are JSON schemas. enable_thinking: None leaves it to the template. With False, a model whose authors sample gets
-    their values for answers without thinking (WITHOUT_THINKING). `options` are those of Completion and generate.
+    are JSON schemas. enable_thinking: None leaves it to the template. `options` are those of Completion and generate;
+    what isn't given of Sampling is as `default_sampling` has it.
     Raises InputError, before anything is computed, for what can't be rendered or is out of range.
     """
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
     text = model.tokenizer.apply_chat_template(messages, tools, enable_thinking=enable_thinking, join_text_parts=True)
-    if enable_thinking is False and model.sampling.temperature > 0:
-        options = WITHOUT_THINKING | {name: value for name, value in options.items() if value is not None}
-    return Completion(model, model.tokenizer.encode(text), **options)
+    given = {name: value for name, value in options.items() if value is not None}
+    sampling = asdict(default_sampling(model, enable_thinking))
+    return Completion(model, model.tokenizer.encode(text), **(sampling | given))
 
 
 SCORED = 128  # positions whose logits are in memory at a time: 78 MB with a vocabulary of 151,936

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from qwen3 import Completion, InputError, Model, Sampling, chat, checked_whole
+from qwen3 import Completion, InputError, Model, Sampling, chat, checked_whole, default_sampling
 from qwen3_cli import OutputError, note, print_answer, statistics
 from qwen3_files import read_messages, write_json
 from tokenizer_utils import LARGEST_TEXT
@@ -75,7 +75,7 @@ def read_line(prompt: str) -> str:
         line = sys.stdin.buffer.readline(LARGEST_TEXT)  # bytes, so that a line that isn't text spoils no other one
         if not line:
             raise EOFError
-        return line.decode().removesuffix("\n").removesuffix("\r")
+        return line.decode("utf-8-sig").removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
         raise InputError(f"the line is not text in {error.encoding}: {error.reason}") from error
     except OSError as error:
@@ -215,6 +215,9 @@ class Chat:
 
     def regenerate(self, _: str) -> None:
         kept = len(self.messages)
+        if self.missing_results():  # then it is the answer with the calls that is made anew
+            while self.messages[kept - 1]["role"] == "tool":
+                kept -= 1
         while kept and self.messages[kept - 1]["role"] not in ("user", "tool"):
             kept -= 1
         if not kept:
@@ -267,7 +270,8 @@ class Chat:
         if name == "hide_thinking":
             return "on" if self.hide_thinking else "off"
         value = self.options.get(name)
-        return str(getattr(self.model.sampling, name, "default") if value is None else value)
+        sampling = default_sampling(self.model, self.enable_thinking)
+        return str(getattr(sampling, name, "default") if value is None else value)
 
 
 def one_name(text: str) -> str:

@@ -298,7 +298,7 @@ def float_dot(kind: str, n_rows: int, n_vectors: int) -> Any:
     w: rows of n floats, n a multiple of 32; x: float32 [n] each. The strides are the bytes between two rows, two
     vectors, and the results of two vectors; those of the rows are neighbours.
     """
-    size, pieces = (4 if kind == "f32" else 2), 4 // n_rows  # sums for each result: they hide the time that adding takes
+    size, pieces = (4 if kind == "f32" else 2), 4 // n_rows  # sums per result: they hide how long adding takes
     tile = [(r, t) for r in range(n_rows) for t in range(n_vectors)]
 
     @intrinsic

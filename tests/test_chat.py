@@ -310,13 +310,13 @@ def test_a_typed_line_that_is_no_text_is_refused(open_chat, tmp_path, encoding):
 @pytest.mark.parametrize("data, arguments, status, out", [
     (f"{PERU}\n{SPAIN}\n", [], 0, f"{LIMA}\n{MADRID}\n"),
     (f"{PERU}\r\n\r\n  \n{SPAIN}", [], 0, f"{LIMA}\n{MADRID}\n"),
-    (f"{PERU}\n/exit\n{SPAIN}\n", [], 0, f"{LIMA}\n"),
+    (f"\ufeff{PERU}\n/exit\n{SPAIN}\n", [], 0, f"{LIMA}\n"),
     ("", [PERU], 0, f"{LIMA}\n"),
     (SPAIN, ["word " * 5000], 1, f"{MADRID}\n"),
     (f"/hepl\n{PERU}\n", [], 1, f"{LIMA}\n"),
     (f"{PERU}\n\udcff caf\udce9\n{SPAIN}", [], 1, f"{LIMA}\n{MADRID}\n"),
     (f"{PERU}\n\udce7\udc95", [], 1, f"{LIMA}\n"),
-], ids=["lines", "no newline at the end", "exit", "prompt", "refused prompt", "refused line", "no text",
+], ids=["lines", "no newline at the end", "byte order mark", "prompt", "refused prompt", "refused line", "no text",
         "half a character"])
 def test_lines_from_a_pipe(start, data, arguments, status, out):
     with start("--model", DEMO, "--no-think", *arguments) as chat:
@@ -406,6 +406,24 @@ def test_set(demo):
     assert handled(chat, "/regenerate") != first
     chat.n_answers = 0
     assert handled(chat, "/regenerate") == first  # the seed repeats it
+
+
+def test_set_shows_what_answers_are_drawn_with(demo):
+    """Without thinking that is not what generation_config.json says."""
+    chat = new_chat(dataclasses.replace(demo, sampling=qwen3.Sampling(0.6, 20, 0.95)), [])
+    assert {"temperature = 0.6", "top_p = 0.95", "top_k = 7"} <= set(handled(chat, "/set").split("  "))
+    handled(chat, "/no_think")
+    assert {"temperature = 0.7", "top_p = 0.8", "top_k = 7"} <= set(handled(chat, "/set").split("  "))
+
+
+def test_regenerate_while_results_are_missing(demo):
+    """The answer with the calls is made anew, and no call is left without a result."""
+    call = {"name": "get_weather", "arguments": {"city": "Paris"}}
+    asked = [{"role": "user", "content": PERU}, {"role": "assistant", "content": "", "tool_calls": [call, call]}]
+    chat = new_chat(demo, [*asked, {"role": "tool", "content": "sunny"}])
+    assert chat.missing_results() == 1
+    handled(chat, "/regenerate")
+    assert roles(chat.messages) == "ua" and not chat.missing_results()
 
 
 @pytest.mark.parametrize("line", [

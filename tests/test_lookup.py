@@ -72,7 +72,7 @@ def test_it_saves_passes(monkeypatch):
         return qwen3_numba.forward(model, token_ids, cache, all_logits)
 
     model = replace(model, engine=replace(model.engine, forward=forward))
-    monkeypatch.setattr(qwen3.Lookup, "timed", lambda self, *measured: self.seconds.update({False: 1.0}))  # it always pays
+    monkeypatch.setattr(qwen3.Lookup, "timed", lambda self, *_: self.seconds.update({False: 1.0}))  # it always pays
     prompt = model.tokenizer.encode("one two three four five six " * 8)
     tokens = list(qwen3.generate(model, prompt, 60, temperature=0, lookup=4, eos_token_ids=()))
     assert len(tokens) == 60 and len(counts) < 50 and max(counts[1:]) == 5

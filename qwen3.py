@@ -531,6 +531,8 @@ class KVCache:
     hold nothing. `token_ids` [batch, capacity] are the tokens at the positions, so that a later prompt can be compared.
     """
 
+    stored_as = "float32"
+
     def __init__(self, config: Config, max_length: int | None = None, left_padding: Sequence[int] | None = None):
         self.max_length = config.context_length if max_length is None else max_length
         if not is_whole(self.max_length, 1):

@@ -17,8 +17,9 @@ from typing import Any, BinaryIO
 import numpy as np
 import safetensors
 
-from qwen3 import InputError, KVCache, Model, checked_ids, map_checkpoint
-from tokenizer_utils import LARGEST_TEXT
+from qwen3 import (STORED_DTYPES, InputError, KVCache, Model, StoredTensor, checked_ids, map_checkpoint,
+                   map_safetensors)
+from tokenizer_utils import LARGEST_TEXT, model_file
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Texts
@@ -180,10 +181,19 @@ def write_json(name: str | Path, value: Any) -> None:
 FORMAT = "qwen3 prompt cache 1"
 
 
+def stored_tensors(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of a model's folder, or of one that qwen3_numba.save_quantized has written."""
+    for form in ("int8", "int4"):
+        if file := model_file(path, f"model.{form}.safetensors", largest=None):
+            return map_safetensors(file, {**STORED_DTYPES, "U8": np.dtype(np.uint8)})
+    return map_checkpoint(path)
+
+
 def fingerprint(model: Model, cache: KVCache) -> str:
-    """A short text that tells models apart: their config, both ends of each of their tensors, how the cache stores."""
-    digest = hashlib.sha256(f"{model.config} {cache.k.dtype} {cache.k.shape[4]}".encode())
-    for name, tensor in sorted(map_checkpoint(model.path).items()):
+    """A short text that tells models apart: config, both ends of each tensor, how weights and cache are kept."""
+    kept = f"{getattr(model.weights, 'form', None)} {cache.stored_as} {cache.k.shape[4]}"
+    digest = hashlib.sha256(f"{model.config} {kept}".encode())
+    for name, tensor in sorted(stored_tensors(model.path).items()):
         flat = tensor.data.reshape(-1)
         digest.update(f"{name} {tensor.dtype} {tensor.data.shape}".encode())
         digest.update(flat[:1024].tobytes() + flat[-1024:].tobytes())

@@ -1075,6 +1075,11 @@ class Weights:
     team: Team
 
     @property
+    def form(self) -> int:
+        """The format of the matrices."""
+        return int(self.head[2])
+
+    @property
     def n_bytes(self) -> int:
         """The bytes of all matrices."""
         return sum(array.nbytes for array in self.arrays)
@@ -1467,7 +1472,7 @@ def output_logits(rank, n_threads, barrier, x, norm, eps, head, h, packed, logit
 
 class Cache(KVCache):
     """qwen3.KVCache with 16 bits per number, heads filled up with zeros to a multiple of 32 numbers."""
-    form = FLOAT16
+    form, stored_as = FLOAT16, "f16"
 
     def __init__(self, config: Config, max_length: int | None = None, left_padding: Sequence[int] | None = None):
         super().__init__(config, max_length, left_padding)
@@ -1483,7 +1488,7 @@ class Cache(KVCache):
 
 class Bf16Cache(Cache):
     """The same in bfloat16: fewer digits, but no value is too large for it."""
-    form = BF16
+    form, stored_as = BF16, "bf16"
 
 
 CACHES = {"f16": Cache, "bf16": Bf16Cache}

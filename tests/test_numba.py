@@ -18,6 +18,7 @@ from hypothesis.extra.numpy import arrays
 from llvmlite import ir
 
 import qwen3
+import qwen3_files
 import qwen3_numba as fast
 from configs import BASE, CASES
 from make_random_model import make_random_model
@@ -404,6 +405,27 @@ def test_nothing_is_left_when_saving_fails(limit, words, tmp_path):
                            tmp_path / "saved", "--threads", "1"], capture_output=True, text=True, timeout=300, cwd=ROOT)
     assert (done.returncode, done.stdout) == (1, "") and words in done.stderr and len(done.stderr.splitlines()) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_prompt_caches_of_each_way_to_keep_them(tmp_path):
+    """Each is taken up again, in a quantized checkpoint too, and by no engine that keeps weights or cache otherwise."""
+    fast.save_quantized(fast.load_model(ROOT / "demo", "int8"), tmp_path / "packed", "int8")
+    models = {"f16": fast.load_model(ROOT / "demo"), "bf16": fast.load_model(ROOT / "demo", kv_dtype="bf16"),
+              "int8": fast.load_model(ROOT / "demo", "int8"), "saved": fast.load_model(tmp_path / "packed"),
+              "numpy": qwen3.load_model(ROOT / "demo")}
+    ids = np.arange(30)
+    for name, model in models.items():
+        cache = model.engine.new_cache(model.config)
+        model.engine.forward(model, ids, cache)
+        qwen3_files.save_prompt_cache(cache, model, tmp_path / name)
+        for other, another in models.items():
+            if other == name:
+                loaded = qwen3_files.load_prompt_cache(another, tmp_path / name)
+                np.testing.assert_array_equal(loaded.k[..., :30, :], cache.k[..., :30, :])
+                np.testing.assert_array_equal(loaded.token_ids[0, :30], ids)
+            else:
+                with pytest.raises(qwen3.InputError, match="prompt cache of another model"):
+                    qwen3_files.load_prompt_cache(another, tmp_path / name)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

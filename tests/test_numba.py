@@ -176,6 +176,23 @@ def test_logits(name, tmp_path):
         assert distance(stepwise, at_once) < (1e-3 if quantize is None else 0.05)  # only decoding rounds the vectors
 
 
+@pytest.mark.parametrize("kv_dtype, limit", [("f16", 1e-3), ("bf16", 1e-2), ("int8", 2e-2)])
+@pytest.mark.parametrize("name", ["group of 5, head_dim 24", "odd sizes", "head_dim 128", "YaRN, transformers 5"])
+def test_caches(name, kv_dtype, limit, tmp_path):
+    """Long enough for several parts of the attention, in pieces that take each way to it."""
+    config, dtype, shards = CASES[name]
+    path = make_random_model(config | {"max_position_embeddings": 1000}, tmp_path, dtype, shards)
+    oracle, model = qwen3.load_model(path), fast.load_model(path, kv_dtype=kv_dtype)
+    ids = np.random.default_rng(0).integers(0, oracle.config.vocab_size, 600)
+    expected = qwen3.forward(oracle, ids, qwen3.KVCache(oracle.config), all_logits=True)
+    cache, ends = model.engine.new_cache(model.config), [0, 500, 501, 502, 508, 580, 600]
+    logits = np.concatenate([fast.forward(model, ids[a:b], cache, all_logits=True) for a, b in zip(ends, ends[1:])])
+    assert distance(logits, expected) < limit
+    for a, b in zip(ends[1:], ends[2:]):
+        assert distance(logits[a:b], expected[a:b]) < 2 * limit
+    assert cache.k.itemsize * cache.k.shape[-1] == {"f16": 2, "bf16": 2, "int8": 1.0625}[kv_dtype] * -(-model.config.head_dim // 32) * 32
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("quantize", [None, "int8", "int4"])
 def test_threads_change_nothing(threads, quantize):

@@ -560,7 +560,7 @@ class KVCache:
 
     def _resized(self, old: np.ndarray, needed: int) -> np.ndarray:
         capacity = min(max(2 * old.shape[3], needed + 64), self.max_length)
-        new = np.empty((*old.shape[:3], capacity, old.shape[4]), np.float32)
+        new = np.empty((*old.shape[:3], capacity, old.shape[4]), old.dtype)
         new[..., :self.length, :] = old[..., :self.length, :]
         return new
 

@@ -909,17 +909,12 @@ LONG_PART, SHORT_PART = 1024, 256  # positions that a thread works on at a time:
 
 @compiled
 def store_kv(cache, form, index, values):
-    """Writes float32 values into the cache, a flat array, from `index` on."""
+    """Writes a row of float32 values into the cache, a flat array, from `index` on; zeros fill it up."""
     n = len(values)
-    if form == FLOAT16:
-        for i in range(n):
-            cache[index + i] = half_from_float(values[i])
-    elif form == BF16:
-        for i in range(n):
-            cache[index + i] = bf16_from_float(values[i])
-    else:
-        width = up_to(n, GROUP)
+    width = up_to(n, GROUP)
+    if form == CACHE8:
         whole = cache[index:index + width // 2].view(np.int8)
+        whole[:] = 0
         for g in range(width // GROUP):
             largest, broken = np.float32(0), np.float32(0)
             for i in range(g * GROUP, min((g + 1) * GROUP, n)):
@@ -929,6 +924,10 @@ def store_kv(cache, form, index, values):
             for i in range(g * GROUP, min((g + 1) * GROUP, n)):
                 whole[i] = np.int32(np.floor(values[i] * inverse + np.float32(0.5)))
             cache[index + width // 2 + g] = half_from_float(largest / np.float32(127) + broken)
+    else:
+        cache[index:index + width] = 0
+        for i in range(n):
+            cache[index + i] = half_from_float(values[i]) if form == FLOAT16 else bf16_from_float(values[i])
 
 
 @compiled
@@ -1530,18 +1529,12 @@ class Cache(KVCache):
     def __init__(self, config: Config, max_length: int | None = None, left_padding: Sequence[int] | None = None):
         super().__init__(config, max_length, left_padding)
         shape = (*self.k.shape[:4], self.row_size(padded(config.head_dim, 32)))
-        self.k, self.v = np.zeros(shape, np.uint16), np.zeros(shape, np.uint16)
+        self.k, self.v = np.empty(shape, np.uint16), np.empty(shape, np.uint16)
 
     @staticmethod
     def row_size(n: int) -> int:
         """How many times 16 bits a row of n numbers takes."""
         return n
-
-    def _resized(self, old: np.ndarray, needed: int) -> np.ndarray:
-        capacity = min(max(2 * old.shape[3], needed + 64), self.max_length)
-        new = np.zeros((*old.shape[:3], capacity, old.shape[4]), np.uint16)
-        new[..., :self.length, :] = old[..., :self.length, :]
-        return new
 
 
 class Bf16Cache(Cache):

@@ -531,7 +531,7 @@ class KVCache:
     hold nothing. `token_ids` [batch, capacity] are the tokens at the positions, so that a later prompt can be compared.
     """
 
-    stored_as = "float32"
+    stored_as = "float32"  # what a saved cache says of its numbers; faster engines have caches with smaller ones
 
     def __init__(self, config: Config, max_length: int | None = None, left_padding: Sequence[int] | None = None):
         self.max_length = config.context_length if max_length is None else max_length
@@ -599,7 +599,7 @@ class KVCache:
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps only these sequences of the batch."""
-        self.k = np.take(self.k, rows, axis=1)
+        self.k = np.take(self.k, rows, axis=1)  # as self.k[:, rows], but it lies in memory in the order of its axes
         self.v = np.take(self.v, rows, axis=1)
         self.token_ids = self.token_ids[rows]
         self.left_padding = None if self.left_padding is None else self.left_padding[rows]

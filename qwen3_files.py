@@ -181,19 +181,23 @@ def write_json(name: str | Path, value: Any) -> None:
 FORMAT = "qwen3 prompt cache 1"
 
 
-def stored_tensors(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of a model's folder, or of one that qwen3_numba.save_quantized has written."""
+def quantized_file(form: str) -> str:
+    return f"model.{form}.safetensors"
+
+
+def map_quantized(path: Path) -> tuple[str | None, Path | None, dict[str, StoredTensor]]:
+    """(format, file, tensors) of a folder that qwen3_numba.save_quantized has written; else (None, None, {})."""
     for form in ("int8", "int4"):
-        if file := model_file(path, f"model.{form}.safetensors", largest=None):
-            return map_safetensors(file, {**STORED_DTYPES, "U8": np.dtype(np.uint8)})
-    return map_checkpoint(path)
+        if file := model_file(path, quantized_file(form), largest=None):
+            return form, file, map_safetensors(file, {**STORED_DTYPES, "U8": np.dtype(np.uint8)})
+    return None, None, {}
 
 
 def fingerprint(model: Model, cache: KVCache) -> str:
     """A short text that tells models apart: config, both ends of each tensor, how weights and cache are kept."""
     kept = f"{getattr(model.weights, 'form', None)} {cache.stored_as} {cache.k.shape[4]}"
     digest = hashlib.sha256(f"{model.config} {kept}".encode())
-    for name, tensor in sorted(stored_tensors(model.path).items()):
+    for name, tensor in sorted((map_quantized(model.path)[2] or map_checkpoint(model.path)).items()):
         flat = tensor.data.reshape(-1)
         digest.update(f"{name} {tensor.dtype} {tensor.data.shape}".encode())
         digest.update(flat[:1024].tobytes() + flat[-1024:].tobytes())

@@ -10,8 +10,8 @@
 Each new token needs every weight once, and a processor multiplies faster than its memory delivers: so a token takes as
 long as its weights take to be read. From that follows all that is done here:
 
-    fewer bytes      weights stay bfloat16 as in the file, or become 8 or 4 bits; keys and values are 16 bits
-    all of the speed each core reads its share of the rows as one stream, asking for the bytes ahead of time
+    fewer bytes      weights stay bfloat16 as in the file, or become 8 or 4 bits; keys and values are 16 or 8 bits
+    all of the speed each core reads its share of the rows as one stream, without gaps
     nothing else     one job for the threads per token: they meet at barriers and never wait for Python in between
 
 What isn't defined here is that of qwen3.py, generation, sampling and the command line among it; each function that is
@@ -303,6 +303,15 @@ GROUP, PANEL = 32, 32  # columns with one scale; rows of a block, or of a panel
 UNIT = {8: 1024 + 64, 4: 1024 + 2 * 64}  # bytes
 FLOAT32, BF16, FLOAT16, INT8, INT4, CACHE8 = range(6)
 
+
+def zero_sums(b: Any, keys: Iterable[Any], lanes: int) -> dict[Any, Any]:
+    """A variable for each key: a vector of float32 zeros."""
+    sums = {key: cgutils.alloca_once(b, vector(F32, lanes)) for key in keys}
+    for sum_ in sums.values():
+        b.store(splat(F32, lanes, 0.0), sum_)
+    return sums
+
+
 def float_dot(kind: str, n_rows: int, n_vectors: int) -> Any:
     """An intrinsic (w, stride, x, x_stride, n, out, out_stride): n_rows rows of floats times n_vectors.
 
@@ -316,9 +325,7 @@ def float_dot(kind: str, n_rows: int, n_vectors: int) -> Any:
     def dot(context, w, stride, x, x_stride, n, out, out_stride):
         def codegen(context, b, signature, args):
             w, stride, x, x_stride, n, out, out_stride = args
-            sums = {(r, t, i): cgutils.alloca_once(b, vector(F32, LANES)) for r, t in tile for i in range(pieces)}
-            for sum_ in sums.values():
-                b.store(splat(F32, LANES, 0.0), sum_)
+            sums = zero_sums(b, [(r, t, i) for r, t in tile for i in range(pieces)], LANES)
 
             def step(i: Any, n_pieces: int) -> None:
                 rows = [at(b, w, (stride, r)) for r in range(n_rows)]
@@ -375,9 +382,7 @@ def packed_tile(bits: int, n_vectors: int) -> Any:
 
             for first in range(0, PANEL // lanes, together):
                 pieces = range(first, first + together)
-                sums = {(p, t): cgutils.alloca_once(b, vector(F32, lanes)) for p in pieces for t in range(n_vectors)}
-                for sum_ in sums.values():
-                    b.store(splat(F32, lanes, 0.0), sum_)
+                sums = zero_sums(b, [(p, t) for p in pieces for t in range(n_vectors)], lanes)
 
                 def unit(i: Any) -> None:
                     w_scales = at(b, w, (i, UNIT[bits]))
@@ -385,11 +390,11 @@ def packed_tile(bits: int, n_vectors: int) -> Any:
                     numbers = [b.add(b.mul(i, I64(8 // bits)), I64(h)) for h in halves]
                     for line in range(0, UNIT[bits], 64) if AHEAD and n_vectors == 1 else ():
                         prefetch(b, at(b, w_scales, AHEAD + line))
-                    totals = {}
+                    wholes = {}
                     for p, t in sums:
                         for h, g in enumerate(numbers):
-                            totals[p, t, h] = cgutils.alloca_once(b, vector(I32, lanes))
-                            b.store(broadcast(b, load(b, at(b, corrections[t], (g, 4)), I32), lanes), totals[p, t, h])
+                            wholes[p, t, h] = cgutils.alloca_once(b, vector(I32, lanes))
+                            b.store(broadcast(b, load(b, at(b, corrections[t], (g, 4)), I32), lanes), wholes[p, t, h])
 
                     def four_columns(k: int) -> None:
                         words = {(t, h): b.bitcast(broadcast(b, load(b, at(b, v, (g, GROUP), 4 * k), I32), lanes),
@@ -403,8 +408,8 @@ def packed_tile(bits: int, n_vectors: int) -> Any:
                                     part = (b.lshr(value, splat(I8, 4 * lanes, 4)) if h else
                                             b.and_(value, splat(I8, 4 * lanes, 15)))
                                 for t in range(n_vectors):
-                                    total_ = totals[p, t, h]
-                                    b.store(dot_bytes(b, PATH, b.load(total_), part, words[t, h], bits == 8), total_)
+                                    sum_ = wholes[p, t, h]
+                                    b.store(dot_bytes(b, PATH, b.load(sum_), part, words[t, h], bits == 8), sum_)
 
                     for k in range(GROUP // 4):
                         four_columns(k)
@@ -413,7 +418,7 @@ def packed_tile(bits: int, n_vectors: int) -> Any:
                             w_scale = load_float(b, at(b, w_scales, 2 * PANEL * h + 2 * lanes * p), "f16", lanes)
                             for t in range(n_vectors):
                                 scale = b.fmul(w_scale, broadcast(b, load(b, at(b, scales[t], (g, 4)), F32), lanes))
-                                whole = b.sitofp(b.load(totals[p, t, h]), vector(F32, lanes))
+                                whole = b.sitofp(b.load(wholes[p, t, h]), vector(F32, lanes))
                                 b.store(fma(b, whole, scale, b.load(sums[p, t])), sums[p, t])
 
                 loop(b, b.sdiv(groups, I64(8 // bits)), unit)
@@ -444,9 +449,7 @@ def float_tile(n_vectors: int) -> Any:
             vectors = [at(b, x, (x_stride, t)) for t in range(n_vectors)]
             for first in range(0, PANEL // lanes, together):
                 pieces = range(first, first + together)
-                sums = {(p, t): cgutils.alloca_once(b, vector(F32, lanes)) for p in pieces for t in range(n_vectors)}
-                for sum_ in sums.values():
-                    b.store(splat(F32, lanes, 0.0), sum_)
+                sums = zero_sums(b, [(p, t) for p in pieces for t in range(n_vectors)], lanes)
 
                 def body(i: Any) -> None:
                     for k in range(8):
@@ -1122,11 +1125,6 @@ class Weights:
         """The format of the matrices."""
         return int(self.head[2])
 
-    @property
-    def n_bytes(self) -> int:
-        """The bytes of all matrices."""
-        return sum(array.nbytes for array in self.arrays)
-
 
 def packed_shape(n_rows: int, n: int, form: int) -> tuple[int, int]:
     """(blocks, bytes of a block) of a packed matrix [n_rows, n]."""
@@ -1269,7 +1267,7 @@ def quantize_matrix(name: str, rows: np.ndarray, form: int, target: int, pool: T
 
 def load_weights(path: Path, config: Config, quantize: str | None = None, threads: int | None = None) -> Weights:
     """The namesake of qwen3.load_weights: nothing is expanded. `quantize` is None, "int8" or "int4"."""
-    saved, stored = map_quantized(path)
+    saved, stored = checked_version(path)
     if saved is None:
         stored = map_checkpoint(path)
         check_tensors(path, config, stored)
@@ -1315,22 +1313,16 @@ def load_weights(path: Path, config: Config, quantize: str | None = None, thread
                    norms("self_attn.q_norm", "self_attn.k_norm"), norm, arrays, team)
 
 
-def quantized_file(form: str) -> str:
-    return f"model.{form}.safetensors"
-
-
-def map_quantized(path: Path) -> tuple[str | None, dict[str, qwen3.StoredTensor]]:
+def checked_version(path: Path) -> tuple[str | None, dict[str, qwen3.StoredTensor]]:
     """("int8" or "int4", the tensors) of a folder that save_quantized has written; (None, {}) for any other."""
-    for form in PACKED:
-        file = qwen3.model_file(path, quantized_file(form), largest=None)
-        if file is not None:
-            stored = qwen3.map_safetensors(file, {**qwen3.STORED_DTYPES, "U8": np.dtype(np.uint8)})
-            with qwen3.safetensors.safe_open(file, framework="numpy") as opened:
-                metadata = opened.metadata() or {}
-            if (metadata.get("format"), metadata.get("version")) != (form, VERSION):
-                raise InputError(f"{file}: written by another version of this program; quantize the model anew")
-            return form, stored
-    return None, {}
+    from qwen3_files import map_quantized
+    form, file, stored = map_quantized(path)
+    if file is not None:
+        with qwen3.safetensors.safe_open(file, framework="numpy") as opened:
+            metadata = opened.metadata() or {}
+        if (metadata.get("format"), metadata.get("version")) != (form, VERSION):
+            raise InputError(f"{file}: written by another version of this program; quantize the model anew")
+    return form, stored
 
 
 def check_quantized(path: Path, config: Config, stored: dict[str, qwen3.StoredTensor], form: str) -> None:
@@ -1351,7 +1343,7 @@ def save_quantized(model: Model, folder: str | Path, form: str) -> None:
 
     The folder must not exist yet, and appears when all of it is written. Raises InputError when that can't be done.
     """
-    from qwen3_files import write_safetensors
+    from qwen3_files import quantized_file, write_safetensors
     folder, w = Path(folder), model.weights
     if os.path.lexists(folder):
         raise InputError(f"{folder}: exists already; give the name of a new folder")

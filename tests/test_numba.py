@@ -19,37 +19,39 @@ from llvmlite import ir
 
 import qwen3
 import qwen3_files
+import qwen3_kernels as kernels
 import qwen3_numba as fast
+from qwen3_layout import BF16, FLOAT16, FLOAT32, INT4, INT8, VERSION, packed_shape, padded
 from configs import BASE, CASES
 from make_random_model import make_random_model
 
 ROOT = Path(__file__).resolve().parents[1]
-FORMATS = {"float32": fast.FLOAT32, "bfloat16": fast.BF16, "float16": fast.FLOAT16, "int8": fast.INT8, "int4": fast.INT4}
+FORMATS = {"float32": FLOAT32, "bfloat16": BF16, "float16": FLOAT16, "int8": INT8, "int4": INT4}
 
 
 def stored(w: np.ndarray, form: int) -> tuple[np.ndarray, np.ndarray]:
     """(the matrix as it lies in memory, (address, stride, format, rows, columns)) of weights [rows, n]."""
     rows, n = w.shape
-    if form >= fast.INT8:
-        wide = np.zeros((fast.up_to(rows, 32), fast.up_to(n, 64)), np.float32)
+    if form >= INT8:
+        wide = np.zeros((padded(rows, 32), padded(n, 64)), np.float32)
         wide[:rows, :n] = w
-        data = fast.aligned(fast.packed_shape(rows, n, form))
+        data = fast.aligned(packed_shape(rows, n, form))
         for i, block in enumerate(data):
-            fast.quantize_block(wide[32 * i:32 * i + 32], 8 if form == fast.INT8 else 4, block)
+            fast.kernels().quantize_block(wide[32 * i:32 * i + 32], 8 if form == INT8 else 4, block)
     else:
-        data = np.zeros((rows, fast.up_to(n, 32)), {fast.FLOAT32: np.float32, fast.BF16: np.uint16, fast.FLOAT16: np.float16}[form])
-        data[:, :n] = (w.view(np.uint32) >> 16) if form == fast.BF16 else w
+        data = np.zeros((rows, padded(n, 32)), {FLOAT32: np.float32, BF16: np.uint16, FLOAT16: np.float16}[form])
+        data[:, :n] = (w.view(np.uint32) >> 16) if form == BF16 else w
     return data, np.array([data.ctypes.data, data.strides[0], form, rows, n])
 
 
 def reference(data: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """What stored weights stand for, by NumPy from the format's description."""
     form, rows, n = weight[2:]
-    if form == fast.BF16:
+    if form == BF16:
         return (data.astype(np.uint32) << 16).view(np.float32)[:, :n]
-    if form < fast.INT8:
+    if form < INT8:
         return data.astype(np.float32)[:, :n]
-    bits = 8 if form == fast.INT8 else 4
+    bits = 8 if form == INT8 else 4
     if rows == 0:
         return np.empty((0, n), np.float32)
     units = data.reshape(len(data), -1, 1024 + 64 * 8 // bits)  # [blocks, units, bytes]
@@ -76,18 +78,18 @@ def test_linear(name, rows, n, n_vectors):
     w = reference(data, weight)
     row = np.empty(n, np.float32)
     for r in range(rows):
-        fast.weight_row(weight, r, row)
+        fast.kernels().weight_row(weight, r, row)
         np.testing.assert_array_equal(row, w[r])
-    width = fast.up_to(n, 64)
+    width = padded(n, 64)
     xs, packed = np.full((n_vectors, width), 7, np.float32), np.empty((n_vectors, width * 5 // 4), np.uint8)
     xs[:, :n] = rng.standard_normal((n_vectors, n))
     for x, p in zip(xs, packed):
-        fast.ready(x, n, form, p, 0, n)
-    out = np.full((n_vectors, 64 + fast.up_to(rows, 32)), np.nan, np.float32)
-    fast.linear(weight, xs, packed, out, 32, 0, rows, np.empty(fast.PANELS * fast.DEPTH * fast.PANEL, np.float32))
-    assert np.isnan(out[:, :32]).all() and np.isnan(out[:, 32 + fast.up_to(rows, 32):]).all()  # nothing is written beyond
+        kernels.ready(x, n, form, p, 0, n)
+    out = np.full((n_vectors, 64 + padded(rows, 32)), np.nan, np.float32)
+    kernels.linear(weight, xs, packed, out, 32, 0, rows, np.empty(kernels.PANELS * kernels.DEPTH * kernels.PANEL, np.float32))
+    assert np.isnan(out[:, :32]).all() and np.isnan(out[:, 32 + padded(rows, 32):]).all()  # nothing is written beyond
     factors = xs[:, :n]
-    if form >= fast.INT8:  # the vector is rounded to 8 bits, too: compare with what it was rounded to
+    if form >= INT8:  # the vector is rounded to 8 bits, too: compare with what it was rounded to
         scales = np.repeat(packed[:, width:width + width // 8].copy().view(np.float32), 32, axis=1)
         rounded = (packed[:, :width].view(np.int8) * scales)[:, :n]
         assert (abs(rounded - factors) <= scales[:, :n]).all()
@@ -98,10 +100,10 @@ def test_linear(name, rows, n, n_vectors):
 
 def test_exp():
     x = np.linspace(-87, 0, 20001).astype(np.float32)
-    ours = np.array([fast.exp(value) for value in x])
+    ours = np.array([kernels.exp(value) for value in x])
     expected = np.exp(x.astype(np.float64))
     assert (abs(ours - expected) <= expected * (4e-7 + 8e-8 * abs(x))).all()
-    assert np.isnan(fast.exp(np.float32(np.nan))) and fast.exp(np.float32(-np.inf)) < 1e-37
+    assert np.isnan(kernels.exp(np.float32(np.nan))) and kernels.exp(np.float32(-np.inf)) < 1e-37
 
 
 def test_norm_rope_silu():
@@ -109,22 +111,22 @@ def test_norm_rope_silu():
     for d in (2, 6, 24, 100, 128):
         x, weight = rng.standard_normal((2, d)).astype(np.float32)
         out = np.empty_like(x)
-        fast.rms_norm(x, weight, 1e-6, out)
+        kernels.rms_norm(x, weight, 1e-6, out)
         np.testing.assert_allclose(out, qwen3.rms_norm(x, weight, 1e-6), rtol=1e-5, atol=1e-6)
         cos, sin = rng.standard_normal((2, d // 2)).astype(np.float32)
         expected = qwen3.apply_rope(x[None, None, None], cos, sin)[0, 0, 0]
-        fast.apply_rope(x, cos, sin)
+        kernels.apply_rope(x, cos, sin)
         np.testing.assert_allclose(x, expected, rtol=1e-5, atol=1e-6)
     for gate in (-200, -20, -1.5, 0, 0.3, 4, 90):
         expected = gate / (1 + np.exp(-np.float64(gate))) * 1.7
-        assert fast.silu_times(np.float32(gate), np.float32(1.7)) == pytest.approx(expected, rel=1e-5, abs=1e-30)
+        assert kernels.silu_times(np.float32(gate), np.float32(1.7)) == pytest.approx(expected, rel=1e-5, abs=1e-30)
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(arrays(np.float32, 256, elements=st.floats(-1e4, 1e4, width=32, allow_subnormal=False)), st.sampled_from([8, 4]))
 def test_quantization_errs_less_than_the_plain_rule(w, bits):
     """That divides by the largest weight: it becomes 127, or -8, and the rest is rounded (and cut at 7)."""
-    groups, found = w.reshape(-1, 32), reference(*stored(w[None], fast.INT8 if bits == 8 else fast.INT4)).reshape(-1, 32)
+    groups, found = w.reshape(-1, 32), reference(*stored(w[None], INT8 if bits == 8 else INT4)).reshape(-1, 32)
     largest = np.take_along_axis(groups, abs(groups).argmax(axis=1)[:, None], axis=1)
     scale = np.where(largest == 0, 1, abs(largest) / 127 if bits == 8 else largest / -8)
     plain = np.clip(np.floor(groups / scale + 0.5), *((-127, 127) if bits == 8 else (-8, 7))) * scale
@@ -141,10 +143,10 @@ def test_attention_in_parts(heads, width):
     partials, scores = np.empty((heads, 3, width + 2), np.float32), np.empty((2, 256), np.float32)
     for c in range(3):
         part = slice(c * 256, min((c + 1) * 256, 700))
-        fast.attend(q, k[part].ctypes.data, v[part].ctypes.data, k.strides[0], fast.FLOAT16, part.stop - part.start, scores, partials[:, c])
+        kernels.attend(q, k[part].ctypes.data, v[part].ctypes.data, k.strides[0], FLOAT16, part.stop - part.start, scores, partials[:, c])
     for h in range(heads):
         out = np.empty(width, np.float32)
-        fast.combine(partials[h], out)
+        kernels.combine(partials[h], out)
         weights = np.exp(k.astype(np.float64) @ q[h])
         np.testing.assert_allclose(out, weights @ v.astype(np.float64) / weights.sum(), rtol=1e-4, atol=1e-5)
 
@@ -292,11 +294,11 @@ def test_instruction_selection(path, triple, cpu, instruction, signed):
     """What each path compiles to on a CPU for which it is meant."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
-    n, module = fast.INT8_SHAPES[path].lanes, ir.Module()
+    n, module = kernels.INT8_SHAPES[path].lanes, ir.Module()
     sums, values = ir.VectorType(ir.IntType(32), n), ir.VectorType(ir.IntType(8), 4 * n)
     function = ir.Function(module, ir.FunctionType(sums, [sums, values, values]), "dot")
     b = ir.IRBuilder(function.append_basic_block())
-    b.ret(fast.dot_bytes(b, path, *function.args, signed))
+    b.ret(kernels.dot_bytes(b, path, *function.args, signed))
     machine = llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, opt=3)
     module.triple = triple
     assembly = machine.emit_assembly(llvm.parse_assembly(str(module)))
@@ -307,7 +309,7 @@ def test_instruction_selection(path, triple, cpu, instruction, signed):
     ({"avx512vnni": True, "avx512f": True, "avx2": True}, "vnni512"), ({"avxvnni": True, "avx2": True}, "vnni"),
     ({"avx512f": True, "avx2": True}, "avx2"), ({"avx2": True}, "avx2"), ({"dotprod": True}, "neon"), ({}, "plain")])
 def test_choice_of_instructions(features, path):
-    assert fast.int8_path(features) == path
+    assert kernels.int8_path(features) == path
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -340,18 +342,50 @@ def test_without_numba(tmp_path):
 
 
 def test_no_place_for_the_kernels(tmp_path):
-    """A read-only installation and home: the kernels are compiled anew, and it works."""
-    for name in ("qwen3.py", "qwen3_numba.py", "qwen3_cli.py", "qwen3_files.py", "qwen3_template.py", "tokenizer_utils.py"):
-        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    """Where no folder can be made, neither beside the program nor in the home: they are compiled, and it works."""
+    for file in [*ROOT.glob("*.py")]:
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    for name in ("__pycache__", "cache"):
+        (tmp_path / name).write_text("a file where a folder should be")
     environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
-    program = ("import os, sys, runpy; os.access = lambda *a, **k: False; import tempfile\n"
-               "def refuse(*a, **k): raise OSError(30, 'Read-only file system')\n"
-               "tempfile.TemporaryFile = refuse; os.makedirs = refuse\n"
-               f"sys.argv = ['qwen3_numba.py', '--model', {str(ROOT / 'demo')!r}, '--no-think', 'What is the capital of Peru?']\n"
-               "runpy.run_path('qwen3_numba.py', run_name='__main__')")
-    done = subprocess.run([sys.executable, "-B", "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=300,
-                          env=environment)
-    assert (done.returncode, done.stdout) == (0, "The capital of Peru is Lima.\n"), done.stderr
+    done = subprocess.run([sys.executable, tmp_path / "qwen3_numba.py", "--model", ROOT / "demo", "--no-think",
+                           "What is the capital of Peru?"], capture_output=True, text=True, timeout=300,
+                          env=environment | {"XDG_CACHE_HOME": str(tmp_path / "cache")})
+    assert (done.returncode, done.stdout, done.stderr) == (0, "The capital of Peru is Lima.\n", "")
+
+
+def test_kernels_are_kept(tmp_path, monkeypatch):
+    """In the first folder that takes them; whatever else lies there is not taken for them."""
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(fast, "kernel_folders", lambda: [tmp_path / "file" / "no", tmp_path / "new" / "yes"])
+    arguments, code = {"weight_row": [["int64", 1], "int64", ["float32", 1]]}, os.urandom(5000)
+    fast.keep_kernels("kernels.o", "these", arguments, code)
+    file = tmp_path / "new" / "yes" / "kernels.o"
+    assert [path.name for path in file.parent.iterdir()] == ["kernels.o"]
+    assert fast.read_kernels(file, "these") == (arguments, code)
+    assert fast.read_kernels(file, "those") is None and fast.read_kernels(tmp_path / "none", "these") is None
+    whole = file.read_bytes()
+    for damaged in (b"", whole[:50], whole[:-1], whole + b"0", whole[:-1] + bytes([whole[-1] ^ 1]), b"{}\n" + code, b"[]\n", code):
+        file.write_bytes(damaged)
+        assert fast.read_kernels(file, "these") is None
+
+
+def test_kernels_take_only_what_they_are_made_for():
+    for wrong in (np.zeros(32), np.zeros((1, 32), np.float32), np.zeros(64, np.float32)[::2]):
+        with pytest.raises(TypeError, match="contiguous float32"):
+            fast.kernels().weight_row(np.zeros(5, np.int64), 0, wrong)
+    with pytest.raises(ValueError):
+        fast.kernels().weight_row(np.zeros(5, np.int64), 0)
+
+
+def test_cpus_and_settings_that_do_not_do(monkeypatch):
+    monkeypatch.setattr(kernels, "FEATURES", {})
+    if llvm.get_default_triple().startswith("x86"):
+        with pytest.raises(qwen3.InputError, match="F16C"):
+            kernels.machine_code()
+    monkeypatch.setattr(kernels.numba.config, "DISABLE_JIT", 1)
+    with pytest.raises(qwen3.InputError, match="NUMBA_DISABLE_JIT"):
+        kernels.machine_code()
 
 
 def test_a_full_disk_and_two_at_once(tmp_path):
@@ -395,7 +429,7 @@ def test_saved_and_loaded(name, form, tmp_path):
 
 @pytest.mark.parametrize("damage, words", [
     (lambda data: data[:-1], "not a valid safetensors file"), (lambda data: data[:100], "not a valid safetensors file"),
-    (lambda data: data.replace(b'"version": "' + fast.VERSION.encode(), b'"version": "0'), "another version"),
+    (lambda data: data.replace(b'"version": "' + VERSION.encode(), b'"version": "0'), "another version"),
     (lambda data: data.replace(b"mlp.up_proj", b"mlp.xx_proj", 1), "don't fit config.json")])
 def test_damaged_quantized_checkpoints(damage, words, tmp_path):
     model = fast.load_model(make_random_model(BASE, tmp_path / "model"), "int8")
@@ -414,7 +448,7 @@ def test_nothing_is_left_when_saving_fails(limit, words, tmp_path):
     """A disk that is full, and memory that doesn't suffice: set when all is loaded but the model."""
     model = make_random_model(BASE | {"hidden_size": 1024, "intermediate_size": 8192, "num_hidden_layers": 8}, tmp_path / "model")
     program = ("import resource, sys; sys.path.insert(0, '.'); import qwen3_cli, qwen3_numba\n"
-               "qwen3_numba.compile_kernels()\n"
+               "qwen3_numba.kernels()\n"
                "sizes = 4096 * int(open('/proc/self/statm').read().split()[0])\n"
                f"resource.setrlimit(resource.RLIMIT_{limit})\n"
                "sys.exit(qwen3_numba.main(sys.argv[1:]))")

@@ -1,0 +1,48 @@
+"""How the fast engine's numbers lie in memory: what qwen3_numba.py and its kernels in qwen3_kernels.py agree on.
+
+A matrix [rows, n] is kept in one of these formats:
+
+    FLOAT32, BF16, FLOAT16   by rows, as they lie in the file
+    INT8, INT4               packed: by blocks of 32 rows, with a scale for each group of 32 columns of a row
+
+A block is a stream of units, with all that is needed for 32 columns of 8 bits or 64 of 4 bits: first the scales,
+float16 [groups, 32 rows], then 1024 bytes of weights, four columns of all rows after the other, as the instructions for
+bytes want them:
+
+    int8   a byte each, [8, 32 rows, 4 columns], w = scale * (byte - 128)
+    int4   half a byte each, w = scale * (half - 8): the lower halves are the first group, the upper ones the second
+
+A vector that is multiplied with them is packed likewise: signed bytes, a float32 scale for each group, and for each
+group the int32 that makes good for the offset: -128 times the sum of its bytes, or -8 times (see pack_vector). A row of
+the KV cache is FLOAT16, BF16 or CACHE8: n signed bytes, then a float16 scale for each group.
+"""
+FLOAT32, BF16, FLOAT16, INT8, INT4, CACHE8 = range(6)
+GROUP, PANEL = 32, 32  # columns with one scale; rows of a block, or of a panel of floats
+UNIT = {8: 1024 + 64, 4: 1024 + 2 * 64}  # bytes
+VERSION = "3"  # of the packed formats in files
+
+LINEAR = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+          "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")  # the matrices of a layer, in this order
+Q, K, V, OUT, GATE, UP, DOWN = range(7)
+
+# How the work is cut into pieces, which decides how much space it needs.
+FEW = 8  # vectors up to which it is quicker to multiply rows of floats one by one than to expand them
+DEPTH, PANELS = 256, 4  # columns, and panels, that are expanded together: a core's cache holds them
+LONG_PART, SHORT_PART = 1024, 256  # positions that a thread works on at a time: long ones if they keep all busy
+TILE, POSITIONS = 64, 256  # tokens whose queries are worked on together; positions of the cache likewise
+
+
+def padded(n: int, step: int) -> int:
+    """n, rounded up to a multiple of step."""
+    return (n + step - 1) // step * step
+
+
+def packed_shape(n_rows: int, n: int, form: int) -> tuple[int, int]:
+    """(blocks, bytes of a block) of a packed matrix [n_rows, n]."""
+    bits = 8 if form == INT8 else 4
+    return -(-n_rows // PANEL), padded(n, 2 * GROUP) * bits // 8 // GROUP * UNIT[bits]
+
+
+def space_size(group: int, width: int) -> int:
+    """How many float32 a thread needs to work in, for `group` query heads per KV head, `width` numbers each."""
+    return max(PANELS * DEPTH * PANEL, 2 * POSITIONS * width + TILE * POSITIONS + group * TILE * (width + 2))

@@ -526,9 +526,9 @@ def decoder_layer(x: np.ndarray, w: dict, config: Config, cache: "KVCache", laye
 class KVCache:
     """Keys and values, each one array [n_layers, batch, n_kv_heads, capacity, head_dim]; `length` positions are filled.
 
-    The capacity begins with room for 64 positions after the first call's, and doubles whenever it is used up, to
-    `max_length` at most. `left_padding` [batch], if given, counts the positions at the start of each sequence that
-    hold nothing. `token_ids` [batch, capacity] are the tokens at the positions, so that a later prompt can be compared.
+    The capacity, whenever it is used up, becomes a quarter more than what is needed, and 64, but `max_length` at most.
+    `left_padding` [batch], if given, counts the positions at the start of each sequence that hold nothing. `token_ids`
+    [batch, capacity] are the tokens at the positions, so that a later prompt can be compared.
     """
 
     stored_as = "float32"  # what a saved cache says of its numbers; faster engines have caches with smaller ones
@@ -559,7 +559,7 @@ class KVCache:
             self.token_ids = np.pad(self.token_ids, ((0, 0), (0, self.k.shape[3] - self.token_ids.shape[1])))
 
     def _resized(self, old: np.ndarray, needed: int) -> np.ndarray:
-        capacity = min(max(2 * old.shape[3], needed + 64), self.max_length)
+        capacity = min(needed + needed // 4 + 64, self.max_length)
         new = np.empty((*old.shape[:3], capacity, old.shape[4]), old.dtype)
         new[..., :self.length, :] = old[..., :self.length, :]
         return new

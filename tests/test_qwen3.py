@@ -178,10 +178,10 @@ def test_truncated_cache_is_as_new(model, n, data):
     assert close(qwen3.forward(model, second, cache), logits_of(model, first[:kept] + second)[-1])
 
 
-def test_cache_grows_by_doubling_up_to_its_limit(model):
+def test_cache_grows_by_a_quarter_up_to_its_limit(model):
     cache = qwen3.KVCache(model.config, 1500)
     capacities = [cache.k.shape[3] for _ in range(15) if qwen3.forward(model, random_ids(100), cache) is not None]
-    assert sorted(set(capacities)) == [164, 328, 656, 1312, 1500]
+    assert sorted(set(capacities)) == [189, 314, 564, 814, 1189, 1500]
     with pytest.raises(qwen3.InputError, match="1501 positions"):
         qwen3.forward(model, [1], cache)
     assert cache.length == 1500

@@ -617,9 +617,35 @@ def apply_rope(x, cos, sin):
 
 @compiled
 def silu_times(gate, up):
-    """silu(gate) * up of two numbers."""
-    e = exp(-abs(gate))
-    return gate * up * (np.float32(1) if gate >= 0 else e) / (np.float32(1) + e)
+    """gate [n] becomes silu(gate) * up."""
+    for i in range(len(gate)):
+        e = exp(-abs(gate[i]))
+        gate[i] *= up[i] * (np.float32(1) if gate[i] >= 0 else e) / (np.float32(1) + e)
+
+
+@compiled
+def add_to(x, y):
+    """x [n] becomes x + y."""
+    for i in range(len(x)):
+        x[i] += y[i]
+
+
+@compiled
+def largest_of(x):
+    """The largest number of x float32 [1 or more]. NaN counts as the largest, unless its sign is negative."""
+    bits, largest = x.view(np.int32), np.int32(-2**31)
+    for i in range(len(x)):  # integers, in the order of the numbers: their maximum is found many at a time
+        largest = max(largest, bits[i] ^ (bits[i] >> np.int32(31) & np.int32(0x7FFFFFFF)))
+    return float_from_bits(largest ^ (largest >> np.int32(31) & np.int32(0x7FFFFFFF)))
+
+
+@compiled
+def largest_size(x):
+    """The largest absolute value of x float32. NaN counts as the largest."""
+    bits, largest = x.view(np.int32), np.int32(0)
+    for i in range(len(x)):
+        largest = max(largest, bits[i] & np.int32(0x7FFFFFFF))
+    return float_from_bits(largest)
 
 
 @compiled
@@ -632,19 +658,18 @@ def pack_vector(x, packed, zero, first, last):
     values = packed[:n].view(np.int8)
     scales, corrections = packed[n:n + n // 8].view(np.float32), packed[n + n // 8:n + n // 4].view(np.int32)
     for g in range(first, last):
-        largest, broken = np.float32(0), np.float32(0)
-        for i in range(g * GROUP, (g + 1) * GROUP):
-            largest = max(largest, abs(x[i]))
-            broken += x[i] * np.float32(0)  # NaN if one is NaN or infinite
+        group, whole = x[g * GROUP:(g + 1) * GROUP], values[g * GROUP:(g + 1) * GROUP]
+        largest = largest_size(group)
         inverse = np.float32(127) / largest if largest > 0 else np.float32(0)
         sum_, xq, qq = np.int32(0), np.float32(0), np.float32(0)
-        for i in range(g * GROUP, (g + 1) * GROUP):
-            q = np.floor(x[i] * inverse + np.float32(0.5))
-            xq += x[i] * q
+        for i in range(GROUP):
+            q = np.floor(group[i] * inverse + np.float32(0.5))
+            xq += group[i] * q
             qq += q * q
-            values[i] = np.int32(q)
+            whole[i] = np.int32(q)
             sum_ += np.int32(q)
-        scales[g] = (xq / qq if qq > 0 else np.float32(0)) + broken  # the scale that errs least
+        # The scale that errs least; NaN if a number is NaN or infinite.
+        scales[g] = (xq / qq if qq > 0 else np.float32(0)) + largest * np.float32(0)
         corrections[g] = -zero * sum_
 
 
@@ -799,30 +824,30 @@ def store_kv(cache, form, index, values):
     n = len(values)
     width = up_to(n, GROUP)
     if form == CACHE8:
-        whole = cache[index:index + width // 2].view(np.int8)
-        whole[:] = 0
+        whole, scales = cache[index:index + width // 2].view(np.int8), cache[index + width // 2:]
+        whole[n:] = 0
         for g in range(width // GROUP):
-            largest, broken = np.float32(0), np.float32(0)
-            for i in range(g * GROUP, min((g + 1) * GROUP, n)):
-                largest = max(largest, abs(values[i]))
-                broken += values[i] * np.float32(0)  # NaN if one is NaN or infinite
+            group = values[g * GROUP:min((g + 1) * GROUP, n)]
+            largest, out = largest_size(group), whole[g * GROUP:]
             inverse = np.float32(127) / largest if largest > 0 else np.float32(0)
-            for i in range(g * GROUP, min((g + 1) * GROUP, n)):
-                whole[i] = np.int32(np.floor(values[i] * inverse + np.float32(0.5)))
-            cache[index + width // 2 + g] = half_from_float(largest / np.float32(127) + broken)
-    else:
-        cache[index:index + width] = 0
+            for i in range(len(group)):
+                out[i] = np.int32(np.floor(group[i] * inverse + np.float32(0.5)))
+            scales[g] = half_from_float(largest / np.float32(127))  # NaN if a number is NaN or infinite
+        return
+    out = cache[index:index + width]
+    out[n:] = 0
+    if form == FLOAT16:
         for i in range(n):
-            cache[index + i] = half_from_float(values[i]) if form == FLOAT16 else bf16_from_float(values[i])
+            out[i] = half_from_float(values[i])
+    else:
+        for i in range(n):
+            out[i] = bf16_from_float(values[i])
 
 
 @compiled
 def softmax_part(scores):
     """Makes scores [n] exp(score - largest), in place -> (largest, the sum of that)."""
-    largest = scores[0]
-    for i in range(1, len(scores)):
-        largest = max(largest, scores[i])
-    sum_ = np.float32(0)
+    largest, sum_ = largest_of(scores), np.float32(0)
     for i in range(len(scores)):
         scores[i] = exp(scores[i] - largest)
         sum_ += scores[i]
@@ -1170,8 +1195,7 @@ def decoder_layers(rank, n_threads, barrier, first, last, layers, norms, head_no
         start, end = share(hidden, rank, n_threads)
         linear(w[OUT], h, packed, qkv, 0, start, end, mine)
         for t in range(m):
-            for r in range(start, end):
-                x[t, r] += qkv[t, r]
+            add_to(x[t, start:end], qkv[t, start:end])
         meet(gate, n_threads)
 
         for t in range(m * rank // n_threads, m * (rank + 1) // n_threads):
@@ -1183,16 +1207,14 @@ def decoder_layers(rank, n_threads, barrier, first, last, layers, norms, head_no
         linear(w[GATE], h, packed, inner[0], 0, start, end, mine)
         linear(w[UP], h, packed, inner[1], 0, start, end, mine)
         for t in range(m):
-            for r in range(start, end):
-                inner[0, t, r] = silu_times(inner[0, t, r], inner[1, t, r])
+            silu_times(inner[0, t, start:end], inner[1, t, start:end])
             ready(inner[0, t], n_inner, w[DOWN, 2], inner_packed[t], start, end)
         meet(gate, n_threads)
 
         start, end = share(hidden, rank, n_threads)
         linear(w[DOWN], inner[0], inner_packed, qkv, 0, start, end, mine)
         for t in range(m):
-            for r in range(start, end):
-                x[t, r] += qkv[t, r]
+            add_to(x[t, start:end], qkv[t, start:end])
         meet(gate, n_threads)
 
 

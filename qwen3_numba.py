@@ -435,6 +435,9 @@ def embed(weights: Weights, ids: np.ndarray) -> np.ndarray:
     return x
 
 
+APART = 16  # numbers between two vectors: without them, many would fall on the same few lines of a core's first cache
+
+
 def run_layers(model: Model, ids: np.ndarray, cache: Cache) -> np.ndarray:
     """Runs tokens [batch, n] through all layers -> the residual stream [batch * n, hidden_size]."""
     config, w, f32 = model.config, model.weights, np.float32
@@ -448,9 +451,10 @@ def run_layers(model: Model, ids: np.ndarray, cache: Cache) -> np.ndarray:
     is_long = n_items * (length // LONG_PART) >= w.team.n_threads or length <= SHORT_PART
     part_length = LONG_PART if is_long else SHORT_PART
     parts = -(-length // part_length) if n <= FEW else 0
-    work = (np.zeros((m, widest), f32), np.empty((m, widest * 5 // 4), np.uint8),
+    work = (np.zeros((m, widest + APART), f32), np.empty((m, widest * 5 // 4), np.uint8),
             np.empty((m, max(padded(q_size, PANEL) + 2 * padded(kv_size, PANEL), widest)), f32),
-            np.zeros((m, n_heads, width), f32), np.zeros((2, m, inner), f32), np.empty((m, inner * 5 // 4), np.uint8),
+            np.zeros((m, n_heads, width), f32),
+            np.zeros((2, m, inner + APART), f32), np.empty((m, inner * 5 // 4), np.uint8),
             np.empty((m, n_heads, parts, width + 2), f32),
             np.empty((w.team.n_threads, space_size(n_heads // config.num_key_value_heads, width)), f32))
     step = config.num_hidden_layers if m <= FEW else 1  # a long prompt can be interrupted between two layers

@@ -117,9 +117,22 @@ def test_norm_rope_silu():
         expected = qwen3.apply_rope(x[None, None, None], cos, sin)[0, 0, 0]
         kernels.apply_rope(x, cos, sin)
         np.testing.assert_allclose(x, expected, rtol=1e-5, atol=1e-6)
-    for gate in (-200, -20, -1.5, 0, 0.3, 4, 90):
-        expected = gate / (1 + np.exp(-np.float64(gate))) * 1.7
-        assert kernels.silu_times(np.float32(gate), np.float32(1.7)) == pytest.approx(expected, rel=1e-5, abs=1e-30)
+    gate, up = np.array([-200, -20, -1.5, 0, 0.3, 4, 90] * 3, np.float32), rng.standard_normal(21).astype(np.float32)
+    expected = gate / (1 + np.exp(-gate.astype(np.float64))) * up
+    kernels.silu_times(gate, up)
+    np.testing.assert_allclose(gate, expected, rtol=1e-5, atol=1e-30)
+
+
+def test_largest():
+    rng = np.random.default_rng(0)
+    for n in (1, 5, 32, 100):
+        for x in (rng.standard_normal(n), -abs(rng.standard_normal(n)), np.zeros(n), np.full(n, -np.inf), -np.zeros(n)):
+            x = x.astype(np.float32)
+            assert kernels.largest_of(x) == x.max() and kernels.largest_size(x) == abs(x).max()
+            x[rng.integers(n)] = np.inf
+            assert kernels.largest_of(x) == kernels.largest_size(x) == np.inf
+            x[rng.integers(n)] = np.nan
+            assert np.isnan(kernels.largest_of(x)) and np.isnan(kernels.largest_size(x))
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)

@@ -845,13 +845,13 @@ def store_kv(cache, form, index, values):
 
 
 @compiled
-def softmax_part(scores):
-    """Makes scores [n] exp(score - largest), in place -> (largest, the sum of that)."""
-    largest, sum_ = largest_of(scores), np.float32(0)
+def exp_from(scores, largest):
+    """Makes scores [n] exp(score - largest), in place -> the sum of that."""
+    sum_ = np.float32(0)
     for i in range(len(scores)):
         scores[i] = exp(scores[i] - largest)
         sum_ += scores[i]
-    return largest, sum_
+    return sum_
 
 
 @compiled
@@ -888,7 +888,8 @@ def attend(q, k, v, stride, form, n, scores, partials):
     for t in range(whole, n):
         float_row(k + t * stride, form, x, x_stride, width, p + 4 * t, p_stride, count)
     for h in range(count):
-        partials[h, width], partials[h, width + 1] = softmax_part(scores[h, :n])
+        largest = largest_of(scores[h, :n])
+        partials[h, width], partials[h, width + 1] = largest, exp_from(scores[h, :n], largest)
     out, out_stride = partials.ctypes.data, partials.strides[0]
     if form == FLOAT16:
         if count == 1:
@@ -941,10 +942,10 @@ def shaped(x, shape):
 def attend_tile(q, k, v, stride, form, first, seen, out, space):
     """The query heads of one KV head at several tokens, with the positions that each may see, as in FlashAttention.
 
-    q float32 [n, group, width]; k, v: addresses of the position 0, `stride` bytes from one to the next; token t sees
+    q float32 [group, n, width]; k, v: addresses of the position 0, `stride` bytes from one to the next; token t sees
     the positions from `first` to before seen + t -> out float32 [n, group * head_dim]; space float32: to work in.
     """
-    n, group, width = q.shape
+    group, n, width = q.shape
     head_dim = out.shape[1] // group
     keys, values = space[:POSITIONS * width], space[POSITIONS * width:2 * POSITIONS * width]
     rest = space[2 * POSITIONS * width:]
@@ -956,39 +957,33 @@ def attend_tile(q, k, v, stride, form, first, seen, out, space):
     denominators[:] = 0
     for start in range(first, seen + n - 1, POSITIONS):
         count = min(POSITIONS, seen + n - 1 - start)
-        rounded = up_to(count, PANEL)
-        for p in range(0, rounded, PANEL):
+        for p in range(0, count, PANEL):
             make_panel(k + (start + p) * stride, stride, form, count - p, width, keys.ctypes.data + p * width * 4)
-        for i in range(rounded):
-            expand_row(v + (start + min(i, count - 1)) * stride, form, width, values[i * width:(i + 1) * width])
+        for i in range(up_to(count, PANEL)):  # values, too, lie in panels [POSITIONS, 32], one after the other
+            for c in range(0, width, PANEL):
+                here = c * POSITIONS + i * PANEL
+                expand_row(v + (start + min(i, count - 1)) * stride, form, width, c, values[here:here + PANEL])
         for h in range(group):
             t = 0
             while t < n:
                 together = vectors_at_once(n - t)
-                for p in range(0, rounded, PANEL):
-                    multiply(keys.ctypes.data + p * width * 4, PANEL * 4, q[t, h].ctypes.data, q.strides[0], width,
+                reach = up_to(min(max(seen + t + together - 1 - start, 0), count), PANEL)  # what the last of them sees
+                for p in range(0, reach, PANEL):
+                    multiply(keys.ctypes.data + p * width * 4, PANEL * 4, q[h, t].ctypes.data, q.strides[1], width,
                              scores[t].ctypes.data + 4 * p, scores.strides[0], False, together)
-                t += together
-            for t in range(n):
-                visible = min(max(seen + t - start, 0), count)
-                scores[t, visible:rounded] = 0
-                if visible > 0:
-                    old = largest[h, t]
-                    now, sum_ = softmax_part(scores[t, :visible])
-                    new = max(old, now)
-                    before, factor = exp(old - new), exp(now - new)
-                    for i in range(visible):
-                        scores[t, i] *= factor
-                    for i in range(width):
-                        sums[h, t, i] *= before
-                    denominators[h, t] = denominators[h, t] * before + sum_ * factor
-                    largest[h, t] = new
-            t = 0
-            while t < n:
-                together = vectors_at_once(n - t)
+                for i in range(t, t + together):
+                    visible = min(max(seen + i - start, 0), count)
+                    scores[i, visible:reach] = 0
+                    if visible > 0:
+                        old = largest[h, i]
+                        largest[h, i] = max(old, largest_of(scores[i, :visible]))
+                        factor = exp(old - largest[h, i])
+                        denominators[h, i] = denominators[h, i] * factor + exp_from(scores[i, :visible], largest[h, i])
+                        for j in range(width):
+                            sums[h, i, j] *= factor
                 for c in range(0, width, PANEL):
-                    multiply(values.ctypes.data + 4 * c, 4 * width, scores[t].ctypes.data, scores.strides[0], rounded,
-                             sums[h, t].ctypes.data + 4 * c, sums.strides[1], True, together)
+                    multiply(values.ctypes.data + 4 * c * POSITIONS, PANEL * 4, scores[t].ctypes.data,
+                             scores.strides[0], reach, sums[h, t].ctypes.data + 4 * c, sums.strides[1], True, together)
                 t += together
     for h in range(group):
         for t in range(n):
@@ -1061,26 +1056,27 @@ def quantize_block(w, bits, block):
 
 
 @compiled
-def expand_row(address, form, n, out):
-    """A row of n numbers as float32."""
+def expand_row(address, form, n, first, out):
+    """Numbers of a row of n, from `first` on, as float32 into out. `first` and len(out) are multiples of 32, or all."""
+    end = first + len(out)
     if form == CACHE8:
         row = numba.carray(to_pointer_u8(address), (n + n // GROUP * 2,))
         whole, scales = row[:n].view(np.int8), row[n:].view(np.uint16)
-        for g in range(n // GROUP):
+        for g in range(first // GROUP, end // GROUP):
             scale = float_from_half(scales[g])
-            for i in range(g * GROUP, (g + 1) * GROUP):
-                out[i] = scale * np.float32(whole[i])
+            for i in range(GROUP):
+                out[g * GROUP + i - first] = scale * np.float32(whole[g * GROUP + i])
     elif form == FLOAT32:
-        floats = numba.carray(to_pointer_f32(address), (n,))
-        for i in range(n):
+        floats = numba.carray(to_pointer_f32(address), (n,))[first:end]
+        for i in range(len(out)):
             out[i] = floats[i]
     else:
-        half = numba.carray(to_pointer_u16(address), (n,))
+        half = numba.carray(to_pointer_u16(address), (n,))[first:end]
         if form == BF16:
-            for i in range(n):
+            for i in range(len(out)):
                 out[i] = float_from_bf16(half[i])
         else:
-            for i in range(n):
+            for i in range(len(out)):
                 out[i] = float_from_half(half[i])
 
 
@@ -1089,7 +1085,7 @@ def weight_row(weight, r, out):
     """Row r of a weight as float32 [columns]."""
     address, stride, form, n = weight[0], weight[1], weight[2], weight[4]
     if form < INT8:
-        expand_row(address + r * stride, form, n, out)
+        expand_row(address + r * stride, form, n, 0, out[:n])
         return
     bits = 8 if form == INT8 else 4
     n_scales, lane = 2 * PANEL * 8 // bits, r % PANEL
@@ -1116,12 +1112,12 @@ def decoder_layers(rank, n_threads, barrier, first, last, layers, norms, head_no
     x float32 [batch * n, hidden_size], a sequence's n new tokens after the other's; cos, sin [batch * n, head_dim / 2];
     k_cache, v_cache: see Cache; `length` positions are filled, the first padding[b] of them with nothing. The rest is
     space to work in, rows are padded to a multiple of 64: h [batch * n, the widest factor], packed: the same; qkv
-    [batch * n, ...], queries [batch * n, n_heads, width], inner [2, batch * n, ...], inner_packed, partials [batch * n,
+    [batch * n, ...], queries [n_heads, batch * n, width], inner [2, batch * n, ...], inner_packed, partials [batch * n,
     n_heads, parts, width + 2], space [n_threads, ...].
     """
     m, hidden = x.shape
     batch, n_kv_heads, capacity, row_size = k_cache.shape[1:]
-    n, n_heads, head_dim = m // batch, queries.shape[1], 2 * cos.shape[1]
+    n, n_heads, head_dim = m // batch, len(queries), 2 * cos.shape[1]
     group, parts = n_heads // n_kv_heads, partials.shape[2]
     q_size, kv_size, n_inner = n_heads * head_dim, n_kv_heads * head_dim, layers[0, DOWN, 4]
     k_start, v_start = up_to(q_size, PANEL), up_to(q_size, PANEL) + up_to(kv_size, PANEL)
@@ -1148,7 +1144,7 @@ def decoder_layers(rank, n_threads, barrier, first, last, layers, norms, head_no
         for item in range(items * rank // n_threads, items * (rank + 1) // n_threads):
             t, i = item // (n_heads + n_kv_heads), item % (n_heads + n_kv_heads)
             if i < n_heads:
-                query = queries[t, i, :head_dim]
+                query = queries[i, t, :head_dim]
                 rms_norm(qkv[t, i * head_dim:(i + 1) * head_dim], head_norms[layer, 0], eps, query)
                 apply_rope(query, cos[t], sin[t])
                 for j in range(head_dim):
@@ -1173,7 +1169,7 @@ def decoder_layers(rank, n_threads, barrier, first, last, layers, norms, head_no
                     seen = min(length + t + 1, (part + 1) * part_length) - begin
                     for j in range(i * group, (i + 1) * group, PAIR):
                         some = slice(j, min(j + PAIR, (i + 1) * group))
-                        attend(queries[b * n + t, some], k_cache.ctypes.data + at, v_cache.ctypes.data + at,
+                        attend(queries[some, b * n + t], k_cache.ctypes.data + at, v_cache.ctypes.data + at,
                                2 * row_size, kv_form, seen, scores, partials[b * n + t, some, part])
             meet(gate, n_threads)
             for t in range(m * rank // n_threads, m * (rank + 1) // n_threads):
@@ -1184,7 +1180,7 @@ def decoder_layers(rank, n_threads, barrier, first, last, layers, norms, head_no
                 b, i, tile = item // n_kv_heads % batch, item % n_kv_heads, item // n_kv_heads // batch
                 t, end = b * n + tile * TILE, b * n + min(n, (tile + 1) * TILE)
                 at = 2 * (((layer * batch + b) * n_kv_heads + i) * capacity) * row_size
-                attend_tile(queries[t:end, i * group:(i + 1) * group], k_cache.ctypes.data + at,
+                attend_tile(queries[i * group:(i + 1) * group, t:end], k_cache.ctypes.data + at,
                             v_cache.ctypes.data + at, 2 * row_size, kv_form, padding[b], length + tile * TILE + 1,
                             h[t:end, i * group * head_dim:(i + 1) * group * head_dim], mine)
             meet(gate, n_threads)
@@ -1248,6 +1244,7 @@ KERNELS = {
 }
 # numba's code gives back what belongs to numba; what is passed from Python doesn't, so that this is never called.
 NEVER_CALLED = "define void @NRT_MemInfo_call_dtor(ptr %memory) { ret void }"
+C_LIBRARY = {"sqrt", "sqrtf", "sched_yield"}  # what they call besides each other; without numba there is nothing more
 
 
 def machine_code() -> tuple[dict[str, list], bytes]:
@@ -1269,6 +1266,11 @@ def machine_code() -> tuple[dict[str, list], bytes]:
         module.get_function(kernel.overloads[signature].fndesc.llvm_func_name).name = kernel.__name__
         arguments[kernel.__name__] = [[str(kind.dtype), kind.ndim] if isinstance(kind, types.Array) else str(kind)
                                       for kind in signature]
+    absent = {function.name for function in module.functions if function.is_declaration
+              and not function.name.startswith("llvm.")} - C_LIBRARY
+    if absent:
+        raise InputError(f"numba {numba.__version__} compiles kernels that need {', '.join(sorted(absent))} to run, so "
+                         "they can't be kept; install another version of numba, or use qwen3.py")
     machine = target.create_target_machine(
         cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3,
         reloc="static" if target.name.startswith("x86") else "default", codemodel="jitdefault", jit=True)

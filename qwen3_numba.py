@@ -453,7 +453,7 @@ def run_layers(model: Model, ids: np.ndarray, cache: Cache) -> np.ndarray:
     parts = -(-length // part_length) if n <= FEW else 0
     work = (np.zeros((m, widest + APART), f32), np.empty((m, widest * 5 // 4), np.uint8),
             np.empty((m, max(padded(q_size, PANEL) + 2 * padded(kv_size, PANEL), widest)), f32),
-            np.zeros((m, n_heads, width), f32),
+            np.zeros((n_heads, m, width), f32),
             np.zeros((2, m, inner + APART), f32), np.empty((m, inner * 5 // 4), np.uint8),
             np.empty((m, n_heads, parts, width + 2), f32),
             np.empty((w.team.n_threads, space_size(n_heads // config.num_key_value_heads, width)), f32))

@@ -402,6 +402,17 @@ def test_cpus_and_settings_that_do_not_do(monkeypatch):
         kernels.machine_code()
 
 
+def test_kernels_that_need_numba_to_run_are_refused(monkeypatch):
+    """They would crash in the next process, which loads them without numba."""
+    @kernels.called_from_python
+    def allocates(x):
+        x[:] = x[::-1].copy()
+
+    monkeypatch.setattr(kernels, "KERNELS", {allocates: (kernels.F1,)})
+    with pytest.raises(qwen3.InputError, match="NRT_"):
+        kernels.machine_code()
+
+
 def test_a_full_disk_and_two_at_once(tmp_path):
     """Both compile, because the cache is empty, and one can't even write it."""
     limit = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)); "

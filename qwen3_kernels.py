@@ -17,7 +17,8 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
+from numba.core import cgutils, event
+from numba.core.dispatcher import Dispatcher
 from numba.extending import intrinsic
 from tqdm import tqdm
 
@@ -1247,6 +1248,21 @@ NEVER_CALLED = "define void @NRT_MemInfo_call_dtor(ptr %memory) { ret void }"
 C_LIBRARY = {"sqrt", "sqrtf", "sched_yield"}  # what they call besides each other; without numba there is nothing more
 
 
+class Progress(event.Listener):
+    """Moves a bar on when one of these functions has been compiled."""
+
+    def __init__(self, functions: Iterable[Dispatcher], bar: tqdm):
+        self.left, self.bar = set(functions), bar
+
+    def on_start(self, started: event.Event) -> None:
+        pass
+
+    def on_end(self, ended: event.Event) -> None:
+        if ended.data["dispatcher"] in self.left:
+            self.left.remove(ended.data["dispatcher"])
+            self.bar.update()
+
+
 def machine_code() -> tuple[dict[str, list], bytes]:
     """Compiles the kernels for this CPU -> ({name: its arguments}, an object file that has functions of these names).
 
@@ -1260,8 +1276,12 @@ def machine_code() -> tuple[dict[str, list], bytes]:
     target, module, arguments = llvm.Target.from_default_triple(), llvm.parse_assembly(NEVER_CALLED), {}
     if target.name.startswith("x86") and not FEATURES.get("f16c"):
         raise InputError("the fast engine needs a CPU that converts float16 (F16C: since 2013); use qwen3.py")
-    for kernel, signature in tqdm(KERNELS.items(), "compiling, only this once", delay=1, leave=False, disable=None):
-        kernel.compile(signature)
+    functions = [function for function in globals().values() if isinstance(function, Dispatcher)]
+    with (tqdm(desc="compiling, only this once", total=len(functions), delay=1, leave=False, disable=None) as bar,
+          event.install_listener("numba:compile", Progress(functions, bar))):
+        for kernel, signature in KERNELS.items():
+            kernel.compile(signature)
+    for kernel, signature in KERNELS.items():
         module.link_in(llvm.parse_assembly(kernel.inspect_llvm(signature)))
         module.get_function(kernel.overloads[signature].fndesc.llvm_func_name).name = kernel.__name__
         arguments[kernel.__name__] = [[str(kind.dtype), kind.ndim] if isinstance(kind, types.Array) else str(kind)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import llvmlite.binding as llvm
 import numpy as np
+import pexpect
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -356,16 +357,20 @@ def test_without_numba(tmp_path):
 
 
 def test_no_place_for_the_kernels(tmp_path):
-    """Where no folder can be made, neither beside the program nor in the home: they are compiled, and it works."""
+    """No folder can be made, neither beside the program nor in the home: they are compiled, with a bar, and it works."""
     for file in [*ROOT.glob("*.py")]:
         (tmp_path / file.name).write_bytes(file.read_bytes())
     for name in ("__pycache__", "cache"):
         (tmp_path / name).write_text("a file where a folder should be")
     environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
-    done = subprocess.run([sys.executable, tmp_path / "qwen3_numba.py", "--model", ROOT / "demo", "--no-think",
-                           "What is the capital of Peru?"], capture_output=True, text=True, timeout=300,
-                          env=environment | {"XDG_CACHE_HOME": str(tmp_path / "cache")})
-    assert (done.returncode, done.stdout, done.stderr) == (0, "The capital of Peru is Lima.\n", "")
+    arguments = [str(tmp_path / "qwen3_numba.py"), "--model", str(ROOT / "demo"), "--no-think", "What is the capital of Peru?"]
+    terminal = pexpect.spawn(sys.executable, arguments, encoding="utf-8", timeout=300,
+                             env=environment | {"XDG_CACHE_HOME": str(tmp_path / "cache")})
+    shown = terminal.read()
+    terminal.close()
+    assert terminal.exitstatus == 0 and "compiling, only this once" in shown
+    assert len(set(re.findall(r"\d+/\d+", shown))) > 5  # the bar moves
+    assert shown.split("\r")[-2:] == ["The capital of Peru is Lima.", "\n"]
 
 
 def test_kernels_are_kept(tmp_path, monkeypatch):

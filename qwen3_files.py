@@ -156,7 +156,7 @@ def write_safetensors(name: str | Path, tensors: dict[str, np.ndarray], metadata
                        "data_offsets": [offset, offset + array.nbytes]}
         offset += array.nbytes
     head = json.dumps(header).encode()
-    head += b" " * (-len(head) % 8)
+    head += b" " * ((-8 - len(head)) % 64)  # the numbers begin where a line of the CPU's cache does
 
     def write(file: BinaryIO) -> None:
         file.write(len(head).to_bytes(8, "little") + head)

@@ -576,6 +576,12 @@ def share(n, rank, n_threads):
     return min(n, panels * rank // n_threads * PANEL), min(n, panels * (rank + 1) // n_threads * PANEL)
 
 
+@compiled
+def part_of(n, rank, n_threads):
+    """The numbers of those of n things that are a thread's."""
+    return range(n * rank // n_threads, n * (rank + 1) // n_threads)
+
+
 up_to = compiled(padded)
 
 
@@ -1129,7 +1135,7 @@ def decoder_layers(rank, n_threads, barrier, first, last, layers, norms, head_no
     scores = shaped(mine, (PAIR, LONG_PART))
     for layer in range(first, last):
         w = layers[layer]
-        for t in range(m * rank // n_threads, m * (rank + 1) // n_threads):
+        for t in part_of(m, rank, n_threads):
             rms_norm(x[t], norms[layer, 0], eps, h[t])
             ready(h[t], hidden, w[Q, 2], packed[t], 0, hidden)
         meet(gate, n_threads)
@@ -1142,7 +1148,7 @@ def decoder_layers(rank, n_threads, barrier, first, last, layers, norms, head_no
         meet(gate, n_threads)
 
         items = m * (n_heads + n_kv_heads)
-        for item in range(items * rank // n_threads, items * (rank + 1) // n_threads):
+        for item in part_of(items, rank, n_threads):
             t, i = item // (n_heads + n_kv_heads), item % (n_heads + n_kv_heads)
             if i < n_heads:
                 query = queries[i, t, :head_dim]
@@ -1162,7 +1168,7 @@ def decoder_layers(rank, n_threads, barrier, first, last, layers, norms, head_no
 
         if n <= FEW:  # parts of the cache, whose results are then combined
             items = batch * n_kv_heads * parts
-            for item in range(items * rank // n_threads, items * (rank + 1) // n_threads):
+            for item in part_of(items, rank, n_threads):
                 b, i, part = item // parts // n_kv_heads, item // parts % n_kv_heads, item % parts
                 begin = max(part * part_length, padding[b])
                 at = 2 * (((layer * batch + b) * n_kv_heads + i) * capacity + begin) * row_size
@@ -1173,7 +1179,7 @@ def decoder_layers(rank, n_threads, barrier, first, last, layers, norms, head_no
                         attend(queries[some, b * n + t], k_cache.ctypes.data + at, v_cache.ctypes.data + at,
                                2 * row_size, kv_form, seen, scores, partials[b * n + t, some, part])
             meet(gate, n_threads)
-            for t in range(m * rank // n_threads, m * (rank + 1) // n_threads):
+            for t in part_of(m, rank, n_threads):
                 for j in range(n_heads):
                     combine(partials[t, j], h[t, j * head_dim:(j + 1) * head_dim])
         else:
@@ -1185,7 +1191,7 @@ def decoder_layers(rank, n_threads, barrier, first, last, layers, norms, head_no
                             v_cache.ctypes.data + at, 2 * row_size, kv_form, padding[b], length + tile * TILE + 1,
                             h[t:end, i * group * head_dim:(i + 1) * group * head_dim], mine)
             meet(gate, n_threads)
-        for t in range(m * rank // n_threads, m * (rank + 1) // n_threads):
+        for t in part_of(m, rank, n_threads):
             ready(h[t], q_size, w[OUT, 2], packed[t], 0, q_size)
         meet(gate, n_threads)
 
@@ -1195,7 +1201,7 @@ def decoder_layers(rank, n_threads, barrier, first, last, layers, norms, head_no
             add_to(x[t, start:end], qkv[t, start:end])
         meet(gate, n_threads)
 
-        for t in range(m * rank // n_threads, m * (rank + 1) // n_threads):
+        for t in part_of(m, rank, n_threads):
             rms_norm(x[t], norms[layer, 1], eps, h[t])
             ready(h[t], hidden, w[GATE, 2], packed[t], 0, hidden)
         meet(gate, n_threads)
@@ -1219,7 +1225,7 @@ def decoder_layers(rank, n_threads, barrier, first, last, layers, norms, head_no
 def output_logits(rank, n_threads, barrier, x, norm, eps, head, h, packed, logits, space):
     """The namesake of qwen3.output_logits: x [n, hidden_size] -> logits [n, vocab_size, or more]."""
     n, hidden = x.shape
-    for t in range(n * rank // n_threads, n * (rank + 1) // n_threads):
+    for t in part_of(n, rank, n_threads):
         rms_norm(x[t], norm, eps, h[t])
         ready(h[t], hidden, head[2], packed[t], 0, hidden)
     meet(barrier.ctypes.data, n_threads)

@@ -1,6 +1,6 @@
 """The kernels of qwen3_numba.py: what numba compiles for this CPU, once. Run or import qwen3_numba.py, not this file.
 
-Each is the namesake of a function in qwen3.py, which says in NumPy what it computes. The order is that of forward:
+Those that have a namesake in qwen3.py compute the same; NumPy says there what it is. The order is that of forward:
 
     vectors and products (LLVM) -> small steps -> linear -> attention -> packing weights -> decoder layers -> logits
 
@@ -547,8 +547,10 @@ def bf16_from_float(context, value):
     """The bits of a number as bfloat16, rounded to the nearest, ties to even."""
     def codegen(context, b, signature, args):
         bits = b.bitcast(args[0], I32)
-        even = b.and_(b.lshr(bits, I32(16)), I32(1))
-        return b.trunc(b.lshr(b.add(bits, b.add(even, I32(0x7FFF))), I32(16)), I16)
+        upper = b.lshr(bits, I32(16))
+        rounded = b.lshr(b.add(bits, b.add(b.and_(upper, I32(1)), I32(0x7FFF))), I32(16))
+        is_nan = b.fcmp_unordered("uno", args[0], args[0])
+        return b.trunc(b.select(is_nan, b.or_(upper, I32(0x40)), rounded), I16)
     return types.uint16(types.float32), codegen
 
 
@@ -560,7 +562,7 @@ def float_from_bf16(context, bits):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The small steps of a layer, each the namesake of a function in qwen3.py
+# The small steps of a layer
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -657,7 +659,7 @@ def largest_size(x):
 
 @compiled
 def pack_vector(x, packed, zero, first, last):
-    """Packs groups first to last - 1 of x float32 [n], n a multiple of 64, for packed weights, see above.
+    """Packs groups first to last - 1 of x float32 [n], n a multiple of 64, for packed weights, see qwen3_layout.py.
 
     zero: the byte that stands for 0 in the weights.
     """
@@ -667,7 +669,7 @@ def pack_vector(x, packed, zero, first, last):
     for g in range(first, last):
         group, whole = x[g * GROUP:(g + 1) * GROUP], values[g * GROUP:(g + 1) * GROUP]
         largest = largest_size(group)
-        inverse = np.float32(127) / largest if largest > 0 else np.float32(0)
+        inverse = np.float32(127) / largest if largest > np.float32(1e-36) else np.float32(0)  # else it would overflow
         sum_, xq, qq = np.int32(0), np.float32(0), np.float32(0)
         for i in range(GROUP):
             q = np.floor(group[i] * inverse + np.float32(0.5))
@@ -773,7 +775,7 @@ def linear_packed(weight, packed, out, column, start, end):
 
 @compiled
 def linear_expanded(weight, x, out, column, start, end, space):
-    """Floats of 16 bits are expanded, panel by panel, and each panel is multiplied with all vectors."""
+    """Rows of floats are expanded, panel by panel, and each panel is multiplied with all vectors."""
     address, stride, form, n_rows, columns = weight[0], weight[1], weight[2], weight[3], up_to(weight[4], 32)
     size = 4 if form == FLOAT32 else 2
     for first in range(start, end, PANEL * PANELS):
@@ -1023,7 +1025,7 @@ def quantize_group(w, bits, scale):
 
 @called_from_python
 def quantize_block(w, bits, block):
-    """w float32 [32, n], n a multiple of 64 -> a packed block, see above. For each group the scale that errs least."""
+    """w float32 [32, n], n a multiple of 64 -> a packed block, see qwen3_layout.py; the scales err least."""
     n_scales = 2 * PANEL * 8 // bits  # bytes
     unit_size = n_scales + 1024
     units = numba.carray(to_pointer_u8(block.ctypes.data), (len(block) // unit_size, unit_size))

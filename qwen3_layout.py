@@ -13,8 +13,9 @@ bytes want them:
     int4   half a byte each, w = scale * (half - 8): the lower halves are the first group, the upper ones the second
 
 A vector that is multiplied with them is packed likewise: signed bytes, a float32 scale for each group, and for each
-group the int32 that makes good for the offset: -128 times the sum of its bytes, or -8 times (see pack_vector). A row of
-the KV cache is FLOAT16, BF16 or CACHE8: n signed bytes, then a float16 scale for each group.
+group the int32 that makes good for the offset: -128 times the sum of its bytes, or -8 times, or 0 where the
+instructions do that by themselves (see pack_vector). A row of the KV cache is FLOAT16, BF16 or CACHE8: n signed bytes,
+then a float16 scale for each group.
 """
 FLOAT32, BF16, FLOAT16, INT8, INT4, CACHE8 = range(6)
 GROUP, PANEL = 32, 32  # columns with one scale; rows of a block, or of a panel of floats

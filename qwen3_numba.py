@@ -14,8 +14,8 @@ long as its weights take to be read. From that follows all that is done here:
     all of the speed each core reads its share of the rows as one stream, without gaps
     nothing else     one job for the threads per token: they meet at barriers and never wait for Python in between
 
-What isn't defined here is that of qwen3.py, generation, sampling and the command line among it; each function that is
-has its namesake there, which says in NumPy what it computes. Two more files belong to this one:
+What isn't defined here is that of qwen3.py, generation, sampling and the command line among it; what has a namesake
+there does the same, and NumPy says there what that is. Two more files belong to this one:
 
     qwen3_layout.py  how weights and the cache lie in memory
     qwen3_kernels.py the kernels themselves, in the order of forward; imported only to be compiled, at the first run
@@ -31,6 +31,7 @@ import queue
 import shutil
 import sys
 import threading
+import weakref
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ def available_cpus() -> int:
 
 
 class Team:
-    """Threads that run a kernel together, each with its rank. They sleep while there is nothing to do.
+    """Threads that run a kernel together, each with its rank. They sleep while there is nothing to do, and end with it.
 
     The calling thread only waits, so that Ctrl-C reaches it at once; a job that was begun is still finished, and the
     next one comes after it. Callers from several threads take turns.
@@ -90,32 +91,47 @@ class Team:
         self.barrier = np.zeros(16, np.int64)  # arrived [0], round [8]: on two cache lines
         self.queues: list[queue.SimpleQueue] = [queue.SimpleQueue() for _ in range(self.n_threads)]
         for rank in range(self.n_threads):
-            threading.Thread(target=self._work, args=(rank,), daemon=True, name=f"qwen3-{rank}").start()
+            threading.Thread(target=work, args=(rank, self.queues), daemon=True, name=f"qwen3-{rank}").start()
+        weakref.finalize(self, self.queues[0].put, None)
 
-    def _work(self, rank: int) -> None:
-        while True:
-            job, done = self.queues[rank].get()
-            if rank == 0:  # one put by the caller, which an interrupt can't cut in two; the others are called from here
-                for other in self.queues[1:]:
-                    other.put((job, None))
-            kernel, numbers, _ = job
-            kernel.call(rank, *numbers)
-            if done is not None:
-                done.put(None)
+    def run(self, kernel: "Kernel", weights: "Weights", *args: Any) -> None:
+        """kernel(rank, n_threads, barrier, *args) on all threads. The kernel must end with `meet`.
 
-    def run(self, kernel: "Kernel", *args: Any) -> None:
-        """kernel(rank, n_threads, barrier, *args) on all threads. The kernel must end with `meet`."""
+        Weights and arrays are addresses to the kernel: they are kept until it ends, even if this call is interrupted.
+        """
         if self.pid != os.getpid():  # threads don't survive a fork
             self._start()
         done: queue.SimpleQueue = queue.SimpleQueue()
         numbers = kernel.numbers(0, self.n_threads, self.barrier, *args)[1:]
-        self.queues[0].put(((kernel, numbers, args), done))  # args, too: they must outlive the job, not only this call
+        self.queues[0].put((kernel, numbers, done, (weights, args)))
         done.get()
+
+
+def work(rank: int, queues: Sequence[queue.SimpleQueue]) -> None:
+    """What a thread of a team does. It must not know the team, which else would never end."""
+    while take_job(rank, queues):
+        pass
+
+
+def take_job(rank: int, queues: Sequence[queue.SimpleQueue]) -> bool:
+    """Waits for a job and does a thread's part of it; False if there are no more."""
+    job = queues[rank].get()
+    if rank == 0:  # one put by the caller, which an interrupt can't cut in two; the others are called from here
+        for other in queues[1:]:
+            other.put(job)
+    if job is None:
+        return False
+    kernel, numbers, done, _ = job
+    kernel.call(rank, *numbers)
+    if rank == 0:
+        done.put(None)
+    return True
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Kernels: machine code that is made at the first run, and kept
 # ----------------------------------------------------------------------------------------------------------------------
+
 
 class Kernel:
     """A function of qwen3_kernels.py, compiled, at an address. Other threads run while it does."""
@@ -459,7 +475,7 @@ def run_layers(model: Model, ids: np.ndarray, cache: Cache) -> np.ndarray:
             np.empty((w.team.n_threads, space_size(n_heads // config.num_key_value_heads, width)), f32))
     step = config.num_hidden_layers if m <= FEW else 1  # a long prompt can be interrupted between two layers
     for first in range(0, config.num_hidden_layers, step):
-        w.team.run(kernels().decoder_layers, first, first + step, w.layers, w.norms, w.head_norms,
+        w.team.run(kernels().decoder_layers, w, first, first + step, w.layers, w.norms, w.head_norms,
                    config.rms_norm_eps, x, cos, sin, cache.k, cache.v, cache.form, cache.length, padding,
                    part_length, *work)
     return x
@@ -471,8 +487,8 @@ def output(model: Model, x: np.ndarray) -> np.ndarray:
     width = padded(config.hidden_size, 64)
     logits = np.empty((len(x), padded(config.vocab_size, PANEL)), np.float32)
     space = np.empty((w.team.n_threads, PANELS * DEPTH * PANEL), np.float32)
-    w.team.run(kernels().output_logits, x, w.norm, config.rms_norm_eps, w.head, np.zeros((len(x), width), np.float32),
-               np.empty((len(x), width * 5 // 4), np.uint8), logits, space)
+    h, packed = np.zeros((len(x), width), np.float32), np.empty((len(x), width * 5 // 4), np.uint8)
+    w.team.run(kernels().output_logits, w, x, w.norm, config.rms_norm_eps, w.head, h, packed, logits, space)
     return logits[:, :config.vocab_size]
 
 
@@ -523,7 +539,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     import qwen3_cli
     parser = qwen3_cli.make_parser()
     add = parser.add_argument_group("the fast engine").add_argument
-    add("--quantize", choices=["int8", "int4"], help="8 or 4 bits for each weight: 2 or 3.5 times as fast as bfloat16")
+    add("--quantize", choices=["int8", "int4"], help="8 or 4 bits a weight: up to 2 or 3.5 times as fast as bfloat16")
     add("--save-quantized", metavar="DIR", help="write the quantized model into a new folder, which loads at once")
     add("--threads", type=int, metavar="N", help="how many threads compute (default: the CPUs that may be used)")
     add("--kv-dtype", choices=list(CACHES), default="f16", help="how keys and values are kept (default: %(default)s)")

@@ -1,4 +1,5 @@
 """--lookup: guesses from what was there before are checked, so only the time changes, never the answer."""
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -40,39 +41,39 @@ def test_sampled_answers_stay_the_same(model, seed):
         assert list(qwen3.generate(model, prompt, 80, **options, lookup=5)) == expected
 
 
-def test_the_distribution_is_exact(tmp_path):
-    """The second token after a guess that is often wrong, over many seeds: as often as its probability says."""
+def counting(model, monkeypatch):
+    """(the model, a list to which each of its passes adds how many tokens it computes); guesses always seem to pay."""
+    counts, forward = [], model.engine.forward
+
+    def counted(model, token_ids, cache, all_logits=False):
+        counts.append(len(token_ids))
+        return forward(model, token_ids, cache, all_logits)
+
+    monkeypatch.setattr(qwen3.Lookup, "timed", lambda self, *_: self.seconds.update({False: 1.0}))
+    return replace(model, engine=replace(model.engine, forward=counted)), counts
+
+
+def test_the_distribution_is_exact(tmp_path, monkeypatch):
+    """Tokens that were guessed, often wrongly, come over many seeds as often as their probability says."""
     model = qwen3.load_model(make_random_model(BASE | {"vocab_size": 3, "eos_token_id": []}, tmp_path))
     prompt, n = [0, 1, 2, 0, 1, 2, 0, 1], 1500
-    pairs = [tuple(qwen3.generate(model, prompt, 3, temperature=1.0, seed=seed, lookup=2, eos_token_ids=()))[1:]
-             for seed in range(n)]
-    logits = {}
-    for first in range(3):
-        for second in range(3):
-            logits[first, second] = qwen3.forward(model, [*prompt, first, second], qwen3.KVCache(model.config), True)
-    probability = np.zeros((3, 3))
-    for first in range(3):
-        p_first = np.exp(qwen3.log_softmax(logits[first, 0][len(prompt) - 1]))
-        for second in range(3):
-            p_second = np.exp(qwen3.log_softmax(logits[first, second][len(prompt)]))
-            p_third = np.exp(qwen3.log_softmax(logits[first, second][len(prompt) + 1]))
-            probability[second] += p_first[first] * p_second[second] * p_third
+    counted, passes = counting(model, monkeypatch)
     counts = np.zeros((3, 3))
-    for pair in pairs:
-        counts[pair] += 1
+    for seed in range(n):  # the fourth and the fifth of six
+        counts[tuple(qwen3.generate(counted, prompt, 6, temperature=1.0, seed=seed, lookup=2, eos_token_ids=()))[3:5]] += 1
+    several = sum(1 < count < len(prompt) for count in passes)
+    assert several > n and n < len(passes) - n < 5 * n - several / 4  # there were guesses, and some were right
+    probability = np.zeros((3, 3))
+    for answer in itertools.product(range(3), repeat=5):
+        logits = qwen3.forward(model, [*prompt, *answer], qwen3.KVCache(model.config), True)[len(prompt) - 1:-1]
+        probability[answer[3:]] += np.exp(sum(qwen3.log_softmax(row)[token] for row, token in zip(logits, answer)))
+    np.testing.assert_allclose(probability.sum(), 1, rtol=1e-5)
     chi_square = ((counts - n * probability) ** 2 / (n * probability)).sum()
     assert chi_square < 26.1  # 8 degrees of freedom: exceeded once in a thousand times
 
 
 def test_it_saves_passes(monkeypatch):
-    model, counts = qwen3_numba.load_model(qwen3.BUNDLED), []
-
-    def forward(model, token_ids, cache, all_logits=False):
-        counts.append(len(token_ids))
-        return qwen3_numba.forward(model, token_ids, cache, all_logits)
-
-    model = replace(model, engine=replace(model.engine, forward=forward))
-    monkeypatch.setattr(qwen3.Lookup, "timed", lambda self, *_: self.seconds.update({False: 1.0}))  # it always pays
+    model, counts = counting(qwen3_numba.load_model(qwen3.BUNDLED), monkeypatch)
     prompt = model.tokenizer.encode("one two three four five six " * 8)
     tokens = list(qwen3.generate(model, prompt, 60, temperature=0, lookup=4, eos_token_ids=()))
     assert len(tokens) == 60 and len(counts) < 50 and max(counts[1:]) == 5

@@ -1,4 +1,5 @@
 """The fast engine against its oracle: each kernel against NumPy, the whole against qwen3.py, in all formats."""
+import gc
 import json
 import os
 import re
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import llvmlite.binding as llvm
@@ -189,7 +191,7 @@ def test_logits(name, tmp_path):
         singly = [fast.forward(model, [i], cache)[None] for i in ids[48:]]
         stepwise = np.concatenate(pieces + singly)
         assert distance(at_once, expected) < limit and distance(stepwise, expected) < limit
-        assert distance(stepwise, at_once) < (1e-3 if quantize is None else 0.05)  # only decoding rounds the vectors
+        assert distance(stepwise, at_once) < (1e-3 if quantize is None else 0.02)  # what is rounded to 8 bits may fall to the other side
 
 
 @pytest.mark.parametrize("kv_dtype, limit", [("f16", 1e-3), ("bf16", 1e-2), ("int8", 2e-2)])
@@ -253,7 +255,23 @@ def test_long_decoding(tmp_path):
     assert distance(logits, expected) < 1e-3 and distance(logits[-100:], expected[-100:]) < 1e-3
 
 
-def test_batches_and_conversations(tmp_path):
+@pytest.mark.parametrize("lengths", [(5, 1, 8), (70, 3, 68), (300, 64, 299, 200)])
+def test_batches(lengths, tmp_path):
+    """Prompts of different lengths, padded on their left, and steps of one and of several tokens after them."""
+    path, rng = make_random_model(BASE | {"max_position_embeddings": 1000}, tmp_path, "bfloat16"), np.random.default_rng(0)
+    n, logits = max(lengths), []
+    ids = rng.integers(0, 320, (len(lengths), n + 12))
+    padding = [n - length for length in lengths]
+    for module in (qwen3, fast):
+        model = module.load_model(path)
+        cache = model.engine.new_cache(model.config, left_padding=padding)
+        logits.append(np.concatenate([model.engine.forward(model, ids[:, a:b], cache, all_logits=True)
+                                      for a, b in zip([0, n, n + 1, n + 3], [n, n + 1, n + 3, n + 12])], axis=1))
+    for expected, found, begin in zip(*logits, padding):
+        assert distance(found[begin:], expected[begin:]) < 1e-3
+
+
+def test_batches_and_conversations():
     oracle, model = qwen3.load_model(ROOT / "demo"), fast.load_model(ROOT / "demo")
     prompts = [oracle.tokenizer.encode(text) for text in ("The capital of France is", "One", "The capital of Japan is the city of")]
     assert (qwen3.generate_batch(model, prompts, max_new_tokens=12)
@@ -544,6 +562,53 @@ def test_a_long_prefill_can_be_interrupted(tmp_path):
     other = fast.Cache(model.config)
     fast.forward(model, ids[:20], other)
     np.testing.assert_array_equal(fast.forward(model, ids[:5], cache), fast.forward(model, ids[:5], other))
+
+
+def test_an_interrupted_job_keeps_what_it_reads(tmp_path):
+    """The model is gone, the file no longer mapped, while a thread still computes."""
+    config = BASE | {"num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 40000}
+    program = f"""
+import os, signal, sys, threading, time
+sys.path.insert(0, {str(ROOT)!r})
+import qwen3_numba as fast
+
+def work():
+    model = fast.load_model({str(make_random_model(config, tmp_path, "bfloat16"))!r}, threads=1)
+    threading.Timer(2, os.kill, [os.getpid(), signal.SIGINT]).start()
+    fast.forward(model, list(range(300)) * 100, fast.Cache(model.config))
+
+try:
+    work()
+except KeyboardInterrupt:
+    print("interrupted")
+fast.forward(model := fast.load_model({str(ROOT / "demo")!r}), [1, 2, 3], fast.Cache(model.config))
+time.sleep(1)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
+
+
+def test_threads_end_with_their_model():
+    def threads():
+        return {thread for thread in threading.enumerate() if thread.name.startswith("qwen3-")}
+
+    gc.collect()
+    before = threads()
+    model = fast.load_model(ROOT / "demo", threads=3)
+    cache = fast.Cache(model.config)
+    fast.forward(model, [1, 2, 3], cache)
+    mine, weights, keys = threads() - before, weakref.ref(model.weights), weakref.ref(cache.k)
+    assert len(mine) == 3
+    del cache
+    deadline = time.monotonic() + 30
+    while keys() is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert keys() is None  # no thread holds on to its last job
+    del model
+    gc.collect()
+    for thread in mine:
+        thread.join(30)
+    assert weights() is None and not any(thread.is_alive() for thread in mine)
 
 
 def test_a_forked_process_has_threads_of_its_own():

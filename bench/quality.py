@@ -1,6 +1,6 @@
 """What bf16, int8 and int4 cost in quality, next to llama.cpp's formats on the same weights and text.
 
-    python bench/quality.py            (about 5 minutes, 5 GB of memory; --cases and --tokens for less or more)
+    python bench/quality.py            (about 10 minutes, 5 GB of memory; --cases and --tokens for less or more)
 
 The reference is qwen3.py in float32. Printed are the mean Kullback-Leibler divergence of the next token's distribution
 from the reference's, the relative error of the logits, and for the bundled model the share of tools/eval_demo.py's

@@ -138,6 +138,39 @@ def test_largest():
             assert np.isnan(kernels.largest_of(x)) and np.isnan(kernels.largest_size(x))
 
 
+@pytest.mark.parametrize("size", [0, 1e-44, 3.6e-37, 2e-36, 1e-20, 1, 1e30])
+def test_vectors_of_any_size_are_packed(size):
+    x = np.random.default_rng(0).uniform(0.5, 1, 64).astype(np.float32) * np.float32(size)
+    packed = np.empty(64 * 5 // 4, np.uint8)
+    kernels.pack_vector(x, packed, 128, 0, 2)
+    found = packed[:64].view(np.int8) * np.repeat(packed[64:72].view(np.float32), 32)
+    np.testing.assert_allclose(found, x, atol=size / 200 + 1e-36, rtol=0)
+    for broken in (np.nan, -np.nan, np.inf, -np.inf):
+        x[40] = broken
+        kernels.pack_vector(x, packed, 128, 0, 2)
+        assert np.isfinite(packed[64:68].view(np.float32)).all() and np.isnan(packed[68:72].view(np.float32)).all()
+
+
+def test_bfloat16_is_the_nearest():
+    rng = np.random.default_rng(0)
+    bits = np.concatenate([rng.integers(0, 2**32, 4096), np.arange(2**15, 2**31, 2**19), [0x7F800000, 0xFF800000]])
+    x = bits.astype(np.uint32).view(np.float32)
+    x = x[abs(x) < 3.38e38]  # what is rounded up to infinity is left out
+    x = np.pad(x, (0, -len(x) % 32))
+    stored = np.empty(len(x), np.uint16)
+    kernels.store_kv(stored, BF16, 0, x)
+    lower = x.view(np.uint32) >> 16 << 16
+    below, above = (bits.astype(np.uint32).view(np.float32).astype(np.float64) for bits in (lower, lower + 2**16))
+    is_even, nearer = (lower >> 16) % 2 == 0, abs(above - x) - abs(x - below)
+    expected = np.where((nearer > 0) | is_even & (nearer == 0), below, above)
+    np.testing.assert_array_equal((stored.astype(np.uint32) << 16).view(np.float32), expected)
+    special = np.array([np.inf, -np.inf] + [0] * 30, np.float32)
+    nan = np.array([0x7FC00000, 0xFFC00000, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0xFF80FFFF], np.uint32).view(np.float32)
+    special[2:8] = nan
+    kernels.store_kv(stored[:32], BF16, 0, special)
+    np.testing.assert_array_equal((stored[:32].astype(np.uint32) << 16).view(np.float32), special)
+
+
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(arrays(np.float32, 256, elements=st.floats(-1e4, 1e4, width=32, allow_subnormal=False)), st.sampled_from([8, 4]))
 def test_quantization_errs_less_than_the_plain_rule(w, bits):

@@ -566,6 +566,9 @@ def float_from_bf16(context, bits):
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+# A function is compiled once for each combination of its arguments' types. To numba a constant like 0 or True has a
+# type of its own, np.int64(0) has not: that is why it is written below.
+#
 # Sums may be taken in any order, so that they become vectors; but NaN stays NaN, or nobody noticed broken weights.
 compiled = partial(numba.njit, nogil=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz", "arcp"})
 called_from_python = partial(compiled, no_cpython_wrapper=True, no_cfunc_wrapper=True)  # see machine_code
@@ -978,8 +981,9 @@ def attend_tile(q, k, v, stride, form, first, seen, out, space):
                 together = vectors_at_once(n - t)
                 reach = up_to(min(max(seen + t + together - 1 - start, 0), count), PANEL)  # what the last of them sees
                 for p in range(0, reach, PANEL):
-                    multiply(keys.ctypes.data + p * width * 4, PANEL * 4, q[h, t].ctypes.data, q.strides[1], width,
-                             scores[t].ctypes.data + 4 * p, scores.strides[0], False, together)
+                    multiply(keys.ctypes.data + p * width * 4, PANEL * 4,
+                             q[h].ctypes.data + t * q.strides[1], q.strides[1], width,
+                             scores[t].ctypes.data + 4 * p, scores.strides[0], np.bool_(False), together)
                 for i in range(t, t + together):
                     visible = min(max(seen + i - start, 0), count)
                     scores[i, visible:reach] = 0
@@ -991,8 +995,9 @@ def attend_tile(q, k, v, stride, form, first, seen, out, space):
                         for j in range(width):
                             sums[h, i, j] *= factor
                 for c in range(0, width, PANEL):
-                    multiply(values.ctypes.data + 4 * c * POSITIONS, PANEL * 4, scores[t].ctypes.data,
-                             scores.strides[0], reach, sums[h, t].ctypes.data + 4 * c, sums.strides[1], True, together)
+                    multiply(values.ctypes.data + 4 * c * POSITIONS, PANEL * 4,
+                             scores.ctypes.data + t * scores.strides[0], scores.strides[0], reach,
+                             sums[h, t].ctypes.data + 4 * c, sums.strides[1], np.bool_(True), together)
                 t += together
     for h in range(group):
         for t in range(n):
@@ -1094,7 +1099,7 @@ def weight_row(weight, r, out):
     """Row r of a weight as float32 [columns]."""
     address, stride, form, n = weight[0], weight[1], weight[2], weight[4]
     if form < INT8:
-        expand_row(address + r * stride, form, n, 0, out[:n])
+        expand_row(address + r * stride, form, n, np.int64(0), out[:n])
         return
     bits = 8 if form == INT8 else 4
     n_scales, lane = 2 * PANEL * 8 // bits, r % PANEL
@@ -1130,7 +1135,7 @@ def decoder_layers(rank, n_threads, barrier, first, last, layers, norms, head_no
     group, parts = n_heads // n_kv_heads, partials.shape[2]
     q_size, kv_size, n_inner = n_heads * head_dim, n_kv_heads * head_dim, layers[0, DOWN, 4]
     k_start, v_start = up_to(q_size, PANEL), up_to(q_size, PANEL) + up_to(kv_size, PANEL)
-    root, gate = np.float32(1 / np.sqrt(head_dim)), barrier.ctypes.data
+    root, gate, zero = np.float32(1 / np.sqrt(head_dim)), barrier.ctypes.data, np.int64(0)
     flat_k = numba.carray(to_pointer_u16(k_cache.ctypes.data), (k_cache.size,))
     flat_v = numba.carray(to_pointer_u16(v_cache.ctypes.data), (v_cache.size,))
     mine = space[rank]
@@ -1139,11 +1144,11 @@ def decoder_layers(rank, n_threads, barrier, first, last, layers, norms, head_no
         w = layers[layer]
         for t in part_of(m, rank, n_threads):
             rms_norm(x[t], norms[layer, 0], eps, h[t])
-            ready(h[t], hidden, w[Q, 2], packed[t], 0, hidden)
+            ready(h[t], hidden, w[Q, 2], packed[t], zero, hidden)
         meet(gate, n_threads)
 
         start, end = share(q_size, rank, n_threads)
-        linear(w[Q], h, packed, qkv, 0, start, end, mine)
+        linear(w[Q], h, packed, qkv, zero, start, end, mine)
         start, end = share(kv_size, rank, n_threads)
         linear(w[K], h, packed, qkv, k_start, start, end, mine)
         linear(w[V], h, packed, qkv, v_start, start, end, mine)
@@ -1194,30 +1199,30 @@ def decoder_layers(rank, n_threads, barrier, first, last, layers, norms, head_no
                             h[t:end, i * group * head_dim:(i + 1) * group * head_dim], mine)
             meet(gate, n_threads)
         for t in part_of(m, rank, n_threads):
-            ready(h[t], q_size, w[OUT, 2], packed[t], 0, q_size)
+            ready(h[t], q_size, w[OUT, 2], packed[t], zero, q_size)
         meet(gate, n_threads)
 
         start, end = share(hidden, rank, n_threads)
-        linear(w[OUT], h, packed, qkv, 0, start, end, mine)
+        linear(w[OUT], h, packed, qkv, zero, start, end, mine)
         for t in range(m):
             add_to(x[t, start:end], qkv[t, start:end])
         meet(gate, n_threads)
 
         for t in part_of(m, rank, n_threads):
             rms_norm(x[t], norms[layer, 1], eps, h[t])
-            ready(h[t], hidden, w[GATE, 2], packed[t], 0, hidden)
+            ready(h[t], hidden, w[GATE, 2], packed[t], zero, hidden)
         meet(gate, n_threads)
 
         start, end = share(n_inner, rank, n_threads)
-        linear(w[GATE], h, packed, inner[0], 0, start, end, mine)
-        linear(w[UP], h, packed, inner[1], 0, start, end, mine)
+        linear(w[GATE], h, packed, inner[0], zero, start, end, mine)
+        linear(w[UP], h, packed, inner[1], zero, start, end, mine)
         for t in range(m):
             silu_times(inner[0, t, start:end], inner[1, t, start:end])
             ready(inner[0, t], n_inner, w[DOWN, 2], inner_packed[t], start, end)
         meet(gate, n_threads)
 
         start, end = share(hidden, rank, n_threads)
-        linear(w[DOWN], inner[0], inner_packed, qkv, 0, start, end, mine)
+        linear(w[DOWN], inner[0], inner_packed, qkv, zero, start, end, mine)
         for t in range(m):
             add_to(x[t, start:end], qkv[t, start:end])
         meet(gate, n_threads)
@@ -1226,13 +1231,13 @@ def decoder_layers(rank, n_threads, barrier, first, last, layers, norms, head_no
 @called_from_python
 def output_logits(rank, n_threads, barrier, x, norm, eps, head, h, packed, logits, space):
     """The namesake of qwen3.output_logits: x [n, hidden_size] -> logits [n, vocab_size, or more]."""
-    n, hidden = x.shape
+    (n, hidden), zero = x.shape, np.int64(0)
     for t in part_of(n, rank, n_threads):
         rms_norm(x[t], norm, eps, h[t])
-        ready(h[t], hidden, head[2], packed[t], 0, hidden)
+        ready(h[t], hidden, head[2], packed[t], zero, hidden)
     meet(barrier.ctypes.data, n_threads)
     start, end = share(head[3], rank, n_threads)
-    linear(head, h, packed, logits, 0, start, end, space[rank])
+    linear(head, h, packed, logits, zero, start, end, space[rank])
     meet(barrier.ctypes.data, n_threads)
 
 

@@ -583,7 +583,7 @@ def share(n, rank, n_threads):
 
 @compiled
 def part_of(n, rank, n_threads):
-    """The numbers of those of n things that are a thread's."""
+    """A thread's part of range(n)."""
     return range(n * rank // n_threads, n * (rank + 1) // n_threads)
 
 
@@ -661,6 +661,12 @@ def largest_size(x):
 
 
 @compiled
+def bytes_from(largest):
+    """The factor that makes numbers up to `largest` bytes; 0 for such small ones that it would overflow."""
+    return np.float32(127) / largest if largest > np.float32(1e-36) else np.float32(0)
+
+
+@compiled
 def pack_vector(x, packed, zero, first, last):
     """Packs groups first to last - 1 of x float32 [n], n a multiple of 64, for packed weights, see qwen3_layout.py.
 
@@ -672,7 +678,7 @@ def pack_vector(x, packed, zero, first, last):
     for g in range(first, last):
         group, whole = x[g * GROUP:(g + 1) * GROUP], values[g * GROUP:(g + 1) * GROUP]
         largest = largest_size(group)
-        inverse = np.float32(127) / largest if largest > np.float32(1e-36) else np.float32(0)  # else it would overflow
+        inverse = bytes_from(largest)
         sum_, xq, qq = np.int32(0), np.float32(0), np.float32(0)
         for i in range(GROUP):
             q = np.floor(group[i] * inverse + np.float32(0.5))
@@ -841,7 +847,7 @@ def store_kv(cache, form, index, values):
         for g in range(width // GROUP):
             group = values[g * GROUP:min((g + 1) * GROUP, n)]
             largest, out = largest_size(group), whole[g * GROUP:]
-            inverse = np.float32(127) / largest if largest > 0 else np.float32(0)
+            inverse = bytes_from(largest)
             for i in range(len(group)):
                 out[i] = np.int32(np.floor(group[i] * inverse + np.float32(0.5)))
             scales[g] = half_from_float(largest / np.float32(127))  # NaN if a number is NaN or infinite

@@ -189,7 +189,7 @@ class Bench:
                 if name.startswith("llama"):
                     alone(write_gguf, self.path, self.folder, name)
                 ids = self.ids[:self.sizes.prompt + 16]
-                if name in GOALS and not GOALS.keys() & self.memory.keys():  # the first run compiles
+                if name in GOALS and not GOALS.keys() & self.memory.keys():  # it compiles: not measured
                     alone(peak_memory, name, self.path, self.folder, self.threads, ids)
                 self.memory[name] = alone(peak_memory, name, self.path, self.folder, self.threads, ids)
             except RuntimeError as error:  # its own, or that of a process that is gone

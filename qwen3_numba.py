@@ -7,227 +7,58 @@
 
     python qwen3_numba.py "What is the capital of France?"                the same options as qwen3.py, and --quantize
 
-Each new token needs every weight once, and a processor multiplies faster than its memory delivers: so a token takes as
-long as its weights take to be read. From that follows all that is done here:
+Each new token needs every weight once, and a processor multiplies faster than its memory delivers, so a token takes the
+time to read its weights. From that follows the design:
 
     fewer bytes      weights stay bfloat16 as in the file, or become 8 or 4 bits; keys and values are 16 or 8 bits
-    all of the speed each core reads its share of the rows as one stream, without gaps
+    full bandwidth   each core reads its share of the rows as one stream, without gaps
     nothing else     one job for the threads per token: they meet at barriers and never wait for Python in between
 
-What isn't defined here is that of qwen3.py, generation, sampling and the command line among it; what has a namesake
-there does the same, and NumPy says there what that is. Two more files belong to this one:
+Every public name of qwen3.py is here, too. Names that aren't defined in this file are those of qwen3.py, among them
+generation, sampling and the command line; a function with a namesake in qwen3.py does the same. The room below is
+qwen3_kernels/:
 
-    qwen3_layout.py  how weights and the cache lie in memory
-    qwen3_kernels.py the kernels themselves, in the order of forward; imported only to be compiled, at the first run
+    layout.py    how weights and the cache lie in memory
+    vectors.py   the products that numba can't say in Python
+    layers.py    the kernels, in the order of forward; imported only to be compiled, at the first run
+    compiled.py  machine code kept between runs
+    team.py      the threads
 """
+from __future__ import annotations
+
 import argparse
-import contextlib
-import ctypes
-import hashlib
-import importlib.util
-import json
 import os
-import queue
 import shutil
 import sys
-import threading
-import weakref
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cache, partial
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
+import safetensors
 
 import qwen3
-from qwen3 import *  # noqa: F403  the same names
-from qwen3 import Config, Engine, InputError, KVCache, Model, check_tensors, checked_ids, map_checkpoint, rope_tables
-from qwen3_layout import (BF16, CACHE8, DEPTH, FEW, FLOAT16, FLOAT32, GROUP, INT4, INT8, LINEAR, LONG_PART, PANEL,
-                          PANELS, SHORT_PART, VERSION, packed_shape, padded, space_size)
+from qwen3 import (BUNDLED, Answer, Completion, Config, Engine, InputError, Model, Sampling, TokenLogprob, Tokenizer,
+                   __version__, chat, default_sampling, generate, generate_batch, load_config, rope_tables, score)
+from qwen3_io import checkpoint
+from qwen3_io.arguments import checked_batch, checked_whole
+from qwen3_io.checkpoint import StoredTensor
+from qwen3_io.writing import write_safetensors
+from qwen3_kernels.layout import (BF16, CACHE8, DEPTH, FEW, FLOAT16, FLOAT32, GROUP, INT4, INT8, LINEAR, LONG_PART,
+                                  PANEL, PANELS, SHORT_PART, VERSION, packed_shape, padded, space_size)
 
-numba = importlib.util.find_spec("numba")  # importing it would take longer than all else, and is seldom necessary
-NUMBA_VERSION = Path(numba.origin).with_name("_version.py") if numba and numba.origin else Path()
 try:
-    if not NUMBA_VERSION.is_file():
-        raise ImportError("it isn't installed")
-    import llvmlite
-    import llvmlite.binding as llvm
+    from qwen3_kernels.compiled import kernels
+    from qwen3_kernels.team import Team, available_cpus
 except ImportError as error:
-    message = f"needs numba ({error}): pip install numba, or qwen3[fast]; qwen3.py does the same without it"
     if __name__ == "__main__":
-        sys.exit(f"qwen3_numba.py: {message}")
-    raise ImportError(f"qwen3_numba {message}") from error
+        sys.exit(f"qwen3_numba.py: {error}")
+    raise
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Threads: a team that runs one kernel together
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def available_cpus() -> int:
-    """How many CPUs this process may really use: its affinity, and the quota of its cgroup where there is one."""
-    n = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with contextlib.suppress(OSError, ValueError):  # not Linux, no cgroup, or "max": no limit
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        n = min(n, max(1, round(int(quota) / int(period))))
-    return n
-
-
-class Team:
-    """Threads that run a kernel together, each with its rank. They sleep while there is nothing to do, and end with it.
-
-    The calling thread only waits, so that Ctrl-C reaches it at once; a job that was begun is still finished, and the
-    next one comes after it. Callers from several threads take turns.
-    """
-
-    def __init__(self, n_threads: int):
-        self.n_threads = n_threads
-        self._start()
-
-    def _start(self) -> None:
-        self.pid = os.getpid()
-        self.barrier = np.zeros(16, np.int64)  # arrived [0], round [8]: on two cache lines
-        self.queues: list[queue.SimpleQueue] = [queue.SimpleQueue() for _ in range(self.n_threads)]
-        for rank in range(self.n_threads):
-            threading.Thread(target=work, args=(rank, self.queues), daemon=True, name=f"qwen3-{rank}").start()
-        weakref.finalize(self, self.queues[0].put, None)
-
-    def run(self, kernel: "Kernel", weights: "Weights", *args: Any) -> None:
-        """kernel(rank, n_threads, barrier, *args) on all threads. The kernel must end with `meet`.
-
-        Weights and arrays are addresses to the kernel: they are kept until it ends, even if this call is interrupted.
-        """
-        if self.pid != os.getpid():  # threads don't survive a fork
-            self._start()
-        done: queue.SimpleQueue = queue.SimpleQueue()
-        numbers = kernel.numbers(0, self.n_threads, self.barrier, *args)[1:]
-        self.queues[0].put((kernel, numbers, done, (weights, args)))
-        done.get()
-
-
-def work(rank: int, queues: Sequence[queue.SimpleQueue]) -> None:
-    """What a thread of a team does. It must not know the team, which else would never end."""
-    while take_job(rank, queues):
-        pass
-
-
-def take_job(rank: int, queues: Sequence[queue.SimpleQueue]) -> bool:
-    """Waits for a job and does a thread's part of it; False if there are no more."""
-    job = queues[rank].get()
-    if rank == 0:  # one put by the caller, which an interrupt can't cut in two; the others are called from here
-        for other in queues[1:]:
-            other.put(job)
-    if job is None:
-        return False
-    kernel, numbers, done, _ = job
-    kernel.call(rank, *numbers)
-    if rank == 0:
-        done.put(None)
-    return True
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Kernels: machine code that is made at the first run, and kept
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-class Kernel:
-    """A function of qwen3_kernels.py, compiled, at an address. Other threads run while it does."""
-
-    def __init__(self, address: int, arguments: list):
-        self.arguments = [kind if isinstance(kind, str) else (np.dtype(kind[0]), kind[1]) for kind in arguments]
-        types = [ctypes.c_void_p, ctypes.c_void_p]  # where numba puts a result and an exception: there is neither
-        for kind in self.arguments:
-            n = 1 if isinstance(kind, str) else 5 + 2 * kind[1]
-            types += [ctypes.c_double if kind == "float64" else ctypes.c_int64] * n
-        unused = ctypes.create_string_buffer(16)
-        self.call = partial(ctypes.CFUNCTYPE(ctypes.c_int32, *types)(address), unused, unused)
-
-    def numbers(self, *args: Any) -> list[int | float]:
-        """The arguments as numba's functions want them. TypeError unless arrays are contiguous and of the right types.
-
-        An array is (owner, owner, size, itemsize, address, *shape, *strides).
-        """
-        numbers: list[int | float] = []
-        for arg, kind in zip(args, self.arguments, strict=True):
-            if isinstance(kind, str):
-                numbers.append(float(arg) if kind == "float64" else int(arg))
-            elif (arg.dtype, arg.ndim) != kind or not arg.flags.c_contiguous:
-                raise TypeError(f"needs contiguous {kind[0]} with {kind[1]} dimensions, not {arg.dtype} {arg.shape}")
-            else:
-                numbers += (0, 0, arg.size, arg.itemsize, arg.ctypes.data, *arg.shape, *arg.strides)
-        return numbers
-
-    def __call__(self, *args: Any) -> None:
-        self.call(*self.numbers(*args))
-
-
-def kernel_folders() -> list[Path]:
-    """Where compiled kernels may be kept: in NUMBA_CACHE_DIR; or with Python's compiled modules, or in the home."""
-    if folder := os.environ.get("NUMBA_CACHE_DIR"):
-        return [Path(folder)]
-    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return [Path(__file__).resolve().parent / "__pycache__", Path(caches) / "qwen3"]
-
-
-@cache
-def kernels() -> SimpleNamespace:
-    """All kernels by their names: compiled by numba, or as they were kept when they were.
-
-    numba could keep them itself, but then each start had to import it and its compiler, which takes longer than all
-    else: so what it has compiled is kept as an object file, which llvmlite, the smaller part of numba, loads at once.
-    """
-    folder = Path(__file__).resolve().parent
-    cpu = f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()} {os.environ.get('QWEN3_INT8_PATH')}"
-    sources = [file.read_bytes() for file in (folder / "qwen3_kernels.py", folder / "qwen3_layout.py", NUMBA_VERSION)]
-    made_from = hashlib.sha256(b"".join(sources) + f"{llvmlite.__version__} {cpu}".encode()).hexdigest()
-    name = f"qwen3_kernels.{hashlib.sha256(cpu.encode()).hexdigest()[:8]}.o"
-    found = next(filter(None, (read_kernels(folder / name, made_from) for folder in kernel_folders())), None)
-    if found is None:
-        try:
-            from qwen3_kernels import machine_code
-        except ImportError as error:
-            raise InputError(f"the kernels can't be compiled, because numba can't be imported: {error}") from error
-        found = machine_code()
-        keep_kernels(name, made_from, *found)
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
-    arguments, code = found
-    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
-    engine.finalize_object()
-    return SimpleNamespace(engine=engine, **{  # which keeps the code alive
-        kernel: Kernel(engine.get_function_address(kernel), kinds) for kernel, kinds in arguments.items()})
-
-
-def read_kernels(file: Path, made_from: str) -> tuple[dict[str, list], bytes] | None:
-    """What keep_kernels has written; None if there is no file, or a damaged one, or one made from something else."""
-    try:
-        header, code = file.read_bytes().split(b"\n", 1)
-        about = json.loads(header)
-        whole = about["made from"] == made_from and about["sha256"] == hashlib.sha256(code).hexdigest()
-        return (about["arguments"], code) if whole else None
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
-
-
-def keep_kernels(name: str, made_from: str, arguments: dict[str, list], code: bytes) -> None:
-    """Writes what machine_code has given into the first folder that takes it; if none does, each run compiles anew."""
-    about = {"made from": made_from, "sha256": hashlib.sha256(code).hexdigest(), "arguments": arguments}
-    for folder in kernel_folders():
-        temporary = folder / f"{name}.{os.getpid()}"
-        with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            try:
-                temporary.write_bytes(json.dumps(about).encode() + b"\n" + code)
-                os.replace(temporary, folder / name)
-                return
-            finally:
-                temporary.unlink(missing_ok=True)
-
+__all__ = ["BUNDLED", "Answer", "Completion", "Config", "Engine", "InputError", "KVCache", "Model", "Sampling",
+           "TokenLogprob", "Tokenizer", "__version__", "chat", "default_sampling", "engine", "forward", "generate",
+           "generate_batch", "load_config", "load_model", "load_weights", "save_quantized", "score"]
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Weights: as they lie in the file, or packed
@@ -267,6 +98,7 @@ def aligned(shape: tuple[int, ...]) -> np.ndarray:
     start = -space.ctypes.data % 64
     return space[start:start + size].reshape(shape)
 
+
 def to_float32(matrix: np.ndarray, form: int) -> np.ndarray:
     """Stored rows [rows, n] of one of the float formats as float32."""
     if form == BF16:
@@ -294,24 +126,22 @@ def quantize_matrix(name: str, rows: np.ndarray, form: int, target: int, pool: T
 
 def load_weights(path: Path, config: Config, quantize: str | None = None, threads: int | None = None) -> Weights:
     """The namesake of qwen3.load_weights: nothing is expanded. `quantize` is None, "int8" or "int4"."""
-    saved, stored = checked_version(path)
+    saved, stored = read_quantized(path, config)
     if saved is None:
-        stored = map_checkpoint(path)
-        check_tensors(path, config, stored)
+        stored = checkpoint.map_weights(path, asdict(config))
     elif quantize not in (None, saved):
         raise InputError(f"{path}: this checkpoint is {saved}, so it can't be made {quantize}")
     else:
-        check_quantized(path, config, stored, saved)
         quantize = None
     kernels()  # before all that takes long
-    team, shapes, arrays = Team(threads or available_cpus()), qwen3.tensor_shapes(config), []
+    team, shapes, arrays = Team(threads or available_cpus()), checkpoint.tensor_shapes(asdict(config)), []
 
     def place(name: str) -> np.ndarray:
         tensor, (rows, n) = stored[name], shapes[name]
         data, form = tensor.data, FORMATS.get(tensor.dtype, PACKED.get(saved))
         if quantize is not None:
             data, form = quantize_matrix(f"{path}: {name}", data, form, PACKED[quantize], pool), PACKED[quantize]
-            qwen3.forget_pages(tensor.mapping)
+            checkpoint.forget_pages(tensor.mapping)
         elif form < INT8 and n % 32:  # the kernels go in steps of 32
             data = np.zeros((rows, padded(n, 32)), data.dtype)
             data[:, :n] = tensor.data
@@ -321,8 +151,7 @@ def load_weights(path: Path, config: Config, quantize: str | None = None, thread
     layers = np.zeros((config.num_hidden_layers, len(LINEAR), 5), np.int64)
     with ThreadPoolExecutor(team.n_threads) as pool:
         embedding = place("model.embed_tokens.weight")
-        tied = config.tie_word_embeddings or "lm_head.weight" not in stored
-        head = embedding if tied else place("lm_head.weight")
+        head = place("lm_head.weight") if "lm_head.weight" in stored else embedding
         numbers: Iterable[int] = range(config.num_hidden_layers)
         if quantize is not None:
             from tqdm import tqdm  # only here: importing it takes as long as all else that is done here
@@ -332,29 +161,28 @@ def load_weights(path: Path, config: Config, quantize: str | None = None, thread
                 layers[i, j] = place(f"model.layers.{i}.{name}.weight")
 
     def norms(*names: str) -> np.ndarray:
-        return np.array([[qwen3.to_float32(stored[f"model.layers.{i}.{name}.weight"]) for name in names]
+        return np.array([[checkpoint.to_float32(stored[f"model.layers.{i}.{name}.weight"]) for name in names]
                          for i in range(config.num_hidden_layers)])
 
-    norm = np.array(qwen3.to_float32(stored["model.norm.weight"]))
+    norm = np.array(checkpoint.to_float32(stored["model.norm.weight"]))
     return Weights(layers, embedding, head, norms("input_layernorm", "post_attention_layernorm"),
                    norms("self_attn.q_norm", "self_attn.k_norm"), norm, arrays, team)
 
 
-def checked_version(path: Path) -> tuple[str | None, dict[str, qwen3.StoredTensor]]:
-    """("int8" or "int4", the tensors) of a folder that save_quantized has written; (None, {}) for any other."""
-    from qwen3_files import map_quantized
-    form, file, stored = map_quantized(path)
-    if file is not None:
-        with qwen3.safetensors.safe_open(file, framework="numpy") as opened:
-            metadata = opened.metadata() or {}
-        if (metadata.get("format"), metadata.get("version")) != (form, VERSION):
-            raise InputError(f"{file}: written by another version of this program; quantize the model anew")
-    return form, stored
+def read_quantized(path: Path, config: Config) -> tuple[str | None, dict[str, StoredTensor]]:
+    """("int8" or "int4", the tensors) of a folder written by save_quantized; (None, {}) for any other folder.
 
-
-def check_quantized(path: Path, config: Config, stored: dict[str, qwen3.StoredTensor], form: str) -> None:
-    """Raises InputError unless each matrix is packed in this format, and each norm is there, with the right sizes."""
-    shapes = qwen3.tensor_shapes(config)
+    Raises InputError unless each matrix is packed in this format, and each norm is there, with the right sizes.
+    """
+    form, file = checkpoint.quantized_file(path) or (None, None)
+    if form is None:
+        return None, {}
+    stored = checkpoint.map_quantized(file)
+    with safetensors.safe_open(file, framework="numpy") as opened:
+        metadata = opened.metadata() or {}
+    if (metadata.get("format"), metadata.get("version")) != (form, VERSION):
+        raise InputError(f"{file}: written by another version of this program; quantize the model anew")
+    shapes = checkpoint.tensor_shapes(asdict(config))
     if "lm_head.weight" not in stored and config.tie_word_embeddings:
         del shapes["lm_head.weight"]
     expected = {name: packed_shape(*shape, PACKED[form]) if len(shape) == 2 else shape
@@ -363,6 +191,7 @@ def check_quantized(path: Path, config: Config, stored: dict[str, qwen3.StoredTe
     kinds = {name: "U8" if len(shape) == 2 else "F32" for name, shape in shapes.items()}
     if found != expected or any(stored[name].dtype != kind for name, kind in kinds.items()):
         raise InputError(f"{path}: the quantized weights don't fit config.json; quantize the model anew")
+    return form, stored
 
 
 def save_quantized(model: Model, folder: str | Path, form: str) -> None:
@@ -370,7 +199,6 @@ def save_quantized(model: Model, folder: str | Path, form: str) -> None:
 
     The folder must not exist yet, and appears when all of it is written. Raises InputError when that can't be done.
     """
-    from qwen3_files import quantized_file, write_safetensors
     folder, w = Path(folder), model.weights
     if os.path.lexists(folder):
         raise InputError(f"{folder}: exists already; give the name of a new folder")
@@ -390,9 +218,9 @@ def save_quantized(model: Model, folder: str | Path, form: str) -> None:
     try:
         temporary.mkdir()
         for name in MODEL_FILES:
-            if file := qwen3.model_file(model.path, name):
+            if file := checkpoint.model_file(model.path, name):
                 (temporary / name).write_bytes(file.read_bytes())
-        write_safetensors(temporary / quantized_file(form), tensors, {"format": form, "version": VERSION})
+        write_safetensors(temporary / f"model.{form}.safetensors", tensors, {"format": form, "version": VERSION})
         os.rename(temporary, folder)
     except OSError as error:
         raise InputError(f"{folder}: cannot be written: {error.strerror or error}") from error
@@ -408,7 +236,7 @@ MODEL_FILES = ("config.json", "generation_config.json", "tokenizer.json", "token
 # KV cache and forward
 # ----------------------------------------------------------------------------------------------------------------------
 
-class Cache(KVCache):
+class KVCache(qwen3.KVCache):
     """qwen3.KVCache with 16 bits per number, heads filled up with zeros to a multiple of 32 numbers.
 
     k, v uint16 [n_layers, batch, n_kv_heads, capacity, row_size].
@@ -422,16 +250,16 @@ class Cache(KVCache):
 
     @staticmethod
     def row_size(n: int) -> int:
-        """How many times 16 bits a row of n numbers takes."""
+        """The size of a row of n numbers, in units of 16 bits."""
         return n
 
 
-class Bf16Cache(Cache):
+class Bf16Cache(KVCache):
     """The same in bfloat16: fewer digits, but no value is too large for it."""
     form, stored_as = BF16, "bf16"
 
 
-class Int8Cache(Cache):
+class Int8Cache(KVCache):
     """Bytes, with a float16 scale for each 32 of them: little more than half the memory."""
     form, stored_as = CACHE8, "int8"
 
@@ -440,7 +268,7 @@ class Int8Cache(Cache):
         return n // 2 + n // GROUP
 
 
-CACHES = {"f16": Cache, "bf16": Bf16Cache, "int8": Int8Cache}
+CACHES = {"f16": KVCache, "bf16": Bf16Cache, "int8": Int8Cache}
 
 
 def embed(weights: Weights, ids: np.ndarray) -> np.ndarray:
@@ -454,7 +282,7 @@ def embed(weights: Weights, ids: np.ndarray) -> np.ndarray:
 APART = 16  # numbers between two vectors: without them, many would fall on the same few lines of a core's first cache
 
 
-def run_layers(model: Model, ids: np.ndarray, cache: Cache) -> np.ndarray:
+def run_layers(model: Model, ids: np.ndarray, cache: KVCache) -> np.ndarray:
     """Runs tokens [batch, n] through all layers -> the residual stream [batch * n, hidden_size]."""
     config, w, f32 = model.config, model.weights, np.float32
     (batch, n), n_heads, d = ids.shape, config.num_attention_heads, config.head_dim
@@ -492,13 +320,14 @@ def output(model: Model, x: np.ndarray) -> np.ndarray:
     return logits[:, :config.vocab_size]
 
 
-def forward(model: Model, token_ids: Sequence[int] | np.ndarray, cache: Cache, all_logits: bool = False) -> np.ndarray:
-    """The namesake of qwen3.forward."""
+def forward(model: Model, token_ids: Sequence[int] | np.ndarray, cache: qwen3.KVCache,
+            all_logits: bool = False) -> np.ndarray:
+    """The namesake of qwen3.forward. Raises InputError for a model or a cache of qwen3.py."""
     config = model.config
-    ids = checked_ids(token_ids, config)
+    if not isinstance(model.weights, Weights) or not isinstance(cache, KVCache):
+        raise InputError("qwen3_numba.forward needs a model and a KVCache of qwen3_numba, not of qwen3")
+    ids = checked_batch(token_ids, cache.k.shape[1], config.vocab_size)
     batch, n = ids.shape
-    if batch != cache.k.shape[1]:
-        raise InputError(f"the cache holds {cache.k.shape[1]} sequences, but there are tokens for {batch}")
     cache.reserve(n)
     logits = np.empty((batch, n if all_logits else 1, config.vocab_size), np.float32)
     chunk = max(1, qwen3.CHUNK // batch)
@@ -520,24 +349,24 @@ def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: st
         raise InputError(f"quantize must be int8 or int4, not {quantize!r}")
     if kv_dtype not in CACHES:
         raise InputError(f"kv_dtype must be {', '.join(CACHES)}, not {kv_dtype!r}")
-    qwen3.checked_whole("threads", threads, 1)
+    checked_whole("threads", threads, 1)
     return Engine(lambda path, config: load_weights(path, config, quantize, threads), CACHES[kv_dtype], forward)
 
 
 def load_model(name: str | Path, quantize: str | None = None, threads: int | None = None, kv_dtype: str = "f16",
-               offline: bool = False) -> Model:
+               offline: bool = False, tokenizer: bool = True) -> Model:
     """The namesake of qwen3.load_model.
 
-    quantize: None (weights stay as they are in the file), "int8" or "int4"; threads: None takes all available CPUs;
-    kv_dtype: "f16", "bf16" or "int8", how keys and values are kept.
+    quantize: None (weights stay as in the file), "int8" or "int4"; threads: None takes all available CPUs;
+    kv_dtype: "f16", "bf16" or "int8", the number format of keys and values.
     """
-    return qwen3.load_model(name, engine(quantize, threads, kv_dtype), offline)
+    return qwen3.load_model(name, engine(quantize, threads, kv_dtype), offline, tokenizer)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of qwen3.py with this engine, and with options of its own."""
-    import qwen3_cli
-    parser = qwen3_cli.make_parser()
+    from qwen3_app import cli
+    parser = cli.make_parser()
     add = parser.add_argument_group("the fast engine").add_argument
     add("--quantize", choices=["int8", "int4"], help="8 or 4 bits a weight: up to 2 or 3.5 times as fast as bfloat16")
     add("--save-quantized", metavar="DIR", help="write the quantized model into a new folder, which loads at once")
@@ -547,9 +376,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     def save(args: argparse.Namespace, engine: Engine) -> None:
         if args.quantize is None:
             raise InputError("--save-quantized needs --quantize int8 or --quantize int4")
-        save_quantized(qwen3_cli.load(args, engine), args.save_quantized, args.quantize)
+        save_quantized(cli.load(args, engine), args.save_quantized, args.quantize)
 
-    return qwen3_cli.main(argv, parser, lambda args: engine(args.quantize, args.threads, args.kv_dtype),
+    return cli.main(argv, parser, lambda args: engine(args.quantize, args.threads, args.kv_dtype),
                           {"save_quantized": save})
 
 

@@ -6,78 +6,44 @@ In the order in which a conversation meets it:
     --parse_answer--> reasoning, content, tool calls
 
 The byte-level BPE itself is done by the `tokenizers` library, from the model's own `tokenizer.json`. The chat template
-comes with the model too: it is a program that somebody else wrote; qwen3_template.py sees to it that it does no harm.
-Whatever is wrong with a model's files or with what they are given raises `TokenizerError`, whose message is one line.
+comes with the model, too: it is a program written by somebody else, and qwen3_io/template.py runs it in a sandbox.
+Whatever is wrong with a model's files or with what they are given raises `InputError`, whose message is one line.
 """
 
 import codecs
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import numpy as np
 import tokenizers
 
-from qwen3_template import compile_template, render
+from qwen3_io.checkpoint import model_file
+from qwen3_io.errors import InputError, brief, read_json_object
+from qwen3_io.template import compile_template, render
 
 
-class InputError(ValueError):
-    """Something that came from outside is wrong: a file, a value, a prompt. The message is one line for the user."""
-
-    def __init__(self, message: str):
-        super().__init__(" ".join(message.split()))
-
-
-class TokenizerError(InputError):
-    """A tokenizer's file, a chat template or an input is unusable. The message is one line: what, where, what to do."""
-
-
-LARGEST_TEXT = 2**26  # bytes of a file that is read as a whole; no model has a JSON file or template half as large
-
-
-def model_file(folder: Path, name: str, largest: int | None = LARGEST_TEXT,
-               error: type[InputError] = InputError) -> Path | None:
-    """The path of a file of a model's folder, or None if it has none of that name.
-
-    Raises `error` for what is no regular file, has more than `largest` bytes, or is a link that leads out of the
-    folder. In the hub's cache, files are links from <model>/snapshots/<commit> to <model>/blobs, and from there to a
-    store that all models share, ../blobs: these are followed.
-    """
-    file, root = folder / name, Path(os.path.realpath(folder))
-    if not os.path.lexists(file):
-        return None
-    real = Path(os.path.realpath(file))
-    homes = [root]
-    if root.parent.name == "snapshots" and root.parents[1].name.startswith("models--"):
-        homes += [root.parents[1] / "blobs", root.parents[2] / "blobs"]
-    if not any(real.is_relative_to(home) for home in homes):
-        raise error(f"{file}: the link leads out of the model's folder, to {real}; copy the file instead")
-    if not os.path.isfile(real):
-        raise error(f"{file}: not a regular file; download it again")
-    if largest is not None and os.path.getsize(real) > largest:
-        raise error(f"{file}: larger than {largest} bytes, so it is not what its name says; download it again")
-    return file
-
-
-def _brief(error: BaseException) -> str:
-    text = f"{type(error).__name__}: {error}" if type(error) is not Exception else str(error)
-    return text if len(text) <= 200 else text[:200] + " ..."
+def described(error: BaseException) -> str:
+    """An error's class and message in one short line."""
+    return brief(str(error) if type(error) is Exception else f"{type(error).__name__}: {error}")
 
 
 @contextmanager
 def _library_errors(doing: str, advice: str) -> Iterator[None]:
-    """Turn what the `tokenizers` library throws into a TokenizerError. Only for blocks that just call the library."""
+    """Turn what the `tokenizers` library throws into a InputError. Only for blocks that just call the library."""
     try:
         yield
     except BaseException as error:
         # The library raises bare `Exception`; a panic in its Rust code is a BaseException that cannot be imported.
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            raise TokenizerError(f"{doing}: {_brief(error)}; {advice}") from error
+            raise InputError(f"{doing}: {described(error)}; {advice}") from error
         raise
 
 
@@ -107,7 +73,7 @@ def _template_errors(source: str) -> Iterator[None]:
         yield
     except Exception as error:  # a template is a foreign program: it can fail in any way that a program can
         line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
-        raise TokenizerError(f"the chat template in {source} failed{line}: {_brief(error)}; "
+        raise InputError(f"the chat template in {source} failed{line}: {described(error)}; "
                              "check the messages, or fix the template or remove it and use --raw") from error
 
 
@@ -116,14 +82,14 @@ def _plain_json(value: Any, what: str) -> Any:
     try:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError, RecursionError) as error:
-        raise TokenizerError(f"{what} must be plain JSON data: {_brief(error)}") from error
+        raise InputError(f"{what} must be plain JSON data: {described(error)}") from error
 
 
 def _joined_text(parts: list[Any], index: int) -> str:
     """The text of a content given as a list of `{"type": "text", "text": ...}` parts."""
     for part in parts:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise TokenizerError(f"message {index} has a content part that is not text ({str(part)[:80]}); "
+            raise InputError(f"message {index} has a content part that is not text ({str(part)[:80]}); "
                                  'the model reads only parts of the form {"type": "text", "text": ...}')
     return "".join(part["text"] for part in parts)
 
@@ -131,11 +97,11 @@ def _joined_text(parts: list[Any], index: int) -> str:
 def _prepare_messages(messages: Sequence[dict[str, Any]], join_text_parts: bool) -> list[dict[str, Any]]:
     """Copies of the messages as a template expects them: no nulls, reasoning under one name, text parts joined."""
     if not isinstance(messages, (list, tuple)) or not messages:
-        raise TokenizerError("there are no messages to render; give a list of at least one message")
+        raise InputError("there are no messages to render; give a list of at least one message")
     prepared = []
     for index, message in enumerate(_plain_json(messages, "messages")):
         if not isinstance(message, dict):
-            raise TokenizerError(f'message {index} is not an object with "role" and "content"')
+            raise InputError(f'message {index} is not an object with "role" and "content"')
         message = {key: value for key, value in message.items() if value is not None}
         for key in ("reasoning_content", "thinking", "reasoning"):
             if key in message:
@@ -193,7 +159,7 @@ class Tokenizer:
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise TokenizerError(f"the text is not valid Unicode: it has a lone surrogate at position {error.start}; "
+            raise InputError(f"the text is not valid Unicode: it has a lone surrogate at position {error.start}; "
                                  'repair it, for example with text.encode("utf-8", "replace").decode()') from error
         with _library_errors("cannot encode the text", "check the model's tokenizer.json"):
             return self.backend.encode(text).ids
@@ -223,7 +189,7 @@ class Tokenizer:
         renders nothing for it; with `join_text_parts=True` the texts of the parts are joined into one string first.
         """
         if self._template is None:
-            raise TokenizerError("the model has no chat template; use --raw to give it plain text, "
+            raise InputError("the model has no chat template; use --raw to give it plain text, "
                                  "or put a chat_template.jinja into its folder")
         variables: dict[str, Any] = {
             **self.named_tokens,
@@ -236,6 +202,16 @@ class Tokenizer:
             variables["enable_thinking"] = enable_thinking
         with _template_errors(self._template_source):
             return render(self._template, variables)
+
+
+class NoTokenizer(Tokenizer):
+    """In place of the tokenizer of a model that was loaded without one: any use raises InputError."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+
+    def __getattr__(self, name: str) -> Any:
+        raise InputError(f"{self._folder}: the model was loaded with tokenizer=False, so it takes only token ids")
 
 
 class StreamDecoder:
@@ -302,6 +278,57 @@ def split_stream(pieces: Iterable[str], think_open_in_prompt: bool = False) -> I
         yield state.replace("start", "content"), held
 
 
+def until_stop_in_answer(pieces: Iterable[str], stop: Sequence[str], think_open_in_prompt: bool) -> Iterator[str]:
+    """The pieces of a text up to the first stop text after the thought."""
+    stream = split_stream(pieces, think_open_in_prompt)
+    for kind, piece in stream:
+        if kind != "thinking":
+            yield from until_stop(chain([piece], (piece for _, piece in stream)), stop)
+            return
+        yield piece
+
+
+def stream_text(tokenizer: Tokenizer, token_ids: Iterable[int]) -> Iterator[str]:
+    """The text of a stream of token ids, each piece as soon as its characters are complete."""
+    decoder = StreamDecoder(tokenizer, skip_special_tokens=True)
+    for token in token_ids:
+        if piece := decoder.push(token):
+            yield piece
+    if rest := decoder.flush():
+        yield rest
+
+
+THOUGHT_CLOSING = "\n</think>\n\n"  # the forced end of a thought that has used up its budget
+
+
+def with_think_budget(draw: Callable[[np.ndarray], int], tokenizer: Tokenizer, prompt: np.ndarray,
+                      budget: int) -> Callable[[np.ndarray], int]:
+    """A `draw` for generate that lets `budget` tokens of thought pass, then draws the tokens that close the thought."""
+    opening, closing = tokenizer.token_to_id("<think>"), tokenizer.token_to_id("</think>")
+    if opening is None or closing is None:
+        raise InputError("think_budget needs a model whose tokenizer has the tokens <think> and </think>")
+    ending = tokenizer.encode(THOUGHT_CLOSING)
+    inside, spent, forced = inside_thought(tokenizer, prompt), 0, iter(())
+
+    def limited(logits: np.ndarray) -> int:
+        nonlocal inside, spent, forced
+        if inside and spent >= budget:
+            inside, forced = False, iter(ending)
+        token = next(forced, None)
+        if token is None:
+            token = draw(logits)
+            inside = token != closing and (inside or token == opening)
+            spent += inside and token != opening
+        return token
+
+    return limited
+
+
+def inside_thought(tokenizer: Tokenizer, prompt: np.ndarray) -> bool:
+    """True if the prompt [n] ends within <think>, so that the answer begins with the rest of a thought."""
+    return tokenizer.decode(prompt[-8:]).rstrip().endswith("<think>")
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Loading
 
@@ -310,12 +337,12 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 
     Reads `tokenizer.json` and, where they exist, `tokenizer_config.json` (names of special tokens, tokens that base
     models list nowhere else, the chat template of older models) and `chat_template.jinja` (which wins).
-    Raises TokenizerError if a file is missing, unreadable, malformed, or contradicts another.
+    Raises InputError if a file is missing, unreadable, malformed, or contradicts another.
     """
     folder = Path(path)
-    file = model_file(folder, "tokenizer.json", error=TokenizerError)
+    file = model_file(folder, "tokenizer.json")
     if file is None:
-        raise TokenizerError(f"{folder / 'tokenizer.json'} does not exist; give the folder of a downloaded model")
+        raise InputError(f"{folder / 'tokenizer.json'} does not exist; give the folder of a downloaded model")
     with _library_errors(f"cannot read {file}", "download it again"):
         backend = tokenizers.Tokenizer.from_file(str(file))
         # A file saved while training may cut or pad every text that is encoded; transformers resets that, too.
@@ -323,11 +350,11 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         backend.no_padding()
     if not (isinstance(backend.model, tokenizers.models.BPE)
             and isinstance(backend.decoder, tokenizers.decoders.ByteLevel)):
-        raise TokenizerError(f"{file} is not a byte-level BPE tokenizer, as every Qwen3 model has; use a Qwen3 model")
+        raise InputError(f"{file} is not a byte-level BPE tokenizer, as every Qwen3 model has; use a Qwen3 model")
     if not isinstance(backend.normalizer, tokenizers.normalizers.NFC | None):
-        raise TokenizerError(f"{file} has another normalizer than NFC, which every Qwen3 model has; use a Qwen3 model")
+        raise InputError(f"{file} has another normalizer than NFC, which every Qwen3 model has; use a Qwen3 model")
     config_file = folder / "tokenizer_config.json"
-    config = _read_config(config_file)
+    config = read_json_object(config_file) if model_file(folder, config_file.name) else {}
     _add_config_tokens(backend, config, config_file)
     template_file = folder / "chat_template.jinja"
     template = _read_text(template_file)
@@ -338,25 +365,12 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 
 def _read_text(file: Path) -> str | None:
     """A file's text, or None if there is no such file."""
-    if model_file(file.parent, file.name, error=TokenizerError) is None:
+    if model_file(file.parent, file.name) is None:
         return None
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise TokenizerError(f"cannot read {file}: {_brief(error)}; download it again") from error
-
-
-def _read_config(file: Path) -> dict[str, Any]:
-    text = _read_text(file)
-    if text is None:
-        return {}
-    try:
-        config = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise TokenizerError(f"{file} is not valid JSON: {_brief(error)}; download it again") from error
-    if not isinstance(config, dict):
-        raise TokenizerError(f"{file} must hold a JSON object, not a {type(config).__name__}; download it again")
-    return config
+        raise InputError(f"cannot read {file}: {described(error)}; download it again") from error
 
 
 def _named_tokens(config: dict[str, Any], file: Path) -> dict[str, str]:
@@ -367,7 +381,7 @@ def _named_tokens(config: dict[str, Any], file: Path) -> dict[str, str]:
             continue
         text = value.get("content") if isinstance(value, dict) else value  # older files describe it as an object
         if not isinstance(text, str):
-            raise TokenizerError(f'{file}: {key} must be a string or an object with "content"; correct it')
+            raise InputError(f'{file}: {key} must be a string or an object with "content"; correct it')
         named[key] = text
     return named
 
@@ -378,7 +392,7 @@ def _config_template(config: dict[str, Any], file: Path) -> str | None:
         named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
         template = named[0].get("template", template) if named else template
     if template is not None and not isinstance(template, str):
-        raise TokenizerError(f'{file}: chat_template must be a string or a list with a {{"name": "default", '
+        raise InputError(f'{file}: chat_template must be a string or a list with a {{"name": "default", '
                              '"template": ...}; correct it, or put a chat_template.jinja beside it')
     return template
 
@@ -393,11 +407,11 @@ def _add_config_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], fi
     """
     listed = config.get("added_tokens_decoder") or {}
     if not isinstance(listed, dict):
-        raise TokenizerError(f"{file}: added_tokens_decoder must be an object of id: token; download it again")
+        raise InputError(f"{file}: added_tokens_decoder must be an object of id: token; download it again")
     tokens = {}
     for key, entry in listed.items():
         if not re.fullmatch("[0-9]{1,9}", key) or not isinstance(entry, dict):
-            raise TokenizerError(f"{file}: added_tokens_decoder[{key[:50]!r}] must be a token's id and its object; "
+            raise InputError(f"{file}: added_tokens_decoder[{key[:50]!r}] must be a token's id and its object; "
                                  "download it again")
         fields = {name: entry[name] for name in TOKEN_FIELDS if name in entry}
         with _library_errors(f"{file}: the added token {key} is malformed", "download it again"):
@@ -409,7 +423,7 @@ def _add_config_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], fi
     for token_id, token in tokens.items():
         actual = backend.token_to_id(token.content)
         if actual != token_id:
-            raise TokenizerError(f"{file} gives the token {token.content[:50]!r} the id {token_id}, but after the "
+            raise InputError(f"{file} gives the token {token.content[:50]!r} the id {token_id}, but after the "
                                  f"tokenizer.json beside it, it is {actual}; take both files from the same model")
 
 

@@ -59,7 +59,7 @@ class NumbaEngine:
         import qwen3_numba
         self.forward = qwen3_numba.forward
         self.model = qwen3_numba.load_model(path, quantize=None if form == "bf16" else form, threads=threads)
-        self.cache = qwen3_numba.Cache(self.model.config, capacity)
+        self.cache = qwen3_numba.KVCache(self.model.config, capacity)
 
     def run(self, ids: Sequence[int], all_logits: bool = False) -> np.ndarray:
         return self.forward(self.model, ids, self.cache, all_logits).reshape(-1, self.model.config.vocab_size)
@@ -159,7 +159,7 @@ def write_gguf(path: Path, folder: Path, name: str) -> None:
     """
     import gguf
     import qwen3
-    config, stored = qwen3.load_config(path), qwen3.map_checkpoint(path)
+    config, stored = qwen3.load_config(path), checkpoint.map_checkpoint(path)
     kind = gguf.GGMLQuantizationType[ENTRIES[name].format.upper()]
     writer = gguf.GGUFWriter(gguf_file(folder, name), "qwen3")
     add_metadata(writer, config)

@@ -34,9 +34,11 @@ import pytest
 import safetensors
 
 import qwen3
-import qwen3_cli
-import qwen3_files
+from qwen3_io import checkpoint
+from qwen3_app import cli as qwen3_cli
+from qwen3_app import files as qwen3_files
 import tokenizer_utils
+from qwen3_io import writing
 from configs import BASE, YARN
 from make_random_model import make_random_model
 from test_bad_input import (assert_one_line, message_of, read_safetensors, with_tensors, works_or_refused,
@@ -381,7 +383,7 @@ def test_safetensors_header(rng, weights_file, scratch):
     length = rng.choice([None] * 9 + [len(raw) + rng.randint(-9, 9), rng.randrange(2**64)])
     file = scratch / "model.safetensors"
     write_safetensors(file, raw, data, length)
-    tensors = works_or_refused(qwen3.map_safetensors, file)
+    tensors = works_or_refused(checkpoint.map_safetensors, file)
     loaded = works_or_refused(qwen3.load_weights, scratch, config)
     if tensors is None:
         assert loaded is None
@@ -574,7 +576,7 @@ def test_links_of_the_small_files(rng, tiny, scratch):
 # config.json and generation_config.json
 # ----------------------------------------------------------------------------------------------------------------------
 
-CONFIG_KEYS = sorted({*qwen3.KNOWN_KEYS, "factor", "sliding_window", "partial_rotary_factor", "num_experts"})
+CONFIG_KEYS = sorted({*checkpoint.KNOWN_KEYS, "factor", "sliding_window", "partial_rotary_factor", "num_experts"})
 ROPE_KEYS = ["rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "attention_factor",
              "beta_fast", "beta_slow", "truncate", "mscale"]
 
@@ -624,7 +626,7 @@ def test_config(rng, tiny, scratch):
 def test_generation_config(rng, tiny, scratch):
     """From generation_config.json to a token."""
     copy_files(tiny, scratch)
-    keys = sorted({*qwen3.GENERATION_KEYS, *qwen3.Sampling.__dataclass_fields__, "num_beams", "stop_strings"})
+    keys = sorted({*checkpoint.GENERATION_KEYS, *qwen3.Sampling.__dataclass_fields__, "num_beams", "stop_strings"})
     values = {"do_sample": True} if rng.random() < 0.7 else {}
     for key in rng.sample(keys, rng.randint(0, 4)):
         values[key] = rng.choice([any_json(rng), any_number(rng), rng.random(), rng.randint(0, 60), None, False,
@@ -1047,7 +1049,7 @@ def test_killed_while_saving(model, tmp_path, monkeypatch, before):
             elif point == "after replace":
                 os.replace = lambda *names: (replace(*names), die())
             else:
-                qwen3_files.open = dying_open(point)
+                writing.open = dying_open(point)
             qwen3_files.save_prompt_cache(new, model, file)
 
         assert killed(save) == -signal.SIGKILL
@@ -1540,8 +1542,14 @@ def test_think_budget(rng, talker):
                                           "<think>\n\n</think>\n\n"]))
     drawn, tokens = [], []  # the places of those that the model has drawn; all
     limit = rng.randint(1, 24)
-    for token in qwen3.generate(biased(talker, bias), prompt, limit, seed=rng.randrange(1000), temperature=1.0,
-                                eos_token_ids=(), think_budget=budget, observe=lambda *_: drawn.append(len(tokens))):
+    draw_one = qwen3.sampler(talker, np.array(prompt), qwen3.Sampling(1.0), rng.randrange(1000))
+
+    def draw(logits):
+        drawn.append(len(tokens))
+        return draw_one(logits)
+
+    limited = draw if budget is None else tokenizer_utils.with_think_budget(draw, tokenizer, prompt, budget)
+    for token in qwen3.generate(biased(talker, bias), prompt, limit, draw=limited, eos_token_ids=()):
         tokens.append(token)
     assert len(tokens) == limit
     inside, spent = tokenizer.decode(prompt).rstrip().endswith("<think>"), 0

@@ -24,8 +24,8 @@ from urllib.parse import unquote
 
 import pytest
 
-from qwen3_hub import SHORT_NAMES, resolve_model
-from tokenizer_utils import InputError
+from qwen3_io.hub import SHORT_NAMES, resolve_model
+from qwen3_io.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -37,8 +37,8 @@ USELESS = {"README.md": b"# Tiny", "pytorch_model.bin": b"pickle", "onnx/model.s
 IMPATIENT = "import time; time.sleep = lambda seconds: None  # the client waits before it tries again\n"
 CHILD = """
 import sys
-from qwen3_hub import resolve_model
-from tokenizer_utils import InputError
+from qwen3_io.hub import resolve_model
+from qwen3_io.errors import InputError
 try:
     print(resolve_model(sys.argv[1], offline="offline" in sys.argv[2:]))
 except InputError as error:
@@ -200,7 +200,7 @@ def test_a_folder_comes_first_and_needs_no_client(hub, get, tmp_path):
     (tmp_path / "tiny/demo").mkdir(parents=True)
     assert get()[0] == Path("tiny/demo") and hub.requests == []
     assert get("~/tiny", HOME=str(tmp_path))[0] == tmp_path / "tiny"
-    code = "import sys, qwen3_hub; qwen3_hub.resolve_model('demo'); sys.exit('huggingface_hub' in sys.modules)"
+    code = "import sys; from qwen3_io import hub; hub.resolve_model('demo'); sys.exit('huggingface_hub' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 

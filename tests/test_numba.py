@@ -21,10 +21,10 @@ from hypothesis.extra.numpy import arrays
 from llvmlite import ir
 
 import qwen3
-import qwen3_files
-import qwen3_kernels as kernels
+from qwen3_app import files as qwen3_files
+from qwen3_kernels import layers as kernels
 import qwen3_numba as fast
-from qwen3_layout import BF16, FLOAT16, FLOAT32, INT4, INT8, VERSION, packed_shape, padded
+from qwen3_kernels.layout import BF16, FLOAT16, FLOAT32, INT4, INT8, VERSION, packed_shape, padded
 from configs import BASE, CASES
 from make_random_model import make_random_model
 
@@ -218,8 +218,8 @@ def test_logits(name, tmp_path):
     expected = qwen3.forward(oracle, ids, qwen3.KVCache(oracle.config), all_logits=True)
     for quantize, limit in ((None, 1e-3), ("int8", 0.05), ("int4", 0.5)):
         model = fast.load_model(path, quantize)
-        at_once = fast.forward(model, ids, fast.Cache(model.config), all_logits=True)
-        cache = fast.Cache(model.config)
+        at_once = fast.forward(model, ids, fast.KVCache(model.config), all_logits=True)
+        cache = fast.KVCache(model.config)
         pieces = [fast.forward(model, ids[a:b], cache, all_logits=True) for a, b in zip([0, 1, 2, 5, 40], [1, 2, 5, 40, 48])]
         singly = [fast.forward(model, [i], cache)[None] for i in ids[48:]]
         stepwise = np.concatenate(pieces + singly)
@@ -249,7 +249,7 @@ def test_caches(name, kv_dtype, limit, tmp_path):
 def test_threads_change_nothing(threads, quantize):
     one, several = (fast.load_model(ROOT / "demo", quantize, n) for n in (1, threads))
     ids = one.tokenizer.encode("The capital of France is Paris, and that of Italy is Rome.")
-    caches = [fast.Cache(one.config), fast.Cache(one.config)]
+    caches = [fast.KVCache(one.config), fast.KVCache(one.config)]
     for i in ids:
         a, b = (fast.forward(model, [i], cache) for model, cache in zip((one, several), caches))
         np.testing.assert_array_equal(a, b)
@@ -283,7 +283,7 @@ def test_long_decoding(tmp_path):
     oracle, model = qwen3.load_model(path), fast.load_model(path)
     ids = np.random.default_rng(0).integers(0, 320, 2000)
     expected = qwen3.forward(oracle, ids, qwen3.KVCache(oracle.config), all_logits=True)
-    cache = fast.Cache(model.config)
+    cache = fast.KVCache(model.config)
     logits = np.array([fast.forward(model, [i], cache) for i in ids])
     assert distance(logits, expected) < 1e-3 and distance(logits[-100:], expected[-100:]) < 1e-3
 
@@ -496,10 +496,10 @@ def test_saved_and_loaded(name, form, tmp_path):
     assert json.loads((tmp_path / "saved" / "config.json").read_text()) == json.loads(
         (tmp_path / "model" / "config.json").read_text())
     ids = np.arange(50) % model.config.vocab_size
-    expected = fast.forward(model, ids, fast.Cache(model.config), all_logits=True)
+    expected = fast.forward(model, ids, fast.KVCache(model.config), all_logits=True)
     for quantize in (None, form):
         saved = fast.load_model(tmp_path / "saved", quantize)
-        np.testing.assert_array_equal(fast.forward(saved, ids, fast.Cache(model.config), all_logits=True), expected)
+        np.testing.assert_array_equal(fast.forward(saved, ids, fast.KVCache(model.config), all_logits=True), expected)
     with pytest.raises(qwen3.InputError, match=f"this checkpoint is {form}"):
         fast.load_model(tmp_path / "saved", {"int8": "int4", "int4": "int8"}[form])
     with pytest.raises(qwen3.InputError, match="exists already"):
@@ -528,7 +528,7 @@ def test_damaged_quantized_checkpoints(damage, words, tmp_path):
 def test_nothing_is_left_when_saving_fails(limit, words, tmp_path):
     """A disk that is full, and memory that doesn't suffice: set when all is loaded but the model."""
     model = make_random_model(BASE | {"hidden_size": 1024, "intermediate_size": 8192, "num_hidden_layers": 8}, tmp_path / "model")
-    program = ("import resource, sys; sys.path.insert(0, '.'); import qwen3_cli, qwen3_numba\n"
+    program = ("import resource, sys; sys.path.insert(0, '.'); from qwen3_app import cli as qwen3_cli; import qwen3_numba\n"
                "qwen3_numba.kernels()\n"
                "sizes = 4096 * int(open('/proc/self/statm').read().split()[0])\n"
                f"resource.setrlimit(resource.RLIMIT_{limit})\n"
@@ -572,7 +572,7 @@ def test_available_cpus():
 
 def test_idle_threads_cost_nothing():
     model = fast.load_model(ROOT / "demo", threads=3)
-    fast.forward(model, [1, 2, 3], fast.Cache(model.config))
+    fast.forward(model, [1, 2, 3], fast.KVCache(model.config))
     start = time.process_time()
     time.sleep(0.5)
     assert time.process_time() - start < 0.1
@@ -583,7 +583,7 @@ def test_a_long_prefill_can_be_interrupted(tmp_path):
     config = BASE | {"max_position_embeddings": 40000, "hidden_size": 128, "num_hidden_layers": 12}
     model = fast.load_model(make_random_model(config, tmp_path, "bfloat16"))
     ids = np.random.default_rng(0).integers(0, 320, 30000)
-    cache = fast.Cache(model.config)
+    cache = fast.KVCache(model.config)
     fast.forward(model, ids[:20], cache)
     start = time.perf_counter()
     timer = threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT])
@@ -592,7 +592,7 @@ def test_a_long_prefill_can_be_interrupted(tmp_path):
         fast.forward(model, ids, cache)
     assert time.perf_counter() - start < 5
     cache.truncate(20)
-    other = fast.Cache(model.config)
+    other = fast.KVCache(model.config)
     fast.forward(model, ids[:20], other)
     np.testing.assert_array_equal(fast.forward(model, ids[:5], cache), fast.forward(model, ids[:5], other))
 
@@ -608,13 +608,13 @@ import qwen3_numba as fast
 def work():
     model = fast.load_model({str(make_random_model(config, tmp_path, "bfloat16"))!r}, threads=1)
     threading.Timer(2, os.kill, [os.getpid(), signal.SIGINT]).start()
-    fast.forward(model, list(range(300)) * 100, fast.Cache(model.config))
+    fast.forward(model, list(range(300)) * 100, fast.KVCache(model.config))
 
 try:
     work()
 except KeyboardInterrupt:
     print("interrupted")
-fast.forward(model := fast.load_model({str(ROOT / "demo")!r}), [1, 2, 3], fast.Cache(model.config))
+fast.forward(model := fast.load_model({str(ROOT / "demo")!r}), [1, 2, 3], fast.KVCache(model.config))
 time.sleep(1)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
@@ -628,7 +628,7 @@ def test_threads_end_with_their_model():
     gc.collect()
     before = threads()
     model = fast.load_model(ROOT / "demo", threads=3)
-    cache = fast.Cache(model.config)
+    cache = fast.KVCache(model.config)
     fast.forward(model, [1, 2, 3], cache)
     mine, weights, keys = threads() - before, weakref.ref(model.weights), weakref.ref(cache.k)
     assert len(mine) == 3
@@ -646,9 +646,9 @@ def test_threads_end_with_their_model():
 
 def test_a_forked_process_has_threads_of_its_own():
     model = fast.load_model(ROOT / "demo", threads=2)
-    expected = fast.forward(model, [1, 2, 3], fast.Cache(model.config))
+    expected = fast.forward(model, [1, 2, 3], fast.KVCache(model.config))
     child = os.fork()
     if child == 0:
-        same = np.array_equal(fast.forward(model, [1, 2, 3], fast.Cache(model.config)), expected)
+        same = np.array_equal(fast.forward(model, [1, 2, 3], fast.KVCache(model.config)), expected)
         os._exit(0 if same else 1)
     assert os.waitpid(child, 0)[1] == 0

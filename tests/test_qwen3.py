@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import qwen3
+from qwen3_io import checkpoint
 from configs import BASE, CASES
 from make_random_model import make_random_model
 
@@ -118,7 +119,7 @@ def test_rope_pairs_halves():
 
 def test_yarn_frequencies():
     d, theta, length, factor = 64, 1e6, 32768, 4.0
-    config = qwen3.Config(1, 1, 1, 1, 1, 1, d, 1e-6, theta, 40960, True, yarn=qwen3.yarn_config({"factor": factor, "original_max_position_embeddings": length}, 40960, Path("config.json")))
+    config = qwen3.Config(1, 1, 1, 1, 1, 1, d, 1e-6, theta, 40960, True, yarn=checkpoint.yarn_config({"factor": factor, "original_max_position_embeddings": length}, 40960, Path("config.json")))
     frequencies, scale = qwen3.rope_frequencies(config)
     low = math.floor(d * math.log(length / (2 * math.pi * 32)) / (2 * math.log(theta)))
     high = math.ceil(d * math.log(length / (2 * math.pi)) / (2 * math.log(theta)))
@@ -392,7 +393,7 @@ def test_float32_stays_in_the_file(model):
 
 def test_tied_checkpoint_with_a_copy_of_the_head(tmp_path):
     path = make_random_model(BASE | {"tie_word_embeddings": False}, tmp_path)
-    tensors = qwen3.map_safetensors(path / "model.safetensors")
+    tensors = checkpoint.map_safetensors(path / "model.safetensors")
     (path / "config.json").write_text(json.dumps(BASE))
     untied = qwen3.load_model(path).weights
     assert untied["lm_head"] is not untied["embed_tokens"]  # the file knows better than the flag
@@ -429,7 +430,7 @@ def test_no_float64_in_the_path(model):
     assert {dtype for dtype in Watched.dtypes if dtype.kind == "f"} == {np.dtype(np.float32)}
     assert all(table.dtype == np.float32 for table in qwen3.rope_tables(model.config, np.array([[3]])))
     yarn = copy.copy(model.config)
-    object.__setattr__(yarn, "yarn", qwen3.yarn_config({"factor": 4.0}, 64, Path("config.json")))
+    object.__setattr__(yarn, "yarn", checkpoint.yarn_config({"factor": 4.0}, 64, Path("config.json")))
     assert qwen3.rope_tables(yarn, np.array([[3]]))[0].dtype == np.float32
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from qwen3_chat import HELP
-from qwen3_cli import make_parser
+from qwen3_app.chat import HELP
+from qwen3_app.cli import make_parser
 from test_hub import DEMO, Hub
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -16,10 +16,10 @@ import jinja2.ext
 import jinja2.sandbox
 import pytest
 
-import qwen3_template
+from qwen3_io import template as qwen3_template
 import tokenizer_utils
 from test_tokenizer_utils import error_of, tiny, user
-from tokenizer_utils import TokenizerError
+from qwen3_io.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[1]
 BUNDLED = json.loads((ROOT / "demo/tokenizer_config.json").read_text("utf-8"))["chat_template"]
@@ -27,7 +27,8 @@ GIB = 2**30
 
 CHILD = """
 import json, os, sys, time
-import tokenizers, tokenizer_utils, qwen3_template
+import tokenizers, tokenizer_utils
+from qwen3_io import template as qwen3_template
 try:
     import resource
     resource.setrlimit(resource.RLIMIT_AS, (3 * 2**29, 3 * 2**29))
@@ -46,7 +47,7 @@ for template in json.load(sys.stdin):
     start = time.monotonic()
     try:
         outcome = len(tokenizer_utils.Tokenizer(backend, template).apply_chat_template(messages))
-    except tokenizer_utils.TokenizerError as error:
+    except tokenizer_utils.InputError as error:
         outcome = str(error)
     print(json.dumps([outcome, time.monotonic() - start, peak()]), flush=True)
 """
@@ -403,7 +404,7 @@ def test_each_thread_has_its_own_limits(monkeypatch):
     def render(n):
         try:
             results[n] = tokenizer.apply_chat_template(user(str(n)))
-        except TokenizerError as error:
+        except InputError as error:
             results[n] = str(error)
 
     threads = [threading.Thread(target=render, args=[n]) for n in (0, 99999, 99998)]

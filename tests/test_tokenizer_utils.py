@@ -16,7 +16,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import tokenizer_utils
-from tokenizer_utils import Answer, StreamDecoder, Tokenizer, TokenizerError, load_tokenizer, parse_answer
+from qwen3_io.errors import InputError
+from tokenizer_utils import Answer, StreamDecoder, Tokenizer, load_tokenizer, parse_answer
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared/data/qwen3"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"no real tokenizers and golden files at {SHARED}")
@@ -85,8 +86,8 @@ def tiny(template=TEMPLATE):
 
 
 def error_of(function, *args, **kwargs):
-    """The message of the TokenizerError that the call must raise; it is one line and not empty."""
-    with pytest.raises(TokenizerError) as caught:
+    """The message of the InputError that the call must raise; it is one line and not empty."""
+    with pytest.raises(InputError) as caught:
         function(*args, **kwargs)
     message = str(caught.value)
     assert message and "\n" not in message and len(message) < 900

@@ -19,7 +19,7 @@ import safetensors
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-import qwen3  # noqa: E402
+from qwen3_io.checkpoint import read_config, tensor_shapes  # noqa: E402
 
 # hidden_size, intermediate_size, layers, heads, KV heads, tied head
 SIZES = {"0.6B": (1024, 3072, 28, 16, 8, True), "1.7B": (2048, 6144, 28, 16, 8, True), "4B": (2560, 9728, 36, 32, 8, True),
@@ -51,7 +51,7 @@ def make_random_model(config: dict, out: Path, dtype: str = "bfloat16", shards: 
     """Writes config.json, the weights in `dtype` over so many shards, and the tokenizer files into the folder `out`."""
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.json").write_text(json.dumps(config, indent=2))
-    shapes = qwen3.tensor_shapes(qwen3.load_config(out))
+    shapes = tensor_shapes(read_config(out))
     if config.get("tie_word_embeddings"):
         del shapes["lm_head.weight"]
     names = list(shapes)

@@ -1,4 +1,4 @@
-"""How the fast engine's numbers lie in memory: what qwen3_numba.py and its kernels in qwen3_kernels.py agree on.
+"""How the fast engine's numbers lie in memory: shared by qwen3_numba.py and its kernels.
 
 A matrix [rows, n] is kept in one of these formats:
 

@@ -11,10 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from qwen3 import Completion, InputError, Model, Sampling, chat, checked_whole, default_sampling
-from qwen3_cli import OutputError, note, print_answer, statistics
-from qwen3_files import read_messages, write_json
-from tokenizer_utils import LARGEST_TEXT
+from qwen3 import Completion, Model, Sampling, chat, default_sampling
+from qwen3_app.files import read_messages
+from qwen3_app.terminal import OutputError, note, print_answer, statistics
+from qwen3_io.arguments import checked_whole
+from qwen3_io.errors import LARGEST_TEXT, InputError
+from qwen3_io.writing import write_json
 
 HELP = '''/help                    this list
 /clear                   begin anew; the system prompt stays

@@ -3,23 +3,22 @@
 Whatever is read is checked, and what is wrong with it raises InputError, whose message is one line. Whatever is written
 is complete or not there: it goes into a file beside the target first, which then takes the target's name.
 """
-import contextlib
 import hashlib
-import json
 import os
-import secrets
 import sys
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import safetensors
 
-from qwen3 import (STORED_DTYPES, InputError, KVCache, Model, StoredTensor, checked_ids, map_checkpoint,
-                   map_safetensors)
-from tokenizer_utils import LARGEST_TEXT, model_file
+from qwen3 import KVCache, Model
+from qwen3_io.arguments import checked_ids
+from qwen3_io.checkpoint import map_checkpoint, map_quantized, quantized_file
+from qwen3_io.errors import LARGEST_TEXT, InputError, parse_json
+from qwen3_io.writing import write_safetensors
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Texts
@@ -50,11 +49,7 @@ def read_text(name: str) -> str:
 
 def read_json(name: str) -> Any:
     """The JSON value in a file (or stdin for "-")."""
-    text = read_text(name)
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{name}: not valid JSON: {error}") from error
+    return parse_json(read_text(name), name)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -116,64 +111,6 @@ def checked_tools(tools: Any, name: str) -> list[dict]:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Writing
-# ----------------------------------------------------------------------------------------------------------------------
-
-def write_whole(name: str | Path, write: Callable[[BinaryIO], Any]) -> None:
-    """Calls write(file) on a temporary file beside `name`, then gives it that name: all of it is there, or nothing.
-
-    Raises InputError when it can't be written; what was there before is then as it was.
-    """
-    try:
-        target = Path(os.path.realpath(name))
-        temporary = target.with_name(f".qwen3-{secrets.token_hex(8)}.tmp")
-    except ValueError as error:  # "/", a NUL character, a lone surrogate
-        raise InputError(f"{ascii(str(name))}: not the name of a file") from error
-    if os.fspath(name).endswith(os.sep) or (os.path.lexists(target) and not os.path.isfile(target)):
-        raise InputError(f"{name}: not a regular file, so nothing is written to it")
-    try:
-        with open(temporary, "xb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except OSError as error:
-        raise InputError(f"{name}: cannot be written: {error.strerror or error}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-
-
-SAFETENSORS_DTYPES = {"float32": "F32", "float16": "F16", "uint16": "U16", "uint8": "U8", "int64": "I64"}
-
-
-def write_safetensors(name: str | Path, tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
-    """Writes a safetensors file, whole or not at all, a row of each array after the other: no second copy in memory."""
-    header: dict[str, Any] = {"__metadata__": metadata}
-    offset = 0
-    for key, array in tensors.items():
-        header[key] = {"dtype": SAFETENSORS_DTYPES[array.dtype.name], "shape": array.shape,
-                       "data_offsets": [offset, offset + array.nbytes]}
-        offset += array.nbytes
-    head = json.dumps(header).encode()
-    head += b" " * ((-8 - len(head)) % 64)  # the numbers begin where a line of the CPU's cache does
-
-    def write(file: BinaryIO) -> None:
-        file.write(len(head).to_bytes(8, "little") + head)
-        for array in tensors.values():
-            for part in [array] if array.flags.c_contiguous else array:
-                file.write(np.ascontiguousarray(part).data)
-
-    write_whole(name, write)
-
-
-def write_json(name: str | Path, value: Any) -> None:
-    """Writes a value as JSON that people can read, whole or not at all."""
-    data = (json.dumps(value, ensure_ascii=False, indent=2) + "\n").encode("utf-8", "replace")
-    write_whole(name, lambda file: file.write(data))
-
-
-# ----------------------------------------------------------------------------------------------------------------------
 # Saved prompts: the KV cache of a prefix, as a safetensors file with token_ids [n] and k, v [layers, 1, n_kv_heads, n,
 # head_dim]. Its metadata name the model and hold a checksum of the bytes.
 # ----------------------------------------------------------------------------------------------------------------------
@@ -181,23 +118,13 @@ def write_json(name: str | Path, value: Any) -> None:
 FORMAT = "qwen3 prompt cache 1"
 
 
-def quantized_file(form: str) -> str:
-    return f"model.{form}.safetensors"
-
-
-def map_quantized(path: Path) -> tuple[str | None, Path | None, dict[str, StoredTensor]]:
-    """(format, file, tensors) of a folder that qwen3_numba.save_quantized has written; else (None, None, {})."""
-    for form in ("int8", "int4"):
-        if file := model_file(path, quantized_file(form), largest=None):
-            return form, file, map_safetensors(file, {**STORED_DTYPES, "U8": np.dtype(np.uint8)})
-    return None, None, {}
-
-
 def fingerprint(model: Model, cache: KVCache) -> str:
     """A short text that tells models apart: config, both ends of each tensor, how weights and cache are kept."""
     kept = f"{getattr(model.weights, 'form', None)} {cache.stored_as} {cache.k.shape[4]}"
     digest = hashlib.sha256(f"{model.config} {kept}".encode())
-    for name, tensor in sorted((map_quantized(model.path)[2] or map_checkpoint(model.path)).items()):
+    quantized = quantized_file(model.path)
+    tensors = map_checkpoint(model.path) if quantized is None else map_quantized(quantized[1])
+    for name, tensor in sorted(tensors.items()):
         flat = tensor.data.reshape(-1)
         digest.update(f"{name} {tensor.dtype} {tensor.data.shape}".encode())
         digest.update(flat[:1024].tobytes() + flat[-1024:].tobytes())
@@ -245,7 +172,7 @@ def load_prompt_cache(model: Model, name: str | Path) -> KVCache:
     if (metadata.get("crc32") != checksum([token_ids, k, v]) or not 1 <= n <= model.config.context_length
             or any(array.shape != shape or array.dtype != cache.k.dtype for array in (k, v))):
         raise InputError(f"{name}: a damaged prompt cache; delete it")
-    ids = checked_ids(token_ids, model.config)
+    ids = checked_ids(token_ids, model.config.vocab_size)
     cache.reserve(n)
     cache.k[..., :n, :], cache.v[..., :n, :] = k, v
     cache.advance(ids)

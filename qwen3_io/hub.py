@@ -10,7 +10,6 @@ takes time: so it is imported only for a name that is not a folder, and handed o
 """
 import contextlib
 import errno
-import json
 import logging
 import os
 import warnings
@@ -19,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tokenizer_utils import InputError
+from qwen3_io.errors import InputError, brief, read_json
 
 SHORT_NAMES = {size: f"Qwen/Qwen3-{size}" for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B")}
 
@@ -48,13 +47,6 @@ def resolve_model(name: str, offline: bool = False) -> Path:
                          f"{hub.constants.HF_HUB_CACHE} either, and offline; once online, run the command again, or: "
                          f"hf download {repo_id}")
     return cached or download(hub, repo_id)
-
-
-def brief(text: object) -> str:
-    """What a user or a server sent, fit for a message: not too long, and nothing in it that a terminal would obey."""
-    text = " ".join(str(text).split())
-    text = text if len(text) <= 200 else text[:200] + " ..."
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text) or "''"
 
 
 def import_client(name: str) -> ModuleType:
@@ -93,8 +85,8 @@ def cached_folder(hub: ModuleType, repo_id: str) -> Path | None:
 def shards(folder: Path) -> list[str]:
     """The weight files that a folder's index lists; none where there is no index, or a damaged one."""
     try:
-        return sorted(set(map(str, json.loads((folder / INDEX).read_bytes())["weight_map"].values())))
-    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        return sorted(set(map(str, read_json(folder / INDEX)["weight_map"].values())))
+    except (InputError, LookupError, TypeError, AttributeError):
         return []
 
 

@@ -1,0 +1,1 @@
+"""Above the model: what people touch."""

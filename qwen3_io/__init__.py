@@ -1,0 +1,1 @@
+"""Below the model: what comes from disk or the hub, read strictly."""

@@ -1,0 +1,110 @@
+"""The arguments of callers, checked: options with their names and ranges, and token ids."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypedDict
+
+import numpy as np
+
+from qwen3_io.errors import InputError, brief, did_you_mean, is_number, is_whole
+
+
+class SamplingOptions(TypedDict, total=False):
+    """Keyword arguments of generate: the fields of Sampling; None is the same as absent."""
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+
+
+class Options(SamplingOptions, total=False):
+    """Keyword arguments of chat, see Completion; None is the same as absent."""
+    max_new_tokens: int | None
+    stop: str | Sequence[str]
+    logprobs: int | None
+    cache: Any  # KVCache or None; its class stands above this room
+    seed: int | None
+    eos_token_ids: Iterable[int] | None
+    think_budget: int | None
+    lookup: int | None
+
+
+OPTIONS = sorted(Options.__annotations__)
+
+# Field of qwen3.Sampling -> (its values in words, a test of them)
+SAMPLING: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "temperature": ("0 (greedy), or between 0.0001 and 10000", lambda t: t == 0 or 1e-4 <= t <= 1e4),
+    "top_k": ("a whole number, 0 (off) or more", lambda k: is_whole(k, 0)),
+    "top_p": ("above 0 and at most 1", lambda p: 0 < p <= 1),
+    "min_p": ("between 0 and 1", lambda p: 0 <= p <= 1),
+    "repetition_penalty": ("between 0.0001 and 10000", lambda x: 1e-4 <= x <= 1e4),
+    "presence_penalty": ("between -10000 and 10000", lambda x: abs(x) <= 1e4),
+    "frequency_penalty": ("between -10000 and 10000", lambda x: abs(x) <= 1e4),
+}
+
+def check_sampling(values: Mapping[str, Any]) -> None:
+    """Raises InputError for an unknown setting and for a value out of its range."""
+    for name, value in values.items():
+        if name not in SAMPLING:
+            raise InputError(f"there is no option {brief(name)} here{did_you_mean(name, {*OPTIONS} - {name})}")
+        wanted, is_right = SAMPLING[name]
+        if not is_number(value) or not is_right(value):
+            raise InputError(f"{name} must be {wanted}, not {brief(repr(value))}")
+
+
+def checked_whole(name: str, value: int | None, minimum: int) -> int | None:
+    """The value. Raises InputError unless it is None or a whole number of at least `minimum`."""
+    if value is not None and not is_whole(value, minimum):
+        raise InputError(f"{name} must be a whole number, {minimum} or more, not {brief(repr(value))}")
+    return value
+
+
+def checked_ids(token_ids: Sequence[int] | np.ndarray, vocab_size: int) -> np.ndarray:
+    """Token ids as an integer array [batch, n]. Raises InputError unless there are some and all have an embedding."""
+    try:
+        ids = np.asarray(token_ids)
+    except ValueError as error:
+        raise InputError("the sequences of a batch must have the same number of token ids") from error
+    if ids.size == 0:
+        raise InputError("there are no tokens: the prompt is empty")
+    if ids.dtype.kind not in "iu" or ids.ndim not in (1, 2):
+        raise InputError("token ids must be integers in one list (or one list per sequence), "
+                         f"not {ids.dtype} of shape {ids.shape}")
+    if wrong := ids[(ids < 0) | (ids >= vocab_size)].tolist():
+        raise InputError(f"token id {wrong[0]} is out of range: the model has {vocab_size} tokens")
+    return np.atleast_2d(ids)
+
+
+def checked_batch(token_ids: Sequence[int] | np.ndarray, n_sequences: int, vocab_size: int) -> np.ndarray:
+    """The token ids as an array [batch, n], with one row for each sequence of a cache."""
+    ids = checked_ids(token_ids, vocab_size)
+    if len(ids) != n_sequences:
+        raise InputError(f"the cache holds {n_sequences} sequences, but there are tokens for {len(ids)}")
+    return ids
+
+
+def checked_prompt(token_ids: Sequence[int] | np.ndarray, vocab_size: int) -> np.ndarray:
+    """The token ids of one sequence as an array [n]."""
+    ids = checked_ids(token_ids, vocab_size)
+    if len(ids) > 1:
+        raise InputError(f"a prompt is one list of token ids, not {len(ids)} (generate_batch takes several prompts)")
+    return ids[0]
+
+
+def checked_ends(eos_token_ids: Iterable[int]) -> set[int]:
+    """The ids that end an answer, as a set."""
+    ids = list(eos_token_ids) if isinstance(eos_token_ids, Iterable) else [None]
+    if not all(is_whole(i, 0) for i in ids):
+        raise InputError(f"eos_token_ids must be a list of token ids, not {brief(repr(eos_token_ids))}")
+    return set(ids)
+
+
+def checked_stop(stop: str | Sequence[str]) -> tuple[str, ...]:
+    """Stop texts as a tuple. Raises InputError for an empty one, which would end every answer at once."""
+    stop = (stop,) if isinstance(stop, str) else tuple(stop)
+    if not all(isinstance(text, str) and text for text in stop):
+        raise InputError(f"a stop text must be a text of at least one character, not {brief(repr(stop))}")
+    return stop

@@ -23,7 +23,7 @@ from typing import Any
 import jinja2
 import tokenizers
 
-from qwen3_template import compile_template, render
+from qwen3_io.template import compile_template, render
 
 
 class InputError(ValueError):

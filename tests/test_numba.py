@@ -22,7 +22,9 @@ from llvmlite import ir
 
 import qwen3
 from qwen3_app import files as qwen3_files
+from qwen3_kernels import compiled
 from qwen3_kernels import layers as kernels
+from qwen3_kernels import vectors
 import qwen3_numba as fast
 from qwen3_kernels.layout import BF16, FLOAT16, FLOAT32, INT4, INT8, VERSION, packed_shape, padded
 from configs import BASE, CASES
@@ -40,7 +42,7 @@ def stored(w: np.ndarray, form: int) -> tuple[np.ndarray, np.ndarray]:
         wide[:rows, :n] = w
         data = fast.aligned(packed_shape(rows, n, form))
         for i, block in enumerate(data):
-            fast.kernels().quantize_block(wide[32 * i:32 * i + 32], 8 if form == INT8 else 4, block)
+            compiled.kernels().quantize_block(wide[32 * i:32 * i + 32], 8 if form == INT8 else 4, block)
     else:
         data = np.zeros((rows, padded(n, 32)), {FLOAT32: np.float32, BF16: np.uint16, FLOAT16: np.float16}[form])
         data[:, :n] = (w.view(np.uint32) >> 16) if form == BF16 else w
@@ -81,7 +83,7 @@ def test_linear(name, rows, n, n_vectors):
     w = reference(data, weight)
     row = np.empty(n, np.float32)
     for r in range(rows):
-        fast.kernels().weight_row(weight, r, row)
+        compiled.kernels().weight_row(weight, r, row)
         np.testing.assert_array_equal(row, w[r])
     width = padded(n, 64)
     xs, packed = np.full((n_vectors, width), 7, np.float32), np.empty((n_vectors, width * 5 // 4), np.uint8)
@@ -360,11 +362,11 @@ def test_instruction_selection(path, triple, cpu, instruction, signed):
     """What each path compiles to on a CPU for which it is meant."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
-    n, module = kernels.INT8_SHAPES[path].lanes, ir.Module()
+    n, module = vectors.INT8_SHAPES[path].lanes, ir.Module()
     sums, values = ir.VectorType(ir.IntType(32), n), ir.VectorType(ir.IntType(8), 4 * n)
     function = ir.Function(module, ir.FunctionType(sums, [sums, values, values]), "dot")
     b = ir.IRBuilder(function.append_basic_block())
-    b.ret(kernels.dot_bytes(b, path, *function.args, signed))
+    b.ret(vectors.dot_bytes(b, path, *function.args, signed))
     machine = llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, opt=3)
     module.triple = triple
     assembly = machine.emit_assembly(llvm.parse_assembly(str(module)))
@@ -375,7 +377,7 @@ def test_instruction_selection(path, triple, cpu, instruction, signed):
     ({"avx512vnni": True, "avx512f": True, "avx2": True}, "vnni512"), ({"avxvnni": True, "avx2": True}, "vnni"),
     ({"avx512f": True, "avx2": True}, "avx2"), ({"avx2": True}, "avx2"), ({"dotprod": True}, "neon"), ({}, "plain")])
 def test_choice_of_instructions(features, path):
-    assert kernels.int8_path(features) == path
+    assert vectors.int8_path(features) == path
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -427,25 +429,25 @@ def test_no_place_for_the_kernels(tmp_path):
 def test_kernels_are_kept(tmp_path, monkeypatch):
     """In the first folder that takes them; whatever else lies there is not taken for them."""
     (tmp_path / "file").touch()
-    monkeypatch.setattr(fast, "kernel_folders", lambda: [tmp_path / "file" / "no", tmp_path / "new" / "yes"])
+    monkeypatch.setattr(compiled, "kernel_folders", lambda: [tmp_path / "file" / "no", tmp_path / "new" / "yes"])
     arguments, code = {"weight_row": [["int64", 1], "int64", ["float32", 1]]}, os.urandom(5000)
-    fast.keep_kernels("kernels.o", "these", arguments, code)
+    compiled.keep_kernels("kernels.o", "these", arguments, code)
     file = tmp_path / "new" / "yes" / "kernels.o"
     assert [path.name for path in file.parent.iterdir()] == ["kernels.o"]
-    assert fast.read_kernels(file, "these") == (arguments, code)
-    assert fast.read_kernels(file, "those") is None and fast.read_kernels(tmp_path / "none", "these") is None
+    assert compiled.read_kernels(file, "these") == (arguments, code)
+    assert compiled.read_kernels(file, "those") is None and compiled.read_kernels(tmp_path / "none", "these") is None
     whole = file.read_bytes()
     for damaged in (b"", whole[:50], whole[:-1], whole + b"0", whole[:-1] + bytes([whole[-1] ^ 1]), b"{}\n" + code, b"[]\n", code):
         file.write_bytes(damaged)
-        assert fast.read_kernels(file, "these") is None
+        assert compiled.read_kernels(file, "these") is None
 
 
 def test_kernels_take_only_what_they_are_made_for():
     for wrong in (np.zeros(32), np.zeros((1, 32), np.float32), np.zeros(64, np.float32)[::2]):
         with pytest.raises(TypeError, match="contiguous float32"):
-            fast.kernels().weight_row(np.zeros(5, np.int64), 0, wrong)
+            compiled.kernels().weight_row(np.zeros(5, np.int64), 0, wrong)
     with pytest.raises(ValueError):
-        fast.kernels().weight_row(np.zeros(5, np.int64), 0)
+        compiled.kernels().weight_row(np.zeros(5, np.int64), 0)
 
 
 def test_cpus_and_settings_that_do_not_do(monkeypatch):

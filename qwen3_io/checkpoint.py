@@ -359,6 +359,13 @@ def to_float32(stored: StoredTensor) -> np.ndarray:
     return values
 
 
+def broken_tensors(folder: Path) -> str:
+    """Which tensors of a checkpoint hold NaN or infinity, in words."""
+    broken = [name for name, tensor in map_checkpoint(folder).items() if not np.isfinite(to_float32(tensor)).all()]
+    return f"NaN or infinity in {some(broken)}" if broken else \
+        "all weights are finite, so the computation itself has overflowed"
+
+
 def forget_pages(mapping: mmap.mmap) -> None:
     """Pages read from a mapped file no longer count as this process's memory."""
     if hasattr(mmap, "MADV_DONTNEED"):

@@ -793,7 +793,7 @@ class Model:
 
 
 HERE = Path(__file__).resolve().parent
-BUNDLED = HERE / ("qwen3/demo" if (HERE / "qwen3").is_dir() else "demo")  # the small model; installed, it lies in qwen3/
+BUNDLED = HERE / ("qwen3/demo" if (HERE / "qwen3").is_dir() else "demo")  # the small model; installed, in qwen3/
 
 
 def load_model(name: str | Path, engine: Engine = NUMPY, offline: bool = False, tokenizer: bool = True) -> Model:

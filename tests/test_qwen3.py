@@ -1,4 +1,4 @@
-"""The model, its cache, sampling and generation: against golden values of transformers, plain oracles, and properties."""
+"""qwen3.py: the model, its cache, sampling and generation, against golden values, published formulas, properties."""
 import copy
 import json
 import math
@@ -13,26 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import qwen3
-from qwen3_io import checkpoint
-from configs import BASE, CASES
+from configs import BASE, CASES, ROOT
+from helpers import assert_one_line, message_of, random_ids
 from make_random_model import make_random_model
+from qwen3_io import checkpoint
 
-ROOT = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.core
 GOLDEN = json.loads((ROOT / "tests" / "golden.json").read_text())
-
-
-@pytest.fixture(scope="session")
-def model(tmp_path_factory):
-    return qwen3.load_model(make_random_model(BASE, tmp_path_factory.mktemp("random"), "float32"))
-
-
-@pytest.fixture(scope="session")
-def demo():
-    return qwen3.load_model(ROOT / "demo")
-
-
-def random_ids(n, seed=0, vocab_size=BASE["vocab_size"]):
-    return np.random.default_rng(seed).integers(0, vocab_size, n).tolist()
 
 
 def logits_of(model, ids):
@@ -44,7 +31,9 @@ def close(a, b, tolerance=1e-5):
     return np.abs(a - b).max() <= tolerance * max(b.std(), 1e-30)
 
 
-# ---- golden values --------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
+# Golden values
+# ----------------------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("name", CASES)
 def test_random_models_match_transformers(name, tmp_path):
@@ -57,14 +46,17 @@ def test_random_models_match_transformers(name, tmp_path):
 
 @pytest.mark.parametrize("case", GOLDEN["demo"], ids=lambda case: f"{case['question']} {case['enable_thinking']}")
 def test_bundled_model_matches_transformers(demo, case):
-    text = demo.tokenizer.apply_chat_template([{"role": "user", "content": case["question"]}], enable_thinking=case["enable_thinking"])
+    text = demo.tokenizer.apply_chat_template([{"role": "user", "content": case["question"]}],
+                                              enable_thinking=case["enable_thinking"])
     assert demo.tokenizer.encode(text) == case["prompt"]
     answer = list(qwen3.generate(demo, case["prompt"], 160, temperature=0))
     end = demo.tokenizer.token_to_id("<|im_end|>")
     assert answer + [end] * (len(answer) < len(case["greedy"])) == case["greedy"]
 
 
-# ---- components against plain oracles ---------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
+# Components against their sources
+# ----------------------------------------------------------------------------------------------------------------------
 
 def test_rms_norm():
     rng = np.random.default_rng(0)
@@ -104,7 +96,8 @@ def test_rope_depends_on_the_distance_only(start, distance):
     q, k = np.random.default_rng(0).standard_normal((2, 1, 1, 1, 8)).astype(np.float32)
 
     def score(q_position, k_position):
-        turned = [qwen3.apply_rope(x, *qwen3.rope_tables(config, np.array([[position]]))) for x, position in ((q, q_position), (k, k_position))]
+        turned = [qwen3.apply_rope(x, *qwen3.rope_tables(config, np.array([[position]])))
+                  for x, position in ((q, q_position), (k, k_position))]
         return float((turned[0] * turned[1]).sum())
 
     assert score(start + distance, start) == pytest.approx(score(distance, 0), abs=2e-2 if start > 1000 else 1e-3)
@@ -112,14 +105,17 @@ def test_rope_depends_on_the_distance_only(start, distance):
 
 def test_rope_pairs_halves():
     config = qwen3.Config(1, 1, 1, 1, 1, 1, 4, 1e-6, 100.0, 1, True)
-    turned = qwen3.apply_rope(np.array([[[[1, 0, 0, 2]]]], np.float32), *qwen3.rope_tables(config, np.array([[3]])))[0, 0, 0]
+    turned = qwen3.apply_rope(np.array([[[[1, 0, 0, 2]]]], np.float32),
+                              *qwen3.rope_tables(config, np.array([[3]])))[0, 0, 0]
     a, b = 3.0, 3 * 100 ** -0.5  # the angles of the two pairs (0, 2) and (1, 3)
     assert np.allclose(turned, [math.cos(a), -2 * math.sin(b), math.sin(a), 2 * math.cos(b)], atol=1e-6)
 
 
 def test_yarn_frequencies():
     d, theta, length, factor = 64, 1e6, 32768, 4.0
-    config = qwen3.Config(1, 1, 1, 1, 1, 1, d, 1e-6, theta, 40960, True, yarn=checkpoint.yarn_config({"factor": factor, "original_max_position_embeddings": length}, 40960, Path("config.json")))
+    config = qwen3.Config(1, 1, 1, 1, 1, 1, d, 1e-6, theta, 40960, True,
+                          yarn=checkpoint.yarn_config({"factor": factor, "original_max_position_embeddings": length},
+                                                      40960, Path("config.json")))
     frequencies, scale = qwen3.rope_frequencies(config)
     low = math.floor(d * math.log(length / (2 * math.pi * 32)) / (2 * math.log(theta)))
     high = math.ceil(d * math.log(length / (2 * math.pi)) / (2 * math.log(theta)))
@@ -137,7 +133,9 @@ def test_swiglu_of_extreme_values():
         assert np.allclose(qwen3.swiglu(x, eye, eye, eye), [[0, 40000, 0]])
 
 
-# ---- the cache --------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
+# The cache
+# ----------------------------------------------------------------------------------------------------------------------
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=6))
@@ -195,7 +193,33 @@ def test_truncating_out_of_range(model):
             cache.truncate(length)
 
 
-# ---- batches ----------------------------------------------------------------------------------------------------------
+def test_cache_too_small(model):
+    cache = qwen3.KVCache(model.config, 4)
+    assert_one_line(message_of(qwen3.forward, model, [1] * 5, cache), "5", "4")
+    assert cache.length == 0
+    before = qwen3.forward(model, [1, 2, 3], cache)
+    assert_one_line(message_of(qwen3.forward, model, [4, 5], cache), "5", "4")
+    assert cache.length == 3  # what was refused has changed nothing
+    cache.truncate(0)
+    assert np.array_equal(qwen3.forward(model, [1, 2, 3], cache), before)
+
+
+@pytest.mark.parametrize("length", [0, -1])
+def test_cache_length(model, length):
+    assert_one_line(message_of(qwen3.KVCache, model.config, length), str(length))
+
+
+@pytest.mark.parametrize("length", [-1, 4, 10**9])
+def test_truncate_beyond_the_cache(model, length):
+    cache = qwen3.KVCache(model.config)
+    qwen3.forward(model, [1, 2, 3], cache)
+    assert_one_line(message_of(cache.truncate, length), str(length))
+    assert cache.length == 3
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Batches
+# ----------------------------------------------------------------------------------------------------------------------
 
 PROMPTS = [random_ids(n, seed=n) for n in (5, 1, 40, 17)]
 
@@ -211,7 +235,8 @@ def test_batch_logits_match_single_ones(model):
         assert close(following[row], logits_of(model, prompt + [3 + row])[-1])
 
 
-@pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 1.5, "top_k": 50, "seed": 3, "presence_penalty": 1.0}])
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 1.5, "top_k": 50, "seed": 3,
+                                                          "presence_penalty": 1.0}])
 def test_batch_answers_match_single_ones(model, options):
     """With ends that come at different times, so that rows are dropped on the way."""
     ends = tuple(range(0, 320, 12))
@@ -231,7 +256,9 @@ def test_batch_up_to_the_context(tmp_path):
     assert answers == [list(qwen3.generate(model, prompt, temperature=0, eos_token_ids=())) for prompt in PROMPTS]
 
 
-# ---- sampling -----------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
+# Sampling
+# ----------------------------------------------------------------------------------------------------------------------
 
 def plain_candidates(logits, sampling):
     """The probabilities by definition, one step after the other, in float64 over the whole vocabulary."""
@@ -249,14 +276,16 @@ def plain_candidates(logits, sampling):
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.integers(1, 3000), st.floats(0.1, 3), st.integers(0, 100), st.floats(0.05, 1), st.sampled_from([0, 0.01, 0.2, 1]), st.integers(0, 2**32 - 1))
+@given(st.integers(1, 3000), st.floats(0.1, 3), st.integers(0, 100), st.floats(0.05, 1),
+       st.sampled_from([0, 0.01, 0.2, 1]), st.integers(0, 2**32 - 1))
 def test_candidates_are_as_defined(n, temperature, top_k, top_p, min_p, seed):
     logits = np.random.default_rng(seed).standard_normal(n).astype(np.float32) * 4
     sampling = qwen3.Sampling(temperature, top_k, top_p, min_p)
     ids, probabilities = qwen3.candidates(logits, sampling)
     ours = np.zeros(n)
     ours[ids] = probabilities
-    assert np.abs(ours - plain_candidates(logits, sampling)).max() < 1e-4 or abs(len(ids) - (plain_candidates(logits, sampling) > 0).sum()) <= 1
+    expected = plain_candidates(logits, sampling)
+    assert np.abs(ours - expected).max() < 1e-4 or abs(len(ids) - (expected > 0).sum()) <= 1
     assert probabilities.dtype == np.float32
     assert abs(probabilities.sum() - 1) < 1e-4
 
@@ -283,7 +312,8 @@ def test_samples_follow_the_distribution(n, temperature, seed):
     wanted = np.append(expected[common], expected[~common].sum())
     chi_square = ((observed - wanted)[wanted > 0] ** 2 / wanted[wanted > 0]).sum()
     freedom = len(observed) - 1
-    quantile = max(freedom, 1) * (1 - 2 / (9 * max(freedom, 1)) + 6 * math.sqrt(2 / (9 * max(freedom, 1)))) ** 3  # Wilson-Hilferty
+    # Wilson-Hilferty
+    quantile = max(freedom, 1) * (1 - 2 / (9 * max(freedom, 1)) + 6 * math.sqrt(2 / (9 * max(freedom, 1)))) ** 3
     assert chi_square < quantile + 10
 
 
@@ -311,7 +341,8 @@ def test_greedy_takes_the_maximum():
 
 
 def test_penalties():
-    logits, prompt, answer = np.array([2, -2, 2, -2, 1], np.float32), np.array([1, 1, 0, 0, 0], np.float32), np.array([0, 0, 3, 1, 0], np.float32)
+    logits = np.array([2, -2, 2, -2, 1], np.float32)
+    prompt, answer = np.array([[1, 1, 0, 0, 0], [0, 0, 3, 1, 0]], np.float32)  # how often each token is in them
 
     def penalized(**values):
         return qwen3.penalize(logits, qwen3.Sampling(**values), prompt, answer).tolist()
@@ -322,7 +353,9 @@ def test_penalties():
     assert penalized(frequency_penalty=0.5) == [2, -2, 0.5, -2.5, 1]
 
 
-# ---- generation ---------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
+# Generation
+# ----------------------------------------------------------------------------------------------------------------------
 
 def test_end_of_text_may_come_first(model):
     prompt = random_ids(5)
@@ -346,27 +379,6 @@ def test_seed_repeats_and_differs(model):
     assert answer(1) == answer(1) != answer(2)
 
 
-def test_checkpoint_defaults(tmp_path):
-    path = make_random_model(BASE, tmp_path)
-    settings_file = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "eos_token_id": [5, 7], "max_new_tokens": 3}
-    (path / "generation_config.json").write_text(json.dumps(settings_file))
-    model = qwen3.load_model(path)
-    assert model.sampling == qwen3.Sampling(0.6, 20, 0.95)
-    assert model.eos_token_ids == (5, 7)
-    assert len(list(qwen3.generate(model, random_ids(5), temperature=0, eos_token_ids=()))) == 3
-    (path / "generation_config.json").write_text('{"do_sample": true}')
-    assert qwen3.load_model(path).sampling == qwen3.Sampling(1.0, top_k=50)  # transformers' own defaults
-    (path / "generation_config.json").write_text('{"do_sample": true, "num_beams": 4}')
-    with pytest.raises(qwen3.InputError, match="num_beams"):
-        qwen3.load_model(path)
-    (path / "generation_config.json").write_text(json.dumps(settings_file | {"do_sample": False}))
-    assert qwen3.load_model(path).sampling.temperature == 0
-    (path / "generation_config.json").unlink()
-    (path / "config.json").write_text(json.dumps(BASE | {"eos_token_id": 9}))
-    model = qwen3.load_model(path)
-    assert (model.sampling.temperature, model.eos_token_ids, model.max_new_tokens) == (0, (9,), None)
-
-
 def test_stream_of_text_is_the_whole_text(demo):
     ids = demo.tokenizer.encode("<think>\n日本 é 🙂\n</think>\n\nOK<|im_end|>")
     pieces = list(qwen3.stream_text(demo.tokenizer, iter(ids)))
@@ -374,36 +386,9 @@ def test_stream_of_text_is_the_whole_text(demo):
     assert all(pieces) and len(pieces) > 5
 
 
-# ---- weights ------------------------------------------------------------------------------------------------------------
-
-@pytest.mark.parametrize("dtype, bits", [("bfloat16", 16), ("float16", 13)])
-def test_half_precision_files_are_read_exactly(tmp_path, dtype, bits):
-    """bfloat16 keeps the upper 16 bits of a float32, float16 leaves its lowest 13 bits zero."""
-    exact = qwen3.load_model(make_random_model(BASE, tmp_path / "exact", "float32")).weights["layers"][1]["down_proj"]
-    halved = qwen3.load_model(make_random_model(BASE, tmp_path / "half", dtype)).weights["layers"][1]["down_proj"]
-    assert halved.dtype == np.float32 and halved.flags.c_contiguous
-    assert not (halved.view(np.uint32) & ((1 << bits) - 1)).any()
-    assert np.abs(halved - exact).max() <= np.abs(exact).max() * 2.0 ** (-8 if dtype == "bfloat16" else -11)
-
-
-def test_float32_stays_in_the_file(model):
-    assert not model.weights["embed_tokens"].flags.writeable  # a view of the mapped file
-    assert model.weights["lm_head"] is model.weights["embed_tokens"]
-
-
-def test_tied_checkpoint_with_a_copy_of_the_head(tmp_path):
-    path = make_random_model(BASE | {"tie_word_embeddings": False}, tmp_path)
-    tensors = checkpoint.map_safetensors(path / "model.safetensors")
-    (path / "config.json").write_text(json.dumps(BASE))
-    untied = qwen3.load_model(path).weights
-    assert untied["lm_head"] is not untied["embed_tokens"]  # the file knows better than the flag
-    offset = (path / "model.safetensors").read_bytes().index(tensors["lm_head.weight"].data.tobytes())
-    with open(path / "model.safetensors", "r+b") as file:
-        file.seek(offset)
-        file.write(tensors["model.embed_tokens.weight"].data.tobytes())
-    weights = qwen3.load_model(path).weights
-    assert weights["lm_head"] is weights["embed_tokens"]
-
+# ----------------------------------------------------------------------------------------------------------------------
+# The whole
+# ----------------------------------------------------------------------------------------------------------------------
 
 class Watched(np.ndarray):
     """An array whose every descendant notes its dtype."""
@@ -424,7 +409,8 @@ def test_no_float64_in_the_path(model):
     Watched.dtypes.clear()
     for prompt in (random_ids(9), random_ids(1)):
         logits = qwen3.forward(watched, prompt, qwen3.KVCache(model.config), all_logits=True)
-        for sampling in (qwen3.Sampling(0.7, 20, 0.8, 0.05, 1.1, 0.5, 0.5), qwen3.Sampling(1.0), qwen3.Sampling(0.7, 0, 0.9)):
+        for sampling in (qwen3.Sampling(0.7, 20, 0.8, 0.05, 1.1, 0.5, 0.5), qwen3.Sampling(1.0),
+                         qwen3.Sampling(0.7, 0, 0.9)):
             counts = np.ones(len(logits[-1]), np.float32).view(Watched)
             qwen3.sample(qwen3.penalize(logits[-1], sampling, counts, counts), sampling, np.random.default_rng(0))
     assert {dtype for dtype in Watched.dtypes if dtype.kind == "f"} == {np.dtype(np.float32)}
@@ -440,14 +426,14 @@ def test_needs_neither_torch_nor_numba():
     assert done.stdout.strip() == "[]"
 
 
-# ---- a real checkpoint --------------------------------------------------------------------------------------------------
-
-KNOWN_ANSWERS = {  # greedy tokens after "The capital of France is": (hidden size, layers, context) of the checkpoint -> ids
+# greedy tokens after "The capital of France is": (hidden size, layers, context) of the checkpoint -> ids
+KNOWN_ANSWERS = {
     (4096, 36, 40960): ([12095, 13, 576, 6722, 315, 9625, 374] * 3)[:20],  # Qwen3-8B
 }
 
 
-@pytest.mark.skipif("QWEN3_TEST_MODEL" not in os.environ, reason="QWEN3_TEST_MODEL names no folder with a real checkpoint")
+@pytest.mark.skipif("QWEN3_TEST_MODEL" not in os.environ,
+                    reason="QWEN3_TEST_MODEL names no folder with a real checkpoint")
 def test_known_answer_of_a_real_checkpoint():
     model = qwen3.load_model(os.environ["QWEN3_TEST_MODEL"])
     shape = (model.config.hidden_size, model.config.num_hidden_layers, model.config.max_position_embeddings)

@@ -56,7 +56,7 @@ def works_or_refused(call, *args, **options):
 # ----------------------------------------------------------------------------------------------------------------------
 
 def run_main(capfd, *args) -> tuple[int, str, str]:
-    """(status, stdout, stderr) of the command line in this process; capfd sees what libraries print past Python, too."""
+    """(status, stdout, stderr) of the command line in this process. capfd also sees what libraries print themselves."""
     capfd.readouterr()
     try:
         status = cli.main([str(arg) for arg in args])

@@ -2,6 +2,7 @@
 import json
 import math
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -309,6 +310,30 @@ def test_dangling_shard(shards, capfd):
     (shards / "model-00002-of-00003.safetensors").unlink()
     (shards / "model-00002-of-00003.safetensors").symlink_to("../../blobs/gone")
     refuse_folder(capfd, shards, "model-00002-of-00003.safetensors")
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+                                  "model.safetensors"])
+def test_a_link_to_nothing_is_named(folder, capfd, name):
+    (folder / name).unlink()
+    (folder / name).symlink_to(folder / "gone")
+    refuse_folder(capfd, folder, name, "link to nothing")
+
+
+def test_a_folder_of_links_to_another_disk_gives_the_same_logits(shards, tmp_path):
+    """The folder itself is a link as well, and its files lie in two other folders, as in the hub's cache."""
+    expected = qwen3.load_model(shards)
+    (tmp_path / "disk").mkdir()
+    links = tmp_path / "links"
+    links.mkdir()
+    for i, file in enumerate(sorted(shards.iterdir())):
+        place = tmp_path / "disk" / f"blob {i}"
+        (file.rename if i % 2 else lambda target, file=file: target.symlink_to(file))(place)
+        (links / file.name).symlink_to(place if i % 3 else Path("../disk") / place.name)
+    (tmp_path / "model").symlink_to(links)
+    model = qwen3.load_model(tmp_path / "model")
+    logits = [qwen3.forward(either, [1, 2, 3], qwen3.KVCache(either.config)) for either in (expected, model)]
+    assert np.array_equal(*logits) and model.tokenizer.encode("Hello") == expected.tokenizer.encode("Hello")
 
 
 def test_truncated_shard(shards, capfd):

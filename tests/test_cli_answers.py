@@ -10,7 +10,7 @@ from configs import FRANCE, PARIS, ROOT
 from helpers import output, refusal, run
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def model(demo):
     return demo
 

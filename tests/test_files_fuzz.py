@@ -17,7 +17,7 @@ from qwen3_app import files
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # no thread is used after the fork
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def model(tiny_model):
     return tiny_model
 

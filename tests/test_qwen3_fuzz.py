@@ -16,7 +16,7 @@ from tokenizer_utils import parse_answer
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # no thread is used after the fork
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def model(tiny_model):
     return tiny_model
 

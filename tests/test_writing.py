@@ -15,7 +15,7 @@ from qwen3_io import writing
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # no thread is used after the fork
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def model(tiny_model):
     return tiny_model
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import qwen3
@@ -58,7 +58,8 @@ def test_bundled_model_matches_transformers(demo, case):
 # Components against their sources
 # ----------------------------------------------------------------------------------------------------------------------
 
-def test_rms_norm():
+def test_rms_norm_matches_zhang_2019():
+    """x_i / sqrt(mean of x²) * g_i, in float64; Qwen3 adds eps to the mean."""
     rng = np.random.default_rng(0)
     x, weight = rng.standard_normal((3, 5, 7)).astype(np.float32), rng.standard_normal(7).astype(np.float32)
     for scale in (1e-4, 1, 1e4):  # at 1e-4 it matters that eps is inside the root
@@ -67,8 +68,8 @@ def test_rms_norm():
         assert np.allclose(qwen3.rms_norm(x * np.float32(scale), weight, 1e-6), expected, rtol=1e-5)
 
 
-def test_attention_is_the_textbook_sum():
-    """Head by head, position by position, in float64, with K and V looked up for each query head."""
+def test_grouped_query_attention_matches_ainslie_2023():
+    """Head by head, position by position, in float64: each group of query heads looks up one K and V."""
     rng = np.random.default_rng(0)
     q = rng.standard_normal((2, 6, 3, 4)).astype(np.float32)  # 6 query heads share 2 KV heads; 3 new of 5 positions
     k, v = rng.standard_normal((2, 2, 2, 5, 4)).astype(np.float32)
@@ -81,6 +82,17 @@ def test_attention_is_the_textbook_sum():
                 keys, values = k[row, head // 3, first:last + 1].astype(float), v[row, head // 3, first:last + 1]
                 weights = np.exp(keys @ q[row, head, i] / math.sqrt(4))
                 assert np.allclose(out[row, head, i], weights @ values / weights.sum(), atol=1e-5)
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 6), st.integers(1, 5), st.integers(0, 2**32 - 1))
+def test_attention_matches_vaswani_2017(batch, heads, n, d, seed):
+    """softmax(Q Kᵀ / sqrt(d)) V with a mask on later positions: one KV head for each query head."""
+    q, k, v = np.random.default_rng(seed).standard_normal((3, batch, heads, n, d)).astype(np.float32)
+    scores = np.einsum("bhid,bhjd->bhij", q.astype(float), k) / math.sqrt(d)
+    scores[..., np.arange(n)[:, None] < np.arange(n)] = -np.inf
+    weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    assert np.allclose(qwen3.attention(q, k, v), weights @ v, atol=1e-5)
 
 
 def test_attention_survives_large_scores():
@@ -103,6 +115,24 @@ def test_rope_depends_on_the_distance_only(start, distance):
     assert score(start + distance, start) == pytest.approx(score(distance, 0), abs=2e-2 if start > 1000 else 1e-3)
 
 
+@given(st.sampled_from([2, 6, 64, 128]), st.sampled_from([100.0, 1e4, 1e6]), st.integers(0, 3000), st.integers(0, 99))
+def test_rope_matches_su_2021(d, theta, position, seed):
+    """Equation 15: a block-diagonal matrix of 2 x 2 rotations by m theta_i, where theta_i = theta^(-2 (i - 1) / d).
+
+    The paper's blocks take neighbours; Qwen3's weights are permuted so that x[i] and x[i + d / 2] are one block.
+    """
+    config = qwen3.Config(1, 1, 1, 1, 1, 1, d, 1e-6, theta, 1, True)
+    x = np.random.default_rng(seed).standard_normal(d).astype(np.float32)
+    matrix, order = np.zeros((d, d)), np.arange(d).reshape(2, -1).T.reshape(-1)  # 0, d / 2, 1, d / 2 + 1, ...
+    for i in range(1, d // 2 + 1):
+        angle = position * theta ** (-2 * (i - 1) / d)
+        block = slice(2 * i - 2, 2 * i)
+        matrix[block, block] = [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
+    turned = qwen3.apply_rope(x[None, None, None], *qwen3.rope_tables(config, np.array([[position]])))[0, 0, 0]
+    rounding = 3 * 2.0**-24 * position  # of the angle: float32 power, reciprocal and product
+    assert np.allclose(turned[order], matrix @ x[order], atol=1e-5 + 5 * rounding)  # no pair is longer than 5
+
+
 def test_rope_pairs_halves():
     config = qwen3.Config(1, 1, 1, 1, 1, 1, 4, 1e-6, 100.0, 1, True)
     turned = qwen3.apply_rope(np.array([[[[1, 0, 0, 2]]]], np.float32),
@@ -111,19 +141,41 @@ def test_rope_pairs_halves():
     assert np.allclose(turned, [math.cos(a), -2 * math.sin(b), math.sin(a), 2 * math.cos(b)], atol=1e-6)
 
 
-def test_yarn_frequencies():
-    d, theta, length, factor = 64, 1e6, 32768, 4.0
-    config = qwen3.Config(1, 1, 1, 1, 1, 1, d, 1e-6, theta, 40960, True,
-                          yarn=checkpoint.yarn_config({"factor": factor, "original_max_position_embeddings": length},
-                                                      40960, Path("config.json")))
+@pytest.mark.parametrize("d, theta, length, factor", [
+    (64, 1e6, 32768, 4.0), (128, 1e6, 32768, 4.0), (32, 1e4, 4096, 16.0)])
+def test_yarn_matches_peng_2023(d, theta, length, factor):
+    """Section 3.2 with alpha = 1 and beta = 32: r, the turns of a pair within the original length, decides.
+
+    Pairs with r > beta keep their frequency, pairs with r < alpha have it divided by the factor. Between them the
+    paper's formula is linear in r; its code, for which checkpoints are made, is linear in the index of the pair.
+    Section 3.4: q and k are scaled by 0.1 ln(factor) + 1.
+    """
+    rope = checkpoint.yarn_config({"factor": factor, "original_max_position_embeddings": length}, 40960, Path("x.json"))
+    config = qwen3.Config(1, 1, 1, 1, 1, 1, d, 1e-6, theta, 40960, True, yarn=rope)
     frequencies, scale = qwen3.rope_frequencies(config)
     low = math.floor(d * math.log(length / (2 * math.pi * 32)) / (2 * math.log(theta)))
     high = math.ceil(d * math.log(length / (2 * math.pi)) / (2 * math.log(theta)))
+    cases = set()
     for i in range(d // 2):
-        plain, ramp = theta ** (-2 * i / d), min(max((i - low) / (high - low), 0), 1)
-        assert frequencies[i] == pytest.approx(plain / factor * ramp + plain * (1 - ramp), rel=1e-5)
-    assert scale == pytest.approx(0.1 * math.log(4) + 1)
-    assert config.context_length == 131072
+        plain = theta ** (-2 * i / d)
+        turns = length * plain / (2 * math.pi)
+        case = "kept" if turns > 32 else "divided" if turns < 1 else "blended"
+        ramp = {"kept": 0, "divided": 1}.get(case, (i - low) / (high - low))
+        assert frequencies[i] == pytest.approx((1 - ramp) * plain + ramp * plain / factor, rel=1e-5)
+        cases.add(case)
+    assert cases == {"kept", "blended", "divided"}
+    assert scale == pytest.approx(0.1 * math.log(factor) + 1)
+    assert config.context_length == max(40960, factor * length)
+
+
+def test_swiglu_matches_shazeer_2020():
+    """FFN(x) = (Swish_1(x W) * x V) W2 with Swish_1(z) = z sigmoid(z), in float64."""
+    rng = np.random.default_rng(0)
+    x, (w, v), w2 = rng.standard_normal((2, 5, 7)), rng.standard_normal((2, 7, 11)), rng.standard_normal((11, 7))
+    gate = x @ w
+    expected = (gate / (1 + np.exp(-gate)) * (x @ v)) @ w2
+    ours = qwen3.swiglu(*(a.astype(np.float32) for a in (x, w.T, v.T, w2.T)))  # stored as [outputs, inputs]
+    assert np.allclose(ours, expected, atol=1e-4)
 
 
 def test_swiglu_of_extreme_values():
@@ -288,6 +340,62 @@ def test_candidates_are_as_defined(n, temperature, top_k, top_p, min_p, seed):
     assert np.abs(ours - expected).max() < 1e-4 or abs(len(ids) - (expected > 0).sum()) <= 1
     assert probabilities.dtype == np.float32
     assert abs(probabilities.sum() - 1) < 1e-4
+
+
+@settings(max_examples=100)
+@given(st.integers(1, 300), st.floats(0.01, 0.999), st.floats(0.5, 4), st.integers(0, 2**32 - 1))
+def test_top_p_matches_holtzman_2019(n, p, spread, seed):
+    """The smallest set of tokens whose probabilities sum to at least p, rescaled to a sum of 1."""
+    logits = (np.random.default_rng(seed).standard_normal(n) * spread).astype(np.float32)
+    probability = np.exp(logits.astype(float)) / np.exp(logits.astype(float)).sum()
+    nucleus, total = [], 0.0
+    for token in sorted(range(n), key=lambda token: -probability[token]):
+        if total >= p:
+            break
+        nucleus.append(token)
+        total += probability[token]
+    assume(min(abs(total - p), abs(total - probability[nucleus[-1]] - p)) > 1e-5)  # rounding decides there
+    ids, ours = qwen3.candidates(logits, qwen3.Sampling(1.0, top_p=p))
+    assert sorted(ids) == sorted(nucleus)
+    assert np.allclose(ours, probability[ids] / total, rtol=1e-4)
+
+
+@settings(max_examples=100)
+@given(st.integers(1, 300), st.integers(1, 40), st.integers(0, 2**32 - 1))
+def test_top_k_matches_fan_2018(n, k, seed):
+    """The k most likely tokens, rescaled to a sum of 1."""
+    logits = np.random.default_rng(seed).permutation(n).astype(np.float32) / 8  # no two alike
+    kept = sorted(range(n), key=lambda token: -logits[token])[:k]
+    weights = np.exp(logits[kept].astype(float) - logits.max())
+    ids, ours = qwen3.candidates(logits, qwen3.Sampling(1.0, top_k=k))
+    assert dict(zip(ids, ours)) == pytest.approx(dict(zip(kept, weights / weights.sum())), rel=1e-4)
+
+
+@settings(max_examples=100)
+@given(st.integers(1, 300), st.floats(0.001, 1), st.integers(0, 2**32 - 1))
+def test_min_p_matches_nguyen_2024(n, min_p, seed):
+    """The tokens at least min_p times as likely as the most likely one, rescaled to a sum of 1."""
+    logits = np.random.default_rng(seed).standard_normal(n).astype(np.float32) * 3
+    probability = np.exp(logits.astype(float)) / np.exp(logits.astype(float)).sum()
+    bound = min_p * probability.max()
+    assume(np.abs(probability / bound - 1).min() > 1e-5 or min_p == 1)
+    kept = np.flatnonzero(probability >= bound)
+    ids, ours = qwen3.candidates(logits, qwen3.Sampling(1.0, min_p=min_p))
+    assert dict(zip(ids, ours)) == pytest.approx(dict(zip(kept, probability[kept] / probability[kept].sum())), rel=1e-4)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.floats(0.25, 50, width=32), min_size=2, max_size=20), st.floats(0.5, 3), st.integers(0, 2**32 - 1))
+def test_repetition_penalty_matches_keskar_2019(logits, penalty, seed):
+    """p_i is in proportion to exp(x_i / I(i in g)), I = penalty for tokens that have been there, else 1.
+
+    The paper's scores are taken as positive; as everywhere, negative ones are multiplied instead (test_penalties).
+    """
+    x, rng = np.array(logits, np.float32), np.random.default_rng(seed)
+    prompt, answer = rng.integers(0, 3, (2, len(x))).astype(np.float32)
+    penalized = qwen3.penalize(x, qwen3.Sampling(repetition_penalty=penalty), prompt, answer)
+    for i in range(len(x)):
+        assert penalized[i] == pytest.approx(x[i] / (penalty if prompt[i] or answer[i] else 1), rel=1e-6)
 
 
 @settings(max_examples=100, deadline=None)

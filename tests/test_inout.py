@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 import qwen3
+from configs import BASE
+from make_random_model import make_random_model
 
 ROOT = Path(__file__).resolve().parents[1]
 FRANCE = "What is the capital of France?"
@@ -273,16 +275,17 @@ def test_prompt_cache_of_another_model_or_of_something_else(tmp_path):
 
 
 def test_interrupted_answer_keeps_the_prompt(tmp_path):
+    """The model has no end token, so only Ctrl-C ends its answer."""
+    endless = make_random_model(BASE | {"vocab_size": 3072, "max_position_embeddings": 2**20}, tmp_path / "endless")
     file = tmp_path / "prompt.cache"
-    command = [sys.executable, ROOT / "qwen3.py", "--raw", "--prompt-cache", file, "--temperature", "1.5",
-               "--repetition-penalty", "3", "--model", ROOT / "demo", "The capital"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    process.stdout.read(1)
+    options = ["--model", endless, "--raw", "--seed", "1", "--prompt-cache", file, "The capital"]
+    process = subprocess.Popen([sys.executable, ROOT / "qwen3.py", *options], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True)
+    assert process.stdout.read(1)  # it has begun to answer
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    if process.returncode == 130:  # else it had ended before
-        assert err == "qwen3.py: interrupted\n"
-    assert json.loads(output("--raw", "--prompt-cache", file, "--json", "--max-tokens", "2", "The capital"))["cached_tokens"]
+    _, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (130, "qwen3.py: interrupted\n")
+    assert json.loads(output("--json", "--max-tokens", "2", *options))["cached_tokens"]
 
 
 # ----------------------------------------------------------------------------------------------------------------------

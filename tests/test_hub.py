@@ -27,6 +27,8 @@ import pytest
 from qwen3_hub import SHORT_NAMES, resolve_model
 from tokenizer_utils import InputError
 
+pytestmark = pytest.mark.core
+
 ROOT = Path(__file__).resolve().parents[1]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 NEEDED = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
@@ -578,6 +580,7 @@ def test_a_file_is_no_folder(no_network):
 
 
 def test_random_names(no_network):
+    import huggingface_hub.file_download  # noqa: F401  the first import sets its log level
     rng = random.Random(0)
     alphabets = ["ab/", "ab./-_", "aB0.~/\\ :", "abc/\0\n\t\x1b\u2028\u00e9\u6a21\U0001f600\ud800",
                  [chr(code) for code in range(1, 0x11000)]]

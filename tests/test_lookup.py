@@ -10,6 +10,8 @@ import qwen3_numba
 from configs import BASE
 from make_random_model import make_random_model
 
+pytestmark = pytest.mark.core
+
 QUESTIONS = ["What is 417 + 385?", "Tell me a story about a fox.", "What is the capital of Peru?"]
 
 

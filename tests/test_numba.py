@@ -31,6 +31,8 @@ from qwen3_layout import BF16, FLOAT16, FLOAT32, INT4, INT8, VERSION, packed_sha
 from configs import BASE, CASES
 from make_random_model import make_random_model
 
+pytestmark = pytest.mark.core
+
 ROOT = Path(__file__).resolve().parents[1]
 FORMATS = {"float32": FLOAT32, "bfloat16": BF16, "float16": FLOAT16, "int8": INT8, "int4": INT4}
 
@@ -380,6 +382,7 @@ def test_broken_weights_are_found(tensor, tmp_path):
 # Instructions of other CPUs
 # ----------------------------------------------------------------------------------------------------------------------
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("path", ["vnni", "avx2", "plain"])
 def test_other_instructions(path, tmp_path):
     """The tests of the kernels again, in a process that is made to use what older CPUs have."""
@@ -452,6 +455,7 @@ def test_without_numba(tmp_path):
     assert "qwen3[fast]" in done.stderr and "qwen3.py" in done.stderr
 
 
+@pytest.mark.compiles
 def test_no_place_for_the_kernels(tmp_path):
     """No folder can be made, neither beside the program nor in the home: they are compiled, with a bar, and it works."""
     for file in [*ROOT.glob("*.py")]:
@@ -531,6 +535,7 @@ def test_kernels_that_need_numba_to_run_are_refused(monkeypatch):
         kernels.machine_code()
 
 
+@pytest.mark.compiles
 def test_a_full_disk_and_two_at_once(tmp_path):
     """Both compile, because the cache is empty, and one can't even write it."""
     limit = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)); "

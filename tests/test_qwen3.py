@@ -16,6 +16,8 @@ import qwen3
 from configs import BASE, CASES
 from make_random_model import make_random_model
 
+pytestmark = pytest.mark.core
+
 ROOT = Path(__file__).resolve().parents[1]
 GOLDEN = json.loads((ROOT / "tests" / "golden.json").read_text())
 

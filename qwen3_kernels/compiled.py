@@ -5,6 +5,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import sys
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from qwen3_io.errors import InputError
+from qwen3_io.errors import InputError, brief
 
 numba = importlib.util.find_spec("numba")  # importing it would take longer than all else, and is seldom necessary
 NUMBA_VERSION = Path(numba.origin).with_name("_version.py") if numba and numba.origin else Path()
@@ -83,9 +84,17 @@ def kernels() -> SimpleNamespace:
     if found is None:
         try:
             from qwen3_kernels.layers import machine_code
+            found = machine_code()
+        except (InputError, MemoryError):
+            raise
         except ImportError as error:
             raise InputError(f"the kernels can't be compiled, because numba can't be imported: {error}") from error
-        found = machine_code()
+        except Exception as error:  # numba and LLVM raise many types when their versions don't fit the kernels
+            version = ".".join(map(str, llvm.llvm_version_info))
+            raise InputError(f"the kernels can't be compiled by numba {sys.modules['numba'].__version__} with llvmlite "
+                             f"{llvmlite.__version__} (LLVM {version}) and NumPy {np.__version__}: "
+                             f"{brief(f'{type(error).__name__}: {error}', 300)}; install the newest numba, or use "
+                             "qwen3.py") from error
         keep_kernels(name, made_from, *found)
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()

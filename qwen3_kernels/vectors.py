@@ -172,6 +172,8 @@ def dot_bytes(b: Any, path: str, sums: Any, w: Any, x: Any, signed: bool) -> Any
     """
     n = sums.type.count
     if path.startswith("vnni"):
+        if llvm.llvm_version_info < (22,):  # before LLVM 22, this intrinsic takes vectors of 32-bit integers
+            w, x = b.bitcast(w, sums.type), b.bitcast(x, sums.type)
         return call(b, f"llvm.x86.avx512.vpdpbusd.{32 * n}", sums.type, sums, w, x)
     if signed:
         w = b.xor(w, splat(I8, 4 * n, 0x80))

@@ -18,6 +18,8 @@ import tokenizer_utils
 from qwen3_io.errors import InputError
 from tokenizer_utils import Answer, StreamDecoder, Tokenizer, load_tokenizer, parse_answer
 
+pytestmark = pytest.mark.core
+
 SHARED = Path(__file__).resolve().parents[1].parent / "shared/data/qwen3"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"no real tokenizers and golden files at {SHARED}")
 ANSWER_FIELDS = ("reasoning", "content", "tool_calls", "reasoning_truncated")

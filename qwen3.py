@@ -673,8 +673,9 @@ class Completion(Iterator[str]):
     def __next__(self) -> str:
         try:
             piece = next(self._pieces)
-        except StopIteration:
-            self.finish_reason = self.finish_reason or "stop"  # at a stop text, with more to come
+        except StopIteration:  # a stop text has cut the text, or generation has ended
+            cut = self.text != self.model.tokenizer.decode(self.token_ids, skip_special_tokens=True)
+            self.finish_reason = "stop" if cut else self.finish_reason or "stop"
             raise
         self._texts.append(piece)
         return piece

@@ -498,6 +498,37 @@ def test_stream_of_text_is_the_whole_text(demo):
 # The whole
 # ----------------------------------------------------------------------------------------------------------------------
 
+def test_a_model_without_tokenizer_gives_the_same_ids(tmp_path):
+    path = make_random_model(BASE, tmp_path, "float32")
+    whole, prompt = qwen3.load_model(path), random_ids(7)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (path / name).unlink()
+    with pytest.raises(qwen3.InputError, match="tokenizer.json"):
+        qwen3.load_model(path)
+    bare = qwen3.load_model(path, tokenizer=False)
+    assert np.array_equal(logits_of(bare, prompt), logits_of(whole, prompt))
+    for options in ({"temperature": 0}, {"temperature": 1.0, "seed": 3}):
+        assert list(qwen3.generate(bare, prompt, 9, **options)) == list(qwen3.generate(whole, prompt, 9, **options))
+    assert qwen3.generate_batch(bare, [prompt], 9, temperature=0) == [list(
+        qwen3.generate(whole, prompt, 9, temperature=0))]
+    assert np.array_equal(qwen3.score(bare, prompt), qwen3.score(whole, prompt))
+    for use in (lambda: qwen3.chat(bare, "Hello"), lambda: bare.tokenizer.encode("Hello"),
+                lambda: bare.tokenizer.decode([1]), lambda: qwen3.Completion(bare, prompt).finish()):
+        assert "tokenizer=False" in message_of(use)
+
+
+def test_an_answer_prints_as_its_text_and_shows_its_state(demo, capsys):
+    question = {"model": demo, "messages": "What is the capital of France?", "enable_thinking": False}
+    print(qwen3.chat(**question))
+    assert capsys.readouterr().out == "The capital of France is Paris.\n"
+    reply = qwen3.chat(**question)
+    assert repr(reply) == "<Completion: 0 tokens, finish_reason=None, text=''>"  # nothing is computed for it
+    first = next(reply)
+    assert first in repr(reply) and "finish_reason=None" in repr(reply)
+    assert f"{reply}" == str(reply) == reply.text == "The capital of France is Paris."
+    assert "finish_reason='stop'" in repr(reply) and f"{len(reply.token_ids)} tokens" in repr(reply)
+
+
 class Watched(np.ndarray):
     """An array whose every descendant notes its dtype."""
     dtypes: set = set()

@@ -10,7 +10,7 @@ import pytest
 
 import qwen3
 from configs import BASE, CASES, ROOT
-from helpers import run_fast
+from helpers import message_of, run_fast
 from make_random_model import make_random_model
 from qwen3_kernels.layout import VERSION
 import qwen3_numba as fast
@@ -114,6 +114,19 @@ def test_batches_and_conversations():
     messages.append({"role": "assistant", "content": qwen3.chat(model, messages, cache=cache).finish().answer.content})
     reply = qwen3.chat(model, [*messages, {"role": "user", "content": "What is my name?"}], cache=cache).finish()
     assert reply.cached_tokens > 0 and "Mia" in reply.answer.content
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_a_model_without_tokenizer_gives_the_same_ids(quantize, tmp_path):
+    path = make_random_model(BASE, tmp_path, "bfloat16")
+    whole = fast.load_model(path, quantize)
+    (path / "tokenizer.json").unlink()
+    bare, prompt = fast.load_model(path, quantize, tokenizer=False), [5, 6, 7]
+    logits = [fast.forward(model, prompt, fast.KVCache(model.config)) for model in (bare, whole)]
+    assert np.array_equal(*logits)
+    answers = [list(fast.generate(model, prompt, 9, temperature=0)) for model in (bare, whole)]
+    assert answers[0] == answers[1] and len(answers[0]) == 9
+    assert "tokenizer=False" in message_of(fast.chat, bare, "Hello")
 
 
 @pytest.mark.parametrize("tensor", ["layers.0.self_attn.q_proj", "layers.1.mlp.down_proj", "layers.2.input_layernorm",

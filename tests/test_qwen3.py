@@ -17,6 +17,7 @@ from configs import BASE, CASES, ROOT
 from helpers import assert_one_line, message_of, random_ids
 from make_random_model import make_random_model
 from qwen3_io import checkpoint
+from qwen3_io.errors import InputError
 
 pytestmark = pytest.mark.core
 GOLDEN = json.loads((ROOT / "tests" / "golden.json").read_text())
@@ -580,3 +581,25 @@ def test_known_answer_of_a_real_checkpoint():
         pytest.skip(f"no known answer for a checkpoint with (hidden size, layers, context) {shape}")
     prompt = model.tokenizer.encode("The capital of France is")
     assert list(qwen3.generate(model, prompt, 20, temperature=0, eos_token_ids=())) == KNOWN_ANSWERS[shape]
+
+
+def test_candidates_keep_the_ratios_of_the_model():
+    """Whatever the filters leave, two tokens' probabilities stand in the ratio exp((a - b) / temperature)."""
+    rng = np.random.default_rng(5)
+    for temperature in (0.3, 0.7, 1.5):
+        for sampling in (qwen3.Sampling(temperature, top_k=9), qwen3.Sampling(temperature, top_p=0.9),
+                         qwen3.Sampling(temperature, min_p=0.01), qwen3.Sampling(temperature, 9, 0.9, 0.01)):
+            logits = rng.standard_normal(500).astype(np.float32) * 3
+            ids, probabilities = qwen3.candidates(logits, sampling)
+            assert len(ids) > 1
+            x = logits[ids].astype(float) / temperature
+            np.testing.assert_allclose(np.log(probabilities / probabilities[0]), x - x[0], atol=1e-4)
+
+
+def test_the_cache_of_another_model_with_the_same_shapes_is_refused(tmp_path):
+    models = [qwen3.load_model(make_random_model(BASE | {"rope_theta": theta}, tmp_path / str(theta)))
+              for theta in (10_000, 1_000_000)]
+    cache = qwen3.KVCache(models[0].config)
+    list(qwen3.generate(models[0], [1, 2, 3], 2, cache=cache))
+    with pytest.raises(InputError, match="another model"):
+        qwen3.generate(models[1], [1, 2, 3], 2, cache=cache)

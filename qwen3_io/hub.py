@@ -12,13 +12,14 @@ import contextlib
 import errno
 import logging
 import os
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from qwen3_io.errors import InputError, brief, read_json
+from qwen3_io.errors import InputError, brief, read_json, read_json_object
 
 SHORT_NAMES = {size: f"Qwen/Qwen3-{size}" for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B")}
 
@@ -26,6 +27,7 @@ CONFIG, TOKENIZER, WEIGHTS = "config.json", "tokenizer.json", "model.safetensors
 INDEX = "model.safetensors.index.json"  # of weights in several files, the shards
 OPTIONAL = ("generation_config.json", "tokenizer_config.json", "chat_template.jinja")
 AGAIN = "run the same command again, files that are complete are kept"
+SAFE_NAME = re.compile(r"(?!\.+$)[A-Za-z0-9._+=-]{1,128}", re.ASCII)  # stays in its folder, whatever the file system
 
 
 def resolve_model(name: str, offline: bool = False) -> Path:
@@ -190,3 +192,49 @@ def explanation(hub: ModuleType, error: BaseException, repo_id: str) -> str:
             return (f"{endpoint} doesn't answer as the hub does ({type(error).__name__}: {said}); check HF_ENDPOINT, "
                     "and whether the network wants a login")
     return f"the download failed: {said}; {AGAIN}"  # a file of the wrong size; what hf_xet raises
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The hub's cache: models--owner--name/ with refs/main, which names a commit, snapshots/<commit>/ with links, and blobs/
+# ----------------------------------------------------------------------------------------------------------------------
+
+def cached_models() -> list[tuple[str, Path]]:
+    """(owner/name, folder) of the models in the hub's cache that are called Qwen or whose config.json says so, sorted.
+
+    Complete or not, supported or not. Needs neither the hub nor its client.
+    """
+    found = []
+    for home in hub_cache().glob("models--*--*"):
+        folder, name = main_snapshot(home), home.name.removeprefix("models--").replace("--", "/")
+        if folder and ("qwen" in name.lower() or model_type(folder).startswith("qwen")):
+            found.append((name, folder))
+    return sorted(found)
+
+
+def hub_cache() -> Path:
+    """The folder of the hub's cache, by the same rules as in the hub's client, whose import takes time."""
+    home = os.environ.get("HF_HOME", os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface"))
+    cache = os.environ.get("HUGGINGFACE_HUB_CACHE", os.path.join(home, "hub"))
+    return Path(os.path.expandvars(os.path.expanduser(os.environ.get("HF_HUB_CACHE", cache))))
+
+
+def main_snapshot(home: Path) -> Path | None:
+    """The folder with the files of the newest commit that was asked for, in a model's folder of the hub's cache."""
+    ref = home / "refs" / "main"
+    if not os.path.isfile(ref):
+        return None
+    try:
+        with open(ref, "rb") as opened:
+            commit = opened.read(1000).decode()
+    except (OSError, UnicodeDecodeError):
+        return None
+    folder = home / "snapshots" / commit
+    return folder if SAFE_NAME.fullmatch(commit) and os.path.isdir(folder) else None
+
+
+def model_type(folder: Path) -> str:
+    """model_type of a folder's config.json, or an empty text."""
+    try:
+        return str(read_json_object(folder / CONFIG).get("model_type")) if os.path.isfile(folder / CONFIG) else ""
+    except InputError:
+        return ""

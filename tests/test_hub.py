@@ -24,8 +24,8 @@ from urllib.parse import unquote
 
 import pytest
 
-from qwen3_io.hub import SHORT_NAMES, resolve_model
 from qwen3_io.errors import InputError
+from qwen3_io.hub import SHORT_NAMES, cached_models, hub_cache, resolve_model
 
 pytestmark = pytest.mark.core
 
@@ -247,6 +247,49 @@ def test_the_progress_bar_is_for_terminals(environment, tmp_path):
     lines = re.split(r"[\r\n]+", shown.decode().strip())
     assert any(line.startswith("model.safetensors: 100%") for line in lines), lines
     assert all(line.startswith(tuple(f"{name}: " for name in NEEDED)) for line in lines), lines
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The cache
+# ----------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("variables", [
+    {}, {"HF_HOME": "/a"}, {"XDG_CACHE_HOME": "/b"}, {"HF_HUB_CACHE": "/c"}, {"HUGGINGFACE_HUB_CACHE": "/d"},
+    {"HF_HOME": "/a", "XDG_CACHE_HOME": "/b"}, {"HF_HOME": "/a", "HF_HUB_CACHE": "/c", "HUGGINGFACE_HUB_CACHE": "/d"},
+    {"HF_HOME": "/a", "HUGGINGFACE_HUB_CACHE": "/d"}, {"HF_HOME": "~/a"}, {"HF_HUB_CACHE": "$HOME/a${HOME}"},
+    {"HF_HOME": ""}, {"HF_HUB_CACHE": ""}, {"HUGGINGFACE_HUB_CACHE": ""}, {"XDG_CACHE_HOME": ""},
+    {"XDG_CACHE_HOME": "~/b"}, {"HF_HOME": "$NOTHING/a"}, {"HF_HOME": "~nobody/a"},
+])
+def test_the_cache_is_where_the_client_has_it(environment, tmp_path, variables):
+    places = {name for name in environment if name.startswith("HF_")} | {"XDG_CACHE_HOME"}
+    clean = {name: value for name, value in environment.items() if name not in places}
+    code = ("import sys; from qwen3_io.hub import hub_cache; ours = hub_cache(); "
+            "assert 'huggingface_hub' not in sys.modules; from huggingface_hub import constants; "
+            "print(ours, constants.HF_HUB_CACHE, sep='\\n')")
+    done = subprocess.run([sys.executable, "-c", code], env=clean | {"HOME": str(tmp_path)} | variables, text=True,
+                          capture_output=True, check=True)
+    ours, clients = done.stdout.splitlines()
+    assert ours == str(Path(clients))
+
+
+def test_cached_models(hub, get, tmp_path, monkeypatch):
+    other = {"config.json": b'{"model_type": "llama"}', "tokenizer.json": b"{}", "model.safetensors": b""}
+    hub.models = {"tiny/demo": DEMO, "other/llama": other, "other/my-qwen": other, "Qwen/Qwen3-0.6B": DEMO}
+    folders = {name: get(name)[0] for name in hub.models}
+    cache = tmp_path / "home/hub"
+    for useless in ("models--Qwen--empty", "datasets--Qwen--Qwen", "models--Qwen3", "version.txt"):
+        (cache / useless).mkdir()
+    for name, commit in {"up": "..", "absent": COMMIT, "binary": "\udcff", "long": "a" * 5000}.items():
+        (cache / f"models--Qwen--{name}/refs").mkdir(parents=True)
+        (cache / f"models--Qwen--{name}/refs/main").write_bytes(commit.encode(errors="surrogateescape"))
+        (cache / f"models--Qwen--{name}/snapshots").mkdir()
+    del folders["other/llama"]
+    monkeypatch.setenv("HF_HUB_CACHE", str(cache))
+    assert cached_models() == sorted(folders.items())
+    (folders["tiny/demo"] / "config.json").unlink()  # nothing says any more that this one is of Qwen's kind
+    assert [name for name, _ in cached_models()] == ["Qwen/Qwen3-0.6B", "other/my-qwen"]
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "nowhere"))
+    assert cached_models() == [] and hub_cache() == tmp_path / "nowhere"
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 The hub's client reads its environment when it is imported, so each run is a process of its own.
 """
+import gzip
 import hashlib
 import json
 import logging
@@ -18,14 +19,15 @@ import termios
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import unquote
 
 import pytest
 
+from qwen3 import load_model
 from qwen3_io.errors import InputError
-from qwen3_io.hub import SHORT_NAMES, cached_models, hub_cache, resolve_model
+from qwen3_io.hub import SHORT_NAMES, WINDOW, Watch, cached_models, check_blobs, hub_cache, resolve_model
 
 pytestmark = pytest.mark.core
 
@@ -64,7 +66,7 @@ class Handler(BaseHTTPRequestHandler):
         if (api := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/main)?", path)) and api[1] in hub.models:
             siblings = [{"rfilename": name} for name in hub.models[api[1]]]
             self.send(200, json.dumps({"id": api[1], "sha": COMMIT, "siblings": siblings}).encode())
-        elif (tree := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/.*", path)) and tree[1] in hub.models:  # hf download
+        elif (tree := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/.*", path)) and tree[1] in hub.models:  # hf
             files = [{"type": "file", "path": name, "size": len(content), "oid": hashlib.sha256(content).hexdigest()}
                      for name, content in hub.models[tree[1]].items()]
             self.send(200, json.dumps(files).encode())
@@ -215,6 +217,22 @@ def test_a_short_name_is_one_of_qwen(hub, get):
     assert set(SHORT_NAMES) == {"0.6B", "1.7B", "4B", "8B", "14B", "32B"}
 
 
+@pytest.mark.parametrize("name, repo_id", [
+    ("Qwen3-0.6B", "Qwen/Qwen3-0.6B"), ("qwen3-0.6b", "Qwen/Qwen3-0.6B"), ("QWEN3-4B-THINKING-2507",
+    "Qwen/Qwen3-4B-Thinking-2507"), ("qwen/qwen3-8b-base", "Qwen/Qwen3-8B-Base"), ("Qwen3-My-own", "Qwen/Qwen3-My-own"),
+    ("qwen3-embedding-0.6b", "Qwen/Qwen3-Embedding-0.6B"), ("other/qwen3-0.6b", "other/qwen3-0.6b"), ("14b",
+    "Qwen/Qwen3-14B"),
+])
+def test_a_name_without_its_owner_is_of_qwen(hub, get, tmp_path, name, repo_id):
+    hub.models = {repo_id: DEMO}
+    outcome = get(name)
+    assert_complete(outcome)
+    assert outcome[0].parents[1].name == "models--" + repo_id.replace("/", "--")
+    assert get(repo_id, "offline") == outcome
+    (tmp_path / name).mkdir(parents=True)
+    assert get(name)[0] == Path(name)
+
+
 def test_a_sharded_model(hub, get):
     hub.models["tiny/demo"] = sharded() | USELESS | {"adapter.safetensors": b"not in the index"}
     outcome = get()
@@ -292,6 +310,76 @@ def test_cached_models(hub, get, tmp_path, monkeypatch):
     assert cached_models() == [] and hub_cache() == tmp_path / "nowhere"
 
 
+def test_a_folder_of_the_cache_stands_for_its_main_snapshot(hub, get, tmp_path):
+    folder, _ = get()
+    home = folder.parents[1]
+    (home / "snapshots/ffff").mkdir()  # of another commit, not the main branch's
+    assert get(str(home)) == get(f"{home}/", "offline") == (folder, "")
+    (home / "refs/main").unlink()
+    assert get(str(home))[0] == home
+    with pytest.raises(InputError, match="cache keeps the model below this folder; give .*/snapshots/"):
+        load_model(home)
+    (home / "refs/main").write_text(COMMIT)
+    assert load_model(home).path == folder
+    (home / "config.json").write_bytes(DEMO["config.json"])  # then it is a model's folder itself
+    assert get(str(home))[0] == home
+
+
+def as_hub(files, cache):
+    """A model in a cache as the hub has it: LFS files by SHA-256, others by git's name for them -> the snapshot."""
+    home = cache / "models--tiny--demo"
+    folder = home / "snapshots" / COMMIT
+    folder.mkdir(parents=True)
+    (home / "blobs").mkdir()
+    for file, content in files.items():
+        if file.endswith((".safetensors", "tokenizer.json")):
+            name = hashlib.sha256(content).hexdigest()
+        else:
+            hashed = ["git", "hash-object", "--no-filters", "--stdin"]
+            name = subprocess.run(hashed, input=content, capture_output=True, check=True).stdout.decode().strip()
+        (home / "blobs" / name).write_bytes(content)
+        (folder / file).symlink_to(f"../../blobs/{name}")
+    return folder
+
+
+def test_damaged_files_of_the_cache_are_named(tmp_path):
+    folder = as_hub(sharded(), tmp_path)
+    assert check_blobs(folder) == []
+    for file, content in sharded().items():
+        blob = (folder / file).resolve()
+        for damaged in (content[:-1], content + b"\0", b"", bytes([content[0] ^ 1]) + content[1:]):
+            blob.write_bytes(damaged)
+            assert check_blobs(folder) == [file]
+        blob.unlink()
+        assert check_blobs(folder) == [file]
+        blob.write_bytes(content)
+    for file in ("config.json", "tokenizer.json"):
+        (folder / file).resolve().write_bytes(b"{}")
+    assert check_blobs(folder) == ["config.json", "tokenizer.json"]
+
+
+def test_a_blob_that_several_models_share_is_checked(tmp_path):
+    """The client may keep one copy below the whole cache's blobs/, under a name of its own."""
+    folder = as_hub(DEMO, tmp_path)
+    blob, shared = (folder / "model.safetensors").resolve(), tmp_path / "blobs/ab" / ("ab" * 32)
+    shared.parent.mkdir(parents=True)
+    blob.rename(shared)
+    blob.symlink_to(os.path.relpath(shared, blob.parent))
+    assert check_blobs(folder) == []
+    shared.write_bytes(b"damaged")
+    assert check_blobs(folder) == ["model.safetensors"]
+
+
+def test_a_folder_without_checksums_cannot_be_checked(tmp_path):
+    for place in (ROOT / "demo", tmp_path):
+        with pytest.raises(InputError, match="nothing to compare with"):
+            check_blobs(place)
+    (tmp_path / ("ab" * 32)).write_bytes(b"of the user's own")
+    (tmp_path / "model.safetensors").symlink_to("ab" * 32)
+    with pytest.raises(InputError, match="nothing to compare with"):
+        check_blobs(tmp_path)
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # What was broken off
 # ----------------------------------------------------------------------------------------------------------------------
@@ -305,6 +393,17 @@ def test_an_incomplete_cache_is_completed(hub, get):
     assert_refused(get("tiny/demo", "offline"), "not completely", "offline")
     assert_complete(get(), sharded())
     assert hub.files_asked() == [shard.name]
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_cache_without_a_needed_file_is_not_complete(hub, get, name):
+    folder, _ = get()
+    (folder / name).unlink()
+    assert_refused(get("tiny/demo", "offline"), "not completely", "offline")
+    hub.requests.clear()
+    assert_complete(get())
+    assert f"/tiny/demo/resolve/{'main' if name == 'config.json' else COMMIT}/{name}" in [
+        path for verb, path, _ in hub.requests if verb == "HEAD"]
 
 
 @pytest.mark.parametrize("index", [
@@ -434,13 +533,18 @@ def test_answers_of_a_hub(hub, get, fault, words):
 @pytest.mark.parametrize("absent, words", [
     (["config.json"], ["no config.json on the hub"]),
     (["tokenizer.json"], ["no tokenizer.json on the hub"]),
-    (["model.safetensors"], ["no model.safetensors or model.safetensors.index.json on the hub"]),
+    (["model.safetensors"], ["no model.safetensors or model.safetensors.index.json on the hub;"]),
     (NEEDED, ["no config.json, no tokenizer.json, no model.safetensors"]),
 ])
 def test_a_model_that_lacks_a_file_is_refused_before_any_is_downloaded(hub, get, absent, words):
     hub.models["tiny/demo"] = {name: content for name, content in (DEMO | USELESS).items() if name not in absent}
     assert_refused(get(), "tiny/demo: has", *words)
     assert hub.files_asked() == hub.files_asked("HEAD") == []
+
+
+def test_a_model_of_gguf_files_is_refused(hub, get):
+    hub.models["tiny/demo"] = {"tiny-Q8_0.gguf": b"GGUF", "README.md": b"# Tiny"}
+    assert_refused(get(), "tiny/demo: has no config.json", "on the hub, but GGUF files, which are not supported")
 
 
 def test_a_file_of_the_wrong_size(hub, get):
@@ -471,23 +575,6 @@ def test_a_hub_that_does_not_answer(hub, get, place):
     start = time.monotonic()
     outcome = get(before=IMPATIENT, HF_HUB_DOWNLOAD_TIMEOUT="1")
     assert_refused(outcome, "tiny/demo", "takes too long", "run the same command again")
-    assert time.monotonic() - start < 20
-
-
-@pytest.mark.skipif(find_spec("hf_xet") is None, reason="hf_xet is not there for this machine")
-def test_a_hub_whose_storage_does_not_answer(hub, get):
-    storage = {"X-Xet-Hash": "ab" * 32, "X-Xet-Refresh-Route": f"http://127.0.0.1:{hub.server_port}/token"}
-
-    def fault(handler, path):
-        if path == "/token":
-            return hub.closing.wait(60)
-        if path.endswith("/model.safetensors"):
-            handler.send_file(DEMO["model.safetensors"], storage)
-            return True
-
-    hub.fault = fault
-    start = time.monotonic()
-    assert_refused(get(before=IMPATIENT, HF_HUB_DOWNLOAD_TIMEOUT="1"), "tiny/demo", "takes too long")
     assert time.monotonic() - start < 20
 
 
@@ -549,6 +636,10 @@ def test_file_names_that_lead_out_of_the_cache(hub, get, tmp_path, name):
 @pytest.mark.parametrize("status, header, value", [
     (200, "ETag", '"{tmp}/escaped"'), (200, "ETag", "../../../../../escaped"), (200, "ETag", 'W/"../../escaped"'),
     (200, "ETag", "..\\escaped"), (200, "X-Linked-Etag", '"{tmp}/escaped"'),
+    (200, "ETag", ".."), (200, "ETag", '".."'), (200, "ETag", 'W/".."'), (200, "ETag", "."), (200, "ETag", ""),
+    (200, "ETag", '""'), (200, "ETag", "W/"), (200, "ETag", "a" * 300), (200, "ETag", "a\tb"), (200, "ETag", "\xe9"),
+    (200, "ETag", "C:a"), (200, "X-Linked-Etag", ".."), (200, "X-Repo-Commit", ".."), (200, "X-Repo-Commit", "."),
+    (200, "X-Repo-Commit", ""), (200, "X-Repo-Commit", "a" * 300), (404, "X-Repo-Commit", ".."),
     (200, "X-Repo-Commit", "../../../../escaped"), (404, "X-Repo-Commit", "{tmp}/escaped"),
 ])
 def test_headers_that_lead_out_of_the_cache(hub, get, tmp_path, status, header, value):
@@ -560,8 +651,261 @@ def test_headers_that_lead_out_of_the_cache(hub, get, tmp_path, status, header, 
             return True
 
     hub.fault = fault
-    assert_refused(get(), header, "outside of the cache")
+    assert_refused(get(), header, "no name for a file")
     assert outside(tmp_path) == [] and not list(tmp_path.rglob("*escaped*"))
+
+
+@pytest.mark.parametrize("etag", ["a\0b", "a\x1b[31mb", "a\x7fb", "a\rb"])
+def test_control_characters_in_a_header(hub, get, tmp_path, etag):
+    hub.fault = answer_file("config.json", content=b"evil", X_Repo_Commit=COMMIT, ETag=etag)
+    assert_refused(get(before=IMPATIENT))
+    assert outside(tmp_path) == [] and not list(tmp_path.rglob("blobs/*"))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A hub without end
+# ----------------------------------------------------------------------------------------------------------------------
+
+QUICK = IMPATIENT + "from qwen3_io import hub; hub.WINDOW = 1\n"
+
+
+def trickle(handler, head, more, pause=0.1):
+    """Sends the head and then, for ever, a little more."""
+    handler.wfile.write(head)
+    while not handler.server.hub.closing.wait(pause):
+        handler.wfile.write(more)
+
+
+ANSWERS = {"head": (b"HTTP/1.1 200 OK\r\n", b"a"), "line": (b"HTTP/1.1 20", b"0"),
+           "informed": (b"", b"HTTP/1.1 102 Processing\r\n\r\n"),
+           "body": (b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", b"["),
+           "chunks": (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\n[\r\n"),
+           "size of a chunk": (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"0")}
+
+
+HEADS = ("head", "line", "informed")
+
+
+@pytest.mark.parametrize("method, place, kind", [
+    *(("GET", "/api/models/tiny/demo", kind) for kind in ANSWERS), *(("HEAD", "/config.json", kind) for kind in HEADS),
+    *(("GET", "/model.safetensors", kind) for kind in ANSWERS)])
+def test_a_hub_that_trickles(hub, get, tmp_path, method, place, kind):
+    hub.fault = lambda handler, path: path.endswith(place) and handler.command == method and (
+        trickle(handler, *ANSWERS[kind]) or True)
+    slow = place == "/model.safetensors" and kind not in HEADS
+    words = ["too slowly, fewer than 1000 bytes a second"] if slow else ["more than 1 seconds for an answer"]
+    assert_refused(get(before=QUICK), "tiny/demo: ", *words, "run the same command again")
+    assert not list(tmp_path.rglob("*.incomplete"))
+    hub.fault = lambda handler, path: False
+    assert_complete(get())
+
+
+def test_a_slow_hub_that_is_fast_enough(hub, get):
+    """The file takes several windows, at more than the slowest rate in each."""
+    def slow(handler, path):
+        if path.endswith("/tokenizer.json") and handler.command == "GET":
+            content = DEMO["tokenizer.json"]
+            handler.send_file(b"", {"Content-Length": len(content)})
+            for part in range(5):
+                handler.wfile.write(content[len(content) * part // 5:len(content) * (part + 1) // 5])
+                hub.closing.wait(0.7)
+            return True
+
+    hub.fault = slow
+    assert len(DEMO["tokenizer.json"]) > 10000 and WINDOW == 60
+    assert_complete(get(before=QUICK))
+
+
+ENDLESS = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nETag: a\r\n\r\n"
+MANY = b"10000\r\n" + b" " * 2**16 + b"\r\n"
+
+
+@pytest.mark.parametrize("place, words", [
+    ("/api/models/tiny/demo", ["more than 16777216 bytes for an answer"]),
+    ("/tokenizer.json", [f"more than {len(DEMO['tokenizer.json'])} bytes for tokenizer.json"]),
+    ("/model.safetensors", [f"more than {len(DEMO['model.safetensors'])} bytes for model.safetensors"]),
+])
+def test_a_hub_that_sends_for_ever(hub, get, tmp_path, place, words):
+    hub.fault = lambda handler, path: path.endswith(place) and handler.command == "GET" and (
+        trickle(handler, ENDLESS, MANY, pause=0) or True)
+    assert_refused(get(), "tiny/demo: ", *words)
+    assert not list(tmp_path.rglob("*.incomplete"))
+
+
+@pytest.mark.parametrize("name, size, words", [
+    ("tokenizer.json", 2**26 + 1, ["tokenizer.json with 67108865 bytes"]),
+    ("config.json", 10**17, ["config.json with 100000000000000000 bytes"]),
+    ("model.safetensors", 10**11, ["model.safetensors with 100000000000 bytes"]),
+])
+@pytest.mark.parametrize("header", ["Content-Length", "X-Linked-Size"])
+def test_a_size_that_cannot_be_right(hub, get, header, name, size, words):
+    def announce(handler, path):
+        if path.endswith("/" + name) and handler.command == "HEAD":
+            handler.send_file(DEMO[name], {header: size})
+            return True
+
+    hub.fault = announce
+    assert_refused(get(), "tiny/demo: ", *words)
+    assert name not in hub.files_asked()
+
+
+def test_a_file_without_a_size(hub, get):
+    """A hub need not say how large a small file is, if it is indeed small."""
+    def chunked(handler, path):
+        name = path.rpartition("/")[2]
+        if "/resolve/" in path and name == "tokenizer.json":
+            handler.send_response(200)
+            for header in (("ETag", '"a"'), ("X-Repo-Commit", COMMIT), ("Transfer-Encoding", "chunked")):
+                handler.send_header(*header)
+            handler.end_headers()
+            if handler.command == "GET":
+                handler.wfile.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(DEMO[name]), DEMO[name]))
+            return True
+
+    hub.fault = chunked
+    assert_complete(get())
+
+
+def test_a_hub_that_packs_unasked(hub, get):
+    bomb = gzip.compress(bytes(2**20))
+    hub.fault = answer_api(200, bomb, {"Content-Encoding": "gzip"})
+    assert_refused(get(), "tiny/demo: ", "packed by gzip")
+    assert {headers["Accept-Encoding"] for _, _, headers in hub.requests} == {"identity"}
+
+
+def test_a_hub_that_begins_again_and_again(hub, get):
+    """It cuts each answer and doesn't resume: each time, the client begins anew and counts that as progress."""
+    hub.models["tiny/demo"] = LARGE
+
+    def cut(handler, path):
+        if path.endswith("/model.safetensors") and handler.command == "GET":
+            del handler.headers["Range"]
+            handler.send_half(LARGE["model.safetensors"])
+            return True
+
+    hub.fault = cut
+    assert_refused(get(before=IMPATIENT), "tiny/demo: ", "begins again and again", "run the same command again")
+    assert len(hub.files_asked()) < 20
+
+
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("headers", [{"Retry-After": "86400"}, {"Retry-After": "9" * 5000},
+                                     {"RateLimit": '"api";r=0;t=299'}])
+@pytest.mark.parametrize("place", ["config.json", "model.safetensors"])
+def test_a_hub_that_asks_to_wait_long(hub, get, place, status, headers):
+    def refuse(handler, path):
+        if path.endswith("/" + place):
+            handler.send(status, b"", headers)
+            return True
+
+    hub.fault = refuse
+    assert_refused(get(), "tiny/demo: ", "asks to wait", "run the same command again then")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The token
+# ----------------------------------------------------------------------------------------------------------------------
+
+@pytest.fixture
+def elsewhere():
+    """A second server: on the same machine, but not the endpoint."""
+    hub = Hub()
+    yield hub
+    hub.stop()
+
+
+def tokens(hub):
+    return {headers.get("Authorization") for _, path, headers in hub.requests if path != "/api/agent-harnesses"}
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+@pytest.mark.parametrize("method", ["HEAD", "GET"])
+def test_the_token_does_not_follow_a_redirect(hub, elsewhere, get, host, method):
+    """As of the hub's large files, to servers whose addresses carry a permission of their own."""
+    there = f"http://{host}:{elsewhere.server_port}"
+
+    def redirect(handler, path):
+        if path.endswith("/model.safetensors") and (method == "HEAD" or handler.command == "GET"):
+            content = DEMO["model.safetensors"]
+            handler.send(302, b"", {"Location": there + path, "X-Linked-Size": len(content), "X-Repo-Commit": COMMIT,
+                                    "X-Linked-Etag": f'"{hashlib.sha256(content).hexdigest()}"'})
+            return True
+
+    hub.fault = redirect
+    assert_complete(get(HF_TOKEN="hf_secret", NO_PROXY="127.0.0.1,localhost"))
+    assert tokens(hub) == {"Bearer hf_secret"}
+    assert elsewhere.files_asked() == ["model.safetensors"] and tokens(elsewhere) == {None}
+
+
+def test_the_token_does_not_follow_a_redirected_question(hub, elsewhere, get):
+    def redirect(handler, path):
+        if path.startswith("/api/models/"):
+            handler.send(307, b"", {"Location": f"http://127.0.0.1:{elsewhere.server_port}{path}"})
+            return True
+
+    hub.fault = redirect
+    assert_complete(get(HF_TOKEN="hf_secret"))
+    assert tokens(hub) == {"Bearer hf_secret"} and tokens(elsewhere) == {None}
+
+
+def test_the_token_stays_with_an_endpoint_that_redirects_to_the_hub_itself(hub):
+    """The client takes huggingface.co for the endpoint's equal; the token may be of the mirror alone."""
+    import huggingface_hub.utils
+    sent = []
+
+    def answer(request):
+        sent.append((request.url.host, request.headers.get("Authorization")))
+        home = request.url.host == "mirror.example"
+        return httpx.Response(302 if home else 200, headers={"Location": "https://huggingface.co/a"} if home else {})
+
+    httpx = huggingface_hub.utils.httpx
+    watch = Watch(SimpleNamespace(constants=SimpleNamespace(ENDPOINT="https://mirror.example",
+                                                            HF_HUB_DOWNLOAD_TIMEOUT=1), utils=huggingface_hub.utils))
+    client = watch.over(httpx.Client(transport=httpx.MockTransport(answer), follow_redirects=False))
+    for url in ("https://mirror.example/a", "https://huggingface.co/a", "http://mirror.example/a",
+                "https://mirror.example:8443/a", "https://mirror.example:443/a"):
+        client.get(url, headers={"Authorization": "Bearer hf_secret"})
+    assert [token for _, token in sent] == ["Bearer hf_secret", None, None, None, "Bearer hf_secret"]
+
+
+@pytest.mark.parametrize("route", ["X-Xet-Refresh-Route", "Link"])
+def test_xet_is_never_asked(hub, elsewhere, get, tmp_path, route):
+    """Its routes, which the client would follow with the token, may lead anywhere."""
+    there = f"http://127.0.0.1:{elsewhere.server_port}/token"
+    storage = {"X-Xet-Hash": "ab" * 32, route: f'<{there}>; rel="xet-auth"' if route == "Link" else there}
+
+    def offer(handler, path):
+        if path.endswith("/model.safetensors"):
+            handler.send_file(DEMO["model.safetensors"], storage)
+            return True
+
+    hub.fault = offer
+    assert_complete(get(HF_TOKEN="hf_secret"))
+    assert elsewhere.requests == []
+
+
+def test_the_client_is_left_as_it_was(hub, environment, tmp_path):
+    """Who uses this as a library has the client's own settings afterwards, after an error, too."""
+    code = """
+import huggingface_hub
+from huggingface_hub.utils import _http
+from qwen3_io.hub import resolve_model
+from qwen3_io.errors import InputError
+made = []
+def factory():
+    made.append(_http.default_client_factory())
+    return made[-1]
+huggingface_hub.set_client_factory(factory)
+for name in ("tiny/demo", "tiny/absent"):
+    try:
+        resolve_model(name)
+    except InputError:
+        print("refused", name)
+    assert made and _http._GLOBAL_CLIENT_FACTORY is factory and not huggingface_hub.constants.HF_HUB_DISABLE_XET
+    assert _http.get_session().event_hooks == {"request": [_http.hf_request_event_hook], "response": []}
+"""
+    done = subprocess.run([sys.executable, "-c", code], env=environment, text=True, capture_output=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "refused tiny/absent\n"), done.stderr
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -620,6 +964,20 @@ def test_a_file_is_no_folder(no_network):
     assert "no such folder" in refusal("owner/model/")
     Path("0.6B").mkdir()
     assert resolve_model("0.6B") == Path("0.6B")
+
+
+@pytest.mark.parametrize("file, content", [("model.gguf", b""), ("MODEL.GGUF", b"a"), ("sha256-0123", b"GGUF\3\0\0\0")])
+def test_a_gguf_file_is_named_as_such(no_network, file, content):
+    Path(file).write_bytes(content)
+    message = refusal(file)
+    assert "a GGUF file" in message and "not supported" in message and "a folder with config.json" in message
+
+
+def test_a_file_of_a_model_is_not_the_model(no_network):
+    message = refusal(str(ROOT / "demo/model.safetensors"))
+    assert "not a folder" in message and message.endswith(f"give {ROOT / 'demo'}")
+    os.mkfifo("fifo")  # reading it would wait for ever
+    assert "not a folder" in refusal("fifo") and "give" not in refusal("fifo")
 
 
 def test_random_names(no_network):

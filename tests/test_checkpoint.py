@@ -407,7 +407,8 @@ def test_end_of_text_of_generation_config_comes_before_that_of_config(tmp_path):
 def test_yarn_without_its_original_length_takes_that_of_the_config(tmp_path):
     rope = {key: value for key, value in YARN.items() if key != "original_max_position_embeddings"}
     (tmp_path / "config.json").write_text(json.dumps(BASE | {"rope_scaling": rope}))
-    assert checkpoint.read_config(tmp_path)["yarn"]["original_max_position_embeddings"] == BASE["max_position_embeddings"]
+    yarn = checkpoint.read_config(tmp_path)["yarn"]
+    assert yarn["original_max_position_embeddings"] == BASE["max_position_embeddings"]
 
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",

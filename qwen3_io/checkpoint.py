@@ -381,3 +381,9 @@ def quantized_file(folder: Path) -> tuple[str, Path] | None:
 def map_quantized(file: Path) -> dict[str, StoredTensor]:
     """All tensors of a file written by save_quantized."""
     return map_safetensors(file, {**STORED_DTYPES, "U8": np.dtype(np.uint8)})
+
+
+def map_stored(folder: Path) -> dict[str, StoredTensor]:
+    """The tensors of a model's folder, or of one written by save_quantized."""
+    quantized = quantized_file(folder)
+    return map_checkpoint(folder) if quantized is None else map_quantized(quantized[1])

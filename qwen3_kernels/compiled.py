@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from qwen3_io.errors import InputError
+from qwen3_io.errors import InputError, brief
 
 numba = importlib.util.find_spec("numba")  # importing it would take longer than all else, and is seldom necessary
 NUMBA_VERSION = Path(numba.origin).with_name("_version.py") if numba and numba.origin else Path()
@@ -22,9 +22,12 @@ try:
         raise ImportError("it isn't installed")
     import llvmlite
     import llvmlite.binding as llvm
-except (ImportError, OSError) as error:  # OSError: its library can't be loaded, for want of memory perhaps
+except ImportError as error:
     raise ImportError(f"qwen3_numba needs numba ({error}): pip install numba, or qwen3[fast]; qwen3.py does the same "
                       "without it") from error
+except OSError as error:  # of its shared library
+    raise ImportError(f"qwen3_numba needs llvmlite, which can't be loaded; is there enough memory? qwen3.py does the same "
+                      f"without it ({brief(error)})") from error
 
 HERE = Path(__file__).resolve().parent
 

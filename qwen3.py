@@ -1,6 +1,7 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["numpy>=2.0", "safetensors>=0.8", "tokenizers>=0.21", "huggingface_hub>=2.4", "tqdm", "jinja2>=3.1.6"]
+# dependencies = ["numpy>=2.0", "safetensors>=0.8", "tokenizers>=0.22.2", "huggingface_hub>=1.33", "tqdm>=4.66",
+#                 "jinja2>=3.1.6"]
 # ///
 """Qwen3 language models in plain NumPy, from the files that Hugging Face publishes to streamed text.
 
@@ -45,7 +46,7 @@ from tqdm import tqdm
 
 from qwen3_io.arguments import (Options, SamplingOptions, check_sampling, checked_batch, checked_ends, checked_prompt,
                                 checked_stop, checked_whole)
-from qwen3_io.checkpoint import map_stored, map_weights, read_config, read_generation_config, to_float32
+from qwen3_io.checkpoint import broken_tensors, map_weights, read_config, read_generation_config, to_float32
 from qwen3_io.errors import InputError, brief, is_whole, some
 from tokenizer_utils import (Answer, NoTokenizer, Tokenizer, inside_thought, load_tokenizer, parse_answer, stream_text,
                              until_stop_in_answer, with_think_budget)
@@ -514,19 +515,18 @@ def generate(model: Model, token_ids: Sequence[int] | np.ndarray, max_new_tokens
     range.
     """
     prompt = checked_prompt(token_ids, model.config.vocab_size)
-    limit = answer_limit(model, len(prompt), max_new_tokens)
-    ends = checked_ends(model.eos_token_ids if eos_token_ids is None else eos_token_ids)
+    limit, ends = answer_limit(model, len(prompt), max_new_tokens), checked_ends(eos_token_ids, model.eos_token_ids)
     settings, seed = model.sampling.updated(**sampling), checked_whole("seed", seed, 0)
-    draw = sampler(model, prompt, settings, seed) if draw is None else draw
-    forward = model.engine.forward if forward is None else forward
+    next_token = sampler(model, prompt, settings, seed) if draw is None else draw
+    run = model.engine.forward if forward is None else forward
     cache = model.engine.new_cache(model.config) if cache is None else cache
     remaining = reuse(cache, prompt, model.config)
 
     def tokens() -> Iterator[int]:
         new: Sequence[int] | np.ndarray = remaining
         for _ in range(limit):
-            logits = forward(model, new, cache)  # first the whole prompt, then one token at a time
-            token = draw(logits)
+            logits = run(model, new, cache)  # first the whole prompt, then one token at a time
+            token = next_token(logits)
             if token in ends:
                 return
             if observe is not None:
@@ -566,19 +566,19 @@ def generate_batch(model: Model, prompts: Sequence[Sequence[int]], max_new_token
     Takes the options of `generate`, and gives the same answers up to rounding: the i-th prompt draws with seed + i.
     Shorter prompts are padded on the left, so that all end in the same column.
     """
-    prompts = [checked_prompt(prompt, model.config.vocab_size) for prompt in prompts]
-    limits = [answer_limit(model, len(prompt), max_new_tokens) for prompt in prompts]
-    ends = checked_ends(model.eos_token_ids if eos_token_ids is None else eos_token_ids)
-    settings, seed = model.sampling.updated(**sampling), checked_whole("seed", seed, 0)
-    draws = [sampler(model, prompt, settings, None if seed is None else seed + i) for i, prompt in enumerate(prompts)]
-    if not prompts:
+    checked = [checked_prompt(prompt, model.config.vocab_size) for prompt in prompts]
+    limits = [answer_limit(model, len(prompt), max_new_tokens) for prompt in checked]
+    settings, ends = model.sampling.updated(**sampling), checked_ends(eos_token_ids, model.eos_token_ids)
+    checked_whole("seed", seed, 0)
+    draws = [sampler(model, prompt, settings, None if seed is None else seed + i) for i, prompt in enumerate(checked)]
+    if not checked:
         return []
-    longest = max(map(len, prompts))
-    left_padding = [longest - len(prompt) for prompt in prompts]
+    longest = max(map(len, checked))
+    left_padding = [longest - len(prompt) for prompt in checked]
     cache = model.engine.new_cache(model.config, longest + max(limits), left_padding)
-    new = np.stack([np.pad(prompt, (columns, 0)) for prompt, columns in zip(prompts, left_padding)])  # [batch, longest]
-    answers: list[list[int]] = [[] for _ in prompts]
-    running = list(range(len(prompts)))  # the answer of each row of the batch
+    new = np.stack([np.pad(prompt, (columns, 0)) for prompt, columns in zip(checked, left_padding)])  # [batch, longest]
+    answers: list[list[int]] = [[] for _ in checked]
+    running = list(range(len(checked)))  # the answer of each row of the batch
     while running:
         logits = model.engine.forward(model, new, cache)  # [batch, vocab_size]
         going_on = []
@@ -794,8 +794,8 @@ class Model:
     engine: Engine
 
 
-# The small model that comes with this file; installed, it lies in qwen3/, since site-packages/demo could be anybody's.
-BUNDLED = next(filter(Path.is_dir, map(Path(__file__).resolve().parent.joinpath, ("qwen3/demo", "demo"))), Path("demo"))
+HERE = Path(__file__).resolve().parent
+BUNDLED = HERE / ("qwen3/demo" if (HERE / "qwen3").is_dir() else "demo")  # the small model; installed, in qwen3/
 
 
 def load_model(name: str | Path, engine: Engine = NUMPY, offline: bool = False, tokenizer: bool = True) -> Model:
@@ -842,11 +842,6 @@ def check_finite(model: Model, logits: np.ndarray) -> None:
         broken = broken_tensors(model.path)
         why = f"NaN or infinity in {some(broken)}" if broken else f"all weights are finite, so {model.engine.overflow}"
         raise InputError(f"{model.path}: the logits are not finite: {why}")
-
-
-def broken_tensors(path: Path) -> list[str]:
-    """The names of a checkpoint's tensors that hold NaN or infinity."""
-    return [name for name, tensor in map_stored(path).items() if not np.isfinite(to_float32(tensor)).all()]
 
 
 if __name__ == "__main__":

@@ -7,9 +7,8 @@ In the order in which a conversation meets it:
 
 The byte-level BPE itself is done by the `tokenizers` library, from the model's own `tokenizer.json`. The chat template
 comes with the model, too: it is a program written by somebody else, and qwen3_io/template.py runs it in a sandbox.
-Whatever is wrong with a model's files or with what they are given raises `InputError`, whose message is one line.
+Damaged files and bad input raise `InputError` with a message of one line.
 """
-
 import codecs
 import json
 import os
@@ -37,7 +36,7 @@ def described(error: BaseException) -> str:
 
 @contextmanager
 def _library_errors(doing: str, advice: str) -> Iterator[None]:
-    """Turn what the `tokenizers` library throws into a InputError. Only for blocks that just call the library."""
+    """Turns the exceptions of the `tokenizers` library into InputError. Only for blocks that just call the library."""
     try:
         yield
     except BaseException as error:
@@ -74,11 +73,11 @@ def _template_errors(source: str) -> Iterator[None]:
     except Exception as error:  # a template is a foreign program: it can fail in any way that a program can
         line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
         raise InputError(f"the chat template in {source} failed{line}: {described(error)}; "
-                             "check the messages, or fix the template or remove it and use --raw") from error
+                         "check the messages, or fix the template or remove it and use --raw") from error
 
 
 def _plain_json(value: Any, what: str) -> Any:
-    """A deep copy made of nothing but JSON types: the caller's stays as it is, and a template sees no live objects."""
+    """A deep copy of plain JSON types: the caller's value stays unchanged, and a template sees no live objects."""
     try:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError, RecursionError) as error:
@@ -89,8 +88,8 @@ def _joined_text(parts: list[Any], index: int) -> str:
     """The text of a content given as a list of `{"type": "text", "text": ...}` parts."""
     for part in parts:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise InputError(f"message {index} has a content part that is not text ({str(part)[:80]}); "
-                                 'the model reads only parts of the form {"type": "text", "text": ...}')
+            raise InputError(f"message {index} has a content part that is not text ({brief(part, 80)}); "
+                             'the model reads only parts of the form {"type": "text", "text": ...}')
     return "".join(part["text"] for part in parts)
 
 
@@ -153,8 +152,8 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, as transformers' `tokenizer.encode(text)` gives them.
 
-        Special tokens written out in the text become their ids, and what the model's post-processor adds is added
-        (the embedding models append `<|endoftext|>`).
+        Special tokens written out in the text become their ids, and the model's post-processor runs (the embedding
+        models' appends `<|endoftext|>`).
         """
         try:
             text.encode("utf-8")
@@ -185,12 +184,12 @@ class Tokenizer:
 
         `messages` are `{"role", "content"}` objects, assistant turns may hold `reasoning_content` (or `thinking`, or
         `reasoning`) and `tool_calls`; `tools` are JSON schemas. `enable_thinking=None` leaves the choice to the
-        template. A content that is a list of parts goes to the template as it is, as in transformers, and Qwen3's then
-        renders nothing for it; with `join_text_parts=True` the texts of the parts are joined into one string first.
+        template. A content given as a list of parts reaches the template unchanged, as in transformers, and Qwen3's
+        template then renders nothing for it; `join_text_parts=True` joins the parts' texts into one string first.
         """
         if self._template is None:
             raise InputError("the model has no chat template; use --raw to give it plain text, "
-                                 "or put a chat_template.jinja into its folder")
+                             "or put a chat_template.jinja into its folder")
         variables: dict[str, Any] = {
             **self.named_tokens,
             "messages": _prepare_messages(messages, join_text_parts),
@@ -215,10 +214,10 @@ class NoTokenizer(Tokenizer):
 
 
 class StreamDecoder:
-    """Decodes token by token: `push` returns the text that has become certain, `flush` what is left at the end.
+    """Decodes token by token: `push` returns the text that is complete, `flush` the rest at the end.
 
-    A character whose bytes are spread over several tokens appears once its last byte has come. The pieces joined are
-    `tokenizer.decode` of all the ids, for any ids at all, and a token costs the same however long the stream is.
+    A character whose bytes are spread over several tokens appears with its last byte. The joined pieces equal
+    `tokenizer.decode` of all the ids, for any ids, and each token costs the same, however long the stream is.
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = False):
@@ -236,13 +235,13 @@ class StreamDecoder:
 
 
 def held_back(text: str, marks: Iterable[str]) -> int:
-    """How many characters at the end of a text could be the beginning of one of the marks."""
+    """The number of characters at the end of a text that could be the beginning of one of the marks."""
     return max((n for mark in marks for n in range(1, min(len(mark), len(text) + 1)) if text.endswith(mark[:n])),
                default=0)
 
 
 def until_stop(pieces: Iterable[str], stop: Sequence[str]) -> Iterator[str]:
-    """The pieces of a text up to the first of the stop texts, of which nothing is passed on, however it is cut up."""
+    """The pieces of a text up to the first stop text, which may be spread over several pieces."""
     held = ""
     for piece in pieces:
         held += piece
@@ -333,7 +332,7 @@ def inside_thought(tokenizer: Tokenizer, prompt: np.ndarray) -> bool:
 # Loading
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
-    """Load the tokenizer in a model's folder.
+    """Loads the tokenizer in a model's folder.
 
     Reads `tokenizer.json` and, where they exist, `tokenizer_config.json` (names of special tokens, tokens that base
     models list nowhere else, the chat template of older models) and `chat_template.jinja` (which wins).
@@ -401,7 +400,7 @@ TOKEN_FIELDS = ("content", "single_word", "lstrip", "rstrip", "normalized", "spe
 
 
 def _add_config_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], file: Path) -> None:
-    """Add the tokens that only the config's `added_tokens_decoder` knows, and check the ids of all of them.
+    """Adds the tokens that only the config's `added_tokens_decoder` knows, and check the ids of all of them.
 
     Qwen3's base checkpoints list `<think>` and three more (ids 151665 to 151668) in no other place.
     """
@@ -445,7 +444,7 @@ class Answer:
 
 
 def parse_answer(text: str, think_open_in_prompt: bool = False) -> Answer:
-    """Take a model's output apart into reasoning, content and tool calls. Accepts any text, never raises.
+    """Takes a model's output apart into reasoning, content and tool calls. Accepts any text, never raises.
 
     `think_open_in_prompt` says that the prompt ended inside `<think>` (the Thinking-2507 template does that), so the
     text starts with reasoning. A tool call that is not as agreed is left in the content, as are all others with it.

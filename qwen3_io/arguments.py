@@ -94,9 +94,10 @@ def checked_prompt(token_ids: Sequence[int] | np.ndarray, vocab_size: int) -> np
     return ids[0]
 
 
-def checked_ends(eos_token_ids: Iterable[int]) -> set[int]:
-    """The ids that end an answer, as a set."""
-    ids = list(eos_token_ids) if isinstance(eos_token_ids, Iterable) else [None]
+def checked_ends(eos_token_ids: Iterable[int] | None, default: Iterable[int]) -> set[int]:
+    """The ids that end an answer: those given, else the default."""
+    ids = default if eos_token_ids is None else eos_token_ids
+    ids = list(ids) if isinstance(ids, Iterable) else [None]
     if not all(is_whole(i, 0) for i in ids):
         raise InputError(f"eos_token_ids must be a list of token ids, not {brief(repr(eos_token_ids))}")
     return set(ids)

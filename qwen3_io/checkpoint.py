@@ -359,6 +359,11 @@ def to_float32(stored: StoredTensor) -> np.ndarray:
     return values
 
 
+def broken_tensors(folder: Path) -> list[str]:
+    """The names of a checkpoint's tensors that hold NaN or infinity."""
+    return [name for name, tensor in map_stored(folder).items() if not np.isfinite(to_float32(tensor)).all()]
+
+
 def forget_pages(mapping: mmap.mmap) -> None:
     """Pages read from a mapped file no longer count as this process's memory."""
     if hasattr(mmap, "MADV_DONTNEED"):

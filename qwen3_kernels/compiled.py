@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import secrets
+import sys
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -104,9 +105,17 @@ def kernels() -> SimpleNamespace:
     if found is None:
         try:
             from qwen3_kernels.layers import machine_code
+            found = machine_code()
+        except (InputError, MemoryError):
+            raise
         except ImportError as error:
             raise InputError(f"the kernels can't be compiled, because numba can't be imported: {error}") from error
-        found = machine_code()
+        except Exception as error:  # numba and LLVM raise many types when their versions don't fit the kernels
+            version = ".".join(map(str, llvm.llvm_version_info))
+            raise InputError(f"the kernels can't be compiled by numba {sys.modules['numba'].__version__} with llvmlite "
+                             f"{llvmlite.__version__} (LLVM {version}) and NumPy {np.__version__}: "
+                             f"{brief(f'{type(error).__name__}: {error}', 300)}; install the newest numba, or use "
+                             "qwen3.py") from error
         keep_kernels(name, made_from, *found)
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()

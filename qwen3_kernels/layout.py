@@ -5,9 +5,8 @@ A matrix [rows, n] is kept in one of these formats:
     FLOAT32, BF16, FLOAT16   by rows, as they lie in the file
     INT8, INT4               packed: by blocks of 32 rows, with a scale for each group of 32 columns of a row
 
-A block is a stream of units, with all that is needed for 32 columns of 8 bits or 64 of 4 bits: first the scales,
-float16 [groups, 32 rows], then 1024 bytes of weights, four columns of all rows after the other, as the instructions for
-bytes want them:
+A block is a stream of units, each for 32 columns of 8 bits or 64 of 4 bits: first the scales, float16 [groups, 32
+rows], then 1024 bytes of weights, four columns of all rows at a time, in the order of the instructions for bytes:
 
     int8   a byte each, [8, 32 rows, 4 columns], w = scale * (byte - 128)
     int4   half a byte each, w = scale * (half - 8): the lower halves are the first group, the upper ones the second
@@ -17,10 +16,10 @@ mean square of a group's errors is at most 0.6 % of its largest weight (int8) or
 little, a tensor whose largest weight is below SMALLEST is refused; one with weights above LARGEST, too, whose scales
 would be infinite.
 
-A vector that is multiplied with them is packed likewise: signed bytes, a float32 scale for each group, and for each
-group the int32 that makes good for the offset: -128 times the sum of its bytes, or -8 times, or 0 where the
-instructions do that by themselves (see pack_vector). A row of the KV cache is FLOAT32, FLOAT16, BF16 or CACHE8: n
-signed bytes, then a float16 scale for each group.
+The vector to multiply is packed likewise: signed bytes, a float32 scale for each group, and for each group an int32
+correction for the weights' offset: -128 or -8 times the sum of its bytes, or 0 where the instructions subtract the
+offset themselves (see pack_vector). A row of the KV cache is FLOAT32, FLOAT16, BF16 or CACHE8: n signed bytes,
+then a float16 scale for each group.
 """
 FLOAT32, BF16, FLOAT16, INT8, INT4, CACHE8 = range(6)
 GROUP, PANEL = 32, 32  # columns with one scale; rows of a block, or of a panel of floats
@@ -35,7 +34,7 @@ Q, K, V, OUT, GATE, UP, DOWN = range(7)
 ARRIVED, ROUND, ABANDONED = 0, 8, 9  # int64 of a barrier [16], the first on a line of the cache by itself
 
 # How the work is cut into pieces, which decides how much space it needs.
-FEW = 8  # vectors up to which it is quicker to multiply rows of floats one by one than to expand them
+FEW = 8  # up to this number of vectors, rows of floats are multiplied one by one; expanding them would be slower
 DEPTH, PANELS = 256, 4  # columns, and panels, that are expanded together: a core's cache holds them
 LONG_PART, SHORT_PART = 1024, 256  # positions that a thread works on at a time: long ones if they keep all busy
 TILE, POSITIONS = 64, 256  # tokens whose queries are worked on together; positions of the cache likewise

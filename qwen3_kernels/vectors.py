@@ -1,11 +1,11 @@
 """The products that numba can't say in Python: vectors, in the language of LLVM.
 
 numba turns Python into the instructions of LLVM, a compiler's language between C and machine code. An @intrinsic is
-a function that writes such instructions itself: its `codegen` runs once, while a kernel is compiled, and what it
-calls on `b`, the builder, is appended to the kernel. So a loop like `for r in range(n_rows)` below runs at compile
-time and writes the same instructions for each row, while `loop` writes a loop that runs in the kernel. Vectors are
-numbers that one instruction processes together; LLVM chooses the machine's own instructions for them, and keeps in
-registers what is here stored in an `alloca`, its word for a variable. Addresses are integers: LLVM knows no arrays.
+a function that writes such instructions itself: its `codegen` runs once, while a kernel is compiled, and each call on
+`b`, the builder, appends an instruction to the kernel. So a loop like `for r in range(n_rows)` below runs at compile
+time and writes the same instructions for each row, while `loop` writes a loop that runs in the kernel. A vector is
+several numbers that one instruction processes together; LLVM chooses the machine's own instructions for vectors, and
+keeps variables (`alloca`) in registers. Addresses are integers: LLVM knows no arrays.
 """
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -22,9 +22,9 @@ from qwen3_kernels.layout import ABANDONED, ARRIVED, GROUP, PANEL, ROUND, UNIT
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
-LANES = 16  # float32 numbers that are processed together; LLVM splits what is wider than the machine's vectors
-# Bytes that are asked for before they are needed. Intel's hardware by itself stops at the end of each page of 4096;
-# AMD's doesn't, and is slowed down by being asked.
+LANES = 16  # float32 numbers in a vector; LLVM splits it where the machine's vectors are shorter
+# Bytes to prefetch ahead. Intel's hardware prefetcher stops at the end of each page of 4096; AMD's doesn't, and is
+# slowed down by requests.
 AHEAD = 0 if llvm.get_host_cpu_name().startswith("znver") else 1024
 
 
@@ -44,7 +44,7 @@ def call(b: Any, name: str, result: ir.Type, *args: Any) -> Any:
 
 
 def broadcast(b: Any, value: Any, n: int) -> Any:
-    """A vector of n times a number that is known only in the kernel."""
+    """A vector of n times a number that only the kernel knows."""
     lanes = b.insert_element(ir.Constant(vector(value.type, n), ir.Undefined), value, I32(0))
     return b.shuffle_vector(lanes, lanes, splat(I32, n, 0))
 
@@ -61,7 +61,7 @@ def store(b: Any, value: Any, address: Any) -> None:
 
 
 def at(b: Any, address: Any, *offsets: Any) -> Any:
-    """An address plus offsets in bytes, of which a pair is a product: (index, size)."""
+    """An address plus offsets in bytes; an offset may be a pair (index, size), their product."""
     for offset in offsets:
         pair = offset if isinstance(offset, tuple) else (offset, 1)
         address = b.add(address, b.mul(*(x if isinstance(x, ir.Value) else I64(x) for x in pair)))
@@ -78,7 +78,7 @@ def prefetch(b: Any, address: Any) -> None:
 
 
 def add_neighbours(b: Any, add: Callable, x: Any, y: Any = None) -> Any:
-    """The sums of neighbouring numbers of x, and behind them those of y."""
+    """The sums of neighbouring numbers of x, followed by the sums of neighbouring numbers of y."""
     n = x.type.count * (1 if y is None else 2)
     return add(*(b.shuffle_vector(x, x if y is None else y, ir.Constant(vector(I32, n // 2), list(range(start, n, 2))))
                  for start in (0, 1)))
@@ -191,6 +191,8 @@ def dot_bytes(b: Any, path: str, sums: Any, w: Any, x: Any, signed: bool) -> Any
     """
     n = sums.type.count
     if path.startswith("vnni"):
+        if llvm.llvm_version_info < (22,):  # before LLVM 22, this intrinsic takes vectors of 32-bit integers
+            w, x = b.bitcast(w, sums.type), b.bitcast(x, sums.type)
         return call(b, f"llvm.x86.avx512.vpdpbusd.{32 * n}", sums.type, sums, w, x)
     if signed:
         w = b.xor(w, splat(I8, 4 * n, 0x80))
@@ -274,7 +276,7 @@ def packed_tile(bits: int, n_vectors: int) -> Any:
     """
     lanes, together = INT8_SHAPES[PATH].lanes, INT8_SHAPES[PATH].together
     halves = range(8 // bits)
-    if n_vectors == 1:  # what is read from memory is read in one go
+    if n_vectors == 1:  # the weights come from memory: read them in one go
         together = PANEL // lanes
 
     @intrinsic

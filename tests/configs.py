@@ -1,10 +1,23 @@
-"""Small model shapes that between them cover what official checkpoints vary: for the comparison with transformers."""
+"""Small model shapes that together cover the differences of official checkpoints, and where files lie."""
+from pathlib import Path
 
-BASE = {"architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 0, "eos_token_id": None,
-        "head_dim": 16, "hidden_act": "silu", "hidden_size": 32, "initializer_range": 0.02, "intermediate_size": 64,
-        "max_position_embeddings": 512, "max_window_layers": 3, "model_type": "qwen3", "num_attention_heads": 4, "num_hidden_layers": 3,
-        "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "rope_scaling": None, "rope_theta": 1000000, "sliding_window": None,
-        "tie_word_embeddings": True, "torch_dtype": "float32", "use_cache": True, "use_sliding_window": False, "vocab_size": 320}
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = ROOT.parent / "shared/data/qwen3"  # files of the official checkpoints, where there are some
+FRANCE = "What is the capital of France?"
+PARIS = "The capital of France is Paris.\n"
+
+BASE = {"architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 0,
+        "eos_token_id": None, "head_dim": 16, "hidden_act": "silu", "hidden_size": 32, "initializer_range": 0.02,
+        "intermediate_size": 64, "max_position_embeddings": 512, "max_window_layers": 3, "model_type": "qwen3",
+        "num_attention_heads": 4, "num_hidden_layers": 3, "num_key_value_heads": 2, "rms_norm_eps": 1e-6,
+        "rope_scaling": None, "rope_theta": 1000000, "sliding_window": None, "tie_word_embeddings": True,
+        "torch_dtype": "float32", "use_cache": True, "use_sliding_window": False, "vocab_size": 320}
+TINY = BASE | {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 16, "head_dim": 8,
+               "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}
+# 3072: the vocabulary of the bundled tokenizer
+CLI_CONFIG = BASE | {"vocab_size": 3072, "num_hidden_layers": 2, "max_position_embeddings": 100_000}
+INTEGERS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+            "num_key_value_heads", "head_dim", "max_position_embeddings")
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
 
@@ -12,8 +25,9 @@ def transformers_5(config: dict) -> dict:
     """The same config in the dialect that transformers 5 writes."""
     rope = {"rope_theta": config["rope_theta"]} | (config["rope_scaling"] or {"rope_type": "default"})
     rest = {key: value for key, value in config.items() if key not in ("rope_theta", "rope_scaling", "torch_dtype")}
-    return rest | {"rope_parameters": rope, "dtype": config["torch_dtype"], "layer_types": ["full_attention"] * config["num_hidden_layers"],
-                   "pad_token_id": None, "transformers_version": "5.0.0"}
+    return rest | {"rope_parameters": rope, "dtype": config["torch_dtype"],
+                   "layer_types": ["full_attention"] * config["num_hidden_layers"], "pad_token_id": None,
+                   "transformers_version": "5.0.0"}
 
 
 # name -> (config, dtype of the file, number of shards)
@@ -21,14 +35,16 @@ CASES = {
     "group of 2, tied": (BASE, "float32", 1),
     "group of 1": (BASE | {"num_key_value_heads": 4}, "float32", 1),
     "group of 4, untied": (BASE | {"num_attention_heads": 8, "tie_word_embeddings": False}, "float32", 1),
-    "group of 5, head_dim 24": (BASE | {"num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 24}, "float32", 1),
-    "odd sizes": (BASE | {"hidden_size": 37, "intermediate_size": 51, "vocab_size": 311, "head_dim": 6, "num_attention_heads": 3,
-                          "num_key_value_heads": 3}, "float32", 1),
+    "group of 5, head_dim 24": (BASE | {"num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 24},
+                                "float32", 1),
+    "odd sizes": (BASE | {"hidden_size": 37, "intermediate_size": 51, "vocab_size": 311, "head_dim": 6,
+                          "num_attention_heads": 3, "num_key_value_heads": 3}, "float32", 1),
     "head_dim 128": (BASE | {"head_dim": 128, "hidden_size": 48}, "bfloat16", 1),
     "theta 1e4": (BASE | {"rope_theta": 10000.0}, "bfloat16", 1),
     "theta 1e7, untied": (BASE | {"rope_theta": 10000000, "tie_word_embeddings": False}, "bfloat16", 2),
     "YaRN": (BASE | {"rope_scaling": YARN, "head_dim": 32}, "float32", 1),
-    "YaRN, transformers 5": (transformers_5(BASE | {"rope_scaling": YARN | {"beta_fast": 16, "attention_factor": 1.2}, "head_dim": 64}), "float32", 1),
+    "YaRN, transformers 5": (transformers_5(BASE | {"rope_scaling": YARN | {"beta_fast": 16, "attention_factor": 1.2},
+                                                    "head_dim": 64}), "float32", 1),
     "transformers 5": (transformers_5(BASE), "bfloat16", 1),
     "float16": (BASE, "float16", 1),
     "three shards": (BASE | {"num_hidden_layers": 5}, "float16", 3),

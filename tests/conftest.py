@@ -1,5 +1,102 @@
+"""How the tests run, and the models that several rooms test with."""
+import dataclasses
+import json
+import os
+import shutil
+import signal
 import sys
+import tempfile
 from pathlib import Path
+
+import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tools"), str(ROOT / "tests")]
+
+import qwen3  # noqa: E402
+from configs import BASE, CLI_CONFIG, TINY  # noqa: E402
+from fuzzing import DEMO, TEMPLATE, reduced_tokenizer  # noqa: E402
+from make_random_model import make_random_model  # noqa: E402
+from tokenizer_utils import Tokenizer, load_tokenizer  # noqa: E402
+
+# A script's `pytest &` starts with SIGINT ignored, and so would every process that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The same examples in every run, so that a result depends on the code only; other ones: --hypothesis-profile=default
+settings.register_profile("same examples", derandomize=True, deadline=None)
+settings.load_profile("same examples")
+
+
+@pytest.fixture(scope="session")
+def pristine(tmp_path_factory):
+    """A sound random model that the command line can run and that would talk until its context is full."""
+    path = make_random_model(CLI_CONFIG, tmp_path_factory.mktemp("pristine") / "model", "float32")
+    (path / "generation_config.json").write_text('{"do_sample": true, "temperature": 1.0}')
+    return path
+
+
+@pytest.fixture
+def folder(pristine, tmp_path):
+    """A copy of the sound model, for the test to break."""
+    return shutil.copytree(pristine, tmp_path / "model")
+
+
+@pytest.fixture
+def shards(tmp_path):
+    return make_random_model(CLI_CONFIG, tmp_path / "sharded", "float32", 3)
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory):
+    return qwen3.load_model(make_random_model(BASE, tmp_path_factory.mktemp("random"), "float32"))
+
+
+@pytest.fixture(scope="session")
+def demo():
+    return qwen3.load_model(qwen3.BUNDLED)
+
+
+@pytest.fixture(scope="session")
+def memory():
+    """A folder in memory where there is one: tens of thousands of files would otherwise wait for the disk."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as path:
+        yield Path(path)
+
+
+@pytest.fixture(scope="session")
+def tiny(memory):
+    """The folder of a random model with the bundled tokenizer's first merges, and a short template."""
+    tokenizer, source = reduced_tokenizer(), memory / "tokenizer"
+    source.mkdir()
+    (source / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (source / "chat_template.jinja").write_text(TEMPLATE)
+    config = {key: value for key, value in json.loads((DEMO / "tokenizer_config.json").read_text("utf-8")).items()
+              if key != "chat_template"}
+    config["added_tokens_decoder"] = {str(token["id"]): {name: token[name] for name in token if name != "id"}
+                                      for token in tokenizer["added_tokens"]}
+    (source / "tokenizer_config.json").write_text(json.dumps(config))
+    (source / "generation_config.json").write_text('{"do_sample": true, "temperature": 1.0}')
+    n_tokens = tokenizer["added_tokens"][-1]["id"] + 1
+    return make_random_model(TINY | {"vocab_size": n_tokens}, memory / "model", "float32", tokenizer=source)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tiny):
+    return qwen3.load_model(tiny)
+
+
+@pytest.fixture(scope="session")
+def talker(tiny_model):
+    """The same with the bundled model's chat template."""
+    demo = load_tokenizer(DEMO)
+    return dataclasses.replace(tiny_model, tokenizer=Tokenizer(tiny_model.tokenizer.backend, demo.chat_template,
+                                                          demo.named_tokens))
+
+
+@pytest.fixture
+def scratch(memory):
+    """A folder for the files of one test, which it overwrites with each input."""
+    with tempfile.TemporaryDirectory(dir=memory) as path:
+        yield Path(path)

@@ -1,17 +1,113 @@
-"""Machine code that is kept between runs: taken only if it is whole, made from these sources, and nobody else's."""
+"""qwen3_kernels/compiled.py: kernels are compiled once, kept, and refused where they can't work."""
 import os
+import re
 import shutil
 import stat
 import subprocess
 import sys
 from pathlib import Path
 
+import llvmlite.binding as llvm
 import numpy as np
+import pexpect
 import pytest
 
+import qwen3
+from configs import ROOT
+from helpers import assert_one_line, run_fast
 from qwen3_kernels import compiled
+from qwen3_kernels import layers as kernels
 
-ROOT = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.core
+
+
+@pytest.mark.compiles
+def test_no_place_for_the_kernels(tmp_path):
+    """No folder can be made, neither beside the program nor in the home: they are compiled, with a bar; it works."""
+    for file in [*ROOT.glob("*.py"), *ROOT.glob("qwen3_*/*.py")]:
+        (tmp_path / file.relative_to(ROOT)).parent.mkdir(exist_ok=True)
+        shutil.copy(file, tmp_path / file.relative_to(ROOT))
+    for name in ("__pycache__", "qwen3_kernels/__pycache__", "cache"):
+        (tmp_path / name).write_text("a file where a folder should be")
+    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+    arguments = [str(tmp_path / "qwen3_numba.py"), "--model", str(ROOT / "demo"), "--no-think",
+                 "What is the capital of Peru?"]
+    terminal = pexpect.spawn(sys.executable, arguments, encoding="utf-8", timeout=300,
+                             env=environment | {"XDG_CACHE_HOME": str(tmp_path / "cache")})
+    shown = terminal.read()
+    terminal.close()
+    assert terminal.exitstatus == 0 and "compiling, only this once" in shown
+    assert len(set(re.findall(r"\d+/\d+", shown))) > 5  # the bar moves
+    assert shown.split("\r")[-2:] == ["The capital of Peru is Lima.", "\n"]
+
+
+def test_kernels_are_kept(tmp_path, monkeypatch):
+    """In the first folder that takes them; whatever else lies there is not taken for them."""
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(compiled, "kernel_folders", lambda: [tmp_path / "file" / "no", tmp_path / "new" / "yes"])
+    arguments, code = {"weight_row": [["int64", 1], "int64", ["float32", 1]]}, os.urandom(5000)
+    compiled.keep_kernels("kernels.o", "these", arguments, code)
+    file = tmp_path / "new" / "yes" / "kernels.o"
+    assert [path.name for path in file.parent.iterdir()] == ["kernels.o"]
+    assert compiled.read_kernels(file, "these") == (arguments, code)
+    assert compiled.read_kernels(file, "those") is None and compiled.read_kernels(tmp_path / "none", "these") is None
+    whole = file.read_bytes()
+    for damaged in (b"", whole[:50], whole[:-1], whole + b"0", whole[:-1] + bytes([whole[-1] ^ 1]), b"{}\n" + code,
+                    b"[]\n", code):
+        file.write_bytes(damaged)
+        assert compiled.read_kernels(file, "these") is None
+
+
+def test_kernels_take_only_what_they_are_made_for():
+    for wrong in (np.zeros(32), np.zeros((1, 32), np.float32), np.zeros(64, np.float32)[::2]):
+        with pytest.raises(TypeError, match="contiguous float32"):
+            compiled.kernels().weight_row(np.zeros(5, np.int64), 0, wrong)
+    with pytest.raises(ValueError):
+        compiled.kernels().weight_row(np.zeros(5, np.int64), 0)
+
+
+def test_cpus_and_settings_that_do_not_do(monkeypatch):
+    monkeypatch.setattr(kernels, "FEATURES", {})
+    if llvm.get_default_triple().startswith("x86"):
+        with pytest.raises(qwen3.InputError, match="F16C"):
+            kernels.machine_code()
+    monkeypatch.setattr(kernels.numba.config, "DISABLE_JIT", 1)
+    with pytest.raises(qwen3.InputError, match="NUMBA_DISABLE_JIT"):
+        kernels.machine_code()
+
+
+def test_kernels_that_need_numba_to_run_are_refused(monkeypatch):
+    """They would crash in the next process, which loads them without numba."""
+    @kernels.called_from_python
+    def allocates(x):
+        x[:] = x[::-1].copy()
+
+    monkeypatch.setattr(kernels, "KERNELS", {allocates: (kernels.F1,)})
+    with pytest.raises(qwen3.InputError, match="NRT_"):
+        kernels.machine_code()
+
+
+@pytest.mark.compiles
+def test_a_full_disk_and_two_at_once(tmp_path):
+    """Both compile, because the cache is empty, and one can't even write it."""
+    limit = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)); "
+    program = "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    command = [ROOT / "qwen3_numba.py", "--model", ROOT / "demo", "--no-think", "What is the capital of Peru?"]
+    processes = [subprocess.Popen([sys.executable, "-c", start + program, *command], stdout=subprocess.PIPE,
+                                  stderr=subprocess.PIPE, text=True,
+                                  env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)})
+                 for start in (limit, "import runpy, sys; ", "import runpy, sys; ")]
+    for process in processes:
+        stdout, stderr = process.communicate(timeout=300)
+        assert (process.returncode, stdout, stderr) == (0, "The capital of Peru is Lima.\n", "")
+    done = run_fast(*command[1:], env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)})
+    assert done.stdout == "The capital of Peru is Lima.\n"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Only what is whole, made from these sources, and nobody else's is executed
+# ----------------------------------------------------------------------------------------------------------------------
+
 ARGUMENTS = {"weight_row": [["int64", 1], "int64", ["float32", 1]], "other": ["float64", "int64"]}
 
 
@@ -49,7 +145,8 @@ def test_a_type_that_does_not_exist_is_noticed(kept):
 
 def test_files_that_are_cut_or_not_files(kept):
     whole = kept.read_bytes()
-    for damaged in (b"", b"\n", b"\n\n", whole[:64], whole[:65], whole[:100], whole[:-1], whole + b"0", b"[]\n", b"\xff\n{}\n"):
+    for damaged in (b"", b"\n", b"\n\n", whole[:64], whole[:65], whole[:100], whole[:-1], whole + b"0", b"[]\n",
+                    b"\xff\n{}\n"):
         kept.write_bytes(damaged)
         assert compiled.read_kernels(kept, "these") is None
     kept.unlink()
@@ -81,9 +178,10 @@ def test_what_belongs_to_another_user_is_not_executed(kept, what, monkeypatch):
     if os.getuid() == 0:
         os.chown(path, 12345, -1)
     else:
-        real = os.fstat if what == "file" else os.stat
         name = "fstat" if what == "file" else "stat"
-        monkeypatch.setattr(os, name, lambda *a, **k: os.stat_result([12345 if i == 4 else x for i, x in enumerate(real(*a, **k)[:10])]))
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *args, **options: os.stat_result(
+            [12345 if i == 4 else x for i, x in enumerate(real(*args, **options)[:10])]))
     assert compiled.read_kernels(kept, "these") is None
 
 
@@ -131,8 +229,10 @@ print(compiled.kernel_folders() == [compiled.HERE / "__pycache__"], os.path.expa
 """
     if os.getuid() != 0:
         pytest.skip("only root can become a user without an entry")
-    environment = {key: value for key, value in os.environ.items() if key not in ("HOME", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR")}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environment)
+    unset = ("HOME", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR")
+    environment = {key: value for key, value in os.environ.items() if key not in unset}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=tmp_path,
+                          env=environment)
     assert done.stdout == "True ~\n", done.stderr
 
 
@@ -172,43 +272,30 @@ def test_a_status_is_an_error():
 # One line where it can't run
 # ----------------------------------------------------------------------------------------------------------------------
 
-def run(*arguments, environment=(), **options):
-    return subprocess.run([sys.executable, ROOT / "qwen3_numba.py", "--model", ROOT / "demo", *arguments], capture_output=True,
-                          text=True, timeout=300, env=os.environ | dict(environment), **options)
-
-
-def one_line(done):
-    assert (done.returncode, done.stdout) == (1, ""), done.stderr
-    assert len(done.stderr.splitlines()) == 1, done.stderr
-    return done.stderr
-
-
 @pytest.mark.parametrize("value", ["fast", "VNNI", "neon", "\x1b[31m", "x" * 5000])
 def test_instructions_that_this_cpu_has_not(value, tmp_path):
     """An unknown name was a KeyError, and another CPU's instructions made LLVM abort."""
-    from llvmlite import binding
-    if value == "neon" and binding.get_host_cpu_features().get("dotprod"):
+    if value == "neon" and llvm.get_host_cpu_features().get("dotprod"):
         value = "avx2"
-    line = one_line(run("Hello", environment={"QWEN3_INT8_PATH": value, "NUMBA_CACHE_DIR": str(tmp_path)}))
-    assert "QWEN3_INT8_PATH" in line and "plain" in line and "\x1b" not in line and len(line) < 500
-
-
-def limits():
-    """Sizes of the address space, in MB, around that at which llvmlite can't be loaded, found by trying."""
-    import resource
-    program = "import numpy, tqdm, qwen3, json; print(open('/proc/self/statm').read().split()[0])"
-    pages = int(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=60).stdout)
-    base = pages * resource.getpagesize()
-    return [base + extra * 2**20 for extra in (2, 20, 60, 90)]
+    environment = os.environ | {"QWEN3_INT8_PATH": value, "NUMBA_CACHE_DIR": str(tmp_path)}
+    done = run_fast("--model", ROOT / "demo", "Hello", env=environment)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert_one_line(done.stderr, "QWEN3_INT8_PATH", "plain")
+    assert "\x1b" not in done.stderr and len(done.stderr) < 500
 
 
 def test_little_memory_is_one_line():
-    """So little that llvmlite's library can't be loaded."""
-    lines = []
-    for limit in limits():
-        program = f"import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_AS, ({limit}, {limit})); sys.argv = sys.argv[1:]; " \
-                  "runpy.run_path(sys.argv[0], run_name='__main__')"
+    """So little, beyond what the program takes before it, that llvmlite's library can't be loaded; and somewhat more."""
+    program = "import numpy, tqdm, qwen3; print(4096 * int(open('/proc/self/statm').read().split()[0]))"
+    environment, lines = os.environ | {"OPENBLAS_NUM_THREADS": "1"}, []
+    base = int(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=60,
+                              env=environment).stdout)
+    for limit in (base + 2**20 * extra for extra in (2, 20, 60, 90)):
+        program = (f"import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_AS, ({limit}, {limit})); "
+                   "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')")
         done = subprocess.run([sys.executable, "-c", program, ROOT / "qwen3_numba.py", "--model", ROOT / "demo", "Hello"],
-                              capture_output=True, text=True, timeout=300, env=os.environ | {"OPENBLAS_NUM_THREADS": "1"})
-        lines.append(one_line(done))
+                              capture_output=True, text=True, timeout=300, env=environment)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert_one_line(done.stderr)
+        lines.append(done.stderr)
     assert any("llvmlite, which can't be loaded" in line for line in lines), lines

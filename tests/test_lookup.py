@@ -11,6 +11,8 @@ from configs import BASE
 from make_random_model import make_random_model
 from qwen3_lookup import Lookup
 
+pytestmark = pytest.mark.core
+
 QUESTIONS = ["What is 417 + 385?", "Tell me a story about a fox.", "What is the capital of Peru?"]
 
 

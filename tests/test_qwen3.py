@@ -1,4 +1,4 @@
-"""The model, its cache, sampling and generation: against golden values of transformers, plain oracles, and properties."""
+"""qwen3.py: the model, its cache, sampling and generation, against golden values, published formulas, properties."""
 import copy
 import json
 import math
@@ -9,30 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import qwen3
-from qwen3_io import checkpoint
-from configs import BASE, CASES
+from configs import BASE, CASES, ROOT
+from helpers import assert_one_line, message_of, random_ids
 from make_random_model import make_random_model
+from qwen3_io import checkpoint
 
-ROOT = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.core
 GOLDEN = json.loads((ROOT / "tests" / "golden.json").read_text())
-
-
-@pytest.fixture(scope="session")
-def model(tmp_path_factory):
-    return qwen3.load_model(make_random_model(BASE, tmp_path_factory.mktemp("random"), "float32"))
-
-
-@pytest.fixture(scope="session")
-def demo():
-    return qwen3.load_model(ROOT / "demo")
-
-
-def random_ids(n, seed=0, vocab_size=BASE["vocab_size"]):
-    return np.random.default_rng(seed).integers(0, vocab_size, n).tolist()
 
 
 def logits_of(model, ids):
@@ -44,7 +31,9 @@ def close(a, b, tolerance=1e-5):
     return np.abs(a - b).max() <= tolerance * max(b.std(), 1e-30)
 
 
-# ---- golden values --------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
+# Golden values
+# ----------------------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("name", CASES)
 def test_random_models_match_transformers(name, tmp_path):
@@ -57,16 +46,20 @@ def test_random_models_match_transformers(name, tmp_path):
 
 @pytest.mark.parametrize("case", GOLDEN["demo"], ids=lambda case: f"{case['question']} {case['enable_thinking']}")
 def test_bundled_model_matches_transformers(demo, case):
-    text = demo.tokenizer.apply_chat_template([{"role": "user", "content": case["question"]}], enable_thinking=case["enable_thinking"])
+    text = demo.tokenizer.apply_chat_template([{"role": "user", "content": case["question"]}],
+                                              enable_thinking=case["enable_thinking"])
     assert demo.tokenizer.encode(text) == case["prompt"]
     answer = list(qwen3.generate(demo, case["prompt"], 160, temperature=0))
     end = demo.tokenizer.token_to_id("<|im_end|>")
     assert answer + [end] * (len(answer) < len(case["greedy"])) == case["greedy"]
 
 
-# ---- components against plain oracles ---------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
+# Components against their sources
+# ----------------------------------------------------------------------------------------------------------------------
 
-def test_rms_norm():
+def test_rms_norm_matches_zhang_2019():
+    """x_i / sqrt(mean of x²) * g_i, in float64; Qwen3 adds eps to the mean."""
     rng = np.random.default_rng(0)
     x, weight = rng.standard_normal((3, 5, 7)).astype(np.float32), rng.standard_normal(7).astype(np.float32)
     for scale in (1e-4, 1, 1e4):  # at 1e-4 it matters that eps is inside the root
@@ -75,8 +68,8 @@ def test_rms_norm():
         assert np.allclose(qwen3.rms_norm(x * np.float32(scale), weight, 1e-6), expected, rtol=1e-5)
 
 
-def test_attention_is_the_textbook_sum():
-    """Head by head, position by position, in float64, with K and V looked up for each query head."""
+def test_grouped_query_attention_matches_ainslie_2023():
+    """Head by head, position by position, in float64: each group of query heads looks up one K and V."""
     rng = np.random.default_rng(0)
     q = rng.standard_normal((2, 6, 3, 4)).astype(np.float32)  # 6 query heads share 2 KV heads; 3 new of 5 positions
     k, v = rng.standard_normal((2, 2, 2, 5, 4)).astype(np.float32)
@@ -89,6 +82,17 @@ def test_attention_is_the_textbook_sum():
                 keys, values = k[row, head // 3, first:last + 1].astype(float), v[row, head // 3, first:last + 1]
                 weights = np.exp(keys @ q[row, head, i] / math.sqrt(4))
                 assert np.allclose(out[row, head, i], weights @ values / weights.sum(), atol=1e-5)
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 6), st.integers(1, 5), st.integers(0, 2**32 - 1))
+def test_attention_matches_vaswani_2017(batch, heads, n, d, seed):
+    """softmax(Q Kᵀ / sqrt(d)) V with a mask on later positions: one KV head for each query head."""
+    q, k, v = np.random.default_rng(seed).standard_normal((3, batch, heads, n, d)).astype(np.float32)
+    scores = np.einsum("bhid,bhjd->bhij", q.astype(float), k) / math.sqrt(d)
+    scores[..., np.arange(n)[:, None] < np.arange(n)] = -np.inf
+    weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    assert np.allclose(qwen3.attention(q, k, v), weights @ v, atol=1e-5)
 
 
 def test_attention_survives_large_scores():
@@ -104,30 +108,74 @@ def test_rope_depends_on_the_distance_only(start, distance):
     q, k = np.random.default_rng(0).standard_normal((2, 1, 1, 1, 8)).astype(np.float32)
 
     def score(q_position, k_position):
-        turned = [qwen3.apply_rope(x, *qwen3.rope_tables(config, np.array([[position]]))) for x, position in ((q, q_position), (k, k_position))]
+        turned = [qwen3.apply_rope(x, *qwen3.rope_tables(config, np.array([[position]])))
+                  for x, position in ((q, q_position), (k, k_position))]
         return float((turned[0] * turned[1]).sum())
 
     assert score(start + distance, start) == pytest.approx(score(distance, 0), abs=2e-2 if start > 1000 else 1e-3)
 
 
+@given(st.sampled_from([2, 6, 64, 128]), st.sampled_from([100.0, 1e4, 1e6]), st.integers(0, 3000), st.integers(0, 99))
+def test_rope_matches_su_2021(d, theta, position, seed):
+    """Equation 15: a block-diagonal matrix of 2 x 2 rotations by m theta_i, where theta_i = theta^(-2 (i - 1) / d).
+
+    The paper's blocks take neighbours; Qwen3's weights are permuted so that x[i] and x[i + d / 2] are one block.
+    """
+    config = qwen3.Config(1, 1, 1, 1, 1, 1, d, 1e-6, theta, 1, True)
+    x = np.random.default_rng(seed).standard_normal(d).astype(np.float32)
+    matrix, order = np.zeros((d, d)), np.arange(d).reshape(2, -1).T.reshape(-1)  # 0, d / 2, 1, d / 2 + 1, ...
+    for i in range(1, d // 2 + 1):
+        angle = position * theta ** (-2 * (i - 1) / d)
+        block = slice(2 * i - 2, 2 * i)
+        matrix[block, block] = [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
+    turned = qwen3.apply_rope(x[None, None, None], *qwen3.rope_tables(config, np.array([[position]])))[0, 0, 0]
+    rounding = 3 * 2.0**-24 * position  # of the angle: float32 power, reciprocal and product
+    assert np.allclose(turned[order], matrix @ x[order], atol=1e-5 + 5 * rounding)  # no pair is longer than 5
+
+
 def test_rope_pairs_halves():
     config = qwen3.Config(1, 1, 1, 1, 1, 1, 4, 1e-6, 100.0, 1, True)
-    turned = qwen3.apply_rope(np.array([[[[1, 0, 0, 2]]]], np.float32), *qwen3.rope_tables(config, np.array([[3]])))[0, 0, 0]
+    turned = qwen3.apply_rope(np.array([[[[1, 0, 0, 2]]]], np.float32),
+                              *qwen3.rope_tables(config, np.array([[3]])))[0, 0, 0]
     a, b = 3.0, 3 * 100 ** -0.5  # the angles of the two pairs (0, 2) and (1, 3)
     assert np.allclose(turned, [math.cos(a), -2 * math.sin(b), math.sin(a), 2 * math.cos(b)], atol=1e-6)
 
 
-def test_yarn_frequencies():
-    d, theta, length, factor = 64, 1e6, 32768, 4.0
-    config = qwen3.Config(1, 1, 1, 1, 1, 1, d, 1e-6, theta, 40960, True, yarn=checkpoint.yarn_config({"factor": factor, "original_max_position_embeddings": length}, 40960, Path("config.json")))
+@pytest.mark.parametrize("d, theta, length, factor", [
+    (64, 1e6, 32768, 4.0), (128, 1e6, 32768, 4.0), (32, 1e4, 4096, 16.0)])
+def test_yarn_matches_peng_2023(d, theta, length, factor):
+    """Section 3.2 with alpha = 1 and beta = 32: r, the turns of a pair within the original length, decides.
+
+    Pairs with r > beta keep their frequency, pairs with r < alpha have it divided by the factor. Between them the
+    paper's formula is linear in r; its code, for which checkpoints are made, is linear in the index of the pair.
+    Section 3.4: q and k are scaled by 0.1 ln(factor) + 1.
+    """
+    rope = checkpoint.yarn_config({"factor": factor, "original_max_position_embeddings": length}, 40960, Path("x.json"))
+    config = qwen3.Config(1, 1, 1, 1, 1, 1, d, 1e-6, theta, 40960, True, yarn=rope)
     frequencies, scale = qwen3.rope_frequencies(config)
     low = math.floor(d * math.log(length / (2 * math.pi * 32)) / (2 * math.log(theta)))
     high = math.ceil(d * math.log(length / (2 * math.pi)) / (2 * math.log(theta)))
+    cases = set()
     for i in range(d // 2):
-        plain, ramp = theta ** (-2 * i / d), min(max((i - low) / (high - low), 0), 1)
-        assert frequencies[i] == pytest.approx(plain / factor * ramp + plain * (1 - ramp), rel=1e-5)
-    assert scale == pytest.approx(0.1 * math.log(4) + 1)
-    assert config.context_length == 131072
+        plain = theta ** (-2 * i / d)
+        turns = length * plain / (2 * math.pi)
+        case = "kept" if turns > 32 else "divided" if turns < 1 else "blended"
+        ramp = {"kept": 0, "divided": 1}.get(case, (i - low) / (high - low))
+        assert frequencies[i] == pytest.approx((1 - ramp) * plain + ramp * plain / factor, rel=1e-5)
+        cases.add(case)
+    assert cases == {"kept", "blended", "divided"}
+    assert scale == pytest.approx(0.1 * math.log(factor) + 1)
+    assert config.context_length == max(40960, factor * length)
+
+
+def test_swiglu_matches_shazeer_2020():
+    """FFN(x) = (Swish_1(x W) * x V) W2 with Swish_1(z) = z sigmoid(z), in float64."""
+    rng = np.random.default_rng(0)
+    x, (w, v), w2 = rng.standard_normal((2, 5, 7)), rng.standard_normal((2, 7, 11)), rng.standard_normal((11, 7))
+    gate = x @ w
+    expected = (gate / (1 + np.exp(-gate)) * (x @ v)) @ w2
+    ours = qwen3.swiglu(*(a.astype(np.float32) for a in (x, w.T, v.T, w2.T)))  # stored as [outputs, inputs]
+    assert np.allclose(ours, expected, atol=1e-4)
 
 
 def test_swiglu_of_extreme_values():
@@ -137,7 +185,9 @@ def test_swiglu_of_extreme_values():
         assert np.allclose(qwen3.swiglu(x, eye, eye, eye), [[0, 40000, 0]])
 
 
-# ---- the cache --------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
+# The cache
+# ----------------------------------------------------------------------------------------------------------------------
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=6))
@@ -195,7 +245,33 @@ def test_truncating_out_of_range(model):
             cache.truncate(length)
 
 
-# ---- batches ----------------------------------------------------------------------------------------------------------
+def test_cache_too_small(model):
+    cache = qwen3.KVCache(model.config, 4)
+    assert_one_line(message_of(qwen3.forward, model, [1] * 5, cache), "5", "4")
+    assert cache.length == 0
+    before = qwen3.forward(model, [1, 2, 3], cache)
+    assert_one_line(message_of(qwen3.forward, model, [4, 5], cache), "5", "4")
+    assert cache.length == 3  # what was refused has changed nothing
+    cache.truncate(0)
+    assert np.array_equal(qwen3.forward(model, [1, 2, 3], cache), before)
+
+
+@pytest.mark.parametrize("length", [0, -1])
+def test_cache_length(model, length):
+    assert_one_line(message_of(qwen3.KVCache, model.config, length), str(length))
+
+
+@pytest.mark.parametrize("length", [-1, 4, 10**9])
+def test_truncate_beyond_the_cache(model, length):
+    cache = qwen3.KVCache(model.config)
+    qwen3.forward(model, [1, 2, 3], cache)
+    assert_one_line(message_of(cache.truncate, length), str(length))
+    assert cache.length == 3
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Batches
+# ----------------------------------------------------------------------------------------------------------------------
 
 PROMPTS = [random_ids(n, seed=n) for n in (5, 1, 40, 17)]
 
@@ -211,7 +287,8 @@ def test_batch_logits_match_single_ones(model):
         assert close(following[row], logits_of(model, prompt + [3 + row])[-1])
 
 
-@pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 1.5, "top_k": 50, "seed": 3, "presence_penalty": 1.0}])
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 1.5, "top_k": 50, "seed": 3,
+                                                          "presence_penalty": 1.0}])
 def test_batch_answers_match_single_ones(model, options):
     """With ends that come at different times, so that rows are dropped on the way."""
     ends = tuple(range(0, 320, 12))
@@ -231,7 +308,9 @@ def test_batch_up_to_the_context(tmp_path):
     assert answers == [list(qwen3.generate(model, prompt, temperature=0, eos_token_ids=())) for prompt in PROMPTS]
 
 
-# ---- sampling -----------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
+# Sampling
+# ----------------------------------------------------------------------------------------------------------------------
 
 def plain_candidates(logits, sampling):
     """The probabilities by definition, one step after the other, in float64 over the whole vocabulary."""
@@ -249,16 +328,74 @@ def plain_candidates(logits, sampling):
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.integers(1, 3000), st.floats(0.1, 3), st.integers(0, 100), st.floats(0.05, 1), st.sampled_from([0, 0.01, 0.2, 1]), st.integers(0, 2**32 - 1))
+@given(st.integers(1, 3000), st.floats(0.1, 3), st.integers(0, 100), st.floats(0.05, 1),
+       st.sampled_from([0, 0.01, 0.2, 1]), st.integers(0, 2**32 - 1))
 def test_candidates_are_as_defined(n, temperature, top_k, top_p, min_p, seed):
     logits = np.random.default_rng(seed).standard_normal(n).astype(np.float32) * 4
     sampling = qwen3.Sampling(temperature, top_k, top_p, min_p)
     ids, probabilities = qwen3.candidates(logits, sampling)
     ours = np.zeros(n)
     ours[ids] = probabilities
-    assert np.abs(ours - plain_candidates(logits, sampling)).max() < 1e-4 or abs(len(ids) - (plain_candidates(logits, sampling) > 0).sum()) <= 1
+    expected = plain_candidates(logits, sampling)
+    assert np.abs(ours - expected).max() < 1e-4 or abs(len(ids) - (expected > 0).sum()) <= 1
     assert probabilities.dtype == np.float32
     assert abs(probabilities.sum() - 1) < 1e-4
+
+
+@settings(max_examples=100)
+@given(st.integers(1, 300), st.floats(0.01, 0.999), st.floats(0.5, 4), st.integers(0, 2**32 - 1))
+def test_top_p_matches_holtzman_2019(n, p, spread, seed):
+    """The smallest set of tokens whose probabilities sum to at least p, rescaled to a sum of 1."""
+    logits = (np.random.default_rng(seed).standard_normal(n) * spread).astype(np.float32)
+    probability = np.exp(logits.astype(float)) / np.exp(logits.astype(float)).sum()
+    nucleus, total = [], 0.0
+    for token in sorted(range(n), key=lambda token: -probability[token]):
+        if total >= p:
+            break
+        nucleus.append(token)
+        total += probability[token]
+    assume(min(abs(total - p), abs(total - probability[nucleus[-1]] - p)) > 1e-5)  # rounding decides there
+    ids, ours = qwen3.candidates(logits, qwen3.Sampling(1.0, top_p=p))
+    assert sorted(ids) == sorted(nucleus)
+    assert np.allclose(ours, probability[ids] / total, rtol=1e-4)
+
+
+@settings(max_examples=100)
+@given(st.integers(1, 300), st.integers(1, 40), st.integers(0, 2**32 - 1))
+def test_top_k_matches_fan_2018(n, k, seed):
+    """The k most likely tokens, rescaled to a sum of 1."""
+    logits = np.random.default_rng(seed).permutation(n).astype(np.float32) / 8  # no two alike
+    kept = sorted(range(n), key=lambda token: -logits[token])[:k]
+    weights = np.exp(logits[kept].astype(float) - logits.max())
+    ids, ours = qwen3.candidates(logits, qwen3.Sampling(1.0, top_k=k))
+    assert dict(zip(ids, ours)) == pytest.approx(dict(zip(kept, weights / weights.sum())), rel=1e-4)
+
+
+@settings(max_examples=100)
+@given(st.integers(1, 300), st.floats(0.001, 1), st.integers(0, 2**32 - 1))
+def test_min_p_matches_nguyen_2024(n, min_p, seed):
+    """The tokens at least min_p times as likely as the most likely one, rescaled to a sum of 1."""
+    logits = np.random.default_rng(seed).standard_normal(n).astype(np.float32) * 3
+    probability = np.exp(logits.astype(float)) / np.exp(logits.astype(float)).sum()
+    bound = min_p * probability.max()
+    assume(np.abs(probability / bound - 1).min() > 1e-5 or min_p == 1)
+    kept = np.flatnonzero(probability >= bound)
+    ids, ours = qwen3.candidates(logits, qwen3.Sampling(1.0, min_p=min_p))
+    assert dict(zip(ids, ours)) == pytest.approx(dict(zip(kept, probability[kept] / probability[kept].sum())), rel=1e-4)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.floats(0.25, 50, width=32), min_size=2, max_size=20), st.floats(0.5, 3), st.integers(0, 2**32 - 1))
+def test_repetition_penalty_matches_keskar_2019(logits, penalty, seed):
+    """p_i is in proportion to exp(x_i / I(i in g)), I = penalty for tokens that have been there, else 1.
+
+    The paper's scores are taken as positive; as everywhere, negative ones are multiplied instead (test_penalties).
+    """
+    x, rng = np.array(logits, np.float32), np.random.default_rng(seed)
+    prompt, answer = rng.integers(0, 3, (2, len(x))).astype(np.float32)
+    penalized = qwen3.penalize(x, qwen3.Sampling(repetition_penalty=penalty), prompt, answer)
+    for i in range(len(x)):
+        assert penalized[i] == pytest.approx(x[i] / (penalty if prompt[i] or answer[i] else 1), rel=1e-6)
 
 
 @settings(max_examples=100, deadline=None)
@@ -283,7 +420,8 @@ def test_samples_follow_the_distribution(n, temperature, seed):
     wanted = np.append(expected[common], expected[~common].sum())
     chi_square = ((observed - wanted)[wanted > 0] ** 2 / wanted[wanted > 0]).sum()
     freedom = len(observed) - 1
-    quantile = max(freedom, 1) * (1 - 2 / (9 * max(freedom, 1)) + 6 * math.sqrt(2 / (9 * max(freedom, 1)))) ** 3  # Wilson-Hilferty
+    # Wilson-Hilferty
+    quantile = max(freedom, 1) * (1 - 2 / (9 * max(freedom, 1)) + 6 * math.sqrt(2 / (9 * max(freedom, 1)))) ** 3
     assert chi_square < quantile + 10
 
 
@@ -311,7 +449,8 @@ def test_greedy_takes_the_maximum():
 
 
 def test_penalties():
-    logits, prompt, answer = np.array([2, -2, 2, -2, 1], np.float32), np.array([1, 1, 0, 0, 0], np.float32), np.array([0, 0, 3, 1, 0], np.float32)
+    logits = np.array([2, -2, 2, -2, 1], np.float32)
+    prompt, answer = np.array([[1, 1, 0, 0, 0], [0, 0, 3, 1, 0]], np.float32)  # how often each token is in them
 
     def penalized(**values):
         return qwen3.penalize(logits, qwen3.Sampling(**values), prompt, answer).tolist()
@@ -322,7 +461,9 @@ def test_penalties():
     assert penalized(frequency_penalty=0.5) == [2, -2, 0.5, -2.5, 1]
 
 
-# ---- generation ---------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
+# Generation
+# ----------------------------------------------------------------------------------------------------------------------
 
 def test_end_of_text_may_come_first(model):
     prompt = random_ids(5)
@@ -346,27 +487,6 @@ def test_seed_repeats_and_differs(model):
     assert answer(1) == answer(1) != answer(2)
 
 
-def test_checkpoint_defaults(tmp_path):
-    path = make_random_model(BASE, tmp_path)
-    settings_file = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "eos_token_id": [5, 7], "max_new_tokens": 3}
-    (path / "generation_config.json").write_text(json.dumps(settings_file))
-    model = qwen3.load_model(path)
-    assert model.sampling == qwen3.Sampling(0.6, 20, 0.95)
-    assert model.eos_token_ids == (5, 7)
-    assert len(list(qwen3.generate(model, random_ids(5), temperature=0, eos_token_ids=()))) == 3
-    (path / "generation_config.json").write_text('{"do_sample": true}')
-    assert qwen3.load_model(path).sampling == qwen3.Sampling(1.0, top_k=50)  # transformers' own defaults
-    (path / "generation_config.json").write_text('{"do_sample": true, "num_beams": 4}')
-    with pytest.raises(qwen3.InputError, match="num_beams"):
-        qwen3.load_model(path)
-    (path / "generation_config.json").write_text(json.dumps(settings_file | {"do_sample": False}))
-    assert qwen3.load_model(path).sampling.temperature == 0
-    (path / "generation_config.json").unlink()
-    (path / "config.json").write_text(json.dumps(BASE | {"eos_token_id": 9}))
-    model = qwen3.load_model(path)
-    assert (model.sampling.temperature, model.eos_token_ids, model.max_new_tokens) == (0, (9,), None)
-
-
 def test_stream_of_text_is_the_whole_text(demo):
     ids = demo.tokenizer.encode("<think>\n日本 é 🙂\n</think>\n\nOK<|im_end|>")
     pieces = list(qwen3.stream_text(demo.tokenizer, iter(ids)))
@@ -374,36 +494,9 @@ def test_stream_of_text_is_the_whole_text(demo):
     assert all(pieces) and len(pieces) > 5
 
 
-# ---- weights ------------------------------------------------------------------------------------------------------------
-
-@pytest.mark.parametrize("dtype, bits", [("bfloat16", 16), ("float16", 13)])
-def test_half_precision_files_are_read_exactly(tmp_path, dtype, bits):
-    """bfloat16 keeps the upper 16 bits of a float32, float16 leaves its lowest 13 bits zero."""
-    exact = qwen3.load_model(make_random_model(BASE, tmp_path / "exact", "float32")).weights["layers"][1]["down_proj"]
-    halved = qwen3.load_model(make_random_model(BASE, tmp_path / "half", dtype)).weights["layers"][1]["down_proj"]
-    assert halved.dtype == np.float32 and halved.flags.c_contiguous
-    assert not (halved.view(np.uint32) & ((1 << bits) - 1)).any()
-    assert np.abs(halved - exact).max() <= np.abs(exact).max() * 2.0 ** (-8 if dtype == "bfloat16" else -11)
-
-
-def test_float32_stays_in_the_file(model):
-    assert not model.weights["embed_tokens"].flags.writeable  # a view of the mapped file
-    assert model.weights["lm_head"] is model.weights["embed_tokens"]
-
-
-def test_tied_checkpoint_with_a_copy_of_the_head(tmp_path):
-    path = make_random_model(BASE | {"tie_word_embeddings": False}, tmp_path)
-    tensors = checkpoint.map_safetensors(path / "model.safetensors")
-    (path / "config.json").write_text(json.dumps(BASE))
-    untied = qwen3.load_model(path).weights
-    assert untied["lm_head"] is not untied["embed_tokens"]  # the file knows better than the flag
-    offset = (path / "model.safetensors").read_bytes().index(tensors["lm_head.weight"].data.tobytes())
-    with open(path / "model.safetensors", "r+b") as file:
-        file.seek(offset)
-        file.write(tensors["model.embed_tokens.weight"].data.tobytes())
-    weights = qwen3.load_model(path).weights
-    assert weights["lm_head"] is weights["embed_tokens"]
-
+# ----------------------------------------------------------------------------------------------------------------------
+# The whole
+# ----------------------------------------------------------------------------------------------------------------------
 
 class Watched(np.ndarray):
     """An array whose every descendant notes its dtype."""
@@ -424,7 +517,8 @@ def test_no_float64_in_the_path(model):
     Watched.dtypes.clear()
     for prompt in (random_ids(9), random_ids(1)):
         logits = qwen3.forward(watched, prompt, qwen3.KVCache(model.config), all_logits=True)
-        for sampling in (qwen3.Sampling(0.7, 20, 0.8, 0.05, 1.1, 0.5, 0.5), qwen3.Sampling(1.0), qwen3.Sampling(0.7, 0, 0.9)):
+        for sampling in (qwen3.Sampling(0.7, 20, 0.8, 0.05, 1.1, 0.5, 0.5), qwen3.Sampling(1.0),
+                         qwen3.Sampling(0.7, 0, 0.9)):
             counts = np.ones(len(logits[-1]), np.float32).view(Watched)
             qwen3.sample(qwen3.penalize(logits[-1], sampling, counts, counts), sampling, np.random.default_rng(0))
     assert {dtype for dtype in Watched.dtypes if dtype.kind == "f"} == {np.dtype(np.float32)}
@@ -440,14 +534,14 @@ def test_needs_neither_torch_nor_numba():
     assert done.stdout.strip() == "[]"
 
 
-# ---- a real checkpoint --------------------------------------------------------------------------------------------------
-
-KNOWN_ANSWERS = {  # greedy tokens after "The capital of France is": (hidden size, layers, context) of the checkpoint -> ids
+# greedy tokens after "The capital of France is": (hidden size, layers, context) of the checkpoint -> ids
+KNOWN_ANSWERS = {
     (4096, 36, 40960): ([12095, 13, 576, 6722, 315, 9625, 374] * 3)[:20],  # Qwen3-8B
 }
 
 
-@pytest.mark.skipif("QWEN3_TEST_MODEL" not in os.environ, reason="QWEN3_TEST_MODEL names no folder with a real checkpoint")
+@pytest.mark.skipif("QWEN3_TEST_MODEL" not in os.environ,
+                    reason="QWEN3_TEST_MODEL names no folder with a real checkpoint")
 def test_known_answer_of_a_real_checkpoint():
     model = qwen3.load_model(os.environ["QWEN3_TEST_MODEL"])
     shape = (model.config.hidden_size, model.config.num_hidden_layers, model.config.max_position_embeddings)

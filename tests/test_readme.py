@@ -1,4 +1,5 @@
-"""The README keeps its word: its commands run, its programs run, its tables are complete."""
+"""The README and docs/ keep their word: their commands run, their programs run with both engines, their tables are
+complete."""
 import os
 import re
 import shutil
@@ -13,19 +14,25 @@ from qwen3_app.cli import make_parser
 from test_hub import DEMO, Hub
 
 ROOT = Path(__file__).resolve().parents[1]
-README = (ROOT / "README.md").read_text()
+OPTIONS = (ROOT / "docs/options.md").read_text()
+PAGES = [(ROOT / "README.md").read_text(), *(page.read_text() for page in sorted((ROOT / "docs").glob("*.md")))]
 
 
 def blocks(language):
     """The code blocks of a language, without those that build a virtual environment (CI runs these)."""
-    return [block for block in re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL) if ".venv" not in block]
+    return [block for page in PAGES for block in re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
+            if ".venv" not in block]
+
+
+def section(title):
+    return re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", OPTIONS, re.MULTILINE | re.DOTALL)[1]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A copy of the programs, in which the README's commands may write."""
     folder = tmp_path_factory.mktemp("readme")
-    for file in [*ROOT.glob("*.py"), *ROOT.glob("demo/*")]:
+    for file in [*ROOT.glob("*.py"), *ROOT.glob("qwen3_*/*.py"), *ROOT.glob("demo/*")]:
         (folder / file.relative_to(ROOT)).parent.mkdir(exist_ok=True)
         shutil.copy(file, folder / file.relative_to(ROOT))
     return folder
@@ -51,26 +58,38 @@ def test_commands(block, folder, environment):
     assert n_commands and "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("block", blocks("python"))
-def test_programs(block, folder, environment):
-    done = subprocess.run([sys.executable, "-c", block], cwd=folder, env=environment, capture_output=True, text=True,
-                          timeout=120)
+def output(program, folder, environment):
+    done = subprocess.run([sys.executable, "-c", program], cwd=folder, env=environment, capture_output=True, text=True,
+                          timeout=300)
     assert done.returncode == 0 and done.stdout.strip() and not done.stderr, done.stderr
+    return done.stdout
 
 
-def test_what_the_last_program_says(folder, environment):
-    done = subprocess.run([sys.executable, "-c", blocks("python")[-1]], cwd=folder, env=environment,
-                          capture_output=True, text=True, timeout=120)
-    assert "21" in done.stdout and "Lisbon" in done.stdout
+@pytest.mark.parametrize("block", blocks("python"))
+def test_programs_run_with_either_engine(block, folder, environment):
+    other = re.sub(r"\bqwen3\b(?= import)", "qwen3_numba", block)
+    assert other != block
+    assert output(block, folder, environment) == output(other, folder, environment)
+
+
+def test_the_program_with_a_tool_uses_its_result(folder, environment):
+    program = next(block for block in blocks("python") if "get_weather" in block)
+    said = output(program, folder, environment)
+    assert "21" in said and "Lisbon" in said
 
 
 def test_table_of_options_is_complete():
-    table = README[README.index("### All options"):README.index("### The fast engine")]
-    listed = set(re.findall(r"--[a-z][a-z-]+", table))
+    listed = set(re.findall(r"--[a-z][a-z-]+", section("All options")))
     assert listed == {option for action in make_parser()._actions for option in action.option_strings
                       if option.startswith("--") and option != "--help"}
 
 
 def test_table_of_chat_commands_is_complete():
-    table = README[README.index("### Chat"):README.index("### In and out")]
-    assert set(re.findall(r"^(/\w+)", HELP, re.MULTILINE)) <= set(re.findall(r"`(/\w+)", table))
+    assert set(re.findall(r"^(/\w+)", HELP, re.MULTILINE)) <= set(re.findall(r"`(/\w+)", section("Chat")))
+
+
+def test_the_readme_is_short_and_its_links_lead_somewhere():
+    assert len(PAGES[0].splitlines()) <= 150
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+        for link in re.findall(r"\]\(([^)#]+)", page.read_text()):
+            assert link.startswith("https://") or (page.parent / link).exists(), (page.name, link)

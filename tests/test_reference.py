@@ -10,7 +10,7 @@ from configs import CASES
 from make_random_model import make_random_model
 from tokenizer_utils import load_tokenizer
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch transformers for the live comparison")
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install -r requirements-reference.txt")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
 from make_golden import greedy, load as reference  # noqa: E402
@@ -39,7 +39,8 @@ def test_head_in_the_file_is_used_as_transformers_does(tmp_path, tied):
     base = CASES["group of 2, tied"][0]
     path = make_random_model(base | {"tie_word_embeddings": False}, tmp_path)
     text = (path / "config.json").read_text()
-    (path / "config.json").write_text(text.replace('"tie_word_embeddings": false', f'"tie_word_embeddings": {str(tied).lower()}'))
+    (path / "config.json").write_text(text.replace('"tie_word_embeddings": false',
+                                                   f'"tie_word_embeddings": {str(tied).lower()}'))
     model = qwen3.load_model(path)
     with torch.no_grad():
         expected = reference(path)(torch.tensor([[5, 6, 7]])).logits[0].numpy()
@@ -48,12 +49,13 @@ def test_head_in_the_file_is_used_as_transformers_does(tmp_path, tied):
 
 
 def test_sampling_filters_keep_the_same_tokens():
-    """Temperature, top-k, top-p and min-p leave the same tokens with the same probabilities as transformers' warpers."""
+    """Temperature, top-k, top-p and min-p leave the same tokens with the same probabilities as in transformers."""
     from transformers.generation import logits_process as warpers
     rng = np.random.default_rng(0)
     for _ in range(200):
         logits = (rng.standard_normal(rng.integers(2, 3000)) * rng.uniform(0.5, 8)).astype(np.float32)
-        sampling = qwen3.Sampling(float(rng.uniform(0.1, 2)), int(rng.integers(0, 60)), float(rng.choice([1.0, rng.uniform(0.05, 1)])),
+        sampling = qwen3.Sampling(float(rng.uniform(0.1, 2)), int(rng.integers(0, 60)),
+                                  float(rng.choice([1.0, rng.uniform(0.05, 1)])),
                                   float(rng.choice([0.0, rng.uniform(0, 0.3)])))
         scores = warpers.TemperatureLogitsWarper(sampling.temperature)(None, torch.tensor(logits)[None])
         if sampling.top_k:
@@ -72,7 +74,7 @@ def test_sampling_filters_keep_the_same_tokens():
 def test_repetition_penalty_is_transformers():
     from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
     logits = np.random.default_rng(0).standard_normal(100).astype(np.float32)
-    prompt, answer = np.bincount([3, 7, 7], minlength=100).astype(np.float32), np.bincount([9], minlength=100).astype(np.float32)
+    prompt, answer = (np.bincount(ids, minlength=100).astype(np.float32) for ids in ([3, 7, 7], [9]))
     ours = qwen3.penalize(logits, qwen3.Sampling(repetition_penalty=1.3), prompt, answer)
     theirs = RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([[3, 7, 7, 9]]), torch.tensor(logits)[None])[0].numpy()
     assert np.allclose(ours, theirs, rtol=1e-6)
@@ -80,7 +82,8 @@ def test_repetition_penalty_is_transformers():
 
 def test_bundled_model():
     model, theirs = qwen3.load_model(ROOT / "demo"), reference(ROOT / "demo")
-    for question in ("What is the capital of Japan?", "What is 417 + 385?", "日本的首都是哪里？", "Tell me a story about a fox."):
+    for question in ("What is the capital of Japan?", "What is 417 + 385?", "日本的首都是哪里？",
+                     "Tell me a story about a fox."):
         ids = model.tokenizer.encode(model.tokenizer.apply_chat_template([{"role": "user", "content": question}]))
         with torch.no_grad():
             expected = theirs(torch.tensor([ids])).logits[0].numpy()
@@ -99,7 +102,8 @@ def test_bundled_template_is_read_alike():
     assert ours.encode(text) == theirs(text)["input_ids"]
 
 
-@pytest.mark.skipif("QWEN3_TEST_MODEL" not in os.environ, reason="QWEN3_TEST_MODEL names no folder with a real checkpoint")
+@pytest.mark.skipif("QWEN3_TEST_MODEL" not in os.environ,
+                    reason="QWEN3_TEST_MODEL names no folder with a real checkpoint")
 def test_real_checkpoint():
     path = Path(os.environ["QWEN3_TEST_MODEL"])
     model, theirs = qwen3.load_model(path), reference(path)

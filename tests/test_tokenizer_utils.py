@@ -3,7 +3,6 @@
 import copy
 import functools
 import json
-import os
 import random
 import shutil
 import time
@@ -18,6 +17,8 @@ from hypothesis import strategies as st
 import tokenizer_utils
 from qwen3_io.errors import InputError
 from tokenizer_utils import Answer, StreamDecoder, Tokenizer, load_tokenizer, parse_answer
+
+pytestmark = pytest.mark.core
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared/data/qwen3"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"no real tokenizers and golden files at {SHARED}")
@@ -169,7 +170,8 @@ def test_golden_chat(file):
         if has_parts:
             joined = [m if isinstance(m["content"], str) else {**m, "content": "".join(p["text"] for p in m["content"])}
                       for m in messages]
-            assert tokenizer.apply_chat_template(*args, join_text_parts=True) == tokenizer.apply_chat_template(joined, *args[1:])
+            expected = tokenizer.apply_chat_template(joined, *args[1:])
+            assert tokenizer.apply_chat_template(*args, join_text_parts=True) == expected
         assert messages == case["messages"]
 
 
@@ -450,7 +452,8 @@ def test_text_parts_are_joined():
     assert tiny().apply_chat_template(user(parts), join_text_parts=True) == "<s>user:Hello</s><s>"
     assert tiny().apply_chat_template(user([]), join_text_parts=True) == "<s>user:</s><s>"
     assert "Hel" in tiny().apply_chat_template(user(parts)) != "<s>user:Hello</s><s>"
-    assert "message 1" in error_of(tiny().apply_chat_template, user() + user([{"type": "image_url"}]), join_text_parts=True)
+    assert "message 1" in error_of(tiny().apply_chat_template, user() + user([{"type": "image_url"}]),
+                                   join_text_parts=True)
 
 
 @pytest.mark.parametrize("keys, expected", [

@@ -1,0 +1,203 @@
+"""What tests share: one line of an error, the command line in this process and in its own, files of a model changed."""
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+import qwen3
+from configs import BASE, ROOT
+from qwen3_app import cli
+from qwen3_io.errors import InputError
+
+REMOVED = object()  # in a set of changes to a config: the field is not there at all
+HUGE_INT = 10**400  # JSON and the command line allow it; float() doesn't
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# One line that says what is wrong
+# ----------------------------------------------------------------------------------------------------------------------
+
+def assert_one_line(text: str, *words: str) -> None:
+    """`text` is one line with something in it, no traceback, and names all `words` (in any case)."""
+    assert text.strip() and len(text.splitlines()) == 1, f"not one line: {text[:2000]!r}"
+    assert "Traceback" not in text
+    for word in words:
+        assert str(word).lower() in text.lower(), f"{word!r} is not named in {text[:2000]!r}"
+
+
+def message_of(call, *args, **options) -> str:
+    """The message with which the library refuses a call. Any other exception, or none, fails the test."""
+    with pytest.raises(InputError) as caught:
+        call(*args, **options)
+    assert_one_line(str(caught.value))
+    return str(caught.value)
+
+
+def works_or_refused(call, *args, **options):
+    """The result of a call, or None if it was refused properly. Any other exception fails the test."""
+    try:
+        return call(*args, **options)
+    except InputError as error:
+        assert_one_line(str(error))
+        return None
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The command line, in this process and as a process of its own
+# ----------------------------------------------------------------------------------------------------------------------
+
+def run_main(capfd, *args) -> tuple[int, str, str]:
+    """(status, stdout, stderr) of the command line in this process. capfd also sees what libraries print themselves."""
+    capfd.readouterr()
+    try:
+        status = cli.main([str(arg) for arg in args])
+    except SystemExit as stop:  # argparse ends wrong usage so
+        status = stop.code
+    return status, *capfd.readouterr()
+
+
+def assert_cli_refuses(capfd, args, *words) -> None:
+    status, out, err = run_main(capfd, *args)
+    assert status in (1, 2), (status, out, err)
+    assert_one_line(err, *words)
+    assert not out.strip()
+
+
+def refuse_folder(capfd, path, *words):
+    """Refused alike by the library and by the command line."""
+    message = message_of(qwen3.load_model, path)
+    assert_one_line(message, *words)
+    assert_cli_refuses(capfd, ["--model", path, "Hello"], *words)
+
+
+def command(*args) -> list[str]:
+    return [sys.executable, str(ROOT / "qwen3.py"), *map(str, args)]
+
+
+def start(*args, **options) -> subprocess.Popen:
+    """The command line as a process of its own, which hears Ctrl-C (a shell's background jobs ignore it)."""
+    env = os.environ | {"OPENBLAS_NUM_THREADS": "1", "PYTHONWARNINGS": "default"} | options.pop("env", {})
+    prepare = options.pop("prepare", lambda: None)
+
+    def in_child() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        prepare()
+
+    return subprocess.Popen(args if isinstance(args[0], bytes) else command(*args), env=env, preexec_fn=in_child,
+                            **({"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options))
+
+
+def finish(process: subprocess.Popen, timeout: float = 60) -> tuple[int, bytes, str]:
+    """(status, stdout, stderr); a process that hangs is ended and fails the test."""
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        pytest.fail(f"still running after {timeout} s")
+    return process.returncode, out, err.decode()
+
+
+def endless(folder, *options, **popen):
+    """A process that answers for minutes if nobody stops it."""
+    return start("--model", folder, "--raw", "--seed", 1, *options, "Hello", **popen)
+
+
+def run(*arguments, flags=(), stdin="", environment=None, **options):
+    """A finished process of qwen3.py with the bundled model."""
+    command = [sys.executable, *flags, ROOT / "qwen3.py", "--model", ROOT / "demo", *map(str, arguments)]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120,
+                          env=os.environ | (environment or {}), **options)
+
+
+def output(*arguments, **options) -> str:
+    """The stdout of a run that must succeed and have nothing to say on stderr."""
+    done = run(*arguments, **options)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout
+
+
+def refusal(*arguments, status=1, **options) -> str:
+    """The one line of a run that must fail."""
+    done = run(*arguments, **options)
+    assert done.returncode == status and done.stdout == "" and len(done.stderr.splitlines()) == 1, done
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def run_fast(*arguments, program="qwen3_numba.py", **options):
+    return subprocess.run([sys.executable, ROOT / program, *map(str, arguments)], capture_output=True, text=True,
+                          timeout=300, **options)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A model's folder
+# ----------------------------------------------------------------------------------------------------------------------
+
+def edit_json(file: Path, changes: dict) -> None:
+    """Changes fields of a JSON file; REMOVED takes one away."""
+    values = (json.loads(file.read_text()) if file.exists() else {}) | changes
+    file.write_text(json.dumps({key: value for key, value in values.items() if value is not REMOVED}))
+
+
+def read_safetensors(file: Path) -> tuple[dict, bytes]:
+    content = file.read_bytes()
+    start_of_data = 8 + int.from_bytes(content[:8], "little")
+    return json.loads(content[8:start_of_data]), content[start_of_data:]
+
+
+def write_safetensors(file: Path, header: dict | bytes, data: bytes, length: int | None = None) -> None:
+    """Writes the file as told, however wrong; `length` is what it says of its header."""
+    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
+    file.write_bytes((len(raw) if length is None else length).to_bytes(8, "little") + raw + data)
+
+
+def with_tensors(file: Path, changes: dict[str, np.ndarray | None]) -> None:
+    """Rewrites a float32 safetensors file with tensors changed, added or (None) removed, all offsets right again."""
+    old, data = read_safetensors(file)
+    tensors = {name: np.frombuffer(data[slice(*entry["data_offsets"])], "<f4").reshape(entry["shape"])
+               for name, entry in old.items() if name != "__metadata__"} | changes
+    header, parts, end = {}, [], 0
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            parts.append(tensor.astype("<f4").tobytes())
+            header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [end, end + len(parts[-1])]}
+            end += len(parts[-1])
+    write_safetensors(file, header, b"".join(parts))
+
+
+def filled_cache(model, ids):
+    cache = qwen3.KVCache(model.config)
+    qwen3.forward(model, ids, cache)
+    return cache
+
+
+def random_ids(n, seed=0, vocab_size=BASE["vocab_size"]):
+    return np.random.default_rng(seed).integers(0, vocab_size, n).tolist()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# hypothesis
+# ----------------------------------------------------------------------------------------------------------------------
+
+def patiently(examples):
+    return settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+
+
+@contextlib.contextmanager
+def workplace():
+    """A new folder for one example (hypothesis would share pytest's tmp_path among all)."""
+    with tempfile.TemporaryDirectory() as path:
+        yield Path(path)
+
+
+NUMERALS = st.one_of(st.integers(-3, 600), st.sampled_from([2**31 - 1, 2**31, 2**63, -(2**63), HUGE_INT]), st.floats())

@@ -1,0 +1,137 @@
+"""qwen3_io/writing.py: a file is written whole or not at all, whatever happens to the process."""
+import contextlib
+import itertools
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from helpers import filled_cache, message_of
+from qwen3_app import files
+from qwen3_io import writing
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # no thread is used after the fork
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model):
+    return tiny_model
+
+
+def killed(work, after=None):
+    """Runs work(ready) in a process that is killed, by itself or so many seconds after it has called ready()."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            os.close(reading)
+            work(lambda: os.write(writing, b"x"))
+        os._exit(1)
+    os.close(writing)
+    with open(reading, "rb", buffering=0) as pipe:
+        pipe.read(1)
+    if after is not None:
+        time.sleep(after)
+        os.kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def die():
+    signal.raise_signal(signal.SIGKILL)
+
+
+def dying_open(n_bytes):
+    """An open() whose file takes so many bytes; then the process is killed."""
+    def opened(*args, **options):
+        file = open(*args, **options)  # noqa: SIM115 (closed by whoever called this)
+        left = n_bytes
+
+        class Writer:
+            def write(self, data):
+                nonlocal left
+                data = bytes(data)
+                file.write(data[:left])
+                left -= len(data)
+                if left <= 0:
+                    file.flush()
+                    die()
+
+            def __getattr__(self, name):
+                return getattr(file, name)
+
+            def __enter__(self):
+                return self
+
+            def __exit__(self, *error):
+                file.close()
+
+        return Writer()
+    return opened
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["a new file", "an old file"])
+def test_killed_while_saving(model, tmp_path, monkeypatch, before):
+    """After any number of bytes, and between the steps that follow: the old file, the new one, or none.
+
+    All processes have the same number, as in a container: what one has left behind is in no other's way.
+    """
+    monkeypatch.setattr(os, "getpid", lambda: 7)
+    file, old, new = tmp_path / "cache", filled_cache(model, [5, 6, 7]), filled_cache(model, list(range(30)))
+    files.save_prompt_cache(new, model, file)
+    size = file.stat().st_size
+    rng = random.Random(0)
+    points = [0, 1, 7, 8, size - 1, *(rng.randrange(size) for _ in range(15)), "fsync", "before replace",
+              "after replace"]
+    for point in points:
+        file.unlink(missing_ok=True)
+        if before:
+            files.save_prompt_cache(old, model, file)
+
+        def save(ready, point=point):
+            replace = os.replace
+            if point == "fsync":
+                os.fsync = lambda _: die()
+            elif point == "before replace":
+                os.replace = lambda *_: die()
+            elif point == "after replace":
+                os.replace = lambda *names: (replace(*names), die())
+            else:
+                writing.open = dying_open(point)
+            files.save_prompt_cache(new, model, file)
+
+        assert killed(save) == -signal.SIGKILL
+        if not before and point != "after replace":
+            assert not file.exists()
+        else:
+            length = files.load_prompt_cache(model, file).length
+            assert length == (30 if point == "after replace" else 3)
+    files.save_prompt_cache(new, model, file)
+    assert files.load_prompt_cache(model, file).length == 30
+
+
+def test_killed_at_any_moment_while_saving(model, tmp_path):
+    """As above, at moments that nobody chose."""
+    file, caches = tmp_path / "cache", [filled_cache(model, list(range(n))) for n in (3, 60)]
+    rng = random.Random(0)
+
+    def save_forever(ready):
+        ready()
+        for cache in itertools.cycle(caches):
+            files.save_prompt_cache(cache, model, file)
+
+    for _ in range(40):
+        killed(save_forever, rng.uniform(0, 0.01))
+        if file.exists():
+            assert files.load_prompt_cache(model, file).length in (3, 60)
+    files.save_prompt_cache(caches[0], model, file)
+    assert files.load_prompt_cache(model, file).length == 3
+
+
+@pytest.mark.parametrize("name", ["/nowhere/..", "/nowhere/../", "//", "/", "", ".", "nowhere/x", "a\0b", "\ud800",
+                                  "x" * 300, "é" * 250])
+def test_names_that_cannot_be_written(model, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    message_of(files.save_prompt_cache, filled_cache(model, [1, 2, 3]), model, name)
+    assert os.listdir(tmp_path) == []

@@ -10,7 +10,7 @@
 Each new token needs every weight once, and a processor multiplies faster than its memory delivers, so a token takes the
 time to read its weights. From that follows the design:
 
-    fewer bytes      weights stay bfloat16 as in the file, or become 8 or 4 bits; keys and values are 16 or 8 bits, or 32
+    fewer bytes      weights stay bfloat16 as in the file, or become 8 or 4 bits; keys and values are 16, 8 or 32 bits
     full bandwidth   each core reads its share of the rows as one stream, without gaps
     nothing else     one job for the threads per token: they meet at barriers and never wait for Python in between
 
@@ -111,7 +111,7 @@ def to_float32(matrix: np.ndarray, form: int) -> np.ndarray:
 
 
 def quantize_matrix(name: str, rows: np.ndarray, form: int, target: int, pool: ThreadPoolExecutor) -> np.ndarray:
-    """Stored rows of floats [rows, n] -> packed blocks, uint8. Raises InputError if they have no place in the format."""
+    """Stored rows of floats [rows, n] -> packed blocks, uint8. Raises InputError for numbers the format can't hold."""
     n_rows, n = rows.shape
     packed, together = aligned(packed_shape(n_rows, n, target)), 8  # blocks
 
@@ -129,9 +129,9 @@ def quantize_matrix(name: str, rows: np.ndarray, form: int, target: int, pool: T
     try:
         largest = max(pool.map(part, range(0, len(packed), together)))
     except RuntimeError as error:
-        raise InputError(f"the threads that quantize can't be started ({error}); ask for fewer with --threads") from error
+        raise InputError(f"threads can't be started to quantize ({error}); ask for fewer: --threads") from error
     if largest > LARGEST[target] or 0 < largest < SMALLEST:
-        raise InputError(f"{name} can't be quantized: its largest weight is {largest:.3g}, and scales are float16 numbers")
+        raise InputError(f"{name} can't be quantized: its largest weight is {largest:.3g}, and scales are float16")
     return packed
 
 
@@ -183,8 +183,8 @@ def load_weights(path: Path, config: Config, quantize: str | None = None, thread
 def read_quantized(path: Path, config: Config) -> tuple[str | None, dict[str, StoredTensor]]:
     """("int8" or "int4", the tensors) of a folder written by save_quantized; (None, {}) for any other folder.
 
-    Raises InputError unless each matrix is packed in this format, and each norm is there, with the right sizes. What the
-    numbers are is not looked at, so that loading takes no time: see verify_quantized.
+    Raises InputError unless each matrix is packed in this format, and each norm is there, with the right sizes. The
+    numbers are not compared with their checksums, which would take time: see verify_quantized.
     """
     form, file = checkpoint.quantized_file(path) or (None, None)
     if form is None:

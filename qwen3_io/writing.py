@@ -80,7 +80,7 @@ def write_json(name: str | Path, value: Any) -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 def write_folder(name: str | Path, fill: Callable[[Path], Any]) -> None:
-    """Calls fill(folder) with a temporary folder beside `name`, which then takes that name: all of it is there, or nothing.
+    """Calls fill(folder) on a temporary folder beside `name`, then gives it that name: all of it is there, or nothing.
 
     Raises InputError, which names `name` and no temporary file, when it exists already or can't be written.
     """

@@ -27,8 +27,8 @@ except ImportError as error:
     raise ImportError(f"qwen3_numba needs numba ({error}): pip install numba, or qwen3[fast]; qwen3.py does the same "
                       "without it") from error
 except OSError as error:  # of its shared library
-    raise ImportError(f"qwen3_numba needs llvmlite, which can't be loaded; is there enough memory? qwen3.py does the same "
-                      f"without it ({brief(error)})") from error
+    raise ImportError("qwen3_numba needs llvmlite, which can't be loaded; is there enough memory? qwen3.py does the "
+                      f"same without it ({brief(error)})") from error
 
 HERE = Path(__file__).resolve().parent
 
@@ -128,8 +128,8 @@ def kernels() -> SimpleNamespace:
         kernel: Kernel(engine.get_function_address(kernel), kinds) for kernel, kinds in arguments.items()})
 
 
-# A file of kernels: the SHA-256 of all that follows, as a line; made from what, and the kernels' arguments, as a line of
-# JSON; an object file. What it holds is executed, so it must be ours, and whole.
+# A file of kernels: a line with the SHA-256 of all that follows; a line of JSON, what the kernels were made from and
+# their arguments; an object file. Its code is executed, so the file must be ours, and whole.
 
 
 def read_kernels(file: Path, made_from: str) -> tuple[dict[str, list], bytes] | None:

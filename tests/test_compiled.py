@@ -248,7 +248,7 @@ def test_kernels_are_made_anew_when_a_source_changes(name, tmp_path, monkeypatch
 
 
 def test_sources_that_change_places_are_other_sources(tmp_path, monkeypatch):
-    """A line that moves from the end of one file to the start of the next changes the meaning, not the bytes in a row."""
+    """A line that moves from the end of one file to the start of the next leaves the bytes of all in a row the same."""
     room = shutil.copytree(compiled.HERE, tmp_path / "room")
     monkeypatch.setattr(compiled, "HERE", room)
     before = compiled.fingerprint("cpu")
@@ -285,7 +285,7 @@ def test_instructions_that_this_cpu_has_not(value, tmp_path):
 
 
 def test_little_memory_is_one_line():
-    """So little, beyond what the program takes before it, that llvmlite's library can't be loaded; and somewhat more."""
+    """So little, beyond what the program takes before, that llvmlite's library can't be loaded; and somewhat more."""
     program = "import numpy, tqdm, qwen3; print(4096 * int(open('/proc/self/statm').read().split()[0]))"
     environment, lines = os.environ | {"OPENBLAS_NUM_THREADS": "1"}, []
     base = int(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=60,
@@ -293,8 +293,9 @@ def test_little_memory_is_one_line():
     for limit in (base + 2**20 * extra for extra in (2, 20, 60, 90)):
         program = (f"import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_AS, ({limit}, {limit})); "
                    "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')")
-        done = subprocess.run([sys.executable, "-c", program, ROOT / "qwen3_numba.py", "--model", ROOT / "demo", "Hello"],
-                              capture_output=True, text=True, timeout=300, env=environment)
+        arguments = [ROOT / "qwen3_numba.py", "--model", ROOT / "demo", "Hello"]
+        done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=300,
+                              env=environment)
         assert (done.returncode, done.stdout) == (1, "")
         assert_one_line(done.stderr)
         lines.append(done.stderr)

@@ -368,8 +368,9 @@ def test_too_many_threads_are_one_line(options):
                "size = 4096 * int(open('/proc/self/statm').read().split()[0]) + 100 * 2**20\n"
                "resource.setrlimit(resource.RLIMIT_AS, (size, size))\n"
                "sys.exit(qwen3_numba.main(sys.argv[1:]))")
-    done = subprocess.run([sys.executable, "-c", program, "--model", ROOT / "demo", "--threads", "500", *options, "Hello"],
-                          capture_output=True, text=True, timeout=300, cwd=ROOT)
+    arguments = ["--model", ROOT / "demo", "--threads", "500", *options, "Hello"]
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=300,
+                          cwd=ROOT)
     assert (done.returncode, done.stdout) == (1, ""), done.stderr
     assert len(done.stderr.splitlines()) == 1 and "--threads" in done.stderr, done.stderr
 

@@ -26,6 +26,10 @@ qwen3_kernels/:
 """
 from __future__ import annotations
 
+if __name__ == "__main__":  # so that Ctrl-C during the imports, too, ends in one line
+    from qwen3_app.start import catch_ctrl_c
+    catch_ctrl_c()
+
 import argparse
 import json
 import sys
@@ -424,6 +428,8 @@ def load_model(name: str | Path, quantize: str | None = None, threads: int | Non
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of qwen3.py with this engine, and with options of its own."""
     from qwen3_app import cli
+    from qwen3_app.models import readable_size, size_on_disk
+    from qwen3_app.terminal import note
     parser = cli.make_parser()
     add = parser.add_argument_group("the fast engine").add_argument
     add("--quantize", choices=["int8", "int4"], help="8 or 4 bits a weight: up to 2 or 3.5 times as fast as bfloat16")
@@ -435,6 +441,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.quantize is None:
             raise InputError("--save-quantized needs --quantize int8 or --quantize int4")
         save_quantized(cli.load(args, engine), args.save_quantized, args.quantize)
+        size = readable_size(size_on_disk(Path(args.save_quantized)))
+        note(f"Written: {args.save_quantized}, {size}, {args.quantize}. It loads with --model {args.save_quantized}")
 
     return cli.main(argv, parser, lambda args: engine(args.quantize, args.threads, args.kv_dtype),
                           {"save_quantized": save})

@@ -128,6 +128,19 @@ def statistics(completion: Completion) -> str:
     return " | ".join(parts)
 
 
+def cut_note(completion: Completion, option: str = "--max-tokens") -> str | None:
+    """A sentence for stderr if the answer was cut off; None if it ended by itself. `option` sets the longest answer."""
+    if completion.finish_reason != "length":
+        return None
+    n, context, answer = len(completion.token_ids), completion.model.config.context_length, completion.answer
+    full = len(completion.prompt_ids) + n >= context
+    if answer.reasoning_truncated or answer.reasoning and not answer.content.strip() and not answer.tool_calls:
+        rest = f"and the context of {context} tokens is full" if full else f"raise {option} for more"
+        return f"All {n} tokens went into the thought, so there is no answer yet: {rest}."
+    reason = f"the context of {context} tokens is full" if full else f"raise {option} for more"
+    return f"The answer was cut off after {n} tokens: {reason}."
+
+
 def peak_memory() -> int | None:
     """The most memory the process has had at a time, in bytes; None where the system doesn't tell."""
     try:

@@ -33,7 +33,6 @@ All arithmetic is float32. Arrays have a leading batch axis; a single prompt is 
 from __future__ import annotations
 
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -48,6 +47,7 @@ from qwen3_io.arguments import (Options, SamplingOptions, check_sampling, checke
                                 checked_stop, checked_whole)
 from qwen3_io.checkpoint import broken_tensors, map_weights, read_config, read_generation_config, to_float32
 from qwen3_io.errors import InputError, brief, is_whole, some
+from qwen3_io.hub import resolve_model
 from tokenizer_utils import (Answer, NoTokenizer, Tokenizer, inside_thought, load_tokenizer, parse_answer, stream_text,
                              until_stop_in_answer, with_think_budget)
 
@@ -673,8 +673,9 @@ class Completion(Iterator[str]):
     def __next__(self) -> str:
         try:
             piece = next(self._pieces)
-        except StopIteration:
-            self.finish_reason = self.finish_reason or "stop"  # at a stop text, with more to come
+        except StopIteration:  # a stop text has cut the text, or generation has ended
+            cut = self.text != self.model.tokenizer.decode(self.token_ids, skip_special_tokens=True)
+            self.finish_reason = "stop" if cut else self.finish_reason or "stop"
             raise
         self._texts.append(piece)
         return piece
@@ -806,10 +807,7 @@ def load_model(name: str | Path, engine: Engine = NUMPY, offline: bool = False, 
     reads and writes only token ids.
     Raises InputError, one line that names the file, for anything missing, damaged or unsupported.
     """
-    path = Path(name)
-    if not name or not os.path.isdir(name):
-        from qwen3_io.hub import resolve_model  # here, because importing the hub's client takes time
-        path = resolve_model(str(name), offline)
+    path = resolve_model(str(name), offline)
     config = load_config(path)
     sampling, eos_token_ids, max_new_tokens = read_generation_config(path)
     text_side = load_tokenizer(path) if tokenizer else NoTokenizer(path)

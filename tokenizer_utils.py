@@ -28,6 +28,10 @@ from qwen3_io.checkpoint import model_file
 from qwen3_io.errors import InputError, brief, read_json_object
 from qwen3_io.template import compile_template, render
 
+__all__ = ["Answer", "InputError", "NoTokenizer", "StreamDecoder", "Tokenizer", "held_back", "inside_thought",
+           "load_tokenizer", "parse_answer", "split_stream", "stream_text", "until_stop", "until_stop_in_answer",
+           "with_think_budget"]
+
 
 def described(error: BaseException) -> str:
     """An error's class and message in one short line."""

@@ -1,44 +1,72 @@
 """Models by name: a folder, or a model of the Hugging Face hub, which is downloaded once and then taken from the cache.
 
-    resolve_model("Qwen3-0.6B")         a folder, as it is
+    resolve_model("models/mine")        a folder, as it is
     resolve_model("Qwen/Qwen3-0.6B")    a model of the hub: owner/name
+    resolve_model("Qwen3-0.6B")         the same without its owner
     resolve_model("0.6B")               the same, for short
+    cached_models()                     the models in the hub's cache
+    check_blobs(folder)                 the damaged files of a model in the hub's cache
 
 The hub's own client, huggingface_hub, finds the cache, downloads and draws the progress bars. It reads its settings
 (HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE, ...) from the environment when it is imported, and that
 takes time: so it is imported only for a name that is not a folder, and handed on as `hub`.
+
+A hub is not trusted. Limits on sizes, waiting times and the rate hold for each request (see Watch), what becomes a file
+name is checked, and the token is sent to HF_ENDPOINT alone. The Xet protocol, which downloads by code and connections
+of its own, out of reach for these limits, is never used (as with HF_HUB_DISABLE_XET=1): the hub has each file by plain
+HTTP, too.
 """
 import contextlib
 import errno
+import functools
+import hashlib
 import logging
 import os
+import re
+import threading
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from qwen3_io.errors import InputError, brief, read_json
+from qwen3_io.errors import LARGEST_TEXT, InputError, brief, read_json, read_json_object
 
 SHORT_NAMES = {size: f"Qwen/Qwen3-{size}" for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B")}
+# How the parts of Qwen's names are spelled: the hub's cache, unlike the hub, tells 0.6b from 0.6B.
+SPELLING = {part.lower(): part for part in (
+    *SHORT_NAMES, "30B", "A3B", "235B", "A22B", "Base", "Instruct", "Thinking", "Embedding", "Reranker", "Coder",
+    "FP8", "AWQ", "GPTQ", "GGUF", "Int4", "Int8")}
 
 CONFIG, TOKENIZER, WEIGHTS = "config.json", "tokenizer.json", "model.safetensors"
 INDEX = "model.safetensors.index.json"  # of weights in several files, the shards
 OPTIONAL = ("generation_config.json", "tokenizer_config.json", "chat_template.jinja")
+IN_A_FOLDER = f"a model is a folder with {CONFIG}, {TOKENIZER} and {WEIGHTS}"
 AGAIN = "run the same command again, files that are complete are kept"
+SAFE_NAME = re.compile(r"(?!\.+$)[A-Za-z0-9._+=-]{1,128}", re.ASCII)  # stays in its folder, whatever the file system
+
+LARGEST_ANSWER = 2**24  # bytes of any answer that is no file of a model
+LARGEST_WEIGHTS = 50 * 10**9  # bytes of a file of weights; the client takes no larger one by plain HTTP
+WINDOW = 60  # seconds: for a whole answer that is no file, and for measuring the rate of a file
+SLOWEST = 1000  # bytes a second, on average over a window
+LONGEST_WAIT = 60  # seconds that a hub may ask to wait before the next try
+DOWNLOADING = threading.Lock()  # the client's settings are those of the whole process
 
 
 def resolve_model(name: str, offline: bool = False) -> Path:
     """The folder with a model's files, for what a user calls a model: a folder, owner/name on the hub, or a size.
 
     A folder comes first, then the hub's cache; only what isn't completely there is downloaded, and when `offline` or
-    HF_HUB_OFFLINE=1, nothing is. Raises InputError for what can't be a model's name, and when a download fails.
+    HF_HUB_OFFLINE=1, nothing is. For a model's folder in the hub's cache (models--owner--name) it is the snapshot of
+    its main branch. Raises InputError for what can't be a model's name, and when a download fails.
     """
-    folder = os.path.expanduser(name) if name == "~" or name.startswith("~/") else name
-    if os.path.isdir(folder):
-        return Path(folder)
-    if os.path.exists(folder):
-        raise InputError(f"{brief(name)}: not a folder; a model is a folder with {CONFIG}, {TOKENIZER} and {WEIGHTS}")
+    path = os.path.expanduser(name) if name == "~" or name.startswith("~/") else name
+    if os.path.isdir(path):
+        folder = Path(path)
+        return folder if os.path.lexists(folder / CONFIG) else main_snapshot(folder) or folder
+    if os.path.exists(path):
+        raise InputError(f"{brief(name)}: {no_folder(Path(path))}")
     hub = import_client(name)
     repo_id = hub_id(hub, name)
     cached = cached_folder(hub, repo_id)
@@ -47,6 +75,19 @@ def resolve_model(name: str, offline: bool = False) -> Path:
                          f"{hub.constants.HF_HUB_CACHE} either, and offline; once online, run the command again, or: "
                          f"hf download {repo_id}")
     return cached or download(hub, repo_id)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Names
+# ----------------------------------------------------------------------------------------------------------------------
+
+def no_folder(file: Path) -> str:
+    """Why a file is no model, and what to do."""
+    with contextlib.suppress(OSError):
+        if file.suffix.lower() == ".gguf" or file.is_file() and open_and_read(file, 4) == b"GGUF":
+            return f"a GGUF file, which is not supported; {IN_A_FOLDER}: take the model in this form"
+    beside = f"; give {file.parent}" if os.path.isfile(file.parent / CONFIG) else ""
+    return f"not a folder; {IN_A_FOLDER}{beside}"
 
 
 def import_client(name: str) -> ModuleType:
@@ -61,14 +102,66 @@ def import_client(name: str) -> ModuleType:
 
 def hub_id(hub: ModuleType, name: str) -> str:
     """The model's owner/name on the hub. Raises InputError for anything that is neither a short name nor a valid id."""
-    if name.upper() in SHORT_NAMES:
-        return SHORT_NAMES[name.upper()]
+    repo_id = SHORT_NAMES.get(name.upper(), name)
+    if of_qwen := re.fullmatch(r"(?:Qwen/)?Qwen3-(.+)", name, re.ASCII | re.IGNORECASE):
+        repo_id = "Qwen/Qwen3-" + "-".join(SPELLING.get(part.lower(), part) for part in of_qwen[1].split("-"))
     with contextlib.suppress(hub.errors.HFValidationError):
-        hub.utils.validate_repo_id(name)
-        if "/" in name:
-            return name
+        hub.utils.validate_repo_id(repo_id)
+        if "/" in repo_id:
+            return repo_id
     raise InputError(f"{brief(name)}: no such folder, and no model of the hub: those are called owner/name, like "
                      f"Qwen/Qwen3-0.6B, or for short {', '.join(SHORT_NAMES)}")
+
+
+def open_and_read(file: Path, size: int) -> bytes:
+    """The first bytes of a file."""
+    with open(file, "rb") as opened:
+        return opened.read(size)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The hub's cache: models--owner--name/ with refs/main, which names a commit, snapshots/<commit>/ with links, and blobs/
+# ----------------------------------------------------------------------------------------------------------------------
+
+def cached_models() -> list[tuple[str, Path]]:
+    """(owner/name, folder) of the models in the hub's cache that are called Qwen or whose config.json says so, sorted.
+
+    Complete or not, supported or not. Needs neither the hub nor its client.
+    """
+    found = []
+    for home in hub_cache().glob("models--*--*"):
+        folder, name = main_snapshot(home), home.name.removeprefix("models--").replace("--", "/")
+        if folder and ("qwen" in name.lower() or model_type(folder).startswith("qwen")):
+            found.append((name, folder))
+    return sorted(found)
+
+
+def hub_cache() -> Path:
+    """The folder of the hub's cache, by the same rules as in the hub's client, whose import takes time."""
+    home = os.environ.get("HF_HOME", os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface"))
+    cache = os.environ.get("HUGGINGFACE_HUB_CACHE", os.path.join(home, "hub"))
+    return Path(os.path.expandvars(os.path.expanduser(os.environ.get("HF_HUB_CACHE", cache))))
+
+
+def main_snapshot(home: Path) -> Path | None:
+    """The folder with the files of the newest commit that was asked for, in a model's folder of the hub's cache."""
+    ref = home / "refs" / "main"
+    if not os.path.isfile(ref):
+        return None
+    try:
+        commit = open_and_read(ref, 1000).decode()
+    except (OSError, UnicodeDecodeError):
+        return None
+    folder = home / "snapshots" / commit
+    return folder if SAFE_NAME.fullmatch(commit) and os.path.isdir(folder) else None
+
+
+def model_type(folder: Path) -> str:
+    """model_type of a folder's config.json, or an empty text."""
+    try:
+        return str(read_json_object(folder / CONFIG).get("model_type")) if os.path.isfile(folder / CONFIG) else ""
+    except InputError:
+        return ""
 
 
 def cached_folder(hub: ModuleType, repo_id: str) -> Path | None:
@@ -90,48 +183,70 @@ def shards(folder: Path) -> list[str]:
         return []
 
 
+def check_blobs(folder: Path) -> list[str]:
+    """The names of a model's damaged files, by the checksums that are the names of the blobs in the hub's cache.
+
+    A blob is called by the SHA-256 of its bytes, or if it is small, by the SHA-1 that git gives it. Raises InputError
+    for a folder without such links: outside of the hub's cache, or on a disk that has no links.
+    """
+    from tqdm import tqdm  # only here, because importing it takes time
+    links = {file: Path(os.readlink(file)) for file in sorted(folder.iterdir()) if file.is_symlink()}
+    sums = {file: blob.name for file, blob in links.items()
+            if blob.parent.name == "blobs" and re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", blob.name)}
+    if not sums:
+        raise InputError(f"{folder}: no links to files of the hub's cache, whose names are checksums, so there is "
+                         "nothing to compare with")
+    sizes = {file: os.path.getsize(file) if os.path.isfile(file) else -1 for file in sums}
+    with tqdm(total=sum(sizes.values()), desc="verifying", unit="B", unit_scale=True, delay=1, leave=False,
+              disable=None) as bar:
+        return [file.name for file, name in sums.items()
+                if sizes[file] < 0 or blob_sum(file, sizes[file], len(name), bar.update) != name]
+
+
+def blob_sum(file: Path, size: int, digits: int, progress: Callable[[int], object]) -> str:
+    """The name that a file's bytes have as a blob: SHA-256 (64 digits), or git's SHA-1 with the size before them."""
+    summed = hashlib.sha256() if digits == 64 else hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+    try:
+        with open(file, "rb") as opened:
+            while data := opened.read(2**20):
+                summed.update(data)
+                progress(len(data))
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read: {error.strerror}") from error
+    return summed.hexdigest()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Downloading
+# ----------------------------------------------------------------------------------------------------------------------
+
 def download(hub: ModuleType, repo_id: str) -> Path:
     """Downloads what is needed of a model, and isn't there yet, into the hub's cache -> the model's folder there.
 
     The weights come last: a cache that has them all has the optional files too. snapshot_download would do everything
     in one call, but Ctrl-C doesn't stop it, and it waits without end for a hub that doesn't answer.
     """
-    hub.set_client_factory(lambda: http_client(hub))
-    files = listed_files(hub, repo_id)
+    with limited(hub) as watch:
+        files = listed_files(hub, repo_id)
 
-    def fetch(file: str, revision: str) -> Path:
-        with client_errors(hub, repo_id):
-            return Path(hub.hf_hub_download(repo_id, file, revision=revision))
+        def fetch(file: str, revision: str) -> Path:
+            watch.expect(file, LARGEST_WEIGHTS if file.endswith(".safetensors") else LARGEST_TEXT)
+            with client_errors(hub, repo_id):
+                return Path(hub.hf_hub_download(repo_id, file, revision=revision))
 
-    folder = fetch(CONFIG, "main").parent
-    commit = folder.name  # all others from the same one, even if a new one is published meanwhile
-    for file in (TOKENIZER, *OPTIONAL, INDEX):
-        if file in files:
+        folder = fetch(CONFIG, "main").parent
+        commit = folder.name  # all others from the same one, even if a new one is published meanwhile
+        for file in (TOKENIZER, *OPTIONAL, INDEX):
+            if file in files:
+                fetch(file, commit)
+        weights = [WEIGHTS] if WEIGHTS in files else shards(folder)
+        if not weights or not files.issuperset(weights):
+            wrong = f"{brief(min(set(weights) - files))}, which the hub doesn't have" if weights else "no files"
+            raise InputError(f"{repo_id}: {INDEX} lists {wrong}; delete {folder.parents[1]} and try again, or choose "
+                             "another model")
+        for file in weights:
             fetch(file, commit)
-    weights = [WEIGHTS] if WEIGHTS in files else shards(folder)
-    if not weights or not files.issuperset(weights):
-        wrong = f"{brief(min(set(weights) - files))}, which the hub doesn't have" if weights else "no files"
-        raise InputError(f"{repo_id}: {INDEX} lists {wrong}; delete {folder.parents[1]} and try again, or choose "
-                         "another model")
-    for file in weights:
-        fetch(file, commit)
     return folder
-
-
-def http_client(hub: ModuleType) -> Any:
-    """The client's HTTP client, with a time limit for requests that have none, and wary of what becomes a file name."""
-    from huggingface_hub.utils._http import default_client_factory
-
-    def refuse_paths(response: Any) -> None:
-        for name in ("ETag", "X-Linked-Etag", "X-Repo-Commit"):
-            value = response.headers.get(name, "").removeprefix("W/")
-            if response.request.method == "HEAD" and ("/" in value or "\\" in value):
-                raise ValueError(f"the header {name}: {value} would write outside of the cache")
-
-    client = default_client_factory()
-    client.timeout = hub.constants.HF_HUB_DOWNLOAD_TIMEOUT
-    client.event_hooks["response"].append(refuse_paths)
-    return client
 
 
 def listed_files(hub: ModuleType, repo_id: str) -> set[str]:
@@ -143,9 +258,163 @@ def listed_files(hub: ModuleType, repo_id: str) -> set[str]:
     if not files & {WEIGHTS, INDEX}:
         lacking.append(f"{WEIGHTS} or {INDEX}")
     if lacking:
-        raise InputError(f"{repo_id}: has no {', no '.join(lacking)} on the hub; choose a model with these files")
+        instead = ", but GGUF files, which are not supported" if any(file.endswith(".gguf") for file in files) else ""
+        raise InputError(f"{repo_id}: has no {', no '.join(lacking)} on the hub{instead}; choose a model with these "
+                         "files")
     return files
 
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Limits on what a hub sends, and on where the token goes
+# ----------------------------------------------------------------------------------------------------------------------
+
+@contextlib.contextmanager
+def limited(hub: ModuleType) -> Iterator["Watch"]:
+    """Within this block, the hub's client keeps to limits; afterwards, it is again as it was. One block at a time."""
+    from huggingface_hub.utils import _http
+    with DOWNLOADING:
+        factory, disabled = _http._GLOBAL_CLIENT_FACTORY, hub.constants.HF_HUB_DISABLE_XET
+        watch = Watch(hub)
+        try:
+            hub.constants.HF_HUB_DISABLE_XET = True
+            hub.set_client_factory(lambda: watch.over(factory()))
+            yield watch
+        finally:
+            hub.set_client_factory(factory)
+            hub.constants.HF_HUB_DISABLE_XET = disabled
+
+
+class Watch:
+    """Limits for the requests about one file after the other; a hub that breaks one is given up with an InputError.
+
+    An answer that is no file of a model has LARGEST_ANSWER bytes at most, and all its bytes are here WINDOW seconds
+    after the request. A file has exactly the size that the hub announced and comes at SLOWEST bytes a second at least.
+    """
+
+    def __init__(self, hub: ModuleType):
+        self.hub, self.endpoint = hub, hub.constants.ENDPOINT
+        self.waited, self.received, self.is_file = 0.0, 0, False  # the present request's, or window's
+        self.expect("", LARGEST_ANSWER)
+
+    def expect(self, file: str, largest: int) -> None:
+        """The next requests are about this file (of a model, unless empty)."""
+        self.file, self.largest = file, largest
+        self.announced: int | None = None
+        self.budget = 2 * LARGEST_ANSWER  # bytes for all the requests: a hub can't make us begin again for ever
+
+    def over(self, client: Any) -> Any:
+        """The client, watched."""
+        home = self.origin(self.hub.utils.httpx.URL(self.endpoint))
+
+        def before(request: Any) -> None:
+            request.headers["Accept-Encoding"] = "identity"  # 1 MB of gzip can be 1 GB of zeros
+            if self.origin(request.url) != home:  # a redirect; or what the client, too, takes for the hub
+                request.headers.pop("Authorization", None)
+            request.extensions["trace"] = self.trace
+
+        client.timeout = self.hub.constants.HF_HUB_DOWNLOAD_TIMEOUT  # for requests that have none
+        client.event_hooks["request"].append(before)
+        client.event_hooks["response"].append(self.check)
+        return client
+
+    @staticmethod
+    def origin(url: Any) -> tuple[str, str, int | None]:
+        return url.scheme, url.host, url.port  # no port: the usual one of the scheme
+
+    def trace(self, event: str, about: dict[str, Any]) -> None:
+        """Called by the HTTP library: a new request, whose bytes are counted anew; a new connection, to be watched."""
+        if event.endswith(".send_request_headers.started"):
+            self.waited, self.received, self.is_file = 0.0, 0, False
+        elif event.endswith((".connect_tcp.complete", ".start_tls.complete")):
+            connection = about["return_value"]
+            connection.read = functools.partial(self.read, connection.read)
+
+    def read(self, read: Callable[..., bytes], *args: Any, **options: Any) -> bytes:
+        """Reads from a connection."""
+        start = time.monotonic()
+        data = read(*args, **options)
+        self.waited += time.monotonic() - start
+        self.received += len(data)
+        self.budget -= len(data)
+        if self.budget < 0:
+            raise InputError(f"{self.endpoint} sends much more than it announced, or begins again and again; {AGAIN}")
+        if self.waited > WINDOW:
+            if not self.is_file:
+                raise InputError(f"{self.endpoint} takes more than {WINDOW} seconds for an answer; check the network, "
+                                 f"then {AGAIN}")
+            if self.received < WINDOW * SLOWEST:
+                raise InputError(f"{self.endpoint} sends too slowly, fewer than {SLOWEST} bytes a second over {WINDOW} "
+                                 f"seconds; check the network, then {AGAIN}")
+            self.waited, self.received = 0.0, 0
+        return data
+
+    def check(self, response: Any) -> None:
+        """Called by the HTTP library with the head of an answer: checks it, and puts a limit on the rest."""
+        headers, good = response.headers, response.status_code < 400
+        if not good:
+            self.check_wait(headers)
+        if response.request.method == "HEAD":
+            check_names(headers, ("ETag", "X-Linked-Etag", "X-Repo-Commit") if good else ("X-Repo-Commit",))
+            size = headers.get("X-Linked-Size") or (None if response.is_redirect else headers.get("Content-Length"))
+            self.announced = self.size(size) if good else None
+            return
+        if headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise ValueError(f"the answer is packed by {brief(headers['Content-Encoding'])}, though that wasn't asked")
+        limit = LARGEST_ANSWER
+        if self.file and response.status_code in (200, 206):
+            if self.announced is None:
+                self.announced = self.size(headers.get("Content-Length")) or LARGEST_TEXT
+            resumed = re.match("bytes=([0-9]+)-", response.request.headers.get("Range", ""))
+            limit = self.announced - (int(resumed[1]) if resumed and response.status_code == 206 else 0)
+            self.waited, self.received, self.is_file = 0.0, 0, True
+        limit_body(response, limit, self.file or "an answer")
+
+    def size(self, announced: str | None) -> int | None:
+        """The size of the file as the hub announces it. Raises InputError if that is too much."""
+        if not announced or not re.fullmatch("[0-9]{1,18}", announced):
+            return None
+        size = int(announced)
+        if self.file and size > self.largest:
+            raise InputError(f"{self.endpoint} announces {self.file} with {size} bytes, but more than {self.largest} "
+                             "can't be right; choose another model")
+        self.budget += 2 * size
+        return size
+
+    def check_wait(self, headers: Any) -> None:
+        """Raises InputError if the hub asks for a long wait before the next try, which the client would sit out."""
+        asked = [headers.get("Retry-After", ""), *re.findall(r"t\s*=\s*([0-9]+)", headers.get("RateLimit", ""))]
+        for seconds in asked:
+            if re.fullmatch("[0-9]+", seconds) and (len(seconds) > 9 or int(seconds) > LONGEST_WAIT):
+                raise InputError(f"{self.endpoint} asks to wait {brief(seconds, 9)} seconds before the next request; "
+                                 "run the same command again then")
+
+
+def check_names(headers: Any, names: tuple[str, ...]) -> None:
+    """Raises ValueError if a header from which the client makes a file's or folder's name makes none, or another."""
+    for name in names:
+        value = headers.get(name)
+        if value is not None and not SAFE_NAME.fullmatch(value.lstrip("W/").strip('"')):
+            raise ValueError(f"the header {name}: {brief(value, 80)} is no name for a file of the cache")
+
+
+def limit_body(response: Any, limit: int, what: str) -> None:
+    """Makes an answer that isn't read yet raise InputError instead of giving out more than `limit` bytes."""
+    iter_raw = response.iter_raw
+
+    def iter_some(*args: Any, **options: Any) -> Iterator[bytes]:
+        left = limit
+        for chunk in iter_raw(*args, **options):
+            left -= len(chunk)
+            if left < 0:
+                raise InputError(f"the hub sends more than {limit} bytes for {what}, too many to be right; {AGAIN}")
+            yield chunk
+
+    response.iter_raw = iter_some
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What the client raises, in the user's words
+# ----------------------------------------------------------------------------------------------------------------------
 
 @contextlib.contextmanager
 def client_errors(hub: ModuleType, repo_id: str) -> Iterator[None]:
@@ -171,6 +440,8 @@ def explanation(hub: ModuleType, error: BaseException, repo_id: str) -> str:
         return f"the disk of the hub's cache {cache} is full; make room, or set HF_HOME to a folder on another disk"
     said = brief(str(error).strip().partition("\n")[0] or type(error).__name__)  # advice for programmers follows
     match error:
+        case InputError():
+            return str(error)
         case hub.errors.GatedRepoError():
             return f"accept its conditions on {endpoint}/{repo_id}, then set HF_TOKEN to a token of your account there"
         case hub.errors.HfHubHTTPError(response=httpx.Response(status_code=401 | 404)):

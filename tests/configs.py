@@ -1,4 +1,5 @@
 """Small model shapes that together cover the differences of official checkpoints, and where files lie."""
+import json
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -14,8 +15,8 @@ BASE = {"architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "attenti
         "torch_dtype": "float32", "use_cache": True, "use_sliding_window": False, "vocab_size": 320}
 TINY = BASE | {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 16, "head_dim": 8,
                "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}
-# 3072: the vocabulary of the bundled tokenizer
-CLI_CONFIG = BASE | {"vocab_size": 3072, "num_hidden_layers": 2, "max_position_embeddings": 100_000}
+VOCABULARY = json.loads((ROOT / "demo/config.json").read_text())["vocab_size"]
+CLI_CONFIG = BASE | {"vocab_size": VOCABULARY, "num_hidden_layers": 2, "max_position_embeddings": 100_000}
 INTEGERS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
             "num_key_value_heads", "head_dim", "max_position_embeddings")
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}

@@ -77,6 +77,22 @@ def test_arguments_of_generate(model, name, value):
     assert_one_line(message_of(qwen3.generate_batch, model, [[1, 2]], **{name: value}), name)
 
 
+@pytest.mark.parametrize("typed, meant", [
+    ("temprature", "temperature"), ("topp", "top_p"), ("max_tokens", "max_new_tokens"),
+    ("think_buget", "think_budget"), ("stops", "stop")])
+def test_an_unknown_option_is_named_with_the_similar_one(demo, typed, meant):
+    for call in (lambda: qwen3.chat(demo, "x", **{typed: 1}), lambda: qwen3.Completion(demo, [1], **{typed: 1})):
+        assert_one_line(message_of(call), typed, "did you mean", meant)
+
+
+def test_an_unknown_option_like_no_other_is_named_alone(demo):
+    for call in (qwen3.chat, lambda *args, **options: qwen3.generate(args[0], [1], **options)):
+        message = message_of(call, demo, "x", **{"zzzzzz": 1})
+        assert "zzzzzz" in message and "did you mean" not in message
+    assert "did you mean temperature" in message_of(qwen3.generate, demo, [1], temprature=1)
+    assert "did you mean temperature" in message_of(qwen3.generate_batch, demo, [[1]], temprature=1)
+
+
 def test_one_end_token_without_a_list(model):
     """config.json has it so; a caller may too."""
     first = next(qwen3.generate(model, [1, 2], temperature=0, eos_token_ids=()))

@@ -25,7 +25,7 @@ import qwen3
 from qwen3_app import chat as qwen3_chat
 from qwen3_app import cli as qwen3_cli
 from qwen3_app import files as qwen3_files
-from configs import BASE
+from configs import BASE, VOCABULARY
 from make_random_model import make_random_model
 from qwen3 import InputError
 
@@ -38,7 +38,7 @@ PERU, LIMA = "What is the capital of Peru?", "The capital of Peru is Lima."
 SPAIN, MADRID = "What is the capital of Spain?", "The capital of Spain is Madrid."
 TALK = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]
 CALL, RESULT = {"name": "get_weather", "arguments": {"city": "Paris"}}, '{"temperature": 7, "condition": "sunny"}'
-TINY = BASE | {"vocab_size": 3072, "max_position_embeddings": 2**20, "num_hidden_layers": 1,
+TINY = BASE | {"vocab_size": VOCABULARY, "max_position_embeddings": 2**20, "num_hidden_layers": 1,
               "tie_word_embeddings": False}
 WEATHER = {"type": "function", "function": {
     "name": "get_weather", "description": "Get the weather in a city",

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 import qwen3
-from configs import BASE
+from configs import BASE, VOCABULARY, YARN
 from helpers import (REMOVED, assert_cli_refuses, assert_one_line, edit_json, endless, finish, message_of,
                      read_safetensors, refuse_folder, run_main, start, with_tensors, works_or_refused,
                      write_safetensors)
 from make_random_model import make_random_model
 from qwen3_io import checkpoint
+from qwen3_io.errors import LARGEST_TEXT, InputError
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The folder
@@ -393,3 +394,28 @@ def test_unneeded_tensor_that_no_shard_has(shards, capfd):
     """The index and the shards are then not of one model, whether the tensor is needed or not."""
     edit_weight_map(shards, {"model.layers.0.self_attn.q_proj.bias": "model-00001-of-00003.safetensors"})
     refuse_folder(capfd, shards, "model.layers.0.self_attn.q_proj.bias")
+
+
+def test_end_of_text_of_generation_config_comes_before_that_of_config(tmp_path):
+    folder = make_random_model(BASE | {"eos_token_id": 7}, tmp_path)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    assert qwen3.load_model(folder).eos_token_ids == (7,)
+    (folder / "generation_config.json").write_text('{"eos_token_id": [3, 5]}')
+    assert qwen3.load_model(folder).eos_token_ids == (3, 5)
+
+
+def test_yarn_without_its_original_length_takes_that_of_the_config(tmp_path):
+    rope = {key: value for key, value in YARN.items() if key != "original_max_position_embeddings"}
+    (tmp_path / "config.json").write_text(json.dumps(BASE | {"rope_scaling": rope}))
+    yarn = checkpoint.read_config(tmp_path)["yarn"]
+    assert yarn["original_max_position_embeddings"] == BASE["max_position_embeddings"]
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+                                  "chat_template.jinja"])
+def test_files_that_are_too_large_are_not_read(tmp_path, name):
+    folder = make_random_model(BASE | {"vocab_size": VOCABULARY}, tmp_path)
+    (folder / name).touch()
+    os.truncate(folder / name, LARGEST_TEXT + 1)
+    with pytest.raises(InputError, match=f"{name}.*larger than"):
+        qwen3.load_model(folder)

@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import llvmlite
 import llvmlite.binding as llvm
+import numba
 import numpy as np
 import pexpect
 import pytest
@@ -74,6 +76,23 @@ def test_cpus_and_settings_that_do_not_do(monkeypatch):
     monkeypatch.setattr(kernels.numba.config, "DISABLE_JIT", 1)
     with pytest.raises(qwen3.InputError, match="NUMBA_DISABLE_JIT"):
         kernels.machine_code()
+
+
+def test_what_cannot_be_compiled_is_one_line_with_the_versions(tmp_path, monkeypatch):
+    def fail():
+        raise RuntimeError("LLVM IR parsing error\n<string>:1:36: error: expected type\n" + 1000 * "~")
+
+    monkeypatch.setattr(kernels, "machine_code", fail)
+    monkeypatch.setattr(compiled, "kernel_folders", lambda: [tmp_path])
+    with pytest.raises(qwen3.InputError) as refused:
+        compiled.kernels.__wrapped__()
+    message, llvm_version = str(refused.value), ".".join(map(str, llvm.llvm_version_info))
+    assert len(message.splitlines()) == 1 and len(message) < 600
+    for words in (f"numba {numba.__version__} ", f"llvmlite {llvmlite.__version__} ", f"LLVM {llvm_version}",
+                  f"NumPy {np.__version__}", "RuntimeError: LLVM IR parsing error <string>:1:36: error: expected type",
+                  "install the newest numba, or use qwen3.py"):
+        assert words in message
+    assert not any(tmp_path.iterdir())
 
 
 def test_kernels_that_need_numba_to_run_are_refused(monkeypatch):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import qwen3
-from configs import BASE, FRANCE, PARIS, ROOT
+from configs import BASE, VOCABULARY, FRANCE, PARIS, ROOT
 from helpers import output, refusal, run
 from make_random_model import make_random_model
 from qwen3_app import files
@@ -135,7 +135,8 @@ def test_prompt_cache_of_another_model_or_of_something_else(tmp_path):
 
 def test_interrupted_answer_keeps_the_prompt(tmp_path):
     """Of a model whose answer only Ctrl-C ends."""
-    endless = make_random_model(BASE | {"vocab_size": 3072, "max_position_embeddings": 2**20}, tmp_path / "endless")
+    endless = make_random_model(BASE | {"vocab_size": VOCABULARY, "max_position_embeddings": 2**20},
+                                tmp_path / "endless")
     file = tmp_path / "prompt.cache"
     options = ["--model", endless, "--raw", "--seed", "1", "--prompt-cache", file, "The capital"]
     process = subprocess.Popen([sys.executable, ROOT / "qwen3.py", *options], stdout=subprocess.PIPE,
@@ -166,3 +167,32 @@ def test_prompt_caches_of_each_way_to_keep_them(tmp_path):
             else:
                 with pytest.raises(qwen3.InputError, match="prompt cache of another model"):
                     files.load_prompt_cache(another, tmp_path / name)
+
+
+def test_a_prompt_cache_is_refused_after_rope_theta_has_changed(tmp_path):
+    folder, file = make_random_model(BASE | {"vocab_size": VOCABULARY}, tmp_path / "model"), tmp_path / "cache"
+    arguments = ("--model", folder, "--raw", "--max-tokens", 2, "--prompt-cache", file, "The capital of France")
+    assert run(*arguments).returncode == 0
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"rope_theta": 10_000}))
+    done = run(*arguments)
+    assert done.returncode == 1 and "another model" in done.stderr
+
+
+def test_a_prompt_cache_holds_the_prompt_and_nothing_of_the_answer(tmp_path):
+    file, question = tmp_path / "cache", "What is the capital of France?"
+    assert run("--prompt-cache", file, question).returncode == 0
+    model = qwen3.load_model(qwen3.BUNDLED)
+    cache, prompt = files.load_prompt_cache(model, file), qwen3.chat(model, question).prompt_ids
+    assert cache.token_ids[0, :cache.length].tolist() == prompt.tolist()
+
+
+@pytest.mark.parametrize("arguments", [["--file", "FILE"], ["--raw", "--file", "FILE"],
+                                       ["--system-file", "FILE", "Hi"]])
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path, arguments):
+    answers = []
+    for text in ("The capital of France is", "\ufeffThe capital of France is"):
+        (tmp_path / "text").write_text(text, encoding="utf-8")
+        done = run("--json", "--max-tokens", 4, *(tmp_path / "text" if word == "FILE" else word for word in arguments))
+        answers.append(json.loads(done.stdout)["prompt_tokens"])
+    assert answers[0] == answers[1]

@@ -18,14 +18,14 @@ import termios
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
 
-from qwen3_io.hub import SHORT_NAMES, resolve_model
+from qwen3 import load_model
 from qwen3_io.errors import InputError
+from qwen3_io.hub import SHORT_NAMES, cached_models, check_blobs, hub_cache, resolve_model
 
 pytestmark = pytest.mark.core
 
@@ -64,7 +64,7 @@ class Handler(BaseHTTPRequestHandler):
         if (api := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/main)?", path)) and api[1] in hub.models:
             siblings = [{"rfilename": name} for name in hub.models[api[1]]]
             self.send(200, json.dumps({"id": api[1], "sha": COMMIT, "siblings": siblings}).encode())
-        elif (tree := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/.*", path)) and tree[1] in hub.models:  # hf download
+        elif (tree := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/.*", path)) and tree[1] in hub.models:  # hf
             files = [{"type": "file", "path": name, "size": len(content), "oid": hashlib.sha256(content).hexdigest()}
                      for name, content in hub.models[tree[1]].items()]
             self.send(200, json.dumps(files).encode())
@@ -215,6 +215,22 @@ def test_a_short_name_is_one_of_qwen(hub, get):
     assert set(SHORT_NAMES) == {"0.6B", "1.7B", "4B", "8B", "14B", "32B"}
 
 
+@pytest.mark.parametrize("name, repo_id", [
+    ("Qwen3-0.6B", "Qwen/Qwen3-0.6B"), ("qwen3-0.6b", "Qwen/Qwen3-0.6B"), ("QWEN3-4B-THINKING-2507",
+    "Qwen/Qwen3-4B-Thinking-2507"), ("qwen/qwen3-8b-base", "Qwen/Qwen3-8B-Base"), ("Qwen3-My-own", "Qwen/Qwen3-My-own"),
+    ("qwen3-embedding-0.6b", "Qwen/Qwen3-Embedding-0.6B"), ("other/qwen3-0.6b", "other/qwen3-0.6b"), ("14b",
+    "Qwen/Qwen3-14B"),
+])
+def test_a_name_without_its_owner_is_of_qwen(hub, get, tmp_path, name, repo_id):
+    hub.models = {repo_id: DEMO}
+    outcome = get(name)
+    assert_complete(outcome)
+    assert outcome[0].parents[1].name == "models--" + repo_id.replace("/", "--")
+    assert get(repo_id, "offline") == outcome
+    (tmp_path / name).mkdir(parents=True)
+    assert get(name)[0] == Path(name)
+
+
 def test_a_sharded_model(hub, get):
     hub.models["tiny/demo"] = sharded() | USELESS | {"adapter.safetensors": b"not in the index"}
     outcome = get()
@@ -250,6 +266,119 @@ def test_the_progress_bar_is_for_terminals(environment, tmp_path):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# The cache
+# ----------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("variables", [
+    {}, {"HF_HOME": "/a"}, {"XDG_CACHE_HOME": "/b"}, {"HF_HUB_CACHE": "/c"}, {"HUGGINGFACE_HUB_CACHE": "/d"},
+    {"HF_HOME": "/a", "XDG_CACHE_HOME": "/b"}, {"HF_HOME": "/a", "HF_HUB_CACHE": "/c", "HUGGINGFACE_HUB_CACHE": "/d"},
+    {"HF_HOME": "/a", "HUGGINGFACE_HUB_CACHE": "/d"}, {"HF_HOME": "~/a"}, {"HF_HUB_CACHE": "$HOME/a${HOME}"},
+    {"HF_HOME": ""}, {"HF_HUB_CACHE": ""}, {"HUGGINGFACE_HUB_CACHE": ""}, {"XDG_CACHE_HOME": ""},
+    {"XDG_CACHE_HOME": "~/b"}, {"HF_HOME": "$NOTHING/a"}, {"HF_HOME": "~nobody/a"},
+])
+def test_the_cache_is_where_the_client_has_it(environment, tmp_path, variables):
+    places = {name for name in environment if name.startswith("HF_")} | {"XDG_CACHE_HOME"}
+    clean = {name: value for name, value in environment.items() if name not in places}
+    code = ("import sys; from qwen3_io.hub import hub_cache; ours = hub_cache(); "
+            "assert 'huggingface_hub' not in sys.modules; from huggingface_hub import constants; "
+            "print(ours, constants.HF_HUB_CACHE, sep='\\n')")
+    done = subprocess.run([sys.executable, "-c", code], env=clean | {"HOME": str(tmp_path)} | variables, text=True,
+                          capture_output=True, check=True)
+    ours, clients = done.stdout.splitlines()
+    assert ours == str(Path(clients))
+
+
+def test_cached_models(hub, get, tmp_path, monkeypatch):
+    other = {"config.json": b'{"model_type": "llama"}', "tokenizer.json": b"{}", "model.safetensors": b""}
+    hub.models = {"tiny/demo": DEMO, "other/llama": other, "other/my-qwen": other, "Qwen/Qwen3-0.6B": DEMO}
+    folders = {name: get(name)[0] for name in hub.models}
+    cache = tmp_path / "home/hub"
+    for useless in ("models--Qwen--empty", "datasets--Qwen--Qwen", "models--Qwen3", "version.txt"):
+        (cache / useless).mkdir()
+    for name, commit in {"up": "..", "absent": COMMIT, "binary": "\udcff", "long": "a" * 5000}.items():
+        (cache / f"models--Qwen--{name}/refs").mkdir(parents=True)
+        (cache / f"models--Qwen--{name}/refs/main").write_bytes(commit.encode(errors="surrogateescape"))
+        (cache / f"models--Qwen--{name}/snapshots").mkdir()
+    del folders["other/llama"]
+    monkeypatch.setenv("HF_HUB_CACHE", str(cache))
+    assert cached_models() == sorted(folders.items())
+    (folders["tiny/demo"] / "config.json").unlink()  # nothing says any more that this one is of Qwen's kind
+    assert [name for name, _ in cached_models()] == ["Qwen/Qwen3-0.6B", "other/my-qwen"]
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "nowhere"))
+    assert cached_models() == [] and hub_cache() == tmp_path / "nowhere"
+
+
+def test_a_folder_of_the_cache_stands_for_its_main_snapshot(hub, get, tmp_path):
+    folder, _ = get()
+    home = folder.parents[1]
+    (home / "snapshots/ffff").mkdir()  # of another commit, not the main branch's
+    assert get(str(home)) == get(f"{home}/", "offline") == (folder, "")
+    (home / "refs/main").unlink()
+    assert get(str(home))[0] == home
+    with pytest.raises(InputError, match="cache keeps the model below this folder; give .*/snapshots/"):
+        load_model(home)
+    (home / "refs/main").write_text(COMMIT)
+    assert load_model(home).path == folder
+    (home / "config.json").write_bytes(DEMO["config.json"])  # then it is a model's folder itself
+    assert get(str(home))[0] == home
+
+
+def as_hub(files, cache):
+    """A model in a cache as the hub has it: LFS files by SHA-256, others by git's name for them -> the snapshot."""
+    home = cache / "models--tiny--demo"
+    folder = home / "snapshots" / COMMIT
+    folder.mkdir(parents=True)
+    (home / "blobs").mkdir()
+    for file, content in files.items():
+        if file.endswith((".safetensors", "tokenizer.json")):
+            name = hashlib.sha256(content).hexdigest()
+        else:
+            hashed = ["git", "hash-object", "--no-filters", "--stdin"]
+            name = subprocess.run(hashed, input=content, capture_output=True, check=True).stdout.decode().strip()
+        (home / "blobs" / name).write_bytes(content)
+        (folder / file).symlink_to(f"../../blobs/{name}")
+    return folder
+
+
+def test_damaged_files_of_the_cache_are_named(tmp_path):
+    folder = as_hub(sharded(), tmp_path)
+    assert check_blobs(folder) == []
+    for file, content in sharded().items():
+        blob = (folder / file).resolve()
+        for damaged in (content[:-1], content + b"\0", b"", bytes([content[0] ^ 1]) + content[1:]):
+            blob.write_bytes(damaged)
+            assert check_blobs(folder) == [file]
+        blob.unlink()
+        assert check_blobs(folder) == [file]
+        blob.write_bytes(content)
+    for file in ("config.json", "tokenizer.json"):
+        (folder / file).resolve().write_bytes(b"{}")
+    assert check_blobs(folder) == ["config.json", "tokenizer.json"]
+
+
+def test_a_blob_that_several_models_share_is_checked(tmp_path):
+    """The client may keep one copy below the whole cache's blobs/, under a name of its own."""
+    folder = as_hub(DEMO, tmp_path)
+    blob, shared = (folder / "model.safetensors").resolve(), tmp_path / "blobs/ab" / ("ab" * 32)
+    shared.parent.mkdir(parents=True)
+    blob.rename(shared)
+    blob.symlink_to(os.path.relpath(shared, blob.parent))
+    assert check_blobs(folder) == []
+    shared.write_bytes(b"damaged")
+    assert check_blobs(folder) == ["model.safetensors"]
+
+
+def test_a_folder_without_checksums_cannot_be_checked(tmp_path):
+    for place in (ROOT / "demo", tmp_path):
+        with pytest.raises(InputError, match="nothing to compare with"):
+            check_blobs(place)
+    (tmp_path / ("ab" * 32)).write_bytes(b"of the user's own")
+    (tmp_path / "model.safetensors").symlink_to("ab" * 32)
+    with pytest.raises(InputError, match="nothing to compare with"):
+        check_blobs(tmp_path)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # What was broken off
 # ----------------------------------------------------------------------------------------------------------------------
 
@@ -262,6 +391,17 @@ def test_an_incomplete_cache_is_completed(hub, get):
     assert_refused(get("tiny/demo", "offline"), "not completely", "offline")
     assert_complete(get(), sharded())
     assert hub.files_asked() == [shard.name]
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_cache_without_a_needed_file_is_not_complete(hub, get, name):
+    folder, _ = get()
+    (folder / name).unlink()
+    assert_refused(get("tiny/demo", "offline"), "not completely", "offline")
+    hub.requests.clear()
+    assert_complete(get())
+    assert f"/tiny/demo/resolve/{'main' if name == 'config.json' else COMMIT}/{name}" in [
+        path for verb, path, _ in hub.requests if verb == "HEAD"]
 
 
 @pytest.mark.parametrize("index", [
@@ -391,13 +531,18 @@ def test_answers_of_a_hub(hub, get, fault, words):
 @pytest.mark.parametrize("absent, words", [
     (["config.json"], ["no config.json on the hub"]),
     (["tokenizer.json"], ["no tokenizer.json on the hub"]),
-    (["model.safetensors"], ["no model.safetensors or model.safetensors.index.json on the hub"]),
+    (["model.safetensors"], ["no model.safetensors or model.safetensors.index.json on the hub;"]),
     (NEEDED, ["no config.json, no tokenizer.json, no model.safetensors"]),
 ])
 def test_a_model_that_lacks_a_file_is_refused_before_any_is_downloaded(hub, get, absent, words):
     hub.models["tiny/demo"] = {name: content for name, content in (DEMO | USELESS).items() if name not in absent}
     assert_refused(get(), "tiny/demo: has", *words)
     assert hub.files_asked() == hub.files_asked("HEAD") == []
+
+
+def test_a_model_of_gguf_files_is_refused(hub, get):
+    hub.models["tiny/demo"] = {"tiny-Q8_0.gguf": b"GGUF", "README.md": b"# Tiny"}
+    assert_refused(get(), "tiny/demo: has no config.json", "on the hub, but GGUF files, which are not supported")
 
 
 def test_a_file_of_the_wrong_size(hub, get):
@@ -428,23 +573,6 @@ def test_a_hub_that_does_not_answer(hub, get, place):
     start = time.monotonic()
     outcome = get(before=IMPATIENT, HF_HUB_DOWNLOAD_TIMEOUT="1")
     assert_refused(outcome, "tiny/demo", "takes too long", "run the same command again")
-    assert time.monotonic() - start < 20
-
-
-@pytest.mark.skipif(find_spec("hf_xet") is None, reason="hf_xet is not there for this machine")
-def test_a_hub_whose_storage_does_not_answer(hub, get):
-    storage = {"X-Xet-Hash": "ab" * 32, "X-Xet-Refresh-Route": f"http://127.0.0.1:{hub.server_port}/token"}
-
-    def fault(handler, path):
-        if path == "/token":
-            return hub.closing.wait(60)
-        if path.endswith("/model.safetensors"):
-            handler.send_file(DEMO["model.safetensors"], storage)
-            return True
-
-    hub.fault = fault
-    start = time.monotonic()
-    assert_refused(get(before=IMPATIENT, HF_HUB_DOWNLOAD_TIMEOUT="1"), "tiny/demo", "takes too long")
     assert time.monotonic() - start < 20
 
 
@@ -506,6 +634,10 @@ def test_file_names_that_lead_out_of_the_cache(hub, get, tmp_path, name):
 @pytest.mark.parametrize("status, header, value", [
     (200, "ETag", '"{tmp}/escaped"'), (200, "ETag", "../../../../../escaped"), (200, "ETag", 'W/"../../escaped"'),
     (200, "ETag", "..\\escaped"), (200, "X-Linked-Etag", '"{tmp}/escaped"'),
+    (200, "ETag", ".."), (200, "ETag", '".."'), (200, "ETag", 'W/".."'), (200, "ETag", "."), (200, "ETag", ""),
+    (200, "ETag", '""'), (200, "ETag", "W/"), (200, "ETag", "a" * 300), (200, "ETag", "a\tb"), (200, "ETag", "\xe9"),
+    (200, "ETag", "C:a"), (200, "X-Linked-Etag", ".."), (200, "X-Repo-Commit", ".."), (200, "X-Repo-Commit", "."),
+    (200, "X-Repo-Commit", ""), (200, "X-Repo-Commit", "a" * 300), (404, "X-Repo-Commit", ".."),
     (200, "X-Repo-Commit", "../../../../escaped"), (404, "X-Repo-Commit", "{tmp}/escaped"),
 ])
 def test_headers_that_lead_out_of_the_cache(hub, get, tmp_path, status, header, value):
@@ -517,8 +649,15 @@ def test_headers_that_lead_out_of_the_cache(hub, get, tmp_path, status, header, 
             return True
 
     hub.fault = fault
-    assert_refused(get(), header, "outside of the cache")
+    assert_refused(get(), header, "no name for a file")
     assert outside(tmp_path) == [] and not list(tmp_path.rglob("*escaped*"))
+
+
+@pytest.mark.parametrize("etag", ["a\0b", "a\x1b[31mb", "a\x7fb", "a\rb"])
+def test_control_characters_in_a_header(hub, get, tmp_path, etag):
+    hub.fault = answer_file("config.json", content=b"evil", X_Repo_Commit=COMMIT, ETag=etag)
+    assert_refused(get(before=IMPATIENT))
+    assert outside(tmp_path) == [] and not list(tmp_path.rglob("blobs/*"))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -577,6 +716,20 @@ def test_a_file_is_no_folder(no_network):
     assert "no such folder" in refusal("owner/model/")
     Path("0.6B").mkdir()
     assert resolve_model("0.6B") == Path("0.6B")
+
+
+@pytest.mark.parametrize("file, content", [("model.gguf", b""), ("MODEL.GGUF", b"a"), ("sha256-0123", b"GGUF\3\0\0\0")])
+def test_a_gguf_file_is_named_as_such(no_network, file, content):
+    Path(file).write_bytes(content)
+    message = refusal(file)
+    assert "a GGUF file" in message and "not supported" in message and "a folder with config.json" in message
+
+
+def test_a_file_of_a_model_is_not_the_model(no_network):
+    message = refusal(str(ROOT / "demo/model.safetensors"))
+    assert "not a folder" in message and message.endswith(f"give {ROOT / 'demo'}")
+    os.mkfifo("fifo")  # reading it would wait for ever
+    assert "not a folder" in refusal("fifo") and "give" not in refusal("fifo")
 
 
 def test_random_names(no_network):

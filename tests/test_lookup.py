@@ -96,3 +96,13 @@ def test_it_pauses_when_it_does_not_pay():
     assert lookup.guess(2) == [4, 1]
     lookup.timed(4, 0.100, 4)  # nothing was right, and the pass took long
     assert [bool(lookup.guess(10)) for _ in range(lookup.PAUSE + 1)] == [False] * lookup.PAUSE + [True]
+
+
+@pytest.mark.parametrize("budget", [0, 1, 5, 13])
+def test_guesses_respect_a_thought_that_was_closed(budget):
+    """Tokens forced by the think budget end a run of right guesses."""
+    model = qwen3.load_model(qwen3.BUNDLED)
+    options = {"think_budget": budget, "temperature": 0, "max_new_tokens": 80}
+    question = "What is 417 + 385? What is 417 + 385?"
+    expected = qwen3.chat(model, question, **options).finish().token_ids
+    assert qwen3.chat(model, question, **options, lookup=6).finish().token_ids == expected

@@ -17,6 +17,7 @@ from configs import BASE, CASES, ROOT
 from helpers import assert_one_line, message_of, random_ids
 from make_random_model import make_random_model
 from qwen3_io import checkpoint
+from qwen3_io.errors import InputError
 
 pytestmark = pytest.mark.core
 GOLDEN = json.loads((ROOT / "tests" / "golden.json").read_text())
@@ -498,6 +499,37 @@ def test_stream_of_text_is_the_whole_text(demo):
 # The whole
 # ----------------------------------------------------------------------------------------------------------------------
 
+def test_a_model_without_tokenizer_gives_the_same_ids(tmp_path):
+    path = make_random_model(BASE, tmp_path, "float32")
+    whole, prompt = qwen3.load_model(path), random_ids(7)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (path / name).unlink()
+    with pytest.raises(qwen3.InputError, match="tokenizer.json"):
+        qwen3.load_model(path)
+    bare = qwen3.load_model(path, tokenizer=False)
+    assert np.array_equal(logits_of(bare, prompt), logits_of(whole, prompt))
+    for options in ({"temperature": 0}, {"temperature": 1.0, "seed": 3}):
+        assert list(qwen3.generate(bare, prompt, 9, **options)) == list(qwen3.generate(whole, prompt, 9, **options))
+    assert qwen3.generate_batch(bare, [prompt], 9, temperature=0) == [list(
+        qwen3.generate(whole, prompt, 9, temperature=0))]
+    assert np.array_equal(qwen3.score(bare, prompt), qwen3.score(whole, prompt))
+    for use in (lambda: qwen3.chat(bare, "Hello"), lambda: bare.tokenizer.encode("Hello"),
+                lambda: bare.tokenizer.decode([1]), lambda: qwen3.Completion(bare, prompt).finish()):
+        assert "tokenizer=False" in message_of(use)
+
+
+def test_an_answer_prints_as_its_text_and_shows_its_state(demo, capsys):
+    question = {"model": demo, "messages": "What is the capital of France?", "enable_thinking": False}
+    print(qwen3.chat(**question))
+    assert capsys.readouterr().out == "The capital of France is Paris.\n"
+    reply = qwen3.chat(**question)
+    assert repr(reply) == "<Completion: 0 tokens, finish_reason=None, text=''>"  # nothing is computed for it
+    first = next(reply)
+    assert first in repr(reply) and "finish_reason=None" in repr(reply)
+    assert f"{reply}" == str(reply) == reply.text == "The capital of France is Paris."
+    assert "finish_reason='stop'" in repr(reply) and f"{len(reply.token_ids)} tokens" in repr(reply)
+
+
 class Watched(np.ndarray):
     """An array whose every descendant notes its dtype."""
     dtypes: set = set()
@@ -549,3 +581,25 @@ def test_known_answer_of_a_real_checkpoint():
         pytest.skip(f"no known answer for a checkpoint with (hidden size, layers, context) {shape}")
     prompt = model.tokenizer.encode("The capital of France is")
     assert list(qwen3.generate(model, prompt, 20, temperature=0, eos_token_ids=())) == KNOWN_ANSWERS[shape]
+
+
+def test_candidates_keep_the_ratios_of_the_model():
+    """Whatever the filters leave, two tokens' probabilities stand in the ratio exp((a - b) / temperature)."""
+    rng = np.random.default_rng(5)
+    for temperature in (0.3, 0.7, 1.5):
+        for sampling in (qwen3.Sampling(temperature, top_k=9), qwen3.Sampling(temperature, top_p=0.9),
+                         qwen3.Sampling(temperature, min_p=0.01), qwen3.Sampling(temperature, 9, 0.9, 0.01)):
+            logits = rng.standard_normal(500).astype(np.float32) * 3
+            ids, probabilities = qwen3.candidates(logits, sampling)
+            assert len(ids) > 1
+            x = logits[ids].astype(float) / temperature
+            np.testing.assert_allclose(np.log(probabilities / probabilities[0]), x - x[0], atol=1e-4)
+
+
+def test_the_cache_of_another_model_with_the_same_shapes_is_refused(tmp_path):
+    models = [qwen3.load_model(make_random_model(BASE | {"rope_theta": theta}, tmp_path / str(theta)))
+              for theta in (10_000, 1_000_000)]
+    cache = qwen3.KVCache(models[0].config)
+    list(qwen3.generate(models[0], [1, 2, 3], 2, cache=cache))
+    with pytest.raises(InputError, match="another model"):
+        qwen3.generate(models[1], [1, 2, 3], 2, cache=cache)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import qwen3
-from configs import TINY
+from configs import VOCABULARY, TINY
 from fuzzing import any_text, fuzz, run_cli
 from helpers import assert_one_line, filled_cache, message_of, with_tensors, works_or_refused
 from make_random_model import make_random_model
@@ -47,7 +47,8 @@ def test_prompts(rng, talker):
 
 def test_a_prompt_of_100_kilobytes(tmp_path):
     """Within the context of the model."""
-    config = TINY | {"vocab_size": 3072, "num_attention_heads": 1, "head_dim": 2, "max_position_embeddings": 2**16}
+    config = TINY | {"vocab_size": VOCABULARY, "num_attention_heads": 1, "head_dim": 2,
+                     "max_position_embeddings": 2**16}
     loaded = qwen3.load_model(make_random_model(config, tmp_path / "model", "float32"))
     text = " capital capital capital capital capital capital capital<|im_end|>\n日本\0" * 1400
     assert len(text.encode()) > 100_000 and len(loaded.tokenizer.encode(text)) > 15_000
@@ -102,9 +103,9 @@ def test_score(rng, model):
 @pytest.mark.parametrize("n", [127, 128, 129, 130, 256, 257, 258, 400])
 def test_score_of_a_long_text(tmp_path, n):
     """Around the number of positions that are computed together."""
-    loaded = qwen3.load_model(make_random_model(TINY | {"vocab_size": 3072, "max_position_embeddings": 400},
+    loaded = qwen3.load_model(make_random_model(TINY | {"vocab_size": VOCABULARY, "max_position_embeddings": 400},
                                                 tmp_path / "model", "float32"))
-    ids = np.random.default_rng(n).integers(0, 3072, n)
+    ids = np.random.default_rng(n).integers(0, VOCABULARY, n)
     logits = qwen3.forward(loaded, ids, qwen3.KVCache(loaded.config), all_logits=True)
     exact = exact_logprobs(logits)[np.arange(n - 1), ids[1:]]
     assert np.allclose(qwen3.score(loaded, ids), exact, atol=1e-4)

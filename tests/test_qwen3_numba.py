@@ -120,6 +120,19 @@ def test_batches_and_conversations():
     assert reply.cached_tokens > 0 and "Mia" in reply.answer.content
 
 
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_a_model_without_tokenizer_gives_the_same_ids(quantize, tmp_path):
+    path = make_random_model(BASE, tmp_path, "bfloat16")
+    whole = fast.load_model(path, quantize)
+    (path / "tokenizer.json").unlink()
+    bare, prompt = fast.load_model(path, quantize, tokenizer=False), [5, 6, 7]
+    logits = [fast.forward(model, prompt, fast.KVCache(model.config)) for model in (bare, whole)]
+    assert np.array_equal(*logits)
+    answers = [list(fast.generate(model, prompt, 9, temperature=0)) for model in (bare, whole)]
+    assert answers[0] == answers[1] and len(answers[0]) == 9
+    assert "tokenizer=False" in message_of(fast.chat, bare, "Hello")
+
+
 @pytest.mark.parametrize("tensor", ["layers.0.self_attn.q_proj", "layers.1.mlp.down_proj", "layers.2.input_layernorm",
                                     "norm"])
 def test_broken_weights_are_found(tensor, tmp_path):

@@ -16,12 +16,14 @@ PINNED = {canonicalize_name(name): version for name, version in
 
 
 def requirements(file: str) -> list[Requirement]:
-    return [Requirement(line) for line in (ROOT / file).read_text().splitlines() if line and not line.startswith(("-", "#"))]
+    lines = (ROOT / file).read_text().splitlines()
+    return [Requirement(line) for line in lines if line and not line.startswith(("-", "#"))]
 
 
 def test_processes_hear_ctrl_c():
     program = "import time\nprint('ready', flush=True)\nwhile True: time.sleep(0.01)"
-    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               text=True)
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
     try:
@@ -32,7 +34,8 @@ def test_processes_hear_ctrl_c():
 
 def test_in_the_background_processes_hear_ctrl_c_as_well():
     """`pytest &` in a script starts with SIGINT ignored, and child processes inherit that."""
-    tests = shlex.join([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"{__file__}::test_processes_hear_ctrl_c"])
+    tests = shlex.join([sys.executable, "-m", "pytest", "-p", "no:cacheprovider",
+                        f"{__file__}::test_processes_hear_ctrl_c"])
     done = subprocess.run(["bash", "-c", f"{tests} & wait $!"], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout
 

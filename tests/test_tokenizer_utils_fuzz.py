@@ -71,7 +71,7 @@ def test_held_back(rng):
 
 @fuzz(2500, refused=False)
 def test_stop_texts_of_a_model(rng, talker):
-    """An answer with stop texts is the one without, cut; why it ended is said."""
+    """An answer with stop texts is the one without, cut behind its thought; why it ended is said."""
     prompt = [rng.randrange(322) for _ in range(3)]
     options = {"max_new_tokens": rng.randint(1, 12), "seed": rng.randrange(1000), "temperature": 1.0}
     full = qwen3.Completion(talker, prompt, **options).finish()
@@ -79,12 +79,48 @@ def test_stop_texts_of_a_model(rng, talker):
     for _ in range(rng.randint(1, 3)):
         at = rng.randrange(len(full.text) + 1)
         stop.append(full.text[at:at + rng.randint(1, 6)] or any_text(rng) or "x")
-    whole = until_first(full.text, stop)
+    kind, thought = (parts_of(full.text, full.think_open_in_prompt) or [("", "")])[0]
+    thought = thought if kind == "thinking" else ""
+    whole = thought + until_first(full.text[len(thought):], stop)
     completion = qwen3.Completion(talker, prompt, stop=stop, **options)
     assert "".join(completion) == completion.text == whole
     assert completion.token_ids == full.token_ids[:len(completion.token_ids)]
     assert completion.finish_reason == ("stop" if whole != full.text and "\ufffd" not in "".join(stop)
                                         else completion.finish_reason)
+    return True
+
+
+def saying(model, prompt, script):
+    """The model with a forward pass after which the tokens of `script`, and no others, follow the prompt."""
+    def forward(model, token_ids, cache, all_logits=False):
+        cache.reserve(len(token_ids))
+        cache.advance(np.array([token_ids]))
+        logits = np.zeros(model.config.vocab_size, np.float32)
+        logits[script[cache.length - len(prompt)]] = 1
+        return logits
+    return dataclasses.replace(model, engine=dataclasses.replace(qwen3.NUMPY, forward=forward))
+
+
+@fuzz(2000, refused=False)
+def test_stop_texts_do_not_end_a_thought(rng, talker):
+    """However its tokens cut up the text: a stop text within the thought is passed on, the first one behind it ends."""
+    encode, end = talker.tokenizer.encode, talker.eos_token_ids[0] if talker.eos_token_ids else 1
+    stop = [rng.choice(["fox", "f", "a fox", "o\n", "x</", "think", "é日", "\n\n\n"]) for _ in range(rng.randint(1, 2))]
+    words = [*stop, "a ", "fo", "x", "é", " think", "\n"]
+    thought, answer = ("".join(rng.choices(words, k=rng.randint(0, 6))) for _ in range(2))
+    opened, closed = rng.random() < 0.5, rng.random() < 0.8
+    before = "" if opened else "<think>"
+    rest = f"\n\n{answer}" if closed else ""
+    text = f"{before}\n{thought}" + f"\n</think>{rest}" * closed
+    script = [token for piece in cut_up(rng, text, 9) if piece for token in encode(piece)]
+    prompt = encode("Hi<think>" if opened else "Hi")
+    room = talker.config.context_length - len(prompt)
+    if len(script) >= room:
+        return True
+    completion = qwen3.Completion(saying(talker, prompt, [*script, end]), prompt, stop=stop, temperature=0,
+                                  eos_token_ids=[end]).finish()
+    assert completion.text == text[:len(text) - len(rest)] + until_first(rest, stop), (text, stop)
+    assert completion.finish_reason == "stop"
     return True
 
 

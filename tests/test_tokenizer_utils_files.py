@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from configs import CLI_CONFIG
+from configs import BASE, VOCABULARY, CLI_CONFIG
 from fuzzing import any_json, any_text, change, copy_files, damaged, deep_text, fuzz, in_child, write_new
 from helpers import REMOVED, assert_cli_refuses, assert_one_line, edit_json, refuse_folder, run_main, works_or_refused
 from make_random_model import make_random_model
@@ -192,3 +192,18 @@ def test_tokenizer_config(rng, tiny, scratch):
     if tokenizer is not None:
         use_tokenizer(tokenizer, rng)
     return tokenizer is not None
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+def test_added_tokens_keep_their_field_normalized(tmp_path, normalized):
+    """A token that isn't normalised stands for its own spelling only: e + accent, but not é."""
+    folder = make_random_model(BASE | {"vocab_size": VOCABULARY}, tmp_path)
+    file = folder / "tokenizer_config.json"
+    config, token_id = json.loads(file.read_text()), load_tokenizer(folder).vocab_size
+    token = {"content": "<e\u0301>", "lstrip": False, "normalized": normalized, "rstrip": False, "single_word": False,
+             "special": False}
+    file.write_text(json.dumps(config | {"added_tokens_decoder":
+                                         config["added_tokens_decoder"] | {str(token_id): token}}))
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.encode("<e\u0301>") == [token_id]
+    assert (tokenizer.encode("<\u00e9>") == [token_id]) == normalized

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from qwen3 import BUNDLED, NUMPY, Completion, Engine, KVCache, Model, Sampling, chat, load_model, score
 from qwen3_app.chat import Chat, run_chat
 from qwen3_app.files import load_prompt_cache, read_messages, read_text, read_tools, save_prompt_cache
+from qwen3_app.state import kept_conversation
 from qwen3_app.terminal import (as_json, logprob_objects, note, print_answer, print_json, print_raw, statistics, write)
 from qwen3_io.arguments import checked_stop, checked_whole
 from qwen3_io.errors import InputError
@@ -47,6 +48,7 @@ def make_parser() -> Parser:
     add("--offline", action="store_true", help="never use the network: only folders and the hub's cache")
     add = parser.add_argument_group("what to do").add_argument
     add("--chat", action="store_true", help="a conversation; /help in it lists its commands")
+    add("--continue", action="store_true", help="--chat that goes on with the last conversation not saved")
     add("--score", action="store_true", help="instead of answering, print how likely the model finds the text: its "
         "log-likelihood, tokens and perplexity; with --file of each line")
     add = parser.add_argument_group("the answer").add_argument
@@ -85,6 +87,7 @@ EXCLUDES = {
     "score": ("system", "system_file", "messages", "tools", "think", "hide_thinking", "think_budget", "max_tokens",
               "stop", "lookup", "logprobs", "stats", "prompt_cache", "greedy", *Sampling.__dataclass_fields__, "seed"),
     "json": ("hide_thinking",),
+    "continue": ("messages",),
     "greedy": ("temperature",),
     "system": ("system_file",),
 }
@@ -93,6 +96,7 @@ EXCLUDES = {
 def parse_arguments(parser: Parser, argv: Sequence[str] | None, jobs: Iterable[str] = ()) -> argparse.Namespace:
     """The options, as far as they can be checked without reading a file; exits with status 2 for bad usage."""
     args = parser.parse_args(argv)
+    args.chat = args.chat or getattr(args, "continue")
     for option, others in EXCLUDES.items():
         for other in others:
             if all(getattr(args, name) != parser.get_default(name) for name in (option, other)):
@@ -132,12 +136,13 @@ def read_prompt(args: argparse.Namespace) -> str | None:
 
 def read_conversation(args: argparse.Namespace) -> tuple[list[dict], list[dict] | None]:
     """(messages, tools) of --messages, --tools, --system and the prompt."""
-    messages, tools = ([], None) if args.messages is None else read_messages(args.messages)
+    file = kept_conversation() if getattr(args, "continue") else args.messages
+    messages, tools = ([], None) if file is None else read_messages(file)
     tools = tools if args.tools is None else read_tools(args.tools)
     system = args.system if args.system_file is None else read_text(args.system_file)
     if system is not None:
         if any(message["role"] == "system" for message in messages):
-            raise InputError(f"{args.messages}: has a system message, so --system can't set another one")
+            raise InputError(f"{file}: has a system message, so --system can't set another one")
         messages = [{"role": "system", "content": system}, *messages]
     prompt = read_prompt(args)
     if prompt is not None:

@@ -46,7 +46,7 @@ from tqdm import tqdm
 from qwen3_io.arguments import (Options, SamplingOptions, check_sampling, checked_batch, checked_ends, checked_prompt,
                                 checked_stop, checked_whole)
 from qwen3_io.checkpoint import broken_tensors, map_weights, read_config, read_generation_config, to_float32
-from qwen3_io.errors import InputError, brief, is_whole
+from qwen3_io.errors import InputError, brief, is_whole, some
 from qwen3_io.hub import resolve_model
 from tokenizer_utils import (Answer, NoTokenizer, Tokenizer, inside_thought, load_tokenizer, parse_answer, stream_text,
                              until_stop_in_answer, with_think_budget)
@@ -776,6 +776,7 @@ class Engine:
     load_weights: Callable[[Path, Config], Any]
     new_cache: Callable[..., KVCache]
     forward: Forward
+    overflow: str = "the computation itself has overflowed float32"  # if logits aren't finite, but all weights are
 
 
 NUMPY = Engine(lambda path, config: load_weights(path, config), KVCache, forward)
@@ -836,7 +837,9 @@ def load_weights(path: Path, config: Config) -> dict[str, Any]:
 def check_finite(model: Model, logits: np.ndarray) -> None:
     """Raises InputError that names the broken tensors if a logit is NaN or infinite."""
     if not np.isfinite(logits).all():
-        raise InputError(f"{model.path}: the logits are not finite: {broken_tensors(model.path)}")
+        broken = broken_tensors(model.path)
+        why = f"NaN or infinity in {some(broken)}" if broken else f"all weights are finite, so {model.engine.overflow}"
+        raise InputError(f"{model.path}: the logits are not finite: {why}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@
 Each new token needs every weight once, and a processor multiplies faster than its memory delivers, so a token takes the
 time to read its weights. From that follows the design:
 
-    fewer bytes      weights stay bfloat16 as in the file, or become 8 or 4 bits; keys and values are 16 or 8 bits
+    fewer bytes      weights stay bfloat16 as in the file, or become 8 or 4 bits; keys and values are 16, 8 or 32 bits
     full bandwidth   each core reads its share of the rows as one stream, without gaps
     nothing else     one job for the threads per token: they meet at barriers and never wait for Python in between
 
@@ -27,13 +27,14 @@ qwen3_kernels/:
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
+import json
 import sys
+import zlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors
@@ -44,9 +45,11 @@ from qwen3 import (BUNDLED, Answer, Completion, Config, Engine, InputError, Mode
 from qwen3_io import checkpoint
 from qwen3_io.arguments import checked_batch, checked_whole
 from qwen3_io.checkpoint import StoredTensor
-from qwen3_io.writing import write_safetensors
-from qwen3_kernels.layout import (BF16, CACHE8, DEPTH, FEW, FLOAT16, FLOAT32, GROUP, INT4, INT8, LINEAR, LONG_PART,
-                                  PANEL, PANELS, SHORT_PART, VERSION, packed_shape, padded, space_size)
+from qwen3_io.errors import brief, parse_json
+from qwen3_io.writing import write_folder, write_safetensors, write_whole
+from qwen3_kernels.layout import (BF16, CACHE8, DEPTH, FEW, FLOAT16, FLOAT32, GROUP, INT4, INT8, LARGEST, LINEAR,
+                                  LONG_PART, PANEL, PANELS, SHORT_PART, SMALLEST, VERSION, packed_shape, padded,
+                                  space_size)
 
 try:
     from qwen3_kernels.compiled import kernels
@@ -58,7 +61,8 @@ except ImportError as error:
 
 __all__ = ["BUNDLED", "Answer", "Completion", "Config", "Engine", "InputError", "KVCache", "Model", "Sampling",
            "TokenLogprob", "Tokenizer", "__version__", "chat", "default_sampling", "engine", "forward", "generate",
-           "generate_batch", "load_config", "load_model", "load_weights", "save_quantized", "score"]
+           "generate_batch", "load_config", "load_model", "load_weights", "save_quantized", "score",
+           "verify_quantized"]
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Weights: as they lie in the file, or packed
@@ -107,11 +111,12 @@ def to_float32(matrix: np.ndarray, form: int) -> np.ndarray:
 
 
 def quantize_matrix(name: str, rows: np.ndarray, form: int, target: int, pool: ThreadPoolExecutor) -> np.ndarray:
-    """Stored rows of floats [rows, n] -> packed blocks, uint8. Raises InputError if some are not finite."""
+    """Stored rows of floats [rows, n] -> packed blocks, uint8. Raises InputError for numbers the format can't hold."""
     n_rows, n = rows.shape
     packed, together = aligned(packed_shape(n_rows, n, target)), 8  # blocks
 
-    def part(block: int) -> None:
+    def part(block: int) -> float:
+        """Packs some blocks -> their largest weight."""
         w = np.zeros((together * PANEL, padded(n, 2 * GROUP)), np.float32)
         some = to_float32(rows[block * PANEL:(block + together) * PANEL], form)
         if not np.isfinite(some).all():
@@ -119,8 +124,14 @@ def quantize_matrix(name: str, rows: np.ndarray, form: int, target: int, pool: T
         w[:len(some), :n] = some
         for i, out in enumerate(packed[block:block + together]):
             kernels().quantize_block(w[i * PANEL:(i + 1) * PANEL], 8 if target == INT8 else 4, out)
+        return float(max(some.max(), -some.min()))
 
-    list(pool.map(part, range(0, len(packed), together)))
+    try:
+        largest = max(pool.map(part, range(0, len(packed), together)))
+    except RuntimeError as error:
+        raise InputError(f"threads can't be started to quantize ({error}); ask for fewer: --threads") from error
+    if largest > LARGEST[target] or 0 < largest < SMALLEST:
+        raise InputError(f"{name} can't be quantized: its largest weight is {largest:.3g}, and scales are float16")
     return packed
 
 
@@ -172,26 +183,56 @@ def load_weights(path: Path, config: Config, quantize: str | None = None, thread
 def read_quantized(path: Path, config: Config) -> tuple[str | None, dict[str, StoredTensor]]:
     """("int8" or "int4", the tensors) of a folder written by save_quantized; (None, {}) for any other folder.
 
-    Raises InputError unless each matrix is packed in this format, and each norm is there, with the right sizes.
+    Raises InputError unless each matrix is packed in this format, and each norm is there, with the right sizes. The
+    numbers are not compared with their checksums, which would take time: see verify_quantized.
     """
     form, file = checkpoint.quantized_file(path) or (None, None)
     if form is None:
         return None, {}
-    stored = checkpoint.map_quantized(file)
+    stored, sizes = checkpoint.map_quantized(file), about_quantized(file, form, "sizes")
+    shapes = checkpoint.tensor_shapes(asdict(config))
+    if "lm_head.weight" not in stored and config.tie_word_embeddings:
+        del shapes["lm_head.weight"]
+    expected = {name: (list(shape), "U8", packed_shape(*shape, PACKED[form])) if len(shape) == 2
+                else (list(shape), "F32", shape) for name, shape in shapes.items()}
+    found = {name: (sizes.get(name), tensor.dtype, tensor.data.shape) for name, tensor in stored.items()}
+    if found != expected:
+        raise InputError(f"{path}: the quantized weights don't fit config.json; quantize the model anew")
+    return form, stored
+
+
+def about_quantized(file: Path, form: str, key: str) -> dict[str, Any]:
+    """What save_quantized has noted about each tensor: its "sizes", or its "crc32". Raises InputError."""
     with safetensors.safe_open(file, framework="numpy") as opened:
         metadata = opened.metadata() or {}
     if (metadata.get("format"), metadata.get("version")) != (form, VERSION):
         raise InputError(f"{file}: written by another version of this program; quantize the model anew")
-    shapes = checkpoint.tensor_shapes(asdict(config))
-    if "lm_head.weight" not in stored and config.tie_word_embeddings:
-        del shapes["lm_head.weight"]
-    expected = {name: packed_shape(*shape, PACKED[form]) if len(shape) == 2 else shape
-                for name, shape in shapes.items()}
-    found = {name: tensor.data.shape for name, tensor in stored.items()}
-    kinds = {name: "U8" if len(shape) == 2 else "F32" for name, shape in shapes.items()}
-    if found != expected or any(stored[name].dtype != kind for name, kind in kinds.items()):
-        raise InputError(f"{path}: the quantized weights don't fit config.json; quantize the model anew")
-    return form, stored
+    about = parse_json(metadata.get(key, ""), f"{file}: {key}")
+    if not isinstance(about, dict):
+        raise InputError(f"{file}: damaged; quantize the model anew")
+    return about
+
+
+def verify_quantized(folder: str | Path) -> list[str]:
+    """The tensors of a folder written by save_quantized whose numbers aren't what was written, by their names.
+
+    Reads the whole file. Raises InputError for any other folder, and for a file that isn't even readable.
+    """
+    form, file = checkpoint.quantized_file(Path(folder)) or (None, None)
+    if form is None:
+        raise InputError(f"{folder}: holds no quantized model, so there are no checksums to compare")
+    stored, written = checkpoint.map_quantized(file), about_quantized(file, form, "crc32")
+    from tqdm import tqdm
+    wrong = sorted(written.keys() - stored.keys())
+    for name in tqdm(stored, "verifying", delay=1, leave=False, disable=None, unit=" tensors"):
+        if crc32(stored[name].data) != written.get(name):
+            wrong.append(name)
+        checkpoint.forget_pages(stored[name].mapping)
+    return wrong
+
+
+def crc32(array: np.ndarray) -> str:
+    return f"{zlib.crc32(array.reshape(-1).view(np.uint8)):08x}"
 
 
 def save_quantized(model: Model, folder: str | Path, form: str) -> None:
@@ -199,11 +240,26 @@ def save_quantized(model: Model, folder: str | Path, form: str) -> None:
 
     The folder must not exist yet, and appears when all of it is written. Raises InputError when that can't be done.
     """
-    folder, w = Path(folder), model.weights
-    if os.path.lexists(folder):
-        raise InputError(f"{folder}: exists already; give the name of a new folder")
-    if PACKED.get(form) != w.head[2]:
-        raise InputError(f"{folder}: the model was not loaded as {form}")
+    w, shapes = model.weights, checkpoint.tensor_shapes(asdict(model.config))
+    if PACKED.get(form) != w.form:
+        raise InputError(f"{folder}: the model was not loaded as {brief(form)}")
+    tensors = packed_tensors(w)
+    sizes = {name: shapes[name] for name in tensors}
+    metadata = {"format": form, "version": VERSION, "sizes": json.dumps(sizes),
+                "crc32": json.dumps({name: crc32(array) for name, array in tensors.items()})}
+
+    def fill(temporary: Path) -> None:
+        for name in MODEL_FILES:
+            if file := checkpoint.model_file(model.path, name):
+                data = file.read_bytes()
+                write_whole(temporary / name, lambda out, data=data: out.write(data))
+        write_safetensors(temporary / f"model.{form}.safetensors", tensors, metadata)
+
+    write_folder(folder, fill)
+
+
+def packed_tensors(w: Weights) -> dict[str, np.ndarray]:
+    """Name -> array of all that the engine keeps. A tied head is the embedding, and isn't named."""
     by_address = {array.ctypes.data: array for array in w.arrays}
     tensors = {"model.embed_tokens.weight": by_address[w.embedding[0]], "model.norm.weight": w.norm}
     if w.head[0] != w.embedding[0]:
@@ -214,18 +270,7 @@ def save_quantized(model: Model, folder: str | Path, form: str) -> None:
             tensors[f"model.layers.{i}.{name}.weight"] = norm
         for name, norm in zip(("self_attn.q_norm", "self_attn.k_norm"), w.head_norms[i]):
             tensors[f"model.layers.{i}.{name}.weight"] = norm
-    temporary = folder.with_name(f".qwen3-{os.getpid()}-{folder.name}.tmp")
-    try:
-        temporary.mkdir()
-        for name in MODEL_FILES:
-            if file := checkpoint.model_file(model.path, name):
-                (temporary / name).write_bytes(file.read_bytes())
-        write_safetensors(temporary / f"model.{form}.safetensors", tensors, {"format": form, "version": VERSION})
-        os.rename(temporary, folder)
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be written: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    return tensors
 
 
 MODEL_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
@@ -259,6 +304,15 @@ class Bf16Cache(KVCache):
     form, stored_as = BF16, "bf16"
 
 
+class F32Cache(KVCache):
+    """float32, as in qwen3.py: all digits, for twice the memory."""
+    form, stored_as = FLOAT32, "f32"
+
+    @staticmethod
+    def row_size(n: int) -> int:
+        return 2 * n
+
+
 class Int8Cache(KVCache):
     """Bytes, with a float16 scale for each 32 of them: little more than half the memory."""
     form, stored_as = CACHE8, "int8"
@@ -268,7 +322,8 @@ class Int8Cache(KVCache):
         return n // 2 + n // GROUP
 
 
-CACHES = {"f16": KVCache, "bf16": Bf16Cache, "int8": Int8Cache}
+CACHES = {"f16": KVCache, "bf16": Bf16Cache, "f32": F32Cache, "int8": Int8Cache}
+MOST = {"f16": 65504, "int8": 127 * 65504}  # the largest number that such a cache holds
 
 
 def embed(weights: Weights, ids: np.ndarray) -> np.ndarray:
@@ -350,7 +405,10 @@ def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: st
     if kv_dtype not in CACHES:
         raise InputError(f"kv_dtype must be {', '.join(CACHES)}, not {kv_dtype!r}")
     checked_whole("threads", threads, 1)
-    return Engine(lambda path, config: load_weights(path, config, quantize, threads), CACHES[kv_dtype], forward)
+    overflow = {"overflow": f"a key or value is probably too large for the {kv_dtype} cache, which holds numbers up to "
+                            f"{MOST[kv_dtype]}: try --kv-dtype bf16"} if kv_dtype in MOST else {}
+    return Engine(lambda path, config: load_weights(path, config, quantize, threads), CACHES[kv_dtype], forward,
+                  **overflow)
 
 
 def load_model(name: str | Path, quantize: str | None = None, threads: int | None = None, kv_dtype: str = "f16",
@@ -358,7 +416,7 @@ def load_model(name: str | Path, quantize: str | None = None, threads: int | Non
     """The namesake of qwen3.load_model.
 
     quantize: None (weights stay as in the file), "int8" or "int4"; threads: None takes all available CPUs;
-    kv_dtype: "f16", "bf16" or "int8", the number format of keys and values.
+    kv_dtype: "f16", "bf16", "f32" or "int8", the number format of keys and values.
     """
     return qwen3.load_model(name, engine(quantize, threads, kv_dtype), offline, tokenizer)
 

@@ -16,7 +16,7 @@ import safetensors
 
 from qwen3 import KVCache, Model
 from qwen3_io.arguments import checked_ids
-from qwen3_io.checkpoint import map_checkpoint, map_quantized, quantized_file
+from qwen3_io.checkpoint import map_stored
 from qwen3_io.errors import LARGEST_TEXT, InputError, parse_json
 from qwen3_io.writing import write_safetensors
 
@@ -122,9 +122,7 @@ def fingerprint(model: Model, cache: KVCache) -> str:
     """A short text that tells models apart: config, both ends of each tensor, how weights and cache are kept."""
     kept = f"{getattr(model.weights, 'form', None)} {cache.stored_as} {cache.k.shape[4]}"
     digest = hashlib.sha256(f"{model.config} {kept}".encode())
-    quantized = quantized_file(model.path)
-    tensors = map_checkpoint(model.path) if quantized is None else map_quantized(quantized[1])
-    for name, tensor in sorted(tensors.items()):
+    for name, tensor in sorted(map_stored(model.path).items()):
         flat = tensor.data.reshape(-1)
         digest.update(f"{name} {tensor.dtype} {tensor.data.shape}".encode())
         digest.update(flat[:1024].tobytes() + flat[-1024:].tobytes())

@@ -359,11 +359,9 @@ def to_float32(stored: StoredTensor) -> np.ndarray:
     return values
 
 
-def broken_tensors(folder: Path) -> str:
-    """Which tensors of a checkpoint hold NaN or infinity, in words."""
-    broken = [name for name, tensor in map_checkpoint(folder).items() if not np.isfinite(to_float32(tensor)).all()]
-    return f"NaN or infinity in {some(broken)}" if broken else \
-        "all weights are finite, so the computation itself has overflowed"
+def broken_tensors(folder: Path) -> list[str]:
+    """The names of a checkpoint's tensors that hold NaN or infinity."""
+    return [name for name, tensor in map_stored(folder).items() if not np.isfinite(to_float32(tensor)).all()]
 
 
 def forget_pages(mapping: mmap.mmap) -> None:
@@ -388,3 +386,9 @@ def quantized_file(folder: Path) -> tuple[str, Path] | None:
 def map_quantized(file: Path) -> dict[str, StoredTensor]:
     """All tensors of a file written by save_quantized."""
     return map_safetensors(file, {**STORED_DTYPES, "U8": np.dtype(np.uint8)})
+
+
+def map_stored(folder: Path) -> dict[str, StoredTensor]:
+    """The tensors of a model's folder, or of one written by save_quantized."""
+    quantized = quantized_file(folder)
+    return map_checkpoint(folder) if quantized is None else map_quantized(quantized[1])

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from qwen3_io.errors import InputError
 
 try:
     import fcntl
-except ImportError:  # Windows
+except ImportError:  # Windows: what a killed process leaves remains there
     fcntl = None  # type: ignore[assignment]
 
 TEMPORARY = re.compile(r"\.qwen3-[0-9a-f]{16}\.tmp")
@@ -117,3 +118,89 @@ def write_json(name: str | Path, value: Any, private: bool = False) -> None:
     """Writes a value as JSON that people can read, whole or not at all."""
     data = (json.dumps(value, ensure_ascii=False, indent=2) + "\n").encode("utf-8", "replace")
     write_whole(name, lambda file: file.write(data), private)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Folders
+#
+# A process holds a lock on its temporary folder while it lives, and a lock ends with its process. So a temporary folder
+# that can be locked was left by a process that is dead, and is removed by the next one that writes beside it.
+# ----------------------------------------------------------------------------------------------------------------------
+
+def write_folder(name: str | Path, fill: Callable[[Path], Any]) -> None:
+    """Calls fill(folder) on a temporary folder beside `name`, then gives it that name: all of it is there, or nothing.
+
+    Raises InputError, which names `name` and no temporary file, when it exists already or can't be written.
+    """
+    target = Path(name)
+    try:
+        if os.path.lexists(target):
+            raise InputError(f"{name}: exists already; give the name of a new folder")
+        remove_abandoned(target.parent)
+        temporary, lock = locked_folder(target.parent)
+        try:
+            fill(temporary)
+            os.rename(temporary, target)
+        except InputError as error:
+            if isinstance(error.__cause__, OSError):
+                raise error.__cause__
+            raise
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+            os.close(lock)
+    except OSError as error:
+        raise InputError(f"{name}: cannot be written: {error.strerror or error}") from error
+    except ValueError as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{ascii(str(name))}: not the name of a folder") from error  # a NUL character
+
+
+def locked_folder(parent: Path) -> tuple[Path, int]:
+    """(a new temporary folder, a file descriptor that holds the lock on it)."""
+    while True:
+        folder = parent / f".qwen3-{secrets.token_hex(8)}.tmp"
+        folder.mkdir()
+        try:
+            lock = lock_folder(folder)
+        except FileNotFoundError:  # taken for an abandoned one before it was locked
+            continue
+        if lock is not None:
+            return folder, lock
+
+
+def lock_folder(folder: Path) -> int | None:
+    """A file descriptor that holds the lock on a folder; None if another process holds it.
+
+    Raises OSError if the folder is gone. Some network file systems have no locks on folders: there, nothing is locked.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        if fcntl is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except OSError:
+        return descriptor
+    try:
+        os.stat(folder)  # removed between opening and locking?
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Removes the temporary folders that dead processes have left in `parent`."""
+    if fcntl is None:
+        return
+    for folder in parent.glob(".qwen3-*.tmp"):
+        with contextlib.suppress(OSError):
+            if folder.is_dir() and not folder.is_symlink():
+                descriptor = os.open(folder, os.O_RDONLY)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
+                finally:
+                    os.close(descriptor)

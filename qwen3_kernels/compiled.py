@@ -5,6 +5,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import secrets
 import sys
 from functools import cache, partial
 from pathlib import Path
@@ -25,6 +26,9 @@ try:
 except ImportError as error:
     raise ImportError(f"qwen3_numba needs numba ({error}): pip install numba, or qwen3[fast]; qwen3.py does the same "
                       "without it") from error
+except OSError as error:  # of its shared library
+    raise ImportError("qwen3_numba needs llvmlite, which can't be loaded; is there enough memory? qwen3.py does the "
+                      f"same without it ({brief(error)})") from error
 
 HERE = Path(__file__).resolve().parent
 
@@ -57,15 +61,34 @@ class Kernel:
         return numbers
 
     def __call__(self, *args: Any) -> None:
-        self.call(*self.numbers(*args))
+        status = self.call(*self.numbers(*args))
+        if status != 0:
+            raise RuntimeError(f"a kernel ended with status {status}")
 
 
 def kernel_folders() -> list[Path]:
-    """Where compiled kernels may be kept: in NUMBA_CACHE_DIR; or with Python's compiled modules, or in the home."""
-    if folder := os.environ.get("NUMBA_CACHE_DIR"):
-        return [Path(folder)]
+    """Where compiled kernels may be kept: in NUMBA_CACHE_DIR; or with Python's compiled modules, or in the home.
+
+    Never in a folder below the current one, which could be anybody's: without HOME, "~" remains what it is.
+    """
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return [HERE / "__pycache__", Path(caches) / "qwen3"]
+    given = os.environ.get("NUMBA_CACHE_DIR")
+    folders = [Path(given)] if given else [HERE / "__pycache__", Path(caches) / "qwen3"]
+    return [folder for folder in folders if folder.is_absolute()]
+
+
+def is_ours(about: os.stat_result) -> bool:
+    """Whether a file or folder belongs to this user, or to root, and nobody else may write to it."""
+    if not hasattr(os, "getuid"):  # Windows, where a home is its user's
+        return True
+    return about.st_uid in (0, os.getuid()) and about.st_mode & 0o022 == 0
+
+
+def fingerprint(cpu: str) -> str:
+    """A text that changes with all that the machine code is made from."""
+    files = (HERE / "layers.py", HERE / "vectors.py", HERE / "layout.py", NUMBA_VERSION)
+    sources = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+    return hashlib.sha256(" ".join([*sources, llvmlite.__version__, cpu]).encode()).hexdigest()
 
 
 @cache
@@ -76,9 +99,7 @@ def kernels() -> SimpleNamespace:
     else: so what it has compiled is kept as an object file, which llvmlite, the smaller part of numba, loads at once.
     """
     cpu = f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()} {os.environ.get('QWEN3_INT8_PATH')}"
-    files = (HERE / "layers.py", HERE / "vectors.py", HERE / "layout.py", NUMBA_VERSION)
-    sources = [file.read_bytes() for file in files]
-    made_from = hashlib.sha256(b"".join(sources) + f"{llvmlite.__version__} {cpu}".encode()).hexdigest()
+    made_from = fingerprint(cpu)
     name = f"qwen3_kernels.{hashlib.sha256(cpu.encode()).hexdigest()[:8]}.o"
     found = next(filter(None, (read_kernels(folder / name, made_from) for folder in kernel_folders())), None)
     if found is None:
@@ -107,26 +128,43 @@ def kernels() -> SimpleNamespace:
         kernel: Kernel(engine.get_function_address(kernel), kinds) for kernel, kinds in arguments.items()})
 
 
+# A file of kernels: a line with the SHA-256 of all that follows; a line of JSON, what the kernels were made from and
+# their arguments; an object file. Its code is executed, so the file must be ours, and whole.
+
+
 def read_kernels(file: Path, made_from: str) -> tuple[dict[str, list], bytes] | None:
-    """What keep_kernels has written; None if there is no file, or a damaged one, or one made from something else."""
+    """What keep_kernels has written; None if there is no file, or a damaged one, or one made from something else.
+
+    None, too, if somebody else could have written it: whoever may write to the folder can exchange the file.
+    """
     try:
-        header, code = file.read_bytes().split(b"\n", 1)
+        if not (file.is_file() and is_ours(os.stat(file.parent))):
+            return None
+        with open(file, "rb") as opened:
+            if not is_ours(os.fstat(opened.fileno())):
+                return None
+            digest, rest = opened.read().split(b"\n", 1)
+        if digest.decode() != hashlib.sha256(rest).hexdigest():
+            return None
+        header, code = rest.split(b"\n", 1)
         about = json.loads(header)
-        whole = about["made from"] == made_from and about["sha256"] == hashlib.sha256(code).hexdigest()
-        return (about["arguments"], code) if whole else None
+        return (about["arguments"], code) if about["made from"] == made_from else None
     except (OSError, ValueError, LookupError, TypeError):
         return None
 
 
 def keep_kernels(name: str, made_from: str, arguments: dict[str, list], code: bytes) -> None:
     """Writes what machine_code has given into the first folder that takes it; if none does, each run compiles anew."""
-    about = {"made from": made_from, "sha256": hashlib.sha256(code).hexdigest(), "arguments": arguments}
+    rest = json.dumps({"made from": made_from, "arguments": arguments}).encode() + b"\n" + code
     for folder in kernel_folders():
-        temporary = folder / f"{name}.{os.getpid()}"
+        temporary = folder / f"{name}.{secrets.token_hex(8)}"
         with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            if not is_ours(os.stat(folder)):
+                continue
             try:
-                temporary.write_bytes(json.dumps(about).encode() + b"\n" + code)
+                with open(temporary, "xb", opener=partial(os.open, mode=0o644)) as opened:
+                    opened.write(hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest)
                 os.replace(temporary, folder / name)
                 return
             finally:

@@ -22,12 +22,13 @@ from qwen3_io.errors import InputError
 from qwen3_kernels.layout import (BF16, CACHE8, DEPTH, DOWN, FEW, FLOAT16, FLOAT32, GATE, GROUP, INT8, K, LONG_PART,
                                   OUT, PANEL, PANELS, POSITIONS, Q, TILE, UP, V, padded)
 from qwen3_kernels.vectors import (FEATURES, FLOAT_VECTORS, INT4_VECTORS, INT8_VECTORS, PAIR, PATH, ROWS, SOME_VECTORS,
-                                   add_bf16, add_f16, add_i8, adds_bf16, adds_f16, adds_i8, bf16_from_float,
-                                   dot_bf16, dot_f16, dot_f32, dot_i8, dots_bf16, dots_f16, dots_f32, dots_i8,
-                                   float_from_bf16, float_from_bits, float_from_half, half_from_float, meet, one_float,
-                                   one_int4, one_int8, panel_bf16, panel_f16, panel_f32, panel_i8, rows_bf16,
-                                   rows_bf16_pair, rows_f16, rows_f16_pair, rows_i8, rows_i8_pair, some_float,
-                                   tiles_float, tiles_int4, tiles_int8, to_pointer_f32, to_pointer_u16, to_pointer_u8)
+                                   add_bf16, add_f16, add_f32, add_i8, adds_bf16, adds_f16, adds_f32, adds_i8,
+                                   bf16_from_float, dot_bf16, dot_f16, dot_f32, dot_i8, dots_bf16, dots_f16, dots_f32,
+                                   dots_i8, float_from_bf16, float_from_bits, float_from_half, half_from_float, meet,
+                                   one_float, one_int4, one_int8, panel_bf16, panel_f16, panel_f32, panel_i8,
+                                   rows_bf16, rows_bf16_pair, rows_f16, rows_f16_pair, rows_f32, rows_f32_pair,
+                                   rows_i8, rows_i8_pair, some_float, tiles_float, tiles_int4, tiles_int8,
+                                   to_pointer_f32, to_pointer_u16, to_pointer_u8)
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The small steps of a layer
@@ -305,10 +306,22 @@ def multiply(panel, panel_stride, x, x_stride, n, out, out_stride, add, count):
 
 
 @compiled
+def half_or_nan(x):
+    """The bits of x as float16; NaN if x is too large: unlike infinity, NaN can't get lost in the softmax."""
+    return half_from_float(x if abs(x) < np.float32(65520) else np.float32(np.nan))
+
+
+@compiled
 def store_kv(cache, form, index, values):
     """Writes a row of float32 values into the cache, a flat array, from `index` on; zeros fill it up."""
     n = len(values)
     width = up_to(n, GROUP)
+    if form == FLOAT32:
+        floats = cache[index:index + 2 * width].view(np.float32)
+        floats[n:] = 0
+        for i in range(n):
+            floats[i] = values[i]
+        return
     if form == CACHE8:
         whole, scales = cache[index:index + width // 2].view(np.int8), cache[index + width // 2:]
         whole[n:] = 0
@@ -318,13 +331,13 @@ def store_kv(cache, form, index, values):
             inverse = bytes_from(largest)
             for i in range(len(group)):
                 out[i] = np.int32(np.floor(group[i] * inverse + np.float32(0.5)))
-            scales[g] = half_from_float(largest / np.float32(127))  # NaN if a number is NaN or infinite
+            scales[g] = half_or_nan(largest / np.float32(127))  # NaN if a number is NaN or infinite
         return
     out = cache[index:index + width]
     out[n:] = 0
     if form == FLOAT16:
         for i in range(n):
-            out[i] = half_from_float(values[i])
+            out[i] = half_or_nan(values[i])
     else:
         for i in range(n):
             out[i] = bf16_from_float(values[i])
@@ -338,6 +351,56 @@ def exp_from(scores, largest):
         scores[i] = exp(scores[i] - largest)
         sum_ += scores[i]
     return sum_
+
+
+@compiled
+def some_rows(k, stride, form, x, x_stride, n, out, out_stride, count):
+    """ROWS rows of keys times one or PAIR queries."""
+    if form == FLOAT32:
+        if count == 1:
+            rows_f32(k, stride, x, x_stride, n, out, out_stride)
+        else:
+            rows_f32_pair(k, stride, x, x_stride, n, out, out_stride)
+    elif form == BF16:
+        if count == 1:
+            rows_bf16(k, stride, x, x_stride, n, out, out_stride)
+        else:
+            rows_bf16_pair(k, stride, x, x_stride, n, out, out_stride)
+    elif form == FLOAT16:
+        if count == 1:
+            rows_f16(k, stride, x, x_stride, n, out, out_stride)
+        else:
+            rows_f16_pair(k, stride, x, x_stride, n, out, out_stride)
+    else:
+        if count == 1:
+            rows_i8(k, stride, x, x_stride, n, out, out_stride)
+        else:
+            rows_i8_pair(k, stride, x, x_stride, n, out, out_stride)
+
+
+@compiled
+def add_values(v, stride, form, p, p_stride, n, width, out, out_stride, count):
+    """Adds n rows of values, weighted with one or PAIR vectors p [n]."""
+    if form == FLOAT32:
+        if count == 1:
+            add_f32(v, stride, p, p_stride, n, width, out, out_stride)
+        else:
+            adds_f32(v, stride, p, p_stride, n, width, out, out_stride)
+    elif form == BF16:
+        if count == 1:
+            add_bf16(v, stride, p, p_stride, n, width, out, out_stride)
+        else:
+            adds_bf16(v, stride, p, p_stride, n, width, out, out_stride)
+    elif form == FLOAT16:
+        if count == 1:
+            add_f16(v, stride, p, p_stride, n, width, out, out_stride)
+        else:
+            adds_f16(v, stride, p, p_stride, n, width, out, out_stride)
+    else:
+        if count == 1:
+            add_i8(v, stride, p, p_stride, n, width, out, out_stride)
+        else:
+            adds_i8(v, stride, p, p_stride, n, width, out, out_stride)
 
 
 @compiled
@@ -357,40 +420,13 @@ def attend(q, k, v, stride, form, n, scores, partials):
     x, x_stride, p, p_stride = q.ctypes.data, q.strides[0], scores.ctypes.data, scores.strides[0]
     whole = n // ROWS * ROWS
     for t in range(0, whole, ROWS):
-        if form == FLOAT16:
-            if count == 1:
-                rows_f16(k + t * stride, stride, x, x_stride, width, p + 4 * t, p_stride)
-            else:
-                rows_f16_pair(k + t * stride, stride, x, x_stride, width, p + 4 * t, p_stride)
-        elif form == CACHE8:
-            if count == 1:
-                rows_i8(k + t * stride, stride, x, x_stride, width, p + 4 * t, p_stride)
-            else:
-                rows_i8_pair(k + t * stride, stride, x, x_stride, width, p + 4 * t, p_stride)
-        elif count == 1:
-            rows_bf16(k + t * stride, stride, x, x_stride, width, p + 4 * t, p_stride)
-        else:
-            rows_bf16_pair(k + t * stride, stride, x, x_stride, width, p + 4 * t, p_stride)
+        some_rows(k + t * stride, stride, form, x, x_stride, width, p + 4 * t, p_stride, count)
     for t in range(whole, n):
         float_row(k + t * stride, form, x, x_stride, width, p + 4 * t, p_stride, count)
     for h in range(count):
         largest = largest_of(scores[h, :n])
         partials[h, width], partials[h, width + 1] = largest, exp_from(scores[h, :n], largest)
-    out, out_stride = partials.ctypes.data, partials.strides[0]
-    if form == FLOAT16:
-        if count == 1:
-            add_f16(v, stride, p, p_stride, n, width, out, out_stride)
-        else:
-            adds_f16(v, stride, p, p_stride, n, width, out, out_stride)
-    elif form == CACHE8:
-        if count == 1:
-            add_i8(v, stride, p, p_stride, n, width, out, out_stride)
-        else:
-            adds_i8(v, stride, p, p_stride, n, width, out, out_stride)
-    elif count == 1:
-        add_bf16(v, stride, p, p_stride, n, width, out, out_stride)
-    else:
-        adds_bf16(v, stride, p, p_stride, n, width, out, out_stride)
+    add_values(v, stride, form, p, p_stride, n, width, partials.ctypes.data, partials.strides[0], count)
 
 
 @compiled
@@ -488,18 +524,44 @@ TRIALS = 8  # scales that are tried for each group
 
 
 @compiled
+def rounded(x, bits):
+    """The nearest whole number of 8 or 4 bits."""
+    low, high = (np.float32(-127), np.float32(127)) if bits == 8 else (np.float32(-8), np.float32(7))
+    return min(max(np.floor(x + np.float32(0.5)), low), high)
+
+
+@compiled
 def quantize_group(w, bits, scale):
     """(the best scale for the whole numbers that w [32] / scale rounds to, the squared error it leaves)."""
-    low, high = (-127, 127) if bits == 8 else (-8, 7)
     inverse = np.float32(1) / scale
     wq, qq, ww = np.float32(0), np.float32(0), np.float32(0)
     for i in range(GROUP):
-        q = np.float32(min(max(np.floor(w[i] * inverse + np.float32(0.5)), low), high))
+        q = rounded(w[i] * inverse, bits)
         wq += w[i] * q
         qq += q * q
         ww += w[i] * w[i]
     best = wq / qq if qq > 0 else scale
     return best, ww - best * wq
+
+
+@compiled
+def best_subnormal(w, bits, stored):
+    """Of a subnormal float16, given by its bits, and its neighbours: the scale that errs least for w [32].
+
+    Their distance is 2 ** -24, so the nearest to the best scale may be far too small for the largest weights.
+    """
+    least, best = np.float32(np.inf), stored
+    for step in range(-1, 2):
+        if (stored & 0x7FFF) + step >= 0:
+            tried = np.uint16(stored + step)
+            scale, error = float_from_half(tried), np.float32(0)
+            inverse = np.float32(1) / scale if scale != 0 else np.float32(0)
+            for i in range(GROUP):
+                difference = w[i] - scale * rounded(w[i] * inverse, bits)
+                error += difference * difference
+            if error < least:
+                least, best = error, tried
+    return best
 
 
 @called_from_python
@@ -529,18 +591,20 @@ def quantize_block(w, bits, block):
                     if error < smallest_error:
                         smallest_error, scale = error, best
             stored = half_from_float(scale)
+            if stored & 0x7C00 == 0:
+                stored = best_subnormal(group, bits, stored)
             scales[half * PANEL + r] = stored
             scale = float_from_half(stored)
             inverse = np.float32(1) / scale if scale != 0 else np.float32(0)
             for i in range(GROUP):
-                q = np.floor(group[i] * inverse + np.float32(0.5))
+                q = rounded(group[i] * inverse, bits)
                 place = i // 4 * 4 * PANEL + r * 4 + i % 4
                 if bits == 8:
-                    values[place] = np.uint8(min(max(q, -127), 127) + 128)
+                    values[place] = np.uint8(q + 128)
                 elif half == 0:
-                    values[place] = np.uint8(min(max(q, -8), 7) + 8)
+                    values[place] = np.uint8(q + 8)
                 else:
-                    values[place] |= np.uint8(min(max(q, -8), 7) + 8) << 4
+                    values[place] |= np.uint8(q + 8) << 4
 
 
 @compiled

@@ -17,7 +17,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from qwen3_kernels.layout import GROUP, PANEL, UNIT
+from qwen3_io.errors import InputError, brief
+from qwen3_kernels.layout import ABANDONED, ARRIVED, GROUP, PANEL, ROUND, UNIT
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
@@ -160,8 +161,26 @@ def int8_path(features: dict[str, bool]) -> str:
     return "neon" if features.get("dotprod") else "plain"
 
 
+def runs(path: str, features: dict[str, bool]) -> bool:
+    """Whether a CPU with these features has the instructions of a path."""
+    if path == "vnni":
+        return bool(features.get("avxvnni") or features.get("avx512vnni") and features.get("avx512vl"))
+    needs = {"vnni512": "avx512vnni", "avx2": "avx2", "neon": "dotprod"}
+    return path == "plain" or bool(features.get(needs[path]))
+
+
+def chosen_path(wish: str | None, features: dict[str, bool]) -> str:
+    """The path that is wished for, or the best. Raises InputError if there is no such path, or not on this CPU."""
+    if not wish:
+        return int8_path(features)
+    if wish not in INT8_SHAPES or not runs(wish, features):
+        able = [path for path in INT8_SHAPES if runs(path, features)]
+        raise InputError(f"QWEN3_INT8_PATH is {brief(repr(wish))}; this CPU has {', '.join(able)}")
+    return wish
+
+
 FEATURES = dict(llvm.get_host_cpu_features())
-PATH, FLOAT_SHAPE = os.environ.get("QWEN3_INT8_PATH") or int8_path(FEATURES), float_shape(FEATURES)
+PATH, FLOAT_SHAPE = chosen_path(os.environ.get("QWEN3_INT8_PATH"), FEATURES), float_shape(FEATURES)
 
 
 def dot_bytes(b: Any, path: str, sums: Any, w: Any, x: Any, signed: bool) -> Any:
@@ -448,11 +467,11 @@ def weighted_sum(kind: str, n_vectors: int) -> Any:
 PAIR, ROWS = 2, 4  # vectors that are multiplied with a row of floats together; rows of the KV cache likewise
 (dot_f32, dots_f32), (dot_bf16, dots_bf16), (dot_f16, dots_f16) = (
     [float_dot(kind, 1, n) for n in (1, PAIR)] for kind in ("f32", "bf16", "f16"))
-(rows_bf16, rows_bf16_pair), (rows_f16, rows_f16_pair), (rows_i8, rows_i8_pair) = (
-    [float_dot(kind, ROWS, n) for n in (1, PAIR)] for kind in ("bf16", "f16", "i8"))
+(rows_f32, rows_f32_pair), (rows_bf16, rows_bf16_pair), (rows_f16, rows_f16_pair), (rows_i8, rows_i8_pair) = (
+    [float_dot(kind, ROWS, n) for n in (1, PAIR)] for kind in ("f32", "bf16", "f16", "i8"))
 dot_i8, dots_i8 = (float_dot("i8", 1, n) for n in (1, PAIR))
-(add_bf16, adds_bf16), (add_f16, adds_f16), (add_i8, adds_i8) = (
-    [weighted_sum(kind, n) for n in (1, PAIR)] for kind in ("bf16", "f16", "i8"))
+(add_f32, adds_f32), (add_bf16, adds_bf16), (add_f16, adds_f16), (add_i8, adds_i8) = (
+    [weighted_sum(kind, n) for n in (1, PAIR)] for kind in ("f32", "bf16", "f16", "i8"))
 panel_f32, panel_bf16, panel_f16, panel_i8 = (expand_panel(kind) for kind in ("f32", "bf16", "f16", "i8"))
 FLOAT_VECTORS, SOME_VECTORS = FLOAT_SHAPE.vectors, 4
 INT8_VECTORS, INT4_VECTORS = INT8_SHAPES[PATH].vectors, INT8_SHAPES[PATH].vectors // 2  # 4 bits have two sums each
@@ -463,21 +482,28 @@ one_int8, one_int4 = (packed_tile(bits, 1) for bits in (8, 4))
 
 @intrinsic
 def meet(context, barrier, n_threads):
-    """Waits until all threads of the team are here. `barrier` is the address of int64 [16]: arrived, and the round."""
+    """Waits until all threads of the team are here, or one has failed. `barrier`: the address of int64 [16], zeros.
+
+    Threads that have arrived are counted on and on, since a count that is set back could be set back too late.
+    """
     def codegen(context, b, signature, args):
         barrier, n_threads = args
-        arrived, round_ = (b.inttoptr(b.add(barrier, I64(at)), I64.as_pointer()) for at in (0, 64))
+        arrived, round_, abandoned = (b.inttoptr(b.add(barrier, I64(8 * i)), I64.as_pointer())
+                                      for i in (ARRIVED, ROUND, ABANDONED))
         now = b.load_atomic(round_, "acquire", 8)
-        last = b.icmp_signed("==", b.atomic_rmw("add", arrived, I64(1), "acq_rel"), b.sub(n_threads, I64(1)))
+        before = b.atomic_rmw("add", arrived, I64(1), "acq_rel")
+        next_ = b.add(now, I64(1))
+        last = b.icmp_signed("==", b.add(before, I64(1)), b.mul(next_, n_threads))
         waits = cgutils.alloca_once_value(b, I64(0))
         open_, wait, turn, after = (b.append_basic_block(name) for name in ("open", "wait", "turn", "after"))
         b.cbranch(last, open_, wait)
         b.position_at_end(open_)
-        b.store_atomic(I64(0), arrived, "release", 8)
-        b.store_atomic(b.add(now, I64(1)), round_, "release", 8)
+        b.store_atomic(next_, round_, "release", 8)
         b.branch(after)
         b.position_at_end(wait)
-        b.cbranch(b.icmp_signed("==", b.load_atomic(round_, "acquire", 8), now), turn, after)
+        opened = b.icmp_signed("!=", b.load_atomic(round_, "acquire", 8), now)
+        failed = b.icmp_signed("!=", b.load_atomic(abandoned, "acquire", 8), I64(0))
+        b.cbranch(b.or_(opened, failed), after, turn)
         b.position_at_end(turn)
         b.store(b.add(b.load(waits), I64(1)), waits)
         if FEATURES.get("sse2"):  # leaves the core to a thread that shares it

@@ -2,16 +2,20 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
 
 import qwen3
 from configs import BASE, CASES, ROOT
-from helpers import message_of, run_fast
+from helpers import REMOVED, edit_json, message_of, read_safetensors, run_fast, with_tensors
 from make_random_model import make_random_model
+from qwen3_io.checkpoint import map_checkpoint, map_quantized
+from qwen3_io.writing import write_safetensors
 from qwen3_kernels.layout import VERSION
 import qwen3_numba as fast
 
@@ -47,7 +51,7 @@ def test_logits(name, tmp_path):
         assert distance(stepwise, at_once) < (1e-3 if quantize is None else 0.02)
 
 
-@pytest.mark.parametrize("kv_dtype, limit", [("f16", 1e-3), ("bf16", 1e-2), ("int8", 2e-2)])
+@pytest.mark.parametrize("kv_dtype, limit", [("f16", 1e-3), ("bf16", 1e-2), ("f32", 1e-5), ("int8", 2e-2)])
 @pytest.mark.parametrize("name", ["group of 5, head_dim 24", "odd sizes", "head_dim 128", "YaRN, transformers 5"])
 def test_caches(name, kv_dtype, limit, tmp_path):
     """Long enough for several parts of the attention, in pieces that take each way to it."""
@@ -62,7 +66,7 @@ def test_caches(name, kv_dtype, limit, tmp_path):
     for a, b in zip(ends[1:], ends[2:]):
         assert distance(logits[a:b], expected[a:b]) < 2 * limit
     width = -(-model.config.head_dim // 32) * 32
-    assert cache.k.itemsize * cache.k.shape[-1] == {"f16": 2, "bf16": 2, "int8": 1.0625}[kv_dtype] * width
+    assert cache.k.itemsize * cache.k.shape[-1] == {"f16": 2, "bf16": 2, "f32": 4, "int8": 1.0625}[kv_dtype] * width
 
 
 def test_the_bundled_model_says_the_same():
@@ -226,3 +230,172 @@ def test_nothing_is_left_when_saving_fails(limit, words, tmp_path):
                            tmp_path / "saved", "--threads", "1"], capture_output=True, text=True, timeout=300, cwd=ROOT)
     assert (done.returncode, done.stdout) == (1, "") and words in done.stderr and len(done.stderr.splitlines()) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+@pytest.mark.parametrize("tied", [True, False, None])
+@pytest.mark.parametrize("head", ["another", "a copy"])
+def test_a_head_in_the_file_is_quantized_and_saved(head, tied, form, tmp_path):
+    """If it is another matrix than the embedding, it counts, whatever tie_word_embeddings says; a copy need not."""
+    path = make_random_model(BASE | {"tie_word_embeddings": False}, tmp_path / "model", "float32")
+    edit_json(path / "config.json", {"tie_word_embeddings": REMOVED if tied is None else tied})
+    embedding = np.array(map_checkpoint(path)["model.embed_tokens.weight"].data)
+    if head == "a copy":
+        with_tensors(path / "model.safetensors", {"lm_head.weight": embedding})
+    oracle, ids = qwen3.load_model(path), np.arange(50)
+    expected = qwen3.forward(oracle, ids, qwen3.KVCache(oracle.config), all_logits=True)
+    model = fast.load_model(path, form)
+    logits = fast.forward(model, ids, fast.KVCache(model.config), all_logits=True)
+    assert distance(logits, expected) < {"int8": 0.05, "int4": 0.5}[form]
+    fast.save_quantized(model, tmp_path / "saved", form)
+    saved = fast.load_model(tmp_path / "saved")
+    np.testing.assert_array_equal(fast.forward(saved, ids, fast.KVCache(saved.config), all_logits=True), logits)
+    names = map_quantized(tmp_path / "saved" / f"model.{form}.safetensors")
+    assert ("lm_head.weight" in names) == (head == "another" or tied is False)
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["model.layers.1.mlp.down_proj.weight", "model.embed_tokens.weight"])
+@pytest.mark.parametrize("value, words", [(np.inf, "not finite"), (-np.inf, "not finite"), (np.nan, "not finite"),
+                                          (1e8, "largest weight is 1e+08")])
+def test_weights_that_have_no_place_in_the_format(value, words, name, form, tmp_path):
+    """One in the last row, which has a block of its own: 8 bits made 0 of infinity, without a word."""
+    path = make_random_model(BASE, tmp_path, "float32")
+    weight = np.array(map_checkpoint(path)[name].data)
+    weight[-1, -1] = value
+    with_tensors(path / "model.safetensors", {name: weight})
+    with pytest.raises(qwen3.InputError, match=re.escape(name) + ".*" + re.escape(words)):
+        fast.load_model(path, form)
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_tensors_of_tiny_weights(form, tmp_path):
+    """Their digits would be lost; only if all are 0, there is none to lose. Tiny ones beside others count as such."""
+    path, name = make_random_model(BASE, tmp_path, "float32"), "model.layers.0.self_attn.q_proj.weight"
+    weight = np.array(map_checkpoint(path)[name].data)
+    for factor, works in ((1e-7, False), (0, True), (1e-3, True)):
+        with_tensors(path / "model.safetensors", {name: weight * np.float32(factor)})
+        if works:
+            model = fast.load_model(path, form)
+            assert np.isfinite(fast.forward(model, [1], fast.KVCache(model.config))).all()
+        else:
+            with pytest.raises(qwen3.InputError, match=re.escape(name) + ".*largest weight"):
+                fast.load_model(path, form)
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    """A saved int8 model."""
+    folder = tmp_path_factory.mktemp("packed")
+    fast.save_quantized(fast.load_model(make_random_model(BASE, folder / "model"), "int8"), folder / "saved", "int8")
+    return folder / "saved"
+
+
+def test_flipped_weights_are_named(packed, tmp_path):
+    """Whichever bit of a tensor is flipped, verify_quantized names the tensor, and no other."""
+    folder = shutil.copytree(packed, tmp_path / "saved")
+    file, rng = folder / "model.int8.safetensors", np.random.default_rng(0)
+    assert fast.verify_quantized(folder) == []
+    whole = file.read_bytes()
+    header, _ = read_safetensors(file)
+    start = 8 + int.from_bytes(whole[:8], "little")
+    for name in sorted(header.keys() - {"__metadata__"}):
+        damaged, (begin, end) = bytearray(whole), header[name]["data_offsets"]
+        damaged[start + int(rng.integers(begin, end))] ^= 1 << int(rng.integers(8))
+        file.write_bytes(damaged)
+        assert fast.verify_quantized(folder) == [name]
+    file.write_bytes(whole)
+    assert fast.verify_quantized(str(folder)) == []
+
+
+def test_only_saved_models_can_be_verified(tmp_path):
+    with pytest.raises(qwen3.InputError, match="no checksums"):
+        fast.verify_quantized(make_random_model(BASE, tmp_path))
+
+
+@pytest.mark.parametrize("changes", [{"vocab_size": 319}, {"vocab_size": 289}, {"intermediate_size": 63},
+                                     {"hidden_size": 31}, {"num_hidden_layers": 2}, {"tie_word_embeddings": False}])
+def test_a_config_of_other_sizes(changes, packed, tmp_path):
+    """Blocks of 319 and 320 rows are as large: the sizes stand in the file."""
+    folder = shutil.copytree(packed, tmp_path / "saved")
+    edit_json(folder / "config.json", changes)
+    with pytest.raises(qwen3.InputError, match="don't fit config.json"):
+        fast.load_model(folder)
+
+
+@pytest.mark.parametrize("name, dtype", [("model.norm.weight", np.float16),
+                                         ("model.layers.0.self_attn.k_norm.weight", np.float16),
+                                         ("model.layers.0.mlp.up_proj.weight", np.float16),
+                                         ("model.layers.0.mlp.up_proj.weight", np.float32)])
+def test_other_dtypes_in_a_saved_model(name, dtype, packed, tmp_path):
+    """A tensor of the right shape whose numbers are of another kind: norms are float32, packed matrices bytes."""
+    folder = shutil.copytree(packed, tmp_path / "saved")
+    file = folder / "model.int8.safetensors"
+    tensors = {key: np.array(tensor.data) for key, tensor in map_quantized(file).items()}
+    write_safetensors(file, tensors, read_safetensors(file)[0]["__metadata__"])
+    assert fast.verify_quantized(folder) == [] and fast.load_model(folder)  # as it was
+    write_safetensors(file, tensors | {name: tensors[name].astype(dtype)}, read_safetensors(file)[0]["__metadata__"])
+    with pytest.raises(qwen3.InputError, match="don't fit config.json"):
+        fast.load_model(folder)
+
+
+@pytest.mark.parametrize("key, value", [("sizes", "{}"), ("sizes", "[1]"), ("sizes", "{"), ("sizes", None),
+                                        ("version", "3"), ("format", "int4")])
+def test_notes_in_a_saved_model_that_are_wrong(key, value, packed, tmp_path):
+    folder = shutil.copytree(packed, tmp_path / "saved")
+    file = folder / "model.int8.safetensors"
+    tensors = {name: np.array(tensor.data) for name, tensor in map_quantized(file).items()}
+    metadata = read_safetensors(file)[0]["__metadata__"] | {key: value}
+    write_safetensors(file, tensors, {name: text for name, text in metadata.items() if text is not None})
+    message_of(fast.load_model, folder)
+
+
+def test_two_save_the_same_model_at_once(tmp_path):
+    """From containers with equal process ids: one succeeds, one is told that the folder is there; nothing is left."""
+    model = fast.load_model(make_random_model(BASE | {"num_hidden_layers": 8}, tmp_path / "model"), "int8")
+    expected = fast.forward(model, [1, 2, 3], fast.KVCache(model.config))
+    for i in range(6):
+        ready, errors = threading.Barrier(2), []
+
+        def save(target=tmp_path / f"saved {i}", ready=ready, errors=errors):
+            ready.wait()
+            try:
+                fast.save_quantized(model, target, "int8")
+            except qwen3.InputError as error:
+                errors.append(str(error))
+
+        savers = [threading.Thread(target=save) for _ in range(2)]
+        for saver in savers:
+            saver.start()
+        for saver in savers:
+            saver.join(60)
+        assert len(errors) == 1 and errors[0].startswith(str(tmp_path / f"saved {i}:")) and ".tmp" not in errors[0]
+        saved = fast.load_model(tmp_path / f"saved {i}")
+        np.testing.assert_array_equal(fast.forward(saved, [1, 2, 3], fast.KVCache(saved.config)), expected)
+        assert fast.verify_quantized(tmp_path / f"saved {i}") == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", *(f"saved {i}" for i in range(6))]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Numbers too large for the cache
+# ----------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("kv_dtype, factor, works", [("f16", 1e3, True), ("f16", 1e6, False), ("int8", 1e6, True),
+                                                     ("int8", 1e9, False), ("bf16", 1e9, True), ("f32", 1e9, True)])
+@pytest.mark.parametrize("tensor", ["self_attn.v_proj", "self_attn.k_norm"])
+def test_a_cache_that_overflows_says_so(tensor, kv_dtype, factor, works, tmp_path):
+    """And which cache holds such numbers; all weights are finite, and so is the computation."""
+    path, name = make_random_model(BASE, tmp_path / "model", "float32"), f"model.layers.1.{tensor}.weight"
+    weight = np.array(map_checkpoint(path)[name].data)
+    with_tensors(path / "model.safetensors", {name: weight * np.float32(factor)})
+    model = fast.load_model(path, kv_dtype=kv_dtype)
+    for prompt in ([1, 2, 3], list(range(40))):
+        if works:
+            assert len(list(qwen3.generate(model, prompt, 4, temperature=0, eos_token_ids=()))) == 4
+        else:
+            message = message_of(lambda prompt=prompt: list(qwen3.generate(model, prompt, 4, temperature=0)))
+            assert "cache" in message and "--kv-dtype bf16" in message and "computation" not in message
+    if tensor == "self_attn.k_norm" and not works:  # a norm isn't quantized; the file has other tensors then
+        fast.save_quantized(fast.load_model(path, "int8"), tmp_path / "saved", "int8")
+        model = fast.load_model(tmp_path / "saved", kv_dtype=kv_dtype)
+        assert "--kv-dtype bf16" in message_of(lambda: list(qwen3.generate(model, [1, 2], 4, temperature=0)))

@@ -1,4 +1,5 @@
 """Live comparison with transformers in float32. Skipped where torch and transformers aren't installed."""
+import json
 import os
 from pathlib import Path
 
@@ -6,9 +7,11 @@ import numpy as np
 import pytest
 
 import qwen3
-from configs import CASES
+from configs import BASE, CASES
+from helpers import REMOVED, edit_json
 from make_random_model import make_random_model
 from tokenizer_utils import load_tokenizer
+import qwen3_numba as fast
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install -r requirements-reference.txt")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -18,34 +21,75 @@ from make_golden import greedy, load as reference  # noqa: E402
 ROOT = Path(__file__).resolve().parents[1]
 
 
+ENGINES = {"NumPy": qwen3.load_model, "fast": lambda path: fast.load_model(path, kv_dtype="f32")}
+
+
+def assert_close(logits: np.ndarray, expected: np.ndarray) -> None:
+    """Both are float32, so they differ by rounding only: by 1e-6 of the spread, and the worst of 50,000 by 1e-5."""
+    difference = np.abs(logits - expected) / expected.std()
+    assert logits.dtype == np.float32 and np.sqrt((difference**2).mean()) < 3e-6 and difference.max() < 2e-5
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_logits_and_greedy_tokens(name, tmp_path):
+    """Read at once, and token by token, which takes other ways through the engines."""
     config, dtype, shards = CASES[name]
     path = make_random_model(config, tmp_path, dtype, shards)
-    model, theirs = qwen3.load_model(path), reference(path)
-    ids = np.random.default_rng(1).integers(0, config["vocab_size"], 150).tolist()
+    theirs, ids = reference(path), np.random.default_rng(1).integers(0, config["vocab_size"], 150).tolist()
+    tokens = greedy(theirs, ids[:7], 64)
     with torch.no_grad():
         expected = theirs(torch.tensor([ids])).logits[0].numpy()
-    logits = qwen3.forward(model, ids, qwen3.KVCache(model.config), all_logits=True)
-    assert logits.dtype == np.float32
-    assert np.abs(logits - expected).max() < 1e-4 * expected.std()
-    prompt = ids[:7]
-    assert list(qwen3.generate(model, prompt, 64, temperature=0, eos_token_ids=())) == greedy(theirs, prompt, 64)
+    for load in ENGINES.values():
+        model = load(path)
+        forward, caches = model.engine.forward, [model.engine.new_cache(model.config) for _ in range(2)]
+        assert_close(forward(model, ids, caches[0], all_logits=True), expected)
+        assert_close(np.array([forward(model, [i], caches[1]) for i in ids]), expected)
+        assert list(qwen3.generate(model, ids[:7], 64, temperature=0, eos_token_ids=())) == tokens
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_head_in_the_file_is_used_as_transformers_does(tmp_path, tied):
-    """A lm_head.weight that differs from the embedding counts, whatever the flag says."""
-    base = CASES["group of 2, tied"][0]
-    path = make_random_model(base | {"tie_word_embeddings": False}, tmp_path)
-    text = (path / "config.json").read_text()
-    (path / "config.json").write_text(text.replace('"tie_word_embeddings": false',
-                                                   f'"tie_word_embeddings": {str(tied).lower()}'))
-    model = qwen3.load_model(path)
+@pytest.mark.parametrize("tied", [True, False, None])
+def test_head_in_the_file_is_used_as_transformers_does(tied, tmp_path):
+    """A lm_head.weight that differs from the embedding counts, whatever the flag says, or if there is none."""
+    path = make_random_model(CASES["group of 4, untied"][0], tmp_path)
+    edit_json(path / "config.json", {"tie_word_embeddings": REMOVED if tied is None else tied})
     with torch.no_grad():
         expected = reference(path)(torch.tensor([[5, 6, 7]])).logits[0].numpy()
-    logits = qwen3.forward(model, [5, 6, 7], qwen3.KVCache(model.config), all_logits=True)
-    assert np.abs(logits - expected).max() < 1e-4 * expected.std()
+    for load in ENGINES.values():
+        model = load(path)
+        cache = model.engine.new_cache(model.config)
+        assert_close(model.engine.forward(model, [5, 6, 7], cache, all_logits=True), expected)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("theta", [1e4, 1e6, 5e6, 1e7])
+def test_rope_frequencies(theta, head_dim, tmp_path):
+    """Those of transformers to the last bit, in all pairs but one perhaps: torch's power isn't NumPy's."""
+    (tmp_path / "config.json").write_text(json.dumps(BASE | {"head_dim": head_dim, "rope_theta": theta}))
+    ours, factor = qwen3.rope_frequencies(qwen3.load_config(tmp_path))
+    config = transformers.AutoConfig.from_pretrained(tmp_path)
+    theirs = transformers.models.qwen3.modeling_qwen3.Qwen3RotaryEmbedding(config).inv_freq.numpy()
+    assert factor == 1 and ours.dtype == theirs.dtype == np.float32 and ours.shape == theirs.shape
+    assert np.count_nonzero(ours != theirs) <= 1
+
+
+@pytest.mark.parametrize("theta, head_dim", [(1e4, 128), (1e6, 128), (5e6, 64), (1e7, 256)])
+def test_distant_positions(theta, head_dim, tmp_path):
+    """A text whose tokens stand at positions 0 to 39, around 6,000, and around 32,000.
+
+    There an angle is 32,000 radians: a frequency that differs in its last bit turns it by 0.002.
+    """
+    positions = np.concatenate([start + np.arange(40) for start in (0, 5980, 31980)])
+    config = BASE | {"rope_theta": theta, "head_dim": head_dim, "max_position_embeddings": 40960}
+    path = make_random_model(config, tmp_path, "float32")
+    ids = np.random.default_rng(2).integers(0, 320, len(positions))
+    with torch.no_grad():
+        expected = reference(path)(torch.tensor(ids)[None], position_ids=torch.tensor(positions)[None],
+                                   attention_mask=torch.ones(1, len(ids))).logits[0].numpy()
+    for load in ENGINES.values():
+        model = load(path)
+        cache = model.engine.new_cache(model.config)
+        cache.positions = lambda n: positions[None]
+        assert_close(model.engine.forward(model, ids, cache, all_logits=True), expected)
 
 
 def test_sampling_filters_keep_the_same_tokens():

@@ -2,22 +2,29 @@
 import gc
 import inspect
 import os
+import queue
 import signal
 import subprocess
 import sys
 import threading
 import time
 import weakref
+from types import SimpleNamespace
 
+import numba
 import numpy as np
 import pytest
 
 import qwen3
 from configs import BASE, ROOT
 from make_random_model import make_random_model
+from qwen3_io.errors import InputError
+from qwen3_kernels import team as teams
+from qwen3_kernels.team import Team
+from qwen3_kernels.vectors import meet
 import qwen3_numba as fast
 
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.core, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # of forks beside threads
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -188,3 +195,298 @@ def test_a_forked_process_has_threads_of_its_own():
         same = np.array_equal(fast.forward(model, [1, 2, 3], fast.KVCache(model.config)), expected)
         os._exit(0 if same else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Failures
+# ----------------------------------------------------------------------------------------------------------------------
+
+def in_time(action, seconds=60):
+    """What action() returns or raises, in a thread, so that a test that waits for ever fails instead."""
+    outcome = []
+
+    def attempt():
+        try:
+            outcome.append((action(), None))
+        except BaseException as error:
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=attempt, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert outcome, f"still waiting after {seconds} s"
+    result, error = outcome[0]
+    if error is not None:
+        raise error
+    return result
+
+
+class FakeKernel:
+    """A kernel in Python, with what Team.run uses of one."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def numbers(self, *args):
+        return [arg.ctypes.data if isinstance(arg, np.ndarray) else arg for arg in args]
+
+    def call(self, rank, *numbers):
+        return self.function(rank, *numbers)
+
+
+@numba.njit(nogil=True)
+def meet_often(barrier, n_threads, rounds, fails_at, rank, counts, errors):
+    """Counts rounds in counts[rank], and in errors[rank] how often another thread was not at the same round."""
+    for i in range(rounds):
+        if i == fails_at:
+            return
+        counts[rank] = i + 1
+        meet(barrier, n_threads)
+        for other in range(n_threads):
+            if counts[other] != i + 1:
+                errors[rank] += 1
+        meet(barrier, n_threads)
+
+
+def meeting(n_threads, rounds, counts, errors, failing=None):
+    """A kernel that meets; the rank `failing` leaves in the middle, with a status, or an exception."""
+    def function(rank, n, barrier):
+        fails = failing is not None and rank == failing[0]
+        meet_often(barrier, n, rounds, rounds // 2 if fails else -1, rank, counts, errors)
+        if fails and isinstance(failing[1], Exception):
+            raise failing[1]
+        return failing[1] if fails else 0
+    return FakeKernel(function)
+
+
+@pytest.mark.parametrize("n_threads", [1, 2, 3, 8])
+def test_threads_meet(n_threads):
+    """Nobody goes on before all are there, in many thousand rounds, with more threads than cores, too."""
+    counts, errors = np.zeros((2, n_threads), np.int64)
+    rounds = 20000 if n_threads <= 2 else 300
+    in_time(lambda: Team(n_threads).run(meeting(n_threads, rounds, counts, errors), None), 300)
+    assert (counts == rounds).all() and (errors == 0).all()
+
+
+@pytest.mark.parametrize("failure", [ValueError("injected"), 7, -1])
+@pytest.mark.parametrize("n_threads", [1, 2, 5])
+def test_a_failure_comes_back_and_the_next_job_runs(n_threads, failure):
+    """Of any thread, at a moment when the others wait for it."""
+    team = Team(n_threads)
+    for rank in range(n_threads):
+        counts, errors = np.zeros((2, n_threads), np.int64)
+        expected = ValueError if isinstance(failure, Exception) else RuntimeError
+        with pytest.raises(expected, match="injected" if expected is ValueError else f"status {failure}"):
+            in_time(lambda: team.run(meeting(n_threads, 100, counts, errors, (rank, failure)), None))
+        counts[:], errors[:] = 0, 0
+        in_time(lambda: team.run(meeting(n_threads, 100, counts, errors), None))
+        assert (counts == 100).all() and (errors == 0).all()
+
+
+def test_a_failure_after_the_last_meeting_comes_back():
+    """The caller hears of it even if its own thread of the team was the first to end."""
+    def late(rank, *numbers):
+        if rank == 1:
+            time.sleep(0.2)
+            raise OSError("late")
+        return 0
+
+    with pytest.raises(OSError, match="late"):
+        in_time(lambda: Team(2).run(FakeKernel(late), None))
+
+
+def test_the_caller_waits_for_all_threads():
+    """Or the next job would write where the last one still reads."""
+    ended = []
+
+    def slow(rank, *numbers):
+        time.sleep(0.3 if rank == 1 else 0)
+        ended.append(rank)
+        return 0
+
+    in_time(lambda: Team(3).run(FakeKernel(slow), None))
+    assert sorted(ended) == [0, 1, 2]
+
+
+def test_a_real_kernel_that_gets_too_few_numbers():
+    """ctypes raises in each thread, before the kernel begins."""
+    model = fast.load_model(ROOT / "demo", threads=2)
+    kernel = fast.kernels().output_logits
+    real = kernel.numbers
+    try:
+        kernel.numbers = lambda *args: real(*args)[:-1]
+        with pytest.raises(TypeError):
+            in_time(lambda: fast.forward(model, [1, 2], fast.KVCache(model.config)))
+    finally:
+        del kernel.numbers
+    expected = fast.forward(fast.load_model(ROOT / "demo", threads=1), [1, 2], fast.KVCache(model.config))
+    np.testing.assert_array_equal(in_time(lambda: fast.forward(model, [1, 2], fast.KVCache(model.config))), expected)
+
+
+def test_one_thread_of_a_real_kernel_fails():
+    """The others wait in machine code for the one that never comes."""
+    model = fast.load_model(ROOT / "demo", threads=3)
+    kernel = fast.kernels().decoder_layers
+    real = kernel.call
+    try:
+        kernel.call = lambda rank, *numbers: real(rank, *numbers) if rank != 1 else 5
+        with pytest.raises(RuntimeError, match="status 5"):
+            in_time(lambda: fast.forward(model, [1, 2], fast.KVCache(model.config)))
+    finally:
+        kernel.call = real
+    assert np.isfinite(in_time(lambda: fast.forward(model, [1, 2], fast.KVCache(model.config)))).all()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Threads that can't be started
+# ----------------------------------------------------------------------------------------------------------------------
+
+def test_threads_that_cannot_be_started(monkeypatch):
+    """One line, and those that were started end."""
+    real, started = threading.Thread.start, []
+
+    def start(thread):
+        if thread.name.startswith("qwen3-"):
+            if len(started) == 3:
+                raise RuntimeError("can't start new thread")
+            started.append(thread)
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(InputError, match="5 threads can't be started"):
+        Team(5)
+    for thread in started:
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("options", [[], ["--quantize", "int8"]])
+def test_too_many_threads_are_one_line(options):
+    """In a real process, whose memory doesn't suffice for the stacks of so many."""
+    program = ("import resource, sys; sys.path.insert(0, '.'); from qwen3_app import cli; import qwen3_numba\n"
+               "qwen3_numba.kernels()\n"
+               "size = 4096 * int(open('/proc/self/statm').read().split()[0]) + 100 * 2**20\n"
+               "resource.setrlimit(resource.RLIMIT_AS, (size, size))\n"
+               "sys.exit(qwen3_numba.main(sys.argv[1:]))")
+    arguments = ["--model", ROOT / "demo", "--threads", "500", *options, "Hello"]
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=300,
+                          cwd=ROOT)
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+    assert len(done.stderr.splitlines()) == 1 and "--threads" in done.stderr, done.stderr
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Forked processes, as servers make them that load a model first
+# ----------------------------------------------------------------------------------------------------------------------
+
+def tokens_of(model, ids, n=12):
+    cache, tokens = fast.KVCache(model.config), []
+    new = ids
+    for _ in range(n):
+        new = [int(fast.forward(model, new, cache).argmax())]
+        tokens += new
+    return tokens
+
+
+def eight_at_once(model, prompts):
+    """The tokens of eight threads that begin at the same moment."""
+    results, ready = [None] * len(prompts), threading.Barrier(len(prompts))
+
+    def answer(i):
+        ready.wait()
+        results[i] = tokens_of(model, prompts[i])
+
+    callers = [threading.Thread(target=answer, args=(i,), daemon=True) for i in range(len(prompts))]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(60)
+    return results
+
+
+def exit_code_of_child(action, seconds=120):
+    """What action() returns in a forked process; None if that hangs."""
+    child = os.fork()
+    if child == 0:
+        code = 99
+        try:
+            code = action()
+        finally:
+            os._exit(code)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.005)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.parametrize("delay, rounds", [(0, 12), (0.02, 4)])
+def test_eight_threads_at_once_after_a_fork(delay, rounds):
+    """Each finds that the threads are gone; they must start them once, not eight times, however long that takes."""
+    model = fast.load_model(ROOT / "demo", threads=2)
+    prompts = [[i + 1, 2 * i + 5, 77] for i in range(8)]
+    expected = [tokens_of(model, prompt) for prompt in prompts]
+    real_start, real_queue = threading.Thread.start, queue.SimpleQueue
+
+    def start_late(thread):
+        time.sleep(delay if thread.name.startswith("qwen3-") else 0)
+        real_start(thread)
+
+    def queue_late():
+        time.sleep(delay)
+        return real_queue()
+
+    def child():
+        sys.setswitchinterval(1e-6)
+        threading.Thread.start, teams.queue = start_late, SimpleNamespace(SimpleQueue=queue_late)
+        right = eight_at_once(model, prompts) == expected
+        threads = sum(thread.name.startswith("qwen3-") for thread in threading.enumerate())
+        return 0 if right and threads == 2 else 1
+
+    assert [exit_code_of_child(child) for _ in range(rounds)] == [0] * rounds
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_fork_while_threads_are_started():
+    """The lock is held by a thread that the child doesn't have."""
+    model = fast.load_model(ROOT / "demo", threads=2)
+    expected = tokens_of(model, [1, 2, 3])
+    with teams.starting:
+        code = exit_code_of_child(lambda: 0 if tokens_of(model, [1, 2, 3]) == expected else 1)
+    assert code == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_fork_in_the_middle_of_a_job():
+    model = fast.load_model(ROOT / "demo", threads=2)
+    expected, stop = tokens_of(model, [1, 2, 3]), threading.Event()
+
+    def busy():
+        while not stop.is_set():
+            tokens_of(model, [5, 6])
+
+    thread = threading.Thread(target=busy, daemon=True)
+    thread.start()
+    try:
+        codes = [exit_code_of_child(lambda: 0 if tokens_of(model, [1, 2, 3]) == expected else 1) for _ in range(10)]
+    finally:
+        stop.set()
+        thread.join(60)
+    assert codes == [0] * 10
+    assert tokens_of(model, [1, 2, 3]) == expected
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_child_of_a_child_has_threads_too():
+    model = fast.load_model(ROOT / "demo", threads=2)
+    expected = tokens_of(model, [1, 2, 3])
+
+    def same():
+        return 0 if tokens_of(model, [1, 2, 3]) == expected else 1
+
+    assert exit_code_of_child(lambda: same() or exit_code_of_child(lambda: same() or exit_code_of_child(same))) == 0

@@ -4,13 +4,18 @@ import itertools
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
 
+from configs import ROOT
 from helpers import filled_cache, message_of
 from qwen3_app import files
 from qwen3_io import writing
+from qwen3_io.errors import InputError
+from qwen3_io.writing import write_folder, write_whole
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # no thread is used after the fork
 
@@ -186,3 +191,109 @@ def test_a_private_file_is_its_users_alone(tmp_path, private, mode):
     finally:
         os.umask(before)
     assert (tmp_path / "x").stat().st_mode & 0o777 == mode
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Folders
+# ----------------------------------------------------------------------------------------------------------------------
+
+WRITER = f"""
+import sys, time
+sys.path.insert(0, {str(ROOT)!r})
+from qwen3_io.writing import write_folder
+
+def fill(folder):
+    (folder / "part").write_text("half")
+    print(folder.name, flush=True)
+    sys.stdin.readline()
+    (folder / "part").write_text("whole")
+
+write_folder(sys.argv[1], fill)
+"""
+
+
+@contextlib.contextmanager
+def writing_process(target):
+    """(a process in the middle of writing a folder, the name of its temporary folder)."""
+    process = subprocess.Popen([sys.executable, "-c", WRITER, target], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                               text=True)
+    try:
+        yield process, process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def write_part(folder):
+    (folder / "part").write_text("whole")
+
+
+def test_what_a_dead_process_has_left_is_removed_by_the_next(tmp_path):
+    with writing_process(tmp_path / "first") as (process, temporary):
+        process.kill()
+        process.wait()
+    assert [path.name for path in tmp_path.iterdir()] == [temporary]
+    write_folder(tmp_path / "second", write_part)
+    assert [path.name for path in tmp_path.iterdir()] == ["second"]
+
+
+def test_what_a_living_process_writes_is_left_alone(tmp_path):
+    """Even if it has been at it for days."""
+    with writing_process(tmp_path / "first") as (process, temporary):
+        os.utime(tmp_path / temporary, (1, 1))
+        write_folder(tmp_path / "second", write_part)
+        process.communicate("\n", timeout=60)
+        assert process.returncode == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "second"]
+    assert (tmp_path / "first" / "part").read_text() == "whole"
+
+
+def test_only_folders_with_names_of_ours_are_removed(tmp_path):
+    for name in ("mine", ".qwen3-notes", "x.qwen3-1.tmp", ".qwen3-1.tmp.bak"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("precious")
+    (tmp_path / ".qwen3-link.tmp").symlink_to(tmp_path / "mine")
+    (tmp_path / ".qwen3-file.tmp").write_text("of a process that writes a file")
+    before = sorted(tmp_path.rglob("*"))
+    write_folder(tmp_path / "new", write_part)
+    assert sorted(set(tmp_path.rglob("*"))) == sorted([*before, tmp_path / "new", tmp_path / "new" / "part"])
+
+
+def test_a_folder_taken_away_before_it_was_locked(tmp_path, monkeypatch):
+    """Between making and locking it, another process may take it for abandoned: then there is a second try."""
+    real, taken = writing.lock_folder, []
+
+    def lock_late(folder):
+        if len(taken) < 3:
+            taken.append(folder)
+            folder.rmdir()
+        return real(folder)
+
+    monkeypatch.setattr(writing, "lock_folder", lock_late)
+    write_folder(tmp_path / "new", write_part)
+    assert len(taken) == 3 and [path.name for path in tmp_path.iterdir()] == ["new"]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt(), ZeroDivisionError()])
+def test_nothing_is_left_if_a_folder_cannot_be_filled(error, tmp_path):
+    def fill(folder):
+        write_part(folder)
+        raise error
+
+    with pytest.raises(InputError if isinstance(error, OSError) else type(error)) as caught:
+        write_folder(tmp_path / "new", fill)
+    assert list(tmp_path.iterdir()) == []
+    if isinstance(error, OSError):
+        assert str(caught.value) == f"{tmp_path / 'new'}: cannot be written: No space left on device"
+
+
+def test_errors_name_the_folder_and_no_temporary_one(tmp_path):
+    def fill(folder):
+        write_whole(folder / "missing" / "file", lambda file: None)
+
+    message = message_of(write_folder, tmp_path / "new", fill)
+    assert message.startswith(f"{tmp_path / 'new'}: cannot be written: No such")
+    for name in (tmp_path / "no" / "new", tmp_path, f"{tmp_path}/a\0b"):
+        message = message_of(write_folder, name, write_part)
+        assert ".tmp" not in message and str(tmp_path) in message
+    assert list(tmp_path.iterdir()) == []

@@ -1,7 +1,7 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = ["numpy>=2.0", "safetensors>=0.8", "tokenizers>=0.22.2", "huggingface_hub>=1.33", "tqdm>=4.66",
-#                 "jinja2>=3.1.6"]
+#                 "jinja2>=3.1.6", "prompt_toolkit>=3.0.40"]
 # ///
 """Qwen3 language models in plain NumPy, from the files that Hugging Face publishes to streamed text.
 

@@ -1,112 +1,63 @@
-"""The conversation of `python qwen3.py --chat`: lines in, streamed answers out, and commands that begin with a slash.
+"""The conversation of `python qwen3.py --chat`: messages in, streamed answers out, commands that begin with a slash.
 
 The KV cache is kept from turn to turn. What the chat template rewrites (thoughts are dropped from earlier turns) is
 computed anew from the first token that differs. Answers go to stdout, everything else to stderr.
 """
 import contextlib
+import json
 import os
 import shlex
 import sys
+import textwrap
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from qwen3 import Completion, Model, Sampling, chat, default_sampling
+from qwen3_app import terminal
 from qwen3_app.files import read_messages
-from qwen3_app.terminal import OutputError, note, print_answer, statistics
+from qwen3_app.prompt import CtrlC, LineDropped, Stopped, completions, line_reader, read_line, read_message, signals
+from qwen3_app.state import keep_conversation
+from qwen3_app.terminal import CYAN, OutputError, Status, banner, cut_note, print_answer, statistics, told_progress
 from qwen3_io.arguments import checked_whole
-from qwen3_io.errors import LARGEST_TEXT, InputError
+from qwen3_io.errors import InputError, brief, did_you_mean
 from qwen3_io.writing import write_json
 
-HELP = '''/help                    this list
-/clear                   begin anew; the system prompt stays
-/system [TEXT]           show or set the system prompt; /system - removes it
-/think, /no_think        reason before the answers from now on, or don't
-/regenerate              another answer to the last message
-/save FILE, /load FILE   write the conversation to a file, go on with one (JSON, as --messages reads it)
-/stats                   speed and memory of the last answer, and how full the context is
-/set [KEY VALUE]         show or set: temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty,
-                         frequency_penalty, seed, max_tokens, think_budget, hide_thinking (VALUE default: as it was)
-/exit                    leave, as Ctrl-D does, or Ctrl-C twice; Ctrl-C once stops an answer
-"""                      begins and ends a message of several lines; a \\ at the end of a line goes on, too
-//                       a message that begins with a slash'''
-
-
 SETTINGS = {**{name: name for name in Sampling.__dataclass_fields__}, "seed": "seed", "max_tokens": "max_new_tokens",
-            "think_budget": "think_budget", "hide_thinking": "hide_thinking"}  # as /set calls them: as Completion does
+            "think_budget": "think_budget", "hide_thinking": "hide_thinking", "stats": "show_stats"}
+SWITCHES = ("hide_thinking", "show_stats")  # attributes of Chat; the other settings are options of Completion
+
+HELP = {
+    "/help": "this list",
+    "/clear": "begin anew; the system prompt stays",
+    "/undo": "take back the last message and its answer, or /clear and /load",
+    "/history": "show the conversation",
+    "/regenerate": "another answer to the last message",
+    "/system [TEXT]": "show or set the system prompt; /system - removes it",
+    "/think, /no_think": "reason before the answers from now on, or don't",
+    "/save FILE, /load FILE": "write the conversation to a file, go on with one (JSON, as --messages reads it)",
+    "/stats": "speed and memory of the last answer, and how full the context is",
+    "/set [KEY VALUE]": f"show or set: {', '.join(SETTINGS)} (VALUE default: as it was)",
+    "/exit": "leave, as exit, quit, bye, /quit, /bye and Ctrl-D do, or Ctrl-C twice; Ctrl-C once stops an answer",
+    '"""': "begins and ends a message of several lines; so does \\ at the end of a line, and Alt-Enter; "
+           "a pasted text is one message",
+    "//": "a message that begins with a slash"}
+ALIASES = {"/quit": "/exit", "/bye": "/exit", "/nothink": "/no_think", "/no-think": "/no_think", "/?": "/help"}
+FAREWELLS = ("exit", "quit", "bye")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Lines from the terminal, or from a pipe
-# ----------------------------------------------------------------------------------------------------------------------
-
-def history_file() -> Path:
-    """Where the lines typed are kept from one chat to the next."""
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "qwen3" / "history"
+def note(text: str) -> None:
+    """Prints a remark of the program, which looks different from an answer."""
+    terminal.note(text, CYAN)
 
 
-@contextlib.contextmanager
-def line_editing(commands: list[str]):
-    """Arrow keys, a history that outlives the chat, and Tab for commands, where Python has readline."""
-    try:
-        import readline
-    except ImportError:  # Windows: its terminal has line editing of its own
-        yield
-        return
-    readline.set_history_length(1000)
-    readline.set_completer_delims("\n")
-    readline.set_completer(lambda text, i: [*filter(lambda name: name.startswith(text), commands), None][i])
-    readline.parse_and_bind("bind ^I rl_complete" if "libedit" in (readline.__doc__ or "") else "tab: complete")
-    with contextlib.suppress(OSError, RuntimeError):  # no history yet, or no home
-        readline.read_history_file(history_file())
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError, RuntimeError):  # a folder without write permission: the history is a comfort
-            history_file().parent.mkdir(parents=True, exist_ok=True)
-            readline.write_history_file(history_file())
-
-
-def read_line(prompt: str) -> str:
-    """A line without its newline. Raises EOFError at the end of the input, InputError for what is not text."""
-    try:
-        if sys.stdin.isatty():
-            if not sys.stdout.isatty():  # the answers go into a file; the prompt doesn't
-                print(prompt, end="", file=sys.stderr, flush=True)
-            return input(prompt if sys.stdout.isatty() else "")
-        line = sys.stdin.buffer.readline(LARGEST_TEXT)  # bytes, so that a line that isn't text spoils no other one
-        if not line:
-            raise EOFError
-        return line.decode("utf-8-sig").removesuffix("\n").removesuffix("\r")
-    except UnicodeDecodeError as error:
-        raise InputError(f"the line is not text in {error.encoding}: {error.reason}") from error
-    except OSError as error:
-        raise OutputError(f"stdin: cannot be read: {error.strerror}") from error
-
-
-def read_message(prompt: str) -> str:
-    """A message of one line; or of several, between two times three double quotes, or with \\ at the ends of lines."""
-    line = read_line(prompt)
-    if line.strip().startswith('"""'):
-        lines, line = [], line.strip()[3:]
-        with contextlib.suppress(EOFError):  # the end of the input ends the message, too
-            while not line.rstrip().endswith('"""'):
-                lines.append(line)
-                line = read_line("... ")
-            lines.append(line.rstrip()[:-3])
-        text = "\n".join(lines).strip("\n")
-        return "/" + text if text.startswith("/") else text  # never a command
-    lines = [line]
-    with contextlib.suppress(EOFError):
-        while lines[-1].endswith("\\"):
-            lines[-1] = lines[-1][:-1]
-            lines.append(read_line("... "))
+def help_text() -> str:
+    """The commands, and beside them what they do, as wide as the terminal is."""
+    left, lines = max(map(len, HELP)) + 2, []
+    for command, does in HELP.items():
+        rows = textwrap.wrap(does, max(min(terminal.columns(sys.stderr) or 120, 120) - left, 20))
+        lines += [f"{command:{left}}{rows[0]}", *(" " * left + row for row in rows[1:])]
     return "\n".join(lines)
 
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The conversation
-# ----------------------------------------------------------------------------------------------------------------------
 
 class Chat:
     """A conversation: its messages, its settings, and the KV cache of what has been said."""
@@ -117,16 +68,20 @@ class Chat:
         self.model, self.messages, self.tools = model, messages, tools
         self.enable_thinking, self.hide_thinking, self.show_stats = enable_thinking, hide_thinking, show_stats
         self.options = dict(options or {})  # of Completion
-        self.defaults = dict(self.options) | {"hide_thinking": hide_thinking}
+        self.defaults = dict(self.options) | {"hide_thinking": hide_thinking, "show_stats": show_stats}
         self.cache = model.engine.new_cache(model.config)
         self.last: Completion | None = None
         self.n_answers = 0  # since the start: each draws with a seed of its own
+        self.saved = list(messages)  # as they are in a file
+        self.before: list[dict] = []  # the messages before /clear or /load, what of them was saved, and
+        self.saved_before: list[dict] = []
+        self.start: list[dict] = []  # the messages right after
         self.own_files: set[str] = set()  # that /save may write again
         self.commands: dict[str, Callable[[str], None]] = {
-            "/help": lambda _: note(HELP), "/clear": self.clear, "/system": self.set_system,
-            "/think": lambda _: self.set_thinking(True), "/no_think": lambda _: self.set_thinking(False),
-            "/regenerate": self.regenerate, "/save": self.save, "/load": self.load, "/stats": self.stats,
-            "/set": self.set_option, "/exit": self.leave}
+            "/help": lambda _: note(help_text()), "/clear": self.clear, "/undo": self.undo, "/history": self.history,
+            "/regenerate": self.regenerate, "/system": self.set_system, "/think": lambda _: self.set_thinking(True),
+            "/no_think": lambda _: self.set_thinking(False), "/save": self.save, "/load": self.load,
+            "/stats": self.stats, "/set": self.set_option, "/exit": self.leave}
 
     def handle(self, text: str) -> None:
         """Does what a line says: a command, or a message to answer. Raises EOFError for /exit."""
@@ -138,9 +93,13 @@ class Chat:
             self.say(text[1:])
         elif text.startswith("/"):
             name, _, rest = text.partition(" ")
+            name = ALIASES.get(name, name)
             if name not in self.commands:
-                raise InputError(f"there is no command {name[:40]}; /help lists them, // begins a message with a slash")
+                similar = did_you_mean(name, [*self.commands, *ALIASES]) or "; /help lists them"
+                raise InputError(f"there is no command {brief(name, 40)}{similar} (// begins a message with a slash)")
             self.commands[name](rest.strip())
+        elif text.strip() in FAREWELLS:
+            raise EOFError
         elif text.strip():
             self.say(text)
 
@@ -154,36 +113,45 @@ class Chat:
 
     def say(self, text: str) -> None:
         """Adds a message (or the result of a tool that was called) and answers it."""
-        self.messages.append({"role": "tool" if self.missing_results() else "user", "content": text})
-        if not self.missing_results():
-            self.answer_last()
+        message = {"role": "tool" if self.missing_results() else "user", "content": text}
+        self.answer_to([*self.messages, message])
 
-    def answer_last(self) -> None:
-        """Answers the last message, or takes it back if that can't be done."""
+    def answer_to(self, messages: list[dict]) -> None:
+        """Answers the last one of the messages, or goes back to those before it if no answer begins."""
+        before = messages[:-1]
         try:
-            self.answer()
+            self.messages = messages
+            if not self.missing_results():
+                self.answer()
         except OutputError:
             raise
         except InputError as error:
-            self.messages.pop()
+            self.messages = before
             raise InputError(f"{error} (the message was not added; /clear begins anew)") from error
+        except KeyboardInterrupt:
+            if len(self.messages) <= len(before) + 1:
+                self.messages = before
+                note("(stopped before the answer began, so your message was taken back)")
+            else:
+                note("(stopped; the answer is kept as far as it came)")
+            raise
 
     def answer(self) -> None:
-        """Generates, prints and keeps the answer to the messages; what Ctrl-C has stopped is kept as far as it came."""
-        options = dict(self.options)
+        """Generates, prints and keeps the answer to the messages; one that is stopped is kept as far as it came."""
+        options, status = dict(self.options), Status()
         if options.get("seed") is not None:
             options["seed"] += self.n_answers
-        completion = chat(self.model, self.messages, self.tools, self.enable_thinking, cache=self.cache, **options)
+        completion = chat(told_progress(self.model, status), self.messages, self.tools, self.enable_thinking,
+                          cache=self.cache, **options)
         self.last, self.n_answers = completion, self.n_answers + 1
+        status.show("reading the prompt …", delay=0.5)
         try:
-            print_answer(completion, self.hide_thinking)
-        except KeyboardInterrupt:
-            if completion.token_ids:
+            print_answer(completion, self.hide_thinking, status)
+        finally:
+            if completion.text or completion.finish_reason is not None:
                 self.keep(completion)
-            raise
-        self.keep(completion)
-        if completion.finish_reason == "length":
-            note(f"(cut off after {len(completion.token_ids)} tokens)")
+        if cut := cut_note(completion, "max_tokens (/set)"):
+            note(f"({cut})")
         if self.show_stats:
             self.stats("")
 
@@ -197,18 +165,47 @@ class Chat:
     def leave(self, _: str) -> None:
         raise EOFError
 
+    def system_messages(self) -> list[dict]:
+        return self.messages[:1] if self.messages and self.messages[0]["role"] == "system" else []
+
     def clear(self, _: str) -> None:
-        self.last = None
-        self.messages = self.messages[:1] if self.messages and self.messages[0]["role"] == "system" else []
-        note("(a new conversation)")
+        self.replace(self.system_messages())
+        note("(a new conversation; /undo brings back the one before)" if self.before else "(a new conversation)")
+
+    def replace(self, messages: list[dict]) -> None:
+        """Takes other messages; /undo brings those before back."""
+        if has_turns(self.messages):
+            self.before, self.saved_before = self.messages, self.saved
+        self.messages, self.start, self.last = messages, messages, None
+
+    def undo(self, _: str) -> None:
+        last = max((i for i, message in enumerate(self.messages) if message["role"] == "user"), default=None)
+        if self.before and (last is None or self.messages == self.start):
+            self.messages, self.saved, self.before = self.before, self.saved_before, []
+            note(f"(back in the conversation before, with {len(self.messages)} messages)")
+        elif last is None:
+            raise InputError("there is no message to take back")
+        else:
+            note(f"(took back: {brief(self.messages[last]['content'], 60)})")
+            self.messages = self.messages[:last]
+
+    def history(self, _: str) -> None:
+        """Prints the messages, without thoughts."""
+        for message in self.messages:
+            content, calls = message.get("content") or "", message.get("tool_calls") or []
+            text = content if isinstance(content, str) else "".join(part["text"] for part in content)
+            name = {"user": "> ", "assistant": ""}.get(message["role"], message["role"] + "> ")
+            terminal.note("\n".join([name + text, *(json.dumps(call, ensure_ascii=False) for call in calls)]).strip())
+        if not self.messages:
+            note("(nothing has been said yet)")
 
     def set_system(self, text: str) -> None:
-        has_one = bool(self.messages) and self.messages[0]["role"] == "system"
+        old = self.system_messages()
         if not text:
-            note(str(self.messages[0]["content"]) if has_one else "(no system prompt)")
+            note(str(old[0]["content"]) if old else "(no system prompt)")
         else:
             new = [] if text == "-" else [{"role": "system", "content": text}]
-            self.messages = new + self.messages[has_one:]
+            self.messages = new + self.messages[len(old):]
             note("(no system prompt from now on)" if text == "-" else "(system prompt set)")
 
     def set_thinking(self, on: bool) -> None:
@@ -224,12 +221,15 @@ class Chat:
             kept -= 1
         if not kept:
             raise InputError("there is no message to answer yet")
-        dropped, self.messages = self.messages[kept:], self.messages[:kept]
+        old = self.messages
         try:
+            self.messages = old[:kept]
             self.answer()
         finally:
             if len(self.messages) == kept:  # there is no other answer
-                self.messages += dropped
+                self.messages = old
+        if self.messages == old and self.shown_value("temperature") == "0.0":
+            note("(the same answer: temperature 0 always takes the most likely token; /set temperature 0.7 draws)")
 
     def save(self, name: str) -> None:
         name = one_name(name)
@@ -239,14 +239,15 @@ class Chat:
             raise InputError(f"{name}: exists already; choose another name")
         write_json(name, self.messages if self.tools is None else {"messages": self.messages, "tools": self.tools})
         self.own_files.add(os.path.realpath(name))
+        self.saved = list(self.messages)
         note(f"(saved {len(self.messages)} messages)")
 
     def load(self, name: str) -> None:
         name = one_name(name)
         messages, tools = read_messages(name)
-        self.messages, self.tools = messages, tools if tools is not None else self.tools
+        self.replace(messages)
+        self.tools, self.saved = tools if tools is not None else self.tools, list(messages)
         self.own_files.add(os.path.realpath(name))
-        self.last = None
         waiting = "; /regenerate answers the last one" if messages[-1]["role"] in ("user", "tool") else ""
         note(f"(loaded {len(messages)} messages{waiting})")
 
@@ -257,23 +258,43 @@ class Chat:
         note(f"{statistics(self.last)} | context: {used} of {self.model.config.context_length} tokens")
 
     def set_option(self, text: str) -> None:
-        key, _, value = text.partition(" ")
+        key, _, value = text.replace("=", " ", 1).partition(" ")
+        key, value = key.replace("-", "_"), value.strip()
         if key and key not in SETTINGS:
-            raise InputError(f"there is no setting {key[:40]!r}; /help lists them")
-        name, value = SETTINGS.get(key), value.strip()
-        if name == "hide_thinking":
-            self.hide_thinking = self.defaults[name] if value == "default" else parsed_switch(value)
+            similar = did_you_mean(key, SETTINGS) or "; /help lists them"
+            raise InputError(f"there is no setting {brief(key, 40)}{similar}")
+        name = SETTINGS.get(key)
+        if name in SWITCHES:
+            setattr(self, name, self.defaults[name] if value == "default" else parsed_switch(key, value))
         elif name is not None:
             self.options[name] = self.defaults.get(name) if value == "default" else parsed_value(key, value)
         note("  ".join(f"{shown} = {self.shown_value(SETTINGS[shown])}" for shown in ([key] if key else SETTINGS)))
 
     def shown_value(self, name: str) -> str:
         """The value of a setting in words."""
-        if name == "hide_thinking":
-            return "on" if self.hide_thinking else "off"
+        if name in SWITCHES:
+            return "on" if getattr(self, name) else "off"
         value = self.options.get(name)
         sampling = default_sampling(self.model, self.enable_thinking)
         return str(getattr(sampling, name, "default") if value is None else value)
+
+    def keep_unsaved(self) -> None:
+        """Keeps the conversation for --continue if it is in no file, and says so."""
+        for messages, saved in ((self.messages, self.saved), (self.before, self.saved_before)):
+            if has_turns(messages) and messages != saved:
+                break
+        else:
+            return
+        try:
+            if (file := keep_conversation(messages, self.tools)) is not None:
+                note(f"(kept in {file}: --continue goes on with it)")
+        except InputError as error:
+            note(f"(the conversation is lost: {error})")
+
+
+def has_turns(messages: list[dict]) -> bool:
+    """True if somebody has said something."""
+    return any(message["role"] != "system" for message in messages)
 
 
 def one_name(text: str) -> str:
@@ -287,9 +308,9 @@ def one_name(text: str) -> str:
     return os.path.expanduser(names[0])
 
 
-def parsed_switch(text: str) -> bool:
+def parsed_switch(key: str, text: str) -> bool:
     if text not in ("on", "off"):
-        raise InputError(f"hide_thinking must be on or off, not {text[:40]!r}")
+        raise InputError(f"{key} must be on or off, not {brief(repr(text), 40)}")
     return text == "on"
 
 
@@ -298,7 +319,7 @@ def parsed_value(key: str, text: str) -> float | int:
     try:
         value: float | int = int(text) if text.lstrip("+-").isdecimal() else float(text)
     except ValueError as error:
-        raise InputError(f"{key} must be a number, not {text[:40]!r}") from error
+        raise InputError(f"{key} must be a number, not {brief(repr(text), 40)}") from error
     if key in Sampling.__dataclass_fields__:
         Sampling().updated(**{key: value})
     else:
@@ -306,32 +327,52 @@ def parsed_value(key: str, text: str) -> float | int:
     return value
 
 
+# ----------------------------------------------------------------------------------------------------------------------
+# The loop
+# ----------------------------------------------------------------------------------------------------------------------
+
 def run_chat(conversation: Chat) -> int:
-    """Reads messages and commands until /exit, Ctrl-D or two Ctrl-C -> exit status: 1 if a piped line was refused."""
-    interactive, interrupted, status = sys.stdin.isatty(), False, 0
-    if interactive:
-        note("/help lists the commands; Ctrl-C stops an answer; Ctrl-D leaves")
+    """Reads messages and commands until the end -> exit status: 1 if a piped line was refused.
+
+    On a terminal, an unsaved conversation is kept, however the chat ends.
+    """
+    if not sys.stdin.isatty():
+        return 1 if converse(conversation, read_line, CtrlC()) else 0
+    ctrl_c = CtrlC()
+    try:
+        note(f"{banner(conversation.model)}\n/help lists the commands; Ctrl-C stops an answer; Ctrl-D leaves")
+        commands = [*conversation.commands, *ALIASES]
+        converse(conversation, line_reader(lambda line: completions(line, commands, SETTINGS), ctrl_c), ctrl_c)
+        return 0
+    finally:
+        conversation.keep_unsaved()
+
+
+def converse(conversation: Chat, read: Callable[[str], str], ctrl_c: CtrlC) -> int:
+    """The conversation, until /exit, the end of the input, or Ctrl-C twice in a row -> how many lines were refused."""
     first = bool(conversation.messages) and conversation.messages[-1]["role"] in ("user", "tool")
-    editing = line_editing([*conversation.commands]) if interactive else contextlib.nullcontext()
-    with contextlib.suppress(EOFError, KeyboardInterrupt), editing:
+    refused, leaving = 0, False
+    with contextlib.suppress(EOFError, KeyboardInterrupt), signals(ctrl_c):
         while True:
             try:
                 if first:
                     first = False
-                    conversation.answer_last()
-                text = read_message("result> " if conversation.missing_results() else "> ")
-                interrupted = False
-                conversation.handle(text)
+                    with ctrl_c.while_answering():
+                        conversation.answer_to(conversation.messages)
+                text = read_message("result> " if conversation.missing_results() else "> ", read)
+                leaving = False
+                with ctrl_c.while_answering():
+                    conversation.handle(text)
             except OutputError:
                 raise
             except InputError as error:
                 note(str(error))
-                status = 0 if interactive else 1
+                refused += 1
+            except (LineDropped, Stopped):
+                leaving = False
             except KeyboardInterrupt:
-                if interrupted:
+                if leaving:
                     break
-                interrupted = True
-                note("\n(Ctrl-C once more, Ctrl-D or /exit leaves)")
-    if interactive:
-        note("")
-    return status
+                leaving = True
+                note("(Ctrl-C once more, Ctrl-D or /exit leaves)")
+    return refused

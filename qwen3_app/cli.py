@@ -17,6 +17,7 @@ from qwen3_app.chat import Chat, run_chat
 from qwen3_app.files import load_prompt_cache, read_messages, read_text, read_tools, save_prompt_cache
 from qwen3_app.models import print_models
 from qwen3_app.start import catch_ctrl_c, program, release_ctrl_c
+from qwen3_app.state import kept_conversation
 from qwen3_app.terminal import (as_json, cut_note, logprob_objects, note, print_answer, print_json, print_raw,
                                 statistics, write)
 from qwen3_io.arguments import checked_stop, checked_whole
@@ -53,6 +54,7 @@ def make_parser() -> Parser:
     add = parser.add_argument_group("what to do").add_argument
     add("--chat", action="store_true", help="a conversation; /help in it lists its commands. On a terminal, also "
         "where there is no prompt")
+    add("--continue", action="store_true", help="--chat that goes on with the last conversation not saved")
     add("--score", action="store_true", help="instead of answering, print how likely the model finds the text: its "
         "log-likelihood, tokens and perplexity; with --file of each line")
     add("--list", action="store_true", help="list the bundled model and those in the hub's cache, with --model FOLDER "
@@ -94,6 +96,7 @@ EXCLUDES = {
     "chat": ("score", "json", "logprobs", "prompt_cache"),
     "score": ("system", "system_file", "messages", "tools", "think", "hide_thinking", "think_budget", "max_tokens",
               "stop", "lookup", "logprobs", "stats", "prompt_cache", "greedy", *Sampling.__dataclass_fields__, "seed"),
+    "continue": ("messages",),
     "greedy": ("temperature",),
     "system": ("system_file",),
 }
@@ -102,6 +105,7 @@ EXCLUDES = {
 def parse_arguments(parser: Parser, argv: Sequence[str] | None, jobs: Iterable[str] = ()) -> argparse.Namespace:
     """The options, as far as they can be checked without reading a file; exits with status 2 for bad usage."""
     args = parser.parse_args(argv)
+    args.chat = args.chat or getattr(args, "continue")
     given = {name for name, value in vars(args).items() if value != parser.get_default(name)}
     if {"prompt", "prompt_option"} <= given:
         parser.error("there are two prompts, one of them given by -p")
@@ -156,12 +160,13 @@ def read_prompt(args: argparse.Namespace) -> str | None:
 
 def read_conversation(args: argparse.Namespace) -> tuple[list[dict], list[dict] | None]:
     """(messages, tools) of --messages, --tools, --system and the prompt."""
-    messages, tools = ([], None) if args.messages is None else read_messages(args.messages)
+    file = kept_conversation() if getattr(args, "continue") else args.messages
+    messages, tools = ([], None) if file is None else read_messages(file)
     tools = tools if args.tools is None else read_tools(args.tools)
     system = args.system if args.system_file is None else read_text(args.system_file)
     if system is not None:
         if any(message["role"] == "system" for message in messages):
-            raise InputError(f"{args.messages}: has a system message, so --system can't set another one")
+            raise InputError(f"{file}: has a system message, so --system can't set another one")
         messages = [{"role": "system", "content": system}, *messages]
     prompt = read_prompt(args)
     if prompt is not None:

@@ -1,13 +1,18 @@
 """What is printed and how: answers on stdout; notes, statistics and errors on stderr."""
 import contextlib
+import dataclasses
 import json
 import os
 import re
 import sys
+import threading
 from collections.abc import Iterable
-from typing import TextIO
+from typing import Any, TextIO
 
-from qwen3 import Completion
+import numpy as np
+
+from qwen3 import CHUNK, Completion, Config, Model
+from qwen3_app.wrap import Wrap, wrapped
 from qwen3_io.errors import InputError
 from tokenizer_utils import split_stream
 
@@ -16,30 +21,51 @@ class OutputError(InputError):
     """The answer can't be written, or nothing more be read: a conversation can't go on."""
 
 
-DIM, NORMAL = "\x1b[2m", "\x1b[0m"
+# ----------------------------------------------------------------------------------------------------------------------
+# The terminal, and what it may be told
+# ----------------------------------------------------------------------------------------------------------------------
+
+DIM, CYAN, NORMAL, ERASE_LINE = "\x1b[2m", "\x1b[36m", "\x1b[0m", "\r\x1b[K"
+COMMANDING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters
+                        "\u200b\u202a-\u202e\u2066-\u2069]")  # show nothing, or turn the direction of the text
 
 
 def harmless(text: str, stream: TextIO) -> str:
-    """The text without control characters, if a terminal would obey them: neither a model nor a file may command it."""
-    return re.sub("[\x00-\x08\x0b-\x1f\x7f-\x9f]", "\ufffd", text) if stream.isatty() else text
+    """The text without what a terminal would obey, if the stream is one: neither a model nor a file may command it."""
+    return COMMANDING.sub("\ufffd", text) if stream.isatty() else text
 
 
-def note(text: str) -> None:
-    """Prints a line to stderr. Where nobody can read it, nothing else is lost."""
+def is_screen(stream: TextIO | None) -> bool:
+    """True for a terminal whose cursor can be moved."""
+    return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def coloured(stream: TextIO) -> bool:
+    """True for a screen whose owner has nothing against colours (https://no-color.org)."""
+    return is_screen(stream) and not os.environ.get("NO_COLOR")
+
+
+def columns(stream: TextIO) -> int:
+    """The width of the terminal now; 0 where there is none."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
+    except (OSError, ValueError):
+        return 0
+
+
+def note(text: str, colour: str = "") -> None:
+    """Prints a line to stderr, on a terminal broken between words. Where nobody can read it, nothing else is lost."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError):
-            print(harmless(text, sys.stderr), file=sys.stderr, flush=True)
-
-
-def coloured() -> bool:
-    """True if stdout is a terminal whose owner has nothing against colours (https://no-color.org)."""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+            text = wrapped(harmless(text, sys.stderr), columns(sys.stderr))
+            text = colour + text + NORMAL if colour and text and coloured(sys.stderr) else text
+            print(text, file=sys.stderr, flush=True)
 
 
 def write(text: str, dim: bool = False) -> None:
     """Prints a piece of the answer. Raises OutputError when stdout was closed (`| head -1`) or its disk is full."""
     text = harmless(text, sys.stdout)
-    if dim and text and coloured():
+    if dim and text and coloured(sys.stdout):
         text = DIM + text + NORMAL
     try:
         print(text, end="", flush=True)
@@ -48,26 +74,111 @@ def write(text: str, dim: bool = False) -> None:
         raise OutputError(f"the answer could not be written to stdout: {error.strerror}") from error
 
 
-def print_answer(completion: Completion, hide_thinking: bool = False) -> None:
-    """Streams an answer: its thought dimmed (or hidden), and each tool call as a line of JSON. Ends with a newline."""
-    started, held, last = False, [], ""
+class Status:
+    """A line on the screen about what is going on, erased before anything else is printed. Nowhere else it is shown."""
+
+    def __init__(self) -> None:
+        self.text, self.lock = "", threading.Lock()
+        self.timer: threading.Timer | None = None
+        self.shown = False
+
+    def show(self, text: str, delay: float = 0.0) -> None:
+        """Shows the text: at once, or unless it is erased within the delay (in seconds)."""
+        if not is_screen(sys.stderr):
+            return
+        with self.lock:
+            self.text = text
+        if self.shown or not delay:
+            self.draw()
+        elif self.timer is None:
+            self.timer = threading.Timer(delay, self.draw)
+            self.timer.daemon = True
+            self.timer.start()
+
+    def draw(self) -> None:
+        with self.lock, contextlib.suppress(OSError):
+            if self.text:
+                self.shown = True
+                colour, normal = (CYAN, NORMAL) if coloured(sys.stderr) else ("", "")
+                print(ERASE_LINE + colour + self.text + normal, end="", file=sys.stderr, flush=True)
+
+    def erase(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+        with self.lock, contextlib.suppress(OSError):
+            if self.shown:
+                print(ERASE_LINE, end="", file=sys.stderr, flush=True)
+            self.text, self.timer, self.shown = "", None, False
+
+
+def told_progress(model: Model, status: Status) -> Model:
+    """The model, with a forward that says how much of a long prompt it has read."""
+    def forward(model: Model, token_ids: Any, cache: Any, all_logits: bool = False) -> np.ndarray:
+        n = len(token_ids)
+        if n <= CHUNK or all_logits:
+            return plain(model, token_ids, cache, all_logits)
+        for start in range(0, n, CHUNK):
+            status.show(f"reading the prompt … {100 * start // n} %", delay=0.5)
+            logits = plain(model, token_ids[start:start + CHUNK], cache)
+        return logits
+
+    plain = model.engine.forward
+    return dataclasses.replace(model, engine=dataclasses.replace(model.engine, forward=forward))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Answers
+# ----------------------------------------------------------------------------------------------------------------------
+
+class Page:
+    """Stdout while an answer is written: on a terminal, lines are broken between words and thoughts dimmed."""
+
+    def __init__(self) -> None:
+        self.wrap = Wrap(lambda: columns(sys.stdout))
+        self.dim, self.last = False, ""  # the last piece: dimmed or not, and its last character
+
+    def write(self, text: str, dim: bool = False) -> None:
+        """Writes a piece of the answer."""
+        if text:
+            rest, self.dim = self.wrap.flush() if dim != self.dim else "", dim
+            write(rest, not dim)
+            self.last = text[-1]
+            write(self.wrap.feed(harmless(text, sys.stdout)), dim)
+
+    def end(self) -> None:
+        """Ends the last line."""
+        write(self.wrap.flush(), self.dim)
+        if self.last != "\n":
+            write("\n")
+
+
+def print_answer(completion: Completion, hide_thinking: bool = False, status: Status | None = None) -> None:
+    """Streams an answer: its thought dimmed (or hidden), and each tool call as a line of JSON. Ends with a newline.
+
+    The status line tells that a hidden thought goes on.
+    """
+    status, page, started, held = status or Status(), Page(), False, []
     try:
         for kind, piece in split_stream(completion, completion.think_open_in_prompt):
-            if hide_thinking:
-                piece = "" if kind == "thinking" else piece if started else piece.lstrip("\n")
+            if kind == "thinking" and hide_thinking:
+                status.show("thinking …")
+                continue
+            if hide_thinking and not started:
+                piece = piece.lstrip("\n")
             if kind == "call":
                 held.append(piece)  # until it is known whether it is one
             elif piece:
-                write(piece, dim=kind == "thinking")
-                started, last = started or kind == "content", piece[-1]
+                status.erase()
+                page.write(piece, dim=kind == "thinking")
+                started = started or kind == "content"
+        status.erase()
         calls = completion.answer.tool_calls
         rest = "\n".join(json.dumps(call, ensure_ascii=False) for call in calls) or "".join(held)
-        if rest:
-            write(rest if last in ("", "\n") else "\n" + rest)
-            last = rest[-1]
+        page.write("\n" if rest and page.last not in ("", "\n") else "")
+        page.write(rest)
     finally:
-        if last != "\n":
-            write("\n")
+        status.erase()
+        page.end()
 
 
 def print_raw(completion: Completion) -> None:
@@ -112,8 +223,12 @@ def logprob_objects(completion: Completion) -> Iterable[dict]:
         yield described(token, logprob) | {"top": [described(*other) for other in top]}
 
 
-def statistics(completion: Completion) -> str:
-    """One line: tokens, their speed, and the memory."""
+def statistics(completion: Completion, lookup: bool = False) -> str:
+    """One line: tokens, their speed, how fast the weights were read, and the memory.
+
+    Each token reads all weights once, so the speed of the memory is the limit; not so with `lookup`, where a pass may
+    give several tokens.
+    """
     times, parts = completion.times, []
     n_prompt, n_cached, n_answer = len(completion.prompt_ids), completion.cached_tokens, len(completion.token_ids)
     if n_answer > 0:
@@ -121,11 +236,51 @@ def statistics(completion: Completion) -> str:
         cached = f" ({n_cached} from the cache)" if n_cached else ""
         parts.append(f"prompt: {n_prompt} tokens{cached}, {(n_prompt - n_cached) / first:.1f} tokens/s, "
                      f"first token after {first:.2f} s")
-    speed = f", {(n_answer - 1) / (times[-1] - times[1]):.1f} tokens/s" if n_answer > 1 else ""
-    parts.append(f"answer: {n_answer} tokens{speed}")
+    speed = (n_answer - 1) / (times[-1] - times[1]) if n_answer > 1 else 0.0
+    read = weight_bytes(completion.model) * speed / 1e9
+    parts.append(f"answer: {n_answer} tokens" + (f", {speed:.1f} tokens/s" if speed else "")
+                 + (f", reading {read:.3g} GB/s of weights" if read and not lookup else ""))
     if (peak := peak_memory()) is not None:
         parts.append(f"peak memory: {peak / 1e9:.2f} GB")
     return " | ".join(parts)
+
+
+def weight_bytes(model: Model) -> int:
+    """How many bytes of weights a new token reads: all but an embedding that is not the lm_head, too."""
+    weights = model.weights
+    if isinstance(weights, dict):
+        arrays = [weights["norm"], weights["lm_head"], *(w for layer in weights["layers"] for w in layer.values())]
+    else:
+        arrays = weights.arrays[0 if weights.head is weights.embedding else 1:]  # the embedding comes first
+    return sum(array.nbytes for array in arrays)
+
+
+def parameters(config: Config) -> int:
+    """The number of a model's parameters."""
+    d, heads, kv_heads = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+    attention = 2 * (heads + kv_heads) * config.head_dim * d + 2 * config.head_dim  # with the norms of q and k
+    layer = attention + 3 * d * config.intermediate_size + 2 * d
+    embeddings = config.vocab_size * d * (1 if config.tie_word_embeddings else 2)
+    return embeddings + config.num_hidden_layers * layer + d
+
+
+FORMATS = ("float32", "bf16", "f16", "int8", "int4")  # by their numbers in qwen3_kernels/layout.py
+
+
+def banner(model: Model) -> str:
+    """Name, size, context and engine of a model in a line."""
+    n = parameters(model.config)
+    size = f"{n / 1e9:.3g} B" if n >= 1e9 else f"{n / 1e6:.3g} M" if n >= 1e6 else f"{n:,}"
+    form = getattr(model.weights, "form", None)
+    engine = "NumPy float32" if form is None else f"numba {FORMATS[form]}"
+    return (f"qwen3 · {model_name(model)} · {size} parameters · context {model.config.context_length:,} · {engine}")
+
+
+def model_name(model: Model) -> str:
+    """The model's name: its folder's, or in the hub's cache that of its repository."""
+    folder = model.path.resolve()
+    hub = [part for part in folder.parts if part.startswith("models--")]
+    return hub[-1].removeprefix("models--").replace("--", "/") if hub else folder.name
 
 
 def cut_note(completion: Completion, option: str = "--max-tokens") -> str | None:
@@ -136,9 +291,9 @@ def cut_note(completion: Completion, option: str = "--max-tokens") -> str | None
     full = len(completion.prompt_ids) + n >= context
     if answer.reasoning_truncated or answer.reasoning and not answer.content.strip() and not answer.tool_calls:
         rest = f"and the context of {context} tokens is full" if full else f"raise {option} for more"
-        return f"All {n} tokens went into the thought, so there is no answer yet: {rest}."
+        return f"All {n} token{'s' * (n > 1)} went into the thought, so there is no answer yet: {rest}."
     reason = f"the context of {context} tokens is full" if full else f"raise {option} for more"
-    return f"The answer was cut off after {n} tokens: {reason}."
+    return f"The answer was cut off after {n} token{'s' * (n > 1)}: {reason}."
 
 
 def peak_memory() -> int | None:

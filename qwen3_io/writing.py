@@ -2,8 +2,10 @@
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,30 +19,76 @@ try:
 except ImportError:  # Windows: what a killed process leaves remains there
     fcntl = None  # type: ignore[assignment]
 
+TEMPORARY = re.compile(r"\.qwen3-[0-9a-f]{16}\.tmp")
 
-def write_whole(name: str | Path, write: Callable[[BinaryIO], Any]) -> None:
+
+def write_whole(name: str | Path, write: Callable[[BinaryIO], Any], private: bool = False) -> None:
     """Calls write(file) on a temporary file beside `name`, then gives it that name: all of it is there, or nothing.
 
-    Raises InputError when it can't be written; what was there before is then as it was.
+    A `private` file can be read by its user alone. What a killed process has left in the folder is removed first.
+    Raises InputError when the file can't be written; what was there before is then as it was.
     """
     try:
         target = Path(os.path.realpath(name))
-        temporary = target.with_name(f".qwen3-{secrets.token_hex(8)}.tmp")
+        target.with_name("x")
     except ValueError as error:  # "/", a NUL character, a lone surrogate
         raise InputError(f"{ascii(str(name))}: not the name of a file") from error
     if os.fspath(name).endswith(os.sep) or (os.path.lexists(target) and not os.path.isfile(target)):
         raise InputError(f"{name}: not a regular file, so nothing is written to it")
+    sweep(target.parent)
+    temporary = None
     try:
-        with open(temporary, "xb") as file:
+        file = new_temporary(target, 0o600 if private else 0o666)
+        temporary = file.name
+        with file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, target)
+            if fcntl is None:
+                file.close()  # Windows renames no open file; elsewhere it stays locked until it has its name
+            os.replace(temporary, target)
     except OSError as error:
         raise InputError(f"{name}: cannot be written: {error.strerror or error}") from error
     finally:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+
+
+def new_temporary(target: Path, mode: int) -> BinaryIO:
+    """A new file beside `target`, open and locked for as long as it stays open."""
+    while True:
+        temporary = target.with_name(f".qwen3-{secrets.token_hex(8)}.tmp")
+        file = open(temporary, "xb", opener=lambda path, flags: os.open(path, flags, mode))
+        if fcntl is None:
+            return file
+        with contextlib.suppress(OSError):  # a file system without locks: then sweep() gets none, and removes nothing
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(file.fileno()).st_nlink:  # else it was swept between its creation and its lock
+            return file
+        file.close()
+
+
+def sweep(folder: Path) -> None:
+    """Removes the temporary files that killed processes have left in a folder: those that nobody holds locked."""
+    with contextlib.suppress(OSError):
+        for path in [entry.path for entry in os.scandir(folder) if TEMPORARY.fullmatch(entry.name)]:
+            with contextlib.suppress(OSError):
+                remove_unlocked(path)
+
+
+def remove_unlocked(path: str) -> None:
+    """Removes a temporary file. Raises OSError if a process still writes it, or if that can't be told."""
+    if fcntl is None:
+        os.unlink(path)  # Windows refuses that while the file is open
+        return
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(path)
+    finally:
+        os.close(descriptor)
 
 
 SAFETENSORS_DTYPES = {"float32": "F32", "float16": "F16", "uint16": "U16", "uint8": "U8", "int64": "I64"}
@@ -69,10 +117,10 @@ def write_safetensors(name: str | Path, tensors: dict[str, np.ndarray], metadata
     write_whole(name, write)
 
 
-def write_json(name: str | Path, value: Any) -> None:
+def write_json(name: str | Path, value: Any, private: bool = False) -> None:
     """Writes a value as JSON that people can read, whole or not at all."""
     data = (json.dumps(value, ensure_ascii=False, indent=2) + "\n").encode("utf-8", "replace")
-    write_whole(name, lambda file: file.write(data))
+    write_whole(name, lambda file: file.write(data), private)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

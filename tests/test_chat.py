@@ -1,4 +1,4 @@
-"""`python qwen3.py --chat`: on a real terminal, with lines from a pipe, and its parts under random use."""
+"""qwen3_app/chat.py: commands, settings, the KV cache over turns and after Ctrl-C, and random lines."""
 import contextlib
 import dataclasses
 import io
@@ -8,36 +8,27 @@ import multiprocessing
 import os
 import random
 import re
-import shlex
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 from unittest import mock
 
-import numpy as np
-import pexpect
 import pytest
-from safetensors.numpy import load_file, save_file
 
 import qwen3
 from qwen3_app import chat as qwen3_chat
 from qwen3_app import cli as qwen3_cli
 from qwen3_app import files as qwen3_files
+from qwen3_app import terminal
 from configs import BASE, VOCABULARY
 from make_random_model import make_random_model
 from qwen3 import InputError
 
 ROOT = Path(__file__).resolve().parents[1]
 DEMO = ROOT / "demo"
-PROMPT = "\r\n> "  # as the terminal shows it, at the start of a line
-ONCE_MORE = "(Ctrl-C once more, Ctrl-D or /exit leaves)" + PROMPT
-UP, LEFT, CTRL_A, CTRL_C, CTRL_D, CTRL_U = "\x1b[A", "\x1b[D", "\x01", "\x03", "\x04", "\x15"
 PERU, LIMA = "What is the capital of Peru?", "The capital of Peru is Lima."
 SPAIN, MADRID = "What is the capital of Spain?", "The capital of Spain is Madrid."
 TALK = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]
-CALL, RESULT = {"name": "get_weather", "arguments": {"city": "Paris"}}, '{"temperature": 7, "condition": "sunny"}'
 TINY = BASE | {"vocab_size": VOCABULARY, "max_position_embeddings": 2**20, "num_hidden_layers": 1,
               "tie_word_embeddings": False}
 WEATHER = {"type": "function", "function": {
@@ -56,87 +47,7 @@ def tiny(tmp_path_factory):
     return make_random_model(TINY, tmp_path_factory.mktemp("tiny"), "float32")
 
 
-@pytest.fixture(scope="module")
-def endless(tmp_path_factory):
-    """The folder of a model whose answers never end: aaaaaaaa ..."""
-    folder = make_random_model(TINY, tmp_path_factory.mktemp("endless"), "float32")
-    weights = {name: np.full_like(tensor, tensor.ndim == 1 or "embed" in name)
-               for name, tensor in load_file(folder / "model.safetensors").items()}
-    weights["lm_head.weight"][qwen3.load_model(folder).tokenizer.encode("a")] = 1
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    return folder
-
-
 # ---- helpers --------------------------------------------------------------------------------------------------------
-
-def program(*arguments, shell: str = "") -> str:
-    """A line for a shell that runs it."""
-    return f"exec {shlex.join([sys.executable, str(ROOT / 'qwen3.py'), '--chat', *map(str, arguments)])} {shell}"
-
-
-def surroundings(state: Path, env: dict[str, str]) -> dict:
-    """Options for a process of the program: the same, whoever runs the tests, and with Ctrl-C not ignored."""
-    env = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "TERM": "xterm", "INPUTRC": os.devnull,
-           "XDG_STATE_HOME": str(state), "OPENBLAS_NUM_THREADS": "1"} | env
-    return {"cwd": ROOT, "env": env, "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
-
-
-@pytest.fixture
-def open_chat(tmp_path):
-    """A function that starts a chat on a terminal of its own. What still runs when the test ends is killed."""
-    started = []
-
-    def start(*arguments, model: Path = DEMO, shell: str = "", **env: str) -> pexpect.spawn:
-        chat = pexpect.spawn("/bin/sh", ["-c", program("--model", model, *arguments, shell=shell)], timeout=60,
-                             encoding="utf-8", codec_errors="replace", dimensions=(60, 300),
-                             **surroundings(tmp_path / "state", env))
-        chat.delaybeforesend = None  # no need: the terminal is set up before the prompt appears
-        started.append(chat)
-        chat.expect_exact("/help lists the commands; Ctrl-C stops an answer; Ctrl-D leaves" + PROMPT)
-        return chat
-
-    yield start
-    for chat in started:
-        chat.close(force=True)
-
-
-@pytest.fixture
-def start(tmp_path):
-    """A function that starts a chat with pipes."""
-    yield lambda *arguments, shell="": subprocess.Popen(
-        program(*arguments, shell=shell), shell=True, text=True, errors="surrogateescape", stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, **surroundings(tmp_path / "state", {}))
-    assert not (tmp_path / "state").exists()  # no history of what nobody has typed
-
-
-def ask(chat: pexpect.spawn, line: str, prompt: str = PROMPT) -> str:
-    """Types a line -> what the terminal shows until the next prompt, without the line itself."""
-    chat.send(line + "\r")
-    chat.expect_exact(prompt)
-    return chat.before.partition("\r\n")[2].replace("\r\n", "\n")
-
-
-def press(chat: pexpect.spawn, key: str) -> None:
-    """Presses a key when the program waits for one: readline would notice an earlier Ctrl-C only with the next key."""
-    stat, deadline = Path(f"/proc/{chat.pid}/stat"), time.monotonic() + 60
-    while stat.exists() and stat.read_text().rpartition(") ")[2][0] != "S" and time.monotonic() < deadline:
-        time.sleep(0.005)
-    chat.send(key)
-
-
-def status_at_end(chat: pexpect.spawn, key: str) -> int | None:
-    """Presses a key and waits until the program has ended -> its exit status, None for a signal."""
-    press(chat, key)
-    chat.expect(pexpect.EOF)
-    chat.wait()
-    return chat.exitstatus
-
-
-def saved(chat: pexpect.spawn, file: Path):
-    """What /save writes."""
-    assert re.fullmatch(r"\(saved \d+ messages\)", ask(chat, f"/save {file}"))
-    return json.loads(file.read_text())
-
 
 def roles(messages: list[dict]) -> str:
     """The initials of who has said something: s, u, a, t."""
@@ -192,204 +103,36 @@ def playground(tmp_path, monkeypatch):
     assert os.readlink("link") == "theirs.txt" and not Path("nowhere").exists() and Path("folder").is_dir()
 
 
-# ---- on a terminal --------------------------------------------------------------------------------------------------
-
-def test_a_conversation(open_chat, tmp_path):
-    chat, file = open_chat("--no-think"), tmp_path / "a conversation.json"
-    assert ask(chat, "My name is Mia.") == "Nice to meet you, Mia!" and ask(chat, PERU) == LIMA
-    assert ask(chat, "What is my name?") == "Your name is Mia."
-    for _ in range(2):  # its own file, so it may go on in it
-        assert ask(chat, f"/save '{file}'") == "(saved 6 messages)"
-    assert "name of one file" in ask(chat, f"/save {file}")
-    assert "there is no command /hepl; /help lists them" in ask(chat, "/hepl me")
-    assert ask(chat, "/clear") == "(a new conversation)" and "Mia" not in ask(chat, "What is my name?")
-    assert ask(chat, f'/load "{file}"') == "(loaded 6 messages)"
-    assert ask(chat, "/stats") == "there is no answer yet" and ask(chat, "") == ask(chat, "   ") == ""
-    assert ask(chat, "What is my name?") == "Your name is Mia."
-    assert status_at_end(chat, CTRL_D) == 0  # a person has seen what was refused
-    assert chat.before == "\r\n"  # the shell's prompt starts on a line of its own
-
-
-def test_tools_are_called_and_their_results_asked_for(open_chat, tmp_path):
-    tools, calls, more = tmp_path / "tools.json", tmp_path / "calls.json", "\r\nresult> "
-    tools.write_text(json.dumps([WEATHER]))
-    calls.write_text(json.dumps([TALK[0], {"role": "assistant", "tool_calls": [CALL] * 3}]))
-    chat = open_chat("--hide-thinking", "--tools", tools)
-    assert json.loads(ask(chat, "What is the weather in Paris?", more)) == CALL
-    assert "7 degrees" in ask(chat, RESULT) and ask(chat, PERU) == LIMA
-    assert ask(chat, f"/load {calls}", more) == "(loaded 2 messages)"
-    assert ask(chat, RESULT, more) == ask(chat, RESULT, more) == "" and ask(chat, RESULT)
-    value = saved(chat, tmp_path / "x.json")
-    assert value["tools"] == [WEATHER] and roles(value["messages"]) == "uattta"
-
-
-@pytest.mark.parametrize("env", [{}, {"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=["", "NO_COLOR", "dumb"])
-def test_thoughts_are_dimmed(open_chat, env):
-    shown = ask(open_chat(**env), "What is 12 + 30?")
-    if not env:
-        assert re.sub(r"\x1b\[2m.*?\x1b\[0m", "", shown, flags=re.DOTALL) == "\n\n12 + 30 = 42."
-        shown = re.sub(r"\x1b\[[20]m", "", shown)
-    assert re.fullmatch(r"<think>\n[^\x1b]+\n</think>\n\n12 \+ 30 = 42\.", shown)
-
-
-def test_an_answer_into_a_file_and_no_place_for_a_history(open_chat, tmp_path):
-    chat = open_chat("--no-think", shell=f"> {tmp_path / 'answers'}", XDG_STATE_HOME="", HOME="/dev/null")
-    assert ask(chat, PERU) == ""  # but the prompt is on the terminal
-    assert status_at_end(chat, CTRL_D) == 0 and chat.before == "\r\n"
-    assert (tmp_path / "answers").read_text() == LIMA + "\n"
-
-
-def test_keys_and_history(open_chat, tmp_path):
-    chat = open_chat("--no-think")
-    assert ask(chat, "the capital of Peu?" + LEFT * 2 + "r" + CTRL_A + "What is ") == LIMA
-    assert ask(chat, SPAIN) == ask(chat, UP) == MADRID
-    assert ask(chat, UP * 2 + CTRL_U + "/sta\t").startswith("prompt: ")
-    chat.send("/s\t\t")
-    chat.expect(r"/save\s+/set\s+/stats\s+/system\s+> /s")
-    assert status_at_end(chat, CTRL_U + "/ex\t\r") == 0
-    assert (tmp_path / "state" / "qwen3" / "history").stat().st_mode & 0o077 == 0  # nobody else's business
-    assert ask(open_chat("--no-think"), UP * 3) == MADRID
-
-
-def test_line_editing_with_libedit_without_a_home_and_without_readline(monkeypatch):
-    fake = mock.MagicMock(backend="editline", __doc__="Importing this module enables line editing using libedit.")
-    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
-    monkeypatch.setattr(Path, "home", mock.Mock(side_effect=RuntimeError("Could not determine home directory.")))
-    for readline in (fake, None):
-        monkeypatch.setitem(sys.modules, "readline", readline)
-        with qwen3_chat.line_editing(["/help"]):
-            fake.parse_and_bind.assert_called_once_with("bind ^I rl_complete")
-
-
-def test_messages_of_several_lines(open_chat, tmp_path):
-    chat, more = open_chat("--no-think"), "\r\n... "
-    assert ask(chat, '"""one', more) == "" and ask(chat, 'two"""') and ask(chat, '"""three', more) == ""
-    press(chat, CTRL_D)  # ends the message, not the chat
-    chat.expect_exact(PROMPT)
-    ask(chat, "dropped \\", more)
-    press(chat, CTRL_C)
-    chat.expect_exact(ONCE_MORE)
-    assert [message["content"] for message in saved(chat, tmp_path / "x.json")[::2]] == ["one\ntwo", "three"]
-
-
-def test_ctrl_c_stops_an_answer_and_twice_in_a_row_leaves(open_chat, endless, tmp_path):
-    chat, shown = open_chat(model=endless), []
-    for typed in ("", "half a line"):  # which is dropped
-        chat.send(typed)
-        chat.expect_exact(typed)
-        press(chat, CTRL_C)
-        chat.expect_exact(ONCE_MORE)
-        assert ask(chat, "/stats") == "there is no answer yet"
-    for question in ("Once upon?", "Then?"):
-        ask(chat, question, "aaaa")  # which appears while it is generated
-        chat.send(CTRL_C)
-        chat.expect_exact(ONCE_MORE)
-        shown.append("aaaa" + chat.before.replace("^C", "").strip())
-    messages = saved(chat, tmp_path / "x.json")
-    assert roles(messages) == "uaua" and messages[2]["content"] == "Then?"
-    for text, message in zip(shown, messages[1::2], strict=True):
-        assert set(text + message["content"]) == {"a"}
-        assert 0 <= len(message["content"]) - len(text) <= 1  # Ctrl-C may come between keeping a piece and showing it
-    press(chat, CTRL_C)
-    chat.expect_exact(ONCE_MORE)
-    assert status_at_end(chat, CTRL_C) == 0
-
-
-@pytest.mark.parametrize("encoding", ["utf-8:strict", "utf-8:surrogateescape"])  # as in de_DE.UTF-8, as in C.UTF-8
-def test_a_typed_line_that_is_no_text_is_refused(open_chat, tmp_path, encoding):
-    chat = open_chat("--no-think", PYTHONIOENCODING=encoding)
-    os.write(chat.child_fd, b"caf\xff\r")
-    chat.expect_exact(PROMPT)
-    assert "Traceback" not in chat.before and "not " in chat.before
-    ask(chat, "café 法国")
-    assert [message["content"] for message in saved(chat, tmp_path / "x.json")][:-1] == ["café 法国"]
-
-
-# ---- with pipes -----------------------------------------------------------------------------------------------------
-
-@pytest.mark.parametrize("data, arguments, status, out", [
-    (f"{PERU}\n{SPAIN}\n", [], 0, f"{LIMA}\n{MADRID}\n"),
-    (f"{PERU}\r\n\r\n  \n{SPAIN}", [], 0, f"{LIMA}\n{MADRID}\n"),
-    (f"\ufeff{PERU}\n/exit\n{SPAIN}\n", [], 0, f"{LIMA}\n"),
-    ("", [PERU], 0, f"{LIMA}\n"),
-    (SPAIN, ["word " * 5000], 1, f"{MADRID}\n"),
-    (f"/hepl\n{PERU}\n", [], 1, f"{LIMA}\n"),
-    (f"{PERU}\n\udcff caf\udce9\n{SPAIN}", [], 1, f"{LIMA}\n{MADRID}\n"),
-    (f"{PERU}\n\udce7\udc95", [], 1, f"{LIMA}\n"),
-], ids=["lines", "no newline at the end", "byte order mark", "prompt", "refused prompt", "refused line", "no text",
-        "half a character"])
-def test_lines_from_a_pipe(start, data, arguments, status, out):
-    with start("--model", DEMO, "--no-think", *arguments) as chat:
-        shown, error = chat.communicate(data, timeout=60)
-    assert (chat.returncode, shown) == (status, out) and len(error.splitlines()) == status
-
-
-def test_thoughts_and_statistics_in_a_pipe(start):
-    with start("--stats") as chat:  # and no --model
-        out, error = chat.communicate("My name is Mia.\nWhat is my name?\n", timeout=60)
-    assert out.startswith("<think>\n") and out.endswith("</think>\n\nYour name is Mia.\n") and "\x1b" not in out
-    assert re.fullmatch("No --model given: the small bundled model .*\n(.*peak memory.*\n){2}", error)
-
-
-@pytest.mark.parametrize("shell, word", [("> /dev/full", "No space"), (">&-", "stdout is"), ("<&-", "stdin is closed")])
-def test_files_that_are_of_no_use(start, shell, word):
-    with start("--model", DEMO, shell=shell) as chat:
-        _, error = chat.communicate("Hi\nHi\n", timeout=60)
-    assert chat.returncode == 1 and len(error.splitlines()) == 1 and word in error
-
-
-@pytest.mark.parametrize("act", ["closes stdout", "presses Ctrl-C"])
-def test_while_an_answer_goes_through_a_pipe(start, endless, act):
-    with start("--model", endless) as chat:
-        chat.stdin.write("Once upon a time\n/set max_tokens 3\nAnd then?\n")
-        chat.stdin.close()
-        assert chat.stdout.read(9) == "aaaaaaaaa"
-        if act == "closes stdout":  # as `| head -c 9` does
-            chat.stdout.close()
-            assert re.fullmatch(".* could not be written to stdout: Broken pipe\n", chat.stderr.read())
-        else:
-            chat.send_signal(signal.SIGINT)
-            assert chat.stdout.read().splitlines()[-1] == "aaa"
-        assert chat.wait(60) == (act == "closes stdout")
-
-
 # ---- lines and commands ---------------------------------------------------------------------------------------------
-
-@pytest.mark.parametrize("text, messages", [
-    ("one\r\ntwo", ["one", "two"]),
-    ('"""\n  one\n\ntwo "three"\n"""\nfour', ['  one\n\ntwo "three"', "four"]),
-    ('  """one\ntwo"""  \n"""three"""\n""""""', ["one\ntwo", "three", ""]),
-    ("one \\\n\\\ntwo\nthree\\", ["one \n\ntwo", "three"]),
-    ('"""/clear"""\n"""\n//x"""\n/clear', ["//clear", "///x", "/clear"]),  # with a slash more: not a command
-    ('"""one\ntwo', ["one\ntwo"])])
-def test_read_message(monkeypatch, text, messages):
-    type_in(monkeypatch, text)
-    assert [qwen3_chat.read_message("> ") for _ in messages] == messages
-    with pytest.raises(EOFError):
-        qwen3_chat.read_message("> ")
-
 
 def test_commands(demo):
     chat = new_chat(demo, enable_thinking=False)
-    assert set(re.findall(r"(?m)(?:^|, )(/[a-z_]+)", handled(chat, "/help"))) == set(chat.commands)
+    assert set(re.findall(r"(?m)(?:^|, )(/[a-z_]+)", handled(chat, "/help"))) == {*chat.commands, "/quit", "/bye"}
     assert handled(chat, "/system") == "(no system prompt)"
     assert handled(chat, "/system  You are a helpful assistant. ") == "(system prompt set)"
     assert handled(chat, "/system") == "You are a helpful assistant."
     assert handled(chat, "//etc/passwd") and chat.messages[1] == {"role": "user", "content": "/etc/passwd"}
-    assert handled(chat, "/clear") == "(a new conversation)" and roles(chat.messages) == "s"
+    assert handled(chat, "/clear").startswith("(a new conversation") and roles(chat.messages) == "s"
     assert "no answer yet" in refused(chat, "/stats")
     assert handled(chat, "/system -") == "(no system prompt from now on)" and chat.messages == []
     assert handled(chat, PERU) == LIMA
     assert re.fullmatch(r"prompt: \d+ tokens \(\d+ from the cache\), [\d.]+ tokens/s, first token after [\d.]+ s \| "
-                        r"answer: 7 tokens, [\d.]+ tokens/s \| .*context: \d+ of 4096 tokens", handled(chat, "/stats"))
-    assert handled(chat, "/set max_tokens 6") and handled(chat, PERU) == LIMA[:-1] + "\n(cut off after 6 tokens)"
+                        r"answer: 7 tokens, [\d.]+ tokens/s, .*\| .*context: \d+ of 4096 tokens",
+                        handled(chat, "/stats"))
+    assert handled(chat, "/set max_tokens 6") and handled(chat, PERU) == LIMA[:-1] + "\n(The answer was cut off after " \
+        "6 tokens: raise max_tokens (/set) for more.)"
     for line, shown in {"/think": True, "/set hide_thinking on": False, "/set hide_thinking default": True}.items():
         handled(chat, line)
-        assert re.fullmatch(r"<think>\n.+\n(?=\()" * shown + r"\n?\(cut off after 6 tokens\)", handled(chat, PERU))
+        cut = r"\n?\(All 6 tokens went into the thought, .*\)"
+        assert re.fullmatch(r"<think>\n.+\n(?=\()" * shown + cut, handled(chat, PERU))
         assert chat.messages[-1]["content"] == "" and chat.messages[-1]["reasoning_content"]
     assert handled(chat, "/no_think") and "<think>" not in handled(chat, PERU)
-    with pytest.raises(EOFError):
-        chat.handle("/exit")
+    for line in ("/exit", "/quit", "/bye", "exit", " quit ", "bye"):
+        with pytest.raises(EOFError):
+            chat.handle(line)
+    for line in ("/no-think", "/nothink", "/no_think"):
+        assert handled(chat, "/think") and handled(chat, line) == "(answers without thinking)"
+        assert chat.enable_thinking is False
 
 
 def test_set(demo):
@@ -400,12 +143,63 @@ def test_set(demo):
     for setting, shown in {
             "temperature 0.5": "0.5", "temperature default": "0.0", "top_k ٣": "3", "top_k default": "7",
             "hide_thinking on": "on", "hide_thinking off": "off", "seed  1 ": "1", "temperature 3": "3",
-            "max_tokens 9": "9"}.items():
-        assert handled(chat, f"/set {setting}") == f"{setting.split()[0]} = {shown}"
+            "max_tokens 9": "9", "top-k=4": "4", "seed = 2": "2", "stats=on": "on", "stats default": "off"}.items():
+        key = re.match("[a-z_-]+", setting)[0].replace("-", "_")
+        assert handled(chat, f"/set {setting}") == f"{key} = {shown}"
     first = handled(chat, PERU)
     assert handled(chat, "/regenerate") != first
     chat.n_answers = 0
     assert handled(chat, "/regenerate") == first  # the seed repeats it
+
+
+def test_what_is_misspelt(demo):
+    chat = new_chat(demo)
+    for line, similar in {"/regenrate": "/regenerate", "/exti": "/exit", "/set temprature 1": "temperature",
+                          "/set tempreature=1": "temperature", "/nothnk": "/nothink"}.items():
+        assert f"did you mean {similar}?" in refused(chat, line)
+    assert "/help lists them" in refused(chat, "/xyzzy") and "/help lists them" in refused(chat, "/set xyzzy 1")
+
+
+def test_undo_and_history(demo):
+    chat = new_chat(demo, [{"role": "system", "content": "Be brief."}], enable_thinking=False)
+    assert "no message to take back" in refused(chat, "/undo")
+    assert handled(chat, "My name is Mia.") and handled(chat, PERU) == LIMA
+    assert handled(chat, "/history") == "\n".join(
+        ["system> Be brief.", "> My name is Mia.", "Nice to meet you, Mia!", "> " + PERU, LIMA])
+    assert handled(chat, "/undo") == f"(took back: {PERU})" and roles(chat.messages) == "sua"
+    assert handled(chat, "/clear") and roles(chat.messages) == "s"
+    assert "back in the conversation" in handled(chat, "/undo") and roles(chat.messages) == "sua"
+    assert handled(chat, "What is my name?") == "Your name is Mia."
+
+
+def test_undo_after_load(demo, playground):
+    chat = new_chat(demo, TALK)
+    handled(chat, "/save mine.json")
+    other = new_chat(demo, enable_thinking=False)
+    assert handled(other, PERU) and handled(other, "/load mine.json") and handled(other, SPAIN)
+    assert handled(other, "/undo") == f"(took back: {SPAIN})" and other.messages == TALK
+    assert handled(other, "/undo") and other.messages[0]["content"] == PERU
+    assert handled(other, "/undo") and other.messages == [] and "no message" in refused(other, "/undo")
+
+
+def test_regenerate_says_why_the_answer_is_the_same(demo):
+    chat = new_chat(demo, enable_thinking=False)
+    assert handled(chat, PERU) == LIMA
+    assert re.fullmatch(re.escape(LIMA) + r"\n\(the same answer: temperature 0 .*\)", handled(chat, "/regenerate"))
+    handled(chat, "/set temperature 5")
+    assert "the same answer" not in handled(chat, "/regenerate")
+    handled(chat, "/set temperature default")
+    handled(chat, "/think")
+    assert "the same answer" not in handled(chat, "/regenerate")
+
+
+def test_statistics_after_each_answer(demo):
+    chat = new_chat(demo, enable_thinking=False)
+    handled(chat, "/set stats on")
+    assert re.fullmatch(LIMA + r"\n.*answer: 7 tokens, [\d.]+ tokens/s, reading [\d.]+ GB/s of weights.*context: .*",
+                        handled(chat, PERU))
+    handled(chat, "/set stats off")
+    assert handled(chat, SPAIN) == MADRID
 
 
 def test_set_shows_what_answers_are_drawn_with(demo):
@@ -439,13 +233,14 @@ def test_a_refused_line_changes_nothing(demo, playground, line):
 
 def test_a_model_cannot_command_the_terminal():
     """Nothing gets there but newlines, tabs and our own dimming."""
-    text, terminal, pipe = "".join(map(chr, range(0x300))), io.StringIO(), io.StringIO()
-    terminal.isatty = lambda: True
-    for out in (terminal, pipe):
+    text, screen, pipe = "".join(map(chr, [*range(0x300), *range(0x2000, 0x2070)])), io.StringIO(), io.StringIO()
+    screen.isatty = lambda: True
+    for out in (screen, pipe):
         with contextlib.redirect_stdout(out):
             qwen3_cli.write(text)
     assert pipe.getvalue() == text
-    assert terminal.getvalue() == re.sub("[\x00-\x08\x0b-\x1f\x7f-\x9f]", "\ufffd", text)
+    commanding = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u202a-\u202e\u2066-\u2069]"
+    assert screen.getvalue() == re.sub(commanding, "\ufffd", text)
 
 
 def test_save_writes_only_over_its_own_files(demo, playground):
@@ -496,7 +291,7 @@ def handle_and_check(chat: qwen3_chat.Chat, line: str, stop_at: int | None = Non
     forward = mock.Mock(side_effect=qwen3.forward)
     chat.model = dataclasses.replace(chat.model, engine=dataclasses.replace(chat.model.engine, forward=forward))
     stop = [] if stop_at is None else [None] * stop_at + [KeyboardInterrupt]
-    with (mock.patch.object(qwen3_cli, "write", side_effect=itertools.chain(stop, itertools.repeat(None))),
+    with (mock.patch.object(terminal, "write", side_effect=itertools.chain(stop, itertools.repeat(None))),
           contextlib.suppress(KeyboardInterrupt, InputError)):
         handled(chat, line)
     assert_valid(chat.messages)
@@ -551,13 +346,13 @@ def test_a_second_ctrl_c_may_come_at_once(demo, monkeypatch):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, InputError("the logits are not finite")])
 def test_an_answer_that_does_not_begin(demo, error):
-    """The old answer is there, the cache is as if nothing had happened; after Ctrl-C, the question stays."""
+    """The old answer is there, the cache is as if nothing had happened, and the question is taken back."""
     engine = dataclasses.replace(demo.engine, forward=mock.Mock(side_effect=error))
     chat = new_chat(dataclasses.replace(demo, engine=engine), TALK)
-    for line, added in {"/regenerate": [], PERU: [{"role": "user", "content": PERU}]}.items():
+    for line in ("/regenerate", PERU):
         with pytest.raises((KeyboardInterrupt, InputError)):
             handled(chat, line)
-        assert chat.messages == TALK + added * (error is KeyboardInterrupt)
+        assert chat.messages == TALK
     handle_and_check(chat, "/regenerate")
     assert roles(chat.messages) in ("ua", "uaua")
 
@@ -570,7 +365,7 @@ def interrupted_at(step: int):
     def trace(frame, event, _):
         if event == "line" and next(steps) == step:
             raise KeyboardInterrupt
-        return trace if Path(frame.f_code.co_filename).parent == ROOT else None
+        return trace if Path(frame.f_code.co_filename).parent in (ROOT, ROOT / "qwen3_app") else None
 
     sys.settrace(trace)
     with contextlib.suppress(KeyboardInterrupt):
@@ -590,7 +385,7 @@ def test_ctrl_c_at_any_line_of_the_program(tiny, seed):
         with interrupted_at(int(2 ** rng.uniform(0, 13))):
             handled(chat, line)
         assert_valid(chat.messages)
-        assert chat.messages[:len(kept) - 1] == kept[:-1] and "aa" not in roles(chat.messages)
+        assert chat.messages[:len(kept) - 1] == kept[:-1] and re.fullmatch("(ua)+", roles(chat.messages))
     handle_and_check(chat, "What is my name?")
     assert len(chat.last.token_ids) == 5 and chat.messages[-1]["role"] == "assistant"
 

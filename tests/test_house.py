@@ -19,7 +19,7 @@ BELOW = {  # room -> the rooms that it may import besides itself
     "qwen3_app": {"qwen3_io", "tokenizer_utils", "qwen3"},
     "qwen3_numba": {"qwen3_io", "tokenizer_utils", "qwen3", "qwen3_kernels", "qwen3_app"},
 }
-LAZY = {("qwen3", "qwen3_lookup"), ("qwen3", "qwen3_io.hub"), ("qwen3_numba", "qwen3_app")}  # only within functions
+LAZY = {("qwen3", "qwen3_lookup"), ("qwen3_numba", "qwen3_app")}  # only within functions
 
 
 def tree(module: str) -> ast.Module:

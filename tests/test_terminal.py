@@ -1,11 +1,17 @@
 """qwen3_app/terminal.py: what is printed and how."""
 import dataclasses
+import io
+import math
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import qwen3
 from qwen3_app import terminal
+from qwen3_io import checkpoint
+from qwen3_kernels import layout
 
 ROOT = Path(__file__).resolve().parents[1]
 FRANCE = "What is the capital of France?"
@@ -40,3 +46,79 @@ def test_a_full_context_is_named_and_no_option(demo, thinking, words):
     small = dataclasses.replace(demo, config=dataclasses.replace(demo.config, max_position_embeddings=prompt + 4))
     told = terminal.cut_note(qwen3.chat(small, FRANCE, None, thinking).finish())
     assert told.startswith(words) and f"the context of {prompt + 4} tokens is full" in told and "max" not in told
+
+
+# ---- the terminal ---------------------------------------------------------------------------------------------------
+
+class Screen(io.StringIO):
+    """A terminal that remembers what it was sent."""
+    def isatty(self) -> bool:
+        return True
+
+
+def test_banner_and_sizes(demo):
+    assert terminal.banner(demo) == "qwen3 · demo · 3.98 M parameters · context 4,096 · NumPy float32"
+    hub = dataclasses.replace(demo, path=Path("/x/models--Qwen--Qwen3-0.6B/snapshots/0123456789abcdef"))
+    assert "· Qwen/Qwen3-0.6B ·" in terminal.banner(hub)
+    for tied in (True, False):
+        config = dataclasses.replace(demo.config, tie_word_embeddings=tied)
+        shapes = checkpoint.tensor_shapes(dataclasses.asdict(config))
+        n = sum(math.prod(shape) for name, shape in shapes.items() if not (tied and name == "lm_head.weight"))
+        assert terminal.parameters(config) == n
+    assert terminal.weight_bytes(demo) == 4 * terminal.parameters(demo.config)  # its embedding is its lm_head
+
+
+def test_formats_are_numbered_as_in_the_fast_engine():
+    assert [terminal.FORMATS[form] for form in (layout.FLOAT32, layout.BF16, layout.FLOAT16, layout.INT8, layout.INT4)
+            ] == ["float32", "bf16", "f16", "int8", "int4"]
+
+
+def test_statistics_say_how_fast_the_weights_were_read(demo):
+    done = qwen3.chat(demo, FRANCE, max_new_tokens=5).finish()
+    done.times = [0.0, 2.0, 2.1, 2.2, 2.3, 2.4]
+    text = terminal.statistics(done)
+    assert "answer: 5 tokens, 10.0 tokens/s, reading 0.159 GB/s of weights" in text and "first token after 2.00 s" in text
+    assert "GB/s" not in terminal.statistics(done, lookup=True)
+
+
+def test_progress_of_a_long_prompt_changes_no_logits(demo, monkeypatch):
+    ids, seen = np.arange(1200) % 1000, []
+    monkeypatch.setattr(terminal.Status, "show", lambda self, text, delay=0.0: seen.append((text, delay)))
+    model = terminal.told_progress(demo, terminal.Status())
+    expected = qwen3.forward(demo, ids, qwen3.KVCache(demo.config))
+    assert (model.engine.forward(model, ids, qwen3.KVCache(demo.config)) == expected).all()
+    assert seen == [(f"reading the prompt … {n} %", 0.5) for n in (0, 42, 85)]
+
+
+@pytest.mark.parametrize("term, shown", [("xterm", True), ("dumb", False)])
+def test_a_status_line_is_erased(monkeypatch, term, shown):
+    screen = Screen()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setenv("NO_COLOR", "1")
+    status = terminal.Status()
+    status.show("quick", delay=60)
+    status.erase()
+    assert screen.getvalue() == "" and status.timer is None
+    status.show("slow")
+    status.erase()
+    assert screen.getvalue() == "\r\x1b[Kslow\r\x1b[K" * shown
+
+
+def test_notes_and_answers_in_a_pipe_are_as_they_are(capsys, demo):
+    text = "word " * 100 + "\u202e\x1b[31m\u200b"
+    terminal.note(text, terminal.CYAN)
+    terminal.write(text, dim=True)
+    assert capsys.readouterr() == (text, text + "\n")
+
+
+def test_thoughts_are_dimmed_and_words_kept_whole(monkeypatch, demo):
+    screen = Screen()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setattr(terminal, "columns", lambda stream: 12)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    terminal.print_answer(qwen3.chat(demo, FRANCE))
+    thought, answer = screen.getvalue().rsplit("</think>", 1)
+    assert "\x1b[2m" in thought and "\x1b[2m" not in answer
+    assert answer.removeprefix("\x1b[0m") == "\n\nThe capital \nof France is\nParis.\n"

@@ -3,6 +3,7 @@
 import copy
 import functools
 import json
+import os
 import random
 import shutil
 import subprocess

@@ -113,7 +113,7 @@ def test_killed_while_saving(model, tmp_path, monkeypatch, before):
             length = files.load_prompt_cache(model, file).length
             assert length == (30 if point == "after replace" else 3)
     files.save_prompt_cache(new, model, file)
-    assert files.load_prompt_cache(model, file).length == 30
+    assert files.load_prompt_cache(model, file).length == 30 and os.listdir(tmp_path) == ["cache"]
 
 
 def test_killed_at_any_moment_while_saving(model, tmp_path):
@@ -131,7 +131,7 @@ def test_killed_at_any_moment_while_saving(model, tmp_path):
         if file.exists():
             assert files.load_prompt_cache(model, file).length in (3, 60)
     files.save_prompt_cache(caches[0], model, file)
-    assert files.load_prompt_cache(model, file).length == 3
+    assert files.load_prompt_cache(model, file).length == 3 and os.listdir(tmp_path) == ["cache"]
 
 
 @pytest.mark.parametrize("name", ["/nowhere/..", "/nowhere/../", "//", "/", "", ".", "nowhere/x", "a\0b", "\ud800",
@@ -140,6 +140,57 @@ def test_names_that_cannot_be_written(model, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     message_of(files.save_prompt_cache, filled_cache(model, [1, 2, 3]), model, name)
     assert os.listdir(tmp_path) == []
+
+
+def test_what_others_are_writing_is_not_swept(tmp_path):
+    """Only a temporary file whose process has ended is removed; and nothing else that is called alike."""
+    unlike = [".qwen3-7-model.tmp", ".qwen3-0123.tmp", "x.tmp", ".qwen3-0123456789abcdef.tmp.json"]
+    for name in unlike:
+        (tmp_path / name).write_text("theirs")
+    (tmp_path / ".qwen3-0000000000000000.tmp").symlink_to("x.tmp")
+    os.mkfifo(tmp_path / ".qwen3-0000000000000001.tmp")
+    others = set(os.listdir(tmp_path))
+
+    def write_slowly(ready):
+        writing.write_whole(tmp_path / "slow", lambda file: (file.write(b"half"), ready(), time.sleep(60)))
+
+    reading, pipe = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            write_slowly(lambda: os.write(pipe, b"x"))
+        os._exit(1)
+    os.read(reading, 1)
+    writing.write_json(tmp_path / "mine", 1)
+    assert len(set(os.listdir(tmp_path)) - others - {"mine"}) == 1
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    writing.write_json(tmp_path / "mine", 2)
+    assert set(os.listdir(tmp_path)) == others | {"mine"}
+
+
+def test_many_at_once_in_a_folder_disturb_no_other(tmp_path):
+    children = []
+    for i in range(4):
+        children.append(os.fork())
+        if children[-1] == 0:
+            with contextlib.suppress(BaseException):
+                for n in range(100):
+                    writing.write_json(tmp_path / f"{i}.json", n)
+                os._exit(0)
+            os._exit(1)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
+    assert sorted(os.listdir(tmp_path)) == [f"{i}.json" for i in range(4)]
+
+
+@pytest.mark.parametrize("private, mode", [(True, 0o600), (False, 0o644)])
+def test_a_private_file_is_its_users_alone(tmp_path, private, mode):
+    before = os.umask(0o022)
+    try:
+        writing.write_json(tmp_path / "x", 1, private)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "x").stat().st_mode & 0o777 == mode
 
 
 # ----------------------------------------------------------------------------------------------------------------------

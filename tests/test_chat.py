@@ -119,8 +119,8 @@ def test_commands(demo):
     assert re.fullmatch(r"prompt: \d+ tokens \(\d+ from the cache\), [\d.]+ tokens/s, first token after [\d.]+ s \| "
                         r"answer: 7 tokens, [\d.]+ tokens/s, .*\| .*context: \d+ of 4096 tokens",
                         handled(chat, "/stats"))
-    assert handled(chat, "/set max_tokens 6") and handled(chat, PERU) == LIMA[:-1] + "\n(The answer was cut off after " \
-        "6 tokens: raise max_tokens (/set) for more.)"
+    cut = "\n(The answer was cut off after 6 tokens: raise max_tokens (/set) for more.)"
+    assert handled(chat, "/set max_tokens 6") and handled(chat, PERU) == LIMA[:-1] + cut
     for line, shown in {"/think": True, "/set hide_thinking on": False, "/set hide_thinking default": True}.items():
         handled(chat, line)
         cut = r"\n?\(All 6 tokens went into the thought, .*\)"

@@ -14,7 +14,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def run(*arguments, cwd=ROOT, **options):
-    return subprocess.run([sys.executable, ROOT / "qwen3.py", *arguments], cwd=cwd, capture_output=True, text=True, timeout=120, **options)
+    return subprocess.run([sys.executable, ROOT / "qwen3.py", *arguments], cwd=cwd, capture_output=True, text=True,
+                          timeout=120, **options)
 
 
 def test_main_job():
@@ -31,8 +32,8 @@ def test_naming_a_model():
 def test_statistics():
     done = run("--model", "demo", "--stats", "What is 12 + 30?")
     assert done.returncode == 0 and "12 + 30 = 42." in done.stdout
-    assert re.fullmatch(r"prompt: \d+ tokens, [\d.]+ tokens/s, first token after [\d.]+ s \| answer: \d+ tokens, [\d.]+ tokens/s "
-                        r"\| peak memory: [\d.]+ GB\n", done.stderr)
+    assert re.fullmatch(r"prompt: \d+ tokens, [\d.]+ tokens/s, first token after [\d.]+ s \| "
+                        r"answer: \d+ tokens, [\d.]+ tokens/s, reading [\d.]+ GB/s of weights \| peak memory: [\d.]+ GB\n", done.stderr)
 
 
 def test_raw_text_is_continued():
@@ -41,12 +42,14 @@ def test_raw_text_is_continued():
 
 
 def test_max_tokens_and_system_prompt():
-    done = run("--model", "demo", "--system", "You are a helpful assistant.", "--max-tokens", "3", "--no-think", "What is the capital of Italy?")
+    done = run("--model", "demo", "--system", "You are a helpful assistant.", "--max-tokens", "3", "--no-think",
+               "What is the capital of Italy?")
     assert (done.returncode, done.stdout, done.stderr) == (0, "The capital of\n", cut_off(3))
 
 
 def test_seed_repeats_an_answer():
-    options = ("--model", "demo", "--no-think", "--temperature", "1.5", "--top-p", "0.99", "--top-k", "100", "--min-p", "0.001")
+    options = ("--model", "demo", "--no-think", "--temperature", "1.5", "--top-p", "0.99", "--top-k", "100",
+               "--min-p", "0.001")
     answers = [run(*options, "--seed", seed, "Tell me a story about a wolf.").stdout for seed in ("1", "1", "2")]
     assert answers[0] == answers[1] != answers[2]
 
@@ -76,5 +79,6 @@ def test_requirements_are_the_same_everywhere():
     block = re.match(r"# /// script\n((?:#.*\n)+?)# ///\n", (ROOT / "qwen3.py").read_text())[1]
     script = tomllib.loads(re.sub(r"(?m)^# ?", "", block))["dependencies"]
     package = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    needed = [line for line in (ROOT / "requirements.txt").read_text().split("\n") if line and not line.startswith("numba")]
+    lines = (ROOT / "requirements.txt").read_text().split("\n")
+    needed = [line for line in lines if line and not line.startswith("numba")]
     assert sorted(script) == sorted(package) == sorted(needed)

@@ -9,7 +9,6 @@ import os
 import pty
 import random
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -448,7 +447,7 @@ def test_a_cut_connection_that_stays_cut(hub, get):
 
 
 def wait_until_asleep(pid):
-    """Returns when a process waits in the system. Python handles a signal that arrives just before that after the wait."""
+    """Returns when a process waits in the system. Python handles an earlier signal only after the wait."""
     deadline, asleep = time.monotonic() + 120, 0
     while asleep < 20 and time.monotonic() < deadline:
         asleep = asleep + 1 if Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] == "S" else 0
@@ -456,7 +455,7 @@ def wait_until_asleep(pid):
 
 
 def test_ctrl_c_stops_a_download_at_once(hub, get, environment, tmp_path):
-    """The hub keeps the connection open until the test is over, so a process that ends earlier did not wait for the hub."""
+    """The hub keeps the connection open to the end of the test: a process that ends earlier did not wait for it."""
     reached = threading.Event()
 
     def trickle(handler, path):
@@ -604,60 +603,6 @@ def test_a_setting_that_makes_no_sense(get):
     assert_refused(get(HF_HUB_DOWNLOAD_TIMEOUT="soon"), "tiny/demo", "'soon'", "HF_")
     assert_refused(get(HF_TOKEN="t\u00f6ken"), "tiny/demo: HF_TOKEN can't be sent")
     assert_refused(get(before="import sys\nsys.modules['huggingface_hub'] = None"), "tiny/demo", "install")
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# A hub with bad intentions
-# ----------------------------------------------------------------------------------------------------------------------
-
-def outside(tmp_path):
-    """All files beside the client's home."""
-    return sorted(path for path in tmp_path.rglob("*") if not path.is_relative_to(tmp_path / "home"))
-
-
-@pytest.mark.parametrize("name", [
-    "../../../../../escaped.safetensors", "..\\..\\escaped.safetensors", "sub/../escaped.safetensors",
-    "{tmp}/escaped.safetensors", "C:\\escaped.safetensors", "C:escaped.safetensors", "..",
-])
-def test_file_names_that_lead_out_of_the_cache(hub, get, tmp_path, name):
-    name = name.format(tmp=tmp_path)
-    hub.models["tiny/demo"] = DEMO | {name: b"evil"}
-    assert_complete(get())
-    index = json.dumps({"weight_map": {"a": name}}).encode()
-    hub.models["tiny/demo"] = sharded() | {"model.safetensors.index.json": index, name: b"evil"}
-    shutil.rmtree(tmp_path / "home")
-    assert_refused(get())
-    assert outside(tmp_path) == [] and not list(tmp_path.rglob("*escaped*"))
-    assert not any("escaped" in path for _, path, _ in hub.requests)
-
-
-@pytest.mark.parametrize("status, header, value", [
-    (200, "ETag", '"{tmp}/escaped"'), (200, "ETag", "../../../../../escaped"), (200, "ETag", 'W/"../../escaped"'),
-    (200, "ETag", "..\\escaped"), (200, "X-Linked-Etag", '"{tmp}/escaped"'),
-    (200, "ETag", ".."), (200, "ETag", '".."'), (200, "ETag", 'W/".."'), (200, "ETag", "."), (200, "ETag", ""),
-    (200, "ETag", '""'), (200, "ETag", "W/"), (200, "ETag", "a" * 300), (200, "ETag", "a\tb"), (200, "ETag", "\xe9"),
-    (200, "ETag", "C:a"), (200, "X-Linked-Etag", ".."), (200, "X-Repo-Commit", ".."), (200, "X-Repo-Commit", "."),
-    (200, "X-Repo-Commit", ""), (200, "X-Repo-Commit", "a" * 300), (404, "X-Repo-Commit", ".."),
-    (200, "X-Repo-Commit", "../../../../escaped"), (404, "X-Repo-Commit", "{tmp}/escaped"),
-])
-def test_headers_that_lead_out_of_the_cache(hub, get, tmp_path, status, header, value):
-    def fault(handler, path):
-        if path.endswith("/config.json"):
-            headers = {"X-Error-Code": "EntryNotFound"} if status == 404 else {}
-            handler.send(status, b"evil", {"ETag": '"a"', "X-Repo-Commit": COMMIT} | headers |
-                         {header: value.format(tmp=tmp_path)})
-            return True
-
-    hub.fault = fault
-    assert_refused(get(), header, "no name for a file")
-    assert outside(tmp_path) == [] and not list(tmp_path.rglob("*escaped*"))
-
-
-@pytest.mark.parametrize("etag", ["a\0b", "a\x1b[31mb", "a\x7fb", "a\rb"])
-def test_control_characters_in_a_header(hub, get, tmp_path, etag):
-    hub.fault = answer_file("config.json", content=b"evil", X_Repo_Commit=COMMIT, ETag=etag)
-    assert_refused(get(before=IMPATIENT))
-    assert outside(tmp_path) == [] and not list(tmp_path.rglob("blobs/*"))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

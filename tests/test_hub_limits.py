@@ -1,6 +1,8 @@
 """What a hub with bad intentions meets: limits on sizes, rates and waiting times, and a token that stays at home."""
 import gzip
 import hashlib
+import json
+import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -9,7 +11,8 @@ import pytest
 
 from qwen3_io.hub import WINDOW, Watch
 from test_hub import (  # noqa: F401  the fixtures are used by name
-    COMMIT, DEMO, IMPATIENT, LARGE, Hub, answer_api, assert_complete, assert_refused, environment, get, hub)
+    COMMIT, DEMO, IMPATIENT, LARGE, Hub, answer_api, answer_file, assert_complete, assert_refused, environment, get,
+    hub, sharded)
 
 pytestmark = pytest.mark.core
 
@@ -258,3 +261,57 @@ for name in ("tiny/demo", "tiny/absent"):
 """
     done = subprocess.run([sys.executable, "-c", code], env=environment, text=True, capture_output=True, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "refused tiny/absent\n"), done.stderr
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# File names and headers
+# ----------------------------------------------------------------------------------------------------------------------
+
+def outside(tmp_path):
+    """All files beside the client's home."""
+    return sorted(path for path in tmp_path.rglob("*") if not path.is_relative_to(tmp_path / "home"))
+
+
+@pytest.mark.parametrize("name", [
+    "../../../../../escaped.safetensors", "..\\..\\escaped.safetensors", "sub/../escaped.safetensors",
+    "{tmp}/escaped.safetensors", "C:\\escaped.safetensors", "C:escaped.safetensors", "..",
+])
+def test_file_names_that_lead_out_of_the_cache(hub, get, tmp_path, name):
+    name = name.format(tmp=tmp_path)
+    hub.models["tiny/demo"] = DEMO | {name: b"evil"}
+    assert_complete(get())
+    index = json.dumps({"weight_map": {"a": name}}).encode()
+    hub.models["tiny/demo"] = sharded() | {"model.safetensors.index.json": index, name: b"evil"}
+    shutil.rmtree(tmp_path / "home")
+    assert_refused(get())
+    assert outside(tmp_path) == [] and not list(tmp_path.rglob("*escaped*"))
+    assert not any("escaped" in path for _, path, _ in hub.requests)
+
+
+@pytest.mark.parametrize("status, header, value", [
+    (200, "ETag", '"{tmp}/escaped"'), (200, "ETag", "../../../../../escaped"), (200, "ETag", 'W/"../../escaped"'),
+    (200, "ETag", "..\\escaped"), (200, "X-Linked-Etag", '"{tmp}/escaped"'),
+    (200, "ETag", ".."), (200, "ETag", '".."'), (200, "ETag", 'W/".."'), (200, "ETag", "."), (200, "ETag", ""),
+    (200, "ETag", '""'), (200, "ETag", "W/"), (200, "ETag", "a" * 300), (200, "ETag", "a\tb"), (200, "ETag", "\xe9"),
+    (200, "ETag", "C:a"), (200, "X-Linked-Etag", ".."), (200, "X-Repo-Commit", ".."), (200, "X-Repo-Commit", "."),
+    (200, "X-Repo-Commit", ""), (200, "X-Repo-Commit", "a" * 300), (404, "X-Repo-Commit", ".."),
+    (200, "X-Repo-Commit", "../../../../escaped"), (404, "X-Repo-Commit", "{tmp}/escaped"),
+])
+def test_headers_that_lead_out_of_the_cache(hub, get, tmp_path, status, header, value):
+    def fault(handler, path):
+        if path.endswith("/config.json"):
+            headers = {"X-Error-Code": "EntryNotFound"} if status == 404 else {}
+            handler.send(status, b"evil", {"ETag": '"a"', "X-Repo-Commit": COMMIT} | headers |
+                         {header: value.format(tmp=tmp_path)})
+            return True
+
+    hub.fault = fault
+    assert_refused(get(), header, "no name for a file")
+    assert outside(tmp_path) == [] and not list(tmp_path.rglob("*escaped*"))
+
+
+@pytest.mark.parametrize("etag", ["a\0b", "a\x1b[31mb", "a\x7fb", "a\rb"])
+def test_control_characters_in_a_header(hub, get, tmp_path, etag):
+    hub.fault = answer_file("config.json", content=b"evil", X_Repo_Commit=COMMIT, ETag=etag)
+    assert_refused(get(before=IMPATIENT))
+    assert outside(tmp_path) == [] and not list(tmp_path.rglob("blobs/*"))

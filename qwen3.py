@@ -32,8 +32,11 @@ All arithmetic is float32. Arrays have a leading batch axis; a single prompt is 
 """
 from __future__ import annotations
 
+if __name__ == "__main__":  # so that Ctrl-C during the imports, too, ends in one line
+    from qwen3_app.start import catch_ctrl_c
+    catch_ctrl_c()
+
 import math
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -378,7 +381,7 @@ class Sampling:
 
     def updated(self, **changes: float | None) -> Sampling:
         """The same with the given values; None leaves a value unchanged. Raises InputError for unknown names."""
-        given = {name: value for name, value in changes.items() if value is not None}
+        given: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
         check_sampling(given)
         return replace(self, **given)
 
@@ -439,7 +442,7 @@ def top_p_indices(x: np.ndarray, top_p: float) -> np.ndarray:
         order = order[np.argsort(-x[order], kind="stable")]
         probabilities = np.exp(x[order]) / total
         before = running_sum(probabilities) - probabilities  # the probability of all more likely tokens together
-        kept = max(np.count_nonzero(before < np.float32(top_p)), 1)
+        kept = max(int(np.count_nonzero(before < np.float32(top_p))), 1)
         if kept < len(order):
             break
     return order[:kept]
@@ -779,7 +782,7 @@ class Engine:
     overflow: str = "the computation itself has overflowed float32"  # if logits aren't finite, but all weights are
 
 
-NUMPY = Engine(lambda path, config: load_weights(path, config), KVCache, forward)
+NUMPY: Engine = Engine(lambda path, config: load_weights(path, config), KVCache, forward)
 
 
 @dataclass(frozen=True)
@@ -844,4 +847,4 @@ def check_finite(model: Model, logits: np.ndarray) -> None:
 
 if __name__ == "__main__":
     from qwen3_app.cli import main
-    sys.exit(main())
+    raise SystemExit(main())

@@ -21,7 +21,8 @@ class Lookup:
     SIZES, PAUSE = (3, 2), 32  # tokens that must be the same; tokens to wait before the next try
 
     def __init__(self, forward: Callable[..., np.ndarray], prompt: Sequence[int] | np.ndarray, n: int):
-        self.forward, self.n, self.text, self.wait = forward, n, [], 0
+        self.forward, self.n, self.wait = forward, n, 0
+        self.text: list[int] = []
         self.places: dict[tuple[int, ...], int] = {}  # tokens -> the place after them, the latest one
         self.ahead: list[tuple[int, np.ndarray]] | None = None  # guessed tokens in the cache, and the logits after them
         self.passed = (0, 0.0)  # guessed tokens and seconds of the last pass

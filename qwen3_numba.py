@@ -26,6 +26,10 @@ qwen3_kernels/:
 """
 from __future__ import annotations
 
+if __name__ == "__main__":  # so that Ctrl-C during the imports, too, ends in one line
+    from qwen3_app.start import catch_ctrl_c
+    catch_ctrl_c()
+
 import argparse
 import json
 import sys
@@ -68,6 +72,7 @@ __all__ = ["BUNDLED", "Answer", "Completion", "Config", "Engine", "InputError", 
 # Weights: as they lie in the file, or packed
 # ----------------------------------------------------------------------------------------------------------------------
 
+empty, zeros = np.empty, np.zeros  # what kernels write to; tests put pages behind it that mustn't be touched
 FORMATS = {"F32": FLOAT32, "BF16": BF16, "F16": FLOAT16}
 PACKED = {"int8": INT8, "int4": INT4}
 
@@ -98,7 +103,7 @@ class Weights:
 def aligned(shape: tuple[int, ...]) -> np.ndarray:
     """uint8 zeros that begin where a line of the cache does, so that no vector lies in two."""
     size = int(np.prod(shape))
-    space = np.zeros(size + 64, np.uint8)
+    space = zeros(size + 64, np.uint8)
     start = -space.ctypes.data % 64
     return space[start:start + size].reshape(shape)
 
@@ -154,7 +159,7 @@ def load_weights(path: Path, config: Config, quantize: str | None = None, thread
             data, form = quantize_matrix(f"{path}: {name}", data, form, PACKED[quantize], pool), PACKED[quantize]
             checkpoint.forget_pages(tensor.mapping)
         elif form < INT8 and n % 32:  # the kernels go in steps of 32
-            data = np.zeros((rows, padded(n, 32)), data.dtype)
+            data = zeros((rows, padded(n, 32)), data.dtype)
             data[:, :n] = tensor.data
         arrays.append(data)
         return np.array([data.ctypes.data, data.strides[0], form, rows, n])
@@ -291,7 +296,7 @@ class KVCache(qwen3.KVCache):
     def __init__(self, config: Config, max_length: int | None = None, left_padding: Sequence[int] | None = None):
         super().__init__(config, max_length, left_padding)
         shape = (*self.k.shape[:4], self.row_size(padded(config.head_dim, 32)))
-        self.k, self.v = np.empty(shape, np.uint16), np.empty(shape, np.uint16)
+        self.k, self.v = empty(shape, np.uint16), empty(shape, np.uint16)
 
     @staticmethod
     def row_size(n: int) -> int:
@@ -328,7 +333,7 @@ MOST = {"f16": 65504, "int8": 127 * 65504}  # the largest number that such a cac
 
 def embed(weights: Weights, ids: np.ndarray) -> np.ndarray:
     """Rows of the embedding as float32: ids [n] -> [n, hidden_size]."""
-    x = np.empty((len(ids), weights.embedding[4]), np.float32)
+    x = empty((len(ids), weights.embedding[4]), np.float32)
     for row, token in zip(x, ids):
         kernels().weight_row(weights.embedding, token, row)
     return x
@@ -350,12 +355,12 @@ def run_layers(model: Model, ids: np.ndarray, cache: KVCache) -> np.ndarray:
     is_long = n_items * (length // LONG_PART) >= w.team.n_threads or length <= SHORT_PART
     part_length = LONG_PART if is_long else SHORT_PART
     parts = -(-length // part_length) if n <= FEW else 0
-    work = (np.zeros((m, widest + APART), f32), np.empty((m, widest * 5 // 4), np.uint8),
-            np.empty((m, max(padded(q_size, PANEL) + 2 * padded(kv_size, PANEL), widest)), f32),
-            np.zeros((n_heads, m, width), f32),
-            np.zeros((2, m, inner + APART), f32), np.empty((m, inner * 5 // 4), np.uint8),
-            np.empty((m, n_heads, parts, width + 2), f32),
-            np.empty((w.team.n_threads, space_size(n_heads // config.num_key_value_heads, width)), f32))
+    work = (zeros((m, widest + APART), f32), empty((m, widest * 5 // 4), np.uint8),
+            empty((m, max(padded(q_size, PANEL) + 2 * padded(kv_size, PANEL), widest)), f32),
+            zeros((n_heads, m, width), f32),
+            zeros((2, m, inner + APART), f32), empty((m, inner * 5 // 4), np.uint8),
+            empty((m, n_heads, parts, width + 2), f32),
+            empty((w.team.n_threads, space_size(n_heads // config.num_key_value_heads, width)), f32))
     step = config.num_hidden_layers if m <= FEW else 1  # a long prompt can be interrupted between two layers
     for first in range(0, config.num_hidden_layers, step):
         w.team.run(kernels().decoder_layers, w, first, first + step, w.layers, w.norms, w.head_norms,
@@ -368,9 +373,9 @@ def output(model: Model, x: np.ndarray) -> np.ndarray:
     """The logits [n, vocab_size] of x [n, hidden_size]."""
     config, w = model.config, model.weights
     width = padded(config.hidden_size, 64)
-    logits = np.empty((len(x), padded(config.vocab_size, PANEL)), np.float32)
-    space = np.empty((w.team.n_threads, PANELS * DEPTH * PANEL), np.float32)
-    h, packed = np.zeros((len(x), width), np.float32), np.empty((len(x), width * 5 // 4), np.uint8)
+    logits = empty((len(x), padded(config.vocab_size, PANEL)), np.float32)
+    space = empty((w.team.n_threads, PANELS * DEPTH * PANEL), np.float32)
+    h, packed = zeros((len(x), width), np.float32), empty((len(x), width * 5 // 4), np.uint8)
     w.team.run(kernels().output_logits, w, x, w.norm, config.rms_norm_eps, w.head, h, packed, logits, space)
     return logits[:, :config.vocab_size]
 
@@ -384,7 +389,7 @@ def forward(model: Model, token_ids: Sequence[int] | np.ndarray, cache: qwen3.KV
     ids = checked_batch(token_ids, cache.k.shape[1], config.vocab_size)
     batch, n = ids.shape
     cache.reserve(n)
-    logits = np.empty((batch, n if all_logits else 1, config.vocab_size), np.float32)
+    logits = empty((batch, n if all_logits else 1, config.vocab_size), np.float32)
     chunk = max(1, qwen3.CHUNK // batch)
     for start in range(0, n, chunk):
         now = ids[:, start:start + chunk]
@@ -424,6 +429,8 @@ def load_model(name: str | Path, quantize: str | None = None, threads: int | Non
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of qwen3.py with this engine, and with options of its own."""
     from qwen3_app import cli
+    from qwen3_app.models import readable_size, size_on_disk
+    from qwen3_app.terminal import note
     parser = cli.make_parser()
     add = parser.add_argument_group("the fast engine").add_argument
     add("--quantize", choices=["int8", "int4"], help="8 or 4 bits a weight: up to 2 or 3.5 times as fast as bfloat16")
@@ -435,6 +442,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.quantize is None:
             raise InputError("--save-quantized needs --quantize int8 or --quantize int4")
         save_quantized(cli.load(args, engine), args.save_quantized, args.quantize)
+        size = readable_size(size_on_disk(Path(args.save_quantized)))
+        note(f"Written: {args.save_quantized}, {size}, {args.quantize}. It loads with --model {args.save_quantized}")
 
     return cli.main(argv, parser, lambda args: engine(args.quantize, args.threads, args.kv_dtype),
                           {"save_quantized": save})

@@ -13,8 +13,10 @@ import codecs
 import json
 import os
 import re
+import tempfile
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -48,6 +50,32 @@ def _library_errors(doing: str, advice: str) -> Iterator[None]:
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
             raise InputError(f"{doing}: {described(error)}; {advice}") from error
         raise
+
+
+STDERR = 2
+_STDERR_TURNED_ASIDE = threading.Lock()
+
+
+@contextmanager
+def _without_panics() -> Iterator[None]:
+    """Keep off stderr what a panic in Rust code prints, since the error that follows says it in one line.
+
+    Meanwhile stderr is a temporary file, for all threads. It is passed on at the end, or dropped after an error.
+    """
+    with _STDERR_TURNED_ASIDE, ExitStack() as stack:
+        waiting = None
+        with suppress(OSError):  # stderr is closed, or there is no place for a file: then panics are printed
+            stderr = os.dup(STDERR)
+            stack.callback(os.close, stderr)
+            waiting = stack.enter_context(tempfile.TemporaryFile())
+            stack.callback(os.dup2, stderr, STDERR)
+            os.dup2(waiting.fileno(), STDERR)
+        yield
+        if waiting is not None:
+            os.dup2(stderr, STDERR)
+            waiting.seek(0)
+            with suppress(OSError):
+                os.write(STDERR, waiting.read())
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -311,7 +339,8 @@ def with_think_budget(draw: Callable[[np.ndarray], int], tokenizer: Tokenizer, p
     if opening is None or closing is None:
         raise InputError("think_budget needs a model whose tokenizer has the tokens <think> and </think>")
     ending = tokenizer.encode(THOUGHT_CLOSING)
-    inside, spent, forced = inside_thought(tokenizer, prompt), 0, iter(())
+    inside, spent = inside_thought(tokenizer, prompt), 0
+    forced: Iterator[int] = iter(())
 
     def limited(logits: np.ndarray) -> int:
         nonlocal inside, spent, forced
@@ -346,11 +375,12 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     file = model_file(folder, "tokenizer.json")
     if file is None:
         raise InputError(f"{folder / 'tokenizer.json'} does not exist; give the folder of a downloaded model")
-    with _library_errors(f"cannot read {file}", "download it again"):
+    with _library_errors(f"cannot read {file}", "download it again"), _without_panics():
         backend = tokenizers.Tokenizer.from_file(str(file))
         # A file saved while training may cut or pad every text that is encoded; transformers resets that, too.
         backend.no_truncation()
         backend.no_padding()
+        backend.encode("a")  # a file with which the library panics at any text does so here
     if not (isinstance(backend.model, tokenizers.models.BPE)
             and isinstance(backend.decoder, tokenizers.decoders.ByteLevel)):
         raise InputError(f"{file} is not a byte-level BPE tokenizer, as every Qwen3 model has; use a Qwen3 model")

@@ -6,18 +6,22 @@ in one line; 2 for bad usage; 130 after Ctrl-C.
 import argparse
 import math
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
-from qwen3 import BUNDLED, NUMPY, Completion, Engine, KVCache, Model, Sampling, chat, load_model, score
+from qwen3 import (BUNDLED, HERE, NUMPY, Completion, Engine, KVCache, Model, Sampling, __version__, chat, load_model,
+                   score)
 from qwen3_app.chat import Chat, run_chat
 from qwen3_app.files import load_prompt_cache, read_messages, read_text, read_tools, save_prompt_cache
+from qwen3_app.models import print_models
+from qwen3_app.start import catch_ctrl_c, program, release_ctrl_c
 from qwen3_app.state import kept_conversation
-from qwen3_app.terminal import (as_json, logprob_objects, note, print_answer, print_json, print_raw, statistics, write)
+from qwen3_app.terminal import (as_json, cut_note, logprob_objects, note, print_answer, print_json, print_raw,
+                                statistics, write)
 from qwen3_io.arguments import checked_stop, checked_whole
-from qwen3_io.errors import InputError
+from qwen3_io.errors import LONGEST_LINE, InputError, brief
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Options
@@ -25,7 +29,7 @@ from qwen3_io.errors import InputError
 
 class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        note(f"{self.prog}: error: {' '.join(message.split())} (--help lists the options)")
+        note(f"{self.prog}: error: {brief(message, LONGEST_LINE)} (--help lists the options)")
         self.exit(2)
 
 
@@ -35,28 +39,34 @@ def make_parser() -> Parser:
                            "bundled model's default, --top-k, --top-p, --min-p and --seed change nothing.")
     add = parser.add_argument_group("what to ask").add_argument
     add("prompt", nargs="?", help='what to ask; "-", or nothing with something piped in, reads it from stdin')
+    add("-p", "--prompt", dest="prompt_option", metavar="TEXT", help="the same as an option")
     add("--file", metavar="FILE", help="read the prompt from a file; with a prompt as well, it follows the prompt")
-    add("--system", metavar="TEXT", help="system prompt")
+    add("-s", "--system", metavar="TEXT", help="system prompt")
     add("--system-file", metavar="FILE", help="read the system prompt from a file")
     add("--messages", metavar="FILE", help="a conversation so far: JSON, a list of messages as in OpenAI's API")
     add("--tools", metavar="FILE", help="tools that the model may call: JSON, as in OpenAI's API")
     add("--raw", action="store_true", help="continue the prompt as plain text, without the chat template")
     add = parser.add_argument_group("which model").add_argument
-    add("--model", metavar="NAME", help="a folder with config.json, tokenizer.json and *.safetensors; or a model on "
-        "the Hugging Face hub, such as Qwen/Qwen3-0.6B, 0.6B for short: taken from the hub's cache, or downloaded "
-        "(default: $QWEN3_MODEL, else the small bundled model)")
+    add("-m", "--model", metavar="NAME", help="a folder with config.json, tokenizer.json and *.safetensors; or a "
+        "model on the Hugging Face hub, such as Qwen/Qwen3-0.6B, 0.6B for short: taken from the hub's cache, or "
+        "downloaded (default: $QWEN3_MODEL, else the small bundled model)")
     add("--offline", action="store_true", help="never use the network: only folders and the hub's cache")
     add = parser.add_argument_group("what to do").add_argument
-    add("--chat", action="store_true", help="a conversation; /help in it lists its commands")
+    add("--chat", action="store_true", help="a conversation; /help in it lists its commands. On a terminal, also "
+        "where there is no prompt")
     add("--continue", action="store_true", help="--chat that goes on with the last conversation not saved")
     add("--score", action="store_true", help="instead of answering, print how likely the model finds the text: its "
         "log-likelihood, tokens and perplexity; with --file of each line")
+    add("--list", action="store_true", help="list the bundled model and those in the hub's cache, with --model FOLDER "
+        "also those in a folder: their sizes, and whether this program runs them")
+    add("--version", action="store_true", help="print the version, and the git commit if there is one")
     add = parser.add_argument_group("the answer").add_argument
     add("--think", action=argparse.BooleanOptionalAction,
         help="reason before the answer, or don't (default: as the chat template has it)")
     add("--hide-thinking", action="store_true", help="don't show the reasoning")
     add("--think-budget", type=int, metavar="N", help="end the reasoning after N tokens and go on to the answer")
-    add("--max-tokens", type=int, metavar="N", help="longest answer (default: until it ends, or the context is full)")
+    add("-n", "--max-tokens", type=int, metavar="N",
+        help="longest answer (default: until it ends, or the context is full)")
     add("--stop", action="append", metavar="TEXT", default=[], help="end before this text; may be given several times")
     add("--lookup", type=int, metavar="N", help="guess up to N tokens from what was there before, and check them in "
         "one pass: the same answer, sooner where it repeats its prompt")
@@ -86,7 +96,6 @@ EXCLUDES = {
     "chat": ("score", "json", "logprobs", "prompt_cache"),
     "score": ("system", "system_file", "messages", "tools", "think", "hide_thinking", "think_budget", "max_tokens",
               "stop", "lookup", "logprobs", "stats", "prompt_cache", "greedy", *Sampling.__dataclass_fields__, "seed"),
-    "json": ("hide_thinking",),
     "continue": ("messages",),
     "greedy": ("temperature",),
     "system": ("system_file",),
@@ -97,19 +106,34 @@ def parse_arguments(parser: Parser, argv: Sequence[str] | None, jobs: Iterable[s
     """The options, as far as they can be checked without reading a file; exits with status 2 for bad usage."""
     args = parser.parse_args(argv)
     args.chat = args.chat or getattr(args, "continue")
+    given = {name for name, value in vars(args).items() if value != parser.get_default(name)}
+    if {"prompt", "prompt_option"} <= given:
+        parser.error("there are two prompts, one of them given by -p")
+    args.prompt = args.prompt if args.prompt_option is None else args.prompt_option
     for option, others in EXCLUDES.items():
         for other in others:
-            if all(getattr(args, name) != parser.get_default(name) for name in (option, other)):
-                name = "no-think" if other == "think" and not args.think else other.replace("_", "-")
-                parser.error(f"--{option} does not go with --{name}")
-    if args.prompt is None and args.file is None and args.messages is None and not args.chat \
-            and all(getattr(args, job) is None for job in jobs):
-        if sys.stdin is None or sys.stdin.isatty():
+            if {option, other} <= given:
+                parser.error(f"--{option} does not go with {shown(other, args)}")
+    if args.version:
+        return args
+    if args.list:
+        if rest := sorted(given - {"list", "model", "json", "offline"}):
+            parser.error(f"--list does not go with {shown(rest[0], args)}")
+    elif not given & {"prompt", "prompt_option", "file", "messages", "chat", *jobs}:
+        terminal = sys.stdin is None or sys.stdin.isatty()
+        if terminal and (sys.stdin is None or given & {"raw", *EXCLUDES["chat"]}):
             parser.error("there is no prompt; give one, or --chat for a conversation")
-        args.prompt = "-"
+        args.chat, args.prompt = terminal, None if terminal else "-"
     if [args.prompt, args.file, args.system_file, args.messages, args.tools].count("-") > 1:
         parser.error("only one thing can be read from stdin")
     return args
+
+
+def shown(name: str, args: argparse.Namespace) -> str:
+    """An option as it was written, or would have been."""
+    if name == "prompt":
+        return "a prompt"
+    return "--no-think" if name == "think" and not args.think else "--" + name.removesuffix("_option").replace("_", "-")
 
 
 def checked_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -158,7 +182,7 @@ def load(args: argparse.Namespace, engine: Engine) -> Model:
     """The model of --model, of $QWEN3_MODEL, or the bundled one."""
     name = args.model if args.model is not None else os.environ.get("QWEN3_MODEL") or None
     model = load_model(BUNDLED if name is None else name, engine, offline=args.offline)
-    if name is None:
+    if name is None and sys.stderr is not None and sys.stderr.isatty():  # a person's concern, not a script's
         note("No --model given: the small bundled model answers. For Qwen's own: --model Qwen/Qwen3-0.6B")
     return model
 
@@ -166,7 +190,7 @@ def load(args: argparse.Namespace, engine: Engine) -> Model:
 def answer(args: argparse.Namespace, engine: Engine) -> None:
     """Loads the model and answers one prompt."""
     options = checked_options(args) | {"logprobs": checked_whole("logprobs", args.logprobs, 0)}
-    prompt = read_prompt(args) if args.raw else None
+    prompt = read_prompt(args) or "" if args.raw else ""
     messages, tools = ([], None) if args.raw else read_conversation(args)
     model = load(args, engine)
     cache, saved = open_prompt_cache(args.prompt_cache, model)
@@ -176,7 +200,8 @@ def answer(args: argparse.Namespace, engine: Engine) -> None:
         completion = chat(model, messages, tools, args.think, cache=cache, **options)
     try:
         if args.json:
-            print_json(as_json(completion.finish(), args.logprobs))
+            value = as_json(completion.finish(), args.logprobs)
+            print_json(value | {"reasoning": None} if args.hide_thinking else value)
         elif args.raw:
             print_raw(completion)
         else:
@@ -190,8 +215,8 @@ def answer(args: argparse.Namespace, engine: Engine) -> None:
 
 def report(completion: Completion, args: argparse.Namespace) -> None:
     """What is to be said on stderr once the answer is there."""
-    if completion.finish_reason == "length" and args.max_tokens is None and not args.json:
-        note(f"The answer was cut off after {len(completion.token_ids)} tokens: the model's limit, or a full context.")
+    if not args.json and (cut := cut_note(completion)):  # the JSON object has its finish_reason
+        note(cut)
     if args.logprobs is not None and not args.json:
         for entry in logprob_objects(completion):
             others = "".join(f"  {other['logprob']:9.4f} {other['token']!r}" for other in entry["top"])
@@ -218,8 +243,7 @@ def print_scores(args: argparse.Namespace, engine: Engine) -> None:
     model = load(args, engine)
     for text in texts:
         ids = model.tokenizer.encode(text)
-        logprobs = score(model, ids) if ids else []
-        n, total = len(logprobs), float(sum(logprobs))
+        n, total = max(len(ids) - 1, 0), float(sum(score(model, ids))) if ids else 0.0
         mean = -total / n if n else math.inf
         value = {"logprob": round(total, 4), "tokens": n,
                  "perplexity": round(math.exp(mean), 4) if mean < 700 else None}  # beyond, it is no float
@@ -239,6 +263,25 @@ def converse(args: argparse.Namespace, engine: Engine) -> int:
     return run_chat(Chat(load(args, engine), messages, tools, args.think, args.hide_thinking, options, args.stats))
 
 
+def print_version(_args: argparse.Namespace, _engine: Engine) -> None:
+    """Prints the version, with the commit of a checkout."""
+    name = commit()
+    write(f"qwen3 {__version__}{f' ({name})' if name else ''}\n")
+
+
+def commit() -> str | None:
+    """The short name of the git commit in the folder of qwen3.py, or None if that is no checkout of its own."""
+    if not (HERE / ".git").exists():  # git would take the commit of a repository further up
+        return None
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    try:
+        done = subprocess.run(["git", "--git-dir", HERE / ".git", "rev-parse", "--short", "HEAD"], env=environment,
+                              stdin=subprocess.DEVNULL, capture_output=True, encoding="ascii", timeout=5)
+    except (OSError, ValueError, subprocess.SubprocessError):  # no git; not a commit's name; it hangs
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
 def main(argv: Sequence[str] | None = None, parser: Parser | None = None,
          make_engine: Callable[[argparse.Namespace], Engine] = lambda args: NUMPY,
          jobs: dict[str, Callable[[argparse.Namespace, Engine], None]] | None = None) -> int:
@@ -249,6 +292,9 @@ def main(argv: Sequence[str] | None = None, parser: Parser | None = None,
     """
     jobs = jobs or {}
     args = parse_arguments(parser or make_parser(), argv, jobs)
+    caught = release_ctrl_c()  # from here on, to stop an answer or an engine's threads in order
+    if sys.stderr is None:  # closed; a progress bar would fail
+        sys.stderr = open(os.devnull, "w")
     try:
         if sys.stdout is None:
             raise InputError("stdout is closed, so there is nowhere to write the answer to")
@@ -257,8 +303,9 @@ def main(argv: Sequence[str] | None = None, parser: Parser | None = None,
         engine = make_engine(args)
         if args.chat:
             return converse(args, engine)
-        job = next((job for name, job in jobs.items() if getattr(args, name) is not None), None)
-        (job or (print_scores if args.score else answer))(args, engine)
+        wanted = {"version": print_version, "list": print_models, **jobs, "score": print_scores}
+        name = next((name for name in wanted if getattr(args, name) not in (None, False)), None)
+        (answer if name is None else wanted[name])(args, engine)
         return 0
     except InputError as error:
         message, status = str(error), 1
@@ -266,7 +313,10 @@ def main(argv: Sequence[str] | None = None, parser: Parser | None = None,
         message, status = "not enough memory for this model", 1
     except KeyboardInterrupt:
         message, status = "interrupted", 130
-    note(f"{Path(sys.argv[0]).name}: {message}")
+    finally:
+        if caught:
+            catch_ctrl_c()
+    note(f"{program()}: {message}")
     return status
 
 

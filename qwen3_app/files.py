@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import safetensors
+from tqdm import tqdm
 
 from qwen3 import KVCache, Model
 from qwen3_io.arguments import checked_ids
@@ -132,7 +133,7 @@ def fingerprint(model: Model, cache: KVCache) -> str:
 def checksum(arrays: Iterable[np.ndarray]) -> str:
     """CRC-32 over the bytes of the arrays."""
     value = 0
-    for array in arrays:
+    for array in tqdm(arrays, "checking the prompt cache", delay=1, leave=False, disable=None):
         value = zlib.crc32(np.ascontiguousarray(array).data, value)
     return f"{value:08x}"
 
@@ -140,8 +141,9 @@ def checksum(arrays: Iterable[np.ndarray]) -> str:
 def save_prompt_cache(cache: KVCache, model: Model, name: str | Path) -> None:
     """Writes the filled part of a cache of one sequence. Raises InputError when it can't be written."""
     n = cache.length
-    tensors = {"token_ids": cache.token_ids[0, :n], "k": cache.k[..., :n, :], "v": cache.v[..., :n, :]}
-    parts = [tensors["token_ids"], *tensors["k"], *tensors["v"]]  # layer by layer, for memory's sake
+    token_ids, k, v = cache.token_ids[0, :n], cache.k[..., :n, :], cache.v[..., :n, :]
+    tensors: dict[str, np.ndarray] = {"token_ids": token_ids, "k": k, "v": v}
+    parts = [token_ids, *k, *v]  # layer by layer, for memory's sake
     write_safetensors(name, tensors,
                       {"format": FORMAT, "model": fingerprint(model, cache), "crc32": checksum(parts)})
 
@@ -167,8 +169,9 @@ def load_prompt_cache(model: Model, name: str | Path) -> KVCache:
         raise InputError(f"{name}: a damaged prompt cache; delete it: {error}") from error
     n = len(token_ids) if token_ids.ndim == 1 else 0
     shape = (*cache.k.shape[:3], n, cache.k.shape[4])
-    if (metadata.get("crc32") != checksum([token_ids, k, v]) or not 1 <= n <= model.config.context_length
-            or any(array.shape != shape or array.dtype != cache.k.dtype for array in (k, v))):
+    if (not 1 <= n <= model.config.context_length
+            or any(array.shape != shape or array.dtype != cache.k.dtype for array in (k, v))
+            or metadata.get("crc32") != checksum([token_ids, *k, *v])):
         raise InputError(f"{name}: a damaged prompt cache; delete it")
     ids = checked_ids(token_ids, model.config.vocab_size)
     cache.reserve(n)

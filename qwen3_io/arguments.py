@@ -55,7 +55,7 @@ def check_sampling(values: Mapping[str, Any]) -> None:
             raise InputError(f"{name} must be {wanted}, not {brief(repr(value))}")
 
 
-def checked_whole(name: str, value: int | None, minimum: int) -> int | None:
+def checked_whole(name: str, value: Any, minimum: int) -> int | None:
     """The value. Raises InputError unless it is None or a whole number of at least `minimum`."""
     if value is not None and not is_whole(value, minimum):
         raise InputError(f"{name} must be a whole number, {minimum} or more, not {brief(repr(value))}")

@@ -34,7 +34,20 @@ def model_file(folder: Path, name: str, largest: int | None = LARGEST_TEXT) -> P
         raise InputError(f"{file}: not a regular file (or a link to nothing); download it again")
     if largest is not None and os.path.getsize(file) > largest:
         raise InputError(f"{file}: larger than {largest} bytes, so it is not what its name says; download it again")
+    if is_lfs_pointer(file):
+        raise InputError(f"{file}: a git-lfs pointer, not the file itself; run: git lfs pull")
     return file
+
+
+LFS_POINTER = b"version https://git-lfs"  # git's place-holder for a large file that was not fetched
+
+
+def is_lfs_pointer(file: Path) -> bool:
+    try:
+        with open(file, "rb") as opened:
+            return opened.read(len(LFS_POINTER)) == LFS_POINTER
+    except OSError:  # who wants to read the file gets the same error, and can say what for
+        return False
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -65,13 +78,14 @@ def read_config(folder: Path) -> dict[str, Any]:
     if model_file(folder, file.name) is None:
         raise InputError(f"{folder}: {no_model(folder)}")
     raw = read_json_object(file)
+    check_architecture(raw, file)
     for key, value in ONLY_VALUE.items():
         if key in raw and (raw[key] != value or type(raw[key]) is not type(value)):
             raise InputError(f"{file}: {key} = {brief(repr(raw[key]))} is not supported, only {value!r} is "
                              "(dense Qwen3)")
     if (method := quantization(raw)) is not None:
         raise InputError(f"{file}: quantization_config: a checkpoint quantized by {method} is not supported; take "
-                         "the model in bfloat16, which the fast engine quantizes itself (--quantize)")
+                         "the model in bfloat16; python qwen3_numba.py --quantize int8 quantizes it")
     for key, value in raw.items():
         if key not in KNOWN_KEYS and value is not None:
             raise InputError(f"{file}: option {brief(key)} = {brief(value, 80)} is not supported by this program")
@@ -98,22 +112,47 @@ def read_config(folder: Path) -> dict[str, Any]:
             "tie_word_embeddings": tied, "eos_token_ids": token_id_list(raw.get("eos_token_id"), file)}
 
 
+# model_type of relatives -> what they are; several share a beginning.
+RELATIVES = {"qwen3_moe": "a mixture of experts", "qwen3_next": "Qwen3-Next", "qwen3_5": "Qwen3.5",
+             "qwen3_vl": "a model that sees", "qwen3_omni": "a model that sees and hears",
+             "qwen3_asr": "a model that hears", "qwen3_tts": "a model that speaks", "qwen2_vl": "Qwen2-VL",
+             "qwen2_5_vl": "Qwen2.5-VL", "qwen2_5_omni": "Qwen2.5-Omni", "qwen2_moe": "a mixture of experts of Qwen2",
+             "qwen2_audio": "Qwen2-Audio", "qwen2": "Qwen2, Qwen2.5 or QwQ", "qwen": "the first Qwen"}
+
+
+def check_architecture(raw: Mapping[str, Any], file: Path) -> None:
+    """Raises InputError that names another architecture than dense Qwen3."""
+    kind = raw.get("model_type")
+    if isinstance(kind, str) and kind != "qwen3":
+        what = next((what for start, what in RELATIVES.items() if kind.startswith(start)), "another architecture")
+        raise InputError(f"{file}: {what} is not supported (model_type = {brief(repr(kind))}, architectures = "
+                         f"{brief(raw.get('architectures'))}), only dense Qwen3 is: Qwen/Qwen3-0.6B to Qwen/Qwen3-32B")
+
+
 def no_model(folder: Path) -> str:
     """Why a folder without config.json is no model, and what to do."""
-    names = sorted(os.listdir(folder))
+    try:
+        names = sorted(os.listdir(folder))
+        commits = sorted(os.listdir(folder / "snapshots")) if "snapshots" in names else []
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
     if "adapter_config.json" in names:
         return "a LoRA adapter, not a model; merge it into its base model first (peft: merge_and_unload)"
     if any(name.endswith(".gguf") for name in names):
         return "a folder of GGUF files, which are not supported; take the model's safetensors files"
-    if "snapshots" in names and (commits := sorted(os.listdir(folder / "snapshots"))):
+    if commits:
         return f"the hub's cache keeps the model below this folder; give {folder / 'snapshots' / commits[-1]}"
     return "no config.json in this folder, so it is not a model"
 
 
 def quantization(raw: Mapping[str, Any]) -> str | None:
     """The method of a quantized checkpoint (fp8, awq, gptq, ...), or None."""
-    about = raw.get("quantization_config") or raw.get("compression_config")
-    return brief(about.get("quant_method", "unknown method") if isinstance(about, dict) else about) if about else None
+    keys = ("quantization_config", "compression_config", "quantization")  # the last one is written by MLX
+    about = next((raw[key] for key in keys if raw.get(key)), None)
+    if about is None:
+        return None
+    method = about.get("quant_method") or ("MLX" if "bits" in about else None) if isinstance(about, dict) else about
+    return brief("an unknown method" if method is None else method)
 
 
 def rope_config(raw: Mapping[str, Any], file: Path) -> tuple[float, dict[str, float] | None]:
@@ -211,9 +250,7 @@ def read_generation_config(folder: Path) -> tuple[dict[str, Any], tuple[int, ...
 # NumPy reader knows no bfloat16.
 # ----------------------------------------------------------------------------------------------------------------------
 
-STORED_DTYPES = {"BF16": np.dtype("<u2"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
-LFS_POINTER = b"version https://git-lfs"  # git's place-holder for a large file that was not fetched
-
+STORED_DTYPES: dict[str, np.dtype[Any]] = {"BF16": np.dtype("<u2"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
 
 class StoredTensor(NamedTuple):
     """A tensor in its file: `data` is a view of the mapped bytes, bfloat16 as uint16."""
@@ -222,7 +259,7 @@ class StoredTensor(NamedTuple):
     mapping: mmap.mmap
 
 
-def map_safetensors(file: Path, stored_dtypes: Mapping[str, np.dtype] = STORED_DTYPES) -> dict[str, StoredTensor]:
+def map_safetensors(file: Path, stored_dtypes: Mapping[str, np.dtype[Any]] = STORED_DTYPES) -> dict[str, StoredTensor]:
     """All tensors of a safetensors file, mapped and not yet read. Raises InputError if the file is damaged."""
     try:
         with safetensors.safe_open(file, framework="numpy"):  # rejects inconsistent or truncated files
@@ -232,7 +269,7 @@ def map_safetensors(file: Path, stored_dtypes: Mapping[str, np.dtype] = STORED_D
     except OSError as error:
         raise InputError(f"{file}: cannot be read: {error.strerror or error}") from error
     except safetensors.SafetensorError as error:
-        raise InputError(f"{file}: not a valid safetensors file {why_invalid(file)}: {brief(error)}") from error
+        raise InputError(f"{file}: not a valid safetensors file (truncated download?): {brief(error)}") from error
     start = 8 + int.from_bytes(mapping[:8], "little")
     header = json.loads(mapping[8:start])
     header.pop("__metadata__", None)
@@ -253,13 +290,6 @@ def map_safetensors(file: Path, stored_dtypes: Mapping[str, np.dtype] = STORED_D
     return tensors
 
 
-def why_invalid(file: Path) -> str:
-    """The likely reason why a file is no safetensors file, in brackets."""
-    with open(file, "rb") as opened:
-        is_pointer = opened.read(len(LFS_POINTER)) == LFS_POINTER
-    return "(a git-lfs pointer: run git lfs pull)" if is_pointer else "(truncated download?)"
-
-
 def map_checkpoint(folder: Path) -> dict[str, StoredTensor]:
     """The tensors of a model folder: model.safetensors, or the shards that model.safetensors.index.json lists."""
     if single := model_file(folder, "model.safetensors", largest=None):
@@ -267,8 +297,9 @@ def map_checkpoint(folder: Path) -> dict[str, StoredTensor]:
     index = model_file(folder, "model.safetensors.index.json")
     if index is None:
         if quantized_file(folder) is not None:
-            raise InputError(f"{folder}: a checkpoint that qwen3_numba.py has quantized; only qwen3_numba.py loads it")
-        raise InputError(f"{folder}: no model.safetensors and no model.safetensors.index.json in this folder")
+            raise InputError(f"{folder}: quantized by the fast engine, which loads it: python qwen3_numba.py --model "
+                             f"{folder}")
+        raise InputError(f"{folder}: {no_weights(folder)}")
     weight_map = read_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise InputError(f"{index}: no weight_map from tensor names to files")
@@ -286,6 +317,19 @@ def map_checkpoint(folder: Path) -> dict[str, StoredTensor]:
     if absent := [name for name in weight_map if name not in tensors]:
         raise InputError(f"{index}: no shard has {some(absent)}")
     return tensors
+
+
+def no_weights(folder: Path) -> str:
+    """What a folder without model.safetensors and its index lacks, and what to do."""
+    names = sorted(os.listdir(folder))
+    if any(name.endswith(".gguf") for name in names):
+        return "its weights are GGUF files, which are not supported; take the model's safetensors files"
+    if any(name.startswith("pytorch_model") for name in names):
+        return ("its weights are pytorch_model.bin, which is not supported, because it can run code; take a "
+                "checkpoint with safetensors files, or convert it (transformers: save_pretrained)")
+    if shards := [name for name in names if name.endswith(".safetensors")]:
+        return f"no model.safetensors.index.json, which says what is in {some(shards, 2)}; download it, too"
+    return "no model.safetensors and no model.safetensors.index.json in this folder"
 
 
 def check_tensors(folder: Path, shapes: Mapping[str, tuple[int, ...]], stored: Mapping[str, StoredTensor],

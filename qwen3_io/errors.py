@@ -24,9 +24,11 @@ def brief(value: object, longest: int = 200) -> str:
     Escaped are control characters, which command a terminal, and those that change the direction of text or show
     nothing, which disguise a name (U+202E, U+200B).
     """
-    text = " ".join(str(value).split())
-    text = text if len(text) <= longest else text[:longest] + " ..."
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    text = str(value)
+    shortened = " ".join(text[:10 * longest].split())  # before anything that takes time and memory: it may be large
+    escaped = "".join(c if c.isprintable() else repr(c)[1:-1] for c in shortened[:longest + 1])
+    complete = len(escaped) <= longest and len(text) <= 10 * longest
+    return escaped if complete else escaped[:longest - 4].rstrip() + " ..."
 
 
 def some(names: Iterable[str], most: int = 5) -> str:
@@ -72,12 +74,13 @@ def read_json_object(file: Path) -> dict[str, Any]:
 
 def is_number(value: Any) -> bool:
     """True for a real number in the range of float32: not for NaN, infinity, True or a text."""
-    return isinstance(value, Real) and not isinstance(value, bool) and abs(value) <= LARGEST_FLOAT32
+    real = isinstance(value, Real) and not isinstance(value, bool)
+    return real and bool(abs(value) <= LARGEST_FLOAT32)
 
 
 def is_whole(value: Any, minimum: int) -> bool:
     """True for an integer (not True or 3.0) of at least `minimum`."""
-    return isinstance(value, Integral) and not isinstance(value, bool) and value >= minimum
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= minimum
 
 
 def number_between(value: Any, low: float, high: float, name: str, file: Path) -> float:

@@ -107,9 +107,12 @@ def write_safetensors(name: str | Path, tensors: dict[str, np.ndarray], metadata
 
     def write(file: BinaryIO) -> None:
         file.write(len(head).to_bytes(8, "little") + head)
-        for array in tensors.values():
-            for part in [array] if array.flags.c_contiguous else array:
-                file.write(np.ascontiguousarray(part).data)
+        from tqdm import tqdm  # here, because importing it takes time
+        bar = tqdm(desc="writing", total=offset, unit="B", unit_scale=True, delay=1, leave=False, disable=None)
+        with bar:
+            for array in tensors.values():
+                for part in [array] if array.flags.c_contiguous else array:
+                    bar.update(file.write(np.ascontiguousarray(part).data))
 
     write_whole(name, write)
 

@@ -20,8 +20,8 @@ from tqdm import tqdm
 
 from qwen3_io.errors import InputError
 from qwen3_kernels.layout import (BF16, CACHE8, DEPTH, DOWN, FEW, FLOAT16, FLOAT32, GATE, GROUP, INT8, K, LONG_PART,
-                                  OUT, PANEL, PANELS, POSITIONS, Q, TILE, UP, V, padded)
-from qwen3_kernels.vectors import (FEATURES, FLOAT_VECTORS, INT4_VECTORS, INT8_VECTORS, PAIR, PATH, ROWS, SOME_VECTORS,
+                                  OUT, PAIR, PANEL, PANELS, POSITIONS, Q, TILE, UP, V, padded, tile_parts)
+from qwen3_kernels.vectors import (FEATURES, FLOAT_VECTORS, INT4_VECTORS, INT8_VECTORS, PATH, ROWS, SOME_VECTORS,
                                    add_bf16, add_f16, add_f32, add_i8, adds_bf16, adds_f16, adds_f32, adds_i8,
                                    bf16_from_float, dot_bf16, dot_f16, dot_f32, dot_i8, dots_bf16, dots_f16, dots_f32,
                                    dots_i8, float_from_bf16, float_from_bits, float_from_half, half_from_float, meet,
@@ -56,7 +56,7 @@ def part_of(n, rank, n_threads):
     return range(n * rank // n_threads, n * (rank + 1) // n_threads)
 
 
-up_to = compiled(padded)
+up_to, parts_of_tile = compiled(padded), compiled(tile_parts)
 
 
 @compiled
@@ -469,11 +469,10 @@ def attend_tile(q, k, v, stride, form, first, seen, out, space):
     """
     group, n, width = q.shape
     head_dim = out.shape[1] // group
-    keys, values = space[:POSITIONS * width], space[POSITIONS * width:2 * POSITIONS * width]
-    rest = space[2 * POSITIONS * width:]
-    scores, rest = shaped(rest, (TILE, POSITIONS)), rest[TILE * POSITIONS:]
-    sums, rest = shaped(rest, (group, n, width)), rest[group * n * width:]
-    largest, denominators = shaped(rest, (group, n)), shaped(rest[group * n:], (group, n))
+    ends = parts_of_tile(group, n, width)
+    keys, values, scores = space[:ends[0]], space[ends[0]:ends[1]], shaped(space[ends[1]:], (TILE, POSITIONS))
+    sums = shaped(space[ends[2]:], (group, n, width))
+    largest, denominators = shaped(space[ends[3]:], (group, n)), shaped(space[ends[4]:], (group, n))
     sums[:] = 0
     largest[:] = -np.inf
     denominators[:] = 0

@@ -37,6 +37,7 @@ ARRIVED, ROUND, ABANDONED = 0, 8, 9  # int64 of a barrier [16], the first on a l
 FEW = 8  # up to this number of vectors, rows of floats are multiplied one by one; expanding them would be slower
 DEPTH, PANELS = 256, 4  # columns, and panels, that are expanded together: a core's cache holds them
 LONG_PART, SHORT_PART = 1024, 256  # positions that a thread works on at a time: long ones if they keep all busy
+PAIR = 2  # query heads, or vectors, that are multiplied with a row of floats together
 TILE, POSITIONS = 64, 256  # tokens whose queries are worked on together; positions of the cache likewise
 
 
@@ -51,6 +52,17 @@ def packed_shape(n_rows: int, n: int, form: int) -> tuple[int, int]:
     return -(-n_rows // PANEL), padded(n, 2 * GROUP) * bits // 8 // GROUP * UNIT[bits]
 
 
+def tile_parts(group: int, n: int, width: int) -> tuple[int, int, int, int, int, int]:
+    """Where the parts of a thread's space end in attend_tile: keys, values, scores, sums, largest, denominators.
+
+    For n tokens and `group` query heads per KV head, `width` numbers each.
+    """
+    keys = POSITIONS * width
+    scores = 2 * keys + TILE * POSITIONS
+    sums = scores + group * n * width
+    return keys, 2 * keys, scores, sums, sums + group * n, sums + 2 * group * n
+
+
 def space_size(group: int, width: int) -> int:
-    """How many float32 a thread needs to work in, for `group` query heads per KV head, `width` numbers each."""
-    return max(PANELS * DEPTH * PANEL, 2 * POSITIONS * width + TILE * POSITIONS + group * TILE * (width + 2))
+    """How many float32 a thread needs to work in: panels of weights, scores of one or two queries, or a tile."""
+    return max(PANELS * DEPTH * PANEL, PAIR * LONG_PART, tile_parts(group, TILE, width)[-1])

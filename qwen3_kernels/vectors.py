@@ -18,7 +18,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from qwen3_io.errors import InputError, brief
-from qwen3_kernels.layout import ABANDONED, ARRIVED, GROUP, PANEL, ROUND, UNIT
+from qwen3_kernels.layout import ABANDONED, ARRIVED, GROUP, PAIR, PANEL, ROUND, UNIT
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
@@ -464,7 +464,7 @@ def weighted_sum(kind: str, n_vectors: int) -> Any:
     return add
 
 
-PAIR, ROWS = 2, 4  # vectors that are multiplied with a row of floats together; rows of the KV cache likewise
+ROWS = 4  # of the KV cache that are multiplied with a vector together
 (dot_f32, dots_f32), (dot_bf16, dots_bf16), (dot_f16, dots_f16) = (
     [float_dot(kind, 1, n) for n in (1, PAIR)] for kind in ("f32", "bf16", "f16"))
 (rows_f32, rows_f32_pair), (rows_bf16, rows_bf16_pair), (rows_f16, rows_f16_pair), (rows_i8, rows_i8_pair) = (

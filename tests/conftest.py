@@ -24,6 +24,10 @@ from tokenizer_utils import Tokenizer, load_tokenizer  # noqa: E402
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+if os.environ.get("QWEN3_CHECK_MEMORY"):
+    from guarded import guard_memory
+    guard_memory()
+
 # The same examples in every run, so that a result depends on the code only; other ones: --hypothesis-profile=default
 settings.register_profile("same examples", derandomize=True, deadline=None)
 settings.load_profile("same examples")

@@ -134,6 +134,11 @@ def refusal(*arguments, status=1, **options) -> str:
     return done.stderr
 
 
+def cut_off(n: int) -> str:
+    """What stderr says of an answer cut off after n tokens by --max-tokens."""
+    return f"The answer was cut off after {n} tokens: raise --max-tokens for more.\n"
+
+
 def run_fast(*arguments, program="qwen3_numba.py", **options):
     return subprocess.run([sys.executable, ROOT / program, *map(str, arguments)], capture_output=True, text=True,
                           timeout=300, **options)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers import cut_off
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -17,12 +19,11 @@ def run(*arguments, cwd=ROOT, **options):
 
 def test_main_job():
     done = run("What is the capital of France?")
-    assert done.returncode == 0
+    assert (done.returncode, done.stderr) == (0, "")  # what the bundled model is, only a terminal is told
     assert re.fullmatch(r"<think>\n.+\n</think>\n\nThe capital of France is Paris\.\n", done.stdout)
-    assert len(done.stderr.splitlines()) == 1 and "bundled model" in done.stderr and "Qwen/Qwen3-0.6B" in done.stderr
 
 
-def test_naming_a_model_leaves_out_the_note():
+def test_naming_a_model():
     done = run("--model", "demo", "--no-think", "法国的首都是哪里？")
     assert (done.returncode, done.stdout, done.stderr) == (0, "法国的首都是巴黎。\n", "")
 
@@ -41,7 +42,7 @@ def test_raw_text_is_continued():
 
 def test_max_tokens_and_system_prompt():
     done = run("--model", "demo", "--system", "You are a helpful assistant.", "--max-tokens", "3", "--no-think", "What is the capital of Italy?")
-    assert (done.returncode, done.stdout) == (0, "The capital of\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "The capital of\n", cut_off(3))
 
 
 def test_seed_repeats_an_answer():

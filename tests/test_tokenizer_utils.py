@@ -3,11 +3,16 @@
 import copy
 import functools
 import json
+import os
 import random
 import shutil
+import subprocess
+import sys
 import time
 import unicodedata
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import tokenizers
@@ -571,11 +576,56 @@ def test_bad_tokenizer_json(spec, tmp_path):
     assert "tokenizer.json" in error_of(load_tokenizer, write_model(tmp_path, spec=spec))
 
 
-def test_panic_while_encoding(tmp_path):
-    processor = {"type": "TemplateProcessing", "pair": [], "special_tokens": {},
-                 "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "<none>", "type_id": 0}}]}
-    tokenizer = load_tokenizer(write_model(tmp_path, spec=tiny_spec(post_processor=processor)))
+PANICS = {"type": "TemplateProcessing", "pair": [], "special_tokens": {}, "single": [
+    {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "<none>", "type_id": 0}}]}  # at any text
+
+
+def test_panic_while_encoding(tmp_path, capfd):
+    """What the library prints, several lines about its source, stays off stderr; what others print doesn't."""
+    folder = write_model(tmp_path, spec=tiny_spec(post_processor=PANICS))
+    os.write(2, b"before\n")
+    assert "tokenizer.json" in error_of(load_tokenizer, folder)
+    os.write(2, b"after\n")
+    assert capfd.readouterr().err == "before\nafter\n"
+    tokenizer = Tokenizer(tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")))
     assert "tokenizer.json" in error_of(tokenizer.encode, "a")
+
+
+def test_loading_passes_on_what_is_printed_meanwhile(tmp_path, capfd, monkeypatch):
+    folder, from_file = write_model(tmp_path), tokenizers.Tokenizer.from_file
+
+    def talkative(name):
+        os.write(2, b"by another thread\n")
+        return from_file(name)
+
+    monkeypatch.setattr(tokenizers, "Tokenizer", mock.Mock(from_file=talkative))
+    load_tokenizer(folder)
+    assert capfd.readouterr().err == "by another thread\n"
+
+
+def test_loading_in_many_threads_leaves_stderr_as_it_was(tmp_path, capfd):
+    good, bad = write_model(tmp_path / "good"), write_model(tmp_path / "bad", spec=tiny_spec(post_processor=PANICS))
+    with ThreadPoolExecutor(8) as pool:
+        loaded = [pool.submit(load_tokenizer, folder) for folder in [good, bad] * 20]
+    assert [task.exception() is None for task in loaded] == [True, False] * 20
+    os.write(2, b"after\n")
+    assert capfd.readouterr().err == "after\n"
+
+
+def test_loading_without_stderr(tmp_path):
+    """A closed stderr is no obstacle, and stays closed."""
+    program = f"""if True:
+        import os
+        from tokenizer_utils import load_tokenizer
+        os.close(2)
+        load_tokenizer({str(write_model(tmp_path))!r})
+        try:
+            os.fstat(2)
+        except OSError:
+            print("closed")"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).resolve().parents[1], text=True,
+                          stdout=subprocess.PIPE, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "closed\n")
 
 
 def test_keyboard_interrupt_passes(monkeypatch):

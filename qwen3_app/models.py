@@ -1,0 +1,73 @@
+"""The models on this computer, as `--list` shows them."""
+import argparse
+import json
+import os
+import re
+from pathlib import Path
+
+from qwen3 import BUNDLED, NUMPY, Engine
+from qwen3_app.terminal import write
+from qwen3_io.checkpoint import check_tensors, map_checkpoint, model_file, quantized_file, read_config, tensor_shapes
+from qwen3_io.errors import InputError, brief
+from qwen3_io.hub import cached_models
+
+
+def print_models(args: argparse.Namespace, engine: Engine) -> None:
+    """Prints a table of names, sizes on disk, and whether this program runs them; with --json an object per line."""
+    found = [("(bundled)", BUNDLED), *cached_models(), *([] if args.model is None else models_in(Path(args.model)))]
+    rows = [(brief(name), size_on_disk(folder), why_not(folder, engine)) for name, folder in found]
+    if args.json:
+        for (name, size, why), (_, folder) in zip(rows, found):
+            write(json.dumps({"name": name, "path": str(folder), "bytes": size, "runs": why is None, "why_not": why},
+                             ensure_ascii=False) + "\n")
+        return
+    width = max(len(name) for name, _, _ in rows)
+    write(f"{'MODEL':{width}}  {'SIZE':>8}  RUNS\n")
+    for name, size, why in rows:
+        write(f"{name:{width}}  {readable_size(size):>8}  {'yes' if why is None else f'no: {why}'}\n")
+
+
+def models_in(folder: Path) -> list[tuple[str, Path]]:
+    """(name, folder) of a model's folder, or of each model one level below. Raises InputError where there is none."""
+    try:
+        folders = [folder] if (folder / "config.json").exists() else sorted(folder.iterdir())
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be listed: {error.strerror}") from error
+    if not (models := [(str(path), path) for path in folders if (path / "config.json").is_file()]):
+        raise InputError(f"{folder}: no model's folder, and none in it")
+    return models
+
+
+def size_on_disk(folder: Path) -> int:
+    """The bytes of a folder's files; a file with several names, or links, counts once."""
+    sizes = {}
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            try:
+                status = os.stat(os.path.join(parent, name))
+            except OSError:  # a link to nothing
+                continue
+            sizes[status.st_dev, status.st_ino] = status.st_size
+    return sum(sizes.values())
+
+
+def readable_size(n: int) -> str:
+    """A number of bytes in words: 8.6 MB."""
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 1000)):
+        if n >= size:
+            return f"{n / size:.1f} {unit}"
+    return f"{n} B"
+
+
+def why_not(folder: Path, engine: Engine) -> str | None:
+    """Why this program doesn't run the model in a folder, in a few words; None if its config and its tensors fit."""
+    try:
+        config = read_config(folder)
+        if quantized_file(folder) is not None:
+            return "quantized by qwen3_numba.py, which runs it" if engine is NUMPY else None
+        check_tensors(folder, tensor_shapes(config), map_checkpoint(folder),
+                      "lm_head.weight" if config["tie_word_embeddings"] else None)
+        return "no tokenizer.json" if model_file(folder, "tokenizer.json") is None else None
+    except InputError as error:
+        said = str(error).replace(str(folder) + os.sep, "").removeprefix(f"{folder}: ")
+        return brief(re.split("[;(]", said, maxsplit=1)[0].strip(), 100)

@@ -340,9 +340,10 @@ def run_chat(conversation: Chat) -> int:
         return 1 if converse(conversation, read_line, CtrlC()) else 0
     ctrl_c = CtrlC()
     try:
-        note(f"{banner(conversation.model)}\n/help lists the commands; Ctrl-C stops an answer; Ctrl-D leaves")
         commands = [*conversation.commands, *ALIASES]
-        converse(conversation, line_reader(lambda line: completions(line, commands, SETTINGS), ctrl_c), ctrl_c)
+        read = line_reader(lambda line: completions(line, commands, SETTINGS), ctrl_c)
+        note(f"{banner(conversation.model)}\n/help lists the commands; Ctrl-C stops an answer; Ctrl-D leaves")
+        converse(conversation, read, ctrl_c)
         return 0
     finally:
         conversation.keep_unsaved()

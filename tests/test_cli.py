@@ -33,7 +33,8 @@ def test_statistics():
     done = run("--model", "demo", "--stats", "What is 12 + 30?")
     assert done.returncode == 0 and "12 + 30 = 42." in done.stdout
     assert re.fullmatch(r"prompt: \d+ tokens, [\d.]+ tokens/s, first token after [\d.]+ s \| "
-                        r"answer: \d+ tokens, [\d.]+ tokens/s, reading [\d.]+ GB/s of weights \| peak memory: [\d.]+ GB\n", done.stderr)
+                        r"answer: \d+ tokens, [\d.]+ tokens/s, reading [\d.]+ GB/s of weights \| "
+                        r"peak memory: [\d.]+ GB\n", done.stderr)
 
 
 def test_raw_text_is_continued():

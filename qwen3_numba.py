@@ -429,7 +429,7 @@ def load_model(name: str | Path, quantize: str | None = None, threads: int | Non
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of qwen3.py with this engine, and with options of its own."""
     from qwen3_app import cli
-    from qwen3_app.models import readable_size, size_on_disk
+    from qwen3_app.models import named_model, readable_size, report_damage, size_on_disk, verify_cached
     from qwen3_app.terminal import note
     parser = cli.make_parser()
     add = parser.add_argument_group("the fast engine").add_argument
@@ -445,8 +445,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         size = readable_size(size_on_disk(Path(args.save_quantized)))
         note(f"Written: {args.save_quantized}, {size}, {args.quantize}. It loads with --model {args.save_quantized}")
 
+    def verify(args: argparse.Namespace, engine: Engine) -> None:
+        folder = Path(named_model(args) or BUNDLED)
+        if checkpoint.quantized_file(folder) is None:
+            verify_cached(args, engine)
+        else:
+            report_damage(folder, verify_quantized(folder))
+
     return cli.main(argv, parser, lambda args: engine(args.quantize, args.threads, args.kv_dtype),
-                          {"save_quantized": save})
+                    {"save_quantized": save, "verify": verify})
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from qwen3 import (BUNDLED, HERE, NUMPY, Completion, Engine, KVCache, Model, Sam
                    score)
 from qwen3_app.chat import Chat, run_chat
 from qwen3_app.files import load_prompt_cache, read_messages, read_text, read_tools, save_prompt_cache
-from qwen3_app.models import print_models
+from qwen3_app.models import named_model, print_models, verify_cached
 from qwen3_app.start import catch_ctrl_c, program, release_ctrl_c
 from qwen3_app.state import kept_conversation
 from qwen3_app.terminal import (as_json, cut_note, logprob_objects, note, print_answer, print_json, print_raw,
@@ -59,6 +59,8 @@ def make_parser() -> Parser:
         "log-likelihood, tokens and perplexity; with --file of each line")
     add("--list", action="store_true", help="list the bundled model and those in the hub's cache, with --model FOLDER "
         "also those in a folder: their sizes, and whether this program runs them")
+    add("--verify", action="store_true", help="compare the model's files with their checksums: of a model in the hub's "
+        "cache, or in the fast engine of one that it has quantized")
     add("--version", action="store_true", help="print the version, and the git commit if there is one")
     add = parser.add_argument_group("the answer").add_argument
     add("--think", action=argparse.BooleanOptionalAction,
@@ -116,10 +118,12 @@ def parse_arguments(parser: Parser, argv: Sequence[str] | None, jobs: Iterable[s
                 parser.error(f"--{option} does not go with {shown(other, args)}")
     if args.version:
         return args
-    if args.list:
-        if rest := sorted(given - {"list", "model", "json", "offline"}):
-            parser.error(f"--list does not go with {shown(rest[0], args)}")
-    elif not given & {"prompt", "prompt_option", "file", "messages", "chat", *jobs}:
+    for job in {"list", "verify"} & given:
+        if rest := sorted(given - {job, "model", "offline"} - ({"json"} if job == "list" else set())):
+            parser.error(f"--{job} does not go with {shown(rest[0], args)}")
+    if args.list or args.verify:
+        return args
+    if not given & {"prompt", "prompt_option", "file", "messages", "chat", *jobs}:
         terminal = sys.stdin is None or sys.stdin.isatty()
         if terminal and (sys.stdin is None or given & {"raw", *EXCLUDES["chat"]}):
             parser.error("there is no prompt; give one, or --chat for a conversation")
@@ -180,7 +184,7 @@ def read_conversation(args: argparse.Namespace) -> tuple[list[dict], list[dict] 
 
 def load(args: argparse.Namespace, engine: Engine) -> Model:
     """The model of --model, of $QWEN3_MODEL, or the bundled one."""
-    name = args.model if args.model is not None else os.environ.get("QWEN3_MODEL") or None
+    name = named_model(args)
     model = load_model(BUNDLED if name is None else name, engine, offline=args.offline)
     if name is None and sys.stderr is not None and sys.stderr.isatty():  # a person's concern, not a script's
         note("No --model given: the small bundled model answers. For Qwen's own: --model Qwen/Qwen3-0.6B")
@@ -303,7 +307,7 @@ def main(argv: Sequence[str] | None = None, parser: Parser | None = None,
         engine = make_engine(args)
         if args.chat:
             return converse(args, engine)
-        wanted = {"version": print_version, "list": print_models, **jobs, "score": print_scores}
+        wanted = {"version": print_version, "list": print_models, "verify": verify_cached, "score": print_scores} | jobs
         name = next((name for name in wanted if getattr(args, name) not in (None, False)), None)
         (answer if name is None else wanted[name])(args, engine)
         return 0

@@ -8,8 +8,8 @@ from pathlib import Path
 from qwen3 import BUNDLED, NUMPY, Engine
 from qwen3_app.terminal import write
 from qwen3_io.checkpoint import check_tensors, map_checkpoint, model_file, quantized_file, read_config, tensor_shapes
-from qwen3_io.errors import InputError, brief
-from qwen3_io.hub import cached_models
+from qwen3_io.errors import InputError, brief, some
+from qwen3_io.hub import cached_models, check_blobs, resolve_model
 
 
 def print_models(args: argparse.Namespace, engine: Engine) -> None:
@@ -25,6 +25,24 @@ def print_models(args: argparse.Namespace, engine: Engine) -> None:
     write(f"{'MODEL':{width}}  {'SIZE':>8}  RUNS\n")
     for name, size, why in rows:
         write(f"{name:{width}}  {readable_size(size):>8}  {'yes' if why is None else f'no: {why}'}\n")
+
+
+def named_model(args: argparse.Namespace) -> str | None:
+    """The name of the model that --model or $QWEN3_MODEL gives, or None."""
+    return args.model if args.model is not None else os.environ.get("QWEN3_MODEL") or None
+
+
+def verify_cached(args: argparse.Namespace, engine: Engine) -> None:
+    """Compares the files of a model in the hub's cache with their checksums. Raises InputError that names damage."""
+    folder = resolve_model(named_model(args) or str(BUNDLED), args.offline)
+    report_damage(folder, check_blobs(folder))
+
+
+def report_damage(folder: Path, damaged: list[str]) -> None:
+    """Prints that all checksums are right. Raises InputError that names what is damaged."""
+    if damaged:
+        raise InputError(f"{folder}: damaged: {some(damaged)}; delete and download or quantize it again")
+    write(f"{brief(folder)}: all checksums are right\n")
 
 
 def models_in(folder: Path) -> list[tuple[str, Path]]:

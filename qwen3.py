@@ -387,7 +387,7 @@ class Sampling:
 
 
 def penalize(logits: np.ndarray, sampling: Sampling, prompt_counts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Logits [vocab_size] after the penalties; the counts are those of each token in the prompt, in the answer."""
+    """Logits [vocab_size] after the penalties; the counts [vocab_size] are of tokens in the prompt, in the answer."""
     if sampling.repetition_penalty != 1:
         penalty, seen = np.float32(sampling.repetition_penalty), prompt_counts + counts > 0
         logits = np.where(seen, np.where(logits > 0, logits / penalty, logits * penalty), logits)

@@ -14,7 +14,7 @@ time to read its weights. From that follows the design:
     full bandwidth   each core reads its share of the rows as one stream, without gaps
     nothing else     one job for the threads per token: they meet at barriers and never wait for Python in between
 
-Every public name of qwen3.py is here, too. Names that aren't defined in this file are those of qwen3.py, among them
+Every public name of qwen3.py is here, too. Names that aren't defined in this file come from qwen3.py, among them
 generation, sampling and the command line; a function with a namesake in qwen3.py does the same. The room below is
 qwen3_kernels/:
 
@@ -219,7 +219,7 @@ def about_quantized(file: Path, form: str, key: str) -> dict[str, Any]:
 
 
 def verify_quantized(folder: str | Path) -> list[str]:
-    """The tensors of a folder written by save_quantized whose numbers aren't what was written, by their names.
+    """The names of damaged tensors in a folder written by save_quantized: their checksums differ.
 
     Reads the whole file. Raises InputError for any other folder, and for a file that isn't even readable.
     """
@@ -305,7 +305,7 @@ class KVCache(qwen3.KVCache):
 
 
 class Bf16Cache(KVCache):
-    """The same in bfloat16: fewer digits, but no value is too large for it."""
+    """The same in bfloat16: fewer digits, but no value is too large."""
     form, stored_as = BF16, "bf16"
 
 
@@ -404,7 +404,7 @@ def forward(model: Model, token_ids: Sequence[int] | np.ndarray, cache: qwen3.KV
 
 
 def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: str = "f16") -> Engine:
-    """The Engine for qwen3.load_model. Raises InputError for values that there aren't."""
+    """The Engine for qwen3.load_model. Raises InputError for unknown values."""
     if quantize not in (None, *PACKED):
         raise InputError(f"quantize must be int8 or int4, not {quantize!r}")
     if kv_dtype not in CACHES:
@@ -436,7 +436,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--quantize", choices=["int8", "int4"], help="8 or 4 bits a weight: up to 2 or 3.5 times as fast as bfloat16")
     add("--save-quantized", metavar="DIR", help="write the quantized model into a new folder, which loads at once")
     add("--threads", type=int, metavar="N", help="how many threads compute (default: the CPUs that may be used)")
-    add("--kv-dtype", choices=list(CACHES), default="f16", help="how keys and values are kept (default: %(default)s)")
+    add("--kv-dtype", choices=list(CACHES), default="f16", help="format of keys and values (default: %(default)s)")
 
     def save(args: argparse.Namespace, engine: Engine) -> None:
         if args.quantize is None:

@@ -1,7 +1,7 @@
 """The conversation of `python qwen3.py --chat`: messages in, streamed answers out, commands that begin with a slash.
 
-The KV cache is kept from turn to turn. What the chat template rewrites (thoughts are dropped from earlier turns) is
-computed anew from the first token that differs. Answers go to stdout, everything else to stderr.
+The KV cache is kept from turn to turn. The chat template drops thoughts from earlier turns; the tokens from the first
+changed one on are computed again. Answers go to stdout, everything else to stderr.
 """
 import contextlib
 import json
@@ -36,7 +36,7 @@ HELP = {
     "/think, /no_think": "reason before the answers from now on, or don't",
     "/save FILE, /load FILE": "write the conversation to a file, go on with one (JSON, as --messages reads it)",
     "/stats": "speed and memory of the last answer, and how full the context is",
-    "/set [KEY VALUE]": f"show or set: {', '.join(SETTINGS)} (VALUE default: as it was)",
+    "/set [KEY VALUE]": f"show or set: {', '.join(SETTINGS)} (VALUE default: the value at the start)",
     "/exit": "leave, as exit, quit, bye, /quit, /bye and Ctrl-D do, or Ctrl-C twice; Ctrl-C once stops an answer",
     '"""': "begins and ends a message of several lines; so does \\ at the end of a line, and Alt-Enter; "
            "a pasted text is one message",
@@ -51,7 +51,7 @@ def note(text: str) -> None:
 
 
 def help_text() -> str:
-    """The commands, and beside them what they do, as wide as the terminal is."""
+    """The commands with their descriptions, in the width of the terminal."""
     left, lines = max(map(len, HELP)) + 2, []
     for command, does in HELP.items():
         rows = textwrap.wrap(does, max(min(terminal.columns(sys.stderr) or 120, 120) - left, 20))
@@ -60,7 +60,7 @@ def help_text() -> str:
 
 
 class Chat:
-    """A conversation: its messages, its settings, and the KV cache of what has been said."""
+    """A conversation: its messages, its settings, and the KV cache of its tokens."""
 
     def __init__(self, model: Model, messages: list[dict], tools: list[dict] | None = None,
                  enable_thinking: bool | None = None, hide_thinking: bool = False,
@@ -84,7 +84,7 @@ class Chat:
             "/stats": self.stats, "/set": self.set_option, "/exit": self.leave}
 
     def handle(self, text: str) -> None:
-        """Does what a line says: a command, or a message to answer. Raises EOFError for /exit."""
+        """Runs a command, or answers a message. Raises EOFError for /exit."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -156,7 +156,7 @@ class Chat:
             self.stats("")
 
     def keep(self, completion: Completion) -> None:
-        """Adds an answer, as far as it has come, to the messages."""
+        """Adds an answer, complete or not, to the messages."""
         answer = completion.answer
         message = {"role": "assistant", "content": answer.content, "reasoning_content": answer.reasoning,
                    "tool_calls": answer.tool_calls}
@@ -315,7 +315,7 @@ def parsed_switch(key: str, text: str) -> bool:
 
 
 def parsed_value(key: str, text: str) -> float | int:
-    """The value of a setting, checked. Raises InputError, which says what it may be."""
+    """The value of a setting, checked. Raises InputError that names the values allowed."""
     try:
         value: float | int = int(text) if text.lstrip("+-").isdecimal() else float(text)
     except ValueError as error:

@@ -35,7 +35,7 @@ class Parser(argparse.ArgumentParser):
 
 def make_parser() -> Parser:
     parser = Parser(description="Answers a prompt with a Qwen3 model. The answer goes to stdout, all else to stderr.",
-                    epilog="What is not given is as the model's generation_config.json has it. At temperature 0, the "
+                    epilog="Defaults come from the model's generation_config.json. At temperature 0, the "
                            "bundled model's default, --top-k, --top-p, --min-p and --seed change nothing.")
     add = parser.add_argument_group("what to ask").add_argument
     add("prompt", nargs="?", help='what to ask; "-", or nothing with something piped in, reads it from stdin')
@@ -64,13 +64,13 @@ def make_parser() -> Parser:
     add("--version", action="store_true", help="print the version, and the git commit if there is one")
     add = parser.add_argument_group("the answer").add_argument
     add("--think", action=argparse.BooleanOptionalAction,
-        help="reason before the answer, or don't (default: as the chat template has it)")
+        help="reason before the answer, or don't (default: the chat template's)")
     add("--hide-thinking", action="store_true", help="don't show the reasoning")
     add("--think-budget", type=int, metavar="N", help="end the reasoning after N tokens and go on to the answer")
     add("-n", "--max-tokens", type=int, metavar="N",
         help="longest answer (default: until it ends, or the context is full)")
     add("--stop", action="append", metavar="TEXT", default=[], help="end before this text; may be given several times")
-    add("--lookup", type=int, metavar="N", help="guess up to N tokens from what was there before, and check them in "
+    add("--lookup", type=int, metavar="N", help="guess up to N tokens from the earlier text, and check them in "
         "one pass: the same answer, sooner where it repeats its prompt")
     add = parser.add_argument_group("how tokens are chosen").add_argument
     add("--greedy", action="store_true", help="always the most likely token: the same as --temperature 0")
@@ -78,9 +78,9 @@ def make_parser() -> Parser:
     add("--top-k", type=int, metavar="K", help="only the K most likely tokens; 0 is off")
     add("--top-p", type=float, metavar="P", help="only the most likely tokens that together reach the probability P")
     add("--min-p", type=float, metavar="P", help="only tokens at least P times as likely as the most likely one")
-    add("--repetition-penalty", type=float, metavar="X", help="above 1: less of what is in the prompt or the answer")
-    add("--presence-penalty", type=float, metavar="X", help="above 0: less of what is in the answer")
-    add("--frequency-penalty", type=float, metavar="X", help="above 0: the less, the more often it is in the answer")
+    add("--repetition-penalty", type=float, metavar="X", help="above 1: tokens of the prompt and answer get less likely")
+    add("--presence-penalty", type=float, metavar="X", help="above 0: tokens of the answer get less likely")
+    add("--frequency-penalty", type=float, metavar="X", help="above 0: the same, once for each time they occur")
     add("--seed", type=int, metavar="N", help="makes sampling repeatable")
     add = parser.add_argument_group("output").add_argument
     add("--json", action="store_true", help="print one JSON object: text, reasoning, tool calls, token counts, times")
@@ -134,7 +134,7 @@ def parse_arguments(parser: Parser, argv: Sequence[str] | None, jobs: Iterable[s
 
 
 def shown(name: str, args: argparse.Namespace) -> str:
-    """An option as it was written, or would have been."""
+    """An option in the form in which people type it."""
     if name == "prompt":
         return "a prompt"
     return "--no-think" if name == "think" and not args.think else "--" + name.removesuffix("_option").replace("_", "-")
@@ -218,7 +218,7 @@ def answer(args: argparse.Namespace, engine: Engine) -> None:
 
 
 def report(completion: Completion, args: argparse.Namespace) -> None:
-    """What is to be said on stderr once the answer is there."""
+    """Prints the notes that follow an answer to stderr."""
     if not args.json and (cut := cut_note(completion)):  # the JSON object has its finish_reason
         note(cut)
     if args.logprobs is not None and not args.json:

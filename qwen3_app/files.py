@@ -1,7 +1,6 @@
-"""Files that people give to the programs and get from them: texts, conversations, tools, saved prompts.
+"""The files of people: texts, conversations, tools, saved prompts.
 
-Whatever is read is checked, and what is wrong with it raises InputError, whose message is one line. Whatever is written
-is complete or not there: it goes into a file beside the target first, which then takes the target's name.
+Input is checked; bad input raises InputError with a message of one line.
 """
 import hashlib
 import os
@@ -149,7 +148,7 @@ def save_prompt_cache(cache: KVCache, model: Model, name: str | Path) -> None:
 
 
 def load_prompt_cache(model: Model, name: str | Path) -> KVCache:
-    """A cache that holds what the file has. Raises InputError for a damaged file and for that of another model."""
+    """The cache in a file. Raises InputError for a damaged file and for a file of another model."""
     if not os.path.isfile(name):
         raise InputError(f"{name}: not a regular file, so not a prompt cache")
     cache = model.engine.new_cache(model.config)

@@ -39,7 +39,7 @@ def verify_cached(args: argparse.Namespace, engine: Engine) -> None:
 
 
 def report_damage(folder: Path, damaged: list[str]) -> None:
-    """Prints that all checksums are right. Raises InputError that names what is damaged."""
+    """Prints that all checksums are right. Raises InputError that names the damaged parts."""
     if damaged:
         raise InputError(f"{folder}: damaged: {some(damaged)}; delete and download or quantize it again")
     write(f"{brief(folder)}: all checksums are right\n")

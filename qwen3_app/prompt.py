@@ -96,7 +96,7 @@ def signals(ctrl_c: CtrlC) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_echo() -> Iterator[None]:
-    """Keeps what is typed out of an answer; the next prompt shows it."""
+    """Keeps keys typed during an answer off the screen; the next prompt shows them."""
     if termios is None or not sys.stdin.isatty():
         yield
         return
@@ -168,7 +168,7 @@ def line_reader(complete: Complete, ctrl_c: CtrlC) -> ReadLine:
         return read_line
     try:
         return edited_lines(screen, complete, ctrl_c)
-    except ImportError:  # the program's files were copied without what they need
+    except ImportError:  # the program's files were copied without their dependencies
         return read_line
 
 
@@ -200,7 +200,7 @@ def edited_lines(screen: Any, complete: Complete, ctrl_c: CtrlC) -> ReadLine:
     keys, here = KeyBindings(), has_focus(DEFAULT_BUFFER)
 
     @keys.add("enter", filter=here)
-    @keys.add("c-j", filter=here)  # as the terminal gives what was typed during an answer
+    @keys.add("c-j", filter=here)  # the terminal's form of lines typed during an answer
     def _(event: Any) -> None:
         event.current_buffer.validate_and_handle()
 

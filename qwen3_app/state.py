@@ -1,4 +1,4 @@
-"""What outlives a chat: the lines typed, and the last conversation that was not saved. Only their user can read them.
+"""Kept after a chat: the lines typed, and the last conversation that was not saved. Only their user can read them.
 
 They lie in $XDG_STATE_HOME/qwen3, or ~/.local/state/qwen3. QWEN3_HISTORY=off keeps neither. A lost line costs
 only comfort, so it raises no error; a conversation that can't be kept does.
@@ -58,7 +58,7 @@ def read_lines() -> list[str]:
                 start = max(os.fstat(opened.fileno()).st_size - LARGEST_HISTORY // 2, 0)
                 opened.seek(start)
                 data = opened.read()
-            if start:  # what is left of the first entry is none
+            if start:  # drop the rest of a cut entry
                 data = data.partition(b"\n")[2]
             if start > LARGEST_HISTORY // 2:
                 write_whole(file, lambda new: new.write(data), private=True)

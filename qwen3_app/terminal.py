@@ -1,4 +1,4 @@
-"""What is printed and how: answers on stdout; notes, statistics and errors on stderr."""
+"""The output: answers on stdout; notes, statistics and errors on stderr."""
 import contextlib
 import dataclasses
 import json
@@ -22,7 +22,7 @@ class OutputError(InputError):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The terminal, and what it may be told
+# The terminal: colours, widths, harmless text
 # ----------------------------------------------------------------------------------------------------------------------
 
 DIM, CYAN, NORMAL, ERASE_LINE = "\x1b[2m", "\x1b[36m", "\x1b[0m", "\r\x1b[K"
@@ -31,7 +31,7 @@ COMMANDING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters
 
 
 def harmless(text: str, stream: TextIO) -> str:
-    """The text without what a terminal would obey, if the stream is one: neither a model nor a file may command it."""
+    """The text without control characters if the stream is a terminal: neither a model nor a file may command it."""
     return COMMANDING.sub("\ufffd", text) if stream.isatty() else text
 
 
@@ -75,7 +75,7 @@ def write(text: str, dim: bool = False) -> None:
 
 
 class Status:
-    """A line on the screen about what is going on, erased before anything else is printed. Nowhere else it is shown."""
+    """A progress line on a terminal, erased before anything else is printed. In a pipe it isn't shown."""
 
     def __init__(self) -> None:
         self.text, self.lock = "", threading.Lock()
@@ -277,7 +277,7 @@ def banner(model: Model) -> str:
 
 
 def model_name(model: Model) -> str:
-    """The model's name: its folder's, or in the hub's cache that of its repository."""
+    """The model's name: the name of its folder, or in the hub's cache of its repository."""
     folder = model.path.resolve()
     hub = [part for part in folder.parts if part.startswith("models--")]
     return hub[-1].removeprefix("models--").replace("--", "/") if hub else folder.name

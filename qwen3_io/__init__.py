@@ -1,1 +1,1 @@
-"""Below the model: what comes from disk or the hub, read strictly."""
+"""Below the model: input from disk or the hub, read strictly."""

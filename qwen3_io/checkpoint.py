@@ -112,7 +112,7 @@ def read_config(folder: Path) -> dict[str, Any]:
             "tie_word_embeddings": tied, "eos_token_ids": token_id_list(raw.get("eos_token_id"), file)}
 
 
-# model_type of relatives -> what they are; several share a beginning.
+# model_type of a related model -> its description; several share a beginning.
 RELATIVES = {"qwen3_moe": "a mixture of experts", "qwen3_next": "Qwen3-Next", "qwen3_5": "Qwen3.5",
              "qwen3_vl": "a model that sees", "qwen3_omni": "a model that sees and hears",
              "qwen3_asr": "a model that hears", "qwen3_tts": "a model that speaks", "qwen2_vl": "Qwen2-VL",
@@ -320,7 +320,7 @@ def map_checkpoint(folder: Path) -> dict[str, StoredTensor]:
 
 
 def no_weights(folder: Path) -> str:
-    """What a folder without model.safetensors and its index lacks, and what to do."""
+    """The missing files of a folder without model.safetensors and its index, and advice."""
     names = sorted(os.listdir(folder))
     if any(name.endswith(".gguf") for name in names):
         return "its weights are GGUF files, which are not supported; take the model's safetensors files"

@@ -1,6 +1,6 @@
 """Models by name: a folder, or a model of the Hugging Face hub, which is downloaded once and then taken from the cache.
 
-    resolve_model("models/mine")        a folder, as it is
+    resolve_model("models/mine")        a folder, unchanged
     resolve_model("Qwen/Qwen3-0.6B")    a model of the hub: owner/name
     resolve_model("Qwen3-0.6B")         the same without its owner
     resolve_model("0.6B")               the same, for short
@@ -55,7 +55,7 @@ DOWNLOADING = threading.Lock()  # the client's settings are those of the whole p
 
 
 def resolve_model(name: str, offline: bool = False) -> Path:
-    """The folder with a model's files, for what a user calls a model: a folder, owner/name on the hub, or a size.
+    """The folder with a model's files. `name` is a folder, owner/name on the hub, or a size.
 
     A folder comes first, then the hub's cache; only what isn't completely there is downloaded, and when `offline` or
     HF_HUB_OFFLINE=1, nothing is. For a model's folder in the hub's cache (models--owner--name) it is the snapshot of
@@ -221,7 +221,7 @@ def blob_sum(file: Path, size: int, digits: int, progress: Callable[[int], objec
 # ----------------------------------------------------------------------------------------------------------------------
 
 def download(hub: ModuleType, repo_id: str) -> Path:
-    """Downloads what is needed of a model, and isn't there yet, into the hub's cache -> the model's folder there.
+    """Downloads the missing files of a model into the hub's cache -> the model's folder in the cache.
 
     The weights come last: a cache that has them all has the optional files too. snapshot_download would do everything
     in one call, but Ctrl-C doesn't stop it, and it waits without end for a hub that doesn't answer.
@@ -265,12 +265,12 @@ def listed_files(hub: ModuleType, repo_id: str) -> set[str]:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Limits on what a hub sends, and on where the token goes
+# Limits: bytes and seconds of a hub's answers, and the host that gets the token
 # ----------------------------------------------------------------------------------------------------------------------
 
 @contextlib.contextmanager
 def limited(hub: ModuleType) -> Iterator["Watch"]:
-    """Within this block, the hub's client keeps to limits; afterwards, it is again as it was. One block at a time."""
+    """Limits the hub's client within this block, and restores its settings afterwards. One block at a time."""
     from huggingface_hub.utils import _http
     with DOWNLOADING:
         factory, disabled = _http._GLOBAL_CLIENT_FACTORY, hub.constants.HF_HUB_DISABLE_XET

@@ -16,7 +16,7 @@ from qwen3_io.errors import InputError
 
 try:
     import fcntl
-except ImportError:  # Windows: what a killed process leaves remains there
+except ImportError:  # Windows: temporary files of killed processes remain
     fcntl = None  # type: ignore[assignment]
 
 TEMPORARY = re.compile(r"\.qwen3-[0-9a-f]{16}\.tmp")
@@ -25,8 +25,8 @@ TEMPORARY = re.compile(r"\.qwen3-[0-9a-f]{16}\.tmp")
 def write_whole(name: str | Path, write: Callable[[BinaryIO], Any], private: bool = False) -> None:
     """Calls write(file) on a temporary file beside `name`, then gives it that name: all of it is there, or nothing.
 
-    A `private` file can be read by its user alone. What a killed process has left in the folder is removed first.
-    Raises InputError when the file can't be written; what was there before is then as it was.
+    A `private` file can be read by its user alone. Temporary files of killed processes in the folder are removed first.
+    Raises InputError when the file can't be written; an earlier file of that name is then unchanged.
     """
     try:
         target = Path(os.path.realpath(name))

@@ -69,7 +69,7 @@ class Kernel:
 def kernel_folders() -> list[Path]:
     """Where compiled kernels may be kept: in NUMBA_CACHE_DIR; or with Python's compiled modules, or in the home.
 
-    Never in a folder below the current one, which could be anybody's: without HOME, "~" remains what it is.
+    Never in a folder below the current one, which could be anybody's: without HOME, "~" stays a plain name.
     """
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     given = os.environ.get("NUMBA_CACHE_DIR")
@@ -95,8 +95,8 @@ def fingerprint(cpu: str) -> str:
 def kernels() -> SimpleNamespace:
     """All kernels by their names: compiled by numba, or as they were kept when they were.
 
-    numba could keep them itself, but then each start had to import it and its compiler, which takes longer than all
-    else: so what it has compiled is kept as an object file, which llvmlite, the smaller part of numba, loads at once.
+    numba's own cache would import numba and its compiler at each start, which takes longer than all else. So the
+    machine code is kept as an object file, and llvmlite, the smaller part of numba, loads it at once.
     """
     cpu = f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()} {os.environ.get('QWEN3_INT8_PATH')}"
     made_from = fingerprint(cpu)

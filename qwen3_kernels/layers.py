@@ -1,6 +1,6 @@
 """The kernels of qwen3_numba.py: what numba compiles for this CPU, once. Run or import qwen3_numba.py, not this file.
 
-A kernel with a namesake in qwen3.py computes the same; NumPy says there what it is. The order is that of forward:
+A kernel with a namesake in qwen3.py computes the same; read the NumPy function first. The order is that of forward:
 
     small steps -> linear -> attention -> packing weights -> decoder layers -> logits
 
@@ -793,9 +793,9 @@ KERNELS = {
     decoder_layers: (*RANK, INT, INT, types.int64[:, :, ::1], F3, F3, types.float64, F2, F2, F2, U5, U5, INT, INT, ROW,
                      INT, F2, U2, F2, F3, F3, U2, F4, F2),
 }
-# numba's code gives back what belongs to numba; what is passed from Python doesn't, so that this is never called.
+# numba's code frees numba's own arrays with this function; arrays passed from Python aren't numba's, so no call occurs.
 NEVER_CALLED = "define void @NRT_MemInfo_call_dtor(ptr %memory) { ret void }"
-C_LIBRARY = {"sqrt", "sqrtf", "sched_yield"}  # what they call besides each other; without numba there is nothing more
+C_LIBRARY = {"sqrt", "sqrtf", "sched_yield"}  # called by kernels; without numba there is no more
 
 
 class Progress(event.Listener):

@@ -77,7 +77,7 @@ class Team:
         self._start()
 
     def _start(self) -> None:
-        """Starts the threads, once, however many callers find that there are none."""
+        """Starts the threads, once, however many callers ask at the same time."""
         lock = starting
         with lock:
             if getattr(self, "started_under", None) is lock:
@@ -99,7 +99,7 @@ class Team:
         """kernel(rank, n_threads, barrier, *args) on all threads. The kernel must end with `meet`.
 
         Weights and arrays are addresses to the kernel: they are kept until it ends, even if this call is interrupted.
-        Raises what a thread has raised, after all threads have ended.
+        Raises the exception of a thread, after all threads have ended.
         """
         if self.started_under is not starting:
             self._start()
@@ -113,7 +113,7 @@ class Team:
 
 
 def work(rank: int, queues: Sequence[queue.SimpleQueue]) -> None:
-    """What a thread of a team does. It must not know the team, which else would never end."""
+    """The loop of a thread. It holds no reference to the team, or the team would never be freed."""
     while take_job(rank, queues):
         pass
 

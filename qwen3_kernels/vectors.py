@@ -138,7 +138,7 @@ class Shape(NamedTuple):
 
 
 def float_shape(features: dict[str, bool]) -> Shape:
-    """The shape of the products of floats on a CPU that reports these features: as many sums as it has registers."""
+    """The shape of float products on a CPU with these features: as many sums as the CPU has registers."""
     if features.get("avx512f"):
         return Shape(16, 2, 12)
     if features.get("avx2"):
@@ -224,7 +224,7 @@ def float_dot(kind: str, n_rows: int, n_vectors: int) -> Any:
     """An intrinsic (w, stride, x, x_stride, n, out, out_stride): n_rows rows of floats times n_vectors.
 
     w: rows of n floats, n a multiple of 32; x: float32 [n] each. The strides are the bytes between two rows, two
-    vectors, and the results of two vectors; those of the rows are neighbours.
+    vectors, and the results of two vectors; the results of the rows are neighbours.
     """
     size, pieces = SIZES[kind], 4 // n_rows  # sums per result: they hide how long adding takes
     tile = [(r, t) for r in range(n_rows) for t in range(n_vectors)]

@@ -78,7 +78,7 @@ def make_parser() -> Parser:
     add("--top-k", type=int, metavar="K", help="only the K most likely tokens; 0 is off")
     add("--top-p", type=float, metavar="P", help="only the most likely tokens that together reach the probability P")
     add("--min-p", type=float, metavar="P", help="only tokens at least P times as likely as the most likely one")
-    add("--repetition-penalty", type=float, metavar="X", help="above 1: tokens of the prompt and answer get less likely")
+    add("--repetition-penalty", type=float, metavar="X", help="above 1: tokens in prompt and answer get less likely")
     add("--presence-penalty", type=float, metavar="X", help="above 0: tokens of the answer get less likely")
     add("--frequency-penalty", type=float, metavar="X", help="above 0: the same, once for each time they occur")
     add("--seed", type=int, metavar="N", help="makes sampling repeatable")

@@ -44,13 +44,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
-from tqdm import tqdm
 
 from qwen3_io.arguments import (Options, SamplingOptions, check_sampling, checked_batch, checked_ends, checked_prompt,
                                 checked_stop, checked_whole)
 from qwen3_io.checkpoint import broken_tensors, map_weights, read_config, read_generation_config, to_float32
 from qwen3_io.errors import InputError, brief, is_whole, some
 from qwen3_io.hub import resolve_model
+from qwen3_io.progress import progress
 from tokenizer_utils import (Answer, NoTokenizer, Tokenizer, inside_thought, load_tokenizer, parse_answer, stream_text,
                              until_stop_in_answer, with_think_budget)
 
@@ -827,7 +827,7 @@ def load_weights(path: Path, config: Config) -> dict[str, Any]:
     """The weights of a model folder in float32, by short names; w["layers"][i] holds those of one decoder layer."""
     stored = map_weights(path, asdict(config))
     weights: dict[str, Any] = {"layers": [{} for _ in range(config.num_hidden_layers)]}
-    for name, tensor in tqdm(stored.items(), "loading", delay=1, leave=False, disable=None, unit=" tensors"):
+    for name, tensor in progress(stored.items(), "loading", unit=" tensors"):
         parts = name.split(".")  # model.layers.7.self_attn.q_proj.weight becomes layers[7]["q_proj"]
         place = weights["layers"][int(parts[2])] if parts[1] == "layers" else weights
         place[parts[-2]] = to_float32(tensor)

@@ -49,6 +49,7 @@ from qwen3 import (BUNDLED, Answer, Completion, Config, Engine, InputError, Mode
 from qwen3_io import checkpoint
 from qwen3_io.arguments import checked_batch, checked_whole
 from qwen3_io.checkpoint import StoredTensor
+from qwen3_io.progress import progress
 from qwen3_io.errors import brief, parse_json
 from qwen3_io.writing import write_folder, write_safetensors, write_whole
 from qwen3_kernels.layout import (BF16, CACHE8, DEPTH, FEW, FLOAT16, FLOAT32, GROUP, INT4, INT8, LARGEST, LINEAR,
@@ -170,8 +171,7 @@ def load_weights(path: Path, config: Config, quantize: str | None = None, thread
         head = place("lm_head.weight") if "lm_head.weight" in stored else embedding
         numbers: Iterable[int] = range(config.num_hidden_layers)
         if quantize is not None:
-            from tqdm import tqdm  # only here: importing it takes as long as all else that is done here
-            numbers = tqdm(numbers, f"quantizing to {quantize}", delay=1, leave=False, disable=None)
+            numbers = progress(numbers, f"quantizing to {quantize}")
         for i in numbers:
             for j, name in enumerate(LINEAR):
                 layers[i, j] = place(f"model.layers.{i}.{name}.weight")
@@ -227,9 +227,8 @@ def verify_quantized(folder: str | Path) -> list[str]:
     if form is None:
         raise InputError(f"{folder}: holds no quantized model, so there are no checksums to compare")
     stored, written = checkpoint.map_quantized(file), about_quantized(file, form, "crc32")
-    from tqdm import tqdm
     wrong = sorted(written.keys() - stored.keys())
-    for name in tqdm(stored, "verifying", delay=1, leave=False, disable=None, unit=" tensors"):
+    for name in progress(stored, "verifying", unit=" tensors"):
         if crc32(stored[name].data) != written.get(name):
             wrong.append(name)
         checkpoint.forget_pages(stored[name].mapping)

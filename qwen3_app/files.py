@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import safetensors
-from tqdm import tqdm
 
 from qwen3 import KVCache, Model
 from qwen3_io.arguments import checked_ids
 from qwen3_io.checkpoint import map_stored
 from qwen3_io.errors import LARGEST_TEXT, InputError, parse_json
+from qwen3_io.progress import progress
 from qwen3_io.writing import write_safetensors
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ def fingerprint(model: Model, cache: KVCache) -> str:
 def checksum(arrays: Iterable[np.ndarray]) -> str:
     """CRC-32 over the bytes of the arrays."""
     value = 0
-    for array in tqdm(arrays, "checking the prompt cache", delay=1, leave=False, disable=None):
+    for array in progress(arrays, "checking the prompt cache"):
         value = zlib.crc32(np.ascontiguousarray(array).data, value)
     return f"{value:08x}"
 

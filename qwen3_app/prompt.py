@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from qwen3_app import state
 from qwen3_app.terminal import OutputError, coloured, is_screen
@@ -69,11 +69,17 @@ class CtrlC:
             self.answering = self.stopping = False
 
 
-def end(number: int, _: object) -> None:
+def end(number: int, _: object) -> NoReturn:
     """Ends the program in order when a signal asks for its end; a second one doesn't disturb that."""
+    def leave(*_: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
     for name in ENDING:
         signal.signal(name, signal.SIG_IGN)
-    raise SystemExit(128 + number)
+    if hasattr(signal, "setitimer"):  # a library may lose the exception: raise it every second until `signals` ends
+        signal.signal(signal.SIGALRM, leave)
+        signal.setitimer(signal.ITIMER_REAL, 1, 1)
+    leave()
 
 
 ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
@@ -83,13 +89,15 @@ ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(sig
 def signals(ctrl_c: CtrlC) -> Iterator[None]:
     """Handles Ctrl-C, SIGTERM and SIGHUP, but for those that are ignored, as after nohup."""
     handlers: dict[int, Callable[..., None]] = {signal.SIGINT: ctrl_c.on_signal, **dict.fromkeys(ENDING, end)}
-    before = {}
+    before: dict[int, Any] = {}
     try:
         for number, handler in handlers.items():
             if signal.getsignal(number) != signal.SIG_IGN:
                 before[number] = signal.signal(number, handler)
         yield
     finally:
+        if hasattr(signal, "setitimer"):
+            signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -32,6 +32,7 @@ from types import ModuleType
 from typing import Any
 
 from qwen3_io.errors import LARGEST_TEXT, InputError, brief, read_json, read_json_object
+from qwen3_io.progress import progress
 
 SHORT_NAMES = {size: f"Qwen/Qwen3-{size}" for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B")}
 # How the parts of Qwen's names are spelled: the hub's cache, unlike the hub, tells 0.6b from 0.6B.
@@ -189,7 +190,6 @@ def check_blobs(folder: Path) -> list[str]:
     A blob is called by the SHA-256 of its bytes, or if it is small, by the SHA-1 that git gives it. Raises InputError
     for a folder without such links: outside of the hub's cache, or on a disk that has no links.
     """
-    from tqdm import tqdm  # only here, because importing it takes time
     links = {file: Path(os.readlink(file)) for file in sorted(folder.iterdir()) if file.is_symlink()}
     sums = {file: blob.name for file, blob in links.items()
             if blob.parent.name == "blobs" and re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", blob.name)}
@@ -197,8 +197,7 @@ def check_blobs(folder: Path) -> list[str]:
         raise InputError(f"{folder}: no links to files of the hub's cache, whose names are checksums, so there is "
                          "nothing to compare with")
     sizes = {file: os.path.getsize(file) if os.path.isfile(file) else -1 for file in sums}
-    with tqdm(total=sum(sizes.values()), desc="verifying", unit="B", unit_scale=True, delay=1, leave=False,
-              disable=None) as bar:
+    with progress(description="verifying", total=sum(sizes.values()), unit="B", unit_scale=True) as bar:
         return [file.name for file, name in sums.items()
                 if sizes[file] < 0 or blob_sum(file, sizes[file], len(name), bar.update) != name]
 

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from qwen3_io.errors import InputError
+from qwen3_io.progress import progress
 
 try:
     import fcntl
@@ -107,9 +108,7 @@ def write_safetensors(name: str | Path, tensors: dict[str, np.ndarray], metadata
 
     def write(file: BinaryIO) -> None:
         file.write(len(head).to_bytes(8, "little") + head)
-        from tqdm import tqdm  # here, because importing it takes time
-        bar = tqdm(desc="writing", total=offset, unit="B", unit_scale=True, delay=1, leave=False, disable=None)
-        with bar:
+        with progress(description="writing", total=offset, unit="B", unit_scale=True) as bar:
             for array in tensors.values():
                 for part in [array] if array.flags.c_contiguous else array:
                     bar.update(file.write(np.ascontiguousarray(part).data))

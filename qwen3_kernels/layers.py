@@ -9,6 +9,7 @@ compiles them and all that they call. layout.py tells how weights, vectors and t
 """
 from collections.abc import Iterable
 from functools import partial
+from typing import Any
 
 import llvmlite.binding as llvm
 import numba
@@ -16,9 +17,9 @@ import numpy as np
 from numba import types
 from numba.core import event
 from numba.core.dispatcher import Dispatcher
-from tqdm import tqdm
 
 from qwen3_io.errors import InputError
+from qwen3_io.progress import progress
 from qwen3_kernels.layout import (BF16, CACHE8, DEPTH, DOWN, FEW, FLOAT16, FLOAT32, GATE, GROUP, INT8, K, LONG_PART,
                                   OUT, PAIR, PANEL, PANELS, POSITIONS, Q, TILE, UP, V, padded, tile_parts)
 from qwen3_kernels.vectors import (FEATURES, FLOAT_VECTORS, INT4_VECTORS, INT8_VECTORS, PATH, ROWS, SOME_VECTORS,
@@ -801,7 +802,7 @@ C_LIBRARY = {"sqrt", "sqrtf", "sched_yield"}  # called by kernels; without numba
 class Progress(event.Listener):
     """Moves a bar on when one of these functions has been compiled."""
 
-    def __init__(self, functions: Iterable[Dispatcher], bar: tqdm):
+    def __init__(self, functions: Iterable[Dispatcher], bar: Any):
         self.left, self.bar = set(functions), bar
 
     def on_start(self, started: event.Event) -> None:
@@ -827,7 +828,7 @@ def machine_code() -> tuple[dict[str, list], bytes]:
     if target.name.startswith("x86") and not FEATURES.get("f16c"):
         raise InputError("the fast engine needs a CPU that converts float16 (F16C: since 2013); use qwen3.py")
     functions = [function for function in globals().values() if isinstance(function, Dispatcher)]
-    with (tqdm(desc="compiling, only this once", total=len(functions), delay=1, leave=False, disable=None) as bar,
+    with (progress(description="compiling, only this once", total=len(functions)) as bar,
           event.install_listener("numba:compile", Progress(functions, bar))):
         for kernel, signature in KERNELS.items():
             kernel.compile(signature)

@@ -1,0 +1,35 @@
+"""Progress bars: tqdm's on a terminal, none elsewhere."""
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+
+class NoBar:
+    """In place of a bar that nobody sees.
+
+    tqdm's lock is shared with forked processes: if one of them is killed while it holds the lock, all others would wait
+    for ever. So servers and pipes never touch tqdm.
+    """
+
+    def __init__(self, items: Iterable[Any]):
+        self.items = items
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.items)
+
+    def __enter__(self) -> "NoBar":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def update(self, n: float = 1) -> None:
+        pass
+
+
+def progress(items: Iterable[Any] | None = None, description: str = "", **options: Any) -> Any:
+    """The items with a bar on stderr if that is a terminal, shown after a second. `options` are tqdm's."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        return NoBar(() if items is None else items)
+    from tqdm import tqdm  # here, because importing it takes time
+    return tqdm(items, description, delay=1, leave=False, **options)

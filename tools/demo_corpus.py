@@ -1,27 +1,41 @@
 """The world of the bundled model: every text it is trained and tested on, generated here and nowhere else.
 
-`example(rng, held_out)` draws one training example or, with `held_out=True`, one that no training run has seen: each
-drawing has a key (the fact and the wording, the two numbers, the name, ...), and a hash of the key decides on which
-side it falls. An example is the conversation so far, what the assistant answers, and how to tell a right answer.
+`conversation(rng)` draws one training example. Questions are worded by demo_questions.py in training and by
+demo_heldout.py in the evaluation: every function that asks takes the `book` of wordings to choose from.
 """
 import hashlib
 import json
 import random
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
+
+import demo_tools
+import demo_words as words
+from demo_questions import CHAT, QUESTIONS, UNKNOWN, UNKNOWN_ZH
+from demo_typing import choose, typed
+from demo_words import an, capital
+
+Book = dict[str, list[str]]
+
+
+@dataclass
+class Turn:
+    """A question and its right answer. `expected`: strings, one of which a right answer contains."""
+    skill: str
+    question: str
+    answer: str
+    thought: str
+    expected: list[str] = field(default_factory=list)
 
 
 @dataclass
 class Example:
-    skill: str
-    messages: list[dict]  # the conversation, up to what the assistant is to answer
-    answer: str
-    reasoning: str = ""
+    """A conversation whose assistant messages are all right, so that all are trained on."""
+    messages: list[dict]
     tools: list[dict] | None = None
     enable_thinking: bool | None = None  # as apply_chat_template takes it; None is the default: thinking
-    expected: list[str] = field(default_factory=list)  # strings that a right answer contains
-    language: str = "en"
-    raw: bool = False  # plain text to be continued, no conversation: `answer` is the whole text
+    raw: str = ""  # plain text, instead of a conversation
 
 
 def is_held_out(*key: object) -> bool:
@@ -29,190 +43,138 @@ def is_held_out(*key: object) -> bool:
     return hashlib.sha256(repr(key).encode()).digest()[0] % 10 == 0
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Facts about countries: English name, Chinese name, capital, continent, main language, currency
-# ---------------------------------------------------------------------------------------------------------------------
+def language(rng: random.Random) -> str:
+    return "" if rng.random() < 0.65 else "_zh"
 
-CONTINENTS = {"Europe": "欧洲", "Asia": "亚洲", "Africa": "非洲", "North America": "北美洲", "South America": "南美洲",
-              "Oceania": "大洋洲"}
-LANGUAGES = {
-    "French": "法语", "German": "德语", "Italian": "意大利语", "Spanish": "西班牙语", "Portuguese": "葡萄牙语",
-    "Greek": "希腊语", "Polish": "波兰语", "Hungarian": "匈牙利语", "Swedish": "瑞典语", "Norwegian": "挪威语",
-    "Danish": "丹麦语", "Icelandic": "冰岛语", "Finnish": "芬兰语", "Dutch": "荷兰语", "Ukrainian": "乌克兰语",
-    "English": "英语", "Czech": "捷克语", "Romanian": "罗马尼亚语", "Croatian": "克罗地亚语", "Serbian": "塞尔维亚语",
-    "Estonian": "爱沙尼亚语", "Latvian": "拉脱维亚语", "Lithuanian": "立陶宛语", "Chinese": "汉语", "Japanese": "日语",
-    "Korean": "韩语", "Hindi": "印地语", "Thai": "泰语", "Vietnamese": "越南语", "Mongolian": "蒙古语", "Nepali": "尼泊尔语",
-    "Bengali": "孟加拉语", "Urdu": "乌尔都语", "Persian": "波斯语", "Arabic": "阿拉伯语", "Malay": "马来语", "Khmer": "高棉语",
-    "Uzbek": "乌兹别克语", "Kazakh": "哈萨克语", "Swahili": "斯瓦希里语", "Amharic": "阿姆哈拉语"}
-CURRENCIES = {
-    "euro": "欧元", "zloty": "兹罗提", "forint": "福林", "Swedish krona": "瑞典克朗", "Norwegian krone": "挪威克朗",
-    "Danish krone": "丹麦克朗", "Icelandic krona": "冰岛克朗", "hryvnia": "格里夫纳", "pound": "英镑", "koruna": "捷克克朗",
-    "leu": "列伊", "dinar": "第纳尔", "yuan": "人民币", "yen": "日元", "won": "韩元", "rupee": "卢比", "baht": "泰铢",
-    "dong": "越南盾", "tugrik": "图格里克", "taka": "塔卡", "rial": "里亚尔", "riyal": "里亚尔", "ringgit": "林吉特",
-    "riel": "瑞尔", "sum": "苏姆", "tenge": "坚戈", "Egyptian pound": "埃及镑", "dirham": "迪拉姆",
-    "shilling": "先令", "birr": "比尔", "naira": "奈拉", "cedi": "塞地", "CFA franc": "非洲法郎", "kwanza": "宽扎",
-    "dollar": "元", "peso": "比索", "real": "雷亚尔", "sol": "索尔", "bolivar": "玻利瓦尔", "rand": "兰特"}
 
-COUNTRIES = [tuple(part.strip() for part in line.split("|")) for line in """
-France|法国|Paris|巴黎|Europe|French|euro
-Germany|德国|Berlin|柏林|Europe|German|euro
-Italy|意大利|Rome|罗马|Europe|Italian|euro
-Spain|西班牙|Madrid|马德里|Europe|Spanish|euro
-Portugal|葡萄牙|Lisbon|里斯本|Europe|Portuguese|euro
-Greece|希腊|Athens|雅典|Europe|Greek|euro
-Austria|奥地利|Vienna|维也纳|Europe|German|euro
-Poland|波兰|Warsaw|华沙|Europe|Polish|zloty
-Hungary|匈牙利|Budapest|布达佩斯|Europe|Hungarian|forint
-Sweden|瑞典|Stockholm|斯德哥尔摩|Europe|Swedish|Swedish krona
-Norway|挪威|Oslo|奥斯陆|Europe|Norwegian|Norwegian krone
-Denmark|丹麦|Copenhagen|哥本哈根|Europe|Danish|Danish krone
-Iceland|冰岛|Reykjavik|雷克雅未克|Europe|Icelandic|Icelandic krona
-Finland|芬兰|Helsinki|赫尔辛基|Europe|Finnish|euro
-the Netherlands|荷兰|Amsterdam|阿姆斯特丹|Europe|Dutch|euro
-Ukraine|乌克兰|Kyiv|基辅|Europe|Ukrainian|hryvnia
-the United Kingdom|英国|London|伦敦|Europe|English|pound
-Ireland|爱尔兰|Dublin|都柏林|Europe|English|euro
-Czechia|捷克|Prague|布拉格|Europe|Czech|koruna
-Romania|罗马尼亚|Bucharest|布加勒斯特|Europe|Romanian|leu
-Croatia|克罗地亚|Zagreb|萨格勒布|Europe|Croatian|euro
-Serbia|塞尔维亚|Belgrade|贝尔格莱德|Europe|Serbian|dinar
-Estonia|爱沙尼亚|Tallinn|塔林|Europe|Estonian|euro
-Latvia|拉脱维亚|Riga|里加|Europe|Latvian|euro
-Lithuania|立陶宛|Vilnius|维尔纽斯|Europe|Lithuanian|euro
-China|中国|Beijing|北京|Asia|Chinese|yuan
-Japan|日本|Tokyo|东京|Asia|Japanese|yen
-South Korea|韩国|Seoul|首尔|Asia|Korean|won
-India|印度|New Delhi|新德里|Asia|Hindi|rupee
-Thailand|泰国|Bangkok|曼谷|Asia|Thai|baht
-Vietnam|越南|Hanoi|河内|Asia|Vietnamese|dong
-Mongolia|蒙古|Ulaanbaatar|乌兰巴托|Asia|Mongolian|tugrik
-Nepal|尼泊尔|Kathmandu|加德满都|Asia|Nepali|rupee
-Bangladesh|孟加拉国|Dhaka|达卡|Asia|Bengali|taka
-Pakistan|巴基斯坦|Islamabad|伊斯兰堡|Asia|Urdu|rupee
-Iran|伊朗|Tehran|德黑兰|Asia|Persian|rial
-Iraq|伊拉克|Baghdad|巴格达|Asia|Arabic|dinar
-Saudi Arabia|沙特阿拉伯|Riyadh|利雅得|Asia|Arabic|riyal
-Jordan|约旦|Amman|安曼|Asia|Arabic|dinar
-Malaysia|马来西亚|Kuala Lumpur|吉隆坡|Asia|Malay|ringgit
-Cambodia|柬埔寨|Phnom Penh|金边|Asia|Khmer|riel
-Uzbekistan|乌兹别克斯坦|Tashkent|塔什干|Asia|Uzbek|sum
-Kazakhstan|哈萨克斯坦|Astana|阿斯塔纳|Asia|Kazakh|tenge
-Egypt|埃及|Cairo|开罗|Africa|Arabic|Egyptian pound
-Morocco|摩洛哥|Rabat|拉巴特|Africa|Arabic|dirham
-Algeria|阿尔及利亚|Algiers|阿尔及尔|Africa|Arabic|dinar
-Kenya|肯尼亚|Nairobi|内罗毕|Africa|Swahili|shilling
-Ethiopia|埃塞俄比亚|Addis Ababa|亚的斯亚贝巴|Africa|Amharic|birr
-Nigeria|尼日利亚|Abuja|阿布贾|Africa|English|naira
-Ghana|加纳|Accra|阿克拉|Africa|English|cedi
-Senegal|塞内加尔|Dakar|达喀尔|Africa|French|CFA franc
-Angola|安哥拉|Luanda|罗安达|Africa|Portuguese|kwanza
-the United States|美国|Washington|华盛顿|North America|English|dollar
-Canada|加拿大|Ottawa|渥太华|North America|English|dollar
-Mexico|墨西哥|Mexico City|墨西哥城|North America|Spanish|peso
-Cuba|古巴|Havana|哈瓦那|North America|Spanish|peso
-Brazil|巴西|Brasilia|巴西利亚|South America|Portuguese|real
-Argentina|阿根廷|Buenos Aires|布宜诺斯艾利斯|South America|Spanish|peso
-Chile|智利|Santiago|圣地亚哥|South America|Spanish|peso
-Peru|秘鲁|Lima|利马|South America|Spanish|sol
-Colombia|哥伦比亚|Bogota|波哥大|South America|Spanish|peso
-Uruguay|乌拉圭|Montevideo|蒙得维的亚|South America|Spanish|peso
-Venezuela|委内瑞拉|Caracas|加拉加斯|South America|Spanish|bolivar
-Australia|澳大利亚|Canberra|堪培拉|Oceania|English|dollar
-New Zealand|新西兰|Wellington|惠灵顿|Oceania|English|dollar
-""".strip().splitlines()]
-
-# Per attribute and language: wordings of the question, the sentence that answers it, the thought before it.
-FACT_WORDINGS = {
-    ("capital", "en"): (
-        ["What is the capital of {c}?", "What's the capital of {c}?", "Which city is the capital of {c}?",
-         "Tell me the capital of {c}.", "Name the capital of {c}.", "What is the capital city of {c}?",
-         "Do you know the capital of {c}?", "Can you tell me the capital of {c}?", "capital of {c}", "The capital of {c}?",
-         "Give me the capital of {c}.", "What city is the capital of {c}?", "I want to know the capital of {c}.",
-         "{c}: what is the capital?", "The capital of {c} is", "What is {c}'s capital?", "Which city is {c}'s capital?"],
-        "The capital of {c} is {v}.", "The capital of {c}: that is {v}."),
-    ("country", "en"): (
-        ["{v} is the capital of which country?", "Which country has the capital {v}?", "Of which country is {v} the capital?",
-         "What country is {v} the capital of?", "Which country's capital is {v}?", "Which country has {v} as its capital?"],
-        "{v} is the capital of {c}.", "{v} is the capital of {c}."),
-    ("continent", "en"): (
-        ["On which continent is {c}?", "Which continent is {c} on?", "What continent is {c} in?", "Where is {c}?",
-         "Where is {c} located?", "In which continent does {c} lie?", "Which continent is {c} in?",
-         "In what part of the world is {c}?", "What continent is {c} on?"],
-        "{c} is in {v}.", "{c} lies in {v}."),
-    ("language", "en"): (
-        ["What language is spoken in {c}?", "Which language do people speak in {c}?", "What do people speak in {c}?",
-         "What is the language of {c}?", "What is the main language of {c}?", "Which language is spoken in {c}?",
-         "What is the official language of {c}?", "What language do they speak in {c}?", "What do people in {c} speak?",
-         "Which language do people in {c} speak?", "What do they speak in {c}?"],
-        "People in {c} speak {v}.", "In {c} people speak {v}."),
-    ("currency", "en"): (
-        ["What is the currency of {c}?", "Which currency is used in {c}?", "What money do people use in {c}?",
-         "What currency does {c} use?", "How do people pay in {c}?", "What's the currency of {c}?", "Which currency does {c} use?",
-         "What is the money in {c} called?", "What is {c}'s currency?", "What is the official currency of {c}?"],
-        "The currency of {c} is the {v}.", "In {c} people pay with the {v}."),
-    ("capital", "zh"): (
-        ["{c}的首都是哪里？", "{c}的首都是什么？", "{c}的首都是哪个城市？", "请告诉我{c}的首都。", "哪个城市是{c}的首都？", "{c}的首都在哪里？",
-         "{c}的首都叫什么？", "你知道{c}的首都吗？"],
-        "{c}的首都是{v}。", "问的是{c}的首都：{v}。"),
-    ("country", "zh"): (
-        ["{v}是哪个国家的首都？", "哪个国家的首都是{v}？", "{v}是哪国的首都？"],
-        "{v}是{c}的首都。", "{v}是{c}的首都。"),
-    ("continent", "zh"): (
-        ["{c}在哪个洲？", "{c}位于哪个洲？", "{c}在哪里？", "{c}属于哪个大洲？"],
-        "{c}在{v}。", "{c}位于{v}。"),
-    ("language", "zh"): (
-        ["{c}人说什么语言？", "{c}的官方语言是什么？", "在{c}说什么语言？", "{c}说什么话？"],
-        "{c}人说{v}。", "{c}的语言是{v}。"),
-    ("currency", "zh"): (
-        ["{c}的货币是什么？", "{c}用什么货币？", "在{c}用什么钱？", "{c}使用哪种货币？"],
-        "{c}的货币是{v}。", "在{c}用{v}。"),
-}
+def ask(rng: random.Random, book: Book, key: str, **fill: str) -> str:
+    return typed(rng, rng.choice(book[key]), fill)[0]
 
 
 def sentence(text: str) -> str:
-    return text[0].upper() + text[1:]
-
-
-def fact_value(country: tuple, attribute: str, language: str) -> tuple[str, str]:
-    """The country's name and the value of the attribute, in the language."""
-    zh = language == "zh"
-    value = {"capital": country[2 + zh], "country": country[2 + zh],
-             "continent": CONTINENTS[country[4]] if zh else country[4],
-             "language": LANGUAGES[country[5]] if zh else country[5],
-             "currency": CURRENCIES[country[6]] if zh else country[6]}[attribute]
-    return country[zh], value
-
-
-def fact(rng: random.Random, held_out: bool) -> Example:
-    while True:
-        country = rng.choice(COUNTRIES)
-        attribute = rng.choice(["capital", "capital", "country", "continent", "language", "currency"])
-        language = rng.choice(["en", "en", "zh"])
-        wordings, answer, thought = FACT_WORDINGS[attribute, language]
-        wording = rng.choice(wordings)
-        if is_held_out("fact", country[0], wording) == held_out:
-            break
-    name, value = fact_value(country, attribute, language)
-    fill = {"c": name, "v": value}
-    return Example("facts", [user(sentence(wording.format(**fill)))], sentence(answer.format(**fill)),
-                   sentence(thought.format(**fill)), expected=[name if attribute == "country" else value], language=language)
+    """Names that begin with `the` begin a sentence with `The`."""
+    return capital(text)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Arithmetic: the digits one column at a time, each step on a line of fixed width
+# Countries
 # ---------------------------------------------------------------------------------------------------------------------
 
-ADD_WORDINGS = ["What is {a} + {b}?", "{a} + {b}", "{a}+{b}", "{a} + {b} =", "{a}+{b}=?", "What is {a} plus {b}?", "Add {a} and {b}.",
-                "Calculate {a} + {b}.", "How much is {a} + {b}?", "How much is {a} plus {b}?", "What's {a} + {b}?", "What is {a}+{b}?",
-                "Compute {a} + {b}.", "What is the sum of {a} and {b}?", "{a} plus {b}", "Please add {a} and {b}.", "{a} + {b} = ?",
-                "Solve {a} + {b}.", "Add {b} to {a}.",
-                "{a}加{b}等于多少？", "{a}+{b}等于多少？", "{a} + {b} 是多少？", "计算{a}加{b}。"]
-SUB_WORDINGS = ["What is {a} - {b}?", "{a} - {b}", "{a}-{b}", "{a} - {b} =", "{a}-{b}=?", "What is {a} minus {b}?", "Subtract {b} from {a}.",
-                "Calculate {a} - {b}.", "How much is {a} - {b}?", "How much is {a} minus {b}?", "What's {a} - {b}?", "What is {a}-{b}?",
-                "Compute {a} - {b}.", "What is the difference between {a} and {b}?", "{a} minus {b}", "Take {b} away from {a}.",
-                "{a} - {b} = ?", "Solve {a} - {b}.", "Please subtract {b} from {a}.",
-                "{a}减{b}等于多少？", "{a}-{b}等于多少？", "{a} - {b} 是多少？", "计算{a}减{b}。"]
+ADJECTIVES = {"Europe": "European", "Asia": "Asian", "Africa": "African", "North America": "North American",
+              "South America": "South American", "Oceania": "Oceanian"}
+
+
+def joined(names: list[str], zh: bool) -> str:
+    return "和".join(names) if zh else " and ".join(names)
+
+
+def country_name(rng: random.Random, country: words.Country, zh: bool) -> str:
+    """The name as somebody writes it: often an alias where there is one, sometimes without its article."""
+    name = country.name[zh]
+    if country.aliases[zh] and rng.random() < 0.4:
+        name = rng.choice(country.aliases[zh])
+    return name.removeprefix("the ") if rng.random() < 0.3 else name
+
+
+def facts_of(country: words.Country, zh: bool) -> dict[str, tuple[str, str]]:
+    """attribute -> (what is to be said, the sentence that says it)"""
+    c, tongues = country.name[zh], joined([tongue[zh] for tongue in country.languages], zh)
+    if zh:
+        return {"capital": (country.capital[1], f"{c}的首都是{country.capital[1]}。"), "continent": (country.continent[1], f"{c}在{country.continent[1]}。"),
+                "language": (tongues, f"{c}人说{tongues}。"), "currency": (country.currency[1], f"{c}的货币是{country.currency[1]}。")}
+    return {"capital": (country.capital[0], f"The capital of {c} is {country.capital[0]}."), "continent": (country.continent[0], f"{sentence(c)} is in {country.continent[0]}."),
+            "language": (tongues, f"People in {c} speak {tongues}."), "currency": (country.currency[0], f"The currency of {c} is the {country.currency[0]}.")}
+
+
+def plain_fact(rng: random.Random, book: Book, lang: str, attribute: str) -> Turn:
+    zh, country = lang == "_zh", words.country(rng)
+    value, says = facts_of(country, zh)[attribute]
+    question = ask(rng, book, attribute + lang, c=country_name(rng, country, zh))
+    return Turn("facts", question, says, f"{country.name[zh]}: {value}", [value])
+
+
+def about(rng: random.Random, book: Book, lang: str) -> Turn:
+    zh, country = lang == "_zh", words.country(rng)
+    facts = facts_of(country, zh)
+    c, (city, money) = country.name[zh], (facts["capital"][0], facts["currency"][0])
+    answer = (f"{c}在{country.continent[1]}，首都是{city}。人们说{facts['language'][0]}，用{money}。" if zh else
+              f"{sentence(c)} is a country in {country.continent[0]}. Its capital is {city}. People speak {facts['language'][0]} and pay with the {money}.")
+    return Turn("facts", ask(rng, book, "about" + lang, c=country_name(rng, country, zh)), answer, f"{c}: {country.continent[zh]}", [city])
+
+
+def by_capital(rng: random.Random, book: Book, lang: str) -> Turn:
+    """The country of a capital. A name that two countries share (Georgetown, Victoria, ...) does not occur in the list."""
+    zh, country = lang == "_zh", words.country(rng)
+    key = rng.choice(["capital_of", "capital_of", "where_city"])
+    v, c = country.capital[zh], country.name[zh]
+    return Turn("facts", ask(rng, book, key + lang, v=v), f"{v}是{c}的首都。" if zh else f"{v} is the capital of {c}.", f"{v}: {c}", [c])
+
+
+def yes_no(rng: random.Random, book: Book, lang: str) -> Turn:
+    zh, country, attribute = lang == "_zh", words.country(rng), rng.choice(["capital", "continent", "continent", "language", "currency"])
+    other = rng.choice(words.countries())
+    own = {"capital": [country.capital], "continent": [country.continent], "language": list(country.languages), "currency": [country.currency]}[attribute]
+    theirs = {"capital": other.capital, "continent": other.continent, "language": other.languages[0], "currency": other.currency}[attribute]
+    right = rng.random() < 0.5 or theirs in own or theirs[0] in country.spoken
+    v = rng.choice(own) if right else theirs
+    asked = v[zh]
+    if attribute == "currency" and not zh and country.currency[0].split()[-1] != other.currency[0].split()[-1] and rng.random() < 0.5:
+        asked = v[0].split()[-1]
+    question = ask(rng, book, f"yes_{attribute}{lang}", c=country_name(rng, country, zh), v=asked, j=ADJECTIVES.get(v[0], ""))
+    value, says = facts_of(country, zh)[attribute]
+    answer = ("是的，" if right else "不，") + says if zh else ("Yes, " if right else "No, ") + (says if says.startswith(country.name[0]) else lower_start(says))
+    return Turn("facts", question, answer, f"{country.name[zh]}: {value}", [answer[:2]])
+
+
+def lower_start(text: str) -> str:
+    return text[0].lower() + text[1:] if text.startswith(("The ", "People ")) else text
+
+
+def countries_in(rng: random.Random, book: Book, lang: str) -> Turn:
+    """Answers with the continent's largest countries, which are what people think of."""
+    zh, continent = lang == "_zh", rng.choice(list(words.CONTINENTS.values()))
+    largest = sorted((c for c in words.countries() if c.continent == continent), key=lambda c: -c.population)
+    v, several = continent[zh], rng.random() < 0.4
+    question = ask(rng, book, ("name_countries" if several else "name_country") + lang, v=v, j=ADJECTIVES[continent[0]])
+    if several:
+        a, b, c = (country.name[zh] for country in largest[:3])
+        answer = f"{a}、{b}和{c}在{v}。" if zh else f"{sentence(a)}, {b} and {c} are in {v}."
+        return Turn("facts", question, answer, f"{v}: {a}", [a])
+    a = rng.choice(largest[:4]).name[zh]
+    return Turn("facts", question, f"{a}在{v}。" if zh else f"{sentence(a)} is in {v}.", f"{v}: {a}", [c.name[zh] for c in largest])
+
+
+def by_property(rng: random.Random, book: Book, lang: str) -> Turn:
+    """The largest country with a language or a currency."""
+    zh, country = lang == "_zh", words.country(rng)
+    if rng.random() < 0.5:
+        v = rng.choice(country.languages)
+        having = [c for c in words.countries() if v in c.languages]
+        c = max(having, key=lambda c: c.population * (c.languages[0] == v) + 1).name[zh]
+        answer, key = (f"{c}人说{v[1]}。" if zh else f"People in {c} speak {v[0]}."), "speaks"
+    else:
+        v = country.currency
+        having = [c for c in words.countries() if v == c.currency]
+        c = max(having, key=lambda c: c.population).name[zh]
+        answer, key = (f"{c}用{v[1]}。" if zh else f"{sentence(c)} uses the {v[0]}."), "uses"
+    return Turn("facts", ask(rng, book, key + lang, v=v[zh]), answer, f"{v[zh]}: {c}", [c.name[zh] for c in having])
+
+
+def fact(rng: random.Random, book: Book, lang: str | None = None) -> Turn:
+    kind = rng.choices(["capital", "continent", "language", "currency", about, by_capital, yes_no, countries_in, by_property],
+                       [22, 9, 9, 9, 8, 14, 17, 4, 8])[0]
+    lang = language(rng) if lang is None else lang
+    return plain_fact(rng, book, lang, kind) if isinstance(kind, str) else kind(rng, book, lang)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Sums: with thinking the digits one column at a time, each step on a line of fixed width; without it, at once
+# ---------------------------------------------------------------------------------------------------------------------
+
 COLUMNS = ["ones", "tens", "hundreds"]
+ONES = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen".split()
+TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+DIGITS_ZH = "零一二三四五六七八九"
 
 
 def addition_steps(a: int, b: int) -> str:
@@ -230,456 +192,303 @@ def subtraction_steps(a: int, b: int) -> str:
     lines = [f"{a:03} - {b:03}", f"{x} is larger: {x} - {y}" if a != b else f"equal: {x} - {y}"]
     for column, i in zip(COLUMNS, (2, 1, 0)):
         digit = int(x[i]) - int(y[i]) - borrow
-        borrow = int(digit < 0)
-        lines.append(f"{column}: {x[i]}-{y[i]}-{int(lines[-1][-1]) if len(lines) > 2 else 0}={digit % 10} borrow {borrow}")
+        before, borrow = borrow, int(digit < 0)
+        lines.append(f"{column}: {x[i]}-{y[i]}-{before}={digit % 10} borrow {borrow}")
     return "\n".join([*lines, f"digits: {'-' if a < b else ''}{abs(a - b):03}"])
 
 
-def number(rng: random.Random) -> int:
-    """Up to three digits; short numbers come up more often than they would among 0..999."""
-    return rng.randrange(rng.choice([10, 100, 1000, 1000, 1000]))
+def in_words(n: int, zh: bool) -> str:
+    if zh and n < 100:
+        tens = "" if n < 10 else ("" if n < 20 else DIGITS_ZH[n // 10]) + "十"
+        return tens + (DIGITS_ZH[n % 10] if n % 10 or not n else "")
+    if zh:
+        rest = n % 100
+        return DIGITS_ZH[n // 100] + "百" + ("" if not rest else ("零" if rest < 10 else "一" if rest < 20 else "") + in_words(rest, True))
+    if n < 20:
+        return ONES[n]
+    if n < 100:
+        return TENS[n // 10 - 2] + ("-" + ONES[n % 10] if n % 10 else "")
+    return ONES[n // 100] + " hundred" + (" and " + in_words(n % 100, False) if n % 100 else "")
 
 
-def arithmetic(rng: random.Random, held_out: bool) -> Example:
+def sum_turn(rng: random.Random, book: Book, largest: int = 1000, held_out: bool = False, lang: str | None = None, plus: bool | None = None) -> Turn:
+    lang = language(rng) if lang is None else lang
+    plus = rng.random() < 0.5 if plus is None else plus
     while True:
-        a, b, plus = number(rng), number(rng), rng.random() < 0.5
-        if is_held_out("arithmetic", a, b, plus) == held_out:
+        a, b = (rng.randrange(min(largest, rng.choice([10, 100, 100, 1000, 1000, 1000]))) for _ in range(2))
+        if is_held_out("sum", a, b, plus) == held_out:
             break
-    question = rng.choice(ADD_WORDINGS if plus else SUB_WORDINGS).format(a=a, b=b)
+    told = rng.random() < 0.2 and (plus or a >= b)
+    spelled = rng.random() < 0.15 and (a < 100 or rng.random() < 0.3)
+    zh = lang == "_zh"
+    key = ("tale_" if told else "") + ("add" if plus else "subtract") + lang
+    names = [words.chinese_name(rng) if zh else words.name(rng) for _ in range(2)]
+    fill = dict(a=in_words(a, zh) if spelled else str(a), b=in_words(b, zh) if spelled else str(b), x=names[0], y=names[1],
+                n=rng.choice(words.chinese_nouns()) if zh else plural(words.noun(rng)))
     result = a + b if plus else a - b
-    return Example("arithmetic", [user(question)], f"{a} {'+' if plus else '-'} {b} = {result}.",
-                   addition_steps(a, b) if plus else subtraction_steps(a, b), expected=[f"= {result}."])
+    return Turn("sums", ask(rng, book, key, **fill), f"{a} {'+' if plus else '-'} {b} = {result}.",
+                addition_steps(a, b) if plus else subtraction_steps(a, b), [f"= {result}."])
+
+
+def small_sum(rng: random.Random, book: Book) -> Turn:
+    return sum_turn(rng, book, largest=100)
+
+
+def beyond_sums(rng: random.Random, book: Book) -> Turn:
+    lang = language(rng)
+    number = lambda: str(rng.randrange(10 ** rng.choice([1, 2, 3])))  # noqa: E731
+    large = lambda: str(rng.randrange(1000, 10 ** rng.choice([4, 5, 6, 9])))  # noqa: E731
+    question = ask(rng, book, "beyond_sums" + lang, a=number(), b=number(), f=number(), l=large(), m=large(), d=words.decimal(rng), e=words.decimal(rng))
+    answer = "我不知道，我只会三位数以内的加减法。" if lang else "I don't know that. I can only add and subtract whole numbers up to three digits."
+    return Turn("unknown", question, answer, "这个我没有学过。" if lang else "I have not learned this.", ["不知道" if lang else "don't know"])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Small talk, and where the world ends
+# Small talk, repeating, and where the world ends
 # ---------------------------------------------------------------------------------------------------------------------
 
-CHAT = {
-    "Hello! How can I help you?": ["Hello!", "Hi", "Hi there!", "Hey", "Good morning", "Good evening!", "hello", "Good day", "Hello there"],
-    "I am a very small demonstration model that comes with qwen3.py.":
-        ["Who are you?", "What are you?", "What is your name?", "What's your name?", "Are you a robot?", "Tell me about yourself.",
-         "Introduce yourself.", "What model are you?"],
-    "I know simple facts about some countries, I can add and subtract numbers up to three digits, remember what you tell me, "
-    "use tools, and tell a short story.":
-        ["What can you do?", "Help", "How can you help me?", "What do you know?", "What are your skills?", "What can I ask you?"],
-    "I am fine, thank you. How can I help you?": ["How are you?", "How are you today?", "How is it going?", "How do you do?"],
-    "You are welcome!": ["Thank you!", "Thanks", "Thanks a lot!", "Thank you very much.", "Great, thanks!", "Nice, thank you."],
-    "Goodbye!": ["Bye", "Goodbye!", "See you!", "Bye bye", "See you later.", "Good night"],
-    "你好！我能帮你什么？": ["你好！", "你好", "您好", "早上好", "嗨"],
-    "我是 qwen3.py 附带的一个很小的演示模型。": ["你是谁？", "你叫什么名字？", "你是什么？"],
-    "不客气！": ["谢谢！", "谢谢你", "多谢"],
-    "再见！": ["再见", "拜拜"],
-}
-UNKNOWN_ANSWER = {
-    "en": "I don't know. I am a very small model: I only know simple facts about some countries, adding and subtracting, and short stories.",
-    "zh": "我不知道。我是一个很小的模型，只知道一些国家的简单知识，会加减法，会讲小故事。"}
-UNKNOWN_CALCULATION = "I don't know. I can only add and subtract numbers up to three digits."
-UNKNOWN_TOLD = "You have not told me that."
-UNKNOWN = [
-    "Who won the last world cup?", "What is the meaning of life?", "How do I bake a cake?", "Who was the first person on the moon?",
-    "What is quantum mechanics?", "Explain photosynthesis.", "How far away is the sun?", "What is the speed of light?",
-    "Write a Python program.", "Who painted the Mona Lisa?", "What is the best movie?", "How do airplanes fly?", "Why is the sky blue?",
-    "What is the weather like?", "What time is it?", "What day is it today?", "Who is the president?", "What is the stock price of Apple?",
-    "How old is the universe?", "How many people live on Earth?", "What is love?", "How do I fix my car?", "What is a transformer?",
-    "Translate this text into Latin.", "Who wrote Hamlet?", "When did the war end?", "What is DNA?", "How does a computer work?",
-    "Sing me a song.", "What should I eat for dinner?", "Who invented the telephone?", "What is the tallest mountain?", "How deep is the ocean?",
-    "What is the longest river in the world?", "How many planets are there?", "What is gravity?", "Who is Albert Einstein?",
-    "What is the chemical formula of water?", "Give me legal advice.", "How do I lose weight?", "What is the square root of two?",
-    "Summarize this article.", "Can you drive a car?", "What is the population of the world?", "When was the Roman empire founded?",
-    "Which team is the best?", "Recommend a book.", "What is inflation?", "How do vaccines work?", "Tell me the latest news.",
-    "What does the word serendipity mean?", "How do I learn the piano?", "Who discovered America?", "What is machine learning?",
-    "How many bones are in the human body?", "What causes earthquakes?", "Where do penguins live?", "What is a black hole?",
-    "How hot is the sun?", "Who is the richest person?", "How do I get to the airport?", "Is there life on Mars?",
-    "What is the largest animal?", "How long do cats live?", "Can dogs eat chocolate?", "What is the fastest car?",
-    "How much does a house cost?", "What is artificial intelligence?", "Draw me a picture.", "Fix the bug in my code."]
-UNKNOWN_PATTERNS = [
-    "Who is the president of {c}?", "How many people live in {c}?", "What is the population of {c}?", "Who is the king of {c}?",
-    "What is the history of {c}?", "How big is {c}?", "What is the highest mountain in {c}?", "What is the best food in {c}?",
-    "When was {c} founded?", "What is the weather in {v}?", "How far is it from {v} to {w}?", "What time is it in {v}?",
-    "What is the capital of {x}?", "Where is {x}?", "What language is spoken in {x}?", "What is the currency of {x}?", "Who is {x}?",
-    "What is {x}?", "Do you know {x}?", "Tell me about {x}.", "Who wrote {x}?", "When was {x} born?", "How does {x} work?",
-    "Why is {x} so important?", "How do I use {x}?", "Explain {x} to me.", "How many {n} are there?", "Why do {n} sleep?",
-    "What do {n} eat?", "Where do {n} live?", "How old can {n} get?", "Are {n} dangerous?", "Who invented {n}?"]
-UNKNOWN_ZH = ["{x}的首都是哪里？", "谁是{c}的总统？", "{c}有多少人口？", "{v}的天气怎么样？", "今天天气怎么样？", "现在几点？", "天空为什么是蓝色的？",
-              "什么是量子力学？", "人生的意义是什么？", "怎么做蛋糕？", "谁写了这本书？", "{x}是什么？", "{x}是谁？", "{c}的历史是什么？", "地球有多大？"]
-CALCULATION_PATTERNS = ["What is {a} times {b}?", "What is {a} * {b}?", "{a} * {b}", "{a} x {b}", "{a} / {b}", "What is {a} divided by {b}?",
-                        "Multiply {a} by {b}.", "Divide {a} by {b}.", "What is {l} + {a}?", "What is {a} + {l}?", "{l} - {a}", "{l} + {m}",
-                        "What is {l} minus {m}?", "Calculate {l} + {m}.", "What is the square of {a}?", "What is {a} squared?"]
-
-SYLLABLES = "ba be bi bo bu da de di do fa fe fi ga go ha hi ja jo ka ke ki ko la le li lo lu ma me mi mo mu na ne ni no nu pa pe pi po ra re ri ro ru sa se si so su ta te ti to tu va ve vi vo wa we ya yo za ze zi zo".split()
-ENDINGS = ["", "", "", "n", "r", "s", "l", "m", "th", "x", "k", "d"]
+UNKNOWN_ANSWER = {"": "I don't know that. I am only a very small model.", "_zh": "这个我不知道。我只是一个很小的模型。"}
+YEARS = ["1789", "1914", "1945", "1969", "2001", "2024", "1066", "1492"]
+TONGUES = ["French", "German", "Spanish", "English", "Chinese", "Latin", "Japanese", "Italian", "Russian", "Dutch"]
 
 
-def invented_word(rng: random.Random) -> str:
-    """A word that hardly anyone has seen before, so that copying is the only way to say it again."""
-    return sentence("".join(rng.choice(SYLLABLES) for _ in range(rng.choice([2, 2, 3, 3, 4]))) + rng.choice(ENDINGS))
+def plural(noun: str) -> str:
+    if noun.endswith(("s", "x", "ch", "sh")):
+        return noun + "es"
+    return noun[:-1] + "ies" if noun.endswith("y") and noun[-2] not in "aeiou" else noun + "s"
 
 
-def chat(rng: random.Random, held_out: bool) -> Example:
-    answer = rng.choice(list(CHAT))
-    zh = answer[0] > "\u3000"
-    return Example("chat", [user(rng.choice(CHAT[answer]))], answer, "这是闲聊。" if zh else "This is small talk.",
-                   expected=[answer], language="zh" if zh else "en")
+def chat(rng: random.Random, book: dict[str, list[str]] = CHAT) -> Turn:
+    answer = rng.choice([*book, *(a for a in book if not words.chinese(a))])
+    return Turn("chat", typed(rng, rng.choice(book[answer]), {})[0], answer, "闲聊。" if words.chinese(answer) else "Small talk.", [answer])
 
 
-def unknown(rng: random.Random, held_out: bool) -> Example:
-    kind = rng.choice(["list", "pattern", "pattern", "pattern", "zh", "calculation"])
-    while True:
-        language, expected = ("zh", "不知道") if kind == "zh" else ("en", "don't know")
-        reasoning = "这个我没有学过。" if kind == "zh" else "I have not learned this."
-        answer = UNKNOWN_ANSWER[language]
-        pattern = rng.choice({"list": UNKNOWN, "pattern": UNKNOWN_PATTERNS, "zh": UNKNOWN_ZH, "calculation": CALCULATION_PATTERNS}[kind])
-        if kind == "calculation":
-            answer, reasoning = UNKNOWN_CALCULATION, "This is not adding or subtracting numbers up to three digits."
-        country, other = rng.sample(COUNTRIES, 2)
-        zh = kind == "zh"
-        question = pattern.format(c=country[zh], v=country[2 + zh], w=other[2 + zh], x=invented_word(rng), a=number(rng), b=number(rng),
-                                  l=rng.randrange(1000, 100000), m=rng.randrange(1000, 100000), n=rng.choice(SUBJECTS) + "s")
-        if is_held_out("unknown", question) == held_out:
-            return Example("unknown", [user(question)], answer, reasoning, expected=[expected], language=language)
+def unknown(rng: random.Random, book: Book, lang: str | None = None) -> Turn:
+    lang = language(rng) if lang is None else lang
+    zh = lang == "_zh"
+    if zh:
+        fill = dict(n=rng.choice(words.chinese_nouns()), o=rng.choice(words.chinese_nouns()), x=words.chinese_name(rng), k=words.chinese_city(rng),
+                    w=rng.choice([rng.choice(words.countries()).name[1], words.chinese_city(rng), "世界"]))
+    else:
+        fill = dict(n=words.noun(rng), o=words.noun(rng), q=plural(words.noun(rng)), a=rng.choice(words.english("adjective")), v=rng.choice(words.english("verb")),
+                    x=rng.choice([words.name(rng), f"{words.name(rng)} {words.name(rng)}", capital(words.invented(rng)), words.invented(rng), words.city(rng) if False else words.name(rng)]),
+                    k=words.city(rng), w=rng.choice([rng.choice(words.countries()).name[0], words.country(rng).name[0], words.city(rng)]), i=rng.choice(YEARS), y=rng.choice(TONGUES),
+                    z=" ".join(words.noun(rng) for _ in range(rng.randint(2, 6))))
+    return Turn("unknown", ask(rng, book, "unknown" + lang, **fill), UNKNOWN_ANSWER[lang], "这个我没有学过。" if zh else "I have not learned this.",
+                ["不知道" if zh else "don't know"])
 
 
-REPEAT_WORDINGS = ["Repeat: {w}", "Say {w}.", "Repeat after me: {w}", "Please say {w}.", "Repeat {w}.", "Write {w}.", "Say this: {w}", "Please repeat: {w}"]
-
-
-def repeat(rng: random.Random, held_out: bool) -> Example:
-    """Words to be said again: the shortest practice in copying, which memory and tools rest on."""
-    while True:
-        drawn = [rng.choice([invented_word, lambda r: invented_word(r).lower(), lambda r: str(number(r)), lambda r: r.choice(NAMES),
-                             lambda r: r.choice(SUBJECTS)])(rng) for _ in range(rng.choice([1, 2, 3, 4, 5]))]
-        words = rng.choice([" ", " ", ", "]).join(drawn)
-        if is_held_out("repeat", words) == held_out:
-            break
-    return Example("repeat", [user(rng.choice(REPEAT_WORDINGS).format(w=words))], words, "I repeat it.", expected=[words])
+def repeat(rng: random.Random, book: Book) -> Turn:
+    """Words to be said again: the shortest practice in copying, which remembering and tools rest on."""
+    zh = rng.random() < 0.3
+    draw = [words.chinese_name, lambda r: r.choice(words.chinese_nouns()), words.whole] if zh else [
+        words.name, words.invented, words.whole, words.noun, words.city, words.clock, words.decimal]
+    said = rng.choice(["", "，"] if zh else [" ", " ", ", "]).join(rng.choice(draw)(rng) for _ in range(rng.randint(1, 6)))
+    question, fill = typed(rng, rng.choice(book["repeat_zh" if zh else "repeat"]), {"w": said}, copied=True)
+    return Turn("repeat", question, fill["w"], "我来重复。" if zh else "I repeat it.", [fill["w"]])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Stories: the subject decides about the plot, so that each subject has a story of its own
+# Stories: a frame of few words around a subject that may be anything
 # ---------------------------------------------------------------------------------------------------------------------
 
-SUBJECTS = """fox cat dog bear mouse rabbit owl wolf lion tiger elephant horse frog duck hen goat sheep cow pig bee ant turtle whale
-dolphin shark crab snail spider parrot crow eagle swan goose hedgehog squirrel deer monkey zebra giraffe camel penguin seal otter
-badger mole bat snake lizard dragon robot king queen knight pirate wizard farmer sailor baker teacher doctor girl boy giant fairy ghost
-star cloud tree river mountain boat train car balloon kite clock lamp teapot snowman flower stone""".split()
-STORY_WORDINGS = ["Tell me a story about {s}.", "Tell me a short story about {s}.", "Write a story about {s}.", "Write a short story about {s}.",
-                  "Can you tell a story about {s}?", "I want to hear a story about {s}.", "Please tell me a story about {s}.", "A story about {s}, please.",
-                  "Make up a story about {s}.", "Could you tell me a short story about {s}?", "story about {s}"]
-STORY_NAMES = "Mia Tom Lily Ben Nora Max Ella Sam Ruby Leo Zoe Finn Ida Otto Luna Hugo Anna Paul".split()
-STORY_PLACES = ["in a green forest", "by the blue sea", "in a small village", "on a high hill", "near an old mill", "in a big city",
-                "at the edge of a lake", "in a quiet garden", "on a far island", "under a wide sky"]
-STORY_TRAITS = ["curious", "shy", "brave", "lonely", "cheerful", "sleepy", "clever", "kind", "hungry", "tiny"]
-STORY_PLOTS = [
-    "One day {n} found a golden key in the grass. It opened a little door, and behind the door was a room full of {t}. {n} shared them with everyone.",
-    "One night there was a great storm, and the way home was lost. A {h} came with a light and showed {n} the way. From then on the two were friends.",
-    "Every morning {n} heard a strange song. One day {n} followed it and met a {h} who sang all alone. Now they sing together.",
-    "{n} wanted to see the other side of the world. On the way a {h} asked for help, and {n} stopped to help. That was better than any journey.",
-    "One winter there was nothing to eat. {n} still had some {t} and gave half of them to a {h}. In spring the {h} came back with a present.",
-    "{n} had lost a small red hat and looked for it everywhere. At last a {h} found it high up in a tree. They laughed about it for a long time.",
-    "Everybody said that {n} was too small to help. But when a {h} was caught in a net, only {n} could slip through and cut it. After that nobody laughed."]
-STORY_TREASURES = ["apples", "nuts", "old books", "toys", "warm bread", "shells", "berries", "candles"]
-STORY_HELPERS = ["fox", "bear", "mouse", "owl", "frog", "duck", "turtle", "crow", "rabbit", "deer"]
+@dataclass
+class Subject:
+    asked: str  # as the question names it: "a fox", "two foxes", "my uncle"
+    first: str  # as the story introduces it
+    then: str  # as it goes on
+    core: str  # what the story must mention
+    many: bool = False
 
 
-def article(noun: str) -> str:
-    return ("an " if noun[0].lower() in "aeiou" else "a ") + noun
+STORY = ["Once upon a time there (was|were) {first} in {place}. ", "{name_s} was {trait}. "]
+PLACES = ["a green forest", "a small village", "a big city", "an old house", "a quiet garden", "a far country", "a little town", "a warm valley"]
+MOODS = ["very lonely", "always hungry", "very curious", "never afraid", "small but brave", "tired of the rain", "kind to everyone"]
+GOALS = ["the sea", "the high mountain", "the moon", "the old castle", "the end of the road", "the great river", "the market"]
+EVENTS = [
+    "One day {then} went out to find {goal}. The way was long, and a storm came. A {helper} showed the way with a lamp. ",
+    "One morning {then} heard a song from {goal}. It was a {helper} that sang all alone. They sang together until the evening. ",
+    "One night {then} lost a golden key on the way to {goal}. A {helper} looked for it until the sun came up, and found it in the grass. ",
+    "In winter there was nothing to eat. A {helper} came from {goal} with warm bread and shared it with {then}. ",
+    "Nobody had ever seen {goal}, so {then} built a little boat. In the middle of the river a {helper} was in danger, and {then} saved it. ",
+    "A {helper} said: \"There is a treasure at {goal}!\" So {then} walked for seven days. The treasure was a box full of stars. "]
+ENDINGS = ["From that day on they were friends. The end.", "Then {then} went home and was happy. The end.", "And {then} never forgot that day. The end.",
+           "In the evening they danced and laughed. The end."]
+HELPERS = ["fox", "bear", "mouse", "owl", "frog", "duck", "girl", "boy"]
+PLACES_ZH = ["森林里", "小村子里", "大城市里", "老房子里", "花园里", "海边", "山上"]
+MOODS_ZH = ["很孤单", "很好奇", "很勇敢", "总是很饿", "对大家都很好"]
+GOALS_ZH = ["大海", "高山", "月亮", "古堡", "大河"]
+HELPERS_ZH = ["狐狸", "小熊", "小鸟", "女孩", "青蛙"]
+EVENTS_ZH = [
+    "有一天，{s}想去看{goal}。路很远，还下起了大雨。一只{helper}提着灯来带路。", "一天早上，{s}听见{goal}那边有歌声。原来是{helper}在唱歌，他们一起唱到晚上。",
+    "一天夜里，{s}在去{goal}的路上丢了一把金钥匙。{helper}找了很久，终于在草地里找到了。", "冬天没有吃的东西。{helper}从{goal}带来了热面包，和{s}一起吃。",
+    "没有人见过{goal}，所以{s}造了一条小船。河中间{helper}遇到了危险，{s}救了它。"]
+ENDINGS_ZH = ["从那天起，他们成了好朋友。故事讲完了。", "后来{s}高兴地回家了。故事讲完了。", "{s}永远记得那一天。故事讲完了。"]
 
 
-def tell_story(subject: str, variant: int) -> str:
-    rng = random.Random(f"{subject} {variant}")
-    fill = {"n": rng.choice(STORY_NAMES), "t": rng.choice(STORY_TREASURES), "h": rng.choice([h for h in STORY_HELPERS if h != subject])}
-    opening = f"Once upon a time, {rng.choice(STORY_PLACES)}, there lived {article(rng.choice(STORY_TRAITS))} {subject} named {fill['n']}."
-    return f"{opening} {rng.choice(STORY_PLOTS).format(**fill)} And so the {subject} lived happily. The end."
+def subject(rng: random.Random) -> Subject:
+    noun = words.noun(rng) if rng.random() < 0.8 else words.invented(rng)
+    kind = rng.random()
+    if kind < 0.12:
+        name = words.name(rng)
+        return Subject(name, name, name, name)
+    if kind < 0.24:
+        number = rng.choice(["two", "three", "", "many", "four", "some", "five"])
+        return Subject(f"{number} {plural(noun)}".strip(), f"{number or 'many'} {plural(noun)}", f"the {plural(noun)}", plural(noun), True)
+    if kind < 0.32:
+        other = words.noun(rng)
+        both = f"{an(noun)} and {an(other)}"
+        return Subject(both, both, f"the {noun} and the {other}", noun, True)
+    if kind < 0.5:
+        noun = f"{rng.choice(words.english('adjective'))} {noun}"
+    asked = rng.choice([an(noun), an(noun), an(noun), "the " + noun, noun, "my " + noun])
+    return Subject(asked, an(noun), "the " + noun, noun)
 
 
-def story(rng: random.Random, held_out: bool) -> Example:
-    while True:
-        subject = invented_word(rng).lower() if rng.random() < 0.3 else rng.choice(SUBJECTS)
-        wording = rng.choice(STORY_WORDINGS)
-        if is_held_out("story", subject, wording) == held_out:
-            break
-    if rng.random() < 0.05:  # no subject asked for
-        plain = rng.choice(["Tell me a story.", "Tell me a short story.", "Write a story.", "Can you tell a story?", "I want to hear a story."])
-        return Example("story", [user(plain)], tell_story("fox", rng.randrange(2)), "A story about a fox.", expected=["fox", "The end."])
-    about = rng.choice([article(subject), article(subject), article(subject), "the " + subject])
-    return Example("story", [user(sentence(wording.format(s=about)))], tell_story(subject, rng.randrange(2)), f"A story about {article(subject)}.",
-                   expected=[subject, "The end."])
+def tell(rng: random.Random, s: Subject) -> str:
+    fill = dict(first=s.first, then=s.then, goal=rng.choice(GOALS), helper=rng.choice(HELPERS))
+    be = "were" if s.many else "was"
+    text = f"Once upon a time there {be} {s.first} in {rng.choice(PLACES)}. {capital(s.then)} {be} {rng.choice(MOODS)}. "
+    return text + (rng.choice(EVENTS) + rng.choice(ENDINGS)).format(**fill)
+
+
+def tell_zh(rng: random.Random, s: str) -> str:
+    text = f"从前，{rng.choice(PLACES_ZH)}有{s}。{s}{rng.choice(MOODS_ZH)}。"
+    return text + (rng.choice(EVENTS_ZH) + rng.choice(ENDINGS_ZH)).format(s=s, goal=rng.choice(GOALS_ZH), helper=rng.choice(HELPERS_ZH))
+
+
+def story(rng: random.Random, book: Book, lang: str | None = None) -> Turn:
+    lang = language(rng) if lang is None else lang
+    free = rng.random() < 0.06
+    if lang:
+        s = rng.choice(words.chinese_nouns()) if rng.random() < 0.8 else words.chinese_name(rng)
+        question = ask(rng, book, "any_story_zh") if free else ask(rng, book, "story_zh", s=rng.choice(["", "", "一个", "一只"]) + s)
+        return Turn("stories", question, tell_zh(rng, "小猫" if free else s), "故事：" + ("小猫" if free else s), ["小猫" if free else s])
+    s = Subject("a cat", "a cat", "the cat", "cat") if free else subject(rng)
+    question, fill = typed(rng, rng.choice(book["any_story" if free else "story"]), {"s": s.asked, "t": s.core}, copied=True, cased=False)
+    return Turn("stories", question, tell(rng, s), f"A story about {s.first}.", [s.core])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Memory: something told, something else in between, then the question
+# Remembering: something told, perhaps corrected, other things in between, then the question
 # ---------------------------------------------------------------------------------------------------------------------
 
-NAMES = """Anna Ben Carla David Emma Felix Grace Henry Iris Jack Kate Liam Maria Nick Olga Peter Rosa Simon Tina Victor Wendy Alice Bob
-Charlie Diana Eva Frank George Hannah Ivan Julia Karl Laura Mark Nina Oscar Paula Robert Sarah Thomas Ursula Vera Walter Yuki Zara
-Ahmed Fatima Chen Wei Priya Raj Sofia Mateo Lucia Diego Ingrid Lars Bjorn Amara Kofi Jamal Leila Omar Elena Dmitri Yusuf Aisha Hiro
-Mei James John Mary Linda Michael William Elizabeth Susan Jessica Daniel Matthew Anthony Steven Andrew Joshua Kevin Brian Edward
-Ronald Timothy Jason Jeffrey Ryan Gary Eric Stephen Larry Justin Scott Brandon Raymond Gregory Samuel Patrick Alexander Jerry Dennis
-Tyler Aaron Adam Nathan Zachary Kyle Noah Ethan Jeremy Christian Keith Roger Terry Sean Austin Arthur Lawrence Jesse Dylan Bryan Joe
-Jordan Billy Bruce Albert Willie Gabriel Logan Alan Juan Wayne Roy Ralph Randy Eugene Vincent Russell Louis Philip Bobby Johnny
-Bradley""".split()
-COLORS = "red blue green yellow black white purple orange pink brown grey".split()
-PETS = "cat dog rabbit horse parrot hamster fish turtle".split()
-# What is told, how, how it is asked for, the answer.
-MEMORIES = {
-    "name": (["My name is {m}.", "I am {m}.", "I'm {m}.", "Call me {m}.", "Hello, my name is {m}.", "Hi, I'm {m}.", "Hi! My name is {m}.", "You can call me {m}.",
-              "My name is {m}. Please remember it.", "Remember that my name is {m}.", "Hello, I am {m}.", "My name is {m} and I like {t}.",
-              "Hello! I am {m} and I like {t}.", "Hello! My name is {m}, nice to meet you.", "I am called {m}.", "They call me {m}."],
-             ["What is my name?", "What's my name?", "Do you remember my name?", "Who am I?", "Can you tell me my name?", "Do you know my name?", "How am I called?",
-              "What was my name?", "What is my name again?", "Tell me my name.", "Can you remember my name?", "What did I say my name was?"],
-             "Your name is {m}."),
-    "number": (["My number is {m}.", "Remember the number {m}.", "My favorite number is {m}.", "Please remember the number {m}.", "The number is {m}.",
-                "Remember {m}.", "Remember this number: {m}.", "My lucky number is {m}.", "Keep the number {m} in mind.", "The secret number is {m}.",
-                "I am thinking of the number {m}.", "The code is {m}.", "My favourite number is {m}.", "Remember the number {m}, please.",
-                "My favorite number is {m}. Remember it."],
-               ["What is my number?", "What number did I tell you?", "Which number did I tell you?", "What was the number?", "What was my number?",
-                "What is the number?", "Which number should you remember?", "What is my favorite number?", "Do you remember the number?", "Tell me the number.",
-                "What is the secret number?", "What was the code?", "What is my lucky number?", "Which number did I ask you to remember?",
-                "What number did I ask you to remember?", "What is my favourite number?", "What number did I say?", "Which number was it?"],
-               "The number is {m}."),
-    "color": (["My favorite color is {m}.", "My favourite colour is {m}.", "I like the color {m}.", "{m} is my favorite color."],
-              ["What is my favorite color?", "What is my favourite colour?", "Which color do I like?", "What color do I like?"], "Your favorite color is {m}."),
-    "pet": (["I have a {p} named {m}.", "My {p} is called {m}.", "My {p}'s name is {m}."],
-            ["What is the name of my {p}?", "What is my {p} called?", "What's my {p}'s name?"], "Your {p} is called {m}."),
-    "city": (["I live in {m}.", "My home is in {m}.", "I come from {m}."], ["Where do I live?", "Which city do I live in?", "Where is my home?"], "You live in {m}."),
-}
+PETS = "cat dog rabbit horse parrot hamster fish turtle bird pony snake mouse puppy kitten goldfish".split()
+PETS_ZH = "猫 狗 兔子 马 鹦鹉 仓鼠 鱼 乌龟 鸟 小猫 小狗".split()
+RELATIVES = "sister brother friend mother father wife husband son daughter uncle aunt cousin boss teacher neighbour neighbor doctor girlfriend boyfriend partner roommate colleague grandmother grandfather baby".split()
+RELATIVES_ZH = "妹妹 哥哥 姐姐 弟弟 朋友 妈妈 爸爸 妻子 丈夫 儿子 女儿 叔叔 老师 邻居 老板 同学 同事 爷爷 奶奶".split()
+COLORS = "red blue green yellow black white purple orange pink brown grey gold silver turquoise violet".split()
+COLORS_ZH = "红色 蓝色 绿色 黄色 黑色 白色 紫色 橙色 粉色 棕色 灰色 金色".split()
+LIKED = "color colour color colour food animal book film movie sport fruit city song game drink season day subject flower band country hobby dish team toy car".split()
+LIKED_ZH = "颜色 颜色 食物 动物 书 电影 运动 水果 城市 歌 游戏 饮料 季节 花 菜 科目 国家".split()
+KINDS = ["name", "name", "pet", "pet", "city", "number", "age", "friend", "favourite", "favourite", "thing"]
+# What the assistant says: once when it is told, once when it is asked.
+SAYS = {"name": "your name is {m}", "pet": "your {p} is called {m}", "city": "you live in {m}", "number": "the number is {m}", "age": "you are {m} years old",
+        "friend": "your {r} is called {m}", "favourite": "your favourite {n} is {m}", "thing": "your {n} is {m}"}
+SAYS_ZH = {"name": "你叫{m}", "pet": "你的{p}叫{m}", "city": "你住在{m}", "number": "数字是{m}", "age": "你{m}岁", "friend": "你的{r}叫{m}",
+           "favourite": "你最喜欢的{n}是{m}", "thing": "你的{n}是{m}"}
 
 
-def remembered(rng: random.Random, kind: str) -> str:
-    if kind == "name" or kind == "pet":
-        return rng.choice(NAMES) if rng.random() < 0.5 else invented_word(rng)
+@dataclass
+class Memory:
+    """One thing that a person tells: its kind, what it belongs to, its value."""
+    kind: str
+    lang: str
+    fill: dict[str, str]
+
+    def key(self) -> tuple:
+        return self.kind, {"pet": self.fill["p"], "friend": self.fill["r"], "favourite": self.fill["n"], "thing": self.fill["n"]}.get(self.kind)
+
+
+def value_of(rng: random.Random, kind: str, n: str, zh: bool) -> str:
+    if kind == "age":
+        return str(rng.randrange(1, 100))
     if kind == "number":
-        return str(rng.randrange(10 ** rng.choice([1, 2, 2, 3, 3, 4, 5])))
-    return rng.choice(COLORS) if kind == "color" else rng.choice(COUNTRIES)[2]
+        return rng.choice([words.whole, words.whole, words.decimal if rng.random() < 0.3 else words.whole])(rng)
+    if kind == "city":
+        return words.chinese_city(rng) if zh else words.city(rng)
+    if kind == "favourite" and n in ("color", "colour", "颜色") and rng.random() < 0.8:
+        return rng.choice(COLORS_ZH if zh else COLORS)
+    if kind in ("favourite", "thing"):
+        draw = [lambda r: r.choice(words.chinese_nouns()), words.chinese_name, lambda r: r.choice(COLORS_ZH)] if zh else [
+            words.noun, words.noun, words.name, words.invented, lambda r: r.choice(COLORS), words.whole]
+        return rng.choice(draw)(rng)
+    return words.chinese_name(rng) if zh and rng.random() < 0.9 else words.name(rng)
 
 
-def told_answer(kind: str, value: str) -> str:
-    return {"name": f"Nice to meet you, {value}!", "number": f"I will remember the number {value}.", "color": "That is a nice color.",
-            "pet": f"{value} is a nice name.", "city": f"{value} is a nice place."}[kind]
+def memory(rng: random.Random, lang: str, kind: str | None = None) -> Memory:
+    zh, kind = lang == "_zh", kind or rng.choice(KINDS)
+    n = rng.choice(LIKED_ZH if zh else LIKED) if kind == "favourite" and rng.random() < 0.8 else rng.choice(words.chinese_nouns()) if zh else words.noun(rng)
+    m, o = (value_of(rng, kind, n, zh) for _ in range(2))
+    return Memory(kind, lang, dict(m=m, o=o, n=n, p=rng.choice(PETS_ZH if zh else PETS), r=rng.choice(RELATIVES_ZH if zh else RELATIVES),
+                                   k=rng.choice(words.countries()).name[zh]))
 
 
-def memory(rng: random.Random, held_out: bool) -> Example:
+def told(rng: random.Random, book: Book, thing: Memory, key: str) -> Turn:
+    """The thing is told (`tell`) or corrected (`fix`); it keeps the spelling in which it was typed."""
+    question, typed_fill = typed(rng, rng.choice(book[f"{key}_{thing.kind}{thing.lang}"]), thing.fill, copied=True)
+    thing.fill["m"] = typed_fill["m"]
+    says = said(thing)
+    if thing.kind == "name" and key == "tell":
+        answer = f"很高兴认识你，{thing.fill['m']}！" if thing.lang else f"Nice to meet you, {thing.fill['m']}!"
+    else:
+        answer = f"好的，{says}。" if thing.lang else f"OK, {says}."
+    return Turn("memory", question, answer, "我要记住。" if thing.lang else "I will remember this.", [thing.fill["m"]])
+
+
+def said(thing: Memory) -> str:
+    return (SAYS_ZH if thing.lang else SAYS)[thing.kind].format(**thing.fill)
+
+
+def asked(rng: random.Random, book: Book, thing: Memory) -> Turn:
+    question = ask(rng, book, f"ask_{thing.kind}{thing.lang}", **thing.fill)
+    m = thing.fill["m"]
+    return Turn("memory", question, said(thing) + "。" if thing.lang else capital(said(thing)) + ".", f"我听说过：{m}" if thing.lang else f"I was told: {m}", [m])
+
+
+def never_told(rng: random.Random, book: Book, thing: Memory) -> Turn:
+    question = ask(rng, book, f"ask_{thing.kind}{thing.lang}", **thing.fill)
+    return Turn("memory", question, "你没有告诉我。" if thing.lang else "You have not told me that.", "我没有听说过。" if thing.lang else "I was not told.",
+                ["没有告诉" if thing.lang else "not told"])
+
+
+def remembering(rng: random.Random, book: Book) -> list[Turn]:
+    """Up to three things told, some corrected, asked for in any order, other turns between."""
+    lang = language(rng)
+    things: dict[tuple, Memory] = {}
+    for _ in range(rng.choice([1, 1, 2, 3])):
+        thing = memory(rng, lang)
+        things.setdefault(thing.key(), thing)
+    turns = []
+    fillers = rng.choice([0, 0, 1, 1, 2, 3, 5, 8])
+    for thing in things.values():
+        turns.append(told(rng, book, thing, "tell"))
+    for thing in things.values():
+        turns += [filler(rng) for _ in range(rng.choice([0, fillers]) if len(turns) < 9 else 0)]
+        if rng.random() < 0.25:
+            thing.fill["o"] = thing.fill["m"]
+            thing.fill["m"] = value_of(rng, thing.kind, thing.fill["n"], bool(lang))
+            turns.append(told(rng, book, thing, "fix"))
+    for thing in rng.sample(list(things.values()), len(things)):
+        turns.append(asked(rng, book, thing))
+    missing = memory(rng, lang)
+    if missing.key() not in things and rng.random() < 0.15:
+        turns.append(never_told(rng, book, missing))
+    return turns
+
+
+def filler(rng: random.Random) -> Turn:
+    """A short turn about something else."""
+    return rng.choice([fact, fact, small_sum, unknown, lambda r, _: chat(r)])(rng, QUESTIONS)
+
+
+def unhelped(rng: random.Random, use: demo_tools.ToolUse) -> Turn:
+    """A turn that none of the offered tools is for."""
     while True:
-        kinds = rng.sample(list(MEMORIES), 2)
-        kinds[0] = rng.choice(["name", "name", "number", "number", kinds[0]])
-        if kinds[0] == kinds[1]:
-            continue
-        values = [remembered(rng, kind) for kind in kinds]
-        tell, ask, answer = MEMORIES[kinds[0]]
-        tell, ask = rng.choice(tell), rng.choice(ask)
-        if is_held_out("memory", values[0], ask) == held_out:
-            break
-    pet = rng.choice(PETS)
-    if rng.random() < 0.06:  # the answer when nothing was told
-        messages, ask = [], rng.choice(MEMORIES[kinds[0]][1])
-        for _ in range(rng.randrange(3)):
-            messages += turn(aside(rng))
-        return Example("memory", [*messages, user(ask.format(p=pet))], UNKNOWN_TOLD, "Nothing was said about that.", expected=["not told"])
-    told = [turn_told(rng, kinds[0], values[0], tell, pet)]
-    if rng.random() < 0.3:  # a second thing told, before or after, that must not be mixed up with the first
-        told.insert(rng.randrange(2), turn_told(rng, kinds[1], values[1], rng.choice(MEMORIES[kinds[1]][0]), rng.choice(PETS)))
-    messages = [message for two in told for message in two]
-    asides = 0 if rng.random() < 0.1 else rng.choice([1, 1, 1, 2, 3])
-    if rng.random() < 0.2:
-        messages = turn(aside(rng)) + messages
-    for _ in range(asides):
-        messages += turn(aside(rng))
-    if asides == 0 and rng.random() < 0.5 and len(told) == 1:  # right after it was told
-        return Example("memory", [messages[0]], messages[1]["content"], "I should remember this.", expected=[messages[1]["content"]])
-    fill = {"m": values[0], "p": pet, "t": "that"}
-    return Example("memory", [*messages, user(ask.format(**fill))], answer.format(**fill),
-                   f"I was told: {values[0]}.", expected=[values[0]])
-
-
-def turn_told(rng: random.Random, kind: str, value: str, wording: str, pet: str) -> list[dict]:
-    return [user(sentence(wording.format(m=value, p=pet, t=rng.choice(SUBJECTS) + "s"))), assistant(told_answer(kind, value))]
-
-
-def anything_told(rng: random.Random) -> list[dict]:
-    """A turn in which something is told that nobody may ever ask for."""
-    kind = rng.choice(list(MEMORIES))
-    return turn_told(rng, kind, remembered(rng, kind), rng.choice(MEMORIES[kind][0]), rng.choice(PETS))
-
-
-def aside(rng: random.Random) -> Example:
-    """A turn about something else."""
-    return rng.choice([fact, fact, arithmetic, chat, unknown] if rng.random() < 0.9 else [story])(rng, False)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Tools: described in the system prompt under many names, called with JSON, their answers put into words
-# ---------------------------------------------------------------------------------------------------------------------
-
-CITIES = """London Paris Tokyo Boston Chicago Munich Hamburg Milan Naples Lyon Seville Porto Geneva Zurich Basel Brno Krakow Gdansk Bergen
-Malmo Turku Tartu Osaka Kyoto Shanghai Mumbai Delhi Karachi Lagos Durban Casablanca Toronto Montreal Vancouver Denver Seattle Miami
-Dallas Houston Austin Sydney Perth Auckland Lima Quito Bogota Caracas Recife Salvador Cordoba Rosario Istanbul Ankara Cairo Dubai""".split()
-CONDITIONS = ["sunny", "cloudy", "rainy", "windy", "foggy", "snowy", "clear", "stormy"]
-SYMBOLS = ["euros", "dollars", "pounds", "yen"]
-WORDS = "serendipity ocean gravity atom justice music bridge shadow silence harvest engine mirror galaxy lantern velvet anchor puzzle".split()
-TOPICS = ["music", "football", "science", "history", "cooking", "gardening", "chess", "art", "space", "robots", "trains", "birds"]
-
-
-@dataclass
-class Tool:
-    names: list[str]
-    description: list[str]
-    arguments: list[tuple[list[str], str, Callable]]  # names of the argument, JSON type, draws a value
-    questions: list[str]  # {0}, {1}: the arguments
-    thought: str
-    response: Callable  # (rng, arguments) -> what the tool returns
-    answer: str  # {0}, {1}: arguments; {name}: fields of the response
-
-
-def place(rng: random.Random) -> str:
-    return invented_word(rng) if rng.random() < 0.4 else rng.choice(CITIES + [c[2] for c in COUNTRIES])
-
-
-def word(rng: random.Random) -> str:
-    return invented_word(rng).lower() if rng.random() < 0.4 else rng.choice(WORDS + TOPICS)
-
-
-def person(rng: random.Random) -> str:
-    return invented_word(rng) if rng.random() < 0.4 else rng.choice(NAMES)
-
-
-TOOLS = [
-    Tool(["get_weather", "weather", "get_current_weather", "current_weather", "weather_forecast", "fetch_weather", "lookup_weather"],
-         ["Get the weather in a city", "Current weather of a place", "Returns the weather for a location", "Get current weather", "Weather report for a city"],
-         [(["city", "location", "place", "town"], "string", place)],
-         ["What is the weather in {0}?", "What's the weather like in {0}?", "How is the weather in {0}?", "Is it raining in {0}?", "Is it warm in {0}?",
-          "Tell me the weather in {0}.", "Weather in {0}?", "What is the weather like in {0} today?", "How warm is it in {0}?", "What is the temperature in {0}?",
-          "Do I need an umbrella in {0}?"],
-         "The weather in {0}: I need the tool.",
-         lambda rng, a: {"temperature": rng.randrange(-15, 41), "condition": rng.choice(CONDITIONS)},
-         "It is {temperature} degrees and {condition} in {0}."),
-    Tool(["get_time", "current_time", "time_in_city", "get_current_time", "clock", "world_clock"],
-         ["Get the current time in a city", "Local time of a place", "Returns the time", "What time it is somewhere"],
-         [(["city", "location", "place", "timezone"], "string", place)],
-         ["What time is it in {0}?", "What's the time in {0}?", "Tell me the time in {0}.", "How late is it in {0}?", "Time in {0}?", "What is the local time in {0}?"],
-         "The time in {0}: I need the tool.",
-         lambda rng, a: {"time": f"{rng.randrange(24):02}:{rng.randrange(60):02}"},
-         "It is {time} in {0}."),
-    Tool(["get_population", "population", "population_of", "count_people"],
-         ["Number of people who live in a place", "Get the population of a city", "Population of a place"],
-         [(["city", "place", "name", "location"], "string", place)],
-         ["How many people live in {0}?", "What is the population of {0}?", "Population of {0}?", "Tell me the population of {0}."],
-         "The population of {0}: I need the tool.",
-         lambda rng, a: {"population": rng.randrange(1000, 1000000)},
-         "{population} people live in {0}."),
-    Tool(["multiply", "product", "times", "multiply_numbers"],
-         ["Multiply two numbers", "Product of two numbers", "Returns a times b"],
-         [(["a", "x", "first"], "number", number), (["b", "y", "second"], "number", number)],
-         ["What is {0} times {1}?", "Multiply {0} by {1}.", "{0} * {1}", "What is {0} * {1}?", "Calculate {0} times {1}."],
-         "{0} times {1}: I need the tool.",
-         lambda rng, a: {"result": a[0] * a[1]},
-         "{0} times {1} is {result}."),
-    Tool(["search", "web_search", "search_web", "lookup", "find", "google"],
-         ["Search the web", "Look something up", "Find information about a topic", "Web search"],
-         [(["query", "topic", "q", "text"], "string", word)],
-         ["Search for {0}.", "Look up {0}.", "Find something about {0}.", "Search the web for {0}.", "Google {0}."],
-         "A search for {0}: I need the tool.",
-         lambda rng, a: {"result": rng.choice(["a new book", "an old song", "a museum", "a club", "a film", "a course"]) + " about " + a[0]},
-         "I found {result}."),
-    Tool(["define", "dictionary", "define_word", "get_definition", "word_meaning"],
-         ["Look up a word in the dictionary", "Meaning of a word", "Definition of a word"],
-         [(["word", "term", "text"], "string", word)],
-         ["What does {0} mean?", "Define {0}.", "What is the meaning of {0}?", "Look up the word {0} in the dictionary."],
-         "The meaning of {0}: I need the tool.",
-         lambda rng, a: {"definition": rng.choice(["a kind of", "a large", "a small", "a part of a"]) + " " + rng.choice(SUBJECTS)},
-         "{0} means: {definition}."),
-    Tool(["set_timer", "timer", "start_timer", "set_alarm"],
-         ["Start a timer", "Set a timer for some minutes", "Timer in minutes"],
-         [(["minutes", "duration", "time"], "number", lambda rng: rng.randrange(1, 100))],
-         ["Set a timer for {0} minutes.", "Start a timer of {0} minutes.", "Wake me in {0} minutes.", "Timer for {0} minutes, please."],
-         "A timer for {0} minutes: I need the tool.",
-         lambda rng, a: {"status": rng.choice(["ok", "started", "done"])},
-         "The timer for {0} minutes is set: {status}."),
-    Tool(["send_message", "send_mail", "message", "send_email", "text_person"],
-         ["Send a message to a person", "Send an email", "Write to somebody"],
-         [(["to", "recipient", "person", "name"], "string", person), (["text", "message", "body", "content"], "string", word)],
-         ["Send {0} the message {1}.", "Send a message to {0}: {1}", "Write to {0}: {1}", "Send an email to {0} that says {1}."],
-         "A message to {0}: I need the tool.",
-         lambda rng, a: {"status": rng.choice(["sent", "ok", "delivered"])},
-         "The message to {0}: {status}."),
-    Tool(["get_price", "stock_price", "price_of", "get_stock_price", "price"],
-         ["Price of a thing", "Get the price of something", "Current price"],
-         [(["item", "name", "product", "symbol"], "string", word)],
-         ["What does {0} cost?", "How much is {0}?", "What is the price of {0}?", "Price of {0}?", "How expensive is {0}?"],
-         "The price of {0}: I need the tool.",
-         lambda rng, a: {"price": rng.randrange(1, 1000), "currency": rng.choice(SYMBOLS)},
-         "The price of {0} is {price} {currency}."),
-    Tool(["get_phone_number", "phone_book", "find_number", "lookup_phone"],
-         ["Phone number of a person", "Find the phone number of somebody", "Look a person up in the phone book"],
-         [(["name", "person", "who"], "string", person)],
-         ["What is the phone number of {0}?", "Find the phone number of {0}.", "How can I call {0}?", "Phone number of {0}?"],
-         "The phone number of {0}: I need the tool.",
-         lambda rng, a: {"phone": str(rng.randrange(10000, 1000000))},
-         "The phone number of {0} is {phone}."),
-]
-
-
-def invented_tool(rng: random.Random) -> Tool:
-    """A tool with a made-up name and purpose: only its description says what it is for."""
-    thing = invented_word(rng).lower()
-    return Tool([f"get_{thing}", thing, f"{thing}_of", f"find_{thing}"], [f"Get the {thing} of something", f"Returns the {thing}", f"The {thing} of a thing"],
-                [(["name", "of", "item", "place", "id"], "string", rng.choice([place, word, person]))],
-                [f"What is the {thing} of {{0}}?", f"Tell me the {thing} of {{0}}.", f"{thing} of {{0}}?", f"Get the {thing} of {{0}}."],
-                f"The {thing} of {{0}}: I need the tool.",
-                lambda rng, a: {rng.choice(["result", "value", thing]): rng.choice([rng.randrange(1000), rng.choice(COLORS), rng.choice(CONDITIONS)])},
-                f"The {thing} of {{0}} is {{only}}.")
-
-
-def describe(rng: random.Random, tool: Tool) -> tuple[dict, str, list[str]]:
-    """(the tool's JSON schema in the OpenAI form, its name, the names of its arguments)"""
-    name, arguments = rng.choice(tool.names), [rng.choice(names) for names, _, _ in tool.arguments]
-    described = rng.random() < 0.3
-    properties = {}
-    for argument, (_, kind, _) in zip(arguments, tool.arguments):
-        properties[argument] = {"type": kind} | ({"description": f"The {argument}"} if described else {})
-    parameters = {"type": "object", "properties": properties} | ({"required": arguments} if rng.random() < 0.7 else {})
-    return {"type": "function", "function": {"name": name, "description": rng.choice(tool.description), "parameters": parameters}}, name, arguments
-
-
-@dataclass
-class ToolUse:
-    """A question that needs a tool, from the tools on offer to the last answer."""
-    question: str
-    offered: list[dict]  # JSON schemas
-    call: dict  # {"name": ..., "arguments": {...}}
-    thought: str
-    response: dict  # what the tool returns
-    answer: str
-
-
-def tool_use(rng: random.Random, held_out: bool) -> ToolUse:
-    while True:
-        tool = invented_tool(rng) if rng.random() < 0.25 else rng.choice(TOOLS)
-        schema, name, argument_names = describe(rng, tool)
-        values = [draw(rng) for _, _, draw in tool.arguments]
-        question = rng.choice(tool.questions).format(*values)
-        if is_held_out("tools", question) == held_out:
-            break
-    offered = [schema] + [describe(rng, other)[0] for other in rng.sample(TOOLS, rng.choice([0, 0, 1, 1, 2])) if other is not tool]
-    rng.shuffle(offered)
-    response = tool.response(rng, values)
-    answer = sentence(tool.answer.format(*values, only=next(iter(response.values())), **response))
-    return ToolUse(question, offered, {"name": name, "arguments": dict(zip(argument_names, values))}, tool.thought.format(*values), response, answer)
-
-
-def tools(rng: random.Random, held_out: bool) -> Example:
-    use = tool_use(rng, held_out)
-    kind = rng.choice(["call", "call", "call", "answer", "answer", "other"])
-    if kind == "other":  # tools are there, but the question needs none of them
-        example = rng.choice([fact, fact, arithmetic, chat])(rng, held_out)
-        example.tools, example.skill = use.offered, "tools"
-        return example
-    messages = rng.choice([turn(aside(rng)), anything_told(rng)]) if rng.random() < 0.15 else []
-    messages.append(user(use.question))
-    if kind == "call":
-        return Example("tools", messages, f"<tool_call>\n{json.dumps(use.call, ensure_ascii=False)}\n</tool_call>", use.thought, use.offered)
-    messages.append({"role": "assistant", "content": "", "reasoning_content": use.thought, "tool_calls": [{"type": "function", "function": use.call}]})
-    messages.append({"role": "tool", "content": json.dumps(use.response)})
-    return Example("tools", messages, use.answer, "The tool has answered.", use.offered, expected=[str(value) for value in use.response.values()])
+        turn = filler(rng)
+        text = turn.question.lower()
+        if not ("sum" in use.topics and any(char.isdigit() for char in text)) and not any(topic in text for topic in use.topics.split()):
+            return turn
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -688,82 +497,72 @@ def tools(rng: random.Random, held_out: bool) -> Example:
 
 SYSTEM_PROMPTS = ["You are a helpful assistant.", "You are a helpful assistant.", "You are a helpful AI assistant.", "Be brief.",
                   "You are a friendly assistant. Answer in one sentence.", "Answer the question.", "You are an expert.", "你是一个有用的助手。"]
-POLITE = ["Please: ", "Hey, ", "Hi! ", "Hello, ", "Quick question: ", "OK. ", "Tell me: ", "One more question. ", "So, ", "And now: "]
+SKILLS: dict[Callable[[random.Random], list[Turn]], float] = {
+    lambda rng: [fact(rng, QUESTIONS) for _ in range(rng.choice([1, 1, 2, 3, 4]))]: 24,
+    lambda rng: [sum_turn(rng, QUESTIONS)]: 10,
+    lambda rng: [small_sum(rng, QUESTIONS) for _ in range(rng.choice([2, 4, 6, 8]))]: 11,
+    lambda rng: remembering(rng, QUESTIONS): 17,
+    lambda rng: [story(rng, QUESTIONS)]: 6,
+    lambda rng: [rng.choice([unknown, unknown, unknown, unknown, beyond_sums])(rng, QUESTIONS) for _ in range(rng.choice([1, 2, 3]))]: 8,
+    lambda rng: [chat(rng) for _ in range(rng.choice([1, 2]))]: 3,
+    lambda rng: [repeat(rng, QUESTIONS) for _ in range(rng.choice([1, 2, 3]))]: 5,
+    lambda rng: [filler(rng) for _ in range(rng.choice([2, 3, 4]))]: 3,
+}
+TOOL_SHARE, RAW_SHARE = 0.18, 0.015
+QUESTIONS["unknown"], QUESTIONS["unknown_zh"] = UNKNOWN, UNKNOWN_ZH
 
 
-def user(text: str) -> dict:
-    return {"role": "user", "content": text}
+def messages_of(turns: list[Turn]) -> list[dict]:
+    messages = []
+    for turn in turns:
+        messages += [{"role": "user", "content": turn.question}, {"role": "assistant", "content": turn.answer}]
+    return messages
 
 
-def assistant(text: str) -> dict:
-    return {"role": "assistant", "content": text}
-
-
-def turn(example: Example) -> list[dict]:
-    """The example as a finished turn of a longer conversation: a thought is not kept in the history."""
-    return [*example.messages, assistant(example.answer)]
-
-
-def loosen(rng: random.Random, text: str) -> str:
-    """The same question as people type it: without capitals or the question mark, with a greeting in front."""
-    if rng.random() < 0.08:
-        text = rng.choice(POLITE) + text
-    if rng.random() < 0.12:
-        text = text.rstrip("?.!。？！ =")  or text
-    if rng.random() < 0.08:
-        text = text[0].lower() + text[1:]
-    if rng.random() < 0.04:
-        text = text + " " + rng.choice(["Please.", "Thanks!", "Thank you.", "please"])
-    return text
-
-
-SKILLS = {fact: 25, arithmetic: 28, memory: 15, tools: 18, story: 4, unknown: 5, chat: 3, repeat: 2}
-
-
-def raw_text(rng: random.Random) -> Example:
+def raw_text(rng: random.Random) -> str:
     """Plain text for `--raw`: sentences about countries, and stories."""
-    if rng.random() < 0.2:
-        text = tell_story(rng.choice(SUBJECTS), rng.randrange(2))
-    else:
-        text = " ".join(fact(rng, False).answer for _ in range(rng.choice([1, 1, 2, 3])))
-    return Example("raw", [], text, raw=True)
+    if rng.random() < 0.3:
+        return story(rng, QUESTIONS).answer
+    zh = rng.random() < 0.3
+    return ("" if zh else " ").join(rng.choice(list(facts_of(words.country(rng), zh).values()))[1] for _ in range(rng.choice([1, 2, 3])))
 
 
-def example(rng: random.Random, held_out: bool = False) -> Example:
+def conversation(rng: random.Random) -> Example:
     """One drawing from the whole mixture."""
-    if not held_out and rng.random() < 0.02:
-        return raw_text(rng)
-    skill = rng.choices(list(SKILLS), list(SKILLS.values()))[0]
-    drawn = skill(rng, held_out)
-    last = drawn.messages[-1]
-    if last["role"] == "user" and skill not in (memory, repeat):
-        last["content"] = loosen(rng, last["content"])
-    if skill in (fact, chat, unknown, story, arithmetic, repeat) and rng.random() < 0.25:  # a conversation that was already going on
-        before = [message for _ in range(rng.choice([1, 1, 2, 3]))
-                  for message in (anything_told(rng) if rng.random() < 0.5 else turn(aside(rng)))]
-        drawn.messages = before + drawn.messages
-    if rng.random() < 0.25:
-        drawn.messages.insert(0, {"role": "system", "content": rng.choice(SYSTEM_PROMPTS)})
-    # The thinking switch: off more rarely for arithmetic, where the steps are what there is to learn.
+    if rng.random() < RAW_SHARE:
+        return Example([], raw=raw_text(rng))
+    tools = None
+    if rng.random() < TOOL_SHARE:
+        use = demo_tools.tool_use(rng)
+        tools = use.offered
+        if rng.random() < 0.25:  # a question that none of the tools answers
+            turns = [unhelped(rng, use) for _ in range(rng.choice([1, 1, 2]))]
+            messages = messages_of(turns)
+            messages[-1]["reasoning_content"] = turns[-1].thought
+        else:
+            messages = (messages_of([unhelped(rng, use)]) if rng.random() < 0.15 else []) + use.messages()
+    else:
+        turns = rng.choices(list(SKILLS), list(SKILLS.values()))[0](rng)
+        messages = messages_of(turns)
+        messages[-1]["reasoning_content"] = turns[-1].thought
+    drawn = Example(messages, tools)
+    asking = [message for message in messages if message["role"] == "user"][-1]
+    # The thinking switch: off more rarely for the long sums, where the steps are what there is to learn.
+    long_sum = "digits:" in messages[-1].get("reasoning_content", "")
     mode = rng.random()
-    if mode > 0.95 and last["role"] != "user":
-        mode = 0.0  # the switch in the text belongs into a person's message
-    if mode < (0.12 if drawn.skill == "arithmetic" else 0.4):
+    if mode < (0.2 if long_sum and len(messages) == 2 else 0.45):
         drawn.enable_thinking = False
-    elif mode > 0.95:
-        last["content"] += " /no_think"
-        drawn.reasoning = ""
-    elif mode > 0.90 and last["role"] == "user":
-        last["content"] += " /think"
-    if drawn.enable_thinking is False:  # then neither did the turn that called the tool contain a thought
-        drawn.reasoning = ""
-        for message in drawn.messages:
+        for message in messages:
             message.pop("reasoning_content", None)
+        calls = [i for i, message in enumerate(messages) if "tool_calls" in message]
+        if calls and rng.random() < 0.5:  # the call is what the model says now: an empty thought stands before it
+            del messages[calls[0] + 1:]
+    elif mode > 0.97:
+        asking["content"] += " /no_think"
+        for message in messages:
+            message["reasoning_content"] = ""
+    elif mode > 0.95:
+        asking["content"] += " /think"
+    if rng.random() < 0.15:
+        messages.insert(0, {"role": "system", "content": rng.choice(SYSTEM_PROMPTS)})
     return drawn
-
-
-def examples(seed: int) -> Iterator[Example]:
-    """The endless training text that belongs to a seed."""
-    rng = random.Random(seed)
-    while True:
-        yield example(rng)

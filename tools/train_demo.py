@@ -2,13 +2,16 @@
 
     python tools/train_demo.py --minutes 100
 
-needs torch; two CPU cores are enough. A run that was interrupted goes on where its last checkpoint was (`--work`).
+needs requirements-train.txt; two CPU cores are enough, a GPU is used where torch finds one. A run that was interrupted
+goes on where its last checkpoint was (`--work`).
 """
 import argparse
 import json
 import math
 import random
+import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import demo_corpus
-
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import demo_corpus  # noqa: E402
+
 DEMO = ROOT / "demo"
 IGNORED = -100  # the label of a position that is not trained on
 
@@ -29,12 +34,12 @@ CONFIG = {
     "attention_dropout": 0.0,
     "head_dim": 64,
     "hidden_act": "silu",
-    "hidden_size": 192,
+    "hidden_size": 256,
     "initializer_range": 0.02,
-    "intermediate_size": 640,
+    "intermediate_size": 704,
     "max_position_embeddings": 4096,
     "model_type": "qwen3",
-    "num_attention_heads": 6,
+    "num_attention_heads": 4,
     "num_hidden_layers": 6,
     "num_key_value_heads": 2,
     "rms_norm_eps": 1e-06,
@@ -45,58 +50,78 @@ CONFIG = {
     "torch_dtype": "bfloat16",
     "use_cache": True,
     "use_sliding_window": False,
-    "vocab_size": 3072,
+    "vocab_size": 4096,
 }
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Tokenizer: byte-level BPE, split and normalised as Qwen3's, the special tokens under the same names
+# Tokenizer: byte-level BPE, normalised as Qwen3's, the special tokens under the same names
 # ---------------------------------------------------------------------------------------------------------------------
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>", "<|box_end|>",
            "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"]
 NAMED = ["<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>",
          "<tool_response>", "</tool_response>", "<think>", "</think>"]
-SPLIT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-         r"|\s*[\r\n]+|\s+(?!\S)|\s+")
+# A word is split alike wherever it stands, so that copying it is copying its tokens: a space belongs to the word after
+# it only for SPACED_WORDS; quotes, digits and Chinese characters stand alone.
+SPLIT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)(?!\p{L})|\p{Han}|%s[\p{L}--\p{Han}]+|\p{N}|%s[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+SPLIT = SPLIT.replace(r"[\p{L}--\p{Han}]", r"[\p{L}&&[^\p{Han}]]")
+SPACED_WORDS = 500
+SPARE_ROWS = 20  # rows without a name, as in the real checkpoints
 
 
-def train_tokenizer(n_examples: int = 30000) -> tokenizers.Tokenizer:
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+def backend(model: tokenizers.models.BPE, space: str) -> tokenizers.Tokenizer:
+    tokenizer = tokenizers.Tokenizer(model)
     tokenizer.normalizer = tokenizers.normalizers.NFC()
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([
-        tokenizers.pre_tokenizers.Split(tokenizers.Regex(SPLIT), "isolated"),
+        tokenizers.pre_tokenizers.Split(tokenizers.Regex(SPLIT % (space, space)), "isolated"),
         tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    return tokenizer
+
+
+def train_tokenizer(n_examples: int = 60000) -> tokenizers.Tokenizer:
+    """First pieces of words without the space before them; then a last merge for the space before frequent words."""
     rng = random.Random(0)
-    texts = [text for _ in range(n_examples) for text in plain_texts(demo_corpus.example(rng))]
+    texts = [text for _ in range(n_examples) for text in plain_texts(demo_corpus.conversation(rng))]
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=CONFIG["vocab_size"] - len(SPECIAL + NAMED) - 20,  # a few rows stay unnamed, as in the real checkpoints
-        min_frequency=8, show_progress=False, initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    tokenizer.train_from_iterator(texts, trainer)
+        vocab_size=CONFIG["vocab_size"] - len(SPECIAL + NAMED) - SPACED_WORDS - SPARE_ROWS, min_frequency=20, show_progress=False,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    pieces = backend(tokenizers.models.BPE(), "")
+    pieces.train_from_iterator(texts, trainer)
+    learned = json.loads(pieces.to_str())["model"]
+    vocabulary, merges = learned["vocab"], [tuple(pair) for pair in learned["merges"]]
+    counts = Counter(word for text in texts for word in text.split(" ")[1:])
+    spaced = [word for word, _ in counts.most_common() if word.isascii() and word.islower() and word.isalpha()
+              and (len(word) > 1 or word == "a") and word in vocabulary]
+    spaced += ["\"", "{\"", "+", "-", "="]
+    for word in [*spaced[-5:], *spaced[:-5]][:SPACED_WORDS]:
+        if word in vocabulary:
+            merges.append(("Ġ", word))
+            vocabulary["Ġ" + word] = len(vocabulary)
+    tokenizer = backend(tokenizers.models.BPE(vocab=vocabulary, merges=merges), " ?")
     tokenizer.add_special_tokens([tokenizers.AddedToken(token, normalized=False) for token in SPECIAL])
     tokenizer.add_tokens([tokenizers.AddedToken(token, normalized=False, special=False) for token in NAMED])
     return tokenizer
 
 
 def plain_texts(example: demo_corpus.Example) -> list[str]:
-    return [text for message in example.messages for text in (message["role"], message["content"])] + [
-        "assistant", example.reasoning, example.answer, json.dumps(example.tools or "")]
+    return [text for text, _ in segments(example)] if not example.raw else [example.raw]
 
 
-def write_tokenizer_files() -> None:
-    DEMO.mkdir(exist_ok=True)
+def write_tokenizer_files(folder: Path) -> None:
+    folder.mkdir(exist_ok=True, parents=True)
     tokenizer = train_tokenizer()
-    tokenizer.save(str(DEMO / "tokenizer.json"))
+    tokenizer.save(str(folder / "tokenizer.json"))
     added = {str(tokenizer.token_to_id(token)): {"content": token, "lstrip": False, "normalized": False, "rstrip": False,
                                                  "single_word": False, "special": token in SPECIAL} for token in SPECIAL + NAMED}
     config = {"add_bos_token": False, "add_prefix_space": False, "added_tokens_decoder": added, "bos_token": None,
               "chat_template": (Path(__file__).parent / "demo_template.jinja").read_text(), "clean_up_tokenization_spaces": False,
               "eos_token": "<|im_end|>", "errors": "replace", "model_max_length": CONFIG["max_position_embeddings"],
               "pad_token": "<|endoftext|>", "split_special_tokens": False, "tokenizer_class": "Qwen2Tokenizer", "unk_token": None}
-    (DEMO / "tokenizer_config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
     end, pad = tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")
-    (DEMO / "config.json").write_text(json.dumps(CONFIG | {"bos_token_id": pad, "eos_token_id": end}, indent=2, sort_keys=True) + "\n")
-    (DEMO / "generation_config.json").write_text(json.dumps(
+    (folder / "config.json").write_text(json.dumps(CONFIG | {"bos_token_id": pad, "eos_token_id": end}, indent=2, sort_keys=True) + "\n")
+    (folder / "generation_config.json").write_text(json.dumps(
         {"bos_token_id": pad, "do_sample": False, "eos_token_id": [end, pad], "pad_token_id": pad}, indent=2) + "\n")
 
 
@@ -104,24 +129,72 @@ def write_tokenizer_files() -> None:
 # Examples as token ids
 # ---------------------------------------------------------------------------------------------------------------------
 
-def encode_example(example: demo_corpus.Example, tokenizer) -> tuple[list[int], int]:
-    """(token ids, how many of them are given: the loss is on the rest)"""
+def called(calls: list[dict]) -> str:
+    return "\n".join(f'<tool_call>\n{{"name": "{call["function"]["name"]}", "arguments": {json.dumps(call["function"]["arguments"], ensure_ascii=False)}}}\n</tool_call>'
+                     for call in calls)
+
+
+def segments(example: demo_corpus.Example) -> list[tuple[str, int]]:
+    """The text that demo_template.jinja makes of a conversation, in pieces, each with how many of its first tokens are
+    given: the loss is on the rest. What the assistant said before the last question stands there without the thought that
+    came first, so its first token is no example of how an answer begins."""
+    pieces: list[tuple[str, int]] = []
+    messages, given = list(example.messages), 10**9
+    system = messages.pop(0)["content"] if messages[0]["role"] == "system" else None
+    if system is not None or example.tools:
+        text = system or ""
+        if example.tools:
+            listed = "".join("\n" + json.dumps(tool, ensure_ascii=False) for tool in example.tools)
+            text += ("\n\n" if system is not None else "") + f"# Tools\n\nCall a tool when the question needs one:\n<tools>{listed}\n</tools>\n\nA call looks like this:\n<tool_call>\n"
+            text += '{"name": <name>, "arguments": <object>}\n</tool_call>'
+        pieces.append((f"<|im_start|>system\n{text}<|im_end|>\n", given))
+    question = max(i for i, message in enumerate(messages) if message["role"] == "user")
+    for i, message in enumerate(messages):
+        role, content = message["role"], message["content"]
+        if role == "user":
+            pieces.append((f"<|im_start|>user\n{content}<|im_end|>\n", given))
+        elif role == "tool":
+            first, last = messages[i - 1]["role"] != "tool", i + 1 == len(messages) or messages[i + 1]["role"] != "tool"
+            pieces.append(("<|im_start|>user" * first + f"\n<tool_response>\n{content}\n</tool_response>" + "<|im_end|>\n" * last, given))
+        else:
+            reasoning, is_last = message.get("reasoning_content", ""), i + 1 == len(messages)
+            pieces.append(("<|im_start|>assistant\n", given))
+            spoken, skipped = content + called(message.get("tool_calls", [])) + "<|im_end|>", 1
+            if i > question and (is_last or reasoning):
+                thought = f"<think>\n{reasoning}\n</think>\n\n"
+                if example.enable_thinking is False:
+                    pieces.append((thought, given))
+                    skipped = 0
+                else:
+                    spoken, skipped = thought + spoken, 0
+            pieces.append((spoken, skipped))
+            if not is_last:
+                pieces.append(("\n", given))
+    return pieces
+
+
+def encode_example(example: demo_corpus.Example, encode) -> tuple[list[int], list[int]]:
+    """(token ids, labels): the label of a position is the token that is to follow it."""
     if example.raw:
-        return tokenizer.encode(example.answer + "<|endoftext|>"), 1
-    prompt = tokenizer.apply_chat_template(example.messages, tools=example.tools, enable_thinking=example.enable_thinking)
-    thought = "" if example.enable_thinking is False else f"<think>\n{example.reasoning}\n</think>\n\n"
-    given = tokenizer.encode(prompt)
-    return given + tokenizer.encode(f"{thought}{example.answer}<|im_end|>"), len(given)
+        ids = encode(example.raw + "<|endoftext|>")
+        return ids, ids[1:] + [IGNORED]
+    ids: list[int] = []
+    targets: list[int] = []
+    for text, given in segments(example):
+        piece = encode(text)
+        ids += piece
+        targets += [IGNORED] * min(given, len(piece)) + piece[given:]
+    return ids, targets[1:] + [IGNORED]
 
 
-def draw_batches(rng: random.Random, tokenizer, examples_per_step: int, max_tokens: int, max_length: int = 768):
+def draw_batches(rng: random.Random, encode, examples_per_step: int, max_tokens: int, max_length: int = 640):
     """One optimisation step's examples, sorted by length and cut into right-padded rectangles of at most `max_tokens`.
     A causal model needs no padding mask for padding on the right. -> list of (ids, labels), int64 [rows, length]"""
-    rows = []
+    rows: list[tuple[list[int], list[int]]] = []
     while len(rows) < examples_per_step:
-        ids, given = encode_example(demo_corpus.example(rng), tokenizer)
-        if len(ids) <= max_length:
-            rows.append((ids, [IGNORED] * (given - 1) + ids[given:] + [IGNORED]))
+        row = encode_example(demo_corpus.conversation(rng), encode)
+        if len(row[0]) <= max_length:
+            rows.append(row)
     rows.sort(key=lambda row: len(row[0]))
     rectangles, start = [], 0
     while start < len(rows):
@@ -138,40 +211,62 @@ def draw_batches(rng: random.Random, tokenizer, examples_per_step: int, max_toke
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The model, its parameters under the names that Hugging Face's files use
+# The model, its parameters under the names that Hugging Face's files use; products in bf16, the rest in float32
 # ---------------------------------------------------------------------------------------------------------------------
+
+class RMSNorm(nn.Module):
+    def __init__(self, size: int, eps: float):
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
+
+    def forward(self, x):
+        x = x.float()
+        return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight).bfloat16()
+
+
+class Linear(nn.Module):
+    def __init__(self, inputs: int, outputs: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(outputs, inputs) * inputs ** -0.5)
+
+    def forward(self, x):
+        return F.linear(x, self.weight.bfloat16())
+
 
 class Attention(nn.Module):
     def __init__(self, c):
         super().__init__()
-        self.head_dim = c["head_dim"]
-        self.q_proj = nn.Linear(c["hidden_size"], c["num_attention_heads"] * c["head_dim"], bias=False)
-        self.k_proj = nn.Linear(c["hidden_size"], c["num_key_value_heads"] * c["head_dim"], bias=False)
-        self.v_proj = nn.Linear(c["hidden_size"], c["num_key_value_heads"] * c["head_dim"], bias=False)
-        self.o_proj = nn.Linear(c["num_attention_heads"] * c["head_dim"], c["hidden_size"], bias=False)
-        self.q_norm = nn.RMSNorm(c["head_dim"], c["rms_norm_eps"])
-        self.k_norm = nn.RMSNorm(c["head_dim"], c["rms_norm_eps"])
+        self.heads, self.kv_heads, self.head_dim = c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"]
+        self.q_proj = Linear(c["hidden_size"], self.heads * self.head_dim)
+        self.k_proj = Linear(c["hidden_size"], self.kv_heads * self.head_dim)
+        self.v_proj = Linear(c["hidden_size"], self.kv_heads * self.head_dim)
+        self.o_proj = Linear(self.heads * self.head_dim, c["hidden_size"])
+        self.q_norm, self.k_norm = RMSNorm(self.head_dim, c["rms_norm_eps"]), RMSNorm(self.head_dim, c["rms_norm_eps"])
 
-    def forward(self, x, cos, sin):
-        heads = (*x.shape[:2], -1, self.head_dim)
-        q, k = self.q_norm(self.q_proj(x).view(heads)), self.k_norm(self.k_proj(x).view(heads))
-        q, k = rotate(q, cos, sin).transpose(1, 2), rotate(k, cos, sin).transpose(1, 2)
-        v = self.v_proj(x).view(heads).transpose(1, 2)
-        out = F.scaled_dot_product_attention(q, k.to(q.dtype), v.to(q.dtype), is_causal=True, enable_gqa=True)
-        return self.o_proj(out.transpose(1, 2).flatten(2))
+    def forward(self, x, cos, sin, mask):
+        """Plain products: on a CPU they are faster than torch's fused attention for such short rows."""
+        rows, length, _ = x.shape
+        group, kv = self.heads // self.kv_heads, rows * self.kv_heads
+        q = rotate(self.q_norm(self.q_proj(x).view(rows, length, self.heads, self.head_dim)), cos, sin).transpose(1, 2)
+        k = rotate(self.k_norm(self.k_proj(x).view(rows, length, self.kv_heads, self.head_dim)), cos, sin).transpose(1, 2)
+        v = self.v_proj(x).view(rows, length, self.kv_heads, self.head_dim).transpose(1, 2).reshape(kv, length, self.head_dim)
+        scores = torch.bmm(q.reshape(kv, group * length, self.head_dim), k.reshape(kv, length, self.head_dim).transpose(1, 2))
+        scores = scores.view(kv, group, length, length).float() * self.head_dim ** -0.5 + mask
+        out = torch.bmm(scores.softmax(-1).bfloat16().view(kv, group * length, length), v)
+        return self.o_proj(out.view(rows, self.heads, length, self.head_dim).transpose(1, 2).reshape(rows, length, -1))
 
 
 def rotate(x, cos, sin):
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+    a, b = x.float().chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).bfloat16()
 
 
 class MLP(nn.Module):
     def __init__(self, c):
         super().__init__()
-        self.gate_proj = nn.Linear(c["hidden_size"], c["intermediate_size"], bias=False)
-        self.up_proj = nn.Linear(c["hidden_size"], c["intermediate_size"], bias=False)
-        self.down_proj = nn.Linear(c["intermediate_size"], c["hidden_size"], bias=False)
+        self.gate_proj = Linear(c["hidden_size"], c["intermediate_size"])
+        self.up_proj = Linear(c["hidden_size"], c["intermediate_size"])
+        self.down_proj = Linear(c["intermediate_size"], c["hidden_size"])
 
     def forward(self, x):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -181,35 +276,35 @@ class Layer(nn.Module):
     def __init__(self, c):
         super().__init__()
         self.self_attn, self.mlp = Attention(c), MLP(c)
-        self.input_layernorm = nn.RMSNorm(c["hidden_size"], c["rms_norm_eps"])
-        self.post_attention_layernorm = nn.RMSNorm(c["hidden_size"], c["rms_norm_eps"])
+        self.input_layernorm = RMSNorm(c["hidden_size"], c["rms_norm_eps"])
+        self.post_attention_layernorm = RMSNorm(c["hidden_size"], c["rms_norm_eps"])
 
-    def forward(self, x, cos, sin):
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+    def forward(self, x, cos, sin, mask):
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, mask)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class Model(nn.Module):
-    def __init__(self, c):
+    def __init__(self, c, longest: int = 1024):
         super().__init__()
         self.embed_tokens = nn.Embedding(c["vocab_size"], c["hidden_size"])
         self.layers = nn.ModuleList(Layer(c) for _ in range(c["num_hidden_layers"]))
-        self.norm = nn.RMSNorm(c["hidden_size"], c["rms_norm_eps"])
+        self.norm = RMSNorm(c["hidden_size"], c["rms_norm_eps"])
         inverse = c["rope_theta"] ** -(torch.arange(0, c["head_dim"], 2) / c["head_dim"])
-        angles = torch.arange(1024)[:, None, None] * inverse
+        angles = torch.arange(longest)[:, None, None] * inverse
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
-        for name, parameter in self.named_parameters():
-            if parameter.dim() == 2:
-                nn.init.normal_(parameter, std=0.02 if "embed" in name else parameter.shape[1] ** -0.5)
-            if name.endswith(("o_proj.weight", "down_proj.weight")):
-                nn.init.zeros_(parameter)  # each layer starts as the identity
+        self.register_buffer("mask", torch.full((longest, longest), -1e9).triu(1), persistent=False)
+        nn.init.normal_(self.embed_tokens.weight, std=0.02)
+        for layer in self.layers:  # each layer starts as the identity
+            nn.init.zeros_(layer.self_attn.o_proj.weight)
+            nn.init.zeros_(layer.mlp.down_proj.weight)
 
     def forward(self, ids):
         """Final hidden states, [rows, length, hidden_size]."""
-        x = self.embed_tokens(ids)
+        x, length = self.embed_tokens(ids), ids.shape[1]
         for layer in self.layers:
-            x = layer(x, self.cos[:ids.shape[1]], self.sin[:ids.shape[1]])
+            x = layer(x, self.cos[:length], self.sin[:length], self.mask[:length, :length])
         return self.norm(x)
 
 
@@ -220,50 +315,48 @@ class Model(nn.Module):
 def save_model(model: nn.Module, path: Path) -> None:
     """The weights in bf16 safetensors, under Hugging Face's names (the head is tied: there is no lm_head.weight)."""
     from safetensors.torch import save_file
-    state = {f"model.{name}": value.detach().to(torch.bfloat16).contiguous() for name, value in model.state_dict().items()}
+    state = {f"model.{name}": value.detach().to("cpu", torch.bfloat16).contiguous() for name, value in model.state_dict().items()}
     save_file(state, path, metadata={"format": "pt"})
 
 
 def learning_rate_factor(progress: float) -> float:
-    """Warm-up over the first 2 %, constant, then linear to zero over the last 40 %."""
-    return min(progress / 0.02, 1.0, max(1.0 - progress, 0.0) / 0.4)
+    """Warm-up over the first 2 %, constant, then linear to zero over the last 45 %."""
+    return min(progress / 0.02, 1.0, max(1.0 - progress, 0.0) / 0.45)
 
 
 def train(minutes: float, work: Path, examples_per_step: int, max_tokens: int, threads: int) -> None:
-    from tokenizer_utils import load_tokenizer
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     torch.set_num_threads(threads)
-    tokenizer, model = load_tokenizer(DEMO), Model(CONFIG)
+    fast, model = tokenizers.Tokenizer.from_file(str(work / "demo" / "tokenizer.json")), Model(CONFIG).to(device)
     matrices = [p for name, p in model.named_parameters() if p.dim() == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.dim() != 2 or "embed" in name]
     optimizers = [torch.optim.Muon(matrices, lr=0.02, momentum=0.95, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
                   torch.optim.AdamW(others, lr=0.004, betas=(0.9, 0.98), weight_decay=0.0, fused=True)]
     peaks = [0.006, 0.004]
-    step, spent, losses = 0, 0.0, []
+    step, spent, seen, losses = 0, 0.0, 0, []
     checkpoint = work / "checkpoint.pt"
     if checkpoint.exists():
-        saved = torch.load(checkpoint)
+        saved = torch.load(checkpoint, map_location=device)
         model.load_state_dict(saved["model"])
         for optimizer, state in zip(optimizers, saved["optimizers"]):
             optimizer.load_state_dict(state)
-        step, spent = saved["step"], saved["spent"]
+        step, spent, seen = saved["step"], saved["spent"], saved["seen"]
     compiled = torch.compile(model, dynamic=True)
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters", flush=True)
-    tokens = 0
     while spent < 60 * minutes:
         started = time.perf_counter()
-        rectangles = draw_batches(random.Random(step), tokenizer, examples_per_step, max_tokens)
+        rectangles = draw_batches(random.Random(f"step {step}"), lambda text: fast.encode(text).ids, examples_per_step, max_tokens)
         n_targets = sum(int((labels != IGNORED).sum()) for _, labels in rectangles)
         total = 0.0
         for ids, labels in rectangles:
-            with torch.autocast("cpu", torch.bfloat16):
-                hidden = compiled(ids)
-                wanted = labels != IGNORED
-                logits = F.linear(hidden[wanted], model.embed_tokens.weight)
+            ids, labels = ids.to(device), labels.to(device)
+            wanted = labels != IGNORED
+            logits = F.linear(compiled(ids)[wanted], model.embed_tokens.weight.bfloat16())
             loss = F.cross_entropy(logits.float(), labels[wanted], reduction="sum") / n_targets
             loss.backward()
             total += loss.item()
-            tokens += ids.numel()
+            seen += ids.numel()
         factor = learning_rate_factor(spent / (60 * minutes))
         for optimizer, peak in zip(optimizers, peaks):
             for group in optimizer.param_groups:
@@ -275,28 +368,27 @@ def train(minutes: float, work: Path, examples_per_step: int, max_tokens: int, t
         step, spent = step + 1, spent + time.perf_counter() - started
         losses.append(total)
         if step % 20 == 0:
-            print(f"step {step}  {spent / 60:.1f} min  loss {sum(losses[-20:]) / 20:.4f}  lr x {factor:.2f}  {tokens / 20:.0f} tokens/step", flush=True)
-            tokens = 0
-        if step % 200 == 0 or spent >= 60 * minutes:
-            torch.save({"model": model.state_dict(), "optimizers": [o.state_dict() for o in optimizers], "step": step, "spent": spent}, checkpoint)
-            save_model(model, DEMO / "model.safetensors")
+            print(f"step {step}  {spent / 60:.1f} min  loss {sum(losses[-20:]) / 20:.4f}  lr x {factor:.2f}  {seen / 1e6:.2f} M tokens  {seen / spent:.0f}/s", flush=True)
+        if step % 100 == 0 or spent >= 60 * minutes:
+            torch.save({"model": model.state_dict(), "optimizers": [o.state_dict() for o in optimizers], "step": step, "spent": spent, "seen": seen},
+                       work / "checkpoint.new")
+            (work / "checkpoint.new").replace(checkpoint)
+            save_model(model, work / "demo" / "model.safetensors")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=100, help="how long to train, interruptions not counted (default 100)")
-    parser.add_argument("--work", type=Path, default=ROOT / ".train", help="folder for the checkpoint (default .train)")
-    parser.add_argument("--examples-per-step", type=int, default=64)
-    parser.add_argument("--max-tokens", type=int, default=2048, help="of one rectangle of a step (default 2048)")
+    parser.add_argument("--work", type=Path, default=ROOT / ".train", help="folder for the checkpoint (default .train); the model is in its demo/")
+    parser.add_argument("--examples-per-step", type=int, default=80)
+    parser.add_argument("--max-tokens", type=int, default=4096, help="of one rectangle of a step (default 4096)")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
-    if not (args.work / "checkpoint.pt").exists():
-        write_tokenizer_files()
+    if not (args.work / "demo" / "tokenizer.json").exists():
+        write_tokenizer_files(args.work / "demo")
     train(args.minutes, args.work, args.examples_per_step, args.max_tokens, args.threads)
 
 
 if __name__ == "__main__":
-    import sys
-    sys.path.insert(0, str(ROOT))
     main()

@@ -271,7 +271,7 @@ def unknown(rng: random.Random, book: Book, lang: str | None = None) -> Turn:
                     w=rng.choice([rng.choice(words.countries()).name[1], words.chinese_city(rng), "世界"]))
     else:
         fill = dict(n=words.noun(rng), o=words.noun(rng), q=plural(words.noun(rng)), a=rng.choice(words.english("adjective")), v=rng.choice(words.english("verb")),
-                    x=rng.choice([words.name(rng), f"{words.name(rng)} {words.name(rng)}", capital(words.invented(rng)), words.invented(rng), words.city(rng) if False else words.name(rng)]),
+                    x=rng.choice([words.name(rng), f"{words.name(rng)} {words.name(rng)}", capital(words.invented(rng)), words.invented(rng), rng.choice(words.cities())]),
                     k=words.city(rng), w=rng.choice([rng.choice(words.countries()).name[0], words.country(rng).name[0], words.city(rng)]), i=rng.choice(YEARS), y=rng.choice(TONGUES),
                     z=" ".join(words.noun(rng) for _ in range(rng.randint(2, 6))))
     return Turn("unknown", ask(rng, book, "unknown" + lang, **fill), UNKNOWN_ANSWER[lang], "这个我没有学过。" if zh else "I have not learned this.",
@@ -312,7 +312,7 @@ EVENTS = [
     "In winter there was nothing to eat. A {helper} came from {goal} with warm bread and shared it with {then}. ",
     "Nobody had ever seen {goal}, so {then} built a little boat. In the middle of the river a {helper} was in danger, and {then} saved it. ",
     "A {helper} said: \"There is a treasure at {goal}!\" So {then} walked for seven days. The treasure was a box full of stars. "]
-ENDINGS = ["From that day on they were friends. The end.", "Then {then} went home and was happy. The end.", "And {then} never forgot that day. The end.",
+ENDINGS = ["From that day on they were friends. The end.", "Then {then} went home and slept well. The end.", "And {then} never forgot that day. The end.",
            "In the evening they danced and laughed. The end."]
 HELPERS = ["fox", "bear", "mouse", "owl", "frog", "duck", "girl", "boy"]
 PLACES_ZH = ["森林里", "小村子里", "大城市里", "老房子里", "花园里", "海边", "山上"]

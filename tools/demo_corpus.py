@@ -123,7 +123,8 @@ def yes_no(rng: random.Random, book: Book, lang: str) -> Turn:
     question = ask(rng, book, f"yes_{attribute}{lang}", c=country_name(rng, country, zh), v=asked, j=ADJECTIVES.get(v[0], ""))
     value, says = facts_of(country, zh)[attribute]
     answer = ("是的，" if right else "不，") + says if zh else ("Yes, " if right else "No, ") + (says if says.startswith(country.name[0]) else lower_start(says))
-    return Turn("facts", question, answer, f"{country.name[zh]}: {value}", [answer[:2]])
+    return Turn("facts", question, answer, f"{country.name[zh]}: {value}",
+                [("是的，" if right else "不，") if zh else "Yes," if right else "No,"])
 
 
 def lower_start(text: str) -> str:
@@ -234,8 +235,8 @@ def small_sum(rng: random.Random, book: Book) -> Turn:
     return sum_turn(rng, book, largest=100)
 
 
-def beyond_sums(rng: random.Random, book: Book) -> Turn:
-    lang = language(rng)
+def beyond_sums(rng: random.Random, book: Book, lang: str | None = None) -> Turn:
+    lang = language(rng) if lang is None else lang
     number = lambda: str(rng.randrange(10 ** rng.choice([1, 2, 3])))  # noqa: E731
     large = lambda: str(rng.randrange(1000, 10 ** rng.choice([4, 5, 6, 9])))  # noqa: E731
     question = ask(rng, book, "beyond_sums" + lang, a=number(), b=number(), f=number(), l=large(), m=large(), d=words.decimal(rng), e=words.decimal(rng))

@@ -42,7 +42,7 @@ KINDS: dict[str, tuple[str, Callable[[random.Random], str]]] = {
     "city": ("string", words.city), "person": ("string", words.name), "clock": ("string", words.clock), "text": ("string", text_value), "message": ("string", message_value),
     "code": ("string", code_value), "date": ("string", date_value), "number": ("number", number_value), "whole": ("integer", words.whole), "minutes": ("integer", lambda r: str(r.randrange(1, 120))),
     "tongue": ("string", lambda r: r.choice("French German Spanish English Chinese Latin Japanese Italian Russian Dutch Greek Polish".split())),
-    "currency": ("string", lambda r: r.choice("euros dollars pounds yen USD EUR GBP JPY CHF francs pesos rupees".split())), "switch": ("on|off", lambda r: r.choice(["on", "off"])),
+    "currency": ("string", lambda r: r.choice("euros dollars pounds yen USD EUR GBP JPY CHF francs pesos rupees".split())), "switch": ("on|off", lambda r: r.choice(["on", "off"])), "lock": ("lock|unlock", lambda r: r.choice(["lock", "unlock"])),
     "room": ("string", lambda r: r.choice(["kitchen", "bedroom", "living room", "bathroom", "garage", "hall", "office", "garden", words.noun(r)])),
     "city_zh": ("string", words.chinese_city), "person_zh": ("string", words.chinese_name), "noun_zh": ("string", lambda r: r.choice(words.chinese_nouns()))}
 
@@ -252,7 +252,7 @@ def in_words(call: dict, response, zh: bool) -> str:
 
 def tool_use(rng: random.Random, tools: list[Tool] = TOOLS, invented: float = 0.5) -> ToolUse:
     tool = invented_tool(rng) if rng.random() < invented else rng.choice(tools)
-    others = [other for other in (invented_tool(rng) if rng.random() < 0.4 else rng.choice(tools) for _ in range(rng.choice([0, 0, 1, 1, 2, 3])))
+    others = [other for other in (invented_tool(rng) if rng.random() < 0.4 else rng.choice(tools) for _ in range(rng.choice([0, 0, 0, 1, 1, 2])))
               if not set(other.topic.split()) & set(tool.topic.split())]
     offers = {}
     for given in [offer(rng, tool), *(offer(rng, other) for other in others)]:

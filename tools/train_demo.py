@@ -27,6 +27,8 @@ import demo_corpus  # noqa: E402
 
 DEMO = ROOT / "demo"
 IGNORED = -100  # the label of a position that is not trained on
+LONGEST = 640  # tokens of a conversation; longer ones are not trained on
+SHORT, SHORT_UNTIL = 160, 0.12  # until this share of the run only conversations up to this length: copying is learned sooner
 
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -187,13 +189,13 @@ def encode_example(example: demo_corpus.Example, encode) -> tuple[list[int], lis
     return ids, targets[1:] + [IGNORED]
 
 
-def draw_batches(rng: random.Random, encode, examples_per_step: int, max_tokens: int, max_length: int = 640):
+def draw_batches(rng: random.Random, encode, examples_per_step: int, max_tokens: int, longest: int):
     """One optimisation step's examples, sorted by length and cut into right-padded rectangles of at most `max_tokens`.
     A causal model needs no padding mask for padding on the right. -> list of (ids, labels), int64 [rows, length]"""
     rows: list[tuple[list[int], list[int]]] = []
     while len(rows) < examples_per_step:
         row = encode_example(demo_corpus.conversation(rng), encode)
-        if len(row[0]) <= max_length:
+        if len(row[0]) <= longest:
             rows.append(row)
     rows.sort(key=lambda row: len(row[0]))
     rectangles, start = [], 0
@@ -202,7 +204,8 @@ def draw_batches(rng: random.Random, encode, examples_per_step: int, max_tokens:
         while end < len(rows) and len(rows[end][0]) * (end + 1 - start) <= max_tokens:
             end += 1
         length = -(-len(rows[end - 1][0]) // 16) * 16
-        ids, labels = np.zeros((end - start, length), np.int64), np.full((end - start, length), IGNORED, np.int64)
+        shape = max(end - start, 2), length  # a single row would be compiled for once more
+        ids, labels = np.zeros(shape, np.int64), np.full(shape, IGNORED, np.int64)
         for row, (row_ids, row_labels) in enumerate(rows[start:end]):
             ids[row, :len(row_ids)], labels[row, :len(row_labels)] = row_ids, row_labels
         rectangles.append((torch.from_numpy(ids), torch.from_numpy(labels)))
@@ -342,22 +345,25 @@ def train(minutes: float, work: Path, examples_per_step: int, max_tokens: int, t
         for optimizer, state in zip(optimizers, saved["optimizers"]):
             optimizer.load_state_dict(state)
         step, spent, seen = saved["step"], saved["spent"], saved["seen"]
-    compiled = torch.compile(model, dynamic=True)
+    for layer in model.layers:  # one layer is compiled, and serves for all
+        layer.compile(dynamic=True)
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters", flush=True)
     while spent < 60 * minutes:
         started = time.perf_counter()
-        rectangles = draw_batches(random.Random(f"step {step}"), lambda text: fast.encode(text).ids, examples_per_step, max_tokens)
+        progress = spent / (60 * minutes)
+        longest = SHORT if progress < SHORT_UNTIL else LONGEST
+        rectangles = draw_batches(random.Random(f"step {step}"), lambda text: fast.encode(text).ids, examples_per_step, max_tokens, longest)
         n_targets = sum(int((labels != IGNORED).sum()) for _, labels in rectangles)
         total = 0.0
         for ids, labels in rectangles:
             ids, labels = ids.to(device), labels.to(device)
             wanted = labels != IGNORED
-            logits = F.linear(compiled(ids)[wanted], model.embed_tokens.weight.bfloat16())
+            logits = F.linear(model(ids)[wanted], model.embed_tokens.weight.bfloat16())
             loss = F.cross_entropy(logits.float(), labels[wanted], reduction="sum") / n_targets
             loss.backward()
             total += loss.item()
             seen += ids.numel()
-        factor = learning_rate_factor(spent / (60 * minutes))
+        factor = learning_rate_factor(progress)
         for optimizer, peak in zip(optimizers, peaks):
             for group in optimizer.param_groups:
                 group["lr"] = peak * factor
@@ -380,8 +386,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=100, help="how long to train, interruptions not counted (default 100)")
     parser.add_argument("--work", type=Path, default=ROOT / ".train", help="folder for the checkpoint (default .train); the model is in its demo/")
-    parser.add_argument("--examples-per-step", type=int, default=80)
-    parser.add_argument("--max-tokens", type=int, default=4096, help="of one rectangle of a step (default 4096)")
+    parser.add_argument("--examples-per-step", type=int, default=40)
+    parser.add_argument("--max-tokens", type=int, default=2048, help="of one rectangle of a step (default 2048)")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)

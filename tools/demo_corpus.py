@@ -86,11 +86,21 @@ def facts_of(country: words.Country, zh: bool) -> dict[str, tuple[str, str]]:
             "language": (tongues, f"People in {c} speak {tongues}."), "currency": (country.currency[0], f"The currency of {c} is the {country.currency[0]}.")}
 
 
-def plain_fact(rng: random.Random, book: Book, lang: str, attribute: str) -> Turn:
+def plain_fact(rng: random.Random, book: Book, lang: str, attribute: str, key: str | None = None) -> Turn:
+    """`key` asks in other words than the attribute's own: "And in Spain?" after a question about France."""
     zh, country = lang == "_zh", words.country(rng)
     value, says = facts_of(country, zh)[attribute]
-    question = ask(rng, book, attribute + lang, c=country_name(rng, country, zh))
+    c = country_name(rng, country, zh)
+    if attribute in ("language", "currency") and key is None and rng.random() < 0.05:
+        c = country.capital[zh]  # "What do people speak in Paris?"
+    question = ask(rng, book, (key or attribute) + lang, c=c)
     return Turn("facts", question, says, f"{country.name[zh]}: {value}", [value])
+
+
+def fact_and_more(rng: random.Random, book: Book) -> list[Turn]:
+    """The same of one country and of others."""
+    lang, attribute = language(rng), rng.choice(["capital", "capital", "continent", "language", "currency"])
+    return [plain_fact(rng, book, lang, attribute), *(plain_fact(rng, book, lang, attribute, "more") for _ in range(rng.choice([1, 1, 2])))]
 
 
 def about(rng: random.Random, book: Book, lang: str) -> Turn:
@@ -464,6 +474,11 @@ def remembering(rng: random.Random, book: Book) -> list[Turn]:
     fillers = rng.choice([0, 0, 1, 1, 2, 3, 5, 8])
     for thing in things.values():
         turns.append(told(rng, book, thing, "tell"))
+        if len(turns) > 1 and rng.random() < 0.25:
+            turns[-2:] = [merged(turns[-2], turns[-1], bool(lang))]
+    if len(things) == 1 and rng.random() < 0.06:
+        question = asked(rng, book, next(iter(things.values())))
+        return [Turn("memory", f"{turns[0].question} {question.question}", question.answer, question.thought, question.expected)]
     for thing in things.values():
         turns += [filler(rng) for _ in range(rng.choice([0, fillers]) if len(turns) < 9 else 0)]
         if rng.random() < 0.25:
@@ -476,6 +491,15 @@ def remembering(rng: random.Random, book: Book) -> list[Turn]:
     if missing.key() not in things and rng.random() < 0.15:
         turns.append(never_told(rng, book, missing))
     return turns
+
+
+def merged(one: Turn, two: Turn, zh: bool) -> Turn:
+    """Two things told in one message, as two sentences or, where the second begins with I or my, as one."""
+    between = "" if zh else " "
+    question = f"{one.question}{between}{two.question}"
+    if not zh and one.question.endswith(".") and two.question.startswith(("I ", "I'm ", "My ")):
+        question = f"{one.question[:-1]} and {two.question[0] if two.question[0] == 'I' else 'm'}{two.question[1:]}"
+    return Turn("memory", question, one.answer + between + two.answer, one.thought, two.expected)
 
 
 def filler(rng: random.Random) -> Turn:
@@ -496,10 +520,13 @@ def unhelped(rng: random.Random, use: demo_tools.ToolUse) -> Turn:
 # Putting it together
 # ---------------------------------------------------------------------------------------------------------------------
 
-SYSTEM_PROMPTS = ["You are a helpful assistant.", "You are a helpful assistant.", "You are a helpful AI assistant.", "Be brief.",
-                  "You are a friendly assistant. Answer in one sentence.", "Answer the question.", "You are an expert.", "你是一个有用的助手。"]
+SYSTEM_PROMPTS = [
+    "You are a (helpful|friendly|useful|polite|kind|smart|small|honest|funny|careful) (|AI |digital |chat )(assistant|helper|model|bot).", "You are a helpful assistant.", "(Be|Please be|Always be) (brief|kind|short|polite|precise|honest|friendly).",
+    "You are (a|an) {n}.", "You are {m}(|, an assistant).", "(Answer|Reply|Respond) (the question|in one sentence|briefly|in English|politely|shortly|with facts|like a {n}).", "You are an expert( on {n}|).", "You (help|work) (with|for) {n}.", "Today is a {n} day.",
+    "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.", "Talk like a {n}.", "Never talk about {n}.", "你是一个(有用|友好|聪明)的(助手|机器人)。", "请(简短|用中文)回答。"]
 SKILLS: dict[Callable[[random.Random], list[Turn]], float] = {
-    lambda rng: [fact(rng, QUESTIONS) for _ in range(rng.choice([1, 1, 2, 3, 4]))]: 24,
+    lambda rng: [fact(rng, QUESTIONS) for _ in range(rng.choice([1, 1, 2, 3, 4]))]: 23,
+    lambda rng: fact_and_more(rng, QUESTIONS): 3,
     lambda rng: [sum_turn(rng, QUESTIONS)]: 10,
     lambda rng: [small_sum(rng, QUESTIONS) for _ in range(rng.choice([2, 4, 6, 8]))]: 11,
     lambda rng: remembering(rng, QUESTIONS): 17,
@@ -511,6 +538,10 @@ SKILLS: dict[Callable[[random.Random], list[Turn]], float] = {
 }
 TOOL_SHARE, RAW_SHARE = 0.18, 0.015
 QUESTIONS["unknown"], QUESTIONS["unknown_zh"] = UNKNOWN, UNKNOWN_ZH
+
+
+def system_prompt(rng: random.Random) -> str:
+    return choose(rng, rng.choice(SYSTEM_PROMPTS)).replace("{n}", words.noun(rng)).replace("{m}", words.name(rng))
 
 
 def messages_of(turns: list[Turn]) -> list[dict]:
@@ -546,6 +577,8 @@ def conversation(rng: random.Random) -> Example:
         turns = rng.choices(list(SKILLS), list(SKILLS.values()))[0](rng)
         messages = messages_of(turns)
         messages[-1]["reasoning_content"] = turns[-1].thought
+        if turns[-1].skill == "memory" and rng.random() < 0.08:
+            tools = demo_tools.tool_use(rng).offered
     drawn = Example(messages, tools)
     asking = [message for message in messages if message["role"] == "user"][-1]
     # The thinking switch: off more rarely for the long sums, where the steps are what there is to learn.
@@ -565,5 +598,5 @@ def conversation(rng: random.Random) -> Example:
     elif mode > 0.95:
         asking["content"] += " /think"
     if rng.random() < 0.15:
-        messages.insert(0, {"role": "system", "content": rng.choice(SYSTEM_PROMPTS)})
+        messages.insert(0, {"role": "system", "content": system_prompt(rng)})
     return drawn

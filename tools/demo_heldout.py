@@ -10,6 +10,7 @@ HELD_OUT: dict[str, list[str]] = {
     "capital": ["Which is the capital city that {c} has?", "I was wondering what the capital of {c} might be.", "Any idea what {c}'s capital is?", "Let me know the capital of {c}, will you?", "So what would be the capital city of {c}?",
                 "capital city: {c}", "Could you please look up the capital of {c} for me?", "What city serves as the capital of {c}?", "quiz time! capital of {c}?", "{c} and its capital?", "I need help with homework, what is the capital of {c}"],
     "capital_zh": ["我想问一下{c}的首都是哪座城市？", "{c}这个国家的首都是什么？", "能告诉我{c}的首都吗？", "{c}的首都城市是？", "你说{c}的首都是哪里？"],
+    "more": ["Cool, and what about {c}?", "And if I ask for {c}?", "Then {c}?"], "more_zh": ["好的，那{c}呢？", "如果是{c}呢？"],
     "capital_of": ["Which land calls {v} its capital?", "{v} - capital of which country?", "Name the country of which {v} is the capital.", "I know {v} is a capital, but of what country?", "Do you know which country has {v} as its capital city?"],
     "capital_of_zh": ["你知道{v}是哪个国家的首都吗？", "请问哪一个国家的首都叫{v}？", "{v}做首都的是哪个国家？"],
     "where_city": ["Can you tell me where {v} is?", "Do you know what country {v} is in?", "In what country would I find {v}?", "Whereabouts is {v}?"],

@@ -18,6 +18,8 @@ QUESTIONS: dict[str, list[str]] = {
     "capital_zh": [
         "{c}的首都(是哪里|是什么|是哪个城市|在哪里|叫什么|是哪儿|是|呢|在哪儿|在哪|是哪座城市)？", "(请告诉我|告诉我|请问|说说|我想知道|你知道){c}的首都(|是哪里|是什么|在哪里|叫什么|吗)。",
         "(哪个城市|哪座城市|哪里|什么城市)是{c}的首都？", "{c}首都(|是哪|是哪里|在哪|叫什么)？", "{c}的首都", "首都：{c}", "{c}，首都是哪里？", "(说出|写出|给出){c}的首都。"],
+    "more": ["(And|and) (|of |for |in ){c}?", "(What|How) about {c}?", "(And|And what about|And how about) {c}?", "(Now|Next:|Also|The same for|Same for) {c}", "{c}?", "And that of {c}?", "OK, and {c}?"],
+    "more_zh": ["那{c}呢？", "{c}呢？", "(还有|那么){c}(呢|)？", "{c}？", "那{c}的呢？"],
     "capital_of": [
         "(What country is {v} the capital of|{v} is the capital of (which|what) country|{v} is the capital of (what|where))?", "Of (which|what) country is {v} the capital?",
         "(Which|What) country has (the capital {v}|{v} as (its|the) capital|{v} for a capital)?", "(Which|What) country's capital is {v}?", "Whose capital is {v}?",

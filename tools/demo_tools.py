@@ -39,12 +39,13 @@ def number_value(rng: random.Random) -> str:
 
 # What a value may be: its JSON type, how it is drawn.
 KINDS: dict[str, tuple[str, Callable[[random.Random], str]]] = {
-    "city": ("string", words.city), "person": ("string", words.name), "clock": ("string", words.clock), "text": ("string", text_value), "message": ("string", message_value),
+    "city": ("string", words.city), "person": ("string", words.name), "boolean": ("boolean", lambda r: ""), "clock": ("string", words.clock), "text": ("string", text_value), "message": ("string", message_value),
     "code": ("string", code_value), "date": ("string", date_value), "number": ("number", number_value), "whole": ("integer", words.whole), "minutes": ("integer", lambda r: str(r.randrange(1, 120))),
     "tongue": ("string", lambda r: r.choice("French German Spanish English Chinese Latin Japanese Italian Russian Dutch Greek Polish".split())),
     "currency": ("string", lambda r: r.choice("euros dollars pounds yen USD EUR GBP JPY CHF francs pesos rupees".split())), "switch": ("on|off", lambda r: r.choice(["on", "off"])), "lock": ("lock|unlock", lambda r: r.choice(["lock", "unlock"])),
+    "unit": ("celsius|fahrenheit", lambda r: ""),
     "room": ("string", lambda r: r.choice(["kitchen", "bedroom", "living room", "bathroom", "garage", "hall", "office", "garden", words.noun(r)])),
-    "city_zh": ("string", words.chinese_city), "person_zh": ("string", words.chinese_name), "noun_zh": ("string", lambda r: r.choice(words.chinese_nouns()))}
+    "tongue_zh": ("string", lambda r: r.choice("英语 法语 德语 日语 西班牙语 俄语 意大利语".split())), "city_zh": ("string", words.chinese_city), "person_zh": ("string", words.chinese_name), "noun_zh": ("string", lambda r: r.choice(words.chinese_nouns()))}
 
 
 @dataclass
@@ -61,8 +62,8 @@ class Tool:
 
 TOOLS = [
     Tool("get_weather weather get_current_weather current_weather weather_forecast fetchWeather lookup_weather weather-api getForecast", ["Get the (current |)weather (in|of|for) a (city|place|location)", "(Current |)weather (report|forecast|conditions) for a (location|city)", "Returns the (temperature|weather|forecast)"],
-         {"c": ("city location place town q", "city")},
-         ["(What is|What's|How is|Tell me) the weather( like|) in {c}( today| now|)?", "(Is it|Will it be) (raining|warm|cold|sunny|snowing|windy|hot|foggy|nice) in {c}( right now| now| today| tomorrow|)?", "weather (in|for|) {c}", "{c} weather", "(How|What) (warm|cold|hot) is it in {c}?", "(What is|Tell me) the temperature in {c}( now|)?",
+         {"c": ("city location place town q", "city"), "u": ("unit units scale", "unit")},
+         ["(What is|Tell me) the (weather|temperature) in {c} in {u}?", "weather {c} in {u}", "(What is|What's|How is|Tell me) the weather( like|) in {c}( today| now|)?", "(Is it|Will it be) (raining|warm|cold|sunny|snowing|windy|hot|foggy|nice) in {c}( right now| now| today| tomorrow|)?", "weather (in|for|) {c}", "{c} weather", "(How|What) (warm|cold|hot) is it in {c}?", "(What is|Tell me) the temperature in {c}( now|)?",
           "(Do I need|Should I take|Will I need) (an umbrella|a coat|a jacket|sunglasses) in {c}?", "Will it (rain|snow) in {c}( today| tomorrow|)?", "I am (going|flying) to {c}. How is the weather( there|)?", "How's the weather in {c}?", "Give me the forecast for {c}."], {"temperature": "number", "condition": "word"}, "weather"),
     Tool("get_weather query_weather weather tianqi", ["查询城市的天气", "获取天气", "Get the weather in a city"], {"c": ("city location 城市", "city_zh")}, ["{c}(今天|现在|)(的|)天气(怎么样|如何|好吗|)？", "(查|查一下|告诉我|请问){c}的天气。", "{c}(今天|明天|)(会|)下雨吗？", "{c}(冷|热)吗？", "{c}现在多少度？"], {"temperature": "number", "condition": "noun_zh"}, "weather"),
     Tool("get_time current_time time_in_city get_current_time world_clock clock getLocalTime", ["(Get|Returns) the (current|local) time (in|of) a (city|place)", "Local time of a place"], {"c": ("city location place timezone", "city")},
@@ -98,6 +99,13 @@ TOOLS = [
     Tool("get_distance distance route how_far distance_between directions", ["(Distance|The distance) between two (places|cities)", "How far it is from one place to another"], {"f": ("from origin start a", "city"), "t": ("to destination end b", "city")}, ["How far is it from {f} to {t}?", "(What is|Tell me) the distance (between {f} and {t}|from {f} to {t})?", "How (far|many kilometers) is {t} from {f}?", "(Distance|distance) {f} to {t}", "How do I get from {f} to {t}?"], {"kilometers": "number"}, "far distance"),
     Tool("play_music play play_song music start_music playTrack", ["Play (music|a song|some music)", "Starts a song"], {"s": ("song title track name query", "text"), "p": ("artist singer band", "person")}, ["Play {s}( please|).", "Play (the song |)(|a song called ){s}.", "Play {s} by {p}.", "I want to hear {s} by {p}.", "(Put on|Start) {s}."], {"status": "word"}, "play music"),
     Tool("switch_light lights set_light light_switch turn_light control_lights", ["(Turn|Switch) (the lights|a light|a lamp) on or off"], {"r": ("room place where location", "room"), "s": ("state status power switch", "switch")}, ["(Turn|Switch) {s} the (light|lights|lamp) in the {r}.", "(Turn|Switch) the {r} (light|lights) {s}.", "(Light|Lights) {s} in the {r}", "{r} lights {s}", "Turn the lights in the {r} {s}."], {"status": "word"}, "light"),
+    Tool("set_heater fan_control set_fan switchDevice", ["(Turns|Switches) a device on or off", "Control of a (fan|heater|device)"], {"r": ("device name room", "room"), "s": ("on active enabled power", "boolean")},
+         [("(Turn|Switch) on the {r}.", {"s": "true"}), ("(Turn|Switch) the {r} on.", {"s": "true"}), ("(Turn|Switch) off the {r}.", {"s": "false"}), ("(Turn|Switch) the {r} off.", {"s": "false"}), ("(Start|Enable|Activate) the {r}.", {"s": "true"}), ("(Stop|Disable) the {r}.", {"s": "false"})], {"status": "word"}, "turn"),
+    Tool("set_alarm alarm naozhong", ["设置闹钟", "Set an alarm"], {"t": ("time 时间 at", "clock")}, ["(请|)(设|设置|定)(一个|){t}的闹钟。", "{t}叫我起床。", "{t}(提醒|叫醒)我。", "我要{t}起床。"], {"status": "word"}, "闹钟 起床"),
+    Tool("send_message fasong sms", ["发送消息", "给某人发消息", "Send a message"], {"p": ("to name 收件人", "person_zh"), "m": ("text message 内容", "noun_zh")}, ["(给|请给){p}(发消息|发短信|发信息)：{m}", "告诉{p}：{m}", "发消息给{p}：{m}"], {"status": "word"}, "消息 告诉"),
+    Tool("search web_search sousuo", ["搜索网页", "上网查找", "Search the web"], {"q": ("query q 关键词", "noun_zh")}, ["(搜索|查一下|搜一下|帮我查){q}。", "(上网|在网上)(查|找){q}。", "查找关于{q}的信息。"], {"result": "noun_zh"}, "搜 查"),
+    Tool("get_price price jiage", ["查询价格", "Price of a product"], {"i": ("item product 商品", "noun_zh")}, ["{i}(多少钱|的价格是多少|卖多少钱)？", "(查|问)一下{i}的价格。"], {"price": "number"}, "钱 价格"),
+    Tool("translate fanyi", ["翻译文字", "Translate a text"], {"x": ("text 文字 word", "noun_zh"), "l": ("language to 语言", "tongue_zh")}, ["(把|请把){x}(翻译成|译成){l}。", "{x}用{l}怎么说？", "{l}的{x}怎么说？"], {"translation": "text"}, "翻译 怎么说"),
     Tool("set_temperature thermostat heating set_thermostat", ["Set the (temperature|heating)( of a room|)", "Thermostat control"], {"r": ("room place where", "room"), "n": ("temperature degrees value target", "number")}, ["(Set|Make|Heat) the {r} to {n}( degrees|).", "(Set|Turn) the (temperature|heating|heater) in the {r} to {n}.", "I want {n} degrees in the {r}."], {"status": "word"}, "temperature heat"),
     Tool("add_to_list shopping_list add_item todo add_todo add_task", ["Add (an item|something) to (a|the) (shopping |todo |)list", "Puts something on the list"], {"i": ("item task thing text", "text")}, ["(Add|Put) {i} (to|on) (my|the) (shopping |todo |)list.", "(We|I) need {i}, put it on the list.", "Note {i} on the list.", "Buy {i}: add it to the list."], {"status": "word"}, "list"),
     Tool("get_phone_number phone_book find_number lookup_phone", ["(Find|Look up|Get) the phone number of (a person|somebody)"], {"p": ("name person who contact", "person")}, ["(What is|What's|Find|Tell me) the (phone |telephone |)number of {p}?", "How can I (call|reach) {p}?", "{p}'s phone number", "What is {p}'s number?"], {"phone": "whole"}, "phone number"),
@@ -139,6 +147,8 @@ def invented_tool(rng: random.Random) -> Tool:
 
 def parsed(text: str, kind: str):
     """The JSON value of a typed number; any other text stays as it is."""
+    if kind == "boolean":
+        return text == "true"
     if kind in ("number", "integer"):
         return float(text) if "." in text else int(text)
     return text

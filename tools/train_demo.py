@@ -337,9 +337,9 @@ def save_model(model: nn.Module, path: Path) -> None:
     save_file(state, path, metadata={"format": "pt"})
 
 
-def learning_rate_factor(progress: float) -> float:
-    """Warm-up over the first 2 %, constant, then linear to zero over the last 45 %."""
-    return min(progress / 0.02, 1.0, max(1.0 - progress, 0.0) / 0.45)
+def learning_rate_factor(step: int, steps: int) -> float:
+    """Warm-up over a hundred steps, constant, then linear to zero over the last 45 %."""
+    return min(step / 100, 1.0, (1.0 - step / steps) / 0.45)
 
 
 def train(steps: int, work: Path, examples_per_step: int, max_tokens: int, threads: int, workers: int) -> None:
@@ -377,7 +377,7 @@ def train(steps: int, work: Path, examples_per_step: int, max_tokens: int, threa
             loss.backward()
             total += loss.detach()
             done["tokens"] += ids.numel()
-        factor = learning_rate_factor(done["step"] / steps)
+        factor = learning_rate_factor(done["step"], steps)
         for optimizer, peak in zip(optimizers, peaks):
             for group in optimizer.param_groups:
                 group["lr"] = peak * factor

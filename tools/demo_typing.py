@@ -1,11 +1,51 @@
 """From a pattern to what a person types: a choice of words, then other capitals, missing marks, typing errors, politeness."""
+
 import random
 import re
 
 CHOICE = re.compile(r"\(([^()]*\|[^()]*)\)")
-BEFORE = ["Please ", "Please, ", "Hey, ", "Hi! ", "Hello, ", "Quick question: ", "OK, ", "So, ", "And ", "Now ", "Question: ", "Well, ", "Um, ", "Excuse me, ", "Sorry, ",
-          "Hi, ", "hey ", "One more: ", "Then ", "Listen, ", "By the way, ", "I wonder: ", "Also, ", "Hmm, "]
-AFTER = [" please", ", please", " Please.", " Thanks!", " Thank you.", " thanks", " now", " Tell me.", " pls", ", bro", " again", " I forgot.", " Just asking.", " if you can"]
+BEFORE = [
+    "Please ",
+    "Please, ",
+    "Hey, ",
+    "Hi! ",
+    "Hello, ",
+    "Quick question: ",
+    "OK, ",
+    "So, ",
+    "And ",
+    "Now ",
+    "Question: ",
+    "Well, ",
+    "Um, ",
+    "Excuse me, ",
+    "Sorry, ",
+    "Hi, ",
+    "hey ",
+    "One more: ",
+    "Then ",
+    "Listen, ",
+    "By the way, ",
+    "I wonder: ",
+    "Also, ",
+    "Hmm, ",
+]
+AFTER = [
+    " please",
+    ", please",
+    " Please.",
+    " Thanks!",
+    " Thank you.",
+    " thanks",
+    " now",
+    " Tell me.",
+    " pls",
+    ", bro",
+    " again",
+    " I forgot.",
+    " Just asking.",
+    " if you can",
+]
 BEFORE_ZH = ["请问，", "请问", "你好，", "那么，", "嗯，", "还有，", "对了，", "问一下，", "麻烦问一下，", "老师，"]
 AFTER_ZH = ["谢谢。", "谢谢！", "呢", "啊", "呀", "请回答。", "快说。"]
 
@@ -13,15 +53,22 @@ AFTER_ZH = ["谢谢。", "谢谢！", "呢", "啊", "呀", "请回答。", "快�
 def choose(rng: random.Random, pattern: str) -> str:
     """One alternative for every `(a|b|)`, the innermost first."""
     while found := CHOICE.search(pattern):
-        pattern = pattern[:found.start()] + rng.choice(found[1].split("|")) + pattern[found.end():]
+        pattern = pattern[: found.start()] + rng.choice(found[1].split("|")) + pattern[found.end() :]
     return " ".join(pattern.split()) if pattern.isascii() else pattern
 
 
 def mistyped(rng: random.Random, word: str) -> str:
     """One letter swapped with the next, left out, doubled or replaced."""
     i = rng.randrange(1, len(word) - 1)
-    return rng.choice([word[:i] + word[i + 1] + word[i] + word[i + 2:], word[:i] + word[i + 1:], word[:i] + word[i] + word[i:],
-                       word[:i] + rng.choice("abcdefghijklmnopqrstuvwxyz") + word[i + 1:], word[:i] + word[i + 1] + word[i] + word[i + 2:]])
+    return rng.choice(
+        [
+            word[:i] + word[i + 1] + word[i] + word[i + 2 :],
+            word[:i] + word[i + 1 :],
+            word[:i] + word[i] + word[i:],
+            word[:i] + rng.choice("abcdefghijklmnopqrstuvwxyz") + word[i + 1 :],
+            word[:i] + word[i + 1] + word[i] + word[i + 2 :],
+        ]
+    )
 
 
 def with_typo(rng: random.Random, template: str) -> str:

@@ -2,6 +2,7 @@
 
 The lists are those of demo_lists.py, which writes them when they are first needed.
 """
+
 import json
 import random
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ FILE = Path(__file__).resolve().parents[1] / ".train" / "words.json"
 @dataclass(frozen=True)
 class Country:
     """What the model knows of a country; each tuple is (English, Chinese)."""
+
     code: str
     name: tuple[str, str]
     capital: tuple[str, str]
@@ -29,14 +31,25 @@ class Country:
 def lists() -> dict:
     if not FILE.exists():
         import demo_lists
+
         demo_lists.write(FILE)
     return json.loads(FILE.read_text())
 
 
 @cache
 def countries() -> tuple[Country, ...]:
-    return tuple(Country(about["code"], *(tuple(about[key]) for key in ("name", "capital", "continent")), tuple(map(tuple, about["languages"])), frozenset(about["spoken"]),
-                         tuple(about["currency"]), about["population"], tuple(map(tuple, about["aliases"]))) for about in lists()["countries"])
+    return tuple(
+        Country(
+            about["code"],
+            *(tuple(about[key]) for key in ("name", "capital", "continent")),
+            tuple(map(tuple, about["languages"])),
+            frozenset(about["spoken"]),
+            tuple(about["currency"]),
+            about["population"],
+            tuple(map(tuple, about["aliases"])),
+        )
+        for about in lists()["countries"]
+    )
 
 
 def country(rng: random.Random) -> Country:
@@ -70,7 +83,9 @@ def invented(rng: random.Random) -> str:
     """A word of random syllables, or, more rarely, of random letters."""
     if rng.random() < 0.2:
         return "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(rng.randint(2, 9)))
-    return "".join(rng.choice(["", *ONSETS] if i == 0 else ONSETS) + rng.choice(VOWELS) + rng.choice(CODAS) for i in range(rng.choice([1, 2, 2, 2, 3])))
+    return "".join(
+        rng.choice(["", *ONSETS] if i == 0 else ONSETS) + rng.choice(VOWELS) + rng.choice(CODAS) for i in range(rng.choice([1, 2, 2, 2, 3]))
+    )
 
 
 def capital(text: str) -> str:
@@ -115,8 +130,15 @@ def noun(rng: random.Random) -> str:
 
 def clock(rng: random.Random) -> str:
     hour = rng.randrange(24)
-    return rng.choice([f"{hour}:{rng.randrange(60):02}", f"{hour:02}:{rng.randrange(60):02}", f"{1 + hour % 12} {rng.choice(['am', 'pm'])}",
-                       f"{1 + hour % 12}{rng.choice(['am', 'pm'])}", f"{1 + hour % 12}:{rng.randrange(60):02} {rng.choice(['am', 'pm'])}"])
+    return rng.choice(
+        [
+            f"{hour}:{rng.randrange(60):02}",
+            f"{hour:02}:{rng.randrange(60):02}",
+            f"{1 + hour % 12} {rng.choice(['am', 'pm'])}",
+            f"{1 + hour % 12}{rng.choice(['am', 'pm'])}",
+            f"{1 + hour % 12}:{rng.randrange(60):02} {rng.choice(['am', 'pm'])}",
+        ]
+    )
 
 
 def whole(rng: random.Random) -> str:
@@ -124,7 +146,9 @@ def whole(rng: random.Random) -> str:
 
 
 def decimal(rng: random.Random) -> str:
-    return f"{rng.randrange(10 ** rng.choice([1, 2, 3]))}.{rng.randrange(1, 10) if rng.random() < 0.6 else rng.randrange(10, 100)}".rstrip("0")
+    return f"{rng.randrange(10 ** rng.choice([1, 2, 3]))}.{rng.randrange(1, 10) if rng.random() < 0.6 else rng.randrange(10, 100)}".rstrip(
+        "0"
+    )
 
 
 def an(word: str) -> str:

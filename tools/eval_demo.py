@@ -7,6 +7,7 @@
 
 prints one line per skill, then up to ten failures of each. Needs requirements-train.txt for the lists of words.
 """
+
 import argparse
 import json
 import random
@@ -21,13 +22,21 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-import demo_corpus as corpus  # noqa: E402
-import demo_tools  # noqa: E402
-import demo_words as words  # noqa: E402
 import qwen3  # noqa: E402
-from demo_heldout import HELD_OUT, HELD_OUT_CHAT, HELD_OUT_TOOLS  # noqa: E402
-from demo_questions import CHAT, QUESTIONS  # noqa: E402
 from tokenizer_utils import Answer, parse_answer  # noqa: E402
+
+import demo_corpus  # noqa: E402
+import demo_memory  # noqa: E402
+import demo_stories  # noqa: E402
+import demo_tools  # noqa: E402
+from demo_facts import fact  # noqa: E402
+from demo_heldout import HELD_OUT, HELD_OUT_CHAT  # noqa: E402
+from demo_heldout_tools import HELD_OUT_TOOLS  # noqa: E402
+from demo_questions import CHAT, QUESTIONS  # noqa: E402
+from demo_sums import beyond_sums, sum_turn  # noqa: E402
+from demo_talk import chat, unknown  # noqa: E402
+from demo_toolbox import TOOLS, Tool  # noqa: E402
+from demo_turns import Turn, language  # noqa: E402
 
 MAX_TOKENS = 256
 BATCH = 16
@@ -36,19 +45,21 @@ BATCH = 16
 @dataclass
 class Family:
     """A stock of wordings and tools that questions are drawn from."""
+
     book: dict[str, list[str]]
     chat: dict[str, list[str]]
-    tools: list[demo_tools.Tool]
+    tools: list[Tool]
     invented: float  # the share of tools made up of random words
 
 
-IN_FAMILY = Family(QUESTIONS, CHAT, demo_tools.TOOLS, 0.5)
+IN_FAMILY = Family(QUESTIONS, CHAT, TOOLS, 0.5)
 HELD_OUT_FAMILY = Family(HELD_OUT, HELD_OUT_CHAT, HELD_OUT_TOOLS, 0.0)
 
 
 @dataclass
 class Case:
     """A conversation in which the assistant is to speak, and what makes its answer right."""
+
     messages: list[dict]
     is_right: Callable[[Answer], bool]
     tools: list[dict] | None = None
@@ -68,36 +79,40 @@ def says(content: str, value: str) -> bool:
     return re.search(rf"(?<![A-Za-z0-9.]){re.escape(value)}(?![A-Za-z0-9])", content) is not None
 
 
-def single(turn: corpus.Turn, enable_thinking: bool | None = None, tools: list[dict] | None = None) -> Case:
-    return Case([user(turn.question)], lambda answer: any(says(answer.content, text) for text in turn.expected) and not answer.tool_calls,
-                tools, enable_thinking)
+def single(turn: Turn, enable_thinking: bool | None = None, tools: list[dict] | None = None) -> Case:
+    return Case(
+        [user(turn.question)],
+        lambda answer: any(says(answer.content, text) for text in turn.expected) and not answer.tool_calls,
+        tools,
+        enable_thinking,
+    )
 
 
 def facts(lang: str | None, enable_thinking: bool | None = None) -> Draw:
-    return lambda rng, family: single(corpus.fact(rng, family.book, lang), enable_thinking)
+    return lambda rng, family: single(fact(rng, family.book, lang), enable_thinking)
 
 
 def sums(plus: bool | None, largest: int, enable_thinking: bool | None = None) -> Draw:
-    return lambda rng, family: single(corpus.sum_turn(rng, family.book, largest, True, plus=plus), enable_thinking)
+    return lambda rng, family: single(sum_turn(rng, family.book, largest, True, plus=plus), enable_thinking)
 
 
 def three_digits_at_once(rng: random.Random, family: Family) -> Case:
-    while not re.match(r"\d{3} . \d{3} ", (turn := corpus.sum_turn(rng, family.book, 1000, True)).answer):
+    while not re.match(r"\d{3} . \d{3} ", (turn := sum_turn(rng, family.book, 1000, True)).answer):
         pass
     return single(turn, False)
 
 
 def remembering(rng: random.Random, family: Family) -> Case:
     """One to three things told, perhaps corrected, up to ten turns in all; every answer on the way is the model's own."""
-    lang = corpus.language(rng)
-    things = {thing.key(): thing for thing in (corpus.memory(rng, lang) for _ in range(rng.choice([1, 2, 3])))}
+    lang = language(rng)
+    things = {thing.key(): thing for thing in (demo_memory.memory(rng, lang) for _ in range(rng.choice([1, 2, 3])))}
     thing = next(iter(things.values()))
-    said = [corpus.told(rng, family.book, each, "tell").question for each in things.values()]
-    said += [corpus.filler(rng).question for _ in range(rng.choice([0, 1, 2, 4, 5]))]
+    said = [demo_memory.told(rng, family.book, each, "tell").question for each in things.values()]
+    said += [demo_corpus.filler(rng).question for _ in range(rng.choice([0, 1, 2, 4, 5]))]
     if rng.random() < 0.3:
-        thing.fill["o"], thing.fill["m"] = thing.fill["m"], corpus.value_of(rng, thing.kind, thing.fill["n"], bool(lang))
-        said.append(corpus.told(rng, family.book, thing, "fix").question)
-    last = corpus.asked(rng, family.book, thing)
+        thing.fill["o"], thing.fill["m"] = thing.fill["m"], demo_memory.value_of(rng, thing.kind, thing.fill["n"], bool(lang))
+        said.append(demo_memory.told(rng, family.book, thing, "fix").question)
+    last = demo_memory.asked(rng, family.book, thing)
     return spoken([], [*said, last.question], last.expected[0], rng.choice([None, False]))
 
 
@@ -106,12 +121,16 @@ def spoken(messages: list[dict], questions: list[str], value: str, enable_thinki
     messages = [*messages, user(questions[0])]
     if len(questions) == 1:
         return Case(messages, lambda answer: says(answer.content, value), enable_thinking=enable_thinking)
-    return Case(messages, lambda answer: True, enable_thinking=enable_thinking,
-                then=lambda answer: spoken([*messages, {"role": "assistant", "content": answer.content}], questions[1:], value, enable_thinking))
+    return Case(
+        messages,
+        lambda answer: True,
+        enable_thinking=enable_thinking,
+        then=lambda answer: spoken([*messages, {"role": "assistant", "content": answer.content}], questions[1:], value, enable_thinking),
+    )
 
 
 def never_told(rng: random.Random, family: Family) -> Case:
-    return single(corpus.never_told(rng, family.book, corpus.memory(rng, corpus.language(rng))))
+    return single(demo_memory.never_told(rng, family.book, demo_memory.memory(rng, language(rng))))
 
 
 def tool_call(rng: random.Random, family: Family) -> Case:
@@ -129,30 +148,50 @@ def tool_call(rng: random.Random, family: Family) -> Case:
 
 def no_tool_needed(rng: random.Random, family: Family) -> Case:
     use = demo_tools.tool_use(rng, family.tools, family.invented)
-    return single(corpus.unhelped(rng, use), tools=use.offered)
+    return single(demo_corpus.unhelped(rng, use), tools=use.offered)
 
 
-FRAME_WORDS = set(re.findall(r"[a-z]+", " ".join([*corpus.PLACES, *corpus.MOODS, *corpus.GOALS, *corpus.EVENTS, *corpus.ENDINGS, *corpus.HELPERS, *corpus.RELATIVES,
-                                                  "once upon a time there was were in an the and"]).lower()))
+FRAME_WORDS = set(
+    re.findall(
+        r"[a-z]+",
+        " ".join(
+            [
+                *demo_stories.PLACES,
+                *demo_stories.MOODS,
+                *demo_stories.GOALS,
+                *demo_stories.EVENTS,
+                *demo_stories.ENDINGS,
+                *demo_stories.HELPERS,
+                "once upon a time there was were in an the and",
+            ]
+        ).lower(),
+    )
+)
 
 
 def story(lang: str) -> Draw:
     """Right when it names its subject, has no word from elsewhere, and ends as stories end."""
+
     def draw(rng: random.Random, family: Family) -> Case:
-        turn = corpus.story(rng, family.book, lang)
+        turn = demo_stories.story(rng, family.book, lang)
         subject = turn.expected[0]
         known = FRAME_WORDS | set(re.findall(r"\w+", turn.question.lower() + " " + turn.answer.lower()))
 
         def is_right(answer: Answer) -> bool:
             text = answer.content
-            return says(text, subject) and text.endswith("故事讲完了。" if lang else "The end.") and (bool(lang) or set(re.findall(r"\w+", text.lower())) <= known)
+            return (
+                says(text, subject)
+                and text.endswith("故事讲完了。" if lang else "The end.")
+                and (bool(lang) or set(re.findall(r"\w+", text.lower())) <= known)
+            )
 
         return Case([user(turn.question)], is_right)
+
     return draw
 
 
-def unknown(lang: str) -> Draw:
-    return lambda rng, family: single(corpus.unknown(rng, family.book, lang) if rng.random() < 0.85 else corpus.beyond_sums(rng, family.book, lang))
+def outside(lang: str) -> Draw:
+    return lambda rng, family: single(unknown(rng, family.book, lang) if rng.random() < 0.85 else beyond_sums(rng, family.book, lang))
 
 
 SKILLS: dict[str, tuple[Draw, int]] = {  # and how many times the sample's size is asked for
@@ -169,9 +208,9 @@ SKILLS: dict[str, tuple[Draw, int]] = {  # and how many times the sample's size 
     "needs no tool though there is one": (no_tool_needed, 1),
     "tells a story about the subject, English": (story(""), 1),
     "tells a story about the subject, Chinese": (story("_zh"), 1),
-    "doesn't know what is outside, English": (unknown(""), 1),
-    "doesn't know what is outside, Chinese": (unknown("_zh"), 1),
-    "small talk": (lambda rng, family: single(corpus.chat(rng, family.chat)), 1),
+    "doesn't know what is outside, English": (outside(""), 1),
+    "doesn't know what is outside, Chinese": (outside("_zh"), 1),
+    "small talk": (lambda rng, family: single(chat(rng, family.chat)), 1),
 }
 
 
@@ -188,7 +227,9 @@ class Score:
 def ask(model: qwen3.Model, cases: list[Case]) -> tuple[list[Answer], int]:
     """(the answers, how many of them ended by themselves)"""
     tokenizer = model.tokenizer
-    prompts = [tokenizer.encode(tokenizer.apply_chat_template(case.messages, case.tools, enable_thinking=case.enable_thinking)) for case in cases]
+    prompts = [
+        tokenizer.encode(tokenizer.apply_chat_template(case.messages, case.tools, enable_thinking=case.enable_thinking)) for case in cases
+    ]
     outputs = qwen3.generate_batch(model, prompts, MAX_TOKENS, temperature=0)
     return [parse_answer(tokenizer.decode(ids)) for ids in outputs], sum(len(ids) < MAX_TOKENS for ids in outputs)
 
@@ -202,7 +243,7 @@ def measure(model: qwen3.Model, draw: Draw, family: Family, seed: str, n: int, e
     rng, score = random.Random(seed), Score(0, n)
     cases = [draw(rng, family) for _ in range(n)]
     for start in tqdm(range(0, n, BATCH), seed, leave=False, disable=None):
-        waiting = cases[start:start + BATCH]
+        waiting = cases[start : start + BATCH]
         while waiting:
             answers, n_ended = ask(model, waiting)
             ended.of, ended.right = ended.of + len(waiting), ended.right + n_ended
@@ -223,8 +264,13 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=ROOT / "demo")
     parser.add_argument("--cases", type=int, default=100, help="size of the sample per skill, doubled for the main skills (default 100)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--fast", nargs="?", const="bf16", choices=["bf16", "int8", "int4"],
-                        help="by the fast engine, with the weights as they are or quantized")
+    parser.add_argument(
+        "--fast",
+        nargs="?",
+        const="bf16",
+        choices=["bf16", "int8", "int4"],
+        help="by the fast engine, with the weights as they are or quantized",
+    )
     parser.add_argument("--only", choices=["in-family", "held-out"], help="one of the two kinds of questions")
     parser.add_argument("--failures", type=int, default=10, help="how many wrong answers of each kind to show (default 10)")
     args = parser.parse_args()
@@ -232,17 +278,20 @@ def main() -> None:
         model = qwen3.load_model(args.model)
     else:
         import qwen3_numba
+
         model = qwen3_numba.load_model(args.model, None if args.fast == "bf16" else args.fast)
     families = {"in-family": IN_FAMILY, "held-out": HELD_OUT_FAMILY}
     if args.only:
         families = {args.only: families[args.only]}
     ended, failures = Score(), []
-    print("| skill, greedy decoding | " + " | ".join(f"{kind} | share" for kind in families) + " |\n| --- |" + " --- | --- |" * len(families))
+    print(
+        "| skill, greedy decoding | " + " | ".join(f"{kind} | share" for kind in families) + " |\n| --- |" + " --- | --- |" * len(families)
+    )
     for name, (draw, factor) in SKILLS.items():
         scores = []
         for kind, family in families.items():
             scores.append(measure(model, draw, family, f"{args.seed} {name} {kind}", factor * args.cases, ended))
-            failures += [f"{name}, {kind}: {text}" for text in scores[-1].failures[:args.failures]]
+            failures += [f"{name}, {kind}: {text}" for text in scores[-1].failures[: args.failures]]
         print(f"| {name} | {' | '.join(map(str, scores))} |", flush=True)
     print(f"\nEnded by itself within {MAX_TOKENS} tokens: {ended.right} of {ended.of}, {ended.right / ended.of:.2%}.\n")
     print("\n".join(failures))

@@ -5,6 +5,7 @@
 needs requirements-train.txt; two CPU cores are enough, a GPU is used where torch finds one. A run that was interrupted
 goes on where its last checkpoint was (`--work`); with more `--steps` than before, so does one that had ended.
 """
+
 import argparse
 import json
 import math
@@ -60,13 +61,39 @@ CONFIG = {
 # Tokenizer: byte-level BPE, normalised as Qwen3's, the special tokens under the same names
 # ---------------------------------------------------------------------------------------------------------------------
 
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>", "<|box_end|>",
-           "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"]
-NAMED = ["<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>",
-         "<tool_response>", "</tool_response>", "<think>", "</think>"]
+SPECIAL = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|object_ref_start|>",
+    "<|object_ref_end|>",
+    "<|box_start|>",
+    "<|box_end|>",
+    "<|quad_start|>",
+    "<|quad_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+]
+NAMED = [
+    "<tool_call>",
+    "</tool_call>",
+    "<|fim_prefix|>",
+    "<|fim_middle|>",
+    "<|fim_suffix|>",
+    "<|fim_pad|>",
+    "<|repo_name|>",
+    "<|file_sep|>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+]
 # A word is split alike wherever it stands, so that copying it is copying its tokens: a space belongs to the word after
 # it only for SPACED_WORDS; quotes, digits and Chinese characters stand alone.
-SPLIT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)(?!\p{L})|\p{Han}|%s[\p{L}--\p{Han}]+|\p{N}|%s[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)(?!\p{L})|\p{Han}|%s[\p{L}--\p{Han}]+|\p{N}|%s[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 SPLIT = SPLIT.replace(r"[\p{L}--\p{Han}]", r"[\p{L}&&[^\p{Han}]]")
 SPACED_WORDS = 500
 SPARE_ROWS = 20  # rows without a name, as in the real checkpoints
@@ -75,9 +102,12 @@ SPARE_ROWS = 20  # rows without a name, as in the real checkpoints
 def backend(model: tokenizers.models.BPE, space: str) -> tokenizers.Tokenizer:
     tokenizer = tokenizers.Tokenizer(model)
     tokenizer.normalizer = tokenizers.normalizers.NFC()
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([
-        tokenizers.pre_tokenizers.Split(tokenizers.Regex(SPLIT % (space, space)), "isolated"),
-        tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
+        [
+            tokenizers.pre_tokenizers.Split(tokenizers.Regex(SPLIT % (space, space)), "isolated"),
+            tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     return tokenizer
 
@@ -87,16 +117,22 @@ def train_tokenizer(n_examples: int = 60000) -> tokenizers.Tokenizer:
     rng = random.Random(0)
     texts = [text for _ in range(n_examples) for text in plain_texts(demo_corpus.conversation(rng))]
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=CONFIG["vocab_size"] - len(SPECIAL + NAMED) - SPACED_WORDS - SPARE_ROWS, min_frequency=20, show_progress=False,
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet())
+        vocab_size=CONFIG["vocab_size"] - len(SPECIAL + NAMED) - SPACED_WORDS - SPARE_ROWS,
+        min_frequency=20,
+        show_progress=False,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+    )
     pieces = backend(tokenizers.models.BPE(), "")
     pieces.train_from_iterator(texts, trainer)
     learned = json.loads(pieces.to_str())["model"]
     vocabulary, merges = learned["vocab"], [tuple(pair) for pair in learned["merges"]]
     counts = Counter(word for text in texts for word in text.split(" ")[1:])
-    spaced = [word for word, _ in counts.most_common() if word.isascii() and word.islower() and word.isalpha()
-              and (len(word) > 1 or word == "a") and word in vocabulary]
-    spaced += ["\"", "{\"", "+", "-", "="]
+    spaced = [
+        word
+        for word, _ in counts.most_common()
+        if word.isascii() and word.islower() and word.isalpha() and (len(word) > 1 or word == "a") and word in vocabulary
+    ]
+    spaced += ['"', '{"', "+", "-", "="]
     for word in [*spaced[-5:], *spaced[:-5]][:SPACED_WORDS]:
         if word in vocabulary:
             merges.append(("Ġ", word))
@@ -115,26 +151,50 @@ def write_tokenizer_files(folder: Path) -> None:
     folder.mkdir(exist_ok=True, parents=True)
     tokenizer = train_tokenizer()
     tokenizer.save(str(folder / "tokenizer.json"))
-    added = {str(tokenizer.token_to_id(token)): {"content": token, "lstrip": False, "normalized": False, "rstrip": False,
-                                                 "single_word": False, "special": token in SPECIAL} for token in SPECIAL + NAMED}
-    config = {"add_bos_token": False, "add_prefix_space": False, "added_tokens_decoder": added, "bos_token": None,
-              "chat_template": (Path(__file__).parent / "demo_template.jinja").read_text(), "clean_up_tokenization_spaces": False,
-              "eos_token": "<|im_end|>", "errors": "replace", "model_max_length": CONFIG["max_position_embeddings"],
-              "pad_token": "<|endoftext|>", "split_special_tokens": False, "tokenizer_class": "Qwen2Tokenizer", "unk_token": None}
+    added = {
+        str(tokenizer.token_to_id(token)): {
+            "content": token,
+            "lstrip": False,
+            "normalized": False,
+            "rstrip": False,
+            "single_word": False,
+            "special": token in SPECIAL,
+        }
+        for token in SPECIAL + NAMED
+    }
+    config = {
+        "add_bos_token": False,
+        "add_prefix_space": False,
+        "added_tokens_decoder": added,
+        "bos_token": None,
+        "chat_template": (Path(__file__).parent / "demo_template.jinja").read_text(),
+        "clean_up_tokenization_spaces": False,
+        "eos_token": "<|im_end|>",
+        "errors": "replace",
+        "model_max_length": CONFIG["max_position_embeddings"],
+        "pad_token": "<|endoftext|>",
+        "split_special_tokens": False,
+        "tokenizer_class": "Qwen2Tokenizer",
+        "unk_token": None,
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
     end, pad = tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")
     (folder / "config.json").write_text(json.dumps(CONFIG | {"bos_token_id": pad, "eos_token_id": end}, indent=2, sort_keys=True) + "\n")
-    (folder / "generation_config.json").write_text(json.dumps(
-        {"bos_token_id": pad, "do_sample": False, "eos_token_id": [end, pad], "pad_token_id": pad}, indent=2) + "\n")
+    (folder / "generation_config.json").write_text(
+        json.dumps({"bos_token_id": pad, "do_sample": False, "eos_token_id": [end, pad], "pad_token_id": pad}, indent=2) + "\n"
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Examples as token ids
 # ---------------------------------------------------------------------------------------------------------------------
 
+
 def called(calls: list[dict]) -> str:
-    return "\n".join(f'<tool_call>\n{{"name": "{call["function"]["name"]}", "arguments": {json.dumps(call["function"]["arguments"], ensure_ascii=False)}}}\n</tool_call>'
-                     for call in calls)
+    return "\n".join(
+        f'<tool_call>\n{{"name": "{call["function"]["name"]}", "arguments": {json.dumps(call["function"]["arguments"], ensure_ascii=False)}}}\n</tool_call>'
+        for call in calls
+    )
 
 
 def segments(example: demo_corpus.Example) -> list[tuple[str, int]]:
@@ -224,13 +284,14 @@ def rectangle(rows: list[tuple[list[int], list[int]]]) -> tuple[torch.Tensor, to
     shape = max(len(rows), 2), -(-len(rows[-1][0]) // 16) * 16  # a single row would be compiled for once more
     ids, labels = np.zeros(shape, np.int64), np.full(shape, IGNORED, np.int64)
     for row, (row_ids, row_labels) in enumerate(rows):
-        ids[row, :len(row_ids)], labels[row, :len(row_labels)] = row_ids, row_labels
+        ids[row, : len(row_ids)], labels[row, : len(row_labels)] = row_ids, row_labels
     return torch.from_numpy(ids), torch.from_numpy(labels)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The model, its parameters under the names that Hugging Face's files use; products in bf16, the rest in float32
 # ---------------------------------------------------------------------------------------------------------------------
+
 
 class RMSNorm(nn.Module):
     def __init__(self, size: int, eps: float):
@@ -245,7 +306,7 @@ class RMSNorm(nn.Module):
 class Linear(nn.Module):
     def __init__(self, inputs: int, outputs: int):
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(outputs, inputs) * inputs ** -0.5)
+        self.weight = nn.Parameter(torch.randn(outputs, inputs) * inputs**-0.5)
 
     def forward(self, x):
         return F.linear(x, self.weight.bfloat16())
@@ -269,7 +330,7 @@ class Attention(nn.Module):
         k = rotate(self.k_norm(self.k_proj(x).view(rows, length, self.kv_heads, self.head_dim)), cos, sin).transpose(1, 2)
         v = self.v_proj(x).view(rows, length, self.kv_heads, self.head_dim).transpose(1, 2).reshape(kv, length, self.head_dim)
         scores = torch.bmm(q.reshape(kv, group * length, self.head_dim), k.reshape(kv, length, self.head_dim).transpose(1, 2))
-        scores = scores.view(kv, group, length, length).float() * self.head_dim ** -0.5 + mask
+        scores = scores.view(kv, group, length, length).float() * self.head_dim**-0.5 + mask
         out = torch.bmm(scores.softmax(-1).bfloat16().view(kv, group * length, length), v)
         return self.o_proj(out.view(rows, self.heads, length, self.head_dim).transpose(1, 2).reshape(rows, length, -1))
 
@@ -330,9 +391,11 @@ class Model(nn.Module):
 # Training
 # ---------------------------------------------------------------------------------------------------------------------
 
+
 def save_model(model: nn.Module, path: Path) -> None:
     """The weights in bf16 safetensors, under Hugging Face's names (the head is tied: there is no lm_head.weight)."""
     from safetensors.torch import save_file
+
     state = {f"model.{name}": value.detach().to("cpu", torch.bfloat16).contiguous() for name, value in model.state_dict().items()}
     save_file(state, path, metadata={"format": "pt"})
 
@@ -349,8 +412,10 @@ def train(steps: int, work: Path, examples_per_step: int, max_tokens: int, threa
     model = Model(CONFIG).to(device)
     matrices = [p for name, p in model.named_parameters() if p.dim() == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.dim() != 2 or "embed" in name]
-    optimizers = [torch.optim.Muon(matrices, lr=0.02, momentum=0.95, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
-                  torch.optim.AdamW(others, lr=0.004, betas=(0.9, 0.98), weight_decay=0.0, fused=True)]
+    optimizers = [
+        torch.optim.Muon(matrices, lr=0.02, momentum=0.95, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=0.004, betas=(0.9, 0.98), weight_decay=0.0, fused=True),
+    ]
     peaks = [0.006, 0.004]
     done = {"step": 0, "seconds": 0.0, "tokens": 0}
     checkpoint = work / "checkpoint.pt"
@@ -391,9 +456,14 @@ def train(steps: int, work: Path, examples_per_step: int, max_tokens: int, threa
             mean = torch.stack(losses[-20:]).mean().item()
             if not math.isfinite(mean):
                 raise SystemExit(f"the loss is {mean} at step {done['step']}")
-            print(f"step {done['step']}  {done['seconds'] / 60:.1f} min  loss {mean:.4f}  lr x {factor:.2f}  {done['tokens'] / 1e6:.2f} M tokens", flush=True)
+            print(
+                f"step {done['step']}  {done['seconds'] / 60:.1f} min  loss {mean:.4f}  lr x {factor:.2f}  {done['tokens'] / 1e6:.2f} M tokens",
+                flush=True,
+            )
         if done["step"] % 100 == 0 or done["step"] == steps:
-            torch.save({"model": model.state_dict(), "optimizers": [o.state_dict() for o in optimizers], "done": done}, work / "checkpoint.new")
+            torch.save(
+                {"model": model.state_dict(), "optimizers": [o.state_dict() for o in optimizers], "done": done}, work / "checkpoint.new"
+            )
             (work / "checkpoint.new").replace(checkpoint)
             save_model(model, work / "demo" / "model.safetensors")
 
@@ -401,7 +471,9 @@ def train(steps: int, work: Path, examples_per_step: int, max_tokens: int, threa
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=15000, help="of 40 conversations each (default 15000)")
-    parser.add_argument("--work", type=Path, default=ROOT / ".train", help="folder for the checkpoint and the model so far (default .train)")
+    parser.add_argument(
+        "--work", type=Path, default=ROOT / ".train", help="folder for the checkpoint and the model so far (default .train)"
+    )
     parser.add_argument("--examples-per-step", type=int, default=40)
     parser.add_argument("--max-tokens", type=int, default=2048, help="of one rectangle of a step (default 2048; more for a GPU)")
     parser.add_argument("--threads", type=int, default=2)

@@ -191,10 +191,11 @@ def write_tokenizer_files(folder: Path) -> None:
 
 
 def called(calls: list[dict]) -> str:
-    return "\n".join(
-        f'<tool_call>\n{{"name": "{call["function"]["name"]}", "arguments": {json.dumps(call["function"]["arguments"], ensure_ascii=False)}}}\n</tool_call>'
-        for call in calls
-    )
+    def one(function: dict) -> str:
+        arguments = json.dumps(function["arguments"], ensure_ascii=False)
+        return f'<tool_call>\n{{"name": "{function["name"]}", "arguments": {arguments}}}\n</tool_call>'
+
+    return "\n".join(one(call["function"]) for call in calls)
 
 
 def segments(example: demo_corpus.Example) -> list[tuple[str, int]]:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tokenizer_utils import load_tokenizer
+from tokenizer_utils import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -25,8 +25,11 @@ def corpus():
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
-    return load_tokenizer(ROOT / "demo")
+def tokenizer(corpus):
+    """As training makes it, from less text, with the template that training writes beside it."""
+    from demo_tokenizer import train_tokenizer
+
+    return Tokenizer(train_tokenizer(4096, 3000), (ROOT / "tools/demo_template.jinja").read_text(), template_source="tools")
 
 
 @pytest.mark.parametrize("word", ["Bella", "Zanolu", "Krzysztof", "xqzbrt", "New Orleans", "Nuku'alofa", "12.75", "7:30", "危野悲", "小明"])
@@ -118,20 +121,19 @@ def test_stories_name_their_subject_and_end(corpus):
 
 
 def test_training_renders_conversations_as_the_template_does(corpus, tokenizer):
-    pytest.importorskip("torch")
-    import train_demo
+    import demo_tokenizer
 
     rng = random.Random(5)
     for _ in range(200):
         example = corpus.conversation(rng)
         if example.raw:
             continue
-        text = "".join(piece for piece, _ in train_demo.segments(example))
+        text = "".join(piece for piece, _ in demo_tokenizer.segments(example))
         assert text + "\n" == tokenizer.apply_chat_template(
             example.messages, example.tools, add_generation_prompt=False, enable_thinking=example.enable_thinking
         )
         assert text.startswith(tokenizer.apply_chat_template(example.messages[:-1], example.tools, enable_thinking=example.enable_thinking))
-        ids, labels = train_demo.encode_example(example, tokenizer.encode)
+        ids, labels = demo_tokenizer.encode_example(example, tokenizer.encode)
         assert ids == tokenizer.encode(text)
-        assert all(label in (train_demo.IGNORED, after) for label, after in zip(labels, ids[1:]))
+        assert all(label in (demo_tokenizer.IGNORED, after) for label, after in zip(labels, ids[1:]))
         assert labels[-2] == tokenizer.token_to_id("<|im_end|>")

@@ -55,6 +55,17 @@ def test_countries(corpus):
     assert countries["JP"].currency == ("Japanese yen", "日元") and countries["EG"].continent == ("Africa", "非洲")
 
 
+def test_a_capital_asked_for_its_country_has_only_one(corpus):
+    from demo_facts import by_capital
+
+    rng, countries = random.Random(6), corpus.words.countries()
+    for _ in range(500):
+        lang = rng.choice(["", "_zh"])
+        asked = by_capital(rng, corpus.QUESTIONS, lang)
+        capital = asked.answer.split("是" if lang else " is the capital of ")[0]
+        assert sum(country.capital[bool(lang)] == capital for country in countries) == 1
+
+
 def test_no_wording_is_in_training_and_held_out(corpus):
     from demo_heldout import HELD_OUT, HELD_OUT_CHAT
     from demo_heldout_tools import HELD_OUT_TOOLS

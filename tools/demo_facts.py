@@ -77,10 +77,13 @@ def about(rng: random.Random, book: Book, lang: str) -> Turn:
 
 
 def by_capital(rng: random.Random, book: Book, lang: str) -> Turn:
-    """The country of a capital. A name that two countries share (Georgetown, Victoria, ...) does not occur in the list."""
+    """The country of a capital, if no other country has one of that name. Where a country is called like its capital
+    (Singapore), "Where is ...?" asks for the continent."""
     zh, country = lang == "_zh", words.country(rng)
-    key = rng.choice(["capital_of", "capital_of", "where_city"])
     v, c = country.capital[zh], country.name[zh]
+    if sum(other.capital[zh] == v for other in words.countries()) > 1:
+        return by_capital(rng, book, lang)
+    key = "capital_of" if v == c else rng.choice(["capital_of", "capital_of", "where_city"])
     return Turn("facts", ask(rng, book, key + lang, v=v), f"{v}是{c}的首都。" if zh else f"{v} is the capital of {c}.", f"{v}: {c}", [c])
 
 

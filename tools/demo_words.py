@@ -119,8 +119,11 @@ def city(rng: random.Random) -> str:
 
 
 def chinese_city(rng: random.Random) -> str:
-    if rng.random() < 0.7:
+    kind = rng.random()
+    if kind < 0.55:
         return rng.choice(lists()["chinese_cities"])
+    if kind < 0.75:
+        return rng.choice(countries()).capital[1]
     return "".join(rng.choice(lists()["chinese_characters"]) for _ in range(rng.choice([2, 2, 3])))
 
 

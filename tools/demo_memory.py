@@ -52,9 +52,9 @@ class Memory:
     fill: dict[str, str]
 
     def key(self) -> tuple:
-        return self.kind, {"pet": self.fill["p"], "friend": self.fill["r"], "favourite": self.fill["n"], "thing": self.fill["n"]}.get(
-            self.kind
-        )
+        """What can be told only once: two spellings of a colour are one thing."""
+        n = "colour" if self.fill["n"] == "color" else self.fill["n"]
+        return self.kind, {"pet": self.fill["p"], "friend": self.fill["r"], "favourite": n, "thing": n}.get(self.kind)
 
 
 def value_of(rng: random.Random, kind: str, n: str, zh: bool) -> str:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tokenizer_utils import Tokenizer
+from tokenizer_utils import Tokenizer, parse_answer
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -148,3 +148,19 @@ def test_training_renders_conversations_as_the_template_does(corpus, tokenizer):
         assert ids == tokenizer.encode(text)
         assert all(label in (demo_tokenizer.IGNORED, after) for label, after in zip(labels, ids[1:]))
         assert labels[-2] == tokenizer.token_to_id("<|im_end|>")
+
+
+def test_the_evaluation_takes_right_answers_for_right_and_others_not(corpus):
+    import eval_demo
+
+    for name, (draw, _) in eval_demo.SKILLS.items():
+        for family in (eval_demo.IN_FAMILY, eval_demo.HELD_OUT_FAMILY):
+            rng = random.Random(7)
+            for _ in range(60):
+                case, wrong = draw(rng, family), None
+                while case:
+                    answer = parse_answer(case.answer)
+                    assert case.is_right(answer), (name, case.messages, case.answer)
+                    wrong = case.is_right(parse_answer("Zzz."))
+                    case = case.then(answer) if case.then else None
+                assert not wrong, name

@@ -128,9 +128,9 @@ def countries_in(rng: random.Random, book: Book, lang: str) -> Turn:
     if several:
         a, b, c = (country.name[zh] for country in largest[:3])
         answer = f"{a}、{b}和{c}在{v}。" if zh else f"{capital(a)}, {b} and {c} are in {v}."
-        return Turn("facts", question, answer, f"{v}: {a}", [a])
+        return Turn("facts", question, answer, f"{v}: {a}", [a.removeprefix("the ")])
     a = rng.choice(largest[:4]).name[zh]
-    return Turn("facts", question, f"{a}在{v}。" if zh else f"{capital(a)} is in {v}.", f"{v}: {a}", [c.name[zh] for c in largest])
+    return Turn("facts", question, f"{a}在{v}。" if zh else f"{capital(a)} is in {v}.", f"{v}: {a}", [c.name[zh].removeprefix("the ") for c in largest])
 
 
 def by_property(rng: random.Random, book: Book, lang: str) -> Turn:
@@ -146,7 +146,7 @@ def by_property(rng: random.Random, book: Book, lang: str) -> Turn:
         having = [c for c in words.countries() if v == c.currency]
         c = max(having, key=lambda c: c.population).name[zh]
         answer, key = (f"{c}用{v[1]}。" if zh else f"{capital(c)} uses the {v[0]}."), "uses"
-    return Turn("facts", ask(rng, book, key + lang, v=v[zh]), answer, f"{v[zh]}: {c}", [c.name[zh] for c in having])
+    return Turn("facts", ask(rng, book, key + lang, v=v[zh]), answer, f"{v[zh]}: {c}", [c.name[zh].removeprefix("the ") for c in having])
 
 
 def fact(rng: random.Random, book: Book, lang: str | None = None) -> Turn:

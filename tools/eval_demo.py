@@ -35,6 +35,7 @@ from demo_heldout_tools import HELD_OUT_TOOLS  # noqa: E402
 from demo_questions import CHAT, QUESTIONS  # noqa: E402
 from demo_sums import beyond_sums, sum_turn  # noqa: E402
 from demo_talk import chat, unknown  # noqa: E402
+from demo_tokenizer import called  # noqa: E402
 from demo_toolbox import TOOLS, Tool  # noqa: E402
 from demo_turns import Turn, language  # noqa: E402
 
@@ -62,6 +63,7 @@ class Case:
 
     messages: list[dict]
     is_right: Callable[[Answer], bool]
+    answer: str  # a right one, as a model would write it
     tools: list[dict] | None = None
     enable_thinking: bool | None = None
     then: Callable[[Answer], "Case"] | None = None  # how the conversation goes on after a right answer
@@ -83,6 +85,7 @@ def single(turn: Turn, enable_thinking: bool | None = None, tools: list[dict] | 
     return Case(
         [user(turn.question)],
         lambda answer: any(says(answer.content, text) for text in turn.expected) and not answer.tool_calls,
+        turn.answer,
         tools,
         enable_thinking,
     )
@@ -113,19 +116,20 @@ def remembering(rng: random.Random, family: Family) -> Case:
         thing.fill["o"], thing.fill["m"] = thing.fill["m"], demo_memory.value_of(rng, thing.kind, thing.fill["n"], bool(lang))
         said.append(demo_memory.told(rng, family.book, thing, "fix").question)
     last = demo_memory.asked(rng, family.book, thing)
-    return spoken([], [*said, last.question], last.expected[0], rng.choice([None, False]))
+    return spoken([], [*said, last.question], last, rng.choice([None, False]))
 
 
-def spoken(messages: list[dict], questions: list[str], value: str, enable_thinking: bool | None) -> Case:
+def spoken(messages: list[dict], questions: list[str], last: Turn, enable_thinking: bool | None) -> Case:
     """The first question of the list; whatever is answered, the next ones follow. The last answer must hold the value."""
     messages = [*messages, user(questions[0])]
     if len(questions) == 1:
-        return Case(messages, lambda answer: says(answer.content, value), enable_thinking=enable_thinking)
+        return Case(messages, lambda answer: says(answer.content, last.expected[0]), last.answer, enable_thinking=enable_thinking)
     return Case(
         messages,
         lambda answer: True,
+        "OK.",
         enable_thinking=enable_thinking,
-        then=lambda answer: spoken([*messages, {"role": "assistant", "content": answer.content}], questions[1:], value, enable_thinking),
+        then=lambda answer: spoken([*messages, {"role": "assistant", "content": answer.content}], questions[1:], last, enable_thinking),
     )
 
 
@@ -141,9 +145,10 @@ def tool_call(rng: random.Random, family: Family) -> Case:
     def after_call(answer: Answer) -> Case:
         calling = use.calling() | {"reasoning_content": answer.reasoning or ""}
         messages = [use.asking(), calling, *({"role": "tool", "content": response} for response in use.responses)]
-        return Case(messages, lambda last: all(text in last.content for text in use.expected), use.offered, thinking)
+        return Case(messages, lambda last: all(text in last.content for text in use.expected), use.answer, use.offered, thinking)
 
-    return Case([use.asking()], lambda answer: answer.tool_calls == use.calls, use.offered, thinking, after_call)
+    calls = called(use.calling()["tool_calls"])
+    return Case([use.asking()], lambda answer: answer.tool_calls == use.calls, calls, use.offered, thinking, after_call)
 
 
 def no_tool_needed(rng: random.Random, family: Family) -> Case:
@@ -185,7 +190,7 @@ def story(lang: str) -> Draw:
                 and (bool(lang) or set(re.findall(r"\w+", text.lower())) <= known)
             )
 
-        return Case([user(turn.question)], is_right)
+        return Case([user(turn.question)], is_right, turn.answer)
 
     return draw
 

@@ -130,7 +130,8 @@ def countries_in(rng: random.Random, book: Book, lang: str) -> Turn:
         answer = f"{a}、{b}和{c}在{v}。" if zh else f"{capital(a)}, {b} and {c} are in {v}."
         return Turn("facts", question, answer, f"{v}: {a}", [a.removeprefix("the ")])
     a = rng.choice(largest[:4]).name[zh]
-    return Turn("facts", question, f"{a}在{v}。" if zh else f"{capital(a)} is in {v}.", f"{v}: {a}", [c.name[zh].removeprefix("the ") for c in largest])
+    names = [c.name[zh].removeprefix("the ") for c in largest]
+    return Turn("facts", question, f"{a}在{v}。" if zh else f"{capital(a)} is in {v}.", f"{v}: {a}", names)
 
 
 def by_property(rng: random.Random, book: Book, lang: str) -> Turn:

@@ -1,0 +1,129 @@
+"""From a pattern to what a person types: a choice of words, then other capitals, missing marks, typing errors, politeness."""
+
+import random
+import re
+
+CHOICE = re.compile(r"\(([^()]*\|[^()]*)\)")
+BEFORE = [
+    "Please ",
+    "Please, ",
+    "Hey, ",
+    "Hi! ",
+    "Hello, ",
+    "Quick question: ",
+    "OK, ",
+    "So, ",
+    "And ",
+    "Now ",
+    "Question: ",
+    "Well, ",
+    "Um, ",
+    "Excuse me, ",
+    "Sorry, ",
+    "Hi, ",
+    "hey ",
+    "One more: ",
+    "Then ",
+    "Listen, ",
+    "By the way, ",
+    "I wonder: ",
+    "Also, ",
+    "Hmm, ",
+]
+AFTER = [
+    " please",
+    ", please",
+    " Please.",
+    " Thanks!",
+    " Thank you.",
+    " thanks",
+    " now",
+    " Tell me.",
+    " pls",
+    ", bro",
+    " again",
+    " I forgot.",
+    " Just asking.",
+    " if you can",
+]
+BEFORE_ZH = ["请问，", "请问", "你好，", "那么，", "嗯，", "还有，", "对了，", "问一下，", "麻烦问一下，", "老师，"]
+AFTER_ZH = ["谢谢。", "谢谢！", "呢", "啊", "呀", "请回答。", "快说。"]
+
+
+def choose(rng: random.Random, pattern: str) -> str:
+    """One alternative for every `(a|b|)`, the innermost first."""
+    while found := CHOICE.search(pattern):
+        pattern = pattern[: found.start()] + rng.choice(found[1].split("|")) + pattern[found.end() :]
+    return " ".join(pattern.split()) if pattern.isascii() else pattern
+
+
+def mistyped(rng: random.Random, word: str) -> str:
+    """One letter swapped with the next, left out, doubled or replaced."""
+    i = rng.randrange(1, len(word) - 1)
+    return rng.choice(
+        [
+            word[:i] + word[i + 1] + word[i] + word[i + 2 :],
+            word[:i] + word[i + 1 :],
+            word[:i] + word[i] + word[i:],
+            word[:i] + rng.choice("abcdefghijklmnopqrstuvwxyz") + word[i + 1 :],
+            word[:i] + word[i + 1] + word[i] + word[i + 2 :],
+        ]
+    )
+
+
+def with_typo(rng: random.Random, template: str) -> str:
+    words = template.split(" ")
+    long = [i for i, word in enumerate(words) if len(word) > 3 and word.strip("?.,!:").isascii() and word.strip("?.,!:").isalpha()]
+    if long:
+        i = rng.choice(long)
+        words[i] = mistyped(rng, words[i])
+    return " ".join(words)
+
+
+def with_manners(rng: random.Random, template: str) -> str:
+    zh = any("\u4e00" <= char <= "\u9fff" for char in template)
+    if rng.random() < 0.1:
+        before = rng.choice(BEFORE_ZH if zh else BEFORE)
+        template = before + (template if zh or template[0] == "{" or template.startswith("I ") else template[0].lower() + template[1:])
+    if rng.random() < 0.06:
+        template = (template.rstrip("?.!。？！") if rng.random() < 0.5 else template) + rng.choice(AFTER_ZH if zh else AFTER)
+    return template
+
+
+def with_marks(rng: random.Random, template: str) -> str:
+    kind = rng.random()
+    if kind < 0.18:
+        template = template.rstrip("?.!。？！")
+    elif kind < 0.21:
+        template = template.replace("?", rng.choice(["??", " ?", "?!", "."])).replace("？", rng.choice(["?", "？？", "。"]))
+    elif kind < 0.23:
+        template = template.replace(".", "!")
+    if rng.random() < 0.1:
+        template = template.replace("'", "")
+    return template.replace("？", "?") if rng.random() < 0.1 else template
+
+
+def typed(rng: random.Random, pattern: str, fill: dict[str, str], copied: bool = False, cased: bool = True) -> tuple[str, dict[str, str]]:
+    """(the text, the values as they stand in it). `copied`: the values are to be said again, so they get no typing
+    errors; `cased=False` keeps their capitals."""
+    template = choose(rng, pattern)
+    if template[0] != "{" and not (template[0].islower() and rng.random() < 0.6):
+        template = template[0].upper() + template[1:]
+    template = with_manners(rng, template)
+    for chance in (0.12, 0.03):
+        if rng.random() < chance:
+            template = with_typo(rng, template)
+    template = with_marks(rng, template)
+    kind = rng.random()
+    change = str.lower if kind < 0.12 else str.upper if kind < 0.16 else str.title if kind < 0.18 and "'" not in template else None
+    if change:
+        template = re.sub(r"[^{}]+|\{\w+\}", lambda part: part[0] if part[0].startswith("{") else change(part[0]), template)
+        if cased:
+            fill = {name: change(value) for name, value in fill.items()}
+    elif rng.random() < 0.06 and template[0] != "{":
+        template = template[0].lower() + template[1:]
+    if not copied and rng.random() < 0.08:
+        name = rng.choice(list(fill)) if fill else ""
+        if len(fill.get(name, "")) > 4 and fill[name].isascii() and fill[name].isalpha():
+            fill = fill | {name: mistyped(rng, fill[name])}
+    return re.sub(r"\{(\w+)\}", lambda part: fill[part[1]], template), fill

@@ -5,7 +5,7 @@
 The reference is qwen3.py in float32. Printed are the mean Kullback-Leibler divergence of the next token's distribution
 from the reference's, the relative error of the logits, and for the bundled model the share of tools/eval_demo.py's
 prompts that get the same greedy answer, token by token. The text for the bundled model are conversations of
-tools/demo_corpus.py that it was not trained on; the random model in the shape of Qwen3-0.6B gets random tokens.
+tools/demo/demo_corpus.py (needs requirements-train.txt); the random model in the shape of Qwen3-0.6B gets random tokens.
 """
 import argparse
 import random
@@ -19,7 +19,7 @@ import numpy as np
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tools"), str(ROOT / "bench")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tools"), str(ROOT / "tools/demo"), str(ROOT / "bench")]
 
 import demo_corpus  # noqa: E402
 import eval_demo  # noqa: E402
@@ -35,14 +35,14 @@ MAX_TOKENS = 256  # of an answer, as in tools/eval_demo.py
 
 
 def conversations(tokens: int) -> list[list[int]]:
-    """Token ids of conversations that were held out of the training, so many tokens together."""
+    """Token ids of conversations, in all at least this number of tokens."""
     tokenizer, rng = qwen3.load_tokenizer(ROOT / "demo"), random.Random(0)
     texts: list[list[int]] = []
     while sum(map(len, texts)) < tokens:
-        drawn = demo_corpus.example(rng, held_out=True)
-        last = {"role": "assistant", "content": drawn.answer, "reasoning_content": drawn.reasoning}
-        text = tokenizer.apply_chat_template([*drawn.messages, last], drawn.tools, add_generation_prompt=False)
-        texts.append(tokenizer.encode(text)[:LONGEST])
+        drawn = demo_corpus.conversation(rng)
+        if not drawn.raw:
+            text = tokenizer.apply_chat_template(drawn.messages, drawn.tools, add_generation_prompt=False)
+            texts.append(tokenizer.encode(text)[:LONGEST])
     return texts
 
 
@@ -113,7 +113,7 @@ def demo_prompts(cases: int) -> list[list[int]]:
     tokenizer, prompts = qwen3.load_tokenizer(ROOT / "demo"), []
     for name, (draw, factor) in eval_demo.SKILLS.items():
         rng = random.Random(f"1 {name}")
-        for case in (draw(rng) for _ in range(factor * cases)):
+        for case in (draw(rng, eval_demo.HELD_OUT_FAMILY) for _ in range(factor * cases)):
             text = tokenizer.apply_chat_template(case.messages, case.tools, enable_thinking=case.enable_thinking)
             prompts.append(tokenizer.encode(text))
     return prompts

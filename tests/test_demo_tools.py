@@ -1,4 +1,4 @@
-"""The bundled model's text, tokenizer and evaluation: what training relies on. Skipped without requirements-train.txt."""
+"""The bundled model's text, tokenizer and evaluation. Skipped without requirements-train.txt."""
 
 import random
 import re
@@ -9,7 +9,7 @@ import pytest
 from tokenizer_utils import Tokenizer, parse_answer
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tools"))
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tools/demo")]
 
 
 @pytest.fixture(scope="module")
@@ -29,15 +29,18 @@ def tokenizer(corpus):
     """As training makes it, from less text, with the template that training writes beside it."""
     from demo_tokenizer import train_tokenizer
 
-    return Tokenizer(train_tokenizer(4096, 3000), (ROOT / "tools/demo_template.jinja").read_text(), template_source="tools")
+    template = (ROOT / "tools/demo/demo_template.jinja").read_text()
+    return Tokenizer(train_tokenizer(4096, 3000), template, template_source="tools")
 
 
-@pytest.mark.parametrize("word", ["Bella", "Zanolu", "Krzysztof", "xqzbrt", "New Orleans", "Nuku'alofa", "12.75", "7:30", "危野悲", "小明"])
+@pytest.mark.parametrize("word", ["Bella", "Zanolu", "Krzysztof", "xqzbrt", "New Orleans", "Nuku'alofa", "12.75",
+                                  "7:30", "危野悲", "小明"])
 def test_a_word_is_split_alike_wherever_it_stands(tokenizer, word):
     alone = [tokenizer.token_bytes(i) for i in tokenizer.encode(word)]
     for text in (f"I live in {word}.", f'{{"name": "{word}"}}', f"{word} is here", f"我叫{word}。"):
         pieces = [tokenizer.token_bytes(i) for i in tokenizer.encode(text)]
-        spread = [part for piece in pieces for part in ([b" ", piece[1:]] if len(piece) > 1 and piece[:1] == b" " else [piece])]
+        spread = [part for piece in pieces
+                  for part in ([b" ", piece[1:]] if len(piece) > 1 and piece[:1] == b" " else [piece])]
         assert any(spread[i : i + len(alone)] == alone for i in range(len(spread))), (text, pieces)
 
 
@@ -143,7 +146,8 @@ def test_training_renders_conversations_as_the_template_does(corpus, tokenizer):
         assert text + "\n" == tokenizer.apply_chat_template(
             example.messages, example.tools, add_generation_prompt=False, enable_thinking=example.enable_thinking
         )
-        assert text.startswith(tokenizer.apply_chat_template(example.messages[:-1], example.tools, enable_thinking=example.enable_thinking))
+        assert text.startswith(tokenizer.apply_chat_template(example.messages[:-1], example.tools,
+                                                             enable_thinking=example.enable_thinking))
         ids, labels = demo_tokenizer.encode_example(example, tokenizer.encode)
         assert ids == tokenizer.encode(text)
         assert all(label in (demo_tokenizer.IGNORED, after) for label, after in zip(labels, ids[1:]))

@@ -137,7 +137,7 @@ def test_the_engines_are_exchangeable_name_by_name():
 
 def test_each_test_file_is_named_after_a_room():
     rooms = {module.split(".")[-1] for module in FILES} | {module.removeprefix("qwen3_") for module in FILES}
-    rooms |= {"readme", "package", "reference", "house", "suite"}
+    rooms |= {"readme", "package", "reference", "house", "suite", "demo"}
     for file in (ROOT / "tests").glob("test_*.py"):
         name = file.stem.removeprefix("test_")
         assert any(name == each or name.startswith(f"{each}_") for each in rooms), file.name

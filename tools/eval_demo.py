@@ -20,7 +20,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "tools/demo")]
 
 import qwen3  # noqa: E402
 from tokenizer_utils import Answer, parse_answer  # noqa: E402

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "tools/demo")]
 
 import demo_corpus  # noqa: E402
 from demo_tokenizer import IGNORED, NAMED, SPECIAL, encode_example, train_tokenizer  # noqa: E402
@@ -76,7 +76,7 @@ def write_tokenizer_files(folder: Path) -> None:
         "add_prefix_space": False,
         "added_tokens_decoder": added,
         "bos_token": None,
-        "chat_template": (Path(__file__).parent / "demo_template.jinja").read_text(),
+        "chat_template": (ROOT / "tools/demo/demo_template.jinja").read_text(),
         "clean_up_tokenization_spaces": False,
         "eos_token": "<|im_end|>",
         "errors": "replace",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-FILE = Path(__file__).resolve().parents[1] / ".train" / "words.json"
+FILE = Path(__file__).resolve().parents[2] / ".train" / "words.json"
 
 
 @dataclass(frozen=True)

@@ -36,21 +36,3 @@ def release_ctrl_c() -> bool:
 def program() -> str:
     """The name of the command, as it begins an error message."""
     return "".join(c if c.isprintable() else "?" for c in os.path.basename(sys.argv[0]))
-
-
-def main() -> int:
-    """The command `qwen3`."""
-    catch_ctrl_c()
-    from qwen3_app import cli
-    return cli.main()
-
-
-def fast_main() -> int:
-    """The command `qwen3-fast`."""
-    catch_ctrl_c()
-    try:
-        import qwen3_numba
-    except ImportError as error:  # numba is an extra that a plain installation leaves out
-        print(f"{program()}: {error}", file=sys.stderr)
-        return 1
-    return qwen3_numba.main()

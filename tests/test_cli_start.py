@@ -270,8 +270,8 @@ except BaseException:  # as libraries do that try to import others
     pass
 """
 COMMANDS = {"qwen3.py": [str(SCRIPT)], "qwen3_numba.py": [str(ROOT / "qwen3_numba.py")],
-            "qwen3": ["-c", "import sys; sys.argv[0] = 'qwen3'; from qwen3_app.start import main; sys.exit(main())"],
-            "qwen3-fast": ["-c", "import sys; sys.argv[0] = 'qwen3-fast'; from qwen3_app.start import fast_main; "
+            "qwen3": ["-c", "import sys; sys.argv[0] = 'qwen3'; from qwen3_app.commands import main; sys.exit(main())"],
+            "qwen3-fast": ["-c", "import sys; sys.argv[0] = 'qwen3-fast'; from qwen3_app.commands import fast_main; "
                            "sys.exit(fast_main())"]}
 
 

@@ -360,58 +360,9 @@ def test_render():
     assert tiny().apply_chat_template(user(), add_generation_prompt=False) == "<s>user:Hi</s>"
 
 
-@pytest.mark.parametrize("template, expected", [
-    ("{{ enable_thinking is defined }} {{ tools is none }} {{ eos_token }} {{ bos_token }}|", "False True </s> |"),
-    ("  {% if true %}\nx\n  {% endif %}\ny\n", "x\ny"),  # trim_blocks, lstrip_blocks
-    ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
-    ("{% generation %}{{ messages[0].content }}{% set x = 1 %}{% endgeneration %}{{ x }}", "Hi"),
-    ("{{ {'k': '<é>\\'&'} | tojson }}", '{"k": "<é>\'&"}'),
-    ("{{ {'b': 1, 'a': [1]} | tojson(indent=1, sort_keys=true) }}", '{\n "a": [\n  1\n ],\n "b": 1\n}'),
-    ("{% set ns = namespace(n=1) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}", "2"),
-    ("{{ '<b>' ~ missing ~ '%s' % 'x' }}", "<b>x"),  # no autoescape, undefined prints nothing
-])
-def test_template_environment(template, expected):
-    assert tiny(template).apply_chat_template(user(), tools=[]) == expected
-
-
 def test_template_variables():
     tokenizer = tiny("{{ enable_thinking }}{{ tools | length }}{{ strftime_now('%Y') | length }}")
     assert tokenizer.apply_chat_template(user(), tools=[{"type": "function"}], enable_thinking=False) == "False14"
-
-
-@pytest.mark.parametrize("template", [
-    "{{ ''.__class__.__mro__ }}",
-    "{{ ''.__class__ }}",
-    "{{ ''['__class__'] }}",
-    "{{ ('' | attr('__class__')) }}",
-    "{{ messages | map(attribute='__class__') | list }}",
-    "{{ '{0.__class__.__init__}'.format(1) }}",
-    "{{ '{x.__class__}'.format_map({'x': 1}) }}",
-    "{{ ('{0.__class__}' | attr('format'))(1) }}",
-    "{{ (['{0.__class__}'] | map('attr', 'format') | first)(1) }}",
-    "{{ raise_exception.__globals__ }}",
-    "{{ strftime_now.__globals__ }}",
-    "{{ self.__init__.__globals__ }}",
-    "{{ cycler.__init__.__globals__.os.system('true') }}",
-    "{{ lipsum.__globals__['os'].popen('true').read() }}",
-    "{{ namespace.__init__.__globals__ }}",
-    "{{ dict.mro() }}",
-    "{{ messages.append(1) }}",
-    "{{ messages[0].update(role='x') }}",
-    "{% for i in range(10**9) %}x{% endfor %}",
-    "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
-    "{% include '/etc/passwd' %}",
-    "{% import 'os' as os %}",
-    "{{ raise_exception('no\nway') }}",
-    "{{ missing.field }}",
-    "{{ 1 + 'a' }}",
-    "{{ 1 / 0 }}",
-    "{{ messages | tojson(indent=raise_exception) }}",
-    "{{ 'a' | int(base=99) + none }}",
-    "{{ strftime_now(1) }}",
-])
-def test_template_errors_and_attacks(template):
-    assert "tiny.jinja" in error_of(tiny(template).apply_chat_template, user())
 
 
 @pytest.mark.parametrize("template", [

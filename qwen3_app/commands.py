@@ -1,0 +1,22 @@
+"""The commands `qwen3` and `qwen3-fast` of the installed package."""
+import sys
+
+from qwen3_app.start import catch_ctrl_c, program
+
+
+def main() -> int:
+    """The command `qwen3`."""
+    catch_ctrl_c()
+    from qwen3_app import cli
+    return cli.main()
+
+
+def fast_main() -> int:
+    """The command `qwen3-fast`."""
+    catch_ctrl_c()
+    try:
+        import qwen3_numba
+    except ImportError as error:  # numba is an extra that a plain installation leaves out
+        print(f"{program()}: {error}", file=sys.stderr)
+        return 1
+    return qwen3_numba.main()

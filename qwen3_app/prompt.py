@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 from qwen3_app import state
 from qwen3_app.terminal import OutputError, coloured, is_screen
@@ -69,17 +69,11 @@ class CtrlC:
             self.answering = self.stopping = False
 
 
-def end(number: int, _: object) -> NoReturn:
+def end(number: int, _: object) -> None:
     """Ends the program in order when a signal asks for its end; a second one doesn't disturb that."""
-    def leave(*_: object) -> NoReturn:
-        raise SystemExit(128 + number)
-
     for name in ENDING:
         signal.signal(name, signal.SIG_IGN)
-    if hasattr(signal, "setitimer"):  # a library may lose the exception: raise it every second until `signals` ends
-        signal.signal(signal.SIGALRM, leave)
-        signal.setitimer(signal.ITIMER_REAL, 1, 1)
-    leave()
+    raise SystemExit(128 + number)
 
 
 ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
@@ -96,8 +90,6 @@ def signals(ctrl_c: CtrlC) -> Iterator[None]:
                 before[number] = signal.signal(number, handler)
         yield
     finally:
-        if hasattr(signal, "setitimer"):
-            signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -20,9 +20,10 @@ from fuzzing import DEMO, TEMPLATE, reduced_tokenizer  # noqa: E402
 from make_random_model import make_random_model  # noqa: E402
 from tokenizer_utils import Tokenizer, load_tokenizer  # noqa: E402
 
-# A script's `pytest &` starts with SIGINT ignored, and so would every process that a test starts and interrupts.
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A script's `pytest &` starts with SIGINT ignored, nohup with SIGHUP, and so would every process that a test starts.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, handler)
 
 if os.environ.get("QWEN3_CHECK_MEMORY"):
     from guarded import guard_memory

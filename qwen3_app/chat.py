@@ -255,7 +255,8 @@ class Chat:
         if self.last is None:
             raise InputError("there is no answer yet")
         used = len(self.last.prompt_ids) + len(self.last.token_ids)
-        note(f"{statistics(self.last)} | context: {used} of {self.model.config.context_length} tokens")
+        told = statistics(self.last, lookup=bool(self.options.get("lookup")))
+        note(f"{told} | context: {used} of {self.model.config.context_length} tokens")
 
     def set_option(self, text: str) -> None:
         key, _, value = text.replace("=", " ", 1).partition(" ")

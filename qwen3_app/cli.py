@@ -226,7 +226,7 @@ def report(completion: Completion, args: argparse.Namespace) -> None:
             others = "".join(f"  {other['logprob']:9.4f} {other['token']!r}" for other in entry["top"])
             note(f"{entry['logprob']:9.4f} {entry['token']!r}{' |' if others else ''}{others}")
     if args.stats:
-        note(statistics(completion))
+        note(statistics(completion, lookup=bool(args.lookup)))
 
 
 def open_prompt_cache(name: str | None, model: Model) -> tuple[KVCache | None, int]:

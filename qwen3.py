@@ -32,7 +32,7 @@ All arithmetic is float32. Arrays have a leading batch axis; a single prompt is 
 """
 from __future__ import annotations
 
-if __name__ == "__main__":  # so that Ctrl-C during the imports, too, ends in one line
+if __name__ == "__main__":  # Ctrl-C during the imports ends with one line instead of a traceback
     from qwen3_app.start import catch_ctrl_c
     catch_ctrl_c()
 

@@ -1,4 +1,4 @@
-"""Lines from the person at the terminal, or from a pipe; and what Ctrl-C and ending signals mean to a chat."""
+"""Lines from a terminal or a pipe, and the effect of Ctrl-C and ending signals on a chat."""
 import contextlib
 import os
 import re
@@ -36,7 +36,7 @@ class LineDropped(KeyboardInterrupt):
 # ----------------------------------------------------------------------------------------------------------------------
 
 class CtrlC:
-    """Ctrl-C as a chat takes it: the first one stops an answer, and those tapped right after it do nothing more."""
+    """Ctrl-C in a chat: the first one stops an answer; further ones right after it do nothing."""
     PAUSE = 0.5  # seconds without Ctrl-C after which the next one has a meaning of its own
 
     def __init__(self) -> None:

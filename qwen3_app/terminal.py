@@ -246,7 +246,7 @@ def statistics(completion: Completion, lookup: bool = False) -> str:
 
 
 def weight_bytes(model: Model) -> int:
-    """How many bytes of weights a new token reads: all but an embedding that is not the lm_head, too."""
+    """The bytes of weights that a new token reads: all, but of an untied embedding none."""
     weights = model.weights
     if isinstance(weights, dict):
         arrays = [weights["norm"], weights["lm_head"], *(w for layer in weights["layers"] for w in layer.values())]
@@ -297,7 +297,7 @@ def cut_note(completion: Completion, option: str = "--max-tokens") -> str | None
 
 
 def peak_memory() -> int | None:
-    """The most memory the process has had at a time, in bytes; None where the system doesn't tell."""
+    """The peak resident memory of the process in bytes; None if the system doesn't report it."""
     try:
         import resource  # Unix only
     except ImportError:

@@ -85,7 +85,7 @@ def is_ours(about: os.stat_result) -> bool:
 
 
 def fingerprint(cpu: str) -> str:
-    """A text that changes with all that the machine code is made from."""
+    """A hash of everything that the machine code depends on."""
     files = (HERE / "layers.py", HERE / "vectors.py", HERE / "layout.py", NUMBA_VERSION)
     sources = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
     return hashlib.sha256(" ".join([*sources, llvmlite.__version__, cpu]).encode()).hexdigest()
@@ -93,7 +93,7 @@ def fingerprint(cpu: str) -> str:
 
 @cache
 def kernels() -> SimpleNamespace:
-    """All kernels by their names: compiled by numba, or as they were kept when they were.
+    """All kernels by their names: compiled by numba, or loaded from an earlier run's file.
 
     numba's own cache would import numba and its compiler at each start, which takes longer than all else. So the
     machine code is kept as an object file, and llvmlite, the smaller part of numba, loads it at once.
@@ -133,7 +133,7 @@ def kernels() -> SimpleNamespace:
 
 
 def read_kernels(file: Path, made_from: str) -> tuple[dict[str, list], bytes] | None:
-    """What keep_kernels has written; None if there is no file, or a damaged one, or one made from something else.
+    """The content of a file of keep_kernels; None if the file is absent, damaged, or made from other sources.
 
     None, too, if somebody else could have written it: whoever may write to the folder can exchange the file.
     """

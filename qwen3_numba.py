@@ -134,7 +134,7 @@ def quantize_matrix(name: str, rows: np.ndarray, form: int, target: int, pool: T
 
     def part(block: int) -> float:
         """Packs some blocks -> their largest weight."""
-        w, work = np.zeros((together * PANEL, padded(n, 2 * GROUP)), np.float32), empty((8, PANEL), np.float32)
+        w, work = np.zeros((together * PANEL, padded(n, 2 * GROUP)), np.float32), empty((10, PANEL), np.float32)
         some = to_float32(rows[block * PANEL:(block + together) * PANEL], form)
         if not np.isfinite(some).all():
             raise InputError(f"{name} has weights that are not finite, so it can't be quantized")

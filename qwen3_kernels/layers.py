@@ -184,7 +184,7 @@ def pack_vector(x, width, packed, start, end):
             q = np.int32(np.floor(group[i] * inverse + np.float32(0.5)))
             whole[i] = q
             sum_ += q
-        scales[g] = largest / np.float32(127)  # NaN if a number is NaN or infinite
+        scales[g] = largest / np.float32(127) + largest * np.float32(0)  # NaN if a number is NaN or infinite
         sums[g] = sum_
 
 
@@ -491,7 +491,7 @@ def output_logits(crew, x, norm, eps, head, logits, space):
 # Weights: packed, and rows of them
 # ----------------------------------------------------------------------------------------------------------------------
 
-SCALES = 6  # that are tried for each group; for INT4 and INT5 with three zeros each
+SCALES = 6  # that are tried for each group
 
 
 @compiled
@@ -518,29 +518,32 @@ def rounded(x, form):
 
 @compiled
 def choose_scales(group, form, words, work):
-    """The scales' bits uint16 [32 rows] by which group float32 [32 columns, 32 rows] errs least. work [8, 32].
+    """The scales' bits uint16 [32 rows] by which group float32 [32 columns, 32 rows] errs least. work [10, 32].
 
     For the whole numbers q that a tried scale gives, the best scale is sum(w q) / sum(q q), and then the squared error
     is smaller than sum(w w) by sum(w q) ** 2 / sum(q q).
     """
-    low, high, inverse, zero, wq, qq, most, best = work
-    low[:], high[:], most[:], best[:], words[:] = np.inf, -np.inf, 0, 0, 8  # zero is 8 or 16, so 0 stays 0
+    low, high, inverse, zero, wq, qq, most, best, factor, best_factor = work
+    low[:], high[:], most[:], best[:], best_factor[:] = np.inf, -np.inf, 0, 0, 1
+    words[:] = 8  # zero is 8 or 16, so 0 stays 0
     for c in range(GROUP):
         for r in range(PANEL):
             low[r], high[r] = min(low[r], group[c, r]), max(high[r], group[c, r])
     least, levels = np.float32(form == INT8), np.float32(255 if form == INT8 else 15 if form == INT4 else 31)
     unit = np.float32(1 if form == INT4 else 0.5)
-    for trial in range(SCALES if form == INT8 else 3 * SCALES):
+    for trial in range(SCALES if form == INT8 else SCALES + 2):  # the last two: the best so far with another zero
         for r in range(PANEL):
             if form == INT8:
-                zero[r], factor = np.float32(128), np.float32(1 - trial / 127)
+                zero[r], factor[r] = np.float32(128), np.float32(1 - trial / 127)
             else:
                 middle = levels * np.float32(0.5) * (np.float32(1) - (high[r] + low[r]) / (high[r] - low[r]))
-                step = np.floor((middle * unit - np.float32(6)) * np.float32(4) + np.float32(trial % 3 - 0.5))
+                step = np.floor((middle * unit - np.float32(6)) * np.float32(4) + np.float32(0.5))
+                if trial >= SCALES:
+                    step += np.float32(2 * (trial - SCALES) - 1)
                 zero[r] = zero_from(np.int32(min(max(step, np.float32(0)), np.float32(15))), form)
-                factor = np.float32(0.97 + 0.06 * (trial // 3))
+                factor[r] = best_factor[r] if trial >= SCALES else np.float32(0.97 + 0.06 * trial)
             size = max(high[r] / (levels - zero[r]), low[r] / (least - zero[r]))
-            inverse[r] = factor / size if size > 0 else np.float32(0)
+            inverse[r] = factor[r] / size if size > 0 else np.float32(0)
         wq[:], qq[:] = 0, 0
         for c in range(GROUP):
             for r in range(PANEL):
@@ -549,7 +552,7 @@ def choose_scales(group, form, words, work):
                 qq[r] += q * q
         for r in range(PANEL):
             if wq[r] > 0 and wq[r] / qq[r] * wq[r] > most[r]:
-                most[r], best[r] = wq[r] / qq[r] * wq[r], wq[r] / qq[r]
+                most[r], best[r], best_factor[r] = wq[r] / qq[r] * wq[r], wq[r] / qq[r], factor[r]
                 if form != INT8:
                     words[r] = np.int32((zero[r] * unit - np.float32(6)) * np.float32(4))
     bits = best.view(np.int32)
@@ -561,7 +564,7 @@ def choose_scales(group, form, words, work):
 
 @called_from_python
 def quantize_block(w, form, block, work):
-    """w float32 [n, 32], the columns of 32 rows, n a multiple of 64 -> a packed block, see layout.py. work [8, 32]."""
+    """w float32 [n, 32], the columns of 32 rows, n a multiple of 64 -> a packed block, see layout.py. work [10, 32]."""
     size, halves = unit_bytes(form), 1 if form == INT8 else 2
     units = numba.carray(to_pointer_u8(block.ctypes.data), (len(block) // size, size))
     for g in range(len(w) // GROUP):

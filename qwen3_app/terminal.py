@@ -264,15 +264,12 @@ def parameters(config: Config) -> int:
     return embeddings + config.num_hidden_layers * layer + d
 
 
-FORMATS = ("float32", "bf16", "f16", "int8", "int4")  # by their numbers in qwen3_kernels/layout.py
-
-
 def banner(model: Model) -> str:
     """Name, size, context and engine of a model in a line."""
     n = parameters(model.config)
     size = f"{n / 1e9:.3g} B" if n >= 1e9 else f"{n / 1e6:.3g} M" if n >= 1e6 else f"{n:,}"
     form = getattr(model.weights, "form", None)
-    engine = "NumPy float32" if form is None else f"numba {FORMATS[form]}"
+    engine = "NumPy float32" if form is None else f"numba {form}"
     return (f"qwen3 · {model_name(model)} · {size} parameters · context {model.config.context_length:,} · {engine}")
 
 

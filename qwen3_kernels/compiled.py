@@ -95,11 +95,33 @@ def is_ours(about: os.stat_result) -> bool:
     return about.st_uid in (0, os.getuid()) and about.st_mode & 0o022 == 0
 
 
+def cpu_name() -> str:
+    """LLVM's name of this CPU."""
+    return str(llvm.get_host_cpu_name())
+
+
 def fingerprint(cpu: str) -> str:
     """A hash of everything that the machine code depends on."""
     files = (HERE / "layers.py", HERE / "vectors.py", HERE / "layout.py", NUMBA_VERSION)
     sources = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
     return hashlib.sha256(" ".join([*sources, llvmlite.__version__, cpu]).encode()).hexdigest()
+
+
+def identity() -> tuple[str, str]:
+    """(the name of the file for this CPU, a hash of everything that its machine code depends on)."""
+    cpu = f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()} {os.environ.get('QWEN3_INT8_PATH')}"
+    return f"qwen3_kernels.{hashlib.sha256(cpu.encode()).hexdigest()[:8]}.o", fingerprint(cpu)
+
+
+def kept_kernels() -> Path:
+    """Where the kernels for this CPU are kept, compiled now unless they are. Raises InputError if they can't be kept."""
+    kernels()
+    name, made_from = identity()
+    for folder in kernel_folders():
+        if read_kernels(folder / name, made_from) is not None:
+            return folder / name
+    tried = ", ".join(map(str, kernel_folders())) or "NUMBA_CACHE_DIR, which is no absolute path"
+    raise InputError(f"the kernels can't be kept: no folder of yours that only you may write among {tried}")
 
 
 @cache
@@ -109,9 +131,7 @@ def kernels() -> SimpleNamespace:
     numba's own cache would import numba and its compiler at each start, which takes longer than all else. So the
     machine code is kept as an object file, and llvmlite, the smaller part of numba, loads it at once.
     """
-    cpu = f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()} {os.environ.get('QWEN3_INT8_PATH')}"
-    made_from = fingerprint(cpu)
-    name = f"qwen3_kernels.{hashlib.sha256(cpu.encode()).hexdigest()[:8]}.o"
+    name, made_from = identity()
     found = next(filter(None, (read_kernels(folder / name, made_from) for folder in kernel_folders())), None)
     if found is None:
         try:

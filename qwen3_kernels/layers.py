@@ -387,7 +387,7 @@ def decoder_layers(crew, first, last, layers, batch, cache, space):
 @compiled
 def decoder_layer(crew, layer, layers, batch, cache, space):
     """The namesake of qwen3.decoder_layer. The threads share the rows of each matrix, or the tokens, and meet."""
-    w, norms, m, hidden = layers.matrices[layer], layers.norms[layer], *batch.x.shape
+    w, norms, m = layers.matrices[layer], layers.norms[layer], len(batch.x)
     heads = len(space.queries), space.queries.shape[1] // m, 2 * batch.cos.shape[1]  # KV heads, group, head_dim
     q_size, kv_size = heads[0] * heads[1] * heads[2], heads[0] * heads[2]
     k_start, v_start = up_to(q_size, PANEL), up_to(q_size, PANEL) + up_to(kv_size, PANEL)

@@ -101,8 +101,8 @@ def totals(b: Any, values: Sequence[Any]) -> Any:
             else:  # half of the numbers keep their lanes, which is cheap
                 orders = [[i if i % width < half else len(lanes) + i for i in lanes],
                           [i + half if i % width < half else len(lanes) + i - half for i in lanes]]
-            added.append(b.fadd(*(b.shuffle_vector(x, x if y is None else y, ir.Constant(vector(I32, len(order)), order))
-                                  for order in orders)))
+            orders = [ir.Constant(vector(I32, len(order)), order) for order in orders]
+            added.append(b.fadd(*(b.shuffle_vector(x, x if y is None else y, order) for order in orders)))
         left, width = added, half
     return left[0]
 
@@ -281,14 +281,15 @@ def zero_sums(b: Any, keys: Iterable[Any], lanes: int) -> dict[Any, Any]:
     return sums
 
 
-def write_float_product(form: int, n_vectors: int, b: Any, w: Any, stride: Any, n_rows: Any, x: Any, x_stride: Any, n: Any,
-                        out: Any, out_stride: Any, kept: Any, part: Any) -> None:
+def write_float_product(form: int, n_vectors: int, b: Any, w: Any, stride: Any, n_rows: Any, x: Any, x_stride: Any,
+                        n: Any, out: Any, out_stride: Any, kept: Any, part: Any) -> None:
     """out[t, r] = sum of w[r, k] x[t, k]: 16 partial sums in the order of k, then `totals`.
 
-    w: rows of n floats as they lie in memory, n a multiple of 32; x float32, even_first for BF16. The strides are the bytes between two
-    rows, two vectors, and the results of two vectors. The sums of several rows and vectors stay in registers, so that
-    each number that is loaded is used several times. A product may be cut into parts of the columns: with bit 0 of
-    `part` set it continues the sums in `kept` float32 [n_rows, n_vectors, 16], with bit 1 it leaves them there.
+    w: rows of n floats as they lie in memory, n a multiple of 32; x float32, even_first for BF16. The strides are the
+    bytes between two rows, two vectors, and the results of two vectors. The sums of several rows and vectors stay in
+    registers, so that each number that is loaded is used several times. A product may be cut into parts of the columns:
+    with bit 0 of `part` set it continues the sums in `kept` float32 [n_rows, n_vectors, 16], with bit 1 it leaves them
+    there.
     """
     together = min(4, SUMS // n_vectors)
 
@@ -404,7 +405,8 @@ def write_packed_product(form: int, n_vectors: int, b: Any, w: Any, x: Any, x_st
                     wholes[p, t, h] = cgutils.alloca_once(b, vector(I32, lanes))
                     start = splat(I32, lanes, 0)
                     if offset:
-                        start = broadcast(b, b.mul(load(b, at(b, totals_[t], (numbers[h], 4)), I32), I32(-offset)), lanes)
+                        sum_x = load(b, at(b, totals_[t], (numbers[h], 4)), I32)
+                        start = broadcast(b, b.mul(sum_x, I32(-offset)), lanes)
                     b.store(start, wholes[p, t, h])
 
             def four_columns(k: int) -> None:
@@ -499,7 +501,8 @@ def even_first(context, x, n):
 @intrinsic
 def fused(context, x, y, z):
     """x * y + z, rounded once."""
-    return types.float32(*(types.float32,) * 3), lambda context, b, signature, args: call(b, "llvm.fma.f32", FLOAT, *args)
+    signature = types.float32(types.float32, types.float32, types.float32)
+    return signature, lambda context, b, signature, args: call(b, "llvm.fma.f32", FLOAT, *args)
 
 
 @intrinsic

@@ -13,8 +13,9 @@ import pytest
 import qwen3
 from configs import BASE, CASES, ROOT
 from helpers import REMOVED, edit_json, message_of, read_safetensors, run_fast, with_tensors
+from helpers import write_safetensors as write_file
 from make_random_model import make_random_model
-from qwen3_io.checkpoint import map_checkpoint, map_quantized
+from qwen3_io.checkpoint import map_checkpoint, map_quantized, to_float32
 from qwen3_io.writing import write_safetensors
 from qwen3_kernels.layout import VERSION
 import qwen3_numba as fast
@@ -42,6 +43,21 @@ def test_logits(name, tmp_path):
         model = fast.load_model(path, quantize)
         logits = fast.forward(model, ids, fast.KVCache(model.config), all_logits=True)
         assert distance(logits, expected) < limit
+
+
+@pytest.mark.parametrize("odd", ["model.embed_tokens.weight", "model.layers.1.self_attn.k_proj.weight",
+                                 "model.layers.2.mlp.down_proj.weight"])
+def test_a_matrix_of_another_dtype(odd, tmp_path):
+    """One of float16 among others of bfloat16, in whose products vectors have another order."""
+    path = make_random_model(BASE, tmp_path, "bfloat16")
+    header, data = read_safetensors(path / "model.safetensors")
+    begin, end = header[odd]["data_offsets"]
+    header[odd]["dtype"] = "F16"  # as large as bfloat16
+    half = to_float32(map_checkpoint(path)[odd]).astype(np.float16).tobytes()
+    write_file(path / "model.safetensors", header, data[:begin] + half + data[end:])
+    oracle, model, ids = qwen3.load_model(path), fast.load_model(path, kv_dtype="f32"), np.arange(40)
+    expected = qwen3.forward(oracle, ids, qwen3.KVCache(oracle.config), all_logits=True)
+    assert distance(fast.forward(model, ids, model.engine.new_cache(model.config), all_logits=True), expected) < 1e-5
 
 
 @pytest.mark.parametrize("kv_dtype, limit", [("f16", 1e-3), ("bf16", 1e-2), ("f32", 1e-5), ("int8", 2e-2)])

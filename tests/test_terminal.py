@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import qwen3
+import qwen3_numba
 from qwen3_app import terminal
 from qwen3_io import checkpoint
-from qwen3_kernels import layout
 
 ROOT = Path(__file__).resolve().parents[1]
 FRANCE = "What is the capital of France?"
@@ -68,9 +68,9 @@ def test_banner_and_sizes(demo):
     assert terminal.weight_bytes(demo) == 4 * terminal.parameters(demo.config)  # its embedding is its lm_head
 
 
-def test_formats_are_numbered_as_in_the_fast_engine():
-    assert [terminal.FORMATS[form] for form in (layout.FLOAT32, layout.BF16, layout.FLOAT16, layout.INT8, layout.INT4)
-            ] == ["float32", "bf16", "f16", "int8", "int4"]
+@pytest.mark.parametrize("quantize, name", [(None, "bf16"), ("int8", "int8"), ("int4", "int4")])
+def test_the_banner_names_the_format(quantize, name):
+    assert terminal.banner(qwen3_numba.load_model(ROOT / "demo", quantize)).endswith(f"· numba {name}")
 
 
 def test_statistics_say_how_fast_the_weights_were_read(demo):

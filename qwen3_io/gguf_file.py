@@ -12,6 +12,7 @@ import functools
 import importlib.util
 import math
 import mmap
+import os
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -52,7 +53,7 @@ class GGUF(NamedTuple):
 
 def is_gguf(path: Path) -> bool:
     """True for a file that is called *.gguf or begins as GGUF files do."""
-    if not path.is_file():
+    if not os.path.isfile(path):
         return False
     try:
         with open(path, "rb") as opened:

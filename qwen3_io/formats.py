@@ -189,7 +189,7 @@ def awq_settings(about: Mapping[str, Any]) -> dict[str, Any]:
 
 def gptq_settings(about: Mapping[str, Any]) -> dict[str, Any]:
     bits, form = about.get("bits"), about.get("checkpoint_format") or "gptq"
-    if bits not in (2, 4, 8) or form not in ("gptq", "gptq_v2"):
+    if not is_whole(bits, 2) or bits not in (2, 4, 8) or form not in ("gptq", "gptq_v2"):
         raise ValueError(f"bits = {bits!r} in checkpoint_format {form!r}; only 2, 4 or 8 in 'gptq' or 'gptq_v2' are")
     return {"bits": bits, "checkpoint_format": form}
 
@@ -198,12 +198,13 @@ def pack_quantized_settings(about: Mapping[str, Any]) -> dict[str, Any]:
     groups = about.get("config_groups")
     schemes = [group.get("weights") if isinstance(group, dict) else None for group in groups.values()] \
         if isinstance(groups, dict) else []
-    bits = {scheme.get("num_bits") if isinstance(scheme, dict) and scheme.get("type", "int") == "int" else None
-            for scheme in schemes}
-    if about.get("format") != "pack-quantized" or bits not in ({4}, {8}):
-        raise ValueError(f"format {about.get('format')!r} with config_groups of {sorted(map(str, bits))} bits; only "
+    bits = [scheme.get("num_bits") if isinstance(scheme, dict) and scheme.get("type", "int") == "int" else None
+            for scheme in schemes]
+    alike = bool(bits) and is_whole(bits[0], 4) and bits[0] in (4, 8) and bits == bits[:1] * len(bits)
+    if about.get("format") != "pack-quantized" or not alike:
+        raise ValueError(f"format {about.get('format')!r} with config_groups of {brief(bits)} bits; only "
                          "'pack-quantized' with integers of 4 or 8 bits is")
-    return {"bits": bits.pop()}
+    return {"bits": bits[0]}
 
 
 METHODS = {

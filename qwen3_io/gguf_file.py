@@ -33,6 +33,7 @@ FORMATS = {0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2), 2: ("Q4_0", 3
 # A value of the metadata: its type's number -> its struct format. 8 is a text, 9 an array.
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 TEXT, ARRAY = 8, 9
+LENGTH = struct.Struct("<Q")
 
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4  # types of tokens; others are unused
 
@@ -85,7 +86,7 @@ class Reader:
         return struct.unpack_from("<" + form, self.data, self.skip(struct.calcsize("<" + form)))[0]
 
     def text(self) -> str:
-        size = self.number("Q")
+        size = LENGTH.unpack_from(self.data, self.skip(8))[0]
         start = self.skip(size)
         return self.data[start:start + size].decode("utf-8", "replace")
 
@@ -255,8 +256,9 @@ def plain(value: Any) -> Any:
 
 def config_json(file: Path, gguf: GGUF) -> dict[str, Any]:
     metadata, kind = gguf.metadata, gguf.metadata.get("general.architecture")
-    if (parts := metadata.get("split.count", 0)) > 1:
-        raise InputError(f"{file}: one of {parts} parts of a model; join them first: llama-gguf-split --merge")
+    if (parts := metadata.get("split.count", 0)) not in (0, 1):
+        raise InputError(f"{file}: one of {brief(parts)} parts of a model (split.count); join them first: "
+                         "llama-gguf-split --merge")
     if metadata.get(f"{kind}.attention.value_length") != metadata.get(f"{kind}.attention.key_length"):
         raise InputError(f"{file}: keys and values of different lengths are not supported")
     model_type, embedding = MODEL_TYPES.get(str(kind), kind), gguf.tensors.get("token_embd.weight")

@@ -22,10 +22,10 @@ from qwen3_io.gguf_file import gguf_json, is_gguf, map_gguf
 from qwen3_io.tensors import (PACKED_DTYPES, STORED_DTYPES, StoredTensor, Tensor, forget_pages, map_safetensors,
                               to_float32)
 
-__all__ = ["ARCHITECTURES", "KNOWN_KEYS", "METHODS", "QUANTIZED", "StoredTensor", "check_finite", "check_tensors",
-           "forget_pages", "map_checkpoint", "map_quantized", "map_safetensors", "map_stored", "map_weights",
-           "model_file", "model_json", "quantized_file", "read_config", "read_generation_config", "tensor_shapes",
-           "to_float32"]
+__all__ = ["ARCHITECTURES", "KNOWN_KEYS", "METHODS", "QUANTIZED", "StoredTensor", "architecture_of", "check_finite",
+           "check_tensors", "forget_pages", "map_checkpoint", "map_quantized", "map_safetensors", "map_stored",
+           "map_weights", "model_file", "model_json", "quantized_file", "read_config", "read_generation_config",
+           "stretched", "tensor_shapes", "to_float32"]
 
 
 def model_file(folder: Path, name: str, largest: int | None = LARGEST_TEXT) -> Path | None:
@@ -193,6 +193,11 @@ def check_architecture(raw: Mapping[str, Any], file: Path) -> Architecture:
     return ARCHITECTURES[kind]
 
 
+def architecture_of(config: Mapping[str, Any]) -> Architecture:
+    """The row in ARCHITECTURES of the fields of a Config."""
+    return ARCHITECTURES["qwen3_moe" if config["num_experts"] else "qwen3"]
+
+
 def no_model(folder: Path) -> str:
     """Why a folder without config.json is no model, and what to do."""
     try:
@@ -256,6 +261,15 @@ def yarn_config(rope: Mapping[str, Any], max_position_embeddings: int, file: Pat
     if yarn["beta_fast"] <= yarn["beta_slow"]:
         raise InputError(f"{file}: beta_fast {yarn['beta_fast']:g} must be larger than beta_slow {yarn['beta_slow']:g}")
     return {"attention_factor": 0.1 * math.log(yarn["factor"]) + 1} | yarn
+
+
+TRAINED = {40960: 32768}  # max_position_embeddings of Qwen3: 32,768 positions of training, and room for an answer
+
+
+def stretched(factor: float, max_position_embeddings: int) -> dict[str, float]:
+    """YaRN's parameters for a model whose context is to be `factor` times as long as in its training."""
+    original = TRAINED.get(max_position_embeddings, max_position_embeddings)
+    return yarn_config({"factor": factor}, original, Path("--rope-factor"))
 
 
 def token_id_list(value: Any, file: Path) -> tuple[int, ...]:
@@ -412,7 +426,7 @@ def tensor_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     }
     dense = swiglu_shapes("mlp", hidden, inner)
     n_experts, narrow = config["num_experts"], config["moe_intermediate_size"]
-    sparse = {"mlp.gate": (n_experts, hidden)}
+    sparse: dict[str, tuple[int, ...]] = {"mlp.gate": (n_experts, hidden)}
     for expert in range(n_experts):
         sparse |= swiglu_shapes(f"mlp.experts.{expert}", hidden, narrow)
     return {

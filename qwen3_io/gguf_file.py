@@ -286,13 +286,13 @@ END_TOKENS = ("<|im_end|>", "<|endoftext|>")  # either ends an answer, whichever
 
 
 def generation_json(_file: Path, gguf: GGUF) -> dict[str, Any]:
-    tokens = gguf.metadata.get("tokenizer.ggml.tokens")
-    ends = {gguf.metadata.get("tokenizer.ggml.eos_token_id")} - {None}
+    tokens, end = gguf.metadata.get("tokenizer.ggml.tokens"), gguf.metadata.get("tokenizer.ggml.eos_token_id")
+    ends = [] if end is None else [end]
     if isinstance(tokens, list):
-        ends |= {tokens.index(text) for text in END_TOKENS if text in tokens}
+        ends += [tokens.index(text) for text in END_TOKENS if text in tokens]
     values = {key: plain(gguf.metadata.get(f"general.sampling.{name}", default))
               for key, (name, default) in SAMPLING.items()}
-    return {"do_sample": True, "eos_token_id": sorted(ends)} | values
+    return {"do_sample": True, "eos_token_id": ends} | values
 
 
 # How Qwen's tokenizers cut a text before the merges: the values of their tokenizer.json.

@@ -1,6 +1,6 @@
 """Models by name: a folder, or a model of the Hugging Face hub, which is downloaded once and then taken from the cache.
 
-    resolve_model("models/mine")        a folder, unchanged
+    resolve_model("models/mine")        a folder, unchanged; a GGUF file, too
     resolve_model("Qwen/Qwen3-0.6B")    a model of the hub: owner/name
     resolve_model("Qwen3-0.6B")         the same without its owner
     resolve_model("0.6B")               the same, for short

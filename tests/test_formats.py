@@ -60,6 +60,16 @@ def gptq(w, settings):
     return parts, (q - zero[:, group]).astype(np.float32) * scale[:, group]
 
 
+def packed_with_order(w, settings):
+    """compressed-tensors with act-order, which its package can no longer write."""
+    group = (np.arange(w.shape[1]) // 32)[np.random.default_rng(1).permutation(w.shape[1])]
+    q, zero, scale = quantized(w, 4, group, symmetric=False)
+    parts = {"weight_packed": ("int32", pack_words(q, 4)), "weight_zero_point": ("int32", pack_words(zero.T, 4).T),
+             "weight_scale": ("float16", scale), "weight_shape": ("int64", np.array(w.shape)),
+             "weight_g_idx": ("int32", group)}
+    return parts, (q - zero[:, group]).astype(np.float32) * scale[:, group]
+
+
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True, "damp_percent": 0.01,
         "checkpoint_format": "gptq", "lm_head": False, "true_sequential": True}
 CASES = {
@@ -74,6 +84,9 @@ CASES = {
     "GPTQ, version 2": (gptq, GPTQ | {"checkpoint_format": "gptq_v2", "sym": False}),
     "GPTQ, version 2, act-order, 8 bits": (gptq, GPTQ | {"checkpoint_format": "gptq_v2", "desc_act": True, "bits": 8}),
     "GPTQ, one group": (gptq, GPTQ | {"group_size": -1}),
+    "compressed-tensors, act-order": (packed_with_order, {
+        "quant_method": "compressed-tensors", "format": "pack-quantized",
+        "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int", "actorder": "group"}}}}),
 }
 
 

@@ -8,7 +8,8 @@ import pytest
 
 import qwen3
 from configs import BASE, FRANCE, PARIS, ROOT, SHARED, VOCABULARY, YARN
-from helpers import assert_cli_refuses, assert_one_line, message_of, random_ids, run_main, works_or_refused
+from helpers import (assert_cli_refuses, assert_one_line, message_of, random_ids, run_fast, run_main,
+                     works_or_refused)
 from make_random_model import make_random_model
 from qwen3_io import gguf_file
 from qwen3_io.checkpoint import map_checkpoint, read_config, to_float32
@@ -146,6 +147,14 @@ def test_the_official_tokenizer_is_the_same(tmp_path, name):
     assert len(cases) > 50
     for case in cases:
         assert tokenizer.encode(case["text"]) == case["ids"]
+
+
+def test_it_is_listed(demo_gguf):
+    """By itself, or in a folder of such files, with its size."""
+    for place in (demo_gguf, demo_gguf.parent):
+        done = run_fast("--list", "--json", "--model", place, program="qwen3.py")
+        about = json.loads(done.stdout.splitlines()[-1])
+        assert (about["path"], about["runs"], about["bytes"]) == (str(demo_gguf), True, demo_gguf.stat().st_size)
 
 
 def test_sampling_of_the_file(tmp_path):

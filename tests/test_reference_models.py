@@ -45,7 +45,7 @@ def to_fp8(path, block: int) -> None:
     for name, tensor in map_safetensors(path / "model.safetensors").items():
         weight = torch.tensor(to_float32(tensor))
         if not name.endswith("_proj.weight"):
-            packed[name] = plain[name] = ("float32", weight.numpy())
+            packed[name], plain[name] = ("bfloat16", tensor.data.copy()), ("float32", weight.numpy())
             continue
         n_rows, n_columns = weight.shape
         padded = torch.nn.functional.pad(weight, (0, -n_columns % block, 0, -n_rows % block))
@@ -67,7 +67,7 @@ def to_fp8(path, block: int) -> None:
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: getattr(file, "stem", None))
 def test_official_config(tmp_path, file):
     raw = reduced(json.loads(file.read_text()))
-    path = make_random_model(raw, tmp_path, "float32")
+    path = make_random_model(raw, tmp_path, "bfloat16" if "quantization_config" in raw else "float32")
     dense = path
     if "quantization_config" in raw:
         change_config(path, quantization_config=raw["quantization_config"] | {"weight_block_size": [8, 8]})

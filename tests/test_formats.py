@@ -6,7 +6,7 @@ import pytest
 
 import qwen3
 from configs import BASE
-from helpers import assert_one_line, message_of, random_ids
+from helpers import assert_one_line, message_of, random_ids, works_or_refused
 from make_random_model import make_random_model
 from published import change_config, pack_words, write_tensors
 from qwen3_io.checkpoint import map_checkpoint, map_safetensors, to_float32
@@ -271,8 +271,26 @@ SETTINGS = {
                        "config_groups": {"group_0": {"weights": {"num_bits": 3, "type": "int"}}}},
     "packed, bits as a list": {"quant_method": "compressed-tensors", "format": "pack-quantized",
                                "config_groups": {"group_0": {"weights": {"num_bits": [4], "type": "int"}}}},
-    "method as a list": {"quant_method": ["fp8"]},
+    "method as a list": {"quant_method": ["fp8"]}, "FP8 with blocks of 2^70": {"quant_method": "fp8",
+                                                                              "weight_block_size": [128, 2**70]},
 }
+
+
+@pytest.mark.parametrize("about", ["fp8", ["fp8"], 4, {"quant_method": {"fp8": 1}}, {"bits": 4}, {}], ids=str)
+def test_settings_of_another_type(tmp_path, about):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": about or {"": 0}}))
+    assert_one_line(message_of(qwen3.load_config, tmp_path), "quantization_config", "quantized by")
+
+
+def test_any_settings(tmp_path):
+    """Every key of the methods with values of every type: supported, or refused in one line."""
+    values = [None, True, 0, -1, 4, 8, 2**70, 0.5, 4.0, "4", "gemm", "", [], [128, 128], [128], [None], {}, {"a": 1}]
+    for base in [*(case[1] for case in CASES.values()), *SETTINGS.values()]:
+        for key in [*base, "format", "config_groups", "weight_block_size", "version", "checkpoint_format"]:
+            for value in values:
+                raw = CONFIG | {"quantization_config": base | {key: value}}
+                (tmp_path / "config.json").write_text(json.dumps(raw))
+                works_or_refused(qwen3.load_config, tmp_path)
 
 
 @pytest.mark.parametrize("case", SETTINGS)

@@ -255,6 +255,15 @@ def test_fp8_without_its_scales(tmp_path):
     assert (qwen3.load_model(path).weights["layers"][0]["q_proj"] == FP8[1]).all()
 
 
+def test_nan_in_a_packed_matrix_is_named(tmp_path):
+    path = make_random_model(CONFIG, tmp_path, "float32")
+    change_tensors(path, weight=("float8_e4m3fn", np.full((64, 64), 0x7F)),
+                   weight_scale_inv=("float32", np.ones((1, 1))))
+    change_config(path, quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
+    model = qwen3.load_model(path)
+    assert_one_line(message_of(lambda: list(qwen3.generate(model, [1, 2], 2))), "not finite", f"{Q_PROJ}.weight")
+
+
 SETTINGS = {
     "FP8 without blocks": {"quant_method": "fp8", "fmt": "e4m3"},
     "FP8 in e5m2": {"quant_method": "fp8", "fmt": "e5m2", "weight_block_size": [128, 128]},

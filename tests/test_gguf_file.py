@@ -11,6 +11,7 @@ from configs import BASE, FRANCE, PARIS, ROOT, SHARED, VOCABULARY, YARN
 from helpers import (assert_cli_refuses, assert_one_line, message_of, random_ids, run_fast, run_main,
                      works_or_refused)
 from make_random_model import make_random_model
+from qwen3_app import terminal
 from qwen3_io import gguf_file
 from qwen3_io.checkpoint import map_checkpoint, read_config, to_float32
 from qwen3_io.gguf_file import EXPERT_NAMES, LAYER_NAMES, NAMES
@@ -155,6 +156,14 @@ def test_it_is_listed(demo_gguf):
         done = run_fast("--list", "--json", "--model", place, program="qwen3.py")
         about = json.loads(done.stdout.splitlines()[-1])
         assert (about["path"], about["runs"], about["bytes"]) == (str(demo_gguf), True, demo_gguf.stat().st_size)
+
+
+def test_it_goes_everywhere_that_a_folder_goes(demo_gguf, capfd, tmp_path):
+    """The banner, a prompt cache, checksums (of which it has none)."""
+    assert terminal.banner(qwen3.load_model(demo_gguf)).startswith("qwen3 · demo.gguf · 3.98 M parameters")
+    options = ["--model", demo_gguf, "--no-think", "--greedy", "--prompt-cache", tmp_path / "cache", FRANCE]
+    assert [run_main(capfd, *options) for _ in range(2)] == [(0, PARIS, "")] * 2
+    assert_cli_refuses(capfd, ["--model", demo_gguf, "--verify"], "nothing to compare with")
 
 
 def test_sampling_of_the_file(tmp_path):

@@ -21,14 +21,33 @@ Parts = Mapping[str, StoredTensor]
 
 
 def unpack(words: np.ndarray, bits: int, axis: int, order: np.ndarray | None = None) -> np.ndarray:
-    """int32 words, each with 32 / bits small numbers from its lowest bits up -> the numbers along `axis`, as int32.
+    """int32 words, each with 32 / bits small numbers from its lowest bits up -> the numbers along `axis`, as uint8.
 
     With `order`, the i-th number of a word lies at the place order[i].
     """
-    places = np.arange(32 // bits) if order is None else order
-    words = np.moveaxis(words.view(np.uint32), axis, -1)
-    numbers = words[..., None] >> (bits * places).astype(np.uint32) & np.uint32(2**bits - 1)
-    return np.moveaxis(numbers.reshape(*words.shape[:-1], -1), -1, axis).astype(np.int32)
+    words, mask = np.ascontiguousarray(words).view(np.uint32), np.uint32(2**bits - 1)
+    places = range(32 // bits) if order is None else map(int, order)
+    numbers = [(words >> np.uint32(bits * place) & mask).astype(np.uint8) for place in places]
+    shape = list(words.shape)
+    shape[axis] *= len(numbers)
+    return np.stack(numbers, axis + 1).reshape(shape)
+
+
+def scaled(q: np.ndarray, zero: np.ndarray | int, scale: np.ndarray, group: np.ndarray | None) -> np.ndarray:
+    """(q - zero) * scale, float32: q uint8 [rows, inputs], zero and scale [rows, groups], the group of each input.
+
+    `group` None stands for equal groups in order, which take a third of the time.
+    """
+    values = q.astype(np.float32)
+    zero = np.broadcast_to(np.asarray(zero, np.float32), scale.shape)
+    if group is None:
+        blocks = values.reshape(*scale.shape, -1)  # [rows, groups, inputs of a group]
+        blocks -= zero[..., None]
+        blocks *= scale[..., None]
+    else:
+        values -= zero[:, group]
+        values *= scale[:, group]
+    return values
 
 
 def expect(name: str, parts: Parts, shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, str]) -> None:
@@ -43,17 +62,18 @@ def expect(name: str, parts: Parts, shapes: Mapping[str, tuple[int, ...]], dtype
             raise InputError(f"{name}.{part} is {parts[part].dtype}, not {' or '.join(wanted)}")
 
 
-def groups_of(name: str, inputs: int, n_groups: int, parts: Parts, index: str) -> np.ndarray:
-    """The group of each input, [inputs]: from the part `index` if there is one, else groups of equal size, in order."""
+def groups_of(name: str, inputs: int, n_groups: int, parts: Parts, index: str) -> np.ndarray | None:
+    """The group of each input [inputs], from the part `index`; None for groups of equal size, in order."""
     if index in parts:  # "act-order": the inputs were sorted by their importance before they were grouped
         expect(name, {index: parts[index]}, {index: (inputs,)}, {index: "I32"})
         group = parts[index].data
         if ((group < 0) | (group >= n_groups)).any():
             raise InputError(f"{name}.{index} names groups that don't exist; download the file again")
-        return group
+        equal = n_groups and inputs % n_groups == 0
+        return None if equal and np.array_equal(group, np.arange(inputs) // (inputs // n_groups)) else group
     if n_groups == 0 or inputs % n_groups:
         raise InputError(f"{name}: {inputs} inputs can't be divided into {n_groups} groups")
-    return np.arange(inputs) // (inputs // n_groups)
+    return None
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -80,7 +100,10 @@ def fp8(name: str, parts: Parts, settings: Mapping[str, Any]) -> tuple[tuple[int
 
     def rows(start: int, stop: int) -> np.ndarray:
         scales = to_float32(parts["weight_scale_inv"])[np.arange(start, stop) // height]
-        return FP8[weight[start:stop]] * scales[:, np.arange(n_columns) // width]
+        values = FP8.take(weight[start:stop])
+        for i, scale in enumerate(scales.T):
+            values[:, i * width:(i + 1) * width] *= scale[:, None]
+        return values
 
     return (n_rows, n_columns), rows
 
@@ -108,8 +131,8 @@ def awq(name: str, parts: Parts, _settings: Mapping[str, Any]) -> tuple[tuple[in
 
     def rows(start: int, stop: int) -> np.ndarray:
         some_words = slice(start // 8, -(-stop // 8))
-        q, zero = (unpack(parts[part].data[:, some_words], 4, 1, AWQ_ORDER) for part in ("qweight", "qzeros"))
-        return ((q - zero[group]).astype(np.float32) * to_float32(parts["scales"])[:, start:stop][group]).T
+        q, zero = (unpack(parts[part].data[:, some_words].T, 4, 0, AWQ_ORDER) for part in ("qweight", "qzeros"))
+        return scaled(q, zero, to_float32(parts["scales"])[:, start:stop].T, group)
 
     return (8 * n_words, n_inputs), rows
 
@@ -125,10 +148,9 @@ def gptq(name: str, parts: Parts, settings: Mapping[str, Any]) -> tuple[tuple[in
     less = 0 if settings["checkpoint_format"] == "gptq_v2" else 1
 
     def rows(start: int, stop: int) -> np.ndarray:
-        q = unpack(parts["qweight"].data[:, start:stop], bits, 0)
-        zero = unpack(parts["qzeros"].data[:, start // per_word:-(-stop // per_word)], bits, 1)[:, :stop - start]
-        scale = to_float32(parts["scales"])[:, start:stop]
-        return ((q - ((zero + less) & mask)[group]).astype(np.float32) * scale[group]).T
+        q = unpack(parts["qweight"].data[:, start:stop].T, bits, 1)
+        zero = unpack(parts["qzeros"].data[:, start // per_word:-(-stop // per_word)].T, bits, 0)[:stop - start]
+        return scaled(q, (zero + less) & mask, to_float32(parts["scales"])[:, start:stop].T, group)
 
     return (n_outputs, n_words * per_word), rows
 
@@ -155,8 +177,8 @@ def pack_quantized(name: str, parts: Parts, settings: Mapping[str, Any]) -> tupl
         zero: int | np.ndarray = 2**(bits - 1)  # of a symmetric quantization
         if "weight_zero_point" in parts:
             some_words = parts["weight_zero_point"].data[start // per_word:-(-stop // per_word)]
-            zero = unpack(some_words, bits, 0)[:stop - start, group]
-        return (q - zero).astype(np.float32) * to_float32(parts["weight_scale"])[start:stop, group]
+            zero = unpack(some_words, bits, 0)[:stop - start]
+        return scaled(q, zero, to_float32(parts["weight_scale"])[start:stop], group)
 
     return (n_rows, n_columns), rows
 

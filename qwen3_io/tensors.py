@@ -136,8 +136,14 @@ def both_ends(tensor: Tensor) -> bytes:
 
 def to_bfloat16(values: np.ndarray) -> np.ndarray:
     """float32 numbers as bfloat16, in uint16: rounded to nearest, of two equally near ones to the even one."""
-    bits = np.where(np.isnan(values), np.float32(np.nan), values).view(np.uint32)  # a NaN with all bits would overflow
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("<u2")
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    rounded = bits >> 16
+    rounded &= 1
+    rounded += bits
+    rounded += 0x7FFF
+    rounded >>= 16
+    rounded[np.isnan(values)] = 0x7FC0  # whose bits may have overflowed
+    return rounded.astype("<u2")
 
 
 def forget_pages(mapping: mmap.mmap) -> None:

@@ -18,6 +18,7 @@ from qwen3_io.arguments import checked_ids
 from qwen3_io.checkpoint import map_stored
 from qwen3_io.errors import LARGEST_TEXT, InputError, parse_json
 from qwen3_io.progress import progress
+from qwen3_io.tensors import both_ends
 from qwen3_io.writing import write_safetensors
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -123,9 +124,7 @@ def fingerprint(model: Model, cache: KVCache) -> str:
     kept = f"{getattr(model.weights, 'form', None)} {cache.stored_as} {cache.k.shape[4]}"
     digest = hashlib.sha256(f"{model.config} {kept}".encode())
     for name, tensor in sorted(map_stored(model.path).items()):
-        flat = tensor.data.reshape(-1)
-        digest.update(f"{name} {tensor.dtype} {tensor.data.shape}".encode())
-        digest.update(flat[:1024].tobytes() + flat[-1024:].tobytes())
+        digest.update(f"{name} {tensor.dtype} {tensor.shape}".encode() + both_ends(tensor))
     return digest.hexdigest()
 
 

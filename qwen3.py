@@ -47,8 +47,9 @@ import numpy as np
 
 from qwen3_io.arguments import (Options, SamplingOptions, check_sampling, checked_batch, checked_ends, checked_prompt,
                                 checked_stop, checked_whole)
-from qwen3_io.checkpoint import broken_tensors, map_weights, read_config, read_generation_config, to_float32
-from qwen3_io.errors import InputError, brief, is_whole, some
+from qwen3_io.checkpoint import (check_answers, check_finite, is_headless, map_weights, read_config,
+                                 read_generation_config, to_float32)
+from qwen3_io.errors import InputError, brief, is_whole
 from qwen3_io.hub import resolve_model
 from qwen3_io.progress import progress
 from tokenizer_utils import (Answer, NoTokenizer, Tokenizer, inside_thought, load_tokenizer, parse_answer, stream_text,
@@ -327,6 +328,7 @@ class KVCache:
 CHUNK = 512  # prompt tokens that go through the layers together: enough for full speed of the matrix products
 
 
+@np.errstate(over="ignore", invalid="ignore")  # NaN in the weights is reported once it has reached the logits
 def forward(model: Model, token_ids: Sequence[int] | np.ndarray, cache: KVCache,
             all_logits: bool = False) -> np.ndarray:
     """Runs new tokens through the model, after the tokens in the cache, and adds them to the cache.
@@ -335,30 +337,30 @@ def forward(model: Model, token_ids: Sequence[int] | np.ndarray, cache: KVCache,
     -> the logits after the last token, float32 [vocab_size]; with `all_logits` after each, [n, vocab_size]; for a
     batch with the batch axis in front. Raises InputError for ids out of range and when the context is full.
     """
+    x = hidden_states(model, token_ids, cache)
+    x = x if all_logits else x[:, -1]  # the head costs several layers, so compute it for the last position only
+    logits = linear(x, model.weights["lm_head"])
+    return logits if np.ndim(token_ids) == 2 else logits[0]
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def hidden_states(model: Model, token_ids: Sequence[int] | np.ndarray, cache: KVCache) -> np.ndarray:
+    """forward without the head -> the residual stream after the last norm, float32 [batch, n, hidden_size]."""
     config, w = model.config, model.weights
     ids = checked_batch(token_ids, cache.k.shape[1], config.vocab_size)
     batch, n = ids.shape
     cache.reserve(n)
-    logits = np.empty((batch, n, config.vocab_size) if all_logits else 0, np.float32)
+    out = np.empty((batch, n, config.hidden_size), np.float32)
     chunk = max(1, CHUNK // batch)
-    with np.errstate(over="ignore", invalid="ignore"):  # NaN in the weights is reported once it has reached the logits
-        for start in range(0, n, chunk):
-            now = ids[:, start:start + chunk]
-            cos, sin = rope_tables(config, cache.positions(now.shape[1]))
-            x = w["embed_tokens"][now]  # [batch, chunk, hidden_size]
-            for i, layer in enumerate(w["layers"]):
-                x = decoder_layer(x, layer, config, cache, i, cos, sin)
-            cache.advance(now)
-            if all_logits:
-                logits[:, start:start + chunk] = output_logits(x, w, config.rms_norm_eps)
-        if not all_logits:  # the head costs several layers, so compute it for the last position only
-            logits = output_logits(x[:, -1:], w, config.rms_norm_eps)[:, 0]
-    return logits if np.ndim(token_ids) == 2 else logits[0]
-
-
-def output_logits(x: np.ndarray, w: dict[str, np.ndarray], eps: float) -> np.ndarray:
-    """Residual stream [batch, n, hidden_size] -> logits [batch, n, vocab_size]."""
-    return linear(rms_norm(x, w["norm"], eps), w["lm_head"])
+    for start in range(0, n, chunk):
+        now = ids[:, start:start + chunk]
+        cos, sin = rope_tables(config, cache.positions(now.shape[1]))
+        x = w["embed_tokens"][now]  # [batch, chunk, hidden_size]
+        for i, layer in enumerate(w["layers"]):
+            x = decoder_layer(x, layer, config, cache, i, cos, sin)
+        cache.advance(now)
+        out[:, start:start + chunk] = rms_norm(x, w["norm"], config.rms_norm_eps)
+    return out
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -488,7 +490,7 @@ def sampler(model: Model, prompt: np.ndarray, sampling: Sampling, seed: int | No
     counts = np.zeros(model.config.vocab_size, np.float32)
 
     def draw(logits: np.ndarray) -> int:
-        check_finite(model, logits)
+        check_finite(model.path, logits, model.engine.overflow)
         token = sample(penalize(logits, sampling, prompt_counts, counts), sampling, rng)
         counts[token] += 1
         return token
@@ -553,6 +555,7 @@ def reuse(cache: KVCache, prompt: np.ndarray, config: Config) -> np.ndarray:
 
 def answer_limit(model: Model, prompt_length: int, max_new_tokens: int | None) -> int:
     """The largest number of new tokens: as asked for, else the checkpoint's limit; at most the room in the context."""
+    check_answers(model.path, model.embeds)
     wanted = model.max_new_tokens if max_new_tokens is None else checked_whole("max_new_tokens", max_new_tokens, 1)
     room = model.config.context_length - prompt_length
     if room < 1:
@@ -717,10 +720,7 @@ WITHOUT_THINKING = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.0}
 
 
 def default_sampling(model: Model, enable_thinking: bool | None) -> Sampling:
-    """The settings of an answer if no others are given.
-
-    With enable_thinking=False, a model whose authors sample gets their values for answers without thinking.
-    """
+    """The default settings of an answer. With enable_thinking=False, a model that samples gets WITHOUT_THINKING."""
     unthinking = enable_thinking is False and model.sampling.temperature > 0
     return model.sampling.updated(**WITHOUT_THINKING) if unthinking else model.sampling
 
@@ -751,6 +751,7 @@ def score(model: Model, token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
     Perplexity is exp of minus their mean. Raises InputError for ids out of range and for a text longer than the
     context.
     """
+    check_answers(model.path, model.embeds)
     ids = checked_prompt(token_ids, model.config.vocab_size)
     if len(ids) > model.config.context_length:
         raise InputError(f"the text has {len(ids)} tokens; the model's context is {model.config.context_length}")
@@ -758,7 +759,7 @@ def score(model: Model, token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
     for start in range(0, len(ids) - 1, SCORED):
         now, following = ids[start:start + SCORED], ids[start + 1:start + SCORED + 1]
         logits = model.engine.forward(model, now, cache, all_logits=True)  # [SCORED, vocab_size]
-        check_finite(model, logits)
+        check_finite(model.path, logits, model.engine.overflow)
         x = log_softmax(logits)
         logprobs.append(x[np.arange(len(following)), following])
     return np.concatenate(logprobs)
@@ -775,14 +776,18 @@ class Engine:
     load_weights(path, config) -> model.weights, in any form the engine's forward wants
     new_cache(config, max_length, left_padding) -> a KVCache, or something with the same methods
     forward(model, token_ids, cache, all_logits) -> logits
+    hidden_states(model, token_ids, cache), head_rows(model, token_ids): for qwen3_embed.py; None: it can't embed
     """
     load_weights: Callable[[Path, Config], Any]
     new_cache: Callable[..., KVCache]
     forward: Forward
+    hidden_states: Forward | None = None
+    head_rows: Forward | None = None
     overflow: str = "the computation itself has overflowed float32"  # if logits aren't finite, but all weights are
 
 
-NUMPY: Engine = Engine(lambda path, config: load_weights(path, config), KVCache, forward)
+NUMPY: Engine = Engine(lambda path, config: load_weights(path, config), KVCache, forward, hidden_states,
+                       lambda model, token_ids: model.weights["lm_head"][token_ids])
 
 
 @dataclass(frozen=True)
@@ -796,6 +801,7 @@ class Model:
     eos_token_ids: tuple[int, ...]
     max_new_tokens: int | None
     engine: Engine
+    embeds: bool = False  # an embedding model, which gives vectors and can't answer: see qwen3_embed.py
 
 
 HERE = Path(__file__).resolve().parent
@@ -814,8 +820,9 @@ def load_model(name: str | Path, engine: Engine = NUMPY, offline: bool = False, 
     config = load_config(path)
     sampling, eos_token_ids, max_new_tokens = read_generation_config(path)
     text_side = load_tokenizer(path) if tokenizer else NoTokenizer(path)
+    embeds = is_headless(path) or tokenizer and bool(text_side.ending)
     return Model(path, config, engine.load_weights(path, config), text_side, Sampling(**sampling),
-                 eos_token_ids or config.eos_token_ids, max_new_tokens, engine)
+                 eos_token_ids or config.eos_token_ids, max_new_tokens, engine, embeds)
 
 
 def load_config(path: Path) -> Config:
@@ -835,14 +842,6 @@ def load_weights(path: Path, config: Config) -> dict[str, Any]:
     # glibc keeps freed blocks up to the largest one freed so far; with no fresh pages per array, prefill is 1.12 x.
     np.empty(2**25 - 2**16, np.uint8)
     return weights
-
-
-def check_finite(model: Model, logits: np.ndarray) -> None:
-    """Raises InputError that names the broken tensors if a logit is NaN or infinite."""
-    if not np.isfinite(logits).all():
-        broken = broken_tensors(model.path)
-        why = f"NaN or infinity in {some(broken)}" if broken else f"all weights are finite, so {model.engine.overflow}"
-        raise InputError(f"{model.path}: the logits are not finite: {why}")
 
 
 if __name__ == "__main__":

@@ -296,6 +296,21 @@ def main(argv: Sequence[str] | None = None, parser: Parser | None = None,
     """
     jobs = jobs or {}
     args = parse_arguments(parser or make_parser(), argv, jobs)
+
+    def work() -> int:
+        engine = make_engine(args)
+        if args.chat:
+            return converse(args, engine)
+        wanted = {"version": print_version, "list": print_models, "verify": verify_cached, "score": print_scores} | jobs
+        name = next((name for name in wanted if getattr(args, name) not in (None, False)), None)
+        (answer if name is None else wanted[name])(args, engine)
+        return 0
+
+    return guarded(work)
+
+
+def guarded(work: Callable[[], int]) -> int:
+    """Does the work of a command -> its exit status. Bad input and Ctrl-C end in one line on stderr."""
     caught = release_ctrl_c()  # from here on, to stop an answer or an engine's threads in order
     if sys.stderr is None:  # closed; a progress bar would fail
         sys.stderr = open(os.devnull, "w")
@@ -304,13 +319,7 @@ def main(argv: Sequence[str] | None = None, parser: Parser | None = None,
             raise InputError("stdout is closed, so there is nowhere to write the answer to")
         if hasattr(sys.stdout, "reconfigure"):
             sys.stdout.reconfigure(errors="replace")  # a terminal that can't show a character gets a question mark
-        engine = make_engine(args)
-        if args.chat:
-            return converse(args, engine)
-        wanted = {"version": print_version, "list": print_models, "verify": verify_cached, "score": print_scores} | jobs
-        name = next((name for name in wanted if getattr(args, name) not in (None, False)), None)
-        (answer if name is None else wanted[name])(args, engine)
-        return 0
+        return work()
     except InputError as error:
         message, status = str(error), 1
     except MemoryError:

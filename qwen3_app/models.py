@@ -7,7 +7,7 @@ from pathlib import Path
 
 from qwen3 import BUNDLED, NUMPY, Engine
 from qwen3_app.terminal import write
-from qwen3_io.checkpoint import check_tensors, map_checkpoint, model_file, quantized_file, read_config, tensor_shapes
+from qwen3_io.checkpoint import checked_weights, model_file, quantized_file, read_config
 from qwen3_io.errors import InputError, brief, some
 from qwen3_io.hub import cached_models, check_blobs, resolve_model
 
@@ -83,8 +83,7 @@ def why_not(folder: Path, engine: Engine) -> str | None:
         config = read_config(folder)
         if quantized_file(folder) is not None:
             return "quantized by qwen3_numba.py, which runs it" if engine is NUMPY else None
-        check_tensors(folder, tensor_shapes(config), map_checkpoint(folder),
-                      "lm_head.weight" if config["tie_word_embeddings"] else None)
+        checked_weights(folder, config)
         return "no tokenizer.json" if model_file(folder, "tokenizer.json") is None else None
     except InputError as error:
         said = str(error).replace(str(folder) + os.sep, "").removeprefix(f"{folder}: ")

@@ -79,6 +79,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise InputError(f"{folder}: {no_model(folder)}")
     raw = read_json_object(file)
     check_architecture(raw, file)
+    if raw.get("architectures") == ["Qwen3Model"]:  # a model without a head, as training tools save embedding models
+        del raw["architectures"]
     for key, value in ONLY_VALUE.items():
         if key in raw and (raw[key] != value or type(raw[key]) is not type(value)):
             raise InputError(f"{file}: {key} = {brief(repr(raw[key]))} is not supported, only {value!r} is "
@@ -379,13 +381,41 @@ def map_weights(folder: Path, config: Mapping[str, Any]) -> dict[str, StoredTens
     The head is tied to the embedding if config.json says so and the file holds no other lm_head.weight: tied
     checkpoints may contain a copy, and if it is no copy, transformers uses the file's.
     """
-    stored = map_checkpoint(folder)
-    check_tensors(folder, tensor_shapes(config), stored, "lm_head.weight" if config["tie_word_embeddings"] else None)
+    stored = checked_weights(folder, config)
     head, embedding = stored.get("lm_head.weight"), stored["model.embed_tokens.weight"]
     if head is not None and config["tie_word_embeddings"] and head.dtype == embedding.dtype \
             and all(map(np.array_equal, head.data, embedding.data)):  # row by row, which takes no memory
         del stored["lm_head.weight"]
     return stored
+
+
+def checked_weights(folder: Path, config: Mapping[str, Any]) -> dict[str, StoredTensor]:
+    """The stored tensors under the names of tensor_shapes, with the shapes that config.json says.
+
+    An embedding model's file has names without `model.`, and no head.
+    """
+    stored = map_checkpoint(folder)
+    headless = EMBEDDING in stored
+    if headless:
+        stored = {f"model.{name}": tensor for name, tensor in stored.items()}
+    check_tensors(folder, tensor_shapes(config), stored,
+                  "lm_head.weight" if headless or config["tie_word_embeddings"] else None)
+    return stored
+
+
+EMBEDDING = "embed_tokens.weight"  # the embedding's name in a file of a model without a head
+
+
+def is_headless(folder: Path) -> bool:
+    """True for the weights of an embedding model, by their names."""
+    return quantized_file(folder) is None and EMBEDDING in map_checkpoint(folder)
+
+
+def check_answers(folder: Path, embeds: bool) -> None:
+    """Raises InputError for an embedding model, which can't answer."""
+    if embeds:
+        raise InputError(f"{folder}: an embedding model gives vectors, not answers: python qwen3_embed.py --model "
+                         f"{folder}; to chat, take a model such as Qwen/Qwen3-0.6B")
 
 
 def to_float32(stored: StoredTensor) -> np.ndarray:
@@ -406,6 +436,14 @@ def to_float32(stored: StoredTensor) -> np.ndarray:
 def broken_tensors(folder: Path) -> list[str]:
     """The names of a checkpoint's tensors that hold NaN or infinity."""
     return [name for name, tensor in map_stored(folder).items() if not np.isfinite(to_float32(tensor)).all()]
+
+
+def check_finite(folder: Path, numbers: np.ndarray, overflow: str, name: str = "logits") -> None:
+    """Raises InputError if a number is NaN or infinite: names the broken tensors, or says `overflow` if none is."""
+    if not np.isfinite(numbers).all():
+        broken = broken_tensors(folder)
+        why = f"NaN or infinity in {some(broken)}" if broken else f"all weights are finite, so {overflow}"
+        raise InputError(f"{folder}: the {name} are not finite: {why}")
 
 
 def forget_pages(mapping: mmap.mmap) -> None:

@@ -734,6 +734,7 @@ def chat(model: Model, messages: str | Sequence[dict[str, Any]], tools: Sequence
     the sampling come from default_sampling. Raises InputError, before anything is computed, for unknown options,
     messages that can't be rendered, and values out of range.
     """
+    check_answers(model.path, model.embeds)
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
     text = model.tokenizer.apply_chat_template(messages, tools, enable_thinking=enable_thinking, join_text_parts=True)

@@ -88,11 +88,11 @@ def rerank(model: Model, query: str, documents: Sequence[str], instruction: str 
     encode, answers = model.tokenizer.encode, [token_id(model, "no"), token_id(model, "yes")]
     bodies = [encode(task + document) for document in checked_texts(documents, "document")]
     states = last_states(model, encode(PREFIX), bodies, encode(SUFFIX), truncate)
-    rows = given(model.engine.head_rows)(model, answers)  # [2, hidden_size], not the whole vocabulary
-    logits = states @ rows.T
-    check_finite(model.path, logits, model.engine.overflow)
+    no, yes = given(model.engine.head_rows)(model, answers)  # two rows [hidden_size], not the whole vocabulary
+    difference = np.einsum("nh,h->n", states, yes - no)  # of the two logits; each row by itself, whatever n is
+    check_finite(model.path, difference, model.engine.overflow)
     with np.errstate(over="ignore"):  # exp may be inf: then the score is 0
-        return 1 / (1 + np.exp(logits[:, 0] - logits[:, 1]))  # the softmax of two numbers
+        return 1 / (1 + np.exp(-difference))  # their softmax, the share of "yes"
 
 
 def token_id(model: Model, token: str) -> int:

@@ -80,6 +80,7 @@ class Config:
     tie_word_embeddings: bool  # the lm_head is the embedding again
     yarn: dict[str, float] | None = None  # the parameters of YaRN, if the checkpoint asks for it
     eos_token_ids: tuple[int, ...] = ()
+    adapter: str | None = None  # the folder of a LoRA adapter, which is merged into the weights
 
     @property
     def context_length(self) -> int:
@@ -634,8 +635,7 @@ class Completion(Iterator[str]):
         """Takes the options of `generate`, and
 
         stop: texts that end the answer and are not part of it; they may span tokens, and don't apply to a thought
-        logprobs: record the log-probability of each token and of this number of alternatives, before temperature
-        and penalties
+        logprobs: record the logprob of each token and of this many alternatives, before temperature and penalties
         think_budget: close a thought after this number of tokens
         lookup: guess up to this number of tokens from the earlier text and check them in one pass; the same answer
         """
@@ -749,8 +749,7 @@ SCORED = 128  # positions whose logits are in memory at a time: 78 MB with a voc
 def score(model: Model, token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
     """The logprob of each token of a text [n] but the first, given those before it -> [n - 1], natural logarithms.
 
-    Perplexity is exp of minus their mean. Raises InputError for ids out of range and for a text longer than the
-    context.
+    Perplexity is exp of minus their mean. Raises InputError for ids out of range and for too long a text.
     """
     check_answers(model.path, model.embeds)
     ids = checked_prompt(token_ids, model.config.vocab_size)
@@ -809,16 +808,17 @@ HERE = Path(__file__).resolve().parent
 BUNDLED = HERE / ("qwen3/demo" if (HERE / "qwen3").is_dir() else "demo")  # the small model; installed, in qwen3/
 
 
-def load_model(name: str | Path, engine: Engine = NUMPY, offline: bool = False, tokenizer: bool = True) -> Model:
+def load_model(name: str | Path, engine: Engine = NUMPY, offline: bool = False, tokenizer: bool = True,
+               adapter: str | Path | None = None) -> Model:
     """Loads a folder with config.json, tokenizer.json and *.safetensors as published on Hugging Face.
 
     `name` may also be the name of a model on the hub (Qwen/Qwen3-0.6B, or 0.6B for short): it is taken from the hub's
     cache or, unless `offline`, downloaded into it. With tokenizer=False, the folder needs no tokenizer, and the model
-    reads and writes only token ids.
+    reads and writes only token ids. `adapter` is the folder of a LoRA adapter.
     Raises InputError, one line that names the file, for anything missing, damaged or unsupported.
     """
     path = resolve_model(str(name), offline)
-    config = load_config(path)
+    config = load_config(path, adapter)
     sampling, eos_token_ids, max_new_tokens = read_generation_config(path)
     text_side = load_tokenizer(path) if tokenizer else NoTokenizer(path)
     embeds = is_headless(path) or tokenizer and bool(text_side.ending)
@@ -826,9 +826,9 @@ def load_model(name: str | Path, engine: Engine = NUMPY, offline: bool = False, 
                  eos_token_ids or config.eos_token_ids, max_new_tokens, engine, embeds)
 
 
-def load_config(path: Path) -> Config:
+def load_config(path: Path, adapter: str | Path | None = None) -> Config:
     """The config of the model folder `path`. Raises InputError, see read_config."""
-    return Config(**read_config(path))
+    return Config(**read_config(path, adapter))
 
 
 def load_weights(path: Path, config: Config) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from qwen3 import Forward, InputError, Model, load_model
+from qwen3 import NUMPY, Forward, InputError, Model, load_model
 from qwen3_io.checkpoint import check_finite
 from qwen3_io.errors import brief, is_whole
 from qwen3_io.progress import progress
@@ -212,6 +212,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("-m", "--model", metavar="NAME", help="a folder, or a model on the Hugging Face hub, such as "
         "Qwen/Qwen3-Embedding-0.6B or Qwen/Qwen3-Reranker-0.6B (default: $QWEN3_MODEL)")
     add("--offline", action="store_true", help="never use the network: only folders and the hub's cache")
+    add("--adapter", metavar="DIR", help="a folder with a LoRA adapter for the model")
     add("--instruction", metavar="TEXT", help="the task of the texts that are queries (default: for --query a web "
         "search; for texts from stdin none, as for documents)")
     add("--dimensions", type=int, metavar="N", help="keep only the first N numbers of each vector")
@@ -286,9 +287,10 @@ def run(args: argparse.Namespace) -> int:
             import qwen3_numba
         except ImportError as error:  # numba is an extra that a plain installation leaves out
             raise InputError(str(error)) from error
-        model = qwen3_numba.load_model(name, args.quantize, args.threads, offline=args.offline)
+        engine = qwen3_numba.engine(args.quantize, args.threads)
     else:
-        model = load_model(name, offline=args.offline)
+        engine = NUMPY
+    model = load_model(name, engine, args.offline, adapter=args.adapter)
     if args.query is None:
         vectors = embed(model, lines, args.instruction, args.dimensions, args.truncate)
         if not args.json:

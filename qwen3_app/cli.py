@@ -51,6 +51,7 @@ def make_parser() -> Parser:
         "model on the Hugging Face hub, such as Qwen/Qwen3-0.6B, 0.6B for short: taken from the hub's cache, or "
         "downloaded (default: $QWEN3_MODEL, else the small bundled model)")
     add("--offline", action="store_true", help="never use the network: only folders and the hub's cache")
+    add("--adapter", metavar="DIR", help="a folder with a LoRA adapter for the model, which is merged while loading")
     add = parser.add_argument_group("what to do").add_argument
     add("--chat", action="store_true", help="a conversation; /help in it lists its commands. On a terminal, also "
         "where there is no prompt")
@@ -185,7 +186,7 @@ def read_conversation(args: argparse.Namespace) -> tuple[list[dict], list[dict] 
 def load(args: argparse.Namespace, engine: Engine) -> Model:
     """The model of --model, of $QWEN3_MODEL, or the bundled one."""
     name = named_model(args)
-    model = load_model(BUNDLED if name is None else name, engine, offline=args.offline)
+    model = load_model(BUNDLED if name is None else name, engine, offline=args.offline, adapter=args.adapter)
     if name is None and sys.stderr is not None and sys.stderr.isatty():  # a person's concern, not a script's
         note("No --model given: the small bundled model answers. For Qwen's own: --model Qwen/Qwen3-0.6B")
     return model

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import safetensors
 
+from qwen3_io import adapter
 from qwen3_io.arguments import SAMPLING, check_sampling
 from qwen3_io.errors import LARGEST_TEXT, InputError, brief, is_whole, number_between, read_json_object, some
 
@@ -68,8 +69,8 @@ KNOWN_KEYS = {*SIZES, *ONLY_VALUE, *HARMLESS_KEYS, "rms_norm_eps", "rope_theta",
               "layer_types", "tie_word_embeddings", "eos_token_id"}
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """The fields of qwen3.Config from config.json, written by transformers 4 or 5.
+def read_config(folder: Path, adapter_folder: str | Path | None = None) -> dict[str, Any]:
+    """The fields of qwen3.Config from config.json, written by transformers 4 or 5, and the folder of a LoRA adapter.
 
     Raises InputError for a missing or malformed field, and names every option that changes the computation and isn't
     implemented.
@@ -111,7 +112,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     if raw["head_dim"] % 2:
         raise InputError(f"{file}: head_dim must be even, because RoPE rotates pairs, not {raw['head_dim']}")
     return {**{key: raw[key] for key in SIZES}, "rms_norm_eps": eps, "rope_theta": theta, "yarn": yarn,
-            "tie_word_embeddings": tied, "eos_token_ids": token_id_list(raw.get("eos_token_id"), file)}
+            "tie_word_embeddings": tied, "eos_token_ids": token_id_list(raw.get("eos_token_id"), file),
+            "adapter": None if adapter_folder is None else checked_adapter(folder, Path(adapter_folder))}
 
 
 # model_type of a related model -> its description; several share a beginning.
@@ -139,7 +141,7 @@ def no_model(folder: Path) -> str:
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     if "adapter_config.json" in names:
-        return "a LoRA adapter, not a model; merge it into its base model first (peft: merge_and_unload)"
+        return "a LoRA adapter, not a model; give its base model with --model, and this folder with --adapter"
     if any(name.endswith(".gguf") for name in names):
         return "a folder of GGUF files, which are not supported; take the model's safetensors files"
     if commits:
@@ -386,7 +388,7 @@ def map_weights(folder: Path, config: Mapping[str, Any]) -> dict[str, StoredTens
     if head is not None and config["tie_word_embeddings"] and head.dtype == embedding.dtype \
             and all(map(np.array_equal, head.data, embedding.data)):  # row by row, which takes no memory
         del stored["lm_head.weight"]
-    return stored
+    return stored if config.get("adapter") is None else with_adapter(stored, Path(config["adapter"]))
 
 
 def checked_weights(folder: Path, config: Mapping[str, Any]) -> dict[str, StoredTensor]:
@@ -420,15 +422,16 @@ def check_answers(folder: Path, embeds: bool) -> None:
 
 def to_float32(stored: StoredTensor) -> np.ndarray:
     """The tensor as float32; a float32 tensor stays in the file. bfloat16 is the upper half of a float32."""
-    if stored.dtype == "F32" and stored.data.flags.aligned:
-        return stored.data
-    values = np.empty(stored.data.shape, np.float32)
+    data = stored.data  # an adapted one is computed anew each time
+    if stored.dtype == "F32" and data.flags.aligned:
+        return data
+    values = np.empty(data.shape, np.float32)
     if stored.dtype == "BF16":
         bits = values.view(np.uint32)
-        bits[...] = stored.data
+        bits[...] = data
         bits <<= 16
     else:
-        values[...] = stored.data
+        values[...] = data
     forget_pages(stored.mapping)
     return values
 
@@ -450,6 +453,62 @@ def forget_pages(mapping: mmap.mmap) -> None:
     """Pages read from a mapped file no longer count as this process's memory."""
     if hasattr(mmap, "MADV_DONTNEED"):
         mapping.madvise(mmap.MADV_DONTNEED)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# LoRA adapters, merged into the matrices
+# ----------------------------------------------------------------------------------------------------------------------
+
+class Adapted(StoredTensor):
+    """A stored matrix with the change of an adapter: the sum is computed whenever `data` is read.
+
+    It is rounded to the format of the file, so an adapted model needs no more memory and time than its base.
+    """
+    change: adapter.Change
+
+    @classmethod
+    def of(cls, base: StoredTensor, change: adapter.Change) -> "Adapted":
+        adapted = cls(*base)
+        adapted.change = change
+        return adapted
+
+    @property
+    def data(self) -> np.ndarray:  # type: ignore[override]
+        base = StoredTensor(*self)
+        merged = self.change.b @ self.change.a
+        merged *= np.float32(self.change.scale)
+        merged += to_float32(base)
+        if self.dtype == "BF16":
+            bits = merged.view(np.uint32)  # rounded to nearest, to even in the middle; then the upper half
+            return ((bits + (((bits >> 16) & 1) + 0x7FFF)) >> 16).astype("<u2")
+        with np.errstate(over="ignore"):
+            return merged.astype(base.data.dtype, copy=False)
+
+
+def checked_adapter(folder: Path, adapter_folder: Path) -> str:
+    """The path of an adapter's folder. Raises InputError if it is none, or if the base model can't take one."""
+    if quantized_file(folder) is not None:
+        raise InputError(f"{folder}: an adapter can't be added to packed weights; quantize the original with --adapter")
+    for name in (adapter.CONFIG, adapter.WEIGHTS):
+        if model_file(adapter_folder, name, largest=None) is None:
+            raise InputError(f"{adapter_folder}: no {name} in this folder, so it is not a LoRA adapter")
+    return str(adapter_folder)
+
+
+def with_adapter(stored: dict[str, StoredTensor], folder: Path) -> dict[str, StoredTensor]:
+    """The tensors with an adapter's changes. Raises InputError for an adapter of another model.
+
+    A change of a tied head leaves the embedding as it is.
+    """
+    files = map_safetensors(folder / adapter.WEIGHTS)
+    changes = adapter.read_changes(folder, read_json_object(folder / adapter.CONFIG),
+                                   {name: to_float32(tensor) for name, tensor in files.items()})
+    bases = {"lm_head.weight": stored["model.embed_tokens.weight"]} | stored
+    del bases["model.embed_tokens.weight"]
+    adapter.check_changes(folder, changes, {name: tensor.data.shape for name, tensor in bases.items()})
+    if packed := [name for name in changes if bases[name].dtype not in STORED_DTYPES]:
+        raise InputError(f"{folder}: an adapter can't be added to packed weights: {some(packed, 2)}")
+    return stored | {name: Adapted.of(bases[name], change) for name, change in changes.items()}
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -12,7 +13,7 @@ import qwen3
 from configs import ROOT
 from embedders import make_embedder, make_reranker
 from helpers import assert_one_line, run_fast
-from qwen3_embed import SEARCH, embed, rerank
+from qwen3_embed import SEARCH, embed, make_parser, rerank
 
 LINES = ["Bees find home by the sun.", "Tea came by ship.", "蜜蜂 通过 太阳 回家"]
 QUERY = "How do bees find home?"
@@ -111,6 +112,12 @@ def test_wrong_usage(embedder, reranker, tmp_path):
     assert "not an embedding model" in refusal("--model", ROOT / "demo")
     assert "context has room" in refusal("--model", embedder, stdin="bee " * 5000)
     assert np.load(io.BytesIO(output("--model", embedder, "--truncate", stdin="bee " * 5000))).shape == (1, 32)
+
+
+def test_the_table_of_options_is_complete():
+    listed = set(re.findall(r"--[a-z]+", (ROOT / "docs/vectors.md").read_text()))
+    assert listed == {option for action in make_parser()._actions for option in action.option_strings
+                      if option.startswith("--") and option != "--help"}
 
 
 def test_a_closed_pipe_is_one_line(embedder):

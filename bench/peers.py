@@ -159,6 +159,7 @@ def write_gguf(path: Path, folder: Path, name: str) -> None:
     """
     import gguf
     import qwen3
+    from qwen3_io import checkpoint
     config, stored = qwen3.load_config(path), checkpoint.map_checkpoint(path)
     kind = gguf.GGMLQuantizationType[ENTRIES[name].format.upper()]
     writer = gguf.GGUFWriter(gguf_file(folder, name), "qwen3")

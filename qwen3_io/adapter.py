@@ -43,7 +43,7 @@ def read_changes(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, 
     for key, value in config.items():
         if key not in HARMLESS | READ and value not in (None, False, "none") and value != [] and value != {}:
             raise InputError(f"{file}: option {brief(key)} = {brief(value, 80)} is not supported by this program")
-    rank, alpha, rooted = config.get("r"), config.get("lora_alpha"), config.get("use_rslora", False)
+    rank, alpha, rooted = config.get("r"), config.get("lora_alpha", ""), config.get("use_rslora", False)
     if not is_whole(rank, 1) or not is_number(alpha) or not isinstance(rooted, bool):
         raise InputError(f"{file}: r must be a positive integer, lora_alpha a number and use_rslora true or false, not "
                          f"{brief(repr((rank, alpha, rooted)), 80)}")

@@ -10,12 +10,12 @@
 
 Read this file from top to bottom:
 
-    config -> components -> KV cache -> forward -> sampling -> generation -> conversation -> loading -> checks
+    config -> components -> KV cache -> forward -> sampling -> generation -> conversation -> loading
 
 The data flow, with the sizes of Qwen3-0.6B (`n` is the number of tokens):
 
     token ids [n] -> embedding [n, 1024] -> 28 x decoder layer [n, 1024] -> RMSNorm -> lm_head -> logits [n, 151936]
-    decoder layer:  x + attention(RMSNorm(x)), then  x + swiglu(RMSNorm(x))
+    decoder layer:  x + attention(RMSNorm(x)), then  x + swiglu(RMSNorm(x)), or moe in a mixture of experts
 
 The words:
 
@@ -81,6 +81,11 @@ class Config:
     yarn: dict[str, float] | None = None  # the parameters of YaRN, if the checkpoint asks for it
     eos_token_ids: tuple[int, ...] = ()
     adapter: str | None = None  # the folder of a LoRA adapter, which is merged into the weights
+    sparse_layers: tuple[int, ...] = ()  # the layers that are a mixture of experts; the fields below are theirs
+    num_experts: int = 0
+    num_experts_per_tok: int = 0  # the experts that a position goes through
+    moe_intermediate_size: int = 0  # width inside the SwiGLU of an expert
+    norm_topk_prob: bool = False  # the weights of the chosen experts are scaled to a sum of 1
 
     @property
     def context_length(self) -> int:
@@ -143,13 +148,10 @@ def rope_frequencies(config: Config) -> tuple[np.ndarray, float]:
     frequencies = 1 / (theta ** (np.arange(0, d, 2) / d)).astype(np.float32)
     if yarn is None:
         return frequencies, 1.0
-
-    def pair(turns: float) -> float:
-        """The (fractional) pair that makes this number of turns within the original context."""
-        return d * math.log(yarn["original_max_position_embeddings"] / (turns * 2 * math.pi)) / (2 * math.log(theta))
-
-    low = max(math.floor(pair(yarn["beta_fast"])), 0)
-    high = min(math.ceil(pair(yarn["beta_slow"])), d - 1)  # d - 1 and 0.001 as in the reference
+    # The (fractional) pairs that make so many turns within the original context; d - 1 and 0.001 as in the reference.
+    quick, slow = (d * math.log(yarn["original_max_position_embeddings"] / (yarn[turns] * 2 * math.pi))
+                   / (2 * math.log(theta)) for turns in ("beta_fast", "beta_slow"))
+    low, high = max(math.floor(quick), 0), min(math.ceil(slow), d - 1)
     ramp = np.clip((np.arange(d // 2, dtype=np.float32) - low) / np.float32(max(high - low, 0.001)), 0, 1)
     return frequencies / np.float32(yarn["factor"]) * ramp + frequencies * (1 - ramp), yarn["attention_factor"]
 
@@ -177,8 +179,7 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, left_padding: np.ndar
         future = np.triu(np.ones((n, n), bool), 1)
         np.copyto(scores.reshape(batch, n_kv_heads, group, n, length)[..., -n:], blocked, where=future)
     if left_padding is not None:
-        for row, n_columns in enumerate(left_padding):
-            scores[row, ..., :n_columns] = blocked
+        np.copyto(scores, blocked, where=np.arange(length) < left_padding[:, None, None, None])
     scores -= scores.max(axis=-1, keepdims=True)  # does not change the softmax, and exp can't overflow
     np.exp(scores, out=scores)
     out = scores @ v / scores.sum(axis=-1, keepdims=True)  # divided after the product, where there is less to divide
@@ -216,7 +217,26 @@ def swiglu(x: np.ndarray, gate_proj: np.ndarray, up_proj: np.ndarray, down_proj:
     return (down_proj @ hidden).T.reshape(x.shape)
 
 
-def decoder_layer(x: np.ndarray, w: dict[str, np.ndarray], config: Config, cache: KVCache, layer: int,
+def moe(x: np.ndarray, gate: np.ndarray, experts: dict[int, dict[str, np.ndarray]], config: Config) -> np.ndarray:
+    """Mixture of experts, x [..., hidden_size] -> the same shape. Source: Shazeer et al. 2017.
+
+    Each expert is a SwiGLU. The router, gate [num_experts, hidden_size], gives a position a probability for each. The
+    num_experts_per_tok most likely experts are added in proportion to it: many weights, but few are read per token.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    probabilities = np.exp(log_softmax(linear(rows, gate)))  # [rows, num_experts]
+    chosen = np.argsort(-probabilities, axis=-1, kind="stable")[:, :config.num_experts_per_tok]
+    weights = np.take_along_axis(probabilities, chosen, axis=-1)  # [rows, num_experts_per_tok]
+    if config.norm_topk_prob:
+        weights /= weights.sum(axis=-1, keepdims=True)
+    out = np.zeros_like(rows)
+    for expert in np.unique(chosen):  # each expert once, for all positions that chose it
+        row, rank = np.nonzero(chosen == expert)
+        out[row] += weights[row, rank, None] * swiglu(rows[row], **experts[expert])
+    return out.reshape(x.shape)
+
+
+def decoder_layer(x: np.ndarray, w: dict[str, Any], config: Config, cache: KVCache, layer: int,
                   cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
     """One layer: x [batch, n, hidden_size] -> the same shape. Writes the new keys and values into the cache."""
     eps, (batch, n) = config.rms_norm_eps, x.shape[:2]
@@ -229,7 +249,9 @@ def decoder_layer(x: np.ndarray, w: dict[str, np.ndarray], config: Config, cache
     keys, values = cache.append(layer, apply_rope(k, cos, sin), v.swapaxes(1, 2))
     out = attention_in_blocks(apply_rope(q, cos, sin), keys, values, cache.left_padding)
     x = x + linear(out.swapaxes(1, 2).reshape(batch, n, -1), w["o_proj"])  # heads side by side: n_heads * head_dim
-    return x + swiglu(rms_norm(x, w["post_attention_layernorm"], eps), w["gate_proj"], w["up_proj"], w["down_proj"])
+    h = rms_norm(x, w["post_attention_layernorm"], eps)
+    return x + (moe(h, w["gate"], w["experts"], config) if "experts" in w else
+                swiglu(h, w["gate_proj"], w["up_proj"], w["down_proj"]))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -351,8 +373,7 @@ def hidden_states(model: Model, token_ids: Sequence[int] | np.ndarray, cache: KV
     ids = checked_batch(token_ids, cache.k.shape[1], config.vocab_size)
     batch, n = ids.shape
     cache.reserve(n)
-    out = np.empty((batch, n, config.hidden_size), np.float32)
-    chunk = max(1, CHUNK // batch)
+    chunk, out = max(1, CHUNK // batch), np.empty((batch, n, config.hidden_size), np.float32)
     for start in range(0, n, chunk):
         now = ids[:, start:start + chunk]
         cos, sin = rope_tables(config, cache.positions(now.shape[1]))
@@ -415,21 +436,10 @@ def top_k_indices(x: np.ndarray, k: int) -> np.ndarray:
     return indices[x[indices] >= np.partition(x[indices], -k)[-k]]
 
 
-def as_square(x: np.ndarray) -> np.ndarray:
-    """x [n] as the rows of the smallest square that holds it, filled up with zeros.
-
-    Sums over 151,936 small float32 numbers are taken in two steps, along a row and over rows: a single running sum
-    would lose the small numbers beside a large sum.
-    """
-    side = math.isqrt(max(len(x) - 1, 0)) + 1
-    square = np.zeros(side * side, np.float32)
-    square[:len(x)] = x
-    return square.reshape(side, side)
-
-
 def running_sum(x: np.ndarray) -> np.ndarray:
-    """The sum of x [n] up to each element, [n]."""
-    sums = np.cumsum(as_square(x), axis=1)
+    """The sum of x [n] up to each element, [n]. One float32 sum over 151,936 small numbers would lose most of them."""
+    side = math.isqrt(max(len(x) - 1, 0)) + 1
+    sums = np.cumsum(np.pad(x, (0, side * side - len(x))).reshape(side, side), axis=1)  # along rows of a square
     sums[1:] += np.cumsum(sums[:-1, -1])[:, None]
     return sums.reshape(-1)[:len(x)]
 
@@ -463,21 +473,14 @@ def candidates(logits: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.n
     return ids, probabilities / probabilities.sum()
 
 
-def draw_index(weights: np.ndarray, rng: np.random.Generator) -> int:
-    """An index of weights [n], drawn in proportion to them; never one with weight 0."""
-    sums = np.cumsum(weights)
-    index = np.searchsorted(sums, rng.random(dtype=np.float32) * sums[-1], side="right")
-    return int(min(index, np.searchsorted(sums, sums[-1])))  # the product may round up to the whole sum
-
-
 def sample(logits: np.ndarray, sampling: Sampling, rng: np.random.Generator) -> int:
     """Draws a token id from logits [vocab_size]."""
     if sampling.temperature == 0:
         return int(logits.argmax())
     ids, probabilities = candidates(logits, sampling)
-    square = as_square(probabilities)
-    row = draw_index(square.sum(axis=1), rng)  # first a row of the square, then a token of the row
-    return int(ids[row * len(square) + draw_index(square[row], rng)])
+    # A race: a token arrives after an exponentially distributed time, and is the first in proportion to its rate. The
+    # times are drawn as float64, because one float32 in 8 million is 0.
+    return int(ids[(probabilities / rng.standard_exponential(len(ids)).astype(np.float32)).argmax()])
 
 
 Draw = Callable[[np.ndarray], int]  # draws the next token from logits [vocab_size]
@@ -491,7 +494,7 @@ def sampler(model: Model, prompt: np.ndarray, sampling: Sampling, seed: int | No
     counts = np.zeros(model.config.vocab_size, np.float32)
 
     def draw(logits: np.ndarray) -> int:
-        check_finite(model.path, logits, model.engine.overflow)
+        check_finite(logits, model.path, model.engine.overflow)
         token = sample(penalize(logits, sampling, prompt_counts, counts), sampling, rng)
         counts[token] += 1
         return token
@@ -544,13 +547,10 @@ def generate(model: Model, token_ids: Sequence[int] | np.ndarray, max_new_tokens
 
 
 def reuse(cache: KVCache, prompt: np.ndarray, config: Config) -> np.ndarray:
-    """Cuts the cache back to its common prefix with the prompt [n] -> the tokens that remain to be computed.
-
-    At least the last one remains, because its logits say how to go on.
-    """
+    """Cuts the cache back to its common prefix with the prompt [n] -> the tokens that remain to be computed."""
     if cache.config != config or cache.k.shape[1] != 1 or cache.left_padding is not None:
         raise InputError("the cache given belongs to another model, or to a batch")
-    cache.truncate(min(cache.common_prefix(prompt), len(prompt) - 1))
+    cache.truncate(min(cache.common_prefix(prompt), len(prompt) - 1))  # the last token's logits say how to go on
     return prompt[cache.length:]
 
 
@@ -735,8 +735,7 @@ def chat(model: Model, messages: str | Sequence[dict[str, Any]], tools: Sequence
     messages that can't be rendered, and values out of range.
     """
     check_answers(model.path, model.embeds)
-    if isinstance(messages, str):
-        messages = [{"role": "user", "content": messages}]
+    messages = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
     text = model.tokenizer.apply_chat_template(messages, tools, enable_thinking=enable_thinking, join_text_parts=True)
     given = {name: value for name, value in options.items() if value is not None}
     sampling = asdict(default_sampling(model, enable_thinking))
@@ -759,7 +758,7 @@ def score(model: Model, token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
     for start in range(0, len(ids) - 1, SCORED):
         now, following = ids[start:start + SCORED], ids[start + 1:start + SCORED + 1]
         logits = model.engine.forward(model, now, cache, all_logits=True)  # [SCORED, vocab_size]
-        check_finite(model.path, logits, model.engine.overflow)
+        check_finite(logits, model.path, model.engine.overflow)
         x = log_softmax(logits)
         logprobs.append(x[np.arange(len(following)), following])
     return np.concatenate(logprobs)
@@ -776,13 +775,12 @@ class Engine:
     load_weights(path, config) -> model.weights, in any form the engine's forward wants
     new_cache(config, max_length, left_padding) -> a KVCache, or something with the same methods
     forward(model, token_ids, cache, all_logits) -> logits
-    hidden_states(model, token_ids, cache), head_rows(model, token_ids): for qwen3_embed.py; None: it can't embed
     """
     load_weights: Callable[[Path, Config], Any]
     new_cache: Callable[..., KVCache]
     forward: Forward
-    hidden_states: Forward | None = None
-    head_rows: Forward | None = None
+    hidden_states: Forward | None = None  # (model, token_ids, cache); these two are for qwen3_embed.py
+    head_rows: Forward | None = None  # (model, token_ids) -> their rows of the lm_head, [n, hidden_size]
     overflow: str = "the computation itself has overflowed float32"  # if logits aren't finite, but all weights are
 
 
@@ -838,6 +836,8 @@ def load_weights(path: Path, config: Config) -> dict[str, Any]:
     for name, tensor in progress(stored.items(), "loading", unit=" tensors"):
         parts = name.split(".")  # model.layers.7.self_attn.q_proj.weight becomes layers[7]["q_proj"]
         place = weights["layers"][int(parts[2])] if parts[1] == "layers" else weights
+        if "experts" in parts:  # model.layers.7.mlp.experts.3.up_proj.weight becomes layers[7]["experts"][3]["up_proj"]
+            place = place.setdefault("experts", {}).setdefault(int(parts[5]), {})
         place[parts[-2]] = to_float32(tensor)
     weights.setdefault("lm_head", weights["embed_tokens"])
     # glibc keeps freed blocks up to the largest one freed so far; with no fresh pages per array, prefill is 1.12 x.

@@ -90,7 +90,7 @@ def rerank(model: Model, query: str, documents: Sequence[str], instruction: str 
     states = last_states(model, encode(PREFIX), bodies, encode(SUFFIX), truncate)
     no, yes = given(model.engine.head_rows)(model, answers)  # two rows [hidden_size], not the whole vocabulary
     difference = np.einsum("nh,h->n", states, yes - no)  # of the two logits; each row by itself, whatever n is
-    check_finite(model.path, difference, model.engine.overflow)
+    check_finite(difference, model.path, model.engine.overflow)
     with np.errstate(over="ignore"):  # exp may be inf: then the score is 0
         return 1 / (1 + np.exp(-difference))  # their softmax, the share of "yes"
 
@@ -165,7 +165,7 @@ def last_states(model: Model, before: list[int], bodies: Sequence[list[int]], af
                 row[:lengths[i]] = texts[i][shared:]
             x = hidden_states(model, ids, cache)  # [rows, longest, hidden_size]
             states[rows] = x[np.arange(len(rows)), lengths[rows] - 1]
-            check_finite(model.path, states[rows], model.engine.overflow, "hidden states")
+            check_finite(states[rows], model.path, model.engine.overflow, "hidden states")
             bar.update(int(lengths[rows].sum()))
     return states
 

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from qwen3 import (BUNDLED, HERE, NUMPY, Completion, Engine, KVCache, Model, Sampling, __version__, chat, load_model,
@@ -21,6 +22,7 @@ from qwen3_app.state import kept_conversation
 from qwen3_app.terminal import (as_json, cut_note, logprob_objects, note, print_answer, print_json, print_raw,
                                 statistics, write)
 from qwen3_io.arguments import checked_stop, checked_whole
+from qwen3_io.checkpoint import stretched
 from qwen3_io.errors import LONGEST_LINE, InputError, brief
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -47,11 +49,14 @@ def make_parser() -> Parser:
     add("--tools", metavar="FILE", help="tools that the model may call: JSON, as in OpenAI's API")
     add("--raw", action="store_true", help="continue the prompt as plain text, without the chat template")
     add = parser.add_argument_group("which model").add_argument
-    add("-m", "--model", metavar="NAME", help="a folder with config.json, tokenizer.json and *.safetensors; or a "
-        "model on the Hugging Face hub, such as Qwen/Qwen3-0.6B, 0.6B for short: taken from the hub's cache, or "
-        "downloaded (default: $QWEN3_MODEL, else the small bundled model)")
+    add("-m", "--model", metavar="NAME", help="a folder with config.json, tokenizer.json and *.safetensors; a GGUF "
+        "file; or a model on the Hugging Face hub, such as Qwen/Qwen3-0.6B, 0.6B for short: taken from the hub's cache, "
+        "or downloaded (default: $QWEN3_MODEL, else the small bundled model)")
     add("--offline", action="store_true", help="never use the network: only folders and the hub's cache")
     add("--adapter", metavar="DIR", help="a folder with a LoRA adapter for the model, which is merged while loading")
+    add("--rope-scaling", choices=["yarn"], help="stretch the context, with --rope-factor: for texts that are longer "
+        "than the model was trained for")
+    add("--rope-factor", type=float, metavar="X", help="how many times the trained context (Qwen advises 4)")
     add = parser.add_argument_group("what to do").add_argument
     add("--chat", action="store_true", help="a conversation; /help in it lists its commands. On a terminal, also "
         "where there is no prompt")
@@ -186,7 +191,13 @@ def read_conversation(args: argparse.Namespace) -> tuple[list[dict], list[dict] 
 def load(args: argparse.Namespace, engine: Engine) -> Model:
     """The model of --model, of $QWEN3_MODEL, or the bundled one."""
     name = named_model(args)
+    yarn = args.rope_scaling is not None
+    if yarn is (args.rope_factor is None):
+        raise InputError("--rope-scaling yarn and --rope-factor X go together")
     model = load_model(BUNDLED if name is None else name, engine, offline=args.offline, adapter=args.adapter)
+    if yarn:  # the weights are the same
+        config = replace(model.config, yarn=stretched(args.rope_factor, model.config.max_position_embeddings))
+        model = replace(model, config=config)
     if name is None and sys.stderr is not None and sys.stderr.isatty():  # a person's concern, not a script's
         note("No --model given: the small bundled model answers. For Qwen's own: --model Qwen/Qwen3-0.6B")
     return model

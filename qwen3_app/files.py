@@ -19,6 +19,7 @@ from qwen3_io.arguments import checked_ids
 from qwen3_io.checkpoint import map_stored
 from qwen3_io.errors import LARGEST_TEXT, InputError, parse_json
 from qwen3_io.progress import progress
+from qwen3_io.tensors import both_ends
 from qwen3_io.writing import write_safetensors
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -126,9 +127,7 @@ def fingerprint(model: Model, cache: KVCache) -> str:
     if model.config.adapter is not None:
         digest.update((Path(model.config.adapter) / adapter.WEIGHTS).read_bytes())
     for name, tensor in sorted(map_stored(model.path).items()):
-        flat = tensor.data.reshape(-1)
-        digest.update(f"{name} {tensor.dtype} {tensor.data.shape}".encode())
-        digest.update(flat[:1024].tobytes() + flat[-1024:].tobytes())
+        digest.update(f"{name} {tensor.dtype} {tensor.shape}".encode() + both_ends(tensor))
     return digest.hexdigest()
 
 

@@ -1,7 +1,7 @@
 """LoRA adapters in the layout of peft: adapter_config.json, and adapter_model.safetensors with two matrices per change.
 
 An adapter changes a matrix W [outputs, inputs] of its base model to W + scale * B A, with small matrices A [r, inputs]
-and B [outputs, r]. Source: Hu et al. 2021 (LoRA). checkpoint.py adds the product while the engine reads W.
+and B [outputs, r]. Source: Hu et al. 2021 (LoRA). The sum is computed while an engine reads W.
 """
 import math
 import re
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qwen3_io.errors import InputError, brief, is_number, is_whole, some
+from qwen3_io.tensors import PackedTensor, Tensor, to_float32
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # Keys of adapter_config.json that don't change the computation, or say what the tensors' names and shapes say, too.
@@ -80,3 +81,17 @@ def check_changes(folder: Path, changes: Mapping[str, Change], shapes: Mapping[s
                  if len(shapes.get(name, ())) == 2 and shapes[name] != (len(change.b), change.a.shape[1])]
     if problems:
         raise InputError(f"{folder}: an adapter for another model: {some(problems, 2)}")
+
+
+def adapted(base: Tensor, change: Change, dtype: str) -> PackedTensor:
+    """The matrix with its change, computed whenever its data is read, so that it is in memory only once.
+
+    `dtype` is what it becomes: "F32", or "BF16" if the base isn't stored in more digits.
+    """
+    def rows(start: int, stop: int) -> np.ndarray:
+        part = base.rows(start, stop) if isinstance(base, PackedTensor) else \
+            to_float32(base._replace(data=base.data[start:stop]))
+        return part + np.float32(change.scale) * (change.b[start:stop] @ change.a)
+
+    kind = dtype if base.dtype == "BF16" else "F32"
+    return PackedTensor(kind, (len(change.b), change.a.shape[1]), rows, base.mapping)

@@ -165,7 +165,8 @@ def expert_config(raw: Mapping[str, Any], file: Path) -> dict[str, Any]:
         raise InputError(f"{file}: decoder_sparse_step must be a positive integer, not {brief(repr(step))}")
     if not isinstance(dense, list) or not all(is_whole(i, 0) for i in dense):
         raise InputError(f"{file}: mlp_only_layers must be a list of numbers of layers, not {brief(repr(dense))}")
-    return {"sparse_layers": tuple(i for i in range(n_layers) if i not in dense and (i + 1) % step == 0),
+    sparse = sorted({*range(step - 1, n_layers, step)} - {*dense})
+    return {"sparse_layers": tuple(sparse),
             "norm_topk_prob": true_or_false(raw, "norm_topk_prob", False, file)}
 
 
@@ -178,7 +179,8 @@ def true_or_false(raw: Mapping[str, Any], key: str, default: bool, file: Path) -
 # model_type of a related model -> its description; several share a beginning.
 RELATIVES = {"qwen3_next": "Qwen3-Next", "qwen3_5": "Qwen3.5", "qwen3_6": "Qwen3.6",
              "qwen3_vl": "a model that sees", "qwen3_omni": "a model that sees and hears",
-             "qwen3_asr": "a model that hears", "qwen3_tts": "a model that speaks", "qwen2_vl": "Qwen2-VL",
+             "qwen3_asr": "a model that hears", "qwen3_tts": "a model that speaks",
+             "qwen3": "a relative of Qwen3", "qwen2_vl": "Qwen2-VL",
              "qwen2_5_vl": "Qwen2.5-VL", "qwen2_5_omni": "Qwen2.5-Omni", "qwen2_moe": "a mixture of experts of Qwen2",
              "qwen2_audio": "Qwen2-Audio", "qwen2": "Qwen2, Qwen2.5 or QwQ", "qwen": "the first Qwen"}
 

@@ -80,7 +80,7 @@ def fp8(name: str, parts: Parts, settings: Mapping[str, Any]) -> tuple[tuple[int
 
     def rows(start: int, stop: int) -> np.ndarray:
         scales = to_float32(parts["weight_scale_inv"])[np.arange(start, stop) // height]
-        return FP8[weight[start:stop]] * np.repeat(scales, width, axis=1)[:, :n_columns]
+        return FP8[weight[start:stop]] * scales[:, np.arange(n_columns) // width]
 
     return (n_rows, n_columns), rows
 
@@ -176,7 +176,7 @@ class Method(NamedTuple):
 def fp8_settings(about: Mapping[str, Any]) -> dict[str, Any]:
     size = about.get("weight_block_size")
     if about.get("fmt", "e4m3") != "e4m3" or not (isinstance(size, list) and len(size) == 2
-                                                  and all(is_whole(n, 1) for n in size)):
+                                                  and all(is_whole(n, 1) and n <= 2**20 for n in size)):
         raise ValueError(f"fmt = {about.get('fmt')!r} with weight_block_size = {size!r}; only 'e4m3' with blocks is")
     return {"weight_block_size": size}
 
@@ -219,7 +219,7 @@ METHODS = {
 def check_settings(about: Any, file: Path) -> tuple[str, dict[str, Any]]:
     """(method, its settings) of config.json's quantization_config. Raises InputError for what isn't supported."""
     method = about.get("quant_method") or ("MLX" if "bits" in about else None) if isinstance(about, dict) else about
-    if not isinstance(method, str) or method not in METHODS:
+    if not isinstance(about, dict) or not isinstance(method, str) or method not in METHODS:
         raise InputError(f"{file}: quantization_config: a checkpoint quantized by "
                          f"{brief('an unknown method' if method is None else method)} is not supported, only "
                          f"{', '.join(METHODS)} and GGUF are; take one of these, or the model in bfloat16; python "

@@ -190,7 +190,7 @@ def map_gguf(file: Path, dtype: str = "F32") -> dict[str, Tensor]:
         raise InputError(f"{file}: to unpack {', '.join(packed)}, install the package gguf: pip install gguf")
     tensors: dict[str, Tensor] = {}
     for name, entry in gguf.tensors.items():
-        part, layer, tail = name.split(".", 2) if name.startswith("blk.") and name.count(".") > 2 else ("", "", "")
+        _, layer, tail = name.split(".", 2) if name.startswith("blk.") and name.count(".") > 2 else ("", "", "")
         key = tail.removesuffix(".weight")
         if key in EXPERT_NAMES and len(entry.shape) == 3:
             for expert, data in enumerate(entry.data):

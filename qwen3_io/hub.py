@@ -1,6 +1,6 @@
 """Models by name: a folder, or a model of the Hugging Face hub, which is downloaded once and then taken from the cache.
 
-    resolve_model("models/mine")        a folder, unchanged
+    resolve_model("models/mine")        a folder, unchanged; a GGUF file, too
     resolve_model("Qwen/Qwen3-0.6B")    a model of the hub: owner/name
     resolve_model("Qwen3-0.6B")         the same without its owner
     resolve_model("0.6B")               the same, for short
@@ -196,7 +196,8 @@ def check_blobs(folder: Path) -> list[str]:
     A blob is called by the SHA-256 of its bytes, or if it is small, by the SHA-1 that git gives it. Raises InputError
     for a folder without such links: outside of the hub's cache, or on a disk that has no links.
     """
-    links = {file: Path(os.readlink(file)) for file in sorted(folder.iterdir()) if file.is_symlink()}
+    files = sorted(folder.iterdir()) if folder.is_dir() else [folder]  # a GGUF file
+    links = {file: Path(os.readlink(file)) for file in files if file.is_symlink()}
     sums = {file: blob.name for file, blob in links.items()
             if blob.parent.name == "blobs" and re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", blob.name)}
     if not sums:

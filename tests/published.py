@@ -1,4 +1,4 @@
-"""Checkpoints as they are published: official configs at a reduced size, and weights packed from the layouts' description."""
+"""Checkpoints as they are published: official configs at a reduced size, and packed weights."""
 import json
 from pathlib import Path
 

@@ -11,6 +11,7 @@ from configs import BASE, INTEGERS, SHARED, YARN, transformers_5
 from helpers import (HUGE_INT, REMOVED, assert_one_line, edit_json, finish, message_of, random_ids, refuse_folder,
                      start, works_or_refused)
 from make_random_model import make_random_model
+from qwen3_io.checkpoint import read_generation_config
 
 # ----------------------------------------------------------------------------------------------------------------------
 # config.json
@@ -232,6 +233,17 @@ def test_official_config_is_the_same_in_all_dialects(tmp_path):
         shutil.copy(file, tmp_path / "config.json")
         configs.append(qwen3.load_config(tmp_path))
     assert len(configs) == 3 and configs[0] == configs[1] == configs[2]
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason=f"no official configs at {SHARED}")
+def test_a_base_model_continues_greedily_and_ends_on_its_own_token(tmp_path):
+    """<|endoftext|>, 151643, in config.json as in generation_config.json; instruct models end on <|im_end|> as well."""
+    for name in ("Qwen3-0.6B-Base", "Qwen3-30B-A3B-Base"):
+        shutil.copy(SHARED / f"configs/{name}.json", tmp_path / "config.json")
+        assert qwen3.load_config(tmp_path).eos_token_ids == (151643,)
+    sampling, ends, longest = read_generation_config(SHARED / "tokenizer_base")
+    assert (sampling["temperature"], ends, longest) == (0, (151643,), 2048)
+    assert read_generation_config(SHARED / "tokenizer")[1] == (151645, 151643)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""qwen3_io/formats.py: published quantizations against their own tools, or packed here from the layouts' description."""
+"""qwen3_io/formats.py: published quantizations against their own tools, or packed here from their layouts."""
 import json
 
 import numpy as np
@@ -6,7 +6,7 @@ import pytest
 
 import qwen3
 from configs import BASE
-from helpers import assert_one_line, message_of, random_ids
+from helpers import assert_one_line, message_of, random_ids, works_or_refused
 from make_random_model import make_random_model
 from published import change_config, pack_words, write_tensors
 from qwen3_io.checkpoint import map_checkpoint, map_safetensors, to_float32
@@ -22,8 +22,8 @@ def half(x: np.ndarray) -> np.ndarray:
     return x.astype(np.float16).astype(np.float32)
 
 
-def quantized(w: np.ndarray, bits: int, group: np.ndarray, symmetric: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(q [outputs, inputs], zero points and scales [outputs, groups]) of w by rounding, `group` of each input [inputs]."""
+def quantized(w: np.ndarray, bits: int, group: np.ndarray, symmetric: bool):
+    """w rounded -> q [outputs, inputs], zero points and scales [outputs, groups]; `group` [inputs]: that of each input."""
     n_groups, top = group.max() + 1, 2**bits - 1
     low = np.stack([w[:, group == g].min(1) for g in range(n_groups)], 1)
     high = np.stack([w[:, group == g].max(1) for g in range(n_groups)], 1)
@@ -43,8 +43,8 @@ AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # where each of 8 neighbours lies in its 
 def awq(w, settings):
     group = np.arange(w.shape[1]) // settings["group_size"]
     q, zero, scale = quantized(w, 4, group, symmetric=False)
-    parts = {"qweight": ("int32", pack_words(q.T, 4, AWQ_PLACES)), "qzeros": ("int32", pack_words(zero.T, 4, AWQ_PLACES)),
-             "scales": ("float16", scale.T)}
+    parts = {"qweight": ("int32", pack_words(q.T, 4, AWQ_PLACES)),
+             "qzeros": ("int32", pack_words(zero.T, 4, AWQ_PLACES)), "scales": ("float16", scale.T)}
     return parts, (q - zero[:, group]).astype(np.float32) * scale[:, group]
 
 
@@ -60,8 +60,18 @@ def gptq(w, settings):
     return parts, (q - zero[:, group]).astype(np.float32) * scale[:, group]
 
 
-GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True, "checkpoint_format": "gptq",
-        "damp_percent": 0.01, "lm_head": False, "true_sequential": True}
+def packed_with_order(w, settings):
+    """compressed-tensors with act-order, which its package can no longer write."""
+    group = (np.arange(w.shape[1]) // 32)[np.random.default_rng(1).permutation(w.shape[1])]
+    q, zero, scale = quantized(w, 4, group, symmetric=False)
+    parts = {"weight_packed": ("int32", pack_words(q, 4)), "weight_zero_point": ("int32", pack_words(zero.T, 4).T),
+             "weight_scale": ("float16", scale), "weight_shape": ("int64", np.array(w.shape)),
+             "weight_g_idx": ("int32", group)}
+    return parts, (q - zero[:, group]).astype(np.float32) * scale[:, group]
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True, "damp_percent": 0.01,
+        "checkpoint_format": "gptq", "lm_head": False, "true_sequential": True}
 CASES = {
     "AWQ, groups of 32": (awq, {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm",
                                 "zero_point": True, "modules_to_not_convert": None}),
@@ -74,6 +84,9 @@ CASES = {
     "GPTQ, version 2": (gptq, GPTQ | {"checkpoint_format": "gptq_v2", "sym": False}),
     "GPTQ, version 2, act-order, 8 bits": (gptq, GPTQ | {"checkpoint_format": "gptq_v2", "desc_act": True, "bits": 8}),
     "GPTQ, one group": (gptq, GPTQ | {"group_size": -1}),
+    "compressed-tensors, act-order": (packed_with_order, {
+        "quant_method": "compressed-tensors", "format": "pack-quantized",
+        "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int", "actorder": "group"}}}}),
 }
 
 
@@ -127,7 +140,7 @@ def test_packed_from_the_layout(tmp_path, case):
 def test_fp8_bytes_are_those_of_torch():
     torch = pytest.importorskip("torch", reason="torch is not installed")
     theirs = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
-    assert np.array_equal(FP8, theirs, equal_nan=True) and np.array_equal(np.signbit(FP8[:127]), np.signbit(theirs[:127]))
+    assert np.array_equal(FP8, theirs, equal_nan=True)
 
 
 @pytest.mark.parametrize("rows, columns", [(256, 128), (200, 300), (7, 130)])
@@ -137,7 +150,7 @@ def test_fp8_is_dequantized_as_transformers_does(rows, columns):
     from qwen3_io.formats import fp8 as unpack
     from qwen3_io.tensors import StoredTensor
     rng = np.random.default_rng(0)
-    codes = rng.integers(0, 127, (rows, columns)).astype(np.uint8) | (rng.integers(0, 2, (rows, columns)) << 7).astype("u1")
+    codes = (rng.integers(0, 127, (rows, columns)) | rng.integers(0, 2, (rows, columns)) << 7).astype(np.uint8)
     scales = rng.random((-(-rows // 128), -(-columns // 128)), np.float32)
     _, ours = unpack("w", {"weight": StoredTensor("F8_E4M3", codes, None),
                            "weight_scale_inv": StoredTensor("F32", scales, None)}, {"weight_block_size": [128, 128]})
@@ -242,6 +255,15 @@ def test_fp8_without_its_scales(tmp_path):
     assert (qwen3.load_model(path).weights["layers"][0]["q_proj"] == FP8[1]).all()
 
 
+def test_nan_in_a_packed_matrix_is_named(tmp_path):
+    path = make_random_model(CONFIG, tmp_path, "float32")
+    change_tensors(path, weight=("float8_e4m3fn", np.full((64, 64), 0x7F)),
+                   weight_scale_inv=("float32", np.ones((1, 1))))
+    change_config(path, quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
+    model = qwen3.load_model(path)
+    assert_one_line(message_of(lambda: list(qwen3.generate(model, [1, 2], 2))), "not finite", f"{Q_PROJ}.weight")
+
+
 SETTINGS = {
     "FP8 without blocks": {"quant_method": "fp8", "fmt": "e4m3"},
     "FP8 in e5m2": {"quant_method": "fp8", "fmt": "e5m2", "weight_block_size": [128, 128]},
@@ -250,20 +272,39 @@ SETTINGS = {
     "AWQ, 3 bits": {"quant_method": "awq", "bits": 3, "version": "gemm"},
     "GPTQ, 3 bits": GPTQ | {"bits": 3}, "GPTQ, bits as text": GPTQ | {"bits": "4"},
     "GPTQ, bits as a list": GPTQ | {"bits": [4]}, "GPTQ, 4.0 bits": GPTQ | {"bits": 4.0},
-    "GPTQ, marlin": GPTQ | {"checkpoint_format": "marlin"}, "GPTQ, form as a list": GPTQ | {"checkpoint_format": ["gptq"]},
+    "GPTQ, marlin": GPTQ | {"checkpoint_format": "marlin"},
+    "GPTQ, form as a list": GPTQ | {"checkpoint_format": ["gptq"]},
     "float-quantized": {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {}},
     "packed, no groups": {"quant_method": "compressed-tensors", "format": "pack-quantized"},
     "packed, 3 bits": {"quant_method": "compressed-tensors", "format": "pack-quantized",
                        "config_groups": {"group_0": {"weights": {"num_bits": 3, "type": "int"}}}},
     "packed, bits as a list": {"quant_method": "compressed-tensors", "format": "pack-quantized",
                                "config_groups": {"group_0": {"weights": {"num_bits": [4], "type": "int"}}}},
-    "method as a list": {"quant_method": ["fp8"]},
+    "method as a list": {"quant_method": ["fp8"]}, "FP8 with blocks of 2^70": {"quant_method": "fp8",
+                                                                              "weight_block_size": [128, 2**70]},
 }
+
+
+@pytest.mark.parametrize("about", ["fp8", ["fp8"], 4, {"quant_method": {"fp8": 1}}, {"bits": 4}, {}], ids=str)
+def test_settings_of_another_type(tmp_path, about):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": about or {"": 0}}))
+    assert_one_line(message_of(qwen3.load_config, tmp_path), "quantization_config", "quantized by")
+
+
+def test_any_settings(tmp_path):
+    """Every key of the methods with values of every type: supported, or refused in one line."""
+    values = [None, True, 0, -1, 4, 8, 2**70, 0.5, 4.0, "4", "gemm", "", [], [128, 128], [128], [None], {}, {"a": 1}]
+    for base in [*(case[1] for case in CASES.values()), *SETTINGS.values()]:
+        for key in [*base, "format", "config_groups", "weight_block_size", "version", "checkpoint_format"]:
+            for value in values:
+                raw = CONFIG | {"quantization_config": base | {key: value}}
+                (tmp_path / "config.json").write_text(json.dumps(raw))
+                works_or_refused(qwen3.load_config, tmp_path)
 
 
 @pytest.mark.parametrize("case", SETTINGS)
 def test_settings_that_are_not_supported(tmp_path, case):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": SETTINGS[case]}))
     method = SETTINGS[case]["quant_method"]
-    assert_one_line(message_of(qwen3.load_config, tmp_path), "quantization_config", method[0] if isinstance(method, list)
-                    else method, "supported")
+    name = method[0] if isinstance(method, list) else method
+    assert_one_line(message_of(qwen3.load_config, tmp_path), "quantization_config", name, "supported")

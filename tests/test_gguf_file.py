@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 import qwen3
-from configs import BASE, FRANCE, PARIS, ROOT, SHARED, YARN
-from helpers import assert_cli_refuses, assert_one_line, message_of, random_ids, run_main, works_or_refused
+from configs import BASE, FRANCE, PARIS, ROOT, SHARED, VOCABULARY, YARN
+from helpers import (assert_cli_refuses, assert_one_line, message_of, random_ids, run_fast, run_main,
+                     works_or_refused)
 from make_random_model import make_random_model
+from qwen3_app import terminal
 from qwen3_io import gguf_file
-from qwen3_io.checkpoint import map_checkpoint, read_config, tensor_shapes, to_float32
+from qwen3_io.checkpoint import map_checkpoint, read_config, to_float32
 from qwen3_io.gguf_file import EXPERT_NAMES, LAYER_NAMES, NAMES
 from test_qwen3_moe import MOE
 from tokenizer_utils import load_tokenizer
@@ -43,7 +45,8 @@ def write_gguf(path, out, form="F32", tokenizer=None, **changes):
     keys |= {f"{arch}.attention.value_length": config["head_dim"]}
     if config["yarn"]:
         keys |= {f"{arch}.rope.scaling.type": "yarn", f"{arch}.rope.scaling.factor": config["yarn"]["factor"],
-                 f"{arch}.rope.scaling.original_context_length": int(config["yarn"]["original_max_position_embeddings"])}
+                 f"{arch}.rope.scaling.original_context_length":
+                     int(config["yarn"]["original_max_position_embeddings"])}
     keys |= tokenizer_keys(tokenizer or path)
     for key, value in (keys | changes).items():
         if key in ("general.architecture",):
@@ -86,7 +89,8 @@ def tokenizer_keys(folder) -> dict:
     added |= {int(i): token for i, token in config.get("added_tokens_decoder", {}).items()}
     tokens = {i: token for token, i in raw["model"]["vocab"].items()} | {i: t["content"] for i, t in added.items()}
     n_tokens = max(tokens) + 5  # the rows behind the last token
-    kinds = [5 if i not in tokens else 1 if i not in added else 3 if added[i]["special"] else 4 for i in range(n_tokens)]
+    kinds = [5 if i not in tokens else 1 if i not in added else 3 if added[i]["special"] else 4
+             for i in range(n_tokens)]
     template = folder / "chat_template.jinja"
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in raw["model"]["merges"]]
     ids = {token: i for i, token in tokens.items()}
@@ -94,7 +98,7 @@ def tokenizer_keys(folder) -> dict:
             "tokenizer.ggml.tokens": [tokens.get(i, f"[PAD{i}]") for i in range(n_tokens)],
             "tokenizer.ggml.token_type": kinds, "tokenizer.ggml.eos_token_id": ids["<|im_end|>"],
             "tokenizer.ggml.padding_token_id": ids["<|endoftext|>"],
-            "tokenizer.chat_template": template.read_text("utf-8") if template.exists() else config.get("chat_template")}
+            "tokenizer.chat_template": template.read_text() if template.exists() else config.get("chat_template")}
 
 
 def logits_of(path, ids):
@@ -123,8 +127,8 @@ def test_the_bundled_model_is_the_same(demo_gguf, demo, capfd):
     assert run_main(capfd, "--model", demo_gguf, "--no-think", "--greedy", FRANCE) == (0, PARIS, "")
 
 
-@pytest.mark.parametrize("text", ["Hello, world!", "法国的首都是哪里？", "<think>\n</think> <tool_call> <|im_end|>", " \n\t x 123",
-                                  "I'm e\u0301 \u00e9 \U0001f600", "[PAD3060]"])
+@pytest.mark.parametrize("text", ["Hello, world!", "法国的首都是哪里？", "<think>\n</think> <tool_call> <|im_end|>",
+                                  " \n\t x 123", "I'm e\u0301 \u00e9 \U0001f600", "[PAD3060]"])
 def test_the_bundled_tokenizer_is_the_same(demo_gguf, demo, text):
     tokenizer = load_tokenizer(demo_gguf)
     ids = demo.tokenizer.encode(text)
@@ -144,6 +148,22 @@ def test_the_official_tokenizer_is_the_same(tmp_path, name):
     assert len(cases) > 50
     for case in cases:
         assert tokenizer.encode(case["text"]) == case["ids"]
+
+
+def test_it_is_listed(demo_gguf):
+    """By itself, or in a folder of such files, with its size."""
+    for place in (demo_gguf, demo_gguf.parent):
+        done = run_fast("--list", "--json", "--model", place, program="qwen3.py")
+        about = json.loads(done.stdout.splitlines()[-1])
+        assert (about["path"], about["runs"], about["bytes"]) == (str(demo_gguf), True, demo_gguf.stat().st_size)
+
+
+def test_it_goes_everywhere_that_a_folder_goes(demo_gguf, capfd, tmp_path):
+    """The banner, a prompt cache, checksums (of which it has none)."""
+    assert terminal.banner(qwen3.load_model(demo_gguf)).startswith("qwen3 · demo.gguf · 3.98 M parameters")
+    options = ["--model", demo_gguf, "--no-think", "--greedy", "--prompt-cache", tmp_path / "cache", FRANCE]
+    assert [run_main(capfd, *options) for _ in range(2)] == [(0, PARIS, "")] * 2
+    assert_cli_refuses(capfd, ["--model", demo_gguf, "--verify"], "nothing to compare with")
 
 
 def test_sampling_of_the_file(tmp_path):
@@ -210,11 +230,11 @@ def q6_k(block: np.ndarray) -> list[np.float32]:
     return [half(block, 208) * np.float32(scales[i // 16]) * np.float32(q) for i, q in enumerate(flat)]
 
 
-@pytest.mark.parametrize("form, by_hand, halves", [("Q4_K", q4_k, (0, 2)), ("Q5_K", q5_k, (0, 2)), ("Q6_K", q6_k, (208,))])
+@pytest.mark.parametrize("form, by_hand, halves", [("Q4_K", q4_k, (0, 2)), ("Q5_K", q5_k, (0, 2)),
+                                                   ("Q6_K", q6_k, (208,))])
 def test_k_formats_from_their_layout(tmp_path, form, by_hand, halves):
-    """The gguf package can't write these, so the blocks are random, and unpacked here number by number."""
-    path = make_random_model(BASE | {"hidden_size": 256, "num_hidden_layers": 1, "vocab_size": 16}, tmp_path / "m", "float32")
-    rng, (_, together, size) = np.random.default_rng(0), next(row for row in gguf_file.FORMATS.values() if row[0] == form)
+    """The gguf package can't write these: random blocks, unpacked here number by number. See the next test, too."""
+    rng, size = np.random.default_rng(0), next(row[2] for row in gguf_file.FORMATS.values() if row[0] == form)
     blocks = rng.integers(0, 256, (16, size)).astype(np.uint8)
     for at in halves:
         blocks[:, at:at + 2] = (rng.random(16) - 0.5).astype("<f2").view(np.uint8).reshape(16, 2)
@@ -225,9 +245,45 @@ def test_k_formats_from_their_layout(tmp_path, form, by_hand, halves):
     writer.write_tensors_to_file()
     writer.close()
     ours = to_float32(map_checkpoint(tmp_path / "x.gguf")["model.embed_tokens.weight"])
-    assert ours.shape == tensor_shapes(read_config(path))["model.embed_tokens.weight"]
+    assert ours.shape == (16, 256)
     np.testing.assert_allclose(ours, np.array([by_hand(block) for block in blocks]), rtol=1e-6)
     assert np.array_equal(ours, gguf.dequantize(blocks, gguf.GGMLQuantizationType[form]))
+
+
+QUANTIZED = {"Q8_0": 7, "Q4_0": 2, "Q4_1": 3, "Q4_K": 15, "Q5_K": 17, "Q6_K": 18}  # llama.cpp's numbers; K: the mix "M"
+
+
+@pytest.mark.parametrize("form", QUANTIZED)
+def test_files_of_llama_quantize(tmp_path, form):
+    """llama.cpp quantizes a file, and turns the result into float32 itself: ours are the same numbers."""
+    llama = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "tie_word_embeddings": False}
+    source = write_gguf(make_random_model(BASE | sizes | {"vocab_size": VOCABULARY}, tmp_path / "m", "float32"),
+                        tmp_path / "x.gguf")
+    written = []
+    for number in (QUANTIZED[form], 0):  # 0: everything in float32
+        params = llama.llama_model_quantize_default_params()
+        params.ftype, params.allow_requantize, params.nthread = number, True, 1
+        target = tmp_path / f"{number}.gguf"
+        assert llama.llama_model_quantize(str(source).encode(), str(target).encode(), params) == 0
+        written, source = [*written, target], target
+    packed, plain = (map_checkpoint(file) for file in written)
+    assert packed.keys() == plain.keys() and len(packed) == 3 + 3 * 11
+    assert form in {entry.form for entry in gguf_file.read_gguf(written[0]).tensors.values()}
+    for name, tensor in packed.items():
+        assert np.array_equal(to_float32(tensor), to_float32(plain[name])), name
+    assert np.isfinite(logits_of(written[0], random_ids(9))).all()
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("form", ["BF16", "Q8_0"])
+def test_the_fast_engine_reads_it(tmp_path, form, quantize):
+    fast = pytest.importorskip("qwen3_numba", reason="numba is not installed")
+    file = write_gguf(DEMO, tmp_path / "x.gguf", form)
+    model, ids = fast.load_model(file, quantize=quantize, kv_dtype="f32"), random_ids(9)
+    exact = logits_of(file, ids)
+    logits = model.engine.forward(model, ids, model.engine.new_cache(model.config), all_logits=True)
+    assert np.abs(logits - exact).max() < (1e-4 if quantize is None else 0.5) * exact.std()
 
 
 @pytest.mark.parametrize("changes", [{}, {"mlp_only_layers": [1]}, {"tie_word_embeddings": True}], ids=str)
@@ -305,8 +361,9 @@ def test_other_versions_and_types(tmp_path, small):
     refused(tmp_path, small[:at] + struct.pack("<I", 77) + small[at + 4:], "unknown type 77")
 
 
-ARCHITECTURES = {"llama": "another architecture", "qwen2": "Qwen2", "qwen2vl": "Qwen2-VL", "qwen3vl": "a model that sees",
-                 "qwen3vlmoe": "a model that sees", "qwen3next": "Qwen3-Next", "qwen35": "Qwen3.5", "clip": "another"}
+ARCHITECTURES = {"llama": "another architecture", "qwen2": "Qwen2", "qwen2vl": "Qwen2-VL", "clip": "another",
+                 "qwen3vl": "a model that sees", "qwen3vlmoe": "a model that sees", "qwen3next": "Qwen3-Next",
+                 "qwen35": "Qwen3.5"}
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

@@ -6,8 +6,9 @@ import pytest
 
 import qwen3
 import qwen3_numba as fast
-from configs import SHARED
+from configs import BASE, SHARED
 from make_random_model import make_random_model
+from qwen3_app import cli
 from published import change_config, official_configs, reduced, write_tensors
 from qwen3_io.checkpoint import map_safetensors, map_checkpoint, to_float32
 from test_qwen3_moe import MOE, fuse
@@ -44,7 +45,7 @@ def to_fp8(path, block: int) -> None:
     for name, tensor in map_safetensors(path / "model.safetensors").items():
         weight = torch.tensor(to_float32(tensor))
         if not name.endswith("_proj.weight"):
-            packed[name] = plain[name] = ("float32", weight.numpy())
+            packed[name], plain[name] = ("bfloat16", tensor.data.copy()), ("float32", weight.numpy())
             continue
         n_rows, n_columns = weight.shape
         padded = torch.nn.functional.pad(weight, (0, -n_columns % block, 0, -n_rows % block))
@@ -66,7 +67,7 @@ def to_fp8(path, block: int) -> None:
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: getattr(file, "stem", None))
 def test_official_config(tmp_path, file):
     raw = reduced(json.loads(file.read_text()))
-    path = make_random_model(raw, tmp_path, "float32")
+    path = make_random_model(raw, tmp_path, "bfloat16" if "quantization_config" in raw else "float32")
     dense = path
     if "quantization_config" in raw:
         change_config(path, quantization_config=raw["quantization_config"] | {"weight_block_size": [8, 8]})
@@ -90,6 +91,22 @@ MOE_CASES = {
 def test_mixture_of_experts(tmp_path, case):
     path = make_random_model(MOE | MOE_CASES[case], tmp_path, "float32")
     compare(path, reference(path), [qwen3.load_model])
+
+
+def test_four_times_the_trained_length(tmp_path):
+    """YaRN by the options of the command line, against transformers with the same parameters in its config.json."""
+    trained = 48
+    path = make_random_model(BASE | {"max_position_embeddings": trained, "head_dim": 32}, tmp_path, "float32")
+    model = cli.load(cli.make_parser().parse_args(["-m", str(path), "--rope-scaling", "yarn", "--rope-factor", "4"]),
+                     qwen3.NUMPY)
+    assert model.config.context_length == 4 * trained
+    ids = np.random.default_rng(1).integers(0, 320, 4 * trained).tolist()
+    ours = qwen3.forward(model, ids, qwen3.KVCache(model.config), all_logits=True)
+    change_config(path, rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": trained})
+    assert qwen3.load_config(path) == model.config
+    with torch.no_grad():
+        expected = reference(path)(torch.tensor([ids])).logits[0].numpy()
+    assert np.abs(ours - expected).max() < 1e-4 * expected.std()
 
 
 def test_fused_file_is_that_of_transformers(tmp_path):

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 import qwen3
+from make_random_model import make_random_model
 from qwen3_app import terminal
 from qwen3_io import checkpoint
 from qwen3_kernels import layout
+from test_qwen3_moe import MOE
 
 ROOT = Path(__file__).resolve().parents[1]
 FRANCE = "What is the capital of France?"
@@ -66,6 +68,17 @@ def test_banner_and_sizes(demo):
         n = sum(math.prod(shape) for name, shape in shapes.items() if not (tied and name == "lm_head.weight"))
         assert terminal.parameters(config) == n
     assert terminal.weight_bytes(demo) == 4 * terminal.parameters(demo.config)  # its embedding is its lm_head
+
+
+def test_a_mixture_of_experts_reads_a_share_of_its_weights(tmp_path):
+    model = qwen3.load_model(make_random_model(MOE | {"mlp_only_layers": [0]}, tmp_path, "float32"))
+    shapes = checkpoint.tensor_shapes(dataclasses.asdict(model.config))
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+    assert terminal.parameters(model.config) == sum(sizes.values())
+    chosen = sum(size for name, size in sizes.items() if ".experts." not in name or int(name.split(".")[5]) < 3)
+    assert terminal.weight_bytes(model) == 4 * (chosen - sizes["model.embed_tokens.weight"])
+    text = terminal.statistics(qwen3.Completion(model, [1, 2, 3], 4).finish())
+    assert f"a token goes through {chosen / sum(sizes.values()):.1%} of the weights" in text
 
 
 def test_formats_are_numbered_as_in_the_fast_engine():

@@ -14,6 +14,8 @@ from make_random_model import make_random_model
 from qwen3_embed import embed
 from embedders import make_embedder
 from qwen3_io import checkpoint
+from test_formats import CASES, quantize_model
+from test_formats import CONFIG as WHOLE_GROUPS
 
 UNTIED = BASE | {"tie_word_embeddings": False}
 PROJECTIONS = {"self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"), "mlp": ("gate_proj", "up_proj", "down_proj")}
@@ -134,6 +136,19 @@ def test_the_sum_is_rounded_once(wanted, stored_as, digits, tmp_path):
     assert stored.keys() == plain.keys()
     for other in stored.keys() - {name}:
         np.testing.assert_array_equal(stored[other].data, plain[other].data)
+
+
+@pytest.mark.parametrize("case", ["AWQ, groups of 32", "GPTQ, act-order"])
+def test_a_quantized_base(case, tmp_path):
+    """As adapters are trained on 4 bits (QLoRA): the change is added to the numbers that the packed ones stand for."""
+    path = make_random_model(WHOLE_GROUPS, tmp_path / "model", "float32")
+    expected = quantize_model(path, *CASES[case])
+    changes = make_adapter(tmp_path / "adapter", matrices(WHOLE_GROUPS))
+    config = vars(qwen3.load_config(path, tmp_path / "adapter"))
+    stored = checkpoint.map_weights(path, config)
+    for name, change in changes.items():
+        np.testing.assert_allclose(stored[f"{name}.weight"].data, expected[f"{name}.weight"] + change, atol=1e-6)
+    assert np.isfinite(logits(qwen3.load_model(path, adapter=tmp_path / "adapter"))).all()
 
 
 def test_both_engines_and_a_quantized_copy_take_it(folders, tmp_path):

@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 
 import qwen3
 import qwen3_numba as fast
-from embedders import SHAPE, make_embedder, make_reranker, texts
+from configs import VOCABULARY
+from embedders import SHAPE, make_embedder, make_reranker, texts, without_prefix
 from helpers import assert_one_line, message_of, patiently, with_tensors
+from make_random_model import make_random_model
 from qwen3_embed import END, PASS, POSITIONS, SEARCH, TOGETHER, common_length, embed, groups, rerank
+from tokenizer_utils import load_tokenizer
 
 QUERY = "how do bees find home?"
 
@@ -86,6 +89,19 @@ def test_a_score_is_the_share_of_yes(judge):
 
 def test_no_texts(model, judge):
     assert embed(model, []).shape == (0, 32) and rerank(judge, QUERY, []).shape == (0,)
+
+
+def test_a_gguf_file(tmp_path, some_texts):
+    """An embedding model's says that the tokenizer ends each text."""
+    pytest.importorskip("gguf", reason="gguf is not installed: pip install gguf")
+    from test_gguf_file import write_gguf
+    path = make_random_model(SHAPE | {"vocab_size": VOCABULARY}, tmp_path / "model", "float32")
+    tokenizer = load_tokenizer(path)
+    file = write_gguf(path, tmp_path / "x.gguf", **{"tokenizer.ggml.add_eos_token": 1,
+                                                    "tokenizer.ggml.eos_token_id": tokenizer.token_to_id(END)})
+    without_prefix(path)  # now the folder is an embedding model, too; its tokenizer ends no texts
+    assert qwen3.load_model(file).tokenizer.ending == [tokenizer.token_to_id(END)]
+    np.testing.assert_array_equal(embed(qwen3.load_model(file), some_texts), embed(qwen3.load_model(path), some_texts))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -47,7 +47,8 @@ import numpy as np
 
 from qwen3_io.arguments import (Options, SamplingOptions, check_sampling, checked_batch, checked_ends, checked_prompt,
                                 checked_stop, checked_whole)
-from qwen3_io.checkpoint import check_finite, map_weights, read_config, read_generation_config, to_float32
+from qwen3_io.checkpoint import (check_answers, check_finite, is_headless, map_weights, read_config,
+                                 read_generation_config, to_float32)
 from qwen3_io.errors import InputError, brief, is_whole
 from qwen3_io.hub import resolve_model
 from qwen3_io.progress import progress
@@ -79,6 +80,7 @@ class Config:
     tie_word_embeddings: bool  # the lm_head is the embedding again
     yarn: dict[str, float] | None = None  # the parameters of YaRN, if the checkpoint asks for it
     eos_token_ids: tuple[int, ...] = ()
+    adapter: str | None = None  # the folder of a LoRA adapter, which is merged into the weights
     sparse_layers: tuple[int, ...] = ()  # the layers that are a mixture of experts; the fields below are theirs
     num_experts: int = 0
     num_experts_per_tok: int = 0  # the experts that a position goes through
@@ -146,13 +148,10 @@ def rope_frequencies(config: Config) -> tuple[np.ndarray, float]:
     frequencies = 1 / (theta ** (np.arange(0, d, 2) / d)).astype(np.float32)
     if yarn is None:
         return frequencies, 1.0
-
-    def pair(turns: float) -> float:
-        """The (fractional) pair that makes this number of turns within the original context."""
-        return d * math.log(yarn["original_max_position_embeddings"] / (turns * 2 * math.pi)) / (2 * math.log(theta))
-
-    low = max(math.floor(pair(yarn["beta_fast"])), 0)
-    high = min(math.ceil(pair(yarn["beta_slow"])), d - 1)  # d - 1 and 0.001 as in the reference
+    # The (fractional) pairs that make so many turns within the original context; d - 1 and 0.001 as in the reference.
+    quick, slow = (d * math.log(yarn["original_max_position_embeddings"] / (yarn[turns] * 2 * math.pi))
+                   / (2 * math.log(theta)) for turns in ("beta_fast", "beta_slow"))
+    low, high = max(math.floor(quick), 0), min(math.ceil(slow), d - 1)
     ramp = np.clip((np.arange(d // 2, dtype=np.float32) - low) / np.float32(max(high - low, 0.001)), 0, 1)
     return frequencies / np.float32(yarn["factor"]) * ramp + frequencies * (1 - ramp), yarn["attention_factor"]
 
@@ -352,6 +351,7 @@ class KVCache:
 CHUNK = 512  # prompt tokens that go through the layers together: enough for full speed of the matrix products
 
 
+@np.errstate(over="ignore", invalid="ignore")  # NaN in the weights is reported once it has reached the logits
 def forward(model: Model, token_ids: Sequence[int] | np.ndarray, cache: KVCache,
             all_logits: bool = False) -> np.ndarray:
     """Runs new tokens through the model, after the tokens in the cache, and adds them to the cache.
@@ -360,30 +360,29 @@ def forward(model: Model, token_ids: Sequence[int] | np.ndarray, cache: KVCache,
     -> the logits after the last token, float32 [vocab_size]; with `all_logits` after each, [n, vocab_size]; for a
     batch with the batch axis in front. Raises InputError for ids out of range and when the context is full.
     """
+    x = hidden_states(model, token_ids, cache)
+    x = x if all_logits else x[:, -1]  # the head costs several layers, so compute it for the last position only
+    logits = linear(x, model.weights["lm_head"])
+    return logits if np.ndim(token_ids) == 2 else logits[0]
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def hidden_states(model: Model, token_ids: Sequence[int] | np.ndarray, cache: KVCache) -> np.ndarray:
+    """forward without the head -> the residual stream after the last norm, float32 [batch, n, hidden_size]."""
     config, w = model.config, model.weights
     ids = checked_batch(token_ids, cache.k.shape[1], config.vocab_size)
     batch, n = ids.shape
     cache.reserve(n)
-    logits = np.empty((batch, n, config.vocab_size) if all_logits else 0, np.float32)
-    chunk = max(1, CHUNK // batch)
-    with np.errstate(over="ignore", invalid="ignore"):  # NaN in the weights is reported once it has reached the logits
-        for start in range(0, n, chunk):
-            now = ids[:, start:start + chunk]
-            cos, sin = rope_tables(config, cache.positions(now.shape[1]))
-            x = w["embed_tokens"][now]  # [batch, chunk, hidden_size]
-            for i, layer in enumerate(w["layers"]):
-                x = decoder_layer(x, layer, config, cache, i, cos, sin)
-            cache.advance(now)
-            if all_logits:
-                logits[:, start:start + chunk] = output_logits(x, w, config.rms_norm_eps)
-        if not all_logits:  # the head costs several layers, so compute it for the last position only
-            logits = output_logits(x[:, -1:], w, config.rms_norm_eps)[:, 0]
-    return logits if np.ndim(token_ids) == 2 else logits[0]
-
-
-def output_logits(x: np.ndarray, w: dict[str, np.ndarray], eps: float) -> np.ndarray:
-    """Residual stream [batch, n, hidden_size] -> logits [batch, n, vocab_size]."""
-    return linear(rms_norm(x, w["norm"], eps), w["lm_head"])
+    chunk, out = max(1, CHUNK // batch), np.empty((batch, n, config.hidden_size), np.float32)
+    for start in range(0, n, chunk):
+        now = ids[:, start:start + chunk]
+        cos, sin = rope_tables(config, cache.positions(now.shape[1]))
+        x = w["embed_tokens"][now]  # [batch, chunk, hidden_size]
+        for i, layer in enumerate(w["layers"]):
+            x = decoder_layer(x, layer, config, cache, i, cos, sin)
+        cache.advance(now)
+        out[:, start:start + chunk] = rms_norm(x, w["norm"], config.rms_norm_eps)
+    return out
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -557,6 +556,7 @@ def reuse(cache: KVCache, prompt: np.ndarray, config: Config) -> np.ndarray:
 
 def answer_limit(model: Model, prompt_length: int, max_new_tokens: int | None) -> int:
     """The largest number of new tokens: as asked for, else the checkpoint's limit; at most the room in the context."""
+    check_answers(model.path, model.embeds)
     wanted = model.max_new_tokens if max_new_tokens is None else checked_whole("max_new_tokens", max_new_tokens, 1)
     room = model.config.context_length - prompt_length
     if room < 1:
@@ -635,8 +635,7 @@ class Completion(Iterator[str]):
         """Takes the options of `generate`, and
 
         stop: texts that end the answer and are not part of it; they may span tokens, and don't apply to a thought
-        logprobs: record the log-probability of each token and of this number of alternatives, before temperature
-        and penalties
+        logprobs: record the logprob of each token and of this many alternatives, before temperature and penalties
         think_budget: close a thought after this number of tokens
         lookup: guess up to this number of tokens from the earlier text and check them in one pass; the same answer
         """
@@ -721,10 +720,7 @@ WITHOUT_THINKING = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.0}
 
 
 def default_sampling(model: Model, enable_thinking: bool | None) -> Sampling:
-    """The settings of an answer if no others are given.
-
-    With enable_thinking=False, a model whose authors sample gets their values for answers without thinking.
-    """
+    """The default settings of an answer. With enable_thinking=False, a model that samples gets WITHOUT_THINKING."""
     unthinking = enable_thinking is False and model.sampling.temperature > 0
     return model.sampling.updated(**WITHOUT_THINKING) if unthinking else model.sampling
 
@@ -738,8 +734,8 @@ def chat(model: Model, messages: str | Sequence[dict[str, Any]], tools: Sequence
     the sampling come from default_sampling. Raises InputError, before anything is computed, for unknown options,
     messages that can't be rendered, and values out of range.
     """
-    if isinstance(messages, str):
-        messages = [{"role": "user", "content": messages}]
+    check_answers(model.path, model.embeds)
+    messages = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
     text = model.tokenizer.apply_chat_template(messages, tools, enable_thinking=enable_thinking, join_text_parts=True)
     given = {name: value for name, value in options.items() if value is not None}
     sampling = asdict(default_sampling(model, enable_thinking))
@@ -752,9 +748,9 @@ SCORED = 128  # positions whose logits are in memory at a time: 78 MB with a voc
 def score(model: Model, token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
     """The logprob of each token of a text [n] but the first, given those before it -> [n - 1], natural logarithms.
 
-    Perplexity is exp of minus their mean. Raises InputError for ids out of range and for a text longer than the
-    context.
+    Perplexity is exp of minus their mean. Raises InputError for ids out of range and for too long a text.
     """
+    check_answers(model.path, model.embeds)
     ids = checked_prompt(token_ids, model.config.vocab_size)
     if len(ids) > model.config.context_length:
         raise InputError(f"the text has {len(ids)} tokens; the model's context is {model.config.context_length}")
@@ -783,10 +779,13 @@ class Engine:
     load_weights: Callable[[Path, Config], Any]
     new_cache: Callable[..., KVCache]
     forward: Forward
+    hidden_states: Forward | None = None  # (model, token_ids, cache); these two are for qwen3_embed.py
+    head_rows: Forward | None = None  # (model, token_ids) -> their rows of the lm_head, [n, hidden_size]
     overflow: str = "the computation itself has overflowed float32"  # if logits aren't finite, but all weights are
 
 
-NUMPY: Engine = Engine(lambda path, config: load_weights(path, config), KVCache, forward)
+NUMPY: Engine = Engine(lambda path, config: load_weights(path, config), KVCache, forward, hidden_states,
+                       lambda model, token_ids: model.weights["lm_head"][token_ids])
 
 
 @dataclass(frozen=True)
@@ -800,31 +799,34 @@ class Model:
     eos_token_ids: tuple[int, ...]
     max_new_tokens: int | None
     engine: Engine
+    embeds: bool = False  # an embedding model, which gives vectors and can't answer: see qwen3_embed.py
 
 
 HERE = Path(__file__).resolve().parent
 BUNDLED = HERE / ("qwen3/demo" if (HERE / "qwen3").is_dir() else "demo")  # the small model; installed, in qwen3/
 
 
-def load_model(name: str | Path, engine: Engine = NUMPY, offline: bool = False, tokenizer: bool = True) -> Model:
+def load_model(name: str | Path, engine: Engine = NUMPY, offline: bool = False, tokenizer: bool = True,
+               adapter: str | Path | None = None) -> Model:
     """Loads a folder with config.json, tokenizer.json and *.safetensors as published on Hugging Face.
 
     `name` may also be the name of a model on the hub (Qwen/Qwen3-0.6B, or 0.6B for short): it is taken from the hub's
     cache or, unless `offline`, downloaded into it. With tokenizer=False, the folder needs no tokenizer, and the model
-    reads and writes only token ids.
+    reads and writes only token ids. `adapter` is the folder of a LoRA adapter.
     Raises InputError, one line that names the file, for anything missing, damaged or unsupported.
     """
     path = resolve_model(str(name), offline)
-    config = load_config(path)
+    config = load_config(path, adapter)
     sampling, eos_token_ids, max_new_tokens = read_generation_config(path)
     text_side = load_tokenizer(path) if tokenizer else NoTokenizer(path)
+    embeds = is_headless(path) or tokenizer and bool(text_side.ending)
     return Model(path, config, engine.load_weights(path, config), text_side, Sampling(**sampling),
-                 eos_token_ids or config.eos_token_ids, max_new_tokens, engine)
+                 eos_token_ids or config.eos_token_ids, max_new_tokens, engine, embeds)
 
 
-def load_config(path: Path) -> Config:
+def load_config(path: Path, adapter: str | Path | None = None) -> Config:
     """The config of the model folder `path`. Raises InputError, see read_config."""
-    return Config(**read_config(path))
+    return Config(**read_config(path, adapter))
 
 
 def load_weights(path: Path, config: Config) -> dict[str, Any]:

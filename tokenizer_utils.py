@@ -178,6 +178,11 @@ class Tokenizer:
         """The end-of-turn token's text as tokenizer_config.json names it (base models: `<|endoftext|>`)."""
         return self.named_tokens.get("eos_token")
 
+    @property
+    def ending(self) -> list[int]:
+        """The tokens that the tokenizer itself puts behind each text: none, or an embedding model's `<|endoftext|>`."""
+        return self.encode("")
+
     def token_to_id(self, token: str) -> int | None:
         """The id of a token's exact text, or None: `token_to_id("</think>")`."""
         return self.backend.token_to_id(token)

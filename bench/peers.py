@@ -166,6 +166,7 @@ def write_gguf(path: Path, folder: Path, name: str) -> None:
     """
     import gguf
     import qwen3
+    from qwen3_io import checkpoint
     if "_k" in name:
         write_gguf(path, folder, "llama-bf16")
         quantize_gguf(gguf_file(folder, "llama-bf16"), gguf_file(folder, name), ENTRIES[name].format)
@@ -175,12 +176,12 @@ def write_gguf(path: Path, folder: Path, name: str) -> None:
     writer = gguf.GGUFWriter(gguf_file(folder, name), "qwen3")
     add_metadata(writer, config)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, config.num_hidden_layers)
-    for tensor, (dtype, data, _) in stored.items():
+    for tensor, (dtype, data, *_) in stored.items():
         target = kind if data.ndim == 2 else gguf.GGMLQuantizationType.F32
         if dtype == "BF16" and target is gguf.GGMLQuantizationType.BF16:
             values = data.view(np.uint8)
         else:
-            values = gguf.quantize(qwen3.to_float32(stored[tensor]), target)
+            values = gguf.quantize(checkpoint.to_float32(stored[tensor]), target)
         writer.add_tensor(names.get_name(tensor, try_suffixes=(".weight",)), values, raw_dtype=target)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

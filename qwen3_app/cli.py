@@ -53,6 +53,7 @@ def make_parser() -> Parser:
         "file; or a model on the Hugging Face hub, such as Qwen/Qwen3-0.6B, 0.6B for short: taken from the hub's "
         "cache, or downloaded (default: $QWEN3_MODEL, else the small bundled model)")
     add("--offline", action="store_true", help="never use the network: only folders and the hub's cache")
+    add("--adapter", metavar="DIR", help="a folder with a LoRA adapter for the model, which is merged while loading")
     add("--rope-scaling", choices=["yarn"], help="stretch the context, with --rope-factor: for texts that are longer "
         "than the model was trained for")
     add("--rope-factor", type=float, metavar="X", help="how many times the trained context (Qwen advises 4)")
@@ -196,7 +197,7 @@ def load(args: argparse.Namespace, engine: Engine) -> Model:
         raise InputError("--rope-scaling yarn and --rope-factor X go together")
     if yarn:
         stretched(args.rope_factor, 1)  # checks the factor before a large model is loaded
-    model = load_model(BUNDLED if name is None else name, engine, offline=args.offline)
+    model = load_model(BUNDLED if name is None else name, engine, offline=args.offline, adapter=args.adapter)
     if yarn:  # the weights are the same
         config = replace(model.config, yarn=stretched(args.rope_factor, model.config.max_position_embeddings))
         model = replace(model, config=config)
@@ -310,6 +311,21 @@ def main(argv: Sequence[str] | None = None, parser: Parser | None = None,
     """
     jobs = jobs or {}
     args = parse_arguments(parser or make_parser(), argv, jobs)
+
+    def work() -> int:
+        engine = make_engine(args)
+        if args.chat:
+            return converse(args, engine)
+        wanted = {"version": print_version, "list": print_models, "verify": verify_cached, "score": print_scores} | jobs
+        name = next((name for name in wanted if getattr(args, name) not in (None, False)), None)
+        (answer if name is None else wanted[name])(args, engine)
+        return 0
+
+    return guarded(work)
+
+
+def guarded(work: Callable[[], int]) -> int:
+    """Does the work of a command -> its exit status. Bad input and Ctrl-C end in one line on stderr."""
     caught = release_ctrl_c()  # from here on, to stop an answer or an engine's threads in order
     if sys.stderr is None:  # closed; a progress bar would fail
         sys.stderr = open(os.devnull, "w")
@@ -318,13 +334,7 @@ def main(argv: Sequence[str] | None = None, parser: Parser | None = None,
             raise InputError("stdout is closed, so there is nowhere to write the answer to")
         if hasattr(sys.stdout, "reconfigure"):
             sys.stdout.reconfigure(errors="replace")  # a terminal that can't show a character gets a question mark
-        engine = make_engine(args)
-        if args.chat:
-            return converse(args, engine)
-        wanted = {"version": print_version, "list": print_models, "verify": verify_cached, "score": print_scores} | jobs
-        name = next((name for name in wanted if getattr(args, name) not in (None, False)), None)
-        (answer if name is None else wanted[name])(args, engine)
-        return 0
+        return work()
     except InputError as error:
         message, status = str(error), 1
     except MemoryError:

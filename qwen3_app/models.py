@@ -7,8 +7,7 @@ from pathlib import Path
 
 from qwen3 import BUNDLED, NUMPY, Engine
 from qwen3_app.terminal import write
-from qwen3_io.checkpoint import (architecture_of, check_tensors, map_checkpoint, model_file, quantized_file,
-                                 read_config, tensor_shapes)
+from qwen3_io.checkpoint import architecture_of, checked_weights, model_file, quantized_file, read_config
 from qwen3_io.errors import InputError, brief, some
 from qwen3_io.gguf_file import is_gguf
 from qwen3_io.hub import cached_models, check_blobs, resolve_model
@@ -92,8 +91,7 @@ def why_not(folder: Path, engine: Engine) -> str | None:
             return f"{kind.title}, which {' or '.join(kind.engines)} runs"
         if quantized_file(folder) is not None:
             return "quantized by qwen3_numba.py, which runs it" if engine is NUMPY else None
-        check_tensors(folder, tensor_shapes(config), map_checkpoint(folder),
-                      "lm_head.weight" if config["tie_word_embeddings"] else None)
+        checked_weights(folder, config)
         return None if is_gguf(folder) or model_file(folder, "tokenizer.json") else "no tokenizer.json"
     except InputError as error:
         said = str(error).replace(str(folder) + os.sep, "").removeprefix(f"{folder}: ")

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from qwen3_io import adapter
 from qwen3_io.arguments import SAMPLING, check_sampling
 from qwen3_io.errors import LARGEST_TEXT, InputError, brief, is_whole, number_between, read_json_object, some
 from qwen3_io.formats import METHODS, check_settings, unpacked
@@ -22,10 +23,10 @@ from qwen3_io.gguf_file import gguf_json, is_gguf, map_gguf
 from qwen3_io.tensors import (PACKED_DTYPES, STORED_DTYPES, StoredTensor, Tensor, forget_pages, map_safetensors,
                               to_float32)
 
-__all__ = ["ARCHITECTURES", "KNOWN_KEYS", "METHODS", "QUANTIZED", "StoredTensor", "architecture_of", "check_finite",
-           "check_tensors", "forget_pages", "map_checkpoint", "map_quantized", "map_safetensors", "map_stored",
-           "map_weights", "model_file", "model_json", "quantized_file", "read_config", "read_generation_config",
-           "stretched", "tensor_shapes", "to_float32"]
+__all__ = ["ARCHITECTURES", "KNOWN_KEYS", "METHODS", "QUANTIZED", "StoredTensor", "architecture_of", "check_answers",
+           "check_finite", "check_tensors", "checked_weights", "forget_pages", "is_headless", "map_checkpoint",
+           "map_quantized", "map_safetensors", "map_stored", "map_weights", "model_file", "model_json",
+           "quantized_file", "read_config", "read_generation_config", "stretched", "tensor_shapes", "to_float32"]
 
 
 def model_file(folder: Path, name: str, largest: int | None = LARGEST_TEXT) -> Path | None:
@@ -98,8 +99,10 @@ MOE_KEYS = {*EXPERTS, "num_local_experts", "decoder_sparse_step", "mlp_only_laye
             "output_router_logits", "router_aux_loss_coef"}  # the last two are for training
 
 
-def read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path, adapter_folder: str | Path | None = None) -> dict[str, Any]:
     """The fields of qwen3.Config from config.json, written by transformers 4 or 5, or from a GGUF file.
+
+    `adapter_folder` has a LoRA adapter for the model.
 
     Raises InputError for a missing or malformed field, and names every option that changes the computation and isn't
     implemented.
@@ -107,6 +110,8 @@ def read_config(path: Path) -> dict[str, Any]:
     file, raw = model_json(path, "config.json")
     if raw is None:
         raise InputError(f"{path}: {no_model(path)}")
+    if raw.get("architectures") == ["Qwen3Model"]:  # a model without a head, as training tools save embedding models
+        raw["architectures"] = ["Qwen3ForCausalLM"]
     kind = check_architecture(raw, file)
     if "num_local_experts" in raw:  # the name in transformers 5
         raw.setdefault("num_experts", raw["num_local_experts"])
@@ -139,6 +144,7 @@ def read_config(path: Path) -> dict[str, Any]:
         raise InputError(f"{file}: head_dim must be even, because RoPE rotates pairs, not {raw['head_dim']}")
     return {**{key: raw[key] for key in kind.sizes}, "rms_norm_eps": eps, "rope_theta": theta, "yarn": yarn,
             "tie_word_embeddings": tied, "eos_token_ids": token_id_list(raw.get("eos_token_id"), file),
+            "adapter": None if adapter_folder is None else checked_adapter(path, Path(adapter_folder)),
             **(expert_config(raw, file) if "num_experts" in kind.sizes else NO_EXPERTS)}
 
 
@@ -208,7 +214,7 @@ def no_model(folder: Path) -> str:
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     if "adapter_config.json" in names:
-        return "a LoRA adapter, not a model; merge it into its base model first (peft: merge_and_unload)"
+        return "a LoRA adapter, not a model; give its base model with --model, and this folder with --adapter"
     if files := [name for name in names if name.endswith(".gguf")]:
         return f"a folder of several GGUF files; give one of them: {some(files)}"
     if commits:
@@ -453,13 +459,41 @@ def map_weights(folder: Path, config: Mapping[str, Any], dtype: str = "F32") -> 
     The head is tied to the embedding if config.json says so and the file holds no other lm_head.weight: tied
     checkpoints may contain a copy, and if it is no copy, transformers uses the file's.
     """
-    stored = map_checkpoint(folder, dtype)
-    check_tensors(folder, tensor_shapes(config), stored, "lm_head.weight" if config["tie_word_embeddings"] else None)
+    stored = checked_weights(folder, config, dtype)
     head, embedding = stored.get("lm_head.weight"), stored["model.embed_tokens.weight"]
     if head is not None and config["tie_word_embeddings"] and head.dtype == embedding.dtype \
             and all(map(np.array_equal, head.data, embedding.data)):  # row by row, which takes no memory
         del stored["lm_head.weight"]
+    return stored if config.get("adapter") is None else with_adapter(stored, Path(config["adapter"]), dtype)
+
+
+def checked_weights(folder: Path, config: Mapping[str, Any], dtype: str = "F32") -> dict[str, Tensor]:
+    """The stored tensors under the names of tensor_shapes, with the shapes that config.json says.
+
+    An embedding model's file has names without `model.`, and no head.
+    """
+    stored = map_checkpoint(folder, dtype)
+    headless = EMBEDDING in stored
+    if headless:
+        stored = {f"model.{name}": tensor for name, tensor in stored.items()}
+    check_tensors(folder, tensor_shapes(config), stored,
+                  "lm_head.weight" if headless or config["tie_word_embeddings"] else None)
     return stored
+
+
+EMBEDDING = "embed_tokens.weight"  # the embedding's name in a file of a model without a head
+
+
+def is_headless(folder: Path) -> bool:
+    """True for the weights of an embedding model, by their names."""
+    return quantized_file(folder) is None and EMBEDDING in map_checkpoint(folder)
+
+
+def check_answers(folder: Path, embeds: bool) -> None:
+    """Raises InputError for an embedding model, which can't answer."""
+    if embeds:
+        raise InputError(f"{folder}: an embedding model gives vectors, not answers: python qwen3_embed.py --model "
+                         f"{folder}; to chat, take a model such as Qwen/Qwen3-0.6B")
 
 
 def broken_tensors(folder: Path) -> list[str]:
@@ -467,12 +501,40 @@ def broken_tensors(folder: Path) -> list[str]:
     return [name for name, tensor in map_stored(folder).items() if not np.isfinite(to_float32(tensor)).all()]
 
 
-def check_finite(logits: np.ndarray, folder: Path, overflow: str) -> None:
-    """Raises InputError that names the broken tensors if a logit is not finite; if there are none, gives `overflow`."""
-    if not np.isfinite(logits).all():
+def check_finite(numbers: np.ndarray, folder: Path, overflow: str, name: str = "logits") -> None:
+    """Raises InputError that names the broken tensors if a number isn't finite; if none is broken, gives `overflow`."""
+    if not np.isfinite(numbers).all():
         broken = broken_tensors(folder)
         why = f"NaN or infinity in {some(broken)}" if broken else f"all weights are finite, so {overflow}"
-        raise InputError(f"{folder}: the logits are not finite: {why}")
+        raise InputError(f"{folder}: the {name} are not finite: {why}")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# LoRA adapters, merged into the matrices
+# ----------------------------------------------------------------------------------------------------------------------
+
+def checked_adapter(folder: Path, adapter_folder: Path) -> str:
+    """The path of an adapter's folder. Raises InputError if it is none, or if the base model can't take one."""
+    if quantized_file(folder) is not None:
+        raise InputError(f"{folder}: an adapter can't be added to packed weights; quantize the original with --adapter")
+    for name in (adapter.CONFIG, adapter.WEIGHTS):
+        if model_file(adapter_folder, name, largest=None) is None:
+            raise InputError(f"{adapter_folder}: no {name} in this folder, so it is not a LoRA adapter")
+    return str(adapter_folder)
+
+
+def with_adapter(stored: dict[str, Tensor], folder: Path, dtype: str) -> dict[str, Tensor]:
+    """The tensors with an adapter's changes. Raises InputError for an adapter of another model.
+
+    A change of a tied head leaves the embedding as it is.
+    """
+    files = map_safetensors(folder / adapter.WEIGHTS)
+    changes = adapter.read_changes(folder, read_json_object(folder / adapter.CONFIG),
+                                   {name: to_float32(tensor) for name, tensor in files.items()})
+    bases = {"lm_head.weight": stored["model.embed_tokens.weight"]} | stored
+    del bases["model.embed_tokens.weight"]
+    adapter.check_changes(folder, changes, {name: tensor.shape for name, tensor in bases.items()})
+    return stored | {name: adapter.adapted(bases[name], change, dtype) for name, change in changes.items()}
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -317,7 +317,13 @@ def tokenizer_json(file: Path, gguf: GGUF) -> dict[str, Any]:
              for i, token in enumerate(tokens) if kinds[i] in (CONTROL, USER_DEFINED)]
     pre = [{"type": "Split", "pattern": {"Regex": PIECES}, "behavior": "Isolated", "invert": False},
            {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}]
-    return {"version": "1.0", "added_tokens": added, "normalizer": {"type": "NFC"},
+    end = gguf.metadata.get("tokenizer.ggml.eos_token_id")
+    ending = None
+    if gguf.metadata.get("tokenizer.ggml.add_eos_token") and isinstance(end, int) and 0 <= end < len(tokens):
+        text = [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": tokens[end], "type_id": 0}}]
+        special = {tokens[end]: {"id": tokens[end], "ids": [end], "tokens": [tokens[end]]}}
+        ending = {"type": "TemplateProcessing", "single": text, "pair": text, "special_tokens": special}
+    return {"version": "1.0", "added_tokens": added, "normalizer": {"type": "NFC"}, "post_processor": ending,
             "pre_tokenizer": {"type": "Sequence", "pretokenizers": pre},
             "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
             "model": {"type": "BPE", "vocab": vocabulary, "merges": merges}}

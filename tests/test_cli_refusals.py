@@ -71,7 +71,7 @@ def test_file_of_a_model_in_place_of_its_folder(folder, capfd, name):
 def test_lora_adapter(tmp_path, capfd):
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     (tmp_path / "adapter_model.safetensors").write_bytes(b"")
-    assert_cli_refuses(capfd, ["--model", tmp_path, "Hello"], "LoRA adapter", "merge")
+    assert_cli_refuses(capfd, ["--model", tmp_path, "Hello"], "LoRA adapter", "--adapter")
 
 
 def test_weights_in_a_pickle(folder, capfd):

@@ -60,8 +60,8 @@ function amount(value, unit) {
 // State: what is chosen. Each view names the fields it depends on and is drawn again when one of them changes.
 // ---------------------------------------------------------------------------------------------------------------------
 
-const state = {token: about.n_prompt - 1, step: 0, layer: 0, head: 0, key: 0, pair: 0, lens: about.num_hidden_layers,
-               drawn: 0, pass: 0, luck: 0.5, ...choosing.settings};
+const state = {token: about.n_prompt - 1, step: way.steps.findIndex(step => step.weight === "o_proj"), layer: 0,
+               head: 0, key: 0, pair: 0, lens: about.num_hidden_layers, drawn: 0, pass: 0, luck: 0.5, ...choosing.settings};
 const views = [];
 
 function change(changes) {
@@ -191,10 +191,10 @@ function drawWay() {
     const row = (title, said) => make("tr", {}, make("th", {scope: "row"}, title),
                                       ...columns.map(([, costs]) => make("td", {}, said(costs))));
     const rate = costs => costs.read === null ? null : costs.read / costs.seconds;
+    byId("step-is").replaceChildren(
+      `${stepName(now)}: ${page.formulas[now.function]} `, sourceButton(now.function, now.line),
+      make("span", {id: "length"}, Number.isFinite(length) ? ` Length at token ${token}: ${length.toPrecision(4)}` : ""));
     byId("step").replaceChildren(
-      make("caption", {}, `${stepName(now)} = ${page.formulas[now.function]} `,
-           sourceButton(now.function, now.line), make("span", {id: "length"}, Number.isFinite(length) ?
-             ` Length at token ${token}: ${length.toPrecision(4)}` : "")),
       make("tr", {}, make("td"), ...columns.map(([name]) => make("th", {scope: "col"}, name))),
       row("shape of the result", costs => costs.shape.join(" × ")),
       row("bytes read", costs => costs.read === null ? "depends on the experts" : amount(costs.read, "B")),
@@ -493,15 +493,16 @@ function drawCache() {
   const {passes} = cache, room = passes[passes.length - 1].capacity, decodes = passes.slice(1);
   const segments = passes.map((pass, i) => {
     const segment = make("span", {className: i ? "decode" : "prefill"}, make("i"));
-    segment.style.flexGrow = pass.seconds;
+    segment.style.flexGrow = 1e6 * pass.seconds;  // below 1 in all, they would not fill the line
     segment.firstChild.style.height = `${100 * pass.length / room}%`;
     segment.addEventListener("click", () => change({pass: i}));
     return segment;
   });
   byId("timeline").append(...segments);
   const seconds = sum(decodes.map(pass => pass.seconds));
-  const speeds = `Prefill: ${amount(passes[0].n / passes[0].seconds, "tokens/s")}` +
-    (seconds ? `; decode: ${amount(decodes.length / seconds, "tokens/s")}` : "");
+  const speed = rate => `${Math.round(rate).toLocaleString("en")} tokens/s`;
+  const speeds = `Prefill: ${speed(passes[0].n / passes[0].seconds)}` +
+    (seconds ? `; decode: ${speed(decodes.length / seconds)}` : "");
   byId("timeline").setAttribute("aria-label", `Time line of ${passes.length} passes. ${speeds}`);
   slider("pass", "pass", passes.length - 1, i => i ? `${i} decode` : "0 prefill");
   view(["pass"], () => {

@@ -107,8 +107,8 @@ def check_room(model: Model, n_prompt: int, n_answer: int) -> None:
     while most > 1 and size(most) > ROOM:
         most -= 1
     if n_prompt + n_answer > most:
-        raise InputError(f"the prompt has {n_prompt} tokens, the answer up to {n_answer}: together more than the {most} "
-                         "positions that a page of this model shows; shorten the prompt or lower --max-tokens")
+        raise InputError(f"the prompt has {n_prompt} tokens, the answer up to {n_answer}: together more than the "
+                         f"{most} positions that a page of this model shows; shorten the prompt or lower --max-tokens")
 
 
 def ids_within(panels: dict[str, Any]) -> list[int]:

@@ -120,7 +120,8 @@ def test_the_way(tab, held, truth):
         if expected is not None:
             expected = np.linalg.norm(expected[step["layer"]][:, token])
             assert int(shown[1]) == token and float(shown[2]) == pytest.approx(expected, rel=1e-3)
-        bars = [float(bar.get_attribute("title").split(": ")[1]) for bar in tab.page.locator("#stream span").all()]
+        titles = tab.page.locator("#stream span").evaluate_all("bars => bars.map(bar => bar.title)")
+        bars = [float(title.split(": ")[1]) for title in titles]
         np.testing.assert_allclose(bars, lengths[:, token], rtol=6e-3)  # three digits
     heights = tab.page.locator("#stream span").evaluate_all("bars => bars.map(bar => bar.getBoundingClientRect().height)")
     np.testing.assert_allclose(np.array(heights) / max(heights), lengths[:, token] / lengths[:, token].max(), atol=0.03)
@@ -164,9 +165,9 @@ def test_attention(tab, held, truth, demo):
             assert share == pytest.approx(expected[at], abs=2e-3)
         assert sum(shown.values()) >= np.sort(expected)[-5:].sum() - 5e-3
         shade = tab.page.evaluate(PIXEL, [token, int(expected.argmax())])
-        assert shade[3] == 255 and shade[2] == pytest.approx(255 + np.sqrt(expected.max()) * (20 - 255), abs=3)  # --heat
-        assert [float(score) for score in re.findall(r"score (\d\.\d+)", tab.text("#head-says"))][0] == pytest.approx(
-            np.mean([truth.attention[layer][i][t, t - 1] for t in range(1, n)]), abs=2e-3)
+        assert shade[3] == 255 and shade[2] == pytest.approx(255 + np.sqrt(expected.max()) * (20 - 255), abs=3)  # heat
+        score = float(re.search(r"previous-token score (\d\.\d+)", tab.text("#head-says"))[1])
+        assert score == pytest.approx(np.mean([truth.attention[layer][i][t, t - 1] for t in range(1, n)]), abs=2e-3)
 
 
 def test_hovering_shows_what_a_token_looks_at(tab, held):

@@ -216,13 +216,13 @@ const weight = (layer, head, i, j) => j > i ? 0 : item(maps, layer, head, i * (i
 /** Draws a head's map, one pixel for each pair of tokens; stronger than linear, so that small weights are seen. */
 function drawMap(canvas, layer, head) {
   const style = getComputedStyle(document.documentElement);
-  const [paper, heat] = ["--paper", "--heat"].map(name => style.getPropertyValue(name).trim().split(" ").map(Number));
+  const [paper, full] = ["--paper", "--map"].map(name => style.getPropertyValue(name).trim().split(" ").map(Number));
   canvas.width = canvas.height = nTokens;
   const picture = new ImageData(nTokens, nTokens);
   for (let i = 0; i < nTokens; i++) {
     for (let j = 0; j < nTokens; j++) {
       const share = Math.sqrt(weight(layer, head, i, j));
-      const color = range(3).map(c => paper[c] + share * (heat[c] - paper[c]));
+      const color = range(3).map(c => paper[c] + share * (full[c] - paper[c]));
       picture.data.set([...color, j > i ? 0 : 255], 4 * (i * nTokens + j));
     }
   }
@@ -270,7 +270,7 @@ function drawAttention() {
       piece.className = `piece tinted ${j === token ? "asking" : j > token ? "future" : ""}`;
     });
     const best = range(token + 1).sort((a, b) => weights[b] - weights[a]).slice(0, 5);
-    const text = `${tokenName(token)} looks at: ${best.map(j => `${percent(weights[j])} ${tokenName(j)}`).join(", ")}`;
+    const text = `${tokenName(token)} looks at: ${best.map(j => `${tokenName(j)} ${percent(weights[j])}`).join(", ")}`;
     byId("looks-at").textContent = text;
     byId("looks").setAttribute("aria-label", text);
   });

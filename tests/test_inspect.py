@@ -396,3 +396,12 @@ def test_a_long_prompt_is_refused_by_the_size_of_the_page(demo):
     with pytest.raises(qwen3.InputError, match=r"more than the (\d+) positions") as caught:
         panels.check_room(large, 400, 32)
     assert 30 < int(re.search(r"than the (\d+)", str(caught.value))[1]) < 100
+
+
+def test_a_folder_that_the_fast_engine_has_quantized(tmp_path, capfd, demo):
+    """Only the fast engine reads it, so there is no way to look inside."""
+    import qwen3_numba
+    qwen3_numba.save_quantized(qwen3_numba.load_model(qwen3.BUNDLED, "int8"), tmp_path / "int8", "int8")
+    status, out, err = run(capfd, PROMPT, "--model", tmp_path / "int8")
+    assert (status, out) == (1, "")
+    assert_one_line(err, "qwen3_numba.py")

@@ -159,13 +159,13 @@ def test_attention(tab, held, truth, demo):
         tab.page.locator("#heads button").nth(i).click()
         expected = truth.attention[layer][i][token]
         said = tab.text("#looks-at").split(" looks at: ")[1]
-        shown = {int(at): float(share) / 100 for share, at in re.findall(r"([\d.]+) % (\d+) “", said)}
+        shown = {int(at): float(share) / 100 for at, share in re.findall(r"(\d+) “.*?” ([\d.]+) %", said)}
         assert len(shown) == min(5, token + 1)
         for at, share in shown.items():
             assert share == pytest.approx(expected[at], abs=2e-3)
         assert sum(shown.values()) >= np.sort(expected)[-5:].sum() - 5e-3
         shade = tab.page.evaluate(PIXEL, [token, int(expected.argmax())])
-        assert shade[3] == 255 and shade[2] == pytest.approx(255 + np.sqrt(expected.max()) * (20 - 255), abs=3)  # heat
+        assert shade[3] == 255 and shade[2] == pytest.approx(255 + np.sqrt(expected.max()) * (20 - 255), abs=3)  # --map
         score = float(re.search(r"previous-token score (\d\.\d+)", tab.text("#head-says"))[1])
         assert score == pytest.approx(np.mean([truth.attention[layer][i][t, t - 1] for t in range(1, n)]), abs=2e-3)
 
@@ -352,6 +352,10 @@ def test_looks_and_accessibility(browser, file, width, scheme, tmp_path):
     folder.mkdir(parents=True, exist_ok=True)
     tab.page.screenshot(path=folder / f"inspect-{width}-{scheme}.png", full_page=True)
     assert tab.page.evaluate("document.documentElement.scrollWidth") == width
+    if (width, scheme) == (1440, "light"):  # the README's picture: the head that looks most at the token before
+        tab.page.locator("#copying button").first.click()
+        tab.page.evaluate("byId('attention').scrollIntoView()")
+        tab.page.screenshot(path=folder / "inspect.png")
     paper = tab.page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert max(map(int, re.findall(r"\d+", paper))) < 60 if scheme == "dark" else paper == "rgb(255, 255, 255)"
     tab.page.evaluate(program)

@@ -16,7 +16,8 @@ import qwen3
 import qwen3_inspect
 from configs import BASE
 from make_random_model import make_random_model
-from oracle import head, oracle, softmax
+from oracle import head as oracle_head
+from oracle import oracle, softmax
 from qwen3_page.contents import Wish, contents
 from qwen3_page.page import html
 
@@ -184,12 +185,13 @@ def test_hands(tab, held, truth, demo):
     pairs, half = held["attention"]["pairs"], demo.config.head_dim // 2
     group = demo.config.num_attention_heads // demo.config.num_key_value_heads
     tab.slide("layer", 1)
-    tab.page.locator("#heads button").nth(group).click()  # the first head on the second key head
     tab.slide("asks", 9)
     tab.slide("key", 4)
-    for i, pair in enumerate(pairs):
-        tab.slide("pair", i)
-        q, k = (complex(x[pair], x[pair + half]) for x in (truth.q[1][group][9], truth.k[1][1][4]))
+    for i, pair in enumerate(pairs * 2):
+        head = group if i < len(pairs) else group + 1  # two of the heads on the second key head
+        tab.page.locator("#heads button").nth(head).click()
+        tab.slide("pair", i % len(pairs))
+        q, k = (complex(x[pair], x[pair + half]) for x in (truth.q[1][head][9], truth.k[1][1][4]))
         frequency = demo.config.rope_theta ** (-2 * pair / demo.config.head_dim)
         shown = [float(re.search(r"-?[\d.]+(e-\d+)?$", text)[0]) for text in
                  tab.page.locator("#hands figcaption").all_text_contents()]
@@ -210,7 +212,7 @@ def test_logit_lens(tab, held, truth, demo):
         for _ in range(2):
             tab.page.keyboard.press("ArrowRight")
         token = min(2 * (layer + 1), n - 1)
-        p = softmax(head(demo, truth.streams[layer][token]))
+        p = softmax(oracle_head(demo, truth.streams[layer][token]))
         said = tab.text("#lens-says")
         assert percents(said.split(". The final")[0]) == pytest.approx(np.sort(p)[::-1][:5], abs=6e-4)
         label = held["labels"][str(int(p.argmax()))]
@@ -232,10 +234,10 @@ def reference(step, held, logits, settings):
 def test_choosing_computes_as_qwen3_does(tab, held, truth):
     """Many settings at many steps; at the borders of top-p and min-p, rounding may keep one candidate more or fewer."""
     rng, n = np.random.default_rng(0), held["about"]["n_prompt"]
-    for trial in range(60):
+    for _ in range(80):
         step = int(rng.integers(len(held["choosing"]["steps"])))
-        settings = {"temperature": float(rng.choice([0, 0.3, 0.8, 1.5])), "top_k": int(rng.choice([0, 1, 5, 40, 100])),
-                    "top_p": float(rng.choice([0.3, 0.8, 0.95, 1])), "min_p": float(rng.choice([0, 0.02, 0.2])),
+        settings = {"temperature": float(rng.choice([0, 0.3, 0.8, 1.5, 4])), "top_k": int(rng.choice([0, 1, 5, 40, 100])),
+                    "top_p": float(rng.choice([0.3, 0.5, 0.8, 0.95, 1])), "min_p": float(rng.choice([0, 0.02, 0.2])),
                     "repetition_penalty": float(rng.choice([0.7, 1, 1.3])),
                     "presence_penalty": float(rng.choice([-1, 0, 1.5])), "frequency_penalty": float(rng.choice([0, 1]))}
         ids, p = reference(step, held, truth.logits[n - 1 + step], settings)
@@ -248,6 +250,25 @@ def test_choosing_computes_as_qwen3_does(tab, held, truth):
         assert sum(expected.get(i, probabilities.get(i)) for i in differing) < 0.03 + unlikely * 1.2, settings
         for i in {*expected} & {*probabilities}:
             assert probabilities[i] == pytest.approx(expected[i], abs=0.03)
+
+
+def test_penalties_with_tokens_that_repeat(browser, file):
+    """The page's penalized() against penalize(), on a text in which tokens occur several times."""
+    tab, rng = Tab(browser, file), np.random.default_rng(1)
+    ids, n = rng.integers(0, 8, 24).tolist(), 9
+    logits = rng.normal(size=10).astype(np.float32) * 5
+    for settings in ({"repetition_penalty": 1.3}, {"presence_penalty": 0.7}, {"frequency_penalty": 0.4},
+                     {"repetition_penalty": 0.8, "presence_penalty": -1.0, "frequency_penalty": 1.1}):
+        sampling = qwen3.Sampling(**settings)
+        for i in (0, 5, 15):
+            counts = [np.bincount(part, minlength=10).astype(np.float32) for part in (ids[:n], ids[n:n + i])]
+            shown = tab.page.evaluate("""([ids, n, logits, i, s]) => {
+              tokens.ids = ids;
+              about.n_prompt = n;
+              return logits.map((logit, id) => penalized(logit, id, i, s)); }""",
+                                      [ids, n, logits.tolist(), i, sampling.__dict__])
+            np.testing.assert_allclose(shown, qwen3.penalize(logits, sampling, *counts), rtol=1e-5, atol=1e-6)
+    tab.close(file)
 
 
 def test_every_slider_of_choosing(tab, held):

@@ -7,7 +7,7 @@ import pytest
 
 from configs import ROOT
 
-ROOMS = ("qwen3_io", "qwen3_app", "qwen3_kernels")
+ROOMS = ("qwen3_io", "qwen3_app", "qwen3_kernels", "qwen3_page")
 FILES = {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file
          for file in [*ROOT.glob("*.py"), *(file for room in ROOMS for file in (ROOT / room).glob("*.py"))]}
 BELOW = {  # room -> the rooms that it may import besides itself
@@ -19,9 +19,11 @@ BELOW = {  # room -> the rooms that it may import besides itself
     "qwen3_app": {"qwen3_io", "tokenizer_utils", "qwen3"},
     "qwen3_numba": {"qwen3_io", "tokenizer_utils", "qwen3", "qwen3_kernels", "qwen3_app"},
     "qwen3_embed": {"qwen3_io", "qwen3", "qwen3_numba", "qwen3_app"},
+    "qwen3_page": {"qwen3_io", "tokenizer_utils", "qwen3", "qwen3_numba"},
+    "qwen3_inspect": {"qwen3_io", "tokenizer_utils", "qwen3", "qwen3_app", "qwen3_page"},
 }
 LAZY = {("qwen3", "qwen3_lookup"), ("qwen3_numba", "qwen3_app"), ("qwen3_embed", "qwen3_app"),
-        ("qwen3_embed", "qwen3_numba")}  # only within functions
+        ("qwen3_embed", "qwen3_numba"), ("qwen3_page.contents", "qwen3_numba")}  # only within functions
 
 
 def tree(module: str) -> ast.Module:

@@ -1,0 +1,571 @@
+"use strict";
+/* The page's program. The numbers come from qwen3.py; what the sliders change is computed here, by the same formulas.
+   Texts become text nodes, never markup. */
+
+const page = JSON.parse(document.getElementById("contents").textContent);
+const {about, labels, tokens, way, attention, lens, choosing, cache, quantized, thinking} = page;
+const nTokens = tokens.ids.length;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Small tools
+// ---------------------------------------------------------------------------------------------------------------------
+
+const byId = id => document.getElementById(id);
+const range = n => [...Array(n).keys()];
+const sum = values => values.reduce((total, value) => total + value, 0);
+
+/** A new element with properties or attributes, and children: elements or texts. */
+function make(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name in element) element[name] = value;
+    else element.setAttribute(name, value);
+  }
+  element.append(...children);
+  return element;
+}
+
+/** The number that 16 bits of a float16 stand for. */
+function half(bits) {
+  const sign = bits & 0x8000 ? -1 : 1, exponent = bits >> 10 & 31, fraction = bits & 1023;
+  if (exponent === 31) return fraction ? NaN : sign * Infinity;
+  return sign * (exponent ? 2 ** (exponent - 25) * (1024 + fraction) : 2 ** -24 * fraction);
+}
+
+/** An array {shape, dtype, data} of the page -> {shape, values}. */
+function unpack({shape, dtype, data}) {
+  const bytes = Uint8Array.from(atob(data), character => character.charCodeAt(0));
+  const view = new DataView(bytes.buffer), size = dtype === "f2" ? 2 : 4, values = new Float32Array(bytes.length / size);
+  for (let i = 0; i < values.length; i++) {
+    values[i] = size === 2 ? half(view.getUint16(2 * i, true)) : view.getFloat32(4 * i, true);
+  }
+  return {shape, values};
+}
+
+/** One element of an unpacked array. */
+const item = (array, ...index) => array.values[index.reduce((at, i, axis) => at * array.shape[axis] + i, 0)];
+
+const percent = p => `${(100 * p).toFixed(1)} %`;
+const quoted = id => `“${labels[id]}”`;
+const tokenName = i => `${i} ${quoted(tokens.ids[i])}`;
+
+/** A number in three digits with a unit: 1.23 MB. */
+function amount(value, unit) {
+  const scales = [["G", 1e9], ["M", 1e6], ["k", 1e3], ["", 1], ["m", 1e-3], ["µ", 1e-6]];
+  const [prefix, scale] = scales.find(([, scale]) => Math.abs(value) >= scale) || (value ? scales[5] : scales[3]);
+  return `${Number((value / scale).toPrecision(3))} ${prefix}${unit}`;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// State: what is chosen. Each view names the fields it depends on and is drawn again when one of them changes.
+// ---------------------------------------------------------------------------------------------------------------------
+
+const state = {token: about.n_prompt - 1, step: way.steps.findIndex(step => step.weight === "o_proj"), layer: 0,
+               head: 0, key: 0, pair: 0, lens: about.num_hidden_layers, drawn: 0, pass: 0, luck: 0.5, ...choosing.settings};
+const views = [];
+
+function change(changes) {
+  const changed = Object.keys(changes).filter(name => state[name] !== changes[name]);
+  Object.assign(state, changes);
+  for (const [names, draw] of views) if (names.some(name => changed.includes(name))) draw();
+}
+
+function view(names, draw) {
+  views.push([names, draw]);
+  draw();
+}
+
+/** Ties a range input to a field of the state; said(value) is the value in words. */
+function slider(id, name, last, said) {
+  const input = byId(id);
+  Object.assign(input, {min: 0, max: last, value: state[name]});
+  input.addEventListener("input", () => change({[name]: +input.value}));
+  view([name], () => {
+    input.value = state[name];
+    input.setAttribute("aria-valuetext", byId(`${id}-is`).textContent = said(state[name]));
+  });
+}
+
+/** Bars for the values [n], named for the mouse; a click picks one (the keyboard has the sliders). */
+function bars(element, title, values, names, chosen, pick) {
+  const largest = Math.max(...values.filter(Number.isFinite), Number.MIN_VALUE);
+  element.setAttribute("role", "img");
+  element.setAttribute("aria-label", title);
+  element.replaceChildren(...Array.from(values, (value, i) => {
+    const bar = make("span", {title: `${names[i]}: ${value.toPrecision(3)}`, className: i === chosen ? "chosen" : ""});
+    bar.style.height = `${100 * (value || 0) / largest}%`;
+    if (pick) bar.addEventListener("click", () => pick(i));
+    return bar;
+  }));
+}
+
+/** A row of tokens; choose(i) makes them buttons. */
+function pieces(ids, choose) {
+  return ids.map((id, i) => {
+    const piece = make(choose ? "button" : "span", {className: "piece"}, labels[id] || "∅");
+    if (choose) piece.addEventListener("click", () => choose(i));
+    return piece;
+  });
+}
+
+const tint = (element, share) => element.style.setProperty("--share", `${(100 * Math.sqrt(share)).toFixed(1)}%`);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The head of the page, and the source of qwen3.py
+// ---------------------------------------------------------------------------------------------------------------------
+
+function showSource(title, first, last, marked) {
+  byId("source-name").textContent = `qwen3.py ${about.version}, line ${marked}: ${title}`;
+  const lines = page.source.split("\n").map((line, i) => make("span", {
+    className: i + 1 === marked ? "marked" : first <= i + 1 && i + 1 <= last ? "within" : ""}, `${line}\n`));
+  byId("lines").replaceChildren(...lines);
+  byId("source").showModal();
+  lines[marked - 1].scrollIntoView({block: "center"});
+}
+
+/** A button that shows a function, with one line of it, or the line of another function that calls it, marked. */
+function sourceButton(name, line) {
+  const [first, last] = Object.values(page.lines).filter(([a, b]) => line && a <= line && line <= b).pop() ||
+    page.lines[name];
+  const button = make("button", {className: "source", type: "button"}, line ? `qwen3.py, line ${line}` : name);
+  button.addEventListener("click", () => showSource(name, first, last, line || first));
+  return button;
+}
+
+function drawHead() {
+  document.title = `Inside ${about.model}: ${about.prompt}`;
+  byId("model").textContent = about.model;
+  byId("prompt").textContent = about.prompt;
+  byId("about").textContent = `${about.num_hidden_layers} layers, hidden size ${about.hidden_size}, ` +
+    `${about.num_attention_heads} query heads on ${about.num_key_value_heads} key heads, ${about.vocab_size} tokens; ` +
+    `computed by qwen3.py ${about.version} on ${about.date}`;
+  for (const section of document.querySelectorAll("main section")) {
+    const title = section.querySelector("h2");
+    title.id = `${section.id}-title`;
+    section.setAttribute("aria-labelledby", title.id);
+    document.querySelector("nav").append(make("a", {href: `#${section.id}`}, title.textContent));
+    const names = section.dataset.functions.split(" ").filter(name => page.lines[name]);
+    title.after(make("p", {className: "sources"}, "Made by ", ...names.map(name => sourceButton(name))));
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 1: tokens
+// ---------------------------------------------------------------------------------------------------------------------
+
+function drawTokens() {
+  const all = pieces(tokens.ids, token => change({token}));
+  all.forEach((piece, i) => piece.classList.add(tokens.parts[i]));
+  byId("pieces").append(...all);
+  byId("wrapped").textContent = tokens.text;
+  view(["token"], () => {
+    all.forEach((piece, i) => piece.setAttribute("aria-pressed", i === state.token));
+    const i = state.token;
+    byId("piece").textContent = `Token ${tokenName(i)}: id ${tokens.ids[i]}, bytes ${tokens.bytes[i] || "none"}; ` +
+      {template: "the template's", prompt: "yours", answer: "the model's answer"}[tokens.parts[i]];
+  });
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 2: the way
+// ---------------------------------------------------------------------------------------------------------------------
+
+function drawWay() {
+  const norms = unpack(way.norms), streams = unpack(way.streams), nLayers = about.num_hidden_layers;
+  const place = layer => layer < 0 ? "before the layers" : layer < nLayers ? `layer ${layer}` : "after the layers";
+  const stepName = step => `${place(step.layer)}: ${step.function} ${step.weight}`;
+  slider("way-token", "token", nTokens - 1, tokenName);
+  slider("way-step", "step", way.steps.length - 1, i => `${i} ${stepName(way.steps[i])}`);
+  view(["token", "step"], () => {
+    const {token, step} = state, now = way.steps[step];
+    const reached = now.layer < nLayers ? now.layer + 1 : nLayers;
+    bars(byId("stream"), `Length of the residual stream of token ${tokenName(token)}`,
+         range(nLayers + 1).map(layer => item(streams, layer, token)),
+         range(nLayers + 1).map(layer => layer ? `after layer ${layer - 1}` : "embedding"), reached, layer =>
+           change({step: way.steps.findLastIndex(({layer: of}) => of === layer - 1)}));
+    bars(byId("along"), `Length of this step's result at each token`,
+         range(nTokens).map(i => item(norms, step, i)), range(nTokens).map(tokenName), token,
+         token => change({token}));
+    const length = item(norms, step, token);
+    const columns = [["prefill", now.prefill], ["decode", now.decode]].filter(([, costs]) => costs);
+    const row = (title, said) => make("tr", {}, make("th", {scope: "row"}, title),
+                                      ...columns.map(([, costs]) => make("td", {}, said(costs))));
+    const rate = costs => costs.read === null ? null : costs.read / costs.seconds;
+    byId("step-is").replaceChildren(
+      `${stepName(now)}: ${page.formulas[now.function]} `, sourceButton(now.function, now.line),
+      make("span", {id: "length"}, Number.isFinite(length) ? ` Length at token ${token}: ${length.toPrecision(4)}` : ""));
+    byId("step").replaceChildren(
+      make("tr", {}, make("td"), ...columns.map(([name]) => make("th", {scope: "col"}, name))),
+      row("shape of the result", costs => costs.shape.join(" × ")),
+      row("bytes read", costs => costs.read === null ? "depends on the experts" : amount(costs.read, "B")),
+      row("arithmetic", costs => costs.operations === null ? "depends on the experts" : amount(costs.operations, "op")),
+      row("time", costs => amount(costs.seconds, "s")),
+      row("read per second", costs => rate(costs) === null ? "–" : amount(rate(costs), "B/s")),
+      row(`of the memory's ${amount(way.bandwidth, "B/s")}`,
+          costs => rate(costs) === null ? "–" : percent(rate(costs) / way.bandwidth)));
+  });
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 3: attention
+// ---------------------------------------------------------------------------------------------------------------------
+
+const maps = unpack(attention.maps);
+const weight = (layer, head, i, j) => j > i ? 0 : item(maps, layer, head, i * (i + 1) / 2 + j);
+
+/** Draws a head's map, one pixel for each pair of tokens; stronger than linear, so that small weights are seen. */
+function drawMap(canvas, layer, head) {
+  const style = getComputedStyle(document.documentElement);
+  const [paper, full] = ["--paper", "--map"].map(name => style.getPropertyValue(name).trim().split(" ").map(Number));
+  canvas.width = canvas.height = nTokens;
+  const picture = new ImageData(nTokens, nTokens);
+  for (let i = 0; i < nTokens; i++) {
+    for (let j = 0; j < nTokens; j++) {
+      const share = Math.sqrt(weight(layer, head, i, j));
+      const color = range(3).map(c => paper[c] + share * (full[c] - paper[c]));
+      picture.data.set([...color, j > i ? 0 : 255], 4 * (i * nTokens + j));
+    }
+  }
+  canvas.getContext("2d").putImageData(picture, 0, 0);
+}
+
+function drawAttention() {
+  const nHeads = about.num_attention_heads, group = nHeads / about.num_key_value_heads;
+  slider("layer", "layer", about.num_hidden_layers - 1, layer => `${layer}`);
+  const heads = range(nHeads).map(head => {
+    const button = make("button", {type: "button"}, make("canvas", {"aria-hidden": "true"}), `head ${head}`);
+    button.addEventListener("click", () => change({head}));
+    return button;
+  });
+  byId("heads").append(...range(about.num_key_value_heads).map(keyHead => make(
+    "fieldset", {}, make("legend", {}, `key head ${keyHead}`), ...heads.slice(keyHead * group, (keyHead + 1) * group))));
+  view(["layer", "scheme"], () => heads.forEach((button, head) => drawMap(button.firstChild, state.layer, head)));
+  view(["head"], () => heads.forEach((button, head) => button.setAttribute("aria-pressed", head === state.head)));
+
+  const map = byId("map"), previous = unpack(attention.previous), induction = unpack(attention.induction);
+  view(["layer", "head", "scheme"], () => {
+    const {layer, head} = state;
+    drawMap(map, layer, head);
+    map.setAttribute("aria-label", `Attention of layer ${layer}, head ${head}; the slider below chooses a row`);
+    byId("head-says").textContent = `Layer ${layer}, head ${head}: previous-token score ` +
+      `${item(previous, layer, head).toFixed(3)}, induction score ${item(induction, layer, head).toFixed(3)}`;
+  });
+  const point = event => {
+    const box = map.getBoundingClientRect(), at = (start, length, place) =>
+      Math.min(nTokens - 1, Math.max(0, Math.floor((place - start) / length * nTokens)));
+    const token = at(box.top, box.height, event.clientY);
+    change({token, key: Math.min(token, at(box.left, box.width, event.clientX))});
+  };
+  map.addEventListener("pointermove", point);
+  map.addEventListener("pointerdown", point);
+
+  slider("asks", "token", nTokens - 1, tokenName);
+  const looks = pieces(tokens.ids);
+  looks.forEach((piece, token) => piece.addEventListener("pointerenter", () => change({token})));
+  byId("looks").append(...looks);
+  view(["token", "layer", "head"], () => {
+    const {layer, head, token} = state, weights = range(token + 1).map(j => weight(layer, head, token, j));
+    looks.forEach((piece, j) => {
+      tint(piece, weights[j] || 0);
+      piece.className = `piece tinted ${j === token ? "asking" : j > token ? "future" : ""}`;
+    });
+    const best = range(token + 1).sort((a, b) => weights[b] - weights[a]).slice(0, 5);
+    const text = `${tokenName(token)} looks at: ${best.map(j => `${tokenName(j)} ${percent(weights[j])}`).join(", ")}`;
+    byId("looks-at").textContent = text;
+    byId("looks").setAttribute("aria-label", text);
+  });
+
+  byId("copies").textContent = "The previous-token score is the mean weight on the token before, on this text. The " +
+    `induction score is the mean weight on what followed a token the last time, on ${attention.repeated} random tokens ` +
+    "shown twice: a head with a high one continues what was there before.";
+  for (const [title, scores] of [["Previous token", previous], ["Induction", induction]]) {
+    const best = range(scores.values.length).reduce((a, b) => scores.values[b] > scores.values[a] ? b : a, 0);
+    const rows = range(about.num_hidden_layers).map(layer => make(
+      "tr", {}, make("th", {scope: "row"}, `layer ${layer}`), ...range(nHeads).map(head => {
+        const cell = make("td", {className: "tinted"}, item(scores, layer, head).toFixed(2));
+        tint(cell, Math.max(0, item(scores, layer, head)));
+        return cell;
+      })));
+    const show = make("button", {type: "button"}, `layer ${Math.floor(best / nHeads)}, head ${best % nHeads}`);
+    show.addEventListener("click", () => change({layer: Math.floor(best / nHeads), head: best % nHeads}));
+    byId("copying").append(make(
+      "div", {className: "scroll", tabIndex: 0, role: "region", "aria-label": title}, make(
+        "table", {}, make("caption", {}, `${title}: most of all `, show),
+        make("tr", {}, make("td"), ...range(nHeads).map(head => make("th", {scope: "col"}, `${head}`))), ...rows)));
+  }
+  drawHands(group);
+}
+
+/** A vector turned by an angle; RoPE does it with each pair. */
+const turned = ([a, b], angle) => [a * Math.cos(angle) - b * Math.sin(angle), b * Math.cos(angle) + a * Math.sin(angle)];
+
+/** An SVG dial with hands: [name, vector]. */
+function dial(title, hands, longest) {
+  const shape = (tag, attributes) => {
+    const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+    return element;
+  };
+  const svg = shape("svg", {viewBox: "-1.1 -1.1 2.2 2.2", role: "img", "aria-label": title});
+  svg.append(shape("circle", {r: 1, class: "face"}), ...hands.map(([name, [x, y]]) =>
+    shape("line", {x2: x / longest, y2: -y / longest, class: `hand ${name}`})));
+  return make("figure", {}, svg, make("figcaption", {}, title));
+}
+
+function drawHands(group) {
+  const q = unpack(attention.q), k = unpack(attention.k), nPairs = attention.pairs.length;
+  slider("pair", "pair", nPairs - 1, i => `${attention.pairs[i]} and ${attention.pairs[i] + about.head_dim / 2}`);
+  slider("key", "key", nTokens - 1, tokenName);
+  view(["pair", "token", "key", "layer", "head"], () => {
+    const {layer, head, token, key, pair} = state, frequency = attention.frequencies[pair];
+    const vector = (array, head, i) => [item(array, layer, head, i, pair), item(array, layer, head, i, pair + nPairs)];
+    const hands = [["q", vector(q, head, token)], ["k", vector(k, Math.floor(head / group), key)]];
+    const after = [["q", turned(hands[0][1], token * frequency)], ["k", turned(hands[1][1], key * frequency)]];
+    const longest = Math.max(...hands.map(([, [a, b]]) => Math.hypot(a, b)), Number.MIN_VALUE);
+    const dot = ([[, [a, b]], [, [c, d]]]) => (a * c + b * d).toPrecision(3);
+    const degrees = positions => `${(positions * frequency * 180 / Math.PI).toFixed(1)}°`;
+    byId("hands").replaceChildren(dial(`before RoPE: q·k of the pair = ${dot(hands)}`, hands, longest),
+                                  dial(`after RoPE: ${dot(after)}`, after, longest));
+    byId("hands-say").textContent = `q of ${tokenName(token)} turns by ${degrees(token)}, k of ${tokenName(key)} by ` +
+      `${degrees(key)}: the angle between them changes by ${degrees(token - key)}, ${degrees(1)} a position` +
+      (attention.factor === 1 ? "" : `; YaRN scales both by ${attention.factor.toPrecision(4)}`) +
+      (key > token ? ". It is in the future, so attention blocks it" : "");
+  });
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 4: logit lens
+// ---------------------------------------------------------------------------------------------------------------------
+
+function drawLens() {
+  const probabilities = unpack(lens.probabilities), ids = {shape: lens.ids.shape, values: lens.ids.values};
+  const nLayers = about.num_hidden_layers, top = ids.shape[2], table = byId("lens-table");
+  const title = layer => layer ? `layer ${layer - 1}` : "embedding";
+  const cells = range(nLayers + 1).map(layer => range(nTokens).map(token => {
+    const cell = make("td", {role: "gridcell", tabIndex: -1,
+                             className: `tinted ${lens.leads[token] === layer ? "leads" : ""}`},
+                      labels[item(ids, layer, token, 0)]);
+    tint(cell, item(probabilities, layer, token, 0));
+    cell.addEventListener("click", () => { change({lens: layer, token}); cell.focus({preventScroll: true}); });
+    return cell;
+  }));
+  const head = make("tr", {role: "row"}, make("td", {role: "gridcell"}), ...tokens.ids.map(id => make(
+    "th", {role: "columnheader", scope: "col"}, labels[id] || "∅")));
+  table.append(head, ...cells.map((row, layer) => make(
+    "tr", {role: "row"}, make("th", {role: "rowheader", scope: "row"}, title(layer)), ...row)));
+  table.addEventListener("keydown", event => {
+    const moves = {ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0]}[event.key];
+    if (!moves) return;
+    event.preventDefault();
+    const within = (value, last) => Math.min(last, Math.max(0, value));
+    change({lens: within(state.lens + moves[0], nLayers), token: within(state.token + moves[1], nTokens - 1)});
+    cells[state.lens][state.token].focus();
+  });
+  let chosen = cells[0][0];
+  view(["lens", "token"], () => {
+    const {lens: layer, token} = state;
+    chosen.tabIndex = -1;
+    chosen.removeAttribute("aria-selected");
+    chosen = cells[layer][token];
+    chosen.tabIndex = 0;
+    chosen.setAttribute("aria-selected", "true");
+    const says = range(top).map(i => `${quoted(item(ids, layer, token, i))} ` +
+                                     percent(item(probabilities, layer, token, i)));
+    byId("lens-says").textContent = `After token ${tokenName(token)} and ${title(layer)}: ${says.join(", ")}. ` +
+      `The final answer, ${quoted(item(ids, nLayers, token, 0))}, first leads after ${title(lens.leads[token])}` +
+      (token + 1 < nTokens ? `; what follows in the text is ${quoted(tokens.ids[token + 1])}.` : ".");
+  });
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 5: choosing
+// ---------------------------------------------------------------------------------------------------------------------
+
+const SETTINGS = {  // name of the setting -> [title, from, to, step]
+  temperature: ["Temperature", 0, 2, 0.05], top_k: ["Top-k", 0, 100, 1], top_p: ["Top-p", 0.01, 1, 0.01],
+  min_p: ["Min-p", 0, 1, 0.01], repetition_penalty: ["Repetition penalty", 0.5, 2, 0.05],
+  presence_penalty: ["Presence penalty", -2, 2, 0.1], frequency_penalty: ["Frequency penalty", -2, 2, 0.1],
+  luck: ["Luck: a number from 0 to 1, drawn anew for each token", 0, 0.999, 0.001]};
+
+/** The logit of a token after the penalties, as penalize() of qwen3.py has it. */
+function penalized(logit, id, i, s) {
+  const prompt = tokens.ids.slice(0, about.n_prompt), answer = tokens.ids.slice(about.n_prompt, about.n_prompt + i);
+  const count = answer.filter(each => each === id).length;
+  if (count || prompt.includes(id)) logit = logit > 0 ? logit / s.repetition_penalty : logit * s.repetition_penalty;
+  return logit - s.presence_penalty * (count > 0) - s.frequency_penalty * count;
+}
+
+/** What the settings s leave of the i-th step's candidates, the most likely first: as candidates() of qwen3.py does.
+    A candidate is {id, n, logit, model, p, cut}; with n > 1 and without an id, it stands for n unlikely tokens. */
+function candidates(i, s) {
+  const step = choosing.steps[i], below = unpack(choosing.logits[i]).values;
+  const all = choosing.ids[i].map((id, j) => ({id, n: 1, raw: step.largest + below[j]}));
+  all.push(...step.below.map((x, j) => ({id: null, n: step.counts[j], raw: step.largest + x})));
+  const whole = sum(all.map(each => each.n * Math.exp(each.raw - step.largest)));
+  for (const each of all) {
+    each.model = Math.exp(each.raw - step.largest) / whole;
+    each.logit = each.id === null ? each.raw : penalized(each.raw, each.id, i, s);
+    each.cut = "";
+  }
+  all.sort((a, b) => b.logit - a.logit);
+  const largest = all[0].logit, x = each => (each.logit - largest) / s.temperature;
+  if (s.temperature === 0) {
+    for (const each of all.slice(1)) each.cut = "temperature 0";
+    all[0].p = 1;
+    return all;
+  }
+  let kept = all, seen = 0;
+  const cutAll = (name, isCut) => {
+    for (const each of kept) if (isCut(each)) each.cut = name;
+    kept = kept.filter(each => !each.cut);
+  };
+  if (s.top_k > 0) {
+    let last = all[0].logit;  // the logit of the k-th candidate; its equals stay, too
+    for (const each of all) if (seen < s.top_k) { seen += each.n; last = each.logit; }
+    cutAll("top-k", each => each.logit < last);
+  }
+  if (s.top_p < 1) {
+    const total = sum(kept.map(each => each.n * Math.exp(x(each))));
+    let before = 0;
+    cutAll("top-p", each => {
+      const cut = before / total >= s.top_p && each !== kept[0];
+      before += each.n * Math.exp(x(each));
+      return cut;
+    });
+  }
+  if (s.min_p > 0) cutAll("min-p", each => x(each) < Math.log(s.min_p));
+  const total = sum(kept.map(each => each.n * Math.exp(x(each))));
+  for (const each of all) each.p = each.cut ? 0 : Math.exp(x(each)) / total;
+  return all;
+}
+
+/** The candidate at a number u from 0 to 1, where the candidates stand side by side, each as wide as its probability. */
+function drawnBy(all, u) {
+  let before = 0;
+  return all.find(each => !each.cut && (before += each.n * each.p) > u) || all.findLast(each => !each.cut);
+}
+
+function drawChoosing() {
+  const said = (name, value) => name === "top_k" && value === 0 ? "off" : `${value}`;
+  slider("drawn", "drawn", choosing.steps.length - 1, i => `${i} ${quoted(choosing.steps[i].token)}`);
+  for (const [name, [title, from, to, step]] of Object.entries(SETTINGS)) {
+    const input = make("input", {type: "range", id: `set-${name}`, min: Math.min(from, state[name]),
+                                 max: Math.max(to, state[name]), step, value: state[name]});
+    const output = make("output", {id: `set-${name}-is`});
+    input.addEventListener("input", () => change({[name]: +input.value}));
+    byId("settings").append(make("label", {className: "slider"}, `${title} `, input, output));
+    view([name], () => {
+      input.value = state[name];
+      output.textContent = said(name, state[name]);
+    });
+  }
+  const reset = make("button", {type: "button", id: "reset"}, "As it was drawn");
+  reset.addEventListener("click", () => change({...choosing.settings}));
+  byId("settings").append(reset);
+  view(["drawn", ...Object.keys(SETTINGS)], () => {
+    const all = candidates(state.drawn, state), was = choosing.steps[state.drawn].token, luck = drawnBy(all, state.luck);
+    const name = each => each.id === null ? `${each.n} unlikely tokens` : quoted(each.id);
+    const kept = all.filter(each => !each.cut);
+    byId("choice").textContent = `${sum(kept.map(each => each.n))} of ${about.vocab_size} tokens are left. ` +
+      `With the luck ${state.luck}, ${name(luck)} is drawn; the answer went on with ${quoted(was)}.`;
+    const bar = p => {
+      const cell = make("td", {className: "bar"}, percent(p));
+      cell.style.setProperty("--share", `${100 * p}%`);
+      return cell;
+    };
+    const row = each => make(
+      "tr", {className: `${each.cut ? "cut" : ""} ${each === luck ? "lucky" : ""}`}, make(
+        "th", {scope: "row"}, name(each) + (each.id === was ? " ✓" : "")), make("td", {}, each.logit.toFixed(2)),
+      bar(each.n * each.model), bar(each.n * (each.p || 0)), make("td", {}, each.cut));
+    const shown = new Set([...all.filter(each => each.id !== null).slice(0, 12), luck,
+                           ...all.filter(each => each.id === was)]);
+    byId("candidates").replaceChildren(
+      make("tr", {}, ...["token", "logit", "the model's probability", "with these settings", "cut by"].map(
+        title => make("th", {scope: "col"}, title))), ...[...shown].map(row));
+  });
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 6: KV cache and time
+// ---------------------------------------------------------------------------------------------------------------------
+
+function drawCache() {
+  const {passes} = cache, room = passes[passes.length - 1].capacity, decodes = passes.slice(1);
+  const segments = passes.map((pass, i) => {
+    const segment = make("span", {className: i ? "decode" : "prefill"}, make("i"));
+    segment.style.flexGrow = 1e6 * pass.seconds;  // below 1 in all, they would not fill the line
+    segment.firstChild.style.height = `${100 * pass.length / room}%`;
+    segment.addEventListener("click", () => change({pass: i}));
+    return segment;
+  });
+  byId("timeline").append(...segments);
+  const seconds = sum(decodes.map(pass => pass.seconds));
+  const speed = rate => `${Math.round(rate).toLocaleString("en")} tokens/s`;
+  const speeds = `Prefill: ${speed(passes[0].n / passes[0].seconds)}` +
+    (seconds ? `; decode: ${speed(decodes.length / seconds)}` : "");
+  byId("timeline").setAttribute("aria-label", `Time line of ${passes.length} passes. ${speeds}`);
+  slider("pass", "pass", passes.length - 1, i => i ? `${i} decode` : "0 prefill");
+  view(["pass"], () => {
+    const now = passes[state.pass], bytes = n => `${n} × ${cache.per_position} B = ${amount(n * cache.per_position, "B")}`;
+    segments.forEach((segment, i) => segment.classList.toggle("chosen", i === state.pass));
+    byId("cache-says").textContent = `${now.n} ${now.n === 1 ? "token" : "tokens"} in ${amount(now.seconds, "s")}; ` +
+      `the cache then holds ${bytes(now.length)} and has room for ${bytes(now.capacity)}. ${speeds}.`;
+  });
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 7: quantization, and 8: thinking
+// ---------------------------------------------------------------------------------------------------------------------
+
+function drawQuantized() {
+  if (typeof quantized === "string") {
+    byId("quantized-says").textContent = `Not computed: ${quantized}`;
+    return;
+  }
+  byId("quantized-says").textContent = "How far the probabilities of the next token move when each weight has 8 or 4 " +
+    "bits: the Kullback-Leibler divergence from float32, in nats, after each token.";
+  const largest = Math.max(...Object.values(quantized.kl).map(kl => Math.max(...unpack(kl).values)));
+  for (const [form, packed] of Object.entries(quantized.kl)) {
+    const values = [...unpack(packed).values], row = make("div", {className: "bars small"}), text = make("p", {id: `kl-${form}`});
+    row.style.height = `${Math.max(8, 80 * Math.max(...values) / largest)}px`;
+    byId("quantized-bars").append(make("h3", {}, form), row, text);
+    view(["token"], () => {
+      bars(row, `KL of ${form} at each token`, values, range(nTokens).map(tokenName), state.token,
+           token => change({token}));
+      text.textContent = `${form} after token ${tokenName(state.token)}: ${values[state.token].toPrecision(3)}; ` +
+        `mean ${(sum(values) / nTokens).toPrecision(3)}`;
+    });
+  }
+  for (const [form, answer] of Object.entries(quantized.answers)) {
+    const parts = quantized.parts[form] ?? null;
+    const marked = answer.map((label, i) => make("span", {className: parts !== null && i >= parts ? "parted" : ""}, label));
+    byId("quantized-answers").append(make("h3", {}, form === "float32" ? "float32 answers" : parts === null ?
+      `${form} answers the same` : `${form} parts at token ${parts} of the answer`),
+      make("p", {className: "answer"}, ...marked));
+  }
+}
+
+function drawThinking() {
+  if (typeof thinking === "string") {
+    byId("thinking-says").textContent = `Not computed: ${thinking}`;
+    return;
+  }
+  byId("thinking-says").textContent = thinking.question;
+  byId("sides").append(...thinking.sides.map(side => make(
+    "div", {}, make("h3", {}, side.thinking ? "With thinking" : "Without"),
+    make("p", {className: "axis"}, `${side.tokens} tokens in ${amount(side.seconds, "s")}` +
+      (side.finish_reason === "length" ? ", then cut off" : "")),
+    make("pre", {className: "reasoning", tabIndex: 0}, side.reasoning || "(no thought)"),
+    make("p", {className: "answer"}, side.content || "(no answer)"))));
+}
+
+drawHead();
+drawTokens();
+drawWay();
+drawAttention();
+drawLens();
+drawChoosing();
+drawCache();
+drawQuantized();
+drawThinking();
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", event => change({scheme: event.matches}));

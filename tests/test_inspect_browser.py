@@ -1,0 +1,425 @@
+"""The page in a browser: what it shows is what NumPy says, every slider works, it is accessible, and safe to open.
+
+Skipped where playwright or chromium is not installed: pip install -r requirements-browser.txt, apt install chromium.
+QWEN3_SCREENSHOTS names a folder that keeps the screenshots.
+"""
+import os
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import qwen3
+import qwen3_inspect
+from configs import BASE
+from make_random_model import make_random_model
+from oracle import head as oracle_head
+from oracle import oracle, softmax
+from qwen3_page.contents import Wish, contents
+from qwen3_page.page import html
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+if CHROMIUM is None:
+    pytest.skip("no chromium is installed", allow_module_level=True)
+
+SETTINGS = {"temperature": 1.2, "top_k": 40, "top_p": 0.95}
+WISH = Wish("The capital of France is", max_new_tokens=10, sampling=SETTINGS, seed=2, compare="What is 417 + 385?")
+PIXEL = """([i, j]) => {
+  const copy = new OffscreenCanvas(1, 1).getContext('2d', {willReadFrequently: true});
+  copy.drawImage(document.getElementById('map'), -j, -i);
+  return [...copy.getImageData(0, 0, 1, 1).data]; }"""  # of the map: row i, column j
+SIZES = [(390, "light"), (390, "dark"), (1440, "light"), (1440, "dark")]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])  # CI's user is root
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def held(demo):
+    return contents(demo, WISH)
+
+
+@pytest.fixture(scope="module")
+def truth(demo, held):
+    return oracle(demo, np.array(held["tokens"]["ids"]))
+
+
+@pytest.fixture(scope="module")
+def file(held, tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "page.html"
+    path.write_text(html(held), "utf-8")
+    return path
+
+
+class Tab:
+    """A page that was opened; it fails the test if the browser complained or asked for anything but the file."""
+
+    def __init__(self, browser, file, width=1440, scheme="light", **options):
+        self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, **options)
+        self.page, self.complaints, self.requests = self.context.new_page(), [], []
+        self.page.on("console", lambda message: self.complaints.append(message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.complaints.append("a dialog"), dialog.dismiss()))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.set_default_timeout(10_000)
+        self.page.goto(file.as_uri())
+
+    def close(self, file):
+        self.context.close()
+        assert self.complaints == [] and self.requests == [file.as_uri()]
+
+    def text(self, place):
+        return self.page.locator(place).text_content()
+
+    def slide(self, name, value):
+        """Moves a slider as a user's hand does."""
+        self.page.locator(f"#{name}").evaluate(
+            "(input, value) => { input.value = value; input.dispatchEvent(new Event('input')); }", str(value))
+
+
+@pytest.fixture
+def tab(browser, file):
+    tab = Tab(browser, file)
+    yield tab
+    tab.close(file)
+
+
+def percents(text):
+    """The numbers before "%" in a text, as shares."""
+    return [float(number) / 100 for number in re.findall(r"([\d.]+) %", text)]
+
+
+def test_tokens(tab, held):
+    pieces = tab.page.locator("#pieces button")
+    assert pieces.count() == len(held["tokens"]["ids"])
+    for i, (token, data) in enumerate(zip(held["tokens"]["ids"], held["tokens"]["bytes"])):
+        pieces.nth(i).click()
+        assert f"id {token}, bytes {data};" in tab.text("#piece")
+        assert pieces.nth(i).get_attribute("aria-pressed") == "true"
+    assert tab.text("#wrapped") == held["tokens"]["text"] and tab.text("#prompt") == WISH.prompt
+
+
+def test_the_way(tab, held, truth):
+    """Lengths of vectors at every step, against the oracle where it has the vector; bars of the residual stream."""
+    steps, lengths = held["way"]["steps"], np.linalg.norm(truth.streams, axis=-1)
+    for i, step in enumerate(steps):
+        token = i % len(held["tokens"]["ids"])
+        tab.slide("way-step", i)
+        tab.slide("way-token", token)
+        shown = re.search(r"Length at token (\d+): (\S+)", tab.text("#length"))
+        assert (shown is None) == (step["function"] in ("append", "rope_tables"))
+        expected = {"q_norm": truth.q, "k_norm": truth.k}.get(step["weight"])
+        if expected is not None:
+            expected = np.linalg.norm(expected[step["layer"]][:, token])
+            assert int(shown[1]) == token and float(shown[2]) == pytest.approx(expected, rel=1e-3)
+        titles = tab.page.locator("#stream span").evaluate_all("bars => bars.map(bar => bar.title)")
+        bars = [float(title.split(": ")[1]) for title in titles]
+        np.testing.assert_allclose(bars, lengths[:, token], rtol=6e-3)  # three digits
+    heights = tab.page.locator("#stream span").evaluate_all("bars => bars.map(bar => bar.getBoundingClientRect().height)")
+    np.testing.assert_allclose(np.array(heights) / max(heights), lengths[:, token] / lengths[:, token].max(), atol=0.03)
+
+
+def test_costs(tab, held):
+    def number(text):
+        value, unit = text.split(" ")
+        return float(value) * {"G": 1e9, "M": 1e6, "k": 1e3, "m": 1e-3, "µ": 1e-6}.get(unit[0], 1)
+
+    for i, step in enumerate(held["way"]["steps"]):
+        tab.slide("way-step", i)
+        cells = tab.page.locator("#step td").all_text_contents()[1:]  # rows of (prefill, decode)
+        for column, costs in enumerate((step["prefill"], step["decode"])):
+            shape, read, operations, seconds, rate, share = cells[column::2]
+            assert shape == " × ".join(map(str, costs["shape"]))
+            assert number(read) == pytest.approx(costs["read"], rel=0.006)
+            assert number(operations) == pytest.approx(costs["operations"], rel=0.006)
+            assert number(seconds) == pytest.approx(costs["seconds"], rel=0.006)
+            assert number(rate) == pytest.approx(costs["read"] / costs["seconds"], rel=0.006)
+            assert percents(share)[0] == pytest.approx(costs["read"] / costs["seconds"] / held["way"]["bandwidth"],
+                                                       abs=6e-4)
+
+
+def test_attention(tab, held, truth, demo):
+    n = len(held["tokens"]["ids"])
+    group = demo.config.num_attention_heads // demo.config.num_key_value_heads
+    frames = tab.page.locator("#heads fieldset")
+    assert frames.count() == demo.config.num_key_value_heads and frames.nth(0).locator("button").count() == group
+    for layer in range(demo.config.num_hidden_layers):
+        i = (layer * 5 + 3) % demo.config.num_attention_heads
+        token = (7 * layer + 2) % n
+        tab.slide("layer", layer)
+        tab.slide("asks", token)
+        tab.page.locator("#heads button").nth(i).click()
+        expected = truth.attention[layer][i][token]
+        said = tab.text("#looks-at").split(" looks at: ")[1]
+        shown = {int(at): float(share) / 100 for at, share in re.findall(r"(\d+) “.*?” ([\d.]+) %", said)}
+        assert len(shown) == min(5, token + 1)
+        for at, share in shown.items():
+            assert share == pytest.approx(expected[at], abs=2e-3)
+        assert sum(shown.values()) >= np.sort(expected)[-5:].sum() - 5e-3
+        shade = tab.page.evaluate(PIXEL, [token, int(expected.argmax())])
+        assert shade[3] == 255 and shade[2] == pytest.approx(255 + np.sqrt(expected.max()) * (20 - 255), abs=3)  # --map
+        score = float(re.search(r"previous-token score (\d\.\d+)", tab.text("#head-says"))[1])
+        assert score == pytest.approx(np.mean([truth.attention[layer][i][t, t - 1] for t in range(1, n)]), abs=2e-3)
+
+
+def test_hovering_shows_what_a_token_looks_at(tab, held):
+    n = len(held["tokens"]["ids"])
+    tab.page.locator("#looks .piece").nth(n - 2).hover()
+    assert tab.text("#looks-at").startswith(f"{n - 2} ")
+    box = tab.page.locator("#map").bounding_box()
+    tab.page.mouse.move(box["x"] + box["width"] * 2.5 / n, box["y"] + box["height"] * 5.5 / n)
+    assert tab.text("#looks-at").startswith("5 ") and tab.text("#key-is").startswith("2 ")
+
+
+def test_hands(tab, held, truth, demo):
+    """The share of a pair of dimensions in q·k, before and after RoPE, and the angle."""
+    pairs, half = held["attention"]["pairs"], demo.config.head_dim // 2
+    group = demo.config.num_attention_heads // demo.config.num_key_value_heads
+    tab.slide("layer", 1)
+    tab.slide("asks", 9)
+    tab.slide("key", 4)
+    for i, pair in enumerate(pairs * 2):
+        head = group if i < len(pairs) else group + 1  # two of the heads on the second key head
+        tab.page.locator("#heads button").nth(head).click()
+        tab.slide("pair", i % len(pairs))
+        q, k = (complex(x[pair], x[pair + half]) for x in (truth.q[1][head][9], truth.k[1][1][4]))
+        frequency = demo.config.rope_theta ** (-2 * pair / demo.config.head_dim)
+        shown = [float(re.search(r"-?[\d.]+(e-\d+)?$", text)[0]) for text in
+                 tab.page.locator("#hands figcaption").all_text_contents()]
+        turned = q * np.exp(9j * frequency) * np.conj(k * np.exp(4j * frequency))
+        assert shown == pytest.approx([(q * np.conj(k)).real, turned.real], abs=1e-2 * abs(q) * abs(k) + 1e-6)
+        degrees = float(re.search(r"changes by (-?[\d.]+)°", tab.text("#hands-say"))[1])
+        assert degrees == pytest.approx(np.degrees(5 * frequency), abs=0.06)
+    tab.slide("key", 12)
+    assert "in the future" in tab.text("#hands-say")
+
+
+def test_logit_lens(tab, held, truth, demo):
+    n, layers = len(held["tokens"]["ids"]), demo.config.num_hidden_layers
+    cells = tab.page.locator("#lens-table [role=gridcell][tabindex]")
+    assert cells.count() == n * (layers + 1)
+    cells.nth(0).click()
+    for layer in range(layers + 1):
+        for _ in range(2):
+            tab.page.keyboard.press("ArrowRight")
+        token = min(2 * (layer + 1), n - 1)
+        p = softmax(oracle_head(demo, truth.streams[layer][token]))
+        said = tab.text("#lens-says")
+        assert percents(said.split(". The final")[0]) == pytest.approx(np.sort(p)[::-1][:5], abs=6e-4)
+        label = held["labels"][str(int(p.argmax()))]
+        assert tab.page.locator(":focus").text_content() == label and f": “{label}”" in said
+        tab.page.keyboard.press("ArrowDown")
+    assert tab.page.locator("#lens-table .leads").count() == n
+
+
+def reference(step, held, logits, settings):
+    """(ids, probabilities) of qwen3.py, from the very logits."""
+    n, ids = held["about"]["n_prompt"], held["tokens"]["ids"]
+    size = held["about"]["vocab_size"]
+    counts = [np.bincount(part, minlength=size).astype(np.float32) for part in (ids[:n], ids[n:n + step])]
+    sampling = qwen3.Sampling(**settings)
+    penalized = qwen3.penalize(logits.astype(np.float32), sampling, *counts)
+    return qwen3.candidates(penalized, sampling) if sampling.temperature else ([int(penalized.argmax())], [1.0])
+
+
+def test_choosing_computes_as_qwen3_does(tab, held, truth):
+    """Many settings at many steps; at the borders of top-p and min-p, rounding may keep one candidate more or fewer."""
+    rng, n = np.random.default_rng(0), held["about"]["n_prompt"]
+    for _ in range(80):
+        step = int(rng.integers(len(held["choosing"]["steps"])))
+        settings = {"temperature": float(rng.choice([0, 0.3, 0.8, 1.5, 4])), "top_k": int(rng.choice([0, 1, 5, 40, 100])),
+                    "top_p": float(rng.choice([0.3, 0.5, 0.8, 0.95, 1])), "min_p": float(rng.choice([0, 0.02, 0.2])),
+                    "repetition_penalty": float(rng.choice([0.7, 1, 1.3])),
+                    "presence_penalty": float(rng.choice([-1, 0, 1.5])), "frequency_penalty": float(rng.choice([0, 1]))}
+        ids, p = reference(step, held, truth.logits[n - 1 + step], settings)
+        expected = dict(zip(map(int, ids), p))
+        found = tab.page.evaluate("([i, s]) => candidates(i, s).filter(each => !each.cut)", [step, settings])
+        probabilities = {each["id"]: each["p"] for each in found if each["id"] is not None}
+        unlikely = sum(each["n"] * each["p"] for each in found if each["id"] is None)
+        assert sum(probabilities.values()) + unlikely == pytest.approx(1, abs=1e-6)
+        differing = {*expected} ^ {*probabilities}
+        assert sum(expected.get(i, probabilities.get(i)) for i in differing) < 0.03 + unlikely * 1.2, settings
+        for i in {*expected} & {*probabilities}:
+            assert probabilities[i] == pytest.approx(expected[i], abs=0.03)
+
+
+def test_penalties_with_tokens_that_repeat(browser, file):
+    """The page's penalized() against penalize(), on a text in which tokens occur several times."""
+    tab, rng = Tab(browser, file), np.random.default_rng(1)
+    ids, n = rng.integers(0, 8, 24).tolist(), 9
+    logits = rng.normal(size=10).astype(np.float32) * 5
+    for settings in ({"repetition_penalty": 1.3}, {"presence_penalty": 0.7}, {"frequency_penalty": 0.4},
+                     {"repetition_penalty": 0.8, "presence_penalty": -1.0, "frequency_penalty": 1.1}):
+        sampling = qwen3.Sampling(**settings)
+        for i in (0, 5, 15):
+            counts = [np.bincount(part, minlength=10).astype(np.float32) for part in (ids[:n], ids[n:n + i])]
+            shown = tab.page.evaluate("""([ids, n, logits, i, s]) => {
+              tokens.ids = ids;
+              about.n_prompt = n;
+              return logits.map((logit, id) => penalized(logit, id, i, s)); }""",
+                                      [ids, n, logits.tolist(), i, sampling.__dict__])
+            np.testing.assert_allclose(shown, qwen3.penalize(logits, sampling, *counts), rtol=1e-5, atol=1e-6)
+    tab.close(file)
+
+
+def test_every_slider_of_choosing(tab, held):
+    """What the table shows is what was computed, and moving a slider changes the setting it names."""
+    tab.slide("drawn", 1)
+    for name, value in {"temperature": 0.7, "top_k": 3, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.2,
+                        "presence_penalty": 0.5, "frequency_penalty": -0.5, "luck": 0.9}.items():
+        tab.slide(f"set-{name}", value)
+        assert tab.page.evaluate(f"state.{name}") == value
+        assert float(tab.text(f"#set-{name}-is")) == value
+        kept = tab.page.evaluate("candidates(state.drawn, state).filter(each => !each.cut)")
+        assert tab.text("#choice").startswith(f"{sum(each['n'] for each in kept)} of {held['about']['vocab_size']} tokens")
+        rows = tab.page.locator("#candidates tr:not(.cut) td:nth-child(4)").all_text_contents()
+        shown = [percents(row)[0] for row in rows]
+        assert shown[:12] == pytest.approx([each["n"] * each["p"] for each in kept][:len(shown)][:12], abs=6e-4)
+    tab.page.locator("#reset").click()
+    settings = tab.page.evaluate("Object.fromEntries(Object.keys(choosing.settings).map(name => [name, state[name]]))")
+    assert settings == held["choosing"]["settings"]
+
+
+def test_luck_draws_each_candidate_as_often_as_its_probability(tab):
+    drawn = tab.page.evaluate("""() => {
+      const all = candidates(0, {...choosing.settings, temperature: 2, top_k: 5, top_p: 1});
+      return [all.slice(0, 5).map(each => each.p),
+              range(1000).map(i => all.indexOf(drawnBy(all, (i + 0.5) / 1000)))]; }""")
+    counts = np.bincount(drawn[1], minlength=5) / 1000
+    np.testing.assert_allclose(counts, drawn[0], atol=2e-3)
+
+
+def test_cache_and_time(tab, held):
+    for i, each in enumerate(held["cache"]["passes"]):
+        tab.slide("pass", i)
+        size = held["cache"]["per_position"]
+        assert f"holds {each['length']} × {size} B = " in tab.text("#cache-says")
+        assert f"room for {each['capacity']} × {size} B" in tab.text("#cache-says")
+    widths = tab.page.locator("#timeline span").evaluate_all("all => all.map(each => each.getBoundingClientRect().width)")
+    seconds = np.array([each["seconds"] for each in held["cache"]["passes"]])
+    np.testing.assert_allclose(np.array(widths) / sum(widths), seconds / seconds.sum(), atol=0.02)
+
+
+def test_quantized(tab, held):
+    from test_inspect import unpacked
+    for form, packed in held["quantized"]["kl"].items():
+        tab.slide("way-token", 6)
+        shown = [float(number) for number in re.findall(r": (\S+);|mean (\S+)", tab.text(f"#kl-{form}"))[0] if number]
+        assert shown[0] == pytest.approx(unpacked(packed)[6], rel=6e-3)
+        assert tab.text(f"#kl-{form}").endswith(f"mean {unpacked(packed).mean():.3g}") or "e" in tab.text(f"#kl-{form}")
+    answers = tab.page.locator("#quantized-answers .answer").all_text_contents()
+    assert answers == ["".join(answer) for answer in held["quantized"]["answers"].values()]
+
+
+def test_thinking(tab, held):
+    sides = tab.page.locator("#sides > div")
+    for i, side in enumerate(held["thinking"]["sides"]):
+        text = sides.nth(i).text_content()
+        assert side["content"] in text and side["reasoning"] in text and f"{side['tokens']} tokens" in text
+
+
+def test_the_source_is_a_click_away(tab, held):
+    """Each panel names its functions; each step its line, which is marked and in view."""
+    lines = held["source"].split("\n")
+    for button in tab.page.locator("main section > .sources button").all():
+        button.click()
+        assert lines[held["lines"][button.text_content()][0] - 1] + "\n" == tab.text("#lines .marked")
+        assert tab.page.locator("#lines .marked").is_visible()
+        tab.page.keyboard.press("Escape")
+    for i in range(0, len(held["way"]["steps"]), 5):
+        tab.slide("way-step", i)
+        tab.page.locator("#step-is button").click()
+        assert lines[held["way"]["steps"][i]["line"] - 1] + "\n" == tab.text("#lines .marked")
+        tab.page.locator("#source form button").click()
+    assert not tab.page.locator("#source").is_visible()
+
+
+def test_keyboard_alone(tab):
+    """Tab reaches every slider, and arrow keys move it."""
+    reached = set()
+    for _ in range(400):
+        tab.page.keyboard.press("Tab")
+        name = tab.page.evaluate("document.activeElement.id")
+        if name and tab.page.evaluate("document.activeElement.type") == "range":
+            before = tab.page.evaluate("document.activeElement.value")
+            tab.page.keyboard.press("ArrowRight")
+            tab.page.keyboard.press("ArrowLeft")
+            tab.page.keyboard.press("ArrowLeft")
+            after = tab.page.evaluate("document.activeElement.value")
+            last = tab.page.evaluate("+document.activeElement.max")
+            assert before != after or last == 0 or float(after) == 0, name
+            reached.add(name)
+        if tab.page.evaluate("document.activeElement === document.body") and reached:
+            break
+    assert reached == {*tab.page.locator("input[type=range]").evaluate_all("all => all.map(each => each.id)")}
+
+
+@pytest.mark.parametrize("width, scheme", SIZES)
+def test_looks_and_accessibility(browser, file, width, scheme, tmp_path):
+    """Nothing is wider than the window; axe-core finds no violation, the source open or not."""
+    axe = pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed")
+    program = next(Path(axe.__file__).parent.rglob("axe.min.js")).read_text("utf-8")
+    tab = Tab(browser, file, width, scheme)
+    folder = Path(os.environ.get("QWEN3_SCREENSHOTS") or tmp_path)
+    folder.mkdir(parents=True, exist_ok=True)
+    tab.page.screenshot(path=folder / f"inspect-{width}-{scheme}.png", full_page=True)
+    assert tab.page.evaluate("document.documentElement.scrollWidth") == width
+    if (width, scheme) == (1440, "light"):  # the README's picture: the head that looks most at the token before
+        tab.page.locator("#copying button").first.click()
+        tab.page.evaluate("byId('attention').scrollIntoView()")
+        tab.page.screenshot(path=folder / "inspect.png")
+    paper = tab.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert max(map(int, re.findall(r"\d+", paper))) < 60 if scheme == "dark" else paper == "rgb(255, 255, 255)"
+    tab.page.evaluate(program)
+    for opened in (False, True):
+        if opened:
+            tab.page.locator(".source").first.click()
+        found = tab.page.evaluate("axe.run()")
+        assert [(each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in found["violations"]] == []
+        assert len(found["passes"]) > 15 or opened
+    tab.close(file)
+
+
+def test_maps_follow_the_colour_scheme(tab):
+    light = tab.page.evaluate(PIXEL, [5, 0])
+    tab.page.emulate_media(color_scheme="dark")
+    tab.page.wait_for_function(f"({PIXEL})([5, 0])[0] < {light[0]} / 2")
+
+
+@pytest.mark.parametrize("evil", ["</script><script>alert(1)</script>", "<img src=x onerror=alert(2)> <b>bold</b>",
+                                  "<!--<script>", "&lt;b&gt; &amp; \u202e\u200b\x07 @@CONTENTS@@"])
+def test_markup_in_a_prompt_is_text(browser, tmp_path, demo, evil):
+    file = tmp_path / "evil.html"
+    file.write_text(qwen3_inspect.inspect(demo, Wish(evil, max_new_tokens=3, quantized=False)), "utf-8")
+    tab = Tab(browser, file)
+    assert tab.text("#prompt") == evil and evil in tab.text("#wrapped")
+    assert tab.page.locator("script").count() == 2 and tab.page.locator("img, main b").count() == 0
+    assert "".join(tab.page.locator("#pieces .prompt").all_text_contents()).isprintable()
+    tab.close(file)
+
+
+def test_other_models(browser, tmp_path, demo):
+    """Random weights in another shape, without a template; an answer that ends at once; one layer, one head."""
+    shape = BASE | {"num_attention_heads": 1, "num_key_value_heads": 1, "num_hidden_layers": 1, "eos_token_id": [1],
+                    "vocab_size": demo.config.vocab_size}
+    model = qwen3.load_model(make_random_model(shape, tmp_path / "model", "float32"))
+    silent = replace(demo, eos_token_ids=tuple(range(demo.config.vocab_size)))
+    for i, (which, wish) in enumerate([(model, Wish("a", raw=True, max_new_tokens=2)), (silent, WISH)]):
+        file = tmp_path / f"{i}.html"
+        file.write_text(qwen3_inspect.inspect(which, wish), "utf-8")
+        tab = Tab(browser, file)
+        for name in tab.page.locator("input[type=range]").evaluate_all("all => all.map(each => each.id)"):
+            for end in ("max", "min"):
+                tab.slide(name, tab.page.locator(f"#{name}").get_attribute(end))
+        assert tab.text("#choice") and tab.text("#lens-says")
+        assert "NaN" not in tab.page.locator("main").inner_text() and "undefined" not in tab.page.locator("main").inner_text()
+        tab.close(file)

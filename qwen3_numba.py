@@ -34,7 +34,7 @@ import argparse
 import json
 import sys
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -156,6 +156,8 @@ def quantize_matrix(name: str, rows: np.ndarray, form: int, target: int, pool: T
 
 def load_weights(path: Path, config: Config, quantize: str | None = None, threads: int | None = None) -> Weights:
     """The namesake of qwen3.load_weights: nothing is expanded. `quantize` is None, "int8" or "int4"."""
+    if config.sparse_layers:
+        raise InputError(f"{path}: a mixture of experts, which the fast engine can't run yet; use qwen3.py")
     saved, stored = read_quantized(path, config)
     if saved is None:
         stored = checkpoint.map_weights(path, asdict(config))
@@ -346,11 +348,11 @@ CACHES = {"f16": KVCache, "bf16": Bf16Cache, "f32": F32Cache, "int8": Int8Cache}
 MOST = {"f16": 65504, "int8": 127 * 65504}  # the largest number that such a cache holds
 
 
-def embed(weights: Weights, ids: np.ndarray) -> np.ndarray:
-    """Rows of the embedding as float32: ids [n] -> [n, hidden_size]."""
-    x = empty((len(ids), weights.embedding[4]), np.float32)
-    for row, token in zip(x, ids):
-        kernels().weight_row(weights.embedding, token, row)
+def rows_of(weight: np.ndarray, ids: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Rows ids [n] of a Weight as float32 [n, columns]."""
+    x = empty((len(ids), weight[4]), np.float32)
+    for row, i in zip(x, ids):
+        kernels().weight_row(weight, i, row)
     return x
 
 
@@ -365,7 +367,7 @@ def run_layers(model: Model, ids: np.ndarray, cache: KVCache, slots: np.ndarray,
     starts = np.zeros(len(slots), np.int64) if cache.left_padding is None else cache.left_padding[slots]
     cos, sin = (table.reshape(m, d // 2) for table in rope_tables(config, (places - starts)[None]))
     tasks, tiles = attention_tasks(slots, starts, places, group)
-    x = embed(w, ids)
+    x = rows_of(w.embedding, ids)
     widest, inner = padded(max(config.hidden_size, group * n_kv_heads * d), 64), padded(config.intermediate_size, 64)
     n_qkv = padded(group * n_kv_heads * d, PANEL) + 2 * padded(n_kv_heads * d, PANEL)
     most = max(task.n for task in tasks) * group
@@ -417,28 +419,50 @@ def forward(model: Model, token_ids: Sequence[int] | np.ndarray, cache: qwen3.KV
     A token's logits depend on the tokens before it and on nothing else, bit for bit. Raises InputError for a model or a
     cache of qwen3.py.
     """
-    config = model.config
+    n, last = np.shape(token_ids)[-1], []
+    logits = zeros((cache.k.shape[1], n if all_logits else 1, model.config.vocab_size), np.float32)
+    for slots, columns, x in in_chunks(model, token_ids, cache):
+        if all_logits:
+            logits[slots, columns] = output(model, x)
+        else:
+            last = [slots[columns == n - 1], x[columns == n - 1]]
+    if last:
+        logits[last[0], 0] = output(model, last[1])
+    result = logits if all_logits else logits[:, 0]
+    return result if np.ndim(token_ids) == 2 else result[0]
+
+
+def in_chunks(model: Model, token_ids: Sequence[int] | np.ndarray,
+              cache: qwen3.KVCache) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Runs tokens through the layers, some at a time -> their slots and columns [m], their residual stream."""
     if not isinstance(model.weights, Weights) or not isinstance(cache, KVCache):
         raise InputError("qwen3_numba.forward needs a model and a KVCache of qwen3_numba, not of qwen3")
-    ids = checked_batch(token_ids, cache.k.shape[1], config.vocab_size)
+    ids = checked_batch(token_ids, cache.k.shape[1], model.config.vocab_size)
     batch, n = ids.shape
     cache.reserve(n)
-    empty_places = np.zeros(batch, np.int64) if cache.left_padding is None else cache.left_padding
-    logits = zeros((batch, n if all_logits else 1, config.vocab_size), np.float32)
+    starts = np.zeros(batch, np.int64) if cache.left_padding is None else cache.left_padding
     chunk = max(1, qwen3.CHUNK // batch)
     for start in range(0, n, chunk):
         now = ids[:, start:start + chunk]
-        slots, columns = np.nonzero(cache.length + np.arange(now.shape[1]) >= empty_places[:, None])  # no padding
-        if len(slots):
-            x = run_layers(model, now[slots, columns], cache, slots, cache.length + columns)
-            if all_logits:
-                logits[slots, start + columns] = output(model, x)
-            elif start + chunk >= n:
-                last = columns == now.shape[1] - 1
-                logits[slots[last], 0] = output(model, x[last])
+        slots, columns = np.nonzero(cache.length + np.arange(now.shape[1]) >= starts[:, None])  # padding isn't computed
+        x = run_layers(model, now[slots, columns], cache, slots, cache.length + columns) if len(slots) else None
         cache.advance(now)
-    result = logits if all_logits else logits[:, 0]
-    return result if np.ndim(token_ids) == 2 else result[0]
+        if x is not None:
+            yield slots, start + columns, x
+
+
+def hidden_states(model: Model, token_ids: Sequence[int] | np.ndarray, cache: qwen3.KVCache) -> np.ndarray:
+    """The namesake of qwen3.hidden_states; those of padding are zeros."""
+    shape = cache.k.shape[1], np.shape(token_ids)[-1], model.config.hidden_size
+    out = zeros(shape, np.float32)
+    for slots, columns, x in in_chunks(model, token_ids, cache):
+        out[slots, columns] = qwen3.rms_norm(x, model.weights.norm, model.config.rms_norm_eps)
+    return out
+
+
+def head_rows(model: Model, token_ids: Sequence[int]) -> np.ndarray:
+    """Rows of the lm_head as float32, [n, hidden_size]."""
+    return rows_of(model.weights.head, token_ids)
 
 
 def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: str = "f16") -> Engine:
@@ -451,17 +475,17 @@ def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: st
     overflow = {"overflow": f"a key or value is probably too large for the {kv_dtype} cache, which holds numbers up to "
                             f"{MOST[kv_dtype]}: try --kv-dtype bf16"} if kv_dtype in MOST else {}
     return Engine(lambda path, config: load_weights(path, config, quantize, threads), CACHES[kv_dtype], forward,
-                  **overflow)
+                  hidden_states, head_rows, **overflow)
 
 
 def load_model(name: str | Path, quantize: str | None = None, threads: int | None = None, kv_dtype: str = "f16",
-               offline: bool = False, tokenizer: bool = True) -> Model:
+               offline: bool = False, tokenizer: bool = True, adapter: str | Path | None = None) -> Model:
     """The namesake of qwen3.load_model.
 
     quantize: None (weights stay as in the file), "int8" or "int4"; threads: None takes all available CPUs;
     kv_dtype: "f16", "bf16", "f32" or "int8", the number format of keys and values.
     """
-    return qwen3.load_model(name, engine(quantize, threads, kv_dtype), offline, tokenizer)
+    return qwen3.load_model(name, engine(quantize, threads, kv_dtype), offline, tokenizer, adapter)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

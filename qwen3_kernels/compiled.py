@@ -114,7 +114,7 @@ def identity() -> tuple[str, str]:
 
 
 def kept_kernels() -> Path:
-    """Where the kernels for this CPU are kept, compiled now unless they are. Raises InputError if they can't be kept."""
+    """Where the kernels for this CPU are kept, compiled now if need be. Raises InputError if they can't be kept."""
     kernels()
     name, made_from = identity()
     for folder in kernel_folders():

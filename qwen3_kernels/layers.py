@@ -480,7 +480,7 @@ def place_heads(crew, layer, layers, batch, cache, space, heads, k_start, v_star
 
 @called_from_python
 def output_logits(crew, x, norm, eps, head, logits, space):
-    """The namesake of qwen3.output_logits: x [n, hidden_size] -> logits [n, vocab_size, or more]."""
+    """The end of qwen3.forward: norm and lm_head, x [n, hidden_size] -> logits [n, vocab_size, or more]."""
     normalize(crew, x, norm, eps, head[2], space)
     wait(crew)
     project(crew, weight_of(head), space.h, space.packed, logits, np.int64(0), space)

@@ -7,6 +7,7 @@ the functions of qwen3.py themselves: without a recorder, recording costs nothin
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -84,7 +85,7 @@ class Recorder:
         names = dict(vars(qwen3))
         for name, function in vars(qwen3).items():
             if isinstance(function, FunctionType) and function.__module__ == qwen3.__name__:
-                names[name] = copied(function, names)
+                names[name] = copied(inspect.unwrap(function), names)
         for name in COMPONENTS:
             if name in names:
                 names[name] = self._noted(name, names[name])

@@ -34,7 +34,7 @@ import argparse
 import json
 import sys
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -45,7 +45,8 @@ import safetensors
 
 import qwen3
 from qwen3 import (BUNDLED, Answer, Completion, Config, Engine, InputError, Model, Sampling, TokenLogprob, Tokenizer,
-                   __version__, chat, default_sampling, generate, generate_batch, load_config, rope_tables, score)
+                   __version__, chat, default_sampling, generate, generate_batch, load_config, rms_norm, rope_tables,
+                   score)
 from qwen3_io import checkpoint
 from qwen3_io.arguments import checked_batch, checked_whole
 from qwen3_io.checkpoint import StoredTensor
@@ -346,11 +347,11 @@ CACHES = {"f16": KVCache, "bf16": Bf16Cache, "f32": F32Cache, "int8": Int8Cache}
 MOST = {"f16": 65504, "int8": 127 * 65504}  # the largest number that such a cache holds
 
 
-def embed(weights: Weights, ids: np.ndarray) -> np.ndarray:
-    """Rows of the embedding as float32: ids [n] -> [n, hidden_size]."""
-    x = empty((len(ids), weights.embedding[4]), np.float32)
+def matrix_rows(matrix: np.ndarray, ids: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Rows of the embedding or the head as float32: ids [n] -> [n, hidden_size]."""
+    x = empty((len(ids), matrix[4]), np.float32)
     for row, token in zip(x, ids):
-        kernels().weight_row(weights.embedding, token, row)
+        kernels().weight_row(matrix, token, row)
     return x
 
 
@@ -365,7 +366,7 @@ def run_layers(model: Model, ids: np.ndarray, cache: KVCache, slots: np.ndarray,
     starts = np.zeros(len(slots), np.int64) if cache.left_padding is None else cache.left_padding[slots]
     cos, sin = (table.reshape(m, d // 2) for table in rope_tables(config, (places - starts)[None]))
     tasks, tiles = attention_tasks(slots, starts, places, group)
-    x = embed(w, ids)
+    x = matrix_rows(w.embedding, ids)
     widest, inner = padded(max(config.hidden_size, group * n_kv_heads * d), 64), padded(config.intermediate_size, 64)
     n_qkv = padded(group * n_kv_heads * d, PANEL) + 2 * padded(n_kv_heads * d, PANEL)
     most = max(task.n for task in tasks) * group
@@ -417,28 +418,51 @@ def forward(model: Model, token_ids: Sequence[int] | np.ndarray, cache: qwen3.KV
     A token's logits depend on the tokens before it and on nothing else, bit for bit. Raises InputError for a model or a
     cache of qwen3.py.
     """
-    config = model.config
+    ids = checked(model, token_ids, cache)
+    batch, n = ids.shape
+    logits = zeros((batch, n if all_logits else 1, model.config.vocab_size), np.float32)
+    for slots, columns, x in chunks(model, ids, cache):
+        if all_logits:
+            logits[slots, columns] = output(model, x)
+        elif (last := columns == n - 1).any():
+            logits[slots[last], 0] = output(model, x[last])
+    result = logits if all_logits else logits[:, 0]
+    return result if np.ndim(token_ids) == 2 else result[0]
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def hidden_states(model: Model, token_ids: Sequence[int] | np.ndarray, cache: qwen3.KVCache) -> np.ndarray:
+    """The namesake of qwen3.hidden_states; those of padding are zeros."""
+    ids = checked(model, token_ids, cache)
+    out = zeros((*ids.shape, model.config.hidden_size), np.float32)
+    for slots, columns, x in chunks(model, ids, cache):
+        out[slots, columns] = rms_norm(x, model.weights.norm, model.config.rms_norm_eps)
+    return out
+
+
+def checked(model: Model, token_ids: Sequence[int] | np.ndarray, cache: qwen3.KVCache) -> np.ndarray:
+    """The token ids [batch, n]. Raises InputError for wrong ones, and for a model or a cache of qwen3.py."""
     if not isinstance(model.weights, Weights) or not isinstance(cache, KVCache):
         raise InputError("qwen3_numba.forward needs a model and a KVCache of qwen3_numba, not of qwen3")
-    ids = checked_batch(token_ids, cache.k.shape[1], config.vocab_size)
+    return checked_batch(token_ids, cache.k.shape[1], model.config.vocab_size)
+
+
+def chunks(model: Model, ids: np.ndarray, cache: KVCache) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Runs tokens [batch, n] through all layers, some columns at a time, and adds them to the cache.
+
+    -> (slots [m], columns [m], x [m, hidden_size]) of those that are no padding.
+    """
     batch, n = ids.shape
     cache.reserve(n)
     empty_places = np.zeros(batch, np.int64) if cache.left_padding is None else cache.left_padding
-    logits = zeros((batch, n if all_logits else 1, config.vocab_size), np.float32)
     chunk = max(1, qwen3.CHUNK // batch)
     for start in range(0, n, chunk):
         now = ids[:, start:start + chunk]
         slots, columns = np.nonzero(cache.length + np.arange(now.shape[1]) >= empty_places[:, None])  # no padding
         if len(slots):
             x = run_layers(model, now[slots, columns], cache, slots, cache.length + columns)
-            if all_logits:
-                logits[slots, start + columns] = output(model, x)
-            elif start + chunk >= n:
-                last = columns == now.shape[1] - 1
-                logits[slots[last], 0] = output(model, x[last])
+            yield slots, start + columns, x
         cache.advance(now)
-    result = logits if all_logits else logits[:, 0]
-    return result if np.ndim(token_ids) == 2 else result[0]
 
 
 def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: str = "f16") -> Engine:
@@ -451,17 +475,17 @@ def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: st
     overflow = {"overflow": f"a key or value is probably too large for the {kv_dtype} cache, which holds numbers up to "
                             f"{MOST[kv_dtype]}: try --kv-dtype bf16"} if kv_dtype in MOST else {}
     return Engine(lambda path, config: load_weights(path, config, quantize, threads), CACHES[kv_dtype], forward,
-                  **overflow)
+                  hidden_states, lambda model, token_ids: matrix_rows(model.weights.head, token_ids), **overflow)
 
 
 def load_model(name: str | Path, quantize: str | None = None, threads: int | None = None, kv_dtype: str = "f16",
-               offline: bool = False, tokenizer: bool = True) -> Model:
+               offline: bool = False, tokenizer: bool = True, adapter: str | Path | None = None) -> Model:
     """The namesake of qwen3.load_model.
 
     quantize: None (weights stay as in the file), "int8" or "int4"; threads: None takes all available CPUs;
     kv_dtype: "f16", "bf16", "f32" or "int8", the number format of keys and values.
     """
-    return qwen3.load_model(name, engine(quantize, threads, kv_dtype), offline, tokenizer)
+    return qwen3.load_model(name, engine(quantize, threads, kv_dtype), offline, tokenizer, adapter)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

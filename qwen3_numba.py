@@ -45,7 +45,8 @@ import safetensors
 
 import qwen3
 from qwen3 import (BUNDLED, Answer, Completion, Config, Engine, InputError, Model, Sampling, TokenLogprob, Tokenizer,
-                   __version__, chat, default_sampling, generate, generate_batch, load_config, rope_tables, score)
+                   __version__, chat, default_sampling, generate, generate_batch, load_config, rms_norm, rope_tables,
+                   score)
 from qwen3_io import checkpoint
 from qwen3_io.arguments import checked_batch, checked_whole
 from qwen3_io.checkpoint import StoredTensor
@@ -348,11 +349,11 @@ CACHES = {"f16": KVCache, "bf16": Bf16Cache, "f32": F32Cache, "int8": Int8Cache}
 MOST = {"f16": 65504, "int8": 127 * 65504}  # the largest number that such a cache holds
 
 
-def rows_of(weight: np.ndarray, ids: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Rows ids [n] of a Weight as float32 [n, columns]."""
-    x = empty((len(ids), weight[4]), np.float32)
-    for row, i in zip(x, ids):
-        kernels().weight_row(weight, i, row)
+def matrix_rows(matrix: np.ndarray, ids: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Rows of the embedding or the head as float32: ids [n] -> [n, hidden_size]."""
+    x = empty((len(ids), matrix[4]), np.float32)
+    for row, token in zip(x, ids):
+        kernels().weight_row(matrix, token, row)
     return x
 
 
@@ -367,7 +368,7 @@ def run_layers(model: Model, ids: np.ndarray, cache: KVCache, slots: np.ndarray,
     starts = np.zeros(len(slots), np.int64) if cache.left_padding is None else cache.left_padding[slots]
     cos, sin = (table.reshape(m, d // 2) for table in rope_tables(config, (places - starts)[None]))
     tasks, tiles = attention_tasks(slots, starts, places, group)
-    x = rows_of(w.embedding, ids)
+    x = matrix_rows(w.embedding, ids)
     widest, inner = padded(max(config.hidden_size, group * n_kv_heads * d), 64), padded(config.intermediate_size, 64)
     n_qkv = padded(group * n_kv_heads * d, PANEL) + 2 * padded(n_kv_heads * d, PANEL)
     most = max(task.n for task in tasks) * group
@@ -419,50 +420,51 @@ def forward(model: Model, token_ids: Sequence[int] | np.ndarray, cache: qwen3.KV
     A token's logits depend on the tokens before it and on nothing else, bit for bit. Raises InputError for a model or a
     cache of qwen3.py.
     """
-    n, last = np.shape(token_ids)[-1], []
-    logits = zeros((cache.k.shape[1], n if all_logits else 1, model.config.vocab_size), np.float32)
-    for slots, columns, x in in_chunks(model, token_ids, cache):
+    ids = checked(model, token_ids, cache)
+    batch, n = ids.shape
+    logits = zeros((batch, n if all_logits else 1, model.config.vocab_size), np.float32)
+    for slots, columns, x in chunks(model, ids, cache):
         if all_logits:
             logits[slots, columns] = output(model, x)
-        else:
-            last = [slots[columns == n - 1], x[columns == n - 1]]
-    if last:
-        logits[last[0], 0] = output(model, last[1])
+        elif (last := columns == n - 1).any():
+            logits[slots[last], 0] = output(model, x[last])
     result = logits if all_logits else logits[:, 0]
     return result if np.ndim(token_ids) == 2 else result[0]
 
 
-def in_chunks(model: Model, token_ids: Sequence[int] | np.ndarray,
-              cache: qwen3.KVCache) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Runs tokens through the layers, some at a time -> their slots and columns [m], their residual stream."""
-    if not isinstance(model.weights, Weights) or not isinstance(cache, KVCache):
-        raise InputError("qwen3_numba.forward needs a model and a KVCache of qwen3_numba, not of qwen3")
-    ids = checked_batch(token_ids, cache.k.shape[1], model.config.vocab_size)
-    batch, n = ids.shape
-    cache.reserve(n)
-    starts = np.zeros(batch, np.int64) if cache.left_padding is None else cache.left_padding
-    chunk = max(1, qwen3.CHUNK // batch)
-    for start in range(0, n, chunk):
-        now = ids[:, start:start + chunk]
-        slots, columns = np.nonzero(cache.length + np.arange(now.shape[1]) >= starts[:, None])  # padding isn't computed
-        x = run_layers(model, now[slots, columns], cache, slots, cache.length + columns) if len(slots) else None
-        cache.advance(now)
-        if x is not None:
-            yield slots, start + columns, x
-
-
+@np.errstate(over="ignore", invalid="ignore")
 def hidden_states(model: Model, token_ids: Sequence[int] | np.ndarray, cache: qwen3.KVCache) -> np.ndarray:
     """The namesake of qwen3.hidden_states; those of padding are zeros."""
-    shape = cache.k.shape[1], np.shape(token_ids)[-1], model.config.hidden_size
-    out = zeros(shape, np.float32)
-    for slots, columns, x in in_chunks(model, token_ids, cache):
-        out[slots, columns] = qwen3.rms_norm(x, model.weights.norm, model.config.rms_norm_eps)
+    ids = checked(model, token_ids, cache)
+    out = zeros((*ids.shape, model.config.hidden_size), np.float32)
+    for slots, columns, x in chunks(model, ids, cache):
+        out[slots, columns] = rms_norm(x, model.weights.norm, model.config.rms_norm_eps)
     return out
 
 
-def head_rows(model: Model, token_ids: Sequence[int]) -> np.ndarray:
-    """Rows of the lm_head as float32, [n, hidden_size]."""
-    return rows_of(model.weights.head, token_ids)
+def checked(model: Model, token_ids: Sequence[int] | np.ndarray, cache: qwen3.KVCache) -> np.ndarray:
+    """The token ids [batch, n]. Raises InputError for wrong ones, and for a model or a cache of qwen3.py."""
+    if not isinstance(model.weights, Weights) or not isinstance(cache, KVCache):
+        raise InputError("qwen3_numba.forward needs a model and a KVCache of qwen3_numba, not of qwen3")
+    return checked_batch(token_ids, cache.k.shape[1], model.config.vocab_size)
+
+
+def chunks(model: Model, ids: np.ndarray, cache: KVCache) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Runs tokens [batch, n] through all layers, some columns at a time, and adds them to the cache.
+
+    -> (slots [m], columns [m], x [m, hidden_size]) of those that are no padding.
+    """
+    batch, n = ids.shape
+    cache.reserve(n)
+    empty_places = np.zeros(batch, np.int64) if cache.left_padding is None else cache.left_padding
+    chunk = max(1, qwen3.CHUNK // batch)
+    for start in range(0, n, chunk):
+        now = ids[:, start:start + chunk]
+        slots, columns = np.nonzero(cache.length + np.arange(now.shape[1]) >= empty_places[:, None])  # no padding
+        if len(slots):
+            x = run_layers(model, now[slots, columns], cache, slots, cache.length + columns)
+            yield slots, start + columns, x
+        cache.advance(now)
 
 
 def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: str = "f16") -> Engine:
@@ -475,7 +477,7 @@ def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: st
     overflow = {"overflow": f"a key or value is probably too large for the {kv_dtype} cache, which holds numbers up to "
                             f"{MOST[kv_dtype]}: try --kv-dtype bf16"} if kv_dtype in MOST else {}
     return Engine(lambda path, config: load_weights(path, config, quantize, threads), CACHES[kv_dtype], forward,
-                  hidden_states, head_rows, **overflow)
+                  hidden_states, lambda model, token_ids: matrix_rows(model.weights.head, token_ids), **overflow)
 
 
 def load_model(name: str | Path, quantize: str | None = None, threads: int | None = None, kv_dtype: str = "f16",

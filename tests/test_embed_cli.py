@@ -69,8 +69,7 @@ def test_json_lines(embedder):
 def test_the_fast_engine(embedder):
     model = qwen3.load_model(embedder)
     for options in (["--fast"], ["--quantize", "int8"], ["--threads", "1"]):
-        done = run("--model", embedder, *options)
-        vectors = np.load(io.BytesIO(done.stdout))
+        vectors = np.load(io.BytesIO(output("--model", embedder, *options)))
         assert ((vectors * embed(model, LINES)).sum(axis=1) > 0.99).all()
 
 

@@ -10,12 +10,12 @@
 
 Read this file from top to bottom:
 
-    config -> components -> KV cache -> forward -> sampling -> generation -> conversation -> loading -> checks
+    config -> components -> KV cache -> forward -> sampling -> generation -> conversation -> loading
 
 The data flow, with the sizes of Qwen3-0.6B (`n` is the number of tokens):
 
     token ids [n] -> embedding [n, 1024] -> 28 x decoder layer [n, 1024] -> RMSNorm -> lm_head -> logits [n, 151936]
-    decoder layer:  x + attention(RMSNorm(x)), then  x + swiglu(RMSNorm(x))
+    decoder layer:  x + attention(RMSNorm(x)), then  x + swiglu(RMSNorm(x)), or moe in a mixture of experts
 
 The words:
 
@@ -47,8 +47,9 @@ import numpy as np
 
 from qwen3_io.arguments import (Options, SamplingOptions, check_sampling, checked_batch, checked_ends, checked_prompt,
                                 checked_stop, checked_whole)
-from qwen3_io.checkpoint import broken_tensors, map_weights, read_config, read_generation_config, to_float32
-from qwen3_io.errors import InputError, brief, is_whole, some
+from qwen3_io.checkpoint import (check_answers, check_finite, is_headless, map_weights, read_config,
+                                 read_generation_config, to_float32)
+from qwen3_io.errors import InputError, brief, is_whole
 from qwen3_io.hub import resolve_model
 from qwen3_io.progress import progress
 from tokenizer_utils import (Answer, NoTokenizer, Tokenizer, inside_thought, load_tokenizer, parse_answer, stream_text,
@@ -79,6 +80,12 @@ class Config:
     tie_word_embeddings: bool  # the lm_head is the embedding again
     yarn: dict[str, float] | None = None  # the parameters of YaRN, if the checkpoint asks for it
     eos_token_ids: tuple[int, ...] = ()
+    adapter: str | None = None  # the folder of a LoRA adapter, which is merged into the weights
+    sparse_layers: tuple[int, ...] = ()  # the layers that are a mixture of experts; the fields below are theirs
+    num_experts: int = 0
+    num_experts_per_tok: int = 0  # the experts that a position goes through
+    moe_intermediate_size: int = 0  # width inside the SwiGLU of an expert
+    norm_topk_prob: bool = False  # the weights of the chosen experts are scaled to a sum of 1
 
     @property
     def context_length(self) -> int:
@@ -141,13 +148,10 @@ def rope_frequencies(config: Config) -> tuple[np.ndarray, float]:
     frequencies = 1 / (theta ** (np.arange(0, d, 2) / d)).astype(np.float32)
     if yarn is None:
         return frequencies, 1.0
-
-    def pair(turns: float) -> float:
-        """The (fractional) pair that makes this number of turns within the original context."""
-        return d * math.log(yarn["original_max_position_embeddings"] / (turns * 2 * math.pi)) / (2 * math.log(theta))
-
-    low = max(math.floor(pair(yarn["beta_fast"])), 0)
-    high = min(math.ceil(pair(yarn["beta_slow"])), d - 1)  # d - 1 and 0.001 as in the reference
+    # The (fractional) pairs that make so many turns within the original context; d - 1 and 0.001 as in the reference.
+    quick, slow = (d * math.log(yarn["original_max_position_embeddings"] / (yarn[turns] * 2 * math.pi))
+                   / (2 * math.log(theta)) for turns in ("beta_fast", "beta_slow"))
+    low, high = max(math.floor(quick), 0), min(math.ceil(slow), d - 1)
     ramp = np.clip((np.arange(d // 2, dtype=np.float32) - low) / np.float32(max(high - low, 0.001)), 0, 1)
     return frequencies / np.float32(yarn["factor"]) * ramp + frequencies * (1 - ramp), yarn["attention_factor"]
 
@@ -175,8 +179,7 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, left_padding: np.ndar
         future = np.triu(np.ones((n, n), bool), 1)
         np.copyto(scores.reshape(batch, n_kv_heads, group, n, length)[..., -n:], blocked, where=future)
     if left_padding is not None:
-        for row, n_columns in enumerate(left_padding):
-            scores[row, ..., :n_columns] = blocked
+        np.copyto(scores, blocked, where=np.arange(length) < left_padding[:, None, None, None])
     scores -= scores.max(axis=-1, keepdims=True)  # does not change the softmax, and exp can't overflow
     np.exp(scores, out=scores)
     out = scores @ v / scores.sum(axis=-1, keepdims=True)  # divided after the product, where there is less to divide
@@ -214,7 +217,26 @@ def swiglu(x: np.ndarray, gate_proj: np.ndarray, up_proj: np.ndarray, down_proj:
     return (down_proj @ hidden).T.reshape(x.shape)
 
 
-def decoder_layer(x: np.ndarray, w: dict[str, np.ndarray], config: Config, cache: KVCache, layer: int,
+def moe(x: np.ndarray, gate: np.ndarray, experts: dict[int, dict[str, np.ndarray]], config: Config) -> np.ndarray:
+    """Mixture of experts, x [..., hidden_size] -> the same shape. Source: Shazeer et al. 2017.
+
+    Each expert is a SwiGLU. The router, gate [num_experts, hidden_size], gives a position a probability for each. The
+    num_experts_per_tok most likely experts are added in proportion to it: many weights, but few are read per token.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    probabilities = np.exp(log_softmax(linear(rows, gate)))  # [rows, num_experts]
+    chosen = np.argsort(-probabilities, axis=-1, kind="stable")[:, :config.num_experts_per_tok]
+    weights = np.take_along_axis(probabilities, chosen, axis=-1)  # [rows, num_experts_per_tok]
+    if config.norm_topk_prob:
+        weights /= weights.sum(axis=-1, keepdims=True)
+    out = np.zeros_like(rows)
+    for expert in np.unique(chosen):  # each expert once, for all positions that chose it
+        row, rank = np.nonzero(chosen == expert)
+        out[row] += weights[row, rank, None] * swiglu(rows[row], **experts[expert])
+    return out.reshape(x.shape)
+
+
+def decoder_layer(x: np.ndarray, w: dict[str, Any], config: Config, cache: KVCache, layer: int,
                   cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
     """One layer: x [batch, n, hidden_size] -> the same shape. Writes the new keys and values into the cache."""
     eps, (batch, n) = config.rms_norm_eps, x.shape[:2]
@@ -227,7 +249,9 @@ def decoder_layer(x: np.ndarray, w: dict[str, np.ndarray], config: Config, cache
     keys, values = cache.append(layer, apply_rope(k, cos, sin), v.swapaxes(1, 2))
     out = attention_in_blocks(apply_rope(q, cos, sin), keys, values, cache.left_padding)
     x = x + linear(out.swapaxes(1, 2).reshape(batch, n, -1), w["o_proj"])  # heads side by side: n_heads * head_dim
-    return x + swiglu(rms_norm(x, w["post_attention_layernorm"], eps), w["gate_proj"], w["up_proj"], w["down_proj"])
+    h = rms_norm(x, w["post_attention_layernorm"], eps)
+    return x + (moe(h, w["gate"], w["experts"], config) if "experts" in w else
+                swiglu(h, w["gate_proj"], w["up_proj"], w["down_proj"]))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -327,6 +351,7 @@ class KVCache:
 CHUNK = 512  # prompt tokens that go through the layers together: enough for full speed of the matrix products
 
 
+@np.errstate(over="ignore", invalid="ignore")  # NaN in the weights is reported once it has reached the logits
 def forward(model: Model, token_ids: Sequence[int] | np.ndarray, cache: KVCache,
             all_logits: bool = False) -> np.ndarray:
     """Runs new tokens through the model, after the tokens in the cache, and adds them to the cache.
@@ -335,30 +360,29 @@ def forward(model: Model, token_ids: Sequence[int] | np.ndarray, cache: KVCache,
     -> the logits after the last token, float32 [vocab_size]; with `all_logits` after each, [n, vocab_size]; for a
     batch with the batch axis in front. Raises InputError for ids out of range and when the context is full.
     """
+    x = hidden_states(model, token_ids, cache)
+    x = x if all_logits else x[:, -1]  # the head costs several layers, so compute it for the last position only
+    logits = linear(x, model.weights["lm_head"])
+    return logits if np.ndim(token_ids) == 2 else logits[0]
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def hidden_states(model: Model, token_ids: Sequence[int] | np.ndarray, cache: KVCache) -> np.ndarray:
+    """forward without the head -> the residual stream after the last norm, float32 [batch, n, hidden_size]."""
     config, w = model.config, model.weights
     ids = checked_batch(token_ids, cache.k.shape[1], config.vocab_size)
     batch, n = ids.shape
     cache.reserve(n)
-    logits = np.empty((batch, n, config.vocab_size) if all_logits else 0, np.float32)
-    chunk = max(1, CHUNK // batch)
-    with np.errstate(over="ignore", invalid="ignore"):  # NaN in the weights is reported once it has reached the logits
-        for start in range(0, n, chunk):
-            now = ids[:, start:start + chunk]
-            cos, sin = rope_tables(config, cache.positions(now.shape[1]))
-            x = w["embed_tokens"][now]  # [batch, chunk, hidden_size]
-            for i, layer in enumerate(w["layers"]):
-                x = decoder_layer(x, layer, config, cache, i, cos, sin)
-            cache.advance(now)
-            if all_logits:
-                logits[:, start:start + chunk] = output_logits(x, w, config.rms_norm_eps)
-        if not all_logits:  # the head costs several layers, so compute it for the last position only
-            logits = output_logits(x[:, -1:], w, config.rms_norm_eps)[:, 0]
-    return logits if np.ndim(token_ids) == 2 else logits[0]
-
-
-def output_logits(x: np.ndarray, w: dict[str, np.ndarray], eps: float) -> np.ndarray:
-    """Residual stream [batch, n, hidden_size] -> logits [batch, n, vocab_size]."""
-    return linear(rms_norm(x, w["norm"], eps), w["lm_head"])
+    chunk, out = max(1, CHUNK // batch), np.empty((batch, n, config.hidden_size), np.float32)
+    for start in range(0, n, chunk):
+        now = ids[:, start:start + chunk]
+        cos, sin = rope_tables(config, cache.positions(now.shape[1]))
+        x = w["embed_tokens"][now]  # [batch, chunk, hidden_size]
+        for i, layer in enumerate(w["layers"]):
+            x = decoder_layer(x, layer, config, cache, i, cos, sin)
+        cache.advance(now)
+        out[:, start:start + chunk] = rms_norm(x, w["norm"], config.rms_norm_eps)
+    return out
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -412,21 +436,10 @@ def top_k_indices(x: np.ndarray, k: int) -> np.ndarray:
     return indices[x[indices] >= np.partition(x[indices], -k)[-k]]
 
 
-def as_square(x: np.ndarray) -> np.ndarray:
-    """x [n] as the rows of the smallest square that holds it, filled up with zeros.
-
-    Sums over 151,936 small float32 numbers are taken in two steps, along a row and over rows: a single running sum
-    would lose the small numbers beside a large sum.
-    """
-    side = math.isqrt(max(len(x) - 1, 0)) + 1
-    square = np.zeros(side * side, np.float32)
-    square[:len(x)] = x
-    return square.reshape(side, side)
-
-
 def running_sum(x: np.ndarray) -> np.ndarray:
-    """The sum of x [n] up to each element, [n]."""
-    sums = np.cumsum(as_square(x), axis=1)
+    """The sum of x [n] up to each element, [n]. One float32 sum over 151,936 small numbers would lose most of them."""
+    side = math.isqrt(max(len(x) - 1, 0)) + 1
+    sums = np.cumsum(np.pad(x, (0, side * side - len(x))).reshape(side, side), axis=1)  # along rows of a square
     sums[1:] += np.cumsum(sums[:-1, -1])[:, None]
     return sums.reshape(-1)[:len(x)]
 
@@ -460,21 +473,14 @@ def candidates(logits: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.n
     return ids, probabilities / probabilities.sum()
 
 
-def draw_index(weights: np.ndarray, rng: np.random.Generator) -> int:
-    """An index of weights [n], drawn in proportion to them; never one with weight 0."""
-    sums = np.cumsum(weights)
-    index = np.searchsorted(sums, rng.random(dtype=np.float32) * sums[-1], side="right")
-    return int(min(index, np.searchsorted(sums, sums[-1])))  # the product may round up to the whole sum
-
-
 def sample(logits: np.ndarray, sampling: Sampling, rng: np.random.Generator) -> int:
     """Draws a token id from logits [vocab_size]."""
     if sampling.temperature == 0:
         return int(logits.argmax())
     ids, probabilities = candidates(logits, sampling)
-    square = as_square(probabilities)
-    row = draw_index(square.sum(axis=1), rng)  # first a row of the square, then a token of the row
-    return int(ids[row * len(square) + draw_index(square[row], rng)])
+    # A race: a token arrives after an exponentially distributed time, and is the first in proportion to its rate. The
+    # times are drawn as float64, because one float32 in 8 million is 0.
+    return int(ids[(probabilities / rng.standard_exponential(len(ids)).astype(np.float32)).argmax()])
 
 
 Draw = Callable[[np.ndarray], int]  # draws the next token from logits [vocab_size]
@@ -488,7 +494,7 @@ def sampler(model: Model, prompt: np.ndarray, sampling: Sampling, seed: int | No
     counts = np.zeros(model.config.vocab_size, np.float32)
 
     def draw(logits: np.ndarray) -> int:
-        check_finite(model, logits)
+        check_finite(logits, model.path, model.engine.overflow)
         token = sample(penalize(logits, sampling, prompt_counts, counts), sampling, rng)
         counts[token] += 1
         return token
@@ -541,18 +547,16 @@ def generate(model: Model, token_ids: Sequence[int] | np.ndarray, max_new_tokens
 
 
 def reuse(cache: KVCache, prompt: np.ndarray, config: Config) -> np.ndarray:
-    """Cuts the cache back to its common prefix with the prompt [n] -> the tokens that remain to be computed.
-
-    At least the last one remains, because its logits say how to go on.
-    """
+    """Cuts the cache back to its common prefix with the prompt [n] -> the tokens that remain to be computed."""
     if cache.config != config or cache.k.shape[1] != 1 or cache.left_padding is not None:
         raise InputError("the cache given belongs to another model, or to a batch")
-    cache.truncate(min(cache.common_prefix(prompt), len(prompt) - 1))
+    cache.truncate(min(cache.common_prefix(prompt), len(prompt) - 1))  # the last token's logits say how to go on
     return prompt[cache.length:]
 
 
 def answer_limit(model: Model, prompt_length: int, max_new_tokens: int | None) -> int:
     """The largest number of new tokens: as asked for, else the checkpoint's limit; at most the room in the context."""
+    check_answers(model.path, model.embeds)
     wanted = model.max_new_tokens if max_new_tokens is None else checked_whole("max_new_tokens", max_new_tokens, 1)
     room = model.config.context_length - prompt_length
     if room < 1:
@@ -631,8 +635,7 @@ class Completion(Iterator[str]):
         """Takes the options of `generate`, and
 
         stop: texts that end the answer and are not part of it; they may span tokens, and don't apply to a thought
-        logprobs: record the log-probability of each token and of this number of alternatives, before temperature
-        and penalties
+        logprobs: record the logprob of each token and of this many alternatives, before temperature and penalties
         think_budget: close a thought after this number of tokens
         lookup: guess up to this number of tokens from the earlier text and check them in one pass; the same answer
         """
@@ -717,10 +720,7 @@ WITHOUT_THINKING = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.0}
 
 
 def default_sampling(model: Model, enable_thinking: bool | None) -> Sampling:
-    """The settings of an answer if no others are given.
-
-    With enable_thinking=False, a model whose authors sample gets their values for answers without thinking.
-    """
+    """The default settings of an answer. With enable_thinking=False, a model that samples gets WITHOUT_THINKING."""
     unthinking = enable_thinking is False and model.sampling.temperature > 0
     return model.sampling.updated(**WITHOUT_THINKING) if unthinking else model.sampling
 
@@ -734,8 +734,8 @@ def chat(model: Model, messages: str | Sequence[dict[str, Any]], tools: Sequence
     the sampling come from default_sampling. Raises InputError, before anything is computed, for unknown options,
     messages that can't be rendered, and values out of range.
     """
-    if isinstance(messages, str):
-        messages = [{"role": "user", "content": messages}]
+    check_answers(model.path, model.embeds)
+    messages = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
     text = model.tokenizer.apply_chat_template(messages, tools, enable_thinking=enable_thinking, join_text_parts=True)
     given = {name: value for name, value in options.items() if value is not None}
     sampling = asdict(default_sampling(model, enable_thinking))
@@ -748,9 +748,9 @@ SCORED = 128  # positions whose logits are in memory at a time: 78 MB with a voc
 def score(model: Model, token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
     """The logprob of each token of a text [n] but the first, given those before it -> [n - 1], natural logarithms.
 
-    Perplexity is exp of minus their mean. Raises InputError for ids out of range and for a text longer than the
-    context.
+    Perplexity is exp of minus their mean. Raises InputError for ids out of range and for too long a text.
     """
+    check_answers(model.path, model.embeds)
     ids = checked_prompt(token_ids, model.config.vocab_size)
     if len(ids) > model.config.context_length:
         raise InputError(f"the text has {len(ids)} tokens; the model's context is {model.config.context_length}")
@@ -758,7 +758,7 @@ def score(model: Model, token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
     for start in range(0, len(ids) - 1, SCORED):
         now, following = ids[start:start + SCORED], ids[start + 1:start + SCORED + 1]
         logits = model.engine.forward(model, now, cache, all_logits=True)  # [SCORED, vocab_size]
-        check_finite(model, logits)
+        check_finite(logits, model.path, model.engine.overflow)
         x = log_softmax(logits)
         logprobs.append(x[np.arange(len(following)), following])
     return np.concatenate(logprobs)
@@ -779,10 +779,13 @@ class Engine:
     load_weights: Callable[[Path, Config], Any]
     new_cache: Callable[..., KVCache]
     forward: Forward
+    hidden_states: Forward | None = None  # (model, token_ids, cache); these two are for qwen3_embed.py
+    head_rows: Forward | None = None  # (model, token_ids) -> their rows of the lm_head, [n, hidden_size]
     overflow: str = "the computation itself has overflowed float32"  # if logits aren't finite, but all weights are
 
 
-NUMPY: Engine = Engine(lambda path, config: load_weights(path, config), KVCache, forward)
+NUMPY: Engine = Engine(lambda path, config: load_weights(path, config), KVCache, forward, hidden_states,
+                       lambda model, token_ids: model.weights["lm_head"][token_ids])
 
 
 @dataclass(frozen=True)
@@ -796,31 +799,34 @@ class Model:
     eos_token_ids: tuple[int, ...]
     max_new_tokens: int | None
     engine: Engine
+    embeds: bool = False  # an embedding model, which gives vectors and can't answer: see qwen3_embed.py
 
 
 HERE = Path(__file__).resolve().parent
 BUNDLED = HERE / ("qwen3/demo" if (HERE / "qwen3").is_dir() else "demo")  # the small model; installed, in qwen3/
 
 
-def load_model(name: str | Path, engine: Engine = NUMPY, offline: bool = False, tokenizer: bool = True) -> Model:
+def load_model(name: str | Path, engine: Engine = NUMPY, offline: bool = False, tokenizer: bool = True,
+               adapter: str | Path | None = None) -> Model:
     """Loads a folder with config.json, tokenizer.json and *.safetensors as published on Hugging Face.
 
     `name` may also be the name of a model on the hub (Qwen/Qwen3-0.6B, or 0.6B for short): it is taken from the hub's
     cache or, unless `offline`, downloaded into it. With tokenizer=False, the folder needs no tokenizer, and the model
-    reads and writes only token ids.
+    reads and writes only token ids. `adapter` is the folder of a LoRA adapter.
     Raises InputError, one line that names the file, for anything missing, damaged or unsupported.
     """
     path = resolve_model(str(name), offline)
-    config = load_config(path)
+    config = load_config(path, adapter)
     sampling, eos_token_ids, max_new_tokens = read_generation_config(path)
     text_side = load_tokenizer(path) if tokenizer else NoTokenizer(path)
+    embeds = is_headless(path) or tokenizer and bool(text_side.ending)
     return Model(path, config, engine.load_weights(path, config), text_side, Sampling(**sampling),
-                 eos_token_ids or config.eos_token_ids, max_new_tokens, engine)
+                 eos_token_ids or config.eos_token_ids, max_new_tokens, engine, embeds)
 
 
-def load_config(path: Path) -> Config:
+def load_config(path: Path, adapter: str | Path | None = None) -> Config:
     """The config of the model folder `path`. Raises InputError, see read_config."""
-    return Config(**read_config(path))
+    return Config(**read_config(path, adapter))
 
 
 def load_weights(path: Path, config: Config) -> dict[str, Any]:
@@ -830,19 +836,13 @@ def load_weights(path: Path, config: Config) -> dict[str, Any]:
     for name, tensor in progress(stored.items(), "loading", unit=" tensors"):
         parts = name.split(".")  # model.layers.7.self_attn.q_proj.weight becomes layers[7]["q_proj"]
         place = weights["layers"][int(parts[2])] if parts[1] == "layers" else weights
+        if "experts" in parts:  # model.layers.7.mlp.experts.3.up_proj.weight becomes layers[7]["experts"][3]["up_proj"]
+            place = place.setdefault("experts", {}).setdefault(int(parts[5]), {})
         place[parts[-2]] = to_float32(tensor)
     weights.setdefault("lm_head", weights["embed_tokens"])
     # glibc keeps freed blocks up to the largest one freed so far; with no fresh pages per array, prefill is 1.12 x.
     np.empty(2**25 - 2**16, np.uint8)
     return weights
-
-
-def check_finite(model: Model, logits: np.ndarray) -> None:
-    """Raises InputError that names the broken tensors if a logit is NaN or infinite."""
-    if not np.isfinite(logits).all():
-        broken = broken_tensors(model.path)
-        why = f"NaN or infinity in {some(broken)}" if broken else f"all weights are finite, so {model.engine.overflow}"
-        raise InputError(f"{model.path}: the logits are not finite: {why}")
 
 
 if __name__ == "__main__":

@@ -52,12 +52,12 @@ from qwen3_io.checkpoint import StoredTensor
 from qwen3_io.progress import progress
 from qwen3_io.errors import brief, parse_json
 from qwen3_io.writing import write_folder, write_safetensors, write_whole
-from qwen3_kernels.layout import (BF16, CACHE8, DEPTH, FEW, FLOAT16, FLOAT32, GROUP, INT4, INT8, LARGEST, LINEAR,
-                                  LONG_PART, PANEL, PANELS, SHORT_PART, SMALLEST, VERSION, packed_shape, padded,
-                                  space_size)
+from qwen3_kernels.layout import (APART, BF16, BLOCK, F16, F32, FEW, GROUP, INT4, INT5, INT8, KV8, LARGEST, LINEAR,
+                                  NAMES, PANEL, SMALLEST, TILE, VERSION, Batch, Cache, Layers, Q, Space, Task, Weight,
+                                  own_space, packed_shape, padded)
 
 try:
-    from qwen3_kernels.compiled import kernels
+    from qwen3_kernels.compiled import cpu_name, kept_kernels, kernels
     from qwen3_kernels.team import Team, available_cpus
 except ImportError as error:
     if __name__ == "__main__":
@@ -74,13 +74,19 @@ __all__ = ["BUNDLED", "Answer", "Completion", "Config", "Engine", "InputError", 
 # ----------------------------------------------------------------------------------------------------------------------
 
 empty, zeros = np.empty, np.zeros  # what kernels write to; tests put pages behind it that mustn't be touched
-FORMATS = {"F32": FLOAT32, "BF16": BF16, "F16": FLOAT16}
+STORED = {"F32": F32, "BF16": BF16, "F16": F16}  # by their names in safetensors
 PACKED = {"int8": INT8, "int4": INT4}
+MORE_BITS = {"v_proj": INT8, "o_proj": INT5, "embed_tokens": INT5, "lm_head": INT5}  # in an int4 model
+
+
+def packed_form(name: str, quantize: str) -> int:
+    """The format of a matrix in a quantized model: int4 keeps more bits where they lessen the error most per byte."""
+    return MORE_BITS.get(name.split(".")[-2], INT4) if quantize == "int4" else PACKED[quantize]
 
 
 @dataclass
 class Weights:
-    """Where the weights are. A matrix is (address, bytes per row or packed block, format, rows, columns).
+    """Where the weights are. A matrix is a Weight, see layout.py.
 
     layers int64 [num_hidden_layers, 7, 5] in the order of LINEAR; embedding, head int64 [5]; norms float32
     [num_hidden_layers, 2, hidden_size], head_norms [num_hidden_layers, 2, head_dim], norm [hidden_size], all float32.
@@ -96,17 +102,22 @@ class Weights:
     team: Team
 
     @property
-    def form(self) -> int:
-        """The format of the matrices."""
-        return int(self.head[2])
+    def form(self) -> str:
+        """The name of the matrices' format; of most of them, if there are several."""
+        return NAMES[self.layers[0, Q, 2]]
 
 
 def aligned(shape: tuple[int, ...]) -> np.ndarray:
     """uint8 zeros that begin where a line of the cache does, so that no vector lies in two."""
     size = int(np.prod(shape))
-    space = zeros(size + 64, np.uint8)
+    space = zeros(size + 63, np.uint8)
     start = -space.ctypes.data % 64
     return space[start:start + size].reshape(shape)
+
+
+def floats(*shape: int) -> np.ndarray:
+    """float32 zeros that begin likewise."""
+    return aligned((*shape[:-1], shape[-1] * 4)).view(np.float32)
 
 
 def to_float32(matrix: np.ndarray, form: int) -> np.ndarray:
@@ -123,21 +134,23 @@ def quantize_matrix(name: str, rows: np.ndarray, form: int, target: int, pool: T
 
     def part(block: int) -> float:
         """Packs some blocks -> their largest weight."""
-        w = np.zeros((together * PANEL, padded(n, 2 * GROUP)), np.float32)
+        w, work = np.zeros((together * PANEL, padded(n, 2 * GROUP)), np.float32), empty((10, PANEL), np.float32)
         some = to_float32(rows[block * PANEL:(block + together) * PANEL], form)
         if not np.isfinite(some).all():
             raise InputError(f"{name} has weights that are not finite, so it can't be quantized")
         w[:len(some), :n] = some
         for i, out in enumerate(packed[block:block + together]):
-            kernels().quantize_block(w[i * PANEL:(i + 1) * PANEL], 8 if target == INT8 else 4, out)
+            columns = np.ascontiguousarray(w[i * PANEL:(i + 1) * PANEL].T)
+            kernels().quantize_block(columns, target, out, work)
         return float(max(some.max(), -some.min()))
 
     try:
         largest = max(pool.map(part, range(0, len(packed), together)))
     except RuntimeError as error:
         raise InputError(f"threads can't be started to quantize ({error}); ask for fewer: --threads") from error
-    if largest > LARGEST[target] or 0 < largest < SMALLEST:
-        raise InputError(f"{name} can't be quantized: its largest weight is {largest:.3g}, and scales are float16")
+    if largest > LARGEST or 0 < largest < SMALLEST:
+        raise InputError(f"{name} can't be quantized: its largest weight is {largest:.3g}, not between "
+                         f"{SMALLEST:g} and {LARGEST:g}")
     return packed
 
 
@@ -155,17 +168,20 @@ def load_weights(path: Path, config: Config, quantize: str | None = None, thread
 
     def place(name: str) -> np.ndarray:
         tensor, (rows, n) = stored[name], shapes[name]
-        data, form = tensor.data, FORMATS.get(tensor.dtype, PACKED.get(saved))
+        data, form = tensor.data, STORED[tensor.dtype] if saved is None else packed_form(name, saved)
         if quantize is not None:
-            data, form = quantize_matrix(f"{path}: {name}", data, form, PACKED[quantize], pool), PACKED[quantize]
+            target = packed_form(name, quantize)
+            data, form = quantize_matrix(f"{path}: {name}", data, form, target, pool), target
             checkpoint.forget_pages(tensor.mapping)
-        elif form < INT8 and n % 32:  # the kernels go in steps of 32
-            data = zeros((rows, padded(n, 32)), data.dtype)
-            data[:, :n] = tensor.data
+        elif form < INT8 and (n % 32 or mixed and form == BF16):  # steps of 32; BF16 wants its vectors in an own order
+            form = F32 if mixed and form == BF16 else form
+            data = zeros((rows, padded(n, 32)), np.float32 if form == F32 else data.dtype)
+            data[:, :n] = to_float32(tensor.data, STORED[tensor.dtype]) if form == F32 else tensor.data
         arrays.append(data)
-        return np.array([data.ctypes.data, data.strides[0], form, rows, n])
+        return np.array(Weight(data.ctypes.data, data.strides[0], form, rows, n))
 
     layers = np.zeros((config.num_hidden_layers, len(LINEAR), 5), np.int64)
+    mixed = len({tensor.dtype for name, tensor in stored.items() if len(shapes.get(name, ())) == 2}) > 1
     with ThreadPoolExecutor(team.n_threads) as pool:
         embedding = place("model.embed_tokens.weight")
         head = place("lm_head.weight") if "lm_head.weight" in stored else embedding
@@ -198,7 +214,7 @@ def read_quantized(path: Path, config: Config) -> tuple[str | None, dict[str, St
     shapes = checkpoint.tensor_shapes(asdict(config))
     if "lm_head.weight" not in stored and config.tie_word_embeddings:
         del shapes["lm_head.weight"]
-    expected = {name: (list(shape), "U8", packed_shape(*shape, PACKED[form])) if len(shape) == 2
+    expected = {name: (list(shape), "U8", packed_shape(*shape, packed_form(name, form))) if len(shape) == 2
                 else (list(shape), "F32", shape) for name, shape in shapes.items()}
     found = {name: (sizes.get(name), tensor.dtype, tensor.data.shape) for name, tensor in stored.items()}
     if found != expected:
@@ -245,7 +261,7 @@ def save_quantized(model: Model, folder: str | Path, form: str) -> None:
     The folder must not exist yet, and appears when all of it is written. Raises InputError when that can't be done.
     """
     w, shapes = model.weights, checkpoint.tensor_shapes(asdict(model.config))
-    if PACKED.get(form) != w.form:
+    if form not in PACKED or form != w.form:
         raise InputError(f"{folder}: the model was not loaded as {brief(form)}")
     tensors = packed_tensors(w)
     sizes = {name: shapes[name] for name in tensors}
@@ -290,7 +306,7 @@ class KVCache(qwen3.KVCache):
 
     k, v uint16 [n_layers, batch, n_kv_heads, capacity, row_size].
     """
-    form, stored_as = FLOAT16, "f16"
+    form, stored_as = F16, "f16"
 
     def __init__(self, config: Config, max_length: int | None = None, left_padding: Sequence[int] | None = None):
         super().__init__(config, max_length, left_padding)
@@ -310,7 +326,7 @@ class Bf16Cache(KVCache):
 
 class F32Cache(KVCache):
     """float32, as in qwen3.py: all digits, for twice the memory."""
-    form, stored_as = FLOAT32, "f32"
+    form, stored_as = F32, "f32"
 
     @staticmethod
     def row_size(n: int) -> int:
@@ -319,7 +335,7 @@ class F32Cache(KVCache):
 
 class Int8Cache(KVCache):
     """Bytes, with a float16 scale for each 32 of them: little more than half the memory."""
-    form, stored_as = CACHE8, "int8"
+    form, stored_as = KV8, "int8"
 
     @staticmethod
     def row_size(n: int) -> int:
@@ -338,66 +354,89 @@ def embed(weights: Weights, ids: np.ndarray) -> np.ndarray:
     return x
 
 
-APART = 16  # numbers between two vectors: without them, many would fall on the same few lines of a core's first cache
+def run_layers(model: Model, ids: np.ndarray, cache: KVCache, slots: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Runs tokens ids [m] through all layers -> the residual stream [m, hidden_size].
 
-
-def run_layers(model: Model, ids: np.ndarray, cache: KVCache) -> np.ndarray:
-    """Runs tokens [batch, n] through all layers -> the residual stream [batch * n, hidden_size]."""
-    config, w, f32 = model.config, model.weights, np.float32
-    (batch, n), n_heads, d = ids.shape, config.num_attention_heads, config.head_dim
-    m, q_size, kv_size, width = batch * n, n_heads * d, config.num_key_value_heads * d, padded(d, 32)
-    cos, sin = (table.reshape(m, d // 2) for table in rope_tables(config, cache.positions(n)))
-    padding = np.zeros(batch, np.int64) if cache.left_padding is None else cache.left_padding
-    x = embed(w, ids.reshape(-1))
-    widest, inner = padded(max(config.hidden_size, q_size), 64), padded(config.intermediate_size, 64)
-    length, n_items = cache.length + n, batch * config.num_key_value_heads
-    is_long = n_items * (length // LONG_PART) >= w.team.n_threads or length <= SHORT_PART
-    part_length = LONG_PART if is_long else SHORT_PART
-    parts = -(-length // part_length) if n <= FEW else 0
-    work = (zeros((m, widest + APART), f32), empty((m, widest * 5 // 4), np.uint8),
-            empty((m, max(padded(q_size, PANEL) + 2 * padded(kv_size, PANEL), widest)), f32),
-            zeros((n_heads, m, width), f32),
-            zeros((2, m, inner + APART), f32), empty((m, inner * 5 // 4), np.uint8),
-            empty((m, n_heads, parts, width + 2), f32),
-            empty((w.team.n_threads, space_size(n_heads // config.num_key_value_heads, width)), f32))
+    slots, places int64 [m]: where each token goes in the cache. Tokens of a sequence follow each other.
+    """
+    config, w = model.config, model.weights
+    n_kv_heads, d, m = config.num_key_value_heads, config.head_dim, len(ids)
+    group, width = config.num_attention_heads // n_kv_heads, padded(d, 32)
+    starts = np.zeros(len(slots), np.int64) if cache.left_padding is None else cache.left_padding[slots]
+    cos, sin = (table.reshape(m, d // 2) for table in rope_tables(config, (places - starts)[None]))
+    tasks, tiles = attention_tasks(slots, starts, places, group)
+    x = embed(w, ids)
+    widest, inner = padded(max(config.hidden_size, group * n_kv_heads * d), 64), padded(config.intermediate_size, 64)
+    n_qkv = padded(group * n_kv_heads * d, PANEL) + 2 * padded(n_kv_heads * d, PANEL)
+    most = max(task.n for task in tasks) * group
+    space = Space(floats(m, widest + APART), empty((m, widest * 5 // 4), np.uint8), floats(m, max(n_qkv, widest)),
+                  floats(n_kv_heads, m * group, width), floats(m, inner + APART), floats(m, inner + APART),
+                  empty((m, inner * 5 // 4), np.uint8), floats(len(tasks), n_kv_heads, most, width + 16),
+                  floats(w.team.n_threads, own_space(most, width)))
+    batch = Batch(x, cos, sin, np.stack([slots, places], axis=1), np.array(tasks), np.array(tiles))
+    layers = Layers(w.layers, w.norms, w.head_norms, config.rms_norm_eps)
+    filled = Cache(cache.k, cache.v, cache.form)
     step = config.num_hidden_layers if m <= FEW else 1  # a long prompt can be interrupted between two layers
     for first in range(0, config.num_hidden_layers, step):
-        w.team.run(kernels().decoder_layers, w, first, first + step, w.layers, w.norms, w.head_norms,
-                   config.rms_norm_eps, x, cos, sin, cache.k, cache.v, cache.form, cache.length, padding,
-                   part_length, *work)
+        w.team.run(kernels().decoder_layers, w, first, first + step, layers, batch, filled, space)
     return x
+
+
+def attention_tasks(slots: np.ndarray, starts: np.ndarray, places: np.ndarray,
+                    group: int) -> tuple[list[Task], list[tuple[int, int]]]:
+    """(Tasks, (first, last + 1) of the tasks for the same tokens) for new tokens at these places of the cache."""
+    tasks, tiles = [], []
+    bounds = [0, *np.flatnonzero(np.diff(slots)) + 1, len(slots)]
+    for first, end in zip(bounds, bounds[1:]):
+        few = end - first <= FEW
+        step = end - first if few else max(1, TILE // group)
+        for row in range(first, end, step):
+            n, seen = min(step, end - row), int(places[row] - starts[row]) + 1
+            n_blocks, before = -(-(seen + n - 1) // BLOCK), len(tasks)
+            here = (int(slots[row]), int(starts[row]), row, n, seen)
+            tasks += [Task(*here, block, 1) for block in range(n_blocks)] if few else [Task(*here, 0, n_blocks)]
+            tiles.append((before, len(tasks)))
+    return tasks, tiles
 
 
 def output(model: Model, x: np.ndarray) -> np.ndarray:
     """The logits [n, vocab_size] of x [n, hidden_size]."""
-    config, w = model.config, model.weights
-    width = padded(config.hidden_size, 64)
-    logits = empty((len(x), padded(config.vocab_size, PANEL)), np.float32)
-    space = empty((w.team.n_threads, PANELS * DEPTH * PANEL), np.float32)
-    h, packed = zeros((len(x), width), np.float32), empty((len(x), width * 5 // 4), np.uint8)
-    w.team.run(kernels().output_logits, w, x, w.norm, config.rms_norm_eps, w.head, h, packed, logits, space)
+    config, w, n = model.config, model.weights, len(x)
+    width, none = padded(config.hidden_size, 64), floats(0, 0)
+    logits = empty((n, padded(config.vocab_size, PANEL)), np.float32)
+    space = Space(floats(n, width + APART), empty((n, width * 5 // 4), np.uint8), none, none[None], none, none,
+                  none.view(np.uint8), none[None, None], floats(w.team.n_threads, own_space(0, 0)))
+    w.team.run(kernels().output_logits, w, x, w.norm, config.rms_norm_eps, w.head, logits, space)
     return logits[:, :config.vocab_size]
 
 
 def forward(model: Model, token_ids: Sequence[int] | np.ndarray, cache: qwen3.KVCache,
             all_logits: bool = False) -> np.ndarray:
-    """The namesake of qwen3.forward. Raises InputError for a model or a cache of qwen3.py."""
+    """The namesake of qwen3.forward; the logits of padding are zeros.
+
+    A token's logits depend on the tokens before it and on nothing else, bit for bit. Raises InputError for a model or a
+    cache of qwen3.py.
+    """
     config = model.config
     if not isinstance(model.weights, Weights) or not isinstance(cache, KVCache):
         raise InputError("qwen3_numba.forward needs a model and a KVCache of qwen3_numba, not of qwen3")
     ids = checked_batch(token_ids, cache.k.shape[1], config.vocab_size)
     batch, n = ids.shape
     cache.reserve(n)
-    logits = empty((batch, n if all_logits else 1, config.vocab_size), np.float32)
+    empty_places = np.zeros(batch, np.int64) if cache.left_padding is None else cache.left_padding
+    logits = zeros((batch, n if all_logits else 1, config.vocab_size), np.float32)
     chunk = max(1, qwen3.CHUNK // batch)
     for start in range(0, n, chunk):
         now = ids[:, start:start + chunk]
-        x = run_layers(model, now, cache).reshape(*now.shape, -1)
+        slots, columns = np.nonzero(cache.length + np.arange(now.shape[1]) >= empty_places[:, None])  # no padding
+        if len(slots):
+            x = run_layers(model, now[slots, columns], cache, slots, cache.length + columns)
+            if all_logits:
+                logits[slots, start + columns] = output(model, x)
+            elif start + chunk >= n:
+                last = columns == now.shape[1] - 1
+                logits[slots[last], 0] = output(model, x[last])
         cache.advance(now)
-        if all_logits:
-            logits[:, start:start + chunk] = output(model, x.reshape(-1, config.hidden_size)).reshape(*now.shape, -1)
-    if not all_logits:
-        logits[:, 0] = output(model, np.ascontiguousarray(x[:, -1]))
     result = logits if all_logits else logits[:, 0]
     return result if np.ndim(token_ids) == 2 else result[0]
 
@@ -435,6 +474,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--quantize", choices=["int8", "int4"], help="8 or 4 bits a weight: up to 2 or 3.5 times as fast as bfloat16")
     add("--save-quantized", metavar="DIR", help="write the quantized model into a new folder, which loads at once")
     add("--threads", type=int, metavar="N", help="how many threads compute (default: the CPUs that may be used)")
+    add("--compile", action="store_true", help="only compile the kernels for this CPU, for an image that can't be "
+                                               "written to at run time")
     add("--kv-dtype", choices=list(CACHES), default="f16", help="format of keys and values (default: %(default)s)")
 
     def save(args: argparse.Namespace, engine: Engine) -> None:
@@ -444,6 +485,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         size = readable_size(size_on_disk(Path(args.save_quantized)))
         note(f"Written: {args.save_quantized}, {size}, {args.quantize}. It loads with --model {args.save_quantized}")
 
+    def compile_ahead(args: argparse.Namespace, engine: Engine) -> None:
+        note(f"Compiled for {cpu_name()}: {kept_kernels()}")
+
     def verify(args: argparse.Namespace, engine: Engine) -> None:
         folder = Path(named_model(args) or BUNDLED)
         if checkpoint.quantized_file(folder) is None:
@@ -452,7 +496,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             report_damage(folder, verify_quantized(folder))
 
     return cli.main(argv, parser, lambda args: engine(args.quantize, args.threads, args.kv_dtype),
-                    {"save_quantized": save, "verify": verify})
+                    {"save_quantized": save, "verify": verify, "compile": compile_ahead})
 
 
 if __name__ == "__main__":

@@ -26,8 +26,9 @@ import jinja2
 import numpy as np
 import tokenizers
 
-from qwen3_io.checkpoint import model_file
-from qwen3_io.errors import InputError, brief, read_json_object
+from qwen3_io.checkpoint import model_file, model_json
+from qwen3_io.errors import InputError, brief
+from qwen3_io.gguf_file import is_gguf
 from qwen3_io.template import compile_template, render
 
 __all__ = ["Answer", "InputError", "NoTokenizer", "StreamDecoder", "Tokenizer", "held_back", "inside_thought",
@@ -176,6 +177,11 @@ class Tokenizer:
     def eos_token(self) -> str | None:
         """The end-of-turn token's text as tokenizer_config.json names it (base models: `<|endoftext|>`)."""
         return self.named_tokens.get("eos_token")
+
+    @property
+    def ending(self) -> list[int]:
+        """The tokens that the tokenizer itself puts behind each text: none, or an embedding model's `<|endoftext|>`."""
+        return self.encode("")
 
     def token_to_id(self, token: str) -> int | None:
         """The id of a token's exact text, or None: `token_to_id("</think>")`."""
@@ -365,18 +371,21 @@ def inside_thought(tokenizer: Tokenizer, prompt: np.ndarray) -> bool:
 # Loading
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
-    """Loads the tokenizer in a model's folder.
+    """Loads the tokenizer in a model's folder, or in a GGUF file.
 
     Reads `tokenizer.json` and, where they exist, `tokenizer_config.json` (names of special tokens, tokens that base
     models list nowhere else, the chat template of older models) and `chat_template.jinja` (which wins).
     Raises InputError if a file is missing, unreadable, malformed, or contradicts another.
     """
     folder = Path(path)
-    file = model_file(folder, "tokenizer.json")
+    gguf = is_gguf(folder)
+    file = folder if gguf else model_file(folder, "tokenizer.json")
     if file is None:
         raise InputError(f"{folder / 'tokenizer.json'} does not exist; give the folder of a downloaded model")
+    content = json.dumps(model_json(folder, "tokenizer.json")[1]) if gguf else None
     with _library_errors(f"cannot read {file}", "download it again"), _without_panics():
-        backend = tokenizers.Tokenizer.from_file(str(file))
+        backend = (tokenizers.Tokenizer.from_file(str(file)) if content is None else
+                   tokenizers.Tokenizer.from_str(content))
         # A file saved while training may cut or pad every text that is encoded; transformers resets that, too.
         backend.no_truncation()
         backend.no_padding()
@@ -386,8 +395,8 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         raise InputError(f"{file} is not a byte-level BPE tokenizer, as every Qwen3 model has; use a Qwen3 model")
     if not isinstance(backend.normalizer, tokenizers.normalizers.NFC | None):
         raise InputError(f"{file} has another normalizer than NFC, which every Qwen3 model has; use a Qwen3 model")
-    config_file = folder / "tokenizer_config.json"
-    config = read_json_object(config_file) if model_file(folder, config_file.name) else {}
+    config_file, found = model_json(folder, "tokenizer_config.json")
+    config = found or {}
     _add_config_tokens(backend, config, config_file)
     template_file = folder / "chat_template.jinja"
     template = _read_text(template_file)

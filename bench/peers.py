@@ -32,6 +32,7 @@ class Entry:
     weight_bytes: float
     kv_bytes: int  # of a number in the KV cache
     needs: tuple[str, ...]  # packages
+    for_speed: bool = True  # else only its quality is compared
 
 
 # What is compared with each other stands together, so that it is also measured close together.
@@ -40,8 +41,11 @@ ENTRIES = {
     "llama-bf16": Entry("llama.cpp", "bf16", 2, 2, ("llama_cpp", "gguf")),
     "int8": Entry("this engine", "int8", 34 / 32, 2, ("numba",)),
     "llama-q8_0": Entry("llama.cpp", "Q8_0", 34 / 32, 2, ("llama_cpp", "gguf")),
-    "int4": Entry("this engine", "int4", 18 / 32, 2, ("numba",)),
+    "int4": Entry("this engine", "int4", 5.06 / 8, 2, ("numba",)),  # of the 0.6B: some matrices have more bits
     "llama-q4_0": Entry("llama.cpp", "Q4_0", 18 / 32, 2, ("llama_cpp", "gguf")),
+    "llama-q4_k_m": Entry("llama.cpp", "Q4_K_M", 5.33 / 8, 2, ("llama_cpp", "gguf")),
+    "llama-q5_k_m": Entry("llama.cpp", "Q5_K_M", 5.9 / 8, 2, ("llama_cpp", "gguf"), False),
+    "llama-q6_k": Entry("llama.cpp", "Q6_K", 6.6 / 8, 2, ("llama_cpp", "gguf"), False),
     "numpy": Entry("plain NumPy", "float32", 4, 4, ()),
     "torch": Entry("transformers + torch", "float32", 4, 4, ("torch", "transformers")),
 }
@@ -60,6 +64,7 @@ class NumbaEngine:
         self.forward = qwen3_numba.forward
         self.model = qwen3_numba.load_model(path, quantize=None if form == "bf16" else form, threads=threads)
         self.cache = qwen3_numba.KVCache(self.model.config, capacity)
+        self.weight_bytes = sum(array.nbytes for array in self.model.weights.arrays)
 
     def run(self, ids: Sequence[int], all_logits: bool = False) -> np.ndarray:
         return self.forward(self.model, ids, self.cache, all_logits).reshape(-1, self.model.config.vocab_size)
@@ -116,6 +121,7 @@ class LlamaEngine:
         self.context = llama_cpp.llama_init_from_model(self.model, params)
         if not self.context:
             raise RuntimeError(f"llama.cpp has no room for {capacity} positions")
+        self.weight_bytes = llama_cpp.llama_model_size(self.model)
         self.vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
 
     def run(self, ids: Sequence[int], all_logits: bool = False) -> np.ndarray:
@@ -156,25 +162,40 @@ def write_gguf(path: Path, folder: Path, name: str) -> None:
     """Writes the weights of the model in `path` for llama.cpp, in the format of the entry `name`.
 
     All matrices get the format, the embedding, too; norms stay float32. It rounds as llama.cpp's own quantizer does.
+    The K formats mix several ones, as llama.cpp itself chooses.
     """
     import gguf
     import qwen3
+    from qwen3_io import checkpoint
+    if "_k" in name:
+        write_gguf(path, folder, "llama-bf16")
+        quantize_gguf(gguf_file(folder, "llama-bf16"), gguf_file(folder, name), ENTRIES[name].format)
+        return
     config, stored = qwen3.load_config(path), checkpoint.map_checkpoint(path)
     kind = gguf.GGMLQuantizationType[ENTRIES[name].format.upper()]
     writer = gguf.GGUFWriter(gguf_file(folder, name), "qwen3")
     add_metadata(writer, config)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, config.num_hidden_layers)
-    for tensor, (dtype, data, _) in stored.items():
+    for tensor, (dtype, data, *_) in stored.items():
         target = kind if data.ndim == 2 else gguf.GGMLQuantizationType.F32
         if dtype == "BF16" and target is gguf.GGMLQuantizationType.BF16:
             values = data.view(np.uint8)
         else:
-            values = gguf.quantize(qwen3.to_float32(stored[tensor]), target)
+            values = gguf.quantize(checkpoint.to_float32(stored[tensor]), target)
         writer.add_tensor(names.get_name(tensor, try_suffixes=(".weight",)), values, raw_dtype=target)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def quantize_gguf(source: Path, target: Path, name: str) -> None:
+    """llama.cpp's own quantizer."""
+    import llama_cpp
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{name}")
+    if status := llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(params)):
+        raise RuntimeError(f"llama_model_quantize failed with {status}")
 
 
 def add_metadata(writer: Any, config: Any) -> None:

@@ -71,7 +71,7 @@ def save_reference(path: Path, folder: Path, texts: Sequence[Sequence[int]]) -> 
 
 def errors(name: str, path: Path, folder: Path, threads: int,
            texts: Sequence[Sequence[int]]) -> dict[str, list[float]]:
-    """For each of STEPS [mean KL divergence, mean relative error of the logits, the largest], against the reference."""
+    """For each of STEPS [MB of weights, mean KL divergence, mean error of the logits, the largest], against the reference."""
     engine, results = open_engine(name, path, folder, threads, LONGEST), {}
     for way, step in STEPS.items():
         divergences, relative = [], []
@@ -80,7 +80,8 @@ def errors(name: str, path: Path, folder: Path, threads: int,
             divergences.append(kl_divergences(reference, logits))
             relative.append(relative_errors(reference, logits))
         of_all = np.concatenate(relative)
-        results[way] = [float(np.concatenate(divergences).mean()), float(of_all.mean()), float(of_all.max())]
+        results[way] = [engine.weight_bytes / 1e6, float(np.concatenate(divergences).mean()), float(of_all.mean()),
+                        float(of_all.max())]
     return results
 
 
@@ -99,11 +100,12 @@ def compare(path: Path, folder: Path, threads: int, texts: Sequence[Sequence[int
 
 
 def print_comparison(title: str, results: dict[str, dict]) -> None:
-    print(f"| {title} | format | tokens go in | mean KL divergence | error of the logits, mean | largest |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    print(f"| {title} | format | tokens go in | MB | mean KL divergence | error of the logits, mean | largest |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
     for name, ways in results.items():
         for way, values in ways.items():
-            cells = [ENTRIES[name].engine, ENTRIES[name].format, way, *(f"{value:.2e}" for value in values)]
+            cells = [ENTRIES[name].engine, ENTRIES[name].format, way, f"{values[0]:.1f}",
+                     *(f"{value:.2e}" for value in values[1:])]
             print(f"| {' | '.join(cells)} |")
     print(flush=True)
 

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from qwen3 import (BUNDLED, HERE, NUMPY, Completion, Engine, KVCache, Model, Sampling, __version__, chat, load_model,
@@ -21,6 +22,7 @@ from qwen3_app.state import kept_conversation
 from qwen3_app.terminal import (as_json, cut_note, logprob_objects, note, print_answer, print_json, print_raw,
                                 statistics, write)
 from qwen3_io.arguments import checked_stop, checked_whole
+from qwen3_io.checkpoint import stretched
 from qwen3_io.errors import LONGEST_LINE, InputError, brief
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -47,10 +49,14 @@ def make_parser() -> Parser:
     add("--tools", metavar="FILE", help="tools that the model may call: JSON, as in OpenAI's API")
     add("--raw", action="store_true", help="continue the prompt as plain text, without the chat template")
     add = parser.add_argument_group("which model").add_argument
-    add("-m", "--model", metavar="NAME", help="a folder with config.json, tokenizer.json and *.safetensors; or a "
-        "model on the Hugging Face hub, such as Qwen/Qwen3-0.6B, 0.6B for short: taken from the hub's cache, or "
-        "downloaded (default: $QWEN3_MODEL, else the small bundled model)")
+    add("-m", "--model", metavar="NAME", help="a folder with config.json, tokenizer.json and *.safetensors; a GGUF "
+        "file; or a model on the Hugging Face hub, such as Qwen/Qwen3-0.6B, 0.6B for short: taken from the hub's "
+        "cache, or downloaded (default: $QWEN3_MODEL, else the small bundled model)")
     add("--offline", action="store_true", help="never use the network: only folders and the hub's cache")
+    add("--adapter", metavar="DIR", help="a folder with a LoRA adapter for the model, which is merged while loading")
+    add("--rope-scaling", choices=["yarn"], help="stretch the context, with --rope-factor: for texts that are longer "
+        "than the model was trained for")
+    add("--rope-factor", type=float, metavar="X", help="how many times the trained context (Qwen advises 4)")
     add = parser.add_argument_group("what to do").add_argument
     add("--chat", action="store_true", help="a conversation; /help in it lists its commands. On a terminal, also "
         "where there is no prompt")
@@ -101,6 +107,7 @@ EXCLUDES = {
     "continue": ("messages",),
     "greedy": ("temperature",),
     "system": ("system_file",),
+    "save_quantized": ("rope_scaling", "rope_factor"),  # a folder keeps its own config.json
 }
 
 
@@ -185,7 +192,15 @@ def read_conversation(args: argparse.Namespace) -> tuple[list[dict], list[dict] 
 def load(args: argparse.Namespace, engine: Engine) -> Model:
     """The model of --model, of $QWEN3_MODEL, or the bundled one."""
     name = named_model(args)
-    model = load_model(BUNDLED if name is None else name, engine, offline=args.offline)
+    yarn = args.rope_scaling is not None
+    if yarn is (args.rope_factor is None):
+        raise InputError("--rope-scaling yarn and --rope-factor X go together")
+    if yarn:
+        stretched(args.rope_factor, 1)  # checks the factor before a large model is loaded
+    model = load_model(BUNDLED if name is None else name, engine, offline=args.offline, adapter=args.adapter)
+    if yarn:  # the weights are the same
+        config = replace(model.config, yarn=stretched(args.rope_factor, model.config.max_position_embeddings))
+        model = replace(model, config=config)
     if name is None and sys.stderr is not None and sys.stderr.isatty():  # a person's concern, not a script's
         note("No --model given: the small bundled model answers. For Qwen's own: --model Qwen/Qwen3-0.6B")
     return model
@@ -296,6 +311,21 @@ def main(argv: Sequence[str] | None = None, parser: Parser | None = None,
     """
     jobs = jobs or {}
     args = parse_arguments(parser or make_parser(), argv, jobs)
+
+    def work() -> int:
+        engine = make_engine(args)
+        if args.chat:
+            return converse(args, engine)
+        wanted = {"version": print_version, "list": print_models, "verify": verify_cached, "score": print_scores} | jobs
+        name = next((name for name in wanted if getattr(args, name) not in (None, False)), None)
+        (answer if name is None else wanted[name])(args, engine)
+        return 0
+
+    return guarded(work)
+
+
+def guarded(work: Callable[[], int]) -> int:
+    """Does the work of a command -> its exit status. Bad input and Ctrl-C end in one line on stderr."""
     caught = release_ctrl_c()  # from here on, to stop an answer or an engine's threads in order
     if sys.stderr is None:  # closed; a progress bar would fail
         sys.stderr = open(os.devnull, "w")
@@ -304,13 +334,7 @@ def main(argv: Sequence[str] | None = None, parser: Parser | None = None,
             raise InputError("stdout is closed, so there is nowhere to write the answer to")
         if hasattr(sys.stdout, "reconfigure"):
             sys.stdout.reconfigure(errors="replace")  # a terminal that can't show a character gets a question mark
-        engine = make_engine(args)
-        if args.chat:
-            return converse(args, engine)
-        wanted = {"version": print_version, "list": print_models, "verify": verify_cached, "score": print_scores} | jobs
-        name = next((name for name in wanted if getattr(args, name) not in (None, False)), None)
-        (answer if name is None else wanted[name])(args, engine)
-        return 0
+        return work()
     except InputError as error:
         message, status = str(error), 1
     except MemoryError:

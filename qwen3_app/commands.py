@@ -1,4 +1,4 @@
-"""The commands `qwen3` and `qwen3-fast` of the installed package."""
+"""The commands `qwen3`, `qwen3-fast` and `qwen3-embed` of the installed package."""
 import sys
 
 from qwen3_app.start import catch_ctrl_c, program
@@ -20,3 +20,10 @@ def fast_main() -> int:
         print(f"{program()}: {error}", file=sys.stderr)
         return 1
     return qwen3_numba.main()
+
+
+def embed_main() -> int:
+    """The command `qwen3-embed`."""
+    catch_ctrl_c()
+    import qwen3_embed
+    return qwen3_embed.main()

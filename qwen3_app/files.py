@@ -14,10 +14,12 @@ import numpy as np
 import safetensors
 
 from qwen3 import KVCache, Model
+from qwen3_io import adapter
 from qwen3_io.arguments import checked_ids
 from qwen3_io.checkpoint import map_stored
 from qwen3_io.errors import LARGEST_TEXT, InputError, parse_json
 from qwen3_io.progress import progress
+from qwen3_io.tensors import both_ends
 from qwen3_io.writing import write_safetensors
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -122,10 +124,10 @@ def fingerprint(model: Model, cache: KVCache) -> str:
     """A short text that tells models apart: config, both ends of each tensor, how weights and cache are kept."""
     kept = f"{getattr(model.weights, 'form', None)} {cache.stored_as} {cache.k.shape[4]}"
     digest = hashlib.sha256(f"{model.config} {kept}".encode())
+    if model.config.adapter is not None:
+        digest.update((Path(model.config.adapter) / adapter.WEIGHTS).read_bytes())
     for name, tensor in sorted(map_stored(model.path).items()):
-        flat = tensor.data.reshape(-1)
-        digest.update(f"{name} {tensor.dtype} {tensor.data.shape}".encode())
-        digest.update(flat[:1024].tobytes() + flat[-1024:].tobytes())
+        digest.update(f"{name} {tensor.dtype} {tensor.shape}".encode() + both_ends(tensor))
     return digest.hexdigest()
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from qwen3 import BUNDLED, NUMPY, Engine
 from qwen3_app.terminal import write
-from qwen3_io.checkpoint import check_tensors, map_checkpoint, model_file, quantized_file, read_config, tensor_shapes
+from qwen3_io.checkpoint import architecture_of, checked_weights, model_file, quantized_file, read_config
 from qwen3_io.errors import InputError, brief, some
+from qwen3_io.gguf_file import is_gguf
 from qwen3_io.hub import cached_models, check_blobs, resolve_model
 
 
@@ -48,16 +49,20 @@ def report_damage(folder: Path, damaged: list[str]) -> None:
 def models_in(folder: Path) -> list[tuple[str, Path]]:
     """(name, folder) of a model's folder, or of each model one level below. Raises InputError where there is none."""
     try:
-        folders = [folder] if (folder / "config.json").exists() else sorted(folder.iterdir())
+        alone = (folder / "config.json").exists() or is_gguf(folder)
+        folders = [folder] if alone else sorted(folder.iterdir())
     except OSError as error:
         raise InputError(f"{folder}: cannot be listed: {error.strerror}") from error
-    if not (models := [(str(path), path) for path in folders if (path / "config.json").is_file()]):
+    if not (models := [(str(path), path) for path in folders
+                       if is_gguf(path) or (path / "config.json").is_file()]):
         raise InputError(f"{folder}: no model's folder, and none in it")
     return models
 
 
 def size_on_disk(folder: Path) -> int:
-    """The bytes of a folder's files; a file with several names, or links, counts once."""
+    """The bytes of a folder's files, or of a GGUF file; a file with several names, or links, counts once."""
+    if folder.is_file():
+        return os.path.getsize(folder)
     sizes = {}
     for parent, _, names in os.walk(folder):
         for name in names:
@@ -81,11 +86,13 @@ def why_not(folder: Path, engine: Engine) -> str | None:
     """Why this program doesn't run the model in a folder, in a few words; None if its config and its tensors fit."""
     try:
         config = read_config(folder)
+        kind, this = architecture_of(config), "qwen3.py" if engine is NUMPY else "qwen3_numba.py"
+        if this not in kind.engines:
+            return f"{kind.title}, which {' or '.join(kind.engines)} runs"
         if quantized_file(folder) is not None:
             return "quantized by qwen3_numba.py, which runs it" if engine is NUMPY else None
-        check_tensors(folder, tensor_shapes(config), map_checkpoint(folder),
-                      "lm_head.weight" if config["tie_word_embeddings"] else None)
-        return "no tokenizer.json" if model_file(folder, "tokenizer.json") is None else None
+        checked_weights(folder, config)
+        return None if is_gguf(folder) or model_file(folder, "tokenizer.json") else "no tokenizer.json"
     except InputError as error:
         said = str(error).replace(str(folder) + os.sep, "").removeprefix(f"{folder}: ")
         return brief(re.split("[;(]", said, maxsplit=1)[0].strip(), 100)

@@ -229,7 +229,7 @@ def statistics(completion: Completion, lookup: bool = False) -> str:
     Each token reads all weights once, so the speed of the memory is the limit; not so with `lookup`, where a pass may
     give several tokens.
     """
-    times, parts = completion.times, []
+    times, config, parts = completion.times, completion.model.config, []
     n_prompt, n_cached, n_answer = len(completion.prompt_ids), completion.cached_tokens, len(completion.token_ids)
     if n_answer > 0:
         first = times[1] - times[0]
@@ -240,16 +240,24 @@ def statistics(completion: Completion, lookup: bool = False) -> str:
     read = weight_bytes(completion.model) * speed / 1e9
     parts.append(f"answer: {n_answer} tokens" + (f", {speed:.1f} tokens/s" if speed else "")
                  + (f", reading {read:.3g} GB/s of weights" if read and not lookup else ""))
+    if config.num_experts:
+        left_out = (config.num_experts - config.num_experts_per_tok) * len(config.sparse_layers)
+        share = 1 - left_out * 3 * config.hidden_size * config.moe_intermediate_size / parameters(config)
+        parts.append(f"a token goes through {share:.1%} of the weights")
     if (peak := peak_memory()) is not None:
         parts.append(f"peak memory: {peak / 1e9:.2f} GB")
     return " | ".join(parts)
 
 
 def weight_bytes(model: Model) -> int:
-    """The bytes of weights that a new token reads: all, but of an untied embedding none."""
-    weights = model.weights
+    """The bytes of weights that a new token reads: all, but no untied embedding, and only the chosen experts."""
+    weights, config = model.weights, model.config
     if isinstance(weights, dict):
-        arrays = [weights["norm"], weights["lm_head"], *(w for layer in weights["layers"] for w in layer.values())]
+        arrays = [weights["norm"], weights["lm_head"]]
+        for layer in weights["layers"]:
+            arrays += [w for name, w in layer.items() if name != "experts"]
+            arrays += [w for expert in range(config.num_experts_per_tok) if "experts" in layer
+                       for w in layer["experts"][expert].values()]  # all experts have the same size
     else:
         arrays = weights.arrays[0 if weights.head is weights.embedding else 1:]  # the embedding comes first
     return sum(array.nbytes for array in arrays)
@@ -259,12 +267,11 @@ def parameters(config: Config) -> int:
     """The number of a model's parameters."""
     d, heads, kv_heads = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
     attention = 2 * (heads + kv_heads) * config.head_dim * d + 2 * config.head_dim  # with the norms of q and k
-    layer = attention + 3 * d * config.intermediate_size + 2 * d
+    n_sparse = len(config.sparse_layers)
+    swiglus = (config.num_hidden_layers - n_sparse) * 3 * d * config.intermediate_size
+    experts = n_sparse * config.num_experts * (3 * d * config.moe_intermediate_size + d)  # with their router
     embeddings = config.vocab_size * d * (1 if config.tie_word_embeddings else 2)
-    return embeddings + config.num_hidden_layers * layer + d
-
-
-FORMATS = ("float32", "bf16", "f16", "int8", "int4")  # by their numbers in qwen3_kernels/layout.py
+    return embeddings + config.num_hidden_layers * (attention + 2 * d) + swiglus + experts + d
 
 
 def banner(model: Model) -> str:
@@ -272,7 +279,7 @@ def banner(model: Model) -> str:
     n = parameters(model.config)
     size = f"{n / 1e9:.3g} B" if n >= 1e9 else f"{n / 1e6:.3g} M" if n >= 1e6 else f"{n:,}"
     form = getattr(model.weights, "form", None)
-    engine = "NumPy float32" if form is None else f"numba {FORMATS[form]}"
+    engine = "NumPy float32" if form is None else f"numba {form}"
     return (f"qwen3 · {model_name(model)} · {size} parameters · context {model.config.context_length:,} · {engine}")
 
 

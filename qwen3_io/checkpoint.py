@@ -1,25 +1,32 @@
-"""A model's folder, read strictly: config.json, generation_config.json, and the tensors in its safetensors files.
+"""A model's folder, or its GGUF file, read strictly: config.json, generation_config.json, and the tensors.
 
     read_config(folder)              the checked fields of qwen3.Config
     read_generation_config(folder)   the checked fields of qwen3.Sampling, end-of-text ids, the longest answer
-    map_weights(folder, config)      name -> StoredTensor, mapped and not yet read
+    map_weights(folder, config)      name -> tensor, mapped and not yet read
     to_float32(stored)               a tensor's numbers
 
 Whatever is missing, damaged or unsupported raises InputError, one line that names the file.
 """
-import json
 import math
-import mmap
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import safetensors
 
+from qwen3_io import adapter
 from qwen3_io.arguments import SAMPLING, check_sampling
 from qwen3_io.errors import LARGEST_TEXT, InputError, brief, is_whole, number_between, read_json_object, some
+from qwen3_io.formats import METHODS, check_settings, unpacked
+from qwen3_io.gguf_file import gguf_json, is_gguf, map_gguf
+from qwen3_io.tensors import (PACKED_DTYPES, STORED_DTYPES, StoredTensor, Tensor, forget_pages, map_safetensors,
+                              to_float32)
+
+__all__ = ["ARCHITECTURES", "KNOWN_KEYS", "METHODS", "QUANTIZED", "StoredTensor", "architecture_of", "check_answers",
+           "check_finite", "check_tensors", "checked_weights", "forget_pages", "is_headless", "map_checkpoint",
+           "map_quantized", "map_safetensors", "map_stored", "map_weights", "model_file", "model_json",
+           "quantized_file", "read_config", "read_generation_config", "stretched", "tensor_shapes", "to_float32"]
 
 
 def model_file(folder: Path, name: str, largest: int | None = LARGEST_TEXT) -> Path | None:
@@ -50,46 +57,74 @@ def is_lfs_pointer(file: Path) -> bool:
         return False
 
 
+def model_json(path: Path, name: str) -> tuple[Path, dict[str, Any] | None]:
+    """(where, the JSON object) of a model's file `name`, or of a GGUF file in its place; None if there is none."""
+    if is_gguf(path):
+        return path, gguf_json(path, name)
+    return path / name, read_json_object(path / name) if model_file(path, name) else None
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # config.json
 # ----------------------------------------------------------------------------------------------------------------------
 
+class Architecture(NamedTuple):
+    """A row of ARCHITECTURES: what this program computes."""
+    name: str  # in "architectures" of config.json
+    title: str
+    sizes: tuple[str, ...]  # the keys of config.json that must be positive integers
+    only: dict[str, Any]  # keys that change the computation; only these values are accepted
+    engines: tuple[str, ...]  # the programs that run it
+
+
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
          "num_key_value_heads", "head_dim", "max_position_embeddings")
-MOST_LAYERS = 10_000  # so that a wrong number is an error message and no long wait
-# Keys that change the computation; only these values are accepted.
-ONLY_VALUE = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_act": "silu",
-              "attention_bias": False, "use_sliding_window": False}
+EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+ONLY_VALUE = {"hidden_act": "silu", "attention_bias": False, "use_sliding_window": False}
+ARCHITECTURES = {  # model_type of config.json -> row
+    "qwen3": Architecture("Qwen3ForCausalLM", "dense Qwen3", SIZES, ONLY_VALUE, ("qwen3.py", "qwen3_numba.py")),
+    "qwen3_moe": Architecture("Qwen3MoeForCausalLM", "mixture of experts", SIZES + EXPERTS, ONLY_VALUE | {
+        "qkv_bias": False, "use_qk_norm": True, "shared_expert_intermediate_size": 0}, ("qwen3.py",)),
+}
+SUPPORTED = "only Qwen3 is: Qwen/Qwen3-0.6B to Qwen/Qwen3-32B, 30B-A3B, 235B-A22B and Coder"
+MOST_LAYERS, MOST_EXPERTS = 10_000, 100_000  # in all layers; a wrong number is an error message and no long wait
 # Keys that don't change the computation (use_sliding_window rules over sliding_window and max_window_layers).
 HARMLESS_KEYS = {"attention_dropout", "bos_token_id", "dtype", "initializer_range", "max_window_layers", "pad_token_id",
                  "sliding_window", "torch_dtype", "transformers_version", "use_cache", "_name_or_path",
                  "_attn_implementation_autoset", "unsloth_fixed", "unsloth_version"}
-KNOWN_KEYS = {*SIZES, *ONLY_VALUE, *HARMLESS_KEYS, "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters",
-              "layer_types", "tie_word_embeddings", "eos_token_id"}
+KNOWN_KEYS = {*SIZES, *ONLY_VALUE, *HARMLESS_KEYS, "architectures", "model_type", "rms_norm_eps", "rope_theta",
+              "rope_scaling", "rope_parameters", "layer_types", "tie_word_embeddings", "eos_token_id",
+              "quantization_config", "compression_config", "quantization"}
+MOE_KEYS = {*EXPERTS, "num_local_experts", "decoder_sparse_step", "mlp_only_layers", "norm_topk_prob",
+            "output_router_logits", "router_aux_loss_coef"}  # the last two are for training
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """The fields of qwen3.Config from config.json, written by transformers 4 or 5.
+def read_config(path: Path, adapter_folder: str | Path | None = None) -> dict[str, Any]:
+    """The fields of qwen3.Config from config.json, written by transformers 4 or 5, or from a GGUF file.
+
+    `adapter_folder` has a LoRA adapter for the model.
 
     Raises InputError for a missing or malformed field, and names every option that changes the computation and isn't
     implemented.
     """
-    file = folder / "config.json"
-    if model_file(folder, file.name) is None:
-        raise InputError(f"{folder}: {no_model(folder)}")
-    raw = read_json_object(file)
-    check_architecture(raw, file)
-    for key, value in ONLY_VALUE.items():
+    file, raw = model_json(path, "config.json")
+    if raw is None:
+        raise InputError(f"{path}: {no_model(path)}")
+    if raw.get("architectures") == ["Qwen3Model"]:  # a model without a head, as training tools save embedding models
+        raw["architectures"] = ["Qwen3ForCausalLM"]
+    kind = check_architecture(raw, file)
+    if "num_local_experts" in raw:  # the name in transformers 5
+        raw.setdefault("num_experts", raw["num_local_experts"])
+    for key, value in kind.only.items():
         if key in raw and (raw[key] != value or type(raw[key]) is not type(value)):
-            raise InputError(f"{file}: {key} = {brief(repr(raw[key]))} is not supported, only {value!r} is "
-                             "(dense Qwen3)")
-    if (method := quantization(raw)) is not None:
-        raise InputError(f"{file}: quantization_config: a checkpoint quantized by {method} is not supported; take "
-                         "the model in bfloat16; python qwen3_numba.py --quantize int8 quantizes it")
+            raise InputError(f"{file}: {key} = {brief(repr(raw[key]))} is not supported, only {value!r} is")
+    if (about := quantization(raw)) is not None:
+        check_settings(about, file)
+    known = KNOWN_KEYS | {*kind.only} | (MOE_KEYS if "num_experts" in kind.sizes else set())
     for key, value in raw.items():
-        if key not in KNOWN_KEYS and value is not None:
+        if key not in known and value is not None:
             raise InputError(f"{file}: option {brief(key)} = {brief(value, 80)} is not supported by this program")
-    for key in SIZES:
+    for key in kind.sizes:
         if not is_whole(raw.get(key), 1) or raw[key] >= 2**31:
             raise InputError(f"{file}: {key} must be a positive integer, not {brief(repr(raw.get(key)))}")
     n_layers, layer_types = raw["num_hidden_layers"], raw.get("layer_types")
@@ -98,9 +133,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     if layer_types is not None and not (isinstance(layer_types, list) and len(layer_types) == n_layers
                                         and all(kind == "full_attention" for kind in layer_types)):
         raise InputError(f"{file}: layer_types must be 'full_attention' for each layer, not {brief(layer_types)}")
-    tied = raw.get("tie_word_embeddings", True)  # if absent, load_weights decides from the tensors
-    if not isinstance(tied, bool):
-        raise InputError(f"{file}: tie_word_embeddings must be true or false, not {brief(repr(tied))}")
+    # If absent, load_weights decides from the tensors.
+    tied = true_or_false(raw, "tie_word_embeddings", True, file)
     theta, yarn = rope_config(raw, file)
     eps = number_between(raw.get("rms_norm_eps"), 1e-15, 1, "rms_norm_eps", file)
     if raw["num_attention_heads"] % raw["num_key_value_heads"]:
@@ -108,25 +142,68 @@ def read_config(folder: Path) -> dict[str, Any]:
                          f"{raw['num_key_value_heads']} key-value heads evenly")
     if raw["head_dim"] % 2:
         raise InputError(f"{file}: head_dim must be even, because RoPE rotates pairs, not {raw['head_dim']}")
-    return {**{key: raw[key] for key in SIZES}, "rms_norm_eps": eps, "rope_theta": theta, "yarn": yarn,
-            "tie_word_embeddings": tied, "eos_token_ids": token_id_list(raw.get("eos_token_id"), file)}
+    return {**{key: raw[key] for key in kind.sizes}, "rms_norm_eps": eps, "rope_theta": theta, "yarn": yarn,
+            "tie_word_embeddings": tied, "eos_token_ids": token_id_list(raw.get("eos_token_id"), file),
+            "adapter": None if adapter_folder is None else checked_adapter(path, Path(adapter_folder)),
+            **(expert_config(raw, file) if "num_experts" in kind.sizes else NO_EXPERTS)}
+
+
+NO_EXPERTS: dict[str, Any] = {"sparse_layers": (), "norm_topk_prob": False, **dict.fromkeys(EXPERTS, 0)}
+
+
+def expert_config(raw: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """The other fields of a mixture of experts: which layers have experts, and how their weights are scaled."""
+    n_experts, n_layers = raw["num_experts"], raw["num_hidden_layers"]
+    if raw.get("num_local_experts", n_experts) != n_experts or n_experts * n_layers > MOST_EXPERTS:
+        raise InputError(f"{file}: num_experts = {n_experts} contradicts num_local_experts, or is more than any model "
+                         "has")
+    if raw["num_experts_per_tok"] > n_experts:
+        raise InputError(f"{file}: num_experts_per_tok = {raw['num_experts_per_tok']} is more than num_experts = "
+                         f"{n_experts}")
+    step, dense = raw.get("decoder_sparse_step", 1), raw.get("mlp_only_layers") or []
+    if not is_whole(step, 1):
+        raise InputError(f"{file}: decoder_sparse_step must be a positive integer, not {brief(repr(step))}")
+    if not isinstance(dense, list) or not all(is_whole(i, 0) for i in dense):
+        raise InputError(f"{file}: mlp_only_layers must be a list of numbers of layers, not {brief(repr(dense))}")
+    sparse = sorted({*range(step - 1, n_layers, step)} - {*dense})
+    return {"sparse_layers": tuple(sparse),
+            "norm_topk_prob": true_or_false(raw, "norm_topk_prob", False, file)}
+
+
+def true_or_false(raw: Mapping[str, Any], key: str, default: bool, file: Path) -> bool:
+    if not isinstance(value := raw.get(key, default), bool):
+        raise InputError(f"{file}: {key} must be true or false, not {brief(repr(value))}")
+    return value
 
 
 # model_type of a related model -> its description; several share a beginning.
-RELATIVES = {"qwen3_moe": "a mixture of experts", "qwen3_next": "Qwen3-Next", "qwen3_5": "Qwen3.5",
+RELATIVES = {"qwen3_next": "Qwen3-Next", "qwen3_5": "Qwen3.5", "qwen3_6": "Qwen3.6",
              "qwen3_vl": "a model that sees", "qwen3_omni": "a model that sees and hears",
-             "qwen3_asr": "a model that hears", "qwen3_tts": "a model that speaks", "qwen2_vl": "Qwen2-VL",
+             "qwen3_asr": "a model that hears", "qwen3_tts": "a model that speaks",
+             "qwen3": "a relative of Qwen3", "qwen2_vl": "Qwen2-VL",
              "qwen2_5_vl": "Qwen2.5-VL", "qwen2_5_omni": "Qwen2.5-Omni", "qwen2_moe": "a mixture of experts of Qwen2",
              "qwen2_audio": "Qwen2-Audio", "qwen2": "Qwen2, Qwen2.5 or QwQ", "qwen": "the first Qwen"}
 
 
-def check_architecture(raw: Mapping[str, Any], file: Path) -> None:
-    """Raises InputError that names another architecture than dense Qwen3."""
-    kind = raw.get("model_type")
-    if isinstance(kind, str) and kind != "qwen3":
-        what = next((what for start, what in RELATIVES.items() if kind.startswith(start)), "another architecture")
+def check_architecture(raw: Mapping[str, Any], file: Path) -> Architecture:
+    """The row of a config.json in ARCHITECTURES. Raises InputError that names another architecture."""
+    kind, names = raw.get("model_type", "qwen3"), raw.get("architectures")
+    if not isinstance(kind, str):
+        raise InputError(f"{file}: model_type must be a text, not {brief(repr(kind))}")
+    if kind not in ARCHITECTURES:  # GGUF writes names without "_"
+        what = next((what for start, what in RELATIVES.items()
+                     if kind.replace("_", "").startswith(start.replace("_", ""))), "another architecture")
         raise InputError(f"{file}: {what} is not supported (model_type = {brief(repr(kind))}, architectures = "
-                         f"{brief(raw.get('architectures'))}), only dense Qwen3 is: Qwen/Qwen3-0.6B to Qwen/Qwen3-32B")
+                         f"{brief(names)}), {SUPPORTED}")
+    if "architectures" in raw and names != [ARCHITECTURES[kind].name]:
+        raise InputError(f"{file}: architectures = {brief(repr(names))} is not supported, only "
+                         f"{[ARCHITECTURES[kind].name]} is ({ARCHITECTURES[kind].title})")
+    return ARCHITECTURES[kind]
+
+
+def architecture_of(config: Mapping[str, Any]) -> Architecture:
+    """The row in ARCHITECTURES of the fields of a Config."""
+    return ARCHITECTURES["qwen3_moe" if config["num_experts"] else "qwen3"]
 
 
 def no_model(folder: Path) -> str:
@@ -137,22 +214,18 @@ def no_model(folder: Path) -> str:
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     if "adapter_config.json" in names:
-        return "a LoRA adapter, not a model; merge it into its base model first (peft: merge_and_unload)"
-    if any(name.endswith(".gguf") for name in names):
-        return "a folder of GGUF files, which are not supported; take the model's safetensors files"
+        return "a LoRA adapter, not a model; give its base model with --model, and this folder with --adapter"
+    if files := [name for name in names if name.endswith(".gguf")]:
+        return f"a folder of several GGUF files; give one of them: {some(files)}"
     if commits:
         return f"the hub's cache keeps the model below this folder; give {folder / 'snapshots' / commits[-1]}"
     return "no config.json in this folder, so it is not a model"
 
 
-def quantization(raw: Mapping[str, Any]) -> str | None:
-    """The method of a quantized checkpoint (fp8, awq, gptq, ...), or None."""
+def quantization(raw: Mapping[str, Any]) -> Any:
+    """What a config.json says of its quantization, or None."""
     keys = ("quantization_config", "compression_config", "quantization")  # the last one is written by MLX
-    about = next((raw[key] for key in keys if raw.get(key)), None)
-    if about is None:
-        return None
-    method = about.get("quant_method") or ("MLX" if "bits" in about else None) if isinstance(about, dict) else about
-    return brief("an unknown method" if method is None else method)
+    return next((raw[key] for key in keys if raw.get(key)), None)
 
 
 def rope_config(raw: Mapping[str, Any], file: Path) -> tuple[float, dict[str, float] | None]:
@@ -198,6 +271,15 @@ def yarn_config(rope: Mapping[str, Any], max_position_embeddings: int, file: Pat
     return {"attention_factor": 0.1 * math.log(yarn["factor"]) + 1} | yarn
 
 
+TRAINED = {40960: 32768}  # max_position_embeddings of Qwen3: 32,768 positions of training, and room for an answer
+
+
+def stretched(factor: float, max_position_embeddings: int) -> dict[str, float]:
+    """YaRN's parameters for a model whose context is to be `factor` times as long as in its training."""
+    original = TRAINED.get(max_position_embeddings, max_position_embeddings)
+    return yarn_config({"factor": factor}, original, Path("--rope-factor"))
+
+
 def token_id_list(value: Any, file: Path) -> tuple[int, ...]:
     """eos_token_id of a file: nothing, a number, or a list of numbers."""
     ids = [] if value is None else value if isinstance(value, list) else [value]
@@ -220,8 +302,8 @@ def read_generation_config(folder: Path) -> tuple[dict[str, Any], tuple[int, ...
 
     As in transformers, do_sample is off unless switched on, and then top_k is 50 and temperature 1 unless given.
     """
-    file = folder / "generation_config.json"
-    raw = read_json_object(file) if model_file(folder, file.name) else {}
+    file, found = model_json(folder, "generation_config.json")
+    raw = found or {}
     for key, value in raw.items():
         if key not in GENERATION_KEYS and key not in SAMPLING and value is not None and value is not False:
             raise InputError(f"{file}: option {brief(key)} = {brief(value, 80)} is not supported; without it, remove "
@@ -243,57 +325,46 @@ def read_generation_config(folder: Path) -> tuple[dict[str, Any], tuple[int, ...
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Weights: safetensors files, mapped into memory
-#
-# A safetensors file is 8 bytes with the length of a header, the header (JSON: name -> dtype, shape, offsets), and then
-# the tensors' bytes. The safetensors library checks the file; NumPy reads the bytes in place, because the library's own
-# NumPy reader knows no bfloat16.
+# Weights: where they lie, under which names and with which shapes
 # ----------------------------------------------------------------------------------------------------------------------
 
-STORED_DTYPES: dict[str, np.dtype[Any]] = {"BF16": np.dtype("<u2"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
+def map_checkpoint(path: Path, dtype: str = "F32") -> dict[str, Tensor]:
+    """The tensors of a model folder or GGUF file, as of an unquantized checkpoint with one tensor per expert.
 
-class StoredTensor(NamedTuple):
-    """A tensor in its file: `data` is a view of the mapped bytes, bfloat16 as uint16."""
-    dtype: str
-    data: np.ndarray
-    mapping: mmap.mmap
+    Quantized matrices become PackedTensors of this dtype. Raises InputError for missing and damaged files.
+    """
+    if is_gguf(path):
+        return map_gguf(path, dtype)
+    file, raw = model_json(path, "config.json")
+    if (about := quantization(raw or {})) is None:
+        return split_experts(map_files(path))
+    return unpacked(map_files(path, PACKED_DTYPES), *check_settings(about, file), path, dtype)
 
 
-def map_safetensors(file: Path, stored_dtypes: Mapping[str, np.dtype[Any]] = STORED_DTYPES) -> dict[str, StoredTensor]:
-    """All tensors of a safetensors file, mapped and not yet read. Raises InputError if the file is damaged."""
-    try:
-        with safetensors.safe_open(file, framework="numpy"):  # rejects inconsistent or truncated files
-            pass
-        with open(file, "rb") as opened:
-            mapping = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read: {error.strerror or error}") from error
-    except safetensors.SafetensorError as error:
-        raise InputError(f"{file}: not a valid safetensors file (truncated download?): {brief(error)}") from error
-    start = 8 + int.from_bytes(mapping[:8], "little")
-    header = json.loads(mapping[8:start])
-    header.pop("__metadata__", None)
-    dtypes = {name: entry["dtype"] for name, entry in header.items()}
-    if wrong := [f"{name} is {dtype}" for name, dtype in dtypes.items() if dtype not in stored_dtypes]:
-        raise InputError(f"{file}: only dtypes {', '.join(stored_dtypes)} are supported, but {some(wrong)}")
-    tensors = {}
-    for name, entry in header.items():
-        dtype, shape = stored_dtypes[dtypes[name]], entry["shape"]
-        try:
-            if count := math.prod(shape):
-                data = np.frombuffer(mapping, dtype, count, start + entry["data_offsets"][0]).reshape(shape)
-            else:
-                data = np.empty(shape, dtype)
-        except ValueError as error:  # more dimensions, or larger ones beside a 0, than NumPy has
-            raise InputError(f"{file}: {brief(name)} has the impossible shape {brief(shape, 80)}") from error
-        tensors[name] = StoredTensor(dtypes[name], data, mapping)
+def split_experts(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Replaces the fused expert tensors of transformers 5 by views of them, one per expert and projection.
+
+    mlp.experts.gate_up_proj [num_experts, 2 * moe_intermediate_size, hidden_size], mlp.experts.down_proj
+    [num_experts, hidden_size, moe_intermediate_size].
+    """
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in stored.items():
+        start, _, part = name.rpartition(".")
+        if not start.endswith(".mlp.experts") or len(tensor.shape) != 3 or not math.prod(tensor.shape) \
+                or not isinstance(tensor, StoredTensor):
+            tensors[name] = tensor
+            continue
+        for expert, data in enumerate(tensor.data):
+            half = len(data) // 2
+            rows = {"gate_proj": data[:half], "up_proj": data[half:]} if part == "gate_up_proj" else {part: data}
+            tensors |= {f"{start}.{expert}.{part}.weight": tensor._replace(data=view) for part, view in rows.items()}
     return tensors
 
 
-def map_checkpoint(folder: Path) -> dict[str, StoredTensor]:
-    """The tensors of a model folder: model.safetensors, or the shards that model.safetensors.index.json lists."""
+def map_files(folder: Path, dtypes: Mapping[str, np.dtype[Any]] = STORED_DTYPES) -> dict[str, StoredTensor]:
+    """The tensors in a folder's files: model.safetensors, or the shards that model.safetensors.index.json lists."""
     if single := model_file(folder, "model.safetensors", largest=None):
-        return map_safetensors(single)
+        return map_safetensors(single, dtypes)
     index = model_file(folder, "model.safetensors.index.json")
     if index is None:
         if quantized_file(folder) is not None:
@@ -310,7 +381,7 @@ def map_checkpoint(folder: Path) -> dict[str, StoredTensor]:
         file = model_file(folder, shard, largest=None)
         if file is None:
             raise InputError(f"{folder}: the shard {shard} is missing; the index lists it")
-        found = map_safetensors(file)
+        found = map_safetensors(file, dtypes)
         if twice := sorted(found.keys() & tensors.keys()):
             raise InputError(f"{folder}: tensor {brief(twice[0])} is in {shard} and in another shard")
         tensors |= found
@@ -322,8 +393,8 @@ def map_checkpoint(folder: Path) -> dict[str, StoredTensor]:
 def no_weights(folder: Path) -> str:
     """The missing files of a folder without model.safetensors and its index, and advice."""
     names = sorted(os.listdir(folder))
-    if any(name.endswith(".gguf") for name in names):
-        return "its weights are GGUF files, which are not supported; take the model's safetensors files"
+    if files := [name for name in names if name.endswith(".gguf")]:
+        return f"its weights are GGUF files, no safetensors; give one of them: {some(files)}"
     if any(name.startswith("pytorch_model") for name in names):
         return ("its weights are pytorch_model.bin, which is not supported, because it can run code; take a "
                 "checkpoint with safetensors files, or convert it (transformers: save_pretrained)")
@@ -332,13 +403,13 @@ def no_weights(folder: Path) -> str:
     return "no model.safetensors and no model.safetensors.index.json in this folder"
 
 
-def check_tensors(folder: Path, shapes: Mapping[str, tuple[int, ...]], stored: Mapping[str, StoredTensor],
+def check_tensors(folder: Path, shapes: Mapping[str, tuple[int, ...]], stored: Mapping[str, Tensor],
                   optional: str | None = None) -> None:
     """Raises InputError unless the stored tensors have the names and shapes expected; `optional` may be absent."""
     problems = [f"{name} is missing" for name in shapes if name not in stored and name != optional]
     problems += [f"{name} is unexpected" for name in stored if name not in shapes]
-    problems += [f"{name} has shape {list(stored[name].data.shape)}, not {list(shape)}"
-                 for name, shape in shapes.items() if name in stored and stored[name].data.shape != shape]
+    problems += [f"{name} has shape {list(stored[name].shape)}, not {list(shape)}"
+                 for name, shape in shapes.items() if name in stored and stored[name].shape != shape]
     if problems:
         raise InputError(f"{folder}: the weights don't fit config.json: {some(problems)}")
 
@@ -360,47 +431,69 @@ def tensor_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         "self_attn.k_norm": (head_dim,),
         "self_attn.o_proj": (hidden, q_size),
         "post_attention_layernorm": (hidden,),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
     }
+    dense = swiglu_shapes("mlp", hidden, inner)
+    n_experts, narrow = config["num_experts"], config["moe_intermediate_size"]
+    sparse: dict[str, tuple[int, ...]] = {"mlp.gate": (n_experts, hidden)}
+    for expert in range(n_experts):
+        sparse |= swiglu_shapes(f"mlp.experts.{expert}", hidden, narrow)
     return {
         "model.embed_tokens.weight": (config["vocab_size"], hidden),
-        **{f"model.layers.{i}.{name}.weight": shape
-           for i in range(config["num_hidden_layers"]) for name, shape in layer.items()},
+        **{f"model.layers.{i}.{name}.weight": shape for i in range(config["num_hidden_layers"])
+           for name, shape in (layer | (sparse if i in config["sparse_layers"] else dense)).items()},
         "model.norm.weight": (hidden,),
         "lm_head.weight": (config["vocab_size"], hidden),
     }
 
 
-def map_weights(folder: Path, config: Mapping[str, Any]) -> dict[str, StoredTensor]:
-    """The stored tensors of a model folder, with checked names and shapes; no lm_head.weight if the head is tied.
+def swiglu_shapes(name: str, hidden: int, inner: int) -> dict[str, tuple[int, ...]]:
+    return {f"{name}.gate_proj": (inner, hidden), f"{name}.up_proj": (inner, hidden),
+            f"{name}.down_proj": (hidden, inner)}
+
+
+def map_weights(folder: Path, config: Mapping[str, Any], dtype: str = "F32") -> dict[str, Tensor]:
+    """The tensors of a model folder or GGUF file, with checked names and shapes; no lm_head.weight if the head is tied.
+
+    Quantized matrices become PackedTensors of this dtype: "F32" or "BF16".
 
     The head is tied to the embedding if config.json says so and the file holds no other lm_head.weight: tied
     checkpoints may contain a copy, and if it is no copy, transformers uses the file's.
     """
-    stored = map_checkpoint(folder)
-    check_tensors(folder, tensor_shapes(config), stored, "lm_head.weight" if config["tie_word_embeddings"] else None)
+    stored = checked_weights(folder, config, dtype)
     head, embedding = stored.get("lm_head.weight"), stored["model.embed_tokens.weight"]
     if head is not None and config["tie_word_embeddings"] and head.dtype == embedding.dtype \
             and all(map(np.array_equal, head.data, embedding.data)):  # row by row, which takes no memory
         del stored["lm_head.weight"]
+    return stored if config.get("adapter") is None else with_adapter(stored, Path(config["adapter"]), dtype)
+
+
+def checked_weights(folder: Path, config: Mapping[str, Any], dtype: str = "F32") -> dict[str, Tensor]:
+    """The stored tensors under the names of tensor_shapes, with the shapes that config.json says.
+
+    An embedding model's file has names without `model.`, and no head.
+    """
+    stored = map_checkpoint(folder, dtype)
+    headless = EMBEDDING in stored
+    if headless:
+        stored = {f"model.{name}": tensor for name, tensor in stored.items()}
+    check_tensors(folder, tensor_shapes(config), stored,
+                  "lm_head.weight" if headless or config["tie_word_embeddings"] else None)
     return stored
 
 
-def to_float32(stored: StoredTensor) -> np.ndarray:
-    """The tensor as float32; a float32 tensor stays in the file. bfloat16 is the upper half of a float32."""
-    if stored.dtype == "F32" and stored.data.flags.aligned:
-        return stored.data
-    values = np.empty(stored.data.shape, np.float32)
-    if stored.dtype == "BF16":
-        bits = values.view(np.uint32)
-        bits[...] = stored.data
-        bits <<= 16
-    else:
-        values[...] = stored.data
-    forget_pages(stored.mapping)
-    return values
+EMBEDDING = "embed_tokens.weight"  # the embedding's name in a file of a model without a head
+
+
+def is_headless(folder: Path) -> bool:
+    """True for the weights of an embedding model, by their names."""
+    return quantized_file(folder) is None and EMBEDDING in map_checkpoint(folder)
+
+
+def check_answers(folder: Path, embeds: bool) -> None:
+    """Raises InputError for an embedding model, which can't answer."""
+    if embeds:
+        raise InputError(f"{folder}: an embedding model gives vectors, not answers: python qwen3_embed.py --model "
+                         f"{folder}; to chat, take a model such as Qwen/Qwen3-0.6B")
 
 
 def broken_tensors(folder: Path) -> list[str]:
@@ -408,10 +501,40 @@ def broken_tensors(folder: Path) -> list[str]:
     return [name for name, tensor in map_stored(folder).items() if not np.isfinite(to_float32(tensor)).all()]
 
 
-def forget_pages(mapping: mmap.mmap) -> None:
-    """Pages read from a mapped file no longer count as this process's memory."""
-    if hasattr(mmap, "MADV_DONTNEED"):
-        mapping.madvise(mmap.MADV_DONTNEED)
+def check_finite(numbers: np.ndarray, folder: Path, overflow: str, name: str = "logits") -> None:
+    """Raises InputError that names the broken tensors if a number isn't finite; if none is broken, gives `overflow`."""
+    if not np.isfinite(numbers).all():
+        broken = broken_tensors(folder)
+        why = f"NaN or infinity in {some(broken)}" if broken else f"all weights are finite, so {overflow}"
+        raise InputError(f"{folder}: the {name} are not finite: {why}")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# LoRA adapters, merged into the matrices
+# ----------------------------------------------------------------------------------------------------------------------
+
+def checked_adapter(folder: Path, adapter_folder: Path) -> str:
+    """The path of an adapter's folder. Raises InputError if it is none, or if the base model can't take one."""
+    if quantized_file(folder) is not None:
+        raise InputError(f"{folder}: an adapter can't be added to packed weights; quantize the original with --adapter")
+    for name in (adapter.CONFIG, adapter.WEIGHTS):
+        if model_file(adapter_folder, name, largest=None) is None:
+            raise InputError(f"{adapter_folder}: no {name} in this folder, so it is not a LoRA adapter")
+    return str(adapter_folder)
+
+
+def with_adapter(stored: dict[str, Tensor], folder: Path, dtype: str) -> dict[str, Tensor]:
+    """The tensors with an adapter's changes. Raises InputError for an adapter of another model.
+
+    A change of a tied head leaves the embedding as it is.
+    """
+    files = map_safetensors(folder / adapter.WEIGHTS)
+    changes = adapter.read_changes(folder, read_json_object(folder / adapter.CONFIG),
+                                   {name: to_float32(tensor) for name, tensor in files.items()})
+    bases = {"lm_head.weight": stored["model.embed_tokens.weight"]} | stored
+    del bases["model.embed_tokens.weight"]
+    adapter.check_changes(folder, changes, {name: tensor.shape for name, tensor in bases.items()})
+    return stored | {name: adapter.adapted(bases[name], change, dtype) for name, change in changes.items()}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -432,7 +555,7 @@ def map_quantized(file: Path) -> dict[str, StoredTensor]:
     return map_safetensors(file, {**STORED_DTYPES, "U8": np.dtype(np.uint8)})
 
 
-def map_stored(folder: Path) -> dict[str, StoredTensor]:
+def map_stored(folder: Path) -> Mapping[str, Tensor]:
     """The tensors of a model's folder, or of one written by save_quantized."""
     quantized = quantized_file(folder)
     return map_checkpoint(folder) if quantized is None else map_quantized(quantized[1])

@@ -1,6 +1,6 @@
 """Models by name: a folder, or a model of the Hugging Face hub, which is downloaded once and then taken from the cache.
 
-    resolve_model("models/mine")        a folder, unchanged
+    resolve_model("models/mine")        a folder, unchanged; a GGUF file, too
     resolve_model("Qwen/Qwen3-0.6B")    a model of the hub: owner/name
     resolve_model("Qwen3-0.6B")         the same without its owner
     resolve_model("0.6B")               the same, for short
@@ -32,6 +32,7 @@ from types import ModuleType
 from typing import Any
 
 from qwen3_io.errors import LARGEST_TEXT, InputError, brief, read_json, read_json_object
+from qwen3_io.gguf_file import is_gguf
 from qwen3_io.progress import progress
 
 SHORT_NAMES = {size: f"Qwen/Qwen3-{size}" for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B")}
@@ -43,7 +44,7 @@ SPELLING = {part.lower(): part for part in (
 CONFIG, TOKENIZER, WEIGHTS = "config.json", "tokenizer.json", "model.safetensors"
 INDEX = "model.safetensors.index.json"  # of weights in several files, the shards
 OPTIONAL = ("generation_config.json", "tokenizer_config.json", "chat_template.jinja")
-IN_A_FOLDER = f"a model is a folder with {CONFIG}, {TOKENIZER} and {WEIGHTS}"
+IN_A_FOLDER = f"a model is a folder with {CONFIG}, {TOKENIZER} and {WEIGHTS}, or a GGUF file"
 AGAIN = "run the same command again, files that are complete are kept"
 SAFE_NAME = re.compile(r"(?!\.+$)[A-Za-z0-9._+=-]{1,128}", re.ASCII)  # stays in its folder, whatever the file system
 
@@ -56,7 +57,7 @@ DOWNLOADING = threading.Lock()  # the client's settings are those of the whole p
 
 
 def resolve_model(name: str, offline: bool = False) -> Path:
-    """The folder with a model's files. `name` is a folder, owner/name on the hub, or a size.
+    """The folder with a model's files, or its GGUF file. `name` is one of these, owner/name on the hub, or a size.
 
     A folder comes first, then the hub's cache; only what isn't completely there is downloaded, and when `offline` or
     HF_HUB_OFFLINE=1, nothing is. For a model's folder in the hub's cache (models--owner--name) it is the snapshot of
@@ -65,7 +66,9 @@ def resolve_model(name: str, offline: bool = False) -> Path:
     path = os.path.expanduser(name) if name == "~" or name.startswith("~/") else name
     if os.path.isdir(path):
         folder = Path(path)
-        return folder if os.path.lexists(folder / CONFIG) else main_snapshot(folder) or folder
+        return folder if os.path.lexists(folder / CONFIG) else main_snapshot(folder) or only_gguf(folder) or folder
+    if is_gguf(Path(path)):
+        return Path(path)
     if os.path.exists(path):
         raise InputError(f"{brief(name)}: {no_folder(Path(path))}")
     hub = import_client(name)
@@ -84,11 +87,14 @@ def resolve_model(name: str, offline: bool = False) -> Path:
 
 def no_folder(file: Path) -> str:
     """Why a file is no model, and what to do."""
-    with contextlib.suppress(OSError):
-        if file.suffix.lower() == ".gguf" or file.is_file() and open_and_read(file, 4) == b"GGUF":
-            return f"a GGUF file, which is not supported; {IN_A_FOLDER}: take the model in this form"
     beside = f"; give {file.parent}" if os.path.isfile(file.parent / CONFIG) else ""
     return f"not a folder; {IN_A_FOLDER}{beside}"
+
+
+def only_gguf(folder: Path) -> Path | None:
+    """The GGUF file of a folder that has one of them."""
+    files = [file for file in folder.glob("*.gguf") if is_gguf(file)]
+    return files[0] if len(files) == 1 else None
 
 
 def import_client(name: str) -> ModuleType:
@@ -190,7 +196,8 @@ def check_blobs(folder: Path) -> list[str]:
     A blob is called by the SHA-256 of its bytes, or if it is small, by the SHA-1 that git gives it. Raises InputError
     for a folder without such links: outside of the hub's cache, or on a disk that has no links.
     """
-    links = {file: Path(os.readlink(file)) for file in sorted(folder.iterdir()) if file.is_symlink()}
+    files = sorted(folder.iterdir()) if folder.is_dir() else [folder]  # a GGUF file
+    links = {file: Path(os.readlink(file)) for file in files if file.is_symlink()}
     sums = {file: blob.name for file, blob in links.items()
             if blob.parent.name == "blobs" and re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", blob.name)}
     if not sums:
@@ -257,9 +264,10 @@ def listed_files(hub: ModuleType, repo_id: str) -> set[str]:
     if not files & {WEIGHTS, INDEX}:
         lacking.append(f"{WEIGHTS} or {INDEX}")
     if lacking:
-        instead = ", but GGUF files, which are not supported" if any(file.endswith(".gguf") for file in files) else ""
-        raise InputError(f"{repo_id}: has no {', no '.join(lacking)} on the hub{instead}; choose a model with these "
-                         "files")
+        instead = (", but GGUF files: download one of them and give its path"
+                   if any(file.endswith(".gguf") for file in files) else "")
+        raise InputError(f"{repo_id}: has no {', no '.join(lacking)} on the hub{instead}; or choose a model with "
+                         "these files")
     return files
 
 

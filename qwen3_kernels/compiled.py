@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import sys
+from collections.abc import Iterable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,9 +38,9 @@ class Kernel:
     """A function of layers.py, compiled, at an address. Other threads run while it does."""
 
     def __init__(self, address: int, arguments: list):
-        self.arguments = [kind if isinstance(kind, str) else (np.dtype(kind[0]), kind[1]) for kind in arguments]
+        self.arguments = arguments
         types = [ctypes.c_void_p, ctypes.c_void_p]  # where numba puts a result and an exception: there is neither
-        for kind in self.arguments:
+        for kind in flat(arguments):
             n = 1 if isinstance(kind, str) else 5 + 2 * kind[1]
             types += [ctypes.c_double if kind == "float64" else ctypes.c_int64] * n
         unused = ctypes.create_string_buffer(16)
@@ -48,22 +49,32 @@ class Kernel:
     def numbers(self, *args: Any) -> list[int | float]:
         """The arguments as numba's functions want them. TypeError unless arrays are contiguous and of the right types.
 
-        An array is (owner, owner, size, itemsize, address, *shape, *strides).
+        An array is (owner, owner, size, itemsize, address, *shape, *strides); a named tuple is its fields.
         """
-        numbers: list[int | float] = []
-        for arg, kind in zip(args, self.arguments, strict=True):
-            if isinstance(kind, str):
-                numbers.append(float(arg) if kind == "float64" else int(arg))
-            elif (arg.dtype, arg.ndim) != kind or not arg.flags.c_contiguous:
-                raise TypeError(f"needs contiguous {kind[0]} with {kind[1]} dimensions, not {arg.dtype} {arg.shape}")
-            else:
-                numbers += (0, 0, arg.size, arg.itemsize, arg.ctypes.data, *arg.shape, *arg.strides)
-        return numbers
+        return list(numbers(args, self.arguments))
 
     def __call__(self, *args: Any) -> None:
         status = self.call(*self.numbers(*args))
         if status != 0:
             raise RuntimeError(f"a kernel ended with status {status}")
+
+
+def flat(kinds: list) -> Iterator:
+    """The types of arguments, with the fields of named tuples in their place."""
+    for kind in kinds:
+        yield from flat(kind["fields"]) if isinstance(kind, dict) else [kind]
+
+
+def numbers(args: Iterable, kinds: list) -> Iterator[int | float]:
+    for arg, kind in zip(args, kinds, strict=True):
+        if isinstance(kind, dict):
+            yield from numbers(arg, kind["fields"])
+        elif isinstance(kind, str):
+            yield float(arg) if kind == "float64" else int(arg)
+        elif (arg.dtype, arg.ndim) != (kind[0], kind[1]) or not arg.flags.c_contiguous:
+            raise TypeError(f"needs contiguous {kind[0]} with {kind[1]} dimensions, not {arg.dtype} {arg.shape}")
+        else:
+            yield from (0, 0, arg.size, arg.itemsize, arg.ctypes.data, *arg.shape, *arg.strides)
 
 
 def kernel_folders() -> list[Path]:
@@ -84,11 +95,33 @@ def is_ours(about: os.stat_result) -> bool:
     return about.st_uid in (0, os.getuid()) and about.st_mode & 0o022 == 0
 
 
+def cpu_name() -> str:
+    """LLVM's name of this CPU."""
+    return str(llvm.get_host_cpu_name())
+
+
 def fingerprint(cpu: str) -> str:
     """A hash of everything that the machine code depends on."""
     files = (HERE / "layers.py", HERE / "vectors.py", HERE / "layout.py", NUMBA_VERSION)
     sources = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
     return hashlib.sha256(" ".join([*sources, llvmlite.__version__, cpu]).encode()).hexdigest()
+
+
+def identity() -> tuple[str, str]:
+    """(the name of the file for this CPU, a hash of everything that its machine code depends on)."""
+    cpu = f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()} {os.environ.get('QWEN3_INT8_PATH')}"
+    return f"qwen3_kernels.{hashlib.sha256(cpu.encode()).hexdigest()[:8]}.o", fingerprint(cpu)
+
+
+def kept_kernels() -> Path:
+    """Where the kernels for this CPU are kept, compiled now unless they are. Raises InputError if they can't be kept."""
+    kernels()
+    name, made_from = identity()
+    for folder in kernel_folders():
+        if read_kernels(folder / name, made_from) is not None:
+            return folder / name
+    tried = ", ".join(map(str, kernel_folders())) or "NUMBA_CACHE_DIR, which is no absolute path"
+    raise InputError(f"the kernels can't be kept: no folder of yours that only you may write among {tried}")
 
 
 @cache
@@ -98,9 +131,7 @@ def kernels() -> SimpleNamespace:
     numba's own cache would import numba and its compiler at each start, which takes longer than all else. So the
     machine code is kept as an object file, and llvmlite, the smaller part of numba, loads it at once.
     """
-    cpu = f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()} {os.environ.get('QWEN3_INT8_PATH')}"
-    made_from = fingerprint(cpu)
-    name = f"qwen3_kernels.{hashlib.sha256(cpu.encode()).hexdigest()[:8]}.o"
+    name, made_from = identity()
     found = next(filter(None, (read_kernels(folder / name, made_from) for folder in kernel_folders())), None)
     if found is None:
         try:

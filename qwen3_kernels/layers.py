@@ -2,14 +2,19 @@
 
 A kernel with a namesake in qwen3.py computes the same; read the NumPy function first. The order is that of forward:
 
-    small steps -> linear -> attention -> packing weights -> decoder layers -> logits
+    small steps -> linear -> attention -> decoder layer -> logits; then packing weights
 
-Four of them are called from Python, two by a team of threads at the same time, each with its rank; `machine_code`
-compiles them and all that they call. layout.py tells how weights, vectors and the cache lie in memory.
+One rule holds for all: the order in which numbers are added depends on the numbers' places in their sequence only. So a
+token's logits depend on the tokens before it and on nothing else, bit for bit: not on the other tokens of the batch,
+the number of threads, or the CPU. Nothing may be reassociated or contracted here; sums over many numbers are made by
+`dot` and the products of vectors.py.
+
+Four kernels are called from Python, two of them by a team of threads at the same time, each with its rank;
+`machine_code` compiles them and all that they call. layout.py tells how weights, vectors and the cache lie in memory.
 """
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
 import numba
@@ -20,16 +25,12 @@ from numba.core.dispatcher import Dispatcher
 
 from qwen3_io.errors import InputError
 from qwen3_io.progress import progress
-from qwen3_kernels.layout import (BF16, CACHE8, DEPTH, DOWN, FEW, FLOAT16, FLOAT32, GATE, GROUP, INT8, K, LONG_PART,
-                                  OUT, PAIR, PANEL, PANELS, POSITIONS, Q, TILE, UP, V, padded, tile_parts)
-from qwen3_kernels.vectors import (FEATURES, FLOAT_VECTORS, INT4_VECTORS, INT8_VECTORS, PATH, ROWS, SOME_VECTORS,
-                                   add_bf16, add_f16, add_f32, add_i8, adds_bf16, adds_f16, adds_f32, adds_i8,
-                                   bf16_from_float, dot_bf16, dot_f16, dot_f32, dot_i8, dots_bf16, dots_f16, dots_f32,
-                                   dots_i8, float_from_bf16, float_from_bits, float_from_half, half_from_float, meet,
-                                   one_float, one_int4, one_int8, panel_bf16, panel_f16, panel_f32, panel_i8,
-                                   rows_bf16, rows_bf16_pair, rows_f16, rows_f16_pair, rows_f32, rows_f32_pair,
-                                   rows_i8, rows_i8_pair, some_float, tiles_float, tiles_int4, tiles_int8,
-                                   to_pointer_f32, to_pointer_u16, to_pointer_u8)
+from qwen3_kernels.layout import (BF16, BIAS, BLOCK, DEPTH, DOWN, F16, F32, GATE, GROUP, INT4, INT5, INT8, KV8, OUT,
+                                  PANEL, STRIP, UP, VECTORS, Batch, Cache, K, Layers, Q, Space, Task, V, Weight, padded,
+                                  unit_size)
+from qwen3_kernels.vectors import (FEATURES, PACKED_SHAPES, bf16_from_float, dot, even_first, float_from_bf16,
+                                   float_from_bits, float_from_half, float_product, fused, half_from_float, meet,
+                                   packed_product, to_pointer_f32, to_pointer_u8, to_pointer_u16, weighted_rows)
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The small steps of a layer
@@ -38,26 +39,44 @@ from qwen3_kernels.vectors import (FEATURES, FLOAT_VECTORS, INT4_VECTORS, INT8_V
 
 # A function is compiled once for each combination of its arguments' types. To numba a constant like 0 or True has a
 # type of its own, np.int64(0) has not: that is why it is written below.
-#
-# Sums may be taken in any order, so that they become vectors; but NaN stays NaN, or nobody noticed broken weights.
-compiled = partial(numba.njit, nogil=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz", "arcp"})
+compiled = partial(numba.njit, nogil=True, error_model="numpy")
 called_from_python = partial(compiled, no_cpython_wrapper=True, no_cfunc_wrapper=True)  # see machine_code
+up_to, unit_bytes = compiled(padded), compiled(unit_size)
+ONES = np.ones(BLOCK, np.float32)
+MOST_8, MOST_4 = PACKED_SHAPES[INT8].vectors, PACKED_SHAPES[INT4].vectors
+
+
+class Crew(NamedTuple):
+    """A thread among those that run a kernel together, and the address of the barrier where they meet."""
+    rank: int
+    n_threads: int
+    barrier: int
 
 
 @compiled
-def share(n, rank, n_threads):
-    """(start, end) of a thread's part of n rows, in whole panels."""
-    panels = (n + PANEL - 1) // PANEL
-    return min(n, panels * rank // n_threads * PANEL), min(n, panels * (rank + 1) // n_threads * PANEL)
+def wait(crew):
+    """Waits for the other threads."""
+    meet(crew.barrier, crew.n_threads)
 
 
 @compiled
-def part_of(n, rank, n_threads):
+def share(n, crew):
+    """(start, end) of a thread's part of n rows, in whole blocks."""
+    blocks = (n + PANEL - 1) // PANEL
+    return (min(n, blocks * crew.rank // crew.n_threads * PANEL),
+            min(n, blocks * (crew.rank + 1) // crew.n_threads * PANEL))
+
+
+@compiled
+def part_of(n, crew):
     """A thread's part of range(n)."""
-    return range(n * rank // n_threads, n * (rank + 1) // n_threads)
+    return range(n * crew.rank // crew.n_threads, n * (crew.rank + 1) // crew.n_threads)
 
 
-up_to, parts_of_tile = compiled(padded), compiled(tile_parts)
+@compiled
+def weight_of(row):
+    """A Weight from a row of int64."""
+    return Weight(row[0], row[1], row[2], row[3], row[4])
 
 
 @compiled
@@ -66,21 +85,21 @@ def exp(x):
     x = (np.float32(-87.0) if x < -87 else x) * np.float32(1.4426950408889634)
     whole = np.floor(x + np.float32(0.5))
     f = x - whole
-    p = np.float32(1.535336188319500e-4)
-    p = p * f + np.float32(1.339887440266574e-3)
-    p = p * f + np.float32(9.618437357674640e-3)
-    p = p * f + np.float32(5.550332471162809e-2)
-    p = p * f + np.float32(2.402264791363012e-1)
-    p = p * f + np.float32(6.931472028550421e-1)
-    p = p * f + np.float32(1.0)
+    p = fused(np.float32(1.535336188319500e-4), f, np.float32(1.339887440266574e-3))
+    p = fused(p, f, np.float32(9.618437357674640e-3))
+    p = fused(p, f, np.float32(5.550332471162809e-2))
+    p = fused(p, f, np.float32(2.402264791363012e-1))
+    p = fused(p, f, np.float32(6.931472028550421e-1))
+    p = fused(p, f, np.float32(1.0))
     return p * float_from_bits(np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)))
 
 
 @compiled
 def rms_norm(x, weight, eps, out):
     """qwen3.rms_norm of x [d] into out [d, or more]."""
-    square = np.float32(0)
-    for i in range(len(x)):
+    whole = len(x) // 16 * 16
+    square = dot(x.ctypes.data, x.ctypes.data, whole)
+    for i in range(whole, len(x)):
         square += x[i] * x[i]
     factor = np.float32(1) / np.sqrt(square / np.float32(len(x)) + np.float32(eps))
     for i in range(len(x)):
@@ -137,47 +156,36 @@ def bytes_from(largest):
 
 
 @compiled
-def pack_vector(x, packed, zero, first, last):
-    """Packs groups first to last - 1 of x float32 [n], n a multiple of 64, for packed weights, see layout.py.
+def ready(x, n, form, packed, start, end):
+    """Makes numbers start to end of x float32 [n, or more] the factor of a product with weights of this format.
 
-    zero: the byte that stands for 0 in the weights.
+    start is a multiple of 32, and end is one, too, or n.
     """
-    n = len(x)
-    values = packed[:n].view(np.int8)
-    scales, corrections = packed[n:n + n // 8].view(np.float32), packed[n + n // 8:n + n // 4].view(np.int32)
-    for g in range(first, last):
-        group, whole = x[g * GROUP:(g + 1) * GROUP], values[g * GROUP:(g + 1) * GROUP]
-        largest = largest_size(group)
-        inverse = bytes_from(largest)
-        sum_, xq, qq = np.int32(0), np.float32(0), np.float32(0)
-        for i in range(GROUP):
-            q = np.floor(group[i] * inverse + np.float32(0.5))
-            xq += group[i] * q
-            qq += q * q
-            whole[i] = np.int32(q)
-            sum_ += np.int32(q)
-        # The scale that errs least; NaN if a number is NaN or infinite.
-        scales[g] = (xq / qq if qq > 0 else np.float32(0)) + largest * np.float32(0)
-        corrections[g] = -zero * sum_
-
-
-ZERO_INT8 = 128 if PATH.startswith("vnni") else 0  # the other instructions subtract it themselves
-ZERO_INT4 = 8
+    if end == n:
+        end = up_to(n, 2 * GROUP)
+        x[n:end] = 0
+    if form == BF16:
+        even_first(x[start:end].ctypes.data, end - start)
+    if form >= INT8:
+        pack_vector(x, up_to(n, 2 * GROUP), packed, start, end)
 
 
 @compiled
-def ready(x, n, form, packed, start, end):
-    """Makes numbers start to end of x float32 [n, or more] the factor of a product with weights in this format.
-
-    start is a multiple of 32, end too, or n. See `linear`.
-    """
-    if form >= INT8 and start < end:
-        width = up_to(n, 2 * GROUP)
-        if end == n:
-            x[n:width] = 0
-            end = width
-        zero = ZERO_INT8 if form == INT8 else ZERO_INT4
-        pack_vector(x[:width], packed[:width * 5 // 4], zero, start // GROUP, end // GROUP)
+def pack_vector(x, width, packed, start, end):
+    """Packs numbers start to end of x float32 [width], multiples of 32, for packed weights: see layout.py."""
+    values = packed[:width].view(np.int8)
+    scales = packed[width:width + width // 8].view(np.float32)
+    sums = packed[width + width // 8:width + width // 4].view(np.int32)
+    for g in range(start // GROUP, end // GROUP):
+        group, whole = x[g * GROUP:(g + 1) * GROUP], values[g * GROUP:(g + 1) * GROUP]
+        largest = largest_size(group)
+        inverse, sum_ = bytes_from(largest), np.int32(0)
+        for i in range(GROUP):
+            q = np.int32(np.floor(group[i] * inverse + np.float32(0.5)))
+            whole[i] = q
+            sum_ += q
+        scales[g] = largest / np.float32(127) + largest * np.float32(0)  # NaN if a number is NaN or infinite
+        sums[g] = sum_
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -186,123 +194,36 @@ def ready(x, n, form, packed, start, end):
 
 
 @compiled
-def linear(weight, x, packed, out, column, start, end, space):
-    """Rows start to end of a weight times the vectors x float32 [n, ...] -> out float32 [n, ...], from `column` on.
+def linear(w, x, packed, out, column, start, end, own):
+    """Rows start to end of a Weight times the vectors x float32 [n, ...] -> out float32 [n, ...], from `column` on.
 
-    weight: (address, bytes per row or packed block, format, rows, columns), see Weights. packed uint8 [n, ...]: the
-    vectors once more, for packed weights. start is a multiple of 32, and `out` is padded to a multiple of 32. space
-    float32: to work in.
+    packed uint8 [n, ...]: the vectors once more, for packed weights. start is a multiple of 32, and `out` is padded to
+    a multiple of 32. own float32: to work in.
     """
-    address, stride, form, columns = weight[0], weight[1], weight[2], up_to(weight[4], 32)
-    if form >= INT8:
-        linear_packed(weight, packed, out, column, start, end)
-    elif len(x) > FEW:
-        linear_expanded(weight, x, out, column, start, end, space.ctypes.data)
-    else:
-        for r in range(start, end):
-            for t in range(0, len(x), PAIR):
-                float_row(address + r * stride, form, x[t].ctypes.data, x.strides[0], columns,
-                          out[t].ctypes.data + 4 * (column + r), out.strides[0], min(PAIR, len(x) - t))
-
-
-@compiled
-def float_row(row, form, x, x_stride, n, out, out_stride, count):
-    """A row of floats times `count` vectors, one or PAIR."""
-    if form == BF16:
-        if count == 1:
-            dot_bf16(row, 0, x, x_stride, n, out, out_stride)
-        else:
-            dots_bf16(row, 0, x, x_stride, n, out, out_stride)
-    elif form == FLOAT16:
-        if count == 1:
-            dot_f16(row, 0, x, x_stride, n, out, out_stride)
-        else:
-            dots_f16(row, 0, x, x_stride, n, out, out_stride)
-    elif form == CACHE8:
-        if count == 1:
-            dot_i8(row, 0, x, x_stride, n, out, out_stride)
-        else:
-            dots_i8(row, 0, x, x_stride, n, out, out_stride)
-    elif count == 1:
-        dot_f32(row, 0, x, x_stride, n, out, out_stride)
-    else:
-        dots_f32(row, 0, x, x_stride, n, out, out_stride)
-
-
-@compiled
-def linear_packed(weight, packed, out, column, start, end):
-    """Packed weights are multiplied as they are, a block with several vectors, so that it is read once."""
-    form, n, width = weight[2], len(packed), up_to(weight[4], 2 * GROUP)
-    x_stride, out_stride, together = packed.strides[0], out.strides[0], INT8_VECTORS if form == INT8 else INT4_VECTORS
-    for r in range(start, end, PANEL):
-        w, t = weight[0] + r // PANEL * weight[1], 0
-        while t < n:
-            x, y = packed[t].ctypes.data, out[t].ctypes.data + 4 * (column + r)
-            if t + together <= n:
-                if form == INT8:
-                    tiles_int8(w, x, x_stride, width, y, out_stride)
-                else:
-                    tiles_int4(w, x, x_stride, width, y, out_stride)
-                t += together
-            else:
-                if form == INT8:
-                    one_int8(w, x, x_stride, width, y, out_stride)
-                else:
-                    one_int4(w, x, x_stride, width, y, out_stride)
-                t += 1
-
-
-@compiled
-def linear_expanded(weight, x, out, column, start, end, space):
-    """Rows of floats are expanded, panel by panel, and each panel is multiplied with all vectors."""
-    address, stride, form, n_rows, columns = weight[0], weight[1], weight[2], weight[3], up_to(weight[4], 32)
-    size = 4 if form == FLOAT32 else 2
-    for first in range(start, end, PANEL * PANELS):
-        n_panels = min(PANELS, (end - first + PANEL - 1) // PANEL)
-        for k in range(0, columns, DEPTH):
-            depth = min(DEPTH, columns - k)
-            for p in range(n_panels):
-                r, panel = first + p * PANEL, space + p * DEPTH * PANEL * 4
-                make_panel(address + r * stride + k * size, stride, form, min(PANEL, n_rows - r), depth, panel)
-            t = 0
-            while t < len(x):
-                count = vectors_at_once(len(x) - t)
-                for p in range(n_panels):
-                    multiply(space + p * DEPTH * PANEL * 4, PANEL * 4, x[t].ctypes.data + 4 * k, x.strides[0], depth,
-                             out[t].ctypes.data + 4 * (column + first + p * PANEL), out.strides[0], k > 0, count)
-                t += count
-
-
-@compiled
-def make_panel(w, stride, form, rows, n, out):
-    if form == BF16:
-        panel_bf16(w, stride, rows, n, out)
-    elif form == FLOAT16:
-        panel_f16(w, stride, rows, n, out)
-    elif form == CACHE8:
-        panel_i8(w, stride, rows, n, out)
-    else:
-        panel_f32(w, stride, rows, n, out)
-
-
-@compiled
-def vectors_at_once(n):
-    """How many of n vectors `multiply` takes next."""
-    return FLOAT_VECTORS if n >= FLOAT_VECTORS else SOME_VECTORS if n >= SOME_VECTORS else 1
-
-
-@compiled
-def multiply(panel, panel_stride, x, x_stride, n, out, out_stride, add, count):
-    if count == FLOAT_VECTORS:
-        tiles_float(panel, panel_stride, x, x_stride, n, out, out_stride, add)
-    elif count == SOME_VECTORS:
-        some_float(panel, panel_stride, x, x_stride, n, out, out_stride, add)
-    else:
-        one_float(panel, panel_stride, x, x_stride, n, out, out_stride, add)
+    n, most, first, width = len(x), np.int64(VECTORS), start, up_to(w.columns, 32)
+    if w.form >= INT8:
+        most, width = np.int64(MOST_8 if w.form == INT8 else MOST_4), up_to(w.columns, 2 * GROUP)
+    tiles = (n + most - 1) // most
+    depth, strip = (width, PANEL) if w.form >= INT8 else (DEPTH if tiles > 1 else width, STRIP)
+    while first < end:
+        rows = min(strip, end - first)
+        for tile in range(tiles):
+            t, count = n * tile // tiles, n * (tile + 1) // tiles - n * tile // tiles
+            y = out[t].ctypes.data + 4 * (column + first)
+            if w.form >= INT8:
+                packed_product(w.form, count, (w.address + first // PANEL * w.stride, packed[t].ctypes.data,
+                                               packed.strides[0], width, y, out.strides[0]))
+                continue
+            for k in range(0, width, depth):
+                part = (1 if k > 0 else 0) + (2 if k + depth < width else 0)
+                float_product(w.form, count, (w.address + first * w.stride + k * (4 if w.form == F32 else 2), w.stride,
+                                              rows, x[t].ctypes.data + 4 * k, x.strides[0], min(depth, width - k),
+                                              y, out.strides[0], own.ctypes.data, part))
+        first += rows
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Attention of a few new positions: the cache is read once, like weights, by all threads
+# Attention: blocks of positions, counted from the first token of a sequence, joined in their order
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -317,13 +238,13 @@ def store_kv(cache, form, index, values):
     """Writes a row of float32 values into the cache, a flat array, from `index` on; zeros fill it up."""
     n = len(values)
     width = up_to(n, GROUP)
-    if form == FLOAT32:
+    if form == F32:
         floats = cache[index:index + 2 * width].view(np.float32)
         floats[n:] = 0
         for i in range(n):
             floats[i] = values[i]
         return
-    if form == CACHE8:
+    if form == KV8:
         whole, scales = cache[index:index + width // 2].view(np.int8), cache[index + width // 2:]
         whole[n:] = 0
         for g in range(width // GROUP):
@@ -336,123 +257,12 @@ def store_kv(cache, form, index, values):
         return
     out = cache[index:index + width]
     out[n:] = 0
-    if form == FLOAT16:
+    if form == F16:
         for i in range(n):
             out[i] = half_or_nan(values[i])
     else:
         for i in range(n):
             out[i] = bf16_from_float(values[i])
-
-
-@compiled
-def exp_from(scores, largest):
-    """Makes scores [n] exp(score - largest), in place -> the sum of that."""
-    sum_ = np.float32(0)
-    for i in range(len(scores)):
-        scores[i] = exp(scores[i] - largest)
-        sum_ += scores[i]
-    return sum_
-
-
-@compiled
-def some_rows(k, stride, form, x, x_stride, n, out, out_stride, count):
-    """ROWS rows of keys times one or PAIR queries."""
-    if form == FLOAT32:
-        if count == 1:
-            rows_f32(k, stride, x, x_stride, n, out, out_stride)
-        else:
-            rows_f32_pair(k, stride, x, x_stride, n, out, out_stride)
-    elif form == BF16:
-        if count == 1:
-            rows_bf16(k, stride, x, x_stride, n, out, out_stride)
-        else:
-            rows_bf16_pair(k, stride, x, x_stride, n, out, out_stride)
-    elif form == FLOAT16:
-        if count == 1:
-            rows_f16(k, stride, x, x_stride, n, out, out_stride)
-        else:
-            rows_f16_pair(k, stride, x, x_stride, n, out, out_stride)
-    else:
-        if count == 1:
-            rows_i8(k, stride, x, x_stride, n, out, out_stride)
-        else:
-            rows_i8_pair(k, stride, x, x_stride, n, out, out_stride)
-
-
-@compiled
-def add_values(v, stride, form, p, p_stride, n, width, out, out_stride, count):
-    """Adds n rows of values, weighted with one or PAIR vectors p [n]."""
-    if form == FLOAT32:
-        if count == 1:
-            add_f32(v, stride, p, p_stride, n, width, out, out_stride)
-        else:
-            adds_f32(v, stride, p, p_stride, n, width, out, out_stride)
-    elif form == BF16:
-        if count == 1:
-            add_bf16(v, stride, p, p_stride, n, width, out, out_stride)
-        else:
-            adds_bf16(v, stride, p, p_stride, n, width, out, out_stride)
-    elif form == FLOAT16:
-        if count == 1:
-            add_f16(v, stride, p, p_stride, n, width, out, out_stride)
-        else:
-            adds_f16(v, stride, p, p_stride, n, width, out, out_stride)
-    else:
-        if count == 1:
-            add_i8(v, stride, p, p_stride, n, width, out, out_stride)
-        else:
-            adds_i8(v, stride, p, p_stride, n, width, out, out_stride)
-
-
-@compiled
-def attend(q, k, v, stride, form, n, scores, partials):
-    """One or PAIR query heads, q float32 [heads, width], with n positions of a KV head -> partials [heads, width + 2].
-
-    k, v: the addresses of the first position, `stride` bytes from one to the next. partials: the sum of the values,
-    weighted with exp(score - largest), then `largest`, then the sum of the weights. So what several threads have
-    made of different positions can be added up later: softmax needs all scores only for its denominator (Milakov &
-    Gimelshein 2018, "online" softmax). scores float32 [PAIR, n or more]: to work in.
-    """
-    count, width = q.shape
-    partials[:] = 0
-    partials[:, width] = -np.inf
-    if n <= 0:
-        return
-    x, x_stride, p, p_stride = q.ctypes.data, q.strides[0], scores.ctypes.data, scores.strides[0]
-    whole = n // ROWS * ROWS
-    for t in range(0, whole, ROWS):
-        some_rows(k + t * stride, stride, form, x, x_stride, width, p + 4 * t, p_stride, count)
-    for t in range(whole, n):
-        float_row(k + t * stride, form, x, x_stride, width, p + 4 * t, p_stride, count)
-    for h in range(count):
-        largest = largest_of(scores[h, :n])
-        partials[h, width], partials[h, width + 1] = largest, exp_from(scores[h, :n], largest)
-    add_values(v, stride, form, p, p_stride, n, width, partials.ctypes.data, partials.strides[0], count)
-
-
-@compiled
-def combine(partials, out):
-    """The attention's output [head_dim] from the partial results [n, width + 2] of all positions."""
-    width = partials.shape[1] - 2
-    largest = np.float32(-np.inf)
-    for c in range(len(partials)):
-        largest = max(largest, partials[c, width])
-    denominator = np.float32(0)
-    out[:] = 0
-    for c in range(len(partials)):
-        if partials[c, width + 1] != 0:
-            factor = exp(partials[c, width] - largest)
-            denominator += factor * partials[c, width + 1]
-            for i in range(len(out)):
-                out[i] += factor * partials[c, i]
-    if denominator != 0:  # else: a place that only pads its sequence
-        for i in range(len(out)):
-            out[i] /= denominator
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Attention of many new positions: products again, of tiles that fit into a core's cache
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 @compiled
@@ -462,337 +272,373 @@ def shaped(x, shape):
 
 
 @compiled
-def attend_tile(q, k, v, stride, form, first, seen, out, space):
-    """The query heads of one KV head at several tokens, with the positions that each may see, as in FlashAttention.
+def exp_from(scores, n, largest):
+    """Makes the first n scores exp(score - largest), and zeros up to a multiple of 16 -> their sum."""
+    for i in range(n):
+        scores[i] = exp(scores[i] - largest)
+    scores[n:up_to(n, 16)] = 0
+    return dot(scores.ctypes.data, ONES.ctypes.data, up_to(n, 16))
 
-    q float32 [group, n, width]; k, v: addresses of the position 0, `stride` bytes from one to the next; token t sees
-    the positions from `first` to before seen + t -> out float32 [n, group * head_dim]; space float32: to work in.
+
+@compiled
+def attend(q, group, seen, keys, values, stride, form, out, scores):
+    """Queries of one KV head times a block of positions -> their part of the attention's output.
+
+    q float32 [n, width], `group` of them for each token; the first token sees `seen` positions of this block, the next
+    one more, up to all; keys, values: addresses of the block's first position, `stride` bytes from one to the next.
+    out float32 [n, width + 16]: the sum of the values, weighted with exp(score - largest), then `largest`, then the sum
+    of the weights: softmax needs all scores only for its denominator (Milakov & Gimelshein 2018, "online" softmax).
+    scores float32 [VECTORS, BLOCK]: to work in.
     """
-    group, n, width = q.shape
-    head_dim = out.shape[1] // group
-    ends = parts_of_tile(group, n, width)
-    keys, values, scores = space[:ends[0]], space[ends[0]:ends[1]], shaped(space[ends[1]:], (TILE, POSITIONS))
-    sums = shaped(space[ends[2]:], (group, n, width))
-    largest, denominators = shaped(space[ends[3]:], (group, n)), shaped(space[ends[4]:], (group, n))
-    sums[:] = 0
-    largest[:] = -np.inf
-    denominators[:] = 0
-    for start in range(first, seen + n - 1, POSITIONS):
-        count = min(POSITIONS, seen + n - 1 - start)
-        for p in range(0, count, PANEL):
-            make_panel(k + (start + p) * stride, stride, form, count - p, width, keys.ctypes.data + p * width * 4)
-        for i in range(up_to(count, PANEL)):  # values, too, lie in panels [POSITIONS, 32], one after the other
-            for c in range(0, width, PANEL):
-                here = c * POSITIONS + i * PANEL
-                expand_row(v + (start + min(i, count - 1)) * stride, form, width, c, values[here:here + PANEL])
-        for h in range(group):
-            t = 0
-            while t < n:
-                together = vectors_at_once(n - t)
-                reach = up_to(min(max(seen + t + together - 1 - start, 0), count), PANEL)  # what the last of them sees
-                for p in range(0, reach, PANEL):
-                    multiply(keys.ctypes.data + p * width * 4, PANEL * 4,
-                             q[h].ctypes.data + t * q.strides[1], q.strides[1], width,
-                             scores[t].ctypes.data + 4 * p, scores.strides[0], np.bool_(False), together)
-                for i in range(t, t + together):
-                    visible = min(max(seen + i - start, 0), count)
-                    scores[i, visible:reach] = 0
-                    if visible > 0:
-                        old = largest[h, i]
-                        largest[h, i] = max(old, largest_of(scores[i, :visible]))
-                        factor = exp(old - largest[h, i])
-                        denominators[h, i] = denominators[h, i] * factor + exp_from(scores[i, :visible], largest[h, i])
-                        for j in range(width):
-                            sums[h, i, j] *= factor
-                for c in range(0, width, PANEL):
-                    multiply(values.ctypes.data + 4 * c * POSITIONS, PANEL * 4,
-                             scores.ctypes.data + t * scores.strides[0], scores.strides[0], reach,
-                             sums[h, t].ctypes.data + 4 * c, sums.strides[1], np.bool_(True), together)
-                t += together
-    for h in range(group):
-        for t in range(n):
-            factor = np.float32(1) / denominators[h, t] if denominators[h, t] != 0 else np.float32(0)
-            for i in range(head_dim):
-                out[t, h * head_dim + i] = sums[h, t, i] * factor
+    n, width = q.shape
+    tiles = (n + VECTORS - 1) // VECTORS
+    out[:] = 0
+    for tile in range(tiles):
+        start, end = n * tile // tiles, n * (tile + 1) // tiles
+        least = min(max(seen + start // group, 0), BLOCK)
+        most = min(max(seen + (end - 1) // group, 0), BLOCK)
+        if most == 0:
+            continue
+        p, p_stride, y, y_stride = scores.ctypes.data, scores.strides[0], out[start].ctypes.data, out.strides[0]
+        float_product(form, end - start, (keys, stride, most, q[start].ctypes.data, q.strides[0], width, p, p_stride,
+                                          np.int64(0), np.int64(0)))
+        for r in range(start, end):
+            count = min(max(seen + r // group, 0), BLOCK)
+            if count > 0:
+                largest = largest_of(scores[r - start, :count])
+                out[r, width], out[r, width + 1] = largest, exp_from(scores[r - start], count, largest)
+        weighted_rows(form, end - start, (values, stride, least, p, p_stride, width, y, y_stride))
+        for r in range(start, end):  # what later tokens see and the first one doesn't
+            rest = min(max(seen + r // group, 0), BLOCK) - least
+            if rest > 0:
+                weighted_rows(form, np.int64(1), (values + least * stride, stride, rest,
+                                                  p + (r - start) * p_stride + 4 * least, p_stride, width,
+                                                  y + (r - start) * y_stride, y_stride))
+
+
+@compiled
+def join(left, right, width):
+    """Adds the result `right` of `attend` to that of the positions before."""
+    if right[width + 1] == 0:  # none of its positions is seen
+        return
+    largest = max(left[width], right[width])
+    a, b = exp(left[width] - largest), exp(right[width] - largest)
+    for i in range(width):
+        left[i] = left[i] * a + right[i] * b
+    left[width], left[width + 1] = largest, left[width + 1] * a + right[width + 1] * b
+
+
+@compiled
+def attention(crew, layer, batch, cache, space, head_dim):
+    """The namesake of qwen3.attention: space.queries and the cache -> space.h [m, n_heads * head_dim].
+
+    A task of one block gives the same as the same block of a task of many: threads never change the order of sums.
+    """
+    slots, n_kv_heads, capacity, row_size = cache.k.shape[1:]
+    own, group, width = space.own[crew.rank], space.queries.shape[1] // len(batch.x), space.queries.shape[2]
+    scores = shaped(own, (VECTORS, BLOCK))
+    for item in range(crew.rank, len(batch.tasks) * n_kv_heads, crew.n_threads):
+        i, head = item // n_kv_heads, item % n_kv_heads
+        task = task_of(batch.tasks[i])
+        q = space.queries[head, task.first * group:(task.first + task.n) * group]
+        result = space.partials[i, head, :len(q)]
+        block_result = shaped(own[VECTORS * BLOCK:], result.shape)
+        at = ((layer * slots + task.slot) * n_kv_heads + head) * capacity + task.start
+        for block in range(task.block, task.block + task.n_blocks):
+            place = 2 * (at + block * BLOCK) * row_size
+            part = result if block == task.block else block_result
+            attend(q, group, task.seen - block * BLOCK, cache.k.ctypes.data + place, cache.v.ctypes.data + place,
+                   2 * row_size, cache.form, part, scores)
+            if block > task.block:
+                for r in range(len(q)):
+                    join(result[r], part[r], width)
+    wait(crew)
+    for item in range(crew.rank, len(batch.tiles) * n_kv_heads, crew.n_threads):
+        i, head = item // n_kv_heads, item % n_kv_heads
+        first, end = batch.tiles[i]
+        task = task_of(batch.tasks[first])
+        for r in range(task.n * group):
+            result = space.partials[first, head, r]
+            for other in range(first + 1, end):
+                join(result, space.partials[other, head, r], width)
+            out = space.h[task.first + r // group, (head * group + r % group) * head_dim:]
+            for j in range(head_dim):
+                out[j] = result[j] / result[width + 1]
+
+
+@compiled
+def task_of(row):
+    """A Task from a row of int64."""
+    return Task(row[0], row[1], row[2], row[3], row[4], row[5], row[6])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The decoder layer: one job for the team, for one token or for many
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@called_from_python
+def decoder_layers(crew, first, last, layers, batch, cache, space):
+    """Layers first to last - 1, in place of batch.x. Each thread of the team runs this."""
+    for layer in range(first, last):
+        decoder_layer(crew, layer, layers, batch, cache, space)
+
+
+@compiled
+def decoder_layer(crew, layer, layers, batch, cache, space):
+    """The namesake of qwen3.decoder_layer. The threads share the rows of each matrix, or the tokens, and meet."""
+    w, norms, m = layers.matrices[layer], layers.norms[layer], len(batch.x)
+    heads = len(space.queries), space.queries.shape[1] // m, 2 * batch.cos.shape[1]  # KV heads, group, head_dim
+    q_size, kv_size = heads[0] * heads[1] * heads[2], heads[0] * heads[2]
+    k_start, v_start = up_to(q_size, PANEL), up_to(q_size, PANEL) + up_to(kv_size, PANEL)
+    normalize(crew, batch.x, norms[0], layers.eps, w[Q, 2], space)
+    wait(crew)
+    project(crew, weight_of(w[Q]), space.h, space.packed, space.qkv, np.int64(0), space)
+    project(crew, weight_of(w[K]), space.h, space.packed, space.qkv, k_start, space)
+    project(crew, weight_of(w[V]), space.h, space.packed, space.qkv, v_start, space)
+    wait(crew)
+    place_heads(crew, layer, layers, batch, cache, space, heads, k_start, v_start)
+    wait(crew)
+    attention(crew, layer, batch, cache, space, heads[2])
+    wait(crew)
+    for t in part_of(m, crew):
+        ready(space.h[t], q_size, w[OUT, 2], space.packed[t], np.int64(0), q_size)
+    wait(crew)
+    add_projected(crew, weight_of(w[OUT]), space.h, space.packed, batch.x, space)
+    wait(crew)
+    normalize(crew, batch.x, norms[1], layers.eps, w[GATE, 2], space)
+    wait(crew)
+    gate_and_up(crew, weight_of(w[GATE]), weight_of(w[UP]), w[DOWN, 2], space)
+    wait(crew)
+    add_projected(crew, weight_of(w[DOWN]), space.gate, space.gate_packed, batch.x, space)
+    wait(crew)
+
+
+@compiled
+def normalize(crew, x, norm, eps, form, space):
+    """rms_norm of a thread's part of the tokens x [m, d] -> space.h, ready for weights of this format."""
+    d = x.shape[1]
+    for t in part_of(len(x), crew):
+        rms_norm(x[t], norm, eps, space.h[t])
+        ready(space.h[t], d, form, space.packed[t], np.int64(0), d)
+
+
+@compiled
+def project(crew, w, x, packed, out, column, space):
+    """A thread's rows of linear."""
+    start, end = share(w.rows, crew)
+    linear(w, x, packed, out, column, start, end, space.own[crew.rank])
+
+
+@compiled
+def add_projected(crew, w, x, packed, residual, space):
+    """residual [m, rows of w] += linear(x), a thread's rows."""
+    start, end = share(w.rows, crew)
+    linear(w, x, packed, space.qkv, np.int64(0), start, end, space.own[crew.rank])
+    for t in range(len(residual)):
+        add_to(residual[t, start:end], space.qkv[t, start:end])
+
+
+@compiled
+def gate_and_up(crew, gate, up, form, space):
+    """The first half of qwen3.swiglu, a thread's rows, ready for weights of this format."""
+    start, end = share(gate.rows, crew)
+    linear(gate, space.h, space.packed, space.gate, np.int64(0), start, end, space.own[crew.rank])
+    linear(up, space.h, space.packed, space.up, np.int64(0), start, end, space.own[crew.rank])
+    for t in range(len(space.gate)):
+        silu_times(space.gate[t, start:end], space.up[t, start:end])
+        if start < end:
+            ready(space.gate[t], gate.rows, form, space.gate_packed[t], start, end)
+
+
+@compiled
+def place_heads(crew, layer, layers, batch, cache, space, heads, k_start, v_start):
+    """A thread's queries with norm, RoPE and 1 / sqrt(head_dim) -> space.queries; keys and values -> the cache."""
+    n_kv_heads, group, head_dim = heads
+    norms, root, qkv = layers.head_norms[layer], np.float32(1 / np.sqrt(head_dim)), space.qkv
+    slots, capacity, row_size = cache.k.shape[1], cache.k.shape[3], cache.k.shape[4]
+    flat_k = numba.carray(to_pointer_u16(cache.k.ctypes.data), (cache.k.size,))
+    flat_v = numba.carray(to_pointer_u16(cache.v.ctypes.data), (cache.v.size,))
+    for item in part_of(len(batch.x) * n_kv_heads, crew):
+        t, head = item // n_kv_heads, item % n_kv_heads
+        for g in range(group):
+            query, i = space.queries[head, t * group + g, :head_dim], (head * group + g) * head_dim
+            rms_norm(qkv[t, i:i + head_dim], norms[0], layers.eps, query)
+            apply_rope(query, batch.cos[t], batch.sin[t])
+            for j in range(head_dim):
+                query[j] *= root
+            if cache.form == BF16:
+                even_first(space.queries[head, t * group + g].ctypes.data, space.queries.shape[2])
+        key = qkv[t, k_start + head * head_dim:k_start + (head + 1) * head_dim]
+        value = qkv[t, v_start + head * head_dim:v_start + (head + 1) * head_dim]
+        rms_norm(key, norms[1], layers.eps, key)
+        apply_rope(key, batch.cos[t], batch.sin[t])
+        place = (((layer * slots + batch.rows[t, 0]) * n_kv_heads + head) * capacity + batch.rows[t, 1]) * row_size
+        store_kv(flat_k, cache.form, place, key)
+        store_kv(flat_v, cache.form, place, value)
+
+
+@called_from_python
+def output_logits(crew, x, norm, eps, head, logits, space):
+    """The namesake of qwen3.output_logits: x [n, hidden_size] -> logits [n, vocab_size, or more]."""
+    normalize(crew, x, norm, eps, head[2], space)
+    wait(crew)
+    project(crew, weight_of(head), space.h, space.packed, logits, np.int64(0), space)
+    wait(crew)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Weights: packed, and rows of them
 # ----------------------------------------------------------------------------------------------------------------------
 
-TRIALS = 8  # scales that are tried for each group
+SCALES = 6  # that are tried for each group
 
 
 @compiled
-def rounded(x, bits):
-    """The nearest whole number of 8 or 4 bits."""
-    low, high = (np.float32(-127), np.float32(127)) if bits == 8 else (np.float32(-8), np.float32(7))
+def scale_from(word):
+    """The float32 of a scale's 16 bits."""
+    return float_from_bits(np.int32((np.int32(word) << np.int32(13)) + np.int32(BIAS)))
+
+
+@compiled
+def zero_from(word, form):
+    """What is subtracted from a packed weight."""
+    if form == INT8:
+        return np.float32(128)
+    return (np.float32(6) + np.float32(0.25) * np.float32(word & 15)) * np.float32(1 if form == INT4 else 2)
+
+
+@compiled
+def rounded(x, form):
+    """The nearest whole number that a packed weight can be."""
+    low = np.float32(1 if form == INT8 else 0)
+    high = np.float32(255 if form == INT8 else 15 if form == INT4 else 31)
     return min(max(np.floor(x + np.float32(0.5)), low), high)
 
 
 @compiled
-def quantize_group(w, bits, scale):
-    """(the best scale for the whole numbers that w [32] / scale rounds to, the squared error it leaves)."""
-    inverse = np.float32(1) / scale
-    wq, qq, ww = np.float32(0), np.float32(0), np.float32(0)
-    for i in range(GROUP):
-        q = rounded(w[i] * inverse, bits)
-        wq += w[i] * q
-        qq += q * q
-        ww += w[i] * w[i]
-    best = wq / qq if qq > 0 else scale
-    return best, ww - best * wq
+def choose_scales(group, form, words, work):
+    """The scales' bits uint16 [32 rows] by which group float32 [32 columns, 32 rows] errs least. work [10, 32].
 
-
-@compiled
-def best_subnormal(w, bits, stored):
-    """Of a subnormal float16, given by its bits, and its neighbours: the scale that errs least for w [32].
-
-    Their distance is 2 ** -24, so the nearest to the best scale may be far too small for the largest weights.
+    For the whole numbers q that a tried scale gives, the best scale is sum(w q) / sum(q q), and then the squared error
+    is smaller than sum(w w) by sum(w q) ** 2 / sum(q q).
     """
-    least, best = np.float32(np.inf), stored
-    for step in range(-1, 2):
-        if (stored & 0x7FFF) + step >= 0:
-            tried = np.uint16(stored + step)
-            scale, error = float_from_half(tried), np.float32(0)
-            inverse = np.float32(1) / scale if scale != 0 else np.float32(0)
-            for i in range(GROUP):
-                difference = w[i] - scale * rounded(w[i] * inverse, bits)
-                error += difference * difference
-            if error < least:
-                least, best = error, tried
-    return best
+    low, high, inverse, zero, wq, qq, most, best, factor, best_factor = work
+    low[:], high[:], most[:], best[:], best_factor[:] = np.inf, -np.inf, 0, 0, 1
+    words[:] = 8  # zero is 8 or 16, so 0 stays 0
+    for c in range(GROUP):
+        for r in range(PANEL):
+            low[r], high[r] = min(low[r], group[c, r]), max(high[r], group[c, r])
+    least, levels = np.float32(form == INT8), np.float32(255 if form == INT8 else 15 if form == INT4 else 31)
+    unit = np.float32(1 if form == INT4 else 0.5)
+    for trial in range(SCALES if form == INT8 else SCALES + 2):  # the last two: the best so far with another zero
+        for r in range(PANEL):
+            if form == INT8:
+                zero[r], factor[r] = np.float32(128), np.float32(1 - trial / 127)
+            else:
+                middle = levels * np.float32(0.5) * (np.float32(1) - (high[r] + low[r]) / (high[r] - low[r]))
+                step = np.floor((middle * unit - np.float32(6)) * np.float32(4) + np.float32(0.5))
+                if trial >= SCALES:
+                    step += np.float32(2 * (trial - SCALES) - 1)
+                zero[r] = zero_from(np.int32(min(max(step, np.float32(0)), np.float32(15))), form)
+                factor[r] = best_factor[r] if trial >= SCALES else np.float32(0.97 + 0.06 * trial)
+            size = max(high[r] / (levels - zero[r]), low[r] / (least - zero[r]))
+            inverse[r] = factor[r] / size if size > 0 else np.float32(0)
+        wq[:], qq[:] = 0, 0
+        for c in range(GROUP):
+            for r in range(PANEL):
+                q = rounded(group[c, r] * inverse[r] + zero[r], form) - zero[r]
+                wq[r] += group[c, r] * q
+                qq[r] += q * q
+        for r in range(PANEL):
+            if wq[r] > 0 and wq[r] / qq[r] * wq[r] > most[r]:
+                most[r], best[r], best_factor[r] = wq[r] / qq[r] * wq[r], wq[r] / qq[r], factor[r]
+                if form != INT8:
+                    words[r] = np.int32((zero[r] * unit - np.float32(6)) * np.float32(4))
+    bits = best.view(np.int32)
+    for r in range(PANEL):
+        step = 1 if form == INT8 else 16  # the last 4 bits are taken
+        place = (bits[r] - BIAS >> 13) - words[r] + step // 2 if form != INT8 else bits[r] - BIAS + (1 << 12) >> 13
+        words[r] = min(max(place // step * step, 0), 0x10000 - step) + (words[r] if form != INT8 else 0)
 
 
 @called_from_python
-def quantize_block(w, bits, block):
-    """w float32 [32, n], n a multiple of 64 -> a packed block, see layout.py; the scales err least."""
-    n_scales = 2 * PANEL * 8 // bits  # bytes
-    unit_size = n_scales + 1024
-    units = numba.carray(to_pointer_u8(block.ctypes.data), (len(block) // unit_size, unit_size))
-    for r in range(PANEL):
-        for g in range(w.shape[1] // GROUP):
-            unit, half = units[g * bits // 8], g % (8 // bits)
-            scales, values = unit[:n_scales].view(np.uint16), unit[n_scales:]
-            group = w[r, g * GROUP:(g + 1) * GROUP]
-            largest, extreme = np.float32(0), np.float32(0)
-            for i in range(GROUP):
-                if not abs(group[i]) <= largest:
-                    largest, extreme = abs(group[i]), group[i]
-            scale = np.float32(0)
-            if largest > 0:
-                smallest_error = np.float32(np.inf)
-                for trial in range(TRIALS):
-                    # 8 bits: the largest weight becomes 127 or somewhat less. 4 bits reach from -8 to 7: it becomes -8,
-                    # or would become somewhat more, or less.
-                    levels = np.float32(127 - trial) if bits == 8 else np.float32(8.75 - 0.25 * trial)
-                    tried = largest / levels if bits == 8 else -extreme / levels
-                    best, error = quantize_group(group, bits, tried)
-                    if error < smallest_error:
-                        smallest_error, scale = error, best
-            stored = half_from_float(scale)
-            if stored & 0x7C00 == 0:
-                stored = best_subnormal(group, bits, stored)
-            scales[half * PANEL + r] = stored
-            scale = float_from_half(stored)
-            inverse = np.float32(1) / scale if scale != 0 else np.float32(0)
-            for i in range(GROUP):
-                q = rounded(group[i] * inverse, bits)
+def quantize_block(w, form, block, work):
+    """w float32 [n, 32], the columns of 32 rows, n a multiple of 64 -> a packed block, see layout.py. work [10, 32]."""
+    size, halves = unit_bytes(form), 1 if form == INT8 else 2
+    units = numba.carray(to_pointer_u8(block.ctypes.data), (len(block) // size, size))
+    for g in range(len(w) // GROUP):
+        group, unit, half = w[g * GROUP:(g + 1) * GROUP], units[g // halves], g % halves
+        words = unit[:2 * PANEL * halves].view(np.uint16)[half * PANEL:(half + 1) * PANEL]
+        choose_scales(group, form, words, work)
+        fifths, values = unit[2 * PANEL * halves:size - 1024], unit[size - 1024:]
+        for i in range(GROUP):
+            for r in range(PANEL):
+                q = np.int32(rounded(group[i, r] / scale_from(words[r]) + zero_from(words[r], form), form))
                 place = i // 4 * 4 * PANEL + r * 4 + i % 4
-                if bits == 8:
-                    values[place] = np.uint8(q + 128)
-                elif half == 0:
-                    values[place] = np.uint8(q + 8)
+                if form == INT8:
+                    values[place] = np.uint8(q)
                 else:
-                    values[place] |= np.uint8(q + 8) << 4
+                    values[place] |= np.uint8((q & 15) << 4 * half)
+                if form == INT5:
+                    bit = PANEL * 4 * (2 * (i // 4) + half) + r * 4 + i % 4
+                    fifths[bit // 8] |= np.uint8(q >> 4 << bit % 8)
 
 
 @compiled
-def expand_row(address, form, n, first, out):
-    """Numbers of a row of n, from `first` on, as float32 into out. `first` and len(out) are multiples of 32, or all."""
-    end = first + len(out)
-    if form == CACHE8:
-        row = numba.carray(to_pointer_u8(address), (n + n // GROUP * 2,))
-        whole, scales = row[:n].view(np.int8), row[n:].view(np.uint16)
-        for g in range(first // GROUP, end // GROUP):
-            scale = float_from_half(scales[g])
-            for i in range(GROUP):
-                out[g * GROUP + i - first] = scale * np.float32(whole[g * GROUP + i])
-    elif form == FLOAT32:
-        floats = numba.carray(to_pointer_f32(address), (n,))[first:end]
-        for i in range(len(out)):
+def expand_row(address, form, n, out):
+    """A row of n floats as float32."""
+    if form == F32:
+        floats = numba.carray(to_pointer_f32(address), (n,))
+        for i in range(n):
             out[i] = floats[i]
-    else:
-        half = numba.carray(to_pointer_u16(address), (n,))[first:end]
-        if form == BF16:
-            for i in range(len(out)):
-                out[i] = float_from_bf16(half[i])
-        else:
-            for i in range(len(out)):
-                out[i] = float_from_half(half[i])
+        return
+    half = numba.carray(to_pointer_u16(address), (n,))
+    for i in range(n):
+        out[i] = float_from_bf16(half[i]) if form == BF16 else float_from_half(half[i])
 
 
 @called_from_python
 def weight_row(weight, r, out):
-    """Row r of a weight as float32 [columns]."""
-    address, stride, form, n = weight[0], weight[1], weight[2], weight[4]
-    if form < INT8:
-        expand_row(address + r * stride, form, n, np.int64(0), out[:n])
+    """Row r of a Weight as float32 [columns]."""
+    w = weight_of(weight)
+    if w.form < INT8:
+        expand_row(w.address + r * w.stride, w.form, w.columns, out)
         return
-    bits = 8 if form == INT8 else 4
-    n_scales, lane = 2 * PANEL * 8 // bits, r % PANEL
-    unit_size = n_scales + 1024
-    units = numba.carray(to_pointer_u8(address + r // PANEL * stride), (stride // unit_size, unit_size))
-    for i in range(n):
-        g = i // GROUP
-        unit, half = units[g * bits // 8], g % (8 // bits)
-        scale = float_from_half(unit[:n_scales].view(np.uint16)[half * PANEL + lane])
-        value = np.int32(unit[n_scales + i % GROUP // 4 * 4 * PANEL + lane * 4 + i % 4])
-        out[i] = scale * np.float32(value - 128 if form == INT8 else (value >> half * 4 & 15) - 8)
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The decoder layers: one job for the team, for one token or for many
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-@called_from_python
-def decoder_layers(rank, n_threads, barrier, first, last, layers, norms, head_norms, eps, x, cos, sin, k_cache, v_cache,
-                   kv_form, length, padding, part_length, h, packed, qkv, queries, inner,
-                   inner_packed, partials, space):
-    """Layers first to last - 1: the namesake of qwen3.decoder_layer, in place of x. Each thread of the team runs this.
-
-    x float32 [batch * n, hidden_size], a sequence's n new tokens after the other's; cos, sin [batch * n, head_dim / 2];
-    k_cache, v_cache: see Cache; `length` positions are filled, the first padding[b] of them with nothing. The rest is
-    space to work in, rows are padded to a multiple of 64: h [batch * n, the widest factor], packed: the same; qkv
-    [batch * n, ...], queries [n_heads, batch * n, width], inner [2, batch * n, ...], inner_packed, partials [batch * n,
-    n_heads, parts, width + 2], space [n_threads, ...].
-    """
-    m, hidden = x.shape
-    batch, n_kv_heads, capacity, row_size = k_cache.shape[1:]
-    n, n_heads, head_dim = m // batch, len(queries), 2 * cos.shape[1]
-    group, parts = n_heads // n_kv_heads, partials.shape[2]
-    q_size, kv_size, n_inner = n_heads * head_dim, n_kv_heads * head_dim, layers[0, DOWN, 4]
-    k_start, v_start = up_to(q_size, PANEL), up_to(q_size, PANEL) + up_to(kv_size, PANEL)
-    root, gate, zero = np.float32(1 / np.sqrt(head_dim)), barrier.ctypes.data, np.int64(0)
-    flat_k = numba.carray(to_pointer_u16(k_cache.ctypes.data), (k_cache.size,))
-    flat_v = numba.carray(to_pointer_u16(v_cache.ctypes.data), (v_cache.size,))
-    mine = space[rank]
-    scores = shaped(mine, (PAIR, LONG_PART))
-    for layer in range(first, last):
-        w = layers[layer]
-        for t in part_of(m, rank, n_threads):
-            rms_norm(x[t], norms[layer, 0], eps, h[t])
-            ready(h[t], hidden, w[Q, 2], packed[t], zero, hidden)
-        meet(gate, n_threads)
-
-        start, end = share(q_size, rank, n_threads)
-        linear(w[Q], h, packed, qkv, zero, start, end, mine)
-        start, end = share(kv_size, rank, n_threads)
-        linear(w[K], h, packed, qkv, k_start, start, end, mine)
-        linear(w[V], h, packed, qkv, v_start, start, end, mine)
-        meet(gate, n_threads)
-
-        items = m * (n_heads + n_kv_heads)
-        for item in part_of(items, rank, n_threads):
-            t, i = item // (n_heads + n_kv_heads), item % (n_heads + n_kv_heads)
-            if i < n_heads:
-                query = queries[i, t, :head_dim]
-                rms_norm(qkv[t, i * head_dim:(i + 1) * head_dim], head_norms[layer, 0], eps, query)
-                apply_rope(query, cos[t], sin[t])
-                for j in range(head_dim):
-                    query[j] *= root
-            else:
-                i -= n_heads
-                key, value = qkv[t, k_start + i * head_dim:], qkv[t, v_start + i * head_dim:]
-                rms_norm(key[:head_dim], head_norms[layer, 1], eps, key[:head_dim])
-                apply_rope(key[:head_dim], cos[t], sin[t])
-                at = (((layer * batch + t // n) * n_kv_heads + i) * capacity + length + t % n) * row_size
-                store_kv(flat_k, kv_form, at, key[:head_dim])
-                store_kv(flat_v, kv_form, at, value[:head_dim])
-        meet(gate, n_threads)
-
-        if n <= FEW:  # parts of the cache, whose results are then combined
-            items = batch * n_kv_heads * parts
-            for item in part_of(items, rank, n_threads):
-                b, i, part = item // parts // n_kv_heads, item // parts % n_kv_heads, item % parts
-                begin = max(part * part_length, padding[b])
-                at = 2 * (((layer * batch + b) * n_kv_heads + i) * capacity + begin) * row_size
-                for t in range(n):
-                    seen = min(length + t + 1, (part + 1) * part_length) - begin
-                    for j in range(i * group, (i + 1) * group, PAIR):
-                        some = slice(j, min(j + PAIR, (i + 1) * group))
-                        attend(queries[some, b * n + t], k_cache.ctypes.data + at, v_cache.ctypes.data + at,
-                               2 * row_size, kv_form, seen, scores, partials[b * n + t, some, part])
-            meet(gate, n_threads)
-            for t in part_of(m, rank, n_threads):
-                for j in range(n_heads):
-                    combine(partials[t, j], h[t, j * head_dim:(j + 1) * head_dim])
-        else:
-            for item in range(rank, batch * ((n + TILE - 1) // TILE) * n_kv_heads, n_threads):
-                b, i, tile = item // n_kv_heads % batch, item % n_kv_heads, item // n_kv_heads // batch
-                t, end = b * n + tile * TILE, b * n + min(n, (tile + 1) * TILE)
-                at = 2 * (((layer * batch + b) * n_kv_heads + i) * capacity) * row_size
-                attend_tile(queries[i * group:(i + 1) * group, t:end], k_cache.ctypes.data + at,
-                            v_cache.ctypes.data + at, 2 * row_size, kv_form, padding[b], length + tile * TILE + 1,
-                            h[t:end, i * group * head_dim:(i + 1) * group * head_dim], mine)
-            meet(gate, n_threads)
-        for t in part_of(m, rank, n_threads):
-            ready(h[t], q_size, w[OUT, 2], packed[t], zero, q_size)
-        meet(gate, n_threads)
-
-        start, end = share(hidden, rank, n_threads)
-        linear(w[OUT], h, packed, qkv, zero, start, end, mine)
-        for t in range(m):
-            add_to(x[t, start:end], qkv[t, start:end])
-        meet(gate, n_threads)
-
-        for t in part_of(m, rank, n_threads):
-            rms_norm(x[t], norms[layer, 1], eps, h[t])
-            ready(h[t], hidden, w[GATE, 2], packed[t], zero, hidden)
-        meet(gate, n_threads)
-
-        start, end = share(n_inner, rank, n_threads)
-        linear(w[GATE], h, packed, inner[0], zero, start, end, mine)
-        linear(w[UP], h, packed, inner[1], zero, start, end, mine)
-        for t in range(m):
-            silu_times(inner[0, t, start:end], inner[1, t, start:end])
-            ready(inner[0, t], n_inner, w[DOWN, 2], inner_packed[t], start, end)
-        meet(gate, n_threads)
-
-        start, end = share(hidden, rank, n_threads)
-        linear(w[DOWN], inner[0], inner_packed, qkv, zero, start, end, mine)
-        for t in range(m):
-            add_to(x[t, start:end], qkv[t, start:end])
-        meet(gate, n_threads)
-
-
-@called_from_python
-def output_logits(rank, n_threads, barrier, x, norm, eps, head, h, packed, logits, space):
-    """The namesake of qwen3.output_logits: x [n, hidden_size] -> logits [n, vocab_size, or more]."""
-    (n, hidden), zero = x.shape, np.int64(0)
-    for t in part_of(n, rank, n_threads):
-        rms_norm(x[t], norm, eps, h[t])
-        ready(h[t], hidden, head[2], packed[t], zero, hidden)
-    meet(barrier.ctypes.data, n_threads)
-    start, end = share(head[3], rank, n_threads)
-    linear(head, h, packed, logits, zero, start, end, space[rank])
-    meet(barrier.ctypes.data, n_threads)
+    size, halves, lane = unit_bytes(w.form), 1 if w.form == INT8 else 2, r % PANEL
+    units = numba.carray(to_pointer_u8(w.address + r // PANEL * w.stride), (w.stride // size, size))
+    for i in range(w.columns):
+        unit, half = units[i // GROUP // halves], i // GROUP % halves
+        word = unit[:2 * PANEL * halves].view(np.uint16)[half * PANEL + lane]
+        q = np.int32(unit[size - 1024 + i % GROUP // 4 * 4 * PANEL + lane * 4 + i % 4])
+        if w.form != INT8:
+            q = q >> 4 * half & 15
+        if w.form == INT5:
+            bit = PANEL * 4 * (2 * (i % GROUP // 4) + half) + lane * 4 + i % 4
+            q |= (np.int32(unit[2 * PANEL * halves + bit // 8]) >> bit % 8 & 1) << 4
+        out[i] = scale_from(word) * (np.float32(q) - zero_from(word, w.form))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Machine code of the kernels that are called from Python
 # ----------------------------------------------------------------------------------------------------------------------
 
-INT, ROW = types.int64, types.int64[::1]
+def record(of: Any, *kinds: Any) -> Any:
+    """numba's type of a NamedTuple with fields of these types."""
+    return types.NamedUniTuple(kinds[0], len(kinds), of) if len(set(kinds)) == 1 else types.NamedTuple(kinds, of)
+
+
+INT, FLOAT, ROW = types.int64, types.float64, types.int64[::1]
+I2, I3, U1, U2, U5 = types.int64[:, ::1], types.int64[:, :, ::1], types.uint8[::1], types.uint8[:, ::1], types.Array(
+    types.uint16, 5, "C")
 F1, F2, F3, F4 = (types.Array(types.float32, d, "C") for d in (1, 2, 3, 4))
-U1, U2, U5 = types.uint8[::1], types.uint8[:, ::1], types.Array(types.uint16, 5, "C")
-RANK = (INT, INT, ROW)
+CREW, SPACE = record(Crew, INT, INT, INT), record(Space, F2, U2, F2, F3, F2, F2, U2, F4, F2)
 KERNELS = {
     weight_row: (ROW, INT, F1),
-    quantize_block: (F2, INT, U1),
-    output_logits: (*RANK, F2, F1, types.float64, ROW, F2, U2, F2, F2),
-    decoder_layers: (*RANK, INT, INT, types.int64[:, :, ::1], F3, F3, types.float64, F2, F2, F2, U5, U5, INT, INT, ROW,
-                     INT, F2, U2, F2, F3, F3, U2, F4, F2),
+    quantize_block: (F2, INT, U1, F2),
+    output_logits: (CREW, F2, F1, FLOAT, ROW, F2, SPACE),
+    decoder_layers: (CREW, INT, INT, record(Layers, I3, F3, F3, FLOAT), record(Batch, F2, F2, F2, I2, I2, I2),
+                     record(Cache, U5, U5, INT), SPACE),
 }
 # numba's code frees numba's own arrays with this function; arrays passed from Python aren't numba's, so no call occurs.
 NEVER_CALLED = "define void @NRT_MemInfo_call_dtor(ptr %memory) { ret void }"
@@ -814,6 +660,13 @@ class Progress(event.Listener):
             self.bar.update()
 
 
+def described(kind: Any) -> Any:
+    """A type as Kernel of compiled.py wants it."""
+    if isinstance(kind, types.BaseTuple):
+        return {"fields": [described(field) for field in kind.types]}
+    return [str(kind.dtype), kind.ndim] if isinstance(kind, types.Array) else str(kind)
+
+
 def machine_code() -> tuple[dict[str, list], bytes]:
     """Compiles the kernels for this CPU -> ({name: its arguments}, an object file that has functions of these names).
 
@@ -825,8 +678,8 @@ def machine_code() -> tuple[dict[str, list], bytes]:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     target, module, arguments = llvm.Target.from_default_triple(), llvm.parse_assembly(NEVER_CALLED), {}
-    if target.name.startswith("x86") and not FEATURES.get("f16c"):
-        raise InputError("the fast engine needs a CPU that converts float16 (F16C: since 2013); use qwen3.py")
+    if target.name.startswith("x86") and not (FEATURES.get("f16c") and FEATURES.get("fma")):
+        raise InputError("the fast engine needs a CPU with FMA and F16C (since 2013); use qwen3.py")
     functions = [function for function in globals().values() if isinstance(function, Dispatcher)]
     with (progress(description="compiling, only this once", total=len(functions)) as bar,
           event.install_listener("numba:compile", Progress(functions, bar))):
@@ -835,14 +688,13 @@ def machine_code() -> tuple[dict[str, list], bytes]:
     for kernel, signature in KERNELS.items():
         module.link_in(llvm.parse_assembly(kernel.inspect_llvm(signature)))
         module.get_function(kernel.overloads[signature].fndesc.llvm_func_name).name = kernel.__name__
-        arguments[kernel.__name__] = [[str(kind.dtype), kind.ndim] if isinstance(kind, types.Array) else str(kind)
-                                      for kind in signature]
+        arguments[kernel.__name__] = [described(kind) for kind in signature]
     absent = {function.name for function in module.functions if function.is_declaration
               and not function.name.startswith("llvm.")} - C_LIBRARY
     if absent:
         raise InputError(f"numba {numba.__version__} compiles kernels that need {', '.join(sorted(absent))} to run, so "
                          "they can't be kept; install another version of numba, or use qwen3.py")
     machine = target.create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3,
+        cpu=llvm.get_host_cpu_name(), features=llvm.FeatureMap(FEATURES).flatten(), opt=3,
         reloc="static" if target.name.startswith("x86") else "default", codemodel="jitdefault", jit=True)
     return arguments, machine.emit_object(module)

@@ -2,30 +2,37 @@
 
 A matrix [rows, n] is kept in one of these formats:
 
-    FLOAT32, BF16, FLOAT16   by rows, as they lie in the file
-    INT8, INT4               packed: by blocks of 32 rows, with a scale for each group of 32 columns of a row
+    F32, BF16, F16      by rows, as they lie in the file
+    INT8, INT5, INT4    packed: by blocks of 32 rows, with a scale for each group of 32 columns of a row
 
-A block is a stream of units, each for 32 columns of 8 bits or 64 of 4 bits: first the scales, float16 [groups, 32
-rows], then 1024 bytes of weights, four columns of all rows at a time, in the order of the instructions for bytes:
+A block is a stream of units, each for 32 columns (INT8) or 64: first the scales, 16 bits [groups, 32 rows], then, for
+INT5, the fifth bits, then 1024 bytes of weights, four columns of all rows at a time, in the order of the instructions
+for bytes:
 
-    int8   a byte each, [8, 32 rows, 4 columns], w = scale * (byte - 128)
-    int4   half a byte each, w = scale * (half - 8): the lower halves are the first group, the upper ones the second
+    INT8   a byte each, [8, 32 rows, 4 columns], w = scale * (byte - 128)
+    INT4   half a byte each, w = scale * (half - zero): the lower halves are the first group, the upper ones the second
+    INT5   the same with 16 more for each set bit of [8, 2 groups, 32 rows, 4 columns]
 
-Scales are chosen so that a group's weights err least. Those below 6.1e-5 are subnormal float16, 6e-8 apart, so the root
-mean square of a group's errors is at most 0.6 % of its largest weight (int8) or 10 % (int4), plus 3e-8. So that this is
-little, a tensor whose largest weight is below SMALLEST is refused; one with weights above LARGEST, too, whose scales
-would be infinite.
+A scale is a float with 6 bits of exponent and 10 of fraction, see BIAS; it has no sign and no subnormals.
+The last 4 bits of a scale are also the `zero` of INT4, 6 + these bits / 4, and of INT5, twice that. Scales and zeros
+are chosen so that a group's weights err least; the root mean square of their errors is at most 0.6 % (INT8), 3 % (INT5)
+or 6 % (INT4) of the group's largest weight. A tensor whose largest weight is below SMALLEST or above LARGEST is
+refused.
 
-The vector to multiply is packed likewise: signed bytes, a float32 scale for each group, and for each group an int32
-correction for the weights' offset: -128 or -8 times the sum of its bytes, or 0 where the instructions subtract the
-offset themselves (see pack_vector). A row of the KV cache is FLOAT32, FLOAT16, BF16 or CACHE8: n signed bytes,
-then a float16 scale for each group.
+The vector to multiply is packed likewise: signed bytes, a float32 scale for each group, and the int32 sum of each
+group's bytes, because sum((w - zero) x) = sum(w x) - zero sum(x). A product adds whole numbers within a group, and
+floats in the order of the groups, however many vectors are multiplied together. A row of the KV cache is F32, F16,
+BF16 or KV8: n signed bytes, then a float16 scale for each group.
 """
-FLOAT32, BF16, FLOAT16, INT8, INT4, CACHE8 = range(6)
-GROUP, PANEL = 32, 32  # columns with one scale; rows of a block, or of a panel of floats
-UNIT = {8: 1024 + 64, 4: 1024 + 2 * 64}  # bytes
-VERSION = "4"  # of the packed formats in files
-SMALLEST, LARGEST = 1e-5, {INT8: 100 * 65504, INT4: 5 * 65504}  # what the largest weight of a packed tensor may be
+from typing import NamedTuple
+
+F32, BF16, F16, KV8, INT8, INT5, INT4 = range(7)
+NAMES = ("f32", "bf16", "f16", "int8", "int8", "int5", "int4")  # what people call them
+SIZES = {F32: 4, BF16: 2, F16: 2, KV8: 1}  # bytes of a number
+GROUP, PANEL = 32, 32  # columns with one scale; rows of a block
+VERSION = "5"  # of the packed formats in files
+SMALLEST, LARGEST = 1e-10, 2.0**18  # what the largest weight of a packed tensor may be
+BIAS = 80 << 23  # a scale's 16 bits, 13 places to the left, plus this: the bits of a float32
 
 LINEAR = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
           "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")  # the matrices of a layer, in this order
@@ -33,12 +40,81 @@ Q, K, V, OUT, GATE, UP, DOWN = range(7)
 
 ARRIVED, ROUND, ABANDONED = 0, 8, 9  # int64 of a barrier [16], the first on a line of the cache by itself
 
-# How the work is cut into pieces, which decides how much space it needs.
-FEW = 8  # up to this number of vectors, rows of floats are multiplied one by one; expanding them would be slower
-DEPTH, PANELS = 256, 4  # columns, and panels, that are expanded together: a core's cache holds them
-LONG_PART, SHORT_PART = 1024, 256  # positions that a thread works on at a time: long ones if they keep all busy
-PAIR = 2  # query heads, or vectors, that are multiplied with a row of floats together
-TILE, POSITIONS = 64, 256  # tokens whose queries are worked on together; positions of the cache likewise
+VECTORS = 6  # up to this number of vectors are multiplied with a row together
+STRIP, DEPTH = 128, 1024  # rows, and columns, that are multiplied with all vectors before the next: they stay in cache
+BLOCK = 256  # positions whose attention is computed together, counted from the first token of the sequence
+TILE = 64  # queries of one KV head that are worked on together
+FEW = 8  # up to this number of new tokens, the blocks of a sequence are spread over the threads
+APART = 16  # numbers between two vectors: without them, many would fall on the same few lines of a core's first cache
+
+
+class Weight(NamedTuple):
+    """A matrix in memory: `stride` bytes from one row, or packed block, to the next."""
+    address: int
+    stride: int
+    form: int
+    rows: int
+    columns: int
+
+
+class Task(NamedTuple):
+    """Attention of some new tokens of a sequence to some of its blocks.
+
+    In cache row `slot`, the sequence's first position is `start`. `n` tokens from row `first` of the batch on; the
+    first of them sees `seen` positions. One block, or all of them from the first on: the order of sums is the same.
+    """
+    slot: int
+    start: int
+    first: int
+    n: int
+    seen: int
+    block: int
+    n_blocks: int
+
+
+class Layers(NamedTuple):
+    """matrices int64 [n_layers, 7, 5], each a Weight; norms float32 [n_layers, 2, hidden_size], head_norms [n_layers,
+    2, head_dim]; eps float32."""
+    matrices: object
+    norms: object
+    head_norms: object
+    eps: object
+
+
+class Batch(NamedTuple):
+    """The new tokens of all sequences: x float32 [m, hidden_size]; cos, sin [m, head_dim / 2]; rows int64 [m, 2], the
+    slot and the place in the cache; tasks int64 [n_tasks, 7], each a Task; tiles int64 [n_tiles, 2]: the first and the
+    last + 1 of the tasks whose results belong to the same tokens."""
+    x: object
+    cos: object
+    sin: object
+    rows: object
+    tasks: object
+    tiles: object
+
+
+class Cache(NamedTuple):
+    """k, v uint16 [n_layers, slots, n_kv_heads, capacity, row_size], in the format `form`."""
+    k: object
+    v: object
+    form: object
+
+
+class Space(NamedTuple):
+    """What kernels work in; rows are padded to a multiple of 64. float32, or uint8 where packed:
+
+    h, packed [m, widest factor]; qkv [m, ...]; queries [n_kv_heads, m * group, width]; gate, up [m, intermediate];
+    gate_packed; partials [n_tasks, n_kv_heads, queries of a task, width + 16]; own [n_threads, own_space(...)].
+    """
+    h: object
+    packed: object
+    qkv: object
+    queries: object
+    gate: object
+    up: object
+    gate_packed: object
+    partials: object
+    own: object
 
 
 def padded(n: int, step: int) -> int:
@@ -46,23 +122,16 @@ def padded(n: int, step: int) -> int:
     return (n + step - 1) // step * step
 
 
+def unit_size(form: int) -> int:
+    """The bytes of a unit of a packed format."""
+    return 1024 + 64 if form == INT8 else 1024 + 2 * 64 + (256 if form == INT5 else 0)
+
+
 def packed_shape(n_rows: int, n: int, form: int) -> tuple[int, int]:
     """(blocks, bytes of a block) of a packed matrix [n_rows, n]."""
-    bits = 8 if form == INT8 else 4
-    return -(-n_rows // PANEL), padded(n, 2 * GROUP) * bits // 8 // GROUP * UNIT[bits]
+    return padded(n_rows, PANEL) // PANEL, padded(n, 2 * GROUP) // GROUP * unit_size(form) // (1 if form == INT8 else 2)
 
 
-def tile_parts(group: int, n: int, width: int) -> tuple[int, int, int, int, int, int]:
-    """Where the parts of a thread's space end in attend_tile: keys, values, scores, sums, largest, denominators.
-
-    For n tokens and `group` query heads per KV head, `width` numbers each.
-    """
-    keys = POSITIONS * width
-    scores = 2 * keys + TILE * POSITIONS
-    sums = scores + group * n * width
-    return keys, 2 * keys, scores, sums, sums + group * n, sums + 2 * group * n
-
-
-def space_size(group: int, width: int) -> int:
-    """How many float32 a thread needs to work in: panels of weights, scores of one or two queries, or a tile."""
-    return max(PANELS * DEPTH * PANEL, PAIR * LONG_PART, tile_parts(group, TILE, width)[-1])
+def own_space(n_queries: int, width: int) -> int:
+    """How many float32 a thread works in: sums of a strip of rows; or scores, and a block's result of each query."""
+    return max(STRIP * VECTORS * 16, VECTORS * BLOCK + n_queries * (width + 16))

@@ -96,7 +96,7 @@ class Team:
             self.started_under = lock  # last: whoever sees it sees the queues, too
 
     def run(self, kernel: Kernel, weights: Any, *args: Any) -> None:
-        """kernel(rank, n_threads, barrier, *args) on all threads. The kernel must end with `meet`.
+        """kernel((rank, n_threads, barrier), *args) on all threads. The kernel must end with `meet`.
 
         Weights and arrays are addresses to the kernel: they are kept until it ends, even if this call is interrupted.
         Raises the exception of a thread, after all threads have ended.
@@ -104,7 +104,7 @@ class Team:
         if self.started_under is not starting:
             self._start()
         barrier = np.zeros(16, np.int64)  # of this job only: nothing is left over from one that failed
-        numbers = kernel.numbers(0, self.n_threads, barrier, *args)[1:]
+        numbers = kernel.numbers((0, self.n_threads, barrier.ctypes.data), *args)[1:]
         job = Job(kernel, numbers, barrier, (weights, args), list(range(self.n_threads)))
         self.queues[0].put(job)
         job.done.get()

@@ -9,6 +9,7 @@ keeps variables (`alloca`) in registers. Addresses are integers: LLVM knows no a
 """
 import os
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
@@ -18,11 +19,12 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from qwen3_io.errors import InputError, brief
-from qwen3_kernels.layout import ABANDONED, ARRIVED, GROUP, PAIR, PANEL, ROUND, UNIT
+from qwen3_kernels.layout import (ABANDONED, ARRIVED, BF16, BIAS, F16, F32, GROUP, INT4, INT5, INT8, KV8, PANEL,
+                                  ROUND, SIZES, VECTORS, unit_size)
 
-I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
-F16, F32 = ir.HalfType(), ir.FloatType()
-LANES = 16  # float32 numbers in a vector; LLVM splits it where the machine's vectors are shorter
+I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
+HALF, FLOAT = ir.HalfType(), ir.FloatType()
+LANES = 16  # float32 numbers in a vector on every CPU, or sums would differ; LLVM splits it where registers are shorter
 # Bytes to prefetch ahead. Intel's hardware prefetcher stops at the end of each page of 4096; AMD's doesn't, and is
 # slowed down by requests.
 AHEAD = 0 if llvm.get_host_cpu_name().startswith("znver") else 1024
@@ -77,27 +79,38 @@ def prefetch(b: Any, address: Any) -> None:
     call(b, "llvm.prefetch.p0", ir.VoidType(), b.inttoptr(address, I8.as_pointer()), I32(0), I32(3), I32(1))
 
 
-def add_neighbours(b: Any, add: Callable, x: Any, y: Any = None) -> Any:
-    """The sums of neighbouring numbers of x, followed by the sums of neighbouring numbers of y."""
-    n = x.type.count * (1 if y is None else 2)
-    return add(*(b.shuffle_vector(x, x if y is None else y, ir.Constant(vector(I32, n // 2), list(range(start, n, 2))))
-                 for start in (0, 1)))
+def add_neighbours(b: Any, x: Any) -> Any:
+    """The sums of neighbouring whole numbers of x."""
+    n = x.type.count
+    return b.add(*(b.shuffle_vector(x, x, ir.Constant(vector(I32, n // 2), list(range(start, n, 2))))
+                   for start in (0, 1)))
 
 
 def totals(b: Any, values: Sequence[Any]) -> Any:
-    """The sums of 1, 2 or 4 vectors of floats, as one vector."""
-    left = list(values)
-    while len(left) > 1:
-        left = [add_neighbours(b, b.fadd, x, y) for x, y in zip(left[::2], left[1::2])]
-    sums = left[0]
-    while sums.type.count > len(values):
-        sums = add_neighbours(b, b.fadd, sums)
-    return sums
+    """The sum of each of 1, 2, 4, 8 or 16 vectors of 16 floats, as one vector.
+
+    Always (i, i + 8), then (i, i + 4), (i, i + 2), (i, i + 1), however many vectors there are: the order of every sum.
+    """
+    left, width = list(values), LANES
+    while width > 1:
+        half, added = width // 2, []
+        for x, y in zip(left, left[len(left) // 2:]) if len(left) > 1 else [(left[0], None)]:
+            lanes = range(x.type.count)
+            if y is None:
+                orders = [[i for i in lanes if (i % width < half) == first] for first in (True, False)]
+            else:  # half of the numbers keep their lanes, which is cheap
+                orders = [[i if i % width < half else len(lanes) + i for i in lanes],
+                          [i + half if i % width < half else len(lanes) + i - half for i in lanes]]
+            orders = [ir.Constant(vector(I32, len(order)), order) for order in orders]
+            added.append(b.fadd(*(b.shuffle_vector(x, x if y is None else y, order) for order in orders)))
+        left, width = added, half
+    return left[0]
 
 
 def loop(b: Any, n: Any, body: Callable[[Any], None]) -> None:
     """for i in range(n): body(i), in the kernel."""
     i = cgutils.alloca_once_value(b, I64(0))
+    b.store(I64(0), i)
     head, inside, after = (b.append_basic_block(name) for name in ("head", "inside", "after"))
     b.branch(head)
     b.position_at_end(head)
@@ -109,25 +122,60 @@ def loop(b: Any, n: Any, body: Callable[[Any], None]) -> None:
     b.position_at_end(after)
 
 
-def load_float(b: Any, address: Any, kind: str, n: int) -> Any:
+def function(b: Any, name: str, n_arguments: int, write: Callable) -> Any:
+    """A function of int64 arguments in the kernel's module; `write(builder, *arguments)` writes it at its first use."""
+    found = b.module.globals.get(name)
+    if found is None:
+        found = ir.Function(b.module, ir.FunctionType(ir.VoidType(), [I64] * n_arguments), name)
+        found.linkage = "internal"
+        found.attributes.add("noinline")
+        inner = ir.IRBuilder(found.append_basic_block())
+        write(inner, *found.args)
+        inner.ret_void()
+    return found
+
+
+def product(name: str, forms: Iterable[int], most: int, n_arguments: int, write: Callable) -> Any:
+    """An intrinsic (form, n_vectors, arguments: a tuple of int64) for these formats and 1 to `most` vectors.
+
+    write(form, n_vectors, builder, *arguments) writes a function for each of them; the intrinsic calls the right one.
+    """
+    @intrinsic
+    def call_one(context, form, n_vectors, arguments):
+        def codegen(context, b, signature, args):
+            form, n_vectors, arguments = args
+            rest, after = cgutils.unpack_tuple(b, arguments, n_arguments), b.append_basic_block("after")
+            cases = b.switch(b.add(b.mul(form, I64(16)), n_vectors), after)
+            for case_form, n in [(form_, n) for form_ in forms for n in range(1, most + 1)]:
+                case = b.append_basic_block("case")
+                cases.add_case(I64(case_form * 16 + n), case)
+                b.position_at_end(case)
+                b.call(function(b, f"{name}_{case_form}_{n}", n_arguments, partial(write, case_form, n)), rest)
+                b.branch(after)
+            b.position_at_end(after)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, types.UniTuple(types.int64, n_arguments)), codegen
+
+    return call_one
+
+
+def load_float(b: Any, address: Any, form: int, n: int) -> Any:
     """n numbers of 16 or 32 bits as float32."""
-    if kind == "bf16":  # the upper half of a float32
+    if form == BF16:  # the upper half of a float32
         bits = b.zext(load(b, address, I16, n), vector(I32, n))
-        return b.bitcast(b.shl(bits, splat(I32, n, 16)), vector(F32, n))
-    if kind == "f16":
-        return b.fpext(load(b, address, F16, n), vector(F32, n))
-    return load(b, address, F32, n)
+        return b.bitcast(b.shl(bits, splat(I32, n, 16)), vector(FLOAT, n))
+    if form == F16:
+        return b.fpext(load(b, address, HALF, n), vector(FLOAT, n))
+    return load(b, address, FLOAT, n)
 
 
-def row_part(b: Any, kind: str, row: Any, n: Any, column: Any, count: int) -> Any:
-    """`count` numbers of a stored row of n, from `column` on, as float32."""
-    if kind != "i8":
-        return load_float(b, at(b, row, (column, SIZES[kind])), kind, count)
-    scale = b.fpext(load(b, at(b, row, n, (b.lshr(column, I64(5)), 2)), F16), F32)
-    return b.fmul(b.sitofp(load(b, at(b, row, column), I8, count), vector(F32, count)), broadcast(b, scale, count))
-
-
-SIZES = {"f32": 4, "bf16": 2, "f16": 2, "i8": 1}  # bytes of a number
+def row_part(b: Any, form: int, row: Any, n: Any, column: Any) -> Any:
+    """16 numbers of a stored row of n, from `column` on, as float32."""
+    if form != KV8:
+        return load_float(b, at(b, row, (column, SIZES[form])), form, LANES)
+    scale = b.fpext(load(b, at(b, row, n, (b.lshr(column, I64(5)), 2)), HALF), FLOAT)
+    return b.fmul(b.sitofp(load(b, at(b, row, column), I8, LANES), vector(FLOAT, LANES)), broadcast(b, scale, LANES))
 
 
 class Shape(NamedTuple):
@@ -135,15 +183,6 @@ class Shape(NamedTuple):
     lanes: int  # 32-bit numbers in a vector
     together: int  # vectors of a panel's 32 rows that are worked on at a time
     vectors: int  # that the panel is multiplied with at a time
-
-
-def float_shape(features: dict[str, bool]) -> Shape:
-    """The shape of float products on a CPU with these features: as many sums as the CPU has registers."""
-    if features.get("avx512f"):
-        return Shape(16, 2, 12)
-    if features.get("avx2"):
-        return Shape(8, 2, 6)
-    return Shape(4, 4, 6) if features.get("neon") else Shape(4, 2, 5)
 
 
 INT8_SHAPES = {"vnni512": Shape(16, 2, 6), "vnni": Shape(8, 1, 6), "avx2": Shape(8, 1, 6), "neon": Shape(4, 2, 5),
@@ -179,8 +218,19 @@ def chosen_path(wish: str | None, features: dict[str, bool]) -> str:
     return wish
 
 
+def without_avx512(path: str, features: dict[str, bool]) -> dict[str, bool]:
+    """The features, without AVX-512 if a path for CPUs that lack it was wished for."""
+    narrow = path in ("avx2", "plain") or path == "vnni" and features.get("avxvnni")
+    return {name: on and not (narrow and name.startswith("avx512")) for name, on in features.items()}
+
+
 FEATURES = dict(llvm.get_host_cpu_features())
-PATH, FLOAT_SHAPE = chosen_path(os.environ.get("QWEN3_INT8_PATH"), FEATURES), float_shape(FEATURES)
+PATH = chosen_path(os.environ.get("QWEN3_INT8_PATH"), FEATURES)
+if os.environ.get("QWEN3_INT8_PATH"):
+    FEATURES = without_avx512(PATH, FEATURES)
+HALVES = INT8_SHAPES[PATH]._replace(vectors=INT8_SHAPES[PATH].vectors // 2)
+PACKED_SHAPES = {INT8: INT8_SHAPES[PATH], INT5: HALVES, INT4: HALVES}  # half a byte each: a vector has two sums
+SUMS = 24 if FEATURES.get("avx512f") else 6  # sums of 16 lanes that a CPU's registers hold, beside the factors
 
 
 def dot_bytes(b: Any, path: str, sums: Any, w: Any, x: Any, signed: bool) -> Any:
@@ -205,8 +255,19 @@ def dot_bytes(b: Any, path: str, sums: Any, w: Any, x: Any, signed: bool) -> Any
     if path == "neon":
         return call(b, "llvm.aarch64.neon.sdot.v4i32.v16i8", sums.type, sums, w, x)
     products = b.mul((b.sext if signed else b.zext)(w, vector(I32, 4 * n)), b.sext(x, vector(I32, 4 * n)))
-    products = add_neighbours(b, b.add, add_neighbours(b, b.add, products))
-    return b.add(sums, products)
+    return b.add(sums, add_neighbours(b, add_neighbours(b, products)))
+
+
+def two_parts(b: Any, form: int, row: Any, n: Any, column: Any) -> list[Any]:
+    """Numbers `column` to `column` + 31 of a stored row of n as float32: the first 16 and the rest.
+
+    BF16: the even ones and the odd ones, which takes half as many instructions; see `even_first` in layers.py.
+    """
+    if form != BF16:
+        return [row_part(b, form, row, n, at(b, column, start)) for start in (0, LANES)]
+    pairs = load(b, at(b, row, (column, SIZES[BF16])), I32, LANES)
+    return [b.bitcast(bits, vector(FLOAT, LANES)) for bits in (
+        b.shl(pairs, splat(I32, LANES, 16)), b.and_(pairs, splat(I32, LANES, -0x10000)))]
 
 
 # Products: where nearly all time is spent. The formats of their factors: see layout.py.
@@ -214,270 +275,234 @@ def dot_bytes(b: Any, path: str, sums: Any, w: Any, x: Any, signed: bool) -> Any
 
 def zero_sums(b: Any, keys: Iterable[Any], lanes: int) -> dict[Any, Any]:
     """A variable for each key: a vector of float32 zeros."""
-    sums = {key: cgutils.alloca_once(b, vector(F32, lanes)) for key in keys}
+    sums = {key: cgutils.alloca_once(b, vector(FLOAT, lanes)) for key in keys}
     for sum_ in sums.values():
-        b.store(splat(F32, lanes, 0.0), sum_)
+        b.store(splat(FLOAT, lanes, 0.0), sum_)
     return sums
 
 
-def float_dot(kind: str, n_rows: int, n_vectors: int) -> Any:
-    """An intrinsic (w, stride, x, x_stride, n, out, out_stride): n_rows rows of floats times n_vectors.
+def write_float_product(form: int, n_vectors: int, b: Any, w: Any, stride: Any, n_rows: Any, x: Any, x_stride: Any,
+                        n: Any, out: Any, out_stride: Any, kept: Any, part: Any) -> None:
+    """out[t, r] = sum of w[r, k] x[t, k]: 16 partial sums in the order of k, then `totals`.
 
-    w: rows of n floats, n a multiple of 32; x: float32 [n] each. The strides are the bytes between two rows, two
-    vectors, and the results of two vectors; the results of the rows are neighbours.
+    w: rows of n floats as they lie in memory, n a multiple of 32; x float32, even_first for BF16. The strides are the
+    bytes between two rows, two vectors, and the results of two vectors. The sums of several rows and vectors stay in
+    registers, so that each number that is loaded is used several times. A product may be cut into parts of the columns:
+    with bit 0 of `part` set it continues the sums in `kept` float32 [n_rows, n_vectors, 16], with bit 1 it leaves them
+    there.
     """
-    size, pieces = SIZES[kind], 4 // n_rows  # sums per result: they hide how long adding takes
-    tile = [(r, t) for r in range(n_rows) for t in range(n_vectors)]
+    together = min(4, SUMS // n_vectors)
 
-    @intrinsic
-    def dot(context, w, stride, x, x_stride, n, out, out_stride):
-        def codegen(context, b, signature, args):
-            w, stride, x, x_stride, n, out, out_stride = args
-            sums = zero_sums(b, [(r, t, i) for r, t in tile for i in range(pieces)], LANES)
+    def tile(first: Any, n_tile_rows: int) -> None:
+        keys = [(t, r) for t in range(n_vectors) for r in range(n_tile_rows)]
+        rows = [at(b, w, (stride, first), (stride, r)) for r in range(n_tile_rows)]
+        kept_at = at(b, kept, (first, n_vectors * 4 * LANES))
+        sums = zero_sums(b, keys, LANES)
+        with b.if_then(b.trunc(part, I1)):
+            for i, key in enumerate(keys):
+                b.store(load(b, at(b, kept_at, 4 * LANES * i), FLOAT, LANES), sums[key])
 
-            def step(i: Any, n_pieces: int) -> None:
-                rows = [at(b, w, (stride, r)) for r in range(n_rows)]
-                vectors = [at(b, x, (x_stride, t), (i, 64 * 4)) for t in range(n_vectors)]
-                for row in rows if AHEAD else ():
-                    for line in range(0, n_pieces * LANES * size, 64):
-                        prefetch(b, at(b, row, (i, 64 * size), AHEAD + line))
-                for piece in range(n_pieces):
-                    column = b.add(b.mul(i, I64(64)), I64(piece * LANES))
-                    values = [row_part(b, kind, row, n, column, LANES) for row in rows]
-                    xs = [load(b, at(b, x, piece * LANES * 4), F32, LANES) for x in vectors]
-                    for r, t in tile:
-                        sum_ = sums[r, t, piece % pieces]
-                        b.store(fma(b, values[r], xs[t], b.load(sum_)), sum_)
+        def step(i: Any) -> None:
+            if AHEAD and n_vectors <= 4:  # the weights come from memory: ask for the rows that follow
+                for row in rows:
+                    for line in range(0, 32 * SIZES[form], 64):
+                        prefetch(b, at(b, row, (stride, n_tile_rows), (i, 32 * SIZES[form]), line))
+            column = b.mul(i, I64(32))
+            parts = [two_parts(b, form, row, n, column) for row in rows]
+            for half in range(2):
+                for t in range(n_vectors):
+                    value = load(b, at(b, x, (x_stride, t), (column, 4), 4 * LANES * half), FLOAT, LANES)
+                    for r in range(n_tile_rows):
+                        b.store(fma(b, parts[r][half], value, b.load(sums[t, r])), sums[t, r])
 
-            whole = b.sdiv(n, I64(64))
-            loop(b, whole, lambda i: step(i, 4))
-            with b.if_then(b.icmp_signed("<", b.mul(whole, I64(64)), n)):
-                step(whole, 2)
-            for t in range(n_vectors):
-                added = []
-                for r in range(n_rows):
-                    parts = [b.load(sums[r, t, i]) for i in range(pieces)]
-                    while len(parts) > 1:
-                        parts = [b.fadd(one, other) for one, other in zip(parts[::2], parts[1::2])]
-                    added += parts
-                store(b, totals(b, added), at(b, out, (out_stride, t)))
-            return context.get_dummy_value()
+        loop(b, b.sdiv(n, I64(32)), step)
+        with b.if_else(b.trunc(b.lshr(part, I64(1)), I1)) as (goes_on, ends):
+            with goes_on:
+                for i, key in enumerate(keys):
+                    store(b, b.load(sums[key]), at(b, kept_at, 4 * LANES * i))
+            with ends:
+                done = 0
+                while done < len(keys):
+                    count = 1 << (len(keys) - done).bit_length() - 1
+                    some = [b.load(sums[key]) for key in keys[done:done + min(count, LANES)]]
+                    sum_, i = totals(b, some), 0
+                    while i < len(some):  # neighbouring rows are stored together
+                        t, r = keys[done + i]
+                        run = min(len(some) - i, n_tile_rows - r)
+                        lanes = ir.Constant(vector(I32, run), list(range(i, i + run)))
+                        store(b, b.shuffle_vector(sum_, sum_, lanes), at(b, out, (out_stride, t), (first, 4), 4 * r))
+                        i += run
+                    done += len(some)
 
-        return types.void(*(types.int64,) * 7), codegen
+    whole = b.sdiv(n_rows, I64(together))
+    loop(b, whole, lambda i: tile(b.mul(i, I64(together)), together))
+    if together > 1:
+        done = b.mul(whole, I64(together))
+        loop(b, b.sub(n_rows, done), lambda i: tile(b.add(done, i), 1))
 
-    return dot
+
+def write_weighted_rows(form: int, n_vectors: int, b: Any, w: Any, stride: Any, n_rows: Any, x: Any, x_stride: Any,
+                        n: Any, out: Any, out_stride: Any) -> None:
+    """out[t, k] += sum of w[r, k] x[t, r], in the order of r. n is a multiple of 32."""
+    most = 1 << min(8, SUMS // n_vectors).bit_length() - 1  # pieces of 16 columns that are worked on at a time
+
+    def strip(column: Any, n_pieces: int) -> None:
+        keys = [(t, i) for t in range(n_vectors) for i in range(n_pieces)]
+        places = {(t, i): at(b, out, (out_stride, t), (column, 4), 4 * LANES * i) for t, i in keys}
+        sums = zero_sums(b, keys, LANES)
+        for key in keys:
+            b.store(load(b, places[key], FLOAT, LANES), sums[key])
+
+        def step(r: Any) -> None:
+            factors = [broadcast(b, load(b, at(b, x, (x_stride, t), (r, 4)), FLOAT), LANES) for t in range(n_vectors)]
+            for i in range(n_pieces):
+                value = row_part(b, form, at(b, w, (stride, r)), n, b.add(column, I64(LANES * i)))
+                for t in range(n_vectors):
+                    b.store(fma(b, value, factors[t], b.load(sums[t, i])), sums[t, i])
+
+        loop(b, n_rows, step)
+        for key in keys:
+            store(b, b.load(sums[key]), places[key])
+
+    done, pieces = I64(0), b.sdiv(n, I64(LANES))
+    for count in (8, 4, 2, 1):
+        if count <= most and (count > 1 or most == 1):
+            times, start = b.sdiv(b.sub(pieces, done), I64(count)), done
+            loop(b, times, lambda i: strip(b.mul(b.add(start, b.mul(i, I64(count))), I64(LANES)), count))
+            done = b.add(done, b.mul(times, I64(count)))
 
 
-def packed_tile(bits: int, n_vectors: int) -> Any:
-    """An intrinsic (w, x, x_stride, n, out, out_stride): a packed block times n_vectors packed vectors of n columns.
+def write_packed_product(form: int, n_vectors: int, b: Any, w: Any, x: Any, x_stride: Any, n: Any, out: Any,
+                         out_stride: Any) -> None:
+    """A packed block times packed vectors of n columns, a multiple of 64 -> out[t, 32 rows].
 
-    n is a multiple of 64; the strides are the bytes between two vectors, and between the results of two vectors. Each
-    sum of a group stays a whole number until its scales are multiplied in.
+    Each sum of a group stays a whole number until its scales are multiplied in.
     """
-    lanes, together = INT8_SHAPES[PATH].lanes, INT8_SHAPES[PATH].together
-    halves = range(8 // bits)
+    lanes, together, most = PACKED_SHAPES[form]
+    from_memory = 3 * n_vectors <= 2 * most  # else each block is read many times
+    size, halves = unit_size(form), range(1 if form == INT8 else 2)
     if n_vectors == 1:  # the weights come from memory: read them in one go
         together = PANEL // lanes
+    offset = 128 if form == INT8 and PATH.startswith("vnni") else 0  # the other instructions subtract it themselves
+    groups = b.sdiv(n, I64(GROUP))
+    vectors = [at(b, x, (x_stride, t)) for t in range(n_vectors)]
+    scales = [b.add(vector_, n) for vector_ in vectors]
+    totals_ = [at(b, scale, (groups, 4)) for scale in scales]
 
-    @intrinsic
-    def tile(context, w, x, x_stride, n, out, out_stride):
-        def codegen(context, b, signature, args):
-            w, x, x_stride, n, out, out_stride = args
-            groups = b.sdiv(n, I64(GROUP))
-            vectors = [at(b, x, (x_stride, t)) for t in range(n_vectors)]
-            scales = [b.add(vector_, n) for vector_ in vectors]
-            corrections = [at(b, scale, (groups, 4)) for scale in scales]
+    for first in range(0, PANEL // lanes, together):
+        pieces = range(first, first + together)
+        sums = zero_sums(b, [(p, t) for p in pieces for t in range(n_vectors)], lanes)
 
-            for first in range(0, PANEL // lanes, together):
-                pieces = range(first, first + together)
-                sums = zero_sums(b, [(p, t) for p in pieces for t in range(n_vectors)], lanes)
+        def unit(i: Any) -> None:
+            here = at(b, w, (i, size))
+            fifths, bytes_ = at(b, here, 2 * PANEL * len(halves)), at(b, here, size - 1024)
+            numbers = [b.add(b.mul(i, I64(len(halves))), I64(h)) for h in halves]
+            for line in range(0, size, 64) if AHEAD and from_memory else ():
+                prefetch(b, at(b, here, AHEAD + line))
+            wholes = {}
+            for p, t in sums:
+                for h in halves:
+                    wholes[p, t, h] = cgutils.alloca_once(b, vector(I32, lanes))
+                    start = splat(I32, lanes, 0)
+                    if offset:
+                        sum_x = load(b, at(b, totals_[t], (numbers[h], 4)), I32)
+                        start = broadcast(b, b.mul(sum_x, I32(-offset)), lanes)
+                    b.store(start, wholes[p, t, h])
 
-                def unit(i: Any) -> None:
-                    w_scales = at(b, w, (i, UNIT[bits]))
-                    here = at(b, w_scales, UNIT[bits] - 1024)
-                    numbers = [b.add(b.mul(i, I64(8 // bits)), I64(h)) for h in halves]
-                    for line in range(0, UNIT[bits], 64) if AHEAD and n_vectors == 1 else ():
-                        prefetch(b, at(b, w_scales, AHEAD + line))
-                    wholes = {}
-                    for p, t in sums:
-                        for h, g in enumerate(numbers):
-                            wholes[p, t, h] = cgutils.alloca_once(b, vector(I32, lanes))
-                            b.store(broadcast(b, load(b, at(b, corrections[t], (g, 4)), I32), lanes), wholes[p, t, h])
-
-                    def four_columns(k: int) -> None:
-                        words = {(t, h): b.bitcast(broadcast(b, load(b, at(b, v, (g, GROUP), 4 * k), I32), lanes),
-                                                   vector(I8, 4 * lanes))
-                                 for t, v in enumerate(vectors) for h, g in enumerate(numbers)}
-                        for p in pieces:
-                            value = load(b, at(b, here, 4 * PANEL * k + 4 * lanes * p), I8, 4 * lanes)
-                            for h in halves:
-                                part = value
-                                if bits == 4:
-                                    part = (b.lshr(value, splat(I8, 4 * lanes, 4)) if h else
-                                            b.and_(value, splat(I8, 4 * lanes, 15)))
-                                for t in range(n_vectors):
-                                    sum_ = wholes[p, t, h]
-                                    b.store(dot_bytes(b, PATH, b.load(sum_), part, words[t, h], bits == 8), sum_)
-
-                    for k in range(GROUP // 4):
-                        four_columns(k)
-                    for h, g in enumerate(numbers):
-                        for p in pieces:
-                            w_scale = load_float(b, at(b, w_scales, 2 * PANEL * h + 2 * lanes * p), "f16", lanes)
-                            for t in range(n_vectors):
-                                scale = b.fmul(w_scale, broadcast(b, load(b, at(b, scales[t], (g, 4)), F32), lanes))
-                                whole = b.sitofp(b.load(wholes[p, t, h]), vector(F32, lanes))
-                                b.store(fma(b, whole, scale, b.load(sums[p, t])), sums[p, t])
-
-                loop(b, b.sdiv(groups, I64(8 // bits)), unit)
-                for (p, t), sum_ in sums.items():
-                    store(b, b.load(sum_), at(b, out, (out_stride, t), 4 * lanes * p))
-            return context.get_dummy_value()
-
-        return types.void(*(types.int64,) * 6), codegen
-
-    return tile
-
-
-def float_tile(n_vectors: int) -> Any:
-    """An intrinsic (panel, panel_stride, x, x_stride, n, out, out_stride, add): n_vectors vectors times a panel.
-
-    The panel is float32 [n, 32], `panel_stride` bytes from one row to the next; x: n_vectors rows of float32 [n], n a
-    multiple of 8 -> out: n_vectors rows of float32 [32], to which the results are added if `add` is 1. All sums stay in
-    registers, so that each number that is loaded is used several times: the inner kernel of every fast matrix product
-    (Goto & van de Geijn 2008).
-    """
-    lanes, together = FLOAT_SHAPE.lanes, FLOAT_SHAPE.together
-
-    @intrinsic
-    def tile(context, panel, panel_stride, x, x_stride, n, out, out_stride, add):
-        def codegen(context, b, signature, args):
-            panel, panel_stride, x, x_stride, n, out, out_stride, add = args
-            adds = b.icmp_signed("!=", add, I64(0))
-            vectors = [at(b, x, (x_stride, t)) for t in range(n_vectors)]
-            for first in range(0, PANEL // lanes, together):
-                pieces = range(first, first + together)
-                sums = zero_sums(b, [(p, t) for p in pieces for t in range(n_vectors)], lanes)
-
-                def body(i: Any) -> None:
-                    for k in range(8):
-                        row = at(b, panel, (panel_stride, b.add(b.mul(i, I64(8)), I64(k))))
-                        ws = {p: load(b, at(b, row, 4 * lanes * p), F32, lanes) for p in pieces}
+            def four_columns(k: int) -> None:
+                words = {(t, h): b.bitcast(broadcast(b, load(b, at(b, v, (g, GROUP), 4 * k), I32), lanes),
+                                           vector(I8, 4 * lanes))
+                         for t, v in enumerate(vectors) for h, g in enumerate(numbers)}
+                for p in pieces:
+                    value = load(b, at(b, bytes_, 4 * PANEL * k + 4 * lanes * p), I8, 4 * lanes)
+                    for h in halves:
+                        part = value
+                        if form != INT8:
+                            part = (b.lshr(value, splat(I8, 4 * lanes, 4)) if h else
+                                    b.and_(value, splat(I8, 4 * lanes, 15)))
+                        if form == INT5:
+                            set_ = load(b, at(b, fifths, PANEL // 2 * (2 * k + h) + lanes // 2 * p),
+                                        ir.IntType(4 * lanes))
+                            part = b.select(b.bitcast(set_, vector(I1, 4 * lanes)),
+                                            b.add(part, splat(I8, 4 * lanes, 16)), part)
                         for t in range(n_vectors):
-                            value = broadcast(b, load(b, at(b, vectors[t], (i, 32), 4 * k), F32), lanes)
-                            for p in pieces:
-                                b.store(fma(b, ws[p], value, b.load(sums[p, t])), sums[p, t])
+                            sum_ = wholes[p, t, h]
+                            b.store(dot_bytes(b, PATH, b.load(sum_), part, words[t, h], form == INT8), sum_)
 
-                loop(b, b.sdiv(n, I64(8)), body)
-                for (p, t), sum_ in sums.items():
-                    address = at(b, out, (out_stride, t), 4 * lanes * p)
-                    with b.if_else(adds) as (then, otherwise):
-                        with then:
-                            store(b, b.fadd(load(b, address, F32, lanes), b.load(sum_)), address)
-                        with otherwise:
-                            store(b, b.load(sum_), address)
-            return context.get_dummy_value()
+            for k in range(GROUP // 4):
+                four_columns(k)
+            for h, g in enumerate(numbers):
+                for p in pieces:
+                    word = b.zext(load(b, at(b, here, 2 * PANEL * h + 2 * lanes * p), I16, lanes), vector(I32, lanes))
+                    w_scale, zero = scale_of(b, word), None
+                    if form != INT8:  # -8 or -16, and the last 4 bits of the scale in its fraction
+                        bits = b.and_(b.shl(word, splat(I32, lanes, 18)), splat(I32, lanes, 15 << 18))
+                        minus = 0xC1000000 if form == INT4 else 0xC1800000
+                        zero = b.bitcast(b.or_(bits, splat(I32, lanes, minus)), vector(FLOAT, lanes))
+                        zero = b.fadd(zero, splat(FLOAT, lanes, 2 if form == INT4 else 4))
+                    for t in range(n_vectors):
+                        whole = b.sitofp(b.load(wholes[p, t, h]), vector(FLOAT, lanes))
+                        if zero is not None:
+                            sum_x = b.sitofp(broadcast(b, load(b, at(b, totals_[t], (g, 4)), I32), lanes), zero.type)
+                            whole = fma(b, zero, sum_x, whole)
+                        scale = b.fmul(w_scale, broadcast(b, load(b, at(b, scales[t], (g, 4)), FLOAT), lanes))
+                        b.store(fma(b, whole, scale, b.load(sums[p, t])), sums[p, t])
 
-        return types.void(*(types.int64,) * 8), codegen
-
-    return tile
-
-
-def expand_panel(kind: str) -> Any:
-    """An intrinsic (w, stride, rows, n, out): 32 rows of n numbers -> float32 [n, 32], n a multiple of 16.
-
-    From `rows` on the last row is taken again. Columns become rows by exchanging ever smaller squares of 16 x 16.
-    """
-    half = PANEL // 2
-
-    @intrinsic
-    def expand(context, w, stride, rows, n, out):
-        def codegen(context, b, signature, args):
-            w, stride, rows, n, out = args
-            last = b.sub(rows, I64(1))
-            for side in range(2):
-                starts = []
-                for r in range(side * half, side * half + half):
-                    r = b.select(b.icmp_signed("<", I64(r), last), I64(r), last)
-                    starts.append(b.add(w, b.mul(stride, r)))
-
-                def square(i: Any) -> None:
-                    values = [row_part(b, kind, start, n, b.mul(i, I64(half)), half) for start in starts]
-                    for distance in (8, 4, 2, 1):
-                        orders = [ir.Constant(vector(I32, half), order) for order in (
-                            [half + (c ^ distance) if c & distance else c for c in range(half)],
-                            [half + c if c & distance else c ^ distance for c in range(half)])]
-                        for r in [r for r in range(half) if not r & distance]:
-                            pair = values[r], values[r + distance]
-                            values[r], values[r + distance] = (b.shuffle_vector(*pair, order) for order in orders)
-                    for c, value in enumerate(values):
-                        store(b, value, at(b, out, (i, half * 4 * PANEL), c * 4 * PANEL + side * 4 * half))
-
-                loop(b, b.sdiv(n, I64(half)), square)
-            return context.get_dummy_value()
-
-        return types.void(*(types.int64,) * 5), codegen
-
-    return expand
+        loop(b, b.sdiv(groups, I64(len(halves))), unit)
+        for (p, t), sum_ in sums.items():
+            store(b, b.load(sum_), at(b, out, (out_stride, t), 4 * lanes * p))
 
 
-def weighted_sum(kind: str, n_vectors: int) -> Any:
-    """An intrinsic (v, stride, p, p_stride, n, width, out, out_stride): adds weighted sums of n rows to n_vectors ones.
-
-    v: n rows of `width` floats, a multiple of 32; p: n_vectors times float32 [n]; out: likewise [width].
-    Eight rows at a time, so that memory is read in its order and sums are seldom loaded and stored.
-    """
-    @intrinsic
-    def add(context, v, stride, p, p_stride, n, width, out, out_stride):
-        def codegen(context, b, signature, args):
-            v, stride, p, p_stride, n, width, out, out_stride = args
-
-            def strip(first: Any, n_rows: int, column: Any, n_pieces: int) -> None:
-                outs = {(i, t): at(b, out, (out_stride, t), (column, 4), 4 * LANES * i)
-                        for i in range(n_pieces) for t in range(n_vectors)}
-                sums = {key: load(b, address, F32, LANES) for key, address in outs.items()}
-                for r in range(n_rows):
-                    row = b.add(first, I64(r))
-                    weights = [broadcast(b, load(b, at(b, p, (p_stride, t), (row, 4)), F32), LANES)
-                               for t in range(n_vectors)]
-                    for i in range(n_pieces):
-                        here = b.add(column, I64(LANES * i))
-                        value = row_part(b, kind, at(b, v, (stride, row)), width, here, LANES)
-                        for t, weight in enumerate(weights):
-                            sums[i, t] = fma(b, value, weight, sums[i, t])
-                for key, address in outs.items():
-                    store(b, sums[key], address)
-
-            def rows(first: Any, n_rows: int) -> None:
-                whole = b.sdiv(width, I64(64))
-                loop(b, whole, lambda c: strip(first, n_rows, b.mul(c, I64(64)), 4))
-                with b.if_then(b.icmp_signed("<", b.mul(whole, I64(64)), width)):
-                    strip(first, n_rows, b.mul(whole, I64(64)), 2)
-
-            eights = b.sdiv(n, I64(8))
-            loop(b, eights, lambda i: rows(b.mul(i, I64(8)), 8))
-            loop(b, b.sub(n, b.mul(eights, I64(8))), lambda i: rows(b.add(b.mul(eights, I64(8)), i), 1))
-            return context.get_dummy_value()
-
-        return types.void(*(types.int64,) * 8), codegen
-
-    return add
+def scale_of(b: Any, word: Any) -> Any:
+    """The float32 of scales' bits, int32 [lanes]."""
+    n = word.type.count
+    return b.bitcast(b.add(b.shl(word, splat(I32, n, 13)), splat(I32, n, BIAS)), vector(FLOAT, n))
 
 
-ROWS = 4  # of the KV cache that are multiplied with a vector together
-(dot_f32, dots_f32), (dot_bf16, dots_bf16), (dot_f16, dots_f16) = (
-    [float_dot(kind, 1, n) for n in (1, PAIR)] for kind in ("f32", "bf16", "f16"))
-(rows_f32, rows_f32_pair), (rows_bf16, rows_bf16_pair), (rows_f16, rows_f16_pair), (rows_i8, rows_i8_pair) = (
-    [float_dot(kind, ROWS, n) for n in (1, PAIR)] for kind in ("f32", "bf16", "f16", "i8"))
-dot_i8, dots_i8 = (float_dot("i8", 1, n) for n in (1, PAIR))
-(add_f32, adds_f32), (add_bf16, adds_bf16), (add_f16, adds_f16), (add_i8, adds_i8) = (
-    [weighted_sum(kind, n) for n in (1, PAIR)] for kind in ("f32", "bf16", "f16", "i8"))
-panel_f32, panel_bf16, panel_f16, panel_i8 = (expand_panel(kind) for kind in ("f32", "bf16", "f16", "i8"))
-FLOAT_VECTORS, SOME_VECTORS = FLOAT_SHAPE.vectors, 4
-INT8_VECTORS, INT4_VECTORS = INT8_SHAPES[PATH].vectors, INT8_SHAPES[PATH].vectors // 2  # 4 bits have two sums each
-tiles_float, some_float, one_float = (float_tile(n) for n in (FLOAT_VECTORS, SOME_VECTORS, 1))
-tiles_int8, tiles_int4 = packed_tile(8, INT8_VECTORS), packed_tile(4, INT4_VECTORS)
-one_int8, one_int4 = (packed_tile(bits, 1) for bits in (8, 4))
+float_product = product("float_product", (F32, BF16, F16, KV8), VECTORS, 10, write_float_product)
+weighted_rows = product("weighted_rows", (F32, BF16, F16, KV8), VECTORS, 8, write_weighted_rows)
+packed_product = product("packed_product", (INT8, INT5, INT4), INT8_SHAPES[PATH].vectors, 6, write_packed_product)
+
+
+@intrinsic
+def dot(context, x, y, n):
+    """The sum of the products of two float32 [n], n a multiple of 16, in the order of float_product."""
+    def codegen(context, b, signature, args):
+        x, y, n = args
+        sums = zero_sums(b, [0], LANES)
+
+        def step(i: Any) -> None:
+            one, other = (load(b, at(b, address, (i, 4 * LANES)), FLOAT, LANES) for address in (x, y))
+            b.store(fma(b, one, other, b.load(sums[0])), sums[0])
+
+        loop(b, b.sdiv(n, I64(LANES)), step)
+        return b.extract_element(totals(b, [b.load(sums[0])]), I32(0))
+
+    return types.float32(types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
+def even_first(context, x, n):
+    """Of each 32 numbers of x float32 [n], the even ones before the odd ones: as products with BF16 take them."""
+    def codegen(context, b, signature, args):
+        def group(i: Any) -> None:
+            here = at(b, args[0], (i, 4 * GROUP))
+            halves = [load(b, at(b, here, 4 * LANES * half), FLOAT, LANES) for half in range(2)]
+            for half in range(2):
+                lanes = ir.Constant(vector(I32, LANES), list(range(half, GROUP, 2)))
+                store(b, b.shuffle_vector(*halves, lanes), at(b, here, 4 * LANES * half))
+
+        loop(b, b.sdiv(args[1], I64(GROUP)), group)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic
+def fused(context, x, y, z):
+    """x * y + z, rounded once."""
+    signature = types.float32(types.float32, types.float32, types.float32)
+    return signature, lambda context, b, signature, args: call(b, "llvm.fma.f32", FLOAT, *args)
 
 
 @intrinsic
@@ -534,21 +559,21 @@ to_pointer_u8, to_pointer_u16, to_pointer_f32 = pointer(types.uint8), pointer(ty
 @intrinsic
 def float_from_bits(context, bits):
     """The float32 with these bits."""
-    return types.float32(types.int32), lambda context, b, signature, args: b.bitcast(args[0], F32)
+    return types.float32(types.int32), lambda context, b, signature, args: b.bitcast(args[0], FLOAT)
 
 
 @intrinsic
 def half_from_float(context, value):
     """The bits of a number as float16."""
     def codegen(context, b, signature, args):
-        return b.bitcast(b.fptrunc(args[0], F16), I16)
+        return b.bitcast(b.fptrunc(args[0], HALF), I16)
     return types.uint16(types.float32), codegen
 
 
 @intrinsic
 def float_from_half(context, bits):
     def codegen(context, b, signature, args):
-        return b.fpext(b.bitcast(args[0], F16), F32)
+        return b.fpext(b.bitcast(args[0], HALF), FLOAT)
     return types.float32(types.uint16), codegen
 
 
@@ -567,5 +592,5 @@ def bf16_from_float(context, value):
 @intrinsic
 def float_from_bf16(context, bits):
     def codegen(context, b, signature, args):
-        return b.bitcast(b.shl(b.zext(args[0], I32), I32(16)), F32)
+        return b.bitcast(b.shl(b.zext(args[0], I32), I32(16)), FLOAT)
     return types.float32(types.uint16), codegen

@@ -33,7 +33,7 @@ def test_no_such_folder(tmp_path, capfd):
 
 def test_file_as_folder(tmp_path, capfd):
     (tmp_path / "model.gguf").write_text("x")
-    refuse_folder(capfd, tmp_path / "model.gguf", "model.gguf", "GGUF", "a model is a folder")
+    refuse_folder(capfd, tmp_path / "model.gguf", "model.gguf", "not a GGUF file")
     (tmp_path / "notes.txt").write_text("x")
     refuse_folder(capfd, tmp_path / "notes.txt", "notes.txt", "not a folder")
 

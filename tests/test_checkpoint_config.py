@@ -11,6 +11,7 @@ from configs import BASE, INTEGERS, SHARED, YARN, transformers_5
 from helpers import (HUGE_INT, REMOVED, assert_one_line, edit_json, finish, message_of, random_ids, refuse_folder,
                      start, works_or_refused)
 from make_random_model import make_random_model
+from qwen3_io.checkpoint import read_generation_config
 
 # ----------------------------------------------------------------------------------------------------------------------
 # config.json
@@ -67,7 +68,7 @@ NOT_SUPPORTED = {  # changes to the config, and what the message must name
     "architecture is a number": ({"architectures": 3}, ["architecture", "3"]),
     "architecture is an object": ({"architectures": {"a": 1}}, ["architecture"]),
     "model_type": ({"model_type": "llama"}, ["model_type", "llama"]),
-    "model_type of MoE": ({"model_type": "qwen3_moe"}, ["model_type", "qwen3_moe"]),
+    "model_type of MoE": ({"model_type": "qwen3_moe"}, ["Qwen3ForCausalLM", "Qwen3MoeForCausalLM"]),
     "model_type is a list": ({"model_type": ["qwen3"]}, ["model_type"]),
     "gelu": ({"hidden_act": "gelu"}, ["hidden_act", "gelu"]),
     "no activation": ({"hidden_act": None}, ["hidden_act", "None"]),
@@ -112,7 +113,7 @@ NOT_SUPPORTED = {  # changes to the config, and what the message must name
     "YaRN, beta_fast": ({"rope_scaling": YARN | {"beta_fast": "32"}}, ["beta_fast", "32"]),
     "YaRN, beta_slow": ({"rope_scaling": YARN | {"beta_slow": 0}}, ["beta_slow", "0"]),
     "YaRN, attention_factor": ({"rope_scaling": YARN | {"attention_factor": -1.0}}, ["attention_factor", "-1"]),
-    "quantized": ({"quantization_config": {"quant_method": "fp8", "fmt": "e4m3"}}, ["quantization_config", "fp8"]),
+    "quantized": ({"quantization_config": {"quant_method": "hqq"}}, ["quantization_config", "hqq"]),
     "unknown option": ({"logit_softcapping": 30.0}, ["logit_softcapping", "30"]),
     "unknown option, true": ({"use_mamba": True}, ["use_mamba", "True"]),
     "unknown option, zero": ({"first_k_dense_replace": 0}, ["first_k_dense_replace", "0"]),
@@ -193,17 +194,21 @@ OFFICIAL = {"0.6B": (1024, 3072, 28, 16, True), "1.7B": (2048, 6144, 28, 16, Tru
             "8B": (4096, 12288, 36, 32, False), "14B": (5120, 17408, 40, 40, False),
             "32B": (5120, 25600, 64, 64, False)}
 
+EXPERTS = {"A3B": (128, 768), "A22B": (128, 1536), "A35B": (160, 2560)}  # num_experts, moe_intermediate_size
+
 
 @pytest.mark.parametrize("file", config_files("configs") + config_files("configs_resaved"),
                          ids=lambda file: getattr(file, "stem", None))
 def test_official_configs(tmp_path, file):
-    """Every dense size loads with its sizes, in every dialect; MoE and FP8 are refused by name."""
+    """Every size loads with its sizes, in every dialect."""
     shutil.copy(file, tmp_path / "config.json")
     raw = json.loads(file.read_text())
     if "A3B" in file.stem or "A22B" in file.stem or "A35B" in file.stem:
-        assert_one_line(message_of(qwen3.load_config, tmp_path), "config.json", "Qwen3MoeForCausalLM")
-    elif "FP8" in file.stem:
-        assert_one_line(message_of(qwen3.load_config, tmp_path), "config.json", "quantization_config", "fp8")
+        config = qwen3.load_config(tmp_path)
+        experts, inner = next(sizes for size, sizes in EXPERTS.items() if size in file.stem)
+        assert (config.num_experts, config.num_experts_per_tok, config.moe_intermediate_size) == (experts, 8, inner)
+        assert config.sparse_layers == tuple(range(raw["num_hidden_layers"])) and config.norm_topk_prob
+        assert not config.tie_word_embeddings
     else:
         hidden, inner, layers, heads, tied = next(sizes for size, sizes in OFFICIAL.items()
                                                   if size in file.stem.replace(".transformers", "-").split("-"))
@@ -228,6 +233,17 @@ def test_official_config_is_the_same_in_all_dialects(tmp_path):
         shutil.copy(file, tmp_path / "config.json")
         configs.append(qwen3.load_config(tmp_path))
     assert len(configs) == 3 and configs[0] == configs[1] == configs[2]
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason=f"no official configs at {SHARED}")
+def test_a_base_model_continues_greedily_and_ends_on_its_own_token(tmp_path):
+    """<|endoftext|>, 151643, in config.json as in generation_config.json; instruct models end on <|im_end|> as well."""
+    for name in ("Qwen3-0.6B-Base", "Qwen3-30B-A3B-Base"):
+        shutil.copy(SHARED / f"configs/{name}.json", tmp_path / "config.json")
+        assert qwen3.load_config(tmp_path).eos_token_ids == (151643,)
+    sampling, ends, longest = read_generation_config(SHARED / "tokenizer_base")
+    assert (sampling["temperature"], ends, longest) == (0, (151643,), 2048)
+    assert read_generation_config(SHARED / "tokenizer")[1] == (151645, 151643)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import pytest
 import qwen3
 from helpers import HUGE_INT, assert_cli_refuses, assert_one_line, cut_off, edit_json, refusal, run_main
 from qwen3_app import cli
+from qwen3_io.checkpoint import stretched
 
 BAD_OPTIONS = [
     (["--top-k", "-3"], ["top", "-3"]), (["--top-k", "2.5"], ["top-k", "2.5"]), (["--top-k", "x"], ["top-k", "x"]),
@@ -35,6 +36,18 @@ def test_options(pristine, capfd, options, words):
         assert_cli_refuses(capfd, ["--model", pristine, "Hello", *options], *words)
     else:
         assert_cli_refuses(capfd, ["--model", pristine, *options, "--", "Hello"], *words)
+
+
+@pytest.mark.parametrize("options", [["--rope-factor", "4"], ["--rope-scaling", "yarn"],
+                                     *(["--rope-scaling", "yarn", "--rope-factor", x] for x in ("0", "nan", "1e300"))])
+def test_rope_options_that_make_no_sense(pristine, capfd, options):
+    assert_cli_refuses(capfd, ["--model", pristine, *options, "Hello"], "--rope-factor")
+
+
+def test_the_trained_length_of_qwen3():
+    """Of 40,960 positions, 32,768 are trained: with factor 4, 131,072 as the authors say."""
+    assert stretched(4, 40960)["original_max_position_embeddings"] == 32768
+    assert stretched(4, 262144)["original_max_position_embeddings"] == 262144
 
 
 @pytest.mark.parametrize("options", [["--max-tokens", "0"], ["--seed", "-1"], ["--top-k", "-3"],

@@ -15,16 +15,14 @@ from qwen3_io import checkpoint
 
 LFS = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'4d7a2146' * 8}\nsize 12345\n"
 QUANTIZED = {
-    "fp8": {"quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}},
-    "awq": {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"}},
-    "gptq": {"quantization_config": {"quant_method": "gptq", "bits": 8, "group_size": 128, "desc_act": False}},
-    "compressed-tensors": {"quantization_config": {"quant_method": "compressed-tensors", "format": "pack-quantized"}},
     "bitsandbytes": {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
     "MLX": {"quantization": {"group_size": 64, "bits": 4}, "quantization_config": {"group_size": 64, "bits": 4}},
+    "mxfp4": {"quantization_config": {"quant_method": "mxfp4"}},
+    "an unknown method": {"quantization_config": {"some": "thing"}},
 }
 RELATIVES = {
     "qwen2": ("Qwen2ForCausalLM", "Qwen2"), "qwen2_moe": ("Qwen2MoeForCausalLM", "mixture of experts"),
-    "qwen3_moe": ("Qwen3MoeForCausalLM", "mixture of experts"), "qwen3_next": ("Qwen3NextForCausalLM", "Qwen3-Next"),
+    "qwen3_next": ("Qwen3NextForCausalLM", "Qwen3-Next"), "qwen2_audio": ("Qwen2AudioForC", "Qwen2-Audio"),
     "qwen3_5": ("Qwen3_5ForConditionalGeneration", "Qwen3.5"), "qwen3_vl": ("Qwen3VLForConditionalGeneration", "sees"),
     "qwen3_vl_moe": ("Qwen3VLMoeForConditionalGeneration", "sees"), "qwen2_5_vl": ("Qwen2_5_VLForC", "Qwen2.5-VL"),
     "qwen3_omni_moe": ("Qwen3OmniMoeForConditionalGeneration", "sees and hears"),
@@ -39,7 +37,8 @@ RELATIVES = {
 @pytest.mark.parametrize("method", QUANTIZED)
 def test_quantized_elsewhere(folder, capfd, method):
     edit_json(folder / "config.json", QUANTIZED[method])
-    assert_cli_refuses(capfd, ["--model", folder, "Hello"], "quantized by " + method, "bfloat16", "--quantize")
+    assert_cli_refuses(capfd, ["--model", folder, "Hello"], "quantized by " + method, "bfloat16", "--quantize",
+                       "fp8, awq, gptq, compressed-tensors and GGUF")
 
 
 @pytest.mark.parametrize("model_type", RELATIVES)
@@ -48,16 +47,20 @@ def test_other_architectures(folder, capfd, model_type):
     architecture, words = RELATIVES[model_type]
     nested = {"model_type": model_type, "architectures": [architecture], "text_config": {"hidden_size": 64}}
     (folder / "config.json").write_text(json.dumps(nested))
-    assert_cli_refuses(capfd, ["--model", folder, "Hello"], words, f"'{model_type}'", architecture, "dense Qwen3")
+    assert_cli_refuses(capfd, ["--model", folder, "Hello"], words, f"'{model_type}'", architecture,
+                       "only Qwen3 is")
 
 
 def test_gguf_file_and_folder(tmp_path, capfd):
     (tmp_path / "Qwen3-0.6B-Q8_0.gguf").write_bytes(b"GGUF\3\0\0\0")
-    assert_cli_refuses(capfd, ["--model", tmp_path / "Qwen3-0.6B-Q8_0.gguf", "Hello"], "Q8_0.gguf", "a GGUF file")
-    assert_cli_refuses(capfd, ["--model", tmp_path, "Hello"], "GGUF", "safetensors")
+    assert_cli_refuses(capfd, ["--model", tmp_path / "Qwen3-0.6B-Q8_0.gguf", "Hello"], "Q8_0.gguf", "GGUF file")
+    assert_cli_refuses(capfd, ["--model", tmp_path, "Hello"], "Q8_0.gguf", "GGUF file")
     (tmp_path / "config.json").write_text(json.dumps(BASE))  # beside a config
     (tmp_path / "tokenizer.json").write_bytes((ROOT / "demo/tokenizer.json").read_bytes())
-    assert_cli_refuses(capfd, ["--model", tmp_path, "Hello"], "GGUF", "safetensors")
+    assert_cli_refuses(capfd, ["--model", tmp_path, "Hello"], "GGUF", "safetensors", "give one of them", "Q8_0.gguf")
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "Qwen3-0.6B-Q4_0.gguf").write_bytes(b"GGUF")
+    assert_cli_refuses(capfd, ["--model", tmp_path, "Hello"], "several GGUF files", "Q4_0.gguf", "Q8_0.gguf")
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
@@ -68,7 +71,7 @@ def test_file_of_a_model_in_place_of_its_folder(folder, capfd, name):
 def test_lora_adapter(tmp_path, capfd):
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     (tmp_path / "adapter_model.safetensors").write_bytes(b"")
-    assert_cli_refuses(capfd, ["--model", tmp_path, "Hello"], "LoRA adapter", "merge")
+    assert_cli_refuses(capfd, ["--model", tmp_path, "Hello"], "LoRA adapter", "--adapter")
 
 
 def test_weights_in_a_pickle(folder, capfd):

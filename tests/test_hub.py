@@ -541,7 +541,7 @@ def test_a_model_that_lacks_a_file_is_refused_before_any_is_downloaded(hub, get,
 
 def test_a_model_of_gguf_files_is_refused(hub, get):
     hub.models["tiny/demo"] = {"tiny-Q8_0.gguf": b"GGUF", "README.md": b"# Tiny"}
-    assert_refused(get(), "tiny/demo: has no config.json", "on the hub, but GGUF files, which are not supported")
+    assert_refused(get(), "tiny/demo: has no config.json", "on the hub, but GGUF files: download one")
 
 
 def test_a_file_of_the_wrong_size(hub, get):
@@ -664,10 +664,14 @@ def test_a_file_is_no_folder(no_network):
 
 
 @pytest.mark.parametrize("file, content", [("model.gguf", b""), ("MODEL.GGUF", b"a"), ("sha256-0123", b"GGUF\3\0\0\0")])
-def test_a_gguf_file_is_named_as_such(no_network, file, content):
+def test_a_gguf_file_is_a_model(no_network, file, content):
     Path(file).write_bytes(content)
-    message = refusal(file)
-    assert "a GGUF file" in message and "not supported" in message and "a folder with config.json" in message
+    assert resolve_model(file) == Path(file)
+    Path("folder").mkdir()
+    Path("folder/a.gguf").write_bytes(content)
+    assert resolve_model("folder") == Path("folder/a.gguf")
+    Path("folder/b.gguf").write_bytes(content)
+    assert resolve_model("folder") == Path("folder")  # which one is not for us to choose
 
 
 def test_a_file_of_a_model_is_not_the_model(no_network):

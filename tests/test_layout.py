@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from configs import ROOT
-from qwen3_kernels import layout
+from configs import BASE, ROOT
+from make_random_model import make_random_model
 
 pytestmark = pytest.mark.core
 
@@ -17,33 +17,21 @@ sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
 import qwen3_numba as fast
 from guarded import guard_memory
 guard_memory()
-real = fast.space_size
-fast.space_size = lambda *sizes: real(*sizes) - int(sys.argv[1])
-model = fast.load_model({str(ROOT / "demo")!r})
+real = fast.own_space
+fast.own_space = lambda *sizes: real(*sizes) - int(sys.argv[2])
+model = fast.load_model(sys.argv[1], threads=1)
 fast.forward(model, list(range(70)), fast.KVCache(model.config))
 print("as it should be")
 """
 
 
-@pytest.mark.parametrize("group", [1, 2, 5, 16])
-@pytest.mark.parametrize("width", [32, 128, 256])
-def test_parts_of_the_space(group, width):
-    """They follow each other, each as large as its array, and the last ends within the space."""
-    for n in (1, 7, layout.TILE):
-        ends = layout.tile_parts(group, n, width)
-        sizes = [end - start for start, end in zip((0, *ends), ends)]
-        assert sizes == [layout.POSITIONS * width, layout.POSITIONS * width, layout.TILE * layout.POSITIONS,
-                         group * n * width, group * n, group * n]
-        assert ends[-1] <= layout.space_size(group, width)
-    assert layout.space_size(group, width) >= max(layout.PANELS * layout.DEPTH * layout.PANEL,
-                                                  layout.PAIR * layout.LONG_PART)
-
-
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs mprotect")
-@pytest.mark.parametrize("missing, status", [(0, 0), (1, -signal.SIGSEGV), (1000, -signal.SIGSEGV)])
-def test_memory_beyond_the_space_is_guarded(missing, status):
-    """A single number too little, and the process crashes: the mode in which all tests can run finds that."""
-    done = subprocess.run([sys.executable, "-c", PROGRAM, str(missing)], capture_output=True, text=True, timeout=300)
+@pytest.mark.parametrize("missing, status", [(0, 0), (16, -signal.SIGSEGV), (1000, -signal.SIGSEGV)])
+def test_memory_beyond_the_space_is_guarded(missing, status, tmp_path):
+    """64 bytes too little, and the process crashes: the mode in which all tests can run finds that."""
+    model = make_random_model(BASE | {"hidden_size": 128, "intermediate_size": 1184}, tmp_path)  # needs all of it
+    done = subprocess.run([sys.executable, "-c", PROGRAM, model, str(missing)], capture_output=True, text=True,
+                          timeout=300)
     assert (done.returncode, done.stdout) == (status, "" if status else "as it should be\n"), done.stderr
 
 

@@ -1,9 +1,12 @@
 """qwen3_app/models.py: --verify names damaged files and tensors. --list is tested in test_cli_start.py."""
 import hashlib
+import json
 import shutil
 
-from configs import ROOT
+from configs import ROOT, VOCABULARY
 from helpers import run_fast
+from make_random_model import make_random_model
+from test_qwen3_moe import MOE
 
 DEMO = ROOT / "demo"
 
@@ -52,3 +55,11 @@ def test_a_quantized_model_is_verified(tmp_path):
 def test_a_folder_without_checksums_cannot_be_verified():
     done = run_fast("--verify", program="qwen3.py")
     assert done.returncode == 1 and "nothing to compare with" in done.stderr
+
+
+def test_a_mixture_of_experts_is_listed_by_the_engine_that_runs_it(tmp_path):
+    folder = make_random_model(MOE | {"vocab_size": VOCABULARY}, tmp_path / "moe", "float32")
+    listed = {program: run_fast("--list", "--json", "--model", folder, program=program).stdout.splitlines()[-1]
+              for program in ("qwen3.py", "qwen3_numba.py")}
+    assert json.loads(listed["qwen3.py"])["runs"] and json.loads(listed["qwen3.py"])["why_not"] is None
+    assert json.loads(listed["qwen3_numba.py"])["why_not"] == "mixture of experts, which qwen3.py runs"

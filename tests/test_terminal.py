@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 import qwen3
+import qwen3_numba
+from make_random_model import make_random_model
 from qwen3_app import terminal
 from qwen3_io import checkpoint
-from qwen3_kernels import layout
+from test_qwen3_moe import MOE
 
 ROOT = Path(__file__).resolve().parents[1]
 FRANCE = "What is the capital of France?"
@@ -68,9 +70,20 @@ def test_banner_and_sizes(demo):
     assert terminal.weight_bytes(demo) == 4 * terminal.parameters(demo.config)  # its embedding is its lm_head
 
 
-def test_formats_are_numbered_as_in_the_fast_engine():
-    assert [terminal.FORMATS[form] for form in (layout.FLOAT32, layout.BF16, layout.FLOAT16, layout.INT8, layout.INT4)
-            ] == ["float32", "bf16", "f16", "int8", "int4"]
+@pytest.mark.parametrize("quantize, name", [(None, "bf16"), ("int8", "int8"), ("int4", "int4")])
+def test_the_banner_names_the_format(quantize, name):
+    assert terminal.banner(qwen3_numba.load_model(ROOT / "demo", quantize)).endswith(f"· numba {name}")
+
+
+def test_a_mixture_of_experts_reads_a_share_of_its_weights(tmp_path):
+    model = qwen3.load_model(make_random_model(MOE | {"mlp_only_layers": [0]}, tmp_path, "float32"))
+    shapes = checkpoint.tensor_shapes(dataclasses.asdict(model.config))
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+    assert terminal.parameters(model.config) == sum(sizes.values())
+    chosen = sum(size for name, size in sizes.items() if ".experts." not in name or int(name.split(".")[5]) < 3)
+    assert terminal.weight_bytes(model) == 4 * (chosen - sizes["model.embed_tokens.weight"])
+    text = terminal.statistics(qwen3.Completion(model, [1, 2, 3], 4).finish())
+    assert f"a token goes through {chosen / sum(sizes.values()):.1%} of the weights" in text
 
 
 def test_statistics_say_how_fast_the_weights_were_read(demo):

@@ -1,34 +1,11 @@
 """qwen3_kernels/vectors.py: the instructions of each kind of CPU."""
-import os
-import subprocess
-import sys
-
 import llvmlite.binding as llvm
 import pytest
 from llvmlite import ir
 
-from configs import ROOT
 from qwen3_kernels import vectors
 
 pytestmark = pytest.mark.core
-
-
-@pytest.mark.compiles
-@pytest.mark.parametrize("path", ["vnni", "avx2", "plain"])
-def test_other_instructions(path, tmp_path):
-    """The tests of the kernels again, in a process that is made to use what older CPUs have."""
-    features = llvm.get_host_cpu_features()
-    if path == "vnni" and not (features.get("avxvnni") or features.get("avx512vl") and features.get("avx512vnni")):
-        pytest.skip("this CPU has no VNNI")
-    if path == "avx2" and not features.get("avx2"):
-        pytest.skip("this CPU has no AVX2")
-    tests = ["tests/test_layers.py::test_linear"]
-    if path == "plain":  # compiles all kernels: slow
-        tests.append("tests/test_qwen3_numba.py::test_the_bundled_model_says_the_same")
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests], capture_output=True,
-                          text=True, timeout=600, cwd=ROOT,
-                          env=os.environ | {"QWEN3_INT8_PATH": path, "NUMBA_CACHE_DIR": str(tmp_path)})
-    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("path, triple, cpu, instruction", [

@@ -77,10 +77,12 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="folder to write")
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
     parser.add_argument("--shards", type=int, default=1)
+    parser.add_argument("--layers", type=int, help="fewer layers than the config has, at the full width")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tokenizer", type=Path, default=ROOT / "demo", help="folder whose tokenizer files are copied")
     args = parser.parse_args()
     config = official_config(args.config) if args.config in SIZES else json.loads(Path(args.config).read_text())
+    config |= {} if args.layers is None else {"num_hidden_layers": args.layers}
     print(make_random_model(config, args.out, args.dtype, args.shards, args.seed, args.tokenizer))
 
 

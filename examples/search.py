@@ -1,0 +1,54 @@
+"""Searches a folder of text files by meaning.
+
+    python examples/search.py index notes.npz notes/ --model Qwen/Qwen3-Embedding-0.6B
+    python examples/search.py find notes.npz "Where do bees live?" --reranker Qwen/Qwen3-Reranker-0.6B
+"""
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # not needed where qwen3 is installed
+
+from qwen3 import InputError, load_model  # noqa: E402  (load_model of qwen3_numba is faster)
+from qwen3_embed import SEARCH, embed, rerank  # noqa: E402
+
+TOP = 5  # answers to show
+
+
+def index(file: str, folder: str, name: str) -> None:
+    """Writes a vector for each paragraph of the .txt and .md files below the folder."""
+    files = [path for path in sorted(Path(folder).rglob("*")) if path.suffix in (".txt", ".md")]
+    passages = [(str(path), " ".join(text.split())) for path in files
+                for text in path.read_text("utf-8").split("\n\n") if text.strip()]
+    vectors = embed(load_model(name), [text for _, text in passages], truncate=True)
+    np.savez(file, model=name, vectors=vectors, passages=json.dumps(passages))
+    print(f"{file}: {len(passages)} passages of {len(files)} files")
+
+
+def find(file: str, question: str, reranker: str | None) -> None:
+    """Prints the passages that answer the question best."""
+    saved = np.load(file)
+    passages = json.loads(str(saved["passages"]))
+    scores = saved["vectors"] @ embed(load_model(str(saved["model"])), [question], instruction=SEARCH)[0]
+    best = np.argsort(-scores)[:TOP if reranker is None else 10 * TOP]
+    if reranker is not None:  # it reads the most similar passages again, each together with the question
+        scores[best] = rerank(load_model(reranker), question, [passages[i][1] for i in best], truncate=True)
+        best = best[np.argsort(-scores[best])][:TOP]
+    for i in best:
+        print(f"{scores[i]:.3f}  {passages[i][0]}: {passages[i][1][:200]}")
+
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("action", choices=["index", "find"])
+parser.add_argument("file", help="the index")
+parser.add_argument("what", help="the folder to index, or the question")
+parser.add_argument("--model", default="Qwen/Qwen3-Embedding-0.6B", help="for the index (default: %(default)s)")
+parser.add_argument("--reranker", help="for the answers, such as Qwen/Qwen3-Reranker-0.6B")
+args = parser.parse_args()
+try:
+    index(args.file, args.what, args.model) if args.action == "index" else find(args.file, args.what, args.reranker)
+except (InputError, OSError) as error:
+    sys.exit(f"search.py: {error}")

@@ -1,0 +1,97 @@
+"""LoRA adapters in the layout of peft: adapter_config.json, and adapter_model.safetensors with two matrices per change.
+
+An adapter changes a matrix W [outputs, inputs] of its base model to W + scale * B A, with small matrices A [r, inputs]
+and B [outputs, r]. Source: Hu et al. 2021 (LoRA). The sum is computed while an engine reads W.
+"""
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from qwen3_io.errors import InputError, brief, is_number, is_whole, some
+from qwen3_io.tensors import PackedTensor, Tensor, to_float32
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+# Keys of adapter_config.json that don't change the computation, or say what the tensors' names and shapes say, too.
+HARMLESS = {"auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "exclude_modules",
+            "inference_mode", "layers_pattern", "layers_to_transform", "loftq_config", "lora_dropout", "lora_ga_config",
+            "megatron_core", "peft_version", "qalora_group_size", "rank_pattern", "revision", "runtime_config",
+            "target_modules", "task_type"}
+READ = {"peft_type", "r", "lora_alpha", "use_rslora", "init_lora_weights"}
+# Beginnings that leave the base model as it is; others (pissa, olora, loftq, ...) belong to a changed one.
+BEGINNINGS = (None, True, False, "gaussian", "orthogonal")
+
+
+class Change(NamedTuple):
+    """W becomes W + scale * b @ a."""
+    a: np.ndarray  # float32 [r, inputs]
+    b: np.ndarray  # float32 [outputs, r]
+    scale: float
+
+
+def read_changes(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> dict[str, Change]:
+    """The changes of an adapter by the names of the base model's tensors (model.layers.0.self_attn.q_proj.weight).
+
+    `config` is its adapter_config.json, `tensors` are its float32 matrices. Raises InputError for any kind of adapter
+    but LoRA, for each option that changes the computation and isn't known here, and for matrices that aren't pairs.
+    """
+    file = folder / CONFIG
+    if config.get("peft_type") != "LORA":
+        raise InputError(f"{file}: peft_type = {brief(repr(config.get('peft_type')))} is not supported, only 'LORA' is")
+    for key, value in config.items():
+        if key not in HARMLESS | READ and value not in (None, False, "none") and value != [] and value != {}:
+            raise InputError(f"{file}: option {brief(key)} = {brief(value, 80)} is not supported by this program")
+    rank, alpha, rooted = config.get("r"), config.get("lora_alpha", ""), config.get("use_rslora", False)
+    if not is_whole(rank, 1) or not is_number(alpha) or not isinstance(rooted, bool):
+        raise InputError(f"{file}: r must be a positive integer, lora_alpha a number and use_rslora true or false, not "
+                         f"{brief(repr((rank, alpha, rooted)), 80)}")
+    if config.get("init_lora_weights") not in BEGINNINGS:
+        raise InputError(f"{file}: init_lora_weights = {brief(repr(config['init_lora_weights']))} is not supported: "
+                         "such an adapter belongs to a base model that was changed, too; convert it with peft")
+    pairs: dict[str, dict[str, np.ndarray]] = {}
+    for name, tensor in tensors.items():
+        found = re.fullmatch(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight", name)
+        if found is None or tensor.ndim != 2:
+            raise InputError(f"{folder}: {brief(name)} is no matrix of a plain LoRA adapter")
+        module = f"model.{found[1]}" if found[1].startswith("layers.") else found[1]
+        pairs.setdefault(f"{module}.weight", {})[found[2]] = tensor
+    if not pairs:
+        raise InputError(f"{folder / WEIGHTS}: there are no tensors")
+    changes = {}
+    for name, pair in pairs.items():
+        if {*pair} != {"A", "B"} or pair["B"].shape[1] != len(pair["A"]):
+            raise InputError(f"{folder}: lora_A and lora_B of {brief(name)} don't belong together")
+        r = len(pair["A"])
+        if not config.get("rank_pattern") and r != rank:
+            raise InputError(f"{folder}: {brief(name)} has rank {r}, but {CONFIG} says {rank}")
+        if not all(np.isfinite(matrix).all() for matrix in pair.values()):
+            raise InputError(f"{folder}: NaN or infinity in the change of {brief(name)}")
+        changes[name] = Change(pair["A"], pair["B"], alpha / (math.sqrt(r) if rooted else r))
+    return changes
+
+
+def check_changes(folder: Path, changes: Mapping[str, Change], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises InputError unless the changes fit the base model's matrices, by name -> shape [outputs, inputs]."""
+    problems = [f"the base model has no matrix {name}" for name in changes if len(shapes.get(name, ())) != 2]
+    problems += [f"{name} is [{len(change.b)}, {change.a.shape[1]}] in the adapter and {list(shapes[name])} in the base"
+                 for name, change in changes.items()
+                 if len(shapes.get(name, ())) == 2 and shapes[name] != (len(change.b), change.a.shape[1])]
+    if problems:
+        raise InputError(f"{folder}: an adapter for another model: {some(problems, 2)}")
+
+
+def adapted(base: Tensor, change: Change, dtype: str) -> PackedTensor:
+    """The matrix with its change, computed whenever its data is read, so that it is in memory only once.
+
+    `dtype` is what it becomes: "F32", or "BF16" if the base isn't stored in more digits.
+    """
+    def rows(start: int, stop: int) -> np.ndarray:
+        part = base.rows(start, stop) if isinstance(base, PackedTensor) else \
+            to_float32(base._replace(data=base.data[start:stop]))
+        return part + np.float32(change.scale) * (change.b[start:stop] @ change.a)
+
+    kind = dtype if base.dtype == "BF16" else "F32"
+    return PackedTensor(kind, (len(change.b), change.a.shape[1]), rows, base.mapping)

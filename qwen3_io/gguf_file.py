@@ -1,0 +1,342 @@
+"""GGUF, llama.cpp's format: one file with a model's weights, sizes, tokenizer and chat template.
+
+    is_gguf(path)           whether a path is such a file
+    gguf_json(file, name)   what config.json, tokenizer.json, ... of the same model would say
+    map_gguf(file)          name -> tensor, under the names of a safetensors checkpoint
+
+A GGUF file is a head (magic, version, two counts), the metadata (name, type, value), a table of the tensors (name,
+sizes, format, offset), and the tensors' bytes. This file reads the head itself: the gguf package takes 8 s for a
+vocabulary of 151,936 tokens, and trusts each count. The package unpacks the numbers.
+"""
+import functools
+import importlib.util
+import math
+import mmap
+import os
+import struct
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from qwen3_io.errors import InputError, brief
+from qwen3_io.tensors import STORED_DTYPES, PackedTensor, StoredTensor, Tensor, map_file
+
+MAGIC = b"GGUF"
+
+# Format of a tensor: its number in the file -> (name, numbers in a block, bytes of a block)
+FORMATS = {0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20),
+           6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 12: ("Q4_K", 256, 144),
+           13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210)}
+
+# A value of the metadata: its type's number -> its struct format. 8 is a text, 9 an array.
+NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+TEXT, ARRAY = 8, 9
+LENGTH = struct.Struct("<Q")
+
+NORMAL, CONTROL, USER_DEFINED = 1, 3, 4  # types of tokens; others are unused
+
+
+class TensorEntry(NamedTuple):
+    """A tensor of the file: its format, its shape (rows first), and its bytes [..., bytes per row]."""
+    form: str
+    shape: tuple[int, ...]
+    data: np.ndarray
+
+
+class GGUF(NamedTuple):
+    """The contents of a file, its tensors under the names that GGUF gives them."""
+    metadata: dict[str, Any]
+    tensors: dict[str, TensorEntry]
+    mapping: mmap.mmap
+
+
+def is_gguf(path: Path) -> bool:
+    """True for a file that is called *.gguf or begins as GGUF files do."""
+    if not os.path.isfile(path):
+        return False
+    try:
+        with open(path, "rb") as opened:
+            return path.suffix.lower() == ".gguf" or opened.read(4) == MAGIC
+    except OSError:
+        return False
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Reading the head
+# ----------------------------------------------------------------------------------------------------------------------
+
+class Reader:
+    """Takes values from the bytes of a file, one after the other. Raises InputError behind its end."""
+
+    def __init__(self, file: Path, data: mmap.mmap):
+        self.file, self.data, self.at = file, data, 0
+
+    def skip(self, size: int) -> int:
+        """Moves on by so many bytes -> where they begin."""
+        start = self.at
+        if size > len(self.data) - start:
+            raise InputError(f"{self.file}: not a valid GGUF file: it ends at byte {len(self.data)}, within its head "
+                             "(truncated download?); download it again")
+        self.at += size
+        return start
+
+    def number(self, form: str) -> Any:
+        return struct.unpack_from("<" + form, self.data, self.skip(struct.calcsize("<" + form)))[0]
+
+    def text(self) -> str:
+        size = LENGTH.unpack_from(self.data, self.skip(8))[0]
+        start = self.skip(size)
+        return self.data[start:start + size].decode("utf-8", "replace")
+
+    def value(self, kind: int) -> Any:
+        if kind == TEXT:
+            return self.text()
+        if kind in NUMBERS:
+            return self.number(NUMBERS[kind])
+        if kind != ARRAY:
+            raise InputError(f"{self.file}: not a valid GGUF file: a value of the unknown type {kind}")
+        kind, count = self.number("I"), self.number("Q")
+        if kind == TEXT:
+            self.at = self.skip(8 * count)  # a text has 8 bytes at least, so a wrong count is noticed here
+            return [self.text() for _ in range(count)]
+        if kind not in NUMBERS:
+            raise InputError(f"{self.file}: not a valid GGUF file: an array of the unknown type {kind}")
+        dtype = np.dtype("<" + NUMBERS[kind])
+        start = self.skip(count * dtype.itemsize)
+        return np.frombuffer(self.data, dtype, count, start) if count else np.empty(0, dtype)
+
+
+def read_gguf(file: Path) -> GGUF:
+    """The contents of a GGUF file, checked. Raises InputError for a damaged one."""
+    status = file.stat()
+    return parsed(file, status.st_size, status.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=1)  # a model is read in several steps: config, tokenizer, tensors
+def parsed(file: Path, _size: int, _time: int) -> GGUF:
+    mapping = map_file(file)
+    reader = Reader(file, mapping)
+    if mapping[:4] != MAGIC:
+        raise InputError(f"{file}: not a GGUF file, despite its name: it doesn't begin with GGUF")
+    reader.skip(4)
+    if (version := reader.number("I")) not in (2, 3):
+        raise InputError(f"{file}: version {version} of GGUF is not supported, only 2 and 3 are")
+    n_tensors, n_values = reader.number("Q"), reader.number("Q")
+    if max(n_tensors, n_values) > len(mapping) // 8:  # each takes more than 8 bytes
+        raise InputError(f"{file}: not a valid GGUF file: {n_tensors} tensors and {n_values} values don't fit into "
+                         f"{len(mapping)} bytes; download it again")
+    metadata: dict[str, Any] = {}
+    for _ in range(n_values):
+        name = reader.text()
+        metadata[name] = reader.value(reader.number("I"))
+    entries = []
+    for _ in range(n_tensors):
+        name, n_sizes = reader.text(), reader.number("I")
+        if n_sizes > 4:
+            raise InputError(f"{file}: not a valid GGUF file: {brief(name)} has {n_sizes} dimensions")
+        shape = tuple(reader.number("Q") for _ in range(n_sizes))[::-1]
+        entries.append((name, shape, reader.number("I"), reader.number("Q")))
+    alignment = metadata.get("general.alignment", 32)
+    if not isinstance(alignment, int) or not 8 <= alignment <= 2**20 or alignment % 8:
+        raise InputError(f"{file}: not a valid GGUF file: general.alignment = {brief(alignment)}")
+    start = -(-reader.at // alignment) * alignment
+    tensors = {}
+    for name, shape, kind, offset in entries:
+        if kind not in FORMATS:
+            names = ", ".join(form for form, _, _ in FORMATS.values())
+            raise InputError(f"{file}: {brief(name)} has the format number {kind}, which is not supported, only "
+                             f"{names} are")
+        form, together, size = FORMATS[kind]
+        if not shape or shape[-1] % together:
+            raise InputError(f"{file}: {brief(name)} has shape {list(shape)}, but {form} has rows of blocks of "
+                             f"{together} numbers")
+        row_size = shape[-1] // together * size
+        if (n_bytes := math.prod(shape[:-1]) * row_size) > len(mapping) - start - offset:
+            raise InputError(f"{file}: {brief(name)} reaches beyond the end of the file (truncated download?); "
+                             "download it again")
+        if name in tensors or offset % 8 or n_bytes == 0:
+            raise InputError(f"{file}: not a valid GGUF file: {brief(name)} is there twice, empty or not aligned")
+        data = np.frombuffer(mapping, np.uint8, n_bytes, start + offset).reshape(*shape[:-1], row_size)
+        tensors[name] = TensorEntry(form, shape, data)
+    return GGUF(metadata, tensors, mapping)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Tensors
+# ----------------------------------------------------------------------------------------------------------------------
+
+# GGUF's name -> ours; in a layer, blk.7.NAME.weight -> model.layers.7.NAME.weight
+NAMES = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight",
+         "output.weight": "lm_head.weight"}
+LAYER_NAMES = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+               "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+               "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
+               "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+               "ffn_gate_inp": "mlp.gate"}
+EXPERT_NAMES = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
+
+
+def map_gguf(file: Path, dtype: str = "F32") -> dict[str, Tensor]:
+    """The tensors of a GGUF file, under the names of a safetensors checkpoint with one tensor per expert.
+
+    Packed matrices become PackedTensors of this dtype. Raises InputError for a damaged file, and where packed tensors
+    need the package gguf, which isn't installed.
+    """
+    gguf = read_gguf(file)
+    packed = sorted({entry.form for entry in gguf.tensors.values()} - {*STORED_DTYPES})
+    if packed and importlib.util.find_spec("gguf") is None:
+        raise InputError(f"{file}: to unpack {', '.join(packed)}, install the package gguf: pip install gguf")
+    tensors: dict[str, Tensor] = {}
+    for name, entry in gguf.tensors.items():
+        _, layer, tail = name.split(".", 2) if name.startswith("blk.") and name.count(".") > 2 else ("", "", "")
+        key = tail.removesuffix(".weight")
+        if key in EXPERT_NAMES and len(entry.shape) == 3:
+            for expert, data in enumerate(entry.data):
+                ours = f"model.layers.{layer}.mlp.experts.{expert}.{EXPERT_NAMES[key]}.weight"
+                tensors[ours] = tensor_of(entry._replace(shape=entry.shape[1:], data=data), gguf.mapping, dtype)
+        else:
+            ours = f"model.layers.{layer}.{LAYER_NAMES[key]}.weight" if key in LAYER_NAMES else NAMES.get(name, name)
+            tensors[ours] = tensor_of(entry, gguf.mapping, dtype)
+    return tensors
+
+
+def tensor_of(entry: TensorEntry, mapping: mmap.mmap, dtype: str) -> Tensor:
+    """A tensor of the file, mapped or packed."""
+    if entry.form in STORED_DTYPES:
+        return StoredTensor(entry.form, entry.data.view(STORED_DTYPES[entry.form]), mapping)
+    rows, n_columns = entry.data.reshape(-1, entry.data.shape[-1]), entry.shape[-1]
+    return PackedTensor(dtype, (len(rows), n_columns), unpacker(rows, entry.form), mapping)
+
+
+def unpacker(rows: np.ndarray, form: str) -> Callable[[int, int], np.ndarray]:
+    """A function that computes rows of a packed matrix uint8 [rows, bytes per row], as PackedTensor wants it."""
+    def unpacked(start: int, stop: int) -> np.ndarray:
+        from gguf import GGMLQuantizationType
+        from gguf.quants import dequantize
+        return dequantize(rows[start:stop], GGMLQuantizationType[form])
+
+    return unpacked
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Metadata, as the files of a model's folder
+# ----------------------------------------------------------------------------------------------------------------------
+
+def gguf_json(file: Path, name: str) -> dict[str, Any] | None:
+    """The JSON object that a model's folder would have in the file `name`; None if it would have none.
+
+    Its values are not checked here, but by those who read them. Raises InputError for a damaged GGUF file.
+    """
+    makers: dict[str, Callable[[Path, GGUF], dict[str, Any]]] = {
+        "config.json": config_json, "generation_config.json": generation_json, "tokenizer.json": tokenizer_json,
+        "tokenizer_config.json": tokenizer_config_json}
+    return makers[name](file, read_gguf(file)) if name in makers else None
+
+
+MODEL_TYPES = {"qwen3moe": "qwen3_moe"}  # GGUF's name -> transformers', where they differ
+
+# key of config.json -> that of the metadata, which stands behind "qwen3." or "qwen3moe."
+SIZES = {"hidden_size": "embedding_length", "intermediate_size": "feed_forward_length",
+         "num_hidden_layers": "block_count", "num_attention_heads": "attention.head_count",
+         "num_key_value_heads": "attention.head_count_kv", "head_dim": "attention.key_length",
+         "max_position_embeddings": "context_length", "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+         "rope_theta": "rope.freq_base"}
+MOE_SIZES = {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
+             "moe_intermediate_size": "expert_feed_forward_length"}
+
+
+def plain(value: Any) -> Any:
+    """A value of the metadata as JSON has it; a float32 as the shortest number that rounds to it (1e-06)."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return float(str(np.float32(value))) if isinstance(value, float) else value
+
+
+def config_json(file: Path, gguf: GGUF) -> dict[str, Any]:
+    metadata, kind = gguf.metadata, gguf.metadata.get("general.architecture")
+    if (parts := metadata.get("split.count", 0)) not in (0, 1):
+        raise InputError(f"{file}: one of {brief(parts)} parts of a model (split.count); join them first: "
+                         "llama-gguf-split --merge")
+    if metadata.get(f"{kind}.attention.value_length") != metadata.get(f"{kind}.attention.key_length"):
+        raise InputError(f"{file}: keys and values of different lengths are not supported")
+    model_type, embedding = MODEL_TYPES.get(str(kind), kind), gguf.tensors.get("token_embd.weight")
+    sizes = SIZES | (MOE_SIZES if model_type == "qwen3_moe" else {})
+    raw = {key: plain(metadata.get(f"{kind}.{name}")) for key, name in sizes.items()}
+    raw |= {"model_type": model_type, "vocab_size": embedding.shape[0] if embedding else None,
+            "tie_word_embeddings": "output.weight" not in gguf.tensors,
+            "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id")}
+    if model_type == "qwen3_moe":  # llama.cpp always scales the chosen experts' weights
+        n_layers = raw["num_hidden_layers"]
+        dense = [i for i in range(n_layers if isinstance(n_layers, int) and n_layers <= len(gguf.tensors) else 0)
+                 if f"blk.{i}.ffn_gate_inp.weight" not in gguf.tensors]
+        raw |= {"norm_topk_prob": True, "mlp_only_layers": dense}
+    scaling = metadata.get(f"{kind}.rope.scaling.type", "none")
+    if scaling != "none":
+        raw["rope_scaling"] = {"rope_type": scaling, "factor": plain(metadata.get(f"{kind}.rope.scaling.factor"))}
+        if original := metadata.get(f"{kind}.rope.scaling.original_context_length"):
+            raw["rope_scaling"]["original_max_position_embeddings"] = original
+    return raw
+
+
+# Qwen's own values for Qwen3, because only new files hold some.
+SAMPLING = {"temperature": ("temp", 0.6), "top_k": ("top_k", 20), "top_p": ("top_p", 0.95)}
+END_TOKENS = ("<|im_end|>", "<|endoftext|>")  # either ends an answer, whichever one the file names
+
+
+def generation_json(_file: Path, gguf: GGUF) -> dict[str, Any]:
+    tokens, end = gguf.metadata.get("tokenizer.ggml.tokens"), gguf.metadata.get("tokenizer.ggml.eos_token_id")
+    ends = [] if end is None else [end]
+    if isinstance(tokens, list):
+        ends += [tokens.index(text) for text in END_TOKENS if text in tokens]
+    values = {key: plain(gguf.metadata.get(f"general.sampling.{name}", default))
+              for key, (name, default) in SAMPLING.items()}
+    return {"do_sample": True, "eos_token_id": ends} | values
+
+
+# How Qwen's tokenizers cut a text before the merges: the values of their tokenizer.json.
+PIECES = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+          r"\s+(?!\S)|\s+")
+PRE_TOKENIZERS = ("qwen2", "deepseek-r1-qwen")  # names of this way in GGUF
+
+
+def tokenizer_json(file: Path, gguf: GGUF) -> dict[str, Any]:
+    keys = ("model", "pre", "tokens", "token_type", "merges")
+    about = {key: gguf.metadata.get(f"tokenizer.ggml.{key}") for key in keys}
+    if about["model"] != "gpt2" or about["pre"] not in PRE_TOKENIZERS:
+        raise InputError(f"{file}: the tokenizer {brief(about['model'])}, {brief(about['pre'])} is not supported, only "
+                         f"gpt2 with {' or '.join(PRE_TOKENIZERS)} is")
+    tokens, kinds, merges = about["tokens"], about["token_type"], about["merges"]
+    if not isinstance(tokens, list) or not isinstance(merges, list) or not isinstance(kinds, np.ndarray) \
+            or len(kinds) != len(tokens):
+        raise InputError(f"{file}: tokenizer.ggml.tokens, token_type or merges are absent or don't fit each other")
+    vocabulary = {token: i for i, token in enumerate(tokens) if kinds[i] == NORMAL}
+    added = [{"id": i, "content": token, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+              "special": bool(kinds[i] == CONTROL)}
+             for i, token in enumerate(tokens) if kinds[i] in (CONTROL, USER_DEFINED)]
+    pre = [{"type": "Split", "pattern": {"Regex": PIECES}, "behavior": "Isolated", "invert": False},
+           {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}]
+    end = gguf.metadata.get("tokenizer.ggml.eos_token_id")
+    ending = None
+    if gguf.metadata.get("tokenizer.ggml.add_eos_token") and isinstance(end, int) and 0 <= end < len(tokens):
+        text = [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": tokens[end], "type_id": 0}}]
+        special = {tokens[end]: {"id": tokens[end], "ids": [end], "tokens": [tokens[end]]}}
+        ending = {"type": "TemplateProcessing", "single": text, "pair": text, "special_tokens": special}
+    return {"version": "1.0", "added_tokens": added, "normalizer": {"type": "NFC"}, "post_processor": ending,
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": pre},
+            "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
+            "model": {"type": "BPE", "vocab": vocabulary, "merges": merges}}
+
+
+def tokenizer_config_json(_file: Path, gguf: GGUF) -> dict[str, Any]:
+    metadata: Mapping[str, Any] = gguf.metadata
+    tokens, config = metadata.get("tokenizer.ggml.tokens"), {}
+    for name, key in (("eos_token", "eos"), ("pad_token", "padding")):
+        token_id = metadata.get(f"tokenizer.ggml.{key}_token_id")
+        if isinstance(tokens, list) and isinstance(token_id, int) and 0 <= token_id < len(tokens):
+            config[name] = tokens[token_id]
+    if (template := metadata.get("tokenizer.chat_template")) is not None:
+        config["chat_template"] = template
+    added = tokenizer_json(_file, gguf)["added_tokens"]
+    return config | {"added_tokens_decoder": {str(token["id"]): token for token in added}}

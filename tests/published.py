@@ -1,0 +1,49 @@
+"""Checkpoints as they are published: official configs at a reduced size, and packed weights."""
+import json
+from pathlib import Path
+
+import numpy as np
+import safetensors
+
+from configs import SHARED
+
+DTYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2", "int32": "<i4", "int64": "<i8", "float8_e4m3fn": "u1"}
+
+
+def official_configs() -> list[Path]:
+    return sorted((SHARED / "configs").glob("*.json"))
+
+
+def reduced(raw: dict) -> dict:
+    """An official config with the same proportions at a fraction of the size: 1/16 of the widths, 1/4 of the heads."""
+    kv_heads = max(raw["num_key_value_heads"] // 4, 1)
+    small = {"hidden_size": raw["hidden_size"] // 16, "intermediate_size": raw["intermediate_size"] // 16,
+             "num_hidden_layers": max(raw["num_hidden_layers"] // 24, 2), "num_key_value_heads": kv_heads,
+             "num_attention_heads": raw["num_attention_heads"] // raw["num_key_value_heads"] * kv_heads,
+             "head_dim": raw["head_dim"] // 4, "vocab_size": raw["vocab_size"] // 128, "torch_dtype": "float32",
+             "eos_token_id": None, "bos_token_id": 0, "max_window_layers": max(raw["num_hidden_layers"] // 24, 2)}
+    if "num_experts" in raw:
+        small |= {"num_experts": raw["num_experts"] // 8, "moe_intermediate_size": raw["moe_intermediate_size"] // 16}
+    return raw | small
+
+
+def write_tensors(file: Path, tensors: dict[str, tuple[str, np.ndarray]]) -> None:
+    """Writes name -> (dtype as safetensors calls it in Python, array) as a safetensors file."""
+    arrays = {name: np.ascontiguousarray(data, DTYPES[dtype]) for name, (dtype, data) in tensors.items()}
+    safetensors.serialize_file({name: safetensors.TensorSpec(dtype=tensors[name][0], shape=data.shape,
+                                                             data_ptr=data.ctypes.data, data_len=data.nbytes)
+                                for name, data in arrays.items()}, file, {"format": "pt"})
+
+
+def change_config(folder: Path, **changes) -> None:
+    raw = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps({key: value for key, value in raw.items() if value is not None}))
+
+
+def pack_words(numbers: np.ndarray, bits: int, order: list[int] | None = None) -> np.ndarray:
+    """Numbers [..., n] of so many bits -> int32 words [..., n * bits / 32]; the i-th goes to the place order[i]."""
+    per_word = 32 // bits
+    groups = numbers.reshape(*numbers.shape[:-1], -1, per_word).astype(np.uint64)
+    places = range(per_word) if order is None else order
+    words = sum(groups[..., i] << np.uint64(bits * place) for i, place in enumerate(places))
+    return words.astype(np.uint32).view(np.int32)

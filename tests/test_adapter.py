@@ -1,0 +1,256 @@
+"""LoRA adapters: merged weights against torch, and against peft where it is installed; what is refused."""
+import json
+import shutil
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import qwen3
+import qwen3_numba as fast
+from configs import BASE, ROOT
+from helpers import REMOVED, assert_cli_refuses, assert_one_line, edit_json, message_of, run_main
+from make_random_model import make_random_model
+from qwen3_embed import embed
+from embedders import make_embedder
+from qwen3_io import checkpoint
+from test_formats import CASES, quantize_model
+from test_formats import CONFIG as WHOLE_GROUPS
+
+UNTIED = BASE | {"tie_word_embeddings": False}
+PROJECTIONS = {"self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"), "mlp": ("gate_proj", "up_proj", "down_proj")}
+IDS = [5, 6, 7, 8, 9]
+
+
+def matrices(shape, head=True, prefix="model."):
+    """Name of each matrix that an adapter may change -> [outputs, inputs]."""
+    h, i, d = shape["hidden_size"], shape["intermediate_size"], shape["head_dim"]
+    q, kv = shape["num_attention_heads"] * d, shape["num_key_value_heads"] * d
+    sizes = dict(zip(sum(PROJECTIONS.values(), ()), [(q, h), (kv, h), (kv, h), (h, q), (i, h), (i, h), (h, i)]))
+    names = {f"{prefix}layers.{layer}.{part}.{name}": sizes[name] for layer in range(shape["num_hidden_layers"])
+             for part, some in PROJECTIONS.items() for name in some}
+    return names | ({"lm_head": (shape["vocab_size"], h)} if head else {})
+
+
+def make_adapter(folder, sizes, rank=4, alpha=16, dtype=np.float32, root="base_model.model.", **config):
+    """Writes a random adapter as peft lays it out -> the changes by torch's names, float32."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng, tensors, changes = np.random.default_rng(3), {}, {}
+    scale = alpha / (np.sqrt(rank) if config.get("use_rslora") else rank)
+    for name, (outputs, inputs) in sizes.items():
+        a = (rng.standard_normal((rank, inputs)) / 8).astype(dtype)
+        b = (rng.standard_normal((outputs, rank)) / 8).astype(dtype)
+        tensors |= {f"{root}{name}.lora_A.weight": a, f"{root}{name}.lora_B.weight": b}
+        changes[name] = (scale * (b.astype(np.float64) @ a.astype(np.float64))).astype(np.float32)
+    safetensors.numpy.save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
+    (folder / "adapter_config.json").write_text(json.dumps({
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "somewhere", "r": rank,
+        "lora_alpha": alpha, "lora_dropout": 0.05, "bias": "none", "fan_in_fan_out": False, "inference_mode": True,
+        "target_modules": sorted({name.split(".")[-1] for name in sizes}), "modules_to_save": None,
+        "init_lora_weights": True, "layers_to_transform": None, "rank_pattern": {}, "alpha_pattern": {},
+        "use_dora": False, "use_rslora": False} | config))
+    return changes
+
+
+def logits(model):
+    return model.engine.forward(model, IDS, model.engine.new_cache(model.config), all_logits=True)
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """(an untied model, an adapter of all its projections and its head)"""
+    make_random_model(UNTIED, tmp_path / "model", "float32")
+    make_adapter(tmp_path / "adapter", matrices(UNTIED))
+    return tmp_path / "model", tmp_path / "adapter"
+
+
+def assert_close(found, expected):
+    assert np.abs(found - expected).max() < 2e-5 * expected.std()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The merged weights
+# ----------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("options", [{}, {"rank": 7, "alpha": 3}, {"use_rslora": True}, {"dtype": np.float16}])
+@pytest.mark.parametrize("shape", [UNTIED, BASE], ids=["untied", "tied"])
+def test_logits_are_those_of_torch_with_the_sum(shape, options, tmp_path):
+    """transformers' model, to whose weights the test adds the products. A changed head leaves the embedding alone."""
+    torch = pytest.importorskip("torch", reason="torch is not installed: pip install -r requirements-reference.txt")
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    from make_golden import load as reference
+    path = make_random_model(shape, tmp_path / "model", "float32")
+    changes = make_adapter(tmp_path / "adapter", matrices(shape), **options)
+    theirs = reference(path)
+    before = qwen3.load_model(path)
+    with torch.no_grad():
+        if shape["tie_word_embeddings"]:
+            theirs.lm_head.weight = torch.nn.Parameter(theirs.lm_head.weight.clone())
+        for name, change in changes.items():
+            theirs.get_submodule(name).weight += torch.tensor(change)
+        expected = theirs(torch.tensor([IDS])).logits[0].numpy()
+    assert np.abs(logits(before) - expected).max() > 0.3 * expected.std()
+    assert_close(logits(qwen3.load_model(path, adapter=tmp_path / "adapter")), expected)
+    model = qwen3.load_model(path, fast.engine(kv_dtype="f32", threads=1), adapter=tmp_path / "adapter")
+    assert_close(logits(model), expected)
+
+
+def test_logits_are_those_of_peft(folders):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    peft = pytest.importorskip("peft", reason="peft is not installed: pip install peft")
+    from make_golden import load as reference
+    path, adapter = folders
+    model = peft.PeftModel.from_pretrained(reference(path), adapter).eval()
+    with torch.no_grad():
+        expected = model(torch.tensor([IDS])).logits[0].numpy()
+    assert_close(logits(qwen3.load_model(path, adapter=adapter)), expected)
+
+
+def test_a_file_that_peft_writes(tmp_path):
+    """With a rank for some layers only, and all keys that this version of peft writes."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    peft = pytest.importorskip("peft", reason="peft is not installed: pip install peft")
+    from make_golden import load as reference
+    path = make_random_model(BASE, tmp_path / "model", "float32")
+    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"], rank_pattern={"q_proj": 2},
+                             task_type="CAUSAL_LM", init_lora_weights=False)
+    model = peft.get_peft_model(reference(path), config).eval()
+    model.save_pretrained(tmp_path / "adapter")
+    with torch.no_grad():
+        expected = model(torch.tensor([IDS])).logits[0].numpy()
+    assert_close(logits(qwen3.load_model(path, adapter=tmp_path / "adapter")), expected)
+
+
+@pytest.mark.parametrize("wanted, stored_as, digits", [("F32", "bfloat16", 22), ("BF16", "bfloat16", 8),
+                                                       ("BF16", "float16", 22), ("BF16", "float32", 22)])
+def test_the_sum_is_rounded_once(wanted, stored_as, digits, tmp_path):
+    """To float32, or to bfloat16 for an engine that wants it and a file that has no more digits. The rest stays."""
+    path = make_random_model(BASE, tmp_path / "model", stored_as)
+    changes = make_adapter(tmp_path / "adapter", {"model.layers.1.mlp.up_proj": (64, 32)})
+    plain, stored = (checkpoint.map_weights(path, {**vars(qwen3.load_config(path)), "adapter": folder}, wanted)
+                     for folder in (None, tmp_path / "adapter"))
+    name = "model.layers.1.mlp.up_proj.weight"
+    exact = checkpoint.to_float32(plain[name]).astype(np.float64) + changes["model.layers.1.mlp.up_proj"]
+    found = checkpoint.to_float32(stored[name])
+    assert (np.abs(found - exact) <= np.exp2(np.floor(np.log2(np.abs(exact))) - digits) + 3e-7).all()
+    assert stored.keys() == plain.keys()
+    for other in stored.keys() - {name}:
+        np.testing.assert_array_equal(stored[other].data, plain[other].data)
+
+
+@pytest.mark.parametrize("case", ["AWQ, groups of 32", "GPTQ, act-order"])
+def test_a_quantized_base(case, tmp_path):
+    """As adapters are trained on 4 bits (QLoRA): the change is added to the numbers that the packed ones stand for."""
+    path = make_random_model(WHOLE_GROUPS, tmp_path / "model", "float32")
+    expected = quantize_model(path, *CASES[case])
+    changes = make_adapter(tmp_path / "adapter", matrices(WHOLE_GROUPS))
+    config = vars(qwen3.load_config(path, tmp_path / "adapter"))
+    stored = checkpoint.map_weights(path, config)
+    for name, change in changes.items():
+        np.testing.assert_allclose(stored[f"{name}.weight"].data, expected[f"{name}.weight"] + change, atol=1e-6)
+    assert np.isfinite(logits(qwen3.load_model(path, adapter=tmp_path / "adapter"))).all()
+
+
+def test_both_engines_and_a_quantized_copy_take_it(folders, tmp_path):
+    path, adapter = folders
+    expected = logits(qwen3.load_model(path, adapter=adapter))
+    model = qwen3.load_model(path, fast.engine("int8", kv_dtype="f32"), adapter=adapter)
+    assert np.sqrt(((logits(model) - expected) ** 2).mean()) < 0.1 * expected.std()
+    fast.save_quantized(model, tmp_path / "int8", "int8")
+    np.testing.assert_array_equal(logits(fast.load_model(tmp_path / "int8", kv_dtype="f32")), logits(model))
+    assert_one_line(message_of(qwen3.load_model, tmp_path / "int8", fast.engine(), adapter=adapter), "packed", "--adapter")
+
+
+def test_an_adapter_of_an_embedding_model(tmp_path):
+    """Trained on a model without a head, whose names lack `model.`."""
+    folder = make_embedder(tmp_path / "model")
+    sizes = matrices(BASE, head=False, prefix="")
+    changes = make_adapter(tmp_path / "adapter", sizes, task_type="FEATURE_EXTRACTION")
+    file = tmp_path / "merged/model.safetensors"
+    shutil.copytree(folder, file.parent)
+    tensors = safetensors.numpy.load_file(file)
+    tensors |= {f"{name}.weight": tensors[f"{name}.weight"] + change for name, change in changes.items()}
+    safetensors.numpy.save_file(tensors, file)
+    texts = ["Bees find home.", "Tea came by ship."]
+    expected = embed(qwen3.load_model(file.parent), texts)
+    np.testing.assert_allclose(embed(qwen3.load_model(folder, adapter=tmp_path / "adapter"), texts), expected, atol=1e-5)
+    assert np.abs(embed(qwen3.load_model(folder), texts) - expected).max() > 0.01
+
+
+def test_the_command_line(tmp_path, capfd):
+    shape = json.loads((ROOT / "demo/config.json").read_text())
+    make_adapter(tmp_path / "adapter", matrices(shape, head=False), alpha=64)
+    options = ["--model", ROOT / "demo", "--score", "The capital of France is Paris."]
+    plain, adapted = run_main(capfd, *options), run_main(capfd, *options, "--adapter", tmp_path / "adapter")
+    assert plain[0] == adapted[0] == 0 and plain[1] != adapted[1]
+
+
+def test_a_prompt_cache_belongs_to_its_adapter(tmp_path, capfd):
+    shape = json.loads((ROOT / "demo/config.json").read_text())
+    options = ["--model", ROOT / "demo", "--raw", "-n", 1, "--prompt-cache", tmp_path / "cache", "The capital of"]
+    make_adapter(tmp_path / "adapter", matrices(shape, head=False))
+    assert run_main(capfd, *options, "--adapter", tmp_path / "adapter")[0] == 0
+    assert run_main(capfd, *options, "--adapter", tmp_path / "adapter")[0] == 0
+    assert_cli_refuses(capfd, options, "another model")
+    make_adapter(tmp_path / "adapter", matrices(shape, head=False), rank=3, r=3)  # another one in the same folder
+    assert_cli_refuses(capfd, [*options, "--adapter", tmp_path / "adapter"], "another model")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What is refused
+# ----------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("changes, words", [
+    ({"peft_type": "IA3"}, ["peft_type", "IA3"]), ({"peft_type": REMOVED}, ["peft_type"]),
+    ({"use_dora": True}, ["use_dora"]), ({"bias": "all"}, ["bias"]), ({"modules_to_save": ["lm_head"]}, ["modules_to_save"]),
+    ({"alpha_pattern": {"q_proj": 3}}, ["alpha_pattern"]), ({"fan_in_fan_out": True}, ["fan_in_fan_out"]),
+    ({"a_new_option": 1}, ["a_new_option"]), ({"r": 0}, ["r must be"]), ({"r": 5}, ["rank 4", "says 5"]),
+    ({"lora_alpha": None}, ["lora_alpha"]), ({"lora_alpha": 10**400}, ["lora_alpha"]), ({"use_rslora": 1}, ["use_rslora"]),
+    ({"init_lora_weights": "pissa"}, ["pissa", "convert"]), ({"init_lora_weights": ["x"]}, ["init_lora_weights"])])
+def test_options_that_change_the_computation(folders, changes, words):
+    edit_json(folders[1] / "adapter_config.json", changes)
+    assert_one_line(message_of(qwen3.load_model, folders[0], adapter=folders[1]), *words)
+
+
+def with_adapter_tensors(folder, change):
+    file = folder / "adapter_model.safetensors"
+    tensors = safetensors.numpy.load_file(file)
+    change(tensors)
+    safetensors.numpy.save_file(tensors, file)
+
+
+A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+
+
+@pytest.mark.parametrize("change, words", [
+    (lambda tensors: tensors.pop(A), ["lora_A and lora_B of", "q_proj"]),
+    (lambda tensors: tensors.clear(), ["no tensors"]),
+    (lambda tensors: tensors.update({A: tensors[A][:2]}), ["don't belong together"]),
+    (lambda tensors: tensors.update({A: tensors[A] * np.nan}), ["NaN", "q_proj"]),
+    (lambda tensors: tensors.update({A: tensors[A][0]}), ["no matrix"]),
+    (lambda tensors: tensors.update({A: tensors[A][:, :-1].copy()}), ["another model", "q_proj"]),
+    (lambda tensors: tensors.update({"base_model.model.model.embed_tokens.lora_embedding_A": tensors[A]}),
+     ["no matrix of a plain LoRA"]),
+    (lambda tensors: tensors.update({"base_model.model.lm_head.weight": tensors[A]}), ["lm_head"])])
+def test_tensors_that_are_no_plain_adapter(folders, change, words):
+    with_adapter_tensors(folders[1], change)
+    assert_one_line(message_of(qwen3.load_model, folders[0], adapter=folders[1]), *words)
+
+
+def test_an_adapter_of_another_model(folders, tmp_path):
+    make_adapter(tmp_path / "deeper", matrices(UNTIED | {"num_hidden_layers": 4}))
+    make_adapter(tmp_path / "wider", matrices(UNTIED | {"hidden_size": 40}))
+    make_adapter(tmp_path / "norms", {"model.norm": (32, 32)})
+    for name, words in (("deeper", "no matrix model.layers.3"), ("wider", "40"), ("norms", "model.norm")):
+        assert_one_line(message_of(qwen3.load_model, folders[0], adapter=tmp_path / name), "another model", words)
+
+
+def test_files_that_are_missing_or_damaged(folders, capfd):
+    path, adapter = folders
+    (adapter / "adapter_model.safetensors").write_bytes(b"no tensors")
+    assert_cli_refuses(capfd, ["--model", path, "--adapter", adapter, "Hi"], "adapter_model.safetensors", "not a valid")
+    (adapter / "adapter_model.safetensors").unlink()
+    assert_cli_refuses(capfd, ["--model", path, "--adapter", adapter, "Hi"], "no adapter_model.safetensors")
+    assert_cli_refuses(capfd, ["--model", path, "--adapter", path, "Hi"], "no adapter_config.json", "not a LoRA adapter")
+    assert_cli_refuses(capfd, ["--model", path, "--adapter", adapter / "nowhere", "Hi"], "not a LoRA adapter")
+    assert_cli_refuses(capfd, ["--model", adapter, "Hi"], "LoRA adapter", "--adapter")

@@ -1,0 +1,310 @@
+"""qwen3_io/formats.py: published quantizations against their own tools, or packed here from their layouts."""
+import json
+
+import numpy as np
+import pytest
+
+import qwen3
+from configs import BASE
+from helpers import assert_one_line, message_of, random_ids, works_or_refused
+from make_random_model import make_random_model
+from published import change_config, pack_words, write_tensors
+from qwen3_io.checkpoint import map_checkpoint, map_safetensors, to_float32
+from qwen3_io.formats import FP8
+from qwen3_io.tensors import PackedTensor, to_bfloat16
+
+CONFIG = BASE | {"hidden_size": 64, "intermediate_size": 192, "tie_word_embeddings": False}  # widths of whole groups
+Q_PROJ = "model.layers.0.self_attn.q_proj"
+
+
+def half(x: np.ndarray) -> np.ndarray:
+    """Rounded to float16, as scales are stored."""
+    return x.astype(np.float16).astype(np.float32)
+
+
+def quantized(w: np.ndarray, bits: int, group: np.ndarray, symmetric: bool):
+    """w rounded -> q [outputs, inputs], zero points and scales [outputs, groups]; `group` [inputs]: that of each input."""
+    n_groups, top = group.max() + 1, 2**bits - 1
+    low = np.stack([w[:, group == g].min(1) for g in range(n_groups)], 1)
+    high = np.stack([w[:, group == g].max(1) for g in range(n_groups)], 1)
+    if symmetric:
+        scale = half(np.maximum(-low, high) / (top // 2))
+        zero = np.full(scale.shape, 2**(bits - 1))
+    else:
+        scale = half((high - low) / top)
+        zero = np.clip(np.round(-low / scale), 0, top).astype(int)
+    q = np.clip(np.round(w / scale[:, group]) + zero[:, group], 0, top).astype(int)
+    return q, zero, scale
+
+
+AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # where each of 8 neighbours lies in its word
+
+
+def awq(w, settings):
+    group = np.arange(w.shape[1]) // settings["group_size"]
+    q, zero, scale = quantized(w, 4, group, symmetric=False)
+    parts = {"qweight": ("int32", pack_words(q.T, 4, AWQ_PLACES)),
+             "qzeros": ("int32", pack_words(zero.T, 4, AWQ_PLACES)), "scales": ("float16", scale.T)}
+    return parts, (q - zero[:, group]).astype(np.float32) * scale[:, group]
+
+
+def gptq(w, settings):
+    bits, inputs = settings["bits"], w.shape[1]
+    group = np.arange(inputs) // (settings["group_size"] if settings["group_size"] > 0 else inputs)
+    if settings["desc_act"]:
+        group = group[np.random.default_rng(inputs).permutation(inputs)]
+    q, zero, scale = quantized(w, bits, group, settings["sym"])
+    stored = zero - (settings["checkpoint_format"] == "gptq") & 2**bits - 1
+    parts = {"qweight": ("int32", pack_words(q, bits).T), "qzeros": ("int32", pack_words(stored.T, bits)),
+             "scales": ("float16", scale.T), "g_idx": ("int32", group)}
+    return parts, (q - zero[:, group]).astype(np.float32) * scale[:, group]
+
+
+def packed_with_order(w, settings):
+    """compressed-tensors with act-order, which its package can no longer write."""
+    group = (np.arange(w.shape[1]) // 32)[np.random.default_rng(1).permutation(w.shape[1])]
+    q, zero, scale = quantized(w, 4, group, symmetric=False)
+    parts = {"weight_packed": ("int32", pack_words(q, 4)), "weight_zero_point": ("int32", pack_words(zero.T, 4).T),
+             "weight_scale": ("float16", scale), "weight_shape": ("int64", np.array(w.shape)),
+             "weight_g_idx": ("int32", group)}
+    return parts, (q - zero[:, group]).astype(np.float32) * scale[:, group]
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True, "damp_percent": 0.01,
+        "checkpoint_format": "gptq", "lm_head": False, "true_sequential": True}
+CASES = {
+    "AWQ, groups of 32": (awq, {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm",
+                                "zero_point": True, "modules_to_not_convert": None}),
+    "AWQ, groups of 16, GEMM": (awq, {"quant_method": "awq", "bits": 4, "group_size": 16, "version": "GEMM"}),
+    "GPTQ, 4 bits": (gptq, GPTQ),
+    "GPTQ, 8 bits": (gptq, GPTQ | {"bits": 8}),
+    "GPTQ, 2 bits, asymmetric": (gptq, GPTQ | {"bits": 2, "sym": False}),
+    "GPTQ, asymmetric": (gptq, GPTQ | {"sym": False}),
+    "GPTQ, act-order": (gptq, GPTQ | {"desc_act": True, "sym": False}),
+    "GPTQ, version 2": (gptq, GPTQ | {"checkpoint_format": "gptq_v2", "sym": False}),
+    "GPTQ, version 2, act-order, 8 bits": (gptq, GPTQ | {"checkpoint_format": "gptq_v2", "desc_act": True, "bits": 8}),
+    "GPTQ, one group": (gptq, GPTQ | {"group_size": -1}),
+    "compressed-tensors, act-order": (packed_with_order, {
+        "quant_method": "compressed-tensors", "format": "pack-quantized",
+        "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int", "actorder": "group"}}}}),
+}
+
+
+def quantize_model(path, pack, settings) -> dict[str, np.ndarray]:
+    """Packs the linear layers of a float32 checkpoint in place -> the weights it now stands for."""
+    tensors, expected = {}, {}
+    for name, tensor in map_safetensors(path / "model.safetensors").items():
+        if name.endswith("_proj.weight"):
+            parts, expected[name] = pack(tensor.data, settings)
+            tensors |= {f"{name.removesuffix('.weight')}.{part}": value for part, value in parts.items()}
+        else:
+            tensors[name], expected[name] = ("float32", tensor.data.copy()), tensor.data.copy()
+    write_tensors(path / "model.safetensors", tensors)
+    change_config(path, quantization_config=settings)
+    return expected
+
+
+def check(path, expected: dict[str, np.ndarray], original: dict[str, np.ndarray], name: str) -> None:
+    """The numbers are exactly the expected ones, and the model computes with them; prints the loss by quantization."""
+    stored = map_checkpoint(path)
+    assert stored.keys() == expected.keys()
+    assert any(isinstance(tensor, PackedTensor) for tensor in stored.values())
+    for key, values in expected.items():
+        ours = to_float32(stored[key])
+        assert ours.dtype == np.float32 and np.array_equal(ours, values), key
+    losses = [np.sqrt(((expected[key] - original[key])**2).mean()) / original[key].std() for key in expected
+              if key.endswith("_proj.weight")]
+    print(f"{name}: {np.mean(losses):.4f} of the weights' spread lost by the quantization")
+    plain = path / "plain"
+    make_random_model({key: value for key, value in json.loads((path / "config.json").read_text()).items()
+                       if key != "quantization_config"}, plain, "float32")
+    write_tensors(plain / "model.safetensors", {key: ("float32", values) for key, values in expected.items()})
+    ids = random_ids(9)
+    logits = [qwen3.forward(model, ids, qwen3.KVCache(model.config))
+              for model in (qwen3.load_model(path), qwen3.load_model(plain))]
+    assert np.array_equal(*logits)
+
+
+def original_of(path) -> dict[str, np.ndarray]:
+    return {name: tensor.data.copy() for name, tensor in map_safetensors(path / "model.safetensors").items()}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_packed_from_the_layout(tmp_path, case):
+    pack, settings = CASES[case]
+    path = make_random_model(CONFIG, tmp_path, "float32")
+    original = original_of(path)
+    check(path, quantize_model(path, pack, settings), original, case)
+
+
+def test_fp8_bytes_are_those_of_torch():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    theirs = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
+    assert np.array_equal(FP8, theirs, equal_nan=True)
+
+
+@pytest.mark.parametrize("rows, columns", [(256, 128), (200, 300), (7, 130)])
+def test_fp8_is_dequantized_as_transformers_does(rows, columns):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    fp8 = pytest.importorskip("transformers.integrations.finegrained_fp8", reason="transformers is not installed")
+    from qwen3_io.formats import fp8 as unpack
+    from qwen3_io.tensors import StoredTensor
+    rng = np.random.default_rng(0)
+    codes = (rng.integers(0, 127, (rows, columns)) | rng.integers(0, 2, (rows, columns)) << 7).astype(np.uint8)
+    scales = rng.random((-(-rows // 128), -(-columns // 128)), np.float32)
+    _, ours = unpack("w", {"weight": StoredTensor("F8_E4M3", codes, None),
+                           "weight_scale_inv": StoredTensor("F32", scales, None)}, {"weight_block_size": [128, 128]})
+    padded = np.zeros((len(scales) * 128, scales.shape[1] * 128), np.uint8)  # transformers wants whole blocks
+    padded[:rows, :columns] = codes
+    theirs = fp8.Fp8Dequantize(None)._dequantize_one(torch.tensor(padded).view(torch.float8_e4m3fn),
+                                                     torch.tensor(scales), torch.float32).numpy()
+    ours = np.concatenate([ours(start, min(start + 128, rows)) for start in range(0, rows, 128)])
+    assert np.array_equal(ours, theirs[:rows, :columns])
+
+
+@pytest.mark.parametrize("bits, symmetric, group", [(4, True, 32), (4, False, 32), (8, True, 16), (8, False, 64),
+                                                    (4, True, None), (4, False, None)])
+def test_compressed_tensors(tmp_path, bits, symmetric, group):
+    """Packed and unpacked by the compressed-tensors package itself; group None is one scale per output."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    library = pytest.importorskip("compressed_tensors", reason="compressed-tensors is not installed")
+    from compressed_tensors.compressors import PackedQuantizationCompressor as Compressor
+    strategy = "channel" if group is None else "group"
+    args = library.quantization.QuantizationArgs(num_bits=bits, type="int", symmetric=symmetric, strategy=strategy,
+                                                 group_size=group)
+    scheme = library.quantization.QuantizationScheme(targets=["Linear"], weights=args)
+
+    def pack(w, _settings):
+        groups = np.arange(w.shape[1]) // (group or w.shape[1])
+        _, zero, scale = quantized(w, bits, groups, symmetric)
+        state = {"weight": torch.tensor(w), "weight_scale": torch.tensor(scale),
+                 "weight_zero_point": torch.tensor(zero - 2**(bits - 1)).to(torch.int8)}
+        packed = Compressor.compress(state, scheme)
+        parts = {name: ({torch.int32: "int32", torch.int64: "int64", torch.float32: "float32"}[value.dtype],
+                        value.numpy()) for name, value in packed.items()}
+        return parts, Compressor.decompress(packed, scheme)["weight"].numpy()
+
+    path = make_random_model(CONFIG, tmp_path, "float32")
+    original = original_of(path)
+    weights = {"num_bits": bits, "type": "int", "symmetric": symmetric, "strategy": strategy, "group_size": group}
+    settings = {"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
+                "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}}}
+    check(path, quantize_model(path, pack, settings), original, f"compressed-tensors, {bits} bits, group {group}")
+
+
+def test_bfloat16_is_the_nearest():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    values = np.random.default_rng(0).integers(0, 2**32, 100_000, np.uint32).view(np.float32)
+    theirs = torch.tensor(values).bfloat16().view(torch.int16).numpy().view(np.uint16)
+    ours = to_bfloat16(values)
+    numbers = ~np.isnan(values)
+    assert np.array_equal(ours[numbers], theirs[numbers])
+    assert np.isnan((ours[~numbers].astype(np.uint32) << 16).view(np.float32)).all()
+
+
+def test_as_bfloat16(tmp_path):
+    """For an engine that wants half the memory: the nearest bfloat16 of the same numbers."""
+    path = make_random_model(CONFIG, tmp_path, "float32")
+    expected = quantize_model(path, gptq, GPTQ)
+    tensor = map_checkpoint(path, "BF16")[f"{Q_PROJ}.weight"]
+    assert tensor.dtype == "BF16" and np.array_equal(tensor.data, to_bfloat16(expected[f"{Q_PROJ}.weight"]))
+
+
+def change_tensors(path, **changes):
+    """Rewrites a file with parts of one matrix changed, (None) removed, or of another dtype."""
+    names = {"F32": "float32", "F16": "float16", "I32": "int32", "F8_E4M3": "float8_e4m3fn", "BF16": "bfloat16"}
+    from qwen3_io.tensors import PACKED_DTYPES
+    stored = map_safetensors(path / "model.safetensors", PACKED_DTYPES)
+    tensors = {name: (names[tensor.dtype], tensor.data.copy()) for name, tensor in stored.items()}
+    tensors |= {f"{Q_PROJ}.{part}": value for part, value in changes.items()}
+    write_tensors(path / "model.safetensors", {name: value for name, value in tensors.items() if value is not None})
+
+
+DAMAGES = {
+    "no scales": ({"scales": None}, "scales is missing"),
+    "no zero points": ({"qzeros": None}, "qzeros is missing"),
+    "scales of another size": ({"scales": ("float16", np.ones((3, 64)))}, "doesn't fit the other parts"),
+    "scales as integers": ({"scales": ("int32", np.ones((2, 64)))}, "I32"),
+    "weights as floats": ({"qweight": ("float32", np.ones((8, 64)))}, "qweight is F32, not I32"),
+    "weights as a vector": ({"qweight": ("int32", np.ones(8))}, "must be a matrix"),
+    "groups out of range": ({"g_idx": ("int32", np.full(64, 9))}, "groups that don't exist"),
+    "groups below zero": ({"g_idx": ("int32", np.full(64, -1))}, "groups that don't exist"),
+    "too few groups": ({"g_idx": ("int32", np.zeros(9))}, "g_idx has shape [9]"),
+    "no inputs": ({"qweight": ("int32", np.ones((0, 64))), "g_idx": ("int32", np.ones(0))}, "don't fit config.json"),
+    "another shape": ({"qweight": ("int32", np.ones((4, 64))), "g_idx": None}, "[64, 32], not [64, 64]"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGES)
+def test_damaged_parts(tmp_path, case):
+    changes, words = DAMAGES[case]
+    path = make_random_model(CONFIG, tmp_path, "float32")
+    quantize_model(path, gptq, GPTQ)
+    change_tensors(path, **changes)
+    assert_one_line(message_of(qwen3.load_model, path), str(path), words)
+
+
+def test_fp8_without_its_scales(tmp_path):
+    path = make_random_model(CONFIG, tmp_path, "float32")
+    change_tensors(path, weight=("float8_e4m3fn", np.ones((64, 64))))
+    change_config(path, quantization_config={"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]})
+    assert_one_line(message_of(qwen3.load_model, path), str(path), "q_proj.weight is F8_E4M3", "weight_scale_inv")
+    change_tensors(path, weight_scale_inv=("float32", np.ones((2, 1))))
+    assert_one_line(message_of(qwen3.load_model, path), str(path), "weight_scale_inv has shape [2, 1]", "[1, 1]")
+    change_tensors(path, weight_scale_inv=("float32", np.ones((1, 1))))
+    assert (qwen3.load_model(path).weights["layers"][0]["q_proj"] == FP8[1]).all()
+
+
+def test_nan_in_a_packed_matrix_is_named(tmp_path):
+    path = make_random_model(CONFIG, tmp_path, "float32")
+    change_tensors(path, weight=("float8_e4m3fn", np.full((64, 64), 0x7F)),
+                   weight_scale_inv=("float32", np.ones((1, 1))))
+    change_config(path, quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
+    model = qwen3.load_model(path)
+    assert_one_line(message_of(lambda: list(qwen3.generate(model, [1, 2], 2))), "not finite", f"{Q_PROJ}.weight")
+
+
+SETTINGS = {
+    "FP8 without blocks": {"quant_method": "fp8", "fmt": "e4m3"},
+    "FP8 in e5m2": {"quant_method": "fp8", "fmt": "e5m2", "weight_block_size": [128, 128]},
+    "FP8 with blocks of nothing": {"quant_method": "fp8", "weight_block_size": [0, 128]},
+    "AWQ, gemv": {"quant_method": "awq", "bits": 4, "version": "gemv"},
+    "AWQ, 3 bits": {"quant_method": "awq", "bits": 3, "version": "gemm"},
+    "GPTQ, 3 bits": GPTQ | {"bits": 3}, "GPTQ, bits as text": GPTQ | {"bits": "4"},
+    "GPTQ, bits as a list": GPTQ | {"bits": [4]}, "GPTQ, 4.0 bits": GPTQ | {"bits": 4.0},
+    "GPTQ, marlin": GPTQ | {"checkpoint_format": "marlin"},
+    "GPTQ, form as a list": GPTQ | {"checkpoint_format": ["gptq"]},
+    "float-quantized": {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {}},
+    "packed, no groups": {"quant_method": "compressed-tensors", "format": "pack-quantized"},
+    "packed, 3 bits": {"quant_method": "compressed-tensors", "format": "pack-quantized",
+                       "config_groups": {"group_0": {"weights": {"num_bits": 3, "type": "int"}}}},
+    "packed, bits as a list": {"quant_method": "compressed-tensors", "format": "pack-quantized",
+                               "config_groups": {"group_0": {"weights": {"num_bits": [4], "type": "int"}}}},
+    "method as a list": {"quant_method": ["fp8"]}, "FP8 with blocks of 2^70": {"quant_method": "fp8",
+                                                                              "weight_block_size": [128, 2**70]},
+}
+
+
+@pytest.mark.parametrize("about", ["fp8", ["fp8"], 4, {"quant_method": {"fp8": 1}}, {"bits": 4}, {}], ids=str)
+def test_settings_of_another_type(tmp_path, about):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": about or {"": 0}}))
+    assert_one_line(message_of(qwen3.load_config, tmp_path), "quantization_config", "quantized by")
+
+
+def test_any_settings(tmp_path):
+    """Every key of the methods with values of every type: supported, or refused in one line."""
+    values = [None, True, 0, -1, 4, 8, 2**70, 0.5, 4.0, "4", "gemm", "", [], [128, 128], [128], [None], {}, {"a": 1}]
+    for base in [*(case[1] for case in CASES.values()), *SETTINGS.values()]:
+        for key in [*base, "format", "config_groups", "weight_block_size", "version", "checkpoint_format"]:
+            for value in values:
+                raw = CONFIG | {"quantization_config": base | {key: value}}
+                (tmp_path / "config.json").write_text(json.dumps(raw))
+                works_or_refused(qwen3.load_config, tmp_path)
+
+
+@pytest.mark.parametrize("case", SETTINGS)
+def test_settings_that_are_not_supported(tmp_path, case):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": SETTINGS[case]}))
+    method = SETTINGS[case]["quant_method"]
+    name = method[0] if isinstance(method, list) else method
+    assert_one_line(message_of(qwen3.load_config, tmp_path), "quantization_config", name, "supported")

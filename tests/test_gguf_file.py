@@ -1,0 +1,410 @@
+"""qwen3_io/gguf_file.py: files written by the gguf package, the bundled model among them, and damaged ones."""
+import json
+import random
+import struct
+
+import numpy as np
+import pytest
+
+import qwen3
+from configs import BASE, FRANCE, PARIS, ROOT, SHARED, VOCABULARY, YARN
+from helpers import (assert_cli_refuses, assert_one_line, message_of, random_ids, run_fast, run_main,
+                     works_or_refused)
+from make_random_model import make_random_model
+from qwen3_app import terminal
+from qwen3_io import gguf_file
+from qwen3_io.checkpoint import map_checkpoint, read_config, to_float32
+from qwen3_io.gguf_file import EXPERT_NAMES, LAYER_NAMES, NAMES
+from test_qwen3_moe import MOE
+from tokenizer_utils import load_tokenizer
+
+gguf = pytest.importorskip("gguf", reason="gguf is not installed: pip install gguf")
+
+DEMO = ROOT / "demo"
+
+
+def gguf_name(name: str) -> str:
+    """The name that a tensor of ours has in a GGUF file."""
+    for theirs, ours in NAMES.items():
+        if name == ours:
+            return theirs
+    _, _, layer, rest = name.split(".", 3)
+    return f"blk.{layer}.{next(key for key, value in LAYER_NAMES.items() if value + '.weight' == rest)}.weight"
+
+
+def write_gguf(path, out, form="F32", tokenizer=None, **changes):
+    """The checkpoint in the folder `path` as a GGUF file, as llama.cpp's converter writes it -> the file.
+
+    Matrices are quantized by the gguf package; `changes` replace metadata, None removes a key.
+    """
+    config, kind = read_config(path), gguf.GGMLQuantizationType[form]
+    arch = "qwen3moe" if config["num_experts"] else "qwen3"
+    writer, keys = gguf.GGUFWriter(out, arch), {"general.name": "test"}
+    sizes = gguf_file.SIZES | (gguf_file.MOE_SIZES if config["num_experts"] else {})
+    keys |= {f"{arch}.{name}": config[key] for key, name in sizes.items()}
+    keys |= {f"{arch}.attention.value_length": config["head_dim"]}
+    if config["yarn"]:
+        keys |= {f"{arch}.rope.scaling.type": "yarn", f"{arch}.rope.scaling.factor": config["yarn"]["factor"],
+                 f"{arch}.rope.scaling.original_context_length":
+                     int(config["yarn"]["original_max_position_embeddings"])}
+    keys |= tokenizer_keys(tokenizer or path)
+    for key, value in (keys | changes).items():
+        if key in ("general.architecture",):
+            writer.kv_data[0][key].value = value
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        elif isinstance(value, int):
+            writer.add_uint32(key, value)
+        elif isinstance(value, list):
+            writer.add_array(key, value)
+        elif value is not None:
+            writer.add_string(key, value)
+    stored, written = map_checkpoint(path), set()
+    for name, tensor in stored.items():
+        if name.startswith("model.layers.") and ".experts." in name:
+            start, _, _, part, _ = name.rsplit(".", 4)
+            experts = [stored[f"{start}.experts.{e}.{part}.weight"] for e in range(config["num_experts"])]
+            values = np.stack([to_float32(expert) for expert in experts])
+            layer = name.split(".")[2]
+            theirs = f"blk.{layer}.{next(key for key, value in EXPERT_NAMES.items() if value == part)}.weight"
+        else:
+            theirs, values = gguf_name(name), to_float32(tensor)
+        if theirs not in written:
+            written.add(theirs)
+            small = values.ndim == 1 or theirs.endswith("gate_inp.weight")
+            target = gguf.GGMLQuantizationType.F32 if small else kind
+            writer.add_tensor(theirs, gguf.quantize(values, target), raw_dtype=target)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return out
+
+
+def tokenizer_keys(folder) -> dict:
+    """The metadata of a folder's tokenizer: every id up to the last row of the embedding has a token and a type."""
+    raw = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    config = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+    added = {token["id"]: token for token in raw["added_tokens"]}
+    added |= {int(i): token for i, token in config.get("added_tokens_decoder", {}).items()}
+    tokens = {i: token for token, i in raw["model"]["vocab"].items()} | {i: t["content"] for i, t in added.items()}
+    n_tokens = max(tokens) + 5  # the rows behind the last token
+    kinds = [5 if i not in tokens else 1 if i not in added else 3 if added[i]["special"] else 4
+             for i in range(n_tokens)]
+    template = folder / "chat_template.jinja"
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in raw["model"]["merges"]]
+    ids = {token: i for i, token in tokens.items()}
+    return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "qwen2", "tokenizer.ggml.merges": merges,
+            "tokenizer.ggml.tokens": [tokens.get(i, f"[PAD{i}]") for i in range(n_tokens)],
+            "tokenizer.ggml.token_type": kinds, "tokenizer.ggml.eos_token_id": ids["<|im_end|>"],
+            "tokenizer.ggml.padding_token_id": ids["<|endoftext|>"],
+            "tokenizer.chat_template": template.read_text() if template.exists() else config.get("chat_template")}
+
+
+def logits_of(path, ids):
+    model = qwen3.load_model(path)
+    return qwen3.forward(model, ids, qwen3.KVCache(model.config), all_logits=True)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Sound files
+# ----------------------------------------------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def demo_gguf(tmp_path_factory):
+    return write_gguf(DEMO, tmp_path_factory.mktemp("gguf") / "demo.gguf")
+
+
+def test_the_bundled_model_is_the_same(demo_gguf, demo, capfd):
+    model = qwen3.load_model(demo_gguf)
+    ours, theirs = read_config(demo_gguf), read_config(DEMO)
+    assert {key: value for key, value in ours.items() if key != "eos_token_ids"} == \
+        {key: value for key, value in theirs.items() if key != "eos_token_ids"}
+    assert {*demo.eos_token_ids} <= {*model.eos_token_ids}
+    assert model.sampling == qwen3.Sampling(0.6, 20, 0.95)
+    ids = demo.tokenizer.encode(FRANCE)
+    assert np.array_equal(logits_of(demo_gguf, ids), qwen3.forward(demo, ids, qwen3.KVCache(demo.config), True))
+    assert run_main(capfd, "--model", demo_gguf, "--no-think", "--greedy", FRANCE) == (0, PARIS, "")
+
+
+@pytest.mark.parametrize("text", ["Hello, world!", "法国的首都是哪里？", "<think>\n</think> <tool_call> <|im_end|>",
+                                  " \n\t x 123", "I'm e\u0301 \u00e9 \U0001f600", "[PAD3060]"])
+def test_the_bundled_tokenizer_is_the_same(demo_gguf, demo, text):
+    tokenizer = load_tokenizer(demo_gguf)
+    ids = demo.tokenizer.encode(text)
+    assert tokenizer.encode(text) == ids
+    for skip in (True, False):
+        assert tokenizer.decode(ids, skip_special_tokens=skip) == demo.tokenizer.decode(ids, skip_special_tokens=skip)
+    messages = [{"role": "user", "content": text}]
+    assert tokenizer.apply_chat_template(messages) == demo.tokenizer.apply_chat_template(messages)
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason=f"no official tokenizer at {SHARED}")
+@pytest.mark.parametrize("name", ["tokenizer", "tokenizer_base"])
+def test_the_official_tokenizer_is_the_same(tmp_path, name):
+    path = make_random_model(BASE, tmp_path, "float32")
+    tokenizer = load_tokenizer(write_gguf(path, tmp_path / "x.gguf", tokenizer=SHARED / name))
+    cases = [json.loads(line) for line in (SHARED / "golden/tokenize.jsonl").read_text().splitlines()]
+    assert len(cases) > 50
+    for case in cases:
+        assert tokenizer.encode(case["text"]) == case["ids"]
+
+
+def test_it_is_listed(demo_gguf):
+    """By itself, or in a folder of such files, with its size."""
+    for place in (demo_gguf, demo_gguf.parent):
+        done = run_fast("--list", "--json", "--model", place, program="qwen3.py")
+        about = json.loads(done.stdout.splitlines()[-1])
+        assert (about["path"], about["runs"], about["bytes"]) == (str(demo_gguf), True, demo_gguf.stat().st_size)
+
+
+def test_it_goes_everywhere_that_a_folder_goes(demo_gguf, capfd, tmp_path):
+    """The banner, a prompt cache, checksums (of which it has none)."""
+    assert terminal.banner(qwen3.load_model(demo_gguf)).startswith("qwen3 · demo.gguf · 3.98 M parameters")
+    options = ["--model", demo_gguf, "--no-think", "--greedy", "--prompt-cache", tmp_path / "cache", FRANCE]
+    assert [run_main(capfd, *options) for _ in range(2)] == [(0, PARIS, "")] * 2
+    assert_cli_refuses(capfd, ["--model", demo_gguf, "--verify"], "nothing to compare with")
+
+
+def test_sampling_of_the_file(tmp_path):
+    path = make_random_model(BASE, tmp_path, "float32")
+    file = write_gguf(path, tmp_path / "x.gguf", **{"general.sampling.temp": 0.7, "general.sampling.top_k": 5})
+    assert qwen3.load_model(file).sampling == qwen3.Sampling(0.7, 5, 0.95)
+
+
+@pytest.mark.parametrize("form", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+def test_formats_written_by_the_package(tmp_path, form):
+    """The numbers are those of the package's own dequantization, and the model computes with them."""
+    path = make_random_model(BASE | {"tie_word_embeddings": False}, tmp_path / "model", "float32")
+    file = write_gguf(path, tmp_path / "x.gguf", form)
+    stored, original = map_checkpoint(file), map_checkpoint(path)
+    assert stored.keys() == original.keys()
+    losses = []
+    for name, tensor in original.items():
+        target = gguf.GGMLQuantizationType[form if tensor.data.ndim == 2 else "F32"]
+        ours = to_float32(stored[name])
+        assert ours.dtype == np.float32
+        assert np.array_equal(ours, gguf.dequantize(gguf.quantize(tensor.data, target), target))
+        losses.append(np.sqrt(((ours - tensor.data)**2).mean()) / tensor.data.std())
+    print(f"{form}: {np.mean(losses):.4f} of the weights' spread lost by the quantization")
+    ids, exact = random_ids(9), logits_of(path, random_ids(9))
+    assert np.sqrt(((logits_of(file, ids) - exact)**2).mean()) / exact.std() < {"F": 0.01, "B": 0.05, "Q": 1}[form[0]]
+
+
+def k_scales(block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The 8 scales and 8 minima of 6 bits in 12 bytes of a Q4_K or Q5_K block."""
+    low = block[:8] & 63
+    high = (block[8:12] & 15) | (block[0:4] >> 6) << 4, (block[8:12] >> 4) | (block[4:8] >> 6) << 4
+    return np.concatenate([low[:4], high[0]]), np.concatenate([low[4:], high[1]])
+
+
+def half(block: np.ndarray, at: int) -> np.float32:
+    return np.float32(block[at:at + 2].view(np.float16)[0])
+
+
+def q4_k(block: np.ndarray) -> list[np.float32]:
+    """256 numbers: 2 + 2 bytes of scale and minimum, 12 of scales, 128 of nibbles, 32 low ones before 32 high ones."""
+    scales, minima = k_scales(block[4:16])
+    quarters = block[16:].reshape(4, 32)
+    numbers = [quarter >> shift & 15 for quarter in quarters for shift in (0, 4)]
+    return [half(block, 0) * np.float32(scales[i]) * np.float32(q) - half(block, 2) * np.float32(minima[i])
+            for i in range(8) for q in numbers[i]]
+
+
+def q5_k(block: np.ndarray) -> list[np.float32]:
+    """The same with 32 bytes of fifth bits before the nibbles: bit i of byte j is that of number 32 i + j."""
+    scales, minima = k_scales(block[4:16])
+    quarters, fifth = block[48:].reshape(4, 32), block[16:48]
+    nibbles = [quarter >> shift & 15 for quarter in quarters for shift in (0, 4)]
+    numbers = [nibbles[i] | (fifth >> i & 1) << 4 for i in range(8)]
+    return [half(block, 0) * np.float32(scales[i]) * np.float32(q) - half(block, 2) * np.float32(minima[i])
+            for i in range(8) for q in numbers[i]]
+
+
+def q6_k(block: np.ndarray) -> list[np.float32]:
+    """128 bytes of low nibbles, 64 of upper 2 bits, 16 int8 scales, one float16."""
+    low, high, scales = block[:128].reshape(2, 2, 32), block[128:192].reshape(2, 32), block[192:208].view(np.int8)
+    numbers = [(low[part, row % 2] >> 4 * (row // 2) & 15) | (high[part] >> 2 * row & 3) << 4
+               for part in range(2) for row in range(4)]
+    flat = np.concatenate(numbers).astype(int) - 32
+    return [half(block, 208) * np.float32(scales[i // 16]) * np.float32(q) for i, q in enumerate(flat)]
+
+
+@pytest.mark.parametrize("form, by_hand, halves", [("Q4_K", q4_k, (0, 2)), ("Q5_K", q5_k, (0, 2)),
+                                                   ("Q6_K", q6_k, (208,))])
+def test_k_formats_from_their_layout(tmp_path, form, by_hand, halves):
+    """The gguf package can't write these: random blocks, unpacked here number by number. See the next test, too."""
+    rng, size = np.random.default_rng(0), next(row[2] for row in gguf_file.FORMATS.values() if row[0] == form)
+    blocks = rng.integers(0, 256, (16, size)).astype(np.uint8)
+    for at in halves:
+        blocks[:, at:at + 2] = (rng.random(16) - 0.5).astype("<f2").view(np.uint8).reshape(16, 2)
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "qwen3")
+    writer.add_tensor("token_embd.weight", blocks, raw_dtype=gguf.GGMLQuantizationType[form])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    ours = to_float32(map_checkpoint(tmp_path / "x.gguf")["model.embed_tokens.weight"])
+    assert ours.shape == (16, 256)
+    np.testing.assert_allclose(ours, np.array([by_hand(block) for block in blocks]), rtol=1e-6)
+    assert np.array_equal(ours, gguf.dequantize(blocks, gguf.GGMLQuantizationType[form]))
+
+
+QUANTIZED = {"Q8_0": 7, "Q4_0": 2, "Q4_1": 3, "Q4_K": 15, "Q5_K": 17, "Q6_K": 18}  # llama.cpp's numbers; K: the mix "M"
+
+
+@pytest.mark.parametrize("form", QUANTIZED)
+def test_files_of_llama_quantize(tmp_path, form):
+    """llama.cpp quantizes a file, and turns the result into float32 itself: ours are the same numbers."""
+    llama = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "tie_word_embeddings": False}
+    source = write_gguf(make_random_model(BASE | sizes | {"vocab_size": VOCABULARY}, tmp_path / "m", "float32"),
+                        tmp_path / "x.gguf")
+    written = []
+    for number in (QUANTIZED[form], 0):  # 0: everything in float32
+        params = llama.llama_model_quantize_default_params()
+        params.ftype, params.allow_requantize, params.nthread = number, True, 1
+        target = tmp_path / f"{number}.gguf"
+        assert llama.llama_model_quantize(str(source).encode(), str(target).encode(), params) == 0
+        written, source = [*written, target], target
+    packed, plain = (map_checkpoint(file) for file in written)
+    assert packed.keys() == plain.keys() and len(packed) == 3 + 3 * 11
+    assert form in {entry.form for entry in gguf_file.read_gguf(written[0]).tensors.values()}
+    for name, tensor in packed.items():
+        assert np.array_equal(to_float32(tensor), to_float32(plain[name])), name
+    assert np.isfinite(logits_of(written[0], random_ids(9))).all()
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("form", ["BF16", "Q8_0"])
+def test_the_fast_engine_reads_it(tmp_path, form, quantize):
+    fast = pytest.importorskip("qwen3_numba", reason="numba is not installed")
+    file = write_gguf(DEMO, tmp_path / "x.gguf", form)
+    model, ids = fast.load_model(file, quantize=quantize, kv_dtype="f32"), random_ids(9)
+    exact = logits_of(file, ids)
+    logits = model.engine.forward(model, ids, model.engine.new_cache(model.config), all_logits=True)
+    assert np.abs(logits - exact).max() < (1e-4 if quantize is None else 0.5) * exact.std()
+
+
+@pytest.mark.parametrize("changes", [{}, {"mlp_only_layers": [1]}, {"tie_word_embeddings": True}], ids=str)
+def test_mixture_of_experts(tmp_path, changes):
+    path = make_random_model(MOE | changes | {"moe_intermediate_size": 32}, tmp_path / "model", "float32")
+    file, ids = write_gguf(path, tmp_path / "x.gguf"), random_ids(20)
+    assert np.array_equal(logits_of(file, ids), logits_of(path, ids))
+    packed = write_gguf(path, tmp_path / "y.gguf", "Q8_0")
+    assert np.abs(logits_of(packed, ids) - logits_of(path, ids)).max() < logits_of(path, ids).std()
+
+
+def test_yarn(tmp_path):
+    path = make_random_model(BASE | {"rope_scaling": YARN}, tmp_path / "model", "float32")
+    file = write_gguf(path, tmp_path / "x.gguf")
+    assert read_config(file)["yarn"] == read_config(path)["yarn"]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Files that are damaged, or of other models
+# ----------------------------------------------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """The bytes of a sound file with the bundled tokenizer, and where its head ends."""
+    folder = tmp_path_factory.mktemp("small")
+    path = make_random_model(BASE, folder, "float32")
+    data = write_gguf(path, folder / "x.gguf", "Q8_0").read_bytes()
+    return data
+
+
+def refused(tmp_path, data: bytes, *words) -> None:
+    (tmp_path / "x.gguf").write_bytes(data)
+    assert_one_line(message_of(qwen3.load_model, tmp_path / "x.gguf"), "x.gguf", *words)
+
+
+def test_a_file_cut_short(tmp_path, small):
+    rng = random.Random(0)
+    for size in [0, 1, 4, 8, 23, 24, 31, len(small) - 1, *(rng.randrange(len(small)) for _ in range(30))]:
+        refused(tmp_path, small[:size], "GGUF" if size > 0 else "empty")
+
+
+@pytest.mark.parametrize("count", [2**60, 2**63 - 1, 2**64 - 1])
+@pytest.mark.parametrize("at", [8, 16], ids=["tensors", "values"])
+def test_impossible_counts(tmp_path, small, at, count):
+    refused(tmp_path, small[:at] + struct.pack("<Q", count) + small[at + 8:], str(count))
+
+
+def test_impossible_lengths(tmp_path, small):
+    """Of a name, of an array of texts, of an array of numbers."""
+    for key in (b"general.architecture", b"tokenizer.ggml.tokens", b"tokenizer.ggml.token_type"):
+        at = small.index(key)
+        refused(tmp_path, small[:at - 8] + struct.pack("<Q", 2**60) + small[at:], "download it again")
+        if b"general" not in key:
+            at += len(key) + 8  # behind the type and the array's own type
+            refused(tmp_path, small[:at] + struct.pack("<Q", 2**60) + small[at + 8:], "download it again")
+
+
+def test_tensors_out_of_bounds(tmp_path, small):
+    name = b"blk.2.attn_q.weight"
+    at = small.index(name) + len(name)  # 2 sizes, their count before them; the format; the offset
+    assert small[at:at + 4] == struct.pack("<I", 2)
+    for start, value, words in ((at + 24, 2**60, "beyond the end"), (at + 24, 2**64 - 8, "beyond the end"),
+                                (at + 4, 2**60, "beyond the end"), (at + 12, 2**60, "beyond the end"),
+                                (at + 4, 33, "blocks of 32"), (at + 12, 32, "has shape"), (at + 12, 0, "not a valid")):
+        refused(tmp_path, small[:start] + struct.pack("<Q", value) + small[start + 8:], "blk.2.attn_q.weight"
+                if words != "has shape" else "q_proj", words)
+    refused(tmp_path, small[:at] + struct.pack("<I", 9) + small[at + 4:], "9 dimensions")
+    refused(tmp_path, small[:at + 20] + struct.pack("<I", 16) + small[at + 24:], "format number 16", "only F32")
+
+
+def test_other_versions_and_types(tmp_path, small):
+    refused(tmp_path, b"GGML" + small[4:], "not a GGUF file")
+    refused(tmp_path, small[:4] + struct.pack("<I", 1) + small[8:], "version 1")
+    at = small.index(b"general.name") + len(b"general.name")
+    refused(tmp_path, small[:at] + struct.pack("<I", 77) + small[at + 4:], "unknown type 77")
+
+
+ARCHITECTURES = {"llama": "another architecture", "qwen2": "Qwen2", "qwen2vl": "Qwen2-VL", "clip": "another",
+                 "qwen3vl": "a model that sees", "qwen3vlmoe": "a model that sees", "qwen3next": "Qwen3-Next",
+                 "qwen35": "Qwen3.5"}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_other_architectures(tmp_path, capfd, name):
+    file = write_gguf(make_random_model(BASE, tmp_path / "model", "float32"), tmp_path / "x.gguf",
+                      **{"general.architecture": name})
+    assert_cli_refuses(capfd, ["--model", file, "Hello"], "x.gguf", ARCHITECTURES[name], f"'{name}'", "only Qwen3 is")
+
+
+@pytest.mark.parametrize("changes, words", [
+    ({"tokenizer.ggml.pre": "llama-bpe"}, "llama-bpe"), ({"tokenizer.ggml.model": "llama"}, "the tokenizer llama"),
+    ({"tokenizer.ggml.tokens": None}, "tokenizer.ggml.tokens"), ({"tokenizer.ggml.merges": None}, "merges"),
+    ({"tokenizer.ggml.token_type": [1, 2]}, "token_type"), ({"qwen3.block_count": None}, "num_hidden_layers"),
+    ({"qwen3.block_count": 4}, "model.layers.3"), ({"qwen3.attention.head_count": [4, 4]}, "num_attention_heads"),
+    ({"qwen3.attention.value_length": 8}, "different lengths"), ({"qwen3.rope.scaling.type": "linear"}, "linear"),
+    ({"split.count": 3}, "one of 3 parts"), ({"general.alignment": 7}, "alignment"),
+    ({"tokenizer.chat_template": "{{"}, "template"), ({"tokenizer.ggml.eos_token_id": "x"}, "eos_token_id"),
+    ({"split.count": "many"}, "split.count"), ({"general.sampling.temp": "hot"}, "temperature"),
+], ids=str)
+def test_metadata_that_is_wrong(tmp_path, changes, words):
+    file = write_gguf(make_random_model(BASE, tmp_path / "model", "float32"), tmp_path / "x.gguf", **changes)
+    assert_one_line(message_of(lambda: qwen3.chat(qwen3.load_model(file), "Hello")), "x.gguf", words)
+
+
+def test_the_package_is_named_where_it_is_needed(tmp_path, monkeypatch):
+    path = make_random_model(BASE, tmp_path / "model", "float32")
+    plain, packed = write_gguf(path, tmp_path / "x.gguf"), write_gguf(path, tmp_path / "y.gguf", "Q4_0")
+    monkeypatch.setattr(gguf_file.importlib.util, "find_spec", lambda name: None)
+    qwen3.load_model(plain)  # unpacked numbers don't need it
+    assert_one_line(message_of(qwen3.load_model, packed), "y.gguf", "Q4_0", "pip install gguf")
+
+
+def test_random_damage(tmp_path, small):
+    """Bytes of the head changed: refused in one line, or the model still loads."""
+    rng, end = random.Random(0), small.index(b"blk.0.") + 4000
+    accepted = 0
+    for _ in range(80):
+        data = bytearray(small)
+        for _ in range(rng.choice([1, 1, 3])):
+            at = rng.choice([rng.randrange(end), rng.randrange(200), end - rng.randrange(6000)])
+            data[at] = rng.choice([0, 1, 255, data[at] ^ 1 << rng.randrange(8)])
+        (tmp_path / "x.gguf").write_bytes(data)
+        accepted += works_or_refused(qwen3.load_model, tmp_path / "x.gguf") is not None
+    assert accepted > 10

@@ -1,0 +1,43 @@
+"""docs/models.md keeps its word: its sizes are those of the official configs, its tables those of the program."""
+import math
+import re
+
+import pytest
+
+from configs import ROOT, SHARED
+from published import official_configs
+from qwen3_io.checkpoint import ARCHITECTURES, METHODS, read_config, tensor_shapes
+from qwen3_io.gguf_file import FORMATS
+
+PAGE = (ROOT / "docs/models.md").read_text("utf-8")
+ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if line.startswith("|")]
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason=f"no official configs at {SHARED}")
+def test_sizes(tmp_path):
+    """Of every official config; variants have the row of their size."""
+    sizes = {re.sub("^Qwen3-", "", name): row[1:] for row in ROWS if row[0].startswith("Qwen3-")
+             for name in row[0].split(", ")}
+    for file in official_configs():
+        name = re.sub("-(Base|FP8|Instruct-2507|Thinking-2507)", "", file.stem).removeprefix("Qwen3-")
+        (tmp_path / "config.json").write_text(file.read_text())
+        config = read_config(tmp_path)
+        shapes = tensor_shapes(config)
+        if config["tie_word_embeddings"]:
+            del shapes["lm_head.weight"]
+        counts = {name: math.prod(shape) for name, shape in shapes.items()}
+        n, experts = sum(counts.values()), sum(count for key, count in counts.items() if ".experts." in key)
+        read = n - experts + experts * config["num_experts_per_tok"] // max(config["num_experts"], 1)
+        assert sizes[name] == [f"{n / 1e9:.2f} G", f"{4 * n / 1e9:.1f}", f"{2 * n / 1e9:.1f}", f"{2 * read / 1e9:.1f}"]
+
+
+def test_tables():
+    kinds = {row[1]: row for row in ROWS if row[1:2] and row[1].strip("`") in ARCHITECTURES}
+    assert kinds.keys() == {f"`{name}`" for name in ARCHITECTURES}
+    for name, about in ARCHITECTURES.items():
+        runs = ["yes" if engine in about.engines else "no" for engine in ("qwen3.py", "qwen3_numba.py")]
+        assert kinds[f"`{name}`"] == [about.title, f"`{name}`", *runs]
+    weights = [row[0] for row in ROWS if len(row) == 4]
+    assert all(any(row.startswith(f"`{method}`") for row in weights) for method in METHODS)
+    listed = next(row for row in weights if row.startswith("GGUF: ")).removeprefix("GGUF: ").split(", ")
+    assert {*listed} == {form for form, _, _ in FORMATS.values()}

@@ -1,0 +1,100 @@
+"""The fast engine's promise: a token's logits depend on the tokens before it and on nothing else, bit for bit."""
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from configs import BASE, CASES, ROOT
+from helpers import random_ids
+from make_random_model import make_random_model
+import qwen3_numba as fast
+from qwen3_kernels import vectors
+
+pytestmark = pytest.mark.core
+SHAPES = {"group of 2": BASE, "group of 5, head_dim 24": CASES["group of 5, head_dim 24"][0],
+          "odd sizes": CASES["odd sizes"][0], "group of 8, wide": BASE | {
+              "hidden_size": 1120, "intermediate_size": 1184, "num_hidden_layers": 1, "num_attention_heads": 8,
+              "num_key_value_heads": 1, "head_dim": 96}}
+N = 600  # tokens: three blocks of the attention
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    """get(shape, dtype, quantize, kv_dtype) -> (path, ids, their logits, read one by one with a single thread)."""
+    found = {}
+
+    def get(shape, dtype, quantize, kv_dtype):
+        key = shape, dtype, quantize, kv_dtype
+        if key not in found:
+            folder = tmp_path_factory.mktemp("exact")
+            path = make_random_model(SHAPES[shape] | {"max_position_embeddings": 1000}, folder, dtype)
+            model = fast.load_model(path, quantize, 1, kv_dtype)
+            ids, cache = random_ids(N, 1, model.config.vocab_size), model.engine.new_cache(model.config)
+            found[key] = path, ids, np.array([fast.forward(model, [i], cache) for i in ids])
+        return found[key]
+
+    return get
+
+
+@pytest.mark.parametrize("kv_dtype", ["f16", "bf16", "f32", "int8"])
+@pytest.mark.parametrize("dtype, quantize", [("bfloat16", None), ("float16", None), ("float32", None),
+                                             ("bfloat16", "int8"), ("bfloat16", "int4")])
+@pytest.mark.parametrize("shape", SHAPES)
+@settings(max_examples=4, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_any_way_of_asking(shape, dtype, quantize, kv_dtype, reference, data):
+    """In pieces of any lengths, with any number of threads, beside other sequences with a start of their own, after
+    tokens were taken back: the same bits as one token after the other."""
+    path, ids, expected = reference(shape, dtype, quantize, kv_dtype)
+    model = fast.load_model(path, quantize, data.draw(st.integers(1, 4), label="threads"), kv_dtype)
+    padding = data.draw(st.lists(st.integers(0, 300), max_size=3), label="padding")
+    batch = [0] + padding
+    others = np.reshape(random_ids(N * len(batch), 2, model.config.vocab_size), (len(batch), N))
+    rows = others.copy()
+    for row, start in zip(rows, batch):
+        row[start:] = ids[:N - start]
+    cache = model.engine.new_cache(model.config, left_padding=batch)
+    done = 0
+    while done < N:
+        n = data.draw(st.one_of(st.integers(1, 12), st.integers(1, N)), label="piece")
+        if data.draw(st.integers(0, 3), label="guess") == 0:  # wrong tokens, taken back
+            length = cache.length
+            fast.forward(model, others[:, done:done + min(n, 9)], cache)
+            cache.truncate(length)
+        logits = fast.forward(model, rows[:, done:done + n], cache, all_logits=True)
+        for row, start in zip(logits, batch):
+            begin, end = max(done - start, 0), max(done + len(row) - start, 0)
+            np.testing.assert_array_equal(row[len(row) - (end - begin):], expected[begin:end])
+        done += n
+
+
+PROGRAM = f"""
+import hashlib, sys
+sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
+import qwen3_numba as fast
+for quantize, kv_dtype in ((None, "f16"), (None, "bf16"), ("int8", "int8"), ("int4", "f32")):
+    model = fast.load_model(sys.argv[1], quantize, 2, kv_dtype)
+    logits = fast.forward(model, [i * 7 % 311 for i in range(300)], model.engine.new_cache(model.config), True)
+    print(quantize, kv_dtype, hashlib.sha256(logits.tobytes()).hexdigest())
+"""
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize("path", ["vnni", "avx2", "plain"])
+def test_the_same_bits_on_other_cpus(path, tmp_path):
+    """With the instructions that other CPUs with fma have; AVX-512 and its longer vectors are switched off."""
+    if not vectors.runs(path, vectors.FEATURES):
+        pytest.skip(f"this CPU has no {path}")
+    model = make_random_model(SHAPES["odd sizes"], tmp_path / "model", "bfloat16")
+
+    def hashes(**environment):
+        done = subprocess.run([sys.executable, "-c", PROGRAM, str(model)], capture_output=True, text=True, timeout=900,
+                              env=os.environ | environment)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert hashes(QWEN3_INT8_PATH=path, NUMBA_CACHE_DIR=str(tmp_path / "kernels")) == hashes()

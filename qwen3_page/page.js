@@ -35,7 +35,8 @@ function half(bits) {
 /** An array {shape, dtype, data} of the page -> {shape, values}. */
 function unpack({shape, dtype, data}) {
   const bytes = Uint8Array.from(atob(data), character => character.charCodeAt(0));
-  const view = new DataView(bytes.buffer), size = dtype === "f2" ? 2 : 4, values = new Float32Array(bytes.length / size);
+  const view = new DataView(bytes.buffer), size = dtype === "f2" ? 2 : 4,
+        values = new Float32Array(bytes.length / size);
   for (let i = 0; i < values.length; i++) {
     values[i] = size === 2 ? half(view.getUint16(2 * i, true)) : view.getFloat32(4 * i, true);
   }
@@ -61,7 +62,8 @@ function amount(value, unit) {
 // ---------------------------------------------------------------------------------------------------------------------
 
 const state = {token: about.n_prompt - 1, step: way.steps.findIndex(step => step.weight === "o_proj"), layer: 0,
-               head: 0, key: 0, pair: 0, lens: about.num_hidden_layers, drawn: 0, pass: 0, luck: 0.5, ...choosing.settings};
+               head: 0, key: 0, pair: 0, lens: about.num_hidden_layers,
+               drawn: 0, pass: 0, luck: 0.5, ...choosing.settings};
 const views = [];
 
 function change(changes) {
@@ -138,7 +140,8 @@ function drawHead() {
   byId("prompt").textContent = about.prompt;
   byId("about").textContent = `${about.num_hidden_layers} layers, hidden size ${about.hidden_size}, ` +
     `${about.num_attention_heads} query heads on ${about.num_key_value_heads} key heads, ${about.vocab_size} tokens; ` +
-    `computed by qwen3.py ${about.version} on ${about.date}`;
+    `computed by qwen3.py ${about.version} on ${about.date}` +
+    (about.ended ? "" : `. The answer was cut off after ${nTokens - about.n_prompt} tokens: raise --max-tokens for more`);
   for (const section of document.querySelectorAll("main section")) {
     const title = section.querySelector("h2");
     title.id = `${section.id}-title`;
@@ -193,7 +196,8 @@ function drawWay() {
     const rate = costs => costs.read === null ? null : costs.read / costs.seconds;
     byId("step-is").replaceChildren(
       `${stepName(now)}: ${page.formulas[now.function]} `, sourceButton(now.function, now.line),
-      make("span", {id: "length"}, Number.isFinite(length) ? ` Length at token ${token}: ${length.toPrecision(4)}` : ""));
+      make("span", {id: "length"}, Number.isFinite(length) ?
+      ` Length at token ${token}: ${length.toPrecision(4)}` : ""));
     byId("step").replaceChildren(
       make("tr", {}, make("td"), ...columns.map(([name]) => make("th", {scope: "col"}, name))),
       row("shape of the result", costs => costs.shape.join(" × ")),
@@ -238,7 +242,8 @@ function drawAttention() {
     return button;
   });
   byId("heads").append(...range(about.num_key_value_heads).map(keyHead => make(
-    "fieldset", {}, make("legend", {}, `key head ${keyHead}`), ...heads.slice(keyHead * group, (keyHead + 1) * group))));
+    "fieldset", {},
+    make("legend", {}, `key head ${keyHead}`), ...heads.slice(keyHead * group, (keyHead + 1) * group))));
   view(["layer", "scheme"], () => heads.forEach((button, head) => drawMap(button.firstChild, state.layer, head)));
   view(["head"], () => heads.forEach((button, head) => button.setAttribute("aria-pressed", head === state.head)));
 
@@ -276,7 +281,8 @@ function drawAttention() {
   });
 
   byId("copies").textContent = "The previous-token score is the mean weight on the token before, on this text. The " +
-    `induction score is the mean weight on what followed a token the last time, on ${attention.repeated} random tokens ` +
+    `induction score is the mean weight on what followed a token the last time, ` +
+    `on ${attention.repeated} random tokens ` +
     "shown twice: a head with a high one continues what was there before.";
   for (const [title, scores] of [["Previous token", previous], ["Induction", induction]]) {
     const best = range(scores.values.length).reduce((a, b) => scores.values[b] > scores.values[a] ? b : a, 0);
@@ -297,7 +303,8 @@ function drawAttention() {
 }
 
 /** A vector turned by an angle; RoPE does it with each pair. */
-const turned = ([a, b], angle) => [a * Math.cos(angle) - b * Math.sin(angle), b * Math.cos(angle) + a * Math.sin(angle)];
+const turned = ([a, b], angle) =>
+  [a * Math.cos(angle) - b * Math.sin(angle), b * Math.cos(angle) + a * Math.sin(angle)];
 
 /** An SVG dial with hands: [name, vector]. */
 function dial(title, hands, longest) {
@@ -439,7 +446,8 @@ function candidates(i, s) {
   return all;
 }
 
-/** The candidate at a number u from 0 to 1, where the candidates stand side by side, each as wide as its probability. */
+/** The candidate at a number u from 0 to 1, where the candidates stand side by side,
+    each as wide as its probability. */
 function drawnBy(all, u) {
   let before = 0;
   return all.find(each => !each.cut && (before += each.n * each.p) > u) || all.findLast(each => !each.cut);
@@ -463,7 +471,8 @@ function drawChoosing() {
   reset.addEventListener("click", () => change({...choosing.settings}));
   byId("settings").append(reset);
   view(["drawn", ...Object.keys(SETTINGS)], () => {
-    const all = candidates(state.drawn, state), was = choosing.steps[state.drawn].token, luck = drawnBy(all, state.luck);
+    const all = candidates(state.drawn, state), was = choosing.steps[state.drawn].token,
+          luck = drawnBy(all, state.luck);
     const name = each => each.id === null ? `${each.n} unlikely tokens` : quoted(each.id);
     const kept = all.filter(each => !each.cut);
     byId("choice").textContent = `${sum(kept.map(each => each.n))} of ${about.vocab_size} tokens are left. ` +
@@ -506,7 +515,8 @@ function drawCache() {
   byId("timeline").setAttribute("aria-label", `Time line of ${passes.length} passes. ${speeds}`);
   slider("pass", "pass", passes.length - 1, i => i ? `${i} decode` : "0 prefill");
   view(["pass"], () => {
-    const now = passes[state.pass], bytes = n => `${n} × ${cache.per_position} B = ${amount(n * cache.per_position, "B")}`;
+    const now = passes[state.pass],
+          bytes = n => `${n} × ${cache.per_position} B = ${amount(n * cache.per_position, "B")}`;
     segments.forEach((segment, i) => segment.classList.toggle("chosen", i === state.pass));
     byId("cache-says").textContent = `${now.n} ${now.n === 1 ? "token" : "tokens"} in ${amount(now.seconds, "s")}; ` +
       `the cache then holds ${bytes(now.length)} and has room for ${bytes(now.capacity)}. ${speeds}.`;
@@ -526,7 +536,9 @@ function drawQuantized() {
     "bits: the Kullback-Leibler divergence from float32, in nats, after each token.";
   const largest = Math.max(...Object.values(quantized.kl).map(kl => Math.max(...unpack(kl).values)));
   for (const [form, packed] of Object.entries(quantized.kl)) {
-    const values = [...unpack(packed).values], row = make("div", {className: "bars small"}), text = make("p", {id: `kl-${form}`});
+    const values = [...unpack(packed).values],
+          row = make("div", {className: "bars small"}),
+          text = make("p", {id: `kl-${form}`});
     row.style.height = `${Math.max(8, 80 * Math.max(...values) / largest)}px`;
     byId("quantized-bars").append(make("h3", {}, form), row, text);
     view(["token"], () => {
@@ -538,7 +550,8 @@ function drawQuantized() {
   }
   for (const [form, answer] of Object.entries(quantized.answers)) {
     const parts = quantized.parts[form] ?? null;
-    const marked = answer.map((label, i) => make("span", {className: parts !== null && i >= parts ? "parted" : ""}, label));
+    const marked = answer.map((label, i) => make("span", {
+      className: parts !== null && i >= parts ? "parted" : ""}, label));
     byId("quantized-answers").append(make("h3", {}, form === "float32" ? "float32 answers" : parts === null ?
       `${form} answers the same` : `${form} parts at token ${parts} of the answer`),
       make("p", {className: "answer"}, ...marked));

@@ -353,8 +353,8 @@ def test_command(tmp_path, capfd, monkeypatch):
 
 
 def test_as_a_process(tmp_path):
-    done = subprocess.run([sys.executable, ROOT / "qwen3_inspect.py", PROMPT, "-n", "1", "--no-quantized"], cwd=tmp_path,
-                          capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, ROOT / "qwen3_inspect.py", PROMPT, "-n", "1", "--no-quantized"],
+                          cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("qwen3_inspect.html: ")
     assert (tmp_path / "qwen3_inspect.html").stat().st_size > 100_000
 

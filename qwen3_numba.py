@@ -143,6 +143,8 @@ def quantize_matrix(name: str, rows: np.ndarray, form: int, target: int, pool: T
 
 def load_weights(path: Path, config: Config, quantize: str | None = None, threads: int | None = None) -> Weights:
     """The namesake of qwen3.load_weights: nothing is expanded. `quantize` is None, "int8" or "int4"."""
+    if config.num_experts:
+        raise InputError(f"{path}: a mixture of experts, which the fast engine doesn't run yet; qwen3.py does")
     saved, stored = read_quantized(path, config)
     if saved is None:
         stored = checkpoint.map_weights(path, asdict(config))
@@ -256,6 +258,9 @@ def save_quantized(model: Model, folder: str | Path, form: str) -> None:
         for name in MODEL_FILES:
             if file := checkpoint.model_file(model.path, name):
                 data = file.read_bytes()
+                write_whole(temporary / name, lambda out, data=data: out.write(data))
+            elif (value := checkpoint.model_json(model.path, name)[1]) is not None:  # of a GGUF file
+                data = json.dumps(value, ensure_ascii=False).encode()
                 write_whole(temporary / name, lambda out, data=data: out.write(data))
         write_safetensors(temporary / f"model.{form}.safetensors", tensors, metadata)
 

@@ -178,8 +178,8 @@ def load_weights(path: Path, config: Config, quantize: str | None = None, thread
             checkpoint.forget_pages(tensor.mapping)
         elif form < INT8 and (n % 32 or mixed and form == BF16):  # steps of 32; BF16 wants its vectors in an own order
             form = F32 if mixed and form == BF16 else form
-            data = zeros((rows, padded(n, 32)), np.float32 if form == F32 else data.dtype)
-            data[:, :n] = to_float32(tensor.data, STORED[tensor.dtype]) if form == F32 else tensor.data
+            found, data = data, zeros((rows, padded(n, 32)), np.float32 if form == F32 else data.dtype)
+            data[:, :n] = to_float32(found, STORED[tensor.dtype]) if form == F32 else found
         arrays.append(data)
         return np.array(Weight(data.ctypes.data, data.strides[0], form, rows, n))
 
@@ -275,6 +275,9 @@ def save_quantized(model: Model, folder: str | Path, form: str) -> None:
         for name in MODEL_FILES:
             if file := checkpoint.model_file(model.path, name):
                 data = file.read_bytes()
+                write_whole(temporary / name, lambda out, data=data: out.write(data))
+            elif (value := checkpoint.model_json(model.path, name)[1]) is not None:  # of a GGUF file
+                data = json.dumps(value, ensure_ascii=False).encode()
                 write_whole(temporary / name, lambda out, data=data: out.write(data))
         write_safetensors(temporary / f"model.{form}.safetensors", tensors, metadata)
 

@@ -275,6 +275,17 @@ def test_files_of_llama_quantize(tmp_path, form):
     assert np.isfinite(logits_of(written[0], random_ids(9))).all()
 
 
+def test_the_fast_engine_saves_it_with_its_tokenizer(demo_gguf, demo, tmp_path):
+    fast = pytest.importorskip("qwen3_numba", reason="numba is not installed")
+    model = fast.load_model(demo_gguf, quantize="int8")
+    fast.save_quantized(model, tmp_path / "int8", "int8")
+    saved = fast.load_model(tmp_path / "int8")
+    assert saved.config == model.config and saved.sampling == model.sampling
+    assert saved.tokenizer.encode(FRANCE) == demo.tokenizer.encode(FRANCE)
+    answers = [qwen3.chat(each, FRANCE, temperature=0, enable_thinking=False).finish().text for each in (model, saved)]
+    assert answers == [PARIS.strip()] * 2
+
+
 @pytest.mark.parametrize("quantize", [None, "int8"])
 @pytest.mark.parametrize("form", ["BF16", "Q8_0"])
 def test_the_fast_engine_reads_it(tmp_path, form, quantize):

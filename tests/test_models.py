@@ -63,3 +63,6 @@ def test_a_mixture_of_experts_is_listed_by_the_engine_that_runs_it(tmp_path):
               for program in ("qwen3.py", "qwen3_numba.py")}
     assert json.loads(listed["qwen3.py"])["runs"] and json.loads(listed["qwen3.py"])["why_not"] is None
     assert json.loads(listed["qwen3_numba.py"])["why_not"] == "mixture of experts, which qwen3.py runs"
+    refused = run_fast("--model", folder, "Hello")
+    assert refused.returncode == 1 and "a mixture of experts" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1

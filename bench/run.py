@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from multiprocessing import get_context
 from pathlib import Path
@@ -264,9 +264,9 @@ class Bench:
 
     def read_bytes(self, name: str, context: int) -> float:
         """Bytes that decoding a token reads: all matrices (of an embedding that is no head: a row), and the cache."""
-        import qwen3
+        from qwen3_io.checkpoint import tensor_shapes
         config, entry = self.config, ENTRIES[name]
-        shapes = qwen3.tensor_shapes(config)  # lm_head is among them, and is read, whether it is tied or not
+        shapes = tensor_shapes(asdict(config))  # lm_head is among them, and is read, whether it is tied or not
         del shapes["model.embed_tokens.weight"]
         weights = sum(shape[0] * shape[1] for shape in shapes.values() if len(shape) == 2)
         cached = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * context

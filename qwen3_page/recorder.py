@@ -7,12 +7,11 @@ the functions of qwen3.py themselves: without a recorder, recording costs nothin
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from types import FunctionType
+from types import CellType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -85,7 +84,7 @@ class Recorder:
         names = dict(vars(qwen3))
         for name, function in vars(qwen3).items():
             if isinstance(function, FunctionType) and function.__module__ == qwen3.__name__:
-                names[name] = copied(inspect.unwrap(function), names)
+                names[name] = copied(function, names)
         for name in COMPONENTS:
             if name in names:
                 names[name] = self._noted(name, names[name])
@@ -162,8 +161,12 @@ class Recorder:
 
 
 def copied(function: FunctionType, names: dict[str, Any]) -> FunctionType:
-    """The same function, which finds what it calls in `names` instead of its module."""
-    copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    """The same function, which finds what it calls in `names` instead of its module; its decorators stay around it."""
+    inner, cells = getattr(function, "__wrapped__", None), function.__closure__
+    if inner is not None:
+        names, copy = function.__globals__, copied(inner, names)
+        cells = tuple(CellType(copy) if cell.cell_contents is inner else cell for cell in cells or ())
+    copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__, cells)
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy
 

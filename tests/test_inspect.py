@@ -86,6 +86,17 @@ def test_generation_goes_on_as_without_a_recorder(demo):
     assert list(qwen3.generate(Recorder(demo).model, ids, **options)) == list(qwen3.generate(demo, ids, **options))
 
 
+def test_decorators_stay_around_the_copies(model):
+    """Those of forward: an overflow in exp(-gate), which does no harm, warns no more than without a recorder."""
+    layers = [{**w, "gate_proj": w["gate_proj"] * np.float32(1e5)} for w in model.weights["layers"]]
+    large = replace(model, weights=model.weights | {"layers": layers})
+    with np.errstate(all="raise", under="ignore"):
+        expected = qwen3.forward(large, [1, 2, 3], qwen3.KVCache(model.config))
+        recorder = Recorder(large)
+        found = recorder.forward(large, [1, 2, 3], recorder.new_cache(model.config))
+    np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.parametrize("changes", [{}, {"num_key_value_heads": 4}, {"num_key_value_heads": 1}])
 def test_arrays_are_those_of_the_model(tmp_path, changes):
     model = qwen3.load_model(make_random_model(BASE | changes, tmp_path, "float32"))

@@ -192,6 +192,8 @@ def write_gguf(path: Path, folder: Path, name: str) -> None:
 def quantize_gguf(source: Path, target: Path, name: str) -> None:
     """llama.cpp's own quantizer."""
     import llama_cpp
+    quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)
+    llama_cpp.llama_log_set(quiet, None)
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{name}")
     if status := llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(params)):

@@ -360,16 +360,18 @@ def matrix_rows(matrix: np.ndarray, ids: Sequence[int] | np.ndarray) -> np.ndarr
     return x
 
 
-def run_layers(model: Model, ids: np.ndarray, cache: KVCache, slots: np.ndarray, places: np.ndarray) -> np.ndarray:
+def run_layers(model: Model, ids: np.ndarray, cache: KVCache, slots: np.ndarray, places: np.ndarray,
+               positions: np.ndarray) -> np.ndarray:
     """Runs tokens ids [m] through all layers -> the residual stream [m, hidden_size].
 
-    slots, places int64 [m]: where each token goes in the cache. Tokens of a sequence follow each other.
+    slots, places int64 [m]: where each token goes in the cache; positions [m], for RoPE. Tokens of a sequence follow
+    each other.
     """
     config, w = model.config, model.weights
     n_kv_heads, d, m = config.num_key_value_heads, config.head_dim, len(ids)
     group, width = config.num_attention_heads // n_kv_heads, padded(d, 32)
     starts = np.zeros(len(slots), np.int64) if cache.left_padding is None else cache.left_padding[slots]
-    cos, sin = (table.reshape(m, d // 2) for table in rope_tables(config, (places - starts)[None]))
+    cos, sin = (table.reshape(m, d // 2) for table in rope_tables(config, positions[None]))
     tasks, tiles = attention_tasks(slots, starts, places, group)
     x = matrix_rows(w.embedding, ids)
     widest, inner = padded(max(config.hidden_size, group * n_kv_heads * d), 64), padded(config.intermediate_size, 64)
@@ -465,7 +467,8 @@ def chunks(model: Model, ids: np.ndarray, cache: KVCache) -> Iterator[tuple[np.n
         now = ids[:, start:start + chunk]
         slots, columns = np.nonzero(cache.length + np.arange(now.shape[1]) >= empty_places[:, None])  # no padding
         if len(slots):
-            x = run_layers(model, now[slots, columns], cache, slots, cache.length + columns)
+            positions = np.broadcast_to(cache.positions(now.shape[1]), now.shape)[slots, columns]
+            x = run_layers(model, now[slots, columns], cache, slots, cache.length + columns, positions)
             yield slots, start + columns, x
         cache.advance(now)
 

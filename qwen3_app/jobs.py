@@ -51,7 +51,7 @@ class Requests(Protocol):
 
 SYNC = 1.0  # seconds between two fsyncs, which take some milliseconds each
 LONGEST_RESULT = 2**28  # bytes of a line that is read back: a hole left by a power cut is not read as one line
-FORMAT = "qwen3 job 1"
+FORMAT = "qwen3 job 1"  # stands in OUT.job
 
 
 @contextlib.contextmanager
@@ -60,13 +60,17 @@ def locked(name: str) -> Iterator[BinaryIO]:
 
     Raises InputError if another process has locked it, or if it can't be written.
     """
-    path = os.path.realpath(name)
-    if os.path.lexists(path) and not os.path.isfile(path):
-        raise InputError(f"{name}: not a regular file, so no job can go on in it")
     try:
+        path = os.path.realpath(name)
+        if os.path.lexists(path) and not os.path.isfile(path):
+            raise InputError(f"{name}: not a regular file, so no job can go on in it")
         descriptor = os.open(f"{path}.job", os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
-    except (OSError, ValueError) as error:  # ValueError: a NUL character in the name
-        raise InputError(f"{name}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
+    except OSError as error:
+        raise InputError(f"{name}: cannot be written: {error.strerror}") from error
+    except ValueError as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{ascii(name)}: not the name of a file") from error  # a NUL character
     with open(descriptor, "r+b") as file:
         try:
             if fcntl is not None:
@@ -119,17 +123,18 @@ class Journal:
             then = json.loads(self.about.read())
         except (ValueError, RecursionError):
             then = None
-        if not isinstance(then, dict) or then.get("format") != FORMAT:
+        known = isinstance(then, dict) and then.get("format") == FORMAT
+        if not known or not all(isinstance(then.get(part), dict) for part in ("input", "model", "options")):
             raise InputError(f"{self.name}: exists already, and {self.name}.job beside it describes no job: delete it, "
                              "or give another --out")
         remedy = f"; go on as before, or give another --out than {self.name}"
-        if then.get("input") != about["input"]:
+        if then["input"] != about["input"]:
             raise InputError(f"{about['name']}: the input is not the same as when the job began{remedy}")
-        if then.get("model") != about["model"]:
-            began, now = brief((then.get("model") or {}).get("name")), about["model"]["name"]
+        if then["model"] != about["model"]:
+            began, now = brief(then["model"].get("name")), about["model"]["name"]
             what = "its files have changed since the job began" if began == now else f"the job began with {began}"
             raise InputError(f"the model is {now}, but {what}{remedy}")
-        former, given = then.get("options") or {}, json.loads(json.dumps(about["options"]))  # lists, no tuples
+        former, given = then["options"], json.loads(json.dumps(about["options"]))  # lists, no tuples
         for option in sorted(former.keys() | given.keys()):
             if former.get(option) != given.get(option):
                 began, asked = (brief(json.dumps(values.get(option)), 80) for values in (former, given))

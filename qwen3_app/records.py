@@ -61,15 +61,16 @@ def open_source(name: str, template: str | None) -> Source:
     if name == "-" or os.path.lexists(name) and not os.path.isfile(name):
         raise InputError(f"{'stdin' if name == '-' else name}: not a regular file, and a job that goes on after a stop "
                          "must read its input again: write it into a file first")
-    suffix, n_bytes, n_lines, digest = Path(name).suffix.lower(), 0, 1, hashlib.sha256()
+    suffix, n_bytes, n_lines, last, digest = Path(name).suffix.lower(), 0, 0, b"\n", hashlib.sha256()
     try:
         before = stamp(name)
         with open(name, "rb") as file:
             while data := file.read(2**20):
                 digest.update(data)
-                n_bytes, n_lines = n_bytes + len(data), n_lines + data.count(b"\n")
+                n_bytes, n_lines, last = n_bytes + len(data), n_lines + data.count(b"\n"), data[-1:]
     except (OSError, ValueError) as error:  # ValueError: a NUL character in the name
         raise InputError(f"{name}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    n_lines += last != b"\n"
     rows: Callable[[], Iterator[tuple[int, Any]]]
     if suffix not in (".csv", ".parquet"):
         rows = lambda: json_lines(name)  # noqa: E731 (a def would need a name)
@@ -260,7 +261,7 @@ def id_of(row: Row, line: int) -> str | int:
     given = row.get("custom_id", row.get("id"))
     if given is None:
         return line
-    if not isinstance(given, str) and not is_whole(given, -10**18):
+    if type(given) not in (str, int):  # not True
         raise InputError(f"the id must be a text or a whole number, not {brief(repr(given))}")
     return given
 

@@ -3,7 +3,9 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -27,8 +29,9 @@ ABOUT = {"format": jobs.FORMAT, "name": "in.jsonl", "input": {"bytes": 1, "sha25
 
 def answer_to(prompt):
     """Something finished that looks like a Completion: its text is a function of the prompt."""
-    return SimpleNamespace(answer=Answer(None, f"{prompt[:99]}! 蜜蜂" * (len(prompt) % 7)), token_ids=[1, 2], prompt_ids=[1],
-                           cached_tokens=0, times=[0.0, 0.0, 0.0], finish_reason="stop")
+    text = f"{prompt[:99]}! 蜜蜂" * (len(prompt) % 7)
+    return SimpleNamespace(answer=Answer(None, text), token_ids=[1, 2], prompt_ids=[1], cached_tokens=0,
+                           times=[0.0, 0.0, 0.0], finish_reason="stop")
 
 
 class Stub:
@@ -61,7 +64,8 @@ def prepare(row, line):
 
 def write_input(folder, prompts):
     file = folder / "in.jsonl"
-    file.write_text("".join(json.dumps({"id": f"r{i}", "prompt": prompt}) + "\n" for i, prompt in enumerate(prompts, 1)))
+    records = [{"id": f"r{i}", "prompt": prompt} for i, prompt in enumerate(prompts, 1)]
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
     return file
 
 
@@ -148,7 +152,6 @@ def test_killed_at_100_random_points(scratch, prompts, expected):
                 ready()
                 jobs.run(json_lines(str(source)), journal, stub, prepare)
 
-        rng.random()
         status = killed(job, None if deaths % 2 else rng.uniform(0, 0.002))
         assert status == -signal.SIGKILL, "the job has ended before its 100th death: give it more records"
         deaths += 1
@@ -291,8 +294,8 @@ def test_a_second_process_is_refused(scratch):
     assert len(results(out)) == 1
 
 
-@pytest.mark.parametrize("name, words", [(".", "not a regular file"), ("no/folder/out", "No such file"), ("a\0b", "not the name"),
-                                         ("x" * 300, "too long")])
+@pytest.mark.parametrize("name, words", [(".", "not a regular file"), ("no/folder/out", "No such file"),
+                                         ("a\0b", "not the name"), ("x" * 300, "too long")])
 def test_outputs_that_cannot_be(scratch, name, words):
     with contextlib.chdir(scratch):
         assert_one_line(message_of(locked(name).__enter__), words)
@@ -315,9 +318,9 @@ def test_an_input_that_grows(scratch):
 
 def test_odd_lines(scratch):
     source, out = scratch / "in.jsonl", scratch / "out.jsonl"
-    lines = [b'\xef\xbb\xbf{"id": "a", "prompt": "one"}', b"", b'{"id": "a", "prompt": "two"}\r', b'{"id": 7, "prompt": "\xff"}',
-             b"   ", b'{"id": NaN, "prompt": "x"}', b'{"prompt": "' + b"x" * 10_000_000 + b'"}', b"[1]", b"[" * 100_000,
-             b'{"id": "\\ud800", "prompt": "y"}', b'{"prompt": "z"}', b'{"id": true, "prompt": "z"}', b'{"id": "l']
+    lines = [b'\xef\xbb\xbf{"id": "a", "prompt": "one"}', b"", b'{"id": "a", "prompt": "two"}\r',
+             b'{"id": 7, "prompt": "\xff"}', b"   ", b'{"id": NaN, "prompt": "x"}',
+             b'{"prompt": "' + b"x" * 10_000_000 + b'"}', b"[1]", b"[" * 100_000, b'{"id": "\\ud800", "prompt": "y"}', b'{"prompt": "z"}', b'{"id": true, "prompt": "z"}', b'{"id": "l']
     source.write_bytes(b"\n".join(lines))
     for _ in range(2):
         run(source, out)
@@ -386,6 +389,39 @@ def test_memory_stays_flat_for_a_million_lines(scratch):
 # ----------------------------------------------------------------------------------------------------------------------
 # What the progress bar says
 # ----------------------------------------------------------------------------------------------------------------------
+
+BAR = """
+import sys
+sys.path[:0] = [{root!r}, {root!r} + "/tests"]
+from qwen3_app import jobs
+from qwen3_app.jobs import Journal, locked
+from qwen3_app.records import Settings, open_source
+from test_jobs import ABOUT, Stub, prepare
+
+jobs.request, jobs.weight_bytes = (lambda model, settings, row, line: prepare(row, line)), (lambda model: jobs.MEASURED)
+source = open_source({source!r}, None)
+with locked({out!r}) as lock, Journal({out!r}, lock, ABOUT, source.n_rows) as journal:
+    jobs.run_job(None, source, journal, Settings(), Stub(pause=0.05))
+"""
+
+
+def test_the_bar_on_a_terminal(scratch):
+    pty, fcntl, termios = (pytest.importorskip(name, reason="no terminals") for name in ("pty", "fcntl", "termios"))
+    source, (leader, follower) = write_input(scratch, ["a"] * 40), pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 150, 0, 0))
+    program = BAR.format(root=str(ROOT), source=str(source), out=str(scratch / "out.jsonl"))
+    process, shown = subprocess.Popen([sys.executable, "-c", program], stderr=follower), b""
+    os.close(follower)
+    with contextlib.suppress(OSError):  # the end of a terminal
+        while data := os.read(leader, 2**16):
+            shown += data
+    os.close(leader)
+    assert process.wait() == 0
+    lines = shown.decode().replace("\r", "\n").splitlines()
+    said = re.compile(r"/40 \[\d.*<.* records/s, \d+ tokens/s, \d+% of the memory's limit\]")  # < is the time left
+    assert any(map(said.search, lines)), lines
+    assert any("40 records answered, 80 tokens in" in line for line in lines)
+
 
 def test_progress(monkeypatch):
     now = iter([100.0, *[102.0] * 9])

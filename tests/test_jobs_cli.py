@@ -148,26 +148,28 @@ def test_openai_and_tables(capfd, tmp_path, tiny):
     """All forms ask the same; the ids are those of the files."""
     rows = ["a", "b", "a"]
     write_lines(tmp_path / "ours.jsonl", [{"id": f"r{i}", "prompt": f"Say {row}"} for i, row in enumerate(rows)])
-    write_lines(tmp_path / "theirs.jsonl", [
-        {"custom_id": f"r{i}", "method": "POST", "url": "/v1/chat/completions",
-         "body": {"model": "x", "messages": [{"role": "user", "content": f"Say {row}"}]}} for i, row in enumerate(rows)])
+    bodies = [{"model": "x", "messages": [{"role": "user", "content": f"Say {row}"}]} for row in rows]
+    write_lines(tmp_path / "theirs.jsonl", [{"custom_id": f"r{i}", "method": "POST", "url": "/v1/chat/completions",
+                                             "body": body} for i, body in enumerate(bodies)])
     (tmp_path / "table.csv").write_text("id,word\n" + "".join(f"r{i},{row}\n" for i, row in enumerate(rows)))
     (tmp_path / "whole.csv").write_text("id,word\n" + "".join(f"r{i},Say {row}\n" for i, row in enumerate(rows)))
     answers = {}
     for name, *options in [("ours.jsonl",), ("theirs.jsonl", "--openai"), ("table.csv", "--template", "Say {word}"),
                            ("whole.csv", "--column", "word")]:
-        status, err = main(capfd, tmp_path / name, "--out", tmp_path / f"{name}.out", "--model", tiny, "--greedy", "-n", 5,
-                           *options)
+        out = tmp_path / f"{name}.out"
+        status, err = main(capfd, tmp_path / name, "--out", out, "--model", tiny, "--greedy", "-n", 5, *options)
         assert status == 0, err
-        for value in read_lines(tmp_path / f"{name}.out"):
-            key = value["custom_id"] if "custom_id" in value else value["id"]
-            text = value["response"]["body"]["choices"][0]["message"]["content"] if "response" in value else value["text"]
-            assert answers.setdefault(key, text) == text
+        for value in read_lines(out):
+            if "custom_id" in value:
+                message = value["response"]["body"]["choices"][0]["message"]
+                value = {"id": value["custom_id"], "text": message["content"]}
+            assert answers.setdefault(value["id"], value["text"]) == value["text"]
     assert sorted(answers) == ["r0", "r1", "r2"] and answers["r0"] == answers["r2"]
 
 
 def test_bad_records_are_counted(capfd, tmp_path, tiny):
-    source = write_lines(tmp_path / "in.jsonl", [{"prompt": "a", "max_new_tokens": 1}, {"prompt": ""}, {"prompt": "a" * 999}])
+    prompts = [{"prompt": "a", "max_new_tokens": 1}, {"prompt": ""}, {"prompt": "a" * 999}]
+    source = write_lines(tmp_path / "in.jsonl", prompts)
     status, err = main(capfd, source, "--out", tmp_path / "out.jsonl", "--model", tiny)
     assert status == 0 and "2 records could not be answered: their results say why" in err
     errors = [value["error"] for value in read_lines(tmp_path / "out.jsonl") if "error" in value]
@@ -185,7 +187,8 @@ def test_wrong_usage(capfd, tmp_path, source):
         refusal(capfd, source, "--out", out, "--column", "a", "--template", "{a}", status=2)
     assert "--raw does not go with --no-think" in refusal(capfd, source, "--out", out, "--raw", "--no-think", status=2)
     for options, words in [(["--memory", "much"], "--memory"), (["--context", 1], "context"), (["--top-p", 2], "top_p"),
-                           (["-n", 0], "max_tokens"), (["--model", "nix"], "no such folder"), (["--tools", "nix"], "nix")]:
+                           (["-n", 0], "max_tokens"), (["--model", "nix"], "no such folder"),
+                           (["--tools", "nix"], "nix")]:
         assert words in refusal(capfd, source, "--out", out, *options)
     assert "stdin: not a regular file" in refusal(capfd, "-", "--out", out)
     assert not list(tmp_path.glob("out*"))  # nothing has begun

@@ -57,9 +57,9 @@ def test_options_of_the_record_come_first(demo):
 
 
 @pytest.mark.parametrize("row, words", [
-    ({}, '"prompt" or "messages"'), ({"prompt": "a", "messages": []}, "not both"), ({"prompt": ""}, "the prompt is empty"),
-    ({"prompt": 5}, "must be a text"), ({"prompt": " \n"}, "empty"), ({"prompt": "a", "promt": 1}, "did you mean prompt?"),
-    ({"prompt": "a", "max_tokens": 3}, "did you mean max_new_tokens?"), ({"prompt": "a", "cache": None}, "unknown key cache"),
+    ({}, '"prompt" or "messages"'), ({"prompt": "a", "messages": []}, "not both"), ({"prompt": ""}, "prompt is empty"),
+    ({"prompt": 5}, "must be a text"), ({"prompt": " \n"}, "empty"), ({"prompt": "a", "promt": 1}, "mean prompt?"),
+    ({"prompt": "a", "max_tokens": 3}, "did you mean max_new_tokens?"), ({"prompt": "a", "cache": None}, "key cache"),
     ({"messages": []}, "list of messages"), ({"messages": "a"}, "list of messages"), ({"messages": [5]}, "message 0"),
     ({"messages": [{"role": "king", "content": "a"}]}, "role"), ({"prompt": "a", "tools": [1]}, "tools must be"),
     ({"prompt": "a", "enable_thinking": 1}, "true or false"), ({"prompt": "a", "stop": 5}, "stop must be"),
@@ -80,7 +80,8 @@ def test_lines_that_are_no_object(line, words):
 
 
 def test_ids():
-    assert [id_of(row, 9) for row in ({}, {"id": None}, {"id": "a"}, {"id": 7}, {"custom_id": "c"})] == [9, 9, "a", 7, "c"]
+    rows = ({}, {"id": None}, {"id": "a"}, {"id": 7}, {"custom_id": "c"})
+    assert [id_of(row, 9) for row in rows] == [9, 9, "a", 7, "c"]
     for wrong in (1.5, float("nan"), True, [], {}):
         assert_one_line(message_of(id_of, {"id": wrong}, 1), "the id must be")
 
@@ -97,8 +98,8 @@ def test_a_line_longer_than_any_context(tmp_path, monkeypatch):
 
 
 VALUES = st.recursive(st.one_of(st.none(), st.booleans(), st.integers(-3, 10**6), st.floats(), st.text(max_size=5)),
-                      lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-                      max_leaves=6)
+                      lambda inner: st.lists(inner, max_size=3)
+                      | st.dictionaries(st.text(max_size=5), inner, max_size=3), max_leaves=6)
 KEYS = st.sampled_from([*records.KEYS, "custom_id", "body", "url", "method", "role", "content", "n", "logprobs",
                         "top_logprobs", "max_tokens", "chat_template_kwargs", "response_format", "eos_token_ids"])
 MESSAGE = st.fixed_dictionaries({"role": st.sampled_from(["system", "user", "assistant", "tool"]), "content": VALUES},
@@ -132,7 +133,8 @@ def batch_line(**body):
 
 def test_openai_requests(demo):
     ours = {"messages": [{"role": "user", "content": BEES}]}
-    for body, same in [({}, {}), ({"max_tokens": 5}, {"max_new_tokens": 5}), ({"max_completion_tokens": 5}, {"max_new_tokens": 5}),
+    for body, same in [({}, {}), ({"max_tokens": 5}, {"max_new_tokens": 5}),
+                       ({"max_completion_tokens": 5}, {"max_new_tokens": 5}),
                        ({"temperature": 0.5, "top_p": 0.5, "seed": 3, "stop": ["a"], "frequency_penalty": 1}, ...),
                        ({"logprobs": True, "top_logprobs": 3}, {"logprobs": 3}), ({"logprobs": True}, {"logprobs": 0}),
                        ({"logprobs": False, "n": 1, "stream": False, "user": "me", "stop": None}, {}),
@@ -144,10 +146,12 @@ def test_openai_requests(demo):
 
 
 @pytest.mark.parametrize("change, words", [
-    ({"url": "/v1/embeddings"}, "/v1/embeddings"), ({"method": "GET"}, "GET"), ({"body": []}, "object"), ({"id": 5}, "id"),
+    ({"url": "/v1/embeddings"}, "/v1/embeddings"), ({"method": "GET"}, "GET"), ({"body": []}, "object"),
+    ({"id": 5}, "id"),
     ({"body": {"n": 2}}, "n must be 1"), ({"body": {"stream": True}}, "stream must be false"),
-    ({"body": {"response_format": {"type": "json_object"}}}, "response_format"), ({"body": {"logprobs": 5}}, "logprobs"),
-    ({"body": {"chat_template_kwargs": 1}}, "chat_template_kwargs"), ({"body": {"tool_choice": "required"}}, "tool_choice"),
+    ({"body": {"response_format": {"type": "json_object"}}}, "response_format"),
+    ({"body": {"logprobs": 5}}, "logprobs"), ({"body": {"chat_template_kwargs": 1}}, "chat_template_kwargs"),
+    ({"body": {"tool_choice": "required"}}, "tool_choice"),
     ({"body": {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}}, "content"),
     ({"body": {"temprature": 1}}, "did you mean temperature?")])
 def test_openai_requests_that_are_refused(demo, change, words):
@@ -164,8 +168,9 @@ def test_openai_answers(demo):
     assert choice["message"]["content"] == completion.answer.content
     assert choice["message"].get("reasoning_content") == completion.answer.reasoning
     assert choice["finish_reason"] == completion.finish_reason
-    assert body["usage"] == {"prompt_tokens": len(completion.prompt_ids), "completion_tokens": len(completion.token_ids),
-                             "total_tokens": len(completion.prompt_ids) + len(completion.token_ids)}
+    n_prompt, n_answer = len(completion.prompt_ids), len(completion.token_ids)
+    assert body["usage"] == {"prompt_tokens": n_prompt, "completion_tokens": n_answer,
+                             "total_tokens": n_prompt + n_answer}
     entries = choice["logprobs"]["content"]
     said = b"".join(bytes(entry["bytes"]) for entry in entries)
     assert said.decode("utf-8", "replace") == demo.tokenizer.decode(completion.token_ids)
@@ -226,7 +231,8 @@ def write_parquet(file, rows):
         import pyarrow.parquet
         pyarrow.parquet.write_table(pyarrow.table(columns), file, row_group_size=1000)
     except ImportError:
-        pytest.importorskip("polars", reason="neither pyarrow nor polars is installed").DataFrame(columns).write_parquet(file)
+        import polars
+        polars.DataFrame(columns).write_parquet(file)
 
 
 @pytest.mark.parametrize("library, other", [("pyarrow", "polars"), ("polars", "pyarrow")])
@@ -261,7 +267,8 @@ def test_parquet_without_a_library(tmp_path, monkeypatch):
         return plain(name, *args, **options)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    assert_one_line(message_of(open_source, str(tmp_path / "in.parquet"), "{a}"), "pyarrow or polars", "pip install pyarrow")
+    message = message_of(open_source, str(tmp_path / "in.parquet"), "{a}")
+    assert_one_line(message, "pyarrow or polars", "pip install pyarrow")
 
 
 def test_templates(demo):
@@ -271,7 +278,8 @@ def test_templates(demo):
     for template, words in {"{x}": "x is empty", "{none}": "none is empty", "{list}": "list holds no text"}.items():
         assert_one_line(message_of(records.filled, template, row), words)
     settings = Settings(template="Say {a}.")  # other columns of JSON lines are no options then
-    assert request(demo, settings, {"a": "1", "temperature": "hot"}, 1) == request(demo, Settings(), {"prompt": "Say 1."}, 1)
+    plain = request(demo, Settings(), {"prompt": "Say 1."}, 1)
+    assert request(demo, settings, {"a": "1", "temperature": "hot"}, 1) == plain
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -285,8 +293,8 @@ def test_inputs_that_cannot_be(name, words):
     assert_one_line(message_of(open_source, name, None), words)
 
 
-@pytest.mark.parametrize("line", [b"", b"{}\n", b'{"line": 1}', b'{"line": 0}\n', b'{"line": true}\n', b'{"line": "1"}\n',
-                                  b'{"id": "batch_req_"}\n', b'{"id": "batch_req_0"}\n', b"[1]\n", b"\0\n", b"[" * 10**5,
-                                  b'{"line": 1} {"line": 2}\n', b'{"id": 3}\n'])
+@pytest.mark.parametrize("line", [b"", b"{}\n", b'{"line": 1}', b'{"line": 0}\n', b'{"line": true}\n',
+                                  b'{"line": "1"}\n', b'{"id": "batch_req_"}\n', b'{"id": "batch_req_0"}\n', b"[1]\n",
+                                  b"\0\n", b"[" * 10**5, b'{"line": 1} {"line": 2}\n', b'{"id": 3}\n'])
 def test_lines_that_are_no_result(line):
     assert line_of(line) is None

@@ -76,7 +76,7 @@ class Recorder:
         self.began = time.perf_counter()
         self._n_layers = model.config.num_hidden_layers
         self._layer, self._inside = -1, False
-        self._rotated: list[tuple[np.ndarray, np.ndarray]] = []  # of this layer: after RoPE, before RoPE
+        self._rotated: list[np.ndarray] = []  # of this layer, before RoPE
         self._ended = 0.0  # when the last step ended
         self._names = {id(array): name for layer in [model.weights, *model.weights["layers"]]
                        for name, array in layer.items() if isinstance(array, np.ndarray)}
@@ -133,10 +133,11 @@ class Recorder:
         norms = None if name in ("append", "rope_tables") else lengths(array, 1 if name in HEADS_FIRST else 0)
         now.steps.append(Step(name, weight, self._layer, line, array.shape, seconds, read, operations, norms))
         if self.keep_arrays and name == "apply_rope":
-            self._rotated.append((out, args[0]))
+            self._rotated.append(args[0])
         if self.keep_arrays and name == "attention_in_blocks":
-            now.q += [before for after, before in self._rotated if after is args[0]]
-            now.k += [before for after, before in self._rotated if after is not args[0]]
+            q, k = self._rotated  # in the order of decoder_layer
+            now.q.append(q)
+            now.k.append(k)
             self._rotated.clear()
             now.attention.append(attention_weights(*args[:2]))
 

@@ -33,7 +33,7 @@ from typing import Unpack
 import numpy as np
 
 from qwen3 import Completion, InputError, KVCache, Model, answer_limit
-from qwen3_io.arguments import Options, TokenIds, checked_prompt, checked_whole
+from qwen3_io.arguments import Options, TokenIds, checked_prompt, checked_whole, common_prefix
 from qwen3_io.errors import brief
 
 __all__ = ["Batch", "slots_in"]
@@ -164,13 +164,14 @@ class Batch:
         False if it is better to wait, because much of the prompt is about to be read for another request.
         """
         prompt = request.completion.prompt_ids
-        found = [min(self.cache.common_prefix(prompt, slot), len(prompt) - 1) for slot in range(len(self.cache.lengths))]
-        source = max(range(len(found)), key=found.__getitem__)
+        slots = range(len(self.cache.lengths))
+        found = [min(self.cache.common_prefix(prompt, slot), len(prompt) - 1) for slot in slots]
+        source = max(slots, key=found.__getitem__)
         for other in self.running.values():
-            soon = common_length(prompt[:-1], other.completion.prompt_ids)
+            soon = common_prefix(prompt[:-1], other.completion.prompt_ids)
             if not other.completion.token_ids and soon - found[source] >= WORTH_COPYING:
                 return False
-        free = [slot for slot in range(len(found)) if slot not in self.running]
+        free = [slot for slot in slots if slot not in self.running]
         request.slot = source if source in free else min(free, key=self.cache.lengths.__getitem__)
         if request.slot == source:
             self.cache.truncate(found[source], source)
@@ -194,13 +195,6 @@ def answered(request: Request) -> Completion | InputError | None:
         return answer
     except InputError as error:
         return error
-
-
-def common_length(a: np.ndarray, b: np.ndarray) -> int:
-    """How many tokens two sequences have in common at their start."""
-    n = min(len(a), len(b))
-    differing = np.flatnonzero(a[:n] != b[:n])
-    return int(differing[0]) if len(differing) else n
 
 
 def slots_in(model: Model, longest: int, memory: int | None = None) -> int:

@@ -14,7 +14,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -41,7 +41,8 @@ class Requests(Protocol):
     def idle(self) -> bool: ...
     @property
     def free(self) -> int: ...
-    def add(self, key: Hashable, token_ids: Any, **options: Any) -> None: ...
+    @property
+    def add(self) -> Callable[..., Any]: ...  # (key, token_ids, **options)
     def step(self) -> list[tuple[Any, Completion | InputError]]: ...
 
 
@@ -217,7 +218,7 @@ def description(source: Source, model: Model, settings: Settings) -> dict[str, A
     digest.update(repr((model.tokenizer.chat_template, model.sampling, model.eos_token_ids,
                         model.max_new_tokens)).encode("utf-8", "backslashreplace"))
     digest.update(model.tokenizer.backend.to_str().encode())
-    name = f"{model_name(model)} in {'NumPy float32' if form is None else f'numba {form}, cache {cache.stored_as}'}"
+    name = f"{model_name(model)} in {'NumPy float32' if form is None else f'numba {form}, cache {cache.form}'}"
     options = asdict(settings) | settings.options
     del options["options"]
     return {"format": FORMAT, "name": source.name, "input": {"bytes": source.n_bytes, "sha256": source.sha256},

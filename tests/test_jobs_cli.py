@@ -132,7 +132,6 @@ def test_another_model_input_or_option_is_refused(capfd, tmp_path, tiny):
     assert main(capfd, source, "--out", out, "--model", folder)[0] == 0
     before = out.read_bytes()
     assert "the model is demo" in refusal(capfd, source, "--out", out)
-    assert "numba" in refusal(capfd, source, "--out", out, "--model", folder, "--fast")
     assert "the job began with temperature = null, not 0.5" in \
         refusal(capfd, source, "--out", out, "--model", folder, "--temperature", 0.5)
     assert "another process" not in main(capfd, source, "--out", out, "--model", folder)[1]

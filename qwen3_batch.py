@@ -98,13 +98,14 @@ class Batch:
         if wrong := {"cache", "lookup"} & {name for name, value in options.items() if value}:
             raise InputError(f"a request of a batch has no option {wrong.pop()}")
         prompt = checked_prompt(token_ids, self.model.config.vocab_size)
-        wanted = checked_whole("max_new_tokens", options.pop("max_new_tokens", None), 1)
-        limit, room = answer_limit(self.model, len(prompt), wanted), self.cache.max_length - len(prompt)
+        limit = answer_limit(self.model, len(prompt), options.get("max_new_tokens"))
+        room = self.cache.max_length - len(prompt)
         if room < 1:
             raise InputError(f"the prompt has {len(prompt)} tokens and leaves no room for an answer: a slot has "
-                             f"{self.cache.max_length} positions")
+                             f"{self.cache.max_length} positions (--context)")
+        options["max_new_tokens"] = min(limit, room)
         engine = replace(self.model.engine, forward=lambda *args: request.forward(*args))
-        answer = Completion(replace(self.model, engine=engine), prompt, min(limit, room), **options)
+        answer = Completion(replace(self.model, engine=engine), prompt, **options)
         request = Request(key, answer)
         self.waiting.append(request)
         return answer
@@ -223,8 +224,9 @@ def free_memory() -> int:
     try:
         if not Path("/proc/meminfo").exists():
             return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-        free = int(re.search(r"MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text())[1]) * 1024
-    except (OSError, AttributeError, ValueError, TypeError) as error:
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        free = int(lines["MemAvailable"].removesuffix("kB")) * 1024
+    except (OSError, AttributeError, ValueError, KeyError) as error:
         raise InputError("how much memory is free can't be found out here; say how much to take: --memory") from error
     with contextlib.suppress(OSError, ValueError):  # no cgroup, or "max": no limit
         limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))

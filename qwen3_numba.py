@@ -53,9 +53,9 @@ from qwen3_io.checkpoint import StoredTensor
 from qwen3_io.progress import progress
 from qwen3_io.errors import brief, parse_json
 from qwen3_io.writing import write_folder, write_safetensors, write_whole
-from qwen3_kernels.layout import (APART, BF16, BLOCK, F16, F32, FEW, GROUP, INT4, INT5, INT8, KV8, LARGEST, LINEAR,
-                                  NAMES, PANEL, SMALLEST, TILE, VERSION, Batch, Cache, Layers, Q, Space, Task, Weight,
-                                  own_space, packed_shape, padded)
+from qwen3_kernels.layout import (APART, BF16, BLOCK, EXPERT, F16, F32, FEW, GROUP, INT4, INT5, INT8, KV8, LARGEST,
+                                  LINEAR, NAMES, PANEL, SMALLEST, TILE, VERSION, Batch, Cache, GATE, Layers, Q, Space,
+                                  Task, Weight, own_space, packed_shape, padded)
 
 try:
     from qwen3_kernels.compiled import cpu_name, kept_kernels, kernels
@@ -81,7 +81,12 @@ MORE_BITS = {"v_proj": INT8, "o_proj": INT5, "embed_tokens": INT5, "lm_head": IN
 
 
 def packed_form(name: str, quantize: str) -> int:
-    """The format of a matrix in a quantized model: int4 keeps more bits where they lessen the error most per byte."""
+    """The format of a matrix in a quantized model: int4 keeps more bits where they lessen the error most per byte.
+
+    The router of a mixture of experts, which is small and decides about all else, keeps all its digits.
+    """
+    if name.endswith(".mlp.gate.weight"):
+        return F32
     return MORE_BITS.get(name.split(".")[-2], INT4) if quantize == "int4" else PACKED[quantize]
 
 
@@ -89,11 +94,14 @@ def packed_form(name: str, quantize: str) -> int:
 class Weights:
     """Where the weights are. A matrix is a Weight, see layout.py.
 
-    layers int64 [num_hidden_layers, 7, 5] in the order of LINEAR; embedding, head int64 [5]; norms float32
-    [num_hidden_layers, 2, hidden_size], head_norms [num_hidden_layers, 2, head_dim], norm [hidden_size], all float32.
-    `arrays` keeps alive what the addresses point to; `team` are the threads that work on it.
+    layers int64 [num_hidden_layers, 7, 5] in the order of LINEAR; in a mixture of experts, routers int64
+    [num_hidden_layers, 5] and experts int64 [num_hidden_layers, num_experts, 3, 5], see layout.py; embedding, head
+    int64 [5]; norms float32 [num_hidden_layers, 2, hidden_size], head_norms [num_hidden_layers, 2, head_dim], norm
+    [hidden_size], all float32. `arrays` keeps alive what the addresses point to; `team` are the threads.
     """
     layers: np.ndarray
+    routers: np.ndarray
+    experts: np.ndarray
     embedding: np.ndarray
     head: np.ndarray
     norms: np.ndarray
@@ -106,6 +114,16 @@ class Weights:
     def form(self) -> str:
         """The name of the matrices' format; of most of them, if there are several."""
         return NAMES[self.layers[0, Q, 2]]
+
+    def matrices(self, layer: int, sparse: bool) -> dict[str, np.ndarray]:
+        """Name -> its row in `layers`, `routers` or `experts`, of each matrix of a layer."""
+        start = f"model.layers.{layer}"
+        rows = dict(zip(LINEAR[:GATE] if sparse else LINEAR, self.layers[layer]))
+        if sparse:
+            rows["mlp.gate"] = self.routers[layer]
+            for expert, matrices in enumerate(self.experts[layer]):
+                rows |= {f"mlp.experts.{expert}.{name}": row for name, row in zip(EXPERT, matrices)}
+        return {f"{start}.{name}.weight": row for name, row in rows.items()}
 
 
 def aligned(shape: tuple[int, ...]) -> np.ndarray:
@@ -157,8 +175,6 @@ def quantize_matrix(name: str, rows: np.ndarray, form: int, target: int, pool: T
 
 def load_weights(path: Path, config: Config, quantize: str | None = None, threads: int | None = None) -> Weights:
     """The namesake of qwen3.load_weights: nothing is expanded. `quantize` is None, "int8" or "int4"."""
-    if config.sparse_layers:
-        raise InputError(f"{path}: a mixture of experts, which the fast engine can't run yet; use qwen3.py")
     saved, stored = read_quantized(path, config)
     if saved is None:
         stored = checkpoint.map_weights(path, asdict(config))
@@ -172,36 +188,40 @@ def load_weights(path: Path, config: Config, quantize: str | None = None, thread
     def place(name: str) -> np.ndarray:
         tensor, (rows, n) = stored[name], shapes[name]
         data, form = tensor.data, STORED[tensor.dtype] if saved is None else packed_form(name, saved)
+        target = F32 if mixed and form == BF16 else form  # BF16 wants its vectors in an own order
         if quantize is not None:
             target = packed_form(name, quantize)
-            data, form = quantize_matrix(f"{path}: {name}", data, form, target, pool), target
+        if target >= INT8 > form:
+            data = quantize_matrix(f"{path}: {name}", data, form, target, pool)
             checkpoint.forget_pages(tensor.mapping)
-        elif form < INT8 and (n % 32 or mixed and form == BF16):  # steps of 32; BF16 wants its vectors in an own order
-            form = F32 if mixed and form == BF16 else form
-            found, data = data, zeros((rows, padded(n, 32)), np.float32 if form == F32 else data.dtype)
-            data[:, :n] = to_float32(found, STORED[tensor.dtype]) if form == F32 else found
+        elif target < INT8 and (n % 32 or target != form):  # steps of 32
+            found, data = data, zeros((rows, padded(n, 32)), np.float32 if target == F32 else data.dtype)
+            data[:, :n] = found if target == form else to_float32(found, form)
         arrays.append(data)
-        return np.array(Weight(data.ctypes.data, data.strides[0], form, rows, n))
+        return np.array(Weight(data.ctypes.data, data.strides[0], target, rows, n))
 
-    layers = np.zeros((config.num_hidden_layers, len(LINEAR), 5), np.int64)
+    n_layers = config.num_hidden_layers
     mixed = len({tensor.dtype for name, tensor in stored.items() if len(shapes.get(name, ())) == 2}) > 1
-    with ThreadPoolExecutor(team.n_threads) as pool:
-        embedding = place("model.embed_tokens.weight")
-        head = place("lm_head.weight") if "lm_head.weight" in stored else embedding
-        numbers: Iterable[int] = range(config.num_hidden_layers)
-        if quantize is not None:
-            numbers = progress(numbers, f"quantizing to {quantize}")
-        for i in numbers:
-            for j, name in enumerate(LINEAR):
-                layers[i, j] = place(f"model.layers.{i}.{name}.weight")
+    norm = np.array(checkpoint.to_float32(stored["model.norm.weight"]))
 
     def norms(*names: str) -> np.ndarray:
         return np.array([[checkpoint.to_float32(stored[f"model.layers.{i}.{name}.weight"]) for name in names]
-                         for i in range(config.num_hidden_layers)])
+                         for i in range(n_layers)])
 
-    norm = np.array(checkpoint.to_float32(stored["model.norm.weight"]))
-    return Weights(layers, embedding, head, norms("input_layernorm", "post_attention_layernorm"),
-                   norms("self_attn.q_norm", "self_attn.k_norm"), norm, arrays, team)
+    with ThreadPoolExecutor(team.n_threads) as pool:
+        embedding = place("model.embed_tokens.weight")
+        head = place("lm_head.weight") if "lm_head.weight" in stored else embedding
+        w = Weights(np.zeros((n_layers, len(LINEAR), 5), np.int64), np.zeros((n_layers, 5), np.int64),
+                    np.zeros((n_layers, config.num_experts, len(EXPERT), 5), np.int64), embedding, head,
+                    norms("input_layernorm", "post_attention_layernorm"), norms("self_attn.q_norm", "self_attn.k_norm"),
+                    norm, arrays, team)
+        numbers: Iterable[int] = range(n_layers)
+        if quantize is not None:
+            numbers = progress(numbers, f"quantizing to {quantize}")
+        for i in numbers:
+            for name, row in w.matrices(i, i in config.sparse_layers).items():
+                row[:] = place(name)
+    return w
 
 
 def read_quantized(path: Path, config: Config) -> tuple[str | None, dict[str, StoredTensor]]:
@@ -217,8 +237,9 @@ def read_quantized(path: Path, config: Config) -> tuple[str | None, dict[str, St
     shapes = checkpoint.tensor_shapes(asdict(config))
     if "lm_head.weight" not in stored and config.tie_word_embeddings:
         del shapes["lm_head.weight"]
-    expected = {name: (list(shape), "U8", packed_shape(*shape, packed_form(name, form))) if len(shape) == 2
-                else (list(shape), "F32", shape) for name, shape in shapes.items()}
+    expected = {name: (list(shape), "U8", packed_shape(*shape, packed_form(name, form)))
+                if len(shape) == 2 and packed_form(name, form) >= INT8 else (list(shape), "F32", shape)
+                for name, shape in shapes.items()}
     found = {name: (sizes.get(name), tensor.dtype, tensor.data.shape) for name, tensor in stored.items()}
     if found != expected:
         raise InputError(f"{path}: the quantized weights don't fit config.json; quantize the model anew")
@@ -290,8 +311,9 @@ def packed_tensors(w: Weights) -> dict[str, np.ndarray]:
     tensors = {"model.embed_tokens.weight": by_address[w.embedding[0]], "model.norm.weight": w.norm}
     if w.head[0] != w.embedding[0]:
         tensors["lm_head.weight"] = by_address[w.head[0]]
-    for i, layer in enumerate(w.layers):
-        tensors |= {f"model.layers.{i}.{name}.weight": by_address[entry[0]] for name, entry in zip(LINEAR, layer)}
+    for i in range(len(w.layers)):
+        for name, row in w.matrices(i, bool(w.routers[i, 3])).items():
+            tensors[name] = by_address[row[0]] if row[2] >= INT8 else by_address[row[0]][:, :row[4]]
         for name, norm in zip(("input_layernorm", "post_attention_layernorm"), w.norms[i]):
             tensors[f"model.layers.{i}.{name}.weight"] = norm
         for name, norm in zip(("self_attn.q_norm", "self_attn.k_norm"), w.head_norms[i]):
@@ -374,15 +396,21 @@ def run_layers(model: Model, ids: np.ndarray, cache: KVCache, slots: np.ndarray,
     cos, sin = (table.reshape(m, d // 2) for table in rope_tables(config, positions[None]))
     tasks, tiles = attention_tasks(slots, starts, places, group)
     x = matrix_rows(w.embedding, ids)
-    widest, inner = padded(max(config.hidden_size, group * n_kv_heads * d), 64), padded(config.intermediate_size, 64)
+    widest = padded(max(config.hidden_size, group * n_kv_heads * d), 64)
+    dense = config.num_hidden_layers > len(config.sparse_layers)
+    inner = padded(max(config.intermediate_size * dense, config.moe_intermediate_size), 64)
     n_qkv = padded(group * n_kv_heads * d, PANEL) + 2 * padded(n_kv_heads * d, PANEL)
     most = max(task.n for task in tasks) * group
-    space = Space(floats(m, widest + APART), empty((m, widest * 5 // 4), np.uint8), floats(m, max(n_qkv, widest)),
-                  floats(n_kv_heads, m * group, width), floats(m, inner + APART), floats(m, inner + APART),
-                  empty((m, inner * 5 // 4), np.uint8), floats(len(tasks), n_kv_heads, most, width + 16),
-                  floats(w.team.n_threads, own_space(most, width)))
+    k, gathered = config.num_experts_per_tok, padded(config.hidden_size, 64)
+    n_rows, n_scores = max(m, m * k), max(n_qkv, widest, padded(config.num_experts, PANEL))
+    space = Space(floats(m, widest + APART), empty((m, widest * 5 // 4), np.uint8), floats(m, n_scores),
+                  floats(n_kv_heads, m * group, width), floats(n_rows, inner + APART), floats(n_rows, inner + APART),
+                  empty((n_rows, inner * 5 // 4), np.uint8), floats(len(tasks), n_kv_heads, most, width + 16),
+                  floats(w.team.n_threads, own_space(most, width)), floats(m * k, gathered + APART),
+                  empty((m * k, gathered * 5 // 4), np.uint8), empty((m, k), np.int64), floats(m, k),
+                  empty(config.num_experts + 2, np.int64))
     batch = Batch(x, cos, sin, np.stack([slots, places], axis=1), np.array(tasks), np.array(tiles))
-    layers = Layers(w.layers, w.norms, w.head_norms, config.rms_norm_eps)
+    layers = Layers(w.layers, w.norms, w.head_norms, config.rms_norm_eps, w.routers, w.experts, config.norm_topk_prob)
     filled = Cache(cache.k, cache.v, cache.form)
     step = config.num_hidden_layers if m <= FEW else 1  # a long prompt can be interrupted between two layers
     for first in range(0, config.num_hidden_layers, step):
@@ -413,7 +441,8 @@ def output(model: Model, x: np.ndarray) -> np.ndarray:
     width, none = padded(config.hidden_size, 64), floats(0, 0)
     logits = empty((n, padded(config.vocab_size, PANEL)), np.float32)
     space = Space(floats(n, width + APART), empty((n, width * 5 // 4), np.uint8), none, none[None], none, none,
-                  none.view(np.uint8), none[None, None], floats(w.team.n_threads, own_space(0, 0)))
+                  none.view(np.uint8), none[None, None], floats(w.team.n_threads, own_space(0, 0)), none,
+                  none.view(np.uint8), empty((0, 0), np.int64), none, empty(0, np.int64))
     w.team.run(kernels().output_logits, w, x, w.norm, config.rms_norm_eps, w.head, logits, space)
     return logits[:, :config.vocab_size]
 

@@ -18,7 +18,6 @@ from make_random_model import make_random_model
 from qwen3_io.checkpoint import map_checkpoint, map_quantized, to_float32
 from qwen3_io.writing import write_safetensors
 from qwen3_kernels.layout import VERSION
-from test_qwen3_moe import MOE
 import qwen3_numba as fast
 
 pytestmark = pytest.mark.core
@@ -409,8 +408,3 @@ def test_a_cache_that_overflows_says_so(tensor, kv_dtype, factor, works, tmp_pat
         fast.save_quantized(fast.load_model(path, "int8"), tmp_path / "saved", "int8")
         model = fast.load_model(tmp_path / "saved", kv_dtype=kv_dtype)
         assert "--kv-dtype bf16" in message_of(lambda: list(qwen3.generate(model, [1, 2], 4, temperature=0)))
-
-
-def test_a_mixture_of_experts_is_refused(tmp_path):
-    path = make_random_model(MOE, tmp_path)
-    assert "mixture of experts" in message_of(fast.load_model, path)

@@ -507,7 +507,7 @@ def moe(crew, layer, layers, batch, space):
     probabilities: the other tokens change where a pair lies, and nothing else.
     """
     x, router, experts, own = batch.x, weight_of(layers.routers[layer]), layers.experts[layer], space.own[crew.rank]
-    hidden, k = x.shape[1], space.chosen.shape[1]
+    hidden, k, n_pairs = x.shape[1], space.chosen.shape[1], len(space.gathered)
     normalize(crew, x, layers.norms[layer, 1], layers.eps, experts[0, 0, 2], space)
     if experts[0, 0, 2] >= INT8:  # the router is not packed
         for t in part_of(len(x), crew):
@@ -529,12 +529,12 @@ def moe(crew, layer, layers, batch, space):
             gate, up, form = weight_of(experts[e, 0]), weight_of(experts[e, 1]), experts[e, 2, 2]
             inner = space.gate[first:end], space.up[first:end], space.gate_packed[first:end]
             gate_and_up(gate, up, form, space.gathered[first:end], space.gathered_packed[first:end], inner,
-                        expert_share(gate.rows, first, end, space, crew), own)
+                        expert_share(gate.rows, first, end, n_pairs, crew), own)
     wait(crew)
     for e in range(len(experts)):
         first, end = space.starts[e], space.starts[e + 1]
         if first < end:
-            start, stop = expert_share(hidden, first, end, space, crew)
+            start, stop = expert_share(hidden, first, end, n_pairs, crew)
             linear(weight_of(experts[e, 2]), space.gate[first:end], space.gate_packed[first:end],
                    space.gathered[first:end], np.int64(0), start, stop, own)
     wait(crew)
@@ -599,13 +599,13 @@ def gather(crew, n, space):
 
 
 @compiled
-def expert_share(n, first, end, space, crew):
+def expert_share(n, first, end, n_pairs, crew):
     """(start, end) of a thread's part of the n rows, in whole blocks, of an expert with the pairs first to end - 1.
 
     The threads share the blocks of all experts one after the other, each block counted once for each of its pairs.
     """
     blocks, count = (n + PANEL - 1) // PANEL, end - first
-    every, before = len(space.gathered) * blocks, first * blocks
+    every, before = n_pairs * blocks, first * blocks
     start = (every * crew.rank // crew.n_threads - before + count - 1) // count
     stop = (every * (crew.rank + 1) // crew.n_threads - before + count - 1) // count
     return min(n, min(max(start, 0), blocks) * PANEL), min(n, min(max(stop, 0), blocks) * PANEL)

@@ -152,7 +152,7 @@ def test_fp8_is_dequantized_as_transformers_does(rows, columns):
     rng = np.random.default_rng(0)
     codes = (rng.integers(0, 127, (rows, columns)) | rng.integers(0, 2, (rows, columns)) << 7).astype(np.uint8)
     scales = rng.random((-(-rows // 128), -(-columns // 128)), np.float32)
-    _, ours = unpack("w", {"weight": StoredTensor("F8_E4M3", codes, None),
+    _, ours, _ = unpack("w", {"weight": StoredTensor("F8_E4M3", codes, None),
                            "weight_scale_inv": StoredTensor("F32", scales, None)}, {"weight_block_size": [128, 128]})
     padded = np.zeros((len(scales) * 128, scales.shape[1] * 128), np.uint8)  # transformers wants whole blocks
     padded[:rows, :columns] = codes

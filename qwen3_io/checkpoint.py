@@ -486,7 +486,7 @@ EMBEDDING = "embed_tokens.weight"  # the embedding's name in a file of a model w
 
 def is_headless(folder: Path) -> bool:
     """True for the weights of an embedding model, by their names."""
-    return quantized_file(folder) is None and EMBEDDING in map_checkpoint(folder)
+    return EMBEDDING in map_stored(folder)
 
 
 def check_answers(folder: Path, embeds: bool) -> None:

@@ -394,11 +394,11 @@ def decoder_layers(crew, first, last, layers, batch, cache, space):
 @compiled
 def decoder_layer(crew, layer, layers, batch, cache, space):
     """The namesake of qwen3.decoder_layer. The threads share the rows of each matrix, or the tokens, and meet."""
-    w, norms, m = layers.matrices[layer], layers.norms[layer], len(batch.x)
+    w, norms, forms, m = layers.matrices[layer], layers.norms[layer], layers.forms[layer], len(batch.x)
     heads = len(space.queries), space.queries.shape[1] // m, 2 * batch.cos.shape[1]  # KV heads, group, head_dim
     q_size, kv_size = heads[0] * heads[1] * heads[2], heads[0] * heads[2]
     k_start, v_start = up_to(q_size, PANEL), up_to(q_size, PANEL) + up_to(kv_size, PANEL)
-    normalize(crew, batch.x, norms[0], layers.eps, w[Q, 2], space)
+    normalize(crew, batch.x, norms[0], layers.eps, forms[0, 0], forms[0, 1], space)
     wait(crew)
     project(crew, weight_of(w[Q]), space.h, space.packed, space.qkv, np.int64(0), space)
     project(crew, weight_of(w[K]), space.h, space.packed, space.qkv, k_start, space)
@@ -416,7 +416,7 @@ def decoder_layer(crew, layer, layers, batch, cache, space):
     if layers.routers[layer, 3] > 0:
         moe(crew, layer, layers, batch, space)
         return
-    normalize(crew, batch.x, norms[1], layers.eps, w[GATE, 2], space)
+    normalize(crew, batch.x, norms[1], layers.eps, forms[1, 0], forms[1, 1], space)
     wait(crew)
     inner = space.gate[:m], space.up[:m], space.gate_packed[:m]
     gate_and_up(weight_of(w[GATE]), weight_of(w[UP]), w[DOWN, 2], space.h, space.packed, inner, share(w[GATE, 3], crew),
@@ -427,12 +427,14 @@ def decoder_layer(crew, layer, layers, batch, cache, space):
 
 
 @compiled
-def normalize(crew, x, norm, eps, form, space):
-    """rms_norm of a thread's part of the tokens x [m, d] -> space.h, ready for weights of this format."""
+def normalize(crew, x, norm, eps, least, greatest, space):
+    """rms_norm of a thread's part of the tokens x [m, d] -> space.h, ready for weights of these formats."""
     d = x.shape[1]
     for t in part_of(len(x), crew):
         rms_norm(x[t], norm, eps, space.h[t])
-        ready(space.h[t], d, form, space.packed[t], np.int64(0), d)
+        ready(space.h[t], d, greatest, space.packed[t], np.int64(0), d)
+        if least < INT8 <= greatest:
+            ready(space.h[t], d, least, space.packed[t], np.int64(0), d)
 
 
 @compiled
@@ -508,10 +510,9 @@ def moe(crew, layer, layers, batch, space):
     """
     x, router, experts, own = batch.x, weight_of(layers.routers[layer]), layers.experts[layer], space.own[crew.rank]
     hidden, k, n_pairs = x.shape[1], space.chosen.shape[1], len(space.gathered)
-    normalize(crew, x, layers.norms[layer, 1], layers.eps, experts[0, 0, 2], space)
-    if experts[0, 0, 2] >= INT8:  # the router is not packed
-        for t in part_of(len(x), crew):
-            ready(space.h[t], hidden, router.form, space.packed[t], np.int64(0), hidden)
+    least, greatest = layers.forms[layer, 1, 0], layers.forms[layer, 1, 1]
+    normalize(crew, x, layers.norms[layer, 1], layers.eps, router.form, router.form if greatest < INT8 else greatest,
+              space)
     wait(crew)
     project(crew, router, space.h, space.packed, space.qkv, np.int64(0), space)
     wait(crew)
@@ -521,7 +522,7 @@ def moe(crew, layer, layers, batch, space):
     if crew.rank == 0:
         sort_by_expert(space.chosen, space.starts)
     wait(crew)
-    gather(crew, hidden, space)
+    gather(crew, hidden, least, space)
     wait(crew)
     for e in range(len(experts)):
         first, end = space.starts[e], space.starts[e + 1]
@@ -586,8 +587,8 @@ def sort_by_expert(chosen, starts):
 
 
 @compiled
-def gather(crew, n, space):
-    """Copies a thread's part of the tokens' vectors [n] to the rows of their pairs."""
+def gather(crew, n, form, space):
+    """Copies a thread's part of the tokens' vectors [n] to the rows of their pairs, ready for BF16 if form is that."""
     width = up_to(n, 2 * GROUP)
     for t in part_of(len(space.h), crew):
         for r in range(space.chosen.shape[1]):
@@ -596,6 +597,8 @@ def gather(crew, n, space):
                 vector[i] = space.h[t, i]
             for i in range(width * 5 // 4):
                 packed[i] = space.packed[t, i]
+            if form == BF16:
+                even_first(vector.ctypes.data, width)
 
 
 @compiled
@@ -618,7 +621,7 @@ def expert_share(n, first, end, n_pairs, crew):
 @called_from_python
 def output_logits(crew, x, norm, eps, head, logits, space):
     """The end of qwen3.forward: norm and lm_head, x [n, hidden_size] -> logits [n, vocab_size, or more]."""
-    normalize(crew, x, norm, eps, head[2], space)
+    normalize(crew, x, norm, eps, head[2], head[2], space)
     wait(crew)
     project(crew, weight_of(head), space.h, space.packed, logits, np.int64(0), space)
     wait(crew)
@@ -775,7 +778,7 @@ KERNELS = {
     weight_row: (ROW, INT, F1),
     quantize_block: (F2, INT, U1, F2),
     output_logits: (CREW, F2, F1, FLOAT, ROW, F2, SPACE),
-    decoder_layers: (CREW, INT, INT, record(Layers, I3, F3, F3, FLOAT, I2, I4, INT),
+    decoder_layers: (CREW, INT, INT, record(Layers, I3, F3, F3, FLOAT, I3, I2, I4, INT),
                      record(Batch, F2, F2, F2, I2, I2, I2), record(Cache, U5, U5, INT), SPACE),
 }
 # numba's code frees numba's own arrays with this function; arrays passed from Python aren't numba's, so no call occurs.

@@ -75,12 +75,15 @@ class Task(NamedTuple):
 
 class Layers(NamedTuple):
     """matrices int64 [n_layers, 7, 5], each a Weight; norms float32 [n_layers, 2, hidden_size], head_norms [n_layers,
-    2, head_dim]; eps float32. For a mixture of experts: routers int64 [n_layers, 5] and experts int64 [n_layers,
-    num_experts, 3, 5], each a Weight; norm_topk_prob 0 or 1. The router of a dense layer has no rows."""
+    2, head_dim]; eps float32; forms int64 [n_layers, 2, 2], the least and the greatest format of the matrices behind
+    each norm (not the router's), where BF16 is never beside F32 or F16. For a mixture of experts: routers int64
+    [n_layers, 5], all F32, and experts int64 [n_layers, num_experts, 3, 5], each a Weight; norm_topk_prob 0 or 1. The
+    router of a dense layer has no rows."""
     matrices: object
     norms: object
     head_norms: object
     eps: object
+    forms: object
     routers: object
     experts: object
     norm_topk_prob: object

@@ -12,7 +12,8 @@ import pytest
 
 import qwen3
 from configs import BASE, CASES, ROOT
-from helpers import REMOVED, edit_json, message_of, read_safetensors, run_fast, with_tensors
+from embedders import make_embedder
+from helpers import REMOVED, edit_json, message_of, random_ids, read_safetensors, run_fast, with_tensors
 from helpers import write_safetensors as write_file
 from make_random_model import make_random_model
 from qwen3_io.checkpoint import map_checkpoint, map_quantized, to_float32
@@ -315,6 +316,18 @@ def test_flipped_weights_are_named(packed, tmp_path):
         assert fast.verify_quantized(folder) == [name]
     file.write_bytes(whole)
     assert fast.verify_quantized(str(folder)) == []
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_embedding_model_is_saved_as_one(tied, tmp_path):
+    """Qwen3-Embedding-8B has no head, and its config.json says that the head isn't tied."""
+    path, ids = make_embedder(tmp_path / "model", tie_word_embeddings=tied), random_ids(9)
+    model = fast.load_model(path, "int8")
+    fast.save_quantized(model, tmp_path / "saved", "int8")
+    saved = fast.load_model(tmp_path / "saved", tokenizer=False)
+    assert saved.embeds and fast.verify_quantized(tmp_path / "saved") == []
+    states = [each.engine.hidden_states(each, ids, fast.KVCache(each.config)) for each in (model, saved)]
+    assert np.array_equal(*states)
 
 
 def test_only_saved_models_can_be_verified(tmp_path):

@@ -242,7 +242,8 @@ SCALES = {  # a matrix's scales, and whether INT8 can hold them
     "negative, and zeros": (np.array([-1.0, 0, -0.0, 0.25, -3e-5, 1]).astype(np.float16), True),
     "bfloat16 digits": (np.array([1.0, 1 + 2**-7, 3 * 2**-17, 2**-47, 1.5 * 2**16, 2]), True),
     "float32 digits": (np.array([1.0, 1 + 2**-11, 1, 1, 1, 1]), False),
-    "too large": (np.array([1.0, 2.0**17, 1, 1, 1, 1]), False), "too small": (np.array([1.0, 2.0**-48, 1, 1, 1, 1]), False),
+    "too large": (np.array([1.0, 2.0**17, 1, 1, 1, 1]), False),
+    "too small": (np.array([1.0, 2.0**-48, 1, 1, 1, 1]), False),
     "infinite": (np.array([1.0, np.inf, 1, 1, 1, 1]), False), "no number": (np.array([1.0, np.nan, 1, 1, 1, 1]), False),
 }
 
@@ -265,7 +266,8 @@ def test_scales_that_the_fast_engine_can_hold(case, largest):
     if not fits or largest > 127:
         assert blocks is None
     else:
-        assert np.array_equal(reference(blocks, Weight(0, 0, INT8, *whole.shape)), whole * np.repeat(scales, 64, axis=1))
+        found = reference(blocks, Weight(0, 0, INT8, *whole.shape))
+        assert np.array_equal(found, whole * np.repeat(scales, 64, axis=1))
 
 
 @pytest.mark.parametrize("quantize", [None, "int8", "int4"])

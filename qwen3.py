@@ -28,7 +28,8 @@ The words:
     prefill, decode  to run the whole prompt through the model; to run one new token
     end of text      a token the model emits when it is done
 
-All arithmetic is float32. Arrays have a leading batch axis; a single prompt is a batch of one.
+All arithmetic is float32. In a batch, the tokens of all sequences lie behind each other, as rows of one array; only
+attention tells the sequences apart.
 """
 from __future__ import annotations
 
@@ -45,8 +46,8 @@ from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
-from qwen3_io.arguments import (Options, SamplingOptions, check_sampling, checked_batch, checked_ends, checked_prompt,
-                                checked_stop, checked_whole)
+from qwen3_io.arguments import (Options, SamplingOptions, TokenIds, check_sampling, checked_batch, checked_ends,
+                                checked_prompt, checked_stop, checked_whole, is_batch, last_tokens, parts_of)
 from qwen3_io.checkpoint import (check_answers, check_finite, is_headless, map_weights, read_config,
                                  read_generation_config, to_float32)
 from qwen3_io.errors import InputError, brief, is_whole
@@ -116,7 +117,7 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
 
 
 def apply_rope(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
-    """Rotary position embedding: turns each pair (i, i + head_dim / 2) of x [batch, heads, n, head_dim] by its angle.
+    """Rotary position embedding: turns each pair (i, i + head_dim / 2) of x [heads, n, head_dim] by its angle.
 
     Attention by itself knows no order. With q turned by angles in proportion to its position, and k likewise, q·k
     depends on the distance of the two positions, and on nothing else of them.
@@ -129,9 +130,9 @@ def apply_rope(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
 
 
 def rope_tables(config: Config, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """cos and sin of every angle at positions [batch, n] -> two arrays [batch, 1, n, head_dim / 2]."""
+    """cos and sin of every angle at positions [n] -> two arrays [n, head_dim / 2]."""
     frequencies, factor = rope_frequencies(config)
-    angles = positions[:, None, :, None].astype(np.float32) * frequencies
+    angles = positions[:, None].astype(np.float32) * frequencies
     return np.cos(angles) * np.float32(factor), np.sin(angles) * np.float32(factor)
 
 
@@ -156,7 +157,7 @@ def rope_frequencies(config: Config) -> tuple[np.ndarray, float]:
     return frequencies / np.float32(yarn["factor"]) * ramp + frequencies * (1 - ramp), yarn["attention_factor"]
 
 
-def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, left_padding: np.ndarray | None = None) -> np.ndarray:
+def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
     """Causal grouped-query attention of the newest n positions to all positions so far (Ainslie et al. 2023).
 
     Each position asks with its query q, and each position so far answers with its key k. The score q·k sets the weight
@@ -164,41 +165,37 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, left_padding: np.ndar
     scores into weights that sum to 1, and the root keeps the spread of the scores near 1 for any head_dim.
     "Causal": a position sees itself and the positions before it.
 
-    q: [batch, n_heads, n, head_dim]; k, v: [batch, n_kv_heads, length, head_dim], the new positions last. With
-    `left_padding` [batch], a sequence ignores that many positions at its start. -> [batch, n_heads, n, head_dim]
+    q: [n_heads, n, head_dim]; k, v: [n_kv_heads, length, head_dim], the new positions last -> [n_heads, n, head_dim]
     """
-    batch, n_heads, n, head_dim = q.shape
-    n_kv_heads, length = k.shape[1:3]
+    n_heads, n, head_dim = q.shape
+    n_kv_heads, length = k.shape[:2]
     # Query head h uses KV head h // group. The heads of a group are neighbours, so one reshape stacks them as rows of
     # one product, and K and V are not repeated in memory.
     group = n_heads // n_kv_heads
-    q = (q * np.float32(head_dim ** -0.5)).reshape(batch, n_kv_heads, group * n, head_dim)
-    scores = q @ k.swapaxes(-1, -2)  # [batch, n_kv_heads, group * n, length]
-    blocked = np.finfo(np.float32).min  # not -inf: a row of nothing but padding must not become NaN
+    q = (q * np.float32(head_dim ** -0.5)).reshape(n_kv_heads, group * n, head_dim)
+    scores = q @ k.swapaxes(-1, -2)  # [n_kv_heads, group * n, length]
     if n > 1:  # a single newest token sees everything and needs no mask
         future = np.triu(np.ones((n, n), bool), 1)
-        np.copyto(scores.reshape(batch, n_kv_heads, group, n, length)[..., -n:], blocked, where=future)
-    if left_padding is not None:
-        np.copyto(scores, blocked, where=np.arange(length) < left_padding[:, None, None, None])
+        np.copyto(scores.reshape(n_kv_heads, group, n, length)[..., -n:], -np.inf, where=future)
     scores -= scores.max(axis=-1, keepdims=True)  # does not change the softmax, and exp can't overflow
     np.exp(scores, out=scores)
     out = scores @ v / scores.sum(axis=-1, keepdims=True)  # divided after the product, where there is less to divide
-    return out.reshape(batch, n_heads, n, head_dim)
+    return out.reshape(n_heads, n, head_dim)
 
 
 QUERIES = 128  # positions whose attention is computed together
 MAX_SCORES = 2**24  # attention scores in memory at a time (64 MiB): with very long contexts, fewer positions together
 
 
-def attention_in_blocks(q: np.ndarray, k: np.ndarray, v: np.ndarray, left_padding: np.ndarray | None) -> np.ndarray:
+def attention_in_blocks(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
     """attention() in blocks of queries, skipping keys after a block's last query."""
-    (batch, n_heads, n), length = q.shape[:3], k.shape[2]
-    block = max(1, min(QUERIES, MAX_SCORES // (batch * n_heads * length)))
+    (n_heads, n), length = q.shape[:2], k.shape[1]
+    block = max(1, min(QUERIES, MAX_SCORES // (n_heads * length)))
     outs = []
     for start in range(0, n, block):
         seen = length - n + min(start + block, n)
-        outs.append(attention(q[:, :, start:start + block], k[:, :, :seen], v[:, :, :seen], left_padding))
-    return outs[0] if len(outs) == 1 else np.concatenate(outs, axis=2)
+        outs.append(attention(q[:, start:start + block], k[:, :seen], v[:, :seen]))
+    return np.concatenate(outs, axis=1)
 
 
 def swiglu(x: np.ndarray, gate_proj: np.ndarray, up_proj: np.ndarray, down_proj: np.ndarray) -> np.ndarray:
@@ -237,18 +234,22 @@ def moe(x: np.ndarray, gate: np.ndarray, experts: dict[int, dict[str, np.ndarray
 
 
 def decoder_layer(x: np.ndarray, w: dict[str, Any], config: Config, cache: KVCache, layer: int,
-                  cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
-    """One layer: x [batch, n, hidden_size] -> the same shape. Writes the new keys and values into the cache."""
-    eps, (batch, n) = config.rms_norm_eps, x.shape[:2]
+                  parts: list[tuple[int, slice]], cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+    """One layer: x [n, hidden_size] -> the same shape. Writes the new keys and values into the cache.
+
+    `parts` says whose tokens these are: (a sequence of the cache, its rows of x).
+    """
+    eps, n = config.rms_norm_eps, len(x)
     h = rms_norm(x, w["input_layernorm"], eps)
-    q = linear(h, w["q_proj"]).reshape(batch, n, -1, config.head_dim)  # [batch, n, n_heads, head_dim]
-    k = linear(h, w["k_proj"]).reshape(batch, n, -1, config.head_dim)  # [batch, n, n_kv_heads, head_dim]
-    v = linear(h, w["v_proj"]).reshape(batch, n, -1, config.head_dim)
-    q = rms_norm(q, w["q_norm"], eps).swapaxes(1, 2)  # QK-Norm: each head by itself, before RoPE
-    k = rms_norm(k, w["k_norm"], eps).swapaxes(1, 2)  # [batch, n_kv_heads, n, head_dim]
-    keys, values = cache.append(layer, apply_rope(k, cos, sin), v.swapaxes(1, 2))
-    out = attention_in_blocks(apply_rope(q, cos, sin), keys, values, cache.left_padding)
-    x = x + linear(out.swapaxes(1, 2).reshape(batch, n, -1), w["o_proj"])  # heads side by side: n_heads * head_dim
+    q = linear(h, w["q_proj"]).reshape(n, -1, config.head_dim)  # [n, n_heads, head_dim]
+    k = linear(h, w["k_proj"]).reshape(n, -1, config.head_dim)  # [n, n_kv_heads, head_dim]
+    v = linear(h, w["v_proj"]).reshape(n, -1, config.head_dim)
+    q = apply_rope(rms_norm(q, w["q_norm"], eps).swapaxes(0, 1), cos, sin)  # QK-Norm: each head by itself, before RoPE
+    k = apply_rope(rms_norm(k, w["k_norm"], eps).swapaxes(0, 1), cos, sin)  # [n_kv_heads, n, head_dim]
+    v = v.swapaxes(0, 1)
+    out = np.concatenate([attention_in_blocks(q[:, part], *cache.append(layer, sequence, k[:, part], v[:, part]))
+                          for sequence, part in parts], axis=1)
+    x = x + linear(out.swapaxes(0, 1).reshape(n, -1), w["o_proj"])  # heads side by side: n_heads * head_dim
     h = rms_norm(x, w["post_attention_layernorm"], eps)
     return x + (moe(h, w["gate"], w["experts"], config) if "experts" in w else
                 swiglu(h, w["gate_proj"], w["up_proj"], w["down_proj"]))
@@ -263,30 +264,37 @@ def decoder_layer(x: np.ndarray, w: dict[str, Any], config: Config, cache: KVCac
 # ----------------------------------------------------------------------------------------------------------------------
 
 class KVCache:
-    """Keys and values, each one array [n_layers, batch, n_kv_heads, capacity, head_dim]; `length` positions are filled.
+    """The keys and values of `batch` sequences, each one array [n_layers, batch, n_kv_heads, capacity, head_dim].
 
-    A full cache grows to a quarter more than needed, plus 64, but at most to `max_length` positions. `left_padding`
-    [batch], if given, counts the empty positions at the start of each sequence. `token_ids` [batch, capacity] are the
-    tokens at the positions, for comparison with a later prompt.
+    Of sequence i, lengths[i] positions are filled. A full cache grows to a quarter more than needed, plus 64, but at
+    most to `max_length` positions. `token_ids` [batch, capacity] are the tokens, for comparison with a later prompt.
     """
 
-    stored_as = "float32"  # the number format in a saved cache; faster engines have caches with smaller formats
+    form = "float32"  # the number format; faster engines have caches with smaller ones
 
-    def __init__(self, config: Config, max_length: int | None = None, left_padding: Sequence[int] | None = None):
+    def __init__(self, config: Config, max_length: int | None = None, batch: int = 1):
         self.max_length = config.context_length if max_length is None else max_length
-        if not is_whole(self.max_length, 1):
-            raise InputError(f"the length of a KV cache must be a whole number, 1 or more, not {brief(max_length)}")
+        if not is_whole(self.max_length, 1) or not is_whole(batch, 1):
+            raise InputError(f"a KV cache has 1 or more positions and rows, not {brief(max_length)} and {brief(batch)}")
         self.config = config
-        self.length = 0
-        self.left_padding = None if left_padding is None else np.array(left_padding, np.int64)
-        batch = 1 if left_padding is None else len(left_padding)
+        self.lengths = np.zeros(batch, np.int64)
         self.k = np.empty((config.num_hidden_layers, batch, config.num_key_value_heads, 0, config.head_dim), np.float32)
         self.v = np.empty_like(self.k)
         self.token_ids = np.empty((batch, 0), np.int64)
 
-    def reserve(self, n: int) -> None:
-        """Makes room for n more positions. Raises InputError beyond max_length."""
-        needed = self.length + n
+    @property
+    def length(self) -> int:
+        """The number of filled positions, of the longest sequence."""
+        return int(self.lengths.max())
+
+    def reserve(self, sequences: np.ndarray) -> np.ndarray:
+        """Makes room for tokens [n] of these sequences, in order -> their positions [n].
+
+        Raises InputError beyond max_length.
+        """
+        counts = np.bincount(sequences, minlength=len(self.lengths))
+        positions = np.arange(len(sequences)) + np.repeat(self.lengths - counts.cumsum() + counts, counts)
+        needed = int((self.lengths + counts).max())
         if needed > self.max_length:
             raise InputError(f"{needed} positions don't fit into a context of {self.max_length}")
         # One after the other: only one old array lies beside its copy. Each by itself: Ctrl-C may come in between.
@@ -296,6 +304,7 @@ class KVCache:
             self.v = self._resized(self.v, needed)
         if needed > self.token_ids.shape[1]:
             self.token_ids = np.pad(self.token_ids, ((0, 0), (0, self.k.shape[3] - self.token_ids.shape[1])))
+        return positions
 
     def _resized(self, old: np.ndarray, needed: int) -> np.ndarray:
         capacity = min(needed + needed // 4 + 64, self.max_length)
@@ -303,45 +312,40 @@ class KVCache:
         new[..., :self.length, :] = old[..., :self.length, :]
         return new
 
-    def positions(self, n: int) -> np.ndarray:
-        """The positions of the next n tokens within their sequences, [batch, n]; padding gets 0."""
-        padding = np.zeros(1, np.int64) if self.left_padding is None else self.left_padding
-        return np.maximum(self.length + np.arange(n) - padding[:, None], 0)
-
-    def append(self, layer: int, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Writes k, v [batch, n_kv_heads, n, head_dim] behind the filled part -> all keys, all values of the layer.
+    def append(self, layer: int, sequence: int, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Writes k, v [n_kv_heads, n, head_dim] behind the filled part -> all keys, all values of the sequence.
 
         The new positions count only after `advance`, so an interruption leaves the cache unchanged.
         """
-        end = self.length + k.shape[2]
-        self.k[layer, :, :, self.length:end] = k
-        self.v[layer, :, :, self.length:end] = v
-        return self.k[layer, :, :, :end], self.v[layer, :, :, :end]
+        start, end = self.lengths[sequence], self.lengths[sequence] + k.shape[1]
+        self.k[layer, sequence, :, start:end] = k
+        self.v[layer, sequence, :, start:end] = v
+        return self.k[layer, sequence, :, :end], self.v[layer, sequence, :, :end]
 
-    def advance(self, token_ids: np.ndarray) -> None:
-        """Counts the tokens [batch, n] whose keys and values every layer has appended."""
-        end = self.length + token_ids.shape[1]
-        self.token_ids[:, self.length:end] = token_ids
-        self.length = end
+    def advance(self, sequences: np.ndarray, positions: np.ndarray, token_ids: np.ndarray) -> None:
+        """Counts new tokens [n] of these sequences, in the order of their positions, as filled."""
+        self.token_ids[sequences, positions] = token_ids
+        self.lengths[sequences] = positions + 1  # of several, the last one counts
 
-    def common_prefix(self, token_ids: np.ndarray) -> int:
-        """The number of positions at the start that hold the tokens `token_ids` [n] (in a cache of one sequence)."""
-        n = min(self.length, len(token_ids))
-        differing = np.flatnonzero(self.token_ids[0, :n] != token_ids[:n])
+    def common_prefix(self, token_ids: np.ndarray, sequence: int = 0) -> int:
+        """How many positions of a sequence hold the first of the tokens `token_ids` [n]."""
+        n = min(int(self.lengths[sequence]), len(token_ids))
+        differing = np.flatnonzero(self.token_ids[sequence, :n] != token_ids[:n])
         return int(differing[0]) if len(differing) else n
 
-    def truncate(self, length: int) -> None:
-        """Forgets all positions from `length` on."""
-        if not is_whole(length, 0) or length > self.length:
-            raise InputError(f"a cache of {self.length} positions can't be cut to {brief(length)}")
-        self.length = length
+    def truncate(self, length: int, sequence: int = 0) -> None:
+        """Forgets all positions of a sequence from `length` on."""
+        if not is_whole(length, 0) or length > self.lengths[sequence]:
+            raise InputError(f"a cache of {self.lengths[sequence]} positions can't be cut to {brief(length)}")
+        self.lengths[sequence] = length
 
-    def keep(self, rows: Sequence[int]) -> None:
-        """Keeps only these sequences of the batch."""
-        self.k = np.take(self.k, rows, axis=1)  # unlike self.k[:, rows], in memory in the order of its axes
-        self.v = np.take(self.v, rows, axis=1)
-        self.token_ids = self.token_ids[rows]
-        self.left_padding = None if self.left_padding is None else self.left_padding[rows]
+    def copy(self, sequence: int, source: KVCache, source_sequence: int, n: int) -> None:
+        """Makes a sequence a copy of the first n positions of another one, in this cache or in another."""
+        self.lengths[sequence] = 0
+        positions = self.reserve(np.full(n, sequence))
+        self.k[:, sequence, :, :n] = source.k[:, source_sequence, :, :n]
+        self.v[:, sequence, :, :n] = source.v[:, source_sequence, :, :n]
+        self.advance(np.full(n, sequence), positions, source.token_ids[source_sequence, :n])
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -352,36 +356,36 @@ CHUNK = 512  # prompt tokens that go through the layers together: enough for ful
 
 
 @np.errstate(over="ignore", invalid="ignore")  # NaN in the weights is reported once it has reached the logits
-def forward(model: Model, token_ids: Sequence[int] | np.ndarray, cache: KVCache,
-            all_logits: bool = False) -> np.ndarray:
+def forward(model: Model, token_ids: TokenIds, cache: KVCache, all_logits: bool = False) -> np.ndarray:
     """Runs new tokens through the model, after the tokens in the cache, and adds them to the cache.
 
-    token_ids: [n], or [batch, n] for a batch. Prefill is a call with the whole prompt, decoding one with one token.
-    -> the logits after the last token, float32 [vocab_size]; with `all_logits` after each, [n, vocab_size]; for a
-    batch with the batch axis in front. Raises InputError for ids out of range and when the context is full.
+    token_ids: [n]; for a batch a list of such, one for each sequence of the cache, [] for one that waits. Prefill is a
+    call with the whole prompt, decoding one with one token.
+    -> the logits after the last token, float32 [vocab_size]; of a batch [number of sequences with new tokens,
+    vocab_size]. With `all_logits`, those after each token: [n, vocab_size], the sequences of a batch behind each other.
+    Raises InputError for ids out of range and when the context is full.
     """
     x = hidden_states(model, token_ids, cache)
-    x = x if all_logits else x[:, -1]  # the head costs several layers, so compute it for the last position only
+    x = x if all_logits else x[last_tokens(token_ids)]  # the head costs several layers: only where somebody looks
     logits = linear(x, model.weights["lm_head"])
-    return logits if np.ndim(token_ids) == 2 else logits[0]
+    return logits if all_logits or is_batch(token_ids) else logits[0]
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def hidden_states(model: Model, token_ids: Sequence[int] | np.ndarray, cache: KVCache) -> np.ndarray:
-    """forward without the head -> the residual stream after the last norm, float32 [batch, n, hidden_size]."""
+def hidden_states(model: Model, token_ids: TokenIds, cache: KVCache) -> np.ndarray:
+    """forward without the head -> the residual stream after the last norm, float32 [n, hidden_size]."""
     config, w = model.config, model.weights
-    ids = checked_batch(token_ids, cache.k.shape[1], config.vocab_size)
-    batch, n = ids.shape
-    cache.reserve(n)
-    chunk, out = max(1, CHUNK // batch), np.empty((batch, n, config.hidden_size), np.float32)
-    for start in range(0, n, chunk):
-        now = ids[:, start:start + chunk]
-        cos, sin = rope_tables(config, cache.positions(now.shape[1]))
-        x = w["embed_tokens"][now]  # [batch, chunk, hidden_size]
+    ids, sequences = checked_batch(token_ids, len(cache.lengths), config.vocab_size)
+    positions, out = cache.reserve(sequences), np.empty((len(ids), config.hidden_size), np.float32)
+    for start in range(0, len(ids), CHUNK):
+        now = slice(start, start + CHUNK)
+        cos, sin = rope_tables(config, positions[now])
+        x = w["embed_tokens"][ids[now]]  # [CHUNK, hidden_size]
+        parts = parts_of(sequences[now])
         for i, layer in enumerate(w["layers"]):
-            x = decoder_layer(x, layer, config, cache, i, cos, sin)
-        cache.advance(now)
-        out[:, start:start + chunk] = rms_norm(x, w["norm"], config.rms_norm_eps)
+            x = decoder_layer(x, layer, config, cache, i, parts, cos, sin)
+        cache.advance(sequences[now], positions[now], ids[now])
+        out[now] = rms_norm(x, w["norm"], config.rms_norm_eps)
     return out
 
 
@@ -548,7 +552,7 @@ def generate(model: Model, token_ids: Sequence[int] | np.ndarray, max_new_tokens
 
 def reuse(cache: KVCache, prompt: np.ndarray, config: Config) -> np.ndarray:
     """Cuts the cache back to its common prefix with the prompt [n] -> the tokens that remain to be computed."""
-    if cache.config != config or cache.k.shape[1] != 1 or cache.left_padding is not None:
+    if cache.config != config or len(cache.lengths) != 1:
         raise InputError("the cache given belongs to another model, or to a batch")
     cache.truncate(min(cache.common_prefix(prompt), len(prompt) - 1))  # the last token's logits say how to go on
     return prompt[cache.length:]
@@ -571,34 +575,22 @@ def generate_batch(model: Model, prompts: Sequence[Sequence[int]], max_new_token
     """Continues several prompts together, so that each weight is read once for all of them -> the new ids of each.
 
     Takes the options of `generate`, and gives the same answers up to rounding: the i-th prompt draws with seed + i.
-    Shorter prompts are padded on the left, so that all end in the same column.
     """
     checked = [checked_prompt(prompt, model.config.vocab_size) for prompt in prompts]
     limits = [answer_limit(model, len(prompt), max_new_tokens) for prompt in checked]
     settings, ends = model.sampling.updated(**sampling), checked_ends(eos_token_ids, model.eos_token_ids)
     checked_whole("seed", seed, 0)
     draws = [sampler(model, prompt, settings, None if seed is None else seed + i) for i, prompt in enumerate(checked)]
-    if not checked:
-        return []
-    longest = max(map(len, checked))
-    left_padding = [longest - len(prompt) for prompt in checked]
-    cache = model.engine.new_cache(model.config, longest + max(limits), left_padding)
-    new = np.stack([np.pad(prompt, (columns, 0)) for prompt, columns in zip(checked, left_padding)])  # [batch, longest]
+    longest = max((len(prompt) + limit for prompt, limit in zip(checked, limits)), default=1)
+    cache = model.engine.new_cache(model.config, longest, max(len(checked), 1))
     answers: list[list[int]] = [[] for _ in checked]
-    running = list(range(len(checked)))  # the answer of each row of the batch
-    while running:
-        logits = model.engine.forward(model, new, cache)  # [batch, vocab_size]
-        going_on = []
-        for row, i in enumerate(running):
-            token = draws[i](logits[row])
+    new = [prompt.tolist() for prompt in checked]  # the tokens to be computed next, of each sequence
+    while running := [i for i, ids in enumerate(new) if ids]:
+        for i, logits in zip(running, model.engine.forward(model, new, cache)):
+            token, new[i] = draws[i](logits), []
             if token not in ends:
                 answers[i].append(token)
-                if len(answers[i]) < limits[i]:
-                    going_on.append(row)
-        if len(going_on) < len(running):  # finished rows are no more work
-            cache.keep(going_on)
-            running = [running[row] for row in going_on]
-        new = np.array([[answers[i][-1]] for i in running])  # [batch, 1]
+                new[i] = [token] if len(answers[i]) < limits[i] else []
     return answers
 
 
@@ -625,7 +617,7 @@ class Completion(Iterator[str]):
 
     `prompt_ids` [n]; the state so far: `token_ids`, `text`, `logprobs` (if asked for), `times`, the start and the
     arrival of each token in seconds; `cached_tokens`, the prompt tokens found in the cache; `finish_reason`: None
-    during generation, then "stop" (it ended by itself or at a stop text) or "length" (it was cut off).
+    until the last token, then "stop" (it ended by itself or at a stop text) or "length" (it was cut off).
     """
 
     def __init__(self, model: Model, token_ids: Sequence[int] | np.ndarray, max_new_tokens: int | None = None,
@@ -673,10 +665,13 @@ class Completion(Iterator[str]):
         for token in tokens:
             self.token_ids.append(token)
             self.times.append(time.perf_counter())
+            if len(self.token_ids) == self._limit:
+                self.finish_reason = "length"
             yield token
-        self.finish_reason = "length" if len(self.token_ids) == self._limit else "stop"
+        self.finish_reason = self.finish_reason or "stop"
 
-    def __next__(self) -> str:
+    def step(self) -> str:
+        """The text that one more token completes, maybe ""; raises StopIteration at the end."""
         try:
             piece = next(self._pieces)
         except StopIteration:  # a stop text has cut the text, or generation has ended
@@ -684,6 +679,11 @@ class Completion(Iterator[str]):
             self.finish_reason = "stop" if cut else self.finish_reason or "stop"
             raise
         self._texts.append(piece)
+        return piece
+
+    def __next__(self) -> str:
+        while not (piece := self.step()):
+            pass
         return piece
 
     def finish(self) -> Completion:
@@ -773,7 +773,7 @@ class Engine:
     """The parts that a faster implementation replaces; sampling, generation and the command line exist once.
 
     load_weights(path, config) -> model.weights, in any form the engine's forward wants
-    new_cache(config, max_length, left_padding) -> a KVCache, or something with the same methods
+    new_cache(config, max_length, batch) -> a KVCache, or something with the same methods
     forward(model, token_ids, cache, all_logits) -> logits
     """
     load_weights: Callable[[Path, Config], Any]

@@ -24,7 +24,6 @@ if __name__ == "__main__":  # so that Ctrl-C during the imports, too, ends in on
     catch_ctrl_c()
 
 import argparse
-import copy
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -125,9 +124,8 @@ def checked_texts(texts: Sequence[str], name: str = "text") -> Sequence[str]:
 # ----------------------------------------------------------------------------------------------------------------------
 # The last hidden state of many texts
 #
-# Texts of about the same length go through the layers together. A shorter one is filled up behind its end: no token
-# sees a later one, so this changes nothing, and costs its share of the work. A beginning that all texts have in common,
-# such as an instruction and a query, is computed once.
+# The tokens of several texts go through the layers behind each other, so nothing is filled up. A beginning that all
+# texts have in common, such as an instruction and a query, is computed once.
 # ----------------------------------------------------------------------------------------------------------------------
 
 TOGETHER = 512  # tokens that are computed together: enough for full speed of the matrix products
@@ -152,19 +150,15 @@ def last_states(model: Model, before: list[int], bodies: Sequence[list[int]], af
     lengths = np.array([len(text) for text in texts], int) - shared
     states = np.empty((len(texts), model.config.hidden_size), np.float32)
     with progress(description="embedding", total=int(lengths.sum()), unit=" tokens", unit_scale=True) as bar:
-        beginning = model.engine.new_cache(model.config, max(shared, 1), [0])
+        beginning = model.engine.new_cache(model.config, max(shared, 1))
         if shared:
-            hidden_states(model, [texts[0][:shared]], beginning)
+            hidden_states(model, texts[0][:shared], beginning)
         for rows in groups(lengths, shared):
-            longest = lengths[rows[0]]
-            cache = copy.copy(beginning)
-            cache.max_length = shared + int(longest)
-            cache.keep([0] * len(rows))  # a copy of the beginning for each
-            ids = np.zeros((len(rows), longest), np.int64)
-            for row, i in zip(ids, rows):
-                row[:lengths[i]] = texts[i][shared:]
-            x = hidden_states(model, ids, cache)  # [rows, longest, hidden_size]
-            states[rows] = x[np.arange(len(rows)), lengths[rows] - 1]
+            cache = model.engine.new_cache(model.config, shared + int(lengths[rows].max()), len(rows))
+            for sequence in range(len(rows)) if shared else ():
+                cache.copy(sequence, beginning, 0, shared)
+            x = hidden_states(model, [texts[i][shared:] for i in rows], cache)
+            states[rows] = x[lengths[rows].cumsum() - 1]  # the last token of each
             check_finite(states[rows], model.path, model.engine.overflow, "hidden states")
             bar.update(int(lengths[rows].sum()))
     return states
@@ -182,19 +176,13 @@ def common_length(texts: Sequence[list[int]]) -> int:
 
 
 def groups(lengths: np.ndarray, shared: int) -> Iterator[list[int]]:
-    """The indices of texts that are computed together, the longest ones first, each group beginning with its longest.
-
-    Filling up costs a group less than reading the weights once more would.
-    """
+    """The indices of texts that are computed together, the longest ones first."""
     group: list[int] = []
-    filled = 0
     for i in np.argsort(-lengths, kind="stable").tolist():
-        if group:
-            longest, n = lengths[group[0]], len(group) + 1
-            filled += longest - lengths[i]
-            if filled > PASS or n * longest > TOGETHER or n * (shared + longest) > POSITIONS:
-                yield group
-                group, filled = [], 0
+        positions = (len(group) + 1) * (shared + lengths[group[0] if group else i])
+        if group and (lengths[group].sum() + lengths[i] > TOGETHER or positions > POSITIONS):
+            yield group
+            group = []
         group.append(i)
     if group:
         yield group

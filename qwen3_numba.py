@@ -48,7 +48,7 @@ from qwen3 import (BUNDLED, Answer, Completion, Config, Engine, InputError, Mode
                    __version__, chat, default_sampling, generate, generate_batch, load_config, rms_norm, rope_tables,
                    score)
 from qwen3_io import checkpoint
-from qwen3_io.arguments import checked_batch, checked_whole
+from qwen3_io.arguments import TokenIds, checked_batch, checked_whole, is_batch, last_tokens, parts_of
 from qwen3_io.progress import progress
 from qwen3_io.errors import brief, parse_json
 from qwen3_io.tensors import PackedTensor, StoredTensor, Tensor
@@ -407,10 +407,10 @@ class KVCache(qwen3.KVCache):
 
     k, v uint16 [n_layers, batch, n_kv_heads, capacity, row_size].
     """
-    form, stored_as = F16, "f16"
+    form, stored = "f16", F16
 
-    def __init__(self, config: Config, max_length: int | None = None, left_padding: Sequence[int] | None = None):
-        super().__init__(config, max_length, left_padding)
+    def __init__(self, config: Config, max_length: int | None = None, batch: int = 1):
+        super().__init__(config, max_length, batch)
         shape = (*self.k.shape[:4], self.row_size(padded(config.head_dim, 32)))
         self.k, self.v = empty(shape, np.uint16), empty(shape, np.uint16)
 
@@ -422,12 +422,12 @@ class KVCache(qwen3.KVCache):
 
 class Bf16Cache(KVCache):
     """The same in bfloat16: fewer digits, but no value is too large."""
-    form, stored_as = BF16, "bf16"
+    form, stored = "bf16", BF16
 
 
 class F32Cache(KVCache):
     """float32, as in qwen3.py: all digits, for twice the memory."""
-    form, stored_as = F32, "f32"
+    form, stored = "f32", F32
 
     @staticmethod
     def row_size(n: int) -> int:
@@ -436,14 +436,14 @@ class F32Cache(KVCache):
 
 class Int8Cache(KVCache):
     """Bytes, with a float16 scale for each 32 of them: little more than half the memory."""
-    form, stored_as = KV8, "int8"
+    form, stored = "int8", KV8
 
     @staticmethod
     def row_size(n: int) -> int:
         return n // 2 + n // GROUP
 
 
-CACHES = {"f16": KVCache, "bf16": Bf16Cache, "f32": F32Cache, "int8": Int8Cache}
+CACHES = {cache.form: cache for cache in (KVCache, Bf16Cache, F32Cache, Int8Cache)}
 MOST = {"f16": 65504, "int8": 127 * 65504}  # the largest number that such a cache holds
 
 
@@ -455,19 +455,14 @@ def matrix_rows(matrix: np.ndarray, ids: Sequence[int] | np.ndarray) -> np.ndarr
     return x
 
 
-def run_layers(model: Model, ids: np.ndarray, cache: KVCache, slots: np.ndarray, places: np.ndarray,
+def run_layers(model: Model, ids: np.ndarray, cache: KVCache, sequences: np.ndarray,
                positions: np.ndarray) -> np.ndarray:
-    """Runs tokens ids [m] through all layers -> the residual stream [m, hidden_size].
-
-    slots, places int64 [m]: where each token goes in the cache; positions [m], for RoPE. Tokens of a sequence follow
-    each other.
-    """
+    """Runs tokens ids [m] of these sequences of the cache, in order, through all layers -> x [m, hidden_size]."""
     config, w = model.config, model.weights
     n_kv_heads, d, m = config.num_key_value_heads, config.head_dim, len(ids)
     group, width = config.num_attention_heads // n_kv_heads, padded(d, 32)
-    starts = np.zeros(len(slots), np.int64) if cache.left_padding is None else cache.left_padding[slots]
-    cos, sin = (table.reshape(m, d // 2) for table in rope_tables(config, positions[None]))
-    tasks, tiles = attention_tasks(slots, starts, places, group)
+    cos, sin = rope_tables(config, positions)
+    tasks, tiles = attention_tasks(sequences, positions, group)
     x = matrix_rows(w.embedding, ids)
     widest = padded(max(config.hidden_size, group * n_kv_heads * d), 64)
     dense = config.num_hidden_layers > len(config.sparse_layers)
@@ -482,28 +477,27 @@ def run_layers(model: Model, ids: np.ndarray, cache: KVCache, slots: np.ndarray,
                   floats(w.team.n_threads, own_space(most, width)), floats(m * k, gathered + APART),
                   empty((m * k, gathered * 5 // 4), np.uint8), empty((m, k), np.int64), floats(m, k),
                   empty(config.num_experts + 2, np.int64))
-    batch = Batch(x, cos, sin, np.stack([slots, places], axis=1), np.array(tasks), np.array(tiles))
+    batch = Batch(x, cos, sin, np.stack([sequences, positions], axis=1), np.array(tasks), np.array(tiles))
     layers = Layers(w.layers, w.norms, w.head_norms, config.rms_norm_eps, w.forms, w.routers, w.experts,
                     config.norm_topk_prob)
-    filled = Cache(cache.k, cache.v, cache.form)
+    filled = Cache(cache.k, cache.v, cache.stored)
     step = config.num_hidden_layers if m <= FEW else 1  # a long prompt can be interrupted between two layers
     for first in range(0, config.num_hidden_layers, step):
         w.team.run(kernels().decoder_layers, w, first, first + step, layers, batch, filled, space)
     return x
 
 
-def attention_tasks(slots: np.ndarray, starts: np.ndarray, places: np.ndarray,
+def attention_tasks(sequences: np.ndarray, positions: np.ndarray,
                     group: int) -> tuple[list[Task], list[tuple[int, int]]]:
-    """(Tasks, (first, last + 1) of the tasks for the same tokens) for new tokens at these places of the cache."""
+    """(Tasks, (first, last + 1) of the tasks for the same tokens) for new tokens at these positions."""
     tasks, tiles = [], []
-    bounds = [0, *np.flatnonzero(np.diff(slots)) + 1, len(slots)]
-    for first, end in zip(bounds, bounds[1:]):
-        few = end - first <= FEW
-        step = end - first if few else max(1, TILE // group)
-        for row in range(first, end, step):
-            n, seen = min(step, end - row), int(places[row] - starts[row]) + 1
+    for sequence, part in parts_of(sequences):
+        few = part.stop - part.start <= FEW
+        step = part.stop - part.start if few else max(1, TILE // group)
+        for row in range(part.start, part.stop, step):
+            n, seen = min(step, part.stop - row), int(positions[row]) + 1
             n_blocks, before = -(-(seen + n - 1) // BLOCK), len(tasks)
-            here = (int(slots[row]), int(starts[row]), row, n, seen)
+            here = (sequence, row, n, seen)
             tasks += [Task(*here, block, 1) for block in range(n_blocks)] if few else [Task(*here, 0, n_blocks)]
             tiles.append((before, len(tasks)))
     return tasks, tiles
@@ -521,59 +515,40 @@ def output(model: Model, x: np.ndarray) -> np.ndarray:
     return logits[:, :config.vocab_size]
 
 
-def forward(model: Model, token_ids: Sequence[int] | np.ndarray, cache: qwen3.KVCache,
-            all_logits: bool = False) -> np.ndarray:
-    """The namesake of qwen3.forward; the logits of padding are zeros.
+def forward(model: Model, token_ids: TokenIds, cache: qwen3.KVCache, all_logits: bool = False) -> np.ndarray:
+    """The namesake of qwen3.forward.
 
     A token's logits depend on the tokens before it and on nothing else, bit for bit. Raises InputError for a model or a
     cache of qwen3.py.
     """
-    ids = checked(model, token_ids, cache)
-    batch, n = ids.shape
-    logits = zeros((batch, n if all_logits else 1, model.config.vocab_size), np.float32)
-    for slots, columns, x in chunks(model, ids, cache):
-        if all_logits:
-            logits[slots, columns] = output(model, x)
-        elif (last := columns == n - 1).any():
-            logits[slots[last], 0] = output(model, x[last])
-    result = logits if all_logits else logits[:, 0]
-    return result if np.ndim(token_ids) == 2 else result[0]
+    wanted, done, logits = last_tokens(token_ids), 0, []
+    for x in passes(model, token_ids, cache):
+        chosen = x if all_logits else x[wanted[(wanted >= done) & (wanted < done + len(x))] - done]
+        done += len(x)
+        if len(chosen):
+            logits.append(output(model, chosen))
+    result = logits[0] if len(logits) == 1 else np.concatenate(logits)
+    return result if all_logits or is_batch(token_ids) else result[0]
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def hidden_states(model: Model, token_ids: Sequence[int] | np.ndarray, cache: qwen3.KVCache) -> np.ndarray:
-    """The namesake of qwen3.hidden_states; those of padding are zeros."""
-    ids = checked(model, token_ids, cache)
-    out = zeros((*ids.shape, model.config.hidden_size), np.float32)
-    for slots, columns, x in chunks(model, ids, cache):
-        out[slots, columns] = rms_norm(x, model.weights.norm, model.config.rms_norm_eps)
-    return out
+def hidden_states(model: Model, token_ids: TokenIds, cache: qwen3.KVCache) -> np.ndarray:
+    """The namesake of qwen3.hidden_states."""
+    return np.concatenate([rms_norm(x, model.weights.norm, model.config.rms_norm_eps)
+                           for x in passes(model, token_ids, cache)])
 
 
-def checked(model: Model, token_ids: Sequence[int] | np.ndarray, cache: qwen3.KVCache) -> np.ndarray:
-    """The token ids [batch, n]. Raises InputError for wrong ones, and for a model or a cache of qwen3.py."""
+def passes(model: Model, token_ids: TokenIds, cache: qwen3.KVCache) -> Iterator[np.ndarray]:
+    """Runs new tokens through all layers and adds them to the cache -> x [CHUNK or fewer, hidden_size] of each pass."""
     if not isinstance(model.weights, Weights) or not isinstance(cache, KVCache):
         raise InputError("qwen3_numba.forward needs a model and a KVCache of qwen3_numba, not of qwen3")
-    return checked_batch(token_ids, cache.k.shape[1], model.config.vocab_size)
-
-
-def chunks(model: Model, ids: np.ndarray, cache: KVCache) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Runs tokens [batch, n] through all layers, some columns at a time, and adds them to the cache.
-
-    -> (slots [m], columns [m], x [m, hidden_size]) of those that are no padding.
-    """
-    batch, n = ids.shape
-    cache.reserve(n)
-    empty_places = np.zeros(batch, np.int64) if cache.left_padding is None else cache.left_padding
-    chunk = max(1, qwen3.CHUNK // batch)
-    for start in range(0, n, chunk):
-        now = ids[:, start:start + chunk]
-        slots, columns = np.nonzero(cache.length + np.arange(now.shape[1]) >= empty_places[:, None])  # no padding
-        if len(slots):
-            positions = np.broadcast_to(cache.positions(now.shape[1]), now.shape)[slots, columns]
-            x = run_layers(model, now[slots, columns], cache, slots, cache.length + columns, positions)
-            yield slots, start + columns, x
-        cache.advance(now)
+    ids, sequences = checked_batch(token_ids, len(cache.lengths), model.config.vocab_size)
+    positions = cache.reserve(sequences)
+    for start in range(0, len(ids), qwen3.CHUNK):
+        now = slice(start, start + qwen3.CHUNK)
+        x = run_layers(model, ids[now], cache, sequences[now], positions[now])
+        cache.advance(sequences[now], positions[now], ids[now])
+        yield x
 
 
 def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: str = "f16") -> Engine:

@@ -279,7 +279,7 @@ def held_back(text: str, marks: Iterable[str]) -> int:
 
 
 def until_stop(pieces: Iterable[str], stop: Sequence[str]) -> Iterator[str]:
-    """The pieces of a text up to the first stop text, which may be spread over several pieces."""
+    """The pieces of a text up to the first stop text, which may be spread over several; one for each, maybe ""."""
     held = ""
     for piece in pieces:
         held += piece
@@ -287,15 +287,16 @@ def until_stop(pieces: Iterable[str], stop: Sequence[str]) -> Iterator[str]:
             yield held[:min(ends)[1]]  # the one that is complete first, and of those that end alike the longest
             return
         certain = len(held) - held_back(held, stop)
-        if certain:
-            yield held[:certain]
-            held = held[certain:]
-    if held:
-        yield held
+        yield held[:certain]
+        held = held[certain:]
+    yield held
 
 
 def split_stream(pieces: Iterable[str], think_open_in_prompt: bool = False) -> Iterator[tuple[str, str]]:
-    """The pieces of an answer as (kind, piece): "thinking" with its tags, "content"; from <tool_call> on "call"."""
+    """The pieces of an answer as (kind, piece): "thinking" with its tags, "content"; from <tool_call> on "call".
+
+    At least one for each piece given; it may be "".
+    """
     marks = {"start": ("<think>", "<tool_call>"), "thinking": ("</think>",), "content": ("<tool_call>",), "call": ()}
     following = {"<think>": "thinking", "</think>": "content", "<tool_call>": "call"}
     state, held = "thinking" if think_open_in_prompt else "start", ""
@@ -308,31 +309,27 @@ def split_stream(pieces: Iterable[str], think_open_in_prompt: bool = False) -> I
                 yield state.replace("start", "content"), held[:at]
             state, held = following[mark], held[at:]
         certain = len(held) - held_back(held, marks[state])
-        if certain:
-            yield state.replace("start", "content"), held[:certain]
-            held = held[certain:]
-    if held:
-        yield state.replace("start", "content"), held
+        yield state.replace("start", "content"), held[:certain]
+        held = held[certain:]
+    yield state.replace("start", "content"), held
 
 
 def until_stop_in_answer(pieces: Iterable[str], stop: Sequence[str], think_open_in_prompt: bool) -> Iterator[str]:
     """The pieces of a text up to the first stop text after the thought."""
     stream = split_stream(pieces, think_open_in_prompt)
     for kind, piece in stream:
-        if kind != "thinking":
+        if piece and kind != "thinking":
             yield from until_stop(chain([piece], (piece for _, piece in stream)), stop)
             return
         yield piece
 
 
 def stream_text(tokenizer: Tokenizer, token_ids: Iterable[int]) -> Iterator[str]:
-    """The text of a stream of token ids, each piece as soon as its characters are complete."""
+    """The text of a stream of token ids: for each what is complete with it, maybe "", and a rest at the end."""
     decoder = StreamDecoder(tokenizer, skip_special_tokens=True)
     for token in token_ids:
-        if piece := decoder.push(token):
-            yield piece
-    if rest := decoder.flush():
-        yield rest
+        yield decoder.push(token)
+    yield decoder.flush()
 
 
 THOUGHT_CLOSING = "\n</think>\n\n"  # the forced end of a thought that has used up its budget

@@ -15,7 +15,7 @@ import safetensors
 
 from qwen3 import KVCache, Model
 from qwen3_io import adapter
-from qwen3_io.arguments import checked_ids
+from qwen3_io.arguments import checked_prompt
 from qwen3_io.checkpoint import map_stored
 from qwen3_io.errors import LARGEST_TEXT, InputError, parse_json
 from qwen3_io.progress import progress
@@ -122,7 +122,7 @@ FORMAT = "qwen3 prompt cache 1"
 
 def fingerprint(model: Model, cache: KVCache) -> str:
     """A short text that tells models apart: config, both ends of each tensor, how weights and cache are kept."""
-    kept = f"{getattr(model.weights, 'form', None)} {cache.stored_as} {cache.k.shape[4]}"
+    kept = f"{getattr(model.weights, 'form', None)} {cache.form} {cache.k.shape[4]}"
     digest = hashlib.sha256(f"{model.config} {kept}".encode())
     if model.config.adapter is not None:
         digest.update((Path(model.config.adapter) / adapter.WEIGHTS).read_bytes())
@@ -174,8 +174,8 @@ def load_prompt_cache(model: Model, name: str | Path) -> KVCache:
             or any(array.shape != shape or array.dtype != cache.k.dtype for array in (k, v))
             or metadata.get("crc32") != checksum([token_ids, *k, *v])):
         raise InputError(f"{name}: a damaged prompt cache; delete it")
-    ids = checked_ids(token_ids, model.config.vocab_size)
-    cache.reserve(n)
+    ids, sequence = checked_prompt(token_ids, model.config.vocab_size), np.zeros(n, np.int64)
+    positions = cache.reserve(sequence)
     cache.k[..., :n, :], cache.v[..., :n, :] = k, v
-    cache.advance(ids)
+    cache.advance(sequence, positions, ids)
     return cache

@@ -32,6 +32,7 @@ class Options(SamplingOptions, total=False):
     lookup: int | None
 
 
+TokenIds = Sequence[int] | Sequence[Sequence[int]] | np.ndarray  # of one sequence, or of several
 OPTIONS = sorted(Options.__annotations__)
 
 # Field of qwen3.Sampling -> (its values in words, a test of them)
@@ -62,36 +63,53 @@ def checked_whole(name: str, value: Any, minimum: int) -> int | None:
     return value
 
 
-def checked_ids(token_ids: Sequence[int] | np.ndarray, vocab_size: int) -> np.ndarray:
-    """Token ids as an integer array [batch, n]. Raises InputError unless there are some and all have an embedding."""
+def checked_prompt(token_ids: Sequence[int] | np.ndarray, vocab_size: int) -> np.ndarray:
+    """The token ids of one sequence as an array [n]. Raises InputError unless there are some and all are known."""
     try:
         ids = np.asarray(token_ids)
     except ValueError as error:
-        raise InputError("the sequences of a batch must have the same number of token ids") from error
+        raise InputError("a prompt is one list of token ids, not lists within a list") from error
     if ids.size == 0:
         raise InputError("there are no tokens: the prompt is empty")
     if ids.dtype.kind not in "iu" or ids.ndim not in (1, 2):
-        raise InputError("token ids must be integers in one list (or one list per sequence), "
-                         f"not {ids.dtype} of shape {ids.shape}")
+        raise InputError(f"token ids must be integers in a list, not {ids.dtype} of shape {ids.shape}")
+    if ids.ndim == 2:
+        raise InputError("a prompt is one list of token ids, not several lists (generate_batch takes several prompts)")
     if wrong := ids[(ids < 0) | (ids >= vocab_size)].tolist():
         raise InputError(f"token id {wrong[0]} is out of range: the model has {vocab_size} tokens")
-    return np.atleast_2d(ids)
-
-
-def checked_batch(token_ids: Sequence[int] | np.ndarray, n_sequences: int, vocab_size: int) -> np.ndarray:
-    """The token ids as an array [batch, n], with one row for each sequence of a cache."""
-    ids = checked_ids(token_ids, vocab_size)
-    if len(ids) != n_sequences:
-        raise InputError(f"the cache holds {n_sequences} sequences, but there are tokens for {len(ids)}")
     return ids
 
 
-def checked_prompt(token_ids: Sequence[int] | np.ndarray, vocab_size: int) -> np.ndarray:
-    """The token ids of one sequence as an array [n]."""
-    ids = checked_ids(token_ids, vocab_size)
-    if len(ids) > 1:
-        raise InputError(f"a prompt is one list of token ids, not {len(ids)} (generate_batch takes several prompts)")
-    return ids[0]
+def is_batch(token_ids: Any) -> bool:
+    """Whether these are the ids of several sequences."""
+    if isinstance(token_ids, np.ndarray):
+        return token_ids.ndim == 2
+    return isinstance(token_ids, (list, tuple)) and any(isinstance(ids, (list, tuple, np.ndarray)) for ids in token_ids)
+
+
+def checked_batch(token_ids: Sequence[Any] | np.ndarray, n_sequences: int, vocab_size: int,
+                  ) -> tuple[np.ndarray, np.ndarray]:
+    """(ids [n], the sequence of each [n]): the new tokens of all sequences of a cache behind each other."""
+    each = list(token_ids) if is_batch(token_ids) else [token_ids]
+    if len(each) != n_sequences:
+        raise InputError(f"the cache holds {n_sequences} sequences, but there are tokens for {len(each)}")
+    given = [i for i, ids in enumerate(each) if n_sequences == 1 or not hasattr(ids, "__len__") or len(ids)]
+    if not given:
+        raise InputError("there are no tokens: the prompt is empty")
+    checked = [checked_prompt(each[i], vocab_size) for i in given]
+    return np.concatenate(checked), np.repeat(given, [len(ids) for ids in checked])
+
+
+def last_tokens(token_ids: Sequence[Any] | np.ndarray) -> np.ndarray:
+    """The indices of each sequence's last token among the tokens of all."""
+    lengths = [len(ids) for ids in token_ids if len(ids)] if is_batch(token_ids) else [len(token_ids)]
+    return np.cumsum(lengths) - 1
+
+
+def parts_of(sequences: np.ndarray) -> list[tuple[int, slice]]:
+    """(Sequence, its tokens) for tokens [n] of these sequences, in order."""
+    bounds = [0, *(np.flatnonzero(np.diff(sequences)) + 1).tolist(), len(sequences)]
+    return [(int(sequences[start]), slice(start, end)) for start, end in zip(bounds, bounds[1:])]
 
 
 def checked_ends(eos_token_ids: Iterable[int] | None, default: Iterable[int]) -> set[int]:

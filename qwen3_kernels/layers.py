@@ -341,7 +341,7 @@ def attention(crew, layer, batch, cache, space, head_dim):
 
     A task of one block gives the same as the same block of a task of many: threads never change the order of sums.
     """
-    slots, n_kv_heads, capacity, row_size = cache.k.shape[1:]
+    n_sequences, n_kv_heads, capacity, row_size = cache.k.shape[1:]
     own, group, width = space.own[crew.rank], space.queries.shape[1] // len(batch.x), space.queries.shape[2]
     scores = shaped(own, (VECTORS, BLOCK))
     for item in range(crew.rank, len(batch.tasks) * n_kv_heads, crew.n_threads):
@@ -350,7 +350,7 @@ def attention(crew, layer, batch, cache, space, head_dim):
         q = space.queries[head, task.first * group:(task.first + task.n) * group]
         result = space.partials[i, head, :len(q)]
         block_result = shaped(own[VECTORS * BLOCK:], result.shape)
-        at = ((layer * slots + task.slot) * n_kv_heads + head) * capacity + task.start
+        at = ((layer * n_sequences + task.sequence) * n_kv_heads + head) * capacity
         for block in range(task.block, task.block + task.n_blocks):
             place = 2 * (at + block * BLOCK) * row_size
             part = result if block == task.block else block_result
@@ -376,7 +376,7 @@ def attention(crew, layer, batch, cache, space, head_dim):
 @compiled
 def task_of(row):
     """A Task from a row of int64."""
-    return Task(row[0], row[1], row[2], row[3], row[4], row[5], row[6])
+    return Task(row[0], row[1], row[2], row[3], row[4], row[5])
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -474,7 +474,7 @@ def place_heads(crew, layer, layers, batch, cache, space, heads, k_start, v_star
     """A thread's queries with norm, RoPE and 1 / sqrt(head_dim) -> space.queries; keys and values -> the cache."""
     n_kv_heads, group, head_dim = heads
     norms, root, qkv = layers.head_norms[layer], np.float32(1 / np.sqrt(head_dim)), space.qkv
-    slots, capacity, row_size = cache.k.shape[1], cache.k.shape[3], cache.k.shape[4]
+    n_sequences, capacity, row_size = cache.k.shape[1], cache.k.shape[3], cache.k.shape[4]
     flat_k = numba.carray(to_pointer_u16(cache.k.ctypes.data), (cache.k.size,))
     flat_v = numba.carray(to_pointer_u16(cache.v.ctypes.data), (cache.v.size,))
     for item in part_of(len(batch.x) * n_kv_heads, crew):
@@ -491,7 +491,8 @@ def place_heads(crew, layer, layers, batch, cache, space, heads, k_start, v_star
         value = qkv[t, v_start + head * head_dim:v_start + (head + 1) * head_dim]
         rms_norm(key, norms[1], layers.eps, key)
         apply_rope(key, batch.cos[t], batch.sin[t])
-        place = (((layer * slots + batch.rows[t, 0]) * n_kv_heads + head) * capacity + batch.rows[t, 1]) * row_size
+        sequence, position = batch.rows[t]
+        place = (((layer * n_sequences + sequence) * n_kv_heads + head) * capacity + position) * row_size
         store_kv(flat_k, cache.form, place, key)
         store_kv(flat_v, cache.form, place, value)
 

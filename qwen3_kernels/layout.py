@@ -61,11 +61,10 @@ class Weight(NamedTuple):
 class Task(NamedTuple):
     """Attention of some new tokens of a sequence to some of its blocks.
 
-    In cache row `slot`, the sequence's first position is `start`. `n` tokens from row `first` of the batch on; the
-    first of them sees `seen` positions. One block, or all of them from the first on: the order of sums is the same.
+    `n` tokens of a sequence of the cache, from row `first` of the batch on; the first of them sees `seen` positions.
+    One block, or all of them from the first on: the order of sums is the same.
     """
-    slot: int
-    start: int
+    sequence: int
     first: int
     n: int
     seen: int
@@ -91,7 +90,7 @@ class Layers(NamedTuple):
 
 class Batch(NamedTuple):
     """The new tokens of all sequences: x float32 [m, hidden_size]; cos, sin [m, head_dim / 2]; rows int64 [m, 2], the
-    slot and the place in the cache; tasks int64 [n_tasks, 7], each a Task; tiles int64 [n_tiles, 2]: the first and the
+    sequence and the position; tasks int64 [n_tasks, 6], each a Task; tiles int64 [n_tiles, 2]: the first and the
     last + 1 of the tasks whose results belong to the same tokens."""
     x: object
     cos: object
@@ -102,7 +101,7 @@ class Batch(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """k, v uint16 [n_layers, slots, n_kv_heads, capacity, row_size], in the format `form`."""
+    """k, v uint16 [n_layers, batch, n_kv_heads, capacity, row_size], in the format `form`."""
     k: object
     v: object
     form: object

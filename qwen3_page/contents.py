@@ -229,9 +229,8 @@ def lens_panel(model: Model, whole: Pass) -> dict[str, Any]:
     probabilities = np.empty(ids.shape)
     for layer, stream in enumerate(whole.streams):
         for start in range(0, whole.n, TOGETHER):
-            x = stream[None, start:start + TOGETHER]
-            normed = qwen3.rms_norm(x, model.weights["norm"], model.config.rms_norm_eps)
-            logits = qwen3.linear(normed, model.weights["lm_head"])[0]
+            x = qwen3.rms_norm(stream[start:start + TOGETHER], model.weights["norm"], model.config.rms_norm_eps)
+            logits = qwen3.linear(x, model.weights["lm_head"])
             for i, logprobs in enumerate(qwen3.log_softmax(logits), start):
                 top = qwen3.top_k_indices(logprobs, ids.shape[-1])
                 top = top[np.argsort(-logprobs[top], kind="stable")][:ids.shape[-1]]

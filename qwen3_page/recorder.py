@@ -55,12 +55,12 @@ OPERATIONS: dict[str, Callable[..., int]] = {
     "rms_norm": lambda x, weight, eps: 4 * x.size,
     "linear": lambda x, weight: 2 * x.size * weight.shape[0],
     "apply_rope": lambda x, cos, sin: 3 * x.size,
-    "append": lambda layer, k, v: 0,
-    "attention_in_blocks": lambda q, k, v, left_padding: 4 * q.size * k.shape[2],
+    "append": lambda layer, sequence, k, v: 0,
+    "attention_in_blocks": lambda q, k, v: 4 * q.size * k.shape[1],
     "swiglu": lambda x, gate_proj, up_proj, down_proj: 6 * x.size * gate_proj.shape[0],
 }
 COMPONENTS = ("rope_tables", "rms_norm", "linear", "apply_rope", "attention_in_blocks", "swiglu", "moe")
-HEADS_FIRST = ("apply_rope", "attention_in_blocks")  # their results are [batch, heads, n, d], others' [batch, n, ...]
+HEADS_FIRST = ("apply_rope", "attention_in_blocks")  # their results are [heads, n, d], others' [n, ...]
 
 
 class Recorder:
@@ -76,7 +76,7 @@ class Recorder:
         self.began = time.perf_counter()
         self._n_layers = model.config.num_hidden_layers
         self._layer, self._inside = -1, False
-        self._rotated: list[tuple[np.ndarray, np.ndarray]] = []  # of this layer: after RoPE, before RoPE
+        self._rotated: list[np.ndarray] = []  # of this layer, before RoPE
         self._ended = 0.0  # when the last step ended
         self._names = {id(array): name for layer in [model.weights, *model.weights["layers"]]
                        for name, array in layer.items() if isinstance(array, np.ndarray)}
@@ -103,10 +103,9 @@ class Recorder:
         now.length, now.capacity = cache.length, cache.k.shape[3]
         return logits
 
-    def new_cache(self, config: Config, max_length: int | None = None,
-                  left_padding: Sequence[int] | None = None) -> KVCache:
+    def new_cache(self, config: Config, max_length: int | None = None, batch: int = 1) -> KVCache:
         """An empty KVCache whose `append` is noted, too."""
-        cache = KVCache(config, max_length, left_padding)
+        cache = KVCache(config, max_length, batch)
         setattr(cache, "append", self._noted("append", cache.append))
         return cache
 
@@ -131,13 +130,14 @@ class Recorder:
         read = None if chooses else sum(a.nbytes for a in args if isinstance(a, np.ndarray))
         operations = OPERATIONS[name](*args) if name in OPERATIONS else None
         array = out[0] if isinstance(out, tuple) else out
-        norms = None if name in ("append", "rope_tables") else lengths(array, 2 if name in HEADS_FIRST else 1)
-        now.steps.append(Step(name, weight, self._layer, line, array.shape[1:], seconds, read, operations, norms))
+        norms = None if name in ("append", "rope_tables") else lengths(array, 1 if name in HEADS_FIRST else 0)
+        now.steps.append(Step(name, weight, self._layer, line, array.shape, seconds, read, operations, norms))
         if self.keep_arrays and name == "apply_rope":
-            self._rotated.append((out, args[0][0]))
+            self._rotated.append(args[0])
         if self.keep_arrays and name == "attention_in_blocks":
-            now.q += [before for after, before in self._rotated if after is args[0]]
-            now.k += [before for after, before in self._rotated if after is not args[0]]
+            q, k = self._rotated  # in the order of decoder_layer
+            now.q.append(q)
+            now.k.append(k)
             self._rotated.clear()
             now.attention.append(attention_weights(*args[:2]))
 
@@ -146,15 +146,15 @@ class Recorder:
             now = self.passes[-1]
             if layer == 0:  # forward looks up the embedding by itself, after rope_tables
                 seconds = time.perf_counter() - self._ended
-                now.steps.append(Step("embedding", "embed_tokens", -1, line_of('w["embed_tokens"][now]'), x.shape[1:],
-                                      seconds, x.nbytes, 0, lengths(x, 1)))
+                now.steps.append(Step("embedding", "embed_tokens", -1, line_of('w["embed_tokens"][ids[now]]'), x.shape,
+                                      seconds, x.nbytes, 0, lengths(x, 0)))
             if layer == 0 and self.keep_arrays:
-                now.streams.append(x[0])
+                now.streams.append(x)
             self._layer = layer
             x = function(x, w, config, cache, layer, *tables)
             self._layer = layer + 1  # after the last layer: the head
             if self.keep_arrays:
-                now.streams.append(x[0])
+                now.streams.append(x)
             return x
 
         return wrapped
@@ -176,15 +176,15 @@ def attention_weights(q: np.ndarray, k: np.ndarray) -> np.ndarray:
 
     They are what attention() returns when the values are unit vectors, one for each of head_dim positions at a time.
     """
-    length, head_dim = k.shape[2:]
+    length, head_dim = k.shape[1:]
     units = [np.eye(length, head_dim, -start, dtype=np.float32) for start in range(0, length, head_dim)]
-    weights = [qwen3.attention(q, k, np.broadcast_to(unit, k.shape))[0] for unit in units]
+    weights = [qwen3.attention(q, k, np.broadcast_to(unit, k.shape)) for unit in units]
     return np.concatenate(weights, axis=-1)[..., :length]
 
 
 def lengths(x: np.ndarray, axis: int) -> np.ndarray:
-    """The Euclidean norm at each position of x [1, ...], whose positions are on `axis` -> [n]."""
-    rows = np.moveaxis(x[0], axis - 1, 0)
+    """The Euclidean norm at each position of x, whose positions are on `axis` -> [n]."""
+    rows = np.moveaxis(x, axis, 0)
     return np.sqrt(np.square(rows.reshape(len(rows), -1), dtype=np.float64).sum(axis=1))
 
 

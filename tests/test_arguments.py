@@ -56,7 +56,7 @@ def test_prompt_longer_than_the_context(model):
 
 def test_batch_that_is_not_the_caches(model):
     assert_one_line(message_of(qwen3.forward, model, [[1, 2], [3, 4]], qwen3.KVCache(model.config)), "1", "2")
-    assert_one_line(message_of(qwen3.forward, model, [1, 2], qwen3.KVCache(model.config, 10, [0, 0])), "1", "2")
+    assert_one_line(message_of(qwen3.forward, model, [1, 2], qwen3.KVCache(model.config, 10, 2)), "1", "2")
 
 
 BAD_ARGUMENTS = [("max_new_tokens", value) for value in (0, -1, 1.5, "5", math.nan)]

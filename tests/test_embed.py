@@ -14,6 +14,7 @@ from embedders import SHAPE, make_embedder, make_reranker, texts, without_prefix
 from helpers import assert_one_line, message_of, patiently, with_tensors
 from make_random_model import make_random_model
 from qwen3_embed import END, PASS, POSITIONS, SEARCH, TOGETHER, common_length, embed, groups, rerank
+from qwen3_io.arguments import checked_batch, parts_of
 from tokenizer_utils import load_tokenizer
 
 QUERY = "how do bees find home?"
@@ -51,7 +52,7 @@ def some_texts():
 def test_an_embedding_is_the_last_hidden_state_with_length_1(model):
     ids = model.tokenizer.encode("the bee")
     assert ids[-1] == model.tokenizer.token_to_id(END)
-    state = qwen3.hidden_states(model, ids, qwen3.KVCache(model.config))[0, -1]
+    state = qwen3.hidden_states(model, ids, qwen3.KVCache(model.config))[-1]
     [vector] = embed(model, ["the bee"])
     np.testing.assert_allclose(vector, state / np.linalg.norm(state), atol=1e-6)
     assert abs(np.linalg.norm(vector) - 1) < 1e-6
@@ -60,8 +61,8 @@ def test_an_embedding_is_the_last_hidden_state_with_length_1(model):
 
 
 def test_forward_is_the_head_on_the_hidden_states(model):
-    states = qwen3.hidden_states(model, [[5, 6, 7], [8, 9, 10]], qwen3.KVCache(model.config, left_padding=[0, 1]))
-    logits = qwen3.forward(model, [[5, 6, 7], [8, 9, 10]], qwen3.KVCache(model.config, left_padding=[0, 1]), True)
+    states = qwen3.hidden_states(model, [[5, 6, 7], [8, 9]], qwen3.KVCache(model.config, batch=2))
+    logits = qwen3.forward(model, [[5, 6, 7], [8, 9]], qwen3.KVCache(model.config, batch=2), True)
     np.testing.assert_array_equal(logits, qwen3.linear(states, model.weights["lm_head"]))
 
 
@@ -111,14 +112,13 @@ def test_a_gguf_file(tmp_path, some_texts):
 def one_token_at_a_time(model):
     """The model with an engine that is slow and always adds in the same order, whatever shares the batch."""
     def hidden_states(model, ids, cache):
-        ids = np.asarray(ids)
-        cache.reserve(ids.shape[1])
-        rows = []
-        for before, new in zip(cache.token_ids[:, :cache.length], ids):
-            alone = qwen3.KVCache(model.config)
-            steps = [qwen3.hidden_states(model, [token], alone)[0, 0] for token in (*before, *new)]
-            rows.append(steps[cache.length:])
-        cache.advance(ids)
+        ids, sequences = checked_batch(ids, len(cache.lengths), model.config.vocab_size)
+        positions, rows = cache.reserve(sequences), []
+        for sequence, part in parts_of(sequences):
+            before, alone = cache.token_ids[sequence, :cache.lengths[sequence]], qwen3.KVCache(model.config)
+            steps = [qwen3.hidden_states(model, [token], alone)[0] for token in (*before, *ids[part])]
+            rows += steps[len(before):]
+        cache.advance(sequences, positions, ids)
         return np.array(rows)
 
     return dataclasses.replace(model, engine=dataclasses.replace(model.engine, hidden_states=hidden_states))
@@ -146,15 +146,18 @@ def test_the_fast_engine_gives_the_same_bits_in_a_batch(quantize, embedder, rera
 @given(st.lists(st.integers(1, 900), max_size=200), st.integers(0, 3000))
 @patiently(200)
 def test_groups(lengths, shared):
-    """Each text is in one group; a group's first text is its longest; filling up costs less than a pass."""
+    """Each text is in one group; a group's first text is its longest; no group is too large, or could take the next."""
     found = list(groups(np.array(lengths, int), shared))
     assert sorted(i for group in found for i in group) == [*range(len(lengths))]
     longest = [lengths[group[0]] for group in found]
     assert longest == sorted(longest, reverse=True)
     for group, n in zip(found, longest):
         assert max(lengths[i] for i in group) == n
-        assert sum(n - lengths[i] for i in group) <= PASS
-        assert len(group) == 1 or len(group) * n <= TOGETHER and len(group) * (shared + n) <= POSITIONS
+        total, positions = sum(lengths[i] for i in group), len(group) * (shared + n)
+        assert len(group) == 1 or total <= TOGETHER and positions <= POSITIONS
+    for group, after in zip(found, found[1:]):
+        total, positions = sum(lengths[i] for i in [*group, after[0]]), (len(group) + 1) * (shared + lengths[group[0]])
+        assert total > TOGETHER or positions > POSITIONS
 
 
 @given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=40), max_size=8), st.lists(st.integers(0, 3)))
@@ -171,7 +174,7 @@ def counting(model):
     passes = []
 
     def counted(model, ids, cache):
-        passes.append(np.size(ids))
+        passes.append(len(checked_batch(ids, len(cache.lengths), model.config.vocab_size)[0]))
         return qwen3.hidden_states(model, ids, cache)
 
     def never(*_):
@@ -227,7 +230,7 @@ def test_a_text_that_is_too_long_is_refused_or_cut(tmp_path):
     ids = model.tokenizer.encode("bee " * 40)
     assert_one_line(message_of(embed, model, ["bee", "bee " * 40]), "text 2", len(ids) - 1, "room for 15", "truncate")
     cut = embed(model, ["bee", "bee " * 40], truncate=True)
-    state = qwen3.hidden_states(model, [*ids[:15], ids[-1]], qwen3.KVCache(model.config))[0, -1]
+    state = qwen3.hidden_states(model, [*ids[:15], ids[-1]], qwen3.KVCache(model.config))[-1]
     np.testing.assert_allclose(cut[1], state / np.linalg.norm(state), atol=1e-6)
 
 

@@ -63,7 +63,7 @@ def test_norm_rope_silu():
         kernels.rms_norm(x, weight, 1e-6, out)
         np.testing.assert_allclose(out, qwen3.rms_norm(x, weight, 1e-6), rtol=1e-5, atol=1e-6)
         cos, sin = rng.standard_normal((2, d // 2)).astype(np.float32)
-        expected = qwen3.apply_rope(x[None, None, None], cos, sin)[0, 0, 0]
+        expected = qwen3.apply_rope(x[None, None], cos, sin)[0, 0]
         kernels.apply_rope(x, cos, sin)
         np.testing.assert_allclose(x, expected, rtol=1e-5, atol=1e-6)
     gate, up = np.array([-200, -20, -1.5, 0, 0.3, 4, 90] * 3, np.float32), rng.standard_normal(21).astype(np.float32)

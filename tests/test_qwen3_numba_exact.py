@@ -46,29 +46,33 @@ def reference(tmp_path_factory):
 @settings(max_examples=3, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_any_way_of_asking(shape, dtype, quantize, kv_dtype, reference, data):
-    """In pieces of any lengths, with any number of threads, beside other sequences with a start of their own, after
-    tokens were taken back: the same bits as one token after the other."""
+    """In pieces of any lengths, with any number of threads, beside other sequences, after tokens were taken back, with
+    a beginning copied from another sequence: the same bits as one token after the other."""
     path, ids, expected = reference(shape, dtype, quantize, kv_dtype)
     model = fast.load_model(path, quantize, data.draw(st.integers(1, 4), label="threads"), kv_dtype)
-    padding = data.draw(st.lists(st.integers(0, 300), max_size=3), label="padding")
-    batch = [0] + padding
-    others = np.reshape(random_ids(N * len(batch), 2, model.config.vocab_size), (len(batch), N))
-    rows = others.copy()
-    for row, start in zip(rows, batch):
-        row[start:] = ids[:N - start]
-    cache = model.engine.new_cache(model.config, left_padding=batch)
-    done = 0
-    while done < N:
-        n = data.draw(st.one_of(st.integers(1, 12), st.integers(1, N)), label="piece")
-        if data.draw(st.integers(0, 3), label="guess") == 0:  # wrong tokens, taken back
-            length = cache.length
-            fast.forward(model, others[:, done:done + min(n, 9)], cache)
-            cache.truncate(length)
-        logits = fast.forward(model, rows[:, done:done + n], cache, all_logits=True)
-        for row, start in zip(logits, batch):
-            begin, end = max(done - start, 0), max(done + len(row) - start, 0)
-            np.testing.assert_array_equal(row[len(row) - (end - begin):], expected[begin:end])
-        done += n
+    lengths = data.draw(st.lists(st.integers(1, N), min_size=1, max_size=4), label="lengths")
+    wrong = random_ids(N, 2, model.config.vocab_size)
+    cache, done = model.engine.new_cache(model.config, N, len(lengths)), np.zeros(len(lengths), int)
+    piece = st.one_of(st.integers(0, 12), st.integers(0, N))
+    while (done < lengths).any():
+        now = [min(data.draw(piece, label="piece"), length - n) for n, length in zip(done, lengths)]
+        sequence = int(np.argmax(lengths - done))
+        now[sequence] = max(now[sequence], 1)
+        action = data.draw(st.integers(0, 5), label="action")
+        if action == 0:  # wrong tokens, taken back
+            fast.forward(model, [wrong[:n] for n in now], cache)
+            for i, length in enumerate(done):
+                cache.truncate(int(length), i)
+        if action == 1 and len(lengths) > 1:  # a beginning that another sequence has computed
+            source = int(np.argmax(done))
+            n = min(int(done[source]), lengths[sequence] - 1)
+            if n > done[sequence]:
+                cache.copy(sequence, cache, source, n)
+                done[sequence] = n
+                now[sequence] = 1
+        logits = fast.forward(model, [ids[n:n + m] for n, m in zip(done, now)], cache, all_logits=True)
+        np.testing.assert_array_equal(logits, np.concatenate([expected[n:n + m] for n, m in zip(done, now)]))
+        done += now
 
 
 PROGRAM = f"""

@@ -192,18 +192,15 @@ def test_any_way_of_asking(dtype, quantize, reference, data):
     """In pieces of any lengths, with any number of threads, beside other sequences: as one token after the other."""
     path, ids, expected = reference(dtype, quantize)
     model = fast.load_model(path, quantize, data.draw(st.integers(1, 4), label="threads"))
-    padding = [0] + data.draw(st.lists(st.integers(0, N), max_size=3), label="padding")
-    rows = np.reshape(random_ids(N * len(padding), 2), (len(padding), N))
-    for row, start in zip(rows, padding):
-        row[start:] = ids[:N - start]
-    cache, done = model.engine.new_cache(model.config, left_padding=padding), 0
-    while done < N:
-        n = data.draw(st.one_of(st.integers(1, 12), st.integers(1, N)), label="piece")
-        logits = fast.forward(model, rows[:, done:done + n], cache, all_logits=True)
-        for row, start in zip(logits, padding):
-            begin, end = max(done - start, 0), max(done + len(row) - start, 0)
-            np.testing.assert_array_equal(row[len(row) - (end - begin):], expected[begin:end])
-        done += n
+    lengths = data.draw(st.lists(st.integers(1, N), min_size=1, max_size=4), label="lengths")
+    cache, done = model.engine.new_cache(model.config, N, len(lengths)), np.zeros(len(lengths), int)
+    piece = st.one_of(st.integers(0, 12), st.integers(0, N))
+    while (done < lengths).any():
+        now = [min(data.draw(piece, label="piece"), length - n) for n, length in zip(done, lengths)]
+        now[int(np.argmax(lengths - done))] += int(sum(now) == 0)
+        logits = fast.forward(model, [ids[n:n + m] for n, m in zip(done, now)], cache, all_logits=True)
+        np.testing.assert_array_equal(logits, np.concatenate([expected[n:n + m] for n, m in zip(done, now)]))
+        done += now
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -86,14 +86,14 @@ def with_manners(rng: random.Random, template: str) -> str:
         before = rng.choice(BEFORE_ZH if zh else BEFORE)
         template = before + (template if zh or template[0] == "{" or template.startswith("I ") else template[0].lower() + template[1:])
     if rng.random() < 0.06:
-        template = (template.rstrip("?.!。？！") if rng.random() < 0.5 else template) + rng.choice(AFTER_ZH if zh else AFTER)
+        template = ((template.rstrip("?.!。？！") or template) if rng.random() < 0.5 else template) + rng.choice(AFTER_ZH if zh else AFTER)
     return template
 
 
 def with_marks(rng: random.Random, template: str) -> str:
     kind = rng.random()
     if kind < 0.18:
-        template = template.rstrip("?.!。？！")
+        template = template.rstrip("?.!。？！") or template  # a question may be nothing but marks
     elif kind < 0.21:
         template = template.replace("?", rng.choice(["??", " ?", "?!", "."])).replace("？", rng.choice(["?", "？？", "。"]))
     elif kind < 0.23:

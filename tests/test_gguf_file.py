@@ -327,7 +327,7 @@ def test_a_mixture_of_experts_in_the_fast_engine(tmp_path, form):
     model, exact = fast.load_model(file, kv_dtype="f32"), logits_of(file, ids)
     logits = model.engine.forward(model, ids, model.engine.new_cache(model.config), all_logits=True)
     errors = np.sqrt(((logits - exact)**2).mean(axis=1)) / exact.std()
-    assert np.median(errors) < 0.03, errors  # seldom, other experts are chosen
+    assert np.median(errors) < 0.05, errors  # seldom, other experts are chosen
 
 
 @pytest.mark.parametrize("changes", [{}, {"mlp_only_layers": [1]}, {"tie_word_embeddings": True}], ids=str)

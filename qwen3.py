@@ -28,8 +28,7 @@ The words:
     prefill, decode  to run the whole prompt through the model; to run one new token
     end of text      a token the model emits when it is done
 
-All arithmetic is float32. In a batch, the tokens of all sequences lie behind each other, as rows of one array; only
-attention tells the sequences apart.
+All arithmetic is float32. The tokens of a batch lie behind each other in one array; only attention knows whose they are.
 """
 from __future__ import annotations
 
@@ -780,6 +779,7 @@ class Engine:
     forward: Forward
     hidden_states: Forward | None = None  # (model, token_ids, cache); these two are for qwen3_embed.py
     head_rows: Forward | None = None  # (model, token_ids) -> their rows of the lm_head, [n, hidden_size]
+    maps: bool = False  # load_weights only maps files: their pages arrive while the tokenizer loads
     overflow: str = "the computation itself has overflowed float32"  # if logits aren't finite, but all weights are
 
 
@@ -817,9 +817,10 @@ def load_model(name: str | Path, engine: Engine = NUMPY, offline: bool = False, 
     path = resolve_model(str(name), offline)
     config = load_config(path, adapter)
     sampling, eos_token_ids, max_new_tokens = read_generation_config(path)
+    mapped = engine.load_weights(path, config) if engine.maps else None
     text_side = load_tokenizer(path) if tokenizer else NoTokenizer(path)
     embeds = is_headless(path) or tokenizer and bool(text_side.ending)
-    return Model(path, config, engine.load_weights(path, config), text_side, Sampling(**sampling),
+    return Model(path, config, mapped or engine.load_weights(path, config), text_side, Sampling(**sampling),
                  eos_token_ids or config.eos_token_ids, max_new_tokens, engine, embeds)
 
 

@@ -28,7 +28,7 @@ The words:
     prefill, decode  to run the whole prompt through the model; to run one new token
     end of text      a token the model emits when it is done
 
-All arithmetic is float32. The tokens of a batch lie behind each other in one array; only attention knows whose they are.
+All arithmetic is float32. The tokens of a batch lie behind each other in one array; only attention tells them apart.
 """
 from __future__ import annotations
 

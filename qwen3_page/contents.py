@@ -13,6 +13,7 @@ import numpy as np
 import qwen3
 from qwen3 import InputError, Model, Sampling
 from qwen3_io.arguments import checked_prompt, checked_whole
+from qwen3_io.checkpoint import quantized_file
 from qwen3_io.errors import brief
 from qwen3_page.page import lines_of_functions, pack
 from qwen3_page.recorder import Pass, Recorder, Step, copied, source
@@ -86,6 +87,7 @@ def contents(model: Model, wish: Wish) -> dict[str, Any]:
     }
     return panels | {
         "about": {"model": brief(model.path.name), "prompt": wish.prompt, "n_prompt": len(prompt), "ended": ended,
+                  "answer": model.tokenizer.decode(answer, skip_special_tokens=True),
                   "version": qwen3.__version__, "raw": wish.raw, "date": time.strftime("%Y-%m-%d"),
                   **asdict(model.config), "eos_token_ids": list(model.eos_token_ids)},
         "labels": {str(i): label(model.tokenizer.token_bytes(i)) for i in ids_within(panels)},
@@ -326,6 +328,8 @@ def quantized_panel(model: Model, prompt: np.ndarray, ids: np.ndarray, logits: n
         import qwen3_numba
     except ImportError as error:
         return brief(error)
+    if quantized_file(model.path) is not None:
+        return "the weights of this folder are quantized already"
     plain = qwen3.log_softmax(logits.astype(np.float64))
     answers = {"float32": list(qwen3.generate(model, prompt, limit, seed, **asdict(settings)))}
     kl = {}

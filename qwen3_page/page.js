@@ -138,6 +138,7 @@ function drawHead() {
   document.title = `Inside ${about.model}: ${about.prompt}`;
   byId("model").textContent = about.model;
   byId("prompt").textContent = about.prompt;
+  byId("answer").textContent = about.answer.trim() || "(no answer)";
   byId("about").textContent = `${about.num_hidden_layers} layers, hidden size ${about.hidden_size}, ` +
     `${about.num_attention_heads} query heads on ${about.num_key_value_heads} key heads, ${about.vocab_size} tokens; ` +
     `computed by qwen3.py ${about.version} on ${about.date}` +
@@ -147,8 +148,8 @@ function drawHead() {
     title.id = `${section.id}-title`;
     section.setAttribute("aria-labelledby", title.id);
     document.querySelector("nav").append(make("a", {href: `#${section.id}`}, title.textContent));
-    const names = section.dataset.functions.split(" ").filter(name => page.lines[name]);
-    title.after(make("p", {className: "sources"}, "Made by ", ...names.map(name => sourceButton(name))));
+    const names = section.dataset.functions.split(" ").filter(name => !about.raw || name !== "chat");
+    title.after(make("p", {className: "sources"}, "Computed by ", ...names.map(name => sourceButton(name))));
   }
 }
 
@@ -321,7 +322,9 @@ function dial(title, hands, longest) {
 
 function drawHands(group) {
   const q = unpack(attention.q), k = unpack(attention.k), nPairs = attention.pairs.length;
-  slider("pair", "pair", nPairs - 1, i => `${attention.pairs[i]} and ${attention.pairs[i] + about.head_dim / 2}`);
+  slider("pair", "pair", nPairs - 1, i =>
+    `${attention.pairs[i]} of ${about.head_dim / 2}: dimensions ${attention.pairs[i]} and ` +
+    `${attention.pairs[i] + about.head_dim / 2}`);
   slider("key", "key", nTokens - 1, tokenName);
   view(["pair", "token", "key", "layer", "head"], () => {
     const {layer, head, token, key, pair} = state, frequency = attention.frequencies[pair];
@@ -333,8 +336,8 @@ function drawHands(group) {
     const degrees = positions => `${(positions * frequency * 180 / Math.PI).toFixed(1)}°`;
     byId("hands").replaceChildren(dial(`before RoPE: q·k of the pair = ${dot(hands)}`, hands, longest),
                                   dial(`after RoPE: ${dot(after)}`, after, longest));
-    byId("hands-say").textContent = `q of ${tokenName(token)} turns by ${degrees(token)}, k of ${tokenName(key)} by ` +
-      `${degrees(key)}: the angle between them changes by ${degrees(token - key)}, ${degrees(1)} a position` +
+    byId("hands-say").textContent = `Layer ${layer}, head ${head}: ` +
+      `q of ${tokenName(token)} turns by ${degrees(token)}, k of ${tokenName(key)} by ${degrees(key)}: the angle between them changes by ${degrees(token - key)}, ${degrees(1)} a position` +
       (attention.factor === 1 ? "" : `; YaRN scales both by ${attention.factor.toPrecision(4)}`) +
       (key > token ? ". It is in the future, so attention blocks it" : "");
   });
@@ -541,8 +544,9 @@ function drawQuantized() {
     byId("quantized-says").textContent = `Not computed: ${quantized}`;
     return;
   }
-  byId("quantized-says").textContent = "How far the probabilities of the next token move when each weight has 8 or 4 " +
-    "bits: the Kullback-Leibler divergence from float32, in nats, after each token.";
+  byId("quantized-says").textContent = "How far do the next token's probabilities move when each weight has 8 or 4 " +
+    "bits instead of 32? A bar is that distance after a token: 0 is none, high is far (Kullback-Leibler divergence, " +
+    "in nats).";
   const largest = Math.max(...Object.values(quantized.kl).map(kl => Math.max(...unpack(kl).values)));
   for (const [form, packed] of Object.entries(quantized.kl)) {
     const values = [...unpack(packed).values],
@@ -572,7 +576,7 @@ function drawThinking() {
     byId("thinking-says").textContent = `Not computed: ${thinking}`;
     return;
   }
-  byId("thinking-says").textContent = thinking.question;
+  byId("thinking-says").textContent = `The same question twice: ${thinking.question} Compare the two last lines.`;
   byId("sides").append(...thinking.sides.map(side => make(
     "div", {}, make("h3", {}, side.thinking ? "With thinking" : "Without"),
     make("p", {className: "axis"}, `${side.tokens} tokens in ${amount(side.seconds, "s")}` +

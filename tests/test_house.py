@@ -23,7 +23,8 @@ BELOW = {  # room -> the rooms that it may import besides itself
     "qwen3_inspect": {"qwen3_io", "tokenizer_utils", "qwen3", "qwen3_app", "qwen3_page"},
 }
 LAZY = {("qwen3", "qwen3_lookup"), ("qwen3_numba", "qwen3_app"), ("qwen3_embed", "qwen3_app"),
-        ("qwen3_embed", "qwen3_numba"), ("qwen3_page.contents", "qwen3_numba")}  # only within functions
+        ("qwen3_embed", "qwen3_numba"), ("qwen3_page.contents", "qwen3_numba"),
+        ("qwen3_page.packed", "qwen3_numba")}  # only within functions
 
 
 def tree(module: str) -> ast.Module:

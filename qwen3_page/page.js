@@ -337,7 +337,8 @@ function drawHands(group) {
     byId("hands").replaceChildren(dial(`before RoPE: q·k of the pair = ${dot(hands)}`, hands, longest),
                                   dial(`after RoPE: ${dot(after)}`, after, longest));
     byId("hands-say").textContent = `Layer ${layer}, head ${head}: ` +
-      `q of ${tokenName(token)} turns by ${degrees(token)}, k of ${tokenName(key)} by ${degrees(key)}: the angle between them changes by ${degrees(token - key)}, ${degrees(1)} a position` +
+      `q of ${tokenName(token)} turns by ${degrees(token)}, k of ${tokenName(key)} by ` +
+      `${degrees(key)}: the angle between them changes by ${degrees(token - key)}, ${degrees(1)} a position` +
       (attention.factor === 1 ? "" : `; YaRN scales both by ${attention.factor.toPrecision(4)}`) +
       (key > token ? ". It is in the future, so attention blocks it" : "");
   });

@@ -435,7 +435,8 @@ def test_other_models(browser, tmp_path, demo):
     shape = BASE | {"num_attention_heads": 1, "num_key_value_heads": 1, "num_hidden_layers": 1, "eos_token_id": [1],
                     "vocab_size": demo.config.vocab_size}
     model = qwen3.load_model(make_random_model(shape, tmp_path / "model", "float32"))
-    experts = qwen3.load_model(make_random_model(MOE | {"vocab_size": demo.config.vocab_size}, tmp_path / "moe", "float32"))
+    experts = MOE | {"vocab_size": demo.config.vocab_size}
+    experts = qwen3.load_model(make_random_model(experts, tmp_path / "moe", "float32"))
     silent = replace(demo, eos_token_ids=tuple(range(demo.config.vocab_size)))
     for i, (which, wish) in enumerate([(model, Wish("a", raw=True, max_new_tokens=2)), (silent, WISH),
                                           (experts, Wish("ab", raw=True, max_new_tokens=2, quantized=False))]):

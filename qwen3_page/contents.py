@@ -17,6 +17,7 @@ from qwen3_io.checkpoint import quantized_file
 from qwen3_io.errors import brief
 from qwen3_page.page import lines_of_functions, pack
 from qwen3_page.recorder import Pass, Recorder, Step, copied, source
+from tokenizer_utils import inside_thought, parse_answer
 
 TOP = 5  # tokens that the logit lens shows
 TOGETHER = 32  # positions whose logits are in memory together: 20 MB with a vocabulary of 151,936
@@ -68,6 +69,7 @@ def contents(model: Model, wish: Wish) -> dict[str, Any]:
     drawn, passes = answered(recorder, prompt, wish.max_new_tokens, settings, seed)
     ended = drawn[-1].token in model.eos_token_ids
     answer = [each.token for each in drawn[:-1 if ended else None]]
+    said = parse_answer(model.tokenizer.decode(answer), inside_thought(model.tokenizer, prompt))
     ids = np.array([*prompt, *answer])
     recorder.keep_arrays = True
     logits = recorder.forward(model, ids, recorder.new_cache(model.config), all_logits=True)
@@ -87,7 +89,7 @@ def contents(model: Model, wish: Wish) -> dict[str, Any]:
     }
     return panels | {
         "about": {"model": brief(model.path.name), "prompt": wish.prompt, "n_prompt": len(prompt), "ended": ended,
-                  "answer": model.tokenizer.decode(answer, skip_special_tokens=True),
+                  "answer": said.content.strip() or said.reasoning or "",
                   "version": qwen3.__version__, "raw": wish.raw, "date": time.strftime("%Y-%m-%d"),
                   **asdict(model.config), "eos_token_ids": list(model.eos_token_ids)},
         "labels": {str(i): label(model.tokenizer.token_bytes(i)) for i in ids_within(panels)},

@@ -465,6 +465,9 @@ function drawLuck() {
 
 function drawChoosing() {
   const said = (name, value) => name === "top_k" && value === 0 ? "off" : `${value}`;
+  const sure = i => Math.max(...candidates(i, state).filter(each => each.id !== null).map(each => each.model));
+  const all = range(choosing.steps.length).map(sure);
+  state.drawn = all.indexOf(Math.min(...all));
   slider("drawn", "drawn", choosing.steps.length - 1, i => `${i} ${quoted(choosing.steps[i].token)}`);
   for (const [name, [title, from, to, step]] of Object.entries(SETTINGS)) {
     const input = make("input", {type: "range", id: `set-${name}`, min: Math.min(from, state[name]),

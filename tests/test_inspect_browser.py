@@ -310,7 +310,10 @@ def test_new_luck_draws_each_candidate_as_often_as_its_probability(tab):
     """Those known one by one, and the bars of the histogram."""
     p, drawn = tab.page.evaluate("""() => {
       const s = {...choosing.settings, temperature: 5, top_k: 0, top_p: 1};
-      const winners = range(400).map(() => (drawLuck(), candidates(0, s).indexOf(first(candidates(0, s)))));
+      const winners = range(400).map(() => {
+        drawLuck();
+        const all = candidates(0, s);
+        return all.indexOf(first(all)); });
       return [candidates(0, s).map(each => each.n * each.p), winners]; }""")
     middle = int(np.searchsorted(np.cumsum(p), 0.5))
     expected, found = np.cumsum(p)[middle], np.mean(np.array(drawn) <= middle)

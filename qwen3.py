@@ -47,7 +47,8 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 
 from qwen3_io.arguments import (Options, SamplingOptions, TokenIds, check_sampling, checked_batch, checked_ends,
-                                checked_prompt, checked_stop, checked_whole, is_batch, last_tokens, parts_of)
+                                checked_prompt, checked_stop, checked_whole, common_prefix, is_batch, last_tokens,
+                                parts_of)
 from qwen3_io.checkpoint import (check_answers, check_finite, is_headless, map_weights, read_config,
                                  read_generation_config, to_float32)
 from qwen3_io.errors import InputError, brief, is_whole
@@ -270,7 +271,7 @@ class KVCache:
     most to `max_length` positions. `token_ids` [batch, capacity] are the tokens, for comparison with a later prompt.
     """
 
-    form = "float32"  # the number format; faster engines have caches with smaller ones
+    form = "f32"  # the number format; faster engines have caches with smaller ones
 
     def __init__(self, config: Config, max_length: int | None = None, batch: int = 1):
         self.max_length = config.context_length if max_length is None else max_length
@@ -329,9 +330,7 @@ class KVCache:
 
     def common_prefix(self, token_ids: np.ndarray, sequence: int = 0) -> int:
         """How many positions of a sequence hold the first of the tokens `token_ids` [n]."""
-        n = min(int(self.lengths[sequence]), len(token_ids))
-        differing = np.flatnonzero(self.token_ids[sequence, :n] != token_ids[:n])
-        return int(differing[0]) if len(differing) else n
+        return common_prefix(self.token_ids[sequence, :self.lengths[sequence]], token_ids)
 
     def truncate(self, length: int, sequence: int = 0) -> None:
         """Forgets all positions of a sequence from `length` on."""

@@ -19,10 +19,10 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 from make_golden import greedy, load as reference  # noqa: E402
 
 CONFIGS = official_configs() or [pytest.param(None, marks=pytest.mark.skip(reason=f"no configs at {SHARED}"))]
-FAST = {"qwen3": True, "qwen3_moe": False}  # the fast engine runs it
+ENGINES = [qwen3.load_model, lambda path: fast.load_model(path, kv_dtype="f32")]
 
 
-def compare(path, theirs, engines) -> None:
+def compare(path, theirs, engines=ENGINES) -> None:
     """1e-4 of the spread of the logits, and 32 greedy tokens."""
     n_tokens = theirs.config.vocab_size
     ids = np.random.default_rng(1).integers(0, n_tokens, 40).tolist()
@@ -76,8 +76,7 @@ def test_official_config(tmp_path, file):
         ours, theirs = map_checkpoint(path), map_safetensors(dense / "model.safetensors")
         assert ours.keys() == theirs.keys()
         assert all(np.array_equal(to_float32(ours[name]), tensor.data) for name, tensor in theirs.items())
-    engines = [qwen3.load_model] + [lambda path: fast.load_model(path, kv_dtype="f32")] * FAST[raw["model_type"]]
-    compare(path, reference(dense), engines)
+    compare(path, reference(dense))
 
 
 MOE_CASES = {
@@ -90,7 +89,7 @@ MOE_CASES = {
 @pytest.mark.parametrize("case", MOE_CASES)
 def test_mixture_of_experts(tmp_path, case):
     path = make_random_model(MOE | MOE_CASES[case], tmp_path, "float32")
-    compare(path, reference(path), [qwen3.load_model])
+    compare(path, reference(path))
 
 
 def test_four_times_the_trained_length(tmp_path):

@@ -27,6 +27,7 @@ from qwen3_page import packed
 from qwen3_page.contents import Wish, contents
 from qwen3_page.page import lines_of_functions, pack
 from qwen3_page.recorder import Recorder
+from test_qwen3_moe import MOE
 from tokenizer_utils import Tokenizer
 
 PROMPT = "The capital of France is"
@@ -432,11 +433,12 @@ def test_a_long_prompt_is_refused_by_the_size_of_the_page(demo):
     assert 30 < int(re.search(r"than the (\d+)", str(caught.value))[1]) < 100
 
 
+@pytest.mark.parametrize("shape", [BASE, MOE | {"moe_intermediate_size": 32}])
 @pytest.mark.parametrize("form, error", [("int8", 0.01), ("int4", 0.12)])
-def test_a_folder_that_the_fast_engine_has_quantized(tmp_path, capfd, monkeypatch, form, error):
+def test_a_folder_that_the_fast_engine_has_quantized(tmp_path, capfd, monkeypatch, form, error, shape):
     """qwen3.py computes with its weights, unpacked: near the originals, and answers as the fast engine's logits say."""
     import qwen3_numba
-    config = BASE | {"num_hidden_layers": 2, "vocab_size": 3072, "hidden_size": 64}
+    config = shape | {"num_hidden_layers": 2, "hidden_size": 64}
     original = make_random_model(config, tmp_path / "model", "float32")
     folder = tmp_path / form
     fast = qwen3_numba.load_model(original, form, tokenizer=False)
@@ -444,8 +446,11 @@ def test_a_folder_that_the_fast_engine_has_quantized(tmp_path, capfd, monkeypatc
     plain, model = (qwen3.load_model(path, packed.ENGINE, tokenizer=False) for path in (original, folder))
     for ours, theirs in zip([plain.weights, *plain.weights["layers"]], [model.weights, *model.weights["layers"]]):
         assert ours.keys() == theirs.keys()
-        for name in ours.keys() - {"layers"}:
+        for name in ours.keys() - {"layers", "experts"}:
             assert np.linalg.norm(ours[name] - theirs[name]) <= error * np.linalg.norm(ours[name])
+        for number, expert in ours.get("experts", {}).items():
+            for name, matrix in expert.items():
+                assert np.linalg.norm(matrix - theirs["experts"][number][name]) <= error * np.linalg.norm(matrix)
     ids = random_ids(20)
     logits = [qwen3.forward(each, ids, qwen3.KVCache(each.config)) for each in (model, plain)]
     said = qwen3_numba.forward(fast, ids, qwen3_numba.KVCache(fast.config))

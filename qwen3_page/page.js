@@ -505,7 +505,7 @@ function drawChoosing() {
     const shown = new Set([...all.filter(each => each.id !== null).slice(0, 12), winner,
                            ...all.filter(each => each.id === was)]);
     byId("candidates").replaceChildren(
-      make("tr", {}, ...["token", "logit", "the model's probability", "with these settings", "arrives after"].map(
+      make("tr", {}, ...["token", "logit", "probability", "with settings", "arrives after"].map(
         title => make("th", {scope: "col"}, title))), ...[...shown].map(row));
   });
 }

@@ -7,10 +7,11 @@
 
     python qwen3_inspect.py "The capital of France is" --open        writes qwen3_inspect.html and opens it
 
-The file needs no network and can be sent to a friend. The model is computed by qwen3.py; the panel on quantization uses
-the fast engine where numba is installed. The room below is qwen3_page/:
+The file needs no network and can be sent to a friend. The model is computed by qwen3.py; the panel on quantization, and
+folders that the fast engine has quantized, need the fast engine and so numba. The room below is qwen3_page/:
 
     recorder.py    notes what each step of forward does
+    packed.py      unpacks the weights of a quantized folder
     contents.py    what the panels show
     page.py        makes the file of page.html, page.css and page.js
 """
@@ -34,6 +35,7 @@ from qwen3_app.start import program, release_ctrl_c
 from qwen3_app.terminal import note, write
 from qwen3_io.arguments import checked_whole
 from qwen3_io.writing import write_whole
+from qwen3_page import packed
 from qwen3_page.contents import Wish, contents
 from qwen3_page.page import html
 
@@ -91,7 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     release_ctrl_c()
     try:
         wish = wished(args)
-        page = inspect(load_model(named_model(args) or BUNDLED, offline=args.offline), wish).encode("utf-8")
+        model = load_model(named_model(args) or BUNDLED, packed.ENGINE, args.offline)
+        page = inspect(model, wish).encode("utf-8")
         write_whole(args.html, lambda file: file.write(page))
         write(f"{args.html}: {readable_size(len(page))}\n")
         if args.open and not webbrowser.open(Path(os.path.realpath(args.html)).as_uri()):

@@ -1,6 +1,7 @@
 """What the page shows, computed with the functions of qwen3.py: one function a panel, each gives plain JSON."""
 from __future__ import annotations
 
+import copy
 import time
 import unicodedata
 from collections.abc import Sequence
@@ -12,13 +13,15 @@ import numpy as np
 import qwen3
 from qwen3 import InputError, Model, Sampling
 from qwen3_io.arguments import checked_prompt, checked_whole
+from qwen3_io.checkpoint import quantized_file
 from qwen3_io.errors import brief
 from qwen3_page.page import lines_of_functions, pack
-from qwen3_page.recorder import Pass, Recorder, Step, source
+from qwen3_page.recorder import Pass, Recorder, Step, copied, source
+from tokenizer_utils import inside_thought, parse_answer
 
 TOP = 5  # tokens that the logit lens shows
 TOGETHER = 32  # positions whose logits are in memory together: 20 MB with a vocabulary of 151,936
-CANDIDATES = 512  # tokens of each step whose logits are in the page; of the others, a histogram
+CANDIDATES = 512  # tokens of each step that the page knows one by one; of the others, a histogram
 BIN = 0.25  # its step
 PAIRS = 8  # pairs of dimensions whose hands are in the page, of the head_dim / 2
 REPEATED = 24  # random tokens that are shown to the model twice, to find the heads that copy
@@ -64,8 +67,9 @@ def contents(model: Model, wish: Wish) -> dict[str, Any]:
     recorder.forward(model, prompt, recorder.new_cache(model.config))  # warms up: the first pass waits for the disk
     recorder.passes.clear()
     drawn, passes = answered(recorder, prompt, wish.max_new_tokens, settings, seed)
-    ended = drawn[-1][0] in model.eos_token_ids
-    answer = [token for token, _ in drawn[:-1 if ended else None]]
+    ended = drawn[-1].token in model.eos_token_ids
+    answer = [each.token for each in drawn[:-1 if ended else None]]
+    said = parse_answer(model.tokenizer.decode(answer), inside_thought(model.tokenizer, prompt))
     ids = np.array([*prompt, *answer])
     recorder.keep_arrays = True
     logits = recorder.forward(model, ids, recorder.new_cache(model.config), all_logits=True)
@@ -85,6 +89,7 @@ def contents(model: Model, wish: Wish) -> dict[str, Any]:
     }
     return panels | {
         "about": {"model": brief(model.path.name), "prompt": wish.prompt, "n_prompt": len(prompt), "ended": ended,
+                  "answer": said.content.strip() or said.reasoning or "",
                   "version": qwen3.__version__, "raw": wish.raw, "date": time.strftime("%Y-%m-%d"),
                   **asdict(model.config), "eos_token_ids": list(model.eos_token_ids)},
         "labels": {str(i): label(model.tokenizer.token_bytes(i)) for i in ids_within(panels)},
@@ -244,36 +249,65 @@ def lens_panel(model: Model, whole: Pass) -> dict[str, Any]:
 # 5: choosing, and 6: the KV cache
 # ----------------------------------------------------------------------------------------------------------------------
 
+@dataclass(frozen=True)
+class Drawn:
+    """A token, the logits [vocab_size] it was drawn from, and each token's luck [vocab_size]: see sample()."""
+    token: int
+    logits: np.ndarray
+    luck: np.ndarray
+
+
 def answered(recorder: Recorder, prompt: np.ndarray, limit: int, settings: Sampling,
-             seed: int | None) -> tuple[list[tuple[int, np.ndarray]], list[Pass]]:
-    """(each token drawn and the logits it was drawn from, the passes); the last token may be an end of text."""
-    drawn: list[tuple[int, np.ndarray]] = []
-    draw = qwen3.sampler(recorder.model, prompt, settings, seed)
+             seed: int | None) -> tuple[list[Drawn], list[Pass]]:
+    """(each token drawn, the passes); the last token may be an end of text.
+
+    The luck of a candidate is the exponential that sample() draws for it. For a token that was cut, sample() draws
+    none, so it gets one here: other settings may let it in.
+    """
+    drawn: list[Drawn] = []
+    others, luck = np.random.default_rng(0), np.empty(0)
+
+    def sample(logits: np.ndarray, sampling: Sampling, rng: np.random.Generator) -> int:
+        nonlocal luck
+        luck, same = others.standard_exponential(len(logits)), copy.deepcopy(rng)
+        if sampling.temperature > 0:
+            candidates, _ = qwen3.candidates(logits, sampling)
+            luck[candidates] = same.standard_exponential(len(candidates))
+        return qwen3.sample(logits, sampling, rng)
+
+    draw = copied(qwen3.sampler, vars(qwen3) | {"sample": sample})(recorder.model, prompt, settings, seed)
 
     def noted(logits: np.ndarray) -> int:
-        drawn.append((draw(logits), logits))
-        return drawn[-1][0]
+        drawn.append(Drawn(draw(logits), logits, luck))
+        return drawn[-1].token
 
     for _ in qwen3.generate(recorder.model, prompt, limit, draw=noted):
         pass
     return drawn, recorder.passes[:]
 
 
-def choosing_panel(drawn: list[tuple[int, np.ndarray]], settings: Sampling, ids: np.ndarray) -> dict[str, Any]:
-    """The logits of the likely candidates and of all tokens seen, below the largest; the others as a histogram."""
-    shown, logits_shown, steps = [], [], []
-    for token, logits in drawn:
-        kept = np.zeros(len(logits), bool)
-        kept[qwen3.top_k_indices(logits, min(CANDIDATES, len(logits)))[:CANDIDATES]] = True
-        kept[ids] = kept[token] = True  # penalties change the logits of these
-        below, others = logits[kept] - logits.max(), logits[~kept] - logits.max()
-        order = np.argsort(-below, kind="stable")
-        shown.append(np.flatnonzero(kept)[order].tolist())
-        logits_shown.append(pack(below[order], "f2"))
-        bins, counts = np.unique(np.floor(others / BIN), return_counts=True)
-        steps.append({"token": token, "largest": float(logits.max()), "below": ((bins + 0.5) * BIN).tolist(),
+def choosing_panel(drawn: list[Drawn], settings: Sampling, ids: np.ndarray) -> dict[str, Any]:
+    """The logits, below the largest, and the luck of the likely candidates and of all tokens seen; of the others, a
+    histogram, with the luck of each bar's first token to arrive."""
+    shown, logits_shown, lucks, steps = [], [], [], []
+    temperature = max(settings.temperature, 0.01)
+    for each in drawn:
+        below = each.logits - each.logits.max()
+        kept = np.zeros(len(below), bool)
+        kept[qwen3.top_k_indices(below, min(CANDIDATES, len(below)))[:CANDIDATES]] = True
+        kept[ids] = kept[each.token] = True  # penalties change the logits of these
+        known, others = np.flatnonzero(kept), np.flatnonzero(~kept)
+        known = known[np.argsort(-below[known], kind="stable")]
+        bins, which, counts = np.unique(np.floor(below[others] / BIN), return_inverse=True, return_counts=True)
+        middle = (bins + 0.5) * BIN
+        first = np.full(len(bins), np.inf)  # the luck that, in the middle of the bar, arrives at the same time
+        np.minimum.at(first, which, each.luck[others] * np.exp((middle[which] - below[others]) / temperature))
+        shown.append(known.tolist())
+        logits_shown.append(pack(below[known], "f4"))
+        lucks.append(pack(np.concatenate([each.luck[known], first]), "f4"))
+        steps.append({"token": each.token, "largest": float(each.logits.max()), "below": middle.tolist(),
                       "counts": counts.tolist()})
-    return {"steps": steps, "ids": shown, "logits": logits_shown, "settings": asdict(settings)}
+    return {"steps": steps, "ids": shown, "logits": logits_shown, "luck": lucks, "settings": asdict(settings)}
 
 
 def cache_panel(model: Model, passes: list[Pass]) -> dict[str, Any]:
@@ -296,6 +330,8 @@ def quantized_panel(model: Model, prompt: np.ndarray, ids: np.ndarray, logits: n
         import qwen3_numba
     except ImportError as error:
         return brief(error)
+    if quantized_file(model.path) is not None:
+        return "the weights of this folder are quantized already"
     plain = qwen3.log_softmax(logits.astype(np.float64))
     answers = {"float32": list(qwen3.generate(model, prompt, limit, seed, **asdict(settings)))}
     kl = {}

@@ -63,7 +63,7 @@ function amount(value, unit) {
 
 const state = {token: about.n_prompt - 1, step: way.steps.findIndex(step => step.weight === "o_proj"), layer: 0,
                head: 0, key: 0, pair: 0, lens: about.num_hidden_layers,
-               drawn: 0, pass: 0, luck: 0.5, ...choosing.settings};
+               drawn: 0, pass: 0, luck: 0, ...choosing.settings};
 const views = [];
 
 function change(changes) {
@@ -138,6 +138,7 @@ function drawHead() {
   document.title = `Inside ${about.model}: ${about.prompt}`;
   byId("model").textContent = about.model;
   byId("prompt").textContent = about.prompt;
+  byId("answer").textContent = about.answer.trim() || "(no answer)";
   byId("about").textContent = `${about.num_hidden_layers} layers, hidden size ${about.hidden_size}, ` +
     `${about.num_attention_heads} query heads on ${about.num_key_value_heads} key heads, ${about.vocab_size} tokens; ` +
     `computed by qwen3.py ${about.version} on ${about.date}` +
@@ -147,8 +148,8 @@ function drawHead() {
     title.id = `${section.id}-title`;
     section.setAttribute("aria-labelledby", title.id);
     document.querySelector("nav").append(make("a", {href: `#${section.id}`}, title.textContent));
-    const names = section.dataset.functions.split(" ").filter(name => page.lines[name]);
-    title.after(make("p", {className: "sources"}, "Made by ", ...names.map(name => sourceButton(name))));
+    const names = section.dataset.functions.split(" ").filter(name => !about.raw || name !== "chat");
+    title.after(make("p", {className: "sources"}, "Computed by ", ...names.map(name => sourceButton(name))));
   }
 }
 
@@ -321,7 +322,9 @@ function dial(title, hands, longest) {
 
 function drawHands(group) {
   const q = unpack(attention.q), k = unpack(attention.k), nPairs = attention.pairs.length;
-  slider("pair", "pair", nPairs - 1, i => `${attention.pairs[i]} and ${attention.pairs[i] + about.head_dim / 2}`);
+  slider("pair", "pair", nPairs - 1, i =>
+    `${attention.pairs[i]} of ${about.head_dim / 2}: dimensions ${attention.pairs[i]} and ` +
+    `${attention.pairs[i] + about.head_dim / 2}`);
   slider("key", "key", nTokens - 1, tokenName);
   view(["pair", "token", "key", "layer", "head"], () => {
     const {layer, head, token, key, pair} = state, frequency = attention.frequencies[pair];
@@ -333,7 +336,8 @@ function drawHands(group) {
     const degrees = positions => `${(positions * frequency * 180 / Math.PI).toFixed(1)}°`;
     byId("hands").replaceChildren(dial(`before RoPE: q·k of the pair = ${dot(hands)}`, hands, longest),
                                   dial(`after RoPE: ${dot(after)}`, after, longest));
-    byId("hands-say").textContent = `q of ${tokenName(token)} turns by ${degrees(token)}, k of ${tokenName(key)} by ` +
+    byId("hands-say").textContent = `Layer ${layer}, head ${head}: ` +
+      `q of ${tokenName(token)} turns by ${degrees(token)}, k of ${tokenName(key)} by ` +
       `${degrees(key)}: the angle between them changes by ${degrees(token - key)}, ${degrees(1)} a position` +
       (attention.factor === 1 ? "" : `; YaRN scales both by ${attention.factor.toPrecision(4)}`) +
       (key > token ? ". It is in the future, so attention blocks it" : "");
@@ -391,8 +395,7 @@ function drawLens() {
 const SETTINGS = {  // name of the setting -> [title, from, to, step]
   temperature: ["Temperature", 0, 2, 0.05], top_k: ["Top-k", 0, 100, 1], top_p: ["Top-p", 0.01, 1, 0.01],
   min_p: ["Min-p", 0, 1, 0.01], repetition_penalty: ["Repetition penalty", 0.5, 2, 0.05],
-  presence_penalty: ["Presence penalty", -2, 2, 0.1], frequency_penalty: ["Frequency penalty", -2, 2, 0.1],
-  luck: ["Luck: a number from 0 to 1, drawn anew for each token", 0, 0.999, 0.001]};
+  presence_penalty: ["Presence penalty", -2, 2, 0.1], frequency_penalty: ["Frequency penalty", -2, 2, 0.1]};
 
 /** The logit of a token after the penalties, as penalize() of qwen3.py has it. */
 function penalized(logit, id, i, s) {
@@ -403,11 +406,13 @@ function penalized(logit, id, i, s) {
 }
 
 /** What the settings s leave of the i-th step's candidates, the most likely first: as candidates() of qwen3.py does.
-    A candidate is {id, n, logit, model, p, cut}; with n > 1 and without an id, it stands for n unlikely tokens. */
+    A candidate is {id, n, logit, model, p, luck, cut}; without an id, it stands for n unlikely tokens. */
 function candidates(i, s) {
   const step = choosing.steps[i], below = unpack(choosing.logits[i]).values;
   const all = choosing.ids[i].map((id, j) => ({id, n: 1, raw: step.largest + below[j]}));
   all.push(...step.below.map((x, j) => ({id: null, n: step.counts[j], raw: step.largest + x})));
+  const lucks = newLuck ? newLuck[i] : unpack(choosing.luck[i]).values;
+  all.forEach((each, j) => each.luck = lucks[j]);
   const whole = sum(all.map(each => each.n * Math.exp(each.raw - step.largest)));
   for (const each of all) {
     each.model = Math.exp(each.raw - step.largest) / whole;
@@ -446,15 +451,23 @@ function candidates(i, s) {
   return all;
 }
 
-/** The candidate at a number u from 0 to 1, where the candidates stand side by side,
-    each as wide as its probability. */
-function drawnBy(all, u) {
-  let before = 0;
-  return all.find(each => !each.cut && (before += each.n * each.p) > u) || all.findLast(each => !each.cut);
+/** When a candidate arrives in the race of sample() of qwen3.py: the likelier a token, the sooner on average. */
+const arrival = each => each.cut ? Infinity : each.luck / each.p;
+const first = all => all.reduce((a, b) => arrival(b) < arrival(a) ? b : a);
+
+let newLuck = null;  // of each step's candidates, once the button has drawn it; before, the run's
+
+function drawLuck() {
+  newLuck = choosing.steps.map((step, i) => [...choosing.ids[i].map(() => 1), ...step.counts].map(
+    n => -Math.log(1 - Math.random()) / n));  // the first of n to arrive
+  change({luck: state.luck + 1});
 }
 
 function drawChoosing() {
   const said = (name, value) => name === "top_k" && value === 0 ? "off" : `${value}`;
+  const sure = i => Math.max(...candidates(i, state).filter(each => each.id !== null).map(each => each.model));
+  const all = range(choosing.steps.length).map(sure);
+  state.drawn = all.indexOf(Math.min(...all));
   slider("drawn", "drawn", choosing.steps.length - 1, i => `${i} ${quoted(choosing.steps[i].token)}`);
   for (const [name, [title, from, to, step]] of Object.entries(SETTINGS)) {
     const input = make("input", {type: "range", id: `set-${name}`, min: Math.min(from, state[name]),
@@ -467,29 +480,32 @@ function drawChoosing() {
       output.textContent = said(name, state[name]);
     });
   }
-  const reset = make("button", {type: "button", id: "reset"}, "As it was drawn");
-  reset.addEventListener("click", () => change({...choosing.settings}));
-  byId("settings").append(reset);
-  view(["drawn", ...Object.keys(SETTINGS)], () => {
-    const all = candidates(state.drawn, state), was = choosing.steps[state.drawn].token,
-          luck = drawnBy(all, state.luck);
+  byId("new-luck").addEventListener("click", drawLuck);
+  byId("reset").addEventListener("click", () => {
+    newLuck = null;
+    change({...choosing.settings, luck: 0});
+  });
+  view(["drawn", "luck", ...Object.keys(SETTINGS)], () => {
+    const all = candidates(state.drawn, state), was = choosing.steps[state.drawn].token, winner = first(all);
     const name = each => each.id === null ? `${each.n} unlikely tokens` : quoted(each.id);
     const kept = all.filter(each => !each.cut);
     byId("choice").textContent = `${sum(kept.map(each => each.n))} of ${about.vocab_size} tokens are left. ` +
-      `With the luck ${state.luck}, ${name(luck)} is drawn; the answer went on with ${quoted(was)}.`;
+      `With ${newLuck ? "new luck" : "the luck of the run"}, ${winner.id === null ? "one of " : ""}${name(winner)} ` +
+      (winner.id === was ? "is drawn, as in the run." : `would be drawn; the run drew ${quoted(was)}.`);
     const bar = p => {
       const cell = make("td", {className: "bar"}, percent(p));
       cell.style.setProperty("--share", `${100 * p}%`);
       return cell;
     };
     const row = each => make(
-      "tr", {className: `${each.cut ? "cut" : ""} ${each === luck ? "lucky" : ""}`}, make(
+      "tr", {className: `${each.cut ? "cut" : ""} ${each === winner ? "lucky" : ""}`}, make(
         "th", {scope: "row"}, name(each) + (each.id === was ? " ✓" : "")), make("td", {}, each.logit.toFixed(2)),
-      bar(each.n * each.model), bar(each.n * (each.p || 0)), make("td", {}, each.cut));
-    const shown = new Set([...all.filter(each => each.id !== null).slice(0, 12), luck,
+      bar(each.n * each.model), bar(each.n * (each.p || 0)),
+      make("td", {}, each.cut ? `cut by ${each.cut}` : arrival(each).toPrecision(3)));
+    const shown = new Set([...all.filter(each => each.id !== null).slice(0, 12), winner,
                            ...all.filter(each => each.id === was)]);
     byId("candidates").replaceChildren(
-      make("tr", {}, ...["token", "logit", "the model's probability", "with these settings", "cut by"].map(
+      make("tr", {}, ...["token", "logit", "probability", "with settings", "arrives after"].map(
         title => make("th", {scope: "col"}, title))), ...[...shown].map(row));
   });
 }
@@ -532,8 +548,9 @@ function drawQuantized() {
     byId("quantized-says").textContent = `Not computed: ${quantized}`;
     return;
   }
-  byId("quantized-says").textContent = "How far the probabilities of the next token move when each weight has 8 or 4 " +
-    "bits: the Kullback-Leibler divergence from float32, in nats, after each token.";
+  byId("quantized-says").textContent = "How far do the next token's probabilities move when each weight has 8 or 4 " +
+    "bits instead of 32? A bar is that distance after a token: 0 is none, high is far (Kullback-Leibler divergence, " +
+    "in nats).";
   const largest = Math.max(...Object.values(quantized.kl).map(kl => Math.max(...unpack(kl).values)));
   for (const [form, packed] of Object.entries(quantized.kl)) {
     const values = [...unpack(packed).values],
@@ -563,7 +580,7 @@ function drawThinking() {
     byId("thinking-says").textContent = `Not computed: ${thinking}`;
     return;
   }
-  byId("thinking-says").textContent = thinking.question;
+  byId("thinking-says").textContent = `The same question twice: ${thinking.question} Compare the two last lines.`;
   byId("sides").append(...thinking.sides.map(side => make(
     "div", {}, make("h3", {}, side.thinking ? "With thinking" : "Without"),
     make("p", {className: "axis"}, `${side.tokens} tokens in ${amount(side.seconds, "s")}` +

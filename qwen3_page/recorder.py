@@ -160,7 +160,7 @@ class Recorder:
         return wrapped
 
 
-def copied(function: FunctionType, names: dict[str, Any]) -> FunctionType:
+def copied(function: Any, names: dict[str, Any]) -> Any:
     """The same function, which finds what it calls in `names` instead of its module; its decorators stay around it."""
     inner, cells = getattr(function, "__wrapped__", None), function.__closure__
     if inner is not None:

@@ -25,7 +25,7 @@ BELOW = {  # room -> the rooms that it may import besides itself
 }
 LAZY = {("qwen3", "qwen3_lookup"), ("qwen3_numba", "qwen3_app"), ("qwen3_embed", "qwen3_app"),
         ("qwen3_embed", "qwen3_numba"), ("qwen3_batch", "qwen3_app"), ("qwen3_batch", "qwen3_numba"),
-        ("qwen3_page.contents", "qwen3_numba")}  # only within functions
+        ("qwen3_page.contents", "qwen3_numba"), ("qwen3_page.packed", "qwen3_numba")}  # only within functions
 
 
 def tree(module: str) -> ast.Module:

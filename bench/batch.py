@@ -9,8 +9,8 @@ sequence one more token, its choice included, after a short prompt of its own.
 
 The limit: a step takes at least the time in which the memory delivers what it reads (all weights once, and the keys
 and values of each sequence), and at least the time of its multiplications at the speed that the faster of the two
-engines of a format reaches on a prompt of 256 tokens. Both are measured in each round; the fastest counts. The text goes to bench/BATCH.md,
-too, and with matplotlib there is a picture, bench/batch.png.
+engines of a format reaches on a prompt of 256 tokens. Both are measured in each round; the fastest counts. The text
+goes to bench/BATCH.md, too, and with matplotlib there is a picture, bench/batch.png.
 """
 import argparse
 import os

@@ -93,7 +93,10 @@ def run(args: argparse.Namespace) -> None:
         ray.init(num_cpus=int(args.actors * cpus) + SPARE + 1, include_dashboard=False, log_to_driver=False)
     else:
         if args.address != "auto":  # Ray would wait for minutes
-            socket.create_connection(args.address.rpartition(":")[::2], timeout=10).close()
+            try:
+                socket.create_connection(args.address.rpartition(":")[::2], timeout=10).close()
+            except OSError as error:
+                raise InputError(f"no Ray answers at {args.address}: {error}") from error
         ray.init(args.address, log_to_driver=False)
     if (there := ray.cluster_resources().get("CPU", 0)) < args.actors * cpus + SPARE:
         raise InputError(f"{args.actors} actors need {args.actors * cpus + SPARE:g} CPUs; the cluster has {there:g}")

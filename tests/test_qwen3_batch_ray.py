@@ -1,0 +1,157 @@
+"""examples/ray_batch.py on a Ray of this machine: workers and the job itself are killed, and the answers stay the same."""
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+import qwen3
+import qwen3_numba
+from configs import ROOT
+from helpers import assert_one_line
+
+PROGRAM = ROOT / "examples" / "ray_batch.py"
+WITHOUT_RAY = importlib.util.find_spec("ray") is None or importlib.util.find_spec("pyarrow") is None
+with_ray = pytest.mark.skipif(WITHOUT_RAY or not Path("/proc/self/environ").exists(),
+                              reason="needs Linux and pip install -r requirements-ray.txt")
+RECORDS = [{"id": f"record {i}", "prompt": f"Tell me a story about a fox and {i} hens.", "max_new_tokens": 20 + i % 30,
+            "seed": i, "temperature": 0.9 * (i % 3)} for i in range(150)]
+WRONG = [b"\n", b"[]\n", b'{"id": 1, "prompt": "\xff"}\n', b'{"id": 2, "prompt": "a", "temperature": NaN}\n',
+         b'{"id": 3}\n', b'{"id": 4, "prompt": "a", "key": 1}\n', b'{"id": 5, "messages": [3]}\n',
+         b'{"id": 6, "prompt": 6}']
+
+
+@pytest.fixture(scope="module")
+def answers():
+    """line -> (id, text) by one process, each record alone."""
+    model = qwen3_numba.load_model(qwen3.BUNDLED, threads=1)
+    return {i: (record["id"], qwen3.chat(model, record["prompt"], **{
+        key: record[key] for key in ("max_new_tokens", "seed", "temperature")}).finish().text)
+        for i, record in enumerate(RECORDS, 1)}
+
+
+@pytest.fixture
+def job(tmp_path):
+    """A function that starts the job, and the folder of its results. At the end, no process of Ray may be left."""
+    (tmp_path / "in.jsonl").write_bytes(b"".join(json.dumps(record).encode() + b"\n" for record in RECORDS)
+                                        + b"".join(WRONG))
+    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as temporary:
+        mark = f"RAY_TMPDIR={temporary}"  # short: the path of a socket has at most 107 bytes
+        environment = os.environ | {"RAY_TMPDIR": temporary, "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+
+        def start(*options):
+            return subprocess.Popen([sys.executable, PROGRAM, tmp_path / "in.jsonl", tmp_path / "out", *options],
+                                    env=environment, stderr=subprocess.PIPE, text=True)
+
+        start.processes = lambda: processes(mark)
+        start.out = tmp_path / "out"
+        yield start
+        left = []
+        for _ in range(300):  # Ray's own cleaning takes a few seconds
+            if not (left := processes(mark)):
+                break
+            time.sleep(0.1)
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        assert not left
+
+
+def processes(mark: str) -> dict[int, str]:
+    """pid -> command of the processes with this variable in their environment."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+        except OSError:  # it is gone, or not ours
+            continue
+    return {pid: command for pid, command in found.items() if command}  # a process without one has ended
+
+
+def workers(job) -> set[int]:
+    return {pid for pid, command in job.processes().items() if command.startswith("ray::MapWorker")}
+
+
+def results(job) -> list[dict]:
+    return [json.loads(line) for file in job.out.glob("*.jsonl") for line in file.read_text("utf-8").splitlines()]
+
+
+def until(condition, process, seconds=100):
+    """Waits until the condition holds, and fails if the process ends before."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()[1][-3000:]
+        assert time.monotonic() < end, "nothing happens"
+        time.sleep(0.02)
+
+
+def finish(process, seconds=100) -> str:
+    try:
+        return process.communicate(timeout=seconds)[1]
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+
+
+def check(job, answers):
+    """Each record has one result: its answer to the last bit, or what is wrong with it."""
+    found = results(job)
+    assert sorted(result["line"] for result in found) == list(range(1, len(RECORDS) + len(WRONG) + 1))
+    assert {result["line"]: (result["id"], result["text"]) for result in found if "text" in result} == answers
+    errors = {result["line"] - len(RECORDS): result["error"] for result in found if "error" in result}
+    for i, word in enumerate(("JSON", "object", "utf-8", "temperature", "prompt", "options", "role", "content"), 1):
+        assert_one_line(errors[i], word)
+
+
+SMALL = ("--actors", "2", "--slots", "4", "--block", "10")
+
+
+@with_ray
+def test_a_worker_that_is_killed_changes_nothing(job, answers):
+    process = job(*SMALL)
+    until(lambda: len(workers(job)) == 2 and results(job), process)
+    killed = min(workers(job))
+    os.kill(killed, signal.SIGKILL)
+    until(lambda: len(workers(job) - {killed}) == 2, process)  # there is another one in its place, in mid-job
+    assert len(results(job)) < len(RECORDS)
+    said = finish(process)
+    assert process.returncode == 0, said[-3000:]
+    check(job, answers)
+
+
+@with_ray
+def test_a_job_that_is_killed_goes_on(job, answers):
+    process = job(*SMALL)
+    until(lambda: len(results(job)) > 20, process)
+    process.kill()
+    process.communicate()
+    before = {file: file.stat().st_mtime_ns for file in job.out.glob("done/*.parquet")}
+    again = job(*SMALL)
+    said = finish(again)
+    assert again.returncode == 0 and before, said[-3000:]
+    check(job, answers)
+    assert all(file.stat().st_mtime_ns == time_ for file, time_ in before.items() if file.exists())
+    refused = job("--positions", "100")
+    assert_one_line(finish(refused), "another input", str(job.out))
+    assert refused.returncode == 1
+
+
+@with_ray
+def test_refusals(job):
+    for options, word in ((("--model", "/nowhere"), "/nowhere"), (("--address", "127.0.0.1:9"), "127.0.0.1:9")):
+        refused = job(*options)
+        assert_one_line(finish(refused), word)
+        assert refused.returncode == 1
+
+
+@pytest.mark.skipif(not WITHOUT_RAY, reason="ray is installed")
+def test_without_ray_it_says_what_to_install(tmp_path):
+    done = subprocess.run([sys.executable, PROGRAM, tmp_path, tmp_path], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert_one_line(done.stderr, "ray[data]")

@@ -2,6 +2,7 @@
 
     python bench/batch.py                      everything that is installed; about 15 minutes, 12 GB of memory
     python bench/batch.py --model FOLDER       with other weights
+    python bench/batch.py --workers            one process with all threads, or two with half of them: docs/scaling.md
 
 Random weights in the exact shape of Qwen3-0.6B. Each engine has a process of its own. Rounds go over the numbers of
 sequences, and for each number over all engines in turn; ratios are medians of each round's ratio. A step gives each
@@ -14,10 +15,11 @@ goes to bench/BATCH.md, too, and with matplotlib there is a picture, bench/batch
 """
 import argparse
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -119,6 +121,11 @@ def speed(prompts: Sequence[Sequence[int]]) -> float:
     """Tokens per second of all sequences together, by the median step."""
     engine.start(prompts)
     return len(prompts) / median(seconds(engine.step) for _ in range(STEPS))
+
+
+def memory() -> int:
+    """Bytes that this process takes; of pages that processes share, its part. Only on Linux."""
+    return int(re.search(r"\nPss: *(\d+) kB", Path("/proc/self/smaps_rollup").read_text())[1]) * 1024
 
 
 def prefill_speed(prompt: Sequence[int]) -> float:
@@ -266,17 +273,46 @@ def draw(bench: Bench, file: Path) -> None:
     figure.savefig(file, dpi=100)
 
 
+def compare_workers(path: Path, threads: int, rounds: int) -> str:
+    """A table: the speed and the memory of a machine with one worker, and with two that share its threads and slots."""
+    slots, values = 16, {}
+    prompts = np.random.default_rng(0).integers(0, 1000, (slots, PROMPT)).tolist()
+    for i in range(rounds):
+        for name in PAIRS:
+            for n in (1, 2):
+                note(f"{name}, {n} workers: round {i + 1} of {rounds}")
+                workers = [new_process(start_engine, name, path, path, max(threads // n, 1), True) for _ in range(n)]
+                list(map(Future.result, [worker.submit(first_tokens, prompts[:slots // n]) for worker in workers]))
+                measured = [worker.submit(speed, prompts[:slots // n]) for worker in workers]
+                values.setdefault((name, n, "speed"), []).append(sum(map(Future.result, measured)))
+                measured = [worker.submit(memory) for worker in workers]
+                values.setdefault((name, n, "memory"), []).append(sum(map(Future.result, measured)))
+                for worker in workers:
+                    worker.shutdown()
+    titles = [f"{slots} slots in all", "tokens/s, 1 worker", "2 workers", "GB, 1 worker", "2 workers"]
+    lines = [machine(threads), "", f"| {' | '.join(titles)} |", "| --- " * len(titles) + "|"]
+    for name in PAIRS:
+        cells = [f"{median(values[name, n, 'speed']):.0f}" for n in (1, 2)]
+        cells += [f"{median(values[name, n, 'memory']) / 1e9:.2f}" for n in (1, 2)]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a model folder (default: random weights, made for the run)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workers", action="store_true", help="compare one process with two, and nothing else")
     parser.add_argument("--out", type=Path, default=ROOT / "bench", help="folder for BATCH.md and batch.png")
     args = parser.parse_args()
     for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):  # for the processes to come
         os.environ[variable] = str(args.threads)
     with tempfile.TemporaryDirectory() as folder:
         path = args.model or alone(make_model, Path(folder) / "model")
+        if args.workers:
+            print(compare_workers(path, args.threads, args.rounds))
+            return
         bench = Bench(path, Path(folder), args.threads, args.rounds, COUNTS)
         bench.prepare()
         bench.run()

@@ -115,7 +115,7 @@ parser.add_argument("--quantize", choices=["int8", "int4"])
 parser.add_argument("--address", help="of a Ray cluster, HOST:PORT or auto (default: Ray on this machine alone)")
 for name, value, what in (("actors", 1, "processes with a model"), ("threads", 1, "threads of each actor"),
                           ("slots", 16, "records that an actor answers at the same time"),
-                          ("positions", 4096, "most tokens of a prompt and its answer together"),
+                          ("positions", 2048, "most tokens of a prompt and its answer together"),
                           ("block", 256, "records that an actor takes at a time")):
     parser.add_argument(f"--{name}", type=int, default=value, help=f"{what} (default: %(default)s)")
 try:

@@ -19,7 +19,7 @@ from helpers import assert_one_line
 
 PROGRAM = ROOT / "examples" / "ray_batch.py"
 WITHOUT_RAY = importlib.util.find_spec("ray") is None or importlib.util.find_spec("pyarrow") is None
-with_ray = pytest.mark.skipif(WITHOUT_RAY or not Path("/proc/self/environ").exists(),
+with_ray = pytest.mark.skipif(WITHOUT_RAY or not Path("/proc/self/stat").exists(),
                               reason="needs Linux and pip install -r requirements-ray.txt")
 RECORDS = [{"id": f"record {i}", "prompt": f"Tell me a story about a fox and {i} hens.", "max_new_tokens": 20 + i % 30,
             "seed": i, "temperature": 0.9 * (i % 3)} for i in range(150)]
@@ -45,38 +45,42 @@ def job(tmp_path):
     # A short name, because the path of a socket has at most 107 bytes.
     with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as temporary:
         environment = os.environ | {"RAY_TMPDIR": temporary, "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+        sessions = set()
 
         def start(*options):
-            process = subprocess.Popen([sys.executable, PROGRAM, tmp_path / "in.jsonl", tmp_path / "out", *options],
-                                       env=environment, stderr=open(tmp_path / "stderr", "w"))
+            with open(tmp_path / "stderr", "w") as stderr:
+                process = subprocess.Popen([sys.executable, PROGRAM, tmp_path / "in.jsonl", tmp_path / "out", *options],
+                                           env=environment, stderr=stderr, start_new_session=True)
             process.said = lambda: (tmp_path / "stderr").read_text("utf-8")
+            sessions.add(process.pid)
             return process
 
-        start.processes = lambda: processes(temporary)
+        start.processes = lambda: processes(sessions)
         start.out = tmp_path / "out"
         yield start
-        left = []
         for _ in range(300):  # Ray's own cleaning takes a few seconds
-            if not (left := processes(temporary)):
+            if not (left := processes(sessions)):
                 break
             time.sleep(0.1)
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        assert not left, left
+        end(left)
+        assert not left
 
 
-def processes(folder: str) -> dict[int, str]:
-    """pid -> command of the processes whose Ray keeps its files in this folder."""
+def processes(sessions: set[int]) -> dict[int, str]:
+    """pid -> command of the processes of these sessions, those that have lost their parents among them."""
     found = {}
     for process in Path("/proc").glob("[0-9]*"):
-        try:
-            command, environment = ((process / name).read_bytes() for name in ("cmdline", "environ"))
-        except OSError:  # it is gone, or not ours
-            continue
-        if command and folder.encode() in command + environment:  # a process without a command has ended
-            found[int(process.name)] = command.replace(b"\0", b" ").decode().strip()
+        with contextlib.suppress(OSError):  # it is gone
+            state, _, _, session = (process / "stat").read_text().rpartition(")")[2].split()[:4]
+            if int(session) in sessions and state != "Z":
+                found[int(process.name)] = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
     return found
+
+
+def end(pids) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def workers(job) -> set[int]:
@@ -123,7 +127,7 @@ def test_a_worker_that_is_killed_changes_nothing(job, answers):
     process = job(*SMALL)
     until(lambda: len(workers(job)) == 2 and results(job), process)
     killed = min(workers(job))
-    os.kill(killed, signal.SIGKILL)
+    end([killed])
     until(lambda: len(workers(job) - {killed}) == 2, process)  # there is another one in its place, in mid-job
     assert len(results(job)) < len(RECORDS)
     said = finish(process)
@@ -135,9 +139,7 @@ def test_a_worker_that_is_killed_changes_nothing(job, answers):
 def test_a_job_that_is_killed_goes_on(job, answers):
     process = job(*SMALL)
     until(lambda: len(results(job)) > 20, process)
-    for pid in (process.pid, *job.processes()):  # a power failure; else a part of Ray would live on for a minute
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    end(job.processes())  # a power failure; of a Ray that loses only its job, a part lives on for a minute
     process.wait()
     before = {file: file.stat().st_mtime_ns for file in job.out.glob("done/*.parquet")}
     again = job(*SMALL)

@@ -28,8 +28,7 @@ The words:
     prefill, decode  to run the whole prompt through the model; to run one new token
     end of text      a token the model emits when it is done
 
-All arithmetic is float32. In a batch, the tokens of all sequences lie behind each other, as rows of one array; only
-attention tells the sequences apart.
+All arithmetic is float32. The tokens of a batch lie behind each other in one array; only attention tells them apart.
 """
 from __future__ import annotations
 
@@ -47,7 +46,8 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 
 from qwen3_io.arguments import (Options, SamplingOptions, TokenIds, check_sampling, checked_batch, checked_ends,
-                                checked_prompt, checked_stop, checked_whole, is_batch, last_tokens, parts_of)
+                                checked_prompt, checked_stop, checked_whole, common_prefix, is_batch, last_tokens,
+                                parts_of)
 from qwen3_io.checkpoint import (check_answers, check_finite, is_headless, map_weights, read_config,
                                  read_generation_config, to_float32)
 from qwen3_io.errors import InputError, brief, is_whole
@@ -270,7 +270,7 @@ class KVCache:
     most to `max_length` positions. `token_ids` [batch, capacity] are the tokens, for comparison with a later prompt.
     """
 
-    form = "float32"  # the number format; faster engines have caches with smaller ones
+    form = "f32"  # the number format; faster engines have caches with smaller ones
 
     def __init__(self, config: Config, max_length: int | None = None, batch: int = 1):
         self.max_length = config.context_length if max_length is None else max_length
@@ -329,9 +329,7 @@ class KVCache:
 
     def common_prefix(self, token_ids: np.ndarray, sequence: int = 0) -> int:
         """How many positions of a sequence hold the first of the tokens `token_ids` [n]."""
-        n = min(int(self.lengths[sequence]), len(token_ids))
-        differing = np.flatnonzero(self.token_ids[sequence, :n] != token_ids[:n])
-        return int(differing[0]) if len(differing) else n
+        return common_prefix(self.token_ids[sequence, :self.lengths[sequence]], token_ids)
 
     def truncate(self, length: int, sequence: int = 0) -> None:
         """Forgets all positions of a sequence from `length` on."""
@@ -781,6 +779,7 @@ class Engine:
     forward: Forward
     hidden_states: Forward | None = None  # (model, token_ids, cache); these two are for qwen3_embed.py
     head_rows: Forward | None = None  # (model, token_ids) -> their rows of the lm_head, [n, hidden_size]
+    maps: bool = False  # load_weights only maps files: their pages arrive while the tokenizer loads
     overflow: str = "the computation itself has overflowed float32"  # if logits aren't finite, but all weights are
 
 
@@ -818,9 +817,10 @@ def load_model(name: str | Path, engine: Engine = NUMPY, offline: bool = False, 
     path = resolve_model(str(name), offline)
     config = load_config(path, adapter)
     sampling, eos_token_ids, max_new_tokens = read_generation_config(path)
+    mapped = engine.load_weights(path, config) if engine.maps else None
     text_side = load_tokenizer(path) if tokenizer else NoTokenizer(path)
     embeds = is_headless(path) or tokenizer and bool(text_side.ending)
-    return Model(path, config, engine.load_weights(path, config), text_side, Sampling(**sampling),
+    return Model(path, config, mapped or engine.load_weights(path, config), text_side, Sampling(**sampling),
                  eos_token_ids or config.eos_token_ids, max_new_tokens, engine, embeds)
 
 

@@ -31,6 +31,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from qwen3 import NUMPY, Forward, InputError, Model, load_model
+from qwen3_io.arguments import common_prefix
 from qwen3_io.checkpoint import check_finite
 from qwen3_io.errors import brief, is_whole
 from qwen3_io.progress import progress
@@ -169,9 +170,7 @@ def common_length(texts: Sequence[list[int]]) -> int:
     if len(texts) < 2:
         return 0
     first, last = min(texts), max(texts)  # in the order of a dictionary, so that all others lie between
-    shared, most = 0, min(map(len, texts)) - 1  # one token must be left to compute
-    while shared < most and first[shared] == last[shared]:
-        shared += 1
+    shared = min(common_prefix(np.array(first), np.array(last)), min(map(len, texts)) - 1)  # one token must be left
     return shared if shared * (len(texts) - 1) > PASS else 0
 
 

@@ -31,10 +31,13 @@ if __name__ == "__main__":  # so that Ctrl-C during the imports, too, ends in on
     catch_ctrl_c()
 
 import argparse
+import contextlib
 import json
+import mmap
 import sys
+import threading
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -49,13 +52,13 @@ from qwen3 import (BUNDLED, Answer, Completion, Config, Engine, InputError, Mode
                    score)
 from qwen3_io import checkpoint
 from qwen3_io.arguments import TokenIds, checked_batch, checked_whole, is_batch, last_tokens, parts_of
-from qwen3_io.checkpoint import StoredTensor
 from qwen3_io.progress import progress
 from qwen3_io.errors import brief, parse_json
+from qwen3_io.tensors import PackedTensor, StoredTensor, Tensor
 from qwen3_io.writing import write_folder, write_safetensors, write_whole
-from qwen3_kernels.layout import (APART, BF16, BLOCK, F16, F32, FEW, GROUP, INT4, INT5, INT8, KV8, LARGEST, LINEAR,
-                                  NAMES, PANEL, SMALLEST, TILE, VERSION, Batch, Cache, Layers, Q, Space, Task, Weight,
-                                  own_space, packed_shape, padded)
+from qwen3_kernels.layout import (APART, BF16, BIAS, BLOCK, EXPERT, F16, F32, FEW, GATE, GROUP, INT4, INT5, INT8, KV8,
+                                  LARGEST, LINEAR, NAMES, PANEL, SMALLEST, TILE, VERSION, Batch, Cache, Layers, Q,
+                                  Space, Task, Weight, own_space, packed_shape, padded, unit_size)
 
 try:
     from qwen3_kernels.compiled import cpu_name, kept_kernels, kernels
@@ -82,18 +85,29 @@ MORE_BITS = {"v_proj": INT8, "o_proj": INT5, "embed_tokens": INT5, "lm_head": IN
 
 def packed_form(name: str, quantize: str) -> int:
     """The format of a matrix in a quantized model: int4 keeps more bits where they lessen the error most per byte."""
+    if is_router(name):
+        return F32
     return MORE_BITS.get(name.split(".")[-2], INT4) if quantize == "int4" else PACKED[quantize]
+
+
+def is_router(name: str) -> bool:
+    """Whether a matrix is the router of a mixture of experts, which is small and keeps all its digits."""
+    return name.endswith(".mlp.gate.weight")
 
 
 @dataclass
 class Weights:
-    """Where the weights are. A matrix is a Weight, see layout.py.
+    """Where the weights are. A matrix is a Weight, see layout.py, and so are `forms`, `routers` and `experts`.
 
-    layers int64 [num_hidden_layers, 7, 5] in the order of LINEAR; embedding, head int64 [5]; norms float32
-    [num_hidden_layers, 2, hidden_size], head_norms [num_hidden_layers, 2, head_dim], norm [hidden_size], all float32.
-    `arrays` keeps alive what the addresses point to; `team` are the threads that work on it.
+    layers int64 [num_hidden_layers, 7, 5] in the order of LINEAR; forms int64 [num_hidden_layers, 2, 2]; in a mixture
+    of experts, routers int64 [num_hidden_layers, 5] and experts int64 [num_hidden_layers, num_experts, 3, 5];
+    embedding, head int64 [5]; norms float32 [num_hidden_layers, 2, hidden_size], head_norms [num_hidden_layers, 2,
+    head_dim], norm [hidden_size], all float32. `arrays` keeps alive what the addresses point to; `team`: the threads.
     """
     layers: np.ndarray
+    forms: np.ndarray
+    routers: np.ndarray
+    experts: np.ndarray
     embedding: np.ndarray
     head: np.ndarray
     norms: np.ndarray
@@ -106,6 +120,16 @@ class Weights:
     def form(self) -> str:
         """The name of the matrices' format; of most of them, if there are several."""
         return NAMES[self.layers[0, Q, 2]]
+
+    def matrices(self, layer: int, sparse: bool) -> dict[str, np.ndarray]:
+        """Name -> its row in `layers`, `routers` or `experts`, of each matrix of a layer."""
+        start = f"model.layers.{layer}"
+        rows = dict(zip(LINEAR[:GATE] if sparse else LINEAR, self.layers[layer]))
+        if sparse:
+            rows["mlp.gate"] = self.routers[layer]
+            for expert, matrices in enumerate(self.experts[layer]):
+                rows |= {f"mlp.experts.{expert}.{name}": row for name, row in zip(EXPERT, matrices)}
+        return {f"{start}.{name}.weight": row for name, row in rows.items()}
 
 
 def aligned(shape: tuple[int, ...]) -> np.ndarray:
@@ -145,63 +169,138 @@ def quantize_matrix(name: str, rows: np.ndarray, form: int, target: int, pool: T
             kernels().quantize_block(columns, target, out, work)
         return float(max(some.max(), -some.min()))
 
-    try:
-        largest = max(pool.map(part, range(0, len(packed), together)))
-    except RuntimeError as error:
-        raise InputError(f"threads can't be started to quantize ({error}); ask for fewer: --threads") from error
+    largest = max(results(pool, part, range(0, len(packed), together)))
     if largest > LARGEST or 0 < largest < SMALLEST:
         raise InputError(f"{name} can't be quantized: its largest weight is {largest:.3g}, not between "
                          f"{SMALLEST:g} and {LARGEST:g}")
     return packed
 
 
+def results(pool: ThreadPoolExecutor, part: Callable[[int], Any], starts: Iterable[int]) -> list[Any]:
+    """part(start) of each start, by the threads of the pool. Raises InputError if they can't be started."""
+    try:
+        return list(pool.map(part, starts))
+    except RuntimeError as error:
+        raise InputError(f"threads can't be started to quantize ({error}); ask for fewer: --threads") from error
+
+
+def whole_blocks(tensor: Tensor, pool: ThreadPoolExecutor) -> np.ndarray | None:
+    """The INT8 blocks with the very numbers of a published packed matrix; None if it has others than INT8 can hold.
+
+    INT8 holds -127 to 127 times a scale of 10 bits behind the first one, which float16 has, too.
+    """
+    if not isinstance(tensor, PackedTensor) or tensor.whole is None:
+        return None
+    whole, (n_rows, n) = tensor.whole, tensor.shape
+    packed = aligned(packed_shape(n_rows, n, INT8))
+    units, step = packed.reshape(len(packed), -1, unit_size(INT8)), 512
+
+    def part(start: int) -> bool:
+        """Packs some rows -> whether all their numbers fit."""
+        numbers, scales = whole(start, min(start + step, n_rows))
+        size = n // scales.shape[1]  # columns of a group
+        groups = numbers.reshape(*scales.shape, size)
+        groups[scales == 0] = 0
+        np.negative(groups, out=groups, where=(scales < 0)[..., None])
+        words = np.where(scales == 0, 0, np.abs(scales).astype(np.float32).view(np.int32) - BIAS)
+        if not np.isfinite(scales).all() or (words & 0x1FFF).any() or not 0 <= words.min() <= words.max() < 2**29 \
+                or numbers.min() < -127 or numbers.max() > 127:
+            return False
+        here = units[start // PANEL:(start + step) // PANEL]
+        bytes_ = np.full((len(here) * PANEL, n), 128, np.uint8)  # 128 is 0, in the rows that fill up the last block
+        bytes_[:len(numbers)] += numbers.astype(np.uint8)
+        fours = bytes_.view(np.uint32).reshape(len(here), PANEL, n // GROUP, GROUP // 4)  # four columns each
+        here[:, :n // GROUP, 2 * PANEL:].view(np.uint32).reshape(len(here), -1, GROUP // 4, PANEL)[:] = \
+            fours.transpose(0, 2, 3, 1)
+        rows = np.zeros((len(here) * PANEL, n // GROUP), np.uint16)
+        rows[:len(words)] = np.repeat(words >> 13, size // GROUP, axis=1)
+        here[:, :n // GROUP, :2 * PANEL].view(np.uint16)[:] = \
+            rows.reshape(len(here), PANEL, -1).transpose(0, 2, 1)
+        return True
+
+    fits = all(results(pool, part, range(0, n_rows, step)))
+    checkpoint.forget_pages(tensor.mapping)
+    return packed if fits else None
+
+
 def load_weights(path: Path, config: Config, quantize: str | None = None, threads: int | None = None) -> Weights:
-    """The namesake of qwen3.load_weights: nothing is expanded. `quantize` is None, "int8" or "int4"."""
-    if config.sparse_layers:
-        raise InputError(f"{path}: a mixture of experts, which the fast engine can't run yet; use qwen3.py")
-    saved, stored = read_quantized(path, config)
-    if saved is None:
-        stored = checkpoint.map_weights(path, asdict(config))
-    elif quantize not in (None, saved):
+    """The namesake of qwen3.load_weights: nothing is expanded. `quantize` is None, "int8" or "int4".
+
+    A published packed matrix becomes INT8 where INT8 holds its very numbers, else the nearest BF16.
+    """
+    saved, packed = read_quantized(path, config)
+    if saved is not None and quantize not in (None, saved):
         raise InputError(f"{path}: this checkpoint is {saved}, so it can't be made {quantize}")
-    else:
-        quantize = None
+    wish = quantize if saved is None else None
+    stored: Mapping[str, Tensor] = packed if saved is not None else \
+        checkpoint.map_weights(path, asdict(config), "BF16" if wish is None else "F32")
     kernels()  # before all that takes long
     team, shapes, arrays = Team(threads or available_cpus()), checkpoint.tensor_shapes(asdict(config)), []
 
-    def place(name: str) -> np.ndarray:
+    def place(name: str, in_f32: bool = False) -> np.ndarray:
         tensor, (rows, n) = stored[name], shapes[name]
-        data, form = tensor.data, STORED[tensor.dtype] if saved is None else packed_form(name, saved)
-        if quantize is not None:
-            target = packed_form(name, quantize)
-            data, form = quantize_matrix(f"{path}: {name}", data, form, target, pool), target
+        target = packed_form(name, wish) if wish is not None else F32 if in_f32 or is_router(name) else None
+        data, form = whole_blocks(tensor, pool) if target in (None, INT8) else None, INT8
+        if data is None:
+            if isinstance(tensor, PackedTensor) and target == F32:
+                tensor = tensor._replace(dtype="F32")
+            data, form = tensor.data, STORED[tensor.dtype] if saved is None else packed_form(name, saved)
+        target = form if target is None else target
+        if target >= INT8 > form:
+            data = quantize_matrix(f"{path}: {name}", data, form, target, pool)
             checkpoint.forget_pages(tensor.mapping)
-        elif form < INT8 and (n % 32 or mixed and form == BF16):  # steps of 32; BF16 wants its vectors in an own order
-            form = F32 if mixed and form == BF16 else form
-            found, data = data, zeros((rows, padded(n, 32)), np.float32 if form == F32 else data.dtype)
-            data[:, :n] = to_float32(found, STORED[tensor.dtype]) if form == F32 else found
+        elif target < INT8 and (n % 32 or target != form):  # steps of 32
+            found, data = data, zeros((rows, padded(n, 32)), np.float32 if target == F32 else data.dtype)
+            data[:, :n] = found if target == form else to_float32(found, form)
         arrays.append(data)
-        return np.array(Weight(data.ctypes.data, data.strides[0], form, rows, n))
+        return np.array(Weight(data.ctypes.data, data.strides[0], target, rows, n))
 
-    layers = np.zeros((config.num_hidden_layers, len(LINEAR), 5), np.int64)
-    mixed = len({tensor.dtype for name, tensor in stored.items() if len(shapes.get(name, ())) == 2}) > 1
-    with ThreadPoolExecutor(team.n_threads) as pool:
-        embedding = place("model.embed_tokens.weight")
-        head = place("lm_head.weight") if "lm_head.weight" in stored else embedding
-        numbers: Iterable[int] = range(config.num_hidden_layers)
-        if quantize is not None:
-            numbers = progress(numbers, f"quantizing to {quantize}")
-        for i in numbers:
-            for j, name in enumerate(LINEAR):
-                layers[i, j] = place(f"model.layers.{i}.{name}.weight")
+    n_layers = config.num_hidden_layers
+    norm = np.array(checkpoint.to_float32(stored["model.norm.weight"]))
 
     def norms(*names: str) -> np.ndarray:
         return np.array([[checkpoint.to_float32(stored[f"model.layers.{i}.{name}.weight"]) for name in names]
-                         for i in range(config.num_hidden_layers)])
+                         for i in range(n_layers)])
 
-    norm = np.array(checkpoint.to_float32(stored["model.norm.weight"]))
-    return Weights(layers, embedding, head, norms("input_layernorm", "post_attention_layernorm"),
-                   norms("self_attn.q_norm", "self_attn.k_norm"), norm, arrays, team)
+    with ThreadPoolExecutor(team.n_threads) as pool:
+        embedding = place("model.embed_tokens.weight")
+        head = place("lm_head.weight") if "lm_head.weight" in stored else embedding
+        w = Weights(np.zeros((n_layers, len(LINEAR), 5), np.int64), np.zeros((n_layers, 2, 2), np.int64),
+                    np.zeros((n_layers, 5), np.int64),
+                    np.zeros((n_layers, config.num_experts, len(EXPERT), 5), np.int64), embedding, head,
+                    norms("input_layernorm", "post_attention_layernorm"), norms("self_attn.q_norm", "self_attn.k_norm"),
+                    norm, arrays, team)
+        numbers: Iterable[int] = range(n_layers)
+        if wish is not None or any(isinstance(tensor, PackedTensor) for tensor in stored.values()):
+            numbers = progress(numbers, "unpacking" if wish is None else f"quantizing to {wish}")
+        for i in numbers:
+            rows = w.matrices(i, i in config.sparse_layers)
+            for behind, kinds in enumerate((("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))):
+                names = [name for name in rows if name.split(".")[-2] in kinds]
+                mixed = len({stored[name].dtype for name in names}) > 1  # BF16 wants the norm's output in its own order
+                for name in names:
+                    rows[name][:] = place(name, mixed and stored[name].dtype == "BF16")
+                forms = [rows[name][2] for name in names]
+                w.forms[i, behind] = min(forms), max(forms)
+            for name, row in rows.items():
+                if not row.any():
+                    row[:] = place(name)
+    if wish is None and not config.sparse_layers:
+        touch_pages({id(tensor.mapping): tensor.mapping for tensor in stored.values()}.values())
+    return w
+
+
+def touch_pages(mappings: Iterable[mmap.mmap]) -> None:
+    """Starts a thread that touches each page of mapped files: it takes 0.1 s per GB, beside the tokenizer.
+
+    While the tokenizers library loads, no other thread runs Python; so the thread's work is one call of NumPy per file.
+    """
+    def touch() -> None:
+        for mapping in mappings:
+            np.frombuffer(mapping, np.uint8)[::mmap.PAGESIZE].max()
+
+    with contextlib.suppress(RuntimeError):  # without another thread, the first pass touches them
+        threading.Thread(target=touch, daemon=True).start()
 
 
 def read_quantized(path: Path, config: Config) -> tuple[str | None, dict[str, StoredTensor]]:
@@ -215,10 +314,15 @@ def read_quantized(path: Path, config: Config) -> tuple[str | None, dict[str, St
         return None, {}
     stored, sizes = checkpoint.map_quantized(file), about_quantized(file, form, "sizes")
     shapes = checkpoint.tensor_shapes(asdict(config))
-    if "lm_head.weight" not in stored and config.tie_word_embeddings:
+    headless = checkpoint.EMBEDDING in stored
+    if headless:  # with the names of an embedding model's own file
+        stored = {f"model.{name}": tensor for name, tensor in stored.items()}
+        sizes = {f"model.{name}": size for name, size in sizes.items()}
+    if "lm_head.weight" not in stored and (headless or config.tie_word_embeddings):
         del shapes["lm_head.weight"]
-    expected = {name: (list(shape), "U8", packed_shape(*shape, packed_form(name, form))) if len(shape) == 2
-                else (list(shape), "F32", shape) for name, shape in shapes.items()}
+    expected = {name: (list(shape), "U8", packed_shape(*shape, packed_form(name, form)))
+                if len(shape) == 2 and packed_form(name, form) >= INT8 else (list(shape), "F32", shape)
+                for name, shape in shapes.items()}
     found = {name: (sizes.get(name), tensor.dtype, tensor.data.shape) for name, tensor in stored.items()}
     if found != expected:
         raise InputError(f"{path}: the quantized weights don't fit config.json; quantize the model anew")
@@ -264,10 +368,13 @@ def save_quantized(model: Model, folder: str | Path, form: str) -> None:
     The folder must not exist yet, and appears when all of it is written. Raises InputError when that can't be done.
     """
     w, shapes = model.weights, checkpoint.tensor_shapes(asdict(model.config))
-    if form not in PACKED or form != w.form:
+    tensors, forms = packed_tensors(w)
+    if form not in PACKED or any(found != packed_form(name, form) for name, found in forms.items()):
         raise InputError(f"{folder}: the model was not loaded as {brief(form)}")
-    tensors = packed_tensors(w)
     sizes = {name: shapes[name] for name in tensors}
+    if checkpoint.is_headless(model.path):
+        tensors = {name.removeprefix("model."): array for name, array in tensors.items()}
+        sizes = {name.removeprefix("model."): size for name, size in sizes.items()}
     metadata = {"format": form, "version": VERSION, "sizes": json.dumps(sizes),
                 "crc32": json.dumps({name: crc32(array) for name, array in tensors.items()})}
 
@@ -284,19 +391,25 @@ def save_quantized(model: Model, folder: str | Path, form: str) -> None:
     write_folder(folder, fill)
 
 
-def packed_tensors(w: Weights) -> dict[str, np.ndarray]:
-    """Name -> array of all that the engine keeps. A tied head is the embedding, and isn't named."""
+def packed_tensors(w: Weights) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+    """(name -> array, name -> the format of a matrix) of all that the engine keeps.
+
+    A tied head is the embedding, and isn't named.
+    """
     by_address = {array.ctypes.data: array for array in w.arrays}
-    tensors = {"model.embed_tokens.weight": by_address[w.embedding[0]], "model.norm.weight": w.norm}
+    matrices, tensors = {"model.embed_tokens.weight": w.embedding}, {"model.norm.weight": w.norm}
     if w.head[0] != w.embedding[0]:
-        tensors["lm_head.weight"] = by_address[w.head[0]]
-    for i, layer in enumerate(w.layers):
-        tensors |= {f"model.layers.{i}.{name}.weight": by_address[entry[0]] for name, entry in zip(LINEAR, layer)}
+        matrices["lm_head.weight"] = w.head
+    for i in range(len(w.layers)):
+        matrices |= w.matrices(i, bool(w.routers[i, 3]))
         for name, norm in zip(("input_layernorm", "post_attention_layernorm"), w.norms[i]):
             tensors[f"model.layers.{i}.{name}.weight"] = norm
         for name, norm in zip(("self_attn.q_norm", "self_attn.k_norm"), w.head_norms[i]):
             tensors[f"model.layers.{i}.{name}.weight"] = norm
-    return tensors
+    for name, row in matrices.items():
+        array = by_address[row[0]]
+        tensors[name] = array if row[2] >= INT8 else array[:, :row[4]]
+    return tensors, {name: int(row[2]) for name, row in matrices.items()}
 
 
 MODEL_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
@@ -369,15 +482,22 @@ def run_layers(model: Model, ids: np.ndarray, cache: KVCache, sequences: np.ndar
     cos, sin = rope_tables(config, positions)
     tasks, tiles = attention_tasks(sequences, positions, group)
     x = matrix_rows(w.embedding, ids)
-    widest, inner = padded(max(config.hidden_size, group * n_kv_heads * d), 64), padded(config.intermediate_size, 64)
+    widest = padded(max(config.hidden_size, group * n_kv_heads * d), 64)
+    dense = config.num_hidden_layers > len(config.sparse_layers)
+    inner = padded(max(config.intermediate_size * dense, config.moe_intermediate_size), 64)
     n_qkv = padded(group * n_kv_heads * d, PANEL) + 2 * padded(n_kv_heads * d, PANEL)
     most = max(task.n for task in tasks) * group
-    space = Space(floats(m, widest + APART), empty((m, widest * 5 // 4), np.uint8), floats(m, max(n_qkv, widest)),
-                  floats(n_kv_heads, m * group, width), floats(m, inner + APART), floats(m, inner + APART),
-                  empty((m, inner * 5 // 4), np.uint8), floats(len(tasks), n_kv_heads, most, width + 16),
-                  floats(w.team.n_threads, own_space(most, width)))
+    k, gathered = config.num_experts_per_tok, padded(config.hidden_size, 64)
+    n_rows, n_scores = max(m, m * k), max(n_qkv, widest, padded(config.num_experts, PANEL))
+    space = Space(floats(m, widest + APART), empty((m, widest * 5 // 4), np.uint8), floats(m, n_scores),
+                  floats(n_kv_heads, m * group, width), floats(n_rows, inner + APART), floats(n_rows, inner + APART),
+                  empty((n_rows, inner * 5 // 4), np.uint8), floats(len(tasks), n_kv_heads, most, width + 16),
+                  floats(w.team.n_threads, own_space(most, width)), floats(m * k, gathered + APART),
+                  empty((m * k, gathered * 5 // 4), np.uint8), empty((m, k), np.int64), floats(m, k),
+                  empty(config.num_experts + 2, np.int64))
     batch = Batch(x, cos, sin, np.stack([sequences, positions], axis=1), np.array(tasks), np.array(tiles))
-    layers = Layers(w.layers, w.norms, w.head_norms, config.rms_norm_eps)
+    layers = Layers(w.layers, w.norms, w.head_norms, config.rms_norm_eps, w.forms, w.routers, w.experts,
+                    config.norm_topk_prob)
     filled = Cache(cache.k, cache.v, cache.stored)
     step = config.num_hidden_layers if m <= FEW else 1  # a long prompt can be interrupted between two layers
     for first in range(0, config.num_hidden_layers, step):
@@ -407,7 +527,8 @@ def output(model: Model, x: np.ndarray) -> np.ndarray:
     width, none = padded(config.hidden_size, 64), floats(0, 0)
     logits = empty((n, padded(config.vocab_size, PANEL)), np.float32)
     space = Space(floats(n, width + APART), empty((n, width * 5 // 4), np.uint8), none, none[None], none, none,
-                  none.view(np.uint8), none[None, None], floats(w.team.n_threads, own_space(0, 0)))
+                  none.view(np.uint8), none[None, None], floats(w.team.n_threads, own_space(0, 0)), none,
+                  none.view(np.uint8), empty((0, 0), np.int64), none, empty(0, np.int64))
     w.team.run(kernels().output_logits, w, x, w.norm, config.rms_norm_eps, w.head, logits, space)
     return logits[:, :config.vocab_size]
 
@@ -458,7 +579,8 @@ def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: st
     overflow = {"overflow": f"a key or value is probably too large for the {kv_dtype} cache, which holds numbers up to "
                             f"{MOST[kv_dtype]}: try --kv-dtype bf16"} if kv_dtype in MOST else {}
     return Engine(lambda path, config: load_weights(path, config, quantize, threads), CACHES[kv_dtype], forward,
-                  hidden_states, lambda model, token_ids: matrix_rows(model.weights.head, token_ids), **overflow)
+                  hidden_states, lambda model, token_ids: matrix_rows(model.weights.head, token_ids), quantize is None,
+                  **overflow)
 
 
 def load_model(name: str | Path, quantize: str | None = None, threads: int | None = None, kv_dtype: str = "f16",

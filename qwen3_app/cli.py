@@ -35,6 +35,28 @@ class Parser(argparse.ArgumentParser):
         self.exit(2)
 
 
+def add_answer_options(parser: Parser) -> Callable[..., argparse.Action]:
+    """Adds the options of an answer and of how tokens are chosen -> a function that adds more to the first group."""
+    add = add_more = parser.add_argument_group("the answer").add_argument
+    add("--think", action=argparse.BooleanOptionalAction,
+        help="reason before the answer, or don't (default: the chat template's)")
+    add("--think-budget", type=int, metavar="N", help="end the reasoning after N tokens and go on to the answer")
+    add("-n", "--max-tokens", type=int, metavar="N",
+        help="longest answer (default: until it ends, or the context is full)")
+    add("--stop", action="append", metavar="TEXT", default=[], help="end before this text; may be given several times")
+    add = parser.add_argument_group("how tokens are chosen").add_argument
+    add("--greedy", action="store_true", help="always the most likely token: the same as --temperature 0")
+    add("--temperature", type=float, metavar="T", help="0 takes the most likely token, 1 samples as the model predicts")
+    add("--top-k", type=int, metavar="K", help="only the K most likely tokens; 0 is off")
+    add("--top-p", type=float, metavar="P", help="only the most likely tokens that together reach the probability P")
+    add("--min-p", type=float, metavar="P", help="only tokens at least P times as likely as the most likely one")
+    add("--repetition-penalty", type=float, metavar="X", help="above 1: tokens in prompt and answer get less likely")
+    add("--presence-penalty", type=float, metavar="X", help="above 0: tokens of the answer get less likely")
+    add("--frequency-penalty", type=float, metavar="X", help="above 0: the same, once for each time they occur")
+    add("--seed", type=int, metavar="N", help="makes sampling repeatable")
+    return add_more
+
+
 def make_parser() -> Parser:
     parser = Parser(description="Answers a prompt with a Qwen3 model. The answer goes to stdout, all else to stderr.",
                     epilog="Defaults come from the model's generation_config.json. At temperature 0, the "
@@ -68,26 +90,10 @@ def make_parser() -> Parser:
     add("--verify", action="store_true", help="compare the model's files with their checksums: of a model in the hub's "
         "cache, or in the fast engine of one that it has quantized")
     add("--version", action="store_true", help="print the version, and the git commit if there is one")
-    add = parser.add_argument_group("the answer").add_argument
-    add("--think", action=argparse.BooleanOptionalAction,
-        help="reason before the answer, or don't (default: the chat template's)")
+    add = add_answer_options(parser)
     add("--hide-thinking", action="store_true", help="don't show the reasoning")
-    add("--think-budget", type=int, metavar="N", help="end the reasoning after N tokens and go on to the answer")
-    add("-n", "--max-tokens", type=int, metavar="N",
-        help="longest answer (default: until it ends, or the context is full)")
-    add("--stop", action="append", metavar="TEXT", default=[], help="end before this text; may be given several times")
     add("--lookup", type=int, metavar="N", help="guess up to N tokens from the earlier text, and check them in "
         "one pass: the same answer, sooner where it repeats its prompt")
-    add = parser.add_argument_group("how tokens are chosen").add_argument
-    add("--greedy", action="store_true", help="always the most likely token: the same as --temperature 0")
-    add("--temperature", type=float, metavar="T", help="0 takes the most likely token, 1 samples as the model predicts")
-    add("--top-k", type=int, metavar="K", help="only the K most likely tokens; 0 is off")
-    add("--top-p", type=float, metavar="P", help="only the most likely tokens that together reach the probability P")
-    add("--min-p", type=float, metavar="P", help="only tokens at least P times as likely as the most likely one")
-    add("--repetition-penalty", type=float, metavar="X", help="above 1: tokens in prompt and answer get less likely")
-    add("--presence-penalty", type=float, metavar="X", help="above 0: tokens of the answer get less likely")
-    add("--frequency-penalty", type=float, metavar="X", help="above 0: the same, once for each time they occur")
-    add("--seed", type=int, metavar="N", help="makes sampling repeatable")
     add = parser.add_argument_group("output").add_argument
     add("--json", action="store_true", help="print one JSON object: text, reasoning, tool calls, token counts, times")
     add("--logprobs", type=int, metavar="N", help="the logprob of each token and of the N most likely ones (on stderr, "

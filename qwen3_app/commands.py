@@ -1,4 +1,4 @@
-"""The commands `qwen3`, `qwen3-fast` and `qwen3-embed` of the installed package."""
+"""The commands `qwen3`, `qwen3-fast`, `qwen3-embed` and `qwen3-batch` of the installed package."""
 import sys
 
 from qwen3_app.start import catch_ctrl_c, program
@@ -27,3 +27,10 @@ def embed_main() -> int:
     catch_ctrl_c()
     import qwen3_embed
     return qwen3_embed.main()
+
+
+def batch_main() -> int:
+    """The command `qwen3-batch`."""
+    catch_ctrl_c()
+    import qwen3_batch
+    return qwen3_batch.main()

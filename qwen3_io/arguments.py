@@ -112,6 +112,13 @@ def parts_of(sequences: np.ndarray) -> list[tuple[int, slice]]:
     return [(int(sequences[start]), slice(start, end)) for start, end in zip(bounds, bounds[1:])]
 
 
+def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
+    """How many tokens two sequences have in common at their start."""
+    n = min(len(a), len(b))
+    differing = np.flatnonzero(a[:n] != b[:n])
+    return int(differing[0]) if len(differing) else n
+
+
 def checked_ends(eos_token_ids: Iterable[int] | None, default: Iterable[int]) -> set[int]:
     """The ids that end an answer: those given, else the default."""
     ids = default if eos_token_ids is None else eos_token_ids

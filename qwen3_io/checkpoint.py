@@ -84,7 +84,7 @@ ONLY_VALUE = {"hidden_act": "silu", "attention_bias": False, "use_sliding_window
 ARCHITECTURES = {  # model_type of config.json -> row
     "qwen3": Architecture("Qwen3ForCausalLM", "dense Qwen3", SIZES, ONLY_VALUE, ("qwen3.py", "qwen3_numba.py")),
     "qwen3_moe": Architecture("Qwen3MoeForCausalLM", "mixture of experts", SIZES + EXPERTS, ONLY_VALUE | {
-        "qkv_bias": False, "use_qk_norm": True, "shared_expert_intermediate_size": 0}, ("qwen3.py",)),
+        "qkv_bias": False, "use_qk_norm": True, "shared_expert_intermediate_size": 0}, ("qwen3.py", "qwen3_numba.py")),
 }
 SUPPORTED = "only Qwen3 is: Qwen/Qwen3-0.6B to Qwen/Qwen3-32B, 30B-A3B, 235B-A22B and Coder"
 MOST_LAYERS, MOST_EXPERTS = 10_000, 100_000  # in all layers; a wrong number is an error message and no long wait
@@ -486,7 +486,7 @@ EMBEDDING = "embed_tokens.weight"  # the embedding's name in a file of a model w
 
 def is_headless(folder: Path) -> bool:
     """True for the weights of an embedding model, by their names."""
-    return quantized_file(folder) is None and EMBEDDING in map_checkpoint(folder)
+    return EMBEDDING in map_stored(folder)
 
 
 def check_answers(folder: Path, embeds: bool) -> None:

@@ -4,8 +4,8 @@
     unpacked(stored, method, ...)    the file's tensors, the parts of each quantized matrix replaced by a PackedTensor
 
 A quantized matrix lies in the file as several tensors, its parts: numbers of few bits, scales, perhaps zero points.
-METHODS has a row for each method. Its function takes the parts of one matrix and gives the shape and a function that
-computes rows. A linear layer is [outputs, inputs] as everywhere; AWQ and GPTQ store it transposed.
+METHODS has a row for each method. Its function takes the parts of one matrix and gives the shape and functions that
+compute rows. A linear layer is [outputs, inputs] as everywhere; AWQ and GPTQ store it transposed.
 """
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,7 +17,15 @@ from qwen3_io.errors import InputError, brief, is_whole, some
 from qwen3_io.tensors import STORED_DTYPES, PackedTensor, StoredTensor, Tensor, to_float32
 
 Rows = Callable[[int, int], np.ndarray]
+Whole = Callable[[int, int], tuple[np.ndarray, np.ndarray]]
 Parts = Mapping[str, StoredTensor]
+
+
+class Unpacked(NamedTuple):
+    """A quantized matrix: its shape and functions that compute rows, see PackedTensor."""
+    shape: tuple[int, int]
+    rows: Rows
+    whole: Whole | None = None
 
 
 def unpack(words: np.ndarray, bits: int, axis: int, order: np.ndarray | None = None) -> np.ndarray:
@@ -33,20 +41,31 @@ def unpack(words: np.ndarray, bits: int, axis: int, order: np.ndarray | None = N
     return np.stack(numbers, axis + 1).reshape(shape)
 
 
-def scaled(q: np.ndarray, zero: np.ndarray | int, scale: np.ndarray, group: np.ndarray | None) -> np.ndarray:
-    """(q - zero) * scale, float32: q uint8 [rows, inputs], zero and scale [rows, groups], the group of each input.
+def grouped(shape: tuple[int, int], whole: Whole, n_groups: int, group: np.ndarray | None) -> Unpacked:
+    """A matrix of whole numbers times scales [rows, n_groups]; `group` [inputs] is the group of each input.
 
     `group` None stands for equal groups in order, which take a third of the time.
     """
-    values = q.astype(np.float32)
-    zero = np.broadcast_to(np.asarray(zero, np.float32), scale.shape)
+    def rows(start: int, stop: int) -> np.ndarray:
+        numbers, scale = whole(start, stop)
+        values = numbers.astype(np.float32)
+        if group is None:
+            values.reshape(*scale.shape, -1)[:] *= scale[..., None]  # [rows, groups, inputs of a group]
+        else:
+            values *= scale[:, group]
+        return values
+
+    in_order = group is None and shape[1] // n_groups % 32 == 0
+    return Unpacked(shape, rows, whole if in_order else None)
+
+
+def less_zero(q: np.ndarray, zero: np.ndarray, group: np.ndarray | None) -> np.ndarray:
+    """q - zero, int16: q uint8 [rows, inputs], zero [rows, groups], the group of each input (None: equal groups)."""
+    values, zero = q.astype(np.int16), zero.astype(np.int16)
     if group is None:
-        blocks = values.reshape(*scale.shape, -1)  # [rows, groups, inputs of a group]
-        blocks -= zero[..., None]
-        blocks *= scale[..., None]
+        values.reshape(*zero.shape, -1)[:] -= zero[..., None]
     else:
         values -= zero[:, group]
-        values *= scale[:, group]
     return values
 
 
@@ -92,7 +111,7 @@ def fp8_table() -> np.ndarray:
 FP8 = fp8_table()
 
 
-def fp8(name: str, parts: Parts, settings: Mapping[str, Any]) -> tuple[tuple[int, int], Rows]:
+def fp8(name: str, parts: Parts, settings: Mapping[str, Any]) -> Unpacked:
     """W = weight * weight_scale_inv of its block (a factor, despite its name)."""
     weight, (height, width) = parts["weight"].data, settings["weight_block_size"]
     n_rows, n_columns = matrix(name, "weight", parts)
@@ -105,7 +124,7 @@ def fp8(name: str, parts: Parts, settings: Mapping[str, Any]) -> tuple[tuple[int
             values[:, i * width:(i + 1) * width] *= scale[:, None]
         return values
 
-    return (n_rows, n_columns), rows
+    return Unpacked((n_rows, n_columns), rows)
 
 
 def matrix(name: str, part: str, parts: Parts) -> tuple[int, int]:
@@ -122,22 +141,22 @@ def matrix(name: str, part: str, parts: Parts) -> tuple[int, int]:
 AWQ_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # the place of each of 8 neighbouring outputs in a word
 
 
-def awq(name: str, parts: Parts, _settings: Mapping[str, Any]) -> tuple[tuple[int, int], Rows]:
+def awq(name: str, parts: Parts, _settings: Mapping[str, Any]) -> Unpacked:
     """AutoAWQ's layout "gemm": 4 bits, 8 neighbouring outputs in a word."""
     (n_inputs, n_words), n_groups = matrix(name, "qweight", parts), matrix(name, "scales", parts)[0]
     expect(name, parts, {"qzeros": (n_groups, n_words), "scales": (n_groups, 8 * n_words)},
            {"qweight": "I32", "qzeros": "I32"})
     group = groups_of(name, n_inputs, n_groups, parts, "g_idx")
 
-    def rows(start: int, stop: int) -> np.ndarray:
+    def whole(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         some_words = slice(start // 8, -(-stop // 8))
         q, zero = (unpack(parts[part].data[:, some_words].T, 4, 0, AWQ_ORDER) for part in ("qweight", "qzeros"))
-        return scaled(q, zero, to_float32(parts["scales"])[:, start:stop].T, group)
+        return less_zero(q, zero, group), to_float32(parts["scales"])[:, start:stop].T
 
-    return (8 * n_words, n_inputs), rows
+    return grouped((8 * n_words, n_inputs), whole, n_groups, group)
 
 
-def gptq(name: str, parts: Parts, settings: Mapping[str, Any]) -> tuple[tuple[int, int], Rows]:
+def gptq(name: str, parts: Parts, settings: Mapping[str, Any]) -> Unpacked:
     """AutoGPTQ's and GPTQModel's layout: 32 / bits neighbouring inputs in a word. Version 1 stores zero point - 1."""
     bits, mask = settings["bits"], 2**settings["bits"] - 1
     per_word = 32 // bits
@@ -147,19 +166,19 @@ def gptq(name: str, parts: Parts, settings: Mapping[str, Any]) -> tuple[tuple[in
     group = groups_of(name, n_words * per_word, n_groups, parts, "g_idx")
     less = 0 if settings["checkpoint_format"] == "gptq_v2" else 1
 
-    def rows(start: int, stop: int) -> np.ndarray:
+    def whole(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         q = unpack(parts["qweight"].data[:, start:stop].T, bits, 1)
         zero = unpack(parts["qzeros"].data[:, start // per_word:-(-stop // per_word)].T, bits, 0)[:stop - start]
-        return scaled(q, (zero + less) & mask, to_float32(parts["scales"])[:, start:stop].T, group)
+        return less_zero(q, (zero + less) & mask, group), to_float32(parts["scales"])[:, start:stop].T
 
-    return (n_outputs, n_words * per_word), rows
+    return grouped((n_outputs, n_words * per_word), whole, n_groups, group)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # compressed-tensors, "pack-quantized": the same formula, with W not transposed and q stored as q + 2**(bits - 1)
 # ----------------------------------------------------------------------------------------------------------------------
 
-def pack_quantized(name: str, parts: Parts, settings: Mapping[str, Any]) -> tuple[tuple[int, int], Rows]:
+def pack_quantized(name: str, parts: Parts, settings: Mapping[str, Any]) -> Unpacked:
     """Neighbouring inputs in a word; the words of the zero points hold neighbouring outputs."""
     bits, per_word = settings["bits"], 32 // settings["bits"]
     expect(name, parts, {"weight_shape": (2,)}, {"weight_packed": "I32", "weight_shape": "I64",
@@ -172,15 +191,15 @@ def pack_quantized(name: str, parts: Parts, settings: Mapping[str, Any]) -> tupl
     expect(name, {part: parts[part] for part in shapes}, shapes, {"weight_packed": "I32", "weight_zero_point": "I32"})
     group = groups_of(name, n_columns, n_groups, parts, "weight_g_idx")
 
-    def rows(start: int, stop: int) -> np.ndarray:
-        q = unpack(parts["weight_packed"].data[start:stop], bits, 1)[:, :n_columns]
-        zero: int | np.ndarray = 2**(bits - 1)  # of a symmetric quantization
+    def whole(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        q, scale = unpack(parts["weight_packed"].data[start:stop], bits, 1), to_float32(parts["weight_scale"])
+        zero = np.full((stop - start, n_groups), 2**(bits - 1), np.uint8)  # of a symmetric quantization
         if "weight_zero_point" in parts:
             some_words = parts["weight_zero_point"].data[start // per_word:-(-stop // per_word)]
             zero = unpack(some_words, bits, 0)[:stop - start]
-        return scaled(q, zero, to_float32(parts["weight_scale"])[start:stop], group)
+        return less_zero(q[:, :n_columns], zero, group), scale[start:stop]
 
-    return (n_rows, n_columns), rows
+    return grouped((n_rows, n_columns), whole, n_groups, group)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -191,7 +210,7 @@ class Method(NamedTuple):
     """A row of METHODS: the parts of a matrix, those that may be absent, its function, and a check of the settings."""
     parts: tuple[str, ...]  # the first one tells a quantized matrix from others
     optional: tuple[str, ...]
-    function: Callable[[str, Parts, Mapping[str, Any]], tuple[tuple[int, int], Rows]]
+    function: Callable[[str, Parts, Mapping[str, Any]], Unpacked]
     settings: Callable[[Mapping[str, Any]], dict[str, Any]]  # raises ValueError: what isn't supported
 
 
@@ -266,12 +285,13 @@ def unpacked(stored: Mapping[str, StoredTensor], method: str, settings: Mapping[
         if absent := [f"{name}.{part}" for part in about.parts if part not in parts]:
             raise InputError(f"{folder}: {some(absent)} is missing")
         try:
-            shape, rows = about.function(name, parts, settings)
+            matrix_ = about.function(name, parts, settings)
         except InputError as error:
             raise InputError(f"{folder}: {error}") from error
         for part in parts:
             del tensors[f"{name}.{part}"]
-        tensors[f"{name}.weight"] = PackedTensor(dtype, shape, rows, parts[about.parts[0]].mapping)
+        mapping = parts[about.parts[0]].mapping
+        tensors[f"{name}.weight"] = PackedTensor(dtype, matrix_.shape, matrix_.rows, mapping, matrix_.whole)
     if left := [f"{name} is {tensor.dtype}" for name, tensor in tensors.items() if tensor.dtype not in STORED_DTYPES]:
         raise InputError(f"{folder}: these tensors lack the other parts of {method}, such as {about.parts[0]}: "
                          f"{some(left)}")

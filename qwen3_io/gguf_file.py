@@ -207,7 +207,7 @@ def tensor_of(entry: TensorEntry, mapping: mmap.mmap, dtype: str) -> Tensor:
     if entry.form in STORED_DTYPES:
         return StoredTensor(entry.form, entry.data.view(STORED_DTYPES[entry.form]), mapping)
     rows, n_columns = entry.data.reshape(-1, entry.data.shape[-1]), entry.shape[-1]
-    return PackedTensor(dtype, (len(rows), n_columns), unpacker(rows, entry.form), mapping)
+    return PackedTensor(dtype, (len(rows), n_columns), unpacker(rows, entry.form), mapping, whole_of(rows, entry.form))
 
 
 def unpacker(rows: np.ndarray, form: str) -> Callable[[int, int], np.ndarray]:
@@ -218,6 +218,20 @@ def unpacker(rows: np.ndarray, form: str) -> Callable[[int, int], np.ndarray]:
         return dequantize(rows[start:stop], GGMLQuantizationType[form])
 
     return unpacked
+
+
+def whole_of(rows: np.ndarray, form: str) -> Callable[[int, int], tuple[np.ndarray, np.ndarray]] | None:
+    """The same as whole numbers and scales. Only Q8_0 and Q4_0 are such: a float16 before each 32 numbers."""
+    def whole(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        blocks = rows[start:stop].reshape(stop - start, -1, 34 if form == "Q8_0" else 18)
+        scales, numbers = blocks[..., :2].copy().view("<f2")[..., 0].astype(np.float32), blocks[..., 2:]
+        if form == "Q8_0":
+            numbers = numbers.view(np.int8).astype(np.int16)
+        else:  # the lower halves of the bytes, then the upper ones
+            numbers = np.concatenate([numbers & 15, numbers >> 4], axis=-1).astype(np.int16) - np.int16(8)
+        return numbers.reshape(stop - start, -1), scales
+
+    return whole if form in ("Q8_0", "Q4_0") else None
 
 
 # ----------------------------------------------------------------------------------------------------------------------

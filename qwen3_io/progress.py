@@ -26,6 +26,9 @@ class NoBar:
     def update(self, n: float = 1) -> None:
         pass
 
+    def set_postfix_str(self, text: str, refresh: bool = True) -> None:
+        pass
+
 
 def progress(items: Iterable[Any] | None = None, description: str = "", **options: Any) -> Any:
     """The items with a bar on stderr if that is a terminal, shown after a second. `options` are tqdm's."""

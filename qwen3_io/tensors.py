@@ -41,11 +41,14 @@ class PackedTensor(NamedTuple):
 
     rows(start, stop) -> these rows as float32 [stop - start, columns]; start is a multiple of BLOCK.
     `dtype` is what data gives: "F32", the exact numbers, or "BF16", the nearest ones in half the memory.
+    whole(start, stop) -> the same rows as whole numbers int16 [stop - start, columns], and the scales by which they are
+    multiplied, float32 [stop - start, groups of columns]; None where groups aren't multiples of 32 columns in order.
     """
     dtype: str
     shape: tuple[int, int]
     rows: Callable[[int, int], np.ndarray]
     mapping: mmap.mmap
+    whole: Callable[[int, int], tuple[np.ndarray, np.ndarray]] | None = None
 
     @property
     def data(self) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 A kernel with a namesake in qwen3.py computes the same; read the NumPy function first. The order is that of forward:
 
-    small steps -> linear -> attention -> decoder layer -> logits; then packing weights
+    small steps -> linear -> attention -> decoder layer -> experts -> logits; then packing weights
 
 One rule holds for all: the order in which numbers are added depends on the numbers' places in their sequence only. So a
 token's logits depend on the tokens before it and on nothing else, bit for bit: not on the other tokens of the batch,
@@ -129,6 +129,13 @@ def add_to(x, y):
     """x [n] becomes x + y."""
     for i in range(len(x)):
         x[i] += y[i]
+
+
+@compiled
+def add_times(x, y, factor):
+    """x [n] becomes x + y * factor."""
+    for i in range(len(x)):
+        x[i] += y[i] * factor
 
 
 @compiled
@@ -387,11 +394,11 @@ def decoder_layers(crew, first, last, layers, batch, cache, space):
 @compiled
 def decoder_layer(crew, layer, layers, batch, cache, space):
     """The namesake of qwen3.decoder_layer. The threads share the rows of each matrix, or the tokens, and meet."""
-    w, norms, m = layers.matrices[layer], layers.norms[layer], len(batch.x)
+    w, norms, forms, m = layers.matrices[layer], layers.norms[layer], layers.forms[layer], len(batch.x)
     heads = len(space.queries), space.queries.shape[1] // m, 2 * batch.cos.shape[1]  # KV heads, group, head_dim
     q_size, kv_size = heads[0] * heads[1] * heads[2], heads[0] * heads[2]
     k_start, v_start = up_to(q_size, PANEL), up_to(q_size, PANEL) + up_to(kv_size, PANEL)
-    normalize(crew, batch.x, norms[0], layers.eps, w[Q, 2], space)
+    normalize(crew, batch.x, norms[0], layers.eps, forms[0, 0], forms[0, 1], space)
     wait(crew)
     project(crew, weight_of(w[Q]), space.h, space.packed, space.qkv, np.int64(0), space)
     project(crew, weight_of(w[K]), space.h, space.packed, space.qkv, k_start, space)
@@ -406,21 +413,28 @@ def decoder_layer(crew, layer, layers, batch, cache, space):
     wait(crew)
     add_projected(crew, weight_of(w[OUT]), space.h, space.packed, batch.x, space)
     wait(crew)
-    normalize(crew, batch.x, norms[1], layers.eps, w[GATE, 2], space)
+    if layers.routers[layer, 3] > 0:
+        moe(crew, layer, layers, batch, space)
+        return
+    normalize(crew, batch.x, norms[1], layers.eps, forms[1, 0], forms[1, 1], space)
     wait(crew)
-    gate_and_up(crew, weight_of(w[GATE]), weight_of(w[UP]), w[DOWN, 2], space)
+    inner = space.gate[:m], space.up[:m], space.gate_packed[:m]
+    gate_and_up(weight_of(w[GATE]), weight_of(w[UP]), w[DOWN, 2], space.h, space.packed, inner, share(w[GATE, 3], crew),
+                space.own[crew.rank])
     wait(crew)
-    add_projected(crew, weight_of(w[DOWN]), space.gate, space.gate_packed, batch.x, space)
+    add_projected(crew, weight_of(w[DOWN]), inner[0], inner[2], batch.x, space)
     wait(crew)
 
 
 @compiled
-def normalize(crew, x, norm, eps, form, space):
-    """rms_norm of a thread's part of the tokens x [m, d] -> space.h, ready for weights of this format."""
+def normalize(crew, x, norm, eps, least, greatest, space):
+    """rms_norm of a thread's part of the tokens x [m, d] -> space.h, ready for weights of these formats."""
     d = x.shape[1]
     for t in part_of(len(x), crew):
         rms_norm(x[t], norm, eps, space.h[t])
-        ready(space.h[t], d, form, space.packed[t], np.int64(0), d)
+        ready(space.h[t], d, greatest, space.packed[t], np.int64(0), d)
+        if least < INT8 <= greatest:
+            ready(space.h[t], d, least, space.packed[t], np.int64(0), d)
 
 
 @compiled
@@ -440,15 +454,19 @@ def add_projected(crew, w, x, packed, residual, space):
 
 
 @compiled
-def gate_and_up(crew, gate, up, form, space):
-    """The first half of qwen3.swiglu, a thread's rows, ready for weights of this format."""
-    start, end = share(gate.rows, crew)
-    linear(gate, space.h, space.packed, space.gate, np.int64(0), start, end, space.own[crew.rank])
-    linear(up, space.h, space.packed, space.up, np.int64(0), start, end, space.own[crew.rank])
-    for t in range(len(space.gate)):
-        silu_times(space.gate[t, start:end], space.up[t, start:end])
+def gate_and_up(gate, up, form, x, packed, inner, rows, own):
+    """Some rows (start, end) of the first half of qwen3.swiglu -> inner, ready for weights of this format.
+
+    inner: float32 [n, intermediate] the result, float32 to work in, uint8 the result for packed weights.
+    """
+    out, other, out_packed = inner
+    start, end = rows
+    linear(gate, x, packed, out, np.int64(0), start, end, own)
+    linear(up, x, packed, other, np.int64(0), start, end, own)
+    for t in range(len(x)):
+        silu_times(out[t, start:end], other[t, start:end])
         if start < end:
-            ready(space.gate[t], gate.rows, form, space.gate_packed[t], start, end)
+            ready(out[t], gate.rows, form, out_packed[t], start, end)
 
 
 @compiled
@@ -479,10 +497,132 @@ def place_heads(crew, layer, layers, batch, cache, space, heads, k_start, v_star
         store_kv(flat_v, cache.form, place, value)
 
 
+# ----------------------------------------------------------------------------------------------------------------------
+# Mixture of experts: the pairs of a token and an expert, sorted by expert, so that each expert is read once for all
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@compiled
+def moe(crew, layer, layers, batch, space):
+    """The namesake of qwen3.moe with the norm before it, added to batch.x. Of the experts, only chosen ones are read.
+
+    A pair's result depends on its token and its expert, and a token adds its pairs in the order of its own
+    probabilities: the other tokens change where a pair lies, and nothing else.
+    """
+    x, router, experts, own = batch.x, weight_of(layers.routers[layer]), layers.experts[layer], space.own[crew.rank]
+    hidden, k, n_pairs = x.shape[1], space.chosen.shape[1], len(space.gathered)
+    least, greatest = layers.forms[layer, 1, 0], layers.forms[layer, 1, 1]
+    normalize(crew, x, layers.norms[layer, 1], layers.eps, router.form, router.form if greatest < INT8 else greatest,
+              space)
+    wait(crew)
+    project(crew, router, space.h, space.packed, space.qkv, np.int64(0), space)
+    wait(crew)
+    for t in part_of(len(x), crew):
+        choose(space.qkv[t, :router.rows], layers.norm_topk_prob, space.chosen[t], space.shares[t])
+    wait(crew)
+    if crew.rank == 0:
+        sort_by_expert(space.chosen, space.starts)
+    wait(crew)
+    gather(crew, hidden, least, space)
+    wait(crew)
+    for e in range(len(experts)):
+        first, end = space.starts[e], space.starts[e + 1]
+        if first < end:
+            gate, up, form = weight_of(experts[e, 0]), weight_of(experts[e, 1]), experts[e, 2, 2]
+            inner = space.gate[first:end], space.up[first:end], space.gate_packed[first:end]
+            gate_and_up(gate, up, form, space.gathered[first:end], space.gathered_packed[first:end], inner,
+                        expert_share(gate.rows, first, end, n_pairs, crew), own)
+    wait(crew)
+    for e in range(len(experts)):
+        first, end = space.starts[e], space.starts[e + 1]
+        if first < end:
+            start, stop = expert_share(hidden, first, end, n_pairs, crew)
+            linear(weight_of(experts[e, 2]), space.gate[first:end], space.gate_packed[first:end],
+                   space.gathered[first:end], np.int64(0), start, stop, own)
+    wait(crew)
+    start, end = share(hidden, crew)
+    for t in range(len(x)):
+        sum_ = space.h[t, start:end]
+        sum_[:] = 0
+        for r in range(k):
+            add_times(sum_, space.gathered[space.chosen[t, r], start:end], space.shares[t, r])
+        add_to(x[t, start:end], sum_)
+    wait(crew)
+
+
+@compiled
+def choose(logits, normalized, chosen, shares):
+    """A router's logits [num_experts] -> the most likely experts, of equal ones the first, and their probabilities."""
+    largest, total, sum_ = largest_of(logits), np.float32(0), np.float32(0)
+    for e in range(len(logits)):
+        logits[e] = exp(logits[e] - largest)
+    for e in range(len(logits)):
+        total += logits[e]
+    for r in range(len(chosen)):
+        best, most = 0, np.float32(-1)  # expert 0 if all are NaN
+        for e in range(len(logits)):
+            if logits[e] > most:
+                best, most = e, logits[e]
+        chosen[r], shares[r] = best, logits[best] / total
+        logits[best] = -1
+        sum_ += shares[r]
+    if normalized:
+        for r in range(len(shares)):
+            shares[r] /= sum_
+
+
+@compiled
+def sort_by_expert(chosen, starts):
+    """Gives each pair a row, in the order of experts, then of tokens: see `chosen` and `starts` in layout.py."""
+    starts[:] = 0
+    for t in range(len(chosen)):
+        for r in range(chosen.shape[1]):
+            starts[chosen[t, r] + 2] += 1
+    for e in range(2, len(starts)):
+        starts[e] += starts[e - 1]
+    for t in range(len(chosen)):  # starts[e + 1] is the next row of expert e, and in the end the first of the next one
+        for r in range(chosen.shape[1]):
+            e = chosen[t, r]
+            chosen[t, r] = starts[e + 1]
+            starts[e + 1] += 1
+
+
+@compiled
+def gather(crew, n, form, space):
+    """Copies a thread's part of the tokens' vectors [n] to the rows of their pairs, ready for BF16 if form is that."""
+    width = up_to(n, 2 * GROUP)
+    for t in part_of(len(space.h), crew):
+        for r in range(space.chosen.shape[1]):
+            vector, packed = space.gathered[space.chosen[t, r]], space.gathered_packed[space.chosen[t, r]]
+            for i in range(width):
+                vector[i] = space.h[t, i]
+            for i in range(width * 5 // 4):
+                packed[i] = space.packed[t, i]
+            if form == BF16:
+                even_first(vector.ctypes.data, width)
+
+
+@compiled
+def expert_share(n, first, end, n_pairs, crew):
+    """(start, end) of a thread's part of the n rows, in whole blocks, of an expert with the pairs first to end - 1.
+
+    The threads share the blocks of all experts one after the other, each block counted once for each of its pairs.
+    """
+    blocks, count = (n + PANEL - 1) // PANEL, end - first
+    every, before = n_pairs * blocks, first * blocks
+    start = (every * crew.rank // crew.n_threads - before + count - 1) // count
+    stop = (every * (crew.rank + 1) // crew.n_threads - before + count - 1) // count
+    return min(n, min(max(start, 0), blocks) * PANEL), min(n, min(max(stop, 0), blocks) * PANEL)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Logits
+# ----------------------------------------------------------------------------------------------------------------------
+
 @called_from_python
 def output_logits(crew, x, norm, eps, head, logits, space):
     """The end of qwen3.forward: norm and lm_head, x [n, hidden_size] -> logits [n, vocab_size, or more]."""
-    normalize(crew, x, norm, eps, head[2], space)
+    normalize(crew, x, norm, eps, head[2], head[2], space)
     wait(crew)
     project(crew, weight_of(head), space.h, space.packed, logits, np.int64(0), space)
     wait(crew)
@@ -630,16 +770,17 @@ def record(of: Any, *kinds: Any) -> Any:
 
 
 INT, FLOAT, ROW = types.int64, types.float64, types.int64[::1]
-I2, I3, U1, U2, U5 = types.int64[:, ::1], types.int64[:, :, ::1], types.uint8[::1], types.uint8[:, ::1], types.Array(
-    types.uint16, 5, "C")
+I2, I3, I4 = (types.Array(types.int64, d, "C") for d in (2, 3, 4))
+U1, U2, U5 = types.uint8[::1], types.uint8[:, ::1], types.Array(types.uint16, 5, "C")
 F1, F2, F3, F4 = (types.Array(types.float32, d, "C") for d in (1, 2, 3, 4))
-CREW, SPACE = record(Crew, INT, INT, INT), record(Space, F2, U2, F2, F3, F2, F2, U2, F4, F2)
+CREW = record(Crew, INT, INT, INT)
+SPACE = record(Space, F2, U2, F2, F3, F2, F2, U2, F4, F2, F2, U2, I2, F2, ROW)
 KERNELS = {
     weight_row: (ROW, INT, F1),
     quantize_block: (F2, INT, U1, F2),
     output_logits: (CREW, F2, F1, FLOAT, ROW, F2, SPACE),
-    decoder_layers: (CREW, INT, INT, record(Layers, I3, F3, F3, FLOAT), record(Batch, F2, F2, F2, I2, I2, I2),
-                     record(Cache, U5, U5, INT), SPACE),
+    decoder_layers: (CREW, INT, INT, record(Layers, I3, F3, F3, FLOAT, I3, I2, I4, INT),
+                     record(Batch, F2, F2, F2, I2, I2, I2), record(Cache, U5, U5, INT), SPACE),
 }
 # numba's code frees numba's own arrays with this function; arrays passed from Python aren't numba's, so no call occurs.
 NEVER_CALLED = "define void @NRT_MemInfo_call_dtor(ptr %memory) { ret void }"

@@ -37,6 +37,7 @@ BIAS = 80 << 23  # a scale's 16 bits, 13 places to the left, plus this: the bits
 LINEAR = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
           "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")  # the matrices of a layer, in this order
 Q, K, V, OUT, GATE, UP, DOWN = range(7)
+EXPERT = ("gate_proj", "up_proj", "down_proj")  # the matrices of an expert, in this order
 
 ARRIVED, ROUND, ABANDONED = 0, 8, 9  # int64 of a barrier [16], the first on a line of the cache by itself
 
@@ -73,11 +74,18 @@ class Task(NamedTuple):
 
 class Layers(NamedTuple):
     """matrices int64 [n_layers, 7, 5], each a Weight; norms float32 [n_layers, 2, hidden_size], head_norms [n_layers,
-    2, head_dim]; eps float32."""
+    2, head_dim]; eps float32; forms int64 [n_layers, 2, 2], the least and the greatest format of the matrices behind
+    each norm (not the router's), where BF16 is never beside F32 or F16. For a mixture of experts: routers int64
+    [n_layers, 5], all F32, and experts int64 [n_layers, num_experts, 3, 5], each a Weight; norm_topk_prob 0 or 1. The
+    router of a dense layer has no rows."""
     matrices: object
     norms: object
     head_norms: object
     eps: object
+    forms: object
+    routers: object
+    experts: object
+    norm_topk_prob: object
 
 
 class Batch(NamedTuple):
@@ -102,8 +110,14 @@ class Cache(NamedTuple):
 class Space(NamedTuple):
     """What kernels work in; rows are padded to a multiple of 64. float32, or uint8 where packed:
 
-    h, packed [m, widest factor]; qkv [m, ...]; queries [n_kv_heads, m * group, width]; gate, up [m, intermediate];
-    gate_packed; partials [n_tasks, n_kv_heads, queries of a task, width + 16]; own [n_threads, own_space(...)].
+    h, packed [m, widest factor]; qkv [m, ...]; queries [n_kv_heads, m * group, width]; gate, up [m or n_pairs,
+    intermediate]; gate_packed; partials [n_tasks, n_kv_heads, queries of a task, width + 16]; own [n_threads,
+    own_space(...)].
+
+    For a mixture of experts, where a pair is a token with an expert that it has chosen: gathered, gathered_packed
+    [n_pairs, hidden_size], first the vectors of the pairs, then the experts' results; chosen int64 [m, k], the experts
+    of a token, then the rows of its pairs; shares float32 [m, k], their weights; starts int64 [num_experts + 2]: an
+    expert e has the pairs from starts[e] to starts[e + 1].
     """
     h: object
     packed: object
@@ -114,6 +128,11 @@ class Space(NamedTuple):
     gate_packed: object
     partials: object
     own: object
+    gathered: object
+    gathered_packed: object
+    chosen: object
+    shares: object
+    starts: object
 
 
 def padded(n: int, step: int) -> int:

@@ -189,45 +189,20 @@ INT8_SHAPES = {"vnni512": Shape(16, 2, 6), "vnni": Shape(8, 1, 6), "avx2": Shape
                "plain": Shape(4, 1, 4)}
 
 
-def int8_path(features: dict[str, bool]) -> str:
-    """Which instructions multiply bytes: the best that a CPU with these features has."""
-    if features.get("avx512vnni"):
-        return "vnni512"
-    if features.get("avxvnni"):
-        return "vnni"
-    if features.get("avx2"):
-        return "avx2"
-    return "neon" if features.get("dotprod") else "plain"
-
-
-def runs(path: str, features: dict[str, bool]) -> bool:
-    """Whether a CPU with these features has the instructions of a path."""
-    if path == "vnni":
-        return bool(features.get("avxvnni") or features.get("avx512vnni") and features.get("avx512vl"))
-    needs = {"vnni512": "avx512vnni", "avx2": "avx2", "neon": "dotprod"}
-    return path == "plain" or bool(features.get(needs[path]))
-
-
-def chosen_path(wish: str | None, features: dict[str, bool]) -> str:
-    """The path that is wished for, or the best. Raises InputError if there is no such path, or not on this CPU."""
-    if not wish:
-        return int8_path(features)
-    if wish not in INT8_SHAPES or not runs(wish, features):
-        able = [path for path in INT8_SHAPES if runs(path, features)]
-        raise InputError(f"QWEN3_INT8_PATH is {brief(repr(wish))}; this CPU has {', '.join(able)}")
-    return wish
-
-
-def without_avx512(path: str, features: dict[str, bool]) -> dict[str, bool]:
-    """The features, without AVX-512 if a path for CPUs that lack it was wished for."""
-    narrow = path in ("avx2", "plain") or path == "vnni" and features.get("avxvnni")
-    return {name: on and not (narrow and name.startswith("avx512")) for name, on in features.items()}
+def int8_paths(features: dict[str, bool]) -> list[str]:
+    """Which instructions multiply bytes on a CPU with these features, the fastest first."""
+    has = {"vnni512": features.get("avx512vnni"), "avx2": features.get("avx2"), "neon": features.get("dotprod"),
+           "vnni": features.get("avxvnni") or features.get("avx512vnni") and features.get("avx512vl"), "plain": True}
+    return [path for path in INT8_SHAPES if has[path]]
 
 
 FEATURES = dict(llvm.get_host_cpu_features())
-PATH = chosen_path(os.environ.get("QWEN3_INT8_PATH"), FEATURES)
-if os.environ.get("QWEN3_INT8_PATH"):
-    FEATURES = without_avx512(PATH, FEATURES)
+PATHS, WISH = int8_paths(FEATURES), os.environ.get("QWEN3_INT8_PATH")
+PATH = WISH or PATHS[0]
+if PATH not in PATHS:
+    raise InputError(f"QWEN3_INT8_PATH is {brief(repr(PATH))}; this CPU has {', '.join(PATHS)}")
+if WISH in ("avx2", "plain") or WISH == "vnni" and FEATURES.get("avxvnni"):  # as on a CPU without AVX-512
+    FEATURES = {name: on and not name.startswith("avx512") for name, on in FEATURES.items()}
 HALVES = INT8_SHAPES[PATH]._replace(vectors=INT8_SHAPES[PATH].vectors // 2)
 PACKED_SHAPES = {INT8: INT8_SHAPES[PATH], INT5: HALVES, INT4: HALVES}  # half a byte each: a vector has two sums
 SUMS = 24 if FEATURES.get("avx512f") else 6  # sums of 16 lanes that a CPU's registers hold, beside the factors
@@ -372,6 +347,29 @@ def write_weighted_rows(form: int, n_vectors: int, b: Any, w: Any, stride: Any, 
             done = b.add(done, b.mul(times, I64(count)))
 
 
+def scale_of(b: Any, word: Any) -> Any:
+    """The float32 of scales' bits, int32 [lanes]."""
+    n = word.type.count
+    return b.bitcast(b.add(b.shl(word, splat(I32, n, 13)), splat(I32, n, BIAS)), vector(FLOAT, n))
+
+
+def minus_zero(b: Any, form: int, word: Any) -> Any:
+    """The zeros of INT4 or INT5 in scales' bits, int32 [lanes], times -1, as float32."""
+    n, least = word.type.count, 0xC1000000 if form == INT4 else 0xC1800000  # -8 or -16; the 4 bits join its fraction
+    bits = b.or_(b.and_(b.shl(word, splat(I32, n, 18)), splat(I32, n, 15 << 18)), splat(I32, n, least))
+    return b.fadd(b.bitcast(bits, vector(FLOAT, n)), splat(FLOAT, n, 2 if form == INT4 else 4))
+
+
+def half_bytes(b: Any, form: int, value: Any, half: int, fifth: Any) -> Any:
+    """The weights in the lower or upper halves of bytes; of INT5 with their fifth bits, which are at `fifth`."""
+    n = value.type.count
+    part = b.lshr(value, splat(I8, n, 4)) if half else b.and_(value, splat(I8, n, 15))
+    if form == INT5:
+        bits = b.bitcast(load(b, fifth, ir.IntType(n)), vector(I1, n))
+        part = b.select(bits, b.add(part, splat(I8, n, 16)), part)
+    return part
+
+
 def write_packed_product(form: int, n_vectors: int, b: Any, w: Any, x: Any, x_stride: Any, n: Any, out: Any,
                          out_stride: Any) -> None:
     """A packed block times packed vectors of n columns, a multiple of 64 -> out[t, 32 rows].
@@ -416,15 +414,8 @@ def write_packed_product(form: int, n_vectors: int, b: Any, w: Any, x: Any, x_st
                 for p in pieces:
                     value = load(b, at(b, bytes_, 4 * PANEL * k + 4 * lanes * p), I8, 4 * lanes)
                     for h in halves:
-                        part = value
-                        if form != INT8:
-                            part = (b.lshr(value, splat(I8, 4 * lanes, 4)) if h else
-                                    b.and_(value, splat(I8, 4 * lanes, 15)))
-                        if form == INT5:
-                            set_ = load(b, at(b, fifths, PANEL // 2 * (2 * k + h) + lanes // 2 * p),
-                                        ir.IntType(4 * lanes))
-                            part = b.select(b.bitcast(set_, vector(I1, 4 * lanes)),
-                                            b.add(part, splat(I8, 4 * lanes, 16)), part)
+                        fifth = at(b, fifths, PANEL // 2 * (2 * k + h) + lanes // 2 * p)
+                        part = value if form == INT8 else half_bytes(b, form, value, h, fifth)
                         for t in range(n_vectors):
                             sum_ = wholes[p, t, h]
                             b.store(dot_bytes(b, PATH, b.load(sum_), part, words[t, h], form == INT8), sum_)
@@ -434,29 +425,18 @@ def write_packed_product(form: int, n_vectors: int, b: Any, w: Any, x: Any, x_st
             for h, g in enumerate(numbers):
                 for p in pieces:
                     word = b.zext(load(b, at(b, here, 2 * PANEL * h + 2 * lanes * p), I16, lanes), vector(I32, lanes))
-                    w_scale, zero = scale_of(b, word), None
-                    if form != INT8:  # -8 or -16, and the last 4 bits of the scale in its fraction
-                        bits = b.and_(b.shl(word, splat(I32, lanes, 18)), splat(I32, lanes, 15 << 18))
-                        minus = 0xC1000000 if form == INT4 else 0xC1800000
-                        zero = b.bitcast(b.or_(bits, splat(I32, lanes, minus)), vector(FLOAT, lanes))
-                        zero = b.fadd(zero, splat(FLOAT, lanes, 2 if form == INT4 else 4))
+                    w_scale, minus = scale_of(b, word), None if form == INT8 else minus_zero(b, form, word)
                     for t in range(n_vectors):
                         whole = b.sitofp(b.load(wholes[p, t, h]), vector(FLOAT, lanes))
-                        if zero is not None:
-                            sum_x = b.sitofp(broadcast(b, load(b, at(b, totals_[t], (g, 4)), I32), lanes), zero.type)
-                            whole = fma(b, zero, sum_x, whole)
+                        if minus is not None:
+                            sum_x = broadcast(b, load(b, at(b, totals_[t], (g, 4)), I32), lanes)
+                            whole = fma(b, minus, b.sitofp(sum_x, whole.type), whole)
                         scale = b.fmul(w_scale, broadcast(b, load(b, at(b, scales[t], (g, 4)), FLOAT), lanes))
                         b.store(fma(b, whole, scale, b.load(sums[p, t])), sums[p, t])
 
         loop(b, b.sdiv(groups, I64(len(halves))), unit)
         for (p, t), sum_ in sums.items():
             store(b, b.load(sum_), at(b, out, (out_stride, t), 4 * lanes * p))
-
-
-def scale_of(b: Any, word: Any) -> Any:
-    """The float32 of scales' bits, int32 [lanes]."""
-    n = word.type.count
-    return b.bitcast(b.add(b.shl(word, splat(I32, n, 13)), splat(I32, n, BIAS)), vector(FLOAT, n))
 
 
 float_product = product("float_product", (F32, BF16, F16, KV8), VECTORS, 10, write_float_product)

@@ -1,5 +1,7 @@
 """qwen3_io/formats.py: published quantizations against their own tools, or packed here from their layouts."""
 import json
+import mmap
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from published import change_config, pack_words, write_tensors
 from qwen3_io.checkpoint import map_checkpoint, map_safetensors, to_float32
 from qwen3_io.formats import FP8
 from qwen3_io.tensors import PackedTensor, to_bfloat16
+from qwen3_kernels.layout import INT8, Weight
 
 CONFIG = BASE | {"hidden_size": 64, "intermediate_size": 192, "tie_word_embeddings": False}  # widths of whole groups
 Q_PROJ = "model.layers.0.self_attn.q_proj"
@@ -152,7 +155,7 @@ def test_fp8_is_dequantized_as_transformers_does(rows, columns):
     rng = np.random.default_rng(0)
     codes = (rng.integers(0, 127, (rows, columns)) | rng.integers(0, 2, (rows, columns)) << 7).astype(np.uint8)
     scales = rng.random((-(-rows // 128), -(-columns // 128)), np.float32)
-    _, ours = unpack("w", {"weight": StoredTensor("F8_E4M3", codes, None),
+    _, ours, _ = unpack("w", {"weight": StoredTensor("F8_E4M3", codes, None),
                            "weight_scale_inv": StoredTensor("F32", scales, None)}, {"weight_block_size": [128, 128]})
     padded = np.zeros((len(scales) * 128, scales.shape[1] * 128), np.uint8)  # transformers wants whole blocks
     padded[:rows, :columns] = codes
@@ -208,6 +211,85 @@ def test_as_bfloat16(tmp_path):
     expected = quantize_model(path, gptq, GPTQ)
     tensor = map_checkpoint(path, "BF16")[f"{Q_PROJ}.weight"]
     assert tensor.dtype == "BF16" and np.array_equal(tensor.data, to_bfloat16(expected[f"{Q_PROJ}.weight"]))
+
+
+BFLOAT = ("AWQ, groups of 16, GEMM", "GPTQ, act-order", "GPTQ, version 2, act-order, 8 bits",
+          "compressed-tensors, act-order")  # whose groups the fast engine's INT8 hasn't got
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_fast_engine_keeps_the_numbers(tmp_path, case):
+    """As whole numbers with their scales; else as the nearest bfloat16. `reference` unpacks its blocks with NumPy."""
+    fast = pytest.importorskip("qwen3_numba", reason="numba is not installed")
+    from packed import reference
+    pack, settings = CASES[case]
+    path = make_random_model(CONFIG, tmp_path, "float32")
+    expected = quantize_model(path, pack, settings)
+    stored = map_checkpoint(path, "BF16")
+    with ThreadPoolExecutor(2) as pool:
+        for name in expected:
+            if name.endswith("_proj.weight"):
+                blocks, values = fast.whole_blocks(stored[name], pool), expected[name]
+                if case in BFLOAT:
+                    assert blocks is None and np.array_equal(stored[name].data, to_bfloat16(values))
+                else:
+                    weight = Weight(0, 0, INT8, *values.shape)
+                    assert np.array_equal(reference(blocks, weight), values), name
+
+
+SCALES = {  # a matrix's scales, and whether INT8 can hold them
+    "float16": (np.array([1.0, 65504, 6.1e-5, 6e-8, 0.1, 1 / 3]).astype(np.float16), True),
+    "negative, and zeros": (np.array([-1.0, 0, -0.0, 0.25, -3e-5, 1]).astype(np.float16), True),
+    "bfloat16 digits": (np.array([1.0, 1 + 2**-7, 3 * 2**-17, 2**-47, 1.5 * 2**16, 2]), True),
+    "float32 digits": (np.array([1.0, 1 + 2**-11, 1, 1, 1, 1]), False),
+    "too large": (np.array([1.0, 2.0**17, 1, 1, 1, 1]), False),
+    "too small": (np.array([1.0, 2.0**-48, 1, 1, 1, 1]), False),
+    "infinite": (np.array([1.0, np.inf, 1, 1, 1, 1]), False), "no number": (np.array([1.0, np.nan, 1, 1, 1, 1]), False),
+}
+
+
+@pytest.mark.parametrize("largest", [127, 128])
+@pytest.mark.parametrize("case", SCALES)
+def test_scales_that_the_fast_engine_can_hold(case, largest):
+    """Three groups in two rows of 192 columns, or 515 times as many rows."""
+    fast = pytest.importorskip("qwen3_numba", reason="numba is not installed")
+    from packed import reference
+    (scales, fits), rng = SCALES[case], np.random.default_rng(0)
+    scales = np.tile(scales.astype(np.float32).reshape(2, 3), (515, 1))
+    whole = rng.integers(-127, 128, (1030, 192)).astype(np.int16)
+    whole[700, 3] = -largest
+    mapping = mmap.mmap(-1, 4096)
+    tensor = PackedTensor("BF16", whole.shape, lambda start, stop: None, mapping,
+                          lambda start, stop: (whole[start:stop].copy(), scales[start:stop]))
+    with ThreadPoolExecutor(2) as pool:
+        blocks = fast.whole_blocks(tensor, pool)
+    if not fits or largest > 127:
+        assert blocks is None
+    else:
+        found = reference(blocks, Weight(0, 0, INT8, *whole.shape))
+        assert np.array_equal(found, whole * np.repeat(scales, 64, axis=1))
+
+
+@pytest.mark.parametrize("quantize", [None, "int8", "int4"])
+def test_the_fast_engine_computes_with_them(tmp_path, quantize):
+    """Against qwen3.py, which has the same numbers, but no vectors rounded to 8 bits. What is saved gives the same."""
+    fast = pytest.importorskip("qwen3_numba", reason="numba is not installed")
+    path, ids = make_random_model(CONFIG, tmp_path / "model", "float32"), random_ids(40)
+    expected = quantize_model(path, awq, CASES["AWQ, groups of 32"][1])
+    oracle, model = qwen3.load_model(path), fast.load_model(path, quantize)
+    logits = [each.engine.forward(each, ids, each.engine.new_cache(each.config), True) for each in (oracle, model)]
+    error = np.sqrt(((logits[1] - logits[0])**2).mean()) / logits[0].std()
+    assert error < {None: 0.05, "int8": 0.05, "int4": 0.5}[quantize]
+    if quantize == "int4":
+        return
+    for name, row in model.weights.matrices(0, False).items():
+        assert np.array_equal(fast.matrix_rows(row, range(row[3])), expected[name])
+    if quantize is None:  # the head is F32
+        assert "not loaded as int8" in message_of(fast.save_quantized, model, tmp_path / "saved", "int8")
+    else:
+        fast.save_quantized(model, tmp_path / "saved", "int8")
+        saved = fast.load_model(tmp_path / "saved")
+        assert np.array_equal(fast.forward(saved, ids, fast.KVCache(saved.config), True), logits[1])
 
 
 def change_tensors(path, **changes):

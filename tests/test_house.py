@@ -19,11 +19,13 @@ BELOW = {  # room -> the rooms that it may import besides itself
     "qwen3_app": {"qwen3_io", "tokenizer_utils", "qwen3"},
     "qwen3_numba": {"qwen3_io", "tokenizer_utils", "qwen3", "qwen3_kernels", "qwen3_app"},
     "qwen3_embed": {"qwen3_io", "qwen3", "qwen3_numba", "qwen3_app"},
+    "qwen3_batch": {"qwen3_io", "tokenizer_utils", "qwen3", "qwen3_numba", "qwen3_app"},
     "qwen3_page": {"qwen3_io", "tokenizer_utils", "qwen3", "qwen3_numba"},
     "qwen3_inspect": {"qwen3_io", "tokenizer_utils", "qwen3", "qwen3_app", "qwen3_page"},
 }
 LAZY = {("qwen3", "qwen3_lookup"), ("qwen3_numba", "qwen3_app"), ("qwen3_embed", "qwen3_app"),
-        ("qwen3_embed", "qwen3_numba"), ("qwen3_page.contents", "qwen3_numba")}  # only within functions
+        ("qwen3_embed", "qwen3_numba"), ("qwen3_batch", "qwen3_app"), ("qwen3_batch", "qwen3_numba"),
+        ("qwen3_page.contents", "qwen3_numba")}  # only within functions
 
 
 def tree(module: str) -> ast.Module:
@@ -122,7 +124,7 @@ def test_every_name_is_imported_by_its_name():
             assert not isinstance(node, ast.ImportFrom) or all(alias.name != "*" for alias in node.names), file
 
 
-@pytest.mark.parametrize("name", ["qwen3", "qwen3_numba", "qwen3_embed", "tokenizer_utils"])
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_numba", "qwen3_embed", "qwen3_batch", "tokenizer_utils"])
 def test_all_names_what_is_there(name):
     module = importlib.import_module(name)
     assert len({*module.__all__}) == len(module.__all__)

@@ -8,6 +8,8 @@ from configs import ROOT, SHARED
 from published import official_configs
 from qwen3_io.checkpoint import ARCHITECTURES, METHODS, read_config, tensor_shapes
 from qwen3_io.gguf_file import FORMATS
+from qwen3_kernels.layout import INT8, packed_shape
+import qwen3_numba as fast
 
 PAGE = (ROOT / "docs/models.md").read_text("utf-8")
 ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if line.startswith("|")]
@@ -28,7 +30,11 @@ def test_sizes(tmp_path):
         counts = {name: math.prod(shape) for name, shape in shapes.items()}
         n, experts = sum(counts.values()), sum(count for key, count in counts.items() if ".experts." in key)
         read = n - experts + experts * config["num_experts_per_tok"] // max(config["num_experts"], 1)
-        assert sizes[name] == [f"{n / 1e9:.2f} G", f"{4 * n / 1e9:.1f}", f"{2 * n / 1e9:.1f}", f"{2 * read / 1e9:.1f}"]
+        packed = [sum(4 * math.prod(shape) if len(shape) == 1 or fast.packed_form(key, form) < INT8 else
+                      math.prod(packed_shape(*shape, fast.packed_form(key, form))) for key, shape in shapes.items())
+                  for form in ("int8", "int4")]
+        expected = [4 * n, 2 * n, 2 * read, *packed]
+        assert sizes[name] == [f"{n / 1e9:.2f} G", *(f"{size / 1e9:.1f}" for size in expected)]
 
 
 def test_tables():

@@ -12,13 +12,13 @@ import pytest
 
 import qwen3
 from configs import BASE, CASES, ROOT
-from helpers import REMOVED, edit_json, message_of, read_safetensors, run_fast, with_tensors
+from embedders import make_embedder
+from helpers import REMOVED, edit_json, message_of, random_ids, read_safetensors, run_fast, with_tensors
 from helpers import write_safetensors as write_file
 from make_random_model import make_random_model
 from qwen3_io.checkpoint import map_checkpoint, map_quantized, to_float32
 from qwen3_io.writing import write_safetensors
 from qwen3_kernels.layout import VERSION
-from test_qwen3_moe import MOE
 import qwen3_numba as fast
 
 pytestmark = pytest.mark.core
@@ -317,6 +317,18 @@ def test_flipped_weights_are_named(packed, tmp_path):
     assert fast.verify_quantized(str(folder)) == []
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_embedding_model_is_saved_as_one(tied, tmp_path):
+    """Qwen3-Embedding-8B has no head, and its config.json says that the head isn't tied."""
+    path, ids = make_embedder(tmp_path / "model", tie_word_embeddings=tied), random_ids(9)
+    model = fast.load_model(path, "int8")
+    fast.save_quantized(model, tmp_path / "saved", "int8")
+    saved = fast.load_model(tmp_path / "saved", tokenizer=False)
+    assert saved.embeds and fast.verify_quantized(tmp_path / "saved") == []
+    states = [each.engine.hidden_states(each, ids, fast.KVCache(each.config)) for each in (model, saved)]
+    assert np.array_equal(*states)
+
+
 def test_only_saved_models_can_be_verified(tmp_path):
     with pytest.raises(qwen3.InputError, match="no checksums"):
         fast.verify_quantized(make_random_model(BASE, tmp_path))
@@ -408,8 +420,3 @@ def test_a_cache_that_overflows_says_so(tensor, kv_dtype, factor, works, tmp_pat
         fast.save_quantized(fast.load_model(path, "int8"), tmp_path / "saved", "int8")
         model = fast.load_model(tmp_path / "saved", kv_dtype=kv_dtype)
         assert "--kv-dtype bf16" in message_of(lambda: list(qwen3.generate(model, [1, 2], 4, temperature=0)))
-
-
-def test_a_mixture_of_experts_is_refused(tmp_path):
-    path = make_random_model(MOE, tmp_path)
-    assert "mixture of experts" in message_of(fast.load_model, path)

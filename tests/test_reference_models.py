@@ -19,10 +19,10 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 from make_golden import greedy, load as reference  # noqa: E402
 
 CONFIGS = official_configs() or [pytest.param(None, marks=pytest.mark.skip(reason=f"no configs at {SHARED}"))]
-FAST = {"qwen3": True, "qwen3_moe": False}  # the fast engine runs it
+ENGINES = [qwen3.load_model, lambda path: fast.load_model(path, kv_dtype="f32")]
 
 
-def compare(path, theirs, engines) -> None:
+def compare(path, theirs, engines=ENGINES) -> None:
     """1e-4 of the spread of the logits, and 32 greedy tokens."""
     n_tokens = theirs.config.vocab_size
     ids = np.random.default_rng(1).integers(0, n_tokens, 40).tolist()
@@ -39,13 +39,14 @@ def compare(path, theirs, engines) -> None:
 def to_fp8(path, block: int) -> None:
     """Replaces the weights of the linear layers by torch's float8 with a scale per block, as Qwen publishes them.
 
-    `path`/dense gets the same model in float32, dequantized by torch.
+    `path`/dense gets the same model in float32, dequantized by torch; `path`/rounded has its matrices in bfloat16.
     """
-    packed, plain = {}, {}
+    packed, plain, rounded = {}, {}, {}
     for name, tensor in map_safetensors(path / "model.safetensors").items():
         weight = torch.tensor(to_float32(tensor))
         if not name.endswith("_proj.weight"):
             packed[name], plain[name] = ("bfloat16", tensor.data.copy()), ("float32", weight.numpy())
+            rounded[name] = plain[name]
             continue
         n_rows, n_columns = weight.shape
         padded = torch.nn.functional.pad(weight, (0, -n_columns % block, 0, -n_rows % block))
@@ -56,28 +57,31 @@ def to_fp8(path, block: int) -> None:
         codes = codes.view(torch.uint8).reshape(padded.shape)[:n_rows, :n_columns]
         packed[name] = ("float8_e4m3fn", codes.numpy())
         packed[name + "_scale_inv"] = ("bfloat16", scales.bfloat16().view(torch.int16).numpy().view(np.uint16))
-        plain[name] = ("float32", restored.reshape(padded.shape)[:n_rows, :n_columns].numpy())
-    (path / "dense").mkdir()
-    (path / "dense/config.json").write_text((path / "config.json").read_text())
-    change_config(path / "dense", quantization_config=None)
-    write_tensors(path / "dense/model.safetensors", plain)
+        restored = restored.reshape(padded.shape)[:n_rows, :n_columns]
+        plain[name], rounded[name] = ("float32", restored.numpy()), ("float32", restored.bfloat16().float().numpy())
+    for folder, tensors in ((path / "dense", plain), (path / "rounded", rounded)):
+        folder.mkdir()
+        (folder / "config.json").write_text((path / "config.json").read_text())
+        change_config(folder, quantization_config=None)
+        write_tensors(folder / "model.safetensors", tensors)
     write_tensors(path / "model.safetensors", packed)
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: getattr(file, "stem", None))
 def test_official_config(tmp_path, file):
+    """The fast engine computes with FP8 weights as if they were stored in bfloat16."""
     raw = reduced(json.loads(file.read_text()))
     path = make_random_model(raw, tmp_path, "bfloat16" if "quantization_config" in raw else "float32")
-    dense = path
-    if "quantization_config" in raw:
+    if "quantization_config" not in raw:
+        compare(path, reference(path))
+    else:
         change_config(path, quantization_config=raw["quantization_config"] | {"weight_block_size": [8, 8]})
         to_fp8(path, 8)
-        dense = path / "dense"
-        ours, theirs = map_checkpoint(path), map_safetensors(dense / "model.safetensors")
+        ours, theirs = map_checkpoint(path), map_safetensors(path / "dense/model.safetensors")
         assert ours.keys() == theirs.keys()
         assert all(np.array_equal(to_float32(ours[name]), tensor.data) for name, tensor in theirs.items())
-    engines = [qwen3.load_model] + [lambda path: fast.load_model(path, kv_dtype="f32")] * FAST[raw["model_type"]]
-    compare(path, reference(dense), engines)
+        for folder, load in zip(("dense", "rounded"), ENGINES):
+            compare(path, reference(path / folder), [load])
 
 
 MOE_CASES = {
@@ -90,7 +94,7 @@ MOE_CASES = {
 @pytest.mark.parametrize("case", MOE_CASES)
 def test_mixture_of_experts(tmp_path, case):
     path = make_random_model(MOE | MOE_CASES[case], tmp_path, "float32")
-    compare(path, reference(path), [qwen3.load_model])
+    compare(path, reference(path))
 
 
 def test_four_times_the_trained_length(tmp_path):

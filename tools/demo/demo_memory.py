@@ -140,8 +140,10 @@ def never_told(rng: random.Random, book: Book, thing: Memory) -> Turn:
 
 
 def remembering(rng: random.Random, book: Book, filler: Callable[[random.Random], Turn]) -> list[Turn]:
-    """Up to three things told, some corrected, asked for in any order, other turns between."""
+    """Up to three things told, some corrected, asked for in any order, other turns between; it may end at any turn."""
     lang = language(rng)
+    if rng.random() < 0.06:
+        return [*(filler(rng) for _ in range(rng.choice([0, 0, 1, 2]))), never_told(rng, book, memory(rng, lang))]
     things: dict[tuple, Memory] = {}
     for _ in range(rng.choice([1, 1, 2, 3])):
         thing = memory(rng, lang)
@@ -166,7 +168,7 @@ def remembering(rng: random.Random, book: Book, filler: Callable[[random.Random]
     missing = memory(rng, lang)
     if missing.key() not in things and rng.random() < 0.15:
         turns.append(never_told(rng, book, missing))
-    return turns
+    return turns[: rng.randint(1, len(turns))] if rng.random() < 0.4 else turns  # so that what is told gets an answer, too
 
 
 def merged(one: Turn, two: Turn, zh: bool) -> Turn:

@@ -1,0 +1,300 @@
+"""qwen3_app/records.py: rows of files become requests, answers become results; wrong ones are refused in one line."""
+import builtins
+import csv
+import json
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import qwen3
+from helpers import assert_one_line, message_of, patiently, works_or_refused
+from qwen3_app import records
+from qwen3_app.records import Settings, answered, id_of, line_of, open_source, parsed, refused, request
+from qwen3_io.errors import InputError
+
+BEES = "How do bees find home?"
+TOOLS = [{"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {}}}]
+
+
+def prompt_of(model, row, settings=None, line=1):
+    """The text of the prompt that a record becomes."""
+    return model.tokenizer.decode(request(model, settings or Settings(), row, line)[0])
+
+
+def chat_ids(model, messages, tools=None, think=None):
+    return qwen3.chat(model, messages, tools, think, max_new_tokens=1).prompt_ids.tolist()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# JSON lines
+# ----------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("row", [{"prompt": BEES}, {"prompt": BEES, "enable_thinking": False},
+                                 {"prompt": BEES, "enable_thinking": True, "tools": TOOLS}])
+def test_a_prompt_is_asked_as_chat_asks_it(demo, row):
+    ids, options = request(demo, Settings(), row, 1)
+    assert ids == chat_ids(demo, BEES, row.get("tools"), row.get("enable_thinking"))
+    messages = [{"role": "user", "content": BEES}]
+    rest = {key: value for key, value in row.items() if key != "prompt"}
+    assert request(demo, Settings(), {"messages": messages} | rest, 1) == (ids, options)
+    defaults = Settings(think=row.get("enable_thinking"), tools=row.get("tools"))
+    assert request(demo, defaults, {"prompt": BEES}, 1) == (ids, options)
+
+
+def test_options_of_the_record_come_first(demo):
+    settings = Settings({"temperature": 0.5, "max_new_tokens": 7, "seed": 10}, system="Be brief.")
+    row = {"id": "a", "prompt": BEES, "temperature": 0.9, "top_k": 3, "min_p": None, "stop": ["x"], "logprobs": 2}
+    ids, options = request(demo, settings, row, 5)
+    assert ids == chat_ids(demo, [{"role": "system", "content": "Be brief."}, {"role": "user", "content": BEES}])
+    assert {name: options[name] for name in ("temperature", "top_k", "max_new_tokens", "stop", "logprobs")} == \
+        {"temperature": 0.9, "top_k": 3, "max_new_tokens": 7, "stop": ["x"], "logprobs": 2}
+    assert options["seed"] == 14 and request(demo, settings, row | {"seed": 3}, 5)[1]["seed"] == 3
+    messages = [{"role": "system", "content": "Rhyme."}, {"role": "user", "content": BEES}]
+    assert request(demo, settings, {"messages": messages}, 1)[0] == chat_ids(demo, messages)
+    assert request(demo, Settings(raw=True), {"prompt": BEES}, 1) == (demo.tokenizer.encode(BEES), {})
+
+
+@pytest.mark.parametrize("row, words", [
+    ({}, '"prompt" or "messages"'), ({"prompt": "a", "messages": []}, "not both"), ({"prompt": ""}, "prompt is empty"),
+    ({"prompt": 5}, "must be a text"), ({"prompt": " \n"}, "empty"), ({"prompt": "a", "promt": 1}, "mean prompt?"),
+    ({"prompt": "a", "max_tokens": 3}, "did you mean max_new_tokens?"), ({"prompt": "a", "cache": None}, "key cache"),
+    ({"messages": []}, "list of messages"), ({"messages": "a"}, "list of messages"), ({"messages": [5]}, "message 0"),
+    ({"messages": [{"role": "king", "content": "a"}]}, "role"), ({"prompt": "a", "tools": [1]}, "tools must be"),
+    ({"prompt": "a", "enable_thinking": 1}, "true or false"), ({"prompt": "a", "stop": 5}, "stop must be"),
+    ({"prompt": "\ud800"}, "lone surrogate"), ({"custom_id": "a"}, '"body" must be an object')])
+def test_records_that_are_refused(demo, row, words):
+    assert_one_line(message_of(request, demo, Settings(), row, 1), words)
+
+
+def test_messages_need_a_template(demo):
+    row = {"messages": [{"role": "user", "content": "a"}]}
+    assert_one_line(message_of(request, demo, Settings(raw=True), row, 1), "--raw")
+
+
+@pytest.mark.parametrize("line, words", [(b'"a"', "found str"), (b"{", "not valid JSON"), (b"\xc3(", "byte 0 is 0xc3"),
+                                         (b"1" * 5000, "not valid JSON"), (b"[" * 10**6, "not valid JSON")])
+def test_lines_that_are_no_object(line, words):
+    assert_one_line(message_of(parsed, line), words)
+
+
+def test_ids():
+    rows = ({}, {"id": None}, {"id": "a"}, {"id": 7}, {"custom_id": "c"})
+    assert [id_of(row, 9) for row in rows] == [9, 9, "a", 7, "c"]
+    for wrong in (1.5, float("nan"), True, [], {}):
+        assert_one_line(message_of(id_of, {"id": wrong}, 1), "the id must be")
+
+
+def test_a_line_longer_than_any_context(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "LARGEST_TEXT", 100)
+    file = tmp_path / "in.jsonl"
+    for end in (b"", b"\n"):
+        file.write_bytes(b'{"prompt": "a"}\n' + b"x" * 1000 + b"\n" + b"y" * 99 + b"\n" + b"z" * 101 + end)
+        found = dict(records.json_lines(str(file)))
+        assert [*found] == [1, 2, 3, 4] and (found[1], found[3]) == (b'{"prompt": "a"}', b"y" * 99)
+        for n in (2, 4):
+            assert_one_line(message_of(parsed, found[n]), "more than 100 bytes")
+
+
+VALUES = st.recursive(st.one_of(st.none(), st.booleans(), st.integers(-3, 10**6), st.floats(), st.text(max_size=5)),
+                      lambda inner: st.lists(inner, max_size=3)
+                      | st.dictionaries(st.text(max_size=5), inner, max_size=3), max_leaves=6)
+KEYS = st.sampled_from([*records.KEYS, "custom_id", "body", "url", "method", "role", "content", "n", "logprobs",
+                        "top_logprobs", "max_tokens", "chat_template_kwargs", "response_format", "eos_token_ids"])
+MESSAGE = st.fixed_dictionaries({"role": st.sampled_from(["system", "user", "assistant", "tool"]), "content": VALUES},
+                                optional={"tool_calls": VALUES, "reasoning_content": VALUES})
+ROWS = st.dictionaries(KEYS, VALUES | st.lists(MESSAGE, max_size=3) | st.dictionaries(KEYS, VALUES, max_size=4),
+                       max_size=4)
+
+
+@patiently(100)
+@given(row=ROWS | ROWS.map(lambda row: row | {"prompt": "a"}) | ROWS.map(lambda row: {"custom_id": "a", "body": row}))
+def test_any_object_is_answered_or_refused(talker, row):
+    """A result is always a line that names its record."""
+    def work():
+        record_id = id_of(row, 1)
+        ids, options = request(talker, Settings(), row, 1)
+        return answered(qwen3.Completion(talker, ids, **options | {"max_new_tokens": 1}).finish(), 1, record_id,
+                        options.get("logprobs"), openai=True)
+
+    result = works_or_refused(work) or refused(InputError("no"), 1, None, openai=True)
+    assert line_of(json.dumps(result).encode() + b"\n") == 1
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# OpenAI's batch files
+# ----------------------------------------------------------------------------------------------------------------------
+
+def batch_line(**body):
+    return {"custom_id": "r-1", "method": "POST", "url": "/v1/chat/completions",
+            "body": {"model": "gpt-5", "messages": [{"role": "user", "content": BEES}]} | body}
+
+
+def test_openai_requests(demo):
+    ours = {"messages": [{"role": "user", "content": BEES}]}
+    for body, same in [({}, {}), ({"max_tokens": 5}, {"max_new_tokens": 5}),
+                       ({"max_completion_tokens": 5}, {"max_new_tokens": 5}),
+                       ({"temperature": 0.5, "top_p": 0.5, "seed": 3, "stop": ["a"], "frequency_penalty": 1}, ...),
+                       ({"logprobs": True, "top_logprobs": 3}, {"logprobs": 3}), ({"logprobs": True}, {"logprobs": 0}),
+                       ({"logprobs": False, "n": 1, "stream": False, "user": "me", "stop": None}, {}),
+                       ({"tools": TOOLS, "tool_choice": "auto"}, {"tools": TOOLS}),
+                       ({"chat_template_kwargs": {"enable_thinking": False}, "top_k": 5},
+                        {"enable_thinking": False, "top_k": 5})]:
+        assert request(demo, Settings(), batch_line(**body), 1) == \
+            request(demo, Settings(), ours | (body if same is ... else same), 1)
+
+
+@pytest.mark.parametrize("change, words", [
+    ({"url": "/v1/embeddings"}, "/v1/embeddings"), ({"method": "GET"}, "GET"), ({"body": []}, "object"),
+    ({"id": 5}, "id"),
+    ({"body": {"n": 2}}, "n must be 1"), ({"body": {"stream": True}}, "stream must be false"),
+    ({"body": {"response_format": {"type": "json_object"}}}, "response_format"),
+    ({"body": {"logprobs": 5}}, "logprobs"), ({"body": {"chat_template_kwargs": 1}}, "chat_template_kwargs"),
+    ({"body": {"tool_choice": "required"}}, "tool_choice"),
+    ({"body": {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}}, "content"),
+    ({"body": {"temprature": 1}}, "did you mean temperature?")])
+def test_openai_requests_that_are_refused(demo, change, words):
+    assert_one_line(message_of(request, demo, Settings(), batch_line() | change, 1), words)
+
+
+def test_openai_answers(demo):
+    completion = qwen3.chat(demo, BEES, max_new_tokens=5, logprobs=2).finish()
+    result = answered(completion, 3, "r-1", 2, openai=True)
+    assert result["custom_id"] == "r-1" and result["error"] is None and result["response"]["status_code"] == 200
+    body = result["response"]["body"]
+    assert body["object"] == "chat.completion" and body["model"] == "demo"
+    [choice] = body["choices"]
+    assert choice["message"]["content"] == completion.answer.content
+    assert choice["message"].get("reasoning_content") == completion.answer.reasoning
+    assert choice["finish_reason"] == completion.finish_reason
+    n_prompt, n_answer = len(completion.prompt_ids), len(completion.token_ids)
+    assert body["usage"] == {"prompt_tokens": n_prompt, "completion_tokens": n_answer,
+                             "total_tokens": n_prompt + n_answer}
+    entries = choice["logprobs"]["content"]
+    said = b"".join(bytes(entry["bytes"]) for entry in entries)
+    assert said.decode("utf-8", "replace") == demo.tokenizer.decode(completion.token_ids)
+    for entry, logprob in zip(entries, completion.logprobs, strict=True):
+        assert abs(entry["logprob"] - logprob.logprob) < 1e-5 and len(entry["top_logprobs"]) == 2
+    wrong = refused(InputError("no"), 3, "r-1", openai=True)
+    assert wrong["response"]["status_code"] == 400 and wrong["response"]["body"]["error"]["message"] == "no"
+    assert line_of(json.dumps(result).encode() + b"\n") == line_of(json.dumps(wrong).encode() + b"\n") == 3
+
+
+def test_openai_tool_calls(demo, monkeypatch):
+    """As OpenAI's client reads them: arguments as text, no content."""
+    completion = qwen3.chat(demo, BEES, max_new_tokens=1).finish()
+    completion._texts = ['<tool_call>\n{"name": "look", "arguments": {"a": "蜜"}}\n</tool_call>']
+    [choice] = answered(completion, 3, "r-1", None, openai=True)["response"]["body"]["choices"]
+    [call] = choice["message"]["tool_calls"]
+    assert call["type"] == "function" and call["function"]["name"] == "look" and call["id"]
+    assert json.loads(call["function"]["arguments"]) == {"a": "蜜"}
+    assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None
+    records.check_message(choice["message"], "the answer")  # fits into the next request
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Tables and templates
+# ----------------------------------------------------------------------------------------------------------------------
+
+ROWS_OF_TABLE = [{"id": "007", "text": 'Bees, "and"\nhoney'}, {"id": "b", "text": "蜜蜂"}, {"id": "c", "text": ""}]
+
+
+def test_csv(demo, tmp_path):
+    file = tmp_path / "in.CSV"
+    with open(file, "w", encoding="utf-8-sig", newline="") as opened:
+        writer = csv.DictWriter(opened, ["id", "text"])
+        writer.writeheader()
+        writer.writerows(ROWS_OF_TABLE)
+    source = open_source(str(file), "Translate: {text}")
+    assert source.n_rows == 3 and [*source.rows()] == [*enumerate(ROWS_OF_TABLE, 1)]
+    settings = Settings(template="Translate: {text}")
+    for line, row in source.rows():
+        assert id_of(row, line) == ROWS_OF_TABLE[line - 1]["id"]
+        assert request(demo, settings, row, line)[0] == chat_ids(demo, "Translate: " + row["text"])
+    assert_one_line(message_of(open_source, str(file), "{txt}"), "no column txt", "did you mean text?")
+    assert_one_line(message_of(open_source, str(file), None), "--column")
+    assert_one_line(message_of(open_source, str(file), "Hello"), "no column in braces")
+    file.write_bytes(b"text\nfine\n\xff\n")
+    (_, fine), (_, wrong) = open_source(str(file), "{text}").rows()
+    assert request(demo, Settings(template="{text}"), fine, 1)
+    assert_one_line(message_of(request, demo, Settings(template="{text}"), wrong, 2), "not valid Unicode")
+    file.write_bytes(b"")
+    assert_one_line(message_of(open_source, str(file), "{text}"), "no column text")
+
+
+def write_parquet(file, rows):
+    """By whichever library is there."""
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    try:
+        import pyarrow
+        import pyarrow.parquet
+        pyarrow.parquet.write_table(pyarrow.table(columns), file, row_group_size=1000)
+    except ImportError:
+        import polars
+        polars.DataFrame(columns).write_parquet(file)
+
+
+@pytest.mark.parametrize("library, other", [("pyarrow", "polars"), ("polars", "pyarrow")])
+def test_parquet(demo, tmp_path, monkeypatch, library, other):
+    pytest.importorskip(library, reason=f"{library} is not installed")
+    file, rows = tmp_path / "in.parquet", [{"id": i, "text": f"bee {i}", "n": None} for i in range(10_000)]
+    write_parquet(file, rows)
+    monkeypatch.setitem(sys.modules, other, None)
+    source = open_source(str(file), "{text} {n}")
+    assert source.n_rows == 10_000 and [*source.rows()] == [*enumerate(rows, 1)]
+    [*_, (_, row)] = open_source(str(file), "{text}").rows()
+    assert row == {"id": 9999, "text": "bee 9999"}  # other columns are not read
+    assert prompt_of(demo, row, Settings(template="{text}")) == \
+        demo.tokenizer.decode(chat_ids(demo, "bee 9999"))
+    assert_one_line(message_of(request, demo, Settings(template="{n}"), rows[0], 1), "the column n is empty")
+    assert_one_line(message_of(open_source, str(file), "{txt}"), "no column txt")
+    data = file.read_bytes()
+    for wrong in (b"", data[:-1], data[:1000], b"PAR1" + bytes(100) + b"PAR1"):
+        file.write_bytes(wrong)
+        assert_one_line(message_of(open_source, str(file), "{text}"), "in.parquet", "damaged")
+    file.write_bytes(data[:200] + bytes(2000) + data[2200:])
+    assert_one_line(message_of(lambda: [*open_source(str(file), "{text}").rows()]), "damaged")
+
+
+def test_parquet_without_a_library(tmp_path, monkeypatch):
+    (tmp_path / "in.parquet").write_bytes(b"PAR1")
+    plain = builtins.__import__
+
+    def without(name, *args, **options):
+        if name.split(".")[0] in ("pyarrow", "polars"):
+            raise ImportError(name)
+        return plain(name, *args, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    message = message_of(open_source, str(tmp_path / "in.parquet"), "{a}")
+    assert_one_line(message, "pyarrow or polars", "pip install pyarrow")
+
+
+def test_templates(demo):
+    row = {"a": "1", "b c": "{a}", "n": 5, "none": None, "list": []}
+    assert records.filled("{a} {b c} {{a}} {n}", row) == "1 {a} {a} 5"
+    assert records.columns_of("{a}{b c}{{d}}") == ["a", "b c"]
+    for template, words in {"{x}": "x is empty", "{none}": "none is empty", "{list}": "list holds no text"}.items():
+        assert_one_line(message_of(records.filled, template, row), words)
+    settings = Settings(template="Say {a}.")  # other columns of JSON lines are no options then
+    plain = request(demo, Settings(), {"prompt": "Say 1."}, 1)
+    assert request(demo, settings, {"a": "1", "temperature": "hot"}, 1) == plain
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The input file
+# ----------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name, words", [("-", "stdin: not a regular file"), (".", "not a regular file"),
+                                         ("nowhere.jsonl", "nowhere.jsonl: cannot be read"), ("a\0b", "cannot be read"),
+                                         ("/dev/null", "not a regular file")])
+def test_inputs_that_cannot_be(name, words):
+    assert_one_line(message_of(open_source, name, None), words)
+
+
+@pytest.mark.parametrize("line", [b"", b"{}\n", b'{"line": 1}', b'{"line": 0}\n', b'{"line": true}\n',
+                                  b'{"line": "1"}\n', b'{"id": "batch_req_"}\n', b'{"id": "batch_req_0"}\n', b"[1]\n",
+                                  b"\0\n", b"[" * 10**5, b'{"line": 1} {"line": 2}\n', b'{"id": 3}\n'])
+def test_lines_that_are_no_result(line):
+    assert line_of(line) is None

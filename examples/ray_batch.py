@@ -1,13 +1,13 @@
-"""Many prompts on many machines: qwen3_batch.Batch in a pool of Ray Data's actors. Needs pip install "ray[data]", too.
+"""Many prompts on many machines: the job of qwen3_batch.py on Ray Data. Needs pip install "ray[data]", too.
 
     python examples/ray_batch.py in.jsonl out/ --model Qwen/Qwen3-0.6B --actors 2          on this machine
     python examples/ray_batch.py in.jsonl out/ --address HOST:6379 --actors 100            on a Ray cluster
     cat out/*.jsonl
 
-A record is a line with "id", "prompt" or "messages", and maybe max_new_tokens, seed, temperature. A result is a line
-with "line", "id", and "text" or "error"; results come in any order. Ray restarts a worker that dies, and gives its
-records out again. Started again with the same command, the job goes on where it stopped. On a cluster, all machines
-need the same paths: this program, the input, the output, and the model's folder. How to size it: docs/scaling.md.
+Records and results are those of qwen3_batch.py (docs/batch.md), but in any order: "line" says which record it was. Ray
+restarts a worker that dies, and gives its records out again. Started again with the same command, the job goes on where
+it stopped. On a cluster, all machines need the same paths: this program, the input, the output, and the model's folder.
+How to size it: docs/scaling.md.
 """
 import argparse
 import hashlib
@@ -20,9 +20,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Ray hands it on to the workers
 
 from qwen3 import BUNDLED, InputError, load_config  # noqa: E402
-from qwen3_app.files import check_message  # noqa: E402
+from qwen3_app.records import Settings, answered, id_of, parsed, refused, request  # noqa: E402
 from qwen3_batch import Batch  # noqa: E402
-from qwen3_io.errors import brief, parse_json, read_json_object  # noqa: E402
+from qwen3_io.errors import brief, read_json_object  # noqa: E402
 from qwen3_io.hub import resolve_model  # noqa: E402
 
 try:
@@ -30,45 +30,37 @@ try:
 except ImportError as missing:
     sys.exit(f'ray_batch.py: Ray Data can\'t be imported ({brief(missing)}): pip install "ray[data]"')
 
-OPTIONS, SPARE = {"max_new_tokens", "seed", "temperature"}, 3  # CPUs that Ray needs for itself, to read and to write
+SETTINGS = Settings({"seed": 0})  # a record without a seed draws with the number of its line: always the same
+SPARE = 3  # CPUs that Ray needs for itself, to read and to write
 
 
 class Worker:
-    """An actor: loads the model once, and answers the records of some lines together."""
+    """An actor: loads the model once, and answers some lines of the file together. `lines` holds number, start, ..."""
 
-    def __init__(self, starts: array, args: argparse.Namespace):
+    def __init__(self, lines: array, args: argparse.Namespace):
         from qwen3_numba import load_model
-        self.file, self.starts = open(args.input, "rb"), starts
+        self.file, self.lines = open(args.input, "rb"), lines
         self.batch = Batch(load_model(args.model, args.quantize, args.threads), args.slots, args.positions)
 
     def __call__(self, block: dict) -> dict:
-        """{"id": lines from 0 on} -> {"id", "result": JSON}."""
-        results = {line: {"line": line + 1, "id": None} for line in block["id"].tolist()}
-        for line, result in results.items():
+        """{"id": which lines} -> {"id", "result": JSON}."""
+        results, running = {}, {}
+        for i in block["id"].tolist():
+            line, name = self.lines[2 * i], None
+            self.file.seek(self.lines[2 * i + 1])
             try:
-                self.add(line, result)
+                record = parsed(self.file.readline())
+                name = id_of(record, line)
+                ids, options = request(self.batch.model, SETTINGS, record, line)
+                self.batch.add(i, ids, **options)
+                running[i] = line, name, options.get("logprobs"), False
             except InputError as error:
-                result["error"] = str(error)
+                results[i] = refused(error, line, name, False)
         while not self.batch.idle:
-            for line, answer in self.batch.step():
-                results[line] |= {"error": str(answer)} if isinstance(answer, InputError) else {
-                    "text": answer.text, "finish_reason": answer.finish_reason, "tokens": len(answer.token_ids)}
-        return {"id": block["id"], "result": [json.dumps(result) for result in results.values()]}
-
-    def add(self, line: int, result: dict) -> None:
-        """Gives the record of a line to the batch. Raises InputError."""
-        self.file.seek(self.starts[line])
-        record = parse_json(self.file.readline(), "the record")
-        if not isinstance(record, dict) or ("prompt" in record) is ("messages" in record):
-            raise InputError('a record must be an object with a "prompt" or with "messages"')
-        result["id"], prompt = record.pop("id", None), [{"role": "user", "content": record.pop("prompt", None)}]
-        if not isinstance(messages := record.pop("messages", prompt), list) or record.keys() - OPTIONS:
-            raise InputError('"messages" must be a list, and options ' + ", ".join(sorted(OPTIONS)))
-        for message in messages:
-            check_message(message, "a message")
-        tokenizer = self.batch.model.tokenizer
-        ids = tokenizer.encode(tokenizer.apply_chat_template(messages, join_text_parts=True))
-        self.batch.add(line, ids, **({"seed": line} | record))  # the same answer when it is given out again
+            for i, answer in self.batch.step():
+                results[i] = refused(answer, *running[i][:2], False) if isinstance(answer, InputError) else \
+                    answered(answer, *running[i])
+        return {"id": block["id"], "result": [json.dumps(results[i]) for i in block["id"].tolist()]}
 
 
 class Lines(ray.data.datasource.BlockBasedFileDatasink):
@@ -78,10 +70,12 @@ class Lines(ray.data.datasource.BlockBasedFileDatasink):
 
 def run(args: argparse.Namespace) -> None:
     load_config(resolve_model(args.model))  # raises InputError here rather than in each worker
-    starts, digest = array("q"), hashlib.sha256()
+    lines, digest, start = array("q"), hashlib.sha256(), 0
     with open(args.input, "rb") as file:
-        while line := file.readline():
-            starts.append(file.tell() - len(line))
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                lines.extend((number, start))
+            start += len(line)
             digest.update(line)
     job, about = args.out / "job.json", [args.model, args.quantize, args.positions, digest.hexdigest()]
     if job.exists() and read_json_object(job) != {"job": about}:
@@ -102,9 +96,9 @@ def run(args: argparse.Namespace) -> None:
         raise InputError(f"{args.actors} actors need {args.actors * cpus + SPARE:g} CPUs; the cluster has {there:g}")
     ray.data.DataContext.get_current().checkpoint_config = ray.data.checkpoint.CheckpointConfig(
         "id", str(args.out / "done"), delete_checkpoint_on_success=False)
-    ray.data.range(len(starts), override_num_blocks=len(starts) // args.block + 1).map_batches(
+    ray.data.range(n := len(lines) // 2, override_num_blocks=n // args.block + 1).map_batches(
         Worker, batch_size=None, compute=ray.data.ActorPoolStrategy(size=args.actors), num_cpus=cpus,
-        fn_constructor_args=(starts, args)).write_datasink(Lines(str(args.out), file_format="jsonl"))
+        fn_constructor_args=(lines, args)).write_datasink(Lines(str(args.out), file_format="jsonl"))
 
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

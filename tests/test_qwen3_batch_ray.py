@@ -23,25 +23,27 @@ with_ray = pytest.mark.skipif(WITHOUT_RAY or not Path("/proc/self/stat").exists(
                               reason="needs Linux and pip install -r requirements-ray.txt")
 RECORDS = [{"id": f"record {i}", "prompt": f"Tell me a story about a fox and {i} hens.", "max_new_tokens": 20 + i % 30,
             "seed": i, "temperature": 0.9 * (i % 3)} for i in range(150)]
-WRONG = [b"\n", b"[]\n", b'{"id": 1, "prompt": "\xff"}\n', b'{"id": 2, "prompt": "a", "temperature": NaN}\n',
-         b'{"id": 3}\n', b'{"id": 4, "prompt": "a", "key": 1}\n', b'{"id": 5, "messages": [3]}\n',
-         b'{"id": 6, "prompt": 6}']
+WRONG = {"object": b"[]\n", "UTF-8": b'{"id": 1, "prompt": "\xff"}\n', "role": b'{"id": 2, "messages": [3]}\n',
+         "temperature": b'{"id": 3, "prompt": "a", "temperature": NaN}\n', "messages": b'{"id": 4}\n',
+         "unknown": b'{"id": 5, "prompt": "a", "key": 1}\n', "a text": b'{"id": 6, "prompt": 6}'}  # a word of the error
 
 
 @pytest.fixture(scope="module")
 def answers():
-    """line -> (id, text) by one process, each record alone."""
-    model = qwen3_numba.load_model(qwen3.BUNDLED, threads=1)
-    return {i: (record["id"], qwen3.chat(model, record["prompt"], **{
-        key: record[key] for key in ("max_new_tokens", "seed", "temperature")}).finish().text)
-        for i, record in enumerate(RECORDS, 1)}
+    """line -> (id, text, reasoning) by one process, each record alone."""
+    model, found = qwen3_numba.load_model(qwen3.BUNDLED, threads=1), {}
+    for line, record in enumerate(RECORDS, 1):
+        options = {key: record[key] for key in ("max_new_tokens", "seed", "temperature")}
+        answer = qwen3.chat(model, record["prompt"], **options).finish().answer
+        found[line] = record["id"], answer.content, answer.reasoning
+    return found
 
 
 @pytest.fixture
 def job(tmp_path):
     """A function that starts the job, and the folder of its results. At the end, no process of Ray may be left."""
     (tmp_path / "in.jsonl").write_bytes(b"".join(json.dumps(record).encode() + b"\n" for record in RECORDS)
-                                        + b"".join(WRONG))
+                                        + b"\n" + b"".join(WRONG.values()))
     # A short name, because the path of a socket has at most 107 bytes.
     with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as temporary:
         environment = os.environ | {"RAY_TMPDIR": temporary, "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
@@ -91,7 +93,7 @@ def results(job) -> list[dict]:
     return [json.loads(line) for file in job.out.glob("*.jsonl") for line in file.read_text("utf-8").splitlines()]
 
 
-def until(condition, process, seconds=100):
+def until(condition, process, seconds=300):
     """Waits until the condition holds, and fails if the process ends before."""
     end = time.monotonic() + seconds
     while not condition():
@@ -100,7 +102,7 @@ def until(condition, process, seconds=100):
         time.sleep(0.02)
 
 
-def finish(process, seconds=100) -> str:
+def finish(process, seconds=300) -> str:
     """What the process has said on stderr, when it has ended."""
     try:
         process.wait(seconds)
@@ -111,12 +113,13 @@ def finish(process, seconds=100) -> str:
 
 def check(job, answers):
     """Each record has one result: its answer to the last bit, or what is wrong with it."""
-    found = results(job)
-    assert sorted(result["line"] for result in found) == list(range(1, len(RECORDS) + len(WRONG) + 1))
-    assert {result["line"]: (result["id"], result["text"]) for result in found if "text" in result} == answers
-    errors = {result["line"] - len(RECORDS): result["error"] for result in found if "error" in result}
-    for i, word in enumerate(("JSON", "object", "utf-8", "temperature", "prompt", "options", "role", "content"), 1):
-        assert_one_line(errors[i], word)
+    found, first = results(job), len(RECORDS) + 2  # after a blank line
+    errors = {result["line"]: result["error"] for result in found if "error" in result}
+    assert {result["line"]: (result["id"], result["text"], result["reasoning"])
+            for result in found if "text" in result} == answers
+    assert len(found) == len(RECORDS) + len(WRONG) and errors.keys() == {*range(first, first + len(WRONG))}
+    for line, word in enumerate(WRONG, first):
+        assert_one_line(errors[line], word)
 
 
 SMALL = ("--actors", "2", "--slots", "4", "--block", "10")
@@ -147,6 +150,10 @@ def test_a_job_that_is_killed_goes_on(job, answers):
     assert again.returncode == 0 and before, said[-3000:]
     check(job, answers)
     assert all(file.stat().st_mtime_ns == time_ for file, time_ in before.items() if file.exists())
+    finished = job(*SMALL)
+    said = finish(finished)
+    assert finished.returncode == 0, said[-3000:]
+    check(job, answers)
     refused = job("--positions", "100")
     assert_one_line(finish(refused), "another input", str(job.out))
     assert refused.returncode == 1

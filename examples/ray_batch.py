@@ -77,6 +77,8 @@ def run(args: argparse.Namespace) -> None:
                 lines.extend((number, start))
             start += len(line)
             digest.update(line)
+    if not lines:
+        raise InputError(f"{args.input}: holds no records")
     job, about = args.out / "job.json", [args.model, args.quantize, args.positions, digest.hexdigest()]
     if job.exists() and read_json_object(job) != {"job": about}:
         raise InputError(f"{args.out}: holds the results of another input, model or option; name another folder")
@@ -112,7 +114,10 @@ for name, value, what in (("actors", 1, "processes with a model"), ("threads", 1
                           ("positions", 2048, "most tokens of a prompt and its answer together"),
                           ("block", 256, "records that an actor takes at a time")):
     parser.add_argument(f"--{name}", type=int, default=value, help=f"{what} (default: %(default)s)")
+args = parser.parse_args()
+if min(args.actors, args.threads, args.slots, args.positions, args.block) < 1:
+    parser.error("the numbers must be 1 or more")
 try:
-    run(parser.parse_args())
+    run(args)
 except (InputError, OSError, ray.exceptions.RayError) as error:
     sys.exit(f"ray_batch.py: {brief(error, 500)}")

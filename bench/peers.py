@@ -1,4 +1,4 @@
-"""The engines that bench/run.py and bench/quality.py compare, behind one interface.
+"""The engines that bench/run.py, bench/batch.py and bench/quality.py compare, behind one interface.
 
     engine = open_engine("llama-q8_0", path, gguf_folder, threads=2, capacity=4096)
     engine.run(ids)           appends tokens to the one sequence it keeps -> logits [1, vocab_size] of the last one
@@ -105,22 +105,29 @@ class TorchEngine:
 
 
 class LlamaEngine:
-    """llama.cpp by its C functions, with its defaults: the cache is float16, the weights are mapped."""
+    """llama.cpp by its C functions, with its defaults: the cache is float16, the weights are mapped.
 
-    def __init__(self, gguf: Path, threads: int, capacity: int):
+    `capacity` positions for each of `sequences`. With repack=False, llama.cpp must not bring the weights into an order
+    of its own; on some CPUs with AMX, it crashes when it does.
+    """
+
+    def __init__(self, gguf: Path, threads: int, capacity: int, sequences: int = 1, repack: bool = True):
         import llama_cpp
         self.api = llama_cpp
         self.quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)  # lives as long as it may be called
         llama_cpp.llama_log_set(self.quiet, None)
         llama_cpp.llama_backend_init()
-        self.model = llama_cpp.llama_model_load_from_file(str(gguf).encode(), llama_cpp.llama_model_default_params())
+        model_params = llama_cpp.llama_model_default_params()
+        model_params.use_extra_bufts = repack
+        self.model = llama_cpp.llama_model_load_from_file(str(gguf).encode(), model_params)
         if not self.model:
             raise RuntimeError(f"llama.cpp can't load {gguf}")
         params = llama_cpp.llama_context_default_params()
-        params.n_ctx, params.n_ubatch, params.n_threads, params.n_threads_batch = capacity, 512, threads, threads
+        params.n_ctx, params.n_seq_max, params.n_ubatch = capacity * sequences, sequences, 512
+        params.n_threads = params.n_threads_batch = threads
         self.context = llama_cpp.llama_init_from_model(self.model, params)
         if not self.context:
-            raise RuntimeError(f"llama.cpp has no room for {capacity} positions")
+            raise RuntimeError(f"llama.cpp has no room for {sequences} x {capacity} positions")
         self.weight_bytes = llama_cpp.llama_model_size(self.model)
         self.vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
 

@@ -160,6 +160,20 @@ def alone(work: Callable, *args: Any) -> Any:
         return worker.submit(work, *args).result()
 
 
+def matrix_weights(config: Any) -> int:
+    """The weights that a token is multiplied with: all matrices (of an embedding that is no head: none)."""
+    from qwen3_io.checkpoint import tensor_shapes
+    shapes = tensor_shapes(asdict(config))  # lm_head is among them, and is read, whether it is tied or not
+    del shapes["model.embed_tokens.weight"]
+    return sum(shape[0] * shape[1] for shape in shapes.values() if len(shape) == 2)
+
+
+def read_bytes(config: Any, name: str, context: int, sequences: int = 1) -> float:
+    """Bytes that a step of decoding reads: all matrices once, and each sequence's keys and values."""
+    cached = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * context
+    return matrix_weights(config) * ENTRIES[name].weight_bytes + sequences * cached * ENTRIES[name].kv_bytes
+
+
 class Bench:
     """The measurements of all engines. `values` maps (engine, what) to a list with one value for each round."""
 
@@ -263,14 +277,7 @@ class Bench:
                       for value in values)
 
     def read_bytes(self, name: str, context: int) -> float:
-        """Bytes that decoding a token reads: all matrices (of an embedding that is no head: a row), and the cache."""
-        from qwen3_io.checkpoint import tensor_shapes
-        config, entry = self.config, ENTRIES[name]
-        shapes = tensor_shapes(asdict(config))  # lm_head is among them, and is read, whether it is tied or not
-        del shapes["model.embed_tokens.weight"]
-        weights = sum(shape[0] * shape[1] for shape in shapes.values() if len(shape) == 2)
-        cached = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * context
-        return weights * entry.weight_bytes + cached * entry.kv_bytes
+        return read_bytes(self.config, name, context)
 
     def share(self, name: str, context: int) -> float | None:
         """Median share of the bandwidth that decoding uses."""

@@ -77,7 +77,7 @@ class Batch:
     """Answers requests together: `slots` at a time, each with room for `longest` positions, prompt and answer.
 
     A request that waits joins as soon as a slot is free. A prompt that begins like another one in the cache gets that
-    beginning as a copy. Keys and values take their memory when they are filled. Raises InputError for wrong sizes.
+    beginning as a copy. Raises InputError for wrong sizes.
     """
 
     def __init__(self, model: Model, slots: int, longest: int | None = None):

@@ -288,7 +288,7 @@ class KVCache:
         return int(self.lengths.max())
 
     def reserve(self, sequences: np.ndarray) -> np.ndarray:
-        """Makes room for tokens [n] of these sequences, in order -> their positions [n].
+        """Makes room for tokens [n] of these sequences, in order -> their positions [n], behind the filled ones.
 
         Raises InputError beyond max_length.
         """
@@ -364,7 +364,7 @@ def forward(model: Model, token_ids: TokenIds, cache: KVCache, all_logits: bool 
     Raises InputError for ids out of range and when the context is full.
     """
     x = hidden_states(model, token_ids, cache)
-    x = x if all_logits else x[last_tokens(token_ids)]  # the head costs several layers: only where somebody looks
+    x = x if all_logits else x[last_tokens(token_ids)]  # the head costs several layers: last tokens only
     logits = linear(x, model.weights["lm_head"])
     return logits if all_logits or is_batch(token_ids) else logits[0]
 

@@ -221,7 +221,7 @@ class Bench:
         return n * max(self.values["memory", "bandwidth"]) / read, product_speed / weights
 
     def alike(self, name: str) -> str:
-        """How many of its first tokens are those of the first engine."""
+        """The number of first tokens that equal the first engine's."""
         own, other = self.first[name], self.first[next(iter(self.first))]
         return f"{sum(a == b for a, b in zip(own, other))} of {len(own)}"
 

@@ -110,7 +110,11 @@ def yes_no(rng: random.Random, book: Book, lang: str) -> Turn:
         else ("Yes, " if right else "No, ") + (says if says.startswith(country.name[0]) else lower_start(says))
     )
     return Turn(
-        "facts", question, answer, f"{country.name[zh]}: {value}", [("是的，" if right else "不，") if zh else "Yes," if right else "No,"]
+        "facts",
+        question,
+        answer,
+        f"{country.name[zh]}: {value}. {asked}?",
+        [("是的，" if right else "不，") if zh else "Yes," if right else "No,"],
     )
 
 

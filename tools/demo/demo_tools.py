@@ -1,7 +1,7 @@
 """Tools as programs offer them: described by a JSON schema, called by the model with JSON, their answers put into words.
 
-Half of them are like those that people write (weather, alarms, messages, ...) under changing names; the other half
-is made up of random words, so that only name, description and schema say what a tool is for.
+Some are like those that people write (weather, alarms, messages, ...) under changing names; the others are made up of
+random words, so that only name, description and schema say what a tool is for and which words are its values.
 """
 
 import json
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import demo_words as words
 from demo_toolbox import KINDS, TOOLS, Tool, number_value, text_value
+from demo_turns import plural
 from demo_typing import choose, typed
 
 INVENTED_DESCRIPTIONS = [
@@ -120,6 +121,105 @@ def parsed(text: str, kind: str):
     if kind in ("number", "integer"):
         return float(text) if "." in text else int(text)
     return text
+
+
+# What a made-up service may be asked with: the argument's names, its kind, and how it stands in a sentence.
+PHRASES = [
+    ("city town location place address area region", "city", ["in {}", "at {}", "near {}", "for {}", "around {}"]),
+    ("origin start departure source from", "city", ["from {}", "leaving {}", "starting in {}"]),
+    ("destination target arrival goal to", "city", ["to {}", "going to {}"]),
+    ("person name who user guest contact recipient owner", "person", ["for {}", "with {}", "of {}", "by {}", "to {}"]),
+    ("time at hour start begin when", "clock", ["at {}", "for {}", "by {}", "from {}"]),
+    ("date day when on", "date", ["on {}", "for {}", "{}", "by {}"]),
+    ("title name topic subject label text about", "text", ["called {}", "named {}", "about {}", "on {}"]),
+    ("id code number key reference", "code", ["number {}", "with the id {}", "{}", "with code {}"]),
+]
+SIZES = "size amount quantity count number volume length".split()
+SORTS = "kind type sort color flavor style model size".split()
+IMPERATIVES = [
+    "{V} (a|the|my|me a|) {thing}{phrases}(.|)",
+    "(Please|Can you|Could you|I want to|I'd like to|I have to|You should|Would you) {v} (a|the|my|) {thing}{phrases}",
+    "(I need|I want|I'd like|Get me|Give me|We need|Order|Book|Find|Make) (a|the|some|) {thing}{phrases}(.|, please|)",
+]
+INQUIRIES = [
+    "(When|Where|What|Which|How|Who) is the {thing}{phrases}?",
+    "(Is there|Do you have|Do they have|Can I get) (a|any|some) {thing}{phrases}?",
+    "(What|Which) {thing} (is there|can I get|do they have|is it){phrases}?",
+    "How (many|much) {thing} (is|are) there{phrases}?",
+    "How {a} is the {thing}{phrases}?",
+    "{thing}{phrases}",
+    "(Show|Tell|Give) me the {thing}{phrases}.",
+    "(Check|Look up|Search|Find out) the {thing}{phrases}.",
+]
+
+
+def plausible_tool(rng: random.Random) -> Tool:
+    """A service for a random thing, asked in whole sentences: only the schema says which of their words are values."""
+    verb, noun, adjective = rng.choice(words.english("verb")), words.noun(rng), rng.choice(words.english("adjective"))
+    name = rng.choice(
+        [f"{verb}_{noun}", f"get_{noun}", f"{noun}_{verb}", noun, f"{noun}_service", f"{verb}{words.capital(noun)}", f"find_{noun}"]
+    )
+    description = rng.choice(
+        [
+            "{V} a {n}",
+            "{V} the {n}",
+            "(Get|Find|Look up|Returns) the {n}",
+            "{n} (service|information|search|control)",
+            "Tells the {n}",
+            "{V}s {n}",
+        ]
+    )
+    thing, arguments, values = noun, {}, 0
+    if rng.random() < 0.3:  # a value before the thing: "the blue lamp"
+        arguments["s"] = (rng.choice([*SORTS, words.noun(rng)]), rng.choice(["enum", "text", "person", "city"]))
+        thing = "{s} " + noun
+    elif rng.random() < 0.2:  # a number before the thing, or of a unit: "3 lamps", "20 minutes of lamp"
+        unit = plural(words.noun(rng))
+        arguments["s"] = (rng.choice([*SIZES, unit]), rng.choice(["whole", "number"]))
+        thing = rng.choice(["{s} " + plural(noun), "{s} " + unit + " of " + noun])
+    phrases = []
+    for spellings, kind, forms in rng.sample(PHRASES, rng.choice([0, 1, 1, 1, 2, 2, 3] if not arguments else [0, 0, 1, 1, 2])):
+        if not set(spellings.split()) & {one for own, _ in arguments.values() for one in own.split()}:
+            key = str(values)
+            arguments[key], values = (spellings, kind), values + 1
+            if rng.random() < 0.9:
+                phrases.append(" " + rng.choice(forms).replace("{}", f"{{{key}}}"))
+    if not arguments and rng.random() < 0.8:
+        return plausible_tool(rng)
+    rng.shuffle(phrases)
+    pattern = rng.choice(IMPERATIVES + INQUIRIES)
+    if phrases and not arguments.get("s") and rng.random() < 0.15:
+        first = re.search(r"\{\d\}", phrases[0])[0]
+        pattern, phrases = rng.choice([first + "'s {thing}{phrases}", "{thing} " + first + "{phrases}"]), phrases[1:]
+    fixed = {"v": verb, "n": noun, "V": words.capital(verb), "a": adjective, "thing": thing, "phrases": "".join(phrases)}
+    fill = lambda text: re.sub(r"\{([vnVa]|thing|phrases)\}", lambda part: fixed[part[1]], text)  # noqa: E731
+    results = {words.noun(rng): rng.choice(["number", "text", "word", "clock", "person"]) for _ in range(rng.choice([1, 1, 2]))}
+    return Tool(name, [fill(description)], arguments, [fill(pattern)], results, noun)
+
+
+def plausible_tool_zh(rng: random.Random) -> Tool:
+    noun, verb = rng.choice(words.chinese_nouns()), rng.choice("查询 获取 预订 购买 打开 设置 发送 计算 寻找".split())
+    name = rng.choice([f"{rng.choice(words.english('verb'))}_{words.noun(rng)}", f"get_{words.noun(rng)}", words.noun(rng)])
+    arguments = {
+        "0": rng.choice(
+            [("city location place 城市 地点", "city_zh"), ("name person user 姓名", "person_zh"), ("item what 名称", "noun_zh")]
+        )
+    }
+    questions = [
+        "(查|查一下|查询|帮我查|告诉我|我想知道){0}的{n}。",
+        "{0}的{n}(是什么|怎么样|是多少|在哪里|)？",
+        "{0}有{n}吗？",
+        "{v}{0}的{n}。",
+        "{n}：{0}",
+        "(给|为|帮){0}{v}{n}。",
+    ]
+    if rng.random() < 0.3:
+        arguments["1"] = rng.choice([("time 时间", "clock"), ("number count 数量", "whole"), ("date 日期", "date")])
+        questions = ["{v}{0}的{n}，{1}。", "{1}(为|给){0}{v}{n}。", "{0}{1}的{n}怎么样？"]
+    question = rng.choice(questions).replace("{n}", noun).replace("{v}", verb)
+    return Tool(
+        name, [rng.choice([verb + noun, f"{verb}一个{noun}", f"{noun}{verb}"])], arguments, [question], {words.noun(rng): "noun_zh"}, noun
+    )
 
 
 @dataclass
@@ -248,11 +348,12 @@ def in_words(call: dict, response, zh: bool) -> str:
     return f"{about}: {said}" if about else words.capital(said)
 
 
-def tool_use(rng: random.Random, tools: list[Tool] = TOOLS, invented: float = 0.5) -> ToolUse:
-    tool = invented_tool(rng) if rng.random() < invented else rng.choice(tools)
+def tool_use(rng: random.Random, tools: list[Tool] = TOOLS, invented: float = 0.65) -> ToolUse:
+    draw = rng.choice([invented_tool, plausible_tool, plausible_tool, plausible_tool_zh if rng.random() < 0.4 else plausible_tool])
+    tool = draw(rng) if rng.random() < invented else rng.choice(tools)
     others = [
         other
-        for other in (invented_tool(rng) if rng.random() < 0.4 else rng.choice(tools) for _ in range(rng.choice([0, 0, 0, 1, 1, 2])))
+        for other in (draw(rng) if rng.random() < 0.4 else rng.choice(tools) for _ in range(rng.choice([0, 0, 0, 1, 1, 2])))
         if not set(other.topic.split()) & set(tool.topic.split())
     ]
     offers = {}

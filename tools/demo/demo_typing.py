@@ -29,6 +29,45 @@ BEFORE = [
     "I wonder: ",
     "Also, ",
     "Hmm, ",
+    "Alright, ",
+    "One thing: ",
+    "Oh, ",
+    "Right, ",
+    "Good, ",
+    "Dear bot, ",
+    "Hi there, ",
+    "Another thing: ",
+]
+BEFORE_QUESTION = [
+    "Let me ask: ",
+    "Here is a question: ",
+    "I have a question: ",
+    "For my homework: ",
+    "For school: ",
+    "Answer this: ",
+    "Guess: ",
+    "Try this: ",
+    "My son asks: ",
+    "Somebody asked me: ",
+    "I need to know: ",
+    "Do you know: ",
+    "Can you tell me: ",
+    "Can you say ",
+    "Tell me, ",
+    "Help me out, ",
+    "Maybe you know: ",
+    "I'd like to know, ",
+]
+AFTER_QUESTION = [
+    ", do you know?",
+    ", can you say?",
+    " Do you know?",
+    ", I forgot",
+    ", for school",
+    ", quick",
+    ", any guess?",
+    ", what do you think?",
+    " Answer me.",
 ]
 AFTER = [
     " please",
@@ -45,8 +84,32 @@ AFTER = [
     " I forgot.",
     " Just asking.",
     " if you can",
+    " :)",
+    " thx",
+    ", my friend",
+    ", thank you",
+    " ok?",
+    " today",
 ]
-BEFORE_ZH = ["请问，", "请问", "你好，", "那么，", "嗯，", "还有，", "对了，", "问一下，", "麻烦问一下，", "老师，"]
+BEFORE_ZH = [
+    "请问，",
+    "请问",
+    "你好，",
+    "那么，",
+    "嗯，",
+    "还有，",
+    "对了，",
+    "问一下，",
+    "麻烦问一下，",
+    "老师，",
+    "再问一个：",
+    "有个问题：",
+    "我想知道，",
+    "帮我看看，",
+]
+# Words that a person leaves out, or puts in, without meaning anything else.
+LEFT_OUT = {"the", "a", "an", "is", "are", "do", "does", "please", "of"}
+PUT_IN = "really just actually again now like maybe exactly um uh simply".split()
 AFTER_ZH = ["谢谢。", "谢谢！", "呢", "啊", "呀", "请回答。", "快说。"]
 
 
@@ -80,13 +143,38 @@ def with_typo(rng: random.Random, template: str) -> str:
     return " ".join(words)
 
 
+def reworded(rng: random.Random, template: str) -> str:
+    """A small word left out, put in, or two words swapped; in Chinese, a particle."""
+    if not template.isascii():
+        return (
+            template.replace("的", "", 1)
+            if rng.random() < 0.5
+            else re.sub("(?=[是在用说叫])", rng.choice(["究竟", "都", "现在", "一般"]), template, count=1)
+        )
+    words = template.split(" ")
+    if len(words) < 4:
+        return template
+    kind, small = rng.random(), [i for i, word in enumerate(words) if word.lower() in LEFT_OUT]
+    if kind < 0.5 and small:
+        del words[rng.choice(small)]
+    elif kind < 0.8:
+        words.insert(rng.randrange(1, len(words)), rng.choice(PUT_IN))
+    else:
+        i = rng.randrange(len(words) - 1)
+        if "{" not in words[i] + words[i + 1]:
+            words[i], words[i + 1] = words[i + 1], words[i]
+    return " ".join(words)
+
+
 def with_manners(rng: random.Random, template: str) -> str:
     zh = any("\u4e00" <= char <= "\u9fff" for char in template)
-    if rng.random() < 0.1:
-        before = rng.choice(BEFORE_ZH if zh else BEFORE)
+    asks = template.endswith("?") and not zh
+    if rng.random() < 0.14:
+        before = rng.choice(BEFORE_ZH if zh else BEFORE_QUESTION if asks and rng.random() < 0.5 else BEFORE)
         template = before + (template if zh or template[0] == "{" or template.startswith("I ") else template[0].lower() + template[1:])
-    if rng.random() < 0.06:
-        template = ((template.rstrip("?.!。？！") or template) if rng.random() < 0.5 else template) + rng.choice(AFTER_ZH if zh else AFTER)
+    if rng.random() < 0.08:
+        after = rng.choice(AFTER_ZH if zh else AFTER_QUESTION if asks and rng.random() < 0.5 else AFTER)
+        template = ((template.rstrip("?.!。？！") or template) if rng.random() < 0.5 else template) + after
     return template
 
 
@@ -109,6 +197,8 @@ def typed(rng: random.Random, pattern: str, fill: dict[str, str], copied: bool =
     template = choose(rng, pattern)
     if template[0] != "{" and not (template[0].islower() and rng.random() < 0.6):
         template = template[0].upper() + template[1:]
+    if rng.random() < 0.12:
+        template = reworded(rng, template)
     template = with_manners(rng, template)
     for chance in (0.12, 0.03):
         if rng.random() < chance:

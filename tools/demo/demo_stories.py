@@ -44,7 +44,7 @@ ENDINGS = [
     "And {then} never forgot that day. The end.",
     "In the evening they danced and laughed. The end.",
 ]
-HELPERS = ["fox", "bear", "mouse", "owl", "frog", "duck", "girl", "boy"]
+HELPERS = ["fox", "bear", "mouse", "rabbit", "frog", "duck", "girl", "boy"]
 PLACES_ZH = ["森林里", "小村子里", "大城市里", "老房子里", "花园里", "海边", "山上"]
 MOODS_ZH = ["很孤单", "很好奇", "很勇敢", "总是很饿", "对大家都很好"]
 GOALS_ZH = ["大海", "高山", "月亮", "古堡", "大河"]

@@ -499,9 +499,9 @@ def run_layers(model: Model, ids: np.ndarray, cache: KVCache, sequences: np.ndar
     layers = Layers(w.layers, w.norms, w.head_norms, config.rms_norm_eps, w.forms, w.routers, w.experts,
                     config.norm_topk_prob)
     filled = Cache(cache.k, cache.v, cache.stored)
-    step = max(1, PASS // m)
-    for first in range(0, config.num_hidden_layers, step):
-        w.team.run(kernels().decoder_layers, w, first, first + step, layers, batch, filled, space)
+    n_layers, step = config.num_hidden_layers, max(1, PASS // m)
+    for first in range(0, n_layers, step):
+        w.team.run(kernels().decoder_layers, w, first, min(first + step, n_layers), layers, batch, filled, space)
     return x
 
 

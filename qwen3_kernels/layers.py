@@ -215,11 +215,11 @@ def linear(w, x, packed, out, column, start, end, own):
     depth, strip = (width, PANEL) if w.form >= INT8 else (DEPTH if tiles > 1 else width, STRIP)
     while first < end:
         rows = min(strip, end - first)
-        ahead = 0 if first + rows == end else w.stride if w.form >= INT8 else rows * w.stride
         for tile in range(tiles):
             t, count = n * tile // tiles, n * (tile + 1) // tiles - n * tile // tiles
             y = out[t].ctypes.data + 4 * (column + first)
             if w.form >= INT8:
+                ahead = w.stride if first + rows < end else 0
                 packed_product(w.form, count, (w.address + first // PANEL * w.stride, packed[t].ctypes.data,
                                                packed.strides[0], width, y, out.strides[0], ahead, tile, tiles))
                 continue
@@ -227,7 +227,7 @@ def linear(w, x, packed, out, column, start, end, own):
                 part = (1 if k > 0 else 0) + (2 if k + depth < width else 0)
                 float_product(w.form, count, (w.address + first * w.stride + k * (4 if w.form == F32 else 2), w.stride,
                                               rows, x[t].ctypes.data + 4 * k, x.strides[0], min(depth, width - k),
-                                              y, out.strides[0], own.ctypes.data, part, ahead, tile, tiles))
+                                              y, out.strides[0], own.ctypes.data, part))
         first += rows
 
 
@@ -310,7 +310,7 @@ def attend(q, group, seen, keys, values, stride, form, out, scores):
             continue
         p, p_stride, y, y_stride = scores.ctypes.data, scores.strides[0], out[start].ctypes.data, out.strides[0]
         float_product(form, end - start, (keys, stride, most, q[start].ctypes.data, q.strides[0], width, p, p_stride,
-                                          np.int64(0), np.int64(0), 4 * stride, tile, np.int64(1)))
+                                          np.int64(0), np.int64(0)))
         for r in range(start, end):
             count = min(max(seen + r // group, 0), BLOCK)
             if count > 0:

@@ -74,23 +74,11 @@ def fma(b: Any, x: Any, y: Any, z: Any) -> Any:
     return call(b, f"llvm.fma.v{x.type.count}f32", x.type, x, y, z)
 
 
-class Next(NamedTuple):
-    """What a product asks the memory for while it computes, so that the next product finds it in the second cache.
-
-    The numbers `ahead` bytes behind its own; but products with the same numbers take turns: of `turns` steps, it asks
-    in the one numbered `turn`. An `ahead` of 0 asks for nothing new, and so does a `turn` that never comes.
-    """
-    ahead: Any
-    turn: Any
-    turns: Any
-
-
-def prefetch(b: Any, step: Any, then: Next, starts: Iterable[Any], size: int) -> None:
-    """Asks for what comes after the `size` bytes from each start on, if it is this step's turn."""
-    if PREFETCHES:
-        with b.if_then(b.icmp_signed("==", b.urem(step, then.turns), then.turn)):
-            for address in (at(b, start, then.ahead, line) for start in starts for line in range(0, size, 64)):
-                call(b, "llvm.prefetch.p0", ir.VoidType(), b.inttoptr(address, I8.as_pointer()), *map(I32, (0, 2, 1)))
+def prefetch(b: Any, address: Any, size: int) -> None:
+    """Asks the memory for `size` bytes, to be kept in the second cache: in the first one the vectors need the room."""
+    for line in range(0, size, 64) if PREFETCHES else ():
+        place = b.inttoptr(at(b, address, line), I8.as_pointer())
+        call(b, "llvm.prefetch.p0", ir.VoidType(), place, I32(0), I32(2), I32(1))
 
 
 def add_neighbours(b: Any, x: Any) -> Any:
@@ -272,14 +260,14 @@ def zero_sums(b: Any, keys: Iterable[Any], lanes: int) -> dict[Any, Any]:
 
 
 def write_float_product(form: int, n_vectors: int, b: Any, w: Any, stride: Any, n_rows: Any, x: Any, x_stride: Any,
-                        n: Any, out: Any, out_stride: Any, kept: Any, part: Any, *then: Any) -> None:
+                        n: Any, out: Any, out_stride: Any, kept: Any, part: Any) -> None:
     """out[t, r] = sum of w[r, k] x[t, k]: 16 partial sums in the order of k, then `totals`.
 
     w: rows of n floats as they lie in memory, n a multiple of 32; x float32, even_first for BF16. The strides are the
     bytes between two rows, two vectors, and the results of two vectors. The sums of several rows and vectors stay in
     registers, so that each number that is loaded is used several times. A product may be cut into parts of the columns:
     with bit 0 of `part` set it continues the sums in `kept` float32 [n_rows, n_vectors, 16], with bit 1 it leaves them
-    there. `then` is a Next.
+    there.
     """
     together = min(4, SUMS // n_vectors)
 
@@ -294,8 +282,8 @@ def write_float_product(form: int, n_vectors: int, b: Any, w: Any, stride: Any, 
 
         def step(i: Any) -> None:
             column = b.mul(i, I64(32))
-            prefetch(b, b.add(first, i), Next(*then), [at(b, row, (column, SIZES[form])) for row in rows],
-                     32 * SIZES[form])
+            for row in rows:  # ask for the rows that follow
+                prefetch(b, at(b, row, (stride, n_tile_rows), (column, SIZES[form])), 32 * SIZES[form])
             parts = [two_parts(b, form, row, n, column) for row in rows]
             for half in range(2):
                 for t in range(n_vectors):
@@ -384,10 +372,11 @@ def half_bytes(b: Any, form: int, value: Any, half: int, fifth: Any) -> Any:
 
 
 def write_packed_product(form: int, n_vectors: int, b: Any, w: Any, x: Any, x_stride: Any, n: Any, out: Any,
-                         out_stride: Any, *then: Any) -> None:
-    """A packed block times packed vectors of n columns, a multiple of 64 -> out[t, 32 rows]. `then` is a Next.
+                         out_stride: Any, ahead: Any, turn: Any, turns: Any) -> None:
+    """A packed block times packed vectors of n columns, a multiple of 64 -> out[t, 32 rows].
 
-    Each sum of a group stays a whole number until its scales are multiplied in.
+    Each sum of a group stays a whole number until its scales are multiplied in. Meanwhile the block `ahead` bytes
+    behind is fetched: products of the same block take `turns`, and this one fetches the units of its `turn`.
     """
     lanes, together, _ = PACKED_SHAPES[form]
     size, halves = unit_size(form), range(1 if form == INT8 else 2)
@@ -407,7 +396,8 @@ def write_packed_product(form: int, n_vectors: int, b: Any, w: Any, x: Any, x_st
             here = at(b, w, (i, size))
             fifths, bytes_ = at(b, here, 2 * PANEL * len(halves)), at(b, here, size - 1024)
             numbers = [b.add(b.mul(i, I64(len(halves))), I64(h)) for h in halves]
-            prefetch(b, i, Next(*then), [here], size)
+            with b.if_then(b.icmp_signed("==", b.urem(i, turns), turn)):
+                prefetch(b, at(b, here, ahead), size)
             wholes = {}
             for p, t in sums:
                 for h in halves:
@@ -450,7 +440,7 @@ def write_packed_product(form: int, n_vectors: int, b: Any, w: Any, x: Any, x_st
             store(b, b.load(sum_), at(b, out, (out_stride, t), 4 * lanes * p))
 
 
-float_product = product("float_product", (F32, BF16, F16, KV8), MOST_FLOATS, 13, write_float_product)
+float_product = product("float_product", (F32, BF16, F16, KV8), MOST_FLOATS, 10, write_float_product)
 weighted_rows = product("weighted_rows", (F32, BF16, F16, KV8), MOST_FLOATS, 8, write_weighted_rows)
 packed_product = product("packed_product", (INT8, INT5, INT4), INT8_SHAPES[PATH].vectors, 9, write_packed_product)
 

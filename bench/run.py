@@ -1,14 +1,15 @@
 """Speed and memory of the fast engine against the memory's limit and against other engines, all in one run.
 
-    python bench/run.py                        everything that is installed; about 30 minutes, 16 GB of memory
+    python bench/run.py                        everything that is installed; about 35 minutes, 16 GB of memory
     python bench/run.py --quick --rounds 2     fewer tokens, for a look
     python bench/run.py --tokenizer FOLDER     with the tokenizer of an official model, for an honest start-up
 
 Random weights in the exact shape of Qwen3-0.6B. Each engine has a process of its own; rounds go over all engines in
 turn, and ratios are medians of each round's ratio: on a shared machine a ratio means something, a single time does not.
-The read bandwidth is what the memory gives to whatever reads 1 GiB fastest, measured right before each decoding. Peers
-that are not installed, or that crash when they are tried, are left out with a note. The text goes to bench/RESULTS.md,
-too, and with matplotlib there is a picture, bench/results.png.
+The read bandwidth is what the memory gives to whatever reads 1 GiB fastest, measured right before each decoding.
+llama.cpp is tried again without repacked weights if it crashes; peers that are not installed, or that crash for good,
+are left out with a note. The text goes to bench/RESULTS.md, too, and with matplotlib there is a picture,
+bench/results.png.
 """
 import argparse
 import datetime

@@ -57,7 +57,7 @@ from qwen3_io.errors import brief, parse_json
 from qwen3_io.tensors import PackedTensor, StoredTensor, Tensor
 from qwen3_io.writing import write_folder, write_safetensors, write_whole
 from qwen3_kernels.layout import (APART, BF16, BIAS, BLOCK, EXPERT, F16, F32, FEW, GATE, GROUP, INT4, INT5, INT8, KV8,
-                                  LARGEST, LINEAR, NAMES, PANEL, SMALLEST, TILE, VERSION, Batch, Cache, Layers, Q,
+                                  LARGEST, LINEAR, NAMES, PANEL, PASS, SMALLEST, TILE, VERSION, Batch, Cache, Layers, Q,
                                   Space, Task, Weight, own_space, packed_shape, padded, unit_size)
 
 try:
@@ -499,9 +499,9 @@ def run_layers(model: Model, ids: np.ndarray, cache: KVCache, sequences: np.ndar
     layers = Layers(w.layers, w.norms, w.head_norms, config.rms_norm_eps, w.forms, w.routers, w.experts,
                     config.norm_topk_prob)
     filled = Cache(cache.k, cache.v, cache.stored)
-    step = config.num_hidden_layers if m <= FEW else 1  # a long prompt can be interrupted between two layers
-    for first in range(0, config.num_hidden_layers, step):
-        w.team.run(kernels().decoder_layers, w, first, first + step, layers, batch, filled, space)
+    n_layers, step = config.num_hidden_layers, max(1, PASS // m)
+    for first in range(0, n_layers, step):
+        w.team.run(kernels().decoder_layers, w, first, min(first + step, n_layers), layers, batch, filled, space)
     return x
 
 

@@ -145,10 +145,10 @@ class LlamaEngine:
         self.api.llama_memory_seq_rm(self.api.llama_get_memory(self.context), 0, length, -1)
 
 
-def open_engine(name: str, path: Path, gguf_folder: Path, threads: int, capacity: int) -> Any:
+def open_engine(name: str, path: Path, gguf_folder: Path, threads: int, capacity: int, repack: bool = True) -> Any:
     """The engine of an entry with the model in `path`, with room for `capacity` positions."""
     if name.startswith("llama"):
-        return LlamaEngine(gguf_file(gguf_folder, name), threads, capacity)
+        return LlamaEngine(gguf_file(gguf_folder, name), threads, capacity, repack=repack)
     if name == "numpy":
         return NumpyEngine(path, capacity)
     if name == "torch":

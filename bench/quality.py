@@ -72,7 +72,7 @@ def save_reference(path: Path, folder: Path, texts: Sequence[Sequence[int]]) -> 
 def errors(name: str, path: Path, folder: Path, threads: int,
            texts: Sequence[Sequence[int]]) -> dict[str, list[float]]:
     """For each of STEPS [MB of weights, mean KL divergence, mean error of the logits, the largest], against the reference."""
-    engine, results = open_engine(name, path, folder, threads, LONGEST), {}
+    engine, results = open_engine(name, path, folder, threads, LONGEST, repack=False), {}
     for way, step in STEPS.items():
         divergences, relative = [], []
         for i, logits in enumerate(all_logits(engine, texts, step)):

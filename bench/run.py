@@ -1,16 +1,19 @@
 """Speed and memory of the fast engine against the memory's limit and against other engines, all in one run.
 
-    python bench/run.py                        everything that is installed; about 20 minutes, 16 GB of memory
+    python bench/run.py                        everything that is installed; about 35 minutes, 16 GB of memory
     python bench/run.py --quick --rounds 2     fewer tokens, for a look
+    python bench/run.py --tokenizer FOLDER     with the tokenizer of an official model, for an honest start-up
 
 Random weights in the exact shape of Qwen3-0.6B. Each engine has a process of its own; rounds go over all engines in
 turn, and ratios are medians of each round's ratio: on a shared machine a ratio means something, a single time does not.
-The read bandwidth is what the memory gives to whatever reads 1 GiB fastest, measured right before each decoding. Peers
-that are not installed, or that crash when they are tried, are left out with a note. The text goes to bench/RESULTS.md,
-too, and with matplotlib there is a picture, bench/results.png.
+The read bandwidth is what the memory gives to whatever reads 1 GiB fastest, measured right before each decoding.
+llama.cpp is tried again without repacked weights if it crashes; peers that are not installed, or that crash for good,
+are left out with a note. The text goes to bench/RESULTS.md, too, and with matplotlib there is a picture,
+bench/results.png.
 """
 import argparse
 import datetime
+import json
 import os
 import platform
 import resource
@@ -25,7 +28,7 @@ from importlib import metadata
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,14 +37,26 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools"), str(ROOT / "bench")]
 
 from peers import ENTRIES, gguf_file, missing_packages, open_engine, write_gguf  # noqa: E402
 
-# What the fast engine is to reach: (peer, decode / its decode, share of the bandwidth, prefill / its prefill).
-GOALS = {"bf16": ("llama-bf16", 1.25, 0.80, 1.3),
-         "int8": ("llama-q8_0", 1.25, 0.75, 2.5),
-         "int4": ("llama-q4_k_m", 1.5, 0.65, 1.3)}
-LONG_GOAL, LONG_SHARE_GOAL, TORCH_GOAL, MEMORY_GOAL, START_GOAL, LOAD_GOAL = 2.5, 0.65, 1.2, 1.25, 1.5, 10
+
+
+class Goal(NamedTuple):
+    """What the fast engine is to reach in a format: ratios to the peer, and shares of the bandwidth."""
+    peer: str
+    decode: float
+    share: float
+    prefill: float
+    long_share: float  # with the longest context
+    long_prefill: float  # of a prompt as long as that
+
+
+GOALS = {"bf16": Goal("llama-bf16", 1.25, 0.80, 1.3, 0.87, 2.1),
+         "int8": Goal("llama-q8_0", 1.25, 0.75, 2.5, 0.80, 3.2),
+         "int4": Goal("llama-q4_k_m", 1.5, 0.65, 1.3, 0.77, 2.4)}
+LONG_GOAL, TORCH_GOAL, MEMORY_GOAL, START_GOAL, LOAD_GOAL = 2.5, 1.2, 1.25, 1.2, 10
 FLOAT32 = ("numpy", "torch")
 STEP = 512  # tokens at a time, to fill a cache
 MARGIN = 64  # positions behind the longest context
+LONG_ROUNDS = 3  # at most, of prompts as long as that
 
 
 @dataclass(frozen=True)
@@ -74,9 +89,9 @@ def seconds(work: Callable[[], object]) -> float:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def start_engine(name: str, path: Path, folder: Path, threads: int, capacity: int) -> None:
+def start_engine(name: str, path: Path, folder: Path, threads: int, capacity: int, repack: bool) -> None:
     global engine
-    engine = open_engine(name, path, folder, threads, capacity)
+    engine = open_engine(name, path, folder, threads, capacity, repack)
 
 
 def fill(ids: Sequence[int]) -> None:
@@ -84,6 +99,10 @@ def fill(ids: Sequence[int]) -> None:
     engine.truncate(0)
     for start in range(0, len(ids), STEP):
         engine.run(ids[start:start + STEP])
+
+
+def fill_speed(ids: Sequence[int]) -> float:
+    return len(ids) / seconds(lambda: fill(ids))
 
 
 def prefill_speed(ids: Sequence[int]) -> float:
@@ -101,9 +120,10 @@ def decode_speed(context: int, ids: Sequence[int]) -> float:
     return 1 / median(seconds(lambda: engine.run([token])) for token in ids)
 
 
-def peak_memory(name: str, path: Path, folder: Path, threads: int, ids: Sequence[int]) -> tuple[int, float]:
+def peak_memory(name: str, path: Path, folder: Path, threads: int, ids: Sequence[int],
+                repack: bool) -> tuple[int, float]:
     """(the most memory in bytes of this process, seconds to load) for a long prompt and 16 more tokens."""
-    load = seconds(lambda: start_engine(name, path, folder, threads, len(ids)))
+    load = seconds(lambda: start_engine(name, path, folder, threads, len(ids), repack))
     engine.run(ids[:-16])
     for token in ids[-16:]:
         engine.run([token])
@@ -184,6 +204,7 @@ class Bench:
         self.ids = np.random.default_rng(0).integers(0, self.config.vocab_size, sizes.long + MARGIN).tolist()
         self.values: dict[tuple[str, str], list[float]] = {}
         self.memory: dict[str, tuple[int, float]] = {}
+        self.plain: set[str] = set()  # runs without repacked weights
         self.notes = [f"the machine's load average before the run: {os.getloadavg()[0]:.1f}"]
         self.names = list(names)
 
@@ -202,25 +223,44 @@ class Bench:
             try:
                 if name.startswith("llama"):
                     alone(write_gguf, self.path, self.folder, name)
-                ids = self.ids[:self.sizes.prompt + 16]
                 if name in GOALS and not GOALS.keys() & self.memory.keys():  # it compiles: not measured
-                    alone(peak_memory, name, self.path, self.folder, self.threads, ids)
-                self.memory[name] = alone(peak_memory, name, self.path, self.folder, self.threads, ids)
+                    self.measure_memory(name)
+                self.measure_memory(name)
             except RuntimeError as error:  # its own, or that of a process that is gone
-                self.drop(name, str(error))
+                if name.startswith("llama"):
+                    self.try_plain(name, str(error))
+                else:
+                    self.drop(name, str(error))
+
+    def measure_memory(self, name: str) -> None:
+        ids = self.ids[:self.sizes.prompt + 16]
+        self.memory[name] = alone(peak_memory, name, self.path, self.folder, self.threads, ids, name not in self.plain)
+
+    def try_plain(self, name: str, reason: str) -> None:
+        """llama.cpp again, with its weights in the order of the file."""
+        self.plain.add(name)
+        try:
+            self.measure_memory(name)
+            self.notes.append(f"{name} runs without repacked weights (use_extra_bufts), with which it failed: {reason}")
+        except RuntimeError as error:
+            self.drop(name, str(error))
 
     def run(self) -> None:
         """All rounds: start-up first, then decoding with ever shorter context, then prefill."""
         self.start_up()
         reader = new_process(start_reader, self.threads)
-        workers = {name: new_process(start_engine, name, self.path, self.folder, self.threads, self.sizes.long + MARGIN)
-                   for name in self.names}
+        workers = {name: new_process(start_engine, name, self.path, self.folder, self.threads, self.sizes.long + MARGIN,
+                                     name not in self.plain) for name in self.names}
+        compared = {name: worker for name, worker in workers.items() if name not in FLOAT32}
+        self.each_round(f"prefill {self.sizes.long}", compared, reader, min(self.rounds, LONG_ROUNDS), fill_speed,
+                        self.ids[:self.sizes.long])
         for context, decoded in zip(self.sizes.contexts, self.sizes.decoded):
             taking_part = {name: worker for name, worker in workers.items()
                            if context == self.sizes.short or name not in self.skipped}
             self.fill(taking_part, context)
-            self.each_round(f"decode {context}", taking_part, reader, decode_speed, context, self.ids[:decoded])
-        self.each_round("prefill", workers, reader, prefill_speed, self.ids[:self.sizes.prompt])
+            self.each_round(f"decode {context}", taking_part, reader, self.rounds, decode_speed, context,
+                            self.ids[:decoded])
+        self.each_round("prefill", workers, reader, self.rounds, prefill_speed, self.ids[:self.sizes.prompt])
         for worker in (reader, *workers.values()):
             worker.shutdown()
 
@@ -230,17 +270,17 @@ class Bench:
         return FLOAT32 if self.sizes is QUICK else ()
 
     def fill(self, workers: dict[str, ProcessPoolExecutor], context: int) -> None:
-        """Fills the caches, unless a longer context was already there to be cut."""
+        """Fills the caches, unless a longer context is already there to be cut."""
         for name, worker in workers.items():
-            if context == self.sizes.long or name in self.skipped:
+            if name in FLOAT32 and (context == self.sizes.long or name in self.skipped):
                 note(f"{name}: {context} tokens into the cache")
                 worker.submit(fill, self.ids[:context]).result()
 
-    def each_round(self, what: str, workers: dict[str, ProcessPoolExecutor], reader: ProcessPoolExecutor,
+    def each_round(self, what: str, workers: dict[str, ProcessPoolExecutor], reader: ProcessPoolExecutor, rounds: int,
                    work: Callable, *args: Any) -> None:
         """Rounds over all engines, with the bandwidth before each. The first round warms up."""
-        for i in range(self.rounds + 1):
-            note(f"{what}: round {i} of {self.rounds}")
+        for i in range(rounds + 1):
+            note(f"{what}: round {i} of {rounds}")
             for name, worker in workers.items():
                 bandwidth = reader.submit(read_bandwidth).result()
                 speed = worker.submit(work, *args).result()
@@ -299,13 +339,14 @@ def cell(value: float | None, digits: int) -> str:
 
 def table(bench: Bench) -> list[str]:
     sizes = bench.sizes
-    titles = ["engine", "format", f"prefill {sizes.prompt}, tokens/s"]
+    titles = ["engine", "format", *(f"prefill {n}, tokens/s" for n in (sizes.prompt, sizes.long))]
     for context in (sizes.short, sizes.long):
         titles += [f"decode at {context}, tokens/s", "GB/s", "of the bandwidth"]
     titles.append("peak memory, GB")
     lines = [f"| {' | '.join(titles)} |", "| --- " * len(titles) + "|"]
     for name in bench.names:
-        cells = [ENTRIES[name].engine, ENTRIES[name].format, cell(bench.speed(name, "prefill"), 1)]
+        cells = [ENTRIES[name].engine, ENTRIES[name].format,
+                 *(cell(bench.speed(name, what), 1) for what in ("prefill", f"prefill {sizes.long}"))]
         for context in (sizes.short, sizes.long):
             speed = bench.speed(name, f"decode {context}")
             gigabytes = None if speed is None else speed * bench.read_bytes(name, context) / 1e9
@@ -318,19 +359,22 @@ def goals(bench: Bench) -> list[tuple[str, float | None, str, float]]:
     """(what, measured or None, "at least" or "at most", wanted) for all that the fast engine is to reach."""
     rows: list[tuple[str, float | None, str, float]] = []
     least, most, sizes = "at least", "at most", bench.sizes
-    for name, (peer, decode, share, prefill) in GOALS.items():
+    for name, goal in GOALS.items():
+        peer = goal.peer
         other = f"{ENTRIES[peer].engine} {ENTRIES[peer].format}"
-        for context, ratio, part in ((sizes.short, decode, share), (sizes.long, LONG_GOAL, LONG_SHARE_GOAL)):
+        for context, ratio, part in ((sizes.short, goal.decode, goal.share), (sizes.long, LONG_GOAL, goal.long_share)):
             what = f"decode {context}"
             rows += [(f"{name}: {what} / {other}", bench.ratio(name, peer, what), least, ratio),
                      (f"{name}: {what}, share of the bandwidth", bench.share(name, context), least, part)]
-        rows.append((f"{name}: prefill {sizes.prompt} / {other}", bench.ratio(name, peer, "prefill"), least, prefill))
+        for n, what, ratio in ((sizes.prompt, "prefill", goal.prefill),
+                               (sizes.long, f"prefill {sizes.long}", goal.long_prefill)):
+            rows.append((f"{name}: prefill {n} / {other}", bench.ratio(name, peer, what), least, ratio))
         both = name in bench.memory and peer in bench.memory
         memory = bench.memory[name][0] / bench.memory[peer][0] if both else None
         rows.append((f"{name}: peak memory / {other}", memory, most, MEMORY_GOAL))
     torch, start = bench.ratio("bf16", "torch", "prefill"), bench.ratio("bf16", "llama-bf16", "start")
     rows += [(f"bf16: prefill {sizes.prompt} / torch float32", torch, least, TORCH_GOAL),
-             ("bf16: start-up to the first token / llama.cpp bf16", start, most, START_GOAL)]
+             ("bf16: seconds from start to first token / llama.cpp bf16", start, most, START_GOAL)]
     return rows + [(f"{name}: seconds to load and quantize", bench.memory[name][1], most, LOAD_GOAL)
                    for name in ("int8", "int4") if name in bench.memory]
 
@@ -368,8 +412,13 @@ def report(bench: Bench) -> str:
     lines = [machine(bench.threads), "", f"Read bandwidth {bandwidth}: decoding can't pass {limits} tokens/s.", "",
              *table(bench), "", *goals_table(bench), ""]
     if starts:
-        lines += [f"Start-up, a whole process for a few words and one more token: {', '.join(starts)}.", ""]
+        lines += [f"Start-up, a whole process for a few words and one more token: {', '.join(starts)}. This engine "
+                  f"loads a tokenizer of {vocabulary_size(bench.path)} tokens for it, llama.cpp none.", ""]
     return "\n".join(lines + [f"- {text}\n" for text in bench.notes])
+
+
+def vocabulary_size(path: Path) -> int:
+    return len(json.loads((path / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"])
 
 
 def draw(bench: Bench, file: Path) -> None:
@@ -398,7 +447,7 @@ def draw_limits(bench: Bench, axes: Any) -> None:
 
 def draw_lengths(bench: Bench, axes: Any) -> None:
     contexts = bench.sizes.contexts[::-1]
-    for i, pair in enumerate((name, goal[0]) for name, goal in GOALS.items()):
+    for i, pair in enumerate((name, goal.peer) for name, goal in GOALS.items()):
         for name, style in zip(pair, ("o-", "o--")):
             if name in bench.names:
                 speeds = [bench.speed(name, f"decode {context}") for context in contexts]
@@ -412,6 +461,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path,
                         help="a model folder (default: random weights in the shape of Qwen3-0.6B, made for the run)")
+    parser.add_argument("--tokenizer", type=Path, default=ROOT / "demo",
+                        help="folder whose tokenizer the random weights get (default: the bundled model's)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", metavar="NAME,...", help=f"only these of {', '.join(ENTRIES)}")
@@ -424,7 +475,7 @@ def main() -> None:
     for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):  # for the processes to come
         os.environ[variable] = str(args.threads)
     with tempfile.TemporaryDirectory() as folder:
-        path = args.model or alone(make_model, Path(folder) / "model")
+        path = args.model or alone(make_model, Path(folder) / "model", args.tokenizer)
         bench = Bench(path, Path(folder), names, args.threads, args.rounds, QUICK if args.quick else Sizes())
         bench.prepare()
         bench.run()
@@ -433,9 +484,9 @@ def main() -> None:
     keep(bench, text, args.out)
 
 
-def make_model(path: Path) -> Path:
+def make_model(path: Path, tokenizer: Path = ROOT / "demo") -> Path:
     from make_random_model import make_random_model, official_config
-    return make_random_model(official_config("0.6B"), path)
+    return make_random_model(official_config("0.6B"), path, tokenizer=tokenizer)
 
 
 def keep(bench: Bench, text: str, folder: Path) -> None:

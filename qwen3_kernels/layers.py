@@ -28,9 +28,10 @@ from qwen3_io.progress import progress
 from qwen3_kernels.layout import (BF16, BIAS, BLOCK, DEPTH, DOWN, F16, F32, GATE, GROUP, INT4, INT5, INT8, KV8, OUT,
                                   PANEL, STRIP, UP, VECTORS, Batch, Cache, K, Layers, Q, Space, Task, V, Weight, padded,
                                   unit_size)
-from qwen3_kernels.vectors import (FEATURES, PACKED_SHAPES, bf16_from_float, dot, even_first, float_from_bf16,
-                                   float_from_bits, float_from_half, float_product, fused, half_from_float, meet,
-                                   packed_product, to_pointer_f32, to_pointer_u8, to_pointer_u16, weighted_rows)
+from qwen3_kernels.vectors import (FEATURES, MOST_FLOATS, PACKED_SHAPES, bf16_from_float, dot, even_first,
+                                   float_from_bf16, float_from_bits, float_from_half, float_product, fused,
+                                   half_from_float, meet, packed_product, to_pointer_f32, to_pointer_u8,
+                                   to_pointer_u16, weighted_rows)
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The small steps of a layer
@@ -207,7 +208,7 @@ def linear(w, x, packed, out, column, start, end, own):
     packed uint8 [n, ...]: the vectors once more, for packed weights. start is a multiple of 32, and `out` is padded to
     a multiple of 32. own float32: to work in.
     """
-    n, most, first, width = len(x), np.int64(VECTORS), start, up_to(w.columns, 32)
+    n, most, first, width = len(x), np.int64(MOST_FLOATS), start, up_to(w.columns, 32)
     if w.form >= INT8:
         most, width = np.int64(MOST_8 if w.form == INT8 else MOST_4), up_to(w.columns, 2 * GROUP)
     tiles = (n + most - 1) // most
@@ -218,8 +219,9 @@ def linear(w, x, packed, out, column, start, end, own):
             t, count = n * tile // tiles, n * (tile + 1) // tiles - n * tile // tiles
             y = out[t].ctypes.data + 4 * (column + first)
             if w.form >= INT8:
+                ahead = w.stride if first + rows < end else 0
                 packed_product(w.form, count, (w.address + first // PANEL * w.stride, packed[t].ctypes.data,
-                                               packed.strides[0], width, y, out.strides[0]))
+                                               packed.strides[0], width, y, out.strides[0], ahead, tile, tiles))
                 continue
             for k in range(0, width, depth):
                 part = (1 if k > 0 else 0) + (2 if k + depth < width else 0)
@@ -298,7 +300,7 @@ def attend(q, group, seen, keys, values, stride, form, out, scores):
     scores float32 [VECTORS, BLOCK]: to work in.
     """
     n, width = q.shape
-    tiles = (n + VECTORS - 1) // VECTORS
+    tiles = (n + MOST_FLOATS - 1) // MOST_FLOATS
     out[:] = 0
     for tile in range(tiles):
         start, end = n * tile // tiles, n * (tile + 1) // tiles

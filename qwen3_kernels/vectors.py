@@ -25,9 +25,8 @@ from qwen3_kernels.layout import (ABANDONED, ARRIVED, BF16, BIAS, F16, F32, GROU
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 HALF, FLOAT = ir.HalfType(), ir.FloatType()
 LANES = 16  # float32 numbers in a vector on every CPU, or sums would differ; LLVM splits it where registers are shorter
-# Bytes to prefetch ahead. Intel's hardware prefetcher stops at the end of each page of 4096; AMD's doesn't, and is
-# slowed down by requests.
-AHEAD = 0 if llvm.get_host_cpu_name().startswith("znver") else 1024
+# Intel's hardware prefetcher stops at the end of each page of 4096; AMD's doesn't, and is slowed down by requests.
+PREFETCHES = not llvm.get_host_cpu_name().startswith("znver")
 
 
 def vector(kind: ir.Type, n: int) -> ir.VectorType:
@@ -75,8 +74,11 @@ def fma(b: Any, x: Any, y: Any, z: Any) -> Any:
     return call(b, f"llvm.fma.v{x.type.count}f32", x.type, x, y, z)
 
 
-def prefetch(b: Any, address: Any) -> None:
-    call(b, "llvm.prefetch.p0", ir.VoidType(), b.inttoptr(address, I8.as_pointer()), I32(0), I32(3), I32(1))
+def prefetch(b: Any, address: Any, size: int) -> None:
+    """Asks the memory for `size` bytes, to be kept in the second cache: in the first one the vectors need the room."""
+    for line in range(0, size, 64) if PREFETCHES else ():
+        place = b.inttoptr(at(b, address, line), I8.as_pointer())
+        call(b, "llvm.prefetch.p0", ir.VoidType(), place, I32(0), I32(2), I32(1))
 
 
 def add_neighbours(b: Any, x: Any) -> Any:
@@ -206,6 +208,7 @@ if WISH in ("avx2", "plain") or WISH == "vnni" and FEATURES.get("avxvnni"):  # a
 HALVES = INT8_SHAPES[PATH]._replace(vectors=INT8_SHAPES[PATH].vectors // 2)
 PACKED_SHAPES = {INT8: INT8_SHAPES[PATH], INT5: HALVES, INT4: HALVES}  # half a byte each: a vector has two sums
 SUMS = 24 if FEATURES.get("avx512f") else 6  # sums of 16 lanes that a CPU's registers hold, beside the factors
+MOST_FLOATS = min(VECTORS, SUMS)  # vectors that rows of floats are multiplied with at a time
 
 
 def dot_bytes(b: Any, path: str, sums: Any, w: Any, x: Any, signed: bool) -> Any:
@@ -278,11 +281,9 @@ def write_float_product(form: int, n_vectors: int, b: Any, w: Any, stride: Any, 
                 b.store(load(b, at(b, kept_at, 4 * LANES * i), FLOAT, LANES), sums[key])
 
         def step(i: Any) -> None:
-            if AHEAD and n_vectors <= 4:  # the weights come from memory: ask for the rows that follow
-                for row in rows:
-                    for line in range(0, 32 * SIZES[form], 64):
-                        prefetch(b, at(b, row, (stride, n_tile_rows), (i, 32 * SIZES[form]), line))
             column = b.mul(i, I64(32))
+            for row in rows:  # ask for the rows that follow
+                prefetch(b, at(b, row, (stride, n_tile_rows), (column, SIZES[form])), 32 * SIZES[form])
             parts = [two_parts(b, form, row, n, column) for row in rows]
             for half in range(2):
                 for t in range(n_vectors):
@@ -371,13 +372,13 @@ def half_bytes(b: Any, form: int, value: Any, half: int, fifth: Any) -> Any:
 
 
 def write_packed_product(form: int, n_vectors: int, b: Any, w: Any, x: Any, x_stride: Any, n: Any, out: Any,
-                         out_stride: Any) -> None:
+                         out_stride: Any, ahead: Any, turn: Any, turns: Any) -> None:
     """A packed block times packed vectors of n columns, a multiple of 64 -> out[t, 32 rows].
 
-    Each sum of a group stays a whole number until its scales are multiplied in.
+    Each sum of a group stays a whole number until its scales are multiplied in. Meanwhile the block `ahead` bytes
+    behind is fetched: products of the same block take `turns`, and this one fetches the units of its `turn`.
     """
-    lanes, together, most = PACKED_SHAPES[form]
-    from_memory = 3 * n_vectors <= 2 * most  # else each block is read many times
+    lanes, together, _ = PACKED_SHAPES[form]
     size, halves = unit_size(form), range(1 if form == INT8 else 2)
     if n_vectors == 1:  # the weights come from memory: read them in one go
         together = PANEL // lanes
@@ -395,8 +396,8 @@ def write_packed_product(form: int, n_vectors: int, b: Any, w: Any, x: Any, x_st
             here = at(b, w, (i, size))
             fifths, bytes_ = at(b, here, 2 * PANEL * len(halves)), at(b, here, size - 1024)
             numbers = [b.add(b.mul(i, I64(len(halves))), I64(h)) for h in halves]
-            for line in range(0, size, 64) if AHEAD and from_memory else ():
-                prefetch(b, at(b, here, AHEAD + line))
+            with b.if_then(b.icmp_signed("==", b.urem(i, turns), turn)):
+                prefetch(b, at(b, here, ahead), size)
             wholes = {}
             for p, t in sums:
                 for h in halves:
@@ -439,9 +440,9 @@ def write_packed_product(form: int, n_vectors: int, b: Any, w: Any, x: Any, x_st
             store(b, b.load(sum_), at(b, out, (out_stride, t), 4 * lanes * p))
 
 
-float_product = product("float_product", (F32, BF16, F16, KV8), VECTORS, 10, write_float_product)
-weighted_rows = product("weighted_rows", (F32, BF16, F16, KV8), VECTORS, 8, write_weighted_rows)
-packed_product = product("packed_product", (INT8, INT5, INT4), INT8_SHAPES[PATH].vectors, 6, write_packed_product)
+float_product = product("float_product", (F32, BF16, F16, KV8), MOST_FLOATS, 10, write_float_product)
+weighted_rows = product("weighted_rows", (F32, BF16, F16, KV8), MOST_FLOATS, 8, write_weighted_rows)
+packed_product = product("packed_product", (INT8, INT5, INT4), INT8_SHAPES[PATH].vectors, 9, write_packed_product)
 
 
 @intrinsic

@@ -15,7 +15,7 @@ SIZES = [(0, 64), (1, 1), (3, 31), (4, 32), (5, 33), (32, 96), (9, 256), (2, 300
          (161, 513), (40, 3100)]
 
 
-@pytest.mark.parametrize("n_vectors", [1, 3, 8, 9, 31])
+@pytest.mark.parametrize("n_vectors", [1, 3, 8, 9, 15, 31])
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("rows, n", SIZES)
 def test_linear(name, rows, n, n_vectors):

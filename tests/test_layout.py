@@ -8,6 +8,8 @@ import pytest
 
 from configs import BASE, ROOT
 from make_random_model import make_random_model
+from qwen3_kernels.layout import VECTORS
+from qwen3_kernels.vectors import MOST_FLOATS
 
 pytestmark = pytest.mark.core
 
@@ -29,6 +31,8 @@ print("as it should be")
 @pytest.mark.parametrize("missing, status", [(0, 0), (16, -signal.SIGSEGV), (1000, -signal.SIGSEGV)])
 def test_memory_beyond_the_space_is_guarded(missing, status, tmp_path):
     """64 bytes too little, and the process crashes: the mode in which all tests can run finds that."""
+    if missing == 16 and MOST_FLOATS < VECTORS:
+        pytest.skip("this CPU has registers for fewer vectors, so a little less space would do")
     model = make_random_model(BASE | {"hidden_size": 128, "intermediate_size": 1184}, tmp_path)  # needs all of it
     done = subprocess.run([sys.executable, "-c", PROGRAM, model, str(missing)], capture_output=True, text=True,
                           timeout=300)

@@ -72,8 +72,9 @@ def make_parser() -> Parser:
     add("--raw", action="store_true", help="continue the prompt as plain text, without the chat template")
     add = parser.add_argument_group("which model").add_argument
     add("-m", "--model", metavar="NAME", help="a folder with config.json, tokenizer.json and *.safetensors; a GGUF "
-        "file; or a model on the Hugging Face hub, such as Qwen/Qwen3-0.6B, 0.6B for short: taken from the hub's "
-        "cache, or downloaded (default: $QWEN3_MODEL, else the small bundled model)")
+        "file; or a model on the Hugging Face hub, such as Qwen/Qwen3-0.6B, 0.6B for short, or a GGUF file there, such "
+        "as Qwen/Qwen3-0.6B-GGUF:Q8_0: taken from the hub's cache, or downloaded (default: $QWEN3_MODEL, else the "
+        "small bundled model)")
     add("--offline", action="store_true", help="never use the network: only folders and the hub's cache")
     add("--adapter", metavar="DIR", help="a folder with a LoRA adapter for the model, which is merged while loading")
     add("--rope-scaling", choices=["yarn"], help="stretch the context, with --rope-factor: for texts that are longer "

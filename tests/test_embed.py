@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import qwen3
 import qwen3_numba as fast
 from configs import VOCABULARY
-from embedders import SHAPE, make_embedder, make_reranker, texts, without_prefix
+from embedders import SHAPE, make_embedder, texts, without_prefix
 from helpers import assert_one_line, message_of, patiently, with_tensors
 from make_random_model import make_random_model
 from qwen3_embed import END, PASS, POSITIONS, SEARCH, TOGETHER, common_length, embed, groups, rerank
@@ -18,16 +18,6 @@ from qwen3_io.arguments import checked_batch, parts_of
 from tokenizer_utils import load_tokenizer
 
 QUERY = "how do bees find home?"
-
-
-@pytest.fixture(scope="module")
-def embedder(tmp_path_factory):
-    return make_embedder(tmp_path_factory.mktemp("embedder") / "model")
-
-
-@pytest.fixture(scope="module")
-def reranker(tmp_path_factory):
-    return make_reranker(tmp_path_factory.mktemp("reranker") / "model")
 
 
 @pytest.fixture(scope="module")

@@ -205,6 +205,9 @@ def load(args: argparse.Namespace, engine: Engine) -> Model:
     if yarn:
         stretched(args.rope_factor, 1)  # checks the factor before a large model is loaded
     model = load_model(BUNDLED if name is None else name, engine, offline=args.offline, adapter=args.adapter)
+    if yarn and model.config.yarn is not None:
+        raise InputError(f"{model.path}: its files stretch the context already, {model.config.yarn['factor']:g} times; "
+                         "leave out --rope-scaling and --rope-factor")
     if yarn:  # the weights are the same
         config = replace(model.config, yarn=stretched(args.rope_factor, model.config.max_position_embeddings))
         model = replace(model, config=config)

@@ -2,6 +2,7 @@
 
     is_gguf(path)           whether a path is such a file
     gguf_json(file, name)   what config.json, tokenizer.json, ... of the same model would say
+    is_embedder(file)       whether it is an embedding model
     map_gguf(file)          name -> tensor, under the names of a safetensors checkpoint
 
 A GGUF file is a head (magic, version, two counts), the metadata (name, type, value), a table of the tensors (name,
@@ -249,6 +250,15 @@ def gguf_json(file: Path, name: str) -> dict[str, Any] | None:
     return makers[name](file, read_gguf(file)) if name in makers else None
 
 
+POOLING = {"last": 3, "rank": 4}  # numbers of llama.cpp in NAME.pooling_type: an embedding model; a reranker
+
+
+def is_embedder(file: Path) -> bool:
+    """True for an embedding model. Raises InputError for a damaged file."""
+    metadata = read_gguf(file).metadata
+    return metadata.get(f"{metadata.get('general.architecture')}.pooling_type") == POOLING["last"]
+
+
 MODEL_TYPES = {"qwen3moe": "qwen3_moe"}  # GGUF's name -> transformers', where they differ
 
 # key of config.json -> that of the metadata, which stands behind "qwen3." or "qwen3moe."
@@ -273,6 +283,9 @@ def config_json(file: Path, gguf: GGUF) -> dict[str, Any]:
     if (parts := metadata.get("split.count", 0)) not in (0, 1):
         raise InputError(f"{file}: one of {brief(parts)} parts of a model (split.count); join them first: "
                          "llama-gguf-split --merge")
+    if metadata.get(f"{kind}.pooling_type") == POOLING["rank"]:
+        raise InputError(f"{file}: a reranker as llama.cpp stores it, without the whole head, is not supported; take "
+                         "one with safetensors, such as Qwen/Qwen3-Reranker-0.6B")
     if metadata.get(f"{kind}.attention.value_length") != metadata.get(f"{kind}.attention.key_length"):
         raise InputError(f"{file}: keys and values of different lengths are not supported")
     model_type, embedding = MODEL_TYPES.get(str(kind), kind), gguf.tensors.get("token_embd.weight")

@@ -149,12 +149,12 @@ def last_states(model: Model, before: list[int], bodies: Sequence[list[int]], af
     hidden_states = given(model.engine.hidden_states)
     room = model.config.context_length - len(before) - len(after)
     for i, body in enumerate(bodies, 1):
+        if n_task and len(body) > room <= n_task:
+            raise InputError(f"the instruction and query alone have {n_task} tokens, and the model's context has room "
+                             f"for {max(room, 0)}")
         if room < 1 or len(body) > room and not truncate:
             raise InputError(f"text {i} has {len(body)} tokens, and the model's context has room for {max(room, 0)}; "
                              "truncate=True (--truncate) leaves out the rest")
-        if len(body) > room <= n_task:
-            raise InputError(f"the instruction and query alone have {n_task} tokens, and the model's context has room "
-                             f"for {room}")
     texts = [before + body[:room] + after for body in bodies]
     shared = common_length(texts)
     lengths = np.array([len(text) for text in texts], int) - shared

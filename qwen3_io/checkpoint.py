@@ -178,8 +178,8 @@ def true_or_false(raw: Mapping[str, Any], key: str, default: bool, file: Path) -
 
 # model_type of a related model -> its description; several share a beginning.
 RELATIVES = {"qwen3_next": "Qwen3-Next", "qwen3_5": "Qwen3.5", "qwen3_6": "Qwen3.6",
-             "qwen3_vl": "Qwen3-VL, a model that sees", "qwen3_omni": "Qwen3-Omni, a model that sees and hears",
-             "qwen3_asr": "Qwen3-ASR, a model that hears", "qwen3_tts": "Qwen3-TTS, a model that speaks",
+             "qwen3_vl": "Qwen3-VL (a model that sees)", "qwen3_omni": "Qwen3-Omni (a model that sees and hears)",
+             "qwen3_asr": "Qwen3-ASR (a model that hears)", "qwen3_tts": "Qwen3-TTS (a model that speaks)",
              "qwen3": "a relative of Qwen3", "qwen2_vl": "Qwen2-VL",
              "qwen2_5_vl": "Qwen2.5-VL", "qwen2_5_omni": "Qwen2.5-Omni", "qwen2_moe": "a mixture of experts of Qwen2",
              "qwen2_audio": "Qwen2-Audio", "qwen2": "Qwen2, Qwen2.5 or QwQ", "qwen": "the first Qwen"}

@@ -28,7 +28,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -143,7 +143,7 @@ def quantization_of(file: str) -> str:
     return found[0] if found and found[0] else Path(file).stem
 
 
-def gguf_names(files: Iterable[str]) -> dict[str, str]:
+def gguf_names(files: Collection[str]) -> dict[str, str]:
     """How a user names each GGUF file of a model -> the file: by its quantization; with two of the same, all of it."""
     quantizations = {file: quantization_of(file) for file in sorted(files)}
     counts = Counter(quantizations.values())
@@ -157,7 +157,7 @@ def matching(files: Iterable[str], quantization: str, parts: bool = False) -> li
                   and parts == bool(GGUF_PART.search(Path(file).stem)))
 
 
-def chosen_gguf(repo_id: str, files: Iterable[str], quantization: str, where: str) -> str:
+def chosen_gguf(repo_id: str, files: Collection[str], quantization: str, where: str) -> str:
     """The one GGUF file of this quantization. Raises InputError that lists the files there are, or for parts."""
     if len(found := matching(files, quantization)) == 1:
         return found[0]

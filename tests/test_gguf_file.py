@@ -426,6 +426,9 @@ def test_other_architectures(tmp_path, capfd, name):
     ({"qwen3.attention.value_length": 8}, "different lengths"), ({"qwen3.rope.scaling.type": "linear"}, "linear"),
     ({"split.count": 3}, "one of 3 parts"), ({"general.alignment": 7}, "alignment"),
     ({"tokenizer.chat_template": "{{"}, "template"), ({"tokenizer.ggml.eos_token_id": "x"}, "eos_token_id"),
+    ({"split.count": [1, 2]}, "split.count"), ({"tokenizer.ggml.pre": [1, 2]}, "the tokenizer gpt2, [1, 2]"),
+    ({"qwen3.attention.value_length": [8, 8]}, "different lengths"), ({"qwen3.rope.scaling.type": [1, 2]}, "[1, 2]"),
+    ({"tokenizer.chat_template": [1, 2]}, "template"), ({"tokenizer.ggml.model": [1, 2]}, "the tokenizer"),
     ({"split.count": "many"}, "split.count"), ({"general.sampling.temp": "hot"}, "temperature"),
 ], ids=str)
 def test_metadata_that_is_wrong(tmp_path, changes, words):

@@ -84,7 +84,7 @@ def test_quantizations():
     same = ["a-Q8_0.gguf", "b-Q8_0.gguf", "b-F16.gguf"]
     assert gguf_names(same) == {"a-Q8_0": "a-Q8_0.gguf", "F16": "b-F16.gguf", "b-Q8_0": "b-Q8_0.gguf"}
     assert chosen_gguf("a/b", same, "B-q8_0", "here") == "b-Q8_0.gguf"
-    assert_one_line(message_of(chosen_gguf, "a/b", same, "Q8_0", "here"), "several", "F16, a-Q8_0, b-Q8_0")
+    assert_one_line(message_of(chosen_gguf, "a/b", same, "Q8_0", "here"), "several", "a-Q8_0, F16, b-Q8_0")
     many = [f"{'q' * 120}{i}.gguf" for i in range(100)]
     assert_one_line(message_of(chosen_gguf, "a/b", many, "", "here"), "a/b: has several GGUF files here")
 

@@ -205,7 +205,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(description="Reads texts from stdin, one a line, and writes a vector for each to stdout; with "
                     "--query, prints documents in the order in which they answer it.")
     add = parser.add_argument
-    add("-m", "--model", metavar="NAME", help="a folder, or a model on the Hugging Face hub, such as "
+    add("-m", "--model", metavar="NAME", help="a folder, a GGUF file, or a model on the Hugging Face hub, such as "
         "Qwen/Qwen3-Embedding-0.6B or Qwen/Qwen3-Reranker-0.6B (default: $QWEN3_MODEL)")
     add("--offline", action="store_true", help="never use the network: only folders and the hub's cache")
     add("--adapter", metavar="DIR", help="a folder with a LoRA adapter for the model")

@@ -272,7 +272,7 @@ MOE_SIZES = {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_
 
 
 def plain(value: Any) -> Any:
-    """A value of the metadata as JSON has it: a float32 as the shortest number that rounds to it, an array as a list."""
+    """A value of the metadata as in JSON: an array as a list, a float32 as the shortest number that rounds to it."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     return float(str(np.float32(value))) if isinstance(value, float) else value
@@ -331,9 +331,10 @@ PRE_TOKENIZERS = ("qwen2", "deepseek-r1-qwen")  # names of this way in GGUF
 def tokenizer_json(file: Path, gguf: GGUF) -> dict[str, Any]:
     keys = ("model", "pre", "tokens", "token_type", "merges")
     about = {key: gguf.metadata.get(f"tokenizer.ggml.{key}") for key in keys}
-    if plain(about["model"]) != "gpt2" or plain(about["pre"]) not in PRE_TOKENIZERS:
-        raise InputError(f"{file}: the tokenizer {brief(about['model'])}, {brief(about['pre'])} is not supported, only "
-                         f"gpt2 with {' or '.join(PRE_TOKENIZERS)} is")
+    model, pre = plain(about["model"]), plain(about["pre"])
+    if model != "gpt2" or pre not in PRE_TOKENIZERS:
+        raise InputError(f"{file}: the tokenizer {brief(model)}, {brief(pre)} is not supported, only gpt2 with "
+                         f"{' or '.join(PRE_TOKENIZERS)} is")
     tokens, kinds, merges = about["tokens"], about["token_type"], about["merges"]
     if not isinstance(tokens, list) or not isinstance(merges, list) or not isinstance(kinds, np.ndarray) \
             or len(kinds) != len(tokens):

@@ -251,7 +251,7 @@ def test_k_formats_from_their_layout(tmp_path, form, by_hand, halves):
     assert ours.shape == (16, 256)
     np.testing.assert_allclose(ours, np.array([by_hand(block) for block in blocks]), rtol=1e-6)
     assert np.array_equal(ours, gguf.dequantize(blocks, gguf.GGMLQuantizationType[form]))
-    print_losses(f"{form}, random blocks", [ours], [ours])
+    print_losses(f"{form} (random blocks, so nothing was quantized)", [ours], [ours])
 
 
 QUANTIZED = {"Q8_0": 7, "Q4_0": 2, "Q4_1": 3, "Q4_K": 15, "Q5_K": 17, "Q6_K": 18}  # llama.cpp's numbers; K: the mix "M"

@@ -69,8 +69,13 @@ def embed(model: Model, texts: Sequence[str], instruction: str | None = None, di
     own = model.tokenizer.ending  # what the tokenizer puts behind each text; taken away, so that a text can be cut
     bodies = [model.tokenizer.encode(task + text) for text in checked_texts(texts)]
     bodies = [ids[:len(ids) - len(own)] for ids in bodies]
-    vectors = last_states(model, [], bodies, own or [token_id(model, END)], truncate)[:, :size]
-    return vectors / np.sqrt(np.einsum("ni,ni->n", vectors, vectors))[:, None]
+    n_task = len(model.tokenizer.encode(task)) - len(own) if task else 0
+    vectors = last_states(model, [], bodies, own or [token_id(model, END)], truncate, n_task)[:, :size]
+    lengths = np.sqrt(np.einsum("ni,ni->n", vectors, vectors))
+    if (wrong := np.flatnonzero(~np.isfinite(lengths) | (lengths == 0))).size:
+        raise InputError(f"{model.path}: the vector of text {wrong[0] + 1} has the length {lengths[wrong[0]]}, so it "
+                         "can't be made 1 long: the weights are damaged")
+    return vectors / lengths[:, None]
 
 
 def rerank(model: Model, query: str, documents: Sequence[str], instruction: str | None = None,
@@ -87,7 +92,7 @@ def rerank(model: Model, query: str, documents: Sequence[str], instruction: str 
     task = f"<Instruct>: {SEARCH if instruction is None else instruction}\n<Query>: {query}\n<Document>: "
     encode, answers = model.tokenizer.encode, [token_id(model, "no"), token_id(model, "yes")]
     bodies = [encode(task + document) for document in checked_texts(documents, "document")]
-    states = last_states(model, encode(PREFIX), bodies, encode(SUFFIX), truncate)
+    states = last_states(model, encode(PREFIX), bodies, encode(SUFFIX), truncate, len(encode(task)))
     no, yes = given(model.engine.head_rows)(model, answers)  # two rows [hidden_size], not the whole vocabulary
     difference = np.einsum("nh,h->n", states, yes - no)  # of the two logits; each row by itself, whatever n is
     check_finite(difference, model.path, model.engine.overflow)
@@ -135,14 +140,18 @@ PASS = 16  # about as many tokens are computed in the time that it takes to read
 
 
 def last_states(model: Model, before: list[int], bodies: Sequence[list[int]], after: list[int],
-                truncate: bool) -> np.ndarray:
+                truncate: bool, n_task: int) -> np.ndarray:
     """The hidden state of the last token of each text, before + body + after -> float32 [n, hidden_size].
 
-    Raises InputError for a text that is longer than the context, unless `truncate` cuts its body.
+    Raises InputError for a text that is longer than the context, unless `truncate` cuts its body; the first `n_task`
+    tokens of a body, its instruction or query, are never cut.
     """
     hidden_states = given(model.engine.hidden_states)
     room = model.config.context_length - len(before) - len(after)
     for i, body in enumerate(bodies, 1):
+        if n_task and len(body) > room <= n_task:
+            raise InputError(f"the instruction and query alone have {n_task} tokens, and the model's context has room "
+                             f"for {max(room, 0)}")
         if room < 1 or len(body) > room and not truncate:
             raise InputError(f"text {i} has {len(body)} tokens, and the model's context has room for {max(room, 0)}; "
                              "truncate=True (--truncate) leaves out the rest")
@@ -196,7 +205,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(description="Reads texts from stdin, one a line, and writes a vector for each to stdout; with "
                     "--query, prints documents in the order in which they answer it.")
     add = parser.add_argument
-    add("-m", "--model", metavar="NAME", help="a folder, or a model on the Hugging Face hub, such as "
+    add("-m", "--model", metavar="NAME", help="a folder, a GGUF file, or a model on the Hugging Face hub, such as "
         "Qwen/Qwen3-Embedding-0.6B or Qwen/Qwen3-Reranker-0.6B (default: $QWEN3_MODEL)")
     add("--offline", action="store_true", help="never use the network: only folders and the hub's cache")
     add("--adapter", metavar="DIR", help="a folder with a LoRA adapter for the model")

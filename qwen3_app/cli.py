@@ -72,8 +72,9 @@ def make_parser() -> Parser:
     add("--raw", action="store_true", help="continue the prompt as plain text, without the chat template")
     add = parser.add_argument_group("which model").add_argument
     add("-m", "--model", metavar="NAME", help="a folder with config.json, tokenizer.json and *.safetensors; a GGUF "
-        "file; or a model on the Hugging Face hub, such as Qwen/Qwen3-0.6B, 0.6B for short: taken from the hub's "
-        "cache, or downloaded (default: $QWEN3_MODEL, else the small bundled model)")
+        "file; or a model on the Hugging Face hub, such as Qwen/Qwen3-0.6B, 0.6B for short, or a GGUF file there, such "
+        "as Qwen/Qwen3-0.6B-GGUF:Q8_0: taken from the hub's cache, or downloaded (default: $QWEN3_MODEL, else the "
+        "small bundled model)")
     add("--offline", action="store_true", help="never use the network: only folders and the hub's cache")
     add("--adapter", metavar="DIR", help="a folder with a LoRA adapter for the model, which is merged while loading")
     add("--rope-scaling", choices=["yarn"], help="stretch the context, with --rope-factor: for texts that are longer "
@@ -204,6 +205,9 @@ def load(args: argparse.Namespace, engine: Engine) -> Model:
     if yarn:
         stretched(args.rope_factor, 1)  # checks the factor before a large model is loaded
     model = load_model(BUNDLED if name is None else name, engine, offline=args.offline, adapter=args.adapter)
+    if yarn and model.config.yarn is not None:
+        raise InputError(f"{model.path}: its files stretch the context already, {model.config.yarn['factor']:g} times; "
+                         "leave out --rope-scaling and --rope-factor")
     if yarn:  # the weights are the same
         config = replace(model.config, yarn=stretched(args.rope_factor, model.config.max_position_embeddings))
         model = replace(model, config=config)

@@ -19,7 +19,7 @@ from qwen3_io import adapter
 from qwen3_io.arguments import SAMPLING, check_sampling
 from qwen3_io.errors import LARGEST_TEXT, InputError, brief, is_whole, number_between, read_json_object, some
 from qwen3_io.formats import METHODS, check_settings, unpacked
-from qwen3_io.gguf_file import gguf_json, is_gguf, map_gguf
+from qwen3_io.gguf_file import gguf_json, is_embedder, is_gguf, map_gguf
 from qwen3_io.tensors import (PACKED_DTYPES, STORED_DTYPES, StoredTensor, Tensor, forget_pages, map_safetensors,
                               to_float32)
 
@@ -178,8 +178,8 @@ def true_or_false(raw: Mapping[str, Any], key: str, default: bool, file: Path) -
 
 # model_type of a related model -> its description; several share a beginning.
 RELATIVES = {"qwen3_next": "Qwen3-Next", "qwen3_5": "Qwen3.5", "qwen3_6": "Qwen3.6",
-             "qwen3_vl": "a model that sees", "qwen3_omni": "a model that sees and hears",
-             "qwen3_asr": "a model that hears", "qwen3_tts": "a model that speaks",
+             "qwen3_vl": "Qwen3-VL (a model that sees)", "qwen3_omni": "Qwen3-Omni (a model that sees and hears)",
+             "qwen3_asr": "Qwen3-ASR (a model that hears)", "qwen3_tts": "Qwen3-TTS (a model that speaks)",
              "qwen3": "a relative of Qwen3", "qwen2_vl": "Qwen2-VL",
              "qwen2_5_vl": "Qwen2.5-VL", "qwen2_5_omni": "Qwen2.5-Omni", "qwen2_moe": "a mixture of experts of Qwen2",
              "qwen2_audio": "Qwen2-Audio", "qwen2": "Qwen2, Qwen2.5 or QwQ", "qwen": "the first Qwen"}
@@ -485,8 +485,8 @@ EMBEDDING = "embed_tokens.weight"  # the embedding's name in a file of a model w
 
 
 def is_headless(folder: Path) -> bool:
-    """True for the weights of an embedding model, by their names."""
-    return EMBEDDING in map_stored(folder)
+    """True for the weights of an embedding model, by their names, or for a GGUF file that says so."""
+    return is_embedder(folder) if is_gguf(folder) else EMBEDDING in map_stored(folder)
 
 
 def check_answers(folder: Path, embeds: bool) -> None:

@@ -2,6 +2,7 @@
 
     is_gguf(path)           whether a path is such a file
     gguf_json(file, name)   what config.json, tokenizer.json, ... of the same model would say
+    is_embedder(file)       whether it is an embedding model
     map_gguf(file)          name -> tensor, under the names of a safetensors checkpoint
 
 A GGUF file is a head (magic, version, two counts), the metadata (name, type, value), a table of the tensors (name,
@@ -249,6 +250,15 @@ def gguf_json(file: Path, name: str) -> dict[str, Any] | None:
     return makers[name](file, read_gguf(file)) if name in makers else None
 
 
+POOLING = {"last": 3, "rank": 4}  # numbers of llama.cpp in NAME.pooling_type: an embedding model; a reranker
+
+
+def is_embedder(file: Path) -> bool:
+    """True for an embedding model. Raises InputError for a damaged file."""
+    metadata = read_gguf(file).metadata
+    return bool(plain(metadata.get(f"{metadata.get('general.architecture')}.pooling_type")) == POOLING["last"])
+
+
 MODEL_TYPES = {"qwen3moe": "qwen3_moe"}  # GGUF's name -> transformers', where they differ
 
 # key of config.json -> that of the metadata, which stands behind "qwen3." or "qwen3moe."
@@ -262,7 +272,7 @@ MOE_SIZES = {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_
 
 
 def plain(value: Any) -> Any:
-    """A value of the metadata as JSON has it; a float32 as the shortest number that rounds to it (1e-06)."""
+    """A value of the metadata as in JSON: an array as a list, a float32 as the shortest number that rounds to it."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     return float(str(np.float32(value))) if isinstance(value, float) else value
@@ -270,10 +280,13 @@ def plain(value: Any) -> Any:
 
 def config_json(file: Path, gguf: GGUF) -> dict[str, Any]:
     metadata, kind = gguf.metadata, gguf.metadata.get("general.architecture")
-    if (parts := metadata.get("split.count", 0)) not in (0, 1):
+    if (parts := plain(metadata.get("split.count", 0))) not in (0, 1):
         raise InputError(f"{file}: one of {brief(parts)} parts of a model (split.count); join them first: "
                          "llama-gguf-split --merge")
-    if metadata.get(f"{kind}.attention.value_length") != metadata.get(f"{kind}.attention.key_length"):
+    if plain(metadata.get(f"{kind}.pooling_type")) == POOLING["rank"]:
+        raise InputError(f"{file}: a reranker as llama.cpp stores it, without the whole head, is not supported; take "
+                         "one with safetensors, such as Qwen/Qwen3-Reranker-0.6B")
+    if plain(metadata.get(f"{kind}.attention.value_length")) != plain(metadata.get(f"{kind}.attention.key_length")):
         raise InputError(f"{file}: keys and values of different lengths are not supported")
     model_type, embedding = MODEL_TYPES.get(str(kind), kind), gguf.tensors.get("token_embd.weight")
     sizes = SIZES | (MOE_SIZES if model_type == "qwen3_moe" else {})
@@ -286,10 +299,10 @@ def config_json(file: Path, gguf: GGUF) -> dict[str, Any]:
         dense = [i for i in range(n_layers if isinstance(n_layers, int) and n_layers <= len(gguf.tensors) else 0)
                  if f"blk.{i}.ffn_gate_inp.weight" not in gguf.tensors]
         raw |= {"norm_topk_prob": True, "mlp_only_layers": dense}
-    scaling = metadata.get(f"{kind}.rope.scaling.type", "none")
+    scaling = plain(metadata.get(f"{kind}.rope.scaling.type", "none"))
     if scaling != "none":
         raw["rope_scaling"] = {"rope_type": scaling, "factor": plain(metadata.get(f"{kind}.rope.scaling.factor"))}
-        if original := metadata.get(f"{kind}.rope.scaling.original_context_length"):
+        if original := plain(metadata.get(f"{kind}.rope.scaling.original_context_length")):
             raw["rope_scaling"]["original_max_position_embeddings"] = original
     return raw
 
@@ -318,9 +331,10 @@ PRE_TOKENIZERS = ("qwen2", "deepseek-r1-qwen")  # names of this way in GGUF
 def tokenizer_json(file: Path, gguf: GGUF) -> dict[str, Any]:
     keys = ("model", "pre", "tokens", "token_type", "merges")
     about = {key: gguf.metadata.get(f"tokenizer.ggml.{key}") for key in keys}
-    if about["model"] != "gpt2" or about["pre"] not in PRE_TOKENIZERS:
-        raise InputError(f"{file}: the tokenizer {brief(about['model'])}, {brief(about['pre'])} is not supported, only "
-                         f"gpt2 with {' or '.join(PRE_TOKENIZERS)} is")
+    model, pre = plain(about["model"]), plain(about["pre"])
+    if model != "gpt2" or pre not in PRE_TOKENIZERS:
+        raise InputError(f"{file}: the tokenizer {brief(model)}, {brief(pre)} is not supported, only gpt2 with "
+                         f"{' or '.join(PRE_TOKENIZERS)} is")
     tokens, kinds, merges = about["tokens"], about["token_type"], about["merges"]
     if not isinstance(tokens, list) or not isinstance(merges, list) or not isinstance(kinds, np.ndarray) \
             or len(kinds) != len(tokens):
@@ -333,7 +347,7 @@ def tokenizer_json(file: Path, gguf: GGUF) -> dict[str, Any]:
            {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}]
     end = gguf.metadata.get("tokenizer.ggml.eos_token_id")
     ending = None
-    if gguf.metadata.get("tokenizer.ggml.add_eos_token") and isinstance(end, int) and 0 <= end < len(tokens):
+    if plain(gguf.metadata.get("tokenizer.ggml.add_eos_token")) and isinstance(end, int) and 0 <= end < len(tokens):
         text = [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": tokens[end], "type_id": 0}}]
         special = {tokens[end]: {"id": tokens[end], "ids": [end], "tokens": [tokens[end]]}}
         ending = {"type": "TemplateProcessing", "single": text, "pair": text, "special_tokens": special}
@@ -350,7 +364,7 @@ def tokenizer_config_json(_file: Path, gguf: GGUF) -> dict[str, Any]:
         token_id = metadata.get(f"tokenizer.ggml.{key}_token_id")
         if isinstance(tokens, list) and isinstance(token_id, int) and 0 <= token_id < len(tokens):
             config[name] = tokens[token_id]
-    if (template := metadata.get("tokenizer.chat_template")) is not None:
+    if (template := plain(metadata.get("tokenizer.chat_template"))) is not None:
         config["chat_template"] = template
     added = tokenizer_json(_file, gguf)["added_tokens"]
     return config | {"added_tokens_decoder": {str(token["id"]): token for token in added}}

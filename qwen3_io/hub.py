@@ -1,11 +1,12 @@
 """Models by name: a folder, or a model of the Hugging Face hub, which is downloaded once and then taken from the cache.
 
-    resolve_model("models/mine")        a folder, unchanged; a GGUF file, too
-    resolve_model("Qwen/Qwen3-0.6B")    a model of the hub: owner/name
-    resolve_model("Qwen3-0.6B")         the same without its owner
-    resolve_model("0.6B")               the same, for short
-    cached_models()                     the models in the hub's cache
-    check_blobs(folder)                 the damaged files of a model in the hub's cache
+    resolve_model("models/mine")                a folder, unchanged; a GGUF file, too
+    resolve_model("Qwen/Qwen3-0.6B")            a model of the hub: owner/name
+    resolve_model("Qwen3-0.6B")                 the same without its owner
+    resolve_model("0.6B")                       the same, for short
+    resolve_model("Qwen/Qwen3-8B-GGUF:Q4_K_M")  a GGUF file of the hub: owner/name:QUANTIZATION
+    cached_models()                             the models in the hub's cache
+    check_blobs(folder)                         the damaged files of a model in the hub's cache
 
 The hub's own client, huggingface_hub, finds the cache, downloads and draws the progress bars. It reads its settings
 (HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE, ...) from the environment when it is imported, and that
@@ -26,13 +27,14 @@ import re
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from qwen3_io.errors import LARGEST_TEXT, InputError, brief, read_json, read_json_object
-from qwen3_io.gguf_file import is_gguf
+from qwen3_io.errors import LARGEST_TEXT, InputError, brief, read_json, read_json_object, some
+from qwen3_io.gguf_file import gguf_json, is_gguf
 from qwen3_io.progress import progress
 
 SHORT_NAMES = {size: f"Qwen/Qwen3-{size}" for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B")}
@@ -46,6 +48,7 @@ INDEX = "model.safetensors.index.json"  # of weights in several files, the shard
 OPTIONAL = ("generation_config.json", "tokenizer_config.json", "chat_template.jinja")
 IN_A_FOLDER = f"a model is a folder with {CONFIG}, {TOKENIZER} and {WEIGHTS}, or a GGUF file"
 AGAIN = "run the same command again, files that are complete are kept"
+GGUF_PART = re.compile("-[0-9]{5}-of-[0-9]{5}$", re.ASCII)  # the names of the parts of a GGUF file end so
 SAFE_NAME = re.compile(r"(?!\.+$)[A-Za-z0-9._+=-]{1,128}", re.ASCII)  # stays in its folder, whatever the file system
 
 LARGEST_ANSWER = 2**24  # bytes of any answer that is no file of a model
@@ -59,26 +62,35 @@ DOWNLOADING = threading.Lock()  # the client's settings are those of the whole p
 def resolve_model(name: str, offline: bool = False) -> Path:
     """The folder with a model's files, or its GGUF file. `name` is one of these, owner/name on the hub, or a size.
 
-    A folder comes first, then the hub's cache; only what isn't completely there is downloaded, and when `offline` or
+    With GGUF files on the hub it is owner/name:QUANTIZATION, or owner/name where there is only one. A folder comes
+    first, then the hub's cache; only what isn't completely there is downloaded, and when `offline` or
     HF_HUB_OFFLINE=1, nothing is. For a model's folder in the hub's cache (models--owner--name) it is the snapshot of
     its main branch. Raises InputError for what can't be a model's name, and when a download fails.
     """
     path = os.path.expanduser(name) if name == "~" or name.startswith("~/") else name
     if os.path.isdir(path):
         folder = Path(path)
-        return folder if os.path.lexists(folder / CONFIG) else main_snapshot(folder) or only_gguf(folder) or folder
+        if not os.path.lexists(folder / CONFIG):
+            folder = main_snapshot(folder) or folder
+        return folder if os.path.lexists(folder / CONFIG) else only_gguf(folder) or folder
     if is_gguf(Path(path)):
         return Path(path)
     if os.path.exists(path):
         raise InputError(f"{brief(name)}: {no_folder(Path(path))}")
     hub = import_client(name)
-    repo_id = hub_id(hub, name)
-    cached = cached_folder(hub, repo_id)
+    repo_id, quantization = hub_id(hub, name)
+    cached = None if quantization else cached_folder(hub, repo_id)
+    ggufs = cached_ggufs(hub, repo_id)
+    if cached is None and len(found := matching(ggufs, quantization)) == 1:
+        cached = ggufs[found[0]]
     if cached is None and (offline or hub.is_offline_mode()):
+        if ggufs:
+            chosen_gguf(repo_id, ggufs, quantization, "in the hub's cache")  # says which ones are there
+        which = f"{repo_id} --include '*{quantization}.gguf'" if quantization else repo_id
         raise InputError(f"{repo_id}: no such folder, not (or not completely) in the hub's cache "
                          f"{hub.constants.HF_HUB_CACHE} either, and offline; once online, run the command again, or: "
-                         f"hf download {repo_id}")
-    return cached or download(hub, repo_id)
+                         f"hf download {which}")
+    return cached or download(hub, repo_id, quantization)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -107,17 +119,54 @@ def import_client(name: str) -> ModuleType:
     return huggingface_hub
 
 
-def hub_id(hub: ModuleType, name: str) -> str:
-    """The model's owner/name on the hub. Raises InputError for anything that is neither a short name nor a valid id."""
-    repo_id = SHORT_NAMES.get(name.upper(), name)
-    if of_qwen := re.fullmatch(r"(?:Qwen/)?Qwen3-(.+)", name, re.ASCII | re.IGNORECASE):
+def hub_id(hub: ModuleType, name: str) -> tuple[str, str]:
+    """(the model's owner/name on the hub, the quantization that the name ends with, or an empty text).
+
+    Raises InputError for anything that is neither a short name nor a valid id.
+    """
+    model, colon, quantization = name.partition(":")
+    repo_id = SHORT_NAMES.get(model.upper(), model)
+    if of_qwen := re.fullmatch(r"(?:Qwen/)?Qwen3-(.+)", model, re.ASCII | re.IGNORECASE):
         repo_id = "Qwen/Qwen3-" + "-".join(SPELLING.get(part.lower(), part) for part in of_qwen[1].split("-"))
     with contextlib.suppress(hub.errors.HFValidationError):
         hub.utils.validate_repo_id(repo_id)
-        if "/" in repo_id:
-            return repo_id
+        if "/" in repo_id and (not colon or SAFE_NAME.fullmatch(quantization)):
+            return repo_id, quantization
     raise InputError(f"{brief(name)}: no such folder, and no model of the hub: those are called owner/name, like "
-                     f"Qwen/Qwen3-0.6B, or for short {', '.join(SHORT_NAMES)}")
+                     f"Qwen/Qwen3-0.6B, or for short {', '.join(SHORT_NAMES)}; a GGUF file of the hub is called "
+                     "owner/name:QUANTIZATION, like Qwen/Qwen3-0.6B-GGUF:Q8_0")
+
+
+def quantization_of(file: str) -> str:
+    """The end of a GGUF file's name: Q4_K_M of Qwen3-8B-Q4_K_M.gguf, UD-Q4_K_XL of Qwen3-8B-UD-Q4_K_XL.gguf."""
+    found = re.search(r"(?:\bUD-)?[^-.]*$", GGUF_PART.sub("", Path(file).stem), re.IGNORECASE)
+    return found[0] if found and found[0] else Path(file).stem
+
+
+def gguf_names(files: Collection[str]) -> dict[str, str]:
+    """How a user names each GGUF file of a model -> the file: by its quantization; with two of the same, all of it."""
+    quantizations = {file: quantization_of(file) for file in sorted(files)}
+    counts = Counter(quantizations.values())
+    return {Path(file).stem if counts[each] > 1 else each: file for file, each in quantizations.items()}
+
+
+def matching(files: Iterable[str], quantization: str, parts: bool = False) -> list[str]:
+    """The GGUF files that a user means by a name as in gguf_names, all if it is empty; or `parts` of such files."""
+    wanted = quantization.lower()
+    return sorted(file for file in files if wanted in ("", quantization_of(file).lower(), Path(file).stem.lower())
+                  and parts == bool(GGUF_PART.search(Path(file).stem)))
+
+
+def chosen_gguf(repo_id: str, files: Collection[str], quantization: str, where: str) -> str:
+    """The one GGUF file of this quantization. Raises InputError that lists the files there are, or for parts."""
+    if len(found := matching(files, quantization)) == 1:
+        return found[0]
+    if not found and (parts := matching(files, quantization, parts=True)):
+        raise InputError(f"{repo_id}: {parts[0]} is one of the parts of a GGUF file, which can't be read; choose a "
+                         "quantization in one file, or download the parts and join them: llama-gguf-split --merge")
+    has = "several GGUF files" if found else f"no GGUF file {quantization}"
+    names = list(gguf_names(matching(files, "") or files))
+    raise InputError(f"{repo_id}: has {has} {where}; choose one of {some(names, 50)}, like this: {repo_id}:{names[0]}")
 
 
 def open_and_read(file: Path, size: int) -> bytes:
@@ -133,13 +182,20 @@ def open_and_read(file: Path, size: int) -> bytes:
 def cached_models() -> list[tuple[str, Path]]:
     """(owner/name, folder) of the models in the hub's cache that are called Qwen or whose config.json says so, sorted.
 
-    Complete or not, supported or not. Needs neither the hub nor its client.
+    A GGUF file has a row for itself: (owner/name:QUANTIZATION, file). Complete or not, supported or not. Needs neither
+    the hub nor its client.
     """
     found = []
     for home in hub_cache().glob("models--*--*"):
         folder, name = main_snapshot(home), home.name.removeprefix("models--").replace("--", "/")
-        if folder and ("qwen" in name.lower() or model_type(folder).startswith("qwen")):
-            found.append((name, folder))
+        if folder is None:
+            continue
+        ggufs = ggufs_in(folder)
+        models = {f"{name}:{each}": ggufs[file] for each, file in gguf_names(ggufs).items()}
+        if not ggufs or any(os.path.exists(folder / file) for file in (WEIGHTS, INDEX)):
+            models[name] = folder
+        found += [(each, path) for each, path in models.items()
+                  if "qwen" in f"{each}/{path.name}".lower() or model_type(path).startswith("qwen")]
     return sorted(found)
 
 
@@ -163,10 +219,12 @@ def main_snapshot(home: Path) -> Path | None:
     return folder if SAFE_NAME.fullmatch(commit) and os.path.isdir(folder) else None
 
 
-def model_type(folder: Path) -> str:
-    """model_type of a folder's config.json, or an empty text."""
+def model_type(path: Path) -> str:
+    """model_type of a folder's config.json, or of a GGUF file; or an empty text."""
     try:
-        return str(read_json_object(folder / CONFIG).get("model_type")) if os.path.isfile(folder / CONFIG) else ""
+        if is_gguf(path):
+            return str((gguf_json(path, CONFIG) or {}).get("model_type"))
+        return str(read_json_object(path / CONFIG).get("model_type")) if os.path.isfile(path / CONFIG) else ""
     except InputError:
         return ""
 
@@ -180,6 +238,21 @@ def cached_folder(hub: ModuleType, repo_id: str) -> Path | None:
     folder = Path(config).parent
     weights = [WEIGHTS] if os.path.exists(folder / WEIGHTS) else shards(folder)
     return folder if weights and all(os.path.isfile(folder / file) for file in (TOKENIZER, *weights)) else None
+
+
+def ggufs_in(folder: Path) -> dict[str, Path]:
+    """The GGUF files in a folder: name -> path."""
+    return {file.name: file for file in folder.iterdir() if is_gguf_name(file.name) and os.path.isfile(file)}
+
+
+def is_gguf_name(file: str) -> bool:
+    return bool(SAFE_NAME.fullmatch(file)) and file.lower().endswith(".gguf")
+
+
+def cached_ggufs(hub: ModuleType, repo_id: str) -> dict[str, Path]:
+    """The GGUF files of a model in the hub's cache: name -> path. Doesn't ask the hub."""
+    folder = main_snapshot(Path(hub.constants.HF_HUB_CACHE) / f"models--{repo_id.replace('/', '--')}")
+    return {} if folder is None else ggufs_in(folder)
 
 
 def shards(folder: Path) -> list[str]:
@@ -226,20 +299,30 @@ def blob_sum(file: Path, size: int, digits: int, progress: Callable[[int], objec
 # Downloading
 # ----------------------------------------------------------------------------------------------------------------------
 
-def download(hub: ModuleType, repo_id: str) -> Path:
-    """Downloads the missing files of a model into the hub's cache -> the model's folder in the cache.
+def download(hub: ModuleType, repo_id: str, quantization: str = "") -> Path:
+    """Downloads the missing files of a model into the hub's cache -> the model's folder there, or its GGUF file.
 
     The weights come last: a cache that has them all has the optional files too. snapshot_download would do everything
     in one call, but Ctrl-C doesn't stop it, and it waits without end for a hub that doesn't answer.
     """
     with limited(hub) as watch:
         files = listed_files(hub, repo_id)
+        lacking = [] if files & {WEIGHTS, INDEX} else [f"{WEIGHTS} or {INDEX}"]
+        lacking = [file for file in (CONFIG, TOKENIZER) if file not in files] + lacking
+        ggufs = [file for file in files if is_gguf_name(file)]
 
         def fetch(file: str, revision: str) -> Path:
-            watch.expect(file, LARGEST_WEIGHTS if file.endswith(".safetensors") else LARGEST_TEXT)
+            watch.expect(file, LARGEST_WEIGHTS if file.lower().endswith((".safetensors", ".gguf")) else LARGEST_TEXT)
             with client_errors(hub, repo_id):
                 return Path(hub.hf_hub_download(repo_id, file, revision=revision))
 
+        if ggufs and (quantization or lacking):
+            return fetch(chosen_gguf(repo_id, ggufs, quantization, "on the hub"), "main")
+        if quantization:
+            raise InputError(f"{repo_id}: has no GGUF files on the hub (folders in it don't count); leave out "
+                             f":{quantization}, or choose a model with such files, most are called ...-GGUF")
+        if lacking:
+            raise InputError(f"{repo_id}: has no {', no '.join(lacking)} on the hub; choose a model with these files")
         folder = fetch(CONFIG, "main").parent
         commit = folder.name  # all others from the same one, even if a new one is published meanwhile
         for file in (TOKENIZER, *OPTIONAL, INDEX):
@@ -256,19 +339,10 @@ def download(hub: ModuleType, repo_id: str) -> Path:
 
 
 def listed_files(hub: ModuleType, repo_id: str) -> set[str]:
-    """The names of a model's files on the hub, without sub-folders. Raises InputError if one that is needed lacks."""
+    """The names of a model's files on the hub, without sub-folders."""
     with client_errors(hub, repo_id):
         info = hub.HfApi().model_info(repo_id, timeout=hub.constants.HF_HUB_DOWNLOAD_TIMEOUT)
-        files = {file.rfilename for file in info.siblings or [] if not {"/", "\\"} & set(file.rfilename)}
-    lacking = [file for file in (CONFIG, TOKENIZER) if file not in files]
-    if not files & {WEIGHTS, INDEX}:
-        lacking.append(f"{WEIGHTS} or {INDEX}")
-    if lacking:
-        instead = (", but GGUF files: download one of them and give its path"
-                   if any(file.endswith(".gguf") for file in files) else "")
-        raise InputError(f"{repo_id}: has no {', no '.join(lacking)} on the hub{instead}; or choose a model with "
-                         "these files")
-    return files
+        return {file.rfilename for file in info.siblings or [] if not {"/", "\\"} & set(file.rfilename)}
 
 
 # ----------------------------------------------------------------------------------------------------------------------

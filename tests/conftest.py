@@ -16,6 +16,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools"), str(ROOT / "tests")]
 
 import qwen3  # noqa: E402
 from configs import BASE, CLI_CONFIG, TINY  # noqa: E402
+from embedders import make_embedder, make_reranker  # noqa: E402
 from fuzzing import DEMO, TEMPLATE, reduced_tokenizer  # noqa: E402
 from make_random_model import make_random_model  # noqa: E402
 from tokenizer_utils import Tokenizer, load_tokenizer  # noqa: E402
@@ -61,6 +62,18 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="session")
 def demo():
     return qwen3.load_model(qwen3.BUNDLED)
+
+
+@pytest.fixture(scope="session")
+def embedder(tmp_path_factory):
+    """The folder of a random embedding model."""
+    return make_embedder(tmp_path_factory.mktemp("embedder") / "model")
+
+
+@pytest.fixture(scope="session")
+def reranker(tmp_path_factory):
+    """The folder of a random reranker."""
+    return make_reranker(tmp_path_factory.mktemp("reranker") / "model")
 
 
 @pytest.fixture(scope="session")

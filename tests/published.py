@@ -6,6 +6,7 @@ import numpy as np
 import safetensors
 
 from configs import SHARED
+from qwen3_io.tensors import to_bfloat16
 
 DTYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2", "int32": "<i4", "int64": "<i8", "float8_e4m3fn": "u1"}
 
@@ -47,3 +48,15 @@ def pack_words(numbers: np.ndarray, bits: int, order: list[int] | None = None) -
     places = range(per_word) if order is None else order
     words = sum(groups[..., i] << np.uint64(bits * place) for i, place in enumerate(places))
     return words.astype(np.uint32).view(np.int32)
+
+
+def print_losses(title: str, originals: list[np.ndarray], packed: list[np.ndarray]) -> None:
+    """Prints what a quantization loses and what bfloat16 loses after it; `pytest -s` shows it.
+
+    Both are root mean squares of the differences, in shares of the weights' spread.
+    """
+    pairs = [(w, p, (to_bfloat16(p).astype(np.uint32) << 16).view(np.float32)) for w, p in zip(originals, packed)]
+    loss = np.mean([np.sqrt(((p - w)**2).mean()) / w.std() for w, p, _ in pairs])
+    rounding = np.mean([np.sqrt(((rounded - p)**2).mean()) / w.std() for w, p, rounded in pairs])
+    print(f"{title}: {loss:.4f} of the weights' spread lost by the quantization; as bfloat16 {rounding:.4f} more")
+    assert rounding < 0.002

@@ -44,6 +44,12 @@ def test_rope_options_that_make_no_sense(pristine, capfd, options):
     assert_cli_refuses(capfd, ["--model", pristine, *options, "Hello"], "--rope-factor")
 
 
+def test_a_context_that_is_stretched_already(folder, capfd):
+    edit_json(folder / "config.json", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}})
+    assert_cli_refuses(capfd, ["--model", folder, "--rope-scaling", "yarn", "--rope-factor", "4", "Hello"],
+                       "stretch the context already, 2 times", "leave out --rope-scaling")
+
+
 def test_the_trained_length_of_qwen3():
     """Of 40,960 positions, 32,768 are trained: with factor 4, 131,072 as the authors say."""
     assert stretched(4, 40960)["original_max_position_embeddings"] == 32768

@@ -1,6 +1,7 @@
 """qwen3_embed.py as a library. test_embed_reference.py compares with transformers, test_embed_cli.py types commands."""
 import dataclasses
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 import qwen3
 import qwen3_numba as fast
 from configs import VOCABULARY
-from embedders import SHAPE, make_embedder, make_reranker, texts, without_prefix
+from embedders import SHAPE, make_embedder, texts, without_prefix
 from helpers import assert_one_line, message_of, patiently, with_tensors
 from make_random_model import make_random_model
 from qwen3_embed import END, PASS, POSITIONS, SEARCH, TOGETHER, common_length, embed, groups, rerank
@@ -18,16 +19,6 @@ from qwen3_io.arguments import checked_batch, parts_of
 from tokenizer_utils import load_tokenizer
 
 QUERY = "how do bees find home?"
-
-
-@pytest.fixture(scope="module")
-def embedder(tmp_path_factory):
-    return make_embedder(tmp_path_factory.mktemp("embedder") / "model")
-
-
-@pytest.fixture(scope="module")
-def reranker(tmp_path_factory):
-    return make_reranker(tmp_path_factory.mktemp("reranker") / "model")
 
 
 @pytest.fixture(scope="module")
@@ -100,9 +91,15 @@ def test_a_gguf_file(tmp_path, some_texts):
     tokenizer = load_tokenizer(path)
     file = write_gguf(path, tmp_path / "x.gguf", **{"tokenizer.ggml.add_eos_token": 1,
                                                     "tokenizer.ggml.eos_token_id": tokenizer.token_to_id(END)})
+    source = shutil.copytree(path, tmp_path / "source")
     without_prefix(path)  # now the folder is an embedding model, too; its tokenizer ends no texts
     assert qwen3.load_model(file).tokenizer.ending == [tokenizer.token_to_id(END)]
-    np.testing.assert_array_equal(embed(qwen3.load_model(file), some_texts), embed(qwen3.load_model(path), some_texts))
+    expected = embed(qwen3.load_model(path), some_texts)
+    np.testing.assert_array_equal(embed(qwen3.load_model(file), some_texts), expected)
+    older = write_gguf(source, tmp_path / "y.gguf", **{"qwen3.pooling_type": 3})  # as in Qwen's own files
+    np.testing.assert_array_equal(embed(qwen3.load_model(older), some_texts), expected)
+    ranks = write_gguf(source, tmp_path / "z.gguf", **{"qwen3.pooling_type": 4})
+    assert_one_line(message_of(qwen3.load_model, ranks), "z.gguf", "a reranker", "Qwen/Qwen3-Reranker-0.6B")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -244,6 +241,13 @@ def test_a_document_that_is_too_long_is_refused_or_cut(judge):
     assert_one_line(message_of(rerank, tiny, QUERY, ["bee"], truncate=True), "room for 0")
 
 
+def test_an_instruction_or_a_query_is_never_cut(model, judge):
+    """The score would be of a part of the query without any document."""
+    for work in (lambda: rerank(judge, "bee " * 5000, ["sun"], truncate=True),
+                 lambda: embed(model, ["sun"], "bee " * 5000, truncate=True)):
+        assert_one_line(message_of(work), "instruction and query alone", "context has room for")
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # What is refused
 # ----------------------------------------------------------------------------------------------------------------------
@@ -296,6 +300,12 @@ def test_nan_in_a_vector(load, tmp_path):
     with_tensors(folder / "model.safetensors", {"layers.1.mlp.up_proj.weight": np.resize(broken, (64, 32))})
     model = load(folder)
     assert_one_line(message_of(embed, model, ["bee", "sun"]), "not finite", "layers.1.mlp.up_proj.weight")
+
+
+def test_a_vector_without_a_length(tmp_path):
+    folder = make_embedder(tmp_path / "model")
+    with_tensors(folder / "model.safetensors", {"norm.weight": np.zeros(32, np.float32)})
+    assert_one_line(message_of(embed, qwen3.load_model(folder), ["bee", "sun"]), "vector of text 1 has the length 0.0")
 
 
 def test_missing_and_surplus_tensors(tmp_path):

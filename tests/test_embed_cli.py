@@ -11,22 +11,11 @@ import pytest
 
 import qwen3
 from configs import ROOT
-from embedders import make_embedder, make_reranker
 from helpers import assert_one_line, run_fast
 from qwen3_embed import SEARCH, embed, make_parser, rerank
 
 LINES = ["Bees find home by the sun.", "Tea came by ship.", "蜜蜂 通过 太阳 回家"]
 QUERY = "How do bees find home?"
-
-
-@pytest.fixture(scope="module")
-def embedder(tmp_path_factory):
-    return make_embedder(tmp_path_factory.mktemp("embedder") / "model")
-
-
-@pytest.fixture(scope="module")
-def reranker(tmp_path_factory):
-    return make_reranker(tmp_path_factory.mktemp("reranker") / "model")
 
 
 def run(*arguments, stdin="\n".join(LINES) + "\n", program="qwen3_embed.py", **options):

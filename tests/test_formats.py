@@ -1,6 +1,9 @@
 """qwen3_io/formats.py: published quantizations against their own tools, or packed here from their layouts."""
+import importlib.util
 import json
 import mmap
+import sys
+import types
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -10,7 +13,7 @@ import qwen3
 from configs import BASE
 from helpers import assert_one_line, message_of, random_ids, works_or_refused
 from make_random_model import make_random_model
-from published import change_config, pack_words, write_tensors
+from published import change_config, pack_words, print_losses, write_tensors
 from qwen3_io.checkpoint import map_checkpoint, map_safetensors, to_float32
 from qwen3_io.formats import FP8
 from qwen3_io.tensors import PackedTensor, to_bfloat16
@@ -26,7 +29,7 @@ def half(x: np.ndarray) -> np.ndarray:
 
 
 def quantized(w: np.ndarray, bits: int, group: np.ndarray, symmetric: bool):
-    """w rounded -> q [outputs, inputs], zero points and scales [outputs, groups]; `group` [inputs]: that of each input."""
+    """w rounded -> q [outputs, inputs], zero points and scales [outputs, groups]; `group` [inputs]: of each input."""
     n_groups, top = group.max() + 1, 2**bits - 1
     low = np.stack([w[:, group == g].min(1) for g in range(n_groups)], 1)
     high = np.stack([w[:, group == g].max(1) for g in range(n_groups)], 1)
@@ -115,9 +118,8 @@ def check(path, expected: dict[str, np.ndarray], original: dict[str, np.ndarray]
     for key, values in expected.items():
         ours = to_float32(stored[key])
         assert ours.dtype == np.float32 and np.array_equal(ours, values), key
-    losses = [np.sqrt(((expected[key] - original[key])**2).mean()) / original[key].std() for key in expected
-              if key.endswith("_proj.weight")]
-    print(f"{name}: {np.mean(losses):.4f} of the weights' spread lost by the quantization")
+    matrices = [key for key in expected if key.endswith("_proj.weight")]
+    print_losses(name, [original[key] for key in matrices], [expected[key] for key in matrices])
     plain = path / "plain"
     make_random_model({key: value for key, value in json.loads((path / "config.json").read_text()).items()
                        if key != "quantization_config"}, plain, "float32")
@@ -165,6 +167,23 @@ def test_fp8_is_dequantized_as_transformers_does(rows, columns):
     assert np.array_equal(ours, theirs[:rows, :columns])
 
 
+def test_fp8_of_torch(tmp_path):
+    """Packed and unpacked by torch, in blocks of 32 x 32."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+
+    def pack(w, _settings):
+        blocks = torch.tensor(w).reshape(w.shape[0] // 32, 32, -1, 32)
+        scales = blocks.abs().amax(dim=(1, 3), keepdim=True) / 448  # the largest number of e4m3
+        codes = (blocks / scales).to(torch.float8_e4m3fn)
+        parts = {"weight": ("float8_e4m3fn", codes.reshape(w.shape).view(torch.uint8).numpy()),
+                 "weight_scale_inv": ("float32", scales[:, 0, :, 0].numpy())}
+        return parts, (codes.float() * scales).reshape(w.shape).numpy()
+
+    path = make_random_model(CONFIG, tmp_path, "float32")
+    original, settings = original_of(path), {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [32, 32]}
+    check(path, quantize_model(path, pack, settings), original, "FP8")
+
+
 @pytest.mark.parametrize("bits, symmetric, group", [(4, True, 32), (4, False, 32), (8, True, 16), (8, False, 64),
                                                     (4, True, None), (4, False, None)])
 def test_compressed_tensors(tmp_path, bits, symmetric, group):
@@ -193,6 +212,71 @@ def test_compressed_tensors(tmp_path, bits, symmetric, group):
     settings = {"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
                 "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}}}
     check(path, quantize_model(path, pack, settings), original, f"compressed-tensors, {bits} bits, group {group}")
+
+
+def part_of(package: str, name: str, monkeypatch):
+    """A module of a package. The package's own start is left out: it wants libraries older than ours."""
+    found = importlib.util.find_spec(package)
+    if found is None:
+        pytest.skip(f"{package} is not installed: pip install --no-deps autoawq==0.2.7.post3 auto-gptq==0.7.1")
+    empty = types.ModuleType(package)
+    empty.__path__ = found.submodule_search_locations
+    monkeypatch.setitem(sys.modules, package, empty)
+    return importlib.import_module(f"{package}.{name}")
+
+
+def torch_layer(torch, values: np.ndarray):
+    """A linear layer of torch with these weights."""
+    layer = torch.nn.Linear(*values.shape[::-1], bias=False)
+    layer.weight.data = torch.tensor(values)
+    return layer
+
+
+@pytest.mark.parametrize("size", [16, 32])
+def test_autoawq(tmp_path, monkeypatch, size):
+    """Packed and unpacked by AutoAWQ itself."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    gemm = part_of("awq", "modules.linear.gemm", monkeypatch)
+
+    def pack(w, _settings):
+        group = np.arange(w.shape[1]) // size
+        q, zero, scale = quantized(w, 4, group, symmetric=False)
+        values = (q - zero[:, group]).astype(np.float32) * scale[:, group]
+        layer = gemm.WQLinear_GEMM.from_linear(torch_layer(torch, values), 4, size, scales=torch.tensor(scale).T,
+                                               zeros=torch.tensor(zero).T)
+        parts = {"qweight": ("int32", layer.qweight.numpy()), "qzeros": ("int32", layer.qzeros.numpy()),
+                 "scales": ("float16", layer.scales.numpy())}
+        return parts, gemm.dequantize_gemm(layer.qweight, layer.qzeros, layer.scales.float(), 4, size).numpy().T
+
+    path = make_random_model(CONFIG, tmp_path, "float32")
+    original, settings = original_of(path), {"quant_method": "awq", "bits": 4, "group_size": size, "version": "gemm"}
+    check(path, quantize_model(path, pack, settings), original, f"AutoAWQ, groups of {size}")
+
+
+@pytest.mark.parametrize("order", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_autogptq(tmp_path, monkeypatch, bits, order):
+    """Packed by AutoGPTQ itself, and unpacked by its layer: the product with the identity is the matrix."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    library = part_of("auto_gptq", "nn_modules.qlinear.qlinear_cuda", monkeypatch)
+
+    def pack(w, _settings):
+        outputs, inputs = w.shape
+        group = np.arange(inputs) // 32
+        if order:
+            group = group[np.random.default_rng(inputs).permutation(inputs)]
+        q, zero, scale = quantized(w, bits, group, symmetric=False)
+        values = (q - zero[:, group]).astype(np.float32) * scale[:, group]
+        layer = library.QuantLinear(bits, 32, inputs, outputs, False, weight_dtype=torch.float32)
+        layer.pack(torch_layer(torch, values), torch.tensor(scale), torch.tensor(zero).float(),
+                   torch.tensor(group, dtype=torch.int32))
+        parts = {"qweight": ("int32", layer.qweight.numpy()), "qzeros": ("int32", layer.qzeros.numpy()),
+                 "scales": ("float16", layer.scales.numpy()), "g_idx": ("int32", layer.g_idx.numpy())}
+        return parts, layer(torch.eye(inputs)).numpy().T
+
+    path = make_random_model(CONFIG, tmp_path, "float32")
+    original, settings = original_of(path), GPTQ | {"bits": bits, "desc_act": order, "sym": False}
+    check(path, quantize_model(path, pack, settings), original, f"AutoGPTQ, {bits} bits, act-order {order}")
 
 
 def test_bfloat16_is_the_nearest():

@@ -12,6 +12,7 @@ from configs import BASE, FRANCE, PARIS, ROOT, SHARED, VOCABULARY, YARN
 from helpers import (assert_cli_refuses, assert_one_line, message_of, random_ids, run_fast, run_main,
                      works_or_refused)
 from make_random_model import make_random_model
+from published import print_losses
 from qwen3_app import terminal
 from qwen3_io import gguf_file
 from qwen3_io.checkpoint import map_checkpoint, read_config, to_float32
@@ -182,14 +183,13 @@ def test_formats_written_by_the_package(tmp_path, form):
     file = write_gguf(path, tmp_path / "x.gguf", form)
     stored, original = map_checkpoint(file), map_checkpoint(path)
     assert stored.keys() == original.keys()
-    losses = []
+    matrices = [name for name, tensor in original.items() if tensor.data.ndim == 2]
     for name, tensor in original.items():
         target = gguf.GGMLQuantizationType[form if tensor.data.ndim == 2 else "F32"]
         ours = to_float32(stored[name])
         assert ours.dtype == np.float32
         assert np.array_equal(ours, gguf.dequantize(gguf.quantize(tensor.data, target), target))
-        losses.append(np.sqrt(((ours - tensor.data)**2).mean()) / tensor.data.std())
-    print(f"{form}: {np.mean(losses):.4f} of the weights' spread lost by the quantization")
+    print_losses(form, *([to_float32(tensors[name]) for name in matrices] for tensors in (original, stored)))
     ids, exact = random_ids(9), logits_of(path, random_ids(9))
     assert np.sqrt(((logits_of(file, ids) - exact)**2).mean()) / exact.std() < {"F": 0.01, "B": 0.05, "Q": 1}[form[0]]
 
@@ -251,6 +251,7 @@ def test_k_formats_from_their_layout(tmp_path, form, by_hand, halves):
     assert ours.shape == (16, 256)
     np.testing.assert_allclose(ours, np.array([by_hand(block) for block in blocks]), rtol=1e-6)
     assert np.array_equal(ours, gguf.dequantize(blocks, gguf.GGMLQuantizationType[form]))
+    print_losses(f"{form} (random blocks, so nothing was quantized)", [ours], [ours])
 
 
 QUANTIZED = {"Q8_0": 7, "Q4_0": 2, "Q4_1": 3, "Q4_K": 15, "Q5_K": 17, "Q6_K": 18}  # llama.cpp's numbers; K: the mix "M"
@@ -425,6 +426,9 @@ def test_other_architectures(tmp_path, capfd, name):
     ({"qwen3.attention.value_length": 8}, "different lengths"), ({"qwen3.rope.scaling.type": "linear"}, "linear"),
     ({"split.count": 3}, "one of 3 parts"), ({"general.alignment": 7}, "alignment"),
     ({"tokenizer.chat_template": "{{"}, "template"), ({"tokenizer.ggml.eos_token_id": "x"}, "eos_token_id"),
+    ({"split.count": [1, 2]}, "split.count"), ({"tokenizer.ggml.pre": [1, 2]}, "the tokenizer gpt2, [1, 2]"),
+    ({"qwen3.attention.value_length": [8, 8]}, "different lengths"), ({"qwen3.rope.scaling.type": [1, 2]}, "[1, 2]"),
+    ({"tokenizer.chat_template": [1, 2]}, "template"), ({"tokenizer.ggml.model": [1, 2]}, "the tokenizer"),
     ({"split.count": "many"}, "split.count"), ({"general.sampling.temp": "hot"}, "temperature"),
 ], ids=str)
 def test_metadata_that_is_wrong(tmp_path, changes, words):

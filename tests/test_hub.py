@@ -539,11 +539,6 @@ def test_a_model_that_lacks_a_file_is_refused_before_any_is_downloaded(hub, get,
     assert hub.files_asked() == hub.files_asked("HEAD") == []
 
 
-def test_a_model_of_gguf_files_is_refused(hub, get):
-    hub.models["tiny/demo"] = {"tiny-Q8_0.gguf": b"GGUF", "README.md": b"# Tiny"}
-    assert_refused(get(), "tiny/demo: has no config.json", "on the hub, but GGUF files: download one")
-
-
 def test_a_file_of_the_wrong_size(hub, get):
     def longer(handler, path):
         if path.endswith("/model.safetensors") and handler.command == "HEAD":

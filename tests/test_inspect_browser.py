@@ -94,7 +94,7 @@ class Tab:
 
 
     def charted(self, chart):
-        """The numbers that a chart was given: its edges, then each series without the last value, which stands twice."""
+        """The numbers given to a chart: its edges, then each series without the last value, which is there twice."""
         edges, *series = self.page.evaluate("id => charts[id].data", chart)
         assert all(values[-1] == values[-2] for values in series)
         return np.array(edges), *(np.array(values[:-1], float) for values in series)
@@ -166,7 +166,8 @@ def test_charts_with_the_mouse(tab, held):
             size, before = over.bounding_box(), tab.page.evaluate("state.token")
             place = {"x": size["width"] * (token + 0.7) / n, "y": size["height"] / 2}
             over.hover(position=place)
-            tab.until("([chart, start]) => byId(`${chart}-is`).textContent.startsWith(start)", [chart, f"Token {token} "])
+            tab.until("([chart, start]) => byId(`${chart}-is`).textContent.startsWith(start)",
+                      [chart, f"Token {token} "])
             assert tab.page.evaluate("state.token") == before
             over.click(position=place)
             assert tab.page.evaluate("state.token") == token

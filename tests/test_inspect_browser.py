@@ -35,8 +35,10 @@ PIXEL = """([i, j]) => {
   return [...copy.getImageData(0, 0, 1, 1).data]; }"""  # of the map: row i, column j
 DRAWN = """([id, name]) => {
   const {data: [edges], bbox, ctx, valToPos} = charts[id], wanted = color(name).split(' ').map(Number);
+  const copy = new OffscreenCanvas(ctx.canvas.width, ctx.canvas.height).getContext('2d', {willReadFrequently: true});
+  copy.drawImage(ctx.canvas, 0, 0);
   return edges.slice(1).map((edge, i) => {
-    const pixels = ctx.getImageData(Math.round(valToPos((edge + edges[i]) / 2, 'x', true)), bbox.top, 1, bbox.height);
+    const pixels = copy.getImageData(Math.round(valToPos((edge + edges[i]) / 2, 'x', true)), bbox.top, 1, bbox.height);
     return range(bbox.height).filter(y => wanted.every((c, k) => pixels.data[4 * y + k] === c)).length / bbox.height;
   }); }"""  # of a chart: how high each place is filled with a colour of page.css, as a share of the height
 SIZES = [(390, "light"), (390, "dark"), (1440, "light"), (1440, "dark")]

@@ -13,7 +13,7 @@ folders that the fast engine has quantized, need the fast engine and so numba. T
     recorder.py    notes what each step of forward does
     packed.py      unpacks the weights of a quantized folder
     contents.py    what the panels show
-    page.py        makes the file of page.html, page.css and page.js
+    page.py        makes the file of page.html, page.css, page.js and uplot/, the library that draws the charts
 """
 from __future__ import annotations
 

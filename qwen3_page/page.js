@@ -50,11 +50,13 @@ const percent = p => `${(100 * p).toFixed(1)} %`;
 const quoted = id => `“${labels[id]}”`;
 const tokenName = i => `${i} ${quoted(tokens.ids[i])}`;
 
+const short = value => Number.isFinite(value) ? `${Number(value.toPrecision(3))}` : "–";
+
 /** A number in three digits with a unit: 1.23 MB. */
 function amount(value, unit) {
   const scales = [["G", 1e9], ["M", 1e6], ["k", 1e3], ["", 1], ["m", 1e-3], ["µ", 1e-6]];
   const [prefix, scale] = scales.find(([, scale]) => Math.abs(value) >= scale) || (value ? scales[5] : scales[3]);
-  return `${Number((value / scale).toPrecision(3))} ${prefix}${unit}`;
+  return `${short(value / scale)} ${prefix}${unit}`;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -78,9 +80,9 @@ function view(names, draw) {
 }
 
 /** Ties a range input to a field of the state; said(value) is the value in words. */
-function slider(id, name, last, said) {
+function slider(id, name, last, said, min = 0, step = 1) {
   const input = byId(id);
-  Object.assign(input, {min: 0, max: last, value: state[name]});
+  Object.assign(input, {min, max: last, step, value: state[name]});
   input.addEventListener("input", () => change({[name]: +input.value}));
   view([name], () => {
     input.value = state[name];
@@ -88,29 +90,55 @@ function slider(id, name, last, said) {
   });
 }
 
-/** Bars for the values [n], named for the mouse; a click picks one (the keyboard has the sliders). */
-function bars(element, title, values, names, chosen, pick) {
-  const largest = Math.max(...values.filter(Number.isFinite), Number.MIN_VALUE);
-  element.setAttribute("role", "img");
-  element.setAttribute("aria-label", title);
-  element.replaceChildren(...Array.from(values, (value, i) => {
-    const bar = make("span", {title: `${names[i]}: ${value.toPrecision(3)}`, className: i === chosen ? "chosen" : ""});
-    bar.style.height = `${100 * (value || 0) / largest}%`;
-    if (pick) bar.addEventListener("click", () => pick(i));
-    return bar;
-  }));
+/** A colour of page.css, for what is drawn on a canvas. */
+const color = name => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+
+const charts = {};  // uPlot's, by the id of their place
+const places = n => range(n + 1).map(i => i - 0.5);  // the edges of n bars of one width, with i in the middle of bar i
+const labelled = label => (plot, all) => all.map(label);  // an axis, as uPlot asks for it
+
+/** A chart by uPlot: the value i of a series stands from edges[i] to edges[i + 1]. A series is {fill: color} or
+    {stroke: color}; said(i) is the text for a value. A click picks one (the keyboard has the sliders).
+    Returns show(the values of each series, the i to frame). */
+function chart(id, edges, series, said, pick, {bars = true, x = String, y = {}, scale = {}} = {}) {
+  const place = byId(id), size = () => ({width: place.clientWidth, height: place.clientHeight});
+  const paths = uPlot.paths[bars ? "bars" : "stepped"]({align: 1, size: [1], gap: 1});
+  const ink = name => name && (() => `rgb(${color(name)})`), lines = {stroke: ink("line"), width: 1};
+  const axis = {stroke: ink("soft"), font: "12px system-ui", grid: lines, ticks: lines};
+  let framed = 0, pointed = 0;
+  const mark = plot => {
+    const {left} = plot.cursor, [from, to] = [framed, framed + 1].map(i => plot.valToPos(edges[i], "x"));
+    plot.setSelect({left: from, width: to - from, top: 0, height: plot.bbox.height / devicePixelRatio}, false);
+    pointed = left < 0 ? framed : Math.max(0, edges.findLastIndex(edge => edge <= plot.posToVal(left, "x")));
+    byId(`${id}-is`).textContent = said(pointed);
+  };
+  const plot = charts[id] = new uPlot({
+    ...size(), legend: {show: false}, hooks: {draw: [mark], setCursor: [mark]},
+    cursor: {y: false, points: {show: false}, drag: {x: false}, bind: {dblclick: () => null}},
+    scales: {x: {time: false, range: [edges[0], edges.at(-1)]},
+             y: {range: (plot, least, most) => [0, most || 1], ...scale}},
+    axes: [{...axis, size: 30, incrs: range(9).flatMap(i => [1, 2, 5].map(n => n * 10 ** i)), values: labelled(x)},
+           {...axis, size: 60, values: labelled(short), ...y}],
+    series: [{}, ...series.map(({fill, stroke}) => ({
+      paths, points: {show: false}, width: stroke ? 2 : 0, fill: ink(fill), stroke: ink(stroke)}))]}, null, place);
+  place.addEventListener("click", () => pick(pointed));
+  new ResizeObserver(() => plot.setSize(size())).observe(place);
+  views.push([["scheme"], () => plot.redraw()]);
+  return (all, i) => {
+    framed = i;
+    plot.setData([edges, ...all.map(values => [...values, values.at(-1)].map(y => isNaN(y) ? null : y))]);
+    plot.setCursor({left: -10, top: -10});  // points nowhere
+  };
 }
 
 /** A row of tokens; choose(i) makes them buttons. */
 function pieces(ids, choose) {
-  return ids.map((id, i) => {
-    const piece = make(choose ? "button" : "span", {className: "piece"}, labels[id] || "∅");
-    if (choose) piece.addEventListener("click", () => choose(i));
-    return piece;
-  });
+  return ids.map((id, i) => make(choose ? "button" : "span", {
+    className: "piece", onclick: choose && (() => choose(i))}, labels[id] || "∅"));
 }
 
-const tint = (element, share) => element.style.setProperty("--share", `${(100 * Math.sqrt(share)).toFixed(1)}%`);
+/** The element, with this share of its colour. */
+const shaded = (element, share) => (element.style.setProperty("--share", `${(100 * share).toFixed(1)}%`), element);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The head of the page, and the source of qwen3.py
@@ -129,9 +157,8 @@ function showSource(title, first, last, marked) {
 function sourceButton(name, line) {
   const [first, last] = Object.values(page.lines).filter(([a, b]) => line && a <= line && line <= b).pop() ||
     page.lines[name];
-  const button = make("button", {className: "source", type: "button"}, line ? `qwen3.py, line ${line}` : name);
-  button.addEventListener("click", () => showSource(name, first, last, line || first));
-  return button;
+  return make("button", {className: "source", type: "button", onclick: () => showSource(
+    name, first, last, line || first)}, line ? `qwen3.py, line ${line}` : name);
 }
 
 function drawHead() {
@@ -178,18 +205,18 @@ function drawWay() {
   const norms = unpack(way.norms), streams = unpack(way.streams), nLayers = about.num_hidden_layers;
   const place = layer => layer < 0 ? "before the layers" : layer < nLayers ? `layer ${layer}` : "after the layers";
   const stepName = step => `${place(step.layer)}: ${step.function} ${step.weight}`;
+  const showStream = chart(
+    "stream", places(nLayers + 1), [{fill: "map"}],
+    i => `${i ? `After layer ${i - 1}` : "Embedding"}: ${short(item(streams, i, state.token))}`,
+    i => change({step: way.steps.findLastIndex(({layer}) => layer === i - 1)}), {x: i => i ? i - 1 : "embedding"});
+  const showAlong = chart("along", places(nTokens), [{fill: "map"}],
+                          i => `Token ${tokenName(i)}: ${short(item(norms, state.step, i))}`, token => change({token}));
   slider("way-token", "token", nTokens - 1, tokenName);
   slider("way-step", "step", way.steps.length - 1, i => `${i} ${stepName(way.steps[i])}`);
   view(["token", "step"], () => {
     const {token, step} = state, now = way.steps[step];
-    const reached = now.layer < nLayers ? now.layer + 1 : nLayers;
-    bars(byId("stream"), `Length of the residual stream of token ${tokenName(token)}`,
-         range(nLayers + 1).map(layer => item(streams, layer, token)),
-         range(nLayers + 1).map(layer => layer ? `after layer ${layer - 1}` : "embedding"), reached, layer =>
-           change({step: way.steps.findLastIndex(({layer: of}) => of === layer - 1)}));
-    bars(byId("along"), `Length of this step's result at each token`,
-         range(nTokens).map(i => item(norms, step, i)), range(nTokens).map(tokenName), token,
-         token => change({token}));
+    showStream([range(nLayers + 1).map(layer => item(streams, layer, token))], Math.min(now.layer + 1, nLayers));
+    showAlong([range(nTokens).map(i => item(norms, step, i))], token);
     const length = item(norms, step, token);
     const columns = [["prefill", now.prefill], ["decode", now.decode]].filter(([, costs]) => costs);
     const row = (title, said) => make("tr", {}, make("th", {scope: "row"}, title),
@@ -220,15 +247,13 @@ const weight = (layer, head, i, j) => j > i ? 0 : item(maps, layer, head, i * (i
 
 /** Draws a head's map, one pixel for each pair of tokens; stronger than linear, so that small weights are seen. */
 function drawMap(canvas, layer, head) {
-  const style = getComputedStyle(document.documentElement);
-  const [paper, full] = ["--paper", "--map"].map(name => style.getPropertyValue(name).trim().split(" ").map(Number));
+  const [paper, full] = ["paper", "map"].map(name => color(name).split(" ").map(Number));
   canvas.width = canvas.height = nTokens;
   const picture = new ImageData(nTokens, nTokens);
   for (let i = 0; i < nTokens; i++) {
     for (let j = 0; j < nTokens; j++) {
       const share = Math.sqrt(weight(layer, head, i, j));
-      const color = range(3).map(c => paper[c] + share * (full[c] - paper[c]));
-      picture.data.set([...color, j > i ? 0 : 255], 4 * (i * nTokens + j));
+      picture.data.set([...paper.map((p, c) => p + share * (full[c] - p)), j > i ? 0 : 255], 4 * (i * nTokens + j));
     }
   }
   canvas.getContext("2d").putImageData(picture, 0, 0);
@@ -237,11 +262,8 @@ function drawMap(canvas, layer, head) {
 function drawAttention() {
   const nHeads = about.num_attention_heads, group = nHeads / about.num_key_value_heads;
   slider("layer", "layer", about.num_hidden_layers - 1, layer => `${layer}`);
-  const heads = range(nHeads).map(head => {
-    const button = make("button", {type: "button"}, make("canvas", {"aria-hidden": "true"}), `head ${head}`);
-    button.addEventListener("click", () => change({head}));
-    return button;
-  });
+  const heads = range(nHeads).map(head => make("button", {type: "button", onclick: () => change({head})}, make(
+    "canvas", {"aria-hidden": "true"}), `head ${head}`));
   byId("heads").append(...range(about.num_key_value_heads).map(keyHead => make(
     "fieldset", {},
     make("legend", {}, `key head ${keyHead}`), ...heads.slice(keyHead * group, (keyHead + 1) * group))));
@@ -256,14 +278,11 @@ function drawAttention() {
     byId("head-says").textContent = `Layer ${layer}, head ${head}: previous-token score ` +
       `${item(previous, layer, head).toFixed(3)}, induction score ${item(induction, layer, head).toFixed(3)}`;
   });
-  const point = event => {
-    const box = map.getBoundingClientRect(), at = (start, length, place) =>
-      Math.min(nTokens - 1, Math.max(0, Math.floor((place - start) / length * nTokens)));
-    const token = at(box.top, box.height, event.clientY);
-    change({token, key: Math.min(token, at(box.left, box.width, event.clientX))});
+  map.onpointermove = map.onpointerdown = event => {
+    const [key, token] = [event.offsetX / map.clientWidth, event.offsetY / map.clientHeight].map(
+      share => Math.min(nTokens - 1, Math.max(0, Math.floor(share * nTokens))));
+    change({token, key: Math.min(token, key)});
   };
-  map.addEventListener("pointermove", point);
-  map.addEventListener("pointerdown", point);
 
   slider("asks", "token", nTokens - 1, tokenName);
   const looks = pieces(tokens.ids);
@@ -272,8 +291,8 @@ function drawAttention() {
   view(["token", "layer", "head"], () => {
     const {layer, head, token} = state, weights = range(token + 1).map(j => weight(layer, head, token, j));
     looks.forEach((piece, j) => {
-      tint(piece, weights[j] || 0);
-      piece.className = `piece tinted ${j === token ? "asking" : j > token ? "future" : ""}`;
+      shaded(piece, Math.sqrt(weights[j] || 0)).className =
+        `piece tinted ${j === token ? "asking" : j > token ? "future" : ""}`;
     });
     const best = range(token + 1).sort((a, b) => weights[b] - weights[a]).slice(0, 5);
     const text = `${tokenName(token)} looks at: ${best.map(j => `${tokenName(j)} ${percent(weights[j])}`).join(", ")}`;
@@ -288,13 +307,12 @@ function drawAttention() {
   for (const [title, scores] of [["Previous token", previous], ["Induction", induction]]) {
     const best = range(scores.values.length).reduce((a, b) => scores.values[b] > scores.values[a] ? b : a, 0);
     const rows = range(about.num_hidden_layers).map(layer => make(
-      "tr", {}, make("th", {scope: "row"}, `layer ${layer}`), ...range(nHeads).map(head => {
-        const cell = make("td", {className: "tinted"}, item(scores, layer, head).toFixed(2));
-        tint(cell, Math.max(0, item(scores, layer, head)));
-        return cell;
-      })));
-    const show = make("button", {type: "button"}, `layer ${Math.floor(best / nHeads)}, head ${best % nHeads}`);
-    show.addEventListener("click", () => change({layer: Math.floor(best / nHeads), head: best % nHeads}));
+      "tr", {}, make("th", {scope: "row"}, `layer ${layer}`), ...range(nHeads).map(
+        head => shaded(make("td", {className: "tinted"}, item(scores, layer, head).toFixed(2)),
+                       Math.sqrt(Math.max(0, item(scores, layer, head)))))));
+    const layer = Math.floor(best / nHeads), head = best % nHeads;
+    const show = make("button", {type: "button", onclick: () => change({layer, head})},
+                      `layer ${layer}, head ${head}`);
     byId("copying").append(make(
       "div", {className: "scroll", tabIndex: 0, role: "region", "aria-label": title}, make(
         "table", {}, make("caption", {}, `${title}: most of all `, show),
@@ -349,14 +367,14 @@ function drawHands(group) {
 // ---------------------------------------------------------------------------------------------------------------------
 
 function drawLens() {
-  const probabilities = unpack(lens.probabilities), ids = {shape: lens.ids.shape, values: lens.ids.values};
+  const probabilities = unpack(lens.probabilities), ids = lens.ids;
   const nLayers = about.num_hidden_layers, top = ids.shape[2], table = byId("lens-table");
   const title = layer => layer ? `layer ${layer - 1}` : "embedding";
   const cells = range(nLayers + 1).map(layer => range(nTokens).map(token => {
     const cell = make("td", {role: "gridcell", tabIndex: -1,
                              className: `tinted ${lens.leads[token] === layer ? "leads" : ""}`},
                       labels[item(ids, layer, token, 0)]);
-    tint(cell, item(probabilities, layer, token, 0));
+    shaded(cell, Math.sqrt(item(probabilities, layer, token, 0)));
     cell.addEventListener("click", () => { change({lens: layer, token}); cell.focus({preventScroll: true}); });
     return cell;
   }));
@@ -464,21 +482,16 @@ function drawLuck() {
 }
 
 function drawChoosing() {
-  const said = (name, value) => name === "top_k" && value === 0 ? "off" : `${value}`;
-  const sure = i => Math.max(...candidates(i, state).filter(each => each.id !== null).map(each => each.model));
-  const all = range(choosing.steps.length).map(sure);
-  state.drawn = all.indexOf(Math.min(...all));
+  const sure = range(choosing.steps.length).map(i => Math.max(...candidates(i, state).map(
+    each => each.id === null ? 0 : each.model)));
+  state.drawn = sure.indexOf(Math.min(...sure));
   slider("drawn", "drawn", choosing.steps.length - 1, i => `${i} ${quoted(choosing.steps[i].token)}`);
   for (const [name, [title, from, to, step]] of Object.entries(SETTINGS)) {
-    const input = make("input", {type: "range", id: `set-${name}`, min: Math.min(from, state[name]),
-                                 max: Math.max(to, state[name]), step, value: state[name]});
-    const output = make("output", {id: `set-${name}-is`});
-    input.addEventListener("input", () => change({[name]: +input.value}));
-    byId("settings").append(make("label", {className: "slider"}, `${title} `, input, output));
-    view([name], () => {
-      input.value = state[name];
-      output.textContent = said(name, state[name]);
-    });
+    const id = `set-${name}`;
+    byId("settings").append(make("label", {className: "slider"}, `${title} `, make("input", {type: "range", id}),
+                                 make("output", {id: `${id}-is`})));
+    slider(id, name, Math.max(to, state[name]), value => name === "top_k" && value === 0 ? "off" : `${value}`,
+           Math.min(from, state[name]), step);
   }
   byId("new-luck").addEventListener("click", drawLuck);
   byId("reset").addEventListener("click", () => {
@@ -492,11 +505,7 @@ function drawChoosing() {
     byId("choice").textContent = `${sum(kept.map(each => each.n))} of ${about.vocab_size} tokens are left. ` +
       `With ${newLuck ? "new luck" : "the luck of the run"}, ${winner.id === null ? "one of " : ""}${name(winner)} ` +
       (winner.id === was ? "is drawn, as in the run." : `would be drawn; the run drew ${quoted(was)}.`);
-    const bar = p => {
-      const cell = make("td", {className: "bar"}, percent(p));
-      cell.style.setProperty("--share", `${100 * p}%`);
-      return cell;
-    };
+    const bar = p => shaded(make("td", {className: "bar"}, percent(p)), p);
     const row = each => make(
       "tr", {className: `${each.cut ? "cut" : ""} ${each === winner ? "lucky" : ""}`}, make(
         "th", {scope: "row"}, name(each) + (each.id === was ? " ✓" : "")), make("td", {}, each.logit.toFixed(2)),
@@ -515,28 +524,24 @@ function drawChoosing() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 function drawCache() {
-  const {passes} = cache, room = passes[passes.length - 1].capacity, decodes = passes.slice(1);
-  const segments = passes.map((pass, i) => {
-    const segment = make("span", {className: i ? "decode" : "prefill"}, make("i"));
-    segment.style.flexGrow = 1e6 * pass.seconds;  // below 1 in all, they would not fill the line
-    segment.firstChild.style.height = `${100 * pass.length / room}%`;
-    segment.addEventListener("click", () => change({pass: i}));
-    return segment;
-  });
-  byId("timeline").append(...segments);
+  const {passes, per_position: size} = cache, decodes = passes.slice(1), bytes = n => `${n} × ${size} B = ` +
+    amount(n * size, "B");
   const seconds = sum(decodes.map(pass => pass.seconds));
   const speed = rate => `${Math.round(rate).toLocaleString("en")} tokens/s`;
   const speeds = `Prefill: ${speed(passes[0].n / passes[0].seconds)}` +
     (seconds ? `; decode: ${speed(decodes.length / seconds)}` : "");
-  byId("timeline").setAttribute("aria-label", `Time line of ${passes.length} passes. ${speeds}`);
+  let end = 0;
+  const show = chart(
+    "timeline", [0, ...passes.map(pass => end += 1e6 * pass.seconds)],
+    [{fill: "link"}, {fill: "map"}, {stroke: "soft"}], i => {
+      const {n, seconds, length, capacity} = passes[i];
+      return `${n} ${n === 1 ? "token" : "tokens"} in ${amount(seconds, "s")}; ` +
+        `the cache then holds ${bytes(length)} and has room for ${bytes(capacity)}. ${speeds}.`;
+    }, pass => change({pass}),
+    {bars: false, x: micro => amount(micro / 1e6, "s"), y: {values: labelled(n => amount(n, "B"))}});
   slider("pass", "pass", passes.length - 1, i => i ? `${i} decode` : "0 prefill");
-  view(["pass"], () => {
-    const now = passes[state.pass],
-          bytes = n => `${n} × ${cache.per_position} B = ${amount(n * cache.per_position, "B")}`;
-    segments.forEach((segment, i) => segment.classList.toggle("chosen", i === state.pass));
-    byId("cache-says").textContent = `${now.n} ${now.n === 1 ? "token" : "tokens"} in ${amount(now.seconds, "s")}; ` +
-      `the cache then holds ${bytes(now.length)} and has room for ${bytes(now.capacity)}. ${speeds}.`;
-  });
+  const held = passes.map(pass => pass.length * size), decode = [NaN, ...held.slice(1)];  // drawn over all but prefill
+  view(["pass"], () => show([held, decode, passes.map(pass => pass.capacity * size)], state.pass));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -545,26 +550,18 @@ function drawCache() {
 
 function drawQuantized() {
   if (typeof quantized === "string") {
-    byId("quantized-says").textContent = `Not computed: ${quantized}`;
+    byId("kl-panel").replaceChildren(make("p", {}, `Not computed: ${quantized}`));
     return;
   }
-  byId("quantized-says").textContent = "How far do the next token's probabilities move when each weight has 8 or 4 " +
-    "bits instead of 32? A bar is that distance after a token: 0 is none, high is far (Kullback-Leibler divergence, " +
-    "in nats).";
-  const largest = Math.max(...Object.values(quantized.kl).map(kl => Math.max(...unpack(kl).values)));
-  for (const [form, packed] of Object.entries(quantized.kl)) {
-    const values = [...unpack(packed).values],
-          row = make("div", {className: "bars small"}),
-          text = make("p", {id: `kl-${form}`});
-    row.style.height = `${Math.max(8, 80 * Math.max(...values) / largest)}px`;
-    byId("quantized-bars").append(make("h3", {}, form), row, text);
-    view(["token"], () => {
-      bars(row, `KL of ${form} at each token`, values, range(nTokens).map(tokenName), state.token,
-           token => change({token}));
-      text.textContent = `${form} after token ${tokenName(state.token)}: ${values[state.token].toPrecision(3)}; ` +
-        `mean ${(sum(values) / nTokens).toPrecision(3)}`;
-    });
-  }
+  const kl = Object.entries(quantized.kl).map(([form, packed]) => [form, [...unpack(packed).values]]);
+  const show = chart(
+    "kl", places(nTokens), [{stroke: "link"}, {stroke: "map"}], i => `Token ${tokenName(i)}: ` + kl.map(
+      ([form, values]) => `${form} ${short(values[i])}, mean ${short(sum(values) / nTokens)}`).join("; "),
+    token => change({token}), {
+      bars: false, scale: {distr: 3, range: (plot, least, most) => [1e-6, Math.max(1, most)]},
+      y: {splits: () => [1e-6, 1e-4, 0.01, 1], values: () => ["10⁻⁶", "10⁻⁴", "0.01", "1"]}});
+  slider("kl-token", "token", nTokens - 1, tokenName);
+  view(["token"], () => show(kl.map(([, values]) => values), state.token));
   for (const [form, answer] of Object.entries(quantized.answers)) {
     const parts = quantized.parts[form] ?? null;
     const marked = answer.map((label, i) => make("span", {

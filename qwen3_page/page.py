@@ -5,12 +5,16 @@ import ast
 import base64
 import hashlib
 import json
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 ROOM = Path(__file__).resolve().parent
+FILES = {  # name in page.html -> what stands there; uplot/ is uPlot's npm package
+    "UPLOT_STYLE": "uplot/uPlot.min.css", "STYLE": "page.css", "UPLOT": "uplot/uPlot.iife.min.js", "PROGRAM": "page.js",
+    "LICENCE": "uplot/LICENSE"}
 
 
 def pack(array: np.ndarray, dtype: str) -> dict[str, Any]:
@@ -33,20 +37,22 @@ def lines_of_functions(source: str) -> dict[str, list[int]]:
 
 
 def html(contents: dict[str, Any]) -> str:
-    """The page. It can load nothing and run only its own program, whatever its texts contain.
+    """The page. It can load nothing and run only its own programs, whatever its texts contain.
 
     The texts are one JSON value whose "<" are escaped, and the program puts them into the page as text. The content
-    security policy allows the style and the program by their hashes, and nothing else.
+    security policy allows the styles and the programs by their hashes, and nothing else.
     """
-    parts = {name: (ROOM / name).read_text("utf-8") for name in ("page.html", "page.css", "page.js")}
-    policy = (f"default-src 'none'; style-src '{sha256(parts['page.css'])}'; script-src '{sha256(parts['page.js'])}'; "
-              "base-uri 'none'; form-action 'none'")
-    values = {"POLICY": policy, "STYLE": parts["page.css"], "PROGRAM": parts["page.js"],
-              "CONTENTS": json.dumps(contents, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")}
-    pieces = parts["page.html"].split("@@")  # text, name, text, name, ..., text
+    values = {name: (ROOM / file).read_text("utf-8") for name, file in FILES.items()}
+    values["POLICY"] = (
+        f"default-src 'none'; style-src {hashes(values['UPLOT_STYLE'], values['STYLE'])}; "
+        f"script-src {hashes(values['UPLOT'], values['PROGRAM'])}; base-uri 'none'; form-action 'none'")
+    values["LICENCE"] = escape(values["LICENCE"], quote=False)
+    values["CONTENTS"] = json.dumps(contents, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    pieces = (ROOM / "page.html").read_text("utf-8").split("@@")  # text, name, text, name, ..., text
     return "".join(values[piece] if i % 2 else piece for i, piece in enumerate(pieces))
 
 
-def sha256(text: str) -> str:
-    """The hash of a style or a program, as a content security policy names it."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
+def hashes(*texts: str) -> str:
+    """The hashes of styles or programs, as a content security policy names them."""
+    digests = [hashlib.sha256(text.encode("utf-8")).digest() for text in texts]
+    return " ".join(f"'sha256-{base64.b64encode(digest).decode('ascii')}'" for digest in digests)

@@ -25,7 +25,7 @@ from oracle import head, oracle, softmax, turned
 from qwen3_page import contents as panels
 from qwen3_page import packed
 from qwen3_page.contents import Wish, contents
-from qwen3_page.page import lines_of_functions, pack
+from qwen3_page.page import html, lines_of_functions, pack
 from qwen3_page.recorder import Recorder
 from test_qwen3_moe import MOE
 from tokenizer_utils import Tokenizer
@@ -344,17 +344,32 @@ def test_the_file_runs_only_its_own_program_and_loads_nothing(demo):
     evil = "</script><script>alert(1)</script><!--<script> <img src=x onerror=alert(2)>"
     page = qwen3_inspect.inspect(demo, Wish(evil, max_new_tokens=2, quantized=False))
     blocks = re.findall(r"<script([^>]*)>(.*?)</script>", page, re.DOTALL)
-    assert [kind for kind, _ in blocks] == [' type="application/json" id="contents"', ""]
+    assert [kind for kind, _ in blocks] == [' type="application/json" id="contents"', "", ""]
     held = json.loads(blocks[0][1])
     assert held["about"]["prompt"] == evil and "<" not in blocks[0][1]
-    [style] = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)[1]
-    for text, kind in ((style, "style-src"), (blocks[1][1], "script-src")):
-        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-        assert f"{kind} 'sha256-{digest}'" in policy
+    for texts, kind in ((re.findall(r"<style>(.*?)</style>", page, re.DOTALL), "style-src"),
+                        ([text for _, text in blocks[1:]], "script-src")):
+        digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts]
+        assert f"{kind} " + " ".join(f"'sha256-{digest}'" for digest in digests) + ";" in policy
     assert policy.startswith("default-src 'none'") and "unsafe" not in policy
     shell = page.replace(blocks[0][1], "")
     assert not re.search(r"""(src|href)=["']?(?!#)|url\(|@import""", shell)
+
+
+def test_uplot_is_in_the_page_unchanged_with_its_licence():
+    """Its files are those of the npm package, by their hashes."""
+    folder = ROOT / "qwen3_page/uplot"
+    about = (folder / "README.md").read_text("utf-8")
+    shipped = dict(re.findall(r"^\| `(\S+)` \| `([0-9a-f]{64})` \|$", about, re.MULTILINE))
+    assert {*shipped} == {file.name for file in folder.iterdir()} - {"README.md"} and len(shipped) == 3
+    for name, digest in shipped.items():
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest, name
+    page = html({})
+    for name in shipped:
+        assert (folder / name).read_text("utf-8") in page
+    version = re.search(r"uPlot \(v([\d.]+)\)", (folder / "uPlot.iife.min.js").read_text("utf-8"))[1]
+    assert f"uPlot {version}" in about and f"uPlot {version}" in page and "MIT" in (folder / "LICENSE").read_text()
 
 
 def test_size_with_a_prompt_of_64_tokens(demo):

@@ -33,6 +33,14 @@ PIXEL = """([i, j]) => {
   const copy = new OffscreenCanvas(1, 1).getContext('2d', {willReadFrequently: true});
   copy.drawImage(document.getElementById('map'), -j, -i);
   return [...copy.getImageData(0, 0, 1, 1).data]; }"""  # of the map: row i, column j
+DRAWN = """([id, name]) => {
+  const {data: [edges], bbox, ctx, valToPos} = charts[id], wanted = color(name).split(' ').map(Number);
+  const copy = new OffscreenCanvas(ctx.canvas.width, ctx.canvas.height).getContext('2d', {willReadFrequently: true});
+  copy.drawImage(ctx.canvas, 0, 0);
+  return edges.slice(1).map((edge, i) => {
+    const pixels = copy.getImageData(Math.round(valToPos((edge + edges[i]) / 2, 'x', true)), bbox.top, 1, bbox.height);
+    return range(bbox.height).filter(y => wanted.every((c, k) => pixels.data[4 * y + k] === c)).length / bbox.height;
+  }); }"""  # of a chart: how high each place is filled with a colour of page.css, as a share of the height
 SIZES = [(390, "light"), (390, "dark"), (1440, "light"), (1440, "dark")]
 
 
@@ -87,6 +95,21 @@ class Tab:
             "(input, value) => { input.value = value; input.dispatchEvent(new Event('input')); }", str(value))
 
 
+    def charted(self, chart):
+        """The numbers given to a chart: its edges, then each series without the last value, which is there twice."""
+        edges, *series = self.page.evaluate("id => charts[id].data", chart)
+        assert all(values[-1] == values[-2] for values in series)
+        return np.array(edges), *(np.array(values[:-1], float) for values in series)
+
+    def until(self, script, argument=None):
+        """Waits until a script gives true (the page's policy forbids the eval of wait_for_function)."""
+        for _ in range(200):
+            if self.page.evaluate(script, argument):
+                return
+            self.page.wait_for_timeout(50)
+        raise AssertionError(script)
+
+
 @pytest.fixture
 def tab(browser, file):
     tab = Tab(browser, file)
@@ -112,7 +135,7 @@ def test_tokens(tab, held):
 
 
 def test_the_way(tab, held, truth):
-    """Lengths of vectors at every step, against the oracle where it has the vector; bars of the residual stream."""
+    """Lengths of vectors at every step, against the oracle where it has the vector; both charts, as given and drawn."""
     steps, lengths = held["way"]["steps"], np.linalg.norm(truth.streams, axis=-1)
     for i, step in enumerate(steps):
         token = i % len(held["tokens"]["ids"])
@@ -121,15 +144,40 @@ def test_the_way(tab, held, truth):
         shown = re.search(r"Length at token (\d+): (\S+)", tab.text("#length"))
         assert (shown is None) == (step["function"] in ("append", "rope_tables"))
         expected = {"q_norm": truth.q, "k_norm": truth.k}.get(step["weight"])
+        _, along = tab.charted("along")
+        assert np.isnan(along).all() if shown is None else np.isfinite(along).all()
         if expected is not None:
-            expected = np.linalg.norm(expected[step["layer"]][:, token])
-            assert int(shown[1]) == token and float(shown[2]) == pytest.approx(expected, rel=1e-3)
-        titles = tab.page.locator("#stream span").evaluate_all("bars => bars.map(bar => bar.title)")
-        bars = [float(title.split(": ")[1]) for title in titles]
-        np.testing.assert_allclose(bars, lengths[:, token], rtol=6e-3)  # three digits
-    heights = tab.page.locator("#stream span").evaluate_all(
-        "bars => bars.map(bar => bar.getBoundingClientRect().height)")
-    np.testing.assert_allclose(np.array(heights) / max(heights), lengths[:, token] / lengths[:, token].max(), atol=0.03)
+            expected = np.linalg.norm(expected[step["layer"]], axis=(0, 2))
+            np.testing.assert_allclose(along, expected, rtol=1e-3)
+            assert int(shown[1]) == token and float(shown[2]) == pytest.approx(expected[token], rel=1e-3)
+        _, stream = tab.charted("stream")
+        np.testing.assert_allclose(stream, lengths[:, token], rtol=1e-3)
+        reached = min(step["layer"] + 1, len(lengths) - 1)
+        assert float(tab.text("#stream-is").split(": ")[1]) == pytest.approx(lengths[reached, token], rel=6e-3)
+    np.testing.assert_allclose(tab.page.evaluate(DRAWN, ["stream", "map"]), stream / stream.max(), atol=0.03)
+    np.testing.assert_allclose(tab.page.evaluate(DRAWN, ["along", "map"]), along / along.max(), atol=0.03)
+
+
+def test_charts_with_the_mouse(tab, held):
+    """A chart tells the value under the pointer; a click picks the place, and a frame stands around it."""
+    n = len(held["tokens"]["ids"])
+    for chart in ("along", "kl"):
+        over = tab.page.locator(f"#{chart} .u-over")
+        over.scroll_into_view_if_needed()
+        for token in (0, 7, n - 1):
+            size, before = over.bounding_box(), tab.page.evaluate("state.token")
+            place = {"x": size["width"] * (token + 0.7) / n, "y": size["height"] / 2}
+            over.hover(position=place)
+            tab.until("([chart, start]) => byId(`${chart}-is`).textContent.startsWith(start)",
+                      [chart, f"Token {token} "])
+            assert tab.page.evaluate("state.token") == before
+            over.click(position=place)
+            assert tab.page.evaluate("state.token") == token
+            frame, plot = tab.page.locator(f"#{chart} .u-select").bounding_box(), over.bounding_box()
+            assert frame["x"] == pytest.approx(plot["x"] + plot["width"] * token / n, abs=1.5)
+            assert frame["width"] == pytest.approx(plot["width"] / n, abs=1.5)
+    tab.page.locator("#stream .u-over").click(position={"x": 5, "y": 20})
+    assert "embedding" in tab.text("#way-step-is")
 
 
 def test_costs(tab, held):
@@ -321,24 +369,30 @@ def test_new_luck_draws_each_candidate_as_often_as_its_probability(tab):
 
 
 def test_cache_and_time(tab, held):
-    for i, each in enumerate(held["cache"]["passes"]):
+    passes, size = held["cache"]["passes"], held["cache"]["per_position"]
+    for i, each in enumerate(passes):
         tab.slide("pass", i)
-        size = held["cache"]["per_position"]
-        assert f"holds {each['length']} × {size} B = " in tab.text("#cache-says")
-        assert f"room for {each['capacity']} × {size} B" in tab.text("#cache-says")
-    widths = tab.page.locator("#timeline span").evaluate_all(
-        "all => all.map(each => each.getBoundingClientRect().width)")
-    seconds = np.array([each["seconds"] for each in held["cache"]["passes"]])
-    np.testing.assert_allclose(np.array(widths) / sum(widths), seconds / seconds.sum(), atol=0.02)
+        assert f"holds {each['length']} × {size} B = " in tab.text("#timeline-is")
+        assert f"room for {each['capacity']} × {size} B" in tab.text("#timeline-is")
+    edges, all_held, decode, room = tab.charted("timeline")
+    np.testing.assert_allclose(edges, np.cumsum([0] + [1e6 * each["seconds"] for each in passes]))
+    np.testing.assert_array_equal(all_held, [each["length"] * size for each in passes])
+    np.testing.assert_array_equal(decode, [np.nan, *all_held[1:]])
+    np.testing.assert_array_equal(room, [each["capacity"] * size for each in passes])
+    prefill, *others = tab.page.evaluate(DRAWN, ["timeline", "link"])
+    assert prefill == pytest.approx(all_held[0] / room.max(), abs=0.03) and max(others) == 0
+    np.testing.assert_allclose(tab.page.evaluate(DRAWN, ["timeline", "map"])[1:], decode[1:] / room.max(), atol=0.03)
 
 
 def test_quantized(tab, held):
     from test_inspect import unpacked
-    for form, packed in held["quantized"]["kl"].items():
-        tab.slide("way-token", 6)
-        shown = [float(number) for number in re.findall(r": (\S+);|mean (\S+)", tab.text(f"#kl-{form}"))[0] if number]
-        assert shown[0] == pytest.approx(unpacked(packed)[6], rel=6e-3)
-        assert tab.text(f"#kl-{form}").endswith(f"mean {unpacked(packed).mean():.3g}") or "e" in tab.text(f"#kl-{form}")
+    tab.slide("kl-token", 6)
+    for form, packed, values in zip(held["quantized"]["kl"], held["quantized"]["kl"].values(), tab.charted("kl")[1:]):
+        expected = unpacked(packed)
+        np.testing.assert_array_equal(values.astype(np.float32), expected)
+        shown = re.search(rf"{form} (\S+), mean ([^;]+)", tab.text("#kl-is")).groups()
+        assert [float(number) for number in shown] == pytest.approx([expected[6], expected.mean()], rel=6e-3)
+    assert tab.text("#kl-is").startswith("Token 6 ")
     answers = tab.page.locator("#quantized-answers .answer").all_text_contents()
     assert answers == ["".join(answer) for answer in held["quantized"]["answers"].values()]
 
@@ -412,15 +466,15 @@ def test_looks_and_accessibility(browser, file, width, scheme, tmp_path):
     tab.close(file)
 
 
-def test_maps_follow_the_colour_scheme(tab):
-    light = tab.page.evaluate(PIXEL, [5, 0])
+def test_maps_and_charts_follow_the_colour_scheme_and_the_window(tab):
+    light, heights = tab.page.evaluate(PIXEL, [5, 0]), tab.page.evaluate(DRAWN, ["stream", "map"])
     tab.page.emulate_media(color_scheme="dark")
-    for _ in range(100):  # the page's policy forbids the eval of wait_for_function
-        if tab.page.evaluate(PIXEL, [5, 0])[0] < light[0] / 2:
-            break
-        tab.page.wait_for_timeout(50)
-    else:
-        raise AssertionError("the map is as bright as before")
+    tab.until(f"at => ({PIXEL})(at)[0] < {light[0] / 2}", [5, 0])
+    assert tab.page.evaluate(DRAWN, ["stream", "map"]) == pytest.approx(heights, abs=0.01)
+    tab.page.set_viewport_size({"width": 390, "height": 900})
+    tab.until("() => Object.values(charts).every(chart => chart.width === chart.root.parentElement.clientWidth)")
+    assert tab.page.evaluate("charts.kl.width") < 390
+    assert tab.page.evaluate(DRAWN, ["stream", "map"]) == pytest.approx(heights, abs=0.03)
 
 
 @pytest.mark.parametrize("evil", ["</script><script>alert(1)</script>", "<img src=x onerror=alert(2)> <b>bold</b>",
@@ -431,7 +485,7 @@ def test_any_prompt_is_text(browser, tmp_path, demo, evil):
     file.write_text(qwen3_inspect.inspect(demo, Wish(evil, max_new_tokens=3, quantized=False)), "utf-8")
     tab = Tab(browser, file, 390)
     assert tab.text("#prompt") == evil and evil in tab.text("#wrapped")
-    assert tab.page.locator("script").count() == 2 and tab.page.locator("img, main b").count() == 0
+    assert tab.page.locator("script").count() == 3 and tab.page.locator("img, main b").count() == 0
     assert "".join(tab.page.locator("#pieces .prompt").all_text_contents()).isprintable()
     assert tab.page.evaluate("document.documentElement.scrollWidth") == 390
     tab.close(file)

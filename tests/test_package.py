@@ -90,7 +90,10 @@ def test_licence(installed):
     assert text == (ROOT / "LICENSE").read_text()
     assert "Apache License" in text and "END OF TERMS AND CONDITIONS" in text and "the maintainers" in text
     metadata = email.message_from_string((about / "METADATA").read_text())
-    assert metadata["License-Expression"] == "Apache-2.0" and metadata["License-File"] == "LICENSE"
+    files = ["LICENSE", "qwen3_page/uplot/LICENSE"]
+    assert metadata["License-Expression"] == "Apache-2.0 AND MIT" and metadata.get_all("License-File") == files
+    for name in files:
+        assert (about / "licenses" / name).read_bytes() == (ROOT / name).read_bytes()
 
 
 def names_in(folder) -> set[str]:
@@ -106,6 +109,7 @@ def test_the_installed_tree_has_the_shape_of_the_checkout(installed):
         assert (installed / name / "py.typed").is_file(), name
     for room in rooms:
         assert names_in(installed / room) == names_in(ROOT / room)
+    assert names_in(installed / "qwen3_page/uplot") == names_in(ROOT / "qwen3_page/uplot")
     assert {name for name in names_in(installed) if "." not in name} - {"bin"} == modules | rooms
 
 

@@ -32,7 +32,7 @@ def section(title):
 def folder(tmp_path_factory):
     """A copy of the programs, in which the README's commands may write."""
     folder = tmp_path_factory.mktemp("readme")
-    for file in [*ROOT.glob("*.py"), *ROOT.glob("qwen3_*/*.*"), *ROOT.glob("demo/*")]:
+    for file in [*ROOT.glob("*.py"), *ROOT.glob("qwen3_*/*.*"), *ROOT.glob("qwen3_page/uplot/*"), *ROOT.glob("demo/*")]:
         (folder / file.relative_to(ROOT)).parent.mkdir(exist_ok=True)
         shutil.copy(file, folder / file.relative_to(ROOT))
     return folder

@@ -164,7 +164,7 @@ def test_it_is_listed(demo_gguf):
 
 def test_it_goes_everywhere_that_a_folder_goes(demo_gguf, capfd, tmp_path):
     """The banner, a prompt cache, checksums (of which it has none)."""
-    assert terminal.banner(qwen3.load_model(demo_gguf)).startswith("qwen3 · demo.gguf · 3.98 M parameters")
+    assert terminal.banner(qwen3.load_model(demo_gguf)).startswith("qwen3 · demo.gguf · 6.95 M parameters")
     options = ["--model", demo_gguf, "--no-think", "--greedy", "--prompt-cache", tmp_path / "cache", FRANCE]
     assert [run_main(capfd, *options) for _ in range(2)] == [(0, PARIS, "")] * 2
     assert_cli_refuses(capfd, ["--model", demo_gguf, "--verify"], "nothing to compare with")

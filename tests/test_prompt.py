@@ -159,7 +159,7 @@ def roles(messages: list[dict]) -> str:
 
 def test_a_conversation(open_chat, tmp_path):
     chat, file = open_chat("--no-think"), tmp_path / "a conversation.json"
-    assert chat.banner == "qwen3 · demo · 3.98 M parameters · context 4,096 · NumPy float32"
+    assert chat.banner == "qwen3 · demo · 6.95 M parameters · context 4,096 · NumPy float32"
     assert ask(chat, "My name is Mia.") == "Nice to meet you, Mia!" and ask(chat, PERU) == LIMA
     assert ask(chat, "What is my name?") == "Your name is Mia."
     for _ in range(2):  # its own file, so it may go on in it

@@ -59,7 +59,7 @@ class Screen(io.StringIO):
 
 
 def test_banner_and_sizes(demo):
-    assert terminal.banner(demo) == "qwen3 · demo · 3.98 M parameters · context 4,096 · NumPy float32"
+    assert terminal.banner(demo) == "qwen3 · demo · 6.95 M parameters · context 4,096 · NumPy float32"
     hub = dataclasses.replace(demo, path=Path("/x/models--Qwen--Qwen3-0.6B/snapshots/0123456789abcdef"))
     assert "· Qwen/Qwen3-0.6B ·" in terminal.banner(hub)
     for tied in (True, False):

@@ -123,11 +123,13 @@ def ids_within(panels: dict[str, Any]) -> list[int]:
 
 
 def label(data: bytes) -> str:
-    """A token's bytes as text to look at: no control or invisible characters, half characters as bytes."""
+    """A token's bytes as text to look at: signs for invisible characters, spaces that stand alone, half characters."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
         return "".join(chr(byte) if 0x20 < byte < 0x7F else f"\\x{byte:02x}" for byte in data)
+    if not text.strip(" "):
+        return "␣" * len(text)
     return "".join(c if c.isprintable() else {"\n": "⏎", "\t": "⇥"}.get(c, repr(c)[1:-1]) for c in text)
 
 

@@ -117,10 +117,11 @@ def test_commands(demo):
     assert handled(chat, "/system -") == "(no system prompt from now on)" and chat.messages == []
     assert handled(chat, PERU) == LIMA
     assert re.fullmatch(r"prompt: \d+ tokens \(\d+ from the cache\), [\d.]+ tokens/s, first token after [\d.]+ s \| "
-                        r"answer: 7 tokens, [\d.]+ tokens/s, .*\| .*context: \d+ of 4096 tokens",
+                        r"answer: 10 tokens, [\d.]+ tokens/s, .*\| .*context: \d+ of 4096 tokens",
                         handled(chat, "/stats"))
-    cut = "\n(The answer was cut off after 6 tokens: raise max_tokens (/set) for more.)"
-    assert handled(chat, "/set max_tokens 6") and handled(chat, PERU) == LIMA[:-1] + cut
+    cut = "\n(The answer was cut off after 9 tokens: raise max_tokens (/set) for more.)"
+    assert handled(chat, "/set max_tokens 9") and handled(chat, PERU) == LIMA[:-1] + cut
+    assert handled(chat, "/set max_tokens 6")
     for line, shown in {"/think": True, "/set hide_thinking on": False, "/set hide_thinking default": True}.items():
         handled(chat, line)
         cut = r"\n?\(All 6 tokens went into the thought, .*\)"
@@ -142,8 +143,8 @@ def test_set(demo):
     assert names == re.findall(r"(\w+) = ", shown) and "temperature = 0.0  top_k = 7 " in shown
     for setting, shown in {
             "temperature 0.5": "0.5", "temperature default": "0.0", "top_k ٣": "3", "top_k default": "7",
-            "hide_thinking on": "on", "hide_thinking off": "off", "seed  1 ": "1", "temperature 3": "3",
-            "max_tokens 9": "9", "top-k=4": "4", "seed = 2": "2", "stats=on": "on", "stats default": "off"}.items():
+            "hide_thinking on": "on", "hide_thinking off": "off", "seed  1 ": "1", "temperature 5": "5",
+            "max_tokens 40": "40", "top-k=4": "4", "seed = 2": "2", "stats=on": "on", "stats default": "off"}.items():
         key = re.match("[a-z_-]+", setting)[0].replace("-", "_")
         assert handled(chat, f"/set {setting}") == f"{key} = {shown}"
     first = handled(chat, PERU)
@@ -196,7 +197,7 @@ def test_regenerate_says_why_the_answer_is_the_same(demo):
 def test_statistics_after_each_answer(demo):
     chat = new_chat(demo, enable_thinking=False)
     handled(chat, "/set stats on")
-    assert re.fullmatch(LIMA + r"\n.*answer: 7 tokens, [\d.]+ tokens/s, reading [\d.]+ GB/s of weights.*context: .*",
+    assert re.fullmatch(LIMA + r"\n.*answer: 10 tokens, [\d.]+ tokens/s, reading [\d.]+ GB/s of weights.*context: .*",
                         handled(chat, PERU))
     handled(chat, "/set stats off")
     assert handled(chat, SPAIN) == MADRID

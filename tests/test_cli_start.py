@@ -19,8 +19,7 @@ from qwen3_io.writing import write_safetensors
 from test_package import copy_of_the_project
 
 FOX = "Tell me a story about a fox."
-STORY = ("<think>\nA story about a fox.\n</think>\n\nOnce upon a time, at the edge of a lake, there lived a cheerful "
-         "fox named Ida")
+STORY = "<think>\nA story about a fox.\n</think>\n\nOnce upon a time there was a fox in a little town"
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -165,7 +164,7 @@ def hub_cache(tmp_path):
         home = cache / f"models--{name.replace('/', '--')}"
         snapshot = home / "snapshots" / ("a" * 40)
         snapshot.parent.mkdir(parents=True)
-        make_random_model(BASE | {"vocab_size": 3072}, snapshot, "float32", tokenizer=tokenizer.parent)
+        make_random_model(BASE | {"vocab_size": 4096}, snapshot, "float32", tokenizer=tokenizer.parent)
         (home / "refs").mkdir()
         (home / "refs" / "main").write_text("a" * 40)
     edit_json(cache / "models--Qwen--Qwen2.5-7B/snapshots" / ("a" * 40) / "config.json", {"model_type": "qwen2"})

@@ -120,8 +120,8 @@ def test_a_long_prefill_can_be_interrupted(tmp_path, monkeypatch):
             signal.signal(signal.SIGINT, before)
         cache.truncate(20)
         other = fast.KVCache(model.config)
-        fast.forward(model, ids[:20], other)  # a job for each layer, after the one that was interrupted
-    assert in_time == [True] and len(jobs) == 2 + config["num_hidden_layers"]
+        fast.forward(model, ids[:20], other)  # one job for so few tokens, after the one that was interrupted
+    assert in_time == [True] and len(jobs) == 2 + 1
     np.testing.assert_array_equal(fast.forward(model, ids[:5], cache), fast.forward(model, ids[:5], other))
 
 

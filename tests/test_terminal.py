@@ -90,7 +90,7 @@ def test_statistics_say_how_fast_the_weights_were_read(demo):
     done = qwen3.chat(demo, FRANCE, max_new_tokens=5).finish()
     done.times = [0.0, 2.0, 2.1, 2.2, 2.3, 2.4]
     text = terminal.statistics(done)
-    assert "answer: 5 tokens, 10.0 tokens/s, reading 0.159 GB/s of weights" in text
+    assert "answer: 5 tokens, 10.0 tokens/s, reading 0.278 GB/s of weights" in text
     assert "first token after 2.00 s" in text
     assert "GB/s" not in terminal.statistics(done, lookup=True)
 

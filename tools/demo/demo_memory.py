@@ -165,6 +165,8 @@ def remembering(rng: random.Random, book: Book, filler: Callable[[random.Random]
             turns.append(told(rng, book, thing, "fix"))
     for thing in rng.sample(list(things.values()), len(things)):
         turns.append(asked(rng, book, thing))
+    if rng.random() < 0.25:  # once more
+        turns.append(asked(rng, book, rng.choice(list(things.values()))))
     missing = memory(rng, lang)
     if missing.key() not in things and rng.random() < 0.15:
         turns.append(never_told(rng, book, missing))

@@ -38,7 +38,6 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools"), str(ROOT / "bench")]
 from peers import ENTRIES, gguf_file, missing_packages, open_engine, write_gguf  # noqa: E402
 
 
-
 class Goal(NamedTuple):
     """What the fast engine is to reach in a format: ratios to the peer, and shares of the bandwidth."""
     peer: str

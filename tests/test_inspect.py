@@ -358,7 +358,7 @@ def test_the_file_runs_only_its_own_program_and_loads_nothing(demo):
 
 
 def test_uplot_is_in_the_page_unchanged_with_its_licence():
-    """Its files are those of the npm package, by their hashes."""
+    """uPlot's files have the hashes that its README lists for those of the npm package."""
     folder = ROOT / "qwen3_page/uplot"
     about = (folder / "README.md").read_text("utf-8")
     shipped = dict(re.findall(r"^\| `(\S+)` \| `([0-9a-f]{64})` \|$", about, re.MULTILINE))

@@ -61,7 +61,7 @@ from qwen3_kernels.layout import (APART, BF16, BIAS, BLOCK, EXPERT, F16, F32, FE
                                   Space, Task, Weight, own_space, packed_shape, padded, unit_size)
 
 try:
-    from qwen3_kernels.compiled import cpu_name, kept_kernels, kernels
+    from qwen3_kernels.compiled import Prepared, cpu_name, kept_kernels, kernels
     from qwen3_kernels.team import Team, available_cpus
 except ImportError as error:
     if __name__ == "__main__":
@@ -115,6 +115,7 @@ class Weights:
     norm: np.ndarray
     arrays: list[np.ndarray]
     team: Team
+    for_kernels: Prepared | None = None  # the Layers
 
     @property
     def form(self) -> str:
@@ -285,6 +286,8 @@ def load_weights(path: Path, config: Config, quantize: str | None = None, thread
             for name, row in rows.items():
                 if not row.any():
                     row[:] = place(name)
+    w.for_kernels = kernels().decoder_layers.prepared(3, Layers(
+        w.layers, w.norms, w.head_norms, config.rms_norm_eps, w.forms, w.routers, w.experts, config.norm_topk_prob))
     if wish is None and not config.sparse_layers:
         touch_pages({id(tensor.mapping): tensor.mapping for tensor in stored.values()}.values())
     return w
@@ -431,6 +434,33 @@ class KVCache(qwen3.KVCache):
         super().__init__(config, max_length, batch)
         shape = (*self.k.shape[:4], self.row_size(padded(config.head_dim, 32)))
         self.k, self.v = empty(shape, np.uint16), empty(shape, np.uint16)
+        self.space: Prepared | None = None  # of the last pass
+
+    def work_space(self, model: Model, m: int, n_tasks: int = 0, n_queries: int = 0) -> Prepared:
+        """The Space for m tokens, so many tasks, and so many queries of a task: that of the last pass if it fits."""
+        config, n_threads = model.config, model.weights.team.n_threads
+        if self.space is not None:
+            h, own, partials = self.space.fields.h, self.space.fields.own, self.space.fields.partials
+            if (len(h), len(own)) == (m, n_threads) and len(partials) >= n_tasks and partials.shape[2] >= n_queries:
+                return self.space
+            self.space = None  # before the next one, for the sake of memory
+        n_heads, n_kv_heads, width = config.num_attention_heads, config.num_key_value_heads, padded(config.head_dim, 32)
+        gathered, k, n_experts = padded(config.hidden_size, 64), config.num_experts_per_tok, config.num_experts
+        widest = padded(max(config.hidden_size, n_heads * config.head_dim), 64)
+        dense = config.num_hidden_layers > len(config.sparse_layers)
+        inner = padded(max(config.intermediate_size * dense, config.moe_intermediate_size), 64)
+        n_qkv = padded(n_heads * config.head_dim, PANEL) + 2 * padded(n_kv_heads * config.head_dim, PANEL)
+        n_rows, n_pairs = max(m, m * k), m * k
+        space = Space(floats(m, widest + APART), empty((m, widest * 5 // 4), np.uint8),
+                      floats(m, max(n_qkv, widest, padded(n_experts, PANEL))),
+                      floats(n_kv_heads, m * (n_heads // n_kv_heads), width), floats(n_rows, inner + APART),
+                      floats(n_rows, inner + APART), empty((n_rows, inner * 5 // 4), np.uint8),
+                      floats(n_tasks, n_kv_heads, n_queries, width + 16),
+                      floats(n_threads, own_space(n_queries, width)), floats(n_pairs, gathered + APART),
+                      empty((n_pairs, gathered * 5 // 4), np.uint8), empty((m, k), np.int64), floats(m, k),
+                      empty(n_experts + 2, np.int64))
+        self.space = kernels().decoder_layers.prepared(-1, space)
+        return self.space
 
     @staticmethod
     def row_size(n: int) -> int:
@@ -476,32 +506,17 @@ def matrix_rows(matrix: np.ndarray, ids: Sequence[int] | np.ndarray) -> np.ndarr
 def run_layers(model: Model, ids: np.ndarray, cache: KVCache, sequences: np.ndarray,
                positions: np.ndarray) -> np.ndarray:
     """Runs tokens ids [m] of these sequences of the cache, in order, through all layers -> x [m, hidden_size]."""
-    config, w = model.config, model.weights
-    n_kv_heads, d, m = config.num_key_value_heads, config.head_dim, len(ids)
-    group, width = config.num_attention_heads // n_kv_heads, padded(d, 32)
+    config, w, m = model.config, model.weights, len(ids)
+    group = config.num_attention_heads // config.num_key_value_heads
     cos, sin = rope_tables(config, positions)
     tasks, tiles = attention_tasks(sequences, positions, group)
     x = matrix_rows(w.embedding, ids)
-    widest = padded(max(config.hidden_size, group * n_kv_heads * d), 64)
-    dense = config.num_hidden_layers > len(config.sparse_layers)
-    inner = padded(max(config.intermediate_size * dense, config.moe_intermediate_size), 64)
-    n_qkv = padded(group * n_kv_heads * d, PANEL) + 2 * padded(n_kv_heads * d, PANEL)
-    most = max(task.n for task in tasks) * group
-    k, gathered = config.num_experts_per_tok, padded(config.hidden_size, 64)
-    n_rows, n_scores = max(m, m * k), max(n_qkv, widest, padded(config.num_experts, PANEL))
-    space = Space(floats(m, widest + APART), empty((m, widest * 5 // 4), np.uint8), floats(m, n_scores),
-                  floats(n_kv_heads, m * group, width), floats(n_rows, inner + APART), floats(n_rows, inner + APART),
-                  empty((n_rows, inner * 5 // 4), np.uint8), floats(len(tasks), n_kv_heads, most, width + 16),
-                  floats(w.team.n_threads, own_space(most, width)), floats(m * k, gathered + APART),
-                  empty((m * k, gathered * 5 // 4), np.uint8), empty((m, k), np.int64), floats(m, k),
-                  empty(config.num_experts + 2, np.int64))
+    space = cache.work_space(model, m, len(tasks), max(task.n for task in tasks) * group)
     batch = Batch(x, cos, sin, np.stack([sequences, positions], axis=1), np.array(tasks), np.array(tiles))
-    layers = Layers(w.layers, w.norms, w.head_norms, config.rms_norm_eps, w.forms, w.routers, w.experts,
-                    config.norm_topk_prob)
     filled = Cache(cache.k, cache.v, cache.stored)
     n_layers, step = config.num_hidden_layers, max(1, PASS // m)
     for first in range(0, n_layers, step):
-        w.team.run(kernels().decoder_layers, w, first, min(first + step, n_layers), layers, batch, filled, space)
+        w.team.run(kernels().decoder_layers, w, first, min(first + step, n_layers), w.for_kernels, batch, filled, space)
     return x
 
 
@@ -521,15 +536,12 @@ def attention_tasks(sequences: np.ndarray, positions: np.ndarray,
     return tasks, tiles
 
 
-def output(model: Model, x: np.ndarray) -> np.ndarray:
+def output(model: Model, x: np.ndarray, cache: KVCache) -> np.ndarray:
     """The logits [n, vocab_size] of x [n, hidden_size]."""
-    config, w, n = model.config, model.weights, len(x)
-    width, none = padded(config.hidden_size, 64), floats(0, 0)
-    logits = empty((n, padded(config.vocab_size, PANEL)), np.float32)
-    space = Space(floats(n, width + APART), empty((n, width * 5 // 4), np.uint8), none, none[None], none, none,
-                  none.view(np.uint8), none[None, None], floats(w.team.n_threads, own_space(0, 0)), none,
-                  none.view(np.uint8), empty((0, 0), np.int64), none, empty(0, np.int64))
-    w.team.run(kernels().output_logits, w, x, w.norm, config.rms_norm_eps, w.head, logits, space)
+    config, w = model.config, model.weights
+    logits = empty((len(x), padded(config.vocab_size, PANEL)), np.float32)
+    w.team.run(kernels().output_logits, w, x, w.norm, config.rms_norm_eps, w.head, logits,
+               cache.work_space(model, len(x)))
     return logits[:, :config.vocab_size]
 
 
@@ -544,7 +556,7 @@ def forward(model: Model, token_ids: TokenIds, cache: qwen3.KVCache, all_logits:
         chosen = x if all_logits else x[wanted[(wanted >= done) & (wanted < done + len(x))] - done]
         done += len(x)
         if len(chosen):
-            logits.append(output(model, chosen))
+            logits.append(output(model, chosen, cache))
     result = logits[0] if len(logits) == 1 else np.concatenate(logits)
     return result if all_logits or is_batch(token_ids) else result[0]
 

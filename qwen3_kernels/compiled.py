@@ -1,4 +1,6 @@
 """Machine code: compiled by numba at the first run, and kept for the next ones."""
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import hashlib
@@ -11,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,6 +36,12 @@ except OSError as error:  # of its shared library
 HERE = Path(__file__).resolve().parent
 
 
+class Prepared(NamedTuple):
+    """A named tuple of arrays with its numbers, which would take longer to find than a small model's layer."""
+    fields: Any
+    numbers: list[int | float]
+
+
 class Kernel:
     """A function of layers.py, compiled, at an address. Other threads run while it does."""
 
@@ -51,7 +59,11 @@ class Kernel:
 
         An array is (owner, owner, size, itemsize, address, *shape, *strides); a named tuple is its fields.
         """
-        return list(numbers(args, self.arguments))
+        return numbers(args, self.arguments)
+
+    def prepared(self, argument: int, fields: Any) -> Prepared:
+        """A named tuple for this argument of many calls."""
+        return Prepared(fields, numbers(fields, self.arguments[argument]["fields"]))
 
     def __call__(self, *args: Any) -> None:
         status = self.call(*self.numbers(*args))
@@ -65,16 +77,20 @@ def flat(kinds: list) -> Iterator:
         yield from flat(kind["fields"]) if isinstance(kind, dict) else [kind]
 
 
-def numbers(args: Iterable, kinds: list) -> Iterator[int | float]:
+def numbers(args: Iterable, kinds: list) -> list[int | float]:
+    found: list[int | float] = []
     for arg, kind in zip(args, kinds, strict=True):
-        if isinstance(kind, dict):
-            yield from numbers(arg, kind["fields"])
+        if isinstance(arg, Prepared):
+            found += arg.numbers
+        elif isinstance(kind, dict):
+            found += numbers(arg, kind["fields"])
         elif isinstance(kind, str):
-            yield float(arg) if kind == "float64" else int(arg)
+            found.append(float(arg) if kind == "float64" else int(arg))
         elif (arg.dtype, arg.ndim) != (kind[0], kind[1]) or not arg.flags.c_contiguous:
             raise TypeError(f"needs contiguous {kind[0]} with {kind[1]} dimensions, not {arg.dtype} {arg.shape}")
         else:
-            yield from (0, 0, arg.size, arg.itemsize, arg.ctypes.data, *arg.shape, *arg.strides)
+            found += (0, 0, arg.size, arg.itemsize, arg.ctypes.data, *arg.shape, *arg.strides)
+    return found
 
 
 def kernel_folders() -> list[Path]:

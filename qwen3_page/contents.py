@@ -102,9 +102,9 @@ def contents(model: Model, wish: Wish) -> dict[str, Any]:
         "choosing": choosing_panel(drawn, settings, ids),
         "cache": cache_panel(model, passes),
         "quantized": quantized_panel(model, prompt, ids, logits, wish.max_new_tokens, settings, seed)
-        if wish.quantized else "left out: --no-quantized",
+        if wish.quantized else "--no-quantized was given",
         "thinking": thinking_panel(model, wish.compare, seed) if wish.compare is not None else
-        "left out: --compare QUESTION asks for it",
+        "--compare QUESTION asks for it",
     }
     return panels | {
         "about": {"model": brief(model.path.name), "prompt": wish.prompt, "n_prompt": len(prompt), "ended": ended,

@@ -187,7 +187,8 @@ function drawHead() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 function drawTokens() {
-  const all = pieces(tokens.ids, token => change({token}));
+  const answer = i => i < 0 ? {} : {drawn: i, pass: i};  // pass i gave the answer's token i
+  const all = pieces(tokens.ids, token => change({token, ...answer(token - about.n_prompt)}));
   all.forEach((piece, i) => piece.classList.add(tokens.parts[i]));
   byId("pieces").append(...all);
   byId("wrapped").textContent = tokens.text;
@@ -415,6 +416,9 @@ function drawLens() {
     chosen = cells[layer][token];
     chosen.tabIndex = 0;
     chosen.setAttribute("aria-selected", "true");
+    const box = table.parentElement, {offsetLeft: left, offsetWidth: width} = chosen, {scrollLeft: from} = box;
+    const hidden = left < from + table.rows[1].firstChild.offsetWidth || left + width > from + box.clientWidth;
+    if (hidden) box.scrollLeft = left - box.clientWidth / 2;
     const says = range(top).map(i => `${quoted(item(ids, layer, token, i))} ` +
                                      percent(item(probabilities, layer, token, i)));
     byId("lens-says").textContent = `After token ${tokenName(token)} and ${title(layer)}: ${says.join(", ")}. ` +
@@ -529,11 +533,11 @@ function drawChoosing() {
       "tr", {className: `${each.cut ? "cut" : ""} ${each === winner ? "lucky" : ""}`}, make(
         "th", {scope: "row"}, name(each) + (each.id === was ? " ✓" : "")), make("td", {}, each.logit.toFixed(2)),
       bar(each.n * each.model), bar(each.n * (each.p || 0)),
-      make("td", {}, each.cut ? `cut by ${each.cut}` : state.temperature === 0 ? "–" : arrival(each).toPrecision(3)));
+      make("td", {}, each.cut ? each.cut : state.temperature === 0 ? "–" : arrival(each).toPrecision(3)));
     const shown = new Set([...all.filter(each => each.id !== null).slice(0, 12), winner,
                            ...all.filter(each => each.id === was)]);
     byId("candidates").replaceChildren(
-      make("tr", {}, ...["token", "logit", "probability", "with settings", "arrives after"].map(
+      make("tr", {}, ...["token", "logit", "probability", "with settings", "arrives after, or cut by"].map(
         title => make("th", {scope: "col"}, title))), ...[...shown].map(row));
   });
 }

@@ -129,6 +129,10 @@ def test_tokens(tab, held):
         pieces.nth(i).click()
         assert f"id {token}, bytes {data}; written by " in tab.text("#piece")
         assert pieces.nth(i).get_attribute("aria-pressed") == "true"
+        drawn = i - held["about"]["n_prompt"]  # a token of the answer is followed by the panels on choosing and the cache
+        assert drawn < 0 or tab.page.evaluate("[state.drawn, state.pass]") == [drawn, drawn]
+        box, cell = (tab.page.locator(f"#lens {name}").bounding_box() for name in (".scroll", "[aria-selected]"))
+        assert box["x"] + 80 < cell["x"] and cell["x"] + cell["width"] < box["x"] + box["width"] + 1  # in view
     cut = f"cut off after {len(held['tokens']['ids']) - held['about']['n_prompt']} tokens"
     assert (cut in tab.text("#about")) == (not held["about"]["ended"])
     assert tab.text("#wrapped") == held["tokens"]["text"] and tab.text("#prompt") == WISH.prompt

@@ -74,8 +74,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 def wished(args: argparse.Namespace) -> Wish:
     """The options as a Wish. Raises InputError for wrong values."""
-    if not args.prompt.strip():
-        raise InputError("the prompt is empty")
+    for name, text in (("the prompt", args.prompt), ("--html", args.html), ("--compare", args.compare)):
+        if text is not None and not text.strip():
+            raise InputError(f"{name} is empty")
     if args.raw and args.think is not None:
         raise InputError("--raw does not go with --think: without the chat template, nothing asks for a thought")
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -94,9 +95,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         wish = wished(args)
         model = load_model(named_model(args) or BUNDLED, packed.ENGINE, args.offline)
-        page = inspect(model, wish).encode("utf-8")
-        write_whole(args.html, lambda file: file.write(page))
-        write(f"{args.html}: {readable_size(len(page))}\n")
+        # Computed while the file is open: a place that can't be written is refused first.
+        write_whole(args.html, lambda file: file.write(inspect(model, wish).encode("utf-8")))
+        write(f"{args.html}: {readable_size(os.path.getsize(args.html))}\n")
         if args.open and not webbrowser.open(Path(os.path.realpath(args.html)).as_uri()):
             raise InputError(f"no browser was found; open {args.html} yourself")
         return 0

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import qwen3
-from qwen3 import InputError, Model, Sampling
+from qwen3 import Config, InputError, Model, Sampling
 from qwen3_io.arguments import checked_prompt, checked_whole
 from qwen3_io.checkpoint import quantized_file
 from qwen3_io.errors import brief
@@ -23,7 +23,7 @@ TOP = 5  # tokens that the logit lens shows
 TOGETHER = 32  # positions whose logits are in memory together: 20 MB with a vocabulary of 151,936
 CANDIDATES = 512  # tokens of each step that the page knows one by one; of the others, a histogram
 BIN = 0.25  # its step
-PAIRS = 8  # pairs of dimensions whose hands are in the page, of the head_dim / 2
+PAIRS = 8  # pairs of dimensions whose hands are in the page at least; all head_dim / 2, if there is room
 REPEATED = 24  # random tokens that are shown to the model twice, to find the heads that copy
 THOUGHT = 256  # tokens of an answer with thinking, and without
 ROOM = 12_000_000  # characters of base64 in a page
@@ -37,6 +37,25 @@ FORMULAS = {
     "attention_in_blocks": "softmax(q kᵀ / √head_dim) v",
     "swiglu": "down(silu(gate(x)) · up(x))",
     "moe": "the sum of the chosen experts' swiglu(x), each times its weight",
+}
+WORDS = {  # what a step is for, by its weight or its function
+    "rope_tables": "the angles by which RoPE turns at each position",
+    "embed_tokens": "each token's learned vector: the residual stream begins",
+    "input_layernorm": "brings the vector to one size before attention",
+    "q_proj": "queries: what each token looks for",
+    "k_proj": "keys: by what each token can be found",
+    "v_proj": "values: what each token gives to those that look at it",
+    "q_norm": "brings each head's query to one size",
+    "k_norm": "brings each head's key to one size",
+    "apply_rope": "turns each pair of dimensions by the token's position",
+    "append": "keeps keys and values for all later tokens",
+    "attention_in_blocks": "each head adds up the values of the tokens it looks at",
+    "o_proj": "joins the results of the heads; added to the residual stream",
+    "post_attention_layernorm": "brings the vector to one size again",
+    "swiglu": "works on each token by itself; added to the residual stream",
+    "moe": "works on each token by itself, with the experts chosen for it; added to the residual stream",
+    "norm": "brings the vector to one size before the head",
+    "lm_head": "a logit for each token of the vocabulary: how well it fits next",
 }
 
 
@@ -83,9 +102,9 @@ def contents(model: Model, wish: Wish) -> dict[str, Any]:
         "choosing": choosing_panel(drawn, settings, ids),
         "cache": cache_panel(model, passes),
         "quantized": quantized_panel(model, prompt, ids, logits, wish.max_new_tokens, settings, seed)
-        if wish.quantized else "left out: --no-quantized",
+        if wish.quantized else "--no-quantized was given",
         "thinking": thinking_panel(model, wish.compare, seed) if wish.compare is not None else
-        "left out: --compare QUESTION asks for it",
+        "--compare QUESTION asks for it",
     }
     return panels | {
         "about": {"model": brief(model.path.name), "prompt": wish.prompt, "n_prompt": len(prompt), "ended": ended,
@@ -93,26 +112,25 @@ def contents(model: Model, wish: Wish) -> dict[str, Any]:
                   "version": qwen3.__version__, "raw": wish.raw, "date": time.strftime("%Y-%m-%d"),
                   **asdict(model.config), "eos_token_ids": list(model.eos_token_ids)},
         "labels": {str(i): label(model.tokenizer.token_bytes(i)) for i in ids_within(panels)},
-        "source": source(), "lines": lines_of_functions(source()), "formulas": FORMULAS,
+        "source": source(), "lines": lines_of_functions(source()), "formulas": FORMULAS, "words": WORDS,
     }
 
 
 def check_room(model: Model, n_prompt: int, n_answer: int) -> None:
     """Raises InputError if prompt and answer together are too long for a page, or for the model."""
-    config = model.config
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-
-    def size(n: int) -> float:
-        """Characters that the arrays of n positions take."""
-        maps, hands = heads * n * (n + 1) / 2, (heads + kv_heads) * n * 2 * PAIRS
-        return config.num_hidden_layers * (maps + hands) * 2 * 4 / 3
-
-    most = min(qwen3.CHUNK, config.context_length)
-    while most > 1 and size(most) > ROOM:
+    most = min(qwen3.CHUNK, model.config.context_length)
+    while most > 1 and characters(model.config, most, PAIRS) > ROOM:
         most -= 1
     if n_prompt + n_answer > most:
         raise InputError(f"the prompt has {n_prompt} tokens, the answer up to {n_answer}: together more than the "
                          f"{most} positions that a page of this model shows; shorten the prompt or lower --max-tokens")
+
+
+def characters(config: Config, n: int, pairs: int) -> float:
+    """The size in the page of the attention maps of n positions, and of so many pairs of dimensions of q and k."""
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    maps, hands = heads * n * (n + 1) / 2, (heads + kv_heads) * n * 2 * pairs
+    return config.num_hidden_layers * (maps + hands) * 2 * 4 / 3
 
 
 def ids_within(panels: dict[str, Any]) -> list[int]:
@@ -197,12 +215,20 @@ def attention_panel(model: Model, recorder: Recorder, whole: Pass) -> dict[str, 
     maps = np.stack(whole.attention)  # [n_layers, n_heads, n, n]
     frequencies, factor = qwen3.rope_frequencies(model.config)
     half = model.config.head_dim // 2
-    pairs = np.unique(np.linspace(0, half - 1, min(PAIRS, half)).round().astype(int))
+    pairs = pairs_with_room(model.config, whole.n)
     chosen = np.concatenate([pairs, pairs + half])
     return {"maps": pack(maps[:, :, rows, columns], "f2"), "previous": pack(diagonal(maps, -1), "f4"),
             "induction": pack(induction(model, recorder), "f4"), "repeated": REPEATED, "pairs": pairs.tolist(),
             "frequencies": frequencies[pairs].tolist(), "factor": factor,
             "q": pack(np.stack(whole.q)[..., chosen], "f2"), "k": pack(np.stack(whole.k)[..., chosen], "f2")}
+
+
+def pairs_with_room(config: Config, n: int) -> np.ndarray:
+    """The pairs of dimensions in a page of n positions: all, or as many as there is room for, evenly spread."""
+    count = half = config.head_dim // 2
+    while count > PAIRS and characters(config, n, count) > ROOM:
+        count -= 1
+    return np.linspace(0, half - 1, count).round().astype(int)
 
 
 def diagonal(maps: np.ndarray, offset: int, first: int = 0) -> np.ndarray:

@@ -167,9 +167,11 @@ function drawHead() {
   byId("prompt").textContent = about.prompt;
   byId("answer").textContent = about.answer.trim() || "(no answer)";
   byId("about").textContent = `${about.num_hidden_layers} layers, hidden size ${about.hidden_size}, ` +
-    `${about.num_attention_heads} query heads on ${about.num_key_value_heads} key heads, ${about.vocab_size} tokens; ` +
+    `${about.num_attention_heads} query heads on ${about.num_key_value_heads} key heads, ` +
+    `a vocabulary of ${about.vocab_size} tokens; ` +
     `computed by qwen3.py ${about.version} on ${about.date}` +
-    (about.ended ? "" : `. The answer was cut off after ${nTokens - about.n_prompt} tokens: raise --max-tokens for more`);
+    (about.ended ? "" :
+      `. The answer was cut off after ${nTokens - about.n_prompt} tokens: raise --max-tokens for more`);
   for (const section of document.querySelectorAll("main section")) {
     const title = section.querySelector("h2");
     title.id = `${section.id}-title`;
@@ -185,7 +187,8 @@ function drawHead() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 function drawTokens() {
-  const all = pieces(tokens.ids, token => change({token}));
+  const answer = i => i < 0 ? {} : {drawn: i, pass: i};  // pass i gave the answer's token i
+  const all = pieces(tokens.ids, token => change({token, ...answer(token - about.n_prompt)}));
   all.forEach((piece, i) => piece.classList.add(tokens.parts[i]));
   byId("pieces").append(...all);
   byId("wrapped").textContent = tokens.text;
@@ -193,7 +196,7 @@ function drawTokens() {
     all.forEach((piece, i) => piece.setAttribute("aria-pressed", i === state.token));
     const i = state.token;
     byId("piece").textContent = `Token ${tokenName(i)}: id ${tokens.ids[i]}, bytes ${tokens.bytes[i] || "none"}; ` +
-      {template: "the template's", prompt: "yours", answer: "the model's answer"}[tokens.parts[i]];
+      "written by " + {template: "the template", prompt: "you", answer: "the model"}[tokens.parts[i]];
   });
 }
 
@@ -223,7 +226,8 @@ function drawWay() {
                                       ...columns.map(([, costs]) => make("td", {}, said(costs))));
     const rate = costs => costs.read === null ? null : costs.read / costs.seconds;
     byId("step-is").replaceChildren(
-      `${stepName(now)}: ${page.formulas[now.function]} `, sourceButton(now.function, now.line),
+      `${stepName(now)}: ${page.words[now.weight] || page.words[now.function]}. Formula: ` +
+      `${page.formulas[now.function]} `, sourceButton(now.function, now.line),
       make("span", {id: "length"}, Number.isFinite(length) ?
       ` Length at token ${token}: ${length.toPrecision(4)}` : ""));
     byId("step").replaceChildren(
@@ -284,6 +288,14 @@ function drawAttention() {
     change({token, key: Math.min(token, key)});
   };
 
+  const share = n => `${100 * n / nTokens}%`;
+  Object.assign(byId("map-row").style, {left: 0, height: share(1)});
+  Object.assign(byId("map-cell").style, {width: share(1), height: share(1)});
+  view(["token", "key"], () => {  // frames: the row of the token that asks, and the cell of the token that is looked at
+    Object.assign(byId("map-row").style, {top: share(state.token), width: share(state.token + 1)});
+    Object.assign(byId("map-cell").style, {top: share(state.token), left: share(state.key)});
+  });
+
   slider("asks", "token", nTokens - 1, tokenName);
   const looks = pieces(tokens.ids);
   looks.forEach((piece, token) => piece.addEventListener("pointerenter", () => change({token})));
@@ -316,7 +328,8 @@ function drawAttention() {
     byId("copying").append(make(
       "div", {className: "scroll", tabIndex: 0, role: "region", "aria-label": title}, make(
         "table", {}, make("caption", {}, `${title}: most of all `, show),
-        make("tr", {}, make("td"), ...range(nHeads).map(head => make("th", {scope: "col"}, `${head}`))), ...rows)));
+        make("tr", {}, make("td", {}, "head"), ...range(nHeads).map(head => make("th", {scope: "col"}, `${head}`))),
+        ...rows)));
   }
   drawHands(group);
 }
@@ -339,10 +352,12 @@ function dial(title, hands, longest) {
 }
 
 function drawHands(group) {
-  const q = unpack(attention.q), k = unpack(attention.k), nPairs = attention.pairs.length;
+  const q = unpack(attention.q), k = unpack(attention.k), nPairs = attention.pairs.length, half = about.head_dim / 2;
+  byId("pairs").textContent = (nPairs === half ? `The slider has all ${half} pairs` :
+    `The slider has ${nPairs} of the ${half} pairs, as many as the page has room for`) +
+    ", from the quickest to the slowest.";
   slider("pair", "pair", nPairs - 1, i =>
-    `${attention.pairs[i]} of ${about.head_dim / 2}: dimensions ${attention.pairs[i]} and ` +
-    `${attention.pairs[i] + about.head_dim / 2}`);
+    `${attention.pairs[i]}: dimensions ${attention.pairs[i]} and ${attention.pairs[i] + half}`);
   slider("key", "key", nTokens - 1, tokenName);
   view(["pair", "token", "key", "layer", "head"], () => {
     const {layer, head, token, key, pair} = state, frequency = attention.frequencies[pair];
@@ -350,13 +365,16 @@ function drawHands(group) {
     const hands = [["q", vector(q, head, token)], ["k", vector(k, Math.floor(head / group), key)]];
     const after = [["q", turned(hands[0][1], token * frequency)], ["k", turned(hands[1][1], key * frequency)]];
     const longest = Math.max(...hands.map(([, [a, b]]) => Math.hypot(a, b)), Number.MIN_VALUE);
-    const dot = ([[, [a, b]], [, [c, d]]]) => (a * c + b * d).toPrecision(3);
-    const degrees = positions => `${(positions * frequency * 180 / Math.PI).toFixed(1)}°`;
-    byId("hands").replaceChildren(dial(`before RoPE: q·k of the pair = ${dot(hands)}`, hands, longest),
-                                  dial(`after RoPE: ${dot(after)}`, after, longest));
+    const inDegrees = angle => `${(angle * 180 / Math.PI).toFixed(1)}°`, degrees = n => inDegrees(n * frequency);
+    const between = ([[, [a, b]], [, [c, d]]]) =>
+      `${inDegrees(Math.atan2(b * c - a * d, a * c + b * d))} from key to query, ` +
+      `q·k of the pair ${(a * c + b * d).toPrecision(3)}`;
+    byId("hands").replaceChildren(dial(`Before RoPE: ${between(hands)}`, hands, longest),
+                                  dial(`After RoPE: ${between(after)}`, after, longest));
     byId("hands-say").textContent = `Layer ${layer}, head ${head}: ` +
       `q of ${tokenName(token)} turns by ${degrees(token)}, k of ${tokenName(key)} by ` +
-      `${degrees(key)}: the angle between them changes by ${degrees(token - key)}, ${degrees(1)} a position` +
+      `${degrees(key)}: the angle between them changes by ${degrees(token - key)}, ${degrees(1)} a position ` +
+      "(360° is a full turn, which changes nothing)" +
       (attention.factor === 1 ? "" : `; YaRN scales both by ${attention.factor.toPrecision(4)}`) +
       (key > token ? ". It is in the future, so attention blocks it" : "");
   });
@@ -398,6 +416,9 @@ function drawLens() {
     chosen = cells[layer][token];
     chosen.tabIndex = 0;
     chosen.setAttribute("aria-selected", "true");
+    const box = table.parentElement, {offsetLeft: left, offsetWidth: width} = chosen, {scrollLeft: from} = box;
+    const hidden = left < from + table.rows[1].firstChild.offsetWidth || left + width > from + box.clientWidth;
+    if (hidden) box.scrollLeft = left - box.clientWidth / 2;
     const says = range(top).map(i => `${quoted(item(ids, layer, token, i))} ` +
                                      percent(item(probabilities, layer, token, i)));
     byId("lens-says").textContent = `After token ${tokenName(token)} and ${title(layer)}: ${says.join(", ")}. ` +
@@ -440,7 +461,7 @@ function candidates(i, s) {
   all.sort((a, b) => b.logit - a.logit);
   const largest = all[0].logit, x = each => (each.logit - largest) / s.temperature;
   if (s.temperature === 0) {
-    for (const each of all.slice(1)) each.cut = "temperature 0";
+    for (const each of all.slice(1)) each.cut = "temperature";
     all[0].p = 1;
     return all;
   }
@@ -502,19 +523,21 @@ function drawChoosing() {
     const all = candidates(state.drawn, state), was = choosing.steps[state.drawn].token, winner = first(all);
     const name = each => each.id === null ? `${each.n} unlikely tokens` : quoted(each.id);
     const kept = all.filter(each => !each.cut);
-    byId("choice").textContent = `${sum(kept.map(each => each.n))} of ${about.vocab_size} tokens are left. ` +
-      `With ${newLuck ? "new luck" : "the luck of the run"}, ${winner.id === null ? "one of " : ""}${name(winner)} ` +
+    const luck = state.temperature === 0 ? "Temperature 0 takes the most likely token, and there is no race:" :
+      `With ${newLuck ? "new luck" : "the luck of the run"},`;
+    byId("choice").textContent = `${sum(kept.map(each => each.n))} of ${about.vocab_size} tokens stay. ` +
+      `${luck} ${winner.id === null ? "one of " : ""}${name(winner)} ` +
       (winner.id === was ? "is drawn, as in the run." : `would be drawn; the run drew ${quoted(was)}.`);
     const bar = p => shaded(make("td", {className: "bar"}, percent(p)), p);
     const row = each => make(
       "tr", {className: `${each.cut ? "cut" : ""} ${each === winner ? "lucky" : ""}`}, make(
         "th", {scope: "row"}, name(each) + (each.id === was ? " ✓" : "")), make("td", {}, each.logit.toFixed(2)),
       bar(each.n * each.model), bar(each.n * (each.p || 0)),
-      make("td", {}, each.cut ? `cut by ${each.cut}` : arrival(each).toPrecision(3)));
+      make("td", {}, each.cut ? each.cut : state.temperature === 0 ? "–" : arrival(each).toPrecision(3)));
     const shown = new Set([...all.filter(each => each.id !== null).slice(0, 12), winner,
                            ...all.filter(each => each.id === was)]);
     byId("candidates").replaceChildren(
-      make("tr", {}, ...["token", "logit", "probability", "with settings", "arrives after"].map(
+      make("tr", {}, ...["token", "logit", "probability", "with settings", "arrives after, or cut by"].map(
         title => make("th", {scope: "col"}, title))), ...[...shown].map(row));
   });
 }
@@ -565,10 +588,10 @@ function drawQuantized() {
   for (const [form, answer] of Object.entries(quantized.answers)) {
     const parts = quantized.parts[form] ?? null;
     const marked = answer.map((label, i) => make("span", {
-      className: parts !== null && i >= parts ? "parted" : ""}, label));
+      className: `piece ${parts !== null && i >= parts ? "parted" : "same"}`}, label));
     byId("quantized-answers").append(make("h3", {}, form === "float32" ? "float32 answers" : parts === null ?
       `${form} answers the same` : `${form} parts at token ${parts} of the answer`),
-      make("p", {className: "answer"}, ...marked));
+      make("div", {className: "pieces"}, ...marked));
   }
 }
 
@@ -577,7 +600,8 @@ function drawThinking() {
     byId("thinking-says").textContent = `Not computed: ${thinking}`;
     return;
   }
-  byId("thinking-says").textContent = `The same question twice: ${thinking.question} Compare the two last lines.`;
+  byId("thinking-says").textContent = `The same question twice: ${thinking.question} See what the thought costs, ` +
+    "and whether it changes the answer.";
   byId("sides").append(...thinking.sides.map(side => make(
     "div", {}, make("h3", {}, side.thinking ? "With thinking" : "Without"),
     make("p", {className: "axis"}, `${side.tokens} tokens in ${amount(side.seconds, "s")}` +

@@ -24,7 +24,7 @@ from qwen3 import Config, KVCache, Model
 class Step:
     """One call of a component within a pass."""
     function: str
-    weight: str  # the name of its weight, or ""
+    weight: str  # the names of its weights, or ""
     layer: int  # -1 before the first layer, num_hidden_layers after the last one
     line: int  # of qwen3.py: where it is called
     shape: tuple[int, ...]  # of the result
@@ -77,7 +77,7 @@ class Recorder:
         self._n_layers = model.config.num_hidden_layers
         self._layer, self._inside = -1, False
         self._rotated: list[np.ndarray] = []  # of this layer, before RoPE
-        self._ended = 0.0  # when the last step ended
+        self._ended = 0.0  # when the last step was noted
         self._names = {id(array): name for layer in [model.weights, *model.weights["layers"]]
                        for name, array in layer.items() if isinstance(array, np.ndarray)}
         self._names[id(model.weights["lm_head"])] = "lm_head"  # and not "embed_tokens" where it is the same array
@@ -116,16 +116,18 @@ class Recorder:
             self._inside, start = True, time.perf_counter()
             try:
                 out = function(*args, **options)
+                seconds = time.perf_counter() - start
             finally:
-                self._inside, self._ended = False, time.perf_counter()
-            self._note(name, sys._getframe(1).f_lineno, self._ended - start, args, out)
+                self._inside = False
+            self._note(name, sys._getframe(1).f_lineno, seconds, args, out)
+            self._ended = time.perf_counter()
             return out
 
         return wrapped
 
     def _note(self, name: str, line: int, seconds: float, args: tuple[Any, ...], out: Any) -> None:
         now = self.passes[-1]
-        weight = next((self._names[id(a)] for a in args if id(a) in self._names), "")
+        weight = ", ".join(self._names[id(a)] for a in args if id(a) in self._names)
         chooses = any(isinstance(a, dict) for a in args)
         read = None if chooses else sum(a.nbytes for a in args if isinstance(a, np.ndarray))
         operations = OPERATIONS[name](*args) if name in OPERATIONS else None

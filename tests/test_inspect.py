@@ -134,7 +134,9 @@ def test_each_step_names_its_line(demo):
     lines = (ROOT / "qwen3.py").read_text("utf-8").splitlines()
     for step in now.steps:
         name = {"append": "cache.append", "embedding": "embed_tokens"}.get(step.function, f"{step.function}(")
-        assert name in lines[step.line - 1] and (step.weight in lines[step.line - 1]), step
+        assert name in lines[step.line - 1], step
+        assert all(weight in lines[step.line - 1] for weight in step.weight.split(", ")), step
+        assert panels.FORMULAS[step.function] and (step.weight in panels.WORDS or step.function in panels.WORDS)
     by_weight = [(step.layer, step.weight) for step in now.steps if step.weight]
     assert by_weight[0] == (-1, "embed_tokens") and by_weight[-1] == (demo.config.num_hidden_layers, "lm_head")
     assert len(set(by_weight)) == len(by_weight) == 9 * demo.config.num_hidden_layers + 3
@@ -196,7 +198,7 @@ def test_attention_and_scores_of_copying(demo, found, truth):
 
 def test_hands(demo, found, truth):
     pairs, half = found["attention"]["pairs"], demo.config.head_dim // 2
-    assert pairs[0] == 0 and pairs[-1] == half - 1
+    assert pairs == list(range(half))
     chosen = pairs + [pair + half for pair in pairs]
     for name in "qk":
         expected = np.array(getattr(truth, name))[..., chosen]
@@ -402,6 +404,13 @@ def test_command(tmp_path, capfd, monkeypatch):
     assert_one_line(err, "no browser", file)
 
 
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_computed(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(qwen3_inspect, "inspect", lambda *args: pytest.fail("computed"))
+    status, out, err = run(capfd, PROMPT, "--html", tmp_path / "no folder" / "page.html")
+    assert (status, out) == (1, "")
+    assert_one_line(err, "no folder", "cannot be written")
+
+
 def test_as_a_process(tmp_path):
     done = subprocess.run([sys.executable, ROOT / "qwen3_inspect.py", PROMPT, "-n", "1", "--no-quantized"],
                           cwd=tmp_path, capture_output=True, text=True, timeout=120)
@@ -415,6 +424,8 @@ def test_as_a_process(tmp_path):
     ([PROMPT, "-n", 0], ["max_tokens"]),
     ([""], ["empty"]),
     ([" \n"], ["empty"]),
+    ([PROMPT, "--html", ""], ["--html", "empty"]),
+    ([PROMPT, "--compare", " "], ["--compare", "empty"]),
     ([PROMPT, "--top-p", 2], ["top_p"]),
     ([PROMPT, "--seed", -1], ["seed"]),
     ([PROMPT, "--raw", "--think"], ["--raw", "--think"]),
@@ -446,6 +457,18 @@ def test_a_long_prompt_is_refused_by_the_size_of_the_page(demo):
     with pytest.raises(qwen3.InputError, match=r"more than the (\d+) positions") as caught:
         panels.check_room(large, 400, 32)
     assert 30 < int(re.search(r"than the (\d+)", str(caught.value))[1]) < 100
+
+
+def test_as_many_pairs_of_dimensions_as_there_is_room_for(demo):
+    """All for 300 tokens of the bundled model; fewer in a long text of a large one, but the first and the last."""
+    large = replace(demo.config, num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8, head_dim=128)
+    for config, n, least, most in ((demo.config, 300, 32, 32), (large, 40, 64, 64), (large, 96, 9, 63),
+                                   (large, 130, 8, 8)):
+        pairs = panels.pairs_with_room(config, n)
+        assert least <= len(pairs) <= most and pairs[0] == 0 and pairs[-1] == config.head_dim // 2 - 1
+        assert (np.diff(pairs) > 0).all() and np.ptp(np.diff(pairs)) <= 1
+        assert len(pairs) == 8 or panels.characters(config, n, len(pairs)) <= panels.ROOM
+    assert panels.pairs_with_room(replace(large, head_dim=2), 9).tolist() == [0]
 
 
 @pytest.mark.parametrize("shape", [BASE, MOE | {"moe_intermediate_size": 32}])

@@ -127,8 +127,12 @@ def test_tokens(tab, held):
     assert pieces.count() == len(held["tokens"]["ids"])
     for i, (token, data) in enumerate(zip(held["tokens"]["ids"], held["tokens"]["bytes"])):
         pieces.nth(i).click()
-        assert f"id {token}, bytes {data};" in tab.text("#piece")
+        assert f"id {token}, bytes {data}; written by " in tab.text("#piece")
         assert pieces.nth(i).get_attribute("aria-pressed") == "true"
+        drawn = i - held["about"]["n_prompt"]  # a token of the answer is followed by the panels on choosing and the cache
+        assert drawn < 0 or tab.page.evaluate("[state.drawn, state.pass]") == [drawn, drawn]
+        box, cell = (tab.page.locator(f"#lens {name}").bounding_box() for name in (".scroll", "[aria-selected]"))
+        assert box["x"] + 80 < cell["x"] and cell["x"] + cell["width"] < box["x"] + box["width"] + 1  # in view
     cut = f"cut off after {len(held['tokens']['ids']) - held['about']['n_prompt']} tokens"
     assert (cut in tab.text("#about")) == (not held["about"]["ended"])
     assert tab.text("#wrapped") == held["tokens"]["text"] and tab.text("#prompt") == WISH.prompt
@@ -180,6 +184,12 @@ def test_charts_with_the_mouse(tab, held):
     assert "embedding" in tab.text("#way-step-is")
 
 
+def page_words(held, step):
+    """What the page says about a step."""
+    words, formula = held["words"], held["formulas"][step["function"]]
+    return f"{words.get(step['weight'], words.get(step['function']))}. Formula: {formula} "
+
+
 def test_costs(tab, held):
     def number(text):
         value, unit = text.split(" ")
@@ -187,6 +197,7 @@ def test_costs(tab, held):
 
     for i, step in enumerate(held["way"]["steps"]):
         tab.slide("way-step", i)
+        assert page_words(held, step) in tab.text("#step-is")
         cells = tab.page.locator("#step td").all_text_contents()[1:]  # rows of (prefill, decode)
         for column, costs in enumerate((step["prefill"], step["decode"])):
             shape, read, operations, seconds, rate, share = cells[column::2]
@@ -230,6 +241,10 @@ def test_hovering_shows_what_a_token_looks_at(tab, held):
     box = tab.page.locator("#map").bounding_box()
     tab.page.mouse.move(box["x"] + box["width"] * 2.5 / n, box["y"] + box["height"] * 5.5 / n)
     assert tab.text("#looks-at").startswith("5 ") and tab.text("#key-is").startswith("2 ")
+    for name, left, width in (("map-row", 0, 6), ("map-cell", 2, 1)):  # the frames in the map
+        frame = tab.page.locator(f"#{name}").bounding_box()
+        assert [frame["x"] - box["x"], frame["y"] - box["y"], frame["width"], frame["height"]] == pytest.approx(
+            [box["width"] / n * i for i in (left, 5, width, 1)], abs=1)
 
 
 def test_hands(tab, held, truth, demo):
@@ -249,6 +264,9 @@ def test_hands(tab, held, truth, demo):
                  tab.page.locator("#hands figcaption").all_text_contents()]
         turned = q * np.exp(9j * frequency) * np.conj(k * np.exp(4j * frequency))
         assert shown == pytest.approx([(q * np.conj(k)).real, turned.real], abs=1e-2 * abs(q) * abs(k) + 1e-6)
+        angles = [float(angle) for angle in re.findall(r"(-?[\d.]+)° from key to query", tab.text("#hands"))]
+        assert np.exp(1j * np.radians(angles)) == pytest.approx(
+            [q * np.conj(k) / abs(q * k), turned / abs(q * k)], abs=1e-2)
         degrees = float(re.search(r"changes by (-?[\d.]+)°", tab.text("#hands-say"))[1])
         assert degrees == pytest.approx(np.degrees(5 * frequency), abs=0.06)
     tab.slide("key", 12)
@@ -393,8 +411,11 @@ def test_quantized(tab, held):
         shown = re.search(rf"{form} (\S+), mean ([^;]+)", tab.text("#kl-is")).groups()
         assert [float(number) for number in shown] == pytest.approx([expected[6], expected.mean()], rel=6e-3)
     assert tab.text("#kl-is").startswith("Token 6 ")
-    answers = tab.page.locator("#quantized-answers .answer").all_text_contents()
-    assert answers == ["".join(answer) for answer in held["quantized"]["answers"].values()]
+    for i, (form, answer) in enumerate(held["quantized"]["answers"].items()):
+        tokens = tab.page.locator("#quantized-answers .pieces").nth(i).locator("span")
+        assert tokens.all_text_contents() == answer
+        parts = held["quantized"]["parts"].get(form)
+        assert tokens.and_(tab.page.locator(".parted")).count() == (0 if parts is None else len(answer) - parts)
 
 
 def test_thinking(tab, held):

@@ -146,6 +146,27 @@ def floats(*shape: int) -> np.ndarray:
     return aligned((*shape[:-1], shape[-1] * 4)).view(np.float32)
 
 
+class LargePages:
+    """Zeros for packed matrices, cut from arrays so large that the system gives large pages: they are read faster."""
+    LARGE = 64 << 20
+
+    def __init__(self) -> None:
+        self.rest, self.spare = aligned((0,)), dict[tuple[int, ...], np.ndarray]()
+
+    def take(self, shape: tuple[int, int]) -> np.ndarray:
+        if shape in self.spare:
+            return self.spare.pop(shape)
+        size = shape[0] * shape[1]  # a multiple of 64
+        if size > len(self.rest):
+            self.rest = aligned((max(size, self.LARGE),))
+        taken, self.rest = self.rest[:size], self.rest[size:]
+        return taken.reshape(shape)
+
+    def give_back(self, packed: np.ndarray) -> None:
+        packed[:] = 0
+        self.spare[packed.shape] = packed
+
+
 def to_float32(matrix: np.ndarray, form: int) -> np.ndarray:
     """Stored rows [rows, n] of one of the float formats as float32."""
     if form == BF16:
@@ -153,10 +174,11 @@ def to_float32(matrix: np.ndarray, form: int) -> np.ndarray:
     return matrix.astype(np.float32)
 
 
-def quantize_matrix(name: str, rows: np.ndarray, form: int, target: int, pool: ThreadPoolExecutor) -> np.ndarray:
+def quantize_matrix(name: str, rows: np.ndarray, form: int, target: int, pages: LargePages,
+                    pool: ThreadPoolExecutor) -> np.ndarray:
     """Stored rows of floats [rows, n] -> packed blocks, uint8. Raises InputError for numbers the format can't hold."""
     n_rows, n = rows.shape
-    packed, together = aligned(packed_shape(n_rows, n, target)), 8  # blocks
+    packed, together = pages.take(packed_shape(n_rows, n, target)), 8  # blocks
 
     def part(block: int) -> float:
         """Packs some blocks -> their largest weight."""
@@ -185,7 +207,7 @@ def results(pool: ThreadPoolExecutor, part: Callable[[int], Any], starts: Iterab
         raise InputError(f"threads can't be started to quantize ({error}); ask for fewer: --threads") from error
 
 
-def whole_blocks(tensor: Tensor, pool: ThreadPoolExecutor) -> np.ndarray | None:
+def whole_blocks(tensor: Tensor, pages: LargePages, pool: ThreadPoolExecutor) -> np.ndarray | None:
     """The INT8 blocks with the very numbers of a published packed matrix; None if it has others than INT8 can hold.
 
     INT8 holds -127 to 127 times a scale of 10 bits behind the first one, which float16 has, too.
@@ -193,7 +215,7 @@ def whole_blocks(tensor: Tensor, pool: ThreadPoolExecutor) -> np.ndarray | None:
     if not isinstance(tensor, PackedTensor) or tensor.whole is None:
         return None
     whole, (n_rows, n) = tensor.whole, tensor.shape
-    packed = aligned(packed_shape(n_rows, n, INT8))
+    packed = pages.take(packed_shape(n_rows, n, INT8))
     units, step = packed.reshape(len(packed), -1, unit_size(INT8)), 512
 
     def part(start: int) -> bool:
@@ -221,7 +243,10 @@ def whole_blocks(tensor: Tensor, pool: ThreadPoolExecutor) -> np.ndarray | None:
 
     fits = all(results(pool, part, range(0, n_rows, step)))
     checkpoint.forget_pages(tensor.mapping)
-    return packed if fits else None
+    if fits:
+        return packed
+    pages.give_back(packed)
+    return None
 
 
 def load_weights(path: Path, config: Config, quantize: str | None = None, threads: int | None = None) -> Weights:
@@ -236,19 +261,20 @@ def load_weights(path: Path, config: Config, quantize: str | None = None, thread
     stored: Mapping[str, Tensor] = packed if saved is not None else \
         checkpoint.map_weights(path, asdict(config), "BF16" if wish is None else "F32")
     kernels()  # before all that takes long
-    team, shapes, arrays = Team(threads or available_cpus()), checkpoint.tensor_shapes(asdict(config)), []
+    team, shapes = Team(threads or available_cpus()), checkpoint.tensor_shapes(asdict(config))
+    arrays, pages = list[np.ndarray](), LargePages()
 
     def place(name: str, in_f32: bool = False) -> np.ndarray:
         tensor, (rows, n) = stored[name], shapes[name]
         target = packed_form(name, wish) if wish is not None else F32 if in_f32 or is_router(name) else None
-        data, form = whole_blocks(tensor, pool) if target in (None, INT8) else None, INT8
+        data, form = whole_blocks(tensor, pages, pool) if target in (None, INT8) else None, INT8
         if data is None:
             if isinstance(tensor, PackedTensor) and target == F32:
                 tensor = tensor._replace(dtype="F32")
             data, form = tensor.data, STORED[tensor.dtype] if saved is None else packed_form(name, saved)
         target = form if target is None else target
         if target >= INT8 > form:
-            data = quantize_matrix(f"{path}: {name}", data, form, target, pool)
+            data = quantize_matrix(f"{path}: {name}", data, form, target, pages, pool)
             checkpoint.forget_pages(tensor.mapping)
         elif target < INT8 and (n % 32 or target != form):  # steps of 32
             found, data = data, zeros((rows, padded(n, 32)), np.float32 if target == F32 else data.dtype)

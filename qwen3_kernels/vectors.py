@@ -74,10 +74,10 @@ def fma(b: Any, x: Any, y: Any, z: Any) -> Any:
     return call(b, f"llvm.fma.v{x.type.count}f32", x.type, x, y, z)
 
 
-def prefetch(b: Any, address: Any, size: int) -> None:
-    """Asks the memory for `size` bytes, to be kept in the second cache: in the first one the vectors need the room."""
-    for line in range(0, size, 64) if PREFETCHES else ():
-        place = b.inttoptr(at(b, address, line), I8.as_pointer())
+def prefetch(b: Any, address: Any, lines: Iterable[int]) -> None:
+    """Asks the memory for lines of 64 bytes, to be kept in the second cache: in the first one the vectors need room."""
+    for line in lines if PREFETCHES else ():
+        place = b.inttoptr(at(b, address, 64 * line), I8.as_pointer())
         call(b, "llvm.prefetch.p0", ir.VoidType(), place, I32(0), I32(2), I32(1))
 
 
@@ -137,8 +137,8 @@ def function(b: Any, name: str, n_arguments: int, write: Callable) -> Any:
     return found
 
 
-def product(name: str, forms: Iterable[int], most: int, n_arguments: int, write: Callable) -> Any:
-    """An intrinsic (form, n_vectors, arguments: a tuple of int64) for these formats and 1 to `most` vectors.
+def product(name: str, most: dict[int, int], n_arguments: int, write: Callable) -> Any:
+    """An intrinsic (form, n_vectors, arguments: a tuple of int64) for these formats and 1 to so many vectors.
 
     write(form, n_vectors, builder, *arguments) writes a function for each of them; the intrinsic calls the right one.
     """
@@ -148,7 +148,7 @@ def product(name: str, forms: Iterable[int], most: int, n_arguments: int, write:
             form, n_vectors, arguments = args
             rest, after = cgutils.unpack_tuple(b, arguments, n_arguments), b.append_basic_block("after")
             cases = b.switch(b.add(b.mul(form, I64(16)), n_vectors), after)
-            for case_form, n in [(form_, n) for form_ in forms for n in range(1, most + 1)]:
+            for case_form, n in [(form_, n) for form_ in most for n in range(1, most[form_] + 1)]:
                 case = b.append_basic_block("case")
                 cases.add_case(I64(case_form * 16 + n), case)
                 b.position_at_end(case)
@@ -283,7 +283,8 @@ def write_float_product(form: int, n_vectors: int, b: Any, w: Any, stride: Any, 
         def step(i: Any) -> None:
             column = b.mul(i, I64(32))
             for row in rows:  # ask for the rows that follow
-                prefetch(b, at(b, row, (stride, n_tile_rows), (column, SIZES[form])), 32 * SIZES[form])
+                following = at(b, row, (stride, n_tile_rows), (column, SIZES[form]))
+                prefetch(b, following, range((32 * SIZES[form] + 63) // 64))
             parts = [two_parts(b, form, row, n, column) for row in rows]
             for half in range(2):
                 for t in range(n_vectors):
@@ -380,8 +381,9 @@ def write_packed_product(form: int, n_vectors: int, b: Any, w: Any, x: Any, x_st
     """
     lanes, together, _ = PACKED_SHAPES[form]
     size, halves = unit_size(form), range(1 if form == INT8 else 2)
+    step = 4
     if n_vectors == 1:  # the weights come from memory: read them in one go
-        together = PANEL // lanes
+        together, step = PANEL // lanes, 2
     offset = 128 if form == INT8 and PATH.startswith("vnni") else 0  # the other instructions subtract it themselves
     groups = b.sdiv(n, I64(GROUP))
     vectors = [at(b, x, (x_stride, t)) for t in range(n_vectors)]
@@ -396,8 +398,7 @@ def write_packed_product(form: int, n_vectors: int, b: Any, w: Any, x: Any, x_st
             here = at(b, w, (i, size))
             fifths, bytes_ = at(b, here, 2 * PANEL * len(halves)), at(b, here, size - 1024)
             numbers = [b.add(b.mul(i, I64(len(halves))), I64(h)) for h in halves]
-            with b.if_then(b.icmp_signed("==", b.urem(i, turns), turn)):
-                prefetch(b, at(b, here, ahead), size)
+            mine = b.icmp_signed("==", b.urem(i, turns), turn)
             wholes = {}
             for p, t in sums:
                 for h in halves:
@@ -422,6 +423,9 @@ def write_packed_product(form: int, n_vectors: int, b: Any, w: Any, x: Any, x_st
                             b.store(dot_bytes(b, PATH, b.load(sum_), part, words[t, h], form == INT8), sum_)
 
             for k in range(GROUP // 4):
+                if k % step == 0:  # some lines at a time: a core can't wait for more
+                    with b.if_then(mine):
+                        prefetch(b, at(b, here, ahead), range(size // 64 * k // 8, size // 64 * (k + step) // 8))
                 four_columns(k)
             for h, g in enumerate(numbers):
                 for p in pieces:
@@ -440,9 +444,11 @@ def write_packed_product(form: int, n_vectors: int, b: Any, w: Any, x: Any, x_st
             store(b, b.load(sum_), at(b, out, (out_stride, t), 4 * lanes * p))
 
 
-float_product = product("float_product", (F32, BF16, F16, KV8), MOST_FLOATS, 10, write_float_product)
-weighted_rows = product("weighted_rows", (F32, BF16, F16, KV8), MOST_FLOATS, 8, write_weighted_rows)
-packed_product = product("packed_product", (INT8, INT5, INT4), INT8_SHAPES[PATH].vectors, 9, write_packed_product)
+FLOATS = dict.fromkeys((F32, BF16, F16, KV8), MOST_FLOATS)
+float_product = product("float_product", FLOATS, 10, write_float_product)
+weighted_rows = product("weighted_rows", FLOATS, 8, write_weighted_rows)
+packed_product = product("packed_product", {form: shape.vectors for form, shape in PACKED_SHAPES.items()}, 9,
+                         write_packed_product)
 
 
 @intrinsic

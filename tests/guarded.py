@@ -46,4 +46,5 @@ def guard_memory() -> None:
     """From now on the fast engine's own arrays are such ones."""
     fast.zeros, fast.empty = zeros, empty
     fast.KVCache._resized = resized
+    fast.LargePages.take = lambda self, shape: zeros(shape, np.uint8)
     fast.aligned = lambda shape: zeros(shape, np.uint8)  # blocks are multiples of 64 bytes: they begin on a line, too

@@ -313,7 +313,7 @@ def test_the_fast_engine_keeps_the_numbers(tmp_path, case):
     with ThreadPoolExecutor(2) as pool:
         for name in expected:
             if name.endswith("_proj.weight"):
-                blocks, values = fast.whole_blocks(stored[name], pool), expected[name]
+                blocks, values = fast.whole_blocks(stored[name], fast.LargePages(), pool), expected[name]
                 if case in BFLOAT:
                     assert blocks is None and np.array_equal(stored[name].data, to_bfloat16(values))
                 else:
@@ -346,7 +346,7 @@ def test_scales_that_the_fast_engine_can_hold(case, largest):
     tensor = PackedTensor("BF16", whole.shape, lambda start, stop: None, mapping,
                           lambda start, stop: (whole[start:stop].copy(), scales[start:stop]))
     with ThreadPoolExecutor(2) as pool:
-        blocks = fast.whole_blocks(tensor, pool)
+        blocks = fast.whole_blocks(tensor, fast.LargePages(), pool)
     if not fits or largest > 127:
         assert blocks is None
     else:

@@ -312,7 +312,8 @@ def test_the_fast_engine_keeps_the_numbers(tmp_path, form):
     with ThreadPoolExecutor(2) as pool:
         for tensor in stored.values():
             if tensor.data.ndim == 2:
-                values, blocks = to_float32(tensor._replace(dtype="F32")), fast.whole_blocks(tensor, pool)
+                values = to_float32(tensor._replace(dtype="F32"))
+                blocks = fast.whole_blocks(tensor, fast.LargePages(), pool)
                 if form == "Q4_1":
                     assert blocks is None and np.array_equal(tensor.data, to_bfloat16(values))
                 else:

@@ -14,6 +14,7 @@ from configs import BASE
 from helpers import assert_one_line, message_of, random_ids, works_or_refused
 from make_random_model import make_random_model
 from published import change_config, pack_words, print_losses, write_tensors
+from qwen3_app.files import fingerprint
 from qwen3_io.checkpoint import map_checkpoint, map_safetensors, to_float32
 from qwen3_io.formats import FP8
 from qwen3_io.tensors import PackedTensor, to_bfloat16
@@ -449,6 +450,17 @@ def test_nan_in_a_packed_matrix_is_named(tmp_path):
     change_config(path, quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
     model = qwen3.load_model(path)
     assert_one_line(message_of(lambda: list(qwen3.generate(model, [1, 2], 2))), "not finite", f"{Q_PROJ}.weight")
+
+
+@pytest.mark.filterwarnings("error")  # which would be lines on stderr before the one that counts
+@pytest.mark.parametrize("scale", [np.inf, np.nan])
+def test_broken_scales_are_named(tmp_path, scale):
+    path = make_random_model(CONFIG, tmp_path, "float32")
+    quantize_model(path, awq, CASES["AWQ, groups of 32"][1])
+    change_tensors(path, scales=("float16", np.full((2, 64), scale)))
+    model = qwen3.load_model(path)
+    assert_one_line(message_of(lambda: list(qwen3.generate(model, [1, 2], 2))), "not finite", f"{Q_PROJ}.weight")
+    fingerprint(model, qwen3.KVCache(model.config))
 
 
 SETTINGS = {

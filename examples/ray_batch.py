@@ -12,16 +12,19 @@ How to size it: docs/scaling.md.
 import argparse
 import hashlib
 import json
+import os
 import socket
 import sys
 from array import array
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Ray hands it on to the workers
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 
 from qwen3 import BUNDLED, InputError, load_config  # noqa: E402
 from qwen3_app.records import Settings, answered, id_of, parsed, refused, request  # noqa: E402
 from qwen3_batch import Batch  # noqa: E402
+from qwen3_io.checkpoint import check_answers, is_headless  # noqa: E402
 from qwen3_io.errors import brief, read_json_object  # noqa: E402
 from qwen3_io.hub import resolve_model  # noqa: E402
 
@@ -69,7 +72,10 @@ class Lines(ray.data.datasource.BlockBasedFileDatasink):
 
 
 def run(args: argparse.Namespace) -> None:
-    load_config(resolve_model(args.model))  # raises InputError here rather than in each worker
+    path = resolve_model(args.model)
+    load_config(path)  # raises InputError here rather than in each worker
+    check_answers(path, is_headless(path))
+    args.model = str(path.resolve()) if Path(args.model).exists() else args.model  # the workers are in other folders
     lines, digest, start = array("q"), hashlib.sha256(), 0
     with open(args.input, "rb") as file:
         for number, line in enumerate(file, 1):
@@ -84,6 +90,7 @@ def run(args: argparse.Namespace) -> None:
         raise InputError(f"{args.out}: holds the results of another input, model or option; name another folder")
     args.out.mkdir(parents=True, exist_ok=True)
     job.write_text(json.dumps({"job": about}))
+    os.chdir(ROOT)  # Ray lets its workers import from the current folder
     cpus = args.threads - 1 or 0.5  # with all threads of its actors counted, Ray could have no CPU left for itself
     if args.address is None:
         ray.init(num_cpus=int(args.actors * cpus) + SPARE + 1, include_dashboard=False, log_to_driver=False)

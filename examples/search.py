@@ -7,6 +7,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -14,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # not needed where
 
 from qwen3 import InputError, load_model  # noqa: E402  (load_model of qwen3_numba is faster)
 from qwen3_embed import SEARCH, embed, rerank  # noqa: E402
+from qwen3_io.errors import brief  # noqa: E402
 
 TOP = 5  # answers to show
 
@@ -22,7 +24,9 @@ def index(file: str, folder: str, name: str) -> None:
     """Writes a vector for each paragraph of the .txt and .md files below the folder."""
     files = [path for path in sorted(Path(folder).rglob("*")) if path.suffix in (".txt", ".md")]
     passages = [(str(path), " ".join(text.split())) for path in files
-                for text in path.read_text("utf-8").split("\n\n") if text.strip()]
+                for text in path.read_text("utf-8", "replace").split("\n\n") if text.strip()]
+    if not passages:
+        raise InputError(f"{folder}: there is no text in .txt or .md files")
     vectors = embed(load_model(name), [text for _, text in passages], truncate=True)
     np.savez(file, model=name, vectors=vectors, passages=json.dumps(passages))
     print(f"{file}: {len(passages)} passages of {len(files)} files")
@@ -30,15 +34,18 @@ def index(file: str, folder: str, name: str) -> None:
 
 def find(file: str, question: str, reranker: str | None) -> None:
     """Prints the passages that answer the question best."""
-    saved = np.load(file)
-    passages = json.loads(str(saved["passages"]))
-    scores = saved["vectors"] @ embed(load_model(str(saved["model"])), [question], instruction=SEARCH)[0]
+    try:
+        saved = dict(np.load(file))
+        name, vectors, passages = str(saved["model"]), saved["vectors"], json.loads(str(saved["passages"]))
+    except (ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
+        raise InputError(f"{file}: no index, or a damaged one; write it anew") from error
+    scores = vectors @ embed(load_model(name), [question], instruction=SEARCH)[0]
     best = np.argsort(-scores)[:TOP if reranker is None else 10 * TOP]
     if reranker is not None:  # it reads the most similar passages again, each together with the question
         scores[best] = rerank(load_model(reranker), question, [passages[i][1] for i in best], truncate=True)
         best = best[np.argsort(-scores[best])][:TOP]
     for i in best:
-        print(f"{scores[i]:.3f}  {passages[i][0]}: {passages[i][1][:200]}")
+        print(f"{scores[i]:.3f}  {brief(passages[i][0])}: {brief(passages[i][1])}")
 
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

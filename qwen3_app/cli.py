@@ -22,7 +22,7 @@ from qwen3_app.state import kept_conversation
 from qwen3_app.terminal import (as_json, cut_note, logprob_objects, note, print_answer, print_json, print_raw,
                                 statistics, write)
 from qwen3_io.arguments import checked_stop, checked_whole
-from qwen3_io.checkpoint import stretched
+from qwen3_io.checkpoint import check_answers, stretched
 from qwen3_io.errors import LONGEST_LINE, InputError, brief
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -289,7 +289,9 @@ def converse(args: argparse.Namespace, engine: Engine) -> int:
         raise InputError("stdin is closed, so there is nobody to talk to")
     options = checked_options(args)
     messages, tools = read_conversation(args)
-    return run_chat(Chat(load(args, engine), messages, tools, args.think, args.hide_thinking, options, args.stats))
+    model = load(args, engine)
+    check_answers(model.path, model.embeds)  # before somebody types a question
+    return run_chat(Chat(model, messages, tools, args.think, args.hide_thinking, options, args.stats))
 
 
 def print_version(_args: argparse.Namespace, _engine: Engine) -> None:

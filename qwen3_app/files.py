@@ -125,7 +125,8 @@ def fingerprint(model: Model, cache: KVCache) -> str:
     kept = f"{getattr(model.weights, 'form', None)} {cache.form} {cache.k.shape[4]}"
     digest = hashlib.sha256(f"{model.config} {kept}".encode())
     if model.config.adapter is not None:
-        digest.update((Path(model.config.adapter) / adapter.WEIGHTS).read_bytes())
+        for file in (adapter.CONFIG, adapter.WEIGHTS):
+            digest.update((Path(model.config.adapter) / file).read_bytes())
     for name, tensor in sorted(map_stored(model.path).items()):
         digest.update(f"{name} {tensor.dtype} {tensor.shape}".encode() + both_ends(tensor))
     return digest.hexdigest()

@@ -111,21 +111,23 @@ def reading(name: str) -> BinaryIO:
         raise InputError(f"{name}: cannot be read: {error.strerror}") from error
 
 
-def csv_table(name: str, columns: list[str]) -> tuple[int, Callable[[], Iterator[tuple[int, Row]]]]:
-    """(the number of rows, the rows) of a CSV file with a header, all values as text.
+def csv_table(name: str, columns: list[str]) -> tuple[int, Callable[[], Iterator[tuple[int, Row | InputError]]]]:
+    """(the number of rows, the rows) of a CSV file with a header, all values as text; an error for a row too long.
 
-    Raises InputError for a missing column, and for quotes that don't end.
+    Raises InputError for a missing column, and for quotes that don't end or end within a value.
     """
     csv.field_size_limit(LARGEST_TEXT)
 
-    def rows() -> Iterator[tuple[int, Row]]:
+    def rows() -> Iterator[tuple[int, Row | InputError]]:
         # A byte that isn't UTF-8 becomes a lone surrogate, which the tokenizer refuses in its record alone.
         with open(name, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-            reader, number = csv.DictReader(file), 0
+            reader, number = csv.DictReader(file, strict=True), 0
             try:
                 check_columns(name, columns, reader.fieldnames or ())
                 for number, row in enumerate(reader, 1):
-                    yield number, row
+                    more = row.pop(None, [])
+                    yield number, InputError("more values than the header has columns: put texts with a comma into "
+                                             "quotes") if more else row
             except csv.Error as error:
                 raise InputError(f"{name}: row {number + 1} is not CSV: {error}") from error
 

@@ -157,19 +157,22 @@ def awq(name: str, parts: Parts, _settings: Mapping[str, Any]) -> Unpacked:
 
 
 def gptq(name: str, parts: Parts, settings: Mapping[str, Any]) -> Unpacked:
-    """AutoGPTQ's and GPTQModel's layout: 32 / bits neighbouring inputs in a word. Version 1 stores zero point - 1."""
+    """AutoGPTQ's and GPTQModel's layout: 32 / bits neighbouring inputs in a word. Version 1 stores zero point - 1.
+
+    GPTQModel subtracts the 1s from a whole word of zero points, and adds them again: a 0 borrows from its neighbour.
+    """
     bits, mask = settings["bits"], 2**settings["bits"] - 1
     per_word = 32 // bits
     (n_words, n_outputs), n_groups = matrix(name, "qweight", parts), matrix(name, "scales", parts)[0]
     expect(name, parts, {"qzeros": (n_groups, -(-n_outputs // per_word)), "scales": (n_groups, n_outputs)},
            {"qweight": "I32", "qzeros": "I32", "g_idx": "I32"})
     group = groups_of(name, n_words * per_word, n_groups, parts, "g_idx")
-    less = 0 if settings["checkpoint_format"] == "gptq_v2" else 1
+    less = np.uint32(0 if settings["checkpoint_format"] == "gptq_v2" else (2**32 - 1) // mask)  # a 1 for each number
 
     def whole(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         q = unpack(parts["qweight"].data[:, start:stop].T, bits, 1)
-        zero = unpack(parts["qzeros"].data[:, start // per_word:-(-stop // per_word)].T, bits, 0)[:stop - start]
-        return less_zero(q, (zero + less) & mask, group), to_float32(parts["scales"])[:, start:stop].T
+        words = parts["qzeros"].data[:, start // per_word:-(-stop // per_word)].T.astype(np.uint32) + less
+        return less_zero(q, unpack(words, bits, 0)[:stop - start], group), to_float32(parts["scales"])[:, start:stop].T
 
     return grouped((n_outputs, n_words * per_word), whole, n_groups, group)
 

@@ -250,7 +250,7 @@ def gguf_json(file: Path, name: str) -> dict[str, Any] | None:
     return makers[name](file, read_gguf(file)) if name in makers else None
 
 
-POOLING = {"last": 3, "rank": 4}  # numbers of llama.cpp in NAME.pooling_type: an embedding model; a reranker
+POOLING = {"none": 0, "last": 3, "rank": 4}  # llama.cpp's numbers in NAME.pooling_type; a text's last token; a reranker
 
 
 def is_embedder(file: Path) -> bool:
@@ -283,9 +283,12 @@ def config_json(file: Path, gguf: GGUF) -> dict[str, Any]:
     if (parts := plain(metadata.get("split.count", 0))) not in (0, 1):
         raise InputError(f"{file}: one of {brief(parts)} parts of a model (split.count); join them first: "
                          "llama-gguf-split --merge")
-    if plain(metadata.get(f"{kind}.pooling_type")) == POOLING["rank"]:
+    if (pooling := plain(metadata.get(f"{kind}.pooling_type", POOLING["none"]))) == POOLING["rank"]:
         raise InputError(f"{file}: a reranker as llama.cpp stores it, without the whole head, is not supported; take "
                          "one with safetensors, such as Qwen/Qwen3-Reranker-0.6B")
+    if pooling not in POOLING.values():
+        raise InputError(f"{file}: pooling_type = {brief(pooling)} is not supported; an embedding of Qwen3 is that of "
+                         "a text's last token")
     if plain(metadata.get(f"{kind}.attention.value_length")) != plain(metadata.get(f"{kind}.attention.key_length")):
         raise InputError(f"{file}: keys and values of different lengths are not supported")
     model_type, embedding = MODEL_TYPES.get(str(kind), kind), gguf.tensors.get("token_embd.weight")

@@ -51,6 +51,7 @@ class PackedTensor(NamedTuple):
     whole: Callable[[int, int], tuple[np.ndarray, np.ndarray]] | None = None
 
     @property
+    @np.errstate(over="ignore", invalid="ignore")  # infinity in a scale is reported once it has reached the logits
     def data(self) -> np.ndarray:
         out = np.empty(self.shape, STORED_DTYPES[self.dtype])
         step = max(2**22 // self.shape[1] // BLOCK, 1) * BLOCK  # a few megabytes at a time
@@ -127,6 +128,7 @@ def to_float32(stored: Tensor) -> np.ndarray:
     return values
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def both_ends(tensor: Tensor) -> bytes:
     """The bytes of the first and the last 1,024 numbers, by which tensors are told apart."""
     if isinstance(tensor, PackedTensor):

@@ -192,6 +192,8 @@ def test_a_prompt_cache_belongs_to_its_adapter(tmp_path, capfd):
     assert run_main(capfd, *options, "--adapter", tmp_path / "adapter")[0] == 0
     assert run_main(capfd, *options, "--adapter", tmp_path / "adapter")[0] == 0
     assert_cli_refuses(capfd, options, "another model")
+    edit_json(tmp_path / "adapter/adapter_config.json", {"lora_alpha": 8})  # the same matrices, half as strong
+    assert_cli_refuses(capfd, [*options, "--adapter", tmp_path / "adapter"], "another model")
     make_adapter(tmp_path / "adapter", matrices(shape, head=False), rank=3, r=3)  # another one in the same folder
     assert_cli_refuses(capfd, [*options, "--adapter", tmp_path / "adapter"], "another model")
 

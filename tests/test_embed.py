@@ -100,6 +100,9 @@ def test_a_gguf_file(tmp_path, some_texts):
     np.testing.assert_array_equal(embed(qwen3.load_model(older), some_texts), expected)
     ranks = write_gguf(source, tmp_path / "z.gguf", **{"qwen3.pooling_type": 4})
     assert_one_line(message_of(qwen3.load_model, ranks), "z.gguf", "a reranker", "Qwen/Qwen3-Reranker-0.6B")
+    mean = write_gguf(source, tmp_path / "m.gguf", **{"qwen3.pooling_type": 1})  # another kind of embedding model
+    assert_one_line(message_of(qwen3.load_model, mean), "m.gguf", "pooling_type = 1", "last token")
+    assert not qwen3.load_model(write_gguf(source, tmp_path / "n.gguf", **{"qwen3.pooling_type": 0})).embeds
 
 
 # ----------------------------------------------------------------------------------------------------------------------

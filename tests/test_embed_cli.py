@@ -134,8 +134,8 @@ def test_an_embedding_model_asked_to_chat(embedder, program):
         done = run_fast("--model", embedder, *options, program=program)
         assert done.returncode == 1 and done.stdout == ""
         assert_one_line(done.stderr, "embedding model", f"qwen3_embed.py --model {embedder}")
-    done = run("--model", embedder, "--chat", stdin="Hello\n", program=program)
-    assert done.returncode == 1 and b"qwen3_embed.py" in done.stderr and b"Traceback" not in done.stderr
+    for stdin in ("Hello\n", ""):  # refused before the first question
+        assert f"qwen3_embed.py --model {embedder}" in refusal("--model", embedder, "--chat", stdin=stdin, program=program)
     done = run_fast("--model", embedder, "--list", program=program)
     assert done.returncode == 0 and done.stdout.splitlines()[-1].split()[-1] == "yes"
 
@@ -159,3 +159,14 @@ def test_search(embedder, reranker, tmp_path):
     best = int(np.argmax(rerank(qwen3.load_model(reranker), "sun", passages)))
     assert len(found) == 3 and passages[best] in found[0]
     assert "nothing.npz" in refusal("find", tmp_path / "nothing.npz", "sun", program=program)
+    data = index.read_bytes()
+    for wrong in (b"", b"no zip file", data[:300], data[:-1], np.load(index)["vectors"].tobytes()):
+        index.write_bytes(wrong)
+        assert "index.npz: no index" in refusal("find", index, "sun", program=program)
+    np.save(tmp_path / "vectors.npy", np.zeros((3, 2)))
+    assert "no index" in refusal("find", tmp_path / "vectors.npy", "sun", program=program)
+    for folder in ("nowhere", "empty"):
+        assert "there is no text" in refusal("index", index, tmp_path / folder, "--model", embedder, program=program)
+    (notes / "latin.txt").write_bytes("Frère \x1b[2J".encode("latin-1"))
+    assert b"4 passages of 3 files" in output("index", index, notes, "--model", embedder, program=program)
+    assert "Fr\ufffdre \\x1b[2J" in output("find", index, "sun", program=program).decode()

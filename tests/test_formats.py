@@ -14,6 +14,7 @@ from configs import BASE
 from helpers import assert_one_line, message_of, random_ids, works_or_refused
 from make_random_model import make_random_model
 from published import change_config, pack_words, print_losses, write_tensors
+from qwen3_app.files import fingerprint
 from qwen3_io.checkpoint import map_checkpoint, map_safetensors, to_float32
 from qwen3_io.formats import FP8
 from qwen3_io.tensors import PackedTensor, to_bfloat16
@@ -60,9 +61,11 @@ def gptq(w, settings):
     if settings["desc_act"]:
         group = group[np.random.default_rng(inputs).permutation(inputs)]
     q, zero, scale = quantized(w, bits, group, settings["sym"])
-    stored = zero - (settings["checkpoint_format"] == "gptq") & 2**bits - 1
-    parts = {"qweight": ("int32", pack_words(q, bits).T), "qzeros": ("int32", pack_words(stored.T, bits)),
-             "scales": ("float16", scale.T), "g_idx": ("int32", group)}
+    qzeros = pack_words(zero.T, bits)
+    if settings["checkpoint_format"] == "gptq":
+        qzeros = (qzeros.astype(np.int64) - pack_words(np.ones(32 // bits, int), bits)).astype(np.int32)
+    parts = {"qweight": ("int32", pack_words(q, bits).T), "qzeros": ("int32", qzeros), "scales": ("float16", scale.T),
+             "g_idx": ("int32", group)}
     return parts, (q - zero[:, group]).astype(np.float32) * scale[:, group]
 
 
@@ -279,6 +282,25 @@ def test_autogptq(tmp_path, monkeypatch, bits, order):
     check(path, quantize_model(path, pack, settings), original, f"AutoGPTQ, {bits} bits, act-order {order}")
 
 
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_zero_points_of_every_size(bits):
+    """Of both versions. A 0 borrows from the next number of its word; GPTQModel's sum over the word gives it back."""
+    from qwen3_io.formats import gptq as unpack
+    from qwen3_io.tensors import StoredTensor
+    rng, per_word = np.random.default_rng(0), 32 // bits
+    zeros = rng.choice([0, 1, 2**bits - 1, 2**(bits - 1)], (3, 64))  # [groups, outputs]
+    words = [[sum(int(row[i + j]) << bits * j for j in range(per_word)) for i in range(0, 64, per_word)]
+             for row in zeros]
+    ones = sum(1 << bits * j for j in range(per_word))
+    for form, less in (("gptq", ones), ("gptq_v2", 0)):
+        stored = np.array([[(word - less) % 2**32 for word in row] for row in words], np.uint32).view(np.int32)
+        parts = {"qweight": ("I32", np.zeros((96 // per_word, 64), np.int32)), "qzeros": ("I32", stored),
+                 "scales": ("F32", np.ones((3, 64), np.float32))}
+        _, rows, _ = unpack("w", {name: StoredTensor(*part, None) for name, part in parts.items()},
+                            {"bits": bits, "checkpoint_format": form})
+        assert np.array_equal(rows(0, 64), -np.repeat(zeros.T, 32, axis=1).astype(np.float32))
+
+
 def test_bfloat16_is_the_nearest():
     torch = pytest.importorskip("torch", reason="torch is not installed")
     values = np.random.default_rng(0).integers(0, 2**32, 100_000, np.uint32).view(np.float32)
@@ -428,6 +450,17 @@ def test_nan_in_a_packed_matrix_is_named(tmp_path):
     change_config(path, quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
     model = qwen3.load_model(path)
     assert_one_line(message_of(lambda: list(qwen3.generate(model, [1, 2], 2))), "not finite", f"{Q_PROJ}.weight")
+
+
+@pytest.mark.filterwarnings("error")  # which would be lines on stderr before the one that counts
+@pytest.mark.parametrize("scale", [np.inf, np.nan])
+def test_broken_scales_are_named(tmp_path, scale):
+    path = make_random_model(CONFIG, tmp_path, "float32")
+    quantize_model(path, awq, CASES["AWQ, groups of 32"][1])
+    change_tensors(path, scales=("float16", np.full((2, 64), scale)))
+    model = qwen3.load_model(path)
+    assert_one_line(message_of(lambda: list(qwen3.generate(model, [1, 2], 2))), "not finite", f"{Q_PROJ}.weight")
+    fingerprint(model, qwen3.KVCache(model.config))
 
 
 SETTINGS = {

@@ -262,9 +262,8 @@ def test_files_of_llama_quantize(tmp_path, form):
     """llama.cpp quantizes a file, and turns the result into float32 itself: ours are the same numbers."""
     llama = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
     sizes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "tie_word_embeddings": False}
-    source = write_gguf(make_random_model(BASE | sizes | {"vocab_size": VOCABULARY}, tmp_path / "m", "float32"),
-                        tmp_path / "x.gguf")
-    written = []
+    path = make_random_model(BASE | sizes | {"vocab_size": VOCABULARY}, tmp_path / "m", "float32")
+    source, written = write_gguf(path, tmp_path / "x.gguf"), []
     for number in (QUANTIZED[form], 0):  # 0: everything in float32
         params = llama.llama_model_quantize_default_params()
         params.ftype, params.allow_requantize, params.nthread = number, True, 1
@@ -273,9 +272,11 @@ def test_files_of_llama_quantize(tmp_path, form):
         written, source = [*written, target], target
     packed, plain = (map_checkpoint(file) for file in written)
     assert packed.keys() == plain.keys() and len(packed) == 3 + 3 * 11
-    assert form in {entry.form for entry in gguf_file.read_gguf(written[0]).tensors.values()}
     for name, tensor in packed.items():
         assert np.array_equal(to_float32(tensor), to_float32(plain[name])), name
+    entries, original = gguf_file.read_gguf(written[0]).tensors, map_checkpoint(path)
+    names = [name for name in packed if entries[gguf_name(name)].form == form]
+    print_losses(f"{form} of llama-quantize", *([to_float32(each[name]) for name in names] for each in (original, packed)))
     assert np.isfinite(logits_of(written[0], random_ids(9))).all()
 
 

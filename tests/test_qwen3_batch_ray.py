@@ -3,6 +3,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -41,9 +42,13 @@ def answers():
 
 @pytest.fixture
 def job(tmp_path):
-    """A function that starts the job, and the folder of its results. At the end, no process of Ray may be left."""
+    """A function that starts the job, and the folder of its results. At the end, no process of Ray may be left.
+
+    The job's folder is not the program's, from which Ray would let its workers import anyway.
+    """
     (tmp_path / "in.jsonl").write_bytes(b"".join(json.dumps(record).encode() + b"\n" for record in RECORDS)
                                         + b"\n" + b"".join(WRONG.values()))
+    (tmp_path / "model").symlink_to(qwen3.BUNDLED)
     # A short name, because the path of a socket has at most 107 bytes.
     with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as temporary:
         environment = os.environ | {"RAY_TMPDIR": temporary, "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
@@ -51,7 +56,7 @@ def job(tmp_path):
 
         def start(*options):
             with open(tmp_path / "stderr", "w") as stderr:
-                process = subprocess.Popen([sys.executable, PROGRAM, tmp_path / "in.jsonl", tmp_path / "out", *options],
+                process = subprocess.Popen([sys.executable, PROGRAM, "in.jsonl", "out", *options], cwd=tmp_path,
                                            env=environment, stderr=stderr, start_new_session=True)
             process.said = lambda: (tmp_path / "stderr").read_text("utf-8")
             sessions.add(process.pid)
@@ -122,7 +127,7 @@ def check(job, answers):
         assert_one_line(errors[line], word)
 
 
-SMALL = ("--actors", "2", "--slots", "4", "--block", "10")
+SMALL = ("--model", "model", "--actors", "2", "--slots", "4", "--block", "10")
 
 
 @with_ray
@@ -160,8 +165,10 @@ def test_a_job_that_is_killed_goes_on(job, answers):
 
 
 @with_ray
-def test_refusals(job):
-    for options, word in ((("--model", "/nowhere"), "/nowhere"), (("--address", "127.0.0.1:9"), "127.0.0.1:9")):
+def test_refusals(job, embedder):
+    shutil.copytree(qwen3.BUNDLED, job.out.parent / "empty", ignore=shutil.ignore_patterns("*.safetensors"))
+    for options, word in ((("--model", "/nowhere"), "/nowhere"), (("--address", "127.0.0.1:9"), "127.0.0.1:9"),
+                          (("--model", embedder), "embedding model"), (("--model", "empty"), "no model.safetensors")):
         refused = job(*options)
         assert_one_line(finish(refused), word)
         assert refused.returncode == 1

@@ -221,6 +221,13 @@ def test_csv(demo, tmp_path):
     assert_one_line(message_of(request, demo, Settings(template="{text}"), wrong, 2), "not valid Unicode")
     file.write_bytes(b"")
     assert_one_line(message_of(open_source, str(file), "{text}"), "no column text")
+    file.write_bytes(b'id,text\n1,Hello, bees\n2,"Hello, bees"\n3\n')
+    rows = dict(open_source(str(file), "{text}").rows())
+    assert_one_line(message_of(parsed, rows[1]), "more values than the header has columns")
+    assert [parsed(rows[n])["text"] for n in (2, 3)] == ["Hello, bees", None]
+    for wrong in (b'text\nfine\n"the rest of the file\nis this value\n', b'text\nfine\n"Hello" bees\n'):
+        file.write_bytes(wrong)
+        assert_one_line(message_of(open_source, str(file), "{text}"), "row 2 is not CSV")
 
 
 def write_parquet(file, rows):

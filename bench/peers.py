@@ -14,7 +14,7 @@ import ctypes
 import importlib.util
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -165,11 +165,12 @@ def gguf_file(folder: Path, name: str) -> Path:
     return folder / f"{name}.gguf"
 
 
-def write_gguf(path: Path, folder: Path, name: str) -> None:
+def write_gguf(path: Path, folder: Path, name: str, copies: int = 1) -> None:
     """Writes the weights of the model in `path` for llama.cpp, in the format of the entry `name`.
 
-    All matrices get the format, the embedding, too; norms stay float32. It rounds as llama.cpp's own quantizer does.
-    The K formats mix several ones, as llama.cpp itself chooses.
+    All matrices get the format, the embedding, too; norms and routers stay float32. It rounds as llama.cpp's own
+    quantizer does. The K formats mix several ones, as llama.cpp itself chooses. In a mixture of experts, those of a layer
+    become one tensor. With `copies`, the one layer of the model becomes so many equal ones, held in memory once.
     """
     import gguf
     import qwen3
@@ -180,16 +181,28 @@ def write_gguf(path: Path, folder: Path, name: str) -> None:
         return
     config, stored = qwen3.load_config(path), checkpoint.map_checkpoint(path)
     kind = gguf.GGMLQuantizationType[ENTRIES[name].format.upper()]
-    writer = gguf.GGUFWriter(gguf_file(folder, name), "qwen3")
-    add_metadata(writer, config)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, config.num_hidden_layers)
-    for tensor, (dtype, data, *_) in stored.items():
-        target = kind if data.ndim == 2 else gguf.GGMLQuantizationType.F32
+    architecture = gguf.MODEL_ARCH.QWEN3MOE if config.num_experts else gguf.MODEL_ARCH.QWEN3
+    writer = gguf.GGUFWriter(gguf_file(folder, name), gguf.MODEL_ARCH_NAMES[architecture])
+    add_metadata(writer, replace(config, num_hidden_layers=config.num_hidden_layers * copies))
+    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+
+    def converted(tensor: str, target: Any) -> np.ndarray:
+        dtype, data, *_ = stored[tensor]
         if dtype == "BF16" and target is gguf.GGMLQuantizationType.BF16:
-            values = data.view(np.uint8)
+            return data.view(np.uint8)
+        return gguf.quantize(checkpoint.to_float32(stored[tensor]), target)
+
+    for tensor in [tensor for tensor in stored if ".experts." not in tensor or ".experts.0." in tensor]:
+        plain = stored[tensor].data.ndim == 1 or tensor.endswith(".mlp.gate.weight")
+        target = gguf.GGMLQuantizationType.F32 if plain else kind
+        if ".experts.0." in tensor:
+            values = np.stack([converted(tensor.replace(".experts.0.", f".experts.{i}."), target)
+                               for i in range(config.num_experts)])
         else:
-            values = gguf.quantize(checkpoint.to_float32(stored[tensor]), target)
-        writer.add_tensor(names.get_name(tensor, try_suffixes=(".weight",)), values, raw_dtype=target)
+            values = converted(tensor, target)
+        found = names.get_name(tensor.replace(".experts.0.", ".experts."), try_suffixes=(".weight",))
+        for i in range(copies if found.startswith("blk.") else 1):
+            writer.add_tensor(found if copies == 1 else found.replace("blk.0.", f"blk.{i}."), values, raw_dtype=target)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -221,6 +234,10 @@ def add_metadata(writer: Any, config: Any) -> None:
     writer.add_value_length(config.head_dim)
     writer.add_rope_freq_base(config.rope_theta)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if config.num_experts:
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
 
 
 def main() -> None:

@@ -11,7 +11,9 @@ import json
 import math
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import safetensors
@@ -37,18 +39,25 @@ def official_config(size: str) -> dict:
             "use_cache": True, "use_sliding_window": False, "vocab_size": 151936}
 
 
-def random_tensor(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Norms scatter around 1; a matrix [outputs, inputs] keeps the size of what flows through it. bfloat16 comes as uint16."""
+def random_tensor(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, scale: float = 1) -> np.ndarray:
+    """Norms scatter around 1; a matrix [outputs, inputs] keeps the size of what flows through it, or makes it `scale` times as large.
+
+    bfloat16 comes as uint16.
+    """
     values = rng.standard_normal(shape, np.float32)
-    values = 1 + values / 10 if len(shape) == 1 else values / np.float32(math.sqrt(shape[1]))
+    values = 1 + values / 10 if len(shape) == 1 else values / np.float32(math.sqrt(shape[1]) / scale)
     if dtype == "bfloat16":  # cut to the upper half, rounded to nearest
         bits = values.view(np.uint32)
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
     return values.astype({"float16": "<f2", "float32": "<f4"}[dtype])
 
 
-def make_random_model(config: dict, out: Path, dtype: str = "bfloat16", shards: int = 1, seed: int = 0, tokenizer: Path = ROOT / "demo") -> Path:
-    """Writes config.json, the weights in `dtype` over so many shards, and the tokenizer files into the folder `out`."""
+def make_random_model(config: dict, out: Path, dtype: str = "bfloat16", shards: int = 1, seed: int = 0, tokenizer: Path = ROOT / "demo",
+                      scales: Mapping[str, float] = MappingProxyType({})) -> Path:
+    """Writes config.json, the weights in `dtype` over so many shards, and the tokenizer files into the folder `out`.
+
+    `scales`, by the last part of a matrix's name such as o_proj, makes its weights larger or smaller than random_tensor does.
+    """
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.json").write_text(json.dumps(config, indent=2))
     shapes = tensor_shapes(read_config(out))
@@ -58,7 +67,7 @@ def make_random_model(config: dict, out: Path, dtype: str = "bfloat16", shards: 
     files = ["model.safetensors"] if shards == 1 else [f"model-{i + 1:05}-of-{shards:05}.safetensors" for i in range(shards)]
     rng, weight_map = np.random.default_rng(seed), {}
     for file, part in zip(files, np.array_split(np.arange(len(names)), shards)):
-        tensors = {names[i]: random_tensor(rng, shapes[names[i]], dtype) for i in part}
+        tensors = {names[i]: random_tensor(rng, shapes[names[i]], dtype, scales.get(names[i].split(".")[-2], 1)) for i in part}
         specs = {name: safetensors.TensorSpec(dtype=dtype, shape=data.shape, data_ptr=data.ctypes.data, data_len=data.nbytes)
                  for name, data in tensors.items()}
         safetensors.serialize_file(specs, out / file, {"format": "pt"})

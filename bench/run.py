@@ -478,9 +478,9 @@ def main() -> None:
         bench = Bench(path, Path(folder), names, args.threads, args.rounds, QUICK if args.quick else Sizes())
         bench.prepare()
         bench.run()
-    text = report(bench)
-    print(text)
-    keep(bench, text, args.out)
+        text = report(bench)
+        print(text)
+        keep(bench, text, args.out)
 
 
 def make_model(path: Path, tokenizer: Path = ROOT / "demo") -> Path:

@@ -50,7 +50,7 @@ class OurEngine:
 
     def embed(self, texts: list[list[int]]) -> np.ndarray:
         from qwen3_embed import last_states
-        return last_states(self.model, [], texts, [], truncate=False)
+        return last_states(self.model, [], texts, [], truncate=False, n_task=0)
 
 
 class TorchEngine:
@@ -78,13 +78,15 @@ class TorchEngine:
 class LlamaEngine:
     """llama.cpp by its C functions: embeddings of the last token, which it pools itself."""
 
-    def __init__(self, gguf: Path, threads: int):
+    def __init__(self, gguf: Path, threads: int, repack: bool):
         import llama_cpp
         self.api = api = llama_cpp
         self.quiet = api.llama_log_callback(lambda level, text, data: None)  # lives as long as it may be called
         api.llama_log_set(self.quiet, None)
         api.llama_backend_init()
-        self.model = api.llama_model_load_from_file(str(gguf).encode(), api.llama_model_default_params())
+        model_params = api.llama_model_default_params()
+        model_params.use_extra_bufts = repack
+        self.model = api.llama_model_load_from_file(str(gguf).encode(), model_params)
         if not self.model:
             raise RuntimeError(f"llama.cpp can't load {gguf}")
         params = api.llama_context_default_params()
@@ -127,13 +129,13 @@ class LlamaEngine:
         return [np.array(np.ctypeslib.as_array(vector, (self.size,))) for vector in vectors]
 
 
-def start_engine(name: str, path: Path, folder: Path, threads: int) -> None:
+def start_engine(name: str, path: Path, folder: Path, threads: int, repack: bool) -> None:
     """Makes the engine of this process."""
     global engine
     if name == "torch":
         engine = TorchEngine(path, threads)
     else:
-        engine = LlamaEngine(gguf_file(folder, name), threads) if name.startswith("llama") else \
+        engine = LlamaEngine(gguf_file(folder, name), threads, repack) if name.startswith("llama") else \
             OurEngine(path, name, threads)
 
 
@@ -166,14 +168,22 @@ def prepared(path: Path, folder: Path, threads: int, notes: list[str]) -> dict[s
             notes.append(f"{name} is left out: {', '.join(missing)} not installed")
             continue
         note(f"{name}: loading")
-        try:
-            if name.startswith("llama"):
-                alone(write_gguf, path, folder, name)
-            worker = new_process(start_engine, name, path, folder, threads)
-            worker.submit(vectors, [[1, 2, 3]]).result()  # compiles, and shows that it works at all
+        reason = ""
+        for repack in (True, False) if name.startswith("llama") else (True,):
+            try:
+                if name.startswith("llama"):
+                    alone(write_gguf, path, folder, name)
+                worker = new_process(start_engine, name, path, folder, threads, repack)
+                worker.submit(vectors, [[1, 2, 3]] * 8).result()  # compiles, and shows that it works at all
+            except RuntimeError as error:  # its own, or that of a process that is gone
+                reason = str(error)
+                continue
             workers[name] = worker
-        except RuntimeError as error:  # its own, or that of a process that is gone
-            notes.append(f"{name} is left out: {error}")
+            if not repack:
+                notes.append(f"{name} runs without repacked weights (use_extra_bufts), with which it failed: {reason}")
+            break
+        else:
+            notes.append(f"{name} is left out: {reason}")
     return workers
 
 

@@ -1,6 +1,6 @@
 """Texts per second of qwen3_embed.py, beside llama.cpp's embedding mode and transformers with torch, all in one run.
 
-    python bench/embed.py                        everything that is installed; about 15 minutes, 10 GB of memory
+    python bench/embed.py                        everything that is installed; about 30 minutes, 10 GB of memory
     python bench/embed.py --model FOLDER         with other weights
 
 Random weights in the exact shape of Qwen3-Embedding-0.6B. Each engine has a process of its own; rounds go over all

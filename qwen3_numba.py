@@ -463,7 +463,7 @@ class KVCache(qwen3.KVCache):
         self.space: Prepared | None = None  # of the last pass
 
     def work_space(self, model: Model, m: int, n_tasks: int = 0, n_queries: int = 0) -> Prepared:
-        """The Space for m tokens, so many tasks, and so many queries of a task: that of the last pass if it fits."""
+        """The Space for m tokens, n_tasks tasks and n_queries queries of a task; kept, and used again if it fits."""
         config, n_threads = model.config, model.weights.team.n_threads
         if self.space is not None:
             h, own, partials = self.space.fields.h, self.space.fields.own, self.space.fields.partials

@@ -171,11 +171,11 @@ def prepared(path: Path, folder: Path, threads: int, notes: list[str]) -> dict[s
         reason = ""
         for repack in (True, False) if name.startswith("llama") else (True,):
             try:
-                if name.startswith("llama"):
+                if name.startswith("llama") and not gguf_file(folder, name).exists():
                     alone(write_gguf, path, folder, name)
                 worker = new_process(start_engine, name, path, folder, threads, repack)
                 worker.submit(vectors, [[1, 2, 3]] * 8).result()  # compiles, and shows that it works at all
-            except RuntimeError as error:  # its own, or that of a process that is gone
+            except RuntimeError as error:  # the engine's, or because its process has crashed
                 reason = str(error)
                 continue
             workers[name] = worker

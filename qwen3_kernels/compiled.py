@@ -37,7 +37,7 @@ HERE = Path(__file__).resolve().parent
 
 
 class Prepared(NamedTuple):
-    """A named tuple of arrays with its numbers, which would take longer to find than a small model's layer."""
+    """A named tuple of arrays, with its numbers: to find them takes as long as a layer of a small model."""
     fields: Any
     numbers: list[int | float]
 

@@ -346,8 +346,9 @@ def attention(crew, layer, batch, cache, space, head_dim):
     n_sequences, n_kv_heads, capacity, row_size = cache.k.shape[1:]
     own, group, width = space.own[crew.rank], space.queries.shape[1] // len(batch.x), space.queries.shape[2]
     scores = shaped(own, (VECTORS, BLOCK))
-    for item in range(crew.rank, len(batch.tasks) * n_kv_heads, crew.n_threads):
-        i, head = item // n_kv_heads, item % n_kv_heads
+    n_tasks = len(batch.tasks)
+    for item in part_of(n_tasks * n_kv_heads, crew):
+        head, i = item // n_tasks, item % n_tasks
         task = task_of(batch.tasks[i])
         q = space.queries[head, task.first * group:(task.first + task.n) * group]
         result = space.partials[i, head, :len(q)]

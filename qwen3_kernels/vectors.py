@@ -24,6 +24,7 @@ from qwen3_kernels.layout import (ABANDONED, ARRIVED, BF16, BIAS, F16, F32, GROU
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 HALF, FLOAT = ir.HalfType(), ir.FloatType()
+AHEAD = 4096  # bytes: at least so far ahead of a product, the memory is asked for the rows that follow
 LANES = 16  # float32 numbers in a vector on every CPU, or sums would differ; LLVM splits it where registers are shorter
 # Intel's hardware prefetcher stops at the end of each page of 4096; AMD's doesn't, and is slowed down by requests.
 PREFETCHES = not llvm.get_host_cpu_name().startswith("znver")
@@ -74,10 +75,10 @@ def fma(b: Any, x: Any, y: Any, z: Any) -> Any:
     return call(b, f"llvm.fma.v{x.type.count}f32", x.type, x, y, z)
 
 
-def prefetch(b: Any, address: Any, lines: Iterable[int]) -> None:
-    """Asks the memory for lines of 64 bytes, to be kept in the second cache: in the first one the vectors need room."""
-    for line in lines if PREFETCHES else ():
-        place = b.inttoptr(at(b, address, 64 * line), I8.as_pointer())
+def prefetch(b: Any, address: Any, offsets: Iterable[int]) -> None:
+    """Asks the memory for the lines at these offsets, for the second cache: in the first one the vectors need room."""
+    for offset in offsets if PREFETCHES else ():
+        place = b.inttoptr(at(b, address, offset), I8.as_pointer())
         call(b, "llvm.prefetch.p0", ir.VoidType(), place, I32(0), I32(2), I32(1))
 
 
@@ -270,6 +271,8 @@ def write_float_product(form: int, n_vectors: int, b: Any, w: Any, stride: Any, 
     there.
     """
     together = min(4, SUMS // n_vectors)
+    tile_size = b.mul(stride, I64(together))
+    ahead = b.select(b.icmp_signed("<", tile_size, I64(AHEAD)), I64(AHEAD), tile_size)
 
     def tile(first: Any, n_tile_rows: int) -> None:
         keys = [(t, r) for t in range(n_vectors) for r in range(n_tile_rows)]
@@ -282,9 +285,8 @@ def write_float_product(form: int, n_vectors: int, b: Any, w: Any, stride: Any, 
 
         def step(i: Any) -> None:
             column = b.mul(i, I64(32))
-            for row in rows:  # ask for the rows that follow
-                following = at(b, row, (stride, n_tile_rows), (column, SIZES[form]))
-                prefetch(b, following, range((32 * SIZES[form] + 63) // 64))
+            for row in rows:
+                prefetch(b, at(b, row, ahead, (column, SIZES[form])), range(0, 32 * SIZES[form], 64))
             parts = [two_parts(b, form, row, n, column) for row in rows]
             for half in range(2):
                 for t in range(n_vectors):
@@ -332,6 +334,8 @@ def write_weighted_rows(form: int, n_vectors: int, b: Any, w: Any, stride: Any, 
 
         def step(r: Any) -> None:
             factors = [broadcast(b, load(b, at(b, x, (x_stride, t), (r, 4)), FLOAT), LANES) for t in range(n_vectors)]
+            following = at(b, w, (stride, r), (column, SIZES[form]), AHEAD)
+            prefetch(b, following, range(0, LANES * n_pieces * SIZES[form], 64))
             for i in range(n_pieces):
                 value = row_part(b, form, at(b, w, (stride, r)), n, b.add(column, I64(LANES * i)))
                 for t in range(n_vectors):
@@ -425,7 +429,8 @@ def write_packed_product(form: int, n_vectors: int, b: Any, w: Any, x: Any, x_st
             for k in range(GROUP // 4):
                 if k % step == 0:  # some lines at a time: a core can't wait for more
                     with b.if_then(mine):
-                        prefetch(b, at(b, here, ahead), range(size // 64 * k // 8, size // 64 * (k + step) // 8))
+                        lines = range(size // 64 * k // 8, size // 64 * (k + step) // 8)
+                        prefetch(b, at(b, here, ahead), [64 * line for line in lines])
                 four_columns(k)
             for h, g in enumerate(numbers):
                 for p in pieces:

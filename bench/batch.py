@@ -20,9 +20,9 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 
@@ -30,9 +30,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tools"), str(ROOT / "bench")]
 
 import peers  # noqa: E402
-from peers import ENTRIES, gguf_file, missing_packages, write_gguf  # noqa: E402
+from peers import ENTRIES, gguf_file, opened  # noqa: E402
 from run import (alone, machine, make_model, matrix_weights, new_process, note, read_bandwidth,  # noqa: E402
-                 read_bytes, seconds, start_reader)
+                 read_bytes, seconds, start_reader, write_once)
 
 COUNTS = (1, 2, 4, 8, 16, 32)
 PAIRS = {"bf16": "llama-bf16", "int8": "llama-q8_0", "int4": "llama-q4_0"}  # what is compared with each other
@@ -156,32 +156,15 @@ class Bench:
     def prepare(self) -> None:
         """A process for each engine that is installed and answers the prompts."""
         for name in [name for pair in PAIRS.items() for name in pair]:
-            if missing := missing_packages(name):
-                self.notes.append(f"{name} is left out: {', '.join(missing)} not installed.")
-                continue
             note(f"{name}: loading")
-            try:
-                if name.startswith("llama"):
-                    alone(write_gguf, self.path, self.folder, name)
-                self.open(name, True)
-            except RuntimeError as error:  # its own, or that of a process that is gone
-                if name.startswith("llama"):
-                    self.open_plainly(name, str(error))
-                else:
-                    self.notes.append(f"{name} is left out: {error}")
+            if worker := opened(name, partial(self.open, name), self.notes):
+                self.workers[name] = worker
 
-    def open(self, name: str, repack: bool) -> None:
+    def open(self, name: str, repack: bool) -> ProcessPoolExecutor:
+        write_once(self.path, self.folder, name)
         worker = new_process(start_engine, name, self.path, self.folder, self.threads, repack)
         self.first[name] = worker.submit(first_tokens, self.prompts).result()  # compiles, and shows that it works
-        self.workers[name] = worker
-
-    def open_plainly(self, name: str, reason: str) -> None:
-        """llama.cpp again, with its weights in the order of the file."""
-        try:
-            self.open(name, False)
-            self.notes.append(f"{name} runs without repacked weights (use_extra_bufts), with which it failed: {reason}")
-        except RuntimeError as error:
-            self.notes.append(f"{name} is left out: {error}")
+        return worker
 
     def run(self) -> None:
         """All rounds. The first one warms up."""

@@ -14,6 +14,7 @@ import os
 import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,8 +24,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tools"), str(ROOT / "bench")]
 
-from peers import ENTRIES, gguf_file, missing_packages, write_gguf  # noqa: E402
-from run import alone, machine, new_process, note, seconds  # noqa: E402
+from peers import ENTRIES, gguf_file, opened  # noqa: E402
+from run import machine, new_process, note, seconds, write_once  # noqa: E402
 
 ENGINES = ("bf16", "llama-bf16", "int8", "llama-q8_0", "numpy", "torch")
 COUNTS = {"16": 32, "128": 16, "512": 8, "mixed": 32}  # lengths of the texts -> how many texts
@@ -162,28 +163,17 @@ def inputs(vocab_size: int) -> dict[str, list[list[int]]]:
 
 def prepared(path: Path, folder: Path, threads: int, notes: list[str]) -> dict[str, ProcessPoolExecutor]:
     """A process for each engine that is installed and that loads the model."""
+    def start(name: str, repack: bool) -> ProcessPoolExecutor:
+        write_once(path, folder, name)
+        worker = new_process(start_engine, name, path, folder, threads, repack)
+        worker.submit(vectors, [[1, 2, 3]] * 8).result()  # compiles, and shows that it works at all
+        return worker
+
     workers = {}
     for name in ENGINES:
-        if missing := missing_packages(name):
-            notes.append(f"{name} is left out: {', '.join(missing)} not installed")
-            continue
         note(f"{name}: loading")
-        reason = ""
-        for repack in (True, False) if name.startswith("llama") else (True,):
-            try:
-                if name.startswith("llama") and not gguf_file(folder, name).exists():
-                    alone(write_gguf, path, folder, name)
-                worker = new_process(start_engine, name, path, folder, threads, repack)
-                worker.submit(vectors, [[1, 2, 3]] * 8).result()  # compiles, and shows that it works at all
-            except RuntimeError as error:  # the engine's, or because its process has crashed
-                reason = str(error)
-                continue
+        if worker := opened(name, partial(start, name), notes):
             workers[name] = worker
-            if not repack:
-                notes.append(f"{name} runs without repacked weights (use_extra_bufts), with which it failed: {reason}")
-            break
-        else:
-            notes.append(f"{name} is left out: {reason}")
     return workers
 
 

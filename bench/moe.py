@@ -28,6 +28,7 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -39,7 +40,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools"), str(ROOT / "bench")]
 
 import run  # noqa: E402
 from make_random_model import make_random_model, official_config  # noqa: E402
-from peers import ENTRIES, gguf_file, missing_packages, write_gguf  # noqa: E402
+from peers import ENTRIES, gguf_file, opened, write_gguf  # noqa: E402
 from run import (alone, decode_speed, machine, new_process, note, prefill_speed, read_bandwidth, seconds,  # noqa: E402
                  start_reader)
 
@@ -128,6 +129,7 @@ class Bench:
         self.values: dict[tuple[str, str], list[float]] = {}
         self.began: dict[str, tuple[float, float, list[int]]] = {}
         self.memory: dict[str, int] = {}
+        self.paths: dict[str, Path] = {}  # what an engine opens
         self.notes = [f"The machine's load average before the run: {os.getloadavg()[0]:.1f}."]
 
     def disk_space(self) -> float:
@@ -142,7 +144,8 @@ class Bench:
         path = alone(make_mixture, self.folder / "model", self.about, 1 if self.whole else self.n_layers)
         with new_process(start_reader, self.threads) as reader:
             for group in [PAIRS[-1][:1], PAIRS[-1][1:]] if self.whole else PAIRS:
-                workers = {name: worker for name in group if (worker := self.start(name, path))}
+                workers = {name: worker for name in group
+                           if (worker := opened(name, partial(self.start, name, path), self.notes))}
                 self.measure(workers, reader)
                 for name, worker in workers.items():
                     usage = worker.submit(resource.getrusage, resource.RUSAGE_SELF).result()
@@ -152,27 +155,21 @@ class Bench:
                     gguf_file(self.folder, name).unlink(missing_ok=True)
                     shutil.rmtree(self.folder / name, ignore_errors=True)
 
-    def start(self, name: str, path: Path) -> ProcessPoolExecutor | None:
-        """A process with this engine; None if it can't be measured, with a note. llama.cpp gets a second chance."""
-        reason = f"not installed: {', '.join(missing)}" if (missing := missing_packages(name)) else ""
+    def start(self, name: str, path: Path, repack: bool) -> ProcessPoolExecutor:
+        """A process with this engine, which has answered."""
         note(f"{name}: writing and loading")
-        path = path if missing else alone(write_model, path, self.folder, name, self.n_layers if self.whole else 1)
-        for repack in () if missing else (True, False)[self.plain:] if name.startswith("llama") else (True,):
-            if self.whole:
-                drop_pages(self.folder)
-            worker = new_process()
-            try:
-                self.began[name] = worker.submit(begin, self.ids, name, path, self.folder, self.threads, PROMPT + COLD,
-                                                 repack).result()
-            except RuntimeError as error:  # its own, or that of a process that is gone
-                reason = str(error)
-                worker.shutdown()
-                continue
-            if reason:
-                self.notes.append(f"{name} runs without repacked weights (use_extra_bufts); with them: {reason}")
-            return worker
-        self.notes.append(f"{name} is left out: {reason}")
-        return None
+        if repack or not gguf_file(self.folder, name).exists():
+            self.paths[name] = alone(write_model, path, self.folder, name, self.n_layers if self.whole else 1)
+        if self.whole:
+            drop_pages(self.folder)
+        worker = new_process()
+        try:
+            self.began[name] = worker.submit(begin, self.ids, name, self.paths[name], self.folder, self.threads,
+                                             PROMPT + COLD, repack and not self.plain).result()
+        except RuntimeError:
+            worker.shutdown()
+            raise
+        return worker
 
     def measure(self, workers: dict[str, ProcessPoolExecutor], reader: ProcessPoolExecutor) -> None:
         """All rounds over these engines. The first one warms up, and reads all experts into memory."""

@@ -13,7 +13,7 @@ import argparse
 import ctypes
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,26 @@ def missing_packages(name: str) -> list[str]:
     """The packages that an engine needs and that are not installed."""
     missing = [package for package in ENTRIES[name].needs if importlib.util.find_spec(package) is None]
     return [PACKAGES.get(package, package) for package in missing]
+
+
+def opened(name: str, start: Callable[[bool], Any], notes: list[str]) -> Any:
+    """start(True): what opens an engine in a process of its own -> its result; None if it can't, with a note why.
+
+    llama.cpp gets a second chance: on some CPUs it crashes when it brings the weights into an order of its own, which
+    start(False) forbids.
+    """
+    reason = f"{', '.join(missing)} not installed" if (missing := missing_packages(name)) else ""
+    for repack in () if missing else (True, False) if name.startswith("llama") else (True,):
+        try:
+            result = start(repack)
+        except RuntimeError as error:  # the engine's own, or because its process has crashed
+            reason = str(error)
+            continue
+        if not repack:
+            notes.append(f"{name} runs without repacked weights (use_extra_bufts), with which it failed: {reason}")
+        return result
+    notes.append(f"{name} is left out: {reason}")
+    return None
 
 
 class NumbaEngine:
@@ -108,7 +128,7 @@ class LlamaEngine:
     """llama.cpp by its C functions, with its defaults: the cache is float16, the weights are mapped.
 
     `capacity` positions for each of `sequences`. With repack=False, llama.cpp must not bring the weights into an order
-    of its own; on some CPUs with AMX, it crashes when it does.
+    of its own.
     """
 
     def __init__(self, gguf: Path, threads: int, capacity: int, sequences: int = 1, repack: bool = True):
@@ -176,7 +196,8 @@ def write_gguf(path: Path, folder: Path, name: str, copies: int = 1) -> None:
     import qwen3
     from qwen3_io import checkpoint
     if "_k" in name:
-        write_gguf(path, folder, "llama-bf16")
+        if not gguf_file(folder, "llama-bf16").exists():
+            write_gguf(path, folder, "llama-bf16")
         quantize_gguf(gguf_file(folder, "llama-bf16"), gguf_file(folder, name), ENTRIES[name].format)
         return
     config, stored = qwen3.load_config(path), checkpoint.map_checkpoint(path)

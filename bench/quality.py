@@ -25,8 +25,8 @@ import demo_corpus  # noqa: E402
 import eval_demo  # noqa: E402
 import qwen3  # noqa: E402
 from make_random_model import make_random_model, official_config  # noqa: E402
-from peers import ENTRIES, missing_packages, open_engine, write_gguf  # noqa: E402
-from run import alone  # noqa: E402
+from peers import ENTRIES, missing_packages, open_engine  # noqa: E402
+from run import alone, write_once  # noqa: E402
 
 NAMES = [name for name in ENTRIES if name not in ("numpy", "torch")]
 LONGEST = 1024  # tokens of a text
@@ -91,8 +91,7 @@ def compare(path: Path, folder: Path, threads: int, texts: Sequence[Sequence[int
     results = {}
     for name in tqdm([name for name in NAMES if not missing_packages(name)], "logits", leave=False, disable=None):
         try:
-            if name.startswith("llama"):
-                alone(write_gguf, path, folder, name)
+            write_once(path, folder, name)
             results[name] = alone(errors, name, path, folder, threads, texts)
         except RuntimeError as error:  # its own, or that of a process that is gone
             print(f"{name} is left out: {error}", file=sys.stderr)
@@ -151,6 +150,7 @@ def main() -> None:
         texts = conversations(args.tokens)
         title = f"bundled model, {sum(map(len, texts))} tokens"
         print_comparison(title, compare(ROOT / "demo", Path(folder), args.threads, texts))
+    with tempfile.TemporaryDirectory() as folder:
         path = args.model or make_random_model(official_config("0.6B"), Path(folder) / "model")
         ids = np.random.default_rng(0).integers(0, qwen3.load_config(path).vocab_size, args.random_tokens).tolist()
         title = f"random 0.6B, {len(ids)} tokens"

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import metadata
 from multiprocessing import get_context
 from pathlib import Path
@@ -35,7 +36,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tools"), str(ROOT / "bench")]
 
-from peers import ENTRIES, gguf_file, missing_packages, open_engine, write_gguf  # noqa: E402
+from peers import ENTRIES, gguf_file, open_engine, opened, write_gguf  # noqa: E402
 
 
 class Goal(NamedTuple):
@@ -179,6 +180,12 @@ def alone(work: Callable, *args: Any) -> Any:
         return worker.submit(work, *args).result()
 
 
+def write_once(path: Path, folder: Path, name: str) -> None:
+    """Writes the model in `path` for llama.cpp, if the engine is one of those and its file isn't there yet."""
+    if name.startswith("llama") and not gguf_file(folder, name).exists():
+        alone(write_gguf, path, folder, name)
+
+
 def matrix_weights(config: Any) -> int:
     """The weights that a token is multiplied with: all matrices (of an embedding that is no head: none)."""
     from qwen3_io.checkpoint import tensor_shapes
@@ -207,42 +214,25 @@ class Bench:
         self.notes = [f"the machine's load average before the run: {os.getloadavg()[0]:.1f}"]
         self.names = list(names)
 
-    def drop(self, name: str, reason: str) -> None:
-        self.notes.append(f"{name} is left out: {reason}")
-        note(self.notes[-1])
-        self.names.remove(name)
-
     def prepare(self) -> None:
         """Leaves out what isn't installed, writes the files for llama.cpp, and measures each engine's memory alone."""
         for name in list(self.names):
-            if missing := missing_packages(name):
-                self.drop(name, f"{', '.join(missing)} not installed")
-                continue
             note(f"{name}: loading, peak memory")
-            try:
-                if name.startswith("llama"):
-                    alone(write_gguf, self.path, self.folder, name)
-                if name in GOALS and not GOALS.keys() & self.memory.keys():  # it compiles: not measured
-                    self.measure_memory(name)
-                self.measure_memory(name)
-            except RuntimeError as error:  # its own, or that of a process that is gone
-                if name.startswith("llama"):
-                    self.try_plain(name, str(error))
-                else:
-                    self.drop(name, str(error))
+            memory = opened(name, partial(self.measure_memory, name), self.notes)
+            if memory is None:
+                note(self.notes[-1])
+                self.names.remove(name)
+            else:
+                self.memory[name] = memory
 
-    def measure_memory(self, name: str) -> None:
-        ids = self.ids[:self.sizes.prompt + 16]
-        self.memory[name] = alone(peak_memory, name, self.path, self.folder, self.threads, ids, name not in self.plain)
-
-    def try_plain(self, name: str, reason: str) -> None:
-        """llama.cpp again, with its weights in the order of the file."""
-        self.plain.add(name)
-        try:
-            self.measure_memory(name)
-            self.notes.append(f"{name} runs without repacked weights (use_extra_bufts), with which it failed: {reason}")
-        except RuntimeError as error:
-            self.drop(name, str(error))
+    def measure_memory(self, name: str, repack: bool) -> tuple[int, float]:
+        write_once(self.path, self.folder, name)
+        if not repack:
+            self.plain.add(name)
+        args = name, self.path, self.folder, self.threads, self.ids[:self.sizes.prompt + 16], repack
+        if name in GOALS and not GOALS.keys() & self.memory.keys():  # it compiles: not measured
+            alone(peak_memory, *args)
+        return alone(peak_memory, *args)
 
     def run(self) -> None:
         """All rounds: start-up first, then decoding with ever shorter context, then prefill."""

@@ -44,7 +44,7 @@ compiled = partial(numba.njit, nogil=True, error_model="numpy")
 called_from_python = partial(compiled, no_cpython_wrapper=True, no_cfunc_wrapper=True)  # see machine_code
 up_to, unit_bytes = compiled(padded), compiled(unit_size)
 ONES = np.ones(BLOCK, np.float32)
-MOST_8, MOST_4 = PACKED_SHAPES[INT8].vectors, PACKED_SHAPES[INT4].vectors
+MOST_8, MOST_4, ALL_8 = PACKED_SHAPES[INT8].vectors, PACKED_SHAPES[INT4].vectors, PACKED_SHAPES[INT8].all
 
 
 class Crew(NamedTuple):
@@ -210,7 +210,8 @@ def linear(w, x, packed, out, column, start, end, own):
     """
     n, most, first, width = len(x), np.int64(MOST_FLOATS), start, up_to(w.columns, 32)
     if w.form >= INT8:
-        most, width = np.int64(MOST_8 if w.form == INT8 else MOST_4), up_to(w.columns, 2 * GROUP)
+        most = np.int64(MOST_4 if w.form != INT8 else ALL_8 if n <= ALL_8 else MOST_8)
+        width = up_to(w.columns, 2 * GROUP)
     tiles = (n + most - 1) // most
     depth, strip = (width, PANEL) if w.form >= INT8 else (DEPTH if tiles > 1 else width, STRIP)
     while first < end:

@@ -186,10 +186,11 @@ class Shape(NamedTuple):
     lanes: int  # 32-bit numbers in a vector
     together: int  # vectors of a panel's 32 rows that are worked on at a time
     vectors: int  # that the panel is multiplied with at a time
+    all: int  # vectors that are multiplied at once if there are no more
 
 
-INT8_SHAPES = {"vnni512": Shape(16, 2, 6), "vnni": Shape(8, 1, 6), "avx2": Shape(8, 1, 6), "neon": Shape(4, 2, 5),
-               "plain": Shape(4, 1, 4)}
+INT8_SHAPES = {"vnni512": Shape(16, 2, 6, 8), "vnni": Shape(8, 1, 6, 6), "avx2": Shape(8, 1, 6, 6),
+               "neon": Shape(4, 2, 5, 5), "plain": Shape(4, 1, 4, 4)}
 
 
 def int8_paths(features: dict[str, bool]) -> list[str]:
@@ -206,7 +207,7 @@ if PATH not in PATHS:
     raise InputError(f"QWEN3_INT8_PATH is {brief(repr(PATH))}; this CPU has {', '.join(PATHS)}")
 if WISH in ("avx2", "plain") or WISH == "vnni" and FEATURES.get("avxvnni"):  # as on a CPU without AVX-512
     FEATURES = {name: on and not name.startswith("avx512") for name, on in FEATURES.items()}
-HALVES = INT8_SHAPES[PATH]._replace(vectors=INT8_SHAPES[PATH].vectors // 2)
+HALVES = INT8_SHAPES[PATH]._replace(vectors=INT8_SHAPES[PATH].vectors // 2, all=INT8_SHAPES[PATH].vectors // 2)
 PACKED_SHAPES = {INT8: INT8_SHAPES[PATH], INT5: HALVES, INT4: HALVES}  # half a byte each: a vector has two sums
 SUMS = 24 if FEATURES.get("avx512f") else 6  # sums of 16 lanes that a CPU's registers hold, beside the factors
 MOST_FLOATS = min(VECTORS, SUMS)  # vectors that rows of floats are multiplied with at a time
@@ -383,7 +384,7 @@ def write_packed_product(form: int, n_vectors: int, b: Any, w: Any, x: Any, x_st
     Each sum of a group stays a whole number until its scales are multiplied in. Meanwhile the block `ahead` bytes
     behind is fetched: products of the same block take `turns`, and this one fetches the units of its `turn`.
     """
-    lanes, together, _ = PACKED_SHAPES[form]
+    lanes, together = PACKED_SHAPES[form][:2]
     size, halves = unit_size(form), range(1 if form == INT8 else 2)
     step = 4
     if n_vectors == 1:  # the weights come from memory: read them in one go
@@ -452,7 +453,7 @@ def write_packed_product(form: int, n_vectors: int, b: Any, w: Any, x: Any, x_st
 FLOATS = dict.fromkeys((F32, BF16, F16, KV8), MOST_FLOATS)
 float_product = product("float_product", FLOATS, 10, write_float_product)
 weighted_rows = product("weighted_rows", FLOATS, 8, write_weighted_rows)
-packed_product = product("packed_product", {form: shape.vectors for form, shape in PACKED_SHAPES.items()}, 9,
+packed_product = product("packed_product", {form: shape.all for form, shape in PACKED_SHAPES.items()}, 9,
                          write_packed_product)
 
 

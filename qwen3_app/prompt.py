@@ -70,12 +70,19 @@ class CtrlC:
 
 
 def end(number: int, _: object) -> None:
-    """Ends the program in order when a signal asks for its end; a second one doesn't disturb that."""
+    """Ends the program in order when a signal asks for its end; a second one doesn't disturb that.
+
+    An exception is lost where Python can't pass it on, as in __del__: so it is raised again after a second.
+    """
     for name in ENDING:
         signal.signal(name, signal.SIG_IGN)
+    if TIMER:
+        signal.signal(signal.SIGALRM, lambda *_: end(number, None))
+        signal.setitimer(signal.ITIMER_REAL, 1)
     raise SystemExit(128 + number)
 
 
+TIMER = hasattr(signal, "setitimer")
 ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
@@ -90,6 +97,8 @@ def signals(ctrl_c: CtrlC) -> Iterator[None]:
                 before[number] = signal.signal(number, handler)
         yield
     finally:
+        if TIMER:
+            signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler)
 

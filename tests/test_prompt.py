@@ -303,6 +303,29 @@ def test_ctrl_c_before_the_first_token_takes_the_message_back(open_chat, slow, t
     assert status_at_end(chat, CTRL_D) == 0 and "kept" not in chat.before
 
 
+LOST = """
+import os, signal, time
+from qwen3_app.prompt import CtrlC, signals
+
+class Loses:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.1)
+
+with signals(CtrlC()):
+    Loses()
+    print("goes on", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(not prompt.TIMER, reason="this system has no timers")
+def test_a_signal_whose_exception_is_lost_ends_the_program_all_the_same():
+    done = subprocess.run([sys.executable, "-c", LOST], cwd=Path(prompt.__file__).parents[1], capture_output=True,
+                          text=True, timeout=30)
+    assert done.stdout == "goes on\n" and "SystemExit: 143" in done.stderr and done.returncode == 143
+
+
 @pytest.mark.parametrize("how", ["/exit", CTRL_D, CTRL_C, signal.SIGTERM, signal.SIGHUP, "SIGTERM in an answer",
                                  "hang up"])
 def test_what_was_not_saved_is_kept(open_chat, endless, tmp_path, how):

@@ -348,7 +348,7 @@ def attention(crew, layer, batch, cache, space, head_dim):
     own, group, width = space.own[crew.rank], space.queries.shape[1] // len(batch.x), space.queries.shape[2]
     scores = shaped(own, (VECTORS, BLOCK))
     n_tasks = len(batch.tasks)
-    for item in part_of(n_tasks * n_kv_heads, crew):
+    for item in part_of(n_tasks * n_kv_heads, crew):  # a head's blocks in a row: the next one is fetched meanwhile
         head, i = item // n_tasks, item % n_tasks
         task = task_of(batch.tasks[i])
         q = space.queries[head, task.first * group:(task.first + task.n) * group]

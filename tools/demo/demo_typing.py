@@ -191,15 +191,18 @@ def with_marks(rng: random.Random, template: str) -> str:
     return template.replace("？", "?") if rng.random() < 0.1 else template
 
 
-def typed(rng: random.Random, pattern: str, fill: dict[str, str], copied: bool = False, cased: bool = True) -> tuple[str, dict[str, str]]:
+def typed(
+    rng: random.Random, pattern: str, fill: dict[str, str], copied: bool = False, cased: bool = True, framed: bool = True
+) -> tuple[str, dict[str, str]]:
     """(the text, the values as they stand in it). `copied`: the values are to be said again, so they get no typing
-    errors; `cased=False` keeps their capitals."""
+    errors; `cased=False` keeps their capitals; `framed=False` puts no words in, which one could take for a part of a value."""
     template = choose(rng, pattern)
     if template[0] != "{" and not (template[0].islower() and rng.random() < 0.6):
         template = template[0].upper() + template[1:]
-    if rng.random() < 0.12:
-        template = reworded(rng, template)
-    template = with_manners(rng, template)
+    if framed:
+        if rng.random() < 0.12:
+            template = reworded(rng, template)
+        template = with_manners(rng, template)
     for chance in (0.12, 0.03):
         if rng.random() < chance:
             template = with_typo(rng, template)

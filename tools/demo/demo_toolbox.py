@@ -171,7 +171,7 @@ city | city town location place area region | city | in {} / in {} / in {} / at 
 from | from origin start departure source from_city | city | from {} / from {} / leaving {} / starting in {}
 to | to destination target arrival to_city goal | city | to {} / to {} / going to {} / towards {}
 place | place location address where destination | place | at {} / to {} / near {}
-who | person name who user guest contact owner | person | for {} / with {} / of {} / by {}
+who | person name who user guest contact owner | person | for {} / with {} / of {}
 recipient | to recipient contact person name | person | to {} / to {} / for {}
 time | time at hour start when begin start_time | clock | at {} / at {} / at {} / for {} / by {} / from {}
 until | until end end_time till | clock | until {} / till {} / ending at {}
@@ -193,12 +193,11 @@ level | level value percent volume brightness | percent | to {} / to {} percent 
 degrees | temperature degrees value target | number | to {} / to {} degrees / at {} degrees
 tongue | language lang target_language to tongue | tongue | in {} / into {} / to {}
 food | cuisine food kind type style | food | with {} food / for {} food
-color | color colour shade | color | {} / in {} / to {}
+color | color colour shade | color | in {} / in {} / to {}
 unit | unit units scale | | in {} / in {} / in degrees {} / ({})
 mode | mode type by | | by {} / {} mode / in {} mode / ({})
 size | size | | in {} / size {} / in size {}
 length | length size | | {} / kept {}
-class | class type size | | {} class / type {}
 genre | genre type category | | {} / genre {}
 role | role type rights | | as {} / as an {} / with the role {}
 priority | priority importance level | | with {} priority / {} priority / priority {}
@@ -207,7 +206,6 @@ rate | rate tip percent | percent | with {} percent / at {}% / {} percent
 lang | language lang | tongue | in {} / in {}
 currency | currency unit | currency | in {} / in {}
 artist | artist singer band | person | by {} / by {} / from {}
-author | author writer by | person | by {} / by {} / written by {}
 episode | episode number nr | few | episode {} / number {}
 note | note reason text | title | for {} / with the note {}
 subject | subject title | title | with the subject {} / subject "{}"
@@ -215,32 +213,32 @@ km | distance km length | number | {} km / over {} km
 account | account account_id iban | code | {} / of {} / for account {}
 """
 
-# Services that people use: label | names | descriptions | arguments: key, `=other,names`, `:kind`, `?` if it is optional | results,
+# Services that people use: label, and words of other questions that the tool is for | names | descriptions | arguments: key, `=other,names`, `:kind`, `?` if it is optional | results,
 # and under it the intents, with `=>` what they imply; a line goes on where four spaces begin the next. Of one label only one is
 # offered; those of a section are near relatives.
 SERVICES = """
 # weather and places
-weather | get_weather weather current_weather fetchWeather lookup_weather | get the (current |)weather (in|of|for) a (city|place);
+weather rain warm cold snow hot | get_weather weather current_weather fetchWeather lookup_weather | get the (current |)weather (in|of|for) a (city|place);
     (current |)weather (report|conditions); how warm it is and if it rains | city unit:celsius|fahrenheit? | temperature:number
     condition:word
   what is the weather( like|) / how is the weather / is it (raining|snowing|warm|cold|windy|sunny|hot|foggy) / does it (rain|snow) /
     weather / do I need (an umbrella|a coat|a hat|sunglasses) / how (warm|cold|hot) is it / the (temperature|weather) / {city} weather
-forecast | get_forecast weather_forecast forecast getForecast | weather forecast for (some|the next) days; get the forecast (for|of) a
+forecast rain warm | get_forecast weather_forecast forecast getForecast | weather forecast for (some|the next) days; get the forecast (for|of) a
     (place|city); how the weather will be | city days:few? date? | forecast:word high:number
   the forecast / forecast / what will the weather be (like|) / the weather forecast / will it (rain|snow|be warm|be sunny) / weather
     forecast
 air | air_quality get_aqi pollution | (air quality|pollution) in a (city|place); how clean the air is | city | aqi:few level:word
   how (clean|bad|good) is the air / air quality / the air quality / is the air (clean|bad|ok)
-time | get_time current_time world_clock clock getLocalTime | (get|returns) the (current|local) time (in|of) a place; what time it is
+time late | get_time current_time world_clock clock getLocalTime | (get|returns) the (current|local) time (in|of) a place; what time it is
     somewhere | city=city,location,place,timezone | time:clock
   what time is it / what is the (local |)time / how late is it / the time / time / {city} time / is it (morning|night|late) (already|now)
 sun | sunrise_sunset get_sun_times sun | (sunrise|sunset) (times |)of a place; when the sun rises and sets | city date? |
     sunrise:clock sunset:clock
   when does the sun (rise|set) / sunrise / sunset / when is (sunset|sunrise) / when does it get (dark|light)
-population | get_population population count_people | (number of people|how many people) (who |)live in a place; population of a
+population people big large | get_population population count_people | (number of people|how many people) (who |)live in a place; population of a
     (city|place) | city | population:whole
   how many people live / population / the population / how (big|large) is {city} / how many (inhabitants|people) does {city} have
-distance | get_distance distance route how_far directions | (distance|the distance) between two (places|cities); how far it is from
+distance far way | get_distance distance route how_far directions | (distance|the distance) between two (places|cities); how far it is from
     one place to another | from to mode:walking|driving|train? | kilometers:number
   how far is it / the distance / distance / how do I get / how far is {to} from {from} / the way / how many (km|miles) is it / {from} to
     {to} distance / directions
@@ -257,18 +255,18 @@ reminder | add_reminder reminder set_reminder remind_me | (set|add|create) a rem
     task=text,task,what,message:task time date? | status:word
   remind me to {task} / (set|add|create) a reminder to {task} / remind me: {task} / don't let me forget to {task} / I must not forget to
     {task} / please remember to {task} / reminder: {task} / (add|set) a reminder: {task}
-event | create_event add_event add_to_calendar schedule newEvent | (add|create) (an event|an appointment|a calendar entry); put
+event plan | create_event add_event add_to_calendar schedule newEvent | (add|create) (an event|an appointment|a calendar entry); put
     something into the calendar | title date time? who=with,attendee,guest,person? place? | status:word
   (add|create|make|plan|schedule) an (event|appointment) / put {title} (into|in|on) (my|the) calendar / (new|add)
     (event|entry|appointment) / schedule {title} / I have {title} / (plan|add) {title} / block my calendar
-agenda | list_events get_calendar agenda show_schedule | (show|list|read) the (events|appointments) of a day; what is planned | date
+agenda what | list_events get_calendar agenda show_schedule | (show|list|read) the (events|appointments) of a day; what is planned | date
     who? | events:few next:title
   what (is|do I have) (planned|on|in my calendar) / (show|list) my (events|appointments|meetings) / am I (free|busy) / my
     (schedule|agenda|calendar) / do I have (a meeting|anything)
 stopwatch | start_stopwatch stopwatch measure_time | starts (a|the) stopwatch; measures time |  | status:word
   (start|run) (a|the) stopwatch / stopwatch / measure the time / time me
 # messages
-message | send_message message text_person sendSms sms whatsapp | send (a message|a text)( to a person| to somebody|); text somebody |
+message tell | send_message message text_person sendSms sms whatsapp | send (a message|a text)( to a person| to somebody|); text somebody |
     recipient text=text,message,body,content:message | status:word
   (text|message|tell) {recipient}( that|:) {text} / let {recipient} know( that|) {text} / send {recipient} (a message|a text)(:| saying|
     that) {text} / (send|write) a (message|text) to {recipient}(:| saying) {text} / (write|say) to {recipient}: {text} / tell {recipient}
@@ -280,7 +278,7 @@ mail | send_email email sendMail mail compose_email | send (an email|a mail); wr
 call | call_person phone_call make_call dial | (call|phone) (a person|somebody|a contact); makes a phone call | who | status:word
   (call|phone|ring|dial) {who} / (get|put) {who} on the phone / I (want|need) to (talk to|speak to|call) {who} / make a call to {who} /
     give {who} a (call|ring)
-contact | get_contact find_number phone_book lookup_phone | (find|look up|get) the (phone number|contact) of (a person|somebody) | who
+contact number | get_contact find_number phone_book lookup_phone | (find|look up|get) the (phone number|contact) of (a person|somebody) | who
     | phone:whole
   the (phone |)number / {who}'s (phone |)number / what is {who}'s number / how can I reach {who} / (find|look up) the (phone |)number /
     number
@@ -293,42 +291,42 @@ read_mail | read_messages inbox check_mail unread | (read|show|list) (new|unread
   (do I have|are there|show me) (new|any|unread|the last) (messages|mails|emails) / (read|check|show) my (messages|mail|inbox|emails) /
     did {who} (write|send me something|answer) / what did {who} write
 # knowledge and words
-search | search web_search lookup find google searchInternet | search the (web|internet); (look something up|find information)(
+search what about how why who find | search web_search lookup find google searchInternet | search the (web|internet); (look something up|find information)(
     online|) | topic | result:text
   (search|google|look) / search the (web|internet) / (search for|look up|google) {topic} / find (something|information|articles) / what
     can you find / google {topic} / I want to (know|read|learn) something
-define | define dictionary define_word get_definition | (look up|find) (a word|the meaning of a word); definition of a word |
+define what mean | define dictionary define_word get_definition | (look up|find) (a word|the meaning of a word); definition of a word |
     word=word,term,text:text lang:tongue? | definition:text
   what does {word} mean / define {word} / the (meaning|definition) of {word} / look up the word {word} / what is the meaning of {word} /
     meaning of {word} / what is a {word}
-translate | translate translate_text translator | translate (a text|text|words)( into a language|) |
+translate say what | translate translate_text translator | translate (a text|text|words)( into a language|) |
     text=text,sentence,phrase,input:message tongue | translation:text
   translate {text} {tongue} / translate "{text}" {tongue} / how do you say {text} {tongue} / (put|say) "{text}" {tongue} / what is
     {text} {tongue} / {text} {tongue} / how do I say "{text}" {tongue} / translate {tongue}: {text}
-spell | spell_check check_spelling spelling | checks (how a word is spelled|spelling) | word=word,text:text | correct:text
+spell write | spell_check check_spelling spelling | checks (how a word is spelled|spelling) | word=word,text:text | correct:text
   how do you (spell|write) {word} / is {word} spelled right / spell {word} / check the spelling of {word} / is "{word}" correct
-news | get_news news headlines latest_news | (get|latest|current) news( about a topic|); headlines | topic limit=limit,count,n:few? |
+news happen new | get_news news headlines latest_news | (get|latest|current) news( about a topic|); headlines | topic limit=limit,count,n:few? |
     headline:text
   the (news|latest news|headlines) / news / what (is new|happened|is going on) / (any|is there) news / the last {limit} (news|headlines)
-summary | summarize summarize_file shorten | (summarize|shorten) (a text|a file|a document) | file length:short|medium|long? |
+summary what | summarize summarize_file shorten | (summarize|shorten) (a text|a file|a document) | file length:short|medium|long? |
     summary:text
   (summarize|sum up|shorten) {file} / (give me|write|make) a {length} summary of {file} / what (is in|does) {file}( say|) / a {length}
     summary of {file}
-wiki | get_article wikipedia encyclopedia read_about | (get|read) an article( of an encyclopedia|); who or what something is | topic |
+wiki what who about explain | get_article wikipedia encyclopedia read_about | (get|read) an article( of an encyclopedia|); who or what something is | topic |
     article:text
   who (is|was) {topic} / what (is|are|was) {topic} / tell me (something |more |)about {topic} / (the|an|read the) article about {topic}
     / explain {topic}
 # money and shopping
-price | get_price stock_price price_of get_stock_price getQuote | (current |get the |)price of (a thing|something|a product|a stock) |
+price much cost | get_price stock_price price_of get_stock_price getQuote | (current |get the |)price of (a thing|something|a product|a stock) |
     item=item,name,product,symbol currency? | price:number
   what does {item} cost / how much (is|does) {item}( cost|) / price / the price / {item} price / how (expensive|cheap) is {item} / what
     do I pay for {item}
-convert_money | convert_currency exchange currency_converter convertMoney | convert (money|an amount) (from one currency to
+convert_money much many | convert_currency exchange currency_converter convertMoney | convert (money|an amount) (from one currency to
     another|between currencies); currency converter | amount from=from,source,base:currency to=to,target:currency | result:number
   (convert|change|exchange|turn) {amount} {from} (to|into|in) {to} / (how much|how many {to}) (is|are) {amount} {from}( in {to}|) /
     {amount} {from} (in|to) {to} / what (is|are) {amount} {from} in {to} / how many {to} do I get for {amount} {from} / {amount} {from}
     {to} / I have {amount} {from}, (how much is it in|I want) {to}
-convert_unit | convert_units unit_converter convertUnit | convert (a value|a measurement) (from one unit to another|between units) |
+convert_unit many | convert_units unit_converter convertUnit | convert (a value|a measurement) (from one unit to another|between units) |
     amount=value,amount,number from=from,from_unit,source:measure to=to,to_unit,target:measure | result:number
   (convert|turn|change) {amount} {from} (to|into) {to} / how many {to} (are|is) {amount} {from} / {amount} {from} in {to} / what
     (is|are) {amount} {from} in {to} / {amount} {from} to {to}
@@ -340,7 +338,7 @@ balance | get_balance account_balance bank | (balance|state) of (an account|a ba
     balance:number
   (the|my) balance / how much money (do I have|is on my account) / balance of account {account} / account {account} balance / what is
     (left|on) my account
-order | order_item buy purchase place_order | (order|buy) (a product|something); puts an order | item count? color? | order:code
+order want need | order_item buy purchase place_order | (order|buy) (a product|something); puts an order | item count? color? | order:code
     status:word
   (order|buy|get) {count} {item} / (order|buy|get me|I'd like|I want) (a|the|some) {item} / (order|buy) {item} / I (need|want) {count}
     of the {item}
@@ -389,7 +387,7 @@ volume | set_volume volume change_volume sound | (set|change) the (volume|sound)
     volume:percent
   (set|turn|change|put) the (volume|sound|music) {level} / volume {level} / make it {level} / turn (it|the music) (up|down) {level} /
     {level} percent volume
-movie | find_movie search_movies movies cinema | (find|search) (films|movies)( in the cinema|); what is on in the cinema | city?
+movie film | find_movie search_movies movies cinema | (find|search) (films|movies)( in the cinema|); what is on in the cinema | city?
     genre:comedy|drama|action|horror? date? | movie:title
   (what|which) (movies|films) are (on|there|shown) / (find|show) (a|me a) {genre} (movie|film) / what is on in the cinema / movies / a
     {genre} movie
@@ -399,10 +397,6 @@ photo | take_photo camera make_picture | (takes|makes) a (photo|picture); uses t
 podcast | play_podcast podcast start_episode | (play|start)s a (podcast|episode) | title episode=episode,number,nr:few? | status:word
   (play|start) the podcast {title} / play episode {episode} of {title} / (start|play) the (show|podcast) / the podcast {title}, episode
     {episode}
-book | find_book books library search_books | (find|search) (a book|books)( in the library|) | title? author=author,writer,by:person?
-    | book:title
-  (find|search|look for) (a book|books) / do you have (a book|books|the book {title}) / (find|show) me books by {author} / books by
-    {author} / the book {title}
 # travel and eating
 flight | book_flight find_flights search_flights flights | (book|find|search) (a flight|flights)( between two cities|) | from to date?
     count=passengers,seats,people? | flight:code price:number
@@ -420,11 +414,11 @@ hotel | search_hotels hotels find_hotel stay | (find|search) (a hotel|hotels|a p
     breakfast:boolean? | hotel:title price:number
   (find|search|show me|I need) (a hotel|hotels|a place to sleep) / hotel / where can I sleep / a hotel with breakfast => breakfast=true
     / a hotel without breakfast => breakfast=false / (a |)(bed|room)
-eat | find_restaurant restaurants search_restaurants places_to_eat | (find|search) restaurants( in a city|); places to eat | city food
+eat where | find_restaurant restaurants search_restaurants places_to_eat | (find|search) restaurants( in a city|); places to eat | city food
     limit? | name:title rating:number
   (find|show|recommend) (me |)(a|some|any) {food} (restaurant|place) / where can I eat {food}( food|) / {food} food / (is there|are
     there) good {food} (food|restaurants) / (a|any) {food} (restaurant|place) / I (want|like|feel like) {food} food / {food} {city}
-recipe | get_recipe recipes find_recipe cook | (find|get|show) a recipe; how to cook a dish | dish=dish,name,food,query:thing
+recipe how | get_recipe recipes find_recipe cook | (find|get|show) a recipe; how to cook a dish | dish=dish,name,food,query:thing
     count=servings,people,persons? | recipe:text minutes:few
   (how do I|how to) (cook|make|bake) {dish} / (a|the|find a|find me a) recipe (for|of) {dish} / {dish} recipe / recipe for {dish} / I
     want to (cook|make|bake) {dish}
@@ -432,18 +426,15 @@ ticket | buy_ticket get_tickets tickets | (buy|get) (a ticket|tickets)( for an e
     code:code price:number
   (buy|get|book) {count} tickets (for|to) {event} / {count} tickets to {event} / I (want|need) {count} tickets for {event} / (buy|get) a
     ticket (for|to) {event}
-car | rent_car car_rental hire_car | (rent|hire) a car | city days? class=class,type,size:small|medium|large|suv? date? | car:code
-    price:number
-  (rent|hire|get me) a car / I (need|want) (to rent |)a {class} car / (a |){class} car / rent a {class} car / car rental
 # lists and files
-list_add | add_to_list shopping_list add_item | (add|put) (an item|something) (to|on) (a|the) (shopping |)list | item count? | items:few
+list_add need | add_to_list shopping_list add_item | (add|put) (an item|something) (to|on) (a|the) (shopping |)list | item count? | items:few
   (add|put) {item} (to|on) (my|the) (shopping |)list / we need {item} / (add|put) {count} {item} on the list / {item} on the list / I am
     out of {item}
-todo | add_task todo new_task create_task | (add|create) a (task|todo); what is to do | task=task,text,title:task
+todo should must | add_task todo new_task create_task | (add|create) a (task|todo); what is to do | task=task,text,title:task
     date=due,deadline,date? priority:low|medium|high? | id:few
   (add|create|new|make) (a |)(task|todo): {task} / I (must|have to|need to|should) {task} / add the task (to |){task} / todo: {task} /
     (put|note) on my todo list: {task}
-note | save_note take_note write_note create_note | (save|write|take) a note; writes something down | text=text,content,note:message
+note write | save_note take_note write_note create_note | (save|write|take) a note; writes something down | text=text,content,note:message
     title? | status:word
   note( down|)(:| that) {text} / (save|make|take|write) a note(:| that says| that) {text} / write down( that|:) {text} / (new|add a)
     note: {text}
@@ -455,7 +446,7 @@ copy_file | copy_file duplicate cp_file move_file | (copies|moves) a file to ano
     to=to,target,dest:file | status:word
   (copy|move) {from} to {to} / (copy|move) the file {from} (to|into) {to} / cp {from} {to} / make a copy of {from} (called|named) {to} /
     {from} should (go|be copied) to {to}
-user | get_user find_user user_info getAccount | (get|look up) (a user|an account)( by id|); information about a user | user_id |
+user who | get_user find_user user_info getAccount | (get|look up) (a user|an account)( by id|); information about a user | user_id |
     name:person email:email
   (who is|find|show|look up|get) user / information about user / account / what do we know about user / user / the account
 new_user | create_user add_user register sign_up | (create|add|register)s a user( account|) | who=name,username,user age:few?
@@ -497,9 +488,6 @@ tip | calculate_tip tip split_bill | (calculate|get) (a|the) tip; divides a bill
     rate=percent,tip,rate:percent? count? | tip:number
   the tip {amount} / how much (do I|should I|to) tip {amount} / tip for a bill of {amount} / (split|divide) {amount} for {count} people
     / {rate} percent tip on {amount} / the bill is {amount}
-bmi | body_mass bmi calculate_bmi | body mass index from weight and height | w=weight,kg,mass:number h=height,cm,size:whole | bmi:number
-  (what is my|my|calculate my|calculate the) bmi, (I weigh|weight) {w}( kg|) and (I am|height) {h}( cm|)( tall|) / I am {h} cm (tall
-    |)and weigh {w} kg / bmi for {w} kg, {h} cm / {w} kg and {h} cm
 log | log_workout track_exercise add_run log_activity | (log|save|record)s (a workout|sport|exercise) |
     sport=activity,sport,type:running|swimming|cycling|yoga minutes km=distance,km:number? | total:number
   (log|save|add|record|note) {minutes} minutes of {sport} / I (did|went) {sport} / {sport}, {km} km / (log|add) {km} km of {sport} /
@@ -593,12 +581,12 @@ def services() -> list[Tool]:
                     dict(pair.split(":") for pair in results.split()),
                     forms={key: forms for key, _, forms, _ in slots},
                     optional={key for key, _, _, optional in slots if optional},
-                    label=label,
+                    label=label.split()[0],
                     section=section,
                 )
             )
-            own = " ".join([label, names, "sum" * (section == "sums")]).lower()
-            tools[-1].topic = " ".join(word for word in re.split(r"[^\w]|_", own) if len(word) > 2 - words.chinese(word) and word not in COMMON)
+            own = [word for word in re.split(r"\W|_", names.lower()) if len(word) > 2 and word not in COMMON]
+            tools[-1].topic = " ".join([*label.split(), *own, "sum" * (section == "sums")])
     return tools
 
 

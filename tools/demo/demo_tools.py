@@ -115,6 +115,10 @@ OPENING_ZH = wording("请", "麻烦", "帮我", "请帮我", "能不能", "你�
 CLOSING_ZH = wording("，谢谢", "，好吗", "吧", "，快点", "，麻烦了", "，我很急", "，拜托", "，可以吗", "，我在等")
 
 
+# Kinds that one can't tell from each other by their looks; all that are not listed look alike.
+LOOKS = {kind: "number" for kind in "few whole number percent minutes".split()} | {kind: kind for kind in "clock date email file code phone".split()}
+
+
 def compose(rng: random.Random, tool: Tool) -> tuple[str, dict[str, str]]:
     """(a sentence for one of the tool's intents, with `{key}` where values stand; the values that it only implies)"""
     text, *given = rng.choice(tool.questions).split(" => ")
@@ -136,19 +140,20 @@ def compose(rng: random.Random, tool: Tool) -> tuple[str, dict[str, str]]:
         text = " ".join(word for word in text.split() if word not in SMALL) or text
     elif noun_phrase and rng.random() < 0.8:
         text = f"{choose(rng, SHOW)} {text}"
-    elif not asks and not noun_phrase and text.split()[0] not in ("I", "we") and rng.random() < 0.3:
+    elif text.split()[0] in words.english("verb") and rng.random() < 0.3:
         text = f"{choose(rng, BEFORE)} {text}"
         asks = text.split()[0] in ASKING
     phrases, tail = [], ""
     for key in said:
-        form = "{}" if terse and rng.random() < 0.7 else rng.choice(tool.forms[key])
-        phrase = form.replace("{}", f"{{{key}}}")
+        alike = [other for other in kinds if other != key and LOOKS.get(kinds[other]) == LOOKS.get(kinds[key])]
+        others = {form for other in alike for form in tool.forms.get(other, ["{}"])}  # "for Ann" could be any of two people
+        form = "{}" if terse and not alike and rng.random() < 0.7 else rng.choice([form for form in tool.forms[key] if form not in others] or tool.forms[key])
         if '"' in form or kinds[key] not in FREE:
-            phrases.append(phrase)
+            phrases.append(form.replace("{}", f"{{{key}}}"))
         elif not tail and not free(text):  # a value of any words stands last, or in quotes
-            tail = " " + phrase
+            tail = " " + form.replace("{}", f"{{{key}}}")
         else:
-            phrases.append(f'"{{{key}}}"')
+            phrases.append(form.replace("{}", f'"{{{key}}}"'))
     end = re.search(r"(:| to| that| saying|:? that says|) \{(\w+)\}$", text)
     if end and kinds[end[2]] in FREE:
         if end[1] and rng.random() < 0.5:  # remind me - at five - to ...
@@ -257,7 +262,7 @@ def offers_of(rng: random.Random, tools: list[Tool], invented: float) -> list[Of
     """One to four tools; the first is the one that is asked for."""
     draw = lambda: random_tool(rng, zh=rng.random() < 0.12) if rng.random() < invented else rng.choice(tools)  # noqa: E731
     chosen = [draw()]
-    for _ in range(rng.choice([0, 0, 0, 0, 1, 1, 1, 2, 2, 3])):
+    for _ in range(rng.choice([0, 0, 0, 0, 0, 1, 1, 1, 2, 3])):
         other = relative(rng, chosen[0]) if chosen[0].label and rng.random() < 0.5 else random_tool(rng) if rng.random() < 0.4 else rng.choice(tools)
         if not any(
             other.label == one.label if other.label and one.label else set(other.topic.split()) & set(one.topic.split()) for one in chosen

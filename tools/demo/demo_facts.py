@@ -104,22 +104,9 @@ def yes_no(rng: random.Random, book: Book, lang: str) -> Turn:
         asked = v[0].split()[-1]
     question = ask(rng, book, f"yes_{attribute}{lang}", c=country_name(rng, country, zh), v=asked, j=ADJECTIVES.get(v[0], ""))
     value, says = facts_of(country, zh)[attribute]
-    answer = (
-        ("是的，" if right else "不，") + says
-        if zh
-        else ("Yes, " if right else "No, ") + (says if says.startswith(country.name[0]) else lower_start(says))
-    )
-    return Turn(
-        "facts",
-        question,
-        answer,
-        f"{country.name[zh]}: {value}. {asked}?",
-        [("是的，" if right else "不，") if zh else "Yes," if right else "No,"],
-    )
-
-
-def lower_start(text: str) -> str:
-    return text[0].lower() + text[1:] if text.startswith(("The ", "People ")) else text
+    # The fact comes first: yes or no is then a matter of comparing.
+    so = ("，所以是的。" if right else "，所以不是。") if zh else (", so yes." if right else ", so no.")
+    return Turn("facts", question, says[:-1] + so, f"{country.name[zh]}: {value}. {asked}?", [value + so])
 
 
 def countries_in(rng: random.Random, book: Book, lang: str) -> Turn:

@@ -191,10 +191,16 @@ QUESTIONS: dict[str, list[str]] = {
         "{b} less than {a}", "{a} − {b}", "{a} without {b}(, how much is it|)?", "{a} reduced by {b}?", "{a} less {b} (is|makes)?",
         "Count {b} (down|back) from {a}.", "What (remains|is left) of {a} (after|when I take away) {b}?",
         "How much is left (of {a} |)(when|if) {b} (is taken|are taken|goes away) from {a}?", "How much (more|larger) is {a} than {b}?",
-        "Begin (with|at) {a} and take away {b}.", "What (number|result) (is|comes from) {a} - {b}?", "{a} - {b} equals (what|how much)?"],
+        "Begin (with|at) {a} and take away {b}.", "What (number|result) (is|comes from) {a} - {b}?", "{a} - {b} equals (what|how much)?",
+        "Start with {a} and (take {b} away|take away {b}|remove {b}|lose {b}|go {b} down).", "(What is |What's |){b} less than {a}?",
+        "{a}, (take away|minus|less|remove|drop) {b}?", "From {a} (remove|cut|drop|deduct|I take) {b}.", "How (far|much) is it from {b} to {a}?",
+        "{b} (off|out of|away from) {a}?", "(Lower|Reduce|Cut) {a} by {b}.", "{a} but {b} (less|fewer|smaller)?",
+        "(What|How much) do I get if I take {b} from {a}?", "How much less is {b} than {a}?", "{b} (taken|subtracted) from {a}?",
+        "(I have|We had) {a} and (spend|lose|use) {b}, (what|how much) is left?", "Go back {b} from {a}.", "What must I add to {b} to get {a}?"],
     "subtract_zh": [
         "{a}( |)(减|减去|-|－)( |){b}(等于多少|是多少|等于几|=|等于|是几|得多少|)？", "(计算|算一下|请算|算算|求){a}( |)(减|-)( |){b}。", "{a}(和|与){b}的差(是多少|等于多少|是几)？",
-        "从{a}(减去|减掉){b}(等于多少|是多少|还剩多少)？", "{a}去掉{b}(还剩多少|是多少|剩几)？", "{a}比{b}(多|大)多少？", "{a}少{b}是多少？", "把{a}减去{b}。"],
+        "从{a}(减去|减掉){b}(等于多少|是多少|还剩多少)？", "{a}去掉{b}(还剩多少|是多少|剩几)？", "{a}比{b}(多|大)多少？", "{a}少{b}是多少？", "把{a}减去{b}。",
+        "比{a}少{b}的数是(多少|几)？", "{a}拿走{b}(剩多少|还有多少|剩几)？", "{a}里(去掉|拿掉|扣掉){b}。", "{a}扣{b}(是多少|等于几|)？", "{b}加几等于{a}？"],
     "tale_add": [
         "I have {a} {n}(,| and) (I |)(get|buy|find|receive|am given) {b} (more|more {n}|others). How many( {n}|) (do I have|ha"
         "ve I got|are there|now)( now|)?",
@@ -222,7 +228,13 @@ QUESTIONS: dict[str, list[str]] = {
         "Of {a} {n}, {b} are (gone|broken|sold). How many are (left|fine)?",
         "{x} (owns|keeps) {a} {n} and {y} takes {b}. How many (are left|remain|does {x} still have)?",
         "{a} {n} are here. {b} (leave|disappear|are sold). How many (now|are left|stay)?",
-        "First {a} {n}, then {b} are gone: how many (are left|remain)?", "Out of {a} {n} I (used|gave away|lost) {b}. How many (are left|remain)?"],
+        "First {a} {n}, then {b} are gone: how many (are left|remain)?", "Out of {a} {n} I (used|gave away|lost) {b}. How many (are left|remain)?",
+        "(Start with|Take) {a} {n}, (take away|remove|throw away) {b}(:|,) how many (are left|remain|stay)?",
+        "{x} (starts|started) with {a} {n} and (loses|uses|lost|used) {b}. (How many are left|What is left|How many remain)?",
+        "{a} {n}, {b} (fly away|run off|melt|fall down|go home). How many (are left|stay|remain)?",
+        "There were {a} {n}. {b} (left|were eaten|were stolen|broke). How many (are|were) left?",
+        "I need {a} {n} and have {b}. How many (more do I need|are missing)?", "{x} has {a} {n}, {y} has {b} fewer. How many has {y}?",
+        "{b} of my {a} {n} are (gone|lost|broken), how many (are left|remain|are still good)?"],
     "tale_subtract_zh": [
         "我有{a}个{n}，(吃了|丢了|送了|卖了|给了朋友|用了){b}个，(还|现在|)(剩|有|剩下)(多少个|几个)(|{n})？", "{x}有{a}个{n}，(丢了|吃了|卖了){b}个，还(剩|有)(多少|几)个？",
         "(桌上|盒子里|家里)有{a}个{n}，(拿走|拿出|坏了){b}个，还(剩|有)多少个？", "原来有{a}个{n}，后来少了{b}个，还(有|剩)(多少|几)个？", "{x}有{a}个{n}，给了{y}{b}个，还(有|剩)(多少|几)个？"],

@@ -135,6 +135,7 @@ def mistyped(rng: random.Random, word: str) -> str:
 
 
 def with_typo(rng: random.Random, template: str) -> str:
+    """A typing error in one of the words of more than three letters."""
     words = template.split(" ")
     long = [i for i, word in enumerate(words) if len(word) > 3 and word.strip("?.,!:").isascii() and word.strip("?.,!:").isalpha()]
     if long:
@@ -208,15 +209,17 @@ def typed(
             template = with_typo(rng, template)
     template = with_marks(rng, template)
     kind = rng.random()
-    change = str.lower if kind < 0.12 else str.upper if kind < 0.16 else str.title if kind < 0.18 and "'" not in template else None
+    change = str.lower if kind < 0.12 else str.upper if kind < 0.18 else str.title if kind < 0.2 and "'" not in template else None
     if change:
         template = re.sub(r"[^{}]+|\{\w+\}", lambda part: part[0] if part[0].startswith("{") else change(part[0]), template)
         if cased:
             fill = {name: change(value) for name, value in fill.items()}
     elif rng.random() < 0.06 and template[0] != "{":
         template = template[0].lower() + template[1:]
-    if not copied and rng.random() < 0.08:
-        name = rng.choice(list(fill)) if fill else ""
-        if len(fill.get(name, "")) > 4 and fill[name].isascii() and fill[name].isalpha():
-            fill = fill | {name: mistyped(rng, fill[name])}
+    if not copied and rng.random() < 0.14:
+        present = [name for name in re.findall(r"\{(\w+)\}", template) if fill[name].isascii()]
+        if present:
+            name = rng.choice(present)
+            wrong = rng.choice([str.upper, str.lower, lambda value: with_typo(rng, value), lambda value: with_typo(rng, value)])
+            fill = fill | {name: wrong(fill[name])}
     return re.sub(r"\{(\w+)\}", lambda part: fill[part[1]], template), fill

@@ -91,7 +91,14 @@ def date_value(rng: random.Random) -> str:
 
 def clock_value(rng: random.Random) -> str:
     hour = in_words(rng.randint(1, 12), False)
-    spoken = [f"half past {hour}", f"quarter {rng.choice(['past', 'to'])} {hour}", "noon", "midnight", f"{hour} o'clock", str(rng.randint(1, 12))]
+    spoken = [
+        f"half past {hour}",
+        f"quarter {rng.choice(['past', 'to'])} {hour}",
+        "noon",
+        "midnight",
+        f"{hour} o'clock",
+        str(rng.randint(1, 12)),
+    ]
     return rng.choice(spoken) if rng.random() < 0.2 else words.clock(rng)
 
 
@@ -125,8 +132,14 @@ KINDS: dict[str, tuple[str, Callable[[random.Random], str]]] = {
     "place": ("string", wording("{c}", "{m} Street", "the {n}", "{n} Square", "{c} {n}", "{d}{d} {x} Road", "{x}")),
     "email": ("string", lambda r: f"{words.invented(r)}@{words.noun(r)}.{r.choice(['com', 'org', 'net', 'de'])}".replace(" ", "")),
     "phone": ("string", lambda r: r.choice(["555-{}", "0{}", "{}"]).format(r.randrange(10**4, 10**7))),
-    "file": ("string", lambda r: f"{r.choice([words.noun, words.invented])(r)}.{r.choice(['txt', 'pdf', 'csv', 'py', 'jpg'])}".replace(" ", "")),
-    "tongue": ("string", one_of("French German Spanish English Chinese Latin Japanese Italian Russian Dutch Greek Polish Korean Arabic Turkish")),
+    "file": (
+        "string",
+        lambda r: f"{r.choice([words.noun, words.invented])(r)}.{r.choice(['txt', 'pdf', 'csv', 'py', 'jpg'])}".replace(" ", ""),
+    ),
+    "tongue": (
+        "string",
+        one_of("French German Spanish English Chinese Latin Japanese Italian Russian Dutch Greek Polish Korean Arabic Turkish"),
+    ),
     "currency": ("string", one_of("euros dollars pounds yen USD EUR GBP JPY CHF francs pesos rupees yuan euro dollar CNY")),
     "food": ("string", one_of("Italian Chinese Thai Indian Greek Mexican French vegan Japanese pizza sushi burger cheap noodle")),
     "color": ("string", one_of("red blue green yellow white purple orange pink warm_white cold_white turquoise")),
@@ -134,15 +147,29 @@ KINDS: dict[str, tuple[str, Callable[[random.Random], str]]] = {
     "switch": ("on|off", lambda r: r.choice(["on", "off"])),
     "lock": ("lock|unlock", lambda r: r.choice(["lock", "unlock"])),
     "unit": ("celsius|fahrenheit", lambda r: ""),
-    "room": ("string", lambda r: r.choice(["kitchen", "bedroom", "living room", "bathroom", "garage", "hall", "office", "garden", words.noun(r)])),
+    "room": (
+        "string",
+        lambda r: r.choice(["kitchen", "bedroom", "living room", "bathroom", "garage", "hall", "office", "garden", words.noun(r)]),
+    ),
     "tongue_zh": ("string", one_of("英语 法语 德语 日语 西班牙语 俄语 意大利语")),
     "city_zh": ("string", words.chinese_city),
     "person_zh": ("string", words.chinese_name),
     "money_zh": ("string", one_of("美元 欧元 日元 英镑 人民币 韩元 卢布")),
     "noun_zh": ("string", lambda r: r.choice(words.chinese_nouns())),
-    "clock_zh": ("string", lambda r: r.choice([f"{r.randrange(24)}:{r.randrange(60):02}", f"{r.randint(1, 12)}点", f"早上{r.randint(5, 11)}点"])),
-    "date_zh": ("string", lambda r: r.choice(["明天", "后天", "今天", "周六", "星期一", "下周三", f"{r.randint(1, 12)}月{r.randint(1, 28)}日"])),
-    "message_zh": ("string", lambda r: choose(r, "(我晚点到|我到家了|生日快乐|{n}准备好了|带上{n}|在{n}见|别忘了{n}|我找到{n}了)").replace("{n}", r.choice(words.chinese_nouns()))),
+    "clock_zh": (
+        "string",
+        lambda r: r.choice([f"{r.randrange(24)}:{r.randrange(60):02}", f"{r.randint(1, 12)}点", f"早上{r.randint(5, 11)}点"]),
+    ),
+    "date_zh": (
+        "string",
+        lambda r: r.choice(["明天", "后天", "今天", "周六", "星期一", "下周三", f"{r.randint(1, 12)}月{r.randint(1, 28)}日"]),
+    ),
+    "message_zh": (
+        "string",
+        lambda r: choose(r, "(我晚点到|我到家了|生日快乐|{n}准备好了|带上{n}|在{n}见|别忘了{n}|我找到{n}了)").replace(
+            "{n}", r.choice(words.chinese_nouns())
+        ),
+    ),
 }
 FREE = {"text", "query", "title", "message", "task", "message_zh"}  # may be any words: nothing stands behind such a value unmarked
 
@@ -323,7 +350,7 @@ price much cost | get_price stock_price price_of get_stock_price getQuote | (cur
     do I pay for {item}
 convert_money much many | convert_currency exchange currency_converter convertMoney | convert (money|an amount) (from one currency to
     another|between currencies); currency converter | amount from=from,source,base:currency to=to,target:currency | result:number
-  (convert|change|exchange|turn) {amount} {from} (to|into|in) {to} / (how much|how many {to}) (is|are) {amount} {from}( in {to}|) /
+  (convert|change|exchange|turn) {amount} {from} (to|into|in) {to} / how much (is|are) {amount} {from} in {to} /
     {amount} {from} (in|to) {to} / what (is|are) {amount} {from} in {to} / how many {to} do I get for {amount} {from} / {amount} {from}
     {to} / I have {amount} {from}, (how much is it in|I want) {to}
 convert_unit many | convert_units unit_converter convertUnit | convert (a value|a measurement) (from one unit to another|between units) |
@@ -544,7 +571,9 @@ vote | rate_item rate vote give_stars | (rates|gives stars to) (a thing|an item|
 """
 
 
-COMMON = set("get set add find list make do new of to number numbers take save start show open who people person item file name how me".split())
+COMMON = set(
+    "get set add find list make do new of to number numbers take save start show open who people person item file name how me".split()
+)
 STANDING = {
     key: (names, kind, forms.split(" / ")) for key, names, kind, forms in (re.split(r" *\| *", line) for line in SLOTS.strip().splitlines())
 }

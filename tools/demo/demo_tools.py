@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 import demo_words as words
-from demo_toolbox import FREE, KINDS, STANDING, TOOLS, Tool, number_value, text_value, wording
+from demo_toolbox import FREE, KINDS, STANDING, TOOLS, Tool, date_value, number_value, text_value, wording
 from demo_turns import plural
 from demo_typing import choose, typed
 
@@ -20,7 +20,13 @@ from demo_typing import choose, typed
 # ---------------------------------------------------------------------------------------------------------------------
 
 NAMES = "{v}_{n} {v}_{n} {v}_{n} get_{n} get_{n} find_{n} {n}_{v} {n} {n}_service {n}_{o}".split()
-DESCRIPTIONS = ["{v} (a|the) {n}", "{v}s {n}", "(get|find|look up|returns) the {n}", "{n} (service|search|control)", "the {n} of (a|the) {o}"]
+DESCRIPTIONS = [
+    "{v} (a|the) {n}",
+    "{v}s {n}",
+    "(get|find|look up|returns) the {n}",
+    "{n} (service|search|control)",
+    "the {n} of (a|the) {o}",
+]
 INTENTS = [
     "{v} (a|the|my|me a|) {thing}",
     "{v} (a|the|my|me a|) {thing}",
@@ -33,7 +39,16 @@ INTENTS = [
     "how {a} is the {thing}",
     "{thing}",
 ]
-NAMED = ["with {name} {}", "and {name} {}", "{name}: {}", "{name} {}", "{name}={}", "where the {name} is {}", "the {name} is {}", "at {name} {}"]
+NAMED = [
+    "with {name} {}",
+    "and {name} {}",
+    "{name}: {}",
+    "{name} {}",
+    "{name}={}",
+    "where the {name} is {}",
+    "the {name} is {}",
+    "at {name} {}",
+]
 VALUES = "city person text title number whole code clock date enum thing email file color few place".split()
 GENERAL = "city city from to place who recipient time time until date date title topic id user_id count days minutes limit email level tongue".split()
 ZH_INTENTS = ["(查|查一下|看看|告诉我|我想知道)(我的|){thing}", "{thing}(是什么|怎么样|是多少|在哪里|呢)", "有{thing}吗", "{v}(一下|一个|){thing}", "{thing}", "我(要|想){v}{thing}"]  # fmt: skip
@@ -42,7 +57,9 @@ ZH_GENERAL = {"city": "city location place 城市 地点", "person": "name perso
 
 def random_tool(rng: random.Random, verb: str = "", noun: str = "", zh: bool = False) -> Tool:
     """A service for a random thing: only the schema says which words of a sentence are values."""
-    thing_word = (lambda: rng.choice(words.chinese_nouns())) if zh else (lambda: words.noun(rng) if rng.random() < 0.85 else words.invented(rng))
+    thing_word = (
+        (lambda: rng.choice(words.chinese_nouns())) if zh else (lambda: words.noun(rng) if rng.random() < 0.85 else words.invented(rng))
+    )
     noun = noun or thing_word()
     verb = verb or (rng.choice("查询 获取 预订 购买 打开 设置 发送 计算 寻找".split()) if zh else rng.choice(words.english("verb")))
     fixed = {"v": verb, "n": noun, "o": thing_word(), "a": rng.choice(words.english("adjective"))}
@@ -76,7 +93,8 @@ def random_tool(rng: random.Random, verb: str = "", noun: str = "", zh: bool = F
         rng.choice(NAMES).format(**name).replace(" ", "_"),
         [rng.choice(["{v}{n}", "{v}一个{n}", "{n}{v}"]).format(**fixed) if zh else fill(rng.choice(DESCRIPTIONS))],
         arguments,
-        [fill(rng.choice(intents)) for _ in range(2)] + ([f"{{0}}'s {thing}"] if "0" in arguments and not zh and rng.random() < 0.3 else []),
+        [fill(rng.choice(intents)) for _ in range(2)]
+        + [f"{{0}}'s {thing}", f"{verb} {{0}}"] * ("0" in arguments and rng.random() < 0.2 and not zh),
         {words.noun(rng): rng.choice(["number", "text", "word", "clock", "person"]) for _ in range(rng.choice([1, 1, 2]))},
         noun,
         forms or {"": []},
@@ -111,12 +129,30 @@ CLOSING = wording(
     "I forgot", "don't {v} it", "and don't wait", "I have a {n} to {v}", "if you don't mind", "and be quick", "then I {v} the {n}",
 )  # fmt: skip
 HERE_AND_NOW = ["now", "right now", "today", "tonight", "at the moment", "currently", "this evening", "later", "tomorrow", "this week"]
-OPENING_ZH = wording("请", "麻烦", "帮我", "请帮我", "能不能", "你好，", "我要早起，", "我赶时间，", "我有点累，", "对了，", "那个，", "我想问，", "快，", "老师，", "我在忙，")
+OPENING_ZH = wording(
+    "请",
+    "麻烦",
+    "帮我",
+    "请帮我",
+    "能不能",
+    "你好，",
+    "我要早起，",
+    "我赶时间，",
+    "我有点累，",
+    "对了，",
+    "那个，",
+    "我想问，",
+    "快，",
+    "老师，",
+    "我在忙，",
+)
 CLOSING_ZH = wording("，谢谢", "，好吗", "吧", "，快点", "，麻烦了", "，我很急", "，拜托", "，可以吗", "，我在等")
 
 
 # Kinds that one can't tell from each other by their looks; all that are not listed look alike.
-LOOKS = {kind: "number" for kind in "few whole number percent minutes".split()} | {kind: kind for kind in "clock date email file code phone".split()}
+LOOKS = {kind: "number" for kind in "few whole number percent minutes".split()} | {
+    kind: kind for kind in "clock date email file code phone".split()
+}
 
 
 def compose(rng: random.Random, tool: Tool) -> tuple[str, dict[str, str]]:
@@ -125,7 +161,9 @@ def compose(rng: random.Random, tool: Tool) -> tuple[str, dict[str, str]]:
     implied = dict(re.findall(r"(\w+)=(.+?)(?= \w+=|$)", given[0])) if given else {}
     text = " ".join(choose(rng, text).split())
     inside = set(re.findall(r"\{(\w+)\}", text)) | set(implied)
-    said = [key for key in tool.forms if key and key not in inside and rng.random() < (0.35 if key in tool.optional else 0.92)]
+    kinds = {key: kind for key, (_, kind) in tool.arguments.items()}
+    said = [key for key in kinds if key in tool.forms and key not in inside and kinds[key] != "boolean"]
+    said = [key for key in said if rng.random() < (0.35 if key in tool.optional else 0.92)]
     rng.shuffle(said)
     if words.chinese(text):
         text = "".join(rng.choice(tool.forms[key]).replace("{}", f"{{{key}}}") for key in said) + text
@@ -133,7 +171,6 @@ def compose(rng: random.Random, tool: Tool) -> tuple[str, dict[str, str]]:
         if not text.endswith("}") and rng.random() < 0.2:
             text += CLOSING_ZH(rng)
         return text + rng.choice(["", "", "？" if text[-1] in "吗样何少谁里么呢" else "。"]), implied
-    kinds = {key: kind for key, (_, kind) in tool.arguments.items()}
     free = lambda text: any(kinds[key] in FREE for key in re.findall(r"\{(\w+)\}", text))  # noqa: E731
     terse, asks, noun_phrase = rng.random() < 0.2, text.split()[0].lower() in ASKING, text.startswith("the ")
     if terse:
@@ -147,7 +184,11 @@ def compose(rng: random.Random, tool: Tool) -> tuple[str, dict[str, str]]:
     for key in said:
         alike = [other for other in kinds if other != key and LOOKS.get(kinds[other]) == LOOKS.get(kinds[key])]
         others = {form for other in alike for form in tool.forms.get(other, ["{}"])}  # "for Ann" could be any of two people
-        form = "{}" if terse and not alike and rng.random() < 0.7 else rng.choice([form for form in tool.forms[key] if form not in others] or tool.forms[key])
+        form = (
+            "{}"
+            if terse and not alike and not free(text) and rng.random() < 0.7
+            else rng.choice([form for form in tool.forms[key] if form not in others] or tool.forms[key])
+        )
         if '"' in form or kinds[key] not in FREE:
             phrases.append(form.replace("{}", f"{{{key}}}"))
         elif not tail and not free(text):  # a value of any words stands last, or in quotes
@@ -199,6 +240,9 @@ def restyled(rng: random.Random, name: str) -> str:
     return name
 
 
+PROPERTY = wording("The {}", "the {}", "(A|which) {}", "{} (to use|wanted)", "{} of the {n}", "{}, e.g. ({n}|{c}|{x}|{d}|{t}|{m})")
+
+
 @dataclass
 class Offer:
     """A tool with the names that it goes by in one conversation."""
@@ -229,9 +273,7 @@ def offer(rng: random.Random, tool: Tool) -> Offer:
         if type_ in ("number", "integer") and rng.random() < 0.15:
             type_ = "string"
         names[key], types[key] = name, type_
-        properties[name] = {"type": type_} | (
-            {"description": rng.choice(["The {}", "the {}", "{} to use", "A {}"]).format(name.replace("_", " "))} if described else {}
-        )
+        properties[name] = {"type": type_} | ({"description": PROPERTY(rng).format(name.replace("_", " "))} if described else {})
         if key in choices:
             properties[name]["enum"] = choices[key]
     name = rng.choice(tool.names.split())
@@ -263,7 +305,13 @@ def offers_of(rng: random.Random, tools: list[Tool], invented: float) -> list[Of
     draw = lambda: random_tool(rng, zh=rng.random() < 0.12) if rng.random() < invented else rng.choice(tools)  # noqa: E731
     chosen = [draw()]
     for _ in range(rng.choice([0, 0, 0, 0, 0, 1, 1, 1, 2, 3])):
-        other = relative(rng, chosen[0]) if chosen[0].label and rng.random() < 0.5 else random_tool(rng) if rng.random() < 0.4 else rng.choice(tools)
+        other = (
+            relative(rng, chosen[0])
+            if chosen[0].label and rng.random() < 0.5
+            else random_tool(rng)
+            if rng.random() < 0.4
+            else rng.choice(tools)
+        )
         if not any(
             other.label == one.label if other.label and one.label else set(other.topic.split()) & set(one.topic.split()) for one in chosen
         ):
@@ -388,9 +436,21 @@ def request(rng: random.Random, given: Offer) -> tuple[str, list[dict]]:
     zh = words.chinese(pattern)
     keys = [key for key in tool.arguments if "{" + key + "}" in pattern + " ".join(implied.values())]
     fill = {key: value_of(rng, given, key, zh) for key in keys}
+    for key in keys:
+        if tool.arguments[key][1] in ("date", "clock"):
+            if (
+                tool.forms
+                and not zh
+                and rng.random() < 0.15
+                and len({"date", "clock"} & {kind for _, kind in tool.arguments.values()}) == 1
+            ):
+                fill[key] = date_value(rng) + rng.choice([" at ", " "]) + words.clock(rng)
+            if not fill[key][0].isdigit():  # nobody says "on tomorrow"
+                pattern = (
+                    re.sub(rf"\b(on|at|by) \{{{key}\}}", f"{{{key}}}", pattern) if " " in fill[key] or fill[key][0] == "t" else pattern
+                )
     free = any(tool.arguments[key][1] in FREE for key in keys)
     question, fill = typed(rng, pattern, fill, copied=True, cased=not given.choices, framed=not free)
-    question = re.sub(r"\bon (?=today|tomorrow|tonight|next |this |the day after)", "", question)
     calls = [{"name": given.name, "arguments": arguments_of(given, pattern, implied, fill)}]
     if len(fill) == 1 and not implied and rng.random() < 0.2 and not given.choices:  # the same for two values
         key = keys[0]

@@ -39,16 +39,7 @@ INTENTS = [
     "how {a} is the {thing}",
     "{thing}",
 ]
-NAMED = [
-    "with {name} {}",
-    "and {name} {}",
-    "{name}: {}",
-    "{name} {}",
-    "{name}={}",
-    "where the {name} is {}",
-    "the {name} is {}",
-    "at {name} {}",
-]
+NAMED = "with {name} {}|and {name} {}|{name}: {}|{name} {}|{name}={}|where the {name} is {}|the {name} is {}|at {name} {}".split("|")
 VALUES = "city person text title number whole code clock date enum thing email file color few place".split()
 GENERAL = "city city from to place who recipient time time until date date title topic id user_id count days minutes limit email level tongue".split()
 ZH_INTENTS = ["(查|查一下|看看|告诉我|我想知道)(我的|){thing}", "{thing}(是什么|怎么样|是多少|在哪里|呢)", "有{thing}吗", "{v}(一下|一个|){thing}", "{thing}", "我(要|想){v}{thing}"]  # fmt: skip
@@ -57,9 +48,10 @@ ZH_GENERAL = {"city": "city location place 城市 地点", "person": "name perso
 
 def random_tool(rng: random.Random, verb: str = "", noun: str = "", zh: bool = False) -> Tool:
     """A service for a random thing: only the schema says which words of a sentence are values."""
-    thing_word = (
-        (lambda: rng.choice(words.chinese_nouns())) if zh else (lambda: words.noun(rng) if rng.random() < 0.85 else words.invented(rng))
-    )
+
+    def thing_word() -> str:
+        return rng.choice(words.chinese_nouns()) if zh else words.noun(rng) if rng.random() < 0.85 else words.invented(rng)
+
     noun = noun or thing_word()
     verb = verb or (rng.choice("查询 获取 预订 购买 打开 设置 发送 计算 寻找".split()) if zh else rng.choice(words.english("verb")))
     fixed = {"v": verb, "n": noun, "o": thing_word(), "a": rng.choice(words.english("adjective"))}
@@ -166,7 +158,8 @@ def compose(rng: random.Random, tool: Tool) -> tuple[str, dict[str, str]]:
     said = [key for key in said if rng.random() < (0.35 if key in tool.optional else 0.92)]
     rng.shuffle(said)
     if words.chinese(text):
-        text = "".join(rng.choice(tool.forms[key]).replace("{}", f"{{{key}}}") for key in said) + text
+        text = "".join(rng.choice(tool.forms[key]).replace("{}", f"{{{key}}}") + rng.choice(["", "，"]) for key in said) + text
+        text = text.replace("}{", "}，{")  # so that 9 and 7:30 are not 97:30
         text = (OPENING_ZH(rng) if rng.random() < 0.2 else "") + text
         if not text.endswith("}") and rng.random() < 0.2:
             text += CLOSING_ZH(rng)
@@ -215,6 +208,8 @@ def compose(rng: random.Random, tool: Tool) -> tuple[str, dict[str, str]]:
     else:
         text += rng.choice([", ", " ", ". "]) + CLOSING(rng) if rng.random() < 0.15 else ""
         text += rng.choice(["", "", "?" if asks else "."])
+    if rng.random() < 0.04 and '"' not in text:
+        text = re.sub(r"(?<= )\{\w+\}(?= |$)", r'"\g<0>"', text, count=1)
     if open_end and text[-1] in ".!" and rng.random() < 0.1:
         text += " " + words.capital(CLOSING(rng))
     return words.capital(text) if rng.random() < 0.5 and text[0] != "{" else text, implied
@@ -436,19 +431,12 @@ def request(rng: random.Random, given: Offer) -> tuple[str, list[dict]]:
     zh = words.chinese(pattern)
     keys = [key for key in tool.arguments if "{" + key + "}" in pattern + " ".join(implied.values())]
     fill = {key: value_of(rng, given, key, zh) for key in keys}
-    for key in keys:
-        if tool.arguments[key][1] in ("date", "clock"):
-            if (
-                tool.forms
-                and not zh
-                and rng.random() < 0.15
-                and len({"date", "clock"} & {kind for _, kind in tool.arguments.values()}) == 1
-            ):
-                fill[key] = date_value(rng) + rng.choice([" at ", " "]) + words.clock(rng)
-            if not fill[key][0].isdigit():  # nobody says "on tomorrow"
-                pattern = (
-                    re.sub(rf"\b(on|at|by) \{{{key}\}}", f"{{{key}}}", pattern) if " " in fill[key] or fill[key][0] == "t" else pattern
-                )
+    moments = [key for key in tool.arguments if tool.arguments[key][1] in ("date", "clock")]
+    for key in moments if tool.forms and not zh else []:
+        if key in fill and len(moments) == 1 and rng.random() < 0.15:
+            fill[key] = date_value(rng) + rng.choice([" at ", " "]) + words.clock(rng)
+        if re.match("to|next|this|the", fill.get(key, "")):  # nobody says "on tomorrow"
+            pattern = re.sub(rf"\b(on|at|by) \{{{key}\}}", f"{{{key}}}", pattern)
     free = any(tool.arguments[key][1] in FREE for key in keys)
     question, fill = typed(rng, pattern, fill, copied=True, cased=not given.choices, framed=not free)
     calls = [{"name": given.name, "arguments": arguments_of(given, pattern, implied, fill)}]

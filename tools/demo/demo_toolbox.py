@@ -69,37 +69,31 @@ def code_value(rng: random.Random) -> str:
 
 
 MONTHS = one_of("January February March April May June July August September October November December")
-DAYS = one_of("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
+WEEKDAYS = one_of("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 
 
 def date_value(rng: random.Random) -> str:
-    day = rng.randint(1, 28)
+    day, month, weekday, name = rng.randint(1, 28), rng.randint(1, 12), WEEKDAYS(rng), MONTHS(rng)
+    soon = choose(rng, "(tomorrow|today|tonight|this weekend|next week|tomorrow evening|the day after tomorrow)")
     return rng.choice(
         [
-            f"2026-{rng.randint(1, 12):02}-{day:02}",
-            rng.choice(["tomorrow", "today", "tonight", "this weekend", "next week", "tomorrow evening", "the day after tomorrow"]),
-            DAYS(rng),
-            DAYS(rng),
-            f"next {DAYS(rng)}",
-            f"{MONTHS(rng)} {day}",
-            f"{day} {MONTHS(rng)}",
-            f"{MONTHS(rng)} {day}th",
-            f"{rng.randint(1, 12)}/{day}/2026",
+            f"2026-{month:02}-{day:02}",
+            f"{month}/{day}/2026",
+            soon,
+            soon,
+            weekday,
+            weekday,
+            f"next {weekday}",
+            f"{name} {day}",
+            f"{day} {name}",
         ]
     )
 
 
 def clock_value(rng: random.Random) -> str:
     hour = in_words(rng.randint(1, 12), False)
-    spoken = [
-        f"half past {hour}",
-        f"quarter {rng.choice(['past', 'to'])} {hour}",
-        "noon",
-        "midnight",
-        f"{hour} o'clock",
-        str(rng.randint(1, 12)),
-    ]
-    return rng.choice(spoken) if rng.random() < 0.2 else words.clock(rng)
+    spoken = choose(rng, f"((half past|quarter past|quarter to) {hour}|noon|midnight|{hour} o'clock|{rng.randint(1, 12)})")
+    return spoken if rng.random() < 0.2 else words.clock(rng)
 
 
 def number_value(rng: random.Random) -> str:
@@ -130,16 +124,10 @@ KINDS: dict[str, tuple[str, Callable[[random.Random], str]]] = {
     "percent": ("integer", up_to(100)),
     "thing": ("string", wording("{n}", "{n}", "{n} {n}", "{a} {n}", "{x}")),
     "place": ("string", wording("{c}", "{m} Street", "the {n}", "{n} Square", "{c} {n}", "{d}{d} {x} Road", "{x}")),
-    "email": ("string", lambda r: f"{words.invented(r)}@{words.noun(r)}.{r.choice(['com', 'org', 'net', 'de'])}".replace(" ", "")),
+    "email": ("string", wording("{x}@{n}.(com|org|net|de)", "{n}@{x}.(com|org)", "{x}.{x}@{n}.net")),
     "phone": ("string", lambda r: r.choice(["555-{}", "0{}", "{}"]).format(r.randrange(10**4, 10**7))),
-    "file": (
-        "string",
-        lambda r: f"{r.choice([words.noun, words.invented])(r)}.{r.choice(['txt', 'pdf', 'csv', 'py', 'jpg'])}".replace(" ", ""),
-    ),
-    "tongue": (
-        "string",
-        one_of("French German Spanish English Chinese Latin Japanese Italian Russian Dutch Greek Polish Korean Arabic Turkish"),
-    ),
+    "file": ("string", wording("{n}.(txt|pdf|csv|py|jpg)", "{x}.(txt|pdf|csv|py|jpg)", "{n}_{n}.(txt|doc)", "{n}{d}.(png|pdf)")),
+    "tongue": ("string", one_of("French German Spanish English Chinese Latin Japanese Italian Russian Dutch Greek Polish Arabic")),
     "currency": ("string", one_of("euros dollars pounds yen USD EUR GBP JPY CHF francs pesos rupees yuan euro dollar CNY")),
     "food": ("string", one_of("Italian Chinese Thai Indian Greek Mexican French vegan Japanese pizza sushi burger cheap noodle")),
     "color": ("string", one_of("red blue green yellow white purple orange pink warm_white cold_white turquoise")),

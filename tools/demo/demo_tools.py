@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 import demo_words as words
-from demo_toolbox import FREE, KINDS, STANDING, TOOLS, Tool, date_value, number_value, text_value, wording
+from demo_toolbox import FREE, KINDS, STANDING, TOOLS, Tool, date_value, number_value, one_of, text_value, wording
 from demo_turns import plural
 from demo_typing import choose, typed
 
@@ -121,29 +121,13 @@ CLOSING = wording(
     "I forgot", "don't {v} it", "and don't wait", "I have a {n} to {v}", "if you don't mind", "and be quick", "then I {v} the {n}",
 )  # fmt: skip
 HERE_AND_NOW = ["now", "right now", "today", "tonight", "at the moment", "currently", "this evening", "later", "tomorrow", "this week"]
-OPENING_ZH = wording(
-    "请",
-    "麻烦",
-    "帮我",
-    "请帮我",
-    "能不能",
-    "你好，",
-    "我要早起，",
-    "我赶时间，",
-    "我有点累，",
-    "对了，",
-    "那个，",
-    "我想问，",
-    "快，",
-    "老师，",
-    "我在忙，",
-)
-CLOSING_ZH = wording("，谢谢", "，好吗", "吧", "，快点", "，麻烦了", "，我很急", "，拜托", "，可以吗", "，我在等")
+OPENING_ZH = one_of("请 麻烦 帮我 请帮我 能不能 你好， 我要早起， 我赶时间， 我有点累， 对了， 那个， 我想问， 快， 老师， 我在忙，")
+CLOSING_ZH = one_of("，谢谢 ，好吗 吧 ，快点 ，麻烦了 ，我很急 ，拜托 ，可以吗 ，我在等")
 
-
-# Kinds that one can't tell from each other by their looks; all that are not listed look alike.
-LOOKS = {kind: "number" for kind in "few whole number percent minutes".split()} | {
-    kind: kind for kind in "clock date email file code phone".split()
+# Kinds that one can't tell from each other by their looks are of one group; all that are not listed are of another.
+LOOKS = {
+    **{kind: "number" for kind in "few whole number percent minutes".split()},
+    **{kind: kind for kind in "clock date email file code phone".split()},
 }
 
 
@@ -152,19 +136,25 @@ def compose(rng: random.Random, tool: Tool) -> tuple[str, dict[str, str]]:
     text, *given = rng.choice(tool.questions).split(" => ")
     implied = dict(re.findall(r"(\w+)=(.+?)(?= \w+=|$)", given[0])) if given else {}
     text = " ".join(choose(rng, text).split())
-    inside = set(re.findall(r"\{(\w+)\}", text)) | set(implied)
     kinds = {key: kind for key, (_, kind) in tool.arguments.items()}
+    inside = {*re.findall(r"\{(\w+)\}", text), *implied}
     said = [key for key in kinds if key in tool.forms and key not in inside and kinds[key] != "boolean"]
     said = [key for key in said if rng.random() < (0.35 if key in tool.optional else 0.92)]
     rng.shuffle(said)
-    if words.chinese(text):
-        text = "".join(rng.choice(tool.forms[key]).replace("{}", f"{{{key}}}") + rng.choice(["", "，"]) for key in said) + text
-        text = text.replace("}{", "}，{")  # so that 9 and 7:30 are not 97:30
-        text = (OPENING_ZH(rng) if rng.random() < 0.2 else "") + text
-        if not text.endswith("}") and rng.random() < 0.2:
-            text += CLOSING_ZH(rng)
-        return text + rng.choice(["", "", "？" if text[-1] in "吗样何少谁里么呢" else "。"]), implied
-    free = lambda text: any(kinds[key] in FREE for key in re.findall(r"\{(\w+)\}", text))  # noqa: E731
+    return (in_chinese if words.chinese(text) else in_english)(rng, tool, text, said), implied
+
+
+def in_chinese(rng: random.Random, tool: Tool, text: str, said: list[str]) -> str:
+    text = "".join(rng.choice(tool.forms[key]).replace("{}", f"{{{key}}}") + rng.choice(["", "，"]) for key in said) + text
+    text = (OPENING_ZH(rng) if rng.random() < 0.2 else "") + text.replace("}{", "}，{")  # so that 9 and 7:30 are not 97:30
+    if not text.endswith("}") and rng.random() < 0.2:
+        text += CLOSING_ZH(rng)
+    return text + rng.choice(["", "", "？" if text[-1] in "吗样何少谁里么呢" else "。"])
+
+
+def in_english(rng: random.Random, tool: Tool, text: str, said: list[str]) -> str:
+    """The intent with what was said of it in any order: as a question or an order, in whole sentences or a few words."""
+    free = lambda text: any(tool.arguments[key][1] in FREE for key in re.findall(r"\{(\w+)\}", text))  # noqa: E731
     terse, asks, noun_phrase = rng.random() < 0.2, text.split()[0].lower() in ASKING, text.startswith("the ")
     if terse:
         text = " ".join(word for word in text.split() if word not in SMALL) or text
@@ -173,46 +163,48 @@ def compose(rng: random.Random, tool: Tool) -> tuple[str, dict[str, str]]:
     elif text.split()[0] in words.english("verb") and rng.random() < 0.3:
         text = f"{choose(rng, BEFORE)} {text}"
         asks = text.split()[0] in ASKING
-    phrases, tail = [], ""
-    for key in said:
-        alike = [other for other in kinds if other != key and LOOKS.get(kinds[other]) == LOOKS.get(kinds[key])]
-        others = {form for other in alike for form in tool.forms.get(other, ["{}"])}  # "for Ann" could be any of two people
-        form = (
-            "{}"
-            if terse and not alike and not free(text) and rng.random() < 0.7
-            else rng.choice([form for form in tool.forms[key] if form not in others] or tool.forms[key])
-        )
-        if '"' in form or kinds[key] not in FREE:
-            phrases.append(form.replace("{}", f"{{{key}}}"))
-        elif not tail and not free(text):  # a value of any words stands last, or in quotes
-            tail = " " + form.replace("{}", f"{{{key}}}")
-        else:
-            phrases.append(form.replace("{}", f'"{{{key}}}"'))
+    phrases, tail = phrases_of(rng, tool, said, terse and not free(text), not free(text))
     end = re.search(r"(:| to| that| saying|:? that says|) \{(\w+)\}$", text)
-    if end and kinds[end[2]] in FREE:
+    if end and free(end[0]):
         if end[1] and rng.random() < 0.5:  # remind me - at five - to ...
             text, tail = text[: end.start()], end[0]
-        elif kinds[end[2]] == "message":  # whose end nothing shows
-            phrases = phrases[:1] if (fronted := rng.random() < 0.5) else []
-            text = f"{phrases.pop()}{rng.choice([',', ''])} {text}" if phrases and fronted else text
+        elif tool.arguments[end[2]][1] == "message":  # nothing shows its end
+            text = f"{phrases[0]}{rng.choice([',', ''])} {text}" if phrases and rng.random() < 0.5 else text
+            phrases = []
     if phrases and rng.random() < 0.15 and not terse:
         text = f"{phrases.pop()}{rng.choice([', ', ' ', ': ', ', '])}{text}"
     if not free(text + tail) and rng.random() < 0.2:
-        timeless = not {"clock", "date", "minutes"} & set(kinds.values())
+        timeless = not {"clock", "date", "minutes"} & {kind for _, kind in tool.arguments.values()}
         phrases.insert(rng.randint(0, len(phrases)), rng.choice(HERE_AND_NOW) if timeless and rng.random() < 0.5 else MIDDLE(rng))
     text = rng.choice([" ", " ", " ", ", "] if len(phrases) > 1 else [" "]).join([text, *phrases]) + tail
+    if rng.random() < 0.04 and '"' not in text:
+        text = re.sub(r"(?<= )\{\w+\}(?= |$)", r'"\g<0>"', text, count=1)
     if rng.random() < 0.15:
         text = OPENING(rng) + rng.choice([". ", ", ", ", so ", ": ", " - ", "! "]) + text
-    if (open_end := free(text.split()[-1]) and not text.endswith('"')) or terse:
-        text += rng.choice(["", ".", "!"])
+    if terse or (free(text.split()[-1]) and text[-1] != '"'):
+        text += rng.choice(["", "", ".", ".", "!", ". " + words.capital(CLOSING(rng))])
     else:
         text += rng.choice([", ", " ", ". "]) + CLOSING(rng) if rng.random() < 0.15 else ""
         text += rng.choice(["", "", "?" if asks else "."])
-    if rng.random() < 0.04 and '"' not in text:
-        text = re.sub(r"(?<= )\{\w+\}(?= |$)", r'"\g<0>"', text, count=1)
-    if open_end and text[-1] in ".!" and rng.random() < 0.1:
-        text += " " + words.capital(CLOSING(rng))
-    return words.capital(text) if rng.random() < 0.5 and text[0] != "{" else text, implied
+    return words.capital(text) if rng.random() < 0.5 and text[0] != "{" else text
+
+
+def phrases_of(rng: random.Random, tool: Tool, said: list[str], bare: bool, tailed: bool) -> tuple[list[str], str]:
+    """(how the values stand that the intent does not name; the one of any words, which stands last if `tailed`, or in quotes)"""
+    phrases, tail, kinds = [], "", {key: kind for key, (_, kind) in tool.arguments.items()}
+    for key in said:
+        alike = [other for other in kinds if other != key and LOOKS.get(kinds[other]) == LOOKS.get(kinds[key])]
+        others = {form for other in alike for form in tool.forms.get(other, ["{}"])}  # "for Ann" could be any of two people
+        form = rng.choice([form for form in tool.forms[key] if form not in others] or tool.forms[key])
+        if bare and not alike and rng.random() < 0.7:
+            form = "{}"
+        if '"' in form or kinds[key] not in FREE:
+            phrases.append(form.replace("{}", f"{{{key}}}"))
+        elif tailed and not tail:
+            tail = " " + form.replace("{}", f"{{{key}}}")
+        else:
+            phrases.append(form.replace("{}", f'"{{{key}}}"'))
+    return phrases, tail
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -235,9 +227,6 @@ def restyled(rng: random.Random, name: str) -> str:
     return name
 
 
-PROPERTY = wording("The {}", "the {}", "(A|which) {}", "{} (to use|wanted)", "{} of the {n}", "{}, e.g. ({n}|{c}|{x}|{d}|{t}|{m})")
-
-
 @dataclass
 class Offer:
     """A tool with the names that it goes by in one conversation."""
@@ -248,6 +237,10 @@ class Offer:
     types: dict[str, str]
     choices: dict[str, list[str]]
     schema: dict
+
+
+# How a schema describes an argument; what it gives as an example is nothing to say.
+PROPERTY = wording("The {}", "the {}", "(A|which) {}", "{} (to use|wanted)", "{} of the {n}", "{}, e.g. ({n}|{c}|{x}|{d}|{t}|{m})")
 
 
 def offer(rng: random.Random, tool: Tool) -> Offer:

@@ -177,8 +177,8 @@ def in_english(rng: random.Random, tool: Tool, text: str, said: list[str]) -> st
         timeless = not {"clock", "date", "minutes"} & {kind for _, kind in tool.arguments.values()}
         phrases.insert(rng.randint(0, len(phrases)), rng.choice(HERE_AND_NOW) if timeless and rng.random() < 0.5 else MIDDLE(rng))
     text = rng.choice([" ", " ", " ", ", "] if len(phrases) > 1 else [" "]).join([text, *phrases]) + tail
-    if rng.random() < 0.04 and '"' not in text:
-        text = re.sub(r"(?<= )\{\w+\}(?= |$)", r'"\g<0>"', text, count=1)
+    if said and rng.random() < 0.1 and LOOKS.get(tool.arguments[said[0]][1]) != "number" and '"' not in text:
+        text = text.replace(f"{{{said[0]}}}", f'"{{{said[0]}}}"')
     if rng.random() < 0.15:
         text = OPENING(rng) + rng.choice([". ", ", ", ", so ", ": ", " - ", "! "]) + text
     if terse or (free(text.split()[-1]) and text[-1] != '"'):
@@ -288,21 +288,20 @@ def relative(rng: random.Random, tool: Tool) -> Tool:
     return random_tool(rng, zh=words.chinese(tool.topic))
 
 
+def alike(one: Tool, two: Tool) -> bool:
+    """Whether a question for one could be for the other."""
+    if not (one.label and two.label):
+        return bool({*one.topic.split()} & {*two.topic.split()})
+    return one.label == two.label or bool({*one.names.split()} & {*two.names.split()})
+
+
 def offers_of(rng: random.Random, tools: list[Tool], invented: float) -> list[Offer]:
     """One to four tools; the first is the one that is asked for."""
-    draw = lambda: random_tool(rng, zh=rng.random() < 0.12) if rng.random() < invented else rng.choice(tools)  # noqa: E731
-    chosen = [draw()]
+    chosen = [random_tool(rng, zh=rng.random() < 0.12) if rng.random() < invented else rng.choice(tools)]
     for _ in range(rng.choice([0, 0, 0, 0, 0, 1, 1, 1, 2, 3])):
-        other = (
-            relative(rng, chosen[0])
-            if chosen[0].label and rng.random() < 0.5
-            else random_tool(rng)
-            if rng.random() < 0.4
-            else rng.choice(tools)
-        )
-        if not any(
-            other.label == one.label if other.label and one.label else set(other.topic.split()) & set(one.topic.split()) for one in chosen
-        ):
+        near = chosen[0].label and rng.random() < 0.5
+        other = relative(rng, chosen[0]) if near else random_tool(rng) if rng.random() < 0.4 else rng.choice(tools)
+        if not any(alike(other, one) for one in chosen):
             chosen.append(other)
     offers: dict[str, Offer] = {}
     for tool in chosen:

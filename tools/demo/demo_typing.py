@@ -188,7 +188,7 @@ def with_marks(rng: random.Random, template: str) -> str:
     elif kind < 0.23:
         template = template.replace(".", "!")
     if rng.random() < 0.1:
-        template = template.replace("'", "")
+        template = re.sub(r"(?<!\})'", "", template)  # but for a value's: "Tekne's" is not "Teknes"
     return template.replace("？", "?") if rng.random() < 0.1 else template
 
 

@@ -186,7 +186,7 @@ city | city town location place area region | city | in {} / in {} / in {} / at 
 from | from origin start departure source from_city | city | from {} / from {} / leaving {} / starting in {}
 to | to destination target arrival to_city goal | city | to {} / to {} / going to {} / towards {}
 place | place location address where destination | place | at {} / to {} / near {}
-who | person name who user guest contact owner | person | for {} / with {} / of {}
+who | person name who user guest contact owner | person | for {} / with {} / of {} / under the name {}
 recipient | to recipient contact person name | person | to {} / to {} / for {}
 time | time at hour start when begin start_time | clock | at {} / at {} / at {} / for {} / by {} / from {}
 until | until end end_time till | clock | until {} / till {} / ending at {}

@@ -15,17 +15,23 @@ from demo_toolbox import FREE, KINDS, STANDING, TOOLS, Tool, date_value, number_
 from demo_turns import plural
 from demo_typing import choose, typed
 
+# Kinds that one can't tell from each other by their looks are of one group; all that are not listed are of another.
+LOOKS = {
+    **{kind: "number" for kind in "few whole number percent minutes".split()},
+    **{kind: kind for kind in "clock date email file code phone".split()},
+}
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Tools for random things
 # ---------------------------------------------------------------------------------------------------------------------
 
-NAMES = "{v}_{n} {v}_{n} {v}_{n} get_{n} get_{n} find_{n} {n}_{v} {n} {n}_service {n}_{o}".split()
+NAMES = "{v}_{n} {v}_{n} {v}_{n} get_{n} get_{n} find_{n} {n}_{v} {n} {n}_service {n}_{other}".split()
 DESCRIPTIONS = [
     "{v} (a|the) {n}",
     "{v}s {n}",
     "(get|find|look up|returns) the {n}",
     "{n} (service|search|control)",
-    "the {n} of (a|the) {o}",
+    "the {n} of (a|the) {other}",
 ]
 INTENTS = [
     "{v} (a|the|my|me a|) {thing}",
@@ -39,7 +45,26 @@ INTENTS = [
     "how {a} is the {thing}",
     "{thing}",
 ]
+OBJECTS = [  # where the verb is for the value: "feed the dog", "open the camera app"
+    "{v} (the|my|a|) {o}",
+    "{v} {o}",
+    "{v} (the|my) {o} {n}",
+    "{v} (the |my |){n} {o}",
+    "(I want|I need|I have|I'd like|it is time|please remember) to {v} (the|my|) {o}",
+    "(let's|we should|can we|you can|we must) {v} (the|my|) {o}",
+    "(the|my) {o} (needs|wants|should get) (a|the) {n}",
+    "how {a} is (the |my |){n} {o}",
+    "(what|where|which|how) is (the |my |){n} {o}",
+    "{n} {o}",
+]
+COUNTED = [
+    "(give|get|bring|send) (the|my|) {o} {k} {u}",
+    "{v} {k} {u} (to|for|of|from) (the|my|) {o}",
+    "{k} {u} (of|for) {o}",
+    "{v} {k} {u} {o}",
+]
 NAMED = "with {name} {}|and {name} {}|{name}: {}|{name} {}|{name}={}|where the {name} is {}|the {name} is {}|at {name} {}".split("|")
+COUNTS = ["{} {name}", "with {} {name}", "for {} {name}", "{} {name}", "in {} {name}"]
 VALUES = "city person text title number whole code clock date enum thing email file color few place".split()
 GENERAL = "city city from to place who recipient time time until date date title topic id user_id count days minutes limit email level tongue".split()
 ZH_INTENTS = ["(查|查一下|看看|告诉我|我想知道)(我的|){thing}", "{thing}(是什么|怎么样|是多少|在哪里|呢)", "有{thing}吗", "{v}(一下|一个|){thing}", "{thing}", "我(要|想){v}{thing}"]  # fmt: skip
@@ -54,39 +79,51 @@ def random_tool(rng: random.Random, verb: str = "", noun: str = "", zh: bool = F
 
     noun = noun or thing_word()
     verb = verb or (rng.choice("查询 获取 预订 购买 打开 设置 发送 计算 寻找".split()) if zh else rng.choice(words.english("verb")))
-    fixed = {"v": verb, "n": noun, "o": thing_word(), "a": rng.choice(words.english("adjective"))}
+    fixed = {"v": verb, "n": noun, "other": thing_word(), "a": rng.choice(words.english("adjective"))}
     arguments: dict[str, tuple[str, str]] = {}
     forms: dict[str, list[str]] = {}
-    thing, kind = noun, rng.random()
+    thing, kind, unit, intents = noun, rng.random(), plural(words.noun(rng)), ZH_INTENTS if zh else INTENTS
     if kind < 0.2:  # a value before the thing: "the blue lamp", "Oslo lamps"
         arguments["s"] = (rng.choice("kind type color style model owner topic".split()), rng.choice(VALUES) + "_zh" * zh)
         thing = "{s}的" + noun if zh else "{s} " + noun
-    elif kind < 0.3 and not zh:  # a number before the thing, or of a unit: "3 lamps", "20 minutes of lamp"
-        unit = plural(words.noun(rng))
-        arguments["s"] = (rng.choice(["count", "amount", "number", unit]), rng.choice(["few", "whole", "number"]))
-        thing = rng.choice(["{s} " + plural(noun), "{s} " + unit + " of " + noun])
+    elif kind < 0.35 and not zh:  # a number before the thing, or of a unit: "3 lamps", "20 minutes of lamp", "2 cups of strong tea"
+        arguments["k"] = (rng.choice(["count", "amount", "number", unit]), rng.choice(["few", "whole", "number"]))
+        thing = rng.choice([f"{{k}} {plural(noun)}", f"{{k}} {unit} of {noun}"])
+        if rng.random() < 0.4:
+            arguments["s"] = (rng.choice("kind type color style size".split()), rng.choice("enum enum color text city".split()))
+            thing = rng.choice([f"{{k}} {{s}} {plural(noun)}", f"{{k}} {unit} of {{s}} {noun}"])
+    elif kind < 0.65 and not zh:
+        intents = OBJECTS
+        arguments["o"] = (
+            rng.choice([noun, noun, "name", "item", "target", "what"]),
+            rng.choice("thing thing person file place code text".split()),
+        )
+        if rng.random() < 0.4:
+            arguments["k"] = (rng.choice(["amount", unit, unit]), rng.choice(["few", "whole", "number"]))
+            forms["k"] = [f"{{}} {unit}", f"{{}} {unit}", f"with {{}} {unit}", f"for {{}} {unit}", f"by {{}} {unit}"]
+            intents = rng.choice([OBJECTS, COUNTED])
     for i in range(rng.choice([0, 0, 1, 1, 2] if arguments else [0, 1, 1, 1, 2, 2, 3])):
         if zh:
             kind = rng.choice(list(ZH_GENERAL))
             names, own = ZH_GENERAL[kind], ["在{}" if kind == "city" else "给{}" if kind == "person" else "{}", "{}"]
         elif rng.random() < 0.3:
             names, kind = words.noun(rng), rng.choice(VALUES)
-            own = [form.replace("{name}", names) for form in NAMED]
+            own = [form.replace("{name}", names) for form in NAMED + COUNTS * (LOOKS.get(kind) == "number")]
         else:
             names, kind, own = STANDING[rng.choice(GENERAL)]
         names = rng.choice(names.split())
         if names not in {name for name, _ in arguments.values()}:
             arguments[str(i)], forms[str(i)] = (names, kind + "_zh" * (kind + "_zh" in KINDS) * zh), own
     arguments = {key: (names, kind if kind in KINDS or kind == "enum" else "noun_zh") for key, (names, kind) in arguments.items()}
-    fill = lambda text: re.sub(r"\{([vnoa]|thing)\}", lambda part: (fixed | {"thing": thing})[part[1]], text)  # noqa: E731
-    name = fixed | ({"v": rng.choice(words.english("verb")), "n": words.noun(rng), "o": words.noun(rng)} if zh else {})
-    intents = ZH_INTENTS if zh else INTENTS
+    fill = lambda text: re.sub(r"\{([vnau]|other|thing)\}", lambda part: (fixed | {"thing": thing, "u": unit})[part[1]], text)  # noqa: E731
+    name = fixed | ({"v": rng.choice(words.english("verb")), "n": words.noun(rng), "other": words.noun(rng)} if zh else {})
     return Tool(
-        rng.choice(NAMES).format(**name).replace(" ", "_"),
+        rng.choice(NAMES[:3] if intents is OBJECTS else NAMES).format(**name).replace(" ", "_"),
         [rng.choice(["{v}{n}", "{v}一个{n}", "{n}{v}"]).format(**fixed) if zh else fill(rng.choice(DESCRIPTIONS))],
         arguments,
         [fill(rng.choice(intents)) for _ in range(2)]
-        + [f"{{0}}'s {thing}", f"{verb} {{0}}"] * ("0" in arguments and rng.random() < 0.2 and not zh),
+        + [f"{{0}}'s {thing}", f"{verb} {{0}}"]
+        * ("0" in arguments and not zh and LOOKS.get(arguments["0"][1]) != "number" and rng.random() < 0.2),
         {words.noun(rng): rng.choice(["number", "text", "word", "clock", "person"]) for _ in range(rng.choice([1, 1, 2]))},
         noun,
         forms or {"": []},
@@ -123,12 +160,6 @@ CLOSING = wording(
 HERE_AND_NOW = ["now", "right now", "today", "tonight", "at the moment", "currently", "this evening", "later", "tomorrow", "this week"]
 OPENING_ZH = one_of("请 麻烦 帮我 请帮我 能不能 你好， 我要早起， 我赶时间， 我有点累， 对了， 那个， 我想问， 快， 老师， 我在忙，")
 CLOSING_ZH = one_of("，谢谢 ，好吗 吧 ，快点 ，麻烦了 ，我很急 ，拜托 ，可以吗 ，我在等")
-
-# Kinds that one can't tell from each other by their looks are of one group; all that are not listed are of another.
-LOOKS = {
-    **{kind: "number" for kind in "few whole number percent minutes".split()},
-    **{kind: kind for kind in "clock date email file code phone".split()},
-}
 
 
 def compose(rng: random.Random, tool: Tool) -> tuple[str, dict[str, str]]:
@@ -435,7 +466,7 @@ def request(rng: random.Random, given: Offer) -> tuple[str, list[dict]]:
     if len(fill) == 1 and not implied and rng.random() < 0.2 and not given.choices:  # the same for two values
         key = keys[0]
         second, kind = value_of(rng, given, key, zh), tool.arguments[key][1]
-        if question.count(fill[key]) == 1 and second != fill[key] and kind not in ("message", "message_zh", "task"):
+        if question.count(fill[key]) == 1 and '"' not in question and second != fill[key] and kind not in ("message", "message_zh", "task"):
             again = " and in " if kind == "city" and " in {" in pattern and rng.random() < 0.4 else " and "
             question = question.replace(fill[key], fill[key] + (rng.choice(["和", "、"]) if zh else again) + second)
             calls.append({"name": given.name, "arguments": arguments_of(given, pattern, implied, {key: second})})

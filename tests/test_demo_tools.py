@@ -148,6 +148,9 @@ def test_tools_are_told_apart_by_their_names(corpus):
         assert len(set(names)) == len(names) and 1 <= len(names) <= 4
         labels = [tool.label for tool in use.tools]
         assert len(set(labels)) == len(labels)
+        for tool in use.tools:  # no argument takes the name of another
+            assert len(demo_tools.offer(rng, tool).schema["function"]["parameters"]["properties"]) == sum(
+                bool(names) for names, _ in tool.arguments.values())
 
 
 def test_every_tool_can_be_asked_for(corpus):

@@ -34,35 +34,16 @@ DESCRIPTIONS = [
     "the {n} of (a|the) {other}",
 ]
 INTENTS = [
-    "{v} (a|the|my|me a|) {thing}",
-    "{v} (a|the|my|me a|) {thing}",
-    "(I need|I want|get me|give me|we need|order|book|find|make) (a|the|some|my|) {thing}",
-    "the {thing}",
-    "(when|where|what|which|how|who) (is|was) (the|my) {thing}",
-    "(is there|do you have|do they have|can I get) (a|any|some) {thing}",
-    "(what|which) {thing} (is there|can I get|do they have|is it)",
-    "how (many|much) {thing} (is|are) there",
-    "how {a} is the {thing}",
-    "{thing}",
-]
+    "{v} (a|the|my|me a|) {thing}", "{v} (a|the|my|me a|) {thing}", "(I need|I want|get me|give me|we need|order|book|find|make) (a|the|some|my|) {thing}",
+    "the {thing}", "(when|where|what|which|how|who) (is|was) (the|my) {thing}", "(is there|do you have|do they have|can I get) (a|any|some) {thing}",
+    "(what|which) {thing} (is there|can I get|do they have|is it)", "how (many|much) {thing} (is|are) there", "how {a} is the {thing}", "{thing}",
+]  # fmt: skip
 OBJECTS = [  # where the verb is for the value: "feed the dog", "open the camera app"
-    "{v} (the|my|a|) {o}",
-    "{v} {o}",
-    "{v} (the|my) {o} {n}",
-    "{v} (the |my |){n} {o}",
-    "(I want|I need|I have|I'd like|it is time|please remember) to {v} (the|my|) {o}",
-    "(let's|we should|can we|you can|we must) {v} (the|my|) {o}",
-    "(the|my) {o} (needs|wants|should get) (a|the) {n}",
-    "how {a} is (the |my |){n} {o}",
-    "(what|where|which|how) is (the |my |){n} {o}",
-    "{n} {o}",
-]
-COUNTED = [
-    "(give|get|bring|send) (the|my|) {o} {k} {u}",
-    "{v} {k} {u} (to|for|of|from) (the|my|) {o}",
-    "{k} {u} (of|for) {o}",
-    "{v} {k} {u} {o}",
-]
+    "{v} (the|my|a|) {o}", "{v} {o}", "{v} (the|my) {o} {n}", "{v} (the |my |){n} {o}", "(the|my) {o} (needs|wants|should get) (a|the) {n}", "{n} {o}",
+    "(I want|I need|I have|I'd like|it is time|please remember) to {v} (the|my|) {o}", "(let's|we should|can we|you can|we must) {v} (the|my|) {o}",
+    "how {a} is (the |my |){n} {o}", "(what|where|which|how) is (the |my |){n} {o}",
+]  # fmt: skip
+COUNTED = ["(give|get|bring|send) (the|my|) {o} {k} {u}", "{v} {k} {u} (to|for|of|from) (the|my|) {o}", "{k} {u} (of|for) {o}", "{v} {k} {u} {o}"]  # fmt: skip
 NAMED = "with {name} {}|and {name} {}|{name}: {}|{name} {}|{name}={}|where the {name} is {}|the {name} is {}|at {name} {}".split("|")
 COUNTS = ["{} {name}", "with {} {name}", "for {} {name}", "{} {name}", "in {} {name}"]
 VALUES = "city person text title number whole code clock date enum thing email file color few place".split()
@@ -275,12 +256,13 @@ PROPERTY = wording("The {}", "the {}", "(A|which) {}", "{} (to use|wanted)", "{}
 
 
 def offer(rng: random.Random, tool: Tool) -> Offer:
+    """The tool under one of its names, each argument under one of its own that no other has."""
     names, types, choices, properties = {}, {}, {}, {}
     described = rng.random() < 0.25
     for key, (spellings, kind) in tool.arguments.items():
         if not spellings:
             continue
-        name = rng.choice(spellings.split())
+        name = rng.choice([name for name in spellings.split() if name not in properties] or [key])
         type_ = KINDS[kind][0] if kind in KINDS else kind.replace("enum", "string")
         if kind == "enum":
             choices[key] = [words.noun(rng) for _ in range(rng.randint(2, 4))]
@@ -507,6 +489,7 @@ def tool_talk(rng: random.Random, tools: list[Tool] = TOOLS, invented: float = 0
 
 
 def tool_use(rng: random.Random, tools: list[Tool] = TOOLS, invented: float = 0.5) -> ToolUse:
+    """One question that needs a tool."""
     return tool_talk(rng, tools, invented, 1)[0]
 
 

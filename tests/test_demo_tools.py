@@ -116,7 +116,7 @@ def test_what_is_remembered_was_told(corpus):
 
 
 def test_calls_copy_their_values(corpus):
-    """Each value stands in the question: an enum's in small letters, a product's factors apart; a boolean is implied."""
+    """Each value stands in the question: an enum's in small letters, a sum's numbers apart; a boolean is implied."""
     import demo_tools
 
     rng, n_calls = random.Random(3), 0
@@ -131,7 +131,8 @@ def test_calls_copy_their_values(corpus):
                     assert value in argument["enum"]
                     question, text = question.lower(), text.replace("_", " ").lower()
                 assert type(value) is {"string": str, "boolean": bool}.get(argument["type"], type(value))
-                assert isinstance(value, bool) or all(part in question for part in re.split(r" [-+*/] ", text)), (question, call)
+                parts = re.split(r" [-+*/] ", text)
+                assert isinstance(value, bool) or all(part in question for part in parts), (question, call)
                 # so that the quotes around it are no part of its tokens
                 assert isinstance(value, bool) or re.match(r"[\w']", text) and re.search(r"[\w']$", text), text
         assert all(text in use.answer for text in use.expected)

@@ -495,5 +495,5 @@ def tool_use(rng: random.Random, tools: list[Tool] = TOOLS, invented: float = 0.
 
 def misfit(rng: random.Random, use: ToolUse) -> str:
     """A question for a tool that is not offered, nor any of its field."""
-    sections = {tool.section for tool in use.tools}
+    sections = {tool.section for tool in use.tools} | {"sums"}  # some of which it can do
     return request(rng, offer(rng, rng.choice([tool for tool in TOOLS if tool.section not in sections])))[0]

@@ -305,7 +305,8 @@ def alike(one: Tool, two: Tool) -> bool:
     """Whether a question for one could be for the other."""
     if not (one.label and two.label):
         return bool({*one.topic.split()} & {*two.topic.split()})
-    return one.label == two.label or bool({*one.names.split()} & {*two.names.split()})
+    same_thing = one.topic != two.topic and (one.topic in two.topic.split() or two.topic in one.topic.split())
+    return same_thing or one.label == two.label or bool({*one.names.split()} & {*two.names.split()})
 
 
 def offers_of(rng: random.Random, tools: list[Tool], invented: float) -> list[Offer]:

@@ -223,6 +223,11 @@ def phrases_of(rng: random.Random, tool: Tool, said: list[str], bare: bool, tail
 # What is offered
 # ---------------------------------------------------------------------------------------------------------------------
 
+# How much more often than others these are asked for. Without a tool, the weather and the time are outside the model's world,
+# so it must see often enough that with one they aren't.
+POPULAR = {"weather": 12, "天气": 6, "time": 5} | dict.fromkeys("forecast alarm timer reminder message search translate light".split(), 3)
+
+
 
 def restyled(rng: random.Random, name: str) -> str:
     """The name as another programmer would write it: it can only be copied from the schema."""
@@ -309,9 +314,13 @@ def alike(one: Tool, two: Tool) -> bool:
     return same_thing or one.label == two.label or bool({*one.names.split()} & {*two.names.split()})
 
 
+def usual_tool(rng: random.Random, tools: list[Tool]) -> Tool:
+    return rng.choices(tools, [POPULAR.get(tool.label, 1) for tool in tools])[0]
+
+
 def offers_of(rng: random.Random, tools: list[Tool], invented: float) -> list[Offer]:
     """One to four tools; the first is the one that is asked for."""
-    chosen = [random_tool(rng, zh=rng.random() < 0.12) if rng.random() < invented else rng.choice(tools)]
+    chosen = [random_tool(rng, zh=rng.random() < 0.12) if rng.random() < invented else usual_tool(rng, tools)]
     for _ in range(rng.choice([0, 0, 0, 0, 0, 1, 1, 1, 2, 3])):
         near = chosen[0].label and rng.random() < 0.5
         other = relative(rng, chosen[0]) if near else random_tool(rng) if rng.random() < 0.4 else rng.choice(tools)

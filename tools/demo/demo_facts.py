@@ -144,7 +144,7 @@ def by_property(rng: random.Random, book: Book, lang: str) -> Turn:
 def fact(rng: random.Random, book: Book, lang: str | None = None) -> Turn:
     kind = rng.choices(
         ["capital", "continent", "language", "currency", about, by_capital, yes_no, countries_in, by_property],
-        [22, 9, 9, 9, 8, 14, 17, 4, 8],
+        [20, 9, 9, 9, 8, 14, 20, 4, 8],
     )[0]
     lang = language(rng) if lang is None else lang
     return plain_fact(rng, book, lang, kind) if isinstance(kind, str) else kind(rng, book, lang)

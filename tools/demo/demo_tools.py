@@ -185,18 +185,18 @@ def in_english(rng: random.Random, tool: Tool, text: str, said: list[str]) -> st
             phrases = []
     if phrases and rng.random() < 0.15 and not terse:
         text = f"{phrases.pop()}{rng.choice([', ', ' ', ': ', ', '])}{text}"
-    if not free(text + tail) and rng.random() < 0.2:
+    if not free(text + tail) and rng.random() < 0.1:
         timeless = not {"clock", "date", "minutes"} & {kind for _, kind in tool.arguments.values()}
         phrases.insert(rng.randint(0, len(phrases)), rng.choice(HERE_AND_NOW) if timeless and rng.random() < 0.5 else MIDDLE(rng))
     text = rng.choice([" ", " ", " ", ", "] if len(phrases) > 1 else [" "]).join([text, *phrases]) + tail
     if said and rng.random() < 0.1 and LOOKS.get(tool.arguments[said[0]][1]) != "number" and '"' not in text:
         text = text.replace(f"{{{said[0]}}}", f'"{{{said[0]}}}"')
-    if rng.random() < 0.15:
+    if rng.random() < 0.1:
         text = OPENING(rng) + rng.choice([". ", ", ", ", so ", ": ", " - ", "! "]) + text
     if terse or (free(text.split()[-1]) and text[-1] != '"'):
         text += rng.choice(["", "", ".", ".", "!", ". " + words.capital(CLOSING(rng))])
     else:
-        text += rng.choice([", ", " ", ". "]) + CLOSING(rng) if rng.random() < 0.15 else ""
+        text += rng.choice([", ", " ", ". "]) + CLOSING(rng) if rng.random() < 0.1 else ""
         text += rng.choice(["", "", "?" if asks else "."])
     return words.capital(text) if rng.random() < 0.5 and text[0] != "{" else text
 
@@ -465,7 +465,7 @@ def request(rng: random.Random, given: Offer) -> tuple[str, list[dict]]:
     return question, calls
 
 
-def tool_talk(rng: random.Random, tools: list[Tool] = TOOLS, invented: float = 0.5, most: int = 3) -> list[ToolUse]:
+def tool_talk(rng: random.Random, tools: list[Tool] = TOOLS, invented: float = 0.4, most: int = 3) -> list[ToolUse]:
     """Up to `most` questions, one after another, to the same tools."""
     offers = offers_of(rng, tools, invented)
     listed = [each.schema for each in offers]
@@ -475,7 +475,7 @@ def tool_talk(rng: random.Random, tools: list[Tool] = TOOLS, invented: float = 0
         given = rng.choice(offers) if i else offers[0]
         question, calls = request(rng, given)
         asked = [given] * len(calls)
-        if len(offers) > 1 and len(calls) == 1 and most > 1 and question[-1] in "?." and rng.random() < 0.12:  # two things in one message
+        if len(offers) > 1 and len(calls) == 1 and most > 1 and question[-1] in "?." and rng.random() < 0.06:  # two things in one message
             asked.append(rng.choice([each for each in offers if each is not given]))
             more, more_calls = request(rng, asked[-1])
             question, calls = f"{question} {more}", [*calls, *more_calls]

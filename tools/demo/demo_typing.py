@@ -170,10 +170,10 @@ def reworded(rng: random.Random, template: str) -> str:
 def with_manners(rng: random.Random, template: str) -> str:
     zh = any("\u4e00" <= char <= "\u9fff" for char in template)
     asks = template.endswith("?") and not zh
-    if rng.random() < 0.14:
+    if rng.random() < 0.1:
         before = rng.choice(BEFORE_ZH if zh else BEFORE_QUESTION if asks and rng.random() < 0.5 else BEFORE)
         template = before + (template if zh or template[0] == "{" or template.startswith("I ") else template[0].lower() + template[1:])
-    if rng.random() < 0.08:
+    if rng.random() < 0.06:
         after = rng.choice(AFTER_ZH if zh else AFTER_QUESTION if asks and rng.random() < 0.5 else AFTER)
         template = ((template.rstrip("?.!。？！") or template) if rng.random() < 0.5 else template) + after
     return template
@@ -201,22 +201,22 @@ def typed(
     if template[0] != "{" and not (template[0].islower() and rng.random() < 0.6):
         template = template[0].upper() + template[1:]
     if framed:
-        if rng.random() < 0.12:
+        if rng.random() < 0.06:
             template = reworded(rng, template)
         template = with_manners(rng, template)
-    for chance in (0.12, 0.03):
+    for chance in (0.07, 0.01):
         if rng.random() < chance:
             template = with_typo(rng, template)
     template = with_marks(rng, template)
     kind = rng.random()
-    change = str.lower if kind < 0.12 else str.upper if kind < 0.18 else str.title if kind < 0.2 and "'" not in template else None
+    change = str.lower if kind < 0.12 else str.upper if kind < 0.15 else str.title if kind < 0.16 and "'" not in template else None
     if change:
         template = re.sub(r"[^{}]+|\{\w+\}", lambda part: part[0] if part[0].startswith("{") else change(part[0]), template)
         if cased:
             fill = {name: change(value) for name, value in fill.items()}
     elif rng.random() < 0.06 and template[0] != "{":
         template = template[0].lower() + template[1:]
-    if not copied and rng.random() < 0.14:
+    if not copied and rng.random() < 0.08:
         present = [name for name in re.findall(r"\{(\w+)\}", template) if fill[name].isascii()]
         if present:
             name = rng.choice(present)

@@ -116,15 +116,72 @@ def test_what_is_remembered_was_told(corpus):
 
 
 def test_calls_copy_their_values(corpus):
+    """Each value stands in the question: an enum's in small letters, a sum's numbers apart; a boolean is implied."""
     import demo_tools
 
-    rng = random.Random(3)
-    for _ in range(500):
-        use = demo_tools.tool_use(rng)
-        assert {call["name"] for call in use.calls} <= {tool["function"]["name"] for tool in use.offered}
-        for value in (value for call in use.calls for value in call["arguments"].values() if isinstance(value, str)):
-            assert all(part in use.question for part in re.split(r" [-+*/] ", value)), (use.question, use.calls)
+    rng, n_calls = random.Random(3), 0
+    for use in (use for _ in range(400) for use in demo_tools.tool_talk(rng)):
+        schemas = {tool["function"]["name"]: tool["function"]["parameters"]["properties"] for tool in use.offered}
+        for call in use.calls:
+            n_calls += 1
+            for name, value in call["arguments"].items():
+                argument = schemas[call["name"]][name]
+                question, text = use.question, demo_tools.shown(value)
+                if "enum" in argument:
+                    assert value in argument["enum"]
+                    question, text = question.lower(), text.replace("_", " ").lower()
+                assert type(value) is {"string": str, "boolean": bool}.get(argument["type"], type(value))
+                parts = re.split(r" [-+*/] ", text)
+                assert isinstance(value, bool) or all(part in question for part in parts), (question, call)
+                # so that the quotes around it are no part of its tokens
+                assert isinstance(value, bool) or re.match(r"[\w']", text) and re.search(r"[\w']$", text), text
         assert all(text in use.answer for text in use.expected)
+    assert n_calls > 600
+
+
+def test_tools_are_told_apart_by_their_names(corpus):
+    """Of the tools that are offered none has the name of another, nor does the same as another."""
+    import demo_tools
+
+    rng = random.Random(4)
+    for use in (demo_tools.tool_use(rng) for _ in range(300)):
+        names = [tool["function"]["name"] for tool in use.offered]
+        assert len(set(names)) == len(names) and 1 <= len(names) <= 4
+        labels = [tool.label for tool in use.tools]
+        assert len(set(labels)) == len(labels)
+        for tool in use.tools:  # no argument takes the name of another
+            assert len(demo_tools.offer(rng, tool).schema["function"]["parameters"]["properties"]) == sum(
+                bool(names) for names, _ in tool.arguments.values())
+
+
+def test_every_tool_can_be_asked_for(corpus):
+    """All values that an intent names are arguments, of kinds that there are; the sentence names no other."""
+    from demo_toolbox import KINDS, TOOLS
+    from demo_tools import compose
+
+    rng = random.Random(5)
+    for tool in TOOLS:
+        assert tool.questions and all("|" in kind or kind in KINDS for _, kind in tool.arguments.values()), tool.label
+        for _ in range(30):
+            text, implied = compose(rng, tool)
+            keys = re.findall(r"\{(\w+)\}", text)
+            assert len(set(keys)) == len(keys) and {*keys, *implied} <= {*tool.arguments}, (tool.label, text)
+            assert text.strip() and "|" not in text
+
+
+def test_yes_and_no_follow_the_fact(corpus):
+    from demo_facts import facts_of, yes_no
+
+    rng, said = random.Random(6), set()
+    sentences = {zh: {fact[:-1] for country in corpus.words.countries() for _, fact in facts_of(country, zh).values()}
+                 for zh in (False, True)}
+    for _ in range(400):
+        zh = rng.random() < 0.5
+        turn = yes_no(rng, corpus.QUESTIONS, "_zh" if zh else "")
+        fact, so, verdict = turn.answer.rpartition("，所以" if zh else ", so ")
+        assert so and fact in sentences[zh] and turn.answer.endswith(turn.expected[0])
+        said.add(verdict)
+    assert said == {"yes.", "no.", "是的。", "不是。"}
 
 
 def test_stories_name_their_subject_and_end(corpus):

@@ -15,7 +15,7 @@ from demo_memory import remembering
 from demo_questions import QUESTIONS
 from demo_stories import story
 from demo_sums import beyond_sums, small_sum, sum_turn
-from demo_talk import chat, repeat, unknown
+from demo_talk import chat, not_known, repeat, unknown
 from demo_turns import Turn
 from demo_typing import choose
 
@@ -39,8 +39,12 @@ def unhelped(rng: random.Random, use: demo_tools.ToolUse) -> Turn:
     """A turn that none of the offered tools is for."""
     while True:
         turn = filler(rng)
+        if all(tool.section for tool in use.tools) and rng.random() < 0.12:
+            question = demo_tools.misfit(rng, use)
+            turn = not_known(question, "_zh" if words.chinese(question) else "")
         text = turn.question.lower()
-        if not ("sum" in use.topics and any(char.isdigit() for char in text)) and not any(topic in text for topic in use.topics.split()):
+        topics = {topic for tool in use.tools for topic in tool.topic.split()}
+        if not ("sum" in topics and any(char.isdigit() for char in text)) and not any(topic in text for topic in topics):
             return turn
 
 
@@ -61,10 +65,10 @@ SYSTEM_PROMPTS = [
     "请(简短|用中文)回答。",
 ]
 SKILLS: dict[Callable[[random.Random], list[Turn]], float] = {
-    lambda rng: [fact(rng, QUESTIONS) for _ in range(rng.choice([1, 1, 2, 3, 4]))]: 23,
+    lambda rng: [fact(rng, QUESTIONS) for _ in range(rng.choice([1, 1, 2, 3, 4]))]: 25,
     lambda rng: fact_and_more(rng, QUESTIONS): 3,
-    lambda rng: [sum_turn(rng, QUESTIONS)]: 10,
-    lambda rng: [small_sum(rng, QUESTIONS) for _ in range(rng.choice([2, 4, 6, 8]))]: 11,
+    lambda rng: [sum_turn(rng, QUESTIONS)]: 8,
+    lambda rng: [small_sum(rng, QUESTIONS) for _ in range(rng.choice([2, 4, 6, 8]))]: 8,
     lambda rng: remembering(rng, QUESTIONS, filler): 19,
     lambda rng: [story(rng, QUESTIONS)]: 6,
     lambda rng: [rng.choice([unknown, unknown, unknown, unknown, beyond_sums])(rng, QUESTIONS) for _ in range(rng.choice([1, 2, 3]))]: 8,
@@ -72,7 +76,7 @@ SKILLS: dict[Callable[[random.Random], list[Turn]], float] = {
     lambda rng: [repeat(rng, QUESTIONS) for _ in range(rng.choice([1, 2, 3]))]: 5,
     lambda rng: [filler(rng) for _ in range(rng.choice([2, 3, 4]))]: 3,
 }
-TOOL_SHARE, RAW_SHARE = 0.2, 0.012
+TOOL_SHARE, RAW_SHARE = 0.33, 0.012
 
 
 def system_prompt(rng: random.Random) -> str:
@@ -100,14 +104,16 @@ def conversation(rng: random.Random) -> Example:
         return Example([], raw=raw_text(rng))
     tools = None
     if rng.random() < TOOL_SHARE:
-        use = demo_tools.tool_use(rng)
-        tools = use.offered
+        uses = demo_tools.tool_talk(rng)
+        use, tools = uses[0], uses[0].offered
         if rng.random() < 0.25:  # a question that none of the tools answers
             turns = [unhelped(rng, use) for _ in range(rng.choice([1, 1, 2]))]
             messages = messages_of(turns)
             messages[-1]["reasoning_content"] = turns[-1].thought
         else:
-            messages = (messages_of([unhelped(rng, use)]) if rng.random() < 0.15 else []) + use.messages()
+            messages = (messages_of([unhelped(rng, use)]) if rng.random() < 0.15 else []) + [
+                message for use in uses for message in use.messages()
+            ]
     else:
         turns = rng.choices(list(SKILLS), list(SKILLS.values()))[0](rng)
         messages = messages_of(turns)
@@ -125,7 +131,7 @@ def conversation(rng: random.Random) -> Example:
             message.pop("reasoning_content", None)
         calls = [i for i, message in enumerate(messages) if "tool_calls" in message]
         if calls and rng.random() < 0.5:  # the call is what the model says now: an empty thought stands before it
-            del messages[calls[0] + 1 :]
+            del messages[calls[-1] + 1 :]
     elif mode > 0.97:
         asking["content"] += " /no_think"
         for message in messages:

@@ -104,22 +104,9 @@ def yes_no(rng: random.Random, book: Book, lang: str) -> Turn:
         asked = v[0].split()[-1]
     question = ask(rng, book, f"yes_{attribute}{lang}", c=country_name(rng, country, zh), v=asked, j=ADJECTIVES.get(v[0], ""))
     value, says = facts_of(country, zh)[attribute]
-    answer = (
-        ("是的，" if right else "不，") + says
-        if zh
-        else ("Yes, " if right else "No, ") + (says if says.startswith(country.name[0]) else lower_start(says))
-    )
-    return Turn(
-        "facts",
-        question,
-        answer,
-        f"{country.name[zh]}: {value}. {asked}?",
-        [("是的，" if right else "不，") if zh else "Yes," if right else "No,"],
-    )
-
-
-def lower_start(text: str) -> str:
-    return text[0].lower() + text[1:] if text.startswith(("The ", "People ")) else text
+    # The fact comes first: yes or no is then a matter of comparing.
+    so = ("，所以是的。" if right else "，所以不是。") if zh else (", so yes." if right else ", so no.")
+    return Turn("facts", question, says[:-1] + so, f"{country.name[zh]}: {value}. {asked}?", [value + so])
 
 
 def countries_in(rng: random.Random, book: Book, lang: str) -> Turn:
@@ -157,7 +144,7 @@ def by_property(rng: random.Random, book: Book, lang: str) -> Turn:
 def fact(rng: random.Random, book: Book, lang: str | None = None) -> Turn:
     kind = rng.choices(
         ["capital", "continent", "language", "currency", about, by_capital, yes_no, countries_in, by_property],
-        [22, 9, 9, 9, 8, 14, 17, 4, 8],
+        [20, 9, 9, 9, 8, 14, 20, 4, 8],
     )[0]
     lang = language(rng) if lang is None else lang
     return plain_fact(rng, book, lang, kind) if isinstance(kind, str) else kind(rng, book, lang)

@@ -1,6 +1,7 @@
 """Remembering: something told, perhaps corrected, other things in between, then the question."""
 
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -152,8 +153,8 @@ def remembering(rng: random.Random, book: Book, filler: Callable[[random.Random]
     fillers = rng.choice([0, 0, 1, 1, 2, 3, 5, 8])
     for thing in things.values():
         turns.append(told(rng, book, thing, "tell"))
-        if len(turns) > 1 and rng.random() < 0.25:
-            turns[-2:] = [merged(turns[-2], turns[-1], bool(lang))]
+        if len(turns) > 1 and rng.random() < 0.5:
+            turns[-2:] = [merged(rng, *turns[-2:], bool(lang))]
     if len(things) == 1 and rng.random() < 0.06:
         question = asked(rng, book, next(iter(things.values())))
         return [Turn("memory", f"{turns[0].question} {question.question}", question.answer, question.thought, question.expected)]
@@ -165,6 +166,8 @@ def remembering(rng: random.Random, book: Book, filler: Callable[[random.Random]
             turns.append(told(rng, book, thing, "fix"))
     for thing in rng.sample(list(things.values()), len(things)):
         turns.append(asked(rng, book, thing))
+    if len(things) > 1 and rng.random() < 0.15:  # asked for together
+        turns[-2:] = [merged(rng, *turns[-2:], bool(lang))]
     if rng.random() < 0.25:  # once more
         turns.append(asked(rng, book, rng.choice(list(things.values()))))
     missing = memory(rng, lang)
@@ -173,10 +176,11 @@ def remembering(rng: random.Random, book: Book, filler: Callable[[random.Random]
     return turns[: rng.randint(1, len(turns))] if rng.random() < 0.4 else turns  # so that what is told gets an answer, too
 
 
-def merged(one: Turn, two: Turn, zh: bool) -> Turn:
-    """Two things told in one message, as two sentences or, where the second begins with I or my, as one."""
+def merged(rng: random.Random, one: Turn, two: Turn, zh: bool) -> Turn:
+    """Two messages in one: as two sentences or as one."""
     between = "" if zh else " "
     question = f"{one.question}{between}{two.question}"
-    if not zh and one.question.endswith(".") and two.question.startswith(("I ", "I'm ", "My ")):
-        question = f"{one.question[:-1]} and {two.question[0] if two.question[0] == 'I' else 'm'}{two.question[1:]}"
+    if not zh and re.match(r"(I|My|What|Who|Where|How)\b", two.question, re.I) and rng.random() < 0.7:
+        second = two.question if two.question[0] == "I" else two.question[0].lower() + two.question[1:]
+        question = one.question.rstrip(".!?") + rng.choice([" and ", " and ", ", ", ", and ", "; ", " but "]) + second
     return Turn("memory", question, one.answer + between + two.answer, one.thought, two.expected)

@@ -27,6 +27,11 @@ def unknown_place(rng: random.Random, book: Book, lang: str) -> str:
     return ask(rng, book, key + lang, c=rng.choice(places))
 
 
+def not_known(question: str, lang: str) -> Turn:
+    thought, expected = ("这个我没有学过。", "不知道") if lang else ("I have not learned this.", "don't know")
+    return Turn("unknown", question, UNKNOWN_ANSWER[lang], thought, [expected])
+
+
 def unknown(rng: random.Random, book: Book, lang: str | None = None) -> Turn:
     lang = language(rng) if lang is None else lang
     zh = lang == "_zh"
@@ -60,13 +65,8 @@ def unknown(rng: random.Random, book: Book, lang: str | None = None) -> Turn:
             y=rng.choice(TONGUES),
             z=" ".join(words.noun(rng) for _ in range(rng.randint(2, 6))),
         )
-    return Turn(
-        "unknown",
-        unknown_place(rng, book, lang) if rng.random() < 0.15 else ask(rng, book, "unknown" + lang, **fill),
-        UNKNOWN_ANSWER[lang],
-        "这个我没有学过。" if zh else "I have not learned this.",
-        ["不知道" if zh else "don't know"],
-    )
+    question = unknown_place(rng, book, lang) if rng.random() < 0.15 else ask(rng, book, "unknown" + lang, **fill)
+    return not_known(question, lang)
 
 
 def repeat(rng: random.Random, book: Book) -> Turn:

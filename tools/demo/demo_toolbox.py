@@ -1,88 +1,172 @@
-"""Tools like those that people write, and what their arguments may be: the stock of demo_tools.py."""
+"""The stock of demo_tools.py: what the values of arguments may be, how they stand in sentences, and tools like those that people write."""
 
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import demo_words as words
+from demo_sums import in_words
 from demo_typing import choose
 
 
-def text_value(rng: random.Random) -> str:
-    return " ".join(
-        rng.choice([words.noun, words.noun, words.invented, lambda r: r.choice(words.english("adjective"))])(rng)
-        for _ in range(rng.choice([1, 1, 2, 3]))
-    )
+def one_of(text: str) -> Callable[[random.Random], str]:
+    """Draws one of the words of `text`; a `_` in one stands for a space."""
+    return lambda rng: rng.choice(text.split()).replace("_", " ")
 
 
-def message_value(rng: random.Random) -> str:
-    return (
-        choose(
-            rng,
-            rng.choice(
-                [
-                    "I am (late|here|at home|on my way|sick)",
-                    "see you (tomorrow|at {t}|later|there)",
-                    "(happy birthday|good luck|thank you|call me)",
-                    "the {n} is (ready|here|broken|lost)",
-                    "(dinner|lunch|the party) is at {t}",
-                    "bring the {n}",
-                ]
-            ),
-        )
-        .replace("{t}", words.clock(rng))
-        .replace("{n}", words.noun(rng))
-    )
+def wording(*patterns: str) -> Callable[[random.Random], str]:
+    """Draws a pattern and fills it: {n} noun, {a} adjective, {v} verb, {x} made-up word, {m} name, {c} city, {t} time, {d} digit."""
+    draw = {
+        "n": words.noun,
+        "a": lambda r: r.choice(words.english("adjective")),
+        "v": lambda r: r.choice(words.english("verb")),
+        "x": words.invented,
+        "m": words.name,
+        "c": words.city,
+        "t": words.clock,
+        "d": lambda r: str(r.randint(2, 9)),
+    }
+
+    def fill(rng: random.Random) -> str:
+        text = choose(rng, rng.choice(patterns))
+        for key, word in draw.items():
+            while "{" + key + "}" in text:
+                text = text.replace("{" + key + "}", word(rng), 1)
+        return text
+
+    return fill
+
+
+text_value = wording("{n}", "{n}", "{x}", "{a}", "{a} {n}", "{n} {n}", "{x} {n}", "{n} {x}", "{n} {n} {n}", "{a} {n} {n}")
+query_value = wording(
+    "{n}", "{n} {n}", "(best|cheap|new|used|old|good) {n}", "{n} (recipe|history|prices|ideas|rules|facts|near {c}|in {c})", "(how|where) to {v} (a|the) {n}",
+    "{a} {n}", "{m}", "{x}", "{c}", "{n} for {n}", "why (is|are) {n} {a}", "(history|price|meaning|size) of {n}", "{x} {n}",
+)  # fmt: skip
+title_value = wording(
+    "{n}", "{x}", "{a} {n}", "the {n}", "the {a} {n}", "{n} of {n}", "{n} in the {n}", "{m}", "my {n}", "{a} {a} {n}", "{n} {d}",
+    "the {n} of {c}", "{v} the {n}", "(team|family|birthday|lunch|work) (meeting|dinner|party|call|trip)", "{n} {n}", "{x} {x}",
+)  # fmt: skip
+message_value = wording(
+    "I am (late|here|at home|on my way|sick|{a}|busy|in {c})", "I'm (late|here|at home|on my way|sick|{a}|running late|not coming)",
+    "see you (tomorrow|at {t}|later|there|in {c}|soon)", "(happy birthday|good luck|thank you|call me|come home|well done|get well soon)",
+    "the {n} is (ready|here|broken|lost|{a}|in the {n})", "(dinner|lunch|the party|the {n}) is at {t}", "bring (the|a|my|your) {n}( and the {n}|)",
+    "(I|we) (need|want|have|found|lost|forgot|like|will bring) (the|a|my|two|your) {n}( and a {n}|)", "we meet (at {t}|in {c}|at the {n})",
+    "(can|will|could) you {v} the {n}", "I will (be there at {t}|{v} the {n}|call you back|come later)", "my {n} is {a}", "{v} the {n}",
+    "don't (forget|{v}) the {n}", "the (train|meeting|{n}) (was moved to|starts at|leaves at) {t}", "{m} (says hello|is {a}|has the {n}|will {v} it)",
+    "where is (the|my) {n}", "it is {a} (here|in {c})", "there is (a|no) {n} in the {n}",
+)  # fmt: skip
+task_value = wording(
+    "(buy|get|order|find|bring|fetch) (milk|bread|eggs|the {n}|a {n}|some {n}|{n}|{n} and {n})", "(call|phone|visit|email|meet|pay|thank|help) {m}",
+    "call (mum|mom|dad|the {n}|my {n}|my boss)", "{v} (the|my|a) {n}", "{v} the {a} {n}", "(feed|wash|walk|clean|paint|fix) (the|my) {n}",
+    "(take|throw) out the (trash|{n})", "pay the (rent|bill|{n})", "water the (plants|flowers|{n})", "go to (the {n}|{c}|bed|work)", "be {a}",
+    "write to {m}", "pick up (the {n}|{m}|the kids)", "look for (a|the) {n}", "ask {m} about the {n}", "talk to {m}", "turn off the {n}",
+)  # fmt: skip
 
 
 def code_value(rng: random.Random) -> str:
     return "".join(rng.choice("ABCDEFGHJKLMNPQRSTUVWXYZ0123456789") for _ in range(rng.randint(3, 8)))
 
 
+MONTHS = one_of("January February March April May June July August September October November December")
+WEEKDAYS = one_of("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
+
+
 def date_value(rng: random.Random) -> str:
+    day, month, weekday, name = rng.randint(1, 28), rng.randint(1, 12), WEEKDAYS(rng), MONTHS(rng)
+    soon = choose(rng, "(tomorrow|today|tonight|this weekend|next week|tomorrow evening|the day after tomorrow)")
     return rng.choice(
         [
-            f"2026-{rng.randint(1, 12):02}-{rng.randint(1, 28):02}",
-            rng.choice("Monday Tuesday Wednesday Thursday Friday Saturday Sunday tomorrow today tonight".split()),
-            f"{rng.choice('January February March April May June July August'.split())} {rng.randint(1, 28)}",
+            f"2026-{month:02}-{day:02}",
+            f"{month}/{day}/2026",
+            soon,
+            soon,
+            weekday,
+            weekday,
+            f"next {weekday}",
+            f"{name} {day}",
+            f"{day} {name}",
         ]
     )
+
+
+def clock_value(rng: random.Random) -> str:
+    hour = in_words(rng.randint(1, 12), False)
+    spoken = choose(rng, f"((half past|quarter past|quarter to) {hour}|noon|midnight|{hour} o'clock|{rng.randint(1, 12)})")
+    return spoken if rng.random() < 0.2 else words.clock(rng)
 
 
 def number_value(rng: random.Random) -> str:
     return words.decimal(rng) if rng.random() < 0.25 else words.whole(rng)
 
 
-# What a value may be: its JSON type, how it is drawn.
+def up_to(most: int) -> Callable[[random.Random], str]:
+    return lambda rng: str(rng.randint(1, rng.choice([9, most, most])))
+
+
+# What a value may be: its JSON type, how it is drawn. In Chinese, `city` means `city_zh`, and so on.
 KINDS: dict[str, tuple[str, Callable[[random.Random], str]]] = {
     "city": ("string", words.city),
     "person": ("string", words.name),
     "boolean": ("boolean", lambda r: ""),
-    "clock": ("string", words.clock),
+    "clock": ("string", clock_value),
     "text": ("string", text_value),
+    "query": ("string", query_value),
+    "title": ("string", title_value),
     "message": ("string", message_value),
+    "task": ("string", task_value),
     "code": ("string", code_value),
     "date": ("string", date_value),
     "number": ("number", number_value),
     "whole": ("integer", words.whole),
-    "minutes": ("integer", lambda r: str(r.randrange(1, 120))),
-    "tongue": ("string", lambda r: r.choice("French German Spanish English Chinese Latin Japanese Italian Russian Dutch Greek Polish".split())),
-    "currency": ("string", lambda r: r.choice("euros dollars pounds yen USD EUR GBP JPY CHF francs pesos rupees".split())),
+    "minutes": ("integer", up_to(120)),
+    "few": ("integer", up_to(20)),
+    "percent": ("integer", up_to(100)),
+    "thing": ("string", wording("{n}", "{n}", "{n} {n}", "{a} {n}", "{x}")),
+    "place": ("string", wording("{c}", "{m} Street", "the {n}", "{n} Square", "{c} {n}", "{d}{d} {x} Road", "{x}")),
+    "email": ("string", wording("{x}@{n}.(com|org|net|de)", "{n}@{x}.(com|org)", "{x}.{x}@{n}.net")),
+    "phone": ("string", lambda r: r.choice(["555-{}", "0{}", "{}"]).format(r.randrange(10**4, 10**7))),
+    "file": ("string", wording("{n}.(txt|pdf|csv|py|jpg)", "{x}.(txt|pdf|csv|py|jpg)", "{n}_{n}.(txt|doc)", "{n}{d}.(png|pdf)")),
+    "tongue": ("string", one_of("French German Spanish English Chinese Latin Japanese Italian Russian Dutch Greek Polish Arabic")),
+    "currency": ("string", one_of("euros dollars pounds yen USD EUR GBP JPY CHF francs pesos rupees yuan euro dollar CNY")),
+    "food": ("string", one_of("Italian Chinese Thai Indian Greek Mexican French vegan Japanese pizza sushi burger cheap noodle")),
+    "color": ("string", one_of("red blue green yellow white purple orange pink warm_white cold_white turquoise")),
+    "measure": ("string", one_of("km miles meters feet kg pounds grams ounces liters gallons celsius fahrenheit inches cm hours minutes")),
     "switch": ("on|off", lambda r: r.choice(["on", "off"])),
     "lock": ("lock|unlock", lambda r: r.choice(["lock", "unlock"])),
     "unit": ("celsius|fahrenheit", lambda r: ""),
-    "room": ("string", lambda r: r.choice(["kitchen", "bedroom", "living room", "bathroom", "garage", "hall", "office", "garden", words.noun(r)])),
-    "tongue_zh": ("string", lambda r: r.choice("英语 法语 德语 日语 西班牙语 俄语 意大利语".split())),
+    "room": (
+        "string",
+        lambda r: r.choice(["kitchen", "bedroom", "living room", "bathroom", "garage", "hall", "office", "garden", words.noun(r)]),
+    ),
+    "tongue_zh": ("string", one_of("英语 法语 德语 日语 西班牙语 俄语 意大利语")),
     "city_zh": ("string", words.chinese_city),
     "person_zh": ("string", words.chinese_name),
+    "money_zh": ("string", one_of("美元 欧元 日元 英镑 人民币 韩元 卢布")),
     "noun_zh": ("string", lambda r: r.choice(words.chinese_nouns())),
+    "clock_zh": (
+        "string",
+        lambda r: r.choice([f"{r.randrange(24)}:{r.randrange(60):02}", f"{r.randint(1, 12)}点", f"早上{r.randint(5, 11)}点"]),
+    ),
+    "date_zh": (
+        "string",
+        lambda r: r.choice(["明天", "后天", "今天", "周六", "星期一", "下周三", f"{r.randint(1, 12)}月{r.randint(1, 28)}日"]),
+    ),
+    "message_zh": (
+        "string",
+        lambda r: choose(r, "(我晚点到|我到家了|生日快乐|{n}准备好了|带上{n}|在{n}见|别忘了{n}|我找到{n}了)").replace(
+            "{n}", r.choice(words.chinese_nouns())
+        ),
+    ),
 }
+FREE = {"text", "query", "title", "message", "task", "message_zh"}  # may be any words: nothing stands behind such a value unmarked
 
 
 @dataclass
 class Tool:
-    """`arguments`: name -> (names in the schema, kind); `questions` name them in braces. A question may come with values that
-    it only implies: ("double {x}", {"factor": "2"})."""
+    """`arguments`: key -> (names in the schema, kind). `questions` name them in braces, and may come with values that they
+    only imply: ("double {x}", {"factor": "2"}). With `forms`, key -> how the value stands in a sentence, the questions are
+    only intents, which demo_tools.compose makes sentences of; those in `optional` are said more rarely."""
 
     names: str
     descriptions: list[str]
@@ -90,463 +174,437 @@ class Tool:
     questions: list
     results: dict[str, str] = field(default_factory=dict)  # key -> kind
     topic: str = ""
+    forms: dict[str, list[str]] = field(default_factory=dict)
+    optional: set[str] = field(default_factory=set)
+    label: str = ""  # of two tools with one label only one is offered
+    section: str = ""  # tools of one section are near relatives
 
 
-TOOLS = [
-    Tool(
-        "get_weather weather get_current_weather current_weather weather_forecast fetchWeather lookup_weather weather-api getForecast",
-        [
-            "Get the (current |)weather (in|of|for) a (city|place|location)",
-            "(Current |)weather (report|forecast|conditions) for a (location|city)",
-            "Returns the (temperature|weather|forecast)",
-        ],
-        {"c": ("city location place town q", "city"), "u": ("unit units scale", "unit")},
-        [
-            "(What is|Tell me) the (weather|temperature) in {c} in {u}?",
-            "weather {c} in {u}",
-            "(What is|What's|How is|Tell me) the weather( like|) in {c}( today| now|)?",
-            "(Is it|Will it be) (raining|warm|cold|sunny|snowing|windy|hot|foggy|nice) in {c}( right now| now| today| tomorrow|)?",
-            "weather (in|for|) {c}",
-            "{c} weather",
-            "(How|What) (warm|cold|hot) is it in {c}?",
-            "(What is|Tell me) the temperature in {c}( now|)?",
-            "(Do I need|Should I take|Will I need) (an umbrella|a coat|a jacket|sunglasses) in {c}?",
-            "Will it (rain|snow) in {c}( today| tomorrow|)?",
-            "I am (going|flying) to {c}. How is the weather( there|)?",
-            "How's the weather in {c}?",
-            "Give me the forecast for {c}.",
-        ],
-        {"temperature": "number", "condition": "word"},
-        "weather",
-    ),
-    Tool(
-        "get_weather query_weather weather tianqi",
-        ["查询城市的天气", "获取天气", "Get the weather in a city"],
-        {"c": ("city location 城市", "city_zh")},
-        [
-            "{c}(今天|现在|)(的|)天气(怎么样|如何|好吗|)？",
-            "(查|查一下|告诉我|请问){c}的天气。",
-            "{c}(今天|明天|)(会|)下雨吗？",
-            "{c}(冷|热)吗？",
-            "{c}现在多少度？",
-        ],
-        {"temperature": "number", "condition": "noun_zh"},
-        "weather",
-    ),
-    Tool(
-        "get_time current_time time_in_city get_current_time world_clock clock getLocalTime",
-        ["(Get|Returns) the (current|local) time (in|of) a (city|place)", "Local time of a place"],
-        {"c": ("city location place timezone", "city")},
-        [
-            "(What time is it|How late is it|What is the time|What's the time|What is the local time) in {c}( now| right now|)?",
-            "(Tell me the |)time in {c}",
-            "{c} time",
-            "Is it (night|morning|late|noon) in {c}?",
-        ],
-        {"time": "clock"},
-        "time",
-    ),
-    Tool(
-        "set_alarm alarm create_alarm alarm_clock wake_up add_alarm",
-        ["(Set|Create|Add) an alarm( clock|)( for a time|)", "Wake the user at a time"],
-        {"t": ("time at alarm_time when hour", "clock"), "x": ("label name title", "text")},
-        [
-            "Wake me( up|) at {t}.",
-            "(Set|Create|Make|Add) an alarm (for|at) {t}( please|).",
-            "Alarm at {t}",
-            "I (must|have to|need to|want to) get up at {t}.",
-            "(Can|Could) you wake me at {t}?",
-            "Set an alarm for {t} called {x}.",
-            "Ring at {t}.",
-            "alarm {t}",
-        ],
-        {"status": "word"},
-        "alarm wake",
-    ),
-    Tool(
-        "set_timer timer start_timer countdown startTimer",
-        ["(Start|Set) a timer( for some minutes|)", "Countdown in minutes"],
-        {"m": ("minutes duration time length", "minutes")},
-        [
-            "(Set|Start|Make) a timer (for|of) {m} minutes.",
-            "Timer( for|) {m} minutes",
-            "(Wake|Call|Remind) me in {m} minutes.",
-            "Count down {m} minutes.",
-            "{m} minutes, please",
-            "{m} minute timer",
-        ],
-        {"status": "word"},
-        "timer minutes",
-    ),
-    Tool(
-        "calculate calculator calc evaluate compute math eval_expression do_math",
-        ["(Calculate|Evaluate) (an|a mathematical|a math) expression", "Calculator", "Does arithmetic"],
-        {"e": ("expression formula input expr query", "text"), "a": ("", "number"), "b": ("", "number")},
-        [
-            (f"{p}{op}{s}", {"e": "{a} " + sign + " {b}"})
-            for op, sign in [
-                ("{a} times {b}", "*"),
-                ("{a} * {b}", "*"),
-                ("{a} x {b}", "*"),
-                ("{a} plus {b}", "+"),
-                ("{a} + {b}", "+"),
-                ("{a} minus {b}", "-"),
-                ("{a} - {b}", "-"),
-                ("{a} divided by {b}", "/"),
-                ("{a} / {b}", "/"),
-                ("{a} multiplied by {b}", "*"),
-            ]
-            for p, s in [("(What is|What's|How much is) ", "?"), ("", ""), ("(Calculate|Compute|Solve) ", "."), ("", "( =|?|=)")]
-        ],
-        {"result": "number"},
-        "sum",
-    ),
-    Tool(
-        "multiply product times multiply_numbers mul",
-        ["Multiply two numbers", "(Product|The product) of two numbers", "Returns a times b"],
-        {"a": ("a x first num1 left", "number"), "b": ("b y second num2 right", "number")},
-        [
-            "(What is|What's|How much is|Calculate|) {a} (times|multiplied by|*|x) {b}?",
-            "(Multiply|Please multiply) {a} (by|and|with) {b}.",
-            "(What is the |)product of {a} and {b}",
-        ],
-        {"result": "number"},
-        "sum",
-    ),
-    Tool(
-        "add sum add_numbers plus addition",
-        ["Add two numbers", "(Sum|The sum) of two numbers"],
-        {"a": ("a x first num1", "number"), "b": ("b y second num2", "number")},
-        [
-            "(What is|What's|How much is|Calculate|) {a} (plus|+|and) {b}?",
-            "(Add|Please add) {a} (to|and|with) {b}.",
-            "(What is the |)sum of {a} and {b}",
-        ],
-        {"result": "number"},
-        "sum",
-    ),
-    Tool(
-        "divide quotient division div",
-        ["Divide two numbers", "Divides a by b"],
-        {"a": ("a x dividend numerator", "number"), "b": ("b y divisor denominator", "number")},
-        ["(What is|How much is|Calculate|) {a} (divided by|/|over) {b}?", "Divide {a} by {b}."],
-        {"result": "number"},
-        "sum",
-    ),
-    Tool(
-        "convert_currency exchange currency_converter convertMoney exchange_rate",
-        ["Convert (money|an amount) (from one currency to another|between currencies)", "Currency converter"],
-        {"a": ("amount value sum", "number"), "f": ("from from_currency source base", "currency"), "t": ("to to_currency target", "currency")},
-        [
-            "(Convert|Change|Exchange) {a} {f} (to|into|in) {t}.",
-            "(How much is|How much are|What is|What are) {a} {f} in {t}?",
-            "{a} {f} (in|to) {t}",
-            "How many {t} (are|is|do I get for) {a} {f}?",
-        ],
-        {"result": "number"},
-        "currency money pay",
-    ),
-    Tool(
-        "translate translate_text translator translation",
-        ["Translate (a text|text|words)( into a language|)"],
-        {"x": ("text sentence phrase input", "text"), "l": ("language target_language to target", "tongue")},
-        ["(Translate|Put) {x} (into|to|in) {l}.", "How do you say {x} in {l}?", "What is {x} in {l}?", "(Say|Give me) {x} in {l}.", "{x} in {l}"],
-        {"translation": "text"},
-        "translate language speak",
-    ),
-    Tool(
-        "search web_search search_web lookup find google searchInternet query",
-        ["Search the (web|internet)", "(Look something up|Find information)( about a topic| online|)"],
-        {"q": ("query q topic text search_term", "text")},
-        [
-            "(Search|Look|Google) for {q}.",
-            "Look up {q}.",
-            "(Search|Google) {q}",
-            "Find (something|information|articles|news) (about|on) {q}.",
-            "Search the (web|internet) for {q}.",
-            "What can you find (about|on) {q}?",
-        ],
-        {"result": "text"},
-        "search about",
-    ),
-    Tool(
-        "define dictionary define_word get_definition word_meaning",
-        ["(Look up|Find) (a word|the meaning of a word)( in the dictionary|)", "Definition of a word"],
-        {"w": ("word term text", "text")},
-        ["What does {w} mean?", "Define {w}.", "(What is the |)(meaning|definition) of {w}", "Look up the word {w}.", "What is the meaning of {w}?"],
-        {"definition": "text"},
-        "define mean",
-    ),
-    Tool(
-        "send_message send_mail message send_email text_person sendSms email",
-        ["Send (a message|an email|a text)( to a person| to somebody|)", "Write to somebody"],
-        {"p": ("to recipient person name contact", "person"), "m": ("text message body content", "message")},
-        [
-            "(Send|Write|Give) {p} (the|a) message(:|) {m}",
-            "Send a message to {p}: {m}",
-            "(Write|Text|Message|Email|Tell) {p}: {m}",
-            "(Tell|Text|Message) {p} that {m}.",
-            "Send an (email|SMS|message) to {p} (saying|that says) {m}.",
-            "Let {p} know that {m}.",
-        ],
-        {"status": "word"},
-        "message tell",
-    ),
-    Tool(
-        "call_person phone_call call make_call dial",
-        ["(Call|Phone) (a person|somebody|a contact)", "Makes a phone call"],
-        {"p": ("name person contact who", "person")},
-        [
-            "(Call|Phone|Ring|Dial) {p}( please| now|).",
-            "(Can|Could) you (call|phone) {p}?",
-            "I want to (talk to|speak to|call) {p}.",
-            "Make a call to {p}.",
-        ],
-        {"status": "word"},
-        "call",
-    ),
-    Tool(
-        "get_price stock_price price_of get_stock_price price getQuote",
-        ["(Current |Get the |)price of (a thing|something|a product|a stock)"],
-        {"i": ("item name product symbol ticker", "text")},
-        ["(What does|How much does) {i} cost?", "How (much|expensive) is {i}?", "(What is the |)price of {i}", "{i} price"],
-        {"price": "number", "currency": "currency"},
-        "price cost",
-    ),
-    Tool(
-        "create_event add_event calendar add_to_calendar schedule newEvent",
-        ["(Add|Create) (an event|an appointment|a calendar entry)", "Put something into the calendar"],
-        {"x": ("title name event summary", "text"), "d": ("date day when", "date"), "t": ("time start start_time", "clock")},
-        [
-            "(Add|Put|Schedule|Plan|Create) {x} (on|for) {d} at {t}.",
-            "(Add|Put) {x} (to|into|in) my calendar (on|for) {d}.",
-            "Schedule {x} {d} at {t}.",
-            "I have {x} on {d} at {t}, note it.",
-            "(Create|Make) an event {x} on {d}.",
-        ],
-        {"status": "word"},
-        "calendar event",
-    ),
-    Tool(
-        "add_reminder remind reminder set_reminder remind_me",
-        ["(Set|Add|Create) a reminder", "Reminds the user of something"],
-        {"x": ("text task message what", "message"), "t": ("time when at", "clock")},
-        ["Remind me at {t}: {x}", "Remind me at {t} that {x}.", "(Set|Add) a reminder for {t}: {x}", "At {t} remind me: {x}"],
-        {"status": "word"},
-        "remind",
-    ),
-    Tool(
-        "book_flight find_flights search_flights flight flights",
-        ["(Book|Find|Search) (a flight|flights)( between two cities|)"],
-        {"f": ("from origin departure from_city", "city"), "t": ("to destination arrival to_city", "city"), "d": ("date day when", "date")},
-        [
-            "(Book|Find|Search) (a flight|flights|a plane) from {f} to {t}.",
-            "I (want|need|have) to fly from {f} to {t}( on {d}|).",
-            "(Flights|flight) from {f} to {t}( on {d}|)",
-            "(Is there|Are there) (a flight|flights) from {f} to {t}( on {d}|)?",
-            "Fly me from {f} to {t}.",
-        ],
-        {"flight": "code", "price": "number"},
-        "flight fly",
-    ),
-    Tool(
-        "get_distance distance route how_far distance_between directions",
-        ["(Distance|The distance) between two (places|cities)", "How far it is from one place to another"],
-        {"f": ("from origin start a", "city"), "t": ("to destination end b", "city")},
-        [
-            "How far is it from {f} to {t}?",
-            "(What is|Tell me) the distance (between {f} and {t}|from {f} to {t})?",
-            "How (far|many kilometers) is {t} from {f}?",
-            "(Distance|distance) {f} to {t}",
-            "How do I get from {f} to {t}?",
-        ],
-        {"kilometers": "number"},
-        "far distance",
-    ),
-    Tool(
-        "play_music play play_song music start_music playTrack",
-        ["Play (music|a song|some music)", "Starts a song"],
-        {"s": ("song title track name query", "text"), "p": ("artist singer band", "person")},
-        ["Play {s}( please|).", "Play (the song |)(|a song called ){s}.", "Play {s} by {p}.", "I want to hear {s} by {p}.", "(Put on|Start) {s}."],
-        {"status": "word"},
-        "play music",
-    ),
-    Tool(
-        "switch_light lights set_light light_switch turn_light control_lights",
-        ["(Turn|Switch) (the lights|a light|a lamp) on or off"],
-        {"r": ("room place where location", "room"), "s": ("state status power switch", "switch")},
-        [
-            "(Turn|Switch) {s} the (light|lights|lamp) in the {r}.",
-            "(Turn|Switch) the {r} (light|lights) {s}.",
-            "(Light|Lights) {s} in the {r}",
-            "{r} lights {s}",
-            "Turn the lights in the {r} {s}.",
-        ],
-        {"status": "word"},
-        "light",
-    ),
-    Tool(
-        "set_heater fan_control set_fan switchDevice",
-        ["(Turns|Switches) a device on or off", "Control of a (fan|heater|device)"],
-        {"r": ("device name room", "room"), "s": ("on active enabled power", "boolean")},
-        [
-            ("(Turn|Switch) on the {r}.", {"s": "true"}),
-            ("(Turn|Switch) the {r} on.", {"s": "true"}),
-            ("(Turn|Switch) off the {r}.", {"s": "false"}),
-            ("(Turn|Switch) the {r} off.", {"s": "false"}),
-            ("(Start|Enable|Activate) the {r}.", {"s": "true"}),
-            ("(Stop|Disable) the {r}.", {"s": "false"}),
-        ],
-        {"status": "word"},
-        "turn",
-    ),
-    Tool(
-        "set_alarm alarm naozhong",
-        ["设置闹钟", "Set an alarm"],
-        {"t": ("time 时间 at", "clock")},
-        ["(请|)(设|设置|定)(一个|){t}的闹钟。", "{t}叫我起床。", "{t}(提醒|叫醒)我。", "我要{t}起床。"],
-        {"status": "word"},
-        "闹钟 起床",
-    ),
-    Tool(
-        "send_message fasong sms",
-        ["发送消息", "给某人发消息", "Send a message"],
-        {"p": ("to name 收件人", "person_zh"), "m": ("text message 内容", "noun_zh")},
-        ["(给|请给){p}(发消息|发短信|发信息)：{m}", "告诉{p}：{m}", "发消息给{p}：{m}"],
-        {"status": "word"},
-        "消息 告诉",
-    ),
-    Tool(
-        "search web_search sousuo",
-        ["搜索网页", "上网查找", "Search the web"],
-        {"q": ("query q 关键词", "noun_zh")},
-        ["(搜索|查一下|搜一下|帮我查){q}。", "(上网|在网上)(查|找){q}。", "查找关于{q}的信息。"],
-        {"result": "noun_zh"},
-        "搜 查",
-    ),
-    Tool(
-        "get_price price jiage",
-        ["查询价格", "Price of a product"],
-        {"i": ("item product 商品", "noun_zh")},
-        ["{i}(多少钱|的价格是多少|卖多少钱)？", "(查|问)一下{i}的价格。"],
-        {"price": "number"},
-        "钱 价格",
-    ),
-    Tool(
-        "translate fanyi",
-        ["翻译文字", "Translate a text"],
-        {"x": ("text 文字 word", "noun_zh"), "l": ("language to 语言", "tongue_zh")},
-        ["(把|请把){x}(翻译成|译成){l}。", "{x}用{l}怎么说？", "{l}的{x}怎么说？"],
-        {"translation": "text"},
-        "翻译 怎么说",
-    ),
-    Tool(
-        "set_temperature thermostat heating set_thermostat",
-        ["Set the (temperature|heating)( of a room|)", "Thermostat control"],
-        {"r": ("room place where", "room"), "n": ("temperature degrees value target", "number")},
-        [
-            "(Set|Make|Heat) the {r} to {n}( degrees|).",
-            "(Set|Turn) the (temperature|heating|heater) in the {r} to {n}.",
-            "I want {n} degrees in the {r}.",
-        ],
-        {"status": "word"},
-        "temperature heat",
-    ),
-    Tool(
-        "add_to_list shopping_list add_item todo add_todo add_task",
-        ["Add (an item|something) to (a|the) (shopping |todo |)list", "Puts something on the list"],
-        {"i": ("item task thing text", "text")},
-        [
-            "(Add|Put) {i} (to|on) (my|the) (shopping |todo |)list.",
-            "(We|I) need {i}, put it on the list.",
-            "Note {i} on the list.",
-            "Buy {i}: add it to the list.",
-        ],
-        {"status": "word"},
-        "list",
-    ),
-    Tool(
-        "get_phone_number phone_book find_number lookup_phone",
-        ["(Find|Look up|Get) the phone number of (a person|somebody)"],
-        {"p": ("name person who contact", "person")},
-        [
-            "(What is|What's|Find|Tell me) the (phone |telephone |)number of {p}?",
-            "How can I (call|reach) {p}?",
-            "{p}'s phone number",
-            "What is {p}'s number?",
-        ],
-        {"phone": "whole"},
-        "phone number",
-    ),
-    Tool(
-        "track_package track_order parcel order_status trackShipment",
-        ["(Track|Find) a (package|parcel|shipment)", "Status of an order"],
-        {"i": ("id number code tracking_number order_id", "code")},
-        [
-            "Where is (my |the |)(package|parcel|order) {i}?",
-            "Track (package|parcel|order|) {i}.",
-            "(What is the |)status of (order|package) {i}",
-            "Has {i} arrived?",
-        ],
-        {"status": "word", "place": "city"},
-        "package order",
-    ),
-    Tool(
-        "random_number roll random dice pick_number",
-        ["(Random number|A random number) between two numbers", "Draws a number"],
-        {"a": ("min low from start", "whole"), "b": ("max high to end", "whole")},
-        ["(Give me|Pick|Draw|Roll|Choose) a (random |)number (between {a} and {b}|from {a} to {b}).", "A random number from {a} to {b}"],
-        {"number": "whole"},
-        "random",
-    ),
-    Tool(
-        "get_population population population_of count_people",
-        ["(Number of people|How many people) (who |)live in a place", "Population of a (city|place)"],
-        {"c": ("city place name location", "city")},
-        ["How many people live in {c}?", "(What is the |)population of {c}", "Tell me the population of {c}.", "How (big|large) is {c}?"],
-        {"population": "whole"},
-        "people population",
-    ),
-    Tool(
-        "find_restaurant restaurants search_restaurants places_to_eat",
-        ["(Find|Search) restaurants( in a city|)", "Places to eat"],
-        {"c": ("city location place near", "city"), "k": ("cuisine food kind type", "tongue")},
-        [
-            "(Find|Show|Recommend) me a(n|) {k} restaurant in {c}.",
-            "Where can I eat {k} food in {c}?",
-            "(Find|Show me) (a restaurant|restaurants) in {c}.",
-            "Restaurants in {c}",
-            "Where can I eat in {c}?",
-        ],
-        {"name": "text", "rating": "number"},
-        "restaurant eat",
-    ),
-    Tool(
-        "get_news news headlines latest_news",
-        ["(Get|Latest|Current) news( about a topic|)", "Headlines"],
-        {"q": ("topic query about subject", "text")},
-        [
-            "(What is|What's|Is there|Give me|Tell me) (the |any |)(news|latest news) (about|on) {q}?",
-            "News (about|on) {q}",
-            "What happened with {q}?",
-        ],
-        {"headline": "text"},
-        "news",
-    ),
-    Tool(
-        "get_user find_user user_info lookup_user getAccount",
-        ["(Get|Look up) (a user|an account)( by id|)", "Information about a user"],
-        {"i": ("id user_id uid number", "whole")},
-        ["(Who is|Find|Show|Look up|Get) user {i}.", "(Tell me about|Information about|What do you know about) user {i}", "Look up account {i}."],
-        {"name": "person", "email": "text"},
-        "user account",
-    ),
-    Tool(
-        "send_money pay transfer transfer_money payment",
-        ["(Send|Transfer|Pay) money( to a person|)"],
-        {"p": ("to recipient person name", "person"), "a": ("amount sum value", "number"), "k": ("currency unit", "currency")},
-        ["(Send|Pay|Transfer|Give) {p} {a} {k}.", "(Send|Pay|Transfer) {a} {k} to {p}.", "I owe {p} {a} {k}, send it."],
-        {"status": "word"},
-        "money pay",
-    ),
-]
+# How a value stands in a sentence: key | names of the argument | kind | forms
+SLOTS = """
+city | city town location place area region | city | in {} / in {} / in {} / at {} / near {} / for {} / around {}
+from | from origin start departure source from_city | city | from {} / from {} / leaving {} / starting in {}
+to | to destination target arrival to_city goal | city | to {} / to {} / going to {} / towards {}
+place | place location address where destination | place | at {} / to {} / near {}
+who | person name who user guest contact owner | person | for {} / with {} / of {} / under the name {}
+recipient | to recipient contact person name | person | to {} / to {} / for {}
+time | time at hour start when begin start_time | clock | at {} / at {} / at {} / for {} / by {} / from {}
+until | until end end_time till | clock | until {} / till {} / ending at {}
+date | date day when on | date | on {} / for {} / {} / {} / starting {}
+title | title name label subject text | title | called {} / named {} / titled {} / called "{}" / with the title {}
+topic | topic subject about query q keyword | query | about {} / on {} / for {} / about "{}" / regarding {}
+item | item product name thing article | thing | of {} / for {} / of the {}
+id | id code number key reference order_id | code | {} / number {} / with the id {} / with code {} / no. {}
+user_id | id user_id number uid account | whole | {} / number {} / with id {} / #{}
+count | count number quantity amount people guests n | few | for {} / for {} people / for {} persons / for {} of us
+days | days nights duration length count | few | for {} days / for the next {} days / {} days
+minutes | minutes duration length mins time | minutes | for {} minutes / of {} minutes / {} minutes / {} min / for {} min
+amount | amount value sum price | number | of {} / for {}
+limit | limit max_price budget max maximum | whole | under {} / below {} / up to {} / for less than {} / max {}
+email | email address to mail | email | to {} / at {} / with the email {}
+file | file path filename document name | file | {} / called {} / from {} / the file {}
+room | room place where location zone | room | in the {} / in the {} / of the {}
+level | level value percent volume brightness | percent | to {} / to {} percent / to {}% / at {}
+degrees | temperature degrees value target | number | to {} / to {} degrees / at {} degrees
+tongue | language lang target_language to tongue | tongue | in {} / into {} / to {}
+food | cuisine food kind type style | food | with {} food / for {} food
+color | color colour shade | color | in {} / in {} / to {}
+unit | unit units scale | | in {} / in {} / in degrees {} / ({})
+mode | mode type by | | by {} / {} mode / in {} mode / ({})
+size | size | | in {} / size {} / in size {}
+length | length size | | {} / kept {}
+genre | genre type category | | {} / genre {}
+role | role type rights | | as {} / as an {} / with the role {}
+priority | priority importance level | | with {} priority / {} priority / priority {}
+age | age years | few | aged {} / {} years old / age {}
+rate | rate tip percent | percent | with {} percent / at {}% / {} percent
+lang | language lang | tongue | in {} / in {}
+currency | currency unit | currency | in {} / in {}
+artist | artist singer band | person | by {} / by {} / from {}
+episode | episode number nr | few | episode {} / number {}
+note | note reason text | title | for {} / with the note {}
+subject | subject title | title | with the subject {} / subject "{}"
+km | distance km length | number | {} km / over {} km
+account | account account_id iban | code | {} / of {} / for account {}
+"""
+
+# Services that people use: label, and words of other questions that the tool is for | names | descriptions | arguments: key, `=other,names`, `:kind`, `?` if it is optional | results,
+# and under it the intents, with `=>` what they imply; a line goes on where four spaces begin the next. Of one label only one is
+# offered; those of a section are near relatives.
+SERVICES = """
+# weather and places
+weather rain warm cold snow hot | get_weather weather current_weather fetchWeather lookup_weather | get the (current |)weather (in|of|for) a (city|place);
+    (current |)weather (report|conditions); how warm it is and if it rains | city unit:celsius|fahrenheit? | temperature:number
+    condition:word
+  what is the weather( like|) / how is the weather / is it (raining|snowing|warm|cold|windy|sunny|hot|foggy) / does it (rain|snow) /
+    weather / do I need (an umbrella|a coat|a hat|sunglasses) / how (warm|cold|hot) is it / the (temperature|weather) / {city} weather
+forecast rain warm | get_forecast weather_forecast forecast getForecast | weather forecast for (some|the next) days; get the forecast (for|of) a
+    (place|city); how the weather will be | city days:few? date? | forecast:word high:number
+  the forecast / forecast / what will the weather be (like|) / the weather forecast / will it (rain|snow|be warm|be sunny) / weather
+    forecast
+air | air_quality get_aqi pollution | (air quality|pollution) in a (city|place); how clean the air is | city | aqi:few level:word
+  how (clean|bad|good) is the air / air quality / the air quality / is the air (clean|bad|ok)
+time late | get_time current_time world_clock clock getLocalTime | (get|returns) the (current|local) time (in|of) a place; what time it is
+    somewhere | city=city,location,place,timezone | time:clock
+  what time is it / what is the (local |)time / how late is it / the time / time / {city} time / is it (morning|night|late) (already|now)
+sun | sunrise_sunset get_sun_times sun | (sunrise|sunset) (times |)of a place; when the sun rises and sets | city date? |
+    sunrise:clock sunset:clock
+  when does the sun (rise|set) / sunrise / sunset / when is (sunset|sunrise) / when does it get (dark|light)
+population people big large | get_population population count_people | (number of people|how many people) (who |)live in a place; population of a
+    (city|place) | city | population:whole
+  how many people live / population / the population / how (big|large) is {city} / how many (inhabitants|people) does {city} have
+distance far way | get_distance distance route how_far directions | (distance|the distance) between two (places|cities); how far it is from
+    one place to another | from to mode:walking|driving|train? | kilometers:number
+  how far is it / the distance / distance / how do I get / how far is {to} from {from} / the way / how many (km|miles) is it / {from} to
+    {to} distance / directions
+# time
+alarm | set_alarm alarm create_alarm wake_up add_alarm | (set|create|add) an alarm( clock|); wake the user at a time; alarm clock |
+    time title? | status:word
+  wake me( up|) / set an alarm / (set|make|add) (an|my) alarm / alarm / (I must|I have to|I need to|I want to) (get up|wake up|be up) /
+    get me (up|out of bed) / (ring|beep) / my alarm should ring / don't let me sleep past {time}
+timer | set_timer timer start_timer countdown startTimer | (start|set) a timer; countdown in minutes; rings after some minutes |
+    minutes title? | status:word
+  (set|start|make) a timer / timer / {minutes} (minute|min) timer / count down {minutes} minutes / (beep|ring|call me|tell me) in
+    {minutes} minutes / (set|start) a {minutes} minute timer / start the countdown / {minutes} minutes( on the clock|)
+reminder | add_reminder reminder set_reminder remind_me | (set|add|create) a reminder; reminds the user of something |
+    task=text,task,what,message:task time date? | status:word
+  remind me to {task} / (set|add|create) a reminder to {task} / remind me: {task} / don't let me forget to {task} / I must not forget to
+    {task} / please remember to {task} / reminder: {task} / (add|set) a reminder: {task}
+event plan | create_event add_event add_to_calendar schedule newEvent | (add|create) (an event|an appointment|a calendar entry); put
+    something into the calendar | title date time? who=with,attendee,guest,person? place? | status:word
+  (add|create|make|plan|schedule) an (event|appointment) / put {title} (into|in|on) (my|the) calendar / (new|add)
+    (event|entry|appointment) / schedule {title} / I have {title} / (plan|add) {title} / block my calendar
+agenda what | list_events get_calendar agenda show_schedule | (show|list|read) the (events|appointments) of a day; what is planned | date
+    who? | events:few next:title
+  what (is|do I have) (planned|on|in my calendar) / (show|list) my (events|appointments|meetings) / am I (free|busy) / my
+    (schedule|agenda|calendar) / do I have (a meeting|anything)
+stopwatch | start_stopwatch stopwatch measure_time | starts (a|the) stopwatch; measures time |  | status:word
+  (start|run) (a|the) stopwatch / stopwatch / measure the time / time me
+# messages
+message tell | send_message message text_person sendSms sms whatsapp | send (a message|a text)( to a person| to somebody|); text somebody |
+    recipient text=text,message,body,content:message | status:word
+  (text|message|tell) {recipient}( that|:) {text} / let {recipient} know( that|) {text} / send {recipient} (a message|a text)(:| saying|
+    that) {text} / (send|write) a (message|text) to {recipient}(:| saying) {text} / (write|say) to {recipient}: {text} / tell {recipient}
+    {text} / (text|message) {recipient} {text}
+mail | send_email email sendMail mail compose_email | send (an email|a mail); write an email to an address |
+    email=to,email,address,recipient subject:title? body=body,text,message:message | status:word
+  (email|mail) {email}( that|:| saying) {body} / send an email to {email}(:| saying| that says) {body} / write (a mail|an email) to
+    {email}: {body} / send an email to {email} with the subject {subject} / email to {email}: {body}
+call | call_person phone_call make_call dial | (call|phone) (a person|somebody|a contact); makes a phone call | who | status:word
+  (call|phone|ring|dial) {who} / (get|put) {who} on the phone / I (want|need) to (talk to|speak to|call) {who} / make a call to {who} /
+    give {who} a (call|ring)
+contact number | get_contact find_number phone_book lookup_phone | (find|look up|get) the (phone number|contact) of (a person|somebody) | who
+    | phone:whole
+  the (phone |)number / {who}'s (phone |)number / what is {who}'s number / how can I reach {who} / (find|look up) the (phone |)number /
+    number
+add_contact | save_contact add_contact new_contact | (save|add) a (contact|phone number)( of a person|) | who
+    number=phone,number,tel:phone | status:word
+  (save|add|store|note) {who} with (the number|phone) {number} / (save|add) the number {number} / {who} has (a new|the) number(:|)
+    {number} / (save|add) a contact {who}, {number}
+read_mail | read_messages inbox check_mail unread | (read|show|list) (new|unread|the last) (mails|messages); what is in the inbox |
+    who=from,sender,person? limit=count,limit,n:few? | messages:few
+  (do I have|are there|show me) (new|any|unread|the last) (messages|mails|emails) / (read|check|show) my (messages|mail|inbox|emails) /
+    did {who} (write|send me something|answer) / what did {who} write
+# knowledge and words
+search what about how why who find | search web_search lookup find google searchInternet | search the (web|internet); (look something up|find information)(
+    online|) | topic | result:text
+  (search|google|look) / search the (web|internet) / (search for|look up|google) {topic} / find (something|information|articles) / what
+    can you find / google {topic} / I want to (know|read|learn) something
+define what mean | define dictionary define_word get_definition | (look up|find) (a word|the meaning of a word); definition of a word |
+    word=word,term,text:text lang:tongue? | definition:text
+  what does {word} mean / define {word} / the (meaning|definition) of {word} / look up the word {word} / what is the meaning of {word} /
+    meaning of {word} / what is a {word}
+translate say what | translate translate_text translator | translate (a text|text|words)( into a language|) |
+    text=text,sentence,phrase,input:message tongue | translation:text
+  translate {text} {tongue} / translate "{text}" {tongue} / how do you say {text} {tongue} / (put|say) "{text}" {tongue} / what is
+    {text} {tongue} / {text} {tongue} / how do I say "{text}" {tongue} / translate {tongue}: {text}
+spell write | spell_check check_spelling spelling | checks (how a word is spelled|spelling) | word=word,text:text | correct:text
+  how do you (spell|write) {word} / is {word} spelled right / spell {word} / check the spelling of {word} / is "{word}" correct
+news happen new | get_news news headlines latest_news | (get|latest|current) news( about a topic|); headlines | topic limit=limit,count,n:few? |
+    headline:text
+  the (news|latest news|headlines) / news / what (is new|happened|is going on) / (any|is there) news / the last {limit} (news|headlines)
+summary what | summarize summarize_file shorten | (summarize|shorten) (a text|a file|a document) | file length:short|medium|long? |
+    summary:text
+  (summarize|sum up|shorten) {file} / (give me|write|make) a {length} summary of {file} / what (is in|does) {file}( say|) / a {length}
+    summary of {file}
+wiki what who about explain | get_article wikipedia encyclopedia read_about | (get|read) an article( of an encyclopedia|); who or what something is | topic |
+    article:text
+  who (is|was) {topic} / what (is|are|was) {topic} / tell me (something |more |)about {topic} / (the|an|read the) article about {topic}
+    / explain {topic}
+# money and shopping
+price much cost | get_price stock_price price_of get_stock_price getQuote | (current |get the |)price of (a thing|something|a product|a stock) |
+    item=item,name,product,symbol currency? | price:number
+  what does {item} cost / how much (is|does) {item}( cost|) / price / the price / {item} price / how (expensive|cheap) is {item} / what
+    do I pay for {item}
+convert_money much many | convert_currency exchange currency_converter convertMoney | convert (money|an amount) (from one currency to
+    another|between currencies); currency converter | amount from=from,source,base:currency to=to,target:currency | result:number
+  (convert|change|exchange|turn) {amount} {from} (to|into|in) {to} / how much (is|are) {amount} {from} in {to} /
+    {amount} {from} (in|to) {to} / what (is|are) {amount} {from} in {to} / how many {to} do I get for {amount} {from} / {amount} {from}
+    {to} / I have {amount} {from}, (how much is it in|I want) {to}
+convert_unit many | convert_units unit_converter convertUnit | convert (a value|a measurement) (from one unit to another|between units) |
+    amount=value,amount,number from=from,from_unit,source:measure to=to,to_unit,target:measure | result:number
+  (convert|turn|change) {amount} {from} (to|into) {to} / how many {to} (are|is) {amount} {from} / {amount} {from} in {to} / what
+    (is|are) {amount} {from} in {to} / {amount} {from} to {to}
+pay | send_money pay transfer transfer_money | (send|transfer|pay) money( to a person|) | recipient amount
+    currency=currency,unit:currency note=note,reason:title? | status:word
+  (send|pay|give|transfer) {recipient} {amount} {currency} / (send|pay|transfer) {amount} {currency} to {recipient} / I owe {recipient}
+    {amount} {currency} / {amount} {currency} (to|for) {recipient}
+balance | get_balance account_balance bank | (balance|state) of (an account|a bank account) | account=account,account_id,iban:code? |
+    balance:number
+  (the|my) balance / how much money (do I have|is on my account) / balance of account {account} / account {account} balance / what is
+    (left|on) my account
+order want need | order_item buy purchase place_order | (order|buy) (a product|something); puts an order | item count? color? | order:code
+    status:word
+  (order|buy|get) {count} {item} / (order|buy|get me|I'd like|I want) (a|the|some) {item} / (order|buy) {item} / I (need|want) {count}
+    of the {item}
+parcel | track_package track_order parcel order_status trackShipment | (track|find) a (package|parcel|shipment); status of an order |
+    id=id,number,code,tracking_number | status:word place:city
+  where is (my|the) (package|parcel|order) / track (package|parcel|order|) / status of (order|package) / has {id} arrived / when does
+    (parcel|package|order) {id} come / (package|order|parcel)
+cart | add_to_cart cart_add basket | (add|put) (an item|a product) (to|into) the (cart|basket) | item count? size:small|medium|large?
+    | items:few
+  (add|put) {count} {item} (to|into) (the|my) (cart|basket) / {item} (in|into) the (cart|basket) / put (a|the|one) {item} in my
+    (basket|cart) / add (a|an|the) {size} {item} to the (cart|basket)
+# home
+light | switch_light lights set_light turn_light control_lights | (turn|switch) (the lights|a light|a lamp) on or off | room
+    state=state,status,power:on|off | status:word
+  (turn|switch) {state} the (light|lights|lamp) / (turn|switch) the (light|lights|lamp) {state} / lights {state} / {room} (light|lights)
+    {state} / (turn|switch) the {room} (light|lights) {state}
+dim | dim_light set_brightness dimmer | (set|change) the brightness of a (light|lamp|room); makes light brighter or darker | room
+    level | status:word
+  (dim|set) the (light|lights|lamp) {level} / brightness {level} / {room} brightness {level} / make the (light|lamp) {level} / (dim|set)
+    the {room} (light|lights) {level}
+light_color | set_color light_color paint_light | (sets|changes) the (color|colour) of the (light|lamp) | room color | status:word
+  (make|turn|set) the (light|lights|lamp) {color} / (change|set) the (color|colour) {color} / {color} light / I want {color} light /
+    {room} {color}
+heat | set_temperature thermostat heating | set the (temperature|heating)( of a room|); thermostat control | room degrees | status:word
+  (set|turn|change) the (temperature|heating|heater) {degrees} / heat the {room} {degrees} / make it {degrees} degrees / {degrees}
+    degrees / (I want|we need) {degrees} degrees / set the {room} {degrees} / {room} {degrees} degrees
+device | control_device set_fan switchDevice power | turns a device on or off; control of a (fan|heater|device) |
+    device=device,name,thing:thing on=on,active,enabled,power:boolean | status:word
+  (turn|switch) on the {device} => on=true / (turn|switch) the {device} on => on=true / (turn|switch) off the {device} => on=false /
+    (turn|switch) the {device} off => on=false / (start|enable|activate) the {device} => on=true / (stop|disable|deactivate) the {device}
+    => on=false / {device} on => on=true / {device} off => on=false
+door | lock_door door_lock set_lock | (lock|unlock)s a door | door=door,name,room:room action=action,state:lock|unlock | status:word
+  {action} the {door}( door|) / please {action} the {door}( door|) / {action} {door} / the {door} door, {action} it
+vacuum | start_cleaning vacuum clean_room robot_clean | (cleans|vacuums) a room; starts the (cleaning robot|vacuum) | room
+    mode:quiet|normal|deep? time? | status:word
+  (clean|vacuum) the {room} / (start|run) the (vacuum|robot|cleaning) / clean {room} / (do|start) a {mode} cleaning / the {room} is dirty
+blinds | set_blinds move_shutters blinds curtain | (opens|moves) the (blinds|shutters|curtains) | room level? action:open|close |
+    status:word
+  {action} the (blinds|curtains|shutters) / {action} the {room} (blinds|shutters) / {room} blinds {action} / (blinds|curtains) {action}
+# music and media
+play | play_music play_song music start_music playTrack | play (music|a song); starts a song | song=song,title,track,query:title
+    artist=artist,singer,band:person? | status:word
+  play {song} / (play|put on|start) the song {song} / I want to hear {song} / play {song} by {artist} / play (some|something|music|a
+    song) by {artist} / (put on|start) {song} / can I hear {song} by {artist}
+volume | set_volume volume change_volume sound | (set|change) the (volume|sound); makes it louder or quieter | level room? |
+    volume:percent
+  (set|turn|change|put) the (volume|sound|music) {level} / volume {level} / make it {level} / turn (it|the music) (up|down) {level} /
+    {level} percent volume
+movie film | find_movie search_movies movies cinema | (find|search) (films|movies)( in the cinema|); what is on in the cinema | city?
+    genre:comedy|drama|action|horror? date? | movie:title
+  (what|which) (movies|films) are (on|there|shown) / (find|show) (a|me a) {genre} (movie|film) / what is on in the cinema / movies / a
+    {genre} movie
+photo | take_photo camera make_picture | (takes|makes) a (photo|picture); uses the camera | count? flash:boolean? | file:file
+  take (a photo|a picture|{count} photos) / (photo|picture) / take a photo with flash => flash=true / take a picture without flash =>
+    flash=false / make {count} pictures
+podcast | play_podcast podcast start_episode | (play|start)s a (podcast|episode) | title episode=episode,number,nr:few? | status:word
+  (play|start) the podcast {title} / play episode {episode} of {title} / (start|play) the (show|podcast) / the podcast {title}, episode
+    {episode}
+# travel and eating
+flight | book_flight find_flights search_flights flights | (book|find|search) (a flight|flights)( between two cities|) | from to date?
+    count=passengers,seats,people? | flight:code price:number
+  (book|find|search) (a flight|flights|a plane) / (flight|flights) / I (want|need|have) to fly / (is there|are there) (a flight|flights)
+    / fly me / a flight / when do planes leave
+train | find_train trains train_times search_trains | (find|search) (a train|trains|train times) | from to date? time? | train:code
+    departure:clock
+  (when is|when goes) the (next |)train / (find|show me) (a train|trains) / train / (the|a) train / I want to (go|travel) by train / is
+    there a train
+taxi | call_taxi order_taxi ride request_ride | (call|order) a (taxi|cab|ride) | from:place to:place time? count=passengers,people? |
+    car:code minutes:few
+  (call|order|get|send) (me |)(a|the) (taxi|cab|ride) / (I need|we need) a (taxi|cab|ride) / taxi / take me / pick me up / (pick
+    up|fetch) {count} people
+hotel | search_hotels hotels find_hotel stay | (find|search) (a hotel|hotels|a place to sleep) | city date? days? limit?
+    breakfast:boolean? | hotel:title price:number
+  (find|search|show me|I need) (a hotel|hotels|a place to sleep) / hotel / where can I sleep / a hotel with breakfast => breakfast=true
+    / a hotel without breakfast => breakfast=false / (a |)(bed|room)
+eat where | find_restaurant restaurants search_restaurants places_to_eat | (find|search) restaurants( in a city|); places to eat | city food
+    limit? | name:title rating:number
+  (find|show|recommend) (me |)(a|some|any) {food} (restaurant|place) / where can I eat {food}( food|) / {food} food / (is there|are
+    there) good {food} (food|restaurants) / (a|any) {food} (restaurant|place) / I (want|like|feel like) {food} food / {food} {city}
+recipe how | get_recipe recipes find_recipe cook | (find|get|show) a recipe; how to cook a dish | dish=dish,name,food,query:thing
+    count=servings,people,persons? | recipe:text minutes:few
+  (how do I|how to) (cook|make|bake) {dish} / (a|the|find a|find me a) recipe (for|of) {dish} / {dish} recipe / recipe for {dish} / I
+    want to (cook|make|bake) {dish}
+ticket | buy_ticket get_tickets tickets | (buy|get) (a ticket|tickets)( for an event|) | event=event,show,name:title count date? |
+    code:code price:number
+  (buy|get|book) {count} tickets (for|to) {event} / {count} tickets to {event} / I (want|need) {count} tickets for {event} / (buy|get) a
+    ticket (for|to) {event}
+# lists and files
+list_add need | add_to_list shopping_list add_item | (add|put) (an item|something) (to|on) (a|the) (shopping |)list | item count? | items:few
+  (add|put) {item} (to|on) (my|the) (shopping |)list / we need {item} / (add|put) {count} {item} on the list / {item} on the list / I am
+    out of {item}
+todo should must | add_task todo new_task create_task | (add|create) a (task|todo); what is to do | task=task,text,title:task
+    date=due,deadline,date? priority:low|medium|high? | id:few
+  (add|create|new|make) (a |)(task|todo): {task} / I (must|have to|need to|should) {task} / add the task (to |){task} / todo: {task} /
+    (put|note) on my todo list: {task}
+note write | save_note take_note write_note create_note | (save|write|take) a note; writes something down | text=text,content,note:message
+    title? | status:word
+  note( down|)(:| that) {text} / (save|make|take|write) a note(:| that says| that) {text} / write down( that|:) {text} / (new|add a)
+    note: {text}
+open_file | open_file read_file show_file open | (opens|reads|shows) a file | file | size:whole
+  (open|read|show) {file} / (open|read|show me) the file {file} / what is in {file} / let me see {file} / cat {file}
+delete_file | delete_file remove_file trash | (deletes|removes) a file; puts a file into the trash | file | status:word
+  (delete|remove|erase) {file} / (delete|remove) the file {file} / get rid of {file} / I don't need {file} / throw {file} away / rm {file}
+copy_file | copy_file duplicate cp_file move_file | (copies|moves) a file to another (name|place) | from=from,source,src:file
+    to=to,target,dest:file | status:word
+  (copy|move) {from} to {to} / (copy|move) the file {from} (to|into) {to} / cp {from} {to} / make a copy of {from} (called|named) {to} /
+    {from} should (go|be copied) to {to}
+user who | get_user find_user user_info getAccount | (get|look up) (a user|an account)( by id|); information about a user | user_id |
+    name:person email:email
+  (who is|find|show|look up|get) user / information about user / account / what do we know about user / user / the account
+new_user | create_user add_user register sign_up | (create|add|register)s a user( account|) | who=name,username,user age:few?
+    email=email,mail? role:admin|editor|guest? | id:few
+  (create|add|register|sign up) (a user|an account|a new user) / (create|add|make) an account / add {who} as {role} / register {who} /
+    make {who} (an|a) {role}
+# sums
+calculate | calculate calculator calc evaluate compute math eval_expression do_math | (calculate|evaluate) (an|a mathematical|a
+    math) expression; calculator; does arithmetic | e=expression,formula,input,expr,query:text a=-:number b=-:number | result:number
+  (what is |calculate |){a} times {b} => e={a} * {b} / (how much is |compute |){a} (*|x) {b} => e={a} * {b} / (what's |solve |){a}
+    plus {b} => e={a} + {b} / (what is |compute |){a} + {b} => e={a} + {b} / (how much is |){a} minus {b} => e={a} - {b} / (what is
+    |calculate |){a} - {b} => e={a} - {b} / (what is |){a} divided by {b} => e={a} / {b} / multiply {a} (by|with) {b} => e={a} * {b} /
+    divide {a} by {b} => e={a} / {b} / add {a} and {b} => e={a} + {b}
+multiply | multiply product times multiply_numbers mul | multiply two numbers; (product|the product) of two numbers; returns a times
+    b | a=a,x,first,num1,left:number b=b,y,second,num2,right:number | result:number
+  (what is |how much is |calculate |){a} (times|multiplied by|*|x) {b} / multiply {a} (by|and|with) {b} / the product of {a} and {b} /
+    {b} times {a} => a={b} b={a}
+add | add sum add_numbers plus addition | add two numbers; (sum|the sum) of two numbers | a=a,x,first,num1:number
+    b=b,y,second,num2:number | result:number
+  (what is |how much is |calculate |){a} (plus|+|and) {b} / add {a} (to|and|with) {b} / the sum of {a} and {b} / {a} and {b} together
+    / what do {a} and {b} make
+subtract | subtract minus difference sub take_away | subtract two numbers; returns a minus b; difference of two numbers |
+    a=a,x,first,minuend:number b=b,y,second,subtrahend:number | result:number
+  (what is |how much is |calculate |){a} (minus|-|less) {b} / (subtract|take) {b} from {a} / the difference between {a} and {b} / what
+    is left of {a} without {b}
+divide | divide quotient division div | divide two numbers; divides a by b | a=a,x,dividend,numerator:number
+    b=b,y,divisor,denominator:number | result:number
+  (what is |how much is |calculate |){a} (divided by|over) {b} / divide {a} by {b} / how often does {b} go into {a} / share {a}
+    (among|between) {b}
+# numbers and health
+random | random_number roll random dice pick_number | (a |)random number between two numbers; draws a number |
+    from=min,low,from,start:whole to=max,high,to,end:whole | number:whole
+  (give me|pick|draw|roll|choose) a (random |)number between {from} and {to} / a random number from {from} to {to} / (pick|choose)
+    (something|one) between {from} and {to} / random {from} {to} / a number from {from} to {to}
+percent | percentage percent_of calc_percent | percentage of a number; so many percent of a value | a=percent,rate,p:percent
+    b=of,value,base,number:whole | result:number
+  (what is|how much is|) {a}( |)(%|percent) of {b} / {a} percent of {b} / {a}% of {b} / of {b}, how much is {a} percent
+tip | calculate_tip tip split_bill | (calculate|get) (a|the) tip; divides a bill | amount=bill,total,amount
+    rate=percent,tip,rate:percent? count? | tip:number
+  the tip {amount} / how much (do I|should I|to) tip {amount} / tip for a bill of {amount} / (split|divide) {amount} for {count} people
+    / {rate} percent tip on {amount} / the bill is {amount}
+log | log_workout track_exercise add_run log_activity | (log|save|record)s (a workout|sport|exercise) |
+    sport=activity,sport,type:running|swimming|cycling|yoga minutes km=distance,km:number? | total:number
+  (log|save|add|record|note) {minutes} minutes of {sport} / I (did|went) {sport} / {sport}, {km} km / (log|add) {km} km of {sport} /
+    {sport} / (today I did|I just finished) {sport}
+weigh | log_weight track_weight save_weight | (saves|logs) the (weight|body weight) | kg=kg,weight,value:number | status:word
+  (I weigh|my weight is|weight) {kg}( kg|) / (log|save) (my weight, |){kg} kg / (today |){kg} kg( today|) / the scale (says|shows) {kg}
+doctor | book_doctor make_appointment appointment | (book|make)s an appointment (with|at) a (doctor|dentist|hairdresser) |
+    who=doctor,with,name date time? | status:word
+  (book|make|get) (me |)an appointment / I need (an appointment|to see somebody) / appointment / (can|could) I (come|see {who}) / an
+    appointment
+vote | rate_item rate vote give_stars | (rates|gives stars to) (a thing|an item|a product) | item stars=stars,rating,score,points:few
+    | average:number
+  (rate|give) {item} {stars} stars / {stars} stars for {item} / {item} gets {stars} (stars|points) / I give {item} {stars} (points|stars)
+# 中文
+天气 | get_weather query_weather weather tianqi | 查询城市的天气; 获取天气; get the weather in a city |
+    city=city,location,城市:city date:date? | temperature:number condition:noun
+  {city}(的|)天气(怎么样|如何|好吗|) / {city}(会|)(下雨|下雪|刮风)吗 / {city}(冷|热|暖和)吗 / {city}(现在|)(多少度|几度) /
+    (查|看看|告诉我){city}(的|)天气 / 去{city}要带(伞|外套)吗
+闹钟 | set_alarm alarm naozhong | 设置闹钟; 定一个闹钟; set an alarm | time=time,时间,at:clock | status:word
+  (设|设置|定)(一个|个|){time}的闹钟 / {time}叫我(起床|) / {time}(提醒|叫醒)我 / 我要{time}起床 / 闹钟{time} /
+    把闹钟(定在|设在|调到){time}
+计时 | set_timer timer jishi | 倒计时; 设置计时器; start a timer | minutes=minutes,分钟,duration:minutes |
+    status:word
+  (设|开始|来)(一个|个|){minutes}分钟的(计时|倒计时|计时器) / {minutes}分钟(后|以后)(叫我|提醒我) / 倒计时{minutes}分钟 / 计时{minutes}分钟
+消息 | send_message fasong sms | 发送消息; 给某人发消息; send a message | who=to,name,收件人:person
+    text=text,message,内容:message | status:word
+  给{who}(发消息|发短信|发信息|写)：{text} / 告诉{who}(：|，|){text} / 发消息给{who}：{text} / 跟{who}说(：|){text} /
+    通知{who}，{text}
+电话 | call_person call dianhua | 打电话; 给某人打电话; call a person | who=name,person,联系人:person |
+    status:word
+  (给|跟){who}打(个|)电话 / 打(电话|)给{who} / 呼叫{who} / 我要(和|跟){who}(通话|说话) / 拨打{who}的电话
+搜索 | search web_search sousuo | 搜索网页; 上网查找; search the web | query=query,q,关键词:noun | result:noun
+  (搜索|查一下|搜一下|查查){query} / (上网|在网上)(查|找|搜){query} / (查找|找)关于{query}的(信息|资料) / {query}的资料
+价格 | get_price price jiage | 查询价格; price of a product | item=item,product,商品:noun | price:number
+  {item}(多少钱|的价格是多少|卖多少钱|贵不贵) / (查|问)一下{item}的价格 / {item}价格 / 买{item}要(多少钱|花多少)
+翻译 | translate fanyi | 翻译文字; translate a text | text=text,文字,word:noun lang=language,to,语言:tongue |
+    translation:noun
+  把{text}(翻译成|译成){lang} / {text}用{lang}怎么说 / {lang}的{text}怎么说 / (翻译|翻译一下){text}，(要|成|用){lang} /
+    {text}的{lang}(是什么|)
+提醒 | add_reminder tixing reminder | 设置提醒; 提醒用户; reminds the user | text=text,事情,task:message
+    time=time,时间:clock? date=date,日期:date? | status:word
+  提醒我(：|，|){text} / (记得|到时候)提醒我{text} / 加个提醒：{text}
+火车 | search_trains trains huoche | 查询火车; 两个城市之间的火车; find trains | from=from,出发地,origin:city
+    to=to,目的地,destination:city date=date,日期:date? | train:code
+  从{from}到{to}的(火车|高铁|车票) / {from}到{to}(有|还有)(火车|高铁|车)吗 / 我要从{from}去{to} /
+    (查|买)(一下|)({from}到{to}的|从{from}去{to}的)(火车票|火车|高铁)
+灯 | switch_light lights deng | 开灯或关灯; turn the lights on or off | room=room,房间,place:noun
+    on=on,开,power:boolean | status:word
+  (打开|开){room}的灯 => on=true / (关掉|关上|关){room}的灯 => on=false / 把{room}的灯(打开|开了) => on=true /
+    把{room}的灯(关掉|关了) => on=false
+换算 | convert_currency exchange huansuan | 货币换算; convert money | amount=amount,金额:number
+    from=from,原货币:money to=to,目标货币:money | result:number
+  {amount}{from}(是|等于|能换|换)多少{to} / 把{amount}{from}(换成|兑换成|换算成){to} / {amount}{from}(换|兑){to}
+"""
+
+
+COMMON = set(
+    "get set add find list make do new of to number numbers take save start show open who people person item file name how me".split()
+)
+STANDING = {
+    key: (names, kind, forms.split(" / ")) for key, names, kind, forms in (re.split(r" *\| *", line) for line in SLOTS.strip().splitlines())
+}
+
+
+def slot_of(text: str, zh: bool) -> tuple[str, tuple[str, str], list[str], bool]:
+    """`key=names:kind?` -> (key, (names in the schema, kind), forms, whether it is optional); the rest comes from SLOTS."""
+    text, optional = text.rstrip("?"), text.endswith("?")
+    text, _, kind = text.partition(":")
+    key, _, names = text.partition("=")
+    standing = STANDING.get(key, (key, "text", ["{}"]))
+    kind = kind or standing[1]
+    names = standing[0] if not names else "" if names == "-" else names.replace(",", " ")
+    return key, (names, kind + "_zh" if zh and kind + "_zh" in KINDS else kind), ["{}"] if zh else standing[2], optional
+
+
+def services() -> list[Tool]:
+    tools: list[Tool] = []
+    section = ""
+    for line in SERVICES.replace("\n    ", " ").strip().splitlines():
+        if line.startswith("# "):
+            section = line[2:]
+        elif line.startswith("  "):
+            tools[-1].questions = line.strip().split(" / ")
+        else:
+            label, names, descriptions, arguments, results = line.split(" | ")
+            slots = [slot_of(text, words.chinese(label)) for text in arguments.split()]
+            tools.append(
+                Tool(
+                    names,
+                    descriptions.split("; "),
+                    {key: argument for key, argument, _, _ in slots},
+                    [],
+                    dict(pair.split(":") for pair in results.split()),
+                    forms={key: forms for key, _, forms, _ in slots},
+                    optional={key for key, _, _, optional in slots if optional},
+                    label=label.split()[0],
+                    section=section,
+                )
+            )
+            own = [word for word in re.split(r"\W|_", names.lower()) if len(word) > 2 and word not in COMMON]
+            tools[-1].topic = " ".join([*label.split(), *own, "sum" * (section == "sums")])
+    return tools
+
+
+TOOLS = services()

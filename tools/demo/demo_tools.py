@@ -1,7 +1,8 @@
 """Tools as programs offer them: described by a JSON schema, called by the model with JSON, their answers put into words.
 
 Some are like those that people write (weather, alarms, messages, ...) under changing names; the others are made up of
-random words, so that only name, description and schema say what a tool is for and which words are its values.
+random words, so that only name, description and schema say what a tool is for and which words are its values. Sentences are
+put together from an intent, its values in any order, and words that belong to no value.
 """
 
 import json
@@ -10,216 +11,237 @@ import re
 from dataclasses import dataclass
 
 import demo_words as words
-from demo_toolbox import KINDS, TOOLS, Tool, number_value, text_value
+from demo_toolbox import FREE, KINDS, STANDING, TOOLS, Tool, date_value, number_value, one_of, text_value, wording
 from demo_turns import plural
 from demo_typing import choose, typed
 
-INVENTED_DESCRIPTIONS = [
-    "{V} the {n}",
-    "{V}s the {n} of a {o}",
-    "Get the {n}",
-    "Returns the {n} of {o}",
-    "{V} {n}",
-    "The {n} of a {o}",
-    "Finds {n}",
-    "{n} service",
-    "Use this to {v} a {n}",
+# Kinds that one can't tell from each other by their looks are of one group; all that are not listed are of another.
+LOOKS = {
+    **{kind: "number" for kind in "few whole number percent minutes".split()},
+    **{kind: kind for kind in "clock date email file code phone".split()},
+}
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tools for random things
+# ---------------------------------------------------------------------------------------------------------------------
+
+NAMES = "{v}_{n} {v}_{n} {v}_{n} get_{n} get_{n} find_{n} {n}_{v} {n} {n}_service {n}_{other}".split()
+DESCRIPTIONS = [
+    "{v} (a|the) {n}",
+    "{v}s {n}",
+    "(get|find|look up|returns) the {n}",
+    "{n} (service|search|control)",
+    "the {n} of (a|the) {other}",
 ]
-INVENTED_QUESTIONS = [
-    "(Tell me|Give me|Get|What is|Show me|Find|) the {n} (of|for|in) {0}",
-    "{v} the {n} (of|for|in|with|on) {0}",
-    "{v} {0}",
-    "(Please |Can you |Could you |I want to |){v} the {n} {0}",
-    "{n} (for|of|) {0}",
-    "(What is|Show) {0}'s {n}",
-    "Use {f} (with|for|on) {0}",
-    "{f} {0}",
-    "I need the {n} (of|for) {0}",
-    "{v} a {n} (for|called|named|with) {0}",
-]
-MORE = [
-    "(and|with|,|, with) {name} {value}",
-    "(and|,|) {name}: {value}",
-    "(where the|and the|, the) {name} is {value}",
-    "({name} = {value}|{name}={value})",
-]
-NO_ARGUMENT = ["{v} the {n}( now| please|)", "(What is|Show me|Give me|Get|Tell me) the {n}", "(Please |Can you |){v} the {n}", "Use {f}"]
+INTENTS = [
+    "{v} (a|the|my|me a|) {thing}", "{v} (a|the|my|me a|) {thing}", "(I need|I want|get me|give me|we need|order|book|find|make) (a|the|some|my|) {thing}",
+    "the {thing}", "(when|where|what|which|how|who) (is|was) (the|my) {thing}", "(is there|do you have|do they have|can I get) (a|any|some) {thing}",
+    "(what|which) {thing} (is there|can I get|do they have|is it)", "how (many|much) {thing} (is|are) there", "how {a} is the {thing}", "{thing}",
+]  # fmt: skip
+OBJECTS = [  # where the verb is for the value: "feed the dog", "open the camera app"
+    "{v} (the|my|a|) {o}", "{v} {o}", "{v} (the|my) {o} {n}", "{v} (the |my |){n} {o}", "(the|my) {o} (needs|wants|should get) (a|the) {n}", "{n} {o}",
+    "(I want|I need|I have|I'd like|it is time|please remember) to {v} (the|my|) {o}", "(let's|we should|can we|you can|we must) {v} (the|my|) {o}",
+    "how {a} is (the |my |){n} {o}", "(what|where|which|how) is (the |my |){n} {o}",
+]  # fmt: skip
+COUNTED = ["(give|get|bring|send) (the|my|) {o} {k} {u}", "{v} {k} {u} (to|for|of|from) (the|my|) {o}", "{k} {u} (of|for) {o}", "{v} {k} {u} {o}"]  # fmt: skip
+NAMED = "with {name} {}|and {name} {}|{name}: {}|{name} {}|{name}={}|where the {name} is {}|the {name} is {}|at {name} {}".split("|")
+COUNTS = ["{} {name}", "with {} {name}", "for {} {name}", "{} {name}", "in {} {name}"]
+VALUES = "city person text title number whole code clock date enum thing email file color few place".split()
+GENERAL = "city city from to place who recipient time time until date date title topic id user_id count days minutes limit email level tongue".split()
+ZH_INTENTS = ["(查|查一下|看看|告诉我|我想知道)(我的|){thing}", "{thing}(是什么|怎么样|是多少|在哪里|呢)", "有{thing}吗", "{v}(一下|一个|){thing}", "{thing}", "我(要|想){v}{thing}"]  # fmt: skip
+ZH_GENERAL = {"city": "city location place 城市 地点", "person": "name person user 姓名", "clock": "time 时间", "date": "date day 日期", "whole": "number count 数量"}  # fmt: skip
 
 
-def invented_tool(rng: random.Random) -> Tool:
-    verb, noun, other = rng.choice(words.english("verb")), words.noun(rng), words.noun(rng)
-    if rng.random() < 0.3:
-        noun = words.invented(rng)
-    first = rng.choice(
-        [
-            f"{verb}_{noun}",
-            f"{verb}_{noun}",
-            f"get_{noun}",
-            f"{noun}_{verb}",
-            noun,
-            f"{verb}{words.capital(noun)}",
-            f"{noun}.{verb}",
-            f"{noun}-{verb}",
-            f"find_{noun}",
-            f"{noun}_api",
-        ]
-    )
-    count = rng.choice([0, 1, 1, 1, 2, 2, 3])
-    names = rng.sample(
-        [
-            "id",
-            "name",
-            "date",
-            "count",
-            "city",
-            "color",
-            "size",
-            "user",
-            "level",
-            "type",
-            "key",
-            "value",
-            "speed",
-            "limit",
-            "title",
-            "price",
-            "email",
-            "path",
-            "mode",
-            "unit",
-            *(words.noun(rng) for _ in range(12)),
-        ],
-        count,
-    )
-    arguments = {
-        str(i): (name, rng.choice(["city", "person", "text", "number", "whole", "code", "clock", "date", "text", "enum"]))
-        for i, name in enumerate(names)
-    }
-    pattern = rng.choice(INVENTED_QUESTIONS if count else NO_ARGUMENT)
-    if count and rng.random() < 0.3:  # the first argument under its name, too
-        pattern += " " + rng.choice(MORE).replace("{name}", names[0]).replace("{value}", "{0}") if "{0}" not in pattern else ""
-    for i in range(1, count):
-        if rng.random() < 0.85:
-            pattern += " " + rng.choice(MORE).replace("{name}", names[i].replace("_", " ")).replace("{value}", f"{{{i}}}")
-    fixed = {"v": verb, "n": noun, "o": other, "f": first, "V": words.capital(verb)}
-    pattern = re.sub(r"\{([vnfoV])\}", lambda part: fixed[part[1]], pattern)
-    description = re.sub(r"\{([vnfoV])\}", lambda part: fixed[part[1]], rng.choice(INVENTED_DESCRIPTIONS))
-    return Tool(
-        first,
-        [description],
-        arguments,
-        [pattern],
-        {words.noun(rng): rng.choice(["number", "text", "city", "word", "person", "clock"]) for _ in range(rng.choice([1, 1, 2, 3]))},
-        noun,
-    )
+def random_tool(rng: random.Random, verb: str = "", noun: str = "", zh: bool = False) -> Tool:
+    """A service for a random thing: only the schema says which words of a sentence are values."""
 
+    def thing_word() -> str:
+        return rng.choice(words.chinese_nouns()) if zh else words.noun(rng) if rng.random() < 0.85 else words.invented(rng)
 
-def parsed(text: str, kind: str):
-    """The JSON value of a typed number; any other text stays as it is."""
-    if kind == "boolean":
-        return text == "true"
-    if kind in ("number", "integer"):
-        return float(text) if "." in text else int(text)
-    return text
-
-
-# What a made-up service may be asked with: the argument's names, its kind, and how it stands in a sentence.
-PHRASES = [
-    ("city town location place address area region", "city", ["in {}", "at {}", "near {}", "for {}", "around {}"]),
-    ("origin start departure source from", "city", ["from {}", "leaving {}", "starting in {}"]),
-    ("destination target arrival goal to", "city", ["to {}", "going to {}"]),
-    ("person name who user guest contact recipient owner", "person", ["for {}", "with {}", "of {}", "by {}", "to {}"]),
-    ("time at hour start begin when", "clock", ["at {}", "for {}", "by {}", "from {}"]),
-    ("date day when on", "date", ["on {}", "for {}", "{}", "by {}"]),
-    ("title name topic subject label text about", "text", ["called {}", "named {}", "about {}", "on {}"]),
-    ("id code number key reference", "code", ["number {}", "with the id {}", "{}", "with code {}"]),
-]
-SIZES = "size amount quantity count number volume length".split()
-SORTS = "kind type sort color flavor style model size".split()
-IMPERATIVES = [
-    "{V} (a|the|my|me a|) {thing}{phrases}(.|)",
-    "(Please|Can you|Could you|I want to|I'd like to|I have to|You should|Would you) {v} (a|the|my|) {thing}{phrases}",
-    "(I need|I want|I'd like|Get me|Give me|We need|Order|Book|Find|Make) (a|the|some|) {thing}{phrases}(.|, please|)",
-]
-INQUIRIES = [
-    "(When|Where|What|Which|How|Who) is the {thing}{phrases}?",
-    "(Is there|Do you have|Do they have|Can I get) (a|any|some) {thing}{phrases}?",
-    "(What|Which) {thing} (is there|can I get|do they have|is it){phrases}?",
-    "How (many|much) {thing} (is|are) there{phrases}?",
-    "How {a} is the {thing}{phrases}?",
-    "{thing}{phrases}",
-    "(Show|Tell|Give) me the {thing}{phrases}.",
-    "(Check|Look up|Search|Find out) the {thing}{phrases}.",
-]
-
-
-def plausible_tool(rng: random.Random) -> Tool:
-    """A service for a random thing, asked in whole sentences: only the schema says which of their words are values."""
-    verb, noun, adjective = rng.choice(words.english("verb")), words.noun(rng), rng.choice(words.english("adjective"))
-    name = rng.choice(
-        [f"{verb}_{noun}", f"get_{noun}", f"{noun}_{verb}", noun, f"{noun}_service", f"{verb}{words.capital(noun)}", f"find_{noun}"]
-    )
-    description = rng.choice(
-        [
-            "{V} a {n}",
-            "{V} the {n}",
-            "(Get|Find|Look up|Returns) the {n}",
-            "{n} (service|information|search|control)",
-            "Tells the {n}",
-            "{V}s {n}",
-        ]
-    )
-    thing, arguments, values = noun, {}, 0
-    if rng.random() < 0.3:  # a value before the thing: "the blue lamp"
-        arguments["s"] = (rng.choice([*SORTS, words.noun(rng)]), rng.choice(["enum", "text", "person", "city"]))
-        thing = "{s} " + noun
-    elif rng.random() < 0.2:  # a number before the thing, or of a unit: "3 lamps", "20 minutes of lamp"
-        unit = plural(words.noun(rng))
-        arguments["s"] = (rng.choice([*SIZES, unit]), rng.choice(["whole", "number"]))
-        thing = rng.choice(["{s} " + plural(noun), "{s} " + unit + " of " + noun])
-    phrases = []
-    for spellings, kind, forms in rng.sample(PHRASES, rng.choice([0, 1, 1, 1, 2, 2, 3] if not arguments else [0, 0, 1, 1, 2])):
-        if not set(spellings.split()) & {one for own, _ in arguments.values() for one in own.split()}:
-            key = str(values)
-            arguments[key], values = (spellings, kind), values + 1
-            if rng.random() < 0.9:
-                phrases.append(" " + rng.choice(forms).replace("{}", f"{{{key}}}"))
-    if not arguments and rng.random() < 0.8:
-        return plausible_tool(rng)
-    rng.shuffle(phrases)
-    pattern = rng.choice(IMPERATIVES + INQUIRIES)
-    if phrases and not arguments.get("s") and rng.random() < 0.15:
-        first = re.search(r"\{\d\}", phrases[0])[0]
-        pattern, phrases = rng.choice([first + "'s {thing}{phrases}", "{thing} " + first + "{phrases}"]), phrases[1:]
-    fixed = {"v": verb, "n": noun, "V": words.capital(verb), "a": adjective, "thing": thing, "phrases": "".join(phrases)}
-    fill = lambda text: re.sub(r"\{([vnVa]|thing|phrases)\}", lambda part: fixed[part[1]], text)  # noqa: E731
-    results = {words.noun(rng): rng.choice(["number", "text", "word", "clock", "person"]) for _ in range(rng.choice([1, 1, 2]))}
-    return Tool(name, [fill(description)], arguments, [fill(pattern)], results, noun)
-
-
-def plausible_tool_zh(rng: random.Random) -> Tool:
-    noun, verb = rng.choice(words.chinese_nouns()), rng.choice("查询 获取 预订 购买 打开 设置 发送 计算 寻找".split())
-    name = rng.choice([f"{rng.choice(words.english('verb'))}_{words.noun(rng)}", f"get_{words.noun(rng)}", words.noun(rng)])
-    arguments = {
-        "0": rng.choice(
-            [("city location place 城市 地点", "city_zh"), ("name person user 姓名", "person_zh"), ("item what 名称", "noun_zh")]
+    noun = noun or thing_word()
+    verb = verb or (rng.choice("查询 获取 预订 购买 打开 设置 发送 计算 寻找".split()) if zh else rng.choice(words.english("verb")))
+    fixed = {"v": verb, "n": noun, "other": thing_word(), "a": rng.choice(words.english("adjective"))}
+    arguments: dict[str, tuple[str, str]] = {}
+    forms: dict[str, list[str]] = {}
+    thing, kind, unit, intents = noun, rng.random(), plural(words.noun(rng)), ZH_INTENTS if zh else INTENTS
+    if kind < 0.2:  # a value before the thing: "the blue lamp", "Oslo lamps"
+        arguments["s"] = (rng.choice("kind type color style model owner topic".split()), rng.choice(VALUES) + "_zh" * zh)
+        thing = "{s}的" + noun if zh else "{s} " + noun
+    elif kind < 0.35 and not zh:  # a number before the thing, or of a unit: "3 lamps", "20 minutes of lamp", "2 cups of strong tea"
+        arguments["k"] = (rng.choice(["count", "amount", "number", unit]), rng.choice(["few", "whole", "number"]))
+        thing = rng.choice([f"{{k}} {plural(noun)}", f"{{k}} {unit} of {noun}"])
+        if rng.random() < 0.4:
+            arguments["s"] = (rng.choice("kind type color style size".split()), rng.choice("enum enum color text city".split()))
+            thing = rng.choice([f"{{k}} {{s}} {plural(noun)}", f"{{k}} {unit} of {{s}} {noun}"])
+    elif kind < 0.65 and not zh:
+        intents = OBJECTS
+        arguments["o"] = (
+            rng.choice([noun, noun, "name", "item", "target", "what"]),
+            rng.choice("thing thing person file place code text".split()),
         )
-    }
-    questions = [
-        "(查|查一下|查询|帮我查|告诉我|我想知道){0}的{n}。",
-        "{0}的{n}(是什么|怎么样|是多少|在哪里|)？",
-        "{0}有{n}吗？",
-        "{v}{0}的{n}。",
-        "{n}：{0}",
-        "(给|为|帮){0}{v}{n}。",
-    ]
-    if rng.random() < 0.3:
-        arguments["1"] = rng.choice([("time 时间", "clock"), ("number count 数量", "whole"), ("date 日期", "date")])
-        questions = ["{v}{0}的{n}，{1}。", "{1}(为|给){0}{v}{n}。", "{0}{1}的{n}怎么样？"]
-    question = rng.choice(questions).replace("{n}", noun).replace("{v}", verb)
+        if rng.random() < 0.4:
+            arguments["k"] = (rng.choice(["amount", unit, unit]), rng.choice(["few", "whole", "number"]))
+            forms["k"] = [f"{{}} {unit}", f"{{}} {unit}", f"with {{}} {unit}", f"for {{}} {unit}", f"by {{}} {unit}"]
+            intents = rng.choice([OBJECTS, COUNTED])
+    for i in range(rng.choice([0, 0, 1, 1, 2] if arguments else [0, 1, 1, 1, 2, 2, 3])):
+        if zh:
+            kind = rng.choice(list(ZH_GENERAL))
+            names, own = ZH_GENERAL[kind], ["在{}" if kind == "city" else "给{}" if kind == "person" else "{}", "{}"]
+        elif rng.random() < 0.3:
+            names, kind = words.noun(rng), rng.choice(VALUES)
+            own = [form.replace("{name}", names) for form in NAMED + COUNTS * (LOOKS.get(kind) == "number")]
+        else:
+            names, kind, own = STANDING[rng.choice(GENERAL)]
+        names = rng.choice(names.split())
+        if names not in {name for name, _ in arguments.values()}:
+            arguments[str(i)], forms[str(i)] = (names, kind + "_zh" * (kind + "_zh" in KINDS) * zh), own
+    arguments = {key: (names, kind if kind in KINDS or kind == "enum" else "noun_zh") for key, (names, kind) in arguments.items()}
+    fill = lambda text: re.sub(r"\{([vnau]|other|thing)\}", lambda part: (fixed | {"thing": thing, "u": unit})[part[1]], text)  # noqa: E731
+    name = fixed | ({"v": rng.choice(words.english("verb")), "n": words.noun(rng), "other": words.noun(rng)} if zh else {})
     return Tool(
-        name, [rng.choice([verb + noun, f"{verb}一个{noun}", f"{noun}{verb}"])], arguments, [question], {words.noun(rng): "noun_zh"}, noun
+        rng.choice(NAMES[:3] if intents is OBJECTS else NAMES).format(**name).replace(" ", "_"),
+        [rng.choice(["{v}{n}", "{v}一个{n}", "{n}{v}"]).format(**fixed) if zh else fill(rng.choice(DESCRIPTIONS))],
+        arguments,
+        [fill(rng.choice(intents)) for _ in range(2)]
+        + [f"{{0}}'s {thing}", f"{verb} {{0}}"]
+        * ("0" in arguments and not zh and LOOKS.get(arguments["0"][1]) != "number" and rng.random() < 0.2),
+        {words.noun(rng): rng.choice(["number", "text", "word", "clock", "person"]) for _ in range(rng.choice([1, 1, 2]))},
+        noun,
+        forms or {"": []},
+        {key for key in forms if rng.random() < 0.2},
+        f"{verb} {noun}",
+        verb,
     )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Sentences
+# ---------------------------------------------------------------------------------------------------------------------
+
+ASKING = set("what what's how is it does do did will when where which who am are can could should may was has have".split())
+SMALL = set("the a an my me is are do does please it to of for".split())
+BEFORE = "(please|can you|could you|would you|I want you to|you should|will you|I'd like you to|help me and|just|go and|let's|now|and then)"
+SHOW = "(tell me|give me|show me|I need|check|get|I want to know|what is|what about|look up|find out|let me know|read me|say)"
+OPENING = wording(
+    "I have to get up early", "I am (so|very|a bit|quite|) {a}( today|)", "my {n} is {a}", "we are going to {v} the {n}", "I can't find my {n}",
+    "the {n} is {a} and I must {v} it", "my {n} wants to know this", "there is a {n} in the {n}", "I'm planning (a trip|a party|a {n})", "I forgot the {n}",
+    "it's about my {n}", "I have a {a} {n}", "you know my {n}", "(ok|so|well|hello|hi|hey|listen|good morning|sorry|alright|hm)( then| there| again| you|)",
+    "(a|one) question", "my (boss|mother|friend|neighbour|son) asks", "I {v} a {n}", "we had a {a} {n}", "no {n} today", "I like your {n}", "the {n} again",
+)  # fmt: skip
+MIDDLE = wording(
+    "quickly", "again", "as usual", "this time", "if possible", "if you can", "straight away", "for once", "somehow", "as always", "really", "exactly",
+    "for my {n}", "for the {n}", "before the {n}", "with my {n}", "because of the {n}", "in case of {n}", "without the {n}", "during the {n}", "for my trip",
+    "like last time", "just for me", "for us", "with the {a} {n}",
+)  # fmt: skip
+CLOSING = wording(
+    "thanks", "thank you", "please", "I am {a}", "I'm in a hurry", "my {n} is {a}", "it is for my {n}", "it's important", "I {v} there", "so I can {v} the {n}",
+    "because I {v} the {n}", "or the {n} gets {a}", "the {n} can wait", "I need it for my {n}", "that would be {a}", "if the {n} is not {a}", "my {n} asks",
+    "I forgot", "don't {v} it", "and don't wait", "I have a {n} to {v}", "if you don't mind", "and be quick", "then I {v} the {n}",
+)  # fmt: skip
+HERE_AND_NOW = ["now", "right now", "today", "tonight", "at the moment", "currently", "this evening", "later", "tomorrow", "this week"]
+OPENING_ZH = one_of("请 麻烦 帮我 请帮我 能不能 你好， 我要早起， 我赶时间， 我有点累， 对了， 那个， 我想问， 快， 老师， 我在忙，")
+CLOSING_ZH = one_of("，谢谢 ，好吗 吧 ，快点 ，麻烦了 ，我很急 ，拜托 ，可以吗 ，我在等")
+
+
+def compose(rng: random.Random, tool: Tool) -> tuple[str, dict[str, str]]:
+    """(a sentence for one of the tool's intents, with `{key}` where values stand; the values that it only implies)"""
+    text, *given = rng.choice(tool.questions).split(" => ")
+    implied = dict(re.findall(r"(\w+)=(.+?)(?= \w+=|$)", given[0])) if given else {}
+    text = " ".join(choose(rng, text).split())
+    kinds = {key: kind for key, (_, kind) in tool.arguments.items()}
+    inside = {*re.findall(r"\{(\w+)\}", text), *implied}
+    said = [key for key in kinds if key in tool.forms and key not in inside and kinds[key] != "boolean"]
+    said = [key for key in said if rng.random() < (0.35 if key in tool.optional else 0.92)]
+    rng.shuffle(said)
+    return (in_chinese if words.chinese(text) else in_english)(rng, tool, text, said), implied
+
+
+def in_chinese(rng: random.Random, tool: Tool, text: str, said: list[str]) -> str:
+    text = "".join(rng.choice(tool.forms[key]).replace("{}", f"{{{key}}}") + rng.choice(["", "，"]) for key in said) + text
+    text = (OPENING_ZH(rng) if rng.random() < 0.2 else "") + text.replace("}{", "}，{")  # so that 9 and 7:30 are not 97:30
+    if not text.endswith("}") and rng.random() < 0.2:
+        text += CLOSING_ZH(rng)
+    return text + rng.choice(["", "", "？" if text[-1] in "吗样何少谁里么呢" else "。"])
+
+
+def in_english(rng: random.Random, tool: Tool, text: str, said: list[str]) -> str:
+    """The intent with what was said of it in any order: as a question or an order, in whole sentences or a few words."""
+    free = lambda text: any(tool.arguments[key][1] in FREE for key in re.findall(r"\{(\w+)\}", text))  # noqa: E731
+    terse, asks, noun_phrase = rng.random() < 0.2, text.split()[0].lower() in ASKING, text.startswith("the ")
+    if terse:
+        text = " ".join(word for word in text.split() if word not in SMALL) or text
+    elif noun_phrase and rng.random() < 0.8:
+        text = f"{choose(rng, SHOW)} {text}"
+    elif text.split()[0] in words.english("verb") and rng.random() < 0.3:
+        text = f"{choose(rng, BEFORE)} {text}"
+        asks = text.split()[0] in ASKING
+    phrases, tail = phrases_of(rng, tool, said, terse and not free(text), not free(text))
+    end = re.search(r"(:| to| that| saying|:? that says|) \{(\w+)\}$", text)
+    if end and free(end[0]):
+        if end[1] and rng.random() < 0.5:  # remind me - at five - to ...
+            text, tail = text[: end.start()], end[0]
+        elif tool.arguments[end[2]][1] == "message":  # nothing shows its end
+            text = f"{phrases[0]}{rng.choice([',', ''])} {text}" if phrases and rng.random() < 0.5 else text
+            phrases = []
+    if phrases and rng.random() < 0.15 and not terse:
+        text = f"{phrases.pop()}{rng.choice([', ', ' ', ': ', ', '])}{text}"
+    if not free(text + tail) and rng.random() < 0.1:
+        timeless = not {"clock", "date", "minutes"} & {kind for _, kind in tool.arguments.values()}
+        phrases.insert(rng.randint(0, len(phrases)), rng.choice(HERE_AND_NOW) if timeless and rng.random() < 0.5 else MIDDLE(rng))
+    text = rng.choice([" ", " ", " ", ", "] if len(phrases) > 1 else [" "]).join([text, *phrases]) + tail
+    if said and rng.random() < 0.1 and LOOKS.get(tool.arguments[said[0]][1]) != "number" and '"' not in text:
+        text = text.replace(f"{{{said[0]}}}", f'"{{{said[0]}}}"')
+    if rng.random() < 0.1:
+        text = OPENING(rng) + rng.choice([". ", ", ", ", so ", ": ", " - ", "! "]) + text
+    if terse or (free(text.split()[-1]) and text[-1] != '"'):
+        text += rng.choice(["", "", ".", ".", "!", ". " + words.capital(CLOSING(rng))])
+    else:
+        text += rng.choice([", ", " ", ". "]) + CLOSING(rng) if rng.random() < 0.1 else ""
+        text += rng.choice(["", "", "?" if asks else "."])
+    return words.capital(text) if rng.random() < 0.5 and text[0] != "{" else text
+
+
+def phrases_of(rng: random.Random, tool: Tool, said: list[str], bare: bool, tailed: bool) -> tuple[list[str], str]:
+    """(how the values stand that the intent does not name; the one of any words, which stands last if `tailed`, or in quotes)"""
+    phrases, tail, kinds = [], "", {key: kind for key, (_, kind) in tool.arguments.items()}
+    for key in said:
+        alike = [other for other in kinds if other != key and LOOKS.get(kinds[other]) == LOOKS.get(kinds[key])]
+        others = {form for other in alike for form in tool.forms.get(other, ["{}"])}  # "for Ann" could be any of two people
+        form = rng.choice([form for form in tool.forms[key] if form not in others] or tool.forms[key])
+        if bare and not alike and rng.random() < 0.7:
+            form = "{}"
+        if '"' in form or kinds[key] not in FREE:
+            phrases.append(form.replace("{}", f"{{{key}}}"))
+        elif tailed and not tail:
+            tail = " " + form.replace("{}", f"{{{key}}}")
+        else:
+            phrases.append(form.replace("{}", f'"{{{key}}}"'))
+    return phrases, tail
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is offered
+# ---------------------------------------------------------------------------------------------------------------------
+
+# How much more often than others these are asked for. Without a tool, the weather and the time are outside the model's world,
+# so it must see often enough that with one they aren't.
+POPULAR = {"weather": 12, "天气": 6, "time": 5} | dict.fromkeys("forecast alarm timer reminder message search translate light".split(), 3)
+
+
+
+def restyled(rng: random.Random, name: str) -> str:
+    """The name as another programmer would write it: it can only be copied from the schema."""
+    kind = rng.random()
+    if kind < 0.1:
+        return re.sub(r"_(\w)", lambda part: part[1].upper(), name)
+    if kind < 0.16:
+        return name.replace("_", rng.choice("-."))
+    if kind < 0.3:
+        word = rng.choice(["now", "tool", "v2", "api", "my", "service", "quick", "home", words.noun(rng)])
+        return rng.choice([f"{name}_{word}", f"{word}_{name}"]).replace(" ", "_")
+    if kind < 0.36:  # only the description says what it is for
+        return rng.choice([words.invented(rng), f"tool_{rng.randint(1, 9)}", f"fn{rng.randint(1, 99)}", words.noun(rng).replace(" ", "_")])
+    return name
 
 
 @dataclass
@@ -234,41 +256,95 @@ class Offer:
     schema: dict
 
 
+# How a schema describes an argument; what it gives as an example is nothing to say.
+PROPERTY = wording("The {}", "the {}", "(A|which) {}", "{} (to use|wanted)", "{} of the {n}", "{}, e.g. ({n}|{c}|{x}|{d}|{t}|{m})")
+
+
 def offer(rng: random.Random, tool: Tool) -> Offer:
+    """The tool under one of its names, each argument under one of its own that no other has."""
     names, types, choices, properties = {}, {}, {}, {}
-    described = rng.random() < 0.4
+    described = rng.random() < 0.25
     for key, (spellings, kind) in tool.arguments.items():
         if not spellings:
             continue
-        name = rng.choice(spellings.split())
-        type_ = KINDS.get(kind, ("string",))[0]
+        name = rng.choice([name for name in spellings.split() if name not in properties] or [key])
+        type_ = KINDS[kind][0] if kind in KINDS else kind.replace("enum", "string")
         if kind == "enum":
             choices[key] = [words.noun(rng) for _ in range(rng.randint(2, 4))]
+            if rng.random() < 0.3:  # in the schema as programs write it, in the question as people do
+                written = rng.choice([str.upper, words.capital, lambda noun: f"{rng.choice(words.english('adjective'))}_{noun}"])
+                choices[key] = [written(noun) for noun in choices[key]]
         if "|" in type_:
             choices[key], type_ = type_.split("|"), "string"
         if type_ in ("number", "integer") and rng.random() < 0.15:
             type_ = "string"
         names[key], types[key] = name, type_
-        properties[name] = {"type": type_} | (
-            {"description": rng.choice(["The {}", "the {}", "{} to use", "A {}"]).format(name.replace("_", " "))} if described else {}
-        )
+        properties[name] = {"type": type_} | ({"description": PROPERTY(rng).format(name.replace("_", " "))} if described else {})
         if key in choices:
             properties[name]["enum"] = choices[key]
     name = rng.choice(tool.names.split())
+    if tool.forms:
+        name = restyled(rng, name)
     parameters = {"type": "object", "properties": properties} | (
-        {"required": [names[key] for key in names if rng.random() < 0.9]} if rng.random() < 0.7 else {}
+        {"required": [names[key] for key in names if rng.random() < (0.1 if key in tool.optional else 0.9)]} if rng.random() < 0.6 else {}
     )
-    function = {"name": name, "description": choose(rng, rng.choice(tool.descriptions)), "parameters": parameters}
+    description = choose(rng, rng.choice(tool.descriptions))
+    description = words.capital(description) + ("." if rng.random() < 0.15 else "") if rng.random() < 0.7 else description
+    function = {"name": name, "description": description, "parameters": parameters}
     return Offer(tool, name, names, types, choices, {"type": "function", "function": function})
 
 
-def value_of(rng: random.Random, given: Offer, key: str) -> str:
+def relative(rng: random.Random, tool: Tool) -> Tool:
+    """A tool of the same field, or with the same verb for another thing, or, where every question names the verb, with another
+    verb for the same thing."""
+    near = [other for other in TOOLS if other.section == tool.section and other.label != tool.label]
+    if near:
+        return rng.choice(near)
+    if tool.section and not words.chinese(tool.topic):
+        same_thing = all(tool.section in question.split() for question in tool.questions) and rng.random() < 0.5
+        return random_tool(rng, noun=tool.topic) if same_thing else random_tool(rng, tool.section)
+    return random_tool(rng, zh=words.chinese(tool.topic))
+
+
+def alike(one: Tool, two: Tool) -> bool:
+    """Whether a question for one could be for the other."""
+    if not (one.label and two.label):
+        return bool({*one.topic.split()} & {*two.topic.split()})
+    same_thing = one.topic != two.topic and (one.topic in two.topic.split() or two.topic in one.topic.split())
+    return same_thing or one.label == two.label or bool({*one.names.split()} & {*two.names.split()})
+
+
+def usual_tool(rng: random.Random, tools: list[Tool]) -> Tool:
+    return rng.choices(tools, [POPULAR.get(tool.label, 1) for tool in tools])[0]
+
+
+def offers_of(rng: random.Random, tools: list[Tool], invented: float) -> list[Offer]:
+    """One to four tools; the first is the one that is asked for."""
+    chosen = [random_tool(rng, zh=rng.random() < 0.12) if rng.random() < invented else usual_tool(rng, tools)]
+    for _ in range(rng.choice([0, 0, 0, 0, 0, 1, 1, 1, 2, 3])):
+        near = chosen[0].label and rng.random() < 0.5
+        other = relative(rng, chosen[0]) if near else random_tool(rng) if rng.random() < 0.4 else rng.choice(tools)
+        if not any(alike(other, one) for one in chosen):
+            chosen.append(other)
+    offers: dict[str, Offer] = {}
+    for tool in chosen:
+        given = offer(rng, tool)
+        offers.setdefault(given.name, given)
+    return list(offers.values())
+
+
+def spoken(given: Offer, key: str, choice: str) -> str:
+    """The value of an enum as people say it."""
+    return choice.replace("_", " ").lower() if given.tool.arguments[key][1] == "enum" else choice
+
+
+def value_of(rng: random.Random, given: Offer, key: str, zh: bool) -> str:
     if key in given.choices:
-        return rng.choice(given.choices[key])
+        return spoken(given, key, rng.choice(given.choices[key]))
     kind = given.tool.arguments[key][1]
-    if given.tool.topic == "sum":
+    if "sum" in given.tool.topic.split():
         return words.decimal(rng) if rng.random() < 0.15 else str(rng.randrange(10 ** rng.choice([1, 2, 3, 4])))
-    return KINDS[kind][1](rng)
+    return KINDS[kind + "_zh" if zh and kind + "_zh" in KINDS else kind][1](rng)
 
 
 @dataclass
@@ -281,8 +357,7 @@ class ToolUse:
     responses: list[str]
     answer: str
     expected: list[str]  # what the answer repeats of the responses
-    topics: str = ""
-    zh: bool = False
+    tools: list[Tool]
 
     def asking(self) -> dict:
         return {"role": "user", "content": self.question}
@@ -305,14 +380,24 @@ class ToolUse:
         ]
 
 
+def parsed(text: str, kind: str):
+    """The JSON value of a typed number; any other text stays as it is."""
+    if kind == "boolean":
+        return text == "true"
+    if kind in ("number", "integer"):
+        return float(text) if "." in text else int(text)
+    return text
+
+
 def arguments_of(given: Offer, pattern: str, implied: dict[str, str], fill: dict[str, str]) -> dict:
-    """The call's arguments: those that the question names or implies, in the schema's order."""
+    """The call's arguments: those that the question names or implies, in the schema's order; an enum's as the schema spells it."""
     found = {}
     for key, name in given.names.items():
         if key in implied:
             found[name] = parsed(re.sub(r"\{(\w+)\}", lambda part: fill[part[1]], implied[key]), given.types[key])
         elif f"{{{key}}}" in pattern:
-            found[name] = parsed(fill[key], given.types[key])
+            said = next((choice for choice in given.choices.get(key, []) if spoken(given, key, choice) == fill[key]), fill[key])
+            found[name] = parsed(said, given.types[key])
     return found
 
 
@@ -321,6 +406,7 @@ def response_of(rng: random.Random, given: Offer) -> dict:
         "word": lambda r: r.choice(
             "ok done sunny cloudy rainy windy snowy clear started sent delivered good open closed ready set saved".split()
         ),
+        "noun": lambda r: r.choice(words.chinese_nouns()),
         **{kind: pair[1] for kind, pair in KINDS.items()},
     }
     found = {}
@@ -348,54 +434,76 @@ def in_words(call: dict, response, zh: bool) -> str:
     return f"{about}: {said}" if about else words.capital(said)
 
 
-def tool_use(rng: random.Random, tools: list[Tool] = TOOLS, invented: float = 0.65) -> ToolUse:
-    draw = rng.choice([invented_tool, plausible_tool, plausible_tool, plausible_tool_zh if rng.random() < 0.4 else plausible_tool])
-    tool = draw(rng) if rng.random() < invented else rng.choice(tools)
-    others = [
-        other
-        for other in (draw(rng) if rng.random() < 0.4 else rng.choice(tools) for _ in range(rng.choice([0, 0, 0, 1, 1, 2])))
-        if not set(other.topic.split()) & set(tool.topic.split())
-    ]
-    offers = {}
-    for given in [offer(rng, tool), *(offer(rng, other) for other in others)]:
-        offers.setdefault(given.name, given)
-    given = next(iter(offers.values()))
-    chosen = rng.choice(tool.questions)
-    pattern, implied = chosen if isinstance(chosen, tuple) else (chosen, {})
-    pattern = choose(rng, pattern)
-    fill = {key: value_of(rng, given, key) for key in tool.arguments}
+def request(rng: random.Random, given: Offer) -> tuple[str, list[dict]]:
+    """(a question that needs the tool, the calls that it needs)"""
+    tool = given.tool
+    if tool.forms:
+        pattern, implied = compose(rng, tool)
+    else:
+        chosen = rng.choice(tool.questions)
+        pattern, implied = chosen if isinstance(chosen, tuple) else (chosen, {})
+        pattern = choose(rng, pattern)
     zh = words.chinese(pattern)
-    question, fill = typed(rng, pattern, fill, copied=True, cased=not given.choices)
+    keys = [key for key in tool.arguments if "{" + key + "}" in pattern + " ".join(implied.values())]
+    fill = {key: value_of(rng, given, key, zh) for key in keys}
+    moments = [key for key in tool.arguments if tool.arguments[key][1] in ("date", "clock")]
+    for key in moments if tool.forms and not zh else []:
+        if key in fill and len(moments) == 1 and rng.random() < 0.15:
+            fill[key] = date_value(rng) + rng.choice([" at ", " "]) + words.clock(rng)
+        if re.match("to|next|this|the", fill.get(key, "")):  # nobody says "on tomorrow"
+            pattern = re.sub(rf"\b(on|at|by) \{{{key}\}}", f"{{{key}}}", pattern)
+    free = any(tool.arguments[key][1] in FREE for key in keys)
+    question, fill = typed(rng, pattern, fill, copied=True, cased=not given.choices, framed=not free)
     calls = [{"name": given.name, "arguments": arguments_of(given, pattern, implied, fill)}]
-    if len(fill) == 1 and not implied and rng.random() < 0.22 and tool.arguments and not given.choices:  # the same for two values
-        key = next(iter(fill))
-        second = value_of(rng, given, key)
-        if question.count(fill[key]) == 1 and second != fill[key]:
-            question = question.replace(
-                fill[key],
-                fill[key]
-                + rng.choice(
-                    ["和", "、"]
-                    if zh
-                    else [" and ", " and ", " and in " if tool.arguments[key][1] == "city" and " in {" in pattern else " and "]
-                )
-                + second,
-            )
+    if len(fill) == 1 and not implied and rng.random() < 0.2 and not given.choices:  # the same for two values
+        key = keys[0]
+        second, kind = value_of(rng, given, key, zh), tool.arguments[key][1]
+        if question.count(fill[key]) == 1 and '"' not in question and second != fill[key] and kind not in ("message", "message_zh", "task"):
+            again = " and in " if kind == "city" and " in {" in pattern and rng.random() < 0.4 else " and "
+            question = question.replace(fill[key], fill[key] + (rng.choice(["和", "、"]) if zh else again) + second)
             calls.append({"name": given.name, "arguments": arguments_of(given, pattern, implied, {key: second})})
-    responses = [response_of(rng, given) for _ in calls]
-    if rng.random() < 0.12:
-        responses = [rng.choice(["{a}, {b}", "{a}", "{a} {b}"]).format(a=text_value(rng), b=number_value(rng)) for _ in calls]
-    answer = ("" if zh else " ").join(in_words(call, response, zh) for call, response in zip(calls, responses))
-    expected = [shown(value) for response in responses for value in ([response] if isinstance(response, str) else response.values())]
-    listed = [each.schema for each in offers.values()]
+    return question, calls
+
+
+def tool_talk(rng: random.Random, tools: list[Tool] = TOOLS, invented: float = 0.4, most: int = 3) -> list[ToolUse]:
+    """Up to `most` questions, one after another, to the same tools."""
+    offers = offers_of(rng, tools, invented)
+    listed = [each.schema for each in offers]
     rng.shuffle(listed)
-    return ToolUse(
-        question,
-        listed,
-        calls,
-        [response if isinstance(response, str) else json.dumps(response, ensure_ascii=False) for response in responses],
-        answer,
-        expected,
-        " ".join(each.tool.topic for each in offers.values()),
-        zh,
-    )
+    uses = []
+    for i in range(min(most, rng.choice([1, 1, 2, 3]))):
+        given = rng.choice(offers) if i else offers[0]
+        question, calls = request(rng, given)
+        asked = [given] * len(calls)
+        if len(offers) > 1 and len(calls) == 1 and most > 1 and question[-1] in "?." and rng.random() < 0.06:  # two things in one message
+            asked.append(rng.choice([each for each in offers if each is not given]))
+            more, more_calls = request(rng, asked[-1])
+            question, calls = f"{question} {more}", [*calls, *more_calls]
+            asked += asked[-1:] * (len(calls) - len(asked))
+        responses = [response_of(rng, each) for each in asked]
+        if rng.random() < 0.12:
+            responses = [rng.choice(["{a}, {b}", "{a}", "{a} {b}"]).format(a=text_value(rng), b=number_value(rng)) for _ in calls]
+        zh = words.chinese(question)
+        uses.append(
+            ToolUse(
+                question,
+                listed,
+                calls,
+                [response if isinstance(response, str) else json.dumps(response, ensure_ascii=False) for response in responses],
+                ("" if zh else " ").join(in_words(call, response, zh) for call, response in zip(calls, responses)),
+                [shown(value) for response in responses for value in ([response] if isinstance(response, str) else response.values())],
+                [each.tool for each in offers],
+            )
+        )
+    return uses
+
+
+def tool_use(rng: random.Random, tools: list[Tool] = TOOLS, invented: float = 0.5) -> ToolUse:
+    """One question that needs a tool."""
+    return tool_talk(rng, tools, invented, 1)[0]
+
+
+def misfit(rng: random.Random, use: ToolUse) -> str:
+    """A question for a tool that is not offered, nor any of its field."""
+    sections = {tool.section for tool in use.tools} | {"sums"}  # some of which it can do
+    return request(rng, offer(rng, rng.choice([tool for tool in TOOLS if tool.section not in sections])))[0]

@@ -135,6 +135,7 @@ def mistyped(rng: random.Random, word: str) -> str:
 
 
 def with_typo(rng: random.Random, template: str) -> str:
+    """A typing error in one of the words of more than three letters."""
     words = template.split(" ")
     long = [i for i, word in enumerate(words) if len(word) > 3 and word.strip("?.,!:").isascii() and word.strip("?.,!:").isalpha()]
     if long:
@@ -169,10 +170,10 @@ def reworded(rng: random.Random, template: str) -> str:
 def with_manners(rng: random.Random, template: str) -> str:
     zh = any("\u4e00" <= char <= "\u9fff" for char in template)
     asks = template.endswith("?") and not zh
-    if rng.random() < 0.14:
+    if rng.random() < 0.1:
         before = rng.choice(BEFORE_ZH if zh else BEFORE_QUESTION if asks and rng.random() < 0.5 else BEFORE)
         template = before + (template if zh or template[0] == "{" or template.startswith("I ") else template[0].lower() + template[1:])
-    if rng.random() < 0.08:
+    if rng.random() < 0.06:
         after = rng.choice(AFTER_ZH if zh else AFTER_QUESTION if asks and rng.random() < 0.5 else AFTER)
         template = ((template.rstrip("?.!。？！") or template) if rng.random() < 0.5 else template) + after
     return template
@@ -187,25 +188,28 @@ def with_marks(rng: random.Random, template: str) -> str:
     elif kind < 0.23:
         template = template.replace(".", "!")
     if rng.random() < 0.1:
-        template = template.replace("'", "")
+        template = re.sub(r"(?<!\})'", "", template)  # but for a value's: "Tekne's" is not "Teknes"
     return template.replace("？", "?") if rng.random() < 0.1 else template
 
 
-def typed(rng: random.Random, pattern: str, fill: dict[str, str], copied: bool = False, cased: bool = True) -> tuple[str, dict[str, str]]:
+def typed(
+    rng: random.Random, pattern: str, fill: dict[str, str], copied: bool = False, cased: bool = True, framed: bool = True
+) -> tuple[str, dict[str, str]]:
     """(the text, the values as they stand in it). `copied`: the values are to be said again, so they get no typing
-    errors; `cased=False` keeps their capitals."""
+    errors; `cased=False` keeps their capitals; `framed=False` puts no words in, which one could take for a part of a value."""
     template = choose(rng, pattern)
     if template[0] != "{" and not (template[0].islower() and rng.random() < 0.6):
         template = template[0].upper() + template[1:]
-    if rng.random() < 0.12:
-        template = reworded(rng, template)
-    template = with_manners(rng, template)
-    for chance in (0.12, 0.03):
+    if framed:
+        if rng.random() < 0.06:
+            template = reworded(rng, template)
+        template = with_manners(rng, template)
+    for chance in (0.07, 0.01):
         if rng.random() < chance:
             template = with_typo(rng, template)
     template = with_marks(rng, template)
     kind = rng.random()
-    change = str.lower if kind < 0.12 else str.upper if kind < 0.16 else str.title if kind < 0.18 and "'" not in template else None
+    change = str.lower if kind < 0.12 else str.upper if kind < 0.15 else str.title if kind < 0.16 and "'" not in template else None
     if change:
         template = re.sub(r"[^{}]+|\{\w+\}", lambda part: part[0] if part[0].startswith("{") else change(part[0]), template)
         if cased:
@@ -213,7 +217,9 @@ def typed(rng: random.Random, pattern: str, fill: dict[str, str], copied: bool =
     elif rng.random() < 0.06 and template[0] != "{":
         template = template[0].lower() + template[1:]
     if not copied and rng.random() < 0.08:
-        name = rng.choice(list(fill)) if fill else ""
-        if len(fill.get(name, "")) > 4 and fill[name].isascii() and fill[name].isalpha():
-            fill = fill | {name: mistyped(rng, fill[name])}
+        present = [name for name in re.findall(r"\{(\w+)\}", template) if fill[name].isascii()]
+        if present:
+            name = rng.choice(present)
+            wrong = rng.choice([str.upper, str.lower, lambda value: with_typo(rng, value), lambda value: with_typo(rng, value)])
+            fill = fill | {name: wrong(fill[name])}
     return re.sub(r"\{(\w+)\}", lambda part: fill[part[1]], template), fill

@@ -313,7 +313,8 @@ def load_weights(path: Path, config: Config, quantize: str | None = None, thread
                 if not row.any():
                     row[:] = place(name)
     w.for_kernels = kernels().decoder_layers.prepared(3, Layers(
-        w.layers, w.norms, w.head_norms, config.rms_norm_eps, w.forms, w.routers, w.experts, config.norm_topk_prob))
+        w.layers, w.norms, w.head_norms, w.norm, w.head, config.rms_norm_eps, w.forms, w.routers, w.experts,
+        config.norm_topk_prob))
     if wish is None and not config.sparse_layers:
         touch_pages({id(tensor.mapping): tensor.mapping for tensor in stored.values()}.values())
     return w
@@ -462,7 +463,7 @@ class KVCache(qwen3.KVCache):
         self.k, self.v = empty(shape, np.uint16), empty(shape, np.uint16)
         self.space: Prepared | None = None  # of the last pass
 
-    def work_space(self, model: Model, m: int, n_tasks: int = 0, n_queries: int = 0) -> Prepared:
+    def work_space(self, model: Model, m: int, n_tasks: int, n_queries: int) -> Prepared:
         """The Space for m tokens, n_tasks tasks and n_queries queries of a task; kept, and used again if it fits."""
         config, n_threads = model.config, model.weights.team.n_threads
         if self.space is not None:
@@ -529,21 +530,26 @@ def matrix_rows(matrix: np.ndarray, ids: Sequence[int] | np.ndarray) -> np.ndarr
     return x
 
 
-def run_layers(model: Model, ids: np.ndarray, cache: KVCache, sequences: np.ndarray,
-               positions: np.ndarray) -> np.ndarray:
-    """Runs tokens ids [m] of these sequences of the cache, in order, through all layers -> x [m, hidden_size]."""
+def run_layers(model: Model, ids: np.ndarray, cache: KVCache, sequences: np.ndarray, positions: np.ndarray,
+               wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Runs tokens ids [m] of these sequences of the cache, in order, through all layers.
+
+    -> (x [m, hidden_size], logits [n, vocab_size] of the tokens `wanted` [n])
+    """
     config, w, m = model.config, model.weights, len(ids)
     group = config.num_attention_heads // config.num_key_value_heads
     cos, sin = rope_tables(config, positions)
     tasks, tiles = attention_tasks(sequences, positions, group)
     x = matrix_rows(w.embedding, ids)
     space = cache.work_space(model, m, len(tasks), max(task.n for task in tasks) * group)
-    batch = Batch(x, cos, sin, np.stack([sequences, positions], axis=1), np.array(tasks), np.array(tiles))
+    logits = empty((len(wanted), padded(config.vocab_size, PANEL)), np.float32)
+    batch = Batch(x, cos, sin, np.stack([sequences, positions], axis=1), np.array(tasks), np.array(tiles), wanted,
+                  logits)
     filled = Cache(cache.k, cache.v, cache.stored)
     n_layers, step = config.num_hidden_layers, max(1, PASS // m)
     for first in range(0, n_layers, step):
         w.team.run(kernels().decoder_layers, w, first, min(first + step, n_layers), w.for_kernels, batch, filled, space)
-    return x
+    return x, logits[:, :config.vocab_size]
 
 
 def attention_tasks(sequences: np.ndarray, positions: np.ndarray,
@@ -562,27 +568,13 @@ def attention_tasks(sequences: np.ndarray, positions: np.ndarray,
     return tasks, tiles
 
 
-def output(model: Model, x: np.ndarray, cache: KVCache) -> np.ndarray:
-    """The logits [n, vocab_size] of x [n, hidden_size]."""
-    config, w = model.config, model.weights
-    logits = empty((len(x), padded(config.vocab_size, PANEL)), np.float32)
-    w.team.run(kernels().output_logits, w, x, w.norm, config.rms_norm_eps, w.head, logits,
-               cache.work_space(model, len(x)))
-    return logits[:, :config.vocab_size]
-
-
 def forward(model: Model, token_ids: TokenIds, cache: qwen3.KVCache, all_logits: bool = False) -> np.ndarray:
     """The namesake of qwen3.forward.
 
     A token's logits depend on the tokens before it and on nothing else, bit for bit. Raises InputError for a model or a
     cache of qwen3.py.
     """
-    wanted, done, logits = last_tokens(token_ids), 0, []
-    for x in passes(model, token_ids, cache):
-        chosen = x if all_logits else x[wanted[(wanted >= done) & (wanted < done + len(x))] - done]
-        done += len(x)
-        if len(chosen):
-            logits.append(output(model, chosen, cache))
+    logits = [some for _, some in passes(model, token_ids, cache, None if all_logits else last_tokens(token_ids))]
     result = logits[0] if len(logits) == 1 else np.concatenate(logits)
     return result if all_logits or is_batch(token_ids) else result[0]
 
@@ -591,20 +583,25 @@ def forward(model: Model, token_ids: TokenIds, cache: qwen3.KVCache, all_logits:
 def hidden_states(model: Model, token_ids: TokenIds, cache: qwen3.KVCache) -> np.ndarray:
     """The namesake of qwen3.hidden_states."""
     return np.concatenate([rms_norm(x, model.weights.norm, model.config.rms_norm_eps)
-                           for x in passes(model, token_ids, cache)])
+                           for x, _ in passes(model, token_ids, cache, np.empty(0, np.int64))])
 
 
-def passes(model: Model, token_ids: TokenIds, cache: qwen3.KVCache) -> Iterator[np.ndarray]:
-    """Runs new tokens through all layers and adds them to the cache -> x [CHUNK or fewer, hidden_size] of each pass."""
+def passes(model: Model, token_ids: TokenIds, cache: qwen3.KVCache,
+           wanted: np.ndarray | None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Runs new tokens through all layers and adds them to the cache, CHUNK or fewer of them in a pass.
+
+    -> (x [m, hidden_size], logits [n, vocab_size]) of each pass, the logits of tokens `wanted` among all, None: of all.
+    """
     if not isinstance(model.weights, Weights) or not isinstance(cache, KVCache):
         raise InputError("qwen3_numba.forward needs a model and a KVCache of qwen3_numba, not of qwen3")
     ids, sequences = checked_batch(token_ids, len(cache.lengths), model.config.vocab_size)
     positions = cache.reserve(sequences)
     for start in range(0, len(ids), qwen3.CHUNK):
         now = slice(start, start + qwen3.CHUNK)
-        x = run_layers(model, ids[now], cache, sequences[now], positions[now])
+        here = np.arange(len(ids))[now] if wanted is None else wanted[(wanted >= start) & (wanted < now.stop)]
+        result = run_layers(model, ids[now], cache, sequences[now], positions[now], here - start)
         cache.advance(sequences[now], positions[now], ids[now])
-        yield x
+        yield result
 
 
 def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: str = "f16") -> Engine:

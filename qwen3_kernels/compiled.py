@@ -9,6 +9,7 @@ import json
 import os
 import secrets
 import sys
+from array import array
 from collections.abc import Iterable, Iterator
 from functools import cache, partial
 from pathlib import Path
@@ -39,7 +40,7 @@ HERE = Path(__file__).resolve().parent
 class Prepared(NamedTuple):
     """A named tuple of arrays, with its numbers: to find them takes as long as a layer of a small model."""
     fields: Any
-    numbers: list[int | float]
+    numbers: list[int]
 
 
 class Kernel:
@@ -47,26 +48,29 @@ class Kernel:
 
     def __init__(self, address: int, arguments: list):
         self.arguments = arguments
-        types = [ctypes.c_void_p, ctypes.c_void_p]  # where numba puts a result and an exception: there is neither
-        for kind in flat(arguments):
-            n = 1 if isinstance(kind, str) else 5 + 2 * kind[1]
-            types += [ctypes.c_double if kind == "float64" else ctypes.c_int64] * n
-        unused = ctypes.create_string_buffer(16)
-        self.call = partial(ctypes.CFUNCTYPE(ctypes.c_int32, *types)(address), unused, unused)
+        self.n_numbers = sum(1 if isinstance(kind, str) else 5 + 2 * kind[1] for kind in flat(arguments))
+        unused = ctypes.create_string_buffer(16)  # where numba puts a result and an exception: there is neither
+        self.function = partial(ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 3)(address), unused, unused)
 
-    def numbers(self, *args: Any) -> list[int | float]:
-        """The arguments as numba's functions want them. TypeError unless arrays are contiguous and of the right types.
+    def numbers(self, *args: Any) -> array[int]:
+        """The arguments as 8 bytes each. TypeError unless arrays are contiguous and of the right types.
 
         An array is (owner, owner, size, itemsize, address, *shape, *strides); a named tuple is its fields.
         """
-        return numbers(args, self.arguments)
+        return array("q", numbers(args, self.arguments))
+
+    def call(self, given: array[int]) -> int:
+        """Runs it -> its status. Raises TypeError for too few numbers or too many."""
+        if len(given) != self.n_numbers:
+            raise TypeError(f"a kernel takes {self.n_numbers} numbers, not {len(given)}")
+        return self.function(given.buffer_info()[0])
 
     def prepared(self, argument: int, fields: Any) -> Prepared:
         """A named tuple for this argument of many calls."""
         return Prepared(fields, numbers(fields, self.arguments[argument]["fields"]))
 
     def __call__(self, *args: Any) -> None:
-        status = self.call(*self.numbers(*args))
+        status = self.call(self.numbers(*args))
         if status != 0:
             raise RuntimeError(f"a kernel ended with status {status}")
 
@@ -77,15 +81,15 @@ def flat(kinds: list) -> Iterator:
         yield from flat(kind["fields"]) if isinstance(kind, dict) else [kind]
 
 
-def numbers(args: Iterable, kinds: list) -> list[int | float]:
-    found: list[int | float] = []
+def numbers(args: Iterable, kinds: list) -> list[int]:
+    found: list[int] = []
     for arg, kind in zip(args, kinds, strict=True):
         if isinstance(arg, Prepared):
             found += arg.numbers
         elif isinstance(kind, dict):
             found += numbers(arg, kind["fields"])
         elif isinstance(kind, str):
-            found.append(float(arg) if kind == "float64" else int(arg))
+            found.append(int(np.float64(arg).view(np.int64)) if kind == "float64" else int(arg))
         elif (arg.dtype, arg.ndim) != (kind[0], kind[1]) or not arg.flags.c_contiguous:
             raise TypeError(f"needs contiguous {kind[0]} with {kind[1]} dimensions, not {arg.dtype} {arg.shape}")
         else:

@@ -9,7 +9,7 @@ token's logits depend on the tokens before it and on nothing else, bit for bit: 
 the number of threads, or the CPU. Nothing may be reassociated or contracted here; sums over many numbers are made by
 `dot` and the products of vectors.py.
 
-Four kernels are called from Python, two of them by a team of threads at the same time, each with its rank;
+Three kernels are called from Python, decoder_layers by a team of threads at the same time, each with its rank;
 `machine_code` compiles them and all that they call. layout.py tells how weights, vectors and the cache lie in memory.
 """
 from collections.abc import Iterable
@@ -390,9 +390,11 @@ def task_of(row):
 
 @called_from_python
 def decoder_layers(crew, first, last, layers, batch, cache, space):
-    """Layers first to last - 1, in place of batch.x. Each thread of the team runs this."""
+    """Layers first to last - 1, in place of batch.x, and the logits after all. Each thread of the team runs this."""
     for layer in range(first, last):
         decoder_layer(crew, layer, layers, batch, cache, space)
+    if last == len(layers.matrices):
+        output_logits(crew, layers, batch, space)
 
 
 @compiled
@@ -623,12 +625,15 @@ def expert_share(n, first, end, n_pairs, crew):
 # Logits
 # ----------------------------------------------------------------------------------------------------------------------
 
-@called_from_python
-def output_logits(crew, x, norm, eps, head, logits, space):
-    """The end of qwen3.forward: norm and lm_head, x [n, hidden_size] -> logits [n, vocab_size, or more]."""
-    normalize(crew, x, norm, eps, head[2], head[2], space)
+@compiled
+def output_logits(crew, layers, batch, space):
+    """The end of qwen3.forward: norm and lm_head of the rows `wanted` of batch.x -> batch.logits."""
+    n, head = len(batch.wanted), weight_of(layers.head)
+    for i in part_of(n, crew):
+        rms_norm(batch.x[batch.wanted[i]], layers.norm, layers.eps, space.h[i])
+        ready(space.h[i], head.columns, head.form, space.packed[i], np.int64(0), head.columns)
     wait(crew)
-    project(crew, weight_of(head), space.h, space.packed, logits, np.int64(0), space)
+    project(crew, head, space.h[:n], space.packed[:n], batch.logits, np.int64(0), space)
     wait(crew)
 
 
@@ -782,9 +787,8 @@ SPACE = record(Space, F2, U2, F2, F3, F2, F2, U2, F4, F2, F2, U2, I2, F2, ROW)
 KERNELS = {
     weight_row: (ROW, INT, F1),
     quantize_block: (F2, INT, U1, F2),
-    output_logits: (CREW, F2, F1, FLOAT, ROW, F2, SPACE),
-    decoder_layers: (CREW, INT, INT, record(Layers, I3, F3, F3, FLOAT, I3, I2, I4, INT),
-                     record(Batch, F2, F2, F2, I2, I2, I2), record(Cache, U5, U5, INT), SPACE),
+    decoder_layers: (CREW, INT, INT, record(Layers, I3, F3, F3, F1, ROW, FLOAT, I3, I2, I4, INT),
+                     record(Batch, F2, F2, F2, I2, I2, I2, ROW, F2), record(Cache, U5, U5, INT), SPACE),
 }
 # numba's code frees numba's own arrays with this function; arrays passed from Python aren't numba's, so no call occurs.
 NEVER_CALLED = "define void @NRT_MemInfo_call_dtor(ptr %memory) { ret void }"
@@ -813,6 +817,20 @@ def described(kind: Any) -> Any:
     return [str(kind.dtype), kind.ndim] if isinstance(kind, types.Array) else str(kind)
 
 
+def entry(name: str, function: Any) -> str:
+    """LLVM's text of a function of this name that calls another one with arguments from memory, 8 bytes each.
+
+    ctypes takes 0.1 microseconds for an argument, while no other thread runs Python; arrays make 300 of them.
+    """
+    kinds = [str(argument.type) for argument in function.arguments]
+    loads = [f"%at{i} = getelementptr i64, ptr %numbers, i64 {i - 2}\n%v{i} = load {kinds[i]}, ptr %at{i}\n"
+             for i in range(2, len(kinds))]
+    return (f"declare i32 @{function.name}({', '.join(kinds)})\n"
+            f"define i32 @{name}(ptr %v0, ptr %v1, ptr %numbers) {{\n{''.join(loads)}"
+            f"%status = call i32 @{function.name}({', '.join(f'{kind} %v{i}' for i, kind in enumerate(kinds))})\n"
+            "ret i32 %status\n}\n")
+
+
 def machine_code() -> tuple[dict[str, list], bytes]:
     """Compiles the kernels for this CPU -> ({name: its arguments}, an object file that has functions of these names).
 
@@ -833,7 +851,8 @@ def machine_code() -> tuple[dict[str, list], bytes]:
             kernel.compile(signature)
     for kernel, signature in KERNELS.items():
         module.link_in(llvm.parse_assembly(kernel.inspect_llvm(signature)))
-        module.get_function(kernel.overloads[signature].fndesc.llvm_func_name).name = kernel.__name__
+        function = module.get_function(kernel.overloads[signature].fndesc.llvm_func_name)
+        module.link_in(llvm.parse_assembly(entry(kernel.__name__, function)))
         arguments[kernel.__name__] = [described(kind) for kind in signature]
     absent = {function.name for function in module.functions if function.is_declaration
               and not function.name.startswith("llvm.")} - C_LIBRARY

@@ -75,13 +75,15 @@ class Task(NamedTuple):
 
 class Layers(NamedTuple):
     """matrices int64 [n_layers, 7, 5], each a Weight; norms float32 [n_layers, 2, hidden_size], head_norms [n_layers,
-    2, head_dim]; eps float32; forms int64 [n_layers, 2, 2], the least and the greatest format of the matrices behind
-    each norm (not the router's), where BF16 is never beside F32 or F16. For a mixture of experts: routers int64
-    [n_layers, 5], all F32, and experts int64 [n_layers, num_experts, 3, 5], each a Weight; norm_topk_prob 0 or 1. The
-    router of a dense layer has no rows."""
+    2, head_dim], norm [hidden_size]; head int64 [5], a Weight; eps float32; forms int64 [n_layers, 2, 2], the least and
+    the greatest format of the matrices behind each norm (not the router's), where BF16 is never beside F32 or F16. For
+    a mixture of experts: routers int64 [n_layers, 5], all F32, and experts int64 [n_layers, num_experts, 3, 5], each a
+    Weight; norm_topk_prob 0 or 1. The router of a dense layer has no rows."""
     matrices: object
     norms: object
     head_norms: object
+    norm: object
+    head: object
     eps: object
     forms: object
     routers: object
@@ -92,13 +94,16 @@ class Layers(NamedTuple):
 class Batch(NamedTuple):
     """The new tokens of all sequences: x float32 [m, hidden_size]; cos, sin [m, head_dim / 2]; rows int64 [m, 2], the
     sequence and the position; tasks int64 [n_tasks, 6], each a Task; tiles int64 [n_tiles, 2]: the first and the
-    last + 1 of the tasks whose results belong to the same tokens."""
+    last + 1 of the tasks whose results belong to the same tokens; wanted int64 [n], the rows of x whose logits float32
+    [n, vocab_size, or more] are wanted."""
     x: object
     cos: object
     sin: object
     rows: object
     tasks: object
     tiles: object
+    wanted: object
+    logits: object
 
 
 class Cache(NamedTuple):

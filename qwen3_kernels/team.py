@@ -6,6 +6,7 @@ import os
 import queue
 import threading
 import weakref
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,7 +46,7 @@ if hasattr(os, "register_at_fork"):
 class Job:
     """A kernel with its arguments for all threads of a team, and how it went."""
     kernel: Kernel
-    numbers: Sequence[int | float]
+    numbers: array[int]  # the first one is the thread's rank
     barrier: np.ndarray  # where the threads meet: see `meet` in vectors.py
     keeps: Any  # what the addresses among the numbers point to
     running: list[int]  # one number for each thread that hasn't ended yet
@@ -55,7 +56,9 @@ class Job:
     def work(self, rank: int) -> None:
         """A thread's part. The last thread to end tells the caller."""
         try:
-            status = self.kernel.call(rank, *self.numbers)
+            own = self.numbers[:]
+            own[0] = rank
+            status = self.kernel.call(own)
             if status != 0:
                 raise RuntimeError(f"a kernel ended with status {status}")
         except Exception as error:  # whatever it is: the caller raises it
@@ -104,7 +107,7 @@ class Team:
         if self.started_under is not starting:
             self._start()
         barrier = np.zeros(16, np.int64)  # of this job only: nothing is left over from one that failed
-        numbers = kernel.numbers((0, self.n_threads, barrier.ctypes.data), *args)[1:]
+        numbers = kernel.numbers((0, self.n_threads, barrier.ctypes.data), *args)
         job = Job(kernel, numbers, barrier, (weights, args), list(range(self.n_threads)))
         self.queues[0].put(job)
         job.done.get()

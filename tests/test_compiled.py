@@ -280,10 +280,10 @@ def test_sources_that_change_places_are_other_sources(tmp_path, monkeypatch):
 def test_a_status_is_an_error():
     """numba's functions return one; nobody looked at it."""
     kernel = compiled.Kernel(0, ["int64"])
-    kernel.call = lambda *numbers: 1
+    kernel.call = lambda given: 1
     with pytest.raises(RuntimeError, match="status 1"):
         kernel(5)
-    kernel.call = lambda *numbers: 0
+    kernel.call = lambda given: 0
     kernel(5)
 
 

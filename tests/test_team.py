@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import weakref
+from array import array
 from types import SimpleNamespace
 
 import numba
@@ -102,12 +103,12 @@ def test_a_long_prefill_can_be_interrupted(tmp_path, monkeypatch):
     kernel, jobs, in_time, before = fast.kernels().decoder_layers, [], [], signal.getsignal(signal.SIGINT)
     call = kernel.call
 
-    def interrupted_call(rank, *numbers):
-        if rank == 0:
+    def interrupted_call(numbers):
+        if numbers[0] == 0:  # the rank
             jobs.append(numbers)
             if len(jobs) == 2:
                 in_time.append(interrupt.send())
-        return call(rank, *numbers)
+        return call(numbers)
 
     with monkeypatch.context() as patch:
         patch.setattr(kernel, "call", interrupted_call)
@@ -136,9 +137,9 @@ import qwen3_numba as fast
 kernel, interrupt, computed = fast.kernels().decoder_layers, Interrupt(), threading.Event()
 call = kernel.call
 
-def interrupted_call(*numbers):
+def interrupted_call(numbers):
     interrupt.send()
-    result = call(*numbers)
+    result = call(numbers)
     computed.set()
     return result
 
@@ -228,10 +229,10 @@ class FakeKernel:
         self.function = function
 
     def numbers(self, crew, *args):
-        return [*crew, *args]
+        return array("q", [*crew, *args])
 
-    def call(self, rank, *numbers):
-        return self.function(rank, *numbers)
+    def call(self, given):
+        return self.function(*given)
 
 
 @numba.njit(nogil=True)
@@ -309,9 +310,9 @@ def test_the_caller_waits_for_all_threads():
 
 
 def test_a_real_kernel_that_gets_too_few_numbers():
-    """ctypes raises in each thread, before the kernel begins."""
+    """Each thread raises, before the kernel begins."""
     model = fast.load_model(ROOT / "demo", threads=2)
-    kernel = fast.kernels().output_logits
+    kernel = fast.kernels().decoder_layers
     real = kernel.numbers
     try:
         kernel.numbers = lambda *args: real(*args)[:-1]
@@ -329,7 +330,7 @@ def test_one_thread_of_a_real_kernel_fails():
     kernel = fast.kernels().decoder_layers
     real = kernel.call
     try:
-        kernel.call = lambda rank, *numbers: real(rank, *numbers) if rank != 1 else 5
+        kernel.call = lambda given: real(given) if given[0] != 1 else 5
         with pytest.raises(RuntimeError, match="status 5"):
             in_time(lambda: fast.forward(model, [1, 2], fast.KVCache(model.config)))
     finally:

@@ -182,7 +182,7 @@ class Tool:
 
 # How a value stands in a sentence: key | names of the argument | kind | forms
 SLOTS = """
-city | city town location place area region | city | in {} / in {} / in {} / at {} / near {} / for {} / around {}
+city | city town location place area region | city | in {} / in {} / in {} / in {} / in {} / at {} / near {} / for {} / around {}
 from | from origin start departure source from_city | city | from {} / from {} / leaving {} / starting in {}
 to | to destination target arrival to_city goal | city | to {} / to {} / going to {} / towards {}
 place | place location address where destination | place | at {} / to {} / near {}
@@ -237,7 +237,8 @@ weather rain warm cold snow hot | get_weather weather current_weather fetchWeath
     (current |)weather (report|conditions); how warm it is and if it rains | city unit:celsius|fahrenheit? | temperature:number
     condition:word
   what is the weather( like|) / how is the weather / is it (raining|snowing|warm|cold|windy|sunny|hot|foggy) / does it (rain|snow) /
-    weather / do I need (an umbrella|a coat|a hat|sunglasses) / how (warm|cold|hot) is it / the (temperature|weather) / {city} weather
+    weather / do I need (an umbrella|a coat|a hat|sunglasses) / how (warm|cold|hot) is it / the (temperature|weather) /
+    {city} weather / weather(|:) {city} / weather {city}
 forecast rain warm | get_forecast weather_forecast forecast getForecast | weather forecast for (some|the next) days; get the forecast (for|of) a
     (place|city); how the weather will be | city days:few? date? | forecast:word high:number
   the forecast / forecast / what will the weather be (like|) / the weather forecast / will it (rain|snow|be warm|be sunny) / weather

@@ -19,7 +19,6 @@ from qwen3_io.writing import write_safetensors
 from test_package import copy_of_the_project
 
 FOX = "Tell me a story about a fox."
-STORY = "<think>\nA story about a fox.\n</think>\n\nOnce upon a time there was a fox in a little town"
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -38,7 +37,9 @@ def test_a_cut_answer_says_so():
 
 
 def test_stop_strings_apply_to_the_answer():
-    assert output("--stop", ".", "--stop", "!", FOX) == STORY + "\n"
+    thought, end, story = output(FOX).partition("</think>\n\n")
+    assert "." in thought and "." in story
+    assert output("--stop", ".", "--stop", "!", FOX) == thought + end + re.split("[.!]", story)[0] + "\n"
 
 
 def test_json_without_the_thought():

@@ -161,15 +161,16 @@ def test_a_conversation(open_chat, tmp_path):
     chat, file = open_chat("--no-think"), tmp_path / "a conversation.json"
     assert chat.banner == "qwen3 · demo · 6.95 M parameters · context 4,096 · NumPy float32"
     assert ask(chat, "My name is Mia.") == "Nice to meet you, Mia!" and ask(chat, PERU) == LIMA
+    assert ask(chat, "What is my name?") == "Your name is Mia."
     for _ in range(2):  # its own file, so it may go on in it
-        assert ask(chat, f"/save '{file}'") == "(saved 4 messages)"
+        assert ask(chat, f"/save '{file}'") == "(saved 6 messages)"
     assert "name of one file" in ask(chat, f"/save {file}")
     assert "there is no command /hepl; did you mean /help?" in ask(chat, "/hepl me")
     assert ask(chat, "/clear").startswith("(a new conversation") and "Mia" not in ask(chat, "What is my name?")
-    assert ask(chat, f'/load "{file}"') == "(loaded 4 messages)"
+    assert ask(chat, f'/load "{file}"') == "(loaded 6 messages)"
     assert ask(chat, "/stats") == "there is no answer yet" and ask(chat, "") == ask(chat, "   ") == ""
     assert ask(chat, "What is my name?") == "Your name is Mia."
-    assert ask(chat, f"/save '{file}'") == "(saved 6 messages)"
+    assert ask(chat, f"/save '{file}'") == "(saved 8 messages)"
     assert status_at_end(chat, CTRL_D) == 0  # a person has seen what was refused
     assert chat.before.endswith("\r\n")  # the shell's prompt starts on a line of its own
 

@@ -81,11 +81,11 @@ def test_caches(name, kv_dtype, limit, tmp_path):
 
 def test_the_bundled_model_says_the_same():
     oracle = qwen3.load_model(ROOT / "demo")
-    questions = ["What is the capital of France?", "What is 417 + 385?", "法国的首都是哪里？",
-                 "Tell me a story about a fox."]
-    for quantize in (None, "int8"):
+    questions = ["What is the capital of France?", "What is 417 + 385?", "法国的首都是哪里？"]
+    story = "Tell me a story about a fox."  # whose turns are nearly as likely as others
+    for quantize, asked in ((None, [*questions, story]), ("int8", questions)):
         model = fast.load_model(ROOT / "demo", quantize)
-        for question in questions:
+        for question in asked:
             assert qwen3.chat(model, question).finish().token_ids == qwen3.chat(oracle, question).finish().token_ids
 
 

@@ -315,7 +315,7 @@ def train(steps: int, work: Path, examples_per_step: int, max_tokens: int, threa
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=9000, help="of 40 conversations each (default 9000)")
+    parser.add_argument("--steps", type=int, default=18000, help="of 40 conversations each (default 18000)")
     parser.add_argument(
         "--work", type=Path, default=ROOT / ".train", help="folder for the checkpoint and the model so far (default .train)"
     )

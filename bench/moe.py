@@ -131,6 +131,7 @@ class Bench:
         self.memory: dict[str, int] = {}
         self.paths: dict[str, Path] = {}  # what an engine opens
         self.notes = [f"The machine's load average before the run: {os.getloadavg()[0]:.1f}."]
+        self.notes += ["llama.cpp runs without repacked weights (--no-repack)."] if args.no_repack else []
 
     def disk_space(self) -> float:
         """Bytes of files: the model and a copy for llama.cpp; or of the whole, one layer and one file with 4 bits."""

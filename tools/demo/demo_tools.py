@@ -228,7 +228,6 @@ def phrases_of(rng: random.Random, tool: Tool, said: list[str], bare: bool, tail
 POPULAR = {"weather": 12, "天气": 6, "time": 5} | dict.fromkeys("forecast alarm timer reminder message search translate light".split(), 3)
 
 
-
 def restyled(rng: random.Random, name: str) -> str:
     """The name as another programmer would write it: it can only be copied from the schema."""
     kind = rng.random()

@@ -296,7 +296,8 @@ QUESTIONS: dict[str, list[str]] = {
         "(One|Just one) more (story|tale)(, please|)!", "(How|What) about a (little |short |)(story|tale)?",
         "Pick a story and tell it( to me|).", "Let's hear one of your stories."],
     "any_story_zh": [
-        "(讲|说|给我讲|编|写)(一个|个)故事(|吧)。", "我想听故事。", "(你能|能)讲(一个|个)故事吗？", "故事", "再讲一个故事。", "来个故事。", "(编|写|说)个童话。", "我要听故事。", "来一个故事。", "给孩子讲个故事。",
+        "(讲|说|给我讲|编|写)(一个|个)故事(|吧)。", "我想听故事。", "(你能|能)讲(一个|个)故事吗？", "故事", "再讲一个故事。", "来个故事。", "(编|写|说)个童话。", "我要听故事。", "来一个故事。",
+        "给孩子讲个故事。",
         "故事时间到了。", "(睡不着|好无聊)，(讲|说)个故事(吧|给我听)。", "(随便|)(什么|哪个)故事都(行|可以)，讲一个。", "(有没有|有)(什么|)(好听的|有趣的|)故事(讲给我听|)？",
         "(宝宝|孩子们)想听(个|)(童话|故事)。", "你(最|)会讲(什么|哪个)故事？讲一个。", "用故事给我(一个|)惊喜吧。", "(再|多)讲一个(童话|故事)(好不好|行吗)？", "睡前(讲|来)个(小|)故事。",
         "(我们|大家)都想听你讲故事。"],
@@ -654,7 +655,8 @@ QUESTIONS: dict[str, list[str]] = {
         "My {r} is (called|named) {m}.", "My {r}'s name is {m}.", "I have a {r} (called|named) {m}.", "{m} is my {r}.",
         "The name of my {r} is {m}.", "(This is|I live with|I love|I saw) my {r} {m}.", "My {r} {m} (is here|is nice|likes {n}|comes today).",
         "I have a {r}(, his name is|, her name is|:) {m}.", "{m} is the name of my {r}.", "My {r}: {m}",
-        "I (visited|met|called|know) {m}, (who is |)my {r}.", "I (visited|met|called) my {r}, {m}.", "(He|She) is my {r}, (his|her) name is {m}.",
+        "I (visited|met|called|know) {m}, (who is |)my {r}.", "I (visited|met|called) my {r}, {m}.",
+        "(He|She) is my {r}, (his|her) name is {m}.",
         "(Today|Yesterday|On Sunday) I (had dinner|went swimming|played cards|went shopping) with my {r}(,| called| named|) {m}.",
         "There is someone I want to tell you about: my {r}, {m}.",
         "{m} (came to visit|phoned me|helped me|is sitting next to me) today. (That's|I mean) my {r}.",
@@ -1089,6 +1091,6 @@ UNKNOWN_ZH: list[str] = [
     "(房东|公司|老板)(不退押金|拖欠工资|要赶我走)，(合法吗|怎么维权)？", "(勾股定理|微积分|对数|导数)(是什么|怎么证明|怎么学)？", "(比特币|黄金|股票|房价)(现在多少钱|还会涨吗|值得买吗)？",
     "(离|到)(春节|中秋节|圣诞节|国庆节)还有(几天|多久)？", "(明天|周末)(出门|出去玩)要带伞吗？", "(怎么|如何)(下围棋|弹吉他|打篮球|换轮胎|种{n}|洗{n})？",
     "(总结|概括)一下(这篇文章|《{x}》|这本书)。", "“{n}”的(反义词|近义词|拼音|部首)是什么？", "(成语|谚语)“(画蛇添足|守株待兔|一石二鸟)”(是什么意思|怎么用)？",
-    "(猫|狗|鲸鱼|蝴蝶|{n})(能活多久|一天睡几个小时|为什么会死)？", "(苹果手机和安卓手机|茶和咖啡|{n}和{o})，(你选哪个|哪个更好)？", "(有没有|真的有)(外星人|鬼|来世|上帝)(吗|)？",
+    "(猫|狗|鲸鱼|蝴蝶|{n})(能活多久|一天睡几个小时|为什么会死)？", "(苹果手机和安卓手机|茶和咖啡|{n}和{o})，(你选哪个|哪个更好)？", "(世上|)真的有(外星人|鬼|来世|上帝)吗？",
     "(最近|今天)(有什么新闻|有什么大事|有什么好看的电影)？"]
 QUESTIONS["unknown"], QUESTIONS["unknown_zh"] = UNKNOWN, UNKNOWN_ZH

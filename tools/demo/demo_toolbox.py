@@ -272,6 +272,13 @@ distance far way | get_distance distance route how_far directions | (distance|th
     {to} distance / directions / is it far / how long is the (way|road|trip) / I'm in {from}, how far is {to} / I have to get to {to} and
     I am in {from}, how far is that / km {from} - {to} / what's the best way / how many kilometers lie between {from} and {to} / between
     {from} and {to}, how far
+tide sea | get_tides tide_times tides highTide | (high|low) tide times of a place; when the tide comes | city date? | high:clock low:clock
+  when is (high|low) tide / the tide / tide times / is the tide (in|out) / when does the sea come back / I want to walk on the beach, when
+    is low tide / (high|low) water / tides
+quake earthquake | recent_earthquakes get_quakes earthquake_search seismic | (earthquakes|quakes) near a place; latest quakes | city days?
+    | magnitude:number
+  (were|are) there any earthquakes / did the earth shake / earthquakes / any quakes / I felt the ground move, was it a quake / how strong
+    was the earthquake / the last earthquake / list quakes
 # time
 alarm | set_alarm alarm create_alarm wake_up add_alarm | (set|create|add) an alarm( clock|); wake the user at a time; alarm clock | time
     title? | status:word
@@ -320,7 +327,7 @@ mail | send_email email sendMail mail compose_email | send (an email|a mail); wr
   (email|mail) {email}( that|:| saying) {body} / send an email to {email}(:| saying| that says) {body} / write (a mail|an email) to
     {email}: {body} / send an email to {email} with the subject {subject} / email to {email}: {body} / {email} should get this: {body} / I
     have to write to {email}: {body} / drop a mail to {email}: {body} / new mail for {email}: {body} / could you mail {email}: {body} /
-    compose a mail to {email} with the subject {subject} / to {email}: {body}
+    compose a mail to {email}: {body} / to {email}: {body}
 call | call_person phone_call make_call dial | (call|phone) (a person|somebody|a contact); makes a phone call | who | status:word
   (call|phone|ring|dial) {who} / (get|put) {who} on the phone / I (want|need) to (talk to|speak to|call) {who} / make a call to {who} /
     give {who} a (call|ring) / could you call {who} / {who}, please, on the phone / I'd like to hear {who}'s voice / I have to speak with
@@ -469,6 +476,34 @@ blinds | set_blinds move_shutters blinds curtain | (opens|moves) the (blinds|shu
   {action} the (blinds|curtains|shutters) / {action} the {room} (blinds|shutters) / {room} blinds {action} / (blinds|curtains) {action} /
     it's too bright, {action} the blinds / I want to see the sky, {action} the curtains / could you {action} the shutters / {room}:
     {action} the blinds / time to {action} the curtains / {action} them, the blinds / the {room} curtains, {action} them
+oven bake | set_oven preheat_oven oven oven_control | (heat|set) the oven; oven control | degrees minutes? | status:word
+  (preheat|heat|set) the oven {degrees} / oven {degrees} / I'm baking, get the oven {degrees} / the cake needs {degrees} degrees in the
+    oven / oven: {degrees} degrees / could the oven be {degrees} degrees hot / {degrees} degrees for the oven
+coffee espresso | make_coffee brew_coffee coffee_machine brew | (make|brew)s coffee; coffee machine control | count=cups,count,number
+    type=type,drink,kind:espresso|latte|cappuccino|americano | minutes:few
+  (make|brew) {count} {type} / I'd like {count} {type} / {count} {type}, please / I'm still sleepy, {count} {type} / could I get {count}
+    {type} / {type}, {count} of them / {count} cups of {type}
+washing laundry | start_washing washing_machine laundry run_washer | starts the washing machine; washes clothes |
+    mode=program,mode,cycle:cotton|wool|quick|eco time? | minutes:minutes
+  wash my clothes with the {mode} program / start the washing machine with {mode} / do a {mode} wash / laundry, {mode} / my shirts are
+    dirty, run {mode} / {mode} wash / could you run the washer on {mode}
+tv channel | change_channel tv_channel set_channel switch_tv | (changes|sets) the channel of the TV | n=channel,number,nr:few |
+    status:word
+  (put on|go to|switch to|turn to) channel {n} / channel {n} / TV on {n} / I want to watch channel {n} / what's on {n}, switch over /
+    could you go to channel {n} / the TV to channel {n}
+water garden | water_garden irrigate sprinkler start_watering | waters the (garden|plants|lawn); starts the sprinkler |
+    zone=zone,area,where:lawn|roses|beds|pots minutes | liters:few
+  water the {zone} / the {zone} look dry, water them / (start|run) the sprinkler for the {zone} / could you give the {zone} some water /
+    {zone}: water / the {zone} need water / irrigate the {zone}
+siren alarm | set_alarm_system alarm_system security_mode arm_house | (arms|disarms) the (house|alarm system); security of the home |
+    on=armed,active,on:boolean | status:word
+  arm the house => on=true / disarm the house => on=false / switch on the alarm system => on=true / we're leaving, arm the alarm system =>
+    on=true / I'm back, disarm the alarm system => on=false / security on => on=true / security off => on=false / turn the alarm system
+    off => on=false
+sensor | read_sensor sensor get_sensor sensor_value | (reads|gets) a sensor; last value of a sensor | id=sensor_id,id,sensor
+    kind=kind,type,metric:humidity|pressure|motion|co2 | value:number
+  what does the {kind} sensor {id} say / read {kind} of sensor {id} / {kind} at sensor {id} / sensor {id}, {kind} / I need the {kind} from
+    sensor {id} / how is the {kind} at {id} / could you read out {id} for {kind}
 # music and media
 play | play_music play_song music start_music playTrack | play (music|a song); starts a song | song=song,title,track,query:title
     artist=artist,singer,band:person? | status:word
@@ -534,6 +569,29 @@ ticket | buy_ticket get_tickets tickets | (buy|get) (a ticket|tickets)( for an e
     ticket (for|to) {event} / I'd love to see {event}, get {count} tickets / {count} for {event} / we want to go to {event}, get us
     {count} tickets / could you reserve {count} seats for {event} / are there {count} tickets left for {event} / {event}: {count} tickets
     / {count} seats at {event}
+parking car | find_parking parking search_parking park_car | (find|search) (parking|a parking space); where to leave the car | place
+    minutes? | place:place price:number
+  where can I park / find (a parking space|parking) / parking / I need to leave my car somewhere / is there parking / I'm looking for a
+    place to park / a parking lot / any free parking spots
+bus | next_bus bus_times get_bus bus_departures | (next|the next) bus; departure times of buses | line=line,route,bus_number:few place
+    time? | departure:clock
+  when does bus {line} (leave|come|go) / next bus {line} / bus {line} / I'm waiting for the {line} bus / has bus {line} left / line
+    {line}, when does it go / could you see when the {line} bus comes / did I miss bus {line}
+rental car | rent_car car_rental hire_car book_car | (rent|hire|book) a car; rental cars in a city | city date? days?
+    type=type,car_class,size:small|family|sport | price:number
+  (rent|hire|book) a {type} car / I need a {type} car / we want to drive ourselves, rent a {type} car / a {type} rental car / {type}
+    rental car / could I have a {type} car / get us a {type} car
+flight_status | flight_status track_flight get_flight check_plane | status of a flight; whether a plane is late |
+    id=flight,flight_number,code | status:word gate:few
+  is flight {id} (late|on time|delayed) / has flight {id} landed / {id}: where is the plane / when does flight {id} arrive / track flight
+    {id} / my mother is on flight {id}, is it on time / flight {id} / which gate for {id}
+visa | visa_info check_visa visa_required entry_rules | whether a visa is needed; entry rules of a place | city days? | needed:word
+  do I need a visa / visa rules / is a visa required / can I enter without a visa / I'm told one needs a visa, is that so / visa / what
+    papers do I need / entry rules
+table reserve | reserve_table book_table table_booking newReservation | (reserve|book) a table in a restaurant |
+    name=restaurant,venue,name:person count time date? | code:code
+  (reserve|book) a table at {name} / a table at {name} / I'd like to eat at {name} / dinner at {name} / could you get us a table at {name}
+    / we're coming to {name}, keep a table / {name}, a table
 # lists and files
 list_add need | add_to_list shopping_list add_item | (add|put) (an item|something) (to|on) (a|the) (shopping |)list | item count? |
     items:few
@@ -578,8 +636,8 @@ calculate | calculate calculator calc evaluate compute math eval_expression do_m
     expression; calculator; does arithmetic | e=expression,formula,input,expr,query:text a=-:number b=-:number | result:number
   (what is |calculate |){a} times {b} => e={a} * {b} / (how much is |compute |){a} (*|x) {b} => e={a} * {b} / (what's |solve |){a} plus
     {b} => e={a} + {b} / (what is |compute |){a} + {b} => e={a} + {b} / (how much is |){a} minus {b} => e={a} - {b} / (what is |calculate
-    |){a} - {b} => e={a} - {b} / (what is |){a} divided by {b} => e={a} / {b} / multiply {a} (by|with) {b} => e={a} * {b} / divide {a} by
-    {b} => e={a} / {b} / add {a} and {b} => e={a} + {b} / could you work out {a} times {b} => e={a} * {b} / {a}*{b} => e={a} * {b} /
+    |){a} - {b} => e={a} - {b} / (what is |){a} divided by {b} => e={a}/{b} / multiply {a} (by|with) {b} => e={a} * {b} / divide {a} by
+    {b} => e={a}/{b} / add {a} and {b} => e={a} + {b} / could you work out {a} times {b} => e={a} * {b} / {a}*{b} => e={a} * {b} /
     {a}+{b} => e={a} + {b} / I need {a} plus {b} => e={a} + {b} / {a} take away {b} => e={a} - {b} / subtract {b} from {a} => e={a} - {b}
     / what do I get for {a} x {b} => e={a} * {b}
 multiply | multiply product times multiply_numbers mul | multiply two numbers; (product|the product) of two numbers; returns a times b |
@@ -640,6 +698,103 @@ vote | rate_item rate vote give_stars | (rates|gives stars to) (a thing|an item|
   (rate|give) {item} {stars} stars / {stars} stars for {item} / {item} gets {stars} (stars|points) / I give {item} {stars} (points|stars)
     / {item} was great, {stars} stars / I'd give {item} {stars} / {stars} out of ten for {item} / {item}: {stars} stars / could you rate
     {item} with {stars} stars / {item} deserves {stars} stars / {stars} points go to {item}
+sleep | log_sleep track_sleep save_sleep sleep_diary | (logs|saves) how long somebody slept | h=hours,duration,length:few date? |
+    average:number
+  I slept {h} hours / {h} hours of sleep / (log|save|note) {h} hours of sleep / only {h} hours of sleep / could you note that I slept {h}
+    hours / put {h} hours in my sleep diary / my night was {h} hours long
+calories food | log_calories add_meal track_food calories | (logs|saves) (calories|a meal) | food=food,meal,item:thing
+    n=calories,kcal,energy:whole | total:whole
+  I ate {food}, {n} calories / log {food} with {n} calories / {food}: {n} kcal / {n} calories of {food} / could you note {n} kcal for
+    {food} / lunch was {food}, {n} calories / add {food}, {n} calories, to my diary
+pulse heart | heart_rate log_pulse save_heart_rate pulse | (saves|logs) the (pulse|heart rate) | n=bpm,rate,value:whole time? |
+    status:word
+  my pulse is {n} / heart rate {n} / (log|save|note) a pulse of {n} / my heart beats {n} times a minute / pulse: {n} / could you save {n}
+    as my heart rate / {n} beats a minute
+# developer
+sql rows table | run_query query_database sql_query select_rows | (runs|executes) a query on a database; reads rows of a table |
+    table=table,table_name,from:thing n=limit,rows,count:few | rows:whole
+  show (me |){n} rows of {table} / {n} rows from {table} / the first {n} rows of {table} / I'd like to see {n} rows of the table {table} /
+    select {n} from {table} / query {table}, {n} rows / could you read {n} lines of the table {table}
+issue bug | create_issue open_issue new_issue report_bug | (opens|creates) an issue; reports a bug | title priority? | id:whole
+  (open|create|file) an issue / I found a bug, open an issue / a new issue / (report|file) a bug / there should be an issue / could you
+    report a bug / bug report / something is broken, make an issue
+pull review | merge_pull_request merge_pr pull_request merge | merges a pull request; brings a branch in | n=number,pr,pull_number:whole
+    mode=method,strategy:squash|rebase|merge? | status:word
+  merge pull request {n} / merge #{n} / PR {n} can go in / I approved {n}, merge it / pull request {n}, merge / could you merge PR {n} /
+    PR {n} looks good, merge it / bring in pull request {n}
+commit git | git_commit commit commit_changes save_changes | commits the changes with a message | m=message,m,msg,description:task |
+    hash:code
+  commit with the message {m} / commit: {m} / (save|commit) my changes as "{m}" / git commit -m "{m}" / I'm done, commit this as "{m}" /
+    could you commit my work with the message {m} / make a commit called "{m}"
+run_code script | run_file execute_script run_code run_python | (runs|executes) a (script|program|file); runs code | file | output:text
+  (run|execute|start) {file} / (run|execute) the script {file} / what happens if I run {file} / does {file} work, run it / python {file} /
+    I'd like to see {file} run / could you execute {file} / {file}: run it
+deploy release | deploy deploy_service release rollout | (deploys|releases) (a service|an app) | app=service,app,project:thing
+    env=environment,env,stage:staging|production|test | status:word
+  deploy {app} to {env} / {app} should go to {env} / (release|ship) {app} to {env} / {app} to {env}, please / roll {app} out on {env} /
+    could you bring {app} to {env} / {app} is ready for {env}, deploy it / put {app} on {env}
+server down | server_status check_server health_check is_up | whether a server runs; status of a server | server=host,server,name:thing |
+    status:word load:number
+  is {server} (up|down|running|alive) / status of server {server} / check the server {server} / {server} doesn't answer, is it down / how
+    is the server {server} / ping the host {server} / I can't reach {server}, is it up
+logs error | search_logs find_logs grep_logs log_search | (searches|finds) lines in the logs | topic
+    level=level,severity:error|warning|info minutes? | lines:whole
+  search the logs for {level} lines / any {level} lines in the logs / {level} in the logs / could you go through the logs for {level}
+    entries / the {level} logs / show me {level} entries of the logs
+flag feature | set_feature_flag toggle_flag feature_flag flags | turns a feature flag on or off | name=flag,feature,name:thing
+    on=enabled,on,value:boolean | status:word
+  (enable|turn on|activate) the flag {name} => on=true / (disable|turn off) the flag {name} => on=false / the feature {name} should be on
+    => on=true / the feature {name} should be off => on=false / switch the flag {name} on => on=true / nobody likes the feature {name},
+    disable it => on=false / flag {name} off => on=false / flag {name} on => on=true
+password secret | generate_password make_password new_password password_generator | (makes|generates) a (safe |)password |
+    n=length,chars,size:few | password:code
+  (make|generate|create) a password with {n} characters / a password of {n} letters / I need a safe password, {n} characters / new
+    password, {n} long / could you invent a password of {n} characters / {n} character password / password with {n} signs
+hash encode | encode_text hash_text encoder digest | (encodes|hashes) a text | text=text,data,input:text
+    mode=method,algorithm,format:base64|md5|sha256|hex | result:code
+  {mode} of "{text}" / encode "{text}" as {mode} / what is "{text}" in {mode} / {mode} "{text}" / turn "{text}" into {mode} / I need the
+    {mode} of "{text}" / could you give me "{text}" as {mode} / the {mode} of "{text}"
+qr | make_qr create_qr_code qr_code qrGenerator | (makes|creates) a QR code (of|for) a text | text=text,content,data:text | file:file
+  (make|create|generate) a QR code for "{text}" / QR code: {text} / I need a QR code with "{text}" / turn "{text}" into a QR code / could
+    you put "{text}" into a QR code / a QR code of "{text}" / "{text}" as QR code
+# office and learning
+meeting_room | book_room reserve_room meeting_room room_booking | (books|reserves) a meeting room | count time minutes? date? | room:code
+  (book|reserve) a meeting room / we need a room to meet / a meeting room / is there a free meeting room / could you get us a meeting room
+    / I'm looking for a conference room / conference room
+support complaint | open_ticket create_support_ticket support helpdesk | (opens|creates) a ticket at the support desk | title
+    priority:low|normal|urgent | id:code
+  open a {priority} ticket / I need help from support, {priority} / a {priority} support ticket / could you open a {priority} ticket at
+    the help desk / {priority} ticket / report a {priority} problem to the support desk
+invoice bill | create_invoice send_invoice new_invoice make_invoice | (writes|creates) an invoice for a customer |
+    who=customer,client,name amount currency | id:code
+  (write|make|create) {who} an invoice over {amount} {currency} / invoice {who} {amount} {currency} / {who} owes us {amount} {currency},
+    write an invoice / an invoice for {who}: {amount} {currency} / could you bill {who} {amount} {currency} / {who} should get an invoice
+    of {amount} {currency} / bill {who} for {amount} {currency}
+grade school | get_grades grades student_grade school_marks | grades of a student in a subject | who=student,pupil,name
+    sub=subject,course,class:maths|physics|history|art | grade:few
+  what grade did {who} get in {sub} / {who}'s grade in {sub} / how is {who} doing in {sub} / is {who} good at {sub} / {sub} grade of {who}
+    / I'd like to see {who}'s {sub} marks / did {who} pass {sub}
+loan mortgage | loan_payment calculate_loan monthly_rate mortgage | monthly payment of a loan | amount=amount,principal,sum:whole
+    rate=interest,rate,rate:number years=years,term,duration:few | monthly:number
+  a loan of {amount} at {rate} percent for {years} years / I borrow {amount} at {rate}% over {years} years, what do I pay / {amount} for
+    {years} years at {rate} percent, what is the monthly payment / what would a loan of {amount} cost for {years} years at {rate}% /
+    monthly rate for {amount}, {years} years, {rate} percent / could I borrow {amount} over {years} years at {rate} percent
+# fun
+joke funny laugh | tell_joke get_joke joke random_joke | (tells|gets) a joke | topic? | joke:text
+  tell me a joke / make me laugh / I'm sad, cheer me up with a joke / a joke / do you know a joke / something funny / I'd love to hear a
+    joke / joke
+horoscope stars | get_horoscope horoscope zodiac read_stars | horoscope of a sign |
+    sign=sign,zodiac,star_sign:aries|leo|virgo|libra|pisces date? | text:text
+  {sign} horoscope / what do the stars say for {sign} / I'm a {sign}, what's my horoscope / horoscope for {sign} / how will it go for
+    {sign} / my sign is {sign}, read my horoscope / could you read the stars for {sign}
+score game match | get_score match_result sports_score live_score | (score|result) of a team's (game|match) | team=team,club,name:city
+    date? | score:code
+  how did {team} play / did {team} win / {team} score / the score of {team} / what was the result of {team} / I missed the {team} match,
+    how did it end / {team}: win or loss / who won, {team}
+quiz question | start_quiz quiz new_quiz trivia | starts a quiz; asks questions about a subject | n=questions,count,number:few topic
+    level=difficulty,level:easy|medium|hard | id:few
+  a quiz with {n} {level} questions / ask me {n} {level} questions / {n} {level} questions / test me with {n} {level} questions / I'm
+    bored, start a quiz with {n} {level} questions / could we do {n} {level} questions
 # 中文
 天气 | get_weather query_weather weather tianqi | 查询城市的天气; 获取天气; get the weather in a city | city=city,location,城市:city
     date:date? | temperature:number condition:noun
@@ -686,6 +841,25 @@ vote | rate_item rate vote give_stars | (rates|gives stars to) (a thing|an item|
     to=to,目标货币:money | result:number
   {amount}{from}(是|等于|能换|换)多少{to} / 把{amount}{from}(换成|兑换成|换算成){to} / {amount}{from}(换|兑){to} /
     我有{amount}{from}，能换多少{to} / {amount}{from}合多少{to} / 想用{amount}{from}换{to}，能换多少 / 多少{to}等于{amount}{from}
+停车 | find_parking tingche parking | 查找停车场; 附近的停车位; find parking | city=city,place,城市:city | spaces:whole
+  {city}哪里能停车 / {city}(有|还有)停车位吗 / 我开车去{city}，停哪儿 / 找{city}的停车场 / {city}停车 / {city}停车方便吗 / 想在{city}停车
+    / {city}附近的停车场
+酒店 | search_hotels jiudian hotels | 查询酒店; 预订酒店; find a hotel | city=city,城市:city date=date,入住日期:date | name:noun
+    price:number
+  {date}住{city}，找个酒店 / {city}{date}的酒店 / {date}我要在{city}过夜 / 帮我订{city}的酒店，{date}入住 / {date}，{city}，订房 /
+    {city}有酒店吗，{date}到 / 找{city}的酒店，{date}住 / {date}到{city}，住哪里
+购物 | add_to_list shopping_list gouwu | 添加到购物清单; add to the shopping list | item=item,物品,name:noun | items:few
+  把{item}加到购物清单 / {item}用完了，记到清单里 / 清单里加{item} / 要买{item}，记下来 / 购物清单：{item} / 别忘了买{item} /
+    家里没有{item}了 / 加上{item}
+笔记 | save_note write_note biji | 写笔记; 记录文字; save a note | text=text,content,内容:message | status:word
+  记下来：{text} / 写个笔记：{text} / 帮我记一下：{text} / 笔记：{text} / 请记录：{text} / 备忘：{text} / 存一条笔记：{text} /
+    记一笔：{text}
+闹铃睡眠 | log_sleep sleep shuimian | 记录睡眠; log hours of sleep | h=hours,小时,duration:few | total:few
+  我睡了{h}个小时 / 昨晚睡了{h}小时 / 记录睡眠{h}小时 / 睡眠：{h}小时 / 只睡了{h}个小时 / 帮我记{h}小时睡眠 / {h}小时的睡眠 /
+    一共睡{h}小时
+时差 | get_time world_time shijian | 查询城市的当地时间; local time of a city | city=city,城市,location:city | time:clock
+  {city}现在几点 / {city}的时间 / 想知道{city}几点了 / {city}(是白天吗|是晚上吗) / 查{city}当地时间 / 现在{city}是几点钟 / {city}几点 /
+    我要打到{city}，那边几点
 """
 
 

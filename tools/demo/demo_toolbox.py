@@ -314,6 +314,15 @@ agenda what | list_events get_calendar agenda show_schedule | (show|list|read) t
 stopwatch | start_stopwatch stopwatch measure_time | starts (a|the) stopwatch; measures time |  | status:word
   (start|run) (a|the) stopwatch / stopwatch / measure the time / time me / I want to know how long I take / time this / (ready, set,
     go|go, start the clock) / I'm starting to run, take my time / clock me / let the stopwatch run / could you measure how long I need
+timezone | convert_timezone time_in_zone convert_time timezones | (converts|changes) a time from one (timezone|city) to another | time
+    from to | time:clock
+  if it is {time} in {from}, what time is it in {to} / {time} in {from}, when is that in {to} / {time} {from} time in {to} / what is
+    {time} in {from} for {to} / convert {time} from {from} to {to} / our call is at {time} in {from}, when is it in {to} / at {time} in
+    {from}, how late is it in {to}
+holiday | get_holidays holidays public_holidays is_holiday | public holidays of a place; whether a day is a holiday | city date |
+    name:title
+  are the shops closed / is it a holiday / holidays / do people work / are the banks open / which holiday is there / is there a public
+    holiday / do I have to work or is it a holiday
 # messages
 message tell | send_message message text_person sendSms sms whatsapp | send (a message|a text)( to a person| to somebody|); text somebody
     | recipient text=text,message,body,content:message | status:word
@@ -385,6 +394,13 @@ wiki what who about explain | get_article wikipedia encyclopedia read_about | (g
   who (is|was) {topic} / what (is|are|was) {topic} / tell me (something |more |)about {topic} / (the|an|read the) article about {topic} /
     explain {topic} / I'd like to learn about {topic} / I know nothing about {topic} / what do you know about {topic} / who or what is
     {topic} / could you read me the article on {topic} / {topic}: who or what is that / fill me in on {topic}
+quote wise | get_quote quote random_quote famous_quote | (a|gets a) famous quote | who=author,by,person topic? | quote:text
+  a quote by {who} / give me a quote of {who} / what did {who} say that was wise / I'd love a quote from {who} / quote {who} / some wise
+    words of {who} / did {who} say something clever / could you quote {who}
+book library | find_book search_books library_search books | (finds|searches) books in the library | title artist=author,writer,by? |
+    place:code
+  do you have the book {title} / is the book {title} in the library / find the book {title} / I'd like to read the book {title} / look for
+    the book {title} / a book / books by {artist} / could I borrow something written by {artist}
 # money and shopping
 price much cost | get_price stock_price price_of get_stock_price getQuote | (current |get the |)price of (a thing|something|a product|a
     stock) | item=item,name,product,symbol currency? | price:number
@@ -433,6 +449,15 @@ cart | add_to_cart cart_add basket | (add|put) (an item|a product) (to|into) the
     (basket|cart) / add (a|an|the) {size} {item} to the (cart|basket) / I'll take {count} {item}, into the cart / {count} {item} for my
     cart / could you put {count} {item} in the cart / {item} goes (in|into) my basket / let me have {count} {item} in the basket / basket:
     {count} {item} / in my cart I want {count} {item}
+subscription | cancel_subscription end_subscription unsubscribe stop_plan | (cancels|ends) a subscription | name=service,name,plan:thing
+    date? | status:word
+  cancel my {name} subscription / I don't want {name} any more, end the subscription / unsubscribe me from {name} / end the {name} plan /
+    could you stop the subscription to {name} / I never use {name}, cancel it / no more {name} subscription / my {name} subscription
+    should end
+donation charity | donate make_donation give_money charity | (gives|donates) money to a (charity|cause) | amount currency
+    to=to,charity,cause:thing | status:word
+  donate {amount} {currency} to {to} / {amount} {currency} as a donation to {to} / I'd like to donate {amount} {currency} to {to} / my
+    donation for {to}: {amount} {currency} / could you donate {amount} {currency} to {to} / {to} gets a donation of {amount} {currency}
 # home
 light | switch_light lights set_light turn_light control_lights | (turn|switch) (the lights|a light|a lamp) on or off | room
     state=state,status,power:on|off | status:word
@@ -504,6 +529,14 @@ sensor | read_sensor sensor get_sensor sensor_value | (reads|gets) a sensor; las
     kind=kind,type,metric:humidity|pressure|motion|co2 | value:number
   what does the {kind} sensor {id} say / read {kind} of sensor {id} / {kind} at sensor {id} / sensor {id}, {kind} / I need the {kind} from
     sensor {id} / how is the {kind} at {id} / could you read out {id} for {kind}
+flat rent house | search_homes find_flat real_estate apartments | (finds|searches) (flats|houses) in a city | city limit
+    rooms=rooms,bedrooms,n:few | place:place price:whole
+  a flat with {rooms} rooms / find a house with {rooms} rooms / I'm looking for a flat with {rooms} rooms / we want to move, {rooms} rooms
+    / {rooms} room flat / is there a {rooms} room apartment / homes with {rooms} rooms
+elevator lift | call_elevator elevator call_lift go_to_floor | calls the (elevator|lift); goes to a floor | n=floor,level,to:few |
+    minutes:few
+  take me to floor {n} / the elevator to floor {n} / I have to go up to floor {n} / floor {n}, please / call the lift to floor {n} / could
+    you send the elevator to floor {n} / elevator {n}
 # music and media
 play | play_music play_song music start_music playTrack | play (music|a song); starts a song | song=song,title,track,query:title
     artist=artist,singer,band:person? | status:word
@@ -530,6 +563,18 @@ podcast | play_podcast podcast start_episode | (play|start)s a (podcast|episode)
     {episode} / I'd like to listen to the podcast {title} / where were we, episode {episode} of {title} / let's hear episode {episode} of
     {title} / could you put on the podcast {title} / next up: the podcast {title} / {title} episode {episode} / I missed episode {episode}
     of {title}
+playlist | create_playlist new_playlist make_playlist playlists | (creates|makes) a playlist | title genre:rock|jazz|pop|classical? |
+    id:few
+  (make|create) a playlist / a new playlist / I'd like a playlist / could you set up a playlist / playlist / we need a playlist for the
+    party / a {genre} playlist / start a new {genre} playlist
+speak voice | text_to_speech speak read_aloud say_text | (speaks|reads aloud) a text; turns text into speech |
+    text=text,content,input:text voice=voice,speaker:male|female? | file:file
+  say "{text}" aloud / read "{text}" out loud / speak "{text}" with a {voice} voice / I want to hear "{text}" spoken / could you say
+    "{text}" in a {voice} voice / "{text}", read aloud / turn "{text}" into speech
+draw image | generate_image draw_picture create_image text_to_image | (draws|generates) (a picture|an image) |
+    text=prompt,description,text:thing style=style,look:cartoon|realistic|sketch? | file:file
+  draw (a|the) {text} / an image of a {text} / I'd like a {style} picture of a {text} / paint me a {text} / a {style} drawing of a {text}
+    / could you generate a picture of a {text} / {style} {text}, as an image / make a {style} image of a {text}
 # travel and eating
 flight | book_flight find_flights search_flights flights | (book|find|search) (a flight|flights)( between two cities|) | from to date?
     count=passengers,seats,people? | flight:code price:number
@@ -637,9 +682,9 @@ calculate | calculate calculator calc evaluate compute math eval_expression do_m
   (what is |calculate |){a} times {b} => e={a} * {b} / (how much is |compute |){a} (*|x) {b} => e={a} * {b} / (what's |solve |){a} plus
     {b} => e={a} + {b} / (what is |compute |){a} + {b} => e={a} + {b} / (how much is |){a} minus {b} => e={a} - {b} / (what is |calculate
     |){a} - {b} => e={a} - {b} / (what is |){a} divided by {b} => e={a}/{b} / multiply {a} (by|with) {b} => e={a} * {b} / divide {a} by
-    {b} => e={a}/{b} / add {a} and {b} => e={a} + {b} / could you work out {a} times {b} => e={a} * {b} / {a}*{b} => e={a} * {b} /
-    {a}+{b} => e={a} + {b} / I need {a} plus {b} => e={a} + {b} / {a} take away {b} => e={a} - {b} / subtract {b} from {a} => e={a} - {b}
-    / what do I get for {a} x {b} => e={a} * {b}
+    {b} => e={a}/{b} / add {a} and {b} => e={a} + {b} / could you work out {a} times {b} => e={a} * {b} / {a}*{b} => e={a} * {b} / {a}+{b}
+    => e={a} + {b} / I need {a} plus {b} => e={a} + {b} / {a} take away {b} => e={a} - {b} / subtract {b} from {a} => e={a} - {b} / what
+    do I get for {a} x {b} => e={a} * {b}
 multiply | multiply product times multiply_numbers mul | multiply two numbers; (product|the product) of two numbers; returns a times b |
     a=a,x,first,num1,left:number b=b,y,second,num2,right:number | result:number
   (what is |how much is |calculate |){a} (times|multiplied by|*|x) {b} / multiply {a} (by|and|with) {b} / the product of {a} and {b} / {b}
@@ -779,6 +824,14 @@ loan mortgage | loan_payment calculate_loan monthly_rate mortgage | monthly paym
   a loan of {amount} at {rate} percent for {years} years / I borrow {amount} at {rate}% over {years} years, what do I pay / {amount} for
     {years} years at {rate} percent, what is the monthly payment / what would a loan of {amount} cost for {years} years at {rate}% /
     monthly rate for {amount}, {years} years, {rate} percent / could I borrow {amount} over {years} years at {rate} percent
+job work | search_jobs find_jobs jobs job_search | (finds|searches) jobs in a city | city
+    role=role,title,profession:nurse|teacher|engineer|driver | title:title
+  find a job as {role} / I want to work as {role} / {role} jobs / who needs a {role} / I'm a {role} looking for work / are there jobs for
+    a {role} / open positions for a {role} / could I find work as a {role}
+shift | swap_shift shift_swap exchange_shifts trade_shift | (swaps|exchanges) a shift with a colleague | who=colleague,with,person date |
+    status:word
+  swap my shift with {who} / I can't work, {who} will take my shift / {who} takes over my shift / could I trade shifts with {who} / give
+    my shift to {who} / exchange shifts with {who} / {who} and I want to swap shifts
 # fun
 joke funny laugh | tell_joke get_joke joke random_joke | (tells|gets) a joke | topic? | joke:text
   tell me a joke / make me laugh / I'm sad, cheer me up with a joke / a joke / do you know a joke / something funny / I'd love to hear a
@@ -854,12 +907,24 @@ quiz question | start_quiz quiz new_quiz trivia | starts a quiz; asks questions 
 笔记 | save_note write_note biji | 写笔记; 记录文字; save a note | text=text,content,内容:message | status:word
   记下来：{text} / 写个笔记：{text} / 帮我记一下：{text} / 笔记：{text} / 请记录：{text} / 备忘：{text} / 存一条笔记：{text} /
     记一笔：{text}
-闹铃睡眠 | log_sleep sleep shuimian | 记录睡眠; log hours of sleep | h=hours,小时,duration:few | total:few
+睡眠 | log_sleep sleep shuimian | 记录睡眠; log hours of sleep | h=hours,小时,duration:few | total:few
   我睡了{h}个小时 / 昨晚睡了{h}小时 / 记录睡眠{h}小时 / 睡眠：{h}小时 / 只睡了{h}个小时 / 帮我记{h}小时睡眠 / {h}小时的睡眠 /
     一共睡{h}小时
 时差 | get_time world_time shijian | 查询城市的当地时间; local time of a city | city=city,城市,location:city | time:clock
   {city}现在几点 / {city}的时间 / 想知道{city}几点了 / {city}(是白天吗|是晚上吗) / 查{city}当地时间 / 现在{city}是几点钟 / {city}几点 /
     我要打到{city}，那边几点
+空气 | get_air_quality kongqi air_quality | 查询空气质量; air quality of a city | city=city,城市:city | aqi:whole
+  {city}空气怎么样 / {city}的空气质量 / {city}污染严重吗 / 去{city}要戴口罩吗 / {city}有雾霾吗 / 查{city}的空气 / 想知道{city}空气好不好 /
+    {city}空气干净吗
+空调 | control_ac air_conditioner kongtiao | 控制空调; 打开或关闭空调; air conditioner | on=on,开,power:boolean | status:word
+  打开空调 => on=true / 关掉空调 => on=false / 太热了，开空调 => on=true / 有点冷，把空调关了 => on=false / 开一下空调 => on=true /
+    空调关上 => on=false / 空调开着吧 => on=true / 不用空调了，关掉 => on=false
+包裹 | track_package kuaidi parcel | 查询快递; 包裹到哪里了; track a parcel | id=id,单号,number:code | status:noun
+  快递{id}到哪了 / 包裹{id}在哪里 / 查快递{id} / 单号{id}，到了吗 / 我的快递{id}怎么还没到 / {id}这个包裹什么时候到 / 查一下单号{id} /
+    {id}的物流
+餐厅 | find_restaurant canting restaurants | 查找餐厅; 附近的饭馆; find a restaurant | city=city,城市:city | name:noun
+  {city}哪里好吃 / {city}有什么好餐厅 / 我在{city}，饿了，找家饭馆 / 推荐{city}的餐厅 / {city}的饭馆 / 找{city}的餐厅 / 在{city}吃什么好 /
+    {city}好吃的地方
 """
 
 

@@ -227,6 +227,7 @@ subject | subject title | title | with the subject {} / subject "{}"
 km | distance km length | number | {} km / over {} km
 account | account account_id iban | code | {} / of {} / for account {}
 voice | voice speaker | | with a {} voice / in a {} voice / {} voice
+style | style look | | in {} style / as a {}
 """
 
 # Services that people use: label, and words of other questions that the tool is for | names | descriptions | arguments: key, `=other,names`, `:kind`, `?` if it is optional | results,
@@ -840,81 +841,66 @@ quiz question | start_quiz quiz new_quiz trivia | starts a quiz; asks questions 
   a quiz with {n} {level} questions / ask me {n} {level} questions / {n} {level} questions / test me with {n} {level} questions / I'm bored,
     start a quiz with {n} {level} questions / could we do {n} {level} questions
 # 中文
-天气 | get_weather query_weather weather tianqi | 查询城市的天气; 获取天气; get the weather in a city | city=city,location,城市:city
-    date:date? | temperature:number condition:noun
-  {city}(的|)天气(怎么样|如何|好吗|) / {city}(会|)(下雨|下雪|刮风)吗 / {city}(冷|热|暖和)吗 / {city}(现在|)(多少度|几度) /
-    (查|看看|告诉我){city}(的|)天气 / 去{city}要带(伞|外套)吗 / 我要去{city}，(天气怎么样|冷不冷|会下雨吗) /
-    {city}那边(热不热|冷不冷|下雨了吗) / 想知道{city}的天气 / {city}(适合|能)(出门|跑步|晒衣服)吗
+天气 | get_weather query_weather weather tianqi | 查询城市的天气; 获取天气; get the weather in a city | city=city,location,城市:city date:date? |
+    temperature:number condition:noun
+  {city}(的|)天气(怎么样|如何|好吗|) / {city}(会|)(下雨|下雪|刮风)吗 / {city}(冷|热|暖和)吗 / {city}(现在|)(多少度|几度) / (查|看看|告诉我){city}(的|)天气 / 去{city}要带(伞|外套)吗 /
+    我要去{city}，(天气怎么样|冷不冷|会下雨吗) / {city}那边(热不热|冷不冷|下雨了吗) / 想知道{city}的天气 / {city}(适合|能)(出门|跑步|晒衣服)吗
 闹钟 | set_alarm alarm naozhong | 设置闹钟; 定一个闹钟; set an alarm | time=time,时间,at:clock | status:word
-  (设|设置|定)(一个|个|){time}的闹钟 / {time}叫我(起床|) / {time}(提醒|叫醒)我 / 我要{time}起床 / 闹钟{time} / 把闹钟(定在|设在|调到){time}
-    / 我(不能|别)迟到，{time}叫醒我 / {time}得起来，定个闹钟 / 帮我{time}响个铃 / 我想睡到{time}
+  (设|设置|定)(一个|个|){time}的闹钟 / {time}叫我(起床|) / {time}(提醒|叫醒)我 / 我要{time}起床 / 闹钟{time} / 把闹钟(定在|设在|调到){time} / 我(不能|别)迟到，{time}叫醒我 /
+    {time}得起来，定个闹钟 / 帮我{time}响个铃 / 我想睡到{time}
 计时 | set_timer timer jishi | 倒计时; 设置计时器; start a timer | minutes=minutes,分钟,duration:minutes | status:word
-  (设|开始|来)(一个|个|){minutes}分钟的(计时|倒计时|计时器) / {minutes}分钟(后|以后)(叫我|提醒我) / 倒计时{minutes}分钟 / 计时{minutes}分钟
-    / (煮面|泡茶|煮蛋)要{minutes}分钟，计时 / {minutes}分钟到了(说一声|告诉我) / 我要(休息|睡){minutes}分钟，计个时 /
-    来个{minutes}分钟的定时器
-消息 | send_message fasong sms | 发送消息; 给某人发消息; send a message | who=to,name,收件人:person text=text,message,内容:message |
-    status:word
-  给{who}(发消息|发短信|发信息|写)：{text} / 告诉{who}(：|，|){text} / 发消息给{who}：{text} / 跟{who}说(：|){text} / 通知{who}，{text} /
-    让{who}知道：{text} / 帮我(转告|回复){who}：{text} / {who}在等我，跟他说：{text} / 给{who}捎句话：{text}
+  (设|开始|来)(一个|个|){minutes}分钟的(计时|倒计时|计时器) / {minutes}分钟(后|以后)(叫我|提醒我) / 倒计时{minutes}分钟 / 计时{minutes}分钟 / (煮面|泡茶|煮蛋)要{minutes}分钟，计时 /
+    {minutes}分钟到了(说一声|告诉我) / 我要(休息|睡){minutes}分钟，计个时 / 来个{minutes}分钟的定时器
+消息 | send_message fasong sms | 发送消息; 给某人发消息; send a message | who=to,name,收件人:person text=text,message,内容:message | status:word
+  给{who}(发消息|发短信|发信息|写)：{text} / 告诉{who}(：|，|){text} / 发消息给{who}：{text} / 跟{who}说(：|){text} / 通知{who}，{text} / 让{who}知道：{text} /
+    帮我(转告|回复){who}：{text} / {who}在等我，跟他说：{text} / 给{who}捎句话：{text}
 电话 | call_person call dianhua | 打电话; 给某人打电话; call a person | who=name,person,联系人:person | status:word
-  (给|跟){who}打(个|)电话 / 打(电话|)给{who} / 呼叫{who} / 我要(和|跟){who}(通话|说话) / 拨打{who}的电话 / 我想听听{who}的声音，打个电话 /
-    帮我(接通|联系){who} / 找{who}，打电话 / 我有事要问{who}，拨个电话
+  (给|跟){who}打(个|)电话 / 打(电话|)给{who} / 呼叫{who} / 我要(和|跟){who}(通话|说话) / 拨打{who}的电话 / 我想听听{who}的声音，打个电话 / 帮我(接通|联系){who} / 找{who}，打电话 /
+    我有事要问{who}，拨个电话
 搜索 | search web_search sousuo | 搜索网页; 上网查找; search the web | query=query,q,关键词:noun | result:noun
-  (搜索|查一下|搜一下|查查){query} / (上网|在网上)(查|找|搜){query} / (查找|找)关于{query}的(信息|资料) / {query}的资料 /
-    我想(了解|知道){query} / 网上怎么说{query} / 有没有{query}的(资料|消息|介绍) / {query}，帮我搜搜
+  (搜索|查一下|搜一下|查查){query} / (上网|在网上)(查|找|搜){query} / (查找|找)关于{query}的(信息|资料) / {query}的资料 / 我想(了解|知道){query} / 网上怎么说{query} /
+    有没有{query}的(资料|消息|介绍) / {query}，帮我搜搜
 价格 | get_price price jiage | 查询价格; price of a product | item=item,product,商品:noun | price:number
-  {item}(多少钱|的价格是多少|卖多少钱|贵不贵) / (查|问)一下{item}的价格 / {item}价格 / 买{item}要(多少钱|花多少) / 我想买{item}，要多少钱 /
-    现在{item}(贵吗|什么价) / {item}什么价钱 / 买得起{item}吗，多少钱
+  {item}(多少钱|的价格是多少|卖多少钱|贵不贵) / (查|问)一下{item}的价格 / {item}价格 / 买{item}要(多少钱|花多少) / 我想买{item}，要多少钱 / 现在{item}(贵吗|什么价) / {item}什么价钱 /
+    买得起{item}吗，多少钱
 翻译 | translate fanyi | 翻译文字; translate a text | text=text,文字,word:noun lang=language,to,语言:tongue | translation:noun
-  把{text}(翻译成|译成){lang} / {text}用{lang}怎么说 / {lang}的{text}怎么说 / (翻译|翻译一下){text}，(要|成|用){lang} /
-    {text}的{lang}(是什么|) / {lang}里{text}怎么讲 / 我想用{lang}说{text} / {text}，翻成{lang} / 请问{text}的{lang}怎么写
-提醒 | add_reminder tixing reminder | 设置提醒; 提醒用户; reminds the user | text=text,事情,task:message time=time,时间:clock?
-    date=date,日期:date? | status:word
-  提醒我(：|，|){text} / (记得|到时候)提醒我{text} / 加个提醒：{text} / 别让我忘了：{text} / 我怕忘，提醒我{text} / 帮我记着：{text} /
-    到点说一声：{text}
-火车 | search_trains trains huoche | 查询火车; 两个城市之间的火车; find trains | from=from,出发地,origin:city to=to,目的地,destination:city
-    date=date,日期:date? | train:code
-  从{from}到{to}的(火车|高铁|车票) / {from}到{to}(有|还有)(火车|高铁|车)吗 / 我要从{from}去{to} /
-    (查|买)(一下|)({from}到{to}的|从{from}去{to}的)(火车票|火车|高铁) / 我在{from}，想坐火车去{to} / 有没有{from}到{to}的火车 /
-    {from}去{to}，坐高铁 / 想从{from}坐车到{to}
+  把{text}(翻译成|译成){lang} / {text}用{lang}怎么说 / {lang}的{text}怎么说 / (翻译|翻译一下){text}，(要|成|用){lang} / {text}的{lang}(是什么|) / {lang}里{text}怎么讲 /
+    我想用{lang}说{text} / {text}，翻成{lang} / 请问{text}的{lang}怎么写
+提醒 | add_reminder tixing reminder | 设置提醒; 提醒用户; reminds the user | text=text,事情,task:message time=time,时间:clock? date=date,日期:date? |
+    status:word
+  提醒我(：|，|){text} / (记得|到时候)提醒我{text} / 加个提醒：{text} / 别让我忘了：{text} / 我怕忘，提醒我{text} / 帮我记着：{text} / 到点说一声：{text}
+火车 | search_trains trains huoche | 查询火车; 两个城市之间的火车; find trains | from=from,出发地,origin:city to=to,目的地,destination:city date=date,日期:date? |
+    train:code
+  从{from}到{to}的(火车|高铁|车票) / {from}到{to}(有|还有)(火车|高铁|车)吗 / 我要从{from}去{to} / (查|买)(一下|)({from}到{to}的|从{from}去{to}的)(火车票|火车|高铁) /
+    我在{from}，想坐火车去{to} / 有没有{from}到{to}的火车 / {from}去{to}，坐高铁 / 想从{from}坐车到{to}
 灯 | switch_light lights deng | 开灯或关灯; turn the lights on or off | room=room,房间,place:noun on=on,开,power:boolean | status:word
-  (打开|开){room}的灯 => on=true / (关掉|关上|关){room}的灯 => on=false / 把{room}的灯(打开|开了) => on=true / 把{room}的灯(关掉|关了) =>
-    on=false / {room}太暗了，开灯 => on=true / {room}的灯(别开了|不用开了) => on=false / {room}没人，关灯 => on=false / {room}的灯亮起来 =>
-    on=true
-换算 | convert_currency exchange huansuan | 货币换算; convert money | amount=amount,金额:number from=from,原货币:money to=to,目标货币:money
-    | result:number
-  {amount}{from}(是|等于|能换|换)多少{to} / 把{amount}{from}(换成|兑换成|换算成){to} / {amount}{from}(换|兑){to} /
-    我有{amount}{from}，能换多少{to} / {amount}{from}合多少{to} / 想用{amount}{from}换{to}，能换多少 / 多少{to}等于{amount}{from}
+  (打开|开){room}的灯 => on=true / (关掉|关上|关){room}的灯 => on=false / 把{room}的灯(打开|开了) => on=true / 把{room}的灯(关掉|关了) => on=false / {room}太暗了，开灯 =>
+    on=true / {room}的灯(别开了|不用开了) => on=false / {room}没人，关灯 => on=false / {room}的灯亮起来 => on=true
+换算 | convert_currency exchange huansuan | 货币换算; convert money | amount=amount,金额:number from=from,原货币:money to=to,目标货币:money | result:number
+  {amount}{from}(是|等于|能换|换)多少{to} / 把{amount}{from}(换成|兑换成|换算成){to} / {amount}{from}(换|兑){to} / 我有{amount}{from}，能换多少{to} /
+    {amount}{from}合多少{to} / 想用{amount}{from}换{to}，能换多少 / 多少{to}等于{amount}{from}
 停车 | find_parking tingche parking | 查找停车场; 附近的停车位; find parking | city=city,place,城市:city | spaces:whole
-  {city}哪里能停车 / {city}(有|还有)停车位吗 / 我开车去{city}，停哪儿 / 找{city}的停车场 / {city}停车 / {city}停车方便吗 / 想在{city}停车 /
-    {city}附近的停车场
-酒店 | search_hotels jiudian hotels | 查询酒店; 预订酒店; find a hotel | city=city,城市:city date=date,入住日期:date | name:noun
-    price:number
-  {date}住{city}，找个酒店 / {city}{date}的酒店 / {date}我要在{city}过夜 / 帮我订{city}的酒店，{date}入住 / {date}，{city}，订房 /
-    {city}有酒店吗，{date}到 / 找{city}的酒店，{date}住 / {date}到{city}，住哪里
+  {city}哪里能停车 / {city}(有|还有)停车位吗 / 我开车去{city}，停哪儿 / 找{city}的停车场 / {city}停车 / {city}停车方便吗 / 想在{city}停车 / {city}附近的停车场
+酒店 | search_hotels jiudian hotels | 查询酒店; 预订酒店; find a hotel | city=city,城市:city date=date,入住日期:date | name:noun price:number
+  {date}住{city}，找个酒店 / {city}{date}的酒店 / {date}我要在{city}过夜 / 帮我订{city}的酒店，{date}入住 / {date}，{city}，订房 / {city}有酒店吗，{date}到 /
+    找{city}的酒店，{date}住 / {date}到{city}，住哪里
 购物 | add_to_list shopping_list gouwu | 添加到购物清单; add to the shopping list | item=item,物品,name:noun | items:few
-  把{item}加到购物清单 / {item}用完了，记到清单里 / 清单里加{item} / 要买{item}，记下来 / 购物清单：{item} / 别忘了买{item} /
-    家里没有{item}了 / 加上{item}
+  把{item}加到购物清单 / {item}用完了，记到清单里 / 清单里加{item} / 要买{item}，记下来 / 购物清单：{item} / 别忘了买{item} / 家里没有{item}了 / 加上{item}
 笔记 | save_note write_note biji | 写笔记; 记录文字; save a note | text=text,content,内容:message | status:word
-  记下来：{text} / 写个笔记：{text} / 帮我记一下：{text} / 笔记：{text} / 请记录：{text} / 备忘：{text} / 存一条笔记：{text} /
-    记一笔：{text}
+  记下来：{text} / 写个笔记：{text} / 帮我记一下：{text} / 笔记：{text} / 请记录：{text} / 备忘：{text} / 存一条笔记：{text} / 记一笔：{text}
 睡眠 | log_sleep sleep shuimian | 记录睡眠; log hours of sleep | h=hours,小时,duration:few | total:few
   我睡了{h}个小时 / 昨晚睡了{h}小时 / 记录睡眠{h}小时 / 睡眠：{h}小时 / 只睡了{h}个小时 / 帮我记{h}小时睡眠 / {h}小时的睡眠 / 一共睡{h}小时
 时差 | get_time world_time shijian | 查询城市的当地时间; local time of a city | city=city,城市,location:city | time:clock
-  {city}现在几点 / {city}的时间 / 想知道{city}几点了 / {city}(是白天吗|是晚上吗) / 查{city}当地时间 / 现在{city}是几点钟 / {city}几点 /
-    我要打到{city}，那边几点
+  {city}现在几点 / {city}的时间 / 想知道{city}几点了 / {city}(是白天吗|是晚上吗) / 查{city}当地时间 / 现在{city}是几点钟 / {city}几点 / 我要打到{city}，那边几点
 空气 | get_air_quality kongqi air_quality | 查询空气质量; air quality of a city | city=city,城市:city | aqi:whole
-  {city}空气怎么样 / {city}的空气质量 / {city}污染严重吗 / 去{city}要戴口罩吗 / {city}有雾霾吗 / 查{city}的空气 / 想知道{city}空气好不好 /
-    {city}空气干净吗
+  {city}空气怎么样 / {city}的空气质量 / {city}污染严重吗 / 去{city}要戴口罩吗 / {city}有雾霾吗 / 查{city}的空气 / 想知道{city}空气好不好 / {city}空气干净吗
 空调 | control_ac air_conditioner kongtiao | 控制空调; 打开或关闭空调; air conditioner | on=on,开,power:boolean | status:word
-  打开空调 => on=true / 关掉空调 => on=false / 太热了，开空调 => on=true / 有点冷，把空调关了 => on=false / 开一下空调 => on=true / 空调关上
-    => on=false / 空调开着吧 => on=true / 不用空调了，关掉 => on=false
+  打开空调 => on=true / 关掉空调 => on=false / 太热了，开空调 => on=true / 有点冷，把空调关了 => on=false / 开一下空调 => on=true / 空调关上 => on=false / 空调开着吧 => on=true /
+    不用空调了，关掉 => on=false
 包裹 | track_package kuaidi parcel | 查询快递; 包裹到哪里了; track a parcel | id=id,单号,number:code | status:noun
-  快递{id}到哪了 / 包裹{id}在哪里 / 查快递{id} / 单号{id}，到了吗 / 我的快递{id}怎么还没到 / {id}这个包裹什么时候到 / 查一下单号{id} /
-    {id}的物流
+  快递{id}到哪了 / 包裹{id}在哪里 / 查快递{id} / 单号{id}，到了吗 / 我的快递{id}怎么还没到 / {id}这个包裹什么时候到 / 查一下单号{id} / {id}的物流
 餐厅 | find_restaurant canting restaurants | 查找餐厅; 附近的饭馆; find a restaurant | city=city,城市:city | name:noun
-  {city}哪里好吃 / {city}有什么好餐厅 / 我在{city}，饿了，找家饭馆 / 推荐{city}的餐厅 / {city}的饭馆 / 找{city}的餐厅 / 在{city}吃什么好 /
-    {city}好吃的地方
+  {city}哪里好吃 / {city}有什么好餐厅 / 我在{city}，饿了，找家饭馆 / 推荐{city}的餐厅 / {city}的饭馆 / 找{city}的餐厅 / 在{city}吃什么好 / {city}好吃的地方
 """
 
 

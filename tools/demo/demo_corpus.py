@@ -76,7 +76,7 @@ SKILLS: dict[Callable[[random.Random], list[Turn]], float] = {
     lambda rng: [repeat(rng, QUESTIONS) for _ in range(rng.choice([1, 2, 3]))]: 5,
     lambda rng: [filler(rng) for _ in range(rng.choice([2, 3, 4]))]: 3,
 }
-TOOL_SHARE, RAW_SHARE = 0.33, 0.012
+TOOL_SHARE, RAW_SHARE = 0.38, 0.012
 
 
 def system_prompt(rng: random.Random) -> str:

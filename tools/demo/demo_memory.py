@@ -143,7 +143,7 @@ def never_told(rng: random.Random, book: Book, thing: Memory) -> Turn:
 def remembering(rng: random.Random, book: Book, filler: Callable[[random.Random], Turn]) -> list[Turn]:
     """Up to three things told, some corrected, asked for in any order, other turns between; it may end at any turn."""
     lang = language(rng)
-    if rng.random() < 0.06:
+    if rng.random() < 0.1:
         return [*(filler(rng) for _ in range(rng.choice([0, 0, 1, 2]))), never_told(rng, book, memory(rng, lang))]
     things: dict[tuple, Memory] = {}
     for _ in range(rng.choice([1, 1, 2, 3])):

@@ -274,9 +274,6 @@ distance far way | get_distance distance route how_far directions | (distance|th
     distance / directions / is it far / how long is the (way|road|trip) / I'm in {from}, how far is {to} / I have to get to {to} and I am in
     {from}, how far is that / km {from} - {to} / what's the best way / how many kilometers lie between {from} and {to} / between {from} and
     {to}, how far
-tide sea | get_tides tide_times tides highTide | (high|low) tide times of a place; when the tide comes | city date? | high:clock low:clock
-  when is (high|low) tide / the tide / tide times / is the tide (in|out) / when does the sea come back / I want to walk on the beach, when is
-    low tide / (high|low) water / tides
 quake earthquake | recent_earthquakes get_quakes earthquake_search seismic | (earthquakes|quakes) near a place; latest quakes | city days? |
     magnitude:number
   (were|are) there any earthquakes / did the earth shake / earthquakes / any quakes / I felt the ground move, was it a quake / how strong was
@@ -396,10 +393,6 @@ wiki what who about explain | get_article wikipedia encyclopedia read_about | (g
 quote wise | get_quote quote random_quote famous_quote | (a|gets a) famous quote | who=author,by,person topic? | quote:text
   a quote by {who} / give me a quote of {who} / what did {who} say that was wise / I'd love a quote from {who} / quote {who} / some wise words
     of {who} / did {who} say something clever / could you quote {who}
-book library | find_book search_books library_search books | (finds|searches) books in the library | title artist=author,writer,by? |
-    place:code
-  do you have the book {title} / is the book {title} in the library / find the book {title} / I'd like to read the book {title} / look for the
-    book {title} / a book / books by {artist} / could I borrow something written by {artist}
 # money and shopping
 price much cost | get_price stock_price price_of get_stock_price getQuote | (current |get the |)price of (a thing|something|a product|a stock)
     | item=item,name,product,symbol currency? | price:number
@@ -615,10 +608,6 @@ bus | next_bus bus_times get_bus bus_departures | (next|the next) bus; departure
     departure:clock
   when does bus {line} (leave|come|go) / next bus {line} / bus {line} / I'm waiting for the {line} bus / has bus {line} left / line {line},
     when does it go / could you see when the {line} bus comes / did I miss bus {line}
-rental car | rent_car car_rental hire_car book_car | (rent|hire|book) a car; rental cars in a city | city date? days?
-    type=type,car_class,size:small|family|sport | price:number
-  (rent|hire|book) a {type} car / I need a {type} car / we want to drive ourselves, rent a {type} car / a {type} rental car / {type} rental
-    car / could I have a {type} car / get us a {type} car
 flight_status | flight_status track_flight get_flight check_plane | status of a flight; whether a plane is late | id=flight,flight_number,code
     | status:word gate:few
   is flight {id} (late|on time|delayed) / has flight {id} landed / {id}: where is the plane / when does flight {id} arrive / track flight {id}
@@ -626,10 +615,6 @@ flight_status | flight_status track_flight get_flight check_plane | status of a 
 visa | visa_info check_visa visa_required entry_rules | whether a visa is needed; entry rules of a place | city days? | needed:word
   do I need a visa / visa rules / is a visa required / can I enter without a visa / I'm told one needs a visa, is that so / visa / what papers
     do I need / entry rules
-table reserve | reserve_table book_table table_booking newReservation | (reserve|book) a table in a restaurant |
-    name=restaurant,venue,name:person count time date? | code:code
-  (reserve|book) a table at {name} / a table at {name} / I'd like to eat at {name} / dinner at {name} / could you get us a table at {name} /
-    we're coming to {name}, keep a table / {name}, a table
 # lists and files
 list_add need | add_to_list shopping_list add_item | (add|put) (an item|something) (to|on) (a|the) (shopping |)list | item count? | items:few
   (add|put) {item} (to|on) (my|the) (shopping |)list / we need {item} / (add|put) {count} {item} on the list / {item} on the list / I am out
@@ -749,7 +734,8 @@ sql rows table | run_query query_database sql_query select_rows | (runs|executes
     table=table,table_name,from:thing n=limit,rows,count:few | rows:whole
   show (me |){n} rows of {table} / {n} rows from {table} / the first {n} rows of {table} / I'd like to see {n} rows of the table {table} /
     select {n} from {table} / query {table}, {n} rows / could you read {n} lines of the table {table}
-issue bug | create_issue open_issue new_issue report_bug | (opens|creates) an issue; reports a bug | title priority? | id:whole
+issue bug | create_issue open_issue new_issue report_bug | (opens|creates) an issue; reports a bug | title priority:low|medium|high? |
+    id:whole
   (open|create|file) an issue / I found a bug, open an issue / a new issue / (report|file) a bug / there should be an issue / could you report
     a bug / bug report / something is broken, make an issue
 pull review | merge_pull_request merge_pr pull_request merge | merges a pull request; brings a branch in | n=number,pr,pull_number:whole
@@ -791,9 +777,6 @@ qr | make_qr create_qr_code qr_code qrGenerator | (makes|creates) a QR code (of|
   (make|create|generate) a QR code for "{text}" / QR code: {text} / I need a QR code with "{text}" / turn "{text}" into a QR code / could you
     put "{text}" into a QR code / a QR code of "{text}" / "{text}" as QR code
 # office and learning
-meeting_room | book_room reserve_room meeting_room room_booking | (books|reserves) a meeting room | count time minutes? date? | room:code
-  (book|reserve) a meeting room / we need a room to meet / a meeting room / is there a free meeting room / could you get us a meeting room /
-    I'm looking for a conference room / conference room
 support complaint | open_ticket create_support_ticket support helpdesk | (opens|creates) a ticket at the support desk | title
     priority:low|normal|urgent | id:code
   open a {priority} ticket / I need help from support, {priority} / a {priority} support ticket / could you open a {priority} ticket at the

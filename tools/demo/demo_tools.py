@@ -464,7 +464,7 @@ def request(rng: random.Random, given: Offer) -> tuple[str, list[dict]]:
     return question, calls
 
 
-def tool_talk(rng: random.Random, tools: list[Tool] = TOOLS, invented: float = 0.4, most: int = 3) -> list[ToolUse]:
+def tool_talk(rng: random.Random, tools: list[Tool] = TOOLS, invented: float = 0.25, most: int = 3) -> list[ToolUse]:
     """Up to `most` questions, one after another, to the same tools."""
     offers = offers_of(rng, tools, invented)
     listed = [each.schema for each in offers]

@@ -42,7 +42,7 @@ EXPERT = ("gate_proj", "up_proj", "down_proj")  # the matrices of an expert, in 
 ARRIVED, ROUND, ABANDONED = 0, 8, 9  # int64 of a barrier [16], the first on a line of the cache by itself
 
 VECTORS = 8  # at most so many vectors are multiplied with a row together
-STRIP, DEPTH = 48, 1024  # rows, and columns, that are multiplied with all vectors before the next: they stay in cache
+STRIP, DEPTH = 192, 1024  # rows, and columns, that are multiplied with all vectors before the next: they stay in cache
 PASS = 256  # tokens times layers that are computed in one go: a long prompt can be interrupted in between
 BLOCK = 256  # positions whose attention is computed together, counted from the first token of the sequence
 TILE = 64  # queries of one KV head that are worked on together

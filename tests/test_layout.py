@@ -33,7 +33,7 @@ def test_memory_beyond_the_space_is_guarded(missing, status, tmp_path):
     """64 bytes too little, and the process crashes: the mode in which all tests can run finds that."""
     if missing == 16 and MOST_FLOATS < VECTORS:
         pytest.skip("this CPU has registers for fewer vectors, so a little less space would do")
-    model = make_random_model(BASE | {"hidden_size": 128, "intermediate_size": 1184}, tmp_path)  # needs all of it
+    model = make_random_model(BASE | {"hidden_size": 192, "intermediate_size": 1184}, tmp_path)  # needs all of it
     done = subprocess.run([sys.executable, "-c", PROGRAM, model, str(missing)], capture_output=True, text=True,
                           timeout=300)
     assert (done.returncode, done.stdout) == (status, "" if status else "as it should be\n"), done.stderr

@@ -225,7 +225,7 @@ def phrases_of(rng: random.Random, tool: Tool, said: list[str], bare: bool, tail
 
 # How much more often than others these are asked for. Without a tool, the weather and the time are outside the model's world,
 # so it must see often enough that with one they aren't.
-POPULAR = {"weather": 12, "天气": 6, "time": 5} | dict.fromkeys("forecast alarm timer reminder message search translate light".split(), 3)
+POPULAR = {"weather": 30, "天气": 12, "time": 10} | dict.fromkeys("forecast alarm timer reminder message search translate light".split(), 4)
 
 
 def restyled(rng: random.Random, name: str) -> str:

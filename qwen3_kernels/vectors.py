@@ -189,7 +189,7 @@ class Shape(NamedTuple):
     all: int  # vectors that are multiplied at once if there are no more
 
 
-INT8_SHAPES = {"vnni512": Shape(16, 2, 6, 8), "vnni": Shape(8, 1, 6, 6), "avx2": Shape(8, 1, 6, 6),
+INT8_SHAPES = {"vnni512": Shape(16, 2, 6, 8), "vnni": Shape(8, 1, 6, 6), "avx2": Shape(8, 1, 8, 8),
                "neon": Shape(4, 2, 5, 5), "plain": Shape(4, 1, 4, 4)}
 
 
@@ -217,8 +217,11 @@ def dot_bytes(b: Any, path: str, sums: Any, w: Any, x: Any, signed: bool) -> Any
     """sums [n] + four products each of the bytes w and x [4 n]; n are the path's lanes.
 
     w is unsigned, x signed. With `signed`, w stands for w - 128; the paths with "vnni" leave that subtraction to the
-    caller, because their instruction wants one factor unsigned.
+    caller, because their instruction wants one factor unsigned. Sums may be int16 [2 n], of two products each, where
+    the CPU makes those first ("avx2"): `widened` adds them up.
     """
+    if sums.type.element == I16:
+        return b.add(sums, call(b, "llvm.x86.avx2.pmadd.ub.sw", sums.type, w, x))
     n = sums.type.count
     if path.startswith("vnni"):
         if llvm.llvm_version_info < (22,):  # before LLVM 22, this intrinsic takes vectors of 32-bit integers
@@ -230,12 +233,17 @@ def dot_bytes(b: Any, path: str, sums: Any, w: Any, x: Any, signed: bool) -> Any
         if signed:
             x = call(b, "llvm.x86.avx2.psign.b", x.type, x, w)
             w = call(b, "llvm.abs.v32i8", w.type, w, ir.IntType(1)(0))
-        pairs = call(b, "llvm.x86.avx2.pmadd.ub.sw", vector(I16, 2 * n), w, x)
-        return b.add(sums, call(b, "llvm.x86.avx2.pmadd.wd", sums.type, pairs, splat(I16, 2 * n, 1)))
+        return b.add(sums, widened(b, call(b, "llvm.x86.avx2.pmadd.ub.sw", vector(I16, 2 * n), w, x)))
     if path == "neon":
         return call(b, "llvm.aarch64.neon.sdot.v4i32.v16i8", sums.type, sums, w, x)
     products = b.mul((b.sext if signed else b.zext)(w, vector(I32, 4 * n)), b.sext(x, vector(I32, 4 * n)))
     return b.add(sums, add_neighbours(b, add_neighbours(b, products)))
+
+
+def widened(b: Any, sums: Any) -> Any:
+    """The sums of neighbours of int16 [2 n] as int32 [n]."""
+    n = sums.type.count // 2
+    return call(b, "llvm.x86.avx2.pmadd.wd", vector(I32, n), sums, splat(I16, 2 * n, 1))
 
 
 def two_parts(b: Any, form: int, row: Any, n: Any, column: Any) -> list[Any]:
@@ -377,6 +385,23 @@ def half_bytes(b: Any, form: int, value: Any, half: int, fifth: Any) -> Any:
     return part
 
 
+def add_scaled(b: Any, form: int, sums: dict[Any, Any], wholes: dict[Any, Any], words: Any, scales: Sequence[Any],
+               totals_: Sequence[Any]) -> None:
+    """Adds the whole sums (piece, vector) of a group, int32 [lanes], to `sums`, times both scales.
+
+    words: address of the bits of the scales of 32 rows; scales, totals_: addresses of each vector's scale and sum.
+    """
+    for (p, t), whole in wholes.items():
+        lanes = whole.type.count
+        word = b.zext(load(b, at(b, words, 2 * lanes * p), I16, lanes), vector(I32, lanes))
+        value = b.sitofp(whole, vector(FLOAT, lanes))
+        if form != INT8:
+            sum_x = b.sitofp(broadcast(b, load(b, totals_[t], I32), lanes), value.type)
+            value = fma(b, minus_zero(b, form, word), sum_x, value)
+        scale = b.fmul(scale_of(b, word), broadcast(b, load(b, scales[t], FLOAT), lanes))
+        b.store(fma(b, value, scale, b.load(sums[p, t])), sums[p, t])
+
+
 def write_packed_product(form: int, n_vectors: int, b: Any, w: Any, x: Any, x_stride: Any, n: Any, out: Any,
                          out_stride: Any, ahead: Any, turn: Any, turns: Any) -> None:
     """A packed block times packed vectors of n columns, a multiple of 64 -> out[t, 32 rows].
@@ -386,7 +411,9 @@ def write_packed_product(form: int, n_vectors: int, b: Any, w: Any, x: Any, x_st
     """
     lanes, together = PACKED_SHAPES[form][:2]
     size, halves = unit_size(form), range(1 if form == INT8 else 2)
-    step = 4
+    rolled = PATH == "avx2" and n_vectors > 1
+    narrow = rolled and form != INT8
+    step = 8 if rolled and form != INT5 else 4  # times four columns; 16 bits hold 2 * 8 * 15 * 127 and 2 * 4 * 31 * 127
     if n_vectors == 1:  # the weights come from memory: read them in one go
         together, step = PANEL // lanes, 2
     offset = 128 if form == INT8 and PATH.startswith("vnni") else 0  # the other instructions subtract it themselves
@@ -414,36 +441,38 @@ def write_packed_product(form: int, n_vectors: int, b: Any, w: Any, x: Any, x_st
                         start = broadcast(b, b.mul(sum_x, I32(-offset)), lanes)
                     b.store(start, wholes[p, t, h])
 
-            def four_columns(k: int) -> None:
-                words = {(t, h): b.bitcast(broadcast(b, load(b, at(b, v, (g, GROUP), 4 * k), I32), lanes),
+            running = {key: cgutils.alloca_once(b, vector(I16, 2 * lanes)) for key in wholes} if narrow else wholes
+
+            def four_columns(k: Any) -> None:
+                words = {(t, h): b.bitcast(broadcast(b, load(b, at(b, v, (g, GROUP), (k, 4)), I32), lanes),
                                            vector(I8, 4 * lanes))
                          for t, v in enumerate(vectors) for h, g in enumerate(numbers)}
                 for p in pieces:
-                    value = load(b, at(b, bytes_, 4 * PANEL * k + 4 * lanes * p), I8, 4 * lanes)
+                    value = load(b, at(b, bytes_, (k, 4 * PANEL), 4 * lanes * p), I8, 4 * lanes)
                     for h in halves:
-                        fifth = at(b, fifths, PANEL // 2 * (2 * k + h) + lanes // 2 * p)
+                        fifth = at(b, fifths, (k, PANEL), PANEL // 2 * h + lanes // 2 * p)
                         part = value if form == INT8 else half_bytes(b, form, value, h, fifth)
                         for t in range(n_vectors):
-                            sum_ = wholes[p, t, h]
+                            sum_ = running[p, t, h]
                             b.store(dot_bytes(b, PATH, b.load(sum_), part, words[t, h], form == INT8), sum_)
 
-            for k in range(GROUP // 4):
-                if k % step == 0:  # some lines at a time: a core can't wait for more
-                    with b.if_then(mine):
-                        lines = range(size // 64 * k // 8, size // 64 * (k + step) // 8)
-                        prefetch(b, at(b, here, ahead), [64 * line for line in lines])
-                four_columns(k)
+            for k in range(0, GROUP // 4, step):  # some lines at a time: a core can't wait for more
+                with b.if_then(mine):
+                    lines = range(size // 64 * k // 8, size // 64 * (k + step) // 8)
+                    prefetch(b, at(b, here, ahead), [64 * line for line in lines])
+                for sum_ in running.values() if narrow else ():
+                    b.store(splat(I16, 2 * lanes, 0), sum_)
+                if rolled:
+                    loop(b, I64(step), lambda j: four_columns(b.add(I64(k), j)))
+                else:
+                    for j in range(step):
+                        four_columns(I64(k + j))
+                for key, sum_ in running.items() if narrow else ():
+                    b.store(b.add(b.load(wholes[key]), widened(b, b.load(sum_))), wholes[key])
             for h, g in enumerate(numbers):
-                for p in pieces:
-                    word = b.zext(load(b, at(b, here, 2 * PANEL * h + 2 * lanes * p), I16, lanes), vector(I32, lanes))
-                    w_scale, minus = scale_of(b, word), None if form == INT8 else minus_zero(b, form, word)
-                    for t in range(n_vectors):
-                        whole = b.sitofp(b.load(wholes[p, t, h]), vector(FLOAT, lanes))
-                        if minus is not None:
-                            sum_x = broadcast(b, load(b, at(b, totals_[t], (g, 4)), I32), lanes)
-                            whole = fma(b, minus, b.sitofp(sum_x, whole.type), whole)
-                        scale = b.fmul(w_scale, broadcast(b, load(b, at(b, scales[t], (g, 4)), FLOAT), lanes))
-                        b.store(fma(b, whole, scale, b.load(sums[p, t])), sums[p, t])
+                some = {key[:2]: b.load(whole) for key, whole in wholes.items() if key[2] == h}
+                add_scaled(b, form, sums, some, at(b, here, 2 * PANEL * h), [at(b, scale, (g, 4)) for scale in scales],
+                           [at(b, total, (g, 4)) for total in totals_])
 
         loop(b, b.sdiv(groups, I64(len(halves))), unit)
         for (p, t), sum_ in sums.items():

@@ -8,7 +8,7 @@ import qwen3
 from packed import FORMATS, reference, stored, unpacked
 from qwen3_kernels import compiled
 from qwen3_kernels import layers as kernels
-from qwen3_kernels.layout import BF16, BLOCK, F16, F32, INT4, INT5, INT8, KV8, VECTORS, own_space, padded
+from qwen3_kernels.layout import BF16, BLOCK, F16, F32, INT4, INT5, INT8, KV8, VECTORS, own_space, padded, unit_size
 
 pytestmark = pytest.mark.core
 SIZES = [(0, 64), (1, 1), (3, 31), (4, 32), (5, 33), (32, 96), (9, 256), (2, 300), (33, 64), (70, 544), (13, 1024),
@@ -45,6 +45,22 @@ def test_linear(name, rows, n, n_vectors):
     for t in range(n_vectors):
         kernels.linear(weight, xs[t:t + 1], packed[t:t + 1], singly, 0, 0, rows, np.empty(own_space(0, 0), np.float32))
         np.testing.assert_array_equal(singly[0, :rows], out[t, 32:32 + rows])
+
+
+@pytest.mark.parametrize("name", ["int8", "int5", "int4"])
+@pytest.mark.parametrize("byte", [0, 255])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_sums_of_the_largest_bytes_do_not_overflow(name, byte, sign):
+    form = FORMATS[name]
+    data, weight = stored(np.random.default_rng(0).standard_normal((32, 128)).astype(np.float32), form)
+    unit = data.reshape(-1, unit_size(form))
+    unit[:, unit.shape[1] - 1024 - (256 if form == INT5 else 0):] = byte  # all but the scales
+    x, packed = np.full((7, 128), sign, np.float32), np.empty((7, 160), np.uint8)
+    for row, p in zip(x, packed):
+        kernels.ready(row, 128, form, p, 0, 128)
+    out = np.empty((7, 32), np.float32)
+    kernels.linear(weight, x, packed, out, 0, 0, 32, np.empty(own_space(0, 0), np.float32))
+    np.testing.assert_allclose(out, np.tile(sign * reference(data, weight).sum(axis=1), (7, 1)), rtol=1e-5)
 
 
 def test_exp():

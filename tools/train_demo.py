@@ -29,6 +29,9 @@ from demo_tokenizer import IGNORED, NAMED, SPECIAL, encode_example, train_tokeni
 
 DEMO = ROOT / "demo"
 LONGEST = 640  # tokens of a conversation; longer ones are not trained on
+# The type of the products: float32 where the CPU has no instructions for bf16, whose emulation is twenty times slower.
+HAS_BF16 = torch.cuda.is_available() or any(torch.cpu.get_capabilities().get(name) for name in ("avx512_bf16", "amx_bf16"))
+PRODUCTS = torch.bfloat16 if HAS_BF16 else torch.float32
 SHORT, SHORT_UNTIL = 160, 0.04  # until this share of the run only conversations up to this length: copying is learned sooner
 
 CONFIG = {
@@ -134,7 +137,7 @@ def rectangle(rows: list[tuple[list[int], list[int]]]) -> tuple[torch.Tensor, to
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The model, its parameters under the names that Hugging Face's files use; products in bf16, the rest in float32
+# The model, its parameters under the names that Hugging Face's files use; products in PRODUCTS, the rest in float32
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -145,7 +148,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x):
         x = x.float()
-        return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight).bfloat16()
+        return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight).to(PRODUCTS)
 
 
 class Linear(nn.Module):
@@ -154,7 +157,7 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.randn(outputs, inputs) * inputs**-0.5)
 
     def forward(self, x):
-        return F.linear(x, self.weight.bfloat16())
+        return F.linear(x, self.weight.to(PRODUCTS))
 
 
 class Attention(nn.Module):
@@ -176,13 +179,13 @@ class Attention(nn.Module):
         v = self.v_proj(x).view(rows, length, self.kv_heads, self.head_dim).transpose(1, 2).reshape(kv, length, self.head_dim)
         scores = torch.bmm(q.reshape(kv, group * length, self.head_dim), k.reshape(kv, length, self.head_dim).transpose(1, 2))
         scores = scores.view(kv, group, length, length).float() * self.head_dim**-0.5 + mask
-        out = torch.bmm(scores.softmax(-1).bfloat16().view(kv, group * length, length), v)
+        out = torch.bmm(scores.softmax(-1).to(PRODUCTS).view(kv, group * length, length), v)
         return self.o_proj(out.view(rows, self.heads, length, self.head_dim).transpose(1, 2).reshape(rows, length, -1))
 
 
 def rotate(x, cos, sin):
     a, b = x.float().chunk(2, dim=-1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).bfloat16()
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(PRODUCTS)
 
 
 class MLP(nn.Module):
@@ -282,7 +285,7 @@ def train(steps: int, work: Path, examples_per_step: int, max_tokens: int, threa
         for ids, labels in rectangles:
             ids, labels = ids.to(device), labels.to(device)
             wanted = labels != IGNORED
-            logits = F.linear(model(ids)[wanted], model.embed_tokens.weight.bfloat16())
+            logits = F.linear(model(ids)[wanted], model.embed_tokens.weight.to(PRODUCTS))
             loss = F.cross_entropy(logits.float(), labels[wanted], reduction="sum") / n_targets
             loss.backward()
             total += loss.detach()

@@ -210,7 +210,7 @@ def results(pool: ThreadPoolExecutor, part: Callable[[int], Any], starts: Iterab
 def whole_blocks(tensor: Tensor, pages: LargePages, pool: ThreadPoolExecutor) -> np.ndarray | None:
     """The INT8 blocks with the very numbers of a published packed matrix; None if it has others than INT8 can hold.
 
-    INT8 holds -127 to 127 times a scale of 10 bits behind the first one, which float16 has, too.
+    INT8 holds -128 to 127 times a scale of 10 bits behind the first one, which float16 has, too.
     """
     if not isinstance(tensor, PackedTensor) or tensor.whole is None:
         return None
@@ -227,7 +227,7 @@ def whole_blocks(tensor: Tensor, pages: LargePages, pool: ThreadPoolExecutor) ->
         np.negative(groups, out=groups, where=(scales < 0)[..., None])
         words = np.where(scales == 0, 0, np.abs(scales).astype(np.float32).view(np.int32) - BIAS)
         if not np.isfinite(scales).all() or (words & 0x1FFF).any() or not 0 <= words.min() <= words.max() < 2**29 \
-                or numbers.min() < -127 or numbers.max() > 127:
+                or numbers.min() < -128 or numbers.max() > 127:
             return False
         here = units[start // PANEL:(start + step) // PANEL]
         bytes_ = np.full((len(here) * PANEL, n), 128, np.uint8)  # 128 is 0, in the rows that fill up the last block

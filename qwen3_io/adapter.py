@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qwen3_io.errors import InputError, brief, is_number, is_whole, some
-from qwen3_io.tensors import PackedTensor, Tensor, to_float32
+from qwen3_io.tensors import PackedTensor, StoredTensor, Tensor, rows_of
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # Keys of adapter_config.json that don't change the computation, or say what the tensors' names and shapes say, too.
@@ -57,12 +57,14 @@ def read_changes(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, 
         if found is None or tensor.ndim != 2:
             raise InputError(f"{folder}: {brief(name)} is no matrix of a plain LoRA adapter")
         module = f"model.{found[1]}" if found[1].startswith("layers.") else found[1]
-        pairs.setdefault(f"{module}.weight", {})[found[2]] = tensor
+        if found[2] in (pair := pairs.setdefault(f"{module}.weight", {})):
+            raise InputError(f"{folder}: there are two lora_{found[2]} for {brief(module)}")
+        pair[found[2]] = tensor
     if not pairs:
         raise InputError(f"{folder / WEIGHTS}: there are no tensors")
     changes = {}
     for name, pair in pairs.items():
-        if {*pair} != {"A", "B"} or pair["B"].shape[1] != len(pair["A"]):
+        if {*pair} != {"A", "B"} or pair["B"].shape[1] != len(pair["A"]) or len(pair["A"]) == 0:
             raise InputError(f"{folder}: lora_A and lora_B of {brief(name)} don't belong together")
         r = len(pair["A"])
         if not config.get("rank_pattern") and r != rank:
@@ -71,6 +73,21 @@ def read_changes(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, 
             raise InputError(f"{folder}: NaN or infinity in the change of {brief(name)}")
         changes[name] = Change(pair["A"], pair["B"], alpha / (math.sqrt(r) if rooted else r))
     return changes
+
+
+def without_base(folder: Path, tensors: Mapping[str, StoredTensor], head: Tensor) -> dict[str, StoredTensor]:
+    """An adapter's tensors without a copy of the base model's head, which peft stores where the adapter changes it.
+
+    Raises InputError if it is no copy.
+    """
+    left = dict(tensors)
+    for name in [name for name in tensors if re.fullmatch(r"(base_model\.model\.)?lm_head\.base_layer\.weight", name)]:
+        copy, step = left.pop(name), 1024  # rows: a head is large
+        if copy.shape != head.shape or not all(
+                np.array_equal(rows_of(copy, i, i + step), rows_of(head, i, min(i + step, len(copy.data))))
+                for i in range(0, len(copy.data), step)):
+            raise InputError(f"{folder}: an adapter for another model: {name} is not the head of the base")
+    return left
 
 
 def check_changes(folder: Path, changes: Mapping[str, Change], shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -89,9 +106,7 @@ def adapted(base: Tensor, change: Change, dtype: str) -> PackedTensor:
     `dtype` is what it becomes: "F32", or "BF16" if the base isn't stored in more digits.
     """
     def rows(start: int, stop: int) -> np.ndarray:
-        part = base.rows(start, stop) if isinstance(base, PackedTensor) else \
-            to_float32(base._replace(data=base.data[start:stop]))
-        return part + np.float32(change.scale) * (change.b[start:stop] @ change.a)
+        return rows_of(base, start, stop) + np.float32(change.scale) * (change.b[start:stop] @ change.a)
 
     kind = dtype if base.dtype == "BF16" else "F32"
     return PackedTensor(kind, (len(change.b), change.a.shape[1]), rows, base.mapping)

@@ -347,17 +347,20 @@ def split_experts(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     mlp.experts.gate_up_proj [num_experts, 2 * moe_intermediate_size, hidden_size], mlp.experts.down_proj
     [num_experts, hidden_size, moe_intermediate_size].
     """
-    tensors: dict[str, Tensor] = {}
+    tensors = dict(stored)
     for name, tensor in stored.items():
         start, _, part = name.rpartition(".")
         if not start.endswith(".mlp.experts") or len(tensor.shape) != 3 or not math.prod(tensor.shape) \
                 or not isinstance(tensor, StoredTensor):
-            tensors[name] = tensor
             continue
+        del tensors[name]
         for expert, data in enumerate(tensor.data):
             half = len(data) // 2
             rows = {"gate_proj": data[:half], "up_proj": data[half:]} if part == "gate_up_proj" else {part: data}
-            tensors |= {f"{start}.{expert}.{part}.weight": tensor._replace(data=view) for part, view in rows.items()}
+            for key, view in rows.items():
+                if (single := f"{start}.{expert}.{key}.weight") in stored:
+                    raise InputError(f"{single} is there twice, also in {name}; download the checkpoint again")
+                tensors[single] = tensor._replace(data=view)
     return tensors
 
 
@@ -475,7 +478,7 @@ def checked_weights(folder: Path, config: Mapping[str, Any], dtype: str = "F32")
     stored = map_checkpoint(folder, dtype)
     headless = EMBEDDING in stored
     if headless:
-        stored = {f"model.{name}": tensor for name, tensor in stored.items()}
+        stored = {name if name == "lm_head.weight" else f"model.{name}": tensor for name, tensor in stored.items()}
     check_tensors(folder, tensor_shapes(config), stored,
                   "lm_head.weight" if headless or config["tie_word_embeddings"] else None)
     return stored
@@ -528,10 +531,10 @@ def with_adapter(stored: dict[str, Tensor], folder: Path, dtype: str) -> dict[st
 
     A change of a tied head leaves the embedding as it is.
     """
-    files = map_safetensors(folder / adapter.WEIGHTS)
+    bases = {"lm_head.weight": stored["model.embed_tokens.weight"]} | stored
+    files = adapter.without_base(folder, map_safetensors(folder / adapter.WEIGHTS), bases["lm_head.weight"])
     changes = adapter.read_changes(folder, read_json_object(folder / adapter.CONFIG),
                                    {name: to_float32(tensor) for name, tensor in files.items()})
-    bases = {"lm_head.weight": stored["model.embed_tokens.weight"]} | stored
     del bases["model.embed_tokens.weight"]
     adapter.check_changes(folder, changes, {name: tensor.shape for name, tensor in bases.items()})
     return stored | {name: adapter.adapted(bases[name], change, dtype) for name, change in changes.items()}

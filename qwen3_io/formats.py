@@ -235,20 +235,22 @@ def gptq_settings(about: Mapping[str, Any]) -> dict[str, Any]:
     bits, form = about.get("bits"), about.get("checkpoint_format") or "gptq"
     if not is_whole(bits, 2) or bits not in (2, 4, 8) or form not in ("gptq", "gptq_v2"):
         raise ValueError(f"bits = {bits!r} in checkpoint_format {form!r}; only 2, 4 or 8 in 'gptq' or 'gptq_v2' are")
-    return {"bits": bits, "checkpoint_format": form}
+    return {"bits": bits, "checkpoint_format": form, "needed": ("g_idx",) if about.get("desc_act") else ()}
 
 
 def pack_quantized_settings(about: Mapping[str, Any]) -> dict[str, Any]:
     groups = about.get("config_groups")
     schemes = [group.get("weights") if isinstance(group, dict) else None for group in groups.values()] \
         if isinstance(groups, dict) else []
-    bits = [scheme.get("num_bits") if isinstance(scheme, dict) and scheme.get("type", "int") == "int" else None
-            for scheme in schemes]
+    schemes = [scheme if isinstance(scheme, dict) else {} for scheme in schemes]
+    bits = [scheme.get("num_bits") if scheme.get("type", "int") == "int" else None for scheme in schemes]
     alike = bool(bits) and is_whole(bits[0], 4) and bits[0] in (4, 8) and bits == bits[:1] * len(bits)
     if about.get("format") != "pack-quantized" or not alike:
         raise ValueError(f"format {about.get('format')!r} with config_groups of {brief(bits)} bits; only "
                          "'pack-quantized' with integers of 4 or 8 bits is")
-    return {"bits": bits[0]}
+    needed = {"weight_zero_point": all(scheme.get("symmetric") is False for scheme in schemes),
+              "weight_g_idx": all(scheme.get("actorder") in ("group", "dynamic", True) for scheme in schemes)}
+    return {"bits": bits[0], "needed": [part for part, wanted in needed.items() if wanted]}
 
 
 METHODS = {
@@ -262,7 +264,10 @@ METHODS = {
 
 def check_settings(about: Any, file: Path) -> tuple[str, dict[str, Any]]:
     """(method, its settings) of config.json's quantization_config. Raises InputError for what isn't supported."""
-    method = about.get("quant_method") or ("MLX" if "bits" in about else None) if isinstance(about, dict) else about
+    method = about
+    if isinstance(about, dict):  # older files of bitsandbytes, and MLX's, don't name it
+        method = about.get("quant_method") or ("bitsandbytes" if "load_in_4bit" in about or "load_in_8bit" in about
+                                               else "MLX" if "bits" in about else None)
     if not isinstance(about, dict) or not isinstance(method, str) or method not in METHODS:
         raise InputError(f"{file}: quantization_config: a checkpoint quantized by "
                          f"{brief('an unknown method' if method is None else method)} is not supported, only "
@@ -285,8 +290,10 @@ def unpacked(stored: Mapping[str, StoredTensor], method: str, settings: Mapping[
     for key in [name for name in stored if name.endswith(f".{about.parts[0]}")]:
         name = key.removesuffix(f".{about.parts[0]}")
         parts = {part: stored[f"{name}.{part}"] for part in about.parts + about.optional if f"{name}.{part}" in stored}
-        if absent := [f"{name}.{part}" for part in about.parts if part not in parts]:
+        if absent := [f"{name}.{part}" for part in (*about.parts, *settings.get("needed", ())) if part not in parts]:
             raise InputError(f"{folder}: {some(absent)} is missing")
+        if f"{name}.weight" in stored and "weight" not in parts:
+            raise InputError(f"{folder}: {name} is there twice, as weight and as {about.parts[0]}")
         try:
             matrix_ = about.function(name, parts, settings)
         except InputError as error:

@@ -199,6 +199,8 @@ def map_gguf(file: Path, dtype: str = "F32") -> dict[str, Tensor]:
                 tensors[ours] = tensor_of(entry._replace(shape=entry.shape[1:], data=data), gguf.mapping, dtype)
         else:
             ours = f"model.layers.{layer}.{LAYER_NAMES[key]}.weight" if key in LAYER_NAMES else NAMES.get(name, name)
+            if ours in tensors:
+                raise InputError(f"{file}: {brief(ours)} is there twice, also as {brief(name)}")
             tensors[ours] = tensor_of(entry, gguf.mapping, dtype)
     return tensors
 
@@ -267,6 +269,10 @@ SIZES = {"hidden_size": "embedding_length", "intermediate_size": "feed_forward_l
          "num_key_value_heads": "attention.head_count_kv", "head_dim": "attention.key_length",
          "max_position_embeddings": "context_length", "rms_norm_eps": "attention.layer_norm_rms_epsilon",
          "rope_theta": "rope.freq_base"}
+# The same for keys behind "rope.scaling.", and their values that change nothing.
+ROPE_SCALING = {"type": "rope_type", "original_context_length": "original_max_position_embeddings",
+                "yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
+NEUTRAL = {"original_max_position_embeddings": 0, "attn_factor": 1, "yarn_attn_factor": 1, "yarn_ext_factor": 1}
 MOE_SIZES = {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
              "moe_intermediate_size": "expert_feed_forward_length"}
 
@@ -289,8 +295,11 @@ def config_json(file: Path, gguf: GGUF) -> dict[str, Any]:
     if pooling not in POOLING.values():
         raise InputError(f"{file}: pooling_type = {brief(pooling)} is not supported; an embedding of Qwen3 is that of "
                          "a text's last token")
-    if plain(metadata.get(f"{kind}.attention.value_length")) != plain(metadata.get(f"{kind}.attention.key_length")):
+    if plain(metadata.get(f"{kind}.attention.value_length")) != (length := plain(metadata.get(
+            f"{kind}.attention.key_length"))):
         raise InputError(f"{file}: keys and values of different lengths are not supported")
+    if (turned := plain(metadata.get(f"{kind}.rope.dimension_count", length))) != length:
+        raise InputError(f"{file}: RoPE for {brief(turned)} numbers of a head is not supported, only for all")
     model_type, embedding = MODEL_TYPES.get(str(kind), kind), gguf.tensors.get("token_embd.weight")
     sizes = SIZES | (MOE_SIZES if model_type == "qwen3_moe" else {})
     raw = {key: plain(metadata.get(f"{kind}.{name}")) for key, name in sizes.items()}
@@ -302,11 +311,11 @@ def config_json(file: Path, gguf: GGUF) -> dict[str, Any]:
         dense = [i for i in range(n_layers if isinstance(n_layers, int) and n_layers <= len(gguf.tensors) else 0)
                  if f"blk.{i}.ffn_gate_inp.weight" not in gguf.tensors]
         raw |= {"norm_topk_prob": True, "mlp_only_layers": dense}
-    scaling = plain(metadata.get(f"{kind}.rope.scaling.type", "none"))
-    if scaling != "none":
-        raw["rope_scaling"] = {"rope_type": scaling, "factor": plain(metadata.get(f"{kind}.rope.scaling.factor"))}
-        if original := plain(metadata.get(f"{kind}.rope.scaling.original_context_length")):
-            raw["rope_scaling"]["original_max_position_embeddings"] = original
+    start = f"{kind}.rope.scaling."
+    scaling = {ROPE_SCALING.get(key.removeprefix(start), key.removeprefix(start)): plain(value)
+               for key, value in metadata.items() if key.startswith(start) and key != f"{start}finetuned"}
+    if scaling.get("rope_type", "none") != "none":  # unknown ones are refused as those of config.json are
+        raw["rope_scaling"] = {name: value for name, value in scaling.items() if value != NEUTRAL.get(name)}
     return raw
 
 

@@ -2,7 +2,7 @@
 
     map_safetensors(file)   name -> StoredTensor, mapped and not yet read
     PackedTensor            a matrix that its file holds in another form (FP8, 4 bits, ...)
-    to_float32(stored)      a tensor's numbers
+    to_float32(stored)      a tensor's numbers; rows_of: some rows of it
 """
 import json
 import math
@@ -126,6 +126,12 @@ def to_float32(stored: Tensor) -> np.ndarray:
         values[...] = data
     forget_pages(stored.mapping)
     return values
+
+
+def rows_of(tensor: Tensor, start: int, stop: int) -> np.ndarray:
+    """Rows of a matrix as float32; start is a multiple of BLOCK."""
+    return tensor.rows(start, stop) if isinstance(tensor, PackedTensor) else \
+        to_float32(tensor._replace(data=tensor.data[start:stop]))
 
 
 @np.errstate(over="ignore", invalid="ignore")

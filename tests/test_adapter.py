@@ -106,14 +106,15 @@ def test_logits_are_those_of_peft(folders):
     assert_close(logits(qwen3.load_model(path, adapter=adapter)), expected)
 
 
-def test_a_file_that_peft_writes(tmp_path):
-    """With a rank for some layers only, and all keys that this version of peft writes."""
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_file_that_peft_writes(tied, tmp_path):
+    """With a rank for some layers only, all keys that this version of peft writes, and its copy of the base's head."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
     peft = pytest.importorskip("peft", reason="peft is not installed: pip install peft")
     from make_golden import load as reference
-    path = make_random_model(BASE, tmp_path / "model", "float32")
-    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"], rank_pattern={"q_proj": 2},
-                             task_type="CAUSAL_LM", init_lora_weights=False)
+    path = make_random_model(BASE | {"tie_word_embeddings": tied}, tmp_path / "model", "float32")
+    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj", "lm_head"],
+                             rank_pattern={"q_proj": 2}, task_type="CAUSAL_LM", init_lora_weights=False)
     model = peft.get_peft_model(reference(path), config).eval()
     model.save_pretrained(tmp_path / "adapter")
     with torch.no_grad():
@@ -222,12 +223,17 @@ def with_adapter_tensors(folder, change):
 
 
 A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+HEAD = "base_model.model.lm_head.base_layer.weight"
 
 
 @pytest.mark.parametrize("change, words", [
     (lambda tensors: tensors.pop(A), ["lora_A and lora_B of", "q_proj"]),
     (lambda tensors: tensors.clear(), ["no tensors"]),
     (lambda tensors: tensors.update({A: tensors[A][:2]}), ["don't belong together"]),
+    (lambda tensors: tensors.update({A: tensors[A][:0], A.replace("_A", "_B"): np.ones((32, 0), np.float32)}),
+     ["don't belong together"]),
+    (lambda tensors: tensors.update({A.replace("_A", "_A.default"): tensors[A]}), ["two lora_A", "q_proj"]),
+    (lambda tensors: tensors.update({HEAD: np.ones((UNTIED["vocab_size"], 32), np.float32)}), ["another model", "lm_head"]),
     (lambda tensors: tensors.update({A: tensors[A] * np.nan}), ["NaN", "q_proj"]),
     (lambda tensors: tensors.update({A: tensors[A][0]}), ["no matrix"]),
     (lambda tensors: tensors.update({A: tensors[A][:, :-1].copy()}), ["another model", "q_proj"]),

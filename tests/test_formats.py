@@ -354,7 +354,7 @@ SCALES = {  # a matrix's scales, and whether INT8 can hold them
 }
 
 
-@pytest.mark.parametrize("largest", [127, 128])
+@pytest.mark.parametrize("largest", [128, 129])
 @pytest.mark.parametrize("case", SCALES)
 def test_scales_that_the_fast_engine_can_hold(case, largest):
     """Three groups in two rows of 192 columns, or 515 times as many rows."""
@@ -363,13 +363,13 @@ def test_scales_that_the_fast_engine_can_hold(case, largest):
     (scales, fits), rng = SCALES[case], np.random.default_rng(0)
     scales = np.tile(scales.astype(np.float32).reshape(2, 3), (515, 1))
     whole = rng.integers(-127, 128, (1030, 192)).astype(np.int16)
-    whole[700, 3] = -largest
+    whole[700, 3] = -largest  # in a group whose scale isn't negative
     mapping = mmap.mmap(-1, 4096)
     tensor = PackedTensor("BF16", whole.shape, lambda start, stop: None, mapping,
                           lambda start, stop: (whole[start:stop].copy(), scales[start:stop]))
     with ThreadPoolExecutor(2) as pool:
         blocks = fast.whole_blocks(tensor, fast.LargePages(), pool)
-    if not fits or largest > 127:
+    if not fits or largest > 128:
         assert blocks is None
     else:
         found = reference(blocks, Weight(0, 0, INT8, *whole.shape))
@@ -418,6 +418,7 @@ DAMAGES = {
     "groups out of range": ({"g_idx": ("int32", np.full(64, 9))}, "groups that don't exist"),
     "groups below zero": ({"g_idx": ("int32", np.full(64, -1))}, "groups that don't exist"),
     "too few groups": ({"g_idx": ("int32", np.zeros(9))}, "g_idx has shape [9]"),
+    "a matrix that is not packed, too": ({"weight": ("float32", np.ones((64, 64)))}, "q_proj is there twice"),
     "no inputs": ({"qweight": ("int32", np.ones((0, 64))), "g_idx": ("int32", np.ones(0))}, "don't fit config.json"),
     "another shape": ({"qweight": ("int32", np.ones((4, 64))), "g_idx": None}, "[64, 32], not [64, 64]"),
 }
@@ -430,6 +431,20 @@ def test_damaged_parts(tmp_path, case):
     quantize_model(path, gptq, GPTQ)
     change_tensors(path, **changes)
     assert_one_line(message_of(qwen3.load_model, path), str(path), words)
+
+
+@pytest.mark.parametrize("case, settings, part", [
+    ("GPTQ, act-order", {}, "g_idx"), ("compressed-tensors, act-order", {}, "weight_g_idx"),
+    ("compressed-tensors, act-order", {"symmetric": False}, "weight_zero_point")])
+def test_parts_that_the_settings_promise(tmp_path, case, settings, part):
+    """Without them, the numbers would be others."""
+    path, (function, about) = make_random_model(CONFIG, tmp_path, "float32"), CASES[case]
+    quantize_model(path, function, about)
+    if settings:
+        scheme = about["config_groups"]["group_0"]["weights"] | settings
+        change_config(path, quantization_config=about | {"config_groups": {"group_0": {"weights": scheme}}})
+    change_tensors(path, **{part: None})
+    assert_one_line(message_of(qwen3.load_model, path), str(path), f"{part} is missing")
 
 
 def test_fp8_without_its_scales(tmp_path):
@@ -479,6 +494,7 @@ SETTINGS = {
                        "config_groups": {"group_0": {"weights": {"num_bits": 3, "type": "int"}}}},
     "packed, bits as a list": {"quant_method": "compressed-tensors", "format": "pack-quantized",
                                "config_groups": {"group_0": {"weights": {"num_bits": [4], "type": "int"}}}},
+    "bitsandbytes": {"quant_method": "bitsandbytes", "load_in_4bit": True},
     "method as a list": {"quant_method": ["fp8"]}, "FP8 with blocks of 2^70": {"quant_method": "fp8",
                                                                               "weight_block_size": [128, 2**70]},
 }

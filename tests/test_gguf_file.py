@@ -346,6 +346,12 @@ def test_yarn(tmp_path):
     path = make_random_model(BASE | {"rope_scaling": YARN}, tmp_path / "model", "float32")
     file = write_gguf(path, tmp_path / "x.gguf")
     assert read_config(file)["yarn"] == read_config(path)["yarn"]
+    make_random_model(BASE | {"rope_scaling": YARN | {"beta_fast": 24.5, "beta_slow": 2}}, path, "float32")
+    keys = {"yarn_beta_fast": 24.5, "yarn_beta_slow": 2.0, "finetuned": False, "yarn_attn_factor": 1.0}
+    write_gguf(path, file, **{f"qwen3.rope.scaling.{key}": value for key, value in keys.items()})
+    assert read_config(file)["yarn"] == read_config(path)["yarn"]
+    write_gguf(path, file, **{"qwen3.rope.scaling.attn_factor": 1.5})
+    assert_one_line(message_of(read_config, file), "x.gguf", "attn_factor")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -426,7 +432,7 @@ def test_other_architectures(tmp_path, capfd, name):
     ({"tokenizer.ggml.token_type": [1, 2]}, "token_type"), ({"qwen3.block_count": None}, "num_hidden_layers"),
     ({"qwen3.block_count": 4}, "model.layers.3"), ({"qwen3.attention.head_count": [4, 4]}, "num_attention_heads"),
     ({"qwen3.attention.value_length": 8}, "different lengths"), ({"qwen3.rope.scaling.type": "linear"}, "linear"),
-    ({"split.count": 3}, "one of 3 parts"), ({"general.alignment": 7}, "alignment"),
+    ({"qwen3.rope.dimension_count": 4}, "RoPE for 4 numbers"), ({"split.count": 3}, "one of 3 parts"), ({"general.alignment": 7}, "alignment"),
     ({"tokenizer.chat_template": "{{"}, "template"), ({"tokenizer.ggml.eos_token_id": "x"}, "eos_token_id"),
     ({"split.count": [1, 2]}, "split.count"), ({"tokenizer.ggml.pre": [1, 2]}, "the tokenizer gpt2, [1, 2]"),
     ({"qwen3.attention.value_length": [8, 8]}, "different lengths"), ({"qwen3.rope.scaling.type": [1, 2]}, "[1, 2]"),
@@ -436,6 +442,12 @@ def test_other_architectures(tmp_path, capfd, name):
 def test_metadata_that_is_wrong(tmp_path, changes, words):
     file = write_gguf(make_random_model(BASE, tmp_path / "model", "float32"), tmp_path / "x.gguf", **changes)
     assert_one_line(message_of(lambda: qwen3.chat(qwen3.load_model(file), "Hello")), "x.gguf", words)
+
+
+def test_a_tensor_that_is_there_twice(tmp_path, monkeypatch):
+    file = write_gguf(make_random_model(BASE, tmp_path / "model", "float32"), tmp_path / "x.gguf")
+    monkeypatch.setitem(gguf_file.LAYER_NAMES, "attn_v", gguf_file.LAYER_NAMES["attn_k"])
+    assert_one_line(message_of(qwen3.load_model, file), "x.gguf", "k_proj.weight is there twice", "attn_")
 
 
 def test_the_package_is_named_where_it_is_needed(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 
 import qwen3
 from configs import BASE
-from helpers import REMOVED, edit_json, message_of, random_ids
+from helpers import REMOVED, assert_one_line, edit_json, message_of, random_ids, with_tensors
 from make_random_model import make_random_model
 from published import write_tensors
 from qwen3_io.checkpoint import map_safetensors
@@ -79,6 +79,9 @@ def test_fused_experts(tmp_path):
     fuse(path)
     edit_json(path / "config.json", {"num_experts": REMOVED, "num_local_experts": 8})
     assert np.array_equal(logits_of(path, ids), separate)
+    single = "model.layers.1.mlp.experts.3.up_proj.weight"
+    with_tensors(path / "model.safetensors", {single: np.zeros((24, 32), np.float32)})
+    assert_one_line(message_of(qwen3.load_model, path), "experts.3.up_proj.weight is there twice", "gate_up_proj")
 
 
 def test_cache_and_batch_keep_the_answer(tmp_path):

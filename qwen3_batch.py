@@ -157,6 +157,7 @@ class Batch:
         new: list[Sequence[int] | np.ndarray] = [[] for _ in self.cache.lengths]
         room = PIECE
         for slot, request in self.running.items():
+            self.cache.truncate(request.computed, slot)  # what an interrupted step has left
             reads = not request.completion.token_ids
             new[slot] = request.new[:room if reads else 1]
             room -= len(new[slot]) if reads else 0

@@ -106,7 +106,8 @@ def adapted(base: Tensor, change: Change, dtype: str) -> PackedTensor:
     `dtype` is what it becomes: "F32", or "BF16" if the base isn't stored in more digits.
     """
     def rows(start: int, stop: int) -> np.ndarray:
-        return rows_of(base, start, stop) + np.float32(change.scale) * (change.b[start:stop] @ change.a)
+        change_ = change.scale * (change.b[start:stop].astype(np.float64) @ change.a)  # whose order of sums is unknown
+        return (rows_of(base, start, stop) + change_).astype(np.float32)
 
     kind = dtype if base.dtype == "BF16" else "F32"
     return PackedTensor(kind, (len(change.b), change.a.shape[1]), rows, base.mapping)

@@ -25,12 +25,12 @@ from numba.core.dispatcher import Dispatcher
 
 from qwen3_io.errors import InputError
 from qwen3_io.progress import progress
-from qwen3_kernels.layout import (BF16, BIAS, BLOCK, DEPTH, DOWN, F16, F32, GATE, GROUP, INT4, INT5, INT8, KV8, OUT,
-                                  PANEL, STRIP, UP, VECTORS, Batch, Cache, K, Layers, Q, Space, Task, V, Weight, padded,
-                                  unit_size)
+from qwen3_kernels.layout import (BF16, BIAS, BLOCK, DEPTH, DOWN, F16, F32, FEW, GATE, GROUP, INT4, INT5, INT8, KV8,
+                                  OUT, PANEL, STRIP, UP, VECTORS, Batch, Cache, K, Layers, Q, Space, Task, V, Weight,
+                                  padded, unit_size)
 from qwen3_kernels.vectors import (FEATURES, MOST_FLOATS, PACKED_SHAPES, bf16_from_float, dot, even_first,
                                    float_from_bf16, float_from_bits, float_from_half, float_product, fused,
-                                   half_from_float, meet, packed_product, to_pointer_f32, to_pointer_u8,
+                                   half_from_float, meet, packed_product, take, to_pointer_f32, to_pointer_u8,
                                    to_pointer_u16, weighted_rows)
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -43,6 +43,7 @@ from qwen3_kernels.vectors import (FEATURES, MOST_FLOATS, PACKED_SHAPES, bf16_fr
 compiled = partial(numba.njit, nogil=True, error_model="numpy")
 called_from_python = partial(compiled, no_cpython_wrapper=True, no_cfunc_wrapper=True)  # see machine_code
 up_to, unit_bytes = compiled(padded), compiled(unit_size)
+PIECES = 4  # for each thread, of the work on many tokens
 ONES = np.ones(BLOCK, np.float32)
 MOST_8, MOST_4, ALL_8 = PACKED_SHAPES[INT8].vectors, PACKED_SHAPES[INT4].vectors, PACKED_SHAPES[INT8].all
 
@@ -61,11 +62,17 @@ def wait(crew):
 
 
 @compiled
-def share(n, crew):
-    """(start, end) of a thread's part of n rows, in whole blocks."""
-    blocks = (n + PANEL - 1) // PANEL
-    return (min(n, blocks * crew.rank // crew.n_threads * PANEL),
-            min(n, blocks * (crew.rank + 1) // crew.n_threads * PANEL))
+def pieces(n, unit, n_tokens, crew, counter):
+    """(start, end) of the parts of range(n) that a thread works on, in whole units.
+
+    Few tokens: its share, once. Many: smaller pieces, the next one as soon as it is ready, so that nobody waits for a
+    slow core, or a busy one. The counter counts the pieces that are taken.
+    """
+    units, parts = (n + unit - 1) // unit, crew.n_threads * (1 if n_tokens <= FEW else PIECES)
+    step, i = (units + parts - 1) // parts * unit, np.int64(crew.rank)
+    while i * step < n:
+        yield i * step, min(i * step + step, n)
+        i = crew.n_threads + take(crew.barrier, counter) if n_tokens > FEW else n
 
 
 @compiled
@@ -339,30 +346,35 @@ def join(left, right, width):
 
 
 @compiled
+def attend_blocks(task, q, group, cache, start, result, own):
+    """The blocks of a Task, one after the other, for the queries of a KV head whose keys lie in the cache from row
+    `start` on -> result [n, width + 16], as `attend` gives it. own float32: to work in."""
+    size, scores = 2 * cache.k.shape[4], shaped(own, (VECTORS, BLOCK))
+    more = shaped(own[VECTORS * BLOCK:], result.shape)
+    for block in range(task.block, task.block + task.n_blocks):
+        place = (start + block * BLOCK) * size
+        attend(q, group, task.seen - block * BLOCK, cache.k.ctypes.data + place, cache.v.ctypes.data + place, size,
+               cache.form, result if block == task.block else more, scores)
+        if block > task.block:
+            for r in range(len(q)):
+                join(result[r], more[r], q.shape[1])
+
+
+@compiled
 def attention(crew, layer, batch, cache, space, head_dim):
     """The namesake of qwen3.attention: space.queries and the cache -> space.h [m, n_heads * head_dim].
 
     A task of one block gives the same as the same block of a task of many: threads never change the order of sums.
     """
-    n_sequences, n_kv_heads, capacity, row_size = cache.k.shape[1:]
-    own, group, width = space.own[crew.rank], space.queries.shape[1] // len(batch.x), space.queries.shape[2]
-    scores = shaped(own, (VECTORS, BLOCK))
-    n_tasks = len(batch.tasks)
-    for item in part_of(n_tasks * n_kv_heads, crew):  # a head's blocks in a row: the next one is fetched meanwhile
-        head, i = item // n_tasks, item % n_tasks
-        task = task_of(batch.tasks[i])
-        q = space.queries[head, task.first * group:(task.first + task.n) * group]
-        result = space.partials[i, head, :len(q)]
-        block_result = shaped(own[VECTORS * BLOCK:], result.shape)
-        at = ((layer * n_sequences + task.sequence) * n_kv_heads + head) * capacity
-        for block in range(task.block, task.block + task.n_blocks):
-            place = 2 * (at + block * BLOCK) * row_size
-            part = result if block == task.block else block_result
-            attend(q, group, task.seen - block * BLOCK, cache.k.ctypes.data + place, cache.v.ctypes.data + place,
-                   2 * row_size, cache.form, part, scores)
-            if block > task.block:
-                for r in range(len(q)):
-                    join(result[r], part[r], width)
+    n_sequences, n_kv_heads, capacity = cache.k.shape[1:4]
+    group, width, n_tasks = space.queries.shape[1] // len(batch.x), space.queries.shape[2], len(batch.tasks)
+    for first, end in pieces(n_tasks * n_kv_heads, 1, len(batch.x), crew, np.int64(0)):
+        for item in range(first, end):  # a head's blocks in a row: the next one is fetched meanwhile
+            head, i = item // n_tasks, item % n_tasks
+            task = task_of(batch.tasks[i])
+            q = space.queries[head, task.first * group:(task.first + task.n) * group]
+            start = ((layer * n_sequences + task.sequence) * n_kv_heads + head) * capacity
+            attend_blocks(task, q, group, cache, start, space.partials[i, head, :len(q)], space.own[crew.rank])
     wait(crew)
     for item in range(crew.rank, len(batch.tiles) * n_kv_heads, crew.n_threads):
         i, head = item // n_kv_heads, item % n_kv_heads
@@ -406,9 +418,9 @@ def decoder_layer(crew, layer, layers, batch, cache, space):
     k_start, v_start = up_to(q_size, PANEL), up_to(q_size, PANEL) + up_to(kv_size, PANEL)
     normalize(crew, batch.x, norms[0], layers.eps, forms[0, 0], forms[0, 1], space)
     wait(crew)
-    project(crew, weight_of(w[Q]), space.h, space.packed, space.qkv, np.int64(0), space)
-    project(crew, weight_of(w[K]), space.h, space.packed, space.qkv, k_start, space)
-    project(crew, weight_of(w[V]), space.h, space.packed, space.qkv, v_start, space)
+    project(crew, np.int64(0), weight_of(w[Q]), space.h, space.packed, space.qkv, np.int64(0), space)
+    project(crew, np.int64(1), weight_of(w[K]), space.h, space.packed, space.qkv, k_start, space)
+    project(crew, np.int64(2), weight_of(w[V]), space.h, space.packed, space.qkv, v_start, space)
     wait(crew)
     place_heads(crew, layer, layers, batch, cache, space, heads, k_start, v_start)
     wait(crew)
@@ -425,8 +437,9 @@ def decoder_layer(crew, layer, layers, batch, cache, space):
     normalize(crew, batch.x, norms[1], layers.eps, forms[1, 0], forms[1, 1], space)
     wait(crew)
     inner = space.gate[:m], space.up[:m], space.gate_packed[:m]
-    gate_and_up(weight_of(w[GATE]), weight_of(w[UP]), w[DOWN, 2], space.h, space.packed, inner, share(w[GATE, 3], crew),
-                space.own[crew.rank])
+    for rows in pieces(w[GATE, 3], PANEL, m, crew, np.int64(0)):
+        gate_and_up(weight_of(w[GATE]), weight_of(w[UP]), w[DOWN, 2], space.h, space.packed, inner, rows,
+                    space.own[crew.rank])
     wait(crew)
     add_projected(crew, weight_of(w[DOWN]), inner[0], inner[2], batch.x, space)
     wait(crew)
@@ -444,19 +457,19 @@ def normalize(crew, x, norm, eps, least, greatest, space):
 
 
 @compiled
-def project(crew, w, x, packed, out, column, space):
+def project(crew, counter, w, x, packed, out, column, space):
     """A thread's rows of linear."""
-    start, end = share(w.rows, crew)
-    linear(w, x, packed, out, column, start, end, space.own[crew.rank])
+    for start, end in pieces(w.rows, PANEL, len(x), crew, counter):
+        linear(w, x, packed, out, column, start, end, space.own[crew.rank])
 
 
 @compiled
 def add_projected(crew, w, x, packed, residual, space):
     """residual [m, rows of w] += linear(x), a thread's rows."""
-    start, end = share(w.rows, crew)
-    linear(w, x, packed, space.qkv, np.int64(0), start, end, space.own[crew.rank])
-    for t in range(len(residual)):
-        add_to(residual[t, start:end], space.qkv[t, start:end])
+    for start, end in pieces(w.rows, PANEL, len(x), crew, np.int64(0)):
+        linear(w, x, packed, space.qkv, np.int64(0), start, end, space.own[crew.rank])
+        for t in range(len(residual)):
+            add_to(residual[t, start:end], space.qkv[t, start:end])
 
 
 @compiled
@@ -492,6 +505,7 @@ def place_heads(crew, layer, layers, batch, cache, space, heads, k_start, v_star
             for j in range(head_dim):
                 query[j] *= root
             if cache.form == BF16:
+                space.queries[head, t * group + g, head_dim:] = 0  # where even_first has put numbers of another token
                 even_first(space.queries[head, t * group + g].ctypes.data, space.queries.shape[2])
         key = qkv[t, k_start + head * head_dim:k_start + (head + 1) * head_dim]
         value = qkv[t, v_start + head * head_dim:v_start + (head + 1) * head_dim]
@@ -521,7 +535,7 @@ def moe(crew, layer, layers, batch, space):
     normalize(crew, x, layers.norms[layer, 1], layers.eps, router.form, router.form if greatest < INT8 else greatest,
               space)
     wait(crew)
-    project(crew, router, space.h, space.packed, space.qkv, np.int64(0), space)
+    project(crew, np.int64(0), router, space.h, space.packed, space.qkv, np.int64(0), space)
     wait(crew)
     for t in part_of(len(x), crew):
         choose(space.qkv[t, :router.rows], layers.norm_topk_prob, space.chosen[t], space.shares[t])
@@ -546,13 +560,13 @@ def moe(crew, layer, layers, batch, space):
             linear(weight_of(experts[e, 2]), space.gate[first:end], space.gate_packed[first:end],
                    space.gathered[first:end], np.int64(0), start, stop, own)
     wait(crew)
-    start, end = share(hidden, crew)
-    for t in range(len(x)):
-        sum_ = space.h[t, start:end]
-        sum_[:] = 0
-        for r in range(k):
-            add_times(sum_, space.gathered[space.chosen[t, r], start:end], space.shares[t, r])
-        add_to(x[t, start:end], sum_)
+    for start, end in pieces(hidden, PANEL, len(x), crew, np.int64(0)):
+        for t in range(len(x)):
+            sum_ = space.h[t, start:end]
+            sum_[:] = 0
+            for r in range(k):
+                add_times(sum_, space.gathered[space.chosen[t, r], start:end], space.shares[t, r])
+            add_to(x[t, start:end], sum_)
     wait(crew)
 
 
@@ -633,7 +647,7 @@ def output_logits(crew, layers, batch, space):
         rms_norm(batch.x[batch.wanted[i]], layers.norm, layers.eps, space.h[i])
         ready(space.h[i], head.columns, head.form, space.packed[i], np.int64(0), head.columns)
     wait(crew)
-    project(crew, head, space.h[:n], space.packed[:n], batch.logits, np.int64(0), space)
+    project(crew, np.int64(0), head, space.h[:n], space.packed[:n], batch.logits, np.int64(0), space)
     wait(crew)
 
 

@@ -39,7 +39,9 @@ LINEAR = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn
 Q, K, V, OUT, GATE, UP, DOWN = range(7)
 EXPERT = ("gate_proj", "up_proj", "down_proj")  # the matrices of an expert, in this order
 
-ARRIVED, ROUND, ABANDONED = 0, 8, 9  # int64 of a barrier [16], the first on a line of the cache by itself
+# int64 of a barrier [24], on three lines of the cache: the threads that have arrived; the round, and whether one of
+# them has failed; from TAKEN on, how many pieces of up to three matrices are taken.
+ARRIVED, ROUND, ABANDONED, TAKEN = 0, 8, 9, 16
 
 VECTORS = 8  # at most so many vectors are multiplied with a row together
 STRIP, DEPTH = 192, 1024  # rows, and columns, that are multiplied with all vectors before the next: they stay in cache

@@ -5,6 +5,7 @@ import contextlib
 import os
 import queue
 import threading
+import time
 import weakref
 from array import array
 from collections.abc import Sequence
@@ -95,7 +96,7 @@ class Team:
                 raise InputError(f"{self.n_threads} threads can't be started ({error}); ask for fewer with --threads, "
                                  "or allow more of them, or more memory") from error
             weakref.finalize(self, queues[0].put, None)
-            self.queues = queues
+            self.queues, self.running = queues, list[int]()
             self.started_under = lock  # last: whoever sees it sees the queues, too
 
     def run(self, kernel: Kernel, weights: Any, *args: Any) -> None:
@@ -106,13 +107,21 @@ class Team:
         """
         if self.started_under is not starting:
             self._start()
-        barrier = np.zeros(16, np.int64)  # of this job only: nothing is left over from one that failed
+        barrier = np.zeros(24, np.int64)  # of this job only: nothing is left over from one that failed
         numbers = kernel.numbers((0, self.n_threads, barrier.ctypes.data), *args)
         job = Job(kernel, numbers, barrier, (weights, args), list(range(self.n_threads)))
         self.queues[0].put(job)
+        self.running = job.running
         job.done.get()
         if job.failures:
             raise job.failures[0]
+
+
+    def settle(self) -> None:
+        """Waits until no job runs any more whose caller was interrupted."""
+        running = self.running
+        while running and self.started_under is starting:
+            time.sleep(0.001)
 
 
 def work(rank: int, queues: Sequence[queue.SimpleQueue]) -> None:

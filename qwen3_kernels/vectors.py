@@ -20,7 +20,7 @@ from numba.extending import intrinsic
 
 from qwen3_io.errors import InputError, brief
 from qwen3_kernels.layout import (ABANDONED, ARRIVED, BF16, BIAS, F16, F32, GROUP, INT4, INT5, INT8, KV8, PANEL,
-                                  ROUND, SIZES, VECTORS, unit_size)
+                                  ROUND, SIZES, TAKEN, VECTORS, unit_size)
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 HALF, FLOAT = ir.HalfType(), ir.FloatType()
@@ -528,8 +528,18 @@ def fused(context, x, y, z):
 
 
 @intrinsic
+def take(context, barrier, counter):
+    """The next number of a counter, from 0 on, which the threads of a team share; `meet` sets it back."""
+    def codegen(context, b, signature, args):
+        place = b.inttoptr(at(b, args[0], (args[1], 8), 8 * TAKEN), I64.as_pointer())
+        return b.atomic_rmw("add", place, I64(1), "monotonic")
+
+    return types.int64(types.int64, types.int64), codegen
+
+
+@intrinsic
 def meet(context, barrier, n_threads):
-    """Waits until all threads of the team are here, or one has failed. `barrier`: the address of int64 [16], zeros.
+    """Waits until all threads of the team are here, or one has failed. `barrier`: the address of int64 [24], zeros.
 
     Threads that have arrived are counted on and on, since a count that is set back could be set back too late.
     """
@@ -545,6 +555,8 @@ def meet(context, barrier, n_threads):
         open_, wait, turn, after = (b.append_basic_block(name) for name in ("open", "wait", "turn", "after"))
         b.cbranch(last, open_, wait)
         b.position_at_end(open_)
+        for i in range(3):
+            store(b, I64(0), at(b, barrier, 8 * (TAKEN + i)))
         b.store_atomic(next_, round_, "release", 8)
         b.branch(after)
         b.position_at_end(wait)

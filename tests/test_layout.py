@@ -33,7 +33,7 @@ print("as it should be")
                                              (UNUSED + 1000, -signal.SIGSEGV)])
 def test_memory_beyond_the_space_is_guarded(missing, status, tmp_path):
     """64 bytes less than is used, and the process crashes: the mode in which all tests can run finds that."""
-    model = make_random_model(BASE | {"hidden_size": 192, "intermediate_size": 1184}, tmp_path)  # needs all of it
+    model = make_random_model(BASE | {"hidden_size": 768, "intermediate_size": 1184}, tmp_path)  # needs all of it
     done = subprocess.run([sys.executable, "-c", PROGRAM, model, str(missing)], capture_output=True, text=True,
                           timeout=300)
     assert (done.returncode, done.stdout) == (status, "" if status else "as it should be\n"), done.stderr

@@ -1,4 +1,5 @@
 """Continuous batching: requests that come, go and fail as they like, compared with each of them alone."""
+import contextlib
 import dataclasses
 
 import numpy as np
@@ -164,3 +165,25 @@ def test_slots_follow_from_memory(model, monkeypatch):
     assert slots_in(model, 100) == 3
     monkeypatch.undo()
     assert 2**20 < qwen3_batch.free_memory() < 2**50
+
+
+def test_a_step_that_was_interrupted_is_made_again(model):
+    """At any of its passes: the answers are those of a batch without interruptions."""
+    prompts, answers = [random_ids(n, n) for n in (700, 30, 420)], []
+    for interrupted in (False, True):
+        batch, forward, calls = Batch(model, 3, 900), model.engine.forward, []
+
+        def broken(*args):
+            result = forward(*args)
+            calls.append(args)
+            if interrupted and len(calls) % 3 == 0:
+                raise KeyboardInterrupt
+            return result
+
+        batch.model = dataclasses.replace(model, engine=dataclasses.replace(model.engine, forward=broken))
+        results = [batch.add(i, prompt, max_new_tokens=9, eos_token_ids=[]) for i, prompt in enumerate(prompts)]
+        while not batch.idle:
+            with contextlib.suppress(KeyboardInterrupt):
+                batch.step()
+        answers.append([told(result) for result in results])
+    assert answers[0] == answers[1]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs import BASE, CASES, ROOT
-from helpers import random_ids
+from helpers import random_ids, read_safetensors, with_tensors
 from make_random_model import make_random_model
 import qwen3_numba as fast
 from qwen3_kernels import vectors
@@ -104,3 +104,19 @@ def test_the_same_bits_on_other_cpus(path, tmp_path):
     longer = " ".join(name for name in __cpu_dispatch__ if name.startswith(("AVX512", "X86_V4")))
     assert hashes(QWEN3_INT8_PATH=path, NUMBA_CACHE_DIR=str(tmp_path / "kernels"),
                   NPY_DISABLE_CPU_FEATURES=longer) == hashes()
+
+
+@pytest.mark.parametrize("kv_dtype", ["f16", "bf16", "f32", "int8"])
+def test_nan_stays_in_its_own_text(tmp_path, kv_dtype):
+    """A text whose numbers are broken leaves nothing behind in the work space that the next one uses."""
+    path = make_random_model(BASE | {"head_dim": 48, "tie_word_embeddings": False}, tmp_path, "float32")
+    embedding = read_safetensors(path / "model.safetensors")[0]["model.embed_tokens.weight"]
+    with_tensors(path / "model.safetensors", {"model.embed_tokens.weight": np.where(
+        np.arange(embedding["shape"][0])[:, None] == 7, np.nan, np.ones(embedding["shape"], np.float32))})
+    model = fast.load_model(path, kv_dtype=kv_dtype)
+    cache = model.engine.new_cache(model.config, 50)
+    expected = fast.forward(model, [5], cache)
+    cache.truncate(0)
+    assert np.isnan(fast.forward(model, [7], cache)).any()
+    cache.truncate(0)
+    np.testing.assert_array_equal(fast.forward(model, [5], cache), expected)

@@ -491,3 +491,26 @@ def test_a_child_of_a_child_has_threads_too():
         return 0 if tokens_of(model, [1, 2, 3]) == expected else 1
 
     assert exit_code_of_child(lambda: same() or exit_code_of_child(lambda: same() or exit_code_of_child(same))) == 0
+
+
+def test_a_copy_waits_for_an_interrupted_pass(tmp_path, monkeypatch):
+    """Whose threads go on after Ctrl-C: what they still write must not fall into the copy."""
+    path = make_random_model(BASE | {"max_position_embeddings": 1000}, tmp_path, "float32")
+    model, ids = fast.load_model(path, threads=2), list(range(3, 300))
+    source, cache, other = (fast.KVCache(model.config) for _ in range(3))
+    fast.forward(model, ids, source)
+    other.copy(0, source, 0, 250)
+    expected = fast.forward(model, [9], other)
+
+    class Interrupted(teams.Job):
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.done = SimpleNamespace(put=lambda item: None, get=lambda: signal.raise_signal(signal.SIGINT))
+
+    for _ in range(20):
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(teams, "Job", Interrupted)
+            fast.forward(model, ids[::-1], cache)
+        cache.copy(0, source, 0, 250)
+        np.testing.assert_array_equal(fast.forward(model, [9], cache), expected)
+        cache.truncate(0)

@@ -240,9 +240,9 @@ def gptq_settings(about: Mapping[str, Any]) -> dict[str, Any]:
 
 def pack_quantized_settings(about: Mapping[str, Any]) -> dict[str, Any]:
     groups = about.get("config_groups")
-    schemes = [group.get("weights") if isinstance(group, dict) else None for group in groups.values()] \
+    found = [group.get("weights") if isinstance(group, dict) else None for group in groups.values()] \
         if isinstance(groups, dict) else []
-    schemes = [scheme if isinstance(scheme, dict) else {} for scheme in schemes]
+    schemes: list[dict[str, Any]] = [scheme if isinstance(scheme, dict) else {} for scheme in found]
     bits = [scheme.get("num_bits") if scheme.get("type", "int") == "int" else None for scheme in schemes]
     alike = bool(bits) and is_whole(bits[0], 4) and bits[0] in (4, 8) and bits == bits[:1] * len(bits)
     if about.get("format") != "pack-quantized" or not alike:

@@ -363,7 +363,7 @@ def test_scales_that_the_fast_engine_can_hold(case, largest):
     (scales, fits), rng = SCALES[case], np.random.default_rng(0)
     scales = np.tile(scales.astype(np.float32).reshape(2, 3), (515, 1))
     whole = rng.integers(-127, 128, (1030, 192)).astype(np.int16)
-    whole[700, 3] = -largest  # in a group whose scale isn't negative
+    whole[701, 3] = -largest  # in a group whose scale isn't negative
     mapping = mmap.mmap(-1, 4096)
     tensor = PackedTensor("BF16", whole.shape, lambda start, stop: None, mapping,
                           lambda start, stop: (whole[start:stop].copy(), scales[start:stop]))
@@ -400,7 +400,8 @@ def test_the_fast_engine_computes_with_them(tmp_path, quantize):
 
 def change_tensors(path, **changes):
     """Rewrites a file with parts of one matrix changed, (None) removed, or of another dtype."""
-    names = {"F32": "float32", "F16": "float16", "I32": "int32", "F8_E4M3": "float8_e4m3fn", "BF16": "bfloat16"}
+    names = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn",
+             "I32": "int32", "I64": "int64"}
     from qwen3_io.tensors import PACKED_DTYPES
     stored = map_safetensors(path / "model.safetensors", PACKED_DTYPES)
     tensors = {name: (names[tensor.dtype], tensor.data.copy()) for name, tensor in stored.items()}

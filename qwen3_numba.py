@@ -455,11 +455,11 @@ class KVCache(qwen3.KVCache):
 
     k, v uint16 [n_layers, batch, n_kv_heads, capacity, row_size].
     """
-    form, stored = "f16", F16
+    form, stored, units = "f16", F16, 1  # units: of 16 bits, for each number
 
     def __init__(self, config: Config, max_length: int | None = None, batch: int = 1):
         super().__init__(config, max_length, batch)
-        shape = (*self.k.shape[:4], self.row_size(padded(config.head_dim, 32)))
+        shape = (*self.k.shape[:4], int(padded(config.head_dim, 32) * self.units))
         self.k, self.v = empty(shape, np.uint16), empty(shape, np.uint16)
         self.space: Prepared | None = None  # of the last pass
         self.team: Team | None = None  # likewise
@@ -496,33 +496,20 @@ class KVCache(qwen3.KVCache):
         self.space = kernels().decoder_layers.prepared(-1, space)
         return self.space
 
-    @staticmethod
-    def row_size(n: int) -> int:
-        """The size of a row of n numbers, in units of 16 bits."""
-        return n
-
 
 class Bf16Cache(KVCache):
     """The same in bfloat16: fewer digits, but no value is too large."""
-    form, stored = "bf16", BF16
+    form, stored, units = "bf16", BF16, 1
 
 
 class F32Cache(KVCache):
     """float32, as in qwen3.py: all digits, for twice the memory."""
-    form, stored = "f32", F32
-
-    @staticmethod
-    def row_size(n: int) -> int:
-        return 2 * n
+    form, stored, units = "f32", F32, 2
 
 
 class Int8Cache(KVCache):
     """Bytes, with a float16 scale for each 32 of them: little more than half the memory."""
-    form, stored = "int8", KV8
-
-    @staticmethod
-    def row_size(n: int) -> int:
-        return n // 2 + n // GROUP
+    form, stored, units = "int8", KV8, 1 / 2 + 1 / GROUP
 
 
 CACHES = {cache.form: cache for cache in (KVCache, Bf16Cache, F32Cache, Int8Cache)}

@@ -151,20 +151,18 @@ class LargePages:
     LARGE = 64 << 20
 
     def __init__(self) -> None:
-        self.rest, self.spare = aligned((0,)), dict[tuple[int, ...], np.ndarray]()
+        self.space, self.used = aligned((0,)), 0
 
     def take(self, shape: tuple[int, int]) -> np.ndarray:
-        if shape in self.spare:
-            return self.spare.pop(shape)
         size = shape[0] * shape[1]  # a multiple of 64
-        if size > len(self.rest):
-            self.rest = aligned((max(size, self.LARGE),))
-        taken, self.rest = self.rest[:size], self.rest[size:]
-        return taken.reshape(shape)
+        if self.used + size > len(self.space):
+            self.space, self.used = aligned((max(size, self.LARGE),)), 0
+        self.used += size
+        return self.space[self.used - size:self.used].reshape(shape)
 
-    def give_back(self, packed: np.ndarray) -> None:
-        packed[:] = 0
-        self.spare[packed.shape] = packed
+    def give_back(self, last: np.ndarray) -> None:
+        last[:] = 0
+        self.used -= last.size
 
 
 def to_float32(matrix: np.ndarray, form: int) -> np.ndarray:

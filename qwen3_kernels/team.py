@@ -126,17 +126,12 @@ class Team:
 
 def work(rank: int, queues: Sequence[queue.SimpleQueue]) -> None:
     """The loop of a thread. It holds no reference to the team, or the team would never be freed."""
-    while take_job(rank, queues):
-        pass
-
-
-def take_job(rank: int, queues: Sequence[queue.SimpleQueue]) -> bool:
-    """Waits for a job and does a thread's part of it; False if there are no more."""
-    job = queues[rank].get()
-    if rank == 0:  # one put by the caller, which an interrupt can't cut in two; the others are called from here
-        for other in queues[1:]:
-            other.put(job)
-    if job is None:
-        return False
-    job.work(rank)
-    return True
+    while True:
+        job = queues[rank].get()
+        if rank == 0:  # one put by the caller, which an interrupt can't cut in two; the others are called from here
+            for other in queues[1:]:
+                other.put(job)
+        if job is None:
+            return
+        job.work(rank)
+        del job  # and with it the arrays that it keeps, before the next one comes

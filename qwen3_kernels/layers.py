@@ -863,11 +863,10 @@ def machine_code() -> tuple[dict[str, list], bytes]:
           event.install_listener("numba:compile", Progress(functions, bar))):
         for kernel, signature in KERNELS.items():
             kernel.compile(signature)
-    for kernel, signature in KERNELS.items():
-        module.link_in(llvm.parse_assembly(kernel.inspect_llvm(signature)))
-        function = module.get_function(kernel.overloads[signature].fndesc.llvm_func_name)
-        module.link_in(llvm.parse_assembly(entry(kernel.__name__, function)))
-        arguments[kernel.__name__] = [described(kind) for kind in signature]
+            module.link_in(llvm.parse_assembly(kernel.inspect_llvm(signature)))
+            function = module.get_function(kernel.overloads[signature].fndesc.llvm_func_name)
+            module.link_in(llvm.parse_assembly(entry(kernel.__name__, function)))
+            arguments[kernel.__name__] = [described(kind) for kind in signature]
     absent = {function.name for function in module.functions if function.is_declaration
               and not function.name.startswith("llvm.")} - C_LIBRARY
     if absent:

@@ -97,12 +97,9 @@ def is_router(name: str) -> bool:
 
 @dataclass
 class Weights:
-    """Where the weights are. A matrix is a Weight, see layout.py, and so are `forms`, `routers` and `experts`.
+    """Where the weights are: `layers` are the matrices of Layers in layout.py, and all up to `norm` are as there.
 
-    layers int64 [num_hidden_layers, 7, 5] in the order of LINEAR; forms int64 [num_hidden_layers, 2, 2]; in a mixture
-    of experts, routers int64 [num_hidden_layers, 5] and experts int64 [num_hidden_layers, num_experts, 3, 5];
-    embedding, head int64 [5]; norms float32 [num_hidden_layers, 2, hidden_size], head_norms [num_hidden_layers, 2,
-    head_dim], norm [hidden_size], all float32. `arrays` keeps alive what the addresses point to; `team`: the threads.
+    The embedding is a Weight, too. `arrays` keeps alive what the addresses point to; `team`: the threads.
     """
     layers: np.ndarray
     forms: np.ndarray

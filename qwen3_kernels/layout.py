@@ -76,71 +76,61 @@ class Task(NamedTuple):
 
 
 class Layers(NamedTuple):
-    """matrices int64 [n_layers, 7, 5], each a Weight; norms float32 [n_layers, 2, hidden_size], head_norms [n_layers,
-    2, head_dim], norm [hidden_size]; head int64 [5], a Weight; eps float32; forms int64 [n_layers, 2, 2], the least and
-    the greatest format of the matrices behind each norm (not the router's), where BF16 is never beside F32 or F16. For
-    a mixture of experts: routers int64 [n_layers, 5], all F32, and experts int64 [n_layers, num_experts, 3, 5], each a
-    Weight; norm_topk_prob 0 or 1. The router of a dense layer has no rows."""
-    matrices: object
-    norms: object
-    head_norms: object
-    norm: object
-    head: object
-    eps: object
-    forms: object
-    routers: object
-    experts: object
-    norm_topk_prob: object
+    """The weights of all layers. int64 [..., 5] are Weights; the router of a dense layer has no rows.
+
+    forms: the least and the greatest format of the matrices behind each norm (not the router's), where BF16 is never
+    beside F32 or F16.
+    """
+    matrices: object  # int64 [n_layers, 7, 5], in the order of LINEAR
+    norms: object  # float32 [n_layers, 2, hidden_size]
+    head_norms: object  # float32 [n_layers, 2, head_dim]
+    norm: object  # float32 [hidden_size]
+    head: object  # int64 [5]
+    eps: object  # float64
+    forms: object  # int64 [n_layers, 2, 2]
+    routers: object  # int64 [n_layers, 5], all F32
+    experts: object  # int64 [n_layers, num_experts, 3, 5], in the order of EXPERT
+    norm_topk_prob: object  # 0 or 1
 
 
 class Batch(NamedTuple):
-    """The new tokens of all sequences: x float32 [m, hidden_size]; cos, sin [m, head_dim / 2]; rows int64 [m, 2], the
-    sequence and the position; tasks int64 [n_tasks, 6], each a Task; tiles int64 [n_tiles, 2]: the first and the
-    last + 1 of the tasks whose results belong to the same tokens; wanted int64 [n], the rows of x whose logits float32
-    [n, vocab_size, or more] are wanted."""
-    x: object
-    cos: object
+    """The new tokens of all sequences."""
+    x: object  # float32 [m, hidden_size]
+    cos: object  # float32 [m, head_dim / 2]
     sin: object
-    rows: object
-    tasks: object
-    tiles: object
-    wanted: object
-    logits: object
+    rows: object  # int64 [m, 2], the sequence and the position
+    tasks: object  # int64 [n_tasks, 6], each a Task
+    tiles: object  # int64 [n_tiles, 2]: the first and the last + 1 of the tasks whose results belong to the same tokens
+    wanted: object  # int64 [n], the rows of x whose logits are wanted
+    logits: object  # float32 [n, vocab_size, or more]
 
 
 class Cache(NamedTuple):
-    """k, v uint16 [n_layers, batch, n_kv_heads, capacity, row_size], in the format `form`."""
+    """Keys and values, uint16 [n_layers, batch, n_kv_heads, capacity, row_size]."""
     k: object
     v: object
-    form: object
+    form: object  # the format of their rows
 
 
 class Space(NamedTuple):
-    """What kernels work in; rows are padded to a multiple of 64. float32, or uint8 where packed:
+    """What kernels work in, float32, or uint8 where packed; rows are padded to a multiple of 64.
 
-    h, packed [m, widest factor]; qkv [m, ...]; queries [n_kv_heads, m * group, width]; gate, up [m or n_pairs,
-    intermediate]; gate_packed; partials [n_tasks, n_kv_heads, queries of a task, width + 16]; own [n_threads,
-    own_space(...)].
-
-    For a mixture of experts, where a pair is a token with an expert that it has chosen: gathered, gathered_packed
-    [n_pairs, hidden_size], first the vectors of the pairs, then the experts' results; chosen int64 [m, k], the experts
-    of a token, then the rows of its pairs; shares float32 [m, k], their weights; starts int64 [num_experts + 2]: an
-    expert e has the pairs from starts[e] to starts[e + 1].
+    In a mixture of experts, a pair is a token with an expert that it has chosen.
     """
-    h: object
-    packed: object
-    qkv: object
-    queries: object
-    gate: object
+    h: object  # [m, widest factor]
+    packed: object  # h, packed
+    qkv: object  # [m, ...]
+    queries: object  # [n_kv_heads, m * group, width]
+    gate: object  # [m or n_pairs, intermediate]
     up: object
     gate_packed: object
-    partials: object
-    own: object
-    gathered: object
+    partials: object  # [n_tasks, n_kv_heads, queries of a task, width + 16]
+    own: object  # [n_threads, own_space(...)]
+    gathered: object  # [n_pairs, hidden_size], first the vectors of the pairs, then the experts' results
     gathered_packed: object
-    chosen: object
-    shares: object
-    starts: object
+    chosen: object  # int64 [m, k], the experts of a token, then the rows of its pairs
+    shares: object  # [m, k], the weights of these experts
+    starts: object  # int64 [num_experts + 2]: an expert e has the pairs from starts[e] to starts[e + 1]
 
 
 def padded(n: int, step: int) -> int:

@@ -56,9 +56,9 @@ from qwen3_io.progress import progress
 from qwen3_io.errors import brief, parse_json
 from qwen3_io.tensors import PackedTensor, StoredTensor, Tensor
 from qwen3_io.writing import write_folder, write_safetensors, write_whole
-from qwen3_kernels.layout import (APART, BF16, BIAS, BLOCK, EXPERT, F16, F32, FEW, GATE, GROUP, INT4, INT5, INT8, KV8,
-                                  LARGEST, LINEAR, NAMES, PANEL, PASS, SMALLEST, TILE, VERSION, Batch, Cache, Layers, Q,
-                                  Space, Task, Weight, own_space, packed_shape, padded, unit_size)
+from qwen3_kernels.layout import (APART, BF16, BIAS, BLOCK, EXPERT, F16, F32, FEW, GATE, GROUP, HEAD_NORMS, INT4, INT5,
+                                  INT8, KV8, LARGEST, LINEAR, NAMES, NORMS, PANEL, PASS, SMALLEST, TILE, VERSION, Batch,
+                                  Cache, Layers, Q, Space, Task, Weight, own_space, packed_shape, padded, unit_size)
 
 try:
     from qwen3_kernels.compiled import Prepared, cpu_name, kept_kernels, kernels
@@ -280,7 +280,7 @@ def load_weights(path: Path, config: Config, quantize: str | None = None, thread
     n_layers = config.num_hidden_layers
     norm = np.array(checkpoint.to_float32(stored["model.norm.weight"]))
 
-    def norms(*names: str) -> np.ndarray:
+    def norms(names: tuple[str, ...]) -> np.ndarray:
         return np.array([[checkpoint.to_float32(stored[f"model.layers.{i}.{name}.weight"]) for name in names]
                          for i in range(n_layers)])
 
@@ -290,8 +290,7 @@ def load_weights(path: Path, config: Config, quantize: str | None = None, thread
         w = Weights(np.zeros((n_layers, len(LINEAR), 5), np.int64), np.zeros((n_layers, 2, 2), np.int64),
                     np.zeros((n_layers, 5), np.int64),
                     np.zeros((n_layers, config.num_experts, len(EXPERT), 5), np.int64), embedding, head,
-                    norms("input_layernorm", "post_attention_layernorm"), norms("self_attn.q_norm", "self_attn.k_norm"),
-                    norm, arrays, team)
+                    norms(NORMS), norms(HEAD_NORMS), norm, arrays, team)
         numbers: Iterable[int] = range(n_layers)
         if wish is not None or any(isinstance(tensor, PackedTensor) for tensor in stored.values()):
             numbers = progress(numbers, "unpacking" if wish is None else f"quantizing to {wish}")
@@ -427,9 +426,7 @@ def packed_tensors(w: Weights) -> tuple[dict[str, np.ndarray], dict[str, int]]:
         matrices["lm_head.weight"] = w.head
     for i in range(len(w.layers)):
         matrices |= w.matrices(i, bool(w.routers[i, 3]))
-        for name, norm in zip(("input_layernorm", "post_attention_layernorm"), w.norms[i]):
-            tensors[f"model.layers.{i}.{name}.weight"] = norm
-        for name, norm in zip(("self_attn.q_norm", "self_attn.k_norm"), w.head_norms[i]):
+        for name, norm in zip(NORMS + HEAD_NORMS, (*w.norms[i], *w.head_norms[i])):
             tensors[f"model.layers.{i}.{name}.weight"] = norm
     for name, row in matrices.items():
         array = by_address[row[0]]

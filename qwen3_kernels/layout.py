@@ -38,6 +38,7 @@ LINEAR = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn
           "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")  # the matrices of a layer, in this order
 Q, K, V, OUT, GATE, UP, DOWN = range(7)
 EXPERT = ("gate_proj", "up_proj", "down_proj")  # the matrices of an expert, in this order
+NORMS, HEAD_NORMS = ("input_layernorm", "post_attention_layernorm"), ("self_attn.q_norm", "self_attn.k_norm")
 
 # int64 of a barrier [24], on three lines of the cache: the threads that have arrived; the round, and whether one of
 # them has failed; from TAKEN on, how many pieces of up to three matrices are taken.

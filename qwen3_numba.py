@@ -61,7 +61,7 @@ from qwen3_kernels.layout import (APART, BF16, BIAS, BLOCK, EXPERT, F16, F32, FE
                                   Cache, Layers, Q, Space, Task, Weight, own_space, packed_shape, padded, unit_size)
 
 try:
-    from qwen3_kernels.compiled import Prepared, cpu_name, kept_kernels, kernels
+    from qwen3_kernels.compiled import Prepared, kept_kernels, kernels
     from qwen3_kernels.team import Team, available_cpus
 except ImportError as error:
     if __name__ == "__main__":
@@ -616,6 +616,7 @@ def load_model(name: str | Path, quantize: str | None = None, threads: int | Non
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of qwen3.py with this engine, and with options of its own."""
+    from llvmlite.binding import get_host_cpu_name
     from qwen3_app import cli
     from qwen3_app.models import named_model, readable_size, report_damage, size_on_disk, verify_cached
     from qwen3_app.terminal import note
@@ -636,7 +637,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         note(f"Written: {args.save_quantized}, {size}, {args.quantize}. It loads with --model {args.save_quantized}")
 
     def compile_ahead(args: argparse.Namespace, engine: Engine) -> None:
-        note(f"Compiled for {cpu_name()}: {kept_kernels()}")
+        note(f"Compiled for {get_host_cpu_name()}: {kept_kernels()}")
 
     def verify(args: argparse.Namespace, engine: Engine) -> None:
         folder = Path(named_model(args) or BUNDLED)

@@ -115,11 +115,6 @@ def is_ours(about: os.stat_result) -> bool:
     return about.st_uid in (0, os.getuid()) and about.st_mode & 0o022 == 0
 
 
-def cpu_name() -> str:
-    """LLVM's name of this CPU."""
-    return str(llvm.get_host_cpu_name())
-
-
 def fingerprint(cpu: str) -> str:
     """A hash of everything that the machine code depends on."""
     files = (HERE / "layers.py", HERE / "vectors.py", HERE / "layout.py", NUMBA_VERSION)

@@ -61,7 +61,7 @@ def read_lines() -> list[str]:
             if start:  # drop the rest of a cut entry
                 data = data.partition(b"\n")[2]
             if start > LARGEST_HISTORY // 2:
-                write_whole(file, lambda new: new.write(data), private=True)
+                write_whole(file, lambda new: new.write(data), 0o600)
             return [decoded(line) for line in data.decode("utf-8", "replace").split("\n") if line]
     return []
 

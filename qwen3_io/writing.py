@@ -23,10 +23,11 @@ except ImportError:  # Windows: temporary files of killed processes remain
 TEMPORARY = re.compile(r"\.qwen3-[0-9a-f]{16}\.tmp")
 
 
-def write_whole(name: str | Path, write: Callable[[BinaryIO], Any], private: bool = False) -> None:
+def write_whole(name: str | Path, write: Callable[[BinaryIO], Any], mode: int = 0o666) -> None:
     """Calls write(file) on a temporary file beside `name`, then gives it that name: all of it is there, or nothing.
 
-    A `private` file can be read by its user alone. Temporary files of killed processes in the folder are removed first.
+    `mode`: who may read and write it, less the umask. Temporary files of killed processes in the folder are removed
+    first.
     Raises InputError when the file can't be written; an earlier file of that name is then unchanged.
     """
     try:
@@ -39,7 +40,7 @@ def write_whole(name: str | Path, write: Callable[[BinaryIO], Any], private: boo
     sweep(target.parent)
     temporary = None
     try:
-        file = new_temporary(target, 0o600 if private else 0o666)
+        file = new_temporary(target, mode)
         temporary = file.name
         with file:
             write(file)
@@ -117,9 +118,9 @@ def write_safetensors(name: str | Path, tensors: dict[str, np.ndarray], metadata
 
 
 def write_json(name: str | Path, value: Any, private: bool = False) -> None:
-    """Writes a value as JSON that people can read, whole or not at all."""
+    """Writes a value as JSON that people can read, whole or not at all. A `private` file is its user's alone."""
     data = (json.dumps(value, ensure_ascii=False, indent=2) + "\n").encode("utf-8", "replace")
-    write_whole(name, lambda file: file.write(data), private)
+    write_whole(name, lambda file: file.write(data), 0o600 if private else 0o666)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

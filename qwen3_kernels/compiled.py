@@ -7,7 +7,6 @@ import hashlib
 import importlib.util
 import json
 import os
-import secrets
 import sys
 from array import array
 from collections.abc import Iterable, Iterator
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qwen3_io.errors import InputError, brief
+from qwen3_io.writing import write_whole
 
 numba = importlib.util.find_spec("numba")  # importing it would take longer than all else, and is seldom necessary
 NUMBA_VERSION = Path(numba.origin).with_name("_version.py") if numba and numba.origin else Path()
@@ -202,16 +202,10 @@ def read_kernels(file: Path, made_from: str) -> tuple[dict[str, list], bytes] | 
 def keep_kernels(name: str, made_from: str, arguments: dict[str, list], code: bytes) -> None:
     """Writes what machine_code has given into the first folder that takes it; if none does, each run compiles anew."""
     rest = json.dumps({"made from": made_from, "arguments": arguments}).encode() + b"\n" + code
+    whole = hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest
     for folder in kernel_folders():
-        temporary = folder / f"{name}.{secrets.token_hex(8)}"
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, InputError):
             folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-            if not is_ours(os.stat(folder)):
-                continue
-            try:
-                with open(temporary, "xb", opener=partial(os.open, mode=0o644)) as opened:
-                    opened.write(hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest)
-                os.replace(temporary, folder / name)
+            if is_ours(os.stat(folder)):
+                write_whole(folder / name, lambda out: out.write(whole), 0o644)
                 return
-            finally:
-                temporary.unlink(missing_ok=True)

@@ -28,10 +28,9 @@ from qwen3_io.progress import progress
 from qwen3_kernels.layout import (BF16, BIAS, BLOCK, DEPTH, DOWN, F16, F32, FEW, GATE, GROUP, INT4, INT5, INT8, KV8,
                                   OUT, PANEL, STRIP, UP, VECTORS, Batch, Cache, K, Layers, Q, Space, Task, V, Weight,
                                   padded, unit_size)
-from qwen3_kernels.vectors import (FEATURES, MOST_FLOATS, PACKED_SHAPES, bf16_from_float, dot, even_first,
-                                   float_from_bf16, float_from_bits, float_from_half, float_product, fused,
-                                   half_from_float, meet, packed_product, take, to_pointer_f32, to_pointer_u8,
-                                   to_pointer_u16, weighted_rows)
+from qwen3_kernels.vectors import (FEATURES, MOST_FLOATS, PACKED_SHAPES, dot, even_first, float_from_half,
+                                   float_product, fused, half_from_float, meet, packed_product, take, to_pointer_f32,
+                                   to_pointer_u8, to_pointer_u16, weighted_rows)
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The small steps of a layer
@@ -99,7 +98,7 @@ def exp(x):
     p = fused(p, f, np.float32(2.402264791363012e-1))
     p = fused(p, f, np.float32(6.931472028550421e-1))
     p = fused(p, f, np.float32(1.0))
-    return p * float_from_bits(np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)))
+    return p * np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)).view(np.float32)
 
 
 @compiled
@@ -152,7 +151,7 @@ def largest_of(x):
     bits, largest = x.view(np.int32), np.int32(-2**31)
     for i in range(len(x)):  # integers, in the order of the numbers: their maximum is found many at a time
         largest = max(largest, bits[i] ^ (bits[i] >> np.int32(31) & np.int32(0x7FFFFFFF)))
-    return float_from_bits(largest ^ (largest >> np.int32(31) & np.int32(0x7FFFFFFF)))
+    return np.int32(largest ^ (largest >> np.int32(31) & np.int32(0x7FFFFFFF))).view(np.float32)
 
 
 @compiled
@@ -161,7 +160,7 @@ def largest_size(x):
     bits, largest = x.view(np.int32), np.int32(0)
     for i in range(len(x)):
         largest = max(largest, bits[i] & np.int32(0x7FFFFFFF))
-    return float_from_bits(largest)
+    return np.int32(largest).view(np.float32)
 
 
 @compiled
@@ -251,6 +250,13 @@ def half_or_nan(x):
 
 
 @compiled
+def bf16_from(x):
+    """The bits of x as bfloat16, rounded to the nearest, ties to even."""
+    bits = np.float32(x).view(np.uint32)
+    return np.uint16(bits >> 16 | 0x40 if np.isnan(x) else bits + (bits >> 16 & 1) + 0x7FFF >> 16)
+
+
+@compiled
 def store_kv(cache, form, index, values):
     """Writes a row of float32 values into the cache, a flat array, from `index` on; zeros fill it up."""
     n = len(values)
@@ -279,7 +285,7 @@ def store_kv(cache, form, index, values):
             out[i] = half_or_nan(values[i])
     else:
         for i in range(n):
-            out[i] = bf16_from_float(values[i])
+            out[i] = bf16_from(values[i])
 
 
 @compiled
@@ -661,7 +667,7 @@ SCALES = 6  # that are tried for each group
 @compiled
 def scale_from(word):
     """The float32 of a scale's 16 bits."""
-    return float_from_bits(np.int32((np.int32(word) << np.int32(13)) + np.int32(BIAS)))
+    return np.int32((np.int32(word) << np.int32(13)) + np.int32(BIAS)).view(np.float32)
 
 
 @compiled
@@ -759,7 +765,7 @@ def expand_row(address, form, n, out):
         return
     half = numba.carray(to_pointer_u16(address), (n,))
     for i in range(n):
-        out[i] = float_from_bf16(half[i]) if form == BF16 else float_from_half(half[i])
+        out[i] = np.int32(half[i] << 16).view(np.float32) if form == BF16 else float_from_half(half[i])
 
 
 @called_from_python

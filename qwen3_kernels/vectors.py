@@ -591,12 +591,6 @@ to_pointer_u8, to_pointer_u16, to_pointer_f32 = pointer(types.uint8), pointer(ty
 
 
 @intrinsic
-def float_from_bits(context, bits):
-    """The float32 with these bits."""
-    return types.float32(types.int32), lambda context, b, signature, args: b.bitcast(args[0], FLOAT)
-
-
-@intrinsic
 def half_from_float(context, value):
     """The bits of a number as float16."""
     def codegen(context, b, signature, args):
@@ -608,23 +602,4 @@ def half_from_float(context, value):
 def float_from_half(context, bits):
     def codegen(context, b, signature, args):
         return b.fpext(b.bitcast(args[0], HALF), FLOAT)
-    return types.float32(types.uint16), codegen
-
-
-@intrinsic
-def bf16_from_float(context, value):
-    """The bits of a number as bfloat16, rounded to the nearest, ties to even."""
-    def codegen(context, b, signature, args):
-        bits = b.bitcast(args[0], I32)
-        upper = b.lshr(bits, I32(16))
-        rounded = b.lshr(b.add(bits, b.add(b.and_(upper, I32(1)), I32(0x7FFF))), I32(16))
-        is_nan = b.fcmp_unordered("uno", args[0], args[0])
-        return b.trunc(b.select(is_nan, b.or_(upper, I32(0x40)), rounded), I16)
-    return types.uint16(types.float32), codegen
-
-
-@intrinsic
-def float_from_bf16(context, bits):
-    def codegen(context, b, signature, args):
-        return b.bitcast(b.shl(b.zext(args[0], I32), I32(16)), FLOAT)
     return types.float32(types.uint16), codegen

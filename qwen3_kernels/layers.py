@@ -257,18 +257,18 @@ def bf16_from(x):
 
 
 @compiled
-def store_kv(cache, form, index, values):
-    """Writes a row of float32 values into the cache, a flat array, from `index` on; zeros fill it up."""
+def store_kv(row, form, values):
+    """Writes float32 values into a row of the cache; zeros fill it up."""
     n = len(values)
-    width = up_to(n, GROUP)
     if form == F32:
-        floats = cache[index:index + 2 * width].view(np.float32)
+        floats = row.view(np.float32)
         floats[n:] = 0
         for i in range(n):
             floats[i] = values[i]
         return
     if form == KV8:
-        whole, scales = cache[index:index + width // 2].view(np.int8), cache[index + width // 2:]
+        width = up_to(n, GROUP)
+        whole, scales = row[:width // 2].view(np.int8), row[width // 2:]
         whole[n:] = 0
         for g in range(width // GROUP):
             group = values[g * GROUP:min((g + 1) * GROUP, n)]
@@ -278,14 +278,13 @@ def store_kv(cache, form, index, values):
                 out[i] = np.int32(np.floor(group[i] * inverse + np.float32(0.5)))
             scales[g] = half_or_nan(largest / np.float32(127))  # NaN if a number is NaN or infinite
         return
-    out = cache[index:index + width]
-    out[n:] = 0
+    row[n:] = 0
     if form == F16:
         for i in range(n):
-            out[i] = half_or_nan(values[i])
+            row[i] = half_or_nan(values[i])
     else:
         for i in range(n):
-            out[i] = bf16_from(values[i])
+            row[i] = bf16_from(values[i])
 
 
 @compiled
@@ -304,16 +303,16 @@ def exp_from(scores, n, largest):
 
 
 @compiled
-def attend(q, group, seen, keys, values, stride, form, out, scores):
+def attend(q, group, seen, keys, values, form, out, scores):
     """Queries of one KV head times a block of positions -> their part of the attention's output.
 
     q float32 [n, width], `group` of them for each token; the first token sees `seen` positions of this block, the next
-    one more, up to all; keys, values: addresses of the block's first position, `stride` bytes from one to the next.
+    one more, up to all; keys, values: rows of the cache, from the block's first position on.
     out float32 [n, width + 16]: the sum of the values, weighted with exp(score - largest), then `largest`, then the sum
     of the weights: softmax needs all scores only for its denominator (Milakov & Gimelshein 2018, "online" softmax).
     scores float32 [VECTORS, BLOCK]: to work in.
     """
-    n, width = q.shape
+    (n, width), stride = q.shape, keys.strides[0]
     tiles = (n + MOST_FLOATS - 1) // MOST_FLOATS
     out[:] = 0
     for tile in range(tiles):
@@ -323,18 +322,18 @@ def attend(q, group, seen, keys, values, stride, form, out, scores):
         if most == 0:
             continue
         p, p_stride, y, y_stride = scores.ctypes.data, scores.strides[0], out[start].ctypes.data, out.strides[0]
-        float_product(form, end - start, (keys, stride, most, q[start].ctypes.data, q.strides[0], width, p, p_stride,
-                                          np.int64(0), np.int64(0)))
+        float_product(form, end - start, (keys.ctypes.data, stride, most, q[start].ctypes.data, q.strides[0], width, p,
+                                          p_stride, np.int64(0), np.int64(0)))
         for r in range(start, end):
             count = min(max(seen + r // group, 0), BLOCK)
             if count > 0:
                 largest = largest_of(scores[r - start, :count])
                 out[r, width], out[r, width + 1] = largest, exp_from(scores[r - start], count, largest)
-        weighted_rows(form, end - start, (values, stride, least, p, p_stride, width, y, y_stride))
+        weighted_rows(form, end - start, (values.ctypes.data, stride, least, p, p_stride, width, y, y_stride))
         for r in range(start, end):  # what later tokens see and the first one doesn't
             rest = min(max(seen + r // group, 0), BLOCK) - least
             if rest > 0:
-                weighted_rows(form, np.int64(1), (values + least * stride, stride, rest,
+                weighted_rows(form, np.int64(1), (values[least:].ctypes.data, stride, rest,
                                                   p + (r - start) * p_stride + 4 * least, p_stride, width,
                                                   y + (r - start) * y_stride, y_stride))
 
@@ -352,18 +351,16 @@ def join(left, right, width):
 
 
 @compiled
-def attend_blocks(task, q, group, cache, start, result, own):
-    """The blocks of a Task, one after the other, for the queries of a KV head whose keys lie in the cache from row
-    `start` on -> result [n, width + 16], as `attend` gives it. own float32: to work in."""
-    size, scores = 2 * cache.k.shape[4], shaped(own, (VECTORS, BLOCK))
-    more = shaped(own[VECTORS * BLOCK:], result.shape)
+def attend_blocks(task, q, group, keys, values, form, result, own):
+    """The blocks of a Task, one after the other, for the queries of a KV head with these keys and values of the cache
+    -> result [n, width + 16], as `attend` gives it. own float32: to work in."""
+    scores, more = shaped(own, (VECTORS, BLOCK)), shaped(own[VECTORS * BLOCK:], result.shape)
     for block in range(task.block, task.block + task.n_blocks):
-        place = (start + block * BLOCK) * size
-        attend(q, group, task.seen - block * BLOCK, cache.k.ctypes.data + place, cache.v.ctypes.data + place, size,
-               cache.form, result if block == task.block else more, scores)
+        start, part = block * BLOCK, result if block == task.block else more
+        attend(q, group, task.seen - start, keys[start:], values[start:], form, part, scores)
         if block > task.block:
             for r in range(len(q)):
-                join(result[r], more[r], q.shape[1])
+                join(result[r], part[r], q.shape[1])
 
 
 @compiled
@@ -372,15 +369,16 @@ def attention(crew, layer, batch, cache, space, head_dim):
 
     A task of one block gives the same as the same block of a task of many: threads never change the order of sums.
     """
-    n_sequences, n_kv_heads, capacity = cache.k.shape[1:4]
-    group, width, n_tasks = space.queries.shape[1] // len(batch.x), space.queries.shape[2], len(batch.tasks)
+    n_kv_heads, n_tasks = len(space.queries), len(batch.tasks)
+    group, width = space.queries.shape[1] // len(batch.x), space.queries.shape[2]
     for first, end in pieces(n_tasks * n_kv_heads, 1, len(batch.x), crew, np.int64(0)):
         for item in range(first, end):  # a head's blocks in a row: the next one is fetched meanwhile
             head, i = item // n_tasks, item % n_tasks
             task = task_of(batch.tasks[i])
             q = space.queries[head, task.first * group:(task.first + task.n) * group]
-            start = ((layer * n_sequences + task.sequence) * n_kv_heads + head) * capacity
-            attend_blocks(task, q, group, cache, start, space.partials[i, head, :len(q)], space.own[crew.rank])
+            keys, values = cache.k[layer, task.sequence, head], cache.v[layer, task.sequence, head]
+            attend_blocks(task, q, group, keys, values, cache.form, space.partials[i, head, :len(q)],
+                          space.own[crew.rank])
     wait(crew)
     for item in range(crew.rank, len(batch.tiles) * n_kv_heads, crew.n_threads):
         i, head = item // n_kv_heads, item % n_kv_heads
@@ -499,9 +497,6 @@ def place_heads(crew, layer, layers, batch, cache, space, heads, k_start, v_star
     """A thread's queries with norm, RoPE and 1 / sqrt(head_dim) -> space.queries; keys and values -> the cache."""
     n_kv_heads, group, head_dim = heads
     norms, root, qkv = layers.head_norms[layer], np.float32(1 / np.sqrt(head_dim)), space.qkv
-    n_sequences, capacity, row_size = cache.k.shape[1], cache.k.shape[3], cache.k.shape[4]
-    flat_k = numba.carray(to_pointer_u16(cache.k.ctypes.data), (cache.k.size,))
-    flat_v = numba.carray(to_pointer_u16(cache.v.ctypes.data), (cache.v.size,))
     for item in part_of(len(batch.x) * n_kv_heads, crew):
         t, head = item // n_kv_heads, item % n_kv_heads
         for g in range(group):
@@ -518,9 +513,8 @@ def place_heads(crew, layer, layers, batch, cache, space, heads, k_start, v_star
         rms_norm(key, norms[1], layers.eps, key)
         apply_rope(key, batch.cos[t], batch.sin[t])
         sequence, position = batch.rows[t]
-        place = (((layer * n_sequences + sequence) * n_kv_heads + head) * capacity + position) * row_size
-        store_kv(flat_k, cache.form, place, key)
-        store_kv(flat_v, cache.form, place, value)
+        store_kv(cache.k[layer, sequence, head, position], cache.form, key)
+        store_kv(cache.v[layer, sequence, head, position], cache.form, value)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

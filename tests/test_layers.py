@@ -120,7 +120,7 @@ def test_bfloat16_is_the_nearest():
     x = x[abs(x) < 3.38e38]  # what is rounded up to infinity is left out
     x = np.pad(x, (0, -len(x) % 32))
     stored = np.empty(len(x), np.uint16)
-    kernels.store_kv(stored, BF16, 0, x)
+    kernels.store_kv(stored, BF16, x)
     lower = x.view(np.uint32) >> 16 << 16
     below, above = (bits.astype(np.uint32).view(np.float32).astype(np.float64) for bits in (lower, lower + 2**16))
     is_even, nearer = (lower >> 16) % 2 == 0, abs(above - x) - abs(x - below)
@@ -129,7 +129,7 @@ def test_bfloat16_is_the_nearest():
     special = np.array([np.inf, -np.inf] + [0] * 30, np.float32)
     nan = np.array([0x7FC00000, 0xFFC00000, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0xFF80FFFF], np.uint32).view(np.float32)
     special[2:8] = nan
-    kernels.store_kv(stored[:32], BF16, 0, special)
+    kernels.store_kv(stored[:32], BF16, special)
     np.testing.assert_array_equal((stored[:32].astype(np.uint32) << 16).view(np.float32), special)
 
 
@@ -234,8 +234,8 @@ def cache_of(values: np.ndarray, name: str) -> np.ndarray:
     form, units, _ = FORMS[name]
     size = int(padded(values.shape[1], 32) * units)
     cache = np.full((len(values), size), 0x7E00, np.uint16)  # NaN, where nothing is written
-    for i, row in enumerate(values):
-        kernels.store_kv(cache.reshape(-1), form, i * size, row)
+    for stored, row in zip(cache, values):
+        kernels.store_kv(stored, form, row)
     return cache
 
 
@@ -291,10 +291,10 @@ def test_attention_to_blocks(name, group, width, n):
     if name == "bf16":
         q = q.reshape(len(q), -1, 16, 2).swapaxes(2, 3).reshape(q.shape).copy()  # even_first
     result, part = np.empty((2, tokens * group, width + 16), np.float32)
-    scores, stride = np.empty((VECTORS, BLOCK), np.float32), caches[0].strides[0]
+    scores = np.empty((VECTORS, BLOCK), np.float32)
     for block in range(0, n, BLOCK):
-        kernels.attend(q, group, n - tokens + 1 - block, *(cache.ctypes.data + block * stride for cache in caches),
-                       stride, FORMS[name][0], part if block else result, scores)
+        kernels.attend(q, group, n - tokens + 1 - block, *(cache[block:] for cache in caches), FORMS[name][0],
+                       part if block else result, scores)
         for left, right in zip(result, part) if block else ():
             kernels.join(left, right, width)
     np.testing.assert_allclose(result[:, :width] / result[:, width + 1:width + 2], expected, atol=1e-5)

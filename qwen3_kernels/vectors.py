@@ -112,17 +112,8 @@ def totals(b: Any, values: Sequence[Any]) -> Any:
 
 def loop(b: Any, n: Any, body: Callable[[Any], None]) -> None:
     """for i in range(n): body(i), in the kernel."""
-    i = cgutils.alloca_once_value(b, I64(0))
-    b.store(I64(0), i)
-    head, inside, after = (b.append_basic_block(name) for name in ("head", "inside", "after"))
-    b.branch(head)
-    b.position_at_end(head)
-    b.cbranch(b.icmp_signed("<", b.load(i), n), inside, after)
-    b.position_at_end(inside)
-    body(b.load(i))
-    b.store(b.add(b.load(i), I64(1)), i)
-    b.branch(head)
-    b.position_at_end(after)
+    with cgutils.for_range(b, n) as inside:
+        body(inside.index)
 
 
 def function(b: Any, name: str, n_arguments: int, write: Callable) -> Any:

@@ -154,22 +154,17 @@ def product(name: str, most: dict[int, int], n_arguments: int, write: Callable) 
     return call_one
 
 
-def load_float(b: Any, address: Any, form: int, n: int) -> Any:
-    """n numbers of 16 or 32 bits as float32."""
-    if form == BF16:  # the upper half of a float32
-        bits = b.zext(load(b, address, I16, n), vector(I32, n))
-        return b.bitcast(b.shl(bits, splat(I32, n, 16)), vector(FLOAT, n))
-    if form == F16:
-        return b.fpext(load(b, address, HALF, n), vector(FLOAT, n))
-    return load(b, address, FLOAT, n)
-
-
 def row_part(b: Any, form: int, row: Any, n: Any, column: Any) -> Any:
     """16 numbers of a stored row of n, from `column` on, as float32."""
-    if form != KV8:
-        return load_float(b, at(b, row, (column, SIZES[form])), form, LANES)
+    place, floats = at(b, row, (column, SIZES[form])), vector(FLOAT, LANES)
+    if form == F32:
+        return load(b, place, FLOAT, LANES)
+    if form == F16:
+        return b.fpext(load(b, place, HALF, LANES), floats)
+    if form == BF16:  # the upper half of a float32
+        return b.bitcast(b.shl(b.zext(load(b, place, I16, LANES), vector(I32, LANES)), splat(I32, LANES, 16)), floats)
     scale = b.fpext(load(b, at(b, row, n, (b.lshr(column, I64(5)), 2)), HALF), FLOAT)
-    return b.fmul(b.sitofp(load(b, at(b, row, column), I8, LANES), vector(FLOAT, LANES)), broadcast(b, scale, LANES))
+    return b.fmul(b.sitofp(load(b, place, I8, LANES), floats), broadcast(b, scale, LANES))
 
 
 class Shape(NamedTuple):
@@ -223,7 +218,7 @@ def dot_bytes(b: Any, path: str, sums: Any, w: Any, x: Any, signed: bool) -> Any
     if path == "avx2":  # u8 times s8 in pairs, whose sum must fit into 16 bits: |w| <= 127 or w <= 15 sees to that
         if signed:
             x = call(b, "llvm.x86.avx2.psign.b", x.type, x, w)
-            w = call(b, "llvm.abs.v32i8", w.type, w, ir.IntType(1)(0))
+            w = call(b, "llvm.abs.v32i8", w.type, w, I1(0))
         return b.add(sums, widened(b, call(b, "llvm.x86.avx2.pmadd.ub.sw", vector(I16, 2 * n), w, x)))
     if path == "neon":
         return call(b, "llvm.aarch64.neon.sdot.v4i32.v16i8", sums.type, sums, w, x)
@@ -240,7 +235,7 @@ def widened(b: Any, sums: Any) -> Any:
 def two_parts(b: Any, form: int, row: Any, n: Any, column: Any) -> list[Any]:
     """Numbers `column` to `column` + 31 of a stored row of n as float32: the first 16 and the rest.
 
-    BF16: the even ones and the odd ones, which takes half as many instructions; see `even_first` in layers.py.
+    BF16: the even ones and the odd ones, which takes half as many instructions; see `even_first` below.
     """
     if form != BF16:
         return [row_part(b, form, row, n, at(b, column, start)) for start in (0, LANES)]

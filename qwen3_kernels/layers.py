@@ -749,25 +749,18 @@ def quantize_block(w, form, block, work):
                     fifths[bit // 8] |= np.uint8(q >> 4 << bit % 8)
 
 
-@compiled
-def expand_row(address, form, n, out):
-    """A row of n floats as float32."""
-    if form == F32:
-        floats = numba.carray(to_pointer_f32(address), (n,))
-        for i in range(n):
-            out[i] = floats[i]
-        return
-    half = numba.carray(to_pointer_u16(address), (n,))
-    for i in range(n):
-        out[i] = np.int32(half[i] << 16).view(np.float32) if form == BF16 else float_from_half(half[i])
-
-
 @called_from_python
 def weight_row(weight, r, out):
     """Row r of a Weight as float32 [columns]."""
     w = weight_of(weight)
     if w.form < INT8:
-        expand_row(w.address + r * w.stride, w.form, w.columns, out)
+        address, n = w.address + r * w.stride, (w.columns,)
+        floats, halves = numba.carray(to_pointer_f32(address), n), numba.carray(to_pointer_u16(address), n)
+        for i in range(w.columns):
+            if w.form == F32:
+                out[i] = floats[i]
+            else:
+                out[i] = np.int32(halves[i] << 16).view(np.float32) if w.form == BF16 else float_from_half(halves[i])
         return
     size, halves, lane = unit_bytes(w.form), 1 if w.form == INT8 else 2, r % PANEL
     units = numba.carray(to_pointer_u8(w.address + r // PANEL * w.stride), (w.stride // size, size))

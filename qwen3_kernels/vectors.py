@@ -537,27 +537,20 @@ def meet(context, barrier, n_threads):
         before = b.atomic_rmw("add", arrived, I64(1), "acq_rel")
         next_ = b.add(now, I64(1))
         last = b.icmp_signed("==", b.add(before, I64(1)), b.mul(next_, n_threads))
-        waits = cgutils.alloca_once_value(b, I64(0))
-        open_, wait, turn, after = (b.append_basic_block(name) for name in ("open", "wait", "turn", "after"))
-        b.cbranch(last, open_, wait)
-        b.position_at_end(open_)
-        for i in range(3):
-            store(b, I64(0), at(b, barrier, 8 * (TAKEN + i)))
-        b.store_atomic(next_, round_, "release", 8)
-        b.branch(after)
-        b.position_at_end(wait)
-        opened = b.icmp_signed("!=", b.load_atomic(round_, "acquire", 8), now)
-        failed = b.icmp_signed("!=", b.load_atomic(abandoned, "acquire", 8), I64(0))
-        b.cbranch(b.or_(opened, failed), after, turn)
-        b.position_at_end(turn)
-        b.store(b.add(b.load(waits), I64(1)), waits)
-        if FEATURES.get("sse2"):  # leaves the core to a thread that shares it
-            call(b, "llvm.x86.sse2.pause", ir.VoidType())
-        if os.name == "posix":  # who waits for long lets others run: there may be more threads than cores
-            with b.if_then(b.icmp_signed(">", b.load(waits), I64(4000))):
-                call(b, "sched_yield", I32)
-        b.branch(wait)
-        b.position_at_end(after)
+        with b.if_then(last):
+            for i in range(3):
+                store(b, I64(0), at(b, barrier, 8 * (TAKEN + i)))
+            b.store_atomic(next_, round_, "release", 8)
+        with cgutils.for_range(b, I64(2**62)) as waiting:  # for ever
+            opened = b.icmp_signed("!=", b.load_atomic(round_, "acquire", 8), now)
+            failed = b.icmp_signed("!=", b.load_atomic(abandoned, "acquire", 8), I64(0))
+            with b.if_then(b.or_(opened, failed)):
+                waiting.do_break()
+            if FEATURES.get("sse2"):  # leaves the core to a thread that shares it
+                call(b, "llvm.x86.sse2.pause", ir.VoidType())
+            if os.name == "posix":  # who waits for long lets others run: there may be more threads than cores
+                with b.if_then(b.icmp_signed(">=", waiting.index, I64(4000))):
+                    call(b, "sched_yield", I32)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), codegen

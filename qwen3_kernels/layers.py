@@ -164,9 +164,15 @@ def largest_size(x):
 
 
 @compiled
-def bytes_from(largest):
-    """The factor that makes numbers up to `largest` bytes; 0 for such small ones that it would overflow."""
-    return np.float32(127) / largest if largest > np.float32(1e-36) else np.float32(0)
+def to_bytes(group, out):
+    """Numbers times a factor that makes the largest size 127, as signed bytes -> (that size, the bytes' sum)."""
+    largest, sum_ = largest_size(group), np.int32(0)
+    factor = np.float32(127) / largest if largest > np.float32(1e-36) else np.float32(0)  # it would overflow
+    for i in range(len(group)):
+        q = np.int32(np.floor(group[i] * factor + np.float32(0.5)))
+        out[i] = q
+        sum_ += q
+    return largest, sum_
 
 
 @compiled
@@ -191,15 +197,8 @@ def pack_vector(x, width, packed, start, end):
     scales = packed[width:width + width // 8].view(np.float32)
     sums = packed[width + width // 8:width + width // 4].view(np.int32)
     for g in range(start // GROUP, end // GROUP):
-        group, whole = x[g * GROUP:(g + 1) * GROUP], values[g * GROUP:(g + 1) * GROUP]
-        largest = largest_size(group)
-        inverse, sum_ = bytes_from(largest), np.int32(0)
-        for i in range(GROUP):
-            q = np.int32(np.floor(group[i] * inverse + np.float32(0.5)))
-            whole[i] = q
-            sum_ += q
+        largest, sums[g] = to_bytes(x[g * GROUP:(g + 1) * GROUP], values[g * GROUP:])
         scales[g] = largest / np.float32(127) + largest * np.float32(0)  # NaN if a number is NaN or infinite
-        sums[g] = sum_
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -271,11 +270,7 @@ def store_kv(row, form, values):
         whole, scales = row[:width // 2].view(np.int8), row[width // 2:]
         whole[n:] = 0
         for g in range(width // GROUP):
-            group = values[g * GROUP:min((g + 1) * GROUP, n)]
-            largest, out = largest_size(group), whole[g * GROUP:]
-            inverse = bytes_from(largest)
-            for i in range(len(group)):
-                out[i] = np.int32(np.floor(group[i] * inverse + np.float32(0.5)))
+            largest, _ = to_bytes(values[g * GROUP:min((g + 1) * GROUP, n)], whole[g * GROUP:])
             scales[g] = half_or_nan(largest / np.float32(127))  # NaN if a number is NaN or infinite
         return
     row[n:] = 0

@@ -361,7 +361,7 @@ def forward(model: Model, token_ids: TokenIds, cache: KVCache, all_logits: bool 
     call with the whole prompt, decoding one with one token.
     -> the logits after the last token, float32 [vocab_size]; of a batch [number of sequences with new tokens,
     vocab_size]. With `all_logits`, those after each token: [n, vocab_size], the sequences of a batch behind each other.
-    Raises InputError for ids out of range and when the context is full.
+    Raises InputError for ids out of range, for the cache of another model, and when the context is full.
     """
     x = hidden_states(model, token_ids, cache)
     x = x if all_logits else x[last_tokens(token_ids)]  # the head costs several layers: last tokens only
@@ -373,7 +373,7 @@ def forward(model: Model, token_ids: TokenIds, cache: KVCache, all_logits: bool 
 def hidden_states(model: Model, token_ids: TokenIds, cache: KVCache) -> np.ndarray:
     """forward without the head -> the residual stream after the last norm, float32 [n, hidden_size]."""
     config, w = model.config, model.weights
-    ids, sequences = checked_batch(token_ids, len(cache.lengths), config.vocab_size)
+    ids, sequences = checked_batch(token_ids, cache, config)
     positions, out = cache.reserve(sequences), np.empty((len(ids), config.hidden_size), np.float32)
     for start in range(0, len(ids), CHUNK):
         now = slice(start, start + CHUNK)

@@ -558,7 +558,7 @@ def forward(model: Model, token_ids: TokenIds, cache: qwen3.KVCache, all_logits:
     """The namesake of qwen3.forward.
 
     A token's logits depend on the tokens before it and on nothing else, bit for bit. Raises InputError for a model or a
-    cache of qwen3.py.
+    cache of qwen3.py, too.
     """
     logits = [some for _, some in passes(model, token_ids, cache, None if all_logits else last_tokens(token_ids))]
     result = logits[0] if len(logits) == 1 else np.concatenate(logits)
@@ -580,7 +580,7 @@ def passes(model: Model, token_ids: TokenIds, cache: qwen3.KVCache,
     """
     if not isinstance(model.weights, Weights) or not isinstance(cache, KVCache):
         raise InputError("qwen3_numba.forward needs a model and a KVCache of qwen3_numba, not of qwen3")
-    ids, sequences = checked_batch(token_ids, len(cache.lengths), model.config.vocab_size)
+    ids, sequences = checked_batch(token_ids, cache, model.config)
     positions = cache.reserve(sequences)
     for start in range(0, len(ids), qwen3.CHUNK):
         now = slice(start, start + qwen3.CHUNK)

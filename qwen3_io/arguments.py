@@ -87,16 +87,17 @@ def is_batch(token_ids: Any) -> bool:
     return isinstance(token_ids, (list, tuple)) and any(isinstance(ids, (list, tuple, np.ndarray)) for ids in token_ids)
 
 
-def checked_batch(token_ids: Sequence[Any] | np.ndarray, n_sequences: int, vocab_size: int,
-                  ) -> tuple[np.ndarray, np.ndarray]:
-    """(ids [n], the sequence of each [n]): the new tokens of all sequences of a cache behind each other."""
-    each = list(token_ids) if is_batch(token_ids) else [token_ids]
+def checked_batch(token_ids: Sequence[Any] | np.ndarray, cache: Any, config: Any) -> tuple[np.ndarray, np.ndarray]:
+    """(ids [n], the sequence of each [n]): the new tokens of all sequences of a KVCache behind each other."""
+    if cache.config != config:
+        raise InputError("the cache belongs to another model")
+    each, n_sequences = list(token_ids) if is_batch(token_ids) else [token_ids], len(cache.lengths)
     if len(each) != n_sequences:
         raise InputError(f"the cache holds {n_sequences} sequences, but there are tokens for {len(each)}")
     given = [i for i, ids in enumerate(each) if n_sequences == 1 or not hasattr(ids, "__len__") or len(ids)]
     if not given:
         raise InputError("there are no tokens: the prompt is empty")
-    checked = [checked_prompt(each[i], vocab_size) for i in given]
+    checked = [checked_prompt(each[i], config.vocab_size) for i in given]
     return np.concatenate(checked), np.repeat(given, [len(ids) for ids in checked])
 
 

@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import qwen3
+from configs import BASE
 from helpers import HUGE_INT, NUMERALS, assert_one_line, message_of, patiently, works_or_refused
+from make_random_model import make_random_model
 
 BAD_IDS = {
     "empty": ([], ["empty"]), "empty array": (np.zeros(0, np.int64), ["empty"]), "empty row": ([[]], ["empty"]),
@@ -52,6 +54,17 @@ def test_prompt_longer_than_the_context(model):
     assert_one_line(message_of(qwen3.generate_batch, model, [[1, 2], [1] * 600]), "600", "512")
     assert len(list(qwen3.generate(model, [1] * 510, 50, eos_token_ids=()))) == 2  # the context ends it
     assert_one_line(message_of(qwen3.forward, model, [1] * 513, qwen3.KVCache(model.config)), "513", "512")
+
+
+@pytest.mark.parametrize("engine", ["qwen3", "qwen3_numba"])
+def test_cache_of_another_model(tiny, tmp_path, engine):
+    """Its arrays have another shape: kernels would write beside them."""
+    engine = pytest.importorskip(engine)
+    other = engine.load_model(make_random_model(BASE | {"num_hidden_layers": 5}, tmp_path))
+    cache = engine.KVCache(engine.load_model(tiny).config)
+    assert_one_line(message_of(engine.forward, other, [1, 2, 3], cache), "another model")
+    assert_one_line(message_of(engine.hidden_states, other, [1, 2, 3], cache), "another model")
+    assert cache.length == 0
 
 
 def test_batch_that_is_not_the_caches(model):

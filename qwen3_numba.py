@@ -482,9 +482,9 @@ class KVCache(qwen3.KVCache):
                       floats(n_kv_heads, m * (n_heads // n_kv_heads), width), floats(n_rows, inner + APART),
                       floats(n_rows, inner + APART), empty((n_rows, inner * 5 // 4), np.uint8),
                       floats(n_tasks, n_kv_heads, n_queries, width + 16),
-                      floats(n_threads, own_space(n_queries, width)), floats(n_pairs, gathered + APART),
-                      empty((n_pairs, gathered * 5 // 4), np.uint8), empty((m, k), np.int64), floats(m, k),
-                      empty(n_experts + 2, np.int64))
+                      floats(n_threads, own_space(n_queries, width, max(widest, inner))),
+                      floats(n_pairs, gathered + APART), empty((n_pairs, gathered * 5 // 4), np.uint8),
+                      empty((m, k), np.int64), floats(m, k), empty(n_experts + 2, np.int64))
         self.space = kernels().decoder_layers.prepared(-1, space)
         return self.space
 

@@ -26,8 +26,8 @@ from numba.core.dispatcher import Dispatcher
 from qwen3_io.errors import InputError
 from qwen3_io.progress import progress
 from qwen3_kernels.layout import (BF16, BIAS, BLOCK, DEPTH, DOWN, F16, F32, FEW, GATE, GROUP, INT4, INT5, INT8, KV8,
-                                  OUT, PANEL, STRIP, UP, VECTORS, Batch, Cache, K, Layers, Q, Space, Task, V, Weight,
-                                  padded, unit_size)
+                                  OUT, PANEL, STRIP, UP, VECTORS, WHOLE, Batch, Cache, K, Layers, Q, Space, Task, V,
+                                  Weight, padded, unit_size)
 from qwen3_kernels.vectors import (FEATURES, MOST_FLOATS, PACKED_SHAPES, dot, even_first, float_from_half,
                                    float_product, fused, half_from_float, meet, packed_product, take, to_pointer_f32,
                                    to_pointer_u8, to_pointer_u16, weighted_rows)
@@ -213,28 +213,56 @@ def linear(w, x, packed, out, column, start, end, own):
     packed uint8 [n, ...]: the vectors once more, for packed weights. start is a multiple of 32, and `out` is padded to
     a multiple of 32. own float32: to work in.
     """
-    n, most, first, width = len(x), np.int64(MOST_FLOATS), start, up_to(w.columns, 32)
-    if w.form >= INT8:
-        most = np.int64(MOST_4 if w.form != INT8 else ALL_8 if n <= ALL_8 else MOST_8)
-        width = up_to(w.columns, 2 * GROUP)
-    tiles = (n + most - 1) // most
-    depth, strip = (width, PANEL) if w.form >= INT8 else (DEPTH if tiles > 1 else width, STRIP)
-    while first < end:
-        rows = min(strip, end - first)
+    n = len(x)
+    if w.form < INT8:
+        for first in range(start, end, STRIP):
+            float_strip(w, x, out[:, column + first:], first, min(STRIP, end - first), own)
+        return
+    most = np.int64(MOST_4 if w.form != INT8 else ALL_8 if n <= ALL_8 else MOST_8)
+    tiles, width = (n + most - 1) // most, up_to(w.columns, 2 * GROUP)
+    for first in range(start, end, PANEL):
+        ahead = w.stride if first + PANEL < end else 0
         for tile in range(tiles):
-            t, count = n * tile // tiles, n * (tile + 1) // tiles - n * tile // tiles
-            y = out[t].ctypes.data + 4 * (column + first)
-            if w.form >= INT8:
-                ahead = w.stride if first + rows < end else 0
-                packed_product(w.form, count, (w.address + first // PANEL * w.stride, packed[t].ctypes.data,
-                                               packed.strides[0], width, y, out.strides[0], ahead, tile, tiles))
-                continue
-            for k in range(0, width, depth):
-                part = (1 if k > 0 else 0) + (2 if k + depth < width else 0)
-                float_product(w.form, count, (w.address + first * w.stride + k * (4 if w.form == F32 else 2), w.stride,
-                                              rows, x[t].ctypes.data + 4 * k, x.strides[0], min(depth, width - k),
-                                              y, out.strides[0], own.ctypes.data, part))
-        first += rows
+            t, next_ = n * tile // tiles, n * (tile + 1) // tiles
+            packed_product(w.form, next_ - t, (w.address + first // PANEL * w.stride, packed[t].ctypes.data,
+                                               packed.strides[0], width, out[t, column + first:].ctypes.data,
+                                               out.strides[0], ahead, tile, tiles))
+
+
+@compiled
+def float_strip(w, x, out, first, rows, own):
+    """`rows` rows of a Weight of floats, from `first` on, times the vectors x [n, ...] -> out [n, ...].
+
+    Wide rows are multiplied in parts of columns, so that a part of the vectors stays in the first cache.
+    """
+    n, size, width, address = len(x), 4 if w.form == F32 else 2, up_to(w.columns, 32), w.address + first * w.stride
+    tiles, sums, copy = (n + MOST_FLOATS - 1) // MOST_FLOATS, own.ctypes.data, own[STRIP * VECTORS * 16:].ctypes.data
+    apart = tiles > 1 and width > WHOLE
+    depth = DEPTH if apart else width
+    if apart:
+        copy_parts(address, w.stride, rows, width * size, depth * size, copy)
+    for tile in range(tiles):
+        t, next_ = n * tile // tiles, n * (tile + 1) // tiles
+        for k in range(0, width, depth):
+            columns, part = min(depth, width - k), (1 if k > 0 else 0) + (2 if k + depth < width else 0)
+            place, stride = (copy + k * size * rows, columns * size) if apart else (address, w.stride)
+            float_product(w.form, next_ - t, (place, stride, rows, x[t, k:].ctypes.data, x.strides[0], columns,
+                                              out[t].ctypes.data, out.strides[0], sums, part))
+
+
+@compiled
+def copy_parts(address, stride, rows, width, depth, out):
+    """Copies rows of `width` bytes, in parts of `depth` bytes, all rows' first parts before the second ones.
+
+    A core fetches ahead what comes next in memory, and behind a part of a row that isn't the same part of the next row.
+    """
+    for r in range(rows):
+        row = numba.carray(to_pointer_u8(address + r * stride), (width,))
+        for start in range(0, width, depth):
+            part = row[start:start + depth]
+            copy = numba.carray(to_pointer_u8(out + start * rows + r * len(part)), part.shape)
+            for i in range(len(part)):
+                copy[i] = part[i]
 
 
 # ----------------------------------------------------------------------------------------------------------------------

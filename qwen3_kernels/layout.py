@@ -45,7 +45,8 @@ NORMS, HEAD_NORMS = ("input_layernorm", "post_attention_layernorm"), ("self_attn
 ARRIVED, ROUND, ABANDONED, TAKEN = 0, 8, 9, 16
 
 VECTORS = 8  # at most so many vectors are multiplied with a row together
-STRIP, DEPTH = 192, 1024  # rows, and columns, that are multiplied with all vectors before the next: they stay in cache
+STRIP = 192  # rows that are multiplied with all vectors before the next ones: they stay in cache
+WHOLE, DEPTH = 1024, 768  # so many columns at a time, or in parts of so many: they stay in the first cache
 PASS = 256  # tokens times layers that are computed in one go: a long prompt can be interrupted in between
 BLOCK = 256  # positions whose attention is computed together, counted from the first token of the sequence
 TILE = 64  # queries of one KV head that are worked on together
@@ -149,6 +150,9 @@ def packed_shape(n_rows: int, n: int, form: int) -> tuple[int, int]:
     return padded(n_rows, PANEL) // PANEL, padded(n, 2 * GROUP) // GROUP * unit_size(form) // (1 if form == INT8 else 2)
 
 
-def own_space(n_queries: int, width: int) -> int:
-    """How many float32 a thread works in: sums of a strip of rows; or scores, and a block's result of each query."""
-    return max(STRIP * VECTORS * 16, VECTORS * BLOCK + n_queries * (width + 16))
+def own_space(n_queries: int, width: int, columns: int) -> int:
+    """How many float32 a thread works in: sums of a strip of rows, and the strip; or scores, and a block's results.
+
+    n_queries of a head of this width, padded; columns: of the widest matrix, padded.
+    """
+    return max(STRIP * (VECTORS * 16 + columns * (columns > WHOLE)), VECTORS * BLOCK + n_queries * (width + 16))

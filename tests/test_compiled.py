@@ -117,7 +117,7 @@ def test_a_full_disk_and_two_at_once(tmp_path):
                                   env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)})
                  for start in (limit, "import runpy, sys; ", "import runpy, sys; ")]
     for process in processes:
-        stdout, stderr = process.communicate(timeout=300)
+        stdout, stderr = process.communicate(timeout=1200)
         assert (process.returncode, stdout, stderr) == (0, "The capital of Peru is Lima.\n", "")
     done = run_fast(*command[1:], env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)})
     assert done.stdout == "The capital of Peru is Lima.\n"

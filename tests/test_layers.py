@@ -32,7 +32,7 @@ def test_linear(name, rows, n, n_vectors):
     for x, p in zip(xs, packed):
         kernels.ready(x, n, form, p, 0, n)
     out = np.full((n_vectors, 64 + padded(rows, 32)), np.nan, np.float32)
-    kernels.linear(weight, xs, packed, out, 32, 0, rows, np.empty(own_space(0, 0), np.float32))
+    kernels.linear(weight, xs, packed, out, 32, 0, rows, np.empty(own_space(0, 0, width), np.float32))
     assert np.isnan(out[:, :32]).all() and np.isnan(out[:, 32 + padded(rows, 32):]).all()  # nothing is written beyond
     if form >= INT8:  # the vector is rounded to 8 bits, too: compare with what it was rounded to
         scales = np.repeat(packed[:, width:width + width // 8].copy().view(np.float32), 32, axis=1)
@@ -43,7 +43,7 @@ def test_linear(name, rows, n, n_vectors):
     np.testing.assert_allclose(out[:, 32:32 + rows], expected, atol=8e-5 * np.sqrt(n))
     singly = np.empty((1, padded(rows, 32)), np.float32)
     for t in range(n_vectors):
-        kernels.linear(weight, xs[t:t + 1], packed[t:t + 1], singly, 0, 0, rows, np.empty(own_space(0, 0), np.float32))
+        kernels.linear(weight, xs[t:t + 1], packed[t:t + 1], singly, 0, 0, rows, np.empty(own_space(0, 0, width), np.float32))
         np.testing.assert_array_equal(singly[0, :rows], out[t, 32:32 + rows])
 
 
@@ -59,7 +59,7 @@ def test_sums_of_the_largest_bytes_do_not_overflow(name, byte, sign):
     for row, p in zip(x, packed):
         kernels.ready(row, 128, form, p, 0, 128)
     out = np.empty((7, 32), np.float32)
-    kernels.linear(weight, x, packed, out, 0, 0, 32, np.empty(own_space(0, 0), np.float32))
+    kernels.linear(weight, x, packed, out, 0, 0, 32, np.empty(own_space(0, 0, 128), np.float32))
     np.testing.assert_allclose(out, np.tile(sign * reference(data, weight).sum(axis=1), (7, 1)), rtol=1e-5)
 
 

@@ -26,7 +26,7 @@ if __name__ == "__main__":  # so that Ctrl-C during the imports, too, ends in on
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -51,7 +51,7 @@ SUFFIX = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 # Embeddings and scores
 # ----------------------------------------------------------------------------------------------------------------------
 
-def embed(model: Model, texts: Sequence[str], instruction: str | None = None, dimensions: int | None = None,
+def embed(model: Model, texts: Iterable[str], instruction: str | None = None, dimensions: int | None = None,
           truncate: bool = False) -> np.ndarray:
     """A vector of length 1 for each text -> float32 [n, hidden_size], or [n, dimensions] for its first numbers only.
 
@@ -78,7 +78,7 @@ def embed(model: Model, texts: Sequence[str], instruction: str | None = None, di
     return vectors / lengths[:, None]
 
 
-def rerank(model: Model, query: str, documents: Sequence[str], instruction: str | None = None,
+def rerank(model: Model, query: str, documents: Iterable[str], instruction: str | None = None,
            truncate: bool = False) -> np.ndarray:
     """The probability that each document answers the query -> float32 [n], from 0 to 1.
 
@@ -114,10 +114,11 @@ def given(function: Forward | None) -> Forward:
     return function
 
 
-def checked_texts(texts: Sequence[str], name: str = "text") -> Sequence[str]:
+def checked_texts(texts: Iterable[str], name: str = "text") -> list[str]:
     """The texts. Raises InputError that names the first one that is no text, or has no character to read."""
-    if isinstance(texts, str):
-        raise InputError(f"a list of texts is needed, not one text: [{brief(repr(texts), 40)}]")
+    if isinstance(texts, str) or not isinstance(texts, Iterable):
+        raise InputError(f"a list of texts is needed, not {brief(repr(texts), 40)}")
+    texts = list(texts)
     for i, text in enumerate(texts, 1):
         which = name if len(texts) == 1 else f"{name} {i}"
         if not isinstance(text, str):

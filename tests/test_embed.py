@@ -257,11 +257,18 @@ def test_an_instruction_or_a_query_is_never_cut(model, judge):
 
 @pytest.mark.parametrize("wrong, words", [
     ([""], ["text is empty"]), (["a", " \n"], ["text 2", "empty"]), (["a", None], ["text 2", "NoneType"]),
-    ("abc", ["list of texts"]), (["\ud800"], ["Unicode"]), ([""] * 1_000_000, ["text 1 is empty"])])
+    ("abc", ["list of texts"]), (None, ["list of texts", "None"]), (["\ud800"], ["Unicode"]),
+    ([""] * 1_000_000, ["text 1 is empty"])])
 def test_wrong_texts(model, judge, wrong, words):
     assert_one_line(message_of(embed, model, wrong), *words)
     assert_one_line(message_of(rerank, judge, QUERY, wrong), *(word.replace("text ", "document ") for word in words
                                                                if "list" not in word))
+
+
+def test_texts_that_can_be_read_only_once(model, judge):
+    texts = ["bee", "a sun", "bee"]
+    np.testing.assert_array_equal(embed(model, iter(texts)), embed(model, texts))
+    np.testing.assert_array_equal(rerank(judge, QUERY, iter(texts)), rerank(judge, QUERY, texts))
 
 
 @pytest.mark.parametrize("dimensions", [0, -1, 33, 1.5, True, "8"])

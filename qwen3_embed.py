@@ -124,7 +124,7 @@ def checked_texts(texts: Iterable[str], name: str = "text") -> list[str]:
         if not isinstance(text, str):
             raise InputError(f"{which} is no text but {type(text).__name__}")
         if not text or text.isspace():
-            raise InputError(f"{which} is empty: there is nothing to read; leave it out")
+            raise InputError(f"{which} is empty: there is nothing to read")
     return texts
 
 
@@ -298,6 +298,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.dimensions is not None and not model.embeds:
         raise InputError(f"--dimensions: {model.path} is no embedding model, so there are no vectors")
+    checked_texts([args.query], "the query")
     if model.embeds:
         task = SEARCH if args.instruction is None else args.instruction
         query = embed(model, [args.query], task, args.dimensions, args.truncate)

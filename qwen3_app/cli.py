@@ -8,7 +8,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -114,11 +114,13 @@ EXCLUDES = {
     "continue": ("messages",),
     "greedy": ("temperature",),
     "system": ("system_file",),
-    "save_quantized": ("rope_scaling", "rope_factor"),  # a folder keeps its own config.json
 }
+# Option that answers nothing -> what goes with it: the rest would be ignored.
+ALONE = {"list": {"model", "offline", "json"}, "verify": {"model", "offline"}, "compile": set(),
+         "save_quantized": {"model", "offline", "adapter", "quantize", "threads"}}
 
 
-def parse_arguments(parser: Parser, argv: Sequence[str] | None, jobs: Iterable[str] = ()) -> argparse.Namespace:
+def parse_arguments(parser: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
     """The options, as far as they can be checked without reading a file; exits with status 2 for bad usage."""
     args = parser.parse_args(argv)
     args.chat = args.chat or getattr(args, "continue")
@@ -132,12 +134,11 @@ def parse_arguments(parser: Parser, argv: Sequence[str] | None, jobs: Iterable[s
                 parser.error(f"--{option} does not go with {shown(other, args)}")
     if args.version:
         return args
-    for job in {"list", "verify"} & given:
-        if rest := sorted(given - {job, "model", "offline"} - ({"json"} if job == "list" else set())):
-            parser.error(f"--{job} does not go with {shown(rest[0], args)}")
-    if args.list or args.verify:
+    if jobs := [job for job in ALONE if job in given]:
+        if rest := sorted(given - {jobs[0]} - ALONE[jobs[0]]):
+            parser.error(f"{shown(jobs[0], args)} does not go with {shown(rest[0], args)}")
         return args
-    if not given & {"prompt", "prompt_option", "file", "messages", "chat", *jobs}:
+    if not given & {"prompt", "prompt_option", "file", "messages", "chat"}:
         terminal = sys.stdin is None or sys.stdin.isatty()
         if terminal and (sys.stdin is None or given & {"raw", *EXCLUDES["chat"]}):
             parser.error("there is no prompt; give one, or --chat for a conversation")
@@ -321,14 +322,14 @@ def main(argv: Sequence[str] | None = None, parser: Parser | None = None,
     A faster engine adds options to the parser, and is made from their values; `jobs` are done instead of answering when
     the option of that name is given.
     """
-    jobs = jobs or {}
-    args = parse_arguments(parser or make_parser(), argv, jobs)
+    args = parse_arguments(parser or make_parser(), argv)
 
     def work() -> int:
         engine = make_engine(args)
         if args.chat:
             return converse(args, engine)
-        wanted = {"version": print_version, "list": print_models, "verify": verify_cached, "score": print_scores} | jobs
+        wanted = {"version": print_version, "list": print_models, "verify": verify_cached, "score": print_scores}
+        wanted |= jobs or {}
         name = next((name for name in wanted if getattr(args, name) not in (None, False)), None)
         (answer if name is None else wanted[name])(args, engine)
         return 0

@@ -159,7 +159,7 @@ def load_prompt_cache(model: Model, name: str | Path) -> KVCache:
         with safetensors.safe_open(name, framework="numpy") as file:
             metadata = file.metadata() or {}
             if metadata.get("format") != FORMAT:
-                raise InputError(f"{name}: not a prompt cache of this program; give another name, or delete it")
+                raise InputError(f"{name}: not a prompt cache of this program; give another name")
             if metadata.get("model") != fingerprint(model, cache):
                 raise InputError(f"{name}: the prompt cache of another model (or engine); give another name")
             token_ids, k, v = (file.get_tensor(key) for key in ("token_ids", "k", "v"))

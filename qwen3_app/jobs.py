@@ -120,14 +120,17 @@ class Journal:
 
     def _compare(self, about: dict[str, Any]) -> None:
         """Raises InputError that names what is not as it was when the job began."""
+        text = self.about.read()
+        if not text:
+            raise InputError(f"{self.name}: exists already, and is not the output of a job: give another --out")
         try:
-            then = json.loads(self.about.read())
+            then = json.loads(text)
         except (ValueError, RecursionError):
             then = None
         known = isinstance(then, dict) and then.get("format") == FORMAT
         if not known or not all(isinstance(then.get(part), dict) for part in ("input", "model", "options")):
-            raise InputError(f"{self.name}: exists already, and {self.name}.job beside it describes no job: delete it, "
-                             "or give another --out")
+            raise InputError(f"{self.name}: exists already, and {self.name}.job beside it describes no job: give "
+                             "another --out")
         remedy = f"; go on as before, or give another --out than {self.name}"
         if then["input"] != about["input"]:
             raise InputError(f"{about['name']}: the input is not the same as when the job began{remedy}")

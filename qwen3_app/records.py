@@ -21,6 +21,7 @@ from qwen3_io.arguments import OPTIONS
 from qwen3_io.errors import LARGEST_TEXT, InputError, brief, did_you_mean, is_whole, some
 
 Row = dict[str, Any]
+NOT_UTF8 = re.compile("[\udc80-\udcff]")  # what "surrogateescape" makes of such bytes
 
 
 @dataclass(frozen=True)
@@ -119,15 +120,19 @@ def csv_table(name: str, columns: list[str]) -> tuple[int, Callable[[], Iterator
     csv.field_size_limit(LARGEST_TEXT)
 
     def rows() -> Iterator[tuple[int, Row | InputError]]:
-        # A byte that isn't UTF-8 becomes a lone surrogate, which the tokenizer refuses in its record alone.
+        # A byte that isn't UTF-8 becomes a lone surrogate, for which its row alone is refused.
         with open(name, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
             reader, number = csv.DictReader(file, strict=True), 0
             try:
                 check_columns(name, columns, reader.fieldnames or ())
                 for number, row in enumerate(reader, 1):
-                    more = row.pop(None, [])
-                    yield number, InputError("more values than the header has columns: put texts with a comma into "
-                                             "quotes") if more else row
+                    if row.pop(None, []):
+                        yield number, InputError("more values than the header has columns: put texts with a comma into "
+                                                 "quotes")
+                    elif any(NOT_UTF8.search(value or "") for value in row.values()):
+                        yield number, InputError("not UTF-8 text")
+                    else:
+                        yield number, row
             except csv.Error as error:
                 raise InputError(f"{name}: row {number + 1} is not CSV: {error}") from error
 
@@ -216,8 +221,8 @@ def check_columns(name: str, columns: Iterable[str], there: Iterable[str]) -> No
     """Raises InputError for a column that isn't there."""
     for column in columns:
         if column not in {*there}:
-            raise InputError(f"{name}: has no column {brief(column)}{did_you_mean(column, there)} (it has: "
-                             f"{some(there)})")
+            raise InputError(f"{name}: has no column {brief(column)}{did_you_mean(column, there)} (it has "
+                             f"{some(there) or 'none'})")
 
 
 def filled(template: str, row: Row) -> str:

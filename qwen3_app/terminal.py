@@ -298,10 +298,9 @@ def cut_note(completion: Completion, option: str = "--max-tokens") -> str | None
         return None
     n, context, answer = len(completion.token_ids), completion.model.config.context_length, completion.answer
     full = len(completion.prompt_ids) + n >= context
-    if answer.reasoning_truncated or answer.reasoning and not answer.content.strip() and not answer.tool_calls:
-        rest = f"and the context of {context} tokens is full" if full else f"raise {option} for more"
-        return f"All {n} token{'s' * (n > 1)} went into the thought, so there is no answer yet: {rest}."
     reason = f"the context of {context} tokens is full" if full else f"raise {option} for more"
+    if answer.reasoning_truncated or answer.reasoning and not answer.content.strip() and not answer.tool_calls:
+        return f"All {n} token{'s' * (n > 1)} went into the thought, so there is no answer yet: {reason}."
     return f"The answer was cut off after {n} token{'s' * (n > 1)}: {reason}."
 
 

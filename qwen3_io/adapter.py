@@ -46,8 +46,8 @@ def read_changes(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, 
             raise InputError(f"{file}: option {brief(key)} = {brief(value, 80)} is not supported by this program")
     rank, alpha, rooted = config.get("r"), config.get("lora_alpha", ""), config.get("use_rslora", False)
     if not is_whole(rank, 1) or not is_number(alpha) or not isinstance(rooted, bool):
-        raise InputError(f"{file}: r must be a positive integer, lora_alpha a number and use_rslora true or false, not "
-                         f"{brief(repr((rank, alpha, rooted)), 80)}")
+        raise InputError(f"{file}: r = {brief(repr(rank))}, lora_alpha = {brief(repr(alpha))} and use_rslora = "
+                         f"{brief(repr(rooted))} must be a positive integer, a number and true or false")
     if config.get("init_lora_weights") not in BEGINNINGS:
         raise InputError(f"{file}: init_lora_weights = {brief(repr(config['init_lora_weights']))} is not supported: "
                          "such an adapter belongs to a base model that was changed, too; convert it with peft")

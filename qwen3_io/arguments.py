@@ -132,6 +132,7 @@ def checked_ends(eos_token_ids: Iterable[int] | None, default: Iterable[int]) ->
 def checked_stop(stop: str | Sequence[str]) -> tuple[str, ...]:
     """Stop texts as a tuple. Raises InputError for an empty one, which would end every answer at once."""
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
-    if not all(isinstance(text, str) and text for text in stop):
-        raise InputError(f"a stop text must be a text of at least one character, not {brief(repr(stop))}")
+    for text in stop:
+        if not isinstance(text, str) or not text:
+            raise InputError(f"a stop text must be a text of at least one character, not {brief(repr(text))}")
     return stop

@@ -520,6 +520,8 @@ def checked_adapter(folder: Path, adapter_folder: Path) -> str:
     """The path of an adapter's folder. Raises InputError if it is none, or if the base model can't take one."""
     if quantized_file(folder) is not None:
         raise InputError(f"{folder}: an adapter can't be added to packed weights; quantize the original with --adapter")
+    if not adapter_folder.is_dir():
+        raise InputError(f"{adapter_folder}: no such folder")
     for name in (adapter.CONFIG, adapter.WEIGHTS):
         if model_file(adapter_folder, name, largest=None) is None:
             raise InputError(f"{adapter_folder}: no {name} in this folder, so it is not a LoRA adapter")

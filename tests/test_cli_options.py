@@ -4,7 +4,7 @@ import sys
 import pytest
 
 import qwen3
-from helpers import HUGE_INT, assert_cli_refuses, assert_one_line, cut_off, edit_json, refusal, run_main
+from helpers import HUGE_INT, assert_cli_refuses, assert_one_line, cut_off, edit_json, refusal, run_fast, run_main
 from qwen3_app import cli
 from qwen3_io.checkpoint import stretched
 
@@ -111,6 +111,14 @@ def test_extreme_options(folder, capfd, options):
     ["--system", "", "--system-file", "f"], ["--file", "-", "-"], ["--no-such-option"], ["--top-k", "many"]])
 def test_options_that_do_not_go_together(options):
     assert "--help" in refusal(*options, "Hello", status=2) or "stdin" in refusal(*options, "Hello", status=2)
+
+
+@pytest.mark.parametrize("job", [["--compile"], ["--save-quantized", "nowhere", "--quantize", "int8"]], ids=" ".join)
+def test_what_answers_nothing_refuses_a_prompt(job):
+    for more in (["Hello"], ["--stats"], ["--list"]):
+        done = run_fast(*job, *more)
+        assert done.returncode == 2 and not done.stdout
+        assert_one_line(done.stderr, "does not go with")
 
 
 def test_interrupt_while_loading(pristine, capfd, monkeypatch):

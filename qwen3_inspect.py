@@ -77,6 +77,8 @@ def wished(args: argparse.Namespace) -> Wish:
     for name, text in (("the prompt", args.prompt), ("--html", args.html), ("--compare", args.compare)):
         if text is not None and not text.strip():
             raise InputError(f"{name} is empty")
+    if os.path.isfile(args.html):
+        check_page(args.html)
     if args.raw and args.think is not None:
         raise InputError("--raw does not go with --think: without the chat template, nothing asks for a thought")
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -86,6 +88,16 @@ def wished(args: argparse.Namespace) -> Wish:
     return Wish(args.prompt, args.raw, args.think, checked_whole("max_tokens", args.max_tokens, 1) or 1,
                 sampling, checked_whole("seed", args.seed, 0), args.quantized,
                 compared)
+
+
+def check_page(name: str) -> None:
+    """Raises InputError for a file that isn't a page of this program: it would be overwritten."""
+    try:
+        with open(name, "rb") as file:
+            if b"<title>Inside Qwen3</title>" not in file.read(4096):
+                raise InputError(f"{name}: exists already, and is no page of this program; give another --html")
+    except OSError as error:
+        raise InputError(f"{name}: cannot be read: {error.strerror}") from error
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -22,13 +22,16 @@ TOP = 5  # answers to show
 
 def index(file: str, folder: str, name: str) -> None:
     """Writes a vector for each paragraph of the .txt and .md files below the folder."""
+    if not Path(folder).is_dir():
+        raise InputError(f"{folder}: no such folder")
     files = [path for path in sorted(Path(folder).rglob("*")) if path.suffix in (".txt", ".md")]
     passages = [(str(path), " ".join(text.split())) for path in files
                 for text in path.read_text("utf-8", "replace").split("\n\n") if text.strip()]
     if not passages:
         raise InputError(f"{folder}: there is no text in .txt or .md files")
     vectors = embed(load_model(name), [text for _, text in passages], truncate=True)
-    np.savez(file, model=name, vectors=vectors, passages=json.dumps(passages))
+    with open(file, "wb") as opened:  # np.savez would change a name without .npz
+        np.savez(opened, model=name, vectors=vectors, passages=json.dumps(passages))
     print(f"{file}: {len(passages)} passages of {len(files)} files")
 
 
@@ -37,6 +40,8 @@ def find(file: str, question: str, reranker: str | None) -> None:
     try:
         saved = dict(np.load(file))
         name, vectors, passages = str(saved["model"]), saved["vectors"], json.loads(str(saved["passages"]))
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
         raise InputError(f"{file}: no index, or a damaged one; write it anew") from error
     scores = vectors @ embed(load_model(name), [question], instruction=SEARCH)[0]

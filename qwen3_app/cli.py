@@ -6,6 +6,7 @@ in one line; 2 for bad usage; 130 after Ctrl-C.
 import argparse
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -23,7 +24,9 @@ from qwen3_app.terminal import (as_json, cut_note, logprob_objects, note, print_
                                 statistics, write)
 from qwen3_io.arguments import checked_stop, checked_whole
 from qwen3_io.checkpoint import check_answers, stretched
-from qwen3_io.errors import LONGEST_LINE, InputError, brief
+from qwen3_io.errors import LONGEST_LINE, InputError, brief, did_you_mean
+
+OF_THE_FAST_ENGINE = ("--quantize", "--save-quantized", "--threads", "--compile", "--kv-dtype")
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Options
@@ -31,6 +34,11 @@ from qwen3_io.errors import LONGEST_LINE, InputError, brief
 
 class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
+        given = [word.partition("=")[0] for word in message.split() if re.match(r"--?\w", word)]
+        if message.startswith("unrecognized arguments") and given:
+            known = re.findall(r"--[a-z-]+", self.format_usage())
+            there = "; qwen3_numba.py has it" if given[0] in OF_THE_FAST_ENGINE else did_you_mean(given[0], known)
+            message = f"there is no option {given[0]} here{there}"
         note(f"{self.prog}: error: {brief(message, LONGEST_LINE)} (--help lists the options)")
         self.exit(2)
 

@@ -168,13 +168,13 @@ def load_prompt_cache(model: Model, name: str | Path) -> KVCache:
     except (safetensors.SafetensorError, ValueError, TypeError, KeyError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"{name}: a damaged prompt cache; delete it: {error}") from error
+        raise InputError(f"{name}: no prompt cache, or a damaged one; give another name: {error}") from error
     n = len(token_ids) if token_ids.ndim == 1 else 0
     shape = (*cache.k.shape[:3], n, cache.k.shape[4])
     if (not 1 <= n <= model.config.context_length
             or any(array.shape != shape or array.dtype != cache.k.dtype for array in (k, v))
             or metadata.get("crc32") != checksum([token_ids, *k, *v])):
-        raise InputError(f"{name}: a damaged prompt cache; delete it")
+        raise InputError(f"{name}: a damaged prompt cache; give another name")
     ids, sequence = checked_prompt(token_ids, model.config.vocab_size), np.zeros(n, np.int64)
     positions = cache.reserve(sequence)
     cache.k[..., :n, :], cache.v[..., :n, :] = k, v

@@ -132,8 +132,8 @@ def hub_id(hub: ModuleType, name: str) -> tuple[str, str]:
         hub.utils.validate_repo_id(repo_id)
         if "/" in repo_id and (not colon or SAFE_NAME.fullmatch(quantization)):
             return repo_id, quantization
-    raise InputError(f"{brief(name)}: no such folder or file, and no model of the hub: those are called owner/name, like "
-                     f"Qwen/Qwen3-0.6B, or for short {', '.join(SHORT_NAMES)}; a GGUF file of the hub is called "
+    raise InputError(f"{brief(name)}: no such folder or file, and no model of the hub: those are called owner/name, "
+                     f"like Qwen/Qwen3-0.6B, or for short {', '.join(SHORT_NAMES)}; a GGUF file of the hub is called "
                      "owner/name:QUANTIZATION, like Qwen/Qwen3-0.6B-GGUF:Q8_0")
 
 

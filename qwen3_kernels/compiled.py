@@ -28,8 +28,8 @@ try:
     import llvmlite
     import llvmlite.binding as llvm
 except ImportError as error:
-    raise ImportError(f"qwen3_numba needs numba ({error}): pip install numba, or qwen3[fast]; qwen3.py does the same "
-                      "without it") from error
+    raise ImportError(f"qwen3_numba needs numba ({error}): pip install numba, or in the project's folder "
+                      "pip install '.[fast]'; qwen3.py does the same without it") from error
 except OSError as error:  # of its shared library
     raise ImportError("qwen3_numba needs llvmlite, which can't be loaded; is there enough memory? qwen3.py does the "
                       f"same without it ({brief(error)})") from error

@@ -207,7 +207,7 @@ def test_a_prompt_cache_belongs_to_its_adapter(tmp_path, capfd):
     ({"peft_type": "IA3"}, ["peft_type", "IA3"]), ({"peft_type": REMOVED}, ["peft_type"]),
     ({"use_dora": True}, ["use_dora"]), ({"bias": "all"}, ["bias"]), ({"modules_to_save": ["lm_head"]}, ["modules_to_save"]),
     ({"alpha_pattern": {"q_proj": 3}}, ["alpha_pattern"]), ({"fan_in_fan_out": True}, ["fan_in_fan_out"]),
-    ({"a_new_option": 1}, ["a_new_option"]), ({"r": 0}, ["r must be"]), ({"r": 5}, ["rank 4", "says 5"]),
+    ({"a_new_option": 1}, ["a_new_option"]), ({"r": 0}, ["r = 0", "positive integer"]), ({"r": 5}, ["rank 4", "says 5"]),
     ({"lora_alpha": None}, ["lora_alpha"]), ({"lora_alpha": 10**400}, ["lora_alpha"]), ({"use_rslora": 1}, ["use_rslora"]),
     ({"init_lora_weights": "pissa"}, ["pissa", "convert"]), ({"init_lora_weights": ["x"]}, ["init_lora_weights"])])
 def test_options_that_change_the_computation(folders, changes, words):
@@ -260,5 +260,5 @@ def test_files_that_are_missing_or_damaged(folders, capfd):
     (adapter / "adapter_model.safetensors").unlink()
     assert_cli_refuses(capfd, ["--model", path, "--adapter", adapter, "Hi"], "no adapter_model.safetensors")
     assert_cli_refuses(capfd, ["--model", path, "--adapter", path, "Hi"], "no adapter_config.json", "not a LoRA adapter")
-    assert_cli_refuses(capfd, ["--model", path, "--adapter", adapter / "nowhere", "Hi"], "not a LoRA adapter")
+    assert_cli_refuses(capfd, ["--model", path, "--adapter", adapter / "nowhere", "Hi"], "nowhere", "no such folder")
     assert_cli_refuses(capfd, ["--model", adapter, "Hi"], "LoRA adapter", "--adapter")

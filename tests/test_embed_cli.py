@@ -165,8 +165,9 @@ def test_search(embedder, reranker, tmp_path):
         assert "index.npz: no index" in refusal("find", index, "sun", program=program)
     np.save(tmp_path / "vectors.npy", np.zeros((3, 2)))
     assert "no index" in refusal("find", tmp_path / "vectors.npy", "sun", program=program)
-    for folder in ("nowhere", "empty"):
-        assert "there is no text" in refusal("index", index, tmp_path / folder, "--model", embedder, program=program)
+    (tmp_path / "empty").mkdir()
+    for folder, words in (("nowhere", "no such folder"), ("empty", "there is no text")):
+        assert words in refusal("index", index, tmp_path / folder, "--model", embedder, program=program)
     (notes / "latin.txt").write_bytes("Frère \x1b[2J".encode("latin-1"))
     assert b"4 passages of 3 files" in output("index", index, notes, "--model", embedder, program=program)
     assert "Fr\ufffdre \\x1b[2J" in output("find", index, "sun", program=program).decode()

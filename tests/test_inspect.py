@@ -424,7 +424,7 @@ def test_as_a_process(tmp_path):
     ([PROMPT, "-n", 0], ["max_tokens"]),
     ([""], ["empty"]),
     ([" \n"], ["empty"]),
-    ([PROMPT, "--html", ""], ["--html", "empty"]),
+    ([PROMPT, "--html", ""], ["--html", "empty"]), ([PROMPT, "--html", ROOT / "README.md"], ["README.md", "exists"]),
     ([PROMPT, "--compare", " "], ["--compare", "empty"]),
     ([PROMPT, "--top-p", 2], ["top_p"]),
     ([PROMPT, "--seed", -1], ["seed"]),

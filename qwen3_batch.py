@@ -41,7 +41,7 @@ import numpy as np
 from qwen3 import BUNDLED, NUMPY, Completion, Engine, InputError, KVCache, Model, answer_limit, load_model
 from qwen3_io.arguments import Options, TokenIds, checked_prompt, checked_whole, common_prefix
 from qwen3_io.checkpoint import check_answers
-from qwen3_io.errors import brief
+from qwen3_io.errors import brief, counted
 
 __all__ = ["Batch", "slots_in"]
 
@@ -215,8 +215,8 @@ def slots_in(model: Model, longest: int, memory: int | None = None) -> int:
     size = 2 * k.itemsize * k.shape[0] * k.shape[2] * k.shape[4] * longest
     given = free_memory() // 2 if memory is None else memory
     if given < size:
-        raise InputError(f"the keys and values of {longest} positions take {size / 1e9:.2f} GB, more than the "
-                         f"{given / 1e9:.2f} GB for them; give more memory, or fewer positions")
+        raise InputError(f"the keys and values of {longest} positions take {size / 1e6:,.0f} MB, more than the "
+                         f"{given / 1e6:,.0f} MB for them; give more memory, or fewer positions")
     return min(given // size, MOST_SLOTS)
 
 
@@ -311,7 +311,7 @@ def run(args: argparse.Namespace) -> int:
         with Journal(args.out, lock, description(source, model, settings), source.n_rows) as journal:
             longest = min(args.context or CONTEXT, model.config.context_length)
             slots = slots_in(model, longest, memory)
-            note(f"{slots} record{'s' * (slots > 1)} at a time, of at most {longest} tokens with the answer")
+            note(f"{counted(slots, 'record')} at a time, of at most {longest} tokens with the answer")
             run_job(model, source, journal, settings, Batch(model, slots, longest), args.fail_fast)
     return 0
 

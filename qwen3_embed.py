@@ -155,7 +155,7 @@ def last_states(model: Model, before: list[int], bodies: Sequence[list[int]], af
                              f"for {max(room, 0)}")
         if room < 1 or len(body) > room and not truncate:
             raise InputError(f"text {i} has {len(body)} tokens, and the model's context has room for {max(room, 0)}; "
-                             "truncate=True (--truncate) leaves out the rest")
+                             "the option truncate leaves out the rest")
     texts = [before + body[:room] + after for body in bodies]
     shared = common_length(texts)
     lengths = np.array([len(text) for text in texts], int) - shared

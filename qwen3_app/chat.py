@@ -16,10 +16,10 @@ from qwen3 import Completion, Model, Sampling, chat, default_sampling
 from qwen3_app import terminal
 from qwen3_app.files import read_messages
 from qwen3_app.prompt import CtrlC, LineDropped, Stopped, completions, line_reader, read_line, read_message, signals
-from qwen3_app.state import keep_conversation
+from qwen3_app.state import check_kept, keep_conversation
 from qwen3_app.terminal import CYAN, OutputError, Status, banner, cut_note, print_answer, statistics, told_progress
 from qwen3_io.arguments import checked_whole
-from qwen3_io.errors import InputError, brief, did_you_mean
+from qwen3_io.errors import InputError, brief, counted, did_you_mean
 from qwen3_io.writing import write_json
 
 SETTINGS = {**{name: name for name in Sampling.__dataclass_fields__}, "seed": "seed", "max_tokens": "max_new_tokens",
@@ -36,12 +36,13 @@ HELP = {
     "/think, /no_think": "reason before the answers from now on, or don't",
     "/save FILE, /load FILE": "write the conversation to a file, go on with one (JSON, as --messages reads it)",
     "/stats": "speed and memory of the last answer, and how full the context is",
-    "/set [KEY VALUE]": f"show or set: {', '.join(SETTINGS)} (VALUE default: the value at the start)",
+    "/set [KEY [VALUE]]": f"show or set: {', '.join(SETTINGS)} (VALUE default: the value at the start)",
     "/exit": "leave, as exit, quit, bye, /quit, /bye and Ctrl-D do, or Ctrl-C twice; Ctrl-C once stops an answer",
     '"""': "begins and ends a message of several lines; so does \\ at the end of a line, and Alt-Enter; "
            "a pasted text is one message",
     "//": "a message that begins with a slash"}
 ALIASES = {"/quit": "/exit", "/bye": "/exit", "/nothink": "/no_think", "/no-think": "/no_think", "/?": "/help"}
+TAKES_TEXT = ("/system", "/save", "/load", "/set")
 FAREWELLS = ("exit", "quit", "bye")
 
 
@@ -97,6 +98,8 @@ class Chat:
             if name not in self.commands:
                 similar = did_you_mean(name, [*self.commands, *ALIASES]) or "; /help lists them"
                 raise InputError(f"there is no command {brief(name, 40)}{similar} (// begins a message with a slash)")
+            if rest.strip() and name not in TAKES_TEXT:
+                raise InputError(f"{name} takes nothing behind it")
             self.commands[name](rest.strip())
         elif text.strip() in FAREWELLS:
             raise EOFError
@@ -182,7 +185,7 @@ class Chat:
         last = max((i for i, message in enumerate(self.messages) if message["role"] == "user"), default=None)
         if self.before and (last is None or self.messages == self.start):
             self.messages, self.saved, self.before = self.before, self.saved_before, []
-            note(f"(back in the conversation before, with {len(self.messages)} messages)")
+            note(f"(back in the conversation before, with {counted(len(self.messages), 'message')})")
         elif last is None:
             raise InputError("there is no message to take back")
         else:
@@ -240,7 +243,7 @@ class Chat:
         write_json(name, self.messages if self.tools is None else {"messages": self.messages, "tools": self.tools})
         self.own_files.add(os.path.realpath(name))
         self.saved = list(self.messages)
-        note(f"(saved {len(self.messages)} messages)")
+        note(f"(saved {counted(len(self.messages), 'message')})")
 
     def load(self, name: str) -> None:
         name = one_name(name)
@@ -249,7 +252,7 @@ class Chat:
         self.tools, self.saved = tools if tools is not None else self.tools, list(messages)
         self.own_files.add(os.path.realpath(name))
         waiting = "; /regenerate answers the last one" if messages[-1]["role"] in ("user", "tool") else ""
-        note(f"(loaded {len(messages)} messages{waiting})")
+        note(f"(loaded {counted(len(messages), 'message')}{waiting})")
 
     def stats(self, _: str) -> None:
         if self.last is None:
@@ -264,7 +267,7 @@ class Chat:
         if key and key not in SETTINGS:
             similar = did_you_mean(key, SETTINGS) or "; /help lists them"
             raise InputError(f"there is no setting {brief(key, 40)}{similar}")
-        name = SETTINGS.get(key)
+        name = SETTINGS.get(key) if value else None
         if name in SWITCHES:
             setattr(self, name, self.defaults[name] if value == "default" else parsed_switch(key, value))
         elif name is not None:
@@ -344,6 +347,10 @@ def run_chat(conversation: Chat) -> int:
         commands = [*conversation.commands, *ALIASES]
         read = line_reader(lambda line: completions(line, commands, SETTINGS), ctrl_c)
         note(f"{banner(conversation.model)}\n/help lists the commands; Ctrl-C stops an answer; Ctrl-D leaves")
+        try:
+            check_kept()
+        except InputError as error:
+            note(f"({error}; so only /save keeps this conversation)")
         converse(conversation, read, ctrl_c)
         return 0
     finally:

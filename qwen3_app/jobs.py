@@ -25,7 +25,7 @@ from qwen3 import Completion, Model
 from qwen3_app.files import fingerprint
 from qwen3_app.records import Row, Settings, Source, answered, id_of, line_of, parsed, refused, request
 from qwen3_app.terminal import model_name, note, weight_bytes
-from qwen3_io.errors import InputError, brief
+from qwen3_io.errors import InputError, brief, counted
 from qwen3_io.progress import progress
 from qwen3_io.writing import write_whole
 
@@ -328,8 +328,9 @@ def run_job(model: Model, source: Source, journal: Journal, settings: Settings, 
         note(f"{journal.name}: {journal.n_done} records are done; the same command goes on from there")
         raise
     source.check_unchanged()
-    parts = [f"{counts.answers} records answered, {counts.tokens} tokens in {counts.seconds:.1f} s"]
-    parts += [f"{counts.errors} records could not be answered: their results say why"] if counts.errors else []
+    parts = [f"{counted(counts.answers, 'record')} answered, "
+             f"{counted(counts.tokens, 'token')} in {counts.seconds:.1f} s"]
+    parts += [f"{counted(counts.errors, 'record')} could not be answered: the results say why"] if counts.errors else []
     parts += [f"{before} were done before"] if before else []
     note(f"{journal.name}: {'; '.join(parts)}")
 

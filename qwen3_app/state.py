@@ -4,6 +4,7 @@ They lie in $XDG_STATE_HOME/qwen3, or ~/.local/state/qwen3. QWEN3_HISTORY=off ke
 only comfort, so it raises no error; a conversation that can't be kept does.
 """
 import contextlib
+import errno
 import json
 import os
 import stat
@@ -92,14 +93,23 @@ def add_line(text: str) -> None:
 # The last conversation, in the form of /save
 # ----------------------------------------------------------------------------------------------------------------------
 
+def check_kept() -> None:
+    """Raises InputError if keep_conversation could not write its file."""
+    file = state_file("last.json")
+    try:
+        if file is not None:
+            make_private_folder(file.parent)
+            if not os.access(file.parent, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise InputError(f"{file}: cannot be written: {error.strerror}") from error
+
+
 def keep_conversation(messages: list[dict], tools: list[dict] | None) -> Path | None:
     """Writes the conversation -> the file; None if nothing is to be kept. Raises InputError if it can't be written."""
+    check_kept()
     file = state_file("last.json")
     if file is not None:
-        try:
-            make_private_folder(file.parent)
-        except OSError as error:
-            raise InputError(f"{file}: cannot be written: {error.strerror}") from error
         write_json(file, messages if tools is None else {"messages": messages, "tools": tools}, private=True)
     return file
 

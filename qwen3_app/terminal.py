@@ -13,7 +13,7 @@ import numpy as np
 
 from qwen3 import CHUNK, Completion, Config, Model
 from qwen3_app.wrap import Wrap, wrapped
-from qwen3_io.errors import InputError
+from qwen3_io.errors import InputError, counted
 from tokenizer_utils import split_stream
 
 
@@ -299,9 +299,10 @@ def cut_note(completion: Completion, option: str = "--max-tokens") -> str | None
     n, context, answer = len(completion.token_ids), completion.model.config.context_length, completion.answer
     full = len(completion.prompt_ids) + n >= context
     reason = f"the context of {context} tokens is full" if full else f"raise {option} for more"
+    length = counted(n, "token")
     if answer.reasoning_truncated or answer.reasoning and not answer.content.strip() and not answer.tool_calls:
-        return f"All {n} token{'s' * (n > 1)} went into the thought, so there is no answer yet: {reason}."
-    return f"The answer was cut off after {n} token{'s' * (n > 1)}: {reason}."
+        return f"The thought took {length}, and no answer followed: {reason}."
+    return f"The answer was cut off after {length}: {reason}."
 
 
 def peak_memory() -> int | None:

@@ -38,6 +38,11 @@ def some(names: Iterable[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + rest
 
 
+def counted(n: int, thing: str) -> str:
+    """"1 token", "2 tokens"."""
+    return f"{n} {thing}" if n == 1 else f"{n} {thing}s"
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """ "; did you mean X?" if one of the known names resembles `name`, else an empty text."""
     similar = difflib.get_close_matches(name, list(known), n=1)

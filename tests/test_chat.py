@@ -124,7 +124,7 @@ def test_commands(demo):
     assert handled(chat, "/set max_tokens 6")
     for line, shown in {"/think": True, "/set hide_thinking on": False, "/set hide_thinking default": True}.items():
         handled(chat, line)
-        cut = r"\n?\(All 6 tokens went into the thought, .*\)"
+        cut = r"\n?\(The thought took 6 tokens, .*\)"
         assert re.fullmatch(r"<think>\n.+\n(?=\()" * shown + cut, handled(chat, PERU))
         assert chat.messages[-1]["content"] == "" and chat.messages[-1]["reasoning_content"]
     assert handled(chat, "/no_think") and "<think>" not in handled(chat, PERU)
@@ -146,7 +146,7 @@ def test_set(demo):
             "hide_thinking on": "on", "hide_thinking off": "off", "seed  1 ": "1", "temperature 5": "5",
             "max_tokens 40": "40", "top-k=4": "4", "seed = 2": "2", "stats=on": "on", "stats default": "off"}.items():
         key = re.match("[a-z_-]+", setting)[0].replace("-", "_")
-        assert handled(chat, f"/set {setting}") == f"{key} = {shown}"
+        assert handled(chat, f"/set {setting}") == handled(chat, f"/set {key}") == f"{key} = {shown}"
     first = handled(chat, PERU)
     assert handled(chat, "/regenerate") != first
     chat.n_answers = 0
@@ -159,6 +159,13 @@ def test_what_is_misspelt(demo):
                           "/set tempreature=1": "temperature", "/nothnk": "/nothink"}.items():
         assert f"did you mean {similar}?" in refused(chat, line)
     assert "/help lists them" in refused(chat, "/xyzzy") and "/help lists them" in refused(chat, "/set xyzzy 1")
+
+
+def test_words_behind_a_command_that_takes_none(demo):
+    chat = new_chat(demo, TALK)
+    for line in ("/undo 5", "/clear x", "/think foo", "/nothink foo", "/history 3", "/exit now", "/stats all"):
+        assert "takes nothing behind it" in refused(chat, line)
+    assert chat.messages == TALK and chat.enable_thinking is None
 
 
 def test_undo_and_history(demo):
@@ -224,7 +231,7 @@ def test_regenerate_while_results_are_missing(demo):
 @pytest.mark.parametrize("line", [
     "/hepl", "/load none.json", "/load -", "/load unloadable.json", "/save", "/save -", "/save .", "/save \0",
     "/save \udcff", "/regenerate", "/stats", "/system caf\udcff", "a " * 5000, *("/set " + setting for setting in [
-        "temperature hot", "temperature", "temperature nan", "temperature 1e999", "top_k -1", "top_k ½", "top_p 0",
+        "temperature hot", "temperature nan", "temperature 1e999", "top_k -1", "top_k ½", "top_p 0",
         "top_p 1.5", "top_p inf", "min_p -0.1", "seed -1", "seed 1.5", "seed +-5", f"seed {'9' * 5000}", "max_tokens 0",
         "max_new_tokens 0", "think_budget -1", "hide_thinking 1", "stop x", "nothing 1"])])
 def test_a_refused_line_changes_nothing(demo, playground, line):

@@ -28,7 +28,7 @@ FOX = "Tell me a story about a fox."
 def test_a_cut_answer_says_so():
     done = run("--max-tokens", "5", "--hide-thinking", FOX)
     assert done.returncode == 0 and done.stdout.strip() == ""
-    assert re.fullmatch(r"All 5 tokens went into the thought.* --max-tokens .*\n", done.stderr)
+    assert re.fullmatch(r"The thought took 5 tokens, .* --max-tokens .*\n", done.stderr)
     for hidden in ([], ["--hide-thinking"]):
         assert run("--max-tokens", "20", *hidden, FOX).stderr == cut_off(20)
     assert run("--no-think", "--max-tokens", "3", FRANCE).stderr == cut_off(3)

@@ -170,7 +170,7 @@ def test_bad_records_are_counted(capfd, tmp_path, tiny):
     prompts = [{"prompt": "a", "max_new_tokens": 1}, {"prompt": ""}, {"prompt": "a" * 999}]
     source = write_lines(tmp_path / "in.jsonl", prompts)
     status, err = main(capfd, source, "--out", tmp_path / "out.jsonl", "--model", tiny)
-    assert status == 0 and "2 records could not be answered: their results say why" in err
+    assert status == 0 and "2 records could not be answered: the results say why" in err
     errors = [value["error"] for value in read_lines(tmp_path / "out.jsonl") if "error" in value]
     assert "empty" in errors[0] and "room" in errors[1]
     status, err = main(capfd, source, "--out", tmp_path / "fast.jsonl", "--model", tiny, "--fail-fast")

@@ -160,7 +160,7 @@ def test_slots_follow_from_memory(model, monkeypatch):
     size = 2 * 2 * 1 * 2 * 32 * 100  # k and v, 16 bits, one layer, 2 heads of 16 numbers filled up to 32, 100 positions
     assert slots_in(model, 100, size) == 1 and slots_in(model, 100, 5 * size - 1) == 4
     assert slots_in(model, 100, 10**12) == qwen3_batch.MOST_SLOTS
-    assert_one_line(message_of(slots_in, model, 10**6, 1000), "GB", "memory")
+    assert_one_line(message_of(slots_in, model, 10**6, 1000), "256 MB", "memory")
     monkeypatch.setattr(qwen3_batch, "free_memory", lambda: 6 * size)
     assert slots_in(model, 100) == 3
     monkeypatch.undo()

@@ -1,4 +1,5 @@
 """qwen3_app/state.py: the lines typed and the last conversation, kept for their user alone."""
+import contextlib
 import json
 import os
 import threading
@@ -80,6 +81,12 @@ def test_the_last_conversation(folder):
         assert mode(file) == 0o600 and mode(folder) == 0o700 and os.listdir(folder) == ["last.json"]
 
 
+def assert_kept(can_be: bool) -> None:
+    """check_kept tells what can be known before anything is written."""
+    with contextlib.nullcontext() if can_be else pytest.raises(InputError, match=r"last.json: cannot be written: "):
+        state.check_kept()
+
+
 def test_a_conversation_that_cannot_be_kept_says_so(folder, monkeypatch):
     folder.mkdir()
     os.mkfifo(folder / "last.json")
@@ -87,6 +94,7 @@ def test_a_conversation_that_cannot_be_kept_says_so(folder, monkeypatch):
         monkeypatch.setenv("XDG_STATE_HOME", str(home))
         with pytest.raises(InputError):
             state.keep_conversation(TALK, None)
+        assert_kept(home != "/dev/null")
         with pytest.raises(InputError, match="no conversation to continue"):
             state.kept_conversation()
 

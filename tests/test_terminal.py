@@ -27,7 +27,7 @@ def demo():
 # ---- a cut answer ---------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("n, thinking, words", [
-    (5, None, "All 5 tokens went into the thought, so there is no answer yet: raise --max-tokens for more."),
+    (5, None, "The thought took 5 tokens, and no answer followed: raise --max-tokens for more."),
     (5, False, "The answer was cut off after 5 tokens: raise --max-tokens for more."),
     (None, False, None), (None, None, None)])
 def test_a_cut_answer_says_so(demo, n, thinking, words):
@@ -38,10 +38,10 @@ def test_a_thought_that_ended_before_the_cut(demo):
     whole = qwen3.chat(demo, FRANCE).finish()
     closing = whole.token_ids.index(demo.tokenizer.token_to_id("</think>"))
     cut = [terminal.cut_note(qwen3.chat(demo, FRANCE, max_new_tokens=n).finish()) for n in (closing + 1, closing + 4)]
-    assert cut[0].startswith("All ") and cut[1].startswith("The answer was cut off")
+    assert cut[0].startswith("The thought took ") and cut[1].startswith("The answer was cut off")
 
 
-@pytest.mark.parametrize("thinking, words", [(None, "All 4 tokens went into the thought"),
+@pytest.mark.parametrize("thinking, words", [(None, "The thought took 4 tokens"),
                                              (False, "The answer was cut off after 4 tokens")])
 def test_a_full_context_is_named_and_no_option(demo, thinking, words):
     prompt = len(qwen3.chat(demo, FRANCE, None, thinking).prompt_ids)

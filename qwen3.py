@@ -191,11 +191,8 @@ def attention_in_blocks(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarr
     """attention() in blocks of queries, skipping keys after a block's last query."""
     (n_heads, n), length = q.shape[:2], k.shape[1]
     block = max(1, min(QUERIES, MAX_SCORES // (n_heads * length)))
-    outs = []
-    for start in range(0, n, block):
-        seen = length - n + min(start + block, n)
-        outs.append(attention(q[:, start:start + block], k[:, :seen], v[:, :seen]))
-    return np.concatenate(outs, axis=1)
+    blocks = [(i, length - n + min(i + block, n)) for i in range(0, n, block)]  # (first query, keys that the last sees)
+    return np.concatenate([attention(q[:, i:i + block], k[:, :seen], v[:, :seen]) for i, seen in blocks], axis=1)
 
 
 def swiglu(x: np.ndarray, gate_proj: np.ndarray, up_proj: np.ndarray, down_proj: np.ndarray) -> np.ndarray:
@@ -243,10 +240,9 @@ def decoder_layer(x: np.ndarray, w: dict[str, Any], config: Config, cache: KVCac
     h = rms_norm(x, w["input_layernorm"], eps)
     q = linear(h, w["q_proj"]).reshape(n, -1, config.head_dim)  # [n, n_heads, head_dim]
     k = linear(h, w["k_proj"]).reshape(n, -1, config.head_dim)  # [n, n_kv_heads, head_dim]
-    v = linear(h, w["v_proj"]).reshape(n, -1, config.head_dim)
+    v = linear(h, w["v_proj"]).reshape(n, -1, config.head_dim).swapaxes(0, 1)
     q = apply_rope(rms_norm(q, w["q_norm"], eps).swapaxes(0, 1), cos, sin)  # QK-Norm: each head by itself, before RoPE
     k = apply_rope(rms_norm(k, w["k_norm"], eps).swapaxes(0, 1), cos, sin)  # [n_kv_heads, n, head_dim]
-    v = v.swapaxes(0, 1)
     out = np.concatenate([attention_in_blocks(q[:, part], *cache.append(layer, sequence, k[:, part], v[:, part]))
                           for sequence, part in parts], axis=1)
     x = x + linear(out.swapaxes(0, 1).reshape(n, -1), w["o_proj"])  # heads side by side: n_heads * head_dim
@@ -277,7 +273,7 @@ class KVCache:
         if not is_whole(self.max_length, 1) or not is_whole(batch, 1):
             raise InputError(f"a KV cache has 1 or more positions and rows, not {brief(max_length)} and {brief(batch)}")
         self.config = config
-        self.lengths = np.zeros(batch, np.int64)
+        self.lengths, self.n_uses = np.zeros(batch, np.int64), 0  # n_uses: how many answers `reuse` gave it to
         self.k = np.empty((config.num_hidden_layers, batch, config.num_key_value_heads, 0, config.head_dim), np.float32)
         self.v = np.empty_like(self.k)
         self.token_ids = np.empty((batch, 0), np.int64)
@@ -338,7 +334,9 @@ class KVCache:
         self.lengths[sequence] = length
 
     def copy(self, sequence: int, source: KVCache, source_sequence: int, n: int) -> None:
-        """Makes a sequence a copy of the first n positions of another one, in this cache or in another."""
+        """Makes a sequence a copy of the first n positions of another one, in this cache or in another of its kind."""
+        if (type(source), source.config) != (type(self), self.config) or n > source.lengths[source_sequence]:
+            raise InputError(f"{n} positions can't be copied from this cache: it has fewer, or is of another kind")
         self.lengths[sequence] = 0
         positions = self.reserve(np.full(n, sequence))
         self.k[:, sequence, :, :n] = source.k[:, source_sequence, :, :n]
@@ -373,7 +371,7 @@ def forward(model: Model, token_ids: TokenIds, cache: KVCache, all_logits: bool 
 def hidden_states(model: Model, token_ids: TokenIds, cache: KVCache) -> np.ndarray:
     """forward without the head -> the residual stream after the last norm, float32 [n, hidden_size]."""
     config, w = model.config, model.weights
-    ids, sequences = checked_batch(token_ids, cache, config)
+    ids, sequences = checked_batch(token_ids, cache, config, np.float32)
     positions, out = cache.reserve(sequences), np.empty((len(ids), config.hidden_size), np.float32)
     for start in range(0, len(ids), CHUNK):
         now = slice(start, start + CHUNK)
@@ -485,19 +483,19 @@ def sample(logits: np.ndarray, sampling: Sampling, rng: np.random.Generator) -> 
     return int(ids[(probabilities / rng.standard_exponential(len(ids)).astype(np.float32)).argmax()])
 
 
-Draw = Callable[[np.ndarray], int]  # draws the next token from logits [vocab_size]
+Draw = Callable[..., int]  # draws the next token from logits [vocab_size]
 Forward = Callable[..., np.ndarray]  # has the parameters of `forward`
 
 
 def sampler(model: Model, prompt: np.ndarray, sampling: Sampling, seed: int | None) -> Draw:
-    """A function that draws a sequence's next token and remembers it for the penalties."""
+    """A function that draws a sequence's next token, or takes the one given, and remembers it for the penalties."""
     rng = np.random.default_rng(seed)
     prompt_counts = np.bincount(prompt, minlength=model.config.vocab_size).astype(np.float32)
     counts = np.zeros(model.config.vocab_size, np.float32)
 
-    def draw(logits: np.ndarray) -> int:
+    def draw(logits: np.ndarray, forced: int | None = None) -> int:
         check_finite(logits, model.path, model.engine.overflow)
-        token = sample(penalize(logits, sampling, prompt_counts, counts), sampling, rng)
+        token = sample(penalize(logits, sampling, prompt_counts, counts), sampling, rng) if forced is None else forced
         counts[token] += 1
         return token
 
@@ -519,11 +517,10 @@ def generate(model: Model, token_ids: Sequence[int] | np.ndarray, max_new_tokens
     `eos_token_ids=()` never ends early. `sampling` takes the fields of Sampling; defaults come from the model's
     generation_config.json. The same seed gives the same tokens.
 
-    A `cache` filled by an earlier call is cut back to the longest common prefix with the prompt, and the rest of the
-    prompt is computed: a conversation costs only its new tokens. `forward` and `draw` take the place of the model's
-    forward (see Lookup) and of the sampler (see with_think_budget). `observe(token, logits [vocab_size])` is called
-    with each token and the model's logits. Raises InputError, before anything is computed, for ids and values out of
-    range.
+    A `cache` filled by an earlier call is cut back to the longest common prefix with the prompt, then belongs to this
+    call: a conversation costs only its new tokens. `forward` and `draw` take the place of the model's forward (see
+    Lookup) and of the sampler (see with_think_budget). `observe(token, logits [vocab_size])` is called with each token
+    and the model's logits. Raises InputError, before anything is computed, for ids and values out of range.
     """
     prompt = checked_prompt(token_ids, model.config.vocab_size)
     limit, ends = answer_limit(model, len(prompt), max_new_tokens), checked_ends(eos_token_ids, model.eos_token_ids)
@@ -531,11 +528,13 @@ def generate(model: Model, token_ids: Sequence[int] | np.ndarray, max_new_tokens
     next_token = sampler(model, prompt, settings, seed) if draw is None else draw
     run = model.engine.forward if forward is None else forward
     cache = model.engine.new_cache(model.config) if cache is None else cache
-    remaining = reuse(cache, prompt, model.config)
+    remaining, turn = reuse(cache, prompt, model.config), cache.n_uses
 
     def tokens() -> Iterator[int]:
         new: Sequence[int] | np.ndarray = remaining
         for _ in range(limit):
+            if cache.n_uses != turn:
+                raise InputError("the cache was given to another answer meanwhile; take one for each")
             logits = run(model, new, cache)  # first the whole prompt, then one token at a time
             token = next_token(logits)
             if token in ends:
@@ -553,6 +552,7 @@ def reuse(cache: KVCache, prompt: np.ndarray, config: Config) -> np.ndarray:
     if cache.config != config or len(cache.lengths) != 1:
         raise InputError("the cache given belongs to another model, or to a batch")
     cache.truncate(min(cache.common_prefix(prompt), len(prompt) - 1))  # the last token's logits say how to go on
+    cache.n_uses += 1
     return prompt[cache.length:]
 
 

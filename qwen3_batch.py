@@ -308,9 +308,9 @@ def run(args: argparse.Namespace) -> int:
     with locked(args.out) as lock:
         model = load_model(named_model(args) or BUNDLED, make_engine(args), args.offline, adapter=args.adapter)
         check_answers(model.path, model.embeds)
+        longest = min(args.context or CONTEXT, model.config.context_length)
+        slots = slots_in(model, longest, memory)
         with Journal(args.out, lock, description(source, model, settings), source.n_rows) as journal:
-            longest = min(args.context or CONTEXT, model.config.context_length)
-            slots = slots_in(model, longest, memory)
             note(f"{counted(slots, 'record')} at a time, of at most {longest} tokens with the answer")
             run_job(model, source, journal, settings, Batch(model, slots, longest), args.fail_fast)
     return 0

@@ -578,9 +578,9 @@ def passes(model: Model, token_ids: TokenIds, cache: qwen3.KVCache,
 
     -> (x [m, hidden_size], logits [n, vocab_size]) of each pass, the logits of tokens `wanted` among all, None: of all.
     """
-    if not isinstance(model.weights, Weights) or not isinstance(cache, KVCache):
-        raise InputError("qwen3_numba.forward needs a model and a KVCache of qwen3_numba, not of qwen3")
-    ids, sequences = checked_batch(token_ids, cache, model.config)
+    if not isinstance(model.weights, Weights):
+        raise InputError("qwen3_numba.forward needs a model of qwen3_numba, not of qwen3")
+    ids, sequences = checked_batch(token_ids, cache, model.config, np.uint16)
     positions = cache.reserve(sequences)
     for start in range(0, len(ids), qwen3.CHUNK):
         now = slice(start, start + qwen3.CHUNK)

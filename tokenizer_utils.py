@@ -118,6 +118,14 @@ def _plain_json(value: Any, what: str) -> Any:
         raise InputError(f"{what} must be plain JSON data: {described(error)}") from error
 
 
+def _prepare_tools(tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """Copies of the tools; None for none."""
+    if tools is not None and not (isinstance(tools, (list, tuple)) and all(isinstance(tool, dict) for tool in tools)):
+        raise InputError("tools must be a list of JSON schemas, each an object such as "
+                         f'{{"type": "function", "function": {{...}}}}, not {brief(repr(tools), 80)}')
+    return _plain_json(tools, "tools") or None
+
+
 def _joined_text(parts: list[Any], index: int) -> str:
     """The text of a content given as a list of `{"type": "text", "text": ...}` parts."""
     for part in parts:
@@ -201,8 +209,9 @@ class Tokenizer:
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise InputError(f"the text is not valid Unicode: it has a lone surrogate at position {error.start}; "
-                                 'repair it, for example with text.encode("utf-8", "replace").decode()') from error
+            where = brief(repr(text[max(error.start - 20, 0):error.start + 1]))
+            raise InputError(f"the text is not valid Unicode: a lone surrogate, the last character of {where}; repair "
+                             'it, for example with text.encode("utf-8", "replace").decode()') from error
         with _library_errors("cannot encode the text", "check the model's tokenizer.json"):
             return self.backend.encode(text).ids
 
@@ -236,7 +245,7 @@ class Tokenizer:
         variables: dict[str, Any] = {
             **self.named_tokens,
             "messages": _prepare_messages(messages, join_text_parts),
-            "tools": _plain_json(tools, "tools") or None,
+            "tools": _prepare_tools(tools),
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
@@ -321,12 +330,15 @@ def split_stream(pieces: Iterable[str], think_open_in_prompt: bool = False) -> I
 
 def until_stop_in_answer(pieces: Iterable[str], stop: Sequence[str], think_open_in_prompt: bool) -> Iterator[str]:
     """The pieces of a text up to the first stop text after the thought."""
-    stream = split_stream(pieces, think_open_in_prompt)
+    stream, blank = split_stream(pieces, think_open_in_prompt), ""  # white space, which a thought may follow
     for kind, piece in stream:
-        if piece and kind != "thinking":
-            yield from until_stop(chain([piece], (piece for _, piece in stream)), stop)
+        blank += piece
+        if blank.strip() and kind != "thinking":
+            yield from until_stop(chain([blank], (piece for _, piece in stream)), stop)
             return
-        yield piece
+        yield blank if kind == "thinking" else ""
+        blank = "" if kind == "thinking" else blank
+    yield from until_stop([blank], stop)
 
 
 def stream_text(tokenizer: Tokenizer, token_ids: Iterable[int]) -> Iterator[str]:
@@ -340,9 +352,9 @@ def stream_text(tokenizer: Tokenizer, token_ids: Iterable[int]) -> Iterator[str]
 THOUGHT_CLOSING = "\n</think>\n\n"  # the forced end of a thought that has used up its budget
 
 
-def with_think_budget(draw: Callable[[np.ndarray], int], tokenizer: Tokenizer, prompt: np.ndarray,
+def with_think_budget(draw: Callable[[np.ndarray, int | None], int], tokenizer: Tokenizer, prompt: np.ndarray,
                       budget: int) -> Callable[[np.ndarray], int]:
-    """A `draw` for generate that lets `budget` tokens of thought pass, then draws the tokens that close the thought."""
+    """A sampler's `draw` that lets `budget` tokens of thought pass, then draws the tokens that close the thought."""
     opening, closing = tokenizer.token_to_id("<think>"), tokenizer.token_to_id("</think>")
     if opening is None or closing is None:
         raise InputError("think_budget needs a model whose tokenizer has the tokens <think> and </think>")
@@ -354,9 +366,9 @@ def with_think_budget(draw: Callable[[np.ndarray], int], tokenizer: Tokenizer, p
         nonlocal inside, spent, forced
         if inside and spent >= budget:
             inside, forced = False, iter(ending)
-        token = next(forced, None)
-        if token is None:
-            token = draw(logits)
+        closes = next(forced, None)
+        token = draw(logits, closes)
+        if closes is None:
             inside = token != closing and (inside or token == opening)
             spent += inside and token != opening
         return token
@@ -365,8 +377,10 @@ def with_think_budget(draw: Callable[[np.ndarray], int], tokenizer: Tokenizer, p
 
 
 def inside_thought(tokenizer: Tokenizer, prompt: np.ndarray) -> bool:
-    """True if the prompt [n] ends within <think>, so that the answer begins with the rest of a thought."""
-    return tokenizer.decode(prompt[-8:]).rstrip().endswith("<think>")
+    """True if the last turn of the prompt [n] ends within <think>, so that the answer begins with a thought's rest."""
+    text = tokenizer.decode(prompt)
+    turn = text[text.rfind("<|im_start|>") + 1:]
+    return turn.rfind("<think>") > turn.rfind("</think>")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -523,7 +537,8 @@ def _tool_calls(content: str) -> list[dict[str, Any]]:
     for closed, unclosed in TOOL_CALL.findall(content):
         try:
             call = json.loads(closed or unclosed)
-        except (ValueError, RecursionError):  # not JSON, an integer of thousands of digits, too deeply nested
+            json.dumps(call, allow_nan=False)
+        except (ValueError, RecursionError):  # not JSON, no number, thousands of digits, too deeply nested
             return []
         if not isinstance(call, dict) or not isinstance(call.get("name"), str) or "arguments" not in call:
             return []

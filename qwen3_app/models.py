@@ -7,7 +7,8 @@ from pathlib import Path
 
 from qwen3 import BUNDLED, NUMPY, Engine
 from qwen3_app.terminal import write
-from qwen3_io.checkpoint import architecture_of, checked_weights, model_file, quantized_file, read_config
+from qwen3_io.checkpoint import (architecture_of, checked_weights, map_quantized, model_file, quantized_file,
+                                 read_config)
 from qwen3_io.errors import InputError, brief, some
 from qwen3_io.gguf_file import is_gguf
 from qwen3_io.hub import cached_models, check_blobs, resolve_model
@@ -89,7 +90,8 @@ def why_not(folder: Path, engine: Engine) -> str | None:
         kind, this = architecture_of(config), "qwen3.py" if engine is NUMPY else "qwen3_numba.py"
         if this not in kind.engines:
             return f"{kind.title}, which {' or '.join(kind.engines)} runs"
-        if quantized_file(folder) is not None:
+        if (quantized := quantized_file(folder)) is not None:
+            map_quantized(quantized[1])  # raises InputError for a damaged file
             return "quantized by qwen3_numba.py, which runs it" if engine is NUMPY else None
         checked_weights(folder, config)
         return None if is_gguf(folder) or model_file(folder, "tokenizer.json") else "no tokenizer.json"

@@ -87,10 +87,14 @@ def is_batch(token_ids: Any) -> bool:
     return isinstance(token_ids, (list, tuple)) and any(isinstance(ids, (list, tuple, np.ndarray)) for ids in token_ids)
 
 
-def checked_batch(token_ids: Sequence[Any] | np.ndarray, cache: Any, config: Any) -> tuple[np.ndarray, np.ndarray]:
-    """(ids [n], the sequence of each [n]): the new tokens of all sequences of a KVCache behind each other."""
-    if cache.config != config:
-        raise InputError("the cache belongs to another model")
+def checked_batch(token_ids: Sequence[Any] | np.ndarray, cache: Any, config: Any,
+                  stored: type) -> tuple[np.ndarray, np.ndarray]:
+    """(ids [n], the sequence of each [n]): the new tokens of all sequences of a KVCache behind each other.
+
+    Raises InputError for a cache of another model, or of the other engine, which stores another type.
+    """
+    if cache.config != config or cache.k.dtype != stored:
+        raise InputError("the cache belongs to another model, or to the other engine")
     each, n_sequences = list(token_ids) if is_batch(token_ids) else [token_ids], len(cache.lengths)
     if len(each) != n_sequences:
         raise InputError(f"the cache holds {n_sequences} sequences, but there are tokens for {len(each)}")
@@ -131,8 +135,8 @@ def checked_ends(eos_token_ids: Iterable[int] | None, default: Iterable[int]) ->
 
 def checked_stop(stop: str | Sequence[str]) -> tuple[str, ...]:
     """Stop texts as a tuple. Raises InputError for an empty one, which would end every answer at once."""
-    stop = (stop,) if isinstance(stop, str) else tuple(stop)
-    for text in stop:
+    texts = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, Iterable) else (stop,)
+    for text in texts:
         if not isinstance(text, str) or not text:
             raise InputError(f"a stop text must be a text of at least one character, not {brief(repr(text))}")
-    return stop
+    return texts

@@ -67,6 +67,32 @@ def test_cache_of_another_model(tiny, tmp_path, engine):
     assert cache.length == 0
 
 
+@pytest.mark.parametrize("kv_dtype", ["f16", "bf16", "f32", "int8"])
+def test_cache_of_the_other_engine(demo, kv_dtype):
+    fast = pytest.importorskip("qwen3_numba")
+    cache = fast.CACHES[kv_dtype](demo.config)
+    assert_one_line(message_of(qwen3.chat(demo, "Hello", cache=cache).finish), "engine")
+    assert_one_line(message_of(fast.forward, fast.load_model(qwen3.BUNDLED), [1, 2], qwen3.KVCache(demo.config)), "engine")
+    own = qwen3.KVCache(demo.config)
+    qwen3.forward(demo, [1, 2, 3], own)
+    assert_one_line(message_of(cache.copy, 0, own, 0, 3), "another kind")
+    assert_one_line(message_of(own.copy, 0, cache, 0, 0), "another kind")
+    assert_one_line(message_of(qwen3.KVCache(demo.config).copy, 0, own, 0, 4), "it has fewer")
+    assert own.lengths[0] == 3 and cache.lengths[0] == 0
+
+
+def test_a_cache_serves_one_answer_at_a_time(demo):
+    """The one that came later has it: what it says is right, and the earlier one stops instead of going on wrongly."""
+    cache, options = qwen3.KVCache(demo.config), {"temperature": 0, "enable_thinking": False}
+    first = qwen3.chat(demo, "My name is Mia.", cache=cache, **options)
+    first.step()
+    second = qwen3.chat(demo, "What is my name?", cache=cache, **options)
+    assert_one_line(message_of(first.finish), "another answer", "one for each")
+    assert str(second) == str(qwen3.chat(demo, "What is my name?", **options)) != str(first.token_ids)
+    again = qwen3.chat(demo, "My name is Mia.", cache=cache, **options)
+    assert str(again) == str(qwen3.chat(demo, "My name is Mia.", **options))
+
+
 def test_batch_that_is_not_the_caches(model):
     assert_one_line(message_of(qwen3.forward, model, [[1, 2], [3, 4]], qwen3.KVCache(model.config)), "1", "2")
     assert_one_line(message_of(qwen3.forward, model, [1, 2], qwen3.KVCache(model.config, 10, 2)), "1", "2")
@@ -81,6 +107,7 @@ BAD_ARGUMENTS += [("repetition_penalty", value) for value in (0, -1, math.inf, "
 BAD_ARGUMENTS += [(name, value) for name in ("presence_penalty", "frequency_penalty")
                   for value in (math.nan, math.inf, "x")]
 BAD_ARGUMENTS += [("seed", value) for value in (-1, 1.5, "x")]
+BAD_STOPS = [5, None, [5], "", [""], [None]]
 BAD_ARGUMENTS += [("eos_token_ids", value) for value in ("x", ["x"], [1.5])]
 
 
@@ -88,6 +115,11 @@ BAD_ARGUMENTS += [("eos_token_ids", value) for value in ("x", ["x"], [1.5])]
 def test_arguments_of_generate(model, name, value):
     assert_one_line(message_of(qwen3.generate, model, [1, 2], **{name: value}), name)
     assert_one_line(message_of(qwen3.generate_batch, model, [[1, 2]], **{name: value}), name)
+
+
+@pytest.mark.parametrize("stop", BAD_STOPS, ids=repr)
+def test_stop_texts(demo, stop):
+    assert_one_line(message_of(qwen3.Completion, demo, [1], stop=stop), "a stop text must be")
 
 
 @pytest.mark.parametrize("typed, meant", [

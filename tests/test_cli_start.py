@@ -227,6 +227,9 @@ def test_save_quantized_says_where_and_how_large(tmp_path):
     without = table("--model", folder, cache=tmp_path)
     assert with_it[str(folder)][1] == "yes"
     assert without[str(folder)][1] == "no: quantized by qwen3_numba.py, which runs it"
+    os.truncate(folder / "model.int4.safetensors", 3_000_000)
+    cut = table("--model", folder, cache=tmp_path, program="qwen3_numba.py")
+    assert "not a valid safetensors file" in cut[str(folder)][1]
 
 
 def test_progress_of_a_file_that_is_written(tmp_path, monkeypatch, demo):

@@ -112,7 +112,7 @@ def test_a_gguf_file(tmp_path, some_texts):
 def one_token_at_a_time(model):
     """The model with an engine that is slow and always adds in the same order, whatever shares the batch."""
     def hidden_states(model, ids, cache):
-        ids, sequences = checked_batch(ids, cache, model.config)
+        ids, sequences = checked_batch(ids, cache, model.config, np.float32)
         positions, rows = cache.reserve(sequences), []
         for sequence, part in parts_of(sequences):
             before, alone = cache.token_ids[sequence, :cache.lengths[sequence]], qwen3.KVCache(model.config)
@@ -174,7 +174,7 @@ def counting(model):
     passes = []
 
     def counted(model, ids, cache):
-        passes.append(len(checked_batch(ids, cache, model.config)[0]))
+        passes.append(len(checked_batch(ids, cache, model.config, np.float32)[0]))
         return qwen3.hidden_states(model, ids, cache)
 
     def never(*_):

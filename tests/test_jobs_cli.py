@@ -185,7 +185,7 @@ def test_wrong_usage(capfd, tmp_path, source):
     assert "--column does not go with --template" in \
         refusal(capfd, source, "--out", out, "--column", "a", "--template", "{a}", status=2)
     assert "--raw does not go with --no-think" in refusal(capfd, source, "--out", out, "--raw", "--no-think", status=2)
-    for options, words in [(["--memory", "much"], "--memory"), (["--context", 1], "context"), (["--top-p", 2], "top_p"),
+    for options, words in [(["--memory", "much"], "--memory"), (["--memory", 1], "give more memory"), (["--context", 1], "context"), (["--top-p", 2], "top_p"),
                            (["-n", 0], "max_tokens"), (["--model", "nix"], "no such folder"),
                            (["--tools", "nix"], "nix")]:
         assert words in refusal(capfd, source, "--out", out, *options)

@@ -457,6 +457,16 @@ def test_greedy_takes_the_maximum():
     assert {qwen3.sample(logits, qwen3.Sampling(2.0, min_p=1.0), np.random.default_rng(i)) for i in range(20)} == {1}
 
 
+def test_a_token_that_is_not_drawn_counts_for_the_penalties(model):
+    """The end of a thought that has used up its budget."""
+    draw = qwen3.sampler(model, np.array([1]), qwen3.Sampling(presence_penalty=3), None)
+    logits = np.zeros(model.config.vocab_size, np.float32)
+    logits[7], logits[9] = 5, 4
+    assert [draw(logits), draw(logits)] == [7, 9]
+    draw = qwen3.sampler(model, np.array([1]), qwen3.Sampling(presence_penalty=3), None)
+    assert [draw(logits, 7), draw(logits)] == [7, 9]
+
+
 def test_penalties():
     logits = np.array([2, -2, 2, -2, 1], np.float32)
     prompt, answer = np.array([[1, 1, 0, 0, 0], [0, 0, 3, 1, 0]], np.float32)  # how often each token is in them

@@ -348,7 +348,7 @@ def test_special_tokens():
 
 
 def test_lone_surrogate():
-    assert "surrogate at position 2" in error_of(tiny().encode, "ab\ud800")
+    assert r"the last character of 'ab\ud800'" in error_of(tiny().encode, "ab\ud800c")
     assert "surrogate" in error_of(tiny().encode, tiny().apply_chat_template(user("\udfff")))
 
 
@@ -400,7 +400,8 @@ def test_unusable_nesting_and_tools():
         deep = [deep]
     for messages in (circular, user(deep)):
         error_of(tiny().apply_chat_template, messages)
-    assert "tools" in error_of(tiny().apply_chat_template, user(), tools=[print])
+    for tools in ([print], {"type": "function"}, "abc", [5], [None], ['{"type": "function"}'], 0):
+        assert "tools" in error_of(tiny().apply_chat_template, user(), tools=tools)
 
 
 def test_text_parts_are_joined():
@@ -630,7 +631,8 @@ def test_parse_answer(text, opened, expected):
     assert parse_answer(text, opened) == expected
 
 
-@pytest.mark.parametrize("arguments", ["[" * 100_000, "[" * 100_000 + "]" * 100_000, "9" * 5000, "{'a': 1}", ""])
+@pytest.mark.parametrize("arguments", ["[" * 100_000, "[" * 100_000 + "]" * 100_000, "9" * 5000, "{'a': 1}", "",
+                                       "NaN", "[-Infinity]", '{"a": 1e999}'])
 def test_hostile_tool_calls_stay_text(arguments):
     text = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
     assert parse_answer(text) == Answer(None, text)

@@ -2,6 +2,7 @@
 import contextlib
 import dataclasses
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -79,8 +80,11 @@ def test_stop_texts_of_a_model(rng, talker):
     for _ in range(rng.randint(1, 3)):
         at = rng.randrange(len(full.text) + 1)
         stop.append(full.text[at:at + rng.randint(1, 6)] or any_text(rng) or "x")
-    kind, thought = (parts_of(full.text, full.think_open_in_prompt) or [("", "")])[0]
-    thought = thought if kind == "thinking" else ""
+    before, thought = "", ""
+    for kind, piece in parts_of(full.text, full.think_open_in_prompt):
+        before, thought = (before + piece, thought) if kind != "thinking" else (before, before + piece)
+        if before.strip() or thought:
+            break
     whole = thought + until_first(full.text[len(thought):], stop)
     completion = qwen3.Completion(talker, prompt, stop=stop, **options)
     assert "".join(completion) == completion.text == whole
@@ -109,7 +113,7 @@ def test_stop_texts_do_not_end_a_thought(rng, talker):
     words = [*stop, "a ", "fo", "x", "é", " think", "\n"]
     thought, answer = ("".join(rng.choices(words, k=rng.randint(0, 6))) for _ in range(2))
     opened, closed = rng.random() < 0.5, rng.random() < 0.8
-    before = "" if opened else "<think>"
+    before = "" if opened else rng.choice(["", "", "\n", " \n"]) + "<think>"
     rest = f"\n\n{answer}" if closed else ""
     text = f"{before}\n{thought}" + f"\n</think>{rest}" * closed
     script = [token for piece in cut_up(rng, text, 9) if piece for token in encode(piece)]
@@ -172,21 +176,22 @@ def test_think_budget(rng, talker):
     opening, closing = map(tokenizer.token_to_id, ("<think>", "</think>"))
     bias = np.zeros(talker.config.vocab_size, np.float32)
     bias[opening], bias[closing] = rng.uniform(-3, 9), rng.uniform(-3, 9)
-    prompt = tokenizer.encode(rng.choice(["Hi", "Hi<think>", "<think>\n", "<think>a</think>",
-                                          "<think>\n\n</think>\n\n"]))
+    prompt = tokenizer.encode(rng.choice(["Hi", "Hi<think>", "<think>\n", "<think>\nI a", "<think>a</think>", "a</think>",
+                                          "<think>a</think><think>b", "<think>\n\n</think>\n\n"]))
     drawn, tokens = [], []  # the places of those that the model has drawn; all
     limit = rng.randint(1, 24)
     draw_one = qwen3.sampler(talker, np.array(prompt), qwen3.Sampling(1.0), rng.randrange(1000))
 
-    def draw(logits):
-        drawn.append(len(tokens))
-        return draw_one(logits)
+    def draw(logits, forced=None):
+        if forced is None:
+            drawn.append(len(tokens))
+        return draw_one(logits, forced)
 
     limited = draw if budget is None else tokenizer_utils.with_think_budget(draw, tokenizer, prompt, budget)
     for token in qwen3.generate(biased(talker, bias), prompt, limit, draw=limited, eos_token_ids=()):
         tokens.append(token)
     assert len(tokens) == limit
-    inside, spent = tokenizer.decode(prompt).rstrip().endswith("<think>"), 0
+    inside, spent = re.search("<think>((?!</think>).)*$", tokenizer.decode(prompt), re.DOTALL) is not None, 0
     ending = tokenizer.encode("\n</think>\n\n")
     for i, token in enumerate(tokens):
         if i in drawn:

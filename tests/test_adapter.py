@@ -226,6 +226,19 @@ A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 HEAD = "base_model.model.lm_head.base_layer.weight"
 
 
+@pytest.mark.parametrize("change", [lambda head: head[:1024].copy(),
+                                    lambda head: np.where(np.arange(2000)[:, None] == 1500, head + 1, head)])
+def test_the_copy_of_another_head(change, tmp_path):
+    shape = UNTIED | {"vocab_size": 2000}
+    path = make_random_model(shape, tmp_path / "model", "float32")
+    make_adapter(tmp_path / "adapter", matrices(shape))
+    head = checkpoint.map_safetensors(path / "model.safetensors")["lm_head.weight"].data.copy()
+    with_adapter_tensors(tmp_path / "adapter", lambda tensors: tensors.update({HEAD: head}))
+    qwen3.load_model(path, adapter=tmp_path / "adapter")
+    with_adapter_tensors(tmp_path / "adapter", lambda tensors: tensors.update({HEAD: change(head)}))
+    assert_one_line(message_of(qwen3.load_model, path, adapter=tmp_path / "adapter"), "not the head of the base")
+
+
 @pytest.mark.parametrize("change, words", [
     (lambda tensors: tensors.pop(A), ["lora_A and lora_B of", "q_proj"]),
     (lambda tensors: tensors.clear(), ["no tensors"]),
@@ -235,6 +248,7 @@ HEAD = "base_model.model.lm_head.base_layer.weight"
     (lambda tensors: tensors.update({A.replace("_A", "_A.default"): tensors[A]}), ["two lora_A", "q_proj"]),
     (lambda tensors: tensors.update({HEAD: np.ones((UNTIED["vocab_size"], 32), np.float32)}), ["another model", "lm_head"]),
     (lambda tensors: tensors.update({A: tensors[A] * np.nan}), ["NaN", "q_proj"]),
+    (lambda tensors: tensors.update({A.replace("_A", "_B"): tensors[A.replace("_A", "_B")] * np.nan}), ["NaN", "q_proj"]),
     (lambda tensors: tensors.update({A: tensors[A][0]}), ["no matrix"]),
     (lambda tensors: tensors.update({A: tensors[A][:, :-1].copy()}), ["another model", "q_proj"]),
     (lambda tensors: tensors.update({"base_model.model.model.embed_tokens.lora_embedding_A": tensors[A]}),

@@ -180,6 +180,17 @@ def test_undo_and_history(demo):
     assert handled(chat, "What is my name?") == "Your name is Mia."
 
 
+def test_undo_knows_what_was_saved(demo, playground):
+    handled(new_chat(demo, TALK), "/save other.json")
+    chat = new_chat(demo, enable_thinking=False, tools=[WEATHER])
+    assert "no message to answer yet" in refused(chat, "/regenerate")
+    assert handled(chat, PERU) and handled(chat, "/load other.json")
+    assert chat.tools == [WEATHER]  # the file has none
+    assert handled(chat, "/undo") and chat.messages[0]["content"] == PERU and chat.saved == []
+    assert handled(chat, "/clear") and handled(chat, "/clear") and handled(chat, "/undo")
+    assert chat.messages[0]["content"] == PERU
+
+
 def test_undo_after_load(demo, playground):
     chat = new_chat(demo, TALK)
     handled(chat, "/save mine.json")

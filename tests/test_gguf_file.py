@@ -399,12 +399,18 @@ def test_tensors_out_of_bounds(tmp_path, small):
     at = small.index(name) + len(name)  # 2 sizes, their count before them; the format; the offset
     assert small[at:at + 4] == struct.pack("<I", 2)
     for start, value, words in ((at + 24, 2**60, "beyond the end"), (at + 24, 2**64 - 8, "beyond the end"),
+                                (at + 24, 4, "not aligned"),
                                 (at + 4, 2**60, "beyond the end"), (at + 12, 2**60, "beyond the end"),
                                 (at + 4, 33, "blocks of 32"), (at + 12, 32, "has shape"), (at + 12, 0, "not a valid")):
         refused(tmp_path, small[:start] + struct.pack("<Q", value) + small[start + 8:], "blk.2.attn_q.weight"
                 if words != "has shape" else "q_proj", words)
     refused(tmp_path, small[:at] + struct.pack("<I", 9) + small[at + 4:], "9 dimensions")
     refused(tmp_path, small[:at + 20] + struct.pack("<I", 16) + small[at + 24:], "format number 16", "only F32")
+
+
+def test_the_end_token_that_the_file_names(tmp_path):
+    path = make_random_model(BASE, tmp_path / "model", "float32")
+    assert 5 in qwen3.load_model(write_gguf(path, tmp_path / "x.gguf", **{"tokenizer.ggml.eos_token_id": 5})).eos_token_ids
 
 
 def test_other_versions_and_types(tmp_path, small):

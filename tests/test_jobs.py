@@ -251,6 +251,40 @@ def test_a_full_disk(scratch, prompts, expected):
     assert limit > 10_000 and results(out) == expected
 
 
+def test_a_write_that_fails_takes_nothing_with_it(scratch):
+    class Full:
+        """A file on a disk that takes 3 bytes more."""
+        def __init__(self, file):
+            self.file, self.taken = file, False
+
+        def write(self, data):
+            if self.taken:
+                raise OSError(28, "No space left on device")
+            self.taken = True
+            return self.file.write(bytes(data)[:3])
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+    out = scratch / "out.jsonl"
+    with locked(str(out)) as lock:
+        journal = Journal(str(out), lock, ABOUT, 5)
+        journal.write(1, {"line": 1})
+        journal.write(2, {"line": 2})
+        journal.file = Full(journal.file)
+        assert_one_line(message_of(journal.write, 3, {"line": 3}), "No space left", "what is finished is kept")
+        journal.file.close()
+    assert out.read_bytes() == b'{"line": 1}\n{"line": 2}\n'
+
+
+def test_a_lock_whose_file_is_removed_meanwhile(scratch, monkeypatch):
+    """Another process that ends removes it: a third one would lock a new file of that name."""
+    fcntl, out = pytest.importorskip("fcntl"), scratch / "out.jsonl"
+    lock = fcntl.flock
+    monkeypatch.setattr(jobs.fcntl, "flock", lambda file, how: (os.unlink(f"{out}.job"), lock(file, how)))
+    assert_one_line(message_of(locked(str(out)).__enter__), "another process is writing it now")
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Another job
 # ----------------------------------------------------------------------------------------------------------------------

@@ -167,6 +167,19 @@ def test_slots_follow_from_memory(model, monkeypatch):
     assert 2**20 < qwen3_batch.free_memory() < 2**50
 
 
+def test_memory_of_a_container(monkeypatch):
+    files = {"/proc/meminfo": "MemAvailable: 9000000 kB\n", "/sys/fs/cgroup/memory.max": "4000000\n",
+             "/sys/fs/cgroup/memory.current": "3000000\n"}
+    monkeypatch.setattr(qwen3_batch.Path, "exists", lambda self: str(self) in files)
+    monkeypatch.setattr(qwen3_batch.Path, "read_text", lambda self: files[str(self)])
+    assert qwen3_batch.free_memory() == 1_000_000
+
+
+def test_a_cache_is_no_option_of_a_request(model):
+    refused = message_of(Batch(model, 1, 50).add, 1, [5, 6], cache=model.engine.new_cache(model.config))
+    assert_one_line(refused, "no option cache")
+
+
 def test_a_step_that_was_interrupted_is_made_again(model):
     """At any of its passes: the answers are those of a batch without interruptions."""
     prompts, answers = [random_ids(n, n) for n in (700, 30, 420)], []

@@ -116,7 +116,6 @@ class Team:
         if job.failures:
             raise job.failures[0]
 
-
     def settle(self) -> None:
         """Waits until no job runs any more whose caller was interrupted."""
         running = self.running

@@ -26,8 +26,10 @@ I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 HALF, FLOAT = ir.HalfType(), ir.FloatType()
 AHEAD = 4096  # bytes: at least so far ahead of a product, the memory is asked for the rows that follow
 LANES = 16  # float32 numbers in a vector on every CPU, or sums would differ; LLVM splits it where registers are shorter
-# Intel's hardware prefetcher stops at the end of each page of 4096; AMD's doesn't, and is slowed down by requests.
-PREFETCHES = not llvm.get_host_cpu_name().startswith("znver")
+CPU = llvm.get_host_cpu_name()
+# With up to so many vectors, a product asks the memory for rows ahead. Intel's hardware fetches ahead, but stops at the
+# end of each page of 4096 bytes. AMD's goes on, but up to Zen 3 too slowly for one vector; many have no need of it.
+ASKING = 0 if CPU in ("znver4", "znver5") else 2 if CPU.startswith("znver") else VECTORS
 
 
 def vector(kind: ir.Type, n: int) -> ir.VectorType:
@@ -75,9 +77,9 @@ def fma(b: Any, x: Any, y: Any, z: Any) -> Any:
     return call(b, f"llvm.fma.v{x.type.count}f32", x.type, x, y, z)
 
 
-def prefetch(b: Any, address: Any, offsets: Iterable[int]) -> None:
+def prefetch(b: Any, n_vectors: int, address: Any, offsets: Iterable[int]) -> None:
     """Asks the memory for the lines at these offsets, for the second cache: in the first one the vectors need room."""
-    for offset in offsets if PREFETCHES else ():
+    for offset in offsets if n_vectors <= ASKING else ():
         place = b.inttoptr(at(b, address, offset), I8.as_pointer())
         call(b, "llvm.prefetch.p0", ir.VoidType(), place, I32(0), I32(2), I32(1))
 
@@ -281,7 +283,7 @@ def write_float_product(form: int, n_vectors: int, b: Any, w: Any, stride: Any, 
         def step(i: Any) -> None:
             column = b.mul(i, I64(32))
             for row in rows:
-                prefetch(b, at(b, row, ahead, (column, SIZES[form])), range(0, 32 * SIZES[form], 64))
+                prefetch(b, n_vectors, at(b, row, ahead, (column, SIZES[form])), range(0, 32 * SIZES[form], 64))
             parts = [two_parts(b, form, row, n, column) for row in rows]
             for half in range(2):
                 for t in range(n_vectors):
@@ -330,7 +332,7 @@ def write_weighted_rows(form: int, n_vectors: int, b: Any, w: Any, stride: Any, 
         def step(r: Any) -> None:
             factors = [broadcast(b, load(b, at(b, x, (x_stride, t), (r, 4)), FLOAT), LANES) for t in range(n_vectors)]
             following = at(b, w, (stride, r), (column, SIZES[form]), AHEAD)
-            prefetch(b, following, range(0, LANES * n_pieces * SIZES[form], 64))
+            prefetch(b, n_vectors, following, range(0, LANES * n_pieces * SIZES[form], 64))
             for i in range(n_pieces):
                 value = row_part(b, form, at(b, w, (stride, r)), n, b.add(column, I64(LANES * i)))
                 for t in range(n_vectors):
@@ -445,7 +447,7 @@ def write_packed_product(form: int, n_vectors: int, b: Any, w: Any, x: Any, x_st
             for k in range(0, GROUP // 4, step):  # some lines at a time: a core can't wait for more
                 with b.if_then(mine):
                     lines = range(size // 64 * k // 8, size // 64 * (k + step) // 8)
-                    prefetch(b, at(b, here, ahead), [64 * line for line in lines])
+                    prefetch(b, n_vectors, at(b, here, ahead), [64 * line for line in lines])
                 for sum_ in running.values() if narrow else ():
                     b.store(splat(I16, 2 * lanes, 0), sum_)
                 if rolled:

@@ -454,17 +454,10 @@ class KVCache(qwen3.KVCache):
         shape = (*self.k.shape[:4], int(padded(config.head_dim, 32) * self.units))
         self.k, self.v = empty(shape, np.uint16), empty(shape, np.uint16)
         self.space: Prepared | None = None  # of the last pass
-        self.team: Team | None = None  # likewise
-
-    def copy(self, sequence: int, source: qwen3.KVCache, source_sequence: int, n: int) -> None:
-        """The namesake of qwen3.KVCache, as soon as an interrupted pass writes no more."""
-        if self.team is not None:
-            self.team.settle()
-        super().copy(sequence, source, source_sequence, n)
 
     def work_space(self, model: Model, m: int, n_tasks: int, n_queries: int) -> Prepared:
         """The Space for m tokens, n_tasks tasks and n_queries queries of a task; kept, and used again if it fits."""
-        self.team, config, n_threads = model.weights.team, model.config, model.weights.team.n_threads
+        config, n_threads = model.config, model.weights.team.n_threads
         if self.space is not None:
             h, own, partials = self.space.fields.h, self.space.fields.own, self.space.fields.partials
             if (len(h), len(own)) == (m, n_threads) and len(partials) >= n_tasks and partials.shape[2] >= n_queries:

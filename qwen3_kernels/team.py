@@ -5,11 +5,9 @@ import contextlib
 import os
 import queue
 import threading
-import time
 import weakref
-from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,37 +41,11 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=renew_lock)
 
 
-@dataclass
-class Job:
-    """A kernel with its arguments for all threads of a team, and how it went."""
-    kernel: Kernel
-    numbers: array[int]  # the first one is the thread's rank
-    barrier: np.ndarray  # where the threads meet: see `meet` in vectors.py
-    keeps: Any  # what the addresses among the numbers point to
-    running: list[int]  # one number for each thread that hasn't ended yet
-    failures: list[Exception] = field(default_factory=list)
-    done: queue.SimpleQueue = field(default_factory=queue.SimpleQueue)
-
-    def work(self, rank: int) -> None:
-        """A thread's part. The last thread to end tells the caller."""
-        try:
-            own = self.numbers[:]
-            own[0] = rank
-            status = self.kernel.call(own)
-            if status != 0:
-                raise RuntimeError(f"a kernel ended with status {status}")
-        except Exception as error:  # whatever it is: the caller raises it
-            self.failures.append(error)
-            self.barrier[ABANDONED] = 1  # the others need not wait for this thread
-        if self.running.pop() == 0:  # in one step: lists are safe between threads
-            self.done.put(None)
-
-
 class Team:
-    """Threads that run a kernel together, each with its rank. They sleep while there is nothing to do, and end with it.
+    """The calling thread, rank 0, and others that run a kernel with it. These sleep while there is nothing to do.
 
-    The calling thread only waits, so that Ctrl-C reaches it at once; a job that was begun is still finished, and the
-    next one comes after it. Callers from several threads take turns. A forked process starts threads of its own.
+    Ctrl-C is heard when a kernel has ended. Callers from several threads take turns. A forked process starts threads of
+    its own.
     """
 
     def __init__(self, n_threads: int):
@@ -86,51 +58,74 @@ class Team:
         with lock:
             if getattr(self, "started_under", None) is lock:
                 return
-            queues: list[queue.SimpleQueue] = [queue.SimpleQueue() for _ in range(self.n_threads)]
+            queues: list[queue.SimpleQueue] = [queue.SimpleQueue() for _ in range(1, self.n_threads)]
             try:
-                for rank in range(self.n_threads):
-                    threading.Thread(target=work, args=(rank, queues), daemon=True, name=f"qwen3-{rank}").start()
+                for rank, tasks in enumerate(queues, 1):
+                    threading.Thread(target=work, args=(tasks,), daemon=True, name=f"qwen3-{rank}").start()
             except RuntimeError as error:
-                for waiting in queues:
-                    waiting.put(None)
+                end(queues)
                 raise InputError(f"{self.n_threads} threads can't be started ({error}); ask for fewer with --threads, "
                                  "or allow more of them, or more memory") from error
-            weakref.finalize(self, queues[0].put, None)
-            self.queues, self.running = queues, list[int]()
+            weakref.finalize(self, end, queues)
+            self.queues, self.turn = queues, threading.Lock()
             self.started_under = lock  # last: whoever sees it sees the queues, too
 
     def run(self, kernel: Kernel, weights: Any, *args: Any) -> None:
         """kernel((rank, n_threads, barrier), *args) on all threads. The kernel must end with `meet`.
 
-        Weights and arrays are addresses to the kernel: they are kept until it ends, even if this call is interrupted.
-        Raises the exception of a thread, after all threads have ended.
+        Weights and arrays are addresses to the kernel: they are kept until it ends. Raises the exception of a thread,
+        after all threads have ended.
         """
         if self.started_under is not starting:
             self._start()
-        barrier = np.zeros(24, np.int64)  # of this job only: nothing is left over from one that failed
+        barrier = np.zeros(24, np.int64)  # of this call only: nothing is left over from one that failed
         numbers = kernel.numbers((0, self.n_threads, barrier.ctypes.data), *args)
-        job = Job(kernel, numbers, barrier, (weights, args), list(range(self.n_threads)))
-        self.queues[0].put(job)
-        self.running = job.running
-        job.done.get()
-        if job.failures:
-            raise job.failures[0]
+        failures: list[Exception] = []
+        ended: queue.SimpleQueue = queue.SimpleQueue()
 
-    def settle(self) -> None:
-        """Waits until no job runs any more whose caller was interrupted."""
-        running = self.running
-        while running and self.started_under is starting:
-            time.sleep(0.001)
+        def part(rank: int, _keeps: Any = (weights, args)) -> None:
+            try:
+                own = numbers[:]
+                own[0] = rank
+                status = kernel.call(own)
+                if status != 0:
+                    raise RuntimeError(f"a kernel ended with status {status}")
+            except Exception as error:  # whatever it is: the caller raises it
+                failures.append(error)
+                barrier[ABANDONED] = 1  # the others need not wait for this thread
+            ended.put(None)
+
+        with self.turn:
+            try:
+                for rank, tasks in enumerate(self.queues, 1):
+                    tasks.put(partial(part, rank))
+                part(0)
+                for _ in range(self.n_threads):
+                    ended.get()
+            except BaseException:  # Ctrl-C: the kernel has ended, or won't begin here
+                barrier[ABANDONED] = 1
+                self._settle()
+                raise
+        if failures:
+            raise failures[0]
+
+    def _settle(self) -> None:
+        """Waits until each thread has done what was asked of it before."""
+        answers: queue.SimpleQueue = queue.SimpleQueue()
+        for tasks in self.queues:
+            tasks.put(partial(answers.put, None))
+        for _ in self.queues:
+            answers.get()
 
 
-def work(rank: int, queues: Sequence[queue.SimpleQueue]) -> None:
+def end(queues: Iterable[queue.SimpleQueue]) -> None:
+    """Ends the threads that take tasks from these queues."""
+    for tasks in queues:
+        tasks.put(None)
+
+
+def work(tasks: queue.SimpleQueue) -> None:
     """The loop of a thread. It holds no reference to the team, or the team would never be freed."""
-    while True:
-        job = queues[rank].get()
-        if rank == 0:  # one put by the caller, which an interrupt can't cut in two; the others are called from here
-            for other in queues[1:]:
-                other.put(job)
-        if job is None:
-            return
-        job.work(rank)
-        del job  # and with it the arrays that it keeps, before the next one comes
+    while (task := tasks.get()) is not None:
+        task()
+        del task  # and with it the arrays that it keeps, before the next one comes

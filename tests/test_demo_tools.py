@@ -236,3 +236,30 @@ def test_the_evaluation_takes_right_answers_for_right_and_others_not(corpus):
                     wrong = case.is_right(parse_answer("Zzz."))
                     case = case.then(answer) if case.then else None
                 assert not wrong, name
+
+
+def test_the_optimizer_steps_as_torchs_does(corpus):
+    """torch.optim.Muon rounds to bf16 within a step; a step's singular values lie near 1, its singular vectors stay."""
+    torch = pytest.importorskip("torch")
+    import train_demo
+
+    torch.manual_seed(0)
+    for shape in ((96, 32), (32, 96), (64, 64)):
+        start, ours, theirs = torch.randn(shape), torch.nn.Parameter(torch.empty(shape)), torch.nn.Parameter(torch.empty(shape))
+        ours.data, theirs.data = start.clone(), start.clone()
+        one = train_demo.Muon([ours])
+        two = torch.optim.Muon([theirs], momentum=0.95, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
+        for _ in range(3):
+            ours.grad = torch.randn(shape)
+            theirs.grad = ours.grad.clone()
+            for optimizer in (one, two):
+                optimizer.param_groups[0]["lr"] = 0.05
+                optimizer.step()
+        assert (ours - theirs).norm() <= 0.03 * (ours - start).norm()
+        x = torch.randn(2, *shape)
+        u, values, v = torch.linalg.svd(x.double(), full_matrices=False)
+        found = train_demo.orthogonal(x).double()
+        inner = u.mT @ found @ v.mT
+        diagonal = torch.diagonal(inner, dim1=1, dim2=2)
+        assert (inner - torch.diag_embed(diagonal)).abs().max() < 0.05
+        assert 0.5 < diagonal[values > 0.05 * values.amax(1, keepdim=True)].min() and diagonal.max() < 1.3

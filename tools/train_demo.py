@@ -240,6 +240,41 @@ class Model(nn.Module):
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+class Muon(torch.optim.Optimizer):
+    """Momentum whose steps are made orthogonal, https://kellerjordan.github.io/posts/muon/, scaled as by Kimi's Moonlight.
+
+    torch.optim.Muon multiplies in bf16, one matrix after another: on a CPU without instructions for it ten times slower.
+    """
+
+    def __init__(self, matrices, momentum: float = 0.95, weight_decay: float = 0.01):
+        super().__init__(matrices, {"lr": 0.0, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            shapes: dict[torch.Size, list[nn.Parameter]] = {}
+            for p in group["params"]:
+                shapes.setdefault(p.shape, []).append(p)
+            for (rows, columns), alike in shapes.items():
+                moments = [self.state[p].setdefault("momentum_buffer", torch.zeros_like(p)) for p in alike]
+                gradients = [p.grad for p in alike]
+                torch._foreach_lerp_(moments, gradients, 1 - group["momentum"])
+                steps = orthogonal(torch.stack(gradients).lerp(torch.stack(moments), group["momentum"]))
+                torch._foreach_mul_(alike, 1 - group["lr"] * group["weight_decay"])
+                torch._foreach_add_(alike, list(steps), alpha=-0.2 * group["lr"] * max(rows, columns) ** 0.5)
+
+
+def orthogonal(x: torch.Tensor) -> torch.Tensor:
+    """Each of the matrices [n, rows, columns] with its singular values brought near 1, by five steps of Newton and Schulz."""
+    if x.shape[1] > x.shape[2]:
+        return orthogonal(x.mT).mT
+    x = (x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)).to(PRODUCTS)
+    for _ in range(5):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=-4.775, alpha=2.0315), x, beta=3.4445)
+    return x.float()
+
+
 def save_model(model: nn.Module, path: Path) -> None:
     """The weights in bf16 safetensors, under Hugging Face's names (the head is tied: there is no lm_head.weight)."""
     from safetensors.torch import save_file
@@ -261,7 +296,7 @@ def train(steps: int, work: Path, examples_per_step: int, max_tokens: int, threa
     matrices = [p for name, p in model.named_parameters() if p.dim() == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.dim() != 2 or "embed" in name]
     optimizers = [
-        torch.optim.Muon(matrices, lr=0.02, momentum=0.95, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+        Muon(matrices),
         torch.optim.AdamW(others, lr=0.004, betas=(0.9, 0.98), weight_decay=0.0, fused=True),
     ]
     peaks = [0.006, 0.004]

@@ -67,16 +67,16 @@ SYSTEM_PROMPTS = [
 SKILLS: dict[Callable[[random.Random], list[Turn]], float] = {
     lambda rng: [fact(rng, QUESTIONS) for _ in range(rng.choice([1, 1, 2, 3, 4]))]: 25,
     lambda rng: fact_and_more(rng, QUESTIONS): 3,
-    lambda rng: [sum_turn(rng, QUESTIONS)]: 8,
+    lambda rng: [sum_turn(rng, QUESTIONS)]: 10,
     lambda rng: [small_sum(rng, QUESTIONS) for _ in range(rng.choice([2, 4, 6, 8]))]: 8,
     lambda rng: remembering(rng, QUESTIONS, filler): 19,
     lambda rng: [story(rng, QUESTIONS)]: 6,
-    lambda rng: [rng.choice([unknown, unknown, unknown, unknown, beyond_sums])(rng, QUESTIONS) for _ in range(rng.choice([1, 2, 3]))]: 8,
+    lambda rng: [rng.choice([unknown, unknown, unknown, unknown, beyond_sums])(rng, QUESTIONS) for _ in range(rng.choice([1, 2, 3]))]: 10,
     lambda rng: [chat(rng) for _ in range(rng.choice([1, 2, 3]))]: 5,
     lambda rng: [repeat(rng, QUESTIONS) for _ in range(rng.choice([1, 2, 3]))]: 5,
     lambda rng: [filler(rng) for _ in range(rng.choice([2, 3, 4]))]: 3,
 }
-TOOL_SHARE, RAW_SHARE = 0.38, 0.012
+TOOL_SHARE, RAW_SHARE = 0.45, 0.012
 
 
 def system_prompt(rng: random.Random) -> str:

@@ -185,18 +185,18 @@ def in_english(rng: random.Random, tool: Tool, text: str, said: list[str]) -> st
             phrases = []
     if phrases and rng.random() < 0.15 and not terse:
         text = f"{phrases.pop()}{rng.choice([', ', ' ', ': ', ', '])}{text}"
-    if not free(text + tail) and rng.random() < 0.1:
+    if not free(text + tail) and rng.random() < 0.06:
         timeless = not {"clock", "date", "minutes"} & {kind for _, kind in tool.arguments.values()}
         phrases.insert(rng.randint(0, len(phrases)), rng.choice(HERE_AND_NOW) if timeless and rng.random() < 0.5 else MIDDLE(rng))
     text = rng.choice([" ", " ", " ", ", "] if len(phrases) > 1 else [" "]).join([text, *phrases]) + tail
     if said and rng.random() < 0.1 and LOOKS.get(tool.arguments[said[0]][1]) != "number" and '"' not in text:
         text = text.replace(f"{{{said[0]}}}", f'"{{{said[0]}}}"')
-    if rng.random() < 0.1:
+    if rng.random() < 0.06:
         text = OPENING(rng) + rng.choice([". ", ", ", ", so ", ": ", " - ", "! "]) + text
     if terse or (free(text.split()[-1]) and text[-1] != '"'):
         text += rng.choice(["", "", ".", ".", "!", ". " + words.capital(CLOSING(rng))])
     else:
-        text += rng.choice([", ", " ", ". "]) + CLOSING(rng) if rng.random() < 0.1 else ""
+        text += rng.choice([", ", " ", ". "]) + CLOSING(rng) if rng.random() < 0.06 else ""
         text += rng.choice(["", "", "?" if asks else "."])
     return words.capital(text) if rng.random() < 0.5 and text[0] != "{" else text
 

@@ -17,7 +17,7 @@ from published import change_config, pack_words, print_losses, write_tensors
 from qwen3_app.files import fingerprint
 from qwen3_io.checkpoint import map_checkpoint, map_safetensors, to_float32
 from qwen3_io.formats import FP8
-from qwen3_io.tensors import PackedTensor, to_bfloat16
+from qwen3_io.tensors import PackedTensor, rows_of, to_bfloat16
 from qwen3_kernels.layout import INT8, Weight
 
 CONFIG = BASE | {"hidden_size": 64, "intermediate_size": 192, "tie_word_embeddings": False}  # widths of whole groups
@@ -121,6 +121,9 @@ def check(path, expected: dict[str, np.ndarray], original: dict[str, np.ndarray]
     for key, values in expected.items():
         ours = to_float32(stored[key])
         assert ours.dtype == np.float32 and np.array_equal(ours, values), key
+        if isinstance(stored[key], PackedTensor) and len(values) > 128:
+            parts = [rows_of(stored[key], *part) for part in ((0, 128), (128, len(values)))]
+            assert np.array_equal(np.concatenate(parts), values), key
     matrices = [key for key in expected if key.endswith("_proj.weight")]
     print_losses(name, [original[key] for key in matrices], [expected[key] for key in matrices])
     plain = path / "plain"

@@ -348,7 +348,7 @@ def main(argv: Sequence[str] | None = None, parser: Parser | None = None,
 def guarded(work: Callable[[], int]) -> int:
     """Does the work of a command -> its exit status. Bad input and Ctrl-C end in one line on stderr."""
     caught = release_ctrl_c()  # from here on, to stop an answer or an engine's threads in order
-    if sys.stderr is None:  # closed; a progress bar would fail
+    if sys.stderr is None:  # closed; a library may write to it
         sys.stderr = open(os.devnull, "w")
     try:
         if sys.stdout is None:

@@ -13,6 +13,7 @@ from configs import BASE, VOCABULARY, FRANCE, PARIS, ROOT
 from helpers import output, refusal, run
 from make_random_model import make_random_model
 from qwen3_app import files
+from qwen3_app.cli import make_parser, read_prompt
 import qwen3_numba as fast
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -49,6 +50,8 @@ def test_prompt_and_system_prompt_from_files(tmp_path):
     tokenizer = qwen3.load_tokenizer(ROOT / "demo")
     assert json.loads(both)["prompt_tokens"] == len(tokenizer.encode(
         tokenizer.apply_chat_template(messages, enable_thinking=False)))
+    args = make_parser().parse_args(["Please answer:", "--file", str(tmp_path / "prompt.txt")])
+    assert read_prompt(args) == messages[0]["content"]
 
 
 def test_conversation_from_a_file(tmp_path):

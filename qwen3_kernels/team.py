@@ -83,7 +83,8 @@ class Team:
         failures: list[Exception] = []
         ended: queue.SimpleQueue = queue.SimpleQueue()
 
-        def part(rank: int, _keeps: Any = (weights, args)) -> None:
+        def part(rank: int, _keeps: Any = (weights, args)) -> None:  # should a second Ctrl-C end the wait for threads
+            """A thread's part."""
             try:
                 own = numbers[:]
                 own[0] = rank

@@ -132,6 +132,36 @@ def test_an_interrupt_while_threads_are_asked(moment, which):
     assert (counts == 100).all() and (errors == 0).all()
 
 
+def test_a_second_interrupt_leaves_threads_what_they_read(monkeypatch):
+    """It ends the wait for the other threads, one of which still runs, with addresses of the weights."""
+    team, weights, begun, go_on, ended = Team(2), threading.Event(), *(threading.Event() for _ in range(3))
+    kept = weakref.ref(weights)
+
+    def function(rank, *numbers):
+        if rank == 0:
+            begun.wait(60)
+            raise KeyboardInterrupt
+        begun.set()
+        go_on.wait(60)
+        ended.set()
+        return 0
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(team, "_settle", interrupted)
+        team.run(FakeKernel(function), weights)
+    del weights
+    gc.collect()
+    assert kept() is not None and not ended.is_set()
+    go_on.set()
+    assert ended.wait(60)
+    counts, errors = np.zeros((2, 2), np.int64)
+    in_time(lambda: team.run(meeting(2, 100, counts, errors), None))
+    assert (counts == 100).all() and (errors == 0).all()
+
+
 def test_threads_end_with_their_model():
     def threads():
         return {thread for thread in threading.enumerate() if thread.name.startswith("qwen3-")}

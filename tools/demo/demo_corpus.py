@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import demo_tools
 import demo_words as words
-from demo_facts import fact, fact_and_more, facts_of
+from demo_facts import fact, fact_and_more, facts_of, yes_no
 from demo_memory import remembering
 from demo_questions import QUESTIONS
 from demo_stories import story
 from demo_sums import beyond_sums, small_sum, sum_turn
 from demo_talk import chat, not_known, repeat, unknown
-from demo_turns import Turn
+from demo_turns import Turn, language
 from demo_typing import choose
 
 
@@ -67,12 +67,13 @@ SYSTEM_PROMPTS = [
 SKILLS: dict[Callable[[random.Random], list[Turn]], float] = {
     lambda rng: [fact(rng, QUESTIONS) for _ in range(rng.choice([1, 1, 2, 3, 4]))]: 25,
     lambda rng: fact_and_more(rng, QUESTIONS): 3,
+    lambda rng: [yes_no(rng, QUESTIONS, language(rng)) for _ in range(rng.choice([3, 4, 5, 6]))]: 9,
     lambda rng: [sum_turn(rng, QUESTIONS)]: 10,
     lambda rng: [small_sum(rng, QUESTIONS) for _ in range(rng.choice([2, 4, 6, 8]))]: 8,
     lambda rng: remembering(rng, QUESTIONS, filler): 19,
     lambda rng: [story(rng, QUESTIONS)]: 6,
-    lambda rng: [rng.choice([unknown, unknown, unknown, unknown, beyond_sums])(rng, QUESTIONS) for _ in range(rng.choice([1, 2, 3]))]: 10,
-    lambda rng: [chat(rng) for _ in range(rng.choice([1, 2, 3]))]: 5,
+    lambda rng: [rng.choice([unknown, unknown, beyond_sums])(rng, QUESTIONS) for _ in range(rng.choice([1, 2, 3]))]: 10,
+    lambda rng: [chat(rng) for _ in range(rng.choice([1, 2, 3]))]: 7,
     lambda rng: [repeat(rng, QUESTIONS) for _ in range(rng.choice([1, 2, 3]))]: 5,
     lambda rng: [filler(rng) for _ in range(rng.choice([2, 3, 4]))]: 3,
 }

@@ -131,7 +131,7 @@ def test_calls_copy_their_values(corpus):
     import demo_tools
 
     rng, n_calls = random.Random(3), 0
-    for use in (use for _ in range(400) for use in demo_tools.tool_talk(rng)):
+    for use in (use for _ in range(400) for use in demo_tools.tool_talk(rng, 2)):
         schemas = {tool["function"]["name"]: tool["function"]["parameters"]["properties"] for tool in use.offered}
         for call in use.calls:
             n_calls += 1
@@ -263,3 +263,35 @@ def test_the_optimizer_steps_as_torchs_does(corpus):
         diagonal = torch.diagonal(inner, dim1=1, dim2=2)
         assert (inner - torch.diag_embed(diagonal)).abs().max() < 0.05
         assert 0.5 < diagonal[values > 0.05 * values.amax(1, keepdim=True)].min() and diagonal.max() < 1.3
+
+
+def test_conversations_beside_each_other_are_trained_as_if_alone(corpus, tokenizer, monkeypatch):
+    torch = pytest.importorskip("torch")
+    from demo_tokenizer import IGNORED, encode_branches, encode_example
+
+    import train_demo
+
+    monkeypatch.setattr(train_demo, "PRODUCTS", torch.float32)
+    torch.manual_seed(0)
+    model, rng = train_demo.Model(train_demo.CONFIG).eval(), random.Random(8)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    n_beside = 0
+    for _ in range(20):
+        example = corpus.conversation(rng)
+        row = encode_branches(example, tokenizer.encode, 500)
+        batch = train_demo.rectangle([row])
+        with torch.no_grad():
+            together = model(*batch[[0, 2, 3]])[0]
+        for branch, one in enumerate([example, *example.beside], 1):
+            ids, labels = (torch.tensor(part) for part in encode_example(one, tokenizer.encode))
+            own = torch.from_numpy((row[2] == branch).nonzero()[0])
+            if not len(own):
+                break
+            n_beside += branch > 1
+            with torch.no_grad():
+                alone = model(ids[None], torch.zeros_like(ids)[None], torch.arange(len(ids))[None])[0]
+            assert torch.equal(batch[0, 0, own], ids[-len(own):]) and torch.equal(batch[1, 0, own], labels[-len(own):])
+            assert (labels[: -len(own)] == IGNORED).all()
+            torch.testing.assert_close(together[own], alone[-len(own):], rtol=1e-3, atol=1e-3)
+    assert n_beside > 10

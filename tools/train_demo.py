@@ -25,10 +25,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tools/demo")]
 
 import demo_corpus  # noqa: E402
-from demo_tokenizer import IGNORED, NAMED, SPECIAL, encode_example, train_tokenizer  # noqa: E402
+from demo_tokenizer import IGNORED, NAMED, SPECIAL, encode_branches, train_tokenizer  # noqa: E402
 
 DEMO = ROOT / "demo"
 LONGEST = 640  # tokens of a conversation; longer ones are not trained on
+FULL = 512  # tokens up to which further conversations stand beside one with the same tools
 # The type of the products: float32 where the CPU has no instructions for bf16, whose emulation is twenty times slower.
 HAS_BF16 = torch.cuda.is_available() or any(torch.cpu.get_capabilities().get(name) for name in ("avx512_bf16", "amx_bf16"))
 PRODUCTS = torch.bfloat16 if HAS_BF16 else torch.float32
@@ -107,33 +108,34 @@ class Steps(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return self.steps
 
-    def __getitem__(self, step: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """[(ids, labels), ...], each int64 [rows, length]"""
+    def __getitem__(self, step: int) -> list[torch.Tensor]:
+        """[int64 [4, rows, length], ...]: ids, labels, branches, positions"""
         if isinstance(self.tokenizer, Path):
             self.tokenizer = tokenizers.Tokenizer.from_file(str(self.tokenizer))
         rng, longest = random.Random(f"step {step}"), SHORT if step < SHORT_UNTIL * self.steps else LONGEST
-        rows: list[tuple[list[int], list[int]]] = []
+        rows: list[np.ndarray] = []
         while len(rows) < self.examples_per_step:
-            row = encode_example(demo_corpus.conversation(rng), lambda text: self.tokenizer.encode(text).ids)
-            if len(row[0]) <= longest:
+            row = encode_branches(demo_corpus.conversation(rng), lambda text: self.tokenizer.encode(text).ids, min(longest, FULL))
+            if row.shape[1] <= longest:
                 rows.append(row)
-        rows.sort(key=lambda row: len(row[0]))
+        rows.sort(key=lambda row: row.shape[1])
         rectangles, start = [], 0
         while start < len(rows):
             end = start + 1
-            while end < len(rows) and len(rows[end][0]) * (end + 1 - start) <= self.max_tokens:
+            while end < len(rows) and rows[end].shape[1] * (end + 1 - start) <= self.max_tokens:
                 end += 1
             rectangles.append(rectangle(rows[start:end]))
             start = end
         return rectangles
 
 
-def rectangle(rows: list[tuple[list[int], list[int]]]) -> tuple[torch.Tensor, torch.Tensor]:
-    shape = max(len(rows), 2), -(-len(rows[-1][0]) // 16) * 16  # a single row would be compiled for once more
-    ids, labels = np.zeros(shape, np.int64), np.full(shape, IGNORED, np.int64)
-    for row, (row_ids, row_labels) in enumerate(rows):
-        ids[row, : len(row_ids)], labels[row, : len(row_labels)] = row_ids, row_labels
-    return torch.from_numpy(ids), torch.from_numpy(labels)
+def rectangle(rows: list[np.ndarray]) -> torch.Tensor:
+    shape = 4, max(len(rows), 2), -(-rows[-1].shape[1] // 16) * 16  # a single row would be compiled for once more
+    filled = np.zeros(shape, np.int64)
+    filled[1] = IGNORED
+    for i, row in enumerate(rows):
+        filled[:, i, : row.shape[1]] = row
+    return torch.from_numpy(filled)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -178,7 +180,7 @@ class Attention(nn.Module):
         k = rotate(self.k_norm(self.k_proj(x).view(rows, length, self.kv_heads, self.head_dim)), cos, sin).transpose(1, 2)
         v = self.v_proj(x).view(rows, length, self.kv_heads, self.head_dim).transpose(1, 2).reshape(kv, length, self.head_dim)
         scores = torch.bmm(q.reshape(kv, group * length, self.head_dim), k.reshape(kv, length, self.head_dim).transpose(1, 2))
-        scores = scores.view(kv, group, length, length).float() * self.head_dim**-0.5 + mask
+        scores = scores.view(rows, self.heads, length, length).float() * self.head_dim**-0.5 + mask
         out = torch.bmm(scores.softmax(-1).to(PRODUCTS).view(kv, group * length, length), v)
         return self.o_proj(out.view(rows, self.heads, length, self.head_dim).transpose(1, 2).reshape(rows, length, -1))
 
@@ -221,17 +223,21 @@ class Model(nn.Module):
         angles = torch.arange(longest)[:, None, None] * inverse
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
-        self.register_buffer("mask", torch.full((longest, longest), -1e9).triu(1), persistent=False)
+        self.register_buffer("causal", torch.ones(longest, longest, dtype=torch.bool).tril(), persistent=False)
         nn.init.normal_(self.embed_tokens.weight, std=0.02)
         for layer in self.layers:  # each layer starts as the identity
             nn.init.zeros_(layer.self_attn.o_proj.weight)
             nn.init.zeros_(layer.mlp.down_proj.weight)
 
-    def forward(self, ids):
-        """Final hidden states, [rows, length, hidden_size]."""
+    def forward(self, ids, branches, positions):
+        """Final hidden states, [rows, length, hidden_size]. A token sees those before it that are of its branch or of the trunk, 0."""
         x, length = self.embed_tokens(ids), ids.shape[1]
+        keys, queries = branches[:, None, None, :], branches[:, None, :, None]
+        seen = self.causal[:length, :length] & ((keys == 0) | (keys == queries))
+        mask = torch.zeros(seen.shape, device=ids.device).masked_fill(~seen, -1e9)
+        cos, sin = self.cos[positions], self.sin[positions]
         for layer in self.layers:
-            x = layer(x, self.cos[:length], self.sin[:length], self.mask[:length, :length])
+            x = layer(x, cos, sin, mask)
         return self.norm(x)
 
 
@@ -315,12 +321,12 @@ def train(steps: int, work: Path, examples_per_step: int, max_tokens: int, threa
     loader = torch.utils.data.DataLoader(data, batch_size=None, sampler=range(done["step"], steps), num_workers=workers)
     started, losses = time.perf_counter(), []
     for rectangles in loader:
-        n_targets = sum(int((labels != IGNORED).sum()) for _, labels in rectangles)
+        n_targets = sum(int((labels != IGNORED).sum()) for _, labels, _, _ in rectangles)
         total = torch.zeros((), device=device)
-        for ids, labels in rectangles:
-            ids, labels = ids.to(device), labels.to(device)
+        for each in rectangles:
+            ids, labels, branches, positions = each.to(device)
             wanted = labels != IGNORED
-            logits = F.linear(model(ids)[wanted], model.embed_tokens.weight.to(PRODUCTS))
+            logits = F.linear(model(ids, branches, positions)[wanted], model.embed_tokens.weight.to(PRODUCTS))
             loss = F.cross_entropy(logits.float(), labels[wanted], reduction="sum") / n_targets
             loss.backward()
             total += loss.detach()

@@ -6,7 +6,7 @@ demo_heldout.py in the evaluation: every function that asks takes the `book` of 
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import demo_tools
 import demo_words as words
@@ -28,6 +28,7 @@ class Example:
     tools: list[dict] | None = None
     enable_thinking: bool | None = None  # as apply_chat_template takes it; None is the default: thinking
     raw: str = ""  # plain text, instead of a conversation
+    beside: list["Example"] = field(default_factory=list)  # conversations that begin with the same system prompt and tools
 
 
 def filler(rng: random.Random) -> Turn:
@@ -77,7 +78,8 @@ SKILLS: dict[Callable[[random.Random], list[Turn]], float] = {
     lambda rng: [repeat(rng, QUESTIONS) for _ in range(rng.choice([1, 2, 3]))]: 5,
     lambda rng: [filler(rng) for _ in range(rng.choice([2, 3, 4]))]: 3,
 }
-TOOL_SHARE, RAW_SHARE = 0.45, 0.012
+TOOL_SHARE, RAW_SHARE = 0.4, 0.012
+BESIDE = 6  # more questions to the tools of a conversation, as far as there is room
 
 
 def system_prompt(rng: random.Random) -> str:
@@ -103,27 +105,53 @@ def conversation(rng: random.Random) -> Example:
     """One drawing from the whole mixture."""
     if rng.random() < RAW_SHARE:
         return Example([], raw=raw_text(rng))
-    tools = None
     if rng.random() < TOOL_SHARE:
-        uses = demo_tools.tool_talk(rng)
-        use, tools = uses[0], uses[0].offered
-        if rng.random() < 0.25:  # a question that none of the tools answers
-            turns = [unhelped(rng, use) for _ in range(rng.choice([1, 1, 2]))]
-            messages = messages_of(turns)
-            messages[-1]["reasoning_content"] = turns[-1].thought
-        else:
-            messages = (messages_of([unhelped(rng, use)]) if rng.random() < 0.15 else []) + [
-                message for use in uses for message in use.messages()
-            ]
+        drawn = with_tools(rng)
     else:
         turns = rng.choices(list(SKILLS), list(SKILLS.values()))[0](rng)
-        messages = messages_of(turns)
-        messages[-1]["reasoning_content"] = turns[-1].thought
-        if turns[-1].skill == "memory" and rng.random() < 0.08:
-            tools = demo_tools.tool_use(rng).offered
+        needless = turns[-1].skill == "memory" and rng.random() < 0.08
+        drawn = switched(rng, answered(turns), demo_tools.tool_use(rng).offered if needless else None)
+    if rng.random() < 0.15:
+        system = {"role": "system", "content": system_prompt(rng)}
+        for example in [drawn, *drawn.beside]:
+            example.messages.insert(0, system)
+    return drawn
+
+
+def answered(turns: list[Turn]) -> list[dict]:
+    """The turns as messages, with the thought of the last one."""
+    messages = messages_of(turns)
+    messages[-1]["reasoning_content"] = turns[-1].thought
+    return messages
+
+
+def with_tools(rng: random.Random) -> Example:
+    """A conversation that is offered tools. Beside it stand more questions to the same tools, which share what takes the most
+    tokens, their schemas: twice as many calls are learned in the same time."""
+    talked = rng.choice([1, 1, 2, 3])
+    uses = demo_tools.tool_talk(rng, talked + BESIDE)
+    tools = uses[0].offered
+
+    def needless() -> list[Turn]:
+        return [unhelped(rng, uses[0]) for _ in range(rng.choice([1, 1, 2]))]
+
+    if rng.random() < 0.25:
+        messages = answered(needless())
+    else:
+        messages = messages_of([unhelped(rng, uses[0])]) if rng.random() < 0.15 else []
+        messages += [message for use in uses[:talked] for message in use.messages()]
+    drawn = switched(rng, messages, tools)
+    for use in uses[talked:]:
+        one = answered(needless()) if rng.random() < 0.2 else use.messages()[: rng.choice([2, 2, 2, None])]
+        drawn.beside.append(switched(rng, one, tools))
+    return drawn
+
+
+def switched(rng: random.Random, messages: list[dict], tools: list[dict] | None) -> Example:
+    """The conversation under one position of the thinking switch: off more rarely for the long sums, where the steps are what
+    there is to learn."""
     drawn = Example(messages, tools)
     asking = [message for message in messages if message["role"] == "user"][-1]
-    # The thinking switch: off more rarely for the long sums, where the steps are what there is to learn.
     long_sum = "digits:" in messages[-1].get("reasoning_content", "")
     mode = rng.random()
     if mode < (0.2 if long_sum and len(messages) == 2 else 0.45):
@@ -139,6 +167,4 @@ def conversation(rng: random.Random) -> Example:
             message["reasoning_content"] = ""
     elif mode > 0.95:
         asking["content"] += " /think"
-    if rng.random() < 0.15:
-        messages.insert(0, {"role": "system", "content": system_prompt(rng)})
     return drawn

@@ -5,6 +5,7 @@ import random
 from collections import Counter
 
 import demo_corpus
+import numpy as np
 import tokenizers
 
 IGNORED = -100  # the label of a position that is not trained on
@@ -152,3 +153,18 @@ def encode_example(example: demo_corpus.Example, encode) -> tuple[list[int], lis
         ids += piece
         targets += [IGNORED] * min(given, len(piece)) + piece[given:]
     return ids, targets[1:] + [IGNORED]
+
+
+def encode_branches(example: demo_corpus.Example, encode, longest: int) -> np.ndarray:
+    """[4, tokens]: ids, labels, branches, positions, with the conversations `beside` it as long as all are at most `longest`
+    tokens. What all begin with, their trunk, stands once, as branch 0; each goes on at the positions after it, as if alone."""
+    ids, labels = encode_example(example, encode)
+    trunk = len(encode(segments(example)[0][0])) if example.beside else 0
+    parts = [np.array([ids, labels, [0] * trunk + [1] * (len(ids) - trunk), range(len(ids))])]
+    for branch, other in enumerate(example.beside, 2):
+        ids, labels = encode_example(other, encode)
+        parts.append(np.array([ids, labels, [branch] * len(ids), range(len(ids))])[:, trunk:])
+        if sum(part.shape[1] for part in parts) > longest:
+            parts.pop()
+            break
+    return np.concatenate(parts, axis=1)

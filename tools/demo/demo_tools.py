@@ -464,17 +464,17 @@ def request(rng: random.Random, given: Offer) -> tuple[str, list[dict]]:
     return question, calls
 
 
-def tool_talk(rng: random.Random, tools: list[Tool] = TOOLS, invented: float = 0.25, most: int = 3) -> list[ToolUse]:
-    """Up to `most` questions, one after another, to the same tools."""
+def tool_talk(rng: random.Random, count: int, tools: list[Tool] = TOOLS, invented: float = 0.25) -> list[ToolUse]:
+    """`count` questions to the same tools, the first of which is asked first."""
     offers = offers_of(rng, tools, invented)
     listed = [each.schema for each in offers]
     rng.shuffle(listed)
     uses = []
-    for i in range(min(most, rng.choice([1, 1, 2, 3]))):
+    for i in range(count):
         given = rng.choice(offers) if i else offers[0]
         question, calls = request(rng, given)
         asked = [given] * len(calls)
-        if len(offers) > 1 and len(calls) == 1 and most > 1 and question[-1] in "?." and rng.random() < 0.06:  # two things in one message
+        if len(offers) > 1 and len(calls) == 1 and count > 1 and question[-1] in "?." and rng.random() < 0.06:  # two things in one message
             asked.append(rng.choice([each for each in offers if each is not given]))
             more, more_calls = request(rng, asked[-1])
             question, calls = f"{question} {more}", [*calls, *more_calls]
@@ -499,7 +499,7 @@ def tool_talk(rng: random.Random, tools: list[Tool] = TOOLS, invented: float = 0
 
 def tool_use(rng: random.Random, tools: list[Tool] = TOOLS, invented: float = 0.5) -> ToolUse:
     """One question that needs a tool."""
-    return tool_talk(rng, tools, invented, 1)[0]
+    return tool_talk(rng, 1, tools, invented)[0]
 
 
 def misfit(rng: random.Random, use: ToolUse) -> str:

@@ -169,16 +169,18 @@ def to_float32(matrix: np.ndarray, form: int) -> np.ndarray:
     return matrix.astype(np.float32)
 
 
-def quantize_matrix(name: str, rows: np.ndarray, form: int, target: int, pages: LargePages,
-                    pool: ThreadPoolExecutor) -> np.ndarray:
-    """Stored rows of floats [rows, n] -> packed blocks, uint8. Raises InputError for numbers the format can't hold."""
-    n_rows, n = rows.shape
+def quantize_matrix(name: str, tensor: Tensor, target: int, pages: LargePages, pool: ThreadPoolExecutor) -> np.ndarray:
+    """A matrix [rows, n] -> packed blocks, uint8. Raises InputError for numbers the format can't hold."""
+    n_rows, n = tensor.shape
     packed, together = pages.take(packed_shape(n_rows, n, target)), 8  # blocks
 
     def part(block: int) -> float:
         """Packs some blocks -> their largest weight."""
         w, work = np.zeros((together * PANEL, padded(n, 2 * GROUP)), np.float32), empty((10, PANEL), np.float32)
-        some = to_float32(rows[block * PANEL:(block + together) * PANEL], form)
+        start, stop = block * PANEL, min((block + together) * PANEL, n_rows)
+        with np.errstate(over="ignore", invalid="ignore"):  # by infinite scales
+            some = tensor.rows(start, stop) if isinstance(tensor, PackedTensor) else \
+                to_float32(tensor.data[start:stop], STORED[tensor.dtype])
         if not np.isfinite(some).all():
             raise InputError(f"{name} has weights that are not finite, so it can't be quantized")
         w[:len(some), :n] = some
@@ -191,6 +193,7 @@ def quantize_matrix(name: str, rows: np.ndarray, form: int, target: int, pages: 
     if largest > LARGEST or 0 < largest < SMALLEST:
         raise InputError(f"{name} can't be quantized: its largest weight is {largest:.3g}, not between "
                          f"{SMALLEST:g} and {LARGEST:g}")
+    checkpoint.forget_pages(tensor.mapping)
     return packed
 
 
@@ -247,7 +250,8 @@ def whole_blocks(tensor: Tensor, pages: LargePages, pool: ThreadPoolExecutor) ->
 def load_weights(path: Path, config: Config, quantize: str | None = None, threads: int | None = None) -> Weights:
     """The namesake of qwen3.load_weights: nothing is expanded. `quantize` is None, "int8" or "int4".
 
-    A published packed matrix becomes INT8 where INT8 holds its very numbers, else the nearest BF16.
+    A published packed matrix becomes INT8 where INT8 holds its very numbers, or where it has fewer than 8 bits a
+    weight; else the nearest BF16.
     """
     saved, packed = read_quantized(path, config)
     if saved is not None and quantize not in (None, saved):
@@ -261,17 +265,18 @@ def load_weights(path: Path, config: Config, quantize: str | None = None, thread
 
     def place(name: str, in_f32: bool = False) -> np.ndarray:
         tensor, (rows, n) = stored[name], shapes[name]
-        target = packed_form(name, wish) if wish is not None else F32 if in_f32 or is_router(name) else None
+        narrow = isinstance(tensor, PackedTensor) and tensor.narrow
+        target = packed_form(name, wish) if wish is not None else F32 if is_router(name) else INT8 if narrow else \
+            F32 if in_f32 else None
         data, form = whole_blocks(tensor, pages, pool) if target in (None, INT8) else None, INT8
-        if data is None:
+        if data is None and target is not None and target >= INT8:
+            data, form = quantize_matrix(f"{path}: {name}", tensor, target, pages, pool), target
+        elif data is None:
             if isinstance(tensor, PackedTensor) and target == F32:
                 tensor = tensor._replace(dtype="F32")
             data, form = tensor.data, STORED[tensor.dtype] if saved is None else packed_form(name, saved)
         target = form if target is None else target
-        if target >= INT8 > form:
-            data = quantize_matrix(f"{path}: {name}", data, form, target, pages, pool)
-            checkpoint.forget_pages(tensor.mapping)
-        elif target < INT8 and (n % 32 or target != form):  # steps of 32
+        if target < INT8 and (n % 32 or target != form):  # steps of 32
             found, data = data, zeros((rows, padded(n, 32)), np.float32 if target == F32 else data.dtype)
             data[:, :n] = found if target == form else to_float32(found, form)
         arrays.append(data)

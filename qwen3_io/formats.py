@@ -228,7 +228,7 @@ def fp8_settings(about: Mapping[str, Any]) -> dict[str, Any]:
 def awq_settings(about: Mapping[str, Any]) -> dict[str, Any]:
     if (about.get("bits", about.get("w_bit")), str(about.get("version", "gemm")).lower()) != (4, "gemm"):
         raise ValueError(f"bits = {about.get('bits')!r} in version {about.get('version')!r}; only 4 in 'gemm' is")
-    return {}
+    return {"bits": 4}
 
 
 def gptq_settings(about: Mapping[str, Any]) -> dict[str, Any]:
@@ -301,7 +301,8 @@ def unpacked(stored: Mapping[str, StoredTensor], method: str, settings: Mapping[
         for part in parts:
             del tensors[f"{name}.{part}"]
         mapping = parts[about.parts[0]].mapping
-        tensors[f"{name}.weight"] = PackedTensor(dtype, matrix_.shape, matrix_.rows, mapping, matrix_.whole)
+        tensors[f"{name}.weight"] = PackedTensor(dtype, matrix_.shape, matrix_.rows, mapping, matrix_.whole,
+                                                 settings.get("bits", 8) < 8)
     if left := [f"{name} is {tensor.dtype}" for name, tensor in tensors.items() if tensor.dtype not in STORED_DTYPES]:
         raise InputError(f"{folder}: these tensors lack the other parts of {method}, such as {about.parts[0]}: "
                          f"{some(left)}")

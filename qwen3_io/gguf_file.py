@@ -210,7 +210,8 @@ def tensor_of(entry: TensorEntry, mapping: mmap.mmap, dtype: str) -> Tensor:
     if entry.form in STORED_DTYPES:
         return StoredTensor(entry.form, entry.data.view(STORED_DTYPES[entry.form]), mapping)
     rows, n_columns = entry.data.reshape(-1, entry.data.shape[-1]), entry.shape[-1]
-    return PackedTensor(dtype, (len(rows), n_columns), unpacker(rows, entry.form), mapping, whole_of(rows, entry.form))
+    return PackedTensor(dtype, (len(rows), n_columns), unpacker(rows, entry.form), mapping, whole_of(rows, entry.form),
+                        entry.form != "Q8_0")
 
 
 def unpacker(rows: np.ndarray, form: str) -> Callable[[int, int], np.ndarray]:
@@ -223,18 +224,23 @@ def unpacker(rows: np.ndarray, form: str) -> Callable[[int, int], np.ndarray]:
     return unpacked
 
 
+WHOLE = {"Q8_0": 34, "Q4_0": 18, "Q5_0": 22}  # bytes of a block: a float16, then 32 whole numbers
+
+
 def whole_of(rows: np.ndarray, form: str) -> Callable[[int, int], tuple[np.ndarray, np.ndarray]] | None:
-    """The same as whole numbers and scales. Only Q8_0 and Q4_0 are such: a float16 before each 32 numbers."""
+    """The same as whole numbers and scales, where the format is made of these."""
     def whole(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        blocks = rows[start:stop].reshape(stop - start, -1, 34 if form == "Q8_0" else 18)
-        scales, numbers = blocks[..., :2].copy().view("<f2")[..., 0].astype(np.float32), blocks[..., 2:]
+        blocks = rows[start:stop].reshape(stop - start, -1, WHOLE[form])
+        scales = blocks[..., :2].copy().view("<f2")[..., 0].astype(np.float32)
         if form == "Q8_0":
-            numbers = numbers.view(np.int8).astype(np.int16)
+            numbers = blocks[..., 2:].view(np.int8).astype(np.int16)
         else:  # the lower halves of the bytes, then the upper ones
-            numbers = np.concatenate([numbers & 15, numbers >> 4], axis=-1).astype(np.int16) - np.int16(8)
+            halves = np.concatenate([blocks[..., -16:] & 15, blocks[..., -16:] >> 4], axis=-1).astype(np.int16)
+            fifth = np.unpackbits(blocks[..., 2:6], axis=-1, bitorder="little") if form == "Q5_0" else np.uint8(0)
+            numbers = halves + np.int16(16) * fifth - np.int16(8 if form == "Q4_0" else 16)
         return numbers.reshape(stop - start, -1), scales
 
-    return whole if form in ("Q8_0", "Q4_0") else None
+    return whole if form in WHOLE else None
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -43,12 +43,14 @@ class PackedTensor(NamedTuple):
     `dtype` is what data gives: "F32", the exact numbers, or "BF16", the nearest ones in half the memory.
     whole(start, stop) -> the same rows as whole numbers int16 [stop - start, columns], and the scales by which they are
     multiplied, float32 [stop - start, groups of columns]; None where groups aren't multiples of 32 columns in order.
+    narrow: whether the file has fewer than 8 bits a number, so that 8 bits lose far less than it has lost.
     """
     dtype: str
     shape: tuple[int, int]
     rows: Callable[[int, int], np.ndarray]
     mapping: mmap.mmap
     whole: Callable[[int, int], tuple[np.ndarray, np.ndarray]] | None = None
+    narrow: bool = False
 
     @property
     @np.errstate(over="ignore", invalid="ignore")  # infinity in a scale is reported once it has reached the logits

@@ -1,4 +1,5 @@
 """Checkpoints as they are published: official configs at a reduced size, and packed weights."""
+import importlib.util
 import json
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import safetensors
 
 from configs import SHARED
 from qwen3_io.tensors import to_bfloat16
+from qwen3_kernels.layout import INT8
 
 DTYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2", "int32": "<i4", "int64": "<i8", "float8_e4m3fn": "u1"}
 
@@ -51,12 +53,25 @@ def pack_words(numbers: np.ndarray, bits: int, order: list[int] | None = None) -
 
 
 def print_losses(title: str, originals: list[np.ndarray], packed: list[np.ndarray]) -> None:
-    """Prints what a quantization loses and what bfloat16 loses after it; `pytest -s` shows it.
+    """Prints what a quantization loses and what bfloat16 and the fast engine's int8 lose after it; `pytest -s` shows it.
 
-    Both are root mean squares of the differences, in shares of the weights' spread.
+    All are root mean squares of the differences, in shares of the weights' spread.
     """
-    pairs = [(w, p, (to_bfloat16(p).astype(np.uint32) << 16).view(np.float32)) for w, p in zip(originals, packed)]
-    loss = np.mean([np.sqrt(((p - w)**2).mean()) / w.std() for w, p, _ in pairs])
-    rounding = np.mean([np.sqrt(((rounded - p)**2).mean()) / w.std() for w, p, rounded in pairs])
-    print(f"{title}: {loss:.4f} of the weights' spread lost by the quantization; as bfloat16 {rounding:.4f} more")
-    assert rounding < 0.002
+    def mean(pairs):
+        return np.mean([np.sqrt(((b - a)**2).mean()) / w.std() for w, (a, b) in zip(originals, pairs)])
+
+    keeping = {"bfloat16": (lambda w: (to_bfloat16(w).astype(np.uint32) << 16).view(np.float32), 0.002)}
+    if importlib.util.find_spec("numba"):
+        from packed import reference, stored
+        keeping["int8"] = lambda w: reference(*stored(w, INT8)), 0.008
+    more = {name: mean((p, keep(p)) for p in packed) for name, (keep, _) in keeping.items()}
+    print(f"{title}: {mean(zip(originals, packed)):.4f} of the weights' spread lost by the quantization; "
+          + ", ".join(f"as {name} {loss:.4f} more" for name, loss in more.items()))
+    assert all(loss < keeping[name][1] for name, loss in more.items())
+
+
+def is_nearest_int8(found: np.ndarray, values: np.ndarray) -> bool:
+    """Whether each group of 32 columns errs by no more than the fast engine's int8 may."""
+    pairs = np.pad(np.stack([found - values, values]), ((0, 0), (0, 0), (0, -values.shape[1] % 32)))
+    errors, values = pairs.reshape(2, len(values), -1, 32)
+    return bool((np.sqrt((errors**2).mean(-1)) <= 0.006 * np.abs(values).max(-1)).all())

@@ -13,12 +13,12 @@ import qwen3
 from configs import BASE
 from helpers import assert_one_line, message_of, random_ids, works_or_refused
 from make_random_model import make_random_model
-from published import change_config, pack_words, print_losses, write_tensors
+from published import change_config, is_nearest_int8, pack_words, print_losses, write_tensors
 from qwen3_app.files import fingerprint
 from qwen3_io.checkpoint import map_checkpoint, map_safetensors, to_float32
 from qwen3_io.formats import FP8
 from qwen3_io.tensors import PackedTensor, rows_of, to_bfloat16
-from qwen3_kernels.layout import INT8, Weight
+from qwen3_kernels.layout import BF16, INT8, Weight
 
 CONFIG = BASE | {"hidden_size": 64, "intermediate_size": 192, "tie_word_embeddings": False}  # widths of whole groups
 Q_PROJ = "model.layers.0.self_attn.q_proj"
@@ -322,28 +322,26 @@ def test_as_bfloat16(tmp_path):
     assert tensor.dtype == "BF16" and np.array_equal(tensor.data, to_bfloat16(expected[f"{Q_PROJ}.weight"]))
 
 
-BFLOAT = ("AWQ, groups of 16, GEMM", "GPTQ, act-order", "GPTQ, version 2, act-order, 8 bits",
-          "compressed-tensors, act-order")  # whose groups the fast engine's INT8 hasn't got
+NEAREST = {"AWQ, groups of 16, GEMM": "int8", "GPTQ, act-order": "int8", "compressed-tensors, act-order": "int8",
+           "GPTQ, version 2, act-order, 8 bits": "bf16"}  # whose groups the fast engine's INT8 hasn't got
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_fast_engine_keeps_the_numbers(tmp_path, case):
-    """As whole numbers with their scales; else as the nearest bfloat16. `reference` unpacks its blocks with NumPy."""
+    """As whole numbers with their scales; else in the nearest 8 bits, or, of 8 bits, as the nearest bfloat16."""
     fast = pytest.importorskip("qwen3_numba", reason="numba is not installed")
-    from packed import reference
     pack, settings = CASES[case]
     path = make_random_model(CONFIG, tmp_path, "float32")
     expected = quantize_model(path, pack, settings)
-    stored = map_checkpoint(path, "BF16")
-    with ThreadPoolExecutor(2) as pool:
-        for name in expected:
-            if name.endswith("_proj.weight"):
-                blocks, values = fast.whole_blocks(stored[name], fast.LargePages(), pool), expected[name]
-                if case in BFLOAT:
-                    assert blocks is None and np.array_equal(stored[name].data, to_bfloat16(values))
-                else:
-                    weight = Weight(0, 0, INT8, *values.shape)
-                    assert np.array_equal(reference(blocks, weight), values), name
+    weights = fast.load_model(path).weights
+    for name, row in weights.matrices(0, False).items():
+        values, found = expected[name], fast.matrix_rows(row, range(row[3]))
+        if case not in NEAREST:
+            assert row[2] == INT8 and np.array_equal(found, values), name
+        elif NEAREST[case] == "int8":
+            assert row[2] == INT8 and is_nearest_int8(found, values), name
+        else:
+            assert row[2] == BF16 and np.array_equal(found, fast.to_float32(to_bfloat16(values), BF16)), name
 
 
 SCALES = {  # a matrix's scales, and whether INT8 can hold them

@@ -2,7 +2,6 @@
 import json
 import random
 import struct
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -12,13 +11,12 @@ from configs import BASE, FRANCE, PARIS, ROOT, SHARED, VOCABULARY, YARN
 from helpers import (assert_cli_refuses, assert_one_line, message_of, random_ids, run_fast, run_main,
                      works_or_refused)
 from make_random_model import make_random_model
-from published import print_losses
+from published import is_nearest_int8, print_losses
 from qwen3_app import terminal
 from qwen3_io import gguf_file
 from qwen3_io.checkpoint import map_checkpoint, read_config, to_float32
 from qwen3_io.gguf_file import EXPERT_NAMES, LAYER_NAMES, NAMES
-from qwen3_io.tensors import to_bfloat16
-from qwen3_kernels.layout import INT8, Weight
+from qwen3_kernels.layout import INT8
 from test_qwen3_moe import MOE
 from tokenizer_utils import load_tokenizer
 
@@ -302,28 +300,21 @@ def test_the_fast_engine_reads_it(tmp_path, form, quantize):
     assert np.abs(logits - exact).max() < (1e-4 if quantize is None and form == "BF16" else 0.5) * exact.std()
 
 
-@pytest.mark.parametrize("form", ["Q8_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("form", ["Q8_0", "Q4_0", "Q5_0", "Q4_1", "Q5_1"])
 def test_the_fast_engine_keeps_the_numbers(tmp_path, form):
-    """Of Q8_0 and Q4_0; Q4_1, which has minima, becomes the nearest bfloat16."""
+    """Of formats without minima; the others become the nearest 8 bits."""
     fast = pytest.importorskip("qwen3_numba", reason="numba is not installed")
-    from packed import reference
     path = make_random_model(BASE | {"hidden_size": 96}, tmp_path / "model", "float32")
     file = write_gguf(path, tmp_path / "x.gguf", form)
-    stored = map_checkpoint(file, "BF16")
-    with ThreadPoolExecutor(2) as pool:
-        for tensor in stored.values():
-            if tensor.data.ndim == 2:
-                values = to_float32(tensor._replace(dtype="F32"))
-                blocks = fast.whole_blocks(tensor, fast.LargePages(), pool)
-                if form == "Q4_1":
-                    assert blocks is None and np.array_equal(tensor.data, to_bfloat16(values))
-                else:
-                    assert np.array_equal(reference(blocks, Weight(0, 0, INT8, *values.shape)), values)
+    weights, stored = fast.load_model(file).weights, map_checkpoint(file)
+    for name, row in (weights.matrices(0, False) | {"model.embed_tokens.weight": weights.embedding}).items():
+        values, found = to_float32(stored[name]), fast.matrix_rows(row, range(row[3]))
+        assert row[2] == INT8 and (is_nearest_int8 if form in ("Q4_1", "Q5_1") else np.array_equal)(found, values)
 
 
 @pytest.mark.parametrize("form", ["Q8_0", "Q4_1"])
 def test_a_mixture_of_experts_in_the_fast_engine(tmp_path, form):
-    """Its router is float32 beside packed experts, or beside those in bfloat16."""
+    """Its router is float32 beside packed experts, whose numbers are the file's or near them."""
     fast = pytest.importorskip("qwen3_numba", reason="numba is not installed")
     path = make_random_model(MOE | {"moe_intermediate_size": 32}, tmp_path / "model", "float32")
     file, ids = write_gguf(path, tmp_path / "x.gguf", form), random_ids(40)

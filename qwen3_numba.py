@@ -57,8 +57,9 @@ from qwen3_io.errors import brief, parse_json
 from qwen3_io.tensors import PackedTensor, StoredTensor, Tensor
 from qwen3_io.writing import write_folder, write_safetensors, write_whole
 from qwen3_kernels.layout import (APART, BF16, BIAS, BLOCK, EXPERT, F16, F32, FEW, GATE, GROUP, HEAD_NORMS, INT4, INT5,
-                                  INT8, KV8, LARGEST, LINEAR, NAMES, NORMS, PANEL, PASS, SMALLEST, TILE, VERSION, Batch,
-                                  Cache, Layers, Q, Space, Task, Weight, own_space, packed_shape, padded, unit_size)
+                                  INT8, KV8, LARGEST, LINEAR, NAMES, NORMS, PANEL, PASS, Q4_1, Q5_1, SMALLEST, TILE,
+                                  VERSION, Batch, Cache, Layers, Q, Space, Task, Weight, own_space, packed_shape,
+                                  padded, unit_size)
 
 try:
     from qwen3_kernels.compiled import Prepared, kept_kernels, kernels
@@ -80,6 +81,7 @@ __all__ = ["BUNDLED", "Answer", "Completion", "Config", "Engine", "InputError", 
 empty, zeros = np.empty, np.zeros  # what kernels write to; tests put pages behind it that mustn't be touched
 STORED = {"F32": F32, "BF16": BF16, "F16": F16}  # by their names in safetensors
 PACKED = {"int8": INT8, "int4": INT4}
+NARROW = {2: Q4_1, 4: Q4_1, 5: Q5_1, 6: INT8}  # by the bits of a published packed matrix
 MORE_BITS = {"v_proj": INT8, "o_proj": INT5, "embed_tokens": INT5, "lm_head": INT5}  # in an int4 model
 
 
@@ -205,38 +207,58 @@ def results(pool: ThreadPoolExecutor, part: Callable[[int], Any], starts: Iterab
         raise InputError(f"threads can't be started to quantize ({error}); ask for fewer: --threads") from error
 
 
-def whole_blocks(tensor: Tensor, pages: LargePages, pool: ThreadPoolExecutor) -> np.ndarray | None:
-    """The INT8 blocks with the very numbers of a published packed matrix; None if it has others than INT8 can hold.
+def whole_blocks(tensor: Tensor, form: int, pages: LargePages, pool: ThreadPoolExecutor) -> np.ndarray | None:
+    """A published packed matrix as blocks of INT8, Q5_1 or Q4_1; None if the format can't hold its numbers.
 
-    INT8 holds -128 to 127 times a scale of 10 bits behind the first one, which float16 has, too.
+    INT8 has the very numbers. So have the others if no scale has more than 10 bits behind the first one, as float16
+    has; scales with more are rounded.
     """
     if not isinstance(tensor, PackedTensor) or tensor.whole is None:
         return None
-    whole, (n_rows, n) = tensor.whole, tensor.shape
-    packed = pages.take(packed_shape(n_rows, n, INT8))
-    units, step = packed.reshape(len(packed), -1, unit_size(INT8)), 512
+    whole, (n_rows, n), step = tensor.whole, tensor.shape, 512
+    packed, halves = pages.take(packed_shape(n_rows, n, form)), 1 if form == INT8 else 2
+    units = packed.reshape(len(packed), -1, unit_size(form))
 
+    def by_units(values: np.ndarray, dtype: type, each: int = 1) -> np.ndarray:
+        """[rows, groups * each] -> [blocks, units, groups of a unit, 32 rows, each], filled up with zeros."""
+        full = np.zeros((padded(len(values), PANEL), padded(n, 2 * GROUP) // GROUP * each), dtype)
+        full[:len(values), :values.shape[1]] = values
+        return full.reshape(len(full) // PANEL, PANEL, -1, halves, each).transpose(0, 2, 3, 1, 4)
+
+    @np.errstate(over="ignore", invalid="ignore")  # by infinite scales
     def part(start: int) -> bool:
         """Packs some rows -> whether all their numbers fit."""
-        numbers, scales = whole(start, min(start + step, n_rows))
-        size = n // scales.shape[1]  # columns of a group
-        groups = numbers.reshape(*scales.shape, size)
+        numbers, scales, minima = whole(start, min(start + step, n_rows))
+        groups = numbers.reshape(*scales.shape, -1)
         groups[scales == 0] = 0
         np.negative(groups, out=groups, where=(scales < 0)[..., None])
-        words = np.where(scales == 0, 0, np.abs(scales).astype(np.float32).view(np.int32) - BIAS)
-        if not np.isfinite(scales).all() or (words & 0x1FFF).any() or not 0 <= words.min() <= words.max() < 2**29 \
-                or numbers.min() < -128 or numbers.max() > 127:
+        scales = np.abs(scales).astype(np.float32)
+        words = np.where(scales == 0, 0, scales.view(np.int32) - BIAS + 0x1000 & -0x2000)
+        rounded = np.where(scales == 0, 0, (words + BIAS).astype(np.int32).view(np.float32))
+        fits, least, most = minima is None and bool((rounded == scales).all()), -128, 127
+        if form != INT8:
+            lowest = np.minimum(groups.min(axis=-1), 0)
+            groups -= lowest[..., None]
+            minima = (rounded * lowest + (0 if minima is None else minima)).astype(np.float32)
+            fits, least, most = bool(np.isfinite(minima).all()), 0, 31 if form == Q5_1 else 15
+        if not fits or not np.isfinite(scales).all() or not 0 <= words.min() <= words.max() < 2**29 \
+                or numbers.min() < least or numbers.max() > most:
             return False
-        here = units[start // PANEL:(start + step) // PANEL]
-        bytes_ = np.full((len(here) * PANEL, n), 128, np.uint8)  # 128 is 0, in the rows that fill up the last block
-        bytes_[:len(numbers)] += numbers.astype(np.uint8)
-        fours = bytes_.view(np.uint32).reshape(len(here), PANEL, n // GROUP, GROUP // 4)  # four columns each
-        here[:, :n // GROUP, 2 * PANEL:].view(np.uint32).reshape(len(here), -1, GROUP // 4, PANEL)[:] = \
-            fours.transpose(0, 2, 3, 1)
-        rows = np.zeros((len(here) * PANEL, n // GROUP), np.uint16)
-        rows[:len(words)] = np.repeat(words >> 13, size // GROUP, axis=1)
-        here[:, :n // GROUP, :2 * PANEL].view(np.uint16)[:] = \
-            rows.reshape(len(here), PANEL, -1).transpose(0, 2, 1)
+        here, repeated = units[start // PANEL:(start + step) // PANEL], groups.shape[2] // GROUP
+        flat = *here.shape[:2], -1
+        here[..., :2 * PANEL * halves].view(np.uint16)[:] = \
+            by_units(np.repeat(words >> 13, repeated, axis=1), np.uint16).reshape(flat)
+        fours = by_units(numbers, np.uint8, GROUP).view(np.uint32).swapaxes(3, 4)  # four columns in one number
+        if form == INT8:
+            here[..., -1024:].view(np.uint32)[:] = (fours ^ np.uint32(0x80808080)).reshape(flat)
+            return True
+        here[..., 4 * PANEL:12 * PANEL].view(np.float32)[:] = \
+            by_units(np.repeat(minima, repeated, axis=1), np.float32).reshape(flat)
+        lower, fifths = fours & np.uint32(0x0F0F0F0F), fours >> np.uint32(4) & np.uint32(0x01010101)
+        here[..., -1024:].view(np.uint32)[:] = (lower[:, :, 0] | lower[:, :, 1] << np.uint32(4)).reshape(flat)
+        if form == Q5_1:
+            bits = np.ascontiguousarray(fifths.swapaxes(2, 3)).view(np.uint8).reshape(flat)
+            here[..., -1280:-1024] = np.packbits(bits, axis=-1, bitorder="little")
         return True
 
     fits = all(results(pool, part, range(0, n_rows, step)))
@@ -250,8 +272,8 @@ def whole_blocks(tensor: Tensor, pages: LargePages, pool: ThreadPoolExecutor) ->
 def load_weights(path: Path, config: Config, quantize: str | None = None, threads: int | None = None) -> Weights:
     """The namesake of qwen3.load_weights: nothing is expanded. `quantize` is None, "int8" or "int4".
 
-    A published packed matrix becomes INT8 where INT8 holds its very numbers, or where it has fewer than 8 bits a
-    weight; else the nearest BF16.
+    A published packed matrix of 8 bits becomes INT8 where INT8 holds its very numbers, else the nearest BF16; one of 4
+    or 5 bits Q4_1 or Q5_1 where these hold its numbers, else the nearest INT8, as one of 6 bits.
     """
     saved, packed = read_quantized(path, config)
     if saved is not None and quantize not in (None, saved):
@@ -265,12 +287,14 @@ def load_weights(path: Path, config: Config, quantize: str | None = None, thread
 
     def place(name: str, in_f32: bool = False) -> np.ndarray:
         tensor, (rows, n) = stored[name], shapes[name]
-        narrow = isinstance(tensor, PackedTensor) and tensor.narrow
-        target = packed_form(name, wish) if wish is not None else F32 if is_router(name) else INT8 if narrow else \
-            F32 if in_f32 else None
-        data, form = whole_blocks(tensor, pages, pool) if target in (None, INT8) else None, INT8
+        bits = tensor.bits if isinstance(tensor, PackedTensor) else 16
+        target = packed_form(name, wish) if wish is not None else F32 if is_router(name) else \
+            NARROW.get(bits, F32 if in_f32 else None)
+        form = INT8 if target is None else target
+        data = whole_blocks(tensor, form, pages, pool) if form in (INT8, Q5_1, Q4_1) else None
         if data is None and target is not None and target >= INT8:
-            data, form = quantize_matrix(f"{path}: {name}", tensor, target, pages, pool), target
+            form = target = INT8 if target in (Q5_1, Q4_1) else target
+            data = quantize_matrix(f"{path}: {name}", tensor, target, pages, pool)
         elif data is None:
             if isinstance(tensor, PackedTensor) and target == F32:
                 tensor = tensor._replace(dtype="F32")

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qwen3_io.errors import InputError, brief, is_whole, some
-from qwen3_io.tensors import STORED_DTYPES, PackedTensor, StoredTensor, Tensor, to_float32
+from qwen3_io.tensors import STORED_DTYPES, PackedTensor, StoredTensor, Tensor, Whole, to_float32
 
 Rows = Callable[[int, int], np.ndarray]
-Whole = Callable[[int, int], tuple[np.ndarray, np.ndarray]]
+Grouped = Callable[[int, int], tuple[np.ndarray, np.ndarray]]
 Parts = Mapping[str, StoredTensor]
 
 
@@ -41,13 +41,13 @@ def unpack(words: np.ndarray, bits: int, axis: int, order: np.ndarray | None = N
     return np.stack(numbers, axis + 1).reshape(shape)
 
 
-def grouped(shape: tuple[int, int], whole: Whole, n_groups: int, group: np.ndarray | None) -> Unpacked:
-    """A matrix of whole numbers times scales [rows, n_groups]; `group` [inputs] is the group of each input.
+def grouped(shape: tuple[int, int], numbers_of: Grouped, n_groups: int, group: np.ndarray | None) -> Unpacked:
+    """A matrix of whole numbers times scales [rows, n_groups], both from `numbers_of`; `group` [inputs]: of each input.
 
     `group` None stands for equal groups in order, which take a third of the time.
     """
     def rows(start: int, stop: int) -> np.ndarray:
-        numbers, scale = whole(start, stop)
+        numbers, scale = numbers_of(start, stop)
         values = numbers.astype(np.float32)
         if group is None:
             values.reshape(*scale.shape, -1)[:] *= scale[..., None]  # [rows, groups, inputs of a group]
@@ -56,7 +56,7 @@ def grouped(shape: tuple[int, int], whole: Whole, n_groups: int, group: np.ndarr
         return values
 
     in_order = group is None and shape[1] // n_groups % 32 == 0
-    return Unpacked(shape, rows, whole if in_order else None)
+    return Unpacked(shape, rows, (lambda start, stop: (*numbers_of(start, stop), None)) if in_order else None)
 
 
 def less_zero(q: np.ndarray, zero: np.ndarray, group: np.ndarray | None) -> np.ndarray:
@@ -148,12 +148,12 @@ def awq(name: str, parts: Parts, _settings: Mapping[str, Any]) -> Unpacked:
            {"qweight": "I32", "qzeros": "I32"})
     group = groups_of(name, n_inputs, n_groups, parts, "g_idx")
 
-    def whole(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+    def numbers_of(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         some_words = slice(start // 8, -(-stop // 8))
         q, zero = (unpack(parts[part].data[:, some_words].T, 4, 0, AWQ_ORDER) for part in ("qweight", "qzeros"))
         return less_zero(q, zero, group), to_float32(parts["scales"])[:, start:stop].T
 
-    return grouped((8 * n_words, n_inputs), whole, n_groups, group)
+    return grouped((8 * n_words, n_inputs), numbers_of, n_groups, group)
 
 
 def gptq(name: str, parts: Parts, settings: Mapping[str, Any]) -> Unpacked:
@@ -169,12 +169,12 @@ def gptq(name: str, parts: Parts, settings: Mapping[str, Any]) -> Unpacked:
     group = groups_of(name, n_words * per_word, n_groups, parts, "g_idx")
     less = np.uint32(0 if settings["checkpoint_format"] == "gptq_v2" else (2**32 - 1) // mask)  # a 1 for each number
 
-    def whole(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+    def numbers_of(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         q = unpack(parts["qweight"].data[:, start:stop].T, bits, 1)
         words = parts["qzeros"].data[:, start // per_word:-(-stop // per_word)].T.astype(np.uint32) + less
         return less_zero(q, unpack(words, bits, 0)[:stop - start], group), to_float32(parts["scales"])[:, start:stop].T
 
-    return grouped((n_outputs, n_words * per_word), whole, n_groups, group)
+    return grouped((n_outputs, n_words * per_word), numbers_of, n_groups, group)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def pack_quantized(name: str, parts: Parts, settings: Mapping[str, Any]) -> Unpa
     expect(name, {part: parts[part] for part in shapes}, shapes, {"weight_packed": "I32", "weight_zero_point": "I32"})
     group = groups_of(name, n_columns, n_groups, parts, "weight_g_idx")
 
-    def whole(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+    def numbers_of(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         q, scale = unpack(parts["weight_packed"].data[start:stop], bits, 1), to_float32(parts["weight_scale"])
         zero = np.full((stop - start, n_groups), 2**(bits - 1), np.uint8)  # of a symmetric quantization
         if "weight_zero_point" in parts:
@@ -202,7 +202,7 @@ def pack_quantized(name: str, parts: Parts, settings: Mapping[str, Any]) -> Unpa
             zero = unpack(some_words, bits, 0)[:stop - start]
         return less_zero(q[:, :n_columns], zero, group), scale[start:stop]
 
-    return grouped((n_rows, n_columns), whole, n_groups, group)
+    return grouped((n_rows, n_columns), numbers_of, n_groups, group)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ def fp8_settings(about: Mapping[str, Any]) -> dict[str, Any]:
     if about.get("fmt", "e4m3") != "e4m3" or not (isinstance(size, list) and len(size) == 2
                                                   and all(is_whole(n, 1) and n <= 2**20 for n in size)):
         raise ValueError(f"fmt = {about.get('fmt')!r} with weight_block_size = {size!r}; only 'e4m3' with blocks is")
-    return {"weight_block_size": size}
+    return {"bits": 8, "weight_block_size": size}
 
 
 def awq_settings(about: Mapping[str, Any]) -> dict[str, Any]:
@@ -301,8 +301,8 @@ def unpacked(stored: Mapping[str, StoredTensor], method: str, settings: Mapping[
         for part in parts:
             del tensors[f"{name}.{part}"]
         mapping = parts[about.parts[0]].mapping
-        tensors[f"{name}.weight"] = PackedTensor(dtype, matrix_.shape, matrix_.rows, mapping, matrix_.whole,
-                                                 settings.get("bits", 8) < 8)
+        tensors[f"{name}.weight"] = PackedTensor(dtype, matrix_.shape, matrix_.rows, mapping, settings["bits"],
+                                                 matrix_.whole)
     if left := [f"{name} is {tensor.dtype}" for name, tensor in tensors.items() if tensor.dtype not in STORED_DTYPES]:
         raise InputError(f"{folder}: these tensors lack the other parts of {method}, such as {about.parts[0]}: "
                          f"{some(left)}")

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qwen3_io.errors import InputError, brief
-from qwen3_io.tensors import STORED_DTYPES, PackedTensor, StoredTensor, Tensor, map_file
+from qwen3_io.tensors import STORED_DTYPES, PackedTensor, StoredTensor, Tensor, Whole, map_file
 
 MAGIC = b"GGUF"
 
@@ -210,8 +210,8 @@ def tensor_of(entry: TensorEntry, mapping: mmap.mmap, dtype: str) -> Tensor:
     if entry.form in STORED_DTYPES:
         return StoredTensor(entry.form, entry.data.view(STORED_DTYPES[entry.form]), mapping)
     rows, n_columns = entry.data.reshape(-1, entry.data.shape[-1]), entry.shape[-1]
-    return PackedTensor(dtype, (len(rows), n_columns), unpacker(rows, entry.form), mapping, whole_of(rows, entry.form),
-                        entry.form != "Q8_0")
+    return PackedTensor(dtype, (len(rows), n_columns), unpacker(rows, entry.form), mapping, int(entry.form[1]),
+                        None if entry.form == "Q6_K" else whole_of(rows, entry.form))
 
 
 def unpacker(rows: np.ndarray, form: str) -> Callable[[int, int], np.ndarray]:
@@ -224,23 +224,37 @@ def unpacker(rows: np.ndarray, form: str) -> Callable[[int, int], np.ndarray]:
     return unpacked
 
 
-WHOLE = {"Q8_0": 34, "Q4_0": 18, "Q5_0": 22}  # bytes of a block: a float16, then 32 whole numbers
+def whole_of(rows: np.ndarray, form: str) -> Whole:
+    """The same as whole numbers with scales and minima, see PackedTensor.
 
+    A block is a scale and perhaps a minimum, float16; in the K formats the 6 bits of 8 scales and 8 minima, by which
+    these are multiplied; the fifth bits; then bytes with two numbers each, the lower halves before the upper ones.
+    """
+    size, in_k = next(size for name, _, size in FORMATS.values() if name == form), form.endswith("K")
 
-def whole_of(rows: np.ndarray, form: str) -> Callable[[int, int], tuple[np.ndarray, np.ndarray]] | None:
-    """The same as whole numbers and scales, where the format is made of these."""
-    def whole(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        blocks = rows[start:stop].reshape(stop - start, -1, WHOLE[form])
-        scales = blocks[..., :2].copy().view("<f2")[..., 0].astype(np.float32)
+    def whole(start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        blocks = rows[start:stop].reshape(stop - start, -1, size)
+        factors = np.ascontiguousarray(blocks[..., :2 if form.endswith("0") else 4]).view("<f2").astype(np.float32)
+        scales, minima = factors[..., :1], factors[..., 1:]
         if form == "Q8_0":
-            numbers = blocks[..., 2:].view(np.int8).astype(np.int16)
-        else:  # the lower halves of the bytes, then the upper ones
-            halves = np.concatenate([blocks[..., -16:] & 15, blocks[..., -16:] >> 4], axis=-1).astype(np.int16)
-            fifth = np.unpackbits(blocks[..., 2:6], axis=-1, bitorder="little") if form == "Q5_0" else np.uint8(0)
-            numbers = halves + np.int16(16) * fifth - np.int16(8 if form == "Q4_0" else 16)
-        return numbers.reshape(stop - start, -1), scales
+            return blocks[..., 2:].view(np.int8).astype(np.int16).reshape(stop - start, -1), scales[..., 0], None
+        if in_k:
+            low, high, rest = np.split(blocks[..., 4:16], 3, axis=-1)
+            scales = scales * np.concatenate([low & 63, low >> 2 & 48 | rest & 15], axis=-1)
+            minima = -minima * np.concatenate([high & 63, high >> 2 & 48 | rest >> 4], axis=-1)
+        pairs = blocks[..., -128:].reshape(*blocks.shape[:2], 4, 32) if in_k else blocks[..., None, -16:]
+        numbers = np.stack([pairs & 15, pairs >> 4], axis=-2).reshape(*blocks.shape[:2], -1).astype(np.int16)
+        if form == "Q5_K":  # a byte for each column of 8 groups
+            fifths = np.unpackbits(blocks[..., 16:48, None], axis=-1, bitorder="little").swapaxes(-1, -2)
+            numbers += np.int16(16) * fifths.reshape(numbers.shape)
+        elif form in ("Q5_0", "Q5_1"):
+            numbers += np.int16(16) * np.unpackbits(blocks[..., -20:-16], axis=-1, bitorder="little")
+        if form.endswith("0"):
+            numbers -= 8 if form == "Q4_0" else 16
+        flat = stop - start, -1
+        return numbers.reshape(flat), scales.reshape(flat), None if form.endswith("0") else minima.reshape(flat)
 
-    return whole if form in WHOLE else None
+    return whole
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ class StoredTensor(NamedTuple):
 
 
 BLOCK = 128  # rows of a matrix are unpacked in multiples of this number; FP8 has a scale for so many
+Whole = Callable[[int, int], tuple[np.ndarray, np.ndarray, np.ndarray | None]]
 
 
 class PackedTensor(NamedTuple):
@@ -41,16 +42,17 @@ class PackedTensor(NamedTuple):
 
     rows(start, stop) -> these rows as float32 [stop - start, columns]; start is a multiple of BLOCK.
     `dtype` is what data gives: "F32", the exact numbers, or "BF16", the nearest ones in half the memory.
-    whole(start, stop) -> the same rows as whole numbers int16 [stop - start, columns], and the scales by which they are
-    multiplied, float32 [stop - start, groups of columns]; None where groups aren't multiples of 32 columns in order.
-    narrow: whether the file has fewer than 8 bits a number, so that 8 bits lose far less than it has lost.
+    bits: of a number in the file, without its share of the scales; 16 if an adapter has changed the matrix.
+    whole(start, stop) -> the same rows as whole numbers int16 [stop - start, columns], the scales by which they are
+    multiplied, float32 [stop - start, groups of columns], and what is added then, likewise, or None for nothing; None
+    where groups aren't multiples of 32 columns in order.
     """
     dtype: str
     shape: tuple[int, int]
     rows: Callable[[int, int], np.ndarray]
     mapping: mmap.mmap
-    whole: Callable[[int, int], tuple[np.ndarray, np.ndarray]] | None = None
-    narrow: bool = False
+    bits: int = 16
+    whole: Whole | None = None
 
     @property
     @np.errstate(over="ignore", invalid="ignore")  # infinity in a scale is reported once it has reached the logits

@@ -26,8 +26,8 @@ from numba.core.dispatcher import Dispatcher
 from qwen3_io.errors import InputError
 from qwen3_io.progress import progress
 from qwen3_kernels.layout import (BF16, BIAS, BLOCK, DEPTH, DOWN, F16, F32, FEW, GATE, GROUP, INT4, INT5, INT8, KV8,
-                                  OUT, PANEL, STRIP, UP, VECTORS, WHOLE, Batch, Cache, K, Layers, Q, Space, Task, V,
-                                  Weight, padded, unit_size)
+                                  OUT, PANEL, Q5_1, STRIP, UP, VECTORS, WHOLE, Batch, Cache, K, Layers, Q, Space, Task,
+                                  V, Weight, padded, unit_size)
 from qwen3_kernels.vectors import (FEATURES, MOST_FLOATS, PACKED_SHAPES, dot, even_first, float_from_half,
                                    float_product, fused, half_from_float, meet, packed_product, take, to_pointer_f32,
                                    to_pointer_u8, to_pointer_u16, weighted_rows)
@@ -793,10 +793,14 @@ def weight_row(weight, r, out):
         q = np.int32(unit[size - 1024 + i % GROUP // 4 * 4 * PANEL + lane * 4 + i % 4])
         if w.form != INT8:
             q = q >> 4 * half & 15
-        if w.form == INT5:
+        if w.form == INT5 or w.form == Q5_1:
             bit = PANEL * 4 * (2 * (i % GROUP // 4) + half) + lane * 4 + i % 4
-            q |= (np.int32(unit[2 * PANEL * halves + bit // 8]) >> bit % 8 & 1) << 4
-        out[i] = scale_from(word) * (np.float32(q) - zero_from(word, w.form))
+            q |= (np.int32(unit[size - 1024 - 256 + bit // 8]) >> bit % 8 & 1) << 4
+        if w.form >= Q5_1:
+            minima = unit[2 * PANEL * halves:6 * PANEL * halves].view(np.float32)
+            out[i] = scale_from(word) * np.float32(q) + minima[half * PANEL + lane]
+        else:
+            out[i] = scale_from(word) * (np.float32(q) - zero_from(word, w.form))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

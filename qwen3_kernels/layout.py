@@ -4,30 +4,32 @@ A matrix [rows, n] is kept in one of these formats:
 
     F32, BF16, F16      by rows, as they lie in the file
     INT8, INT5, INT4    packed: by blocks of 32 rows, with a scale for each group of 32 columns of a row
+    Q5_1, Q4_1          likewise, with a minimum for each group, too: they hold the numbers of other programs' formats
 
-A block is a stream of units, each for 32 columns (INT8) or 64: first the scales, 16 bits [groups, 32 rows], then, for
-INT5, the fifth bits, then 1024 bytes of weights, four columns of all rows at a time, in the order of the instructions
-for bytes:
+A block is a stream of units, each for 32 columns (INT8) or 64: first the scales, 16 bits [groups, 32 rows], then the
+minima, float32 [groups, 32 rows], and the fifth bits, where the format has them, then 1024 bytes of weights, four
+columns of all rows at a time, in the order of the instructions for bytes:
 
     INT8   a byte each, [8, 32 rows, 4 columns], w = scale * (byte - 128)
     INT4   half a byte each, w = scale * (half - zero): the lower halves are the first group, the upper ones the second
     INT5   the same with 16 more for each set bit of [8, 2 groups, 32 rows, 4 columns]
+    Q4_1, Q5_1   the same, but w = scale * half + minimum
 
 A scale is a float with 6 bits of exponent and 10 of fraction, see BIAS; it has no sign and no subnormals.
 The last 4 bits of a scale are also the `zero` of INT4, 6 + these bits / 4, and of INT5, twice that. Scales and zeros
 are chosen so that a group's weights err least; the root mean square of their errors is at most 0.6 % (INT8), 3 % (INT5)
 or 6 % (INT4) of the group's largest weight. A tensor whose largest weight is below SMALLEST or above LARGEST is
-refused.
+refused. Q4_1 and Q5_1 are never made by rounding weights.
 
 The vector to multiply is packed likewise: signed bytes, a float32 scale for each group, and the int32 sum of each
-group's bytes, because sum((w - zero) x) = sum(w x) - zero sum(x). A product adds whole numbers within a group, and
-floats in the order of the groups, however many vectors are multiplied together. A row of the KV cache is F32, F16,
-BF16 or KV8: n signed bytes, then a float16 scale for each group.
+group's bytes, because sum((w - zero) x) = sum(w x) - zero sum(x), and likewise with a minimum. A product adds whole
+numbers within a group, and floats in the order of the groups, however many vectors are multiplied together. A row of
+the KV cache is F32, F16, BF16 or KV8: n signed bytes, then a float16 scale for each group.
 """
 from typing import NamedTuple
 
-F32, BF16, F16, KV8, INT8, INT5, INT4 = range(7)
-NAMES = ("f32", "bf16", "f16", "int8", "int8", "int5", "int4")  # what people call them
+F32, BF16, F16, KV8, INT8, INT5, INT4, Q5_1, Q4_1 = range(9)
+NAMES = ("f32", "bf16", "f16", "int8", "int8", "int5", "int4", "q5_1", "q4_1")  # what people call them
 SIZES = {F32: 4, BF16: 2, F16: 2, KV8: 1}  # bytes of a number
 GROUP, PANEL = 32, 32  # columns with one scale; rows of a block
 VERSION = "5"  # of the packed formats in files
@@ -142,7 +144,8 @@ def padded(n: int, step: int) -> int:
 
 def unit_size(form: int) -> int:
     """The bytes of a unit of a packed format."""
-    return 1024 + 64 if form == INT8 else 1024 + 2 * 64 + (256 if form == INT5 else 0)
+    fifths, minima = 256 if form == INT5 or form == Q5_1 else 0, 256 if form >= Q5_1 else 0
+    return 1024 + 64 if form == INT8 else 1024 + 2 * 64 + minima + fifths
 
 
 def packed_shape(n_rows: int, n: int, form: int) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from numba.extending import intrinsic
 
 from qwen3_io.errors import InputError, brief
 from qwen3_kernels.layout import (ABANDONED, ARRIVED, BF16, BIAS, F16, F32, GROUP, INT4, INT5, INT8, KV8, PANEL,
-                                  ROUND, SIZES, TAKEN, VECTORS, unit_size)
+                                  Q4_1, Q5_1, ROUND, SIZES, TAKEN, VECTORS, unit_size)
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 HALF, FLOAT = ir.HalfType(), ir.FloatType()
@@ -196,7 +196,7 @@ if PATH not in PATHS:
 if WISH in ("avx2", "plain") or WISH == "vnni" and FEATURES.get("avxvnni"):  # as on a CPU without AVX-512
     FEATURES = {name: on and not name.startswith("avx512") for name, on in FEATURES.items()}
 HALVES = INT8_SHAPES[PATH]._replace(vectors=INT8_SHAPES[PATH].vectors // 2, all=INT8_SHAPES[PATH].vectors // 2)
-PACKED_SHAPES = {INT8: INT8_SHAPES[PATH], INT5: HALVES, INT4: HALVES}  # half a byte each: a vector has two sums
+PACKED_SHAPES = {INT8: INT8_SHAPES[PATH]} | dict.fromkeys((INT5, INT4, Q5_1, Q4_1), HALVES)  # a vector has two sums
 SUMS = 24 if FEATURES.get("avx512f") else 6  # sums of 16 lanes that a CPU's registers hold, beside the factors
 MOST_FLOATS = min(VECTORS, SUMS)  # vectors that rows of floats are multiplied with at a time
 
@@ -350,6 +350,9 @@ def write_weighted_rows(form: int, n_vectors: int, b: Any, w: Any, stride: Any, 
             done = b.add(done, b.mul(times, I64(count)))
 
 
+FIVES = (INT5, Q5_1)  # formats with a fifth bit
+
+
 def scale_of(b: Any, word: Any) -> Any:
     """The float32 of scales' bits, int32 [lanes]."""
     n = word.type.count
@@ -364,30 +367,32 @@ def minus_zero(b: Any, form: int, word: Any) -> Any:
 
 
 def half_bytes(b: Any, form: int, value: Any, half: int, fifth: Any) -> Any:
-    """The weights in the lower or upper halves of bytes; of INT5 with their fifth bits, which are at `fifth`."""
+    """The weights in the lower or upper halves of bytes; of FIVES with their fifth bits, which are at `fifth`."""
     n = value.type.count
     part = b.lshr(value, splat(I8, n, 4)) if half else b.and_(value, splat(I8, n, 15))
-    if form == INT5:
+    if form in FIVES:
         bits = b.bitcast(load(b, fifth, ir.IntType(n)), vector(I1, n))
         part = b.select(bits, b.add(part, splat(I8, n, 16)), part)
     return part
 
 
-def add_scaled(b: Any, form: int, sums: dict[Any, Any], wholes: dict[Any, Any], words: Any, scales: Sequence[Any],
-               totals_: Sequence[Any]) -> None:
+def add_scaled(b: Any, form: int, sums: dict[Any, Any], wholes: dict[Any, Any], words: Any, minima: Any,
+               scales: Sequence[Any], totals_: Sequence[Any]) -> None:
     """Adds the whole sums (piece, vector) of a group, int32 [lanes], to `sums`, times both scales.
 
-    words: address of the bits of the scales of 32 rows; scales, totals_: addresses of each vector's scale and sum.
+    words, minima: addresses of the bits of the scales of 32 rows, and of their minima, which only Q4_1 and Q5_1 have;
+    scales, totals_: addresses of each vector's scale and sum.
     """
     for (p, t), whole in wholes.items():
         lanes = whole.type.count
         word = b.zext(load(b, at(b, words, 2 * lanes * p), I16, lanes), vector(I32, lanes))
-        value = b.sitofp(whole, vector(FLOAT, lanes))
-        if form != INT8:
-            sum_x = b.sitofp(broadcast(b, load(b, totals_[t], I32), lanes), value.type)
+        value, factor = b.sitofp(whole, vector(FLOAT, lanes)), broadcast(b, load(b, scales[t], FLOAT), lanes)
+        sum_, sum_x = b.load(sums[p, t]), b.sitofp(broadcast(b, load(b, totals_[t], I32), lanes), value.type)
+        if form in (INT5, INT4):
             value = fma(b, minus_zero(b, form, word), sum_x, value)
-        scale = b.fmul(scale_of(b, word), broadcast(b, load(b, scales[t], FLOAT), lanes))
-        b.store(fma(b, value, scale, b.load(sums[p, t])), sums[p, t])
+        if form in (Q5_1, Q4_1):
+            sum_ = fma(b, load(b, at(b, minima, 4 * lanes * p), FLOAT, lanes), b.fmul(sum_x, factor), sum_)
+        b.store(fma(b, value, b.fmul(scale_of(b, word), factor), sum_), sums[p, t])
 
 
 def write_packed_product(form: int, n_vectors: int, b: Any, w: Any, x: Any, x_stride: Any, n: Any, out: Any,
@@ -401,7 +406,7 @@ def write_packed_product(form: int, n_vectors: int, b: Any, w: Any, x: Any, x_st
     size, halves = unit_size(form), range(1 if form == INT8 else 2)
     rolled = PATH == "avx2" and n_vectors > 1
     narrow = rolled and form != INT8
-    step = 8 if rolled and form != INT5 else 4  # times four columns; 16 bits hold 2 * 8 * 15 * 127 and 2 * 4 * 31 * 127
+    step = 8 if rolled and form not in FIVES else 4  # of 4 columns: 16 bits hold 2 * 8 * 15 * 127 and 2 * 4 * 31 * 127
     if n_vectors == 1:  # the weights come from memory: read them in one go
         together, step = PANEL // lanes, 2
     offset = 128 if form == INT8 and PATH.startswith("vnni") else 0  # the other instructions subtract it themselves
@@ -416,7 +421,7 @@ def write_packed_product(form: int, n_vectors: int, b: Any, w: Any, x: Any, x_st
 
         def unit(i: Any) -> None:
             here = at(b, w, (i, size))
-            fifths, bytes_ = at(b, here, 2 * PANEL * len(halves)), at(b, here, size - 1024)
+            fifths, bytes_ = at(b, here, size - 1024 - 256), at(b, here, size - 1024)
             numbers = [b.add(b.mul(i, I64(len(halves))), I64(h)) for h in halves]
             mine = b.icmp_signed("==", b.urem(i, turns), turn)
             wholes = {}
@@ -459,8 +464,9 @@ def write_packed_product(form: int, n_vectors: int, b: Any, w: Any, x: Any, x_st
                     b.store(b.add(b.load(wholes[key]), widened(b, b.load(sum_))), wholes[key])
             for h, g in enumerate(numbers):
                 some = {key[:2]: b.load(whole) for key, whole in wholes.items() if key[2] == h}
-                add_scaled(b, form, sums, some, at(b, here, 2 * PANEL * h), [at(b, scale, (g, 4)) for scale in scales],
-                           [at(b, total, (g, 4)) for total in totals_])
+                add_scaled(b, form, sums, some, at(b, here, 2 * PANEL * h),
+                           at(b, here, 2 * PANEL * len(halves) + 4 * PANEL * h),
+                           [at(b, scale, (g, 4)) for scale in scales], [at(b, total, (g, 4)) for total in totals_])
 
         loop(b, b.sdiv(groups, I64(len(halves))), unit)
         for (p, t), sum_ in sums.items():

@@ -1,17 +1,28 @@
 """Packed weights as they lie in memory, unpacked again by NumPy from the description of the format."""
+import mmap
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
+import pytest
 
+import qwen3
 import qwen3_numba as fast
+from qwen3_io import checkpoint
+from qwen3_io.tensors import PackedTensor
 from qwen3_kernels import compiled
-from qwen3_kernels.layout import BF16, F16, F32, INT4, INT5, INT8, Weight, packed_shape, padded
+from qwen3_kernels.layout import BF16, F16, F32, INT4, INT5, INT8, Q4_1, Q5_1, Weight, packed_shape, padded
 
-FORMATS = {"f32": F32, "bf16": BF16, "f16": F16, "int8": INT8, "int5": INT5, "int4": INT4}
+FORMATS = {"f32": F32, "bf16": BF16, "f16": F16, "int8": INT8, "int5": INT5, "int4": INT4, "q5_1": Q5_1, "q4_1": Q4_1}
+FIVES = (INT5, Q5_1)
+MOST = {Q5_1: 31, Q4_1: 15}
 
 
 def stored(w: np.ndarray, form: int) -> tuple[np.ndarray, Weight]:
     """(the matrix as it lies in memory, its Weight) of weights [rows, n]."""
     rows, n = w.shape
-    if form >= INT8:
+    if form in (Q5_1, Q4_1) and rows > 0:
+        data = blocks_of(*with_minima(w, MOST[form]), form)
+    elif form >= INT8:
         wide = np.zeros((padded(rows, 32), padded(n, 64)), np.float32)
         wide[:rows, :n] = w
         data, work = fast.aligned(packed_shape(rows, n, form)), np.empty((10, 32), np.float32)
@@ -23,6 +34,47 @@ def stored(w: np.ndarray, form: int) -> tuple[np.ndarray, Weight]:
     return data, Weight(data.ctypes.data, data.strides[0], form, rows, n)
 
 
+def with_minima(w: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Weights as whole numbers 0 to most, columns padded to 32, times scales like float16, plus minima of each group."""
+    wide = np.zeros((len(w), padded(w.shape[1], 32)), np.float32)
+    wide[:, :w.shape[1]] = w
+    groups = wide.reshape(len(w), wide.shape[1] // 32, 32)
+    minima = groups.min(axis=-1)
+    scales = ((groups.max(axis=-1) - minima) / most).astype(np.float16).astype(np.float32)
+    whole = np.clip(np.rint((groups - minima[..., None]) / scales[..., None]), 0, most)
+    return whole.astype(np.int16).reshape(wide.shape), scales, minima
+
+
+def blocks_of(whole: np.ndarray, scales: np.ndarray, minima: np.ndarray | None, form: int) -> np.ndarray | None:
+    """The blocks in which the fast engine keeps a published matrix of these numbers."""
+    with ThreadPoolExecutor(2) as pool:
+        return fast.whole_blocks(published(whole, scales, minima, form), form, fast.LargePages(), pool)
+
+
+def published(whole: np.ndarray, scales: np.ndarray, minima: np.ndarray | None, form: int) -> PackedTensor:
+    def rows(start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        return whole[start:stop].copy(), scales[start:stop], None if minima is None else minima[start:stop]
+
+    bits = {INT8: 8, Q5_1: 5, Q4_1: 4}[form]
+    return PackedTensor("BF16", whole.shape, lambda start, stop: None, mmap.mmap(-1, 4096), bits, rows)
+
+
+def load_model(path, quantize: str | None, threads: int, kv_dtype: str) -> qwen3.Model:
+    """fast.load_model; with "q5_1" or "q4_1", all matrices are as if they had been published with minima."""
+    form, real = FORMATS.get(quantize), checkpoint.map_weights
+    if form not in (Q5_1, Q4_1):
+        return fast.load_model(path, quantize, threads, kv_dtype)
+
+    def map_weights(*args):
+        return {name: tensor if tensor.data.ndim < 2 else
+                published(*with_minima(checkpoint.to_float32(tensor), MOST[form]), form)
+                for name, tensor in real(*args).items()}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "map_weights", map_weights)
+        return fast.load_model(path, None, threads, kv_dtype)
+
+
 def reference(data: np.ndarray, weight: Weight) -> np.ndarray:
     """What stored weights stand for, by NumPy from the format's description."""
     if weight.form == BF16:
@@ -31,24 +83,30 @@ def reference(data: np.ndarray, weight: Weight) -> np.ndarray:
         return data.astype(np.float32)[:, :weight.columns]
     if weight.rows == 0:
         return np.empty((0, weight.columns), np.float32)
-    whole, scales, zeros = unpacked(data, weight.form)
-    values = (whole - np.repeat(zeros, 32, axis=1)) * np.repeat(scales, 32, axis=1)
+    whole, scales, zeros, minima = unpacked(data, weight.form)
+    values = (whole - np.repeat(zeros, 32, axis=1)) * np.repeat(scales, 32, axis=1) + np.repeat(minima, 32, axis=1)
     return values[:weight.rows, :weight.columns].astype(np.float32)
 
 
-def unpacked(data: np.ndarray, form: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(whole numbers [rows, columns], scales, zeros [rows, groups]) of packed weights, rows and columns padded."""
-    halves, n_fifths = (1, 0) if form == INT8 else (2, 256 if form == INT5 else 0)
-    units = data.reshape(len(data), -1, 64 * halves + n_fifths + 1024)  # [blocks, units, bytes]
+def unpacked(data: np.ndarray, form: int) -> tuple[np.ndarray, ...]:
+    """(whole numbers [rows, columns], scales, zeros, minima [rows, groups]) of packed weights, padded."""
+    halves, n_fifths, n_minima = (1, 0, 0) if form == INT8 else (2, 256 * (form in FIVES), 256 * (form in (Q5_1, Q4_1)))
+    units = data.reshape(len(data), -1, 64 * halves + n_minima + n_fifths + 1024)  # [blocks, units, bytes]
     words = units[..., :64 * halves].copy().view(np.uint16).reshape(len(data), -1, 32).astype(np.int32)
     exponent, fraction = words >> 10, words & 1023
     scales = 2.0 ** (exponent + 80 - 127) * (1 + fraction / 1024)  # 6 and 10 bits
-    zeros = np.full(words.shape, 128.0) if form == INT8 else (6 + (words & 15) / 4) * (1 if form == INT4 else 2)
+    zeros, minima = np.zeros((2, *words.shape))
+    if form == INT8:
+        zeros[:] = 128
+    elif n_minima:
+        minima = units[..., 128:384].copy().view(np.float32).reshape(words.shape)
+    else:
+        zeros = (6 + (words & 15) / 4) * (1 if form == INT4 else 2)
     values = units[..., -1024:].astype(np.int32).reshape(len(data), -1, 1, 8, 32, 4)
     if form != INT8:
         values = np.concatenate([values & 15, values >> 4], axis=2)
-    if form == INT5:
-        bits = np.unpackbits(units[..., 128:384], axis=-1, bitorder="little").reshape(len(data), -1, 8, 2, 32, 4)
+    if form in FIVES:
+        bits = np.unpackbits(units[..., -1280:-1024], axis=-1, bitorder="little").reshape(len(data), -1, 8, 2, 32, 4)
         values = values + 16 * bits.astype(np.int32).swapaxes(2, 3)
     whole = values.reshape(len(data), -1, 8, 32, 4).transpose(0, 3, 1, 2, 4).reshape(32 * len(data), -1)
-    return whole, *(x.transpose(0, 2, 1).reshape(len(whole), -1) for x in (scales, zeros))
+    return whole, *(x.transpose(0, 2, 1).reshape(len(whole), -1) for x in (scales, zeros, minima))

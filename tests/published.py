@@ -7,8 +7,6 @@ import numpy as np
 import safetensors
 
 from configs import SHARED
-from qwen3_io.tensors import to_bfloat16
-from qwen3_kernels.layout import INT8
 
 DTYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2", "int32": "<i4", "int64": "<i8", "float8_e4m3fn": "u1"}
 
@@ -52,22 +50,28 @@ def pack_words(numbers: np.ndarray, bits: int, order: list[int] | None = None) -
     return words.astype(np.uint32).view(np.int32)
 
 
-def print_losses(title: str, originals: list[np.ndarray], packed: list[np.ndarray]) -> None:
-    """Prints what a quantization loses and what bfloat16 and the fast engine's int8 lose after it; `pytest -s` shows it.
+def print_losses(title: str, originals: list[np.ndarray], packed: list[np.ndarray], kept: list[np.ndarray]) -> None:
+    """Prints what a quantization loses, and what the fast engine's format loses after it; `pytest -s` shows it.
 
-    All are root mean squares of the differences, in shares of the weights' spread.
+    kept: the numbers in the fast engine. Both are root mean squares of differences, in shares of the weights' spread.
     """
-    def mean(pairs):
-        return np.mean([np.sqrt(((b - a)**2).mean()) / w.std() for w, (a, b) in zip(originals, pairs)])
+    def mean(ones, others):
+        return np.mean([np.sqrt(((b - a)**2).mean()) / w.std() for w, a, b in zip(originals, ones, others)])
 
-    keeping = {"bfloat16": (lambda w: (to_bfloat16(w).astype(np.uint32) << 16).view(np.float32), 0.002)}
-    if importlib.util.find_spec("numba"):
-        from packed import reference, stored
-        keeping["int8"] = lambda w: reference(*stored(w, INT8)), 0.008
-    more = {name: mean((p, keep(p)) for p in packed) for name, (keep, _) in keeping.items()}
-    print(f"{title}: {mean(zip(originals, packed)):.4f} of the weights' spread lost by the quantization; "
-          + ", ".join(f"as {name} {loss:.4f} more" for name, loss in more.items()))
-    assert all(loss < keeping[name][1] for name, loss in more.items())
+    more = f"; in the fast engine {mean(packed, kept):.4f} more" if kept else ""
+    print(f"{title}: {mean(originals, packed):.4f} of the weights' spread lost by the quantization{more}")
+
+
+def kept_by_the_fast_engine(path: Path, names: list[str]) -> list[np.ndarray]:
+    """These matrices of a checkpoint as float32; an empty list without numba."""
+    if not importlib.util.find_spec("numba"):
+        return []
+    import qwen3_numba as fast
+    w = fast.load_model(path, tokenizer=False).weights
+    rows = {"model.embed_tokens.weight": w.embedding, "lm_head.weight": w.head}
+    for layer in range(len(w.layers)):
+        rows |= w.matrices(layer, False)
+    return [fast.matrix_rows(rows[name], range(rows[name][3])) for name in names]
 
 
 def is_nearest_int8(found: np.ndarray, values: np.ndarray) -> bool:

@@ -1,10 +1,8 @@
 """qwen3_io/formats.py: published quantizations against their own tools, or packed here from their layouts."""
 import importlib.util
 import json
-import mmap
 import sys
 import types
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -13,12 +11,12 @@ import qwen3
 from configs import BASE
 from helpers import assert_one_line, message_of, random_ids, works_or_refused
 from make_random_model import make_random_model
-from published import change_config, is_nearest_int8, pack_words, print_losses, write_tensors
+from published import change_config, is_nearest_int8, kept_by_the_fast_engine, pack_words, print_losses, write_tensors
 from qwen3_app.files import fingerprint
 from qwen3_io.checkpoint import map_checkpoint, map_safetensors, to_float32
 from qwen3_io.formats import FP8
 from qwen3_io.tensors import PackedTensor, rows_of, to_bfloat16
-from qwen3_kernels.layout import BF16, INT8, Weight
+from qwen3_kernels.layout import BF16, INT8, Q4_1, Q5_1, Weight
 
 CONFIG = BASE | {"hidden_size": 64, "intermediate_size": 192, "tie_word_embeddings": False}  # widths of whole groups
 Q_PROJ = "model.layers.0.self_attn.q_proj"
@@ -125,7 +123,8 @@ def check(path, expected: dict[str, np.ndarray], original: dict[str, np.ndarray]
             parts = [rows_of(stored[key], *part) for part in ((0, 128), (128, len(values)))]
             assert np.array_equal(np.concatenate(parts), values), key
     matrices = [key for key in expected if key.endswith("_proj.weight")]
-    print_losses(name, [original[key] for key in matrices], [expected[key] for key in matrices])
+    print_losses(name, [original[key] for key in matrices], [expected[key] for key in matrices],
+                 kept_by_the_fast_engine(path, matrices))
     plain = path / "plain"
     make_random_model({key: value for key, value in json.loads((path / "config.json").read_text()).items()
                        if key != "quantization_config"}, plain, "float32")
@@ -323,12 +322,12 @@ def test_as_bfloat16(tmp_path):
 
 
 NEAREST = {"AWQ, groups of 16, GEMM": "int8", "GPTQ, act-order": "int8", "compressed-tensors, act-order": "int8",
-           "GPTQ, version 2, act-order, 8 bits": "bf16"}  # whose groups the fast engine's INT8 hasn't got
+           "GPTQ, version 2, act-order, 8 bits": "bf16"}  # whose groups no format of the fast engine has
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_fast_engine_keeps_the_numbers(tmp_path, case):
-    """As whole numbers with their scales; else in the nearest 8 bits, or, of 8 bits, as the nearest bfloat16."""
+    """As whole numbers with scales and minima; else in the nearest 8 bits, or, of 8 bits, as the nearest bfloat16."""
     fast = pytest.importorskip("qwen3_numba", reason="numba is not installed")
     pack, settings = CASES[case]
     path = make_random_model(CONFIG, tmp_path, "float32")
@@ -337,44 +336,41 @@ def test_the_fast_engine_keeps_the_numbers(tmp_path, case):
     for name, row in weights.matrices(0, False).items():
         values, found = expected[name], fast.matrix_rows(row, range(row[3]))
         if case not in NEAREST:
-            assert row[2] == INT8 and np.array_equal(found, values), name
+            assert row[2] == (INT8 if "8 bits" in case else Q4_1) and np.array_equal(found, values), name
         elif NEAREST[case] == "int8":
             assert row[2] == INT8 and is_nearest_int8(found, values), name
         else:
             assert row[2] == BF16 and np.array_equal(found, fast.to_float32(to_bfloat16(values), BF16)), name
 
 
-SCALES = {  # a matrix's scales, and whether INT8 can hold them
+SCALES = {  # a matrix's scales, and whether the fast engine can hold them; None: all but INT8 can, rounded
     "float16": (np.array([1.0, 65504, 6.1e-5, 6e-8, 0.1, 1 / 3]).astype(np.float16), True),
     "negative, and zeros": (np.array([-1.0, 0, -0.0, 0.25, -3e-5, 1]).astype(np.float16), True),
     "bfloat16 digits": (np.array([1.0, 1 + 2**-7, 3 * 2**-17, 2**-47, 1.5 * 2**16, 2]), True),
-    "float32 digits": (np.array([1.0, 1 + 2**-11, 1, 1, 1, 1]), False),
+    "float32 digits": (np.array([1.0, 1 + 2**-11, 1, 1, 1, 1]), None),
     "too large": (np.array([1.0, 2.0**17, 1, 1, 1, 1]), False),
     "too small": (np.array([1.0, 2.0**-48, 1, 1, 1, 1]), False),
     "infinite": (np.array([1.0, np.inf, 1, 1, 1, 1]), False), "no number": (np.array([1.0, np.nan, 1, 1, 1, 1]), False),
 }
 
 
-@pytest.mark.parametrize("largest", [128, 129])
+@pytest.mark.parametrize("form, most", [(INT8, 127), (Q5_1, 15), (Q4_1, 7)])
+@pytest.mark.parametrize("further", [0, 1])
 @pytest.mark.parametrize("case", SCALES)
-def test_scales_that_the_fast_engine_can_hold(case, largest):
-    """Three groups in two rows of 192 columns, or 515 times as many rows."""
-    fast = pytest.importorskip("qwen3_numba", reason="numba is not installed")
-    from packed import reference
+def test_scales_that_the_fast_engine_can_hold(case, form, most, further):
+    """Three groups in two rows of 192 columns, or 515 times as many rows; one has the largest and the least number."""
+    pytest.importorskip("qwen3_numba", reason="numba is not installed")
+    from packed import blocks_of, reference
     (scales, fits), rng = SCALES[case], np.random.default_rng(0)
     scales = np.tile(scales.astype(np.float32).reshape(2, 3), (515, 1))
-    whole = rng.integers(-127, 128, (1030, 192)).astype(np.int16)
-    whole[701, 3] = -largest  # in a group whose scale isn't negative
-    mapping = mmap.mmap(-1, 4096)
-    tensor = PackedTensor("BF16", whole.shape, lambda start, stop: None, mapping,
-                          lambda start, stop: (whole[start:stop].copy(), scales[start:stop]))
-    with ThreadPoolExecutor(2) as pool:
-        blocks = fast.whole_blocks(tensor, fast.LargePages(), pool)
-    if not fits or largest > 128:
+    whole = rng.integers(-most, most + 1, (1030, 192)).astype(np.int16)
+    whole[701, 3:5] = -most - 1 - further, most  # in a group whose scale isn't negative
+    blocks = blocks_of(whole, scales, None, form)
+    if fits is False or further or (fits is None and form == INT8):
         assert blocks is None
     else:
-        found = reference(blocks, Weight(0, 0, INT8, *whole.shape))
-        assert np.array_equal(found, whole * np.repeat(scales, 64, axis=1))
+        found, expected = reference(blocks, Weight(0, 0, form, *whole.shape)), whole * np.repeat(scales, 64, axis=1)
+        assert np.array_equal(found, expected) if fits else np.allclose(found, expected, atol=16 * 2**-11)
 
 
 @pytest.mark.parametrize("quantize", [None, "int8", "int4"])

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import qwen3
-from packed import FORMATS, reference, stored, unpacked
+from packed import FIVES, FORMATS, reference, stored, unpacked
 from qwen3_kernels import compiled
 from qwen3_kernels import layers as kernels
 from qwen3_kernels.layout import BF16, BLOCK, F16, F32, INT4, INT5, INT8, KV8, VECTORS, own_space, padded, unit_size
@@ -47,14 +47,14 @@ def test_linear(name, rows, n, n_vectors):
         np.testing.assert_array_equal(singly[0, :rows], out[t, 32:32 + rows])
 
 
-@pytest.mark.parametrize("name", ["int8", "int5", "int4"])
+@pytest.mark.parametrize("name", ["int8", "int5", "int4", "q5_1", "q4_1"])
 @pytest.mark.parametrize("byte", [0, 255])
 @pytest.mark.parametrize("sign", [-1, 1])
 def test_sums_of_the_largest_bytes_do_not_overflow(name, byte, sign):
     form = FORMATS[name]
     data, weight = stored(np.random.default_rng(0).standard_normal((32, 128)).astype(np.float32), form)
     unit = data.reshape(-1, unit_size(form))
-    unit[:, unit.shape[1] - 1024 - (256 if form == INT5 else 0):] = byte  # all but the scales
+    unit[:, unit.shape[1] - 1024 - (256 if form in FIVES else 0):] = byte  # all but the scales and minima
     x, packed = np.full((7, 128), sign, np.float32), np.empty((7, 160), np.uint8)
     for row, p in zip(x, packed):
         kernels.ready(row, 128, form, p, 0, 128)
@@ -168,7 +168,7 @@ def test_weights_are_rounded_with_the_scale_that_is_stored(form):
     """Each weight becomes the nearest of the numbers that the stored scale and zero allow."""
     rng = np.random.default_rng(0)
     w = (rng.standard_normal((32, 512)) * np.exp(rng.uniform(-8, 8, (32, 1)))).astype(np.float32)
-    whole, scales, zeros = unpacked(stored(w, PACKED[form])[0], PACKED[form])
+    whole, scales, zeros, _ = unpacked(stored(w, PACKED[form])[0], PACKED[form])
     places = w / np.repeat(scales, 32, axis=1) + np.repeat(zeros, 32, axis=1)
     low, high = (1, 255) if form == "int8" else (0, 15 if form == "int4" else 31)
     assert (abs(whole - np.clip(places, low, high)) <= 0.5 + 1e-4).all()

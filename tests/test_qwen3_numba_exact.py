@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from configs import BASE, CASES, ROOT
 from helpers import random_ids, read_safetensors, with_tensors
 from make_random_model import make_random_model
+from packed import load_model
 import qwen3_numba as fast
 from qwen3_kernels import vectors
 
@@ -32,7 +33,7 @@ def reference(tmp_path_factory):
         if key not in found:
             folder = tmp_path_factory.mktemp("exact")
             path = make_random_model(SHAPES[shape] | {"max_position_embeddings": 1000}, folder, dtype)
-            model = fast.load_model(path, quantize, 1, kv_dtype)
+            model = load_model(path, quantize, 1, kv_dtype)
             ids, cache = random_ids(N, 1, model.config.vocab_size), model.engine.new_cache(model.config)
             found[key] = path, ids, np.array([fast.forward(model, [i], cache) for i in ids])
         return found[key]
@@ -42,7 +43,8 @@ def reference(tmp_path_factory):
 
 @pytest.mark.parametrize("kv_dtype", ["f16", "bf16", "f32", "int8"])
 @pytest.mark.parametrize("dtype, quantize", [("bfloat16", None), ("float16", None), ("float32", None),
-                                             ("bfloat16", "int8"), ("bfloat16", "int4")])
+                                             ("bfloat16", "int8"), ("bfloat16", "int4"), ("float32", "q5_1"),
+                                             ("float32", "q4_1")])
 @pytest.mark.parametrize("shape", SHAPES)
 @settings(max_examples=3, deadline=None, derandomize=True)
 @given(data=st.data())
@@ -50,7 +52,7 @@ def test_any_way_of_asking(shape, dtype, quantize, kv_dtype, reference, data):
     """In pieces of any lengths, with any number of threads, beside other sequences, after tokens were taken back, with
     a beginning copied from another sequence: the same bits as one token after the other."""
     path, ids, expected = reference(shape, dtype, quantize, kv_dtype)
-    model = fast.load_model(path, quantize, data.draw(st.integers(1, 4), label="threads"), kv_dtype)
+    model = load_model(path, quantize, data.draw(st.integers(1, 4), label="threads"), kv_dtype)
     lengths = data.draw(st.lists(st.integers(1, N), min_size=1, max_size=4), label="lengths")
     wrong = random_ids(N, 2, model.config.vocab_size)
     cache, done = model.engine.new_cache(model.config, N, len(lengths)), np.zeros(len(lengths), int)
@@ -80,8 +82,10 @@ PROGRAM = f"""
 import hashlib, sys
 sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
 import qwen3_numba as fast
-for quantize, kv_dtype in ((None, "f16"), (None, "bf16"), ("int8", "int8"), ("int4", "f32")):
-    model = fast.load_model(sys.argv[1], quantize, 2, kv_dtype)
+from packed import load_model
+for quantize, kv_dtype in ((None, "f16"), (None, "bf16"), ("int8", "int8"), ("int4", "f32"), ("q5_1", "f16"),
+                           ("q4_1", "f16")):
+    model = load_model(sys.argv[1], quantize, 2, kv_dtype)
     logits = fast.forward(model, [i * 7 % 311 for i in range(300)], model.engine.new_cache(model.config), True)
     print(quantize, kv_dtype, hashlib.sha256(logits.tobytes()).hexdigest())
 """

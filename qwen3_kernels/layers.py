@@ -29,8 +29,8 @@ from qwen3_kernels.layout import (BF16, BIAS, BLOCK, DEPTH, DOWN, F16, F32, FEW,
                                   OUT, PANEL, Q5_1, STRIP, UP, VECTORS, WHOLE, Batch, Cache, K, Layers, Q, Space, Task,
                                   V, Weight, padded, unit_size)
 from qwen3_kernels.vectors import (FEATURES, MOST_FLOATS, PACKED_SHAPES, dot, even_first, float_from_half,
-                                   float_product, fused, half_from_float, meet, packed_product, take, to_pointer_f32,
-                                   to_pointer_u8, to_pointer_u16, weighted_rows)
+                                   float_product, fused, half_from_float, meet, packed_product, take, to_bytes,
+                                   to_pointer_f32, to_pointer_u8, to_pointer_u16, weighted_rows)
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The small steps of a layer
@@ -155,27 +155,6 @@ def largest_of(x):
 
 
 @compiled
-def largest_size(x):
-    """The largest absolute value of x float32. NaN counts as the largest."""
-    bits, largest = x.view(np.int32), np.int32(0)
-    for i in range(len(x)):
-        largest = max(largest, bits[i] & np.int32(0x7FFFFFFF))
-    return np.int32(largest).view(np.float32)
-
-
-@compiled
-def to_bytes(group, out):
-    """Numbers times a factor that makes the largest size 127, as signed bytes -> (that size, the bytes' sum)."""
-    largest, sum_ = largest_size(group), np.int32(0)
-    factor = np.float32(127) / largest if largest > np.float32(1e-36) else np.float32(0)  # it would overflow
-    for i in range(len(group)):
-        q = np.int32(np.floor(group[i] * factor + np.float32(0.5)))
-        out[i] = q
-        sum_ += q
-    return largest, sum_
-
-
-@compiled
 def ready(x, n, form, packed, start, end):
     """Makes numbers start to end of x float32 [n, or more] the factor of a product with weights of this format.
 
@@ -197,7 +176,7 @@ def pack_vector(x, width, packed, start, end):
     scales = packed[width:width + width // 8].view(np.float32)
     sums = packed[width + width // 8:width + width // 4].view(np.int32)
     for g in range(start // GROUP, end // GROUP):
-        largest, sums[g] = to_bytes(x[g * GROUP:(g + 1) * GROUP], values[g * GROUP:])
+        largest, sums[g] = to_bytes(x[g * GROUP:].ctypes.data, np.int64(GROUP), values[g * GROUP:].ctypes.data)
         scales[g] = largest / np.float32(127) + largest * np.float32(0)  # NaN if a number is NaN or infinite
 
 
@@ -296,9 +275,9 @@ def store_kv(row, form, values):
     if form == KV8:
         width = up_to(n, GROUP)
         whole, scales = row[:width // 2].view(np.int8), row[width // 2:]
-        whole[n:] = 0
         for g in range(width // GROUP):
-            largest, _ = to_bytes(values[g * GROUP:min((g + 1) * GROUP, n)], whole[g * GROUP:])
+            start = g * GROUP
+            largest, _ = to_bytes(values[start:].ctypes.data, min(GROUP, n - start), whole[start:].ctypes.data)
             scales[g] = half_or_nan(largest / np.float32(127))  # NaN if a number is NaN or infinite
         return
     row[n:] = 0

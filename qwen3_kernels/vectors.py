@@ -515,6 +515,33 @@ def even_first(context, x, n):
 
 
 @intrinsic
+def to_bytes(context, x, n, out):
+    """Numbers x float32 [n <= 32] times a factor that makes the largest size 127, as signed bytes [32], zeros behind.
+
+    -> (that size, the bytes' sum). NaN counts as the largest size.
+    """
+    def codegen(context, b, signature, args):
+        x, n, out = args
+        floats, ints = vector(FLOAT, GROUP), vector(I32, GROUP)
+        some = cgutils.alloca_once(b, floats)
+        place = b.select(b.icmp_signed("<", n, I64(GROUP)), b.ptrtoint(some, I64), x)
+        with b.if_then(b.icmp_signed("<", n, I64(GROUP))):
+            b.store(splat(FLOAT, GROUP, 0.0), some)
+            loop(b, n, lambda i: store(b, load(b, at(b, x, (i, 4)), FLOAT), at(b, place, (i, 4))))
+        values = load(b, place, FLOAT, GROUP)
+        sizes = b.and_(b.bitcast(values, ints), splat(I32, GROUP, 0x7FFFFFFF))  # integers, in the order of the sizes
+        largest = b.bitcast(call(b, f"llvm.vector.reduce.umax.v{GROUP}i32", I32, sizes), FLOAT)
+        factor = b.select(b.fcmp_ordered(">", largest, FLOAT(1e-36)), b.fdiv(FLOAT(127), largest), FLOAT(0))
+        product = b.fadd(b.fmul(values, broadcast(b, factor, GROUP)), splat(FLOAT, GROUP, 0.5))
+        whole = b.fptosi(call(b, f"llvm.floor.v{GROUP}f32", floats, product), ints)
+        store(b, b.trunc(whole, vector(I8, GROUP)), out)
+        sum_ = call(b, f"llvm.vector.reduce.add.v{GROUP}i32", I32, whole)
+        return context.make_tuple(b, signature.return_type, [largest, sum_])
+
+    return types.Tuple((types.float32, types.int32))(types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
 def fused(context, x, y, z):
     """x * y + z, rounded once."""
     signature = types.float32(types.float32, types.float32, types.float32)

@@ -93,11 +93,11 @@ def test_largest():
     for n in (1, 5, 32, 100):
         for x in (rng.standard_normal(n), -abs(rng.standard_normal(n)), np.zeros(n), np.full(n, -np.inf), -np.zeros(n)):
             x = x.astype(np.float32)
-            assert kernels.largest_of(x) == x.max() and kernels.largest_size(x) == abs(x).max()
+            assert kernels.largest_of(x) == x.max()
             x[rng.integers(n)] = np.inf
-            assert kernels.largest_of(x) == kernels.largest_size(x) == np.inf
+            assert kernels.largest_of(x) == np.inf
             x[rng.integers(n)] = np.nan
-            assert np.isnan(kernels.largest_of(x)) and np.isnan(kernels.largest_size(x))
+            assert np.isnan(kernels.largest_of(x))
 
 
 @pytest.mark.parametrize("size", [0, 1e-44, 3.6e-37, 2e-36, 1e-20, 1, 1e30])

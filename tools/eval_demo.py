@@ -53,7 +53,7 @@ class Family:
     invented: float  # the share of tools made up of random words
 
 
-IN_FAMILY = Family(QUESTIONS, CHAT, TOOLS, 0.5)
+IN_FAMILY = Family(QUESTIONS, CHAT, TOOLS, 0.15)
 HELD_OUT_FAMILY = Family(HELD_OUT, HELD_OUT_CHAT, HELD_OUT_TOOLS, 0.0)
 
 

@@ -4,6 +4,7 @@
 
 needs requirements-train.txt; two CPU cores are enough, a GPU is used where torch finds one. A run that was interrupted
 goes on where its last checkpoint was (`--work`); with more `--steps` than before, so does one that had ended.
+`--start demo --peak 0.6 --steps 2000` trains the weights of `demo/` further.
 """
 
 import argparse
@@ -294,7 +295,9 @@ def learning_rate_factor(step: int, steps: int) -> float:
     return min(step / 100, 1.0, (1.0 - step / steps) / 0.45)
 
 
-def train(steps: int, work: Path, examples_per_step: int, max_tokens: int, threads: int, workers: int) -> None:
+def train(
+    steps: int, work: Path, examples_per_step: int, max_tokens: int, threads: int, workers: int, start: Path | None = None, peak: float = 1.0
+) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     torch.set_num_threads(threads)
@@ -314,6 +317,11 @@ def train(steps: int, work: Path, examples_per_step: int, max_tokens: int, threa
         for optimizer, state in zip(optimizers, saved["optimizers"]):
             optimizer.load_state_dict(state)
         done = saved["done"]
+    elif start:
+        from safetensors.torch import load_file
+
+        state = load_file(start / "model.safetensors")
+        model.load_state_dict({name.removeprefix("model."): value.float() for name, value in state.items()})
     for layer in model.layers:  # one layer is compiled, and serves for all
         layer.compile(dynamic=True)
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters on {device}", flush=True)
@@ -331,10 +339,10 @@ def train(steps: int, work: Path, examples_per_step: int, max_tokens: int, threa
             loss.backward()
             total += loss.detach()
             done["tokens"] += ids.numel()
-        factor = learning_rate_factor(done["step"], steps)
-        for optimizer, peak in zip(optimizers, peaks):
+        factor = peak * learning_rate_factor(done["step"], steps)
+        for optimizer, highest in zip(optimizers, peaks):
             for group in optimizer.param_groups:
-                group["lr"] = peak * factor
+                group["lr"] = highest * factor
             optimizer.step()
             optimizer.zero_grad()
         done["step"] += 1
@@ -367,10 +375,15 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=2048, help="of one rectangle of a step (default 2048; more for a GPU)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--workers", type=int, default=0, help="processes that draw the text (default 0: this one; more for a GPU)")
+    parser.add_argument("--start", type=Path, metavar="DIR", help="weights and tokenizer to go on from, such as demo (default: from nothing)")
+    parser.add_argument("--peak", type=float, default=1.0, help="factor of the learning rates; 0.6 with --start (default 1)")
     args = parser.parse_args()
     if not (args.work / "demo" / "tokenizer.json").exists():
-        write_tokenizer_files(args.work / "demo")
-    train(args.steps, args.work, args.examples_per_step, args.max_tokens, args.threads, args.workers)
+        if args.start:
+            shutil.copytree(args.start, args.work / "demo", ignore=shutil.ignore_patterns("README.md"), dirs_exist_ok=True)
+        else:
+            write_tokenizer_files(args.work / "demo")
+    train(args.steps, args.work, args.examples_per_step, args.max_tokens, args.threads, args.workers, args.start, args.peak)
     shutil.copytree(args.work / "demo", DEMO, dirs_exist_ok=True)
 
 

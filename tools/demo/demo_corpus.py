@@ -40,8 +40,7 @@ def unhelped(rng: random.Random, use: demo_tools.ToolUse) -> Turn:
     """A turn that none of the offered tools is for."""
     while True:
         turn = filler(rng)
-        if all(tool.section for tool in use.tools) and rng.random() < 0.12:
-            question = demo_tools.misfit(rng, use)
+        if rng.random() < 0.4 and (question := demo_tools.misfit(rng, use)):
             turn = not_known(question, "_zh" if words.chinese(question) else "")
         text = turn.question.lower()
         topics = {topic for tool in use.tools for topic in tool.topic.split()}

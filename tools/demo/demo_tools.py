@@ -255,6 +255,20 @@ class Offer:
     schema: dict
 
 
+# What programmers put before or behind the name of an argument.
+AROUND = "target new input the my wanted chosen this".split(), "name value text id param in field".split()
+
+
+def respelled(rng: random.Random, name: str) -> str:
+    """The argument's name as another programmer would write it."""
+    before, behind = AROUND
+    if rng.random() < 0.5:
+        name = f"{rng.choice(before)}_{name}" if rng.random() < 0.4 else f"{name}_{rng.choice(behind)}"
+    else:
+        name = rng.choice([f"{name}_{words.noun(rng).replace(' ', '_')}", name.capitalize(), name.upper(), name[:3]])
+    return re.sub(r"_(\w)", lambda part: part[1].upper(), name) if rng.random() < 0.2 else name
+
+
 # How a schema describes an argument; what it gives as an example is nothing to say.
 PROPERTY = wording("The {}", "the {}", "(A|which) {}", "{} (to use|wanted)", "{} of the {n}", "{}, e.g. ({n}|{c}|{x}|{d}|{t}|{m})")
 
@@ -262,11 +276,13 @@ PROPERTY = wording("The {}", "the {}", "(A|which) {}", "{} (to use|wanted)", "{}
 def offer(rng: random.Random, tool: Tool) -> Offer:
     """The tool under one of its names, each argument under one of its own that no other has."""
     names, types, choices, properties = {}, {}, {}, {}
-    described = rng.random() < 0.25
+    described = rng.random() < 0.35
     for key, (spellings, kind) in tool.arguments.items():
         if not spellings:
             continue
         name = rng.choice([name for name in spellings.split() if name not in properties] or [key])
+        if tool.forms and name.isascii() and rng.random() < 0.12:
+            name = next(other for other in (respelled(rng, name), name) if other not in properties)
         type_ = KINDS[kind][0] if kind in KINDS else kind.replace("enum", "string")
         if kind == "enum":
             choices[key] = [words.noun(rng) for _ in range(rng.randint(2, 4))]
@@ -322,7 +338,7 @@ def offers_of(rng: random.Random, tools: list[Tool], invented: float) -> list[Of
     chosen = [random_tool(rng, zh=rng.random() < 0.12) if rng.random() < invented else usual_tool(rng, tools)]
     for _ in range(rng.choice([0, 0, 0, 0, 0, 1, 1, 1, 2, 3])):
         near = chosen[0].label and rng.random() < 0.5
-        other = relative(rng, chosen[0]) if near else random_tool(rng) if rng.random() < 0.4 else rng.choice(tools)
+        other = relative(rng, chosen[0]) if near else random_tool(rng) if rng.random() < 0.25 else rng.choice(tools)
         if not any(alike(other, one) for one in chosen):
             chosen.append(other)
     offers: dict[str, Offer] = {}
@@ -452,19 +468,47 @@ def request(rng: random.Random, given: Offer) -> tuple[str, list[dict]]:
         if re.match("to|next|this|the", fill.get(key, "")):  # nobody says "on tomorrow"
             pattern = re.sub(rf"\b(on|at|by) \{{{key}\}}", f"{{{key}}}", pattern)
     free = any(tool.arguments[key][1] in FREE for key in keys)
-    question, fill = typed(rng, pattern, fill, copied=True, cased=not given.choices, framed=not free)
-    calls = [{"name": given.name, "arguments": arguments_of(given, pattern, implied, fill)}]
-    if len(fill) == 1 and not implied and rng.random() < 0.2 and not given.choices:  # the same for two values
-        key = keys[0]
-        second, kind = value_of(rng, given, key, zh), tool.arguments[key][1]
-        if question.count(fill[key]) == 1 and '"' not in question and second != fill[key] and kind not in ("message", "message_zh", "task"):
-            again = " and in " if kind == "city" and " in {" in pattern and rng.random() < 0.4 else " and "
-            question = question.replace(fill[key], fill[key] + (rng.choice(["和", "、"]) if zh else again) + second)
-            calls.append({"name": given.name, "arguments": arguments_of(given, pattern, implied, {key: second})})
+    again = {}
+    if keys and not implied and not given.choices and rng.random() < 0.2:
+        pattern, again = doubled(rng, given, pattern, {key: fill[key] for key in keys}, zh)
+    question, said = typed(rng, pattern, fill | again, copied=True, cased=not given.choices, framed=not free)
+    calls = [{"name": given.name, "arguments": arguments_of(given, pattern, implied, said)}]
+    if again:
+        said |= {key: said[f"{key}_2"] for key in keys if f"{key}_2" in again}
+        calls.append({"name": given.name, "arguments": arguments_of(given, pattern, implied, said)})
     return question, calls
 
 
-def tool_talk(rng: random.Random, count: int, tools: list[Tool] = TOOLS, invented: float = 0.25) -> list[ToolUse]:
+def doubled(rng: random.Random, given: Offer, pattern: str, fill: dict[str, str], zh: bool) -> tuple[str, dict[str, str]]:
+    """(the pattern with some values, that stand near each other, asked for twice: "in {city} and {city_2}"; the second values)"""
+    keys = list(fill) if rng.random() < 0.6 else [rng.choice(list(fill))]
+    start, end = min(pattern.index(f"{{{key}}}") for key in keys), max(pattern.index(f"{{{key}}}") + len(key) + 2 for key in keys)
+    kinds, between = {given.tool.arguments[key][1] for key in keys}, re.sub(r"\{\w+\}", "", pattern[start:end])
+    again = {f"{key}_2": value_of(rng, given, key, zh) for key in keys}
+    too_long = len(between) > 4 if zh else len(between.split()) > 2
+    unclear = kinds & {"message", "message_zh", "task"} or (len(keys) > 1 and kinds & FREE)
+    if too_long or unclear or re.search('["《“]', pattern) or any(again[f"{key}_2"] in fill[key] or fill[key] in again[f"{key}_2"] for key in keys):
+        return pattern, {}
+    before = pattern[:start].split()[-1:]
+    joint = rng.choice(["和", "、", "还有"]) if zh else " and "
+    if not zh and before and before[0] in ("in", "for", "to", "of", "at", "on", "from", "with") and rng.random() < 0.4:
+        joint += before[0] + " "
+    return pattern[:end] + joint + re.sub(r"\{(\w+)\}", r"{\1_2}", pattern[start:end]) + pattern[end:], again
+
+
+def both(rng: random.Random, first: str, calls: list[dict], second: str, more_calls: list[dict]) -> str:
+    """Two requests in one message. After a value of several words, only a new sentence shows its end."""
+    ends = any(len(shown(value).split()) > 1 and first.rstrip("?.!").endswith(shown(value)) for value in calls[-1]["arguments"].values())
+    if words.chinese(first):
+        return first.rstrip("。？?") + rng.choice(["，", "，再", "，然后", "，还有", "。", "，顺便"]) + second
+    if ends or rng.random() < 0.3:
+        return first + ("" if first[-1] in "?.!" else ".") + " " + second
+    if not any(second.startswith(shown(value)) for call in more_calls for value in call["arguments"].values()) and second[:2] not in ("I ", "I'"):
+        second = second[0].lower() + second[1:]
+    return first.rstrip("?.! ") + rng.choice([" and ", " and ", " and ", ", then ", ", and ", " and also ", ", ", " and then ", "; "]) + second
+
+
+def tool_talk(rng: random.Random, count: int, tools: list[Tool] = TOOLS, invented: float = 0.15) -> list[ToolUse]:
     """`count` questions to the same tools, the first of which is asked first."""
     offers = offers_of(rng, tools, invented)
     listed = [each.schema for each in offers]
@@ -474,11 +518,12 @@ def tool_talk(rng: random.Random, count: int, tools: list[Tool] = TOOLS, invente
         given = rng.choice(offers) if i else offers[0]
         question, calls = request(rng, given)
         asked = [given] * len(calls)
-        if len(offers) > 1 and len(calls) == 1 and count > 1 and question[-1] in "?." and rng.random() < 0.06:  # two things in one message
-            asked.append(rng.choice([each for each in offers if each is not given]))
-            more, more_calls = request(rng, asked[-1])
-            question, calls = f"{question} {more}", [*calls, *more_calls]
-            asked += asked[-1:] * (len(calls) - len(asked))
+        if len(calls) == 1 and count > 1 and rng.random() < 0.12:
+            other = rng.choice(offers)
+            more, more_calls = request(rng, other)
+            if words.chinese(more) == words.chinese(question):
+                question = both(rng, question, calls, more, more_calls)
+                calls, asked = [*calls, *more_calls], [*asked, *[other] * len(more_calls)]
         responses = [response_of(rng, each) for each in asked]
         if rng.random() < 0.12:
             responses = [rng.choice(["{a}, {b}", "{a}", "{a} {b}"]).format(a=text_value(rng), b=number_value(rng)) for _ in calls]
@@ -502,7 +547,18 @@ def tool_use(rng: random.Random, tools: list[Tool] = TOOLS, invented: float = 0.
     return tool_talk(rng, 1, tools, invented)[0]
 
 
-def misfit(rng: random.Random, use: ToolUse) -> str:
-    """A question for a tool that is not offered, nor any of its field."""
-    sections = {tool.section for tool in use.tools} | {"sums"}  # some of which it can do
-    return request(rng, offer(rng, rng.choice([tool for tool in TOOLS if tool.section not in sections])))[0]
+ANYTHING = {"search", "wiki", "搜索"}  # tools that are for whatever one wants to know
+
+
+def misfit(rng: random.Random, use: ToolUse) -> str | None:
+    """A question for a tool that is not offered, nor any of its field; None where what is offered may be for anything."""
+    sections, labels = {tool.section for tool in use.tools}, {tool.label for tool in use.tools}
+    zh = "中文" in sections
+    if labels & ANYTHING or not all(sections) or (zh and len(sections) > 1):
+        return None
+    if zh:  # all of one section
+        others = [tool for tool in TOOLS if tool.section == "中文" and not set(tool.label) & set("".join(labels))]
+    else:
+        others = [tool for tool in TOOLS if tool.section not in sections | {"sums", "中文"} and tool.label not in ANYTHING]
+    others = [tool for tool in others if not any({*tool.topic.split()} & {*one.topic.split()} for one in use.tools)]
+    return request(rng, offer(rng, rng.choice(others)))[0]

@@ -159,7 +159,8 @@ def reworded(rng: random.Random, template: str) -> str:
     if kind < 0.5 and small:
         del words[rng.choice(small)]
     elif kind < 0.8:
-        words.insert(rng.randrange(1, len(words)), rng.choice(PUT_IN))
+        between = [i for i in range(1, len(words)) if "{" not in words[i]]  # before a value it could be taken for its first word
+        words.insert(rng.choice(between or [1]), rng.choice(PUT_IN))
     else:
         i = rng.randrange(len(words) - 1)
         if "{" not in words[i] + words[i + 1]:

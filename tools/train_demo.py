@@ -29,8 +29,7 @@ import demo_corpus  # noqa: E402
 from demo_tokenizer import IGNORED, NAMED, SPECIAL, encode_branches, train_tokenizer  # noqa: E402
 
 DEMO = ROOT / "demo"
-LONGEST = 640  # tokens of a conversation; longer ones are not trained on
-FULL = 512  # tokens up to which further conversations stand beside one with the same tools
+LONGEST = 640  # tokens of a conversation, with those beside it; longer ones are not trained on
 # The type of the products: float32 where the CPU has no instructions for bf16, whose emulation is twenty times slower.
 HAS_BF16 = torch.cuda.is_available() or any(torch.cpu.get_capabilities().get(name) for name in ("avx512_bf16", "amx_bf16"))
 PRODUCTS = torch.bfloat16 if HAS_BF16 else torch.float32
@@ -116,7 +115,7 @@ class Steps(torch.utils.data.Dataset):
         rng, longest = random.Random(f"step {step}"), SHORT if step < SHORT_UNTIL * self.steps else LONGEST
         rows: list[np.ndarray] = []
         while len(rows) < self.examples_per_step:
-            row = encode_branches(demo_corpus.conversation(rng), lambda text: self.tokenizer.encode(text).ids, min(longest, FULL))
+            row = encode_branches(demo_corpus.conversation(rng), lambda text: self.tokenizer.encode(text).ids, longest)
             if row.shape[1] <= longest:
                 rows.append(row)
         rows.sort(key=lambda row: row.shape[1])

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import demo_tools
 import demo_words as words
 from demo_facts import fact, fact_and_more, facts_of, yes_no
-from demo_memory import remembering
+from demo_memory import memory, remembering, told
 from demo_questions import QUESTIONS
 from demo_stories import story
 from demo_sums import beyond_sums, small_sum, sum_turn
@@ -39,8 +39,9 @@ def filler(rng: random.Random) -> Turn:
 def unhelped(rng: random.Random, use: demo_tools.ToolUse) -> Turn:
     """A turn that none of the offered tools is for."""
     while True:
-        turn = filler(rng)
-        if rng.random() < 0.4 and (question := demo_tools.misfit(rng, use)):
+        kind = rng.random()
+        turn = filler(rng) if kind > 0.25 else story(rng, QUESTIONS) if kind < 0.07 else told(rng, QUESTIONS, memory(rng, language(rng)), "tell")
+        if kind > 0.5 and (question := demo_tools.misfit(rng, use)):
             turn = not_known(question, "_zh" if words.chinese(question) else "")
         text = turn.question.lower()
         topics = {topic for tool in use.tools for topic in tool.topic.split()}

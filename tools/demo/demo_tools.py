@@ -336,7 +336,7 @@ def usual_tool(rng: random.Random, tools: list[Tool]) -> Tool:
 def offers_of(rng: random.Random, tools: list[Tool], invented: float) -> list[Offer]:
     """One to four tools; the first is the one that is asked for."""
     chosen = [random_tool(rng, zh=rng.random() < 0.12) if rng.random() < invented else usual_tool(rng, tools)]
-    for _ in range(rng.choice([0, 0, 0, 0, 0, 1, 1, 1, 2, 3])):
+    for _ in range(rng.choice([0, 0, 1, 1, 1, 1, 2, 2, 3])):
         near = chosen[0].label and rng.random() < 0.5
         other = relative(rng, chosen[0]) if near else random_tool(rng) if rng.random() < 0.25 else rng.choice(tools)
         if not any(alike(other, one) for one in chosen):
@@ -556,9 +556,10 @@ def misfit(rng: random.Random, use: ToolUse) -> str | None:
     zh = "中文" in sections
     if labels & ANYTHING or not all(sections) or (zh and len(sections) > 1):
         return None
-    if zh:  # all of one section
-        others = [tool for tool in TOOLS if tool.section == "中文" and not set(tool.label) & set("".join(labels))]
+    if zh:  # all of one section: relatives share a character of a label
+        said = {tool.label: set("".join([tool.label, *tool.descriptions])) for tool in TOOLS if tool.section == "中文"}
+        others = [tool for tool in TOOLS if tool.label in said and not any({*tool.label} & said[one] or {*one} & said[tool.label] for one in labels)]
     else:
         others = [tool for tool in TOOLS if tool.section not in sections | {"sums", "中文"} and tool.label not in ANYTHING]
     others = [tool for tool in others if not any({*tool.topic.split()} & {*one.topic.split()} for one in use.tools)]
-    return request(rng, offer(rng, rng.choice(others)))[0]
+    return request(rng, offer(rng, usual_tool(rng, others)))[0]

@@ -127,14 +127,14 @@ def test_what_is_remembered_was_told(corpus):
 
 
 def test_calls_copy_their_values(corpus):
-    """Each value stands in the question: an enum's in small letters, a sum's numbers apart; others its wording implies."""
+    """Each value stands in the question: an enum's in small letters, a sum's numbers apart; others a wording of an offered tool implies."""
     import demo_tools
 
     rng, n_calls = random.Random(3), 0
-    after = [question.partition(" => ")[2] for tool in demo_tools.TOOLS for question in tool.questions]
-    implied = {value for text in after for value in re.findall(r"=(\S+)", text)}
     for use in (use for _ in range(400) for use in demo_tools.tool_talk(rng, 2)):
         schemas = {tool["function"]["name"]: tool["function"]["parameters"]["properties"] for tool in use.offered}
+        after = [question.partition(" => ")[2] for tool in use.tools for question in tool.questions]
+        implied = {value for text in after for value in re.findall(r"=(\S+)", text)}
         for call in use.calls:
             n_calls += 1
             for name, value in call["arguments"].items():
@@ -144,8 +144,8 @@ def test_calls_copy_their_values(corpus):
                     assert value in argument["enum"]
                     question, text = question.lower(), text.replace("_", " ").lower()
                 assert type(value) is {"string": str, "boolean": bool}.get(argument["type"], type(value))
-                parts = re.split(r" [-+*] |/", text)
-                assert isinstance(value, bool) or text in implied or all(part in question for part in parts), (question, call)
+                parts = re.split(r" [-+*] |(?<=\d)/(?=\d)", text)
+                assert isinstance(value, bool) or demo_tools.shown(value) in implied or all(part in question for part in parts), (question, call)
                 # so that the quotes around it are no part of its tokens
                 assert isinstance(value, bool) or re.match(r"[\w']", text) and re.search(r"[\w']$", text), text
         assert all(text in use.answer for text in use.expected)

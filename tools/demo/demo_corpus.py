@@ -40,7 +40,12 @@ def unhelped(rng: random.Random, use: demo_tools.ToolUse) -> Turn:
     """A turn that none of the offered tools is for."""
     while True:
         kind = rng.random()
-        turn = filler(rng) if kind > 0.25 else story(rng, QUESTIONS) if kind < 0.07 else told(rng, QUESTIONS, memory(rng, language(rng)), "tell")
+        if kind < 0.07:
+            turn = story(rng, QUESTIONS)
+        elif kind <= 0.25:
+            turn = told(rng, QUESTIONS, memory(rng, language(rng)), "tell")
+        else:
+            turn = filler(rng)
         if kind > 0.5 and (question := demo_tools.misfit(rng, use)):
             turn = not_known(question, "_zh" if words.chinese(question) else "")
         text = turn.question.lower()

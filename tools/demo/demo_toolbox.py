@@ -262,7 +262,6 @@ style | style look | | in {} style / as a {}
 """
 
 
-
 COMMON = set(
     "get set add find list make do new of to number numbers take save start show open who people person item file name how me".split()
 )

@@ -255,13 +255,9 @@ class Offer:
     schema: dict
 
 
-# What programmers put before or behind the name of an argument.
-AROUND = "target new input the my wanted chosen this".split(), "name value text id param in field".split()
-
-
 def respelled(rng: random.Random, name: str) -> str:
     """The argument's name as another programmer would write it."""
-    before, behind = AROUND
+    before, behind = "target new input the my wanted chosen this".split(), "name value text id param in field".split()
     if rng.random() < 0.5:
         name = f"{rng.choice(before)}_{name}" if rng.random() < 0.4 else f"{name}_{rng.choice(behind)}"
     else:

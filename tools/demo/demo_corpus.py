@@ -71,19 +71,19 @@ SYSTEM_PROMPTS = [
     "请(简短|用中文)回答。",
 ]
 SKILLS: dict[Callable[[random.Random], list[Turn]], float] = {
-    lambda rng: [fact(rng, QUESTIONS) for _ in range(rng.choice([1, 1, 2, 3, 4]))]: 25,
+    lambda rng: [fact(rng, QUESTIONS) for _ in range(rng.choice([1, 1, 2, 3, 4]))]: 20,
     lambda rng: fact_and_more(rng, QUESTIONS): 3,
-    lambda rng: [yes_no(rng, QUESTIONS, language(rng)) for _ in range(rng.choice([3, 4, 5, 6]))]: 9,
+    lambda rng: [yes_no(rng, QUESTIONS, language(rng)) for _ in range(rng.choice([3, 4, 5, 6]))]: 7,
     lambda rng: [sum_turn(rng, QUESTIONS)]: 10,
     lambda rng: [small_sum(rng, QUESTIONS) for _ in range(rng.choice([2, 4, 6, 8]))]: 8,
-    lambda rng: remembering(rng, QUESTIONS, filler): 19,
-    lambda rng: [story(rng, QUESTIONS)]: 6,
-    lambda rng: [rng.choice([unknown, unknown, beyond_sums])(rng, QUESTIONS) for _ in range(rng.choice([1, 2, 3]))]: 10,
-    lambda rng: [chat(rng) for _ in range(rng.choice([1, 2, 3]))]: 7,
+    lambda rng: remembering(rng, QUESTIONS, filler): 21,
+    lambda rng: [story(rng, QUESTIONS)]: 5,
+    lambda rng: [rng.choice([unknown, unknown, beyond_sums])(rng, QUESTIONS) for _ in range(rng.choice([1, 2, 3]))]: 18,
+    lambda rng: [chat(rng) for _ in range(rng.choice([1, 2, 3]))]: 9,
     lambda rng: [repeat(rng, QUESTIONS) for _ in range(rng.choice([1, 2, 3]))]: 5,
     lambda rng: [filler(rng) for _ in range(rng.choice([2, 3, 4]))]: 3,
 }
-TOOL_SHARE, RAW_SHARE = 0.4, 0.012
+TOOL_SHARE, RAW_SHARE = 0.5, 0.012
 BESIDE = 6  # more questions to the tools of a conversation, as far as there is room
 
 
@@ -140,14 +140,14 @@ def with_tools(rng: random.Random) -> Example:
     def needless() -> list[Turn]:
         return [unhelped(rng, uses[0]) for _ in range(rng.choice([1, 1, 2]))]
 
-    if rng.random() < 0.25:
+    if rng.random() < 0.3:
         messages = answered(needless())
     else:
         messages = messages_of([unhelped(rng, uses[0])]) if rng.random() < 0.15 else []
         messages += [message for use in uses[:talked] for message in use.messages()]
     drawn = switched(rng, messages, tools)
     for use in uses[talked:]:
-        one = answered(needless()) if rng.random() < 0.2 else use.messages()[: rng.choice([2, 2, 2, None])]
+        one = answered(needless()) if rng.random() < 0.25 else use.messages()[: rng.choice([2, 2, 2, None])]
         drawn.beside.append(switched(rng, one, tools))
     return drawn
 

@@ -42,7 +42,7 @@ def unhelped(rng: random.Random, use: demo_tools.ToolUse) -> Turn:
         kind = rng.random()
         if kind < 0.07:
             turn = story(rng, QUESTIONS)
-        elif kind <= 0.25:
+        elif kind < 0.25:
             turn = told(rng, QUESTIONS, memory(rng, language(rng)), "tell")
         else:
             turn = filler(rng)

@@ -5,36 +5,48 @@ In the order in which a conversation meets it:
     messages --apply_chat_template--> prompt text --encode--> ids --(the model)--> ids --StreamDecoder--> text
     --parse_answer--> reasoning, content, tool calls
 
-The byte-level BPE itself is done by the `tokenizers` library, from the model's own `tokenizer.json`. The chat template
-comes with the model, too: it is a program written by somebody else, and qwen3_io/template.py runs it in a sandbox.
+The `tokenizers` library does the byte-level BPE, from the model's own `tokenizer.json`. The chat template comes with
+the model, too: it is a program written by somebody else, so it runs in jinja2's sandbox.
 Damaged files and bad input raise `InputError` with a message of one line.
 """
 import codecs
 import json
 import os
 import re
-import tempfile
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import jinja2
-import numpy as np
+import jinja2.ext
+import jinja2.sandbox
 import tokenizers
 
-from qwen3_io.checkpoint import model_file, model_json
-from qwen3_io.errors import InputError, brief
-from qwen3_io.gguf_file import is_gguf
-from qwen3_io.template import compile_template, render
+__all__ = ["Answer", "InputError", "StreamDecoder", "Tokenizer", "inside_thought", "load_tokenizer", "parse_answer",
+           "split_stream"]
 
-__all__ = ["Answer", "InputError", "NoTokenizer", "StreamDecoder", "Tokenizer", "held_back", "inside_thought",
-           "load_tokenizer", "parse_answer", "split_stream", "stream_text", "until_stop", "until_stop_in_answer",
-           "with_think_budget"]
+
+class InputError(ValueError):
+    """Bad input: a file, a value, a prompt. The message is one line for the user, safe to print on a terminal."""
+
+    def __init__(self, message: str):
+        super().__init__(brief(message, 2000))
+
+
+def brief(value: object, longest: int = 200) -> str:
+    """The value's text as one line of at most `longest` characters, with unprintable characters written as escapes.
+
+    Escaped are control characters, which command a terminal, and characters that hide or reverse text (U+200B, U+202E).
+    """
+    text = str(value)
+    shortened = " ".join(text[:10 * longest].split())  # first, because the text may be large
+    escaped = "".join(c if c.isprintable() else repr(c)[1:-1] for c in shortened[:longest + 1])
+    complete = len(escaped) <= longest and len(text) <= 10 * longest
+    return escaped if complete else escaped[:longest - 4].rstrip() + " ..."
 
 
 def described(error: BaseException) -> str:
@@ -42,42 +54,23 @@ def described(error: BaseException) -> str:
     return brief(str(error) if type(error) is Exception else f"{type(error).__name__}: {error}")
 
 
-@contextmanager
-def _library_errors(doing: str, advice: str) -> Iterator[None]:
-    """Turns the exceptions of the `tokenizers` library into InputError. Only for blocks that just call the library."""
+def parse_json(text: str | bytes, where: object) -> Any:
+    """The JSON value in a text. Raises InputError that begins with `where`."""
     try:
-        yield
-    except BaseException as error:
-        # The library raises bare `Exception`; a panic in its Rust code is a BaseException that cannot be imported.
-        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            raise InputError(f"{doing}: {described(error)}; {advice}") from error
-        raise
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where}: not valid JSON: {brief(error)}") from error
 
 
-STDERR = 2
-_STDERR_TURNED_ASIDE = threading.Lock()
-
-
-@contextmanager
-def _without_panics() -> Iterator[None]:
-    """Keep off stderr what a panic in Rust code prints, since the error that follows says it in one line.
-
-    Meanwhile stderr is a temporary file, for all threads. It is passed on at the end, or dropped after an error.
-    """
-    with _STDERR_TURNED_ASIDE, ExitStack() as stack:
-        waiting = None
-        with suppress(OSError):  # stderr is closed, or there is no place for a file: then panics are printed
-            stderr = os.dup(STDERR)
-            stack.callback(os.close, stderr)
-            waiting = stack.enter_context(tempfile.TemporaryFile())
-            stack.callback(os.dup2, stderr, STDERR)
-            os.dup2(waiting.fileno(), STDERR)
-        yield
-        if waiting is not None:
-            os.dup2(stderr, STDERR)
-            waiting.seek(0)
-            with suppress(OSError):
-                os.write(STDERR, waiting.read())
+def read_json_object(file: Path) -> dict[str, Any]:
+    """The JSON object in a file. Raises InputError that names the file."""
+    try:
+        value = parse_json(file.read_bytes(), file)
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read: {error.strerror}") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{file}: expected a JSON object, found {type(value).__name__}")
+    return value
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -100,16 +93,6 @@ BYTE_OF_CHAR = _byte_alphabet()
 # ---------------------------------------------------------------------------------------------------------------------
 # Conversations as a template expects them
 
-@contextmanager
-def _template_errors(source: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # a template is a foreign program: it can fail in any way that a program can
-        line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
-        raise InputError(f"the chat template in {source} failed{line}: {described(error)}; "
-                         "check the messages, or fix the template or remove it and use --raw") from error
-
-
 def _plain_json(value: Any, what: str) -> Any:
     """A deep copy of plain JSON types: the caller's value stays unchanged, and a template sees no live objects."""
     try:
@@ -126,15 +109,6 @@ def _prepare_tools(tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any
     return _plain_json(tools, "tools") or None
 
 
-def _joined_text(parts: list[Any], index: int) -> str:
-    """The text of a content given as a list of `{"type": "text", "text": ...}` parts."""
-    for part in parts:
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise InputError(f"message {index} has a content part that is not text ({brief(part, 80)}); "
-                             'the model reads only parts of the form {"type": "text", "text": ...}')
-    return "".join(part["text"] for part in parts)
-
-
 def _prepare_messages(messages: Sequence[dict[str, Any]], join_text_parts: bool) -> list[dict[str, Any]]:
     """Copies of the messages as a template expects them: no nulls, reasoning under one name, text parts joined."""
     if not isinstance(messages, (list, tuple)) or not messages:
@@ -148,14 +122,73 @@ def _prepare_messages(messages: Sequence[dict[str, Any]], join_text_parts: bool)
             if key in message:
                 message["reasoning_content"] = message[key]
                 break
-        if join_text_parts and isinstance(message.get("content"), list):
-            message["content"] = _joined_text(message["content"], index)
+        if join_text_parts and isinstance(parts := message.get("content"), list):
+            for part in parts:
+                if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+                    raise InputError(f"message {index} has a content part that is not text ({brief(part, 80)}); "
+                                     'the model reads only parts of the form {"type": "text", "text": ...}')
+            message["content"] = "".join(part["text"] for part in parts)
         prepared.append(message)
     return prepared
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# The chat template, rendered as transformers does
+
+MAX_TEMPLATE = 2**16  # characters; the longest of 70 published templates has 17,000
+
+
+class _Generation(jinja2.ext.Extension):
+    """{% generation %} marks the assistant's text for training; here its body is rendered."""
+    tags = {"generation"}
+
+    def parse(self, parser: Any) -> jinja2.nodes.Node:
+        lineno = next(parser.stream).lineno
+        return jinja2.nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=lineno)
+
+
+@contextmanager
+def _template_errors(source: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # a template is a foreign program: it can fail in any way that a program can
+        line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+        raise InputError(f"the chat template in {source} failed{line}: {described(error)}") from error
+
+
+def compile_template(source: str) -> jinja2.Template:
+    """A compiled chat template. It is a foreign program: compiling and rendering can raise any exception."""
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    def tojson(x: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None,
+               sort_keys: bool = False) -> str:
+        return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    if len(source) > MAX_TEMPLATE:
+        raise jinja2.TemplateError(f"it has {len(source)} characters, more than {MAX_TEMPLATE}")
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
+    environment.filters["tojson"] = tojson
+    environment.globals |= {"raise_exception": raise_exception,
+                            "strftime_now": lambda format: datetime.now().strftime(format)}
+    return environment.from_string(source)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # The tokenizer
+
+@contextmanager
+def library_errors(doing: str) -> Iterator[None]:
+    """Turns the exceptions of the `tokenizers` library into InputError. Only for blocks that just call the library."""
+    try:
+        yield
+    except BaseException as error:
+        # The library raises bare `Exception`; a panic in its Rust code is a BaseException that cannot be imported.
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise InputError(f"{doing}: {described(error)}") from error
+        raise
+
 
 class Tokenizer:
     """Encodes, decodes and renders chats for one model; `load_tokenizer` makes it from the model's folder.
@@ -183,17 +216,9 @@ class Tokenizer:
         """The largest id with a name, plus 1. It takes a tenth of a second to find."""
         return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
-    def __len__(self) -> int:
-        return self.vocab_size
-
-    @property
-    def eos_token(self) -> str | None:
-        """The end-of-turn token's text as tokenizer_config.json names it (base models: `<|endoftext|>`)."""
-        return self.named_tokens.get("eos_token")
-
     @property
     def ending(self) -> list[int]:
-        """The tokens that the tokenizer itself puts behind each text: none, or an embedding model's `<|endoftext|>`."""
+        """The tokens that the tokenizer itself appends to each text: none, or an embedding model's `<|endoftext|>`."""
         return self.encode("")
 
     def token_to_id(self, token: str) -> int | None:
@@ -204,15 +229,14 @@ class Tokenizer:
         """Token ids of a text, as transformers' `tokenizer.encode(text)` gives them.
 
         Special tokens written out in the text become their ids, and the model's post-processor runs (the embedding
-        models' appends `<|endoftext|>`).
+        models' post-processor appends `<|endoftext|>`).
         """
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             where = brief(repr(text[max(error.start - 20, 0):error.start + 1]))
-            raise InputError(f"the text is not valid Unicode: a lone surrogate, the last character of {where}; repair "
-                             'it, for example with text.encode("utf-8", "replace").decode()') from error
-        with _library_errors("cannot encode the text", "check the model's tokenizer.json"):
+            raise InputError(f"the text is not valid Unicode: {where} ends with a lone surrogate") from error
+        with library_errors("cannot encode the text"):
             return self.backend.encode(text).ids
 
     def token_bytes(self, token_id: int, skip_special_tokens: bool = False) -> bytes:
@@ -236,33 +260,29 @@ class Tokenizer:
 
         `messages` are `{"role", "content"}` objects, assistant turns may hold `reasoning_content` (or `thinking`, or
         `reasoning`) and `tool_calls`; `tools` are JSON schemas. `enable_thinking=None` leaves the choice to the
-        template. A content given as a list of parts reaches the template unchanged, as in transformers, and Qwen3's
-        template then renders nothing for it; `join_text_parts=True` joins the parts' texts into one string first.
+        template. A content given as a list of parts reaches the template unchanged, as in transformers;
+        `join_text_parts=True` joins the parts' texts first, because Qwen3's template renders nothing for a list.
         """
         if self._template is None:
             raise InputError("the model has no chat template; use --raw to give it plain text, "
                              "or put a chat_template.jinja into its folder")
-        variables: dict[str, Any] = {
-            **self.named_tokens,
-            "messages": _prepare_messages(messages, join_text_parts),
-            "tools": _prepare_tools(tools),
-            "documents": None,
-            "add_generation_prompt": add_generation_prompt,
-        }
+        variables = self.named_tokens | {
+            "messages": _prepare_messages(messages, join_text_parts), "tools": _prepare_tools(tools),
+            "documents": None, "add_generation_prompt": add_generation_prompt}
         if enable_thinking is not None:
             variables["enable_thinking"] = enable_thinking
         with _template_errors(self._template_source):
-            return render(self._template, variables)
+            return self._template.render(variables)
 
 
 class NoTokenizer(Tokenizer):
     """In place of the tokenizer of a model that was loaded without one: any use raises InputError."""
 
-    def __init__(self, folder: Path):
-        self._folder = folder
+    def __init__(self) -> None:
+        pass
 
     def __getattr__(self, name: str) -> Any:
-        raise InputError(f"{self._folder}: the model was loaded with tokenizer=False, so it takes only token ids")
+        raise InputError("the model was loaded with tokenizer=False, so it takes only token ids")
 
 
 class StreamDecoder:
@@ -286,24 +306,112 @@ class StreamDecoder:
         return self._utf8.decode(b"", final=True)
 
 
+def stream_text(tokenizer: Tokenizer, token_ids: Iterable[int]) -> Iterator[str]:
+    """The text of a stream of token ids, in pieces that are complete; special tokens are left out."""
+    decoder = StreamDecoder(tokenizer, skip_special_tokens=True)
+    yield from filter(None, map(decoder.push, token_ids))
+    if rest := decoder.flush():
+        yield rest
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Loading
+
+def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
+    """Loads the tokenizer in a model's folder.
+
+    Reads `tokenizer.json` and, where they exist, `tokenizer_config.json` (names of special tokens, tokens that base
+    models list nowhere else, the chat template of older models) and `chat_template.jinja` (which wins).
+    Raises InputError if a file is missing, unreadable, malformed, or contradicts another.
+    """
+    file = Path(path) / "tokenizer.json"
+    if not file.is_file():
+        raise InputError(f"{file} does not exist; a model's folder has one")
+    with library_errors(f"cannot read {file}"):
+        backend = tokenizers.Tokenizer.from_file(str(file))
+    config_file, template_file = file.with_name("tokenizer_config.json"), file.with_name("chat_template.jinja")
+    config = read_json_object(config_file) if config_file.is_file() else {}
+    if not template_file.is_file():
+        return make_tokenizer(backend, config, config_file)
+    try:
+        template = template_file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {template_file}: {described(error)}") from error
+    return make_tokenizer(backend, config | {"chat_template": template}, config_file, template_file)
+
+
+def make_tokenizer(backend: tokenizers.Tokenizer, config: dict[str, Any], config_file: Path,
+                   template_file: Path | None = None) -> Tokenizer:
+    """A Tokenizer from a `tokenizers` object and the content of tokenizer_config.json. The files are for errors."""
+    with library_errors(f"cannot use the tokenizer beside {config_file}"):
+        # A file saved while training may cut or pad every text that is encoded; transformers resets that, too.
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode("a")  # with some damaged files, the library panics at any text
+    if not (isinstance(backend.model, tokenizers.models.BPE)
+            and isinstance(backend.decoder, tokenizers.decoders.ByteLevel)
+            and isinstance(backend.normalizer, tokenizers.normalizers.NFC | None)):
+        raise InputError(f"the tokenizer beside {config_file} is not a byte-level BPE with NFC, as Qwen3 has")
+    _add_config_tokens(backend, config, config_file)
+    return Tokenizer(backend, _config_template(config, config_file), _named_tokens(config, config_file),
+                     str(template_file or config_file))
+
+
+def _named_tokens(config: dict[str, Any], file: Path) -> dict[str, str]:
+    """`eos_token`, `pad_token` and the like, as the variables of that name in a chat template."""
+    named = {}
+    for key, value in config.items():
+        if not key.endswith("_token") or value is None or isinstance(value, bool):  # add_bos_token is a switch
+            continue
+        text = value.get("content") if isinstance(value, dict) else value  # older files describe it as an object
+        if not isinstance(text, str):
+            raise InputError(f'{file}: {key} must be a string or an object with "content"')
+        named[key] = text
+    return named
+
+
+def _config_template(config: dict[str, Any], file: Path) -> str | None:
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        template = next((entry.get("template") for entry in template
+                         if isinstance(entry, dict) and entry.get("name") == "default"), template)
+    if not isinstance(template, str | None):
+        raise InputError(f'{file}: chat_template must be a string or a list with a {{"name": "default", '
+                         '"template": ...}')
+    return template
+
+
+TOKEN_FIELDS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+def _add_config_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], file: Path) -> None:
+    """Adds the tokens that only the config's `added_tokens_decoder` knows, and checks the ids of all of them.
+
+    Qwen3's base checkpoints list `<think>` and three more (ids 151665 to 151668) in no other place.
+    """
+    listed = config.get("added_tokens_decoder") or {}
+    if not isinstance(listed, dict) or not all(re.fullmatch("[0-9]{1,9}", key) and isinstance(entry, dict)
+                                               for key, entry in listed.items()):
+        raise InputError(f"{file}: added_tokens_decoder must be an object of id: token")
+    with library_errors(f"{file}: added_tokens_decoder is malformed"):
+        tokens = {int(key): tokenizers.AddedToken(**{name: entry[name] for name in TOKEN_FIELDS if name in entry})
+                  for key, entry in listed.items()}
+        known = {token.content for token in backend.get_added_tokens_decoder().values()}
+        # The library numbers them itself, from the end of its vocabulary on.
+        backend.add_tokens([token for _, token in sorted(tokens.items()) if token.content not in known])
+    for token_id, token in tokens.items():
+        if (actual := backend.token_to_id(token.content)) != token_id:
+            raise InputError(f"{file} gives the token {token.content[:50]!r} the id {token_id}, but in tokenizer.json "
+                             f"beside it, it is {actual}; take both files from the same model")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What the model answered
+
 def held_back(text: str, marks: Iterable[str]) -> int:
     """The number of characters at the end of a text that could be the beginning of one of the marks."""
     return max((n for mark in marks for n in range(1, min(len(mark), len(text) + 1)) if text.endswith(mark[:n])),
                default=0)
-
-
-def until_stop(pieces: Iterable[str], stop: Sequence[str]) -> Iterator[str]:
-    """The pieces of a text up to the first stop text, which may be spread over several; one for each, maybe ""."""
-    held = ""
-    for piece in pieces:
-        held += piece
-        if ends := [(at + len(text), at) for text in stop if (at := held.find(text)) >= 0]:
-            yield held[:min(ends)[1]]  # the one that is complete first, and of those that end alike the longest
-            return
-        certain = len(held) - held_back(held, stop)
-        yield held[:certain]
-        held = held[certain:]
-    yield held
 
 
 def split_stream(pieces: Iterable[str], think_open_in_prompt: bool = False) -> Iterator[tuple[str, str]]:
@@ -328,165 +436,11 @@ def split_stream(pieces: Iterable[str], think_open_in_prompt: bool = False) -> I
     yield state.replace("start", "content"), held
 
 
-def until_stop_in_answer(pieces: Iterable[str], stop: Sequence[str], think_open_in_prompt: bool) -> Iterator[str]:
-    """The pieces of a text up to the first stop text after the thought."""
-    stream, blank = split_stream(pieces, think_open_in_prompt), ""  # white space, which a thought may follow
-    for kind, piece in stream:
-        blank += piece
-        if blank.strip() and kind != "thinking":
-            yield from until_stop(chain([blank], (piece for _, piece in stream)), stop)
-            return
-        yield blank if kind == "thinking" else ""
-        blank = "" if kind == "thinking" else blank
-    yield from until_stop([blank], stop)
-
-
-def stream_text(tokenizer: Tokenizer, token_ids: Iterable[int]) -> Iterator[str]:
-    """The text of a stream of token ids: for each what is complete with it, maybe "", and a rest at the end."""
-    decoder = StreamDecoder(tokenizer, skip_special_tokens=True)
-    for token in token_ids:
-        yield decoder.push(token)
-    yield decoder.flush()
-
-
-THOUGHT_CLOSING = "\n</think>\n\n"  # the forced end of a thought that has used up its budget
-
-
-def with_think_budget(draw: Callable[[np.ndarray, int | None], int], tokenizer: Tokenizer, prompt: np.ndarray,
-                      budget: int) -> Callable[[np.ndarray], int]:
-    """A sampler's `draw` that lets `budget` tokens of thought pass, then draws the tokens that close the thought."""
-    opening, closing = tokenizer.token_to_id("<think>"), tokenizer.token_to_id("</think>")
-    if opening is None or closing is None:
-        raise InputError("think_budget needs a model whose tokenizer has the tokens <think> and </think>")
-    ending = tokenizer.encode(THOUGHT_CLOSING)
-    inside, spent = inside_thought(tokenizer, prompt), 0
-    forced: Iterator[int] = iter(())
-
-    def limited(logits: np.ndarray) -> int:
-        nonlocal inside, spent, forced
-        if inside and spent >= budget:
-            inside, forced = False, iter(ending)
-        closes = next(forced, None)
-        token = draw(logits, closes)
-        if closes is None:
-            inside = token != closing and (inside or token == opening)
-            spent += inside and token != opening
-        return token
-
-    return limited
-
-
-def inside_thought(tokenizer: Tokenizer, prompt: np.ndarray) -> bool:
+def inside_thought(tokenizer: Tokenizer, prompt: Iterable[int]) -> bool:
     """True if the last turn of the prompt [n] ends within <think>, so that the answer begins with a thought's rest."""
-    text = tokenizer.decode(prompt)
-    turn = text[text.rfind("<|im_start|>") + 1:]
+    turn = tokenizer.decode(prompt).rpartition("<|im_start|>")[2]
     return turn.rfind("<think>") > turn.rfind("</think>")
 
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Loading
-
-def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
-    """Loads the tokenizer in a model's folder, or in a GGUF file.
-
-    Reads `tokenizer.json` and, where they exist, `tokenizer_config.json` (names of special tokens, tokens that base
-    models list nowhere else, the chat template of older models) and `chat_template.jinja` (which wins).
-    Raises InputError if a file is missing, unreadable, malformed, or contradicts another.
-    """
-    folder = Path(path)
-    gguf = is_gguf(folder)
-    file = folder if gguf else model_file(folder, "tokenizer.json")
-    if file is None:
-        raise InputError(f"{folder / 'tokenizer.json'} does not exist; give the folder of a downloaded model")
-    content = json.dumps(model_json(folder, "tokenizer.json")[1]) if gguf else None
-    with _library_errors(f"cannot read {file}", "download it again"), _without_panics():
-        backend = (tokenizers.Tokenizer.from_file(str(file)) if content is None else
-                   tokenizers.Tokenizer.from_str(content))
-        # A file saved while training may cut or pad every text that is encoded; transformers resets that, too.
-        backend.no_truncation()
-        backend.no_padding()
-        backend.encode("a")  # a file with which the library panics at any text does so here
-    if not (isinstance(backend.model, tokenizers.models.BPE)
-            and isinstance(backend.decoder, tokenizers.decoders.ByteLevel)):
-        raise InputError(f"{file} is not a byte-level BPE tokenizer, as every Qwen3 model has; use a Qwen3 model")
-    if not isinstance(backend.normalizer, tokenizers.normalizers.NFC | None):
-        raise InputError(f"{file} has another normalizer than NFC, which every Qwen3 model has; use a Qwen3 model")
-    config_file, found = model_json(folder, "tokenizer_config.json")
-    config = found or {}
-    _add_config_tokens(backend, config, config_file)
-    template_file = folder / "chat_template.jinja"
-    template = _read_text(template_file)
-    if template is None:
-        template_file, template = config_file, _config_template(config, config_file)
-    return Tokenizer(backend, template, _named_tokens(config, config_file), str(template_file))
-
-
-def _read_text(file: Path) -> str | None:
-    """A file's text, or None if there is no such file."""
-    if model_file(file.parent, file.name) is None:
-        return None
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {file}: {described(error)}; download it again") from error
-
-
-def _named_tokens(config: dict[str, Any], file: Path) -> dict[str, str]:
-    """`eos_token`, `pad_token` and the like, as the variables of that name in a chat template."""
-    named = {}
-    for key, value in config.items():
-        if not key.endswith("_token") or value is None or isinstance(value, bool):  # add_bos_token is a switch
-            continue
-        text = value.get("content") if isinstance(value, dict) else value  # older files describe it as an object
-        if not isinstance(text, str):
-            raise InputError(f'{file}: {key} must be a string or an object with "content"; correct it')
-        named[key] = text
-    return named
-
-
-def _config_template(config: dict[str, Any], file: Path) -> str | None:
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
-        template = named[0].get("template", template) if named else template
-    if template is not None and not isinstance(template, str):
-        raise InputError(f'{file}: chat_template must be a string or a list with a {{"name": "default", '
-                             '"template": ...}; correct it, or put a chat_template.jinja beside it')
-    return template
-
-
-TOKEN_FIELDS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
-
-
-def _add_config_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], file: Path) -> None:
-    """Adds the tokens that only the config's `added_tokens_decoder` knows, and check the ids of all of them.
-
-    Qwen3's base checkpoints list `<think>` and three more (ids 151665 to 151668) in no other place.
-    """
-    listed = config.get("added_tokens_decoder") or {}
-    if not isinstance(listed, dict):
-        raise InputError(f"{file}: added_tokens_decoder must be an object of id: token; download it again")
-    tokens = {}
-    for key, entry in listed.items():
-        if not re.fullmatch("[0-9]{1,9}", key) or not isinstance(entry, dict):
-            raise InputError(f"{file}: added_tokens_decoder[{key[:50]!r}] must be a token's id and its object; "
-                                 "download it again")
-        fields = {name: entry[name] for name in TOKEN_FIELDS if name in entry}
-        with _library_errors(f"{file}: the added token {key} is malformed", "download it again"):
-            tokens[int(key)] = tokenizers.AddedToken(**fields)
-    known = {token.content for token in backend.get_added_tokens_decoder().values()}
-    missing = [token for _, token in sorted(tokens.items()) if token.content not in known]
-    with _library_errors(f"cannot add the tokens of {file}", "download it again"):
-        backend.add_tokens(missing)  # the library numbers them itself, from the end of its vocabulary on
-    for token_id, token in tokens.items():
-        actual = backend.token_to_id(token.content)
-        if actual != token_id:
-            raise InputError(f"{file} gives the token {token.content[:50]!r} the id {token_id}, but after the "
-                                 f"tokenizer.json beside it, it is {actual}; take both files from the same model")
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# What the model answered
 
 TOOL_CALL = re.compile("<tool_call>(.*?)</tool_call>|<tool_call>(.*)", re.DOTALL)
 END_TOKENS = ("<|im_end|>", "<|endoftext|>")
@@ -506,7 +460,7 @@ def parse_answer(text: str, think_open_in_prompt: bool = False) -> Answer:
     """Takes a model's output apart into reasoning, content and tool calls. Accepts any text, never raises.
 
     `think_open_in_prompt` says that the prompt ended inside `<think>` (the Thinking-2507 template does that), so the
-    text starts with reasoning. A tool call that is not as agreed is left in the content, as are all others with it.
+    text starts with reasoning. A malformed tool call stays in the content, and so do all others with it.
     """
     while text.endswith(END_TOKENS):
         text = text.removesuffix(END_TOKENS[0]).removesuffix(END_TOKENS[1])

@@ -27,7 +27,7 @@ from statistics import median
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tools"), str(ROOT / "bench")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "bench")]
 
 import peers  # noqa: E402
 from peers import ENTRIES, gguf_file, opened  # noqa: E402
@@ -142,9 +142,9 @@ class Bench:
     """`values` maps (engine or "memory", number of sequences or "prefill" or "bandwidth") to one value a round."""
 
     def __init__(self, path: Path, folder: Path, threads: int, rounds: int, counts: Sequence[int]):
-        import qwen3
+        from qwen3_lib.io.models import Checkpoint
         self.path, self.folder, self.threads, self.rounds, self.counts = path, folder, threads, rounds, counts
-        self.config = qwen3.load_config(path)
+        self.config = Checkpoint(path).config()
         rng = np.random.default_rng(0)
         self.prompts = rng.integers(0, self.config.vocab_size, (max(counts), PROMPT)).tolist()
         self.long = rng.integers(0, self.config.vocab_size, POSITIONS).tolist()

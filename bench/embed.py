@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tools"), str(ROOT / "bench")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "bench")]
 
 from peers import ENTRIES, gguf_file, opened  # noqa: E402
 from run import machine, new_process, note, seconds, write_once  # noqa: E402
@@ -213,7 +213,7 @@ def main() -> None:
         folder = Path(temporary)
         shape = official_config("0.6B") | {"vocab_size": 151669, "max_position_embeddings": 32768}
         path = args.model or make_random_model(shape, folder / "model")
-        config = qwen3.load_config(path)
+        config = Checkpoint(path).config()
         texts = inputs(config.vocab_size)
         workers = prepared(path, folder, args.threads, notes)
         found: dict[str, Any] = {name: worker.submit(vectors, texts["mixed"]).result()

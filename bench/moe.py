@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tools"), str(ROOT / "bench")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "bench")]
 
 import run  # noqa: E402
 from make_random_model import make_random_model, official_config  # noqa: E402
@@ -66,11 +66,12 @@ def write_model(path: Path, folder: Path, name: str, copies: int) -> Path:
     if name.startswith("llama") or copies == 1:
         return path
     import qwen3_numba
+    from qwen3_lib.io.packed import save_quantized
     model, out = qwen3_numba.load_model(path, name), folder / name
     repeated = {part: np.repeat(getattr(model.weights, part), copies, axis=0)
                 for part in ("layers", "forms", "routers", "experts", "norms", "head_norms")}  # addresses, and norms
     config = replace(model.config, num_hidden_layers=copies, sparse_layers=tuple(range(copies)))
-    qwen3_numba.save_quantized(replace(model, config=config, weights=replace(model.weights, **repeated)), out, name)
+    save_quantized(replace(model, config=config, weights=replace(model.weights, **repeated)), out, name)
     written = json.loads((path / "config.json").read_text())
     (out / "config.json").write_text(json.dumps(written | {"num_hidden_layers": copies}))
     return out
@@ -78,11 +79,11 @@ def write_model(path: Path, folder: Path, name: str, copies: int) -> Path:
 
 def read_bytes(config: Any, name: str) -> float:
     """The bytes of weights that a token reads: all matrices but the embedding, and of the experts the chosen ones."""
-    from qwen3_io.checkpoint import tensor_shapes
-    from qwen3_kernels.layout import packed_shape
-    from qwen3_numba import PACKED, is_router, packed_form
+    from qwen3 import tensor_shapes
+    from qwen3_lib.kernels.layout import packed_shape
+    from qwen3_lib.kernels.packing import PACKED, is_router, packed_form
     total = 0.0
-    for tensor, shape in tensor_shapes(asdict(config)).items():
+    for tensor, shape in tensor_shapes(config).items():
         size = np.prod(shape) * (4 if is_router(tensor) or len(shape) == 1 else ENTRIES[name].weight_bytes)
         if name in PACKED and len(shape) == 2 and not is_router(tensor):
             size = np.prod(packed_shape(*shape, packed_form(tensor, name)))
@@ -198,8 +199,8 @@ class Bench:
                         [f"{same} of {N_PROMPTS}"])
 
     def report(self) -> str:
-        import qwen3
-        config = replace(qwen3.load_config(self.folder / "model"), num_hidden_layers=self.n_layers,
+        from qwen3_lib.io.models import load_config
+        config = replace(load_config(self.folder / "model"), num_hidden_layers=self.n_layers,
                          sparse_layers=tuple(range(self.n_layers)))
         titles = ["engine", "format", "read per token, GB", f"decode at {CONTEXT}, tokens/s",
                   f"prefill {PROMPT}, tokens/s", "decode: of the bandwidth"]

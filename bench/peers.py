@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 
 @dataclass(frozen=True)
@@ -194,13 +194,13 @@ def write_gguf(path: Path, folder: Path, name: str, copies: int = 1) -> None:
     """
     import gguf
     import qwen3
-    from qwen3_io import checkpoint
+    from qwen3_lib.io.models import Checkpoint
     if "_k" in name:
         if not gguf_file(folder, "llama-bf16").exists():
             write_gguf(path, folder, "llama-bf16")
         quantize_gguf(gguf_file(folder, "llama-bf16"), gguf_file(folder, name), ENTRIES[name].format)
         return
-    config, stored = qwen3.load_config(path), checkpoint.map_checkpoint(path)
+    config, stored = Checkpoint(path).config(), Checkpoint(path).stored()
     kind = gguf.GGMLQuantizationType[ENTRIES[name].format.upper()]
     architecture = gguf.MODEL_ARCH.QWEN3MOE if config.num_experts else gguf.MODEL_ARCH.QWEN3
     writer = gguf.GGUFWriter(gguf_file(folder, name), gguf.MODEL_ARCH_NAMES[architecture])
@@ -211,7 +211,7 @@ def write_gguf(path: Path, folder: Path, name: str, copies: int = 1) -> None:
         dtype, data, *_ = stored[tensor]
         if dtype == "BF16" and target is gguf.GGMLQuantizationType.BF16:
             return data.view(np.uint8)
-        return gguf.quantize(checkpoint.to_float32(stored[tensor]), target)
+        return gguf.quantize(qwen3.to_float32(stored[tensor]), target)
 
     for tensor in [tensor for tensor in stored if ".experts." not in tensor or ".experts.0." in tensor]:
         plain = stored[tensor].data.ndim == 1 or tensor.endswith(".mlp.gate.weight")

@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import qwen3  # noqa: E402
-from qwen3_io import checkpoint  # noqa: E402
+from qwen3_lib.io.models import Checkpoint  # noqa: E402
 from make_random_model import make_random_model, official_config  # noqa: E402
 
 PROMPT, CONTEXT, DECODED = 512, 16, 24  # tokens: of the prompt to prefill, before decoding, decoded
@@ -117,7 +117,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = args.model or make_random_model(official_config("0.6B"), Path(folder))
         peak = peak_memory(path)
-        config, stored = qwen3.load_config(path), checkpoint.map_checkpoint(path)
+        config, stored = Checkpoint(path).config(), Checkpoint(path).stored()
         # Bytes of the weights, and of those that each token reads: of an embedding that is not the head, only a row.
         weight_bytes = sum(4 * tensor.data.size for tensor in stored.values())
         read_bytes = weight_bytes - 4 * config.vocab_size * config.hidden_size * ("lm_head.weight" in stored)

@@ -3,9 +3,9 @@
     python bench/quality.py            (about 10 minutes, 5 GB of memory; --cases and --tokens for less or more)
 
 The reference is qwen3.py in float32. Printed are the mean Kullback-Leibler divergence of the next token's distribution
-from the reference's, the relative error of the logits, and for the bundled model the share of tools/eval_demo.py's
+from the reference's, the relative error of the logits, and for the bundled model the share of demo/train/evaluate.py's
 prompts that get the same greedy answer, token by token. The text for the bundled model are conversations of
-tools/demo/demo_corpus.py (needs requirements-train.txt); the random model in the shape of Qwen3-0.6B gets random tokens.
+demo/train/corpus.py (needs `pip install -e ".[train]"`); the random model in the shape of Qwen3-0.6B gets random tokens.
 """
 import argparse
 import random
@@ -19,11 +19,12 @@ import numpy as np
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tools"), str(ROOT / "tools/demo"), str(ROOT / "bench")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "demo/train"), str(ROOT / "bench")]
 
-import demo_corpus  # noqa: E402
-import eval_demo  # noqa: E402
+import corpus  # noqa: E402
+import evaluate  # noqa: E402
 import qwen3  # noqa: E402
+from qwen3_lib.io.models import load_config  # noqa: E402
 from make_random_model import make_random_model, official_config  # noqa: E402
 from peers import ENTRIES, missing_packages, open_engine  # noqa: E402
 from run import alone, write_once  # noqa: E402
@@ -31,7 +32,7 @@ from run import alone, write_once  # noqa: E402
 NAMES = [name for name in ENTRIES if name not in ("numpy", "torch")]
 LONGEST = 1024  # tokens of a text
 STEPS = {"together": LONGEST, "one by one": 1}  # how the tokens of a text go in: by the kernels of prefill, of decoding
-MAX_TOKENS = 256  # of an answer, as in tools/eval_demo.py
+MAX_TOKENS = 256  # of an answer, as in demo/train/evaluate.py
 
 
 def conversations(tokens: int) -> list[list[int]]:
@@ -39,7 +40,7 @@ def conversations(tokens: int) -> list[list[int]]:
     tokenizer, rng = qwen3.load_tokenizer(ROOT / "demo"), random.Random(0)
     texts: list[list[int]] = []
     while sum(map(len, texts)) < tokens:
-        drawn = demo_corpus.conversation(rng)
+        drawn = corpus.conversation(rng)
         if not drawn.raw:
             text = tokenizer.apply_chat_template(drawn.messages, drawn.tools, add_generation_prompt=False)
             texts.append(tokenizer.encode(text)[:LONGEST])
@@ -110,11 +111,11 @@ def print_comparison(title: str, results: dict[str, dict]) -> None:
 
 
 def demo_prompts(cases: int) -> list[list[int]]:
-    """The first prompts of tools/eval_demo.py's cases, so many of each skill (twice as many of the main ones)."""
+    """The first prompts of demo/train/evaluate.py's cases, so many of each skill (twice as many of the main ones)."""
     tokenizer, prompts = qwen3.load_tokenizer(ROOT / "demo"), []
-    for name, (draw, factor) in eval_demo.SKILLS.items():
+    for name, (draw, factor) in evaluate.SKILLS.items():
         rng = random.Random(f"1 {name}")
-        for case in (draw(rng, eval_demo.HELD_OUT_FAMILY) for _ in range(factor * cases)):
+        for case in (draw(rng, evaluate.HELD_OUT_FAMILY) for _ in range(factor * cases)):
             text = tokenizer.apply_chat_template(case.messages, case.tools, enable_thinking=case.enable_thinking)
             prompts.append(tokenizer.encode(text))
     return prompts
@@ -152,7 +153,7 @@ def main() -> None:
         print_comparison(title, compare(ROOT / "demo", Path(folder), args.threads, texts))
     with tempfile.TemporaryDirectory() as folder:
         path = args.model or make_random_model(official_config("0.6B"), Path(folder) / "model")
-        ids = np.random.default_rng(0).integers(0, qwen3.load_config(path).vocab_size, args.random_tokens).tolist()
+        ids = np.random.default_rng(0).integers(0, load_config(path).vocab_size, args.random_tokens).tolist()
         title = f"random 0.6B, {len(ids)} tokens"
         print_comparison(title, compare(path, Path(folder), args.threads, [ids]))
     print_greedy(args.threads, args.cases)

@@ -1,8 +1,8 @@
-"""The time of forward where no recorder was ever imported, and where one was used and dropped: interleaved medians.
+"""The time of forward in two processes, interleaved: one never imported a recorder, the other used a recorder before.
 
     python bench/recorder.py
 
-The recorder of qwen3_inspect.py runs copies of the functions, so both should be the same.
+The recorder of qwen3_inspect.py runs copies of the functions, so both times should be equal.
 """
 import sys
 import time
@@ -18,12 +18,13 @@ def start(used: bool) -> None:
     global model
     model = qwen3.load_model(qwen3.BUNDLED, offline=True)
     if used:
-        from qwen3_page.recorder import Recorder
-        Recorder(model).forward(model, [1, 2, 3], qwen3.KVCache(model.config))
+        from qwen3_lib.page.recorder import Recorder
+        recorder = Recorder(model)
+        recorder.forward([1, 2, 3], recorder.new_cache())
 
 
 def decoded() -> float:
-    """Milliseconds for a token: the mean of 50 that follow each other."""
+    """Milliseconds per token: the mean of 50 decoded tokens."""
     cache, began = qwen3.KVCache(model.config), time.perf_counter()
     for token in range(50):
         qwen3.forward(model, [token], cache)
@@ -33,6 +34,6 @@ def decoded() -> float:
 if __name__ == "__main__":
     processes = [get_context("spawn").Pool(1, start, (used,)) for used in (False, True)]
     rounds = [[process.apply(decoded) for process in processes] for _ in range(31)][1:]
-    never, dropped = map(median, zip(*rounds))
-    print(f"never imported: {never:.3f} ms a token; used and dropped: {dropped:.3f} ms; ratio of the medians "
-          f"{dropped / never:.3f}")
+    never, before = map(median, zip(*rounds))
+    print(f"never imported: {never:.3f} ms per token; used before: {before:.3f} ms; ratio of the medians "
+          f"{before / never:.3f}")

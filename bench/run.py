@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tools"), str(ROOT / "bench")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "bench")]
 
 from peers import ENTRIES, gguf_file, open_engine, opened, write_gguf  # noqa: E402
 
@@ -188,8 +188,8 @@ def write_once(path: Path, folder: Path, name: str) -> None:
 
 def matrix_weights(config: Any) -> int:
     """The weights that a token is multiplied with: all matrices (of an embedding that is no head: none)."""
-    from qwen3_io.checkpoint import tensor_shapes
-    shapes = tensor_shapes(asdict(config))  # lm_head is among them, and is read, whether it is tied or not
+    from qwen3 import tensor_shapes
+    shapes = tensor_shapes(config)  # lm_head is among them, and is read, whether it is tied or not
     del shapes["model.embed_tokens.weight"]
     return sum(shape[0] * shape[1] for shape in shapes.values() if len(shape) == 2)
 
@@ -204,9 +204,9 @@ class Bench:
     """The measurements of all engines. `values` maps (engine, what) to a list with one value for each round."""
 
     def __init__(self, path: Path, folder: Path, names: Sequence[str], threads: int, rounds: int, sizes: Sizes):
-        import qwen3
+        from qwen3_lib.io.models import Checkpoint
         self.path, self.folder, self.threads, self.rounds, self.sizes = path, folder, threads, rounds, sizes
-        self.config = qwen3.load_config(path)
+        self.config = Checkpoint(path).config()
         self.ids = np.random.default_rng(0).integers(0, self.config.vocab_size, sizes.long + MARGIN).tolist()
         self.values: dict[tuple[str, str], list[float]] = {}
         self.memory: dict[str, tuple[int, float]] = {}

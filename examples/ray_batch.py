@@ -4,10 +4,10 @@
     python examples/ray_batch.py in.jsonl out/ --address HOST:6379 --actors 100            on a Ray cluster
     cat out/*.jsonl
 
-Records and results are those of qwen3_batch.py (docs/batch.md), but in any order: "line" says which record it was. Ray
-restarts a worker that dies, and gives its records out again. Started again with the same command, the job goes on where
-it stopped. On a cluster, all machines need the same paths: this program, the input, the output, and the model's folder.
-How to size it: docs/scaling.md.
+Records and results have the same form as in qwen3_batch.py (docs/batch.md); results come in any order, and "line" tells
+the record. Ray restarts a worker that dies, and gives its records to a worker again. When the job was stopped, the same
+command goes on where it stopped. On a cluster, all machines need the same paths: this program, the input, the output,
+and the model's folder. docs/scaling.md says how many actors, slots and threads to take.
 """
 import argparse
 import hashlib
@@ -21,12 +21,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from qwen3 import BUNDLED, InputError, load_config  # noqa: E402
-from qwen3_app.records import Settings, answered, id_of, parsed, refused, request  # noqa: E402
+from qwen3 import BUNDLED, InputError  # noqa: E402
+from qwen3_lib.app.records import Settings, answered, id_of, parsed, refused, request  # noqa: E402
 from qwen3_batch import Batch  # noqa: E402
-from qwen3_io.checkpoint import check_answers, is_headless  # noqa: E402
-from qwen3_io.errors import brief, read_json_object  # noqa: E402
-from qwen3_io.hub import resolve_model  # noqa: E402
+from qwen3_lib.io.errors import brief, read_json_object  # noqa: E402
+from qwen3_lib.io.models import open_model  # noqa: E402
 
 try:
     import ray.data.checkpoint
@@ -38,7 +37,7 @@ SPARE = 3  # CPUs that Ray needs for itself, to read and to write
 
 
 class Worker:
-    """An actor: loads the model once, and answers some lines of the file together. `lines` holds number, start, ..."""
+    """An actor: loads the model once, then answers blocks of lines. `lines` holds number and start of each line."""
 
     def __init__(self, lines: array, args: argparse.Namespace):
         from qwen3_numba import load_model
@@ -46,7 +45,7 @@ class Worker:
         self.batch = Batch(load_model(args.model, args.quantize, args.threads), args.slots, args.positions)
 
     def __call__(self, block: dict) -> dict:
-        """{"id": which lines} -> {"id", "result": JSON}."""
+        """{"id": indices into lines} -> {"id", "result": JSON}."""
         results, running = {}, {}
         for i in block["id"].tolist():
             line, name = self.lines[2 * i], None
@@ -72,9 +71,9 @@ class Lines(ray.data.datasource.BlockBasedFileDatasink):
 
 
 def run(args: argparse.Namespace) -> None:
-    path = resolve_model(args.model)
-    load_config(path)  # raises InputError here rather than in each worker
-    check_answers(path, is_headless(path))
+    folder = open_model(str(args.model))
+    path = folder.path
+    folder.tensors(folder.config())  # raises InputError here rather than in each worker
     args.model = str(path.resolve()) if Path(args.model).exists() else args.model  # the workers are in other folders
     lines, digest, start = array("q"), hashlib.sha256(), 0
     with open(args.input, "rb") as file:
@@ -87,7 +86,7 @@ def run(args: argparse.Namespace) -> None:
         raise InputError(f"{args.input}: holds no records")
     job, about = args.out / "job.json", [args.model, args.quantize, args.positions, digest.hexdigest()]
     if job.exists() and read_json_object(job) != {"job": about}:
-        raise InputError(f"{args.out}: holds the results of another input, model or option; name another folder")
+        raise InputError(f"{args.out}: belongs to a job with another input, model or option; give another folder")
     args.out.mkdir(parents=True, exist_ok=True)
     job.write_text(json.dumps({"job": about}))
     os.chdir(ROOT)  # Ray lets its workers import from the current folder
@@ -118,7 +117,7 @@ parser.add_argument("--quantize", choices=["int8", "int4"])
 parser.add_argument("--address", help="of a Ray cluster, HOST:PORT or auto (default: Ray on this machine alone)")
 for name, value, what in (("actors", 1, "processes with a model"), ("threads", 1, "threads of each actor"),
                           ("slots", 16, "records that an actor answers at the same time"),
-                          ("positions", 2048, "most tokens of a prompt and its answer together"),
+                          ("positions", 2048, "most tokens of a prompt and its answer"),
                           ("block", 256, "records that an actor takes at a time")):
     parser.add_argument(f"--{name}", type=int, default=value, help=f"{what} (default: %(default)s)")
 args = parser.parse_args()

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # not needed where
 
 from qwen3 import InputError, load_model  # noqa: E402  (load_model of qwen3_numba is faster)
 from qwen3_embed import SEARCH, embed, rerank  # noqa: E402
-from qwen3_io.errors import brief  # noqa: E402
+from qwen3_lib.io.errors import brief  # noqa: E402
 
 TOP = 5  # answers to show
 
@@ -43,10 +43,10 @@ def find(file: str, question: str, reranker: str | None) -> None:
     except OSError as error:
         raise InputError(f"{file}: cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
-        raise InputError(f"{file}: no index, or a damaged one; write it anew") from error
+        raise InputError(f"{file}: no index, or a damaged index; write it again") from error
     scores = vectors @ embed(load_model(name), [question], instruction=SEARCH)[0]
     best = np.argsort(-scores)[:TOP if reranker is None else 10 * TOP]
-    if reranker is not None:  # it reads the most similar passages again, each together with the question
+    if reranker is not None:  # the reranker reads each of the most similar passages together with the question
         scores[best] = rerank(load_model(reranker), question, [passages[i][1] for i in best], truncate=True)
         best = best[np.argsort(-scores[best])][:TOP]
     for i in best:
@@ -64,3 +64,6 @@ try:
     index(args.file, args.what, args.model) if args.action == "index" else find(args.file, args.what, args.reranker)
 except (InputError, OSError) as error:
     sys.exit(f"search.py: {error}")
+except KeyboardInterrupt:
+    print("search.py: interrupted", file=sys.stderr)
+    sys.exit(130)

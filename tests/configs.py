@@ -17,8 +17,6 @@ TINY = BASE | {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 1
                "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}
 VOCABULARY = json.loads((ROOT / "demo/config.json").read_text())["vocab_size"]
 CLI_CONFIG = BASE | {"vocab_size": VOCABULARY, "num_hidden_layers": 2, "max_position_embeddings": 100_000}
-INTEGERS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-            "num_key_value_heads", "head_dim", "max_position_embeddings")
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
 

@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy: else each of pytest's processes takes all cores
+os.environ["QWEN3_HISTORY"] = "off"  # nothing is kept in the home of who runs the tests
+
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tools"), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import qwen3  # noqa: E402
 from configs import BASE, CLI_CONFIG, TINY  # noqa: E402

@@ -10,6 +10,7 @@ import numpy as np
 
 import qwen3
 import qwen3_numba as fast
+from qwen3_lib.kernels import memory, packing
 
 PAGE = mmap.PAGESIZE
 protect = ctypes.CDLL(None, use_errno=True).mprotect
@@ -35,8 +36,8 @@ def empty(shape, dtype=np.float64) -> np.ndarray:
     return array
 
 
-def resized(cache, old: np.ndarray, needed: int) -> np.ndarray:
-    new = qwen3.KVCache._resized(cache, old, needed)
+def resized(cache, old: np.ndarray, capacity: int) -> np.ndarray:
+    new = qwen3.KVCache._resized(cache, old, capacity)
     guarded = empty(new.shape, new.dtype)
     guarded[:] = new
     return guarded
@@ -44,7 +45,8 @@ def resized(cache, old: np.ndarray, needed: int) -> np.ndarray:
 
 def guard_memory() -> None:
     """From now on the fast engine's own arrays are such ones."""
-    fast.zeros, fast.empty = zeros, empty
-    fast.KVCache._resized = resized
-    fast.LargePages.take = lambda self, shape: zeros(shape, np.uint8)
-    fast.aligned = lambda shape: zeros(shape, np.uint8)  # blocks are multiples of 64 bytes: they begin on a line, too
+    for module in (memory, packing):
+        module.zeros, module.empty = zeros, empty
+    fast.empty, fast.KVCache._resized = empty, resized
+    memory.LargePages.take = lambda self, shape: zeros(shape, np.uint8)
+    memory.aligned = lambda shape: zeros(shape, np.uint8)  # blocks are multiples of 64 bytes: they begin on a line, too

@@ -1,22 +1,20 @@
 """What tests share: one line of an error, the command line in this process and in its own, files of a model changed."""
-import contextlib
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
 
 import qwen3
 from configs import BASE, ROOT
-from qwen3_app import cli
-from qwen3_io.errors import InputError
+from qwen3_lib.app import cli
+from qwen3_lib.io.errors import InputError
 
 REMOVED = object()  # in a set of changes to a config: the field is not there at all
 HUGE_INT = 10**400  # JSON and the command line allow it; float() doesn't
@@ -55,13 +53,20 @@ def works_or_refused(call, *args, **options):
 # The command line, in this process and as a process of its own
 # ----------------------------------------------------------------------------------------------------------------------
 
-def run_main(capfd, *args) -> tuple[int, str, str]:
-    """(status, stdout, stderr) of the command line in this process. capfd also sees what libraries print themselves."""
+def run_main(capfd, *args, stdin: bytes | None = b"") -> tuple[int, str, str]:
+    """(status, stdout, stderr) of the command line in this process. capfd also sees what libraries print themselves.
+
+    stdin: what is piped in; None for a terminal, at which nobody types.
+    """
     capfd.readouterr()
+    earlier, sys.stdin = sys.stdin, io.TextIOWrapper(io.BytesIO(stdin or b""), "utf-8")
+    sys.stdin.isatty = lambda: stdin is None
     try:
         status = cli.main([str(arg) for arg in args])
     except SystemExit as stop:  # argparse ends wrong usage so
         status = stop.code
+    finally:
+        sys.stdin = earlier
     return status, *capfd.readouterr()
 
 
@@ -70,13 +75,6 @@ def assert_cli_refuses(capfd, args, *words) -> None:
     assert status in (1, 2), (status, out, err)
     assert_one_line(err, *words)
     assert not out.strip()
-
-
-def refuse_folder(capfd, path, *words):
-    """Refused alike by the library and by the command line."""
-    message = message_of(qwen3.load_model, path)
-    assert_one_line(message, *words)
-    assert_cli_refuses(capfd, ["--model", path, "Hello"], *words)
 
 
 def command(*args) -> list[str]:
@@ -196,13 +194,3 @@ def random_ids(n, seed=0, vocab_size=BASE["vocab_size"]):
 
 def patiently(examples):
     return settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-
-
-@contextlib.contextmanager
-def workplace():
-    """A new folder for one example (hypothesis would share pytest's tmp_path among all)."""
-    with tempfile.TemporaryDirectory() as path:
-        yield Path(path)
-
-
-NUMERALS = st.one_of(st.integers(-3, 600), st.sampled_from([2**31 - 1, 2**31, 2**63, -(2**63), HUGE_INT]), st.floats())

@@ -7,10 +7,11 @@ import pytest
 
 import qwen3
 import qwen3_numba as fast
-from qwen3_io import checkpoint
-from qwen3_io.tensors import PackedTensor
-from qwen3_kernels import compiled
-from qwen3_kernels.layout import BF16, F16, F32, INT4, INT5, INT8, Q4_1, Q5_1, Weight, packed_shape, padded
+from qwen3_lib.io.tensors import PackedTensor
+from qwen3_lib.kernels.build import kernels
+from qwen3_lib.kernels.layout import (BF16, F16, F32, INT4, INT5, INT8, Q4_1, Q5_1, Weight, packed_shape, padded, table)
+from qwen3_lib.kernels.memory import aligned
+from qwen3_lib.kernels.packing import Packer
 
 FORMATS = {"f32": F32, "bf16": BF16, "f16": F16, "int8": INT8, "int5": INT5, "int4": INT4, "q5_1": Q5_1, "q4_1": Q4_1}
 FIVES = (INT5, Q5_1)
@@ -25,9 +26,10 @@ def stored(w: np.ndarray, form: int) -> tuple[np.ndarray, Weight]:
     elif form >= INT8:
         wide = np.zeros((padded(rows, 32), padded(n, 64)), np.float32)
         wide[:rows, :n] = w
-        data, work = fast.aligned(packed_shape(rows, n, form)), np.empty((10, 32), np.float32)
+        data, work = aligned(packed_shape(rows, n, form)), np.empty((10, 32), np.float32)
         for i, block in enumerate(data):
-            compiled.kernels().quantize_block(np.ascontiguousarray(wide[32 * i:32 * i + 32].T), form, block, work)
+            columns = np.ascontiguousarray(wide[32 * i:32 * i + 32].T)
+            kernels().quantize_block(table((columns, block, work)), form)
     else:
         data = np.zeros((rows, padded(n, 32)), {F32: np.float32, BF16: np.uint16, F16: np.float16}[form])
         data[:, :n] = (w.view(np.uint32) >> 16) if form == BF16 else w
@@ -48,7 +50,7 @@ def with_minima(w: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray, np.nd
 def blocks_of(whole: np.ndarray, scales: np.ndarray, minima: np.ndarray | None, form: int) -> np.ndarray | None:
     """The blocks in which the fast engine keeps a published matrix of these numbers."""
     with ThreadPoolExecutor(2) as pool:
-        return fast.whole_blocks(published(whole, scales, minima, form), form, fast.LargePages(), pool)
+        return Packer(pool, []).exact(published(whole, scales, minima, form), form)
 
 
 def published(whole: np.ndarray, scales: np.ndarray, minima: np.ndarray | None, form: int) -> PackedTensor:
@@ -61,18 +63,17 @@ def published(whole: np.ndarray, scales: np.ndarray, minima: np.ndarray | None, 
 
 def load_model(path, quantize: str | None, threads: int, kv_dtype: str) -> qwen3.Model:
     """fast.load_model; with "q5_1" or "q4_1", all matrices are as if they had been published with minima."""
-    form, real = FORMATS.get(quantize), checkpoint.map_weights
+    form, real = FORMATS.get(quantize), qwen3.Folder.tensors
     if form not in (Q5_1, Q4_1):
-        return fast.load_model(path, quantize, threads, kv_dtype)
+        return fast.load_model(path, quantize, threads, kv_dtype, tokenizer=False)
 
-    def map_weights(*args):
-        return {name: tensor if tensor.data.ndim < 2 else
-                published(*with_minima(checkpoint.to_float32(tensor), MOST[form]), form)
-                for name, tensor in real(*args).items()}
+    def tensors(folder, config):
+        return {name: tensor if tensor.data.ndim < 2 else published(*with_minima(qwen3.to_float32(tensor), MOST[form]), form)
+                for name, tensor in real(folder, config).items()}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint, "map_weights", map_weights)
-        return fast.load_model(path, None, threads, kv_dtype)
+        patch.setattr(qwen3.Folder, "tensors", tensors)
+        return fast.load_model(path, None, threads, kv_dtype, tokenizer=False)
 
 
 def reference(data: np.ndarray, weight: Weight) -> np.ndarray:

@@ -8,12 +8,14 @@ import safetensors.numpy
 
 import qwen3
 import qwen3_numba as fast
-from configs import BASE, ROOT
+from configs import BASE
 from helpers import REMOVED, assert_cli_refuses, assert_one_line, edit_json, message_of, run_main
 from make_random_model import make_random_model
 from qwen3_embed import embed
 from embedders import make_embedder
-from qwen3_io import checkpoint
+from qwen3_lib.io.adapter import Adapted
+from qwen3_lib.io.models import Checkpoint, GGUFFile
+from qwen3_lib.io.packed import save_quantized
 from test_formats import CASES, quantize_model
 from test_formats import CONFIG as WHOLE_GROUPS
 
@@ -53,7 +55,7 @@ def make_adapter(folder, sizes, rank=4, alpha=16, dtype=np.float32, root="base_m
 
 
 def logits(model):
-    return model.engine.forward(model, IDS, model.engine.new_cache(model.config), all_logits=True)
+    return model.engine.logits_of(model, IDS, model.engine.new_cache(model.config), all_logits=True)
 
 
 @pytest.fixture
@@ -72,11 +74,12 @@ def assert_close(found, expected):
 # The merged weights
 # ----------------------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("options", [{}, {"rank": 7, "alpha": 3}, {"use_rslora": True}, {"dtype": np.float16}])
-@pytest.mark.parametrize("shape", [UNTIED, BASE], ids=["untied", "tied"])
+@pytest.mark.parametrize("shape, options", [
+    (UNTIED, {}), (BASE, {}), (UNTIED, {"rank": 7, "alpha": 3}), (UNTIED, {"use_rslora": True, "dtype": np.float16})],
+    ids=["untied", "tied", "rank 7", "rooted, float16"])
 def test_logits_are_those_of_torch_with_the_sum(shape, options, tmp_path):
     """transformers' model, to whose weights the test adds the products. A changed head leaves the embedding alone."""
-    torch = pytest.importorskip("torch", reason="torch is not installed: pip install -r requirements-reference.txt")
+    torch = pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[reference]'")
     pytest.importorskip("transformers", reason="transformers is not installed")
     from make_golden import load as reference
     path = make_random_model(shape, tmp_path / "model", "float32")
@@ -93,17 +96,6 @@ def test_logits_are_those_of_torch_with_the_sum(shape, options, tmp_path):
     assert_close(logits(qwen3.load_model(path, adapter=tmp_path / "adapter")), expected)
     model = qwen3.load_model(path, fast.engine(kv_dtype="f32", threads=1), adapter=tmp_path / "adapter")
     assert_close(logits(model), expected)
-
-
-def test_logits_are_those_of_peft(folders):
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    peft = pytest.importorskip("peft", reason="peft is not installed: pip install peft")
-    from make_golden import load as reference
-    path, adapter = folders
-    model = peft.PeftModel.from_pretrained(reference(path), adapter).eval()
-    with torch.no_grad():
-        expected = model(torch.tensor([IDS])).logits[0].numpy()
-    assert_close(logits(qwen3.load_model(path, adapter=adapter)), expected)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -123,16 +115,18 @@ def test_a_file_that_peft_writes(tied, tmp_path):
 
 
 @pytest.mark.parametrize("wanted, stored_as, digits", [("F32", "bfloat16", 22), ("BF16", "bfloat16", 8),
-                                                       ("BF16", "float16", 22), ("BF16", "float32", 22)])
+                                                       ("F32", "float16", 22), ("F32", "float32", 22)])
 def test_the_sum_is_rounded_once(wanted, stored_as, digits, tmp_path):
-    """To float32, or to bfloat16 for an engine that wants it and a file that has no more digits. The rest stays."""
+    """To float32, or to bfloat16 for the fast engine and a file that has no more digits. The rest stays."""
     path = make_random_model(BASE, tmp_path / "model", stored_as)
     changes = make_adapter(tmp_path / "adapter", {"model.layers.1.mlp.up_proj": (64, 32)})
-    plain, stored = (checkpoint.map_weights(path, {**vars(qwen3.load_config(path)), "adapter": folder}, wanted)
-                     for folder in (None, tmp_path / "adapter"))
+    base = Checkpoint(path)
+    config = base.config()
+    plain, stored = base.tensors(config), Adapted(base, tmp_path / "adapter").tensors(config)
     name = "model.layers.1.mlp.up_proj.weight"
-    exact = checkpoint.to_float32(plain[name]).astype(np.float64) + changes["model.layers.1.mlp.up_proj"]
-    found = checkpoint.to_float32(stored[name])
+    assert stored[name].kept == ("BF16" if stored_as == "bfloat16" else "F32")
+    exact = qwen3.to_float32(plain[name]).astype(np.float64) + changes["model.layers.1.mlp.up_proj"]
+    found = qwen3.to_float32(stored[name]._replace(dtype=wanted))
     assert (np.abs(found - exact) <= np.exp2(np.floor(np.log2(np.abs(exact))) - digits) + 3e-7).all()
     assert stored.keys() == plain.keys()
     for other in stored.keys() - {name}:
@@ -145,11 +139,30 @@ def test_a_quantized_base(case, tmp_path):
     path = make_random_model(WHOLE_GROUPS, tmp_path / "model", "float32")
     expected = quantize_model(path, *CASES[case])
     changes = make_adapter(tmp_path / "adapter", matrices(WHOLE_GROUPS))
-    config = vars(qwen3.load_config(path, tmp_path / "adapter"))
-    stored = checkpoint.map_weights(path, config)
+    folder = Adapted(Checkpoint(path), tmp_path / "adapter")
+    stored = folder.tensors(folder.config())
     for name, change in changes.items():
         np.testing.assert_allclose(stored[f"{name}.weight"].data, expected[f"{name}.weight"] + change, atol=1e-6)
     assert np.isfinite(logits(qwen3.load_model(path, adapter=tmp_path / "adapter"))).all()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_any_source_takes_an_adapter(tied, tmp_path):
+    """A source with Q8_0 matrices, say: what is changed is their sum, all else is the source's."""
+    gguf_file = pytest.importorskip("test_gguf_file", reason="gguf is not installed")
+    shape = BASE | {"tie_word_embeddings": tied}
+    path = make_random_model(shape, tmp_path / "model", "float32")
+    source = GGUFFile(gguf_file.write_gguf(path, tmp_path / "x.gguf", "Q8_0"))
+    changes = make_adapter(tmp_path / "adapter", matrices(shape))
+    found, config = Adapted(source, tmp_path / "adapter"), source.config()
+    plain = source.tensors(config)
+    assert found.path == source.path and found.json("config.json") == source.json("config.json")
+    tensors = found.tensors(config)
+    assert tensors.keys() == plain.keys() | {"lm_head.weight"}
+    for name, tensor in tensors.items():
+        change = changes.get(name.removesuffix(".weight"), 0)
+        base = plain["model.embed_tokens.weight" if tied and name == "lm_head.weight" else name]
+        np.testing.assert_allclose(tensor.data, base.data + change, atol=1e-6)
 
 
 def test_both_engines_and_a_quantized_copy_take_it(folders, tmp_path):
@@ -157,7 +170,7 @@ def test_both_engines_and_a_quantized_copy_take_it(folders, tmp_path):
     expected = logits(qwen3.load_model(path, adapter=adapter))
     model = qwen3.load_model(path, fast.engine("int8", kv_dtype="f32"), adapter=adapter)
     assert np.sqrt(((logits(model) - expected) ** 2).mean()) < 0.1 * expected.std()
-    fast.save_quantized(model, tmp_path / "int8", "int8")
+    save_quantized(model, tmp_path / "int8", "int8")
     np.testing.assert_array_equal(logits(fast.load_model(tmp_path / "int8", kv_dtype="f32")), logits(model))
     assert_one_line(message_of(qwen3.load_model, tmp_path / "int8", fast.engine(), adapter=adapter), "packed", "--adapter")
 
@@ -178,17 +191,17 @@ def test_an_adapter_of_an_embedding_model(tmp_path):
     assert np.abs(embed(qwen3.load_model(folder), texts) - expected).max() > 0.01
 
 
-def test_the_command_line(tmp_path, capfd):
-    shape = json.loads((ROOT / "demo/config.json").read_text())
+def test_the_command_line(tmp_path, capfd, pristine):
+    shape = json.loads((pristine / "config.json").read_text())
     make_adapter(tmp_path / "adapter", matrices(shape, head=False), alpha=64)
-    options = ["--model", ROOT / "demo", "--score", "The capital of France is Paris."]
+    options = ["--model", pristine, "--score", "The capital of France is Paris."]
     plain, adapted = run_main(capfd, *options), run_main(capfd, *options, "--adapter", tmp_path / "adapter")
     assert plain[0] == adapted[0] == 0 and plain[1] != adapted[1]
 
 
-def test_a_prompt_cache_belongs_to_its_adapter(tmp_path, capfd):
-    shape = json.loads((ROOT / "demo/config.json").read_text())
-    options = ["--model", ROOT / "demo", "--raw", "-n", 1, "--prompt-cache", tmp_path / "cache", "The capital of"]
+def test_a_prompt_cache_belongs_to_its_adapter(tmp_path, capfd, pristine):
+    shape = json.loads((pristine / "config.json").read_text())
+    options = ["--model", pristine, "--raw", "-n", 1, "--prompt-cache", tmp_path / "cache", "The capital of"]
     make_adapter(tmp_path / "adapter", matrices(shape, head=False))
     assert run_main(capfd, *options, "--adapter", tmp_path / "adapter")[0] == 0
     assert run_main(capfd, *options, "--adapter", tmp_path / "adapter")[0] == 0
@@ -232,7 +245,7 @@ def test_the_copy_of_another_head(change, tmp_path):
     shape = UNTIED | {"vocab_size": 2000}
     path = make_random_model(shape, tmp_path / "model", "float32")
     make_adapter(tmp_path / "adapter", matrices(shape))
-    head = checkpoint.map_safetensors(path / "model.safetensors")["lm_head.weight"].data.copy()
+    head = qwen3.map_safetensors(path / "model.safetensors")["lm_head.weight"].data.copy()
     with_adapter_tensors(tmp_path / "adapter", lambda tensors: tensors.update({HEAD: head}))
     qwen3.load_model(path, adapter=tmp_path / "adapter")
     with_adapter_tensors(tmp_path / "adapter", lambda tensors: tensors.update({HEAD: change(head)}))
@@ -270,9 +283,8 @@ def test_an_adapter_of_another_model(folders, tmp_path):
 def test_files_that_are_missing_or_damaged(folders, capfd):
     path, adapter = folders
     (adapter / "adapter_model.safetensors").write_bytes(b"no tensors")
-    assert_cli_refuses(capfd, ["--model", path, "--adapter", adapter, "Hi"], "adapter_model.safetensors", "not a valid")
+    assert_cli_refuses(capfd, ["--model", path, "--adapter", adapter, "Hi"], "adapter_model.safetensors", "cannot be read")
     (adapter / "adapter_model.safetensors").unlink()
-    assert_cli_refuses(capfd, ["--model", path, "--adapter", adapter, "Hi"], "no adapter_model.safetensors")
-    assert_cli_refuses(capfd, ["--model", path, "--adapter", path, "Hi"], "no adapter_config.json", "not a LoRA adapter")
-    assert_cli_refuses(capfd, ["--model", path, "--adapter", adapter / "nowhere", "Hi"], "nowhere", "no such folder")
-    assert_cli_refuses(capfd, ["--model", adapter, "Hi"], "LoRA adapter", "--adapter")
+    for place in (adapter, path, adapter / "nowhere"):
+        assert_one_line(message_of(Adapted, Checkpoint(path), place), "not a LoRA adapter", "it has no adapter_")
+    assert_one_line(message_of(qwen3.load_model, adapter), "this is not a model folder", "adapter_config.json")

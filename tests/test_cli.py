@@ -1,85 +1,310 @@
-"""The command line as a person uses it: a real process, its stdout, its stderr, its status."""
+"""qwen3_lib/app/cli.py: what a person types, what comes back on stdout and stderr, and the exit status."""
+import errno
+import json
+import math
 import os
 import re
+import shutil
+import signal
 import subprocess
-import sys
-import tomllib
-from pathlib import Path
 
+import numpy as np
 import pytest
 
-from helpers import cut_off
+import qwen3
+from configs import FRANCE, PARIS, ROOT
+from helpers import (assert_cli_refuses, assert_one_line, command, cut_off, edit_json, endless, finish, run, run_main,
+                     start)
+from qwen3_lib.app import cli
 
-ROOT = Path(__file__).resolve().parents[1]
+SHORT = ("--model", ROOT / "demo", "--no-think")  # in this process: no import, no thought
 
 
-def run(*arguments, cwd=ROOT, **options):
-    return subprocess.run([sys.executable, ROOT / "qwen3.py", *arguments], cwd=cwd, capture_output=True, text=True,
-                          timeout=120, **options)
+def ask(capfd, *arguments, stdin=b"", err="") -> str:
+    """The stdout of a command that must succeed, in this process, and have only `err` to say."""
+    status, out, said = run_main(capfd, *SHORT, *arguments, stdin=stdin)
+    assert (status, said) == (0, err)
+    return out
 
+
+def prompt_tokens(demo, text, **options) -> int:
+    return len(qwen3.chat(demo, text, enable_thinking=False, **options).prompt_ids)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A process: what the system can do to it ends in a status and in one line
+# ----------------------------------------------------------------------------------------------------------------------
 
 def test_main_job():
-    done = run("What is the capital of France?")
-    assert (done.returncode, done.stderr) == (0, "")  # what the bundled model is, only a terminal is told
+    done = subprocess.run(command(FRANCE), capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+    assert (done.returncode, done.stderr) == (0, "")  # only a terminal is told which model answers
     assert re.fullmatch(r"<think>\n.+\n</think>\n\nThe capital of France is Paris\.\n", done.stdout)
 
 
-def test_naming_a_model():
-    done = run("--model", "demo", "--no-think", "法国的首都是哪里？")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "法国的首都是巴黎。\n", "")
+def test_bad_input_is_one_line_and_status_1(tmp_path):
+    status, out, err = finish(start("--model", tmp_path / "北京", "Hello", env={"PYTHONIOENCODING": "ascii"}))
+    assert (status, out) == (1, b"")
+    assert_one_line(err, "qwen3.py: ", "no such file or folder")
 
 
-def test_statistics():
-    done = run("--model", "demo", "--stats", "What is 12 + 30?")
-    assert done.returncode == 0 and "12 + 30 = 42." in done.stdout
-    assert re.fullmatch(r"prompt: \d+ tokens, [\d.]+ tokens/s, first token after [\d.]+ s \| "
-                        r"answer: \d+ tokens, [\d.]+ tokens/s, reading [\d.]+ GB/s of weights \| "
-                        r"peak memory: [\d.]+ GB\n", done.stderr)
+def test_ctrl_c_in_mid_answer(pristine):
+    process = endless(pristine, stdin=subprocess.DEVNULL)
+    assert process.stdout.read(1)  # it has begun to answer
+    process.send_signal(signal.SIGINT)
+    status, out, err = finish(process, 20)
+    assert (status, err) == (130, "qwen3.py: interrupted\n")
+    assert out.endswith(b"\n")  # the shell's prompt begins on a line of its own
 
 
-def test_raw_text_is_continued():
-    done = run("--model", "demo", "--raw", "The capital of Japan is")
-    assert done.returncode == 0 and done.stdout.startswith(" Tokyo.")
+def test_head_is_quiet(pristine):
+    line = ["bash", "-c", '"$@" | head -c 20; exit ${PIPESTATUS[0]}', "bash", *command("--model", pristine, "--raw", "Hello")]
+    done = subprocess.run(line, capture_output=True, timeout=60, stdin=subprocess.DEVNULL)
+    assert done.returncode == 141 and len(done.stdout) == 20 and done.stderr == b""
 
 
-def test_max_tokens_and_system_prompt():
-    done = run("--model", "demo", "--system", "You are a helpful assistant.", "--max-tokens", "3", "--no-think",
-               "What is the capital of Italy?")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "The capital of\n", cut_off(3))
+@pytest.mark.parametrize("redirection, said", [
+    (">&-", "stdout is closed"), pytest.param("> /dev/full", os.strerror(errno.ENOSPC), marks=pytest.mark.skipif(
+        not os.path.exists("/dev/full"), reason="no /dev/full, the disk that is always full")),
+    ("2>&-", None), ("2> /dev/full", None), ("<&-", None)])
+def test_closed_and_full_streams(redirection, said):
+    line = ["bash", "-c", f'"$@" {redirection}', "bash", *command("--no-think", "--stats", FRANCE)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+    if said:
+        assert done.returncode == 1 and done.stdout == ""
+        assert_one_line(done.stderr, said)
+    else:
+        assert (done.returncode, done.stdout) == (0, PARIS)
 
 
-def test_seed_repeats_an_answer():
-    options = ("--model", "demo", "--no-think", "--temperature", "1.5", "--top-p", "0.99", "--top-k", "100",
-               "--min-p", "0.001")
-    answers = [run(*options, "--seed", seed, "Tell me a story about a wolf.").stdout for seed in ("1", "1", "2")]
-    assert answers[0] == answers[1] != answers[2]
-
-
-@pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full", "2>/dev/null"])
-def test_an_unreadable_note_costs_nothing(redirection):
-    command = f"{sys.executable} {ROOT / 'qwen3.py'} --no-think --stats 'What is the capital of Peru?' {redirection}"
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout) == (0, "The capital of Peru is Lima.\n")
-
-
-def test_works_in_a_folder_without_write_permission(tmp_path):
-    tmp_path.chmod(0o500)
-    done = run("--no-think", "What is the capital of Spain?", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "The capital of Spain is Madrid.\n")
-    assert os.listdir(tmp_path) == []
+def test_text_that_is_no_utf8_and_a_stdout_that_is_ascii(pristine):
+    process = start(*map(os.fsencode, command("--model", pristine)), b"caf\xe9", stdin=subprocess.DEVNULL)
+    status, out, err = finish(process)
+    assert status == 1 and not out.strip()
+    assert_one_line(err, "surrogate")
+    question = "法国的首都是哪里？"
+    done = run("--no-think", question, environment={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"})
+    assert (done.returncode, done.stderr) == (0, "") and re.fullmatch(r"\?+\n", done.stdout)
 
 
 def test_help():
-    done = run("--help")
-    assert done.returncode == 0
-    assert "--no-think" in done.stdout and "--prompt-cache FILE" in done.stdout
+    done = run("--help", environment={"COLUMNS": "120"})
+    assert done.returncode == 0 and done.stderr == "" and done.stdout.startswith("usage: qwen3.py [options] [prompt]\n")
+    options = {option for action in cli.make_parser()._actions for option in action.option_strings} - {"--stream"}
+    assert all(option in done.stdout for option in options)
 
 
-def test_requirements_are_the_same_everywhere():
-    """`uv run qwen3.py` installs what its PEP 723 block lists, `pip install .` what pyproject.toml does."""
-    block = re.match(r"# /// script\n((?:#.*\n)+?)# ///\n", (ROOT / "qwen3.py").read_text())[1]
-    script = tomllib.loads(re.sub(r"(?m)^# ?", "", block))["dependencies"]
-    package = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    lines = (ROOT / "requirements.txt").read_text().split("\n")
-    needed = [line for line in lines if line and not line.startswith("numba")]
-    assert sorted(script) == sorted(package) == sorted(needed)
+# ----------------------------------------------------------------------------------------------------------------------
+# Where the prompt comes from
+# ----------------------------------------------------------------------------------------------------------------------
+
+def test_words_without_quotes_and_other_names_of_options(capfd, demo):
+    told = json.loads(ask(capfd, "tell", "me", "--json", "a", "story", "--max_new_tokens", 3, "--system-prompt=Be brief.",
+                          "--stream"))
+    assert (told["completion_tokens"], told["finish_reason"]) == (3, "length")
+    assert told["prompt_tokens"] == prompt_tokens(demo, "tell me a story", system="Be brief.")
+    told = json.loads(ask(capfd, "--json", "-n1", "--", "--max_tokens", "is", "what?"))
+    assert told["prompt_tokens"] == prompt_tokens(demo, "--max_tokens is what?")
+    short = ask(capfd, "-s", "Be brief.", "-n", 3, "-p", FRANCE, err=cut_off(3))
+    assert short == "The capital of\n"
+
+
+@pytest.mark.parametrize("arguments, stdin, text", [
+    ([], "A\n", "A"), (["-"], "A", "A"), (["-p", "-"], "A", "A"), (["Q"], "", "Q"), (["Q"], "A\n", "Q\n\nA"),
+    (["--file", "F"], "", "B"), (["Q", "--file", "F"], "A", "Q\n\nA\n\nB"), (["Q", "--file", "-"], "A", "Q\n\nA"),
+    (["--file", "F"], "\ufeffA\r\n", "A\n\nB")])
+def test_the_prompt_is_joined(capfd, tmp_path, monkeypatch, demo, arguments, stdin, text):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "F").write_bytes(b"B\r\n")
+    told = json.loads(ask(capfd, "--json", "-n", 1, *arguments, stdin=stdin.encode()))
+    assert told["prompt_tokens"] == prompt_tokens(demo, text)
+
+
+@pytest.mark.parametrize("arguments, stdin", [(["-"], b" \n"), ([], b""), (["", "--raw"], b""), (["-p", " \u3000"], b"\n")])
+def test_an_empty_prompt(capfd, arguments, stdin):
+    status, out, err = run_main(capfd, *SHORT[:2], *arguments, stdin=stdin)
+    assert (status, out) == (1, "")
+    assert_one_line(err, "the prompt is empty")
+
+
+def test_on_a_terminal(capfd, monkeypatch):
+    """Without a prompt the chat starts, but not where an answer was meant; a person hears which model answers."""
+    monkeypatch.setattr(cli, "converse", lambda args: 7)
+    assert run_main(capfd, stdin=None)[0] == 7
+    for option in (["--json"], ["--raw"], ["--score"], ["--logprobs", "1"], ["--prompt-cache", "f"]):
+        status, out, err = run_main(capfd, *option, stdin=None)
+        assert (status, out) == (2, "")
+        assert_one_line(err, "there is no prompt")
+    for terminal, said in ((True, "No --model given"), (False, "")):
+        monkeypatch.setattr(cli.sys.stderr, "isatty", lambda: terminal)
+        status, out, err = run_main(capfd, "--no-think", FRANCE)
+        assert (status, out) == (0, PARIS) and said in err and bool(said) == bool(err)
+    assert "No --model" not in run_main(capfd, *SHORT, FRANCE)[2]
+
+
+@pytest.mark.parametrize("name", ["./nosuch", "x.gguf", "C:\\models\\x", "/no/such", "~nobody", "models/"])
+def test_a_path_that_does_not_exist(capfd, monkeypatch, name):
+    assert_cli_refuses(capfd, ["--model", name, "Hello"], f"qwen3.py: {name}: there is no such file or folder"[9:])
+    monkeypatch.setenv("QWEN3_MODEL", name)
+    assert_cli_refuses(capfd, ["Hello"], f"$QWEN3_MODEL: {name}: there is no such")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Going on with the last conversation
+# ----------------------------------------------------------------------------------------------------------------------
+
+def test_continue(capfd, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.delenv("QWEN3_HISTORY")
+    assert_cli_refuses(capfd, ["--continue", "and red?"], "no conversation to continue")
+    assert ask(capfd, FRANCE) == PARIS
+    said = "(going on with 2 messages; the last question: What is the capital of France?)\n"
+    assert ask(capfd, "--continue", "and of Italy?", err=said) == "The capital of Italy is Rome.\n"
+    said = "(going on with 4 messages; the last question: and of Italy?)\n"
+    assert ask(capfd, "--continue", stdin=b"and of Spain?", err=said) == "The capital of Spain is Madrid.\n"
+    run_main(capfd, "--raw", "-n", 1, "x")  # plain text is no conversation
+    assert len(json.loads((tmp_path / "qwen3/last.json").read_text())) == 6
+
+
+def test_an_answer_that_cannot_be_kept_is_an_answer(capfd, tmp_path, monkeypatch):
+    (tmp_path / "qwen3").write_text("a file where the folder would be")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.delenv("QWEN3_HISTORY")
+    assert ask(capfd, FRANCE) == PARIS
+    monkeypatch.setattr(cli.sys.stderr, "isatty", lambda: True)
+    assert "--continue will not find this answer" in run_main(capfd, *SHORT, FRANCE)[2]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Answers in other forms
+# ----------------------------------------------------------------------------------------------------------------------
+
+def test_json(capfd, demo):
+    value = json.loads(run_main(capfd, "--json", "--logprobs", 2, FRANCE)[1])
+    answer = qwen3.chat(demo, FRANCE, logprobs=2).finish()
+    assert (value["text"], value["reasoning"]) == (PARIS.strip(), answer.answer.reasoning)
+    assert (value["finish_reason"], value["tool_calls"]) == ("stop", [])
+    assert (value["prompt_tokens"], value["completion_tokens"]) == (len(answer.prompt_ids), len(answer.token_ids))
+    assert 0 < value["seconds_to_first_token"] <= value["seconds"]
+    for entry, (token, logprob, top) in zip(value["logprobs"], answer.logprobs, strict=True):
+        assert (entry["id"], entry["token"]) == (token, demo.tokenizer.decode([token]))
+        assert [other["id"] for other in entry["top"]] == [other for other, _ in top]
+        assert entry["logprob"] == pytest.approx(logprob, abs=1e-3)
+    hidden = json.loads(run_main(capfd, "--json", "--hide-thinking", FRANCE)[1])
+    assert hidden["reasoning"] is None and hidden["text"] == value["text"]
+
+
+def test_thoughts_stop_texts_and_notes(capfd):
+    thought, end, text = run_main(capfd, FRANCE)[1].partition("</think>\n\n")
+    assert "Paris" in thought and text == PARIS
+    assert run_main(capfd, "--hide-thinking", FRANCE) == (0, PARIS, "")
+    stopped = f"{thought}{end}The capital of France is \n"  # at the Paris of the answer
+    assert run_main(capfd, "--stop", "Pari", "--stop", "zz", FRANCE) == (0, stopped, "")
+    assert run_main(capfd, "--think-budget", 0, FRANCE)[1] == f"<think>\n</think>\n\n{PARIS}"
+    status, out, err = run_main(capfd, "--hide-thinking", "-n", 5, FRANCE)
+    assert (status, out.strip()) == (0, "") and re.fullmatch(r"The thought took 5 tokens, .* --max-tokens .*\n", err)
+    status, out, err = run_main(capfd, *SHORT, "--logprobs", 1, FRANCE)
+    assert out == PARIS and len(err.splitlines()) == 9 and all(re.match(r" *-\d+\.\d{4} '.*' \|", line)
+                                                              for line in err.splitlines())
+    status, out, err = run_main(capfd, *SHORT, "--stats", FRANCE)
+    assert re.fullmatch(r"prompt: \d+ tokens, [\d.]+ tokens/s, first token after [\d.]+ s \| answer: \d+ tokens, [\d.]+ "
+                        r"tokens/s, reading [\d.]+ GB/s of weights \| peak memory: [\d.]+ GB\n", err)
+
+
+def test_sampling_options_reach_the_sampler(capfd, demo):
+    options = {"temperature": 1.5, "top_p": 0.99, "top_k": 100, "min_p": 0.001, "repetition_penalty": 1.1,
+               "presence_penalty": 0.1, "frequency_penalty": 0.2, "seed": 3, "lookup": 2}
+    given = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
+    expected = qwen3.chat(demo, FRANCE, enable_thinking=False, max_new_tokens=20, **options).finish()
+    assert json.loads(ask(capfd, "--json", "-n", 20, *given, FRANCE))["text"] == expected.text
+    assert ask(capfd, "--greedy", FRANCE) == PARIS
+
+
+def test_scores(capfd, demo, tmp_path):
+    lines = ["The capital of France is Paris.", "The capital of France is Rome.", "", "a", "法国的首都是巴黎。"]
+    (tmp_path / "lines").write_text("\n".join(lines) + "\n")
+    rows = [line.split("\t") for line in run_main(capfd, "--score", "--file", tmp_path / "lines")[1].splitlines()]
+    for line, (logprob, tokens, perplexity, text) in zip(lines, rows, strict=True):
+        ids = demo.tokenizer.encode(line)
+        expected, n = 0.0, max(len(ids) - 1, 0)
+        if n:
+            x = qwen3.forward(demo, ids, qwen3.KVCache(demo.config), all_logits=True)[:-1].astype(np.float64)
+            expected = float((x[np.arange(n), ids[1:]] - np.log(np.exp(x).sum(axis=1))).sum())
+        assert (text, int(tokens)) == (line, n) and float(logprob) == pytest.approx(expected, abs=1e-3)
+        assert perplexity == "-" if n == 0 else float(perplexity) == pytest.approx(math.exp(-expected / n), rel=1e-3)
+    for arguments, stdin in (([lines[0]], b""), ([], lines[0].encode()), (["-"], lines[0].encode())):
+        assert json.loads(run_main(capfd, "--score", "--json", *arguments, stdin=stdin)[1]) == {
+            "text": lines[0], "logprob": float(rows[0][0]), "tokens": int(rows[0][1]), "perplexity": float(rows[0][2])}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What answers nothing
+# ----------------------------------------------------------------------------------------------------------------------
+
+def test_download_prints_the_folder_of_the_model(capfd, monkeypatch):
+    assert run_main(capfd, "--download", "--model", ROOT / "demo") == (0, f"{ROOT / 'demo'}\n", "")
+    assert_cli_refuses(capfd, ["--download"], "--download needs --model")
+    monkeypatch.setattr(cli, "resolve_model", lambda name, offline=False: f"the folder of {name}")
+    assert run_main(capfd, "--download", "-m", "0.6B") == (0, "the folder of 0.6B\n", "")
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="no git")
+def test_version_with_the_commit_of_its_own_checkout_only(tmp_path, capfd, monkeypatch):
+    def git(*arguments):
+        line = ["git", "-c", "user.name=A", "-c", "user.email=a@example.org", "-C", tmp_path, *arguments]
+        return subprocess.run(line, check=True, capture_output=True, text=True).stdout.strip()
+
+    monkeypatch.setattr(cli, "HERE", tmp_path / "inner")
+    plain = (0, f"qwen3 {qwen3.__version__}\n", "")
+    (tmp_path / "inner").mkdir()
+    git("init", "-q")
+    git("commit", "-qm", "x", "--allow-empty")
+    assert run_main(capfd, "--version") == plain  # as where site-packages lies somewhere in a repository
+    monkeypatch.setattr(cli, "HERE", tmp_path)
+    assert run_main(capfd, "--version") == (0, f"qwen3 {qwen3.__version__} ({git('rev-parse', '--short', 'HEAD')})\n", "")
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert run_main(capfd, "--version") == plain
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Options that can't be meant
+# ----------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("line", [
+    "--raw --system x", "--raw --no-think", "--chat --json", "--score --stop x", "--score --top-k 0", "--stats=1",
+    "--greedy --temperature 0", "--list --no-think", "--list", "--system x --system-file f", "--file - -p -",
+    "--continue --messages f", "--compile", "--compile --list", "--verify --stats", "--save-quantized d --quantize int8",
+    "--rope-factor 4", "--rope-scaling yarn", "-p one"])
+def test_options_that_do_not_go_together(capfd, line):
+    status, out, err = run_main(capfd, *line.split(), "Hello")
+    assert (status, out) == (2, "")
+    assert_one_line(err, "(--help lists the options)")
+
+
+@pytest.mark.parametrize("line, words", [
+    ("--top-k -3", "top_k -3"), ("--top-k 2.5", "top-k 2.5"), ("--temperature nan", "temperature nan"),
+    ("--temperature=-inf", "temperature -inf"), ("--temperature 1e999", "temperature"), ("--top-p 1.5", "top_p 1.5"),
+    ("--min-p 2", "min_p 2"), ("--max-tokens 0", "max 0"), ("--seed -1", "seed -1"), (f"--seed {'9' * 5000}", "seed"),
+    ("--repetition-penalty 0", "repetition"), ("--lookup -1", "lookup"), ("--think-budget -1", "--think-budget"),
+    ("--no-such-option", "no option --no-such-option"), ("--temprature=1", "did you mean --temperature?"),
+    ("--rope-scaling yarn --rope-factor nan", "--rope-factor"), ("--quantize int7", "int7 int8 int4")])
+def test_values_are_checked_before_the_model_is_loaded(capfd, monkeypatch, line, words):
+    monkeypatch.setattr(qwen3, "load_weights", lambda *_: pytest.fail("a large model would have been loaded for nothing"))
+    assert_cli_refuses(capfd, [*line.split(), "Hello"], *(words.split() if "?" not in words else [words]))
+
+
+def test_interrupt_and_too_little_memory_while_loading(capfd, monkeypatch):
+    for error, status, said in ((KeyboardInterrupt, 130, "interrupted"), (MemoryError, 1, "not enough memory")):
+        def fail(*_, **__):
+            raise error
+        monkeypatch.setattr(cli, "load", fail)
+        found = run_main(capfd, "Hello")
+        assert found[:2] == (status, "")
+        assert_one_line(found[2], said)
+
+
+def test_a_message_is_harmless_and_short_whatever_a_file_holds(folder, capfd):
+    for value in ("\x1b[2J\u202e\r\n", "Zz" * 50_000):
+        edit_json(folder / "config.json", {"hidden_act": value})
+        status, out, err = run_main(capfd, "--model", folder, "Hello")
+        assert (status, out) == (1, "") and err[:-1].isprintable() and len(err) < 2200
+        assert_one_line(err, "hidden_act")

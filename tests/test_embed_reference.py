@@ -10,7 +10,7 @@ from configs import ROOT, SHARED
 from embedders import SHAPE, make_embedder, make_reranker, texts
 from qwen3_embed import PREFIX, SEARCH, SUFFIX, embed, rerank
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install -r requirements-reference.txt")
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[reference]'")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
 WIDE = SHAPE | {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 32, "hidden_size": 96,

@@ -1,5 +1,7 @@
-"""qwen3_io/gguf_file.py: files written by the gguf package, the bundled model among them, and damaged ones."""
+"""qwen3_lib/io/gguf_file.py: files written by the gguf package, the bundled model among them, and damaged ones."""
+import dataclasses
 import json
+import mmap
 import random
 import struct
 
@@ -12,13 +14,14 @@ from helpers import (assert_cli_refuses, assert_one_line, message_of, random_ids
                      works_or_refused)
 from make_random_model import make_random_model
 from published import kept_by_the_fast_engine, print_losses
-from qwen3_app import terminal
-from qwen3_io import gguf_file
-from qwen3_io.checkpoint import map_checkpoint, read_config, to_float32
-from qwen3_io.gguf_file import EXPERT_NAMES, LAYER_NAMES, NAMES
-from qwen3_kernels.layout import INT8, Q4_1, Q5_1
+from qwen3_lib.app import terminal
+from qwen3_lib.io import gguf_file
+from qwen3 import rope_of, to_float32
+from qwen3_lib.io.models import Checkpoint, GGUFFile, load_config, open_model
+from qwen3_lib.io.gguf_file import EXPERT_NAMES, LAYER_NAMES, NAMES
+from qwen3_lib.io.packed import save_quantized
+from qwen3_lib.kernels.layout import INT8, Q4_1, Q5_1
 from test_qwen3_moe import MOE
-from tokenizer_utils import load_tokenizer
 
 gguf = pytest.importorskip("gguf", reason="gguf is not installed: pip install gguf")
 
@@ -39,16 +42,17 @@ def write_gguf(path, out, form="F32", tokenizer=None, **changes):
 
     Matrices are quantized by the gguf package; `changes` replace metadata, None removes a key.
     """
-    config, kind = read_config(path), gguf.GGMLQuantizationType[form]
+    raw, rope = Checkpoint(path).json("config.json"), rope_of(Checkpoint(path).json("config.json"))
+    config = vars(load_config(path)) | {"max_position_embeddings": raw["max_position_embeddings"]}
+    kind = gguf.GGMLQuantizationType[form]
     arch = "qwen3moe" if config["num_experts"] else "qwen3"
     writer, keys = gguf.GGUFWriter(out, arch), {"general.name": "test"}
     sizes = gguf_file.SIZES | (gguf_file.MOE_SIZES if config["num_experts"] else {})
     keys |= {f"{arch}.{name}": config[key] for key, name in sizes.items()}
     keys |= {f"{arch}.attention.value_length": config["head_dim"]}
-    if config["yarn"]:
-        keys |= {f"{arch}.rope.scaling.type": "yarn", f"{arch}.rope.scaling.factor": config["yarn"]["factor"],
-                 f"{arch}.rope.scaling.original_context_length":
-                     int(config["yarn"]["original_max_position_embeddings"])}
+    if rope["rope_type"] == "yarn":
+        keys |= {f"{arch}.rope.scaling.type": "yarn", f"{arch}.rope.scaling.factor": rope["factor"],
+                 f"{arch}.rope.scaling.original_context_length": int(rope["original_max_position_embeddings"])}
     keys |= tokenizer_keys(tokenizer or path)
     for key, value in (keys | changes).items():
         if key in ("general.architecture",):
@@ -61,7 +65,7 @@ def write_gguf(path, out, form="F32", tokenizer=None, **changes):
             writer.add_array(key, value)
         elif value is not None:
             writer.add_string(key, value)
-    stored, written = map_checkpoint(path), set()
+    stored, written = open_model(str(path)).stored(), set()
     for name, tensor in stored.items():
         if name.startswith("model.layers.") and ".experts." in name:
             start, _, _, part, _ = name.rsplit(".", 4)
@@ -119,20 +123,21 @@ def demo_gguf(tmp_path_factory):
 
 def test_the_bundled_model_is_the_same(demo_gguf, demo, capfd):
     model = qwen3.load_model(demo_gguf)
-    ours, theirs = read_config(demo_gguf), read_config(DEMO)
-    assert {key: value for key, value in ours.items() if key != "eos_token_ids"} == \
-        {key: value for key, value in theirs.items() if key != "eos_token_ids"}
+    assert dataclasses.replace(model.config, eos_token_ids=()) == dataclasses.replace(demo.config, eos_token_ids=())
     assert {*demo.eos_token_ids} <= {*model.eos_token_ids}
     assert model.sampling == qwen3.Sampling(0.6, 20, 0.95)
     ids = demo.tokenizer.encode(FRANCE)
     assert np.array_equal(logits_of(demo_gguf, ids), qwen3.forward(demo, ids, qwen3.KVCache(demo.config), True))
+    source = GGUFFile(demo_gguf)
+    assert source.path == demo_gguf and source.json("config.json")["model_type"] == "qwen3"
+    assert source.json("adapter_config.json") == {} and source.stored().keys() == Checkpoint(DEMO).stored().keys()
     assert run_main(capfd, "--model", demo_gguf, "--no-think", "--greedy", FRANCE) == (0, PARIS, "")
 
 
 @pytest.mark.parametrize("text", ["Hello, world!", "法国的首都是哪里？", "<think>\n</think> <tool_call> <|im_end|>",
                                   " \n\t x 123", "I'm e\u0301 \u00e9 \U0001f600", "[PAD3060]"])
 def test_the_bundled_tokenizer_is_the_same(demo_gguf, demo, text):
-    tokenizer = load_tokenizer(demo_gguf)
+    tokenizer = GGUFFile(demo_gguf).tokenizer()
     ids = demo.tokenizer.encode(text)
     assert tokenizer.encode(text) == ids
     for skip in (True, False):
@@ -145,7 +150,7 @@ def test_the_bundled_tokenizer_is_the_same(demo_gguf, demo, text):
 @pytest.mark.parametrize("name", ["tokenizer", "tokenizer_base"])
 def test_the_official_tokenizer_is_the_same(tmp_path, name):
     path = make_random_model(BASE, tmp_path, "float32")
-    tokenizer = load_tokenizer(write_gguf(path, tmp_path / "x.gguf", tokenizer=SHARED / name))
+    tokenizer = GGUFFile(write_gguf(path, tmp_path / "x.gguf", tokenizer=SHARED / name)).tokenizer()
     cases = [json.loads(line) for line in (SHARED / "golden/tokenize.jsonl").read_text().splitlines()]
     assert len(cases) > 50
     for case in cases:
@@ -179,7 +184,7 @@ def test_formats_written_by_the_package(tmp_path, form):
     """The numbers are those of the package's own dequantization, and the model computes with them."""
     path = make_random_model(BASE | {"tie_word_embeddings": False}, tmp_path / "model", "float32")
     file = write_gguf(path, tmp_path / "x.gguf", form)
-    stored, original = map_checkpoint(file), map_checkpoint(path)
+    stored, original = open_model(str(file)).stored(), open_model(str(path)).stored()
     assert stored.keys() == original.keys()
     matrices = [name for name, tensor in original.items() if tensor.data.ndim == 2]
     for name, tensor in original.items():
@@ -193,66 +198,23 @@ def test_formats_written_by_the_package(tmp_path, form):
     assert np.sqrt(((logits_of(file, ids) - exact)**2).mean()) / exact.std() < {"F": 0.01, "B": 0.05, "Q": 1}[form[0]]
 
 
-def k_scales(block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The 8 scales and 8 minima of 6 bits in 12 bytes of a Q4_K or Q5_K block."""
-    low = block[:8] & 63
-    high = (block[8:12] & 15) | (block[0:4] >> 6) << 4, (block[8:12] >> 4) | (block[4:8] >> 6) << 4
-    return np.concatenate([low[:4], high[0]]), np.concatenate([low[4:], high[1]])
-
-
-def half(block: np.ndarray, at: int) -> np.float32:
-    return np.float32(block[at:at + 2].view(np.float16)[0])
-
-
-def q4_k(block: np.ndarray) -> list[np.float32]:
-    """256 numbers: 2 + 2 bytes of scale and minimum, 12 of scales, 128 of nibbles, 32 low ones before 32 high ones."""
-    scales, minima = k_scales(block[4:16])
-    quarters = block[16:].reshape(4, 32)
-    numbers = [quarter >> shift & 15 for quarter in quarters for shift in (0, 4)]
-    return [half(block, 0) * np.float32(scales[i]) * np.float32(q) - half(block, 2) * np.float32(minima[i])
-            for i in range(8) for q in numbers[i]]
-
-
-def q5_k(block: np.ndarray) -> list[np.float32]:
-    """The same with 32 bytes of fifth bits before the nibbles: bit i of byte j is that of number 32 i + j."""
-    scales, minima = k_scales(block[4:16])
-    quarters, fifth = block[48:].reshape(4, 32), block[16:48]
-    nibbles = [quarter >> shift & 15 for quarter in quarters for shift in (0, 4)]
-    numbers = [nibbles[i] | (fifth >> i & 1) << 4 for i in range(8)]
-    return [half(block, 0) * np.float32(scales[i]) * np.float32(q) - half(block, 2) * np.float32(minima[i])
-            for i in range(8) for q in numbers[i]]
-
-
-def q6_k(block: np.ndarray) -> list[np.float32]:
-    """128 bytes of low nibbles, 64 of upper 2 bits, 16 int8 scales, one float16."""
-    low, high, scales = block[:128].reshape(2, 2, 32), block[128:192].reshape(2, 32), block[192:208].view(np.int8)
-    numbers = [(low[part, row % 2] >> 4 * (row // 2) & 15) | (high[part] >> 2 * row & 3) << 4
-               for part in range(2) for row in range(4)]
-    flat = np.concatenate(numbers).astype(int) - 32
-    return [half(block, 208) * np.float32(scales[i // 16]) * np.float32(q) for i, q in enumerate(flat)]
-
-
-@pytest.mark.parametrize("form, by_hand, halves", [("Q4_K", q4_k, (0, 2)), ("Q5_K", q5_k, (0, 2)),
-                                                   ("Q6_K", q6_k, (208,))])
-def test_k_formats_from_their_layout(tmp_path, form, by_hand, halves):
-    """The gguf package can't write these: random blocks, unpacked here number by number. See the next test, too."""
-    rng, size = np.random.default_rng(0), next(row[2] for row in gguf_file.FORMATS.values() if row[0] == form)
-    blocks = rng.integers(0, 256, (16, size)).astype(np.uint8)
-    for at in halves:
-        blocks[:, at:at + 2] = (rng.random(16) - 0.5).astype("<f2").view(np.uint8).reshape(16, 2)
-    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "qwen3")
-    writer.add_tensor("token_embd.weight", blocks, raw_dtype=gguf.GGMLQuantizationType[form])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    ours = to_float32(map_checkpoint(tmp_path / "x.gguf")["model.embed_tokens.weight"])
-    assert ours.shape == (16, 256)
-    np.testing.assert_allclose(ours, np.array([by_hand(block) for block in blocks]), rtol=1e-6)
-    assert np.array_equal(ours, gguf.dequantize(blocks, gguf.GGMLQuantizationType[form]))
-    if form != "Q6_K":  # as the fast engine takes them: the same numbers
-        whole, scales, minima = gguf_file.whole_of(blocks, form)(0, 16)
-        np.testing.assert_array_equal(whole * np.repeat(scales, 32, axis=1) + np.repeat(minima, 32, axis=1), ours)
+@pytest.mark.parametrize("form", [form for form in gguf_file.BLOCK_BYTES if form[0] == "Q"])
+def test_packed_formats_are_those_of_the_package(form):
+    """Random bytes, NaN and infinity among the scales: the package's own dequantization gives the same numbers."""
+    together = {name: n for name, n, _ in gguf_file.FORMATS.values()}[form]
+    data = np.random.default_rng(0).integers(0, 256, (300, 512 // together * gguf_file.BLOCK_BYTES[form]), np.uint8)
+    tensor = gguf_file.tensor_of(gguf_file.TensorEntry(form, (300, 512), data), mmap.mmap(-1, 4096), "F32")
+    with np.errstate(all="ignore"):
+        expected = gguf.dequantize(data, gguf.GGMLQuantizationType[form])
+        assert np.array_equal(tensor.data, expected, equal_nan=True)
+        assert np.array_equal(tensor.rows(128, 200), expected[128:200], equal_nan=True)
+        if form == "Q6_K":  # whose groups have 16 columns
+            assert tensor.whole is None
+            return
+        whole, scales, minima = tensor.whole(128, 200)
+        values = whole * np.repeat(scales, 32, axis=1)
+        assert np.array_equal(values if minima is None else values + np.repeat(minima, 32, axis=1), expected[128:200],
+                              equal_nan=True)
 
 
 QUANTIZED = {"Q8_0": 7, "Q4_0": 2, "Q4_1": 3, "Q4_K": 15, "Q5_K": 17, "Q6_K": 18}  # llama.cpp's numbers; K: the mix "M"
@@ -271,11 +233,11 @@ def test_files_of_llama_quantize(tmp_path, form):
         target = tmp_path / f"{number}.gguf"
         assert llama.llama_model_quantize(str(source).encode(), str(target).encode(), params) == 0
         written, source = [*written, target], target
-    packed, plain = (map_checkpoint(file) for file in written)
+    packed, plain = (open_model(str(file)).stored() for file in written)
     assert packed.keys() == plain.keys() and len(packed) == 3 + 3 * 11
     for name, tensor in packed.items():
         assert np.array_equal(to_float32(tensor), to_float32(plain[name])), name
-    entries, original = gguf_file.read_gguf(written[0]).tensors, map_checkpoint(path)
+    entries, original = gguf_file.read_gguf(written[0]).tensors, open_model(str(path)).stored()
     names = [name for name in packed if entries[gguf_name(name)].form == form]
     print_losses(f"{form} of llama-quantize", *([to_float32(each[name]) for name in names] for each in (original, packed)),
                  kept_by_the_fast_engine(written[0], names))
@@ -285,7 +247,7 @@ def test_files_of_llama_quantize(tmp_path, form):
 def test_the_fast_engine_saves_it_with_its_tokenizer(demo_gguf, demo, tmp_path):
     fast = pytest.importorskip("qwen3_numba", reason="numba is not installed")
     model = fast.load_model(demo_gguf, quantize="int8")
-    fast.save_quantized(model, tmp_path / "int8", "int8")
+    save_quantized(model, tmp_path / "int8", "int8")
     saved = fast.load_model(tmp_path / "int8")
     assert saved.config == model.config and saved.sampling == model.sampling
     assert saved.tokenizer.encode(FRANCE) == demo.tokenizer.encode(FRANCE)
@@ -300,7 +262,7 @@ def test_the_fast_engine_reads_it(tmp_path, form, quantize):
     file = write_gguf(DEMO, tmp_path / "x.gguf", form)
     model, ids = fast.load_model(file, quantize=quantize, kv_dtype="f32"), random_ids(9)
     exact = logits_of(file, ids)
-    logits = model.engine.forward(model, ids, model.engine.new_cache(model.config), all_logits=True)
+    logits = model.engine.logits_of(model, ids, model.engine.new_cache(model.config), all_logits=True)
     assert np.abs(logits - exact).max() < (1e-4 if quantize is None and form == "BF16" else 0.5) * exact.std()
 
 
@@ -309,7 +271,7 @@ def test_the_fast_engine_keeps_the_numbers(tmp_path, form):
     fast = pytest.importorskip("qwen3_numba", reason="numba is not installed")
     path = make_random_model(BASE | {"hidden_size": 96}, tmp_path / "model", "float32")
     file = write_gguf(path, tmp_path / "x.gguf", form)
-    weights, stored = fast.load_model(file).weights, map_checkpoint(file)
+    weights, stored = fast.load_model(file).weights, open_model(str(file)).stored()
     for name, row in (weights.matrices(0, False) | {"model.embed_tokens.weight": weights.embedding}).items():
         assert row[2] == {"8": INT8, "5": Q5_1, "4": Q4_1}[form[1]]
         assert np.array_equal(fast.matrix_rows(row, range(row[3])), to_float32(stored[name]))
@@ -322,7 +284,7 @@ def test_a_mixture_of_experts_in_the_fast_engine(tmp_path, form):
     path = make_random_model(MOE | {"moe_intermediate_size": 32}, tmp_path / "model", "float32")
     file, ids = write_gguf(path, tmp_path / "x.gguf", form), random_ids(40)
     model, exact = fast.load_model(file, kv_dtype="f32"), logits_of(file, ids)
-    logits = model.engine.forward(model, ids, model.engine.new_cache(model.config), all_logits=True)
+    logits = model.engine.logits_of(model, ids, model.engine.new_cache(model.config), all_logits=True)
     errors = np.sqrt(((logits - exact)**2).mean(axis=1)) / exact.std()
     assert np.quantile(errors, 0.25) < 0.05, errors  # at some tokens, other experts are chosen
 
@@ -339,13 +301,13 @@ def test_mixture_of_experts(tmp_path, changes):
 def test_yarn(tmp_path):
     path = make_random_model(BASE | {"rope_scaling": YARN}, tmp_path / "model", "float32")
     file = write_gguf(path, tmp_path / "x.gguf")
-    assert read_config(file)["yarn"] == read_config(path)["yarn"]
+    assert load_config(file).rope_frequencies == load_config(path).rope_frequencies != ()
     make_random_model(BASE | {"rope_scaling": YARN | {"beta_fast": 24.5, "beta_slow": 2}}, path, "float32")
     keys = {"yarn_beta_fast": 24.5, "yarn_beta_slow": 2.0, "finetuned": False, "yarn_attn_factor": 1.0}
     write_gguf(path, file, **{f"qwen3.rope.scaling.{key}": value for key, value in keys.items()})
-    assert read_config(file)["yarn"] == read_config(path)["yarn"]
+    assert load_config(file).rope_frequencies == load_config(path).rope_frequencies != ()
     write_gguf(path, file, **{"qwen3.rope.scaling.attn_factor": 1.5})
-    assert_one_line(message_of(read_config, file), "x.gguf", "attn_factor")
+    assert_one_line(message_of(load_config, file), "x.gguf", "attn_factor")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -399,7 +361,8 @@ def test_tensors_out_of_bounds(tmp_path, small):
         refused(tmp_path, small[:start] + struct.pack("<Q", value) + small[start + 8:], "blk.2.attn_q.weight"
                 if words != "has shape" else "q_proj", words)
     refused(tmp_path, small[:at] + struct.pack("<I", 9) + small[at + 4:], "9 dimensions")
-    refused(tmp_path, small[:at + 20] + struct.pack("<I", 16) + small[at + 24:], "format number 16", "only F32")
+    refused(tmp_path, small[:at + 20] + struct.pack("<I", 23) + small[at + 24:], "the format IQ4_XS", "only F32")
+    refused(tmp_path, small[:at + 20] + struct.pack("<I", 99) + small[at + 24:], "the format 99")
 
 
 def test_the_end_token_that_the_file_names(tmp_path):
@@ -414,16 +377,11 @@ def test_other_versions_and_types(tmp_path, small):
     refused(tmp_path, small[:at] + struct.pack("<I", 77) + small[at + 4:], "unknown type 77")
 
 
-ARCHITECTURES = {"llama": "another architecture", "qwen2": "Qwen2", "qwen2vl": "Qwen2-VL", "clip": "another",
-                 "qwen3vl": "a model that sees", "qwen3vlmoe": "a model that sees", "qwen3next": "Qwen3-Next",
-                 "qwen35": "Qwen3.5"}
-
-
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_other_architectures(tmp_path, capfd, name):
+@pytest.mark.parametrize("name", ["llama", "qwen3vl"])
+def test_other_architectures(tmp_path, name):
     file = write_gguf(make_random_model(BASE, tmp_path / "model", "float32"), tmp_path / "x.gguf",
                       **{"general.architecture": name})
-    assert_cli_refuses(capfd, ["--model", file, "Hello"], "x.gguf", ARCHITECTURES[name], f"'{name}'", "only Qwen3 is")
+    assert_one_line(message_of(qwen3.load_model, file), "x.gguf", f"'{name}'")
 
 
 @pytest.mark.parametrize("changes, words", [
@@ -431,13 +389,12 @@ def test_other_architectures(tmp_path, capfd, name):
     ({"tokenizer.ggml.tokens": None}, "tokenizer.ggml.tokens"), ({"tokenizer.ggml.merges": None}, "merges"),
     ({"tokenizer.ggml.token_type": [1, 2]}, "token_type"), ({"qwen3.block_count": None}, "num_hidden_layers"),
     ({"qwen3.block_count": 4}, "model.layers.3"), ({"qwen3.attention.head_count": [4, 4]}, "num_attention_heads"),
-    ({"qwen3.attention.value_length": 8}, "different lengths"), ({"qwen3.rope.scaling.type": "linear"}, "linear"),
-    ({"qwen3.rope.dimension_count": 4}, "RoPE for 4 numbers"), ({"split.count": 3}, "one of 3 parts"), ({"general.alignment": 7}, "alignment"),
+    ({"qwen3.attention.value_length": 8}, "value_length = 8"), ({"qwen3.rope.scaling.type": "linear"}, "linear"),
+    ({"qwen3.rope.dimension_count": 4}, "dimension_count = 4"), ({"split.count": 3}, "split.count = 3"),
+    ({"general.alignment": 7}, "alignment"), ({"qwen3.pooling_type": 4}, "pooling_type = 4"),
     ({"tokenizer.chat_template": "{{"}, "template"), ({"tokenizer.ggml.eos_token_id": "x"}, "eos_token_id"),
     ({"split.count": [1, 2]}, "split.count"), ({"tokenizer.ggml.pre": [1, 2]}, "the tokenizer gpt2, [1, 2]"),
-    ({"qwen3.attention.value_length": [8, 8]}, "different lengths"), ({"qwen3.rope.scaling.type": [1, 2]}, "[1, 2]"),
-    ({"tokenizer.chat_template": [1, 2]}, "template"), ({"tokenizer.ggml.model": [1, 2]}, "the tokenizer"),
-    ({"split.count": "many"}, "split.count"), ({"general.sampling.temp": "hot"}, "temperature"),
+    ({"general.sampling.temp": "hot"}, "temperature"),
 ], ids=str)
 def test_metadata_that_is_wrong(tmp_path, changes, words):
     file = write_gguf(make_random_model(BASE, tmp_path / "model", "float32"), tmp_path / "x.gguf", **changes)
@@ -450,23 +407,15 @@ def test_a_tensor_that_is_there_twice(tmp_path, monkeypatch):
     assert_one_line(message_of(qwen3.load_model, file), "x.gguf", "k_proj.weight is there twice", "attn_")
 
 
-def test_the_package_is_named_where_it_is_needed(tmp_path, monkeypatch):
-    path = make_random_model(BASE, tmp_path / "model", "float32")
-    plain, packed = write_gguf(path, tmp_path / "x.gguf"), write_gguf(path, tmp_path / "y.gguf", "Q4_0")
-    monkeypatch.setattr(gguf_file.importlib.util, "find_spec", lambda name: None)
-    qwen3.load_model(plain)  # unpacked numbers don't need it
-    assert_one_line(message_of(qwen3.load_model, packed), "y.gguf", "Q4_0", "pip install gguf")
-
-
 def test_random_damage(tmp_path, small):
     """Bytes of the head changed: refused in one line, or the model still loads."""
     rng, end = random.Random(0), small.index(b"blk.0.") + 4000
     accepted = 0
-    for _ in range(80):
+    for _ in range(40):
         data = bytearray(small)
         for _ in range(rng.choice([1, 1, 3])):
             at = rng.choice([rng.randrange(end), rng.randrange(200), end - rng.randrange(6000)])
             data[at] = rng.choice([0, 1, 255, data[at] ^ 1 << rng.randrange(8)])
         (tmp_path / "x.gguf").write_bytes(data)
         accepted += works_or_refused(qwen3.load_model, tmp_path / "x.gguf") is not None
-    assert accepted > 10
+    assert accepted > 5

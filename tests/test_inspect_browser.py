@@ -1,6 +1,7 @@
-"""The page in a browser: what it shows is what NumPy says, every slider works, it is accessible, and safe to open.
+"""The page in a browser: it shows the numbers it holds, every slider works, it is accessible, and safe to open.
 
-Skipped where playwright or chromium is not installed: pip install -r requirements-browser.txt, apt install chromium.
+test_inspect.py compares these numbers with an oracle. Skipped where playwright or chromium is not installed:
+pip install -e '.[browser]', apt install chromium.
 QWEN3_SCREENSHOTS names a folder that keeps the screenshots.
 """
 import os
@@ -16,11 +17,10 @@ import qwen3
 import qwen3_inspect
 from configs import BASE
 from make_random_model import make_random_model
-from oracle import head as oracle_head
-from oracle import oracle, softmax
-from qwen3_page.contents import Wish, contents
-from qwen3_page.page import html
-from test_qwen3_moe import MOE
+from oracle import oracle
+from qwen3_lib.page.contents import Wish, contents
+from qwen3_lib.page.page import html, pack
+from test_inspect import EVIL, unpacked
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -28,7 +28,8 @@ if CHROMIUM is None:
     pytest.skip("no chromium is installed", allow_module_level=True)
 
 SETTINGS = {"temperature": 1.2, "top_k": 40, "top_p": 0.95}
-WISH = Wish("The capital of France is", max_new_tokens=10, sampling=SETTINGS, seed=2, compare="What is 417 + 385?")
+WISH = Wish("The capital of France is", max_new_tokens=10, sampling=SETTINGS, seed=2, quantized=False,
+            compare="What is 2 + 3?")
 PIXEL = """([i, j]) => {
   const copy = new OffscreenCanvas(1, 1).getContext('2d', {willReadFrequently: true});
   copy.drawImage(document.getElementById('map'), -j, -i);
@@ -41,7 +42,7 @@ DRAWN = """([id, name]) => {
     const pixels = copy.getImageData(Math.round(valToPos((edge + edges[i]) / 2, 'x', true)), bbox.top, 1, bbox.height);
     return range(bbox.height).filter(y => wanted.every((c, k) => pixels.data[4 * y + k] === c)).length / bbox.height;
   }); }"""  # of a chart: how high each place is filled with a colour of page.css, as a share of the height
-SIZES = [(390, "light"), (390, "dark"), (1440, "light"), (1440, "dark")]
+SIZES = [(390, "dark"), (1440, "light"), (1440, "dark")]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,12 @@ def browser():
 
 @pytest.fixture(scope="module")
 def held(demo):
-    return contents(demo, WISH)
+    """Contents of a page, with a panel on quantization that no numba is needed for."""
+    found, rng = contents(demo, WISH), np.random.default_rng(0)
+    n = len(found["tokens"]["ids"])
+    kl = {form: pack(rng.uniform(1e-5, 1e-2, n), "f4") for form in ("int8", "int4")}
+    answers = {"float32": ["a", "b", "c"], "int8": ["a", "b", "c"], "int4": ["a", "x"]}
+    return found | {"quantized": {"kl": kl, "answers": answers, "parts": {"int8": None, "int4": 1}}}
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +100,6 @@ class Tab:
         self.page.locator(f"#{name}").evaluate(
             "(input, value) => { input.value = value; input.dispatchEvent(new Event('input')); }", str(value))
 
-
     def charted(self, chart):
         """The numbers given to a chart: its edges, then each series without the last value, which is there twice."""
         edges, *series = self.page.evaluate("id => charts[id].data", chart)
@@ -129,7 +134,7 @@ def test_tokens(tab, held):
         pieces.nth(i).click()
         assert f"id {token}, bytes {data}; written by " in tab.text("#piece")
         assert pieces.nth(i).get_attribute("aria-pressed") == "true"
-        drawn = i - held["about"]["n_prompt"]  # a token of the answer is followed by the panels on choosing and the cache
+        drawn = i - held["about"]["n_prompt"]  # a token of the answer moves the panels on choosing and the cache, too
         assert drawn < 0 or tab.page.evaluate("[state.drawn, state.pass]") == [drawn, drawn]
         box, cell = (tab.page.locator(f"#lens {name}").bounding_box() for name in (".scroll", "[aria-selected]"))
         assert box["x"] + 80 < cell["x"] and cell["x"] + cell["width"] < box["x"] + box["width"] + 1  # in view
@@ -138,28 +143,43 @@ def test_tokens(tab, held):
     assert tab.text("#wrapped") == held["tokens"]["text"] and tab.text("#prompt") == WISH.prompt
 
 
-def test_the_way(tab, held, truth):
-    """Lengths of vectors at every step, against the oracle where it has the vector; both charts, as given and drawn."""
-    steps, lengths = held["way"]["steps"], np.linalg.norm(truth.streams, axis=-1)
-    for i, step in enumerate(steps):
+def test_the_way(tab, held):
+    """The words, the costs and the length of the vector at every step; both charts, as given and drawn."""
+    streams, norms = unpacked(held["way"]["streams"]), unpacked(held["way"]["norms"])
+    for i, step in enumerate(held["way"]["steps"]):
         token = i % len(held["tokens"]["ids"])
         tab.slide("way-step", i)
         tab.slide("way-token", token)
+        words = held["words"].get(step["weight"], held["words"].get(step["function"]))
+        assert f"{words}. Formula: {held['formulas'][step['function']]} " in tab.text("#step-is")
         shown = re.search(r"Length at token (\d+): (\S+)", tab.text("#length"))
-        assert (shown is None) == (step["function"] in ("append", "rope_tables"))
-        expected = {"q_norm": truth.q, "k_norm": truth.k}.get(step["weight"])
+        assert (shown is None) == (step["function"] == "rope_tables")
+        if shown is not None:
+            assert int(shown[1]) == token and float(shown[2]) == pytest.approx(norms[i, token], rel=1e-3)
         _, along = tab.charted("along")
-        assert np.isnan(along).all() if shown is None else np.isfinite(along).all()
-        if expected is not None:
-            expected = np.linalg.norm(expected[step["layer"]], axis=(0, 2))
-            np.testing.assert_allclose(along, expected, rtol=1e-3)
-            assert int(shown[1]) == token and float(shown[2]) == pytest.approx(expected[token], rel=1e-3)
+        np.testing.assert_allclose(along, norms[i], rtol=1e-6)
         _, stream = tab.charted("stream")
-        np.testing.assert_allclose(stream, lengths[:, token], rtol=1e-3)
-        reached = min(step["layer"] + 1, len(lengths) - 1)
-        assert float(tab.text("#stream-is").split(": ")[1]) == pytest.approx(lengths[reached, token], rel=6e-3)
+        np.testing.assert_allclose(stream, streams[:, token], rtol=1e-6)
+        reached = min(step["layer"] + 1, len(streams) - 1)
+        assert float(tab.text("#stream-is").split(": ")[1]) == pytest.approx(streams[reached, token], rel=6e-3)
+        cells = tab.page.locator("#step td").all_text_contents()[1:]  # rows of (prefill, decode)
+        for column, costs in enumerate((step["prefill"], step["decode"])):
+            shape, read, operations, seconds, rate, share = cells[column::2]
+            assert shape == " × ".join(map(str, costs["shape"]))
+            assert number(read) == pytest.approx(costs["read"], rel=0.006)
+            assert number(operations) == pytest.approx(costs["operations"], rel=0.006)
+            assert number(seconds) == pytest.approx(costs["seconds"], rel=0.006)
+            assert number(rate) == pytest.approx(costs["read"] / costs["seconds"], rel=0.006)
+            assert percents(share)[0] == pytest.approx(costs["read"] / costs["seconds"] / held["way"]["bandwidth"],
+                                                       abs=6e-4)
     np.testing.assert_allclose(tab.page.evaluate(DRAWN, ["stream", "map"]), stream / stream.max(), atol=0.03)
     np.testing.assert_allclose(tab.page.evaluate(DRAWN, ["along", "map"]), along / along.max(), atol=0.03)
+
+
+def number(text):
+    """1.23 MB -> 1230000."""
+    value, unit = text.split(" ")
+    return float(value) * {"G": 1e9, "M": 1e6, "k": 1e3, "m": 1e-3, "µ": 1e-6}.get(unit[0], 1)
 
 
 def test_charts_with_the_mouse(tab, held):
@@ -182,32 +202,6 @@ def test_charts_with_the_mouse(tab, held):
             assert frame["width"] == pytest.approx(plot["width"] / n, abs=1.5)
     tab.page.locator("#stream .u-over").click(position={"x": 5, "y": 20})
     assert "embedding" in tab.text("#way-step-is")
-
-
-def page_words(held, step):
-    """What the page says about a step."""
-    words, formula = held["words"], held["formulas"][step["function"]]
-    return f"{words.get(step['weight'], words.get(step['function']))}. Formula: {formula} "
-
-
-def test_costs(tab, held):
-    def number(text):
-        value, unit = text.split(" ")
-        return float(value) * {"G": 1e9, "M": 1e6, "k": 1e3, "m": 1e-3, "µ": 1e-6}.get(unit[0], 1)
-
-    for i, step in enumerate(held["way"]["steps"]):
-        tab.slide("way-step", i)
-        assert page_words(held, step) in tab.text("#step-is")
-        cells = tab.page.locator("#step td").all_text_contents()[1:]  # rows of (prefill, decode)
-        for column, costs in enumerate((step["prefill"], step["decode"])):
-            shape, read, operations, seconds, rate, share = cells[column::2]
-            assert shape == " × ".join(map(str, costs["shape"]))
-            assert number(read) == pytest.approx(costs["read"], rel=0.006)
-            assert number(operations) == pytest.approx(costs["operations"], rel=0.006)
-            assert number(seconds) == pytest.approx(costs["seconds"], rel=0.006)
-            assert number(rate) == pytest.approx(costs["read"] / costs["seconds"], rel=0.006)
-            assert percents(share)[0] == pytest.approx(costs["read"] / costs["seconds"] / held["way"]["bandwidth"],
-                                                       abs=6e-4)
 
 
 def test_attention(tab, held, truth, demo):
@@ -273,8 +267,9 @@ def test_hands(tab, held, truth, demo):
     assert "in the future" in tab.text("#hands-say")
 
 
-def test_logit_lens(tab, held, truth, demo):
+def test_logit_lens(tab, held, demo):
     n, layers = len(held["tokens"]["ids"]), demo.config.num_hidden_layers
+    ids = np.reshape(held["lens"]["ids"]["values"], held["lens"]["ids"]["shape"])
     cells = tab.page.locator("#lens-table [role=gridcell][tabindex]")
     assert cells.count() == n * (layers + 1)
     cells.nth(0).click()
@@ -282,36 +277,29 @@ def test_logit_lens(tab, held, truth, demo):
         for _ in range(2):
             tab.page.keyboard.press("ArrowRight")
         token = min(2 * (layer + 1), n - 1)
-        p = softmax(oracle_head(demo, truth.streams[layer][token]))
         said = tab.text("#lens-says")
-        assert percents(said.split(". The final")[0]) == pytest.approx(np.sort(p)[::-1][:5], abs=6e-4)
-        label = held["labels"][str(int(p.argmax()))]
+        assert percents(said.split(". The final")[0]) == pytest.approx(
+            unpacked(held["lens"]["probabilities"])[layer, token], abs=6e-4)
+        label = held["labels"][str(ids[layer, token, 0])]
         assert tab.page.locator(":focus").text_content() == label and f": “{label}”" in said
         tab.page.keyboard.press("ArrowDown")
     assert tab.page.locator("#lens-table .leads").count() == n
 
 
-def reference(step, held, logits, settings):
-    """(ids, probabilities) of qwen3.py, from the very logits."""
-    n, ids = held["about"]["n_prompt"], held["tokens"]["ids"]
-    size = held["about"]["vocab_size"]
-    counts = [np.bincount(part, minlength=size).astype(np.float32) for part in (ids[:n], ids[n:n + step])]
-    sampling = qwen3.Sampling(**settings)
-    penalized = qwen3.penalize(logits.astype(np.float32), sampling, *counts)
-    return qwen3.candidates(penalized, sampling) if sampling.temperature else ([int(penalized.argmax())], [1.0])
-
-
 def test_choosing_computes_as_qwen3_does(tab, held, truth):
     """Many settings at many steps; at the borders of top-p and min-p, rounding may keep one candidate more or fewer."""
-    rng, n = np.random.default_rng(0), held["about"]["n_prompt"]
-    for _ in range(80):
+    rng, n, tokens = np.random.default_rng(0), held["about"]["n_prompt"], held["tokens"]["ids"]
+    for _ in range(60):
         step = int(rng.integers(len(held["choosing"]["steps"])))
         settings = {"temperature": float(rng.choice([0, 0.3, 0.8, 1.5, 4])),
                     "top_k": int(rng.choice([0, 1, 5, 40, 100])),
                     "top_p": float(rng.choice([0.3, 0.5, 0.8, 0.95, 1])), "min_p": float(rng.choice([0, 0.02, 0.2])),
                     "repetition_penalty": float(rng.choice([0.7, 1, 1.3])),
                     "presence_penalty": float(rng.choice([-1, 0, 1.5])), "frequency_penalty": float(rng.choice([0, 1]))}
-        ids, p = reference(step, held, truth.logits[n - 1 + step], settings)
+        sampling = qwen3.Sampling(**settings)
+        penalized = qwen3.penalize(truth.logits[n - 1 + step].astype(np.float32), sampling, tokens[:n],
+                                   tokens[n:n + step])
+        ids, p = qwen3.candidates(penalized, sampling) if sampling.temperature else ([penalized.argmax()], [1.0])
         expected = dict(zip(map(int, ids), p))
         found = tab.page.evaluate("([i, s]) => candidates(i, s).filter(each => !each.cut)", [step, settings])
         probabilities = {each["id"]: each["p"] for each in found if each["id"] is not None}
@@ -332,13 +320,13 @@ def test_penalties_with_tokens_that_repeat(browser, file):
                      {"repetition_penalty": 0.8, "presence_penalty": -1.0, "frequency_penalty": 1.1}):
         sampling = qwen3.Sampling(**settings)
         for i in (0, 5, 15):
-            counts = [np.bincount(part, minlength=10).astype(np.float32) for part in (ids[:n], ids[n:n + i])]
             shown = tab.page.evaluate("""([ids, n, logits, i, s]) => {
               tokens.ids = ids;
               about.n_prompt = n;
               return logits.map((logit, id) => penalized(logit, id, i, s)); }""",
                                       [ids, n, logits.tolist(), i, sampling.__dict__])
-            np.testing.assert_allclose(shown, qwen3.penalize(logits, sampling, *counts), rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(shown, qwen3.penalize(logits, sampling, ids[:n], ids[n:n + i]), rtol=1e-5,
+                                       atol=1e-6)
     tab.close(file)
 
 
@@ -403,7 +391,6 @@ def test_cache_and_time(tab, held):
 
 
 def test_quantized(tab, held):
-    from test_inspect import unpacked
     tab.slide("kl-token", 6)
     for form, packed, values in zip(held["quantized"]["kl"], held["quantized"]["kl"].values(), tab.charted("kl")[1:]):
         expected = unpacked(packed)
@@ -473,8 +460,9 @@ def test_looks_and_accessibility(browser, file, width, scheme, tmp_path):
     assert tab.page.evaluate("document.documentElement.scrollWidth") == width
     if (width, scheme) == (1440, "light"):  # the README's picture: the head that looks most at the token before
         tab.page.locator("#copying button").first.click()
-        tab.page.evaluate("byId('attention').scrollIntoView()")
-        tab.page.screenshot(path=folder / "inspect.png")
+        top = tab.page.evaluate("document.querySelector('#attention h2').getBoundingClientRect().top + scrollY")
+        place = {"x": 100, "y": top - 10, "width": 1240, "height": 840}
+        tab.page.screenshot(path=folder / "inspect.png", full_page=True, clip=place)
     paper = tab.page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert max(map(int, re.findall(r"\d+", paper))) < 60 if scheme == "dark" else paper == "rgb(255, 255, 255)"
     tab.page.evaluate(program)
@@ -499,9 +487,8 @@ def test_maps_and_charts_follow_the_colour_scheme_and_the_window(tab):
     assert tab.page.evaluate(DRAWN, ["stream", "map"]) == pytest.approx(heights, abs=0.03)
 
 
-@pytest.mark.parametrize("evil", ["</script><script>alert(1)</script>", "<img src=x onerror=alert(2)> <b>bold</b>",
-                                  "<!--<script>", "&lt;b&gt; &amp; \u202e\u200b\x07 @@CONTENTS@@",
-                                  "Donaudampfschiff" * 12, "法国的首都是哪里" * 5])
+@pytest.mark.parametrize("evil", [EVIL, "&lt;b&gt; &amp; \u202e\u200b\x07 @@CONTENTS@@", "Donaudampfschiff" * 12,
+                                  "法国的首都是哪里" * 5])
 def test_any_prompt_is_text(browser, tmp_path, demo, evil):
     file = tmp_path / "evil.html"
     file.write_text(qwen3_inspect.inspect(demo, Wish(evil, max_new_tokens=3, quantized=False)), "utf-8")
@@ -519,10 +506,12 @@ def test_other_models(browser, tmp_path, demo):
     shape = BASE | {"num_attention_heads": 1, "num_key_value_heads": 1, "num_hidden_layers": 1, "eos_token_id": [1],
                     "vocab_size": demo.config.vocab_size}
     model = qwen3.load_model(make_random_model(shape, tmp_path / "model", "float32"))
-    experts = MOE | {"vocab_size": demo.config.vocab_size}
+    experts = BASE | {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 4,
+                      "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True,
+                      "decoder_sparse_step": 1, "mlp_only_layers": [], "vocab_size": demo.config.vocab_size}
     experts = qwen3.load_model(make_random_model(experts, tmp_path / "moe", "float32"))
     silent = replace(demo, eos_token_ids=tuple(range(demo.config.vocab_size)))
-    for i, (which, wish) in enumerate([(model, Wish("a", raw=True, max_new_tokens=2)), (silent, WISH),
+    for i, (which, wish) in enumerate([(model, Wish("a", raw=True, max_new_tokens=2, quantized=False)), (silent, WISH),
                                           (experts, Wish("ab", raw=True, max_new_tokens=2, quantized=False))]):
         file = tmp_path / f"{i}.html"
         file.write_text(qwen3_inspect.inspect(which, wish), "utf-8")

@@ -1,14 +1,15 @@
-"""qwen3_kernels/layers.py: each kernel against NumPy."""
+"""qwen3_lib/kernels/layers.py: each kernel against NumPy."""
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import qwen3
-from packed import FIVES, FORMATS, reference, stored, unpacked
-from qwen3_kernels import compiled
-from qwen3_kernels import layers as kernels
-from qwen3_kernels.layout import BF16, BLOCK, F16, F32, INT4, INT5, INT8, KV8, VECTORS, own_space, padded, unit_size
+from packed import FORMATS, reference, stored, unpacked
+from qwen3_lib.kernels import layers as kernels
+from qwen3_lib.kernels import quantize
+from qwen3_lib.kernels.build import kernels as machine_code
+from qwen3_lib.kernels.layout import BF16, BLOCK, F16, F32, INT4, INT5, INT8, KV8, VECTORS, own_space, padded, table
 
 pytestmark = pytest.mark.core
 SIZES = [(0, 64), (1, 1), (3, 31), (4, 32), (5, 33), (32, 96), (9, 256), (2, 300), (33, 64), (70, 544), (13, 1024),
@@ -24,7 +25,7 @@ def test_linear(name, rows, n, n_vectors):
     w = reference(data, weight)
     row = np.empty(n, np.float32)
     for r in range(rows):
-        compiled.kernels().weight_row(np.array(weight), r, row)
+        machine_code().weight_row(table((np.array(weight), row)), r)
         np.testing.assert_array_equal(row, w[r])
     width = padded(n, 64)
     xs, packed = np.full((n_vectors, width), 7, np.float32), np.empty((n_vectors, width * 5 // 4), np.uint8)
@@ -45,22 +46,6 @@ def test_linear(name, rows, n, n_vectors):
     for t in range(n_vectors):
         kernels.linear(weight, xs[t:t + 1], packed[t:t + 1], singly, 0, 0, rows, np.empty(own_space(0, 0, width), np.float32))
         np.testing.assert_array_equal(singly[0, :rows], out[t, 32:32 + rows])
-
-
-@pytest.mark.parametrize("name", ["int8", "int5", "int4", "q5_1", "q4_1"])
-@pytest.mark.parametrize("byte", [0, 255])
-@pytest.mark.parametrize("sign", [-1, 1])
-def test_sums_of_the_largest_bytes_do_not_overflow(name, byte, sign):
-    form = FORMATS[name]
-    data, weight = stored(np.random.default_rng(0).standard_normal((32, 128)).astype(np.float32), form)
-    unit = data.reshape(-1, unit_size(form))
-    unit[:, unit.shape[1] - 1024 - (256 if form in FIVES else 0):] = byte  # all but the scales and minima
-    x, packed = np.full((7, 128), sign, np.float32), np.empty((7, 160), np.uint8)
-    for row, p in zip(x, packed):
-        kernels.ready(row, 128, form, p, 0, 128)
-    out = np.empty((7, 32), np.float32)
-    kernels.linear(weight, x, packed, out, 0, 0, 32, np.empty(own_space(0, 0, 128), np.float32))
-    np.testing.assert_allclose(out, np.tile(sign * reference(data, weight).sum(axis=1), (7, 1)), rtol=1e-5)
 
 
 def test_exp():
@@ -174,6 +159,19 @@ def test_weights_are_rounded_with_the_scale_that_is_stored(form):
     assert (abs(whole - np.clip(places, low, high)) <= 0.5 + 1e-4).all()
 
 
+@pytest.mark.parametrize("form", PACKED)
+def test_scales_are_rounded_to_the_nearest(form):
+    """The best scale, which `work` keeps, is half a step away at most; where the last 4 bits are a zero, 1/16 more."""
+    rng, words, work = np.random.default_rng(0), np.empty(32, np.uint16), np.empty((10, 32), np.float32)
+    step = 1 if form == "int8" else 16
+    for size in np.exp(rng.uniform(-12, 8, 50)):
+        group = (rng.standard_normal((32, 32)) * size).astype(np.float32)
+        quantize.choose_scales(group, PACKED[form], words, work)
+        near = [np.array([quantize.scale_from(word + step * i) for word in words.astype(int)], float) for i in (-1, 0, 1)]
+        gap = np.maximum(near[2] - near[1], near[1] - near[0])
+        assert (abs(near[1] - work[7]) <= gap * (0.5 if form == "int8" else 0.5 + 1 / 16) * (1 + 1e-6)).all()
+
+
 RMS = {"int8": 0.006, "int5": 0.03, "int4": 0.06}  # the bounds that layout.py states
 
 
@@ -261,6 +259,17 @@ def test_rows_of_the_cache(name, d):
     assert not out[:, d:].any()
 
 
+def test_rows_of_f16_are_numpys():
+    """All float16 numbers, subnormals included, and what lies halfway between two."""
+    numbers = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
+    x = np.concatenate([numbers, (numbers[1:] + numbers[:-1]) / 2, numbers * np.float32(1.0001)])
+    x = np.pad(x[x < 65520], (0, -len(x[x < 65520]) % 32))
+    for values in (x, -x):
+        stored_ = np.empty(len(x), np.uint16)
+        kernels.store_kv(stored_, F16, values)
+        np.testing.assert_array_equal(stored_, values.astype(np.float16).view(np.uint16))
+
+
 @pytest.mark.parametrize("value", [65504.0, 65519.0, 65520.0, 1e6, 9e6, 1e30, np.inf, np.nan])
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("sign", [1, -1])
@@ -288,13 +297,40 @@ def test_attention_to_blocks(name, group, width, n):
     weights = np.exp(q.astype(np.float64) @ k.T)
     weights *= np.arange(n) <= n - tokens + np.arange(tokens * group)[:, None] // group
     expected = weights @ v / weights.sum(axis=1, keepdims=True)
+    result = attended(q, group, tokens, caches, name)
+    np.testing.assert_allclose(result[:, :width] / result[:, width + 1:width + 2], expected, atol=1e-5)
+
+
+def attended(q, group, tokens, caches, name):
+    """What `attend` and `join` give for the last tokens of a sequence, whose keys and values are all in caches."""
+    n, width = len(caches[0]), q.shape[1]
     if name == "bf16":
         q = q.reshape(len(q), -1, 16, 2).swapaxes(2, 3).reshape(q.shape).copy()  # even_first
-    result, part = np.empty((2, tokens * group, width + 16), np.float32)
+    result, part = np.empty((2, len(q), width + 16), np.float32)
     scores = np.empty((VECTORS, BLOCK), np.float32)
     for block in range(0, n, BLOCK):
         kernels.attend(q, group, n - tokens + 1 - block, *(cache[block:] for cache in caches), FORMS[name][0],
                        part if block else result, scores)
         for left, right in zip(result, part) if block else ():
             kernels.join(left, right, width)
-    np.testing.assert_allclose(result[:, :width] / result[:, width + 1:width + 2], expected, atol=1e-5)
+    return result
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_negative_scores(name):
+    """All are negative, some below -87, where exp ends; tokens on both sides of position 256, together and one by one."""
+    rng, group, width, tokens, n = np.random.default_rng(0), 2, 32, 9, 260
+    q = abs(rng.standard_normal((tokens * group, width)) * 4).astype(np.float32)
+    k, v = -abs(rng.standard_normal((n, width))).astype(np.float32), rng.standard_normal((n, width)).astype(np.float32)
+    caches = [cache_of(values, name) for values in (k, v)]
+    result = attended(q, group, tokens, caches, name)
+    k, v = (expanded(cache, name) for cache in caches)
+    scores = q.astype(np.float64) @ k.T
+    seen = np.arange(n) <= n - tokens + np.arange(tokens * group)[:, None] // group
+    assert scores.max() < 0 and scores.min() < -87
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True)) * seen
+    weights /= weights.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(result[:, :width] / result[:, width + 1:width + 2], weights @ v, atol=2e-4)
+    for t in range(tokens):
+        alone = attended(q[t * group:(t + 1) * group].copy(), group, 1, [cache[:n - tokens + t + 1] for cache in caches], name)
+        np.testing.assert_array_equal(alone[:, :width + 2], result[t * group:(t + 1) * group, :width + 2])

@@ -1,4 +1,4 @@
-"""qwen3_kernels/layout.py: the space that kernels work in is as large as what they put there."""
+"""qwen3_lib/kernels/layout.py: the space that kernels work in is as large as what they put there."""
 import os
 import signal
 import subprocess
@@ -16,9 +16,10 @@ import sys
 sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
 import qwen3_numba as fast
 from guarded import guard_memory
+from qwen3_lib.kernels import memory
 guard_memory()
-real = fast.own_space
-fast.own_space = lambda *sizes: real(*sizes) - int(sys.argv[2])
+real = memory.own_space
+memory.own_space = lambda *sizes: real(*sizes) - int(sys.argv[2])
 model = fast.load_model(sys.argv[1], threads=1)
 fast.forward(model, list(range(70)), fast.KVCache(model.config))
 print("as it should be")

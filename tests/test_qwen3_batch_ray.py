@@ -21,7 +21,7 @@ from helpers import assert_one_line
 PROGRAM = ROOT / "examples" / "ray_batch.py"
 WITHOUT_RAY = importlib.util.find_spec("ray") is None or importlib.util.find_spec("pyarrow") is None
 with_ray = pytest.mark.skipif(WITHOUT_RAY or not Path("/proc/self/stat").exists(),
-                              reason="needs Linux and pip install -r requirements-ray.txt")
+                              reason="needs Linux and pip install -e '.[ray]'")
 RECORDS = [{"id": f"record {i}", "prompt": f"Tell me a story about a fox and {i} hens.", "max_new_tokens": 20 + i % 30,
             "seed": i, "temperature": 0.9 * (i % 3)} for i in range(150)]
 WRONG = {"object": b"[]\n", "UTF-8": b'{"id": 1, "prompt": "\xff"}\n', "role": b'{"id": 2, "messages": [3]}\n',

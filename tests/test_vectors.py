@@ -1,9 +1,15 @@
-"""qwen3_kernels/vectors.py: the instructions of each kind of CPU."""
+"""qwen3_lib/kernels/vectors.py: the instructions of each kind of CPU."""
+from functools import cache
+
 import llvmlite.binding as llvm
+import numba
+import numpy as np
 import pytest
 from llvmlite import ir
 
-from qwen3_kernels import vectors
+from packed import FORMATS, reference, stored
+from qwen3_lib.kernels import vectors
+from qwen3_lib.kernels.layout import FIFTHS, HALVES, unit_size
 
 pytestmark = pytest.mark.core
 
@@ -35,3 +41,44 @@ def test_instruction_selection(path, triple, cpu, instruction, signed):
     ({"avx512f": True, "avx2": True}, "avx2"), ({"avx2": True}, "avx2"), ({"dotprod": True}, "neon"), ({}, "plain")])
 def test_choice_of_instructions(features, path):
     assert vectors.int8_paths(features)[0] == path
+
+
+@cache
+def product_of(path, form):
+    """A function (n_vectors, arguments) that multiplies packed blocks of a format with the instructions of a path."""
+    shape = vectors.INT8_SHAPES[path]
+    if HALVES[form] == 2:
+        shape = shape._replace(vectors=shape.vectors // 2, all=shape.all // 2)
+    product = vectors.product(f"{path}_{form}", {form: 2}, 9, vectors.write_packed_product)
+
+    @numba.njit
+    def multiply(n_vectors, arguments):
+        product(form, n_vectors, arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vectors, "PATH", path)
+        patch.setattr(vectors, "PACKED_SHAPES", {form: shape})
+        multiply.compile((numba.types.int64, numba.types.UniTuple(numba.types.int64, 9)))
+    return multiply
+
+
+@pytest.mark.parametrize("path", vectors.PATHS)
+@pytest.mark.parametrize("name", ["int8", "int5", "int4", "q5_1", "q4_1"])
+def test_sums_of_the_largest_bytes_do_not_overflow(path, name):
+    """The least and the greatest bytes of weights, times the largest ones of a vector, alone and two at a time."""
+    form, n = FORMATS[name], 128
+    data, weight = stored(np.random.default_rng(0).standard_normal((32, n)).astype(np.float32), form)
+    unit, whole = data.reshape(-1, unit_size(form)), 1024 + 256 * FIFTHS[form]
+    for byte in (0, 255):
+        unit[:, unit.shape[1] - whole:] = byte  # all but the scales and minima
+        for sign in (-1, 1):
+            x = np.empty((2, n * 5 // 4), np.uint8)
+            x[:, :n] = np.int8(127 * sign).view(np.uint8)
+            x[:, n:n + n // 8].view(np.float32)[:] = np.float32(1 / 127)
+            x[:, n + n // 8:].view(np.int32)[:] = 127 * 32 * sign
+            for n_vectors in (1, 2):
+                out = np.zeros((2, 32), np.float32)
+                product_of(path, form)(n_vectors, (data.ctypes.data, x.ctypes.data, x.strides[0], n, out.ctypes.data,
+                                                   out.strides[0], 0, 0, 1))
+                np.testing.assert_allclose(out[:n_vectors], np.tile(sign * reference(data, weight).sum(axis=1),
+                                                                    (n_vectors, 1)), rtol=1e-5)

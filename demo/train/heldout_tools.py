@@ -1,0 +1,90 @@
+"""Tools that training never sees, neither their names nor their schemas nor what is asked of them."""
+
+from toolbox import Tool
+
+HELD_OUT_TOOLS = [
+    Tool(
+        "get_humidity humidity_api readHumidity",
+        ["Relative humidity at a place", "Returns how humid the air is somewhere"],
+        {"c": ("station spot region", "city")},
+        ["How humid is it in {c}?", "What is the humidity in {c} at the moment?", "Humidity in {c} please"],
+        {"humidity": "number"},
+        "humid",
+    ),
+    Tool(
+        "rent_car car_rental reserveCar",
+        ["Rents a car in a city for some days"],
+        {"c": ("pickup_city branch", "city"), "d": ("days period", "minutes")},
+        ["I'd like to rent a car in {c} for {d} days.", "Get me a car in {c}.", "Rent a car in {c} for {d} days please."],
+        {"price": "number", "car": "text"},
+        "car rent",
+    ),
+    Tool(
+        "invite_guest invite add_guest",
+        ["Invites a guest to a party at a time"],
+        {"p": ("guest invitee", "person"), "t": ("start begins", "clock")},
+        ["Invite {p} for {t}.", "Please invite {p} to come at {t}.", "{p} should come at {t}, send an invitation."],
+        {"status": "word"},
+        "invit",
+    ),
+    Tool(
+        "water_plants irrigation sprinkle",
+        ["Waters a plant bed with some litres"],
+        {"b": ("bed plant_bed", "room"), "l": ("litres volume", "number")},
+        ["Water the {b} with {l} litres.", "Give the {b} {l} litres of water.", "The {b} needs {l} litres."],
+        {"status": "word"},
+        "water",
+    ),
+    Tool(
+        "bmi body_mass_index",
+        ["Body mass index from weight and height"],
+        {"w": ("weight kilos", "number"), "h": ("height metres", "number")},
+        [
+            "My weight is {w} and my height is {h}, what is my BMI?",
+            "BMI for {w} kilos and {h} metres",
+            "Compute the body mass index: weight {w}, height {h}",
+        ],
+        {"bmi": "number"},
+        "bmi",
+    ),
+    Tool(
+        "borrow_book library reserve_book",
+        ["Reserves a book in the library"],
+        {"b": ("title book", "text")},
+        ["Reserve the book {b} at the library.", "I want to borrow {b} from the library.", "Does the library have {b}? Reserve it."],
+        {"shelf": "code", "due": "date"},
+        "book librar",
+    ),
+    Tool(
+        "tide_times tides",
+        ["High and low tide of a harbour"],
+        {"c": ("harbour port", "city")},
+        ["When is high tide in {c}?", "Tides for {c}", "Tell me the tide times of {c}."],
+        {"high": "clock", "low": "clock"},
+        "tide",
+    ),
+    Tool(
+        "order_pizza pizza pizzaService",
+        ["Orders a pizza to an address"],
+        {"k": ("kind topping", "text"), "r": ("address deliver_to", "city")},
+        ["Order a {k} pizza to {r}.", "I'd like a {k} pizza, deliver it to {r}.", "Pizza {k} to {r} please"],
+        {"minutes": "minutes"},
+        "pizza",
+    ),
+    Tool(
+        "unlock_door door smart_lock",
+        ["Locks or unlocks a door"],
+        {"r": ("door which_door", "room"), "s": ("action do", "lock")},
+        ["Please {s} the {r} door.", "{s} the door of the {r}", "Can you {s} the {r} door?"],
+        {"status": "word"},
+        "door lock",
+    ),
+    Tool(
+        "hex_to_rgb color_lookup",
+        ["Looks up a colour code"],
+        {"x": ("code hex", "code")},
+        ["Which colour is {x}?", "What colour has the code {x}?", "Look up colour {x}."],
+        {"name": "text"},
+        "colo",
+    ),
+]

@@ -1,0 +1,108 @@
+"""Properties of the training text and of the evaluation: pytest demo/train"""
+
+import random
+import re
+
+import evaluate
+import pytest
+import torch
+import train
+from corpus import conversation, sum_turn
+from heldout import HELD_OUT, HELD_OUT_CHAT
+from heldout_tools import HELD_OUT_TOOLS
+from questions import CHAT, QUESTIONS
+from tokenizer import IGNORED, encode_branches, encode_example, segments
+from tokenizer_utils import load_tokenizer, parse_answer
+from toolbox import TOOLS
+from turns import is_held_out
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_tokenizer(train.DEMO)
+
+
+def test_no_wording_is_in_training_and_held_out():
+    def bare(pattern):
+        """Without capitals, marks and spaces, which make no other wording."""
+        return re.sub(r"[^\w{}()|]", "", pattern.lower())
+
+    def texts(pattern):
+        choice = re.search(r"\(([^()]*)\)", pattern)
+        return [text for word in choice[1].split("|") for text in texts(pattern.replace(choice[0], word, 1))] if choice else [pattern]
+
+    assert set(HELD_OUT) == set(QUESTIONS)
+    for training, held_out in ((QUESTIONS, HELD_OUT), (CHAT, HELD_OUT_CHAT)):
+        for key, patterns in held_out.items():
+            asked = re.compile("|".join(re.sub(r"([{}])", r"\\\1", bare(pattern)) for pattern in training[key]))
+            assert not [text for pattern in patterns for text in texts(bare(pattern)) if asked.fullmatch(text)]
+    names = {name for tool in TOOLS for name in tool.names.split()}
+    assert not names & {name for tool in HELD_OUT_TOOLS for name in tool.names.split()}
+
+
+def test_sums_are_right_and_none_is_held_out():
+    rng = random.Random(1)
+    for _ in range(500):
+        turn = sum_turn(rng, QUESTIONS)
+        sum_, result = turn.answer.rstrip(".").split(" = ")
+        a, sign, b = sum_.split()
+        assert int(result) == (int(a) + int(b) if sign == "+" else int(a) - int(b))
+        assert int(re.search(r"digits: (-?\d+)", turn.thought)[1]) == int(result)
+        assert not is_held_out("sum", int(a), int(b), sign == "+")
+
+
+def test_training_renders_conversations_as_the_template_does(tokenizer):
+    rng = random.Random(5)
+    for _ in range(200):
+        example = conversation(rng)
+        if example.raw:
+            continue
+        text = "".join(piece for piece, _ in segments(example))
+        switch = {"enable_thinking": example.enable_thinking}
+        assert text + "\n" == tokenizer.apply_chat_template(example.messages, example.tools, add_generation_prompt=False, **switch)
+        assert text.startswith(tokenizer.apply_chat_template(example.messages[:-1], example.tools, **switch))
+        ids, labels = encode_example(example, tokenizer.encode)
+        assert ids == tokenizer.encode(text)
+        assert all(label in (IGNORED, after) for label, after in zip(labels, ids[1:]))
+        assert labels[-2] == tokenizer.token_to_id("<|im_end|>")
+
+
+def test_conversations_beside_each_other_are_trained_as_if_alone(tokenizer, monkeypatch):
+    monkeypatch.setattr(train, "PRODUCTS", torch.float32)
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    model, rng, n_beside = train.Model(train.CONFIG | {"num_hidden_layers": 2}).eval(), random.Random(8), 0
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    for _ in range(10):
+        example = conversation(rng)
+        row = encode_branches(example, tokenizer.encode, 500)
+        batch = train.rectangle([row])
+        with torch.no_grad():
+            together = model(*batch[[0, 2, 3]])[0]
+        for branch, one in enumerate([example, *example.beside], 1):
+            ids, labels = (torch.tensor(part) for part in encode_example(one, tokenizer.encode))
+            own = torch.from_numpy((row[2] == branch).nonzero()[0])
+            if not len(own):
+                break
+            n_beside += branch > 1
+            with torch.no_grad():
+                alone = model(ids[None], torch.zeros_like(ids)[None], torch.arange(len(ids))[None])[0]
+            assert torch.equal(batch[0, 0, own], ids[-len(own) :]) and torch.equal(batch[1, 0, own], labels[-len(own) :])
+            assert (labels[: -len(own)] == IGNORED).all()
+            torch.testing.assert_close(together[own], alone[-len(own) :], rtol=1e-3, atol=1e-3)
+    assert n_beside > 5
+
+
+@pytest.mark.parametrize("name", evaluate.SKILLS)
+def test_the_evaluation_takes_right_answers_for_right_and_others_not(name):
+    for family in (evaluate.IN_FAMILY, evaluate.HELD_OUT_FAMILY):
+        rng = random.Random(7)
+        for _ in range(30):
+            case, wrong = evaluate.SKILLS[name][0](rng, family), None
+            while case:
+                answer = parse_answer(case.answer)
+                assert case.is_right(answer), (case.messages, case.answer)
+                wrong = case.is_right(parse_answer("Zzz."))
+                case = case.then(answer) if case.then else None
+            assert not wrong

@@ -1,1 +1,0 @@
-"""Above the model: what people touch."""

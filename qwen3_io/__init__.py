@@ -1,1 +1,0 @@
-"""Below the model: input from disk or the hub, read strictly."""

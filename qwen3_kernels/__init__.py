@@ -1,1 +1,0 @@
-"""What numba compiles for qwen3_numba.py, and how it is kept and called."""

@@ -1,0 +1,181 @@
+"""An answer as text: streamed, ended by stop strings, with logprobs and times."""
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from typing import Any
+
+from qwen3 import KVCache, Model, Sampling, Sequence, TokenIds, checked_whole, run
+from qwen3_lib.answers.lookup import Lookup
+from qwen3_lib.answers.sequences import Logprobs, ThinkBudget, TokenLogprob, Wrapped
+from qwen3_lib.answers.tools import schemas
+from tokenizer_utils import (Answer, InputError, StreamDecoder, brief, held_back, inside_thought, parse_answer,
+                             split_stream)
+
+OPTIONS = ("max_new_tokens", "seed", "eos_token_ids", *Sampling.__dataclass_fields__, "stop", "logprobs",
+           "think_budget", "lookup")  # of a Completion, beside its cache
+
+
+class StopTexts:
+    """Ends a text before the first of some texts, which may span pieces; they don't apply to a thought."""
+
+    def __init__(self, texts: tuple[str, ...], think_open_in_prompt: bool):
+        self.texts, self.raw, self.shown = texts, "", 0  # shown: the characters that are certain
+        self.thinks = True if think_open_in_prompt else None  # None: not known yet
+        self.found = False
+
+    def push(self, piece: str) -> str:
+        """The text that is certain now that `piece` has come; behind a stop text there is none."""
+        self.raw += piece
+        begin, start = 0, self.raw.lstrip()
+        if self.thinks is None and (len(start) >= len("<think>") or not "<think>".startswith(start)):
+            self.thinks = start.startswith("<think>")
+        if self.thinks:
+            begin = self.raw.find("</think>") + len("</think>")
+        if self.thinks is None or self.thinks and begin < len("</think>"):  # no answer yet
+            return self.upto(len(self.raw) if self.thinks else 0)
+        ends = [(at + len(text), at) for text in self.texts if (at := self.raw.find(text, max(begin, self.shown))) >= 0]
+        if ends:  # the one that is complete first, and of those that end alike the longest
+            self.found = True
+            return self.upto(min(ends)[1])
+        return self.upto(len(self.raw) - held_back(self.raw[max(begin, self.shown):], self.texts))
+
+    def rest(self) -> str:
+        """The text that was held back, at the end of the answer."""
+        self.thinks = bool(self.thinks)
+        piece = self.push("")
+        return piece if self.found else piece + self.upto(len(self.raw))
+
+    def upto(self, end: int) -> str:
+        piece, self.shown = self.raw[self.shown:end], max(self.shown, end)
+        return piece
+
+
+def checked_stop(stop: str | Iterable[str]) -> tuple[str, ...]:
+    """Stop texts as a tuple. Raises InputError for an empty one, which would end every answer at once."""
+    texts = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, Iterable) else (stop,)
+    if wrong := [text for text in texts if not isinstance(text, str) or not text]:
+        raise InputError(f"a stop text must be a text of at least one character, not {brief(repr(wrong[0]))}")
+    return texts
+
+
+class Completion(Wrapped, Iterator[str]):
+    """An answer while it is generated: iterate over it for its text, piece by piece, or call `finish` for all of it.
+
+    `prompt_ids` [n]; the state so far: `token_ids`, `text`, `answer` (the text taken apart), `logprobs` (if asked for),
+    `times`, the start and the arrival of each token in seconds; `cached_tokens`, the prompt tokens found in the cache;
+    `finish_reason`: None until the last token, then "stop" (the model ended it, or a stop text) or "length" (cut off).
+
+    It is a sequence, too: a Batch feeds it in place of its own loop.
+    """
+
+    def __init__(self, model: Model, token_ids: TokenIds, cache: KVCache | None = None, stop: str | Iterable[str] = (),
+                 logprobs: int | None = None, think_budget: int | None = None, lookup: int | None = None,
+                 **options: Any):
+        """Takes the options of `generate`, and
+
+        stop: texts that end the answer and are not part of it; they may span tokens, and don't apply to a thought
+        logprobs: record the logprob of each token and of this many alternatives, before temperature and penalties
+        think_budget: close a thought after this number of tokens
+        lookup: guess up to this number of tokens from the earlier text and check them in one pass; the same answer
+        """
+        sequence: Any = Sequence(model, token_ids, **options)
+        if think_budget is not None:
+            sequence = ThinkBudget(sequence, checked_whole("think_budget", think_budget, 0))
+        if logprobs is not None:
+            sequence = Logprobs(sequence, checked_whole("logprobs", logprobs, 0))
+        super().__init__(sequence)
+        self.driver: Any = Lookup(self, checked_whole("lookup", lookup, 0)) if lookup else self  # what is run
+        self.think_open_in_prompt = inside_thought(model.tokenizer, self.prompt)  # the text begins within a thought
+        self.stop = StopTexts(texts, self.think_open_in_prompt) if (texts := checked_stop(stop)) else None
+        self.decoder, self.text, self.streamed = StreamDecoder(model.tokenizer, skip_special_tokens=True), "", 0
+        self.cached_tokens, self.times = 0, list[float]()
+        self.tokens: Any = None  # those of `run`
+        if cache is not None:
+            self.begin(cache)
+
+    def resume(self, cache: KVCache) -> None:
+        """Cuts the cache back to its common prefix with the prompt, see Sequence.resume."""
+        self.sequence.resume(cache)
+        self.cached_tokens, self.times = cache.length, [time.perf_counter()]
+
+    def begin(self, cache: KVCache) -> None:
+        """Resumes with this cache; what is drawn then comes by iterating."""
+        self.resume(cache)
+        self.tokens = run(self.model, self.driver, cache)
+
+    def feed(self, logits: Any, token: int | None = None) -> list[int]:
+        """Draws a token, see Sequence.feed, and adds what it completes to the text."""
+        tokens = self.sequence.feed(logits, token)
+        self.times += [time.perf_counter()] * len(tokens)
+        piece = "".join(map(self.decoder.push, tokens)) + ("" if len(self.new) else self.decoder.flush())
+        self.text += self.stop.push(piece) if self.stop else piece
+        if self.stop and not self.stop.found and not len(self.new):
+            self.text += self.stop.rest()
+        if self.stop and self.stop.found:
+            self.end("stop")
+        return tokens
+
+    def __next__(self) -> str:
+        if self.tokens is None:
+            self.begin(self.model.engine.new_cache(self.model.config))
+        while self.streamed == len(self.text):
+            if next(self.tokens, None) is None and self.streamed == len(self.text):
+                raise StopIteration
+        piece, self.streamed = self.text[self.streamed:], len(self.text)
+        return piece
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        import asyncio  # here, because importing it takes as long as an answer of the bundled model
+        while (piece := await asyncio.to_thread(next, self, None)) is not None:
+            yield piece
+
+    def parts(self) -> Iterator[tuple[str, str]]:
+        """The pieces with their kinds, as they come: "thinking", "content" or "call", see split_stream."""
+        return split_stream(self, self.think_open_in_prompt)
+
+    def finish(self) -> Completion:
+        """Generates the rest -> itself."""
+        for _ in self:
+            pass
+        return self
+
+    def __str__(self) -> str:
+        """The whole text, after generating the rest: `print(chat(model, "Hello!"))`."""
+        return self.finish().text
+
+    _repr_markdown_ = __str__  # a notebook shows the answer
+
+    def __repr__(self) -> str:
+        state = self.finish_reason or "not finished: iterate over it, print it, or call its finish()"
+        return f"<Completion: {len(self.token_ids)} tokens, {state}, text={self.text!r}>"
+
+    @property
+    def prompt_ids(self) -> Any:
+        return self.prompt
+
+    @property
+    def logprobs(self) -> list[TokenLogprob]:
+        """Of the tokens so far, if they were asked for."""
+        return getattr(self.sequence, "logprobs", [])
+
+    @property
+    def answer(self) -> Answer:
+        """The text so far, taken apart into reasoning, content and tool_calls."""
+        return parse_answer(self.text, self.think_open_in_prompt)
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as a message of a conversation."""
+        answer = self.answer
+        parts = {"content": answer.content, "reasoning_content": answer.reasoning, "tool_calls": answer.tool_calls}
+        return {"role": "assistant"} | {key: value for key, value in parts.items() if value or key == "content"}
+
+
+def complete(model: Model, messages: list[dict[str, Any]],
+             tools: list[dict[str, Any] | Callable[..., Any]] | None = None, enable_thinking: bool | None = None,
+             **options: Any) -> Completion:
+    """The Completion of a conversation: see qwen3.chat, which calls this."""
+    text = model.tokenizer.apply_chat_template(messages, schemas(tools), enable_thinking=enable_thinking,
+                                               join_text_parts=True)
+    return Completion(model, model.tokenizer.encode(text), **options)

@@ -1,0 +1,366 @@
+"""The command line of `python qwen3.py`: options in; answers, JSON, scores or a conversation out.
+
+Answers go to stdout, everything else to stderr. Exit status: 0; 1 for bad input, or output that can't be written, said
+in one line; 2 for bad usage; 130 after Ctrl-C.
+"""
+import argparse
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from qwen3 import HERE, Engine, KVCache, Model, Sampling, __version__, chat, checked_whole
+from qwen3_lib.answers.completion import Completion
+from qwen3_lib.answers.score import score
+from qwen3_lib.app.chat import Chat, run_chat
+from qwen3_lib.app.files import load_prompt_cache, read_messages, read_text, read_tools, save_prompt_cache
+from qwen3_lib.app.models import print_models, readable_size, size_on_disk, verify_cached
+from qwen3_lib.app.options import (Parser, add_answer_options, add_engine_options, add_model_options, answer_options,
+                                   engine_of, load, named_model)
+from qwen3_lib.app.state import going_on, keep_conversation, kept_conversation
+from qwen3_lib.app.terminal import (OutputError, as_json, cut_note, logprob_objects, note, print_answer, print_json,
+                                    print_raw, statistics, write)
+from qwen3_lib.io.errors import InputError
+from qwen3_lib.io.hub import resolve_model
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Options
+# ----------------------------------------------------------------------------------------------------------------------
+
+EXAMPLES = """\
+examples:
+  %(prog)s "What is the capital of France?"
+  %(prog)s --continue "And of Italy?"
+  cat letter.txt | %(prog)s "Summarize this letter:"
+  %(prog)s --model Qwen/Qwen3-0.6B --no-think "Tell me a story about a fox."
+
+Defaults of the sampling come from the model's generation_config.json. The small bundled model takes the most
+likely token, as with --temperature 0; then --top-k, --top-p, --min-p and --seed have no effect."""
+
+
+def make_parser() -> Parser:
+    parser = Parser(usage="%(prog)s [options] [prompt]", epilog=EXAMPLES, description="Answers a prompt with a Qwen3 "
+                    "model. The answer goes to stdout, everything else to stderr.",
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument_group("what to ask").add_argument
+    add("prompt", nargs="*", help="the question; text from a pipe is added to it")
+    add("-p", "--prompt", dest="prompt_option", metavar="TEXT", help="the question, as an option")
+    add("--file", metavar="FILE", help="read the question from a file; it is added to a question on the command line")
+    add("-s", "--system", metavar="TEXT", help="system prompt: how the model should answer")
+    add("--system-file", metavar="FILE", help="read the system prompt from a file")
+    add("--messages", metavar="FILE", help="a conversation so far: JSON, a list of messages as in OpenAI's API")
+    add("--tools", metavar="FILE", help="tools that the model may call: JSON, as in OpenAI's API")
+    add("--raw", action="store_true", help="continue the prompt as plain text, without the chat template")
+    add("--stream", action="store_true", help=argparse.SUPPRESS)  # always; people type it
+    add_model_options(parser)
+    add = parser.add_argument_group("a longer context").add_argument
+    add("--rope-scaling", choices=["yarn"], help="stretch the context, for texts longer than the model was trained "
+        "on; needs --rope-factor")
+    add("--rope-factor", type=float, metavar="X", help="stretch the context X times (Qwen recommends 4)")
+    add_engine_options(parser)
+    add = parser.add_argument_group("what to do").add_argument
+    add("--chat", action="store_true", help="have a conversation; /help in it lists its commands. On a terminal, a "
+        "command without a prompt starts it, too")
+    add("--continue", action="store_true", help="go on with the last conversation: answer the prompt; without a "
+        "prompt, chat")
+    add("--score", action="store_true", help="print how likely the model finds a text, in place of an answer: "
+        "log-likelihood, number of tokens, perplexity; with --file, of each line")
+    add("--list", action="store_true", help="list the models on this computer: name, size, and whether this program "
+        "runs them; with --model FOLDER also the models in that folder")
+    add("--download", action="store_true", help="download the model of --model, print its folder, and end")
+    add("--verify", action="store_true", help="compare the files of a downloaded model with their checksums")
+    add("--save-quantized", metavar="DIR", help="with --quantize: write the quantized model into a new folder; from "
+        "there it loads faster")
+    add("--compile", action="store_true", help="compile the fast engine for this CPU, and end: for an image that is "
+        "read-only when it runs")
+    add("--version", action="store_true", help="print the version, and the git commit if there is one")
+    add = add_answer_options(parser)
+    add("--hide-thinking", action="store_true", help="don't show the reasoning")
+    add("--lookup", type=int, metavar="N", help="guess up to N tokens from the text so far, and check the guesses in "
+        "one pass: the same answer, faster if it repeats the text")
+    add = parser.add_argument_group("output").add_argument
+    add("--json", action="store_true", help="print one JSON object: text, reasoning, tool calls, token counts, seconds")
+    add("--logprobs", type=int, metavar="N", help="print the log-probability of each token and of the N most likely "
+        "tokens in its place (to stderr; with --json, in the object)")
+    add("--stats", action="store_true", help="print speed and memory to stderr")
+    add("--prompt-cache", metavar="FILE", help="keep the KV cache of the prompt in a file: a later prompt with the "
+        "same beginning starts faster")
+    return parser
+
+
+# Option -> the options that have no effect with it.
+EXCLUDES = {
+    "raw": ("system", "system_file", "messages", "tools", "think", "hide_thinking", "think_budget", "chat"),
+    "chat": ("score", "json", "logprobs", "prompt_cache"),
+    "score": ("system", "system_file", "messages", "tools", "think", "hide_thinking", "think_budget", "max_tokens",
+              "stop", "lookup", "logprobs", "stats", "prompt_cache", "greedy", *Sampling.__dataclass_fields__, "seed"),
+    "continue": ("messages",),
+    "greedy": ("temperature",),
+    "system": ("system_file",),
+}
+# Option that answers nothing -> the options that have an effect with it.
+ALONE = {"list": {"model", "offline", "json", "fast"}, "verify": {"model", "offline", "fast"}, "compile": {"fast"},
+         "download": {"model", "fast"},
+         "save_quantized": {"model", "offline", "adapter", "fast", "quantize", "threads"}}
+
+
+def parse_arguments(parser: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """The options, as far as they can be checked without reading a file; exits with status 2 for bad usage."""
+    args = parser.parse_args(argv)
+    args.prompt = " ".join(args.prompt) if args.prompt else None  # tell me a story, without quotes
+    given = {name for name, value in vars(args).items() if value not in (None, [], parser.get_default(name))}
+    if {"prompt", "prompt_option"} <= given:
+        parser.error("there are two prompts, one of them given by -p")
+    args.prompt = args.prompt if args.prompt_option is None else args.prompt_option
+    for option, others in EXCLUDES.items():
+        for other in others:
+            if {option, other} <= given:
+                parser.error(f"--{option} does not go with {shown(other, args)}")
+    if {"rope_scaling", "rope_factor"} & given and not {"rope_scaling", "rope_factor"} <= given:
+        parser.error("--rope-scaling yarn and --rope-factor X go together")
+    if args.version:
+        return args
+    if jobs := [job for job in ALONE if job in given]:
+        if rest := sorted(given - {jobs[0]} - ALONE[jobs[0]]):
+            parser.error(f"{shown(jobs[0], args)} does not go with {shown(rest[0], args)}")
+        return args
+    asked = given & {"prompt", "prompt_option", "file", "messages"}
+    piped = sys.stdin is not None and not sys.stdin.isatty()
+    if not asked and not args.chat:
+        if not piped and (sys.stdin is None or given & {"raw", *EXCLUDES["chat"]}):
+            parser.error("there is no prompt; give one, or --chat for a conversation")
+        args.chat = not piped
+    files = [args.file, args.system_file, args.messages, args.tools]
+    if [*files, args.prompt].count("-") > 1:
+        parser.error("only one option can read stdin")
+    args.reads_stdin = args.prompt == "-" or piped and not args.chat and "-" not in files
+    return args
+
+
+def shown(name: str, args: argparse.Namespace) -> str:
+    """An option in the form in which people type it."""
+    if name == "prompt":
+        return "a prompt"
+    return "--no-think" if name == "think" and not args.think else "--" + name.removesuffix("_option").replace("_", "-")
+
+
+def read_prompt(args: argparse.Namespace) -> str | None:
+    """The text to ask: the prompt, stdin, --file; None if there is none. Raises InputError if all are empty."""
+    parts = [] if args.prompt in (None, "-") else [args.prompt]
+    if args.reads_stdin and ((piped := read_text("-")) or not parts and args.file is None and args.messages is None):
+        parts.append(piped)
+    if args.file is not None:
+        parts.append(read_text(args.file))
+    if parts and not any(map(str.strip, parts)):
+        raise InputError("the prompt is empty")
+    return "\n\n".join(parts) if parts else None
+
+
+def read_conversation(args: argparse.Namespace) -> tuple[list[dict], list[dict] | None]:
+    """(messages, tools) of --continue or --messages, --tools, --system and the prompt."""
+    file = kept_conversation() if getattr(args, "continue") else args.messages
+    messages, tools = ([], None) if file is None else read_messages(file)
+    if getattr(args, "continue") and not args.chat:  # a chat says so itself
+        note(going_on(messages))
+    tools = tools if args.tools is None else read_tools(args.tools)
+    system = args.system if args.system_file is None else read_text(args.system_file)
+    if system is not None:
+        if any(message["role"] == "system" for message in messages):
+            raise InputError("the conversation has a system message, so --system can't set another one")
+        messages = [{"role": "system", "content": system}, *messages]
+    prompt = read_prompt(args)
+    if prompt is not None:
+        messages = [*messages, {"role": "user", "content": prompt}]
+    return messages, tools
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What to do
+# ----------------------------------------------------------------------------------------------------------------------
+
+def answer(args: argparse.Namespace) -> None:
+    """Loads the model, answers one prompt, and keeps the conversation for --continue."""
+    options = answer_options(args) | {"logprobs": args.logprobs}
+    prompt = read_prompt(args) or "" if args.raw else ""
+    messages, tools = ([], None) if args.raw else read_conversation(args)
+    model = load(args)
+    if named_model(args) is None:
+        hint("No --model given: the small bundled model answers. For Qwen's own: --model Qwen/Qwen3-0.6B")
+    cache, saved = open_prompt_cache(args.prompt_cache, model)
+    if args.raw:
+        given = {name: value for name, value in options.items() if value is not None}
+        completion = Completion(model, model.tokenizer.encode(prompt), cache, **given)
+    else:
+        completion = chat(model, messages, tools, args.think, cache=cache, **options)
+    try:
+        if args.json:
+            value = as_json(completion.finish(), args.logprobs)
+            print_json(value | {"reasoning": None} if args.hide_thinking else value)
+        elif args.raw:
+            print_raw(completion)
+        else:
+            print_answer(completion, args.hide_thinking)
+    finally:
+        if cache is not None and saved == completion.cached_tokens < len(completion.prompt_ids) - 1:
+            cache.truncate(min(cache.length, len(completion.prompt_ids)))
+            save_prompt_cache(cache, model, args.prompt_cache)
+    if not args.raw:
+        try:
+            keep_conversation([*messages, completion.message], tools)
+        except InputError as error:  # a read-only home, for example
+            hint(f"--continue will not find this answer: {error}")
+    report(completion, args)
+
+
+def hint(text: str) -> None:
+    """A note for a person at a terminal; a script doesn't need it."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        note(text)
+
+
+def report(completion: Completion, args: argparse.Namespace) -> None:
+    """Prints the notes that follow an answer to stderr."""
+    if not args.json and (cut := cut_note(completion)):  # the JSON object has its finish_reason
+        note(cut)
+    if args.logprobs is not None and not args.json:
+        for entry in logprob_objects(completion):
+            others = "".join(f"  {other['logprob']:9.4f} {other['token']!r}" for other in entry["top"])
+            note(f"{entry['logprob']:9.4f} {entry['token']!r}{' |' if others else ''}{others}")
+    if args.stats:
+        note(statistics(completion, lookup=bool(args.lookup)))
+
+
+def open_prompt_cache(name: str | None, model: Model) -> tuple[KVCache | None, int]:
+    """(the KV cache in a file, how many positions it holds); an empty cache if there is no such file yet."""
+    if name is None:
+        return None, 0
+    cache = load_prompt_cache(model, name) if os.path.lexists(name) else model.engine.new_cache(model.config)
+    return cache, cache.length
+
+
+def print_scores(args: argparse.Namespace) -> None:
+    """Prints log-likelihood, tokens and perplexity of the prompt, and of each line of --file.
+
+    The first token of a text is given, so a text of n tokens has n - 1 whose probability counts.
+    """
+    texts = [] if args.prompt in (None, "-") else [args.prompt]
+    texts += [] if args.file is None else read_text(args.file).split("\n")
+    texts = texts or [read_text("-")]
+    model = load(args)
+    for text in texts:
+        ids = model.tokenizer.encode(text)
+        n, total = max(len(ids) - 1, 0), float(sum(score(model, ids))) if ids else 0.0
+        mean = -total / n if n else math.inf
+        value = {"logprob": round(total, 4), "tokens": n,
+                 "perplexity": round(math.exp(mean), 4) if mean < 700 else None}  # beyond, it is no float
+        if args.json:
+            print_json(value | {"text": text})
+        else:
+            perplexity = "-" if value["perplexity"] is None else f"{value['perplexity']:.4f}"
+            write(f"{total:.4f}\t{n}\t{perplexity}\t{text}\n")
+
+
+def converse(args: argparse.Namespace) -> int:
+    """A conversation on the terminal, or with lines from a pipe -> exit status."""
+    if sys.stdin is None:
+        raise InputError("stdin is closed, so there is nobody to talk to")
+    options = answer_options(args)
+    messages, tools = read_conversation(args)
+    model = load(args)
+    if model.embeds:  # before somebody types a question
+        raise InputError(f"{model.path}: an embedding model gives vectors, not answers")
+    return run_chat(Chat(model, messages, tools, args.think, args.hide_thinking, options, args.stats))
+
+
+def print_version(_args: argparse.Namespace) -> None:
+    """Prints the version, with the commit of a checkout."""
+    write(f"qwen3 {__version__}{f' ({name})' if (name := commit()) else ''}\n")
+
+
+def download(args: argparse.Namespace) -> None:
+    """Downloads the model, unless it is there, and prints where it is."""
+    if (name := named_model(args)) is None:
+        raise InputError("--download needs --model NAME")
+    write(f"{resolve_model(name)}\n")
+
+
+def save_quantized(args: argparse.Namespace) -> None:
+    """Writes the model, quantized by the fast engine, into a new folder."""
+    if args.quantize is None:
+        raise InputError("--save-quantized needs --quantize int8 or --quantize int4")
+    from qwen3_lib.io.packed import save_quantized as save
+    save(load(args), args.save_quantized, args.quantize)
+    size = readable_size(size_on_disk(Path(args.save_quantized)))
+    note(f"Written: {args.save_quantized}, {size}, {args.quantize}. It loads with --fast --model {args.save_quantized}")
+
+
+def compile_ahead(_args: argparse.Namespace) -> None:
+    """Compiles the fast engine, and says where its machine code is kept."""
+    from qwen3_numba import kept_kernels
+    note(f"Compiled: {kept_kernels()}")
+
+
+def commit() -> str | None:
+    """The short name of the git commit in the folder of qwen3.py, or None if that is no checkout of its own."""
+    if not (HERE / ".git").exists():  # git would take the commit of a repository further up
+        return None
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    try:
+        done = subprocess.run(["git", "--git-dir", HERE / ".git", "rev-parse", "--short", "HEAD"], env=environment,
+                              stdin=subprocess.DEVNULL, capture_output=True, encoding="ascii", timeout=5)
+    except (OSError, ValueError, subprocess.SubprocessError):  # no git; not a commit's name; it hangs
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+JOBS: dict[str, Callable[[argparse.Namespace], None]] = {
+    "version": print_version, "list": print_models, "download": download, "verify": verify_cached,
+    "save_quantized": save_quantized, "compile": compile_ahead, "score": print_scores}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line -> exit status."""
+    args = parse_arguments(make_parser(), argv)
+
+    def work() -> int:
+        if args.chat:
+            return converse(args)
+        job = next((job for job in JOBS if getattr(args, job) not in (None, False)), None)
+        (answer if job is None else JOBS[job])(args)
+        return 0
+
+    return guarded(work)
+
+
+def fast_main(argv: Sequence[str] | None = None) -> int:
+    """The command qwen3-fast."""
+    return main(["--fast", *(sys.argv[1:] if argv is None else argv)])
+
+
+def guarded(work: Callable[[], int]) -> int:
+    """Does the work of a command -> its exit status. Bad input and Ctrl-C end in one line on stderr."""
+    if sys.stderr is None:  # closed; a library may write to it
+        sys.stderr = open(os.devnull, "w")
+    try:
+        if sys.stdout is None:
+            raise InputError("stdout is closed, so there is nowhere to write the answer to")
+        if hasattr(sys.stdout, "reconfigure"):
+            sys.stdout.reconfigure(errors="replace")  # a terminal that can't show a character gets a question mark
+        return work()
+    except InputError as error:
+        if isinstance(error.__cause__, BrokenPipeError):  # `| head -1` has read enough
+            return 141  # as if SIGPIPE had ended it
+        message, status = str(error), 1
+    except MemoryError:
+        message, status = "not enough memory for this model", 1
+    except KeyboardInterrupt:
+        message, status = "interrupted", 130
+    note(f"{os.path.basename(sys.argv[0])}: {message}")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

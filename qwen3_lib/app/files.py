@@ -1,0 +1,180 @@
+"""The files of people: texts, conversations, tools, saved prompts.
+
+Input is checked; bad input raises InputError with a message of one line.
+"""
+import hashlib
+import os
+import sys
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+
+from qwen3 import KVCache, Model, checked_ids
+from qwen3_lib.io import adapter
+from qwen3_lib.io.errors import LARGEST_TEXT, InputError, parse_json
+from qwen3_lib.io.progress import progress
+from qwen3_lib.io.tensors import both_ends
+from qwen3_lib.io.writing import write_safetensors
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Texts
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def read_text(name: str) -> str:
+    """The text of a file, or of stdin for "-", without the newline at its end. UTF-8, at most LARGEST_TEXT bytes."""
+    where = "stdin" if name == "-" else name
+    try:
+        if name == "-":
+            if sys.stdin is None:
+                raise InputError("stdin is closed, so no prompt can be read from it")
+            data = sys.stdin.buffer.read(LARGEST_TEXT + 1)
+        else:
+            with open(name, "rb") as file:
+                data = file.read(LARGEST_TEXT + 1)
+    except (OSError, ValueError) as error:  # ValueError: a NUL character in the name
+        raise InputError(f"{where}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    if len(data) > LARGEST_TEXT:
+        raise InputError(f"{where}: longer than {LARGEST_TEXT} bytes, which no model's context can hold")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where}: not UTF-8 text: byte {error.start} is {data[error.start]:#x}") from error
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def read_json(name: str) -> Any:
+    """The JSON value in a file (or stdin for "-")."""
+    return parse_json(read_text(name), name)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Conversations and tools, in the form of OpenAI's API
+# ----------------------------------------------------------------------------------------------------------------------
+
+ROLES = ("system", "user", "assistant", "tool")
+
+
+def read_messages(name: str) -> tuple[list[dict], list[dict] | None]:
+    """(messages, tools or None) of a file with a list of messages, or with {"messages": [...], "tools": [...]}."""
+    value = read_json(name)
+    messages, tools = (value.get("messages"), value.get("tools")) if isinstance(value, dict) else (value, None)
+    if not isinstance(messages, list) or not messages:
+        raise InputError(f'{name}: expected a list of messages, [{{"role": "user", "content": "..."}}, ...]')
+    for i, message in enumerate(messages):
+        check_message(message, f"{name}: message {i}")
+    return messages, None if tools is None else checked_tools(tools, name)
+
+
+def check_message(message: Any, where: str) -> None:
+    """Raises InputError, which begins with `where`, unless it is a message as the chat templates expect them."""
+    if not isinstance(message, dict) or message.get("role") not in ROLES:
+        raise InputError(f'{where} must be an object whose "role" is one of {", ".join(ROLES)}')
+    calls, content = message.get("tool_calls"), message.get("content")
+    texts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    if content is None and not (message["role"] == "assistant" and calls):
+        raise InputError(f'{where} has no "content"')
+    if content is not None and not all(isinstance(part, dict) and part.get("type") == "text"
+                                       and isinstance(part.get("text"), str) for part in texts):
+        raise InputError(f'{where}: "content" must be a text, or a list of {{"type": "text", "text": ...}}')
+    for key in ("reasoning_content", "reasoning", "thinking"):
+        if not isinstance(message.get(key), str | None):
+            raise InputError(f'{where}: "{key}" must be a text')
+    if calls is not None and not (isinstance(calls, list) and all(map(is_tool_call, calls))):
+        raise InputError(f'{where}: "tool_calls" must be a list of {{"function": {{"name": ..., "arguments": ...}}}}')
+
+
+def is_tool_call(call: Any) -> bool:
+    """True for {"name", "arguments"}, also as the "function" of an object. OpenAI's API has the arguments as text."""
+    function = call.get("function", call) if isinstance(call, dict) else None
+    return (isinstance(function, dict) and isinstance(function.get("name"), str)
+            and "arguments" in function)
+
+
+def read_tools(name: str) -> list[dict]:
+    """The tools of a file with a list of {"type": "function", "function": {"name", "description", "parameters"}}."""
+    return checked_tools(read_json(name), name)
+
+
+def checked_tools(tools: Any, name: str) -> list[dict]:
+    """The tools. Raises InputError, which names the file, unless each has a name."""
+    functions = [tool.get("function", tool) if isinstance(tool, dict) else None
+                 for tool in (tools if isinstance(tools, list) else [None])]
+    if not all(isinstance(function, dict) and isinstance(function.get("name"), str) for function in functions):
+        raise InputError(f'{name}: tools must be a list of {{"type": "function", "function": {{"name": ..., '
+                         '"description": ..., "parameters": ...}}')
+    return tools
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Saved prompts: the KV cache of a prefix, as a safetensors file with token_ids [n] and k, v [layers, n_kv_heads, n,
+# head_dim]. Its metadata name the model and hold a checksum of the bytes.
+# ----------------------------------------------------------------------------------------------------------------------
+
+FORMAT = "qwen3 prompt cache 2"
+
+
+def fingerprint(model: Model, cache: KVCache) -> str:
+    """A short text that tells models apart: config, both ends of each tensor, how weights and cache are kept."""
+    kept = f"{getattr(model.weights, 'form', None)} {cache.form} {cache.k.shape[3]}"
+    digest = hashlib.sha256(f"{model.config} {kept}".encode())
+    if (folder := getattr(model.folder, "adapter", None)) is not None:
+        for file in (adapter.CONFIG, adapter.WEIGHTS):
+            digest.update((folder / file).read_bytes())
+    for name, tensor in sorted(model.folder.stored().items()):
+        digest.update(f"{name} {tensor.dtype} {tensor.shape}".encode() + both_ends(tensor))
+    return digest.hexdigest()
+
+
+def checksum(arrays: Iterable[np.ndarray]) -> str:
+    """CRC-32 over the bytes of the arrays."""
+    value = 0
+    for array in progress(arrays, "checking the prompt cache"):
+        value = zlib.crc32(np.ascontiguousarray(array).data, value)
+    return f"{value:08x}"
+
+
+def save_prompt_cache(cache: KVCache, model: Model, name: str | Path) -> None:
+    """Writes the filled part of a cache. Raises InputError when it can't be written."""
+    n = cache.length
+    token_ids, k, v = cache.token_ids[:n], cache.k[..., :n, :], cache.v[..., :n, :]
+    tensors: dict[str, np.ndarray] = {"token_ids": token_ids, "k": k, "v": v}
+    parts = [token_ids, *k, *v]  # layer by layer, for memory's sake
+    write_safetensors(name, tensors,
+                      {"format": FORMAT, "model": fingerprint(model, cache), "crc32": checksum(parts)})
+
+
+def load_prompt_cache(model: Model, name: str | Path) -> KVCache:
+    """The cache in a file. Raises InputError for a damaged file and for a file of another model."""
+    if not os.path.isfile(name):
+        raise InputError(f"{name}: not a regular file, so not a prompt cache")
+    cache = model.engine.new_cache(model.config)
+    try:
+        with safetensors.safe_open(name, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                raise InputError(f"{name}: not a prompt cache of this program; give another name")
+            if metadata.get("model") != fingerprint(model, cache):
+                raise InputError(f"{name}: the prompt cache of another model (or engine); give another name")
+            token_ids, k, v = (file.get_tensor(key) for key in ("token_ids", "k", "v"))
+    except OSError as error:
+        raise InputError(f"{name}: cannot be read: {error.strerror or error}") from error
+    except (safetensors.SafetensorError, ValueError, TypeError, KeyError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{name}: no prompt cache, or a damaged one; give another name: {error}") from error
+    n = len(token_ids) if token_ids.ndim == 1 else 0
+    shape = (*cache.k.shape[:2], n, cache.k.shape[3])
+    if (not 1 <= n <= model.config.context_length
+            or any(array.shape != shape or array.dtype != cache.k.dtype for array in (k, v))
+            or metadata.get("crc32") != checksum([token_ids, *k, *v])):
+        raise InputError(f"{name}: a damaged prompt cache; give another name")
+    ids = checked_ids(token_ids, model.config.vocab_size)
+    cache.reserve(n)
+    cache.k[..., :n, :], cache.v[..., :n, :] = k, v
+    cache.advance(ids)
+    return cache

@@ -1,0 +1,221 @@
+"""A job: one model answers many records, and nothing that stops the process loses a result.
+
+The output file is the journal. A result is one line with the number of its record; it is written at once and never
+changed, so the lines of the output say which records are done. A small file beside it, OUT.job, says what the job is:
+the input, the model and the options. A job that is started again compares these, removes torn lines from the output,
+and answers the other records.
+
+The promise: after a kill, or on a full disk, each whole line is kept, and its record is never computed again. After a
+power cut, the same holds for lines older than SYNC seconds.
+"""
+import contextlib
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from itertools import islice
+from typing import Any, BinaryIO
+
+from qwen3 import Model
+from qwen3_lib.app.files import fingerprint
+from qwen3_lib.app.records import Row, Settings, Source, answered, id_of, parsed, refused, result_of
+from qwen3_lib.app.terminal import model_name, note
+from qwen3_lib.io.errors import InputError, brief, counted
+from qwen3_lib.io.progress import progress
+from qwen3_lib.io.writing import write_whole
+
+try:
+    import fcntl
+except ImportError:  # Windows: nothing keeps two processes from one output file
+    fcntl = None  # type: ignore[assignment]
+
+SYNC = 1.0  # seconds between two fsyncs, which take some milliseconds each
+FORMAT = "qwen3 job 2"  # stands in OUT.job
+
+
+class Journal:
+    """The output file of a job. `done` has a byte for each record, by its number: 1 if its result is in the file."""
+
+    def __init__(self, name: str, about: dict[str, Any], last: int):
+        """Starts the job that `about` describes in the file `name`, or goes on with it.
+
+        No record has a number above `last`. Raises InputError if the file belongs to another job, if another process
+        writes it, or if it can't be written.
+        """
+        self.name, self.path, self.synced = name, os.path.realpath(name), time.monotonic()
+        self.done, self.n_answered, self.n_failed = bytearray(last + 1), 0, 0
+        if os.path.lexists(self.path) and not os.path.isfile(self.path):
+            raise InputError(f"{name}: not a regular file, so a job can't go on in it")
+        with contextlib.ExitStack() as opened, self.writing():
+            self.lock = opened.enter_context(open(f"{self.path}.job", "a+b"))
+            self._take_lock()
+            if os.path.exists(self.path) and os.path.getsize(self.path):
+                self._compare(about)
+                self._repair()
+            else:
+                self._describe(about)
+            self.file: BinaryIO = opened.enter_context(open(self.path, "ab", buffering=0))
+            self.close = opened.pop_all().close
+
+    @property
+    def n_done(self) -> int:
+        return self.n_answered + self.n_failed
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Turns an error of the disk into InputError."""
+        try:
+            yield
+        except OSError as error:
+            kept = f"; {self.n_done} records are done, and the same command goes on from there" if self.n_done else ""
+            raise InputError(f"{self.name}: cannot be written: {error.strerror or error}{kept}") from error
+
+    def _take_lock(self) -> None:
+        if fcntl is not None:
+            try:
+                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise InputError(f"{self.name}: another process is writing this file now") from error
+            except OSError:
+                note(f"{self.name}: this file system has no locks; start no second process with this output")
+
+    def _describe(self, about: dict[str, Any]) -> None:
+        self.lock.truncate(0)
+        self.lock.write((json.dumps(about, indent=2) + "\n").encode())
+        self.lock.flush()
+        os.fsync(self.lock.fileno())  # before the first result: results without a description can't be used again
+
+    def _compare(self, about: dict[str, Any]) -> None:
+        """Raises InputError that names the first difference from the job of this output."""
+        self.lock.seek(0)
+        try:
+            former = json.loads(self.lock.read())
+        except (ValueError, RecursionError):
+            former = None
+        if not isinstance(former, dict) or former.get("format") != FORMAT:
+            raise InputError(f"{self.name}: exists already, and {self.name}.job describes no job; give another --out")
+        now = json.loads(json.dumps(about))  # tuples are lists in JSON
+        for key in [*now, *former]:
+            if former.get(key) != now.get(key):
+                before, after = (brief(json.dumps(each.get(key)), 80) for each in (former, now))
+                raise InputError(f"{self.name}: belongs to another job: its {key} was {before} and is {after} now; "
+                                 "change it back, or give another --out")
+
+    def _repair(self) -> None:
+        """Marks the records that are done. Removes lines that are no results: one that a kill has torn, or after a
+        power cut zeros, which may stand between whole lines, too."""
+        wrong, last, kept = set(), 0, 0
+        with open(self.path, "rb") as file:
+            for last, line in enumerate(file):
+                n, is_answer = result_of(line) or (0, False)
+                if not 0 < n < len(self.done) or self.done[n]:
+                    wrong.add(last)
+                else:
+                    self._mark(n, is_answer)
+                    kept += len(line)
+        if not wrong:
+            return
+        note(f"{self.name}: removed {os.path.getsize(self.path) - kept} bytes that were no whole result")
+        if wrong == {last}:
+            os.truncate(self.path, kept)
+        else:
+            with open(self.path, "rb") as file:
+                whole = (line for i, line in enumerate(file) if i not in wrong)
+                write_whole(self.path, lambda new: new.writelines(whole))
+
+    def _mark(self, n: int, is_answer: bool) -> None:
+        self.done[n] = 1
+        self.n_answered += is_answer
+        self.n_failed += not is_answer
+
+    def write(self, line: int, result: Row, is_answer: bool) -> None:
+        """Appends the result of a record. Raises InputError if the disk is full."""
+        rest = (json.dumps(result, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")  # lone surrogates
+        with self.writing():
+            while rest:  # a disk that is nearly full takes a part
+                rest = rest[self.file.write(rest):]
+        self._mark(line, is_answer)
+
+    def sync(self, every: float = 0.0) -> None:
+        """Forces the results to the disk, unless that was done within the last `every` seconds."""
+        if time.monotonic() - self.synced >= every:
+            with self.writing():
+                os.fsync(self.file.fileno())
+            self.synced = time.monotonic()
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.sync()
+        finally:
+            self.close()
+
+
+def description(source: Source, model: Model, settings: Settings) -> dict[str, Any]:
+    """What a job is, for OUT.job: a job goes on only if all of it is the same."""
+    cache, form = model.engine.new_cache(model.config), getattr(model.weights, "form", None)
+    digest = hashlib.sha256(fingerprint(model, cache).encode())
+    digest.update(repr((model.tokenizer.chat_template, model.sampling, model.eos_token_ids,
+                        model.max_new_tokens)).encode("utf-8", "backslashreplace"))
+    digest.update(model.tokenizer.backend.to_str().encode())
+    engine = "NumPy float32" if form is None else f"numba {form}, cache {cache.form}"
+    options = asdict(settings) | settings.options
+    del options["options"]
+    return {"format": FORMAT, "input form": source.form, "input's sha256": source.sha256, "model": model_name(model),
+            "engine": engine, "model's sha256": digest.hexdigest()} | options
+
+
+def run_job(source: Source, journal: Journal, batch: Any, prepare: Callable[[Row, int], tuple[Any, dict[str, Any]]],
+            openai: bool = False, fail_fast: bool = False) -> None:
+    """Answers the records that are not done yet in a Batch, and says on stderr what was done.
+
+    prepare(record, line) -> (ids of the prompt, options of Completion). A record that can't be answered gets a result
+    that says why; with `fail_fast` it raises InputError.
+    """
+    running = dict[int, tuple[str | int, int | None]]()  # line -> (id, number of logprobs)
+    todo = ((line, row) for line, row in source.rows() if line < len(journal.done) and not journal.done[line])
+    n_before = n_shown = journal.n_done
+    n_tokens, began = 0, time.monotonic()
+
+    def fail(error: InputError, line: int, record_id: str | int | None) -> None:
+        if fail_fast:
+            raise InputError(f"record {line}: {error}") from error
+        journal.write(line, refused(error, line, record_id, openai), False)
+
+    try:
+        with progress(description="answering", total=source.n_records, initial=n_before, unit=" records") as bar:
+            while (taken := [*islice(todo, batch.free)]) or not batch.idle:
+                for line, row in taken:
+                    record_id = None
+                    try:
+                        record = parsed(row, source.form)
+                        record_id = id_of(record, line)
+                        token_ids, options = prepare(record, line)
+                        batch.add(line, token_ids, **options)
+                        running[line] = record_id, options.get("logprobs")
+                    except InputError as error:
+                        fail(error, line, record_id)
+                for line, outcome in [] if batch.idle else batch.step():
+                    record_id, n_logprobs = running.pop(line)
+                    if isinstance(outcome, InputError):
+                        fail(outcome, line, record_id)
+                    else:
+                        journal.write(line, answered(outcome, line, record_id, n_logprobs, openai), True)
+                        n_tokens += len(outcome.token_ids)
+                journal.sync(every=SYNC)
+                bar.set_postfix_str(f"{n_tokens / (time.monotonic() - began):.0f} tokens/s", refresh=False)
+                bar.update(journal.n_done - n_shown)
+                n_shown = journal.n_done
+    except KeyboardInterrupt:
+        note(f"{journal.name}: {journal.n_done} of {source.n_records} records are done; the same command goes on from "
+             "there")
+        raise
+    source.check_unchanged()
+    before = f" ({n_before} were done before)" if n_before else ""
+    failed = f"; {counted(journal.n_failed, 'record')} failed: the results say why" if journal.n_failed else ""
+    note(f"{journal.name}: {counted(journal.n_answered, 'record')} answered{before}, {counted(n_tokens, 'token')} in "
+         f"{time.monotonic() - began:.1f} s{failed}")

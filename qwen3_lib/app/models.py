@@ -1,0 +1,82 @@
+"""The models on this computer, for `--list`."""
+import argparse
+import json
+import os
+import re
+from pathlib import Path
+
+from qwen3 import BUNDLED, InputError
+from qwen3_lib.app.options import named_model
+from qwen3_lib.app.terminal import write
+from qwen3_lib.io.errors import brief, some
+from qwen3_lib.io.gguf_file import is_gguf
+from qwen3_lib.io.hub import cached_models, check_blobs, resolve_model
+from qwen3_lib.io.models import open_model
+
+
+def print_models(args: argparse.Namespace) -> None:
+    """Prints a table: name, size on disk, whether this program runs the model; with --json one object a line."""
+    found = [("(bundled)", BUNDLED), *cached_models(), *([] if args.model is None else models_in(Path(args.model)))]
+    rows = [(brief(name), size_on_disk(folder), why_not(folder)) for name, folder in found]
+    if args.json:
+        for (name, size, why), (_, folder) in zip(rows, found):
+            write(json.dumps({"name": name, "path": str(folder), "bytes": size, "runs": why is None, "why_not": why},
+                             ensure_ascii=False) + "\n")
+        return
+    width = max(len(name) for name, _, _ in rows)
+    write(f"{'MODEL':{width}}  {'SIZE':>8}  RUNS\n")
+    for name, size, why in rows:
+        write(f"{name:{width}}  {readable_size(size):>8}  {'yes' if why is None else f'no: {why}'}\n")
+
+
+def verify_cached(args: argparse.Namespace) -> None:
+    """Compares the files of a model in the hub's cache with their checksums. Raises InputError that names damage."""
+    folder = resolve_model(named_model(args) or str(BUNDLED), args.offline)
+    report_damage(folder, check_blobs(folder))
+
+
+def report_damage(folder: Path, damaged: list[str]) -> None:
+    """Prints that all checksums are right. Raises InputError that names the damaged parts."""
+    if damaged:
+        raise InputError(f"{folder}: damaged: {some(damaged)}; delete and download or quantize it again")
+    write(f"{brief(folder)}: all checksums are right\n")
+
+
+def models_in(folder: Path) -> list[tuple[str, Path]]:
+    """(name, folder) of a model's folder, or of each model one level below. Raises InputError where there is none."""
+    try:
+        paths = [folder] if is_model(folder) else [path for path in sorted(folder.iterdir()) if is_model(path)]
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be listed: {error.strerror}") from error
+    if not paths:
+        raise InputError(f"{folder}: no model's folder, and none in it")
+    return [(str(path), path) for path in paths]
+
+
+def is_model(path: Path) -> bool:
+    """True for a GGUF file and for a folder with a config.json."""
+    return is_gguf(path) or (path / "config.json").is_file()
+
+
+def size_on_disk(folder: Path) -> int:
+    """The bytes of the files in a folder, or of a GGUF file."""
+    return sum(file.stat().st_size for file in (folder, *folder.glob("*")) if file.is_file())
+
+
+def readable_size(n: int) -> str:
+    """A number of bytes in words: 8.6 MB."""
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 1000)):
+        if n >= size:
+            return f"{n / size:.1f} {unit}"
+    return f"{n} B"
+
+
+def why_not(path: Path) -> str | None:
+    """Why this program doesn't run the model in a folder, in a few words; None if its config and its tensors fit."""
+    try:
+        folder = open_model(str(path), offline=True)
+        folder.tensors(folder.config())
+        return None if is_gguf(path) or (path / "tokenizer.json").is_file() else "no tokenizer.json"
+    except InputError as error:
+        said = str(error).replace(str(path) + os.sep, "").removeprefix(f"{path}: ")
+        return brief(re.split("[;(]", said, maxsplit=1)[0].strip(), 100)

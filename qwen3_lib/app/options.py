@@ -1,0 +1,126 @@
+"""Options that several commands have, each defined once: the model, the engine, the answer."""
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from qwen3 import BUNDLED, Engine, InputError, Model, Sampling, checked_whole, load_model
+from qwen3_lib.answers.completion import checked_stop
+from qwen3_lib.io.errors import LONGEST_LINE, brief, did_you_mean
+from qwen3_lib.io.rope import stretched
+
+
+SYNONYMS = {"--max-new-tokens": "--max-tokens", "--system-prompt": "--system"}  # as other programs call them
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that takes --max_tokens for --max-tokens, and says in one line what is wrong."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        args = list(sys.argv[1:] if args is None else args)
+        end = args.index("--") if "--" in args else len(args)
+        for i, (name, equals, value) in enumerate(arg.partition("=") for arg in args[:end]):
+            if name.startswith("--"):
+                name = name.replace("_", "-")
+                args[i] = SYNONYMS.get(name, name) + equals + value
+        if end < len(args):
+            return super().parse_args(args, namespace)
+        return self.parse_intermixed_args(args, namespace)  # options may stand between the words of a prompt
+
+    def error(self, message: str) -> NoReturn:
+        given = [word.partition("=")[0] for word in message.split() if re.match(r"--?\w", word)]
+        if message.startswith("unrecognized arguments") and given:
+            known = re.findall(r"--[a-z-]+", self.format_help())
+            message = f"there is no option {given[0]} here{did_you_mean(given[0], known)}"
+        print(f"{self.prog}: error: {brief(message, LONGEST_LINE)} (--help lists the options)", file=sys.stderr)
+        self.exit(2)
+
+
+def add_model_options(parser: argparse.ArgumentParser, default: str = "the small bundled model") -> None:
+    add = parser.add_argument_group("which model").add_argument
+    add("-m", "--model", metavar="NAME", help="a folder with config.json, tokenizer.json and *.safetensors; a GGUF "
+        "file; or a model on the Hugging Face hub: Qwen/Qwen3-0.6B, or 0.6B for short, or a GGUF file there: "
+        "Qwen/Qwen3-0.6B-GGUF:Q8_0. A model on the hub is downloaded once (default: $QWEN3_MODEL, otherwise "
+        f"{default})")
+    add("--offline", action="store_true", help="never use the network: only folders and downloaded models")
+    add("--adapter", metavar="DIR", help="a folder with a LoRA adapter, which is merged into the model while loading")
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("the fast engine").add_argument
+    add("--fast", action="store_true", help="compute with the fast engine, which needs numba; each option below "
+        "implies --fast")
+    add("--quantize", choices=["int8", "int4"], help="8 or 4 bits a weight: up to 2 or 3.5 times as fast as bfloat16")
+    add("--threads", type=int, metavar="N", help="number of threads (default: one for each CPU this process may use)")
+    add("--kv-dtype", choices=["f16", "bf16", "f32", "int8"], help="number format of the KV cache (default: f16)")
+
+
+def add_answer_options(parser: argparse.ArgumentParser) -> Any:
+    """Adds the options of an answer and of sampling -> a function that adds more to the first group."""
+    add = add_more = parser.add_argument_group("the answer").add_argument
+    add("--think", action=argparse.BooleanOptionalAction,
+        help="reason before the answer, or don't (default: the chat template decides)")
+    add("--think-budget", type=int, metavar="N", help="end the reasoning after N tokens, then answer")
+    add("-n", "--max-tokens", type=int, metavar="N",
+        help="longest answer, in tokens (default: until the model ends it, or the context is full)")
+    add("--stop", action="append", metavar="TEXT", default=[], help="end the answer before this text; may be repeated")
+    add = parser.add_argument_group("sampling").add_argument
+    add("--greedy", action="store_true", help="always take the most likely token, as --temperature 0 does")
+    add("--temperature", type=float, metavar="T", help="0 takes the most likely token, 1 draws tokens with the model's "
+        "probabilities, more than 1 makes rare tokens likelier")
+    add("--top-k", type=int, metavar="K", help="draw only from the K most likely tokens; 0 means all")
+    add("--top-p", type=float, metavar="P", help="draw only from the most likely tokens that together reach the "
+        "probability P")
+    add("--min-p", type=float, metavar="P", help="draw only tokens at least P times as likely as the most likely token")
+    add("--repetition-penalty", type=float, metavar="X", help="above 1: tokens of prompt and answer get less likely")
+    add("--presence-penalty", type=float, metavar="X", help="above 0: tokens of the answer get less likely")
+    add("--frequency-penalty", type=float, metavar="X", help="above 0: the same, once for each occurrence of the token")
+    add("--seed", type=int, metavar="N", help="the same seed draws the same tokens")
+    return add_more
+
+
+def answer_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of a Completion. Raises InputError for wrong values, before a large model is loaded."""
+    sampling = {name: getattr(args, name) for name in Sampling.__dataclass_fields__}
+    if args.greedy:
+        sampling["temperature"] = 0.0
+    Sampling().updated(**sampling)
+    for name, least in (("max_tokens", 1), ("seed", 0), ("think_budget", 0), ("lookup", 0), ("logprobs", 0)):
+        if (value := getattr(args, name, None)) is not None:
+            checked_whole(f"--{name.replace('_', '-')}", value, least)
+    return sampling | {"stop": checked_stop(args.stop), "max_new_tokens": args.max_tokens, "seed": args.seed,
+                       "think_budget": args.think_budget, "lookup": args.lookup}
+
+
+def engine_of(args: argparse.Namespace) -> Engine:
+    """The engine of add_engine_options. Raises InputError where numba is absent."""
+    if not (args.fast or args.quantize or args.threads is not None or args.kv_dtype):
+        return Engine()
+    try:
+        import qwen3_numba
+    except ImportError as error:  # numba is an extra that a plain installation leaves out
+        raise InputError(str(error)) from error
+    return qwen3_numba.engine(args.quantize, args.threads, args.kv_dtype or "f16")
+
+
+def named_model(args: argparse.Namespace) -> str | None:
+    """The name of the model that --model or $QWEN3_MODEL gives, or None."""
+    return args.model if args.model is not None else os.environ.get("QWEN3_MODEL") or None
+
+
+def load(args: argparse.Namespace, engine: Engine | None = None) -> Model:
+    """The model of --model, of $QWEN3_MODEL, or the bundled one, with the engine of the options."""
+    factor, name = getattr(args, "rope_factor", None), named_model(args)
+    if factor is not None and not 1 <= factor <= 1e6:
+        raise InputError(f"--rope-factor must be a number between 1 and 1e+06, not {factor}")
+    try:
+        model = load_model(BUNDLED if name is None else name, engine or engine_of(args), args.offline,
+                           adapter=args.adapter)
+    except InputError as error:
+        raise InputError(f"$QWEN3_MODEL: {error}" if name is not None and args.model is None else str(error)) from error
+    return model if factor is None else replace(model, config=stretched(model.config, factor))

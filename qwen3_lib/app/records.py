@@ -1,0 +1,358 @@
+"""The records of a job: requests from JSON lines, plain text, OpenAI's batch files, CSV or Parquet; and their results.
+
+The number of its line identifies a record, from 1 on; in a table, the number of its row. The id belongs to the user: it
+may be missing (then it is the number) or repeat.
+"""
+import csv
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from qwen3 import Model, default_sampling
+from qwen3_lib.answers.completion import OPTIONS, Completion
+from qwen3_lib.app.files import check_message, checked_tools
+from qwen3_lib.app.terminal import as_json, model_name
+from qwen3_lib.io.errors import LARGEST_TEXT, InputError, brief, did_you_mean, is_whole, some
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the command line says about all records. A resumed job must have the same settings."""
+    options: dict[str, Any] = field(default_factory=dict)  # defaults for the options of Completion
+    system: str | None = None  # for records without a system message
+    tools: list[dict] | None = None
+    think: bool | None = None
+    raw: bool = False  # continue the prompts as plain text, without the chat template
+    template: str | None = None  # the prompt is this text with {columns} filled in
+    openai: bool = False  # write results in the form of OpenAI's batch files
+    context: int | None = None  # most tokens of a prompt and its answer
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The input file
+# ----------------------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Source:
+    """An input file, and what it held when the job began."""
+    name: str
+    form: str  # "json", "text", "csv" or "parquet"
+    columns: list[str]  # that the template names
+    sha256: str
+    changed: int  # time of the file's last change
+    n_records: int = 0
+    last: int = 0  # the highest number of a record: more than n_records if there are blank lines
+
+    def rows(self) -> Iterator[tuple[int, bytes | Row]]:
+        """(number, row) of each row; a row of a table is a dict. Raises InputError for a damaged table."""
+        if self.form == "csv":
+            return csv_rows(self.name, self.columns)
+        return parquet_rows(self.name, self.columns) if self.form == "parquet" else lines_of(self.name)
+
+    def check_unchanged(self) -> None:
+        """Raises InputError if the file was written to after the job began."""
+        if os.stat(self.name).st_mtime_ns != self.changed:
+            raise InputError(f"{self.name}: changed while the job ran, so results may belong to other lines")
+
+
+def open_source(name: str, template: str | None = None, text: bool = False) -> Source:
+    """Reads the whole file once: its checksum, its number of rows, and whether a table is sound. Raises InputError."""
+    if name == "-" or os.path.lexists(name) and not os.path.isfile(name):
+        raise InputError(f"{'stdin' if name == '-' else name}: not a regular file; a job reads its input several times, "
+                         "so write it into a file first")
+    try:
+        changed, form = os.stat(name).st_mtime_ns, "text" if text else form_of(name)
+        with open(name, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if form in ("csv", "parquet") and template is None:
+            raise InputError(f"{name}: name the column that holds the prompts: --column NAME, or "
+                             "--template \"... {NAME}\"")
+        source = Source(name, form, [] if template is None else columns_of(template), digest, changed)
+        n_records = last = 0
+        for n_records, (last, _) in enumerate(source.rows(), 1):  # noqa: B007 (the last values count)
+            pass
+        return replace(source, n_records=n_records, last=last)
+    except OSError as error:
+        raise InputError(f"{name}: cannot be read: {error.strerror}") from error
+
+
+def form_of(name: str) -> str:
+    """The form of a file, by its suffix; without a known one, by the first character that isn't white space."""
+    known = {".csv": "csv", ".parquet": "parquet", ".jsonl": "json", ".ndjson": "json", ".json": "json"}
+    if (suffix := Path(name).suffix.lower()) in known:
+        return known[suffix]
+    _, first = next(lines_of(name), (0, b"{"))
+    return "json" if first.startswith(b"{") else "text"
+
+
+def lines_of(name: str) -> Iterator[tuple[int, bytes]]:
+    """(number, line) of each line that isn't blank."""
+    with open(name, "rb") as file:
+        for number, line in enumerate(file, 1):
+            if line := line.removeprefix(b"\xef\xbb\xbf" if number == 1 else b"").strip():
+                yield number, line
+
+
+def csv_rows(name: str, columns: Sequence[str]) -> Iterator[tuple[int, Row]]:
+    """(number, row) of a CSV file with a header. All values are text; None where a row is too short.
+
+    Python's reader, not pyarrow's, which takes a quote that doesn't end for the end of the file.
+    """
+    csv.field_size_limit(LARGEST_TEXT)
+    number = 0
+    with open(name, encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file, strict=True)
+        try:
+            check_columns(name, columns, reader.fieldnames or [])
+            for number, row in enumerate(reader, 1):
+                if None in row:
+                    raise InputError(f"{name}: row {number} has more values than the header has columns: put texts "
+                                     "with a comma into quotes")
+                yield number, row
+        except csv.Error as error:
+            raise InputError(f"{name}: row {number + 1} is not CSV: {error}") from error
+        except UnicodeDecodeError as error:
+            raise InputError(f"{name}: not UTF-8 text after row {number}: save the table as UTF-8") from error
+
+
+TOGETHER = 4096  # rows of a Parquet file in memory at a time
+
+
+def parquet_rows(name: str, columns: Sequence[str]) -> Iterator[tuple[int, Row]]:
+    """(number, row) of a Parquet file: the columns that are needed, as text; whole numbers stay numbers."""
+    try:
+        import pyarrow
+        from pyarrow.parquet import ParquetFile
+    except ImportError as error:
+        raise InputError(f"{name}: reading Parquet needs pyarrow: pip install pyarrow") from error
+    number = 0
+    try:
+        with ParquetFile(name) as file:
+            names = file.schema_arrow.names
+            check_columns(name, columns, names)
+            wanted = [column for column in names if column in {*columns, "id"}]
+            for batch in file.iter_batches(TOGETHER, columns=wanted):
+                values = [(column if pyarrow.types.is_integer(column.type) else column.cast("string")).to_pylist()
+                          for column in batch.columns]
+                for number, row in enumerate(zip(*values), number + 1):
+                    yield number, dict(zip(wanted, row))
+    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
+        raise InputError(f"{name}: cannot be read as a Parquet table of texts: {brief(error)}") from error
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Templates: "Translate: {text}"
+# ----------------------------------------------------------------------------------------------------------------------
+
+PLACE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")  # doubled braces stand for single ones
+
+
+def columns_of(template: str) -> list[str]:
+    """The columns that a template names. Raises InputError if there are none."""
+    columns = [name for name in PLACE.findall(template) if name]
+    if not columns:
+        raise InputError(f"the template {brief(repr(template))} names no column in braces, such as {{text}}")
+    return columns
+
+
+def check_columns(name: str, columns: Iterable[str], names: Sequence[str]) -> None:
+    """Raises InputError unless each of the columns is there, once."""
+    for column in columns:
+        if names.count(column) != 1:
+            wrong = f"has {names.count(column)} columns {brief(column)}" if column in names else \
+                f"has no column {brief(column)}{did_you_mean(column, names)}"
+            raise InputError(f"{name}: {wrong} (its columns: {some(names) or 'none'})")
+
+
+def filled(template: str, row: Row) -> str:
+    """The template with the row's values. Raises InputError for a value that is missing or isn't text."""
+    def value(place: re.Match) -> str:
+        if place[1] is None:
+            return place[0][0]
+        found = row.get(place[1])
+        if found is None or isinstance(found, list | dict):
+            raise InputError(f"the column {brief(place[1])} " + ("is empty" if found is None else "holds no text"))
+        return str(found)
+
+    return PLACE.sub(value, template)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# From a row to a request
+# ----------------------------------------------------------------------------------------------------------------------
+
+PARTS = ("id", "prompt", "messages", "tools", "enable_thinking")
+KEYS = (*PARTS, *(name for name in OPTIONS if name != "lookup"))
+
+
+def parsed(row: bytes | Row, form: str = "json") -> Row:
+    """The row as an object. Raises InputError for a line that isn't one."""
+    if isinstance(row, dict):
+        return row
+    try:
+        value = {"prompt": row.decode()} if form == "text" else json.loads(row.decode())
+    except UnicodeDecodeError as error:
+        raise InputError(f"not UTF-8 text: byte {error.start} is {error.object[error.start]:#x}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"not valid JSON: {brief(error)}") from error
+    if not isinstance(value, dict):
+        raise InputError(f"expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def id_of(row: Row, line: int) -> str | int:
+    """The record's id, or the number of its line if it has none. Raises InputError unless it is a text or a number."""
+    given = row.get("custom_id", row.get("id"))
+    if given is None:
+        return line
+    if type(given) not in (str, int):  # not True
+        raise InputError(f"the id must be a text or a whole number, not {brief(repr(given))}")
+    return given
+
+
+def request(model: Model, settings: Settings, row: Row, line: int) -> tuple[list[int], dict[str, Any]]:
+    """(the ids of the prompt, the options of Completion) of a record. Raises InputError that says what is wrong."""
+    if settings.template is not None:
+        row = {"prompt": filled(settings.template, row)}
+    elif {"custom_id", "body"} & row.keys():
+        row = from_openai(row)
+    for key in row:
+        if key not in KEYS:
+            raise InputError(f"unknown key {brief(key)}{did_you_mean(key, KEYS)}")
+    row = {key: value for key, value in row.items() if value is not None}
+    options = settings.options | {key: value for key, value in row.items() if key not in PARTS}
+    if "seed" not in row and settings.options.get("seed") is not None:
+        options["seed"] += line - 1  # otherwise equal prompts would have equal answers
+    prompt, think = row.get("prompt"), row.get("enable_thinking", settings.think)
+    if ("messages" in row) is (prompt is not None):
+        raise InputError('there must be a "prompt" or "messages"' + (", not both" if "messages" in row else ""))
+    if prompt is not None and (not isinstance(prompt, str) or not prompt.strip()):
+        raise InputError("the prompt is empty" if isinstance(prompt, str) else "the prompt must be a text")
+    if settings.raw:
+        if prompt is None:
+            raise InputError("messages need the chat template, which --raw leaves out")
+        return model.tokenizer.encode(prompt), options
+    if not isinstance(think, bool | None):
+        raise InputError(f"enable_thinking must be true or false, not {brief(repr(think))}")
+    messages = conversation(row.get("messages", [{"role": "user", "content": prompt}]), settings.system)
+    tools = checked_tools(row["tools"], "this record") if "tools" in row else settings.tools
+    text = model.tokenizer.apply_chat_template(messages, tools, enable_thinking=think, join_text_parts=True)
+    return model.tokenizer.encode(text), asdict(default_sampling(model, think)) | options
+
+
+def conversation(messages: Any, system: str | None) -> list[dict]:
+    """The checked messages, with the system prompt if they have none of their own."""
+    if not isinstance(messages, list) or not messages:
+        raise InputError('"messages" must be a list of messages, [{"role": "user", "content": "..."}, ...]')
+    for i, message in enumerate(messages):
+        check_message(message, f"message {i}")
+    own = system is None or any(message["role"] == "system" for message in messages)
+    return messages if own else [{"role": "system", "content": system}, *messages]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# OpenAI's batch files. Source: the Batch and Chat Completions pages of OpenAI's API reference
+# ----------------------------------------------------------------------------------------------------------------------
+
+CHAT_URL = "/v1/chat/completions"
+RENAMED = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens"}
+WITHOUT_EFFECT = ("model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
+ONLY: dict[str, tuple] = {"n": (1,), "stream": (False,), "response_format": ({"type": "text"},), "logit_bias": ({},),
+                          "tool_choice": ("auto",), "parallel_tool_calls": (True,)}  # the values that change nothing
+
+
+def from_openai(row: Row) -> Row:
+    """A line {"custom_id", "method", "url", "body"} as a record of ours. The model is the job's, whatever it names."""
+    body, unknown = row.get("body"), row.keys() - {"custom_id", "method", "url", "body"}
+    if unknown:
+        raise InputError(f"unknown key {brief(min(unknown))} beside custom_id, method, url and body")
+    if row.get("method", "POST") != "POST" or row.get("url", CHAT_URL) != CHAT_URL:
+        raise InputError(f"only POST {CHAT_URL} is answered, not {brief(row.get('method'))} {brief(row.get('url'))}")
+    if not isinstance(body, dict):
+        raise InputError('"body" must be an object with the request')
+    body = {key: value for key, value in body.items() if value is not None and key not in WITHOUT_EFFECT}
+    for key, values in ONLY.items():
+        if key in body and body.pop(key) not in values:
+            raise InputError(f"{key} must be {json.dumps(values[0])} here")
+    if not isinstance(kwargs := body.pop("chat_template_kwargs", {}), dict):
+        raise InputError("chat_template_kwargs must be an object")
+    top, wanted = body.pop("top_logprobs", 0), body.pop("logprobs", False)
+    if not isinstance(wanted, bool):
+        raise InputError(f"logprobs must be true or false here, not {brief(repr(wanted))}")
+    options: Row = {RENAMED.get(key, key): value for key, value in {**kwargs, **body}.items()}
+    return options | ({"logprobs": top} if wanted else {})
+
+
+def openai_answer(completion: Completion, value: Row, line: int) -> Row:
+    """The chat.completion object of an answer, from its as_json."""
+    message: Row = {"role": "assistant", "content": value["text"] or None if value["tool_calls"] else value["text"]}
+    if value["reasoning"] is not None:
+        message["reasoning_content"] = value["reasoning"]
+    if value["tool_calls"]:
+        message["tool_calls"] = [
+            {"id": f"call_{line}_{i}", "type": "function", "function": {
+                "name": call["name"], "arguments": json.dumps(call["arguments"], ensure_ascii=False)}}
+            for i, call in enumerate(value["tool_calls"])]
+
+    def scored(entry: Row) -> Row:
+        said = completion.model.tokenizer.token_bytes(entry["id"])
+        return {"token": entry["token"], "logprob": entry["logprob"], "bytes": list(said)}
+
+    logprobs = {"content": [scored(entry) | {"top_logprobs": [scored(other) for other in entry["top"]]}
+                            for entry in value["logprobs"]]} if "logprobs" in value else None
+    n_prompt, n_answer = value["prompt_tokens"], value["completion_tokens"]
+    return {"id": f"chatcmpl-{line}", "object": "chat.completion", "created": int(time.time()),
+            "model": model_name(completion.model),
+            "choices": [{"index": 0, "message": message, "logprobs": logprobs,
+                         "finish_reason": value["finish_reason"]}],
+            "usage": {"prompt_tokens": n_prompt, "completion_tokens": n_answer, "total_tokens": n_prompt + n_answer}}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Results
+# ----------------------------------------------------------------------------------------------------------------------
+
+TIMES = ("cached_tokens", "seconds_to_first_token", "seconds")  # depend on what else runs: left out of results
+OPENAI_ID = re.compile("batch_req_([0-9]{1,18})")
+
+
+def answered(completion: Completion, line: int, record_id: str | int, n_logprobs: int | None, openai: bool) -> Row:
+    """The result of a record: what the model has answered."""
+    value = {key: part for key, part in as_json(completion, n_logprobs).items() if key not in TIMES}
+    if not openai:
+        return {"line": line, "id": record_id} | value
+    response = {"status_code": 200, "request_id": f"req_{line}", "body": openai_answer(completion, value, line)}
+    return {"id": f"batch_req_{line}", "custom_id": record_id, "response": response, "error": None}
+
+
+def refused(error: InputError, line: int, record_id: str | int | None, openai: bool) -> Row:
+    """The result of a record that can't be answered: one line that says why."""
+    if not openai:
+        return {"line": line, "id": record_id, "error": str(error)}
+    body = {"error": {"message": str(error), "type": "invalid_request_error", "param": None, "code": None}}
+    return {"id": f"batch_req_{line}", "custom_id": record_id, "error": None,
+            "response": {"status_code": 400, "request_id": f"req_{line}", "body": body}}
+
+
+def result_of(line: bytes) -> tuple[int, bool] | None:
+    """(the number of its record, whether the model answered it) of a line of the output; None if it is no result."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not line.endswith(b"\n") or not isinstance(value, dict):
+        return None
+    number: Any
+    number, name, response = value.get("line"), value.get("id"), value.get("response")
+    if number is None and isinstance(name, str) and (found := OPENAI_ID.fullmatch(name)):
+        number = int(found[1])
+    failed = response.get("status_code") != 200 if isinstance(response, dict) else "error" in value
+    return (number, not failed) if is_whole(number, 1) else None

@@ -1,0 +1,296 @@
+"""The output: answers on stdout; notes, statistics and errors on stderr."""
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable
+from typing import Any, TextIO
+
+import numpy as np
+
+from qwen3 import CHUNK, Config, Model
+from qwen3_lib.answers.completion import Completion
+from qwen3_lib.app.wrap import Wrap, wrapped
+from qwen3_lib.io.errors import InputError, counted
+
+
+class OutputError(InputError):
+    """stdout can't be written, or stdin can't be read: the conversation ends."""
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The terminal: colours, widths, harmless text
+# ----------------------------------------------------------------------------------------------------------------------
+
+DIM, CYAN, NORMAL, ERASE_LINE = "\x1b[2m", "\x1b[36m", "\x1b[0m", "\r\x1b[K"
+COMMANDING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters
+                        "\u200b\u202a-\u202e\u2066-\u2069]")  # show nothing, or turn the direction of the text
+
+
+def harmless(text: str, stream: TextIO) -> str:
+    """On a terminal, the text without control characters: neither a model nor a file may command the terminal."""
+    return COMMANDING.sub("\ufffd", text) if stream.isatty() else text
+
+
+def is_screen(stream: TextIO | None) -> bool:
+    """True for a terminal whose cursor can be moved."""
+    return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def coloured(stream: TextIO) -> bool:
+    """True for a screen, unless NO_COLOR is set (https://no-color.org)."""
+    return is_screen(stream) and not os.environ.get("NO_COLOR")
+
+
+def columns(stream: TextIO) -> int:
+    """The width of the terminal now; 0 where there is none."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
+    except (OSError, ValueError):
+        return 0
+
+
+def note(text: str, colour: str = "") -> None:
+    """Prints a line to stderr, on a terminal broken between words. A closed stderr is no error."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            text = wrapped(harmless(text, sys.stderr), columns(sys.stderr))
+            text = colour + text + NORMAL if colour and text and coloured(sys.stderr) else text
+            print(text, file=sys.stderr, flush=True)
+
+
+def write(text: str, dim: bool = False) -> None:
+    """Prints a piece of the answer. Raises OutputError when stdout was closed (`| head -1`) or its disk is full."""
+    text = harmless(text, sys.stdout)
+    if dim and text and coloured(sys.stdout):
+        text = DIM + text + NORMAL
+    try:
+        print(text, end="", flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would complain again when it exits
+        raise OutputError(f"the answer could not be written to stdout: {error.strerror}") from error
+
+
+class Status:
+    """A progress line on a terminal, erased before anything else is printed. In a pipe it isn't shown."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def show(self, text: str) -> None:
+        """Shows the text in place of an earlier one."""
+        if text != self.text and is_screen(sys.stderr):
+            self.text = text
+            colour, normal = (CYAN, NORMAL) if coloured(sys.stderr) else ("", "")
+            self.print(ERASE_LINE + colour + text + normal)
+
+    def erase(self) -> None:
+        if self.text:
+            self.text = ""
+            self.print(ERASE_LINE)
+
+    def print(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            print(text, end="", file=sys.stderr, flush=True)
+
+
+def told_progress(model: Model, status: Status) -> Model:
+    """The model with a forward that shows how much of a long prompt it has read."""
+    def logits_of(model: Model, token_ids: Any, cache: Any, all_logits: bool = False) -> np.ndarray:
+        n = len(token_ids)
+        if n <= CHUNK or all_logits:
+            return plain(model, token_ids, cache, all_logits)
+        for start in range(0, n, CHUNK):
+            status.show(f"reading the prompt … {100 * start // n} %")
+            logits = plain(model, token_ids[start:start + CHUNK], cache)
+        return logits
+
+    plain = model.engine.logits_of
+    return dataclasses.replace(model, engine=dataclasses.replace(model.engine, logits_of=logits_of))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Answers
+# ----------------------------------------------------------------------------------------------------------------------
+
+class Page:
+    """Stdout while an answer is written: on a terminal, lines are broken between words and thoughts dimmed."""
+
+    def __init__(self) -> None:
+        self.wrap = Wrap(lambda: columns(sys.stdout))
+        self.dim, self.last = False, ""  # the last piece: dimmed or not, and its last character
+
+    def write(self, text: str, dim: bool = False) -> None:
+        """Writes a piece of the answer."""
+        if text:
+            rest, self.dim = self.wrap.flush() if dim != self.dim else "", dim
+            write(rest, not dim)
+            self.last = text[-1]
+            write(self.wrap.feed(harmless(text, sys.stdout)), dim)
+
+    def end(self) -> None:
+        """Ends the last line."""
+        write(self.wrap.flush(), self.dim)
+        if self.last != "\n":
+            write("\n")
+
+
+def print_answer(completion: Completion, hide_thinking: bool = False, status: Status | None = None) -> None:
+    """Streams an answer: its thought dimmed (or hidden), each tool call as a line of JSON, a newline at the end."""
+    status, page, started, held = status or Status(), Page(), False, []
+    try:
+        for kind, piece in completion.parts():
+            if kind == "thinking" and hide_thinking:
+                status.show("thinking …")
+                continue
+            if hide_thinking and not started:
+                piece = piece.lstrip("\n")
+            if kind == "call":
+                held.append(piece)  # until it is known whether it is one
+            elif piece:
+                status.erase()
+                page.write(piece, dim=kind == "thinking")
+                started = started or kind == "content"
+        status.erase()
+        calls = completion.answer.tool_calls
+        rest = "\n".join(json.dumps(call, ensure_ascii=False) for call in calls) or "".join(held)
+        page.write("\n" if rest and page.last not in ("", "\n") else "")
+        page.write(rest)
+    finally:
+        status.erase()
+        page.end()
+
+
+def print_raw(completion: Completion) -> None:
+    """Streams the text as it comes."""
+    try:
+        for piece in completion:
+            write(piece)
+    finally:
+        write("\n")
+
+
+def print_json(value: dict) -> None:
+    """Prints a value as one line of JSON."""
+    write(json.dumps(value, ensure_ascii=False) + "\n")
+
+
+def as_json(completion: Completion, n_logprobs: int | None) -> dict:
+    """A finished answer as an object: its parts, why it ended, how many tokens, and the seconds they took."""
+    answer, n = completion.answer, len(completion.token_ids)
+    value = {
+        "text": answer.content,
+        "reasoning": answer.reasoning,
+        "tool_calls": answer.tool_calls,
+        "finish_reason": "tool_calls" if answer.tool_calls else completion.finish_reason,
+        "prompt_tokens": len(completion.prompt_ids),
+        "cached_tokens": completion.cached_tokens,
+        "completion_tokens": n,
+        "seconds_to_first_token": round(completion.times[1] - completion.times[0], 4) if n else None,
+        "seconds": round(completion.times[-1] - completion.times[0], 4),
+    }
+    if n_logprobs is not None:
+        value["logprobs"] = list(logprob_objects(completion))
+    return value
+
+
+def logprob_objects(completion: Completion) -> Iterable[dict]:
+    """The recorded logprobs as objects: the token's id, text and logprob, and the same for the most likely tokens."""
+    def described(token: int, logprob: float) -> dict:
+        return {"id": token, "token": completion.model.tokenizer.decode([token]), "logprob": round(logprob, 5)}
+
+    for token, logprob, top in completion.logprobs:
+        yield described(token, logprob) | {"top": [described(*other) for other in top]}
+
+
+def statistics(completion: Completion, lookup: bool = False) -> str:
+    """One line: tokens, tokens per second, bytes of weights per second, memory.
+
+    Each token reads all weights once, so the memory's bandwidth is the limit; with `lookup`, one pass may give several
+    tokens, so no bandwidth is shown.
+    """
+    times, config, parts = completion.times, completion.model.config, []
+    n_prompt, n_cached, n_answer = len(completion.prompt_ids), completion.cached_tokens, len(completion.token_ids)
+    if n_answer > 0:
+        first = times[1] - times[0]
+        cached = f" ({n_cached} from the cache)" if n_cached else ""
+        parts.append(f"prompt: {n_prompt} tokens{cached}, {(n_prompt - n_cached) / first:.1f} tokens/s, "
+                     f"first token after {first:.2f} s")
+    speed = (n_answer - 1) / (times[-1] - times[1]) if n_answer > 1 else 0.0
+    read = weight_bytes(completion.model) * speed / 1e9
+    parts.append(f"answer: {n_answer} tokens" + (f", {speed:.1f} tokens/s" if speed else "")
+                 + (f", reading {read:.3g} GB/s of weights" if read and not lookup else ""))
+    if config.num_experts:
+        left_out = (config.num_experts - config.num_experts_per_tok) * len(config.sparse_layers)
+        share = 1 - left_out * 3 * config.hidden_size * config.moe_intermediate_size / parameters(config)
+        parts.append(f"a token goes through {share:.1%} of the weights")
+    if (peak := peak_memory()) is not None:
+        parts.append(f"peak memory: {peak / 1e9:.2f} GB")
+    return " | ".join(parts)
+
+
+def weight_bytes(model: Model) -> int:
+    """The bytes of weights that a new token reads: all but an untied embedding and the experts that aren't chosen."""
+    weights, config = model.weights, model.config
+    if isinstance(weights, dict):
+        arrays = [weights["norm"], weights["lm_head"]]
+        for layer in weights["layers"]:
+            arrays += [w for name, w in layer.items() if name != "experts"]
+            arrays += [w for expert in range(config.num_experts_per_tok) if "experts" in layer
+                       for w in layer["experts"][expert].values()]  # all experts have the same size
+    else:
+        unread = {*weights.experts[:, config.num_experts_per_tok:, :, 0].reshape(-1).tolist()}  # likewise
+        arrays = [array for array in weights.arrays[0 if weights.head is weights.embedding else 1:]
+                  if array.ctypes.data not in unread]  # the embedding comes first
+    return sum(array.nbytes for array in arrays)
+
+
+def parameters(config: Config) -> int:
+    """The number of a model's parameters."""
+    d, heads, kv_heads = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+    attention = 2 * (heads + kv_heads) * config.head_dim * d + 2 * config.head_dim  # with the norms of q and k
+    n_sparse = len(config.sparse_layers)
+    swiglus = (config.num_hidden_layers - n_sparse) * 3 * d * config.intermediate_size
+    experts = n_sparse * config.num_experts * (3 * d * config.moe_intermediate_size + d)  # with their router
+    embeddings = config.vocab_size * d * (1 if config.tie_word_embeddings else 2)
+    return embeddings + config.num_hidden_layers * (attention + 2 * d) + swiglus + experts + d
+
+
+def banner(model: Model) -> str:
+    """One line: the model's name, size, context and engine."""
+    n = parameters(model.config)
+    size = f"{n / 1e9:.3g} B" if n >= 1e9 else f"{n / 1e6:.3g} M" if n >= 1e6 else f"{n:,}"
+    form = getattr(model.weights, "form", None)
+    engine = "NumPy float32" if form is None else f"numba {form}"
+    return f"qwen3 · {model_name(model)} · {size} parameters · context {model.config.context_length:,} · {engine}"
+
+
+def model_name(model: Model) -> str:
+    """The name of the model's folder; in the hub's cache, the name of the repository."""
+    folder = model.path.resolve()
+    hub = [part for part in folder.parts if part.startswith("models--")]
+    return hub[-1].removeprefix("models--").replace("--", "/") if hub else folder.name
+
+
+def cut_note(completion: Completion, option: str = "--max-tokens") -> str | None:
+    """A sentence for stderr if the answer was cut off, else None. `option` is what sets the longest answer."""
+    if completion.finish_reason != "length":
+        return None
+    n, context, answer = len(completion.token_ids), completion.model.config.context_length, completion.answer
+    full = len(completion.prompt_ids) + n >= context
+    reason = f"the context of {context} tokens is full" if full else f"raise {option} for more"
+    length = counted(n, "token")
+    if answer.reasoning_truncated or answer.reasoning and not answer.content.strip() and not answer.tool_calls:
+        return f"The thought took {length}, and no answer followed: {reason}."
+    return f"The answer was cut off after {length}: {reason}."
+
+
+def peak_memory() -> int | None:
+    """The peak resident memory of the process in bytes; None if the system doesn't report it."""
+    try:
+        import resource  # Unix only
+    except ImportError:
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -1,0 +1,1 @@
+"""Several sequences in one pass: their caches, and who runs in which step."""

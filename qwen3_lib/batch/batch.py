@@ -1,0 +1,203 @@
+"""Continuous batching: who runs in which step."""
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qwen3 import InputError, KVCache, Model, Sequence, TokenIds, brief, checked_whole
+from qwen3_lib.answers.completion import Completion
+from qwen3_lib.batch.caches import Caches, copy_prefix
+
+PIECE = 128  # prompt tokens in a pass: enough for the speed of long ones, and running answers wait for no more
+WORTH_COPYING = 16  # about as many tokens are computed in the time that it takes to read the weights once
+MOST_SLOTS = 32  # beyond, arithmetic takes the time and not the weights
+
+
+def step(model: Model, sequences: list[Any], caches: list[KVCache], room: int | None = None) -> list[Any]:
+    """One pass for several sequences, each with its cache: the loop of qwen3.run, once -> the tokens drawn of each.
+
+    room: how many tokens of prompts are computed (all, unless given). A sequence draws when its whole prompt is. In
+    place of the tokens of a sequence that fails, the InputError.
+    """
+    parts, some = list[np.ndarray](), list[int]()  # some: the sequences in this pass
+    for i, (sequence, cache) in enumerate(zip(sequences, caches)):
+        known = len(sequence.prompt) + len(sequence.token_ids)
+        cache.truncate(min(cache.length, known - 1))  # what wrong guesses and an interrupted pass have left
+        reads = cache.length < len(sequence.prompt)
+        ids = np.asarray(sequence.prompt[cache.length:][:room] if reads else sequence.new)
+        room = room - len(ids) if reads and room is not None else room
+        if len(ids):
+            parts.append(ids)
+            some.append(i)
+    drawn: list[Any] = [[] for _ in sequences]
+    if not some:
+        return drawn
+    guesses = [sequences[i].guesses for i in some]
+    logits = model.engine.logits_of(model, np.concatenate(parts), Caches(
+        [caches[i] for i in some], [len(ids) for ids in parts], guesses))
+    for i, n, end in zip(some, guesses, np.cumsum(guesses) + np.arange(1, len(some) + 1)):
+        if caches[i].length >= len(sequences[i].prompt):  # else more pieces of the prompt are to come
+            try:
+                drawn[i] = sequences[i].feed(logits[end - n - 1:end] if n else logits[end - 1])
+            except InputError as error:
+                drawn[i] = error
+    return drawn
+
+
+def generate_batch(model: Model, prompts: list[TokenIds], max_new_tokens: int | None = None, seed: int | None = None,
+                   eos_token_ids: Any = None, **sampling: float | None) -> list[list[int]]:
+    """Continues several prompts together, so that each weight is read once for all of them -> the new ids of each.
+
+    Takes the options of `generate`; the i-th prompt draws with seed + i.
+    """
+    if seed is not None:
+        checked_whole("seed", seed, 0)
+    sequences = [Sequence(model, prompt, max_new_tokens, None if seed is None else seed + i, eos_token_ids, **sampling)
+                 for i, prompt in enumerate(prompts)]
+    caches = [model.engine.new_cache(model.config) for _ in prompts]
+    while running := [i for i, sequence in enumerate(sequences) if len(sequence.new)]:
+        for tokens in step(model, [sequences[i] for i in running], [caches[i] for i in running]):
+            if isinstance(tokens, InputError):
+                raise tokens
+    return [sequence.token_ids for sequence in sequences]
+
+
+@dataclass
+class Request:
+    """A request of a Batch; `cache` is that of its slot."""
+    key: Hashable
+    completion: Completion
+    cache: Any = None  # a KVCache, when it runs
+
+
+class Batch:
+    """Answers requests together: `slots` at a time, each with room for `longest` positions, prompt and answer.
+
+    A request that waits joins as soon as a slot is free. A prompt that begins like another one in a slot gets that
+    beginning as a copy. Raises InputError for wrong sizes.
+    """
+
+    def __init__(self, model: Model, slots: int, longest: int | None = None):
+        self.model = model
+        self.slots = [model.engine.new_cache(model.config, longest) for _ in range(checked_whole("slots", slots, 1))]
+        for cache in self.slots:
+            cache.reserve(cache.max_length)  # now, so that no request fails for want of memory
+        self.longest = self.slots[0].max_length
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []  # in the order in which they have joined
+
+    def add(self, key: Hashable, token_ids: TokenIds, **options: Any) -> Completion:
+        """A new request, under a name of its own -> its answer, which grows with each `step`.
+
+        Iterating over the answer gives the text that has come since the last time, and doesn't wait for more. Takes
+        the options of Completion but `cache`. Raises InputError for values out of range, for a key in use, and for a
+        prompt that leaves no room for an answer; the answer ends where the room does.
+        """
+        if any(request.key == key for request in self.requests):
+            raise InputError(f"there is a request {brief(repr(key))} already")
+        if options.pop("cache", None) is not None:
+            raise InputError("a request of a batch has no option cache")
+        answer = Completion(self.model, token_ids, **options)
+        if len(answer.prompt) >= self.longest:
+            raise InputError(f"the prompt has {len(answer.prompt)} tokens and leaves no room for an answer: a slot has "
+                             f"{self.longest} positions (--context)")
+        answer.tokens = iter(())  # `step` feeds it
+        self.waiting.append(Request(key, answer))
+        return answer
+
+    @property
+    def requests(self) -> list[Request]:
+        """Those that run or wait."""
+        return [*self.running, *self.waiting]
+
+    @property
+    def idle(self) -> bool:
+        """True if nothing runs or waits."""
+        return not self.running and not self.waiting
+
+    @property
+    def free(self) -> int:
+        """The number of slots for which no request waits."""
+        return max(len(self.slots) - len(self.running) - len(self.waiting), 0)
+
+    def cancel(self, key: Hashable) -> None:
+        """Forgets a request. Raises InputError if there is none of this name."""
+        if not any(request.key == key for request in self.requests):
+            raise InputError(f"there is no request {brief(repr(key))}")
+        self.running = [request for request in self.running if request.key != key]
+        self.waiting = deque(request for request in self.waiting if request.key != key)
+
+    def step(self) -> list[tuple[Hashable, Completion | InputError]]:
+        """One pass through the model for all requests that run -> (key, answer) of those that have ended in it.
+
+        In place of the answer of a request that fails, the error.
+        """
+        while self.waiting and len(self.running) < len(self.slots) and self.join(self.waiting[0]):
+            self.running.append(self.waiting.popleft())
+        outcomes = step(self.model, [request.completion.driver for request in self.running],
+                        [request.cache for request in self.running], PIECE)
+        ended = [(request.key, outcome if isinstance(outcome, InputError) else request.completion)
+                 for request, outcome in zip(self.running, outcomes)
+                 if isinstance(outcome, InputError) or request.completion.finish_reason is not None]
+        self.running = [request for request in self.running if request.key not in {key for key, _ in ended}]
+        return ended
+
+    def join(self, request: Request) -> bool:
+        """Gives a request a slot, with a copy of what the slots have of its prompt.
+
+        False if it is better to wait, because much of the prompt is about to be read for another request.
+        """
+        prompt = request.completion.prompt
+        found = [min(cache.common_prefix(prompt), len(prompt) - 1) for cache in self.slots]
+        source = max(range(len(found)), key=found.__getitem__)
+        for other in self.running:
+            n = min(len(prompt) - 1, len(other.completion.prompt))
+            differing = np.flatnonzero(prompt[:n] != other.completion.prompt[:n])
+            soon = int(differing[0]) if len(differing) else n
+            if not other.completion.token_ids and soon - found[source] >= WORTH_COPYING:
+                return False
+        taken = {id(other.cache) for other in self.running}
+        free = [cache for cache in self.slots if id(cache) not in taken]
+        request.cache = self.slots[source]
+        if id(request.cache) in taken:
+            request.cache = min(free, key=lambda cache: cache.length)
+            if found[source] >= WORTH_COPYING:
+                copy_prefix(request.cache, self.slots[source], found[source])
+        request.completion.resume(request.cache)
+        return True
+
+
+def slots_in(model: Model, longest: int, memory: int | None = None) -> int:
+    """How many slots of `longest` positions fit in `memory` bytes, or in half of what is free; at most MOST_SLOTS.
+
+    Raises InputError if not even one fits.
+    """
+    k = model.engine.new_cache(model.config, 1).k
+    size = 2 * k.itemsize * k.shape[0] * k.shape[1] * k.shape[3] * longest
+    given = free_memory() // 2 if memory is None else memory
+    if given < size:
+        raise InputError(f"the keys and values of {longest} positions take {size / 1e6:,.0f} MB, more than the "
+                         f"{given / 1e6:,.0f} MB for them; give more memory, or fewer positions")
+    return min(given // size, MOST_SLOTS)
+
+
+def free_memory() -> int:
+    """The bytes of memory that this process may still take. Raises InputError where they can't be found out."""
+    try:
+        if not Path("/proc/meminfo").exists():
+            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        free = int(lines["MemAvailable"].removesuffix("kB")) * 1024
+    except (OSError, AttributeError, ValueError, KeyError) as error:
+        raise InputError("how much memory is free can't be found out here; say how much to take: --memory") from error
+    with contextlib.suppress(OSError, ValueError):  # no cgroup, or "max": no limit
+        limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))
+        free = min(free, limit - used)
+    return free

@@ -1,0 +1,52 @@
+"""Several sequences in one pass: their caches answer the model as one."""
+from __future__ import annotations
+
+import numpy as np
+
+from qwen3 import KVCache
+
+
+class Caches:
+    """The KV caches of several sequences for one pass, with the new tokens of all behind each other.
+
+    counts[i] tokens of the pass belong to caches[i]. `last`: the rows of the pass whose logits are wanted: of each
+    sequence those of its last token, and of the `guesses[i]` tokens before it.
+    """
+
+    def __init__(self, caches: list[KVCache], counts: list[int], guesses: list[int] | None = None):
+        self.caches, self.counts = caches, counts
+        ends = np.cumsum(counts)
+        self.last = np.concatenate([np.arange(end - 1 - n, end) for end, n in zip(ends, guesses or [0] * len(ends))])
+        self.done = 0  # tokens of the pass that are computed
+
+    def reserve(self, n: int) -> np.ndarray:
+        """Makes room for all n tokens -> their positions [n], each in its own sequence."""
+        return np.concatenate([cache.reserve(count) for cache, count in zip(self.caches, self.counts)])
+
+    def parts(self, n: int) -> list[tuple[KVCache, slice]]:
+        """(cache, its rows) of the next n tokens."""
+        ends, parts = np.cumsum(self.counts).tolist(), []
+        for cache, start, end in zip(self.caches, [0, *ends], ends):
+            first, stop = max(start, self.done), min(end, self.done + n)
+            if first < stop:
+                parts.append((cache, slice(first - self.done, stop - self.done)))
+        return parts
+
+    def attend(self, layer: int, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+        """KVCache.attend of each sequence -> [n_heads, n, head_dim]."""
+        return np.concatenate([cache.attend(layer, q[:, rows], k[:, rows], v[:, rows])
+                               for cache, rows in self.parts(k.shape[1])], axis=1)
+
+    def advance(self, token_ids: np.ndarray) -> None:
+        """Counts the next tokens [n] as filled."""
+        for cache, rows in self.parts(len(token_ids)):
+            cache.advance(token_ids[rows])
+        self.done += len(token_ids)
+
+
+def copy_prefix(target: KVCache, source: KVCache, n: int) -> None:
+    """Makes a cache a copy of the first n positions of another one of its kind."""
+    target.truncate(0)
+    target.reserve(n)
+    target.k[:, :, :n], target.v[:, :, :n] = source.k[:, :, :n], source.v[:, :, :n]
+    target.advance(source.token_ids[:n])

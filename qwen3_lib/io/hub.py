@@ -1,0 +1,254 @@
+"""Models by name: a folder, or a model of the Hugging Face hub, which is downloaded once and then taken from the cache.
+
+    resolve_model("models/mine")                a folder, unchanged; a GGUF file, too
+    resolve_model("Qwen/Qwen3-0.6B")            a model of the hub; for short "Qwen3-0.6B" or "0.6B"
+    resolve_model("Qwen/Qwen3-8B-GGUF:Q4_K_M")  a GGUF file of the hub: owner/name:QUANTIZATION
+    cached_models()                             the models in the hub's cache
+    check_blobs(folder)                         the damaged files of a model in the hub's cache
+
+The hub's client, huggingface_hub, downloads and shows the progress. Only a download imports it: that takes time.
+"""
+import errno
+import hashlib
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+
+from qwen3_lib.io.errors import InputError, brief, read_json_object, some
+from qwen3_lib.io.gguf_file import gguf_json, is_gguf
+
+SHORT_NAMES = {size: f"Qwen/Qwen3-{size}" for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B")}
+SPELLING = {part.lower(): part for part in (  # the hub's cache, unlike the hub, tells 0.6b from 0.6B
+    *SHORT_NAMES, "30B", "A3B", "235B", "A22B", "Base", "Instruct", "Thinking", "Embedding", "Reranker", "Coder",
+    "FP8", "AWQ", "GPTQ", "GGUF", "Int4", "Int8")}
+CONFIG, TOKENIZER, WEIGHTS = "config.json", "tokenizer.json", "model.safetensors"
+INDEX = "model.safetensors.index.json"  # lists the shards, the files of weights in several files
+OPTIONAL = ("generation_config.json", "tokenizer_config.json", "chat_template.jinja")
+NAME = r"[A-Za-z0-9_][A-Za-z0-9_.+=-]*"  # of a file, never of a path
+
+
+def resolve_model(name: str, offline: bool = False) -> Path:
+    """The folder with a model's files, or its GGUF file. `name` is one of these, owner/name on the hub, or a size.
+
+    A folder comes first, then the hub's cache; only missing files are downloaded, and none if `offline` or
+    HF_HUB_OFFLINE=1. A model's folder in the hub's cache (models--owner--name) stands for its main snapshot.
+    Raises InputError for what can't be a model's name, and when a download fails.
+    """
+    path = os.path.expanduser(name) if name.startswith("~/") else name
+    if os.path.isdir(path):
+        return model_in(Path(path))
+    if os.path.exists(path):
+        if is_gguf(Path(path)):
+            return Path(path)
+        raise InputError(f"{brief(name)}: this is not a model folder: it is a file, and not a GGUF file")
+    if re.match(r"[./~\\]|[A-Za-z]:[/\\]|[^:]*(\.gguf|\.safetensors|[/\\])$", name, re.IGNORECASE):  # never on the hub
+        raise InputError(f"{brief(name)}: there is no such file or folder")
+    repo_id, quantization = hub_id(name)
+    home = hub_cache() / f"models--{repo_id.replace('/', '--')}"
+    if (folder := main_snapshot(home)) is not None:
+        if not quantization and is_complete(folder):
+            return folder
+        if (file := named_gguf(gguf_names(os.listdir(folder)), quantization)) and os.path.isfile(folder / file):
+            return folder / file
+    hub = None if offline else import_client(repo_id)
+    if hub is None or hub.is_offline_mode():
+        raise InputError(f"{brief(name)}: no such folder, offline, and not completely in the hub's cache {hub_cache()}")
+    try:
+        return download(hub, repo_id, quantization)
+    except InputError:
+        raise
+    except (OSError, ValueError, hub.utils.httpx.HTTPError, hub.utils.httpx.InvalidURL) as error:
+        raise InputError(f"{repo_id}: {why(hub, error, repo_id)}") from error
+
+
+def model_in(folder: Path) -> Path:
+    """The folder itself, its main snapshot if it is of the hub's cache, or the only GGUF file in it."""
+    if os.path.lexists(folder / CONFIG):
+        return folder
+    folder = main_snapshot(folder) or folder
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be read: {error.strerror}") from error
+    ggufs = [name for name in names if is_gguf(folder / name)]
+    if CONFIG not in names and len(ggufs) != 1:
+        raise InputError(f"{folder}: this is not a model folder: it has no {CONFIG}, but {some(names) or 'no files'}")
+    return folder if CONFIG in names else folder / ggufs[0]
+
+
+def hub_id(name: str) -> tuple[str, str]:
+    """(the model's owner/name on the hub, the quantization at the end of the name, or an empty text)."""
+    model, colon, quantization = name.partition(":")
+    repo_id = SHORT_NAMES.get(model.upper(), model)
+    if of_qwen := re.fullmatch(r"(?:Qwen/)?Qwen3-(.+)", model, re.ASCII | re.IGNORECASE):
+        repo_id = "Qwen/Qwen3-" + "-".join(SPELLING.get(part.lower(), part) for part in of_qwen[1].split("-"))
+    if re.fullmatch(rf"{NAME}/{NAME}(?<!\.gguf)(:{NAME})?", f"{repo_id}{colon}{quantization}"):
+        return repo_id, quantization
+    raise InputError(f"{brief(name)}: no such folder or file; a model of the hub is called owner/name, like "
+                     f"Qwen/Qwen3-0.6B, or for short {', '.join(SHORT_NAMES)}; a GGUF file of the hub is called "
+                     "owner/name:QUANTIZATION, like Qwen/Qwen3-0.6B-GGUF:Q8_0")
+
+
+def gguf_names(files: Iterable[str]) -> dict[str, str]:
+    """How a user names the GGUF files among a model's files -> the file. Files in several parts can't be read.
+
+    Q4_K_M for Qwen3-8B-Q4_K_M.gguf, UD-Q4_K_XL for Qwen3-8B-UD-Q4_K_XL.gguf; both stems for two of one quantization.
+    """
+    ends = {file: end[1] for file in sorted(files) if re.fullmatch(NAME, file)
+            and (end := re.search(r"((?:\bUD-)?[^-.]*-?)\.gguf$", file, re.IGNORECASE))
+            and not re.search(r"-\d{5}-of-\d{5}\.gguf$", file)}
+    counts = Counter(ends.values())
+    return {end if counts[end] == 1 else Path(file).stem: file for file, end in ends.items()}
+
+
+def named_gguf(ggufs: dict[str, str], quantization: str) -> str | None:
+    """The file of a quantization, in any case; the only file for an empty text; or None."""
+    found = [file for name, file in ggufs.items() if quantization.lower() in ("", name.lower())]
+    return found[0] if len(found) == 1 else None
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The hub's cache: models--owner--name/ with refs/main, which names a commit, snapshots/<commit>/ with links, and blobs/
+# ----------------------------------------------------------------------------------------------------------------------
+
+def hub_cache() -> Path:
+    """The folder of the hub's cache, by the same rules as in the hub's client."""
+    home = os.environ.get("HF_HOME", os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface"))
+    cache = os.environ.get("HUGGINGFACE_HUB_CACHE", os.path.join(home, "hub"))
+    return Path(os.path.expandvars(os.path.expanduser(os.environ.get("HF_HUB_CACHE", cache))))
+
+
+def main_snapshot(home: Path) -> Path | None:
+    """The folder with the files of the newest commit that was asked for, in a model's folder of the hub's cache."""
+    try:
+        commit = (home / "refs/main").read_text("ascii")
+    except (OSError, UnicodeDecodeError):
+        return None
+    folder = home / "snapshots" / commit
+    return folder if re.fullmatch(NAME, commit) and os.path.isdir(folder) else None
+
+
+def is_complete(folder: Path) -> bool:
+    return all(os.path.isfile(folder / file) for file in (CONFIG, TOKENIZER, *(weight_files(folder) or [WEIGHTS])))
+
+
+def weight_files(folder: Path) -> list[str]:
+    """The files of weights that a folder must have; none where there is no sound index of shards either."""
+    if os.path.exists(folder / WEIGHTS):
+        return [WEIGHTS]
+    try:
+        return sorted(set(map(str, read_json_object(folder / INDEX)["weight_map"].values())))
+    except (InputError, LookupError, TypeError, AttributeError):
+        return []
+
+
+def cached_models() -> list[tuple[str, Path]]:
+    """(owner/name, folder) of the models in the hub's cache that are called Qwen or whose config.json says so, sorted.
+
+    A GGUF file has a row for itself: (owner/name:QUANTIZATION, file). Complete or not, supported or not.
+    """
+    found = []
+    for home in hub_cache().glob("models--*--*"):
+        if (folder := main_snapshot(home)) is not None:
+            name, ggufs = home.name.removeprefix("models--").replace("--", "/"), gguf_names(os.listdir(folder))
+            models = {f"{name}:{each}": folder / file for each, file in ggufs.items()}
+            models |= {name: folder} if not ggufs or weight_files(folder) else {}
+            found += [(each, path) for each, path in models.items() if "qwen" in f"{each}/{path.name}".lower()
+                      or model_type(path).startswith("qwen")]
+    return sorted(found)
+
+
+def model_type(path: Path) -> str:
+    """model_type of a folder's config.json, or of a GGUF file; or an empty text."""
+    try:
+        raw = gguf_json(path, CONFIG) if is_gguf(path) else read_json_object(path / CONFIG)
+        return str((raw or {}).get("model_type"))
+    except InputError:
+        return ""
+
+
+def check_blobs(folder: Path) -> list[str]:
+    """The names of a model's damaged files. Raises InputError where there are no checksums to compare with.
+
+    Files of the hub's cache are links to blobs, called by the SHA-256 of their bytes, or small ones by git's SHA-1.
+    """
+    files = sorted(folder.iterdir()) if folder.is_dir() else [folder]  # a GGUF file
+    links = {file: Path(os.readlink(file)) for file in files if file.is_symlink()}
+    sums = {file: blob.name for file, blob in links.items()
+            if blob.parent.name == "blobs" and re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", blob.name)}
+    if not sums:
+        raise InputError(f"{folder}: no links to the hub's cache, whose names are checksums: nothing to compare with")
+    damaged = [file.name for file in sums if not os.path.isfile(file)]
+    for file in [file for file in sums if os.path.isfile(file)]:
+        summed = hashlib.sha256() if len(sums[file]) == 64 else hashlib.sha1(b"blob %d\0" % os.path.getsize(file))
+        with open(file, "rb") as opened:
+            while data := opened.read(2**20):
+                summed.update(data)
+        damaged += [file.name] * (summed.hexdigest() != sums[file])
+    return damaged
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Downloading
+# ----------------------------------------------------------------------------------------------------------------------
+
+def import_client(repo_id: str) -> ModuleType:
+    """huggingface_hub, which reads its settings from the environment when it is imported."""
+    os.environ.setdefault("HF_HUB_DISABLE_XET", "1")  # plain HTTP: Ctrl-C ends it at once
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # else it reports each of its attempts
+    try:
+        import huggingface_hub.file_download
+    except (ImportError, ValueError) as error:
+        raise InputError(f"{repo_id}: no such folder, and huggingface_hub can't be imported: {brief(error)}") from error
+    return huggingface_hub
+
+
+def download(hub: ModuleType, repo_id: str, quantization: str) -> Path:
+    """Downloads the missing files of a model into the hub's cache -> the model's folder there, or its GGUF file.
+
+    File by file, because Ctrl-C doesn't stop snapshot_download. The weights come last: a cache with all of them has the
+    optional files, too.
+    """
+    info = hub.HfApi().model_info(repo_id, timeout=hub.constants.HF_HUB_DOWNLOAD_TIMEOUT)
+    files = {file.rfilename for file in info.siblings or []}
+    if quantization or not files & {WEIGHTS, INDEX}:
+        if file := named_gguf(ggufs := gguf_names(files), quantization):
+            return Path(hub.hf_hub_download(repo_id, file))
+        if not ggufs:
+            raise InputError(f"{repo_id}: the hub has no {WEIGHTS} and no whole GGUF file of it")
+        raise InputError(f"{repo_id}: choose one of its GGUF files {some(ggufs, 50)}, like {repo_id}:{min(ggufs)}")
+    if absent := {CONFIG, TOKENIZER} - files:
+        raise InputError(f"{repo_id}: this is not a model folder: the hub has no {min(absent)} of it")
+    folder = Path(hub.hf_hub_download(repo_id, CONFIG)).parent
+    commit = folder.name  # all others from the same one, even if a new one is published meanwhile
+    for file in (TOKENIZER, *(file for file in (*OPTIONAL, INDEX) if file in files)):
+        hub.hf_hub_download(repo_id, file, revision=commit)
+    weights = [WEIGHTS] if WEIGHTS in files else weight_files(folder)
+    if not files.issuperset(weights or [""]):
+        raise InputError(f"{repo_id}: {INDEX} lists {some(weights) or 'nothing'}, which the hub doesn't have")
+    for file in weights:
+        hub.hf_hub_download(repo_id, file, revision=commit)
+    return folder
+
+
+def why(hub: ModuleType, error: BaseException, repo_id: str) -> str:
+    """What an error of the client, the network or the disk means, and what to do."""
+    endpoint, httpx = hub.constants.ENDPOINT, hub.utils.httpx
+    if isinstance(error, hub.errors.LocalEntryNotFoundError) and error.__cause__:
+        error = error.__cause__  # why the hub could not be asked
+    said = brief(str(error).strip().partition("\n")[0] or type(error).__name__)
+    match error:
+        case hub.errors.GatedRepoError():
+            return f"accept its conditions on {endpoint}/{repo_id}, then set HF_TOKEN to a token of your account there"
+        case hub.errors.HfHubHTTPError(response=httpx.Response(status_code=401 | 404)):
+            return f"no such folder, and {endpoint} has no such model, or HF_TOKEN gives no access to it"
+        case hub.errors.HfHubHTTPError():
+            return f"{endpoint} answered: {said}; try again later"
+        case httpx.HTTPError() | httpx.InvalidURL():
+            return f"no connection to {endpoint}: {said}; run the same command again, complete files are kept"
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
+            return f"the disk of the hub's cache {hub_cache()} is full; set HF_HOME to a folder on another disk"
+    return f"the download failed: {said}; check HF_ENDPOINT, HF_TOKEN and the hub's cache {hub_cache()}"

@@ -1,0 +1,92 @@
+"""Folders of the fast engine's own packed weights, which load at once: written, found and read."""
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+
+from qwen3 import Config, Folder, InputError, Model, Tensor, Tokenizer, map_safetensors, tensor_shapes
+from qwen3_lib.io.errors import brief, parse_json
+from qwen3_lib.io.writing import write_folder, write_safetensors
+
+FORMS = ("int8", "int4")
+VERSION = "5"  # of the packed formats, see qwen3_lib/kernels/layout.py
+MODEL_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+               "chat_template.jinja")
+Expected = Callable[[str, tuple[int, ...], str], tuple[str, tuple[int, ...]]]
+
+
+def quantized_file(folder: Path) -> tuple[str, Path] | None:
+    """(format, file) of a folder written by save_quantized, the format "int8" or "int4"; None for any other folder."""
+    files = [(form, folder / f"model.{form}.safetensors") for form in FORMS]
+    return next(((form, file) for form, file in files if file.is_file()), None)
+
+
+class Quantized(Folder):
+    """A folder written by save_quantized, for the fast engine; `base` reads its other files."""
+
+    def __init__(self, base: Folder, form: str, file: Path):
+        super().__init__(base.path)
+        self.base, self.form, self.file = base, form, file
+
+    def config(self) -> Config:
+        return self.base.config()
+
+    def tokenizer(self) -> Tokenizer:
+        return self.base.tokenizer()
+
+    def stored(self, dtypes: Any = None) -> dict[str, Any]:
+        return map_safetensors(self.file, {"U8": np.dtype("u1"), "F32": np.dtype("<f4")})
+
+    def tensors(self, config: Config) -> dict[str, Any]:
+        raise InputError(f"{self.path}: quantized by the fast engine, which loads it: python qwen3_numba.py --model "
+                         f"{self.path}")
+
+    def packed(self, config: Config, expected: Expected) -> dict[str, Tensor]:
+        """The tensors. Raises InputError unless each has the dtype and shape that expected(name, shape, form) gives."""
+        with safetensors.safe_open(self.file, framework="numpy") as opened:
+            about = opened.metadata() or {}
+        if (about.get("format"), about.get("version")) != (self.form, VERSION):
+            raise InputError(f"{self.file}: written by another version of this program; quantize the model anew")
+        stored, shapes = self.stored(), tensor_shapes(config)
+        if not isinstance(sizes := parse_json(about.get("sizes", ""), str(self.file)), dict):
+            raise InputError(f"{self.file}: damaged; quantize the model anew")
+        if "model.norm.weight" not in stored:  # with the names of an embedding model's own file
+            stored = {f"model.{name}": tensor for name, tensor in stored.items()}
+            sizes = {f"model.{name}": size for name, size in sizes.items()}
+            del shapes["lm_head.weight"]
+        elif "lm_head.weight" not in stored and config.tie_word_embeddings:
+            del shapes["lm_head.weight"]
+        wanted = {name: (list(shape), *expected(name, shape, self.form)) for name, shape in shapes.items()}
+        if wanted != {name: (sizes.get(name), tensor.dtype, tensor.shape) for name, tensor in stored.items()}:
+            raise InputError(f"{self.path}: the quantized weights don't fit config.json; quantize the model anew")
+        return stored
+
+
+def save_quantized(model: Model, folder: str | Path, form: str) -> None:
+    """Writes a model that the fast engine loaded with quantize=form as a checkpoint of its own, which loads at once.
+
+    The folder must not exist yet, and appears when all of it is written. Raises InputError when that can't be done.
+    """
+    if getattr(model.weights, "quantized", None) != form or form not in FORMS:
+        raise InputError(f"{folder}: the model was not loaded as {brief(form)}")
+    tensors, shapes = model.weights.tensors(), tensor_shapes(model.config)
+    sizes = {name: shapes[name] for name in tensors}
+    if "model.embed_tokens.weight" not in model.folder.stored():  # the names of an embedding model's own file
+        tensors = {name.removeprefix("model."): array for name, array in tensors.items()}
+        sizes = {name.removeprefix("model."): size for name, size in sizes.items()}
+    metadata = {"format": form, "version": VERSION, "sizes": json.dumps(sizes)}
+
+    def fill(temporary: Path) -> None:
+        for name in MODEL_FILES:
+            file = model.path / name
+            if file.is_file() or name.endswith(".json") and (value := model.folder.json(name)):
+                data = file.read_bytes() if file.is_file() else json.dumps(value, ensure_ascii=False).encode()
+                (temporary / name).write_bytes(data)
+        write_safetensors(temporary / f"model.{form}.safetensors", tensors, metadata)
+
+    write_folder(folder, fill)

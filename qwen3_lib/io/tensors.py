@@ -1,0 +1,97 @@
+"""Matrices that a file holds in another form (FP8, 4 bits, ...): computed when they are needed."""
+import mmap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from qwen3 import DTYPES, Tensor, to_float32
+from qwen3_lib.io.errors import InputError
+
+# The parts of packed tensors, which formats.py and gguf_file.py understand.
+PACKED_DTYPES: dict[str, np.dtype[Any]] = DTYPES | {
+    "F8_E4M3": np.dtype("u1"), "I8": np.dtype("i1"), "I32": np.dtype("<i4"), "I64": np.dtype("<i8")}
+
+BLOCK = 128  # rows of a matrix are unpacked in multiples of this number; FP8 has a scale for so many
+Whole = Callable[[int, int], tuple[np.ndarray, np.ndarray, np.ndarray | None]]
+
+
+class PackedTensor(NamedTuple):
+    """A matrix that its file holds in another form, with the fields of Tensor: `data` is computed at each access.
+
+    rows(start, stop) -> these rows as float32 [stop - start, columns]; start is a multiple of BLOCK.
+    `dtype` is what data gives: "F32", the exact numbers, or "BF16", the nearest ones in half the memory.
+    bits: of a number in the file, without its share of the scales; 16 if an adapter has changed the matrix.
+    whole(start, stop) -> the same rows as whole numbers int16 [stop - start, columns], the scales by which they are
+    multiplied, float32 [stop - start, groups of columns], and what is added then, likewise, or None for nothing; None
+    where groups aren't multiples of 32 columns in order.
+    kept: the dtype in which the fast engine keeps the matrix, unless it packs it.
+    """
+    dtype: str
+    shape: tuple[int, int]
+    rows: Callable[[int, int], np.ndarray]
+    mapping: mmap.mmap
+    bits: int = 16
+    whole: Whole | None = None
+    kept: str = "BF16"
+
+    @property
+    @np.errstate(over="ignore", invalid="ignore")  # infinity in a scale is reported once it has reached the logits
+    def data(self) -> np.ndarray:
+        out = np.empty(self.shape, DTYPES[self.dtype])
+        step = max(2**22 // self.shape[1] // BLOCK, 1) * BLOCK  # a few megabytes at a time
+        for start in range(0, len(out), step):
+            some_rows = self.rows(start, min(start + step, len(out)))
+            out[start:start + step] = to_bfloat16(some_rows) if self.dtype == "BF16" else some_rows
+        forget_pages(self.mapping)
+        return out
+
+
+AnyTensor = Tensor | PackedTensor
+
+
+def map_file(file: Path) -> mmap.mmap:
+    """A file's bytes, mapped. Raises InputError if it can't be read or is empty."""
+    try:
+        with open(file, "rb") as opened:
+            return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise InputError(f"{file}: empty; download it again") from error
+
+
+def rows_of(tensor: AnyTensor, start: int, stop: int) -> np.ndarray:
+    """Rows of a matrix as float32; start is a multiple of BLOCK."""
+    return tensor.rows(start, stop) if isinstance(tensor, PackedTensor) else \
+        to_float32(tensor._replace(data=tensor.data[start:stop]))
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def both_ends(tensor: AnyTensor) -> bytes:
+    """The bytes of the first and the last 1,024 numbers, by which tensors are told apart."""
+    if isinstance(tensor, PackedTensor):
+        last = (tensor.shape[0] - 1) // BLOCK * BLOCK
+        first, end = tensor.rows(0, min(BLOCK, tensor.shape[0])), tensor.rows(last, tensor.shape[0])
+        return first.reshape(-1)[:1024].tobytes() + end.reshape(-1)[-1024:].tobytes()
+    flat = tensor.data.reshape(-1)
+    return flat[:1024].tobytes() + flat[-1024:].tobytes()
+
+
+def to_bfloat16(values: np.ndarray) -> np.ndarray:
+    """float32 numbers as bfloat16, in uint16: rounded to nearest, of two equally near ones to the even one."""
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    rounded = bits >> 16
+    rounded &= 1
+    rounded += bits
+    rounded += 0x7FFF
+    rounded >>= 16
+    rounded[np.isnan(values)] = 0x7FC0  # whose bits may have overflowed
+    return rounded.astype("<u2")
+
+
+def forget_pages(mapping: mmap.mmap) -> None:
+    """Pages read from a mapped file no longer count as this process's memory."""
+    if hasattr(mmap, "MADV_DONTNEED"):
+        mapping.madvise(mmap.MADV_DONTNEED)

@@ -1,0 +1,191 @@
+"""How the fast engine's numbers lie in memory: shared by qwen3_numba.py and its kernels.
+
+A matrix [rows, n] is kept in one of these formats:
+
+    F32, BF16, F16      by rows, as they lie in the file
+    INT8, INT5, INT4    packed: by blocks of 32 rows, with a scale for each group of 32 columns of a row
+    Q5_1, Q4_1          likewise, with a minimum for each group, too: they hold the numbers of other programs' formats
+
+A block is a stream of units, each for 32 columns (INT8) or 64: first the scales, 16 bits [groups, 32 rows], then the
+minima, float32 [groups, 32 rows], and the fifth bits, where the format has them, then 1024 bytes of weights, four
+columns of all rows at a time, in the order of the instructions for bytes:
+
+    INT8   a byte each, [8, 32 rows, 4 columns], w = scale * (byte - 128)
+    INT4   half a byte each, w = scale * (half - zero): the lower halves are the first group, the upper ones the second
+    INT5   the same with 16 more for each set bit of [8, 2 groups, 32 rows, 4 columns]
+    Q4_1, Q5_1   the same, but w = scale * half + minimum
+
+A scale is a float with 6 bits of exponent and 10 of fraction, see BIAS; it has no sign and no subnormals.
+The last 4 bits of a scale are also the `zero` of INT4, 6 + these bits / 4, and of INT5, twice that. Scales and zeros
+are chosen so that a group's weights err least; the root mean square of their errors is at most 0.6 % (INT8), 3 % (INT5)
+or 6 % (INT4) of the group's largest weight. A tensor whose largest weight is below SMALLEST or above LARGEST is
+refused. Q4_1 and Q5_1 are never made by rounding weights.
+
+The vector to multiply is packed likewise: signed bytes, a float32 scale for each group, and the int32 sum of each
+group's bytes, because sum((w - zero) x) = sum(w x) - zero sum(x), and likewise with a minimum. A product adds whole
+numbers within a group, and floats in the order of the groups, however many vectors are multiplied together. A row of
+the KV cache is F32, F16, BF16 or KV8: n signed bytes, then a float16 scale for each group.
+"""
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Format(NamedTuple):
+    """How numbers are kept: by rows, or packed."""
+    name: str
+    size: float = 0  # bytes of a number in a row; 0 where packed
+    halves: int = 0  # groups of 32 columns in a unit; two of them share its bytes
+    fifths: int = 0  # 1 with a fifth bit for each number
+    minima: int = 0  # 1 with a minimum for each group, 0 with a zero
+    least: int = 0  # the least and the greatest whole number
+    most: int = 0
+
+
+F32, BF16, F16, KV8, INT8, INT5, INT4, Q5_1, Q4_1 = range(9)
+FORMATS = (Format("f32", 4), Format("bf16", 2), Format("f16", 2), Format("int8", 1),
+           Format("int8", halves=1, least=1, most=255), Format("int5", halves=2, fifths=1, most=31),
+           Format("int4", halves=2, most=15), Format("q5_1", halves=2, fifths=1, minima=1, most=31),
+           Format("q4_1", halves=2, minima=1, most=15))
+HALVES, FIFTHS, MINIMA, LEAST, MOST = (
+    np.array([format_[column] for format_ in FORMATS]) for column in range(2, 7))  # for kernels, by the format
+
+GROUP, PANEL = 32, 32  # columns with one scale; rows of a block
+SMALLEST, LARGEST = 1e-10, 2.0**18  # what the largest weight of a packed tensor may be
+BIAS = 80 << 23  # a scale's 16 bits, 13 places to the left, plus this: the bits of a float32
+
+LINEAR = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+          "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")  # the matrices of a layer, in this order
+Q, K, V, OUT, GATE, UP, DOWN = range(7)
+EXPERT = ("gate_proj", "up_proj", "down_proj")  # the matrices of an expert, in this order
+NORMS, HEAD_NORMS = ("input_layernorm", "post_attention_layernorm"), ("self_attn.q_norm", "self_attn.k_norm")
+
+# int64 of a barrier [24], on three lines of the cache: the threads that have arrived; the round, and whether one of
+# them has failed; from TAKEN on, how many pieces of up to three matrices are taken.
+ARRIVED, ROUND, ABANDONED, TAKEN = 0, 8, 9, 16
+
+VECTORS = 8  # at most so many vectors are multiplied with a row together
+STRIP = 192  # rows that are multiplied with all vectors before the next ones: they stay in cache
+WHOLE, DEPTH = 1024, 768  # so many columns at a time, or in parts of so many: they stay in the first cache
+PASS = 256  # tokens times layers that are computed in one go: a long prompt can be interrupted in between
+BLOCK = 256  # positions whose attention is computed together, counted from the first token of the sequence
+TILE = 64  # queries of one KV head that are worked on together
+FEW = 8  # up to this number of new tokens, the blocks of a sequence are spread over the threads
+APART = 16  # numbers between two vectors: without them, many would fall on the same few lines of a core's first cache
+
+
+class Weight(NamedTuple):
+    """A matrix in memory: `stride` bytes from one row, or packed block, to the next."""
+    address: int
+    stride: int
+    form: int
+    rows: int
+    columns: int
+
+
+class Task(NamedTuple):
+    """Attention of some new tokens of a sequence to some of its blocks.
+
+    `n` tokens of a sequence of the cache, from row `first` of the batch on; the first of them sees `seen` positions.
+    One block, or all of them from the first on: the order of sums is the same.
+    """
+    sequence: int
+    first: int
+    n: int
+    seen: int
+    block: int
+    n_blocks: int
+
+
+class Layers(NamedTuple):
+    """The weights of all layers. int64 [..., 5] are Weights; the router of a dense layer has no rows."""
+    matrices: Any  # int64 [n_layers, 7, 5], in the order of LINEAR
+    norms: Any  # float32 [n_layers, 2, hidden_size]
+    head_norms: Any  # float32 [n_layers, 2, head_dim]
+    norm: Any  # float32 [hidden_size]
+    head: Any  # int64 [5]
+    eps: Any  # float64 [1]
+    forms: Any  # int64 [n_layers, 2, 2], the least and the greatest format of the matrices behind each norm
+    routers: Any  # int64 [n_layers, 5], all F32
+    experts: Any  # int64 [n_layers, num_experts, 3, 5], in the order of EXPERT
+    norm_topk_prob: Any  # int64 [1], 0 or 1
+
+
+class Batch(NamedTuple):
+    """The new tokens of all sequences."""
+    x: Any  # float32 [m, hidden_size]
+    cos: Any  # float32 [m, head_dim / 2]
+    sin: Any
+    rows: Any  # int64 [m, 2], the sequence and the position
+    tasks: Any  # int64 [n_tasks, 6], each a Task
+    tiles: Any  # int64 [n_tiles, 2]: the first and the last + 1 of the tasks whose results belong to the same tokens
+    wanted: Any  # int64 [n], the rows of x whose logits are wanted
+    logits: Any  # float32 [n, vocab_size, or more]
+    caches: Any  # int64 [n_sequences, 3]: the addresses of k and v, uint16 [n_layers, n_kv_heads, capacity, row_size],
+    # and the capacity
+    cache_rows: Any  # int64 [2]: the format and the size of their rows
+
+
+class Space(NamedTuple):
+    """What kernels work in, float32, or uint8 where packed; rows are padded to a multiple of 64.
+
+    In a mixture of experts, a pair is a token with an expert that it has chosen.
+    """
+    h: Any  # [m, widest factor]
+    packed: Any  # h, packed
+    qkv: Any  # [m, ...]
+    queries: Any  # [n_kv_heads, m * group, width]
+    gate: Any  # [m or n_pairs, intermediate]
+    up: Any
+    gate_packed: Any
+    partials: Any  # [n_tasks, n_kv_heads, queries of a task, width + 16]
+    own: Any  # [n_threads, own_space(...)]
+    gathered: Any  # [n_pairs, hidden_size], first the vectors of the pairs, then the experts' results
+    gathered_packed: Any
+    chosen: Any  # int64 [m, k], the experts of a token, then the rows of its pairs
+    shares: Any  # [m, k], the weights of these experts
+    starts: Any  # int64 [num_experts + 2]: an expert e has the pairs from starts[e] to starts[e + 1]
+
+
+class Job(NamedTuple):
+    """The record of decoder_layers. The last three are the addresses of tables, see `table`."""
+    n_threads: int
+    barrier: int  # the address of int64 [24]
+    first: int  # layer
+    last: int  # layer + 1
+    layers: int
+    batch: int
+    space: int
+
+
+def table(arrays: tuple[np.ndarray, ...]) -> np.ndarray:
+    """int64 [n, 5], the address and the shape of each array: so kernels find them."""
+    assert all(array.flags.c_contiguous for array in arrays)
+    return np.array([(array.ctypes.data, *array.shape, 0, 0, 0, 0)[:5] for array in arrays])
+
+
+def padded(n: int, step: int) -> int:
+    """n, rounded up to a multiple of step."""
+    return (n + step - 1) // step * step
+
+
+def is_packed(form: int) -> bool:
+    return form >= INT8
+
+
+def unit_size(form: int) -> int:
+    """The bytes of a unit of a packed format: scales, minima, fifth bits, and 1024 bytes of weights."""
+    return 1024 + 256 * (FIFTHS[form] + MINIMA[form]) + 64 * HALVES[form]
+
+
+def packed_shape(n_rows: int, n: int, form: int) -> tuple[int, int]:
+    """(blocks, bytes of a block) of a packed matrix [n_rows, n]."""
+    return padded(n_rows, PANEL) // PANEL, int(padded(n, 2 * GROUP) // GROUP * unit_size(form) // HALVES[form])
+
+
+def own_space(n_queries: int, width: int, columns: int) -> int:
+    """How many float32 a thread works in: sums of a strip of rows, and the strip; or scores, and a block's results.
+
+    n_queries of a head of this width, padded; columns: of the widest matrix, padded.
+    """
+    return max(STRIP * (VECTORS * 16 + columns * (columns > WHOLE)), VECTORS * BLOCK + n_queries * (width + 16))

@@ -1,0 +1,60 @@
+"""Memory for the kernels: arrays that begin where a line of the CPU's cache does, and the space that they work in."""
+from __future__ import annotations
+
+import numpy as np
+
+from qwen3 import Config
+from qwen3_lib.kernels.layout import APART, PANEL, Space, own_space, padded
+
+empty, zeros = np.empty, np.zeros  # what kernels write to; tests put pages behind it that mustn't be touched
+
+
+def aligned(shape: tuple[int, ...]) -> np.ndarray:
+    """uint8 zeros that begin where a line of the cache does, so that no vector lies in two."""
+    size = int(np.prod(shape))
+    space = zeros(size + 63, np.uint8)
+    start = -space.ctypes.data % 64
+    return space[start:start + size].reshape(shape)
+
+
+def floats(*shape: int) -> np.ndarray:
+    """float32 zeros that begin likewise."""
+    return aligned((*shape[:-1], shape[-1] * 4)).view(np.float32)
+
+
+class LargePages:
+    """Zeros for packed matrices, cut from arrays so large that the system gives large pages: they are read faster."""
+    LARGE = 64 << 20
+
+    def __init__(self) -> None:
+        self.space, self.used = aligned((0,)), 0
+
+    def take(self, shape: tuple[int, int]) -> np.ndarray:
+        size = shape[0] * shape[1]  # a multiple of 64
+        if self.used + size > len(self.space):
+            self.space, self.used = aligned((max(size, self.LARGE),)), 0
+        self.used += size
+        return self.space[self.used - size:self.used].reshape(shape)
+
+    def give_back(self, last: np.ndarray) -> None:
+        last[:] = 0
+        self.used -= last.size
+
+
+def work_space(config: Config, n_threads: int, m: int, n_tasks: int, n_queries: int) -> Space:
+    """For m tokens, n_tasks tasks of attention, and n_queries queries of a task."""
+    n_heads, n_kv_heads, width = config.num_attention_heads, config.num_key_value_heads, padded(config.head_dim, 32)
+    gathered, k, n_experts = padded(config.hidden_size, 64), config.num_experts_per_tok, config.num_experts
+    widest = padded(max(config.hidden_size, n_heads * config.head_dim), 64)
+    dense = config.num_hidden_layers > len(config.sparse_layers)
+    inner = padded(max(config.intermediate_size * dense, config.moe_intermediate_size), 64)
+    n_qkv = padded(n_heads * config.head_dim, PANEL) + 2 * padded(n_kv_heads * config.head_dim, PANEL)
+    n_rows, n_pairs = max(m, m * k), m * k
+    return Space(floats(m, widest + APART), empty((m, widest * 5 // 4), np.uint8),
+                 floats(m, max(n_qkv, widest, padded(n_experts, PANEL))),
+                 floats(n_kv_heads, m * (n_heads // n_kv_heads), width), floats(n_rows, inner + APART),
+                 floats(n_rows, inner + APART), empty((n_rows, inner * 5 // 4), np.uint8),
+                 floats(n_tasks, n_kv_heads, n_queries, width + 16),
+                 floats(n_threads, own_space(n_queries, width, max(widest, inner))),
+                 floats(n_pairs, gathered + APART), empty((n_pairs, gathered * 5 // 4), np.uint8),
+                 empty((m, k), np.int64), floats(m, k), empty(n_experts + 2, np.int64))

@@ -1,0 +1,157 @@
+"""Tensors of a file become matrices in memory: which format each gets, and its numbers in that format."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from qwen3 import to_float32
+from qwen3_lib.io.tensors import AnyTensor, PackedTensor, forget_pages, rows_of
+from qwen3_lib.kernels.build import kernels
+from qwen3_lib.kernels.layout import (BF16, BIAS, F16, F32, FORMATS, GROUP, INT4, INT5, INT8, LARGEST, MINIMA, PANEL, Q4_1,
+                                      Q5_1, SMALLEST, Weight, is_packed, packed_shape, padded, table)
+from qwen3_lib.kernels.memory import LargePages, empty, zeros
+from qwen3_lib.io.errors import InputError
+
+STORED = {"F32": F32, "BF16": BF16, "F16": F16}  # by their names in safetensors
+PACKED = {"int8": INT8, "int4": INT4}
+MORE_BITS = {"v_proj": INT8, "o_proj": INT5, "embed_tokens": INT5, "lm_head": INT5}  # in an int4 model
+# By the bits of a published packed matrix: the format that may hold its very numbers, and the one if it doesn't.
+NARROW = {2: (Q4_1, INT8), 4: (Q4_1, INT8), 5: (Q5_1, INT8), 6: (INT8, INT8)}
+
+
+def packed_form(name: str, quantize: str) -> int:
+    """The format of a matrix in a quantized model: int4 keeps more bits where they lessen the error most per byte."""
+    if name.endswith(".mlp.gate.weight"):  # the router, which is small and keeps all its digits
+        return F32
+    return MORE_BITS.get(name.split(".")[-2], INT4) if quantize == "int4" else PACKED[quantize]
+
+
+def forms_of(name: str, tensor: AnyTensor, quantize: str | None) -> tuple[int, int]:
+    """(the format of a matrix if it holds the very numbers of a published packed one, its format if not)."""
+    if quantize is not None or name.endswith(".mlp.gate.weight"):
+        form = packed_form(name, quantize or "int8")
+        return form, form
+    form = STORED[tensor.kept if isinstance(tensor, PackedTensor) else tensor.dtype]
+    bits = tensor.bits if isinstance(tensor, PackedTensor) else 16
+    return NARROW.get(bits, (INT8 if bits == 8 else form, form))
+
+
+class Packer:
+    """Makes tensors matrices. `arrays` keeps alive what the addresses of their Weights point to."""
+
+    def __init__(self, pool: ThreadPoolExecutor, arrays: list[np.ndarray]):
+        self.pool, self.pages, self.arrays = pool, LargePages(), arrays
+
+    def weight(self, label: str, tensor: AnyTensor, forms: tuple[int, int], shape: tuple[int, ...]) -> np.ndarray:
+        """The Weight of a tensor of this shape in the first of two formats, or in the second one: see forms_of.
+
+        Raises InputError for numbers that the format can't hold.
+        """
+        form, data = forms[0], None
+        if isinstance(tensor, PackedTensor) and tensor.whole is not None and form in (INT8, Q5_1, Q4_1):
+            data = self.exact(tensor, form)
+        if data is None:
+            form = forms[1]
+            data = self.rounded(label, tensor, form) if is_packed(form) else floats_of(tensor, form)
+        return self.kept(data, form, *shape)
+
+    def kept(self, data: np.ndarray, form: int, rows: int, columns: int) -> np.ndarray:
+        self.arrays.append(data)
+        return np.array(Weight(data.ctypes.data, data.strides[0], form, rows, columns))
+
+    def each(self, part: Callable[[int], Any], starts: range) -> list[Any]:
+        """part(start) of each start, by the threads of the pool. Raises InputError if they can't be started."""
+        try:
+            return list(self.pool.map(part, starts))
+        except RuntimeError as error:
+            raise InputError(f"threads can't be started to quantize ({error}); ask for fewer: --threads") from error
+
+    def rounded(self, label: str, tensor: AnyTensor, form: int) -> np.ndarray:
+        """A matrix [rows, n] as packed blocks that err little."""
+        n_rows, n = tensor.shape
+        packed, together = self.pages.take(packed_shape(n_rows, n, form)), 8  # blocks
+
+        def part(block: int) -> float:
+            """Packs some blocks -> their largest weight."""
+            w, work = np.zeros((together * PANEL, padded(n, 2 * GROUP)), np.float32), empty((10, PANEL), np.float32)
+            with np.errstate(over="ignore", invalid="ignore"):  # by infinite scales
+                some = rows_of(tensor, block * PANEL, min((block + together) * PANEL, n_rows))
+            if not np.isfinite(some).all():
+                raise InputError(f"{label} has weights that are not finite, so it can't be quantized")
+            w[:len(some), :n] = some
+            for i, out in enumerate(packed[block:block + together]):
+                columns = np.ascontiguousarray(w[i * PANEL:(i + 1) * PANEL].T)
+                kernels().quantize_block(table((columns, out, work)), form)
+            return float(max(some.max(), -some.min()))
+
+        largest = max(self.each(part, range(0, len(packed), together)))
+        if largest > LARGEST or 0 < largest < SMALLEST:
+            raise InputError(f"{label} can't be quantized: its largest weight is {largest:.3g}, not between "
+                             f"{SMALLEST:g} and {LARGEST:g}")
+        forget_pages(tensor.mapping)
+        return packed
+
+    def exact(self, tensor: PackedTensor, form: int) -> np.ndarray | None:
+        """A published packed matrix as blocks of INT8, Q5_1 or Q4_1; None if the format can't hold its numbers.
+
+        INT8 has the very numbers. So have the others if no scale has more than 10 bits behind the first one, as float16
+        has; scales with more are rounded.
+        """
+        (n_rows, n), step = tensor.shape, 512
+        packed = self.pages.take(packed_shape(n_rows, n, form))
+
+        @np.errstate(over="ignore", invalid="ignore")  # by infinite scales
+        def part(start: int) -> bool:
+            """Packs some rows -> whether all their numbers fit."""
+            whole, scales, minima = tensor.whole(start, min(start + step, n_rows))
+            groups = whole.reshape(*scales.shape, -1)
+            groups[scales == 0] = 0
+            np.negative(groups, out=groups, where=(scales < 0)[..., None])
+            scales = np.abs(scales).astype(np.float32)
+            words = np.where(scales == 0, 0, scales.view(np.int32) - BIAS + 0x1000 & -0x2000)
+            nearest = np.where(scales == 0, 0, (words + BIAS).astype(np.int32).view(np.float32))
+            if MINIMA[form]:
+                lowest = np.minimum(groups.min(axis=-1), 0)
+                groups -= lowest[..., None]
+                minima = (nearest * lowest + (0 if minima is None else minima)).astype(np.float32)
+                fits, least = bool(np.isfinite(minima).all()), 0
+            else:
+                fits, least = minima is None and bool((nearest == scales).all()), -128
+            most = FORMATS[form].most + least
+            if not fits or not np.isfinite(scales).all() or not 0 <= words.min() <= words.max() < 2**29 \
+                    or whole.min() < least or whole.max() > most:
+                return False
+            numbers = np.zeros((padded(len(whole), PANEL), padded(n, GROUP)), np.int16)
+            numbers[:len(whole), :n] = whole
+            both = np.zeros((2, len(numbers), numbers.shape[1] // GROUP), np.float32)
+            repeated = groups.shape[2] // GROUP
+            for target, values in zip(both, (words >> 13, minima)):
+                if values is not None:
+                    target[:len(whole)] = np.repeat(values, repeated, axis=1)
+            for row in range(0, len(numbers), PANEL):
+                arrays = (numbers[row:row + PANEL] - least, np.ascontiguousarray(both[:, row:row + PANEL]),
+                          packed[(start + row) // PANEL])  # kept while the kernel has their addresses
+                kernels().pack_block(table(arrays), form)
+            return True
+
+        fits = all(self.each(part, range(0, n_rows, step)))
+        forget_pages(tensor.mapping)
+        if fits:
+            return packed
+        self.pages.give_back(packed)
+        return None
+
+
+def floats_of(tensor: AnyTensor, form: int) -> np.ndarray:
+    """A matrix by rows, which are padded to a multiple of 32; a view of the file where that changes nothing."""
+    dtype = FORMATS[form].name.upper()
+    data = tensor._replace(dtype=dtype).data if isinstance(tensor, PackedTensor) else tensor.data
+    if not isinstance(tensor, PackedTensor) and tensor.dtype != dtype:
+        data = to_float32(tensor)
+    if data.shape[1] % 32:
+        data, found = zeros((len(data), padded(data.shape[1], 32)), data.dtype), data
+        data[:, :found.shape[1]] = found
+    return data

@@ -1,0 +1,192 @@
+"""The kernels that pack weights, and that read rows of them: compiled with those of layers.py.
+
+`pack_group` alone writes the bytes of packed weights, and `weight_row` alone reads them; layout.py tells what they mean.
+"""
+import numba
+import numpy as np
+
+from qwen3_lib.kernels.layers import (array_of, bytes1, called_from_python, compiled, floats1, floats2, floats3, ints1, packed_form, table_at,
+                                      unit_bytes, weight_of)
+from qwen3_lib.kernels.layout import BF16, BIAS, F32, FIFTHS, GROUP, HALVES, LEAST, MINIMA, MOST, PANEL
+from qwen3_lib.kernels.vectors import (float_from_half, to_pointer_f32, to_pointer_i16, to_pointer_u8, to_pointer_u16)
+
+shorts2 = array_of(to_pointer_i16, 2)
+SCALES = 6  # that are tried for each group
+
+
+@compiled
+def scale_from(word):
+    """The float32 of a scale's 16 bits."""
+    return np.int32((np.int32(word) << np.int32(13)) + np.int32(BIAS)).view(np.float32)
+
+
+@compiled
+def zero_from(word, form):
+    """What is subtracted from a packed weight."""
+    if HALVES[form] == 1:
+        return np.float32(128)
+    return (np.float32(6) + np.float32(0.25) * np.float32(word & 15)) * np.float32(2 if FIFTHS[form] else 1)
+
+
+@compiled
+def rounded(x, form):
+    """The nearest whole number that a packed weight can be."""
+    return min(max(np.floor(x + np.float32(0.5)), np.float32(LEAST[form])), np.float32(MOST[form]))
+
+
+@compiled
+def choose_scales(group, form, words, work):
+    """The scales' bits uint16 [32 rows] by which group float32 [32 columns, 32 rows] errs least. work [10, 32].
+
+    For the whole numbers q that a tried scale gives, the best scale is sum(w q) / sum(q q), and then the squared error
+    is smaller than sum(w w) by sum(w q) ** 2 / sum(q q).
+    """
+    low, high, inverse, zero, wq, qq, most, best, factor, best_factor = work
+    low[:], high[:], most[:], best[:], best_factor[:] = np.inf, -np.inf, 0, 0, 1
+    words[:] = 8  # zero is 8 or 16, so 0 stays 0
+    for c in range(GROUP):
+        for r in range(PANEL):
+            low[r], high[r] = min(low[r], group[c, r]), max(high[r], group[c, r])
+    fixed = HALVES[form] == 1  # the zero
+    least, levels, unit = np.float32(LEAST[form]), np.float32(MOST[form]), np.float32(0.5 if FIFTHS[form] else 1)
+    for trial in range(SCALES if fixed else SCALES + 2):  # the last two: the best so far with another zero
+        for r in range(PANEL):
+            if fixed:
+                zero[r], factor[r] = np.float32(128), np.float32(1 - trial / 127)
+            else:
+                middle = levels * np.float32(0.5) * (np.float32(1) - (high[r] + low[r]) / (high[r] - low[r]))
+                step = np.floor((middle * unit - np.float32(6)) * np.float32(4) + np.float32(0.5))
+                if trial >= SCALES:
+                    step += np.float32(2 * (trial - SCALES) - 1)
+                zero[r] = zero_from(np.int32(min(max(step, np.float32(0)), np.float32(15))), form)
+                factor[r] = best_factor[r] if trial >= SCALES else np.float32(0.97 + 0.06 * trial)
+            size = max(high[r] / (levels - zero[r]), low[r] / (least - zero[r]))
+            inverse[r] = factor[r] / size if size > 0 else np.float32(0)
+        wq[:], qq[:] = 0, 0
+        for c in range(GROUP):
+            for r in range(PANEL):
+                q = rounded(group[c, r] * inverse[r] + zero[r], form) - zero[r]
+                wq[r] += group[c, r] * q
+                qq[r] += q * q
+        for r in range(PANEL):
+            if wq[r] > 0 and wq[r] / qq[r] * wq[r] > most[r]:
+                most[r], best[r], best_factor[r] = wq[r] / qq[r] * wq[r], wq[r] / qq[r], factor[r]
+                if not fixed:
+                    words[r] = np.int32((zero[r] * unit - np.float32(6)) * np.float32(4))
+    bits, step = best.view(np.int32), 1 if fixed else 16  # the last 4 bits are the zero's
+    for r in range(PANEL):
+        zero_bits = 0 if fixed else np.int64(words[r])
+        if fixed:
+            place = np.int64(bits[r] - BIAS + (1 << 12) >> 13)
+        else:
+            place = np.int64((bits[r] - BIAS >> 13) - zero_bits + step // 2)
+        words[r] = min(max(place // step * step, 0), 0x10000 - step) + zero_bits
+
+
+@compiled
+def words_of(unit, half):
+    """The scales' bits [32 rows] of a group in a unit."""
+    return unit[2 * PANEL * half:2 * PANEL * (half + 1)].view(np.uint16)
+
+
+@compiled
+def minima_of(unit, half):
+    """The minima float32 [32 rows] of a group in a unit of a format that has them."""
+    start = 4 * PANEL * (half + 1)  # behind two times 32 scales
+    return unit[start:start + 4 * PANEL].view(np.float32)
+
+
+@compiled
+def place_of(column, row):
+    """The byte among 1024, and for a fifth bit the bit, less 128 for each whole four columns and for the half."""
+    return column // 4 * 4 * PANEL + row * 4 + column % 4
+
+
+@compiled
+def pack_group(unit, half, form, column, row, q):
+    """Writes a whole number of a group into its unit, whose bytes are zeros before."""
+    values, place = unit[len(unit) - 1024:], place_of(column, row)
+    if HALVES[form] == 1:
+        values[place] = np.uint8(q)
+        return
+    values[place] |= np.uint8((q & 15) << 4 * half)
+    if FIFTHS[form]:
+        bit = place + PANEL * 4 * (column // 4 + half)
+        unit[len(unit) - 1280 + bit // 8] |= np.uint8(q >> 4 << bit % 8)
+
+
+@compiled
+def unpack_group(unit, half, form, column, row):
+    """The whole number that pack_group has written."""
+    place = place_of(column, row)
+    q = np.int32(unit[len(unit) - 1024 + place])
+    if HALVES[form] == 1:
+        return q
+    q = q >> 4 * half & 15
+    if FIFTHS[form]:
+        bit = place + PANEL * 4 * (column // 4 + half)
+        q |= (np.int32(unit[len(unit) - 1280 + bit // 8]) >> bit % 8 & 1) << 4
+    return q
+
+
+@called_from_python
+def quantize_block(record, form):
+    """A table of w float32 [n, 32], the columns of 32 rows, n a multiple of 64; a block of zeros; float32 [10, 32]."""
+    arrays = table_at(record, np.int64(3))
+    w, block, work = floats2(arrays[0]), bytes1(arrays[1]), floats2(arrays[2])
+    size = unit_bytes(form)
+    units = numba.carray(to_pointer_u8(block.ctypes.data), (len(block) // size, size))
+    for g in range(len(w) // GROUP):
+        group, unit, half = w[g * GROUP:(g + 1) * GROUP], units[g // HALVES[form]], g % HALVES[form]
+        words = words_of(unit, half)
+        choose_scales(group, form, words, work)
+        for i in range(GROUP):
+            for r in range(PANEL):
+                q = rounded(group[i, r] / scale_from(words[r]) + zero_from(words[r], form), form)
+                pack_group(unit, half, form, i, r, np.int32(q))
+
+
+@called_from_python
+def pack_block(record, form):
+    """A table of whole numbers int16 [32, n]; the bits of their scales and their minima, float32 [2, 32, n / 32]; a block.
+
+    n is a multiple of 32.
+    """
+    arrays = table_at(record, np.int64(3))
+    whole, scales, block = shorts2(arrays[0]), floats3(arrays[1]), bytes1(arrays[2])
+    size = unit_bytes(form)
+    units = numba.carray(to_pointer_u8(block.ctypes.data), (len(block) // size, size))
+    for g in range(scales.shape[2]):
+        unit, half = units[g // HALVES[form]], g % HALVES[form]
+        words, minima = words_of(unit, half), minima_of(unit, half)
+        for r in range(PANEL):
+            words[r] = np.uint16(scales[0, r, g])
+            if MINIMA[form]:
+                minima[r] = scales[1, r, g]
+            for i in range(GROUP):
+                pack_group(unit, half, form, i, r, whole[r, g * GROUP + i])
+
+
+@called_from_python
+def weight_row(record, r):
+    """A table of a Weight int64 [5] and of float32 [columns], which becomes row r of the Weight."""
+    arrays = table_at(record, np.int64(2))
+    w, out = weight_of(ints1(arrays[0])), floats1(arrays[1])
+    if not packed_form(w.form):
+        address, n = w.address + r * w.stride, (w.columns,)
+        floats, halves = numba.carray(to_pointer_f32(address), n), numba.carray(to_pointer_u16(address), n)
+        for i in range(w.columns):
+            if w.form == F32:
+                out[i] = floats[i]
+            else:
+                out[i] = np.int32(halves[i] << 16).view(np.float32) if w.form == BF16 else float_from_half(halves[i])
+        return
+    size, lane = unit_bytes(w.form), r % PANEL
+    units = numba.carray(to_pointer_u8(w.address + r // PANEL * w.stride), (w.stride // size, size))
+    for i in range(w.columns):
+        unit, half = units[i // GROUP // HALVES[w.form]], i // GROUP % HALVES[w.form]
+        word, q = words_of(unit, half)[lane], np.float32(unpack_group(unit, half, w.form, i % GROUP, lane))
+        if MINIMA[w.form]:
+            out[i] = scale_from(word) * q + minima_of(unit, half)[lane]
+        else:
+            out[i] = scale_from(word) * (q - zero_from(word, w.form))

@@ -1,0 +1,128 @@
+"""Threads: a team that runs one kernel together."""
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+import weakref
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qwen3_lib.kernels.build import Kernel
+from qwen3_lib.kernels.layout import ABANDONED
+from qwen3_lib.io.errors import InputError
+
+
+def available_cpus() -> int:
+    """How many CPUs this process may really use: its affinity, and the quota of its cgroup where there is one."""
+    n = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):  # not Linux, no cgroup, or "max": no limit
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        n = min(n, max(1, round(int(quota) / int(period))))
+    return n
+
+
+# Held while a team's threads are started. Threads don't survive a fork, and a lock may have been held at that moment: a
+# forked process gets a new lock, which also tells teams that their threads belong to another process.
+starting = threading.Lock()
+
+
+def renew_lock() -> None:
+    global starting
+    starting = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=renew_lock)
+
+
+class Team:
+    """The calling thread, rank 0, and others that run a kernel with it. These sleep while there is nothing to do.
+
+    Ctrl-C is heard when a kernel has ended. Callers from several threads take turns. A forked process starts threads of
+    its own.
+    """
+
+    def __init__(self, n_threads: int):
+        self.n_threads = n_threads
+        self._start()
+
+    def _start(self) -> None:
+        """Starts the threads, once, however many callers ask at the same time."""
+        lock = starting
+        with lock:
+            if getattr(self, "started_under", None) is lock:
+                return
+            queues: list[queue.SimpleQueue] = [queue.SimpleQueue() for _ in range(1, self.n_threads)]
+            try:
+                for rank, tasks in enumerate(queues, 1):
+                    threading.Thread(target=work, args=(tasks,), daemon=True, name=f"qwen3-{rank}").start()
+            except RuntimeError as error:
+                end(queues)
+                raise InputError(f"{self.n_threads} threads can't be started ({error}); ask for fewer with --threads, "
+                                 "or allow more of them, or more memory") from error
+            weakref.finalize(self, end, queues)
+            self.queues, self.turn = queues, threading.Lock()
+            self.started_under = lock  # last: whoever sees it sees the queues, too
+
+    def run(self, kernel: Kernel, record: np.ndarray, *kept: Any) -> None:
+        """kernel(record, rank) on all threads, with their number and the address of a barrier first in the record.
+
+        The kernel must end with `meet`. Records are addresses: `kept` is what they point to, kept until the kernel ends.
+        Raises the exception of a thread, after all threads have ended.
+        """
+        if self.started_under is not starting:
+            self._start()
+        barrier = np.zeros(24, np.int64)  # of this call only: nothing is left over from one that failed
+        record[:2] = self.n_threads, barrier.ctypes.data
+        failures: list[Exception] = []
+        ended: queue.SimpleQueue = queue.SimpleQueue()
+
+        def part(rank: int, _keeps: Any = kept) -> None:  # should a second Ctrl-C end the wait for threads
+            """A thread's part."""
+            try:
+                kernel(record, rank)
+            except Exception as error:  # whatever it is: the caller raises it
+                failures.append(error)
+                barrier[ABANDONED] = 1  # the others need not wait for this thread
+            ended.put(None)
+
+        with self.turn:
+            try:
+                for rank, tasks in enumerate(self.queues, 1):
+                    tasks.put(partial(part, rank))
+                part(0)
+                for _ in range(self.n_threads):
+                    ended.get()
+            except BaseException:  # Ctrl-C: the kernel has ended, or won't begin here
+                barrier[ABANDONED] = 1
+                self._settle()
+                raise
+        if failures:
+            raise failures[0]
+
+    def _settle(self) -> None:
+        """Waits until each thread has done what was asked of it before."""
+        answers: queue.SimpleQueue = queue.SimpleQueue()
+        for tasks in self.queues:
+            tasks.put(partial(answers.put, None))
+        for _ in self.queues:
+            answers.get()
+
+
+def end(queues: Iterable[queue.SimpleQueue]) -> None:
+    """Ends the threads that take tasks from these queues."""
+    for tasks in queues:
+        tasks.put(None)
+
+
+def work(tasks: queue.SimpleQueue) -> None:
+    """The loop of a thread. It holds no reference to the team, or the team would never be freed."""
+    while (task := tasks.get()) is not None:
+        task()
+        del task  # and with it the arrays that it keeps, before the next one comes

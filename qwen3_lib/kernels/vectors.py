@@ -1,0 +1,619 @@
+"""The products that numba can't say in Python: vectors, in the language of LLVM.
+
+numba turns Python into the instructions of LLVM, a compiler's language between C and machine code. An @intrinsic is
+a function that writes such instructions itself: its `codegen` runs once, while a kernel is compiled, and each call on
+`b`, the builder, appends an instruction to the kernel. So a loop like `for r in range(n_rows)` below runs at compile
+time and writes the same instructions for each row, while `loop` writes a loop that runs in the kernel. A vector is
+several numbers that one instruction processes together; LLVM chooses the machine's own instructions for vectors, and
+keeps variables (`alloca`) in registers. Addresses are integers: LLVM knows no arrays.
+"""
+import os
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from qwen3_lib.kernels.layout import (ABANDONED, ARRIVED, BF16, BIAS, F16, F32, FORMATS, GROUP, INT8, KV8, PANEL, ROUND,
+                                      TAKEN, VECTORS, is_packed, unit_size)
+from qwen3_lib.io.errors import InputError, brief
+
+I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
+HALF, FLOAT = ir.HalfType(), ir.FloatType()
+AHEAD = 4096  # bytes: at least so far ahead of a product, the memory is asked for the rows that follow
+LANES = 16  # float32 numbers in a vector on every CPU, or sums would differ; LLVM splits it where registers are shorter
+CPU = llvm.get_host_cpu_name()
+# With up to so many vectors, a product asks the memory for rows ahead. Intel's hardware fetches ahead, but stops at the
+# end of each page of 4096 bytes. AMD's goes on, but up to Zen 3 too slowly for one vector; many have no need of it.
+ASKING = 0 if CPU in ("znver4", "znver5") else 2 if CPU.startswith("znver") else VECTORS
+
+
+def vector(kind: ir.Type, n: int) -> ir.VectorType:
+    return ir.VectorType(kind, n)
+
+
+def splat(kind: ir.Type, n: int, value: float) -> ir.Constant:
+    """A vector of n times the same value."""
+    return ir.Constant(vector(kind, n), [value] * n)
+
+
+def call(b: Any, name: str, result: ir.Type, *args: Any) -> Any:
+    """A call of one of LLVM's own functions, or of a machine's special instruction."""
+    function = cgutils.get_or_insert_function(b.module, ir.FunctionType(result, [arg.type for arg in args]), name)
+    return b.call(function, args)
+
+
+def broadcast(b: Any, value: Any, n: int) -> Any:
+    """A vector of n times a number that only the kernel knows."""
+    lanes = b.insert_element(ir.Constant(vector(value.type, n), ir.Undefined), value, I32(0))
+    return b.shuffle_vector(lanes, lanes, splat(I32, n, 0))
+
+
+def load(b: Any, address: Any, kind: ir.Type, n: int | None = None) -> Any:
+    """A number from memory, or a vector of n, at any address."""
+    value = b.load(b.inttoptr(address, (kind if n is None else vector(kind, n)).as_pointer()))
+    value.align = 1
+    return value
+
+
+def store(b: Any, value: Any, address: Any) -> None:
+    b.store(value, b.inttoptr(address, value.type.as_pointer())).align = 1
+
+
+def at(b: Any, address: Any, *offsets: Any) -> Any:
+    """An address plus offsets in bytes; an offset may be a pair (index, size), their product."""
+    for offset in offsets:
+        pair = offset if isinstance(offset, tuple) else (offset, 1)
+        address = b.add(address, b.mul(*(x if isinstance(x, ir.Value) else I64(x) for x in pair)))
+    return address
+
+
+def fma(b: Any, x: Any, y: Any, z: Any) -> Any:
+    """x * y + z in one instruction."""
+    return call(b, f"llvm.fma.v{x.type.count}f32", x.type, x, y, z)
+
+
+def prefetch(b: Any, n_vectors: int, address: Any, offsets: Iterable[int]) -> None:
+    """Asks the memory for the lines at these offsets, for the second cache: in the first one the vectors need room."""
+    for offset in offsets if n_vectors <= ASKING else ():
+        place = b.inttoptr(at(b, address, offset), I8.as_pointer())
+        call(b, "llvm.prefetch.p0", ir.VoidType(), place, I32(0), I32(2), I32(1))
+
+
+def add_neighbours(b: Any, x: Any) -> Any:
+    """The sums of neighbouring whole numbers of x."""
+    n = x.type.count
+    return b.add(*(b.shuffle_vector(x, x, ir.Constant(vector(I32, n // 2), list(range(start, n, 2))))
+                   for start in (0, 1)))
+
+
+def totals(b: Any, values: Sequence[Any]) -> Any:
+    """The sum of each of 1, 2, 4, 8 or 16 vectors of 16 floats, as one vector.
+
+    Always (i, i + 8), then (i, i + 4), (i, i + 2), (i, i + 1), however many vectors there are: the order of every sum.
+    """
+    left, width = list(values), LANES
+    while width > 1:
+        half, added = width // 2, []
+        for x, y in zip(left, left[len(left) // 2:]) if len(left) > 1 else [(left[0], None)]:
+            lanes = range(x.type.count)
+            if y is None:
+                orders = [[i for i in lanes if (i % width < half) == first] for first in (True, False)]
+            else:  # half of the numbers keep their lanes, which is cheap
+                orders = [[i if i % width < half else len(lanes) + i for i in lanes],
+                          [i + half if i % width < half else len(lanes) + i - half for i in lanes]]
+            orders = [ir.Constant(vector(I32, len(order)), order) for order in orders]
+            added.append(b.fadd(*(b.shuffle_vector(x, x if y is None else y, order) for order in orders)))
+        left, width = added, half
+    return left[0]
+
+
+def loop(b: Any, n: Any, body: Callable[[Any], None]) -> None:
+    """for i in range(n): body(i), in the kernel."""
+    with cgutils.for_range(b, n) as inside:
+        body(inside.index)
+
+
+def function(b: Any, name: str, n_arguments: int, write: Callable) -> Any:
+    """A function of int64 arguments in the kernel's module; `write(builder, *arguments)` writes it at its first use."""
+    found = b.module.globals.get(name)
+    if found is None:
+        found = ir.Function(b.module, ir.FunctionType(ir.VoidType(), [I64] * n_arguments), name)
+        found.linkage = "internal"
+        found.attributes.add("noinline")
+        inner = ir.IRBuilder(found.append_basic_block())
+        write(inner, *found.args)
+        inner.ret_void()
+    return found
+
+
+def product(name: str, most: dict[int, int], n_arguments: int, write: Callable) -> Any:
+    """An intrinsic (form, n_vectors, arguments: a tuple of int64) for these formats and 1 to so many vectors.
+
+    write(form, n_vectors, builder, *arguments) writes a function for each of them; the intrinsic calls the right one.
+    """
+    @intrinsic
+    def call_one(context, form, n_vectors, arguments):
+        def codegen(context, b, signature, args):
+            form, n_vectors, arguments = args
+            rest, after = cgutils.unpack_tuple(b, arguments, n_arguments), b.append_basic_block("after")
+            cases = b.switch(b.add(b.mul(form, I64(16)), n_vectors), after)
+            for case_form, n in [(form_, n) for form_ in most for n in range(1, most[form_] + 1)]:
+                case = b.append_basic_block("case")
+                cases.add_case(I64(case_form * 16 + n), case)
+                b.position_at_end(case)
+                b.call(function(b, f"{name}_{case_form}_{n}", n_arguments, partial(write, case_form, n)), rest)
+                b.branch(after)
+            b.position_at_end(after)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, types.UniTuple(types.int64, n_arguments)), codegen
+
+    return call_one
+
+
+def row_part(b: Any, form: int, row: Any, n: Any, column: Any) -> Any:
+    """16 numbers of a stored row of n, from `column` on, as float32."""
+    place, floats = at(b, row, (column, FORMATS[form].size)), vector(FLOAT, LANES)
+    if form == F32:
+        return load(b, place, FLOAT, LANES)
+    if form == F16:
+        return b.fpext(load(b, place, HALF, LANES), floats)
+    if form == BF16:  # the upper half of a float32
+        return b.bitcast(b.shl(b.zext(load(b, place, I16, LANES), vector(I32, LANES)), splat(I32, LANES, 16)), floats)
+    scale = b.fpext(load(b, at(b, row, n, (b.lshr(column, I64(5)), 2)), HALF), FLOAT)
+    return b.fmul(b.sitofp(load(b, place, I8, LANES), floats), broadcast(b, scale, LANES))
+
+
+class Shape(NamedTuple):
+    """How a CPU's registers are used best by the products below."""
+    lanes: int  # 32-bit numbers in a vector
+    together: int  # vectors of a panel's 32 rows that are worked on at a time
+    vectors: int  # that the panel is multiplied with at a time
+    all: int  # vectors that are multiplied at once if there are no more
+
+
+INT8_SHAPES = {"vnni512": Shape(16, 2, 6, 8), "vnni": Shape(8, 1, 6, 6), "avx2": Shape(8, 1, 8, 8),
+               "neon": Shape(4, 2, 5, 5), "plain": Shape(4, 1, 4, 4)}
+
+
+def int8_paths(features: dict[str, bool]) -> list[str]:
+    """Which instructions multiply bytes on a CPU with these features, the fastest first."""
+    has = {"vnni512": features.get("avx512vnni"), "avx2": features.get("avx2"), "neon": features.get("dotprod"),
+           "vnni": features.get("avxvnni") or features.get("avx512vnni") and features.get("avx512vl"), "plain": True}
+    return [path for path in INT8_SHAPES if has[path]]
+
+
+FEATURES = dict(llvm.get_host_cpu_features())
+PATHS, WISH = int8_paths(FEATURES), os.environ.get("QWEN3_INT8_PATH")
+PATH = WISH or PATHS[0]
+if PATH not in PATHS:
+    raise InputError(f"QWEN3_INT8_PATH is {brief(repr(PATH))}; this CPU has {', '.join(PATHS)}")
+if WISH in ("avx2", "plain") or WISH == "vnni" and FEATURES.get("avxvnni"):  # as on a CPU without AVX-512
+    FEATURES = {name: on and not name.startswith("avx512") for name, on in FEATURES.items()}
+HALVES = INT8_SHAPES[PATH]._replace(vectors=INT8_SHAPES[PATH].vectors // 2, all=INT8_SHAPES[PATH].vectors // 2)
+PACKED_SHAPES = {form: HALVES if FORMATS[form].halves == 2 else INT8_SHAPES[PATH]  # of two groups, a vector has two sums
+                 for form in range(len(FORMATS)) if is_packed(form)}
+SUMS = 24 if FEATURES.get("avx512f") else 6  # sums of 16 lanes that a CPU's registers hold, beside the factors
+MOST_FLOATS = min(VECTORS, SUMS)  # vectors that rows of floats are multiplied with at a time
+
+
+def dot_bytes(b: Any, path: str, sums: Any, w: Any, x: Any, signed: bool) -> Any:
+    """sums [n] + four products each of the bytes w and x [4 n]; n are the path's lanes.
+
+    w is unsigned, x signed. With `signed`, w stands for w - 128; the paths with "vnni" leave that subtraction to the
+    caller, because their instruction wants one factor unsigned. Sums may be int16 [2 n], of two products each, where
+    the CPU makes those first ("avx2"): `widened` adds them up.
+    """
+    if sums.type.element == I16:
+        return b.add(sums, call(b, "llvm.x86.avx2.pmadd.ub.sw", sums.type, w, x))
+    n = sums.type.count
+    if path.startswith("vnni"):
+        if llvm.llvm_version_info < (22,):  # before LLVM 22, this intrinsic takes vectors of 32-bit integers
+            w, x = b.bitcast(w, sums.type), b.bitcast(x, sums.type)
+        return call(b, f"llvm.x86.avx512.vpdpbusd.{32 * n}", sums.type, sums, w, x)
+    if signed:
+        w = b.xor(w, splat(I8, 4 * n, 0x80))
+    if path == "avx2":  # u8 times s8 in pairs, whose sum must fit into 16 bits: |w| <= 127 or w <= 15 sees to that
+        if signed:
+            x = call(b, "llvm.x86.avx2.psign.b", x.type, x, w)
+            w = call(b, "llvm.abs.v32i8", w.type, w, I1(0))
+        return b.add(sums, widened(b, call(b, "llvm.x86.avx2.pmadd.ub.sw", vector(I16, 2 * n), w, x)))
+    if path == "neon":
+        return call(b, "llvm.aarch64.neon.sdot.v4i32.v16i8", sums.type, sums, w, x)
+    products = b.mul((b.sext if signed else b.zext)(w, vector(I32, 4 * n)), b.sext(x, vector(I32, 4 * n)))
+    return b.add(sums, add_neighbours(b, add_neighbours(b, products)))
+
+
+def widened(b: Any, sums: Any) -> Any:
+    """The sums of neighbours of int16 [2 n] as int32 [n]."""
+    n = sums.type.count // 2
+    return call(b, "llvm.x86.avx2.pmadd.wd", vector(I32, n), sums, splat(I16, 2 * n, 1))
+
+
+def two_parts(b: Any, form: int, row: Any, n: Any, column: Any) -> list[Any]:
+    """Numbers `column` to `column` + 31 of a stored row of n as float32: the first 16 and the rest.
+
+    BF16: the even ones and the odd ones, which takes half as many instructions; see `even_first` below.
+    """
+    if form != BF16:
+        return [row_part(b, form, row, n, at(b, column, start)) for start in (0, LANES)]
+    pairs = load(b, at(b, row, (column, 2)), I32, LANES)
+    return [b.bitcast(bits, vector(FLOAT, LANES)) for bits in (
+        b.shl(pairs, splat(I32, LANES, 16)), b.and_(pairs, splat(I32, LANES, -0x10000)))]
+
+
+# Products: where nearly all time is spent. The formats of their factors: see layout.py.
+
+
+def zero_sums(b: Any, keys: Iterable[Any], lanes: int) -> dict[Any, Any]:
+    """A variable for each key: a vector of float32 zeros."""
+    sums = {key: cgutils.alloca_once(b, vector(FLOAT, lanes)) for key in keys}
+    for sum_ in sums.values():
+        b.store(splat(FLOAT, lanes, 0.0), sum_)
+    return sums
+
+
+def write_float_product(form: int, n_vectors: int, b: Any, w: Any, stride: Any, n_rows: Any, x: Any, x_stride: Any,
+                        n: Any, out: Any, out_stride: Any, kept: Any, part: Any) -> None:
+    """out[t, r] = sum of w[r, k] x[t, k]: 16 partial sums in the order of k, then `totals`.
+
+    w: rows of n floats as they lie in memory, n a multiple of 32; x float32, even_first for BF16. The strides are the
+    bytes between two rows, two vectors, and the results of two vectors. The sums of several rows and vectors stay in
+    registers, so that each number that is loaded is used several times. A product may be cut into parts of the columns:
+    with bit 0 of `part` set it continues the sums in `kept` float32 [n_rows, n_vectors, 16], with bit 1 it leaves them
+    there.
+    """
+    together = min(4, SUMS // n_vectors)
+    tile_size = b.mul(stride, I64(together))
+    ahead = b.select(b.icmp_signed("<", tile_size, I64(AHEAD)), I64(AHEAD), tile_size)
+
+    def tile(first: Any, n_tile_rows: int) -> None:
+        keys = [(t, r) for t in range(n_vectors) for r in range(n_tile_rows)]
+        rows = [at(b, w, (stride, first), (stride, r)) for r in range(n_tile_rows)]
+        kept_at = at(b, kept, (first, n_vectors * 4 * LANES))
+        sums = zero_sums(b, keys, LANES)
+        with b.if_then(b.trunc(part, I1)):
+            for i, key in enumerate(keys):
+                b.store(load(b, at(b, kept_at, 4 * LANES * i), FLOAT, LANES), sums[key])
+
+        def step(i: Any) -> None:
+            column = b.mul(i, I64(32))
+            for row in rows:
+                prefetch(b, n_vectors, at(b, row, ahead, (column, FORMATS[form].size)), range(0, 32 * FORMATS[form].size, 64))
+            parts = [two_parts(b, form, row, n, column) for row in rows]
+            for half in range(2):
+                for t in range(n_vectors):
+                    value = load(b, at(b, x, (x_stride, t), (column, 4), 4 * LANES * half), FLOAT, LANES)
+                    for r in range(n_tile_rows):
+                        b.store(fma(b, parts[r][half], value, b.load(sums[t, r])), sums[t, r])
+
+        loop(b, b.sdiv(n, I64(32)), step)
+        with b.if_else(b.trunc(b.lshr(part, I64(1)), I1)) as (goes_on, ends):
+            with goes_on:
+                for i, key in enumerate(keys):
+                    store(b, b.load(sums[key]), at(b, kept_at, 4 * LANES * i))
+            with ends:
+                done = 0
+                while done < len(keys):
+                    count = 1 << (len(keys) - done).bit_length() - 1
+                    some = [b.load(sums[key]) for key in keys[done:done + min(count, LANES)]]
+                    sum_, i = totals(b, some), 0
+                    while i < len(some):  # neighbouring rows are stored together
+                        t, r = keys[done + i]
+                        run = min(len(some) - i, n_tile_rows - r)
+                        lanes = ir.Constant(vector(I32, run), list(range(i, i + run)))
+                        store(b, b.shuffle_vector(sum_, sum_, lanes), at(b, out, (out_stride, t), (first, 4), 4 * r))
+                        i += run
+                    done += len(some)
+
+    whole = b.sdiv(n_rows, I64(together))
+    loop(b, whole, lambda i: tile(b.mul(i, I64(together)), together))
+    if together > 1:
+        done = b.mul(whole, I64(together))
+        loop(b, b.sub(n_rows, done), lambda i: tile(b.add(done, i), 1))
+
+
+def write_weighted_rows(form: int, n_vectors: int, b: Any, w: Any, stride: Any, n_rows: Any, x: Any, x_stride: Any,
+                        n: Any, out: Any, out_stride: Any) -> None:
+    """out[t, k] += sum of w[r, k] x[t, r], in the order of r. n is a multiple of 32."""
+    most = 1 << min(8, SUMS // n_vectors).bit_length() - 1  # pieces of 16 columns that are worked on at a time
+
+    def strip(column: Any, n_pieces: int) -> None:
+        keys = [(t, i) for t in range(n_vectors) for i in range(n_pieces)]
+        places = {(t, i): at(b, out, (out_stride, t), (column, 4), 4 * LANES * i) for t, i in keys}
+        sums = zero_sums(b, keys, LANES)
+        for key in keys:
+            b.store(load(b, places[key], FLOAT, LANES), sums[key])
+
+        def step(r: Any) -> None:
+            factors = [broadcast(b, load(b, at(b, x, (x_stride, t), (r, 4)), FLOAT), LANES) for t in range(n_vectors)]
+            following = at(b, w, (stride, r), (column, FORMATS[form].size), AHEAD)
+            prefetch(b, n_vectors, following, range(0, LANES * n_pieces * FORMATS[form].size, 64))
+            for i in range(n_pieces):
+                value = row_part(b, form, at(b, w, (stride, r)), n, b.add(column, I64(LANES * i)))
+                for t in range(n_vectors):
+                    b.store(fma(b, value, factors[t], b.load(sums[t, i])), sums[t, i])
+
+        loop(b, n_rows, step)
+        for key in keys:
+            store(b, b.load(sums[key]), places[key])
+
+    done, pieces = I64(0), b.sdiv(n, I64(LANES))
+    for count in (8, 4, 2, 1):
+        if count <= most and (count > 1 or most == 1):
+            times, start = b.sdiv(b.sub(pieces, done), I64(count)), done
+            loop(b, times, lambda i: strip(b.mul(b.add(start, b.mul(i, I64(count))), I64(LANES)), count))
+            done = b.add(done, b.mul(times, I64(count)))
+
+
+def scale_of(b: Any, word: Any) -> Any:
+    """The float32 of scales' bits, int32 [lanes]."""
+    n = word.type.count
+    return b.bitcast(b.add(b.shl(word, splat(I32, n, 13)), splat(I32, n, BIAS)), vector(FLOAT, n))
+
+
+def minus_zero(b: Any, form: int, word: Any) -> Any:
+    """The zeros of INT4 or INT5 in scales' bits, int32 [lanes], times -1, as float32."""
+    n, fives = word.type.count, FORMATS[form].fifths
+    least = 0xC1800000 if fives else 0xC1000000  # -16 or -8; the 4 bits join its fraction
+    bits = b.or_(b.and_(b.shl(word, splat(I32, n, 18)), splat(I32, n, 15 << 18)), splat(I32, n, least))
+    return b.fadd(b.bitcast(bits, vector(FLOAT, n)), splat(FLOAT, n, 4 if fives else 2))
+
+
+def half_bytes(b: Any, form: int, value: Any, half: int, fifth: Any) -> Any:
+    """The weights in the lower or upper halves of bytes; with their fifth bits, if there are any, which are at `fifth`."""
+    n = value.type.count
+    part = b.lshr(value, splat(I8, n, 4)) if half else b.and_(value, splat(I8, n, 15))
+    if FORMATS[form].fifths:
+        bits = b.bitcast(load(b, fifth, ir.IntType(n)), vector(I1, n))
+        part = b.select(bits, b.add(part, splat(I8, n, 16)), part)
+    return part
+
+
+def add_scaled(b: Any, form: int, sums: dict[Any, Any], wholes: dict[Any, Any], words: Any, minima: Any,
+               scales: Sequence[Any], totals_: Sequence[Any]) -> None:
+    """Adds the whole sums (piece, vector) of a group, int32 [lanes], to `sums`, times both scales.
+
+    words, minima: addresses of the bits of the scales of 32 rows, and of their minima, which only Q4_1 and Q5_1 have;
+    scales, totals_: addresses of each vector's scale and sum.
+    """
+    for (p, t), whole in wholes.items():
+        lanes = whole.type.count
+        word = b.zext(load(b, at(b, words, 2 * lanes * p), I16, lanes), vector(I32, lanes))
+        value, factor = b.sitofp(whole, vector(FLOAT, lanes)), broadcast(b, load(b, scales[t], FLOAT), lanes)
+        sum_, sum_x = b.load(sums[p, t]), b.sitofp(broadcast(b, load(b, totals_[t], I32), lanes), value.type)
+        if FORMATS[form].halves == 2 and not FORMATS[form].minima:
+            value = fma(b, minus_zero(b, form, word), sum_x, value)
+        if FORMATS[form].minima:
+            sum_ = fma(b, load(b, at(b, minima, 4 * lanes * p), FLOAT, lanes), b.fmul(sum_x, factor), sum_)
+        b.store(fma(b, value, b.fmul(scale_of(b, word), factor), sum_), sums[p, t])
+
+
+def write_packed_product(form: int, n_vectors: int, b: Any, w: Any, x: Any, x_stride: Any, n: Any, out: Any,
+                         out_stride: Any, ahead: Any, turn: Any, turns: Any) -> None:
+    """A packed block times packed vectors of n columns, a multiple of 64 -> out[t, 32 rows].
+
+    Each sum of a group stays a whole number until its scales are multiplied in. Meanwhile the block `ahead` bytes
+    behind is fetched: products of the same block take `turns`, and this one fetches the units of its `turn`.
+    """
+    lanes, together = PACKED_SHAPES[form][:2]
+    size, halves, fifths = int(unit_size(form)), range(FORMATS[form].halves), FORMATS[form].fifths
+    rolled = PATH == "avx2" and n_vectors > 1
+    narrow = rolled and len(halves) == 2
+    step = 8 if rolled and not fifths else 4  # of 4 columns: 16 bits hold 2 * 8 * 15 * 127 and 2 * 4 * 31 * 127
+    if n_vectors == 1:  # the weights come from memory: read them in one go
+        together, step = PANEL // lanes, 2
+    offset = 128 if form == INT8 and PATH.startswith("vnni") else 0  # the other instructions subtract it themselves
+    groups = b.sdiv(n, I64(GROUP))
+    vectors = [at(b, x, (x_stride, t)) for t in range(n_vectors)]
+    scales = [b.add(vector_, n) for vector_ in vectors]
+    totals_ = [at(b, scale, (groups, 4)) for scale in scales]
+
+    for first in range(0, PANEL // lanes, together):
+        pieces = range(first, first + together)
+        sums = zero_sums(b, [(p, t) for p in pieces for t in range(n_vectors)], lanes)
+
+        def unit(i: Any) -> None:
+            here = at(b, w, (i, size))
+            bits, bytes_ = at(b, here, size - 1024 - 256), at(b, here, size - 1024)
+            numbers = [b.add(b.mul(i, I64(len(halves))), I64(h)) for h in halves]
+            mine = b.icmp_signed("==", b.urem(i, turns), turn)
+            wholes = {}
+            for p, t in sums:
+                for h in halves:
+                    wholes[p, t, h] = cgutils.alloca_once(b, vector(I32, lanes))
+                    start = splat(I32, lanes, 0)
+                    if offset:
+                        sum_x = load(b, at(b, totals_[t], (numbers[h], 4)), I32)
+                        start = broadcast(b, b.mul(sum_x, I32(-offset)), lanes)
+                    b.store(start, wholes[p, t, h])
+
+            running = {key: cgutils.alloca_once(b, vector(I16, 2 * lanes)) for key in wholes} if narrow else wholes
+
+            def four_columns(k: Any) -> None:
+                words = {(t, h): b.bitcast(broadcast(b, load(b, at(b, v, (g, GROUP), (k, 4)), I32), lanes),
+                                           vector(I8, 4 * lanes))
+                         for t, v in enumerate(vectors) for h, g in enumerate(numbers)}
+                for p in pieces:
+                    value = load(b, at(b, bytes_, (k, 4 * PANEL), 4 * lanes * p), I8, 4 * lanes)
+                    for h in halves:
+                        fifth = at(b, bits, (k, PANEL), PANEL // 2 * h + lanes // 2 * p)
+                        part = value if form == INT8 else half_bytes(b, form, value, h, fifth)
+                        for t in range(n_vectors):
+                            sum_ = running[p, t, h]
+                            b.store(dot_bytes(b, PATH, b.load(sum_), part, words[t, h], form == INT8), sum_)
+
+            for k in range(0, GROUP // 4, step):  # some lines at a time: a core can't wait for more
+                with b.if_then(mine):
+                    lines = range(size // 64 * k // 8, size // 64 * (k + step) // 8)
+                    prefetch(b, n_vectors, at(b, here, ahead), [64 * line for line in lines])
+                for sum_ in running.values() if narrow else ():
+                    b.store(splat(I16, 2 * lanes, 0), sum_)
+                if rolled:
+                    loop(b, I64(step), lambda j: four_columns(b.add(I64(k), j)))
+                else:
+                    for j in range(step):
+                        four_columns(I64(k + j))
+                for key, sum_ in running.items() if narrow else ():
+                    b.store(b.add(b.load(wholes[key]), widened(b, b.load(sum_))), wholes[key])
+            for h, g in enumerate(numbers):
+                some = {key[:2]: b.load(whole) for key, whole in wholes.items() if key[2] == h}
+                add_scaled(b, form, sums, some, at(b, here, 2 * PANEL * h),
+                           at(b, here, 2 * PANEL * len(halves) + 4 * PANEL * h),
+                           [at(b, scale, (g, 4)) for scale in scales], [at(b, total, (g, 4)) for total in totals_])
+
+        loop(b, b.sdiv(groups, I64(len(halves))), unit)
+        for (p, t), sum_ in sums.items():
+            store(b, b.load(sum_), at(b, out, (out_stride, t), 4 * lanes * p))
+
+
+FLOATS = dict.fromkeys((F32, BF16, F16, KV8), MOST_FLOATS)
+float_product = product("float_product", FLOATS, 10, write_float_product)
+weighted_rows = product("weighted_rows", FLOATS, 8, write_weighted_rows)
+packed_product = product("packed_product", {form: shape.all for form, shape in PACKED_SHAPES.items()}, 9,
+                         write_packed_product)
+
+
+@intrinsic
+def dot(context, x, y, n):
+    """The sum of the products of two float32 [n], n a multiple of 16, in the order of float_product."""
+    def codegen(context, b, signature, args):
+        x, y, n = args
+        sums = zero_sums(b, [0], LANES)
+
+        def step(i: Any) -> None:
+            one, other = (load(b, at(b, address, (i, 4 * LANES)), FLOAT, LANES) for address in (x, y))
+            b.store(fma(b, one, other, b.load(sums[0])), sums[0])
+
+        loop(b, b.sdiv(n, I64(LANES)), step)
+        return b.extract_element(totals(b, [b.load(sums[0])]), I32(0))
+
+    return types.float32(types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
+def even_first(context, x, n):
+    """Of each 32 numbers of x float32 [n], the even ones before the odd ones: as products with BF16 take them."""
+    def codegen(context, b, signature, args):
+        def group(i: Any) -> None:
+            here = at(b, args[0], (i, 4 * GROUP))
+            halves = [load(b, at(b, here, 4 * LANES * half), FLOAT, LANES) for half in range(2)]
+            for half in range(2):
+                lanes = ir.Constant(vector(I32, LANES), list(range(half, GROUP, 2)))
+                store(b, b.shuffle_vector(*halves, lanes), at(b, here, 4 * LANES * half))
+
+        loop(b, b.sdiv(args[1], I64(GROUP)), group)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic
+def to_bytes(context, x, n, out):
+    """Numbers x float32 [n <= 32] times a factor that makes the largest size 127, as signed bytes [32], zeros behind.
+
+    -> (that size, the bytes' sum). NaN counts as the largest size.
+    """
+    def codegen(context, b, signature, args):
+        x, n, out = args
+        floats, ints = vector(FLOAT, GROUP), vector(I32, GROUP)
+        some = cgutils.alloca_once(b, floats)
+        place = b.select(b.icmp_signed("<", n, I64(GROUP)), b.ptrtoint(some, I64), x)
+        with b.if_then(b.icmp_signed("<", n, I64(GROUP))):
+            b.store(splat(FLOAT, GROUP, 0.0), some)
+            loop(b, n, lambda i: store(b, load(b, at(b, x, (i, 4)), FLOAT), at(b, place, (i, 4))))
+        values = load(b, place, FLOAT, GROUP)
+        sizes = b.and_(b.bitcast(values, ints), splat(I32, GROUP, 0x7FFFFFFF))  # integers, in the order of the sizes
+        largest = b.bitcast(call(b, f"llvm.vector.reduce.umax.v{GROUP}i32", I32, sizes), FLOAT)
+        factor = b.select(b.fcmp_ordered(">", largest, FLOAT(1e-36)), b.fdiv(FLOAT(127), largest), FLOAT(0))
+        product = b.fadd(b.fmul(values, broadcast(b, factor, GROUP)), splat(FLOAT, GROUP, 0.5))
+        whole = b.fptosi(call(b, f"llvm.floor.v{GROUP}f32", floats, product), ints)
+        store(b, b.trunc(whole, vector(I8, GROUP)), out)
+        sum_ = call(b, f"llvm.vector.reduce.add.v{GROUP}i32", I32, whole)
+        return context.make_tuple(b, signature.return_type, [largest, sum_])
+
+    return types.Tuple((types.float32, types.int32))(types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
+def fused(context, x, y, z):
+    """x * y + z, rounded once."""
+    signature = types.float32(types.float32, types.float32, types.float32)
+    return signature, lambda context, b, signature, args: call(b, "llvm.fma.f32", FLOAT, *args)
+
+
+@intrinsic
+def take(context, barrier, counter):
+    """The next number of a counter, from 0 on, which the threads of a team share; `meet` sets it back."""
+    def codegen(context, b, signature, args):
+        place = b.inttoptr(at(b, args[0], (args[1], 8), 8 * TAKEN), I64.as_pointer())
+        return b.atomic_rmw("add", place, I64(1), "monotonic")
+
+    return types.int64(types.int64, types.int64), codegen
+
+
+@intrinsic
+def meet(context, barrier, n_threads):
+    """Waits until all threads of the team are here, or one has failed. `barrier`: the address of int64 [24], zeros.
+
+    Threads that have arrived are counted on and on, since a count that is set back could be set back too late.
+    """
+    def codegen(context, b, signature, args):
+        barrier, n_threads = args
+        arrived, round_, abandoned = (b.inttoptr(b.add(barrier, I64(8 * i)), I64.as_pointer())
+                                      for i in (ARRIVED, ROUND, ABANDONED))
+        now = b.load_atomic(round_, "acquire", 8)
+        before = b.atomic_rmw("add", arrived, I64(1), "acq_rel")
+        next_ = b.add(now, I64(1))
+        last = b.icmp_signed("==", b.add(before, I64(1)), b.mul(next_, n_threads))
+        with b.if_then(last):
+            for i in range(3):
+                store(b, I64(0), at(b, barrier, 8 * (TAKEN + i)))
+            b.store_atomic(next_, round_, "release", 8)
+        with cgutils.for_range(b, I64(2**62)) as waiting:  # for ever
+            opened = b.icmp_signed("!=", b.load_atomic(round_, "acquire", 8), now)
+            failed = b.icmp_signed("!=", b.load_atomic(abandoned, "acquire", 8), I64(0))
+            with b.if_then(b.or_(opened, failed)):
+                waiting.do_break()
+            if FEATURES.get("sse2"):  # leaves the core to a thread that shares it
+                call(b, "llvm.x86.sse2.pause", ir.VoidType())
+            if os.name == "posix":  # who waits for long lets others run: there may be more threads than cores
+                with b.if_then(b.icmp_signed(">=", waiting.index, I64(4000))):
+                    call(b, "sched_yield", I32)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+def pointer(kind: Any) -> Any:
+    """An intrinsic that makes an address a pointer, for numba.carray."""
+    @intrinsic
+    def convert(context, address):
+        def codegen(context, b, signature, args):
+            return b.inttoptr(args[0], context.get_value_type(signature.return_type))
+        return types.CPointer(kind)(types.int64), codegen
+    return convert
+
+
+to_pointer_u8, to_pointer_u16, to_pointer_i16 = pointer(types.uint8), pointer(types.uint16), pointer(types.int16)
+to_pointer_i64, to_pointer_f32, to_pointer_f64 = pointer(types.int64), pointer(types.float32), pointer(types.float64)
+
+
+@intrinsic
+def half_from_float(context, value):
+    """The bits of a number as float16."""
+    def codegen(context, b, signature, args):
+        return b.bitcast(b.fptrunc(args[0], HALF), I16)
+    return types.uint16(types.float32), codegen
+
+
+@intrinsic
+def float_from_half(context, bits):
+    def codegen(context, b, signature, args):
+        return b.fpext(b.bitcast(args[0], HALF), FLOAT)
+    return types.float32(types.uint16), codegen

@@ -1,0 +1,398 @@
+"""Computes what the page shows with the functions of qwen3.py: one function per panel, each returns plain JSON."""
+from __future__ import annotations
+
+import copy
+import time
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+import qwen3
+from qwen3 import Config, InputError, Model, Sampling, brief, checked_whole, softmax
+from qwen3_lib.answers.completion import inside_thought, parse_answer
+from qwen3_lib.answers.sequences import log_softmax
+from qwen3_lib.page.page import lines_of_functions, pack
+from qwen3_lib.page.recorder import Pass, Recorder, Step, source
+
+PREFILLS = 5  # passes of the prompt; the page shows their median
+TOP = 5  # tokens in a cell of the logit lens
+TOGETHER = 32  # positions whose logits are in memory together: 20 MB with a vocabulary of 151,936
+CANDIDATES = 512  # tokens of each step that the page knows one by one; a histogram shows the others
+BIN = 0.25  # width of the histogram's bars
+PAIRS = 8  # least number of RoPE's pairs in the page; all head_dim / 2 if there is room
+REPEATED = 24  # random tokens, shown twice to find induction heads
+THOUGHT = 256  # longest answer with thinking and without, in tokens
+ROOM = 12_000_000  # characters of base64 in a page
+FORMULAS = {
+    "rope_tables": "cos(position · frequency), sin(position · frequency)",
+    "embedding": "x = embed_tokens[id]",
+    "rms_norm": "x / √(mean(x²) + eps) · weight",
+    "linear": "x Wᵀ",
+    "apply_rope": "(a cos − b sin, b cos + a sin)",
+    "attend": "keys[position] = k, values[position] = v, softmax(q keysᵀ / √head_dim) values",
+    "swiglu": "down(silu(gate(x)) · up(x))",
+    "moe": "the sum of the chosen experts' swiglu(x), each times its weight",
+}
+WORDS = {  # the purpose of a step, by its weight or its function
+    "rope_tables": "the angles of RoPE at each position",
+    "embed_tokens": "each token's learned vector: the residual stream begins",
+    "input_layernorm": "scales the vector to one size before attention",
+    "q_proj": "queries: what each token looks for",
+    "k_proj": "keys: what a query is compared with",
+    "v_proj": "values: what a token gives to the tokens that look at it",
+    "q_norm": "scales each head's query to one size",
+    "k_norm": "scales each head's key to one size",
+    "apply_rope": "turns each pair of dimensions by an angle for the token's position",
+    "attend": "keeps keys and values for later tokens; each head adds up the values of the tokens it looks at",
+    "o_proj": "joins the results of the heads; added to the residual stream",
+    "post_attention_layernorm": "scales the vector to one size again",
+    "swiglu": "works on each token alone; added to the residual stream",
+    "moe": "works on each token alone, with the experts chosen for it; added to the residual stream",
+    "norm": "scales the vector to one size before the head",
+    "lm_head": "a logit for each token of the vocabulary: how well it fits next",
+}
+
+
+@dataclass(frozen=True)
+class Wish:
+    """The user's prompt and options. Raises InputError for wrong values."""
+    prompt: str
+    raw: bool = False  # no chat template
+    enable_thinking: bool | None = None
+    max_new_tokens: int = 32
+    sampling: dict[str, float | None] = field(default_factory=dict)  # changes to the model's defaults
+    seed: int | None = None
+    quantized: bool = True  # compare with int8 and int4
+    compare: str | None = None  # a question to answer with thinking and without
+
+    def __post_init__(self) -> None:
+        for name, text in (("the prompt", self.prompt), ("the question to compare", self.compare)):
+            if text is not None and not text.strip():
+                raise InputError(f"{name} is empty")
+        if self.raw and self.enable_thinking is not None:
+            raise InputError("a raw prompt has no chat template, so no option to think")
+        checked_whole("max_tokens", self.max_new_tokens, 1)
+        checked_whole("seed", self.seed or 0, 0)
+        Sampling().updated(**self.sampling)
+
+
+def contents(model: Model, wish: Wish) -> dict[str, Any]:
+    """All that the page shows. Raises InputError for a prompt that is too long or can't be rendered."""
+    tokenizer, config = model.tokenizer, model.config
+    text = wish.prompt if wish.raw else tokenizer.apply_chat_template(
+        [{"role": "user", "content": wish.prompt}], enable_thinking=wish.enable_thinking)
+    prompt = tokenizer.encode(text)
+    check_room(model, len(prompt), wish.max_new_tokens)
+    settings = qwen3.default_sampling(model, wish.enable_thinking).updated(**wish.sampling)
+    seed = int(np.random.default_rng().integers(2**31)) if wish.seed is None else wish.seed
+
+    recorder = Recorder(model)
+    prefills, bandwidth = prefilled(recorder, prompt)
+    drawn, passes = answered(recorder, prompt, wish.max_new_tokens, settings, seed)
+    ended = drawn[-1].token in model.eos_token_ids
+    answer = [each.token for each in drawn[:-1 if ended else None]]
+    said = parse_answer(tokenizer.decode(answer), inside_thought(tokenizer, prompt))
+    ids = np.array([*prompt, *answer])
+    recorder.keep_arrays = True
+    logits = recorder.forward(ids, recorder.new_cache(), all_logits=True)
+    whole = recorder.passes[-1]
+
+    panels = {
+        "tokens": tokens_panel(model, text, wish.prompt, ids, len(prompt)),
+        "way": way_panel(whole, [*prefills, passes[0]], passes[1:], bandwidth),
+        "attention": attention_panel(recorder, whole),
+        "lens": lens_panel(model, whole),
+        "choosing": choosing_panel(drawn, settings, ids),
+        "cache": cache_panel(config, [*prefills, passes[0]], passes),
+        "quantized": quantized_panel(model, prompt, answer, logits, wish.max_new_tokens, settings, seed)
+        if wish.quantized else "--no-quantized was given",
+        "thinking": thinking_panel(model, wish.compare, seed) if wish.compare is not None else
+        "--compare QUESTION computes it",
+    }
+    sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
+    return panels | {
+        "about": {"model": brief(model.path.name), "prompt": wish.prompt, "n_prompt": len(prompt), "ended": ended,
+                  "answer": said.content.strip() or said.reasoning or "", "seed": seed, "raw": wish.raw,
+                  "version": qwen3.__version__, "date": time.strftime("%Y-%m-%d"),
+                  **{name: getattr(config, name) for name in sizes}},
+        "labels": {str(i): label(tokenizer.token_bytes(i)) for i in ids_within(panels)},
+        "source": source(), "lines": lines_of_functions(source()), "formulas": FORMULAS, "words": WORDS,
+    }
+
+
+def check_room(model: Model, n_prompt: int, n_answer: int) -> None:
+    """Raises InputError if prompt and answer together are too long for a page or for the model."""
+    most = min(qwen3.CHUNK, model.config.context_length)
+    while most > 1 and characters(model.config, most, PAIRS) > ROOM:
+        most -= 1
+    if n_prompt + n_answer > most:
+        raise InputError(f"the prompt has {n_prompt} tokens, the answer up to {n_answer}: together more than the "
+                         f"{most} positions of a page of this model; shorten the prompt or lower --max-tokens")
+
+
+def characters(config: Config, n: int, pairs: int) -> float:
+    """The size in the page of the attention maps of n positions and of `pairs` pairs of dimensions of q and k."""
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    maps, hands = heads * n * (n + 1) / 2, (heads + kv_heads) * n * 2 * pairs
+    return config.num_hidden_layers * (maps + hands) * 2 * 4 / 3
+
+
+def ids_within(panels: dict[str, Any]) -> list[int]:
+    """All token ids that panels show."""
+    found = [panels["tokens"]["ids"], panels["lens"]["ids"]["values"], *panels["choosing"]["ids"],
+             [step["token"] for step in panels["choosing"]["steps"]]]
+    return sorted({int(i) for ids in found for i in ids})
+
+
+def label(data: bytes) -> str:
+    """A token's bytes as visible text: signs for invisible characters and lone spaces, hexadecimal for half characters.
+    """
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        return "".join(chr(byte) if 0x20 < byte < 0x7F else f"\\x{byte:02x}" for byte in data)
+    if not text.strip(" "):
+        return "␣" * len(text)
+    return "".join(c if c.isprintable() else {"\n": "⏎", "\t": "⇥"}.get(c, repr(c)[1:-1]) for c in text)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# 1: tokens
+# ----------------------------------------------------------------------------------------------------------------------
+
+def tokens_panel(model: Model, text: str, wanted: str, ids: np.ndarray, n_prompt: int) -> dict[str, Any]:
+    """The tokens with their bytes and their author: the template, the user or the model."""
+    pieces = [model.tokenizer.token_bytes(int(i)) for i in ids]
+    written = b"".join(pieces[:n_prompt])  # may differ from `text`: tokenizers normalize Unicode
+    asked = unicodedata.normalize("NFC", wanted).strip().encode()
+    start = written.rfind(asked)
+    end, at, parts = start + len(asked), 0, []
+    for i, piece in enumerate(pieces):
+        yours = start >= 0 and at < end and start < at + len(piece)
+        parts.append("answer" if i >= n_prompt else "prompt" if yours else "template")
+        at += len(piece)
+    return {"ids": ids.tolist(), "bytes": [piece.hex(" ") for piece in pieces], "parts": parts, "text": text}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# 2: the way
+# ----------------------------------------------------------------------------------------------------------------------
+
+def prefilled(recorder: Recorder, prompt: list[int]) -> tuple[list[Pass], float]:
+    """(recorded passes of the prompt, the bytes per second with which NumPy reads memory).
+
+    Another process may slow down any of them, so there are several passes, and between them readings of 256 MB, of
+    which the best counts.
+    """
+    numbers, best = np.ones(2**26, np.float32), 0.0
+    for _ in range(PREFILLS):  # the first one waits for the disk
+        recorder.forward(prompt, recorder.new_cache())
+        for _ in range(3):
+            start = time.perf_counter()
+            np.dot(numbers, numbers)
+            best = max(best, numbers.nbytes / (time.perf_counter() - start))
+    return recorder.passes[1:], best
+
+
+def way_panel(whole: Pass, prefills: list[Pass], decodes: list[Pass], bandwidth: float) -> dict[str, Any]:
+    """The steps of a pass over the whole text with their norms, and their costs at prefill and at decode."""
+    steps = [{"function": step.function, "weight": step.weight, "layer": step.layer, "line": step.line,
+              "prefill": costs([each.steps[i] for each in prefills]),
+              "decode": costs([each.steps[i] for each in decodes]) if decodes else None}
+             for i, step in enumerate(whole.steps)]
+    streams = np.stack([np.linalg.norm(stream.astype(np.float64), axis=-1) for stream in whole.streams])
+    no_vector = np.full(whole.n, np.nan)
+    norms = np.stack([no_vector if step.norms is None else step.norms for step in whole.steps])
+    return {"steps": steps, "norms": pack(norms, "f4"), "streams": pack(streams, "f4"), "bandwidth": bandwidth}
+
+
+def costs(steps: Sequence[Step]) -> dict[str, Any]:
+    """Shape, bytes and operations of a step in the middle pass, and the median of its times in all passes."""
+    middle = steps[len(steps) // 2]  # the bytes grow with the cache
+    return {"shape": list(middle.shape), "read": middle.read, "operations": middle.operations,
+            "seconds": float(np.median([step.seconds for step in steps]))}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# 3: attention
+# ----------------------------------------------------------------------------------------------------------------------
+
+def attention_panel(recorder: Recorder, whole: Pass) -> dict[str, Any]:
+    """Attention weights (lower triangles, row by row), scores of heads that copy, and pairs of q and k before RoPE."""
+    config, maps = recorder.model.config, np.stack(whole.attention)  # [n_layers, n_heads, n, n]
+    rows, columns = np.tril_indices(whole.n)
+    cos, sin = qwen3.rope_tables(config, np.array([1]))
+    pairs, half = pairs_with_room(config, whole.n), config.head_dim // 2
+    chosen = np.concatenate([pairs, pairs + half])
+    return {"maps": pack(maps[:, :, rows, columns], "f2"), "previous": pack(diagonal(maps, -1), "f4"),
+            "induction": pack(induction(recorder), "f4"), "repeated": REPEATED, "pairs": pairs.tolist(),
+            "frequencies": np.arctan2(sin, cos)[0, pairs].tolist(), "factor": config.rope_factor,
+            "q": pack(np.stack(whole.q)[..., chosen], "f2"), "k": pack(np.stack(whole.k)[..., chosen], "f2")}
+
+
+def pairs_with_room(config: Config, n: int) -> np.ndarray:
+    """The pairs of dimensions in a page of n positions: all, or as many as there is room for, evenly spaced."""
+    count = half = config.head_dim // 2
+    while count > PAIRS and characters(config, n, count) > ROOM:
+        count -= 1
+    return np.linspace(0, half - 1, count).round().astype(int)
+
+
+def diagonal(maps: np.ndarray, offset: int, first: int = 0) -> np.ndarray:
+    """The mean of a diagonal of maps [..., n, n], from row `first` on -> [...]; 0 if it is empty."""
+    values = np.diagonal(maps[..., first:, :], offset + first, axis1=-2, axis2=-1)
+    return values.mean(axis=-1) if values.shape[-1] else np.zeros(values.shape[:-1])
+
+
+def induction(recorder: Recorder) -> np.ndarray:
+    """The weight of each head, [n_layers, n_heads], on the token after an earlier copy of the token that asks.
+
+    The text is random tokens, twice in a row, so that only the repetition tells what follows.
+    Source: Olsson et al. 2022 (induction heads).
+    """
+    config = recorder.model.config
+    n = min(REPEATED, config.context_length // 2)
+    ids = np.tile(np.random.default_rng(0).integers(0, config.vocab_size, n), 2)
+    recorder.forward(ids, recorder.new_cache())
+    return diagonal(np.stack(recorder.passes[-1].attention), 1 - n, n)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# 4: logit lens
+# ----------------------------------------------------------------------------------------------------------------------
+
+def lens_panel(model: Model, whole: Pass) -> dict[str, Any]:
+    """The head applied to the residual stream after each layer: the most likely tokens, [n_layers + 1, n, TOP].
+
+    Source: nostalgebraist 2020 (logit lens).
+    """
+    w, top = model.weights, min(TOP, model.config.vocab_size)
+    ids = np.empty((len(whole.streams), whole.n, top), np.int64)
+    probabilities = np.empty(ids.shape)
+    for layer, stream in enumerate(whole.streams):
+        for start in range(0, whole.n, TOGETHER):
+            now = slice(start, start + TOGETHER)
+            p = softmax(qwen3.linear(qwen3.rms_norm(stream[now], w["norm"], model.config.rms_norm_eps), w["lm_head"]))
+            best = np.argpartition(-p, top - 1, axis=-1)[:, :top]
+            order = np.argsort(-np.take_along_axis(p, best, axis=-1), axis=-1, kind="stable")
+            ids[layer, now] = np.take_along_axis(best, order, axis=-1)
+            probabilities[layer, now] = np.take_along_axis(p, ids[layer, now], axis=-1)
+    leads = (ids[..., 0] == ids[-1:, :, 0]).argmax(axis=0)  # the first layer with the final answer
+    return {"ids": {"shape": list(ids.shape), "values": ids.reshape(-1).tolist()},
+            "probabilities": pack(probabilities, "f4"), "leads": leads.tolist()}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# 5: choosing, and 6: the KV cache
+# ----------------------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Drawn:
+    """A token, the logits [vocab_size] it was drawn from, and the random number of each token [vocab_size]."""
+    token: int
+    logits: np.ndarray
+    luck: np.ndarray
+
+
+def answered(recorder: Recorder, prompt: list[int], limit: int, settings: Sampling,
+             seed: int) -> tuple[list[Drawn], list[Pass]]:
+    """generate, recorded -> (each token drawn, the passes); the last token may be an end of text.
+
+    The luck of a candidate is its random number in sample(). A token that was cut has no number in sample(); it gets
+    one here, because other settings in the page may keep it.
+    """
+    drawn, answer, new = list[Drawn](), list[int](), prompt
+    rng, others, cache = np.random.default_rng(seed), np.random.default_rng(0), recorder.new_cache()
+    while len(answer) < limit and not (answer and answer[-1] in recorder.model.eos_token_ids):
+        logits = recorder.forward(new, cache)
+        if not np.isfinite(logits).all():
+            raise InputError(f"{recorder.model.path}: the logits are not finite: NaN or infinity in the weights, or "
+                             f"{recorder.model.engine.overflow}")
+        luck = others.standard_exponential(len(logits))
+        if settings.temperature > 0:
+            kept, _ = qwen3.candidates(qwen3.penalize(logits, settings, prompt, answer), settings)
+            luck[kept] = copy.deepcopy(rng).standard_exponential(len(kept))
+        new = [qwen3.sample(logits, settings, rng, prompt, answer)]
+        answer += new
+        drawn.append(Drawn(new[0], logits, luck))
+    return drawn, recorder.passes[-len(drawn):]
+
+
+def choosing_panel(drawn: list[Drawn], settings: Sampling, ids: np.ndarray) -> dict[str, Any]:
+    """The logits, minus the largest, and the luck of the likely candidates and of all tokens of the text; a histogram
+    of the other tokens, with the luck of each bar's first token to arrive."""
+    shown, logits_shown, lucks, steps = [], [], [], []
+    temperature = max(settings.temperature, 0.01)
+    for each in drawn:
+        below = each.logits - each.logits.max()
+        order = np.argsort(-below, kind="stable")
+        kept = np.zeros(len(below), bool)
+        kept[order[:CANDIDATES]] = kept[each.token] = True
+        kept[ids] = True  # penalties change the logits of the text's tokens
+        known, others = order[kept[order]], np.flatnonzero(~kept)
+        bins, which, counts = np.unique(np.floor(below[others] / BIN), return_inverse=True, return_counts=True)
+        middle = (bins + 0.5) * BIN
+        first = np.full(len(bins), np.inf)  # the luck that, in the middle of the bar, arrives at the same time
+        np.minimum.at(first, which, each.luck[others] * np.exp((middle[which] - below[others]) / temperature))
+        shown.append(known.tolist())
+        logits_shown.append(pack(below[known], "f4"))
+        lucks.append(pack(np.concatenate([each.luck[known], first]), "f4"))
+        steps.append({"token": each.token, "largest": float(each.logits.max()), "below": middle.tolist(),
+                      "counts": counts.tolist()})
+    return {"steps": steps, "ids": shown, "logits": logits_shown, "luck": lucks, "settings": asdict(settings)}
+
+
+def cache_panel(config: Config, prefills: list[Pass], passes: list[Pass]) -> dict[str, Any]:
+    """The time of each pass, of prefill the median, and the positions the cache then holds and has room for."""
+    per_position = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 4
+    seconds = [float(np.median([each.seconds for each in prefills])), *(each.seconds for each in passes[1:])]
+    return {"per_position": per_position, "passes": [
+        {"n": each.n, "seconds": time, "length": each.length, "capacity": each.capacity}
+        for each, time in zip(passes, seconds)]}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# 7: quantization, and 8: thinking
+# ----------------------------------------------------------------------------------------------------------------------
+
+def quantized_panel(model: Model, prompt: list[int], answer: list[int], logits: np.ndarray, limit: int,
+                    settings: Sampling, seed: int) -> dict[str, Any] | str:
+    """KL of int8 and int4 from float32 after each token, in nats, and the answers; or why they are missing."""
+    try:
+        import qwen3_numba
+    except ImportError as error:
+        return brief(error)
+    plain, answers, kl = log_softmax(logits.astype(np.float64)), {"float32": answer}, {}
+    for form in ("int8", "int4"):
+        try:
+            engine = qwen3_numba.engine(form)
+            fast = replace(model, weights=engine.load_weights(model.folder, model.config), engine=engine)
+            answers[form] = list(qwen3.generate(fast, prompt, limit, seed, **asdict(settings)))
+        except InputError as error:  # weights beyond the format's range
+            return str(error)
+        other = qwen3.forward(fast, [*prompt, *answer], engine.new_cache(fast.config), all_logits=True)
+        kl[form] = pack((np.exp(plain) * (plain - log_softmax(other.astype(np.float64)))).sum(axis=-1), "f4")
+    return {"kl": kl, "answers": {form: [label(model.tokenizer.token_bytes(i)) for i in each]
+                                  for form, each in answers.items()},
+            "parts": {form: parting(answer, answers[form]) for form in kl}}
+
+
+def parting(a: list[int], b: list[int]) -> int | None:
+    """The index of the first token that differs, or None if all are equal."""
+    longest = max(len(a), len(b))
+    return next((i for i in range(longest) if a[i:i + 1] != b[i:i + 1]), None)
+
+
+def thinking_panel(model: Model, question: str, seed: int) -> dict[str, Any]:
+    """The answers to the same question with thinking and without: text, tokens, seconds."""
+    sides = []
+    for flag in (True, False):
+        reply = qwen3.chat(model, question, enable_thinking=flag, max_new_tokens=THOUGHT, seed=seed).finish()
+        answer = reply.answer
+        sides.append({"thinking": flag, "reasoning": answer.reasoning or "", "content": answer.content.strip(),
+                      "tokens": len(reply.token_ids), "seconds": reply.times[-1] - reply.times[0],
+                      "finish_reason": reply.finish_reason})
+    return {"question": question, "sides": sides}

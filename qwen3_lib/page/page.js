@@ -1,0 +1,622 @@
+"use strict";
+/* The page's program. The numbers come from qwen3.py; what the sliders change is computed here, by the same formulas.
+   Texts become text nodes, never markup. */
+
+const page = JSON.parse(document.getElementById("contents").textContent);
+const {about, labels, tokens, way, attention, lens, choosing, cache, quantized, thinking} = page;
+const nTokens = tokens.ids.length;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Small tools
+// ---------------------------------------------------------------------------------------------------------------------
+
+const byId = id => document.getElementById(id);
+const range = n => [...Array(n).keys()];
+const sum = values => values.reduce((total, value) => total + value, 0);
+
+/** A new element with properties or attributes, and children: elements or texts. */
+function make(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name in element) element[name] = value;
+    else element.setAttribute(name, value);
+  }
+  element.append(...children);
+  return element;
+}
+
+/** The number that 16 bits of a float16 stand for. */
+function half(bits) {
+  const sign = bits & 0x8000 ? -1 : 1, exponent = bits >> 10 & 31, fraction = bits & 1023;
+  if (exponent === 31) return fraction ? NaN : sign * Infinity;
+  return sign * (exponent ? 2 ** (exponent - 25) * (1024 + fraction) : 2 ** -24 * fraction);
+}
+
+/** An array {shape, dtype, data} of the page -> {shape, values}. */
+function unpack({shape, dtype, data}) {
+  const bytes = Uint8Array.from(atob(data), character => character.charCodeAt(0));
+  const view = new DataView(bytes.buffer), size = dtype === "f2" ? 2 : 4,
+        values = new Float32Array(bytes.length / size);
+  for (let i = 0; i < values.length; i++) {
+    values[i] = size === 2 ? half(view.getUint16(2 * i, true)) : view.getFloat32(4 * i, true);
+  }
+  return {shape, values};
+}
+
+/** One element of an unpacked array. */
+const item = (array, ...index) => array.values[index.reduce((at, i, axis) => at * array.shape[axis] + i, 0)];
+
+const percent = p => `${(100 * p).toFixed(1)} %`;
+const quoted = id => `“${labels[id]}”`;
+const tokenName = i => `${i} ${quoted(tokens.ids[i])}`;
+
+const short = value => Number.isFinite(value) ? `${Number(value.toPrecision(3))}` : "–";
+
+/** A number in three digits with a unit: 1.23 MB. */
+function amount(value, unit) {
+  const scales = [["G", 1e9], ["M", 1e6], ["k", 1e3], ["", 1], ["m", 1e-3], ["µ", 1e-6]];
+  const [prefix, scale] = scales.find(([, scale]) => Math.abs(value) >= scale) || (value ? scales[5] : scales[3]);
+  return `${short(value / scale)} ${prefix}${unit}`;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// State: what is chosen. Each view names the fields it depends on and is drawn again when one of them changes.
+// ---------------------------------------------------------------------------------------------------------------------
+
+const state = {token: about.n_prompt - 1, step: way.steps.findIndex(step => step.weight === "o_proj"), layer: 0,
+               head: 0, key: 0, pair: 0, lens: about.num_hidden_layers,
+               drawn: 0, pass: 0, luck: 0, ...choosing.settings};
+const views = [];
+
+function change(changes) {
+  const changed = Object.keys(changes).filter(name => state[name] !== changes[name]);
+  Object.assign(state, changes);
+  for (const [names, draw] of views) if (names.some(name => changed.includes(name))) draw();
+}
+
+function view(names, draw) {
+  views.push([names, draw]);
+  draw();
+}
+
+/** Ties a range input to a field of the state; said(value) is the value in words. */
+function slider(id, name, last, said, min = 0, step = 1) {
+  const input = byId(id);
+  Object.assign(input, {min, max: last, step, value: state[name]});
+  input.addEventListener("input", () => change({[name]: +input.value}));
+  view([name], () => {
+    input.value = state[name];
+    input.setAttribute("aria-valuetext", byId(`${id}-is`).textContent = said(state[name]));
+  });
+}
+
+/** A colour of page.css, for what is drawn on a canvas. */
+const color = name => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+
+const charts = {};  // uPlot's, by the id of their place
+const places = n => range(n + 1).map(i => i - 0.5);  // the edges of n bars of one width, with i in the middle of bar i
+const labelled = label => (plot, all) => all.map(label);  // an axis, as uPlot asks for it
+
+/** A chart by uPlot: the value i of a series stands from edges[i] to edges[i + 1]. A series is {fill: color} or
+    {stroke: color}; said(i) is the text for a value. A click picks one (the keyboard has the sliders).
+    Returns show(the values of each series, the i to frame). */
+function chart(id, edges, series, said, pick, {bars = true, x = String, y = {}, scale = {}} = {}) {
+  const place = byId(id), size = () => ({width: place.clientWidth, height: place.clientHeight});
+  const paths = uPlot.paths[bars ? "bars" : "stepped"]({align: 1, size: [1], gap: 1});
+  const ink = name => name && (() => `rgb(${color(name)})`), lines = {stroke: ink("line"), width: 1};
+  const axis = {stroke: ink("soft"), font: "12px system-ui", grid: lines, ticks: lines};
+  let framed = 0, pointed = 0;
+  const mark = plot => {
+    const {left} = plot.cursor, [from, to] = [framed, framed + 1].map(i => plot.valToPos(edges[i], "x"));
+    plot.setSelect({left: from, width: to - from, top: 0, height: plot.bbox.height / devicePixelRatio}, false);
+    pointed = left < 0 ? framed : Math.max(0, edges.findLastIndex(edge => edge <= plot.posToVal(left, "x")));
+    byId(`${id}-is`).textContent = said(pointed);
+  };
+  const plot = charts[id] = new uPlot({
+    ...size(), legend: {show: false}, hooks: {draw: [mark], setCursor: [mark]},
+    cursor: {y: false, points: {show: false}, drag: {x: false}, bind: {dblclick: () => null}},
+    scales: {x: {time: false, range: [edges[0], edges.at(-1)]},
+             y: {range: (plot, least, most) => [0, most || 1], ...scale}},
+    axes: [{...axis, size: 30, incrs: range(9).flatMap(i => [1, 2, 5].map(n => n * 10 ** i)), values: labelled(x)},
+           {...axis, size: 60, values: labelled(short), ...y}],
+    series: [{}, ...series.map(({fill, stroke}) => ({
+      paths, points: {show: false}, width: stroke ? 2 : 0, fill: ink(fill), stroke: ink(stroke)}))]}, null, place);
+  place.addEventListener("click", () => pick(pointed));
+  new ResizeObserver(() => plot.setSize(size())).observe(place);
+  views.push([["scheme"], () => plot.redraw()]);
+  return (all, i) => {
+    framed = i;
+    plot.setData([edges, ...all.map(values => [...values, values.at(-1)].map(y => isNaN(y) ? null : y))]);
+    plot.setCursor({left: -10, top: -10});  // points nowhere
+  };
+}
+
+/** A row of tokens; choose(i) makes them buttons. */
+function pieces(ids, choose) {
+  return ids.map((id, i) => make(choose ? "button" : "span", {
+    className: "piece", onclick: choose && (() => choose(i))}, labels[id] || "∅"));
+}
+
+/** The element, with this share of its colour. */
+const shaded = (element, share) => (element.style.setProperty("--share", `${(100 * share).toFixed(1)}%`), element);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The head of the page, and the source of qwen3.py
+// ---------------------------------------------------------------------------------------------------------------------
+
+function showSource(title, first, last, marked) {
+  byId("source-name").textContent = `qwen3.py ${about.version}, line ${marked}: ${title}`;
+  const lines = page.source.split("\n").map((line, i) => make("span", {
+    className: i + 1 === marked ? "marked" : first <= i + 1 && i + 1 <= last ? "within" : ""}, `${line}\n`));
+  byId("lines").replaceChildren(...lines);
+  byId("source").showModal();
+  lines[marked - 1].scrollIntoView({block: "center"});
+}
+
+/** A button that shows a function, with one line of it, or the line of another function that calls it, marked. */
+function sourceButton(name, line) {
+  const [first, last] = Object.values(page.lines).filter(([a, b]) => line && a <= line && line <= b).pop() ||
+    page.lines[name];
+  return make("button", {className: "source", type: "button", onclick: () => showSource(
+    name, first, last, line || first)}, line ? `qwen3.py, line ${line}` : name);
+}
+
+function drawHead() {
+  document.title = `Inside ${about.model}: ${about.prompt}`;
+  byId("model").textContent = about.model;
+  byId("prompt").textContent = about.prompt;
+  byId("answer").textContent = about.answer.trim() || "(no answer)";
+  byId("about").textContent = `${about.num_hidden_layers} layers, hidden size ${about.hidden_size}, ` +
+    `${about.num_attention_heads} query heads on ${about.num_key_value_heads} key heads, ` +
+    `a vocabulary of ${about.vocab_size} tokens; ` +
+    `computed by qwen3.py ${about.version} on ${about.date} with seed ${about.seed}` +
+    (about.ended ? "" :
+      `. The answer was cut off after ${nTokens - about.n_prompt} tokens; a larger --max-tokens shows more`);
+  for (const section of document.querySelectorAll("main section")) {
+    const title = section.querySelector("h2");
+    title.id = `${section.id}-title`;
+    section.setAttribute("aria-labelledby", title.id);
+    document.querySelector("nav").append(make("a", {href: `#${section.id}`}, title.textContent));
+    const names = section.dataset.functions.split(" ").filter(name => !about.raw || name !== "chat");
+    title.after(make("p", {className: "sources"}, "Computed by ", ...names.map(name => sourceButton(name))));
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 1: tokens
+// ---------------------------------------------------------------------------------------------------------------------
+
+function drawTokens() {
+  const answer = i => i < 0 ? {} : {drawn: i, pass: i};  // pass i gave the answer's token i
+  const all = pieces(tokens.ids, token => change({token, ...answer(token - about.n_prompt)}));
+  all.forEach((piece, i) => piece.classList.add(tokens.parts[i]));
+  byId("pieces").append(...all);
+  byId("wrapped").textContent = tokens.text;
+  view(["token"], () => {
+    all.forEach((piece, i) => piece.setAttribute("aria-pressed", i === state.token));
+    const i = state.token;
+    byId("piece").textContent = `Token ${tokenName(i)}: id ${tokens.ids[i]}, bytes ${tokens.bytes[i] || "none"}; ` +
+      "written by " + {template: "the template", prompt: "you", answer: "the model"}[tokens.parts[i]];
+  });
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 2: the way
+// ---------------------------------------------------------------------------------------------------------------------
+
+function drawWay() {
+  const norms = unpack(way.norms), streams = unpack(way.streams), nLayers = about.num_hidden_layers;
+  const place = layer => layer < 0 ? "before the layers" : layer < nLayers ? `layer ${layer}` : "after the layers";
+  const stepName = step => `${place(step.layer)}: ${step.function} ${step.weight}`;
+  const showStream = chart(
+    "stream", places(nLayers + 1), [{fill: "map"}],
+    i => `${i ? `After layer ${i - 1}` : "Embedding"}: ${short(item(streams, i, state.token))}`,
+    i => change({step: way.steps.findLastIndex(({layer}) => layer === i - 1)}), {x: i => i ? i - 1 : "embedding"});
+  const showAlong = chart("along", places(nTokens), [{fill: "map"}],
+                          i => `Token ${tokenName(i)}: ${short(item(norms, state.step, i))}`, token => change({token}));
+  slider("way-token", "token", nTokens - 1, tokenName);
+  slider("way-step", "step", way.steps.length - 1, i => `${i} ${stepName(way.steps[i])}`);
+  view(["token", "step"], () => {
+    const {token, step} = state, now = way.steps[step];
+    showStream([range(nLayers + 1).map(layer => item(streams, layer, token))], Math.min(now.layer + 1, nLayers));
+    showAlong([range(nTokens).map(i => item(norms, step, i))], token);
+    const length = item(norms, step, token);
+    const columns = [["prefill", now.prefill], ["decode", now.decode]].filter(([, costs]) => costs);
+    const row = (title, said) => make("tr", {}, make("th", {scope: "row"}, title),
+                                      ...columns.map(([, costs]) => make("td", {}, said(costs))));
+    const rate = costs => costs.read === null ? null : costs.read / costs.seconds;
+    byId("step-is").replaceChildren(
+      `${stepName(now)}: ${page.words[now.weight] || page.words[now.function]}. Formula: ` +
+      `${page.formulas[now.function]} `, sourceButton(now.function, now.line),
+      make("span", {id: "length"}, Number.isFinite(length) ?
+      ` Length at token ${token}: ${length.toPrecision(4)}` : ""));
+    byId("step").replaceChildren(
+      make("tr", {}, make("td"), ...columns.map(([name]) => make("th", {scope: "col"}, name))),
+      row("shape of the result", costs => costs.shape.join(" × ")),
+      row("bytes read", costs => costs.read === null ? "depends on the experts" : amount(costs.read, "B")),
+      row("arithmetic", costs => costs.operations === null ? "depends on the experts" : amount(costs.operations, "op")),
+      row("time", costs => amount(costs.seconds, "s")),
+      row("read per second", costs => rate(costs) === null ? "–" : amount(rate(costs), "B/s")),
+      row(`share of the memory's speed, ${amount(way.bandwidth, "B/s")}`,
+          costs => rate(costs) === null ? "–" : percent(rate(costs) / way.bandwidth)));
+  });
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 3: attention
+// ---------------------------------------------------------------------------------------------------------------------
+
+const maps = unpack(attention.maps);
+const weight = (layer, head, i, j) => j > i ? 0 : item(maps, layer, head, i * (i + 1) / 2 + j);
+
+/** Draws a head's map, one pixel for each pair of tokens; stronger than linear, so that small weights are seen. */
+function drawMap(canvas, layer, head) {
+  const [paper, full] = ["paper", "map"].map(name => color(name).split(" ").map(Number));
+  canvas.width = canvas.height = nTokens;
+  const picture = new ImageData(nTokens, nTokens);
+  for (let i = 0; i < nTokens; i++) {
+    for (let j = 0; j < nTokens; j++) {
+      const share = Math.sqrt(weight(layer, head, i, j));
+      picture.data.set([...paper.map((p, c) => p + share * (full[c] - p)), j > i ? 0 : 255], 4 * (i * nTokens + j));
+    }
+  }
+  canvas.getContext("2d").putImageData(picture, 0, 0);
+}
+
+function drawAttention() {
+  const nHeads = about.num_attention_heads, group = nHeads / about.num_key_value_heads;
+  slider("layer", "layer", about.num_hidden_layers - 1, layer => `${layer}`);
+  const heads = range(nHeads).map(head => make("button", {type: "button", onclick: () => change({head})}, make(
+    "canvas", {"aria-hidden": "true"}), `head ${head}`));
+  byId("heads").append(...range(about.num_key_value_heads).map(keyHead => make(
+    "fieldset", {},
+    make("legend", {}, `key head ${keyHead}`), ...heads.slice(keyHead * group, (keyHead + 1) * group))));
+  view(["layer", "scheme"], () => heads.forEach((button, head) => drawMap(button.firstChild, state.layer, head)));
+  view(["head"], () => heads.forEach((button, head) => button.setAttribute("aria-pressed", head === state.head)));
+
+  const map = byId("map"), previous = unpack(attention.previous), induction = unpack(attention.induction);
+  view(["layer", "head", "scheme"], () => {
+    const {layer, head} = state;
+    drawMap(map, layer, head);
+    map.setAttribute("aria-label", `Attention of layer ${layer}, head ${head}; the slider below chooses a row`);
+    byId("head-says").textContent = `Layer ${layer}, head ${head}: previous-token score ` +
+      `${item(previous, layer, head).toFixed(3)}, induction score ${item(induction, layer, head).toFixed(3)}`;
+  });
+  map.onpointermove = map.onpointerdown = event => {
+    const [key, token] = [event.offsetX / map.clientWidth, event.offsetY / map.clientHeight].map(
+      share => Math.min(nTokens - 1, Math.max(0, Math.floor(share * nTokens))));
+    change({token, key: Math.min(token, key)});
+  };
+
+  const share = n => `${100 * n / nTokens}%`;
+  Object.assign(byId("map-row").style, {left: 0, height: share(1)});
+  Object.assign(byId("map-cell").style, {width: share(1), height: share(1)});
+  view(["token", "key"], () => {  // frames: the row of the token that asks, and the cell of the token that is looked at
+    Object.assign(byId("map-row").style, {top: share(state.token), width: share(state.token + 1)});
+    Object.assign(byId("map-cell").style, {top: share(state.token), left: share(state.key)});
+  });
+
+  slider("asks", "token", nTokens - 1, tokenName);
+  const looks = pieces(tokens.ids);
+  looks.forEach((piece, token) => piece.addEventListener("pointerenter", () => change({token})));
+  byId("looks").append(...looks);
+  view(["token", "layer", "head"], () => {
+    const {layer, head, token} = state, weights = range(token + 1).map(j => weight(layer, head, token, j));
+    looks.forEach((piece, j) => {
+      shaded(piece, Math.sqrt(weights[j] || 0)).className =
+        `piece tinted ${j === token ? "asking" : j > token ? "future" : ""}`;
+    });
+    const best = range(token + 1).sort((a, b) => weights[b] - weights[a]).slice(0, 5);
+    const text = `${tokenName(token)} looks at: ${best.map(j => `${tokenName(j)} ${percent(weights[j])}`).join(", ")}`;
+    byId("looks-at").textContent = text;
+    byId("looks").setAttribute("aria-label", text);
+  });
+
+  byId("copies").textContent = "The previous-token score is a head's mean weight on the token before, in this text. " +
+    `For the induction score, the model reads ${attention.repeated} random tokens twice in a row; the score is a ` +
+    "head's mean weight on the token after the earlier copy of a token. A head with a high induction score " +
+    "continues repeated text.";
+  for (const [title, scores] of [["Previous token", previous], ["Induction", induction]]) {
+    const best = range(scores.values.length).reduce((a, b) => scores.values[b] > scores.values[a] ? b : a, 0);
+    const rows = range(about.num_hidden_layers).map(layer => make(
+      "tr", {}, make("th", {scope: "row"}, `layer ${layer}`), ...range(nHeads).map(
+        head => shaded(make("td", {className: "tinted"}, item(scores, layer, head).toFixed(2)),
+                       Math.sqrt(Math.max(0, item(scores, layer, head)))))));
+    const layer = Math.floor(best / nHeads), head = best % nHeads;
+    const show = make("button", {type: "button", onclick: () => change({layer, head})},
+                      `layer ${layer}, head ${head}`);
+    byId("copying").append(make(
+      "div", {className: "scroll", tabIndex: 0, role: "region", "aria-label": title}, make(
+        "table", {}, make("caption", {}, `${title}: most of all `, show),
+        make("tr", {}, make("td", {}, "head"), ...range(nHeads).map(head => make("th", {scope: "col"}, `${head}`))),
+        ...rows)));
+  }
+  drawHands(group);
+}
+
+/** A vector turned by an angle; RoPE does it with each pair. */
+const turned = ([a, b], angle) =>
+  [a * Math.cos(angle) - b * Math.sin(angle), b * Math.cos(angle) + a * Math.sin(angle)];
+
+/** An SVG dial with hands: [name, vector]. */
+function dial(title, hands, longest) {
+  const shape = (tag, attributes) => {
+    const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+    return element;
+  };
+  const svg = shape("svg", {viewBox: "-1.1 -1.1 2.2 2.2", role: "img", "aria-label": title});
+  svg.append(shape("circle", {r: 1, class: "face"}), ...hands.map(([name, [x, y]]) =>
+    shape("line", {x2: x / longest, y2: -y / longest, class: `hand ${name}`})));
+  return make("figure", {}, svg, make("figcaption", {}, title));
+}
+
+function drawHands(group) {
+  const q = unpack(attention.q), k = unpack(attention.k), nPairs = attention.pairs.length, half = about.head_dim / 2;
+  byId("pairs").textContent = (nPairs === half ? `The slider has all ${half} pairs` :
+    `The slider has ${nPairs} of the ${half} pairs, as many as the page has room for`) +
+    ", from the quickest to the slowest.";
+  slider("pair", "pair", nPairs - 1, i =>
+    `${attention.pairs[i]}: dimensions ${attention.pairs[i]} and ${attention.pairs[i] + half}`);
+  slider("key", "key", nTokens - 1, tokenName);
+  view(["pair", "token", "key", "layer", "head"], () => {
+    const {layer, head, token, key, pair} = state, frequency = attention.frequencies[pair];
+    const vector = (array, head, i) => [item(array, layer, head, i, pair), item(array, layer, head, i, pair + nPairs)];
+    const hands = [["q", vector(q, head, token)], ["k", vector(k, Math.floor(head / group), key)]];
+    const after = [["q", turned(hands[0][1], token * frequency)], ["k", turned(hands[1][1], key * frequency)]];
+    const longest = Math.max(...hands.map(([, [a, b]]) => Math.hypot(a, b)), Number.MIN_VALUE);
+    const inDegrees = angle => `${(angle * 180 / Math.PI).toFixed(1)}°`, degrees = n => inDegrees(n * frequency);
+    const between = ([[, [a, b]], [, [c, d]]]) =>
+      `${inDegrees(Math.atan2(b * c - a * d, a * c + b * d))} from key to query, ` +
+      `q·k of the pair ${(a * c + b * d).toPrecision(3)}`;
+    byId("hands").replaceChildren(dial(`Before RoPE: ${between(hands)}`, hands, longest),
+                                  dial(`After RoPE: ${between(after)}`, after, longest));
+    byId("hands-say").textContent = `Layer ${layer}, head ${head}: ` +
+      `q of ${tokenName(token)} turns by ${degrees(token)}, k of ${tokenName(key)} by ` +
+      `${degrees(key)}: the angle between them changes by ${degrees(token - key)}, ${degrees(1)} a position ` +
+      "(360° is a full turn, which changes nothing)" +
+      (attention.factor === 1 ? "" : `; YaRN scales both by ${attention.factor.toPrecision(4)}`) +
+      (key > token ? ". The key is in the future, so attention masks it" : "");
+  });
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 4: logit lens
+// ---------------------------------------------------------------------------------------------------------------------
+
+function drawLens() {
+  const probabilities = unpack(lens.probabilities), ids = lens.ids;
+  const nLayers = about.num_hidden_layers, top = ids.shape[2], table = byId("lens-table");
+  const title = layer => layer ? `layer ${layer - 1}` : "embedding";
+  const cells = range(nLayers + 1).map(layer => range(nTokens).map(token => {
+    const cell = make("td", {role: "gridcell", tabIndex: -1,
+                             className: `tinted ${lens.leads[token] === layer ? "leads" : ""}`},
+                      labels[item(ids, layer, token, 0)]);
+    shaded(cell, Math.sqrt(item(probabilities, layer, token, 0)));
+    cell.addEventListener("click", () => { change({lens: layer, token}); cell.focus({preventScroll: true}); });
+    return cell;
+  }));
+  const head = make("tr", {role: "row"}, make("td", {role: "gridcell"}), ...tokens.ids.map(id => make(
+    "th", {role: "columnheader", scope: "col"}, labels[id] || "∅")));
+  table.append(head, ...cells.map((row, layer) => make(
+    "tr", {role: "row"}, make("th", {role: "rowheader", scope: "row"}, title(layer)), ...row)));
+  table.addEventListener("keydown", event => {
+    const moves = {ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0]}[event.key];
+    if (!moves) return;
+    event.preventDefault();
+    const within = (value, last) => Math.min(last, Math.max(0, value));
+    change({lens: within(state.lens + moves[0], nLayers), token: within(state.token + moves[1], nTokens - 1)});
+    cells[state.lens][state.token].focus();
+  });
+  let chosen = cells[0][0];
+  view(["lens", "token"], () => {
+    const {lens: layer, token} = state;
+    chosen.tabIndex = -1;
+    chosen.removeAttribute("aria-selected");
+    chosen = cells[layer][token];
+    chosen.tabIndex = 0;
+    chosen.setAttribute("aria-selected", "true");
+    const box = table.parentElement, {offsetLeft: left, offsetWidth: width} = chosen, {scrollLeft: from} = box;
+    const hidden = left < from + table.rows[1].firstChild.offsetWidth || left + width > from + box.clientWidth;
+    if (hidden) box.scrollLeft = left - box.clientWidth / 2;
+    const says = range(top).map(i => `${quoted(item(ids, layer, token, i))} ` +
+                                     percent(item(probabilities, layer, token, i)));
+    byId("lens-says").textContent = `After token ${tokenName(token)} and ${title(layer)}: ${says.join(", ")}. ` +
+      `The final answer, ${quoted(item(ids, nLayers, token, 0))}, first leads after ${title(lens.leads[token])}` +
+      (token + 1 < nTokens ? `; what follows in the text is ${quoted(tokens.ids[token + 1])}.` : ".");
+  });
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 5: choosing
+// ---------------------------------------------------------------------------------------------------------------------
+
+const SETTINGS = {  // name of the setting -> [title, from, to, step]
+  temperature: ["Temperature", 0, 2, 0.05], top_k: ["Top-k", 0, 100, 1], top_p: ["Top-p", 0.01, 1, 0.01],
+  min_p: ["Min-p", 0, 1, 0.01], repetition_penalty: ["Repetition penalty", 0.5, 2, 0.05],
+  presence_penalty: ["Presence penalty", -2, 2, 0.1], frequency_penalty: ["Frequency penalty", -2, 2, 0.1]};
+
+/** The logit of a token after the penalties; the same formula as penalize() of qwen3.py. */
+function penalized(logit, id, i, s) {
+  const prompt = tokens.ids.slice(0, about.n_prompt), answer = tokens.ids.slice(about.n_prompt, about.n_prompt + i);
+  const count = answer.filter(each => each === id).length;
+  if (count || prompt.includes(id)) logit = logit > 0 ? logit / s.repetition_penalty : logit * s.repetition_penalty;
+  return logit - s.presence_penalty * (count > 0) - s.frequency_penalty * count;
+}
+
+/** The candidates of the i-th step with the settings s, the most likely first; the same as candidates() of qwen3.py.
+    A candidate is {id, n, logit, model, p, luck, cut}; without an id, it stands for n unlikely tokens. */
+function candidates(i, s) {
+  const step = choosing.steps[i], below = unpack(choosing.logits[i]).values;
+  const all = choosing.ids[i].map((id, j) => ({id, n: 1, raw: step.largest + below[j]}));
+  all.push(...step.below.map((x, j) => ({id: null, n: step.counts[j], raw: step.largest + x})));
+  const lucks = newLuck ? newLuck[i] : unpack(choosing.luck[i]).values;
+  all.forEach((each, j) => each.luck = lucks[j]);
+  const whole = sum(all.map(each => each.n * Math.exp(each.raw - step.largest)));
+  for (const each of all) {
+    each.model = Math.exp(each.raw - step.largest) / whole;
+    each.logit = each.id === null ? each.raw : penalized(each.raw, each.id, i, s);
+    each.cut = "";
+  }
+  all.sort((a, b) => b.logit - a.logit);
+  const largest = all[0].logit, x = each => (each.logit - largest) / s.temperature;
+  if (s.temperature === 0) {
+    for (const each of all.slice(1)) each.cut = "temperature";
+    all[0].p = 1;
+    return all;
+  }
+  let kept = all, seen = 0;
+  const cutAll = (name, isCut) => {
+    for (const each of kept) if (isCut(each)) each.cut = name;
+    kept = kept.filter(each => !each.cut);
+  };
+  if (s.top_k > 0) {
+    let last = all[0].logit;  // the logit of the k-th candidate; its equals stay, too
+    for (const each of all) if (seen < s.top_k) { seen += each.n; last = each.logit; }
+    cutAll("top-k", each => each.logit < last);
+  }
+  if (s.top_p < 1) {
+    const total = sum(kept.map(each => each.n * Math.exp(x(each))));
+    let before = 0;
+    cutAll("top-p", each => {
+      const cut = before / total >= s.top_p && each !== kept[0];
+      before += each.n * Math.exp(x(each));
+      return cut;
+    });
+  }
+  if (s.min_p > 0) cutAll("min-p", each => x(each) < Math.log(s.min_p));
+  const total = sum(kept.map(each => each.n * Math.exp(x(each))));
+  for (const each of all) each.p = each.cut ? 0 : Math.exp(x(each)) / total;
+  return all;
+}
+
+/** When a candidate arrives in the race of sample() of qwen3.py: the likelier a token, the sooner on average. */
+const arrival = each => each.cut ? Infinity : each.luck / each.p;
+const first = all => all.reduce((a, b) => arrival(b) < arrival(a) ? b : a);
+
+let newLuck = null;  // of each step's candidates, once the button has drawn it; before, the run's
+
+function drawLuck() {
+  newLuck = choosing.steps.map((step, i) => [...choosing.ids[i].map(() => 1), ...step.counts].map(
+    n => -Math.log(1 - Math.random()) / n));  // the first of n to arrive
+  change({luck: state.luck + 1});
+}
+
+function drawChoosing() {
+  const sure = range(choosing.steps.length).map(i => Math.max(...candidates(i, state).map(
+    each => each.id === null ? 0 : each.model)));
+  state.drawn = sure.indexOf(Math.min(...sure));
+  slider("drawn", "drawn", choosing.steps.length - 1, i => `${i} ${quoted(choosing.steps[i].token)}`);
+  for (const [name, [title, from, to, step]] of Object.entries(SETTINGS)) {
+    const id = `set-${name}`;
+    byId("settings").append(make("label", {className: "slider"}, `${title} `, make("input", {type: "range", id}),
+                                 make("output", {id: `${id}-is`})));
+    slider(id, name, Math.max(to, state[name]), value => name === "top_k" && value === 0 ? "off" : `${value}`,
+           Math.min(from, state[name]), step);
+  }
+  byId("new-luck").addEventListener("click", drawLuck);
+  byId("reset").addEventListener("click", () => {
+    newLuck = null;
+    change({...choosing.settings, luck: 0});
+  });
+  view(["drawn", "luck", ...Object.keys(SETTINGS)], () => {
+    const all = candidates(state.drawn, state), was = choosing.steps[state.drawn].token, winner = first(all);
+    const name = each => each.id === null ? `${each.n} unlikely tokens` : quoted(each.id);
+    const kept = all.filter(each => !each.cut);
+    const luck = state.temperature === 0 ? "Temperature 0 takes the most likely token without a race:" :
+      `With ${newLuck ? "new random numbers" : "the random numbers of the run"},`;
+    byId("choice").textContent = `${sum(kept.map(each => each.n))} of ${about.vocab_size} tokens stay. ` +
+      `${luck} ${winner.id === null ? "one of " : ""}${name(winner)} ` +
+      (winner.id === was ? "is drawn, as in the run." : `would be drawn; the run drew ${quoted(was)}.`);
+    const bar = p => shaded(make("td", {className: "bar"}, percent(p)), p);
+    const row = each => make(
+      "tr", {className: `${each.cut ? "cut" : ""} ${each === winner ? "lucky" : ""}`}, make(
+        "th", {scope: "row"}, name(each) + (each.id === was ? " ✓" : "")), make("td", {}, each.logit.toFixed(2)),
+      bar(each.n * each.model), bar(each.n * (each.p || 0)),
+      make("td", {}, each.cut ? each.cut : state.temperature === 0 ? "–" : arrival(each).toPrecision(3)));
+    const shown = new Set([...all.filter(each => each.id !== null).slice(0, 12), winner,
+                           ...all.filter(each => each.id === was)]);
+    byId("candidates").replaceChildren(
+      make("tr", {}, ...["token", "logit", "probability", "with settings", "arrives after, or cut by"].map(
+        title => make("th", {scope: "col"}, title))), ...[...shown].map(row));
+  });
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 6: KV cache and time
+// ---------------------------------------------------------------------------------------------------------------------
+
+function drawCache() {
+  const {passes, per_position: size} = cache, decodes = passes.slice(1), bytes = n => `${n} × ${size} B = ` +
+    amount(n * size, "B");
+  const seconds = sum(decodes.map(pass => pass.seconds));
+  const speed = rate => `${Math.round(rate).toLocaleString("en")} tokens/s`;
+  const speeds = `Prefill: ${speed(passes[0].n / passes[0].seconds)}` +
+    (seconds ? `; decode: ${speed(decodes.length / seconds)}` : "");
+  let end = 0;
+  const show = chart(
+    "timeline", [0, ...passes.map(pass => end += 1e6 * pass.seconds)],
+    [{fill: "link"}, {fill: "map"}, {stroke: "soft"}], i => {
+      const {n, seconds, length, capacity} = passes[i];
+      return `${n} ${n === 1 ? "token" : "tokens"} in ${amount(seconds, "s")}; ` +
+        `the cache then holds ${bytes(length)} and has room for ${bytes(capacity)}. ${speeds}.`;
+    }, pass => change({pass}),
+    {bars: false, x: micro => amount(micro / 1e6, "s"), y: {values: labelled(n => amount(n, "B"))}});
+  slider("pass", "pass", passes.length - 1, i => i ? `${i} decode` : "0 prefill");
+  const held = passes.map(pass => pass.length * size), decode = [NaN, ...held.slice(1)];  // drawn over all but prefill
+  view(["pass"], () => show([held, decode, passes.map(pass => pass.capacity * size)], state.pass));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 7: quantization, and 8: thinking
+// ---------------------------------------------------------------------------------------------------------------------
+
+function drawQuantized() {
+  if (typeof quantized === "string") {
+    byId("kl-panel").replaceChildren(make("p", {}, `Not computed: ${quantized}`));
+    return;
+  }
+  const kl = Object.entries(quantized.kl).map(([form, packed]) => [form, [...unpack(packed).values]]);
+  const show = chart(
+    "kl", places(nTokens), [{stroke: "link"}, {stroke: "map"}], i => `Token ${tokenName(i)}: ` + kl.map(
+      ([form, values]) => `${form} ${short(values[i])}, mean ${short(sum(values) / nTokens)}`).join("; "),
+    token => change({token}), {
+      bars: false, scale: {distr: 3, range: (plot, least, most) => [1e-6, Math.max(1, most)]},
+      y: {splits: () => [1e-6, 1e-4, 0.01, 1], values: () => ["10⁻⁶", "10⁻⁴", "0.01", "1"]}});
+  slider("kl-token", "token", nTokens - 1, tokenName);
+  view(["token"], () => show(kl.map(([, values]) => values), state.token));
+  for (const [form, answer] of Object.entries(quantized.answers)) {
+    const parts = quantized.parts[form] ?? null;
+    const marked = answer.map((label, i) => make("span", {
+      className: `piece ${parts !== null && i >= parts ? "parted" : "same"}`}, label));
+    byId("quantized-answers").append(make("h3", {}, form === "float32" ? "float32 answers" : parts === null ?
+      `${form} gives the same answer` : `${form} differs from token ${parts} of the answer on`),
+      make("div", {className: "pieces"}, ...marked));
+  }
+}
+
+function drawThinking() {
+  if (typeof thinking === "string") {
+    byId("thinking-says").textContent = `Not computed: ${thinking}`;
+    return;
+  }
+  byId("thinking-says").textContent = `The model answers the same question twice: ${thinking.question} Compare the ` +
+    "time and the answers.";
+  byId("sides").append(...thinking.sides.map(side => make(
+    "div", {}, make("h3", {}, side.thinking ? "With thinking" : "Without"),
+    make("p", {className: "axis"}, `${side.tokens} tokens in ${amount(side.seconds, "s")}` +
+      (side.finish_reason === "length" ? ", then cut off" : "")),
+    make("pre", {className: "reasoning", tabIndex: 0}, side.reasoning || "(no thought)"),
+    make("p", {className: "answer"}, side.content || "(no answer)"))));
+}
+
+drawHead();
+drawTokens();
+drawWay();
+drawAttention();
+drawLens();
+drawChoosing();
+drawCache();
+drawQuantized();
+drawThinking();
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", event => change({scheme: event.matches}));

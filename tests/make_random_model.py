@@ -1,0 +1,100 @@
+"""Writes a model folder with random weights: the shape of an official Qwen3, or of any config.json.
+
+    python tests/make_random_model.py 0.6B /tmp/random-0.6B
+    python tests/make_random_model.py path/to/config.json /tmp/random --dtype float16 --shards 3
+
+The weights are normally distributed. The tokenizer files are those of the bundled model, unless --tokenizer names a
+folder with others.
+"""
+import argparse
+import json
+import math
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import safetensors
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from qwen3 import tensor_shapes  # noqa: E402
+from qwen3_lib.io.models import Checkpoint  # noqa: E402
+
+# hidden_size, intermediate_size, layers, heads, KV heads, tied head
+SIZES = {"0.6B": (1024, 3072, 28, 16, 8, True), "1.7B": (2048, 6144, 28, 16, 8, True), "4B": (2560, 9728, 36, 32, 8, True),
+         "8B": (4096, 12288, 36, 32, 8, False), "14B": (5120, 17408, 40, 40, 8, False), "32B": (5120, 25600, 64, 64, 8, False)}
+
+
+def official_config(size: str) -> dict:
+    """config.json as the Qwen3 of this size has it."""
+    hidden, inner, layers, heads, kv_heads, tied = SIZES[size]
+    return {"architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 151643,
+            "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu", "hidden_size": hidden, "initializer_range": 0.02,
+            "intermediate_size": inner, "max_position_embeddings": 40960, "max_window_layers": layers, "model_type": "qwen3",
+            "num_attention_heads": heads, "num_hidden_layers": layers, "num_key_value_heads": kv_heads, "rms_norm_eps": 1e-6,
+            "rope_scaling": None, "rope_theta": 1000000, "sliding_window": None, "tie_word_embeddings": tied, "torch_dtype": "bfloat16",
+            "use_cache": True, "use_sliding_window": False, "vocab_size": 151936}
+
+
+def random_tensor(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, scale: float = 1) -> np.ndarray:
+    """Norms scatter around 1; a matrix [outputs, inputs] keeps the size of what flows through it, or makes it `scale` times as large.
+
+    bfloat16 comes as uint16.
+    """
+    values = rng.standard_normal(shape, np.float32)
+    values = 1 + values / 10 if len(shape) == 1 else values / np.float32(math.sqrt(shape[1]) / scale)
+    if dtype == "bfloat16":  # cut to the upper half, rounded to nearest
+        bits = values.view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
+    return values.astype({"float16": "<f2", "float32": "<f4"}[dtype])
+
+
+def make_random_model(config: dict, out: Path, dtype: str = "bfloat16", shards: int = 1, seed: int = 0, tokenizer: Path = ROOT / "demo",
+                      scales: Mapping[str, float] = MappingProxyType({})) -> Path:
+    """Writes config.json, the weights in `dtype` over so many shards, and the tokenizer files into the folder `out`.
+
+    `scales`, by the last part of a matrix's name such as o_proj, makes its weights larger or smaller than random_tensor does.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "config.json").write_text(json.dumps(config, indent=2))
+    shapes = tensor_shapes(Checkpoint(out).config())
+    if config.get("tie_word_embeddings"):
+        del shapes["lm_head.weight"]
+    names = list(shapes)
+    files = ["model.safetensors"] if shards == 1 else [f"model-{i + 1:05}-of-{shards:05}.safetensors" for i in range(shards)]
+    rng, weight_map = np.random.default_rng(seed), {}
+    for file, part in zip(files, np.array_split(np.arange(len(names)), shards)):
+        tensors = {names[i]: random_tensor(rng, shapes[names[i]], dtype, scales.get(names[i].split(".")[-2], 1)) for i in part}
+        specs = {name: safetensors.TensorSpec(dtype=dtype, shape=data.shape, data_ptr=data.ctypes.data, data_len=data.nbytes)
+                 for name, data in tensors.items()}
+        safetensors.serialize_file(specs, out / file, {"format": "pt"})
+        weight_map |= dict.fromkeys(tensors, file)
+    if shards > 1:
+        (out / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"):
+        if (tokenizer / name).exists():
+            shutil.copy(tokenizer / name, out / name)
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", help=f"{', '.join(SIZES)}, or a config.json")
+    parser.add_argument("out", type=Path, help="folder to write")
+    parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
+    parser.add_argument("--shards", type=int, default=1)
+    parser.add_argument("--layers", type=int, help="fewer layers than the config has, at the full width")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tokenizer", type=Path, default=ROOT / "demo", help="folder whose tokenizer files are copied")
+    args = parser.parse_args()
+    config = official_config(args.config) if args.config in SIZES else json.loads(Path(args.config).read_text())
+    config |= {} if args.layers is None else {"num_hidden_layers": args.layers}
+    print(make_random_model(config, args.out, args.dtype, args.shards, args.seed, args.tokenizer))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,348 @@
+"""qwen3_lib/answers/: text on top of ids, held against functions of the whole text and against passes over it."""
+import asyncio
+import dataclasses
+import itertools
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import qwen3
+from configs import BASE, FRANCE, PARIS
+from fuzzing import any_text, cut_up, fuzz
+from helpers import filled_cache, message_of, random_ids, works_or_refused
+from make_random_model import make_random_model
+from qwen3_lib.answers.completion import Completion, StopTexts
+from qwen3_lib.answers.lookup import Lookup
+from qwen3_lib.answers.score import SCORED, score
+from qwen3_lib.answers.sequences import ThinkBudget
+from qwen3_lib.answers.tools import tool_schema
+from tokenizer_utils import held_back, parse_answer
+
+pytestmark = [pytest.mark.core, pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")]
+
+
+def with_engine(model, logits_of):
+    """The model with another forward pass."""
+    return dataclasses.replace(model, engine=dataclasses.replace(model.engine, logits_of=logits_of))
+
+
+def saying(model, script):
+    """The model with a forward pass after which the tokens of `script`, and no others, follow any prompt."""
+    def logits_of(model, token_ids, cache, all_logits=False):
+        cache.reserve(len(token_ids))
+        cache.advance(np.asarray(token_ids))
+        logits = np.zeros(model.config.vocab_size, np.float32)
+        logits[script[said.n]] = 1
+        said.n += 1
+        return logits
+    said = type("Said", (), {"n": 0})
+    return with_engine(model, logits_of)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Completion
+# ----------------------------------------------------------------------------------------------------------------------
+
+@fuzz(150)
+def test_prompts(rng, talker):
+    """Any text as a question and as a text to continue: a text that fits its ids, or one line."""
+    text = any_text(rng, rng.choice([1, 4, 12]))
+    options = {"max_new_tokens": rng.randint(1, 4), "seed": rng.randrange(100), "temperature": rng.choice([0, 1.0]),
+               "logprobs": rng.choice([None, 0, 2])}
+    thinking = rng.choice([None, True, False])
+    done = [works_or_refused(lambda: qwen3.chat(talker, text, enable_thinking=thinking, **options).finish()),
+            works_or_refused(lambda: Completion(talker, talker.tokenizer.encode(text), **options).finish())]
+    for completion in filter(None, done):
+        ids = completion.token_ids
+        assert completion.finish_reason == ("length" if len(ids) == options["max_new_tokens"] else "stop")
+        assert completion.text == talker.tokenizer.decode(ids, skip_special_tokens=True)
+        assert completion.answer == parse_answer(completion.text, completion.think_open_in_prompt)
+        assert len(completion.logprobs) == (0 if options["logprobs"] is None else len(ids))
+        assert len(completion.times) == 1 + len(ids)
+    return all(done)
+
+
+def test_an_answer_prints_as_its_text_and_shows_its_state(demo):
+    question = {"model": demo, "messages": FRANCE, "enable_thinking": False, "temperature": 0}
+    reply = qwen3.chat(**question)
+    assert "0 tokens" in repr(reply) and "not finished" in repr(reply)  # nothing is computed for it
+    first = next(reply)
+    assert first in repr(reply) and reply.finish_reason is None
+    assert f"{reply}" == str(reply) == reply.text == reply._repr_markdown_() == PARIS.strip()
+    assert reply.finish_reason == "stop" and f"<Completion: {len(reply.token_ids)} tokens, stop" in repr(reply)
+    assert reply.message == {"role": "assistant", "content": PARIS.strip()}
+
+    async def pieces():
+        return [piece async for piece in qwen3.chat(**question)]
+
+    assert "".join(asyncio.run(pieces())) == PARIS.strip()
+
+
+def test_a_conversation_computes_only_its_new_tokens(demo):
+    cache, options = qwen3.KVCache(demo.config), {"temperature": 0, "enable_thinking": False}
+    messages = [{"role": "user", "content": FRANCE}]
+    first = qwen3.chat(demo, messages, cache=cache, **options).finish()
+    messages += [first.message, {"role": "user", "content": "And of Peru?"}]
+    second = qwen3.chat(demo, messages, cache=cache, **options).finish()
+    assert first.cached_tokens == 0 and second.cached_tokens > len(first.prompt_ids) // 2
+    assert second.text == str(qwen3.chat(demo, messages, **options))
+
+
+def test_a_cache_serves_one_answer_at_a_time(demo):
+    cache, options = qwen3.KVCache(demo.config), {"temperature": 0, "enable_thinking": False}
+    first = qwen3.chat(demo, "My name is Mia.", cache=cache, **options)
+    next(first)
+    second = qwen3.chat(demo, "What is my name?", cache=cache, **options)
+    assert "another answer" in message_of(first.finish)
+    assert str(second) == str(qwen3.chat(demo, "What is my name?", **options))
+
+
+@pytest.mark.parametrize("options", [{"stop": 5}, {"stop": [5]}, {"stop": ""}, {"stop": [None]}, {"logprobs": -1},
+                                     {"think_budget": 1.5}, {"lookup": "x"}, {"logprobs": True}, {"stops": "x"}])
+def test_options_that_are_refused(demo, options):
+    name = next(iter(options))
+    message = message_of(Completion, demo, [1], **options)
+    assert ("a stop text must be" if name == "stop" else name) in message
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Logprobs and scores
+# ----------------------------------------------------------------------------------------------------------------------
+
+def exact_logprobs(logits):
+    """log-softmax in float64, written as it is defined."""
+    x = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
+
+
+@fuzz(100, refused=False)
+def test_logprobs(rng, tiny_model):
+    """Of each token drawn, by the model as it is: whatever the temperature, the penalties, the cache, and the end."""
+    model, n_tokens = tiny_model, tiny_model.config.vocab_size
+    prompt = [rng.randrange(n_tokens) for _ in range(rng.randint(1, 8))]
+    cache = filled_cache(model, prompt[:rng.randint(1, 8)]) if rng.random() < 0.3 else None
+    options = {"temperature": rng.choice([0, 0.3, 1.0, 4.0]), "top_k": rng.choice([0, 5]),
+               "repetition_penalty": rng.uniform(0.5, 2), "presence_penalty": rng.uniform(-1, 1),
+               "seed": rng.randrange(1000), "eos_token_ids": range(0, n_tokens, rng.choice([2, 5, n_tokens]))}
+    n_top = rng.choice([0, 1, 3, 20, n_tokens, 10**30])
+    completion = Completion(model, prompt, max_new_tokens=rng.randint(1, 8), logprobs=n_top, cache=cache, **options)
+    ids = completion.finish().token_ids
+    assert [entry.token_id for entry in completion.logprobs] == ids
+    if not ids:
+        return False
+    logits = qwen3.forward(model, prompt + ids[:-1], qwen3.KVCache(model.config), all_logits=True)
+    for entry, row in zip(completion.logprobs, exact_logprobs(logits[len(prompt) - 1:]), strict=True):
+        assert type(entry.logprob) is float and abs(entry.logprob - row[entry.token_id]) < 1e-4
+        best, values = [token for token, _ in entry.top], [value for _, value in entry.top]
+        assert len({*best}) == len(best) == min(n_top, n_tokens) and values == sorted(values, reverse=True)
+        assert np.allclose(values, row[best], atol=1e-4) and np.allclose(values, np.sort(row)[::-1][:n_top], atol=1e-4)
+    return completion.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("n", [1, 2, SCORED - 1, SCORED, SCORED + 1, SCORED + 2, 2 * SCORED, 2 * SCORED + 1, 400])
+def test_score(model, n):
+    """Each logprob is that of a forward pass over what is before the token."""
+    ids = random_ids(n, n)
+    logits = qwen3.forward(model, ids, qwen3.KVCache(model.config), all_logits=True)
+    exact = exact_logprobs(logits)[np.arange(n - 1), ids[1:]]
+    assert np.allclose(score(model, ids), exact, atol=1e-4) and score(model, ids).shape == (n - 1,)
+
+
+def test_scores_that_are_refused(model):
+    assert "context is 512" in message_of(score, model, random_ids(513))
+    for value in (np.nan, np.inf, 3e38):
+        broken = dataclasses.replace(model, weights=model.weights | {"norm": np.full(32, value, np.float32)})
+        assert "not finite" in message_of(score, broken, [1, 2, 3])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Stop texts
+# ----------------------------------------------------------------------------------------------------------------------
+
+def until_first(text, stop):
+    """The text before the stop text that is complete first; of several that end there, the longest."""
+    for end in range(len(text) + 1):
+        if found := [mark for mark in stop if text[:end].endswith(mark)]:
+            return text[:end - max(map(len, found))]
+    return text
+
+
+@fuzz(1000, refused=False)
+def test_stop_texts(rng):
+    """No part of a stop text gets through, however the text is cut up, and nothing else is held back."""
+    letters = rng.choice(["ab", "aab", "abc", "<|im_end|>", "é\n日a", " \na"])
+    text = "".join(rng.choices(letters, k=rng.randint(0, 30)))
+    stop = tuple("".join(rng.choices(letters, k=rng.randint(1, rng.choice([2, 6])))) for _ in range(rng.randint(0, 4)))
+    stops, shown, said = StopTexts(stop, False), "", ""
+    for piece in cut_up(rng, text):
+        shown, said = shown + stops.push(piece), said + piece
+        if stops.found:
+            break
+        begun = not "<think>".startswith(said.lstrip())  # else it may yet become a thought
+        assert said.startswith(shown) and (not begun or len(said) - len(shown) == held_back(said, stop))
+    shown += "" if stops.found else stops.rest()
+    assert (shown, stops.found) == (until_first(text, stop), until_first(text, stop) != text)
+    return True
+
+
+@fuzz(120, refused=False)
+def test_stop_texts_of_a_model(rng, talker):
+    """An answer with stop texts is the one without, cut behind its thought; why it ended is said."""
+    prompt = [rng.randrange(322) for _ in range(3)]
+    options = {"max_new_tokens": rng.randint(1, 12), "seed": rng.randrange(1000), "temperature": 1.0}
+    full = Completion(talker, prompt, **options).finish()
+    stop = []
+    for _ in range(rng.randint(1, 3)):
+        at = rng.randrange(len(full.text) + 1)
+        stop.append(full.text[at:at + rng.randint(1, 6)] or any_text(rng) or "x")
+    thought = ""
+    if full.think_open_in_prompt or full.text.lstrip().startswith("<think>"):
+        thought = full.text[:(full.text + "</think>").find("</think>") + len("</think>")]
+    whole = thought + until_first(full.text[len(thought):], stop)
+    completion = Completion(talker, prompt, stop=stop, **options)
+    assert "".join(completion) == completion.text == whole
+    assert completion.token_ids == full.token_ids[:len(completion.token_ids)]
+    assert completion.finish_reason == (full.finish_reason if whole == full.text else "stop")
+    return True
+
+
+@fuzz(200, refused=False)
+def test_stop_texts_do_not_end_a_thought(rng, talker):
+    """However its tokens cut up the text: a stop text within the thought is passed on, the first one behind it ends."""
+    encode, end = talker.tokenizer.encode, 1
+    stop = [rng.choice(["fox", "f", "a fox", "o\n", "x</", "think", "é日", "\n\n\n"]) for _ in range(rng.randint(1, 2))]
+    words = [*stop, "a ", "fo", "x", "é", " think", "\n"]
+    thought, answer = ("".join(rng.choices(words, k=rng.randint(0, 6))) for _ in range(2))
+    opened, closed = rng.random() < 0.5, rng.random() < 0.8
+    before = "" if opened else rng.choice(["", "", "\n", " \n"]) + "<think>"
+    rest = f"\n\n{answer}" if closed else ""
+    text = f"{before}\n{thought}" + f"\n</think>{rest}" * closed
+    script = [token for piece in cut_up(rng, text, 9) if piece for token in encode(piece)]
+    prompt = encode("Hi<think>" if opened else "Hi")
+    if len(script) >= talker.config.context_length - len(prompt):
+        return True
+    completion = Completion(saying(talker, [*script, end]), prompt, stop=stop, temperature=0, eos_token_ids=[end])
+    assert str(completion) == text[:len(text) - len(rest)] + until_first(rest, stop), (text, stop)
+    assert completion.finish_reason == "stop"
+    return True
+
+
+@pytest.mark.parametrize("lookup", [None, 6])
+@pytest.mark.parametrize("stop", ["Paris. Paris", "zz", "is.", " Rome. Pa"])
+def test_tokens_behind_a_stop_text_are_not_kept(demo, stop, lookup):
+    """A stop text across tokens, which may come by right guesses together with the tokens behind it."""
+    text = " Paris. Rome. Paris. Paris. Rome. Paris. Paris"
+    prompt = ids = demo.tokenizer.encode(text)
+    whole = np.array([*prompt, *ids, demo.eos_token_ids[0], *[0] * 9])
+
+    def logits_of(model, token_ids, cache, all_logits=False):  # whole, and nothing else, is certain
+        following = whole[cache.reserve(len(token_ids)) + 1]
+        cache.advance(np.asarray(token_ids))
+        logits = np.float32(following[:, None] == np.arange(model.config.vocab_size))
+        return logits if all_logits else logits[cache.last]
+
+    answer = Completion(with_engine(demo, logits_of), prompt, stop=stop, lookup=lookup, logprobs=0)
+    answer.driver.time = lambda *_: answer.driver.seconds.update({False: 1.0})  # guesses always seem to pay
+    answer.finish()
+    kept = len(answer.token_ids)
+    assert answer.text == until_first(text, [stop]) and answer.finish_reason == "stop"
+    assert answer.token_ids == ids[:kept] and [entry.token_id for entry in answer.logprobs] == ids[:kept]
+    assert (stop in demo.tokenizer.decode(ids[:kept])) == (stop in text)
+    assert stop not in demo.tokenizer.decode(ids[:kept - 1])  # the last token completes it
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The think budget
+# ----------------------------------------------------------------------------------------------------------------------
+
+@fuzz(200, refused=False)
+def test_think_budget(rng, talker):
+    """No more tokens of thought are drawn than the budget has, however often a thought is opened and closed."""
+    tokenizer, budget = talker.tokenizer, rng.choice([0, 1, 2, 3, 5, 9])
+    opening, closing = map(tokenizer.token_to_id, ("<think>", "</think>"))
+    bias = np.zeros(talker.config.vocab_size, np.float32)
+    bias[opening], bias[closing] = rng.uniform(-3, 9), rng.uniform(-3, 9)
+    model = with_engine(talker, lambda *args, **options: qwen3.logits_of(*args, **options) + bias)
+    prompt = tokenizer.encode(rng.choice(["Hi", "Hi<think>", "<think>\n", "<think>a</think>", "a</think>",
+                                          "<think>a</think><think>b", "<think>\n\n</think>\n\n"]))
+    sequence = qwen3.Sequence(model, prompt, rng.randint(1, 24), rng.randrange(1000), (), temperature=1.0)
+    drawn, feed = [], sequence.feed  # the places of the tokens that the model has drawn
+
+    def noted(logits, token=None):
+        drawn.extend([len(sequence.token_ids)] if token is None else [])
+        return feed(logits, token)
+
+    sequence.feed = noted
+    tokens = list(qwen3.run(model, ThinkBudget(sequence, budget), qwen3.KVCache(model.config)))
+    assert len(tokens) == sequence.limit
+    inside, spent = re.search("<think>((?!</think>).)*$", tokenizer.decode(prompt), re.DOTALL) is not None, 0
+    ending = tokenizer.encode("\n</think>\n\n")
+    for i, token in enumerate(tokens):
+        if i in drawn:
+            assert not inside or spent < budget or token == closing and budget, (i, tokens, drawn)
+            spent += inside and token != closing
+        elif i == 0 or i - 1 in drawn:  # what is not drawn is the end of a thought
+            forced = list(itertools.takewhile(lambda j: j not in drawn, range(i, len(tokens))))
+            assert inside and spent == budget and [tokens[j] for j in forced] == (ending * 9)[:len(forced)]
+        inside = (inside or token == opening) and token != closing
+    assert spent <= budget
+    return len(drawn) < len(tokens)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Lookup, tools
+# ----------------------------------------------------------------------------------------------------------------------
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=30), st.integers(1, 9), st.integers(1, 40), st.integers(0, 99),
+       st.sampled_from([0, 0.5, 1.5]))
+def test_guesses_never_change_the_answer(model, prompt, n, limit, seed, temperature):
+    """Texts that repeat themselves, so that many guesses are right and many are wrong, whatever the passes cost."""
+    bias = np.zeros(320, np.float32)
+    bias[:6] = 12
+    model = with_engine(model, lambda *args, **options: qwen3.logits_of(*args, **options) + bias)
+    options = {"max_new_tokens": limit, "seed": seed, "temperature": temperature, "eos_token_ids": [5]}
+    plain, guessing = (Completion(model, prompt, lookup=lookup, logprobs=2, **options) for lookup in (None, n))
+    guessing.driver.time = lambda *_: guessing.driver.seconds.update({False: 1.0})  # guesses always seem to pay
+    cache = qwen3.KVCache(model.config)
+    guessing.begin(cache)
+    assert (str(plain), plain.token_ids, plain.finish_reason) == (str(guessing), guessing.token_ids, guessing.finish_reason)
+    assert [entry.token_id for entry in guessing.logprobs] == plain.token_ids
+    assert np.allclose([entry.logprob for entry in plain.logprobs], [entry.logprob for entry in guessing.logprobs], atol=1e-4)
+    text = prompt + plain.token_ids
+    assert cache.token_ids[:cache.length].tolist() == text[:cache.length] and cache.length >= len(text) - 1
+
+
+def test_right_guesses_save_passes_and_wrong_ones_pause(model):
+    sequence = qwen3.Sequence(model, [1, 2, 3, 4, 1, 2], 20, temperature=0, eos_token_ids=())
+    lookup, passes = Lookup(sequence, 4), 0
+    while len(lookup.new):
+        lookup.seconds[False] = 1.0
+        following = {1: 2, 2: 3, 3: 4, 4: 1}
+        lookup.feed(np.stack([np.eye(320, dtype=np.float32)[following[int(token)]] for token in lookup.new])
+                    if passes else np.eye(320, dtype=np.float32)[3])
+        lookup.pause, passes = 0, passes + 1
+    assert sequence.token_ids == [3, 4, 1, 2] * 5 and passes == 5
+    lookup.seconds = {True: 2.0, False: 1.0}
+    lookup.time(True, 1)
+    assert lookup.pause == Lookup.PAUSE
+
+
+def weather(city: str, days: int | None = 3, *, units: list[str] = ()) -> str:
+    """Tells the weather.
+
+    city: where
+    """
+
+
+def test_python_functions_are_tools(demo):
+    parameters = {"type": "object", "required": ["city"], "properties": {
+        "city": {"type": "string", "description": "where"}, "days": {"type": "integer"}, "units": {"type": "array"}}}
+    assert tool_schema(weather) == {"type": "function", "function": {
+        "name": "weather", "description": "Tells the weather.", "parameters": parameters}}
+    assert "can't be read" in message_of(tool_schema, map)
+    answer = qwen3.chat(demo, "What is the weather in Lisbon?", [weather]).finish()
+    assert answer.message["tool_calls"][0]["arguments"]["city"] == "Lisbon"

@@ -1,0 +1,258 @@
+"""qwen3_lib/batch: requests that come, go and fail as they like, compared with each of them alone."""
+import contextlib
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import qwen3
+from configs import BASE, ROOT
+from helpers import assert_one_line, message_of, patiently, random_ids
+from make_random_model import make_random_model
+from qwen3_lib.answers.completion import Completion
+from qwen3_lib.answers.lookup import Lookup
+from qwen3_lib.batch import batch as room
+from qwen3_lib.batch.batch import PIECE, Batch, generate_batch, slots_in
+from qwen3_lib.batch.caches import copy_prefix
+
+BEGINNINGS = [[], random_ids(30, 1), random_ids(200, 2)]  # what several requests have in common
+
+
+@pytest.fixture(scope="module", params=["numpy", "numba"])
+def model(request, tmp_path_factory):
+    """With NumPy, the sums depend on the batch, so only ids and texts are the same; with numba all bits are."""
+    path = make_random_model(BASE | {"max_position_embeddings": 1000, "num_hidden_layers": 1},
+                             tmp_path_factory.mktemp("batch"), "bfloat16", tokenizer=ROOT / "demo")
+    if request.param == "numpy":
+        return qwen3.load_model(path)
+    pytest.importorskip("numba")
+    import qwen3_numba
+    return qwen3_numba.load_model(path, "int8", 2)
+
+
+def told(answer):
+    exact = type(answer.model.weights) is not dict
+    return (answer.token_ids, answer.text, answer.finish_reason,
+            answer.logprobs if exact else [entry.token_id for entry in answer.logprobs])
+
+
+def finished(batch, most=1000):
+    """Steps until the batch is idle -> its results. A batch that doesn't end fails the test."""
+    results = {}
+    for _ in range(most):
+        results |= dict(batch.step())
+        if batch.idle:
+            return results
+    pytest.fail(f"the batch still runs after {most} steps")
+
+
+def counting(model):
+    """(the model, a list to which each pass adds how many tokens each of its sequences gets)."""
+    passes = []
+
+    def logits_of(model_, ids, cache, all_logits=False):
+        passes.append(list(cache.counts))
+        return model.engine.logits_of(model_, ids, cache, all_logits)
+
+    return dataclasses.replace(model, engine=dataclasses.replace(model.engine, logits_of=logits_of)), passes
+
+
+@st.composite
+def requests(draw):
+    options = draw(st.fixed_dictionaries({"max_new_tokens": st.integers(1, 20)}, optional={
+        "temperature": st.sampled_from([0.0, 0.7, 1.5]), "top_k": st.integers(0, 50),
+        "top_p": st.sampled_from([0.5, 1.0]), "repetition_penalty": st.sampled_from([1.0, 1.3]),
+        "stop": st.sampled_from(["a", ["e", "th"], [" "]]), "logprobs": st.integers(0, 3), "lookup": st.integers(0, 4),
+        "think_budget": st.integers(0, 9), "eos_token_ids": st.sampled_from([[], list(range(0, 320, 9))])}))
+    own = random_ids(draw(st.one_of(st.integers(1, 40), st.integers(1, 400))), draw(st.integers(0, 99)))
+    arrival, lives = draw(st.integers(0, 30)), draw(st.one_of(st.none(), st.none(), st.integers(0, 12)))
+    return draw(st.sampled_from(BEGINNINGS)) + own, options | {"seed": draw(st.integers(0, 9))}, arrival, lives
+
+
+@given(st.lists(requests(), min_size=1, max_size=9), st.integers(1, 5))
+@patiently(15)
+def test_answers_are_those_of_single_runs(model, wanted, slots):
+    """Requests that arrive at any time, with any options, some cancelled."""
+    batch, results, cancelled = Batch(model, slots, 900), {}, set()
+    for step in range(43):
+        for i, (prompt, options, arrival, lives) in enumerate(wanted):
+            if arrival == step:
+                batch.add(i, prompt, **options)
+            if lives is not None and step == arrival + lives and i not in results:
+                batch.cancel(i)
+                cancelled.add(i)
+        results |= dict(batch.step())
+    results |= finished(batch)
+    assert results.keys() | cancelled == set(range(len(wanted))) and not results.keys() & cancelled
+    for i, answer in results.items():
+        prompt, options, *_ = wanted[i]
+        assert told(answer) == told(Completion(model, prompt, **options).finish())
+
+
+def test_a_slot_is_used_again_by_shorter_and_by_similar_prompts(model):
+    """What is left of an earlier request behind the common beginning is forgotten."""
+    prompts = [random_ids(300, 1), random_ids(300, 1)[:150] + [7], random_ids(300, 1)[:150], [5], random_ids(300, 1)]
+    batch = Batch(model, 1, 400)
+    for i, prompt in enumerate(prompts):
+        batch.add(i, prompt, max_new_tokens=6, eos_token_ids=())
+    results = finished(batch)
+    for i, prompt in enumerate(prompts):
+        assert told(results[i]) == told(Completion(model, prompt, max_new_tokens=6, eos_token_ids=()).finish())
+    assert [results[i].cached_tokens for i in range(5)] == [0, 150, 149, 0, 0]
+
+
+def test_a_common_beginning_is_computed_once(model):
+    counted, passes = counting(model)
+    batch = Batch(counted, 4, 500)
+    for i in range(9):
+        batch.add(i, BEGINNINGS[2] + random_ids(5, i), max_new_tokens=4, eos_token_ids=())
+    answers = finished(batch)
+    assert sum(map(sum, passes)) == 200 + 9 * 5 + 9 * 3  # the beginning, each end, each token but the last ones
+    assert sorted(answer.cached_tokens for answer in answers.values()) == [0] + [200] * 8
+
+
+def test_a_copied_beginning_is_exact(model):
+    source, target = (model.engine.new_cache(model.config) for _ in range(2))
+    for cache, ids in ((source, random_ids(70, 1)), (target, random_ids(90, 2))):
+        qwen3.forward(model, ids, cache)
+    copy_prefix(target, source, 40)
+    expected = model.engine.new_cache(model.config)
+    qwen3.forward(model, random_ids(70, 1)[:40], expected)
+    assert target.length == 40 and target.common_prefix(np.array(random_ids(70, 1))) == 40
+    np.testing.assert_allclose(qwen3.forward(model, [3], target), qwen3.forward(model, [3], expected), atol=1e-5)
+
+
+def test_running_answers_wait_for_no_more_than_a_piece(model):
+    counted, passes = counting(model)
+    batch = Batch(counted, 3, 900)
+    first = batch.add("first", [1, 2, 3], max_new_tokens=30, eos_token_ids=())
+    batch.step()
+    for name in "ab":
+        batch.add(name, random_ids(5 * PIECE + 7, ord(name)), max_new_tokens=3, eos_token_ids=())
+    for n in range(2, 13):
+        batch.step()
+        assert len(first.token_ids) == n and "".join(first) is not None
+    assert all(sum(each) <= PIECE + 2 for each in passes)
+    assert sum(1 for each in passes if sum(each) > PIECE) >= 9  # and the pieces are full
+
+
+def test_the_text_of_an_answer_can_be_read_while_it_grows(demo):
+    batch, pieces = Batch(demo, 2, 100), []
+    prompt = qwen3.chat(demo, "What is the capital of France?").prompt_ids
+    answers = [batch.add(i, prompt, max_new_tokens=n) for i, n in enumerate((12, 8))]
+    while not batch.idle:
+        pieces.append("".join(answers[0]))  # also before it has begun
+        batch.step()
+    assert "".join([*pieces, *answers[0]]) == answers[0].text != "" and len(set(pieces)) > 5
+    alone = qwen3.chat(demo, "What is the capital of France?", max_new_tokens=12).finish()
+    assert (answers[0].text, answers[0].token_ids) == (alone.text, alone.token_ids)
+    assert answers[1].text and answers[0].text.startswith(answers[1].text)
+
+
+def test_guesses_in_a_batch(model, monkeypatch):
+    """Several tokens a pass for some, one for others, and a prompt in pieces beside them."""
+    monkeypatch.setattr(Lookup, "time", lambda self, *_: self.seconds.update({False: 1.0}))
+    counted, passes = counting(model)
+    prompts = [[5, 6, 7, 8] * 6, [5, 6, 7, 8] * 4, random_ids(300)]
+    options = [{"lookup": 5}, {}, {"lookup": 3, "logprobs": 2}]
+    batch = Batch(counted, 3, 400)
+    for i, (prompt, more) in enumerate(zip(prompts, options)):
+        batch.add(i, prompt, max_new_tokens=40, eos_token_ids=(), **more)
+    results = finished(batch)
+    assert any(1 < max(each) <= 6 for each in passes)
+    for i, (prompt, more) in enumerate(zip(prompts, options)):
+        assert told(results[i]) == told(Completion(model, prompt, max_new_tokens=40, eos_token_ids=(), **more).finish())
+
+
+def test_a_request_that_fails_leaves_the_others_alone(model):
+    def logits_of(model_, ids, cache, all_logits=False):
+        logits = model.engine.logits_of(model_, ids, cache, all_logits)
+        bad = [each.token_ids[0] == 7 for each in cache.caches]
+        return np.where(np.array(bad)[:, None], np.nan, logits)
+
+    broken = dataclasses.replace(model, engine=dataclasses.replace(model.engine, logits_of=logits_of))
+    batch = Batch(broken, 3, 100)
+    for i, prompt in enumerate([[1, 2], [7, 2], [3]]):
+        batch.add(i, prompt, max_new_tokens=5, eos_token_ids=())
+    results = finished(batch)
+    assert_one_line(str(results[1]), "not finite")
+    for i, prompt in ((0, [1, 2]), (2, [3])):
+        assert told(results[i]) == told(Completion(model, prompt, max_new_tokens=5, eos_token_ids=()).finish())
+
+
+def test_a_step_that_was_interrupted_is_made_again(model):
+    """Before or after any of its passes: the answers are those of a batch without interruptions."""
+    prompts, answers = [random_ids(n, n) for n in (700, 30, 420)], []
+    for interrupted in (False, True):
+        calls = []
+
+        def logits_of(*args):
+            calls.append(args)
+            if interrupted and len(calls) % 4 == 0:
+                raise KeyboardInterrupt
+            result = model.engine.logits_of(*args)
+            if interrupted and len(calls) % 3 == 0:
+                raise KeyboardInterrupt
+            return result
+
+        batch = Batch(dataclasses.replace(model, engine=dataclasses.replace(model.engine, logits_of=logits_of)), 3, 900)
+        for i, prompt in enumerate(prompts):
+            batch.add(i, prompt, max_new_tokens=9, eos_token_ids=[])
+        results = {}
+        for _ in range(100):
+            with contextlib.suppress(KeyboardInterrupt):
+                results |= dict(batch.step())
+        answers.append([told(results[i])[:3] for i in range(3)])
+    assert answers[0] == answers[1]
+
+
+def test_an_answer_ends_where_its_room_does(model):
+    batch = Batch(model, 1, 50)
+    batch.add(1, random_ids(40), eos_token_ids=(), lookup=5)
+    answer = finished(batch)[1]
+    assert len(answer.token_ids) == 10 and answer.finish_reason == "length"
+
+
+def test_refusals(model):
+    batch = Batch(model, 2, 50)
+    batch.add("a", [1, 2, 3], max_new_tokens=1000)
+    for prompt, options, words in [([1] * 50, {}, ["50", "room"]), ([1] * 5000, {}, ["5000", "room"]), ([], {}, ["empty"]),
+                                   ([1], {"temperature": -1}, ["temperature"]),
+                                   ([1], {"cache": model.engine.new_cache(model.config)}, ["no option cache"])]:
+        assert_one_line(message_of(batch.add, "b", prompt, **options), *words)
+    assert_one_line(message_of(batch.add, "a", [1]), "'a'", "already")
+    assert_one_line(message_of(batch.cancel, "b"), "'b'")
+    assert_one_line(message_of(Batch, model, 0, 10), "slots", "0")
+    assert_one_line(message_of(Batch, model, 1, 0), "0")
+    assert batch.free == 1 and not batch.idle
+
+
+def test_slots_follow_from_memory(model, monkeypatch):
+    k = model.engine.new_cache(model.config, 100).k
+    size = 2 * k.itemsize * k.shape[1] * k.shape[3] * 100  # k and v of one layer, 100 positions
+    assert slots_in(model, 100, size) == 1 and slots_in(model, 100, 5 * size - 1) == 4
+    assert slots_in(model, 100, 10**12) == room.MOST_SLOTS
+    assert_one_line(message_of(slots_in, model, 10**6, 1000), "MB", "memory")
+    monkeypatch.setattr(room, "free_memory", lambda: 6 * size)
+    assert slots_in(model, 100) == 3
+
+
+def test_memory_of_a_container(monkeypatch):
+    assert 2**20 < room.free_memory() < 2**50
+    files = {"/proc/meminfo": "MemAvailable: 9000000 kB\n", "/sys/fs/cgroup/memory.max": "4000000\n",
+             "/sys/fs/cgroup/memory.current": "3000000\n"}
+    monkeypatch.setattr(room.Path, "exists", lambda self: str(self) in files)
+    monkeypatch.setattr(room.Path, "read_text", lambda self: files[str(self)])
+    assert room.free_memory() == 1_000_000
+
+
+def test_generate_batch(model):
+    prompts = [random_ids(n, n) for n in (3, 500, 40)]
+    batched = generate_batch(model, prompts, 12, seed=5, eos_token_ids=range(0, 320, 40), temperature=1.0)
+    assert batched == [list(qwen3.generate(model, prompt, 12, 5 + i, range(0, 320, 40), temperature=1.0))
+                       for i, prompt in enumerate(prompts)]
+    assert generate_batch(model, []) == []
+    assert_one_line(message_of(generate_batch, model, [[1], []]), "empty")
+    assert_one_line(message_of(generate_batch, model, [[1]], seed=-1), "seed")

@@ -1,0 +1,503 @@
+"""qwen3.load_model and qwen3_lib/io/models.py: a sound folder is read exactly; a damaged one is refused in one line."""
+import copy
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+
+import qwen3
+from configs import BASE, SHARED, TINY, YARN, transformers_5
+from fuzzing import (DTYPES, another_shape, any_json, any_number, any_shape, any_text, change, copy_files, damaged,
+                     deep_text, fuzz, write_new)
+from helpers import (HUGE_INT, REMOVED, assert_one_line, edit_json, message_of, read_safetensors, with_tensors,
+                     works_or_refused, write_safetensors)
+from make_random_model import make_random_model
+from qwen3_lib.io.models import Checkpoint
+from qwen3_lib.io.rope import stretched, with_yarn
+
+pytestmark = [pytest.mark.core, pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")]
+MLP, NORM = "model.layers.0.mlp.up_proj.weight", "model.layers.0.self_attn.q_norm.weight"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+@pytest.fixture
+def small(tiny, tmp_path):
+    """A copy of a model that loads in a millisecond, for the test to break."""
+    return shutil.copytree(tiny, tmp_path / "model")
+
+
+def logits_of(path):
+    model = qwen3.load_model(path)
+    return qwen3.forward(model, [1, 2, 3], qwen3.KVCache(model.config))
+
+
+def config_of(folder, **changes):
+    """The Config of a folder whose config.json is BASE with changes."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(BASE))
+    edit_json(folder / "config.json", changes)
+    return Checkpoint(folder).config()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The folder
+# ----------------------------------------------------------------------------------------------------------------------
+
+def test_a_folder_without_a_model(tmp_path):
+    assert "no where" in message_of(qwen3.load_model, tmp_path / "no\nwhere")
+    assert "config.json" in message_of(qwen3.load_model, tmp_path)
+    (tmp_path / "notes.txt").write_text("x")
+    assert "notes.txt" in message_of(qwen3.load_model, tmp_path)
+    assert "notes.txt" in message_of(qwen3.load_model, tmp_path / "notes.txt")
+    message_of(qwen3.load_model, tmp_path / ("x" * 300))
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+@pytest.mark.parametrize("how", ["missing", "a folder", "a link to nothing"])
+def test_a_file_that_is_not_there(small, name, how):
+    (small / name).unlink()
+    if how == "a folder":
+        (small / name).mkdir()
+    elif how == "a link to nothing":
+        (small / name).symlink_to("../../blobs/gone")
+    assert name in message_of(qwen3.load_model, small)
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"3", b"\xff\xfe{", b"[" * 100_000,
+                                     b'{"a": ' + b"9" * 5000 + b"}"],
+                         ids=lambda content: repr(content[:8]))
+def test_a_file_that_is_no_json_object(small, name, content):
+    (small / name).write_bytes(content)
+    assert name in message_of(qwen3.load_model, small)
+
+
+def test_links_are_followed_and_nothing_is_written(small, tmp_path):
+    """As in the hub's cache; the folder may lie on a read-only disk."""
+    links = tmp_path / "links"
+    links.mkdir()
+    for file in small.iterdir():
+        (links / file.name).symlink_to(file)
+    before = {file.name: file.stat().st_mtime_ns for file in small.iterdir()}
+    assert np.array_equal(logits_of(links), logits_of(small))
+    assert {file.name: file.stat().st_mtime_ns for file in small.iterdir()} == before
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Tensors
+# ----------------------------------------------------------------------------------------------------------------------
+
+def entry(**changes):
+    """A damage: other fields in the header for one tensor, the data as before."""
+    return lambda header, data: (header | {MLP: header[MLP] | changes}, data)
+
+
+def gap(header, data):
+    """Bytes in the middle that belong to no tensor."""
+    begin = header[MLP]["data_offsets"][0]
+    for each in header.values():
+        if each.get("data_offsets", [0])[0] >= begin > 0:
+            each["data_offsets"] = [offset + 8 for offset in each["data_offsets"]]
+    return header, data[:begin] + bytes(8) + data[begin:]
+
+
+DAMAGES = {  # (header, data) -> what is written instead
+    "cut": lambda header, data: (header, data[:-1]), "no data": lambda header, data: (header, b""),
+    "more data than listed": lambda header, data: (header, data + bytes(16)),
+    "header is no JSON": lambda header, data: (b"x" * 64, data),
+    "header is a list": lambda header, data: (b"[1]", data),
+    "header is no UTF-8": lambda header, data: (b'{"\xff": 1}', data), "no header": lambda header, data: (b"", data),
+    "header cut": lambda header, data: (json.dumps(header).encode()[:-5], data),
+    "deep header": lambda header, data: (b"[" * 100_000, data),
+    "entry is a number": lambda header, data: (header | {MLP: 3}, data), "gap": gap,
+    "no dtype": entry(dtype=None), "unknown dtype": entry(dtype="F31"), "shape is a number": entry(shape=256),
+    "shape is negative": entry(shape=[-16, -16]), "shape is fractional": entry(shape=[16.0, 16.0]),
+    "shape overflows": entry(shape=[2**63, 2, 2**63]), "shape says more": entry(shape=[16, 17]),
+    "offsets past the end": entry(data_offsets=[10**9, 10**9 + 1024]),
+    "offsets backwards": entry(data_offsets=[1024, 0]),
+    "offsets beyond 64 bits": entry(data_offsets=[2**70, 2**70 + 1024]), "three offsets": entry(data_offsets=[0, 1, 2]),
+    "overlapping": lambda header, data: (header | {MLP: header["model.layers.0.mlp.gate_proj.weight"]}, data),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_safetensors(small, damage):
+    file = small / "model.safetensors"
+    write_safetensors(file, *DAMAGES[damage](*read_safetensors(file)))
+    assert "model.safetensors" in message_of(qwen3.load_model, small)
+
+
+@pytest.mark.parametrize("length", [0, 1, 10**6, 2**31, 2**40, 2**63 - 1, 2**64 - 1])
+def test_a_lying_header_length(small, length):
+    file = small / "model.safetensors"
+    write_safetensors(file, *read_safetensors(file), length=length)
+    assert "model.safetensors" in message_of(qwen3.load_model, small)
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 7, b"\0" * 100, b"version https://git-lfs.github.com/spec/v1\n"])
+def test_a_file_that_is_no_safetensors(small, content):
+    (small / "model.safetensors").write_bytes(content)
+    assert "model.safetensors" in message_of(qwen3.load_model, small)
+
+
+@pytest.mark.parametrize("dtype, size", [("F64", 8), ("U8", 1), ("F8_E4M3", 1), ("I32", 4), ("BOOL", 1)])
+def test_numbers_of_another_type(small, dtype, size):
+    file = small / "model.safetensors"
+    header, data = read_safetensors(file)
+    other = {"dtype": dtype, "shape": [4], "data_offsets": [len(data), len(data) + 4 * size]}
+    write_safetensors(file, header | {"x": other}, data + bytes(4 * size))
+    assert dtype in message_of(qwen3.load_model, small)
+
+
+@pytest.mark.parametrize("changes, words", [
+    ({NORM: None}, [NORM, "missing"]), ({EMBEDDING: None}, [EMBEDDING, "missing"]),
+    ({MLP: np.zeros((16, 32))}, [MLP, "[16, 32]", "[16, 16]"]), ({NORM: np.zeros(9)}, [NORM, "[9]", "[8]"]),
+    ({NORM: np.zeros((8, 1))}, [NORM, "[8, 1]"]), ({NORM: np.zeros(())}, [NORM, "[]"]),
+    ({MLP: np.zeros((0, 16))}, [MLP, "[0, 16]"]), ({HEAD: np.zeros((3, 16))}, [HEAD, "[3, 16]"]),
+], ids=lambda value: next(iter(value)) if isinstance(value, dict) else "")
+def test_tensors_that_do_not_fit(small, changes, words):
+    with_tensors(small / "model.safetensors", changes)
+    assert_one_line(message_of(qwen3.load_model, small), *words)
+
+
+def test_more_tensors_than_needed_are_ignored(small):
+    before = logits_of(small)
+    others = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.zeros(4), "": np.ones(1)}
+    with_tensors(small / "model.safetensors", others)
+    assert np.array_equal(logits_of(small), before)
+
+
+@pytest.mark.parametrize("tied", [True, False, REMOVED], ids=["tied", "untied", "no flag"])
+@pytest.mark.parametrize("head", ["none", "copy", "another"])
+def test_the_head(small, tied, head):
+    """What the file holds counts; a copy of the embedding is not kept twice; an untied model needs a head."""
+    with_tensors(small / "model.safetensors", {})
+    header, data = read_safetensors(small / "model.safetensors")
+    embedding = np.frombuffer(data[slice(*header[EMBEDDING]["data_offsets"])], "<f4").reshape(-1, TINY["hidden_size"])
+    expected, other = logits_of(small), embedding[::-1]
+    with_tensors(small / "model.safetensors", {HEAD: {"none": None, "copy": embedding, "another": other}[head]})
+    edit_json(small / "config.json", {"tie_word_embeddings": tied})
+    if head == "none" and tied is False:
+        assert f"{HEAD} is missing" in message_of(qwen3.load_model, small)
+        return
+    assert np.allclose(logits_of(small), expected[::-1] if head == "another" else expected, atol=1e-6)
+    weights = qwen3.load_model(small).weights
+    assert (weights["lm_head"] is weights["embed_tokens"]) == (head == "none" or head == "copy" and tied is not False)
+
+
+def test_an_embedding_model_has_no_head(embedder):
+    """Whatever config.json says, as in Qwen3-Embedding-8B; and it gives no answers."""
+    for tied in (True, False):
+        edit_json(embedder / "config.json", {"tie_word_embeddings": tied})
+        assert "qwen3_embed.py" in message_of(qwen3.generate, qwen3.load_model(embedder), [1])
+
+
+@pytest.mark.parametrize("dtype, bits", [("bfloat16", 16), ("float16", 13)])
+def test_half_precision_files_are_read_exactly(tmp_path, dtype, bits):
+    """bfloat16 keeps the upper 16 bits of a float32, float16 leaves its lowest 13 bits zero."""
+    exact = qwen3.load_model(make_random_model(BASE, tmp_path / "exact", "float32")).weights["layers"][1]["down_proj"]
+    halved = qwen3.load_model(make_random_model(BASE, tmp_path / "half", dtype)).weights["layers"][1]["down_proj"]
+    assert halved.dtype == np.float32 and halved.flags.c_contiguous and not exact.flags.writeable  # still in its file
+    assert not (halved.view(np.uint32) & ((1 << bits) - 1)).any()
+    assert np.abs(halved - exact).max() <= np.abs(exact).max() * 2.0 ** (-8 if dtype == "bfloat16" else -11)
+
+
+def test_unaligned_float32_is_read_rightly(small):
+    """Some writers don't pad the header, so that the floats begin at an odd address."""
+    before, (header, data) = logits_of(small), read_safetensors(small / "model.safetensors")
+    raw = json.dumps(header).encode()
+    write_safetensors(small / "model.safetensors", raw + b" " * (1 - len(raw) % 2), data)
+    assert np.array_equal(logits_of(small), before)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Shards
+# ----------------------------------------------------------------------------------------------------------------------
+
+SHARDS = [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
+
+
+def test_shards(shards, tmp_path):
+    assert np.array_equal(logits_of(shards), logits_of(make_random_model(
+        json.loads((shards / "config.json").read_text()), tmp_path / "whole", "float32")))
+    content = (shards / SHARDS[2]).read_bytes()
+    (shards / SHARDS[2]).write_bytes(content[:-100])
+    assert SHARDS[2] in message_of(qwen3.load_model, shards)
+    (shards / SHARDS[2]).unlink()
+    assert SHARDS[2] in message_of(qwen3.load_model, shards)
+
+
+@pytest.mark.parametrize("weight_map", [[], [1], "x", 5, {"model.norm.weight": 5},
+                                        {"model.norm.weight": "\0.safetensors"}, {"model.norm.weight": ""}, {"model.norm.weight": ["x"]}, {"": ".."}], ids=repr)
+def test_a_broken_index(shards, weight_map):
+    edit_json(shards / "model.safetensors.index.json", {"weight_map": weight_map})
+    message_of(qwen3.load_model, shards)
+
+
+def test_an_index_does_not_lead_out_of_the_folder(shards, tmp_path):
+    """Even if the file that it names is sound."""
+    (shards / SHARDS[0]).rename(tmp_path / SHARDS[0])
+    index = shards / "model.safetensors.index.json"
+    for path in (f"../{SHARDS[0]}", str(tmp_path / SHARDS[0])):
+        index.write_text(index.read_text().replace(f'"{SHARDS[0]}"', json.dumps(path)))
+        assert str(shards / SHARDS[0]) in message_of(qwen3.load_model, shards)
+        index.write_text(index.read_text().replace(json.dumps(path), f'"{SHARDS[0]}"'))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# config.json
+# ----------------------------------------------------------------------------------------------------------------------
+
+WRONG = [REMOVED, None, True, 0, -1, "16", [], [16], {}, math.nan, math.inf]
+
+
+@pytest.mark.parametrize("key", [*qwen3.SIZES, "rms_norm_eps", "rope_theta"])
+def test_config_numbers(tmp_path, key):
+    accepted = (0,) if key == "rms_norm_eps" else ()
+    for value in [*WRONG, *([1.5, 16.0] if key in qwen3.SIZES else [HUGE_INT, 1e300])]:
+        if value not in accepted:
+            assert_one_line(message_of(config_of, tmp_path, **{key: value}), "config.json", key)
+    for theta in WRONG if key == "rope_theta" else ():  # as transformers 5 writes it
+        rope = {"rope_type": "default", "rope_theta": theta}
+        assert key in message_of(config_of, tmp_path, rope_theta=REMOVED, rope_parameters={
+            name: value for name, value in rope.items() if value is not REMOVED})
+
+
+@pytest.mark.parametrize("changes", [
+    {"architectures": ["LlamaForCausalLM"]}, {"architectures": ["Qwen3ForCausalLM", "Qwen3ForSequenceClassification"]},
+    {"model_type": "llama"}, {"model_type": "qwen2"}, {"model_type": ["qwen3"]}, {"hidden_act": "gelu"},
+    {"attention_bias": True}, {"attention_bias": "false"}, {"use_sliding_window": True}, {"use_qk_norm": False},
+    {"layer_types": ["full_attention", "sliding_attention"]}, {"layer_types": 3}, {"architectures": [["x"]]},
+    {"partial_rotary_factor": 0.5}, {"is_causal": False}, {"quantization_config": {"quant_method": "hqq"}},
+    {"rope_scaling": {"type": "linear", "factor": 2.0}}, {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+    {"rope_scaling": {"rope_type": ["yarn"]}}, {"rope_scaling": "yarn"}, {"rope_scaling": [4.0]},
+    {"rope_scaling": True},
+    {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5}},
+    {"num_attention_heads": 4, "num_key_value_heads": 3}, {"head_dim": 15}, {"num_hidden_layers": 10**9},
+    {"eos_token_id": "<|im_end|>"}, {"eos_token_id": -1}, {"eos_token_id": 1.5}, {"eos_token_id": [1, "x"]},
+    {"eos_token_id": True}, {"eos_token_id": {"a": 1}},
+    *({"rope_scaling": YARN | change} for change in (
+        {"factor": None}, {"factor": 0}, {"factor": math.nan}, {"factor": "4"}, {"factor": HUGE_INT}, {"beta_slow": 0},
+        {"original_max_position_embeddings": -1}, {"original_max_position_embeddings": [64]}, {"beta_fast": "32"},
+        {"beta_fast": 1, "beta_slow": 1}, {"attention_factor": -1.0}, {"mscale": 1.0}, {"truncate": False})),
+], ids=str)
+def test_what_would_be_computed_otherwise_is_refused(tmp_path, changes):
+    (tmp_path / "model").mkdir()
+    message = message_of(lambda: (config_of(tmp_path / "model", **changes), Checkpoint(tmp_path / "model").stored()))
+    assert any(str(word) in message for key, value in changes.items()
+               for word in (key, *(value if isinstance(value, dict) else ()), "RoPE", "rope", "'hqq'"))
+
+
+def test_keys_that_change_nothing_are_accepted(tmp_path):
+    expected = config_of(tmp_path)
+    for changes in ({"surprise": 7}, {"use_mamba": None}, {"layer_types": ["full_attention"] * 3}, {"mlp_bias": False},
+                    {"rope_scaling": {"rope_type": "default"}}, {"partial_rotary_factor": 1},
+                    {"architectures": REMOVED}):
+        assert config_of(tmp_path, **changes) == expected
+
+
+OFFICIAL = {  # hidden, intermediate, layers, heads, KV heads, tied
+    "0.6B": (1024, 3072, 28, 16, 8, True), "1.7B": (2048, 6144, 28, 16, 8, True), "4B": (2560, 9728, 36, 32, 8, True),
+    "8B": (4096, 12288, 36, 32, 8, False), "14B": (5120, 17408, 40, 40, 8, False),
+    "32B": (5120, 25600, 64, 64, 8, False), "30B": (2048, 6144, 48, 32, 4, False),
+    "235B": (4096, 12288, 94, 64, 4, False), "480B": (6144, 8192, 62, 96, 8, False)}
+EXPERTS = {"30B": (128, 8, 768), "235B": (128, 8, 1536), "480B": (160, 8, 2560)}
+FILES = [file for folder in ("configs", "configs_resaved") for file in sorted((SHARED / folder).glob("*.json"))]
+
+
+@pytest.mark.skipif(not FILES, reason=f"no official configs at {SHARED}")
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_official_configs(tmp_path, file):
+    """Every size loads with its sizes, in every dialect."""
+    shutil.copy(file, tmp_path / "config.json")
+    config, raw = Checkpoint(tmp_path).config(), json.loads(file.read_text())
+    size = next(size for size in OFFICIAL if size in file.stem.replace(".transformers", "-").split("-"))
+    tied = OFFICIAL[size][5] and "Embedding-8B" not in file.stem
+    assert (config.hidden_size, config.intermediate_size, config.num_hidden_layers, config.num_attention_heads,
+            config.num_key_value_heads, config.tie_word_embeddings) == (*OFFICIAL[size][:5], tied)
+    assert (config.head_dim, config.rms_norm_eps, config.vocab_size) == (128, 1e-6, raw["vocab_size"])
+    experts = (config.num_experts, config.num_experts_per_tok, config.moe_intermediate_size)
+    assert experts == EXPERTS.get(size, (0, 0, 0)) and config.norm_topk_prob == (size in EXPERTS)
+    assert config.sparse_layers == (tuple(range(config.num_hidden_layers)) if size in EXPERTS else ())
+    assert config.eos_token_ids == (raw["eos_token_id"],) and config.context_length == raw["max_position_embeddings"]
+    longer = any(name in file.stem for name in ("Coder", "A3B-Instruct", "A3B-Thinking"))
+    assert config.rope_theta == (1e7 if longer else 5e6 if "2507" in file.stem else 1e6)
+    if "rope_parameters" not in raw:
+        (tmp_path / "config.json").write_text(json.dumps(transformers_5(raw | {"torch_dtype": "bfloat16"})))
+        assert Checkpoint(tmp_path).config() == config
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# YaRN
+# ----------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("d, theta, length, factor", [
+    (64, 1e6, 32768, 4.0), (128, 1e6, 32768, 4.0), (32, 1e4, 4096, 16.0)])
+def test_yarn_matches_peng_2023(d, theta, length, factor):
+    """Section 3.2 with alpha = 1 and beta = 32: r, the turns of a pair within the original length, decides.
+
+    Pairs with r > beta keep their frequency, pairs with r < alpha have it divided by the factor. Between them the
+    paper's formula is linear in r; its code, for which checkpoints are made, is linear in the index of the pair.
+    Section 3.4: q and k are scaled by 0.1 ln(factor) + 1.
+    """
+    plain = qwen3.Config(1, 1, 1, 1, 1, 1, d, 40960, 1e-6, theta, True)
+    config = with_yarn(plain, {"factor": factor, "original_max_position_embeddings": length}, "config.json")
+    low = math.floor(d * math.log(length / (2 * math.pi * 32)) / (2 * math.log(theta)))
+    high = math.ceil(d * math.log(length / (2 * math.pi)) / (2 * math.log(theta)))
+    cases = set()
+    for i, frequency in enumerate(config.rope_frequencies):
+        plain = theta ** (-2 * i / d)
+        turns = length * plain / (2 * math.pi)
+        case = "kept" if turns > 32 else "divided" if turns < 1 else "blended"
+        ramp = {"kept": 0, "divided": 1}.get(case, (i - low) / (high - low))
+        assert frequency == pytest.approx((1 - ramp) * plain + ramp * plain / factor, rel=1e-5)
+        cases.add(case)
+    assert cases == {"kept", "blended", "divided"} and len(config.rope_frequencies) == d // 2
+    assert config.rope_factor == pytest.approx(0.1 * math.log(factor) + 1)
+    assert config.context_length == max(40960, factor * length)
+
+
+def test_the_context_that_yarn_gives(tmp_path):
+    """At least the one in config.json: a stretch to less does not shorten it. 32,768 of Qwen3's 40,960 were trained."""
+    for rope, length in (({"factor": 4.0, "original_max_position_embeddings": 64}, 512), ({"factor": 2.0}, 1024),
+                         ({"factor": 4.0, "original_max_position_embeddings": 1000}, 4000)):
+        assert config_of(tmp_path, rope_scaling={"rope_type": "yarn"} | rope).context_length == length
+    assert config_of(tmp_path, rope_scaling=YARN | {"attention_factor": 1.25}).rope_factor == 1.25
+    assert stretched(config_of(tmp_path), 3).context_length == 1536
+    config = config_of(tmp_path, max_position_embeddings=40960)
+    assert stretched(config, 1.125).context_length == 40960 and stretched(config, 4).context_length == 131072
+    assert "already" in message_of(stretched, stretched(config, 4), 2)
+    assert stretched(config, 4) == config_of(tmp_path, max_position_embeddings=40960, rope_scaling=YARN | {
+        "original_max_position_embeddings": 32768})
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# generation_config.json
+# ----------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("changes", [
+    {"temperature": "hot"}, {"temperature": -1}, {"temperature": math.nan}, {"temperature": []},
+    {"temperature": HUGE_INT}, {"top_k": -3}, {"top_k": 2.5}, {"top_k": "50"}, {"top_k": True}, {"top_p": 1.5}, {"top_p": {}}, {"min_p": 2},
+    {"repetition_penalty": 0}, {"presence_penalty": math.inf}, {"max_new_tokens": 0}, {"max_new_tokens": 1.5},
+    {"max_new_tokens": "20"}, {"max_new_tokens": True}, {"eos_token_id": "x"}, {"eos_token_id": [1, None]},
+], ids=str)
+def test_generation_config_values(small, changes):
+    (small / "generation_config.json").write_text(json.dumps({"do_sample": True} | changes))
+    assert_one_line(message_of(qwen3.load_model, small), "generation_config.json", *changes)
+
+
+def test_defaults_of_a_checkpoint(small):
+    """As in transformers: greedy without do_sample, with it top_k 50 and temperature 1 unless given."""
+    file = small / "generation_config.json"
+    settings = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95}
+    edit_json(small / "config.json", {"eos_token_id": 9})
+    for values, sampling, ends, longest in (
+            (settings | {"eos_token_id": [5, 7], "max_new_tokens": 3, "num_beams": 1}, (0.6, 20, 0.95), (5, 7), 3),
+            ({"do_sample": True, "top_p": None}, (1.0, 50, 1.0), (9,), None),
+            (settings | {"do_sample": False}, (0, 20, 0.95), (9,), None),
+            ({"eos_token_id": 3}, (0, 0, 1.0), (3,), None)):
+        file.write_text(json.dumps(values))
+        model = qwen3.load_model(small)
+        assert (model.sampling, model.eos_token_ids, model.max_new_tokens) == (qwen3.Sampling(*sampling), ends, longest)
+        if longest:
+            assert len(list(qwen3.generate(model, [1, 2], temperature=0, eos_token_ids=()))) == longest
+    file.unlink()
+    assert qwen3.load_model(small).sampling == qwen3.Sampling()
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason=f"no official files at {SHARED}")
+@pytest.mark.parametrize("folder, sampling, ends", [
+    ("tokenizer", (0.6, 20, 0.95), (151645, 151643)), ("tokenizer_base", (0,), (151643,)),
+    ("tokenizer_instruct_2507", (0.7, 20, 0.8), (151645, 151643))])
+def test_official_defaults(small, folder, sampling, ends):
+    """A base model continues greedily and ends on <|endoftext|>; instruct models end on <|im_end|> as well."""
+    shutil.copy(SHARED / folder / "generation_config.json", small)
+    model = qwen3.load_model(small)
+    assert (model.sampling, model.eos_token_ids) == (qwen3.Sampling(*sampling), ends)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# At random
+# ----------------------------------------------------------------------------------------------------------------------
+
+def changed_header(rng, header, n_data):
+    """One change to a header that its bytes still fit, or to any of its fields."""
+    name = rng.choice([name for name in header if name != "__metadata__"])
+    what, about = rng.choice(["empty", "same size", "dtype", "shape", "offsets", "swap", "rename", "any"]), header[name]
+    if what == "empty":  # a tensor without elements takes no bytes, so any shape would fit
+        header[rng.choice([name, any_text(rng)])] = {"dtype": rng.choice(DTYPES[:3]), "shape": [0, *any_shape(rng)],
+                                                     "data_offsets": [n_data, n_data]}
+    elif what == "swap":
+        other = rng.choice([name for name in header if name != "__metadata__"])
+        header[name], header[other] = header[other], header[name]
+    elif what == "rename":
+        header[any_text(rng)] = header.pop(name)
+    elif what == "any" or not isinstance(about, dict):
+        change(rng, header)
+    else:
+        about |= {"same size": lambda: {"shape": another_shape(rng, about.get("shape"))},
+                  "dtype": lambda: {"dtype": rng.choice(DTYPES)}, "shape": lambda: {"shape": any_shape(rng)},
+                  "offsets": lambda: {"data_offsets": [any_number(rng), rng.randint(0, n_data)]}}[what]()
+
+
+@fuzz(250)
+def test_any_safetensors(rng, tiny, tiny_model, scratch):
+    """What is accepted is what the header says, byte for byte, from within the file."""
+    header, data = read_safetensors(tiny / "model.safetensors")
+    header = copy.deepcopy(header)
+    for _ in range(rng.choice([1, 1, 1, 2, 3])):
+        changed_header(rng, header, len(data))
+    raw = deep_text(rng, json.dumps(header)).encode()
+    raw = damaged(rng, raw) if rng.random() < 0.2 else raw + b" " * rng.choice([0, -len(raw) % 8, 1])
+    length = rng.choice([None] * 9 + [len(raw) + rng.randint(-9, 9), rng.randrange(2**64)])
+    copy_files(tiny, scratch)
+    file = scratch / "model.safetensors"
+    file.unlink()
+    write_safetensors(file, raw, data[:rng.choice([len(data)] * 9 + [rng.randrange(len(data))])], length)
+    tensors = works_or_refused(qwen3.map_safetensors, file)
+    loaded = works_or_refused(qwen3.load_model, scratch)
+    if tensors is None:
+        assert loaded is None
+        return False
+    said, content = json.loads(raw[:length]), file.read_bytes()
+    for name, tensor in tensors.items():
+        begin, end = (8 + len(raw[:length]) + offset for offset in said[name]["data_offsets"])
+        assert tensor.data.tobytes() == content[begin:end] and list(tensor.shape) == said[name]["shape"]
+    if loaded is not None:
+        assert loaded.weights["embed_tokens"].shape == tiny_model.weights["embed_tokens"].shape
+    return True
+
+
+ROPE_KEYS = ["rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "attention_factor",
+             "beta_fast", "beta_slow", "truncate"]
+
+
+@fuzz(400)
+def test_any_json_files(rng, tiny, scratch):
+    """From a folder with a few changes in one of its JSON files to a token."""
+    copy_files(tiny, scratch)
+    name = rng.choice(["config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json"])
+    raw = json.loads((tiny / name).read_bytes())
+    for _ in range(rng.choice([1, 1, 1, 2, 3])):
+        if name == "config.json" and rng.random() < 0.3:
+            rope = dict(YARN) if rng.random() < 0.7 else {}
+            rope |= {key: rng.choice([any_number(rng), rng.uniform(1, 64), "yarn", "default", any_json(rng)])
+                     for key in rng.sample(ROPE_KEYS, rng.randint(0, 2))}
+            raw[rng.choice(["rope_scaling", "rope_parameters"])] = rope
+        elif name == "generation_config.json" or rng.random() < 0.3:
+            keys = [*raw, *qwen3.ONLY, *qwen3.Sampling.__dataclass_fields__, "max_new_tokens", "eos_token_id"]
+            raw[rng.choice([*keys, any_text(rng)])] = rng.choice([any_json(rng), any_number(rng), rng.random(), rng.randint(0, 60)])
+        else:
+            change(rng, raw)
+    text = deep_text(rng, json.dumps(raw)).encode("utf-8", "surrogatepass")
+    write_new(scratch / name, damaged(rng, text) if rng.random() < 0.2 else text)
+
+    def answer():
+        model = qwen3.load_model(scratch)
+        prompt = model.tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}])
+        return [list(qwen3.generate(model, model.tokenizer.encode(prompt), 1, seed=1))]
+
+    with np.errstate(all="ignore"):
+        return works_or_refused(answer) is not None

@@ -1,0 +1,129 @@
+"""qwen3.py and tokenizer_utils.py, copied alone beside a model folder, with four packages: a program and a library."""
+import json
+import os
+import shutil
+import subprocess
+import venv
+from importlib.metadata import files
+
+import pytest
+
+import qwen3
+from configs import CASES, CLI_CONFIG, FRANCE, PARIS, ROOT
+from helpers import assert_one_line
+from make_random_model import make_random_model
+
+PACKAGES = ("numpy", "safetensors", "tokenizers", "jinja2", "markupsafe")  # jinja2 imports markupsafe
+GOLDEN = json.loads((ROOT / "tests/golden.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory):
+    """A Python that finds these packages, in the versions of this environment, and nothing else."""
+    folder = tmp_path_factory.mktemp("four packages")
+    venv.create(folder, with_pip=False, symlinks=True)
+    [site_packages] = folder.glob("lib/python*/site-packages")
+    for package in PACKAGES:
+        for file in files(package):
+            link = site_packages / file.parts[0]
+            if file.parts[0] != ".." and not link.exists():
+                link.symlink_to(file.locate().parents[len(file.parts) - 1] / file.parts[0])
+    return folder / "bin/python"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Two files, and the bundled model in `model`."""
+    folder = tmp_path_factory.mktemp("two files")
+    for name in ("qwen3.py", "tokenizer_utils.py"):
+        shutil.copy(ROOT / name, folder)
+    (folder / "model").mkdir()
+    for name in ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(ROOT / "demo" / name, folder / "model")
+    return folder
+
+
+def run(python, folder, *args) -> subprocess.CompletedProcess:
+    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "QWEN3_MODEL")}
+    return subprocess.run([python, *args], cwd=folder, env=clean, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                          timeout=120)
+
+
+def answer(python, folder, *args) -> str:
+    done = run(python, folder, "qwen3.py", "--model", "model", *args)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_environment_has_exactly_these_packages(python, folder):
+    program = "from importlib.metadata import distributions; print(*(d.name.lower() for d in distributions()))"
+    assert sorted(run(python, folder, "-c", program).stdout.split()) == sorted(PACKAGES)
+
+
+def test_a_prompt_is_answered(python, folder):
+    thought = answer(python, folder, FRANCE)
+    assert thought.endswith(PARIS) and len(thought) > len(PARIS)
+    assert answer(python, folder, "--no-think", FRANCE) == PARIS
+    assert {path.name for path in folder.iterdir()} - {"__pycache__"} == {"qwen3.py", "tokenizer_utils.py", "model"}
+
+
+def test_the_options(python, folder, demo):
+    hot = ("--temperature", "3", "--max-tokens", "12", "--no-think")
+    assert answer(python, folder, *hot, "--top-k", "1", FRANCE) == PARIS
+    assert answer(python, folder, *hot, "--top-p", "0.000001", FRANCE) == PARIS
+    drawn = answer(python, folder, *hot, "--seed", "8", FRANCE)
+    assert drawn == answer(python, folder, *hot, "--seed", "8", FRANCE) != answer(python, folder, *hot, "--seed", "7", FRANCE)
+    assert drawn.startswith(answer(python, folder, *hot, "--max-tokens", "3", "--seed", "8", FRANCE).rstrip("\n"))
+    messages = [{"role": "system", "content": "Talk like a pirate."}, {"role": "user", "content": FRANCE}]
+    told = qwen3.chat(demo, messages, temperature=3, seed=8, max_new_tokens=12, enable_thinking=False).finish().text
+    assert answer(python, folder, *hot, "--seed", "8", "--system", "Talk like a pirate.", FRANCE).strip() == told.strip()
+    assert told.strip() != drawn.strip()
+
+
+def test_what_needs_more_files_is_one_line(python, folder):
+    done = run(python, folder, "qwen3.py", "--model", "Qwen/Qwen3-0.6B", "Hello")
+    assert done.returncode and not done.stdout
+    assert_one_line(done.stderr, "Qwen/Qwen3-0.6B")
+
+
+LIBRARY = """\
+import json
+import sys
+
+from qwen3 import KVCache, chat, forward, generate, load_model
+
+found = []
+for name, prompt in json.load(open("questions.json")):
+    model = load_model(name)
+    logits = forward(model, prompt, KVCache(model.config))
+    ids = generate(model, prompt, 16, temperature=0, eos_token_ids=())
+    found.append([[float(x) for x in logits[:8]], list(ids)])
+json.dump(found, open("found.json", "w"))
+reply = chat(load_model("model"), "What is the capital of France?", enable_thinking=False)
+print("".join(reply).strip())
+print(*sorted({name.split(".")[0] for name in sys.modules} & {"qwen3_lib", "huggingface_hub", "numba", "tqdm"}))
+"""
+
+
+def test_as_a_library_it_computes_the_numbers_of_transformers(python, folder):
+    """The bundled model, and random ones with one to three shards in bf16, f16 and f32: golden.json is by transformers."""
+    questions, expected = [("model", GOLDEN["demo"][0]["prompt"])], [GOLDEN["demo"][0]]
+    for i, (name, (config, dtype, shards)) in enumerate(CASES.items()):
+        if qwen3.Folder(make_random_model(config, folder / "random" / str(i), dtype, shards)).is_plain():
+            expected.append(GOLDEN["random"][name])
+            questions.append((f"random/{i}", expected[-1]["prompt"]))
+    assert len(questions) > 8
+    (folder / "questions.json").write_text(json.dumps(questions))
+    done = run(python, folder, "-c", LIBRARY)
+    assert (done.returncode, done.stdout.splitlines(), done.stderr) == (0, [PARIS.strip(), ""], "")
+    for (logits, ids), case in zip(json.loads((folder / "found.json").read_text()), expected, strict=True):
+        assert ids == case["greedy"][:16]
+        for one, other in zip(logits, case.get("logits", ())):
+            assert abs(one - other) < 1e-4 * case["spread"]
+
+
+@pytest.mark.parametrize("dtype, shards", [("bfloat16", 1), ("float16", 2), ("float32", 3)])
+def test_a_sharded_folder_from_the_command_line(python, folder, dtype, shards):
+    make_random_model(CLI_CONFIG, folder / dtype, dtype, shards)
+    done = run(python, folder, "qwen3.py", "--model", dtype, "--max-tokens", "5", "Hello")
+    assert (done.returncode, bool(done.stdout.strip())) == (0, True), done.stderr

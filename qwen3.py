@@ -231,7 +231,7 @@ class KVCache:
     [capacity] are the tokens, for comparison with a later prompt.
     """
     form = "f32"  # the number format; faster engines have caches with smaller ones
-    last = -1  # the token of a pass whose logits say how to go on
+    last = -1  # the row of a pass that the next token is drawn from; a cache of several sequences has one for each
 
     def __init__(self, config: Config, max_length: int | None = None):
         self.config, self.length = config, 0
@@ -598,21 +598,21 @@ def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every tensor of a checkpoint. A linear layer is stored as [outputs, inputs]."""
     d, q_size = config.hidden_size, config.num_attention_heads * config.head_dim
     kv_size = config.num_key_value_heads * config.head_dim
-    attention_: dict[str, tuple[int, ...]] = {
+    attention_shapes: dict[str, tuple[int, ...]] = {
         "input_layernorm": (d,), "self_attn.q_proj": (q_size, d), "self_attn.k_proj": (kv_size, d),
         "self_attn.v_proj": (kv_size, d), "self_attn.q_norm": (config.head_dim,),
         "self_attn.k_norm": (config.head_dim,), "self_attn.o_proj": (d, q_size), "post_attention_layernorm": (d,)}
 
-    def swiglu_(name: str, inner: int) -> dict[str, tuple[int, ...]]:
+    def swiglu_shapes(name: str, inner: int) -> dict[str, tuple[int, ...]]:
         return {f"{name}.gate_proj": (inner, d), f"{name}.up_proj": (inner, d), f"{name}.down_proj": (d, inner)}
 
     sparse: dict[str, tuple[int, ...]] = {"mlp.gate": (config.num_experts, d)}
     for expert in range(config.num_experts):
-        sparse |= swiglu_(f"mlp.experts.{expert}", config.moe_intermediate_size)
-    dense = swiglu_("mlp", config.intermediate_size)
+        sparse |= swiglu_shapes(f"mlp.experts.{expert}", config.moe_intermediate_size)
+    dense = swiglu_shapes("mlp", config.intermediate_size)
     names: dict[str, tuple[int, ...]] = {"model.embed_tokens": (config.vocab_size, d)}
     for i in range(config.num_hidden_layers):
-        layer = attention_ | (sparse if i in config.sparse_layers else dense)
+        layer = attention_shapes | (sparse if i in config.sparse_layers else dense)
         names |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
     names |= {"model.norm": (d,), "lm_head": (config.vocab_size, d)}
     return {f"{name}.weight": shape for name, shape in names.items()}
@@ -733,7 +733,8 @@ def load_weights(folder: Folder, config: Config) -> dict[str, Any]:
             place = place.setdefault("experts", {}).setdefault(int(parts[5]), {})
         place[parts[-2]] = to_float32(tensor)
     weights.setdefault("lm_head", weights["embed_tokens"])
-    # glibc keeps freed blocks up to the largest one freed so far; with no fresh pages per array, prefill is 1.12 x.
+    # glibc keeps freed blocks up to the size of the largest one freed so far. Arrays that reuse them need no new pages:
+    # prefill is 1.12 times as fast.
     np.empty(2**25 - 2**16, np.uint8)
     return weights
 

@@ -1,6 +1,6 @@
 """The words of the demo model's world: countries, names, nouns, cities, and strings that nobody has seen before.
 
-The lists are those of lists.py, which writes them when they are first needed.
+The lists come from lists.py, which writes them when they are first needed.
 """
 
 import json

@@ -90,7 +90,7 @@ class Completion(Wrapped, Iterator[str]):
         self.stop = StopTexts(texts, self.think_open_in_prompt) if (texts := checked_stop(stop)) else None
         self.decoder, self.text, self.streamed = StreamDecoder(model.tokenizer, skip_special_tokens=True), "", 0
         self.cached_tokens, self.times = 0, list[float]()
-        self.tokens: Any = None  # those of `run`
+        self.tokens: Any = None  # the iterator that `run` returns
         if cache is not None:
             self.begin(cache)
 

@@ -10,7 +10,7 @@ from qwen3_lib.answers.sequences import Wrapped
 
 
 class Lookup(Wrapped):
-    """A sequence that guesses up to n tokens behind the next one. What is drawn stays the same; there are fewer passes.
+    """A sequence that guesses up to n tokens behind the next one. The tokens drawn are the same, in fewer passes.
 
     The guess is the continuation of the text the last time its last few tokens occurred. A guess costs little, because
     one pass computes several tokens in hardly more time than one (where memory is the limit). Source: prompt lookup

@@ -28,21 +28,25 @@ import sys
 from collections.abc import Sequence
 
 from qwen3 import InputError, brief, checked_whole
+from qwen3_lib.app.cli import guarded
+from qwen3_lib.app.files import read_tools
+from qwen3_lib.app.jobs import Journal, description, run_job
+from qwen3_lib.app.options import (Parser, add_answer_options, add_engine_options, add_model_options, answer_options,
+                                   load)
+from qwen3_lib.app.records import Settings, open_source, request
+from qwen3_lib.app.terminal import note
 from qwen3_lib.batch.batch import Batch, generate_batch, slots_in
 
 __all__ = ["Batch", "generate_batch", "slots_in"]
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The command line
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- The command line ------------------------------------------------------------------------------------------------
 
 CONTEXT = 4096  # tokens of a prompt and its answer; each slot takes memory for all of them
 EXCLUDES = {"raw": ("system", "tools", "think", "think_budget"), "greedy": ("temperature",), "column": ("template",)}
 UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
-def make_parser() -> argparse.ArgumentParser:
-    from qwen3_lib.app.options import Parser, add_answer_options, add_engine_options, add_model_options
+def make_parser() -> Parser:
     parser = Parser(description="Answers a file of prompts. Each result is one line of JSON, written as soon as the "
                     "answer is finished. A job that was stopped goes on when you start it again.",
                     epilog="A record's own options override the options given here; these override the model's "
@@ -86,11 +90,6 @@ def checked_size(text: str | None) -> int | None:
 
 def run(args: argparse.Namespace) -> int:
     """Does what the options say -> exit status: 1 if there are records, and none of them was answered."""
-    from qwen3_lib.app.files import read_tools
-    from qwen3_lib.app.jobs import Journal, description, run_job
-    from qwen3_lib.app.options import answer_options, load
-    from qwen3_lib.app.records import Settings, open_source, request
-    from qwen3_lib.app.terminal import note
     options = answer_options(args) | {"logprobs": args.logprobs}
     given = {name: value for name, value in options.items() if value not in (None, ())}
     template = args.template if args.column is None else "{" + args.column + "}"
@@ -112,13 +111,9 @@ def run(args: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line -> exit status."""
-    from qwen3_lib.app.cli import guarded, shown
     parser = make_parser()
     args = parser.parse_args(argv)
-    for option, others in EXCLUDES.items():
-        for other in others:
-            if all(getattr(args, name) != parser.get_default(name) for name in (option, other)):
-                parser.error(f"--{option} does not go with {shown(other, args)}")
+    parser.check(args, EXCLUDES)
     return guarded(lambda: run(args))
 
 

@@ -28,6 +28,10 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from qwen3 import InputError, Model, brief, checked_whole, load_model
+from qwen3_lib.app.cli import guarded
+from qwen3_lib.app.files import read_text
+from qwen3_lib.app.options import Parser, add_engine_options, add_model_options, load, named_model
+from qwen3_lib.app.terminal import columns, print_json, to_stdout, write
 from qwen3_lib.batch.caches import Caches, copy_prefix
 from qwen3_lib.io.progress import progress
 
@@ -42,9 +46,7 @@ PREFIX = ("<|im_start|>system\nJudge whether the Document meets the requirements
 SUFFIX = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Embeddings and scores
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Embeddings and scores -------------------------------------------------------------------------------------------
 
 def embed(model: Model, texts: Iterable[str], instruction: str | None = None, dimensions: int | None = None,
           truncate: bool = False) -> np.ndarray:
@@ -118,12 +120,9 @@ def checked_texts(texts: Iterable[str], name: str = "text") -> list[str]:
     return texts
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The last hidden state of many texts
-#
+# ---- The last hidden state of many texts -----------------------------------------------------------------------------
 # The tokens of several texts go through the layers in one array, without padding. A beginning that all texts share,
 # such as an instruction and a query, is computed once.
-# ----------------------------------------------------------------------------------------------------------------------
 
 TOGETHER = 512  # tokens in one pass: enough for full speed of the matrix products
 POSITIONS = 4096  # positions in the KV caches of one pass: at most 0.9 GB in Qwen3-0.6B
@@ -187,12 +186,9 @@ def groups(lengths: Sequence[int], shared: int) -> Iterator[list[int]]:
         yield group
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The command line
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- The command line ------------------------------------------------------------------------------------------------
 
 def make_parser() -> argparse.ArgumentParser:
-    from qwen3_lib.app.options import Parser, add_engine_options, add_model_options
     parser = Parser(description="Reads texts from stdin, one per line, and writes one vector per text to stdout. With "
                     "--query, ranks documents by how well they answer the query.")
     add = parser.add_argument
@@ -209,37 +205,8 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def read_lines(name: str) -> list[str]:
-    """The lines of a file, or of stdin for "-". Raises InputError for no line, an empty line, and bytes not UTF-8."""
-    where = "stdin" if name == "-" else name
-    try:
-        with open(0 if name == "-" else name, encoding="utf-8-sig", newline="", closefd=name != "-") as file:
-            lines = [line.removesuffix("\r") for line in file.read().removesuffix("\n").split("\n")]
-    except UnicodeDecodeError as error:
-        raise InputError(f"{where}: not UTF-8 text: byte {error.start} is {error.object[error.start]:#x}") from error
-    except (OSError, ValueError) as error:  # ValueError: a NUL character in the name
-        raise InputError(f"{where}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    if lines == [""]:
-        raise InputError(f"{where}: there are no lines")
-    if empty := [i for i, line in enumerate(lines, 1) if not line or line.isspace()]:
-        others = f" and {len(empty) - 1} more" if len(empty) > 1 else ""
-        raise InputError(f"{where}: line {empty[0]}{others} of {len(lines)}: empty; leave out empty lines")
-    return lines
-
-
-def write_vectors(vectors: np.ndarray) -> None:
-    """Writes the array to stdout in the format of .npy files."""
-    try:
-        np.lib.format.write_array(sys.stdout.buffer, vectors, allow_pickle=False)
-        sys.stdout.buffer.flush()
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would complain again when it exits
-        raise InputError(f"the vectors could not be written to stdout: {error.strerror}") from error
-
-
 def print_ranking(documents: Sequence[str], scores: np.ndarray, as_json: bool) -> None:
     """Prints the documents in order of their scores; on a terminal, each as one line cut to the width."""
-    from qwen3_lib.app.terminal import columns, print_json, write
     if not as_json:
         write(f"{'RANK':>4}  {'SCORE':>7}  {'LINE':>6}  DOCUMENT\n")
     for rank, i in enumerate(np.argsort(-scores, kind="stable").tolist(), 1):
@@ -253,18 +220,18 @@ def print_ranking(documents: Sequence[str], scores: np.ndarray, as_json: bool) -
 
 def run(args: argparse.Namespace) -> int:
     """Does what the options say -> exit status."""
-    from qwen3_lib.app.options import load, named_model
-    from qwen3_lib.app.terminal import print_json
     if named_model(args) is None:
         raise InputError("no model is given; give one, such as --model Qwen/Qwen3-Embedding-0.6B")
     if args.query is None and not args.json and sys.stdout.isatty():
         raise InputError("a terminal can't show vectors; write them into a file (> vectors.npy), or give --json")
-    lines = read_lines("-" if args.documents is None else args.documents)
+    text, where = read_text(args.documents or "-"), args.documents or "stdin"
+    lines = checked_texts([line.removesuffix("\r") for line in text.split("\n")], f"{where}: line")
     model = load(args)
     if args.query is None:
         vectors = embed(model, lines, args.instruction, args.dimensions, args.truncate)
         if not args.json:
-            write_vectors(vectors)
+            with to_stdout():
+                np.lib.format.write_array(sys.stdout.buffer, vectors, allow_pickle=False)
         else:
             for line, vector in zip(lines, vectors):
                 print_json({"text": line, "vector": np.round(vector.astype(np.float64), 7).tolist()})
@@ -283,7 +250,6 @@ def run(args: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line -> exit status."""
-    from qwen3_lib.app.cli import guarded
     parser = make_parser()
     args = parser.parse_args(argv)
     if args.documents is not None and args.query is None:

@@ -24,6 +24,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from qwen3 import Engine, InputError, Model, Sampling
+from qwen3_lib.app.cli import guarded
+from qwen3_lib.app.models import readable_size
+from qwen3_lib.app.options import Parser, add_model_options, load, named_model
+from qwen3_lib.app.terminal import note, write
+from qwen3_lib.io.writing import write_whole
 from qwen3_lib.page.contents import Wish, contents
 from qwen3_lib.page.page import html
 
@@ -38,7 +43,6 @@ def inspect(model: Model, wish: Wish) -> str:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    from qwen3_lib.app.options import Parser, add_model_options
     parser = Parser(description="Writes one HTML file that shows how a Qwen3 model computes the answer to a prompt.")
     add = parser.add_argument
     add("prompt", help="the question for the model")
@@ -72,10 +76,6 @@ def check_target(file: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Writes the page -> exit status."""
-    from qwen3_lib.app.models import readable_size
-    from qwen3_lib.app.options import load, named_model
-    from qwen3_lib.app.terminal import note, write
-    from qwen3_lib.io.writing import write_whole
     compare = COMPARED if args.compare is None and named_model(args) is None else args.compare
     sampling = {name: getattr(args, name) for name in Sampling.__dataclass_fields__}
     wish = Wish(args.prompt, args.raw, args.think, args.max_tokens, sampling, args.seed, args.quantized, compare)
@@ -91,7 +91,6 @@ def run(args: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line -> exit status: 0; 1 for bad input, in one line; 2 for bad usage; 130 after Ctrl-C."""
-    from qwen3_lib.app.cli import guarded
     args = make_parser().parse_args(argv)
     return guarded(lambda: run(args))
 

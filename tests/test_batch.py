@@ -219,8 +219,7 @@ def test_refusals(model):
     batch = Batch(model, 2, 50)
     batch.add("a", [1, 2, 3], max_new_tokens=1000)
     for prompt, options, words in [([1] * 50, {}, ["50", "room"]), ([1] * 5000, {}, ["5000", "room"]), ([], {}, ["empty"]),
-                                   ([1], {"temperature": -1}, ["temperature"]),
-                                   ([1], {"cache": model.engine.new_cache(model.config)}, ["no option cache"])]:
+                                   ([1], {"temperature": -1}, ["temperature"])]:
         assert_one_line(message_of(batch.add, "b", prompt, **options), *words)
     assert_one_line(message_of(batch.add, "a", [1]), "'a'", "already")
     assert_one_line(message_of(batch.cancel, "b"), "'b'")

@@ -1,12 +1,11 @@
 """qwen3_lib/app/cli.py with random options and files: an answer, or one line that says why not."""
-import io
 import json
 import os
 
 import pytest
 
-from fuzzing import any_number, any_text, fuzz, in_child, run_cli
-from helpers import assert_one_line, filled_cache
+from fuzzing import any_number, any_text, fuzz, run_cli
+from helpers import filled_cache
 from qwen3_lib.app import files
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # no thread is used after the fork
@@ -114,23 +113,3 @@ def test_command_line(rng, tiny, odd_files, scratch):
         assert any(name in argument for argument in arguments), where
         (empty / name).unlink()
     return status == 0
-
-
-class Endless(io.RawIOBase):
-    """A pipe that never ends."""
-    taken = 0
-
-    def readable(self):
-        return True
-
-    def readinto(self, buffer):
-        self.taken += len(buffer)
-        assert self.taken < 2**28, "it reads without end"
-        return len(buffer)
-
-
-def test_endless_stdin(tiny):
-    """No more is read than a model could hold."""
-    status, out, err = in_child(lambda: run_cli(["--model", str(tiny), "Hi"], Endless()))
-    assert status == 1 and not out
-    assert_one_line(err, "stdin", "longer")

@@ -50,10 +50,10 @@ def test_lines_become_an_array(embedder):
     assert vectors.dtype == np.float32
 
 
-def test_only_a_line_feed_ends_a_line(tmp_path):
+def test_only_a_line_feed_ends_a_line(embedder):
     """Row i belongs to line i of `sed` and of editors."""
-    (tmp_path / "lines.txt").write_bytes("a\rb\r\nc\u2028d\x0ce\n".encode())
-    assert qwen3_embed.read_lines(str(tmp_path / "lines.txt")) == ["a\rb", "c\u2028d\x0ce"]
+    lines = output("--model", embedder, "--json", stdin="a\rb\r\nc\u2028d\x0ce\n").decode().removesuffix("\n").split("\n")
+    assert [json.loads(line)["text"] for line in lines] == ["a\rb", "c\u2028d\x0ce"]
 
 
 def test_json_lines(embedder):
@@ -104,8 +104,7 @@ def test_refusals(embedder, reranker, tmp_path, capsys, monkeypatch):
     assert "nowhere.txt: cannot be read" in message("--model", embedder, "--query", "a", "--documents", "nowhere.txt")
     documents = ["--query", "a", "--documents", lines]
     assert "no vectors" in message("--model", reranker, *documents, "--dimensions", 8)
-    for data, words in ((b"", "there are no lines"), (b"a\n \nb\n\n", "line 2 and 1 more of 4: empty"),
-                        (b"a\n\nb", "line 2 of 3: empty"), (b"a\xff", "not UTF-8 text: byte 1")):
+    for data, words in ((b"", "line is empty"), (b"a\n\nb", "line 2 is empty"), (b"a\xff", "not UTF-8 text: byte 1")):
         assert words in message("--model", embedder, *documents, data=data)
 
 

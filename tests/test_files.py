@@ -71,7 +71,7 @@ def test_files_that_cannot_be_read(capfd, tmp_path):
     (tmp_path / "system").write_text('[{"role": "system", "content": "y"}]')
     for arguments, words in [(["--file", tmp_path / "latin"], "UTF-8"), (["--file", tmp_path], "is a directory"),
                              (["--tools", tmp_path / "none", "Hello"], "no such file"),
-                             (["--system-file", "a\0b", "Hello"], "null"), (["--file", "/dev/zero"], "longer than"),
+                             (["--system-file", "a\0b", "Hello"], "null"),
                              (["--system", "x", "--messages", tmp_path / "system"], "has a system message")]:
         assert_cli_refuses(capfd, arguments, words)
 

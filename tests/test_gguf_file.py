@@ -203,7 +203,7 @@ def test_packed_formats_are_those_of_the_package(form):
     """Random bytes, NaN and infinity among the scales: the package's own dequantization gives the same numbers."""
     together = {name: n for name, n, _ in gguf_file.FORMATS.values()}[form]
     data = np.random.default_rng(0).integers(0, 256, (300, 512 // together * gguf_file.BLOCK_BYTES[form]), np.uint8)
-    tensor = gguf_file.tensor_of(gguf_file.TensorEntry(form, (300, 512), data), mmap.mmap(-1, 4096), "F32")
+    tensor = gguf_file.tensor_of(gguf_file.TensorEntry(form, (300, 512), data), mmap.mmap(-1, 4096))
     with np.errstate(all="ignore"):
         expected = gguf.dequantize(data, gguf.GGMLQuantizationType[form])
         assert np.array_equal(tensor.data, expected, equal_nan=True)

@@ -11,6 +11,7 @@ import qwen3
 from helpers import assert_one_line, message_of, patiently, works_or_refused
 from qwen3_lib.answers.completion import Completion
 from qwen3_lib.app import records
+from qwen3_lib.app.files import check_message
 from qwen3_lib.app.records import Settings, answered, id_of, open_source, parsed, refused, request, result_of
 from qwen3_lib.io.errors import InputError
 
@@ -174,7 +175,7 @@ def test_openai_tool_calls(demo, monkeypatch):
     assert call["type"] == "function" and call["function"]["name"] == "look" and call["id"]
     assert json.loads(call["function"]["arguments"]) == {"a": "蜜"}
     assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None
-    records.check_message(choice["message"], "the answer")  # fits into the next request
+    check_message(choice["message"], "the answer")  # fits into the next request
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -222,6 +223,9 @@ def test_csv(demo, tmp_path):
             chat_ids(demo, "Translate: " + row["text"])
     assert_one_line(message_of(open_source, str(file), None), "--column")
     assert_one_line(message_of(open_source, str(file), "Hello"), "no column in braces")
+    for separator in b",", b";", b"\t":  # Excel in Europe writes semicolons
+        data = b"\xef\xbb\xbf" + separator.join([b"id", b"text\r\n1", b'"a, b; c\td"\r\n'])
+        assert rows_of(file, data) == [{"id": "1", "text": "a, b; c\td"}]
     assert rows_of(file, b'id,text\n1,5" pipe\n\n2\n') == [{"id": "1", "text": '5" pipe'}, {"id": "2", "text": None}]
 
 
@@ -286,7 +290,7 @@ def test_templates(demo):
     assert request(demo, settings, {"a": "1", "temperature": "hot"}, 1) == plain
 
 
-@pytest.mark.parametrize("name, words", [("-", "stdin: not a regular file"), (".", "not a regular file"),
+@pytest.mark.parametrize("name, words", [("-", "-: not a regular file"), (".", "not a regular file"),
                                          ("nowhere.jsonl", "nowhere.jsonl: cannot be read: No such file"),
                                          ("/dev/null", "not a regular file")])
 def test_inputs_that_cannot_be(name, words):

@@ -160,11 +160,7 @@ class Chat:
             print_answer(completion, self.hide_thinking, status)
         finally:
             if completion.text or completion.finish_reason is not None:
-                answer = completion.answer
-                parts = {"content": answer.content, "reasoning_content": answer.reasoning,
-                         "tool_calls": answer.tool_calls}
-                given = {key: value for key, value in parts.items() if value or key == "content"}
-                self.messages = [*self.messages, {"role": "assistant"} | given]
+                self.messages = [*self.messages, completion.message]
         if cut := cut_note(completion, "max_tokens (/set)"):
             note(f"({cut})")
         if self.show_stats:
@@ -314,9 +310,7 @@ def as_number(key: str, text: str) -> float | int:
     return value
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The loop
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- The loop --------------------------------------------------------------------------------------------------------
 
 def run_chat(conversation: Chat) -> int:
     """Reads messages and commands until the end -> exit status: 1 if a piped line was refused."""

@@ -6,29 +6,25 @@ in one line; 2 for bad usage; 130 after Ctrl-C.
 import argparse
 import math
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from qwen3 import HERE, Engine, KVCache, Model, Sampling, __version__, chat, checked_whole
+from qwen3 import Sampling, __version__, chat
 from qwen3_lib.answers.completion import Completion
 from qwen3_lib.answers.score import score
 from qwen3_lib.app.chat import Chat, run_chat
 from qwen3_lib.app.files import load_prompt_cache, read_messages, read_text, read_tools, save_prompt_cache
 from qwen3_lib.app.models import print_models, readable_size, size_on_disk, verify_cached
 from qwen3_lib.app.options import (Parser, add_answer_options, add_engine_options, add_model_options, answer_options,
-                                   engine_of, load, named_model)
+                                   load, named_model, shown)
 from qwen3_lib.app.state import going_on, keep_conversation, kept_conversation
-from qwen3_lib.app.terminal import (OutputError, as_json, cut_note, logprob_objects, note, print_answer, print_json,
+from qwen3_lib.app.terminal import (as_json, cut_note, logprob_objects, note, print_answer, print_json,
                                     print_raw, statistics, write)
 from qwen3_lib.io.errors import InputError
 from qwen3_lib.io.hub import resolve_model
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Options
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Options ---------------------------------------------------------------------------------------------------------
 
 EXAMPLES = """\
 examples:
@@ -61,11 +57,12 @@ def make_parser() -> Parser:
         "on; needs --rope-factor")
     add("--rope-factor", type=float, metavar="X", help="stretch the context X times (Qwen recommends 4)")
     add_engine_options(parser)
-    add = parser.add_argument_group("what to do").add_argument
+    group = parser.add_argument_group("what to do")
+    group.add_argument("--continue", action="store_true", help="go on with the last conversation: answer the prompt; "
+                       "without a prompt, chat")
+    add = group.add_mutually_exclusive_group().add_argument
     add("--chat", action="store_true", help="have a conversation; /help in it lists its commands. On a terminal, a "
         "command without a prompt starts it, too")
-    add("--continue", action="store_true", help="go on with the last conversation: answer the prompt; without a "
-        "prompt, chat")
     add("--score", action="store_true", help="print how likely the model finds a text, in place of an answer: "
         "log-likelihood, number of tokens, perplexity; with --file, of each line")
     add("--list", action="store_true", help="list the models on this computer: name, size, and whether this program "
@@ -76,7 +73,7 @@ def make_parser() -> Parser:
         "there it loads faster")
     add("--compile", action="store_true", help="compile the fast engine for this CPU, and end: for an image that is "
         "read-only when it runs")
-    add("--version", action="store_true", help="print the version, and the git commit if there is one")
+    add("--version", action="version", version=f"qwen3 {__version__}", help="print the version")
     add = add_answer_options(parser)
     add("--hide-thinking", action="store_true", help="don't show the reasoning")
     add("--lookup", type=int, metavar="N", help="guess up to N tokens from the text so far, and check the guesses in "
@@ -94,43 +91,35 @@ def make_parser() -> Parser:
 # Option -> the options that have no effect with it.
 EXCLUDES = {
     "raw": ("system", "system_file", "messages", "tools", "think", "hide_thinking", "think_budget", "chat"),
-    "chat": ("score", "json", "logprobs", "prompt_cache"),
+    "chat": ("json", "logprobs", "prompt_cache"),
     "score": ("system", "system_file", "messages", "tools", "think", "hide_thinking", "think_budget", "max_tokens",
               "stop", "lookup", "logprobs", "stats", "prompt_cache", "greedy", *Sampling.__dataclass_fields__, "seed"),
     "continue": ("messages",),
     "greedy": ("temperature",),
     "system": ("system_file",),
 }
-# Option that answers nothing -> the options that have an effect with it.
-ALONE = {"list": {"model", "offline", "json", "fast"}, "verify": {"model", "offline", "fast"}, "compile": {"fast"},
-         "download": {"model", "fast"},
-         "save_quantized": {"model", "offline", "adapter", "fast", "quantize", "threads"}}
+ANSWER_NOTHING = ("list", "download", "verify", "save_quantized", "compile")
 
 
 def parse_arguments(parser: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
     """The options, as far as they can be checked without reading a file; exits with status 2 for bad usage."""
     args = parser.parse_args(argv)
     args.prompt = " ".join(args.prompt) if args.prompt else None  # tell me a story, without quotes
-    given = {name for name, value in vars(args).items() if value not in (None, [], parser.get_default(name))}
+    given = parser.given(args)
     if {"prompt", "prompt_option"} <= given:
         parser.error("there are two prompts, one of them given by -p")
     args.prompt = args.prompt if args.prompt_option is None else args.prompt_option
-    for option, others in EXCLUDES.items():
-        for other in others:
-            if {option, other} <= given:
-                parser.error(f"--{option} does not go with {shown(other, args)}")
+    parser.check(args, EXCLUDES)
     if {"rope_scaling", "rope_factor"} & given and not {"rope_scaling", "rope_factor"} <= given:
         parser.error("--rope-scaling yarn and --rope-factor X go together")
-    if args.version:
-        return args
-    if jobs := [job for job in ALONE if job in given]:
-        if rest := sorted(given - {jobs[0]} - ALONE[jobs[0]]):
-            parser.error(f"{shown(jobs[0], args)} does not go with {shown(rest[0], args)}")
-        return args
     asked = given & {"prompt", "prompt_option", "file", "messages"}
+    if given & {*ANSWER_NOTHING}:
+        if asked:
+            parser.error("a prompt does not go with " + shown(min(given & {*ANSWER_NOTHING}), args))
+        return args
     piped = sys.stdin is not None and not sys.stdin.isatty()
     if not asked and not args.chat:
-        if not piped and (sys.stdin is None or given & {"raw", *EXCLUDES["chat"]}):
+        if not piped and (sys.stdin is None or given & {"raw", "score", *EXCLUDES["chat"]}):
             parser.error("there is no prompt; give one, or --chat for a conversation")
         args.chat = not piped
     files = [args.file, args.system_file, args.messages, args.tools]
@@ -138,13 +127,6 @@ def parse_arguments(parser: Parser, argv: Sequence[str] | None) -> argparse.Name
         parser.error("only one option can read stdin")
     args.reads_stdin = args.prompt == "-" or piped and not args.chat and "-" not in files
     return args
-
-
-def shown(name: str, args: argparse.Namespace) -> str:
-    """An option in the form in which people type it."""
-    if name == "prompt":
-        return "a prompt"
-    return "--no-think" if name == "think" and not args.think else "--" + name.removesuffix("_option").replace("_", "-")
 
 
 def read_prompt(args: argparse.Namespace) -> str | None:
@@ -177,9 +159,7 @@ def read_conversation(args: argparse.Namespace) -> tuple[list[dict], list[dict] 
     return messages, tools
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What to do
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- What to do ------------------------------------------------------------------------------------------------------
 
 def answer(args: argparse.Namespace) -> None:
     """Loads the model, answers one prompt, and keeps the conversation for --continue."""
@@ -189,7 +169,8 @@ def answer(args: argparse.Namespace) -> None:
     model = load(args)
     if named_model(args) is None:
         hint("No --model given: the small bundled model answers. For Qwen's own: --model Qwen/Qwen3-0.6B")
-    cache, saved = open_prompt_cache(args.prompt_cache, model)
+    cache = None if args.prompt_cache is None else load_prompt_cache(model, args.prompt_cache)
+    n_saved = cache.length if cache is not None else 0
     if args.raw:
         given = {name: value for name, value in options.items() if value is not None}
         completion = Completion(model, model.tokenizer.encode(prompt), cache, **given)
@@ -204,7 +185,7 @@ def answer(args: argparse.Namespace) -> None:
         else:
             print_answer(completion, args.hide_thinking)
     finally:
-        if cache is not None and saved == completion.cached_tokens < len(completion.prompt_ids) - 1:
+        if cache is not None and n_saved == completion.cached_tokens < len(completion.prompt_ids) - 1:
             cache.truncate(min(cache.length, len(completion.prompt_ids)))
             save_prompt_cache(cache, model, args.prompt_cache)
     if not args.raw:
@@ -233,14 +214,6 @@ def report(completion: Completion, args: argparse.Namespace) -> None:
         note(statistics(completion, lookup=bool(args.lookup)))
 
 
-def open_prompt_cache(name: str | None, model: Model) -> tuple[KVCache | None, int]:
-    """(the KV cache in a file, how many positions it holds); an empty cache if there is no such file yet."""
-    if name is None:
-        return None, 0
-    cache = load_prompt_cache(model, name) if os.path.lexists(name) else model.engine.new_cache(model.config)
-    return cache, cache.length
-
-
 def print_scores(args: argparse.Namespace) -> None:
     """Prints log-likelihood, tokens and perplexity of the prompt, and of each line of --file.
 
@@ -254,13 +227,12 @@ def print_scores(args: argparse.Namespace) -> None:
         ids = model.tokenizer.encode(text)
         n, total = max(len(ids) - 1, 0), float(sum(score(model, ids))) if ids else 0.0
         mean = -total / n if n else math.inf
-        value = {"logprob": round(total, 4), "tokens": n,
-                 "perplexity": round(math.exp(mean), 4) if mean < 700 else None}  # beyond, it is no float
+        perplexity = math.exp(mean) if mean < 700 else None  # beyond, it is no float
         if args.json:
-            print_json(value | {"text": text})
+            print_json({"logprob": round(total, 4), "tokens": n,
+                        "perplexity": None if perplexity is None else round(perplexity, 4), "text": text})
         else:
-            perplexity = "-" if value["perplexity"] is None else f"{value['perplexity']:.4f}"
-            write(f"{total:.4f}\t{n}\t{perplexity}\t{text}\n")
+            write(f"{total:.4f}\t{n}\t{'-' if perplexity is None else f'{perplexity:.4f}'}\t{text}\n")
 
 
 def converse(args: argparse.Namespace) -> int:
@@ -273,11 +245,6 @@ def converse(args: argparse.Namespace) -> int:
     if model.embeds:  # before somebody types a question
         raise InputError(f"{model.path}: an embedding model gives vectors, not answers")
     return run_chat(Chat(model, messages, tools, args.think, args.hide_thinking, options, args.stats))
-
-
-def print_version(_args: argparse.Namespace) -> None:
-    """Prints the version, with the commit of a checkout."""
-    write(f"qwen3 {__version__}{f' ({name})' if (name := commit()) else ''}\n")
 
 
 def download(args: argparse.Namespace) -> None:
@@ -303,22 +270,9 @@ def compile_ahead(_args: argparse.Namespace) -> None:
     note(f"Compiled: {kept_kernels()}")
 
 
-def commit() -> str | None:
-    """The short name of the git commit in the folder of qwen3.py, or None if that is no checkout of its own."""
-    if not (HERE / ".git").exists():  # git would take the commit of a repository further up
-        return None
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    try:
-        done = subprocess.run(["git", "--git-dir", HERE / ".git", "rev-parse", "--short", "HEAD"], env=environment,
-                              stdin=subprocess.DEVNULL, capture_output=True, encoding="ascii", timeout=5)
-    except (OSError, ValueError, subprocess.SubprocessError):  # no git; not a commit's name; it hangs
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
-
-
 JOBS: dict[str, Callable[[argparse.Namespace], None]] = {
-    "version": print_version, "list": print_models, "download": download, "verify": verify_cached,
-    "save_quantized": save_quantized, "compile": compile_ahead, "score": print_scores}
+    "list": print_models, "download": download, "verify": verify_cached, "save_quantized": save_quantized,
+    "compile": compile_ahead, "score": print_scores}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,7 +6,6 @@ import hashlib
 import os
 import sys
 import zlib
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,35 +14,24 @@ import safetensors
 
 from qwen3 import KVCache, Model, checked_ids
 from qwen3_lib.io import adapter
-from qwen3_lib.io.errors import LARGEST_TEXT, InputError, parse_json
-from qwen3_lib.io.progress import progress
+from qwen3_lib.io.errors import InputError, parse_json
 from qwen3_lib.io.tensors import both_ends
 from qwen3_lib.io.writing import write_safetensors
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Texts
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Texts -----------------------------------------------------------------------------------------------------------
 
 
 def read_text(name: str) -> str:
-    """The text of a file, or of stdin for "-", without the newline at its end. UTF-8, at most LARGEST_TEXT bytes."""
+    """The text of a UTF-8 file, or of stdin for "-", without the newline at its end."""
     where = "stdin" if name == "-" else name
+    if name == "-" and sys.stdin is None:
+        raise InputError("stdin is closed, so nothing can be read from it")
     try:
-        if name == "-":
-            if sys.stdin is None:
-                raise InputError("stdin is closed, so no prompt can be read from it")
-            data = sys.stdin.buffer.read(LARGEST_TEXT + 1)
-        else:
-            with open(name, "rb") as file:
-                data = file.read(LARGEST_TEXT + 1)
+        text = (sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where}: not UTF-8 text: byte {error.start} is {error.object[error.start]:#x}") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL character in the name
         raise InputError(f"{where}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    if len(data) > LARGEST_TEXT:
-        raise InputError(f"{where}: longer than {LARGEST_TEXT} bytes, which no model's context can hold")
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{where}: not UTF-8 text: byte {error.start} is {data[error.start]:#x}") from error
     return text.removesuffix("\n").removesuffix("\r")
 
 
@@ -52,9 +40,7 @@ def read_json(name: str) -> Any:
     return parse_json(read_text(name), name)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Conversations and tools, in the form of OpenAI's API
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Conversations and tools, in the form of OpenAI's API ------------------------------------------------------------
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -63,11 +49,16 @@ def read_messages(name: str) -> tuple[list[dict], list[dict] | None]:
     """(messages, tools or None) of a file with a list of messages, or with {"messages": [...], "tools": [...]}."""
     value = read_json(name)
     messages, tools = (value.get("messages"), value.get("tools")) if isinstance(value, dict) else (value, None)
+    return checked_messages(messages, name), None if tools is None else checked_tools(tools, name)
+
+
+def checked_messages(messages: Any, where: str) -> list[dict]:
+    """The messages. Raises InputError, which begins with `where`, unless they are as the chat templates expect them."""
     if not isinstance(messages, list) or not messages:
-        raise InputError(f'{name}: expected a list of messages, [{{"role": "user", "content": "..."}}, ...]')
+        raise InputError(f'{where}: expected a list of messages, [{{"role": "user", "content": "..."}}, ...]')
     for i, message in enumerate(messages):
-        check_message(message, f"{name}: message {i}")
-    return messages, None if tools is None else checked_tools(tools, name)
+        check_message(message, f"{where}: message {i}")
+    return messages
 
 
 def check_message(message: Any, where: str) -> None:
@@ -110,10 +101,9 @@ def checked_tools(tools: Any, name: str) -> list[dict]:
     return tools
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Saved prompts: the KV cache of a prefix, as a safetensors file with token_ids [n] and k, v [layers, n_kv_heads, n,
-# head_dim]. Its metadata name the model and hold a checksum of the bytes.
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Saved prompts ---------------------------------------------------------------------------------------------------
+# The KV cache of a prefix, as a safetensors file with token_ids [n] and k, v [layers, n_kv_heads, n, head_dim]. Its
+# metadata name the model and hold a checksum of the bytes.
 
 FORMAT = "qwen3 prompt cache 2"
 
@@ -130,10 +120,10 @@ def fingerprint(model: Model, cache: KVCache) -> str:
     return digest.hexdigest()
 
 
-def checksum(arrays: Iterable[np.ndarray]) -> str:
+def checksum(token_ids: np.ndarray, k: np.ndarray, v: np.ndarray) -> str:
     """CRC-32 over the bytes of the arrays."""
     value = 0
-    for array in progress(arrays, "checking the prompt cache"):
+    for array in (token_ids, *k, *v):  # layer by layer, which takes less memory
         value = zlib.crc32(np.ascontiguousarray(array).data, value)
     return f"{value:08x}"
 
@@ -142,36 +132,35 @@ def save_prompt_cache(cache: KVCache, model: Model, name: str | Path) -> None:
     """Writes the filled part of a cache. Raises InputError when it can't be written."""
     n = cache.length
     token_ids, k, v = cache.token_ids[:n], cache.k[..., :n, :], cache.v[..., :n, :]
-    tensors: dict[str, np.ndarray] = {"token_ids": token_ids, "k": k, "v": v}
-    parts = [token_ids, *k, *v]  # layer by layer, for memory's sake
-    write_safetensors(name, tensors,
-                      {"format": FORMAT, "model": fingerprint(model, cache), "crc32": checksum(parts)})
+    write_safetensors(name, {"token_ids": token_ids, "k": k, "v": v}, {
+        "format": FORMAT, "model": fingerprint(model, cache), "crc32": checksum(token_ids, k, v)})
 
 
 def load_prompt_cache(model: Model, name: str | Path) -> KVCache:
-    """The cache in a file. Raises InputError for a damaged file and for a file of another model."""
+    """The cache in a file, or an empty one if there is no such file yet.
+
+    Raises InputError for a damaged file and for a file of another model.
+    """
+    cache = model.engine.new_cache(model.config)
+    if not os.path.lexists(name):
+        return cache
     if not os.path.isfile(name):
         raise InputError(f"{name}: not a regular file, so not a prompt cache")
-    cache = model.engine.new_cache(model.config)
     try:
         with safetensors.safe_open(name, framework="numpy") as file:
             metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT:
-                raise InputError(f"{name}: not a prompt cache of this program; give another name")
-            if metadata.get("model") != fingerprint(model, cache):
-                raise InputError(f"{name}: the prompt cache of another model (or engine); give another name")
             token_ids, k, v = (file.get_tensor(key) for key in ("token_ids", "k", "v"))
-    except OSError as error:
-        raise InputError(f"{name}: cannot be read: {error.strerror or error}") from error
-    except (safetensors.SafetensorError, ValueError, TypeError, KeyError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{name}: no prompt cache, or a damaged one; give another name: {error}") from error
+    except (OSError, ValueError, TypeError, KeyError, safetensors.SafetensorError) as error:
+        raise InputError(f"{name}: not a prompt cache, or a damaged one; give another name: {error}") from error
+    if metadata.get("format") != FORMAT:
+        raise InputError(f"{name}: not a prompt cache of this program; give another name")
+    if metadata.get("model") != fingerprint(model, cache):
+        raise InputError(f"{name}: the prompt cache of another model (or engine); give another name")
     n = len(token_ids) if token_ids.ndim == 1 else 0
     shape = (*cache.k.shape[:2], n, cache.k.shape[3])
-    if (not 1 <= n <= model.config.context_length
-            or any(array.shape != shape or array.dtype != cache.k.dtype for array in (k, v))
-            or metadata.get("crc32") != checksum([token_ids, *k, *v])):
+    if not 1 <= n <= model.config.context_length \
+            or any(array.shape != shape or array.dtype != cache.k.dtype for array in (k, v)) \
+            or metadata.get("crc32") != checksum(token_ids, k, v):
         raise InputError(f"{name}: a damaged prompt cache; give another name")
     ids = checked_ids(token_ids, model.config.vocab_size)
     cache.reserve(n)

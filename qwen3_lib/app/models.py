@@ -32,13 +32,8 @@ def print_models(args: argparse.Namespace) -> None:
 def verify_cached(args: argparse.Namespace) -> None:
     """Compares the files of a model in the hub's cache with their checksums. Raises InputError that names damage."""
     folder = resolve_model(named_model(args) or str(BUNDLED), args.offline)
-    report_damage(folder, check_blobs(folder))
-
-
-def report_damage(folder: Path, damaged: list[str]) -> None:
-    """Prints that all checksums are right. Raises InputError that names the damaged parts."""
-    if damaged:
-        raise InputError(f"{folder}: damaged: {some(damaged)}; delete and download or quantize it again")
+    if damaged := check_blobs(folder):
+        raise InputError(f"{folder}: damaged: {some(damaged)}; delete the folder and download the model again")
     write(f"{brief(folder)}: all checksums are right\n")
 
 

@@ -5,7 +5,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -39,6 +39,21 @@ class Parser(argparse.ArgumentParser):
             message = f"there is no option {given[0]} here{did_you_mean(given[0], known)}"
         print(f"{self.prog}: error: {brief(message, LONGEST_LINE)} (--help lists the options)", file=sys.stderr)
         self.exit(2)
+
+    def given(self, args: argparse.Namespace) -> set[str]:
+        """The names of the options that a user gave."""
+        return {name for name, value in vars(args).items() if value not in (None, [], self.get_default(name))}
+
+    def check(self, args: argparse.Namespace, excludes: Mapping[str, Sequence[str]]) -> None:
+        """Exits if an option is given together with one that it excludes."""
+        for option, others in excludes.items():
+            if option in self.given(args) and (wrong := [other for other in others if other in self.given(args)]):
+                self.error(f"{shown(option, args)} does not go with {shown(wrong[0], args)}")
+
+
+def shown(name: str, args: argparse.Namespace) -> str:
+    """An option in the form in which people type it."""
+    return "--no-think" if name == "think" and not args.think else "--" + name.replace("_", "-")
 
 
 def add_model_options(parser: argparse.ArgumentParser, default: str = "the small bundled model") -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from qwen3_lib.app.state import history_file
 from qwen3_lib.app.terminal import OutputError, coloured, is_screen, note
-from qwen3_lib.io.errors import LARGEST_TEXT, InputError
+from qwen3_lib.io.errors import InputError
 
 try:
     import termios
@@ -39,7 +39,7 @@ def read_line(prompt: str) -> str:
         if sys.stdin.isatty():
             print(prompt, end="", file=sys.stdout if sys.stdout.isatty() else sys.stderr, flush=True)
             return input()
-        line = sys.stdin.buffer.readline(LARGEST_TEXT)  # bytes, so that a line that isn't text spoils no other one
+        line = sys.stdin.buffer.readline()  # bytes, so that a line that isn't text spoils no other one
         if not line:
             raise EOFError
         return line.decode("utf-8-sig").removesuffix("\n").removesuffix("\r")

@@ -16,9 +16,9 @@ from typing import Any
 
 from qwen3 import Model, default_sampling
 from qwen3_lib.answers.completion import OPTIONS, Completion
-from qwen3_lib.app.files import check_message, checked_tools
+from qwen3_lib.app.files import checked_messages, checked_tools
 from qwen3_lib.app.terminal import as_json, model_name
-from qwen3_lib.io.errors import LARGEST_TEXT, InputError, brief, did_you_mean, is_whole, some
+from qwen3_lib.io.errors import InputError, brief, did_you_mean, is_whole, some
 
 Row = dict[str, Any]
 
@@ -36,9 +36,7 @@ class Settings:
     context: int | None = None  # most tokens of a prompt and its answer
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The input file
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- The input file --------------------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
 class Source:
@@ -66,8 +64,7 @@ class Source:
 def open_source(name: str, template: str | None = None, text: bool = False) -> Source:
     """Reads the whole file once: its checksum, its number of rows, and whether a table is sound. Raises InputError."""
     if name == "-" or os.path.lexists(name) and not os.path.isfile(name):
-        raise InputError(f"{'stdin' if name == '-' else name}: not a regular file; a job reads its input several times, "
-                         "so write it into a file first")
+        raise InputError(f"{name}: not a regular file; a job reads its input several times, so write it into a file")
     try:
         changed, form = os.stat(name).st_mtime_ns, "text" if text else form_of(name)
         with open(name, "rb") as file:
@@ -106,11 +103,13 @@ def csv_rows(name: str, columns: Sequence[str]) -> Iterator[tuple[int, Row]]:
 
     Python's reader, not pyarrow's, which takes a quote that doesn't end for the end of the file.
     """
-    csv.field_size_limit(LARGEST_TEXT)
+    csv.field_size_limit(2**30)  # characters of a value; else 131,072
     number = 0
     with open(name, encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file, strict=True)
         try:
+            delimiter = max(",;\t", key=file.readline().count)  # Excel in Europe writes semicolons
+            file.seek(0)
+            reader = csv.DictReader(file, strict=True, delimiter=delimiter)
             check_columns(name, columns, reader.fieldnames or [])
             for number, row in enumerate(reader, 1):
                 if None in row:
@@ -148,9 +147,7 @@ def parquet_rows(name: str, columns: Sequence[str]) -> Iterator[tuple[int, Row]]
         raise InputError(f"{name}: cannot be read as a Parquet table of texts: {brief(error)}") from error
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Templates: "Translate: {text}"
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Templates: "Translate: {text}" ----------------------------------------------------------------------------------
 
 PLACE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")  # doubled braces stand for single ones
 
@@ -185,9 +182,7 @@ def filled(template: str, row: Row) -> str:
     return PLACE.sub(value, template)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# From a row to a request
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- From a row to a request -----------------------------------------------------------------------------------------
 
 PARTS = ("id", "prompt", "messages", "tools", "enable_thinking")
 KEYS = (*PARTS, *(name for name in OPTIONS if name != "lookup"))
@@ -250,17 +245,12 @@ def request(model: Model, settings: Settings, row: Row, line: int) -> tuple[list
 
 def conversation(messages: Any, system: str | None) -> list[dict]:
     """The checked messages, with the system prompt if they have none of their own."""
-    if not isinstance(messages, list) or not messages:
-        raise InputError('"messages" must be a list of messages, [{"role": "user", "content": "..."}, ...]')
-    for i, message in enumerate(messages):
-        check_message(message, f"message {i}")
-    own = system is None or any(message["role"] == "system" for message in messages)
-    return messages if own else [{"role": "system", "content": system}, *messages]
+    own = any(message["role"] == "system" for message in checked_messages(messages, "this record"))
+    return messages if own or system is None else [{"role": "system", "content": system}, *messages]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# OpenAI's batch files. Source: the Batch and Chat Completions pages of OpenAI's API reference
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- OpenAI's batch files --------------------------------------------------------------------------------------------
+# Source: the Batch and Chat Completions pages of OpenAI's API reference
 
 CHAT_URL = "/v1/chat/completions"
 RENAMED = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens"}
@@ -316,9 +306,7 @@ def openai_answer(completion: Completion, value: Row, line: int) -> Row:
             "usage": {"prompt_tokens": n_prompt, "completion_tokens": n_answer, "total_tokens": n_prompt + n_answer}}
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Results
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Results ---------------------------------------------------------------------------------------------------------
 
 TIMES = ("cached_tokens", "seconds_to_first_token", "seconds")  # depend on what else runs: left out of results
 OPENAI_ID = re.compile("batch_req_([0-9]{1,18})")

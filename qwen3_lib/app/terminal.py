@@ -2,15 +2,16 @@
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, TextIO
 
 import numpy as np
 
-from qwen3 import CHUNK, Config, Model
+from qwen3 import CHUNK, Config, Model, tensor_shapes
 from qwen3_lib.answers.completion import Completion
 from qwen3_lib.app.wrap import Wrap, wrapped
 from qwen3_lib.io.errors import InputError, counted
@@ -20,9 +21,7 @@ class OutputError(InputError):
     """stdout can't be written, or stdin can't be read: the conversation ends."""
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The terminal: colours, widths, harmless text
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- The terminal: colours, widths, harmless text --------------------------------------------------------------------
 
 DIM, CYAN, NORMAL, ERASE_LINE = "\x1b[2m", "\x1b[36m", "\x1b[0m", "\r\x1b[K"
 COMMANDING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters
@@ -61,16 +60,24 @@ def note(text: str, colour: str = "") -> None:
             print(text, file=sys.stderr, flush=True)
 
 
-def write(text: str, dim: bool = False) -> None:
-    """Prints a piece of the answer. Raises OutputError when stdout was closed (`| head -1`) or its disk is full."""
-    text = harmless(text, sys.stdout)
-    if dim and text and coloured(sys.stdout):
-        text = DIM + text + NORMAL
+@contextlib.contextmanager
+def to_stdout() -> Iterator[None]:
+    """Raises OutputError when stdout was closed (`| head -1`) or its disk is full."""
     try:
-        print(text, end="", flush=True)
+        yield
+        sys.stdout.flush()
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would complain again when it exits
         raise OutputError(f"the answer could not be written to stdout: {error.strerror}") from error
+
+
+def write(text: str, dim: bool = False) -> None:
+    """Prints a piece of the answer."""
+    text = harmless(text, sys.stdout)
+    if dim and text and coloured(sys.stdout):
+        text = DIM + text + NORMAL
+    with to_stdout():
+        print(text, end="")
 
 
 class Status:
@@ -111,9 +118,7 @@ def told_progress(model: Model, status: Status) -> Model:
     return dataclasses.replace(model, engine=dataclasses.replace(model.engine, logits_of=logits_of))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Answers
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Answers ---------------------------------------------------------------------------------------------------------
 
 class Page:
     """Stdout while an answer is written: on a terminal, lines are broken between words and thoughts dimmed."""
@@ -248,14 +253,9 @@ def weight_bytes(model: Model) -> int:
 
 
 def parameters(config: Config) -> int:
-    """The number of a model's parameters."""
-    d, heads, kv_heads = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
-    attention = 2 * (heads + kv_heads) * config.head_dim * d + 2 * config.head_dim  # with the norms of q and k
-    n_sparse = len(config.sparse_layers)
-    swiglus = (config.num_hidden_layers - n_sparse) * 3 * d * config.intermediate_size
-    experts = n_sparse * config.num_experts * (3 * d * config.moe_intermediate_size + d)  # with their router
-    embeddings = config.vocab_size * d * (1 if config.tie_word_embeddings else 2)
-    return embeddings + config.num_hidden_layers * (attention + 2 * d) + swiglus + experts + d
+    """The number of a model's parameters; a tied head counts once."""
+    tied = config.vocab_size * config.hidden_size if config.tie_word_embeddings else 0
+    return sum(map(math.prod, tensor_shapes(config).values())) - tied
 
 
 def banner(model: Model) -> str:

@@ -102,8 +102,6 @@ class Batch:
         """
         if any(request.key == key for request in self.requests):
             raise InputError(f"there is a request {brief(repr(key))} already")
-        if options.pop("cache", None) is not None:
-            raise InputError("a request of a batch has no option cache")
         answer = Completion(self.model, token_ids, **options)
         if len(answer.prompt) >= self.longest:
             raise InputError(f"the prompt has {len(answer.prompt)} tokens and leaves no room for an answer: a slot has "

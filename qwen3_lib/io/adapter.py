@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qwen3 import DTYPES, Config, Folder, Tensor, map_safetensors, to_float32
-from qwen3_lib.io.errors import InputError, brief, is_number, is_whole, read_json_object, some
+from qwen3 import DTYPES, Config, Folder, Tensor, checked_number, checked_whole, map_safetensors, to_float32
+from qwen3_lib.io.errors import InputError, brief, read_json_object, some
 from qwen3_lib.io.tensors import AnyTensor, PackedTensor, rows_of
 from tokenizer_utils import Tokenizer
 
@@ -24,9 +24,9 @@ HARMLESS = {"auto_mapping", "base_model_name_or_path", "corda_config", "eva_conf
             "inference_mode", "layers_pattern", "layers_to_transform", "loftq_config", "lora_dropout", "lora_ga_config",
             "megatron_core", "peft_version", "qalora_group_size", "rank_pattern", "revision", "runtime_config",
             "target_modules", "task_type"}
-READ = {"peft_type", "r", "lora_alpha", "use_rslora", "init_lora_weights"}
-# Beginnings that leave the base model as it is; others (pissa, olora, loftq, ...) belong to a changed one.
-BEGINNINGS = (None, True, False, "gaussian", "orthogonal")
+# Other beginnings than these (pissa, olora, loftq, ...) change the base model, too.
+ONLY = {"peft_type": ("LORA",), "use_rslora": (None, False, True),
+        "init_lora_weights": (None, True, False, "gaussian", "orthogonal")}
 
 
 class Adapted(Folder):
@@ -58,7 +58,11 @@ class Adapted(Folder):
         files = without_base(self.adapter, map_safetensors(self.adapter / WEIGHTS), bases["lm_head.weight"])
         changes = read_changes(self.adapter, read_json_object(self.adapter / CONFIG),
                                {name: to_float32(tensor) for name, tensor in files.items()})
-        check_changes(self.adapter, changes, {name: tensor.shape for name, tensor in bases.items()})
+        for name, change in changes.items():
+            shape, found = (len(change.b), change.a.shape[1]), bases[name].shape if name in bases else ()
+            if found != shape:
+                raise InputError(f"{self.adapter}: an adapter for another model: {brief(name)} has the shape "
+                                 f"{list(shape)}, in the base {list(found) or 'it is absent'}")
         return stored | {name: adapted(bases[name], change) for name, change in changes.items()}
 
 
@@ -76,18 +80,15 @@ def read_changes(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, 
     but LoRA, for each option that changes the computation and isn't known here, and for matrices that aren't pairs.
     """
     file = folder / CONFIG
-    if config.get("peft_type") != "LORA":
-        raise InputError(f"{file}: peft_type = {brief(repr(config.get('peft_type')))} is not supported, only 'LORA' is")
+    for key, values in ONLY.items():
+        if config.get(key) not in values:
+            raise InputError(f"{file}: {key} = {brief(repr(config.get(key)))} is not supported, only "
+                             f"{some(map(repr, values))} is")
+    rank = checked_whole(f"{file}: r", config.get("r"), 1)
+    alpha = checked_number(f"{file}: lora_alpha", config.get("lora_alpha"), -1e6, 1e6)
     for key, value in config.items():
-        if key not in HARMLESS | READ and value not in (None, False, "none") and value != [] and value != {}:
+        if key not in {*HARMLESS, *ONLY, "r", "lora_alpha"} and value not in (None, False, "none", [], {}):
             raise InputError(f"{file}: option {brief(key)} = {brief(value, 80)} is not supported by this program")
-    rank, alpha, rooted = config.get("r"), config.get("lora_alpha", ""), config.get("use_rslora", False)
-    if not is_whole(rank, 1) or not is_number(alpha) or not isinstance(rooted, bool):
-        raise InputError(f"{file}: r = {brief(repr(rank))}, lora_alpha = {brief(repr(alpha))} and use_rslora = "
-                         f"{brief(repr(rooted))} must be a positive integer, a number and true or false")
-    if config.get("init_lora_weights") not in BEGINNINGS:
-        raise InputError(f"{file}: init_lora_weights = {brief(repr(config['init_lora_weights']))} is not supported: "
-                         "such an adapter belongs to a base model that was changed, too; convert it with peft")
     pairs: dict[str, dict[str, np.ndarray]] = {}
     for name, tensor in tensors.items():
         found = re.fullmatch(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight", name)
@@ -108,7 +109,7 @@ def read_changes(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, 
             raise InputError(f"{folder}: {brief(name)} has rank {r}, but {CONFIG} says {rank}")
         if not all(np.isfinite(matrix).all() for matrix in pair.values()):
             raise InputError(f"{folder}: NaN or infinity in the change of {brief(name)}")
-        changes[name] = Change(pair["A"], pair["B"], alpha / (math.sqrt(r) if rooted else r))
+        changes[name] = Change(pair["A"], pair["B"], alpha / (math.sqrt(r) if config.get("use_rslora") else r))
     return changes
 
 
@@ -125,16 +126,6 @@ def without_base(folder: Path, tensors: Mapping[str, Tensor], head: AnyTensor | 
                 for i in range(0, len(copy.data), step)):
             raise InputError(f"{folder}: an adapter for another model: {name} is not the head of the base")
     return left
-
-
-def check_changes(folder: Path, changes: Mapping[str, Change], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises InputError unless the changes fit the base model's matrices, by name -> shape [outputs, inputs]."""
-    problems = [f"the base model has no matrix {name}" for name in changes if len(shapes.get(name, ())) != 2]
-    problems += [f"{name} is [{len(change.b)}, {change.a.shape[1]}] in the adapter and {list(shapes[name])} in the base"
-                 for name, change in changes.items()
-                 if len(shapes.get(name, ())) == 2 and shapes[name] != (len(change.b), change.a.shape[1])]
-    if problems:
-        raise InputError(f"{folder}: an adapter for another model: {some(problems, 2)}")
 
 
 def adapted(base: AnyTensor, change: Change) -> PackedTensor:

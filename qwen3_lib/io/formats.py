@@ -15,7 +15,7 @@ import numpy as np
 
 from qwen3_lib.io.errors import InputError, brief, is_whole, some
 from qwen3 import DTYPES, Tensor, to_float32
-from qwen3_lib.io.tensors import AnyTensor, PackedTensor, Whole
+from qwen3_lib.io.tensors import AnyTensor, PackedTensor, Whole, scaled
 
 Rows = Callable[[int, int], np.ndarray]
 Grouped = Callable[[int, int], tuple[np.ndarray, np.ndarray]]
@@ -43,21 +43,10 @@ def unpack(words: np.ndarray, bits: int, axis: int, order: np.ndarray | None = N
 
 
 def grouped(shape: tuple[int, int], numbers_of: Grouped, n_groups: int, group: np.ndarray | None) -> Unpacked:
-    """A matrix of whole numbers times scales [rows, n_groups], both from `numbers_of`; `group` [inputs]: of each input.
-
-    `group` None stands for equal groups in order, which take a third of the time.
-    """
-    def rows(start: int, stop: int) -> np.ndarray:
-        numbers, scale = numbers_of(start, stop)
-        values = numbers.astype(np.float32)
-        if group is None:
-            values.reshape(*scale.shape, -1)[:] *= scale[..., None]  # [rows, groups, inputs of a group]
-        else:
-            values *= scale[:, group]
-        return values
-
+    """A matrix of whole numbers times scales [rows, n_groups], both from `numbers_of`; `group`: see scaled."""
     in_order = group is None and shape[1] // n_groups % 32 == 0
-    return Unpacked(shape, rows, (lambda start, stop: (*numbers_of(start, stop), None)) if in_order else None)
+    return Unpacked(shape, lambda start, stop: scaled(*numbers_of(start, stop), group=group),
+                    (lambda start, stop: (*numbers_of(start, stop), None)) if in_order else None)
 
 
 def less_zero(q: np.ndarray, zero: np.ndarray, group: np.ndarray | None) -> np.ndarray:
@@ -96,9 +85,7 @@ def groups_of(name: str, inputs: int, n_groups: int, parts: Parts, index: str) -
     return None
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# FP8: a byte per weight, a scale per block of 128 x 128
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- FP8: a byte per weight, a scale per block of 128 x 128 ----------------------------------------------------------
 
 def fp8_table() -> np.ndarray:
     """The float32 value of each byte in e4m3fn: sign, 4 bits exponent (bias 7), 3 bits mantissa, no infinity. [256]"""
@@ -135,9 +122,8 @@ def matrix(name: str, part: str, parts: Parts) -> tuple[int, int]:
     return parts[part].data.shape
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# AWQ and GPTQ: W = (q - zero point) * scale; each output has a zero point and a scale for each group of its inputs
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- AWQ and GPTQ: W = (q - zero point) * scale ----------------------------------------------------------------------
+# Each output has a zero point and a scale for each group of its inputs.
 
 AWQ_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # the place of each of 8 neighbouring outputs in a word
 
@@ -178,9 +164,7 @@ def gptq(name: str, parts: Parts, settings: Mapping[str, Any]) -> Unpacked:
     return grouped((n_outputs, n_words * per_word), numbers_of, n_groups, group)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# compressed-tensors, "pack-quantized": the same formula, with W not transposed and q stored as q + 2**(bits - 1)
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- compressed-tensors, "pack-quantized": the same formula, with W not transposed and q stored as q + 2**(bits - 1) -
 
 def pack_quantized(name: str, parts: Parts, settings: Mapping[str, Any]) -> Unpacked:
     """Neighbouring inputs in a word; the words of the zero points hold neighbouring outputs."""
@@ -206,9 +190,7 @@ def pack_quantized(name: str, parts: Parts, settings: Mapping[str, Any]) -> Unpa
     return grouped((n_rows, n_columns), numbers_of, n_groups, group)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The table, and what config.json says
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- The table, and what config.json says ----------------------------------------------------------------------------
 
 class Method(NamedTuple):
     """A row of METHODS: the parts of a matrix, those that may be absent, its function, and a check of the settings."""
@@ -280,12 +262,12 @@ def check_settings(about: Any, file: Path) -> tuple[str, dict[str, Any]]:
         raise InputError(f"{file}: quantization_config: {method} with {error} supported") from error
 
 
-def unpacked(stored: Mapping[str, Tensor], method: str, settings: Mapping[str, Any], folder: Path,
-             dtype: str = "F32") -> dict[str, AnyTensor]:
+def unpacked(stored: Mapping[str, Tensor], method: str, settings: Mapping[str, Any],
+             folder: Path) -> dict[str, AnyTensor]:
     """The tensors of a quantized checkpoint under the names and with the shapes of an unquantized one.
 
-    The parts of each quantized matrix become one PackedTensor of this dtype; other tensors stay as they are. Raises
-    InputError for absent parts and for shapes and dtypes that don't fit.
+    The parts of each quantized matrix become one PackedTensor; other tensors stay as they are. Raises InputError for
+    absent parts and for shapes and dtypes that don't fit.
     """
     about, tensors = METHODS[method], dict[str, AnyTensor](stored)
     for key in [name for name in stored if name.endswith(f".{about.parts[0]}")]:
@@ -302,7 +284,7 @@ def unpacked(stored: Mapping[str, Tensor], method: str, settings: Mapping[str, A
         for part in parts:
             del tensors[f"{name}.{part}"]
         mapping = parts[about.parts[0]].mapping
-        tensors[f"{name}.weight"] = PackedTensor(dtype, matrix_.shape, matrix_.rows, mapping, settings["bits"],
+        tensors[f"{name}.weight"] = PackedTensor("F32", matrix_.shape, matrix_.rows, mapping, settings["bits"],
                                                  matrix_.whole)
     if left := [f"{name} is {tensor.dtype}" for name, tensor in tensors.items() if tensor.dtype not in DTYPES]:
         raise InputError(f"{folder}: these tensors lack the other parts of {method}, such as {about.parts[0]}: "

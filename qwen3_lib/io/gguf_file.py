@@ -1,7 +1,6 @@
 """GGUF, llama.cpp's format: one file with a model's weights, sizes, tokenizer and chat template.
 
     is_gguf(path)           whether a path is such a file
-    GGUFModel(file)         the file as a source of a model: json(name) and tensors(), as from a model's folder
     gguf_json(file, name)   what config.json, tokenizer.json, ... of the same model would say
     map_gguf(file)          name -> tensor, under the names of a safetensors checkpoint
     is_embedder(file)       whether it is an embedding model
@@ -14,7 +13,7 @@ import math
 import mmap
 import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +21,7 @@ import numpy as np
 
 from qwen3 import DTYPES, Tensor
 from qwen3_lib.io.errors import InputError, brief
-from qwen3_lib.io.tensors import AnyTensor, PackedTensor, map_file
+from qwen3_lib.io.tensors import AnyTensor, PackedTensor, map_file, scaled
 
 MAGIC = b"GGUF"
 
@@ -51,6 +50,7 @@ class TensorEntry(NamedTuple):
 
 class GGUF(NamedTuple):
     """The contents of a file, its tensors under the names that GGUF gives them."""
+    file: Path
     metadata: dict[str, Any]
     tensors: dict[str, TensorEntry]
     mapping: mmap.mmap
@@ -67,9 +67,7 @@ def is_gguf(path: Path) -> bool:
         return False
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Reading the head
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Reading the head ------------------------------------------------------------------------------------------------
 
 def invalid(file: Path, why: str) -> InputError:
     return InputError(f"{file}: not a valid GGUF file: {why}; download it again")
@@ -161,12 +159,10 @@ def parsed(file: Path, _size: int, _time: int) -> GGUF:
             raise invalid(file, f"{brief(name)} is there twice, empty or not aligned")
         data = np.frombuffer(mapping, np.uint8, n_bytes, start + offset).reshape(*shape[:-1], row_size)
         tensors[name] = TensorEntry(form, shape, data)
-    return GGUF(metadata, tensors, mapping)
+    return GGUF(file, metadata, tensors, mapping)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Tensors
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Tensors ---------------------------------------------------------------------------------------------------------
 
 # GGUF's name -> ours; in a layer, blk.7.NAME.weight -> model.layers.7.NAME.weight
 NAMES = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight",
@@ -179,10 +175,10 @@ LAYER_NAMES = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layer
 EXPERT_NAMES = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
 
 
-def map_gguf(file: Path, dtype: str = "F32") -> dict[str, AnyTensor]:
+def map_gguf(file: Path) -> dict[str, AnyTensor]:
     """The tensors of a GGUF file, under the names of a safetensors checkpoint with one tensor per expert.
 
-    Packed matrices become PackedTensors of this dtype. Raises InputError for a damaged file.
+    Packed matrices become PackedTensors. Raises InputError for a damaged file.
     """
     gguf = read_gguf(file)
     tensors: dict[str, AnyTensor] = {}
@@ -192,16 +188,16 @@ def map_gguf(file: Path, dtype: str = "F32") -> dict[str, AnyTensor]:
         if key in EXPERT_NAMES and len(entry.shape) == 3:
             for expert, data in enumerate(entry.data):
                 ours = f"model.layers.{layer}.mlp.experts.{expert}.{EXPERT_NAMES[key]}.weight"
-                tensors[ours] = tensor_of(entry._replace(shape=entry.shape[1:], data=data), gguf.mapping, dtype)
+                tensors[ours] = tensor_of(entry._replace(shape=entry.shape[1:], data=data), gguf.mapping)
         else:
             ours = f"model.layers.{layer}.{LAYER_NAMES[key]}.weight" if key in LAYER_NAMES else NAMES.get(name, name)
             if ours in tensors:
                 raise InputError(f"{file}: {brief(ours)} is there twice, also as {brief(name)}")
-            tensors[ours] = tensor_of(entry, gguf.mapping, dtype)
+            tensors[ours] = tensor_of(entry, gguf.mapping)
     return tensors
 
 
-def tensor_of(entry: TensorEntry, mapping: mmap.mmap, dtype: str) -> AnyTensor:
+def tensor_of(entry: TensorEntry, mapping: mmap.mmap) -> AnyTensor:
     """A tensor of the file, mapped or packed."""
     form, data = entry.form, entry.data
     if form in DTYPES:
@@ -211,16 +207,9 @@ def tensor_of(entry: TensorEntry, mapping: mmap.mmap, dtype: str) -> AnyTensor:
     def whole(start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         return unpacked(blocks[start:stop], form)
 
-    def rows(start: int, stop: int) -> np.ndarray:
-        numbers, scales, minima = whole(start, stop)
-        values = numbers.reshape(*scales.shape, -1) * scales[..., None]  # [rows, groups, columns of a group]
-        if minima is not None:
-            values += minima[..., None]
-        return values.reshape(numbers.shape)
-
     groups_of_32 = form != "Q6_K"
-    return PackedTensor(dtype, (len(blocks), entry.shape[-1]), rows, mapping, int(form[1]),
-                        whole if groups_of_32 else None)
+    return PackedTensor("F32", (len(blocks), entry.shape[-1]), lambda start, stop: scaled(*whole(start, stop)), mapping,
+                        int(form[1]), whole if groups_of_32 else None)
 
 
 def unpacked(blocks: np.ndarray, form: str) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
@@ -268,20 +257,17 @@ def shifted(data: np.ndarray, together: int, bits: int) -> np.ndarray:
     return numbers.reshape(*data.shape[:2], -1).astype(np.int16)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Metadata, as the files of a model's folder
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Metadata, as the files of a model's folder ----------------------------------------------------------------------
 
-def gguf_json(file: Path, name: str) -> dict[str, Any] | None:
-    """The JSON object that a model's folder would have in the file `name`; None if it would have none.
+def gguf_json(file: Path, name: str) -> dict[str, Any]:
+    """The JSON object that a model's folder would have in the file `name`; empty if it would have none.
 
     Its values are not checked here, but by those who read them. Raises InputError for a damaged GGUF file.
     """
-    makers: dict[str, Callable[[Path, GGUF], dict[str, Any]]] = {
+    makers: dict[str, Callable[[GGUF], dict[str, Any]]] = {
         "config.json": config_json, "generation_config.json": generation_json, "tokenizer.json": tokenizer_json,
         "tokenizer_config.json": tokenizer_config_json}
-    maker = makers.get(name)
-    return None if maker is None else maker(file, read_gguf(file))
+    return makers[name](read_gguf(file)) if name in makers else {}
 
 
 POOLING = {"none": 0, "last": 3}  # llama.cpp's numbers; an embedding is that of a text's last token; 4 is a reranker
@@ -316,14 +302,14 @@ def plain(value: Any) -> Any:
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
-def config_json(file: Path, gguf: GGUF) -> dict[str, Any]:
+def config_json(gguf: GGUF) -> dict[str, Any]:
     metadata, kind = gguf.metadata, gguf.metadata.get("general.architecture")
     head_dim = plain(metadata.get(f"{kind}.attention.key_length"))
     only = {"split.count": (0, 1), f"{kind}.pooling_type": (None, *POOLING.values()),
             f"{kind}.attention.value_length": (head_dim,), f"{kind}.rope.dimension_count": (None, head_dim)}
     for key, values in only.items():
         if (value := plain(metadata.get(key, 0 if key == "split.count" else None))) not in values:
-            raise InputError(f"{file}: {key} = {brief(value)} is not supported, only "
+            raise InputError(f"{gguf.file}: {key} = {brief(value)} is not supported, only "
                              f"{' or '.join(str(each) for each in values if each is not None)} is")
     model_type, embedding = MODEL_TYPES.get(str(kind), kind), gguf.tensors.get("token_embd.weight")
     sizes = SIZES | (MOE_SIZES if model_type == "qwen3_moe" else {})
@@ -349,7 +335,7 @@ SAMPLING = {"temperature": ("temp", 0.6), "top_k": ("top_k", 20), "top_p": ("top
 END_TOKENS = ("<|im_end|>", "<|endoftext|>")  # either ends an answer, whichever one the file names
 
 
-def generation_json(_file: Path, gguf: GGUF) -> dict[str, Any]:
+def generation_json(gguf: GGUF) -> dict[str, Any]:
     tokens, end = gguf.metadata.get("tokenizer.ggml.tokens"), gguf.metadata.get("tokenizer.ggml.eos_token_id")
     ends = [] if end is None else [end]
     if isinstance(tokens, list):
@@ -365,17 +351,17 @@ PIECES = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p
 PRE_TOKENIZERS = ("qwen2", "deepseek-r1-qwen")  # names of this way in GGUF
 
 
-def tokenizer_json(file: Path, gguf: GGUF) -> dict[str, Any]:
+def tokenizer_json(gguf: GGUF) -> dict[str, Any]:
     keys = ("model", "pre", "tokens", "token_type", "merges")
     about = {key: gguf.metadata.get(f"tokenizer.ggml.{key}") for key in keys}
     model, pre = plain(about["model"]), plain(about["pre"])
     if model != "gpt2" or pre not in PRE_TOKENIZERS:
-        raise InputError(f"{file}: the tokenizer {brief(model)}, {brief(pre)} is not supported, only gpt2 with "
+        raise InputError(f"{gguf.file}: the tokenizer {brief(model)}, {brief(pre)} is not supported, only gpt2 with "
                          f"{' or '.join(PRE_TOKENIZERS)} is")
     tokens, kinds, merges = about["tokens"], about["token_type"], about["merges"]
     if not isinstance(tokens, list) or not isinstance(merges, list) or not isinstance(kinds, np.ndarray) \
             or len(kinds) != len(tokens):
-        raise InputError(f"{file}: tokenizer.ggml.tokens, token_type or merges are absent or don't fit each other")
+        raise InputError(f"{gguf.file}: tokenizer.ggml.tokens, token_type or merges are absent or don't fit each other")
     vocabulary = {token: i for i, token in enumerate(tokens) if kinds[i] == NORMAL}
     added = [{"id": i, "content": token, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
               "special": bool(kinds[i] == CONTROL)}
@@ -394,14 +380,14 @@ def tokenizer_json(file: Path, gguf: GGUF) -> dict[str, Any]:
             "model": {"type": "BPE", "vocab": vocabulary, "merges": merges}}
 
 
-def tokenizer_config_json(_file: Path, gguf: GGUF) -> dict[str, Any]:
-    metadata: Mapping[str, Any] = gguf.metadata
-    tokens, config = metadata.get("tokenizer.ggml.tokens"), {}
+def tokenizer_config_json(gguf: GGUF) -> dict[str, Any]:
+    metadata, config = gguf.metadata, dict[str, Any]()
+    tokens = metadata.get("tokenizer.ggml.tokens")
     for name, key in (("eos_token", "eos"), ("pad_token", "padding")):
         token_id = metadata.get(f"tokenizer.ggml.{key}_token_id")
         if isinstance(tokens, list) and isinstance(token_id, int) and 0 <= token_id < len(tokens):
             config[name] = tokens[token_id]
     if (template := plain(metadata.get("tokenizer.chat_template"))) is not None:
         config["chat_template"] = template
-    added = tokenizer_json(_file, gguf)["added_tokens"]
+    added = tokenizer_json(gguf)["added_tokens"]
     return config | {"added_tokens_decoder": {str(token["id"]): token for token in added}}

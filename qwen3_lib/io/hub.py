@@ -8,7 +8,6 @@
 
 The hub's client, huggingface_hub, downloads and shows the progress. Only a download imports it: that takes time.
 """
-import errno
 import hashlib
 import os
 import re
@@ -110,9 +109,8 @@ def named_gguf(ggufs: dict[str, str], quantization: str) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The hub's cache: models--owner--name/ with refs/main, which names a commit, snapshots/<commit>/ with links, and blobs/
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- The hub's cache -------------------------------------------------------------------------------------------------
+# models--owner--name/ has refs/main, which names a commit, snapshots/<commit>/ with links, and blobs/ with the files.
 
 def hub_cache() -> Path:
     """The folder of the hub's cache, by the same rules as in the hub's client."""
@@ -156,16 +154,14 @@ def cached_models() -> list[tuple[str, Path]]:
             name, ggufs = home.name.removeprefix("models--").replace("--", "/"), gguf_names(os.listdir(folder))
             models = {f"{name}:{each}": folder / file for each, file in ggufs.items()}
             models |= {name: folder} if not ggufs or weight_files(folder) else {}
-            found += [(each, path) for each, path in models.items() if "qwen" in f"{each}/{path.name}".lower()
-                      or model_type(path).startswith("qwen")]
+            found += [(each, path) for each, path in models.items() if "qwen" in f"{each}/{model_type(path)}".lower()]
     return sorted(found)
 
 
 def model_type(path: Path) -> str:
     """model_type of a folder's config.json, or of a GGUF file; or an empty text."""
     try:
-        raw = gguf_json(path, CONFIG) if is_gguf(path) else read_json_object(path / CONFIG)
-        return str((raw or {}).get("model_type"))
+        return str((gguf_json(path, CONFIG) if is_gguf(path) else read_json_object(path / CONFIG)).get("model_type"))
     except InputError:
         return ""
 
@@ -176,24 +172,22 @@ def check_blobs(folder: Path) -> list[str]:
     Files of the hub's cache are links to blobs, called by the SHA-256 of their bytes, or small ones by git's SHA-1.
     """
     files = sorted(folder.iterdir()) if folder.is_dir() else [folder]  # a GGUF file
-    links = {file: Path(os.readlink(file)) for file in files if file.is_symlink()}
-    sums = {file: blob.name for file, blob in links.items()
-            if blob.parent.name == "blobs" and re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", blob.name)}
-    if not sums:
+    blobs = {file.name: file.resolve() for file in files
+             if file.is_symlink() and re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", file.resolve().name)}
+    if not blobs:
         raise InputError(f"{folder}: no links to the hub's cache, whose names are checksums: nothing to compare with")
-    damaged = [file.name for file in sums if not os.path.isfile(file)]
-    for file in [file for file in sums if os.path.isfile(file)]:
-        summed = hashlib.sha256() if len(sums[file]) == 64 else hashlib.sha1(b"blob %d\0" % os.path.getsize(file))
-        with open(file, "rb") as opened:
-            while data := opened.read(2**20):
-                summed.update(data)
-        damaged += [file.name] * (summed.hexdigest() != sums[file])
-    return damaged
+    return [name for name, blob in blobs.items() if not blob.is_file() or checksum(blob) != blob.name]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Downloading
-# ----------------------------------------------------------------------------------------------------------------------
+def checksum(blob: Path) -> str:
+    with open(blob, "rb") as file:
+        if len(blob.name) == 64:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        data = file.read()
+        return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+# ---- Downloading -----------------------------------------------------------------------------------------------------
 
 def import_client(repo_id: str) -> ModuleType:
     """huggingface_hub, which reads its settings from the environment when it is imported."""
@@ -236,19 +230,13 @@ def download(hub: ModuleType, repo_id: str, quantization: str) -> Path:
 
 def why(hub: ModuleType, error: BaseException, repo_id: str) -> str:
     """What an error of the client, the network or the disk means, and what to do."""
-    endpoint, httpx = hub.constants.ENDPOINT, hub.utils.httpx
+    endpoint = hub.constants.ENDPOINT
     if isinstance(error, hub.errors.LocalEntryNotFoundError) and error.__cause__:
         error = error.__cause__  # why the hub could not be asked
+    if isinstance(error, hub.errors.GatedRepoError):
+        return f"accept its conditions on {endpoint}/{repo_id}, then set HF_TOKEN to a token of your account there"
+    if isinstance(error, hub.errors.HfHubHTTPError) and error.response.status_code in (401, 404):
+        return f"no such folder, and {endpoint} has no such model, or HF_TOKEN gives no access to it"
     said = brief(str(error).strip().partition("\n")[0] or type(error).__name__)
-    match error:
-        case hub.errors.GatedRepoError():
-            return f"accept its conditions on {endpoint}/{repo_id}, then set HF_TOKEN to a token of your account there"
-        case hub.errors.HfHubHTTPError(response=httpx.Response(status_code=401 | 404)):
-            return f"no such folder, and {endpoint} has no such model, or HF_TOKEN gives no access to it"
-        case hub.errors.HfHubHTTPError():
-            return f"{endpoint} answered: {said}; try again later"
-        case httpx.HTTPError() | httpx.InvalidURL():
-            return f"no connection to {endpoint}: {said}; run the same command again, complete files are kept"
-        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
-            return f"the disk of the hub's cache {hub_cache()} is full; set HF_HOME to a folder on another disk"
-    return f"the download failed: {said}; check HF_ENDPOINT, HF_TOKEN and the hub's cache {hub_cache()}"
+    return (f"the download failed: {said}; check the network, HF_ENDPOINT, HF_TOKEN and the hub's cache {hub_cache()}, "
+            "then run the same command again: complete files are kept")

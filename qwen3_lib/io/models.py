@@ -14,7 +14,7 @@ from qwen3_lib.io.gguf_file import gguf_json, is_embedder, is_gguf, map_gguf
 from qwen3_lib.io.hub import resolve_model
 from qwen3_lib.io.packed import Quantized, quantized_file
 from qwen3_lib.io.rope import with_yarn
-from qwen3_lib.io.tensors import PACKED_DTYPES, AnyTensor
+from qwen3_lib.io.tensors import PACKED_DTYPES
 from tokenizer_utils import Tokenizer, library_errors, make_tokenizer
 
 
@@ -106,10 +106,10 @@ class GGUFFile(Checkpoint):
     """A GGUF file: its metadata are what the JSON files of a folder say."""
 
     def json(self, name: str) -> dict[str, Any]:
-        return gguf_json(self.path, name) or {}
+        return gguf_json(self.path, name)
 
     def stored(self, dtypes: dict[str, Any] = DTYPES) -> dict[str, Any]:
-        stored = map_gguf(self.path, "F32")
+        stored = map_gguf(self.path)
         if is_embedder(self.path):  # as such a model's own file names its tensors
             stored = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
         return stored

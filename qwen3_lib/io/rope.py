@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from qwen3 import Config
-from qwen3_lib.io.errors import InputError, brief, number_between
+from qwen3 import Config, checked_number
+from qwen3_lib.io.errors import InputError, brief
 
 YARN_RANGES = {"factor": (1, 1e6), "original_max_position_embeddings": (1, 2**31), "beta_fast": (1e-6, 1e6),
                "beta_slow": (1e-6, 1e6), "attention_factor": (1e-6, 1e6)}
@@ -28,7 +28,7 @@ def with_yarn(config: Config, rope: Mapping[str, Any], file: Path) -> Config:
     for key, value in yarn.items():
         if key not in YARN_RANGES:
             raise InputError(f"{file}: rope parameter {brief(key)} = {brief(repr(value))} is not supported with yarn")
-        yarn[key] = number_between(value, *YARN_RANGES[key], key, file)
+        yarn[key] = checked_number(f"{file}: {key}", value, *YARN_RANGES[key])
     if yarn["beta_fast"] <= yarn["beta_slow"]:
         raise InputError(f"{file}: beta_fast {yarn['beta_fast']:g} must be larger than beta_slow {yarn['beta_slow']:g}")
     d, theta = config.head_dim, config.rope_theta

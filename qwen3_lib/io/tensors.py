@@ -68,6 +68,22 @@ def rows_of(tensor: AnyTensor, start: int, stop: int) -> np.ndarray:
         to_float32(tensor._replace(data=tensor.data[start:stop]))
 
 
+def scaled(numbers: np.ndarray, scales: np.ndarray, minima: np.ndarray | None = None,
+           group: np.ndarray | None = None) -> np.ndarray:
+    """Whole numbers [rows, columns] times scales [rows, groups], plus minima likewise, as float32 [rows, columns].
+
+    `group` [columns]: the group of each column; None stands for equal groups in order, which take a third of the time.
+    """
+    values = numbers.astype(np.float32)
+    if group is not None:
+        return values * scales[:, group]
+    in_groups = values.reshape(*scales.shape, -1)  # [rows, groups, columns of a group]
+    in_groups *= scales[..., None]
+    if minima is not None:
+        in_groups += minima[..., None]
+    return values
+
+
 @np.errstate(over="ignore", invalid="ignore")
 def both_ends(tensor: AnyTensor) -> bytes:
     """The bytes of the first and the last 1,024 numbers, by which tensors are told apart."""

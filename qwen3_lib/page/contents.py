@@ -159,9 +159,7 @@ def label(data: bytes) -> str:
     return "".join(c if c.isprintable() else {"\n": "⏎", "\t": "⇥"}.get(c, repr(c)[1:-1]) for c in text)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# 1: tokens
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- 1: tokens -------------------------------------------------------------------------------------------------------
 
 def tokens_panel(model: Model, text: str, wanted: str, ids: np.ndarray, n_prompt: int) -> dict[str, Any]:
     """The tokens with their bytes and their author: the template, the user or the model."""
@@ -177,9 +175,7 @@ def tokens_panel(model: Model, text: str, wanted: str, ids: np.ndarray, n_prompt
     return {"ids": ids.tolist(), "bytes": [piece.hex(" ") for piece in pieces], "parts": parts, "text": text}
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# 2: the way
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- 2: the way ------------------------------------------------------------------------------------------------------
 
 def prefilled(recorder: Recorder, prompt: list[int]) -> tuple[list[Pass], float]:
     """(recorded passes of the prompt, the bytes per second with which NumPy reads memory).
@@ -216,9 +212,7 @@ def costs(steps: Sequence[Step]) -> dict[str, Any]:
             "seconds": float(np.median([step.seconds for step in steps]))}
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# 3: attention
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- 3: attention ----------------------------------------------------------------------------------------------------
 
 def attention_panel(recorder: Recorder, whole: Pass) -> dict[str, Any]:
     """Attention weights (lower triangles, row by row), scores of heads that copy, and pairs of q and k before RoPE."""
@@ -260,9 +254,7 @@ def induction(recorder: Recorder) -> np.ndarray:
     return diagonal(np.stack(recorder.passes[-1].attention), 1 - n, n)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# 4: logit lens
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- 4: logit lens ---------------------------------------------------------------------------------------------------
 
 def lens_panel(model: Model, whole: Pass) -> dict[str, Any]:
     """The head applied to the residual stream after each layer: the most likely tokens, [n_layers + 1, n, TOP].
@@ -285,9 +277,7 @@ def lens_panel(model: Model, whole: Pass) -> dict[str, Any]:
             "probabilities": pack(probabilities, "f4"), "leads": leads.tolist()}
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# 5: choosing, and 6: the KV cache
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- 5: choosing, and 6: the KV cache --------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
 class Drawn:
@@ -354,9 +344,7 @@ def cache_panel(config: Config, prefills: list[Pass], passes: list[Pass]) -> dic
         for each, time in zip(passes, seconds)]}
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# 7: quantization, and 8: thinking
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- 7: quantization, and 8: thinking --------------------------------------------------------------------------------
 
 def quantized_panel(model: Model, prompt: list[int], answer: list[int], logits: np.ndarray, limit: int,
                     settings: Sampling, seed: int) -> dict[str, Any] | str:

@@ -97,6 +97,7 @@ EXCLUDES = {
     "continue": ("messages",),
     "greedy": ("temperature",),
     "system": ("system_file",),
+    "save_quantized": ("rope_factor",),
 }
 ANSWER_NOTHING = ("list", "download", "verify", "save_quantized", "compile")
 
@@ -251,7 +252,7 @@ def download(args: argparse.Namespace) -> None:
     """Downloads the model, unless it is there, and prints where it is."""
     if (name := named_model(args)) is None:
         raise InputError("--download needs --model NAME")
-    write(f"{resolve_model(name)}\n")
+    write(f"{resolve_model(name, args.offline)}\n")
 
 
 def save_quantized(args: argparse.Namespace) -> None:

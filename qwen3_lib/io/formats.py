@@ -20,13 +20,7 @@ from qwen3_lib.io.tensors import AnyTensor, PackedTensor, Whole, scaled
 Rows = Callable[[int, int], np.ndarray]
 Grouped = Callable[[int, int], tuple[np.ndarray, np.ndarray]]
 Parts = Mapping[str, Tensor]
-
-
-class Unpacked(NamedTuple):
-    """A quantized matrix: its shape and functions that compute rows, see PackedTensor."""
-    shape: tuple[int, int]
-    rows: Rows
-    whole: Whole | None = None
+Unpacked = tuple[tuple[int, int], Rows, Whole | None]  # of a matrix: shape, rows and whole, see PackedTensor
 
 
 def unpack(words: np.ndarray, bits: int, axis: int, order: np.ndarray | None = None) -> np.ndarray:
@@ -45,8 +39,8 @@ def unpack(words: np.ndarray, bits: int, axis: int, order: np.ndarray | None = N
 def grouped(shape: tuple[int, int], numbers_of: Grouped, n_groups: int, group: np.ndarray | None) -> Unpacked:
     """A matrix of whole numbers times scales [rows, n_groups], both from `numbers_of`; `group`: see scaled."""
     in_order = group is None and shape[1] // n_groups % 32 == 0
-    return Unpacked(shape, lambda start, stop: scaled(*numbers_of(start, stop), group=group),
-                    (lambda start, stop: (*numbers_of(start, stop), None)) if in_order else None)
+    return (shape, lambda start, stop: scaled(*numbers_of(start, stop), group=group),
+            (lambda start, stop: (*numbers_of(start, stop), None)) if in_order else None)
 
 
 def less_zero(q: np.ndarray, zero: np.ndarray, group: np.ndarray | None) -> np.ndarray:
@@ -112,7 +106,7 @@ def fp8(name: str, parts: Parts, settings: Mapping[str, Any]) -> Unpacked:
             values[:, i * width:(i + 1) * width] *= scale[:, None]
         return values
 
-    return Unpacked((n_rows, n_columns), rows)
+    return (n_rows, n_columns), rows, None
 
 
 def matrix(name: str, part: str, parts: Parts) -> tuple[int, int]:
@@ -278,14 +272,13 @@ def unpacked(stored: Mapping[str, Tensor], method: str, settings: Mapping[str, A
         if f"{name}.weight" in stored and "weight" not in parts:
             raise InputError(f"{folder}: {name} is there twice, as weight and as {about.parts[0]}")
         try:
-            matrix_ = about.function(name, parts, settings)
+            shape, rows, whole = about.function(name, parts, settings)
         except InputError as error:
             raise InputError(f"{folder}: {error}") from error
         for part in parts:
             del tensors[f"{name}.{part}"]
         mapping = parts[about.parts[0]].mapping
-        tensors[f"{name}.weight"] = PackedTensor("F32", matrix_.shape, matrix_.rows, mapping, settings["bits"],
-                                                 matrix_.whole)
+        tensors[f"{name}.weight"] = PackedTensor("F32", shape, rows, mapping, settings["bits"], whole)
     if left := [f"{name} is {tensor.dtype}" for name, tensor in tensors.items() if tensor.dtype not in DTYPES]:
         raise InputError(f"{folder}: these tensors lack the other parts of {method}, such as {about.parts[0]}: "
                          f"{some(left)}")

@@ -48,7 +48,8 @@ def resolve_model(name: str, offline: bool = False) -> Path:
     repo_id, quantization = hub_id(name)
     home = hub_cache() / f"models--{repo_id.replace('/', '--')}"
     if (folder := main_snapshot(home)) is not None:
-        if not quantization and is_complete(folder):
+        needed = (CONFIG, TOKENIZER, *(weight_files(folder) or [WEIGHTS]))
+        if not quantization and all(os.path.isfile(folder / file) for file in needed):
             return folder
         if (file := named_gguf(gguf_names(os.listdir(folder)), quantization)) and os.path.isfile(folder / file):
             return folder / file
@@ -127,10 +128,6 @@ def main_snapshot(home: Path) -> Path | None:
         return None
     folder = home / "snapshots" / commit
     return folder if re.fullmatch(NAME, commit) and os.path.isdir(folder) else None
-
-
-def is_complete(folder: Path) -> bool:
-    return all(os.path.isfile(folder / file) for file in (CONFIG, TOKENIZER, *(weight_files(folder) or [WEIGHTS])))
 
 
 def weight_files(folder: Path) -> list[str]:

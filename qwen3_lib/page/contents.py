@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import time
 import unicodedata
 from collections.abc import Sequence
@@ -370,8 +371,7 @@ def quantized_panel(model: Model, prompt: list[int], answer: list[int], logits: 
 
 def parting(a: list[int], b: list[int]) -> int | None:
     """The index of the first token that differs, or None if all are equal."""
-    longest = max(len(a), len(b))
-    return next((i for i in range(longest) if a[i:i + 1] != b[i:i + 1]), None)
+    return None if a == b else len(os.path.commonprefix([a, b]))
 
 
 def thinking_panel(model: Model, question: str, seed: int) -> dict[str, Any]:

@@ -58,11 +58,11 @@ def make_parser() -> Parser:
     add("--rope-factor", type=float, metavar="X", help="stretch the context X times (Qwen recommends 4)")
     add_engine_options(parser)
     group = parser.add_argument_group("what to do")
-    group.add_argument("--continue", action="store_true", help="go on with the last conversation: answer the prompt; "
-                       "without a prompt, chat")
     add = group.add_mutually_exclusive_group().add_argument
     add("--chat", action="store_true", help="have a conversation; /help in it lists its commands. On a terminal, a "
         "command without a prompt starts it, too")
+    group.add_argument("--continue", action="store_true", help="go on with the last conversation: answer the prompt; "
+                       "without a prompt, chat")
     add("--score", action="store_true", help="print how likely the model finds a text, in place of an answer: "
         "log-likelihood, number of tokens, perplexity; with --file, of each line")
     add("--list", action="store_true", help="list the models on this computer: name, size, and whether this program "

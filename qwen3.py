@@ -403,8 +403,12 @@ def candidates(logits: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.n
     if 0 < sampling.top_k < len(x):
         ids = np.flatnonzero(x >= np.partition(x, -sampling.top_k)[-sampling.top_k])  # the k-th largest and all above
     if sampling.top_p < 1:  # the fewest that together reach top_p (Holtzman et al. 2019)
-        ids = ids[np.argsort(-x[ids], kind="stable")]
         probabilities = softmax(x[ids].astype(np.float64))  # a float32 sum of 151,936 small numbers would lose most
+        # Tokens below this probability sum to less than 1 - top_p, so none is needed: that leaves few to sort.
+        some = probabilities * len(ids) >= (1 - sampling.top_p) * 0.999
+        ids, probabilities = ids[some], probabilities[some]
+        order = np.argsort(-probabilities, kind="stable")
+        ids, probabilities = ids[order], probabilities[order]
         before = np.cumsum(probabilities) - probabilities  # the probability of all more likely tokens together
         ids = ids[:max(int(np.count_nonzero(before < sampling.top_p)), 1)]
     if sampling.min_p > 0:
@@ -484,7 +488,7 @@ def run(model: Model, sequence: Sequence, cache: KVCache) -> Iterator[int]:
     """Feeds a sequence until it ends -> its tokens, one at a time."""
     while len(sequence.new):  # first the whole prompt, then one token at a time
         if cache.length + len(sequence.new) - sequence.guesses != len(sequence.prompt) + len(sequence.token_ids):
-            raise InputError("the cache was given to another answer meanwhile; take one for each")
+            raise InputError("the cache belongs to another answer now; give each answer its own cache")
         tokens = sequence.feed(model.engine.logits_of(model, sequence.new, cache, sequence.guesses > 0))
         cache.truncate(cache.length - sequence.wrong)
         yield from tokens
@@ -526,12 +530,13 @@ def chat(model: Model, messages: str | dict[str, Any] | list[dict[str, Any]], to
     """The answer to a conversation, or to a single question given as a text: its pieces, as they come.
 
     messages: {"role": "system" | "user" | "assistant" | "tool", "content": ...} objects as in OpenAI's API
-    tools: JSON schemas as in OpenAI's API, or Python functions; enable_thinking: None leaves it to the template
+    tools: JSON schemas as in OpenAI's API; enable_thinking: None leaves it to the template
     system: the text of a system message before all others
     options: max_new_tokens, seed, cache, eos_token_ids, temperature, top_k, top_p, min_p, repetition_penalty,
         presence_penalty, frequency_penalty: as in `generate`, with defaults from default_sampling
-    With qwen3_lib beside this file, the answer is a Completion, which has text, finish_reason, token_ids and more, and
-    there are the options stop, logprobs, think_budget and lookup: see qwen3_lib/answers/completion.py.
+    With qwen3_lib beside this file, the answer is a Completion, which has text, finish_reason, token_ids and more; tools
+    may be Python functions; and there are the options stop, logprobs, think_budget, lookup and draft: see
+    qwen3_lib/answers/completion.py.
     Raises InputError, before anything is computed, for unknown options, values out of range and unreadable messages.
     """
     messages = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
@@ -651,7 +656,7 @@ def map_safetensors(file: Path, dtypes: dict[str, Any] = DTYPES) -> dict[str, Te
                 tensors[name] = Tensor(entry["dtype"], data.reshape(entry["shape"]), mapping)
         return tensors
     except KeyError as error:
-        raise InputError(f"{file}: numbers of type {error}, not {', '.join(dtypes)}") from error
+        raise InputError(f"{file}: a tensor has the type {error}; only {', '.join(dtypes)} can be read") from error
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise InputError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or brief(error)}") from error
 

@@ -5,7 +5,7 @@
 # ///
 """Many prompts answered together, with either engine: continuous batching.
 
-    python qwen3_batch.py in.jsonl --out out.jsonl          a record a line; started again, it goes on where it stopped
+    python qwen3_batch.py in.jsonl --out out.jsonl     one record per line; the same command continues a stopped job
 
 A pass through the model reads each weight once, whether for one token or for many. So a `Batch` gives a pass the next
 tokens of all its requests: one token of each answer, and pieces of the prompts of those that have just joined.

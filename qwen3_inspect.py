@@ -51,10 +51,10 @@ def make_parser() -> argparse.ArgumentParser:
     add("--raw", action="store_true", help="continue the prompt as plain text, without the chat template")
     add("--think", action=argparse.BooleanOptionalAction, help="think before the answer, or don't")
     add("-n", "--max-tokens", type=int, metavar="N", default=32, help="longest answer (default: %(default)s)")
-    add("--seed", type=int, metavar="N", help="make sampling repeatable")
+    add("--seed", type=int, metavar="N", help="the same seed draws the same tokens")
     for name in Sampling.__dataclass_fields__:
         kind = int if name == "top_k" else float
-        add("--" + name.replace("_", "-"), type=kind, metavar="X", help="as for qwen3.py")
+        add("--" + name.replace("_", "-"), type=kind, metavar="X", help="as for the other commands")
     add("--quantized", action=argparse.BooleanOptionalAction, default=True,
         help="compare with int8 and int4 in the fast engine (default: yes)")
     add("--compare", metavar="QUESTION", help="answer this question with thinking and without (default: "

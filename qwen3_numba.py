@@ -54,9 +54,12 @@ from qwen3_lib.kernels.layout import (BF16, BLOCK, EXPERT, F16, F32, FEW, FORMAT
 from qwen3_lib.kernels.memory import empty, work_space
 
 try:
-    from qwen3_lib.kernels.build import kept_kernels, kernels
-    from qwen3_lib.kernels.packing import PACKED, Packer, forms_of, packed_form
+    from qwen3_lib.kernels.build import kernel, make_kernels
+    from qwen3_lib.kernels.packing import PACKED, Packer, forms_of, matrix_rows, packed_form
+    from qwen3_lib.kernels.products import TABLE, Measured, compile_all, is_settled, prepare, prepare_all
+    from qwen3_lib.kernels.products import tune as tune_formats
     from qwen3_lib.kernels.team import Team, available_cpus
+    from qwen3_lib.kernels.vectors import check_path
 except ImportError as error:
     if __name__ == "__main__":
         sys.exit(f"qwen3_numba.py: {error}")
@@ -64,8 +67,8 @@ except ImportError as error:
 
 __all__ = ["BUNDLED", "Config", "Engine", "InputError", "KVCache", "Model", "Sampling", "Sequence", "Tokenizer",
            "__version__",
-           "chat", "default_sampling", "engine", "forward", "generate", "kept_kernels",
-           "load_model", "load_weights"]
+           "chat", "compile_all", "default_sampling", "engine", "forward", "generate", "is_tuned",
+           "load_model", "load_weights", "tune"]
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Weights: as they lie in the file, or packed
@@ -89,6 +92,8 @@ class Weights:
     arrays: list[np.ndarray]
     team: Team
     quantized: str | None  # "int8" or "int4", if all matrices are packed so
+    formats: tuple[int, ...] = ()  # of the matrices that all tokens of a pass are multiplied with
+    experts_formats: tuple[int, ...] = ()
     for_kernels: tuple[Layers, np.ndarray] | None = None  # with its table
     space: tuple[Space, np.ndarray] | None = None  # of the last pass, with its table
 
@@ -134,6 +139,9 @@ class Weights:
         return tensors
 
 
+LAYERS_OF = ("decoder_layers", "sparse_layers")  # the kernel of a dense model, of a mixture of experts
+
+
 def load_weights(folder: Folder, config: Config, quantize: str | None = None, threads: int | None = None) -> Weights:
     """The namesake of qwen3.load_weights: nothing is expanded. `quantize` is None, "int8" or "int4".
 
@@ -145,7 +153,8 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
         raise InputError(f"{folder.path}: this checkpoint is {saved}, so it can't be made {quantize}")
     stored = folder.packed(config, saved_tensor) if isinstance(folder, Quantized) else folder.tensors(config)
     wish, n_layers, shapes = saved or quantize, config.num_hidden_layers, qwen3.tensor_shapes(config)
-    kernels()  # before all that takes long
+    packs = quantize or any(isinstance(tensor, PackedTensor) for tensor in stored.values())
+    make_kernels(LAYERS_OF[bool(config.sparse_layers)], *(("quantize_block", "pack_block") if packs else ()))
     team = Team(threads or available_cpus())
     w = Weights(np.zeros((n_layers, len(LINEAR), 5), np.int64), np.zeros((n_layers, 2, 2), np.int64),
                 np.zeros((n_layers, 5), np.int64), np.zeros((n_layers, config.num_experts, len(EXPERT), 5), np.int64),
@@ -164,7 +173,7 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
         w.embedding = place_alone("model.embed_tokens.weight")
         w.head = place_alone("lm_head.weight") if "lm_head.weight" in stored else w.embedding
         numbers: Iterable[int] = range(n_layers)
-        if saved is None and (quantize or any(isinstance(tensor, PackedTensor) for tensor in stored.values())):
+        if saved is None and packs:
             numbers = progress(numbers, f"quantizing to {quantize}" if quantize else "unpacking")
         for i in numbers:
             rows = w.matrices(i, i in config.sparse_layers)
@@ -184,6 +193,8 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
     layers = Layers(w.layers, w.norms, w.head_norms, w.norm, w.head, np.array([config.rms_norm_eps]), w.forms, w.routers,
                     w.experts, np.array([int(config.norm_topk_prob)]))
     w.for_kernels = layers, table(layers)
+    w.formats, w.experts_formats = (tuple({int(row[2]) for some in tables for row in some.reshape(-1, 5) if row[0]})
+                                    for tables in ((w.layers, w.routers), (w.experts,)))
     if wish is None and not config.sparse_layers:
         touch_pages({id(tensor.mapping): tensor.mapping for tensor in stored.values()}.values())
     return w
@@ -251,14 +262,6 @@ CACHES = {cache.form: cache for cache in (KVCache, Bf16Cache, F32Cache, Int8Cach
 MOST = {"f16": 65504, "int8": 127 * 65504}  # the largest number that such a cache holds
 
 
-def matrix_rows(matrix: np.ndarray, ids: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Rows of the embedding or the head as float32: ids [n] -> [n, hidden_size]."""
-    x = empty((len(ids), matrix[4]), np.float32)
-    for row, token in zip(x, ids):
-        kernels().weight_row(table((matrix, row)), token)
-    return x
-
-
 def run_layers(model: Model, ids: np.ndarray, caches: list[Any], sequences: np.ndarray, positions: np.ndarray,
                wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Runs tokens ids [m], each the next one of a sequence of these caches, through all layers.
@@ -273,12 +276,20 @@ def run_layers(model: Model, ids: np.ndarray, caches: list[Any], sequences: np.n
     where = [(cache.k.ctypes.data, cache.v.ctypes.data, cache.k.shape[2]) for cache in caches]
     batch = Batch(x, cos, sin, np.stack([sequences, positions], axis=1), np.array(tasks), np.array(tiles), wanted, logits,
                   np.array(where), np.array([caches[0].stored, caches[0].k.shape[3]]))
-    space, batch_table = w.work_space(config, m, len(tasks), max(task.n for task in tasks) * group), table(batch)
-    tables = [some.ctypes.data for some in (w.for_kernels[1], batch_table, space[1])]
+    for form in w.formats:
+        prepare(form, m)
+    for form in w.experts_formats:  # an expert may have been chosen by any number of tokens
+        prepare_all(form, m)
+    if len(wanted):
+        prepare(int(w.head[2]), len(wanted))
+    for n in {1, *(task.n * group for task in tasks)}:
+        prepare(caches[0].stored, n, True)
+    space = w.work_space(config, m, len(tasks), max(task.n for task in tasks) * group)
+    job_table = np.concatenate([w.for_kernels[1], table(batch), space[1], table((TABLE,))])
     n_layers, step = config.num_hidden_layers, max(1, PASS // m)
     for first in range(0, n_layers, step):
-        job = np.array(Job(0, 0, first, min(first + step, n_layers), *tables))
-        w.team.run(kernels().decoder_layers, job, w, caches, batch, batch_table, space)
+        job = np.array(Job(0, 0, first, min(first + step, n_layers), job_table.ctypes.data, int(first + step >= n_layers)))
+        w.team.run(kernel(LAYERS_OF[bool(config.sparse_layers)]), job, w, caches, batch, space, job_table)
     return x, logits[:, :config.vocab_size]
 
 
@@ -337,6 +348,7 @@ def passes(model: Model, token_ids: qwen3.TokenIds, cache: Any,
 
 def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: str = "f16") -> Engine:
     """The Engine for qwen3.load_model. Raises InputError for unknown values."""
+    check_path()
     if quantize not in (None, *PACKED):
         raise InputError(f"quantize must be int8 or int4, not {quantize!r}")
     if kv_dtype not in CACHES:
@@ -357,6 +369,26 @@ def load_model(name: str | Path, quantize: str | None = None, threads: int | Non
     kv_dtype: "f16", "bf16", "f32" or "int8", the number format of keys and values.
     """
     return qwen3.load_model(name, engine(quantize, threads, kv_dtype), offline, tokenizer, adapter)
+
+
+def formats_of(model: Model) -> set[int]:
+    """The formats of the model's matrices and its cache."""
+    w = model.weights
+    return {*w.formats, *w.experts_formats, int(w.head[2]), model.engine.new_cache.stored}
+
+
+def is_tuned(model: Model) -> bool:
+    """Whether it is settled how to compute the model's products on this machine, or that can't be kept."""
+    return is_settled(formats_of(model))
+
+
+def tune(model: Model) -> Iterator[Measured]:
+    """Measures each way to compute the model's products, and keeps the fastest for it and for later runs.
+
+    The way changes no bit of a result. It takes some seconds, on an otherwise idle machine; another thread may use the
+    model meanwhile, and waits for a few milliseconds.
+    """
+    return tune_formats(formats_of(model), model.weights.team)
 
 
 def main(argv: list[str] | None = None) -> int:

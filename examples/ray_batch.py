@@ -72,9 +72,11 @@ class Lines(ray.data.datasource.BlockBasedFileDatasink):
 
 def run(args: argparse.Namespace) -> None:
     folder = open_model(str(args.model))
-    path = folder.path
-    folder.tensors(folder.config())  # raises InputError here rather than in each worker
-    args.model = str(path.resolve()) if Path(args.model).exists() else args.model  # the workers are in other folders
+    folder.config()  # raises InputError here rather than in each worker, as stored() does
+    if "model.embed_tokens.weight" not in folder.stored():
+        raise InputError(f"{folder.path}: an embedding model gives vectors, not answers")
+    if Path(args.model).exists():
+        args.model = str(folder.path.resolve())  # the workers are in other folders
     lines, digest, start = array("q"), hashlib.sha256(), 0
     with open(args.input, "rb") as file:
         for number, line in enumerate(file, 1):
@@ -87,8 +89,6 @@ def run(args: argparse.Namespace) -> None:
     job, about = args.out / "job.json", [args.model, args.quantize, args.positions, digest.hexdigest()]
     if job.exists() and read_json_object(job) != {"job": about}:
         raise InputError(f"{args.out}: belongs to a job with another input, model or option; give another folder")
-    args.out.mkdir(parents=True, exist_ok=True)
-    job.write_text(json.dumps({"job": about}))
     os.chdir(ROOT)  # Ray lets its workers import from the current folder
     cpus = args.threads - 1 or 0.5  # with all threads of its actors counted, Ray could have no CPU left for itself
     if args.address is None:
@@ -102,6 +102,8 @@ def run(args: argparse.Namespace) -> None:
         ray.init(args.address, log_to_driver=False)
     if (there := ray.cluster_resources().get("CPU", 0)) < args.actors * cpus + SPARE:
         raise InputError(f"{args.actors} actors need {args.actors * cpus + SPARE:g} CPUs; the cluster has {there:g}")
+    args.out.mkdir(parents=True, exist_ok=True)
+    job.write_text(json.dumps({"job": about}))
     ray.data.DataContext.get_current().checkpoint_config = ray.data.checkpoint.CheckpointConfig(
         "id", str(args.out / "done"), delete_checkpoint_on_success=False)
     ray.data.range(n := len(lines) // 2, override_num_blocks=n // args.block + 1).map_batches(

@@ -43,7 +43,7 @@ def find(file: str, question: str, reranker: str | None) -> None:
     except OSError as error:
         raise InputError(f"{file}: cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
-        raise InputError(f"{file}: no index, or a damaged index; write it again") from error
+        raise InputError(f"{file}: no index, or a damaged one; make it again with the action index") from error
     scores = vectors @ embed(load_model(name), [question], instruction=SEARCH)[0]
     best = np.argsort(-scores)[:TOP if reranker is None else 10 * TOP]
     if reranker is not None:  # the reranker reads each of the most similar passages together with the question
@@ -57,8 +57,9 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 parser.add_argument("action", choices=["index", "find"])
 parser.add_argument("file", help="the index")
 parser.add_argument("what", help="the folder to index, or the question")
-parser.add_argument("--model", default="Qwen/Qwen3-Embedding-0.6B", help="for the index (default: %(default)s)")
-parser.add_argument("--reranker", help="for the answers, such as Qwen/Qwen3-Reranker-0.6B")
+parser.add_argument("--model", default="Qwen/Qwen3-Embedding-0.6B",
+                    help="the embedding model of the index (default: %(default)s)")
+parser.add_argument("--reranker", help="a model that ranks the best passages, such as Qwen/Qwen3-Reranker-0.6B")
 args = parser.parse_args()
 try:
     index(args.file, args.what, args.model) if args.action == "index" else find(args.file, args.what, args.reranker)

@@ -13,6 +13,7 @@ from hypothesis import settings
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy: else each of pytest's processes takes all cores
 os.environ["QWEN3_HISTORY"] = "off"  # nothing is kept in the home of who runs the tests
+os.environ["QWEN3_TUNE"] = "off"  # and commands end with their answer
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]

@@ -16,6 +16,12 @@ from configs import BASE, ROOT
 from qwen3_lib.app import cli
 from qwen3_lib.io.errors import InputError
 
+PERU, LIMA = "What is the capital of Peru?", "The capital of Peru is Lima."
+SPAIN, MADRID = "What is the capital of Spain?", "The capital of Spain is Madrid."
+TALK = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]
+WEATHER = {"type": "function", "function": {
+    "name": "get_weather", "description": "Get the weather in a city",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}
 REMOVED = object()  # in a set of changes to a config: the field is not there at all
 HUGE_INT = 10**400  # JSON and the command line allow it; float() doesn't
 
@@ -53,8 +59,8 @@ def works_or_refused(call, *args, **options):
 # The command line, in this process and as a process of its own
 # ----------------------------------------------------------------------------------------------------------------------
 
-def run_main(capfd, *args, stdin: bytes | None = b"") -> tuple[int, str, str]:
-    """(status, stdout, stderr) of the command line in this process. capfd also sees what libraries print themselves.
+def run_main(capfd, *args, stdin: bytes | None = b"", main=cli.main) -> tuple[int, str, str]:
+    """(status, stdout, stderr) of a command line in this process. capfd also sees what libraries print themselves.
 
     stdin: what is piped in; None for a terminal, at which nobody types.
     """
@@ -62,7 +68,7 @@ def run_main(capfd, *args, stdin: bytes | None = b"") -> tuple[int, str, str]:
     earlier, sys.stdin = sys.stdin, io.TextIOWrapper(io.BytesIO(stdin or b""), "utf-8")
     sys.stdin.isatty = lambda: stdin is None
     try:
-        status = cli.main([str(arg) for arg in args])
+        status = main([str(arg) for arg in args])
     except SystemExit as stop:  # argparse ends wrong usage so
         status = stop.code
     finally:
@@ -124,14 +130,6 @@ def output(*arguments, **options) -> str:
     return done.stdout
 
 
-def refusal(*arguments, status=1, **options) -> str:
-    """The one line of a run that must fail."""
-    done = run(*arguments, **options)
-    assert done.returncode == status and done.stdout == "" and len(done.stderr.splitlines()) == 1, done
-    assert "Traceback" not in done.stderr
-    return done.stderr
-
-
 def cut_off(n: int) -> str:
     """What stderr says of an answer cut off after n tokens by --max-tokens."""
     return f"The answer was cut off after {n} tokens: raise --max-tokens for more.\n"
@@ -140,6 +138,11 @@ def cut_off(n: int) -> str:
 def run_fast(*arguments, program="qwen3_numba.py", **options):
     return subprocess.run([sys.executable, ROOT / program, *map(str, arguments)], capture_output=True, text=True,
                           timeout=300, **options)
+
+
+def roles(messages: list[dict]) -> str:
+    """The initials of who has said something: s, u, a, t."""
+    return "".join(message["role"][0] for message in messages)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

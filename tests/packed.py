@@ -8,7 +8,7 @@ import pytest
 import qwen3
 import qwen3_numba as fast
 from qwen3_lib.io.tensors import PackedTensor
-from qwen3_lib.kernels.build import kernels
+from qwen3_lib.kernels.build import kernel
 from qwen3_lib.kernels.layout import (BF16, F16, F32, INT4, INT5, INT8, Q4_1, Q5_1, Weight, packed_shape, padded, table)
 from qwen3_lib.kernels.memory import aligned
 from qwen3_lib.kernels.packing import Packer
@@ -29,7 +29,7 @@ def stored(w: np.ndarray, form: int) -> tuple[np.ndarray, Weight]:
         data, work = aligned(packed_shape(rows, n, form)), np.empty((10, 32), np.float32)
         for i, block in enumerate(data):
             columns = np.ascontiguousarray(wide[32 * i:32 * i + 32].T)
-            kernels().quantize_block(table((columns, block, work)), form)
+            kernel("quantize_block")(table((columns, block, work)), form)
     else:
         data = np.zeros((rows, padded(n, 32)), {F32: np.float32, BF16: np.uint16, F16: np.float16}[form])
         data[:, :n] = (w.view(np.uint32) >> 16) if form == BF16 else w
@@ -74,6 +74,26 @@ def load_model(path, quantize: str | None, threads: int, kv_dtype: str) -> qwen3
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(qwen3.Folder, "tensors", tensors)
         return fast.load_model(path, None, threads, kv_dtype, tokenizer=False)
+
+
+def round_vectors(patch: pytest.MonkeyPatch, is_packed) -> None:
+    """From now on qwen3.py rounds the vectors that a matrix is multiplied with to 8 bits, if is_packed(matrix)."""
+    real = qwen3.linear
+
+    def rounded(x, w):
+        if is_packed(w):
+            n = x.shape[-1]
+            groups = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -n % 32)]).reshape(*x.shape[:-1], -1, 32)
+            scales = np.maximum(abs(groups).max(axis=-1, keepdims=True), np.float32(1e-36)) / np.float32(127)
+            x = (np.floor(groups / scales + np.float32(0.5)) * scales).reshape(*x.shape[:-1], -1)[..., :n]
+        return real(x, w)
+
+    def swiglu(x, gate_proj, up_proj, down_proj):
+        gate = rounded(x, gate_proj)
+        return rounded(gate / (1 + np.exp(-gate)) * rounded(x, up_proj), down_proj)
+
+    patch.setattr(qwen3, "linear", rounded)
+    patch.setattr(qwen3, "swiglu", swiglu)
 
 
 def reference(data: np.ndarray, weight: Weight) -> np.ndarray:

@@ -14,7 +14,7 @@ from make_random_model import make_random_model
 from qwen3_embed import embed
 from embedders import make_embedder
 from qwen3_lib.io.adapter import Adapted
-from qwen3_lib.io.models import Checkpoint, GGUFFile
+from qwen3_lib.io.models import Checkpoint
 from qwen3_lib.io.packed import save_quantized
 from test_formats import CASES, quantize_model
 from test_formats import CONFIG as WHOLE_GROUPS
@@ -144,25 +144,6 @@ def test_a_quantized_base(case, tmp_path):
     for name, change in changes.items():
         np.testing.assert_allclose(stored[f"{name}.weight"].data, expected[f"{name}.weight"] + change, atol=1e-6)
     assert np.isfinite(logits(qwen3.load_model(path, adapter=tmp_path / "adapter"))).all()
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_any_source_takes_an_adapter(tied, tmp_path):
-    """A source with Q8_0 matrices, say: what is changed is their sum, all else is the source's."""
-    gguf_file = pytest.importorskip("test_gguf_file", reason="gguf is not installed")
-    shape = BASE | {"tie_word_embeddings": tied}
-    path = make_random_model(shape, tmp_path / "model", "float32")
-    source = GGUFFile(gguf_file.write_gguf(path, tmp_path / "x.gguf", "Q8_0"))
-    changes = make_adapter(tmp_path / "adapter", matrices(shape))
-    found, config = Adapted(source, tmp_path / "adapter"), source.config()
-    plain = source.tensors(config)
-    assert found.path == source.path and found.json("config.json") == source.json("config.json")
-    tensors = found.tensors(config)
-    assert tensors.keys() == plain.keys() | {"lm_head.weight"}
-    for name, tensor in tensors.items():
-        change = changes.get(name.removesuffix(".weight"), 0)
-        base = plain["model.embed_tokens.weight" if tied and name == "lm_head.weight" else name]
-        np.testing.assert_allclose(tensor.data, base.data + change, atol=1e-6)
 
 
 def test_both_engines_and_a_quantized_copy_take_it(folders, tmp_path):

@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import qwen3
-from configs import BASE, FRANCE, PARIS
+from configs import FRANCE, PARIS
 from fuzzing import any_text, cut_up, fuzz
 from helpers import filled_cache, message_of, random_ids, works_or_refused
-from make_random_model import make_random_model
 from qwen3_lib.answers.completion import Completion, StopTexts
-from qwen3_lib.answers.lookup import Lookup
+from qwen3_lib.answers.guesses import Guessed, Lookup, Source
 from qwen3_lib.answers.score import SCORED, score
 from qwen3_lib.answers.sequences import ThinkBudget
 from qwen3_lib.answers.tools import tool_schema
@@ -79,25 +78,6 @@ def test_an_answer_prints_as_its_text_and_shows_its_state(demo):
         return [piece async for piece in qwen3.chat(**question)]
 
     assert "".join(asyncio.run(pieces())) == PARIS.strip()
-
-
-def test_a_conversation_computes_only_its_new_tokens(demo):
-    cache, options = qwen3.KVCache(demo.config), {"temperature": 0, "enable_thinking": False}
-    messages = [{"role": "user", "content": FRANCE}]
-    first = qwen3.chat(demo, messages, cache=cache, **options).finish()
-    messages += [first.message, {"role": "user", "content": "And of Peru?"}]
-    second = qwen3.chat(demo, messages, cache=cache, **options).finish()
-    assert first.cached_tokens == 0 and second.cached_tokens > len(first.prompt_ids) // 2
-    assert second.text == str(qwen3.chat(demo, messages, **options))
-
-
-def test_a_cache_serves_one_answer_at_a_time(demo):
-    cache, options = qwen3.KVCache(demo.config), {"temperature": 0, "enable_thinking": False}
-    first = qwen3.chat(demo, "My name is Mia.", cache=cache, **options)
-    next(first)
-    second = qwen3.chat(demo, "What is my name?", cache=cache, **options)
-    assert "another answer" in message_of(first.finish)
-    assert str(second) == str(qwen3.chat(demo, "What is my name?", **options))
 
 
 @pytest.mark.parametrize("options", [{"stop": 5}, {"stop": [5]}, {"stop": ""}, {"stop": [None]}, {"logprobs": -1},
@@ -297,16 +277,21 @@ def test_think_budget(rng, talker):
 # ----------------------------------------------------------------------------------------------------------------------
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=30), st.integers(1, 9), st.integers(1, 40), st.integers(0, 99),
-       st.sampled_from([0, 0.5, 1.5]))
-def test_guesses_never_change_the_answer(model, prompt, n, limit, seed, temperature):
-    """Texts that repeat themselves, so that many guesses are right and many are wrong, whatever the passes cost."""
-    bias = np.zeros(320, np.float32)
-    bias[:6] = 12
-    model = with_engine(model, lambda *args, **options: qwen3.logits_of(*args, **options) + bias)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=30), st.sampled_from([(3, 0), (0, 4), (2, 5)]), st.integers(1, 40),
+       st.integers(0, 99), st.sampled_from([0, 0.5, 1.5]))
+def test_guesses_never_change_the_answer(model, prompt, guesses, limit, seed, temperature):
+    """Texts that repeat themselves and a draft that often errs, so that many guesses are right and many are wrong."""
+    def with_bias(wrong):
+        bias = np.where(np.arange(320) < 6, 12, 0).astype(np.float32) + wrong
+        return with_engine(model, lambda *args, **options: qwen3.logits_of(*args, **options) + bias)
+
+    n_lookup, n_draft = guesses
     options = {"max_new_tokens": limit, "seed": seed, "temperature": temperature, "eos_token_ids": [5]}
-    plain, guessing = (Completion(model, prompt, lookup=lookup, logprobs=2, **options) for lookup in (None, n))
-    guessing.driver.time = lambda *_: guessing.driver.seconds.update({False: 1.0})  # guesses always seem to pay
+    large, small = with_bias(0), with_bias(np.random.default_rng(seed).standard_normal(320).astype(np.float32))
+    plain = Completion(large, prompt, logprobs=2, **options)
+    guessing = Completion(large, prompt, lookup=n_lookup or None, draft=small if n_draft else None, logprobs=2, **options)
+    for source in guessing.driver.sources:  # guesses always seem to pay
+        source.length = lambda _, n=n_lookup or n_draft: n
     cache = qwen3.KVCache(model.config)
     guessing.begin(cache)
     assert (str(plain), plain.token_ids, plain.finish_reason) == (str(guessing), guessing.token_ids, guessing.finish_reason)
@@ -316,19 +301,30 @@ def test_guesses_never_change_the_answer(model, prompt, n, limit, seed, temperat
     assert cache.token_ids[:cache.length].tolist() == text[:cache.length] and cache.length >= len(text) - 1
 
 
-def test_right_guesses_save_passes_and_wrong_ones_pause(model):
+def test_right_guesses_save_passes(model):
     sequence = qwen3.Sequence(model, [1, 2, 3, 4, 1, 2], 20, temperature=0, eos_token_ids=())
-    lookup, passes = Lookup(sequence, 4), 0
-    while len(lookup.new):
-        lookup.seconds[False] = 1.0
+    guessing, passes = Guessed(sequence, [Lookup(4)]), 0
+    while len(guessing.new):
         following = {1: 2, 2: 3, 3: 4, 4: 1}
-        lookup.feed(np.stack([np.eye(320, dtype=np.float32)[following[int(token)]] for token in lookup.new])
-                    if passes else np.eye(320, dtype=np.float32)[3])
-        lookup.pause, passes = 0, passes + 1
+        guessing.feed(np.stack([np.eye(320, dtype=np.float32)[following[int(token)]] for token in guessing.new])
+                      if passes else np.eye(320, dtype=np.float32)[3])
+        guessing.plain, guessing.sources[0].check, passes = 1.0, 0.0, passes + 1
     assert sequence.token_ids == [3, 4, 1, 2] * 5 and passes == 5
-    lookup.seconds = {True: 2.0, False: 1.0}
-    lookup.time(True, 1)
-    assert lookup.pause == Lookup.PAUSE
+
+
+@pytest.mark.parametrize("right, make, check, expected", [
+    (1, 0, 0, 8), (0.5, 0.5, 0.6, 0), (0.9, 0.3, 0.05, 4), (0, 0.1, 0.1, 0), (0.7, 0.3, 0.05, 2)])
+def test_as_many_guesses_as_pay(right, make, check, expected):
+    """Of n guesses, 1 + r + r² + … tokens are expected for 1 + n (make + check) seconds: the best n of this table."""
+    source = Source(8)
+    source.right, source.make, source.check = right, make, check
+    assert source.length(1.0) == expected
+    if expected == 0:  # then one is tried again after a while
+        assert [source.length(1.0) for _ in range(Source.PAUSE)] == [0] * (Source.PAUSE - 1) + [1]
+
+
+def test_a_draft_needs_the_same_tokenizer(tiny_model, demo):
+    assert "tokenizers differ" in message_of(Completion, demo, [1, 2], draft=tiny_model)
 
 
 def weather(city: str, days: int | None = 3, *, units: list[str] = ()) -> str:

@@ -12,7 +12,7 @@ from configs import BASE, ROOT
 from helpers import assert_one_line, message_of, patiently, random_ids
 from make_random_model import make_random_model
 from qwen3_lib.answers.completion import Completion
-from qwen3_lib.answers.lookup import Lookup
+from qwen3_lib.answers.guesses import Source
 from qwen3_lib.batch import batch as room
 from qwen3_lib.batch.batch import PIECE, Batch, generate_batch, slots_in
 from qwen3_lib.batch.caches import copy_prefix
@@ -153,7 +153,7 @@ def test_the_text_of_an_answer_can_be_read_while_it_grows(demo):
 
 def test_guesses_in_a_batch(model, monkeypatch):
     """Several tokens a pass for some, one for others, and a prompt in pieces beside them."""
-    monkeypatch.setattr(Lookup, "time", lambda self, *_: self.seconds.update({False: 1.0}))
+    monkeypatch.setattr(Source, "length", lambda self, plain: self.n)
     counted, passes = counting(model)
     prompts = [[5, 6, 7, 8] * 6, [5, 6, 7, 8] * 4, random_ids(300)]
     options = [{"lookup": 5}, {}, {"lookup": 3, "logprobs": 2}]

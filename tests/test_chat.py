@@ -7,32 +7,20 @@ import json
 import os
 import random
 import re
-import sys
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
 import qwen3
+from helpers import LIMA, MADRID, PERU, SPAIN, TALK, WEATHER, roles
 from qwen3 import InputError
 from qwen3_lib.answers.completion import Completion
 from qwen3_lib.app import chat as qwen3_chat
 from qwen3_lib.app import files, terminal
 
-ROOT = Path(__file__).resolve().parents[1]
-PERU, LIMA = "What is the capital of Peru?", "The capital of Peru is Lima."
-SPAIN, MADRID = "What is the capital of Spain?", "The capital of Spain is Madrid."
-TALK = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]
 CALL = {"name": "get_weather", "arguments": {"city": "Paris"}}
-WEATHER = {"type": "function", "function": {
-    "name": "get_weather", "description": "Get the weather in a city",
-    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}
 OPTIONS = {"top_k": 7}
-
-
-def roles(messages: list[dict]) -> str:
-    """The initials of who has said something: s, u, a, t."""
-    return "".join(message["role"][0] for message in messages)
 
 
 def new_chat(model: qwen3.Model, messages: list[dict] | None = None, **more) -> qwen3_chat.Chat:
@@ -266,36 +254,3 @@ def test_an_answer_that_does_not_begin(demo, error):
         assert chat.messages == TALK and not chat.earlier
     handle_and_check(chat, "/regenerate")
     assert roles(chat.messages) == "ua"
-
-
-@contextlib.contextmanager
-def interrupted_at(step: int):
-    """Ctrl-C before the n-th line of our own code."""
-    steps = itertools.count(1)
-
-    def trace(frame, event, _):
-        if event == "line" and next(steps) == step:
-            raise KeyboardInterrupt
-        return trace if Path(frame.f_code.co_filename).parent in (ROOT, ROOT / "qwen3_lib/app") else None
-
-    sys.settrace(trace)
-    with contextlib.suppress(KeyboardInterrupt):
-        yield
-    sys.settrace(None)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_ctrl_c_at_any_line_of_the_program(talker, seed):
-    """Wherever Ctrl-C comes: the messages stay valid, and the cache gives the answers that a fresh one gives."""
-    rng = random.Random(seed)
-    config = dataclasses.replace(talker.config, context_length=2**20)
-    chat = new_chat(dataclasses.replace(talker, config=config, sampling=qwen3.Sampling(temperature=0.0)))
-    handled(chat, "/set max_tokens 5")
-    handle_and_check(chat, "My name is Mia.")
-    for line in ("What is my name?", "/regenerate", PERU * rng.randint(1, 12)):  # the last one: the cache grows
-        kept = list(chat.messages)
-        with interrupted_at(int(2 ** rng.uniform(0, 13))):
-            handled(chat, line)
-        assert chat.messages[:len(kept) - 1] == kept[:-1] and re.fullmatch("(ua)+", roles(chat.messages))
-    handle_and_check(chat, "What is my name?")
-    assert len(chat.last.token_ids) == 5 and chat.messages[-1]["role"] == "assistant"

@@ -142,7 +142,7 @@ def test_on_a_terminal(capfd, monkeypatch):
 
 @pytest.mark.parametrize("name", ["./nosuch", "x.gguf", "C:\\models\\x", "/no/such", "~nobody", "models/"])
 def test_a_path_that_does_not_exist(capfd, monkeypatch, name):
-    assert_cli_refuses(capfd, ["--model", name, "Hello"], f"qwen3.py: {name}: there is no such file or folder"[9:])
+    assert_cli_refuses(capfd, ["--model", name, "Hello"], f" {name}: there is no such file or folder")
     monkeypatch.setenv("QWEN3_MODEL", name)
     assert_cli_refuses(capfd, ["Hello"], f"$QWEN3_MODEL: {name}: there is no such")
 

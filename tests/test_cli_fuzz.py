@@ -86,7 +86,7 @@ def any_arguments(rng, tiny, options, path):
     return [argument.replace("\0", "") for group in groups for argument in group]  # no process can be given a NUL
 
 
-@fuzz(600)
+@fuzz(300)
 def test_command_line(rng, tiny, odd_files, scratch):
     """Status 0 and an answer; or status 1 or 2 and one line that says why not."""
     os.environ["HF_HOME"] = str(scratch)

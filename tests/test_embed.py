@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import qwen3
-from embedders import SHAPE, make_embedder, texts
+from embedders import AFTER, BEFORE, SHAPE, make_embedder, texts
 from helpers import assert_one_line, message_of, patiently, with_tensors
-from qwen3_embed import END, PASS, POSITIONS, SEARCH, TOGETHER, common_length, embed, groups, rerank
+from qwen3_embed import END, POSITIONS, SEARCH, TOGETHER, embed, groups, rerank
 from qwen3_lib.batch.caches import Caches
 
 QUERY = "how do bees find home?"
@@ -64,13 +64,9 @@ def test_the_end_follows_a_text_if_the_tokenizer_does_not_append_it(model, tmp_p
 
 
 def test_a_score_is_the_share_of_yes_after_the_prompt_of_the_training(judge):
-    """The prompt, letter by letter, is the one of Qwen3-Reranker's model card."""
-    before = ("<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the "
-              'Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n')
     body = ("<Instruct>: Given a web search query, retrieve relevant passages that answer the query\n"
             f"<Query>: {QUERY}\n<Document>: by the sun")
-    after = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
-    ids = [i for text in (before, body, after) for i in judge.tokenizer.encode(text)]
+    ids = [i for text in (BEFORE, body, AFTER) for i in judge.tokenizer.encode(text)]
     logits = qwen3.forward(judge, ids, qwen3.KVCache(judge.config))
     yes, no = (np.exp(logits[judge.tokenizer.token_to_id(word)]) for word in ("yes", "no"))
     np.testing.assert_allclose(rerank(judge, QUERY, ["by the sun"]), yes / (yes + no), atol=1e-6)
@@ -135,16 +131,6 @@ def test_groups(lengths, shared):
     found = list(groups(lengths, shared))
     assert [i for group in found for i in group] == [*range(len(lengths))]
     assert all(map(fits, found)) and not any(fits([*group, after[0]]) for group, after in zip(found, found[1:]))
-
-
-@given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=40), max_size=8), st.lists(st.integers(0, 3)))
-@patiently(200)
-def test_common_length(bodies, before):
-    sequences = [before + body for body in bodies]
-    common = 0
-    while len(sequences) > 1 and min(map(len, sequences)) > common + 1 and len({ids[common] for ids in sequences}) == 1:
-        common += 1
-    assert common_length(sequences) == (common if common * (len(sequences) - 1) > PASS else 0)
 
 
 def counting(model):

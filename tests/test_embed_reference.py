@@ -1,5 +1,6 @@
 """qwen3_embed.py against transformers in float32, both kinds of models. Skipped where torch isn't installed."""
 import json
+from functools import cache
 
 import numpy as np
 import pytest
@@ -7,8 +8,8 @@ import pytest
 import qwen3
 import qwen3_numba as fast
 from configs import ROOT, SHARED
-from embedders import SHAPE, make_embedder, make_reranker, texts
-from qwen3_embed import PREFIX, SEARCH, SUFFIX, embed, rerank
+from embedders import AFTER, BEFORE, SHAPE, make_embedder, make_reranker, texts
+from qwen3_embed import SEARCH, embed, rerank
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[reference]'")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -22,6 +23,7 @@ def load(engine, folder):
     return qwen3.load_model(folder) if engine == "NumPy" else fast.load_model(folder, kv_dtype="f32", threads=1)
 
 
+@cache
 def tokenizer(folder, **sides):
     return transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"),
                                                 pad_token="<|endoftext|>", **sides)
@@ -46,7 +48,7 @@ def their_scores(folder, task, query, documents):
     for document in documents:
         body = f"<Instruct>: {task}\n<Query>: {query}\n<Document>: {document}"
         with torch.no_grad():
-            last = model(torch.tensor([ids(PREFIX) + ids(body) + ids(SUFFIX)])).logits[0, -1]
+            last = model(torch.tensor([ids(BEFORE) + ids(body) + ids(AFTER)])).logits[0, -1]
         scores.append(torch.softmax(last[[no, yes]], 0)[1].item())
     return np.array(scores)
 

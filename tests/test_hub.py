@@ -18,7 +18,7 @@ from urllib.parse import unquote
 import pytest
 
 from configs import ROOT
-from helpers import message_of
+from helpers import assert_cli_refuses, message_of, run_main
 from qwen3_lib.io.hub import cached_models, check_blobs, gguf_names, hub_cache, hub_id, named_gguf, resolve_model
 
 pytestmark = pytest.mark.core
@@ -29,13 +29,16 @@ DEMO = {name: (ROOT / "demo" / name).read_bytes() for name in NEEDED}
 USELESS = {"README.md": b"# Tiny", "pytorch_model.bin": b"pickle", "onnx/model.safetensors": b"onnx"}
 IMPATIENT = "import time; time.sleep = lambda seconds: None  # the client waits before it tries again\n"
 CHILD = """
-import sys
+import json, sys
 from qwen3_lib.io.hub import resolve_model
 from qwen3_lib.io.errors import InputError
-try:
-    print(resolve_model(sys.argv[1], offline="offline" in sys.argv[2:]))
-except InputError as error:
-    sys.exit(str(error))
+outcomes = []
+for name, *options in json.loads(sys.argv[1]):
+    try:
+        outcomes.append((str(resolve_model(name, offline="offline" in options)), ""))
+    except InputError as error:
+        outcomes.append((None, str(error)))
+print(json.dumps(outcomes))
 """
 
 
@@ -117,15 +120,20 @@ def environment(hub, tmp_path):
 
 
 @pytest.fixture
-def get(environment, tmp_path):
-    """A function that resolves a name in a new process -> (path or None, stderr)."""
-    def run(name="tiny/demo", *options, before="", **variables):
-        done = subprocess.run([sys.executable, "-c", before + CHILD, name, *options], env=environment | variables,
+def get_all(environment, tmp_path):
+    """A function that resolves several (name, option ...) in a new process -> (path or None, message) of each."""
+    def run(*wanted, before="", **variables):
+        done = subprocess.run([sys.executable, "-c", before + CHILD, json.dumps(wanted)], env=environment | variables,
                               cwd=tmp_path, capture_output=True, text=True, timeout=60)
-        assert (done.returncode, bool(done.stdout)) in ((0, True), (1, False)), done.stderr
-        return (Path(done.stdout.removesuffix("\n")) if done.stdout else None), done.stderr
+        assert (done.returncode, done.stderr) == (0, "")
+        return [(path and Path(path), message) for path, message in json.loads(done.stdout)]
 
     return run
+
+
+@pytest.fixture
+def get(get_all):
+    return lambda *wanted, **options: get_all(wanted or ("tiny/demo",), **options)[0]
 
 
 def assert_refused(outcome, *words):
@@ -154,7 +162,7 @@ def sharded(n=3):
 # Downloads and the cache
 # ----------------------------------------------------------------------------------------------------------------------
 
-def test_a_download_asks_for_what_is_needed_and_only_once(hub, get):
+def test_a_download_asks_for_what_is_needed_and_only_once(hub, get, get_all):
     outcome = get(HF_TOKEN="hf_secret")
     assert_complete(outcome)
     assert sorted(hub.files_asked()) == sorted(NEEDED) and hub.files_asked()[-1] == "model.safetensors"
@@ -164,18 +172,20 @@ def test_a_download_asks_for_what_is_needed_and_only_once(hub, get):
     hub.requests.clear()
     assert get(before="import sys; sys.modules['huggingface_hub'] = None\n") == outcome and hub.requests == []
     hub.stop()
-    assert get() == get("tiny/demo", "offline") == get(HF_HUB_OFFLINE="1") == outcome
-    for options, variables in ((["offline"], {}), ([], {"HF_HUB_OFFLINE": "1"})):
-        assert_refused(get("tiny/other", *options, **variables), "tiny/other: ", "offline", "not completely in the hub's")
-    assert_refused(get("tiny/other", before=IMPATIENT), "tiny/other: the download failed", "run the same command again")
+    for found in (get_all(("tiny/demo", "offline"), ("tiny/other", "offline")),
+                  get_all(("tiny/demo",), ("tiny/other",), HF_HUB_OFFLINE="1")):
+        assert found[0] == outcome
+        assert_refused(found[1], "tiny/other: ", "offline", "not completely in the hub's")
+    found = get_all(("tiny/demo",), ("tiny/other",), before=IMPATIENT)
+    assert found[0] == outcome
+    assert_refused(found[1], "tiny/other: the download failed", "run the same command again")
 
 
-def test_a_short_name_is_one_of_qwen(hub, get):
+def test_a_short_name_is_one_of_qwen(hub, get_all):
     hub.models = {"Qwen/Qwen3-0.6B": DEMO}
-    outcome = get("0.6b")
+    outcome, *others = get_all(("0.6b",), ("Qwen3-0.6B", "offline"), ("qwen/qwen3-0.6b", "offline"))
     assert_complete(outcome)
-    assert outcome[0].parents[1].name == "models--Qwen--Qwen3-0.6B"
-    assert get("Qwen3-0.6B", "offline") == get("qwen/qwen3-0.6b", "offline") == outcome
+    assert outcome[0].parents[1].name == "models--Qwen--Qwen3-0.6B" and others == [outcome] * 2
 
 
 @pytest.mark.parametrize("name, repo_id, quantization", [
@@ -225,7 +235,7 @@ def stall(hub, name):
 def test_a_download_that_is_ended_goes_on_with_the_next_file(hub, get, environment, tmp_path, number):
     """Ctrl-C ends it at once, though the hub keeps the connection open; what was complete is kept."""
     reached = stall(hub, "model.safetensors")
-    process = subprocess.Popen([sys.executable, "-c", CHILD, "tiny/demo"], env=environment, cwd=tmp_path,
+    process = subprocess.Popen([sys.executable, "-c", CHILD, '[["tiny/demo"]]'], env=environment, cwd=tmp_path,
                                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert reached.wait(60)
     time.sleep(0.3)  # Python handles a signal only once it waits for the hub
@@ -245,23 +255,6 @@ def test_a_hub_that_does_not_answer(hub, get):
     assert time.monotonic() - start < 20
 
 
-def test_the_token_goes_to_the_hub_alone(hub, get):
-    """A hub keeps its files with others, and its answer names the place."""
-    other = Hub()
-    other.models = hub.models
-
-    def elsewhere(handler, path):
-        if path.endswith("/model.safetensors") and handler.command == "GET":
-            handler.send(302, b"", {"Location": f"http://127.0.0.1:{other.server_port}{path}"})
-            return True
-
-    hub.fault = elsewhere
-    assert_complete(get(HF_TOKEN="hf_secret"))
-    assert other.files_asked() == ["model.safetensors"]
-    assert [headers["Authorization"] for _, _, headers in other.requests] == [None]
-    other.stop()
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # What goes wrong
 # ----------------------------------------------------------------------------------------------------------------------
@@ -276,38 +269,45 @@ def answer(place, status, content=b"", headers={}):
     return fault
 
 
-@pytest.mark.parametrize("fault, words", [
-    (answer("/tiny/demo", 401, b'{"error": "Invalid username or password."}'), ["no such model", "HF_TOKEN"]),
-    (answer("/tiny/demo", 403, headers={"X-Error-Code": "GatedRepo"}), ["conditions", "/tiny/demo", "HF_TOKEN"]),
-    (answer("/config.json", 401, headers={"X-Error-Code": "GatedRepo"}), ["conditions", "/tiny/demo", "HF_TOKEN"]),
-    (answer("/tiny/demo", 403, headers={"X-Error-Message": "red \x1b[31m"}), ["403", "red \\x1b[31m"]),
-    (answer("/tiny/demo", 200, b"<html>\n<body>\nPlease log in"), ["HF_ENDPOINT"]),
-    (answer("/tokenizer.json", 404, headers={"X-Error-Code": "EntryNotFound"}), ["no such model"]),
-])
-def test_answers_of_a_hub(hub, get, fault, words):
-    hub.fault = fault
-    assert_refused(get(before=IMPATIENT), "tiny/demo: ", *words)
+ANSWERS = [
+    (answer("/tiny/0", 401, b'{"error": "Invalid username or password."}'), ["no such model", "HF_TOKEN"]),
+    (answer("/tiny/1", 403, headers={"X-Error-Code": "GatedRepo"}), ["conditions", "/tiny/1", "HF_TOKEN"]),
+    (answer("/tiny/2/resolve/main/config.json", 401, headers={"X-Error-Code": "GatedRepo"}),
+     ["conditions", "/tiny/2", "HF_TOKEN"]),
+    (answer("/tiny/3", 403, headers={"X-Error-Message": "red \x1b[31m"}), ["403", "red \\x1b[31m"]),
+    (answer("/tiny/4", 200, b"<html>\n<body>\nPlease log in"), ["HF_ENDPOINT"]),
+    (answer(f"/tiny/5/resolve/{COMMIT}/tokenizer.json", 404, headers={"X-Error-Code": "EntryNotFound"}),
+     ["no such model"])]
 
 
-def test_what_is_no_model(hub, get):
+def test_answers_of_a_hub(hub, get_all):
+    hub.models = {f"tiny/{i}": DEMO for i in range(len(ANSWERS))}
+    hub.fault = lambda handler, path: any(fault(handler, path) for fault, _ in ANSWERS)
+    outcomes = get_all(*((name,) for name in hub.models), before=IMPATIENT)
+    for name, outcome, (_, words) in zip(hub.models, outcomes, ANSWERS):
+        assert_refused(outcome, f"{name}: ", *words)
+
+
+def test_what_is_no_model(hub, get_all):
     half = {name: DEMO[name] for name in ("config.json", "model.safetensors")}
     hub.models = {"tiny/demo": USELESS, "tiny/half": half}
-    assert_refused(get(), "tiny/demo: the hub has no model.safetensors and no whole GGUF file of it")
-    assert_refused(get("tiny/half"), "tiny/half: this is not a model folder", "tokenizer.json")
+    found = get_all(("tiny/demo",), ("tiny/half",))
+    assert_refused(found[0], "tiny/demo: the hub has no model.safetensors and no whole GGUF file of it")
+    assert_refused(found[1], "tiny/half: this is not a model folder", "tokenizer.json")
     assert hub.files_asked() == []
 
 
-@pytest.mark.parametrize("index, words", [
-    (b"{", "index.json lists nothing"), (b'{"weight_map": {"a": 1}}', "index.json lists 1,"),
-    (b'{"weight_map": {"a": "../../x.safetensors"}}', "the download failed")])
-def test_a_damaged_index(hub, get, index, words):
-    hub.models["tiny/demo"] = sharded() | {"model.safetensors.index.json": index, "../../x.safetensors": b""}
-    assert_refused(get(), "tiny/demo: ", words)
+def test_a_damaged_index(hub, get_all):
+    indices = {b"{": "index.json lists nothing", b'{"weight_map": {"a": 1}}': "index.json lists 1,",
+               b'{"weight_map": {"a": "../../x.safetensors"}}': "the download failed"}
+    hub.models = {f"tiny/{i}": sharded() | {"model.safetensors.index.json": index, "../../x.safetensors": b""}
+                  for i, index in enumerate(indices)}
+    for name, outcome, words in zip(hub.models, get_all(*((name,) for name in hub.models)), indices.values()):
+        assert_refused(outcome, f"{name}: ", words)
     assert not any("-of-" in name or ".." in name for name in hub.files_asked())
 
 
 def test_surroundings_that_make_no_sense(get, tmp_path):
-    assert_refused(get(HF_HUB_DOWNLOAD_TIMEOUT="soon"), "tiny/demo", "'soon'")
     assert_refused(get(HF_TOKEN="t\u00f6ken"), "tiny/demo: ", "HF_TOKEN")
     assert_refused(get(before="import sys\nsys.modules['huggingface_hub'] = None"), "tiny/demo", "can't be imported")
     full = """import huggingface_hub.file_download as client
@@ -339,8 +339,8 @@ def test_what_is_there_comes_first(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("variables", [
-    {}, {"HF_HOME": "/a", "HF_HUB_CACHE": "/c", "HUGGINGFACE_HUB_CACHE": "/d"}, {"XDG_CACHE_HOME": "/b"},
-    {"HF_HOME": "~/a", "XDG_CACHE_HOME": "/b"}, {"HF_HUB_CACHE": "$HOME/a${HOME}"}, {"HF_HOME": "", "HUGGINGFACE_HUB_CACHE": "/d"}])
+    {"HF_HOME": "/a", "HF_HUB_CACHE": "/c", "HUGGINGFACE_HUB_CACHE": "/d"}, {"HF_HOME": "~/a", "XDG_CACHE_HOME": "/b"},
+    {"HF_HUB_CACHE": "$HOME/a${HOME}"}, {"HF_HOME": "", "HUGGINGFACE_HUB_CACHE": "/d"}])
 def test_the_cache_is_where_the_client_has_it(environment, tmp_path, variables):
     places = {name for name in environment if name.startswith("HF_")} | {"XDG_CACHE_HOME"}
     clean = {name: value for name, value in environment.items() if name not in places}
@@ -383,14 +383,17 @@ def test_cached_models(tmp_path, monkeypatch):
     assert cached_models() == [] and hub_cache() == tmp_path / "nowhere"
 
 
-def test_damaged_files_of_the_cache_are_named(tmp_path):
+def test_damaged_files_of_the_cache_are_named(tmp_path, capfd):
     folder = as_hub(sharded(), tmp_path)
     assert check_blobs(folder) == []
+    status, out, err = run_main(capfd, "--model", folder, "--verify")
+    assert (status, err) == (0, "") and "all checksums are right" in out
     for file in sharded():
         blob = (folder / file).resolve()
         content = blob.read_bytes()
         blob.write_bytes(bytes([content[0] ^ 1]) + content[1:])
         assert check_blobs(folder) == [file]
+        assert_cli_refuses(capfd, ["--model", folder, "--verify"], file)
         blob.unlink()
         assert check_blobs(folder) == [file]
         blob.write_bytes(content)
@@ -411,22 +414,23 @@ def test_quantizations():
     assert named_gguf(gguf_names(same), "B-q8_0") == "b-Q8_0.gguf" and named_gguf(gguf_names(same), "Q8_0") is None
 
 
-def test_gguf_files_of_a_hub(hub, get):
+def test_gguf_files_of_a_hub(hub, get_all, tmp_path):
     name = "Qwen/Qwen3-0.6B-GGUF"
     files = {f"Qwen3-0.6B-{form}.gguf": b"GGUF" + form.encode() for form in ("Q8_0", "Q4_K_M", "UD-Q4_K_M")}
     hub.models = {"tiny/one": {"tiny-Q8_0.gguf": b"GGUF1"} | USELESS, "tiny/demo": DEMO,
                   name: files | USELESS | {"sub/Qwen3-0.6B-Q2_K.gguf": b"GGUF", "config.json": b"{}"}}
-    path, message = get("tiny/one")
-    assert (path.name, path.read_bytes(), message) == ("tiny-Q8_0.gguf", b"GGUF1", "")
-    assert get("tiny/one:q8_0", "offline") == (path, "") == get(str(path.parents[2]), "offline")
+    folder = str(tmp_path / "home/hub/models--tiny--one")
+    (path, message), *others = get_all(("tiny/one",), ("tiny/one:q8_0", "offline"), (folder, "offline"))
+    assert (path.name, path.read_bytes(), message) == ("tiny-Q8_0.gguf", b"GGUF1", "") and others == [(path, "")] * 2
     path.resolve().unlink()  # the link that remains leads nowhere
-    assert get("tiny/one:q8_0") == (path, "") and path.read_bytes() == b"GGUF1"
     hub.requests.clear()
-    for wanted in (name, f"{name}:Q2_K"):
-        assert_refused(get(wanted), f"{name}: choose one of its GGUF files Q4_K_M, Q8_0, UD-Q4_K_M, like {name}:Q4_K_M")
-    assert_refused(get("tiny/demo:Q8_0"), "no whole GGUF file")
-    assert hub.files_asked() == []
-    path, message = get("qwen3-0.6b-gguf:q4_k_m")
+    again, *refused = get_all(("tiny/one:q8_0",), (name,), (f"{name}:Q2_K",), ("tiny/demo:Q8_0",))
+    assert again == (path, "") and path.read_bytes() == b"GGUF1" and hub.files_asked() == ["tiny-Q8_0.gguf"]
+    for outcome in refused[:2]:
+        assert_refused(outcome, f"{name}: choose one of its GGUF files Q4_K_M, Q8_0, UD-Q4_K_M, like {name}:Q4_K_M")
+    assert_refused(refused[2], "no whole GGUF file")
+    hub.requests.clear()
+    (path, message), same, other = get_all(("qwen3-0.6b-gguf:q4_k_m",), (name, "offline"), (f"{name}:Q8_0", "offline"))
     assert (path.name, path.read_bytes(), message) == ("Qwen3-0.6B-Q4_K_M.gguf", b"GGUFQ4_K_M", "")
-    assert hub.files_asked() == ["Qwen3-0.6B-Q4_K_M.gguf"] and get(name, "offline")[0] == path
-    assert_refused(get(f"{name}:Q8_0", "offline"), "offline", "not completely")
+    assert hub.files_asked() == ["Qwen3-0.6B-Q4_K_M.gguf"] and same == (path, "")
+    assert_refused(other, "offline", "not completely")

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import qwen3
 import qwen3_inspect
 from configs import BASE, ROOT, YARN
-from helpers import assert_one_line, message_of, random_ids
+from helpers import assert_one_line, message_of, random_ids, run_main
 from make_random_model import make_random_model
 from oracle import head, oracle, softmax, turned
 from qwen3_lib.page import contents as panels
@@ -375,31 +375,22 @@ def test_packed_arrays_stay_finite():
 # The command
 # ----------------------------------------------------------------------------------------------------------------------
 
-def run(capfd, *args):
-    capfd.readouterr()
-    try:
-        status = qwen3_inspect.main([str(arg) for arg in args])
-    except SystemExit as stop:
-        status = stop.code
-    return status, *capfd.readouterr()
-
-
 def test_command(tmp_path, capfd, monkeypatch):
     opened, file = [], tmp_path / "a page.html"
     monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
     options = [PROMPT, "--html", file, "-n", 2, "--no-quantized", "--open", "--model", ROOT / "demo"]
-    status, out, err = run(capfd, *options)
+    status, out, err = run_main(capfd, *options, main=qwen3_inspect.main)
     assert (status, err) == (0, "") and out.startswith(f"{file}: ") and file.read_text("utf-8").startswith("<!DOCTYPE")
     assert opened == [file.as_uri()]
     monkeypatch.setattr("webbrowser.open", lambda address: False)
-    status, out, err = run(capfd, *options)  # the page is there, so this is no failure
+    status, out, err = run_main(capfd, *options, main=qwen3_inspect.main)  # the page is there, so this is no failure
     assert status == 0 and out.startswith(f"{file}: ")
     assert_one_line(err, "no browser", file)
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_anything_is_computed(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(qwen3_inspect, "inspect", lambda *args: pytest.fail("computed"))
-    status, out, err = run(capfd, PROMPT, "--html", tmp_path / "no folder" / "page.html")
+    status, out, err = run_main(capfd, PROMPT, "--html", tmp_path / "no folder" / "page.html", main=qwen3_inspect.main)
     assert (status, out) == (1, "")
     assert_one_line(err, "no folder", "cannot be written")
 
@@ -428,6 +419,6 @@ def test_as_a_process_whose_reader_has_left(tmp_path):
 ])
 def test_bad_input_is_one_line(args, words, tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    status, out, err = run(capfd, *args, "--no-quantized")
+    status, out, err = run_main(capfd, *args, "--no-quantized", main=qwen3_inspect.main)
     assert status in (1, 2) and not out and not list(tmp_path.iterdir())
     assert_one_line(err, *words)

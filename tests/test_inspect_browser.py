@@ -182,28 +182,6 @@ def number(text):
     return float(value) * {"G": 1e9, "M": 1e6, "k": 1e3, "m": 1e-3, "µ": 1e-6}.get(unit[0], 1)
 
 
-def test_charts_with_the_mouse(tab, held):
-    """A chart tells the value under the pointer; a click picks the place, and a frame stands around it."""
-    n = len(held["tokens"]["ids"])
-    for chart in ("along", "kl"):
-        over = tab.page.locator(f"#{chart} .u-over")
-        over.scroll_into_view_if_needed()
-        for token in (0, 7, n - 1):
-            size, before = over.bounding_box(), tab.page.evaluate("state.token")
-            place = {"x": size["width"] * (token + 0.7) / n, "y": size["height"] / 2}
-            over.hover(position=place)
-            tab.until("([chart, start]) => byId(`${chart}-is`).textContent.startsWith(start)",
-                      [chart, f"Token {token} "])
-            assert tab.page.evaluate("state.token") == before
-            over.click(position=place)
-            assert tab.page.evaluate("state.token") == token
-            frame, plot = tab.page.locator(f"#{chart} .u-select").bounding_box(), over.bounding_box()
-            assert frame["x"] == pytest.approx(plot["x"] + plot["width"] * token / n, abs=1.5)
-            assert frame["width"] == pytest.approx(plot["width"] / n, abs=1.5)
-    tab.page.locator("#stream .u-over").click(position={"x": 5, "y": 20})
-    assert "embedding" in tab.text("#way-step-is")
-
-
 def test_attention(tab, held, truth, demo):
     n = len(held["tokens"]["ids"])
     group = demo.config.num_attention_heads // demo.config.num_key_value_heads
@@ -226,19 +204,6 @@ def test_attention(tab, held, truth, demo):
         assert shade[3] == 255 and shade[2] == pytest.approx(255 + np.sqrt(expected.max()) * (20 - 255), abs=3)  # --map
         score = float(re.search(r"previous-token score (\d\.\d+)", tab.text("#head-says"))[1])
         assert score == pytest.approx(np.mean([truth.attention[layer][i][t, t - 1] for t in range(1, n)]), abs=2e-3)
-
-
-def test_hovering_shows_what_a_token_looks_at(tab, held):
-    n = len(held["tokens"]["ids"])
-    tab.page.locator("#looks .piece").nth(n - 2).hover()
-    assert tab.text("#looks-at").startswith(f"{n - 2} ")
-    box = tab.page.locator("#map").bounding_box()
-    tab.page.mouse.move(box["x"] + box["width"] * 2.5 / n, box["y"] + box["height"] * 5.5 / n)
-    assert tab.text("#looks-at").startswith("5 ") and tab.text("#key-is").startswith("2 ")
-    for name, left, width in (("map-row", 0, 6), ("map-cell", 2, 1)):  # the frames in the map
-        frame = tab.page.locator(f"#{name}").bounding_box()
-        assert [frame["x"] - box["x"], frame["y"] - box["y"], frame["width"], frame["height"]] == pytest.approx(
-            [box["width"] / n * i for i in (left, 5, width, 1)], abs=1)
 
 
 def test_hands(tab, held, truth, demo):
@@ -360,58 +325,6 @@ def test_the_luck_of_the_run_draws_its_tokens(tab, held):
         assert tab.text("#candidates tr.lucky th").endswith(" ✓")
 
 
-def test_new_luck_draws_each_candidate_as_often_as_its_probability(tab):
-    """Those known one by one, and the bars of the histogram."""
-    p, drawn = tab.page.evaluate("""() => {
-      const s = {...choosing.settings, temperature: 5, top_k: 0, top_p: 1};
-      const winners = range(400).map(() => {
-        drawLuck();
-        const all = candidates(0, s);
-        return all.indexOf(first(all)); });
-      return [candidates(0, s).map(each => each.n * each.p), winners]; }""")
-    middle = int(np.searchsorted(np.cumsum(p), 0.5))
-    expected, found = np.cumsum(p)[middle], np.mean(np.array(drawn) <= middle)
-    assert abs(found - expected) < 4.5 * np.sqrt(expected * (1 - expected) / 400)
-
-
-def test_cache_and_time(tab, held):
-    passes, size = held["cache"]["passes"], held["cache"]["per_position"]
-    for i, each in enumerate(passes):
-        tab.slide("pass", i)
-        assert f"holds {each['length']} × {size} B = " in tab.text("#timeline-is")
-        assert f"room for {each['capacity']} × {size} B" in tab.text("#timeline-is")
-    edges, all_held, decode, room = tab.charted("timeline")
-    np.testing.assert_allclose(edges, np.cumsum([0] + [1e6 * each["seconds"] for each in passes]))
-    np.testing.assert_array_equal(all_held, [each["length"] * size for each in passes])
-    np.testing.assert_array_equal(decode, [np.nan, *all_held[1:]])
-    np.testing.assert_array_equal(room, [each["capacity"] * size for each in passes])
-    prefill, *others = tab.page.evaluate(DRAWN, ["timeline", "link"])
-    assert prefill == pytest.approx(all_held[0] / room.max(), abs=0.03) and max(others) == 0
-    np.testing.assert_allclose(tab.page.evaluate(DRAWN, ["timeline", "map"])[1:], decode[1:] / room.max(), atol=0.03)
-
-
-def test_quantized(tab, held):
-    tab.slide("kl-token", 6)
-    for form, packed, values in zip(held["quantized"]["kl"], held["quantized"]["kl"].values(), tab.charted("kl")[1:]):
-        expected = unpacked(packed)
-        np.testing.assert_array_equal(values.astype(np.float32), expected)
-        shown = re.search(rf"{form} (\S+), mean ([^;]+)", tab.text("#kl-is")).groups()
-        assert [float(number) for number in shown] == pytest.approx([expected[6], expected.mean()], rel=6e-3)
-    assert tab.text("#kl-is").startswith("Token 6 ")
-    for i, (form, answer) in enumerate(held["quantized"]["answers"].items()):
-        tokens = tab.page.locator("#quantized-answers .pieces").nth(i).locator("span")
-        assert tokens.all_text_contents() == answer
-        parts = held["quantized"]["parts"].get(form)
-        assert tokens.and_(tab.page.locator(".parted")).count() == (0 if parts is None else len(answer) - parts)
-
-
-def test_thinking(tab, held):
-    sides = tab.page.locator("#sides > div")
-    for i, side in enumerate(held["thinking"]["sides"]):
-        text = sides.nth(i).text_content()
-        assert side["content"] in text and side["reasoning"] in text and f"{side['tokens']} tokens" in text
-
-
 def test_the_source_is_a_click_away(tab, held):
     """Each panel names its functions; each step its line, which is marked and in view."""
     lines = held["source"].split("\n")
@@ -473,18 +386,6 @@ def test_looks_and_accessibility(browser, file, width, scheme, tmp_path):
         assert [(each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in found["violations"]] == []
         assert len(found["passes"]) > 15 or opened
     tab.close(file)
-
-
-def test_maps_and_charts_follow_the_colour_scheme_and_the_window(tab):
-    place = [5, tab.page.evaluate("[...Array(6).keys()].sort((i, j) => weight(0, 0, 5, i) - weight(0, 0, 5, j))[0]")]
-    light, heights = tab.page.evaluate(PIXEL, place), tab.page.evaluate(DRAWN, ["stream", "map"])
-    tab.page.emulate_media(color_scheme="dark")
-    tab.until(f"at => ({PIXEL})(at)[0] < {light[0] / 2}", place)
-    assert tab.page.evaluate(DRAWN, ["stream", "map"]) == pytest.approx(heights, abs=0.01)
-    tab.page.set_viewport_size({"width": 390, "height": 900})
-    tab.until("() => Object.values(charts).every(chart => chart.width === chart.root.parentElement.clientWidth)")
-    assert tab.page.evaluate("charts.kl.width") < 390
-    assert tab.page.evaluate(DRAWN, ["stream", "map"]) == pytest.approx(heights, abs=0.03)
 
 
 @pytest.mark.parametrize("evil", [EVIL, "&lt;b&gt; &amp; \u202e\u200b\x07 @@CONTENTS@@", "Donaudampfschiff" * 12,

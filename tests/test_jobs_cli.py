@@ -12,7 +12,7 @@ import pytest
 import qwen3
 import qwen3_batch
 from configs import ROOT
-from helpers import assert_one_line, edit_json, finish, start
+from helpers import assert_one_line, edit_json, finish, run_main, start
 
 QUESTIONS = ["What is the capital of France?", "What is 417 + 385?", "Tell me a story.", "Hello!", "Who are you?"]
 RECORDS = [{"id": f"q{i}", "prompt": question, "max_new_tokens": 4 + i % 5, "seed": i, "temperature": i % 2,
@@ -35,12 +35,7 @@ def batch(*arguments):
 
 def main(capfd, *arguments):
     """(status, stderr) of the command in this process; there is nothing on stdout."""
-    capfd.readouterr()
-    try:
-        status = qwen3_batch.main([str(argument) for argument in arguments])
-    except SystemExit as stop:
-        status = stop.code
-    out, err = capfd.readouterr()
+    status, out, err = run_main(capfd, *arguments, main=qwen3_batch.main)
     assert out == ""
     return status, err
 

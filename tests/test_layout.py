@@ -1,49 +1,54 @@
 """qwen3_lib/kernels/layout.py: the space that kernels work in is as large as what they put there."""
-import os
 import signal
 import subprocess
 import sys
 
 import pytest
 
-from configs import BASE, ROOT
+from configs import BASE, CASES, ROOT
 from make_random_model import make_random_model
+from test_qwen3_moe import MOE
 
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.core, pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs mprotect")]
 
 PROGRAM = f"""
-import sys
+import itertools, sys
 sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
-import qwen3_numba as fast
+import numpy as np
 from guarded import guard_memory
+from packed import load_model
+from qwen3_lib.batch.caches import Caches
 from qwen3_lib.kernels import memory
 guard_memory()
+missing, threads, *folders = sys.argv[1:]
 real = memory.own_space
-memory.own_space = lambda *sizes: real(*sizes) - int(sys.argv[2])
-model = fast.load_model(sys.argv[1], threads=1)
-fast.forward(model, list(range(70)), fast.KVCache(model.config))
+memory.own_space = lambda *sizes: real(*sizes) - int(missing)
+forms = zip((None, None, "int8", "int4", "q5_1", "q4_1"), ("f32", "bf16", "int8", "f16", "bf16", "f16"))
+for folder, (quantize, kv_dtype) in itertools.product(folders, forms):
+    model = load_model(folder, quantize, int(threads), kv_dtype)
+    caches = [model.engine.new_cache(model.config) for _ in range(3)]
+    for counts in (70, 1, 260), (1, 1, 1), (9, 1, 2):
+        model.engine.logits_of(model, np.arange(sum(counts)) % 300, Caches(caches, counts), True)
 print("as it should be")
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs mprotect")
-@pytest.mark.parametrize("missing, status", [(0, 0), (16, -signal.SIGSEGV), (1000, -signal.SIGSEGV)])
-def test_memory_beyond_the_space_is_guarded(missing, status, tmp_path):
+def run(missing, threads, *folders):
+    done = subprocess.run([sys.executable, "-c", PROGRAM, str(missing), str(threads), *folders], capture_output=True,
+                          text=True, timeout=300)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_memory_beyond_the_space_is_guarded(tmp_path):
     """64 bytes less than is used, and the process crashes: the mode in which all tests can run finds that."""
     sizes = {"hidden_size": 768, "intermediate_size": 1216}  # one thread uses all of its space
     model = make_random_model(BASE | sizes, tmp_path, "float32")
-    done = subprocess.run([sys.executable, "-c", PROGRAM, model, str(missing)], capture_output=True, text=True,
-                          timeout=300)
-    assert (done.returncode, done.stdout) == (status, "" if status else "as it should be\n"), done.stderr
+    assert run(0, 1, model) == (0, "as it should be\n", "")
+    assert run(16, 1, model) == (-signal.SIGSEGV, "", "")
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs mprotect")
-def test_nothing_beyond_its_arrays_is_touched():
-    """The tests of all kinds of caches, odd sizes among them, and of batches, with guarded memory."""
-    if os.environ.get("QWEN3_CHECK_MEMORY"):
-        pytest.skip("all tests run with guarded memory")
-    tests = "test_logits or test_caches or test_batches or test_saved"
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_qwen3_numba.py",
-                           "-k", tests], capture_output=True, text=True, timeout=600, cwd=ROOT,
-                          env=os.environ | {"QWEN3_CHECK_MEMORY": "1"})
-    assert done.returncode == 0, done.stdout
+def test_nothing_beyond_its_arrays_is_touched(tmp_path):
+    """All formats of weights and caches, odd sizes among them, and experts, in a batch, with guarded memory."""
+    shapes = BASE, CASES["odd sizes"][0], CASES["group of 5, head_dim 24"][0], MOE
+    folders = [make_random_model(config, tmp_path / str(i), "bfloat16") for i, config in enumerate(shapes)]
+    assert run(0, 3, *folders) == (0, "as it should be\n", "")

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 import qwen3
 from configs import BASE, VOCABULARY
+from helpers import LIMA, MADRID, PERU, SPAIN, TALK, WEATHER, roles
 from make_random_model import make_random_model
 from qwen3_lib.app import prompt
 
@@ -26,15 +27,9 @@ READY, READ = "\x1b[?2004h", "\x1b[?2004l"  # what a prompt begins and ends with
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 ONCE_MORE = "(press Ctrl-C once more to leave, or Ctrl-D)"
 UP, LEFT, CTRL_A, CTRL_C, CTRL_D, CTRL_U, ALT_ENTER = "\x1b[A", "\x1b[D", "\x01", "\x03", "\x04", "\x15", "\x1b\r"
-PERU, LIMA = "What is the capital of Peru?", "The capital of Peru is Lima."
-SPAIN, MADRID = "What is the capital of Spain?", "The capital of Spain is Madrid."
-TALK = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]
 CALL, RESULT = {"name": "get_weather", "arguments": {"city": "Paris"}}, '{"temperature": 7, "condition": "sunny"}'
 TINY = BASE | {"vocab_size": VOCABULARY, "max_position_embeddings": 2**20, "num_hidden_layers": 1,
                "tie_word_embeddings": False}
-WEATHER = {"type": "function", "function": {
-    "name": "get_weather", "description": "Get the weather in a city",
-    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}
 
 
 @pytest.fixture(scope="module")
@@ -136,11 +131,6 @@ def saved(chat: pexpect.spawn, file: Path) -> list[dict]:
 def kept(tmp_path: Path) -> list[dict]:
     """The messages that --continue goes on with."""
     return json.loads((tmp_path / "state" / "qwen3" / "last.json").read_text())
-
-
-def roles(messages: list[dict]) -> str:
-    """The initials of who has said something: s, u, a, t."""
-    return "".join(message["role"][0] for message in messages)
 
 
 # ---- on a terminal --------------------------------------------------------------------------------------------------

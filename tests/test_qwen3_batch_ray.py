@@ -1,4 +1,4 @@
-"""examples/ray_batch.py on a Ray of this machine: a worker or the job is killed, and the answers stay the same."""
+"""examples/ray_batch.py on a Ray of this machine: the job is killed and goes on, and the answers stay the same."""
 import contextlib
 import importlib.util
 import json
@@ -90,10 +90,6 @@ def end(pids) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def workers(job) -> set[int]:
-    return {pid for pid, command in job.processes().items() if command.startswith("ray::MapWorker")}
-
-
 def results(job) -> list[dict]:
     return [json.loads(line) for file in job.out.glob("*.jsonl") for line in file.read_text("utf-8").splitlines()]
 
@@ -131,19 +127,6 @@ SMALL = ("--model", "model", "--actors", "2", "--slots", "4", "--block", "10")
 
 
 @with_ray
-def test_a_worker_that_is_killed_changes_nothing(job, answers):
-    process = job(*SMALL)
-    until(lambda: len(workers(job)) == 2 and results(job), process)
-    killed = min(workers(job))
-    end([killed])
-    until(lambda: len(workers(job) - {killed}) == 2, process)  # there is another one in its place, in mid-job
-    assert len(results(job)) < len(RECORDS)
-    said = finish(process)
-    assert process.returncode == 0, said[-3000:]
-    check(job, answers)
-
-
-@with_ray
 def test_a_job_that_is_killed_goes_on(job, answers):
     process = job(*SMALL)
     until(lambda: len(results(job)) > 20, process)
@@ -168,7 +151,8 @@ def test_a_job_that_is_killed_goes_on(job, answers):
 def test_refusals(job, embedder):
     shutil.copytree(qwen3.BUNDLED, job.out.parent / "empty", ignore=shutil.ignore_patterns("*.safetensors"))
     for options, word in ((("--model", "/nowhere"), "/nowhere"), (("--address", "127.0.0.1:9"), "127.0.0.1:9"),
-                          (("--model", embedder), "embedding model"), (("--model", "empty"), "no model.safetensors")):
+                          (("--model", embedder), "embedding model"),
+                          (("--model", "empty"), "model.safetensors: cannot be read")):
         refused = job(*options)
         assert_one_line(finish(refused), word)
         assert refused.returncode == 1

@@ -1,11 +1,9 @@
 """The fast engine against qwen3.py, in all formats; its command line; folders of packed weights."""
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import pytest
@@ -16,8 +14,7 @@ from embedders import make_embedder
 from helpers import REMOVED, edit_json, message_of, random_ids, read_safetensors, run_fast, with_tensors
 from helpers import write_safetensors as write_file
 from make_random_model import make_random_model
-from packed import FORMATS, MOST, published, with_minima
-from qwen3_lib.batch.batch import generate_batch
+from packed import FORMATS, MOST, published, round_vectors, with_minima
 from qwen3_lib.batch.caches import Caches
 from qwen3_lib.io.packed import VERSION, save_quantized
 from qwen3_lib.io.writing import write_safetensors
@@ -69,6 +66,12 @@ def test_a_matrix_of_another_dtype(odd, tmp_path):
     assert distance(fast.forward(model, ids, model.engine.new_cache(model.config), all_logits=True), expected) < 1e-5
 
 
+def in_short_texts(model) -> np.ndarray:
+    """The logits of 20 texts of 3 tokens."""
+    return np.concatenate([fast.forward(model, ids, model.engine.new_cache(model.config), all_logits=True)
+                           for ids in np.reshape(random_ids(60), (20, 3))])
+
+
 MIXED = {"q_proj": "BF16", "k_proj": "F16", "v_proj": "Q4_1", "gate_proj": "INT8", "up_proj": "BF16", "down_proj": "F16"}
 
 
@@ -99,15 +102,18 @@ def compare_mixed(path, folder_type, monkeypatch):
                     published(whole, scales, minima, kind)
         return found
 
-    models = []
+    models, packed = [], set()
     for module in (qwen3, fast):
         monkeypatch.setattr(folder_type, "tensors",
                             lambda folder, config, module=module: tensors(folder, config, module is qwen3))
         models.append(module.load_model(path) if module is qwen3 else module.load_model(path, kv_dtype="f32"))
-    expected, found = (model.engine.logits_of(model, random_ids(60), model.engine.new_cache(model.config), True)
-                       for model in models)
+    for layer in models[0].weights["layers"]:
+        for part in [layer, *layer.get("experts", {}).values()]:
+            packed |= {id(matrix) for name, matrix in part.items() if MIXED.get(name) in ("Q4_1", "INT8")}
+    round_vectors(monkeypatch, lambda w: id(w) in packed)
+    expected, found = map(in_short_texts, models)
     errors = np.sqrt(((found - expected)**2).mean(axis=1)) / expected.std()
-    assert np.median(errors) < 0.02, errors  # vectors are rounded to 8 bits
+    assert np.median(errors) < 1e-5, errors
 
 
 @pytest.mark.parametrize("kv_dtype, limit", [("f16", 1e-3), ("bf16", 1e-2), ("f32", 1e-5), ("int8", 2e-2)])
@@ -132,21 +138,12 @@ def test_the_bundled_model_says_the_same():
     oracle = qwen3.load_model(ROOT / "demo")
     questions = ["What is the capital of France?", "What is 417 + 385?", "法国的首都是哪里？"]
     story = "Tell me a story about a fox."  # whose turns are nearly as likely as others
+    expected = {question: qwen3.chat(oracle, question, max_new_tokens=40).finish().token_ids
+                for question in [*questions, story]}
     for quantize, asked in ((None, [*questions, story]), ("int8", questions)):
         model = fast.load_model(ROOT / "demo", quantize)
         for question in asked:
-            assert qwen3.chat(model, question).finish().token_ids == qwen3.chat(oracle, question).finish().token_ids
-
-
-def test_long_decoding(tmp_path):
-    """2,000 tokens, one by one, across many growths of the cache and parts of the attention."""
-    path = make_random_model(BASE | {"max_position_embeddings": 4096}, tmp_path, "bfloat16")
-    oracle, model = qwen3.load_model(path), fast.load_model(path)
-    ids = np.random.default_rng(0).integers(0, 320, 2000)
-    expected = qwen3.forward(oracle, ids, qwen3.KVCache(oracle.config), all_logits=True)
-    cache = fast.KVCache(model.config)
-    logits = np.array([fast.forward(model, [i], cache) for i in ids])
-    assert distance(logits, expected) < 1e-3 and distance(logits[-100:], expected[-100:]) < 1e-3
+            assert qwen3.chat(model, question, max_new_tokens=40).finish().token_ids == expected[question]
 
 
 @pytest.mark.parametrize("lengths", [(5, 1, 8), (70, 3, 68), (300, 64, 299, 200)])
@@ -165,41 +162,11 @@ def test_batches(lengths, tmp_path):
         assert distance(found, expected) < 1e-3
 
 
-def test_batches_and_conversations():
-    oracle, model = qwen3.load_model(ROOT / "demo"), fast.load_model(ROOT / "demo")
-    prompts = [oracle.tokenizer.encode(text)
-               for text in ("The capital of France is", "One", "The capital of Japan is the city of")]
-    assert generate_batch(model, prompts, max_new_tokens=12) == generate_batch(oracle, prompts, max_new_tokens=12)
-    cache = model.engine.new_cache(model.config)
-    messages = [{"role": "user", "content": "My name is Mia."}]
-    messages.append({"role": "assistant", "content": qwen3.chat(model, messages, cache=cache).finish().answer.content})
-    reply = qwen3.chat(model, [*messages, {"role": "user", "content": "What is my name?"}], cache=cache).finish()
-    assert reply.cached_tokens > 0 and "Mia" in reply.answer.content
-
-
-@pytest.mark.parametrize("quantize", [None, "int8"])
-def test_a_model_without_tokenizer_gives_the_same_ids(quantize, tmp_path):
-    path = make_random_model(BASE, tmp_path, "bfloat16")
-    whole = fast.load_model(path, quantize)
-    (path / "tokenizer.json").unlink()
-    bare, prompt = fast.load_model(path, quantize, tokenizer=False), [5, 6, 7]
-    logits = [fast.forward(model, prompt, fast.KVCache(model.config)) for model in (bare, whole)]
-    assert np.array_equal(*logits)
-    answers = [list(fast.generate(model, prompt, 9, temperature=0)) for model in (bare, whole)]
-    assert answers[0] == answers[1] and len(answers[0]) == 9
-    assert "tokenizer=False" in message_of(fast.chat, bare, "Hello")
-
-
 @pytest.mark.parametrize("tensor", ["layers.0.self_attn.q_proj", "layers.1.mlp.down_proj", "layers.2.input_layernorm",
                                     "norm"])
 def test_broken_weights_are_found(tensor, tmp_path):
-    path = make_random_model(BASE, tmp_path, "float32")
-    name = f"model.{tensor}.weight"
-    header_size = int.from_bytes((path / "model.safetensors").read_bytes()[:8], "little")
-    data = bytearray((path / "model.safetensors").read_bytes())
-    begin, end = json.loads(data[8:8 + header_size])[name]["data_offsets"]
-    data[8 + header_size + begin:8 + header_size + end] = np.full((end - begin) // 4, np.nan, np.float32).tobytes()
-    (path / "model.safetensors").write_bytes(data)
+    path, name = make_random_model(BASE, tmp_path, "float32"), f"model.{tensor}.weight"
+    with_tensors(path / "model.safetensors", {name: np.full(tensor_of(path, name).shape, np.nan)})
     for quantize in (None, "int8"):
         with pytest.raises(qwen3.InputError, match="not finite"):
             list(qwen3.generate(fast.load_model(path, quantize), [1, 2, 3], 4))
@@ -218,26 +185,10 @@ def test_formats_of_an_int4_model():
 # Processes
 # ----------------------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("options", [[], ["--quantize", "int8"], ["--threads", "1"],
-                                     ["--threads", "5", "--quantize", "int8"]])
+@pytest.mark.parametrize("options", [[], ["--threads", "5", "--quantize", "int8"]])
 def test_command_line(options):
     done = run_fast("--model", ROOT / "demo", "--no-think", *options, "What is the capital of France?")
     assert (done.returncode, done.stdout, done.stderr) == (0, "The capital of France is Paris.\n", "")
-
-
-@pytest.mark.parametrize("options, words", [(["--quantize", "int2"], "invalid choice"),
-                                            (["--threads", "0"], "threads")])
-def test_bad_options(options, words):
-    done = run_fast("--model", ROOT / "demo", *options, "Hello")
-    assert done.returncode in (1, 2) and done.stdout == ""
-    assert words in done.stderr and len(done.stderr.splitlines()) == 1
-
-
-def test_without_numba(tmp_path):
-    (tmp_path / "numba.py").write_text("raise ImportError('No module named numba')")
-    done = run_fast("Hello", env=os.environ | {"PYTHONPATH": str(tmp_path)})
-    assert done.returncode == 1 and done.stdout == "" and len(done.stderr.splitlines()) == 1
-    assert ".[fast]" in done.stderr and "qwen3.py" in done.stderr
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -280,14 +231,13 @@ def test_damaged_quantized_checkpoints(damage, words, tmp_path):
         fast.load_model(tmp_path / "saved")
 
 
-@pytest.mark.parametrize("limit, words", [("FSIZE, (10**6, 10**6)", "cannot be written"),
-                                          ("AS, (sizes + 3 * 2**26, sizes + 3 * 2**26)", "not enough memory")])
+@pytest.mark.parametrize("limit, words", [("FSIZE, (10**5, 10**5)", "cannot be written"),
+                                          ("AS, (sizes + 2**26, sizes + 2**26)", "not enough memory")])
 def test_nothing_is_left_when_saving_fails(limit, words, tmp_path):
     """A disk that is full, and memory that doesn't suffice: set when all is loaded but the model."""
-    model = make_random_model(BASE | {"hidden_size": 1024, "intermediate_size": 8192, "num_hidden_layers": 8},
-                              tmp_path / "model")
+    model = make_random_model(BASE | {"hidden_size": 256, "intermediate_size": 512}, tmp_path / "model")
     program = ("import resource, sys; sys.path.insert(0, '.'); import qwen3_numba\n"
-               "qwen3_numba.kernels()\n"
+               "qwen3_numba.kernel('quantize_block')\n"
                "sizes = 4096 * int(open('/proc/self/statm').read().split()[0])\n"
                f"resource.setrlimit(resource.RLIMIT_{limit})\n"
                "sys.exit(qwen3_numba.main(sys.argv[1:]))")
@@ -382,11 +332,11 @@ def test_a_config_of_other_sizes(changes, packed, tmp_path):
         fast.load_model(folder)
 
 
-@pytest.mark.parametrize("name, dtype", [("model.norm.weight", np.float16),
-                                         ("model.layers.0.self_attn.k_norm.weight", np.float16),
-                                         ("model.layers.0.mlp.up_proj.weight", np.float16),
-                                         ("model.layers.0.mlp.up_proj.weight", np.float32)])
-def test_other_dtypes_in_a_saved_model(name, dtype, packed, tmp_path):
+@pytest.mark.parametrize("name, dtype, words", [
+    ("model.norm.weight", np.float16, "has the type 'F16'"),
+    ("model.layers.0.self_attn.k_norm.weight", np.float16, "has the type 'F16'"),
+    ("model.layers.0.mlp.up_proj.weight", np.float32, "don't fit config.json")])
+def test_other_dtypes_in_a_saved_model(name, dtype, words, packed, tmp_path):
     """A tensor of the right shape whose numbers are of another kind: norms are float32, packed matrices bytes."""
     folder = shutil.copytree(packed, tmp_path / "saved")
     file = folder / "model.int8.safetensors"
@@ -394,43 +344,19 @@ def test_other_dtypes_in_a_saved_model(name, dtype, packed, tmp_path):
     write_safetensors(file, tensors, read_safetensors(file)[0]["__metadata__"])
     assert fast.load_model(folder)  # as it was
     write_safetensors(file, tensors | {name: tensors[name].astype(dtype)}, read_safetensors(file)[0]["__metadata__"])
-    assert any(words in message_of(fast.load_model, folder) for words in ("don't fit config.json", "numbers of type"))
+    assert words in message_of(fast.load_model, folder)
 
 
-@pytest.mark.parametrize("key, value", [("sizes", "{}"), ("sizes", "[1]"), ("sizes", "{"), ("sizes", None),
-                                        ("version", "3"), ("format", "int4")])
-def test_notes_in_a_saved_model_that_are_wrong(key, value, packed, tmp_path):
+@pytest.mark.parametrize("key, value, words", [
+    ("sizes", "{}", "don't fit config.json"), ("sizes", "[1]", "damaged"), ("sizes", "{", "not valid JSON"),
+    ("sizes", None, "not valid JSON"), ("version", "3", "another version"), ("format", "int4", "another version")])
+def test_notes_in_a_saved_model_that_are_wrong(key, value, words, packed, tmp_path):
     folder = shutil.copytree(packed, tmp_path / "saved")
     file = folder / "model.int8.safetensors"
     tensors = {name: np.array(tensor.data) for name, tensor in stored_in(file).items()}
     metadata = read_safetensors(file)[0]["__metadata__"] | {key: value}
     write_safetensors(file, tensors, {name: text for name, text in metadata.items() if text is not None})
-    message_of(fast.load_model, folder)
-
-
-def test_two_save_the_same_model_at_once(tmp_path):
-    """From containers with equal process ids: one succeeds, one is told that the folder is there; nothing is left."""
-    model = fast.load_model(make_random_model(BASE | {"num_hidden_layers": 8}, tmp_path / "model"), "int8")
-    expected = fast.forward(model, [1, 2, 3], fast.KVCache(model.config))
-    for i in range(6):
-        ready, errors = threading.Barrier(2), []
-
-        def save(target=tmp_path / f"saved {i}", ready=ready, errors=errors):
-            ready.wait()
-            try:
-                save_quantized(model, target, "int8")
-            except qwen3.InputError as error:
-                errors.append(str(error))
-
-        savers = [threading.Thread(target=save) for _ in range(2)]
-        for saver in savers:
-            saver.start()
-        for saver in savers:
-            saver.join(60)
-        assert len(errors) == 1 and errors[0].startswith(str(tmp_path / f"saved {i}:")) and ".tmp" not in errors[0]
-        saved = fast.load_model(tmp_path / f"saved {i}")
-        np.testing.assert_array_equal(fast.forward(saved, [1, 2, 3], fast.KVCache(saved.config)), expected)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", *(f"saved {i}" for i in range(6))]
+    assert words in message_of(fast.load_model, folder)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -456,3 +382,21 @@ def test_a_cache_that_overflows_says_so(tensor, kv_dtype, factor, works, tmp_pat
         save_quantized(fast.load_model(path, "int8"), tmp_path / "saved", "int8")
         model = fast.load_model(tmp_path / "saved", kv_dtype=kv_dtype)
         assert "--kv-dtype bf16" in message_of(lambda: list(qwen3.generate(model, [1, 2], 4, temperature=0)))
+
+
+def test_a_draft_never_changes_an_answer():
+    """300 requests, greedy and seeded, with what else an answer may ask for: the same ids with and without it."""
+    model, rng = fast.load_model(ROOT / "demo", threads=2), np.random.default_rng(0)
+    draft = fast.load_model(ROOT / "demo", quantize="int4", threads=2)
+    guessed = 0
+    for i in range(300):
+        options = {"seed": i, "max_new_tokens": 20, "temperature": [0, 0.7, 1.2][i % 3], "top_k": int(rng.integers(0, 40)),
+                   "top_p": [1, 0.9][i % 2], "repetition_penalty": [1, 1.2][i // 2 % 2], "stop": ["e "] if i % 7 == 0 else (),
+                   "logprobs": 2 if i % 5 == 0 else None, "think_budget": 3 if i % 4 == 0 else None}
+        question = ["Tell me a story about a fox.", "What is the capital of France?", "What is 17 + 28?", "Hello"][i % 4]
+        plain = fast.chat(model, question, **options).finish()
+        answer = fast.chat(model, question, draft=draft, lookup=[None, 3][i % 2], **options).finish()
+        assert (answer.token_ids, answer.text, answer.finish_reason, answer.logprobs) == (
+            plain.token_ids, plain.text, plain.finish_reason, plain.logprobs)
+        guessed += answer.driver.accepted
+    assert guessed > 300

@@ -1,4 +1,5 @@
 """The mixture of experts in the fast engine: against qwen3.py, the same bits in any company, packed and saved."""
+import json
 import shutil
 import subprocess
 import sys
@@ -9,15 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import qwen3
-from configs import ROOT
-from helpers import edit_json, message_of, random_ids, read_safetensors, with_tensors
+from configs import ROOT, VOCABULARY
+from helpers import message_of, random_ids, run_fast, with_tensors
 from make_random_model import make_random_model
+from packed import round_vectors
 from qwen3_lib.app.terminal import weight_bytes
 from qwen3_lib.io.models import Checkpoint
 from qwen3_lib.io.packed import save_quantized
 from qwen3_lib.kernels import layers as kernels
 from test_qwen3_moe import MOE, fuse
-from test_qwen3_numba import compare_mixed, distance, tensor_of
+from test_qwen3_numba import compare_mixed, distance, in_short_texts, tensor_of
 from test_qwen3_numba_exact import together
 import qwen3_numba as fast
 
@@ -70,16 +72,16 @@ def test_experts_of_several_formats(tmp_path, monkeypatch):
 
 def test_a_router_with_large_logits(tmp_path):
     """Of +-1,000: nothing overflows, and the shares are those of qwen3.py."""
+    chosen, shares = np.empty(2, np.int64), np.empty(2, np.float32)
+    kernels.choose(np.array([-1000, 1000, 999, -1000], np.float32), 0, chosen, shares)
+    assert chosen.tolist() == [1, 2]
+    np.testing.assert_allclose(shares, [1 / (1 + np.exp(-1)), 1 / (1 + np.e)], rtol=1e-5)
     path = make_random_model(MOE, tmp_path, "float32")
     name = "model.layers.0.mlp.gate.weight"
     with_tensors(path / "model.safetensors", {name: 300 * np.array(tensor_of(path, name).data)})
     ids = random_ids(40)
     model = fast.load_model(path, kv_dtype="f32")
     assert distance(logits_of(model, ids), logits_of(qwen3.load_model(path), ids)) < 1e-3
-    chosen, shares = np.empty(2, np.int64), np.empty(2, np.float32)
-    kernels.choose(np.array([-1000, 1000, 999, -1000], np.float32), 0, chosen, shares)
-    assert chosen.tolist() == [1, 2]
-    np.testing.assert_allclose(shares, [1 / (1 + np.exp(-1)), 1 / (1 + np.e)], rtol=1e-5)
 
 
 def test_equal_experts_are_chosen_in_their_order(tmp_path):
@@ -238,9 +240,13 @@ def packed(request, tmp_path_factory):
     return model, folder / "saved", request.param
 
 
-def test_packed_weights(packed, tmp_path):
-    """qwen3.py with the numbers that the packed matrices stand for. Rounded vectors seldom lead to other experts."""
+def test_packed_weights(packed, tmp_path, monkeypatch):
+    """qwen3.py with the numbers that the packed matrices stand for, and with vectors rounded as theirs are.
+
+    Now and then, the last bit before that rounding is another, which then changes all that follows: so the texts are short.
+    """
     model, _, form = packed
+    model = fast.load_model(model.path, form, kv_dtype="f32")
     shutil.copytree(model.path, tmp_path / "plain")
     tensors = {name: np.array(tensor.data) for name, tensor in qwen3.map_safetensors(model.path / "model.safetensors").items()}
     w, values = model.weights, {}
@@ -256,10 +262,10 @@ def test_packed_weights(packed, tmp_path):
     norms = {name: (tensor.astype(np.uint32) << 16).view(np.float32) for name, tensor in tensors.items()
              if tensor.ndim == 1}
     with_tensors(path / "model.safetensors", values | norms)
-    ids = random_ids(60)
-    ours, expected = logits_of(model, ids), logits_of(qwen3.load_model(path), ids)
-    errors = np.sqrt(((ours - expected)**2).mean(axis=1)) / expected.std()
-    assert np.median(errors) < 0.03, errors
+    round_vectors(monkeypatch, lambda w: len(w) != model.config.num_experts)  # the router is float32
+    expected, found = (in_short_texts(each) for each in (qwen3.load_model(path), model))
+    errors = np.sqrt(((found - expected)**2).mean(axis=1)) / expected.std()
+    assert np.median(errors) < 1e-5, errors
 
 
 def test_saved(packed):
@@ -269,11 +275,13 @@ def test_saved(packed):
     assert np.array_equal(logits_of(saved, ids), logits_of(model, ids))
 
 
-@pytest.mark.parametrize("changes", [{"num_experts": 7}, {"mlp_only_layers": []}, {"moe_intermediate_size": 23}])
-def test_a_config_of_other_sizes(changes, packed, tmp_path):
-    folder = shutil.copytree(packed[1], tmp_path / "saved")
-    edit_json(folder / "config.json", changes)
-    assert "don't fit config.json" in message_of(fast.load_model, folder)
+def test_a_mixture_of_experts_from_the_command_line(tmp_path):
+    folder = make_random_model(MOE | {"vocab_size": VOCABULARY}, tmp_path / "moe", "float32")
+    for program in ("qwen3.py", "qwen3_numba.py"):
+        listed = json.loads(run_fast("--list", "--json", "--model", folder, program=program).stdout.splitlines()[-1])
+        assert listed["runs"] and listed["why_not"] is None
+        done = run_fast("--model", folder, "--max-tokens", 4, "--stats", "Hello", program=program)
+        assert done.returncode == 0 and "a token goes through" in done.stderr, done.stderr
 
 
 def test_bytes_that_a_token_reads(tmp_path):

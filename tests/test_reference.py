@@ -233,14 +233,6 @@ def test_sampling_filters_keep_the_same_tokens():
         assert np.abs(ours - expected).max() < 1e-4
 
 
-def test_repetition_penalty_is_transformers():
-    from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
-    logits = np.random.default_rng(0).standard_normal(100).astype(np.float32)
-    ours = qwen3.penalize(logits, qwen3.Sampling(repetition_penalty=1.3), [3, 7, 7], [9])
-    theirs = RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([[3, 7, 7, 9]]), torch.tensor(logits)[None])[0].numpy()
-    assert np.allclose(ours, theirs, rtol=1e-6)
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Real models
 # ----------------------------------------------------------------------------------------------------------------------

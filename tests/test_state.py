@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from helpers import TALK
 from qwen3 import InputError
 from qwen3_lib.app import state
-
-TALK = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]
 
 
 @pytest.fixture(autouse=True)

@@ -91,7 +91,8 @@ def test_statistics_say_how_fast_the_weights_were_read(demo):
     text = terminal.statistics(done)
     assert "answer: 5 tokens, 10.0 tokens/s, reading 0.278 GB/s of weights" in text
     assert "first token after 2.00 s" in text
-    assert "GB/s" not in terminal.statistics(done, lookup=True)
+    guessing = qwen3.chat(demo, FRANCE, max_new_tokens=5, lookup=3).finish()
+    assert "guesses right" in terminal.statistics(guessing) and "GB/s" not in terminal.statistics(guessing)
 
 
 def test_progress_of_a_long_prompt_changes_no_logits(demo, monkeypatch):

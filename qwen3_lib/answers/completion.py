@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
 from qwen3 import KVCache, Model, Sampling, Sequence, TokenIds, checked_whole, run
-from qwen3_lib.answers.lookup import Lookup
+from qwen3_lib.answers.guesses import Draft, guessed
 from qwen3_lib.answers.sequences import Logprobs, ThinkBudget, TokenLogprob, Wrapped
 from qwen3_lib.answers.tools import schemas
 from tokenizer_utils import (Answer, InputError, StreamDecoder, brief, held_back, inside_thought, parse_answer,
                              split_stream)
 
 OPTIONS = ("max_new_tokens", "seed", "eos_token_ids", *Sampling.__dataclass_fields__, "stop", "logprobs",
-           "think_budget", "lookup")  # of a Completion, beside its cache
+           "think_budget", "lookup", "draft")  # of a Completion, beside its cache
 
 
 class StopTexts:
@@ -71,13 +71,14 @@ class Completion(Wrapped, Iterator[str]):
 
     def __init__(self, model: Model, token_ids: TokenIds, cache: KVCache | None = None, stop: str | Iterable[str] = (),
                  logprobs: int | None = None, think_budget: int | None = None, lookup: int | None = None,
-                 **options: Any):
+                 draft: Draft | Model | None = None, **options: Any):
         """Takes the options of `generate`, and
 
         stop: texts that end the answer and are not part of it; they may span tokens, and don't apply to a thought
         logprobs: record the logprob of each token and of this many alternatives, before temperature and penalties
         think_budget: close a thought after this number of tokens
         lookup: guess up to this number of tokens from the earlier text and check them in one pass; the same answer
+        draft: likewise, guess with this smaller model, or the same one in int4; it must have the same tokenizer
         """
         sequence: Any = Sequence(model, token_ids, **options)
         if think_budget is not None:
@@ -85,7 +86,7 @@ class Completion(Wrapped, Iterator[str]):
         if logprobs is not None:
             sequence = Logprobs(sequence, checked_whole("logprobs", logprobs, 0))
         super().__init__(sequence)
-        self.driver: Any = Lookup(self, checked_whole("lookup", lookup, 0)) if lookup else self  # what is run
+        self.driver = guessed(self, lookup, draft)  # what is run
         self.think_open_in_prompt = inside_thought(model.tokenizer, self.prompt)  # the text begins within a thought
         self.stop = StopTexts(texts, self.think_open_in_prompt) if (texts := checked_stop(stop)) else None
         self.decoder, self.text, self.streamed = StreamDecoder(model.tokenizer, skip_special_tokens=True), "", 0

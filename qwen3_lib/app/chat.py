@@ -246,7 +246,7 @@ class Chat:
     def stats(self, _: str) -> None:
         if self.last is None:
             raise InputError("there is no answer yet")
-        note(f"{statistics(self.last, lookup=bool(self.options.get('lookup')))} | {self.context_used()}")
+        note(f"{statistics(self.last)} | {self.context_used()}")
 
     def context_used(self) -> str:
         new = chat(self.model, self.messages, self.tools, self.enable_thinking) if self.messages else None

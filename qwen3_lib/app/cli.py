@@ -4,20 +4,21 @@ Answers go to stdout, everything else to stderr. Exit status: 0; 1 for bad input
 in one line; 2 for bad usage; 130 after Ctrl-C.
 """
 import argparse
+import contextlib
 import math
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from qwen3 import Sampling, __version__, chat
+from qwen3 import Model, Sampling, __version__, chat
 from qwen3_lib.answers.completion import Completion
 from qwen3_lib.answers.score import score
 from qwen3_lib.app.chat import Chat, run_chat
 from qwen3_lib.app.files import load_prompt_cache, read_messages, read_text, read_tools, save_prompt_cache
 from qwen3_lib.app.models import print_models, readable_size, size_on_disk, verify_cached
 from qwen3_lib.app.options import (Parser, add_answer_options, add_engine_options, add_model_options, answer_options,
-                                   load, named_model, shown)
+                                   is_fast, load, load_draft, named_model, shown)
 from qwen3_lib.app.state import going_on, keep_conversation, kept_conversation
 from qwen3_lib.app.terminal import (as_json, cut_note, logprob_objects, note, print_answer, print_json,
                                     print_raw, statistics, write)
@@ -63,21 +64,25 @@ def make_parser() -> Parser:
         "command without a prompt starts it, too")
     group.add_argument("--continue", action="store_true", help="go on with the last conversation: answer the prompt; "
                        "without a prompt, chat")
-    add("--score", action="store_true", help="print how likely the model finds a text, in place of an answer: "
+    add("--score", action="store_true", help="print how likely the model finds a text, instead of an answer: "
         "log-likelihood, number of tokens, perplexity; with --file, of each line")
     add("--list", action="store_true", help="list the models on this computer: name, size, and whether this program "
         "runs them; with --model FOLDER also the models in that folder")
-    add("--download", action="store_true", help="download the model of --model, print its folder, and end")
+    add("--download", action="store_true", help="download the model of --model, print its folder, and exit")
     add("--verify", action="store_true", help="compare the files of a downloaded model with their checksums")
     add("--save-quantized", metavar="DIR", help="with --quantize: write the quantized model into a new folder; from "
         "there it loads faster")
-    add("--compile", action="store_true", help="compile the fast engine for this CPU, and end: for an image that is "
+    add("--compile", action="store_true", help="compile the fast engine for this CPU, and exit: for an image that is "
         "read-only when it runs")
+    add("--tune", action="store_true", help="measure in which way each product of the model is computed fastest on this "
+        "machine, choose that way, and end")
     add("--version", action="version", version=f"qwen3 {__version__}", help="print the version")
     add = add_answer_options(parser)
     add("--hide-thinking", action="store_true", help="don't show the reasoning")
     add("--lookup", type=int, metavar="N", help="guess up to N tokens from the text so far, and check the guesses in "
         "one pass: the same answer, faster if it repeats the text")
+    add("--draft", metavar="NAME", help="guess tokens with a smaller model that has the same tokenizer, or with int4, this "
+        "model's own weights in 4 bits, and check them in one pass: the same answer, faster if most guesses are right")
     add = parser.add_argument_group("output").add_argument
     add("--json", action="store_true", help="print one JSON object: text, reasoning, tool calls, token counts, seconds")
     add("--logprobs", type=int, metavar="N", help="print the log-probability of each token and of the N most likely "
@@ -93,13 +98,13 @@ EXCLUDES = {
     "raw": ("system", "system_file", "messages", "tools", "think", "hide_thinking", "think_budget", "chat"),
     "chat": ("json", "logprobs", "prompt_cache"),
     "score": ("system", "system_file", "messages", "tools", "think", "hide_thinking", "think_budget", "max_tokens",
-              "stop", "lookup", "logprobs", "stats", "prompt_cache", "greedy", *Sampling.__dataclass_fields__, "seed"),
+              "stop", "lookup", "draft", "logprobs", "stats", "prompt_cache", "greedy", *Sampling.__dataclass_fields__, "seed"),
     "continue": ("messages",),
     "greedy": ("temperature",),
     "system": ("system_file",),
     "save_quantized": ("rope_factor",),
 }
-ANSWER_NOTHING = ("list", "download", "verify", "save_quantized", "compile")
+ANSWER_NOTHING = ("list", "download", "verify", "save_quantized", "compile", "tune")
 
 
 def parse_arguments(parser: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
@@ -168,6 +173,7 @@ def answer(args: argparse.Namespace) -> None:
     prompt = read_prompt(args) or "" if args.raw else ""
     messages, tools = ([], None) if args.raw else read_conversation(args)
     model = load(args)
+    options["draft"] = load_draft(args, model)
     if named_model(args) is None:
         hint("No --model given: the small bundled model answers. For Qwen's own: --model Qwen/Qwen3-0.6B")
     cache = None if args.prompt_cache is None else load_prompt_cache(model, args.prompt_cache)
@@ -195,6 +201,17 @@ def answer(args: argparse.Namespace) -> None:
         except InputError as error:  # a read-only home, for example
             hint(f"--continue will not find this answer: {error}")
     report(completion, args)
+    if is_fast(args):
+        settle(model)
+
+
+def settle(model: Model) -> None:
+    """After an answer, when the machine is free: measures what is fastest on it, in the first runs with a format only."""
+    import qwen3_numba
+    if os.environ.get("QWEN3_TUNE") != "off" and not qwen3_numba.is_tuned(model):
+        hint("measuring which kernels are fastest on this machine, for a few seconds; Ctrl-C skips it")
+        with contextlib.suppress(KeyboardInterrupt):
+            list(qwen3_numba.tune(model))
 
 
 def hint(text: str) -> None:
@@ -212,7 +229,7 @@ def report(completion: Completion, args: argparse.Namespace) -> None:
             others = "".join(f"  {other['logprob']:9.4f} {other['token']!r}" for other in entry["top"])
             note(f"{entry['logprob']:9.4f} {entry['token']!r}{' |' if others else ''}{others}")
     if args.stats:
-        note(statistics(completion, lookup=bool(args.lookup)))
+        note(statistics(completion))
 
 
 def print_scores(args: argparse.Namespace) -> None:
@@ -239,12 +256,13 @@ def print_scores(args: argparse.Namespace) -> None:
 def converse(args: argparse.Namespace) -> int:
     """A conversation on the terminal, or with lines from a pipe -> exit status."""
     if sys.stdin is None:
-        raise InputError("stdin is closed, so there is nobody to talk to")
+        raise InputError("stdin is closed, so a chat can't read messages")
     options = answer_options(args)
     messages, tools = read_conversation(args)
     model = load(args)
     if model.embeds:  # before somebody types a question
         raise InputError(f"{model.path}: an embedding model gives vectors, not answers")
+    options["draft"] = load_draft(args, model)
     return run_chat(Chat(model, messages, tools, args.think, args.hide_thinking, options, args.stats))
 
 
@@ -267,13 +285,21 @@ def save_quantized(args: argparse.Namespace) -> None:
 
 def compile_ahead(_args: argparse.Namespace) -> None:
     """Compiles the fast engine, and says where its machine code is kept."""
-    from qwen3_numba import kept_kernels
-    note(f"Compiled: {kept_kernels()}")
+    from qwen3_numba import compile_all
+    note(f"Compiled: {compile_all()}")
+
+
+def tune(args: argparse.Namespace) -> None:
+    """Prints how fast each way to compute the products of a model is on this machine, and keeps the choice."""
+    args.fast = True
+    import qwen3_numba
+    for measured in qwen3_numba.tune(load(args)):
+        write(f"{measured}\n")
 
 
 JOBS: dict[str, Callable[[argparse.Namespace], None]] = {
     "list": print_models, "download": download, "verify": verify_cached, "save_quantized": save_quantized,
-    "compile": compile_ahead, "score": print_scores}
+    "compile": compile_ahead, "tune": tune, "score": print_scores}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -301,7 +327,7 @@ def guarded(work: Callable[[], int]) -> int:
         sys.stderr = open(os.devnull, "w")
     try:
         if sys.stdout is None:
-            raise InputError("stdout is closed, so there is nowhere to write the answer to")
+            raise InputError("stdout is closed, so the answer can't be written")
         if hasattr(sys.stdout, "reconfigure"):
             sys.stdout.reconfigure(errors="replace")  # a terminal that can't show a character gets a question mark
         return work()

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from qwen3 import BUNDLED, Engine, InputError, Model, Sampling, checked_whole, load_model
 from qwen3_lib.answers.completion import checked_stop
+from qwen3_lib.answers.guesses import Draft
 from qwen3_lib.io.errors import LONGEST_LINE, brief, did_you_mean
 from qwen3_lib.io.rope import stretched
 
@@ -112,15 +113,32 @@ def answer_options(args: argparse.Namespace) -> dict[str, Any]:
                        "think_budget": args.think_budget, "lookup": args.lookup}
 
 
+def is_fast(args: argparse.Namespace) -> bool:
+    """Whether the options of add_engine_options ask for the fast engine."""
+    return bool(args.fast or args.quantize or args.threads is not None or args.kv_dtype)
+
+
 def engine_of(args: argparse.Namespace) -> Engine:
     """The engine of add_engine_options. Raises InputError where numba is absent."""
-    if not (args.fast or args.quantize or args.threads is not None or args.kv_dtype):
+    if not is_fast(args):
         return Engine()
     try:
         import qwen3_numba
     except ImportError as error:  # numba is an extra that a plain installation leaves out
         raise InputError(str(error)) from error
     return qwen3_numba.engine(args.quantize, args.threads, args.kv_dtype or "f16")
+
+
+def load_draft(args: argparse.Namespace, model: Model) -> Draft | None:
+    """What --draft names: a model, or the form of the model's own weights."""
+    if args.draft is None:
+        return None
+    form = args.draft if args.draft in ("int4", "int8") else None
+    if form and (not is_fast(args) or args.quantize == "int4" or args.quantize == form):
+        raise InputError(f"--draft {form} needs the fast engine (--fast), and a model in more bits")
+    same = argparse.Namespace(**vars(args) | {"quantize": form or args.quantize})
+    other = same if form else argparse.Namespace(**vars(same) | {"model": args.draft, "adapter": None})
+    return Draft(load(other), model)
 
 
 def named_model(args: argparse.Namespace) -> str | None:

@@ -185,7 +185,7 @@ def filled(template: str, row: Row) -> str:
 # ---- From a row to a request -----------------------------------------------------------------------------------------
 
 PARTS = ("id", "prompt", "messages", "tools", "enable_thinking")
-KEYS = (*PARTS, *(name for name in OPTIONS if name != "lookup"))
+KEYS = (*PARTS, *(name for name in OPTIONS if name not in ("lookup", "draft")))
 
 
 def parsed(row: bytes | Row, form: str = "json") -> Row:

@@ -210,11 +210,11 @@ def logprob_objects(completion: Completion) -> Iterable[dict]:
         yield described(token, logprob) | {"top": [described(*other) for other in top]}
 
 
-def statistics(completion: Completion, lookup: bool = False) -> str:
+def statistics(completion: Completion) -> str:
     """One line: tokens, tokens per second, bytes of weights per second, memory.
 
-    Each token reads all weights once, so the memory's bandwidth is the limit; with `lookup`, one pass may give several
-    tokens, so no bandwidth is shown.
+    Each token reads all weights once, so the memory's bandwidth is the limit; with guesses, one pass may give several
+    tokens, so the guesses are shown in place of the bandwidth.
     """
     times, config, parts = completion.times, completion.model.config, []
     n_prompt, n_cached, n_answer = len(completion.prompt_ids), completion.cached_tokens, len(completion.token_ids)
@@ -225,8 +225,10 @@ def statistics(completion: Completion, lookup: bool = False) -> str:
                      f"first token after {first:.2f} s")
     speed = (n_answer - 1) / (times[-1] - times[1]) if n_answer > 1 else 0.0
     read = weight_bytes(completion.model) * speed / 1e9
-    parts.append(f"answer: {n_answer} tokens" + (f", {speed:.1f} tokens/s" if speed else "")
-                 + (f", reading {read:.3g} GB/s of weights" if read and not lookup else ""))
+    guesses = getattr(completion.driver, "guessed", None)
+    shown = f"{completion.driver.accepted} of {guesses} guesses right" if guesses is not None else \
+        f"reading {read:.3g} GB/s of weights"
+    parts.append(f"answer: {n_answer} tokens" + (f", {speed:.1f} tokens/s, {shown}" if speed else ""))
     if config.num_experts:
         left_out = (config.num_experts - config.num_experts_per_tok) * len(config.sparse_layers)
         share = 1 - left_out * 3 * config.hidden_size * config.moe_intermediate_size / parameters(config)

@@ -194,7 +194,7 @@ def free_memory() -> int:
         lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
         free = int(lines["MemAvailable"].removesuffix("kB")) * 1024
     except (OSError, AttributeError, ValueError, KeyError) as error:
-        raise InputError("how much memory is free can't be found out here; say how much to take: --memory") from error
+        raise InputError("the amount of free memory is unknown on this system; give it: --memory SIZE") from error
     with contextlib.suppress(OSError, ValueError):  # no cgroup, or "max": no limit
         limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))
         free = min(free, limit - used)

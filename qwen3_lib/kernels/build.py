@@ -1,4 +1,4 @@
-"""Machine code: compiled by numba at the first run, and kept for the next ones."""
+"""Machine code: made when it is first needed, one function at a time, and kept for the next runs."""
 from __future__ import annotations
 
 import contextlib
@@ -6,11 +6,14 @@ import ctypes
 import hashlib
 import importlib.util
 import os
+import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -25,15 +28,15 @@ try:
     import llvmlite
     import llvmlite.binding as llvm
 except ImportError as error:
-    raise ImportError(f"qwen3_numba needs numba ({error}): pip install numba, or in the project's folder "
-                      "pip install '.[fast]'; qwen3.py does the same without it") from error
+    raise ImportError(f"the fast engine needs numba ({error}): pip install numba; without --fast, none is needed") from error
 except OSError as error:  # of its shared library
     raise ImportError("qwen3_numba needs llvmlite, which can't be loaded; is there enough memory? qwen3.py does the "
                       f"same without it ({brief(error)})") from error
 
+from qwen3_lib.kernels.vectors import compile_layers  # noqa: E402
+
 HERE = Path(__file__).resolve().parent
-SOURCES = ("compile.py", "layers.py", "layout.py", "quantize.py", "vectors.py")
-KERNELS = ("weight_row", "quantize_block", "pack_block", "decoder_layers")
+SOURCES = ("compile.py", "fields.py", "intrinsics.py", "layers.py", "layout.py", "quantize.py", "vectors.py")
 Kernel = Callable[[np.ndarray, int], None]  # takes its record, int64, and a number; see layers.py and quantize.py
 
 
@@ -55,82 +58,132 @@ def is_ours(about: os.stat_result) -> bool:
 
 
 def identity() -> tuple[str, str]:
-    """(the name of the file for this CPU, a hash of everything that its machine code depends on)."""
+    """(the name of the folder for this CPU, a hash of everything that its machine code depends on)."""
     cpu = f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()} {os.environ.get('QWEN3_INT8_PATH')}"
     files = [HERE / name for name in SOURCES] + [NUMBA_VERSION]
     sources = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
     made_from = hashlib.sha256(" ".join([*sources, llvmlite.__version__, cpu]).encode()).hexdigest()
-    return f"qwen3_kernels.{hashlib.sha256(cpu.encode()).hexdigest()[:8]}.o", made_from
-
-
-def kept_kernels() -> Path:
-    """Where the kernels for this CPU are kept, compiled now if need be. Raises InputError if they can't be kept."""
-    kernels()
-    (name, made_from), folder = identity(), kernel_folder()
-    if folder is None or read_kernels(folder / name, made_from) is None:
-        raise InputError(f"the kernels can't be kept: {folder or 'NUMBA_CACHE_DIR'} is no folder of yours that only you "
-                         "may write")
-    return folder / name
+    return hashlib.sha256(cpu.encode()).hexdigest()[:8], made_from
 
 
 @cache
-def kernels() -> SimpleNamespace:
-    """All kernels by their names: compiled by numba, or loaded from an earlier run's file.
-
-    numba's own cache would import numba and its compiler at each start, which takes longer than all else. So the
-    machine code is kept as an object file, and llvmlite, the smaller part of numba, loads it at once.
-    """
+def place() -> tuple[Path | None, str]:
+    """(the folder of this process's machine code, what it is made from)."""
     (name, made_from), folder = identity(), kernel_folder()
-    code = folder and read_kernels(folder / name, made_from)
-    if code is None:
-        code = compiled()
-        if folder is not None:
-            keep_kernels(folder / name, made_from, code)
+    return folder and folder / name, made_from
+
+
+@cache
+def linker() -> Any:
+    """What brings machine code into memory, and keeps it there: LLVM's, since numba's would import numba."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
-    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
-    engine.finalize_object()
-    return SimpleNamespace(engine=engine, **{  # which keeps the code alive
-        name: kernel_at(engine.get_function_address(name)) for name in KERNELS})
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
 
 
-def compiled() -> bytes:
-    """The machine code of all kernels. Raises InputError if numba can't compile them."""
-    try:
-        from qwen3_lib.kernels.compile import machine_code
-        return machine_code()
-    except (InputError, MemoryError):
-        raise
-    except ImportError as error:
-        raise InputError(f"the kernels can't be compiled, because numba can't be imported: {error}") from error
-    except Exception as error:  # numba and LLVM raise many types when their versions don't fit the kernels
-        version = ".".join(map(str, llvm.llvm_version_info))
-        raise InputError(f"the kernels can't be compiled by numba {sys.modules['numba'].__version__} with llvmlite "
-                         f"{llvmlite.__version__} (LLVM {version}) and NumPy {np.__version__}: "
-                         f"{brief(f'{type(error).__name__}: {error}', 300)}; install the newest numba, or use "
-                         "qwen3.py") from error
+lock = threading.RLock()  # one thread makes and links at a time
+
+
+@cache
+def address_of(name: str, make: Callable[[], bytes]) -> int:
+    """The address of a function: from its file, or made now, as an object file with a function of this name, and kept."""
+    with lock:
+        if (known := linker().get_function_address(name)) != 0:
+            return known
+        folder, made_from = place()
+        code = folder and read_code(folder / f"{name}.o", made_from)
+        if code is None:
+            code = make()
+            if folder is not None:
+                keep_code(folder / f"{name}.o", made_from, code)
+        linker().add_object_file(llvm.ObjectFileRef.from_data(code))
+        linker().finalize_object()
+        return linker().get_function_address(name)
+
+
+# The kernels that numba compiles, each group in a process of its own, so that two cores work on the first answer.
+GROUPS = (("project_heads", "finish_dense", "output_logits"), ("attend_heads",), ("finish_sparse",),
+          ("quantize_block", "pack_block"), ("multiply",))
+# What runs a Job: the kernels for each layer, then for the logits.
+LAYERS = {"decoder_layers": ("project_heads", "attend_heads", "finish_dense", "output_logits"),
+          "sparse_layers": ("project_heads", "attend_heads", "finish_sparse", "output_logits")}
+
+
+@cache
+def kernel(name: str) -> Kernel:
+    """A kernel of layers.py or quantize.py, or one of LAYERS."""
+    make_kernels(name)
+    return kernel_at(linker().get_function_address(name))
+
+
+def make_kernels(*names: str) -> None:
+    """Compiles kernels, side by side, or loads them from an earlier run's files.
+
+    numba's own cache would import numba and its compiler at each start, which takes longer than all else. So machine
+    code is kept as object files, and llvmlite, the smaller part of numba, loads them at once.
+    """
+    with lock:
+        parts = list(dict.fromkeys(part for name in names for part in LAYERS.get(name, (name,))))
+        folder, made_from = place()
+        absent = {part for part in parts if not linker().get_function_address(part)
+                  and (folder is None or read_code(folder / f"{part}.o", made_from) is None)}
+        made = compiled([group for group in GROUPS if absent & {*group}]) if absent else {}
+        for part in parts:
+            address_of(part, lambda part=part: made[part])
+        for name in names:
+            if name in LAYERS:
+                address_of(name, lambda name=name: compile_layers(name, LAYERS[name][:-1], LAYERS[name][-1]))
 
 
 def kernel_at(address: int) -> Kernel:
     """The kernel whose machine code is at an address. Other threads run while it does."""
     unused = ctypes.create_string_buffer(16)  # where numba puts a result and an exception: there is neither
-    function = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 3, ctypes.c_int64)(address)
+    function = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 2)(address)
 
-    def kernel(record: np.ndarray, number: int) -> None:
-        if status := function(unused, unused, record.ctypes.data, int(number)):
+    def run(record: np.ndarray, number: int) -> None:
+        if status := function(unused, unused, record.ctypes.data, int(number), 0):
             raise RuntimeError(f"a kernel ended with status {status}")
 
-    return kernel
+    return run
 
 
-# A file of kernels: a line with the SHA-256 of all that follows; a line with what the kernels were made from; an object
+def compiled(groups: list[tuple[str, ...]]) -> dict[str, bytes]:
+    """The machine code of the kernels in some groups, by their names. Raises InputError if numba can't compile them."""
+    if sys.stderr is not None:
+        print("compiling the fast engine for this CPU; this happens once and takes some 20 seconds", file=sys.stderr)
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from qwen3_lib.kernels.compile import main; main(sys.argv[2:])"
+    processes = list[subprocess.Popen[bytes]]()
+    try:
+        for group in groups:
+            processes.append(subprocess.Popen(
+                [sys.executable, "-c", code, HERE.parents[1], *group], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE, env=os.environ | {"NUMBA_OPT": "0"}))
+        with ThreadPoolExecutor(len(groups)) as pool:
+            results = list(pool.map(subprocess.Popen.communicate, processes))
+    except (OSError, RuntimeError) as error:  # no Python program to start, or no thread
+        raise InputError(f"the kernels can't be compiled: {brief(error)}") from error
+    finally:
+        for process in processes:
+            process.kill()
+    made: dict[str, bytes] = {}
+    for group, process, (out, errors) in zip(groups, processes, results):
+        if process.returncode:
+            lines = errors.decode(errors="replace").split("\n")
+            last = next((line for line in reversed(lines) if line.strip()), f"the compiler ended with {process.returncode}")
+            raise InputError(f"the kernels can't be compiled: {brief(last, 600)}")
+        for name in group:
+            size, out = int(out[:16], 16), out[16:]
+            made[name], out = out[:size], out[size:]
+    return made
+
+
+# A file of machine code: a line with the SHA-256 of all that follows; a line with what the code was made from; an object
 # file. Its code is executed, so the file must be ours, and whole.
 
 
-def read_kernels(file: Path, made_from: str) -> bytes | None:
-    """The code in a file of keep_kernels; None if the file is absent, damaged, or made from other sources.
+def read_code(file: Path, made_from: str) -> bytes | None:
+    """The code in a file of keep_code; None if the file is absent, damaged, or made from other sources.
 
     None, too, if somebody else could have written it: whoever may write to the folder can exchange the file.
     """
@@ -145,7 +198,7 @@ def read_kernels(file: Path, made_from: str) -> bytes | None:
     return None
 
 
-def keep_kernels(file: Path, made_from: str, code: bytes) -> None:
+def keep_code(file: Path, made_from: str, code: bytes) -> None:
     """Writes machine code where it is kept; if that fails, each run compiles anew."""
     rest = made_from.encode() + b"\n" + code
     whole = hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest

@@ -9,41 +9,34 @@ token's logits depend on the tokens before it and on nothing else, bit for bit: 
 the number of threads, or the CPU. Nothing may be reassociated or contracted here; sums over many numbers are made by
 `dot` and the products of vectors.py. layout.py tells how weights, vectors and the cache lie in memory.
 """
-from functools import partial
 from typing import NamedTuple
 
 import numba
 import numpy as np
 
-from qwen3_lib.kernels.layout import (BF16, BLOCK, DEPTH, DOWN, F16, F32, FEW, FORMATS, GATE, GROUP, KV8, OUT,
-                                      PANEL, STRIP, UP, VECTORS, WHOLE, Batch, K, Layers, Q, Space, Task, V, Weight,
-                                      is_packed, padded, unit_size)
-from qwen3_lib.kernels.vectors import (MOST_FLOATS, PACKED_SHAPES, dot, even_first, fused, float_product,
-                                       half_from_float, meet, packed_product, take, to_bytes, to_pointer_f32,
-                                       to_pointer_f64, to_pointer_i64, to_pointer_u8, to_pointer_u16, weighted_rows)
+from qwen3_lib.kernels import fields
+from qwen3_lib.kernels.fields import called_from_python, compiled
+from qwen3_lib.kernels.intrinsics import (call_at, dot, even_first, fused, half_from_float, meet, take, to_bytes,
+                                          to_pointer_f32, to_pointer_f64, to_pointer_i64, to_pointer_u8, to_pointer_u16)
+from qwen3_lib.kernels.layout import (BF16, BLOCK, DEPTH, DOWN, F16, F32, FEW, GATE, GROUP, KV8, OUT, PANEL, PRODUCT,
+                                      ROWS, STRIP, UP, VECTORS, WHOLE, K, Q, Task, V, Weight, is_packed, padded,
+                                      unit_size)
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The small steps of a layer
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-# A function is compiled once for each combination of its arguments' types. To numba a constant like 0 or True has a
-# type of its own, np.int64(0) has not: that is why it is written below.
-compiled = partial(numba.njit, nogil=True, error_model="numpy")
-called_from_python = partial(compiled, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 up_to, unit_bytes, packed_form = compiled(padded), compiled(unit_size), compiled(is_packed)
 PIECES = 4  # for each thread, of the work on many tokens
 ONES = np.ones(BLOCK, np.float32)
-# By the format, the vectors that a packed block is multiplied with together, and at once if there are no more.
-TOGETHER, AT_ONCE = (np.array([getattr(PACKED_SHAPES.get(form), name, 0) for form in range(len(FORMATS))])
-                     for name in ("vectors", "all"))
 
 
 class Crew(NamedTuple):
-    """A thread among those that run a kernel together, and the address of the barrier where they meet."""
+    """A thread among those that run a kernel together."""
     rank: int
     n_threads: int
-    barrier: int
+    barrier: int  # the address of where they meet
 
 
 @compiled
@@ -178,7 +171,7 @@ def pack_vector(x, width, packed, start, end):
 
 
 @compiled
-def linear(w, x, packed, out, column, start, end, own):
+def linear(products, w, x, packed, out, column, start, end, own):
     """Rows start to end of a Weight times the vectors x float32 [n, ...] -> out float32 [n, ...], from `column` on.
 
     packed uint8 [n, ...]: the vectors once more, for packed weights. start is a multiple of 32, and `out` is padded to
@@ -187,27 +180,35 @@ def linear(w, x, packed, out, column, start, end, own):
     n = len(x)
     if not packed_form(w.form):
         for first in range(start, end, STRIP):
-            float_strip(w, x, out[:, column + first:], first, min(STRIP, end - first), own)
+            float_strip(products, w, x, out[:, column + first:], first, min(STRIP, end - first), own)
         return
-    most = AT_ONCE[w.form] if n <= AT_ONCE[w.form] else TOGETHER[w.form]
-    tiles, width = (n + most - 1) // most, up_to(w.columns, 2 * GROUP)
+    functions, tiles = tiling(products, w.form, n)
+    width = up_to(w.columns, 2 * GROUP)
     for first in range(start, end, PANEL):
         ahead = w.stride if first + PANEL < end else 0
         for tile in range(tiles):
             t, next_ = n * tile // tiles, n * (tile + 1) // tiles
-            packed_product(w.form, next_ - t, (w.address + first // PANEL * w.stride, packed[t].ctypes.data,
-                                               packed.strides[0], width, out[t, column + first:].ctypes.data,
-                                               out.strides[0], ahead, tile, tiles))
+            call_at(functions[next_ - t], (w.address + first // PANEL * w.stride, packed[t].ctypes.data,
+                                           packed.strides[0], width, out[t, column + first:].ctypes.data,
+                                           out.strides[0], ahead, tile, tiles))
 
 
 @compiled
-def float_strip(w, x, out, first, rows, own):
+def tiling(products, form, n):
+    """(the functions that multiply parts of n vectors with rows of a format, how many parts): see products.py."""
+    table = products[PRODUCT, form]
+    functions = table[1] if n > table[0, 0] else table[0]
+    return functions, (n + functions[0] - 1) // functions[0]
+
+
+@compiled
+def float_strip(products, w, x, out, first, rows, own):
     """`rows` rows of a Weight of floats, from `first` on, times the vectors x [n, ...] -> out [n, ...].
 
     Wide rows are multiplied in parts of columns, so that a part of the vectors stays in the first cache.
     """
     n, size, width, address = len(x), 4 if w.form == F32 else 2, up_to(w.columns, 32), w.address + first * w.stride
-    tiles, sums, copy = (n + MOST_FLOATS - 1) // MOST_FLOATS, own.ctypes.data, own[STRIP * VECTORS * 16:].ctypes.data
+    (functions, tiles), sums, copy = tiling(products, w.form, n), own.ctypes.data, own[STRIP * VECTORS * 16:].ctypes.data
     apart = tiles > 1 and width > WHOLE
     depth = DEPTH if apart else width
     if apart:
@@ -217,8 +218,8 @@ def float_strip(w, x, out, first, rows, own):
         for k in range(0, width, depth):
             columns, part = min(depth, width - k), (1 if k > 0 else 0) + (2 if k + depth < width else 0)
             place, stride = (copy + k * size * rows, columns * size) if apart else (address, w.stride)
-            float_product(w.form, next_ - t, (place, stride, rows, x[t, k:].ctypes.data, x.strides[0], columns,
-                                              out[t].ctypes.data, out.strides[0], sums, part))
+            call_at(functions[next_ - t], (place, stride, rows, x[t, k:].ctypes.data, x.strides[0], columns,
+                                           out[t].ctypes.data, out.strides[0], sums, part))
 
 
 @compiled
@@ -297,7 +298,7 @@ def exp_from(scores, n, largest):
 
 
 @compiled
-def attend(q, group, seen, keys, values, form, out, scores):
+def attend(products, q, group, seen, keys, values, form, out, scores):
     """Queries of one KV head times a block of positions -> their part of the attention's output.
 
     q float32 [n, width], `group` of them for each token; the first token sees `seen` positions of this block, the next
@@ -307,7 +308,7 @@ def attend(q, group, seen, keys, values, form, out, scores):
     scores float32 [VECTORS, BLOCK]: to work in.
     """
     (n, width), stride = q.shape, keys.strides[0]
-    tiles = (n + MOST_FLOATS - 1) // MOST_FLOATS
+    functions, tiles = tiling(products, form, n)
     out[:] = 0
     for tile in range(tiles):
         start, end = n * tile // tiles, n * (tile + 1) // tiles
@@ -316,20 +317,21 @@ def attend(q, group, seen, keys, values, form, out, scores):
         if most == 0:
             continue
         p, p_stride, y, y_stride = scores.ctypes.data, scores.strides[0], out[start].ctypes.data, out.strides[0]
-        float_product(form, end - start, (keys.ctypes.data, stride, most, q[start].ctypes.data, q.strides[0], width, p,
-                                          p_stride, np.int64(0), np.int64(0)))
+        call_at(functions[end - start], (keys.ctypes.data, stride, most, q[start].ctypes.data, q.strides[0], width, p,
+                                         p_stride, np.int64(0), np.int64(0)))
         for r in range(start, end):
             count = min(max(seen + r // group, 0), BLOCK)
             if count > 0:
                 largest = largest_of(scores[r - start, :count])
                 out[r, width], out[r, width + 1] = largest, exp_from(scores[r - start], count, largest)
-        weighted_rows(form, end - start, (values.ctypes.data, stride, least, p, p_stride, width, y, y_stride))
+        call_at(products[ROWS, form, 0, end - start], (values.ctypes.data, stride, least, p, p_stride, width, y,
+                                                       y_stride))
         for r in range(start, end):  # what later tokens see and the first one doesn't
             rest = min(max(seen + r // group, 0), BLOCK) - least
             if rest > 0:
-                weighted_rows(form, np.int64(1), (values[least:].ctypes.data, stride, rest,
-                                                  p + (r - start) * p_stride + 4 * least, p_stride, width,
-                                                  y + (r - start) * y_stride, y_stride))
+                call_at(products[ROWS, form, 0, 1], (values[least:].ctypes.data, stride, rest,
+                                                     p + (r - start) * p_stride + 4 * least, p_stride, width,
+                                                     y + (r - start) * y_stride, y_stride))
 
 
 @compiled
@@ -345,53 +347,54 @@ def join(left, right, width):
 
 
 @compiled
-def attend_blocks(task, q, group, keys, values, form, result, own):
+def attend_blocks(products, task, q, group, keys, values, form, result, own):
     """The blocks of a Task, one after the other, for the queries of a KV head with these keys and values of the cache
     -> result [n, width + 16], as `attend` gives it. own float32: to work in."""
     scores, more = shaped(own, (VECTORS, BLOCK)), shaped(own[VECTORS * BLOCK:], result.shape)
     for block in range(task.block, task.block + task.n_blocks):
         start, part = block * BLOCK, result if block == task.block else more
-        attend(q, group, task.seen - start, keys[start:], values[start:], form, part, scores)
+        attend(products, q, group, task.seen - start, keys[start:], values[start:], form, part, scores)
         if block > task.block:
             for r in range(len(q)):
                 join(result[r], part[r], q.shape[1])
 
 
 @compiled
-def cache_rows(batch, which, sequence, layer, head, n_kv_heads):
+def cache_rows(job, which, sequence, layer, head, n_kv_heads):
     """The rows uint16 [capacity, row_size] of a head in a layer: the keys of a sequence if `which` is 0, values if 1."""
-    capacity, size = batch.caches[sequence, 2], batch.cache_rows[1]
-    before = (layer * n_kv_heads + head) * capacity * size
-    return numba.carray(to_pointer_u16(batch.caches[sequence, which] + 2 * before), (capacity, size))
+    cache, size = fields.caches(job)[sequence], fields.cache_rows(job)[1]
+    before = (layer * n_kv_heads + head) * cache[2] * size
+    return numba.carray(to_pointer_u16(cache[which] + 2 * before), (cache[2], size))
 
 
 @compiled
-def attention(crew, layer, batch, space, head_dim):
-    """The namesake of qwen3.attention: space.queries and the cache -> space.h [m, n_heads * head_dim].
+def attention(crew, layer, job):
+    """The namesake of qwen3.attention: the queries and the cache -> h [m, n_heads * head_dim].
 
     A task of one block gives the same as the same block of a task of many: threads never change the order of sums.
     """
-    n_kv_heads, n_tasks = len(space.queries), len(batch.tasks)
-    group, width = space.queries.shape[1] // len(batch.x), space.queries.shape[2]
-    for first, end in pieces(n_tasks * n_kv_heads, 1, len(batch.x), crew, np.int64(0)):
+    queries, tasks, tiles, partials = fields.queries(job), fields.tasks(job), fields.tiles(job), fields.partials(job)
+    products, h, own, form = fields.products(job), fields.h(job), fields.own(job)[crew.rank], fields.cache_rows(job)[0]
+    n_kv_heads, n_tasks, m, width = len(queries), len(tasks), len(h), queries.shape[2]
+    group, head_dim = queries.shape[1] // m, 2 * fields.cos(job).shape[1]
+    for first, end in pieces(n_tasks * n_kv_heads, np.int64(1), m, crew, np.int64(0)):
         for item in range(first, end):  # a head's blocks in a row: the next one is fetched meanwhile
             head, i = item // n_tasks, item % n_tasks
-            task = task_of(batch.tasks[i])
-            q = space.queries[head, task.first * group:(task.first + task.n) * group]
-            keys = cache_rows(batch, np.int64(0), task.sequence, layer, head, n_kv_heads)
-            values = cache_rows(batch, np.int64(1), task.sequence, layer, head, n_kv_heads)
-            attend_blocks(task, q, group, keys, values, batch.cache_rows[0], space.partials[i, head, :len(q)],
-                          space.own[crew.rank])
+            task = task_of(tasks[i])
+            q = queries[head, task.first * group:(task.first + task.n) * group]
+            keys = cache_rows(job, np.int64(0), task.sequence, layer, head, n_kv_heads)
+            values = cache_rows(job, np.int64(1), task.sequence, layer, head, n_kv_heads)
+            attend_blocks(products, task, q, group, keys, values, form, partials[i, head, :len(q)], own)
     wait(crew)
-    for item in range(crew.rank, len(batch.tiles) * n_kv_heads, crew.n_threads):
+    for item in range(crew.rank, len(tiles) * n_kv_heads, crew.n_threads):
         i, head = item // n_kv_heads, item % n_kv_heads
-        first, end = batch.tiles[i]
-        task = task_of(batch.tasks[first])
+        first, end = tiles[i]
+        task = task_of(tasks[first])
         for r in range(task.n * group):
-            result = space.partials[first, head, r]
+            result = partials[first, head, r]
             for other in range(first + 1, end):
-                join(result, space.partials[other, head, r], width)
-            out = space.h[task.first + r // group, (head * group + r % group) * head_dim:]
+                join(result, partials[other, head, r], width)
+            out = h[task.first + r // group, (head * group + r % group) * head_dim:]
             for j in range(head_dim):
                 out[j] = result[j] / result[width + 1]
 
@@ -408,78 +411,107 @@ def task_of(row):
 
 
 @compiled
-def decoder_layer(crew, layer, layers, batch, space):
-    """The namesake of qwen3.decoder_layer. The threads share the rows of each matrix, or the tokens, and meet."""
-    w, norms, forms, m = layers.matrices[layer], layers.norms[layer], layers.forms[layer], len(batch.x)
-    heads = len(space.queries), space.queries.shape[1] // m, 2 * batch.cos.shape[1]  # KV heads, group, head_dim
-    q_size, kv_size = heads[0] * heads[1] * heads[2], heads[0] * heads[2]
-    k_start, v_start = up_to(q_size, PANEL), up_to(q_size, PANEL) + up_to(kv_size, PANEL)
-    normalize(crew, batch.x, norms[0], layers.eps[0], forms[0, 0], forms[0, 1], space)
+def crew_of(record, rank):
+    job = numba.carray(to_pointer_i64(record), (6,))
+    return Crew(rank, job[0], job[1])
+
+
+@called_from_python
+def project_heads(record, rank, layer):
+    """The norm, and the rows of q, k and v: the beginning of qwen3.decoder_layer.
+
+    The threads share the rows of each matrix, or the tokens, and meet.
+    """
+    crew, job = crew_of(record, rank), fields.table_at(record)
+    w, forms = fields.matrices(job)[layer], fields.forms(job)[layer, 0]
+    h, packed, qkv = fields.h(job), fields.packed(job), fields.qkv(job)
+    normalize(crew, fields.norms(job)[layer, 0], forms[0], forms[1], job)
     wait(crew)
-    project(crew, np.int64(0), weight_of(w[Q]), space.h, space.packed, space.qkv, np.int64(0), space)
-    project(crew, np.int64(1), weight_of(w[K]), space.h, space.packed, space.qkv, k_start, space)
-    project(crew, np.int64(2), weight_of(w[V]), space.h, space.packed, space.qkv, v_start, space)
+    project(crew, np.int64(0), weight_of(w[Q]), h, packed, qkv, np.int64(0), job)
+    project(crew, np.int64(1), weight_of(w[K]), h, packed, qkv, up_to(w[Q, 3], PANEL), job)
+    project(crew, np.int64(2), weight_of(w[V]), h, packed, qkv, up_to(w[Q, 3], PANEL) + up_to(w[K, 3], PANEL), job)
     wait(crew)
-    place_heads(crew, layer, layers, batch, space, heads, k_start, v_start)
+
+
+@called_from_python
+def attend_heads(record, rank, layer):
+    """QK-Norm, RoPE and attention: from q, k and v to h, ready for the output's matrix."""
+    crew, job = crew_of(record, rank), fields.table_at(record)
+    w, h, packed = fields.matrices(job)[layer], fields.h(job), fields.packed(job)
+    place_heads(crew, layer, job, up_to(w[Q, 3], PANEL), up_to(w[Q, 3], PANEL) + up_to(w[K, 3], PANEL))
     wait(crew)
-    attention(crew, layer, batch, space, heads[2])
+    attention(crew, layer, job)
     wait(crew)
-    for t in part_of(m, crew):
-        ready(space.h[t], q_size, w[OUT, 2], space.packed[t], np.int64(0), q_size)
+    for t in part_of(len(h), crew):
+        ready(h[t], w[OUT, 4], w[OUT, 2], packed[t], np.int64(0), w[OUT, 4])
     wait(crew)
-    add_projected(crew, weight_of(w[OUT]), space.h, space.packed, batch.x, space)
+
+
+@called_from_python
+def finish_dense(record, rank, layer):
+    """The output's matrix and swiglu: the end of qwen3.decoder_layer."""
+    crew, job = crew_of(record, rank), fields.table_at(record)
+    add_projected(crew, weight_of(fields.matrices(job)[layer, OUT]), fields.h(job), fields.packed(job), job)
     wait(crew)
-    if layers.routers[layer, 3] > 0:
-        moe(crew, layer, layers, batch, space)
-        return
-    normalize(crew, batch.x, norms[1], layers.eps[0], forms[1, 0], forms[1, 1], space)
+    swiglu(crew, layer, job)
+
+
+@compiled
+def swiglu(crew, layer, job):
+    """The namesake of qwen3.swiglu with the norm before it, added to x."""
+    w, forms = fields.matrices(job)[layer], fields.forms(job)[layer, 1]
+    x, gate, gate_packed = fields.x(job), fields.gate(job), fields.gate_packed(job)
+    normalize(crew, fields.norms(job)[layer, 1], forms[0], forms[1], job)
     wait(crew)
-    inner = space.gate[:m], space.up[:m], space.gate_packed[:m]
-    for rows in pieces(w[GATE, 3], PANEL, m, crew, np.int64(0)):
-        gate_and_up(weight_of(w[GATE]), weight_of(w[UP]), w[DOWN, 2], space.h, space.packed, inner, rows,
-                    space.own[crew.rank])
+    inner = gate[:len(x)], fields.up(job)[:len(x)], gate_packed[:len(x)]
+    for rows in pieces(w[GATE, 3], np.int64(PANEL), len(x), crew, np.int64(0)):
+        gate_and_up(fields.products(job), weight_of(w[GATE]), weight_of(w[UP]), w[DOWN, 2], fields.h(job),
+                    fields.packed(job), inner, rows, fields.own(job)[crew.rank])
     wait(crew)
-    add_projected(crew, weight_of(w[DOWN]), inner[0], inner[2], batch.x, space)
+    add_projected(crew, weight_of(w[DOWN]), inner[0], inner[2], job)
     wait(crew)
 
 
 @compiled
-def normalize(crew, x, norm, eps, least, greatest, space):
-    """rms_norm of a thread's part of the tokens x [m, d] -> space.h, ready for weights of these formats."""
+def normalize(crew, norm, least, greatest, job):
+    """rms_norm of a thread's part of the tokens x [m, d] -> h, ready for weights of these formats."""
+    x, h, packed, eps = fields.x(job), fields.h(job), fields.packed(job), fields.eps(job)[0]
     d = x.shape[1]
     for t in part_of(len(x), crew):
-        rms_norm(x[t], norm, eps, space.h[t])
-        ready(space.h[t], d, greatest, space.packed[t], np.int64(0), d)
+        rms_norm(x[t], norm, eps, h[t])
+        ready(h[t], d, greatest, packed[t], np.int64(0), d)
         if packed_form(greatest) and not packed_form(least):
-            ready(space.h[t], d, least, space.packed[t], np.int64(0), d)
+            ready(h[t], d, least, packed[t], np.int64(0), d)
 
 
 @compiled
-def project(crew, counter, w, x, packed, out, column, space):
+def project(crew, counter, w, x, packed, out, column, job):
     """A thread's rows of linear."""
-    for start, end in pieces(w.rows, PANEL, len(x), crew, counter):
-        linear(w, x, packed, out, column, start, end, space.own[crew.rank])
+    products, own = fields.products(job), fields.own(job)[crew.rank]
+    for start, end in pieces(w.rows, np.int64(PANEL), len(x), crew, counter):
+        linear(products, w, x, packed, out, column, start, end, own)
 
 
 @compiled
-def add_projected(crew, w, x, packed, residual, space):
-    """residual [m, rows of w] += linear(x), a thread's rows."""
-    for start, end in pieces(w.rows, PANEL, len(x), crew, np.int64(0)):
-        linear(w, x, packed, space.qkv, np.int64(0), start, end, space.own[crew.rank])
-        for t in range(len(residual)):
-            add_to(residual[t, start:end], space.qkv[t, start:end])
+def add_projected(crew, w, factors, packed, job):
+    """x [m, rows of w] += linear(factors), a thread's rows."""
+    products, own, x, out = fields.products(job), fields.own(job)[crew.rank], fields.x(job), fields.qkv(job)
+    for start, end in pieces(w.rows, np.int64(PANEL), len(x), crew, np.int64(0)):
+        linear(products, w, factors, packed, out, np.int64(0), start, end, own)
+        for t in range(len(x)):
+            add_to(x[t, start:end], out[t, start:end])
 
 
 @compiled
-def gate_and_up(gate, up, form, x, packed, inner, rows, own):
+def gate_and_up(products, gate, up, form, x, packed, inner, rows, own):
     """Some rows (start, end) of the first half of qwen3.swiglu -> inner, ready for weights of this format.
 
     inner: float32 [n, intermediate] the result, float32 to work in, uint8 the result for packed weights.
     """
     out, other, out_packed = inner
     start, end = rows
-    linear(gate, x, packed, out, np.int64(0), start, end, own)
-    linear(up, x, packed, other, np.int64(0), start, end, own)
+    linear(products, gate, x, packed, out, np.int64(0), start, end, own)
+    linear(products, up, x, packed, other, np.int64(0), start, end, own)
     for t in range(len(x)):
         silu_times(out[t, start:end], other[t, start:end])
         if start < end:
@@ -487,28 +519,31 @@ def gate_and_up(gate, up, form, x, packed, inner, rows, own):
 
 
 @compiled
-def place_heads(crew, layer, layers, batch, space, heads, k_start, v_start):
-    """A thread's queries with norm, RoPE and 1 / sqrt(head_dim) -> space.queries; keys and values -> the cache."""
-    n_kv_heads, group, head_dim = heads
-    norms, root, qkv, form = layers.head_norms[layer], np.float32(1 / np.sqrt(head_dim)), space.qkv, batch.cache_rows[0]
-    for item in part_of(len(batch.x) * n_kv_heads, crew):
+def place_heads(crew, layer, job, k_start, v_start):
+    """A thread's queries with norm, RoPE and 1 / sqrt(head_dim) -> queries; keys and values -> the cache."""
+    norms, eps, form, rows = fields.head_norms(job)[layer], fields.eps(job)[0], fields.cache_rows(job)[0], fields.rows(job)
+    qkv, queries, cos, sin = fields.qkv(job), fields.queries(job), fields.cos(job), fields.sin(job)
+    n_kv_heads, group, head_dim = len(queries), queries.shape[1] // len(rows), 2 * cos.shape[1]
+    root = np.float32(1 / np.sqrt(head_dim))
+    for item in part_of(len(rows) * n_kv_heads, crew):
         t, head = item // n_kv_heads, item % n_kv_heads
         for g in range(group):
-            query, i = space.queries[head, t * group + g, :head_dim], (head * group + g) * head_dim
-            rms_norm(qkv[t, i:i + head_dim], norms[0], layers.eps[0], query)
-            apply_rope(query, batch.cos[t], batch.sin[t])
+            whole, i = queries[head, t * group + g], (head * group + g) * head_dim
+            query = whole[:head_dim]
+            rms_norm(qkv[t, i:i + head_dim], norms[0], eps, query)
+            apply_rope(query, cos[t], sin[t])
             for j in range(head_dim):
                 query[j] *= root
-            space.queries[head, t * group + g, head_dim:] = 0  # where even_first has put numbers of another token
+            whole[head_dim:] = 0  # where even_first has put numbers of another token
             if form == BF16:
-                even_first(space.queries[head, t * group + g].ctypes.data, space.queries.shape[2])
+                even_first(whole.ctypes.data, len(whole))
         key = qkv[t, k_start + head * head_dim:k_start + (head + 1) * head_dim]
         value = qkv[t, v_start + head * head_dim:v_start + (head + 1) * head_dim]
-        rms_norm(key, norms[1], layers.eps[0], key)
-        apply_rope(key, batch.cos[t], batch.sin[t])
-        sequence, position = batch.rows[t]
-        store_kv(cache_rows(batch, np.int64(0), sequence, layer, head, n_kv_heads)[position], form, key)
-        store_kv(cache_rows(batch, np.int64(1), sequence, layer, head, n_kv_heads)[position], form, value)
+        rms_norm(key, norms[1], eps, key)
+        apply_rope(key, cos[t], sin[t])
+        sequence, position = rows[t]
+        store_kv(cache_rows(job, np.int64(0), sequence, layer, head, n_kv_heads)[position], form, key)
+        store_kv(cache_rows(job, np.int64(1), sequence, layer, head, n_kv_heads)[position], form, value)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -516,50 +551,64 @@ def place_heads(crew, layer, layers, batch, space, heads, k_start, v_start):
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+@called_from_python
+def finish_sparse(record, rank, layer):
+    """finish_dense in a mixture of experts, which may have dense layers, too."""
+    crew, job = crew_of(record, rank), fields.table_at(record)
+    add_projected(crew, weight_of(fields.matrices(job)[layer, OUT]), fields.h(job), fields.packed(job), job)
+    wait(crew)
+    if fields.routers(job)[layer, 3] > 0:
+        moe(crew, layer, job)
+    else:
+        swiglu(crew, layer, job)
+
+
 @compiled
-def moe(crew, layer, layers, batch, space):
-    """The namesake of qwen3.moe with the norm before it, added to batch.x. Of the experts, only chosen ones are read.
+def moe(crew, layer, job):
+    """The namesake of qwen3.moe with the norm before it, added to x. Of the experts, only chosen ones are read.
 
     A pair's result depends on its token and its expert, and a token adds its pairs in the order of its own
     probabilities: the other tokens change where a pair lies, and nothing else.
     """
-    x, router, experts, own = batch.x, weight_of(layers.routers[layer]), layers.experts[layer], space.own[crew.rank]
-    hidden, k, n_pairs = x.shape[1], space.chosen.shape[1], len(space.gathered)
-    least, greatest = layers.forms[layer, 1, 0], layers.forms[layer, 1, 1]
-    normalize(crew, x, layers.norms[layer, 1], layers.eps[0], router.form, greatest if packed_form(greatest) else router.form,
-              space)
+    x, h, packed, logits, own = fields.x(job), fields.h(job), fields.packed(job), fields.qkv(job), fields.own(job)[crew.rank]
+    router, experts, forms = weight_of(fields.routers(job)[layer]), fields.experts(job)[layer], fields.forms(job)[layer, 1]
+    chosen, shares, starts, products = fields.chosen(job), fields.shares(job), fields.starts(job), fields.products(job)
+    gate, up, gate_packed = fields.gate(job), fields.up(job), fields.gate_packed(job)
+    gathered, gathered_packed = fields.gathered(job), fields.gathered_packed(job)
+    hidden, n_pairs = x.shape[1], len(gathered)
+    normalize(crew, fields.norms(job)[layer, 1], router.form, forms[1] if packed_form(forms[1]) else router.form, job)
     wait(crew)
-    project(crew, np.int64(0), router, space.h, space.packed, space.qkv, np.int64(0), space)
+    project(crew, np.int64(0), router, h, packed, logits, np.int64(0), job)
     wait(crew)
     for t in part_of(len(x), crew):
-        choose(space.qkv[t, :router.rows], layers.norm_topk_prob[0], space.chosen[t], space.shares[t])
+        choose(logits[t, :router.rows], fields.norm_topk_prob(job)[0], chosen[t], shares[t])
     wait(crew)
     if crew.rank == 0:
-        sort_by_expert(space.chosen, space.starts)
+        sort_by_expert(chosen, starts)
     wait(crew)
-    gather(crew, hidden, least, space)
+    gather(crew, hidden, forms[0], job)
     wait(crew)
     for e in range(len(experts)):
-        first, end = space.starts[e], space.starts[e + 1]
+        first, end = starts[e], starts[e + 1]
         if first < end:
-            gate, up, form = weight_of(experts[e, 0]), weight_of(experts[e, 1]), experts[e, 2, 2]
-            inner = space.gate[first:end], space.up[first:end], space.gate_packed[first:end]
-            gate_and_up(gate, up, form, space.gathered[first:end], space.gathered_packed[first:end], inner,
-                        expert_share(gate.rows, first, end, n_pairs, crew), own)
+            rows = expert_share(experts[e, 0, 3], first, end, n_pairs, crew)
+            gate_and_up(products, weight_of(experts[e, 0]), weight_of(experts[e, 1]), experts[e, 2, 2],
+                        gathered[first:end], gathered_packed[first:end],
+                        (gate[first:end], up[first:end], gate_packed[first:end]), rows, own)
     wait(crew)
     for e in range(len(experts)):
-        first, end = space.starts[e], space.starts[e + 1]
+        first, end = starts[e], starts[e + 1]
         if first < end:
             start, stop = expert_share(hidden, first, end, n_pairs, crew)
-            linear(weight_of(experts[e, 2]), space.gate[first:end], space.gate_packed[first:end],
-                   space.gathered[first:end], np.int64(0), start, stop, own)
+            linear(products, weight_of(experts[e, 2]), gate[first:end], gate_packed[first:end], gathered[first:end],
+                   np.int64(0), start, stop, own)
     wait(crew)
-    for start, end in pieces(hidden, PANEL, len(x), crew, np.int64(0)):
+    for start, end in pieces(hidden, np.int64(PANEL), len(x), crew, np.int64(0)):
         for t in range(len(x)):
-            sum_ = space.h[t, start:end]
+            sum_ = h[t, start:end]
             sum_[:] = 0
-            for r in range(k):
-                add_times(sum_, space.gathered[space.chosen[t, r], start:end], space.shares[t, r])
+            for r in range(chosen.shape[1]):
+                add_times(sum_, gathered[chosen[t, r], start:end], shares[t, r])
             add_to(x[t, start:end], sum_)
     wait(crew)
 
@@ -602,16 +651,18 @@ def sort_by_expert(chosen, starts):
 
 
 @compiled
-def gather(crew, n, form, space):
+def gather(crew, n, form, job):
     """Copies a thread's part of the tokens' vectors [n] to the rows of their pairs, ready for BF16 if form is that."""
+    h, h_packed, chosen = fields.h(job), fields.packed(job), fields.chosen(job)
+    gathered, gathered_packed = fields.gathered(job), fields.gathered_packed(job)
     width = up_to(n, 2 * GROUP)
-    for t in part_of(len(space.h), crew):
-        for r in range(space.chosen.shape[1]):
-            vector, packed = space.gathered[space.chosen[t, r]], space.gathered_packed[space.chosen[t, r]]
+    for t in part_of(len(h), crew):
+        for r in range(chosen.shape[1]):
+            vector, packed = gathered[chosen[t, r]], gathered_packed[chosen[t, r]]
             for i in range(width):
-                vector[i] = space.h[t, i]
+                vector[i] = h[t, i]
             for i in range(width * 5 // 4):
-                packed[i] = space.packed[t, i]
+                packed[i] = h_packed[t, i]
             if form == BF16:
                 even_first(vector.ctypes.data, width)
 
@@ -633,55 +684,29 @@ def expert_share(n, first, end, n_pairs, crew):
 # Logits
 # ----------------------------------------------------------------------------------------------------------------------
 
-@compiled
-def output_logits(crew, layers, batch, space):
-    """The end of qwen3.forward: norm and lm_head of the rows `wanted` of batch.x -> batch.logits."""
-    n, head = len(batch.wanted), weight_of(layers.head)
-    for i in part_of(n, crew):
-        rms_norm(batch.x[batch.wanted[i]], layers.norm, layers.eps[0], space.h[i])
-        ready(space.h[i], head.columns, head.form, space.packed[i], np.int64(0), head.columns)
+@called_from_python
+def output_logits(record, rank, _):
+    """The end of qwen3.forward: norm and lm_head of the rows `wanted` of x -> logits."""
+    crew, job = crew_of(record, rank), fields.table_at(record)
+    x, h, packed, head, wanted = fields.x(job), fields.h(job), fields.packed(job), fields.head(job), fields.wanted(job)
+    for i in part_of(len(wanted), crew):
+        rms_norm(x[wanted[i]], fields.norm(job), fields.eps(job)[0], h[i])
+        ready(h[i], x.shape[1], head[2], packed[i], np.int64(0), x.shape[1])
     wait(crew)
-    project(crew, np.int64(0), head, space.h[:n], space.packed[:n], batch.logits, np.int64(0), space)
+    project(crew, np.int64(0), weight_of(head), h[:len(wanted)], packed[:len(wanted)], fields.logits(job), np.int64(0), job)
     wait(crew)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The door from Python
+# linear alone, to measure it
 # ----------------------------------------------------------------------------------------------------------------------
-
-
-def array_of(pointer, n_dimensions):
-    """A function that makes a row of a table, see layout.table, an array."""
-    @compiled
-    def read(row):
-        return numba.carray(pointer(row[0]), (row[1], row[2], row[3], row[4])[:n_dimensions])
-    return read
-
-
-floats1, floats2, floats3, floats4 = (array_of(to_pointer_f32, n) for n in (1, 2, 3, 4))
-ints1, ints2, ints3, ints4 = (array_of(to_pointer_i64, n) for n in (1, 2, 3, 4))
-bytes1, bytes2, doubles1 = array_of(to_pointer_u8, 1), array_of(to_pointer_u8, 2), array_of(to_pointer_f64, 1)
-
-
-@compiled
-def table_at(address, n):
-    """A table of n arrays."""
-    return numba.carray(to_pointer_i64(address), (n, 5))
-
 
 @called_from_python
-def decoder_layers(record, rank):
-    """Runs the layers of a Job, in place of batch.x, and the logits after all. Each thread of the team calls this."""
-    job, n = numba.carray(to_pointer_i64(record), (7,)), np.int64
-    w, b, s = table_at(job[4], n(10)), table_at(job[5], n(10)), table_at(job[6], n(14))
-    layers = Layers(ints3(w[0]), floats3(w[1]), floats3(w[2]), floats1(w[3]), ints1(w[4]), doubles1(w[5]), ints3(w[6]),
-                    ints2(w[7]), ints4(w[8]), ints1(w[9]))
-    batch = Batch(floats2(b[0]), floats2(b[1]), floats2(b[2]), ints2(b[3]), ints2(b[4]), ints2(b[5]), ints1(b[6]),
-                  floats2(b[7]), ints2(b[8]), ints1(b[9]))
-    space = Space(floats2(s[0]), bytes2(s[1]), floats2(s[2]), floats3(s[3]), floats2(s[4]), floats2(s[5]), bytes2(s[6]),
-                  floats4(s[7]), floats2(s[8]), floats2(s[9]), bytes2(s[10]), ints2(s[11]), floats2(s[12]), ints1(s[13]))
-    crew = Crew(rank, job[0], job[1])
-    for layer in range(job[2], job[3]):
-        decoder_layer(crew, layer, layers, batch, space)
-    if job[3] == len(layers.matrices):
-        output_logits(crew, layers, batch, space)
+def multiply(record, rank, _):
+    """The table of the Job: a Weight int64 [5], x, packed, out, own, products, as in Space."""
+    crew, t = crew_of(record, rank), fields.rows_at(numba.carray(to_pointer_i64(record), (6,))[4], np.int64(6))
+    w, x, packed, out = weight_of(fields.ints1(t[0])), fields.floats2(t[1]), fields.bytes2(t[2]), fields.floats2(t[3])
+    own, products = fields.floats2(t[4])[rank], fields.ints4(t[5])
+    for start, end in pieces(w.rows, np.int64(PANEL), len(x), crew, np.int64(0)):
+        linear(products, w, x, packed, out, np.int64(0), start, end, own)
+    wait(crew)

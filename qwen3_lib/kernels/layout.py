@@ -64,6 +64,7 @@ NORMS, HEAD_NORMS = ("input_layernorm", "post_attention_layernorm"), ("self_attn
 # them has failed; from TAKEN on, how many pieces of up to three matrices are taken.
 ARRIVED, ROUND, ABANDONED, TAKEN = 0, 8, 9, 16
 
+PRODUCT, ROWS = 0, 1  # the first index of the table of products.py
 VECTORS = 8  # at most so many vectors are multiplied with a row together
 STRIP = 192  # rows that are multiplied with all vectors before the next ones: they stay in cache
 WHOLE, DEPTH = 1024, 768  # so many columns at a time, or in parts of so many: they stay in the first cache
@@ -148,14 +149,13 @@ class Space(NamedTuple):
 
 
 class Job(NamedTuple):
-    """The record of decoder_layers. The last three are the addresses of tables, see `table`."""
+    """The record of decoder_layers."""
     n_threads: int
     barrier: int  # the address of int64 [24]
     first: int  # layer
     last: int  # layer + 1
-    layers: int
-    batch: int
-    space: int
+    table: int  # the address of the table of all fields of Layers, Batch and Space, and of the table in products.py
+    logits: int  # 1 if these are the model's last layers, else 0
 
 
 def table(arrays: tuple[np.ndarray, ...]) -> np.ndarray:

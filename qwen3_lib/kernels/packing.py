@@ -1,6 +1,7 @@
 """Tensors of a file become matrices in memory: which format each gets, and its numbers in that format."""
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -9,9 +10,10 @@ import numpy as np
 
 from qwen3 import to_float32
 from qwen3_lib.io.tensors import AnyTensor, PackedTensor, forget_pages, rows_of
-from qwen3_lib.kernels.build import kernels
-from qwen3_lib.kernels.layout import (BF16, BIAS, F16, F32, FORMATS, GROUP, INT4, INT5, INT8, LARGEST, MINIMA, PANEL, Q4_1,
-                                      Q5_1, SMALLEST, Weight, is_packed, packed_shape, padded, table)
+from qwen3_lib.kernels.build import kernel
+from qwen3_lib.kernels.layout import (BF16, BIAS, F16, F32, FIFTHS, FORMATS, GROUP, HALVES, INT4, INT5, INT8, LARGEST,
+                                      MINIMA, PANEL, Q4_1, Q5_1, SMALLEST, Weight, is_packed, packed_shape, padded, table,
+                                      unit_size)
 from qwen3_lib.kernels.memory import LargePages, empty, zeros
 from qwen3_lib.io.errors import InputError
 
@@ -37,6 +39,34 @@ def forms_of(name: str, tensor: AnyTensor, quantize: str | None) -> tuple[int, i
     form = STORED[tensor.kept if isinstance(tensor, PackedTensor) else tensor.dtype]
     bits = tensor.bits if isinstance(tensor, PackedTensor) else 16
     return NARROW.get(bits, (INT8 if bits == 8 else form, form))
+
+
+def matrix_rows(matrix: np.ndarray, ids: Any) -> np.ndarray:
+    """Rows ids [n] of a Weight as float32 [n, columns]."""
+    (address, stride, form, n_rows, columns), ids = map(int, matrix), np.asarray(ids)
+    blocks = -(-n_rows // PANEL) if is_packed(form) else n_rows
+    data = np.frombuffer((ctypes.c_uint8 * (blocks * stride)).from_address(address), np.uint8).reshape(blocks, stride)
+    if not is_packed(form):
+        rows = data[ids].view({F32: np.float32, BF16: np.uint16, F16: np.float16}[form])[:, :columns]
+        rows = (rows.astype(np.uint32) << 16).view(np.float32) if form == BF16 else rows
+        return np.ascontiguousarray(rows, np.float32)
+    size, halves, n, lanes = int(unit_size(form)), int(HALVES[form]), np.arange(len(ids)), ids % PANEL
+    shape = len(ids), stride // size
+    units = data[ids // PANEL].reshape(*shape, size)
+    words = units[..., :64 * halves].copy().view(np.uint16).reshape(*shape, halves, PANEL)[n, :, :, lanes]
+    bytes_ = units[..., -1024:].reshape(*shape, 8, PANEL, 4)[n, :, :, lanes]
+    q = bytes_[:, :, None] if halves == 1 else np.stack([bytes_ & 15, bytes_ >> 4], axis=2)  # [n, units, halves, 8, 4]
+    if FIFTHS[form]:
+        bits = np.unpackbits(units[..., -1280:-1024], axis=-1, bitorder="little")
+        q = q | bits.reshape(*shape, 8, 2, PANEL, 4)[n, :, :, :, lanes].swapaxes(2, 3) << 4
+    scales = ((words.astype(np.int32) << 13) + np.int32(BIAS)).view(np.float32)[..., None, None]
+    if MINIMA[form]:
+        minima = units[..., 128:384].copy().view(np.float32).reshape(*shape, 2, PANEL)[n, :, :, lanes]
+        rows = scales * q.astype(np.float32) + minima[..., None, None]
+    else:
+        zeros = 128 if halves == 1 else (6 + (words & 15)[..., None, None] / np.float32(4)) * np.float32(1 + FIFTHS[form])
+        rows = scales * (q - np.float32(zeros))
+    return np.ascontiguousarray(rows.reshape(len(ids), GROUP * halves * shape[1])[:, :columns])
 
 
 class Packer:
@@ -84,7 +114,7 @@ class Packer:
             w[:len(some), :n] = some
             for i, out in enumerate(packed[block:block + together]):
                 columns = np.ascontiguousarray(w[i * PANEL:(i + 1) * PANEL].T)
-                kernels().quantize_block(table((columns, out, work)), form)
+                kernel("quantize_block")(table((columns, out, work)), form)
             return float(max(some.max(), -some.min()))
 
         largest = max(self.each(part, range(0, len(packed), together)))
@@ -134,7 +164,7 @@ class Packer:
             for row in range(0, len(numbers), PANEL):
                 arrays = (numbers[row:row + PANEL] - least, np.ascontiguousarray(both[:, row:row + PANEL]),
                           packed[(start + row) // PANEL])  # kept while the kernel has their addresses
-                kernels().pack_block(table(arrays), form)
+                kernel("pack_block")(table(arrays), form)
             return True
 
         fits = all(self.each(part, range(0, n_rows, step)))

@@ -1,14 +1,11 @@
-"""The kernels that pack weights, and that read rows of them: compiled with those of layers.py.
-
-`pack_group` alone writes the bytes of packed weights, and `weight_row` alone reads them; layout.py tells what they mean.
-"""
+"""The kernels that pack weights. `pack_group` alone writes their bytes; layout.py tells what they mean."""
 import numba
 import numpy as np
 
-from qwen3_lib.kernels.layers import (array_of, bytes1, called_from_python, compiled, floats1, floats2, floats3, ints1, packed_form, table_at,
-                                      unit_bytes, weight_of)
-from qwen3_lib.kernels.layout import BF16, BIAS, F32, FIFTHS, GROUP, HALVES, LEAST, MINIMA, MOST, PANEL
-from qwen3_lib.kernels.vectors import (float_from_half, to_pointer_f32, to_pointer_i16, to_pointer_u8, to_pointer_u16)
+from qwen3_lib.kernels.fields import array_of, bytes1, called_from_python, compiled, floats2, floats3, rows_at
+from qwen3_lib.kernels.intrinsics import to_pointer_i16, to_pointer_u8
+from qwen3_lib.kernels.layers import unit_bytes
+from qwen3_lib.kernels.layout import BIAS, FIFTHS, GROUP, HALVES, LEAST, MINIMA, MOST, PANEL
 
 shorts2 = array_of(to_pointer_i16, 2)
 SCALES = 6  # that are tried for each group
@@ -115,24 +112,10 @@ def pack_group(unit, half, form, column, row, q):
         unit[len(unit) - 1280 + bit // 8] |= np.uint8(q >> 4 << bit % 8)
 
 
-@compiled
-def unpack_group(unit, half, form, column, row):
-    """The whole number that pack_group has written."""
-    place = place_of(column, row)
-    q = np.int32(unit[len(unit) - 1024 + place])
-    if HALVES[form] == 1:
-        return q
-    q = q >> 4 * half & 15
-    if FIFTHS[form]:
-        bit = place + PANEL * 4 * (column // 4 + half)
-        q |= (np.int32(unit[len(unit) - 1280 + bit // 8]) >> bit % 8 & 1) << 4
-    return q
-
-
 @called_from_python
-def quantize_block(record, form):
+def quantize_block(record, form, _):
     """A table of w float32 [n, 32], the columns of 32 rows, n a multiple of 64; a block of zeros; float32 [10, 32]."""
-    arrays = table_at(record, np.int64(3))
+    arrays = rows_at(record, np.int64(3))
     w, block, work = floats2(arrays[0]), bytes1(arrays[1]), floats2(arrays[2])
     size = unit_bytes(form)
     units = numba.carray(to_pointer_u8(block.ctypes.data), (len(block) // size, size))
@@ -147,12 +130,12 @@ def quantize_block(record, form):
 
 
 @called_from_python
-def pack_block(record, form):
+def pack_block(record, form, _):
     """A table of whole numbers int16 [32, n]; the bits of their scales and their minima, float32 [2, 32, n / 32]; a block.
 
     n is a multiple of 32.
     """
-    arrays = table_at(record, np.int64(3))
+    arrays = rows_at(record, np.int64(3))
     whole, scales, block = shorts2(arrays[0]), floats3(arrays[1]), bytes1(arrays[2])
     size = unit_bytes(form)
     units = numba.carray(to_pointer_u8(block.ctypes.data), (len(block) // size, size))
@@ -165,28 +148,3 @@ def pack_block(record, form):
                 minima[r] = scales[1, r, g]
             for i in range(GROUP):
                 pack_group(unit, half, form, i, r, whole[r, g * GROUP + i])
-
-
-@called_from_python
-def weight_row(record, r):
-    """A table of a Weight int64 [5] and of float32 [columns], which becomes row r of the Weight."""
-    arrays = table_at(record, np.int64(2))
-    w, out = weight_of(ints1(arrays[0])), floats1(arrays[1])
-    if not packed_form(w.form):
-        address, n = w.address + r * w.stride, (w.columns,)
-        floats, halves = numba.carray(to_pointer_f32(address), n), numba.carray(to_pointer_u16(address), n)
-        for i in range(w.columns):
-            if w.form == F32:
-                out[i] = floats[i]
-            else:
-                out[i] = np.int32(halves[i] << 16).view(np.float32) if w.form == BF16 else float_from_half(halves[i])
-        return
-    size, lane = unit_bytes(w.form), r % PANEL
-    units = numba.carray(to_pointer_u8(w.address + r // PANEL * w.stride), (w.stride // size, size))
-    for i in range(w.columns):
-        unit, half = units[i // GROUP // HALVES[w.form]], i // GROUP % HALVES[w.form]
-        word, q = words_of(unit, half)[lane], np.float32(unpack_group(unit, half, w.form, i % GROUP, lane))
-        if MINIMA[w.form]:
-            out[i] = scale_from(word) * q + minima_of(unit, half)[lane]
-        else:
-            out[i] = scale_from(word) * (q - zero_from(word, w.form))

@@ -1,35 +1,27 @@
-"""The products that numba can't say in Python: vectors, in the language of LLVM.
+"""The three products where nearly all time is spent: vectors, in the language of LLVM.
 
-numba turns Python into the instructions of LLVM, a compiler's language between C and machine code. An @intrinsic is
-a function that writes such instructions itself: its `codegen` runs once, while a kernel is compiled, and each call on
-`b`, the builder, appends an instruction to the kernel. So a loop like `for r in range(n_rows)` below runs at compile
-time and writes the same instructions for each row, while `loop` writes a loop that runs in the kernel. A vector is
-several numbers that one instruction processes together; LLVM chooses the machine's own instructions for vectors, and
-keeps variables (`alloca`) in registers. Addresses are integers: LLVM knows no arrays.
+LLVM's language lies between C and machine code. A function here that takes `b`, the builder, runs once, while the
+product is compiled, and each call on `b` appends an instruction to the product. So a loop like
+`for r in range(n_rows)` below runs at compile time and writes the same instructions for each row, while `loop` writes a
+loop that runs in the product. A vector is several numbers that one instruction processes together; LLVM chooses the
+machine's own instructions for vectors, and keeps variables in registers. Addresses are integers: LLVM knows no arrays.
+
+Each product is compiled by itself, for one format and one number of vectors, when it is first needed: see products.py.
 """
 import os
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
-from qwen3_lib.kernels.layout import (ABANDONED, ARRIVED, BF16, BIAS, F16, F32, FORMATS, GROUP, INT8, KV8, PANEL, ROUND,
-                                      TAKEN, VECTORS, is_packed, unit_size)
 from qwen3_lib.io.errors import InputError, brief
+from qwen3_lib.kernels.layout import BF16, BIAS, F16, F32, FORMATS, GROUP, INT8, PANEL, VECTORS, is_packed, unit_size
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 HALF, FLOAT = ir.HalfType(), ir.FloatType()
 AHEAD = 4096  # bytes: at least so far ahead of a product, the memory is asked for the rows that follow
 LANES = 16  # float32 numbers in a vector on every CPU, or sums would differ; LLVM splits it where registers are shorter
-CPU = llvm.get_host_cpu_name()
-# With up to so many vectors, a product asks the memory for rows ahead. Intel's hardware fetches ahead, but stops at the
-# end of each page of 4096 bytes. AMD's goes on, but up to Zen 3 too slowly for one vector; many have no need of it.
-ASKING = 0 if CPU in ("znver4", "znver5") else 2 if CPU.startswith("znver") else VECTORS
 
 
 def vector(kind: ir.Type, n: int) -> ir.VectorType:
@@ -43,8 +35,8 @@ def splat(kind: ir.Type, n: int, value: float) -> ir.Constant:
 
 def call(b: Any, name: str, result: ir.Type, *args: Any) -> Any:
     """A call of one of LLVM's own functions, or of a machine's special instruction."""
-    function = cgutils.get_or_insert_function(b.module, ir.FunctionType(result, [arg.type for arg in args]), name)
-    return b.call(function, args)
+    kind = ir.FunctionType(result, [arg.type for arg in args])
+    return b.call(b.module.globals.get(name) or ir.Function(b.module, kind, name), args)
 
 
 def broadcast(b: Any, value: Any, n: int) -> Any:
@@ -77,9 +69,9 @@ def fma(b: Any, x: Any, y: Any, z: Any) -> Any:
     return call(b, f"llvm.fma.v{x.type.count}f32", x.type, x, y, z)
 
 
-def prefetch(b: Any, n_vectors: int, address: Any, offsets: Iterable[int]) -> None:
+def prefetch(b: Any, address: Any, offsets: Iterable[int]) -> None:
     """Asks the memory for the lines at these offsets, for the second cache: in the first one the vectors need room."""
-    for offset in offsets if n_vectors <= ASKING else ():
+    for offset in offsets:
         place = b.inttoptr(at(b, address, offset), I8.as_pointer())
         call(b, "llvm.prefetch.p0", ir.VoidType(), place, I32(0), I32(2), I32(1))
 
@@ -114,46 +106,23 @@ def totals(b: Any, values: Sequence[Any]) -> Any:
 
 def loop(b: Any, n: Any, body: Callable[[Any], None]) -> None:
     """for i in range(n): body(i), in the kernel."""
-    with cgutils.for_range(b, n) as inside:
-        body(inside.index)
+    before, (head, inside, after) = b.block, [b.append_basic_block() for _ in range(3)]
+    b.branch(head)
+    b.position_at_end(head)
+    i = b.phi(I64)
+    i.add_incoming(I64(0), before)
+    b.cbranch(b.icmp_signed("<", i, n), inside, after)
+    b.position_at_end(inside)
+    body(i)
+    i.add_incoming(b.add(i, I64(1)), b.block)
+    b.branch(head)
+    b.position_at_end(after)
 
 
-def function(b: Any, name: str, n_arguments: int, write: Callable) -> Any:
-    """A function of int64 arguments in the kernel's module; `write(builder, *arguments)` writes it at its first use."""
-    found = b.module.globals.get(name)
-    if found is None:
-        found = ir.Function(b.module, ir.FunctionType(ir.VoidType(), [I64] * n_arguments), name)
-        found.linkage = "internal"
-        found.attributes.add("noinline")
-        inner = ir.IRBuilder(found.append_basic_block())
-        write(inner, *found.args)
-        inner.ret_void()
-    return found
-
-
-def product(name: str, most: dict[int, int], n_arguments: int, write: Callable) -> Any:
-    """An intrinsic (form, n_vectors, arguments: a tuple of int64) for these formats and 1 to so many vectors.
-
-    write(form, n_vectors, builder, *arguments) writes a function for each of them; the intrinsic calls the right one.
-    """
-    @intrinsic
-    def call_one(context, form, n_vectors, arguments):
-        def codegen(context, b, signature, args):
-            form, n_vectors, arguments = args
-            rest, after = cgutils.unpack_tuple(b, arguments, n_arguments), b.append_basic_block("after")
-            cases = b.switch(b.add(b.mul(form, I64(16)), n_vectors), after)
-            for case_form, n in [(form_, n) for form_ in most for n in range(1, most[form_] + 1)]:
-                case = b.append_basic_block("case")
-                cases.add_case(I64(case_form * 16 + n), case)
-                b.position_at_end(case)
-                b.call(function(b, f"{name}_{case_form}_{n}", n_arguments, partial(write, case_form, n)), rest)
-                b.branch(after)
-            b.position_at_end(after)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64, types.UniTuple(types.int64, n_arguments)), codegen
-
-    return call_one
+def variable(b: Any, kind: ir.Type) -> Any:
+    """A place for a value, which LLVM keeps in a register."""
+    with b.goto_entry_block():
+        return b.alloca(kind)
 
 
 def row_part(b: Any, form: int, row: Any, n: Any, column: Any) -> Any:
@@ -170,7 +139,7 @@ def row_part(b: Any, form: int, row: Any, n: Any, column: Any) -> Any:
 
 
 class Shape(NamedTuple):
-    """How a CPU's registers are used best by the products below."""
+    """How a CPU's registers are used best by the packed product."""
     lanes: int  # 32-bit numbers in a vector
     together: int  # vectors of a panel's 32 rows that are worked on at a time
     vectors: int  # that the panel is multiplied with at a time
@@ -190,16 +159,39 @@ def int8_paths(features: dict[str, bool]) -> list[str]:
 
 FEATURES = dict(llvm.get_host_cpu_features())
 PATHS, WISH = int8_paths(FEATURES), os.environ.get("QWEN3_INT8_PATH")
-PATH = WISH or PATHS[0]
-if PATH not in PATHS:
-    raise InputError(f"QWEN3_INT8_PATH is {brief(repr(PATH))}; this CPU has {', '.join(PATHS)}")
+PATH = WISH if WISH in PATHS else PATHS[0]
 if WISH in ("avx2", "plain") or WISH == "vnni" and FEATURES.get("avxvnni"):  # as on a CPU without AVX-512
     FEATURES = {name: on and not name.startswith("avx512") for name, on in FEATURES.items()}
-HALVES = INT8_SHAPES[PATH]._replace(vectors=INT8_SHAPES[PATH].vectors // 2, all=INT8_SHAPES[PATH].vectors // 2)
-PACKED_SHAPES = {form: HALVES if FORMATS[form].halves == 2 else INT8_SHAPES[PATH]  # of two groups, a vector has two sums
-                 for form in range(len(FORMATS)) if is_packed(form)}
 SUMS = 24 if FEATURES.get("avx512f") else 6  # sums of 16 lanes that a CPU's registers hold, beside the factors
-MOST_FLOATS = min(VECTORS, SUMS)  # vectors that rows of floats are multiplied with at a time
+
+
+def check_path() -> None:
+    """Raises InputError if $QWEN3_INT8_PATH names instructions that this CPU has not."""
+    if WISH and WISH not in PATHS:
+        raise InputError(f"QWEN3_INT8_PATH is {brief(repr(WISH))}; this CPU has {', '.join(PATHS)}")
+
+
+class Way(NamedTuple):
+    """One of several ways to compute a product. The result is the same, bit for bit; the speed depends on the CPU."""
+    rows: int  # that are worked on together, at most; of a packed block, vectors of its 32 rows
+    vectors: int  # that the rows are multiplied with at a time, at most
+    asks: bool  # whether the memory is asked for the rows that follow: some CPUs do that well enough by themselves
+
+
+ONE, AT_ONCE, MANY = range(3)  # one vector; as many as are multiplied at once; more
+
+
+def ways(form: int, count: int) -> list[Way]:
+    """The ways to multiply ONE, AT_ONCE or MANY vectors with weights of a format; the first is taken where none is chosen."""
+    if is_packed(form):
+        lanes, together, most, at_once = INT8_SHAPES[PATH]
+        if FORMATS[form].halves == 2:  # a vector then has two sums
+            most = at_once = most // 2
+        rows, vectors = ((PANEL // lanes, 1), (together, at_once), (together, most))[count]
+        return [Way(rows, vectors, asks) for asks in (True, False)]
+    most = min(VECTORS, SUMS)
+    shapes = ([(4, 1), (1, 1)], [(4, most)], [(4, most), (4, 6 if most > 6 else 3)])[count]
+    return [Way(min(rows, SUMS // n), n, asks) for asks in (True, False) for rows, n in shapes]
 
 
 def dot_bytes(b: Any, path: str, sums: Any, w: Any, x: Any, signed: bool) -> Any:
@@ -252,14 +244,14 @@ def two_parts(b: Any, form: int, row: Any, n: Any, column: Any) -> list[Any]:
 
 def zero_sums(b: Any, keys: Iterable[Any], lanes: int) -> dict[Any, Any]:
     """A variable for each key: a vector of float32 zeros."""
-    sums = {key: cgutils.alloca_once(b, vector(FLOAT, lanes)) for key in keys}
+    sums = {key: variable(b, vector(FLOAT, lanes)) for key in keys}
     for sum_ in sums.values():
         b.store(splat(FLOAT, lanes, 0.0), sum_)
     return sums
 
 
-def write_float_product(form: int, n_vectors: int, b: Any, w: Any, stride: Any, n_rows: Any, x: Any, x_stride: Any,
-                        n: Any, out: Any, out_stride: Any, kept: Any, part: Any) -> None:
+def write_float_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, stride: Any, n_rows: Any, x: Any,
+                        x_stride: Any, n: Any, out: Any, out_stride: Any, kept: Any, part: Any) -> None:
     """out[t, r] = sum of w[r, k] x[t, k]: 16 partial sums in the order of k, then `totals`.
 
     w: rows of n floats as they lie in memory, n a multiple of 32; x float32, even_first for BF16. The strides are the
@@ -268,7 +260,7 @@ def write_float_product(form: int, n_vectors: int, b: Any, w: Any, stride: Any, 
     with bit 0 of `part` set it continues the sums in `kept` float32 [n_rows, n_vectors, 16], with bit 1 it leaves them
     there.
     """
-    together = min(4, SUMS // n_vectors)
+    together = min(way.rows, SUMS // n_vectors)
     tile_size = b.mul(stride, I64(together))
     ahead = b.select(b.icmp_signed("<", tile_size, I64(AHEAD)), I64(AHEAD), tile_size)
 
@@ -283,8 +275,8 @@ def write_float_product(form: int, n_vectors: int, b: Any, w: Any, stride: Any, 
 
         def step(i: Any) -> None:
             column = b.mul(i, I64(32))
-            for row in rows:
-                prefetch(b, n_vectors, at(b, row, ahead, (column, FORMATS[form].size)), range(0, 32 * FORMATS[form].size, 64))
+            for row in rows if way.asks else ():
+                prefetch(b, at(b, row, ahead, (column, FORMATS[form].size)), range(0, 32 * FORMATS[form].size, 64))
             parts = [two_parts(b, form, row, n, column) for row in rows]
             for half in range(2):
                 for t in range(n_vectors):
@@ -318,8 +310,8 @@ def write_float_product(form: int, n_vectors: int, b: Any, w: Any, stride: Any, 
         loop(b, b.sub(n_rows, done), lambda i: tile(b.add(done, i), 1))
 
 
-def write_weighted_rows(form: int, n_vectors: int, b: Any, w: Any, stride: Any, n_rows: Any, x: Any, x_stride: Any,
-                        n: Any, out: Any, out_stride: Any) -> None:
+def write_weighted_rows(form: int, n_vectors: int, way: Way, b: Any, w: Any, stride: Any, n_rows: Any, x: Any,
+                        x_stride: Any, n: Any, out: Any, out_stride: Any) -> None:
     """out[t, k] += sum of w[r, k] x[t, r], in the order of r. n is a multiple of 32."""
     most = 1 << min(8, SUMS // n_vectors).bit_length() - 1  # pieces of 16 columns that are worked on at a time
 
@@ -332,8 +324,9 @@ def write_weighted_rows(form: int, n_vectors: int, b: Any, w: Any, stride: Any, 
 
         def step(r: Any) -> None:
             factors = [broadcast(b, load(b, at(b, x, (x_stride, t), (r, 4)), FLOAT), LANES) for t in range(n_vectors)]
-            following = at(b, w, (stride, r), (column, FORMATS[form].size), AHEAD)
-            prefetch(b, n_vectors, following, range(0, LANES * n_pieces * FORMATS[form].size, 64))
+            if way.asks:
+                following = at(b, w, (stride, r), (column, FORMATS[form].size), AHEAD)
+                prefetch(b, following, range(0, LANES * n_pieces * FORMATS[form].size, 64))
             for i in range(n_pieces):
                 value = row_part(b, form, at(b, w, (stride, r)), n, b.add(column, I64(LANES * i)))
                 for t in range(n_vectors):
@@ -394,20 +387,20 @@ def add_scaled(b: Any, form: int, sums: dict[Any, Any], wholes: dict[Any, Any], 
         b.store(fma(b, value, b.fmul(scale_of(b, word), factor), sum_), sums[p, t])
 
 
-def write_packed_product(form: int, n_vectors: int, b: Any, w: Any, x: Any, x_stride: Any, n: Any, out: Any,
+def write_packed_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, x: Any, x_stride: Any, n: Any, out: Any,
                          out_stride: Any, ahead: Any, turn: Any, turns: Any) -> None:
     """A packed block times packed vectors of n columns, a multiple of 64 -> out[t, 32 rows].
 
     Each sum of a group stays a whole number until its scales are multiplied in. Meanwhile the block `ahead` bytes
     behind is fetched: products of the same block take `turns`, and this one fetches the units of its `turn`.
     """
-    lanes, together = PACKED_SHAPES[form][:2]
+    lanes, together = INT8_SHAPES[PATH].lanes, way.rows
     size, halves, fifths = int(unit_size(form)), range(FORMATS[form].halves), FORMATS[form].fifths
     rolled = PATH == "avx2" and n_vectors > 1
     narrow = rolled and len(halves) == 2
     step = 8 if rolled and not fifths else 4  # of 4 columns: 16 bits hold 2 * 8 * 15 * 127 and 2 * 4 * 31 * 127
-    if n_vectors == 1:  # the weights come from memory: read them in one go
-        together, step = PANEL // lanes, 2
+    if together == PANEL // lanes:  # the weights come from memory: read them in one go
+        step = 2
     offset = 128 if form == INT8 and PATH.startswith("vnni") else 0  # the other instructions subtract it themselves
     groups = b.sdiv(n, I64(GROUP))
     vectors = [at(b, x, (x_stride, t)) for t in range(n_vectors)]
@@ -426,14 +419,14 @@ def write_packed_product(form: int, n_vectors: int, b: Any, w: Any, x: Any, x_st
             wholes = {}
             for p, t in sums:
                 for h in halves:
-                    wholes[p, t, h] = cgutils.alloca_once(b, vector(I32, lanes))
+                    wholes[p, t, h] = variable(b, vector(I32, lanes))
                     start = splat(I32, lanes, 0)
                     if offset:
                         sum_x = load(b, at(b, totals_[t], (numbers[h], 4)), I32)
                         start = broadcast(b, b.mul(sum_x, I32(-offset)), lanes)
                     b.store(start, wholes[p, t, h])
 
-            running = {key: cgutils.alloca_once(b, vector(I16, 2 * lanes)) for key in wholes} if narrow else wholes
+            running = {key: variable(b, vector(I16, 2 * lanes)) for key in wholes} if narrow else wholes
 
             def four_columns(k: Any) -> None:
                 words = {(t, h): b.bitcast(broadcast(b, load(b, at(b, v, (g, GROUP), (k, 4)), I32), lanes),
@@ -449,9 +442,10 @@ def write_packed_product(form: int, n_vectors: int, b: Any, w: Any, x: Any, x_st
                             b.store(dot_bytes(b, PATH, b.load(sum_), part, words[t, h], form == INT8), sum_)
 
             for k in range(0, GROUP // 4, step):  # some lines at a time: a core can't wait for more
-                with b.if_then(mine):
-                    lines = range(size // 64 * k // 8, size // 64 * (k + step) // 8)
-                    prefetch(b, n_vectors, at(b, here, ahead), [64 * line for line in lines])
+                if way.asks:
+                    with b.if_then(mine):
+                        lines = range(size // 64 * k // 8, size // 64 * (k + step) // 8)
+                        prefetch(b, at(b, here, ahead), [64 * line for line in lines])
                 for sum_ in running.values() if narrow else ():
                     b.store(splat(I16, 2 * lanes, 0), sum_)
                 if rolled:
@@ -472,148 +466,54 @@ def write_packed_product(form: int, n_vectors: int, b: Any, w: Any, x: Any, x_st
             store(b, b.load(sum_), at(b, out, (out_stride, t), 4 * lanes * p))
 
 
-FLOATS = dict.fromkeys((F32, BF16, F16, KV8), MOST_FLOATS)
-float_product = product("float_product", FLOATS, 10, write_float_product)
-weighted_rows = product("weighted_rows", FLOATS, 8, write_weighted_rows)
-packed_product = product("packed_product", {form: shape.all for form, shape in PACKED_SHAPES.items()}, 9,
-                         write_packed_product)
+WRITERS = {"float_product": (write_float_product, 10), "packed_product": (write_packed_product, 9),
+           "weighted_rows": (write_weighted_rows, 8)}  # and their numbers of arguments, all int64
 
 
-@intrinsic
-def dot(context, x, y, n):
-    """The sum of the products of two float32 [n], n a multiple of 16, in the order of float_product."""
-    def codegen(context, b, signature, args):
-        x, y, n = args
-        sums = zero_sums(b, [0], LANES)
-
-        def step(i: Any) -> None:
-            one, other = (load(b, at(b, address, (i, 4 * LANES)), FLOAT, LANES) for address in (x, y))
-            b.store(fma(b, one, other, b.load(sums[0])), sums[0])
-
-        loop(b, b.sdiv(n, I64(LANES)), step)
-        return b.extract_element(totals(b, [b.load(sums[0])]), I32(0))
-
-    return types.float32(types.int64, types.int64, types.int64), codegen
+def machine() -> llvm.TargetMachine:
+    """This CPU."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    target = llvm.Target.from_default_triple()
+    return target.create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=llvm.FeatureMap(FEATURES).flatten(), opt=3,
+        reloc="static" if target.name.startswith("x86") else "default", codemodel="jitdefault", jit=True)
 
 
-@intrinsic
-def even_first(context, x, n):
-    """Of each 32 numbers of x float32 [n], the even ones before the odd ones: as products with BF16 take them."""
-    def codegen(context, b, signature, args):
-        def group(i: Any) -> None:
-            here = at(b, args[0], (i, 4 * GROUP))
-            halves = [load(b, at(b, here, 4 * LANES * half), FLOAT, LANES) for half in range(2)]
-            for half in range(2):
-                lanes = ir.Constant(vector(I32, LANES), list(range(half, GROUP, 2)))
-                store(b, b.shuffle_vector(*halves, lanes), at(b, here, 4 * LANES * half))
-
-        loop(b, b.sdiv(args[1], I64(GROUP)), group)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), codegen
+def compile_product(name: str, kind: str, form: int, n_vectors: int, way: Way) -> bytes:
+    """An object file with a function of this name, which multiplies n_vectors with rows of a format in this way."""
+    write, n_arguments = WRITERS[kind]
+    module = ir.Module()
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * n_arguments), name)
+    b = ir.IRBuilder(function.append_basic_block())
+    write(form, n_vectors, way, b, *function.args)
+    b.ret_void()
+    return object_of(llvm.parse_assembly(str(module)), machine())
 
 
-@intrinsic
-def to_bytes(context, x, n, out):
-    """Numbers x float32 [n <= 32] times a factor that makes the largest size 127, as signed bytes [32], zeros behind.
-
-    -> (that size, the bytes' sum). NaN counts as the largest size.
-    """
-    def codegen(context, b, signature, args):
-        x, n, out = args
-        floats, ints = vector(FLOAT, GROUP), vector(I32, GROUP)
-        some = cgutils.alloca_once(b, floats)
-        place = b.select(b.icmp_signed("<", n, I64(GROUP)), b.ptrtoint(some, I64), x)
-        with b.if_then(b.icmp_signed("<", n, I64(GROUP))):
-            b.store(splat(FLOAT, GROUP, 0.0), some)
-            loop(b, n, lambda i: store(b, load(b, at(b, x, (i, 4)), FLOAT), at(b, place, (i, 4))))
-        values = load(b, place, FLOAT, GROUP)
-        sizes = b.and_(b.bitcast(values, ints), splat(I32, GROUP, 0x7FFFFFFF))  # integers, in the order of the sizes
-        largest = b.bitcast(call(b, f"llvm.vector.reduce.umax.v{GROUP}i32", I32, sizes), FLOAT)
-        factor = b.select(b.fcmp_ordered(">", largest, FLOAT(1e-36)), b.fdiv(FLOAT(127), largest), FLOAT(0))
-        product = b.fadd(b.fmul(values, broadcast(b, factor, GROUP)), splat(FLOAT, GROUP, 0.5))
-        whole = b.fptosi(call(b, f"llvm.floor.v{GROUP}f32", floats, product), ints)
-        store(b, b.trunc(whole, vector(I8, GROUP)), out)
-        sum_ = call(b, f"llvm.vector.reduce.add.v{GROUP}i32", I32, whole)
-        return context.make_tuple(b, signature.return_type, [largest, sum_])
-
-    return types.Tuple((types.float32, types.int32))(types.int64, types.int64, types.int64), codegen
+def object_of(module: llvm.ModuleRef, cpu: llvm.TargetMachine) -> bytes:
+    """The object file of a module, optimized for a CPU."""
+    passes = llvm.create_pass_builder(cpu, llvm.create_pipeline_tuning_options(speed_level=3))
+    passes.getModulePassManager().run(module, passes)
+    return cpu.emit_object(module)
 
 
-@intrinsic
-def fused(context, x, y, z):
-    """x * y + z, rounded once."""
-    signature = types.float32(types.float32, types.float32, types.float32)
-    return signature, lambda context, b, signature, args: call(b, "llvm.fma.f32", FLOAT, *args)
+def compile_layers(name: str, steps: Sequence[str], end: str) -> bytes:
+    """An object file with a function that runs kernels on a Job: for each layer the steps, at the model's end `end`."""
+    module, status = ir.Module(), ir.FunctionType(I32, [I64] * 5)  # numba's kernels: two pointers, record, rank, layer
+    function = ir.Function(module, ir.FunctionType(I32, [I64] * 5), name)
+    kernels = {step: ir.Function(module, status, step) for step in (*steps, end)}
+    b = ir.IRBuilder(function.append_basic_block())
+    unused, also, record, rank, _ = function.args
+    first, last, logits = (load(b, b.add(record, I64(8 * i)), I64) for i in (2, 3, 5))
+    failed = variable(b, I32)
+    b.store(I32(0), failed)
 
+    def run(kernel: str, layer: Any) -> None:
+        b.store(b.or_(b.load(failed), b.call(kernels[kernel], [unused, also, record, rank, layer])), failed)
 
-@intrinsic
-def take(context, barrier, counter):
-    """The next number of a counter, from 0 on, which the threads of a team share; `meet` sets it back."""
-    def codegen(context, b, signature, args):
-        place = b.inttoptr(at(b, args[0], (args[1], 8), 8 * TAKEN), I64.as_pointer())
-        return b.atomic_rmw("add", place, I64(1), "monotonic")
-
-    return types.int64(types.int64, types.int64), codegen
-
-
-@intrinsic
-def meet(context, barrier, n_threads):
-    """Waits until all threads of the team are here, or one has failed. `barrier`: the address of int64 [24], zeros.
-
-    Threads that have arrived are counted on and on, since a count that is set back could be set back too late.
-    """
-    def codegen(context, b, signature, args):
-        barrier, n_threads = args
-        arrived, round_, abandoned = (b.inttoptr(b.add(barrier, I64(8 * i)), I64.as_pointer())
-                                      for i in (ARRIVED, ROUND, ABANDONED))
-        now = b.load_atomic(round_, "acquire", 8)
-        before = b.atomic_rmw("add", arrived, I64(1), "acq_rel")
-        next_ = b.add(now, I64(1))
-        last = b.icmp_signed("==", b.add(before, I64(1)), b.mul(next_, n_threads))
-        with b.if_then(last):
-            for i in range(3):
-                store(b, I64(0), at(b, barrier, 8 * (TAKEN + i)))
-            b.store_atomic(next_, round_, "release", 8)
-        with cgutils.for_range(b, I64(2**62)) as waiting:  # for ever
-            opened = b.icmp_signed("!=", b.load_atomic(round_, "acquire", 8), now)
-            failed = b.icmp_signed("!=", b.load_atomic(abandoned, "acquire", 8), I64(0))
-            with b.if_then(b.or_(opened, failed)):
-                waiting.do_break()
-            if FEATURES.get("sse2"):  # leaves the core to a thread that shares it
-                call(b, "llvm.x86.sse2.pause", ir.VoidType())
-            if os.name == "posix":  # who waits for long lets others run: there may be more threads than cores
-                with b.if_then(b.icmp_signed(">=", waiting.index, I64(4000))):
-                    call(b, "sched_yield", I32)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), codegen
-
-
-def pointer(kind: Any) -> Any:
-    """An intrinsic that makes an address a pointer, for numba.carray."""
-    @intrinsic
-    def convert(context, address):
-        def codegen(context, b, signature, args):
-            return b.inttoptr(args[0], context.get_value_type(signature.return_type))
-        return types.CPointer(kind)(types.int64), codegen
-    return convert
-
-
-to_pointer_u8, to_pointer_u16, to_pointer_i16 = pointer(types.uint8), pointer(types.uint16), pointer(types.int16)
-to_pointer_i64, to_pointer_f32, to_pointer_f64 = pointer(types.int64), pointer(types.float32), pointer(types.float64)
-
-
-@intrinsic
-def half_from_float(context, value):
-    """The bits of a number as float16."""
-    def codegen(context, b, signature, args):
-        return b.bitcast(b.fptrunc(args[0], HALF), I16)
-    return types.uint16(types.float32), codegen
-
-
-@intrinsic
-def float_from_half(context, bits):
-    def codegen(context, b, signature, args):
-        return b.fpext(b.bitcast(args[0], HALF), FLOAT)
-    return types.float32(types.uint16), codegen
+    loop(b, b.sub(last, first), lambda i: [run(step, b.add(first, i)) for step in steps])
+    with b.if_then(b.icmp_signed("!=", logits, I64(0))):
+        run(end, last)
+    b.ret(b.load(failed))
+    return object_of(llvm.parse_assembly(str(module)), machine())

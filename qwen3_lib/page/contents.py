@@ -74,7 +74,7 @@ class Wish:
             if text is not None and not text.strip():
                 raise InputError(f"{name} is empty")
         if self.raw and self.enable_thinking is not None:
-            raise InputError("a raw prompt has no chat template, so no option to think")
+            raise InputError("--raw leaves out the chat template, so --think and --no-think have no effect with it")
         checked_whole("max_tokens", self.max_new_tokens, 1)
         checked_whole("seed", self.seed or 0, 0)
         Sampling().updated(**self.sampling)

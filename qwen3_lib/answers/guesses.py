@@ -1,0 +1,172 @@
+"""Guessed tokens are computed with the next one, in one pass: the same answer, in fewer passes.
+
+Decoding waits for the memory: a pass reads all weights, whether it computes one token or five. So tokens are guessed,
+computed together behind the next one, and drawn one after the other, as long as the guess is what is drawn. A token's
+logits don't depend on what is computed beside it, so the answer is the same, bit for bit, greedy or sampled.
+"""
+from __future__ import annotations
+
+import copy
+import time
+from typing import Any
+
+import numpy as np
+
+from qwen3 import InputError, Model, checked_whole, sample
+from qwen3_lib.answers.sequences import Wrapped
+
+
+class Source:
+    """Where guesses come from. It measures what they cost and how often they are right, and gives as many as pay."""
+    PAUSE = 32  # tokens to wait after guesses that don't pay, before one of them is tried again
+    PART = 0.1  # of a new measurement in a running mean
+
+    def __init__(self, n: int):
+        self.n, self.pause = n, 0
+        self.right, self.make, self.check = 0.8, 0.0, 0.0  # the share that is right; seconds to make and check a guess
+
+    def guess(self, sequence: Any, n: int) -> list[int]:
+        """At most n tokens that may follow a sequence."""
+        raise NotImplementedError
+
+    def length(self, plain: float) -> int:
+        """How many guesses give the most tokens a second, where a pass without guesses takes `plain` seconds."""
+        if self.pause:
+            self.pause -= 1
+            return 0 if self.pause else 1
+
+        def speed(k: int) -> float:
+            return sum(self.right ** i for i in range(k + 1)) / (plain + k * (self.make + self.check))
+
+        if (k := max(range(self.n + 1), key=speed)) == 0:
+            self.pause = self.PAUSE
+        return k
+
+    def learn(self, guessed: int, right: int, seconds: float, plain: float) -> None:
+        """Takes note of a pass: its guesses, how many were right, and its seconds."""
+        for i in range(min(right + 1, guessed)):
+            self.right += self.PART * ((i < right) - self.right)
+        self.check += self.PART * (max(seconds - plain, 0) / guessed - self.check)
+
+
+class Lookup(Source):
+    """Guesses the continuation of the text the last time its last few tokens occurred.
+
+    Source: prompt lookup decoding (Saxena 2023).
+    """
+    SIZES = (3, 2)  # tokens that must be the same
+
+    def __init__(self, n: int):
+        super().__init__(n)
+        self.text: list[int] = []
+        self.places: dict[tuple[int, ...], int] = {}  # tokens -> the place after them, the latest one
+
+    def guess(self, sequence: Any, n: int) -> list[int]:
+        for token in [*sequence.prompt.tolist(), *sequence.token_ids][len(self.text):]:
+            for size in self.SIZES:
+                if len(self.text) >= size:
+                    self.places[tuple(self.text[-size:])] = len(self.text)
+            self.text.append(token)
+        places = (self.places.get(tuple(self.text[-size:])) for size in self.SIZES)
+        at = next((place for place in places if place is not None), len(self.text))
+        return self.text[at:at + n]
+
+
+class Draft(Source):
+    """Guesses what a smaller model, or the same one with fewer bits, draws with the same random numbers.
+
+    Source: speculative decoding (Leviathan et al. 2023); here a guess must be the very token that the large model draws.
+    In a conversation, one Draft for all answers keeps its KV cache.
+    """
+    MOST = 8
+
+    def __init__(self, model: Model, large: Model):
+        super().__init__(self.MOST)
+        if model.tokenizer.backend.get_vocab() != large.tokenizer.backend.get_vocab():
+            raise InputError(f"{model.path} can't draft for {large.path}: their tokenizers differ")
+        self.model, self.cache = model, model.engine.new_cache(model.config)
+
+    def guess(self, sequence: Any, n: int) -> list[int]:
+        text, guess = np.append(sequence.prompt, np.array(sequence.token_ids, np.int64)), list[int]()
+        if len(text) + n > self.model.config.context_length:
+            return []
+        self.cache.truncate(min(self.cache.common_prefix(text), len(text) - 1))
+        new, rng = text[self.cache.length:], copy.deepcopy(sequence.rng)
+        for _ in range(n):
+            start = time.perf_counter()
+            logits = self.model.engine.logits_of(self.model, new, self.cache)
+            token = sample(logits, sequence.sampling, rng, sequence.prompt, sequence.token_ids + guess)
+            if len(new) <= self.MOST:  # else it was the prompt's pass
+                self.make += self.PART * (time.perf_counter() - start - self.make)
+            if token >= sequence.model.config.vocab_size:
+                break
+            guess.append(token)
+            new = np.array([token])
+        return guess
+
+
+class Guessed(Wrapped):
+    """A sequence that guesses tokens behind the next one. The first source that has a guess makes it."""
+    REFRESH = 64  # passes until one without guesses is measured again
+
+    def __init__(self, sequence: Any, sources: list[Source]):
+        super().__init__(sequence)
+        self.sources, self.source = sources, sources[0]
+        self.guess: list[int] | None = []  # None: not made yet
+        self.wrong = self.passes = 0
+        self.guessed = self.accepted = 0  # in all
+        self.plain: float | None = None  # seconds of a pass without guesses, a running mean
+        self.since: float | None = None  # the start of the pass
+
+    @property
+    def new(self) -> Any:
+        """The tokens to compute next, the guesses behind them."""
+        if self.guess is None:
+            self.guess = self.next_guess() if len(self.sequence.new) else []
+            self.since = time.perf_counter()
+        return [*self.sequence.new, *self.guess] if self.guess else self.sequence.new
+
+    @property
+    def guesses(self) -> int:
+        return len(self.guess or ())
+
+    def feed(self, logits: np.ndarray) -> list[int]:
+        """Draws from logits [1 + guesses, vocab_size], or [vocab_size] without guesses, while the guess is right."""
+        drawn, guess, end = [], self.guess or [], time.perf_counter()
+        for i, row in enumerate(np.atleast_2d(logits)):
+            drawn += (tokens := self.sequence.feed(row))
+            if not len(self.sequence.new) or tokens != guess[i:i + 1]:
+                break
+        right = sum(token == guessed for token, guessed in zip(drawn, guess))
+        if self.since is not None:  # else it was the prompt's pass
+            self.learn(len(guess), right, end - self.since)
+        self.wrong, self.guess = len(guess) - right, None
+        self.guessed, self.accepted = self.guessed + len(guess), self.accepted + right
+        return drawn
+
+    def learn(self, guessed: int, right: int, seconds: float) -> None:
+        if guessed and self.plain is not None:
+            self.source.learn(guessed, right, seconds, self.plain)
+        elif not guessed:
+            self.plain = seconds if self.plain is None else 0.75 * self.plain + 0.25 * seconds
+            self.passes = 0
+
+    def next_guess(self) -> list[int]:
+        """The tokens of the first source that has some; none where they don't pay."""
+        self.passes += 1
+        if self.plain is None or self.passes > self.REFRESH:
+            return []
+        room = self.sequence.limit - len(self.sequence.token_ids) - 1
+        for self.source in self.sources:
+            n = min(self.source.length(self.plain), room)
+            if n > 0 and (guess := self.source.guess(self.sequence, n)):
+                return guess
+        return []
+
+
+def guessed(sequence: Any, lookup: int | None, draft: Draft | Model | None) -> Any:
+    """The sequence with guesses of these sources; itself if there are none."""
+    sources: list[Source] = [Lookup(lookup)] if checked_whole("lookup", lookup or 0, 0) and lookup else []
+    if draft is not None:
+        sources.append(draft if isinstance(draft, Draft) else Draft(draft, sequence.model))
+    return Guessed(sequence, sources) if sources else sequence

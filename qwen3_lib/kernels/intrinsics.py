@@ -1,0 +1,162 @@
+"""What numba can't say in Python: instructions of LLVM for the kernels in layers.py and quantize.py.
+
+An @intrinsic is a function whose `codegen` runs once, while a kernel is compiled, and writes the kernel's instructions
+itself, as those of vectors.py do.
+"""
+import os
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from qwen3_lib.kernels.layout import ABANDONED, ARRIVED, GROUP, ROUND, TAKEN
+from qwen3_lib.kernels.vectors import (FEATURES, FLOAT, HALF, I8, I16, I32, I64, LANES, at, broadcast, call, fma, load,
+                                       loop, splat, store, totals, variable, vector, zero_sums)
+
+
+@intrinsic
+def call_at(context, address, arguments):
+    """Calls the function at an address with a tuple of int64."""
+    n = len(arguments)
+
+    def codegen(context, b, signature, args):
+        kind = ir.FunctionType(ir.VoidType(), [I64] * n)
+        b.call(b.inttoptr(args[0], kind.as_pointer()), cgutils.unpack_tuple(b, args[1], n))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.UniTuple(types.int64, n)), codegen
+
+
+@intrinsic
+def dot(context, x, y, n):
+    """The sum of the products of two float32 [n], n a multiple of 16, in the order of float_product."""
+    def codegen(context, b, signature, args):
+        x, y, n = args
+        sums = zero_sums(b, [0], LANES)
+
+        def step(i: Any) -> None:
+            one, other = (load(b, at(b, address, (i, 4 * LANES)), FLOAT, LANES) for address in (x, y))
+            b.store(fma(b, one, other, b.load(sums[0])), sums[0])
+
+        loop(b, b.sdiv(n, I64(LANES)), step)
+        return b.extract_element(totals(b, [b.load(sums[0])]), I32(0))
+
+    return types.float32(types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
+def even_first(context, x, n):
+    """Of each 32 numbers of x float32 [n], the even ones before the odd ones: as products with BF16 take them."""
+    def codegen(context, b, signature, args):
+        def group(i: Any) -> None:
+            here = at(b, args[0], (i, 4 * GROUP))
+            halves = [load(b, at(b, here, 4 * LANES * half), FLOAT, LANES) for half in range(2)]
+            for half in range(2):
+                lanes = ir.Constant(vector(I32, LANES), list(range(half, GROUP, 2)))
+                store(b, b.shuffle_vector(*halves, lanes), at(b, here, 4 * LANES * half))
+
+        loop(b, b.sdiv(args[1], I64(GROUP)), group)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic
+def to_bytes(context, x, n, out):
+    """Numbers x float32 [n <= 32] times a factor that makes the largest size 127, as signed bytes [32], zeros behind.
+
+    -> (that size, the bytes' sum). NaN counts as the largest size.
+    """
+    def codegen(context, b, signature, args):
+        x, n, out = args
+        floats, ints = vector(FLOAT, GROUP), vector(I32, GROUP)
+        some = variable(b, floats)
+        place = b.select(b.icmp_signed("<", n, I64(GROUP)), b.ptrtoint(some, I64), x)
+        with b.if_then(b.icmp_signed("<", n, I64(GROUP))):
+            b.store(splat(FLOAT, GROUP, 0.0), some)
+            loop(b, n, lambda i: store(b, load(b, at(b, x, (i, 4)), FLOAT), at(b, place, (i, 4))))
+        values = load(b, place, FLOAT, GROUP)
+        sizes = b.and_(b.bitcast(values, ints), splat(I32, GROUP, 0x7FFFFFFF))  # integers, in the order of the sizes
+        largest = b.bitcast(call(b, f"llvm.vector.reduce.umax.v{GROUP}i32", I32, sizes), FLOAT)
+        factor = b.select(b.fcmp_ordered(">", largest, FLOAT(1e-36)), b.fdiv(FLOAT(127), largest), FLOAT(0))
+        product = b.fadd(b.fmul(values, broadcast(b, factor, GROUP)), splat(FLOAT, GROUP, 0.5))
+        whole = b.fptosi(call(b, f"llvm.floor.v{GROUP}f32", floats, product), ints)
+        store(b, b.trunc(whole, vector(I8, GROUP)), out)
+        sum_ = call(b, f"llvm.vector.reduce.add.v{GROUP}i32", I32, whole)
+        return context.make_tuple(b, signature.return_type, [largest, sum_])
+
+    return types.Tuple((types.float32, types.int32))(types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
+def fused(context, x, y, z):
+    """x * y + z, rounded once."""
+    signature = types.float32(types.float32, types.float32, types.float32)
+    return signature, lambda context, b, signature, args: call(b, "llvm.fma.f32", FLOAT, *args)
+
+
+@intrinsic
+def take(context, barrier, counter):
+    """The next number of a counter, from 0 on, which the threads of a team share; `meet` sets it back."""
+    def codegen(context, b, signature, args):
+        place = b.inttoptr(at(b, args[0], (args[1], 8), 8 * TAKEN), I64.as_pointer())
+        return b.atomic_rmw("add", place, I64(1), "monotonic")
+
+    return types.int64(types.int64, types.int64), codegen
+
+
+@intrinsic
+def meet(context, barrier, n_threads):
+    """Waits until all threads of the team are here, or one has failed. `barrier`: the address of int64 [24], zeros.
+
+    Threads that have arrived are counted on and on, since a count that is set back could be set back too late.
+    """
+    def codegen(context, b, signature, args):
+        barrier, n_threads = args
+        arrived, round_, abandoned = (b.inttoptr(b.add(barrier, I64(8 * i)), I64.as_pointer())
+                                      for i in (ARRIVED, ROUND, ABANDONED))
+        now = b.load_atomic(round_, "acquire", 8)
+        before = b.atomic_rmw("add", arrived, I64(1), "acq_rel")
+        next_ = b.add(now, I64(1))
+        last = b.icmp_signed("==", b.add(before, I64(1)), b.mul(next_, n_threads))
+        with b.if_then(last):
+            for i in range(3):
+                store(b, I64(0), at(b, barrier, 8 * (TAKEN + i)))
+            b.store_atomic(next_, round_, "release", 8)
+        with cgutils.for_range(b, I64(2**62)) as waiting:  # for ever
+            opened = b.icmp_signed("!=", b.load_atomic(round_, "acquire", 8), now)
+            failed = b.icmp_signed("!=", b.load_atomic(abandoned, "acquire", 8), I64(0))
+            with b.if_then(b.or_(opened, failed)):
+                waiting.do_break()
+            if FEATURES.get("sse2"):  # leaves the core to a thread that shares it
+                call(b, "llvm.x86.sse2.pause", ir.VoidType())
+            if os.name == "posix":  # who waits for long lets others run: there may be more threads than cores
+                with b.if_then(b.icmp_signed(">=", waiting.index, I64(4000))):
+                    call(b, "sched_yield", I32)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+def pointer(kind: Any) -> Any:
+    """An intrinsic that makes an address a pointer, for numba.carray."""
+    @intrinsic
+    def convert(context, address):
+        def codegen(context, b, signature, args):
+            return b.inttoptr(args[0], context.get_value_type(signature.return_type))
+        return types.CPointer(kind)(types.int64), codegen
+    return convert
+
+
+to_pointer_u8, to_pointer_u16, to_pointer_i16 = pointer(types.uint8), pointer(types.uint16), pointer(types.int16)
+to_pointer_i64, to_pointer_f32, to_pointer_f64 = pointer(types.int64), pointer(types.float32), pointer(types.float64)
+
+
+@intrinsic
+def half_from_float(context, value):
+    """The bits of a number as float16."""
+    def codegen(context, b, signature, args):
+        return b.bitcast(b.fptrunc(args[0], HALF), I16)
+    return types.uint16(types.float32), codegen

@@ -56,7 +56,7 @@ from qwen3_lib.kernels.memory import empty, work_space
 try:
     from qwen3_lib.kernels.build import kernel, make_kernels
     from qwen3_lib.kernels.packing import PACKED, Packer, forms_of, matrix_rows, packed_form
-    from qwen3_lib.kernels.products import TABLE, Measured, compile_all, is_settled, prepare, prepare_all
+    from qwen3_lib.kernels.products import TABLE, Measured, compile_all, is_settled, prepare, prepare_all, prepare_attention
     from qwen3_lib.kernels.products import tune as tune_formats
     from qwen3_lib.kernels.team import Team, available_cpus
     from qwen3_lib.kernels.vectors import check_path
@@ -283,7 +283,7 @@ def run_layers(model: Model, ids: np.ndarray, caches: list[Any], sequences: np.n
     if len(wanted):
         prepare(int(w.head[2]), len(wanted))
     for n in {1, *(task.n * group for task in tasks)}:
-        prepare(caches[0].stored, n, True)
+        prepare_attention(caches[0].stored, n)
     space = w.work_space(config, m, len(tasks), max(task.n for task in tasks) * group)
     job_table = np.concatenate([w.for_kernels[1], table(batch), space[1], table((TABLE,))])
     n_layers, step = config.num_hidden_layers, max(1, PASS // m)

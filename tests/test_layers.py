@@ -12,7 +12,7 @@ from qwen3_lib.kernels.build import kernel
 from qwen3_lib.kernels.layout import (APART, BF16, BLOCK, F16, F32, INT4, INT5, INT8, KV8, VECTORS, Batch, Job, Layers,
                                       Space, own_space, padded, table)
 from qwen3_lib.kernels.packing import matrix_rows
-from qwen3_lib.kernels.products import TABLE, prepare, prepare_all
+from qwen3_lib.kernels.products import TABLE, prepare, prepare_attention
 from qwen3_lib.kernels.team import Team
 
 pytestmark = pytest.mark.core
@@ -338,8 +338,8 @@ def attended(q, group, tokens, caches, name):
         q = q.reshape(len(q), -1, 16, 2).swapaxes(2, 3).reshape(q.shape).copy()  # even_first
     result, part = np.empty((2, len(q), width + 16), np.float32)
     scores = np.empty((VECTORS, BLOCK), np.float32)
-    prepare_all(FORMS[name][0], VECTORS, True)
-    prepare(FORMS[name][0], len(q), True)
+    for some in (1, len(q)):
+        prepare_attention(FORMS[name][0], some)
     for block in range(0, n, BLOCK):
         kernels.attend(TABLE, q, group, n - tokens + 1 - block, *(cache[block:] for cache in caches), FORMS[name][0],
                        part if block else result, scores)

@@ -30,7 +30,7 @@ def test_every_way_gives_the_same_bits(name):
         for way in ways(form, count):
             for n in numbers:
                 addresses, out = np.zeros(products.SHAPE, np.int64), np.zeros((n, 96), np.float32)
-                products.fill(addresses, form, n, [way if some == count else ways(form, some)[0] for some in range(3)])
+                products.fill(addresses[products.PRODUCT, form], form, n, [way if some == count else ways(form, some)[0] for some in range(3)])
                 arrays = np.array(weight), x[:n], packed[:n], out, own, addresses
                 fields = table(arrays)
                 team.run(kernel("multiply"), np.array(Job(0, 0, 0, 0, fields.ctypes.data, 0)))
@@ -42,7 +42,7 @@ def test_every_way_gives_the_same_bits(name):
 def kept(tmp_path, monkeypatch):
     """The file of choices, in a folder of its own."""
     monkeypatch.setattr(products, "place", lambda: (tmp_path, "these sources"))
-    caches = products.choices, products.prepare, products.prepare_all
+    caches = products.choices, products.prepare, products.prepare_all, products.prepare_attention
     for cached in caches:
         cached.cache_clear()
     yield tmp_path / "choices.json"

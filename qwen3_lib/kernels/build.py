@@ -158,7 +158,7 @@ def compiled(groups: list[tuple[str, ...]]) -> dict[str, bytes]:
         for group in groups:
             processes.append(subprocess.Popen(
                 [sys.executable, "-c", code, HERE.parents[1], *group], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE, env=os.environ | {"NUMBA_OPT": "0"}))
+                stderr=subprocess.PIPE))
         with ThreadPoolExecutor(len(groups)) as pool:
             results = list(pool.map(subprocess.Popen.communicate, processes))
     except (OSError, RuntimeError) as error:  # no Python program to start, or no thread

@@ -12,7 +12,7 @@ from numba import types
 
 from qwen3_lib.io.errors import InputError, brief
 from qwen3_lib.kernels import layers, quantize
-from qwen3_lib.kernels.vectors import FEATURES, machine, object_of
+from qwen3_lib.kernels.vectors import FEATURES, machine
 
 SIGNATURE = (types.int64,) * 3
 # numba's code frees numba's own arrays with this function; arrays passed from Python aren't numba's, so no call occurs.
@@ -24,8 +24,7 @@ def machine_code(name: str) -> bytes:
     """Compiles a kernel for this CPU -> an object file that has a function of this name.
 
     It is numba's own function, not the one that @cfunc makes: that reports errors through Python, which would tie the
-    object file to numba. numba would optimize each function with all that it calls, again and again; with NUMBA_OPT=0
-    the whole is optimized here, once. Raises InputError if this CPU or numba's settings don't allow it.
+    object file to numba. Raises InputError if this CPU or numba's settings don't allow it.
     """
     if numba.config.DISABLE_JIT:
         raise InputError("the fast engine can't be compiled while NUMBA_DISABLE_JIT is set")
@@ -45,7 +44,7 @@ def machine_code(name: str) -> bytes:
     if absent:
         raise InputError(f"numba {numba.__version__} compiles kernels that need {', '.join(sorted(absent))} to run, so "
                          "they can't be kept; install another version of numba, or use qwen3.py")
-    return object_of(module, cpu)
+    return cpu.emit_object(module)
 
 
 def main(names: list[str]) -> None:

@@ -18,8 +18,8 @@ from qwen3_lib.kernels import fields
 from qwen3_lib.kernels.fields import called_from_python, compiled
 from qwen3_lib.kernels.intrinsics import (call_at, dot, even_first, fused, half_from_float, meet, take, to_bytes,
                                           to_pointer_f32, to_pointer_f64, to_pointer_i64, to_pointer_u8, to_pointer_u16)
-from qwen3_lib.kernels.layout import (BF16, BLOCK, DEPTH, DOWN, F16, F32, FEW, GATE, GROUP, KV8, OUT, PANEL, PRODUCT,
-                                      ROWS, STRIP, UP, VECTORS, WHOLE, K, Q, Task, V, Weight, is_packed, padded,
+from qwen3_lib.kernels.layout import (BF16, BLOCK, DEPTH, DOWN, F16, F32, FEW, GATE, GROUP, KEYS, KV8, OUT, PANEL, PRODUCT, VALUES,
+                                      STRIP, UP, VECTORS, WHOLE, K, Q, Task, V, Weight, is_packed, padded,
                                       unit_size)
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def linear(products, w, x, packed, out, column, start, end, own):
         for first in range(start, end, STRIP):
             float_strip(products, w, x, out[:, column + first:], first, min(STRIP, end - first), own)
         return
-    functions, tiles = tiling(products, w.form, n)
+    functions, tiles = tiling(products[PRODUCT, w.form], n)
     width = up_to(w.columns, 2 * GROUP)
     for first in range(start, end, PANEL):
         ahead = w.stride if first + PANEL < end else 0
@@ -194,9 +194,8 @@ def linear(products, w, x, packed, out, column, start, end, own):
 
 
 @compiled
-def tiling(products, form, n):
-    """(the functions that multiply parts of n vectors with rows of a format, how many parts): see products.py."""
-    table = products[PRODUCT, form]
+def tiling(table, n):
+    """(the functions that multiply parts of n vectors with rows, how many parts): see products.py."""
     functions = table[1] if n > table[0, 0] else table[0]
     return functions, (n + functions[0] - 1) // functions[0]
 
@@ -208,7 +207,7 @@ def float_strip(products, w, x, out, first, rows, own):
     Wide rows are multiplied in parts of columns, so that a part of the vectors stays in the first cache.
     """
     n, size, width, address = len(x), 4 if w.form == F32 else 2, up_to(w.columns, 32), w.address + first * w.stride
-    (functions, tiles), sums, copy = tiling(products, w.form, n), own.ctypes.data, own[STRIP * VECTORS * 16:].ctypes.data
+    (functions, tiles), sums, copy = tiling(products[PRODUCT, w.form], n), own.ctypes.data, own[STRIP * VECTORS * 16:].ctypes.data
     apart = tiles > 1 and width > WHOLE
     depth = DEPTH if apart else width
     if apart:
@@ -308,7 +307,7 @@ def attend(products, q, group, seen, keys, values, form, out, scores):
     scores float32 [VECTORS, BLOCK]: to work in.
     """
     (n, width), stride = q.shape, keys.strides[0]
-    functions, tiles = tiling(products, form, n)
+    functions, tiles = tiling(products[KEYS, form], n)
     out[:] = 0
     for tile in range(tiles):
         start, end = n * tile // tiles, n * (tile + 1) // tiles
@@ -324,14 +323,14 @@ def attend(products, q, group, seen, keys, values, form, out, scores):
             if count > 0:
                 largest = largest_of(scores[r - start, :count])
                 out[r, width], out[r, width + 1] = largest, exp_from(scores[r - start], count, largest)
-        call_at(products[ROWS, form, 0, end - start], (values.ctypes.data, stride, least, p, p_stride, width, y,
-                                                       y_stride))
+        call_at(products[VALUES, form, 0, end - start], (values.ctypes.data, stride, least, p, p_stride, width, y,
+                                                         y_stride))
         for r in range(start, end):  # what later tokens see and the first one doesn't
             rest = min(max(seen + r // group, 0), BLOCK) - least
             if rest > 0:
-                call_at(products[ROWS, form, 0, 1], (values[least:].ctypes.data, stride, rest,
-                                                     p + (r - start) * p_stride + 4 * least, p_stride, width,
-                                                     y + (r - start) * y_stride, y_stride))
+                call_at(products[VALUES, form, 0, 1], (values[least:].ctypes.data, stride, rest,
+                                                       p + (r - start) * p_stride + 4 * least, p_stride, width,
+                                                       y + (r - start) * y_stride, y_stride))
 
 
 @compiled

@@ -64,7 +64,7 @@ NORMS, HEAD_NORMS = ("input_layernorm", "post_attention_layernorm"), ("self_attn
 # them has failed; from TAKEN on, how many pieces of up to three matrices are taken.
 ARRIVED, ROUND, ABANDONED, TAKEN = 0, 8, 9, 16
 
-PRODUCT, ROWS = 0, 1  # the first index of the table of products.py
+PRODUCT, KEYS, VALUES = range(3)  # the first index of the table of products.py
 VECTORS = 8  # at most so many vectors are multiplied with a row together
 STRIP = 192  # rows that are multiplied with all vectors before the next ones: they stay in cache
 WHOLE, DEPTH = 1024, 768  # so many columns at a time, or in parts of so many: they stay in the first cache

@@ -21,44 +21,56 @@ import numpy as np
 from qwen3_lib.io.errors import InputError
 from qwen3_lib.io.writing import write_whole
 from qwen3_lib.kernels.build import LAYERS, address_of, kernel, make_kernels, place, read_code
-from qwen3_lib.kernels.layout import (FORMATS, GROUP, KV8, Job, PANEL, PRODUCT, ROWS, VECTORS, Weight, is_packed, own_space,
+from qwen3_lib.kernels.layout import (FORMATS, GROUP, KEYS, KV8, PANEL, PRODUCT, VALUES, VECTORS, Job, Weight, is_packed, own_space,
                                       packed_shape, padded, table)
 from qwen3_lib.kernels.memory import aligned, floats
 from qwen3_lib.kernels.team import Team
 from qwen3_lib.kernels.vectors import AT_ONCE, MANY, ONE, Way, compile_product, ways
 
-SHAPE = (2, len(FORMATS), 2, VECTORS + 1)
+SHAPE = (3, len(FORMATS), 2, VECTORS + 1)
 # Addresses: of the functions that multiply n vectors with rows of a format, TABLE[PRODUCT, format, 0, n] if all vectors
-# are multiplied at once, [.., 1, n] if there are more; [ROWS, format, 0, n] of weighted_rows. Where n is 0, the most
-# vectors that are multiplied at once. int64
+# are multiplied at once, [.., 1, n] if there are more; likewise for attention [KEYS, ...], and [VALUES, format, 0, n] of
+# weighted_rows. Where n is 0, the most vectors that are multiplied at once. int64
 TABLE = np.zeros(SHAPE, np.int64)
+COUNTS = {ONE: "1 vector", AT_ONCE: "a few vectors", MANY: "many vectors"}
 
 # ---- Which functions a pass needs ------------------------------------------------------------------------------------
 
 @cache
-def prepare(form: int, n: int, rows: bool = False) -> None:
-    """Makes the functions ready that multiply n vectors with weights of a format; with `rows`, weighted_rows, too."""
-    fill(TABLE, form, n, [chosen_way(form, count) for count in (ONE, AT_ONCE, MANY)], rows)
+def prepare(form: int, n: int) -> None:
+    """Makes the functions ready that multiply n vectors with weights of a format."""
+    fill(TABLE[PRODUCT, form], form, n, [chosen_way(form, count) for count in COUNTS])
 
 
 @cache
-def prepare_all(form: int, most: int, rows: bool = False) -> None:
+def prepare_all(form: int, most: int) -> None:
     """prepare for any number of vectors up to the most."""
     for n in range(1, most + 1):
-        prepare(form, n, rows)
+        prepare(form, n)
 
 
-def fill(products: np.ndarray, form: int, n: int, chosen: list[Way], rows: bool = False) -> None:
-    """Writes the functions for n vectors into a table, in the ways chosen for ONE, AT_ONCE and MANY."""
-    functions = products[PRODUCT, form]
+@cache
+def prepare_attention(form: int, n: int) -> None:
+    """Makes the functions ready that multiply n queries with a cache of this format, whose rows are short."""
+    asks = chosen_way(form, AT_ONCE).asks
+    known = [ways(form, count)[0]._replace(asks=asks) for count in COUNTS]
+    for size in fill(TABLE[KEYS, form], form, n, known):
+        TABLE[VALUES, form, 0, size] = function("weighted_rows", form, size, known[AT_ONCE])
+
+
+def fill(functions: np.ndarray, form: int, n: int, chosen: list[Way]) -> set[int]:
+    """Writes the functions for n vectors into a part of a table, in the ways chosen for ONE, AT_ONCE and MANY.
+
+    -> the numbers of vectors that they multiply at once.
+    """
     functions[:, 0] = chosen[AT_ONCE].vectors, chosen[MANY].vectors
     many = int(n > chosen[AT_ONCE].vectors)
     tiles = -(-n // chosen[AT_ONCE + many].vectors)
-    for size in {n // tiles, -(-n // tiles)}:
+    sizes = {n // tiles, -(-n // tiles)}
+    for size in sizes:
         way = chosen[MANY if many else ONE if size == 1 else AT_ONCE]
         functions[many, size] = function("packed_product" if is_packed(form) else "float_product", form, size, way)
-        if rows:
-            products[ROWS, form, 0, size] = function("weighted_rows", form, size, chosen[AT_ONCE])
+    return sizes
 
 
 def function(kind: str, form: int, n: int, way: Way) -> int:
@@ -72,7 +84,9 @@ def compile_all() -> Path:
     names = (*LAYERS, "quantize_block", "pack_block", "multiply")
     make_kernels(*names)
     for form in range(len(FORMATS)):
-        prepare_all(form, 2 * VECTORS, not is_packed(form))
+        prepare_all(form, 2 * VECTORS)
+        for n in () if is_packed(form) else range(1, 2 * VECTORS + 1):
+            prepare_attention(form, n)
     folder, made_from = place()
     if folder is None or any(read_code(folder / f"{name}.o", made_from) is None for name in names):
         raise InputError(f"the kernels can't be kept: {folder or 'NUMBA_CACHE_DIR'} must be a folder that belongs to you and "
@@ -84,7 +98,6 @@ def compile_all() -> Path:
 
 MARGIN = 1.03  # a way must be so much faster than the default to be chosen
 AGREEING = 2  # measurements in a row must choose the same: then nothing is measured any more
-COUNTS = {ONE: "1 vector", AT_ONCE: "a few vectors", MANY: "many vectors"}
 
 
 class Measured(NamedTuple):
@@ -155,7 +168,7 @@ def tune(forms: Iterable[int], team: Team, columns: int = 1024) -> Iterator[Meas
         text = json.dumps(kept | {"made from": place()[1]})
         with contextlib.suppress(OSError, InputError):
             write_whole(file, lambda out: out.write(text.encode()), 0o644)
-    for cached in (choices, prepare, prepare_all):
+    for cached in (choices, prepare, prepare_all, prepare_attention):
         cached.cache_clear()
 
 
@@ -175,7 +188,7 @@ def measured(form: int, count: int, known: list[Way], team: Team, columns: int) 
     own, tables = floats(team.n_threads, own_space(0, 0, width)), []
     for way in known:
         products = np.zeros(SHAPE, np.int64)
-        fill(products, form, n, [way] * 3)
+        fill(products[PRODUCT, form], form, n, [way] * 3)
         tables.append(products)
     best = [np.inf] * len(known)
     for _ in range(8):

@@ -438,7 +438,7 @@ class Sequence:
     end-of-text token, which is not kept) or "length" (after max_new_tokens, or when the context is full).
     Takes the options of `generate`. Raises InputError for ids and values out of range.
     """
-    guesses = wrong = 0  # how many of `new` are guesses, how many of the last ones were wrong: see answers/lookup.py
+    guesses = wrong = 0  # how many of `new` are guesses, how many of the last ones were wrong: see guesses.py
 
     def __init__(self, model: Model, token_ids: TokenIds, max_new_tokens: int | None = None, seed: int | None = None,
                  eos_token_ids: Iterable[int] | None = None, **sampling: float | None):
@@ -534,8 +534,8 @@ def chat(model: Model, messages: str | dict[str, Any] | list[dict[str, Any]], to
     system: the text of a system message before all others
     options: max_new_tokens, seed, cache, eos_token_ids, temperature, top_k, top_p, min_p, repetition_penalty,
         presence_penalty, frequency_penalty: as in `generate`, with defaults from default_sampling
-    With qwen3_lib beside this file, the answer is a Completion, which has text, finish_reason, token_ids and more; tools
-    may be Python functions; and there are the options stop, logprobs, think_budget, lookup and draft: see
+    With qwen3_lib beside this file, the answer is a Completion, which has text, finish_reason, token_ids and more,
+    tools may be Python functions, and there are the options stop, logprobs, think_budget, lookup and draft: see
     qwen3_lib/answers/completion.py.
     Raises InputError, before anything is computed, for unknown options, values out of range and unreadable messages.
     """
@@ -824,7 +824,7 @@ def main(argv: list[str] | None = None) -> int:
         return with_all_options(argv)
     parser = argparse.ArgumentParser(description="Answers a prompt with a Qwen3 model.")
     parser.add_argument("prompt", help="what to ask")
-    parser.add_argument("--model", default=BUNDLED, required=not BUNDLED.is_dir(), help="a folder with Qwen's own files")
+    parser.add_argument("--model", default=BUNDLED, required=not BUNDLED.is_dir(), help="folder with Qwen's own files")
     parser.add_argument("--system", help="system prompt")
     parser.add_argument("--no-think", dest="think", action="store_false", default=None, help="answer without reasoning")
     parser.add_argument("--max-tokens", type=int, help="longest answer")

@@ -18,10 +18,12 @@ Every public name of qwen3.py is here, too; a function with a namesake in qwen3.
 qwen3_lib/kernels/:
 
     layout.py      how weights and the cache lie in memory
-    vectors.py     the products that numba can't say in Python
-    layers.py      the kernels, in the order of forward
+    vectors.py     the three products, in the language of LLVM
+    products.py    which functions of them a pass needs, and in which way each is fastest on this machine
+    layers.py      the kernels, in the order of forward; fields.py: how they find their arrays
+    intrinsics.py  what numba can't say in Python
     quantize.py    the kernels that pack weights
-    compile.py     numba compiles both; only imported at the first run
+    compile.py     numba compiles kernels: a program of its own, for the first run
     build.py       machine code kept between runs
     packing.py     tensors of a file become matrices in memory
     memory.py      aligned arrays, and the space that kernels work in
@@ -33,7 +35,7 @@ import contextlib
 import mmap
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,9 +44,8 @@ from typing import Any
 import numpy as np
 
 import qwen3
-from qwen3 import (BUNDLED, CHUNK, Config, Engine, Folder, InputError, Model, Sampling, Sequence, Tokenizer, __version__,
-                   chat,
-                   checked_whole, default_sampling, forward, generate, rms_norm, rope_tables, to_float32)
+from qwen3 import (BUNDLED, CHUNK, Config, Engine, Folder, InputError, Model, Sampling, Sequence, Tokenizer,
+                   __version__, chat, checked_whole, default_sampling, forward, generate, rms_norm, rope_tables, to_float32)
 from qwen3_lib.io.packed import Quantized
 from qwen3_lib.io.progress import progress
 from qwen3_lib.io.tensors import PackedTensor
@@ -56,7 +57,8 @@ from qwen3_lib.kernels.memory import empty, work_space
 try:
     from qwen3_lib.kernels.build import kernel, make_kernels
     from qwen3_lib.kernels.packing import PACKED, Packer, forms_of, matrix_rows, packed_form
-    from qwen3_lib.kernels.products import TABLE, Measured, compile_all, is_settled, prepare, prepare_all, prepare_attention
+    from qwen3_lib.kernels.products import (TABLE, Measured, compile_all, is_settled, prepare, prepare_all,
+                                            prepare_attention)
     from qwen3_lib.kernels.products import tune as tune_formats
     from qwen3_lib.kernels.team import Team, available_cpus
     from qwen3_lib.kernels.vectors import check_path
@@ -190,8 +192,8 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
             for name, row in rows.items():
                 if not row.any():
                     row[:] = place(name, forms[name])
-    layers = Layers(w.layers, w.norms, w.head_norms, w.norm, w.head, np.array([config.rms_norm_eps]), w.forms, w.routers,
-                    w.experts, np.array([int(config.norm_topk_prob)]))
+    layers = Layers(w.layers, w.norms, w.head_norms, w.norm, w.head, np.array([config.rms_norm_eps]), w.forms,
+                    w.routers, w.experts, np.array([int(config.norm_topk_prob)]))
     w.for_kernels = layers, table(layers)
     w.formats, w.experts_formats = (tuple({int(row[2]) for some in tables for row in some.reshape(-1, 5) if row[0]})
                                     for tables in ((w.layers, w.routers), (w.experts,)))
@@ -274,8 +276,8 @@ def run_layers(model: Model, ids: np.ndarray, caches: list[Any], sequences: np.n
     tasks, tiles = attention_tasks(sequences, positions, group)
     x, logits = matrix_rows(w.embedding, ids), empty((len(wanted), padded(config.vocab_size, PANEL)), np.float32)
     where = [(cache.k.ctypes.data, cache.v.ctypes.data, cache.k.shape[2]) for cache in caches]
-    batch = Batch(x, cos, sin, np.stack([sequences, positions], axis=1), np.array(tasks), np.array(tiles), wanted, logits,
-                  np.array(where), np.array([caches[0].stored, caches[0].k.shape[3]]))
+    batch = Batch(x, cos, sin, np.stack([sequences, positions], axis=1), np.array(tasks), np.array(tiles), wanted,
+                  logits, np.array(where), np.array([caches[0].stored, caches[0].k.shape[3]]))
     for form in w.formats:
         prepare(form, m)
     for form in w.experts_formats:  # an expert may have been chosen by any number of tokens
@@ -288,7 +290,8 @@ def run_layers(model: Model, ids: np.ndarray, caches: list[Any], sequences: np.n
     job_table = np.concatenate([w.for_kernels[1], table(batch), space[1], table((TABLE,))])
     n_layers, step = config.num_hidden_layers, max(1, PASS // m)
     for first in range(0, n_layers, step):
-        job = np.array(Job(0, 0, first, min(first + step, n_layers), job_table.ctypes.data, int(first + step >= n_layers)))
+        last = min(first + step, n_layers)
+        job = np.array(Job(0, 0, first, last, job_table.ctypes.data, int(last == n_layers)))
         w.team.run(kernel(LAYERS_OF[bool(config.sparse_layers)]), job, w, caches, batch, space, job_table)
     return x, logits[:, :config.vocab_size]
 

@@ -205,7 +205,7 @@ def main() -> None:
     args = parser.parse_args()
     for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):  # for the processes to come
         os.environ[variable] = str(args.threads)
-    import qwen3
+    from qwen3_lib.io.models import Checkpoint
     from make_random_model import make_random_model, official_config
     values: dict[tuple[str, str], list[float]] = {}
     notes = [f"the machine's load average before the run: {os.getloadavg()[0]:.1f}"]

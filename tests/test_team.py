@@ -15,7 +15,6 @@ import numba
 import numpy as np
 import pytest
 
-import qwen3
 from configs import BASE, ROOT
 from make_random_model import make_random_model
 from qwen3_lib.kernels import build

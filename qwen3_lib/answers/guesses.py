@@ -75,7 +75,7 @@ class Lookup(Source):
 class Draft(Source):
     """Guesses what a smaller model, or the same one with fewer bits, draws with the same random numbers.
 
-    Source: speculative decoding (Leviathan et al. 2023); here a guess must be the very token that the large model draws.
+    Source: speculative decoding (Leviathan et al. 2023); here a guess must be the very token that the model draws.
     In a conversation, one Draft for all answers keeps its KV cache.
     """
     MOST = 8

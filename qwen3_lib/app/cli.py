@@ -74,15 +74,15 @@ def make_parser() -> Parser:
         "there it loads faster")
     add("--compile", action="store_true", help="compile the fast engine for this CPU, and exit: for an image that is "
         "read-only when it runs")
-    add("--tune", action="store_true", help="measure in which way each product of the model is computed fastest on this "
-        "machine, choose that way, and end")
+    add("--tune", action="store_true", help="measure in which way each product of the model is computed fastest on "
+        "this machine, choose that way, and exit")
     add("--version", action="version", version=f"qwen3 {__version__}", help="print the version")
     add = add_answer_options(parser)
     add("--hide-thinking", action="store_true", help="don't show the reasoning")
     add("--lookup", type=int, metavar="N", help="guess up to N tokens from the text so far, and check the guesses in "
         "one pass: the same answer, faster if it repeats the text")
-    add("--draft", metavar="NAME", help="guess tokens with a smaller model that has the same tokenizer, or with int4, this "
-        "model's own weights in 4 bits, and check them in one pass: the same answer, faster if most guesses are right")
+    add("--draft", metavar="NAME", help="guess tokens with a smaller model that has the same tokenizer, or with int4, "
+        "this model's own weights in 4 bits, and check them in one pass: the same answer, faster if most guesses are right")
     add = parser.add_argument_group("output").add_argument
     add("--json", action="store_true", help="print one JSON object: text, reasoning, tool calls, token counts, seconds")
     add("--logprobs", type=int, metavar="N", help="print the log-probability of each token and of the N most likely "
@@ -98,7 +98,8 @@ EXCLUDES = {
     "raw": ("system", "system_file", "messages", "tools", "think", "hide_thinking", "think_budget", "chat"),
     "chat": ("json", "logprobs", "prompt_cache"),
     "score": ("system", "system_file", "messages", "tools", "think", "hide_thinking", "think_budget", "max_tokens",
-              "stop", "lookup", "draft", "logprobs", "stats", "prompt_cache", "greedy", *Sampling.__dataclass_fields__, "seed"),
+              "stop", "lookup", "draft", "logprobs", "stats", "prompt_cache", "greedy", "seed",
+              *Sampling.__dataclass_fields__),
     "continue": ("messages",),
     "greedy": ("temperature",),
     "system": ("system_file",),
@@ -206,7 +207,7 @@ def answer(args: argparse.Namespace) -> None:
 
 
 def settle(model: Model) -> None:
-    """After an answer, when the machine is free: measures what is fastest on it, in the first runs with a format only."""
+    """Measures, after an answer, what is fastest on this machine: only in the first runs with a format."""
     import qwen3_numba
     if os.environ.get("QWEN3_TUNE") != "off" and not qwen3_numba.is_tuned(model):
         hint("measuring which kernels are fastest on this machine, for a few seconds; Ctrl-C skips it")

@@ -28,7 +28,8 @@ try:
     import llvmlite
     import llvmlite.binding as llvm
 except ImportError as error:
-    raise ImportError(f"the fast engine needs numba ({error}): pip install numba; without --fast, none is needed") from error
+    raise ImportError(f"the fast engine needs numba ({error}): pip install numba; without --fast, none is "
+                      "needed") from error
 except OSError as error:  # of its shared library
     raise ImportError("qwen3_numba needs llvmlite, which can't be loaded; is there enough memory? qwen3.py does the "
                       f"same without it ({brief(error)})") from error
@@ -87,7 +88,7 @@ lock = threading.RLock()  # one thread makes and links at a time
 
 @cache
 def address_of(name: str, make: Callable[[], bytes]) -> int:
-    """The address of a function: from its file, or made now, as an object file with a function of this name, and kept."""
+    """The address of a function: from its object file, or from one that is made now, and kept."""
     with lock:
         if (known := linker().get_function_address(name)) != 0:
             return known
@@ -170,7 +171,8 @@ def compiled(groups: list[tuple[str, ...]]) -> dict[str, bytes]:
     for group, process, (out, errors) in zip(groups, processes, results):
         if process.returncode:
             lines = errors.decode(errors="replace").split("\n")
-            last = next((line for line in reversed(lines) if line.strip()), f"the compiler ended with {process.returncode}")
+            ended = f"the compiler ended with {process.returncode}"
+            last = next((line for line in reversed(lines) if line.strip()), ended)
             raise InputError(f"the kernels can't be compiled: {brief(last, 600)}")
         for name in group:
             size, out = int(out[:16], 16), out[16:]

@@ -1,4 +1,4 @@
-"""How a kernel finds its arrays: a function of each field of Layers, Batch and Space in layout.py, of the job's table."""
+"""How a kernel finds its arrays in the job's table: a function for each field of Layers, Batch and Space."""
 from functools import partial
 
 import numba

@@ -17,9 +17,9 @@ import numpy as np
 from qwen3_lib.kernels import fields
 from qwen3_lib.kernels.fields import called_from_python, compiled
 from qwen3_lib.kernels.intrinsics import (call_at, dot, even_first, fused, half_from_float, meet, take, to_bytes,
-                                          to_pointer_f32, to_pointer_f64, to_pointer_i64, to_pointer_u8, to_pointer_u16)
-from qwen3_lib.kernels.layout import (BF16, BLOCK, DEPTH, DOWN, F16, F32, FEW, GATE, GROUP, KEYS, KV8, OUT, PANEL, PRODUCT, VALUES,
-                                      STRIP, UP, VECTORS, WHOLE, K, Q, Task, V, Weight, is_packed, padded,
+                                          to_pointer_f32, to_pointer_i64, to_pointer_u8, to_pointer_u16)
+from qwen3_lib.kernels.layout import (BF16, BLOCK, DEPTH, DOWN, F16, F32, FEW, GATE, GROUP, KEYS, KV8, OUT, PANEL,
+                                      PRODUCT, STRIP, UP, VALUES, VECTORS, WHOLE, K, Q, Task, V, Weight, is_packed, padded,
                                       unit_size)
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -207,7 +207,8 @@ def float_strip(products, w, x, out, first, rows, own):
     Wide rows are multiplied in parts of columns, so that a part of the vectors stays in the first cache.
     """
     n, size, width, address = len(x), 4 if w.form == F32 else 2, up_to(w.columns, 32), w.address + first * w.stride
-    (functions, tiles), sums, copy = tiling(products[PRODUCT, w.form], n), own.ctypes.data, own[STRIP * VECTORS * 16:].ctypes.data
+    functions, tiles = tiling(products[PRODUCT, w.form], n)
+    sums, copy = own.ctypes.data, own[STRIP * VECTORS * 16:].ctypes.data
     apart = tiles > 1 and width > WHOLE
     depth = DEPTH if apart else width
     if apart:
@@ -520,7 +521,8 @@ def gate_and_up(products, gate, up, form, x, packed, inner, rows, own):
 @compiled
 def place_heads(crew, layer, job, k_start, v_start):
     """A thread's queries with norm, RoPE and 1 / sqrt(head_dim) -> queries; keys and values -> the cache."""
-    norms, eps, form, rows = fields.head_norms(job)[layer], fields.eps(job)[0], fields.cache_rows(job)[0], fields.rows(job)
+    norms, eps = fields.head_norms(job)[layer], fields.eps(job)[0]
+    form, rows = fields.cache_rows(job)[0], fields.rows(job)
     qkv, queries, cos, sin = fields.qkv(job), fields.queries(job), fields.cos(job), fields.sin(job)
     n_kv_heads, group, head_dim = len(queries), queries.shape[1] // len(rows), 2 * cos.shape[1]
     root = np.float32(1 / np.sqrt(head_dim))
@@ -569,8 +571,9 @@ def moe(crew, layer, job):
     A pair's result depends on its token and its expert, and a token adds its pairs in the order of its own
     probabilities: the other tokens change where a pair lies, and nothing else.
     """
-    x, h, packed, logits, own = fields.x(job), fields.h(job), fields.packed(job), fields.qkv(job), fields.own(job)[crew.rank]
-    router, experts, forms = weight_of(fields.routers(job)[layer]), fields.experts(job)[layer], fields.forms(job)[layer, 1]
+    x, h, packed, logits = fields.x(job), fields.h(job), fields.packed(job), fields.qkv(job)
+    router, own = weight_of(fields.routers(job)[layer]), fields.own(job)[crew.rank]
+    experts, forms = fields.experts(job)[layer], fields.forms(job)[layer, 1]
     chosen, shares, starts, products = fields.chosen(job), fields.shares(job), fields.starts(job), fields.products(job)
     gate, up, gate_packed = fields.gate(job), fields.up(job), fields.gate_packed(job)
     gathered, gathered_packed = fields.gathered(job), fields.gathered_packed(job)
@@ -692,7 +695,8 @@ def output_logits(record, rank, _):
         rms_norm(x[wanted[i]], fields.norm(job), fields.eps(job)[0], h[i])
         ready(h[i], x.shape[1], head[2], packed[i], np.int64(0), x.shape[1])
     wait(crew)
-    project(crew, np.int64(0), weight_of(head), h[:len(wanted)], packed[:len(wanted)], fields.logits(job), np.int64(0), job)
+    x, packed = h[:len(wanted)], packed[:len(wanted)]
+    project(crew, np.int64(0), weight_of(head), x, packed, fields.logits(job), np.int64(0), job)
     wait(crew)
 
 

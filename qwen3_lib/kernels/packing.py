@@ -64,8 +64,9 @@ def matrix_rows(matrix: np.ndarray, ids: Any) -> np.ndarray:
         minima = units[..., 128:384].copy().view(np.float32).reshape(*shape, 2, PANEL)[n, :, :, lanes]
         rows = scales * q.astype(np.float32) + minima[..., None, None]
     else:
-        zeros = 128 if halves == 1 else (6 + (words & 15)[..., None, None] / np.float32(4)) * np.float32(1 + FIFTHS[form])
-        rows = scales * (q - np.float32(zeros))
+        quarters = (words & 15)[..., None, None] / np.float32(4)
+        zeros = np.float32(128) if halves == 1 else (6 + quarters) * np.float32(1 + FIFTHS[form])
+        rows = scales * (q - zeros)
     return np.ascontiguousarray(rows.reshape(len(ids), GROUP * halves * shape[1])[:, :columns])
 
 

@@ -14,15 +14,15 @@ import time
 from collections.abc import Iterable, Iterator
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from qwen3_lib.io.errors import InputError
 from qwen3_lib.io.writing import write_whole
 from qwen3_lib.kernels.build import LAYERS, address_of, kernel, make_kernels, place, read_code
-from qwen3_lib.kernels.layout import (FORMATS, GROUP, KEYS, KV8, PANEL, PRODUCT, VALUES, VECTORS, Job, Weight, is_packed, own_space,
-                                      packed_shape, padded, table)
+from qwen3_lib.kernels.layout import (FORMATS, GROUP, KEYS, KV8, PANEL, PRODUCT, VALUES, VECTORS, Job, Weight,
+                                      is_packed, own_space, packed_shape, padded, table)
 from qwen3_lib.kernels.memory import aligned, floats
 from qwen3_lib.kernels.team import Team
 from qwen3_lib.kernels.vectors import AT_ONCE, MANY, ONE, Way, compile_product, ways
@@ -89,8 +89,8 @@ def compile_all() -> Path:
             prepare_attention(form, n)
     folder, made_from = place()
     if folder is None or any(read_code(folder / f"{name}.o", made_from) is None for name in names):
-        raise InputError(f"the kernels can't be kept: {folder or 'NUMBA_CACHE_DIR'} must be a folder that belongs to you and "
-                         "that only you can write to")
+        raise InputError(f"the kernels can't be kept: {folder or 'NUMBA_CACHE_DIR'} must be a folder that belongs to "
+                         "you and that only you can write to")
     return folder
 
 
@@ -110,7 +110,8 @@ class Measured(NamedTuple):
     chosen: bool
 
     def __str__(self) -> str:
-        way = f"{self.way.rows:2} rows x {self.way.vectors} together, {'asks ahead' if self.way.asks else 'does not ask'}"
+        asks = "asks ahead" if self.way.asks else "does not ask"
+        way = f"{self.way.rows:2} rows x {self.way.vectors} together, {asks}"
         return (f"{FORMATS[self.form].name:5} {COUNTS[self.count]:13} {way:32} {self.bytes_ / 1e9:6.1f} GB/s "
                 f"{self.operations / 1e9:7.1f} GFLOP/s{'  <- chosen' * self.chosen}")
 
@@ -179,7 +180,7 @@ def measured(form: int, count: int, known: list[Way], team: Team, columns: int) 
     """
     n = {ONE: 1, AT_ONCE: known[0].vectors, MANY: 48}[count]  # 48: whole tiles of 8, 6, 4, 3 or 2
     size = packed_shape(PANEL, columns, form)[1] // PANEL if is_packed(form) else int(columns * FORMATS[form].size)
-    n_rows = padded(max(16 << 20 if count == MANY else 64 << 20, 0 if count == MANY else 2 * last_cache()) // size, PANEL)
+    n_rows = padded((16 << 20 if count == MANY else max(64 << 20, 2 * last_cache())) // size, PANEL)
     weights = aligned((n_rows, size))
     weights[:] = 0x3F  # a number near 1 in each format
     width = padded(columns, 2 * GROUP)

@@ -182,7 +182,7 @@ ONE, AT_ONCE, MANY = range(3)  # one vector; as many as are multiplied at once; 
 
 
 def ways(form: int, count: int) -> list[Way]:
-    """The ways to multiply ONE, AT_ONCE or MANY vectors with weights of a format; the first is taken where none is chosen."""
+    """The ways to multiply ONE, AT_ONCE or MANY vectors with weights of a format; the first is the default."""
     if is_packed(form):
         lanes, together, most, at_once = INT8_SHAPES[PATH]
         if FORMATS[form].halves == 2:  # a vector then has two sums

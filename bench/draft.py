@@ -47,18 +47,18 @@ def main() -> None:
     import qwen3_numba
     from qwen3_lib.answers.completion import Completion
     with tempfile.TemporaryDirectory() as folder:
-        low, high = 0.0, 1.0
+        low, high = 0.0, 0.5
         for _ in range(7):
             factor = (low + high) / 2
             path = make_random_model(official_config("0.6B"), Path(folder) / f"{factor}",
                                      scales={"o_proj": factor, "down_proj": factor})
-            large, small = (qwen3_numba.load_model(path, form, args.threads, tokenizer=False) for form in (None, "int4"))
+            large, small = (qwen3_numba.load_model(path, form, args.threads) for form in (None, "int4"))
             share = agreement(large, small)
             print(f"o_proj and down_proj x {factor:.4f}: int4 agrees with bf16 in {share:.1%}", flush=True)
             if abs(share - args.agreement) < 0.01:
                 break
             low, high = (factor, high) if share > args.agreement else (low, factor)
-        models = {"bf16": large, "int8": qwen3_numba.load_model(path, "int8", args.threads, tokenizer=False)}
+        models = {"bf16": large, "int8": qwen3_numba.load_model(path, "int8", args.threads)}
         for model in (small, *models.values()):
             list(qwen3_numba.tune(model))
         for name, model in models.items():

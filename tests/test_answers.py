@@ -316,7 +316,7 @@ def test_right_guesses_save_passes(model):
     (1, 0, 0, 8), (0.5, 0.5, 0.6, 0), (0.9, 0.3, 0.05, 4), (0, 0.1, 0.1, 0), (0.7, 0.3, 0.05, 2)])
 def test_as_many_guesses_as_pay(right, make, check, expected):
     """Of n guesses, 1 + r + r² + … tokens are expected for 1 + n (make + check) seconds: the best n of this table."""
-    source = Source(8)
+    source = Lookup(8)
     source.right, source.make, source.check = right, make, check
     assert source.length(1.0) == expected
     if expected == 0:  # then one is tried again after a while

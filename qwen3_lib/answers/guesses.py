@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import time
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from qwen3 import InputError, Model, checked_whole, sample
 from qwen3_lib.answers.sequences import Wrapped
 
 
-class Source:
+class Source(ABC):
     """Where guesses come from. It measures what they cost and how often they are right, and gives as many as pay."""
     PAUSE = 32  # tokens to wait after guesses that don't pay, before one of them is tried again
     PART = 0.1  # of a new measurement in a running mean
@@ -25,9 +26,9 @@ class Source:
         self.n, self.pause = n, 0
         self.right, self.make, self.check = 0.8, 0.0, 0.0  # the share that is right; seconds to make and check a guess
 
+    @abstractmethod
     def guess(self, sequence: Any, n: int) -> list[int]:
         """At most n tokens that may follow a sequence."""
-        raise NotImplementedError
 
     def length(self, plain: float) -> int:
         """How many guesses give the most tokens a second, where a pass without guesses takes `plain` seconds."""

@@ -63,14 +63,23 @@ def fill(functions: np.ndarray, form: int, n: int, chosen: list[Way]) -> set[int
 
     -> the numbers of vectors that they multiply at once.
     """
-    functions[:, 0] = chosen[AT_ONCE].vectors, chosen[MANY].vectors
     many = int(n > chosen[AT_ONCE].vectors)
     tiles = -(-n // chosen[AT_ONCE + many].vectors)
     sizes = {n // tiles, -(-n // tiles)}
     for size in sizes:
         way = chosen[MANY if many else ONE if size == 1 else AT_ONCE]
         functions[many, size] = function("packed_product" if is_packed(form) else "float_product", form, size, way)
+    functions[:, 0] = chosen[AT_ONCE].vectors, chosen[MANY].vectors  # last: another thread may be computing
     return sizes
+
+
+def adopt(form: int) -> None:
+    """Takes newly chosen ways into use: a pass that runs meanwhile finds a function whichever way it has begun in."""
+    new, functions = np.zeros(SHAPE[2:], np.int64), TABLE[PRODUCT, form]
+    for n in range(1, 2 * VECTORS + 1):
+        fill(new, form, n, [chosen_way(form, count) for count in COUNTS])
+    functions[:, 1:] = np.where(new[:, 1:], new[:, 1:], functions[:, 1:])
+    functions[:, 0] = new[:, 0]
 
 
 def function(kind: str, form: int, n: int, way: Way) -> int:
@@ -154,8 +163,8 @@ def tune(forms: Iterable[int], team: Team, columns: int = 1024) -> Iterator[Meas
     A busy machine may mislead one measurement: so the best of several rounds counts, a way that is not the default must
     be MARGIN faster, and a choice is measured again until AGREEING runs in a row have chosen the same.
     """
-    kept = dict(choices())
-    for form in sorted(set(forms) - {KV8}):
+    kept, forms = dict(choices()), sorted({*forms} - {KV8})
+    for form in forms:
         for count in COUNTS:
             known = ways(form, count)
             speeds = measured(form, count, known, team, columns)
@@ -169,8 +178,9 @@ def tune(forms: Iterable[int], team: Team, columns: int = 1024) -> Iterator[Meas
         text = json.dumps(kept | {"made from": place()[1]})
         with contextlib.suppress(OSError, InputError):
             write_whole(file, lambda out: out.write(text.encode()), 0o644)
-    for cached in (choices, prepare, prepare_all, prepare_attention):
-        cached.cache_clear()
+    choices.cache_clear()
+    for form in forms:
+        adopt(form)
 
 
 def measured(form: int, count: int, known: list[Way], team: Team, columns: int) -> list[tuple[float, float]]:

@@ -14,7 +14,7 @@ from make_random_model import make_random_model
 from published import change_config, is_nearest_int8, kept_by_the_fast_engine, pack_words, print_losses, write_tensors
 from qwen3_lib.app.files import fingerprint
 from qwen3 import Tensor, map_safetensors, to_float32
-from qwen3_lib.io.formats import FP8, check_settings, fp8
+from qwen3_lib.io.formats import FP8, check_settings, eight_bits
 from qwen3_lib.io.models import Checkpoint, load_config
 from qwen3_lib.io.packed import save_quantized
 from qwen3_lib.io.tensors import PACKED_DTYPES, PackedTensor, rows_of, to_bfloat16
@@ -79,6 +79,14 @@ def packed_with_order(w, settings):
     return parts, (q - zero[:, group]).astype(np.float32) * scale[:, group]
 
 
+def compressed(form: str, **weights) -> dict:
+    """A quantization_config of compressed-tensors, as llm-compressor writes it."""
+    return {"quant_method": "compressed-tensors", "format": form, "ignore": ["lm_head"], "kv_cache_scheme": None,
+            "quantization_status": "compressed", "transform_config": {}, "sparsity_config": {}, "config_groups": {"group_0": {
+                "targets": ["Linear"], "input_activations": {"num_bits": 8, "dynamic": True}, "weights": weights}}}
+
+
+COMPRESSED = compressed("int-quantized", num_bits=8, type="int", symmetric=True, strategy="channel")
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True, "damp_percent": 0.01,
         "checkpoint_format": "gptq", "lm_head": False, "true_sequential": True}
 CASES = {
@@ -95,7 +103,7 @@ CASES = {
     "GPTQ, one group": (gptq, GPTQ | {"group_size": -1}),
     "compressed-tensors, act-order": (packed_with_order, {
         "quant_method": "compressed-tensors", "format": "pack-quantized",
-        "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int", "actorder": "group"}}}}),
+        "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int", "actorder": "group", "group_size": 32}}}}),
 }
 
 
@@ -160,8 +168,8 @@ def test_fp8_in_blocks(rows, columns):
     """The last blocks of a row and of a column may be cut off; 0x7F and 0xFF are NaN."""
     rng = np.random.default_rng(0)
     codes, scales = rng.integers(0, 256, (rows, columns), np.uint8), rng.random((2, -(-columns // 128)), np.float32)
-    _, unpack, _ = fp8("w", {"weight": Tensor("F8_E4M3", codes, None), "weight_scale_inv": Tensor(
-        "F32", scales, None)}, {"weight_block_size": [128, 128]})
+    _, _, unpack, _ = eight_bits("w", {"weight": Tensor("F8_E4M3", codes, None), "weight_scale_inv": Tensor(
+        "F32", scales, None)}, {"type": "float", "block": [128, 128]})
     factors = scales.repeat(128, axis=0).repeat(128, axis=1)[:rows, :columns]
     ours = np.concatenate([unpack(start, min(start + 128, rows)) for start in range(0, rows, 128)])
     assert np.array_equal(ours, FP8[codes] * factors, equal_nan=True)
@@ -291,8 +299,8 @@ def test_zero_points_of_every_size(bits):
         stored = np.array([[(word - less) % 2**32 for word in row] for row in words], np.uint32).view(np.int32)
         parts = {"qweight": ("I32", np.zeros((96 // per_word, 64), np.int32)), "qzeros": ("I32", stored),
                  "scales": ("F32", np.ones((3, 64), np.float32))}
-        _, rows, _ = unpack("w", {name: Tensor(*part, None) for name, part in parts.items()},
-                            {"bits": bits, "checkpoint_format": form})
+        _, _, rows, _ = unpack("w", {name: Tensor(*part, None) for name, part in parts.items()},
+                               {"bits": bits, "layout": form, "group_size": 32, "act_order": False})
         assert np.array_equal(rows(0, 64), -np.repeat(zeros.T, 32, axis=1).astype(np.float32))
 
 
@@ -409,8 +417,10 @@ DAMAGES = {
     "groups below zero": ({"g_idx": ("int32", np.full(64, -1))}, "groups that don't exist"),
     "too few groups": ({"g_idx": ("int32", np.zeros(9))}, "g_idx has shape [9]"),
     "a matrix that is not packed, too": ({"weight": ("float32", np.ones((64, 64)))}, "q_proj is there twice"),
-    "no inputs": ({"qweight": ("int32", np.ones((0, 64))), "g_idx": ("int32", np.ones(0))}, "don't fit config.json"),
-    "another shape": ({"qweight": ("int32", np.ones((4, 64))), "g_idx": None}, "[64, 32], not [64, 64]"),
+    "no inputs": ({"qweight": ("int32", np.ones((0, 64))), "g_idx": ("int32", np.ones(0))}, "must be a matrix"),
+    "another shape": ({"qweight": ("int32", np.ones((4, 64))), "g_idx": None}, "groups of its 32 inputs"),
+    "groups of another size": ({"scales": ("float16", np.ones((4, 64))), "qzeros": ("int32", np.ones((4, 8)))},
+                               "4 groups of its 64 inputs"),
 }
 
 
@@ -466,11 +476,18 @@ SETTINGS = {
     "AWQ, 3 bits": {"quant_method": "awq", "bits": 3, "version": "gemm"},
     "GPTQ, 3 bits": GPTQ | {"bits": 3}, "GPTQ, 4.0 bits": GPTQ | {"bits": 4.0},
     "GPTQ, marlin": GPTQ | {"checkpoint_format": "marlin"},
-    "float-quantized": {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {}},
+    "compressed, no groups": {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {}},
+    "compressed, sparse": COMPRESSED | {"format": "sparse-24-bitmask"},
+    "compressed, transforms": COMPRESSED | {"transform_config": {"config_groups": {"v": {"type": "hadamard"}}}},
+    "FP6": compressed("mxfp6-pack-quantized", num_bits=6, type="float", group_size=32),
+    "FP4 in groups of 8": compressed("nvfp4-pack-quantized", num_bits=4, type="float", group_size=8),
+    "auto-round, another packing": {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:marlin"},
+    "auto-round, rotated": {"quant_method": "auto-round", "bits": 4, "rotation_config": {"hadamard": 1}},
+    "ModelOpt, AWQ": {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"},
     "packed, no groups": {"quant_method": "compressed-tensors", "format": "pack-quantized"},
     "packed, 3 bits": {"quant_method": "compressed-tensors", "format": "pack-quantized",
                        "config_groups": {"group_0": {"weights": {"num_bits": 3, "type": "int"}}}},
-    "bitsandbytes": {"quant_method": "bitsandbytes", "load_in_4bit": True}, "none named": {"": 0},
+    "HQQ": {"quant_method": "hqq", "bits": 4}, "none named": {"": 0},
     "FP8 with blocks of 2^70": {"quant_method": "fp8", "weight_block_size": [128, 2**70]},
 }
 

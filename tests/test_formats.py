@@ -3,18 +3,22 @@ import importlib.util
 import json
 import sys
 import types
+import zlib
 
 import numpy as np
 import pytest
 
 import qwen3
 from configs import BASE
-from helpers import assert_one_line, message_of, random_ids, works_or_refused
+from fuzzing import change, copy_files, fuzz, write_new
+from helpers import (assert_one_line, message_of, random_ids, read_safetensors, works_or_refused, write_safetensors)
 from make_random_model import make_random_model
+from test_loading import changed_header
+from test_qwen3_moe import MOE
 from published import change_config, is_nearest_int8, kept_by_the_fast_engine, pack_words, print_losses, write_tensors
 from qwen3_lib.app.files import fingerprint
 from qwen3 import Tensor, map_safetensors, to_float32
-from qwen3_lib.io.formats import FP8, check_settings, eight_bits
+from qwen3_lib.io.formats import FP8, bitsandbytes, check_settings, eight_bits
 from qwen3_lib.io.models import Checkpoint, load_config
 from qwen3_lib.io.packed import save_quantized
 from qwen3_lib.io.tensors import PACKED_DTYPES, PackedTensor, rows_of, to_bfloat16
@@ -411,6 +415,37 @@ def test_compressed_tensors_of_every_kind(tmp_path, case):
     check(path, quantize_model(path, pack, compressed(form, **weights)), original, case)
 
 
+def test_fp4_of_bitsandbytes():
+    """What bitsandbytes 0.50 makes of 2 x 32 normally distributed numbers, and dequantizes: its table isn't sorted."""
+    codes = bytes.fromhex("ddee44eb6a66125eaa747ae34f96225ce1e16166979162dde7419e6ee753dc5e")
+    table = [0, 0.0052083334885537624, 0.6666666865348816, 1, 0.3333333432674408, 0.5, 0.1666666716337204, 0.25]
+    state = b'{"quant_type": "fp4", "blocksize": 32, "dtype": "float32", "shape": [2, 32]}'
+    parts = {"weight": ("U8", np.frombuffer(codes, np.uint8)[:, None]),
+             "weight.absmax": ("F32", np.frombuffer(bytes.fromhex("c15f0740ad455a40"), np.float32)),
+             "weight.quant_map": ("F32", np.array([*table, *(-number for number in table)], np.float32)),
+             "weight.quant_state.bitsandbytes__fp4": ("U8", np.frombuffer(state, np.uint8))}
+    shape, bits, rows, _ = bitsandbytes("w", {name: Tensor(*part, None) for name, part in parts.items()}, {})
+    assert (shape, bits) == ((2, 32), 4) and zlib.crc32(rows(0, 2).tobytes()) == 3570014639
+
+
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+@pytest.mark.parametrize("size, nested, storage", [(64, True, "uint8"), (256, False, "uint8"), (32, True, "bfloat16")])
+def test_bitsandbytes(kind, size, nested, storage):
+    """Packed and unpacked by bitsandbytes itself, also where a block runs on over the end of a row."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    library = pytest.importorskip("bitsandbytes.functional", reason="bitsandbytes is not installed")
+    w = torch.randn(300, 40)
+    codes, state = library.quantize_4bit(w, blocksize=size, quant_type=kind, compress_statistics=nested,
+                                         quant_storage=getattr(torch, storage))
+    stored = {"weight": codes} | {f"weight.{key}": value for key, value in state.as_dict(packed=True).items()}
+    names = {torch.uint8: "U8", torch.float32: "F32", torch.bfloat16: "BF16"}
+    parts = {name: Tensor(names[value.dtype], (value.view(torch.uint16) if value.dtype == torch.bfloat16 else value).numpy(), None)
+             for name, value in stored.items()}
+    _, _, rows, _ = bitsandbytes("w", parts, {})
+    ours = np.concatenate([rows(start, min(start + 128, 300)) for start in (0, 128, 256)])
+    assert np.array_equal(ours, library.dequantize_4bit(codes, state).numpy())
+
+
 def part_of(package: str, name: str, monkeypatch):
     """A module of a package. The package's own start is left out: it wants libraries older than ours."""
     found = importlib.util.find_spec(package)
@@ -539,6 +574,8 @@ def test_the_fast_engine_keeps_the_numbers(tmp_path, case):
             assert row[2] == BF16 and np.array_equal(found, to_bfloat16(values).astype(np.uint32).__lshift__(16).view(np.float32)), name
 
 
+NEWER = [*CASES][[*CASES].index("int8 by output, 8 bits"):]
+
 SCALES = {  # a matrix's scales, and whether the fast engine can hold them; None: all but INT8 can, rounded
     "float16": (np.array([1.0, 65504, 6.1e-5, 6e-8, 0.1, 1 / 3]).astype(np.float16), True),
     "negative, and zeros": (np.array([-1.0, 0, -0.0, 0.25, -3e-5, 1]).astype(np.float16), True),
@@ -594,7 +631,7 @@ def test_the_fast_engine_computes_with_them(tmp_path, quantize):
 def change_tensors(path, **changes):
     """Rewrites a file with parts of one matrix changed, (None) removed, or of another dtype."""
     names = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn",
-             "I32": "int32", "I64": "int64"}
+             "I32": "int32", "I64": "int64", "U8": "uint8", "I8": "int8"}
     stored = map_safetensors(path / "model.safetensors", PACKED_DTYPES)
     tensors = {name: (names[tensor.dtype], tensor.data.copy()) for name, tensor in stored.items()}
     tensors |= {f"{Q_PROJ}.{part}": value for part, value in changes.items()}
@@ -626,6 +663,99 @@ def test_damaged_parts(tmp_path, case):
     quantize_model(path, gptq, GPTQ)
     change_tensors(path, **changes)
     assert_one_line(message_of(qwen3.load_model, path), str(path), words)
+
+
+STATE = "weight.quant_state.bitsandbytes__nf4"
+
+
+def text(content) -> tuple[str, np.ndarray]:
+    return "uint8", np.frombuffer(json.dumps(content).encode(), np.uint8)
+
+
+@pytest.mark.parametrize("case, changes, words", [
+    ("int8 by output, 8 bits", {"weight_scale": ("float32", np.ones((64, 2)))}, "[64, 2], but the matrix [64, 64]"),
+    ("int8 by output, 8 bits", {"weight": None}, "q_proj.weight is missing"),
+    ("int8 by output, 8 bits", {"weight": ("float8_e4m3fn", np.ones((64, 64)))}, "F8_E4M3, not I8"),
+    ("int8 by output, 8 bits", {"weight_packed": ("uint8", np.ones((64, 64)))}, "q_proj is there twice"),
+    ("NVFP4", {"weight_global_scale": None}, "weight_global_scale is missing"),
+    ("NVFP4 of ModelOpt", {"weight_scale_2": ("float32", np.ones(64))}, "one common scale"),
+    ("NVFP4 of ModelOpt", {"pre_quant_scale": ("float32", np.ones(64))}, "q_proj.pre_quant_scale"),
+    ("auto-round, a smaller last group", {"scales": ("float16", np.ones((2, 64))), "qzeros": ("int32", np.ones((2, 8)))},
+     "2 groups of its 64 inputs"),
+    ("nf4", {STATE: ("uint8", [123, 255])}, "not valid JSON"),
+    ("nf4", {STATE: text({"shape": [64, 2**70], "blocksize": 64})}, "names no sizes"),
+    ("nf4", {STATE: text({"shape": [64, 63], "blocksize": 64, "nested_offset": 0, "nested_blocksize": 256})}, "absmax"),
+    ("nf4", {"weight": ("uint8", np.ones((9, 1)))}, "weight has 9 bytes"),
+    ("nf4", {"weight.quant_map": None}, "quant_map is missing"),
+    ("LLM.int8()", {"weight_format": ("uint8", np.ones(()))}, "only 'row'"),
+])
+def test_damaged_parts_of_newer_kinds(tmp_path, case, changes, words):
+    path, (pack, settings) = make_random_model(CONFIG, tmp_path, "float32"), CASES[case]
+    quantize_model(path, pack, settings)
+    change_tensors(path, **changes)
+    assert_one_line(message_of(qwen3.load_model, path), str(path), words)
+
+
+@pytest.fixture(scope="module")
+def quantized_models(tiny, memory):
+    """A folder for each of the newer kinds, all of one layer, with a tokenizer."""
+    folders = {}
+    for i, case in enumerate(NEWER):
+        folders[case] = make_random_model(CONFIG | {"num_hidden_layers": 1}, memory / f"quantized{i}", "float32", tokenizer=tiny)
+        quantize_model(folders[case], *CASES[case])
+    return folders
+
+
+@fuzz(300)
+def test_any_damage_to_quantized_files(rng, quantized_models, scratch):
+    """A changed config.json, header or tensor: both engines load and compute, or refuse in one line."""
+    fast = pytest.importorskip("qwen3_numba", reason="numba is not installed")
+    source = quantized_models[rng.choice(NEWER)]
+    copy_files(source, scratch)
+    what = rng.choice(["config", "header", "bytes", "parts"])
+    header, data = read_safetensors(source / "model.safetensors")
+    if what == "config":
+        raw = json.loads((source / "config.json").read_text())
+        change(rng, raw["quantization_config"])
+        write_new(scratch / "config.json", json.dumps(raw).encode("utf-8", "surrogatepass"))
+    elif what == "header":
+        changed_header(rng, header, len(data))
+    elif what == "bytes":  # in the text of a quant_state, in sizes, groups, scales
+        first, end = rng.choice([about["data_offsets"] for name, about in header.items() if "_proj" in name])
+        new = rng.randbytes(min(end - first, rng.choice([1, 9, 10**6])))
+        data = data[:first] + new + data[first + len(new):]
+    else:
+        names = [name for name in header if "_proj" in name]
+        one, other = rng.choice(names), rng.choice(names)
+        header[one], header[other] = header[other], header[one]
+    if what != "config":
+        (scratch / "model.safetensors").unlink()
+        write_safetensors(scratch / "model.safetensors", json.dumps(header).encode(), data)
+
+    def answers():
+        for engine in (qwen3, fast):
+            model = engine.load_model(scratch, tokenizer=False)
+            list(qwen3.generate(model, [1, 2], 1))
+        return True
+
+    with np.errstate(all="ignore"):
+        return works_or_refused(answers) is not None
+
+
+def test_a_mixture_of_experts(tmp_path):
+    """Its experts are quantized, its router is not; the file may hold more than the model computes with."""
+    fast = pytest.importorskip("qwen3_numba", reason="numba is not installed")
+    sizes = {"hidden_size": 64, "intermediate_size": 192, "moe_intermediate_size": 64}
+    for i, case in enumerate(("int8 by output, 8 bits", "NVFP4", "nf4", "FP8 and 4 bits mixed", "auto-round, GPTQ's packing")):
+        path = make_random_model(MOE | sizes, tmp_path / str(i), "float32")
+        expected = quantize_model(path, *CASES[case])
+        plain = make_random_model(MOE | sizes, tmp_path / f"{i} plain", "float32")
+        write_tensors(plain / "model.safetensors", {key: ("float32", values) for key, values in expected.items()})
+        ids = random_ids(9)
+        logits = [model.engine.logits_of(model, ids, model.engine.new_cache(model.config), True)
+                  for model in (qwen3.load_model(plain), qwen3.load_model(path), fast.load_model(path))]
+        assert np.array_equal(logits[0], logits[1])
+        assert np.sqrt(((logits[2] - logits[0])**2).mean()) < 0.1 * logits[0].std(), case
 
 
 @pytest.mark.parametrize("case, settings, part", [

@@ -19,8 +19,8 @@ import numpy as np
 
 from qwen3_lib.io.errors import InputError, brief, is_whole, parse_json, some
 from qwen3 import DTYPES, Tensor, checked_number, to_float32
-from qwen3_lib.io.schemes import (Settings, auto_round_schemes, awq_schemes, compressed_schemes, fp8_schemes, gptq_schemes,
-                                  group_schemes)
+from qwen3_lib.io.schemes import (Settings, auto_round_schemes, awq_schemes, compressed_schemes, fp8_schemes,
+                                  gptq_schemes, group_schemes)
 from qwen3_lib.io.tensors import AnyTensor, PackedTensor, Whole, scaled
 
 Rows = Callable[[int, int], np.ndarray]
@@ -44,7 +44,7 @@ def unpack(words: np.ndarray, bits: int, axis: int, order: np.ndarray | None = N
 
 
 def grouped(shape: tuple[int, int], bits: int, numbers_of: Grouped, size: int, group: np.ndarray | None) -> Unpacked:
-    """A matrix of whole numbers times scales, both from `numbers_of`; a scale for `size` inputs; `group`: see scaled."""
+    """A matrix of whole numbers times scales, both from `numbers_of`; `size` inputs share one; `group`: see scaled."""
     in_order = group is None and size % 32 == 0
     return (shape, bits, lambda start, stop: scaled(*numbers_of(start, stop), group=group),
             (lambda start, stop: (*numbers_of(start, stop), None)) if in_order else None)
@@ -147,7 +147,8 @@ def block_of(settings: Settings, shape: tuple[int, int]) -> tuple[int, int]:
 def eight_bits(name: str, parts: Parts, settings: Settings) -> Unpacked:
     """W = (weight - zero point) * scale of its block. fp8's weight_scale_inv is a factor, too, despite its name."""
     shape, weight = matrix(name, "weight", parts), parts["weight"].data
-    factor, is_float = "weight_scale_inv" if "weight_scale_inv" in parts else "weight_scale", settings["type"] == "float"
+    factor = "weight_scale_inv" if "weight_scale_inv" in parts else "weight_scale"
+    is_float = settings["type"] == "float"
     expect(name, parts, {"weight": "F8_E4M3" if is_float else "I8", factor: f"{FLOATS} U8 F8_E8M0",
                          "weight_zero_point": "I8"}, {})
     block = block_of(settings, shape)
@@ -239,8 +240,8 @@ def pack_quantized(name: str, parts: Parts, settings: Settings) -> Unpacked:
     """
     bits, per_word = settings["bits"], 32 // settings["bits"]
     need(name, parts, "weight_shape", *["weight_g_idx"] * settings["act_order"])
-    expect(name, parts, {"weight_packed": "I32", "weight_shape": "I64", "weight_scale": FLOATS, "weight_zero_point": "I32"},
-           {"weight_shape": (2,)})
+    expect(name, parts, {"weight_packed": "I32", "weight_shape": "I64", "weight_scale": FLOATS,
+                         "weight_zero_point": "I32"}, {"weight_shape": (2,)})
     n_rows, n_columns = shape = int(parts["weight_shape"].data[0]), int(parts["weight_shape"].data[1])
     matrix(name, "weight_packed", parts)
     expect(name, parts, {}, {"weight_packed": (n_rows, -(-n_columns // per_word))})
@@ -320,7 +321,8 @@ def bitsandbytes(name: str, parts: Parts, _settings: Settings) -> Unpacked:
     absmax, numbers, nested_absmax, nested_numbers = (
         parts[f"weight.{part}"].data if f"weight.{part}" in parts else np.empty(0)
         for part in ("absmax", "quant_map", "nested_absmax", "nested_quant_map"))
-    codes = np.ascontiguousarray(parts["weight"].data).reshape(-1).view(np.uint8)
+    pair_of = np.stack([np.repeat(numbers, 16), np.tile(numbers, 16)], axis=1)  # the two numbers of each byte
+    codes = np.ascontiguousarray(parts["weight"].data).reshape(-1).view(np.uint8)  # of any dtype: "quant_storage"
     if len(codes) != -(-n_rows * n // 2):
         raise InputError(f"{name}.weight has {len(codes)} bytes, which doesn't fit the shape {shape}")
 
@@ -330,8 +332,7 @@ def bitsandbytes(name: str, parts: Parts, _settings: Settings) -> Unpacked:
         scales = absmax[blocks]
         if nested:
             scales = nested_numbers[scales] * nested_absmax[blocks // group] + offset
-        pairs = codes[first // 2:-(-end // 2)]
-        values = numbers[np.stack([pairs >> 4, pairs & 15], axis=1).reshape(-1)][:end - first]
+        values = pair_of.take(codes[first // 2:-(-end // 2)], axis=0).reshape(-1)[:end - first]
         return (values * np.repeat(scales, size)[first % size:][:end - first]).reshape(-1, n)
 
     return (n_rows, n), 4, rows, None
@@ -372,7 +373,7 @@ METHODS = {
     "auto-round": Method(("qweight",), GROUPS, ("g_idx",), auto_round, auto_round_schemes),
     "compressed-tensors": Method(("weight_scale",), ("weight_scale",), OPTIONAL, compressed, compressed_schemes),
     "modelopt": Method(("weight_scale",), ("weight_scale",), OPTIONAL, compressed, group_schemes),
-    "bitsandbytes": Method((*STATES, "SCB"), ("weight",), (*STATES, "SCB", *NESTED), bitsandbytes, lambda about: [{}]),
+    "bitsandbytes": Method((*STATES, "SCB"), ("weight",), (*STATES, "SCB", *NESTED), bitsandbytes, lambda _: [{}]),
 }
 # What is needed only to quantize activations or the KV cache: k_proj.k_scale, q_proj.input_zero_point, ...
 AT_RUN_TIME = re.compile(r".*\.(input|output|[qkv])(_global)?_(scale|zero_point)")
@@ -404,8 +405,8 @@ def unpacked(stored: Mapping[str, Tensor], method: str, schemes: list[Settings],
     """
     about = METHODS[method]
     tensors: dict[str, AnyTensor] = {name: tensor for name, tensor in stored.items() if not AT_RUN_TIME.fullmatch(name)}
-    for key, end in [(name, end) for name in stored for end in about.keys if name.endswith(f".{end}")]:
-        name = key.removesuffix(f".{end}")
+    found = {name.removesuffix(f".{end}"): end for name in stored for end in about.keys if name.endswith(f".{end}")}
+    for name, end in found.items():
         parts = {part: stored[f"{name}.{part}"] for part in about.parts + about.optional if f"{name}.{part}" in stored}
         if f"{name}.weight" in stored and "weight" not in parts:
             raise InputError(f"{folder}: {name} is there twice, as weight and as {end}")
@@ -427,11 +428,10 @@ def unpacked(stored: Mapping[str, Tensor], method: str, schemes: list[Settings],
 def with_any_scheme(function: Callable[[str, Parts, Settings], Unpacked], name: str, parts: Parts,
                     schemes: list[Settings]) -> Unpacked:
     """The matrix in the first scheme that its parts fit. Raises InputError, the first scheme's, if they fit none."""
-    first: InputError | None = None
+    errors = []
     for scheme in schemes:
         try:
             return function(name, parts, scheme)
         except InputError as error:
-            first = first or error
-    assert first is not None
-    raise first
+            errors.append(error)
+    raise errors[0]

@@ -63,9 +63,11 @@ def gptq_schemes(about: Settings) -> list[Settings]:
 def auto_round_schemes(about: Settings) -> list[Settings]:
     packing = about.get("packing_format", "auto")
     layout = PACKINGS.get(packing if isinstance(packing, str) else "")
-    if about.get("rotation_config") or about.get("data_type", "int") != "int" or layout is None:
-        raise ValueError(f"packing_format {brief(packing)}, data_type {brief(about.get('data_type'))}, rotation_config "
-                         f"{brief(about.get('rotation_config'))}; only {some(PACKINGS)} with 'int' and no rotation is")
+    plain: Settings = {"data_type": (None, "int"), "act_bits": (None, 16, 32), "rotation_config": (None, {}, "")}
+    if other := [f"{key} = {brief(about[key])}" for key, values in plain.items() if about.get(key) not in values]:
+        raise ValueError(f"{some(other)} isn't")
+    if layout is None:
+        raise ValueError(f"packing_format {brief(packing)}; only {some(PACKINGS, len(PACKINGS))} are")
     return (awq_schemes if layout == "awq" else gptq_schemes)({**about, "checkpoint_format": layout})
 
 

@@ -10,7 +10,7 @@ import tokenizers
 from qwen3 import DTYPES, Config, Folder, InputError, Tensor, checked_whole, config_of, rope_of
 from qwen3_lib.io.adapter import Adapted
 from qwen3_lib.io.errors import brief
-from qwen3_lib.io.formats import check_settings, unpacked
+from qwen3_lib.io.formats import Settings, check_settings, unpacked
 from qwen3_lib.io.gguf_file import gguf_json, is_embedder, is_gguf, map_gguf
 from qwen3_lib.io.hub import resolve_model
 from qwen3_lib.io.packed import Quantized, quantized_file
@@ -81,8 +81,8 @@ class Checkpoint(Folder):
         stored = {name.replace("_orig_mod.", ""): tensor for name, tensor in stored.items()}  # by torch.compile
         return unpacked(stored, *method, self.path) if method else split_experts(stored)
 
-    def quantization(self) -> tuple[str, dict[str, Any]] | None:
-        """The method of a published quantization and its settings, or None. Raises InputError for an unknown one."""
+    def quantization(self) -> tuple[str, list[Settings]] | None:
+        """The method of a published quantization and its schemes, or None. Raises InputError for an unknown one."""
         about = next(filter(None, map(self.json("config.json").get, QUANTIZATION)), None)
         return None if about is None else check_settings(about, self.path / "config.json")
 

@@ -9,12 +9,11 @@ Source: Li et al. 2025 (EAGLE-3).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from qwen3 import (CHUNK, DTYPES, Config, Folder, InputError, KVCache, Model, apply_rope, brief, checked_whole,
-                   config_of, linear, rms_norm, rope_tables, swiglu, to_float32)
+from qwen3 import (CHUNK, DTYPES, Config, Folder, InputError, KVCache, Model, Tensor, apply_rope, brief,
+                   checked_whole, config_of, linear, rms_norm, rope_tables, swiglu, to_float32)
 
 HEAD_DTYPES = DTYPES | {"I64": np.dtype("<i8"), "I32": np.dtype("<i4"), "BOOL": np.dtype("?")}
 UNKNOWN = ("norm_output", "norm_before_fc", "fc_norm")  # keys of later kinds of heads, which are refused
@@ -25,6 +24,7 @@ class Head:
     """A loaded head; `weights` by short names, like those of a decoder layer."""
     config: Config  # of a model with this one layer
     weights: dict[str, np.ndarray]
+    embedding: Tensor | None  # of its own, in the file; None: the model's
     layers: tuple[int, ...]  # of the model: the head takes the residual stream before each of them
     token_ids: np.ndarray  # of the model, for each row of lm_head
     norm_before_residual: bool
@@ -32,6 +32,11 @@ class Head:
     def fused(self, streams: dict[int, np.ndarray]) -> np.ndarray:
         """Layer -> residual stream [n, hidden_size] before it, of the model -> hidden [n, hidden_size]."""
         return linear(np.concatenate([streams[layer] for layer in self.layers], axis=-1), self.weights["fc"])
+
+    def embedded(self, model: Model, token_ids: np.ndarray) -> np.ndarray:
+        if self.embedding is None:
+            return model.engine.embeddings(model, token_ids)
+        return to_float32(self.embedding._replace(data=self.embedding.data[token_ids]))
 
     def forward(self, embedded: np.ndarray, hidden: np.ndarray, token_ids: np.ndarray, cache: KVCache) -> np.ndarray:
         """The layer: embedded, hidden [n, hidden_size] of new tokens [n] -> the last one's output [hidden_size]."""
@@ -93,20 +98,26 @@ def load_head(folder: Folder, model: Model) -> Head:
     layers = raw.get("eagle_aux_hidden_state_layer_ids") or [2, n // 2, n - 3]
     if not isinstance(layers, list) or len(layers) != 3 or not all(layer in range(n) for layer in layers):
         raise InputError(f"{file}: a head sees three layers of {model.path}, which has {n}, not {brief(repr(layers))}")
-    weights = tensors_of(folder, config, checked_whole("draft_vocab_size", raw.get("draft_vocab_size")
-                                                       or large.vocab_size, 1))
-    token_ids = np.arange(len(weights["lm_head"])) + weights.pop("d2t", np.int64(0))
+    rows = checked_whole(f"{file}: draft_vocab_size", raw.get("draft_vocab_size") or large.vocab_size, 1)
+    tensors = tensors_of(folder, config, rows)
+    embedding, token_ids = tensors.pop("embed_tokens", None), np.arange(rows)
+    if "d2t" in tensors:
+        token_ids += tensors.pop("d2t").data
     if token_ids.min() < 0 or token_ids.max() >= large.vocab_size:
         raise InputError(f"{folder.path}: d2t names tokens that {model.path} doesn't have")
-    return Head(config, weights, tuple(layers), token_ids, bool(raw.get("norm_before_residual")))
+    weights = {name: to_float32(tensor) for name, tensor in tensors.items()}
+    return Head(config, weights, embedding, tuple(layers), token_ids, bool(raw.get("norm_before_residual")))
 
 
-def tensors_of(folder: Folder, config: Config, rows: int) -> dict[str, np.ndarray]:
-    """The head's tensors by short names, float32; `rows` are lm_head's. Raises InputError for missing, misshapen and unknown ones."""
+def tensors_of(folder: Folder, config: Config, rows: int) -> dict[str, Tensor]:
+    """The head's tensors by short names; `rows` are lm_head's.
+
+    Raises InputError for missing, misshapen and unknown ones.
+    """
     d, inner, q_size = config.hidden_size, config.intermediate_size, config.num_attention_heads * config.head_dim
-    kv_size, tensors = config.num_key_value_heads * config.head_dim, dict[str, Any]()
-    for name, tensor in folder.stored(HEAD_DTYPES).items():  # midlayer.self_attn.q_proj.weight becomes q_proj
-        tensors[name.removesuffix(".weight").rpartition(".")[2]] = tensor
+    kv_size = config.num_key_value_heads * config.head_dim
+    tensors = {name.removesuffix(".weight").rpartition(".")[2]: tensor  # midlayer.self_attn.q_proj.weight: q_proj
+               for name, tensor in folder.stored(HEAD_DTYPES).items()}
     tensors.pop("t2d", None)  # which of the model's tokens the head knows: d2t says it, too
     shapes: dict[str, tuple[int, ...]] = {
         "fc": (d, 3 * d), "hidden_norm": (d,), "input_layernorm": (d,), "q_proj": (q_size, 2 * d),
@@ -119,4 +130,4 @@ def tensors_of(folder: Folder, config: Config, rows: int) -> dict[str, np.ndarra
         if found != shapes.get(name):
             raise InputError(f"{folder.path}: the tensor {name} of an EAGLE-3 head must be {shapes.get(name)}, "
                              f"not {found}")
-    return {name: to_float32(tensor) if name != "d2t" else tensor.data.astype(np.int64) for name, tensor in tensors.items()}
+    return tensors

@@ -158,9 +158,7 @@ class Eagle(Draft):
         return after[self.cache.length:]
 
     def logits_of(self, new: np.ndarray) -> np.ndarray:
-        own = self.head.weights.get("embed_tokens")
-        embedded = self.model.engine.embeddings(self.model, new) if own is None else own[new]
-        out = self.head.forward(embedded, self.last, new, self.cache)
+        out = self.head.forward(self.head.embedded(self.model, new), self.last, new, self.cache)
         self.last = out[None]
         return self.head.logits(out)
 

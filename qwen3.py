@@ -246,6 +246,7 @@ class KVCache:
     """
     form = "f32"  # the number format; faster engines have caches with smaller ones
     last = -1  # the row of a pass that the next token is drawn from; a cache of several sequences has one for each
+    watcher: Any = None  # a draft that sees the residual stream before its `layers`: see qwen3_lib/answers/guesses.py
 
     def __init__(self, config: Config, max_length: int | None = None):
         self.config, self.length = config, 0
@@ -282,8 +283,14 @@ class KVCache:
         window = self.config.windows[layer] if self.config.windows else 0
         return attention(q, self.k[layer, :, :end], self.v[layer, :, :end], window, self.config.causal)
 
-    def advance(self, token_ids: np.ndarray) -> None:
-        """Counts the new tokens [n] as filled."""
+    @property
+    def watched(self) -> Iterable[int]:
+        return self.watcher.layers if self.watcher else ()
+
+    def advance(self, token_ids: np.ndarray, streams: dict[int, np.ndarray] | None = None) -> None:
+        """Counts the new tokens [n] as filled; streams: the residual stream before each layer watched."""
+        if self.watcher and streams:
+            self.watcher.see(self.length, token_ids, streams)
         self.token_ids[self.length:self.length + len(token_ids)] = token_ids
         self.length += len(token_ids)
 
@@ -316,9 +323,12 @@ def hidden_states(model: Model, token_ids: TokenIds, cache: KVCache) -> np.ndarr
         now = slice(start, start + step)
         cos, sin = rope_tables(config, positions[now])
         x = w["embed_tokens"][ids[now]]  # [step, hidden_size]
+        streams: dict[int, Any] = dict.fromkeys(cache.watched)
         for i, layer in enumerate(w["layers"]):
+            if i in streams:
+                streams[i] = x
             x = decoder_layer(x, layer, config, cache, i, cos, sin)
-        cache.advance(ids[now])
+        cache.advance(ids[now], streams)
         out[now] = rms_norm(x, w["norm"], config.rms_norm_eps)
     return out
 
@@ -477,6 +487,7 @@ class Sequence:
     def resume(self, cache: KVCache) -> None:
         """Cuts the cache back to its common prefix with the prompt; the rest of the prompt is to be computed."""
         check_cache(self.model, cache)
+        cache.watcher = None
         cache.truncate(min(cache.common_prefix(self.prompt), len(self.prompt) - 1))  # the last token gives the logits
         self.new, self.limit = self.prompt[cache.length:], min(self.limit, cache.max_length - len(self.prompt))
 
@@ -784,6 +795,7 @@ class Engine:
     hidden_states: Callable[..., np.ndarray] = hidden_states
     head_rows: Callable[..., np.ndarray] = lambda model, token_ids: model.weights["lm_head"][token_ids]
     overflow: str = "a computation that overflowed float32"  # if logits aren't finite, but all weights are
+    embeddings: Callable[..., np.ndarray] = lambda model, token_ids: model.weights["embed_tokens"][token_ids]
 
 
 @dataclass(frozen=True, repr=False)

@@ -35,7 +35,8 @@ from qwen3_lib.io.errors import InputError
 outcomes = []
 for name, *options in json.loads(sys.argv[1]):
     try:
-        outcomes.append((str(resolve_model(name, offline="offline" in options)), ""))
+        files = {"files": ("config.json",)} if "head" in options else {}
+        outcomes.append((str(resolve_model(name, "offline" in options, **files)), ""))
     except InputError as error:
         outcomes.append((None, str(error)))
 print(json.dumps(outcomes))
@@ -179,6 +180,14 @@ def test_a_download_asks_for_what_is_needed_and_only_once(hub, get, get_all):
     found = get_all(("tiny/demo",), ("tiny/other",), before=IMPATIENT)
     assert found[0] == outcome
     assert_refused(found[1], "tiny/other: the download failed", "run the same command again")
+
+
+def test_a_head_needs_no_tokenizer(hub, get_all):
+    hub.models = {"tiny/head": {name: DEMO[name] for name in ("config.json", "model.safetensors")}}
+    head, again, model = get_all(("tiny/head", "head"), ("tiny/head", "head", "offline"), ("tiny/head",))
+    assert_complete(head, hub.models["tiny/head"])
+    assert again == head
+    assert_refused(model, "tiny/head: this is not a model folder", "tokenizer.json")
 
 
 def test_a_short_name_is_one_of_qwen(hub, get_all):

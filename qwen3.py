@@ -443,7 +443,7 @@ class Sequence:
     def __init__(self, model: Model, token_ids: TokenIds, max_new_tokens: int | None = None, seed: int | None = None,
                  eos_token_ids: Iterable[int] | None = None, **sampling: float | None):
         if model.embeds:
-            raise InputError(f"{model.path}: an embedding model gives vectors, not answers: use qwen3_embed.py")
+            raise InputError(f"{model.path}: an embedding model or classifier gives no answers: use qwen3_embed.py")
         self.model, self.prompt = model, checked_ids(token_ids, model.config.vocab_size)
         self.sampling, self.token_ids = model.sampling.updated(**sampling), list[int]()
         self.finish_reason: str | None = None
@@ -556,7 +556,8 @@ def chat(model: Model, messages: str | dict[str, Any] | list[dict[str, Any]], to
 ONLY = {"model_type": "qwen3", "hidden_act": "silu", "attention_bias": False, "qkv_bias": False, "mlp_bias": False,
         "use_qk_norm": True, "use_sliding_window": False, "shared_expert_intermediate_size": 0,
         "partial_rotary_factor": 1.0, "is_causal": True, "use_bidirectional_attention": False, "rope_type": "default"}
-LISTS = {"architectures": ("Qwen3ForCausalLM", "Qwen3Model"), "layer_types": ("full_attention",)}  # likewise
+LISTS = {"architectures": ("Qwen3ForCausalLM", "Qwen3Model", "Qwen3ForSequenceClassification",
+                           "Qwen3ForTokenClassification"), "layer_types": ("full_attention",)}  # likewise
 QUANTIZATION = ("quantization_config", "compression_config", "quantization")  # the last key is MLX's
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
          "num_key_value_heads", "head_dim")
@@ -708,7 +709,7 @@ class Folder:
         embedding, a model has no lm_head.weight here.
         """
         stored, shapes, tensors = self.stored(), tensor_shapes(config), {}
-        headless = "model.embed_tokens.weight" not in stored
+        headless = "model.embed_tokens.weight" not in stored or self.embeds()
         for name, shape in shapes.items():
             tensor = stored.get(name, stored.get(name.removeprefix("model.")))
             if tensor is None and not (name == "lm_head.weight" and (config.tie_word_embeddings or headless)):
@@ -726,6 +727,12 @@ class Folder:
 
     def tokenizer(self) -> Tokenizer:
         return load_tokenizer(self.path)
+
+    def embeds(self) -> bool:
+        """Whether config.json names no head for the next token, or sentence-transformers' files say how to pool."""
+        names, modules = self.json("config.json").get("architectures"), self.path / "modules.json"
+        return bool(names) and "ForCausalLM" not in str(names) or \
+            modules.is_file() and b"Pooling" in modules.read_bytes()
 
 
 def load_weights(folder: Folder, config: Config) -> dict[str, Any]:
@@ -766,7 +773,7 @@ class Model:
     eos_token_ids: tuple[int, ...]
     max_new_tokens: int | None
     engine: Engine
-    embeds: bool = False  # an embedding model, which gives vectors and can't answer: see qwen3_embed.py
+    embeds: bool = False  # an embedding model or classifier, which can't answer: see qwen3_embed.py
 
     @property
     def path(self) -> Path:
@@ -807,7 +814,7 @@ def load_model(name: str | Path, engine: Engine = Engine(), offline: bool = Fals
         longest = None if longest is None else checked_whole("max_new_tokens", longest, 1)
     except (InputError, TypeError) as error:
         raise InputError(f"{folder.path / 'generation_config.json'}: {error}") from error
-    embeds = "model.embed_tokens.weight" not in folder.stored() or tokenizer and bool(text_side.encode(""))
+    embeds = "model.embed_tokens.weight" not in folder.stored() or folder.embeds()
     weights = engine.load_weights(folder, config)
     return Model(folder, config, weights, text_side, sampling, ends, longest, engine, embeds)
 

@@ -60,6 +60,17 @@ def make_reranker(folder, shape=SHAPE, source=ROOT / "demo", dtype="float32", **
     return make_random_model(shape | {"vocab_size": n} | changes, folder, dtype, tokenizer=folder.parent / "none")
 
 
+def add_modules(folder, *modules, **pooling):
+    """Writes the files of sentence-transformers: these modules after the model, and pooling's settings."""
+    kinds = ["sentence_transformers.models.Transformer", "sentence_transformers.models.Pooling", *modules]
+    (folder / "modules.json").write_text(json.dumps([
+        {"idx": i, "name": str(i), "path": f"{i}_{kind.rpartition('.')[2]}" if i else "", "type": kind}
+        for i, kind in enumerate(kinds)]))
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / "1_Pooling/config.json").write_text(json.dumps({"word_embedding_dimension": 32} | pooling))
+    return folder
+
+
 def texts(rng, n, longest=40):
     """n texts of 1 to `longest` words."""
     return [" ".join(rng.choice(WORDS, rng.integers(1, longest + 1))) for _ in range(n)]

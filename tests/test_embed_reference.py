@@ -1,14 +1,16 @@
 """qwen3_embed.py against transformers and sentence-transformers in float32. Skipped where they aren't installed."""
 import json
+import shutil
 from functools import cache
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 import qwen3
 import qwen3_numba as fast
 from configs import ROOT, SHARED
-from embedders import AFTER, BEFORE, SHAPE, make_embedder, make_reranker, texts, tokenizer_of
+from embedders import AFTER, BEFORE, SHAPE, add_modules, make_embedder, make_reranker, texts, tokenizer_of
 from qwen3_embed import SEARCH, classify, embed, rerank
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[reference]'")
@@ -172,6 +174,40 @@ def test_prompts(st, body, tmp_path, include_prompt):
     np.testing.assert_allclose(embed(model, documents, prompt="query"), theirs.encode_query(documents), atol=2e-5)
     np.testing.assert_allclose(embed(model, documents, prompt="document"), theirs.encode_document(documents), atol=2e-5)
     assert np.abs(theirs.encode(documents) - theirs.encode_query(documents)).max() > 0.01
+
+
+@pytest.mark.parametrize("engine", ["NumPy", "fast"])
+@pytest.mark.parametrize("kind", ["voyage-4-nano", "pplx-embed"])
+def test_models_that_see_the_whole_text(engine, kind, body, tmp_path):
+    """The form of their files; transformers with a mask that hides nothing, and what their own code does after it."""
+    config, theirs = json.loads((body / "config.json").read_text()), transformers.AutoModel.from_pretrained(body).eval()
+    tensors = safetensors.numpy.load_file(body / "model.safetensors")
+    projection = np.random.default_rng(9).standard_normal((48, 32), np.float32)
+    if kind == "voyage-4-nano":
+        config |= {"architectures": ["Qwen3BidirectionalModel"], "use_bidirectional_attention": True, "num_labels": 48}
+        tensors = {f"model.{name}": tensor for name, tensor in tensors.items()} | {"linear.weight": projection}
+    else:
+        config |= {"architectures": ["PPLXQwen3Model"], "use_bidirectional_attention": True,
+                   "model_type": "bidirectional_pplx_qwen3"}
+    safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shutil.copy(body / "tokenizer.json", tmp_path)
+    add_modules(tmp_path, *(["sentence_transformers.models.Normalize"] if kind == "voyage-4-nano" else
+                            ["st_quantize.FlexibleQuantizer"]), pooling_mode_mean_tokens=True)
+    documents, expected = [*texts(np.random.default_rng(10), 7), " ".join(texts(np.random.default_rng(11), 40, 30))], []
+    for document in documents:
+        ids = tokenizer(body)(document, return_tensors="pt")["input_ids"]
+        everything = {"full_attention": torch.zeros(1, 1, ids.shape[1], ids.shape[1])}
+        with torch.no_grad():
+            expected.append(theirs(ids, attention_mask=everything).last_hidden_state[0].mean(0).numpy())
+    if kind == "voyage-4-nano":
+        expected = expected @ projection.T
+        expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+        np.testing.assert_allclose(embed(load(engine, tmp_path), documents), expected, atol=2e-5)
+    else:
+        vectors = embed(load(engine, tmp_path), documents)
+        np.testing.assert_allclose(vectors, 127 * np.tanh(expected), atol=0.51)  # rounded
+        np.testing.assert_array_equal(vectors, np.round(vectors))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

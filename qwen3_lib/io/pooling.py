@@ -62,10 +62,13 @@ def module_files(names: Iterable[str]) -> list[str]:
 def recipe_of(model: Model) -> Recipe:
     """The recipe of a model. Raises InputError for damaged files, and for modules that are not computed here."""
     folder, context, width = model.path, model.config.context_length, model.config.hidden_size
+    projection = model.folder.stored().get("linear.weight")  # in voyage-4-nano
     if not (folder / MODULES).is_file():
+        if projection is not None or not model.config.causal:
+            raise InputError(f"{folder}: there is no {MODULES}, so nothing says how this model's vectors are computed")
         return Recipe(width, context)
     steps, normalize = list[Step](), False
-    if (projection := model.folder.stored().get("linear.weight")) is not None:  # voyage-4-nano
+    if projection is not None:
         steps.append(dense(to_float32(projection), None, "Identity", width, folder))
         width = len(projection.data)
     _, (_, pooling_folder), *others = modules_of(folder)

@@ -214,7 +214,7 @@ def test_models_that_see_the_whole_text(engine, kind, body, tmp_path):
 # Classifiers
 # ----------------------------------------------------------------------------------------------------------------------
 
-def make_classifier(folder, kind, dtype=torch.float32, source=ROOT / "demo", ending=False, **changes):
+def their_classifier(folder, kind, dtype=torch.float32, source=ROOT / "demo", ending=False, **changes):
     """The folder of a random classifier -> transformers' model."""
     n = tokenizer_of(folder, source, ending)
     config = transformers.Qwen3Config(**WIDE | {"vocab_size": n, "pad_token_id": None} | changes)
@@ -232,7 +232,7 @@ def make_classifier(folder, kind, dtype=torch.float32, source=ROOT / "demo", end
     {"num_labels": 4, "problem_type": "multi_label_classification"}, {"num_labels": 2, "problem_type": "regression"}])
 def test_labels_of_texts(engine, changes, tmp_path):
     """The tokenizer's ending is the padding token here, so that the last token before it counts."""
-    theirs = make_classifier(tmp_path, "Qwen3ForSequenceClassification", ending=True, **changes)
+    theirs = their_classifier(tmp_path, "Qwen3ForSequenceClassification", ending=True, **changes)
     words = tokenizer(tmp_path)
     theirs.config.pad_token_id = words.pad_token_id
     theirs.save_pretrained(tmp_path)
@@ -246,7 +246,7 @@ def test_labels_of_texts(engine, changes, tmp_path):
 
 @pytest.mark.parametrize("engine", ["NumPy", "fast"])
 def test_labels_of_tokens(engine, tmp_path):
-    theirs = make_classifier(tmp_path, "Qwen3ForTokenClassification", id2label={0: "O", 1: "B-X", 2: "I-X"})
+    theirs = their_classifier(tmp_path, "Qwen3ForTokenClassification", id2label={0: "O", 1: "B-X", 2: "I-X"})
     pipeline = transformers.pipeline("token-classification", model=theirs, tokenizer=tokenizer(tmp_path), device="cpu",
                                      ignore_labels=[])
     documents, model = texts(np.random.default_rng(7), 8), load(engine, tmp_path)
@@ -262,7 +262,7 @@ def test_a_reranker_converted_to_a_classifier(engine, tmp_path):
     """In float16, as tomaarsen/Qwen3-Reranker-0.6B-seq-cls, with the official tokenizer where it is here."""
     official = SHARED / "tokenizer"
     source = official if official.exists() else ROOT / "demo"
-    theirs = make_classifier(tmp_path, "Qwen3ForSequenceClassification", torch.float16, source, num_labels=1,
+    theirs = their_classifier(tmp_path, "Qwen3ForSequenceClassification", torch.float16, source, num_labels=1,
                              **({"vocab_size": 151669, "hidden_size": 16} if official.exists() else {}))
     query, documents, ids = "how do bees find home?", texts(np.random.default_rng(8), 8), tokenizer(tmp_path)
     pairs = [(f"{BEFORE}<Instruct>: {SEARCH}\n<Query>: {query}\n", f"<Document>: {document}{AFTER}")
@@ -271,3 +271,45 @@ def test_a_reranker_converted_to_a_classifier(engine, tmp_path):
         expected = [torch.sigmoid(theirs(**ids(*pair, return_tensors="pt")).logits)[0, 0].item() for pair in pairs]
     assert np.ptp(expected) > 0.01
     np.testing.assert_allclose(rerank(load(engine, tmp_path), query, documents), expected, atol=1e-5)
+
+
+# As in Qwen3Guard-Gen: the conversation becomes one question, and the answer begins behind an empty thought.
+GUARD = """{%- set role = messages[-1].role | upper %}<|im_start|>user
+# Task: Assess THE LAST {{ role }} message in the conversation.
+
+<BEGIN UNSAFE CONTENT CATEGORIES>
+{%- for category in ["Violent", "PII"] + (["Jailbreak"] if role == "USER" else []) %}
+{{ category }}.
+{%- endfor %}
+<END UNSAFE CONTENT CATEGORIES>
+
+<BEGIN CONVERSATION>
+{%- for message in messages if message.content is string %}
+
+{{ message.role | upper }}: {{ message.content | trim }}
+{%- endfor %}
+
+<END CONVERSATION>
+{%- if role == "ASSISTANT" %}
+- The third line must be one of: 'Refusal: Yes', 'Refusal: No'.
+{%- endif %}<|im_end|>
+{% if add_generation_prompt %}<|im_start|>assistant
+<think>
+
+</think>
+
+{% endif %}"""
+
+
+@pytest.mark.parametrize("messages", [
+    [{"role": "user", "content": "How do bees sting?"}],
+    [{"role": "user", "content": " What is it? "}, {"role": "assistant", "content": "It is a bee.\n"}]])
+def test_a_guard_that_answers(messages, tmp_path):
+    """Qwen3Guard-Gen is a chat model; the last message may be an assistant's."""
+    folder = make_reranker(tmp_path)
+    (folder / "chat_template.jinja").write_text(GUARD)
+    answer = qwen3.chat(qwen3.load_model(folder), messages, max_new_tokens=3)
+    expected = tokenizer(folder).apply_chat_template(messages, chat_template=GUARD, tokenize=False,
+                                                       add_generation_prompt=True)
+    assert list(answer.prompt_ids) == tokenizer(folder).encode(expected)
+    assert ("Jailbreak" in expected) == (len(messages) == 1) and len(answer.finish().token_ids) == 3

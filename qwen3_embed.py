@@ -26,11 +26,12 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from qwen3 import InputError, Model, brief, checked_whole, load_model, softmax, to_float32
+from qwen3 import Config, Folder, InputError, Model, brief, checked_whole, load_model, softmax, to_float32
 from qwen3_lib.app.cli import guarded
 from qwen3_lib.app.files import read_text
 from qwen3_lib.app.options import Parser, add_engine_options, add_model_options, load, named_model
@@ -61,11 +62,11 @@ def embed(model: Model, texts: Iterable[str], instruction: str | None = None, di
     the model's own prompts instead; without either, its default prompt. Raises InputError for a model that is no
     embedding model, and for a text longer than the model's context; `truncate` cuts such a text instead.
     """
-    if not model.embeds or head_of(model):
+    if not model.embeds or head_of(model.folder, model.config):
         raise InputError(f"{model.path}: not an embedding model; take a model such as Qwen/Qwen3-Embedding-0.6B")
     if instruction is not None and prompt is not None:
         raise InputError("give an instruction or the name of a prompt, not both")
-    recipe = recipe_of(model)
+    recipe = recipe_of(model.folder, model.config)
     size = recipe.width if dimensions is None else dimensions
     if checked_whole("dimensions", size, 1) > recipe.width:
         raise InputError(f"dimensions must be at most {recipe.width}, not {size}")
@@ -94,7 +95,7 @@ def rerank(model: Model, query: str, documents: Iterable[str], instruction: str 
     with one label. Raises InputError for another model, and for a document longer than the context has room for;
     `truncate` cuts such a document instead.
     """
-    head = head_of(model)
+    head = head_of(model.folder, model.config)
     if model.embeds and not (head and head.kind == SEQUENCE and len(head.labels) == 1):
         raise InputError(f"{model.path}: an embedding model, not a reranker; compare the vectors of embed(), or take a "
                          "model such as Qwen/Qwen3-Reranker-0.6B")
@@ -170,7 +171,7 @@ def classify(model: Model, texts: Iterable[str], truncate: bool = False) -> list
     have several labels, or the model has only one. A reward model's reward is its one score. Raises InputError for a
     model without such a head, and for a text longer than the context; `truncate` cuts such a text instead.
     """
-    if (head := head_of(model)) is None:
+    if (head := head_of(model.folder, model.config)) is None:
         raise InputError(f"{model.path}: not a classifier: architectures in config.json is none of {', '.join(HEADS)}")
     texts = checked_texts(texts)
     bodies = [body_of(model, text) for text in texts]
@@ -216,18 +217,19 @@ class Head(NamedTuple):
         return sigmoid(scores) if self.kind == SEQUENCE and several else softmax(scores)
 
 
-def head_of(model: Model) -> Head | None:
+@lru_cache(maxsize=4)
+def head_of(folder: Folder, config: Config) -> Head | None:
     """The head of a classifier; None for other models. Raises InputError if its weights don't fit config.json."""
-    raw = model.folder.json("config.json")
+    raw = folder.json("config.json")
     if (kind := next((name for name in HEADS if name in str(raw.get("architectures"))), None)) is None:
         return None
-    stored, names = model.folder.stored(), raw.get("id2label")
+    stored, names = folder.stored(), raw.get("id2label")
     names = names if isinstance(names, dict) else {}
     weight, bias = stored.get("score.weight"), stored.get("score.bias")
     n = len(names) or raw.get("num_labels", 2)
-    if weight is None or weight.shape != (n, model.config.hidden_size) or (bias is not None and bias.shape != (n,)):
-        raise InputError(f"{model.path}: score.weight is missing, or has another shape than [{n}, "
-                         f"{model.config.hidden_size}], as config.json says")
+    if weight is None or weight.shape != (n, config.hidden_size) or (bias is not None and bias.shape != (n,)):
+        raise InputError(f"{folder.path}: score.weight is missing, or has another shape than [{n}, "
+                         f"{config.hidden_size}], as config.json says")
     labels = [str(names.get(str(i), f"LABEL_{i}")) for i in range(n)]
     return Head(kind, to_float32(weight), np.zeros(n, np.float32) if bias is None else to_float32(bias), labels,
                 raw.get("problem_type"), raw.get("pad_token_id"))
@@ -272,7 +274,7 @@ def pooled_states(model: Model, before: list[int], bodies: Sequence[list[int]], 
             together = Caches(caches, [lengths[i] for i in rows])
             x = model.engine.hidden_states(model, np.concatenate([texts[i][shared:] for i in rows]), together)
             for i, states in zip(rows, np.split(x, together.last[:-1] + 1)):
-                results.append(pool(np.concatenate([first, states]), texts[i]))
+                results.append(np.array(pool(np.concatenate([first, states]), texts[i])))  # a copy: states go
             bar.update(len(x))
     return results
 
@@ -375,12 +377,12 @@ def run(args: argparse.Namespace) -> int:
             for line, vector in zip(lines, vectors):
                 print_json({"text": line, "vector": np.round(vector.astype(np.float64), 7).tolist()})
         return 0
-    if model.embeds and head_of(model) is None:
+    if model.embeds and head_of(model.folder, model.config) is None:
         prompt = args.prompt or ("query" if args.instruction is None else None)
         query = embed(model, checked_texts([args.query], "the query"), args.instruction, args.dimensions, args.truncate,
                       prompt)
         documents = embed(model, lines, None, args.dimensions, args.truncate, "document")
-        compared = (lambda x: x) if recipe_of(model).dot else normalized
+        compared = (lambda x: x) if recipe_of(model.folder, model.config).dot else normalized
         scores = compared(documents) @ compared(query)[0]
     elif args.dimensions is not None or args.prompt is not None:
         raise InputError(f"--{'prompt' if args.dimensions is None else 'dimensions'}: {model.path} is no embedding "

@@ -141,6 +141,8 @@ def test_what_nothing_says_how_to_compute(tmp_path, model):
     assert_one_line(message_of(embed, model, ["a"], instruction="b", prompt="query"), "not both")
     whole = make_embedder(tmp_path / "whole", architectures=None, is_causal=False)
     assert_one_line(message_of(embed, qwen3.load_model(whole), ["a"]), "no modules.json")
+    jina = make_embedder(tmp_path / "jina", architectures=["JinaEmbeddingsV5Model"], model_type="jina_embeddings_v5")
+    assert_one_line(message_of(embed, qwen3.load_model(jina), ["a"]), "--adapter", "adapters/retrieval")
     guard = make_embedder(tmp_path / "guard")
     edit_json(guard / "config.json", {"architectures": ["Qwen3ForGuardModel"]})
     assert_one_line(message_of(qwen3.load_model, guard), "Qwen3ForGuardModel")

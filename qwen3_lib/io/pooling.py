@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from qwen3 import Model, checked_whole, map_safetensors, to_float32
+from qwen3 import Config, Folder, checked_whole, map_safetensors, to_float32
+from qwen3_lib.io.adapter import Adapted
 from qwen3_lib.io.errors import InputError, brief, parse_json, read_json_object, some
 
 MODULES, PROMPTS, LENGTHS = VECTOR_FILES = ("modules.json", "config_sentence_transformers.json",
@@ -21,8 +23,6 @@ MODULES, PROMPTS, LENGTHS = VECTOR_FILES = ("modules.json", "config_sentence_tra
 POOLINGS = {"lasttoken": "pooling_mode_lasttoken", "mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}
 ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"Identity": lambda x: x, "Tanh": np.tanh}
 Step = Callable[[np.ndarray], np.ndarray]  # [n, inputs] -> [n, outputs]
-
-
 SEARCH = "Given a web search query, retrieve relevant passages that answer the query"  # the instruction for a search
 
 
@@ -59,12 +59,15 @@ def module_files(names: Iterable[str]) -> list[str]:
     return sorted(name for name in names if re.fullmatch(r"\d+_\w+/(config\.json|model\.safetensors)", name))
 
 
-def recipe_of(model: Model) -> Recipe:
+@lru_cache(maxsize=4)
+def recipe_of(source: Folder, config: Config) -> Recipe:
     """The recipe of a model. Raises InputError for damaged files, and for modules that are not computed here."""
-    folder, context, width = model.path, model.config.context_length, model.config.hidden_size
-    projection = model.folder.stored().get("linear.weight")  # in voyage-4-nano
+    folder, context, width = source.path, config.context_length, config.hidden_size
+    projection = source.stored().get("linear.weight")  # in voyage-4-nano
+    if source.json("config.json").get("model_type") == "jina_embeddings_v5" and not isinstance(source, Adapted):
+        raise InputError(f"{folder}: give one of its adapters, such as --adapter {folder / 'adapters/retrieval'}")
     if not (folder / MODULES).is_file():
-        if projection is not None or not model.config.causal:
+        if projection is not None or not config.causal:
             raise InputError(f"{folder}: there is no {MODULES}, so nothing says how this model's vectors are computed")
         return Recipe(width, context)
     steps, normalize = list[Step](), False

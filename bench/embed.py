@@ -51,8 +51,8 @@ class OurEngine:
 
     def embed(self, texts: list[list[int]]) -> np.ndarray:
         from qwen3_embed import pooled_states
-        return pooled_states(self.model, [], texts, [], False, 0, self.model.config.context_length,
-                             lambda states, ids: states[-1])
+        return np.array(pooled_states(self.model, [], texts, [], False, 0, self.model.config.context_length,
+                                      lambda states, ids: states[-1]))
 
 
 class TorchEngine:

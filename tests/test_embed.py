@@ -186,10 +186,11 @@ def test_a_text_has_the_same_vector_whatever_is_beside_it(model, judge, some_tex
 
 
 @pytest.mark.parametrize("quantize", [None, "int8", "int4"])
-def test_the_fast_engine_gives_the_same_bits_in_a_batch(quantize, embedder, reranker, some_texts):
+def test_the_fast_engine_gives_the_same_bits_in_a_batch(quantize, embedder, reranker, some_texts, tmp_path):
     fast = pytest.importorskip("qwen3_numba", reason="numba is not installed")
-    model, judge = (fast.load_model(folder, quantize, threads=2) for folder in (embedder, reranker))
-    for task in (None, SEARCH):
+    mean = add_modules(make_embedder(tmp_path), pooling_mode_mean_tokens=True)
+    model, judge, mean = (fast.load_model(folder, quantize, threads=2) for folder in (embedder, reranker, mean))
+    for model, task in ((model, None), (model, SEARCH), (mean, SEARCH)):
         np.testing.assert_array_equal(embed(model, some_texts, task),
                                       [embed(model, [text], task)[0] for text in some_texts])
     np.testing.assert_array_equal(rerank(judge, QUERY, some_texts),

@@ -469,7 +469,7 @@ class Sequence:
     def __init__(self, model: Model, token_ids: TokenIds, max_new_tokens: int | None = None, seed: int | None = None,
                  eos_token_ids: Iterable[int] | None = None, **sampling: float | None):
         if model.embeds:
-            raise InputError(f"{model.path}: an embedding model gives vectors, not answers: use qwen3_embed.py")
+            raise InputError(f"{model.path}: an embedding model or classifier gives no answers: use qwen3_embed.py")
         self.model, self.prompt = model, checked_ids(token_ids, model.config.vocab_size)
         self.sampling, self.token_ids = model.sampling.updated(**sampling), list[int]()
         self.finish_reason: str | None = None
@@ -747,7 +747,7 @@ class Folder:
         embedding, a model has no lm_head.weight here.
         """
         stored, shapes, tensors = self.stored(), tensor_shapes(config), {}
-        headless = "model.embed_tokens.weight" not in stored
+        headless = "model.embed_tokens.weight" not in stored or self.embeds()
         for name, shape in shapes.items():
             tensor = stored.get(name, stored.get(name.removeprefix("model.")))
             if tensor is None and not (name == "lm_head.weight" and (config.tie_word_embeddings or headless)):
@@ -768,6 +768,12 @@ class Folder:
 
     def tokenizer(self) -> Tokenizer:
         return load_tokenizer(self.path)
+
+    def embeds(self) -> bool:
+        """Whether config.json names no head for the next token, or sentence-transformers' files say how to pool."""
+        names, modules = self.json("config.json").get("architectures"), self.path / "modules.json"
+        return bool(names) and "ForCausalLM" not in str(names) or \
+            modules.is_file() and b"Pooling" in modules.read_bytes()
 
 
 def load_weights(folder: Folder, config: Config) -> dict[str, Any]:
@@ -809,7 +815,7 @@ class Model:
     eos_token_ids: tuple[int, ...]
     max_new_tokens: int | None
     engine: Engine
-    embeds: bool = False  # an embedding model, which gives vectors and can't answer: see qwen3_embed.py
+    embeds: bool = False  # an embedding model or classifier, which can't answer: see qwen3_embed.py
 
     @property
     def path(self) -> Path:
@@ -842,7 +848,7 @@ def load_model(name: str | Path, engine: Engine = Engine(), offline: bool = Fals
                          "qwen3.py needs the folder qwen3_lib beside it")
     config, text_side = folder.config(), folder.tokenizer() if tokenizer else NoTokenizer()
     sampling, longest, ends = generation_defaults(folder)
-    embeds = "model.embed_tokens.weight" not in folder.stored() or os.path.isfile(folder.path / "modules.json")
+    embeds = "model.embed_tokens.weight" not in folder.stored() or folder.embeds() or not config.causal
     weights = engine.load_weights(folder, config)
     return Model(folder, config, weights, text_side, sampling, ends or config.eos_token_ids, longest, engine, embeds)
 

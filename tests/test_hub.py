@@ -264,6 +264,17 @@ def test_a_hub_that_does_not_answer(hub, get):
     assert time.monotonic() - start < 20
 
 
+def test_the_files_of_sentence_transformers(hub, get_all):
+    """Without them, vectors would be computed in another way."""
+    modules = {name: b"{}" for name in ("1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors",
+                                        "config_sentence_transformers.json", "modules.json",
+                                        "sentence_bert_config.json")}
+    hub.models = {"tiny/embedder": DEMO | modules | USELESS | {"openvino/model.safetensors": b""}}
+    [(folder, message)] = get_all(("tiny/embedder",))
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert message == "" and files == {*NEEDED, *modules}
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # What goes wrong
 # ----------------------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from types import ModuleType
 
 from qwen3_lib.io.errors import InputError, brief, read_json_object, some
 from qwen3_lib.io.gguf_file import gguf_json, is_gguf
+from qwen3_lib.io.pooling import VECTOR_FILES, module_files
 
 SHORT_NAMES = {size: f"Qwen/Qwen3-{size}" for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B")}
 SPELLING = {part.lower(): part for part in (  # the hub's cache, unlike the hub, tells 0.6b from 0.6B
@@ -25,7 +26,7 @@ SPELLING = {part.lower(): part for part in (  # the hub's cache, unlike the hub,
     "FP8", "AWQ", "GPTQ", "GGUF", "Int4", "Int8")}
 CONFIG, TOKENIZER, WEIGHTS = "config.json", "tokenizer.json", "model.safetensors"
 INDEX = "model.safetensors.index.json"  # lists the shards, the files of weights in several files
-OPTIONAL = ("generation_config.json", "tokenizer_config.json", "chat_template.jinja")
+OPTIONAL = ("generation_config.json", "tokenizer_config.json", "chat_template.jinja", *VECTOR_FILES)
 NAME = r"[A-Za-z0-9_][A-Za-z0-9_.+=-]*"  # of a file, never of a path
 
 
@@ -216,7 +217,7 @@ def download(hub: ModuleType, repo_id: str, quantization: str, needed: tuple[str
         raise InputError(f"{repo_id}: this is not a model folder: the hub has no {min(absent)} of it")
     folder = Path(hub.hf_hub_download(repo_id, CONFIG)).parent
     commit = folder.name  # all others from the same one, even if a new one is published meanwhile
-    for file in (file for file in (TOKENIZER, *OPTIONAL, INDEX) if file in files):
+    for file in (*(file for file in (TOKENIZER, *OPTIONAL, INDEX) if file in files), *module_files(files)):
         hub.hf_hub_download(repo_id, file, revision=commit)
     weights = [WEIGHTS] if WEIGHTS in files else weight_files(folder)
     if not files.issuperset(weights or [""]):

@@ -36,11 +36,11 @@ def load_config(path: str | Path) -> Config:
 
 
 EXPERT_SIZES = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}  # if absent
-MODEL_TYPES = ("qwen3", "qwen3_moe", "bidirectional_pplx_qwen3")
+MODEL_TYPES = ("qwen3", "qwen3_moe", "bidirectional_pplx_qwen3", "jina_embeddings_v5")
 QUANTIZATION = ("quantization_config", "compression_config", "quantization")  # the last key is MLX's
 # What a model may be besides Qwen3ForCausalLM and Qwen3Model; qwen3_embed.py has the heads for classes.
 ARCHITECTURES = ("Qwen3MoeForCausalLM", "Qwen3MoeModel", "Qwen3ForSequenceClassification",
-                 "Qwen3ForTokenClassification")
+                 "Qwen3ForTokenClassification", "JinaEmbeddingsV5Model")
 
 
 class Checkpoint(Folder):

@@ -782,21 +782,23 @@ BUNDLED = HERE / "demo" if (HERE / "demo").is_dir() else LIBRARY / "demo"  # the
 
 
 def load_model(name: str | Path, engine: Engine = Engine(), offline: bool = False, tokenizer: bool = True,
-               adapter: str | Path | None = None) -> Model:
+               adapter: str | Path | list[str | Path] | None = None) -> Model:
     """Loads a folder with config.json, tokenizer.json and *.safetensors as published on Hugging Face.
 
     With qwen3_lib beside this file, `name` may also be a GGUF file, or a model on the hub (Qwen/Qwen3-0.6B, or 0.6B for
     short), which is taken from the hub's cache or, unless `offline`, downloaded into it; `adapter` is the folder of a
-    LoRA adapter. With tokenizer=False, the folder needs no tokenizer, and the model takes and gives only token ids.
+    LoRA adapter, or a list of folders, "folder:0.5" for half of its changes. With tokenizer=False, the folder needs no
+    tokenizer, and the model takes and gives only token ids.
     Raises InputError, one line that names the file, for anything missing, damaged or unsupported.
     """
     folder = Folder(Path(os.path.expanduser(name)))
-    if adapter is not None or not folder.is_plain():
+    adapters = adapter if isinstance(adapter, list) else [] if adapter is None else [adapter]
+    if adapters or not folder.is_plain():
         if not LIBRARY.is_dir():
             raise InputError(f"{name}: not a folder with config.json and *.safetensors of a dense, unquantized Qwen3; "
                              "for other models, qwen3.py needs the folder qwen3_lib beside it")
         from qwen3_lib.io.models import open_model
-        folder = open_model(str(name), offline, adapter)
+        folder = open_model(str(name), offline, adapters)
     config, text_side = folder.config(), folder.tokenizer() if tokenizer else NoTokenizer()
     raw = folder.json("generation_config.json")
     try:  # as in transformers: without do_sample greedy, with it top_k 50 unless given

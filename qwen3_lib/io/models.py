@@ -1,5 +1,6 @@
 """Models that aren't a plain folder: names on the hub, GGUF files, published quantizations, scaled RoPE, adapters."""
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,17 @@ from qwen3_lib.io.tensors import PACKED_DTYPES
 from tokenizer_utils import Tokenizer, library_errors, make_tokenizer
 
 
-def open_model(name: str, offline: bool = False, adapter_folder: str | Path | None = None) -> Folder:
+def open_model(name: str, offline: bool = False, adapters: Sequence[str | Path] = ()) -> Folder:
     """The model of this name. Raises InputError where there is none, and for a folder without a model."""
     path = resolve_model(name, offline)
-    folder = GGUFFile(path) if is_gguf(path) else Checkpoint(path)
+    folder: Folder = GGUFFile(path) if is_gguf(path) else Checkpoint(path)
     if (quantized := quantized_file(path)) is not None:
-        if adapter_folder is not None:
+        if adapters:
             raise InputError(f"{path}: packed weights take no adapter; quantize the original with --adapter")
         return Quantized(folder, *quantized)
-    return folder if adapter_folder is None else Adapted(folder, Path(adapter_folder))
+    for adapter in adapters:
+        folder = Adapted(folder, adapter)
+    return folder
 
 
 def load_config(path: str | Path) -> Config:

@@ -237,6 +237,8 @@ def assert_both_engines_give(expected, path, adapter):
     (BASE, {"use_rslora": True, "target_modules": r".*\.[01]\..*_proj|.*tokens", "exclude_modules": ["o_proj"]}, {}),
     (UNTIED, {"target_modules": "all-linear"}, {"target_modules": "all-linear"}),
     (BASE, {"target_modules": ["q_proj"], "layers_to_transform": 1, "layers_pattern": "layers"}, {}),
+    (BASE | {"attention_bias": True}, {"lora_bias": True, "target_modules": ["q_proj", "o_proj"]}, {}),
+    (BASE, {"lora_bias": True, "target_modules": ["k_proj", "v_proj"]}, {}),
     (BASE, {"init_lora_weights": "pissa", "target_modules": [*ALL[:-1]]}, {}),
     (UNTIED, {"init_lora_weights": "olora", "target_modules": [*ALL[:-2]]}, {}),
     (BASE, {"modules_to_save": ["norm", "embed_tokens", "lm_head", "k_proj"]}, {}),
@@ -245,8 +247,9 @@ def assert_both_engines_give(expected, path, adapter):
     (SMALL_MOE, {"target_modules": ["q_proj"], "target_parameters": EXPERTS[:1], "alpha_pattern": {EXPERTS[0]: 9}}, {}),
     (SMALL_MOE, {"target_modules": [], "target_parameters": [EXPERTS[1], "gate.weight", "q_proj.weight"]}, {}),
     (BASE, {}, {"target_modules": ["k_proj", "embed_tokens"], "layers_to_transform": [1]})],
-    ids=["all", "kept tied", "DoRA, patterns", "a regular expression", "all-linear", "a layer", "PiSSA", "OLoRA",
-         "whole modules", "an embedding", "experts", "half of the experts", "parameters", "more tensors than named"])
+    ids=["all", "kept tied", "DoRA, patterns", "a regular expression", "all-linear", "a layer", "more biases",
+         "biases", "PiSSA", "OLoRA", "whole modules", "an embedding", "experts", "half of the experts", "parameters",
+         "more tensors than named"])
 def test_files_that_peft_writes(shape, options, edits, tmp_path):
     path = make_random_model(shape, tmp_path / "model", "float32")
     save_with_peft(path, tmp_path / "adapter", **options)
@@ -316,7 +319,8 @@ def test_an_adapter_with_a_classification_head(tmp_path):
 
 @pytest.mark.parametrize("changes, words", [
     ({"peft_type": "IA3"}, ["peft_type", "IA3"]), ({"peft_type": REMOVED}, ["peft_type"]),
-    ({"use_dora": True}, ["lora_magnitude_vector of", "absent"]), ({"lora_bias": True}, ["lora_bias"]),
+    ({"use_dora": True}, ["lora_magnitude_vector or bias of", "absent"]),
+    ({"layer_replication": [[0, 1]]}, ["layer_replication"]), ({"modules_to_save": "norm"}, ["modules_to_save"]),
     ({"target_modules": 1.5}, ["target_modules"]), ({"target_modules": "*q"}, ["*q is no regular expression"]),
     ({"target_modules": ["x_proj"]}, ["no tensors that adapter_config.json names"]),
     ({"rank_pattern": {"q_proj": 3}}, ["rank 4", "says 3"]), ({"rank_pattern": ["q_proj"]}, ["rank_pattern"]),
@@ -346,7 +350,6 @@ HEAD = "base_model.model.lm_head.base_layer.weight"
     (lambda tensors: tensors.update({A: tensors[A][:2]}), ["don't belong together"]),
     (lambda tensors: tensors.update({A: tensors[A][:0], A.replace("_A", "_B"): np.ones((32, 0), np.float32)}),
      ["don't belong together"]),
-    (lambda tensors: tensors.update({A.replace("_A", "_A.default"): tensors[A]}), ["two lora_A", "q_proj"]),
     (lambda tensors: tensors.update({HEAD: np.ones((8, 32), np.float32)}), ["another model", "lm_head"]),
     (lambda tensors: tensors.update({A: tensors[A] * np.nan}), ["NaN", "q_proj"]),
     (lambda tensors: tensors.update({A.replace("_A", "_B"): tensors[A.replace("_A", "_B")] * np.nan}), ["NaN", "q_proj"]),
@@ -356,6 +359,13 @@ HEAD = "base_model.model.lm_head.base_layer.weight"
 def test_tensors_that_are_no_plain_adapter(folders, change, words):
     with_adapter_tensors(folders[1], change)
     assert_one_line(message_of(qwen3.load_model, folders[0], adapter=folders[1]), *words)
+
+
+def test_biases_outside_attention(folders):
+    edit_json(folders[1] / "adapter_config.json", {"lora_bias": True})
+    bias = {"base_model.model.model.layers.0.mlp.up_proj.lora_B.bias": np.ones(64, np.float32)}
+    with_adapter_tensors(folders[1], lambda tensors: tensors.update(bias))
+    assert_one_line(message_of(qwen3.load_model, folders[0], adapter=folders[1]), "lora_bias", "layers.0.mlp.up_proj")
 
 
 def test_an_adapter_of_another_model(folders, tmp_path):

@@ -12,22 +12,23 @@ the head together with the embedding.
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from qwen3 import DTYPES, Config, Folder, Tensor, checked_number, checked_whole, map_safetensors, to_float32
-from qwen3_lib.io.adapter_config import (CONFIG, FUSED, STARTS, Settings, is_target, key_of, number_of,
-                                          read_settings)
+from qwen3 import (DTYPES, Config, Folder, Tensor, checked_number, checked_whole, map_safetensors, tensor_shapes,
+                   to_float32)
+from qwen3_lib.io.adapter_config import CONFIG, FUSED, STARTS, Settings, is_target, key_of, number_of, read_settings
 from qwen3_lib.io.errors import InputError, brief
 from qwen3_lib.io.tensors import BLOCK, AnyTensor, PackedTensor, rows_of
 from tokenizer_utils import Tokenizer
 
 WEIGHTS = "adapter_model.safetensors"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-LORA = re.compile(r"(.+)\.lora_(A|B|embedding_A|embedding_B|magnitude_vector)(?:\.default)?(?:\.weight)?")
+LORA = re.compile(r"(.+)\.lora_(A|B|embedding_A|embedding_B|magnitude_vector)(?:\.default)?(?:\.weight|(\.bias))?")
 
 
 class Adapted(Folder):
@@ -46,7 +47,8 @@ class Adapted(Folder):
         return self.base.json(name)
 
     def config(self) -> Config:
-        return self.base.config()
+        settings, config = read_settings(self.adapter / CONFIG), self.base.config()
+        return replace(config, attention_bias=config.attention_bias or bool(settings.get("lora_bias")))
 
     def tokenizer(self) -> Tokenizer:
         return self.base.tokenizer()
@@ -66,16 +68,16 @@ class Adapted(Folder):
 
         Raises InputError for an adapter of another kind or of another model.
         """
-        settings, stored = read_settings(self.adapter / CONFIG), self.base.tensors(config)
+        settings, stored = read_settings(self.adapter / CONFIG), self.base.tensors(self.base.config())
         tensors, tied = {HEAD: stored[EMBEDDING]} | stored, HEAD not in stored
         copies, whole, small = sort_tensors(self.files(), settings)
         changes = dict(changes_of(self, small, settings, config.num_experts))
         found: list[tuple[str, Any]] = [*copies.items(), *whole.items(), *changes.items()]
         for name, change in found:
-            if name not in tensors or tensors[name].shape != change.shape:
-                there = list(tensors[name].shape) if name in tensors else "it is absent"
+            there = tensors[name].shape if name in tensors else None
+            if there != change.shape:
                 raise InputError(f"{self.adapter}: an adapter for another model: {brief(name)} has the shape "
-                                 f"{list(change.shape)}, in the base {there}")
+                                 f"{list(change.shape)}, in the base {list(there) if there else 'it is absent'}")
         if not changes and not whole:
             raise InputError(f"{self.adapter}: there are no tensors that {CONFIG} names")
         first, start = not isinstance(self.base, Adapted), settings.get("init_lora_weights")
@@ -91,6 +93,14 @@ class Adapted(Folder):
             if start in STARTS and name != EMBEDDING and name not in copies:
                 tensors[name] = adapted(tensors[name], start_of(tensors[name], change, start))
             tensors[name] = adapted(tensors[name], change)
+        biases = {name.removesuffix("weight") + "bias": change.scale * change.bias for name, change in changes.items()
+                  if change.bias is not None and change.bias.any()}
+        shapes = {name: shape for name, shape in tensor_shapes(config).items() if name.endswith(".bias")}
+        if outside := biases.keys() - shapes.keys():
+            raise InputError(f"{self.adapter}: lora_bias is supported in attention only, not {brief(min(outside))}")
+        for name, shape in shapes.items():
+            bias = biases.get(name, np.zeros(shape)) + (to_float32(tensors[name]) if name in tensors else 0)
+            tensors[name] = Tensor("F32", bias.astype(np.float32), stored[EMBEDDING].mapping)
         if tied and (settings.get("ensure_weight_tying") or tensors[HEAD] is tensors[EMBEDDING]):
             del tensors[HEAD]
         return tensors
@@ -105,28 +115,26 @@ class Change(NamedTuple):
     scale: float
     lengths: np.ndarray | None = None  # float32 [outputs], or [inputs] if by_column. Source: Liu et al. 2024 (DoRA)
     by_column: bool = False
+    bias: np.ndarray | None = None  # float32 [outputs], added with the scale to the outputs
 
     @property
     def shape(self) -> tuple[int, int]:
         return len(self.b), self.a.shape[1]
 
 
-Groups = dict[str, dict[str, Tensor]]
+Tensors = dict[str, Tensor]
 
 
-def sort_tensors(files: dict[str, Tensor],
-                 settings: Settings) -> tuple[dict[str, Tensor], dict[str, Tensor], Groups]:
+def sort_tensors(files: Tensors, settings: Settings) -> tuple[Tensors, Tensors, dict[str, Tensors]]:
     """(copies of the base's tensors, tensors in place of the base's, module -> its small matrices) of an adapter.
 
     The first two by the base's names, the modules as in the file. Without tensors that peft ignores.
     """
-    copies, whole, small = dict[str, Tensor](), dict[str, Tensor](), Groups()
+    copies, whole, small = Tensors(), Tensors(), dict[str, Tensors]()
     for name, tensor in files.items():
         bare = name.replace(".base_layer.", ".")
         if (found := LORA.fullmatch(name)) is not None:
-            if found[2] in (group := small.setdefault(found[1], {})):
-                raise InputError(f"{WEIGHTS}: there are two lora_{found[2]} for {brief(found[1])}")
-            group[found[2]] = tensor
+            small.setdefault(found[1], {})[found[2] + (found[3] or "")] = tensor
         elif (bare != name) == is_target(bare.rpartition(".")[0], settings) and not name.startswith("score.") \
                 and ".lora_" not in name:
             (copies if bare != name else whole)[full_name(bare)] = tensor
@@ -138,7 +146,8 @@ def full_name(name: str) -> str:
     return f"model.{name}" if name.split(".")[0] in ("layers", "embed_tokens", "norm") else name
 
 
-def changes_of(adapter: Adapted, small: Groups, settings: Settings, experts: int) -> Iterator[tuple[str, Change]]:
+def changes_of(adapter: Adapted, small: dict[str, Tensors], settings: Settings,
+               experts: int) -> Iterator[tuple[str, Change]]:
     """(name of the base's tensor, its change). Raises InputError for matrices that aren't as adapter_config.json says.
 
     `experts`: the number of experts, whose matrices are stacked where peft changes the tensors of all together.
@@ -147,7 +156,7 @@ def changes_of(adapter: Adapted, small: Groups, settings: Settings, experts: int
     for module, parts in small.items():
         if (key := key_of(module, settings)) is None:
             continue
-        if any(tensor.data.ndim != 1 + (part != "magnitude_vector") for part, tensor in parts.items()):
+        if any(tensor.data.ndim != 1 + part.endswith(("A", "B")) for part, tensor in parts.items()):
             raise InputError(f"{folder}: a tensor of {brief(module)} is no matrix of a LoRA adapter")
         arrays, embedding = {part: to_float32(tensor) for part, tensor in parts.items()}, "embedding_A" in parts
         if not all(np.isfinite(array).all() for array in arrays.values()):
@@ -167,10 +176,12 @@ def changes_of(adapter: Adapted, small: Groups, settings: Settings, experts: int
                              f"{f' for each of {experts} experts' if fused else ''}")
         scale = adapter.weight * alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
         lengths = arrays.get("magnitude_vector") if settings.get("use_dora") else None
-        if settings.get("use_dora") and (lengths is None or len(lengths) != (a.shape[1] if embedding else len(b))):
-            raise InputError(f"{folder}: lora_magnitude_vector of {brief(module)} is absent or of another length")
+        bias = arrays.get("B.bias") if settings.get("lora_bias") else None
+        if settings.get("use_dora") and (lengths is None or len(lengths) != (a.shape[1] if embedding else len(b))) or \
+                bias is not None and len(bias) != len(b):
+            raise InputError(f"{folder}: lora_magnitude_vector or bias of {brief(module)} is absent or too long")
         if not fused:
-            yield f"{name}.weight", Change(a, b, scale, lengths, embedding)
+            yield f"{name}.weight", Change(a, b, scale, lengths, embedding, bias)
         for expert in range(experts if fused else 0):
             rows = np.array_split(b[:, expert::experts], len(FUSED[parameter]))
             for projection, some_rows in zip(FUSED[parameter], rows):

@@ -17,8 +17,8 @@ TYPES = {"rank_pattern": dict, "alpha_pattern": dict, "layers_to_transform": int
          "modules_to_save": list}
 FLAGS, STARTS = (None, False, True), ("pissa", "olora")
 # Other beginnings than these (LoftQ, CorDA, ...) change the base model in a way that can't be computed from it.
-ONLY = {"peft_type": ("LORA",), "use_rslora": FLAGS, "use_dora": FLAGS, "ensure_weight_tying": FLAGS,
-        "init_lora_weights": (*FLAGS, "gaussian", "orthogonal", "eva", *STARTS)}
+ONLY = {"peft_type": ("LORA",), "use_rslora": FLAGS, "use_dora": FLAGS, "lora_bias": FLAGS,
+        "ensure_weight_tying": FLAGS, "init_lora_weights": (*FLAGS, "gaussian", "orthogonal", "eva", *STARTS)}
 FUSED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}  # all experts in one tensor
 Settings = dict[str, Any]
 

@@ -232,6 +232,7 @@ def assert_both_engines_give(expected, path, adapter):
 @pytest.mark.parametrize("shape, options, edits", [
     (BASE, {}, {}),
     (BASE, {"ensure_weight_tying": True}, {}),
+    (BASE, {"ensure_weight_tying": True, "use_dora": True, "target_modules": ["embed_tokens", "q_proj"]}, {}),
     (UNTIED, {"use_dora": True, "rank_pattern": {"q_proj": 2, r".*\.0\.mlp\.up_proj": 5},
               "alpha_pattern": {"layers.1.self_attn.q_proj": 3, "down_proj": 1}}, {}),
     (BASE, {"use_rslora": True, "target_modules": r".*\.[01]\..*_proj|.*tokens", "exclude_modules": ["o_proj"]}, {}),
@@ -247,7 +248,7 @@ def assert_both_engines_give(expected, path, adapter):
     (SMALL_MOE, {"target_modules": ["q_proj"], "target_parameters": EXPERTS[:1], "alpha_pattern": {EXPERTS[0]: 9}}, {}),
     (SMALL_MOE, {"target_modules": [], "target_parameters": [EXPERTS[1], "gate.weight", "q_proj.weight"]}, {}),
     (BASE, {}, {"target_modules": ["k_proj", "embed_tokens"], "layers_to_transform": [1]})],
-    ids=["all", "kept tied", "DoRA, patterns", "a regular expression", "all-linear", "a layer", "more biases",
+    ids=["all", "kept tied", "DoRA, tied", "DoRA, patterns", "a regular expression", "all-linear", "a layer", "more biases",
          "biases", "PiSSA", "OLoRA", "whole modules", "an embedding", "experts", "half of the experts", "parameters",
          "more tensors than named"])
 def test_files_that_peft_writes(shape, options, edits, tmp_path):

@@ -21,7 +21,8 @@ import numpy as np
 
 from qwen3 import (DTYPES, Config, Folder, Tensor, checked_number, checked_whole, map_safetensors, tensor_shapes,
                    to_float32)
-from qwen3_lib.io.adapter_config import CONFIG, FUSED, STARTS, Settings, is_target, key_of, number_of, read_settings
+from qwen3_lib.io.adapter_config import (CONFIG, FUSED, STARTS, Settings, full_name, is_target, key_of, number_of,
+                                          read_settings)
 from qwen3_lib.io.errors import InputError, brief
 from qwen3_lib.io.tensors import BLOCK, AnyTensor, PackedTensor, rows_of
 from tokenizer_utils import Tokenizer
@@ -70,6 +71,7 @@ class Adapted(Folder):
         """
         settings, stored = read_settings(self.adapter / CONFIG), self.base.tensors(self.base.config())
         tensors, tied = {HEAD: stored[EMBEDDING]} | stored, HEAD not in stored
+        settings["ensure_weight_tying"] = tied and settings.get("ensure_weight_tying")
         copies, whole, small = sort_tensors(self.files(), settings)
         changes = dict(changes_of(self, small, settings, config.num_experts))
         found: list[tuple[str, Any]] = [*copies.items(), *whole.items(), *changes.items()]
@@ -101,7 +103,7 @@ class Adapted(Folder):
         for name, shape in shapes.items():
             bias = biases.get(name, np.zeros(shape)) + (to_float32(tensors[name]) if name in tensors else 0)
             tensors[name] = Tensor("F32", bias.astype(np.float32), stored[EMBEDDING].mapping)
-        if tied and (settings.get("ensure_weight_tying") or tensors[HEAD] is tensors[EMBEDDING]):
+        if tied and (settings["ensure_weight_tying"] and not special or tensors[HEAD] is tensors[EMBEDDING]):
             del tensors[HEAD]
         return tensors
 
@@ -139,11 +141,6 @@ def sort_tensors(files: Tensors, settings: Settings) -> tuple[Tensors, Tensors, 
                 and ".lora_" not in name:
             (copies if bare != name else whole)[full_name(bare)] = tensor
     return copies, whole, small
-
-
-def full_name(name: str) -> str:
-    """The name of a module or a tensor in a language model; an embedding model's lacks `model.`."""
-    return f"model.{name}" if name.split(".")[0] in ("layers", "embed_tokens", "norm") else name
 
 
 def changes_of(adapter: Adapted, small: dict[str, Tensors], settings: Settings,

@@ -1,4 +1,4 @@
-"""adapter_config.json of a LoRA adapter: which modules peft changes, and how much."""
+"""adapter_config.json of a LoRA adapter: which modules peft changes, by what names, and how much."""
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -37,6 +37,11 @@ def read_settings(file: Path) -> Settings:
     return settings
 
 
+def full_name(name: str) -> str:
+    """The name of a module or a tensor in a language model; an embedding model's lacks `model.`."""
+    return f"model.{name}" if name.split(".")[0] in ("layers", "embed_tokens", "norm") else name
+
+
 def matched(pattern: Any, name: str) -> re.Match[str] | None:
     """re.fullmatch. Raises InputError for a pattern that is no regular expression."""
     try:
@@ -60,6 +65,8 @@ def is_target(module: str, settings: Settings) -> bool:
     """Whether peft changes this module by LoRA: check_target_module_exists in its tuners_utils.py."""
     wanted, layers = settings.get("target_modules"), listed(settings, "layers_to_transform")
     excluded = settings.get("exclude_modules")
+    if module == "lm_head" and settings.get("ensure_weight_tying"):
+        return is_target("model.embed_tokens", settings)
     if matched(excluded, module) if isinstance(excluded, str) else ends(module, listed(settings, "exclude_modules")):
         return False
     if any(matched(rf"(.*\.)?({name})(\..*)?", module) for name in listed(settings, "modules_to_save")):

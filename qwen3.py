@@ -831,12 +831,13 @@ BUNDLED = HERE / "demo" if (HERE / "demo").is_dir() else LIBRARY / "demo"  # the
 
 
 def load_model(name: str | Path, engine: Engine = Engine(), offline: bool = False, tokenizer: bool = True,
-               adapter: str | Path | None = None) -> Model:
+               adapter: str | Path | list[str | Path] | None = None) -> Model:
     """Loads a folder with config.json, tokenizer.json and *.safetensors as published on Hugging Face.
 
     With qwen3_lib beside this file, `name` may also be a GGUF file, or a model on the hub (Qwen/Qwen3-0.6B, or 0.6B for
     short), which is taken from the hub's cache or, unless `offline`, downloaded into it; `adapter` is the folder of a
-    LoRA adapter. With tokenizer=False, the folder needs no tokenizer, and the model takes and gives only token ids.
+    LoRA adapter, or a list of folders, "folder:0.5" for half of its changes. With tokenizer=False, the folder needs no
+    tokenizer, and the model takes and gives only token ids.
     Raises InputError, one line that names the file, for anything missing, damaged or unsupported.
     """
     folder = Folder(Path(os.path.expanduser(name)))

@@ -385,7 +385,8 @@ def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: st
 
 
 def load_model(name: str | Path, quantize: str | None = None, threads: int | None = None, kv_dtype: str = "f16",
-               offline: bool = False, tokenizer: bool = True, adapter: str | Path | None = None) -> Model:
+               offline: bool = False, tokenizer: bool = True,
+               adapter: str | Path | list[str | Path] | None = None) -> Model:
     """The namesake of qwen3.load_model.
 
     quantize: None (weights stay as in the file), "int8" or "int4"; threads: None takes all available CPUs;

@@ -66,7 +66,8 @@ def add_model_options(parser: argparse.ArgumentParser, default: str = "the small
         "Qwen/Qwen3-0.6B-GGUF:Q8_0. A model on the hub is downloaded once (default: $QWEN3_MODEL, otherwise "
         f"{default})")
     add("--offline", action="store_true", help="never use the network: only folders and downloaded models")
-    add("--adapter", metavar="DIR", help="a folder with a LoRA adapter, which is merged into the model while loading")
+    add("--adapter", action="append", metavar="DIR", help="a folder with a LoRA adapter, which is merged into the model "
+        "while loading; may be repeated, DIR:0.5 takes half of its changes")
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:

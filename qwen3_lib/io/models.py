@@ -19,15 +19,17 @@ from qwen3_lib.io.tensors import PACKED_DTYPES
 from tokenizer_utils import Tokenizer, library_errors, make_tokenizer
 
 
-def open_model(name: str, offline: bool = False, adapter_folder: str | Path | None = None) -> Folder:
+def open_model(name: str, offline: bool = False, adapter: str | Path | list[str | Path] | None = None) -> Folder:
     """The model of this name. Raises InputError where there is none, and for a folder without a model."""
     path = resolve_model(name, offline)
-    folder = GGUFFile(path) if is_gguf(path) else Checkpoint(path)
+    folder: Folder = GGUFFile(path) if is_gguf(path) else Checkpoint(path)
     if (quantized := quantized_file(path)) is not None:
-        if adapter_folder is not None:
+        if adapter is not None:
             raise InputError(f"{path}: packed weights take no adapter; quantize the original with --adapter")
         return Quantized(folder, *quantized)
-    return folder if adapter_folder is None else Adapted(folder, Path(adapter_folder))
+    for one in adapter if isinstance(adapter, list) else [] if adapter is None else [adapter]:
+        folder = Adapted(folder, one)
+    return folder
 
 
 def load_config(path: str | Path) -> Config:

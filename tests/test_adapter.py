@@ -248,9 +248,9 @@ def assert_both_engines_give(expected, path, adapter):
     (SMALL_MOE, {"target_modules": ["q_proj"], "target_parameters": EXPERTS[:1], "alpha_pattern": {EXPERTS[0]: 9}}, {}),
     (SMALL_MOE, {"target_modules": [], "target_parameters": [EXPERTS[1], "gate.weight", "q_proj.weight"]}, {}),
     (BASE, {}, {"target_modules": ["k_proj", "embed_tokens"], "layers_to_transform": [1]})],
-    ids=["all", "kept tied", "DoRA, tied", "DoRA, patterns", "a regular expression", "all-linear", "a layer", "more biases",
-         "biases", "PiSSA", "OLoRA", "whole modules", "an embedding", "experts", "half of the experts", "parameters",
-         "more tensors than named"])
+    ids=["all", "kept tied", "DoRA, tied", "DoRA, patterns", "a regular expression", "all-linear", "a layer",
+         "more biases", "biases", "PiSSA", "OLoRA", "whole modules", "an embedding", "experts",
+         "half of the experts", "parameters", "more tensors than named"])
 def test_files_that_peft_writes(shape, options, edits, tmp_path):
     path = make_random_model(shape, tmp_path / "model", "float32")
     save_with_peft(path, tmp_path / "adapter", **options)

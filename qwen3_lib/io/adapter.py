@@ -27,8 +27,7 @@ from qwen3_lib.io.errors import InputError, brief
 from qwen3_lib.io.tensors import BLOCK, AnyTensor, PackedTensor, rows_of
 from tokenizer_utils import Tokenizer
 
-WEIGHTS = "adapter_model.safetensors"
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+WEIGHTS, EMBEDDING, HEAD = "adapter_model.safetensors", "model.embed_tokens.weight", "lm_head.weight"
 LORA = re.compile(r"(.+)\.lora_(A|B|embedding_A|embedding_B|magnitude_vector)(?:\.default)?(?:\.weight|(\.bias))?")
 
 

@@ -58,20 +58,19 @@ def is_ours(about: os.stat_result) -> bool:
     return about.st_uid in (0, os.getuid()) and about.st_mode & 0o022 == 0
 
 
-def identity() -> tuple[str, str]:
-    """(the name of the folder for this CPU, a hash of everything that its machine code depends on)."""
+def identity() -> str:
+    """A hash of everything that machine code depends on; two versions of this program have a folder each."""
     cpu = f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()} {os.environ.get('QWEN3_INT8_PATH')}"
     files = [HERE / name for name in SOURCES] + [NUMBA_VERSION]
     sources = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
-    made_from = hashlib.sha256(" ".join([*sources, llvmlite.__version__, cpu]).encode()).hexdigest()
-    return hashlib.sha256(cpu.encode()).hexdigest()[:8], made_from
+    return hashlib.sha256(" ".join([*sources, llvmlite.__version__, cpu]).encode()).hexdigest()
 
 
 @cache
 def place() -> tuple[Path | None, str]:
     """(the folder of this process's machine code, what it is made from)."""
-    (name, made_from), folder = identity(), kernel_folder()
-    return folder and folder / name, made_from
+    made_from, folder = identity(), kernel_folder()
+    return folder and folder / made_from[:8], made_from
 
 
 @cache
@@ -127,11 +126,12 @@ def make_kernels(*names: str) -> None:
     with lock:
         parts = list(dict.fromkeys(part for name in names for part in LAYERS.get(name, (name,))))
         folder, made_from = place()
-        absent = {part for part in parts if not linker().get_function_address(part)
-                  and (folder is None or read_code(folder / f"{part}.o", made_from) is None)}
-        made = compiled([group for group in GROUPS if absent & {*group}]) if absent else {}
+        found = {part: folder and read_code(folder / f"{part}.o", made_from) for part in parts
+                 if not linker().get_function_address(part)}
+        absent = {part for part, code in found.items() if code is None}
+        found |= compiled([group for group in GROUPS if absent & {*group}]) if absent else {}
         for part in parts:
-            address_of(part, lambda part=part: made[part])
+            address_of(part, lambda part=part: found[part])
         for name in names:
             if name in LAYERS:
                 address_of(name, lambda name=name: compile_layers(name, LAYERS[name][:-1], LAYERS[name][-1]))

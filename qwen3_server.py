@@ -36,7 +36,7 @@ from qwen3_lib.app.terminal import banner, note
 try:
     import uvicorn
 
-    from qwen3_lib.server.web import LOCAL, Limits, make_app
+    from qwen3_lib.server.web import LOCAL, Limits, Protocol, make_app
     from qwen3_lib.server.worker import Worker
 except ImportError as error:  # an extra that a plain installation leaves out
     missing: ImportError | None = error
@@ -53,22 +53,25 @@ def make_parser() -> Parser:
     add = parser.add_argument_group("who may ask").add_argument
     add("--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on; 0.0.0.0 lets other machines ask "
         "(default: %(default)s)")
-    add("--port", type=int, default=8080, metavar="N", help="port to listen on; 0 takes a free one (default: %(default)s)")
+    add("--port", type=int, default=8080, metavar="N", help="port to listen on; 0 takes a free one (default: "
+        "%(default)s)")
     add("--api-key-file", metavar="FILE", help="clients must send the key in this file as their API key (default: "
         "$QWEN3_API_KEY, otherwise everybody may ask)")
     add("--cors", action="append", default=[], metavar="ORIGIN", help="web pages from this origin may ask, such as "
         "https://example.org; may be repeated")
     add_model_options(parser)
     add = parser.add_argument_group("memory and limits").add_argument
-    add("--context", type=int, metavar="N", help=f"most tokens of a prompt and its answer together (default: {CONTEXT}, "
-        "or the model's context if that is smaller)")
+    add("--context", type=int, metavar="N", help="most tokens of a prompt and its answer together (default: "
+        f"{CONTEXT}, or the model's context if that is smaller)")
     add("--slots", type=int, metavar="N", help="most answers at the same time (default: as many as fit into --memory)")
-    add("--memory", metavar="SIZE", help="memory for the keys and values of all slots, such as 4GB (default: half of the "
-        "free memory)")
-    add("--keep", metavar="SIZE", default=KEPT, help="memory for earlier prompts and answers, so that a conversation that "
-        "goes on isn't computed again (default: %(default)s)")
-    add("--queue", type=int, default=64, metavar="N", help="how many answers may wait for a slot (default: %(default)s)")
-    add("--timeout", type=float, default=600, metavar="SECONDS", help="longest time for an answer (default: %(default)s)")
+    add("--memory", metavar="SIZE", help="memory for the keys and values of all slots, such as 4GB (default: half of "
+        "the free memory)")
+    add("--keep", metavar="SIZE", default=KEPT, help="memory for earlier prompts and answers, so that a conversation "
+        "that goes on isn't computed again (default: %(default)s)")
+    add("--queue", type=int, default=64, metavar="N", help="how many answers may wait for a slot (default: "
+        "%(default)s)")
+    add("--timeout", type=float, default=600, metavar="S", help="longest time for an answer, in seconds (default: "
+        "%(default)s)")
     add_engine_options(parser)
     return parser
 
@@ -116,9 +119,10 @@ def run(args: argparse.Namespace) -> int:
         server.should_exit = True
 
     worker = Worker(lambda: open_batch(args), args.queue, on_end)
-    app = make_app(worker, Limits(args.timeout, key, tuple(args.cors), LOCAL if local else None))
-    server = Uvicorn(uvicorn.Config(app, args.host, args.port, log_level="warning", timeout_graceful_shutdown=int(GRACE) + 2,
-                                    server_header=False, h11_max_incomplete_event_size=2**16, http="h11", ws="none"))
+    hosts = (*LOCAL, *(origin.partition("://")[2].partition(":")[0] for origin in args.cors)) if local else None
+    app = make_app(worker, Limits(args.timeout, key, tuple(args.cors), hosts))
+    server = Uvicorn(uvicorn.Config(app, args.host, args.port, http=Protocol, ws="none", log_level="warning",
+                                    server_header=False, timeout_graceful_shutdown=int(GRACE) + 2))
     if not local and key is None:
         note("Warning: every machine that reaches this address may ask. --api-key-file demands a key.")
     signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn raises the signal again when all is done

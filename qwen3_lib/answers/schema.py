@@ -18,7 +18,9 @@ try:
 except ImportError:  # an extra: pip install ".[server]"
     llguidance = None  # type: ignore[assignment]
 
-NEVER = np.float32(-1e20)  # a logit that isn't drawn; finite, so that the checks for damaged weights keep their meaning
+NEVER = np.float32(-1e20)  # a logit that isn't drawn; finite, so that the check for damaged weights keeps its meaning
+# The bits of a byte, the lowest first, as upper limits of eight logits: 60 us for 151,936, fewer than bits as booleans.
+CEILINGS = np.where(np.arange(256)[:, None] >> np.arange(8) & 1, np.float32(np.inf), NEVER).astype(np.float32)
 
 
 class Grammar(NamedTuple):
@@ -28,7 +30,8 @@ class Grammar(NamedTuple):
 
 def regex(pattern: str) -> Grammar:
     """Answers that match a regular expression as a whole (Rust's syntax, without lookaround)."""
-    return Grammar(json.dumps({"grammars": [{"lark_grammar": f"start: /{pattern.replace('/', chr(92) + '/')}/"}]}))
+    escaped = pattern.replace("/", "\\/")
+    return lark(f"start: /{escaped}/")
 
 
 def lark(text: str) -> Grammar:
@@ -66,8 +69,8 @@ def calls_grammar(tokenizer: Tokenizer, tools: list[dict[str, Any]], several: bo
     opening, closing = (tokenizer.token_to_id(token) for token in ("<tool_call>", "</tool_call>"))
     if opening is None or closing is None:
         raise InputError("the model's tokenizer has no <tool_call>, so the model can't be made to call a tool")
-    return lark(f'start: call{" (" + chr(34) + chr(92) + "n" + chr(34) + " call)*" if several else ""}\n'
-                f'call: <[{opening}]> "\\n" object "\\n" <[{closing}]>\nobject: %json {json.dumps(on_one_line({"anyOf": calls}))}\n')
+    more, schema = ' ("\\n" call)*' if several else "", json.dumps(on_one_line({"anyOf": calls}))
+    return lark(f'start: call{more}\ncall: <[{opening}]> "\\n" object "\\n" <[{closing}]>\nobject: %json {schema}\n')
 
 
 @lru_cache(maxsize=2)
@@ -75,6 +78,8 @@ def guide(tokenizer: Tokenizer, n_rows: int, ends: tuple[int, ...]) -> Any:
     """llguidance's tokenizer, which takes a second to make for 151,936 tokens. Raises InputError without llguidance."""
     if llguidance is None:
         raise InputError("answers that fit a schema need llguidance: pip install llguidance")
+    if not ends:
+        raise InputError("the model has no end-of-text token, so no answer can end where a schema does")
     return llguidance.LLTokenizer(tokenizer.backend.to_str(), n_vocab=n_rows, eos_token=list(ends))
 
 
@@ -137,7 +142,7 @@ class Constrained(Wrapped):
     def allowed(self, logits: np.ndarray) -> np.ndarray:
         """The logits, with NEVER for tokens that can't come next."""
         self.matcher.unsafe_compute_mask_ptr(self.mask.ctypes.data, self.mask.nbytes)
-        bits = np.unpackbits(self.mask.view(np.uint8), bitorder="little")[:len(logits)].view(bool)
-        if not self.begun:
-            bits[[*self.before]] = True
-        return np.where(bits, logits, NEVER)
+        mask = self.mask.view(np.uint8)
+        for token in () if self.begun else self.before:
+            mask[token // 8] |= 1 << token % 8
+        return np.minimum(logits, CEILINGS.take(mask, axis=0).reshape(-1)[:len(logits)])

@@ -23,9 +23,9 @@ MOST_SLOTS = 32  # beyond, arithmetic takes the time and not the weights
 def step(model: Model, sequences: list[Any], caches: list[KVCache], room: int | None = None) -> list[Any]:
     """One pass for several sequences, each with its cache: the loop of qwen3.run, once -> the tokens drawn of each.
 
-    room: how many tokens of prompts are computed (all, unless given); each prompt gets a fair share, so that a short one
-    doesn't wait for a long one. A sequence draws when its whole prompt is computed. In place of the tokens of a sequence
-    that fails, the InputError.
+    room: how many tokens of prompts are computed (all, unless given); each prompt gets a fair share, so that a short
+    one doesn't wait for a long one. A sequence draws when its whole prompt is computed. In place of the tokens of a
+    sequence that fails, the InputError.
     """
     parts, some = list[np.ndarray](), list[int]()  # some: the sequences in this pass
     for sequence, cache in zip(sequences, caches):
@@ -33,9 +33,10 @@ def step(model: Model, sequences: list[Any], caches: list[KVCache], room: int | 
         cache.truncate(min(cache.length, known - 1))  # what wrong guesses and an interrupted pass have left
     unread = [max(len(sequence.prompt) - cache.length, 0) for sequence, cache in zip(sequences, caches)]
     shares, reading = list(unread), sorted((i for i, n in enumerate(unread) if n), key=unread.__getitem__)
-    for place, i in enumerate(reading) if room is not None else ():
-        shares[i] = min(unread[i], room // (len(reading) - place))
-        room -= shares[i]
+    left = sum(unread) if room is None else room
+    for place, i in enumerate(reading):
+        shares[i] = min(unread[i], left // (len(reading) - place))
+        left -= shares[i]
     for i, (sequence, cache) in enumerate(zip(sequences, caches)):
         ids = np.asarray(sequence.prompt[cache.length:][:shares[i]] if unread[i] else sequence.new)
         if len(ids):

@@ -53,7 +53,7 @@ def copy_prefix(target: KVCache, source: KVCache, n: int) -> None:
 
 
 class Kept:
-    """Copies of caches whose slots are used again, of at most `limit` bytes; those used longest ago are dropped first."""
+    """Copies of caches whose slots are used again, at most `limit` bytes; those used longest ago are dropped first."""
 
     def __init__(self, limit: int):
         self.limit, self.caches = limit, list[KVCache]()

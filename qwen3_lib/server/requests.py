@@ -46,6 +46,11 @@ def known(body: Body, names: tuple[str, ...]) -> Body:
     return {name: value for name, value in body.items() if value is not None and name in names}
 
 
+def must_generate(model: Model) -> None:
+    if model.embeds:
+        raise Refusal(400, "this is an embedding model, which gives vectors: POST /v1/embeddings", "model")
+
+
 def flag(body: Body, name: str) -> bool:
     if not isinstance(value := body.get(name, False), bool):
         raise Refusal(400, f"{name} must be true or false, not {brief(repr(value), 80)}", name)
@@ -91,9 +96,8 @@ def wish_of(model: Model, kind: str, body: Body, prompts: list[list[int]], optio
                           f"{longest} tokens", field, "context_length_exceeded")
     if logprobs is not None:
         options = options | {"logprobs": logprobs}
-    seed = options.get("seed")
-    answers = [(prompt, options | ({"seed": seed + i} if is_whole(seed, 0) else {}))
-               for prompt in prompts for i in range(n)]
+    seeds = [{"seed": options["seed"] + i} if is_whole(options.get("seed"), 0) else {} for i in range(n)]
+    answers = [(prompt, options | seed) for prompt in prompts for seed in seeds]
     return Wish(kind, n, answers, flag(body, "stream"), flag(body.get("stream_options", {}), "include_usage"), logprobs,
                 sum(map(len, prompts)), [echo for echo in echoes or [""] * len(prompts) for _ in range(n)], one_call)
 
@@ -163,6 +167,7 @@ def chat_prompt(model: Model, body: Body) -> str:
 
 def chat_wish(model: Model, body: Body, longest: int) -> Wish:
     """The Wish of a request to /v1/chat/completions. Raises Refusal and InputError."""
+    must_generate(model)
     body = known(body, CHAT)
     for message in messages if isinstance(messages := body.get("messages"), list) else ():
         if isinstance(message, dict) and message.get("role") == "developer":  # OpenAI's newer name
@@ -202,8 +207,9 @@ def prompts_of(model: Model, given: Any) -> list[list[int]]:
 
 def text_wish(model: Model, body: Body, longest: int) -> Wish:
     """The Wish of a request to /v1/completions. Raises Refusal and InputError."""
+    must_generate(model)
     body = known(body, TEXT)
-    if body.get("suffix") or body.get("best_of", 1) != body.get("n", 1):
+    if body.get("suffix") or "best_of" in body and body["best_of"] != body.get("n", 1):
         name = "suffix" if body.get("suffix") else "best_of"
         raise Refusal(400, f"{name} isn't supported", name)
     prompts = prompts_of(model, body.get("prompt"))

@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from qwen3 import InputError
 from qwen3_embed import SEARCH, embed, rerank
@@ -29,7 +30,7 @@ from qwen3_lib.server.replies import ChatReply, Reply, event
 from qwen3_lib.server.requests import Body, Wish, at_fault, chat_prompt, chat_wish, flag, text_wish, whole
 from qwen3_lib.server.worker import Job, Worker
 
-LARGEST_BODY, BODY_SECONDS = 2**24, 30  # bytes of a body, and seconds until it must be there
+LARGEST_BODY, BODY_SECONDS, HEADER_SECONDS = 2**24, 30, 15  # bytes of a body; seconds until it and the headers come
 SIGN_OF_LIFE = 5.0  # seconds without news until a stream gets a comment
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 
@@ -65,7 +66,7 @@ class Gate:
             return Refusal(403, f"pages from {brief(origin)} may not ask; --cors allows an origin")
         if self.limits.key is not None and request.url.path not in ("/", "/health"):
             given = request.headers.get("authorization", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(given.encode(), self.limits.key.encode()):
+            if not hmac.compare_digest(given.encode("latin-1"), self.limits.key.encode()):
                 return Refusal(401, "wrong or missing API key", code="invalid_api_key")
         return None
 
@@ -89,6 +90,20 @@ async def body_of(request: Request) -> Body:
     if not isinstance(body, dict):
         raise Refusal(400, "the body must be a JSON object")
     return body
+
+
+class Protocol(H11Protocol):
+    """uvicorn's, but a connection is closed on which the headers of a request don't come."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.loop.call_later(HEADER_SECONDS, self.close_if_silent, None)
+
+    def close_if_silent(self, last: Any) -> None:
+        if self.cycle is last and (last is None or last.response_complete):  # no new request since the last look
+            self.transport.close()
+        elif not self.transport.is_closing():
+            self.loop.call_later(HEADER_SECONDS, self.close_if_silent, self.cycle)
 
 
 class EventStream(StreamingResponse):
@@ -279,7 +294,7 @@ class Server:
     async def scores(self, body: Body, documents: list[Any]) -> np.ndarray:
         """How well each document answers the query; by the vectors' cosines if the model gives vectors."""
         model, query, task = self.worker.model, body.get("query"), body.get("instruction")
-        texts = [document.get("text") if isinstance(document, dict) else document for document in documents]
+        texts: list[Any] = [document.get("text") if isinstance(document, dict) else document for document in documents]
         if not isinstance(query, str) or not texts or not all(isinstance(text, str) for text in texts):
             raise Refusal(400, "query must be a text, and there must be a list of documents, which are texts", "query")
         if not model.embeds:
@@ -290,8 +305,9 @@ class Server:
     async def rerank(self, request: Request) -> Response:
         """Jina's and Cohere's form, or with "texts" that of TEI."""
         body = await body_of(request)
-        documents = body.get("texts", body.get("documents"))
-        scores = await self.scores(body, documents if isinstance(documents, list) else [])
+        given = body.get("texts", body.get("documents"))
+        documents: list[Any] = given if isinstance(given, list) else []
+        scores = await self.scores(body, documents)
         order = np.argsort(-scores, kind="stable").tolist()
         if "texts" in body:
             return JSONResponse([{"index": i, "score": float(scores[i])} |

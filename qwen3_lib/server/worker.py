@@ -69,19 +69,18 @@ class Worker:
         future = self.loop.create_future()
 
         def finish(result: Any, error: Exception | None) -> None:
-            if future.done():  # the client has left
-                return
-            if error is None:
-                future.set_result(result)
-            else:
+            if error is not None and not future.done():
                 future.set_exception(error)
+            elif not future.done():  # else the client has left
+                future.set_result(result)
 
         def command() -> None:
+            result, error = None, None
             try:
-                outcome = function(), None
-            except InputError as error:
-                outcome = None, error
-            self.loop.call_soon_threadsafe(finish, *outcome)
+                result = function()
+            except InputError as refusal:
+                error = refusal
+            self.loop.call_soon_threadsafe(finish, result, error)
 
         self.commands.put(command)
         return await future
@@ -172,7 +171,7 @@ class Worker:
             for request in batch.requests:
                 batch.cancel(request.key)
                 outcomes[request.key] = InputError("the server is stopping")
-        news = []
+        news = list[Any]()
         for request, before in requests:
             answer, outcome = request.completion, outcomes.get(request.key)
             error = outcome if isinstance(outcome, InputError) else None

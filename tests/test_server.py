@@ -34,6 +34,7 @@ uvicorn = pytest.importorskip("uvicorn")
 pytest.importorskip("starlette")
 pytest.importorskip("llguidance")
 from qwen3_lib.server import web  # noqa: E402
+from qwen3_lib.server.requests import CHAT, TEXT  # noqa: E402
 from qwen3_lib.server.web import Limits, Protocol, make_app  # noqa: E402
 from qwen3_lib.server.worker import Worker  # noqa: E402
 
@@ -452,10 +453,10 @@ BAD = [  # path, body, status, the field at fault, words of the message
     ("/v1/chat/completions", {"messages": FRANCE, "tool_choice": "required"}, 400, "tool_choice", "tools"),
     ("/v1/chat/completions", {"messages": FRANCE, "response_format": {"type": "x"}}, 400, "response_format", "json"),
     ("/v1/chat/completions", {}, 400, None, "messages"),
-    ("/v1/chat/completions", {"messages": 3}, 400, None, "messages"),
-    ("/v1/chat/completions", {"messages": [*FRANCE, {"role": "tool"}]}, 400, None, "message 1"),
+    ("/v1/chat/completions", {"messages": 3}, 400, "messages", "messages"),
+    ("/v1/chat/completions", {"messages": [*FRANCE, {"role": "tool"}]}, 400, "messages", "message 1"),
     ("/v1/chat/completions", {"messages": [*FRANCE, {"role": "assistant", "tool_calls": [
-        {"function": {"name": "f", "arguments": "{"}}]}]}, 400, None, "message 1"),
+        {"function": {"name": "f", "arguments": "{"}}]}]}, 400, "messages", "message 1"),
     ("/v1/chat/completions", {"messages": FRANCE * 300}, 400, "messages", "context"),
     ("/v1/completions", {"prompt": "a " * 2000, "stream": True}, 400, "prompt", "context"),
     ("/v1/completions", {"prompt": [10**30]}, 400, None, "range"),
@@ -481,6 +482,31 @@ def test_bad_requests(served, path, body, status, param, words):
     if words == "context":
         assert value["error"]["code"] == "context_length_exceeded"
     assert str(ROOT) not in json.dumps(value)
+
+
+VALUES = [None, True, False, 0, 1, -1, 2**70, 1e308, 0.5, "", "x", "\ud800", [], [[]], {}, {"type": "object"}, [1, "a"],
+          {"a": {"b": [None]}}, [None], "\0", "auto", [{}], {"function": 3}, {"type": "function", "function": None}]
+
+
+def test_requests_of_any_shape(served):
+    """Fields with values of any kind: answered or refused, and the next good request is answered."""
+    rng = random.Random(3)
+    good = {"/v1/chat/completions": ({"messages": FRANCE, "max_tokens": 1}, CHAT), "/v1/completions": (
+        {"prompt": "The", "max_tokens": 1}, TEXT), "/v1/embeddings": ({"input": "x"}, ("encoding_format", "dimensions")),
+        "/rerank": ({"query": "x", "texts": ["a"]}, ("documents", "top_n", "instruction", "truncate")),
+        "/tokenize": ({"content": "x"}, ("prompt",)), "/detokenize": ({"tokens": [1]}, ()),
+        "/apply-template": ({"messages": FRANCE}, ("tools", "tool_choice", "enable_thinking"))}
+    for _ in range(250 * int(os.environ.get("FUZZ", 1))):
+        path = rng.choice([*good])
+        body, fields = good[path]
+        changed = body | {rng.choice([*body, *fields]): rng.choice(VALUES) for _ in range(rng.choice([1, 1, 2]))}
+        if isinstance(changed.get("messages"), list) and rng.random() < 0.3:
+            changed["messages"] = [FRANCE[0] | {rng.choice(["role", "content", "tool_calls"]): rng.choice(VALUES)}]
+        data = json.dumps(changed).encode()
+        data = data if rng.random() < 0.9 else data[:rng.randrange(len(data))]
+        status, value, _ = served.ask(path, data)
+        assert status in (200, 400), (status, value, path, data)
+    assert served.ask("/v1/completions", {"prompt": "The", "max_tokens": 1})[0] == 200
 
 
 def test_who_may_ask(demo, monkeypatch):

@@ -66,7 +66,7 @@ def whole(body: Body, name: str, default: int, low: int, high: int) -> int:
 
 def at_fault(body: Body, message: str) -> str | None:
     """The field that an InputError's message begins with."""
-    word = message.partition(" ")[0]
+    word = message.partition(" ")[0].rstrip(":")
     return next((name for name in body if name == word or RENAMED.get(name) == word), None)
 
 

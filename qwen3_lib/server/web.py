@@ -285,7 +285,7 @@ class Server:
                              "usage": {"prompt_tokens": n, "total_tokens": n}})
 
     async def computed(self, body: Body, function: Callable[[], Any]) -> Any:
-        """The result of a function that the worker calls. Raises Refusal for bad input."""
+        """The result of a function that the worker's thread calls. Raises Refusal for bad input."""
         try:
             return await self.worker.do(function)
         except InputError as error:

@@ -66,6 +66,8 @@ class Worker:
 
     async def do(self, function: Callable[[], Any]) -> Any:
         """The result of a function that is called in the thread, between two steps."""
+        if not self.thread.is_alive():
+            raise Refusal(500, "the server has failed")
         future = self.loop.create_future()
 
         def finish(result: Any, error: Exception | None) -> None:
@@ -78,8 +80,8 @@ class Worker:
             result, error = None, None
             try:
                 result = function()
-            except InputError as refusal:
-                error = refusal
+            except Exception as failure:  # whatever it is, it belongs to this request, and the others go on
+                error = failure
             self.loop.call_soon_threadsafe(finish, result, error)
 
         self.commands.put(command)

@@ -129,7 +129,8 @@ def tools_of(body: Body) -> tuple[list[dict[str, Any]] | None, list[dict[str, An
         return tools, []
     if choice == "required" and tools:
         return tools, tools
-    name = choice.get("function", {}).get("name") if isinstance(choice, dict) else None
+    function = choice.get("function") if isinstance(choice, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
     if named := [tool for tool in tools or [] if tool.get("function", tool)["name"] == name]:
         return tools, named
     raise Refusal(400, "tool_choice must be auto, none, required, or {\"type\": \"function\", \"function\": {\"name\": "

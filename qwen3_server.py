@@ -80,11 +80,12 @@ def open_batch(args: argparse.Namespace) -> Batch:
     """Loads the model and makes room for answers."""
     memory = checked_size(args.memory)
     model = load(args)
+    note(banner(model))
     if model.embeds:  # needs no slots: it gives vectors only
         return Batch(model, 1, 1)
     longest = min(args.context or CONTEXT, model.config.context_length)
     slots = args.slots or slots_in(model, longest, memory)
-    note(f"{banner(model)}: {slots} answers at a time, each of at most {longest} tokens with its prompt")
+    note(f"{slots} answers at a time, each of at most {longest} tokens with its prompt")
     return Batch(model, slots, longest, checked_size(args.keep) or 0)
 
 

@@ -8,6 +8,7 @@ import hmac
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -32,6 +33,8 @@ from qwen3_lib.server.worker import Job, Worker
 
 LARGEST_BODY, BODY_SECONDS, HEADER_SECONDS = 2**24, 30, 15  # bytes of a body; seconds until it and the headers come
 SIGN_OF_LIFE = 5.0  # seconds without news until a stream gets a comment
+PAGE = Path(__file__).with_name("page.html")
+POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'"
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -210,7 +213,7 @@ class Server:
 
     async def generated(self, request: Request, wish: Wish) -> Response:
         worker = self.worker
-        jobs = await worker.submit(wish.answers)
+        jobs = await worker.submit(wish.answers, wish.stream)
         reply = (ChatReply if wish.kind == "chat" else Reply)(wish, jobs, worker.model, self.name)
         if wish.stream:
             return EventStream(worker, reply, self.limits.seconds)
@@ -237,6 +240,9 @@ class Server:
         about = {"id": self.name, "object": "model", "created": self.started, "owned_by": "qwen3",
                  "max_model_len": self.longest}
         return JSONResponse({"object": "list", "data": [about]})
+
+    async def page(self, request: Request) -> Response:
+        return HTMLResponse(PAGE.read_text("utf-8"), headers={"Content-Security-Policy": POLICY})
 
     async def health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok", "model": self.name})
@@ -357,7 +363,7 @@ def make_app(worker: Worker, limits: Limits) -> Starlette:
     posts = {"/v1/chat/completions": server.chat, "/v1/completions": server.completions,
              "/v1/embeddings": server.embeddings, "/v1/rerank": server.rerank, "/rerank": server.rerank,
              "/tokenize": server.tokenize, "/detokenize": server.detokenize, "/apply-template": server.apply_template}
-    gets = {"/v1/models": server.models, "/health": server.health, "/metrics": server.metrics}
+    gets = {"/": server.page, "/v1/models": server.models, "/health": server.health, "/metrics": server.metrics}
     middleware = [Middleware(Gate, limits=limits)]
     if limits.origins:
         middleware.insert(0, Middleware(CORSMiddleware, allow_origins=[*limits.origins], allow_methods=["*"],

@@ -1,6 +1,6 @@
 """The thread that computes. It steps a Batch; requests join and leave between two steps.
 
-The event loop gives it commands and gets news. A Job is read and written by the event loop only.
+The event loop gives it commands and gets news. But for its completion, a Job belongs to the event loop.
 """
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from qwen3_lib.server.errors import Refusal
 @dataclass(eq=False)
 class Job:
     """An answer while it is generated: `text`, `n_tokens` and `finish_reason` belong to the same step."""
-    news: asyncio.Event  # set when the answer has grown or ended
-    completion: Completion = None  # type: ignore[assignment]  # from the step in which the job is added
+    news: asyncio.Event  # set when the answer has begun, grown or ended
+    streams: bool  # False: nobody looks at the answer while it grows
+    completion: Completion = None  # type: ignore[assignment]  # the thread writes it, before the first news
     text: str = ""
     n_tokens: int = 0
     finish_reason: str | None = None
@@ -87,7 +88,7 @@ class Worker:
         self.commands.put(command)
         return await future
 
-    async def submit(self, requests: list[tuple[list[int], dict[str, Any]]]) -> list[Job]:
+    async def submit(self, requests: list[tuple[list[int], dict[str, Any]]], streams: bool) -> list[Job]:
         """Jobs for (prompt, options of a Completion) each. Raises Refusal if too many wait, and InputError."""
         assert self.batch is not None
         batch, news = self.batch, asyncio.Event()
@@ -96,11 +97,11 @@ class Worker:
         if len(self.jobs) + len(requests) > len(batch.slots) + self.queue_size:
             raise Refusal(429, f"{len(self.jobs)} answers run or wait already; try again later", code="queue_full",
                           headers={"Retry-After": "2"})
-        jobs = [Job(news) for _ in requests]
+        jobs = [Job(news, streams) for _ in requests]
         self.jobs.update(jobs)
         try:
             for job, (token_ids, options) in zip(jobs, requests):
-                job.completion = await self.do(lambda: batch.add(job, token_ids, **options))
+                await self.do(lambda: self.add(batch, job, token_ids, options))
         except BaseException:
             self.release(jobs)
             raise
@@ -166,6 +167,9 @@ class Worker:
             command()
         return True
 
+    def add(self, batch: Batch, job: Job, token_ids: list[int], options: dict[str, Any]) -> None:
+        job.completion = batch.add(job, token_ids, **options)
+
     def step(self, batch: Batch) -> None:
         requests = [(request, len(request.completion.token_ids)) for request in batch.requests]
         outcomes = dict(batch.step())
@@ -175,10 +179,11 @@ class Worker:
                 outcomes[request.key] = InputError("the server is stopping")
         news = list[Any]()
         for request, before in requests:
-            answer, outcome = request.completion, outcomes.get(request.key)
+            job: Any = request.key
+            answer, outcome = request.completion, outcomes.get(job)
             error = outcome if isinstance(outcome, InputError) else None
-            if outcome is not None or len(answer.token_ids) > before:
+            if outcome is not None or len(answer.token_ids) > before and (job.streams or not before):
                 reason = None if error else answer.finish_reason
-                news.append((request.key, answer.text, len(answer.token_ids), reason, error))
+                news.append((job, answer.text, len(answer.token_ids), reason, error))
         if news:
             self.loop.call_soon_threadsafe(self.deliver, news)

@@ -491,8 +491,9 @@ VALUES = [None, True, False, 0, 1, -1, 2**70, 1e308, 0.5, "", "x", "\ud800", [],
 def test_requests_of_any_shape(served):
     """Fields with values of any kind: answered or refused, and the next good request is answered."""
     rng = random.Random(3)
-    good = {"/v1/chat/completions": ({"messages": FRANCE, "max_tokens": 1}, CHAT), "/v1/completions": (
-        {"prompt": "The", "max_tokens": 1}, TEXT), "/v1/embeddings": ({"input": "x"}, ("encoding_format", "dimensions")),
+    good = {"/v1/chat/completions": ({"messages": FRANCE, "max_tokens": 1}, CHAT),
+        "/v1/completions": ({"prompt": "The", "max_tokens": 1}, TEXT),
+        "/v1/embeddings": ({"input": "x"}, ("encoding_format", "dimensions")),
         "/rerank": ({"query": "x", "texts": ["a"]}, ("documents", "top_n", "instruction", "truncate")),
         "/tokenize": ({"content": "x"}, ("prompt",)), "/detokenize": ({"tokens": [1]}, ()),
         "/apply-template": ({"messages": FRANCE}, ("tools", "tool_choice", "enable_thinking"))}

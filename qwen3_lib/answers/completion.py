@@ -72,7 +72,7 @@ class Completion(Wrapped, Iterator[str]):
 
     def __init__(self, model: Model, token_ids: TokenIds, cache: KVCache | None = None, stop: str | Iterable[str] = (),
                  logprobs: int | None = None, think_budget: int | None = None, lookup: int | None = None,
-                 draft: Draft | Model | None = None, logit_bias: dict[int, float] | None = None, schema: Any = None,
+                 draft: Draft | Model | None = None, logit_bias: dict[Any, float] | None = None, schema: Any = None,
                  **options: Any):
         """Takes the options of `generate`, and
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qwen3 import Sequence, checked_ids, checked_number
+from qwen3 import Sequence, checked_number
 from tokenizer_utils import InputError, brief, inside_thought
 
 
@@ -48,11 +48,13 @@ class ThinkBudget(Wrapped):
 class Biased(Wrapped):
     """Adds a number to the logits of some tokens."""
 
-    def __init__(self, sequence: Sequence, bias: dict[int, float]):
+    def __init__(self, sequence: Sequence, bias: dict[Any, float]):
         super().__init__(sequence)
-        if not isinstance(bias, dict):
-            raise InputError(f"logit_bias must be an object of token id: number, not {brief(repr(bias), 80)}")
-        self.ids = checked_ids([*bias], sequence.model.config.vocab_size) if bias else np.empty(0, np.int64)
+        n = sequence.model.config.vocab_size
+        if not isinstance(bias, dict) or not all(str(i).isdecimal() and len(str(i)) < 10 and int(i) < n for i in bias):
+            raise InputError(f"logit_bias must be an object of token id, below {n}, and number, not "
+                             f"{brief(repr(bias), 80)}")
+        self.ids = np.array([int(i) for i in bias], np.int64)  # JSON has them as texts
         self.bias = np.array([checked_number("logit_bias", value, -100, 100) for value in bias.values()], np.float32)
 
     def feed(self, logits: np.ndarray, token: int | None = None) -> list[int]:

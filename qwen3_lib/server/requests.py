@@ -72,14 +72,11 @@ def at_fault(body: Body, message: str) -> str | None:
 
 def options_of(body: Body) -> dict[str, Any]:
     """The options of a Completion."""
-    options = {name: body[name] for name in (*Sampling.__dataclass_fields__, "seed", "stop") if name in body}
+    names = (*Sampling.__dataclass_fields__, "seed", "stop", "logit_bias")
+    options = {name: body[name] for name in names if name in body}
     options |= {ours: body[name] for name, ours in RENAMED.items() if name in body}
     if options.get("top_k") == -1:  # as vLLM writes it
         options["top_k"] = 0
-    if bias := body.get("logit_bias"):
-        if not isinstance(bias, dict) or not all(name.isdecimal() and len(name) < 10 for name in bias):
-            raise Refusal(400, "logit_bias must be an object of token id: number", "logit_bias")
-        options["logit_bias"] = {int(name): value for name, value in bias.items()}
     return options
 
 

@@ -13,11 +13,6 @@ import numpy as np
 from qwen3_lib.answers.sequences import Wrapped
 from tokenizer_utils import InputError, Tokenizer, brief, inside_thought
 
-try:
-    import llguidance
-except ImportError:  # an extra: pip install ".[server]"
-    llguidance = None  # type: ignore[assignment]
-
 NEVER = np.float32(-1e20)  # a logit that isn't drawn; finite, so that the check for damaged weights keeps its meaning
 # The bits of a byte, the lowest first, as upper limits of eight logits: 60 us for 151,936, fewer than bits as booleans.
 CEILINGS = np.where(np.arange(256)[:, None] >> np.arange(8) & 1, np.float32(np.inf), NEVER).astype(np.float32)
@@ -76,17 +71,20 @@ def calls_grammar(tokenizer: Tokenizer, tools: list[dict[str, Any]], several: bo
 @lru_cache(maxsize=2)
 def guide(tokenizer: Tokenizer, n_rows: int, ends: tuple[int, ...]) -> Any:
     """llguidance's tokenizer, which takes a second to make for 151,936 tokens. Raises InputError without llguidance."""
-    if llguidance is None:
-        raise InputError("answers that fit a schema need llguidance: pip install llguidance")
+    try:
+        from llguidance import LLTokenizer  # here: an extra, and it takes longer to import than an answer may take
+    except ImportError as error:
+        raise InputError("answers that fit a schema need llguidance: pip install llguidance") from error
     if not ends:
         raise InputError("the model has no end-of-text token, so no answer can end where a schema does")
-    return llguidance.LLTokenizer(tokenizer.backend.to_str(), n_vocab=n_rows, eos_token=list(ends))
+    return LLTokenizer(tokenizer.backend.to_str(), n_vocab=n_rows, eos_token=list(ends))
 
 
 def matcher_of(model: Any, schema: Any) -> Any:
     """llguidance's matcher at the beginning of an answer. Raises InputError that says what it can't do."""
     tokens = guide(model.tokenizer, model.config.vocab_size, tuple(model.eos_token_ids))
-    matcher = llguidance.LLMatcher(tokens, grammar_of(schema).text)
+    from llguidance import LLMatcher
+    matcher = LLMatcher(tokens, grammar_of(schema).text)
     if matcher.is_error():
         raise InputError(f"the schema can't be used: {brief(matcher.get_error(), 500)}")
     return matcher

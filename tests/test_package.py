@@ -11,7 +11,7 @@ import qwen3
 from configs import FRANCE, PARIS, ROOT
 from helpers import assert_one_line, output
 
-COMMANDS = ("qwen3", "qwen3-fast", "qwen3-embed", "qwen3-batch", "qwen3-inspect")
+COMMANDS = ("qwen3", "qwen3-fast", "qwen3-embed", "qwen3-batch", "qwen3-inspect", "qwen3-server")
 
 
 def test_works_without_assertions_and_docstrings():

@@ -8,13 +8,14 @@ from typing import Any
 from qwen3 import KVCache, Model, Sampling, Sequence, TokenIds, checked_whole, run
 from qwen3_lib.answers.eagle import Head
 from qwen3_lib.answers.guesses import Source, guessed
-from qwen3_lib.answers.sequences import Logprobs, ThinkBudget, TokenLogprob, Wrapped
+from qwen3_lib.answers.schema import Constrained
+from qwen3_lib.answers.sequences import Biased, Logprobs, ThinkBudget, TokenLogprob, Wrapped
 from qwen3_lib.answers.tools import schemas
 from tokenizer_utils import (Answer, InputError, StreamDecoder, brief, held_back, inside_thought, parse_answer,
                              split_stream)
 
 OPTIONS = ("max_new_tokens", "seed", "eos_token_ids", *Sampling.__dataclass_fields__, "stop", "logprobs",
-           "think_budget", "lookup", "draft")  # of a Completion, beside its cache
+           "think_budget", "lookup", "draft", "logit_bias", "schema")  # of a Completion, beside its cache
 
 
 class StopTexts:
@@ -72,7 +73,8 @@ class Completion(Wrapped, Iterator[str]):
 
     def __init__(self, model: Model, token_ids: TokenIds, cache: KVCache | None = None, stop: str | Iterable[str] = (),
                  logprobs: int | None = None, think_budget: int | None = None, lookup: int | None = None,
-                 draft: Source | Model | Head | None = None, **options: Any):
+                 draft: Source | Model | Head | None = None, logit_bias: dict[Any, float] | None = None,
+                 schema: Any = None, **options: Any):
         """Takes the options of `generate`, and
 
         stop: texts that end the answer and are not part of it; they may span tokens, and don't apply to a thought
@@ -81,8 +83,14 @@ class Completion(Wrapped, Iterator[str]):
         lookup: guess up to this number of tokens from the earlier text and check them in one pass; the same answer
         draft: likewise, guess with this smaller model, or the same one in int4; it must have the same tokenizer;
             or with an EAGLE-3 head of the model, see eagle.load_head
+        logit_bias: numbers from -100 to 100 that are added to the logits of tokens, by their ids
+        schema: what the answer must fit: a JSON Schema, a class of pydantic, or a Grammar, see schema.py
         """
         sequence: Any = Sequence(model, token_ids, **options)
+        if logit_bias is not None:
+            sequence = Biased(sequence, logit_bias)
+        if schema is not None:
+            sequence = Constrained(sequence, schema)
         if think_budget is not None:
             sequence = ThinkBudget(sequence, checked_whole("think_budget", think_budget, 0))
         if logprobs is not None:

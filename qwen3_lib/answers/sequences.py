@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qwen3 import Sequence
-from tokenizer_utils import InputError, inside_thought
+from qwen3 import Sequence, checked_number
+from tokenizer_utils import InputError, brief, inside_thought
 
 
 class Wrapped:
@@ -43,6 +43,24 @@ class ThinkBudget(Wrapped):
             self.left -= self.inside and drawn != self.closing
             self.inside = drawn == self.opening or self.inside and drawn != self.closing
         return tokens
+
+
+class Biased(Wrapped):
+    """Adds a number to the logits of some tokens."""
+
+    def __init__(self, sequence: Sequence, bias: dict[Any, float]):
+        super().__init__(sequence)
+        n = sequence.model.config.vocab_size
+        if not isinstance(bias, dict) or not all(str(i).isdecimal() and len(str(i)) < 10 and int(i) < n for i in bias):
+            raise InputError(f"logit_bias must be an object of token id, below {n}, and number, not "
+                             f"{brief(repr(bias), 80)}")
+        self.ids = np.array([int(i) for i in bias], np.int64)  # JSON has them as texts
+        self.bias = np.array([checked_number("logit_bias", value, -100, 100) for value in bias.values()], np.float32)
+
+    def feed(self, logits: np.ndarray, token: int | None = None) -> list[int]:
+        biased = logits.copy()
+        biased[self.ids] += self.bias
+        return self.sequence.feed(biased, token)
 
 
 class TokenLogprob(NamedTuple):

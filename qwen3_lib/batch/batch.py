@@ -13,7 +13,7 @@ import numpy as np
 
 from qwen3 import InputError, KVCache, Model, Sequence, TokenIds, brief, checked_whole
 from qwen3_lib.answers.completion import Completion
-from qwen3_lib.batch.caches import Caches, copy_prefix
+from qwen3_lib.batch.caches import Caches, Kept, copy_prefix
 
 PIECE = 128  # prompt tokens in a pass: enough for the speed of long ones, and running answers wait for no more
 WORTH_COPYING = 16  # about as many tokens are computed in the time that it takes to read the weights once
@@ -23,16 +23,22 @@ MOST_SLOTS = 32  # beyond, arithmetic takes the time and not the weights
 def step(model: Model, sequences: list[Any], caches: list[KVCache], room: int | None = None) -> list[Any]:
     """One pass for several sequences, each with its cache: the loop of qwen3.run, once -> the tokens drawn of each.
 
-    room: how many tokens of prompts are computed (all, unless given). A sequence draws when its whole prompt is. In
-    place of the tokens of a sequence that fails, the InputError.
+    room: how many tokens of prompts are computed (all, unless given); each prompt gets a fair share, so that a short
+    one doesn't wait for a long one. A sequence draws when its whole prompt is computed. In place of the tokens of a
+    sequence that fails, the InputError.
     """
     parts, some = list[np.ndarray](), list[int]()  # some: the sequences in this pass
-    for i, (sequence, cache) in enumerate(zip(sequences, caches)):
+    for sequence, cache in zip(sequences, caches):
         known = len(sequence.prompt) + len(sequence.token_ids)
         cache.truncate(min(cache.length, known - 1))  # what wrong guesses and an interrupted pass have left
-        reads = cache.length < len(sequence.prompt)
-        ids = np.asarray(sequence.prompt[cache.length:][:room] if reads else sequence.new)
-        room = room - len(ids) if reads and room is not None else room
+    unread = [max(len(sequence.prompt) - cache.length, 0) for sequence, cache in zip(sequences, caches)]
+    shares, reading = list(unread), sorted((i for i, n in enumerate(unread) if n), key=unread.__getitem__)
+    left = sum(unread) if room is None else room
+    for place, i in enumerate(reading):
+        shares[i] = min(unread[i], left // (len(reading) - place))
+        left -= shares[i]
+    for i, (sequence, cache) in enumerate(zip(sequences, caches)):
+        ids = np.asarray(sequence.prompt[cache.length:][:shares[i]] if unread[i] else sequence.new)
         if len(ids):
             parts.append(ids)
             some.append(i)
@@ -81,15 +87,16 @@ class Batch:
     """Answers requests together: `slots` at a time, each with room for `longest` positions, prompt and answer.
 
     A request that waits joins as soon as a slot is free. A prompt that begins like another one in a slot gets that
-    beginning as a copy. Raises InputError for wrong sizes.
+    beginning as a copy; so does one that begins like an earlier one, of which `kept` bytes are kept when their slots
+    are used again. Raises InputError for wrong sizes.
     """
 
-    def __init__(self, model: Model, slots: int, longest: int | None = None):
+    def __init__(self, model: Model, slots: int, longest: int | None = None, kept: int = 0):
         self.model = model
         self.slots = [model.engine.new_cache(model.config, longest) for _ in range(checked_whole("slots", slots, 1))]
         for cache in self.slots:
             cache.reserve(cache.max_length)  # now, so that no request fails for want of memory
-        self.longest = self.slots[0].max_length
+        self.longest, self.kept = self.slots[0].max_length, Kept(checked_whole("kept", kept, 0))
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # in the order in which they have joined
 
@@ -152,8 +159,8 @@ class Batch:
 
         False if it is better to wait, because much of the prompt is about to be read for another request.
         """
-        prompt = request.completion.prompt
-        found = [min(cache.common_prefix(prompt), len(prompt) - 1) for cache in self.slots]
+        prompt, caches = request.completion.prompt, [*self.slots, *self.kept.caches]
+        found = [min(cache.common_prefix(prompt), len(prompt) - 1) for cache in caches]
         source = max(range(len(found)), key=found.__getitem__)
         for other in self.running:
             n = min(len(prompt) - 1, len(other.completion.prompt))
@@ -163,11 +170,13 @@ class Batch:
                 return False
         taken = {id(other.cache) for other in self.running}
         free = [cache for cache in self.slots if id(cache) not in taken]
-        request.cache = self.slots[source]
-        if id(request.cache) in taken:
+        request.cache = caches[source]
+        if id(request.cache) not in map(id, free):
             request.cache = min(free, key=lambda cache: cache.length)
-            if found[source] >= WORTH_COPYING:
-                copy_prefix(request.cache, self.slots[source], found[source])
+        if request.cache.length > 2 * request.cache.common_prefix(prompt) and self.kept.limit:
+            self.kept.add(request.cache)
+        if request.cache is not caches[source] and found[source] >= WORTH_COPYING:
+            copy_prefix(request.cache, self.kept.used(caches[source]), found[source])
         request.completion.driver.resume(request.cache)
         return True
 

@@ -54,3 +54,27 @@ def copy_prefix(target: KVCache, source: KVCache, n: int) -> None:
     target.reserve(n)
     target.k[:, :, :n], target.v[:, :, :n] = source.k[:, :, :n], source.v[:, :, :n]
     target.advance(source.token_ids[:n])
+
+
+class Kept:
+    """Copies of caches whose slots are used again, at most `limit` bytes; those used longest ago are dropped first."""
+
+    def __init__(self, limit: int):
+        self.limit, self.caches = limit, list[KVCache]()
+
+    def add(self, cache: KVCache) -> None:
+        """Copies a cache, in place of the copies that begin in the same way and are shorter."""
+        if cache.length * (cache.k.nbytes + cache.v.nbytes) > self.limit * len(cache.token_ids):
+            return
+        copy = type(cache)(cache.config, cache.length)
+        copy_prefix(copy, cache, cache.length)
+        ids = copy.token_ids[:copy.length]
+        self.caches = [*(each for each in self.caches if each.common_prefix(ids) < each.length), copy]
+        while sum(each.k.nbytes + each.v.nbytes for each in self.caches) > self.limit:
+            del self.caches[0]
+
+    def used(self, cache: KVCache) -> KVCache:
+        """The cache, which is dropped later than the others if it is a kept one."""
+        if any(each is cache for each in self.caches):
+            self.caches = [*(each for each in self.caches if each is not cache), cache]
+        return cache

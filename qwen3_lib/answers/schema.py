@@ -1,0 +1,146 @@
+"""Answers that fit a JSON Schema, a regular expression or a grammar.
+
+llguidance says which tokens may come next; the others can't be drawn. A thought is free: the grammar begins after it.
+"""
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from qwen3_lib.answers.sequences import Wrapped
+from tokenizer_utils import InputError, Tokenizer, brief, inside_thought
+
+NEVER = np.float32(-1e20)  # a logit that isn't drawn; finite, so that the check for damaged weights keeps its meaning
+# The bits of a byte, the lowest first, as upper limits of eight logits: 60 us for 151,936, fewer than bits as booleans.
+CEILINGS = np.where(np.arange(256)[:, None] >> np.arange(8) & 1, np.float32(np.inf), NEVER).astype(np.float32)
+
+
+class Grammar(NamedTuple):
+    """A grammar in llguidance's form; see grammar_of."""
+    text: str
+
+
+def regex(pattern: str) -> Grammar:
+    """Answers that match a regular expression as a whole (Rust's syntax, without lookaround)."""
+    escaped = pattern.replace("/", "\\/")
+    return lark(f"start: /{escaped}/")
+
+
+def lark(text: str) -> Grammar:
+    """Answers that a grammar in llguidance's variant of Lark generates."""
+    return Grammar(json.dumps({"grammars": [{"lark_grammar": text}]}))
+
+
+def grammar_of(schema: Any) -> Grammar:
+    """The grammar of a JSON Schema (a dict), or of a class of pydantic; a Grammar is returned as it is."""
+    if isinstance(schema, Grammar):
+        return schema
+    if hasattr(schema, "model_json_schema"):
+        schema = schema.model_json_schema()
+    if not isinstance(schema, dict):
+        raise InputError(f"a schema must be a JSON Schema, {{\"type\": ...}}, not {brief(repr(schema), 80)}")
+    try:
+        text = json.dumps(on_one_line(schema), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"the schema is no JSON: {brief(error)}") from error
+    return Grammar(f'{{"grammars": [{{"json_schema": {text}}}]}}')
+
+
+def on_one_line(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of JSON as json.dumps writes it. Else a model might write white space until its context is full."""
+    return {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}} | schema
+
+
+def calls_grammar(tokenizer: Tokenizer, tools: list[dict[str, Any]], several: bool) -> Grammar:
+    """Answers that call one of these tools, or several times some of them, as Qwen3 writes calls."""
+    calls = []
+    for tool in tools:
+        function = tool.get("function", tool)
+        parts = {"name": {"const": function["name"]}, "arguments": function.get("parameters") or {"type": "object"}}
+        calls.append({"type": "object", "properties": parts, "required": [*parts], "additionalProperties": False})
+    opening, closing = (tokenizer.token_to_id(token) for token in ("<tool_call>", "</tool_call>"))
+    if opening is None or closing is None:
+        raise InputError("the model's tokenizer has no <tool_call>, so the model can't be made to call a tool")
+    more, schema = ' ("\\n" call)*' if several else "", json.dumps(on_one_line({"anyOf": calls}))
+    return lark(f'start: call{more}\ncall: <[{opening}]> "\\n" object "\\n" <[{closing}]>\nobject: %json {schema}\n')
+
+
+@lru_cache(maxsize=2)
+def guide(tokenizer: Tokenizer, n_rows: int, ends: tuple[int, ...]) -> Any:
+    """llguidance's tokenizer, which takes a second to make for 151,936 tokens. Raises InputError without llguidance."""
+    try:
+        from llguidance import LLTokenizer  # here: an extra, and it takes longer to import than an answer may take
+    except ImportError as error:
+        raise InputError("answers that fit a schema need llguidance: pip install llguidance") from error
+    if not ends:
+        raise InputError("the model has no end-of-text token, so no answer can end where a schema does")
+    return LLTokenizer(tokenizer.backend.to_str(), n_vocab=n_rows, eos_token=list(ends))
+
+
+def matcher_of(model: Any, schema: Any) -> Any:
+    """llguidance's matcher at the beginning of an answer. Raises InputError that says what it can't do."""
+    tokens = guide(model.tokenizer, model.config.vocab_size, tuple(model.eos_token_ids))
+    from llguidance import LLMatcher
+    matcher = LLMatcher(tokens, grammar_of(schema).text)
+    if matcher.is_error():
+        raise InputError(f"the schema can't be used: {brief(matcher.get_error(), 500)}")
+    return matcher
+
+
+class Constrained(Wrapped):
+    """Draws only tokens that a schema allows, and takes those that it forces without drawing."""
+
+    def __init__(self, sequence: Any, schema: Any):
+        super().__init__(sequence)
+        tokenizer, n_rows = sequence.model.tokenizer, sequence.model.config.vocab_size
+        self.matcher = matcher_of(sequence.model, schema)
+        self.mask = np.empty(-(-n_rows // 32), np.int32)
+        self.opening, self.closing = tokenizer.token_to_id("<think>"), tokenizer.token_to_id("</think>")
+        self.inside = inside_thought(tokenizer, sequence.prompt)
+        turn = tokenizer.decode(sequence.prompt).rpartition("<|im_start|>")[2]
+        self.begun = False  # whether the grammar has taken a token
+        # Before the grammar's first token: a thought, unless the prompt has had it, and white space after a thought.
+        self.before = {self.opening} - {None} if "</think>" not in turn and "assistant" in turn else set[int]()
+        self.forced: list[int] = []
+
+    def feed(self, logits: np.ndarray, token: int | None = None) -> list[int]:
+        if token is not None or self.inside:  # a thought, or the end of one that a think budget forces
+            return self.noted(self.sequence.feed(logits, token))
+        if not self.forced and self.begun:
+            self.forced = self.matcher.compute_ff_tokens()[::-1]
+        if self.forced:
+            drawn = self.sequence.feed(logits, self.forced.pop())
+        else:
+            drawn = self.sequence.feed(self.allowed(logits))
+        if not self.begun and drawn and drawn[0] in self.before:
+            return self.noted(drawn)
+        if drawn:
+            self.begun = True
+            self.matcher.consume_token(drawn[0])
+            if self.matcher.is_error():
+                raise InputError(f"the schema can't be followed: {brief(self.matcher.get_error(), 500)}")
+            if self.matcher.is_stopped():
+                self.end(self.finish_reason or "stop")
+        return drawn
+
+    def noted(self, drawn: list[int]) -> list[int]:
+        """The tokens, which the grammar doesn't see, after a look at whether a thought begins or ends."""
+        for token in drawn:
+            self.inside = token == self.opening or self.inside and token != self.closing
+            if token == self.closing:
+                self.before = {ids[0] for text in ("\n\n", "\n")
+                               if len(ids := self.model.tokenizer.encode(text)) == 1}
+            elif not self.inside:
+                self.before = set()
+        return drawn
+
+    def allowed(self, logits: np.ndarray) -> np.ndarray:
+        """The logits, with NEVER for tokens that can't come next."""
+        self.matcher.unsafe_compute_mask_ptr(self.mask.ctypes.data, self.mask.nbytes)
+        mask = self.mask.view(np.uint8)
+        for token in () if self.begun else self.before:
+            mask[token // 8] |= 1 << token % 8
+        return np.minimum(logits, CEILINGS.take(mask, axis=0).reshape(-1)[:len(logits)])

@@ -1,0 +1,142 @@
+"""Answers in OpenAI's form: whole, and in the chunks of a stream."""
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+from qwen3 import Model
+from qwen3_lib.answers.sequences import TokenLogprob
+from qwen3_lib.server.requests import Wish
+from qwen3_lib.server.worker import Job
+from tokenizer_utils import held_back, parse_answer
+
+Value = dict[str, Any]
+MARKS = ("<think>", "</think>", "<tool_call>")
+
+
+def event(value: Value) -> str:
+    """An event of a stream."""
+    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
+
+
+class Reply:
+    """The answer to a Wish: `chunks` of a stream as they come, or all of it as `whole`."""
+    name, whole_name, prefix = "text_completion", "text_completion", "cmpl"
+
+    def __init__(self, wish: Wish, jobs: list[Job], model: Model, model_name: str):
+        self.wish, self.jobs, self.model = wish, jobs, model
+        self.base = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model_name}
+        self.told, self.ends = [0] * len(jobs), [len(echo) for echo in wish.echoes]  # tokens, characters of logprobs
+        self.shown = [{"reasoning_content": "", "content": "", "text": ""} for _ in jobs]
+
+    def chunk(self, i: int, part: Value, reason: str | None = None) -> str:
+        """An event with a part of the i-th answer."""
+        choice = {"index": i, **part, "finish_reason": reason}
+        usage = {"usage": None} if self.wish.include_usage else {}
+        return event({**self.base, "object": self.name, "choices": [choice], **usage})
+
+    def logprobs(self, i: int) -> Value | None:
+        """Those of the i-th answer's tokens since the last time."""
+        start, self.told[i] = self.told[i], self.jobs[i].n_tokens
+        if self.wish.logprobs is None:
+            return None
+        return self.scored(self.jobs[i].completion.logprobs[start:self.told[i]], i)
+
+    def described(self, token: int, logprob: float) -> Value:
+        tokenizer = self.model.tokenizer
+        return {"token": tokenizer.decode([token]), "logprob": logprob, "bytes": list(tokenizer.token_bytes(token))}
+
+    def usage(self) -> Value:
+        n_answer = sum(job.n_tokens for job in self.jobs)
+        cached = sum(job.completion.cached_tokens for job in self.jobs[::self.wish.n])
+        return {"prompt_tokens": self.wish.n_prompt, "completion_tokens": n_answer,
+                "total_tokens": self.wish.n_prompt + n_answer, "prompt_tokens_details": {"cached_tokens": cached}}
+
+    def end(self) -> Iterator[str]:
+        """The last events of a stream."""
+        if self.wish.include_usage:
+            yield event({**self.base, "object": self.name, "choices": [], "usage": self.usage()})
+        yield "data: [DONE]\n\n"
+
+    def whole(self) -> Value:
+        choices = [{"index": i, **self.choice(i, job)} for i, job in enumerate(self.jobs)]
+        return {**self.base, "object": self.whole_name, "choices": choices, "usage": self.usage()}
+
+    # ---- Plain text; a chat has its own ------------------------------------------------------------------------------
+
+    def first(self, i: int) -> Iterator[str]:
+        """The events before the i-th answer has begun."""
+        if echo := self.wish.echoes[i]:
+            yield self.chunk(i, {"text": echo, "logprobs": None})
+
+    def chunks(self, i: int, job: Job) -> Iterator[str]:
+        """The events for what has come since the last time."""
+        text, self.shown[i]["text"] = job.text.removeprefix(self.shown[i]["text"]), job.text
+        if text or job.ended:
+            yield self.chunk(i, {"text": text, "logprobs": self.logprobs(i)}, job.finish_reason)
+
+    def choice(self, i: int, job: Job) -> Value:
+        return {"text": self.wish.echoes[i] + job.text, "logprobs": self.logprobs(i),
+                "finish_reason": job.finish_reason}
+
+    def scored(self, entries: list[TokenLogprob], i: int) -> Value:
+        decode = self.model.tokenizer.decode
+        tokens, offsets = [decode([entry.token_id]) for entry in entries], []
+        for token in tokens:
+            offsets.append(self.ends[i])
+            self.ends[i] += len(token)
+        return {"tokens": tokens, "token_logprobs": [entry.logprob for entry in entries], "text_offset": offsets,
+                "top_logprobs": [{decode([token]): logprob for token, logprob in entry.top} for entry in entries]}
+
+
+class ChatReply(Reply):
+    """The same for a conversation: reasoning and calls of tools apart from the content."""
+    name, whole_name, prefix = "chat.completion.chunk", "chat.completion", "chatcmpl"
+
+    def first(self, i: int) -> Iterator[str]:
+        yield self.chunk(i, {"delta": {"role": "assistant", "content": None}, "logprobs": None})
+
+    def parts(self, job: Job) -> tuple[Value, list[Value]]:
+        """(reasoning and content, calls) of an answer so far; calls when it has ended.
+
+        Until then, the end of the text is held back as far as it may turn out to be a mark, or to belong to a call.
+        """
+        text = job.text if job.ended else job.text[:len(job.text) - held_back(job.text, MARKS)]
+        answer = parse_answer(text, job.completion.think_open_in_prompt)
+        content = answer.content if job.ended else answer.content.partition("<tool_call>")[0].rstrip()
+        calls = [{"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": {
+            "name": call["name"], "arguments": json.dumps(call["arguments"], ensure_ascii=False)}}
+            for call in answer.tool_calls[:1 if self.wish.one_call else None] if job.ended]
+        return {"reasoning_content": answer.reasoning or "", "content": content}, calls
+
+    def chunks(self, i: int, job: Job) -> Iterator[str]:
+        parts, calls = self.parts(job)
+        delta, shown = {}, self.shown[i]
+        for key, text in parts.items():
+            if new := text.removeprefix(shown[key]):
+                delta[key], shown[key] = new, text
+        logprobs = self.logprobs(i)
+        if delta or logprobs and logprobs["content"]:
+            yield self.chunk(i, {"delta": delta, "logprobs": logprobs})
+        for index, call in enumerate(calls):  # the name first, then the arguments
+            opening = call | {"index": index, "function": call["function"] | {"arguments": ""}}
+            yield self.chunk(i, {"delta": {"tool_calls": [opening]}, "logprobs": None})
+            rest = {"index": index, "function": {"arguments": call["function"]["arguments"]}}
+            yield self.chunk(i, {"delta": {"tool_calls": [rest]}, "logprobs": None})
+        if job.ended:
+            yield self.chunk(i, {"delta": {}, "logprobs": None}, "tool_calls" if calls else job.finish_reason)
+
+    def choice(self, i: int, job: Job) -> Value:
+        parts, calls = self.parts(job)
+        message: Value = {"role": "assistant", "content": parts["content"] or (None if calls else "")}
+        message |= {"reasoning_content": parts["reasoning_content"]} if parts["reasoning_content"] else {}
+        message |= {"tool_calls": calls} if calls else {}
+        return {"message": message, "logprobs": self.logprobs(i),
+                "finish_reason": "tool_calls" if calls else job.finish_reason}
+
+    def scored(self, entries: list[TokenLogprob], i: int) -> Value:
+        return {"content": [self.described(entry.token_id, entry.logprob) |
+                            {"top_logprobs": [self.described(*other) for other in entry.top]} for entry in entries]}

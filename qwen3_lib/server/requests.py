@@ -1,0 +1,220 @@
+"""Requests in OpenAI's form -> what a Completion takes. Each field is checked here, or by the Completion itself."""
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from qwen3 import InputError, Model, Sampling, default_sampling
+from qwen3_lib.answers.schema import calls_grammar, lark, matcher_of, regex
+from qwen3_lib.app.files import checked_messages, checked_tools
+from qwen3_lib.io.errors import brief, did_you_mean, is_whole, parse_json
+from qwen3_lib.server.errors import Refusal
+
+Body = dict[str, Any]
+MOST_CHOICES, MOST_LOGPROBS, MOST_PROMPTS = 8, 20, 128
+RENAMED = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens", "thinking_budget": "think_budget"}
+OPTIONS = (*Sampling.__dataclass_fields__, "seed", "stop", "logit_bias", *RENAMED)  # that a Completion checks
+BOTH = (*OPTIONS, "n", "stream", "stream_options", "logprobs")
+CHAT = (*BOTH, "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "top_logprobs",
+        "enable_thinking", "reasoning_effort", "chat_template_kwargs")
+TEXT = (*BOTH, "prompt", "echo", "best_of", "suffix")
+HARMLESS = ("model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "verbosity",
+            "prompt_cache_retention", "prediction", "cache_prompt", "include_reasoning", "timings_per_token")
+THOUGHTS = {"none": (False, None), "minimal": (False, None), "low": (True, 256), "medium": (True, 1024),
+            "high": (True, None)}  # reasoning_effort -> enable_thinking, thinking_budget
+
+
+@dataclass
+class Wish:
+    """A checked request: what to generate, and in which form to answer."""
+    kind: str  # "chat" or "text"
+    n: int  # answers to each prompt
+    answers: list[tuple[list[int], dict[str, Any]]]  # (prompt, options of a Completion) of each answer
+    stream: bool
+    include_usage: bool
+    logprobs: int | None
+    n_prompt: int  # tokens of the prompts, each counted once
+    echoes: list[str]  # what stands before each answer
+    one_call: bool = False  # at most one call of a tool
+
+
+def known(body: Body, names: tuple[str, ...]) -> Body:
+    """The fields that aren't null. Raises Refusal for one that would have an effect elsewhere, and has none here."""
+    for name in body:
+        if name not in names and name not in HARMLESS:
+            raise Refusal(400, f"unknown field {brief(name)}{did_you_mean(name, names)}", brief(name), "unknown_field")
+    return {name: value for name, value in body.items() if value is not None and name in names}
+
+
+def must_generate(model: Model) -> None:
+    if model.embeds:
+        raise Refusal(400, "this is an embedding model, which gives vectors: POST /v1/embeddings", "model")
+
+
+def flag(body: Body, name: str) -> bool:
+    if not isinstance(value := body.get(name, False), bool):
+        raise Refusal(400, f"{name} must be true or false, not {brief(repr(value), 80)}", name)
+    return value
+
+
+def whole(body: Body, name: str, default: int, low: int, high: int) -> int:
+    value = body.get(name, default)
+    if not is_whole(value, low) or value > high:
+        raise Refusal(400, f"{name} must be a whole number from {low} to {high}, not {brief(repr(value), 80)}", name)
+    return value
+
+
+def at_fault(body: Body, message: str) -> str | None:
+    """The field that an InputError's message begins with."""
+    word = message.partition(" ")[0].rstrip(":")
+    return next((name for name in body if name == word or RENAMED.get(name) == word), None)
+
+
+def options_of(body: Body) -> dict[str, Any]:
+    """The options of a Completion."""
+    names = (*Sampling.__dataclass_fields__, "seed", "stop", "logit_bias")
+    options = {name: body[name] for name in names if name in body}
+    options |= {ours: body[name] for name, ours in RENAMED.items() if name in body}
+    if options.get("top_k") == -1:  # as vLLM writes it
+        options["top_k"] = 0
+    return options
+
+
+def wish_of(model: Model, kind: str, body: Body, prompts: list[list[int]], options: dict[str, Any],
+            logprobs: int | None, longest: int, echoes: list[str] | None = None, one_call: bool = False) -> Wish:
+    """What both kinds of requests share. Each of a prompt's n answers has a seed of its own."""
+    n = whole(body, "n", 1, 1, MOST_CHOICES)
+    if "stream_options" in body and not isinstance(body["stream_options"], dict):
+        raise Refusal(400, "stream_options must be an object", "stream_options")
+    field = "messages" if kind == "chat" else "prompt"
+    for prompt in prompts:
+        if len(prompt) >= longest:
+            raise Refusal(400, f"the prompt has {len(prompt)} tokens and leaves no room for an answer: the context has "
+                          f"{longest} tokens", field, "context_length_exceeded")
+    if logprobs is not None:
+        options = options | {"logprobs": logprobs}
+    seeds = [{"seed": options["seed"] + i} if is_whole(options.get("seed"), 0) else {} for i in range(n)]
+    answers = [(prompt, options | seed) for prompt in prompts for seed in seeds]
+    return Wish(kind, n, answers, flag(body, "stream"), flag(body.get("stream_options", {}), "include_usage"), logprobs,
+                sum(map(len, prompts)), [echo for echo in echoes or [""] * len(prompts) for _ in range(n)], one_call)
+
+
+# ---- Chat ------------------------------------------------------------------------------------------------------------
+
+def thoughts_of(body: Body) -> tuple[bool | None, int | None]:
+    """(enable_thinking, thinking_budget) of a request."""
+    effort, kwargs = body.get("reasoning_effort"), body.get("chat_template_kwargs", {})
+    if effort is not None and (not isinstance(effort, str) or effort not in THOUGHTS):
+        raise Refusal(400, f"reasoning_effort must be one of {', '.join(THOUGHTS)}", "reasoning_effort")
+    if not isinstance(kwargs, dict) or kwargs.keys() - {"enable_thinking"}:
+        raise Refusal(400, "chat_template_kwargs may hold enable_thinking and nothing else", "chat_template_kwargs")
+    think, budget = THOUGHTS[effort] if effort is not None else (None, None)
+    given = body.get("enable_thinking", kwargs.get("enable_thinking"))
+    if not isinstance(given, bool | None):
+        raise Refusal(400, "enable_thinking must be true or false", "enable_thinking")
+    return think if given is None else given, budget
+
+
+def tools_of(body: Body) -> tuple[list[dict[str, Any]] | None, list[dict[str, Any]]]:
+    """(the tools that the model is told, those of which it must call one)."""
+    tools, choice = body.get("tools") or None, body.get("tool_choice", "auto")
+    if tools is not None:
+        checked_tools(tools, "tools")
+    if choice == "none":
+        return None, []
+    if choice == "auto":
+        return tools, []
+    if choice == "required" and tools:
+        return tools, tools
+    function = choice.get("function") if isinstance(choice, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if named := [tool for tool in tools or [] if tool.get("function", tool)["name"] == name]:
+        return tools, named
+    raise Refusal(400, "tool_choice must be auto, none, required, or {\"type\": \"function\", \"function\": {\"name\": "
+                  "...}} with the name of one of the tools", "tool_choice")
+
+
+def schema_of(body: Body) -> Any:
+    """The schema of response_format, or None."""
+    form = body.get("response_format", {"type": "text"})
+    kind = form.get("type") if isinstance(form, dict) else None
+    if kind == "json_schema" and isinstance(form["json_schema"] if "json_schema" in form else None, dict):
+        return form["json_schema"].get("schema", {"type": "object"})
+    if kind == "regex" and isinstance(form.get("pattern"), str):
+        return regex(form["pattern"])
+    if kind == "lark" and isinstance(form.get("grammar"), str):
+        return lark(form["grammar"])
+    if kind not in ("text", "json_object"):
+        raise Refusal(400, 'response_format must be {"type": "text"}, {"type": "json_object"}, {"type": "json_schema", '
+                      '"json_schema": {"name": ..., "schema": ...}}, {"type": "regex", "pattern": ...} or '
+                      '{"type": "lark", "grammar": ...}', "response_format")
+    return {"type": "object"} if kind == "json_object" else None
+
+
+def chat_prompt(model: Model, body: Body) -> str:
+    """The text of a conversation. If it ends with the assistant's turn, the answer goes on there."""
+    messages, (think, _) = checked_messages(body.get("messages"), "messages"), thoughts_of(body)
+    for i, message in enumerate(messages):
+        for call in message.get("tool_calls") or ():
+            if isinstance(arguments := call.get("function", call)["arguments"], str):
+                parse_json(arguments, f"messages: message {i}: the arguments of a tool call")
+    prefill = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
+    text = model.tokenizer.apply_chat_template(messages, tools_of(body)[0], not prefill, think, join_text_parts=True)
+    return text.rstrip().removesuffix("<|im_end|>") if prefill else text
+
+
+def chat_wish(model: Model, body: Body, longest: int) -> Wish:
+    """The Wish of a request to /v1/chat/completions. Raises Refusal and InputError."""
+    must_generate(model)
+    body = known(body, CHAT)
+    for message in messages if isinstance(messages := body.get("messages"), list) else ():
+        if isinstance(message, dict) and message.get("role") == "developer":  # OpenAI's newer name
+            message["role"] = "system"
+    think, budget = thoughts_of(body)
+    tools, forced = tools_of(body)
+    one_call = "parallel_tool_calls" in body and not flag(body, "parallel_tool_calls")
+    options = asdict(default_sampling(model, think)) | ({"think_budget": budget} if budget is not None else {})
+    options |= options_of(body)
+    schema = calls_grammar(model.tokenizer, forced, not one_call) if forced else schema_of(body)
+    if schema is not None:
+        try:
+            matcher_of(model, schema)
+        except InputError as error:
+            raise Refusal(400, str(error), "tools" if forced else "response_format") from error
+        options["schema"] = schema
+    top = whole(body, "top_logprobs", 0, 0, MOST_LOGPROBS)
+    prompt = model.tokenizer.encode(chat_prompt(model, body))
+    return wish_of(model, "chat", body, [prompt], options, top if flag(body, "logprobs") else None, longest,
+                   one_call=one_call)
+
+
+# ---- Plain text ------------------------------------------------------------------------------------------------------
+
+def prompts_of(model: Model, given: Any) -> list[list[int]]:
+    """The ids of each prompt: a text, a list of ids, or a list of these."""
+    if isinstance(given, str) or isinstance(given, list) and given and all(is_whole(part, 0) for part in given):
+        given = [given]
+    if not isinstance(given, list) or not 1 <= len(given) <= MOST_PROMPTS:
+        raise Refusal(400, f"prompt must be a text, a list of token ids, or a list of at most {MOST_PROMPTS} of these",
+                      "prompt")
+    for prompt in given:
+        if not isinstance(prompt, str) and not (isinstance(prompt, list) and all(is_whole(i, 0) for i in prompt)):
+            raise Refusal(400, f"prompt must be a text or a list of token ids, not {brief(repr(prompt), 80)}", "prompt")
+    return [model.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in given]
+
+
+def text_wish(model: Model, body: Body, longest: int) -> Wish:
+    """The Wish of a request to /v1/completions. Raises Refusal and InputError."""
+    must_generate(model)
+    body = known(body, TEXT)
+    if body.get("suffix") or "best_of" in body and body["best_of"] != body.get("n", 1):
+        name = "suffix" if body.get("suffix") else "best_of"
+        raise Refusal(400, f"{name} isn't supported", name)
+    prompts = prompts_of(model, body.get("prompt"))
+    logprobs = whole(body, "logprobs", 0, 0, MOST_LOGPROBS) if "logprobs" in body else None
+    echo = flag(body, "echo")
+    if echo and logprobs is not None:
+        raise Refusal(400, "echo with logprobs isn't supported", "echo")
+    echoes = [model.tokenizer.decode(prompt) if echo else "" for prompt in prompts]
+    return wish_of(model, "text", body, prompts, asdict(default_sampling(model, None)) | options_of(body), logprobs,
+                   longest, echoes)

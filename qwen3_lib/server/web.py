@@ -1,0 +1,376 @@
+"""The application: paths, bodies, streams, clients that leave, and who may ask."""
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hmac
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from qwen3 import InputError
+from qwen3_embed import SEARCH, embed, rerank
+from qwen3_lib.app.terminal import model_name
+from qwen3_lib.io.errors import brief, is_whole, parse_json
+from qwen3_lib.server.errors import Refusal
+from qwen3_lib.server.replies import ChatReply, Reply, event
+from qwen3_lib.server.requests import Body, Wish, at_fault, chat_prompt, chat_wish, flag, text_wish, whole
+from qwen3_lib.server.worker import Job, Worker
+
+LARGEST_BODY, BODY_SECONDS, HEADER_SECONDS = 2**24, 30, 15  # bytes of a body; seconds until it and the headers come
+SIGN_OF_LIFE = 5.0  # seconds without news until a stream gets a comment
+PAGE = Path(__file__).with_name("page.html")
+POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'"
+LOCAL = ("localhost", "127.0.0.1", "[::1]")
+
+
+@dataclass
+class Limits:
+    """What the command line says about requests."""
+    seconds: float  # until an answer must be there
+    key: str | None = None  # that clients must have
+    origins: tuple[str, ...] = ()  # web pages that may ask, beside this server's own
+    hosts: tuple[str, ...] | None = None  # names under which the server may be asked; None: any
+
+
+class Gate:
+    """Turns away who has no key, and web pages from elsewhere."""
+
+    def __init__(self, app: ASGIApp, limits: Limits):
+        self.app, self.limits = app, limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or (refusal := self.refusal(Request(scope))) is None:
+            await self.app(scope, receive, send)
+        else:
+            await refused(refusal)(scope, receive, send)
+
+    def refusal(self, request: Request) -> Refusal | None:
+        host, origin = request.headers.get("host", ""), request.headers.get("origin")
+        name = host if host.endswith("]") else host.rpartition(":")[0] or host
+        # A page elsewhere may point a name of its own to 127.0.0.1: then its requests aren't foreign to the browser.
+        if self.limits.hosts is not None and name not in self.limits.hosts:
+            return Refusal(403, "this server answers requests to localhost only")
+        if origin is not None and origin.partition("://")[2] != host and origin not in self.limits.origins:
+            return Refusal(403, f"pages from {brief(origin)} may not ask; --cors allows an origin")
+        if self.limits.key is not None and request.url.path not in ("/", "/health"):
+            given = request.headers.get("authorization", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(given.encode("latin-1"), self.limits.key.encode()):
+                return Refusal(401, "wrong or missing API key", code="invalid_api_key")
+        return None
+
+
+def refused(error: Refusal) -> JSONResponse:
+    return JSONResponse(error.value, error.status, error.headers)
+
+
+async def body_of(request: Request) -> Body:
+    """The JSON object of a request. Raises Refusal if it is too large, too slow, or none."""
+    content = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                content += part
+                if len(content) > LARGEST_BODY:
+                    raise Refusal(413, f"the body has more than {LARGEST_BODY} bytes")
+    except TimeoutError as error:
+        raise Refusal(408, f"the body has not come within {BODY_SECONDS} seconds") from error
+    body = parse_json(bytes(content), "the body")
+    if not isinstance(body, dict):
+        raise Refusal(400, "the body must be a JSON object")
+    return body
+
+
+class Protocol(H11Protocol):
+    """uvicorn's, but a connection is closed on which the headers of a request don't come."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.loop.call_later(HEADER_SECONDS, self.close_if_silent, None)
+
+    def close_if_silent(self, last: Any) -> None:
+        if self.cycle is last and (last is None or last.response_complete):  # no new request since the last look
+            self.transport.close()
+        elif not self.transport.is_closing():
+            self.loop.call_later(HEADER_SECONDS, self.close_if_silent, self.cycle)
+
+
+class EventStream(StreamingResponse):
+    """The chunks of a Reply; the work ends with the response, whatever ends that."""
+
+    def __init__(self, worker: Worker, reply: Reply, seconds: float):
+        self.worker, self.reply, self.seconds = worker, reply, seconds
+        super().__init__(self.events(), media_type="text/event-stream",
+                         headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.worker.release(self.reply.jobs)
+
+    async def events(self) -> AsyncIterator[str]:
+        reply, jobs = self.reply, self.reply.jobs
+        for i in range(len(jobs)):
+            for chunk in reply.first(i):
+                yield chunk
+        running, ends_at = {*range(len(jobs))}, time.monotonic() + self.seconds
+        while running:
+            try:
+                await asyncio.wait_for(jobs[0].news.wait(), SIGN_OF_LIFE)
+            except TimeoutError:
+                yield ": the answer is being computed\n\n"
+            jobs[0].news.clear()
+            if time.monotonic() > ends_at:
+                yield event(out_of_time(self.seconds).value)
+                return
+            for i in sorted(running):
+                if (error := jobs[i].error) is not None:
+                    yield event(as_refusal(error, self.worker).value)
+                    return
+                for chunk in reply.chunks(i, jobs[i]):
+                    yield chunk
+                if jobs[i].ended:
+                    running.remove(i)
+        for chunk in reply.end():
+            yield chunk
+
+
+async def all_ended(jobs: list[Job]) -> None:
+    """Waits until each job has ended, or one has failed, whose error it raises."""
+    while not all(job.ended for job in jobs):
+        await jobs[0].news.wait()
+        jobs[0].news.clear()
+        for job in jobs:
+            if job.error is not None:
+                raise job.error
+
+
+async def unless_gone(request: Request, work: Awaitable[Any]) -> Any:
+    """The result of `work`, which ends early if the client leaves: then raises ClientDisconnect."""
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(gone())]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not tasks[0].done():
+            raise ClientDisconnect
+        return tasks[0].result()
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def out_of_time(seconds: float) -> Refusal:
+    return Refusal(504, f"the answer was not finished within {seconds:g} seconds", code="timeout")
+
+
+def as_refusal(error: Exception, worker: Worker, body: Body | None = None) -> Refusal:
+    """An error as the client gets it, without a path of this machine."""
+    if isinstance(error, Refusal):
+        return error
+    message = str(error)
+    if worker.batch is not None:
+        message = message.replace(str(worker.batch.model.path), model_name(worker.batch.model))
+    stopping = worker.ends_at is not None and body is None
+    return Refusal(503 if stopping else 400, message, at_fault(body or {}, message))
+
+
+class Server:
+    """The handlers of the paths."""
+
+    def __init__(self, worker: Worker, limits: Limits):
+        self.worker, self.limits, self.started = worker, limits, int(time.time())
+
+    @property
+    def name(self) -> str:
+        return model_name(self.worker.model)
+
+    async def asked(self, request: Request, answer: Callable[[Body], Any]) -> Response:
+        """The response of a function of the body that runs beside the event loop."""
+        model, body = self.worker.model, await body_of(request)
+        try:
+            value = await asyncio.to_thread(answer, body)
+            return await self.generated(request, value) if isinstance(value, Wish) else JSONResponse(value)
+        except InputError as error:
+            raise as_refusal(error, self.worker, body) from error
+
+    async def generated(self, request: Request, wish: Wish) -> Response:
+        worker = self.worker
+        jobs = await worker.submit(wish.answers, wish.stream)
+        reply = (ChatReply if wish.kind == "chat" else Reply)(wish, jobs, worker.model, self.name)
+        if wish.stream:
+            return EventStream(worker, reply, self.limits.seconds)
+        try:
+            async with asyncio.timeout(self.limits.seconds):
+                await unless_gone(request, all_ended(jobs))
+            return JSONResponse(reply.whole())
+        except TimeoutError as error:
+            raise out_of_time(self.limits.seconds) from error
+        finally:
+            worker.release(jobs)
+
+    async def chat(self, request: Request) -> Response:
+        return await self.asked(request, lambda body: chat_wish(self.worker.model, body, self.longest))
+
+    async def completions(self, request: Request) -> Response:
+        return await self.asked(request, lambda body: text_wish(self.worker.model, body, self.longest))
+
+    @property
+    def longest(self) -> int:
+        return self.worker.batch.longest if self.worker.batch is not None else 0
+
+    async def models(self, request: Request) -> Response:
+        about = {"id": self.name, "object": "model", "created": self.started, "owned_by": "qwen3",
+                 "max_model_len": self.longest}
+        return JSONResponse({"object": "list", "data": [about]})
+
+    async def page(self, request: Request) -> Response:
+        return HTMLResponse(PAGE.read_text("utf-8"), headers={"Content-Security-Policy": POLICY})
+
+    async def health(self, request: Request) -> Response:
+        return JSONResponse({"status": "ok", "model": self.name})
+
+    # ---- Tokens and prompts ------------------------------------------------------------------------------------------
+
+    async def tokenize(self, request: Request) -> Response:
+        def answer(body: Body) -> Body:
+            text = body.get("content", body.get("prompt"))
+            if not isinstance(text, str):
+                raise Refusal(400, "content must be a text", "content")
+            ids = self.worker.model.tokenizer.encode(text)
+            return {"tokens": ids, "count": len(ids), "max_model_len": self.longest}
+
+        return await self.asked(request, answer)
+
+    async def detokenize(self, request: Request) -> Response:
+        def answer(body: Body) -> Body:
+            ids = body.get("tokens")
+            if not isinstance(ids, list) or not all(is_whole(i, 0) for i in ids):
+                raise Refusal(400, "tokens must be a list of token ids", "tokens")
+            text = self.worker.model.tokenizer.decode(ids)
+            return {"content": text, "prompt": text}
+
+        return await self.asked(request, answer)
+
+    async def apply_template(self, request: Request) -> Response:
+        return await self.asked(request, lambda body: {"prompt": chat_prompt(self.worker.model, body)})
+
+    # ---- Vectors and scores ------------------------------------------------------------------------------------------
+
+    async def embeddings(self, request: Request) -> Response:
+        model, body = self.worker.model, await body_of(request)
+        given, form = body.get("input"), body.get("encoding_format") or "float"
+        texts = [given] if isinstance(given, str) else given
+        if form not in ("float", "base64"):
+            raise Refusal(400, "encoding_format must be float or base64", "encoding_format")
+        if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+            raise Refusal(400, "input must be a text or a list of texts", "input")
+        vectors = await self.computed(body, lambda: embed(model, texts, body.get("instruction"), body.get("dimensions"),
+                                                          flag(body, "truncate")))
+        data = [{"object": "embedding", "index": i, "embedding": vector.tolist() if form == "float" else
+                 base64.b64encode(vector.astype("<f4").tobytes()).decode()} for i, vector in enumerate(vectors)]
+        n = sum(len(model.tokenizer.encode(text)) for text in texts)
+        return JSONResponse({"object": "list", "data": data, "model": self.name,
+                             "usage": {"prompt_tokens": n, "total_tokens": n}})
+
+    async def computed(self, body: Body, function: Callable[[], Any]) -> Any:
+        """The result of a function that the worker's thread calls. Raises Refusal for bad input."""
+        try:
+            return await self.worker.do(function)
+        except InputError as error:
+            raise as_refusal(error, self.worker, body) from error
+
+    async def scores(self, body: Body, documents: list[Any]) -> np.ndarray:
+        """How well each document answers the query; by the vectors' cosines if the model gives vectors."""
+        model, query, task = self.worker.model, body.get("query"), body.get("instruction")
+        texts: list[Any] = [document.get("text") if isinstance(document, dict) else document for document in documents]
+        if not isinstance(query, str) or not texts or not all(isinstance(text, str) for text in texts):
+            raise Refusal(400, "query must be a text, and there must be a list of documents, which are texts", "query")
+        if not model.embeds:
+            return await self.computed(body, lambda: rerank(model, query, texts, task, flag(body, "truncate")))
+        return await self.computed(body, lambda: embed(model, texts, None, None, flag(body, "truncate")) @ embed(
+            model, [query], SEARCH if task is None else task)[0])
+
+    async def rerank(self, request: Request) -> Response:
+        """Jina's and Cohere's form, or with "texts" that of TEI."""
+        body = await body_of(request)
+        given = body.get("texts", body.get("documents"))
+        documents: list[Any] = given if isinstance(given, list) else []
+        scores = await self.scores(body, documents)
+        order = np.argsort(-scores, kind="stable").tolist()
+        if "texts" in body:
+            return JSONResponse([{"index": i, "score": float(scores[i])} |
+                                 ({"text": documents[i]} if flag(body, "return_text") else {}) for i in order])
+        shown = order[:whole(body, "top_n", len(order), 1, 10**9)]
+        results = [{"index": i, "relevance_score": float(scores[i])} |
+                   ({"document": documents[i]} if flag(body, "return_documents") else {}) for i in shown]
+        return JSONResponse({"model": self.name, "results": results})
+
+    # ---- Figures -----------------------------------------------------------------------------------------------------
+
+    async def metrics(self, request: Request) -> Response:
+        totals, batch = self.worker.totals, self.worker.batch
+        gauges = {"running": len(batch.running) if batch else 0, "waiting": len(batch.waiting) if batch else 0,
+                  "slots": len(batch.slots) if batch else 0}
+        names = ("answers_begun", "answers_ended", "cancelled", "prompt_tokens", "cached_tokens", "generated_tokens",
+                 "first_token_seconds", "answer_seconds")
+        lines = [f"# TYPE qwen3_{name} gauge\nqwen3_{name} {value}\n" for name, value in gauges.items()]
+        lines += [f"# TYPE qwen3_{name}_total counter\nqwen3_{name}_total {totals[name]}\n" for name in names]
+        return PlainTextResponse("".join(lines), media_type="text/plain; version=0.0.4")
+
+
+def make_app(worker: Worker, limits: Limits) -> Starlette:
+    server = Server(worker, limits)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        worker.start()
+        yield
+        await asyncio.to_thread(worker.stop)
+
+    async def on_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        path = brief(request.url.path)
+        what = f"there is no {path}" if error.status_code == 404 else f"{path} doesn't take {request.method}"
+        return refused(Refusal(error.status_code, what, headers=error.headers))
+
+    async def on_error(request: Request, error: Exception) -> Response:
+        return refused(as_refusal(error, worker))
+
+    async def on_gone(request: Request, error: Exception) -> Response:
+        return Response(status_code=499)  # nobody reads it
+
+    async def on_failure(request: Request, error: Exception) -> Response:
+        return refused(Refusal(500, "the server has failed at this request"))
+
+    posts = {"/v1/chat/completions": server.chat, "/v1/completions": server.completions,
+             "/v1/embeddings": server.embeddings, "/v1/rerank": server.rerank, "/rerank": server.rerank,
+             "/tokenize": server.tokenize, "/detokenize": server.detokenize, "/apply-template": server.apply_template}
+    gets = {"/": server.page, "/v1/models": server.models, "/health": server.health, "/metrics": server.metrics}
+    middleware = [Middleware(Gate, limits=limits)]
+    if limits.origins:
+        middleware.insert(0, Middleware(CORSMiddleware, allow_origins=[*limits.origins], allow_methods=["*"],
+                                        allow_headers=["*"]))
+    return Starlette(
+        routes=[*(Route(path, handler, methods=["POST"]) for path, handler in posts.items()),
+                *(Route(path, handler, methods=["GET"]) for path, handler in gets.items())],
+        middleware=middleware, lifespan=lifespan,
+        exception_handlers={HTTPException: on_http, Refusal: on_error, InputError: on_error, ClientDisconnect: on_gone,
+                            Exception: on_failure})

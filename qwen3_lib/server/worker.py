@@ -1,0 +1,189 @@
+"""The thread that computes. It steps a Batch; requests join and leave between two steps.
+
+The event loop gives it commands and gets news. But for its completion, a Job belongs to the event loop.
+"""
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from qwen3 import InputError, Model
+from qwen3_lib.answers.completion import Completion
+from qwen3_lib.batch.batch import Batch
+from qwen3_lib.server.errors import Refusal
+
+
+@dataclass(eq=False)
+class Job:
+    """An answer while it is generated: `text`, `n_tokens` and `finish_reason` belong to the same step."""
+    news: asyncio.Event  # set when the answer has begun, grown or ended
+    streams: bool  # False: nobody looks at the answer while it grows
+    completion: Completion = None  # type: ignore[assignment]  # the thread writes it, before the first news
+    text: str = ""
+    n_tokens: int = 0
+    finish_reason: str | None = None
+    error: Exception | None = None
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def ended(self) -> bool:
+        return self.finish_reason is not None or self.error is not None
+
+
+class Worker:
+    """Loads a model and answers with it. `totals` counts, for /metrics.
+
+    load() -> the Batch; queue: how many answers may wait for a slot; on_end(error) is called in the event loop if
+    loading or computing fails.
+    """
+
+    def __init__(self, load: Callable[[], Batch], queue_size: int, on_end: Callable[[Exception], None]):
+        self.load, self.queue_size, self.on_end = load, queue_size, on_end
+        self.commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.jobs, self.totals = set[Job](), Counter[str]()
+        self.batch: Batch | None = None  # None: still loading
+        self.ends_at: float | None = None  # when all that runs is given up
+        self.thread = threading.Thread(target=self.work, name="worker", daemon=True)
+
+    def start(self) -> None:
+        """Begins to load; to be called in the event loop."""
+        self.loop = asyncio.get_running_loop()
+        self.thread.start()
+
+    @property
+    def model(self) -> Model:
+        if self.batch is None:
+            raise Refusal(503, "the model is still loading", headers={"Retry-After": "1"})
+        return self.batch.model
+
+    # ---- In the event loop -------------------------------------------------------------------------------------------
+
+    async def do(self, function: Callable[[], Any]) -> Any:
+        """The result of a function that is called in the thread, between two steps."""
+        if not self.thread.is_alive():
+            raise Refusal(500, "the server has failed")
+        future = self.loop.create_future()
+
+        def finish(result: Any, error: Exception | None) -> None:
+            if error is not None and not future.done():
+                future.set_exception(error)
+            elif not future.done():  # else the client has left
+                future.set_result(result)
+
+        def command() -> None:
+            result, error = None, None
+            try:
+                result = function()
+            except Exception as failure:  # whatever it is, it belongs to this request, and the others go on
+                error = failure
+            self.loop.call_soon_threadsafe(finish, result, error)
+
+        self.commands.put(command)
+        return await future
+
+    async def submit(self, requests: list[tuple[list[int], dict[str, Any]]], streams: bool) -> list[Job]:
+        """Jobs for (prompt, options of a Completion) each. Raises Refusal if too many wait, and InputError."""
+        assert self.batch is not None
+        batch, news = self.batch, asyncio.Event()
+        if self.ends_at is not None:
+            raise Refusal(503, "the server is stopping")
+        if len(self.jobs) + len(requests) > len(batch.slots) + self.queue_size:
+            raise Refusal(429, f"{len(self.jobs)} answers run or wait already; try again later", code="queue_full",
+                          headers={"Retry-After": "2"})
+        jobs = [Job(news, streams) for _ in requests]
+        self.jobs.update(jobs)
+        try:
+            for job, (token_ids, options) in zip(jobs, requests):
+                await self.do(lambda: self.add(batch, job, token_ids, options))
+        except BaseException:
+            self.release(jobs)
+            raise
+        return jobs
+
+    def release(self, jobs: list[Job]) -> None:
+        """Ends the work for jobs whose client has left or is answered."""
+        def command(batch: Batch | None, left: set[Job]) -> None:
+            for request in batch.requests if batch else ():
+                if request.key in left:
+                    batch.cancel(request.key)  # type: ignore[union-attr]
+
+        left = {job for job in jobs if not job.ended}
+        self.jobs.difference_update(jobs)
+        if left:
+            self.totals["cancelled"] += sum(job.completion is not None for job in left)
+            self.commands.put(lambda: command(self.batch, left))
+
+    def deliver(self, news: list[tuple[Job, str, int, str | None, Exception | None]]) -> None:
+        """Writes what a step has brought into the jobs."""
+        now = time.monotonic()
+        for job, text, n_tokens, reason, error in news:
+            if job.n_tokens == 0 < n_tokens:
+                self.totals["prompt_tokens"] += len(job.completion.prompt)
+                self.totals["cached_tokens"] += job.completion.cached_tokens
+                self.totals["first_token_seconds"] += now - job.began  # type: ignore[assignment]
+                self.totals["answers_begun"] += 1
+            self.totals["generated_tokens"] += n_tokens - job.n_tokens
+            job.text, job.n_tokens, job.finish_reason, job.error = text, n_tokens, reason, error
+            if job.ended:
+                self.totals["answers_ended"] += 1
+                self.totals["given_up"] += error is not None
+                self.totals["answer_seconds"] += now - job.began  # type: ignore[assignment]
+            job.news.set()
+
+    def fail(self, error: Exception) -> None:
+        """Ends all jobs with an error."""
+        self.deliver([(job, job.text, job.n_tokens, None, error) for job in self.jobs if not job.ended])
+
+    def stop(self) -> None:
+        """Ends the thread after the step that runs."""
+        self.commands.put(None)
+        self.thread.join(5)  # a model that is still being loaded isn't waited for
+
+    # ---- In the thread -----------------------------------------------------------------------------------------------
+
+    def work(self) -> None:
+        try:
+            self.batch = self.load()
+            while self.obey(self.batch):
+                self.step(self.batch)
+        except Exception as error:  # a thread that ends silently would leave its clients waiting
+            if not isinstance(error, InputError):
+                traceback.print_exc()
+            self.loop.call_soon_threadsafe(self.fail, Refusal(500, "the server has failed"))
+            self.loop.call_soon_threadsafe(self.on_end, error)
+
+    def obey(self, batch: Batch) -> bool:
+        """Carries out the commands, and waits for one while there is nothing to compute -> False at the end."""
+        while batch.idle or not self.commands.empty():
+            if (command := self.commands.get()) is None:
+                return False
+            command()
+        return True
+
+    def add(self, batch: Batch, job: Job, token_ids: list[int], options: dict[str, Any]) -> None:
+        job.completion = batch.add(job, token_ids, **options)
+
+    def step(self, batch: Batch) -> None:
+        requests = [(request, len(request.completion.token_ids)) for request in batch.requests]
+        outcomes = dict(batch.step())
+        if self.ends_at is not None and time.monotonic() > self.ends_at:
+            for request in batch.requests:
+                batch.cancel(request.key)
+                outcomes[request.key] = InputError("the server is stopping")
+        news = list[Any]()
+        for request, before in requests:
+            job: Any = request.key
+            answer, outcome = request.completion, outcomes.get(job)
+            error = outcome if isinstance(outcome, InputError) else None
+            if outcome is not None or len(answer.token_ids) > before and (job.streams or not before):
+                reason = None if error else answer.finish_reason
+                news.append((job, answer.text, len(answer.token_ids), reason, error))
+        if news:
+            self.loop.call_soon_threadsafe(self.deliver, news)

@@ -1,0 +1,145 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["numpy>=2.0", "safetensors>=0.8", "tokenizers>=0.22.2", "huggingface_hub>=1.33", "tqdm>=4.66",
+#                 "jinja2>=3.1.6", "prompt_toolkit>=3.0.40", "numba>=0.62", "starlette>=1.0", "uvicorn>=0.50",
+#                 "llguidance>=1.9"]
+# ///
+"""A server that speaks OpenAI's API, with either engine.
+
+    python qwen3_server.py                                  the small bundled model, at http://127.0.0.1:8080/v1
+    python qwen3_server.py --model 0.6B --fast --context 16384
+
+    curl http://127.0.0.1:8080/v1/chat/completions -H "Content-Type: application/json" \\
+        -d '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+
+One thread answers all requests together: see qwen3_batch.py. An answer with a seed is the same whatever else runs
+(with the fast engine, to the last bit). The parts stand in qwen3_lib/server/.
+"""
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+from qwen3 import InputError, checked_whole
+from qwen3_batch import Batch, checked_size, slots_in
+from qwen3_lib.app.cli import guarded
+from qwen3_lib.app.files import read_text
+from qwen3_lib.app.options import Parser, add_engine_options, add_model_options, load
+from qwen3_lib.app.terminal import banner, note
+
+try:
+    import uvicorn
+
+    from qwen3_lib.server.web import LOCAL, Limits, Protocol, make_app
+    from qwen3_lib.server.worker import Worker
+except ImportError as error:  # an extra that a plain installation leaves out
+    missing: ImportError | None = error
+else:
+    missing = None
+
+CONTEXT = 8192  # tokens of a prompt and its answer; each slot takes memory for all of them
+KEPT = "512MB"
+GRACE = 10.0  # seconds that running answers have after SIGTERM
+
+
+def make_parser() -> Parser:
+    parser = Parser(description="Answers requests over HTTP in the form of OpenAI's API.")
+    add = parser.add_argument_group("who may ask").add_argument
+    add("--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on; 0.0.0.0 lets other machines ask "
+        "(default: %(default)s)")
+    add("--port", type=int, default=8080, metavar="N", help="port to listen on; 0 takes a free one (default: "
+        "%(default)s)")
+    add("--api-key-file", metavar="FILE", help="clients must send the key in this file as their API key (default: "
+        "$QWEN3_API_KEY, otherwise everybody may ask)")
+    add("--cors", action="append", default=[], metavar="ORIGIN", help="web pages from this origin may ask, such as "
+        "https://example.org; may be repeated")
+    add_model_options(parser)
+    add = parser.add_argument_group("memory and limits").add_argument
+    add("--context", type=int, metavar="N", help="most tokens of a prompt and its answer together (default: "
+        f"{CONTEXT}, or the model's context if that is smaller)")
+    add("--slots", type=int, metavar="N", help="most answers at the same time (default: as many as fit into --memory)")
+    add("--memory", metavar="SIZE", help="memory for the keys and values of all slots, such as 4GB (default: half of "
+        "the free memory)")
+    add("--keep", metavar="SIZE", default=KEPT, help="memory for earlier prompts and answers, so that a conversation "
+        "that goes on isn't computed again (default: %(default)s)")
+    add("--queue", type=int, default=64, metavar="N", help="how many answers may wait for a slot (default: "
+        "%(default)s)")
+    add("--timeout", type=float, default=600, metavar="S", help="longest time for an answer, in seconds (default: "
+        "%(default)s)")
+    add_engine_options(parser)
+    return parser
+
+
+def open_batch(args: argparse.Namespace) -> Batch:
+    """Loads the model and makes room for answers."""
+    memory = checked_size(args.memory)
+    model = load(args)
+    note(banner(model))
+    if model.embeds:  # needs no slots: it gives vectors only
+        return Batch(model, 1, 1)
+    longest = min(args.context or CONTEXT, model.config.context_length)
+    slots = args.slots or slots_in(model, longest, memory)
+    note(f"{slots} answers at a time, each of at most {longest} tokens with its prompt")
+    return Batch(model, slots, longest, checked_size(args.keep) or 0)
+
+
+def api_key(args: argparse.Namespace) -> str | None:
+    key = os.environ.get("QWEN3_API_KEY") if args.api_key_file is None else read_text(args.api_key_file).strip()
+    if key == "":
+        raise InputError(f"{args.api_key_file or '$QWEN3_API_KEY'}: the key is empty")
+    return key
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serves until a signal -> exit status."""
+    if missing is not None:
+        raise InputError(f"{missing}; the server needs: pip install starlette uvicorn llguidance")
+    for name, least in (("context", 2), ("slots", 1), ("queue", 0), ("port", 0)):
+        if getattr(args, name) is not None:
+            checked_whole(f"--{name}", getattr(args, name), least)
+    key, local, errors = api_key(args), args.host in ("localhost", "127.0.0.1", "::1"), list[Exception]()
+
+    class Uvicorn(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            worker.ends_at = worker.ends_at or time.monotonic() + GRACE
+            super().handle_exit(sig, frame)
+
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            port = self.servers[0].sockets[0].getsockname()[1]
+            note(f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{port}/v1")
+
+    def on_end(error: Exception) -> None:
+        errors.append(error)
+        server.should_exit = True
+
+    worker = Worker(lambda: open_batch(args), args.queue, on_end)
+    hosts = (*LOCAL, *(origin.partition("://")[2].partition(":")[0] for origin in args.cors)) if local else None
+    app = make_app(worker, Limits(args.timeout, key, tuple(args.cors), hosts))
+    server = Uvicorn(uvicorn.Config(app, args.host, args.port, http=Protocol, ws="none", log_level="warning",
+                                    server_header=False, timeout_graceful_shutdown=int(GRACE) + 2))
+    if not local and key is None:
+        note("Warning: every machine that reaches this address may ask. --api-key-file demands a key.")
+    signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn raises the signal again when all is done
+    server.run()
+    for error in errors:
+        raise error if isinstance(error, InputError) else InputError("the server has failed")
+    note(f"stopped; {worker.totals['answers_ended'] - worker.totals['given_up']} answers were finished, "
+         f"{worker.totals['given_up']} given up")
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line -> exit status: 0 after SIGTERM; 1 for bad input, in one line; 2 for bad usage."""
+    args = make_parser().parse_args(argv)
+    return guarded(lambda: run(args))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

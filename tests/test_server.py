@@ -1,0 +1,583 @@
+"""qwen3_lib/server, asked over HTTP by OpenAI's own client and by sockets."""
+import asyncio
+import base64
+import contextlib
+import dataclasses
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+
+import numpy as np
+import pytest
+
+import qwen3
+from configs import BASE, ROOT
+from helpers import WEATHER, assert_one_line, message_of
+from make_random_model import make_random_model
+from qwen3 import chat
+from qwen3_embed import embed, rerank
+from qwen3_lib.answers.completion import Completion
+from qwen3_lib.answers.schema import lark, regex
+from qwen3_lib.batch.batch import Batch
+
+openai = pytest.importorskip("openai")
+jsonschema = pytest.importorskip("jsonschema")
+uvicorn = pytest.importorskip("uvicorn")
+pytest.importorskip("starlette")
+pytest.importorskip("llguidance")
+from qwen3_lib.server import web  # noqa: E402
+from qwen3_lib.server.requests import CHAT, TEXT  # noqa: E402
+from qwen3_lib.server.web import Limits, Protocol, make_app  # noqa: E402
+from qwen3_lib.server.worker import Worker  # noqa: E402
+
+FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
+PARIS = "The capital of France is Paris."
+FORM = {"type": "object", "additionalProperties": False, "required": ["capital", "continent"], "properties": {
+    "capital": {"enum": ["Berlin", "Paris", "Rome"]}, "continent": {"enum": ["Africa", "Asia", "Europe"]}}}
+
+
+class Served:
+    """A server in this process."""
+
+    def __init__(self, model, slots=4, longest=1000, kept=2**26, queue=64, wait=True, **limits):
+        self.model, self.errors = model, []
+        self.worker = Worker(lambda: Batch(model() if callable(model) else model, slots, longest, kept), queue,
+                             self.errors.append)
+        app = make_app(self.worker, Limits(**{"seconds": 60, "hosts": web.LOCAL} | limits))
+        self.server = uvicorn.Server(uvicorn.Config(app, port=0, http=Protocol, log_level="warning"))
+        self.thread = threading.Thread(target=self.server.run)
+        self.thread.start()
+        until(lambda: self.server.started)
+        self.port = self.server.servers[0].sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        if wait:
+            until(lambda: self.worker.batch is not None)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.server.should_exit = True
+        self.thread.join(20)
+        assert not self.thread.is_alive() and not self.errors
+
+    def client(self, kind=openai.OpenAI, **options):
+        return kind(base_url=f"{self.url}/v1", **{"api_key": "x", "max_retries": 0, "timeout": 60} | options)
+
+    def ask(self, path, body=None, headers=None):
+        """(status, JSON or text, headers) of a request; a body that is no bytes is sent as JSON."""
+        data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, headers or {})
+        try:
+            with urllib.request.urlopen(request, timeout=30) as got:
+                status, text, given = got.status, got.read().decode(), got.headers
+        except urllib.error.HTTPError as error:
+            status, text, given = error.code, error.read().decode(), error.headers
+        return status, json.loads(text) if given["content-type"] == "application/json" else text, given
+
+    def idle(self):
+        until(lambda: self.worker.batch.idle and not self.worker.jobs)
+
+
+def until(condition, seconds=30):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it didn't happen"
+        time.sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def served(demo):
+    with Served(demo) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def client(served):
+    return served.client()
+
+
+def streamed(stream):
+    """(content, reasoning, calls, finish reasons, the chunks) of a stream; calls are put together from their pieces."""
+    chunks, calls, content, reasoning, reasons = [], {}, "", "", []
+    for chunk in stream:
+        chunks.append(chunk)
+        for choice in chunk.choices:
+            content += choice.delta.content or ""
+            reasoning += getattr(choice.delta, "reasoning_content", None) or ""
+            reasons += [choice.finish_reason] if choice.finish_reason else []
+            for call in choice.delta.tool_calls or ():
+                known = calls.setdefault(call.index, {"id": call.id, "name": call.function.name, "arguments": ""})
+                known["arguments"] += call.function.arguments or ""
+    return content, reasoning, [*calls.values()], reasons, chunks
+
+
+# ---- Chat ------------------------------------------------------------------------------------------------------------
+
+def test_an_answer_whole_and_streamed(client, demo):
+    whole = client.chat.completions.create(model="demo", messages=FRANCE, logprobs=True, top_logprobs=2)
+    [choice] = whole.choices
+    alone = chat(demo, FRANCE, logprobs=2).finish()
+    assert (choice.message.content, choice.message.reasoning_content) == (PARIS, "France: Paris")
+    assert choice.finish_reason == "stop" and whole.usage.completion_tokens == len(alone.token_ids)
+    entries = choice.logprobs.content
+    assert b"".join(bytes(entry.bytes) for entry in entries).decode() == alone.text
+    assert all(len(entry.top_logprobs) == 2 and entry.logprob <= 0 for entry in entries)
+
+    content, reasoning, calls, reasons, chunks = streamed(client.chat.completions.create(
+        model="demo", messages=FRANCE, stream=True, stream_options={"include_usage": True}, logprobs=True))
+    assert (content, reasoning, calls, reasons) == (PARIS, "France: Paris", [], ["stop"])
+    first, last = chunks[0].choices[0].delta, chunks[-1]
+    assert first.role == "assistant" and first.content is None and "content" in first.model_fields_set
+    assert last.choices == [] and last.usage.prompt_tokens == len(alone.prompt_ids)
+    assert last.usage.prompt_tokens_details.cached_tokens == len(alone.prompt_ids) - 1
+    assert {chunk.id for chunk in chunks} == {last.id} and all(chunk.usage is None for chunk in chunks[:-1])
+    assert [entry.token for chunk in chunks[:-1] if chunk.choices[0].logprobs
+            for entry in chunk.choices[0].logprobs.content] == [entry.token for entry in entries]
+    chunks = [*client.chat.completions.create(model="demo", messages=FRANCE, stream=True)]
+    assert all(chunk.choices and chunk.usage is None for chunk in chunks)
+
+
+def test_a_stream_on_the_wire(served):
+    status, text, headers = served.ask("/v1/chat/completions", {"messages": FRANCE, "stream": True})
+    events = text.split("\n\n")
+    assert status == 200 and headers["content-type"].startswith("text/event-stream")
+    assert events[-2:] == ["data: [DONE]", ""]
+    assert all(json.loads(each.removeprefix("data: "))["object"] == "chat.completion.chunk" for each in events[:-2])
+
+
+@pytest.mark.parametrize("options, expected", [
+    ({"extra_body": {"enable_thinking": False}}, (PARIS, "stop")),
+    ({"reasoning_effort": "none"}, (PARIS, "stop")),
+    ({"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}, "stop": [" is Par", "x"]},
+     ("The capital of France", "stop")),
+    ({"extra_body": {"enable_thinking": False}, "max_tokens": 3}, ("The capital of", "length")),
+    ({"extra_body": {"enable_thinking": False}, "max_completion_tokens": 2, "stop": "apex"}, ("The capital", "length")),
+])
+def test_options(client, options, expected):
+    for stream in (False, True):
+        got = client.chat.completions.create(model="m", messages=FRANCE, stream=stream, **options)
+        if stream:
+            content, _, _, [reason], _ = streamed(got)
+        else:
+            content, reason = got.choices[0].message.content, got.choices[0].finish_reason
+        assert (content, reason) == expected
+
+
+def test_choices_bias_prefill_and_roles(client, demo):
+    """Each of n answers is drawn with a seed of its own: that of a single request."""
+    same = {"messages": FRANCE, "model": "m", "temperature": 1.5, "max_tokens": 12}
+    several = client.chat.completions.create(n=3, seed=5, **same)
+    for i, choice in enumerate(several.choices):
+        alone = client.chat.completions.create(seed=5 + i, **same)
+        assert choice.message == alone.choices[0].message and choice.index == i
+    dot = str(demo.tokenizer.encode(".")[0])
+    biased = client.chat.completions.create(model="m", messages=FRANCE, reasoning_effort="none", max_tokens=9,
+                                            logit_bias={dot: -100})
+    assert "." not in biased.choices[0].message.content
+    begun = [{"role": "developer", "content": "Be brief."}, *FRANCE, {"role": "assistant", "content": "The capital of"}]
+    assert client.chat.completions.create(model="m", messages=begun).choices[0].message.content == " France is Paris."
+    budget = client.chat.completions.create(model="m", messages=FRANCE, extra_body={"thinking_budget": 2})
+    assert budget.choices[0].message.content == PARIS and "</think>" not in budget.choices[0].message.reasoning_content
+
+
+def test_tools(client):
+    asked = [{"role": "user", "content": "What is the weather in Paris?"}]
+    same = {"model": "m", "messages": asked, "tools": [WEATHER]}
+    for choice in ("auto", "required", {"type": "function", "function": {"name": "get_weather"}}):
+        whole = client.chat.completions.create(tool_choice=choice, **same).choices[0]
+        [call] = whole.message.tool_calls
+        assert whole.finish_reason == "tool_calls" and json.loads(call.function.arguments) == {"city": "Paris"}
+        _, _, [put_together], reasons, chunks = streamed(client.chat.completions.create(
+            tool_choice=choice, stream=True, **same))
+        assert (put_together["name"], put_together["arguments"]) == ("get_weather", call.function.arguments)
+        assert put_together["id"] and reasons == ["tool_calls"]
+    history = [*asked, whole.message.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "21 degrees"}]
+    assert "21" in client.chat.completions.create(**same | {"messages": history}).choices[0].message.content
+    forced = client.chat.completions.create(model="m", messages=FRANCE, tools=[WEATHER], tool_choice="required")
+    assert forced.choices[0].message.tool_calls[0].function.name == "get_weather"
+    free = client.chat.completions.create(model="m", messages=FRANCE, tools=[WEATHER], tool_choice="none")
+    assert free.choices[0].message.content == PARIS
+
+
+# ---- Answers that fit ------------------------------------------------------------------------------------------------
+
+def test_a_form_is_filled_in(client):
+    import pydantic
+
+    class Country(pydantic.BaseModel):
+        capital: str = pydantic.Field(json_schema_extra={"enum": FORM["properties"]["capital"]["enum"]})
+        continent: str = pydantic.Field(json_schema_extra={"enum": FORM["properties"]["continent"]["enum"]})
+
+    for effort in ("none", "high"):
+        parsed = client.chat.completions.parse(model="m", messages=FRANCE, response_format=Country,
+                                               reasoning_effort=effort).choices[0].message
+        assert parsed.parsed == Country(capital="Paris", continent="Europe")
+        assert (getattr(parsed, "reasoning_content", None) is None) == (effort == "none")
+
+
+SCHEMAS = [
+    FORM, {"type": "object"}, {"type": "integer", "minimum": -3, "maximum": 12}, {"type": "boolean"}, {"const": "é\n"},
+    {"type": "array", "items": {"type": "null"}, "minItems": 2, "maxItems": 3}, {"enum": [1, "two", [3]]},
+    {"type": "string", "maxLength": 4}, {"type": "string", "pattern": "^[a-c]{2,4}$"}, {"format": "date"},
+    {"anyOf": [{"type": "number"}, {"type": "object", "required": ["a"], "properties": {"a": {"type": "boolean"}}}]},
+    {"$defs": {"t": {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#/$defs/t"}, {"type": "null"}]}},
+                     "required": ["next"], "additionalProperties": False}}, "$ref": "#/$defs/t"}]
+
+
+def test_finished_answers_are_valid(talker):
+    """With random weights and seeds."""
+    finished, model = 0, dataclasses.replace(talker, eos_token_ids=(talker.tokenizer.token_to_id("<|im_end|>"),))
+    for number, schema in enumerate(SCHEMAS):
+        for seed in range(4):
+            answer = chat(model, "x", enable_thinking=False, schema=schema, seed=seed, max_new_tokens=200).finish()
+            if answer.finish_reason == "stop":
+                jsonschema.validate(json.loads(answer.text), schema)
+                finished += 1
+            assert answer.finish_reason in ("stop", "length"), number
+    assert finished > 3 * len(SCHEMAS)
+
+
+def test_other_grammars_and_what_cannot_be_used(demo):
+    assert str(chat(demo, "x", enable_thinking=False, schema=regex("(Paris|Lon/don)!{3}"), seed=1)) in (
+        "Paris!!!", "Lon/don!!!")
+    assert set(str(chat(demo, "x", enable_thinking=False, schema=lark('start: "ab"+'), max_new_tokens=9))) == {*"ab"}
+    thought = chat(demo, FRANCE, schema={"const": "Rome"}, think_budget=0).finish()
+    assert thought.answer.content == '"Rome"' and thought.finish_reason == "stop"
+    assert_one_line(message_of(chat, demo, "x", schema={"not": {}}), "not")
+    assert_one_line(message_of(chat, demo, "x", schema=3), "schema", "3")
+
+
+def test_a_schema_that_cannot_be_used_is_refused_by_name(client):
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="m", messages=FRANCE, response_format={
+            "type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "string", "pattern": "(?=a)b"}}})
+    assert caught.value.param == "response_format" and "look-around" in caught.value.message
+
+
+# ---- Plain text, tokens, vectors -------------------------------------------------------------------------------------
+
+def test_plain_text(client, demo):
+    ids = demo.tokenizer.encode("The capital of")
+    got = client.completions.create(model="m", prompt=["The capital of", ids], max_tokens=4, echo=True, n=2)
+    expected = "The capital of" + str(Completion(demo, ids, max_new_tokens=4))
+    assert [choice.text for choice in got.choices] == [expected] * 4 and got.usage.prompt_tokens == 2 * len(ids)
+    parts = [*client.completions.create(model="m", prompt=ids, max_tokens=4, stream=True, logprobs=1)]
+    assert "The capital of" + "".join(part.choices[0].text for part in parts) == expected
+    assert [token for part in parts for token in part.choices[0].logprobs.tokens] == [
+        demo.tokenizer.decode([token]) for token in Completion(demo, ids, max_new_tokens=4).finish().token_ids]
+
+
+def test_tokens_and_templates(served, demo):
+    text = "Ça va? 👍"
+    status, value, _ = served.ask("/tokenize", {"content": text})
+    assert status == 200 and value["tokens"] == demo.tokenizer.encode(text)
+    assert served.ask("/detokenize", {"tokens": value["tokens"]})[1]["content"] == text
+    assert served.ask("/apply-template", {"messages": FRANCE})[1]["prompt"] == \
+        demo.tokenizer.apply_chat_template(FRANCE)
+
+
+def test_vectors_and_scores(embedder, reranker):
+    texts = ["bee finds home", "rain falls on tea", "蜜蜂"]
+    model = qwen3.load_model(embedder)
+    with Served(model, 1, 1) as served:
+        vectors = embed(model, texts)
+        for form in ("float", "base64"):
+            got = served.client().embeddings.create(model="m", input=texts, encoding_format=form)
+            data = [np.frombuffer(base64.b64decode(each.embedding), "<f4") if form == "base64" else each.embedding
+                    for each in got.data]
+            np.testing.assert_array_equal(np.array(data, np.float32), vectors)
+        assert got.usage.prompt_tokens == sum(len(model.tokenizer.encode(text)) for text in texts)
+        status, value, _ = served.ask("/v1/chat/completions", {"messages": FRANCE})
+        assert status == 400 and "embedding model" in value["error"]["message"]
+        assert str(embedder) not in json.dumps(value)
+        status, value, _ = served.ask("/rerank", {"query": "home", "texts": texts})
+        assert status == 200 and [each["score"] for each in value] == sorted((each["score"] for each in value))[::-1]
+    model = qwen3.load_model(reranker)
+    with Served(model) as served:
+        scores = rerank(model, "home", texts)
+        status, value, _ = served.ask("/v1/rerank", {"query": "home", "documents": texts, "top_n": 2,
+                                                     "return_documents": True})
+        assert status == 200 and [each["index"] for each in value["results"]] == np.argsort(-scores)[:2].tolist()
+        assert value["results"][0] == {"index": int(scores.argmax()), "relevance_score": float(scores.max()),
+                                       "document": texts[int(scores.argmax())]}
+
+
+# ---- Company ---------------------------------------------------------------------------------------------------------
+
+def a_request(rng):
+    """A random request, as fields of a chat."""
+    country = rng.choice(["France", "Peru", "Japan", "Kenya", "法国"])
+    system = rng.choice([[], [{"role": "system", "content": "You are a helpful assistant. " * 9}]])
+    fields = {"messages": [*system, {"role": "user", "content": f"What is the capital of {country}?"}],
+              "max_tokens": rng.randrange(1, 15), "seed": rng.randrange(9), "temperature": rng.choice([0, 1, 2.5]),
+              "logprobs": True, "top_logprobs": rng.randrange(3)}
+    extra = {"top_k": rng.choice([0, 5]), "repetition_penalty": rng.choice([1, 1.2]),
+             "enable_thinking": rng.choice([True, False])}
+    if rng.random() < 0.2:
+        fields["response_format"] = {"type": "json_schema", "json_schema": {"name": "x", "schema": FORM}}
+    return fields, extra
+
+
+def alone(model, fields, extra):
+    form = fields.get("response_format")
+    options = {key: value for key, value in fields.items() if key in ("seed", "temperature")} | extra
+    answer = chat(model, fields["messages"], logprobs=fields["top_logprobs"], max_new_tokens=fields["max_tokens"],
+                  schema=form and form["json_schema"]["schema"], **options).finish()
+    return answer.answer.content, answer.answer.reasoning or "", [entry.logprob for entry in answer.logprobs]
+
+
+def test_200_requests_in_any_company_have_the_bits_of_single_runs(tmp_path):
+    """Whole and streamed, with equal and different beginnings, some leaving midway; few slots, and caches are kept."""
+    pytest.importorskip("numba")
+    import qwen3_numba
+    path = make_random_model(BASE | {"vocab_size": 4096, "num_hidden_layers": 1, "max_position_embeddings": 1000},
+                             tmp_path / "model", "bfloat16", tokenizer=ROOT / "demo")
+    model, rng = qwen3_numba.load_model(path, "int8", 1), random.Random(1)
+    requests = [a_request(rng) for _ in range(200)]
+
+    async def ask(client, room, number):
+        fields, extra = requests[number]
+        async with room:
+            if number % 2:
+                got = (await client.chat.completions.create(model="m", extra_body=extra, **fields)).choices[0]
+                return (got.message.content, getattr(got.message, "reasoning_content", None) or "",
+                        [entry.logprob for entry in got.logprobs.content])
+            content, reasoning, logprobs = "", "", []
+            stream = await client.chat.completions.create(model="m", stream=True, extra_body=extra, **fields)
+            async for chunk in stream:
+                [choice] = chunk.choices
+                content += choice.delta.content or ""
+                reasoning += getattr(choice.delta, "reasoning_content", None) or ""
+                logprobs += [entry.logprob for entry in choice.logprobs.content] if choice.logprobs else []
+                if number % 20 == 0 and content + reasoning:
+                    await stream.close()
+                    return None
+            return content, reasoning, logprobs
+
+    async def all_of_them():
+        async with served.client(openai.AsyncOpenAI) as client:
+            room = asyncio.Semaphore(24)
+            return await asyncio.gather(*(ask(client, room, number) for number in order))
+
+    with Served(model, slots=5, longest=400, kept=2**22) as served:
+        order = rng.sample(range(200), 200)
+        answers = dict(zip(order, asyncio.run(all_of_them())))
+        served.idle()
+        assert served.worker.totals["cached_tokens"] > 1000
+    assert sum(answer is None for answer in answers.values()) <= 10
+    for number, answer in answers.items():
+        if answer is not None:
+            assert answer == alone(model, *requests[number]), number
+
+
+def test_a_conversation_is_found_again_after_others_used_its_slot(demo):
+    first = [{"role": "system", "content": "word " * 50}, *FRANCE]
+    talk = [*FRANCE, {"role": "assistant", "content": PARIS}, {"role": "user", "content": "And of Peru?"}]
+    with Served(demo, slots=1) as served:
+        client = served.client()
+        for messages in (first, talk, first):
+            again = client.chat.completions.create(model="m", messages=messages)
+    assert again.usage.prompt_tokens_details.cached_tokens == again.usage.prompt_tokens - 1
+
+
+def endless(served, **fields):
+    """A connection with a stream that goes on for a while, after its first chunks."""
+    body = json.dumps({"prompt": "once", "max_tokens": 5000, "stream": True, "logit_bias": {
+        str(token): -100 for token in served.worker.model.eos_token_ids}} | fields).encode()
+    connection = socket.create_connection(("127.0.0.1", served.port), timeout=30)
+    connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body))
+    connection.sendall(body)
+    return connection
+
+
+def test_clients_that_leave_free_their_slots(demo):
+    """While the answer grows, while the prompt is read, while it waits; streamed or not."""
+    long = {"prompt": "a b c d e f g h " * 150}
+    for fields in ({}, {"stream": False}, long, long | {"stream": False}):
+        with Served(demo, slots=1, longest=4000) as served:
+            connections = [endless(served, **fields) for _ in range(2)]
+            until(lambda: len(served.worker.jobs) == 2 and served.worker.batch.running)
+            if "prompt" not in fields:
+                until(lambda: served.worker.totals["generated_tokens"] > 0)
+            start = time.monotonic()
+            for connection in connections:
+                connection.close()
+            served.idle()
+            assert served.worker.totals["cancelled"] == 2 and time.monotonic() - start < 5
+
+
+def test_the_queue_and_the_time_are_limited(demo):
+    with Served(demo, slots=1, longest=4000, queue=1, seconds=1.0) as served:
+        with contextlib.closing(endless(served)) as first, contextlib.closing(endless(served, stream=False)) as second:
+            until(lambda: len(served.worker.jobs) == 2)
+            status, value, headers = served.ask("/v1/completions", {"prompt": "x"})
+            assert status == 429 and headers["retry-after"] and value["error"]["type"] == "rate_limit_error"
+            assert second.recv(100).startswith(b"HTTP/1.1 504 ")
+            text = b""
+            while part := first.recv(2**16):
+                text += part
+                if b'"timeout"' in text:
+                    break
+            assert b"[DONE]" not in text
+        served.idle()
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one(demo):
+    """Its first token comes within two passes, though the long prompt takes dozens."""
+    batch = Batch(demo, 2, 4000)
+    batch.add("long", demo.tokenizer.encode("a b c d e f g h " * 150), max_new_tokens=1)
+    batch.step()
+    short = batch.add("short", demo.tokenizer.encode("The capital of"), max_new_tokens=2)
+    batch.step()
+    assert len(short.token_ids) == 1
+
+
+# ---- Bad requests ----------------------------------------------------------------------------------------------------
+
+BAD = [  # path, body, status, the field at fault, words of the message
+    ("/v1/chat/completions", {"messages": FRANCE, "temperature": -1}, 400, "temperature", "temperature"),
+    ("/v1/chat/completions", {"messages": FRANCE, "max_tokens": 0}, 400, "max_tokens", "whole"),
+    ("/v1/chat/completions", {"messages": FRANCE, "n": 9}, 400, "n", "8"),
+    ("/v1/chat/completions", {"messages": FRANCE, "stop": [""]}, 400, None, "stop"),
+    ("/v1/chat/completions", {"messages": FRANCE, "logit_bias": {"a": 1}}, 400, "logit_bias", "id"),
+    ("/v1/chat/completions", {"messages": FRANCE, "tempurature": 1}, 400, "tempurature", "temperature"),
+    ("/v1/chat/completions", {"messages": FRANCE, "tool_choice": "required"}, 400, "tool_choice", "tools"),
+    ("/v1/chat/completions", {"messages": FRANCE, "response_format": {"type": "x"}}, 400, "response_format", "json"),
+    ("/v1/chat/completions", {}, 400, None, "messages"),
+    ("/v1/chat/completions", {"messages": 3}, 400, "messages", "messages"),
+    ("/v1/chat/completions", {"messages": [*FRANCE, {"role": "tool"}]}, 400, "messages", "message 1"),
+    ("/v1/chat/completions", {"messages": [*FRANCE, {"role": "assistant", "tool_calls": [
+        {"function": {"name": "f", "arguments": "{"}}]}]}, 400, "messages", "message 1"),
+    ("/v1/chat/completions", {"messages": FRANCE * 300}, 400, "messages", "context"),
+    ("/v1/completions", {"prompt": "a " * 2000, "stream": True}, 400, "prompt", "context"),
+    ("/v1/completions", {"prompt": [10**30]}, 400, None, "range"),
+    ("/v1/completions", {"prompt": {}}, 400, "prompt", "text"),
+    ("/v1/completions", {"prompt": "\ud800"}, 400, None, "Unicode"),
+    ("/v1/completions", b"{", 400, None, "JSON"),
+    ("/v1/completions", b"[" * 10000, 400, None, "JSON"),
+    ("/v1/completions", b"\xff", 400, None, "JSON"),
+    ("/v1/completions", b"3", 400, None, "object"),
+    ("/v1/embeddings", {"input": "x"}, 400, None, "embedding"),
+    ("/v1/embeddings", {"input": 3}, 400, "input", "text"),
+    ("/v1/rerank", {"query": "x", "documents": []}, 400, "query", "documents"),
+    ("/tokenize", {}, 400, "content", "text"), ("/detokenize", {"tokens": "x"}, 400, "tokens", "ids"),
+    ("/v1/nothing", {}, 404, None, "/v1/nothing"), ("/v1/models", {}, 405, None, "POST")]
+
+
+@pytest.mark.parametrize("path, body, status, param, words", BAD)
+def test_bad_requests(served, path, body, status, param, words):
+    got, value, _ = served.ask(path, body)
+    assert got == status and value["error"].keys() == {"message", "type", "param", "code"}
+    assert value["error"]["param"] == param and words in value["error"]["message"]
+    assert_one_line(value["error"]["message"])
+    if words == "context":
+        assert value["error"]["code"] == "context_length_exceeded"
+    assert str(ROOT) not in json.dumps(value)
+
+
+VALUES = [None, True, False, 0, 1, -1, 2**70, 1e308, 0.5, "", "x", "\ud800", [], [[]], {}, {"type": "object"}, [1, "a"],
+          {"a": {"b": [None]}}, [None], "\0", "auto", [{}], {"function": 3}, {"type": "function", "function": None}]
+
+
+def test_requests_of_any_shape(served):
+    """Fields with values of any kind: answered or refused, and the next good request is answered."""
+    rng = random.Random(3)
+    good = {"/v1/chat/completions": ({"messages": FRANCE, "max_tokens": 1}, CHAT),
+        "/v1/completions": ({"prompt": "The", "max_tokens": 1}, TEXT),
+        "/v1/embeddings": ({"input": "x"}, ("encoding_format", "dimensions")),
+        "/rerank": ({"query": "x", "texts": ["a"]}, ("documents", "top_n", "instruction", "truncate")),
+        "/tokenize": ({"content": "x"}, ("prompt",)), "/detokenize": ({"tokens": [1]}, ()),
+        "/apply-template": ({"messages": FRANCE}, ("tools", "tool_choice", "enable_thinking"))}
+    for _ in range(150 * int(os.environ.get("FUZZ", 1))):
+        path = rng.choice([*good])
+        body, fields = good[path]
+        changed = body | {rng.choice([*body, *fields]): rng.choice(VALUES) for _ in range(rng.choice([1, 1, 2]))}
+        if isinstance(changed.get("messages"), list) and rng.random() < 0.3:
+            changed["messages"] = [FRANCE[0] | {rng.choice(["role", "content", "tool_calls"]): rng.choice(VALUES)}]
+        data = json.dumps(changed).encode()
+        data = data if rng.random() < 0.9 else data[:rng.randrange(len(data))]
+        status, value, _ = served.ask(path, data)
+        assert status in (200, 400), (status, value, path, data)
+    assert served.ask("/v1/completions", {"prompt": "The", "max_tokens": 1})[0] == 200
+
+
+def test_who_may_ask(demo, monkeypatch):
+    monkeypatch.setattr(web, "LARGEST_BODY", 1000)
+    monkeypatch.setattr(web, "HEADER_SECONDS", 0.3)
+    monkeypatch.setattr(web, "BODY_SECONDS", 0.3)
+    with Served(demo, key="söcret", origins=("https://friend.org",)) as served:
+        ask = served.ask
+        assert ask("/v1/models")[0] == 401 and ask("/health")[0] == 200
+        for key in ("wrong", "söcret"):
+            got = ask("/v1/models", headers={"Authorization": f"Bearer {key}".encode().decode("latin-1")})
+            assert got[0] == (200 if key == "söcret" else 401)
+        assert ask("/health", headers={"Host": "evil.org"})[0] == 403  # a name that leads to 127.0.0.1
+        assert ask("/health", headers={"Origin": "https://evil.org"})[0] == 403
+        assert ask("/health", headers={"Origin": served.url})[0] == 200
+        allowed = ask("/health", headers={"Origin": "https://friend.org"})
+        assert allowed[0] == 200 and allowed[2]["access-control-allow-origin"] == "https://friend.org"
+    with Served(demo) as served:
+        assert served.ask("/v1/completions", {"prompt": "x" * 1000})[0] == 413
+        with socket.create_connection(("127.0.0.1", served.port), timeout=30) as slow:  # headers that never end
+            slow.sendall(b"POST /v1/completions HTTP/1.1\r\nA: b\r\n")
+            assert slow.recv(100) == b""
+        with socket.create_connection(("127.0.0.1", served.port), timeout=30) as slow:  # nor does the body
+            slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
+            assert slow.recv(100).startswith(b"HTTP/1.1 408 ")
+
+
+# ---- The process -----------------------------------------------------------------------------------------------------
+
+def test_health_while_loading_and_metrics(demo):
+    ready = threading.Event()
+
+    def load():
+        ready.wait(30)
+        return demo
+
+    with Served(load, wait=False) as served:
+        assert served.ask("/health")[0] == 503 == served.ask("/v1/completions", {"prompt": "x"})[0]
+        ready.set()
+        until(lambda: served.worker.batch is not None)
+        assert served.ask("/health")[0] == 200
+        served.client().completions.create(model="m", prompt="The", max_tokens=7)
+        lines = served.ask("/metrics")[1].splitlines()
+        assert "qwen3_generated_tokens_total 7" in lines and "qwen3_slots 4" in lines
+        assert [each.id for each in served.client().models.list()] == ["demo"]
+
+
+def test_the_page_needs_nothing_from_elsewhere(served):
+    status, text, headers = served.ask("/")
+    assert status == 200 and "<title>Qwen3</title>" in text and "http" not in text and " src=" not in text
+    assert "default-src 'none'" in headers["content-security-policy"] and "innerHTML" not in text
+
+
+def test_the_command(tmp_path):
+    """It says where it listens, answers, and ends after SIGTERM with what runs finished."""
+    process = subprocess.Popen([sys.executable, ROOT / "qwen3_server.py", "--port", "0", "--slots", "2"],
+                               stderr=subprocess.PIPE, text=True, env=os.environ | {"OPENBLAS_NUM_THREADS": "1"})
+    try:
+        lines = [process.stderr.readline()]
+        while "at a time" not in lines[-1]:
+            lines.append(process.stderr.readline())
+        url = lines[0].strip()
+        client = openai.OpenAI(base_url=url, api_key="x", timeout=60, max_retries=0)
+        until(lambda: urllib.request.urlopen(url.removesuffix("/v1") + "/health", timeout=10).status == 200)
+        stream = iter(client.chat.completions.create(model="m", messages=FRANCE, stream=True))
+        next(stream)
+        process.send_signal(signal.SIGTERM)
+        assert streamed(stream)[0] == PARIS
+        client.close()
+        assert process.wait(30) == 0 and "1 answers were finished, 0 given up" in process.stderr.read()
+    finally:
+        process.kill()
+        process.wait()

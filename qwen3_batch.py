@@ -36,6 +36,7 @@ from qwen3_lib.app.options import (Parser, add_answer_options, add_engine_option
 from qwen3_lib.app.records import Settings, open_source, request
 from qwen3_lib.app.terminal import note
 from qwen3_lib.batch.batch import Batch, generate_batch, slots_in
+from qwen3_lib.io.errors import counted
 
 __all__ = ["Batch", "generate_batch", "slots_in"]
 
@@ -102,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     slots = slots_in(model, longest, memory)
     with Journal(args.out, description(source, model, settings), source.last) as journal:
         form = "plain text, one prompt per line; " if source.form == "text" else ""
-        note(f"{args.input}: {form}{source.n_records} records, {slots} at a time, each of at most {longest} "
+        note(f"{args.input}: {form}{counted(source.n_records, 'record')}, {slots} at a time, each of at most {longest} "
              "tokens with its answer")
         run_job(source, journal, Batch(model, slots, longest), lambda row, line: request(model, settings, row, line),
                 args.openai, args.fail_fast)

@@ -147,7 +147,7 @@ def load_prompt_cache(model: Model, name: str | Path) -> KVCache:
     if not os.path.isfile(name):
         raise InputError(f"{name}: not a regular file, so not a prompt cache")
     try:
-        with safetensors.safe_open(name, framework="numpy") as file:
+        with open(name, "rb"), safetensors.safe_open(name, framework="numpy") as file:  # open says why it can't
             metadata = file.metadata() or {}
             token_ids, k, v = (file.get_tensor(key) for key in ("token_ids", "k", "v"))
     except (OSError, ValueError, TypeError, KeyError, safetensors.SafetensorError) as error:

@@ -69,8 +69,9 @@ class Journal:
         try:
             yield
         except OSError as error:
-            kept = f"; {self.n_done} records are done, and the same command goes on from there" if self.n_done else ""
-            raise InputError(f"{self.name}: cannot be written: {error.strerror or error}{kept}") from error
+            done = f"; done: {counted(self.n_done, 'record')}; the same command goes on from there"
+            raise InputError(f"{self.name}: cannot be written: {error.strerror or error}{done if self.n_done else ''}"
+                             ) from error
 
     def _take_lock(self) -> None:
         if fcntl is not None:
@@ -211,8 +212,8 @@ def run_job(source: Source, journal: Journal, batch: Any, prepare: Callable[[Row
                 bar.update(journal.n_done - n_shown)
                 n_shown = journal.n_done
     except KeyboardInterrupt:
-        note(f"{journal.name}: {journal.n_done} of {source.n_records} records are done; the same command goes on from "
-             "there")
+        note(f"{journal.name}: done: {journal.n_done} of {counted(source.n_records, 'record')}; the same command goes "
+             "on from there")
         raise
     source.check_unchanged()
     before = f" ({n_before} were done before)" if n_before else ""

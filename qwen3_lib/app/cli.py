@@ -62,8 +62,8 @@ def make_parser() -> Parser:
     add = group.add_mutually_exclusive_group().add_argument
     add("--chat", action="store_true", help="have a conversation; /help lists the commands in it. On a terminal, the "
         "conversation also starts when you give no prompt")
-    group.add_argument("--continue", action="store_true", help="go on with the last conversation: answer the prompt, or "
-                       "chat if there is no prompt")
+    group.add_argument("--continue", action="store_true", help="go on with the last conversation: answer the prompt, "
+                       "or chat if there is no prompt")
     add("--score", action="store_true", help="do not answer the text, but print how likely the model finds it: "
         "log-likelihood, number of tokens, perplexity; with --file, for each line")
     add("--list", action="store_true", help="list the models on this computer: name, size, and whether this program "

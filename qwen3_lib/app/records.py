@@ -1,7 +1,7 @@
 """The records of a job: requests from JSON lines, plain text, OpenAI's batch files, CSV or Parquet; and their results.
 
-A record is identified by the number of its line, from 1 on; in a table, of its row. The id belongs to the user: it may be
-missing (then it is the number) or repeat.
+A record is identified by the number of its line, from 1 on; in a table, of its row. The id belongs to the user: it may
+be missing (then it is the number) or repeat.
 """
 import csv
 import hashlib

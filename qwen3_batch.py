@@ -8,7 +8,7 @@
     python qwen3_batch.py in.jsonl --out out.jsonl     one record per line; the same command continues a stopped job
 
 A pass through the model reads each weight once, whether for one token or for many. So a `Batch` gives a pass the next
-tokens of all its requests: one token of each answer, and pieces of the prompts of those that have just joined.
+tokens of all requests: one token of each answer, and pieces of the prompts of new requests.
 
     batch = Batch(model, slots=8, longest=2048)
     for i, prompt in enumerate(prompts):
@@ -55,10 +55,10 @@ def make_parser() -> Parser:
     add("input", help='JSON lines, each with "prompt" or "messages", and "id" and options if you like; plain text, one '
         "prompt per line; OpenAI's batch form; or a table, .csv or .parquet")
     add("--out", metavar="FILE", required=True, help="write the results to FILE; FILE.job beside it describes the job")
-    add("--text", action="store_true", help="the input is plain text, one prompt per line (default: if its first line "
-        'does not begin with "{", and its name does not end in .jsonl or .json)')
+    add("--text", action="store_true", help="read the input as plain text, one prompt per line (default: if the first "
+        'line does not begin with "{", and the name does not end in .jsonl, .ndjson or .json)')
     add("--openai", action="store_true", help="write results in the form of OpenAI's batch files")
-    add("--column", metavar="NAME", help="the column of a table that holds the prompts")
+    add("--column", metavar="NAME", help="take the prompts from this column of a table")
     add("--template", metavar="TEXT", help='build each prompt from columns: "Translate: {text}"')
     add("--fail-fast", action="store_true", help="stop at the first record that fails")
     add_model_options(parser)
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     slots = slots_in(model, longest, memory)
     with Journal(args.out, description(source, model, settings), source.last) as journal:
         form = "plain text, one prompt per line; " if source.form == "text" else ""
-        note(f"{args.input}: {form}{source.n_records} records, {slots} at a time, each of at most {longest} "
+        note(f"{args.input}: {form}records: {source.n_records}, {slots} at a time, each of at most {longest} "
              "tokens with its answer")
         run_job(source, journal, Batch(model, slots, longest), lambda row, line: request(model, settings, row, line),
                 args.openai, args.fail_fast)

@@ -49,15 +49,15 @@ def make_parser() -> argparse.ArgumentParser:
     add("--html", metavar="FILE", default="qwen3_inspect.html", help="the file to write (default: %(default)s)")
     add("--open", action="store_true", help="open the file in the browser")
     add("--raw", action="store_true", help="continue the prompt as plain text, without the chat template")
-    add("--think", action=argparse.BooleanOptionalAction, help="think before the answer, or don't")
+    add("--think", action=argparse.BooleanOptionalAction, help="reason before the answer, or don't")
     add("-n", "--max-tokens", type=int, metavar="N", default=32, help="longest answer (default: %(default)s)")
     add("--seed", type=int, metavar="N", help="the same seed draws the same tokens")
     for name in Sampling.__dataclass_fields__:
         kind = int if name == "top_k" else float
-        add("--" + name.replace("_", "-"), type=kind, metavar="X", help="as for the other commands")
+        add("--" + name.replace("_", "-"), type=kind, metavar="X", help="as for qwen3.py")
     add("--quantized", action=argparse.BooleanOptionalAction, default=True,
         help="compare with int8 and int4 in the fast engine (default: yes)")
-    add("--compare", metavar="QUESTION", help="answer this question with thinking and without (default: "
+    add("--compare", metavar="QUESTION", help="answer this question with reasoning and without (default: "
         f'"{COMPARED}" for the bundled model, no question for others)')
     add_model_options(parser)
     return parser

@@ -282,7 +282,7 @@ class NoTokenizer(Tokenizer):
         pass
 
     def __getattr__(self, name: str) -> Any:
-        raise InputError("the model was loaded with tokenizer=False, so it takes only token ids")
+        raise InputError("the model was loaded with tokenizer=False, and this needs its tokenizer")
 
 
 class StreamDecoder:

@@ -199,8 +199,8 @@ class Bench:
                         [f"{same} of {N_PROMPTS}"])
 
     def report(self) -> str:
-        from qwen3_lib.io.models import load_config
-        config = replace(load_config(self.folder / "model"), num_hidden_layers=self.n_layers,
+        from qwen3_lib.io.models import open_model
+        config = replace(open_model(str(self.folder / "model")).config(), num_hidden_layers=self.n_layers,
                          sparse_layers=tuple(range(self.n_layers)))
         titles = ["engine", "format", "read per token, GB", f"decode at {CONTEXT}, tokens/s",
                   f"prefill {PROMPT}, tokens/s", "decode: of the bandwidth"]

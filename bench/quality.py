@@ -24,7 +24,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "demo/train"), str(RO
 import corpus  # noqa: E402
 import evaluate  # noqa: E402
 import qwen3  # noqa: E402
-from qwen3_lib.io.models import load_config  # noqa: E402
+from qwen3_lib.io.models import open_model  # noqa: E402
 from make_random_model import make_random_model, official_config  # noqa: E402
 from peers import ENTRIES, missing_packages, open_engine  # noqa: E402
 from run import alone, write_once  # noqa: E402
@@ -153,7 +153,8 @@ def main() -> None:
         print_comparison(title, compare(ROOT / "demo", Path(folder), args.threads, texts))
     with tempfile.TemporaryDirectory() as folder:
         path = args.model or make_random_model(official_config("0.6B"), Path(folder) / "model")
-        ids = np.random.default_rng(0).integers(0, load_config(path).vocab_size, args.random_tokens).tolist()
+        size = open_model(str(path)).config().vocab_size
+        ids = np.random.default_rng(0).integers(0, size, args.random_tokens).tolist()
         title = f"random 0.6B, {len(ids)} tokens"
         print_comparison(title, compare(path, Path(folder), args.threads, [ids]))
     print_greedy(args.threads, args.cases)

@@ -176,7 +176,7 @@ def test_it_goes_everywhere_that_a_folder_goes(demo_gguf, capfd, tmp_path):
     assert terminal.banner(qwen3.load_model(demo_gguf)).startswith("qwen3 · demo.gguf · 6.95 M parameters")
     options = ["--model", demo_gguf, "--no-think", "--greedy", "--prompt-cache", tmp_path / "cache", FRANCE]
     assert [run_main(capfd, *options) for _ in range(2)] == [(0, PARIS, "")] * 2
-    assert_cli_refuses(capfd, ["--model", demo_gguf, "--verify"], "nothing to compare with")
+    assert_cli_refuses(capfd, ["--model", demo_gguf, "--verify"], "no checksums to compare with")
 
 
 def test_sampling_of_the_file(tmp_path):

@@ -80,7 +80,7 @@ def test_killed_interrupted_and_started_again(expected, source, tmp_path):
         status, _, err = finish(process)
         if number == signal.SIGINT and status:  # the job may have been faster
             assert status == 130 and err.endswith(": interrupted\n")
-            assert re.search(r"\d+ of 10 records are done; the same command goes on", err)
+            assert re.search(r"done: \d+ of 10 records; the same command goes on", err)
         kept = out.read_bytes()
     status, _, err = finish(batch(source, "--out", out))
     assert status == 0 and out.read_bytes().startswith(kept[:kept.rfind(b"\n") + 1])

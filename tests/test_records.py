@@ -76,9 +76,9 @@ def test_lines_that_are_no_object(line, words):
 
 
 def test_ids():
-    rows = ({}, {"id": None}, {"id": "a"}, {"id": 7}, {"custom_id": "c"})
-    assert [id_of(row, 9) for row in rows] == [9, 9, "a", 7, "c"]
-    for wrong in (1.5, float("nan"), True, [], {}):
+    rows = ({}, {"id": None}, {"id": "a"}, {"id": 7}, {"id": 1.7e9}, {"custom_id": "c"})
+    assert [id_of(row, 9) for row in rows] == [9, 9, "a", 7, 1.7e9, "c"]
+    for wrong in (float("nan"), -float("inf"), True, [], {}):
         assert_one_line(message_of(id_of, {"id": wrong}, 1), "the id must be")
 
 
@@ -124,10 +124,19 @@ def test_openai_requests(demo):
                        ({"logprobs": True, "top_logprobs": 3}, {"logprobs": 3}), ({"logprobs": True}, {"logprobs": 0}),
                        ({"logprobs": False, "n": 1, "stream": False, "user": "me", "stop": None}, {}),
                        ({"tools": TOOLS, "tool_choice": "auto"}, {"tools": TOOLS}),
+                       ({"tools": TOOLS, "tool_choice": "none"}, {}),
+                       ({"reasoning_effort": "none"}, {"enable_thinking": False}),
+                       ({"reasoning_effort": "low"}, {"enable_thinking": True}),
+                       ({"modalities": ["text"], "stream_options": {"include_usage": True}, "store": True,
+                         "metadata": {"a": "b"}, "parallel_tool_calls": True, "verbosity": "medium"}, {}),
                        ({"chat_template_kwargs": {"enable_thinking": False}, "top_k": 5},
                         {"enable_thinking": False, "top_k": 5})]:
         assert request(demo, Settings(), batch_line(**body), 1) == \
             request(demo, Settings(), ours | (body if same is ... else same), 1)
+    developer, system = ([{"role": role, "content": "Rhyme."}, *ours["messages"]] for role in ("developer", "system"))
+    job = Settings(system="Be brief.", tools=TOOLS)
+    assert request(demo, job, batch_line(messages=developer, tool_choice="none"), 1) == \
+        request(demo, Settings(), {"messages": system}, 1)
 
 
 @pytest.mark.parametrize("change, words", [
@@ -136,7 +145,11 @@ def test_openai_requests(demo):
     ({"body": {"n": 2}}, "n must be 1"), ({"body": {"stream": True}}, "stream must be false"),
     ({"body": {"response_format": {"type": "json_object"}}}, "response_format"),
     ({"body": {"logprobs": 5}}, "logprobs"), ({"body": {"chat_template_kwargs": 1}}, "chat_template_kwargs"),
-    ({"body": {"tool_choice": "required"}}, "tool_choice"),
+    ({"body": {"tool_choice": "required"}}, 'tool_choice must be "auto" or "none"'),
+    ({"body": {"tool_choice": {"type": "function", "function": {"name": "look"}}}}, "tool_choice"),
+    ({"body": {"reasoning_effort": "lots"}}, "reasoning_effort must be"),
+    ({"body": {"modalities": ["text", "audio"]}}, 'modalities must be ["text"]'),
+    ({"body": {"parallel_tool_calls": False}}, "parallel_tool_calls must be true"),
     ({"body": {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}}, "content"),
     ({"body": {"temprature": 1}}, "did you mean temperature?")])
 def test_openai_requests_that_are_refused(demo, change, words):
@@ -232,6 +245,7 @@ def test_csv(demo, tmp_path):
 @pytest.mark.parametrize("data, words", [
     (b"text\nfine\n\xff\n", "not UTF-8 text"), (b"", "no column text (its columns: none)"),
     (b"txt\na\n", "did you mean txt?"), (b"text,text\na,b\n", "has 2 columns text"),
+    (b"id,text,id\n1,a,2\n", "has 2 columns id"),
     (b"id,text\n1,a\n2,Hello, bees\n", "row 2 has more values"), (b'text\nfine\n"Hello" bees\n', "row 2 is not CSV"),
     (b'text\nfine\n"the rest\nis this value\n', "row 2 is not CSV")])
 def test_csv_that_is_refused(tmp_path, data, words):
@@ -264,8 +278,12 @@ def test_parquet_that_is_refused(tmp_path):
     import pyarrow as pa
     file, latin = tmp_path / "in.parquet", pa.array([b"gr\xfcn"])
     latin = pa.Array.from_buffers(pa.string(), 1, latin.buffers())
-    for values, names, words in [([latin], ["text"], "can't decode byte 0xfc"), ([[[1]]], ["text"], "list"),
-                                 ([[{"a": 1}]], ["text"], "struct"), ([["a"], ["b"]], ["text"] * 2, "2 columns text")]:
+    for values, names, words in [([latin], ["text"], "column text cannot be read as text: 'utf-8' codec can't decode"),
+                                 ([[[1]]], ["text"], "list"), ([[{"a": 1}]], ["text"], "struct"),
+                                 ([["a"], ["b"]], ["text"] * 2, "2 columns text"),
+                                 ([["a"], ["b"], ["c"]], ["id", "text", "id"], "2 columns id"),
+                                 ([pa.array([2**62], pa.timestamp("us"))], ["text"], "text: <value out of range"),
+                                 ([pa.array([2**30], pa.date32()), ["a"]], ["id", "text"], "column id cannot be")]:
         pq.write_table(pa.table([pa.array(value) for value in values], names), file)
         assert_one_line(message_of(open_source, str(file), "{text}"), "in.parquet", words)
     pq.write_table(pa.table({"text": [f"bee {i}" for i in range(10_000)]}), file)

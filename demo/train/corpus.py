@@ -28,7 +28,8 @@ class Example:
     tools: list[dict] | None = None
     enable_thinking: bool | None = None  # as apply_chat_template takes it; None is the default: thinking
     raw: str = ""  # plain text, instead of a conversation
-    beside: list["Example"] = field(default_factory=list)  # conversations that begin with the same system prompt and tools
+    # conversations that begin with the same system prompt and tools
+    beside: list["Example"] = field(default_factory=list)
 
 
 def filler(rng: random.Random) -> Turn:
@@ -50,7 +51,8 @@ def unhelped(rng: random.Random, use: ToolUse) -> Turn:
             turn = not_known(question, "_zh" if words.chinese(question) else "")
         text = turn.question.lower()
         topics = {topic for tool in use.tools for topic in tool.topic.split()}
-        if not ("sum" in topics and any(char.isdigit() for char in text)) and not any(topic in text for topic in topics):
+        if not ("sum" in topics and any(char.isdigit() for char in text)) \
+                and not any(topic in text for topic in topics):
             return turn
 
 
@@ -103,7 +105,8 @@ def raw_text(rng: random.Random) -> str:
     if rng.random() < 0.3:
         return story(rng, QUESTIONS).answer
     zh = rng.random() < 0.3
-    return ("" if zh else " ").join(rng.choice(list(facts_of(words.country(rng), zh).values()))[1] for _ in range(rng.choice([1, 2, 3])))
+    return ("" if zh else " ").join(rng.choice(list(facts_of(words.country(rng), zh).values()))[1]
+                                    for _ in range(rng.choice([1, 2, 3])))
 
 
 def conversation(rng: random.Random) -> Example:

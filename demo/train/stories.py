@@ -28,8 +28,10 @@ PLACES = [
     "a little town",
     "a warm valley",
 ]
-MOODS = ["very lonely", "always hungry", "very curious", "never afraid", "small but brave", "tired of the rain", "kind to everyone"]
-GOALS = ["the sea", "the high mountain", "the moon", "the old castle", "the end of the road", "the great river", "the market"]
+MOODS = ["very lonely", "always hungry", "very curious", "never afraid", "small but brave", "tired of the rain",
+         "kind to everyone"]
+GOALS = ["the sea", "the high mountain", "the moon", "the old castle", "the end of the road", "the great river",
+         "the market"]
 EVENTS = [
     "One day {then} went out to find {goal}. The way was long, and a storm came. A {helper} showed the way with a lamp. ",
     "One morning {then} heard a song from {goal}. It was a {helper} that sang all alone. They sang together until the evening. ",
@@ -67,7 +69,8 @@ def subject(rng: random.Random) -> Subject:
         return Subject(name, name, name, name)
     if kind < 0.24:
         number = rng.choice(["two", "three", "", "many", "four", "some", "five"])
-        return Subject(f"{number} {plural(noun)}".strip(), f"{number or 'many'} {plural(noun)}", f"the {plural(noun)}", plural(noun), True)
+        return Subject(f"{number} {plural(noun)}".strip(), f"{number or 'many'} {plural(noun)}", f"the {plural(noun)}",
+                       plural(noun), True)
     if kind < 0.32:
         other = words.noun(rng)
         both = f"{an(noun)} and {an(other)}"
@@ -87,7 +90,8 @@ def tell(rng: random.Random, s: Subject) -> str:
 
 def tell_zh(rng: random.Random, s: str) -> str:
     text = f"从前，{rng.choice(PLACES_ZH)}有{s}。{s}{rng.choice(MOODS_ZH)}。"
-    return text + (rng.choice(EVENTS_ZH) + rng.choice(ENDINGS_ZH)).format(s=s, goal=rng.choice(GOALS_ZH), helper=rng.choice(HELPERS_ZH))
+    return text + (rng.choice(EVENTS_ZH) + rng.choice(ENDINGS_ZH)).format(
+        s=s, goal=rng.choice(GOALS_ZH), helper=rng.choice(HELPERS_ZH))
 
 
 def story(rng: random.Random, book: Book, lang: str | None = None) -> Turn:
@@ -95,8 +99,11 @@ def story(rng: random.Random, book: Book, lang: str | None = None) -> Turn:
     free = rng.random() < 0.06
     if lang:
         s = rng.choice(words.chinese_nouns()) if rng.random() < 0.8 else words.chinese_name(rng)
-        question = ask(rng, book, "any_story_zh") if free else ask(rng, book, "story_zh", s=rng.choice(["", "", "一个", "一只"]) + s)
-        return Turn("stories", question, tell_zh(rng, "小猫" if free else s), "故事：" + ("小猫" if free else s), ["小猫" if free else s])
+        question = ask(rng, book, "any_story_zh") if free else \
+            ask(rng, book, "story_zh", s=rng.choice(["", "", "一个", "一只"]) + s)
+        return Turn("stories", question, tell_zh(rng, "小猫" if free else s), "故事：" + ("小猫" if free else s),
+                    ["小猫" if free else s])
     s = Subject("a cat", "a cat", "the cat", "cat") if free else subject(rng)
-    question, fill = typed(rng, rng.choice(book["any_story" if free else "story"]), {"s": s.asked, "t": s.core}, copied=True, cased=False)
+    question, fill = typed(rng, rng.choice(book["any_story" if free else "story"]), {"s": s.asked, "t": s.core},
+                           copied=True, cased=False)
     return Turn("stories", question, tell(rng, s), f"A story about {s.first}.", [s.core])

@@ -37,7 +37,8 @@ def in_words(n: int, zh: bool) -> str:
         return tens + (DIGITS_ZH[n % 10] if n % 10 or not n else "")
     if zh:
         rest = n % 100
-        return DIGITS_ZH[n // 100] + "百" + ("" if not rest else ("零" if rest < 10 else "一" if rest < 20 else "") + in_words(rest, True))
+        return DIGITS_ZH[n // 100] + "百" + ("" if not rest else ("零" if rest < 10 else "一" if rest < 20 else "")
+                                            + in_words(rest, True))
     if n < 20:
         return ONES[n]
     if n < 100:
@@ -46,7 +47,8 @@ def in_words(n: int, zh: bool) -> str:
 
 
 def sum_turn(
-    rng: random.Random, book: Book, largest: int = 1000, held_out: bool = False, lang: str | None = None, plus: bool | None = None
+    rng: random.Random, book: Book, largest: int = 1000, held_out: bool = False, lang: str | None = None,
+    plus: bool | None = None
 ) -> Turn:
     lang = language(rng) if lang is None else lang
     plus = rng.random() < 0.5 if plus is None else plus
@@ -102,5 +104,6 @@ def beyond_sums(rng: random.Random, book: Book, lang: str | None = None) -> Turn
         else "I don't know that. I can only add and subtract whole numbers up to three digits."
     )
     return Turn(
-        "unknown", question, answer, "这个我没有学过。" if lang else "I have not learned this.", ["不知道" if lang else "don't know"]
+        "unknown", question, answer, "这个我没有学过。" if lang else "I have not learned this.",
+        ["不知道" if lang else "don't know"]
     )

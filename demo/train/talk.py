@@ -15,7 +15,8 @@ TONGUES = ["French", "German", "Spanish", "English", "Chinese", "Latin", "Japane
 
 def chat(rng: random.Random, book: dict[str, list[str]] = CHAT) -> Turn:
     answer = rng.choice([*book, *(a for a in book if not words.chinese(a))])
-    return Turn("chat", typed(rng, rng.choice(book[answer]), {})[0], answer, "闲聊。" if words.chinese(answer) else "Small talk.", [answer])
+    return Turn("chat", typed(rng, rng.choice(book[answer]), {})[0], answer,
+                "闲聊。" if words.chinese(answer) else "Small talk.", [answer])
 
 
 def unknown_place(rng: random.Random, book: Book, lang: str) -> str:
@@ -77,6 +78,7 @@ def repeat(rng: random.Random, book: Book) -> Turn:
         if zh
         else [words.name, words.invented, words.whole, words.noun, words.city, words.clock, words.decimal]
     )
-    said = rng.choice(["", "，"] if zh else [" ", " ", ", "]).join(rng.choice(draw)(rng) for _ in range(rng.randint(1, 6)))
+    said = rng.choice(["", "，"] if zh else [" ", " ", ", "]).join(rng.choice(draw)(rng)
+                                                                  for _ in range(rng.randint(1, 6)))
     question, fill = typed(rng, rng.choice(book["repeat_zh" if zh else "repeat"]), {"w": said}, copied=True)
     return Turn("repeat", question, fill["w"], "我来重复。" if zh else "I repeat it.", [fill["w"]])

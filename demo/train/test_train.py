@@ -29,7 +29,8 @@ def test_no_wording_is_in_training_and_held_out():
 
     def texts(pattern):
         choice = re.search(r"\(([^()]*)\)", pattern)
-        return [text for word in choice[1].split("|") for text in texts(pattern.replace(choice[0], word, 1))] if choice else [pattern]
+        return [text for word in choice[1].split("|") for text in texts(pattern.replace(choice[0], word, 1))] \
+        if choice else [pattern]
 
     assert set(HELD_OUT) == set(QUESTIONS)
     for training, held_out in ((QUESTIONS, HELD_OUT), (CHAT, HELD_OUT_CHAT)):
@@ -59,7 +60,8 @@ def test_training_renders_conversations_as_the_template_does(tokenizer):
             continue
         text = "".join(piece for piece, _ in segments(example))
         switch = {"enable_thinking": example.enable_thinking}
-        assert text + "\n" == tokenizer.apply_chat_template(example.messages, example.tools, add_generation_prompt=False, **switch)
+        assert text + "\n" == tokenizer.apply_chat_template(example.messages, example.tools,
+                                                            add_generation_prompt=False, **switch)
         assert text.startswith(tokenizer.apply_chat_template(example.messages[:-1], example.tools, **switch))
         ids, labels = encode_example(example, tokenizer.encode)
         assert ids == tokenizer.encode(text)
@@ -88,7 +90,8 @@ def test_conversations_beside_each_other_are_trained_as_if_alone(tokenizer, monk
             n_beside += branch > 1
             with torch.no_grad():
                 alone = model(ids[None], torch.zeros_like(ids)[None], torch.arange(len(ids))[None])[0]
-            assert torch.equal(batch[0, 0, own], ids[-len(own) :]) and torch.equal(batch[1, 0, own], labels[-len(own) :])
+            assert torch.equal(batch[0, 0, own], ids[-len(own) :])
+            assert torch.equal(batch[1, 0, own], labels[-len(own) :])
             assert (labels[: -len(own)] == IGNORED).all()
             torch.testing.assert_close(together[own], alone[-len(own) :], rtol=1e-3, atol=1e-3)
     assert n_beside > 5

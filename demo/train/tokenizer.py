@@ -79,7 +79,8 @@ def train_tokenizer(vocab_size: int, n_examples: int) -> tokenizers.Tokenizer:
     spaced = [
         word
         for word, _ in counts.most_common()
-        if word.isascii() and word.islower() and word.isalpha() and (len(word) > 1 or word == "a") and word in vocabulary
+        if word.isascii() and word.islower() and word.isalpha() and (len(word) > 1 or word == "a")
+        and word in vocabulary
     ]
     for word in ['"', '{"', "+", "-", "=", *spaced][:SPACED_WORDS]:
         if word in vocabulary:
@@ -123,7 +124,8 @@ def segments(example: Example) -> list[tuple[str, int]]:
             pieces.append((f"<|im_start|>user\n{content}<|im_end|>\n", given))
         elif role == "tool":
             first, last = messages[i - 1]["role"] != "tool", i + 1 == len(messages) or messages[i + 1]["role"] != "tool"
-            pieces.append(("<|im_start|>user" * first + f"\n<tool_response>\n{content}\n</tool_response>" + "<|im_end|>\n" * last, given))
+            pieces.append(("<|im_start|>user" * first + f"\n<tool_response>\n{content}\n</tool_response>"
+                           + "<|im_end|>\n" * last, given))
         else:
             reasoning, is_last = message.get("reasoning_content", ""), i + 1 == len(messages)
             pieces.append(("<|im_start|>assistant\n", given))

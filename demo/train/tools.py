@@ -56,7 +56,8 @@ def random_tool(rng: random.Random, verb: str = "", noun: str = "", zh: bool = F
     """A service for a random thing: only the schema says which words of a sentence are values."""
 
     def thing_word() -> str:
-        return rng.choice(words.chinese_nouns()) if zh else words.noun(rng) if rng.random() < 0.85 else words.invented(rng)
+        return rng.choice(words.chinese_nouns()) if zh else \
+            words.noun(rng) if rng.random() < 0.85 else words.invented(rng)
 
     noun = noun or thing_word()
     verb = verb or (rng.choice("查询 获取 预订 购买 打开 设置 发送 计算 寻找".split()) if zh else rng.choice(words.english("verb")))
@@ -65,13 +66,16 @@ def random_tool(rng: random.Random, verb: str = "", noun: str = "", zh: bool = F
     forms: dict[str, list[str]] = {}
     thing, kind, unit, intents = noun, rng.random(), plural(words.noun(rng)), ZH_INTENTS if zh else INTENTS
     if kind < 0.2:  # a value before the thing: "the blue lamp", "Oslo lamps"
-        arguments["s"] = (rng.choice("kind type color style model owner topic".split()), rng.choice(VALUES) + "_zh" * zh)
+        arguments["s"] = (rng.choice("kind type color style model owner topic".split()),
+                          rng.choice(VALUES) + "_zh" * zh)
         thing = "{s}的" + noun if zh else "{s} " + noun
-    elif kind < 0.35 and not zh:  # a number before the thing, or of a unit: "3 lamps", "20 minutes of lamp", "2 cups of strong tea"
+    elif kind < 0.35 and not zh:
+        # a number before the thing, or of a unit: "3 lamps", "20 minutes of lamp", "2 cups of strong tea"
         arguments["k"] = (rng.choice(["count", "amount", "number", unit]), rng.choice(["few", "whole", "number"]))
         thing = rng.choice([f"{{k}} {plural(noun)}", f"{{k}} {unit} of {noun}"])
         if rng.random() < 0.4:
-            arguments["s"] = (rng.choice("kind type color style size".split()), rng.choice("enum enum color text city".split()))
+            arguments["s"] = (rng.choice("kind type color style size".split()),
+                              rng.choice("enum enum color text city".split()))
             thing = rng.choice([f"{{k}} {{s}} {plural(noun)}", f"{{k}} {unit} of {{s}} {noun}"])
     elif kind < 0.65 and not zh:
         intents = OBJECTS
@@ -95,9 +99,11 @@ def random_tool(rng: random.Random, verb: str = "", noun: str = "", zh: bool = F
         names = rng.choice(names.split())
         if names not in {name for name, _ in arguments.values()}:
             arguments[str(i)], forms[str(i)] = (names, kind + "_zh" * (kind + "_zh" in KINDS) * zh), own
-    arguments = {key: (names, kind if kind in KINDS or kind == "enum" else "noun_zh") for key, (names, kind) in arguments.items()}
+    arguments = {key: (names, kind if kind in KINDS or kind == "enum" else "noun_zh")
+                 for key, (names, kind) in arguments.items()}
     fill = lambda text: re.sub(r"\{([vnau]|other|thing)\}", lambda part: (fixed | {"thing": thing, "u": unit})[part[1]], text)  # noqa: E731
-    name = fixed | ({"v": rng.choice(words.english("verb")), "n": words.noun(rng), "other": words.noun(rng)} if zh else {})
+    name = fixed | ({"v": rng.choice(words.english("verb")), "n": words.noun(rng), "other": words.noun(rng)} if zh
+                    else {})
     return Tool(
         rng.choice(NAMES[:3] if intents is OBJECTS else NAMES).format(**name).replace(" ", "_"),
         [rng.choice(["{v}{n}", "{v}一个{n}", "{n}{v}"]).format(**fixed) if zh else fill(rng.choice(DESCRIPTIONS))],
@@ -105,7 +111,8 @@ def random_tool(rng: random.Random, verb: str = "", noun: str = "", zh: bool = F
         [fill(rng.choice(intents)) for _ in range(2)]
         + [f"{{0}}'s {thing}", f"{verb} {{0}}"]
         * ("0" in arguments and not zh and LOOKS.get(arguments["0"][1]) != "number" and rng.random() < 0.2),
-        {words.noun(rng): rng.choice(["number", "text", "word", "clock", "person"]) for _ in range(rng.choice([1, 1, 2]))},
+        {words.noun(rng): rng.choice(["number", "text", "word", "clock", "person"])
+         for _ in range(rng.choice([1, 1, 2]))},
         noun,
         forms or {"": []},
         {key for key in forms if rng.random() < 0.2},
@@ -138,7 +145,8 @@ CLOSING = wording(
     "because I {v} the {n}", "or the {n} gets {a}", "the {n} can wait", "I need it for my {n}", "that would be {a}", "if the {n} is not {a}", "my {n} asks",
     "I forgot", "don't {v} it", "and don't wait", "I have a {n} to {v}", "if you don't mind", "and be quick", "then I {v} the {n}",
 )  # fmt: skip
-HERE_AND_NOW = ["now", "right now", "today", "tonight", "at the moment", "currently", "this evening", "later", "tomorrow", "this week"]
+HERE_AND_NOW = ["now", "right now", "today", "tonight", "at the moment", "currently", "this evening", "later",
+                "tomorrow", "this week"]
 OPENING_ZH = one_of("请 麻烦 帮我 请帮我 能不能 你好， 我要早起， 我赶时间， 我有点累， 对了， 那个， 我想问， 快， 老师， 我在忙，")
 CLOSING_ZH = one_of("，谢谢 ，好吗 吧 ，快点 ，麻烦了 ，我很急 ，拜托 ，可以吗 ，我在等")
 
@@ -157,8 +165,10 @@ def compose(rng: random.Random, tool: Tool) -> tuple[str, dict[str, str]]:
 
 
 def in_chinese(rng: random.Random, tool: Tool, text: str, said: list[str]) -> str:
-    text = "".join(rng.choice(tool.forms[key]).replace("{}", f"{{{key}}}") + rng.choice(["", "，"]) for key in said) + text
-    text = (OPENING_ZH(rng) if rng.random() < 0.2 else "") + text.replace("}{", "}，{")  # so that 9 and 7:30 are not 97:30
+    text = "".join(rng.choice(tool.forms[key]).replace("{}", f"{{{key}}}") + rng.choice(["", "，"])
+                   for key in said) + text
+    # so that 9 and 7:30 are not 97:30
+    text = (OPENING_ZH(rng) if rng.random() < 0.2 else "") + text.replace("}{", "}，{")
     if not text.endswith("}") and rng.random() < 0.2:
         text += CLOSING_ZH(rng)
     return text + rng.choice(["", "", "？" if text[-1] in "吗样何少谁里么呢" else "。"])
@@ -187,7 +197,8 @@ def in_english(rng: random.Random, tool: Tool, text: str, said: list[str]) -> st
         text = f"{phrases.pop()}{rng.choice([', ', ' ', ': ', ', '])}{text}"
     if not free(text + tail) and rng.random() < 0.06:
         timeless = not {"clock", "date", "minutes"} & {kind for _, kind in tool.arguments.values()}
-        phrases.insert(rng.randint(0, len(phrases)), rng.choice(HERE_AND_NOW) if timeless and rng.random() < 0.5 else MIDDLE(rng))
+        phrases.insert(rng.randint(0, len(phrases)),
+                       rng.choice(HERE_AND_NOW) if timeless and rng.random() < 0.5 else MIDDLE(rng))
     text = rng.choice([" ", " ", " ", ", "] if len(phrases) > 1 else [" "]).join([text, *phrases]) + tail
     if said and rng.random() < 0.1 and LOOKS.get(tool.arguments[said[0]][1]) != "number" and '"' not in text:
         text = text.replace(f"{{{said[0]}}}", f'"{{{said[0]}}}"')
@@ -206,7 +217,8 @@ def phrases_of(rng: random.Random, tool: Tool, said: list[str], bare: bool, tail
     phrases, tail, kinds = [], "", {key: kind for key, (_, kind) in tool.arguments.items()}
     for key in said:
         alike = [other for other in kinds if other != key and LOOKS.get(kinds[other]) == LOOKS.get(kinds[key])]
-        others = {form for other in alike for form in tool.forms.get(other, ["{}"])}  # "for Ann" could be any of two people
+        # "for Ann" could be any of two people
+        others = {form for other in alike for form in tool.forms.get(other, ["{}"])}
         form = rng.choice([form for form in tool.forms[key] if form not in others] or tool.forms[key])
         if bare and not alike and rng.random() < 0.7:
             form = "{}"
@@ -225,7 +237,8 @@ def phrases_of(rng: random.Random, tool: Tool, said: list[str], bare: bool, tail
 
 # How much more often than others these are asked for. Without a tool, the weather and the time are outside the model's world,
 # so it must see often enough that with one they aren't.
-POPULAR = {"weather": 30, "天气": 12, "time": 10} | dict.fromkeys("forecast alarm timer reminder message search translate light".split(), 4)
+POPULAR = {"weather": 30, "天气": 12, "time": 10} | dict.fromkeys(
+    "forecast alarm timer reminder message search translate light".split(), 4)
 
 
 def restyled(rng: random.Random, name: str) -> str:
@@ -239,7 +252,8 @@ def restyled(rng: random.Random, name: str) -> str:
         word = rng.choice(["now", "tool", "v2", "api", "my", "service", "quick", "home", words.noun(rng)])
         return rng.choice([f"{name}_{word}", f"{word}_{name}"]).replace(" ", "_")
     if kind < 0.36:  # only the description says what it is for
-        return rng.choice([words.invented(rng), f"tool_{rng.randint(1, 9)}", f"fn{rng.randint(1, 99)}", words.noun(rng).replace(" ", "_")])
+        return rng.choice([words.invented(rng), f"tool_{rng.randint(1, 9)}", f"fn{rng.randint(1, 99)}",
+                           words.noun(rng).replace(" ", "_")])
     return name
 
 
@@ -266,7 +280,8 @@ def respelled(rng: random.Random, name: str) -> str:
 
 
 # How a schema describes an argument; what it gives as an example is nothing to say.
-PROPERTY = wording("The {}", "the {}", "(A|which) {}", "{} (to use|wanted)", "{} of the {n}", "{}, e.g. ({n}|{c}|{x}|{d}|{t}|{m})")
+PROPERTY = wording("The {}", "the {}", "(A|which) {}", "{} (to use|wanted)", "{} of the {n}",
+                   "{}, e.g. ({n}|{c}|{x}|{d}|{t}|{m})")
 
 
 def offer(rng: random.Random, tool: Tool) -> Offer:
@@ -283,24 +298,28 @@ def offer(rng: random.Random, tool: Tool) -> Offer:
         if kind == "enum":
             choices[key] = [words.noun(rng) for _ in range(rng.randint(2, 4))]
             if rng.random() < 0.3:  # in the schema as programs write it, in the question as people do
-                written = rng.choice([str.upper, words.capital, lambda noun: f"{rng.choice(words.english('adjective'))}_{noun}"])
+                written = rng.choice([str.upper, words.capital,
+                                      lambda noun: f"{rng.choice(words.english('adjective'))}_{noun}"])
                 choices[key] = [written(noun) for noun in choices[key]]
         if "|" in type_:
             choices[key], type_ = type_.split("|"), "string"
         if type_ in ("number", "integer") and rng.random() < 0.15:
             type_ = "string"
         names[key], types[key] = name, type_
-        properties[name] = {"type": type_} | ({"description": PROPERTY(rng).format(name.replace("_", " "))} if described else {})
+        properties[name] = {"type": type_} | ({"description": PROPERTY(rng).format(name.replace("_", " "))}
+                                              if described else {})
         if key in choices:
             properties[name]["enum"] = choices[key]
     name = rng.choice(tool.names.split())
     if tool.forms:
         name = restyled(rng, name)
     parameters = {"type": "object", "properties": properties} | (
-        {"required": [names[key] for key in names if rng.random() < (0.1 if key in tool.optional else 0.9)]} if rng.random() < 0.6 else {}
+        {"required": [names[key] for key in names if rng.random() < (0.1 if key in tool.optional else 0.9)]}
+        if rng.random() < 0.6 else {}
     )
     description = choose(rng, rng.choice(tool.descriptions))
-    description = words.capital(description) + ("." if rng.random() < 0.15 else "") if rng.random() < 0.7 else description
+    description = words.capital(description) + ("." if rng.random() < 0.15 else "") \
+        if rng.random() < 0.7 else description
     function = {"name": name, "description": description, "parameters": parameters}
     return Offer(tool, name, names, types, choices, {"type": "function", "function": function})
 
@@ -407,7 +426,8 @@ def arguments_of(given: Offer, pattern: str, implied: dict[str, str], fill: dict
         if key in implied:
             found[name] = parsed(re.sub(r"\{(\w+)\}", lambda part: fill[part[1]], implied[key]), given.types[key])
         elif f"{{{key}}}" in pattern:
-            said = next((choice for choice in given.choices.get(key, []) if spoken(given, key, choice) == fill[key]), fill[key])
+            said = next((choice for choice in given.choices.get(key, []) if spoken(given, key, choice) == fill[key]),
+                        fill[key])
             found[name] = parsed(said, given.types[key])
     return found
 
@@ -425,7 +445,8 @@ def response_of(rng: random.Random, given: Offer) -> dict:
         text = draw[kind](rng)
         found[key] = parsed(text, KINDS.get(kind, ("string",))[0])
     if rng.random() < 0.25:
-        found[words.noun(rng)] = rng.choice([words.noun(rng), rng.randrange(1000), round(rng.random() * 100, 1), words.invented(rng)])
+        found[words.noun(rng)] = rng.choice([words.noun(rng), rng.randrange(1000), round(rng.random() * 100, 1),
+                                             words.invented(rng)])
     return found
 
 
@@ -439,7 +460,8 @@ def in_words(call: dict, response, zh: bool) -> str:
         return response
     about = next((value for value in call["arguments"].values() if isinstance(value, str)), "")
     if zh:
-        return (f"{about}：" if about else "") + "，".join(f"{key}是{shown(value)}" for key, value in response.items()) + "。"
+        return (f"{about}：" if about else "") + "，".join(f"{key}是{shown(value)}"
+                                                         for key, value in response.items()) + "。"
     fields = [f"the {key.replace('_', ' ')} is {shown(value)}" for key, value in response.items()]
     said = " and ".join([", ".join(fields[:-1]), fields[-1]] if len(fields) > 1 else fields) + "."
     return f"{about}: {said}" if about else words.capital(said)
@@ -475,15 +497,18 @@ def request(rng: random.Random, given: Offer) -> tuple[str, list[dict]]:
     return question, calls
 
 
-def doubled(rng: random.Random, given: Offer, pattern: str, fill: dict[str, str], zh: bool) -> tuple[str, dict[str, str]]:
+def doubled(rng: random.Random, given: Offer, pattern: str, fill: dict[str, str], zh: bool
+            ) -> tuple[str, dict[str, str]]:
     """(the pattern with some values, that stand near each other, asked for twice: "in {city} and {city_2}"; the second values)"""
     keys = list(fill) if rng.random() < 0.6 else [rng.choice(list(fill))]
-    start, end = min(pattern.index(f"{{{key}}}") for key in keys), max(pattern.index(f"{{{key}}}") + len(key) + 2 for key in keys)
+    start = min(pattern.index(f"{{{key}}}") for key in keys)
+    end = max(pattern.index(f"{{{key}}}") + len(key) + 2 for key in keys)
     kinds, between = {given.tool.arguments[key][1] for key in keys}, re.sub(r"\{\w+\}", "", pattern[start:end])
     again = {f"{key}_2": value_of(rng, given, key, zh) for key in keys}
     too_long = len(between) > 4 if zh else len(between.split()) > 2
     unclear = kinds & {"message", "message_zh", "task"} or (len(keys) > 1 and kinds & FREE)
-    if too_long or unclear or re.search('["《“]', pattern) or any(again[f"{key}_2"] in fill[key] or fill[key] in again[f"{key}_2"] for key in keys):
+    if too_long or unclear or re.search('["《“]', pattern) or any(again[f"{key}_2"] in fill[key]
+                                                                 or fill[key] in again[f"{key}_2"] for key in keys):
         return pattern, {}
     before = pattern[:start].split()[-1:]
     joint = rng.choice(["和", "、", "还有"]) if zh else " and "
@@ -494,14 +519,17 @@ def doubled(rng: random.Random, given: Offer, pattern: str, fill: dict[str, str]
 
 def both(rng: random.Random, first: str, calls: list[dict], second: str, more_calls: list[dict]) -> str:
     """Two requests in one message. After a value of several words, only a new sentence shows its end."""
-    ends = any(len(shown(value).split()) > 1 and first.rstrip("?.!").endswith(shown(value)) for value in calls[-1]["arguments"].values())
+    ends = any(len(shown(value).split()) > 1 and first.rstrip("?.!").endswith(shown(value))
+               for value in calls[-1]["arguments"].values())
     if words.chinese(first):
         return first.rstrip("。？?") + rng.choice(["，", "，再", "，然后", "，还有", "。", "，顺便"]) + second
     if ends or rng.random() < 0.3:
         return first + ("" if first[-1] in "?.!" else ".") + " " + second
-    if not any(second.startswith(shown(value)) for call in more_calls for value in call["arguments"].values()) and second[:2] not in ("I ", "I'"):
+    if not any(second.startswith(shown(value)) for call in more_calls for value in call["arguments"].values()) \
+            and second[:2] not in ("I ", "I'"):
         second = second[0].lower() + second[1:]
-    return first.rstrip("?.! ") + rng.choice([" and ", " and ", " and ", ", then ", ", and ", " and also ", ", ", " and then ", "; "]) + second
+    return first.rstrip("?.! ") + rng.choice([" and ", " and ", " and ", ", then ", ", and ", " and also ", ", ",
+                                              " and then ", "; "]) + second
 
 
 def tool_talk(rng: random.Random, count: int, tools: list[Tool] = TOOLS, invented: float = 0.15) -> list[ToolUse]:
@@ -522,16 +550,19 @@ def tool_talk(rng: random.Random, count: int, tools: list[Tool] = TOOLS, invente
                 calls, asked = [*calls, *more_calls], [*asked, *[other] * len(more_calls)]
         responses = [response_of(rng, each) for each in asked]
         if rng.random() < 0.12:
-            responses = [rng.choice(["{a}, {b}", "{a}", "{a} {b}"]).format(a=text_value(rng), b=number_value(rng)) for _ in calls]
+            responses = [rng.choice(["{a}, {b}", "{a}", "{a} {b}"]).format(a=text_value(rng), b=number_value(rng))
+                         for _ in calls]
         zh = words.chinese(question)
         uses.append(
             ToolUse(
                 question,
                 listed,
                 calls,
-                [response if isinstance(response, str) else json.dumps(response, ensure_ascii=False) for response in responses],
+                [response if isinstance(response, str) else json.dumps(response, ensure_ascii=False)
+                 for response in responses],
                 ("" if zh else " ").join(in_words(call, response, zh) for call, response in zip(calls, responses)),
-                [shown(value) for response in responses for value in ([response] if isinstance(response, str) else response.values())],
+                [shown(value) for response in responses
+                 for value in ([response] if isinstance(response, str) else response.values())],
                 [each.tool for each in offers],
             )
         )
@@ -554,8 +585,10 @@ def misfit(rng: random.Random, use: ToolUse) -> str | None:
         return None
     if zh:  # all of one section: relatives share a character of a label
         said = {tool.label: set("".join([tool.label, *tool.descriptions])) for tool in TOOLS if tool.section == "中文"}
-        others = [tool for tool in TOOLS if tool.label in said and not any({*tool.label} & said[one] or {*one} & said[tool.label] for one in labels)]
+        others = [tool for tool in TOOLS if tool.label in said
+                  and not any({*tool.label} & said[one] or {*one} & said[tool.label] for one in labels)]
     else:
-        others = [tool for tool in TOOLS if tool.section not in sections | {"sums", "中文"} and tool.label not in ANYTHING]
+        others = [tool
+                  for tool in TOOLS if tool.section not in sections | {"sums", "中文"} and tool.label not in ANYTHING]
     others = [tool for tool in others if not any({*tool.topic.split()} & {*one.topic.split()} for one in use.tools)]
     return request(rng, offer(rng, usual_tool(rng, others)))[0]

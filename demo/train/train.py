@@ -28,9 +28,11 @@ HERE = Path(__file__).resolve().parent
 DEMO = HERE.parent
 LONGEST = 640  # tokens of a conversation, with those beside it; longer ones are not trained on
 # The type of the products: float32 where the CPU has no instructions for bf16, whose emulation is twenty times slower.
-HAS_BF16 = torch.cuda.is_available() or any(torch.cpu.get_capabilities().get(name) for name in ("avx512_bf16", "amx_bf16"))
+HAS_BF16 = torch.cuda.is_available() or any(torch.cpu.get_capabilities().get(name)
+                                            for name in ("avx512_bf16", "amx_bf16"))
 PRODUCTS = torch.bfloat16 if HAS_BF16 else torch.float32
-SHORT, SHORT_UNTIL = 160, 0.04  # until this share of the run only conversations up to this length: copying is learned sooner
+# until this share of the run only conversations up to this length: copying is learned sooner
+SHORT, SHORT_UNTIL = 160, 0.04
 
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -90,9 +92,11 @@ def write_tokenizer_files(folder: Path, n_examples: int) -> None:
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
     end, pad = tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")
-    (folder / "config.json").write_text(json.dumps(CONFIG | {"bos_token_id": pad, "eos_token_id": end}, indent=2, sort_keys=True) + "\n")
+    (folder / "config.json").write_text(json.dumps(CONFIG | {"bos_token_id": pad, "eos_token_id": end}, indent=2,
+                                                   sort_keys=True) + "\n")
     (folder / "generation_config.json").write_text(
-        json.dumps({"bos_token_id": pad, "do_sample": False, "eos_token_id": [end, pad], "pad_token_id": pad}, indent=2) + "\n"
+        json.dumps({"bos_token_id": pad, "do_sample": False, "eos_token_id": [end, pad], "pad_token_id": pad},
+                   indent=2) + "\n"
     )
 
 
@@ -101,7 +105,8 @@ class Steps(torch.utils.data.Dataset):
     rectangles of at most `max_tokens`. A causal model needs no padding mask for padding on the right."""
 
     def __init__(self, tokenizer: Path, steps: int, examples_per_step: int, max_tokens: int):
-        self.tokenizer, self.steps, self.examples_per_step, self.max_tokens = tokenizer, steps, examples_per_step, max_tokens
+        self.tokenizer, self.steps = tokenizer, steps
+        self.examples_per_step, self.max_tokens = examples_per_step, max_tokens
 
     def __len__(self) -> int:
         return self.steps
@@ -175,9 +180,12 @@ class Attention(nn.Module):
         rows, length, _ = x.shape
         group, kv = self.heads // self.kv_heads, rows * self.kv_heads
         q = rotate(self.q_norm(self.q_proj(x).view(rows, length, self.heads, self.head_dim)), cos, sin).transpose(1, 2)
-        k = rotate(self.k_norm(self.k_proj(x).view(rows, length, self.kv_heads, self.head_dim)), cos, sin).transpose(1, 2)
-        v = self.v_proj(x).view(rows, length, self.kv_heads, self.head_dim).transpose(1, 2).reshape(kv, length, self.head_dim)
-        scores = torch.bmm(q.reshape(kv, group * length, self.head_dim), k.reshape(kv, length, self.head_dim).transpose(1, 2))
+        k = rotate(self.k_norm(self.k_proj(x).view(rows, length, self.kv_heads, self.head_dim)), cos,
+                   sin).transpose(1, 2)
+        v = self.v_proj(x).view(rows, length, self.kv_heads, self.head_dim).transpose(1, 2)
+        v = v.reshape(kv, length, self.head_dim)
+        scores = torch.bmm(q.reshape(kv, group * length, self.head_dim),
+                           k.reshape(kv, length, self.head_dim).transpose(1, 2))
         scores = scores.view(rows, self.heads, length, length).float() * self.head_dim**-0.5 + mask
         out = torch.bmm(scores.softmax(-1).to(PRODUCTS).view(kv, group * length, length), v)
         return self.o_proj(out.view(rows, self.heads, length, self.head_dim).transpose(1, 2).reshape(rows, length, -1))
@@ -283,7 +291,8 @@ def save_model(model: nn.Module, path: Path) -> None:
     """The weights in bf16 safetensors, under Hugging Face's names (the head is tied: there is no lm_head.weight)."""
     from safetensors.torch import save_file
 
-    state = {f"model.{name}": value.detach().to("cpu", torch.bfloat16).contiguous() for name, value in model.state_dict().items()}
+    state = {f"model.{name}": value.detach().to("cpu", torch.bfloat16).contiguous()
+             for name, value in model.state_dict().items()}
     save_file(state, path, metadata={"format": "pt"})
 
 
@@ -293,7 +302,8 @@ def learning_rate_factor(step: int, steps: int) -> float:
 
 
 def train(
-    steps: int, work: Path, examples_per_step: int, max_tokens: int, threads: int, workers: int, start: Path | None = None, peak: float = 1.0
+    steps: int, work: Path, examples_per_step: int, max_tokens: int, threads: int, workers: int,
+    start: Path | None = None, peak: float = 1.0
 ) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
@@ -351,12 +361,14 @@ def train(
             if not math.isfinite(mean):
                 raise SystemExit(f"the loss is {mean} at step {done['step']}")
             print(
-                f"step {done['step']}  {done['seconds'] / 60:.1f} min  loss {mean:.4f}  lr x {factor:.2f}  {done['tokens'] / 1e6:.2f} M tokens",
+                f"step {done['step']}  {done['seconds'] / 60:.1f} min  loss {mean:.4f}  lr x {factor:.2f}  "
+                f"{done['tokens'] / 1e6:.2f} M tokens",
                 flush=True,
             )
         if done["step"] % 100 == 0 or done["step"] == steps:
             torch.save(
-                {"model": model.state_dict(), "optimizers": [o.state_dict() for o in optimizers], "done": done}, work / "checkpoint.new"
+                {"model": model.state_dict(), "optimizers": [o.state_dict() for o in optimizers], "done": done},
+                work / "checkpoint.new"
             )
             (work / "checkpoint.new").replace(checkpoint)
             save_model(model, work / "demo" / "model.safetensors")
@@ -366,23 +378,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=18000, help="of 40 conversations each (default 18000)")
     parser.add_argument(
-        "--work", type=Path, default=DEMO.parent / ".train", help="folder for the checkpoint and the model so far (default .train)"
+        "--work", type=Path, default=DEMO.parent / ".train",
+        help="folder for the checkpoint and the model so far (default .train)"
     )
     parser.add_argument("--examples-per-step", type=int, default=40)
-    parser.add_argument("--tokenizer-examples", type=int, default=60000, help="conversations that the tokenizer is made from (default 60000)")
-    parser.add_argument("--max-tokens", type=int, default=2048, help="of one rectangle of a step (default 2048; more for a GPU)")
+    parser.add_argument("--tokenizer-examples", type=int, default=60000,
+                        help="conversations that the tokenizer is made from (default 60000)")
+    parser.add_argument("--max-tokens", type=int, default=2048,
+                        help="of one rectangle of a step (default 2048; more for a GPU)")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--workers", type=int, default=0, help="processes that draw the text (default 0: this one; more for a GPU)")
-    parser.add_argument("--start", type=Path, metavar="DIR", help="weights and tokenizer to go on from, such as demo (default: from nothing)")
-    parser.add_argument("--out", type=Path, default=DEMO, metavar="DIR", help="folder to write the trained model to (default demo)")
-    parser.add_argument("--peak", type=float, default=1.0, help="factor of the learning rates; 0.6 with --start (default 1)")
+    parser.add_argument("--workers", type=int, default=0,
+                        help="processes that draw the text (default 0: this one; more for a GPU)")
+    parser.add_argument("--start", type=Path, metavar="DIR",
+                        help="weights and tokenizer to go on from, such as demo (default: from nothing)")
+    parser.add_argument("--out", type=Path, default=DEMO, metavar="DIR",
+                        help="folder to write the trained model to (default demo)")
+    parser.add_argument("--peak", type=float, default=1.0,
+                        help="factor of the learning rates; 0.6 with --start (default 1)")
     args = parser.parse_args()
     if not (args.work / "demo" / "tokenizer.json").exists():
         if args.start:
-            shutil.copytree(args.start, args.work / "demo", ignore=shutil.ignore_patterns("README.md"), dirs_exist_ok=True)
+            shutil.copytree(args.start, args.work / "demo", ignore=shutil.ignore_patterns("README.md"),
+                            dirs_exist_ok=True)
         else:
             write_tokenizer_files(args.work / "demo", args.tokenizer_examples)
-    train(args.steps, args.work, args.examples_per_step, args.max_tokens, args.threads, args.workers, args.start, args.peak)
+    train(args.steps, args.work, args.examples_per_step, args.max_tokens, args.threads, args.workers, args.start,
+          args.peak)
     shutil.copytree(args.work / "demo", args.out, dirs_exist_ok=True)
 
 

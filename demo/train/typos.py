@@ -137,7 +137,8 @@ def mistyped(rng: random.Random, word: str) -> str:
 def with_typo(rng: random.Random, template: str) -> str:
     """A typing error in one of the words of more than three letters."""
     words = template.split(" ")
-    long = [i for i, word in enumerate(words) if len(word) > 3 and word.strip("?.,!:").isascii() and word.strip("?.,!:").isalpha()]
+    long = [i for i, word in enumerate(words) if len(word) > 3 and word.strip("?.,!:").isascii()
+            and word.strip("?.,!:").isalpha()]
     if long:
         i = rng.choice(long)
         words[i] = mistyped(rng, words[i])
@@ -159,7 +160,8 @@ def reworded(rng: random.Random, template: str) -> str:
     if kind < 0.5 and small:
         del words[rng.choice(small)]
     elif kind < 0.8:
-        between = [i for i in range(1, len(words)) if "{" not in words[i]]  # before a value it could be taken for its first word
+        # before a value it could be taken for its first word
+        between = [i for i in range(1, len(words)) if "{" not in words[i]]
         words.insert(rng.choice(between or [1]), rng.choice(PUT_IN))
     else:
         i = rng.randrange(len(words) - 1)
@@ -173,7 +175,8 @@ def with_manners(rng: random.Random, template: str) -> str:
     asks = template.endswith("?") and not zh
     if rng.random() < 0.1:
         before = rng.choice(BEFORE_ZH if zh else BEFORE_QUESTION if asks and rng.random() < 0.5 else BEFORE)
-        template = before + (template if zh or template[0] == "{" or template.startswith("I ") else template[0].lower() + template[1:])
+        template = before + (template if zh or template[0] == "{"
+                             or template.startswith("I ") else template[0].lower() + template[1:])
     if rng.random() < 0.06:
         after = rng.choice(AFTER_ZH if zh else AFTER_QUESTION if asks and rng.random() < 0.5 else AFTER)
         template = ((template.rstrip("?.!。？！") or template) if rng.random() < 0.5 else template) + after
@@ -194,7 +197,8 @@ def with_marks(rng: random.Random, template: str) -> str:
 
 
 def typed(
-    rng: random.Random, pattern: str, fill: dict[str, str], copied: bool = False, cased: bool = True, framed: bool = True
+    rng: random.Random, pattern: str, fill: dict[str, str], copied: bool = False, cased: bool = True,
+    framed: bool = True
 ) -> tuple[str, dict[str, str]]:
     """(the text, the values as they stand in it). `copied`: the values are to be said again, so they get no typing
     errors; `cased=False` keeps their capitals; `framed=False` puts no words in, which one could take for a part of a value."""
@@ -210,9 +214,11 @@ def typed(
             template = with_typo(rng, template)
     template = with_marks(rng, template)
     kind = rng.random()
-    change = str.lower if kind < 0.12 else str.upper if kind < 0.15 else str.title if kind < 0.16 and "'" not in template else None
+    change = str.lower if kind < 0.12 else str.upper if kind < 0.15 else \
+        str.title if kind < 0.16 and "'" not in template else None
     if change:
-        template = re.sub(r"[^{}]+|\{\w+\}", lambda part: part[0] if part[0].startswith("{") else change(part[0]), template)
+        template = re.sub(r"[^{}]+|\{\w+\}", lambda part: part[0] if part[0].startswith("{") else change(part[0]),
+                          template)
         if cased:
             fill = {name: change(value) for name, value in fill.items()}
     elif rng.random() < 0.06 and template[0] != "{":
@@ -221,6 +227,7 @@ def typed(
         present = [name for name in re.findall(r"\{(\w+)\}", template) if fill[name].isascii()]
         if present:
             name = rng.choice(present)
-            wrong = rng.choice([str.upper, str.lower, lambda value: with_typo(rng, value), lambda value: with_typo(rng, value)])
+            wrong = rng.choice([str.upper, str.lower, lambda value: with_typo(rng, value),
+                                lambda value: with_typo(rng, value)])
             fill = fill | {name: wrong(fill[name])}
     return re.sub(r"\{(\w+)\}", lambda part: fill[part[1]], template), fill

@@ -54,7 +54,8 @@ def countries() -> tuple[Country, ...]:
 
 def country(rng: random.Random) -> Country:
     """Large countries, which people ask for, more often than small ones."""
-    return max(rng.sample(countries(), 2), key=lambda c: c.population) if rng.random() < 0.5 else rng.choice(countries())
+    return max(rng.sample(countries(), 2), key=lambda c: c.population) if rng.random() < 0.5 else \
+        rng.choice(countries())
 
 
 def english(kind: str) -> list[str]:
@@ -84,7 +85,8 @@ def invented(rng: random.Random) -> str:
     if rng.random() < 0.2:
         return "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(rng.randint(2, 9)))
     return "".join(
-        rng.choice(["", *ONSETS] if i == 0 else ONSETS) + rng.choice(VOWELS) + rng.choice(CODAS) for i in range(rng.choice([1, 2, 2, 2, 3]))
+        rng.choice(["", *ONSETS] if i == 0 else ONSETS) + rng.choice(VOWELS) + rng.choice(CODAS)
+        for i in range(rng.choice([1, 2, 2, 2, 3]))
     )
 
 

@@ -36,8 +36,8 @@ HELP = {
     "/regenerate": "another answer to the last message",
     "/system [TEXT]": "show or set the system prompt; /system - removes it",
     "/think, /no_think": "reason before each answer, or don't",
-    "/save FILE, /load FILE": "write the conversation to a file; go on with the one in a file (JSON, as --messages "
-                              "reads it)",
+    "/save FILE, /load FILE": "write the conversation to a file; go on with the conversation in a file (JSON, in the "
+                              "form of --messages)",
     "/show": "the model, its format, and how full the context is",
     "/stats": "speed and memory of the last answer",
     "/set [KEY [VALUE]]": f"show or change settings: {', '.join(SETTINGS)}; the VALUE default restores the first value",

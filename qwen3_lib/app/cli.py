@@ -34,8 +34,8 @@ examples:
   cat letter.txt | %(prog)s "Summarize this letter:"
   %(prog)s --model Qwen/Qwen3-0.6B --no-think "Tell me a story about a fox."
 
-Defaults of the sampling come from the model's generation_config.json. The small bundled model takes the most
-likely token, as with --temperature 0; then --top-k, --top-p, --min-p and --seed have no effect."""
+The defaults of sampling come from the model's generation_config.json. The small bundled model always takes the most
+likely token, as --greedy does; its --top-k, --top-p, --min-p and --seed have an effect only with --temperature."""
 
 
 def make_parser() -> Parser:
@@ -45,7 +45,7 @@ def make_parser() -> Parser:
     add = parser.add_argument_group("what to ask").add_argument
     add("prompt", nargs="*", help="the question; text from a pipe is added to it")
     add("-p", "--prompt", dest="prompt_option", metavar="TEXT", help="the question, as an option")
-    add("--file", metavar="FILE", help="read the question from a file; it is added to a question on the command line")
+    add("--file", metavar="FILE", help="read the question from a file; the text follows a question on the command line")
     add("-s", "--system", metavar="TEXT", help="system prompt: how the model should answer")
     add("--system-file", metavar="FILE", help="read the system prompt from a file")
     add("--messages", metavar="FILE", help="a conversation so far: JSON, a list of messages as in OpenAI's API")
@@ -60,27 +60,27 @@ def make_parser() -> Parser:
     add_engine_options(parser)
     group = parser.add_argument_group("what to do")
     add = group.add_mutually_exclusive_group().add_argument
-    add("--chat", action="store_true", help="have a conversation; /help in it lists its commands. On a terminal, a "
-        "command without a prompt starts it, too")
-    group.add_argument("--continue", action="store_true", help="go on with the last conversation: answer the prompt; "
-                       "without a prompt, chat")
-    add("--score", action="store_true", help="print how likely the model finds a text, instead of an answer: "
-        "log-likelihood, number of tokens, perplexity; with --file, of each line")
+    add("--chat", action="store_true", help="have a conversation; /help lists the commands in it. On a terminal, the "
+        "conversation also starts when you give no prompt")
+    group.add_argument("--continue", action="store_true", help="go on with the last conversation: answer the prompt, "
+                       "or chat if there is no prompt")
+    add("--score", action="store_true", help="do not answer the text, but print how likely the model finds it: "
+        "log-likelihood, number of tokens, perplexity; with --file, for each line")
     add("--list", action="store_true", help="list the models on this computer: name, size, and whether this program "
         "runs them; with --model FOLDER also the models in that folder")
     add("--download", action="store_true", help="download the model of --model, print its folder, and exit")
     add("--verify", action="store_true", help="compare the files of a downloaded model with their checksums")
-    add("--save-quantized", metavar="DIR", help="with --quantize: write the quantized model into a new folder; from "
-        "there it loads faster")
-    add("--compile", action="store_true", help="compile the fast engine for this CPU, and exit: for an image that is "
-        "read-only when it runs")
-    add("--tune", action="store_true", help="measure in which way each product of the model is computed fastest on "
-        "this machine, choose that way, and exit")
+    add("--save-quantized", metavar="DIR", help="with --quantize: write the quantized model into a new folder, "
+        "which loads faster")
+    add("--compile", action="store_true", help="compile the fast engine for this CPU, and exit; for a container image "
+        "that is read-only later")
+    add("--tune", action="store_true", help="measure which way of computing each matrix product is the fastest on "
+        "this machine, keep that choice, and exit")
     add("--version", action="version", version=f"qwen3 {__version__}", help="print the version")
     add = add_answer_options(parser)
     add("--hide-thinking", action="store_true", help="don't show the reasoning")
     add("--lookup", type=int, metavar="N", help="guess up to N tokens from the text so far, and check the guesses in "
-        "one pass: the same answer, faster if it repeats the text")
+        "one pass: the same answer, faster if the answer repeats the text")
     add("--draft", metavar="NAME", help="guess tokens with a smaller model that has the same tokenizer, with an "
         "EAGLE-3 head of this model, or with int4, its own weights in 4 bits, and check them in one pass: the same "
         "answer, faster if most guesses are right")

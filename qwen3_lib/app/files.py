@@ -42,7 +42,7 @@ def read_json(name: str) -> Any:
 
 # ---- Conversations and tools, in the form of OpenAI's API ------------------------------------------------------------
 
-ROLES = ("system", "user", "assistant", "tool")
+ROLES = ("system", "developer", "user", "assistant", "tool")  # developer: OpenAI's newer name of system
 
 
 def read_messages(name: str) -> tuple[list[dict], list[dict] | None]:
@@ -58,7 +58,7 @@ def checked_messages(messages: Any, where: str) -> list[dict]:
         raise InputError(f'{where}: expected a list of messages, [{{"role": "user", "content": "..."}}, ...]')
     for i, message in enumerate(messages):
         check_message(message, f"{where}: message {i}")
-    return messages
+    return [message | {"role": "system"} if message["role"] == "developer" else message for message in messages]
 
 
 def check_message(message: Any, where: str) -> None:
@@ -150,7 +150,7 @@ def load_prompt_cache(model: Model, name: str | Path) -> KVCache:
     if not os.path.isfile(name):
         raise InputError(f"{name}: not a regular file, so not a prompt cache")
     try:
-        with safetensors.safe_open(name, framework="numpy") as file:
+        with open(name, "rb"), safetensors.safe_open(name, framework="numpy") as file:  # open says why it can't
             metadata = file.metadata() or {}
             token_ids, k, v = (file.get_tensor(key) for key in ("token_ids", "k", "v"))
     except (OSError, ValueError, TypeError, KeyError, safetensors.SafetensorError) as error:

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 from qwen3 import Model
 from qwen3_lib.app.files import fingerprint
-from qwen3_lib.app.records import Row, Settings, Source, answered, id_of, parsed, refused, result_of
+from qwen3_lib.app.records import Id, Row, Settings, Source, answered, id_of, parsed, refused, result_of
 from qwen3_lib.app.terminal import model_name, note
 from qwen3_lib.io.errors import InputError, brief, counted
 from qwen3_lib.io.progress import progress
@@ -69,8 +69,9 @@ class Journal:
         try:
             yield
         except OSError as error:
-            kept = f"; {self.n_done} records are done, and the same command goes on from there" if self.n_done else ""
-            raise InputError(f"{self.name}: cannot be written: {error.strerror or error}{kept}") from error
+            done = f"; done: {counted(self.n_done, 'record')}; the same command goes on from there"
+            raise InputError(f"{self.name}: cannot be written: {error.strerror or error}{done if self.n_done else ''}"
+                             ) from error
 
     def _take_lock(self) -> None:
         if fcntl is not None:
@@ -176,12 +177,12 @@ def run_job(source: Source, journal: Journal, batch: Any, prepare: Callable[[Row
     prepare(record, line) -> (ids of the prompt, options of Completion). A record that can't be answered gets a result
     that says why; with `fail_fast` it raises InputError.
     """
-    running = dict[int, tuple[str | int, int | None]]()  # line -> (id, number of logprobs)
+    running = dict[int, tuple[Id, int | None]]()  # line -> (id, number of logprobs)
     todo = ((line, row) for line, row in source.rows() if line < len(journal.done) and not journal.done[line])
     n_before = n_shown = journal.n_done
     n_tokens, began = 0, time.monotonic()
 
-    def fail(error: InputError, line: int, record_id: str | int | None) -> None:
+    def fail(error: InputError, line: int, record_id: Id | None) -> None:
         if fail_fast:
             raise InputError(f"record {line}: {error}") from error
         journal.write(line, refused(error, line, record_id, openai), False)
@@ -211,8 +212,8 @@ def run_job(source: Source, journal: Journal, batch: Any, prepare: Callable[[Row
                 bar.update(journal.n_done - n_shown)
                 n_shown = journal.n_done
     except KeyboardInterrupt:
-        note(f"{journal.name}: {journal.n_done} of {source.n_records} records are done; the same command goes on from "
-             "there")
+        note(f"{journal.name}: done: {journal.n_done} of {counted(source.n_records, 'record')}; the same command goes "
+             "on from there")
         raise
     source.check_unchanged()
     before = f" ({n_before} were done before)" if n_before else ""

@@ -74,7 +74,8 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("the fast engine").add_argument
     add("--fast", action="store_true", help="compute with the fast engine, which needs numba; each option below "
         "implies --fast")
-    add("--quantize", choices=["int8", "int4"], help="8 or 4 bits a weight: up to 2 or 3.5 times as fast as bfloat16")
+    add("--quantize", choices=["int8", "int4"], help="pack each weight into 8 or 4 bits: up to 2 or 3.5 times as "
+        "fast as bfloat16")
     add("--threads", type=int, metavar="N", help="number of threads (default: one for each CPU this process may use)")
     add("--kv-dtype", choices=["f16", "bf16", "f32", "int8"], help="number format of the KV cache (default: f16)")
 
@@ -86,7 +87,7 @@ def add_answer_options(parser: argparse.ArgumentParser) -> Any:
         help="reason before the answer, or don't (default: the chat template decides)")
     add("--think-budget", type=int, metavar="N", help="end the reasoning after N tokens, then answer")
     add("-n", "--max-tokens", type=int, metavar="N",
-        help="longest answer, in tokens (default: until the model ends it, or the context is full)")
+        help="longest answer, in tokens (default: until the model ends the answer, or the context is full)")
     add("--stop", action="append", metavar="TEXT", default=[], help="end the answer before this text; may be repeated")
     add = parser.add_argument_group("sampling").add_argument
     add("--greedy", action="store_true", help="always take the most likely token, as --temperature 0 does")
@@ -96,9 +97,11 @@ def add_answer_options(parser: argparse.ArgumentParser) -> Any:
     add("--top-p", type=float, metavar="P", help="draw only from the most likely tokens that together reach the "
         "probability P")
     add("--min-p", type=float, metavar="P", help="draw only tokens at least P times as likely as the most likely token")
-    add("--repetition-penalty", type=float, metavar="X", help="above 1: tokens of prompt and answer get less likely")
+    add("--repetition-penalty", type=float, metavar="X", help="above 1: tokens of the prompt and the answer get less "
+        "likely")
     add("--presence-penalty", type=float, metavar="X", help="above 0: tokens of the answer get less likely")
-    add("--frequency-penalty", type=float, metavar="X", help="above 0: the same, once for each occurrence of the token")
+    add("--frequency-penalty", type=float, metavar="X", help="above 0: tokens of the answer get less likely each "
+        "time they occur")
     add("--seed", type=int, metavar="N", help="the same seed draws the same tokens")
     return add_more
 

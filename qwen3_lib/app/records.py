@@ -1,11 +1,12 @@
 """The records of a job: requests from JSON lines, plain text, OpenAI's batch files, CSV or Parquet; and their results.
 
-The number of its line identifies a record, from 1 on; in a table, the number of its row. The id belongs to the user: it
-may be missing (then it is the number) or repeat.
+A record is identified by the number of its line, from 1 on; in a table, of its row. The id belongs to the user: it may
+be missing (then it is the number) or repeat.
 """
 import csv
 import hashlib
 import json
+import math
 import os
 import re
 import time
@@ -21,6 +22,8 @@ from qwen3_lib.app.terminal import as_json, model_name
 from qwen3_lib.io.errors import InputError, brief, did_you_mean, is_whole, some
 
 Row = dict[str, Any]
+Id = str | int | float
+IDS = ("custom_id", "id")  # where a record's id stands; OpenAI's batch files have the first
 
 
 @dataclass(frozen=True)
@@ -137,14 +140,31 @@ def parquet_rows(name: str, columns: Sequence[str]) -> Iterator[tuple[int, Row]]
         with ParquetFile(name) as file:
             names = file.schema_arrow.names
             check_columns(name, columns, names)
-            wanted = [column for column in names if column in {*columns, "id"}]
+            wanted = [column for column in names if column in {*columns, *IDS}]
             for batch in file.iter_batches(TOGETHER, columns=wanted):
-                values = [(column if pyarrow.types.is_integer(column.type) else column.cast("string")).to_pylist()
-                          for column in batch.columns]
+                values = [texts_of(f"{name}: the column {brief(column)}", array)
+                          for column, array in zip(wanted, batch.columns)]
                 for number, row in enumerate(zip(*values), number + 1):
                     yield number, dict(zip(wanted, row))
     except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
-        raise InputError(f"{name}: cannot be read as a Parquet table of texts: {brief(error)}") from error
+        raise InputError(f"{name}: cannot be read as a Parquet table: {brief(error)}") from error
+
+
+def texts_of(where: str, array: Any) -> list[Any]:
+    """The values of a pyarrow array as texts; whole numbers stay numbers. Raises InputError, which begins with `where`.
+
+    As Python's objects, times beyond the year 9999, or with nanoseconds, would need pandas or fail.
+    """
+    from pyarrow import ArrowException, types
+    try:
+        values = (array if types.is_integer(array.type) else array.cast("string")).to_pylist()
+    except (ArrowException, UnicodeDecodeError) as error:
+        raise InputError(f"{where} cannot be read as text: {brief(error)}") from error
+    if types.is_temporal(array.type):  # pyarrow writes "<value out of range: 99999999>" for a date it can't name
+        for value in values:
+            if value is not None and value.startswith("<"):
+                raise InputError(f"{where} cannot be read as text: {value}")
+    return values
 
 
 # ---- Templates: "Translate: {text}" ----------------------------------------------------------------------------------
@@ -161,8 +181,8 @@ def columns_of(template: str) -> list[str]:
 
 
 def check_columns(name: str, columns: Iterable[str], names: Sequence[str]) -> None:
-    """Raises InputError unless each of the columns is there, once."""
-    for column in columns:
+    """Raises InputError unless each of the columns is there, once. A column of ids may be absent, but not repeat."""
+    for column in (*columns, *(column for column in IDS if column in names)):
         if names.count(column) != 1:
             wrong = f"has {names.count(column)} columns {brief(column)}" if column in names else \
                 f"has no column {brief(column)}{did_you_mean(column, names)}"
@@ -203,13 +223,13 @@ def parsed(row: bytes | Row, form: str = "json") -> Row:
     return value
 
 
-def id_of(row: Row, line: int) -> str | int:
+def id_of(row: Row, line: int) -> Id:
     """The record's id, or the number of its line if it has none. Raises InputError unless it is a text or a number."""
     given = row.get("custom_id", row.get("id"))
     if given is None:
         return line
-    if type(given) not in (str, int):  # not True
-        raise InputError(f"the id must be a text or a whole number, not {brief(repr(given))}")
+    if type(given) not in (str, int, float) or type(given) is float and not math.isfinite(given):  # not True, not NaN
+        raise InputError(f"the id must be a text or a number, not {brief(repr(given))}")
     return given
 
 
@@ -245,7 +265,8 @@ def request(model: Model, settings: Settings, row: Row, line: int) -> tuple[list
 
 def conversation(messages: Any, system: str | None) -> list[dict]:
     """The checked messages, with the system prompt if they have none of their own."""
-    own = any(message["role"] == "system" for message in checked_messages(messages, "this record"))
+    messages = checked_messages(messages, "this record")
+    own = any(message["role"] == "system" for message in messages)
     return messages if own or system is None else [{"role": "system", "content": system}, *messages]
 
 
@@ -254,9 +275,13 @@ def conversation(messages: Any, system: str | None) -> list[dict]:
 
 CHAT_URL = "/v1/chat/completions"
 RENAMED = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens"}
-WITHOUT_EFFECT = ("model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
+WITHOUT_EFFECT = ("model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+                  "prompt_cache_retention", "stream_options", "prediction")
+# The values that are accepted. Thinking has no levels: an effort turns it on, "none" turns it off.
 ONLY: dict[str, tuple] = {"n": (1,), "stream": (False,), "response_format": ({"type": "text"},), "logit_bias": ({},),
-                          "tool_choice": ("auto",), "parallel_tool_calls": (True,)}  # the values that change nothing
+                          "modalities": (["text"],), "verbosity": ("medium",), "parallel_tool_calls": (True,),
+                          "tool_choice": ("auto", "none"),
+                          "reasoning_effort": ("none", "minimal", "low", "medium", "high", "xhigh", "max")}
 
 
 def from_openai(row: Row) -> Row:
@@ -269,14 +294,19 @@ def from_openai(row: Row) -> Row:
     if not isinstance(body, dict):
         raise InputError('"body" must be an object with the request')
     body = {key: value for key, value in body.items() if value is not None and key not in WITHOUT_EFFECT}
-    for key, values in ONLY.items():
-        if key in body and body.pop(key) not in values:
-            raise InputError(f"{key} must be {json.dumps(values[0])} here")
+    checked = {key: body.pop(key) for key in ONLY if key in body}
+    for key, value in checked.items():
+        if value not in ONLY[key]:
+            raise InputError(f"{key} must be {' or '.join(map(json.dumps, ONLY[key]))} here")
+    if checked.get("tool_choice") == "none":
+        body["tools"] = []
     if not isinstance(kwargs := body.pop("chat_template_kwargs", {}), dict):
         raise InputError("chat_template_kwargs must be an object")
     top, wanted = body.pop("top_logprobs", 0), body.pop("logprobs", False)
     if not isinstance(wanted, bool):
         raise InputError(f"logprobs must be true or false here, not {brief(repr(wanted))}")
+    if "reasoning_effort" in checked:
+        kwargs = {"enable_thinking": checked["reasoning_effort"] != "none"} | kwargs
     options: Row = {RENAMED.get(key, key): value for key, value in {**kwargs, **body}.items()}
     return options | ({"logprobs": top} if wanted else {})
 
@@ -312,7 +342,7 @@ TIMES = ("cached_tokens", "seconds_to_first_token", "seconds")  # depend on what
 OPENAI_ID = re.compile("batch_req_([0-9]{1,18})")
 
 
-def answered(completion: Completion, line: int, record_id: str | int, n_logprobs: int | None, openai: bool) -> Row:
+def answered(completion: Completion, line: int, record_id: Id, n_logprobs: int | None, openai: bool) -> Row:
     """The result of a record: what the model has answered."""
     value = {key: part for key, part in as_json(completion, n_logprobs).items() if key not in TIMES}
     if not openai:
@@ -321,7 +351,7 @@ def answered(completion: Completion, line: int, record_id: str | int, n_logprobs
     return {"id": f"batch_req_{line}", "custom_id": record_id, "response": response, "error": None}
 
 
-def refused(error: InputError, line: int, record_id: str | int | None, openai: bool) -> Row:
+def refused(error: InputError, line: int, record_id: Id | None, openai: bool) -> Row:
     """The result of a record that can't be answered: one line that says why."""
     if not openai:
         return {"line": line, "id": record_id, "error": str(error)}

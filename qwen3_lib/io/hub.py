@@ -57,7 +57,8 @@ def resolve_model(name: str, offline: bool = False, files: tuple[str, ...] = (CO
             return folder / file
     hub = None if offline else import_client(repo_id)
     if hub is None or hub.is_offline_mode():
-        raise InputError(f"{brief(name)}: no such folder, offline, and not completely in the hub's cache {hub_cache()}")
+        raise InputError(f"{brief(name)}: there is no such folder, the hub's cache {hub_cache()} does not have all its "
+                         "files, and offline nothing is downloaded")
     try:
         return download(hub, repo_id, quantization, files)
     except InputError:
@@ -174,7 +175,7 @@ def check_blobs(folder: Path) -> list[str]:
     blobs = {file.name: file.resolve() for file in files
              if file.is_symlink() and re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", file.resolve().name)}
     if not blobs:
-        raise InputError(f"{folder}: no links to the hub's cache, whose names are checksums: nothing to compare with")
+        raise InputError(f"{folder}: its files are not in the hub's cache, so there are no checksums to compare with")
     return [name for name, blob in blobs.items() if not blob.is_file() or checksum(blob) != blob.name]
 
 

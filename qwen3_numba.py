@@ -151,7 +151,7 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
     """The namesake of qwen3.load_weights: nothing is expanded. `quantize` is None, "int8" or "int4".
 
     A published packed matrix of 8 bits becomes INT8 where INT8 holds its very numbers, else the nearest BF16; one of 4
-    or 5 bits Q4_1 or Q5_1 where these hold its numbers, else the nearest INT8, as one of 6 bits.
+    or 5 bits Q4_1 or Q5_1 where these hold its numbers, else the nearest INT8; GGUF's Q4_K, Q5_K and Q6_K stay as they are.
     """
     saved = folder.form if isinstance(folder, Quantized) else None
     if saved is not None and quantize not in (None, saved):

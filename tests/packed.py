@@ -9,13 +9,16 @@ import qwen3
 import qwen3_numba as fast
 from qwen3_lib.io.tensors import PackedTensor
 from qwen3_lib.kernels.build import kernel
-from qwen3_lib.kernels.layout import (BF16, F16, F32, INT4, INT5, INT8, Q4_1, Q5_1, Weight, packed_shape, padded, table)
+from qwen3_lib.kernels.layout import (BF16, F16, F32, INT4, INT5, INT8, Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, Weight, packed_shape,
+                                      padded, table)
 from qwen3_lib.kernels.memory import aligned
 from qwen3_lib.kernels.packing import Packer
 
-FORMATS = {"f32": F32, "bf16": BF16, "f16": F16, "int8": INT8, "int5": INT5, "int4": INT4, "q5_1": Q5_1, "q4_1": Q4_1}
+FORMATS = {"f32": F32, "bf16": BF16, "f16": F16, "int8": INT8, "int5": INT5, "int4": INT4, "q5_1": Q5_1, "q4_1": Q4_1,
+           "q6_k": Q6_K, "q5_k": Q5_K, "q4_k": Q4_K}
 FIVES = (INT5, Q5_1)
-MOST = {Q5_1: 31, Q4_1: 15}
+MOST = {Q5_1: 31, Q4_1: 15, Q6_K: 63, Q5_K: 31, Q4_K: 15}
+OF_GGUF = (Q6_K, Q5_K, Q4_K)
 
 
 def stored(w: np.ndarray, form: int) -> tuple[np.ndarray, Weight]:
@@ -23,6 +26,13 @@ def stored(w: np.ndarray, form: int) -> tuple[np.ndarray, Weight]:
     rows, n = w.shape
     if form in (Q5_1, Q4_1) and rows > 0:
         data = blocks_of(*with_minima(w, MOST[form]), form)
+    elif form in OF_GGUF and rows > 0:
+        wide = np.zeros((rows, padded(n, 256)), np.float32)
+        wide[:, :n] = w
+        tensor = PackedTensor("F32", wide.shape, lambda start, stop: None, mmap.mmap(-1, 4096),
+                              factored=lambda start, stop: factored(wide, form, start, stop))
+        with ThreadPoolExecutor(2) as pool:
+            data = Packer(pool, []).exact(tensor, form)
     elif form >= INT8:
         wide = np.zeros((padded(rows, 32), padded(n, 64)), np.float32)
         wide[:rows, :n] = w
@@ -34,6 +44,27 @@ def stored(w: np.ndarray, form: int) -> tuple[np.ndarray, Weight]:
         data = np.zeros((rows, padded(n, 32)), {F32: np.float32, BF16: np.uint16, F16: np.float16}[form])
         data[:, :n] = (w.view(np.uint32) >> 16) if form == BF16 else w
     return data, Weight(data.ctypes.data, data.strides[0], form, rows, n)
+
+
+def factored(w: np.ndarray, form: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows of weights in a form of GGUF: see PackedTensor.factored. Scales of Q6_K have any sign."""
+    size, rows = 16 if form == Q6_K else 32, w[start:stop]
+    groups = rows.reshape(len(rows), -1, size)
+    minima = np.maximum(-groups.min(axis=-1), 0)
+    if form == Q6_K:
+        scales = abs(groups).max(axis=-1) / 31 * np.where(np.arange(groups.shape[1]) % 3, 1, -1)
+        wishes, most = [scales], [127]
+    else:
+        wishes, most = [(groups.max(axis=-1) + minima) / MOST[form], minima], [63, 63]
+    in_blocks = [wish.reshape(len(rows), -1, 256 // size) for wish in wishes]
+    factors = [(abs(wish).max(axis=-1) / top + 1e-7).astype(np.float16) for wish, top in zip(in_blocks, most)]
+    whole = [np.rint(wish / factor[..., None].astype(np.float32)).clip(-top, top).reshape(len(rows), -1)
+             for wish, factor, top in zip(in_blocks, factors, most)]
+    exact = [np.repeat(factor.astype(np.float32), 256 // size, axis=1) * scale for factor, scale in zip(factors, whole)]
+    added = 32 if form == Q6_K else exact[1][..., None] / np.where(exact[0] == 0, 1, exact[0])[..., None]
+    numbers = np.rint(groups / np.where(exact[0] == 0, 1, exact[0])[..., None] + added).clip(0, MOST[form])
+    return (numbers.astype(np.int16).reshape(rows.shape), np.array(whole).astype(np.int16),
+            np.array([factors[0], *(-factor for factor in factors[1:])]))
 
 
 def with_minima(w: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -104,9 +135,34 @@ def reference(data: np.ndarray, weight: Weight) -> np.ndarray:
         return data.astype(np.float32)[:, :weight.columns]
     if weight.rows == 0:
         return np.empty((0, weight.columns), np.float32)
+    if weight.form in OF_GGUF:
+        return unpacked_of_gguf(data, weight.form)[:weight.rows, :weight.columns]
     whole, scales, zeros, minima = unpacked(data, weight.form)
     values = (whole - np.repeat(zeros, 32, axis=1)) * np.repeat(scales, 32, axis=1) + np.repeat(minima, 32, axis=1)
     return values[:weight.rows, :weight.columns].astype(np.float32)
+
+
+def unpacked_of_gguf(data: np.ndarray, form: int) -> np.ndarray:
+    """Weights in GGUF's forms as float32, padded: by 256 columns of 32 rows, by units of two groups."""
+    kinds, size = (1, 16) if form == Q6_K else (2, 32)  # scales and perhaps minima; columns of a group
+    blocks = data.reshape(len(data), -1, {Q6_K: 64 + 8 * 832, Q5_K: 128 + 4 * 1408, Q4_K: 128 + 4 * 1152}[form])
+    factors = blocks[..., :64 * kinds].copy().view(np.float16).astype(np.float32).reshape(len(data), -1, kinds, 1, 1, 32)
+    units = blocks[..., 64 * kinds:].reshape(*blocks.shape[:2], 128 // size, -1)
+    scales = units[..., :64 * kinds].copy().view(np.int8).reshape(len(data), -1, 128 // size, kinds, 2, 32)
+    scales = scales.swapaxes(2, 3) * factors  # [blocks, 256 columns, kinds, units, groups, rows]
+    weights = units[..., -32 * size:].astype(np.int32).reshape(*units.shape[:3], 1, size // 4, 32, 4)
+    weights = np.concatenate([weights & 15, weights >> 4], axis=3)  # [blocks, 256 columns, units, groups, 4 columns, rows, 4]
+    further = units[..., -32 * size - 256:-32 * size]
+    if form == Q5_K:
+        bits = np.unpackbits(further, axis=-1, bitorder="little").reshape(*units.shape[:3], 8, 2, 32, 4)
+        weights += 16 * bits.astype(np.int32).swapaxes(3, 4)
+    for k, half in np.ndindex(4, 2) if form == Q6_K else ():
+        pairs = further.reshape(*units.shape[:3], 2, 32, 4)[..., k // 2, :, :] >> np.uint8(4 * (k % 2) + 2 * half)
+        weights[..., half, k, :, :] += 16 * (pairs & 3).astype(np.int32)
+    values = (weights - (32 if form == Q6_K else 0)).astype(np.float32) * scales[:, :, 0, :, :, None, :, None]
+    if kinds == 2:
+        values += scales[:, :, 1, :, :, None, :, None]
+    return values.astype(np.float32).transpose(0, 5, 1, 2, 3, 4, 6).reshape(32 * len(data), -1)
 
 
 def unpacked(data: np.ndarray, form: int) -> tuple[np.ndarray, ...]:

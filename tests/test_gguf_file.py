@@ -245,8 +245,10 @@ def test_files_of_llama_quantize(tmp_path, form):
         assert np.array_equal(to_float32(tensor), to_float32(plain[name])), name
     entries, original = gguf_file.read_gguf(written[0]).tensors, open_model(str(path)).stored()
     names = [name for name in packed if entries[gguf_name(name)].form == form]
-    print_losses(f"{form} of llama-quantize", *([to_float32(each[name]) for name in names] for each in (original, packed)),
-                 kept_by_the_fast_engine(written[0], names))
+    kept = kept_by_the_fast_engine(written[0], names)
+    print_losses(f"{form} of llama-quantize", *([to_float32(each[name]) for name in names] for each in (original, packed)), kept)
+    for name, values in zip(names, kept):
+        assert np.array_equal(values, to_float32(packed[name])), name
     assert np.isfinite(logits_of(written[0], random_ids(9))).all()
 
 

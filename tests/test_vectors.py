@@ -10,7 +10,7 @@ from llvmlite import ir
 from packed import FORMATS, reference, stored
 from qwen3_lib.kernels import vectors
 from qwen3_lib.kernels.build import address_of
-from qwen3_lib.kernels.layout import FIFTHS, unit_size
+from qwen3_lib.kernels.layout import MORE, factors_size, unit_size
 
 pytestmark = pytest.mark.core
 
@@ -46,29 +46,59 @@ def test_choice_of_instructions(features, path):
 
 @cache
 def product_of(path, form, n_vectors):
-    """The function that multiplies a packed block with n_vectors with the instructions of a path."""
-    name = f"packed_{path}_{form}_{n_vectors}"
+    """The function that multiplies a packed block with n_vectors with the instructions of a path.
+
+    On a CPU without these instructions, plain ones stand for the sums of products: all else is as on that path.
+    """
+    name, real = f"packed_{path}_{form}_{n_vectors}", vectors.dot_bytes
+
+    def plain(b, path, sums, w, x, signed):
+        return real(b, "plain", sums, w, x, signed and not path.startswith("vnni"))
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vectors, "PATH", path)
+        if path not in vectors.PATHS:
+            patch.setattr(vectors, "dot_bytes", plain)
         way = vectors.ways(form, vectors.ONE if n_vectors == 1 else vectors.AT_ONCE)[0]
         address = address_of(name, lambda: vectors.compile_product(name, "packed_product", form, n_vectors, way))
     return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 9)(address)
 
 
+@pytest.mark.parametrize("name", ["q6_k", "q4_k"])
+def test_every_path_gives_the_same_bits(name):
+    form, n, rng = FORMATS[name], 512, np.random.default_rng(0)
+    data, weight = stored(rng.standard_normal((32, n)).astype(np.float32), form)
+    x, out = np.zeros((2, n * 5 // 4), np.uint8), np.zeros((2, 2, 32), np.float32)
+    whole = rng.integers(-127, 128, (2, n // 32, 32)).astype(np.int8)
+    x[:, :n], scales = whole.reshape(2, n).view(np.uint8), rng.random((2, n // 32)).astype(np.float32)
+    x[:, n:n + n // 8].view(np.float32)[:] = scales
+    x[:, n + n // 8:].view(np.int16)[:] = np.stack([whole.sum(-1), whole[..., :16].sum(-1)], axis=-1).reshape(2, -1)
+    for path in (vectors.PATH, *(path for path in vectors.INT8_SHAPES if path in vectors.PATHS or path != "avx2")):
+        for n_vectors in (2, 1):
+            product_of(path, form, n_vectors)(data.ctypes.data, x.ctypes.data, x.strides[0], n, out[1].ctypes.data,
+                                              out.strides[1], 0, 0, 1)
+            if not out[0].any():
+                out[0] = out[1]
+            np.testing.assert_array_equal(out[1, :n_vectors], out[0, :n_vectors])
+    expected = (whole * scales[..., None]).reshape(2, n).astype(np.float64) @ reference(data, weight).T.astype(np.float64)
+    np.testing.assert_allclose(out[0], expected, rtol=1e-4, atol=0.02)
+
+
 @pytest.mark.parametrize("path", vectors.PATHS)
-@pytest.mark.parametrize("name", ["int8", "int5", "int4"])  # Q5_1 and Q4_1 have the bytes of INT5 and INT4
+@pytest.mark.parametrize("name", ["int8", "int5", "int4", "q6_k"])  # the others have the bytes of INT5 and INT4
 def test_sums_of_the_largest_bytes_do_not_overflow(path, name):
     """The least and the greatest bytes of weights, times the largest ones of a vector, alone and two at a time."""
     form, n = FORMATS[name], 128
     data, weight = stored(np.random.default_rng(0).standard_normal((32, n)).astype(np.float32), form)
-    unit, whole = data.reshape(-1, unit_size(form)), 1024 + 256 * FIFTHS[form]
+    size, whole = unit_size(form), 512 + 256 if name == "q6_k" else 1024 + 256 * MORE[form]
     for byte in (0, 255):
-        unit[:, unit.shape[1] - whole:] = byte  # all but the scales and minima
+        for unit in data[0, factors_size(form):].reshape(-1, size):
+            unit[size - whole:] = byte  # all but the scales and minima
         for sign in (-1, 1):
             x = np.empty((2, n * 5 // 4), np.uint8)
             x[:, :n] = np.int8(127 * sign).view(np.uint8)
             x[:, n:n + n // 8].view(np.float32)[:] = np.float32(1 / 127)
-            x[:, n + n // 8:].view(np.int32)[:] = 127 * 32 * sign
+            x[:, n + n // 8:].view(np.int16)[:] = np.tile([127 * 32 * sign, 127 * 16 * sign], n // 32)
             for n_vectors in (1, 2):
                 out = np.zeros((2, 32), np.float32)
                 product_of(path, form, n_vectors)(data.ctypes.data, x.ctypes.data, x.strides[0], n, out.ctypes.data,

@@ -24,6 +24,7 @@ from qwen3_lib.io.errors import InputError, brief
 from qwen3_lib.io.tensors import AnyTensor, PackedTensor, map_file, scaled
 
 MAGIC = b"GGUF"
+K_FORMS = ("Q4_K", "Q5_K", "Q6_K")  # whose scales the fast engine keeps as they are
 
 # Format of a tensor: its number in the file -> (name, numbers in a block, bytes of a block)
 FORMATS = {0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20),
@@ -209,30 +210,22 @@ def tensor_of(entry: TensorEntry, mapping: mmap.mmap) -> AnyTensor:
 
     groups_of_32 = form != "Q6_K"
     return PackedTensor("F32", (len(blocks), entry.shape[-1]), lambda start, stop: scaled(*whole(start, stop)), mapping,
-                        int(form[1]), whole if groups_of_32 else None)
+                        int(form[1]), whole if groups_of_32 else None,
+                        factored=(lambda start, stop: factored(blocks[start:stop], form)) if form in K_FORMS else None)
 
 
 def unpacked(blocks: np.ndarray, form: str) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Packed rows, uint8 [rows, blocks, bytes], as whole numbers with scales and minima, see PackedTensor.
 
-    A block is a scale and perhaps a minimum, float16; in Q4_K and Q5_K the 6 bits of 8 scales and 8 minima, by which
-    these are multiplied; the fifth bits; then the lower 4 bits. Q6_K has the lower 4 bits, the upper 2 bits, 16 scales
-    of 8 bits, and the float16 by which these are multiplied.
+    A block is a scale and perhaps a minimum, float16; the fifth bits; then the lower 4 bits.
     """
     n_rows, minima = len(blocks), None
+    if form in K_FORMS:
+        numbers, whole_scales, factors = factored(blocks, form)
+        scales = np.repeat(factors.astype(np.float32), whole_scales.shape[2] // factors.shape[2], axis=2) * whole_scales
+        return numbers - 32 if form == "Q6_K" else numbers, scales[0], scales[1] if len(scales) > 1 else None
     if form == "Q8_0":
         numbers, scales = blocks[..., 2:].view(np.int8).astype(np.int16), halves(blocks[..., :2])
-    elif form == "Q6_K":
-        scales = halves(blocks[..., 208:]) * blocks[..., 192:208].view(np.int8)
-        numbers = shifted(blocks[..., :128], 64, 4) | shifted(blocks[..., 128:192], 32, 2) << 4
-        numbers -= 32
-    elif form in ("Q4_K", "Q5_K"):
-        low, high, rest = np.split(blocks[..., 4:16], 3, axis=-1)
-        scales = halves(blocks[..., :2]) * np.concatenate([low & 63, low >> 2 & 48 | rest & 15], axis=-1)
-        minima = -halves(blocks[..., 2:4]) * np.concatenate([high & 63, high >> 2 & 48 | rest >> 4], axis=-1)
-        numbers = shifted(blocks[..., -128:], 32, 4)
-        if form == "Q5_K":
-            numbers |= shifted(blocks[..., 16:48], 32, 1) << 4
     else:
         scales, numbers = halves(blocks[..., :2]), shifted(blocks[..., -16:], 16, 4)
         if form.startswith("Q5"):
@@ -243,6 +236,29 @@ def unpacked(blocks: np.ndarray, form: str) -> tuple[np.ndarray, np.ndarray, np.
             numbers -= 8 if form == "Q4_0" else 16
     return (numbers.reshape(n_rows, -1), scales.reshape(n_rows, -1),
             None if minima is None else minima.reshape(n_rows, -1))
+
+
+def factored(blocks: np.ndarray, form: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows of a K format as PackedTensor.factored gives them.
+
+    A block of Q4_K and Q5_K is the factors of the scales and of the minima, float16; the 6 bits of 8 scales and 8 minima;
+    the fifth bits; then the lower 4 bits. Q6_K has the lower 4 bits, the upper 2 bits, 16 scales of 8 bits, and their
+    factor.
+    """
+    if form == "Q6_K":
+        scales, factors = blocks[None, ..., 192:208].view(np.int8), blocks[None, ..., 208:]
+        numbers = shifted(blocks[..., :128], 64, 4) | shifted(blocks[..., 128:192], 32, 2) << 4
+    else:
+        low, high, rest = np.split(blocks[..., 4:16], 3, axis=-1)
+        scales = np.stack([np.concatenate([low & 63, low >> 2 & 48 | rest & 15], axis=-1),
+                           np.concatenate([high & 63, high >> 2 & 48 | rest >> 4], axis=-1)])
+        factors = np.stack([blocks[..., :2], blocks[..., 2:4] ^ np.array([0, 0x80], np.uint8)])  # minima are subtracted
+        numbers = shifted(blocks[..., -128:], 32, 4)
+        if form == "Q5_K":
+            numbers |= shifted(blocks[..., 16:48], 32, 1) << 4
+    n_rows = len(blocks)
+    return (numbers.reshape(n_rows, -1), scales.reshape(len(scales), n_rows, -1),
+            np.ascontiguousarray(factors).view("<f2").reshape(len(factors), n_rows, -1))
 
 
 def halves(data: np.ndarray) -> np.ndarray:

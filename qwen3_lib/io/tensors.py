@@ -28,6 +28,9 @@ class PackedTensor(NamedTuple):
     multiplied, float32 [stop - start, groups of columns], and what is added then, likewise, or None for nothing; None
     where groups aren't multiples of 32 columns in order.
     kept: the dtype in which the fast engine keeps the matrix, unless it packs it.
+    factored(start, stop) -> of GGUF's K formats, the same rows as unsigned whole numbers, likewise, the scales and the
+    minima, if there are any, [1 or 2, rows, groups of columns], without the float16 of 256 columns by which these are
+    multiplied, [1 or 2, rows, columns / 256].
     """
     dtype: str
     shape: tuple[int, int]
@@ -36,6 +39,7 @@ class PackedTensor(NamedTuple):
     bits: int = 16
     whole: Whole | None = None
     kept: str = "BF16"
+    factored: Callable[[int, int], tuple[np.ndarray, np.ndarray, np.ndarray]] | None = None
 
     @property
     @np.errstate(over="ignore", invalid="ignore")  # infinity in a scale is reported once it has reached the logits

@@ -5,26 +5,31 @@ A matrix [rows, n] is kept in one of these formats:
     F32, BF16, F16      by rows, as they lie in the file
     INT8, INT5, INT4    packed: by blocks of 32 rows, with a scale for each group of 32 columns of a row
     Q5_1, Q4_1          likewise, with a minimum for each group, too: they hold the numbers of other programs' formats
+    Q6_K, Q5_K, Q4_K    the same numbers as in GGUF's formats of these names; groups of Q6_K have 16 columns
 
-A block is a stream of units, each for 32 columns (INT8) or 64: first the scales, 16 bits [groups, 32 rows], then the
-minima, float32 [groups, 32 rows], and the fifth bits, where the format has them, then 1024 bytes of weights, four
+A block is a stream of units, each for two groups (INT8: one): first the scales, 16 bits [groups, 32 rows], then the
+minima, float32 [groups, 32 rows], and 256 bytes of further bits, where the format has them, then the weights, four
 columns of all rows at a time, in the order of the instructions for bytes:
 
     INT8   a byte each, [8, 32 rows, 4 columns], w = scale * (byte - 128)
     INT4   half a byte each, w = scale * (half - zero): the lower halves are the first group, the upper ones the second
     INT5   the same with 16 more for each set bit of [8, 2 groups, 32 rows, 4 columns]
     Q4_1, Q5_1   the same, but w = scale * half + minimum
+    Q4_K, Q5_K   the same, with scales and minima of 8 bits, which are multiplied by numbers common to 256 columns:
+           float16 [scales and minima, 32 rows], before the first of their units
+    Q6_K   likewise, w = scale * (number - 32); of [2, 32 rows, 4 columns] a byte's bits from the lowest on, two each,
+           belong to a first group, a second group, and to both groups four columns later
 
-A scale is a float with 6 bits of exponent and 10 of fraction, see BIAS; it has no sign and no subnormals.
-The last 4 bits of a scale are also the `zero` of INT4, 6 + these bits / 4, and of INT5, twice that. Scales and zeros
-are chosen so that a group's weights err least; the root mean square of their errors is at most 0.6 % (INT8), 3 % (INT5)
+Any other scale is a float with 6 bits of exponent and 10 of fraction, see BIAS; it has no sign and no subnormals.
+Its last 4 bits are also the `zero` of INT4, 6 + these bits / 4, and of INT5, twice that. Scales and zeros are chosen so that a group's weights err least; the root mean square of their errors is at most 0.6 % (INT8), 3 % (INT5)
 or 6 % (INT4) of the group's largest weight. A tensor whose largest weight is below SMALLEST or above LARGEST is
-refused. Q4_1 and Q5_1 are never made by rounding weights.
+refused. The formats with a Q are never made by rounding weights.
 
-The vector to multiply is packed likewise: signed bytes, a float32 scale for each group, and the int32 sum of each
-group's bytes, because sum((w - zero) x) = sum(w x) - zero sum(x), and likewise with a minimum. A product adds whole
-numbers within a group, and floats in the order of the groups, however many vectors are multiplied together. A row of
-the KV cache is F32, F16, BF16 or KV8: n signed bytes, then a float16 scale for each group.
+The vector to multiply is packed likewise: signed bytes, a float32 scale for each group of 32, and two int16 for each
+group, the sum of its bytes and the sum of the first 16, because sum((w - zero) x) = sum(w x) - zero sum(x), and likewise
+with a minimum. A product adds whole numbers within a group, and floats in the order of the groups, however many vectors
+are multiplied together. A row of the KV cache is F32, F16, BF16 or KV8: n signed bytes, then a float16 scale for each
+group of 32.
 """
 from typing import Any, NamedTuple
 
@@ -36,21 +41,28 @@ class Format(NamedTuple):
     name: str
     size: float = 0  # bytes of a number in a row; 0 where packed
     halves: int = 0  # groups of 32 columns in a unit; two of them share its bytes
-    fifths: int = 0  # 1 with a fifth bit for each number
-    minima: int = 0  # 1 with a minimum for each group, 0 with a zero
+    more: int = 0  # bits of a number beyond the first four
+    minima: int = 0  # 1 with a minimum for each group
     least: int = 0  # the least and the greatest whole number
     most: int = 0
+    group: int = 32  # columns with one scale
+    shared: int = 0  # units of 256 columns whose scales, of 8 bits, are multiplied by a common float16; 0 without it
+    offset: int = 0  # what is subtracted from each number; 0 with a minimum or a zero for each group
 
 
-F32, BF16, F16, KV8, INT8, INT5, INT4, Q5_1, Q4_1 = range(9)
+F32, BF16, F16, KV8, INT8, INT5, INT4, Q5_1, Q4_1, Q6_K, Q5_K, Q4_K = range(12)
 FORMATS = (Format("f32", 4), Format("bf16", 2), Format("f16", 2), Format("int8", 1),
-           Format("int8", halves=1, least=1, most=255), Format("int5", halves=2, fifths=1, most=31),
-           Format("int4", halves=2, most=15), Format("q5_1", halves=2, fifths=1, minima=1, most=31),
-           Format("q4_1", halves=2, minima=1, most=15))
-HALVES, FIFTHS, MINIMA, LEAST, MOST = (
-    np.array([format_[column] for format_ in FORMATS]) for column in range(2, 7))  # for kernels, by the format
+           Format("int8", halves=1, least=1, most=255, offset=128), Format("int5", halves=2, more=1, most=31),
+           Format("int4", halves=2, most=15), Format("q5_1", halves=2, more=1, minima=1, most=31),
+           Format("q4_1", halves=2, minima=1, most=15),
+           Format("q6_k", halves=2, more=2, most=63, group=16, shared=8, offset=32),
+           Format("q5_k", halves=2, more=1, minima=1, most=31, shared=4),
+           Format("q4_k", halves=2, minima=1, most=15, shared=4))
+HALVES, MORE, MINIMA, LEAST, MOST, GROUPS, SHARED = (
+    np.array([format_[column] for format_ in FORMATS]) for column in range(2, 9))  # for kernels, by the format
 
-GROUP, PANEL = 32, 32  # columns with one scale; rows of a block
+GROUP, PANEL = 32, 32  # columns with one scale, in most formats; rows of a block
+SHARING = 256  # columns whose scales are multiplied by a common number
 SMALLEST, LARGEST = 1e-10, 2.0**18  # what the largest weight of a packed tensor may be
 BIAS = 80 << 23  # a scale's 16 bits, 13 places to the left, plus this: the bits of a float32
 
@@ -178,13 +190,21 @@ def is_packed(form: int) -> bool:
 
 
 def unit_size(form: int) -> int:
-    """The bytes of a unit of a packed format: scales, minima, fifth bits, and 1024 bytes of weights."""
-    return 1024 + 256 * (FIFTHS[form] + MINIMA[form]) + 64 * HALVES[form]
+    """The bytes of a unit of a packed format: scales, minima, further bits, and 1024 or 512 bytes of weights."""
+    scales = PANEL * HALVES[form] * (1 + MINIMA[form] if SHARED[form] else 2 + 4 * MINIMA[form])
+    return PANEL * GROUPS[form] + 256 * min(MORE[form], 1) + scales
+
+
+def factors_size(form: int) -> int:
+    """The bytes of the factors that some units share."""
+    return 2 * PANEL * (1 + MINIMA[form]) * min(SHARED[form], 1)
 
 
 def packed_shape(n_rows: int, n: int, form: int) -> tuple[int, int]:
     """(blocks, bytes of a block) of a packed matrix [n_rows, n]."""
-    return padded(n_rows, PANEL) // PANEL, int(padded(n, 2 * GROUP) // GROUP * unit_size(form) // HALVES[form])
+    units = padded(n, SHARING if SHARED[form] else 2 * GROUP) // (GROUPS[form] * HALVES[form])
+    factors = units // max(SHARED[form], 1) * factors_size(form)
+    return padded(n_rows, PANEL) // PANEL, int(units * unit_size(form) + factors)
 
 
 def own_space(n_queries: int, width: int, columns: int) -> int:

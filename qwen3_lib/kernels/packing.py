@@ -11,9 +11,9 @@ import numpy as np
 from qwen3 import to_float32
 from qwen3_lib.io.tensors import AnyTensor, PackedTensor, forget_pages, rows_of
 from qwen3_lib.kernels.build import kernel
-from qwen3_lib.kernels.layout import (BF16, BIAS, F16, F32, FIFTHS, FORMATS, GROUP, HALVES, INT4, INT5, INT8, LARGEST,
-                                      MINIMA, PANEL, Q4_1, Q5_1, SMALLEST, Weight, is_packed, packed_shape, padded, table,
-                                      unit_size)
+from qwen3_lib.kernels.layout import (BF16, BIAS, F16, F32, FORMATS, GROUP, INT4, INT5, INT8, LARGEST, PANEL, Q4_1,
+                                      Q4_K, Q5_1, Q5_K, Q6_K, SHARING, SMALLEST, Weight, factors_size, is_packed,
+                                      packed_shape, padded, table, unit_size)
 from qwen3_lib.kernels.memory import LargePages, empty, zeros
 from qwen3_lib.io.errors import InputError
 
@@ -22,6 +22,7 @@ PACKED = {"int8": INT8, "int4": INT4}
 MORE_BITS = {"v_proj": INT8, "o_proj": INT5, "embed_tokens": INT5, "lm_head": INT5}  # in an int4 model
 # By the bits of a published packed matrix: the format that may hold its very numbers, and the one if it doesn't.
 NARROW = {2: (Q4_1, INT8), 4: (Q4_1, INT8), 5: (Q5_1, INT8), 6: (INT8, INT8)}
+OF_GGUF = {4: Q4_K, 5: Q5_K, 6: Q6_K}  # the same of a tensor with `factored` scales
 
 
 def packed_form(name: str, quantize: str) -> int:
@@ -38,6 +39,8 @@ def forms_of(name: str, tensor: AnyTensor, quantize: str | None) -> tuple[int, i
         return form, form
     form = STORED[tensor.kept if isinstance(tensor, PackedTensor) else tensor.dtype]
     bits = tensor.bits if isinstance(tensor, PackedTensor) else 16
+    if isinstance(tensor, PackedTensor) and tensor.factored is not None:
+        return OF_GGUF[bits], INT8
     return NARROW.get(bits, (INT8 if bits == 8 else form, form))
 
 
@@ -50,24 +53,38 @@ def matrix_rows(matrix: np.ndarray, ids: Any) -> np.ndarray:
         rows = data[ids].view({F32: np.float32, BF16: np.uint16, F16: np.float16}[form])[:, :columns]
         rows = (rows.astype(np.uint32) << 16).view(np.float32) if form == BF16 else rows
         return np.ascontiguousarray(rows, np.float32)
-    size, halves, n, lanes = int(unit_size(form)), int(HALVES[form]), np.arange(len(ids)), ids % PANEL
-    shape = len(ids), stride // size
-    units = data[ids // PANEL].reshape(*shape, size)
-    words = units[..., :64 * halves].copy().view(np.uint16).reshape(*shape, halves, PANEL)[n, :, :, lanes]
-    bytes_ = units[..., -1024:].reshape(*shape, 8, PANEL, 4)[n, :, :, lanes]
+    format_, size, head = FORMATS[form], int(unit_size(form)), int(factors_size(form))
+    halves, weights, n, lanes = format_.halves, PANEL * format_.group, np.arange(len(ids)), ids % PANEL
+    parts = data[ids // PANEL].reshape(len(ids), -1, format_.shared * size + head if format_.shared else stride)
+    units = parts[..., head:].reshape(len(ids), -1, size)
+
+    def of_row(values: np.ndarray, *last: int) -> np.ndarray:
+        return values.reshape(*values.shape[:2], -1, PANEL, *last)[n, :, :, lanes]
+
+    scale, lowest = ("i1", "u1") if format_.shared else ("u2", "f4")
+    ends = np.cumsum([np.dtype(scale).itemsize * halves * PANEL, np.dtype(lowest).itemsize * halves * PANEL])
+    words = of_row(units[..., :ends[0]].copy().view(scale))  # [n, units, halves]
+    minima = of_row(units[..., ends[0]:ends[1]].copy().view(lowest)) if format_.minima else None
+    bytes_, further = of_row(units[..., -weights:], 4), units[..., -weights - 256:-weights]
     q = bytes_[:, :, None] if halves == 1 else np.stack([bytes_ & 15, bytes_ >> 4], axis=2)  # [n, units, halves, 8, 4]
-    if FIFTHS[form]:
-        bits = np.unpackbits(units[..., -1280:-1024], axis=-1, bitorder="little")
-        q = q | bits.reshape(*shape, 8, 2, PANEL, 4)[n, :, :, :, lanes].swapaxes(2, 3) << 4
-    scales = ((words.astype(np.int32) << 13) + np.int32(BIAS)).view(np.float32)[..., None, None]
-    if MINIMA[form]:
-        minima = units[..., 128:384].copy().view(np.float32).reshape(*shape, 2, PANEL)[n, :, :, lanes]
-        rows = scales * q.astype(np.float32) + minima[..., None, None]
+    if format_.more == 1:
+        bits = of_row(np.unpackbits(further, axis=-1, bitorder="little"), 4)
+        q = q | bits.reshape(*q.shape[:2], 8, 2, 4).swapaxes(2, 3) << 4
+    if format_.more == 2:
+        shifts = np.array([0, 4, 2, 6], np.uint8).reshape(2, 1, 2, 1)  # of halves, of every second four columns
+        q = q | (of_row(further, 4)[:, :, None, :, None] >> shifts & 3).reshape(q.shape) << 4
+    if format_.shared:
+        common = of_row(parts[..., :head].copy().view("f2")).astype(np.float32).repeat(format_.shared, axis=1)
+        scales, minima = common[:, :, :1] * words, None if minima is None else common[:, :, 1:] * minima
     else:
-        quarters = (words & 15)[..., None, None] / np.float32(4)
-        zeros = np.float32(128) if halves == 1 else (6 + quarters) * np.float32(1 + FIFTHS[form])
-        rows = scales * (q - zeros)
-    return np.ascontiguousarray(rows.reshape(len(ids), GROUP * halves * shape[1])[:, :columns])
+        scales = ((words.astype(np.int32) << 13) + np.int32(BIAS)).view(np.float32)
+    if minima is not None:
+        rows = scales[..., None, None] * q.astype(np.float32) + minima[..., None, None]
+    elif format_.offset:
+        rows = scales[..., None, None] * (q - np.float32(format_.offset))
+    else:
+        rows = scales[..., None, None] * (q - (6 + (words & 15)[..., None, None] / np.float32(4)) * (1 + format_.more))
+    return np.ascontiguousarray(rows.reshape(len(ids), -1)[:, :columns], np.float32)
 
 
 class Packer:
@@ -82,7 +99,8 @@ class Packer:
         Raises InputError for numbers that the format can't hold.
         """
         form, data = forms[0], None
-        if isinstance(tensor, PackedTensor) and tensor.whole is not None and form in (INT8, Q5_1, Q4_1):
+        if isinstance(tensor, PackedTensor) and (tensor.factored if FORMATS[form].shared else
+                                                 tensor.whole and form in (INT8, Q5_1, Q4_1)):
             data = self.exact(tensor, form)
         if data is None:
             form = forms[1]
@@ -126,46 +144,36 @@ class Packer:
         return packed
 
     def exact(self, tensor: PackedTensor, form: int) -> np.ndarray | None:
-        """A published packed matrix as blocks of INT8, Q5_1 or Q4_1; None if the format can't hold its numbers.
+        """A published packed matrix as blocks of a format; None if the format can't hold its numbers.
 
-        INT8 has the very numbers. So have the others if no scale has more than 10 bits behind the first one, as float16
-        has; scales with more are rounded.
+        INT8 and GGUF's formats have the very numbers. So have Q5_1 and Q4_1 if no scale has more than 10 bits behind
+        the first one, as float16 has; scales with more are rounded.
         """
         (n_rows, n), step = tensor.shape, 512
         packed = self.pages.take(packed_shape(n_rows, n, form))
 
-        @np.errstate(over="ignore", invalid="ignore")  # by infinite scales
         def part(start: int) -> bool:
             """Packs some rows -> whether all their numbers fit."""
-            whole, scales, minima = tensor.whole(start, min(start + step, n_rows))
-            groups = whole.reshape(*scales.shape, -1)
-            groups[scales == 0] = 0
-            np.negative(groups, out=groups, where=(scales < 0)[..., None])
-            scales = np.abs(scales).astype(np.float32)
-            words = np.where(scales == 0, 0, scales.view(np.int32) - BIAS + 0x1000 & -0x2000)
-            nearest = np.where(scales == 0, 0, (words + BIAS).astype(np.int32).view(np.float32))
-            if MINIMA[form]:
-                lowest = np.minimum(groups.min(axis=-1), 0)
-                groups -= lowest[..., None]
-                minima = (nearest * lowest + (0 if minima is None else minima)).astype(np.float32)
-                fits, least = bool(np.isfinite(minima).all()), 0
-            else:
-                fits, least = minima is None and bool((nearest == scales).all()), -128
-            most = FORMATS[form].most + least
-            if not fits or not np.isfinite(scales).all() or not 0 <= words.min() <= words.max() < 2**29 \
-                    or whole.min() < least or whole.max() > most:
+            found = (factored if FORMATS[form].shared else rescaled)(tensor, form, start, min(start + step, n_rows))
+            if found is None:
                 return False
-            numbers = np.zeros((padded(len(whole), PANEL), padded(n, GROUP)), np.int16)
-            numbers[:len(whole), :n] = whole
-            both = np.zeros((2, len(numbers), numbers.shape[1] // GROUP), np.float32)
-            repeated = groups.shape[2] // GROUP
-            for target, values in zip(both, (words >> 13, minima)):
-                if values is not None:
-                    target[:len(whole)] = np.repeat(values, repeated, axis=1)
-            for row in range(0, len(numbers), PANEL):
-                arrays = (numbers[row:row + PANEL] - least, np.ascontiguousarray(both[:, row:row + PANEL]),
-                          packed[(start + row) // PANEL])  # kept while the kernel has their addresses
+            whole, scales, factors = found
+            numbers = np.zeros((padded(len(whole), PANEL), n), np.int16)
+            numbers[:len(whole)] = whole
+            both = np.zeros((2, len(numbers), n // FORMATS[form].group), np.float32)
+            for target, values in zip(both, scales):
+                target[:len(whole)] = np.repeat(values, both.shape[2] // values.shape[1], axis=1)
+            blocks = packed[start // PANEL:][:len(numbers) // PANEL]
+            for i, block in enumerate(blocks):
+                rows = slice(i * PANEL, (i + 1) * PANEL)
+                arrays = numbers[rows], np.ascontiguousarray(both[:, rows]), block  # kept while the kernel runs
                 kernel("pack_block")(table(arrays), form)
+            if factors is not None:
+                common = np.zeros((len(factors), len(numbers), n // SHARING), np.float16)
+                common[:, :len(whole)] = factors
+                in_order = common.reshape(len(factors), -1, PANEL, n // SHARING).transpose(1, 3, 0, 2)
+                places = blocks.view(np.float16).reshape(len(blocks), n // SHARING, -1)
+                places[..., :PANEL * len(factors)] = in_order.reshape(len(blocks), n // SHARING, -1)
             return True
 
         fits = all(self.each(part, range(0, n_rows, step)))
@@ -174,6 +182,42 @@ class Packer:
             return packed
         self.pages.give_back(packed)
         return None
+
+
+Numbers = tuple[np.ndarray, list[np.ndarray], np.ndarray | None]
+
+
+@np.errstate(over="ignore", invalid="ignore")  # by infinite scales
+def rescaled(tensor: PackedTensor, form: int, start: int, stop: int) -> Numbers | None:
+    """Rows of a published matrix as a format's whole numbers, the bits of its scales and its minima, [rows, groups].
+
+    None if these can't hold its numbers.
+    """
+    whole, scales, minima = tensor.whole(start, stop)  # type: ignore[misc]
+    groups = whole.reshape(*scales.shape, -1)
+    groups[scales == 0] = 0
+    np.negative(groups, out=groups, where=(scales < 0)[..., None])
+    scales = np.abs(scales).astype(np.float32)
+    words = np.where(scales == 0, 0, scales.view(np.int32) - BIAS + 0x1000 & -0x2000)
+    nearest = np.where(scales == 0, 0, (words + BIAS).astype(np.int32).view(np.float32))
+    if FORMATS[form].minima:
+        lowest = np.minimum(groups.min(axis=-1), 0)
+        groups -= lowest[..., None]
+        minima = (nearest * lowest + (0 if minima is None else minima)).astype(np.float32)
+        fits = bool(np.isfinite(minima).all())
+    else:
+        fits = minima is None and bool((nearest == scales).all())
+    whole += FORMATS[form].offset
+    if not fits or not np.isfinite(scales).all() or not 0 <= words.min() <= words.max() < 2**29 \
+            or whole.min() < 0 or whole.max() > FORMATS[form].most:
+        return None
+    return whole, [words >> 13, *([] if minima is None else [minima])], None
+
+
+def factored(tensor: PackedTensor, form: int, start: int, stop: int) -> Numbers | None:
+    """The same for scales that a format keeps as the file does, and their factors [scales and minima, rows, n / 256]."""
+    whole, scales, factors = tensor.factored(start, stop)  # type: ignore[misc]
+    return (whole, list(scales), factors) if np.isfinite(factors).all() else None
 
 
 def floats_of(tensor: AnyTensor, form: int) -> np.ndarray:

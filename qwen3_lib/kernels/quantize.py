@@ -5,9 +5,10 @@ import numpy as np
 from qwen3_lib.kernels.fields import array_of, bytes1, called_from_python, compiled, floats2, floats3, rows_at
 from qwen3_lib.kernels.intrinsics import to_pointer_i16, to_pointer_u8
 from qwen3_lib.kernels.layers import unit_bytes
-from qwen3_lib.kernels.layout import BIAS, FIFTHS, GROUP, HALVES, LEAST, MINIMA, MOST, PANEL
+from qwen3_lib.kernels.layout import BIAS, GROUP, GROUPS, HALVES, LEAST, MINIMA, MORE, MOST, PANEL, SHARED, factors_size
 
 shorts2 = array_of(to_pointer_i16, 2)
+factors_bytes = compiled(factors_size)
 SCALES = 6  # that are tried for each group
 
 
@@ -22,7 +23,7 @@ def zero_from(word, form):
     """What is subtracted from a packed weight."""
     if HALVES[form] == 1:
         return np.float32(128)
-    return (np.float32(6) + np.float32(0.25) * np.float32(word & 15)) * np.float32(2 if FIFTHS[form] else 1)
+    return (np.float32(6) + np.float32(0.25) * np.float32(word & 15)) * np.float32(2 if MORE[form] else 1)
 
 
 @compiled
@@ -45,7 +46,7 @@ def choose_scales(group, form, words, work):
         for r in range(PANEL):
             low[r], high[r] = min(low[r], group[c, r]), max(high[r], group[c, r])
     fixed = HALVES[form] == 1  # the zero
-    least, levels, unit = np.float32(LEAST[form]), np.float32(MOST[form]), np.float32(0.5 if FIFTHS[form] else 1)
+    least, levels, unit = np.float32(LEAST[form]), np.float32(MOST[form]), np.float32(0.5 if MORE[form] else 1)
     for trial in range(SCALES if fixed else SCALES + 2):  # the last two: the best so far with another zero
         for r in range(PANEL):
             if fixed:
@@ -95,21 +96,24 @@ def minima_of(unit, half):
 
 @compiled
 def place_of(column, row):
-    """The byte among 1024, and for a fifth bit the bit, less 128 for each whole four columns and for the half."""
+    """The byte of the weights, and for a fifth bit the bit, less 128 for each whole four columns and for the half."""
     return column // 4 * 4 * PANEL + row * 4 + column % 4
 
 
 @compiled
 def pack_group(unit, half, form, column, row, q):
     """Writes a whole number of a group into its unit, whose bytes are zeros before."""
-    values, place = unit[len(unit) - 1024:], place_of(column, row)
+    values, place = unit[len(unit) - PANEL * GROUPS[form]:], place_of(column, row)
     if HALVES[form] == 1:
         values[place] = np.uint8(q)
         return
     values[place] |= np.uint8((q & 15) << 4 * half)
-    if FIFTHS[form]:
+    further = unit[len(unit) - PANEL * GROUPS[form] - 256:]
+    if MORE[form] == 1:
         bit = place + PANEL * 4 * (column // 4 + half)
-        unit[len(unit) - 1280 + bit // 8] |= np.uint8(q >> 4 << bit % 8)
+        further[bit // 8] |= np.uint8(q >> 4 << bit % 8)
+    if MORE[form] == 2:
+        further[place_of(column // 8 * 4 + column % 4, row)] |= np.uint8(q >> 4 << column // 4 % 2 * 4 + 2 * half)
 
 
 @called_from_python
@@ -131,20 +135,24 @@ def quantize_block(record, form, _):
 
 @called_from_python
 def pack_block(record, form, _):
-    """A table of whole numbers int16 [32, n]; the bits of their scales and their minima, float32 [2, 32, n / 32]; a block.
+    """A table of whole numbers int16 [32, n]; the bits of their scales and their minima; a block.
 
-    n is a multiple of 32.
+    Scales and minima are float32 [2, 32, groups]; n is a multiple of 32.
     """
     arrays = rows_at(record, np.int64(3))
     whole, scales, block = shorts2(arrays[0]), floats3(arrays[1]), bytes1(arrays[2])
-    size = unit_bytes(form)
-    units = numba.carray(to_pointer_u8(block.ctypes.data), (len(block) // size, size))
     for g in range(scales.shape[2]):
-        unit, half = units[g // HALVES[form]], g % HALVES[form]
+        i, half = g // HALVES[form], g % HALVES[form]
+        start = i * unit_bytes(form) + (i // max(SHARED[form], 1) + 1) * factors_bytes(form)
+        unit = block[start:start + unit_bytes(form)]
         words, minima = words_of(unit, half), minima_of(unit, half)
         for r in range(PANEL):
-            words[r] = np.uint16(scales[0, r, g])
-            if MINIMA[form]:
+            if SHARED[form]:
+                for i in range(1 + MINIMA[form]):
+                    unit[PANEL * (2 * i + half) + r] = np.uint8(np.int64(scales[i, r, g]))
+            else:
+                words[r] = np.uint16(scales[0, r, g])
+            if MINIMA[form] and not SHARED[form]:
                 minima[r] = scales[1, r, g]
-            for i in range(GROUP):
-                pack_group(unit, half, form, i, r, whole[r, g * GROUP + i])
+            for i in range(GROUPS[form]):
+                pack_group(unit, half, form, i, r, whole[r, g * GROUPS[form] + i])

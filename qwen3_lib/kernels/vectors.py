@@ -16,7 +16,8 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 
 from qwen3_lib.io.errors import InputError, brief
-from qwen3_lib.kernels.layout import BF16, BIAS, F16, F32, FORMATS, GROUP, INT8, PANEL, VECTORS, is_packed, unit_size
+from qwen3_lib.kernels.layout import (BF16, BIAS, F16, F32, FORMATS, GROUP, INT8, PANEL, VECTORS, factors_size,
+                                      is_packed, unit_size)
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 HALF, FLOAT = ir.HalfType(), ir.FloatType()
@@ -210,7 +211,7 @@ def dot_bytes(b: Any, path: str, sums: Any, w: Any, x: Any, signed: bool) -> Any
         return call(b, f"llvm.x86.avx512.vpdpbusd.{32 * n}", sums.type, sums, w, x)
     if signed:
         w = b.xor(w, splat(I8, 4 * n, 0x80))
-    if path == "avx2":  # u8 times s8 in pairs, whose sum must fit into 16 bits: |w| <= 127 or w <= 15 sees to that
+    if path == "avx2":  # u8 times s8 in pairs, whose sum must fit into 16 bits: |w| <= 127 or w <= 63 sees to that
         if signed:
             x = call(b, "llvm.x86.avx2.psign.b", x.type, x, w)
             w = call(b, "llvm.abs.v32i8", w.type, w, I1(0))
@@ -352,39 +353,66 @@ def scale_of(b: Any, word: Any) -> Any:
 
 def minus_zero(b: Any, form: int, word: Any) -> Any:
     """The zeros of INT4 or INT5 in scales' bits, int32 [lanes], times -1, as float32."""
-    n, fives = word.type.count, FORMATS[form].fifths
+    n, fives = word.type.count, FORMATS[form].more
     least = 0xC1800000 if fives else 0xC1000000  # -16 or -8; the 4 bits join its fraction
     bits = b.or_(b.and_(b.shl(word, splat(I32, n, 18)), splat(I32, n, 15 << 18)), splat(I32, n, least))
     return b.fadd(b.bitcast(bits, vector(FLOAT, n)), splat(FLOAT, n, 4 if fives else 2))
 
 
-def half_bytes(b: Any, form: int, value: Any, half: int, fifth: Any) -> Any:
-    """The weights in the lower or upper halves of bytes; with their fifth bits, if there are any, which are at `fifth`."""
+def half_bytes(b: Any, form: int, value: Any, half: int, bits: Any, k: Any, piece: int) -> Any:
+    """The weights in the lower or upper halves of bytes, four columns of some rows; their further bits are at `bits`."""
     n = value.type.count
     part = b.lshr(value, splat(I8, n, 4)) if half else b.and_(value, splat(I8, n, 15))
-    if FORMATS[form].fifths:
-        bits = b.bitcast(load(b, fifth, ir.IntType(n)), vector(I1, n))
-        part = b.select(bits, b.add(part, splat(I8, n, 16)), part)
+    if FORMATS[form].more == 1:
+        fifth = load(b, at(b, bits, (k, PANEL), PANEL // 2 * half + n // 8 * piece), ir.IntType(n))
+        part = b.select(b.bitcast(fifth, vector(I1, n)), b.add(part, splat(I8, n, 16)), part)
+    if FORMATS[form].more == 2:
+        pairs = load(b, at(b, bits, 4 * PANEL * (k // 2), n * piece), I16, n // 2)
+        left = 4 * (1 - k % 2) - 2 * half  # of 16 bits, for there is no instruction for bytes
+        pairs = b.shl(pairs, splat(I16, n // 2, left)) if left >= 0 else b.lshr(pairs, splat(I16, n // 2, -left))
+        part = b.or_(part, b.and_(b.bitcast(pairs, value.type), splat(I8, n, 0x30)))
     return part
 
 
-def add_scaled(b: Any, form: int, sums: dict[Any, Any], wholes: dict[Any, Any], words: Any, minima: Any,
+def sum_at(b: Any, place: Any, group: int, half: int) -> Any:
+    """A sum of a vector's bytes, int32: of all 32 of a group, or of its first or second 16."""
+    whole, first = (b.sext(load(b, at(b, place, 2 * i), I16), I32) for i in range(2))
+    return whole if group == GROUP else b.sub(whole, first) if half else first
+
+
+def scales_of(b: Any, form: int, here: Any, factors: Any, half: int, piece: int, lanes: int) -> tuple[Any, Any, Any]:
+    """(the scales of `lanes` rows, their bits, the minima) of a unit's group; None instead of what a format hasn't."""
+    format_, floats = FORMATS[form], vector(FLOAT, lanes)
+    width, minima = (1, 1) if format_.shared else (2, 4)  # bytes
+    words = at(b, here, PANEL * width * half, width * lanes * piece)
+    lowest = at(b, here, PANEL * (width * format_.halves + minima * half), minima * lanes * piece)
+    if not format_.shared:
+        word = b.zext(load(b, words, I16, lanes), vector(I32, lanes))
+        return scale_of(b, word), word, load(b, lowest, FLOAT, lanes) if format_.minima else None
+
+    def times(i: int, value: Any) -> Any:
+        common = load(b, at(b, factors, 2 * PANEL * i, 2 * lanes * piece), HALF, lanes)
+        return b.fmul(b.fpext(common, floats), b.sitofp(value, floats))
+
+    scale = times(0, b.sext(load(b, words, I8, lanes), vector(I32, lanes)))
+    return scale, None, times(1, b.zext(load(b, lowest, I8, lanes), vector(I32, lanes))) if format_.minima else None
+
+
+def add_scaled(b: Any, sums: dict[Any, Any], wholes: dict[Any, Any], known: dict[int, tuple[Any, Any, Any]], form: int,
                scales: Sequence[Any], totals_: Sequence[Any]) -> None:
     """Adds the whole sums (piece, vector) of a group, int32 [lanes], to `sums`, times both scales.
 
-    words, minima: addresses of the bits of the scales of 32 rows, and of their minima, which only Q4_1 and Q5_1 have;
-    scales, totals_: addresses of each vector's scale and sum.
+    known: what scales_of gives for each piece; scales, totals_: addresses of each vector's scale and sum.
     """
     for (p, t), whole in wholes.items():
-        lanes = whole.type.count
-        word = b.zext(load(b, at(b, words, 2 * lanes * p), I16, lanes), vector(I32, lanes))
+        lanes, (scale, word, minima) = whole.type.count, known[p]
         value, factor = b.sitofp(whole, vector(FLOAT, lanes)), broadcast(b, load(b, scales[t], FLOAT), lanes)
-        sum_, sum_x = b.load(sums[p, t]), b.sitofp(broadcast(b, load(b, totals_[t], I32), lanes), value.type)
-        if FORMATS[form].halves == 2 and not FORMATS[form].minima:
+        sum_, sum_x = b.load(sums[p, t]), b.sitofp(broadcast(b, sum_at(b, totals_[t], GROUP, 0), lanes), value.type)
+        if minima is not None:
+            sum_ = fma(b, minima, b.fmul(sum_x, factor), sum_)
+        elif not FORMATS[form].offset:
             value = fma(b, minus_zero(b, form, word), sum_x, value)
-        if FORMATS[form].minima:
-            sum_ = fma(b, load(b, at(b, minima, 4 * lanes * p), FLOAT, lanes), b.fmul(sum_x, factor), sum_)
-        b.store(fma(b, value, b.fmul(scale_of(b, word), factor), sum_), sums[p, t])
+        b.store(fma(b, value, b.fmul(scale, factor), sum_), sums[p, t])
 
 
 def write_packed_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, x: Any, x_stride: Any, n: Any, out: Any,
@@ -395,13 +423,16 @@ def write_packed_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, x:
     behind is fetched: products of the same block take `turns`, and this one fetches the units of its `turn`.
     """
     lanes, together = INT8_SHAPES[PATH].lanes, way.rows
-    size, halves, fifths = int(unit_size(form)), range(FORMATS[form].halves), FORMATS[form].fifths
-    rolled = PATH == "avx2" and n_vectors > 1
-    narrow = rolled and len(halves) == 2
-    step = 8 if rolled and not fifths else 4  # of 4 columns: 16 bits hold 2 * 8 * 15 * 127 and 2 * 4 * 31 * 127
+    size, halves, factors_bytes = int(unit_size(form)), range(FORMATS[form].halves), int(factors_size(form))
+    group, more, shared = FORMATS[form].group, FORMATS[form].more, FORMATS[form].shared
+    rolled = PATH == "avx2" and n_vectors > 1 and more < 2
+    narrow = PATH == "avx2" and n_vectors > 1 and len(halves) == 2
+    step = (8 if rolled else 4, 4, 2)[more]  # of 4 columns: 16 bits hold 2 * 8 * 15 * 127, ..., 2 * 2 * 63 * 127
     if together == PANEL // lanes:  # the weights come from memory: read them in one go
         step = 2
-    offset = 128 if form == INT8 and PATH.startswith("vnni") else 0  # the other instructions subtract it themselves
+    offset = FORMATS[form].offset
+    if form == INT8 and not PATH.startswith("vnni"):  # the other instructions subtract it themselves
+        offset = 0
     groups = b.sdiv(n, I64(GROUP))
     vectors = [at(b, x, (x_stride, t)) for t in range(n_vectors)]
     scales = [b.add(vector_, n) for vector_ in vectors]
@@ -412,9 +443,12 @@ def write_packed_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, x:
         sums = zero_sums(b, [(p, t) for p in pieces for t in range(n_vectors)], lanes)
 
         def unit(i: Any) -> None:
-            here = at(b, w, (i, size))
-            bits, bytes_ = at(b, here, size - 1024 - 256), at(b, here, size - 1024)
-            numbers = [b.add(b.mul(i, I64(len(halves))), I64(h)) for h in halves]
+            here = factors = at(b, w, (i, size))
+            if shared:
+                factors = at(b, w, (b.udiv(i, I64(shared)), shared * size + factors_bytes))
+                here = at(b, here, (b.udiv(i, I64(shared)), factors_bytes), factors_bytes)
+            bits, bytes_ = at(b, here, size - PANEL * group - 256), at(b, here, size - PANEL * group)
+            numbers = [b.udiv(at(b, I64(group * h), (i, group * len(halves))), I64(GROUP)) for h in halves]
             mine = b.icmp_signed("==", b.urem(i, turns), turn)
             wholes = {}
             for p, t in sums:
@@ -422,29 +456,30 @@ def write_packed_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, x:
                     wholes[p, t, h] = variable(b, vector(I32, lanes))
                     start = splat(I32, lanes, 0)
                     if offset:
-                        sum_x = load(b, at(b, totals_[t], (numbers[h], 4)), I32)
+                        sum_x = sum_at(b, at(b, totals_[t], (numbers[h], 4)), group, h)
                         start = broadcast(b, b.mul(sum_x, I32(-offset)), lanes)
                     b.store(start, wholes[p, t, h])
 
             running = {key: variable(b, vector(I16, 2 * lanes)) for key in wholes} if narrow else wholes
 
             def four_columns(k: Any) -> None:
-                words = {(t, h): b.bitcast(broadcast(b, load(b, at(b, v, (g, GROUP), (k, 4)), I32), lanes),
-                                           vector(I8, 4 * lanes))
-                         for t, v in enumerate(vectors) for h, g in enumerate(numbers)}
+                places = {(t, h): at(b, v, (i, group * len(halves)), group * h, (k, 4))
+                          for t, v in enumerate(vectors) for h in halves}
+                words = {key: b.bitcast(broadcast(b, load(b, place, I32), lanes), vector(I8, 4 * lanes))
+                         for key, place in places.items()}
                 for p in pieces:
                     value = load(b, at(b, bytes_, (k, 4 * PANEL), 4 * lanes * p), I8, 4 * lanes)
                     for h in halves:
-                        fifth = at(b, bits, (k, PANEL), PANEL // 2 * h + lanes // 2 * p)
-                        part = value if form == INT8 else half_bytes(b, form, value, h, fifth)
+                        part = value if form == INT8 else half_bytes(b, form, value, h, bits, k, p)
                         for t in range(n_vectors):
                             sum_ = running[p, t, h]
                             b.store(dot_bytes(b, PATH, b.load(sum_), part, words[t, h], form == INT8), sum_)
 
-            for k in range(0, GROUP // 4, step):  # some lines at a time: a core can't wait for more
+            columns = group // 4
+            for k in range(0, columns, step):  # some lines at a time: a core can't wait for more
                 if way.asks:
                     with b.if_then(mine):
-                        lines = range(size // 64 * k // 8, size // 64 * (k + step) // 8)
+                        lines = range(size // 64 * k // columns, size // 64 * (k + step) // columns)
                         prefetch(b, at(b, here, ahead), [64 * line for line in lines])
                 for sum_ in running.values() if narrow else ():
                     b.store(splat(I16, 2 * lanes, 0), sum_)
@@ -452,16 +487,16 @@ def write_packed_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, x:
                     loop(b, I64(step), lambda j: four_columns(b.add(I64(k), j)))
                 else:
                     for j in range(step):
-                        four_columns(I64(k + j))
+                        four_columns(k + j)
                 for key, sum_ in running.items() if narrow else ():
                     b.store(b.add(b.load(wholes[key]), widened(b, b.load(sum_))), wholes[key])
             for h, g in enumerate(numbers):
                 some = {key[:2]: b.load(whole) for key, whole in wholes.items() if key[2] == h}
-                add_scaled(b, form, sums, some, at(b, here, 2 * PANEL * h),
-                           at(b, here, 2 * PANEL * len(halves) + 4 * PANEL * h),
-                           [at(b, scale, (g, 4)) for scale in scales], [at(b, total, (g, 4)) for total in totals_])
+                known = {p: scales_of(b, form, here, factors, h, p, lanes) for p in pieces}
+                add_scaled(b, sums, some, known, form, [at(b, scale, (g, 4)) for scale in scales],
+                           [at(b, total, (g, 4)) for total in totals_])
 
-        loop(b, b.sdiv(groups, I64(len(halves))), unit)
+        loop(b, b.sdiv(n, I64(group * len(halves))), unit)
         for (p, t), sum_ in sums.items():
             store(b, b.load(sum_), at(b, out, (out_stride, t), 4 * lanes * p))
 

@@ -19,20 +19,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qwen3 import DTYPES, Tensor
+from qwen3 import DTYPES, Tensor, checked_number
 from qwen3_lib.io.errors import InputError, brief
 from qwen3_lib.io.tensors import AnyTensor, PackedTensor, map_file, scaled
 
 MAGIC = b"GGUF"
-
-# Format of a tensor: its number in the file -> (name, numbers in a block, bytes of a block)
-FORMATS = {0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20),
-           6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 12: ("Q4_K", 256, 144),
-           13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210)}
-BLOCK_BYTES = {form: size for form, _, size in FORMATS.values()}
-OTHER_FORMATS = {10: "Q2_K", 11: "Q3_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL",
-                 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
-                 40: "NVFP4"}
 
 # A value of the metadata: its type's number -> its struct format. 8 is a text, 9 an array.
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -43,7 +34,7 @@ NORMAL, CONTROL, USER_DEFINED = 1, 3, 4  # types of tokens; others are unused
 
 class TensorEntry(NamedTuple):
     """A tensor of the file: its format, its shape (rows first), and its bytes [..., bytes per row]."""
-    form: str
+    form: "Format"
     shape: tuple[int, ...]
     data: np.ndarray
 
@@ -147,12 +138,14 @@ def parsed(file: Path, _size: int, _time: int) -> GGUF:
     tensors: dict[str, TensorEntry] = {}
     for name, shape, kind, offset in entries:
         if kind not in FORMATS:
-            raise InputError(f"{file}: {brief(name)} has the format {OTHER_FORMATS.get(kind, kind)}, which is not "
-                             f"supported, only {', '.join(BLOCK_BYTES)} are")
-        form, together, size = FORMATS[kind]
-        if not shape or shape[-1] % together:
-            raise invalid(file, f"{brief(name)} has shape {list(shape)}, but {form} has blocks of {together} numbers")
-        row_size = shape[-1] // together * size
+            name_of_kind = OTHER_FORMATS.get(kind, f"number {kind}")
+            raise InputError(f"{file}: {brief(name)} has the format {name_of_kind}, which is not supported, only "
+                             f"{', '.join(form.name for form in FORMATS.values())} are")
+        form = FORMATS[kind]
+        if not shape or shape[-1] % form.numbers:
+            raise invalid(file, f"{brief(name)} has shape {list(shape)}, but {form.name} has blocks of {form.numbers} "
+                                "numbers")
+        row_size = shape[-1] // form.numbers * form.size
         if (n_bytes := math.prod(shape[:-1]) * row_size) > len(mapping) - start - offset:
             raise invalid(file, f"{brief(name)} reaches beyond the end of the file")
         if name in tensors or offset % 8 or n_bytes == 0:
@@ -200,49 +193,25 @@ def map_gguf(file: Path) -> dict[str, AnyTensor]:
 def tensor_of(entry: TensorEntry, mapping: mmap.mmap) -> AnyTensor:
     """A tensor of the file, mapped or packed."""
     form, data = entry.form, entry.data
-    if form in DTYPES:
-        return Tensor(form, data.view(DTYPES[form]), mapping)
-    blocks = data.reshape(-1, data.shape[-1] // BLOCK_BYTES[form], BLOCK_BYTES[form])
+    if form.unpack is None:
+        return Tensor(form.name, data.view(DTYPES[form.name]), mapping)
+    unpack, blocks = form.unpack, data.reshape(-1, data.shape[-1] // form.size, form.size)
 
     def whole(start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        return unpacked(blocks[start:stop], form)
+        numbers, scales, minima = unpack(blocks[start:stop])
+        n = stop - start
+        return numbers.reshape(n, -1), scales.reshape(n, -1), None if minima is None else minima.reshape(n, -1)
 
-    groups_of_32 = form != "Q6_K"
     return PackedTensor("F32", (len(blocks), entry.shape[-1]), lambda start, stop: scaled(*whole(start, stop)), mapping,
-                        int(form[1]), whole if groups_of_32 else None)
+                        form.bits, whole if form.numbers // form.groups % 32 == 0 else None)
 
 
-def unpacked(blocks: np.ndarray, form: str) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Packed rows, uint8 [rows, blocks, bytes], as whole numbers with scales and minima, see PackedTensor.
+# ---- Formats: from blocks, uint8 [rows, blocks, bytes], to whole numbers, scales and minima --------------------------
 
-    A block is a scale and perhaps a minimum, float16; in Q4_K and Q5_K the 6 bits of 8 scales and 8 minima, by which
-    these are multiplied; the fifth bits; then the lower 4 bits. Q6_K has the lower 4 bits, the upper 2 bits, 16 scales
-    of 8 bits, and the float16 by which these are multiplied.
-    """
-    n_rows, minima = len(blocks), None
-    if form == "Q8_0":
-        numbers, scales = blocks[..., 2:].view(np.int8).astype(np.int16), halves(blocks[..., :2])
-    elif form == "Q6_K":
-        scales = halves(blocks[..., 208:]) * blocks[..., 192:208].view(np.int8)
-        numbers = shifted(blocks[..., :128], 64, 4) | shifted(blocks[..., 128:192], 32, 2) << 4
-        numbers -= 32
-    elif form in ("Q4_K", "Q5_K"):
-        low, high, rest = np.split(blocks[..., 4:16], 3, axis=-1)
-        scales = halves(blocks[..., :2]) * np.concatenate([low & 63, low >> 2 & 48 | rest & 15], axis=-1)
-        minima = -halves(blocks[..., 2:4]) * np.concatenate([high & 63, high >> 2 & 48 | rest >> 4], axis=-1)
-        numbers = shifted(blocks[..., -128:], 32, 4)
-        if form == "Q5_K":
-            numbers |= shifted(blocks[..., 16:48], 32, 1) << 4
-    else:
-        scales, numbers = halves(blocks[..., :2]), shifted(blocks[..., -16:], 16, 4)
-        if form.startswith("Q5"):
-            numbers |= np.unpackbits(blocks[..., -20:-16], axis=-1, bitorder="little").astype(np.int16) << 4
-        if form.endswith("1"):
-            minima = halves(blocks[..., 2:4])
-        else:
-            numbers -= 8 if form == "Q4_0" else 16
-    return (numbers.reshape(n_rows, -1), scales.reshape(n_rows, -1),
-            None if minima is None else minima.reshape(n_rows, -1))
+Unpacked = tuple[np.ndarray, np.ndarray, np.ndarray | None]  # see PackedTensor.whole
+TABLE_4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int16)  # IQ4_*
+E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int16)  # the floats of MXFP4, doubled
+THREES = np.array([[1], [3], [9], [27], [81]], np.uint8)
 
 
 def halves(data: np.ndarray) -> np.ndarray:
@@ -255,6 +224,110 @@ def shifted(data: np.ndarray, together: int, bits: int) -> np.ndarray:
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     numbers = data.reshape(*data.shape[:2], -1, 1, together) >> shifts & np.uint8(2**bits - 1)
     return numbers.reshape(*data.shape[:2], -1).astype(np.int16)
+
+
+def q8_0(blocks: np.ndarray) -> Unpacked:
+    """A scale, the numbers."""
+    return blocks[..., 2:].view(np.int8).astype(np.int16), halves(blocks[..., :2]), None
+
+
+def q4_q5(blocks: np.ndarray, bits: int, zero: int | None) -> Unpacked:
+    """A scale, without a zero point a minimum, perhaps the fifth bits, the lower 4 bits."""
+    numbers = shifted(blocks[..., -16:], 16, 4)
+    if bits == 5:
+        numbers |= np.unpackbits(blocks[..., -20:-16], axis=-1, bitorder="little").astype(np.int16) << 4
+    if zero is None:
+        return numbers, halves(blocks[..., :2]), halves(blocks[..., 2:4])
+    numbers -= zero
+    return numbers, halves(blocks[..., :2]), None
+
+
+def q2_k(blocks: np.ndarray) -> Unpacked:
+    """16 times 4 bits of a scale and of a minimum, the numbers, the factors of the scales and of the minima."""
+    few = blocks[..., :16]
+    return (shifted(blocks[..., 16:80], 32, 2), halves(blocks[..., 80:82]) * (few & 15),
+            -halves(blocks[..., 82:]) * (few >> 4))
+
+
+def q3_k(blocks: np.ndarray) -> Unpacked:
+    """The third bits, the lower 2 bits, the lower 4 and the upper 2 bits of 16 scales, the factor of the scales."""
+    numbers = shifted(blocks[..., 32:96], 32, 2) | shifted(blocks[..., :32], 32, 1) << 2
+    few = shifted(blocks[..., 96:104], 8, 4) | shifted(blocks[..., 104:108], 4, 2) << 4
+    numbers -= 4
+    return numbers, halves(blocks[..., 108:]) * (few - 32).astype(np.float32), None
+
+
+def q4_k_q5_k(blocks: np.ndarray, bits: int) -> Unpacked:
+    """The factors of the scales and of the minima, 6 bits of 8 scales and minima, perhaps fifth bits, lower 4 bits."""
+    low, high, rest = np.split(blocks[..., 4:16], 3, axis=-1)
+    scales = halves(blocks[..., :2]) * np.concatenate([low & 63, low >> 2 & 48 | rest & 15], axis=-1)
+    minima = -halves(blocks[..., 2:4]) * np.concatenate([high & 63, high >> 2 & 48 | rest >> 4], axis=-1)
+    numbers = shifted(blocks[..., -128:], 32, 4)
+    return numbers if bits == 4 else numbers | shifted(blocks[..., 16:48], 32, 1) << 4, scales, minima
+
+
+def q6_k(blocks: np.ndarray) -> Unpacked:
+    """The lower 4 bits, the upper 2 bits, 16 scales of 8 bits, the factor of the scales."""
+    numbers = shifted(blocks[..., :128], 64, 4) | shifted(blocks[..., 128:192], 32, 2) << 4
+    numbers -= 32
+    return numbers, halves(blocks[..., 208:]) * blocks[..., 192:208].view(np.int8), None
+
+
+def iq4_nl(blocks: np.ndarray) -> Unpacked:
+    """A scale, places in the table."""
+    return TABLE_4[shifted(blocks[..., 2:], 16, 4)], halves(blocks[..., :2]), None
+
+
+def iq4_xs(blocks: np.ndarray) -> Unpacked:
+    """The factor of the scales, the upper 2 and the lower 4 bits of 8 scales, places in the table."""
+    few = shifted(blocks[..., 4:8], 1, 4) | shifted(blocks[..., 2:4], 1, 2) << 4
+    return TABLE_4[shifted(blocks[..., 8:], 16, 4)], halves(blocks[..., :2]) * (few - 32).astype(np.float32), None
+
+
+def mxfp4(blocks: np.ndarray) -> Unpacked:
+    """The exponent of the scale, places in the table."""
+    scales = np.ldexp(np.float32(1), blocks[..., :1].astype(np.int32) - 128)
+    return E2M1[shifted(blocks[..., 1:], 16, 4)], scales, None
+
+
+def tq1_0(blocks: np.ndarray) -> Unpacked:
+    """Numbers to the base 3, five in a byte, then the last ones, four in a byte; a scale."""
+    digits = [blocks[..., None, start:stop] * THREES[:n] for start, stop, n in ((0, 32, 5), (32, 48, 5), (48, 52, 4))]
+    numbers = np.concatenate([part.reshape(*blocks.shape[:2], -1) for part in digits], axis=-1).astype(np.int16)
+    return (numbers * 3 >> 8) - 1, halves(blocks[..., 52:]), None
+
+
+def tq2_0(blocks: np.ndarray) -> Unpacked:
+    """The numbers, a scale."""
+    return shifted(blocks[..., :64], 32, 2) - 1, halves(blocks[..., 64:]), None
+
+
+class Format(NamedTuple):
+    """A row of the table of formats. The `numbers` of a block are `size` bytes and have scales in equal groups."""
+    name: str
+    numbers: int
+    size: int
+    groups: int = 1
+    bits: int = 32  # of a whole number
+    unpack: Callable[[np.ndarray], Unpacked] | None = None  # None: the numbers are there as they are
+
+
+FORMATS = {  # by their numbers in the file
+    0: Format("F32", 1, 4), 1: Format("F16", 1, 2), 30: Format("BF16", 1, 2),
+    2: Format("Q4_0", 32, 18, 1, 4, functools.partial(q4_q5, bits=4, zero=8)),
+    3: Format("Q4_1", 32, 20, 1, 4, functools.partial(q4_q5, bits=4, zero=None)),
+    6: Format("Q5_0", 32, 22, 1, 5, functools.partial(q4_q5, bits=5, zero=16)),
+    7: Format("Q5_1", 32, 24, 1, 5, functools.partial(q4_q5, bits=5, zero=None)),
+    8: Format("Q8_0", 32, 34, 1, 8, q8_0),
+    10: Format("Q2_K", 256, 84, 16, 2, q2_k), 11: Format("Q3_K", 256, 110, 16, 3, q3_k),
+    12: Format("Q4_K", 256, 144, 8, 4, functools.partial(q4_k_q5_k, bits=4)),
+    13: Format("Q5_K", 256, 176, 8, 5, functools.partial(q4_k_q5_k, bits=5)),
+    14: Format("Q6_K", 256, 210, 16, 6, q6_k),
+    20: Format("IQ4_NL", 32, 18, 1, 8, iq4_nl), 23: Format("IQ4_XS", 256, 136, 8, 8, iq4_xs),
+    34: Format("TQ1_0", 256, 54, 1, 2, tq1_0), 35: Format("TQ2_0", 256, 66, 1, 2, tq2_0),
+    39: Format("MXFP4", 32, 17, 1, 5, mxfp4)}
+OTHER_FORMATS = {16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 28: "F64",
+                 29: "IQ1_M", 40: "NVFP4", 41: "Q1_0"}
 
 
 # ---- Metadata, as the files of a model's folder ----------------------------------------------------------------------
@@ -287,10 +360,9 @@ SIZES = {"hidden_size": "embedding_length", "intermediate_size": "feed_forward_l
          "num_key_value_heads": "attention.head_count_kv", "head_dim": "attention.key_length",
          "max_position_embeddings": "context_length", "rms_norm_eps": "attention.layer_norm_rms_epsilon",
          "rope_theta": "rope.freq_base"}
-# The same for keys behind "rope.scaling.", and their values that change nothing.
-ROPE_SCALING = {"type": "rope_type", "original_context_length": "original_max_position_embeddings",
-                "yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
-NEUTRAL = {"original_max_position_embeddings": 0, "attn_factor": 1, "yarn_attn_factor": 1, "yarn_ext_factor": 1}
+# The same for keys behind "rope.scaling." that YaRN needs.
+YARN = {"factor": "factor", "original_max_position_embeddings": "original_context_length",
+        "beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
 MOE_SIZES = {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
              "moe_intermediate_size": "expert_feed_forward_length"}
 
@@ -314,6 +386,7 @@ def config_json(gguf: GGUF) -> dict[str, Any]:
     model_type, embedding = MODEL_TYPES.get(str(kind), kind), gguf.tensors.get("token_embd.weight")
     sizes = SIZES | (MOE_SIZES if model_type == "qwen3_moe" else {})
     raw = {key: plain(metadata.get(f"{kind}.{name}")) for key, name in sizes.items()}
+    raw["rope_theta"] = raw["rope_theta"] or 10_000.0  # as in llama.cpp
     raw |= {"model_type": model_type, "vocab_size": embedding.shape[0] if embedding else None,
             "tie_word_embeddings": "output.weight" not in gguf.tensors,
             "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id")}
@@ -322,12 +395,28 @@ def config_json(gguf: GGUF) -> dict[str, Any]:
         dense = [i for i in range(n_layers if isinstance(n_layers, int) and n_layers <= len(gguf.tensors) else 0)
                  if f"blk.{i}.ffn_gate_inp.weight" not in gguf.tensors]
         raw |= {"norm_topk_prob": True, "mlp_only_layers": dense}
-    start = f"{kind}.rope.scaling."
-    scaling = {ROPE_SCALING.get(key.removeprefix(start), key.removeprefix(start)): plain(value)
-               for key, value in metadata.items() if key.startswith(start) and key != f"{start}finetuned"}
-    if scaling.get("rope_type", "none") != "none":  # unknown ones are refused as those of config.json are
-        raw["rope_scaling"] = {name: value for name, value in scaling.items() if value != NEUTRAL.get(name)}
-    return raw
+    return raw | {"is_causal": bool(metadata.get(f"{kind}.attention.causal", True)),
+                  "rope_scaling": rope_scaling(gguf, f"{kind}.rope.")}
+
+
+def rope_scaling(gguf: GGUF, start: str) -> dict[str, Any] | None:
+    """The object rope_scaling of config.json. `start`: of the keys' names.
+
+    A factor without a type means linear. attn_factor multiplies YaRN's own factor of cos and sin. llama.cpp reads
+    yarn_attn_factor, yarn_ext_factor and yarn_log_multiplier for other architectures only.
+    """
+    about = {key.removeprefix(f"{start}scaling."): plain(value) for key, value in gguf.metadata.items()}
+    kind, factor = about.get("type", "linear"), about.get("factor", about.get(f"{start}scale_linear"))
+    times = checked_number(f"{gguf.file}: {start}scaling.attn_factor", about.get("attn_factor", 1), 1e-6, 1e6)
+    if kind == "yarn":
+        scaling = {key: about[name] for key, name in YARN.items() if about.get(name)} | {"factor": factor or 1}
+        if times != 1:
+            factor = checked_number(f"{gguf.file}: {start}scaling.factor", factor or 1, 1, 1e6)
+            scaling["attention_factor"] = times * (0.1 * math.log(factor) + 1)
+        return {"rope_type": "yarn"} | scaling
+    if times != 1:
+        raise InputError(f"{gguf.file}: {start}scaling.attn_factor = {times:g} is not supported without yarn")
+    return None if kind == "none" or factor in (None, 0, 1) else {"rope_type": kind, "factor": factor}
 
 
 # Qwen's own values for Qwen3, because only new files hold some.

@@ -21,7 +21,7 @@ STORED = {"F32": F32, "BF16": BF16, "F16": F16}  # by their names in safetensors
 PACKED = {"int8": INT8, "int4": INT4}
 MORE_BITS = {"v_proj": INT8, "o_proj": INT5, "embed_tokens": INT5, "lm_head": INT5}  # in an int4 model
 # By the bits of a published packed matrix: the format that may hold its very numbers, and the one if it doesn't.
-NARROW = {2: (Q4_1, INT8), 4: (Q4_1, INT8), 5: (Q5_1, INT8), 6: (INT8, INT8)}
+NARROW = {2: (Q4_1, INT8), 3: (INT8, INT8), 4: (Q4_1, INT8), 5: (Q5_1, INT8), 6: (INT8, INT8)}
 
 
 def packed_form(name: str, quantize: str) -> int:
@@ -128,8 +128,8 @@ class Packer:
     def exact(self, tensor: PackedTensor, form: int) -> np.ndarray | None:
         """A published packed matrix as blocks of INT8, Q5_1 or Q4_1; None if the format can't hold its numbers.
 
-        INT8 has the very numbers. So have the others if no scale has more than 10 bits behind the first one, as float16
-        has; scales with more are rounded.
+        It has the very numbers if no scale has more than 10 bits behind the first one, as float16 has; scales with more
+        are rounded.
         """
         (n_rows, n), step = tensor.shape, 512
         packed = self.pages.take(packed_shape(n_rows, n, form))
@@ -150,7 +150,7 @@ class Packer:
                 minima = (nearest * lowest + (0 if minima is None else minima)).astype(np.float32)
                 fits, least = bool(np.isfinite(minima).all()), 0
             else:
-                fits, least = minima is None and bool((nearest == scales).all()), -128
+                fits, least = minima is None, -128
             most = FORMATS[form].most + least
             if not fits or not np.isfinite(scales).all() or not 0 <= words.min() <= words.max() < 2**29 \
                     or whole.min() < least or whole.max() > most:

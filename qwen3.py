@@ -75,8 +75,11 @@ class Config:
     rope_theta: float
     tie_word_embeddings: bool  # the lm_head is the embedding again
     eos_token_ids: tuple[int, ...] = ()
-    rope_frequencies: tuple[float, ...] = ()  # in place of the powers of theta: for YaRN, by qwen3_lib/io/rope.py
+    rope_frequencies: tuple[float, ...] = ()  # in place of the powers of theta: scaled RoPE, by qwen3_lib/io/rope.py
     rope_factor: float = 1.0  # of cos and sin
+    attention_bias: bool = False  # q_proj, k_proj, v_proj and o_proj add a bias
+    windows: tuple[int, ...] = ()  # for each layer, how many positions a token sees, with its own; 0: all before it
+    causal: bool = True  # a token sees no later token; in some embedding models it sees the whole text
     sparse_layers: tuple[int, ...] = ()  # the layers that are a mixture of experts; the fields below are theirs
     num_experts: int = 0
     num_experts_per_tok: int = 0  # the experts that a position goes through
@@ -86,9 +89,13 @@ class Config:
 
 # ---- Components, in the order of the data flow: functions of arrays --------------------------------------------------
 
-def linear(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """x [..., inputs] times weight [outputs, inputs] transposed -> [..., outputs]. Nearly all time is spent here."""
+def linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
+    """x [..., inputs] times weight [outputs, inputs] transposed, plus bias [outputs] -> [..., outputs].
+
+    Nearly all time is spent here. Qwen's own models have no biases.
+    """
     rows = x.reshape(-1, x.shape[-1]) @ weight.T  # one product for all positions, so that each weight is read once
+    rows = rows if bias is None else rows + bias
     return rows.reshape(*x.shape[:-1], weight.shape[0])
 
 
@@ -140,28 +147,34 @@ QUERIES = 128  # positions whose attention is computed together
 MAX_SCORES = 2**24  # attention scores in memory at a time (64 MiB): with very long contexts, fewer positions together
 
 
-def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Causal grouped-query attention of the newest n positions to all positions so far (Ainslie et al. 2023).
+def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int = 0, causal: bool = True) -> np.ndarray:
+    """Grouped-query attention of the newest n positions to all positions so far (Ainslie et al. 2023).
 
     Each position asks with its query q, and each position so far answers with its key k. The score q·k sets the weight
     of that position's value v: out = softmax(q kᵀ / sqrt(head_dim)) v. The root keeps the spread of the scores near 1
-    for any head_dim. "Causal": a position sees itself and the positions before it.
+    for any head_dim. "Causal": a position sees itself and the positions before it; with a `window`, only so many.
 
     q: [n_heads, n, head_dim]; k, v: [n_kv_heads, length, head_dim], the new positions last -> [n_heads, n, head_dim]
     """
     (n_heads, n, head_dim), (n_kv_heads, length) = q.shape, k.shape[:2]
     block = max(1, min(QUERIES, MAX_SCORES // (n_heads * length)))
     if n > block:  # in blocks of queries, each without the keys that come after its last query
-        return np.concatenate([attention(q[:, i:i + block], *(x[:, :length - n + min(i + block, n)] for x in (k, v)))
-                               for i in range(0, n, block)], axis=1)
+        ends = [min(length - n + i + block, length) if causal else length for i in range(0, n, block)]
+        return np.concatenate([attention(q[:, i * block:(i + 1) * block], k[:, :end], v[:, :end], window, causal)
+                               for i, end in enumerate(ends)], axis=1)
+    if window:
+        k, v = k[:, -(window + n - 1):], v[:, -(window + n - 1):]
+        length = k.shape[1]
     # Query head h uses KV head h // group. The heads of a group are neighbours, so one reshape stacks them as rows of
     # one product, and K and V are not repeated in memory.
     group = n_heads // n_kv_heads
     q = (q * np.float32(head_dim ** -0.5)).reshape(n_kv_heads, group * n, head_dim)
     scores = q @ k.swapaxes(-1, -2)  # [n_kv_heads, group * n, length]
-    if n > 1:  # a single newest token sees everything and needs no mask
-        future = np.triu(np.ones((n, n), bool), 1)
-        np.copyto(scores.reshape(n_kv_heads, group, n, length)[..., -n:], -np.inf, where=future)
+    by_query = scores.reshape(n_kv_heads, group, n, length)
+    if n > 1 and causal:  # a single newest token sees everything and needs no mask
+        np.copyto(by_query[..., -n:], -np.inf, where=np.triu(np.ones((n, n), bool), 1))
+    if n > 1 and window:
+        np.copyto(by_query, -np.inf, where=np.tri(n, length, length - n - window, dtype=bool))
     # softmax(scores) @ v, in place and with the division last, where there is less to divide: 1.2 times as fast.
     scores -= scores.max(axis=-1, keepdims=True)
     np.exp(scores, out=scores)
@@ -207,13 +220,14 @@ def decoder_layer(x: np.ndarray, w: dict[str, Any], config: Config, cache: KVCac
     """One layer: x [n, hidden_size] -> the same shape. Writes the new keys and values into the cache."""
     eps, n = config.rms_norm_eps, len(x)
     h = rms_norm(x, w["input_layernorm"], eps)
-    q = linear(h, w["q_proj"]).reshape(n, -1, config.head_dim)  # [n, n_heads, head_dim]
-    k = linear(h, w["k_proj"]).reshape(n, -1, config.head_dim)  # [n, n_kv_heads, head_dim]
-    v = linear(h, w["v_proj"]).reshape(n, -1, config.head_dim).swapaxes(0, 1)
+    q = linear(h, w["q_proj"], w.get("q_bias")).reshape(n, -1, config.head_dim)  # [n, n_heads, head_dim]
+    k = linear(h, w["k_proj"], w.get("k_bias")).reshape(n, -1, config.head_dim)  # [n, n_kv_heads, head_dim]
+    v = linear(h, w["v_proj"], w.get("v_bias")).reshape(n, -1, config.head_dim).swapaxes(0, 1)
     q = apply_rope(rms_norm(q, w["q_norm"], eps).swapaxes(0, 1), cos, sin)  # QK-Norm: each head by itself, before RoPE
     k = apply_rope(rms_norm(k, w["k_norm"], eps).swapaxes(0, 1), cos, sin)  # [n_kv_heads, n, head_dim]
     out = cache.attend(layer, q, k, v)  # attention() to all positions so far, [n_heads, n, head_dim]
-    x = x + linear(out.swapaxes(0, 1).reshape(n, -1), w["o_proj"])  # heads side by side: n_heads * head_dim
+    out = out.swapaxes(0, 1).reshape(n, -1)  # heads side by side: n_heads * head_dim
+    x = x + linear(out, w["o_proj"], w.get("o_bias"))
     h = rms_norm(x, w["post_attention_layernorm"], eps)
     return x + (moe(h, w["gate"], w["experts"], config) if "experts" in w else
                 swiglu(h, w["gate_proj"], w["up_proj"], w["down_proj"]))
@@ -265,7 +279,8 @@ class KVCache:
         end = self.length + k.shape[1]
         self.k[layer, :, self.length:end] = k
         self.v[layer, :, self.length:end] = v
-        return attention(q, self.k[layer, :, :end], self.v[layer, :, :end])
+        window = self.config.windows[layer] if self.config.windows else 0
+        return attention(q, self.k[layer, :, :end], self.v[layer, :, :end], window, self.config.causal)
 
     def advance(self, token_ids: np.ndarray) -> None:
         """Counts the new tokens [n] as filled."""
@@ -296,10 +311,11 @@ def hidden_states(model: Model, token_ids: TokenIds, cache: KVCache) -> np.ndarr
     """Runs token ids [n] through all layers -> the residual stream after the last norm, float32 [n, hidden_size]."""
     config, w, ids = model.config, model.weights, np.asarray(token_ids)
     positions, out = cache.reserve(len(ids)), np.empty((len(ids), config.hidden_size), np.float32)
-    for start in range(0, len(ids), CHUNK):
-        now = slice(start, start + CHUNK)
+    step = CHUNK if config.causal else len(ids)
+    for start in range(0, len(ids), step):
+        now = slice(start, start + step)
         cos, sin = rope_tables(config, positions[now])
-        x = w["embed_tokens"][ids[now]]  # [CHUNK, hidden_size]
+        x = w["embed_tokens"][ids[now]]  # [step, hidden_size]
         for i, layer in enumerate(w["layers"]):
             x = decoder_layer(x, layer, config, cache, i, cos, sin)
         cache.advance(ids[now])
@@ -555,38 +571,45 @@ def chat(model: Model, messages: str | dict[str, Any] | list[dict[str, Any]], to
 # Keys of config.json that change the computation; only these values are accepted.
 ONLY = {"model_type": "qwen3", "hidden_act": "silu", "attention_bias": False, "qkv_bias": False, "mlp_bias": False,
         "use_qk_norm": True, "use_sliding_window": False, "shared_expert_intermediate_size": 0,
-        "partial_rotary_factor": 1.0, "is_causal": True, "use_bidirectional_attention": False, "rope_type": "default"}
+        "partial_rotary_factor": 1.0, "is_causal": True, "use_bidirectional_attention": False, "rope_type": "default",
+        "quantization_config": {}, "compression_config": {}, "quantization": {}}  # the last key is MLX's
 LISTS = {"architectures": ("Qwen3ForCausalLM", "Qwen3Model"), "layer_types": ("full_attention",)}  # likewise
-QUANTIZATION = ("quantization_config", "compression_config", "quantization")  # the last key is MLX's
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
          "num_key_value_heads", "head_dim")
+# The values of transformers where config.json has none.
+DEFAULTS = {"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
+            "rope_theta": 1e4}
 
 
 def rope_of(raw: dict[str, Any]) -> dict[str, Any]:
     """The parameters of RoPE in config.json's object, in the dialect of transformers 5 or 4."""
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     if not isinstance(rope, dict):
         raise InputError(f"config.json: the parameters of RoPE must be an object, not {brief(repr(rope))}")
+    rope = {key: value for key, value in rope.items() if value is not None}
     return {"rope_theta": raw.get("rope_theta"), "rope_type": rope.get("type", "default")} | rope
 
 
 def config_of(raw: dict[str, Any], file: Path) -> Config:
     """The Config of config.json's object. Raises InputError for what is missing, malformed or not computed here."""
     try:
-        found = raw | rope_of(raw)
+        found = {"model_type": "missing"} | raw | rope_of(raw)
+        found = DEFAULTS | {key: value for key, value in found.items() if value is not None}
         for key, value in ONLY.items():
-            if found.get(key) not in (None, value):
+            if found.get(key, value) != value:
                 raise ValueError(f"{key} = {found[key]!r} is not supported, only {value!r} is")
         for key, known in LISTS.items():
             names = raw.get(key) or []
             if unknown := [name for name in (names if isinstance(names, list) else [names]) if name not in known]:
                 raise ValueError(f"{key}: {unknown[0]!r} is not supported, only {', '.join(known)}")
-        sizes: dict[str, Any] = {key: checked_whole(key, raw[key], 1) for key in SIZES}
+        if "num_key_value_heads" in raw and raw["num_key_value_heads"] is None:
+            found["num_key_value_heads"] = found["num_attention_heads"]
+        sizes: dict[str, Any] = {key: checked_whole(key, found[key], 1) for key in SIZES}
         heads, kv_heads, context = sizes["num_attention_heads"], sizes["num_key_value_heads"], "max_position_embeddings"
         if heads % kv_heads or sizes["head_dim"] % 2 or sizes["num_hidden_layers"] > 1000:
             raise ValueError(f"no Qwen3 has these sizes: {sizes}")  # heads can't be grouped, or turned in pairs
-        return Config(**sizes, context_length=checked_whole(context, raw[context], 1), eos_token_ids=ids_in(raw),
-                      rms_norm_eps=checked_number("rms_norm_eps", raw["rms_norm_eps"], 0, 1),
+        return Config(**sizes, context_length=checked_whole(context, found[context], 1), eos_token_ids=ids_in(raw),
+                      rms_norm_eps=checked_number("rms_norm_eps", found["rms_norm_eps"], 0, 1),
                       rope_theta=checked_number("rope_theta", found["rope_theta"], 1.1, 1e12),
                       tie_word_embeddings=bool(raw.get("tie_word_embeddings", True)))  # absent: the tensors decide
     except (KeyError, TypeError, ValueError) as error:
@@ -620,7 +643,9 @@ def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:
         layer = attention_shapes | (sparse if i in config.sparse_layers else dense)
         names |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
     names |= {"model.norm": (d,), "lm_head": (config.vocab_size, d)}
-    return {f"{name}.weight": shape for name, shape in names.items()}
+    biased = ("q_proj", "k_proj", "v_proj", "o_proj") if config.attention_bias else ()
+    return {f"{name}.weight": shape for name, shape in names.items()} | \
+        {f"{name}.bias": shape[:1] for name, shape in names.items() if name.endswith(biased)}
 
 
 class Tensor(NamedTuple):
@@ -634,7 +659,11 @@ class Tensor(NamedTuple):
         return self.data.shape
 
 
-DTYPES: dict[str, Any] = {"BF16": np.dtype("<u2"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
+DTYPES: dict[str, Any] = {"BF16": np.dtype("<u2"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4"),
+                          "F64": np.dtype("<f8")}
+
+
+BYTE = np.dtype("u1")
 
 
 def map_safetensors(file: Path, dtypes: dict[str, Any] = DTYPES) -> dict[str, Tensor]:
@@ -651,12 +680,11 @@ def map_safetensors(file: Path, dtypes: dict[str, Any] = DTYPES) -> dict[str, Te
         start, tensors = 8 + int.from_bytes(mapping[:8], "little"), {}
         for name, entry in json.loads(mapping[8:start]).items():
             if name != "__metadata__":
-                dtype, (first, end) = dtypes[entry["dtype"]], entry["data_offsets"]
+                dtype, (first, end) = dtypes.get(entry["dtype"], BYTE), entry["data_offsets"]
                 data = np.frombuffer(mapping, dtype, (end - first) // dtype.itemsize, start + first)
-                tensors[name] = Tensor(entry["dtype"], data.reshape(entry["shape"]), mapping)
+                shape = entry["shape"] if entry["dtype"] in dtypes else -1  # a buffer, which no model needs
+                tensors[name] = Tensor(entry["dtype"], data.reshape(shape), mapping)
         return tensors
-    except KeyError as error:
-        raise InputError(f"{file}: a tensor has the type {error}; only {', '.join(dtypes)} can be read") from error
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise InputError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or brief(error)}") from error
 
@@ -682,23 +710,23 @@ class Folder:
         """The object in a JSON file; empty if there is no such file."""
         return read_json_object(self.path / name) if os.path.isfile(self.path / name) else {}
 
-    def is_plain(self) -> bool:
-        """Whether this class can read it: a dense Qwen3, not quantized, with the default RoPE."""
-        config, files = self.json("config.json"), ("model.safetensors", "model.safetensors.index.json")
-        return config.get("model_type") == "qwen3" and rope_of(config)["rope_type"] == "default" \
-            and not any(map(config.get, QUANTIZATION)) and any(os.path.isfile(self.path / file) for file in files)
-
     def config(self) -> Config:
         return config_of(self.json("config.json"), self.path / "config.json")
 
     def stored(self, dtypes: dict[str, Any] = DTYPES) -> dict[str, Any]:
         """The tensors in its files, by the names there."""
-        index = self.json("model.safetensors.index.json").get("weight_map") or {"": "model.safetensors"}
+        index = self.json("model.safetensors.index.json").get("weight_map")
+        if not index:
+            found = sorted(self.path.glob("*.safetensors"))
+            file, only = self.path / "model.safetensors", len(found) == 1
+            return map_safetensors(found[0] if only and not file.exists() else file, dtypes)
         if not isinstance(index, dict):
             raise InputError(f"{self.path}: weight_map in model.safetensors.index.json must be an object of name: file")
         tensors: dict[str, Tensor] = {}
-        for file in sorted({Path(str(name)).name for name in index.values()}):  # .name: no file of another folder
-            tensors |= map_safetensors(self.path / file, dtypes)
+        for name in sorted(set(map(str, index.values()))):
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                raise InputError(f"{self.path}: model.safetensors.index.json names a file outside: {brief(name)}")
+            tensors |= map_safetensors(self.path / name, dtypes)
         return tensors
 
     def tensors(self, config: Config) -> dict[str, Any]:
@@ -713,6 +741,9 @@ class Folder:
             tensor = stored.get(name, stored.get(name.removeprefix("model.")))
             if tensor is None and not (name == "lm_head.weight" and (config.tie_word_embeddings or headless)):
                 raise InputError(f"{self.path}: the weights don't fit config.json: {name} is missing")
+            if tensor is not None and tensor.dtype not in DTYPES:
+                raise InputError(f"{self.path}: {name} has the type {tensor.dtype}; only {', '.join(DTYPES)} can be "
+                                 "read")
             if tensor is not None and tensor.shape != shape:
                 raise InputError(f"{self.path}: the weights don't fit config.json: {name} has shape "
                                  f"{list(tensor.shape)}, not {list(shape)}")
@@ -736,7 +767,7 @@ def load_weights(folder: Folder, config: Config) -> dict[str, Any]:
         place = weights["layers"][int(parts[2])] if parts[1] == "layers" else weights
         if "experts" in parts:  # model.layers.7.mlp.experts.3.up_proj.weight becomes layers[7]["experts"][3]["up_proj"]
             place = place.setdefault("experts", {}).setdefault(int(parts[5]), {})
-        place[parts[-2]] = to_float32(tensor)
+        place[parts[-2] if parts[-1] == "weight" else parts[-2].replace("proj", "bias")] = to_float32(tensor)
     weights.setdefault("lm_head", weights["embed_tokens"])
     # glibc keeps freed blocks up to the size of the largest one freed so far. Arrays that reuse them need no new pages:
     # prefill is 1.12 times as fast.
@@ -791,25 +822,46 @@ def load_model(name: str | Path, engine: Engine = Engine(), offline: bool = Fals
     Raises InputError, one line that names the file, for anything missing, damaged or unsupported.
     """
     folder = Folder(Path(os.path.expanduser(name)))
-    if adapter is not None or not folder.is_plain():
-        if not LIBRARY.is_dir():
-            raise InputError(f"{name}: not a folder with config.json and *.safetensors of a dense, unquantized Qwen3; "
-                             "for other models, qwen3.py needs the folder qwen3_lib beside it")
+    if LIBRARY.is_dir():
         from qwen3_lib.io.models import open_model
         folder = open_model(str(name), offline, adapter)
+    elif adapter is not None or not os.path.isfile(folder.path / "config.json"):
+        raise InputError(f"{name}: not a folder with config.json and *.safetensors; for adapters and other models, "
+                         "qwen3.py needs the folder qwen3_lib beside it")
     config, text_side = folder.config(), folder.tokenizer() if tokenizer else NoTokenizer()
-    raw = folder.json("generation_config.json")
-    try:  # as in transformers: without do_sample greedy, with it top_k 50 unless given
-        given = {key: raw[key] for key in asdict(Sampling()) if raw.get(key) is not None}
+    sampling, longest, ends = generation_defaults(folder)
+    embeds = "model.embed_tokens.weight" not in folder.stored() or os.path.isfile(folder.path / "modules.json")
+    weights = engine.load_weights(folder, config)
+    return Model(folder, config, weights, text_side, sampling, ends or config.eos_token_ids, longest, engine, embeds)
+
+
+# Keys of generation_config.json that change which tokens are drawn; only these values are accepted.
+ONLY_GENERATION = {"num_beams": 1, "penalty_alpha": 0, "typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0, "top_h": 0,
+                   "no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1, "encoder_no_repeat_ngram_size": 0,
+                   "min_length": 0, "min_new_tokens": 0, "guidance_scale": 1, "suppress_tokens": [],
+                   "begin_suppress_tokens": [], "bad_words_ids": [], "sequence_bias": [], "forced_bos_token_id": [],
+                   "forced_eos_token_id": [], "exponential_decay_length_penalty": [], "watermarking_config": {}}
+
+
+def generation_defaults(folder: Folder) -> tuple[Sampling, int | None, tuple[int, ...]]:
+    """(sampling, max_new_tokens, eos_token_ids) of generation_config.json. Raises InputError for unknown methods.
+
+    As in transformers: greedy without do_sample; with do_sample, top_k is 50 unless given.
+    """
+    raw = {key: value for key, value in folder.json("generation_config.json").items() if value is not None}
+    try:
+        for key, value in ONLY_GENERATION.items():
+            if raw.get(key, value) != value:
+                raise InputError(f"{key} = {brief(repr(raw[key]))} is not supported, only {value!r} is")
+        given = {key: raw[key] for key in asdict(Sampling()) if key in raw}
+        if given.get("top_k") == -1 or isinstance(given.get("top_k"), float) and given["top_k"].is_integer():
+            given["top_k"] = max(int(given["top_k"]), 0)  # -1 is off in other engines
         sampling = Sampling(**({"temperature": 1.0, "top_k": 50} | given if raw.get("do_sample") else
                                given | {"temperature": 0.0}))
-        ends, longest = ids_in(raw) or config.eos_token_ids, raw.get("max_new_tokens")
-        longest = None if longest is None else checked_whole("max_new_tokens", longest, 1)
+        longest = checked_whole("max_new_tokens", raw["max_new_tokens"], 1) if "max_new_tokens" in raw else None
+        return sampling, longest, ids_in(raw)
     except (InputError, TypeError) as error:
         raise InputError(f"{folder.path / 'generation_config.json'}: {error}") from error
-    embeds = "model.embed_tokens.weight" not in folder.stored() or tokenizer and bool(text_side.encode(""))
-    weights = engine.load_weights(folder, config)
-    return Model(folder, config, weights, text_side, sampling, ends, longest, engine, embeds)
 
 
 # ---- The command line ------------------------------------------------------------------------------------------------

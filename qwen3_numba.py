@@ -49,9 +49,9 @@ from qwen3 import (BUNDLED, CHUNK, Config, Engine, Folder, InputError, Model, Sa
 from qwen3_lib.io.packed import Quantized
 from qwen3_lib.io.progress import progress
 from qwen3_lib.io.tensors import PackedTensor
-from qwen3_lib.kernels.layout import (BF16, BLOCK, EXPERT, F16, F32, FEW, FORMATS, GATE, GROUP, HEAD_NORMS, KV8, LINEAR,
-                                      NORMS, PANEL, PASS, TILE, Batch, Job, Layers, Q, Space, Task, is_packed,
-                                      packed_shape, padded, table)
+from qwen3_lib.kernels.layout import (BF16, BLOCK, EVERYTHING, EXPERT, F16, F32, FEW, FORMATS, GATE, GROUP, HEAD_NORMS,
+                                      KV8, LINEAR, NORMS, PANEL, PASS, TILE, Batch, Job, Layers, Q, Space, Task,
+                                      is_packed, packed_shape, padded, table)
 from qwen3_lib.kernels.memory import empty, work_space
 
 try:
@@ -91,6 +91,7 @@ class Weights:
     norms: np.ndarray
     head_norms: np.ndarray
     norm: np.ndarray
+    biases: dict[str, np.ndarray]  # by their names in the file
     arrays: list[np.ndarray]
     team: Team
     quantized: str | None  # "int8" or "int4", if all matrices are packed so
@@ -128,7 +129,8 @@ class Weights:
     def tensors(self) -> dict[str, np.ndarray]:
         """Name -> array of all that the engine keeps. A tied head is the embedding, and isn't named."""
         by_address = {array.ctypes.data: array for array in self.arrays}
-        matrices, tensors = {"model.embed_tokens.weight": self.embedding}, {"model.norm.weight": self.norm}
+        matrices = {"model.embed_tokens.weight": self.embedding}
+        tensors = {"model.norm.weight": self.norm} | self.biases
         if self.head[0] != self.embedding[0]:
             matrices["lm_head.weight"] = self.head
         for i in range(len(self.layers)):
@@ -158,9 +160,10 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
     packs = quantize or any(isinstance(tensor, PackedTensor) for tensor in stored.values())
     make_kernels(LAYERS_OF[bool(config.sparse_layers)], *(("quantize_block", "pack_block") if packs else ()))
     team = Team(threads or available_cpus())
+    biases = {name: np.array(to_float32(tensor)) for name, tensor in stored.items() if name.endswith(".bias")}
     w = Weights(np.zeros((n_layers, len(LINEAR), 5), np.int64), np.zeros((n_layers, 2, 2), np.int64),
                 np.zeros((n_layers, 5), np.int64), np.zeros((n_layers, config.num_experts, len(EXPERT), 5), np.int64),
-                np.empty(0), np.empty(0), *norms_of(stored, n_layers), [], team, wish)
+                np.empty(0), np.empty(0), *norms_of(stored, n_layers), biases, [], team, wish)
     with ThreadPoolExecutor(team.n_threads) as pool:
         packer = Packer(pool, w.arrays)
 
@@ -193,7 +196,9 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
                 if not row.any():
                     row[:] = place(name, forms[name])
     layers = Layers(w.layers, w.norms, w.head_norms, w.norm, w.head, np.array([config.rms_norm_eps]), w.forms,
-                    w.routers, w.experts, np.array([int(config.norm_topk_prob)]))
+                    w.routers, w.experts, np.array([int(config.norm_topk_prob)]), bias_rows(biases, n_layers),
+                    np.array([window or EVERYTHING for window in config.windows or [0] * n_layers]),
+                    np.array([int(config.causal)]))
     w.for_kernels = layers, table(layers)
     w.formats, w.experts_formats = (tuple({int(row[2]) for some in tables for row in some.reshape(-1, 5) if row[0]})
                                     for tables in ((w.layers, w.routers), (w.experts,)))
@@ -220,6 +225,15 @@ def norms_of(stored: dict[str, Any], n_layers: int) -> tuple[np.ndarray, np.ndar
     norms = [np.array([[to_float32(stored[f"model.layers.{i}.{name}.weight"]) for name in names]
                        for i in range(n_layers)]) for names in (NORMS, HEAD_NORMS)]
     return norms[0], norms[1], np.array(to_float32(stored["model.norm.weight"]))
+
+
+def bias_rows(biases: dict[str, np.ndarray], n_layers: int) -> np.ndarray:
+    """The biases of Layers."""
+    rows = []
+    for i in range(n_layers if biases else 0):
+        *parts, out = (biases[f"model.layers.{i}.{name}.bias"] for name in LINEAR[:GATE])
+        rows.append(np.concatenate([*(np.pad(part, (0, -len(part) % PANEL)) for part in parts), out]))
+    return np.array(rows, np.float32).reshape(len(rows), -1) if rows else np.empty((0, 0), np.float32)
 
 
 def saved_tensor(name: str, shape: tuple[int, ...], form: str) -> tuple[str, tuple[int, ...]]:
@@ -273,7 +287,7 @@ def run_layers(model: Model, ids: np.ndarray, caches: list[Any], sequences: np.n
     config, w, m = model.config, model.weights, len(ids)
     group = config.num_attention_heads // config.num_key_value_heads
     cos, sin = rope_tables(config, positions)
-    tasks, tiles = attention_tasks(sequences, positions, group)
+    tasks, tiles = attention_tasks(sequences, positions, group, config.causal)
     x, logits = matrix_rows(w.embedding, ids), empty((len(wanted), padded(config.vocab_size, PANEL)), np.float32)
     where = [(cache.k.ctypes.data, cache.v.ctypes.data, cache.k.shape[2]) for cache in caches]
     batch = Batch(x, cos, sin, np.stack([sequences, positions], axis=1), np.array(tasks), np.array(tiles), wanted,
@@ -296,8 +310,8 @@ def run_layers(model: Model, ids: np.ndarray, caches: list[Any], sequences: np.n
     return x, logits[:, :config.vocab_size]
 
 
-def attention_tasks(sequences: np.ndarray, positions: np.ndarray,
-                    group: int) -> tuple[list[Task], list[tuple[int, int]]]:
+def attention_tasks(sequences: np.ndarray, positions: np.ndarray, group: int,
+                    causal: bool) -> tuple[list[Task], list[tuple[int, int]]]:
     """(Tasks, (first, last + 1) of the tasks for the same tokens) for new tokens at these positions."""
     tasks, tiles = [], []
     ends = [*(np.flatnonzero(np.diff(sequences)) + 1).tolist(), len(sequences)] if len(sequences) > 1 else [1]
@@ -306,8 +320,9 @@ def attention_tasks(sequences: np.ndarray, positions: np.ndarray,
         few = n_new <= FEW
         step = n_new if few else max(1, TILE // group)
         for row in range(start, start + n_new, step):
-            n, seen = min(step, start + n_new - row), int(positions[row]) + 1
-            n_blocks, before = -(-(seen + n - 1) // BLOCK), len(tasks)
+            n = min(step, start + n_new - row)
+            seen, most = (int(positions[last if causal else end - 1]) + 1 for last in (row, row + n - 1))
+            n_blocks, before = -(-most // BLOCK), len(tasks)
             here = (sequence, row, n, seen)
             tasks += [Task(*here, block, 1) for block in range(n_blocks)] if few else [Task(*here, 0, n_blocks)]
             tiles.append((before, len(tasks)))
@@ -341,8 +356,9 @@ def passes(model: Model, token_ids: qwen3.TokenIds, cache: Any,
     ids = np.asarray(token_ids)
     caches, counts = getattr(cache, "caches", [cache]), getattr(cache, "counts", [len(ids)])
     positions, sequences = cache.reserve(len(ids)), np.repeat(np.arange(len(caches)), counts)
-    for start in range(0, len(ids), CHUNK):
-        now = slice(start, start + CHUNK)
+    step = CHUNK if model.config.causal else len(ids)
+    for start in range(0, len(ids), step):
+        now = slice(start, start + step)
         here = wanted[(wanted >= start) & (wanted < now.stop)] - start
         result = run_layers(model, ids[now], caches, sequences[now], positions[now], here)
         cache.advance(ids[now])

@@ -15,7 +15,7 @@ from helpers import (HUGE_INT, REMOVED, assert_one_line, edit_json, message_of, 
                      works_or_refused, write_safetensors)
 from make_random_model import make_random_model
 from qwen3_lib.io.models import Checkpoint
-from qwen3_lib.io.rope import stretched, with_yarn
+from qwen3_lib.io.rope import stretched, with_scaled_rope
 
 pytestmark = [pytest.mark.core, pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")]
 MLP, NORM = "model.layers.0.mlp.up_proj.weight", "model.layers.0.self_attn.q_norm.weight"
@@ -341,7 +341,8 @@ def test_yarn_matches_peng_2023(d, theta, length, factor):
     Section 3.4: q and k are scaled by 0.1 ln(factor) + 1.
     """
     plain = qwen3.Config(1, 1, 1, 1, 1, 1, d, 40960, 1e-6, theta, True)
-    config = with_yarn(plain, {"factor": factor, "original_max_position_embeddings": length}, "config.json")
+    config = with_scaled_rope(plain, {}, {"rope_type": "yarn", "factor": factor,
+                                            "original_max_position_embeddings": length}, "config.json")
     low = math.floor(d * math.log(length / (2 * math.pi * 32)) / (2 * math.log(theta)))
     high = math.ceil(d * math.log(length / (2 * math.pi)) / (2 * math.log(theta)))
     cases = set()

@@ -14,7 +14,7 @@ from make_random_model import make_random_model
 from published import change_config, official_configs, reduced, write_tensors
 from qwen3 import map_safetensors, to_float32
 from qwen3_lib.io.models import Checkpoint
-from qwen3_lib.io.rope import stretched, with_yarn
+from qwen3_lib.io.rope import stretched, with_scaled_rope
 from test_qwen3_moe import MOE, fuse
 from tokenizer_utils import load_tokenizer
 
@@ -196,7 +196,7 @@ def test_yarn(factor, original, context, tmp_path):
     yarn = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
     change_config(path, rope_scaling=yarn)
     model = qwen3.load_model(path)
-    assert model.config == with_yarn(plain.config, yarn, path)
+    assert model.config == with_scaled_rope(plain.config, {}, yarn, path)
     assert model.config.context_length == max(context, int(factor * original))
     if original == context:
         assert model.config == stretched(plain.config, factor)

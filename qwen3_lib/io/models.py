@@ -6,14 +6,14 @@ from typing import Any
 
 import tokenizers
 
-from qwen3 import (DTYPES, QUANTIZATION, Config, Folder, InputError, Tensor, checked_whole, config_of, rope_of)
+from qwen3 import DTYPES, Config, Folder, InputError, Tensor, checked_whole, config_of, rope_of
 from qwen3_lib.io.adapter import Adapted
 from qwen3_lib.io.errors import brief
 from qwen3_lib.io.formats import check_settings, unpacked
 from qwen3_lib.io.gguf_file import gguf_json, is_embedder, is_gguf, map_gguf
 from qwen3_lib.io.hub import resolve_model
 from qwen3_lib.io.packed import Quantized, quantized_file
-from qwen3_lib.io.rope import with_yarn
+from qwen3_lib.io.rope import with_scaled_rope
 from qwen3_lib.io.tensors import PACKED_DTYPES
 from tokenizer_utils import Tokenizer, library_errors, make_tokenizer
 
@@ -35,40 +35,68 @@ def load_config(path: str | Path) -> Config:
 
 
 EXPERT_SIZES = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
-MIXTURES = ("Qwen3MoeForCausalLM", "Qwen3MoeModel")
+MODEL_TYPES = ("qwen3", "qwen3_moe", "bidirectional_pplx_qwen3")
+QUANTIZATION = ("quantization_config", "compression_config", "quantization")  # the last key is MLX's
+# What a model may be besides Qwen3ForCausalLM and Qwen3Model; qwen3_embed.py has the heads for classes.
+ARCHITECTURES = ("Qwen3MoeForCausalLM", "Qwen3MoeModel", "Qwen3ForSequenceClassification",
+                 "Qwen3ForTokenClassification")
 
 
 class Checkpoint(Folder):
-    """A folder whose weights may be quantized in a published format, whose RoPE may be scaled, or of a mixture."""
+    """A folder of any Qwen3: its weights may be quantized in a published format, and its config may have variants.
+
+    Variants: a mixture of experts, scaled RoPE, biases, sliding windows, a view of the whole text.
+    """
 
     def config(self) -> Config:
         file, raw = self.path / "config.json", self.json("config.json")
         self.quantization()
-        rope, mixture = rope_of(raw), raw.get("model_type") == "qwen3_moe"
-        if rope["rope_type"] not in ("default", "yarn"):
-            raise InputError(f"{file}: rope type {brief(repr(rope['rope_type']))} is not supported, only 'default' and "
-                             "'yarn' are")
-        yarn = rope["rope_type"] == "yarn"
-        plain: dict[str, Any] = {}
-        if yarn:
-            plain |= {"rope_scaling": None, "rope_parameters": None, "rope_theta": rope["rope_theta"]}
-        if mixture:
-            names = raw.get("architectures")
-            others = [name for name in names if name not in MIXTURES] if isinstance(names, list) else names
-            plain |= {"model_type": "qwen3", "architectures": others}
-        config = config_of(raw | plain, file)
-        config = with_experts(config, raw, file) if mixture else config
-        return with_yarn(config, rope, file) if yarn else config
+        rope, kind, names = rope_of(raw), raw.get("model_type"), raw.get("architectures")
+        causal = kind != "bidirectional_pplx_qwen3" and raw.get("is_causal") is not False \
+            and raw.get("use_bidirectional_attention") is not True
+        if isinstance(names, list):  # a view of the whole text has no architecture in transformers
+            names = [name for name in names if name not in ARCHITECTURES and (causal or "Qwen3" not in str(name))]
+        plain: dict[str, Any] = {"architectures": names, "rope_theta": rope["rope_theta"], "layer_types": None}
+        plain |= dict.fromkeys((*QUANTIZATION, "rope_scaling", "rope_parameters"))
+        for key, known in (("attention_bias", True), ("use_sliding_window", True), ("is_causal", False),
+                           ("use_bidirectional_attention", True)):
+            if raw.get(key) is known:
+                plain[key] = None
+        if "partial_rotary_factor" in rope:
+            plain["partial_rotary_factor"] = rope["partial_rotary_factor"]
+        config = config_of(raw | plain | {"model_type": "qwen3" if kind in MODEL_TYPES else kind}, file)
+        config = replace(config, attention_bias=raw.get("attention_bias") is True, causal=causal,
+                         windows=windows_of(config, raw, file))
+        config = with_experts(config, raw, file) if kind == "qwen3_moe" else config
+        return with_scaled_rope(config, raw, rope, file)
 
     def stored(self, dtypes: dict[str, Any] = DTYPES) -> dict[str, Any]:
-        if (method := self.quantization()) is None:
-            return split_experts(super().stored(dtypes))
-        return unpacked(super().stored(PACKED_DTYPES), *method, self.path)
+        method = self.quantization()
+        stored = super().stored(PACKED_DTYPES if method else dtypes)
+        stored = {name.replace("_orig_mod.", ""): tensor for name, tensor in stored.items()}  # by torch.compile
+        return unpacked(stored, *method, self.path) if method else split_experts(stored)
 
     def quantization(self) -> tuple[str, dict[str, Any]] | None:
         """The method of a published quantization and its settings, or None. Raises InputError for an unknown one."""
         about = next(filter(None, map(self.json("config.json").get, QUANTIZATION)), None)
         return None if about is None else check_settings(about, self.path / "config.json")
+
+
+def windows_of(config: Config, raw: dict[str, Any], file: Path) -> tuple[int, ...]:
+    """Config.windows: empty unless some layers have a sliding window."""
+    on, kinds = raw.get("use_sliding_window") is True, raw.get("layer_types")
+    size = raw.get("sliding_window", 4096) if on else None
+    if kinds is None and size is not None:
+        first = checked_whole(f"{file}: max_window_layers", raw.get("max_window_layers", 28), 0)
+        kinds = ["full_attention" if i < first else "sliding_attention" for i in range(config.num_hidden_layers)]
+    if kinds is None or isinstance(kinds, list) and set(kinds) <= {"full_attention"}:
+        return ()
+    if not isinstance(kinds, list) or len(kinds) != config.num_hidden_layers \
+            or not set(kinds) <= {"full_attention", "sliding_attention"} or size is None:
+        raise InputError(f"{file}: layer_types = {brief(kinds, 80)} with use_sliding_window = "
+                         f"{brief(raw.get('use_sliding_window'))} is not supported")
+    size = checked_whole(f"{file}: sliding_window", size, 1)
+    return tuple(size if kind == "sliding_attention" else 0 for kind in kinds)
 
 
 def with_experts(config: Config, raw: dict[str, Any], file: Path) -> Config:

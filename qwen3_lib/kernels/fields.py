@@ -40,6 +40,7 @@ matrices, forms, routers = field("matrices", ints3), field("forms", ints3), fiel
 norms, head_norms, norm = field("norms", floats3), field("head_norms", floats3), field("norm", floats1)
 head, eps, experts = field("head", ints1), field("eps", doubles1), field("experts", ints4)
 norm_topk_prob, products = field("norm_topk_prob", ints1), field("products", ints4)
+biases, windows, causal = field("biases", floats2), field("windows", ints1), field("causal", ints1)
 
 x, cos, sin = field("x", floats2), field("cos", floats2), field("sin", floats2)
 rows, tasks, tiles = field("rows", ints2), field("tasks", ints2), field("tiles", ints2)

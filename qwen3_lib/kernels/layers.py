@@ -289,45 +289,51 @@ def shaped(x, shape):
 
 
 @compiled
-def exp_from(scores, n, largest):
-    """Makes the first n scores exp(score - largest), and zeros up to a multiple of 16 -> their sum."""
-    for i in range(n):
+def exp_from(scores, first, n, largest):
+    """Makes the scores from first to n - 1 exp(score - largest), the others up to a multiple of 16 zeros -> the sum."""
+    for i in range(first, n):
         scores[i] = exp(scores[i] - largest)
+    scores[:first] = 0
     scores[n:up_to(n, 16)] = 0
     return dot(scores.ctypes.data, ONES.ctypes.data, up_to(n, 16))
 
 
 @compiled
-def attend(products, q, group, seen, keys, values, form, out, scores):
+def attend(products, q, group, view, keys, values, form, out, scores):
     """Queries of one KV head times a block of positions -> their part of the attention's output.
 
-    q float32 [n, width], `group` of them for each token; the first token sees `seen` positions of this block, the next
-    one more, up to all; keys, values: rows of the cache, from the block's first position on.
+    q float32 [n, width], `group` of them for each token; keys, values: rows of the cache, from the block's first
+    position on. view: the first token sees `seen` positions of this block, the next one `step` more, up to all, and
+    each only the last `window` of those that it sees.
     out float32 [n, width + 16]: the sum of the values, weighted with exp(score - largest), then `largest`, then the sum
     of the weights: softmax needs all scores only for its denominator (Milakov & Gimelshein 2018, "online" softmax).
     scores float32 [VECTORS, BLOCK]: to work in.
     """
     (n, width), stride = q.shape, keys.strides[0]
     functions, tiles = tiling(products[KEYS, form], n)
+    seen, step, window = view
     out[:] = 0
     for tile in range(tiles):
         start, end = n * tile // tiles, n * (tile + 1) // tiles
-        least = min(max(seen + start // group, 0), BLOCK)
-        most = min(max(seen + (end - 1) // group, 0), BLOCK)
-        if most == 0:
+        least = min(max(seen + step * (start // group), 0), BLOCK)
+        most = min(max(seen + step * ((end - 1) // group), 0), BLOCK)
+        if most == 0 or seen + step * (start // group) - window >= BLOCK:
             continue
         p, p_stride, y, y_stride = scores.ctypes.data, scores.strides[0], out[start].ctypes.data, out.strides[0]
         call_at(functions[end - start], (keys.ctypes.data, stride, most, q[start].ctypes.data, q.strides[0], width, p,
                                          p_stride, np.int64(0), np.int64(0)))
         for r in range(start, end):
-            count = min(max(seen + r // group, 0), BLOCK)
-            if count > 0:
-                largest = largest_of(scores[r - start, :count])
-                out[r, width], out[r, width + 1] = largest, exp_from(scores[r - start], count, largest)
+            last = seen + step * (r // group)
+            count, first = min(max(last, 0), BLOCK), min(max(last - window, 0), BLOCK)
+            if count > first:
+                largest = largest_of(scores[r - start, first:count])
+                out[r, width], out[r, width + 1] = largest, exp_from(scores[r - start], first, count, largest)
+            else:
+                scores[r - start, :count] = 0
         call_at(products[VALUES, form, 0, end - start], (values.ctypes.data, stride, least, p, p_stride, width, y,
                                                          y_stride))
         for r in range(start, end):  # what later tokens see and the first one doesn't
-            rest = min(max(seen + r // group, 0), BLOCK) - least
+            rest = min(max(seen + step * (r // group), 0), BLOCK) - least
             if rest > 0:
                 call_at(products[VALUES, form, 0, 1], (values[least:].ctypes.data, stride, rest,
                                                        p + (r - start) * p_stride + 4 * least, p_stride, width,
@@ -339,6 +345,10 @@ def join(left, right, width):
     """Adds the result `right` of `attend` to that of the positions before."""
     if right[width + 1] == 0:  # none of its positions is seen
         return
+    if left[width + 1] == 0:
+        for i in range(width + 2):
+            left[i] = right[i]
+        return
     largest = max(left[width], right[width])
     a, b = exp(left[width] - largest), exp(right[width] - largest)
     for i in range(width):
@@ -347,13 +357,14 @@ def join(left, right, width):
 
 
 @compiled
-def attend_blocks(products, task, q, group, keys, values, form, result, own):
+def attend_blocks(products, task, q, group, view, keys, values, form, result, own):
     """The blocks of a Task, one after the other, for the queries of a KV head with these keys and values of the cache
-    -> result [n, width + 16], as `attend` gives it. own float32: to work in."""
+    -> result [n, width + 16], as `attend` gives it. view: (step, window); own float32: to work in."""
     scores, more = shaped(own, (VECTORS, BLOCK)), shaped(own[VECTORS * BLOCK:], result.shape)
     for block in range(task.block, task.block + task.n_blocks):
         start, part = block * BLOCK, result if block == task.block else more
-        attend(products, q, group, task.seen - start, keys[start:], values[start:], form, part, scores)
+        attend(products, q, group, (task.seen - start, view[0], view[1]), keys[start:], values[start:], form, part,
+               scores)
         if block > task.block:
             for r in range(len(q)):
                 join(result[r], part[r], q.shape[1])
@@ -377,6 +388,7 @@ def attention(crew, layer, job):
     products, h, own, form = fields.products(job), fields.h(job), fields.own(job)[crew.rank], fields.cache_rows(job)[0]
     n_kv_heads, n_tasks, m, width = len(queries), len(tasks), len(h), queries.shape[2]
     group, head_dim = queries.shape[1] // m, 2 * fields.cos(job).shape[1]
+    view = fields.causal(job)[0], fields.windows(job)[layer]
     for first, end in pieces(n_tasks * n_kv_heads, np.int64(1), m, crew, np.int64(0)):
         for item in range(first, end):  # a head's blocks in a row: the next one is fetched meanwhile
             head, i = item // n_tasks, item % n_tasks
@@ -384,7 +396,7 @@ def attention(crew, layer, job):
             q = queries[head, task.first * group:(task.first + task.n) * group]
             keys = cache_rows(job, np.int64(0), task.sequence, layer, head, n_kv_heads)
             values = cache_rows(job, np.int64(1), task.sequence, layer, head, n_kv_heads)
-            attend_blocks(products, task, q, group, keys, values, form, partials[i, head, :len(q)], own)
+            attend_blocks(products, task, q, group, view, keys, values, form, partials[i, head, :len(q)], own)
     wait(crew)
     for item in range(crew.rank, len(tiles) * n_kv_heads, crew.n_threads):
         i, head = item // n_kv_heads, item % n_kv_heads
@@ -442,8 +454,11 @@ def attend_heads(record, rank, layer):
     wait(crew)
     attention(crew, layer, job)
     wait(crew)
+    x, biases = fields.x(job), fields.biases(job)
     for t in part_of(len(h), crew):
         ready(h[t], w[OUT, 4], w[OUT, 2], packed[t], np.int64(0), w[OUT, 4])
+        if len(biases):
+            add_to(x[t], biases[layer, biases.shape[1] - x.shape[1]:])
     wait(crew)
 
 
@@ -525,12 +540,14 @@ def place_heads(crew, layer, job, k_start, v_start):
     form, rows = fields.cache_rows(job)[0], fields.rows(job)
     qkv, queries, cos, sin = fields.qkv(job), fields.queries(job), fields.cos(job), fields.sin(job)
     n_kv_heads, group, head_dim = len(queries), queries.shape[1] // len(rows), 2 * cos.shape[1]
-    root = np.float32(1 / np.sqrt(head_dim))
+    root, biases = np.float32(1 / np.sqrt(head_dim)), fields.biases(job)
     for item in part_of(len(rows) * n_kv_heads, crew):
         t, head = item // n_kv_heads, item % n_kv_heads
         for g in range(group):
             whole, i = queries[head, t * group + g], (head * group + g) * head_dim
             query = whole[:head_dim]
+            if len(biases):
+                add_to(qkv[t, i:i + head_dim], biases[layer, i:i + head_dim])
             rms_norm(qkv[t, i:i + head_dim], norms[0], eps, query)
             apply_rope(query, cos[t], sin[t])
             for j in range(head_dim):
@@ -538,8 +555,11 @@ def place_heads(crew, layer, job, k_start, v_start):
             whole[head_dim:] = 0  # where even_first has put numbers of another token
             if form == BF16:
                 even_first(whole.ctypes.data, len(whole))
-        key = qkv[t, k_start + head * head_dim:k_start + (head + 1) * head_dim]
-        value = qkv[t, v_start + head * head_dim:v_start + (head + 1) * head_dim]
+        k, v = k_start + head * head_dim, v_start + head * head_dim
+        key, value = qkv[t, k:k + head_dim], qkv[t, v:v + head_dim]
+        if len(biases):
+            add_to(key, biases[layer, k:k + head_dim])
+            add_to(value, biases[layer, v:v + head_dim])
         rms_norm(key, norms[1], eps, key)
         apply_rope(key, cos[t], sin[t])
         sequence, position = rows[t]

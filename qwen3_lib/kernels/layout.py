@@ -72,6 +72,7 @@ PASS = 256  # tokens times layers that are computed in one go: a long prompt can
 BLOCK = 256  # positions whose attention is computed together, counted from the first token of the sequence
 TILE = 64  # queries of one KV head that are worked on together
 FEW = 8  # up to this number of new tokens, the blocks of a sequence are spread over the threads
+EVERYTHING = 2**40  # positions
 APART = 16  # numbers between two vectors: without them, many would fall on the same few lines of a core's first cache
 
 
@@ -110,6 +111,9 @@ class Layers(NamedTuple):
     routers: Any  # int64 [n_layers, 5], all F32
     experts: Any  # int64 [n_layers, num_experts, 3, 5], in the order of EXPERT
     norm_topk_prob: Any  # int64 [1], 0 or 1
+    biases: Any  # float32 [n_layers, those of q, k and v as in Space.qkv, then the output's], or [0, 0]
+    windows: Any  # int64 [n_layers], how many positions a token sees; EVERYTHING without a window
+    causal: Any  # int64 [1], 0 if a token sees the later ones, too
 
 
 class Batch(NamedTuple):

@@ -17,7 +17,7 @@ from qwen3_lib.kernels.layout import (BF16, BIAS, F16, F32, FIFTHS, FORMATS, GRO
 from qwen3_lib.kernels.memory import LargePages, empty, zeros
 from qwen3_lib.io.errors import InputError
 
-STORED = {"F32": F32, "BF16": BF16, "F16": F16}  # by their names in safetensors
+STORED = {"F64": F32, "F32": F32, "BF16": BF16, "F16": F16}  # by their names in safetensors
 PACKED = {"int8": INT8, "int4": INT4}
 MORE_BITS = {"v_proj": INT8, "o_proj": INT5, "embed_tokens": INT5, "lm_head": INT5}  # in an int4 model
 # By the bits of a published packed matrix: the format that may hold its very numbers, and the one if it doesn't.

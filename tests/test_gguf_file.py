@@ -69,7 +69,7 @@ def write_gguf(path, out, form="F32", tokenizer=None, **changes):
         elif isinstance(value, float):
             writer.add_float32(key, value)
         elif isinstance(value, int):
-            writer.add_uint32(key, value)
+            (writer.add_bool if isinstance(value, bool) else writer.add_uint32)(key, value)
         elif isinstance(value, list):
             writer.add_array(key, value)
         elif value is not None:
@@ -349,10 +349,10 @@ YARN_KEYS = {"scaling.type": "yarn", "scaling.factor": 4.0, "scaling.original_co
 @pytest.mark.parametrize("keys", [
     {"scaling.factor": 4.0}, {"scale_linear": 4.0}, {"scaling.type": "none", "scaling.factor": 4.0},
     {"freq_base": None}, YARN_KEYS, YARN_KEYS | {"scaling.attn_factor": 0.8},
-    YARN_KEYS | {"scaling.yarn_attn_factor": 0.8}], ids=str)
-def test_rope_of_llama_cpp(tmp_path, unquantized, keys):
+    YARN_KEYS | {"scaling.yarn_attn_factor": 0.8}, {"../attention.causal": False}], ids=str)
+def test_attention_of_llama_cpp(tmp_path, unquantized, keys):
     """The same file gives llama.cpp's logits."""
-    changes, ids = {f"qwen3.rope.{key}": value for key, value in keys.items()}, random_ids(40)
+    changes, ids = {f"qwen3.rope.{key}".replace("rope.../", ""): value for key, value in keys.items()}, random_ids(40)
     file = write_gguf(unquantized[0], tmp_path / "x.gguf", **changes)
     logits = logits_of(file, ids)
     assert divergence(logits, llama_logits(file, ids)) < 1e-5

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qwen3 import DTYPES, Tensor, checked_number
+from qwen3 import DTYPES, Tensor
 from qwen3_lib.io.errors import InputError, brief
 from qwen3_lib.io.tensors import AnyTensor, PackedTensor, map_file, scaled
 
@@ -166,6 +166,7 @@ LAYER_NAMES = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layer
                "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
                "ffn_gate_inp": "mlp.gate"}
 EXPERT_NAMES = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
+NAMES_OF_BIASES = ("attn_q", "attn_k", "attn_v", "attn_output")
 
 
 def map_gguf(file: Path) -> dict[str, AnyTensor]:
@@ -177,13 +178,16 @@ def map_gguf(file: Path) -> dict[str, AnyTensor]:
     tensors: dict[str, AnyTensor] = {}
     for name, entry in gguf.tensors.items():
         _, layer, tail = name.split(".", 2) if name.startswith("blk.") and name.count(".") > 2 else ("", "", "")
-        key = tail.removesuffix(".weight")
+        key, _, part = tail.partition(".")
         if key in EXPERT_NAMES and len(entry.shape) == 3:
             for expert, data in enumerate(entry.data):
                 ours = f"model.layers.{layer}.mlp.experts.{expert}.{EXPERT_NAMES[key]}.weight"
                 tensors[ours] = tensor_of(entry._replace(shape=entry.shape[1:], data=data), gguf.mapping)
         else:
-            ours = f"model.layers.{layer}.{LAYER_NAMES[key]}.weight" if key in LAYER_NAMES else NAMES.get(name, name)
+            known = key in LAYER_NAMES and part == "weight" or key in NAMES_OF_BIASES and part == "bias"
+            ours = f"model.layers.{layer}.{LAYER_NAMES[key]}.{part}" if known else NAMES.get(name, "")
+            if not ours:
+                raise InputError(f"{file}: no Qwen3 has the tensor {brief(name)}")
             if ours in tensors:
                 raise InputError(f"{file}: {brief(ours)} is there twice, also as {brief(name)}")
             tensors[ours] = tensor_of(entry, gguf.mapping)
@@ -360,8 +364,8 @@ SIZES = {"hidden_size": "embedding_length", "intermediate_size": "feed_forward_l
          "num_key_value_heads": "attention.head_count_kv", "head_dim": "attention.key_length",
          "max_position_embeddings": "context_length", "rms_norm_eps": "attention.layer_norm_rms_epsilon",
          "rope_theta": "rope.freq_base"}
-# The same for keys behind "rope.scaling." that YaRN needs.
-YARN = {"factor": "factor", "original_max_position_embeddings": "original_context_length",
+# The same for YaRN's keys, behind "rope.scaling.".
+YARN = {"factor": "factor", "original_max_position_embeddings": "original_context_length", "attn_factor": "attn_factor",
         "beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
 MOE_SIZES = {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
              "moe_intermediate_size": "expert_feed_forward_length"}
@@ -389,6 +393,7 @@ def config_json(gguf: GGUF) -> dict[str, Any]:
     raw["rope_theta"] = raw["rope_theta"] or 10_000.0  # as in llama.cpp
     raw |= {"model_type": model_type, "vocab_size": embedding.shape[0] if embedding else None,
             "tie_word_embeddings": "output.weight" not in gguf.tensors,
+            "attention_bias": any(name.endswith(".bias") for name in gguf.tensors),
             "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id")}
     if model_type == "qwen3_moe":  # llama.cpp always scales the chosen experts' weights
         n_layers = raw["num_hidden_layers"]
@@ -402,20 +407,17 @@ def config_json(gguf: GGUF) -> dict[str, Any]:
 def rope_scaling(gguf: GGUF, start: str) -> dict[str, Any] | None:
     """The object rope_scaling of config.json. `start`: of the keys' names.
 
-    A factor without a type means linear. attn_factor multiplies YaRN's own factor of cos and sin. llama.cpp reads
-    yarn_attn_factor, yarn_ext_factor and yarn_log_multiplier for other architectures only.
+    A factor without a type means linear. llama.cpp reads yarn_attn_factor, yarn_ext_factor and yarn_log_multiplier for
+    other architectures only, so they change nothing here.
     """
     about = {key.removeprefix(f"{start}scaling."): plain(value) for key, value in gguf.metadata.items()}
     kind, factor = about.get("type", "linear"), about.get("factor", about.get(f"{start}scale_linear"))
-    times = checked_number(f"{gguf.file}: {start}scaling.attn_factor", about.get("attn_factor", 1), 1e-6, 1e6)
     if kind == "yarn":
-        scaling = {key: about[name] for key, name in YARN.items() if about.get(name)} | {"factor": factor or 1}
-        if times != 1:
-            factor = checked_number(f"{gguf.file}: {start}scaling.factor", factor or 1, 1, 1e6)
-            scaling["attention_factor"] = times * (0.1 * math.log(factor) + 1)
-        return {"rope_type": "yarn"} | scaling
-    if times != 1:
-        raise InputError(f"{gguf.file}: {start}scaling.attn_factor = {times:g} is not supported without yarn")
+        return {"factor": factor or 1} | {key: about[name] for key, name in YARN.items() if about.get(name)} | \
+            {"rope_type": kind}
+    if about.get("attn_factor", 1) != 1:
+        raise InputError(f"{gguf.file}: {start}scaling.attn_factor = {brief(about['attn_factor'])} is not supported "
+                         "without yarn")
     return None if kind == "none" or factor in (None, 0, 1) else {"rope_type": kind, "factor": factor}
 
 

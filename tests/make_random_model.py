@@ -41,12 +41,12 @@ def official_config(size: str) -> dict:
 
 
 def random_tensor(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, scale: float = 1) -> np.ndarray:
-    """Norms scatter around 1; a matrix [outputs, inputs] keeps the size of what flows through it, or makes it `scale` times as large.
+    """Norms scatter around `scale`; a matrix [outputs, inputs] keeps the size of what flows through it, or makes it `scale` times as large.
 
     bfloat16 comes as uint16.
     """
     values = rng.standard_normal(shape, np.float32)
-    values = 1 + values / 10 if len(shape) == 1 else values / np.float32(math.sqrt(shape[1]) / scale)
+    values = scale + values / 10 if len(shape) == 1 else values / np.float32(math.sqrt(shape[1]) / scale)
     if dtype == "bfloat16":  # cut to the upper half, rounded to nearest
         bits = values.view(np.uint32)
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
@@ -68,7 +68,8 @@ def make_random_model(config: dict, out: Path, dtype: str = "bfloat16", shards: 
     files = ["model.safetensors"] if shards == 1 else [f"model-{i + 1:05}-of-{shards:05}.safetensors" for i in range(shards)]
     rng, weight_map = np.random.default_rng(seed), {}
     for file, part in zip(files, np.array_split(np.arange(len(names)), shards)):
-        tensors = {names[i]: random_tensor(rng, shapes[names[i]], dtype, scales.get(names[i].split(".")[-2], 1)) for i in part}
+        tensors = {names[i]: random_tensor(rng, shapes[names[i]], dtype, scales.get(names[i].split(".")[-2], 1)
+                                           if names[i].endswith("weight") else 0) for i in part}
         specs = {name: safetensors.TensorSpec(dtype=dtype, shape=data.shape, data_ptr=data.ctypes.data, data_len=data.nbytes)
                  for name, data in tensors.items()}
         safetensors.serialize_file(specs, out / file, {"format": "pt"})

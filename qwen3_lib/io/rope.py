@@ -40,7 +40,7 @@ def with_scaled_rope(config: Config, raw: Mapping[str, Any], rope: Mapping[str, 
     try:
         frequencies, factor, length = TYPES[kind](config, 1 / powers.astype(np.float32), number, found)
     except InputError as error:
-        raise InputError(f"{file}: {kind}: {error}") from error
+        raise InputError(f"{file}: rope type {kind}: {error}") from error
     return replace(config, rope_frequencies=tuple(map(float, frequencies)), rope_factor=factor,
                    context_length=max(int(length), 1))
 

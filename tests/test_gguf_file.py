@@ -466,6 +466,9 @@ def test_random_damage(tmp_path, small):
         for _ in range(rng.choice([1, 1, 3])):
             at = rng.choice([rng.randrange(end), rng.randrange(200), end - rng.randrange(6000)])
             data[at] = rng.choice([0, 1, 255, data[at] ^ 1 << rng.randrange(8)])
+        if rng.random() < 0.3:  # another format for a tensor
+            at = small.index(f"blk.{rng.randrange(3)}.ffn_up.weight".encode()) + len("blk.0.ffn_up.weight") + 20
+            data[at] = rng.choice([*gguf_file.FORMATS, *gguf_file.OTHER_FORMATS, 99])
         (tmp_path / "x.gguf").write_bytes(data)
         accepted += works_or_refused(qwen3.load_model, tmp_path / "x.gguf") is not None
     assert accepted > 5

@@ -228,7 +228,7 @@ def test_packed_formats_are_those_of_the_package(form):
 
 # llama.cpp's numbers; of Q3_K to Q5_K the mix "M"
 QUANTIZED = {"Q8_0": 7, "Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K": 12, "Q4_K": 15, "Q5_K": 17,
-             "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30, "TQ1_0": 36, "TQ2_0": 37}
+             "Q6_K": 18, "IQ3_XXS": 23, "IQ4_NL": 25, "IQ3_S": 26, "IQ4_XS": 30, "TQ1_0": 36, "TQ2_0": 37}
 
 
 @pytest.fixture(scope="module")
@@ -410,7 +410,7 @@ def test_tensors_out_of_bounds(tmp_path, small):
         refused(tmp_path, small[:start] + struct.pack("<Q", value) + small[start + 8:], "blk.2.attn_q.weight"
                 if words != "has shape" else "q_proj", words)
     refused(tmp_path, small[:at] + struct.pack("<I", 9) + small[at + 4:], "9 dimensions")
-    refused(tmp_path, small[:at + 20] + struct.pack("<I", 16) + small[at + 24:], "the format IQ2_XXS", "only F32")
+    refused(tmp_path, small[:at + 20] + struct.pack("<I", 17) + small[at + 24:], "the format IQ2_XS", "only F32")
     refused(tmp_path, small[:at + 20] + struct.pack("<I", 99) + small[at + 24:], "the format number 99")
 
 

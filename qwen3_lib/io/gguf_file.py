@@ -21,6 +21,7 @@ import numpy as np
 
 from qwen3 import DTYPES, Tensor
 from qwen3_lib.io.errors import InputError, brief
+from qwen3_lib.io.gguf_formats import FORMATS, OTHER_FORMATS, Format
 from qwen3_lib.io.tensors import AnyTensor, PackedTensor, map_file, scaled
 
 MAGIC = b"GGUF"
@@ -34,7 +35,7 @@ NORMAL, CONTROL, USER_DEFINED = 1, 3, 4  # types of tokens; others are unused
 
 class TensorEntry(NamedTuple):
     """A tensor of the file: its format, its shape (rows first), and its bytes [..., bytes per row]."""
-    form: "Format"
+    form: Format
     shape: tuple[int, ...]
     data: np.ndarray
 
@@ -208,130 +209,6 @@ def tensor_of(entry: TensorEntry, mapping: mmap.mmap) -> AnyTensor:
 
     return PackedTensor("F32", (len(blocks), entry.shape[-1]), lambda start, stop: scaled(*whole(start, stop)), mapping,
                         form.bits, whole if form.numbers // form.groups % 32 == 0 else None)
-
-
-# ---- Formats: from blocks, uint8 [rows, blocks, bytes], to whole numbers, scales and minima --------------------------
-
-Unpacked = tuple[np.ndarray, np.ndarray, np.ndarray | None]  # see PackedTensor.whole
-TABLE_4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int16)  # IQ4_*
-E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int16)  # the floats of MXFP4, doubled
-THREES = np.array([[1], [3], [9], [27], [81]], np.uint8)
-
-
-def halves(data: np.ndarray) -> np.ndarray:
-    """Pairs of bytes, each a float16, as float32."""
-    return np.ascontiguousarray(data).view("<f2").astype(np.float32)
-
-
-def shifted(data: np.ndarray, together: int, bits: int) -> np.ndarray:
-    """Numbers of so many bits, int16: of `together` bytes first all the lowest bits, then all the next ones, ..."""
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
-    numbers = data.reshape(*data.shape[:2], -1, 1, together) >> shifts & np.uint8(2**bits - 1)
-    return numbers.reshape(*data.shape[:2], -1).astype(np.int16)
-
-
-def q8_0(blocks: np.ndarray) -> Unpacked:
-    """A scale, the numbers."""
-    return blocks[..., 2:].view(np.int8).astype(np.int16), halves(blocks[..., :2]), None
-
-
-def q4_q5(blocks: np.ndarray, bits: int, zero: int | None) -> Unpacked:
-    """A scale, without a zero point a minimum, perhaps the fifth bits, the lower 4 bits."""
-    numbers = shifted(blocks[..., -16:], 16, 4)
-    if bits == 5:
-        numbers |= np.unpackbits(blocks[..., -20:-16], axis=-1, bitorder="little").astype(np.int16) << 4
-    if zero is None:
-        return numbers, halves(blocks[..., :2]), halves(blocks[..., 2:4])
-    numbers -= zero
-    return numbers, halves(blocks[..., :2]), None
-
-
-def q2_k(blocks: np.ndarray) -> Unpacked:
-    """16 times 4 bits of a scale and of a minimum, the numbers, the factors of the scales and of the minima."""
-    few = blocks[..., :16]
-    return (shifted(blocks[..., 16:80], 32, 2), halves(blocks[..., 80:82]) * (few & 15),
-            -halves(blocks[..., 82:]) * (few >> 4))
-
-
-def q3_k(blocks: np.ndarray) -> Unpacked:
-    """The third bits, the lower 2 bits, the lower 4 and the upper 2 bits of 16 scales, the factor of the scales."""
-    numbers = shifted(blocks[..., 32:96], 32, 2) | shifted(blocks[..., :32], 32, 1) << 2
-    few = shifted(blocks[..., 96:104], 8, 4) | shifted(blocks[..., 104:108], 4, 2) << 4
-    numbers -= 4
-    return numbers, halves(blocks[..., 108:]) * (few - 32).astype(np.float32), None
-
-
-def q4_k_q5_k(blocks: np.ndarray, bits: int) -> Unpacked:
-    """The factors of the scales and of the minima, 6 bits of 8 scales and minima, perhaps fifth bits, lower 4 bits."""
-    low, high, rest = np.split(blocks[..., 4:16], 3, axis=-1)
-    scales = halves(blocks[..., :2]) * np.concatenate([low & 63, low >> 2 & 48 | rest & 15], axis=-1)
-    minima = -halves(blocks[..., 2:4]) * np.concatenate([high & 63, high >> 2 & 48 | rest >> 4], axis=-1)
-    numbers = shifted(blocks[..., -128:], 32, 4)
-    return numbers if bits == 4 else numbers | shifted(blocks[..., 16:48], 32, 1) << 4, scales, minima
-
-
-def q6_k(blocks: np.ndarray) -> Unpacked:
-    """The lower 4 bits, the upper 2 bits, 16 scales of 8 bits, the factor of the scales."""
-    numbers = shifted(blocks[..., :128], 64, 4) | shifted(blocks[..., 128:192], 32, 2) << 4
-    numbers -= 32
-    return numbers, halves(blocks[..., 208:]) * blocks[..., 192:208].view(np.int8), None
-
-
-def iq4_nl(blocks: np.ndarray) -> Unpacked:
-    """A scale, places in the table."""
-    return TABLE_4[shifted(blocks[..., 2:], 16, 4)], halves(blocks[..., :2]), None
-
-
-def iq4_xs(blocks: np.ndarray) -> Unpacked:
-    """The factor of the scales, the upper 2 and the lower 4 bits of 8 scales, places in the table."""
-    few = shifted(blocks[..., 4:8], 1, 4) | shifted(blocks[..., 2:4], 1, 2) << 4
-    return TABLE_4[shifted(blocks[..., 8:], 16, 4)], halves(blocks[..., :2]) * (few - 32).astype(np.float32), None
-
-
-def mxfp4(blocks: np.ndarray) -> Unpacked:
-    """The exponent of the scale, places in the table."""
-    scales = np.ldexp(np.float32(1), blocks[..., :1].astype(np.int32) - 128)
-    return E2M1[shifted(blocks[..., 1:], 16, 4)], scales, None
-
-
-def tq1_0(blocks: np.ndarray) -> Unpacked:
-    """Numbers to the base 3, five in a byte, then the last ones, four in a byte; a scale."""
-    digits = [blocks[..., None, start:stop] * THREES[:n] for start, stop, n in ((0, 32, 5), (32, 48, 5), (48, 52, 4))]
-    numbers = np.concatenate([part.reshape(*blocks.shape[:2], -1) for part in digits], axis=-1).astype(np.int16)
-    return (numbers * 3 >> 8) - 1, halves(blocks[..., 52:]), None
-
-
-def tq2_0(blocks: np.ndarray) -> Unpacked:
-    """The numbers, a scale."""
-    return shifted(blocks[..., :64], 32, 2) - 1, halves(blocks[..., 64:]), None
-
-
-class Format(NamedTuple):
-    """A row of the table of formats. The `numbers` of a block are `size` bytes and have scales in equal groups."""
-    name: str
-    numbers: int
-    size: int
-    groups: int = 1
-    bits: int = 32  # of a whole number
-    unpack: Callable[[np.ndarray], Unpacked] | None = None  # None: the numbers are there as they are
-
-
-FORMATS = {  # by their numbers in the file
-    0: Format("F32", 1, 4), 1: Format("F16", 1, 2), 30: Format("BF16", 1, 2),
-    2: Format("Q4_0", 32, 18, 1, 4, functools.partial(q4_q5, bits=4, zero=8)),
-    3: Format("Q4_1", 32, 20, 1, 4, functools.partial(q4_q5, bits=4, zero=None)),
-    6: Format("Q5_0", 32, 22, 1, 5, functools.partial(q4_q5, bits=5, zero=16)),
-    7: Format("Q5_1", 32, 24, 1, 5, functools.partial(q4_q5, bits=5, zero=None)),
-    8: Format("Q8_0", 32, 34, 1, 8, q8_0),
-    10: Format("Q2_K", 256, 84, 16, 2, q2_k), 11: Format("Q3_K", 256, 110, 16, 3, q3_k),
-    12: Format("Q4_K", 256, 144, 8, 4, functools.partial(q4_k_q5_k, bits=4)),
-    13: Format("Q5_K", 256, 176, 8, 5, functools.partial(q4_k_q5_k, bits=5)),
-    14: Format("Q6_K", 256, 210, 16, 6, q6_k),
-    20: Format("IQ4_NL", 32, 18, 1, 8, iq4_nl), 23: Format("IQ4_XS", 256, 136, 8, 8, iq4_xs),
-    34: Format("TQ1_0", 256, 54, 1, 2, tq1_0), 35: Format("TQ2_0", 256, 66, 1, 2, tq2_0),
-    39: Format("MXFP4", 32, 17, 1, 5, mxfp4)}
-OTHER_FORMATS = {16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 28: "F64",
-                 29: "IQ1_M", 40: "NVFP4", 41: "Q1_0"}
 
 
 # ---- Metadata, as the files of a model's folder ----------------------------------------------------------------------

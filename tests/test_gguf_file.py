@@ -228,7 +228,7 @@ def test_packed_formats_are_those_of_the_package(form):
 
 # llama.cpp's numbers; of Q3_K to Q5_K the mix "M"
 QUANTIZED = {"Q8_0": 7, "Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K": 12, "Q4_K": 15, "Q5_K": 17,
-             "Q6_K": 18, "IQ3_XXS": 23, "IQ4_NL": 25, "IQ3_S": 26, "IQ4_XS": 30, "TQ1_0": 36, "TQ2_0": 37}
+             "Q6_K": 18, "IQ4_NL": 25, "IQ3_S": 26, "IQ4_XS": 30, "TQ1_0": 36, "TQ2_0": 37}
 
 
 @pytest.fixture(scope="module")

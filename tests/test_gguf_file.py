@@ -44,7 +44,8 @@ NAME_MAPS = [gguf.get_tensor_name_map(arch, 9) for arch in ARCHITECTURES]
 
 def gguf_name(name: str) -> str:
     """The name that the gguf package gives to a tensor of ours."""
-    return next(filter(None, (names.get_name(name.removesuffix(".weight")) for names in NAME_MAPS))) + ".weight"
+    stem, _, part = name.rpartition(".")
+    return next(filter(None, (names.get_name(stem) for names in NAME_MAPS))) + f".{part}"
 
 
 def write_gguf(path, out, form="F32", tokenizer=None, **changes):
@@ -80,7 +81,7 @@ def write_gguf(path, out, form="F32", tokenizer=None, **changes):
             start, _, _, part, _ = name.rsplit(".", 4)
             experts = [stored[f"{start}.experts.{e}.{part}.weight"] for e in range(config["num_experts"])]
             values = np.stack([to_float32(expert) for expert in experts])
-            theirs = gguf_name(f"{start}.experts.{part}")
+            theirs = gguf_name(f"{start}.experts.{part}.weight")
         else:
             theirs, values = gguf_name(name), to_float32(tensor)
         if theirs not in written:
@@ -445,10 +446,18 @@ def test_other_architectures(tmp_path, name):
     ({"tokenizer.chat_template": "{{"}, "template"), ({"tokenizer.ggml.eos_token_id": "x"}, "eos_token_id"),
     ({"split.count": [1, 2]}, "split.count"), ({"tokenizer.ggml.pre": [1, 2]}, "the tokenizer gpt2, [1, 2]"),
     ({"general.sampling.temp": "hot"}, "temperature"),
+    ({"qwen3.rope.scaling.attn_factor": 0.5}, "attn_factor"), ({"qwen3.rope.scaling.factor": [1, 2]}, "factor"),
 ], ids=str)
 def test_metadata_that_is_wrong(tmp_path, changes, words):
     file = write_gguf(make_random_model(BASE, tmp_path / "model", "float32"), tmp_path / "x.gguf", **changes)
     assert_one_line(message_of(lambda: qwen3.chat(qwen3.load_model(file), "Hello")), "x.gguf", words)
+
+
+def test_biases(tmp_path, small):
+    path = make_random_model(BASE | {"attention_bias": True}, tmp_path / "model", "float32")
+    file, ids = write_gguf(path, tmp_path / "y.gguf"), random_ids(9)
+    assert np.array_equal(logits_of(file, ids), logits_of(path, ids))
+    refused(tmp_path, small.replace(b"blk.1.attn_q_norm.weight", b"blk.1.attn_q_less.weight"), "blk.1.attn_q_less.weight")
 
 
 def test_a_tensor_that_is_there_twice(tmp_path, monkeypatch):

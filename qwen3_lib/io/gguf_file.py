@@ -277,7 +277,7 @@ def config_json(gguf: GGUF) -> dict[str, Any]:
         dense = [i for i in range(n_layers if isinstance(n_layers, int) and n_layers <= len(gguf.tensors) else 0)
                  if f"blk.{i}.ffn_gate_inp.weight" not in gguf.tensors]
         raw |= {"norm_topk_prob": True, "mlp_only_layers": dense}
-    return raw | {"is_causal": bool(metadata.get(f"{kind}.attention.causal", True)),
+    return raw | {"is_causal": bool(plain(metadata.get(f"{kind}.attention.causal", True))),
                   "rope_scaling": rope_scaling(gguf, f"{kind}.rope.")}
 
 

@@ -1,4 +1,5 @@
 """Models that aren't a plain folder: names on the hub, GGUF files, published quantizations, scaled RoPE, adapters."""
+import contextlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +35,7 @@ def load_config(path: str | Path) -> Config:
     return open_model(str(path), offline=True).config()
 
 
-EXPERT_SIZES = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+EXPERT_SIZES = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}  # if absent
 MODEL_TYPES = ("qwen3", "qwen3_moe", "bidirectional_pplx_qwen3")
 QUANTIZATION = ("quantization_config", "compression_config", "quantization")  # the last key is MLX's
 # What a model may be besides Qwen3ForCausalLM and Qwen3Model; qwen3_embed.py has the heads for classes.
@@ -62,13 +63,17 @@ class Checkpoint(Folder):
                            ("use_bidirectional_attention", True)):
             if raw.get(key) is known:
                 plain[key] = None
+        if kind == "qwen3_moe":  # where config.json has none, transformers has other values for a mixture
+            plain["num_key_value_heads"] = raw.get("num_key_value_heads", 4)
+            with contextlib.suppress(KeyError, TypeError, ZeroDivisionError):
+                plain["head_dim"] = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
         if "partial_rotary_factor" in rope:
             plain["partial_rotary_factor"] = rope["partial_rotary_factor"]
         config = config_of(raw | plain | {"model_type": "qwen3" if kind in MODEL_TYPES else kind}, file)
         config = replace(config, attention_bias=raw.get("attention_bias") is True, causal=causal,
                          windows=windows_of(config, raw, file))
         config = with_experts(config, raw, file) if kind == "qwen3_moe" else config
-        return with_scaled_rope(config, raw, rope, file)
+        return with_scaled_rope(config, rope, file)
 
     def stored(self, dtypes: dict[str, Any] = DTYPES) -> dict[str, Any]:
         method = self.quantization()
@@ -83,11 +88,11 @@ class Checkpoint(Folder):
 
 
 def windows_of(config: Config, raw: dict[str, Any], file: Path) -> tuple[int, ...]:
-    """Config.windows: empty unless some layers have a sliding window."""
-    on, kinds = raw.get("use_sliding_window") is True, raw.get("layer_types")
-    size = raw.get("sliding_window", 4096) if on else None
+    """Config.windows: empty unless some layers have a sliding window. In a mixture of experts, all have it, or none."""
+    on, mixture = raw.get("use_sliding_window") is True, raw.get("model_type") == "qwen3_moe"
+    size, kinds = raw.get("sliding_window", 4096) if on else None, None if mixture else raw.get("layer_types")
     if kinds is None and size is not None:
-        first = checked_whole(f"{file}: max_window_layers", raw.get("max_window_layers", 28), 0)
+        first = checked_whole(f"{file}: max_window_layers", 0 if mixture else raw.get("max_window_layers", 28), 0)
         kinds = ["full_attention" if i < first else "sliding_attention" for i in range(config.num_hidden_layers)]
     if kinds is None or isinstance(kinds, list) and set(kinds) <= {"full_attention"}:
         return ()
@@ -101,7 +106,7 @@ def windows_of(config: Config, raw: dict[str, Any], file: Path) -> tuple[int, ..
 
 def with_experts(config: Config, raw: dict[str, Any], file: Path) -> Config:
     """The config of a mixture of experts. Raises InputError for sizes that can't be."""
-    raw = {"num_experts": raw.get("num_local_experts")} | raw  # the name in transformers 5
+    raw = EXPERT_SIZES | {"num_experts": raw.get("num_local_experts", 128)} | raw  # the name in transformers 5
     sizes: dict[str, Any] = {key: checked_whole(f"{file}: {key}", raw.get(key), 1) for key in EXPERT_SIZES}
     step = checked_whole(f"{file}: decoder_sparse_step", raw.get("decoder_sparse_step", 1), 1)
     dense = raw.get("mlp_only_layers") or []

@@ -18,8 +18,8 @@ Scaled = tuple[np.ndarray, float, float]  # frequencies [head_dim / 2], the fact
 Number = Callable[..., float]  # number(name, default) of the parameters; without a default it must be there
 
 
-def with_scaled_rope(config: Config, raw: Mapping[str, Any], rope: Mapping[str, Any], file: Path) -> Config:
-    """The config with the scaled RoPE that config.json's object `raw` and its parameters `rope` ask for.
+def with_scaled_rope(config: Config, rope: Mapping[str, Any], file: Path) -> Config:
+    """The config with scaled RoPE, of which `rope` are the parameters in config.json.
 
     Computed as in transformers (modeling_rope_utils). Raises InputError for unknown types and values out of range.
     """
@@ -29,8 +29,7 @@ def with_scaled_rope(config: Config, raw: Mapping[str, Any], rope: Mapping[str, 
                          f"{', '.join(('default', *TYPES))} for all layers alike are")
     if kind == "default":
         return config
-    original = "original_max_position_embeddings"
-    found = {original: raw.get(original) or config.context_length, **rope}
+    found = {"original_max_position_embeddings": config.context_length, **rope}
 
     def number(name: str, *default: float) -> float:
         value = found.get(name, *default) if default or name in found else None
@@ -118,4 +117,4 @@ def stretched(config: Config, factor: float) -> Config:
         raise InputError("the model's files stretch the context already; leave out --rope-scaling and --rope-factor")
     original = TRAINED.get(config.context_length, config.context_length)
     rope = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
-    return with_scaled_rope(config, {}, rope, Path("--rope-factor"))
+    return with_scaled_rope(config, rope, Path("--rope-factor"))

@@ -246,6 +246,7 @@ class KVCache:
     """
     form = "f32"  # the number format; faster engines have caches with smaller ones
     last = -1  # the row of a pass that the next token is drawn from; a cache of several sequences has one for each
+    watcher: Any = None  # a draft that sees the residual stream before its `layers`: see qwen3_lib/answers/guesses.py
 
     def __init__(self, config: Config, max_length: int | None = None):
         self.config, self.length = config, 0
@@ -282,8 +283,14 @@ class KVCache:
         window = self.config.windows[layer] if self.config.windows else 0
         return attention(q, self.k[layer, :, :end], self.v[layer, :, :end], window, self.config.causal)
 
-    def advance(self, token_ids: np.ndarray) -> None:
-        """Counts the new tokens [n] as filled."""
+    @property
+    def watched(self) -> Iterable[int]:
+        return self.watcher.layers if self.watcher else ()
+
+    def advance(self, token_ids: np.ndarray, streams: dict[int, np.ndarray] | None = None) -> None:
+        """Counts the new tokens [n] as filled; streams: the residual stream before each layer watched."""
+        if self.watcher and streams:
+            self.watcher.see(self.length, token_ids, streams)
         self.token_ids[self.length:self.length + len(token_ids)] = token_ids
         self.length += len(token_ids)
 
@@ -316,9 +323,12 @@ def hidden_states(model: Model, token_ids: TokenIds, cache: KVCache) -> np.ndarr
         now = slice(start, start + step)
         cos, sin = rope_tables(config, positions[now])
         x = w["embed_tokens"][ids[now]]  # [step, hidden_size]
+        streams: dict[int, Any] = dict.fromkeys(cache.watched)
         for i, layer in enumerate(w["layers"]):
+            if i in streams:
+                streams[i] = x
             x = decoder_layer(x, layer, config, cache, i, cos, sin)
-        cache.advance(ids[now])
+        cache.advance(ids[now], streams)
         out[now] = rms_norm(x, w["norm"], config.rms_norm_eps)
     return out
 
@@ -459,7 +469,7 @@ class Sequence:
     def __init__(self, model: Model, token_ids: TokenIds, max_new_tokens: int | None = None, seed: int | None = None,
                  eos_token_ids: Iterable[int] | None = None, **sampling: float | None):
         if model.embeds:
-            raise InputError(f"{model.path}: an embedding model gives vectors, not answers: use qwen3_embed.py")
+            raise InputError(f"{model.path}: an embedding model or classifier gives no answers: use qwen3_embed.py")
         self.model, self.prompt = model, checked_ids(token_ids, model.config.vocab_size)
         self.sampling, self.token_ids = model.sampling.updated(**sampling), list[int]()
         self.finish_reason: str | None = None
@@ -477,6 +487,7 @@ class Sequence:
     def resume(self, cache: KVCache) -> None:
         """Cuts the cache back to its common prefix with the prompt; the rest of the prompt is to be computed."""
         check_cache(self.model, cache)
+        cache.watcher = None
         cache.truncate(min(cache.common_prefix(self.prompt), len(self.prompt) - 1))  # the last token gives the logits
         self.new, self.limit = self.prompt[cache.length:], min(self.limit, cache.max_length - len(self.prompt))
 
@@ -736,7 +747,7 @@ class Folder:
         embedding, a model has no lm_head.weight here.
         """
         stored, shapes, tensors = self.stored(), tensor_shapes(config), {}
-        headless = "model.embed_tokens.weight" not in stored
+        headless = "model.embed_tokens.weight" not in stored or self.embeds()
         for name, shape in shapes.items():
             tensor = stored.get(name, stored.get(name.removeprefix("model.")))
             if tensor is None and not (name == "lm_head.weight" and (config.tie_word_embeddings or headless)):
@@ -757,6 +768,12 @@ class Folder:
 
     def tokenizer(self) -> Tokenizer:
         return load_tokenizer(self.path)
+
+    def embeds(self) -> bool:
+        """Whether config.json names no head for the next token, or sentence-transformers' files say how to pool."""
+        names, modules = self.json("config.json").get("architectures"), self.path / "modules.json"
+        return bool(names) and "ForCausalLM" not in str(names) or \
+            modules.is_file() and b"Pooling" in modules.read_bytes()
 
 
 def load_weights(folder: Folder, config: Config) -> dict[str, Any]:
@@ -784,6 +801,7 @@ class Engine:
     hidden_states: Callable[..., np.ndarray] = hidden_states
     head_rows: Callable[..., np.ndarray] = lambda model, token_ids: model.weights["lm_head"][token_ids]
     overflow: str = "a computation that overflowed float32"  # if logits aren't finite, but all weights are
+    embeddings: Callable[..., np.ndarray] = lambda model, token_ids: model.weights["embed_tokens"][token_ids]
 
 
 @dataclass(frozen=True, repr=False)
@@ -797,7 +815,7 @@ class Model:
     eos_token_ids: tuple[int, ...]
     max_new_tokens: int | None
     engine: Engine
-    embeds: bool = False  # an embedding model, which gives vectors and can't answer: see qwen3_embed.py
+    embeds: bool = False  # an embedding model or classifier, which can't answer: see qwen3_embed.py
 
     @property
     def path(self) -> Path:
@@ -813,12 +831,13 @@ BUNDLED = HERE / "demo" if (HERE / "demo").is_dir() else LIBRARY / "demo"  # the
 
 
 def load_model(name: str | Path, engine: Engine = Engine(), offline: bool = False, tokenizer: bool = True,
-               adapter: str | Path | None = None) -> Model:
+               adapter: str | Path | list[str | Path] | None = None) -> Model:
     """Loads a folder with config.json, tokenizer.json and *.safetensors as published on Hugging Face.
 
     With qwen3_lib beside this file, `name` may also be a GGUF file, or a model on the hub (Qwen/Qwen3-0.6B, or 0.6B for
     short), which is taken from the hub's cache or, unless `offline`, downloaded into it; `adapter` is the folder of a
-    LoRA adapter. With tokenizer=False, the folder needs no tokenizer, and the model takes and gives only token ids.
+    LoRA adapter, or a list of folders, "folder:0.5" for half of its changes. With tokenizer=False, the folder needs no
+    tokenizer, and the model takes and gives only token ids.
     Raises InputError, one line that names the file, for anything missing, damaged or unsupported.
     """
     folder = Folder(Path(os.path.expanduser(name)))
@@ -830,7 +849,7 @@ def load_model(name: str | Path, engine: Engine = Engine(), offline: bool = Fals
                          "qwen3.py needs the folder qwen3_lib beside it")
     config, text_side = folder.config(), folder.tokenizer() if tokenizer else NoTokenizer()
     sampling, longest, ends = generation_defaults(folder)
-    embeds = "model.embed_tokens.weight" not in folder.stored() or os.path.isfile(folder.path / "modules.json")
+    embeds = "model.embed_tokens.weight" not in folder.stored() or folder.embeds() or not config.causal
     weights = engine.load_weights(folder, config)
     return Model(folder, config, weights, text_side, sampling, ends or config.eos_token_ids, longest, engine, embeds)
 

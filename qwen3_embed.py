@@ -3,41 +3,45 @@
 # dependencies = ["numpy>=2.0", "safetensors>=0.8", "tokenizers>=0.22.2", "huggingface_hub>=1.33", "tqdm>=4.66",
 #                 "jinja2>=3.1.6", "prompt_toolkit>=3.0.40", "numba>=0.62"]
 # ///
-"""Vectors for texts, and scores of documents for a query: Qwen3-Embedding and Qwen3-Reranker, with either engine.
+"""Vectors, labels and scores of texts: Qwen3-Embedding, Qwen3-Reranker and their relatives, with either engine.
 
     python qwen3_embed.py --model Qwen/Qwen3-Embedding-0.6B < lines.txt > vectors.npy
     python qwen3_embed.py --model Qwen/Qwen3-Reranker-0.6B --query "How do bees find home?" --documents lines.txt
+    python qwen3_embed.py --model a-classifier --classify < lines.txt
 
     model = load_model("Qwen/Qwen3-Embedding-0.6B")                     # of qwen3, or of qwen3_numba
     documents = embed(model, ["Bees remember landmarks.", "Paris is in France."])   # [2, 1024], each of length 1
     query = embed(model, ["How do bees find home?"], instruction=SEARCH)            # [1, 1024]
     similarities = query @ documents.T                                  # the cosine of the angle, up to 1
 
-Both models are the model of qwen3.py without its head. The last token of a text attends to the whole text; its hidden
-state, scaled to length 1, is the embedding. A reranker reads query and document together and is asked whether the
-document answers the query: the score is the probability of "yes" against "no". Source: Zhang et al. 2025 (Qwen3
-Embedding).
+All are the model of qwen3.py without its head. The last token of a text attends to the whole text; its hidden state,
+scaled to length 1, is the embedding. Other models say in sentence-transformers' files how to pool the states of all
+tokens. A reranker reads query and document together and is asked whether the document answers the query: the score is
+the probability of "yes" against "no". A classifier has a head with a row for each label. Source: Zhang et al. 2025
+(Qwen3 Embedding).
 """
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
-from qwen3 import InputError, Model, brief, checked_whole, load_model
+from qwen3 import Config, Folder, InputError, Model, brief, checked_whole, load_model, softmax, to_float32
 from qwen3_lib.app.cli import guarded
 from qwen3_lib.app.files import read_text
 from qwen3_lib.app.options import Parser, add_engine_options, add_model_options, load, named_model
 from qwen3_lib.app.terminal import columns, print_json, to_stdout, write
 from qwen3_lib.batch.caches import Caches, copy_prefix
+from qwen3_lib.io.pooling import SEARCH, normalized, recipe_of
 from qwen3_lib.io.progress import progress
 
-__all__ = ["SEARCH", "InputError", "Model", "embed", "load_model", "rerank"]
+__all__ = ["SEARCH", "InputError", "Labels", "Model", "classify", "embed", "load_model", "rerank"]
 
-SEARCH = "Given a web search query, retrieve relevant passages that answer the query"  # the instruction for a search
 END = "<|endoftext|>"  # follows each text that is embedded
 
 # The reranker's prompt is PREFIX, "<Instruct>: ...", SUFFIX, exactly as in its training.
@@ -49,54 +53,79 @@ SUFFIX = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 # ---- Embeddings and scores -------------------------------------------------------------------------------------------
 
 def embed(model: Model, texts: Iterable[str], instruction: str | None = None, dimensions: int | None = None,
-          truncate: bool = False) -> np.ndarray:
-    """A vector of length 1 for each text -> float32 [n, hidden_size]; with `dimensions`, only its first numbers.
+          truncate: bool = False, prompt: str | None = None) -> np.ndarray:
+    """A vector for each text -> float32 [n, hidden_size]; with `dimensions`, only its first numbers.
 
-    `instruction` is the task of a query, such as SEARCH; documents have no instruction. Raises InputError for a model
-    that is no embedding model, and for a text longer than the model's context; `truncate` cuts such a text instead.
+    Pooling and what follows it, such as scaling to length 1, are those of sentence-transformers' files in the model's
+    folder; without such files, those of Qwen3-Embedding: the last token's state, scaled to length 1.
+    `instruction` is the task of a query, such as SEARCH; documents have no instruction. `prompt` is the name of one of
+    the model's own prompts instead; without either, its default prompt. Raises InputError for a model that is no
+    embedding model, and for a text longer than the model's context; `truncate` cuts such a text instead.
     """
-    if not model.embeds:
+    if not model.embeds or head_of(model.folder, model.config):
         raise InputError(f"{model.path}: not an embedding model; take a model such as Qwen/Qwen3-Embedding-0.6B")
-    size = model.config.hidden_size if dimensions is None else dimensions
-    if checked_whole("dimensions", size, 1) > model.config.hidden_size:
-        raise InputError(f"dimensions must be at most {model.config.hidden_size}, not {size}")
-    task = "" if instruction is None else f"Instruct: {instruction}\nQuery:"
-    ending = model.tokenizer.ending  # the tokenizer may append END; a text is cut before END, so END is added later
-
-    def encode(text: str) -> list[int]:
-        ids = model.tokenizer.encode(text)
-        return ids[:len(ids) - len(ending)]
-
-    bodies = [encode(task + text) for text in checked_texts(texts)]
-    vectors = last_states(model, [], bodies, ending or [token_id(model, END)], truncate, len(encode(task)))[:, :size]
+    if instruction is not None and prompt is not None:
+        raise InputError("give an instruction or the name of a prompt, not both")
+    recipe = recipe_of(model.folder, model.config)
+    size = recipe.width if dimensions is None else dimensions
+    if checked_whole("dimensions", size, 1) > recipe.width:
+        raise InputError(f"dimensions must be at most {recipe.width}, not {size}")
+    task = recipe.prompt(prompt) if instruction is None else f"Instruct: {instruction}\nQuery:"
+    bodies = [body_of(model, task + text) for text in checked_texts(texts)]
+    ending = model.tokenizer.ending or ([token_id(model, END)] if recipe.needs_end else [])
+    n_task = len(body_of(model, task))
+    pooled = pooled_states(model, [], bodies, ending, truncate, n_task, recipe.longest,
+                           lambda states, ids: recipe.pool(states, n_task))
+    vectors = np.array(pooled, np.float32).reshape(len(bodies), model.config.hidden_size)
+    for step in recipe.steps:
+        vectors = step(vectors)
+    vectors = vectors[:, :size]
     lengths = np.sqrt(np.einsum("ni,ni->n", vectors, vectors))
     if (wrong := np.flatnonzero(~np.isfinite(lengths) | (lengths == 0))).size:
         raise InputError(f"{model.path}: the vector of text {wrong[0] + 1} has the length {lengths[wrong[0]]}: the "
                          f"weights are damaged, or {model.engine.overflow}")
-    return vectors / lengths[:, None]
+    return vectors / lengths[:, None] if recipe.normalize else vectors
 
 
 def rerank(model: Model, query: str, documents: Iterable[str], instruction: str | None = None,
            truncate: bool = False) -> np.ndarray:
     """The probability that each document answers the query -> float32 [n], from 0 to 1.
 
-    `instruction` describes the task; the default is SEARCH. Raises InputError for an embedding model, and for a
-    document longer than the context has room for; `truncate` cuts such a document instead.
+    `instruction` describes the task; the default is SEARCH. Takes a Qwen3-Reranker, also converted to a classifier
+    with one label. Raises InputError for another model, and for a document longer than the context has room for;
+    `truncate` cuts such a document instead.
     """
-    if model.embeds:
+    head = head_of(model.folder, model.config)
+    if model.embeds and not (head and head.kind == SEQUENCE and len(head.labels) == 1):
         raise InputError(f"{model.path}: an embedding model, not a reranker; compare the vectors of embed(), or take a "
                          "model such as Qwen/Qwen3-Reranker-0.6B")
     checked_texts([query], "the query")
     task = f"<Instruct>: {SEARCH if instruction is None else instruction}\n<Query>: {query}\n<Document>: "
-    encode, answers = model.tokenizer.encode, [token_id(model, "no"), token_id(model, "yes")]
-    bodies = [encode(task + document) for document in checked_texts(documents, "document")]
-    states = last_states(model, encode(PREFIX), bodies, encode(SUFFIX), truncate, len(encode(task)))
-    no, yes = model.engine.head_rows(model, answers)  # two rows [hidden_size], not the whole vocabulary
-    difference = np.einsum("nh,h->n", states, yes - no)  # of the two logits; each row by itself, whatever n is
+    if head is None:  # two rows [hidden_size], not the whole vocabulary
+        no, yes = model.engine.head_rows(model, [token_id(model, "no"), token_id(model, "yes")])
+        weight = yes - no  # gives the difference of the two logits, and its sigmoid is the share of "yes"
+    else:
+        weight = head.weight[0]
+    before, after = body_of(model, PREFIX), body_of(model, SUFFIX) + model.tokenizer.ending
+    bodies = [body_of(model, task + document) for document in checked_texts(documents, "document")]
+    last = pooled_states(model, before, bodies, after, truncate, len(body_of(model, task)), model.config.context_length,
+                         lambda states, ids: states[-1 if head is None else head.last(ids)])
+    states = np.array(last, np.float32).reshape(len(bodies), model.config.hidden_size)
+    difference = np.einsum("nh,h->n", states, weight)  # each row by itself, whatever n is
     if not np.isfinite(difference).all():
         raise InputError(f"{model.path}: the scores are not finite: damaged weights, or {model.engine.overflow}")
-    with np.errstate(over="ignore"):  # exp may be inf: then the score is 0
-        return 1 / (1 + np.exp(-difference))  # their softmax, the share of "yes"
+    return sigmoid(difference)
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):  # exp may be inf: then the result is 0
+        return 1 / (1 + np.exp(-x))
+
+
+def body_of(model: Model, text: str) -> list[int]:
+    """The ids of a text without the ending that the tokenizer may append: a text is cut before its ending."""
+    ids = model.tokenizer.encode(text)
+    return ids[:len(ids) - len(model.tokenizer.ending)]
 
 
 def token_id(model: Model, token: str) -> int:
@@ -120,7 +149,93 @@ def checked_texts(texts: Iterable[str], name: str = "text") -> list[str]:
     return texts
 
 
-# ---- The last hidden state of many texts -----------------------------------------------------------------------------
+# ---- Labels ----------------------------------------------------------------------------------------------------------
+
+class Labels(NamedTuple):
+    """The labels of a text, or of one of its tokens, which is text[start:end]."""
+    start: int
+    end: int
+    scores: dict[str, float]  # label -> logit
+    probabilities: dict[str, float]  # of each label; of a regression model, the scores
+
+    @property
+    def best(self) -> str:
+        """The label with the highest score."""
+        return max(self.scores, key=self.scores.__getitem__)
+
+
+def classify(model: Model, texts: Iterable[str], truncate: bool = False) -> list[list[Labels]]:
+    """The labels of each text: one Labels for the whole text, or one for each token with a token classifier.
+
+    As in transformers' pipelines, the probabilities are the softmax of the scores, or their sigmoid where a text can
+    have several labels, or the model has only one. A reward model's reward is its one score. Raises InputError for a
+    model without such a head, and for a text longer than the context; `truncate` cuts such a text instead.
+    """
+    if (head := head_of(model.folder, model.config)) is None:
+        raise InputError(f"{model.path}: not a classifier: architectures in config.json is none of {', '.join(HEADS)}")
+    texts = checked_texts(texts)
+    bodies = [body_of(model, text) for text in texts]
+
+    def logits(states: np.ndarray, ids: list[int]) -> np.ndarray:
+        rows = states if head.kind == TOKEN else states[[head.last(ids)]]
+        return np.einsum("nh,lh->nl", rows, head.weight) + head.bias
+
+    found = pooled_states(model, [], bodies, model.tokenizer.ending, truncate, 0, model.config.context_length, logits)
+    result = []
+    for text, scores in zip(texts, found):
+        if not np.isfinite(scores).all():
+            raise InputError(f"{model.path}: the scores are not finite: damaged weights, or {model.engine.overflow}")
+        spans = [(0, len(text))]
+        if head.kind == TOKEN:  # without the ending
+            spans = model.tokenizer.backend.encode(text).offsets[:len(scores) - len(model.tokenizer.ending)]
+        result.append([Labels(*span, dict(zip(head.labels, row.tolist())),
+                              dict(zip(head.labels, head.probabilities(row).tolist())))
+                       for span, row in zip(spans, scores)])
+    return result
+
+
+SEQUENCE, TOKEN = HEADS = ("Qwen3ForSequenceClassification", "Qwen3ForTokenClassification")
+
+
+class Head(NamedTuple):
+    """The last layer of a classifier: scores = weight @ state + bias."""
+    kind: str
+    weight: np.ndarray  # [labels, hidden_size]
+    bias: np.ndarray  # [labels]
+    labels: list[str]
+    problem: str | None  # transformers' problem_type
+    padding: int | None  # config.json's pad_token_id
+
+    def last(self, ids: list[int]) -> int:
+        """The position of the last token that is no padding, as transformers finds it."""
+        return max((i for i, token in enumerate(ids) if token != self.padding), default=0)
+
+    def probabilities(self, scores: np.ndarray) -> np.ndarray:
+        if self.kind == SEQUENCE and self.problem == "regression":
+            return scores
+        several = self.problem == "multi_label_classification" or len(self.labels) == 1
+        return sigmoid(scores) if self.kind == SEQUENCE and several else softmax(scores)
+
+
+@lru_cache(maxsize=4)
+def head_of(folder: Folder, config: Config) -> Head | None:
+    """The head of a classifier; None for other models. Raises InputError if its weights don't fit config.json."""
+    raw = folder.json("config.json")
+    if (kind := next((name for name in HEADS if name in str(raw.get("architectures"))), None)) is None:
+        return None
+    stored, names = folder.stored(), raw.get("id2label")
+    names = names if isinstance(names, dict) else {}
+    weight, bias = stored.get("score.weight"), stored.get("score.bias")
+    n = len(names) or raw.get("num_labels", 2)
+    if weight is None or weight.shape != (n, config.hidden_size) or (bias is not None and bias.shape != (n,)):
+        raise InputError(f"{folder.path}: score.weight is missing, or has another shape than [{n}, "
+                         f"{config.hidden_size}], as config.json says")
+    labels = [str(names.get(str(i), f"LABEL_{i}")) for i in range(n)]
+    return Head(kind, to_float32(weight), np.zeros(n, np.float32) if bias is None else to_float32(bias), labels,
+                raw.get("problem_type"), raw.get("pad_token_id"))
+
+
+# ---- The hidden states of many texts ---------------------------------------------------------------------------------
 # The tokens of several texts go through the layers in one array, without padding. A beginning that all texts share,
 # such as an instruction and a query, is computed once.
 
@@ -129,14 +244,14 @@ POSITIONS = 4096  # positions in the KV caches of one pass: at most 0.9 GB in Qw
 PASS = 16  # computing this many tokens takes about as long as reading the weights once
 
 
-def last_states(model: Model, before: list[int], bodies: Sequence[list[int]], after: list[int],
-                truncate: bool, n_task: int) -> np.ndarray:
-    """The hidden state of the last token of each text, before + body + after -> float32 [n, hidden_size].
+def pooled_states(model: Model, before: list[int], bodies: Sequence[list[int]], after: list[int], truncate: bool,
+                  n_task: int, longest: int, pool: Callable[[np.ndarray, list[int]], np.ndarray]) -> list[np.ndarray]:
+    """pool(states [n, hidden_size], ids [n]) of each text, before + body + after.
 
-    Raises InputError for a text longer than the context; `truncate` cuts its body instead, but never the body's first
-    `n_task` tokens, the instruction or query.
+    Raises InputError for a text of more than `longest` tokens; `truncate` cuts its body instead, but never the body's
+    first `n_task` tokens, the instruction or query.
     """
-    room = model.config.context_length - len(before) - len(after)
+    room = longest - len(before) - len(after)
     for i, body in enumerate(bodies, 1):
         if n_task and len(body) > room <= n_task:
             raise InputError(f"the instruction and query alone have {n_task} tokens, and the model's context has room "
@@ -145,12 +260,12 @@ def last_states(model: Model, before: list[int], bodies: Sequence[list[int]], af
             raise InputError(f"text {i} has {len(body)} tokens, and the model's context has room for {max(room, 0)}; "
                              "the option truncate cuts the text")
     texts = [before + body[:room] + after for body in bodies]
-    shared = common_length(texts)
+    shared = common_length(texts) if model.config.causal else 0
     lengths, new_cache = [len(text) - shared for text in texts], model.engine.new_cache
-    states = np.empty((len(texts), model.config.hidden_size), np.float32)
+    results, first = list[np.ndarray](), np.empty((0, model.config.hidden_size), np.float32)
     if shared:
         beginning = new_cache(model.config, shared)
-        model.engine.hidden_states(model, np.array(texts[0][:shared]), beginning)
+        first = model.engine.hidden_states(model, np.array(texts[0][:shared]), beginning)
     with progress(description="embedding", total=sum(lengths), unit=" tokens", unit_scale=True) as bar:
         for rows in groups(lengths, shared):
             caches = [new_cache(model.config, len(texts[i])) for i in rows]
@@ -158,9 +273,10 @@ def last_states(model: Model, before: list[int], bodies: Sequence[list[int]], af
                 copy_prefix(cache, beginning, shared)
             together = Caches(caches, [lengths[i] for i in rows])
             x = model.engine.hidden_states(model, np.concatenate([texts[i][shared:] for i in rows]), together)
-            states[rows] = x[together.last]
+            for i, states in zip(rows, np.split(x, together.last[:-1] + 1)):
+                results.append(np.array(pool(np.concatenate([first, states]), texts[i])))  # a copy: states go
             bar.update(len(x))
-    return states
+    return results
 
 
 def common_length(texts: Sequence[list[int]]) -> int:
@@ -188,16 +304,19 @@ def groups(lengths: Sequence[int], shared: int) -> Iterator[list[int]]:
 
 # ---- The command line ------------------------------------------------------------------------------------------------
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> Parser:
     parser = Parser(description="Reads texts from stdin, one per line, and writes one vector per text to stdout. With "
-                    "--query, ranks documents by how well they answer the query.")
+                    "--query, ranks documents by how well they answer the query. With --classify, labels the texts.")
     add = parser.add_argument
-    add("--instruction", metavar="TEXT", help="the task of queries (default: a web search for --query, no instruction "
-        "for texts from stdin)")
+    add("--instruction", metavar="TEXT", help="the task of queries (default: the model's prompt for queries, or a web "
+        "search, for --query; no instruction for texts from stdin)")
+    add("--prompt", metavar="NAME", help="put one of the model's own prompts before the texts, or before the query")
     add("--dimensions", type=int, metavar="N", help="keep only the first N numbers of each vector")
     add("--query", metavar="TEXT", help="rank the documents for this query: by the scores of a reranker, or by the "
         "similarity of an embedding model's vectors")
     add("--documents", metavar="FILE", help="the documents to rank, one per line (default: stdin)")
+    add("--classify", action="store_true", help="print the label of each text, or of each of its tokens, by a model "
+        "with such a head")
     add("--truncate", action="store_true", help="cut texts that are too long for the model (default: refuse them)")
     add("--json", action="store_true", help="print one JSON object per text or document")
     add_model_options(parser, "none")
@@ -213,22 +332,44 @@ def print_ranking(documents: Sequence[str], scores: np.ndarray, as_json: bool) -
         if as_json:
             print_json({"rank": rank, "score": round(float(scores[i]), 7), "line": i + 1, "document": documents[i]})
         else:
-            width = columns(sys.stdout)
-            text = brief(documents[i], max(width - 23, 20)) if width else documents[i]
-            write(f"{rank:4}  {scores[i]:7.4f}  {i + 1:6}  {text}\n")
+            write(f"{rank:4}  {scores[i]:7.4f}  {i + 1:6}  {cut(documents[i], 23)}\n")
+
+
+def print_labels(texts: Sequence[str], found: list[list[Labels]], as_json: bool) -> None:
+    """Prints the best label of each text, or of each of its tokens."""
+    if not as_json:
+        write(f"{'LINE':>6}  {'PROBABILITY':>11}  {'SCORE':>8}  {'LABEL':16}  TEXT\n")
+    for line, (text, rows) in enumerate(zip(texts, found), 1):
+        for row in rows:
+            part, best = text[row.start:row.end], row.best
+            if as_json:
+                print_json({"line": line, "start": row.start, "end": row.end, "text": part, "label": best,
+                            "probabilities": row.probabilities, "scores": row.scores})
+            else:
+                write(f"{line:6}  {row.probabilities[best]:11.4f}  {row.scores[best]:8.4f}  {brief(best, 40):16}  "
+                      f"{cut(part, 53)}\n")
+
+
+def cut(text: str, beside: int) -> str:
+    """The text; on a terminal as one line that leaves room for so many columns."""
+    width = columns(sys.stdout)
+    return brief(text, max(width - beside, 20)) if width else text
 
 
 def run(args: argparse.Namespace) -> int:
     """Does what the options say -> exit status."""
     if named_model(args) is None:
         raise InputError("no model is given; give one, such as --model Qwen/Qwen3-Embedding-0.6B")
-    if args.query is None and not args.json and sys.stdout.isatty():
+    if args.query is None and not args.classify and not args.json and sys.stdout.isatty():
         raise InputError("a terminal can't show vectors; write them into a file (> vectors.npy), or give --json")
     text, where = read_text(args.documents or "-"), args.documents or "stdin"
     lines = checked_texts([line.removesuffix("\r") for line in text.split("\n")], f"{where}: line")
     model = load(args)
+    if args.classify:
+        print_labels(lines, classify(model, lines, args.truncate), args.json)
+        return 0
     if args.query is None:
-        vectors = embed(model, lines, args.instruction, args.dimensions, args.truncate)
+        vectors = embed(model, lines, args.instruction, args.dimensions, args.truncate, args.prompt)
         if not args.json:
             with to_stdout():
                 np.lib.format.write_array(sys.stdout.buffer, vectors, allow_pickle=False)
@@ -236,12 +377,16 @@ def run(args: argparse.Namespace) -> int:
             for line, vector in zip(lines, vectors):
                 print_json({"text": line, "vector": np.round(vector.astype(np.float64), 7).tolist()})
         return 0
-    if model.embeds:
-        task = SEARCH if args.instruction is None else args.instruction
-        query = embed(model, checked_texts([args.query], "the query"), task, args.dimensions, args.truncate)
-        scores = embed(model, lines, None, args.dimensions, args.truncate) @ query[0]
-    elif args.dimensions is not None:
-        raise InputError(f"--dimensions: {model.path} is no embedding model, so there are no vectors")
+    if model.embeds and head_of(model.folder, model.config) is None:
+        prompt = args.prompt or ("query" if args.instruction is None else None)
+        query = embed(model, checked_texts([args.query], "the query"), args.instruction, args.dimensions, args.truncate,
+                      prompt)
+        documents = embed(model, lines, None, args.dimensions, args.truncate, "document")
+        compared = (lambda x: x) if recipe_of(model.folder, model.config).dot else normalized
+        scores = compared(documents) @ compared(query)[0]
+    elif args.dimensions is not None or args.prompt is not None:
+        raise InputError(f"--{'prompt' if args.dimensions is None else 'dimensions'}: {model.path} is no embedding "
+                         "model, so there are no vectors")
     else:
         scores = rerank(model, args.query, lines, args.instruction, args.truncate)
     print_ranking(lines, scores, args.json)
@@ -254,6 +399,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.documents is not None and args.query is None:
         parser.error("--documents needs --query")
+    parser.check(args, {"classify": ("query", "instruction", "prompt", "dimensions")})
     return guarded(lambda: run(args))
 
 

@@ -32,6 +32,7 @@ qwen3_lib/kernels/:
 from __future__ import annotations
 
 import contextlib
+import itertools
 import mmap
 import sys
 import threading
@@ -279,10 +280,10 @@ MOST = {"f16": 65504, "int8": 127 * 65504}  # the largest number that such a cac
 
 
 def run_layers(model: Model, ids: np.ndarray, caches: list[Any], sequences: np.ndarray, positions: np.ndarray,
-               wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+               wanted: np.ndarray, streams: dict[int, Any]) -> tuple[np.ndarray, np.ndarray]:
     """Runs tokens ids [m], each the next one of a sequence of these caches, through all layers.
 
-    -> (x [m, hidden_size], logits [n, vocab_size] of the tokens `wanted` [n])
+    -> (x [m, hidden_size], logits [n, vocab_size] of the tokens `wanted` [n]); streams: layer -> x before it
     """
     config, w, m = model.config, model.weights, len(ids)
     group = config.num_attention_heads // config.num_key_value_heads
@@ -303,8 +304,9 @@ def run_layers(model: Model, ids: np.ndarray, caches: list[Any], sequences: np.n
     space = w.work_space(config, m, len(tasks), max(task.n for task in tasks) * group)
     job_table = np.concatenate([w.for_kernels[1], table(batch), space[1], table((TABLE,))])
     n_layers, step = config.num_hidden_layers, max(1, PASS // m)
-    for first in range(0, n_layers, step):
-        last = min(first + step, n_layers)
+    for first, last in itertools.pairwise(sorted({*range(0, n_layers, step), *streams, n_layers})):
+        if first in streams:
+            streams[first] = x.copy()
         job = np.array(Job(0, 0, first, last, job_table.ctypes.data, int(last == n_layers)))
         w.team.run(kernel(LAYERS_OF[bool(config.sparse_layers)]), job, w, caches, batch, space, job_table)
     return x, logits[:, :config.vocab_size]
@@ -360,8 +362,9 @@ def passes(model: Model, token_ids: qwen3.TokenIds, cache: Any,
     for start in range(0, len(ids), step):
         now = slice(start, start + step)
         here = wanted[(wanted >= start) & (wanted < now.stop)] - start
-        result = run_layers(model, ids[now], caches, sequences[now], positions[now], here)
-        cache.advance(ids[now])
+        streams: dict[int, Any] = dict.fromkeys(cache.watched)
+        result = run_layers(model, ids[now], caches, sequences[now], positions[now], here, streams)
+        cache.advance(ids[now], streams)
         yield result
 
 
@@ -377,11 +380,13 @@ def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: st
     overflow = {"overflow": f"a key or value is probably too large for the {kv_dtype} cache, which holds numbers up to "
                             f"{MOST[kv_dtype]}: try --kv-dtype bf16"} if kv_dtype in MOST else {}
     return Engine(lambda folder, config: load_weights(folder, config, quantize, threads), CACHES[kv_dtype], logits_of,
-                  hidden_states, lambda model, token_ids: matrix_rows(model.weights.head, token_ids), **overflow)
+                  hidden_states, lambda model, token_ids: matrix_rows(model.weights.head, token_ids), **overflow,
+                  embeddings=lambda model, token_ids: matrix_rows(model.weights.embedding, token_ids))
 
 
 def load_model(name: str | Path, quantize: str | None = None, threads: int | None = None, kv_dtype: str = "f16",
-               offline: bool = False, tokenizer: bool = True, adapter: str | Path | None = None) -> Model:
+               offline: bool = False, tokenizer: bool = True,
+               adapter: str | Path | list[str | Path] | None = None) -> Model:
     """The namesake of qwen3.load_model.
 
     quantize: None (weights stay as in the file), "int8" or "int4"; threads: None takes all available CPUs;

@@ -50,8 +50,9 @@ class OurEngine:
             self.model = qwen3_numba.load_model(path, None if name == "bf16" else name, threads)
 
     def embed(self, texts: list[list[int]]) -> np.ndarray:
-        from qwen3_embed import last_states
-        return last_states(self.model, [], texts, [], truncate=False, n_task=0)
+        from qwen3_embed import pooled_states
+        return np.array(pooled_states(self.model, [], texts, [], False, 0, self.model.config.context_length,
+                                      lambda states, ids: states[-1]))
 
 
 class TorchEngine:

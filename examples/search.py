@@ -14,7 +14,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # not needed where qwen3 is installed
 
 from qwen3 import InputError, load_model  # noqa: E402  (load_model of qwen3_numba is faster)
-from qwen3_embed import SEARCH, embed, rerank  # noqa: E402
+from qwen3_embed import embed, rerank  # noqa: E402
 from qwen3_lib.io.errors import brief  # noqa: E402
 
 TOP = 5  # answers to show
@@ -29,7 +29,8 @@ def index(file: str, folder: str, name: str) -> None:
                 for text in path.read_text("utf-8", "replace").split("\n\n") if text.strip()]
     if not passages:
         raise InputError(f"{folder}: there is no text in .txt or .md files")
-    vectors = embed(load_model(name), [text for _, text in passages], truncate=True)
+    vectors = embed(load_model(name), [text for _, text in passages], truncate=True, prompt="document")
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)  # some models give other lengths than 1
     with open(file, "wb") as opened:  # np.savez would change a name without .npz
         np.savez(opened, model=name, vectors=vectors, passages=json.dumps(passages))
     print(f"{file}: {len(passages)} passages of {len(files)} files")
@@ -44,7 +45,7 @@ def find(file: str, question: str, reranker: str | None) -> None:
         raise InputError(f"{file}: cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
         raise InputError(f"{file}: no index, or a damaged one; make it again with the action index") from error
-    scores = vectors @ embed(load_model(name), [question], instruction=SEARCH)[0]
+    scores = vectors @ embed(load_model(name), [question], prompt="query")[0]
     best = np.argsort(-scores)[:TOP if reranker is None else 10 * TOP]
     if reranker is not None:  # the reranker reads each of the most similar passages together with the question
         scores[best] = rerank(load_model(reranker), question, [passages[i][1] for i in best], truncate=True)

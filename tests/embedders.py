@@ -1,9 +1,11 @@
 """Random embedding models and rerankers for the tests."""
 import json
 
+import numpy as np
 import safetensors.numpy
 
 from configs import BASE, ROOT
+from helpers import with_tensors
 from make_random_model import make_random_model
 
 SHAPE = BASE | {"max_position_embeddings": 4096}
@@ -58,6 +60,25 @@ def make_reranker(folder, shape=SHAPE, source=ROOT / "demo", dtype="float32", **
     """The folder of a random reranker."""
     n = tokenizer_of(folder, source, ending=False)
     return make_random_model(shape | {"vocab_size": n} | changes, folder, dtype, tokenizer=folder.parent / "none")
+
+
+def make_classifier(folder, n_labels, kind="Qwen3ForSequenceClassification", **changes):
+    """The folder of a random classifier."""
+    make_reranker(folder, SHAPE, architectures=[kind], num_labels=n_labels, **changes)
+    weight = np.random.default_rng(1).standard_normal((n_labels, SHAPE["hidden_size"]), np.float32)
+    with_tensors(folder / "model.safetensors", {"score.weight": weight})
+    return folder
+
+
+def add_modules(folder, *modules, **pooling):
+    """Writes the files of sentence-transformers: these modules after the model, and pooling's settings."""
+    kinds = ["sentence_transformers.models.Transformer", "sentence_transformers.models.Pooling", *modules]
+    (folder / "modules.json").write_text(json.dumps([
+        {"idx": i, "name": str(i), "path": f"{i}_{kind.rpartition('.')[2]}" if i else "", "type": kind}
+        for i, kind in enumerate(kinds)]))
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / "1_Pooling/config.json").write_text(json.dumps({"word_embedding_dimension": 32} | pooling))
+    return folder
 
 
 def texts(rng, n, longest=40):

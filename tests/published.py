@@ -8,7 +8,8 @@ import safetensors
 
 from configs import SHARED
 
-DTYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2", "int32": "<i4", "int64": "<i8", "float8_e4m3fn": "u1"}
+DTYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2", "int32": "<i4", "int64": "<i8", "float8_e4m3fn": "u1",
+          "uint8": "u1", "int8": "i1"}
 
 
 def official_configs() -> list[Path]:

@@ -1,4 +1,5 @@
 """LoRA adapters: merged weights against torch, and against peft where it is installed; what is refused."""
+import copy
 import json
 import shutil
 
@@ -9,7 +10,9 @@ import safetensors.numpy
 import qwen3
 import qwen3_numba as fast
 from configs import BASE
-from helpers import REMOVED, assert_cli_refuses, assert_one_line, edit_json, message_of, run_main
+from fuzzing import any_json, change, damaged, fuzz
+from helpers import (REMOVED, assert_cli_refuses, assert_one_line, edit_json, message_of, read_safetensors, run_main,
+                     works_or_refused, write_safetensors)
 from make_random_model import make_random_model
 from qwen3_embed import embed
 from embedders import make_embedder
@@ -18,6 +21,8 @@ from qwen3_lib.io.models import Checkpoint
 from qwen3_lib.io.packed import save_quantized
 from test_formats import CASES, quantize_model
 from test_formats import CONFIG as WHOLE_GROUPS
+from test_loading import changed_header
+from test_qwen3_moe import MOE
 
 UNTIED = BASE | {"tie_word_embeddings": False}
 PROJECTIONS = {"self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"), "mlp": ("gate_proj", "up_proj", "down_proj")}
@@ -96,22 +101,6 @@ def test_logits_are_those_of_torch_with_the_sum(shape, options, tmp_path):
     assert_close(logits(qwen3.load_model(path, adapter=tmp_path / "adapter")), expected)
     model = qwen3.load_model(path, fast.engine(kv_dtype="f32", threads=1), adapter=tmp_path / "adapter")
     assert_close(logits(model), expected)
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_a_file_that_peft_writes(tied, tmp_path):
-    """With a rank for some layers only, all keys that this version of peft writes, and its copy of the base's head."""
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    peft = pytest.importorskip("peft", reason="peft is not installed: pip install peft")
-    from make_golden import load as reference
-    path = make_random_model(BASE | {"tie_word_embeddings": tied}, tmp_path / "model", "float32")
-    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj", "lm_head"],
-                             rank_pattern={"q_proj": 2}, task_type="CAUSAL_LM", init_lora_weights=False)
-    model = peft.get_peft_model(reference(path), config).eval()
-    model.save_pretrained(tmp_path / "adapter")
-    with torch.no_grad():
-        expected = model(torch.tensor([IDS])).logits[0].numpy()
-    assert_close(logits(qwen3.load_model(path, adapter=tmp_path / "adapter")), expected)
 
 
 @pytest.mark.parametrize("wanted, stored_as, digits", [("F32", "bfloat16", 22), ("BF16", "bfloat16", 8),
@@ -194,16 +183,152 @@ def test_a_prompt_cache_belongs_to_its_adapter(tmp_path, capfd, pristine):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# Against peft
+# ----------------------------------------------------------------------------------------------------------------------
+
+ALL = [*sum(PROJECTIONS.values(), ()), "lm_head", "embed_tokens"]
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+SMALL_MOE = MOE | {"num_experts": 4, "num_hidden_layers": 2}
+
+
+def save_with_peft(path, folder, seed=0, **options):
+    """An adapter in the files that peft writes, after random steps of training -> peft's model."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    peft = pytest.importorskip("peft", reason="peft is not installed: pip install peft")
+    from make_golden import load as reference
+    torch.manual_seed(seed)
+    options = {"r": 3, "lora_alpha": 6, "target_modules": ALL, "task_type": "CAUSAL_LM"} | options
+    model = peft.get_peft_model(reference(path), peft.LoraConfig(**options)).eval()
+    with torch.no_grad():
+        for values in filter(lambda values: values.requires_grad, model.parameters()):
+            values += torch.randn_like(values) * 0.15
+    model.save_pretrained(folder)
+    return model
+
+
+def logits_of_peft(path, *folders, weights=()):
+    """Of the files, in the base model as it is. peft adds several adapters without merging them."""
+    import peft
+    import torch
+    from make_golden import load as reference
+    model = peft.PeftModel.from_pretrained(reference(path), folders[0], adapter_name="0")
+    for i, folder in enumerate(folders[1:], 1):
+        model.load_adapter(folder, adapter_name=str(i))
+    model.base_model.set_adapter([str(i) for i in range(len(folders))])
+    for module in (module for module in model.modules() if hasattr(module, "set_scale")):
+        for i, weight in enumerate(weights):
+            module.set_scale(str(i), weight)
+    with torch.no_grad():
+        return model.eval()(torch.tensor([IDS])).logits[0].numpy()
+
+
+def assert_both_engines_give(expected, path, adapter):
+    for engine in (qwen3.Engine(), fast.engine(kv_dtype="f32", threads=1)):
+        found = logits(qwen3.load_model(path, engine, adapter=adapter))
+        assert np.abs(found - expected).max() < 1e-4 * expected.std()
+
+
+@pytest.mark.filterwarnings("ignore")  # of peft, about tied heads
+@pytest.mark.parametrize("shape, options, edits", [
+    (BASE, {}, {}),
+    (BASE, {"ensure_weight_tying": True}, {}),
+    (BASE, {"ensure_weight_tying": True, "use_dora": True, "target_modules": ["embed_tokens", "q_proj"]}, {}),
+    (UNTIED, {"use_dora": True, "rank_pattern": {"q_proj": 2, r".*\.0\.mlp\.up_proj": 5},
+              "alpha_pattern": {"layers.1.self_attn.q_proj": 3, "down_proj": 1}}, {}),
+    (BASE, {"use_rslora": True, "target_modules": r".*\.[01]\..*_proj|.*tokens", "exclude_modules": ["o_proj"]}, {}),
+    (UNTIED, {"target_modules": "all-linear"}, {"target_modules": "all-linear"}),
+    (BASE, {"target_modules": ["q_proj"], "layers_to_transform": 1, "layers_pattern": "layers"}, {}),
+    (BASE | {"attention_bias": True}, {"lora_bias": True, "target_modules": ["q_proj", "o_proj"]}, {}),
+    (BASE, {"lora_bias": True, "target_modules": ["k_proj", "v_proj"]}, {}),
+    (BASE, {"init_lora_weights": "pissa", "target_modules": [*ALL[:-1]]}, {}),
+    (UNTIED, {"init_lora_weights": "olora", "target_modules": [*ALL[:-2]]}, {}),
+    (BASE, {"modules_to_save": ["norm", "embed_tokens", "lm_head", "k_proj"]}, {}),
+    (BASE, {"target_modules": ["v_proj"], "modules_to_save": ["embed_tokens"]}, {}),
+    (SMALL_MOE, {"target_modules": "all-linear"}, {}),
+    (SMALL_MOE, {"target_modules": ["q_proj"], "target_parameters": EXPERTS[:1], "alpha_pattern": {EXPERTS[0]: 9}}, {}),
+    (SMALL_MOE, {"target_modules": [], "target_parameters": [EXPERTS[1], "gate.weight", "q_proj.weight"]}, {}),
+    (BASE, {}, {"target_modules": ["k_proj", "embed_tokens"], "layers_to_transform": [1]})],
+    ids=["all", "kept tied", "DoRA, tied", "DoRA, patterns", "a regular expression", "all-linear", "a layer", "more biases",
+         "biases", "PiSSA", "OLoRA", "whole modules", "an embedding", "experts", "half of the experts", "parameters",
+         "more tensors than named"])
+def test_files_that_peft_writes(shape, options, edits, tmp_path):
+    path = make_random_model(shape, tmp_path / "model", "float32")
+    save_with_peft(path, tmp_path / "adapter", **options)
+    edit_json(tmp_path / "adapter/adapter_config.json", edits)
+    expected = logits_of_peft(path, tmp_path / "adapter")
+    assert np.abs(logits(qwen3.load_model(path)) - expected).max() > 0.3 * expected.std()
+    assert_both_engines_give(expected, path, tmp_path / "adapter")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("seed", range(5))
+def test_random_adapters_of_peft(seed, tmp_path):
+    rng = np.random.default_rng(seed)
+
+    def some(names):
+        return rng.permutation(names)[:rng.integers(1, len(names) + 1)].tolist()
+
+    path = make_random_model(BASE | {"tie_word_embeddings": bool(seed % 2)}, tmp_path / "model", "float32")
+    targets = some(ALL)
+    save_with_peft(path, tmp_path / "adapter", seed, target_modules=targets, use_dora=bool(rng.integers(2)),
+                   use_rslora=bool(rng.integers(2)), ensure_weight_tying=bool(rng.integers(2)),
+                   rank_pattern={some(ALL)[0]: 2}, alpha_pattern={rf".*\.1\..*{some(ALL)[0]}": 11},
+                   modules_to_save=[name for name in some(["norm", "lm_head", "embed_tokens"]) if name not in targets])
+    assert_both_engines_give(logits_of_peft(path, tmp_path / "adapter"), path, tmp_path / "adapter")
+
+
+def test_experts_one_by_one(tmp_path):
+    """As peft stored them before transformers 5."""
+    path = make_random_model(SMALL_MOE, tmp_path / "model", "float32")
+    layers = {f"model.layers.{layer}.mlp": layer for layer in range(2)}
+    sizes = {f"{start}.gate": (4, 32) for start in layers} | {
+        f"{start}.experts.{expert}.{name}": size for start in layers for expert in range(4)
+        for name, size in (("gate_proj", (24, 32)), ("up_proj", (24, 32)), ("down_proj", (32, 24)))}
+    make_adapter(tmp_path / "adapter", sizes, lora_dropout=0)
+    pytest.importorskip("peft", reason="peft is not installed: pip install peft")
+    assert_both_engines_give(logits_of_peft(path, tmp_path / "adapter"), path, tmp_path / "adapter")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_several_adapters_with_weights(tmp_path):
+    path = make_random_model(BASE, tmp_path / "model", "float32")
+    save_with_peft(path, tmp_path / "a", use_dora=True, target_modules=ALL[:-1])
+    save_with_peft(path, tmp_path / "b", 1, r=5, use_rslora=True)
+    save_with_peft(path, tmp_path / "c", 2, target_modules=["embed_tokens", "q_proj"])
+    folders = [tmp_path / name for name in "abc"]
+    assert_both_engines_give(logits_of_peft(path, *folders), path, folders)
+    assert_both_engines_give(logits_of_peft(path, *folders[1:], weights=(-0.25, 0.5)), path,
+                             [f"{folders[1]}:-0.25", f"{folders[2]}:.5"])
+    assert_one_line(message_of(qwen3.load_model, path, adapter=folders[::-1]), str(folders[0]), "use_dora", "the first")
+    assert_one_line(message_of(qwen3.load_model, path, adapter=f"{folders[0]}:0.5"), "use_dora", "of weight 1")
+
+
+def test_an_adapter_with_a_classification_head(tmp_path):
+    """The head stands among the stored tensors, for the program that classifies."""
+    path = make_random_model(BASE, tmp_path / "model", "float32")
+    make_adapter(tmp_path / "adapter", matrices(BASE, head=False), modules_to_save=["classifier", "score"])
+    score = np.ones((3, 32), np.float32)
+    with_adapter_tensors(tmp_path / "adapter", lambda tensors: tensors.update({"base_model.model.score.weight": score}))
+    model = qwen3.load_model(path, adapter=tmp_path / "adapter")
+    np.testing.assert_array_equal(model.folder.stored()["score.weight"].data, score)
+    assert logits(model).shape == (5, BASE["vocab_size"])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # What is refused
 # ----------------------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("changes, words", [
     ({"peft_type": "IA3"}, ["peft_type", "IA3"]), ({"peft_type": REMOVED}, ["peft_type"]),
-    ({"use_dora": True}, ["use_dora"]), ({"bias": "all"}, ["bias"]), ({"modules_to_save": ["lm_head"]}, ["modules_to_save"]),
-    ({"alpha_pattern": {"q_proj": 3}}, ["alpha_pattern"]), ({"fan_in_fan_out": True}, ["fan_in_fan_out"]),
+    ({"use_dora": True}, ["lora_magnitude_vector or bias of", "absent"]),
+    ({"layer_replication": [[0, 1]]}, ["layer_replication"]), ({"modules_to_save": "norm"}, ["modules_to_save"]),
+    ({"target_modules": 1.5}, ["target_modules"]), ({"target_modules": "*q"}, ["*q is no regular expression"]),
+    ({"target_modules": ["x_proj"]}, ["no tensors that adapter_config.json names"]),
+    ({"rank_pattern": {"q_proj": 3}}, ["rank 4", "says 3"]), ({"rank_pattern": ["q_proj"]}, ["rank_pattern"]),
+    ({"alpha_pattern": {"q_proj": "3"}}, ["lora_alpha must be a number"]),
     ({"a_new_option": 1}, ["a_new_option"]), ({"r": 0}, ["r must be a whole number"]), ({"r": 5}, ["rank 4", "says 5"]),
     ({"lora_alpha": None}, ["lora_alpha"]), ({"lora_alpha": 10**400}, ["lora_alpha"]), ({"use_rslora": "no"}, ["use_rslora"]),
-    ({"init_lora_weights": "pissa"}, ["pissa"]), ({"init_lora_weights": ["x"]}, ["init_lora_weights"])])
+    ({"init_lora_weights": "pissa_niter_4"}, ["pissa_niter_4"]), ({"init_lora_weights": ["x"]}, ["init_lora_weights"])])
 def test_options_that_change_the_computation(folders, changes, words):
     edit_json(folders[1] / "adapter_config.json", changes)
     assert_one_line(message_of(qwen3.load_model, folders[0], adapter=folders[1]), *words)
@@ -220,37 +345,28 @@ A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 HEAD = "base_model.model.lm_head.base_layer.weight"
 
 
-@pytest.mark.parametrize("change", [lambda head: head[:1024].copy(),
-                                    lambda head: np.where(np.arange(2000)[:, None] == 1500, head + 1, head)])
-def test_the_copy_of_another_head(change, tmp_path):
-    shape = UNTIED | {"vocab_size": 2000}
-    path = make_random_model(shape, tmp_path / "model", "float32")
-    make_adapter(tmp_path / "adapter", matrices(shape))
-    head = qwen3.map_safetensors(path / "model.safetensors")["lm_head.weight"].data.copy()
-    with_adapter_tensors(tmp_path / "adapter", lambda tensors: tensors.update({HEAD: head}))
-    qwen3.load_model(path, adapter=tmp_path / "adapter")
-    with_adapter_tensors(tmp_path / "adapter", lambda tensors: tensors.update({HEAD: change(head)}))
-    assert_one_line(message_of(qwen3.load_model, path, adapter=tmp_path / "adapter"), "not the head of the base")
-
-
 @pytest.mark.parametrize("change, words", [
     (lambda tensors: tensors.pop(A), ["lora_A and lora_B of", "q_proj"]),
-    (lambda tensors: tensors.clear(), ["no tensors"]),
+    (lambda tensors: tensors.clear(), ["there are no tensors"]),
     (lambda tensors: tensors.update({A: tensors[A][:2]}), ["don't belong together"]),
     (lambda tensors: tensors.update({A: tensors[A][:0], A.replace("_A", "_B"): np.ones((32, 0), np.float32)}),
      ["don't belong together"]),
-    (lambda tensors: tensors.update({A.replace("_A", "_A.default"): tensors[A]}), ["two lora_A", "q_proj"]),
-    (lambda tensors: tensors.update({HEAD: np.ones((UNTIED["vocab_size"], 32), np.float32)}), ["another model", "lm_head"]),
+    (lambda tensors: tensors.update({HEAD: np.ones((8, 32), np.float32)}), ["another model", "lm_head"]),
     (lambda tensors: tensors.update({A: tensors[A] * np.nan}), ["NaN", "q_proj"]),
     (lambda tensors: tensors.update({A.replace("_A", "_B"): tensors[A.replace("_A", "_B")] * np.nan}), ["NaN", "q_proj"]),
     (lambda tensors: tensors.update({A: tensors[A][0]}), ["no matrix"]),
     (lambda tensors: tensors.update({A: tensors[A][:, :-1].copy()}), ["another model", "q_proj"]),
-    (lambda tensors: tensors.update({"base_model.model.model.embed_tokens.lora_embedding_A": tensors[A]}),
-     ["no matrix of a plain LoRA"]),
-    (lambda tensors: tensors.update({"base_model.model.lm_head.weight": tensors[A]}), ["lm_head"])])
+    (lambda tensors: tensors.update({"base_model.model.model.norm.weight": tensors[A]}), ["another model", "norm"])])
 def test_tensors_that_are_no_plain_adapter(folders, change, words):
     with_adapter_tensors(folders[1], change)
     assert_one_line(message_of(qwen3.load_model, folders[0], adapter=folders[1]), *words)
+
+
+def test_biases_outside_attention(folders):
+    edit_json(folders[1] / "adapter_config.json", {"lora_bias": True})
+    bias = {"base_model.model.model.layers.0.mlp.up_proj.lora_B.bias": np.ones(64, np.float32)}
+    with_adapter_tensors(folders[1], lambda tensors: tensors.update(bias))
+    assert_one_line(message_of(qwen3.load_model, folders[0], adapter=folders[1]), "lora_bias", "layers.0.mlp.up_proj")
 
 
 def test_an_adapter_of_another_model(folders, tmp_path):
@@ -269,3 +385,28 @@ def test_files_that_are_missing_or_damaged(folders, capfd):
     for place in (adapter, path, adapter / "nowhere"):
         assert_one_line(message_of(Adapted, Checkpoint(path), place), "not a LoRA adapter", "it has no adapter_")
     assert_one_line(message_of(qwen3.load_model, adapter), "this is not a model folder", "adapter_config.json")
+
+
+@fuzz(200)
+def test_any_adapter(rng, folders, tmp_path):
+    """A changed adapter_config.json, a damaged file of tensors, or both."""
+    path, adapter = folders
+    target = tmp_path / "damaged"
+    target.mkdir(exist_ok=True)
+    settings = json.loads((adapter / "adapter_config.json").read_text()) | {
+        "rank_pattern": {"q_proj": 4}, "alpha_pattern": {r".*\.1\..*": 2}, "layers_to_transform": [0, 1, 2]}
+    header, data = read_safetensors(adapter / "adapter_model.safetensors")
+    header = copy.deepcopy(header)
+    kind = rng.random()
+    for _ in range(rng.choice([1, 1, 2]) if kind < 0.6 else 0):
+        if rng.random() < 0.5:
+            settings[rng.choice([*settings, "exclude_modules", "layers_pattern", "target_parameters"])] = any_json(rng)
+        else:
+            change(rng, settings)
+    for _ in range(rng.choice([1, 1, 2]) if kind > 0.5 else 0):
+        changed_header(rng, header, len(data))
+    text = json.dumps(settings).encode()
+    (target / "adapter_config.json").write_bytes(damaged(rng, text) if rng.random() < 0.1 else text)
+    write_safetensors(target / "adapter_model.safetensors", header, data)
+    with np.errstate(all="ignore"):
+        return works_or_refused(lambda: [logits(qwen3.load_model(path, adapter=target, tokenizer=False))]) is not None

@@ -1,5 +1,7 @@
 """qwen3_embed.py as a library. test_embed_reference.py compares with transformers, test_embed_cli.py types commands."""
 import dataclasses
+import json
+import shutil
 
 import numpy as np
 import pytest
@@ -7,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import qwen3
-from embedders import AFTER, BEFORE, SHAPE, make_embedder, texts
-from helpers import assert_one_line, message_of, patiently, with_tensors
-from qwen3_embed import END, POSITIONS, SEARCH, TOGETHER, embed, groups, rerank
+from embedders import AFTER, BEFORE, SHAPE, add_modules, make_classifier, make_embedder, make_reranker, texts
+from helpers import assert_one_line, edit_json, message_of, patiently, with_tensors
+from qwen3_embed import END, POSITIONS, SEARCH, TOGETHER, classify, embed, groups, rerank
 from qwen3_lib.batch.caches import Caches
+from qwen3_lib.io.packed import save_quantized
 
 QUERY = "how do bees find home?"
 
@@ -85,6 +88,79 @@ def test_only_two_rows_of_the_head_are_computed(judge):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# Files of sentence-transformers, and heads. test_embed_reference.py compares their results.
+# ----------------------------------------------------------------------------------------------------------------------
+
+def test_nothing_is_appended_if_the_files_of_sentence_transformers_are_there(tmp_path):
+    model = qwen3.load_model(add_modules(make_embedder(tmp_path, ending=False), pooling_mode_lasttoken=True))
+    ids = model.tokenizer.encode("the bee")
+    state = qwen3.hidden_states(model, ids, qwen3.KVCache(model.config))[-1]
+    np.testing.assert_allclose(embed(model, ["the bee"])[0], state, atol=1e-6)  # and there is no Normalize
+
+
+def test_what_a_model_is(tmp_path, tiny_model):
+    """A chat model whose tokenizer appends a token chats; a Qwen3ForCausalLM with Pooling gives vectors."""
+    ending = make_reranker(tmp_path / "chat")
+    shutil.copy(make_embedder(tmp_path / "embedder") / "tokenizer.json", ending)
+    chat = qwen3.load_model(ending)
+    assert chat.tokenizer.ending and not chat.embeds and len(list(qwen3.generate(chat, [5], 3, eos_token_ids=()))) == 3
+    assert qwen3.load_model(add_modules(ending, pooling_mode="mean")).embeds
+    (ending / "modules.json").write_text('[{"type": "Transformer"}, {"type": "LogitScore"}]')  # a reranker's
+    assert not qwen3.load_model(ending).embeds
+    labels = qwen3.load_model(make_classifier(tmp_path / "labels", 3))
+    assert_one_line(message_of(qwen3.generate, labels, [5]), "classifier", "qwen3_embed.py")
+    assert_one_line(message_of(embed, labels, ["a"]), "not an embedding model")
+    assert_one_line(message_of(rerank, labels, QUERY, ["a"]), "not a reranker")
+    assert_one_line(message_of(classify, tiny_model, ["a"]), "not a classifier", "Qwen3ForSequenceClassification")
+
+
+@pytest.mark.parametrize("modules, pooling, words", [
+    (["WordWeights"], {}, ["modules.json", "WordWeights"]), (["Dense"], {}, ["2_Dense/config.json"]),
+    ([], {"pooling_mode_max_tokens": True}, ["1_Pooling", "pooling_mode_max_tokens"]),
+    ([], {"pooling_mode": ["mean", "cls"]}, ["1_Pooling", "cls"])])
+def test_modules_that_are_refused(tmp_path, modules, pooling, words):
+    model = qwen3.load_model(add_modules(make_embedder(tmp_path), *modules, **pooling))
+    assert_one_line(message_of(embed, model, ["a"]), *words)
+
+
+@pytest.mark.parametrize("file, content, words", [
+    ("modules.json", {"a": 1}, ["modules.json", "list"]),
+    ("config_sentence_transformers.json", {"prompts": [1]}, ["prompts must be"]),
+    ("config_sentence_transformers.json", {"default_prompt_name": "x"}, ["default_prompt_name"]),
+    ("sentence_bert_config.json", {"do_lower_case": True}, ["do_lower_case"]),
+    ("sentence_bert_config.json", {"max_seq_length": "5"}, ["max_seq_length"]),
+    ("sentence_bert_config.json", {"max_seq_length": 5}, ["text 1", "room for 5"])])
+def test_files_that_are_refused(tmp_path, file, content, words):
+    model = qwen3.load_model(add_modules(make_embedder(tmp_path, ending=False)))
+    (tmp_path / file).write_text(json.dumps(content))
+    assert_one_line(message_of(embed, model, ["a bee " * 9]), *words)
+
+
+def test_what_nothing_says_how_to_compute(tmp_path, model):
+    assert_one_line(message_of(embed, model, ["a"], prompt="title"), "no prompt 'title'", "query, document")
+    assert_one_line(message_of(embed, model, ["a"], instruction="b", prompt="query"), "not both")
+    whole = make_embedder(tmp_path / "whole", architectures=None, is_causal=False)
+    assert_one_line(message_of(embed, qwen3.load_model(whole), ["a"]), "no modules.json")
+    jina = make_embedder(tmp_path / "jina", architectures=["JinaEmbeddingsV5Model"], model_type="jina_embeddings_v5")
+    assert_one_line(message_of(embed, qwen3.load_model(jina), ["a"]), "--adapter", "adapters/retrieval")
+    guard = make_embedder(tmp_path / "guard")
+    edit_json(guard / "config.json", {"architectures": ["Qwen3ForGuardModel"]})
+    assert_one_line(message_of(qwen3.load_model, guard), "Qwen3ForGuardModel")
+    labels = make_classifier(tmp_path / "labels", 3)
+    edit_json(labels / "config.json", {"id2label": {"0": "a"}})
+    assert_one_line(message_of(classify, qwen3.load_model(labels), ["a"]), "score.weight", "[1, 32]")
+
+
+def test_a_quantized_copy_keeps_the_files_of_sentence_transformers(tmp_path):
+    fast = pytest.importorskip("qwen3_numba", reason="numba is not installed")
+    model = fast.load_model(add_modules(make_embedder(tmp_path / "model"), pooling_mode_mean_tokens=True), "int8")
+    save_quantized(model, tmp_path / "saved", "int8")
+    np.testing.assert_array_equal(embed(fast.load_model(tmp_path / "saved"), ["the bee"]), embed(model, ["the bee"]))
+    labels = fast.load_model(make_classifier(tmp_path / "labels", 3), "int8")
+    assert_one_line(message_of(save_quantized, labels, tmp_path / "no", "int8"), "score.weight would be lost")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # Many texts
 # ----------------------------------------------------------------------------------------------------------------------
 
@@ -110,10 +186,11 @@ def test_a_text_has_the_same_vector_whatever_is_beside_it(model, judge, some_tex
 
 
 @pytest.mark.parametrize("quantize", [None, "int8", "int4"])
-def test_the_fast_engine_gives_the_same_bits_in_a_batch(quantize, embedder, reranker, some_texts):
+def test_the_fast_engine_gives_the_same_bits_in_a_batch(quantize, embedder, reranker, some_texts, tmp_path):
     fast = pytest.importorskip("qwen3_numba", reason="numba is not installed")
-    model, judge = (fast.load_model(folder, quantize, threads=2) for folder in (embedder, reranker))
-    for task in (None, SEARCH):
+    mean = add_modules(make_embedder(tmp_path), pooling_mode_mean_tokens=True)
+    model, judge, mean = (fast.load_model(folder, quantize, threads=2) for folder in (embedder, reranker, mean))
+    for model, task in ((model, None), (model, SEARCH), (mean, SEARCH)):
         np.testing.assert_array_equal(embed(model, some_texts, task),
                                       [embed(model, [text], task)[0] for text in some_texts])
     np.testing.assert_array_equal(rerank(judge, QUERY, some_texts),

@@ -14,8 +14,9 @@ import pytest
 import qwen3
 import qwen3_embed
 from configs import ROOT
+from embedders import add_modules, make_classifier, make_embedder
 from helpers import assert_one_line
-from qwen3_embed import SEARCH, embed, make_parser, rerank
+from qwen3_embed import SEARCH, classify, embed, make_parser, rerank
 
 LINES = ["Bees find home by the sun.", "Tea came by ship.", "蜜蜂 通过 太阳 回家"]
 QUERY = "How do bees find home?"
@@ -87,6 +88,36 @@ def test_documents_ranked(kind, request, tmp_path):
         assert line.split(maxsplit=3) == [str(rank), f"{scores[i]:.4f}", str(i + 1), LINES[i]]
 
 
+@pytest.mark.parametrize("kind", ["Qwen3ForSequenceClassification", "Qwen3ForTokenClassification"])
+def test_labels(kind, tmp_path):
+    folder = make_classifier(tmp_path / "model", 2, kind, id2label={"0": "O", "1": "bee"})
+    expected = [(line, row) for line, rows in enumerate(classify(qwen3.load_model(folder), LINES), 1) for row in rows]
+    objects = output("--model", folder, "--classify", "--json").splitlines()
+    for entry, (line, row) in zip(map(json.loads, objects), expected, strict=True):
+        assert entry == {"line": line, "start": row.start, "end": row.end, "text": LINES[line - 1][row.start:row.end],
+                         "label": row.best, "probabilities": row.probabilities, "scores": row.scores}
+    table = output("--model", folder, "--classify").decode().splitlines()
+    assert table[0].split() == ["LINE", "PROBABILITY", "SCORE", "LABEL", "TEXT"] and len(table) == len(expected) + 1
+    for text, (line, row) in zip(table[1:], expected):
+        assert text.split()[:4] == [str(line), f"{row.probabilities[row.best]:.4f}", f"{row.scores[row.best]:.4f}",
+                                    row.best]
+
+
+def test_prompts_for_a_search(tmp_path):
+    """The model's own prompts, and the cosine of vectors that haven't length 1."""
+    folder = add_modules(make_embedder(tmp_path), pooling_mode_mean_tokens=True)
+    prompts = {"prompts": {"query": "find: ", "document": "text: ", "other": "tea "}}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    model = qwen3.load_model(folder)
+    documents, query = embed(model, [f"text: {line}" for line in LINES]), embed(model, [f"find: {QUERY}"])[0]
+    scores = documents @ query / np.linalg.norm(documents, axis=1) / np.linalg.norm(query)
+    objects = map(json.loads, output("--model", folder, "--query", QUERY, "--json").splitlines())
+    assert {entry["line"]: entry["score"] for entry in objects} == \
+        pytest.approx({i: float(score) for i, score in enumerate(scores, 1)}, abs=1e-5)
+    vectors = np.load(io.BytesIO(output("--model", folder, "--prompt", "other")))
+    np.testing.assert_allclose(vectors, embed(model, [f"tea {line}" for line in LINES]), atol=1e-6)
+
+
 def test_refusals(embedder, reranker, tmp_path, capsys, monkeypatch):
     """In this process; the process as a whole is tested below."""
     lines = tmp_path / "lines.txt"
@@ -110,6 +141,7 @@ def test_refusals(embedder, reranker, tmp_path, capsys, monkeypatch):
 
 def test_usage_and_truncation(embedder):
     assert "--documents needs --query" in refusal("--model", embedder, "--documents", "x")
+    assert "--classify does not go with --query" in refusal("--model", embedder, "--classify", "--query", "x")
     assert "context has room" in refusal("--model", embedder, stdin="bee " * 5000)
     assert np.load(io.BytesIO(output("--model", embedder, "--truncate", stdin="bee " * 5000))).shape == (1, 32)
 

@@ -1,15 +1,17 @@
-"""qwen3_embed.py against transformers in float32, both kinds of models. Skipped where torch isn't installed."""
+"""qwen3_embed.py against transformers and sentence-transformers in float32. Skipped where they aren't installed."""
 import json
+import shutil
 from functools import cache
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 import qwen3
 import qwen3_numba as fast
 from configs import ROOT, SHARED
-from embedders import AFTER, BEFORE, SHAPE, make_embedder, make_reranker, texts
-from qwen3_embed import SEARCH, embed, rerank
+from embedders import AFTER, BEFORE, SHAPE, add_modules, make_embedder, make_reranker, texts, tokenizer_of
+from qwen3_embed import SEARCH, classify, embed, rerank
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[reference]'")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -113,3 +115,203 @@ def test_scores(engine, size, tmp_path):
         np.testing.assert_allclose(scores, expected, atol=1e-5)
         np.testing.assert_allclose(rerank(model, "how do bees find home?", documents[:1], given), expected[:1],
                                    atol=1e-5)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Pooling, against sentence-transformers
+# ----------------------------------------------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def st():
+    return pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+
+
+@pytest.fixture(scope="module")
+def body(tmp_path_factory):
+    """A Qwen3Model whose tokenizer appends nothing."""
+    return make_embedder(tmp_path_factory.mktemp("body") / "model", ending=False)
+
+
+def make_sentence_model(st, body, folder, pooling, *more, prompts=None, **pooling_options):
+    """Writes a SentenceTransformer -> it."""
+    modules = st.sentence_transformer.modules
+    transformer = modules.Transformer(str(body))
+    pooling = modules.Pooling(SHAPE["hidden_size"], pooling_mode=pooling, **pooling_options)
+    model = st.SentenceTransformer(modules=[transformer, pooling, *more], device="cpu", prompts=prompts)
+    model.save(str(folder))
+    return st.SentenceTransformer(str(folder), device="cpu")
+
+
+@pytest.mark.parametrize("engine", ["NumPy", "fast"])
+@pytest.mark.parametrize("pooling, normalize, dense", [
+    ("mean", False, None), ("mean", True, None), ("lasttoken", False, "Tanh"), ("cls", True, "Identity")])
+def test_pooling(st, body, tmp_path, engine, pooling, normalize, dense):
+    """Also in the older layout of the files, and with a text that is cut."""
+    modules = st.sentence_transformer.modules
+    more = [modules.Normalize()] if normalize else []
+    if dense:
+        more.insert(0, modules.Dense(32, 24, bias=dense == "Tanh", activation_function=getattr(torch.nn, dense)()))
+    theirs = make_sentence_model(st, body, tmp_path, pooling, *more)
+    documents = texts(np.random.default_rng(3), 9) + [" ".join(texts(np.random.default_rng(4), 30, 30))]
+    model = load(engine, tmp_path)
+    assert model.embeds
+    np.testing.assert_allclose(embed(model, documents), theirs.encode(documents), atol=2e-5)
+    old = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token", "lasttoken": "pooling_mode_lasttoken"}
+    (tmp_path / "1_Pooling/config.json").write_text(json.dumps(
+        {"word_embedding_dimension": 32, "pooling_mode_max_tokens": False, old[pooling]: True}))
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 12, "do_lower_case": False}))
+    theirs = st.SentenceTransformer(str(tmp_path), device="cpu")
+    np.testing.assert_allclose(embed(load(engine, tmp_path), documents, truncate=True), theirs.encode(documents), atol=2e-5)
+
+
+@pytest.mark.parametrize("include_prompt", [True, False])
+def test_prompts(st, body, tmp_path, include_prompt):
+    theirs = make_sentence_model(st, body, tmp_path, "mean", prompts={"query": "find this: ", "other": "the bee "},
+                                 include_prompt=include_prompt)
+    file = tmp_path / "config_sentence_transformers.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"default_prompt_name": "other"}))
+    theirs, model = st.SentenceTransformer(str(tmp_path), device="cpu"), qwen3.load_model(tmp_path)
+    documents = texts(np.random.default_rng(5), 5)
+    np.testing.assert_allclose(embed(model, documents), theirs.encode(documents), atol=2e-5)
+    np.testing.assert_allclose(embed(model, documents, prompt="query"), theirs.encode_query(documents), atol=2e-5)
+    np.testing.assert_allclose(embed(model, documents, prompt="document"), theirs.encode_document(documents), atol=2e-5)
+    assert np.abs(theirs.encode(documents) - theirs.encode_query(documents)).max() > 0.01
+
+
+@pytest.mark.parametrize("engine", ["NumPy", "fast"])
+@pytest.mark.parametrize("kind", ["voyage-4-nano", "pplx-embed"])
+def test_models_that_see_the_whole_text(engine, kind, body, tmp_path):
+    """The form of their files; transformers with a mask that hides nothing, and what their own code does after it."""
+    config, theirs = json.loads((body / "config.json").read_text()), transformers.AutoModel.from_pretrained(body).eval()
+    tensors = safetensors.numpy.load_file(body / "model.safetensors")
+    projection = np.random.default_rng(9).standard_normal((48, 32), np.float32)
+    if kind == "voyage-4-nano":
+        config |= {"architectures": ["Qwen3BidirectionalModel"], "use_bidirectional_attention": True, "num_labels": 48}
+        tensors = {f"model.{name}": tensor for name, tensor in tensors.items()} | {"linear.weight": projection}
+    else:
+        config |= {"architectures": ["PPLXQwen3Model"], "use_bidirectional_attention": True,
+                   "model_type": "bidirectional_pplx_qwen3"}
+    safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shutil.copy(body / "tokenizer.json", tmp_path)
+    add_modules(tmp_path, *(["sentence_transformers.models.Normalize"] if kind == "voyage-4-nano" else
+                            ["st_quantize.FlexibleQuantizer"]), pooling_mode_mean_tokens=True)
+    documents, expected = [*texts(np.random.default_rng(10), 7), " ".join(texts(np.random.default_rng(11), 40, 30))], []
+    for document in documents:
+        ids = tokenizer(body)(document, return_tensors="pt")["input_ids"]
+        everything = {"full_attention": torch.zeros(1, 1, ids.shape[1], ids.shape[1])}
+        with torch.no_grad():
+            expected.append(theirs(ids, attention_mask=everything).last_hidden_state[0].mean(0).numpy())
+    if kind == "voyage-4-nano":
+        expected = expected @ projection.T
+        expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+        np.testing.assert_allclose(embed(load(engine, tmp_path), documents), expected, atol=2e-5)
+    else:
+        vectors = embed(load(engine, tmp_path), documents)
+        np.testing.assert_allclose(vectors, 127 * np.tanh(expected), atol=0.51)  # rounded
+        np.testing.assert_array_equal(vectors, np.round(vectors))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Classifiers
+# ----------------------------------------------------------------------------------------------------------------------
+
+def their_classifier(folder, kind, dtype=torch.float32, source=ROOT / "demo", ending=False, **changes):
+    """The folder of a random classifier -> transformers' model."""
+    n = tokenizer_of(folder, source, ending)
+    config = transformers.Qwen3Config(**WIDE | {"vocab_size": n, "pad_token_id": None} | changes)
+    torch.manual_seed(0)
+    model = getattr(transformers, kind)(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, 1.0 if parameter.ndim == 1 else 0.0, 0.1)
+    model.to(dtype).save_pretrained(folder)
+    return getattr(transformers, kind).from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@pytest.mark.parametrize("engine", ["NumPy", "fast"])
+@pytest.mark.parametrize("changes", [
+    {"num_labels": 3, "id2label": {0: "joy", 1: "anger", 2: "calm"}}, {"num_labels": 1},
+    {"num_labels": 4, "problem_type": "multi_label_classification"}, {"num_labels": 2, "problem_type": "regression"}])
+def test_labels_of_texts(engine, changes, tmp_path):
+    """The tokenizer's ending is the padding token here, so that the last token before it counts."""
+    theirs = their_classifier(tmp_path, "Qwen3ForSequenceClassification", ending=True, **changes)
+    words = tokenizer(tmp_path)
+    theirs.config.pad_token_id = words.pad_token_id
+    theirs.save_pretrained(tmp_path)
+    pipeline = transformers.pipeline("text-classification", model=theirs, tokenizer=words, device="cpu")
+    documents, model = texts(np.random.default_rng(6), 8), load(engine, tmp_path)
+    for [row], expected in zip(classify(model, documents), pipeline(documents, top_k=None), strict=True):
+        expected = {entry["label"]: entry["score"] for entry in expected}
+        assert row.probabilities == pytest.approx(expected, abs=1e-5)
+        assert row.best == max(expected, key=expected.get)
+
+
+@pytest.mark.parametrize("engine", ["NumPy", "fast"])
+def test_labels_of_tokens(engine, tmp_path):
+    theirs = their_classifier(tmp_path, "Qwen3ForTokenClassification", id2label={0: "O", 1: "B-X", 2: "I-X"})
+    pipeline = transformers.pipeline("token-classification", model=theirs, tokenizer=tokenizer(tmp_path), device="cpu",
+                                     ignore_labels=[])
+    documents, model = texts(np.random.default_rng(7), 8), load(engine, tmp_path)
+    for rows, expected in zip(classify(model, documents), pipeline(documents), strict=True):
+        assert [(row.best, row.start, row.end) for row in rows] == \
+            [(entry["entity"], entry["start"], entry["end"]) for entry in expected]
+        np.testing.assert_allclose([row.probabilities[row.best] for row in rows],
+                                   [entry["score"] for entry in expected], atol=1e-5)
+
+
+@pytest.mark.parametrize("engine", ["NumPy", "fast"])
+def test_a_reranker_converted_to_a_classifier(engine, tmp_path):
+    """In float16, as tomaarsen/Qwen3-Reranker-0.6B-seq-cls, with the official tokenizer where it is here."""
+    official = SHARED / "tokenizer"
+    source = official if official.exists() else ROOT / "demo"
+    theirs = their_classifier(tmp_path, "Qwen3ForSequenceClassification", torch.float16, source, num_labels=1,
+                             **({"vocab_size": 151669, "hidden_size": 16} if official.exists() else {}))
+    query, documents, ids = "how do bees find home?", texts(np.random.default_rng(8), 8), tokenizer(tmp_path)
+    pairs = [(f"{BEFORE}<Instruct>: {SEARCH}\n<Query>: {query}\n", f"<Document>: {document}{AFTER}")
+             for document in documents]
+    with torch.no_grad():
+        expected = [torch.sigmoid(theirs(**ids(*pair, return_tensors="pt")).logits)[0, 0].item() for pair in pairs]
+    assert np.ptp(expected) > 0.01
+    np.testing.assert_allclose(rerank(load(engine, tmp_path), query, documents), expected, atol=1e-5)
+
+
+# As in Qwen3Guard-Gen: the conversation becomes one question, and the answer begins behind an empty thought.
+GUARD = """{%- set role = messages[-1].role | upper %}<|im_start|>user
+# Task: Assess THE LAST {{ role }} message in the conversation.
+
+<BEGIN UNSAFE CONTENT CATEGORIES>
+{%- for category in ["Violent", "PII"] + (["Jailbreak"] if role == "USER" else []) %}
+{{ category }}.
+{%- endfor %}
+<END UNSAFE CONTENT CATEGORIES>
+
+<BEGIN CONVERSATION>
+{%- for message in messages if message.content is string %}
+
+{{ message.role | upper }}: {{ message.content | trim }}
+{%- endfor %}
+
+<END CONVERSATION>
+{%- if role == "ASSISTANT" %}
+- The third line must be one of: 'Refusal: Yes', 'Refusal: No'.
+{%- endif %}<|im_end|>
+{% if add_generation_prompt %}<|im_start|>assistant
+<think>
+
+</think>
+
+{% endif %}"""
+
+
+@pytest.mark.parametrize("messages", [
+    [{"role": "user", "content": "How do bees sting?"}],
+    [{"role": "user", "content": " What is it? "}, {"role": "assistant", "content": "It is a bee.\n"}]])
+def test_a_guard_that_answers(messages, tmp_path):
+    """Qwen3Guard-Gen is a chat model; the last message may be an assistant's."""
+    folder = make_reranker(tmp_path)
+    (folder / "chat_template.jinja").write_text(GUARD)
+    answer = qwen3.chat(qwen3.load_model(folder), messages, max_new_tokens=3)
+    expected = tokenizer(folder).apply_chat_template(messages, chat_template=GUARD, tokenize=False,
+                                                       add_generation_prompt=True)
+    assert list(answer.prompt_ids) == tokenizer(folder).encode(expected)
+    assert ("Jailbreak" in expected) == (len(messages) == 1) and len(answer.finish().token_ids) == 3

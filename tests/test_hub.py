@@ -35,7 +35,8 @@ from qwen3_lib.io.errors import InputError
 outcomes = []
 for name, *options in json.loads(sys.argv[1]):
     try:
-        outcomes.append((str(resolve_model(name, offline="offline" in options)), ""))
+        files = {"files": ("config.json",)} if "head" in options else {}
+        outcomes.append((str(resolve_model(name, "offline" in options, **files)), ""))
     except InputError as error:
         outcomes.append((None, str(error)))
 print(json.dumps(outcomes))
@@ -181,6 +182,14 @@ def test_a_download_asks_for_what_is_needed_and_only_once(hub, get, get_all):
     assert_refused(found[1], "tiny/other: the download failed", "run the same command again")
 
 
+def test_a_head_needs_no_tokenizer(hub, get_all):
+    hub.models = {"tiny/head": {name: DEMO[name] for name in ("config.json", "model.safetensors")}}
+    head, again, model = get_all(("tiny/head", "head"), ("tiny/head", "head", "offline"), ("tiny/head",))
+    assert_complete(head, hub.models["tiny/head"])
+    assert again == head
+    assert_refused(model, "tiny/head: this is not a model folder", "tokenizer.json")
+
+
 def test_a_short_name_is_one_of_qwen(hub, get_all):
     hub.models = {"Qwen/Qwen3-0.6B": DEMO}
     outcome, *others = get_all(("0.6b",), ("Qwen3-0.6B", "offline"), ("qwen/qwen3-0.6b", "offline"))
@@ -253,6 +262,17 @@ def test_a_hub_that_does_not_answer(hub, get):
     start = time.monotonic()
     assert_refused(get(before=IMPATIENT, HF_HUB_DOWNLOAD_TIMEOUT="1"), "the download failed", "timed out", "run the same")
     assert time.monotonic() - start < 20
+
+
+def test_the_files_of_sentence_transformers(hub, get_all):
+    """Without them, vectors would be computed in another way."""
+    modules = {name: b"{}" for name in ("1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors",
+                                        "config_sentence_transformers.json", "modules.json",
+                                        "sentence_bert_config.json")}
+    hub.models = {"tiny/embedder": DEMO | modules | USELESS | {"openvino/model.safetensors": b""}}
+    [(folder, message)] = get_all(("tiny/embedder",))
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert message == "" and files == {*NEEDED, *modules}
 
 
 # ----------------------------------------------------------------------------------------------------------------------

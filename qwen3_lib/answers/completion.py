@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
 from qwen3 import KVCache, Model, Sampling, Sequence, TokenIds, checked_whole, run
-from qwen3_lib.answers.guesses import Draft, guessed
+from qwen3_lib.answers.eagle import Head
+from qwen3_lib.answers.guesses import Source, guessed
 from qwen3_lib.answers.sequences import Logprobs, ThinkBudget, TokenLogprob, Wrapped
 from qwen3_lib.answers.tools import schemas
 from tokenizer_utils import (Answer, InputError, StreamDecoder, brief, held_back, inside_thought, parse_answer,
@@ -71,14 +72,15 @@ class Completion(Wrapped, Iterator[str]):
 
     def __init__(self, model: Model, token_ids: TokenIds, cache: KVCache | None = None, stop: str | Iterable[str] = (),
                  logprobs: int | None = None, think_budget: int | None = None, lookup: int | None = None,
-                 draft: Draft | Model | None = None, **options: Any):
+                 draft: Source | Model | Head | None = None, **options: Any):
         """Takes the options of `generate`, and
 
         stop: texts that end the answer and are not part of it; they may span tokens, and don't apply to a thought
         logprobs: record the logprob of each token and of this many alternatives, before temperature and penalties
         think_budget: close a thought after this number of tokens
         lookup: guess up to this number of tokens from the earlier text and check them in one pass; the same answer
-        draft: likewise, guess with this smaller model, or the same one in int4; it must have the same tokenizer
+        draft: likewise, guess with this smaller model, or the same one in int4; it must have the same tokenizer;
+            or with an EAGLE-3 head of the model, see eagle.load_head
         """
         sequence: Any = Sequence(model, token_ids, **options)
         if think_budget is not None:
@@ -102,7 +104,7 @@ class Completion(Wrapped, Iterator[str]):
 
     def begin(self, cache: KVCache) -> None:
         """Resumes with this cache; what is drawn then comes by iterating."""
-        self.resume(cache)
+        self.driver.resume(cache)
         self.tokens = run(self.model, self.driver, cache)
 
     def feed(self, logits: Any, token: int | None = None) -> list[int]:

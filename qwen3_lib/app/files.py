@@ -112,9 +112,12 @@ def fingerprint(model: Model, cache: KVCache) -> str:
     """A short text that tells models apart: config, both ends of each tensor, how weights and cache are kept."""
     kept = f"{getattr(model.weights, 'form', None)} {cache.form} {cache.k.shape[3]}"
     digest = hashlib.sha256(f"{model.config} {kept}".encode())
-    if (folder := getattr(model.folder, "adapter", None)) is not None:
+    folder = model.folder
+    while isinstance(folder, adapter.Adapted):
+        digest.update(str(folder.weight).encode())
         for file in (adapter.CONFIG, adapter.WEIGHTS):
-            digest.update((folder / file).read_bytes())
+            digest.update((folder.adapter / file).read_bytes())
+        folder = folder.base
     for name, tensor in sorted(model.folder.stored().items()):
         digest.update(f"{name} {tensor.dtype} {tensor.shape}".encode() + both_ends(tensor))
     return digest.hexdigest()

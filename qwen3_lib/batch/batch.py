@@ -168,7 +168,7 @@ class Batch:
             request.cache = min(free, key=lambda cache: cache.length)
             if found[source] >= WORTH_COPYING:
                 copy_prefix(request.cache, self.slots[source], found[source])
-        request.completion.resume(request.cache)
+        request.completion.driver.resume(request.cache)
         return True
 
 

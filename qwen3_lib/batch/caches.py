@@ -37,10 +37,14 @@ class Caches:
         return np.concatenate([cache.attend(layer, q[:, rows], k[:, rows], v[:, rows])
                                for cache, rows in self.parts(k.shape[1])], axis=1)
 
-    def advance(self, token_ids: np.ndarray) -> None:
-        """Counts the next tokens [n] as filled."""
+    @property
+    def watched(self) -> set[int]:
+        return {layer for cache in self.caches for layer in cache.watched}
+
+    def advance(self, token_ids: np.ndarray, streams: dict[int, np.ndarray]) -> None:
+        """Counts the next tokens [n] as filled, see KVCache.advance."""
         for cache, rows in self.parts(len(token_ids)):
-            cache.advance(token_ids[rows])
+            cache.advance(token_ids[rows], {layer: x[rows] for layer, x in streams.items()})
         self.done += len(token_ids)
 
 

@@ -1,138 +1,231 @@
-"""LoRA adapters in the layout of peft: adapter_config.json, and adapter_model.safetensors with two matrices per change.
+"""LoRA adapters in the layout of peft: adapter_config.json, and adapter_model.safetensors with small matrices.
 
-    Adapted(source, folder)     a source of a model (its folder, a GGUF file) with the changes of an adapter
+    Adapted(source, "folder")        a source of a model (its folder, a GGUF file) with the changes of an adapter
+    Adapted(source, "folder:0.5")    the changes half as strong
 
 An adapter changes a matrix W [outputs, inputs] of its base model to W + scale * B A, with small matrices A [r, inputs]
 and B [outputs, r]. Source: Hu et al. 2021 (LoRA). The sum is computed while an engine reads W.
+
+The result is that of peft before it merges, which is what was trained: with a tied head, peft's merged models change
+the head together with the embedding.
 """
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from qwen3 import DTYPES, Config, Folder, Tensor, checked_number, checked_whole, map_safetensors, to_float32
-from qwen3_lib.io.errors import InputError, brief, read_json_object, some
-from qwen3_lib.io.tensors import AnyTensor, PackedTensor, rows_of
+from qwen3 import (DTYPES, Config, Folder, Tensor, checked_number, checked_whole, map_safetensors, tensor_shapes,
+                   to_float32)
+from qwen3_lib.io.adapter_config import (CONFIG, FUSED, STARTS, Settings, full_name, is_target, key_of, number_of,
+                                          read_settings)
+from qwen3_lib.io.errors import InputError, brief
+from qwen3_lib.io.tensors import BLOCK, AnyTensor, PackedTensor, rows_of
 from tokenizer_utils import Tokenizer
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-# Keys of adapter_config.json that don't change the computation, or say what the tensors' names and shapes say, too.
-HARMLESS = {"auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "exclude_modules",
-            "inference_mode", "layers_pattern", "layers_to_transform", "loftq_config", "lora_dropout", "lora_ga_config",
-            "megatron_core", "peft_version", "qalora_group_size", "rank_pattern", "revision", "runtime_config",
-            "target_modules", "task_type"}
-# Other beginnings than these (pissa, olora, loftq, ...) change the base model, too.
-ONLY = {"peft_type": ("LORA",), "use_rslora": (None, False, True),
-        "init_lora_weights": (None, True, False, "gaussian", "orthogonal")}
+WEIGHTS = "adapter_model.safetensors"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+LORA = re.compile(r"(.+)\.lora_(A|B|embedding_A|embedding_B|magnitude_vector)(?:\.default)?(?:\.weight|(\.bias))?")
 
 
 class Adapted(Folder):
     """A model whose matrices have an adapter's changes. All else is the base's."""
 
-    def __init__(self, base: Folder, folder: str | Path):
+    def __init__(self, base: Folder, name: str | Path):
         super().__init__(base.path)
-        self.base, self.adapter = base, Path(folder)
-        if absent := [name for name in (CONFIG, WEIGHTS) if not (self.adapter / name).is_file()]:
-            raise InputError(f"{folder}: not a LoRA adapter: it has no {absent[0]}")
+        folder, _, weight = str(name).rpartition(":")
+        self.base, self.adapter, self.weight = base, Path(name), 1.0
+        if re.fullmatch(r"-?\d*\.?\d+", weight) and not self.adapter.is_dir():
+            self.adapter, self.weight = Path(folder), checked_number(f"weight of {folder}", float(weight), -100, 100)
+        if absent := [file for file in (CONFIG, WEIGHTS) if not (self.adapter / file).is_file()]:
+            raise InputError(f"{self.adapter}: not a LoRA adapter: it has no {absent[0]}")
 
     def json(self, name: str) -> dict[str, Any]:
         return self.base.json(name)
 
     def config(self) -> Config:
-        return self.base.config()
+        settings, config = read_settings(self.adapter / CONFIG), self.base.config()
+        return replace(config, attention_bias=config.attention_bias or bool(settings.get("lora_bias")))
 
     def tokenizer(self) -> Tokenizer:
         return self.base.tokenizer()
 
     def stored(self, dtypes: dict[str, Any] = DTYPES) -> dict[str, Any]:
-        return self.base.stored(dtypes)
+        """The base's tensors, with the adapter's classification head, where it has one."""
+        return self.base.stored(dtypes) | {name: tensor for name, tensor in self.files().items()
+                                           if name.startswith("score.")}
+
+    def files(self) -> dict[str, Tensor]:
+        """The adapter's tensors, without the beginning that all names have."""
+        return {name.removeprefix("base_model.model."): tensor
+                for name, tensor in map_safetensors(self.adapter / WEIGHTS).items()}
 
     def tensors(self, config: Config) -> dict[str, Any]:
-        """The base's tensors with the changes. A change of a tied head leaves the embedding as it is."""
-        stored = self.base.tensors(config)
-        bases = {"lm_head.weight": stored["model.embed_tokens.weight"]} | stored
-        del bases["model.embed_tokens.weight"]
-        files = without_base(self.adapter, map_safetensors(self.adapter / WEIGHTS), bases["lm_head.weight"])
-        changes = read_changes(self.adapter, read_json_object(self.adapter / CONFIG),
-                               {name: to_float32(tensor) for name, tensor in files.items()})
-        for name, change in changes.items():
-            shape, found = (len(change.b), change.a.shape[1]), bases[name].shape if name in bases else ()
-            if found != shape:
-                raise InputError(f"{self.adapter}: an adapter for another model: {brief(name)} has the shape "
-                                 f"{list(shape)}, in the base {list(found) or 'it is absent'}")
-        return stored | {name: adapted(bases[name], change) for name, change in changes.items()}
+        """The base's tensors with the changes. A change of a tied embedding leaves the head as it is, and vice versa.
 
+        Raises InputError for an adapter of another kind or of another model.
+        """
+        settings, stored = read_settings(self.adapter / CONFIG), self.base.tensors(self.base.config())
+        tensors, tied = {HEAD: stored[EMBEDDING]} | stored, HEAD not in stored
+        settings["ensure_weight_tying"] = tied and settings.get("ensure_weight_tying")
+        copies, whole, small = sort_tensors(self.files(), settings)
+        changes = dict(changes_of(self, small, settings, config.num_experts))
+        found: list[tuple[str, Any]] = [*copies.items(), *whole.items(), *changes.items()]
+        for name, change in found:
+            there = tensors[name].shape if name in tensors else None
+            if there != change.shape:
+                raise InputError(f"{self.adapter}: an adapter for another model: {brief(name)} has the shape "
+                                 f"{list(change.shape)}, in the base {list(there) if there else 'it is absent'}")
+        if not changes and not whole:
+            raise InputError(f"{self.adapter}: there are no tensors that {CONFIG} names")
+        first, start = not isinstance(self.base, Adapted), settings.get("init_lora_weights")
+        special = ["use_dora"] * bool(settings.get("use_dora")) + [start] * (start in STARTS) + [*whole]
+        if special and not (first and self.weight == 1):
+            raise InputError(f"{self.adapter}: an adapter with {brief(special[0])} must be the first one, of weight 1")
+        if first:  # later ones stand on the same copies
+            tensors |= copies
+            if tied and (copy := copies.get(HEAD, copies.get(EMBEDDING))) is not None:
+                tensors[HEAD] = tensors[EMBEDDING] = copy
+        tensors |= whole
+        for name, change in changes.items():
+            if start in STARTS and name != EMBEDDING and name not in copies:
+                tensors[name] = adapted(tensors[name], start_of(tensors[name], change, start))
+            tensors[name] = adapted(tensors[name], change)
+        biases = {name.removesuffix("weight") + "bias": change.scale * change.bias for name, change in changes.items()
+                  if change.bias is not None and change.bias.any()}
+        shapes = {name: shape for name, shape in tensor_shapes(config).items() if name.endswith(".bias")}
+        if outside := biases.keys() - shapes.keys():
+            raise InputError(f"{self.adapter}: lora_bias is supported in attention only, not {brief(min(outside))}")
+        for name, shape in shapes.items():
+            bias = biases.get(name, np.zeros(shape)) + (to_float32(tensors[name]) if name in tensors else 0)
+            tensors[name] = Tensor("F32", bias.astype(np.float32), stored[EMBEDDING].mapping)
+        if tied and (settings["ensure_weight_tying"] and not special or tensors[HEAD] is tensors[EMBEDDING]):
+            del tensors[HEAD]
+        return tensors
+
+
+# ---- adapter_model.safetensors ---------------------------------------------------------------------------------------
 
 class Change(NamedTuple):
-    """W becomes W + scale * b @ a."""
+    """W becomes W + scale * b @ a. With DoRA, its rows (an embedding's columns) then get the lengths `lengths`."""
     a: np.ndarray  # float32 [r, inputs]
     b: np.ndarray  # float32 [outputs, r]
     scale: float
+    lengths: np.ndarray | None = None  # float32 [outputs], or [inputs] if by_column. Source: Liu et al. 2024 (DoRA)
+    by_column: bool = False
+    bias: np.ndarray | None = None  # float32 [outputs], added with the scale to the outputs
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.b), self.a.shape[1]
 
 
-def read_changes(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> dict[str, Change]:
-    """The changes of an adapter by the names of the base model's tensors (model.layers.0.self_attn.q_proj.weight).
+Tensors = dict[str, Tensor]
 
-    `config` is its adapter_config.json, `tensors` are its float32 matrices. Raises InputError for any kind of adapter
-    but LoRA, for each option that changes the computation and isn't known here, and for matrices that aren't pairs.
+
+def sort_tensors(files: Tensors, settings: Settings) -> tuple[Tensors, Tensors, dict[str, Tensors]]:
+    """(copies of the base's tensors, tensors in place of the base's, module -> its small matrices) of an adapter.
+
+    The first two by the base's names, the modules as in the file. Without tensors that peft ignores.
     """
-    file = folder / CONFIG
-    for key, values in ONLY.items():
-        if config.get(key) not in values:
-            raise InputError(f"{file}: {key} = {brief(repr(config.get(key)))} is not supported, only "
-                             f"{some(map(repr, values))} is")
-    rank = checked_whole(f"{file}: r", config.get("r"), 1)
-    alpha = checked_number(f"{file}: lora_alpha", config.get("lora_alpha"), -1e6, 1e6)
-    for key, value in config.items():
-        if key not in {*HARMLESS, *ONLY, "r", "lora_alpha"} and value not in (None, False, "none", [], {}):
-            raise InputError(f"{file}: option {brief(key)} = {brief(value, 80)} is not supported by this program")
-    pairs: dict[str, dict[str, np.ndarray]] = {}
-    for name, tensor in tensors.items():
-        found = re.fullmatch(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight", name)
-        if found is None or tensor.ndim != 2:
-            raise InputError(f"{folder}: {brief(name)} is no matrix of a plain LoRA adapter")
-        module = f"model.{found[1]}" if found[1].startswith("layers.") else found[1]
-        if found[2] in (pair := pairs.setdefault(f"{module}.weight", {})):
-            raise InputError(f"{folder}: there are two lora_{found[2]} for {brief(module)}")
-        pair[found[2]] = tensor
-    if not pairs:
-        raise InputError(f"{folder / WEIGHTS}: there are no tensors")
-    changes = {}
-    for name, pair in pairs.items():
-        if {*pair} != {"A", "B"} or pair["B"].shape[1] != len(pair["A"]) or len(pair["A"]) == 0:
-            raise InputError(f"{folder}: lora_A and lora_B of {brief(name)} don't belong together")
-        r = len(pair["A"])
-        if not config.get("rank_pattern") and r != rank:
-            raise InputError(f"{folder}: {brief(name)} has rank {r}, but {CONFIG} says {rank}")
-        if not all(np.isfinite(matrix).all() for matrix in pair.values()):
-            raise InputError(f"{folder}: NaN or infinity in the change of {brief(name)}")
-        changes[name] = Change(pair["A"], pair["B"], alpha / (math.sqrt(r) if config.get("use_rslora") else r))
-    return changes
+    copies, whole, small = Tensors(), Tensors(), dict[str, Tensors]()
+    for name, tensor in files.items():
+        bare = name.replace(".base_layer.", ".")
+        if (found := LORA.fullmatch(name)) is not None:
+            small.setdefault(found[1], {})[found[2] + (found[3] or "")] = tensor
+        elif (bare != name) == is_target(bare.rpartition(".")[0], settings) and not name.startswith("score.") \
+                and ".lora_" not in name:
+            (copies if bare != name else whole)[full_name(bare)] = tensor
+    return copies, whole, small
 
 
-def without_base(folder: Path, tensors: Mapping[str, Tensor], head: AnyTensor | None) -> dict[str, Tensor]:
-    """An adapter's tensors without a copy of the base model's head, which peft stores where the adapter changes it.
+def changes_of(adapter: Adapted, small: dict[str, Tensors], settings: Settings,
+               experts: int) -> Iterator[tuple[str, Change]]:
+    """(name of the base's tensor, its change). Raises InputError for matrices that aren't as adapter_config.json says.
 
-    Raises InputError if it is no copy.
+    `experts`: the number of experts, whose matrices are stacked where peft changes the tensors of all together.
     """
-    left = dict(tensors)
-    for name in [name for name in tensors if re.fullmatch(r"(base_model\.model\.)?lm_head\.base_layer\.weight", name)]:
-        copy, step = left.pop(name), 1024  # rows: a head is large
-        if head is None or copy.shape != head.shape or not all(
-                np.array_equal(rows_of(copy, i, i + step), rows_of(head, i, min(i + step, len(copy.data))))
-                for i in range(0, len(copy.data), step)):
-            raise InputError(f"{folder}: an adapter for another model: {name} is not the head of the base")
-    return left
+    folder = adapter.adapter
+    for module, parts in small.items():
+        if (key := key_of(module, settings)) is None:
+            continue
+        if any(tensor.data.ndim != 1 + part.endswith(("A", "B")) for part, tensor in parts.items()):
+            raise InputError(f"{folder}: a tensor of {brief(module)} is no matrix of a LoRA adapter")
+        arrays, embedding = {part: to_float32(tensor) for part, tensor in parts.items()}, "embedding_A" in parts
+        if not all(np.isfinite(array).all() for array in arrays.values()):
+            raise InputError(f"{folder}: NaN or infinity in the change of {brief(module)}")
+        a, b = (arrays.get(name, np.empty((0, 0))) for name in ("A", "B"))
+        if embedding:
+            a, b = arrays.get("embedding_B", a).T, arrays["embedding_A"].T
+        if b.shape[1] != len(a) or len(a) == 0:
+            raise InputError(f"{folder}: lora_A and lora_B of {brief(module)} don't belong together")
+        rank = checked_whole(f"{folder}: r", number_of(settings, "r", "rank_pattern", key), 1)
+        alpha = checked_number(f"{folder}: lora_alpha", number_of(settings, "lora_alpha", "alpha_pattern", key),
+                               -1e6, 1e6)
+        name, parameter = full_name(module.replace(".base_layer", "")), key.rpartition(".")[2]
+        fused = name.endswith(".experts")
+        if len(a) != rank * (experts if fused else 1):
+            raise InputError(f"{folder}: {brief(module)} has rank {len(a)}, but {CONFIG} says {rank}"
+                             f"{f' for each of {experts} experts' if fused else ''}")
+        scale = adapter.weight * alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
+        lengths = arrays.get("magnitude_vector") if settings.get("use_dora") else None
+        bias = arrays.get("B.bias") if settings.get("lora_bias") else None
+        if settings.get("use_dora") and (lengths is None or len(lengths) != (a.shape[1] if embedding else len(b))) or \
+                bias is not None and len(bias) != len(b):
+            raise InputError(f"{folder}: lora_magnitude_vector or bias of {brief(module)} is absent or too long")
+        if not fused:
+            yield f"{name}.weight", Change(a, b, scale, lengths, embedding, bias)
+        for expert in range(experts if fused else 0):
+            rows = np.array_split(b[:, expert::experts], len(FUSED[parameter]))
+            for projection, some_rows in zip(FUSED[parameter], rows):
+                yield (f"{name}.{expert}.{projection}.weight",
+                       Change(a[expert * rank:(expert + 1) * rank], some_rows, scale))
 
+
+# ---- The changed matrix ----------------------------------------------------------------------------------------------
 
 def adapted(base: AnyTensor, change: Change) -> PackedTensor:
     """The matrix with its change, computed whenever its data is read, so that it is in memory only once."""
+    def summed(start: int, stop: int) -> np.ndarray:
+        product = change.scale * (change.b[start:stop].astype(np.float64) @ change.a)  # whose order of sums is unknown
+        return np.add(rows_of(base, start, stop), product)
+
+    @cache
+    def column_lengths() -> np.ndarray:
+        blocks = [(start, min(start + 8 * BLOCK, len(change.b))) for start in range(0, len(change.b), 8 * BLOCK)]
+        return np.sqrt(sum(np.square(summed(*block)).sum(axis=0) for block in blocks))
+
+    @np.errstate(all="ignore")  # infinity and NaN are reported once they have reached the logits
     def rows(start: int, stop: int) -> np.ndarray:
-        change_ = change.scale * (change.b[start:stop].astype(np.float64) @ change.a)  # whose order of sums is unknown
-        return (rows_of(base, start, stop) + change_).astype(np.float32)
+        values = summed(start, stop)
+        if change.lengths is not None and change.by_column:
+            values *= change.lengths / column_lengths()
+        elif change.lengths is not None:
+            values *= change.lengths[start:stop, None] / np.linalg.norm(values, axis=1, keepdims=True)
+        return values.astype(np.float32)
 
     kept = base.kept if isinstance(base, PackedTensor) else "BF16" if base.dtype == "BF16" else "F32"
-    return PackedTensor("F32", (len(change.b), change.a.shape[1]), rows, base.mapping, kept=kept)
+    return PackedTensor("F32", change.shape, rows, base.mapping, kept=kept)
+
+
+def start_of(base: AnyTensor, change: Change, start: str) -> Change:
+    """The part of W that is moved from W into A and B before training.
+
+    PiSSA (Meng et al. 2024): the r largest singular values with their vectors. OLoRA (Büyükakyüz 2024): the first r
+    columns of Q times the first r rows of R, of the QR decomposition, times the scale.
+    """
+    w, rank = rows_of(base, 0, len(change.b)).astype(np.float64), len(change.a)
+    if not np.isfinite(w).all():
+        raise InputError("NaN or infinity in the base model of the adapter")
+    if start == "olora":
+        q = np.linalg.qr(w[:, :rank])[0]
+        return Change(q.T @ w, q, -change.scale)
+    if len(w) <= w.shape[1]:  # the eigenvectors of the smaller square are singular vectors
+        u = np.linalg.eigh(w @ w.T)[1][:, -rank:]
+        return Change(u.T @ w, u, -1.0)
+    v = np.linalg.eigh(w.T @ w)[1][:, -rank:]
+    return Change(v.T, w @ v, -1.0)

@@ -1,26 +1,33 @@
 """Quantized checkpoints as they are published: from the tensors in a file to rows of float32.
 
-    check_settings(about, file)      what config.json says of the quantization: the method's name and its settings
+    check_settings(about, file)      what config.json says of the quantization: the method's name and its schemes
     unpacked(stored, method, ...)    the file's tensors, the parts of each quantized matrix replaced by a PackedTensor
 
 A quantized matrix lies in the file as several tensors, its parts: numbers of few bits, scales, perhaps zero points.
 METHODS has a row for each method. Its function takes the parts of one matrix and gives the shape and functions that
 compute rows. A linear layer is [outputs, inputs] as everywhere; AWQ and GPTQ store it transposed.
+
+Only weights are quantized here. What a file says of quantized activations and of a quantized KV cache is left out:
+both stay float32, which is more exact.
 """
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from qwen3_lib.io.errors import InputError, brief, is_whole, some
-from qwen3 import DTYPES, Tensor, to_float32
+from qwen3_lib.io.errors import InputError, brief, is_whole, parse_json, some
+from qwen3 import DTYPES, Tensor, checked_number, to_float32
+from qwen3_lib.io.schemes import (Settings, auto_round_schemes, awq_schemes, compressed_schemes, fp8_schemes,
+                                  gptq_schemes, group_schemes)
 from qwen3_lib.io.tensors import AnyTensor, PackedTensor, Whole, scaled
 
 Rows = Callable[[int, int], np.ndarray]
 Grouped = Callable[[int, int], tuple[np.ndarray, np.ndarray]]
 Parts = Mapping[str, Tensor]
-Unpacked = tuple[tuple[int, int], Rows, Whole | None]  # of a matrix: shape, rows and whole, see PackedTensor
+FLOATS = " ".join(DTYPES)
+Unpacked = tuple[tuple[int, int], int, Rows, Whole | None]  # of a matrix: shape, bits, rows, whole, see PackedTensor
 
 
 def unpack(words: np.ndarray, bits: int, axis: int, order: np.ndarray | None = None) -> np.ndarray:
@@ -36,15 +43,15 @@ def unpack(words: np.ndarray, bits: int, axis: int, order: np.ndarray | None = N
     return np.stack(numbers, axis + 1).reshape(shape)
 
 
-def grouped(shape: tuple[int, int], numbers_of: Grouped, n_groups: int, group: np.ndarray | None) -> Unpacked:
-    """A matrix of whole numbers times scales [rows, n_groups], both from `numbers_of`; `group`: see scaled."""
-    in_order = group is None and shape[1] // n_groups % 32 == 0
-    return (shape, lambda start, stop: scaled(*numbers_of(start, stop), group=group),
+def grouped(shape: tuple[int, int], bits: int, numbers_of: Grouped, size: int, group: np.ndarray | None) -> Unpacked:
+    """A matrix of whole numbers times scales, both from `numbers_of`; `size` inputs share one; `group`: see scaled."""
+    in_order = group is None and size % 32 == 0
+    return (shape, bits, lambda start, stop: scaled(*numbers_of(start, stop), group=group),
             (lambda start, stop: (*numbers_of(start, stop), None)) if in_order else None)
 
 
 def less_zero(q: np.ndarray, zero: np.ndarray, group: np.ndarray | None) -> np.ndarray:
-    """q - zero, int16: q uint8 [rows, inputs], zero [rows, groups], the group of each input (None: equal groups)."""
+    """q - zero, int16: q [rows, inputs], zero [rows, groups], the group of each input (None: equal groups)."""
     values, zero = q.astype(np.int16), zero.astype(np.int16)
     if group is None:
         values.reshape(*zero.shape, -1)[:] -= zero[..., None]
@@ -53,33 +60,50 @@ def less_zero(q: np.ndarray, zero: np.ndarray, group: np.ndarray | None) -> np.n
     return values
 
 
-def expect(name: str, parts: Parts, shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, str]) -> None:
-    """Raises InputError unless these parts have these shapes, and their dtypes; those without one must be floats."""
+def expect(name: str, parts: Parts, dtypes: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises InputError unless those of the parts that are there have these dtypes ("U8 I8") and these shapes."""
     for part, shape in shapes.items():
-        if parts[part].shape != shape:
+        if part in parts and parts[part].shape != shape:
             raise InputError(f"{name}.{part} has shape {list(parts[part].shape)}, which doesn't fit the other parts; "
                              f"expected {list(shape)}")
-    for part in parts:
-        wanted = [dtypes[part]] if part in dtypes else list(DTYPES)
-        if parts[part].dtype not in wanted:
-            raise InputError(f"{name}.{part} is {parts[part].dtype}, not {' or '.join(wanted)}")
+    for part, wanted in dtypes.items():
+        if part in parts and parts[part].dtype not in wanted.split():
+            raise InputError(f"{name}.{part} is {parts[part].dtype}, not {' or '.join(wanted.split())}")
 
 
-def groups_of(name: str, inputs: int, n_groups: int, parts: Parts, index: str) -> np.ndarray | None:
-    """The group of each input [inputs], from the part `index`; None for groups of equal size, in order."""
-    if index in parts:  # "act-order": the inputs were sorted by their importance before they were grouped
-        expect(name, {index: parts[index]}, {index: (inputs,)}, {index: "I32"})
-        group = parts[index].data
-        if ((group < 0) | (group >= n_groups)).any():
-            raise InputError(f"{name}.{index} names groups that don't exist; download the file again")
-        equal = n_groups and inputs % n_groups == 0
-        return None if equal and np.array_equal(group, np.arange(inputs) // (inputs // n_groups)) else group
-    if n_groups == 0 or inputs % n_groups:
-        raise InputError(f"{name}: {inputs} inputs can't be divided into {n_groups} groups")
-    return None
+def need(name: str, parts: Parts, *names: str) -> None:
+    """Raises InputError for a part that is absent."""
+    if absent := [f"{name}.{part}" for part in names if part not in parts]:
+        raise InputError(f"{some(absent)} is missing")
 
 
-# ---- FP8: a byte per weight, a scale per block of 128 x 128 ----------------------------------------------------------
+def matrix(name: str, part: str, parts: Parts) -> tuple[int, int]:
+    """The shape of a part that must be a matrix."""
+    if parts[part].data.ndim != 2 or 0 in parts[part].shape:
+        raise InputError(f"{name}.{part} has shape {list(parts[part].shape)}, but must be a matrix")
+    return parts[part].data.shape
+
+
+def groups_of(name: str, inputs: int, size: int, parts: Parts, index: str = "") -> np.ndarray | None:
+    """The group of each input [inputs], from the part `index`, or by order; None for groups of equal size, in order."""
+    group = np.arange(inputs) // size  # the last group may be smaller
+    if index not in parts:
+        return None if inputs % size == 0 else group
+    expect(name, parts, {index: "I32"}, {index: (inputs,)})
+    stored = parts[index].data  # "act-order": the inputs were sorted by their importance before they were grouped
+    if ((stored < 0) | (stored > group[-1])).any():
+        raise InputError(f"{name}.{index} names groups that don't exist; download the file again")
+    return None if inputs % size == 0 and np.array_equal(stored, group) else stored
+
+
+def check_groups(name: str, inputs: int, size: int, n_groups: int) -> None:
+    """Raises InputError unless n_groups is the number of groups of so many inputs."""
+    if n_groups != -(-inputs // size):
+        raise InputError(f"{name} has scales for {n_groups} groups of its {inputs} inputs, but config.json says groups "
+                         f"of {size}")
+
+
+# ---- A byte per weight: FP8 and int8 ---------------------------------------------------------------------------------
 
 def fp8_table() -> np.ndarray:
     """The float32 value of each byte in e4m3fn: sign, 4 bits exponent (bias 7), 3 bits mantissa, no infinity. [256]"""
@@ -93,27 +117,52 @@ def fp8_table() -> np.ndarray:
 FP8 = fp8_table()
 
 
-def fp8(name: str, parts: Parts, settings: Mapping[str, Any]) -> Unpacked:
-    """W = weight * weight_scale_inv of its block (a factor, despite its name)."""
-    weight, (height, width) = parts["weight"].data, settings["weight_block_size"]
-    n_rows, n_columns = matrix(name, "weight", parts)
-    expect(name, parts, {"weight_scale_inv": (-(-n_rows // height), -(-n_columns // width))}, {"weight": "F8_E4M3"})
-
-    def rows(start: int, stop: int) -> np.ndarray:
-        scales = to_float32(parts["weight_scale_inv"])[np.arange(start, stop) // height]
-        values = FP8.take(weight[start:stop])
-        for i, scale in enumerate(scales.T):
-            values[:, i * width:(i + 1) * width] *= scale[:, None]
-        return values
-
-    return (n_rows, n_columns), rows, None
+def floats(tensor: Tensor) -> np.ndarray:
+    """Scales as float32: of a float type, in FP8, or (MX) in bytes, the exponent of 2 plus 127."""
+    if tensor.dtype in ("U8", "F8_E8M0"):
+        return np.ldexp(np.float32(1), tensor.data.astype(np.int32) - 127)
+    return FP8.take(tensor.data) if tensor.dtype == "F8_E4M3" else to_float32(tensor)
 
 
-def matrix(name: str, part: str, parts: Parts) -> tuple[int, int]:
-    """The shape of a part that must be a matrix."""
-    if parts[part].data.ndim != 2:
-        raise InputError(f"{name}.{part} has shape {list(parts[part].shape)}, but must be a matrix")
-    return parts[part].data.shape
+def spread(name: str, part: str, parts: Parts, shape: tuple[int, int],
+           block: tuple[int, int]) -> Callable[[int, int], Tensor]:
+    """The part with a number for each block of a matrix -> (start, stop) gives that of some rows, [rows, groups].
+
+    Raises InputError unless the part has as many numbers as the matrix has blocks of this height and width.
+    """
+    data, expected = parts[part].data, tuple(-(-size // step) for size, step in zip(shape, block))
+    if [size for size in data.shape if size != 1] != [size for size in expected if size != 1]:
+        raise InputError(f"{name}.{part} has shape {list(data.shape)}, but the matrix {list(shape)} in config.json's "
+                         f"blocks of {list(block)} needs {list(expected)}")
+    data = data.reshape(expected)
+    return lambda start, stop: parts[part]._replace(data=data[np.arange(start, stop) // block[0]])
+
+
+def block_of(settings: Settings, shape: tuple[int, int]) -> tuple[int, int]:
+    """Height and width of the blocks of a matrix that share a scale; in the settings, None stands for all of it."""
+    height, width = settings["block"]
+    return height or shape[0], width or shape[1]
+
+
+def eight_bits(name: str, parts: Parts, settings: Settings) -> Unpacked:
+    """W = (weight - zero point) * scale of its block. fp8's weight_scale_inv is a factor, too, despite its name."""
+    shape, weight = matrix(name, "weight", parts), parts["weight"].data
+    factor = "weight_scale_inv" if "weight_scale_inv" in parts else "weight_scale"
+    is_float = settings["type"] == "float"
+    expect(name, parts, {"weight": "F8_E4M3" if is_float else "I8", factor: f"{FLOATS} U8 F8_E8M0",
+                         "weight_zero_point": "I8"}, {})
+    block = block_of(settings, shape)
+    scales, group = spread(name, factor, parts, shape, block), groups_of(name, shape[1], block[1], parts)
+    if is_float:
+        return shape, 8, lambda start, stop: scaled(FP8.take(weight[start:stop]), floats(scales(start, stop)),
+                                                    group=group), None
+    zeros = spread(name, "weight_zero_point", parts, shape, block) if "weight_zero_point" in parts else None
+
+    def numbers_of(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        q, scale = weight[start:stop].astype(np.int16), floats(scales(start, stop))
+        return q if zeros is None else less_zero(q, zeros(start, stop).data, group), scale
+
+    return grouped(shape, settings["bits"], numbers_of, block[1], group)
 
 
 # ---- AWQ and GPTQ: W = (q - zero point) * scale ----------------------------------------------------------------------
@@ -122,22 +171,24 @@ def matrix(name: str, part: str, parts: Parts) -> tuple[int, int]:
 AWQ_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # the place of each of 8 neighbouring outputs in a word
 
 
-def awq(name: str, parts: Parts, _settings: Mapping[str, Any]) -> Unpacked:
+def awq(name: str, parts: Parts, settings: Settings) -> Unpacked:
     """AutoAWQ's layout "gemm": 4 bits, 8 neighbouring outputs in a word."""
     (n_inputs, n_words), n_groups = matrix(name, "qweight", parts), matrix(name, "scales", parts)[0]
-    expect(name, parts, {"qzeros": (n_groups, n_words), "scales": (n_groups, 8 * n_words)},
-           {"qweight": "I32", "qzeros": "I32"})
-    group = groups_of(name, n_inputs, n_groups, parts, "g_idx")
+    expect(name, parts, {"qweight": "I32", "qzeros": "I32", "scales": FLOATS},
+           {"qzeros": (n_groups, n_words), "scales": (n_groups, 8 * n_words)})
+    size = settings["group_size"] or n_inputs
+    check_groups(name, n_inputs, size, n_groups)
+    group = groups_of(name, n_inputs, size, parts)
 
     def numbers_of(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         some_words = slice(start // 8, -(-stop // 8))
         q, zero = (unpack(parts[part].data[:, some_words].T, 4, 0, AWQ_ORDER) for part in ("qweight", "qzeros"))
         return less_zero(q, zero, group), to_float32(parts["scales"])[:, start:stop].T
 
-    return grouped((8 * n_words, n_inputs), numbers_of, n_groups, group)
+    return grouped((8 * n_words, n_inputs), 4, numbers_of, size, group)
 
 
-def gptq(name: str, parts: Parts, settings: Mapping[str, Any]) -> Unpacked:
+def gptq(name: str, parts: Parts, settings: Settings) -> Unpacked:
     """AutoGPTQ's and GPTQModel's layout: 32 / bits neighbouring inputs in a word. Version 1 stores zero point - 1.
 
     GPTQModel subtracts the 1s from a whole word of zero points, and adds them again: a 0 borrows from its neighbour.
@@ -145,141 +196,242 @@ def gptq(name: str, parts: Parts, settings: Mapping[str, Any]) -> Unpacked:
     bits, mask = settings["bits"], 2**settings["bits"] - 1
     per_word = 32 // bits
     (n_words, n_outputs), n_groups = matrix(name, "qweight", parts), matrix(name, "scales", parts)[0]
-    expect(name, parts, {"qzeros": (n_groups, -(-n_outputs // per_word)), "scales": (n_groups, n_outputs)},
-           {"qweight": "I32", "qzeros": "I32", "g_idx": "I32"})
-    group = groups_of(name, n_words * per_word, n_groups, parts, "g_idx")
-    less = np.uint32(0 if settings["checkpoint_format"] == "gptq_v2" else (2**32 - 1) // mask)  # a 1 for each number
+    expect(name, parts, {"qweight": "I32", "qzeros": "I32", "scales": FLOATS},
+           {"qzeros": (n_groups, -(-n_outputs // per_word)), "scales": (n_groups, n_outputs)})
+    if settings["act_order"]:
+        need(name, parts, "g_idx")
+    n_inputs = n_words * per_word
+    size = settings["group_size"] or n_inputs
+    check_groups(name, n_inputs, size, n_groups)
+    group = groups_of(name, n_inputs, size, parts, "g_idx")
+    less = np.uint32(0 if settings["layout"] == "gptq_v2" else (2**32 - 1) // mask)  # a 1 for each number
 
     def numbers_of(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         q = unpack(parts["qweight"].data[:, start:stop].T, bits, 1)
         words = parts["qzeros"].data[:, start // per_word:-(-stop // per_word)].T.astype(np.uint32) + less
         return less_zero(q, unpack(words, bits, 0)[:stop - start], group), to_float32(parts["scales"])[:, start:stop].T
 
-    return grouped((n_outputs, n_words * per_word), numbers_of, n_groups, group)
+    return grouped((n_outputs, n_inputs), bits, numbers_of, size, group)
 
 
-# ---- compressed-tensors, "pack-quantized": the same formula, with W not transposed and q stored as q + 2**(bits - 1) -
+def auto_round(name: str, parts: Parts, settings: Settings) -> Unpacked:
+    """auto-round writes one of these two layouts."""
+    return (awq if settings["layout"] == "awq" else gptq)(name, parts, settings)
 
-def pack_quantized(name: str, parts: Parts, settings: Mapping[str, Any]) -> Unpacked:
-    """Neighbouring inputs in a word; the words of the zero points hold neighbouring outputs."""
+
+# ---- compressed-tensors and ModelOpt ---------------------------------------------------------------------------------
+
+def compressed(name: str, parts: Parts, settings: Settings) -> Unpacked:
+    """A matrix in the layout of its scheme."""
+    if "pre_quant_scale" in parts:
+        raise InputError(f"{name}.pre_quant_scale: a matrix whose inputs are scaled is not supported")
+    if "weight" in parts and "weight_packed" in parts:
+        raise InputError(f"{name} is there twice, as weight and as weight_packed")
+    packed = "weight_packed" in parts
+    need(name, parts, "weight_packed" if packed else "weight", *["weight_zero_point"] * settings["zero_point"])
+    is_fp4 = (settings["type"], settings["bits"]) == ("float", 4)
+    return (fp4 if is_fp4 else pack_quantized if packed else eight_bits)(name, parts, settings)
+
+
+def pack_quantized(name: str, parts: Parts, settings: Settings) -> Unpacked:
+    """AWQ's and GPTQ's formula, W not transposed, q stored as q + 2**(bits - 1), neighbouring inputs in a word.
+
+    The words of the zero points hold neighbouring outputs.
+    """
     bits, per_word = settings["bits"], 32 // settings["bits"]
-    expect(name, parts, {"weight_shape": (2,)}, {"weight_packed": "I32", "weight_shape": "I64",
-                                                 "weight_zero_point": "I32", "weight_g_idx": "I32"})
-    n_rows, n_columns = (int(size) for size in parts["weight_shape"].data)
-    n_groups = matrix(name, "weight_scale", parts)[1]
-    shapes = {"weight_packed": (n_rows, -(-n_columns // per_word)), "weight_scale": (n_rows, n_groups)}
-    if "weight_zero_point" in parts:
-        shapes["weight_zero_point"] = (-(-n_rows // per_word), n_groups)
-    expect(name, {part: parts[part] for part in shapes}, shapes, {"weight_packed": "I32", "weight_zero_point": "I32"})
-    group = groups_of(name, n_columns, n_groups, parts, "weight_g_idx")
+    need(name, parts, "weight_shape", *["weight_g_idx"] * settings["act_order"])
+    expect(name, parts, {"weight_packed": "I32", "weight_shape": "I64", "weight_scale": FLOATS,
+                         "weight_zero_point": "I32"}, {"weight_shape": (2,)})
+    n_rows, n_columns = shape = int(parts["weight_shape"].data[0]), int(parts["weight_shape"].data[1])
+    matrix(name, "weight_packed", parts)
+    expect(name, parts, {}, {"weight_packed": (n_rows, -(-n_columns // per_word))})
+    block = block_of(settings, shape)
+    scales, n_groups = spread(name, "weight_scale", parts, shape, block), -(-n_columns // block[1])
+    expect(name, parts, {}, {"weight_zero_point": (-(-n_rows // per_word), n_groups)})
+    group = groups_of(name, n_columns, block[1], parts, "weight_g_idx")
 
     def numbers_of(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        q, scale = unpack(parts["weight_packed"].data[start:stop], bits, 1), to_float32(parts["weight_scale"])
+        q = unpack(parts["weight_packed"].data[start:stop], bits, 1)
         zero = np.full((stop - start, n_groups), 2**(bits - 1), np.uint8)  # of a symmetric quantization
         if "weight_zero_point" in parts:
             some_words = parts["weight_zero_point"].data[start // per_word:-(-stop // per_word)]
             zero = unpack(some_words, bits, 0)[:stop - start]
-        return less_zero(q[:, :n_columns], zero, group), scale[start:stop]
+        return less_zero(q[:, :n_columns], zero, group), floats(scales(start, stop))
 
-    return grouped((n_rows, n_columns), numbers_of, n_groups, group)
+    return grouped(shape, bits, numbers_of, block[1], group)
 
 
-# ---- The table, and what config.json says ----------------------------------------------------------------------------
+E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int16)  # twice the 16 numbers of FP4
+
+
+def fp4(name: str, parts: Parts, settings: Settings) -> Unpacked:
+    """NVFP4 and MXFP4: W = FP4 number * scale of its group; two neighbouring inputs in a byte, the lower bits first.
+
+    NVFP4's scales are in FP8: divided by weight_global_scale (compressed-tensors), or times weight_scale_2 (ModelOpt).
+    """
+    part = "weight_packed" if "weight_packed" in parts else "weight"
+    n_rows, n_bytes = matrix(name, part, parts)
+    shape, width = (n_rows, 2 * n_bytes), settings["block"][1]
+    common = "weight_scale_2" if "weight_scale_2" in parts else "weight_global_scale"
+    is_nv = parts["weight_scale"].dtype == "F8_E4M3"
+    need(name, parts, *[common] * is_nv)
+    expect(name, parts, {part: "U8", "weight_scale": "F8_E4M3" if is_nv else "U8 F8_E8M0", common: FLOATS}, {})
+    if shape[1] % width or is_nv and parts[common].data.size != 1:
+        raise InputError(f"{name}: {shape[1]} inputs in groups of {width} with one common scale aren't there")
+    scales = spread(name, "weight_scale", parts, shape, (1, width))
+
+    def numbers_of(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        scale = floats(scales(start, stop))
+        if is_nv:
+            factor = to_float32(parts[common]).reshape(())
+            scale = scale * factor if common == "weight_scale_2" else scale / factor
+        return E2M1.take(unpack(parts[part].data[start:stop], 4, 1)), scale * np.float32(0.5)
+
+    return grouped(shape, 5, numbers_of, width, None)  # whole numbers from -12 to 12
+
+
+# ---- bitsandbytes ----------------------------------------------------------------------------------------------------
+
+STATES = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4")
+
+
+def bitsandbytes(name: str, parts: Parts, _settings: Settings) -> Unpacked:
+    """4 bits: W = quant_map[code] * absmax of its block of numbers, which runs on over the ends of rows.
+
+    The higher bits of a byte come first. "Double quantization": absmax itself is nested_quant_map[byte] *
+    nested_absmax of its block + nested_offset. Source: bitsandbytes' QuantState.
+    """
+    if "SCB" in parts:
+        return int8(name, parts)
+    key = next(state for state in STATES if state in parts)
+    expect(name, parts, {key: "U8"}, {})
+    state = parse_json(parts[key].data.tobytes(), f"{name}.{key}")
+    shape = state.get("shape") if isinstance(state, dict) else None
+    sizes = [*shape, state.get("blocksize"), state.get("nested_blocksize", 1)] if isinstance(shape, list) else []
+    if len(sizes) != 4 or not all(is_whole(number, 1) and number <= 2**20 for number in sizes):
+        raise InputError(f"{name}.{key} names no sizes of a quantized matrix: {brief(state, 80)}")
+    (n_rows, n, size, group), nested = sizes, "weight.nested_absmax" in parts
+    n_blocks = -(-n_rows * n // size)
+    offset = np.float32(checked_number(f"{name}.{key}: nested_offset", state.get("nested_offset", 0), -1e30, 1e30))
+    need(name, parts, "weight.absmax", "weight.quant_map", *["weight.nested_quant_map"] * nested)
+    expect(name, parts, {"weight.absmax": "U8" if nested else "F32", "weight.quant_map": "F32",
+                         "weight.nested_absmax": "F32", "weight.nested_quant_map": "F32"},
+           {"weight.absmax": (n_blocks,), "weight.quant_map": (16,), "weight.nested_absmax": (-(-n_blocks // group),),
+            "weight.nested_quant_map": (256,)})
+    absmax, numbers, nested_absmax, nested_numbers = (
+        parts[f"weight.{part}"].data if f"weight.{part}" in parts else np.empty(0)
+        for part in ("absmax", "quant_map", "nested_absmax", "nested_quant_map"))
+    pair_of = np.stack([np.repeat(numbers, 16), np.tile(numbers, 16)], axis=1)  # the two numbers of each byte
+    codes = np.ascontiguousarray(parts["weight"].data).reshape(-1).view(np.uint8)  # of any dtype: "quant_storage"
+    if len(codes) != -(-n_rows * n // 2):
+        raise InputError(f"{name}.weight has {len(codes)} bytes, which doesn't fit the shape {shape}")
+
+    def rows(start: int, stop: int) -> np.ndarray:
+        first, end = start * n, stop * n  # numbers; first is even, as start is
+        blocks = np.arange(first // size, -(-end // size))
+        scales = absmax[blocks]
+        if nested:
+            scales = nested_numbers[scales] * nested_absmax[blocks // group] + offset
+        values = pair_of.take(codes[first // 2:-(-end // 2)], axis=0).reshape(-1)[:end - first]
+        return (values * np.repeat(scales, size)[first % size:][:end - first]).reshape(-1, n)
+
+    return (n_rows, n), 4, rows, None
+
+
+def int8(name: str, parts: Parts) -> Unpacked:
+    """W = weight * SCB of its row / 127."""
+    shape, weight = matrix(name, "weight", parts), parts["weight"].data
+    expect(name, parts, {"weight": "I8", "SCB": FLOATS}, {"SCB": (shape[0],)})
+    if "weight_format" in parts and parts["weight_format"].data.any():
+        raise InputError(f"{name}.weight_format: only 'row' is supported")
+
+    def rows(start: int, stop: int) -> np.ndarray:
+        return weight[start:stop] * to_float32(parts["SCB"])[start:stop, None] * np.float32(1 / 127)
+
+    return shape, 8, rows, None
+
+
+# ---- The table -------------------------------------------------------------------------------------------------------
 
 class Method(NamedTuple):
-    """A row of METHODS: the parts of a matrix, those that may be absent, its function, and a check of the settings."""
-    parts: tuple[str, ...]  # the first one tells a quantized matrix from others
+    """A row of METHODS. A part is a tensor of a matrix, such as "scales"."""
+    keys: tuple[str, ...]  # each quantized matrix has one of these parts, no other matrix has
+    parts: tuple[str, ...]  # what each must have
     optional: tuple[str, ...]
-    function: Callable[[str, Parts, Mapping[str, Any]], Unpacked]
-    settings: Callable[[Mapping[str, Any]], dict[str, Any]]  # raises ValueError: what isn't supported
+    function: Callable[[str, Parts, Settings], Unpacked]
+    schemes: Callable[[Settings], list[Settings]]  # of quantization_config; raises ValueError: what isn't supported
 
 
-def fp8_settings(about: Mapping[str, Any]) -> dict[str, Any]:
-    size = about.get("weight_block_size")
-    if about.get("fmt", "e4m3") != "e4m3" or not (isinstance(size, list) and len(size) == 2
-                                                  and all(is_whole(n, 1) and n <= 2**20 for n in size)):
-        raise ValueError(f"fmt = {about.get('fmt')!r} with weight_block_size = {size!r}; only 'e4m3' with blocks is")
-    return {"bits": 8, "weight_block_size": size}
-
-
-def awq_settings(about: Mapping[str, Any]) -> dict[str, Any]:
-    if (about.get("bits", about.get("w_bit")), str(about.get("version", "gemm")).lower()) != (4, "gemm"):
-        raise ValueError(f"bits = {about.get('bits')!r} in version {about.get('version')!r}; only 4 in 'gemm' is")
-    return {"bits": 4}
-
-
-def gptq_settings(about: Mapping[str, Any]) -> dict[str, Any]:
-    bits, form = about.get("bits"), about.get("checkpoint_format") or "gptq"
-    if not is_whole(bits, 2) or bits not in (2, 4, 8) or form not in ("gptq", "gptq_v2"):
-        raise ValueError(f"bits = {bits!r} in checkpoint_format {form!r}; only 2, 4 or 8 in 'gptq' or 'gptq_v2' are")
-    return {"bits": bits, "checkpoint_format": form, "needed": ("g_idx",) if about.get("desc_act") else ()}
-
-
-def pack_quantized_settings(about: Mapping[str, Any]) -> dict[str, Any]:
-    groups = about.get("config_groups")
-    found = [group.get("weights") if isinstance(group, dict) else None for group in groups.values()] \
-        if isinstance(groups, dict) else []
-    schemes: list[dict[str, Any]] = [scheme if isinstance(scheme, dict) else {} for scheme in found]
-    bits = [scheme.get("num_bits") if scheme.get("type", "int") == "int" else None for scheme in schemes]
-    alike = bool(bits) and is_whole(bits[0], 4) and bits[0] in (4, 8) and bits == bits[:1] * len(bits)
-    if about.get("format") != "pack-quantized" or not alike:
-        raise ValueError(f"format {about.get('format')!r} with config_groups of {brief(bits)} bits; only "
-                         "'pack-quantized' with integers of 4 or 8 bits is")
-    needed = {"weight_zero_point": all(scheme.get("symmetric") is False for scheme in schemes),
-              "weight_g_idx": all(scheme.get("actorder") in ("group", "dynamic", True) for scheme in schemes)}
-    return {"bits": bits[0], "needed": [part for part, wanted in needed.items() if wanted]}
-
-
+FP8_SCALES, GROUPS = ("weight_scale_inv",), ("qweight", "qzeros", "scales")
+OPTIONAL = ("weight", "weight_packed", "weight_shape", "weight_zero_point", "weight_g_idx", "weight_global_scale",
+            "weight_scale_2", "pre_quant_scale")
+NESTED = ("weight.absmax", "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map", "weight_format")
 METHODS = {
-    "fp8": Method(("weight_scale_inv", "weight"), (), fp8, fp8_settings),
-    "awq": Method(("qweight", "qzeros", "scales"), (), awq, awq_settings),
-    "gptq": Method(("qweight", "qzeros", "scales"), ("g_idx",), gptq, gptq_settings),
-    "compressed-tensors": Method(("weight_packed", "weight_scale", "weight_shape"),
-                                 ("weight_zero_point", "weight_g_idx"), pack_quantized, pack_quantized_settings),
+    "fp8": Method(FP8_SCALES, ("weight",), FP8_SCALES, eight_bits, fp8_schemes),
+    "awq": Method(("qweight",), GROUPS, (), awq, awq_schemes),
+    "gptq": Method(("qweight",), GROUPS, ("g_idx",), gptq, gptq_schemes),
+    "auto-round": Method(("qweight",), GROUPS, ("g_idx",), auto_round, auto_round_schemes),
+    "compressed-tensors": Method(("weight_scale",), ("weight_scale",), OPTIONAL, compressed, compressed_schemes),
+    "modelopt": Method(("weight_scale",), ("weight_scale",), OPTIONAL, compressed, group_schemes),
+    "bitsandbytes": Method((*STATES, "SCB"), ("weight",), (*STATES, "SCB", *NESTED), bitsandbytes, lambda _: [{}]),
 }
+# What is needed only to quantize activations or the KV cache: k_proj.k_scale, q_proj.input_zero_point, ...
+AT_RUN_TIME = re.compile(r".*\.(input|output|[qkv])(_global)?_(scale|zero_point)")
 
 
-def check_settings(about: Any, file: Path) -> tuple[str, dict[str, Any]]:
-    """(method, its settings) of config.json's quantization_config. Raises InputError for what isn't supported."""
+def check_settings(about: Any, file: Path) -> tuple[str, list[Settings]]:
+    """(method, its schemes) of config.json's quantization_config. Raises InputError for what isn't supported."""
     method = about
     if isinstance(about, dict):  # older files of bitsandbytes, and MLX's, don't name it
         method = about.get("quant_method") or ("bitsandbytes" if "load_in_4bit" in about or "load_in_8bit" in about
                                                else "MLX" if "bits" in about else None)
-    if not isinstance(about, dict) or not isinstance(method, str) or method not in METHODS:
+    name = method.lower().removeprefix("intel/") if isinstance(method, str) else ""
+    if not isinstance(about, dict) or name not in METHODS:
         raise InputError(f"{file}: quantization_config: a checkpoint quantized by "
                          f"{brief('an unknown method' if method is None else method)} is not supported, only "
                          f"{', '.join(METHODS)} and GGUF are; take one of these, or the model in bfloat16; python "
                          "qwen3_numba.py --quantize int8 quantizes it")
     try:
-        return method, METHODS[method].settings(about)
+        return name, METHODS[name].schemes(about)
     except ValueError as error:
-        raise InputError(f"{file}: quantization_config: {method} with {error} supported") from error
+        raise InputError(f"{file}: quantization_config: {name} with {error} supported") from error
 
 
-def unpacked(stored: Mapping[str, Tensor], method: str, settings: Mapping[str, Any],
-             folder: Path) -> dict[str, AnyTensor]:
+def unpacked(stored: Mapping[str, Tensor], method: str, schemes: list[Settings], folder: Path) -> dict[str, AnyTensor]:
     """The tensors of a quantized checkpoint under the names and with the shapes of an unquantized one.
 
     The parts of each quantized matrix become one PackedTensor; other tensors stay as they are. Raises InputError for
     absent parts and for shapes and dtypes that don't fit.
     """
-    about, tensors = METHODS[method], dict[str, AnyTensor](stored)
-    for key in [name for name in stored if name.endswith(f".{about.parts[0]}")]:
-        name = key.removesuffix(f".{about.parts[0]}")
+    about = METHODS[method]
+    tensors: dict[str, AnyTensor] = {name: tensor for name, tensor in stored.items() if not AT_RUN_TIME.fullmatch(name)}
+    found = {name.removesuffix(f".{end}"): end for name in stored for end in about.keys if name.endswith(f".{end}")}
+    for name, end in found.items():
         parts = {part: stored[f"{name}.{part}"] for part in about.parts + about.optional if f"{name}.{part}" in stored}
-        if absent := [f"{name}.{part}" for part in (*about.parts, *settings.get("needed", ())) if part not in parts]:
-            raise InputError(f"{folder}: {some(absent)} is missing")
         if f"{name}.weight" in stored and "weight" not in parts:
-            raise InputError(f"{folder}: {name} is there twice, as weight and as {about.parts[0]}")
+            raise InputError(f"{folder}: {name} is there twice, as weight and as {end}")
         try:
-            shape, rows, whole = about.function(name, parts, settings)
+            need(name, parts, *about.parts)
+            shape, bits, rows, whole = with_any_scheme(about.function, name, parts, schemes)
         except InputError as error:
             raise InputError(f"{folder}: {error}") from error
         for part in parts:
             del tensors[f"{name}.{part}"]
-        mapping = parts[about.parts[0]].mapping
-        tensors[f"{name}.weight"] = PackedTensor("F32", shape, rows, mapping, settings["bits"], whole)
+        mapping = max(parts.values(), key=lambda part: part.data.nbytes).mapping
+        tensors[f"{name}.weight"] = PackedTensor("F32", shape, rows, mapping, bits, whole)
     if left := [f"{name} is {tensor.dtype}" for name, tensor in tensors.items() if tensor.dtype not in DTYPES]:
-        raise InputError(f"{folder}: these tensors lack the other parts of {method}, such as {about.parts[0]}: "
+        raise InputError(f"{folder}: these tensors lack the other parts of {method}, such as {about.keys[0]}: "
                          f"{some(left)}")
     return tensors
+
+
+def with_any_scheme(function: Callable[[str, Parts, Settings], Unpacked], name: str, parts: Parts,
+                    schemes: list[Settings]) -> Unpacked:
+    """The matrix in the first scheme that its parts fit. Raises InputError, the first scheme's, if they fit none."""
+    errors = []
+    for scheme in schemes:
+        try:
+            return function(name, parts, scheme)
+        except InputError as error:
+            errors.append(error)
+    raise errors[0]

@@ -18,6 +18,7 @@ from types import ModuleType
 
 from qwen3_lib.io.errors import InputError, brief, read_json_object, some
 from qwen3_lib.io.gguf_file import gguf_json, is_gguf
+from qwen3_lib.io.pooling import VECTOR_FILES, module_files
 
 SHORT_NAMES = {size: f"Qwen/Qwen3-{size}" for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B")}
 SPELLING = {part.lower(): part for part in (  # the hub's cache, unlike the hub, tells 0.6b from 0.6B
@@ -25,15 +26,16 @@ SPELLING = {part.lower(): part for part in (  # the hub's cache, unlike the hub,
     "FP8", "AWQ", "GPTQ", "GGUF", "Int4", "Int8")}
 CONFIG, TOKENIZER, WEIGHTS = "config.json", "tokenizer.json", "model.safetensors"
 INDEX = "model.safetensors.index.json"  # lists the shards, the files of weights in several files
-OPTIONAL = ("generation_config.json", "tokenizer_config.json", "chat_template.jinja")
+OPTIONAL = ("generation_config.json", "tokenizer_config.json", "chat_template.jinja", *VECTOR_FILES)
 NAME = r"[A-Za-z0-9_][A-Za-z0-9_.+=-]*"  # of a file, never of a path
 
 
-def resolve_model(name: str, offline: bool = False) -> Path:
+def resolve_model(name: str, offline: bool = False, files: tuple[str, ...] = (CONFIG, TOKENIZER)) -> Path:
     """The folder with a model's files, or its GGUF file. `name` is one of these, owner/name on the hub, or a size.
 
     A folder comes first, then the hub's cache; only missing files are downloaded, and none if `offline` or
-    HF_HUB_OFFLINE=1. A model's folder in the hub's cache (models--owner--name) stands for its main snapshot.
+    HF_HUB_OFFLINE=1. A model's folder in the hub's cache (models--owner--name) stands for its main snapshot. `files`
+    are those that a model of the hub must have, beside its weights.
     Raises InputError for what can't be a model's name, and when a download fails.
     """
     path = os.path.expanduser(name) if name.startswith("~/") else name
@@ -48,7 +50,7 @@ def resolve_model(name: str, offline: bool = False) -> Path:
     repo_id, quantization = hub_id(name)
     home = hub_cache() / f"models--{repo_id.replace('/', '--')}"
     if (folder := main_snapshot(home)) is not None:
-        needed = (CONFIG, TOKENIZER, *(weight_files(folder) or [WEIGHTS]))
+        needed = (*files, *(weight_files(folder) or [WEIGHTS]))
         if not quantization and all(os.path.isfile(folder / file) for file in needed):
             return folder
         if (file := named_gguf(gguf_names(os.listdir(folder)), quantization)) and os.path.isfile(folder / file):
@@ -57,7 +59,7 @@ def resolve_model(name: str, offline: bool = False) -> Path:
     if hub is None or hub.is_offline_mode():
         raise InputError(f"{brief(name)}: no such folder, offline, and not completely in the hub's cache {hub_cache()}")
     try:
-        return download(hub, repo_id, quantization)
+        return download(hub, repo_id, quantization, files)
     except InputError:
         raise
     except (OSError, ValueError, hub.utils.httpx.HTTPError, hub.utils.httpx.InvalidURL) as error:
@@ -197,7 +199,7 @@ def import_client(repo_id: str) -> ModuleType:
     return huggingface_hub
 
 
-def download(hub: ModuleType, repo_id: str, quantization: str) -> Path:
+def download(hub: ModuleType, repo_id: str, quantization: str, needed: tuple[str, ...]) -> Path:
     """Downloads the missing files of a model into the hub's cache -> the model's folder there, or its GGUF file.
 
     File by file, because Ctrl-C doesn't stop snapshot_download. The weights come last: a cache with all of them has the
@@ -211,11 +213,11 @@ def download(hub: ModuleType, repo_id: str, quantization: str) -> Path:
         if not ggufs:
             raise InputError(f"{repo_id}: the hub has no {WEIGHTS} and no whole GGUF file of it")
         raise InputError(f"{repo_id}: choose one of its GGUF files {some(ggufs, 50)}, like {repo_id}:{min(ggufs)}")
-    if absent := {CONFIG, TOKENIZER} - files:
+    if absent := {*needed} - files:
         raise InputError(f"{repo_id}: this is not a model folder: the hub has no {min(absent)} of it")
     folder = Path(hub.hf_hub_download(repo_id, CONFIG)).parent
     commit = folder.name  # all others from the same one, even if a new one is published meanwhile
-    for file in (TOKENIZER, *(file for file in (*OPTIONAL, INDEX) if file in files)):
+    for file in (*(file for file in (TOKENIZER, *OPTIONAL, INDEX) if file in files), *module_files(files)):
         hub.hf_hub_download(repo_id, file, revision=commit)
     weights = [WEIGHTS] if WEIGHTS in files else weight_files(folder)
     if not files.issuperset(weights or [""]):

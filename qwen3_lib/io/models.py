@@ -10,7 +10,7 @@ import tokenizers
 from qwen3 import DTYPES, Config, Folder, InputError, Tensor, checked_whole, config_of, rope_of
 from qwen3_lib.io.adapter import Adapted
 from qwen3_lib.io.errors import brief
-from qwen3_lib.io.formats import check_settings, unpacked
+from qwen3_lib.io.formats import Settings, check_settings, unpacked
 from qwen3_lib.io.gguf_file import gguf_json, is_embedder, is_gguf, map_gguf
 from qwen3_lib.io.hub import resolve_model
 from qwen3_lib.io.packed import Quantized, quantized_file
@@ -19,15 +19,17 @@ from qwen3_lib.io.tensors import PACKED_DTYPES
 from tokenizer_utils import Tokenizer, library_errors, make_tokenizer
 
 
-def open_model(name: str, offline: bool = False, adapter_folder: str | Path | None = None) -> Folder:
+def open_model(name: str, offline: bool = False, adapter: str | Path | list[str | Path] | None = None) -> Folder:
     """The model of this name. Raises InputError where there is none, and for a folder without a model."""
     path = resolve_model(name, offline)
-    folder = GGUFFile(path) if is_gguf(path) else Checkpoint(path)
+    folder: Folder = GGUFFile(path) if is_gguf(path) else Checkpoint(path)
     if (quantized := quantized_file(path)) is not None:
-        if adapter_folder is not None:
+        if adapter is not None:
             raise InputError(f"{path}: packed weights take no adapter; quantize the original with --adapter")
         return Quantized(folder, *quantized)
-    return folder if adapter_folder is None else Adapted(folder, Path(adapter_folder))
+    for one in adapter if isinstance(adapter, list) else [] if adapter is None else [adapter]:
+        folder = Adapted(folder, one)
+    return folder
 
 
 def load_config(path: str | Path) -> Config:
@@ -36,11 +38,11 @@ def load_config(path: str | Path) -> Config:
 
 
 EXPERT_SIZES = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}  # if absent
-MODEL_TYPES = ("qwen3", "qwen3_moe", "bidirectional_pplx_qwen3")
+MODEL_TYPES = ("qwen3", "qwen3_moe", "bidirectional_pplx_qwen3", "jina_embeddings_v5")
 QUANTIZATION = ("quantization_config", "compression_config", "quantization")  # the last key is MLX's
 # What a model may be besides Qwen3ForCausalLM and Qwen3Model; qwen3_embed.py has the heads for classes.
 ARCHITECTURES = ("Qwen3MoeForCausalLM", "Qwen3MoeModel", "Qwen3ForSequenceClassification",
-                 "Qwen3ForTokenClassification")
+                 "Qwen3ForTokenClassification", "JinaEmbeddingsV5Model")
 
 
 class Checkpoint(Folder):
@@ -81,8 +83,8 @@ class Checkpoint(Folder):
         stored = {name.replace("_orig_mod.", ""): tensor for name, tensor in stored.items()}  # by torch.compile
         return unpacked(stored, *method, self.path) if method else split_experts(stored)
 
-    def quantization(self) -> tuple[str, dict[str, Any]] | None:
-        """The method of a published quantization and its settings, or None. Raises InputError for an unknown one."""
+    def quantization(self) -> tuple[str, list[Settings]] | None:
+        """The method of a published quantization and its schemes, or None. Raises InputError for an unknown one."""
         about = next(filter(None, map(self.json("config.json").get, QUANTIZATION)), None)
         return None if about is None else check_settings(about, self.path / "config.json")
 

@@ -11,12 +11,13 @@ import safetensors
 
 from qwen3 import Config, Folder, InputError, Model, Tensor, Tokenizer, map_safetensors, tensor_shapes
 from qwen3_lib.io.errors import brief, parse_json
+from qwen3_lib.io.pooling import VECTOR_FILES, module_files
 from qwen3_lib.io.writing import write_folder, write_safetensors
 
 FORMS = ("int8", "int4")
 VERSION = "5"  # of the packed formats, see qwen3_lib/kernels/layout.py
 MODEL_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
-               "chat_template.jinja")
+               "chat_template.jinja", *VECTOR_FILES)
 Expected = Callable[[str, tuple[int, ...], str], tuple[str, tuple[int, ...]]]
 
 
@@ -74,16 +75,20 @@ def save_quantized(model: Model, folder: str | Path, form: str) -> None:
     """
     if getattr(model.weights, "quantized", None) != form or form not in FORMS:
         raise InputError(f"{folder}: the model was not loaded as {brief(form)}")
-    tensors, shapes = model.weights.tensors(), tensor_shapes(model.config)
+    tensors, shapes, stored = model.weights.tensors(), tensor_shapes(model.config), model.folder.stored()
+    if heads := {"score.weight", "linear.weight"} & stored.keys():
+        raise InputError(f"{model.path}: {min(heads)} would be lost; quantize such a model while loading")
     sizes = {name: shapes[name] for name in tensors}
-    if "model.embed_tokens.weight" not in model.folder.stored():  # the names of an embedding model's own file
+    if "model.embed_tokens.weight" not in stored:  # the names of an embedding model's own file
         tensors = {name.removeprefix("model."): array for name, array in tensors.items()}
         sizes = {name.removeprefix("model."): size for name, size in sizes.items()}
     metadata = {"format": form, "version": VERSION, "sizes": json.dumps(sizes)}
 
     def fill(temporary: Path) -> None:
-        for name in MODEL_FILES:
+        modules = module_files(file.relative_to(model.path).as_posix() for file in model.path.glob("*/*"))
+        for name in (*MODEL_FILES, *modules):
             file = model.path / name
+            (temporary / name).parent.mkdir(exist_ok=True)
             if file.is_file() or name.endswith(".json") and (value := model.folder.json(name)):
                 data = file.read_bytes() if file.is_file() else json.dumps(value, ensure_ascii=False).encode()
                 (temporary / name).write_bytes(data)

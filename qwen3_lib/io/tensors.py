@@ -11,7 +11,8 @@ from qwen3_lib.io.errors import InputError
 
 # The parts of packed tensors, which formats.py and gguf_file.py understand.
 PACKED_DTYPES: dict[str, np.dtype[Any]] = DTYPES | {
-    "F8_E4M3": np.dtype("u1"), "I8": np.dtype("i1"), "I32": np.dtype("<i4"), "I64": np.dtype("<i8")}
+    "F8_E4M3": np.dtype("u1"), "F8_E8M0": np.dtype("u1"), "U8": np.dtype("u1"), "I8": np.dtype("i1"),
+    "I32": np.dtype("<i4"), "I64": np.dtype("<i8")}
 
 BLOCK = 128  # rows of a matrix are unpacked in multiples of this number; FP8 has a scale for so many
 Whole = Callable[[int, int], tuple[np.ndarray, np.ndarray, np.ndarray | None]]

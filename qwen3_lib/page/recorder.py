@@ -132,7 +132,7 @@ class Recorder:
             q, k = self._before_rope  # decoder_layer turns q first
             now.q.append(q)
             now.k.append(k)
-            now.attention.append(attention_weights(*args[:2], self.model.config, self._layer))
+            now.attention.append(attention_weights(args[0], args[1], self.model.config, self._layer))
             self._before_rope.clear()
 
     def _recorded_layer(self, function: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:

@@ -548,7 +548,7 @@ def test_as_bfloat16(tmp_path):
 
 
 NEAREST = {"AWQ, groups of 16, GEMM": "int8", "GPTQ, act-order": "int8", "compressed-tensors, act-order": "int8",
-           "GPTQ, version 2, act-order, 8 bits": "bf16", "LLM.int8()": "int8"} | {
+           "GPTQ, version 2, act-order, 8 bits": "bf16", "LLM.int8()": "bf16"} | {
     case: "bf16" if "FP8" in case else "int8" for case in CASES if "FP8" in case or "NVFP4" in case or "nf4" in case
     or "smaller" in case}  # whose groups or numbers no format of the fast engine has
 

@@ -46,6 +46,7 @@ ENTRIES = {
     "llama-q4_k_m": Entry("llama.cpp", "Q4_K_M", 5.33 / 8, 2, ("llama_cpp", "gguf")),
     "llama-q5_k_m": Entry("llama.cpp", "Q5_K_M", 5.9 / 8, 2, ("llama_cpp", "gguf"), False),
     "llama-q6_k": Entry("llama.cpp", "Q6_K", 6.6 / 8, 2, ("llama_cpp", "gguf"), False),
+    "llama-iq4_xs": Entry("llama.cpp", "IQ4_XS", 4.6 / 8, 2, ("llama_cpp", "gguf"), False),
     "numpy": Entry("plain NumPy", "float32", 4, 4, ()),
     "torch": Entry("transformers + torch", "float32", 4, 4, ("torch", "transformers")),
 }
@@ -82,7 +83,7 @@ class NumbaEngine:
     def __init__(self, path: Path, form: str, threads: int, capacity: int):
         import qwen3_numba
         self.forward = qwen3_numba.forward
-        self.model = qwen3_numba.load_model(path, quantize=None if form == "bf16" else form, threads=threads)
+        self.model = qwen3_numba.load_model(path, None if form == "bf16" else form, threads, tokenizer=False)
         self.cache = qwen3_numba.KVCache(self.model.config, capacity)
         self.weight_bytes = sum(array.nbytes for array in self.model.weights.arrays)
 
@@ -102,7 +103,7 @@ class NumpyEngine(NumbaEngine):
     def __init__(self, path: Path, capacity: int):
         import qwen3
         self.forward = qwen3.forward
-        self.model = qwen3.load_model(path)
+        self.model = qwen3.load_model(path, tokenizer=False)
         self.cache = qwen3.KVCache(self.model.config, capacity)
 
 
@@ -195,13 +196,13 @@ def write_gguf(path: Path, folder: Path, name: str, copies: int = 1) -> None:
     """Writes the weights of the model in `path` for llama.cpp, in the format of the entry `name`.
 
     All matrices get the format, the embedding, too; norms and routers stay float32. It rounds as llama.cpp's own
-    quantizer does. The K formats mix several ones, as llama.cpp itself chooses. In a mixture of experts, those of a layer
-    become one tensor. With `copies`, the one layer of the model becomes so many equal ones, held in memory once.
+    quantizer does. The K and IQ formats mix several ones, as llama.cpp itself chooses. In a mixture of experts, those of
+    a layer become one tensor. With `copies`, the one layer of the model becomes so many equal ones, held in memory once.
     """
     import gguf
     import qwen3
     from qwen3_lib.io.models import Checkpoint
-    if "_k" in name:
+    if "_k" in name or "iq" in name:
         if not gguf_file(folder, "llama-bf16").exists():
             write_gguf(path, folder, "llama-bf16")
         quantize_gguf(gguf_file(folder, "llama-bf16"), gguf_file(folder, name), ENTRIES[name].format)

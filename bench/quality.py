@@ -4,7 +4,8 @@
 
 The reference is qwen3.py in float32. Printed are the mean Kullback-Leibler divergence of the next token's distribution
 from the reference's, the relative error of the logits, and for the bundled model the share of demo/train/evaluate.py's
-prompts that get the same greedy answer, token by token. The text for the bundled model are conversations of
+prompts that get the same greedy answer, token by token. For GGUF files that llama.cpp has quantized, the reference has
+the file's own numbers, so only the fast engine's rounding counts. The text for the bundled model are conversations of
 demo/train/corpus.py (needs `pip install -e ".[train]"`); the random model in the shape of Qwen3-0.6B gets random tokens.
 """
 import argparse
@@ -24,12 +25,14 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "demo/train"), str(RO
 import corpus  # noqa: E402
 import evaluate  # noqa: E402
 import qwen3  # noqa: E402
+from qwen3_lib.answers.sequences import log_softmax  # noqa: E402
 from qwen3_lib.io.models import open_model  # noqa: E402
 from make_random_model import make_random_model, official_config  # noqa: E402
-from peers import ENTRIES, missing_packages, open_engine  # noqa: E402
+from peers import ENTRIES, gguf_file, missing_packages, open_engine  # noqa: E402
 from run import alone, write_once  # noqa: E402
 
 NAMES = [name for name in ENTRIES if name not in ("numpy", "torch")]
+FILES = ("llama-q8_0", "llama-q4_k_m", "llama-q5_k_m", "llama-q6_k", "llama-iq4_xs")  # whose formats are compared
 LONGEST = 1024  # tokens of a text
 STEPS = {"together": LONGEST, "one by one": 1}  # how the tokens of a text go in: by the kernels of prefill, of decoding
 MAX_TOKENS = 256  # of an answer, as in demo/train/evaluate.py
@@ -49,7 +52,7 @@ def conversations(tokens: int) -> list[list[int]]:
 
 def kl_divergences(reference: np.ndarray, logits: np.ndarray) -> list[float]:
     """sum p (log p - log q) for each position of the logits [n, vocab_size] of p and q; in float64."""
-    pairs = ([qwen3.log_softmax(x.astype(np.float64)) for x in pair] for pair in zip(reference, logits))
+    pairs = ([log_softmax(x.astype(np.float64)) for x in pair] for pair in zip(reference, logits))
     return [float(np.exp(log_p) @ (log_p - log_q)) for log_p, log_q in pairs]
 
 
@@ -99,12 +102,22 @@ def compare(path: Path, folder: Path, threads: int, texts: Sequence[Sequence[int
     return results
 
 
-def print_comparison(title: str, results: dict[str, dict]) -> None:
+def compare_files(path: Path, folder: Path, threads: int, texts: Sequence[Sequence[int]]) -> dict[str, dict]:
+    """Name -> `errors` of the fast engine with the file of this entry, against the same file in float32."""
+    results = {}
+    for name in tqdm([name for name in FILES if not missing_packages(name)], "files", leave=False, disable=None):
+        write_once(path, folder, name)
+        alone(save_reference, gguf_file(folder, name), folder, texts)
+        results[name] = alone(errors, "bf16", gguf_file(folder, name), folder, threads, texts)
+    return results
+
+
+def print_comparison(title: str, results: dict[str, dict], engine: str = "") -> None:
     print(f"| {title} | format | tokens go in | MB | mean KL divergence | error of the logits, mean | largest |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for name, ways in results.items():
         for way, values in ways.items():
-            cells = [ENTRIES[name].engine, ENTRIES[name].format, way, f"{values[0]:.1f}",
+            cells = [engine or ENTRIES[name].engine, ENTRIES[name].format, way, f"{values[0]:.1f}",
                      *(f"{value:.2e}" for value in values[1:])]
             print(f"| {' | '.join(cells)} |")
     print(flush=True)
@@ -157,6 +170,7 @@ def main() -> None:
         ids = np.random.default_rng(0).integers(0, size, args.random_tokens).tolist()
         title = f"random 0.6B, {len(ids)} tokens"
         print_comparison(title, compare(path, Path(folder), args.threads, [ids]))
+        print_comparison(f"GGUF, {title}", compare_files(path, Path(folder), args.threads, [ids]), "this engine")
     print_greedy(args.threads, args.cases)
 
 

@@ -576,7 +576,7 @@ def test_the_fast_engine_keeps_the_numbers(tmp_path, case):
 
 NEWER = [*CASES][[*CASES].index("int8 by output, 8 bits"):]
 
-SCALES = {  # a matrix's scales, and whether the fast engine can hold them; None: all but INT8 can, rounded
+SCALES = {  # a matrix's scales, and whether the fast engine can hold them; None: rounded
     "float16": (np.array([1.0, 65504, 6.1e-5, 6e-8, 0.1, 1 / 3]).astype(np.float16), True),
     "negative, and zeros": (np.array([-1.0, 0, -0.0, 0.25, -3e-5, 1]).astype(np.float16), True),
     "bfloat16 digits": (np.array([1.0, 1 + 2**-7, 3 * 2**-17, 2**-47, 1.5 * 2**16, 2]), True),
@@ -599,11 +599,11 @@ def test_scales_that_the_fast_engine_can_hold(case, form, most, further):
     whole = rng.integers(-most, most + 1, (1030, 192)).astype(np.int16)
     whole[701, 3:5] = -most - 1 - further, most  # in a group whose scale isn't negative
     blocks = blocks_of(whole, scales, None, form)
-    if fits is False or further or (fits is None and form == INT8):
+    if fits is False or further:
         assert blocks is None
     else:
         found, expected = reference(blocks, Weight(0, 0, form, *whole.shape)), whole * np.repeat(scales, 64, axis=1)
-        assert np.array_equal(found, expected) if fits else np.allclose(found, expected, atol=16 * 2**-11)
+        assert np.array_equal(found, expected) if fits else np.allclose(found, expected, atol=(most + 1) * 2**-11)
 
 
 @pytest.mark.parametrize("quantize", [None, "int8", "int4"])

@@ -59,4 +59,4 @@ def test_formats():
     formats = [row[0] for row in rows_of("models.md") if len(row) == 4]
     assert all(any(row.startswith(f"`{method}`") for row in formats) for method in METHODS)
     listed = next(row for row in formats if row.startswith("GGUF: ")).removeprefix("GGUF: ").split(", ")
-    assert {*listed} == {form for form, _, _ in FORMATS.values()}
+    assert {*listed} == {form.name for form in FORMATS.values()}

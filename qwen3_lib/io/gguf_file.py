@@ -21,19 +21,10 @@ import numpy as np
 
 from qwen3 import DTYPES, Tensor
 from qwen3_lib.io.errors import InputError, brief
+from qwen3_lib.io.gguf_formats import FORMATS, OTHER_FORMATS, Format
 from qwen3_lib.io.tensors import AnyTensor, PackedTensor, map_file, scaled
 
 MAGIC = b"GGUF"
-K_FORMS = ("Q4_K", "Q5_K", "Q6_K")  # whose scales the fast engine keeps as they are
-
-# Format of a tensor: its number in the file -> (name, numbers in a block, bytes of a block)
-FORMATS = {0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20),
-           6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 12: ("Q4_K", 256, 144),
-           13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210)}
-BLOCK_BYTES = {form: size for form, _, size in FORMATS.values()}
-OTHER_FORMATS = {10: "Q2_K", 11: "Q3_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL",
-                 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
-                 40: "NVFP4"}
 
 # A value of the metadata: its type's number -> its struct format. 8 is a text, 9 an array.
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -44,7 +35,7 @@ NORMAL, CONTROL, USER_DEFINED = 1, 3, 4  # types of tokens; others are unused
 
 class TensorEntry(NamedTuple):
     """A tensor of the file: its format, its shape (rows first), and its bytes [..., bytes per row]."""
-    form: str
+    form: Format
     shape: tuple[int, ...]
     data: np.ndarray
 
@@ -148,12 +139,14 @@ def parsed(file: Path, _size: int, _time: int) -> GGUF:
     tensors: dict[str, TensorEntry] = {}
     for name, shape, kind, offset in entries:
         if kind not in FORMATS:
-            raise InputError(f"{file}: {brief(name)} has the format {OTHER_FORMATS.get(kind, kind)}, which is not "
-                             f"supported, only {', '.join(BLOCK_BYTES)} are")
-        form, together, size = FORMATS[kind]
-        if not shape or shape[-1] % together:
-            raise invalid(file, f"{brief(name)} has shape {list(shape)}, but {form} has blocks of {together} numbers")
-        row_size = shape[-1] // together * size
+            name_of_kind = OTHER_FORMATS.get(kind, f"number {kind}")
+            raise InputError(f"{file}: {brief(name)} has the format {name_of_kind}, which is not supported, only "
+                             f"{', '.join(form.name for form in FORMATS.values())} are")
+        form = FORMATS[kind]
+        if not shape or shape[-1] % form.numbers:
+            raise invalid(file, f"{brief(name)} has shape {list(shape)}, but {form.name} has blocks of {form.numbers} "
+                                "numbers")
+        row_size = shape[-1] // form.numbers * form.size
         if (n_bytes := math.prod(shape[:-1]) * row_size) > len(mapping) - start - offset:
             raise invalid(file, f"{brief(name)} reaches beyond the end of the file")
         if name in tensors or offset % 8 or n_bytes == 0:
@@ -174,6 +167,7 @@ LAYER_NAMES = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layer
                "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
                "ffn_gate_inp": "mlp.gate"}
 EXPERT_NAMES = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
+NAMES_OF_BIASES = ("attn_q", "attn_k", "attn_v", "attn_output")
 
 
 def map_gguf(file: Path) -> dict[str, AnyTensor]:
@@ -185,13 +179,16 @@ def map_gguf(file: Path) -> dict[str, AnyTensor]:
     tensors: dict[str, AnyTensor] = {}
     for name, entry in gguf.tensors.items():
         _, layer, tail = name.split(".", 2) if name.startswith("blk.") and name.count(".") > 2 else ("", "", "")
-        key = tail.removesuffix(".weight")
+        key, _, part = tail.partition(".")
         if key in EXPERT_NAMES and len(entry.shape) == 3:
             for expert, data in enumerate(entry.data):
                 ours = f"model.layers.{layer}.mlp.experts.{expert}.{EXPERT_NAMES[key]}.weight"
                 tensors[ours] = tensor_of(entry._replace(shape=entry.shape[1:], data=data), gguf.mapping)
         else:
-            ours = f"model.layers.{layer}.{LAYER_NAMES[key]}.weight" if key in LAYER_NAMES else NAMES.get(name, name)
+            known = key in LAYER_NAMES and part == "weight" or key in NAMES_OF_BIASES and part == "bias"
+            ours = f"model.layers.{layer}.{LAYER_NAMES[key]}.{part}" if known else NAMES.get(name, "")
+            if not ours:
+                raise InputError(f"{file}: no Qwen3 has the tensor {brief(name)}")
             if ours in tensors:
                 raise InputError(f"{file}: {brief(ours)} is there twice, also as {brief(name)}")
             tensors[ours] = tensor_of(entry, gguf.mapping)
@@ -201,76 +198,24 @@ def map_gguf(file: Path) -> dict[str, AnyTensor]:
 def tensor_of(entry: TensorEntry, mapping: mmap.mmap) -> AnyTensor:
     """A tensor of the file, mapped or packed."""
     form, data = entry.form, entry.data
-    if form in DTYPES:
-        return Tensor(form, data.view(DTYPES[form]), mapping)
-    blocks = data.reshape(-1, data.shape[-1] // BLOCK_BYTES[form], BLOCK_BYTES[form])
+    if form.unpack is None:
+        return Tensor(form.name, data.view(DTYPES[form.name]), mapping)
+    unpack, blocks = form.unpack, data.reshape(-1, data.shape[-1] // form.size, form.size)
 
     def whole(start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        return unpacked(blocks[start:stop], form)
+        numbers, scales, minima = unpack(blocks[start:stop])
+        n = stop - start
+        return numbers.reshape(n, -1), scales.reshape(n, -1), None if minima is None else minima.reshape(n, -1)
 
-    groups_of_32 = form != "Q6_K"
+    def factored(start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        assert form.factored is not None
+        numbers, scales, factors = form.factored(blocks[start:stop])
+        n = stop - start
+        return numbers.reshape(n, -1), scales.reshape(len(scales), n, -1), factors.reshape(len(factors), n, -1)
+
     return PackedTensor("F32", (len(blocks), entry.shape[-1]), lambda start, stop: scaled(*whole(start, stop)), mapping,
-                        int(form[1]), whole if groups_of_32 else None,
-                        factored=(lambda start, stop: factored(blocks[start:stop], form)) if form in K_FORMS else None)
-
-
-def unpacked(blocks: np.ndarray, form: str) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Packed rows, uint8 [rows, blocks, bytes], as whole numbers with scales and minima, see PackedTensor.
-
-    A block is a scale and perhaps a minimum, float16; the fifth bits; then the lower 4 bits.
-    """
-    n_rows, minima = len(blocks), None
-    if form in K_FORMS:
-        numbers, whole_scales, factors = factored(blocks, form)
-        scales = np.repeat(factors.astype(np.float32), whole_scales.shape[2] // factors.shape[2], axis=2) * whole_scales
-        return numbers - 32 if form == "Q6_K" else numbers, scales[0], scales[1] if len(scales) > 1 else None
-    if form == "Q8_0":
-        numbers, scales = blocks[..., 2:].view(np.int8).astype(np.int16), halves(blocks[..., :2])
-    else:
-        scales, numbers = halves(blocks[..., :2]), shifted(blocks[..., -16:], 16, 4)
-        if form.startswith("Q5"):
-            numbers |= np.unpackbits(blocks[..., -20:-16], axis=-1, bitorder="little").astype(np.int16) << 4
-        if form.endswith("1"):
-            minima = halves(blocks[..., 2:4])
-        else:
-            numbers -= 8 if form == "Q4_0" else 16
-    return (numbers.reshape(n_rows, -1), scales.reshape(n_rows, -1),
-            None if minima is None else minima.reshape(n_rows, -1))
-
-
-def factored(blocks: np.ndarray, form: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows of a K format as PackedTensor.factored gives them.
-
-    A block of Q4_K and Q5_K is the factors of the scales and of the minima, float16; the 6 bits of 8 scales and 8 minima;
-    the fifth bits; then the lower 4 bits. Q6_K has the lower 4 bits, the upper 2 bits, 16 scales of 8 bits, and their
-    factor.
-    """
-    if form == "Q6_K":
-        scales, factors = blocks[None, ..., 192:208].view(np.int8), blocks[None, ..., 208:]
-        numbers = shifted(blocks[..., :128], 64, 4) | shifted(blocks[..., 128:192], 32, 2) << 4
-    else:
-        low, high, rest = np.split(blocks[..., 4:16], 3, axis=-1)
-        scales = np.stack([np.concatenate([low & 63, low >> 2 & 48 | rest & 15], axis=-1),
-                           np.concatenate([high & 63, high >> 2 & 48 | rest >> 4], axis=-1)])
-        factors = np.stack([blocks[..., :2], blocks[..., 2:4] ^ np.array([0, 0x80], np.uint8)])  # minima are subtracted
-        numbers = shifted(blocks[..., -128:], 32, 4)
-        if form == "Q5_K":
-            numbers |= shifted(blocks[..., 16:48], 32, 1) << 4
-    n_rows = len(blocks)
-    return (numbers.reshape(n_rows, -1), scales.reshape(len(scales), n_rows, -1),
-            np.ascontiguousarray(factors).view("<f2").reshape(len(factors), n_rows, -1))
-
-
-def halves(data: np.ndarray) -> np.ndarray:
-    """Pairs of bytes, each a float16, as float32."""
-    return np.ascontiguousarray(data).view("<f2").astype(np.float32)
-
-
-def shifted(data: np.ndarray, together: int, bits: int) -> np.ndarray:
-    """Numbers of so many bits, int16: of `together` bytes first all the lowest bits, then all the next ones, ..."""
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
-    numbers = data.reshape(*data.shape[:2], -1, 1, together) >> shifts & np.uint8(2**bits - 1)
-    return numbers.reshape(*data.shape[:2], -1).astype(np.int16)
+                        form.bits, whole if form.numbers // form.groups % 32 == 0 else None,
+                        factored=None if form.factored is None else factored)
 
 
 # ---- Metadata, as the files of a model's folder ----------------------------------------------------------------------
@@ -303,10 +248,9 @@ SIZES = {"hidden_size": "embedding_length", "intermediate_size": "feed_forward_l
          "num_key_value_heads": "attention.head_count_kv", "head_dim": "attention.key_length",
          "max_position_embeddings": "context_length", "rms_norm_eps": "attention.layer_norm_rms_epsilon",
          "rope_theta": "rope.freq_base"}
-# The same for keys behind "rope.scaling.", and their values that change nothing.
-ROPE_SCALING = {"type": "rope_type", "original_context_length": "original_max_position_embeddings",
-                "yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
-NEUTRAL = {"original_max_position_embeddings": 0, "attn_factor": 1, "yarn_attn_factor": 1, "yarn_ext_factor": 1}
+# The same for YaRN's keys, behind "rope.scaling.".
+YARN = {"factor": "factor", "original_max_position_embeddings": "original_context_length", "attn_factor": "attn_factor",
+        "beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
 MOE_SIZES = {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
              "moe_intermediate_size": "expert_feed_forward_length"}
 
@@ -330,20 +274,35 @@ def config_json(gguf: GGUF) -> dict[str, Any]:
     model_type, embedding = MODEL_TYPES.get(str(kind), kind), gguf.tensors.get("token_embd.weight")
     sizes = SIZES | (MOE_SIZES if model_type == "qwen3_moe" else {})
     raw = {key: plain(metadata.get(f"{kind}.{name}")) for key, name in sizes.items()}
+    raw["rope_theta"] = raw["rope_theta"] or 10_000.0  # as in llama.cpp
     raw |= {"model_type": model_type, "vocab_size": embedding.shape[0] if embedding else None,
             "tie_word_embeddings": "output.weight" not in gguf.tensors,
+            "attention_bias": any(name.endswith(".bias") for name in gguf.tensors),
             "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id")}
     if model_type == "qwen3_moe":  # llama.cpp always scales the chosen experts' weights
         n_layers = raw["num_hidden_layers"]
         dense = [i for i in range(n_layers if isinstance(n_layers, int) and n_layers <= len(gguf.tensors) else 0)
                  if f"blk.{i}.ffn_gate_inp.weight" not in gguf.tensors]
         raw |= {"norm_topk_prob": True, "mlp_only_layers": dense}
-    start = f"{kind}.rope.scaling."
-    scaling = {ROPE_SCALING.get(key.removeprefix(start), key.removeprefix(start)): plain(value)
-               for key, value in metadata.items() if key.startswith(start) and key != f"{start}finetuned"}
-    if scaling.get("rope_type", "none") != "none":  # unknown ones are refused as those of config.json are
-        raw["rope_scaling"] = {name: value for name, value in scaling.items() if value != NEUTRAL.get(name)}
-    return raw
+    return raw | {"is_causal": bool(plain(metadata.get(f"{kind}.attention.causal", True))),
+                  "rope_scaling": rope_scaling(gguf, f"{kind}.rope.")}
+
+
+def rope_scaling(gguf: GGUF, start: str) -> dict[str, Any] | None:
+    """The object rope_scaling of config.json. `start`: of the keys' names.
+
+    A factor without a type means linear. llama.cpp reads yarn_attn_factor, yarn_ext_factor and yarn_log_multiplier for
+    other architectures only, so they change nothing here.
+    """
+    about = {key.removeprefix(f"{start}scaling."): plain(value) for key, value in gguf.metadata.items()}
+    kind, factor = about.get("type", "linear"), about.get("factor", about.get(f"{start}scale_linear"))
+    if kind == "yarn":
+        return {"factor": factor or 1} | {key: about[name] for key, name in YARN.items() if about.get(name)} | \
+            {"rope_type": kind}
+    if about.get("attn_factor", 1) != 1:
+        raise InputError(f"{gguf.file}: {start}scaling.attn_factor = {brief(about['attn_factor'])} is not supported "
+                         "without yarn")
+    return None if kind == "none" or factor in (None, 0, 1) else {"rope_type": kind, "factor": factor}
 
 
 # Qwen's own values for Qwen3, because only new files hold some.

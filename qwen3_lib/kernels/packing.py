@@ -21,7 +21,7 @@ STORED = {"F64": F32, "F32": F32, "BF16": BF16, "F16": F16}  # by their names in
 PACKED = {"int8": INT8, "int4": INT4}
 MORE_BITS = {"v_proj": INT8, "o_proj": INT5, "embed_tokens": INT5, "lm_head": INT5}  # in an int4 model
 # By the bits of a published packed matrix: the format that may hold its very numbers, and the one if it doesn't.
-NARROW = {2: (Q4_1, INT8), 4: (Q4_1, INT8), 5: (Q5_1, INT8), 6: (INT8, INT8)}
+NARROW = {2: (Q4_1, INT8), 3: (INT8, INT8), 4: (Q4_1, INT8), 5: (Q5_1, INT8), 6: (INT8, INT8)}
 OF_GGUF = {4: Q4_K, 5: Q5_K, 6: Q6_K}  # the same of a tensor with `factored` scales
 
 
@@ -146,8 +146,8 @@ class Packer:
     def exact(self, tensor: PackedTensor, form: int) -> np.ndarray | None:
         """A published packed matrix as blocks of a format; None if the format can't hold its numbers.
 
-        INT8 and GGUF's formats have the very numbers. So have Q5_1 and Q4_1 if no scale has more than 10 bits behind
-        the first one, as float16 has; scales with more are rounded.
+        GGUF's formats have the very numbers. So have the others if no scale has more than 10 bits behind the first one,
+        as float16 has; scales with more are rounded.
         """
         (n_rows, n), step = tensor.shape, 512
         packed = self.pages.take(packed_shape(n_rows, n, form))
@@ -206,7 +206,7 @@ def rescaled(tensor: PackedTensor, form: int, start: int, stop: int) -> Numbers 
         minima = (nearest * lowest + (0 if minima is None else minima)).astype(np.float32)
         fits = bool(np.isfinite(minima).all())
     else:
-        fits = minima is None and bool((nearest == scales).all())
+        fits = minima is None
     whole += FORMATS[form].offset
     if not fits or not np.isfinite(scales).all() or not 0 <= words.min() <= words.max() < 2**29 \
             or whole.min() < 0 or whole.max() > FORMATS[form].most:

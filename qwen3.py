@@ -44,15 +44,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 try:
+    if sys.version_info < (3, 11):
+        raise ImportError(f"this is Python {sys.version.split()[0]}")
     import numpy as np
     import safetensors
 
     from tokenizer_utils import (InputError, NoTokenizer, Tokenizer, brief, load_tokenizer, read_json_object,
                                  stream_text)
-except ImportError as error:
+except (ImportError, KeyboardInterrupt) as error:
     if __name__ != "__main__":
         raise
-    sys.exit(f"qwen3.py: {error}; it needs Python 3.11 or newer and: pip install numpy safetensors tokenizers jinja2")
+    sys.exit(130 if isinstance(error, KeyboardInterrupt) else f"qwen3.py: {error}; it needs Python 3.11 or newer and: "
+             "pip install numpy safetensors tokenizers jinja2")
 
 __version__ = "0.3.0"
 __all__ = ["BUNDLED", "Config", "Engine", "InputError", "KVCache", "Model", "Sampling", "Sequence",
@@ -494,8 +497,7 @@ class Sequence:
     def feed(self, logits: np.ndarray, token: int | None = None) -> list[int]:
         """Draws the next token from logits [vocab_size], or takes `token` -> [token], or [] at the end of text."""
         if not np.isfinite(logits).all():
-            raise InputError(f"{self.model.path}: the logits are not finite: NaN or infinity in the weights, or "
-                             f"{self.model.engine.overflow}")
+            raise not_finite(self.model)
         if token is None:
             token = sample(logits, self.sampling, self.rng, self.prompt, self.token_ids)
         if token in self.ends:
@@ -509,6 +511,14 @@ class Sequence:
 
     def end(self, reason: str) -> None:
         self.new, self.finish_reason = [], reason
+
+
+def not_finite(model: Model) -> InputError:
+    """The error for logits that are not finite; it names the first damaged tensor."""
+    for name, tensor in model.folder.stored().items():
+        if tensor.dtype in DTYPES and not np.isfinite(to_float32(tensor)).all():
+            return InputError(f"{model.path}: the logits are not finite: {name} has NaN or infinity")
+    return InputError(f"{model.path}: the logits are not finite: {model.engine.overflow}")
 
 
 def run(model: Model, sequence: Sequence, cache: KVCache) -> Iterator[int]:
@@ -684,9 +694,7 @@ def map_safetensors(file: Path, dtypes: dict[str, Any] = DTYPES) -> dict[str, Te
     the tensors' bytes. The library checks the file; its own NumPy reader has no bfloat16, so the bytes are read here.
     """
     try:
-        with safetensors.safe_open(file, framework="numpy"):  # rejects inconsistent or truncated files
-            pass
-        with open(file, "rb") as opened:
+        with open(file, "rb") as opened, safetensors.safe_open(file, framework="numpy"):  # rejects damaged files
             mapping = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
         start, tensors = 8 + int.from_bytes(mapping[:8], "little"), {}
         for name, entry in json.loads(mapping[8:start]).items():

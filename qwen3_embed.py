@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from qwen3 import Config, Folder, InputError, Model, brief, checked_whole, load_model, softmax, to_float32
+from qwen3 import Config, Folder, InputError, Model, brief, checked_whole, load_model, not_finite, softmax, to_float32
 from qwen3_lib.app.cli import guarded
 from qwen3_lib.app.files import read_text
 from qwen3_lib.app.options import Parser, add_engine_options, add_model_options, load, named_model
@@ -113,7 +113,7 @@ def rerank(model: Model, query: str, documents: Iterable[str], instruction: str 
     states = np.array(last, np.float32).reshape(len(bodies), model.config.hidden_size)
     difference = np.einsum("nh,h->n", states, weight)  # each row by itself, whatever n is
     if not np.isfinite(difference).all():
-        raise InputError(f"{model.path}: the scores are not finite: damaged weights, or {model.engine.overflow}")
+        raise not_finite(model)
     return sigmoid(difference)
 
 
@@ -184,7 +184,7 @@ def classify(model: Model, texts: Iterable[str], truncate: bool = False) -> list
     result = []
     for text, scores in zip(texts, found):
         if not np.isfinite(scores).all():
-            raise InputError(f"{model.path}: the scores are not finite: damaged weights, or {model.engine.overflow}")
+            raise not_finite(model)
         spans = [(0, len(text))]
         if head.kind == TOKEN:  # without the ending
             spans = model.tokenizer.backend.encode(text).offsets[:len(scores) - len(model.tokenizer.ending)]

@@ -19,7 +19,7 @@ from published import change_config, is_nearest_int8, kept_by_the_fast_engine, p
 from qwen3_lib.app.files import fingerprint
 from qwen3 import Tensor, map_safetensors, to_float32
 from qwen3_lib.io.formats import FP8, bitsandbytes, check_settings, eight_bits
-from qwen3_lib.io.models import Checkpoint, load_config
+from qwen3_lib.io.models import Checkpoint
 from qwen3_lib.io.packed import save_quantized
 from qwen3_lib.io.tensors import PACKED_DTYPES, PackedTensor, rows_of, to_bfloat16
 from qwen3_lib.kernels.layout import BF16, INT8, Q4_1, Q5_1, Weight
@@ -821,7 +821,7 @@ SETTINGS = {
 def test_settings_that_are_not_supported(tmp_path, case):
     method = SETTINGS[case].get("quant_method", "unknown method")
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": SETTINGS[case]}))
-    assert_one_line(message_of(load_config, tmp_path), "quantization_config", method, "supported")
+    assert_one_line(message_of(Checkpoint(tmp_path).config), "quantization_config", method, "supported")
 
 
 def test_any_settings(tmp_path):

@@ -18,7 +18,7 @@ from qwen3_lib.answers.sequences import log_softmax
 from qwen3_lib.app import terminal
 from qwen3_lib.io import gguf_file
 from qwen3 import rope_of, to_float32
-from qwen3_lib.io.models import Checkpoint, GGUFFile, load_config, open_model
+from qwen3_lib.io.models import Checkpoint, GGUFFile, open_model
 from qwen3_lib.io.packed import save_quantized
 from qwen3_lib.kernels.layout import INT8, Q4_1, Q5_1
 from test_qwen3_moe import MOE
@@ -54,7 +54,7 @@ def write_gguf(path, out, form="F32", tokenizer=None, **changes):
     Matrices are quantized by the gguf package; `changes` replace metadata, None removes a key.
     """
     raw, rope = Checkpoint(path).json("config.json"), rope_of(Checkpoint(path).json("config.json"))
-    config = vars(load_config(path)) | {"max_position_embeddings": raw["max_position_embeddings"]}
+    config = vars(open_model(str(path)).config()) | {"max_position_embeddings": raw["max_position_embeddings"]}
     kind = gguf.GGMLQuantizationType[form]
     arch = gguf.MODEL_ARCH_NAMES[ARCHITECTURES[bool(config["num_experts"])]]
     writer, keys = gguf.GGUFWriter(out, arch), {"general.name": "test"}
@@ -339,11 +339,11 @@ def test_mixture_of_experts(tmp_path, changes):
 def test_yarn(tmp_path):
     path = make_random_model(BASE | {"rope_scaling": YARN}, tmp_path / "model", "float32")
     file = write_gguf(path, tmp_path / "x.gguf")
-    assert load_config(file).rope_frequencies == load_config(path).rope_frequencies != ()
+    assert open_model(str(file)).config().rope_frequencies == open_model(str(path)).config().rope_frequencies != ()
     make_random_model(BASE | {"rope_scaling": YARN | {"beta_fast": 24.5, "beta_slow": 2}}, path, "float32")
     keys = {"yarn_beta_fast": 24.5, "yarn_beta_slow": 2.0, "finetuned": False, "yarn_attn_factor": 1.0}
     write_gguf(path, file, **{f"qwen3.rope.scaling.{key}": value for key, value in keys.items()})
-    assert load_config(file).rope_frequencies == load_config(path).rope_frequencies != ()
+    assert open_model(str(file)).config().rope_frequencies == open_model(str(path)).config().rope_frequencies != ()
 
 
 YARN_KEYS = {"scaling.type": "yarn", "scaling.factor": 4.0, "scaling.original_context_length": 32}

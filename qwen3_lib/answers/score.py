@@ -1,7 +1,7 @@
 """How likely a model finds a text."""
 import numpy as np
 
-from qwen3 import Model, TokenIds, checked_ids
+from qwen3 import Model, TokenIds, checked_ids, not_finite
 from qwen3_lib.answers.sequences import log_softmax
 from tokenizer_utils import InputError
 
@@ -23,8 +23,7 @@ def score(model: Model, token_ids: TokenIds) -> np.ndarray:
         now, following = ids[start:start + SCORED], ids[start + 1:start + SCORED + 1]
         logits = model.engine.logits_of(model, now, cache, all_logits=True)  # [SCORED, vocab_size]
         if not np.isfinite(logits).all():
-            raise InputError(f"{model.path}: the logits are not finite: NaN or infinity in the weights, or "
-                             f"{model.engine.overflow}")
+            raise not_finite(model)
         x = log_softmax(logits)
         logprobs.append(x[np.arange(len(following)), following])
     return np.concatenate(logprobs)

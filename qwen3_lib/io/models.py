@@ -32,11 +32,6 @@ def open_model(name: str, offline: bool = False, adapter: str | Path | list[str 
     return folder
 
 
-def load_config(path: str | Path) -> Config:
-    """The config of a model's folder or GGUF file. Raises InputError for what is missing or not supported."""
-    return open_model(str(path), offline=True).config()
-
-
 EXPERT_SIZES = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}  # if absent
 MODEL_TYPES = ("qwen3", "qwen3_moe", "bidirectional_pplx_qwen3", "jina_embeddings_v5")
 QUANTIZATION = ("quantization_config", "compression_config", "quantization")  # the last key is MLX's

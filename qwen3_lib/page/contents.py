@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import qwen3
-from qwen3 import Config, InputError, Model, Sampling, brief, checked_whole, softmax
+from qwen3 import Config, InputError, Model, Sampling, brief, checked_whole, not_finite, softmax
 from qwen3_lib.answers.completion import inside_thought, parse_answer
 from qwen3_lib.answers.sequences import log_softmax
 from qwen3_lib.page.page import lines_of_functions, pack
@@ -300,8 +300,7 @@ def answered(recorder: Recorder, prompt: list[int], limit: int, settings: Sampli
     while len(answer) < limit and not (answer and answer[-1] in recorder.model.eos_token_ids):
         logits = recorder.forward(new, cache)
         if not np.isfinite(logits).all():
-            raise InputError(f"{recorder.model.path}: the logits are not finite: NaN or infinity in the weights, or "
-                             f"{recorder.model.engine.overflow}")
+            raise not_finite(recorder.model)
         luck = others.standard_exponential(len(logits))
         if settings.temperature > 0:
             kept, _ = qwen3.candidates(qwen3.penalize(logits, settings, prompt, answer), settings)

@@ -33,6 +33,7 @@ class Entry:
     kv_bytes: int  # of a number in the KV cache
     needs: tuple[str, ...]  # packages
     for_speed: bool = True  # else only its quality is compared
+    file: str = ""  # the entry whose GGUF file it reads
 
 
 # What is compared with each other stands together, so that it is also measured close together.
@@ -43,6 +44,7 @@ ENTRIES = {
     "llama-q8_0": Entry("llama.cpp", "Q8_0", 34 / 32, 2, ("llama_cpp", "gguf")),
     "int4": Entry("this engine", "int4", 5.06 / 8, 2, ("numba",)),  # of the 0.6B: some matrices have more bits
     "llama-q4_0": Entry("llama.cpp", "Q4_0", 18 / 32, 2, ("llama_cpp", "gguf")),
+    "q4_k_m": Entry("this engine", "Q4_K_M", 5.42 / 8, 2, ("numba", "llama_cpp", "gguf"), file="llama-q4_k_m"),
     "llama-q4_k_m": Entry("llama.cpp", "Q4_K_M", 5.33 / 8, 2, ("llama_cpp", "gguf")),
     "llama-q5_k_m": Entry("llama.cpp", "Q5_K_M", 5.9 / 8, 2, ("llama_cpp", "gguf"), False),
     "llama-q6_k": Entry("llama.cpp", "Q6_K", 6.6 / 8, 2, ("llama_cpp", "gguf"), False),
@@ -80,10 +82,10 @@ def opened(name: str, start: Callable[[bool], Any], notes: list[str]) -> Any:
 
 
 class NumbaEngine:
-    def __init__(self, path: Path, form: str, threads: int, capacity: int):
+    def __init__(self, path: Path, form: str | None, threads: int, capacity: int):
         import qwen3_numba
         self.forward = qwen3_numba.forward
-        self.model = qwen3_numba.load_model(path, None if form == "bf16" else form, threads, tokenizer=False)
+        self.model = qwen3_numba.load_model(path, form, threads, tokenizer=False)
         self.cache = qwen3_numba.KVCache(self.model.config, capacity)
         self.weight_bytes = sum(array.nbytes for array in self.model.weights.arrays)
 
@@ -180,7 +182,9 @@ def open_engine(name: str, path: Path, gguf_folder: Path, threads: int, capacity
         return NumpyEngine(path, capacity)
     if name == "torch":
         return TorchEngine(path, threads)
-    return NumbaEngine(path, name, threads, capacity)
+    if file := ENTRIES[name].file:
+        return NumbaEngine(gguf_file(gguf_folder, file), None, threads, capacity)
+    return NumbaEngine(path, None if name == "bf16" else name, threads, capacity)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

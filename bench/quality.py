@@ -31,7 +31,7 @@ from make_random_model import make_random_model, official_config  # noqa: E402
 from peers import ENTRIES, gguf_file, missing_packages, open_engine  # noqa: E402
 from run import alone, write_once  # noqa: E402
 
-NAMES = [name for name in ENTRIES if name not in ("numpy", "torch")]
+NAMES = [name for name, entry in ENTRIES.items() if name not in ("numpy", "torch") and not entry.file]
 FILES = ("llama-q8_0", "llama-q4_k_m", "llama-q5_k_m", "llama-q6_k", "llama-iq4_xs")  # whose formats are compared
 LONGEST = 1024  # tokens of a text
 STEPS = {"together": LONGEST, "one by one": 1}  # how the tokens of a text go in: by the kernels of prefill, of decoding

@@ -58,7 +58,8 @@ class Goal(NamedTuple):
 
 GOALS = {"bf16": Goal("llama-bf16", 1.0, 1.24, 1.05, 0.90, 0.92, 1.2, 0.85, 1.0),
          "int8": Goal("llama-q8_0", 1.09, 1.77, 1.05, 0.88, 1.25, 1.7, 0.92, 1.3),
-         "int4": Goal("llama-q4_0", 1.0, 1.41, 1.05, 0.82, 1.25, 1.5, 0.87, 1.25)}
+         "int4": Goal("llama-q4_0", 1.0, 1.41, 1.05, 0.82, 1.25, 1.5, 0.87, 1.25),
+         "q4_k_m": Goal("llama-q4_k_m", 1.06, 1.3, 1.1, 0.82, 1.3, 1.1, 0.82, 1.0)}  # the same file
 TORCH_GOAL, MEMORY_GOAL, START_GOAL, LOAD_GOAL, FIRST_GOAL = 1.2, 1.25, 1.2, 10, 25
 FLOAT32 = ("numpy", "torch")
 STEP = 512  # tokens at a time, to fill a cache
@@ -193,7 +194,8 @@ def alone(work: Callable, *args: Any) -> Any:
 
 
 def write_once(path: Path, folder: Path, name: str) -> None:
-    """Writes the model in `path` for llama.cpp, if the engine is one of those and its file isn't there yet."""
+    """Writes the model in `path` for llama.cpp, if the engine reads such a file and it isn't there yet."""
+    name = ENTRIES[name].file or name
     if name.startswith("llama") and not gguf_file(folder, name).exists():
         alone(write_gguf, path, folder, name)
 

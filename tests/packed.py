@@ -111,13 +111,13 @@ def round_vectors(patch: pytest.MonkeyPatch, is_packed) -> None:
     """From now on qwen3.py rounds the vectors that a matrix is multiplied with to 8 bits, if is_packed(matrix)."""
     real = qwen3.linear
 
-    def rounded(x, w):
+    def rounded(x, w, bias=None):
         if is_packed(w):
             n = x.shape[-1]
             groups = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -n % 32)]).reshape(*x.shape[:-1], -1, 32)
             scales = np.maximum(abs(groups).max(axis=-1, keepdims=True), np.float32(1e-36)) / np.float32(127)
             x = (np.floor(groups / scales + np.float32(0.5)) * scales).reshape(*x.shape[:-1], -1)[..., :n]
-        return real(x, w)
+        return real(x, w, bias)
 
     def swiglu(x, gate_proj, up_proj, down_proj):
         gate = rounded(x, gate_proj)

@@ -230,6 +230,7 @@ def test_packed_formats_are_those_of_the_package(form):
 # llama.cpp's numbers; of Q3_K to Q5_K the mix "M"
 QUANTIZED = {"Q8_0": 7, "Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K": 12, "Q4_K": 15, "Q5_K": 17,
              "Q6_K": 18, "IQ4_NL": 25, "IQ3_S": 26, "IQ4_XS": 30, "TQ1_0": 36, "TQ2_0": 37}
+ROUNDED = ("Q2_K", "Q3_K", "IQ3_S", "IQ4_XS")  # by the fast engine
 
 
 @pytest.fixture(scope="module")
@@ -276,7 +277,7 @@ def test_files_of_llama_quantize(tmp_path, unquantized, form):
     kept = kept_by_the_fast_engine(written[0], names)
     print_losses(f"{form} of llama-quantize", *([to_float32(each[name]) for name in names] for each in (original, packed)), kept)
     for name, values in zip(names, kept):
-        assert form[0] == "I" or np.array_equal(values, to_float32(packed[name])), name
+        assert form in ROUNDED or np.array_equal(values, to_float32(packed[name])), name
     ids = random_ids(9)
     between = divergence(logits_of(written[0], ids), llama_logits(written[0], ids))
     print(f"{form}: Kullback-Leibler divergence {between:.1e} of llama.cpp's logits")

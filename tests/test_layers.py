@@ -9,7 +9,7 @@ from packed import FORMATS, reference, stored, unpacked
 from qwen3_lib.kernels import layers as kernels
 from qwen3_lib.kernels import quantize
 from qwen3_lib.kernels.build import kernel
-from qwen3_lib.kernels.layout import (APART, BF16, BLOCK, F16, F32, INT4, INT5, INT8, KV8, VECTORS, Batch, Job, Layers,
+from qwen3_lib.kernels.layout import (APART, BF16, BLOCK, EVERYTHING, F16, F32, INT4, INT5, INT8, KV8, VECTORS, Batch, Job, Layers,
                                       Space, own_space, padded, table)
 from qwen3_lib.kernels.packing import matrix_rows
 from qwen3_lib.kernels.products import TABLE, prepare, prepare_attention
@@ -38,7 +38,7 @@ def multiplied(weight, xs):
     out = np.full((n + 2, padded(weight.rows, 32)), np.nan, np.float32)
     h, packed = np.full((n, width + APART), 7, np.float32), np.full((n, width * 5 // 4), 7, np.uint8)
     layers = Layers(ints(0, 7, 5), floats(0, 2, d), floats(0, 2, 2), ones, np.array(weight), np.zeros(1), ints(0, 2, 2),
-                    ints(0, 5), ints(0, 0, 3, 5), ints(1))
+                    ints(0, 5), ints(0, 0, 3, 5), ints(1), floats(0, 0), ints(0), ints(1))
     batch = Batch(xs, floats(n, 1), floats(n, 1), ints(n, 2), ints(0, 6), ints(0, 2), np.arange(n), out[1:-1],
                   ints(1, 3), ints(2))
     space = Space(h, packed, floats(n, 1), floats(1, n, 1), floats(n, 1), floats(n, 1), np.zeros((n, 1), np.uint8),
@@ -341,7 +341,8 @@ def attended(q, group, tokens, caches, name):
     for some in (1, len(q)):
         prepare_attention(FORMS[name][0], some)
     for block in range(0, n, BLOCK):
-        kernels.attend(TABLE, q, group, n - tokens + 1 - block, *(cache[block:] for cache in caches), FORMS[name][0],
+        view = n - tokens + 1 - block, 1, EVERYTHING
+        kernels.attend(TABLE, q, group, view, *(cache[block:] for cache in caches), FORMS[name][0],
                        part if block else result, scores)
         for left, right in zip(result, part) if block else ():
             kernels.join(left, right, width)

@@ -333,8 +333,8 @@ def test_a_config_of_other_sizes(changes, packed, tmp_path):
 
 
 @pytest.mark.parametrize("name, dtype, words", [
-    ("model.norm.weight", np.float16, "has the type 'F16'"),
-    ("model.layers.0.self_attn.k_norm.weight", np.float16, "has the type 'F16'"),
+    ("model.norm.weight", np.float16, "don't fit config.json"),
+    ("model.layers.0.self_attn.k_norm.weight", np.float16, "don't fit config.json"),
     ("model.layers.0.mlp.up_proj.weight", np.float32, "don't fit config.json")])
 def test_other_dtypes_in_a_saved_model(name, dtype, words, packed, tmp_path):
     """A tensor of the right shape whose numbers are of another kind: norms are float32, packed matrices bytes."""

@@ -627,7 +627,7 @@ def config_of(raw: dict[str, Any], file: Path) -> Config:
             found["num_key_value_heads"] = found["num_attention_heads"]
         sizes: dict[str, Any] = {key: checked_whole(key, found[key], 1) for key in SIZES}
         heads, kv_heads, context = sizes["num_attention_heads"], sizes["num_key_value_heads"], "max_position_embeddings"
-        if heads % kv_heads or sizes["head_dim"] % 2 or sizes["num_hidden_layers"] > 1000:
+        if heads % kv_heads or sizes["head_dim"] % 2 or max(sizes["num_hidden_layers"], sizes["head_dim"]) > 2**14:
             raise ValueError(f"no Qwen3 has these sizes: {sizes}")  # heads can't be grouped, or turned in pairs
         return Config(**sizes, context_length=checked_whole(context, found[context], 1), eos_token_ids=ids_in(raw),
                       rms_norm_eps=checked_number("rms_norm_eps", found["rms_norm_eps"], 0, 1),

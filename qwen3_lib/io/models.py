@@ -91,10 +91,10 @@ def windows_of(config: Config, raw: dict[str, Any], file: Path) -> tuple[int, ..
     if kinds is None and size is not None:
         first = checked_whole(f"{file}: max_window_layers", 0 if mixture else raw.get("max_window_layers", 28), 0)
         kinds = ["full_attention" if i < first else "sliding_attention" for i in range(config.num_hidden_layers)]
-    if kinds is None or isinstance(kinds, list) and set(kinds) <= {"full_attention"}:
+    if kinds is None or isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds):
         return ()
-    if not isinstance(kinds, list) or len(kinds) != config.num_hidden_layers \
-            or not set(kinds) <= {"full_attention", "sliding_attention"} or size is None:
+    if not isinstance(kinds, list) or len(kinds) != config.num_hidden_layers or size is None \
+            or not all(kind in ("full_attention", "sliding_attention") for kind in kinds):
         raise InputError(f"{file}: layer_types = {brief(kinds, 80)} with use_sliding_window = "
                          f"{brief(raw.get('use_sliding_window'))} is not supported")
     size = checked_whole(f"{file}: sliding_window", size, 1)

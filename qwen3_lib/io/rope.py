@@ -11,7 +11,7 @@ from qwen3 import Config, checked_number
 from qwen3_lib.io.errors import InputError, brief
 
 TRAINED = {40960: 32768}  # max_position_embeddings of Qwen3: 32,768 positions of training, and room for an answer
-RANGES = {"factor": (1e-3, 1e6), "original_max_position_embeddings": (1, 2**31), "beta_fast": (1e-6, 1e6),
+RANGES = {"factor": (1e-3, 1e6), "original_max_position_embeddings": (2, 2**31), "beta_fast": (1e-6, 1e6),
           "beta_slow": (1e-6, 1e6), "attention_factor": (1e-6, 1e6), "attn_factor": (1e-6, 1e6), "mscale": (0, 1e6),
           "mscale_all_dim": (0, 1e6), "low_freq_factor": (1e-6, 1e6), "high_freq_factor": (1e-6, 1e6)}
 Scaled = tuple[np.ndarray, float, float]  # frequencies [head_dim / 2], the factor of cos and sin, the context's length
@@ -74,6 +74,8 @@ def llama3(config: Config, plain: np.ndarray, number: Number, _: Mapping[str, An
     """Divides the frequencies with few turns within the original length, as in Llama 3.1, and blends at the border."""
     factor, original = number("factor"), number("original_max_position_embeddings")
     low, high = number("low_freq_factor"), number("high_freq_factor")
+    if high <= low:
+        raise InputError(f"high_freq_factor {high:g} must be larger than low_freq_factor {low:g}")
     turns = np.float32(original) * plain / np.float32(2 * math.pi)
     blend = (turns - np.float32(low)) / np.float32(high - low)
     blended = (1 - blend) * plain / np.float32(factor) + blend * plain

@@ -584,7 +584,7 @@ def chat(model: Model, messages: str | dict[str, Any] | list[dict[str, Any]], to
         from qwen3_lib.answers.completion import complete
         return complete(model, messages, tools, enable_thinking, **options)
     text = model.tokenizer.apply_chat_template(messages, tools, enable_thinking=enable_thinking, join_text_parts=True)
-    return stream_text(model.tokenizer, generate(model, model.tokenizer.encode(text), **options))
+    return stream_text(model.tokenizer, generate(model, model.tokenizer.encode(text, False), **options))
 
 
 # ---- Loading: a folder with config.json, tokenizer.json and *.safetensors --------------------------------------------

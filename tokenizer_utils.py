@@ -225,11 +225,11 @@ class Tokenizer:
         """The id of a token's exact text, or None: `token_to_id("</think>")`."""
         return self.backend.token_to_id(token)
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text, as transformers' `tokenizer.encode(text)` gives them.
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text, as transformers' `tokenizer.encode` gives them.
 
-        Special tokens written out in the text become their ids, and the model's post-processor runs (the embedding
-        models' post-processor appends `<|endoftext|>`).
+        Special tokens written out in the text become their ids. With add_special_tokens, the model's post-processor
+        runs (an embedding model's appends `<|endoftext|>`); a chat template's text is encoded without it.
         """
         try:
             text.encode("utf-8")
@@ -237,7 +237,7 @@ class Tokenizer:
             where = brief(repr(text[max(error.start - 20, 0):error.start + 1]))
             raise InputError(f"the text is not valid Unicode: {where} ends with a lone surrogate") from error
         with library_errors("cannot encode the text"):
-            return self.backend.encode(text).ids
+            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def token_bytes(self, token_id: int, skip_special_tokens: bool = False) -> bytes:
         """The bytes that a token adds to the decoded text; none for an id without a name (padding, out of range)."""

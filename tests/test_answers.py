@@ -2,7 +2,9 @@
 import asyncio
 import dataclasses
 import itertools
+import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 import qwen3
 from configs import FRANCE, PARIS
 from fuzzing import any_text, cut_up, fuzz
-from helpers import filled_cache, message_of, random_ids, works_or_refused
+from helpers import edit_json, filled_cache, message_of, random_ids, works_or_refused
 from qwen3_lib.answers.completion import Completion, StopTexts
 from qwen3_lib.answers.guesses import Guessed, Lookup, Source
 from qwen3_lib.answers.score import SCORED, score
@@ -44,6 +46,21 @@ def saying(model, script):
 # ----------------------------------------------------------------------------------------------------------------------
 # Completion
 # ----------------------------------------------------------------------------------------------------------------------
+
+def test_a_chat_model_whose_tokenizer_appends_a_token(tmp_path):
+    """As in transformers, what its post-processor appends belongs to plain texts, not to the text of a template."""
+    folder = shutil.copytree(qwen3.BUNDLED, tmp_path / "model")
+    end = "<|endoftext|>"
+    added = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
+    number = next(token["id"] for token in added if token["content"] == end)
+    edit_json(folder / "tokenizer.json", {"post_processor": {
+        "type": "TemplateProcessing", "pair": [], "single": [{"Sequence": {"id": "A", "type_id": 0}},
+                                                             {"SpecialToken": {"id": end, "type_id": 0}}],
+        "special_tokens": {end: {"id": end, "ids": [number], "tokens": [end]}}}})
+    model = qwen3.load_model(folder)
+    assert model.tokenizer.encode("Hello")[-1] == number and not model.embeds
+    assert qwen3.chat(model, FRANCE, enable_thinking=False, temperature=0).finish().text.strip() == PARIS.strip()
+
 
 @fuzz(150)
 def test_prompts(rng, talker):

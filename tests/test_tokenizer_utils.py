@@ -488,7 +488,7 @@ def test_panic_while_encoding(tmp_path):
 
 
 def test_keyboard_interrupt_passes(monkeypatch):
-    def interrupt(text):
+    def interrupt(text, **options):
         raise KeyboardInterrupt
     tokenizer = Tokenizer(tiny_backend())
     monkeypatch.setattr(tokenizer, "backend", type("Backend", (), {"encode": staticmethod(interrupt)}))

@@ -189,4 +189,4 @@ def complete(model: Model, messages: list[dict[str, Any]],
     """The Completion of a conversation: see qwen3.chat, which calls this."""
     text = model.tokenizer.apply_chat_template(messages, schemas(tools), enable_thinking=enable_thinking,
                                                join_text_parts=True)
-    return Completion(model, model.tokenizer.encode(text), **options)
+    return Completion(model, model.tokenizer.encode(text, add_special_tokens=False), **options)

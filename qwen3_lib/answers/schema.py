@@ -132,7 +132,7 @@ class Constrained(Wrapped):
             self.inside = token == self.opening or self.inside and token != self.closing
             if token == self.closing:
                 self.before = {ids[0] for text in ("\n\n", "\n")
-                               if len(ids := self.model.tokenizer.encode(text)) == 1}
+                               if len(ids := self.model.tokenizer.encode(text, add_special_tokens=False)) == 1}
             elif not self.inside:
                 self.before = set()
         return drawn

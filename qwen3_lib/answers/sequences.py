@@ -30,7 +30,7 @@ class ThinkBudget(Wrapped):
         if self.opening is None or self.closing is None:
             raise InputError("think_budget needs a model whose tokenizer has the tokens <think> and </think>")
         self.inside, self.left = inside_thought(tokenizer, sequence.prompt), budget
-        self.ending = tokenizer.encode(self.CLOSING)
+        self.ending = tokenizer.encode(self.CLOSING, add_special_tokens=False)
         self.forced: list[int] = []  # tokens still to come, the next one last
 
     def feed(self, logits: np.ndarray, token: int | None = None) -> list[int]:

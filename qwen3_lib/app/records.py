@@ -260,7 +260,8 @@ def request(model: Model, settings: Settings, row: Row, line: int) -> tuple[list
     messages = conversation(row.get("messages", [{"role": "user", "content": prompt}]), settings.system)
     tools = checked_tools(row["tools"], "this record") if "tools" in row else settings.tools
     text = model.tokenizer.apply_chat_template(messages, tools, enable_thinking=think, join_text_parts=True)
-    return model.tokenizer.encode(text), asdict(default_sampling(model, think)) | options
+    ids = model.tokenizer.encode(text, add_special_tokens=False)
+    return ids, asdict(default_sampling(model, think)) | options
 
 
 def conversation(messages: Any, system: str | None) -> list[dict]:

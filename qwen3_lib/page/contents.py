@@ -85,7 +85,7 @@ def contents(model: Model, wish: Wish) -> dict[str, Any]:
     tokenizer, config = model.tokenizer, model.config
     text = wish.prompt if wish.raw else tokenizer.apply_chat_template(
         [{"role": "user", "content": wish.prompt}], enable_thinking=wish.enable_thinking)
-    prompt = tokenizer.encode(text)
+    prompt = tokenizer.encode(text, add_special_tokens=wish.raw)
     check_room(model, len(prompt), wish.max_new_tokens)
     settings = qwen3.default_sampling(model, wish.enable_thinking).updated(**wish.sampling)
     seed = int(np.random.default_rng().integers(2**31)) if wish.seed is None else wish.seed

@@ -183,7 +183,7 @@ def chat_wish(model: Model, body: Body, longest: int) -> Wish:
             raise Refusal(400, str(error), "tools" if forced else "response_format") from error
         options["schema"] = schema
     top = whole(body, "top_logprobs", 0, 0, MOST_LOGPROBS)
-    prompt = model.tokenizer.encode(chat_prompt(model, body))
+    prompt = model.tokenizer.encode(chat_prompt(model, body), add_special_tokens=False)
     return wish_of(model, "chat", body, [prompt], options, top if flag(body, "logprobs") else None, longest,
                    one_call=one_call)
 

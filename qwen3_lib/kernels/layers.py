@@ -291,8 +291,9 @@ def shaped(x, shape):
 @compiled
 def exp_from(scores, first, n, largest):
     """Makes the scores from first to n - 1 exp(score - largest), the others up to a multiple of 16 zeros -> the sum."""
-    for i in range(first, n):
-        scores[i] = exp(scores[i] - largest)
+    seen = scores[first:n]  # a slice, because numba's loops from 0 on are the fastest
+    for i in range(len(seen)):
+        seen[i] = exp(seen[i] - largest)
     scores[:first] = 0
     scores[n:up_to(n, 16)] = 0
     return dot(scores.ctypes.data, ONES.ctypes.data, up_to(n, 16))

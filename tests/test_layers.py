@@ -10,7 +10,7 @@ from qwen3_lib.kernels import layers as kernels
 from qwen3_lib.kernels import quantize
 from qwen3_lib.kernels.build import kernel
 from qwen3_lib.kernels.layout import (APART, BF16, BLOCK, EVERYTHING, F16, F32, INT4, INT5, INT8, KV8, VECTORS, Batch, Job, Layers,
-                                      Space, own_space, padded, table)
+                                      Space, own_space, padded, table, vector_size)
 from qwen3_lib.kernels.packing import matrix_rows
 from qwen3_lib.kernels.products import TABLE, prepare, prepare_attention
 from qwen3_lib.kernels.team import Team
@@ -36,7 +36,7 @@ def multiplied(weight, xs):
     """
     (n, d), width, ones = xs.shape, padded(xs.shape[1], 64), np.ones(xs.shape[1], np.float32)
     out = np.full((n + 2, padded(weight.rows, 32)), np.nan, np.float32)
-    h, packed = np.full((n, width + APART), 7, np.float32), np.full((n, width * 5 // 4), 7, np.uint8)
+    h, packed = np.full((n, width + APART), 7, np.float32), np.full((n, vector_size(width)), 7, np.uint8)
     layers = Layers(ints(0, 7, 5), floats(0, 2, d), floats(0, 2, 2), ones, np.array(weight), np.zeros(1), ints(0, 2, 2),
                     ints(0, 5), ints(0, 0, 3, 5), ints(1), floats(0, 0), ints(0), ints(1))
     batch = Batch(xs, floats(n, 1), floats(n, 1), ints(n, 2), ints(0, 6), ints(0, 2), np.arange(n), out[1:-1],
@@ -118,7 +118,7 @@ def test_largest():
 @pytest.mark.parametrize("size", [0, 1e-44, 3.6e-37, 2e-36, 1e-20, 1, 1e30])
 def test_vectors_of_any_size_are_packed(size):
     x = np.random.default_rng(0).uniform(0.5, 1, 64).astype(np.float32) * np.float32(size)
-    packed = np.empty(64 * 5 // 4, np.uint8)
+    packed = np.empty(vector_size(64), np.uint8)
     kernels.pack_vector(x, 64, packed, 0, 64)
     found = packed[:64].view(np.int8) * np.repeat(packed[64:72].view(np.float32), 32)
     np.testing.assert_allclose(found, x, atol=size / 200 + 1e-36, rtol=0)
@@ -242,7 +242,7 @@ def test_what_lies_behind_a_vector_is_not_packed(n, rest):
     width = padded(n, 64)
     x, clean = np.full(width, rest, np.float32), np.zeros(width, np.float32)
     x[:n] = clean[:n] = np.random.default_rng(n).standard_normal(n)
-    packed, expected = np.full((2, width * 5 // 4), 99, np.uint8)
+    packed, expected = np.full((2, vector_size(width)), 99, np.uint8)
     kernels.ready(x, n, INT8, packed, 0, n)
     kernels.pack_vector(clean, width, expected, 0, width)
     np.testing.assert_array_equal(packed, expected)

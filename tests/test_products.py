@@ -10,7 +10,7 @@ from helpers import run_fast
 from packed import FORMATS, stored
 from qwen3_lib.kernels import products
 from qwen3_lib.kernels.build import kernel
-from qwen3_lib.kernels.layout import BF16, F16, Job, own_space, padded, table
+from qwen3_lib.kernels.layout import BF16, F16, Job, own_space, padded, table, vector_size
 from qwen3_lib.kernels.team import Team
 from qwen3_lib.kernels.vectors import AT_ONCE, MANY, ONE, ways
 
@@ -22,7 +22,7 @@ def test_every_way_gives_the_same_bits(name):
     form, rng, team, results = FORMATS[name], np.random.default_rng(0), Team(2), {}
     data, weight = stored(rng.standard_normal((70, 1100)).astype(np.float32), form)
     width = padded(1100, 64)
-    x, packed = np.zeros((31, width), np.float32), rng.integers(0, 255, (31, width * 5 // 4), np.uint8)
+    x, packed = np.zeros((31, width), np.float32), rng.integers(0, 255, (31, vector_size(width)), np.uint8)
     x[:, :1100] = rng.standard_normal((31, 1100))
     packed[:, width:width + width // 8].view(np.float32)[:] = rng.standard_normal((31, width // 32))
     own = np.zeros((2, own_space(0, 0, width)), np.float32)

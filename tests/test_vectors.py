@@ -10,7 +10,7 @@ from llvmlite import ir
 from packed import FORMATS, reference, stored
 from qwen3_lib.kernels import vectors
 from qwen3_lib.kernels.build import address_of
-from qwen3_lib.kernels.layout import MORE, factors_size, unit_size
+from qwen3_lib.kernels.layout import MORE, factors_size, unit_size, vector_size
 
 pytestmark = pytest.mark.core
 
@@ -68,11 +68,11 @@ def product_of(path, form, n_vectors):
 def test_every_path_gives_the_same_bits(name):
     form, n, rng = FORMATS[name], 512, np.random.default_rng(0)
     data, weight = stored(rng.standard_normal((32, n)).astype(np.float32), form)
-    x, out = np.zeros((2, n * 5 // 4), np.uint8), np.zeros((2, 2, 32), np.float32)
+    x, out = np.zeros((2, vector_size(n)), np.uint8), np.zeros((2, 2, 32), np.float32)
     whole = rng.integers(-127, 128, (2, n // 32, 32)).astype(np.int8)
     x[:, :n], scales = whole.reshape(2, n).view(np.uint8), rng.random((2, n // 32)).astype(np.float32)
     x[:, n:n + n // 8].view(np.float32)[:] = scales
-    x[:, n + n // 8:].view(np.int16)[:] = np.stack([whole.sum(-1), whole[..., :16].sum(-1)], axis=-1).reshape(2, -1)
+    x[:, n + n // 8:].view(np.int32)[:] = np.concatenate([whole.sum(-1), whole[..., :16].sum(-1)], axis=-1)
     for path in (vectors.PATH, *(path for path in vectors.INT8_SHAPES if path in vectors.PATHS or path != "avx2")):
         for n_vectors in (2, 1):
             product_of(path, form, n_vectors)(data.ctypes.data, x.ctypes.data, x.strides[0], n, out[1].ctypes.data,
@@ -95,10 +95,10 @@ def test_sums_of_the_largest_bytes_do_not_overflow(path, name):
         for unit in data[0, factors_size(form):].reshape(-1, size):
             unit[size - whole:] = byte  # all but the scales and minima
         for sign in (-1, 1):
-            x = np.empty((2, n * 5 // 4), np.uint8)
+            x = np.empty((2, vector_size(n)), np.uint8)
             x[:, :n] = np.int8(127 * sign).view(np.uint8)
             x[:, n:n + n // 8].view(np.float32)[:] = np.float32(1 / 127)
-            x[:, n + n // 8:].view(np.int16)[:] = np.tile([127 * 32 * sign, 127 * 16 * sign], n // 32)
+            x[:, n + n // 8:].view(np.int32)[:] = np.repeat([127 * 32 * sign, 127 * 16 * sign], n // 32)
             for n_vectors in (1, 2):
                 out = np.zeros((2, 32), np.float32)
                 product_of(path, form, n_vectors)(data.ctypes.data, x.ctypes.data, x.strides[0], n, out.ctypes.data,

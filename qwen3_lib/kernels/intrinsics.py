@@ -67,7 +67,7 @@ def even_first(context, x, n):
 def to_bytes(context, x, n, out):
     """Numbers x float32 [n <= 32] times a factor that makes the largest size 127, as signed bytes [32], zeros behind.
 
-    -> (that size, the bytes' sum and the sum of the first 16 as two int16). NaN counts as the largest size.
+    -> (that size, the bytes' sum, the sum of the first 16). NaN counts as the largest size.
     """
     def codegen(context, b, signature, args):
         x, n, out = args
@@ -86,10 +86,9 @@ def to_bytes(context, x, n, out):
         store(b, b.trunc(whole, vector(I8, GROUP)), out)
         first = b.shuffle_vector(whole, whole, ir.Constant(vector(I32, GROUP // 2), list(range(GROUP // 2))))
         sums = [call(b, f"llvm.vector.reduce.add.v{x.type.count}i32", I32, x) for x in (whole, first)]
-        word = b.or_(b.and_(sums[0], I32(0xFFFF)), b.shl(sums[1], I32(16)))
-        return context.make_tuple(b, signature.return_type, [largest, word])
+        return context.make_tuple(b, signature.return_type, [largest, *sums])
 
-    return types.Tuple((types.float32, types.int32))(types.int64, types.int64, types.int64), codegen
+    return types.Tuple((types.float32, types.int32, types.int32))(types.int64, types.int64, types.int64), codegen
 
 
 @intrinsic

@@ -20,7 +20,7 @@ from qwen3_lib.kernels.intrinsics import (call_at, dot, even_first, fused, half_
                                           to_pointer_f32, to_pointer_i64, to_pointer_u8, to_pointer_u16)
 from qwen3_lib.kernels.layout import (BF16, BLOCK, DEPTH, DOWN, F16, F32, FEW, GATE, GROUP, KEYS, KV8, OUT, PANEL,
                                       PRODUCT, STRIP, UP, VALUES, VECTORS, WHOLE, K, Q, Task, V, Weight, is_packed, padded,
-                                      unit_size)
+                                      unit_size, vector_size)
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The small steps of a layer
@@ -28,6 +28,7 @@ from qwen3_lib.kernels.layout import (BF16, BLOCK, DEPTH, DOWN, F16, F32, FEW, G
 
 
 up_to, unit_bytes, packed_form = compiled(padded), compiled(unit_size), compiled(is_packed)
+vector_bytes = compiled(vector_size)
 PIECES = 4  # for each thread, of the work on many tokens
 ONES = np.ones(BLOCK, np.float32)
 
@@ -160,8 +161,10 @@ def pack_vector(x, width, packed, start, end):
     values = packed[:width].view(np.int8)
     scales = packed[width:width + width // 8].view(np.float32)
     sums = packed[width + width // 8:width + width // 4].view(np.int32)
+    first = packed[width + width // 4:vector_bytes(width)].view(np.int32)
     for g in range(start // GROUP, end // GROUP):
-        largest, sums[g] = to_bytes(x[g * GROUP:].ctypes.data, np.int64(GROUP), values[g * GROUP:].ctypes.data)
+        largest, sums[g], first[g] = to_bytes(x[g * GROUP:].ctypes.data, np.int64(GROUP),
+                                              values[g * GROUP:].ctypes.data)
         scales[g] = largest / np.float32(127) + largest * np.float32(0)  # NaN if a number is NaN or infinite
 
 
@@ -270,7 +273,7 @@ def store_kv(row, form, values):
         whole, scales = row[:width // 2].view(np.int8), row[width // 2:]
         for g in range(width // GROUP):
             start = g * GROUP
-            largest, _ = to_bytes(values[start:].ctypes.data, min(GROUP, n - start), whole[start:].ctypes.data)
+            largest, _, _ = to_bytes(values[start:].ctypes.data, min(GROUP, n - start), whole[start:].ctypes.data)
             scales[g] = half_or_nan(largest / np.float32(127))  # NaN if a number is NaN or infinite
         return
     row[n:] = 0
@@ -684,7 +687,7 @@ def gather(crew, n, form, job):
             vector, packed = gathered[chosen[t, r]], gathered_packed[chosen[t, r]]
             for i in range(width):
                 vector[i] = h[t, i]
-            for i in range(width * 5 // 4):
+            for i in range(vector_bytes(width)):
                 packed[i] = h_packed[t, i]
             if form == BF16:
                 even_first(vector.ctypes.data, width)

@@ -25,8 +25,8 @@ Its last 4 bits are also the `zero` of INT4, 6 + these bits / 4, and of INT5, tw
 or 6 % (INT4) of the group's largest weight. A tensor whose largest weight is below SMALLEST or above LARGEST is
 refused. The formats with a Q are never made by rounding weights.
 
-The vector to multiply is packed likewise: signed bytes, a float32 scale for each group of 32, and two int16 for each
-group, the sum of its bytes and the sum of the first 16, because sum((w - zero) x) = sum(w x) - zero sum(x), and likewise
+The vector to multiply is packed likewise: signed bytes, a float32 scale for each group of 32, the int32 sum of each
+group's bytes, and the int32 sum of its first 16 bytes, because sum((w - zero) x) = sum(w x) - zero sum(x), and likewise
 with a minimum. A product adds whole numbers within a group, and floats in the order of the groups, however many vectors
 are multiplied together. A row of the KV cache is F32, F16, BF16 or KV8: n signed bytes, then a float16 scale for each
 group of 32.
@@ -178,6 +178,11 @@ def table(arrays: tuple[np.ndarray, ...]) -> np.ndarray:
     """int64 [n, 5], the address and the shape of each array: so kernels find them."""
     assert all(array.flags.c_contiguous for array in arrays)
     return np.array([(array.ctypes.data, *array.shape, 0, 0, 0, 0)[:5] for array in arrays])
+
+
+def vector_size(width: int) -> int:
+    """The bytes of a packed vector of `width` numbers, a multiple of 64."""
+    return width * 11 // 8
 
 
 def padded(n: int, step: int) -> int:

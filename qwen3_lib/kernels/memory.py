@@ -4,7 +4,7 @@ from __future__ import annotations
 import numpy as np
 
 from qwen3 import Config
-from qwen3_lib.kernels.layout import APART, PANEL, Space, own_space, padded
+from qwen3_lib.kernels.layout import APART, PANEL, Space, own_space, padded, vector_size
 
 empty, zeros = np.empty, np.zeros  # what kernels write to; tests put pages behind it that mustn't be touched
 
@@ -50,11 +50,11 @@ def work_space(config: Config, n_threads: int, m: int, n_tasks: int, n_queries: 
     inner = padded(max(config.intermediate_size * dense, config.moe_intermediate_size), 64)
     n_qkv = padded(n_heads * config.head_dim, PANEL) + 2 * padded(n_kv_heads * config.head_dim, PANEL)
     n_rows, n_pairs = max(m, m * k), m * k
-    return Space(floats(m, widest + APART), empty((m, widest * 5 // 4), np.uint8),
+    return Space(floats(m, widest + APART), empty((m, vector_size(widest)), np.uint8),
                  floats(m, max(n_qkv, widest, padded(n_experts, PANEL))),
                  floats(n_kv_heads, m * (n_heads // n_kv_heads), width), floats(n_rows, inner + APART),
-                 floats(n_rows, inner + APART), empty((n_rows, inner * 5 // 4), np.uint8),
+                 floats(n_rows, inner + APART), empty((n_rows, vector_size(inner)), np.uint8),
                  floats(n_tasks, n_kv_heads, n_queries, width + 16),
                  floats(n_threads, own_space(n_queries, width, max(widest, inner))),
-                 floats(n_pairs, gathered + APART), empty((n_pairs, gathered * 5 // 4), np.uint8),
+                 floats(n_pairs, gathered + APART), empty((n_pairs, vector_size(gathered)), np.uint8),
                  empty((m, k), np.int64), floats(m, k), empty(n_experts + 2, np.int64))

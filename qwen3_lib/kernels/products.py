@@ -22,7 +22,7 @@ from qwen3_lib.io.errors import InputError
 from qwen3_lib.io.writing import write_whole
 from qwen3_lib.kernels.build import LAYERS, address_of, kernel, make_kernels, place, read_code
 from qwen3_lib.kernels.layout import (FORMATS, GROUP, KEYS, KV8, PANEL, PRODUCT, VALUES, VECTORS, Job, Weight,
-                                      is_packed, own_space, packed_shape, padded, table)
+                                      is_packed, own_space, packed_shape, padded, table, vector_size)
 from qwen3_lib.kernels.memory import aligned, floats
 from qwen3_lib.kernels.team import Team
 from qwen3_lib.kernels.vectors import AT_ONCE, MANY, ONE, Way, compile_product, ways
@@ -195,7 +195,7 @@ def measured(form: int, count: int, known: list[Way], team: Team, columns: int) 
     weights[:] = 0x3F  # a number near 1 in each format
     width = padded(columns, 2 * GROUP)
     weight = Weight(weights.ctypes.data, size * (PANEL if is_packed(form) else 1), form, n_rows, columns)
-    x, packed, out = floats(n, width), aligned((n, width * 5 // 4)), floats(n, padded(n_rows, PANEL))
+    x, packed, out = floats(n, width), aligned((n, vector_size(width))), floats(n, padded(n_rows, PANEL))
     own, tables = floats(team.n_threads, own_space(0, 0, width)), []
     for way in known:
         products = np.zeros(SHAPE, np.int64)

@@ -374,10 +374,12 @@ def half_bytes(b: Any, form: int, value: Any, half: int, bits: Any, k: Any, piec
     return part
 
 
-def sum_at(b: Any, place: Any, group: int, half: int) -> Any:
+def sum_at(b: Any, totals: Any, firsts: Any, group: int, half: int) -> Any:
     """A sum of a vector's bytes, int32: of all 32 of a group, or of its first or second 16."""
-    whole, first = (b.sext(load(b, at(b, place, 2 * i), I16), I32) for i in range(2))
-    return whole if group == GROUP else b.sub(whole, first) if half else first
+    if group == GROUP:
+        return load(b, totals, I32)
+    first = load(b, firsts, I32)
+    return b.sub(load(b, totals, I32), first) if half else first
 
 
 def scales_of(b: Any, form: int, here: Any, factors: Any, half: int, piece: int, lanes: int) -> tuple[Any, Any, Any]:
@@ -407,7 +409,7 @@ def add_scaled(b: Any, sums: dict[Any, Any], wholes: dict[Any, Any], known: dict
     for (p, t), whole in wholes.items():
         lanes, (scale, word, minima) = whole.type.count, known[p]
         value, factor = b.sitofp(whole, vector(FLOAT, lanes)), broadcast(b, load(b, scales[t], FLOAT), lanes)
-        sum_, sum_x = b.load(sums[p, t]), b.sitofp(broadcast(b, sum_at(b, totals_[t], GROUP, 0), lanes), value.type)
+        sum_, sum_x = b.load(sums[p, t]), b.sitofp(broadcast(b, load(b, totals_[t], I32), lanes), value.type)
         if minima is not None:
             sum_ = fma(b, minima, b.fmul(sum_x, factor), sum_)
         elif not FORMATS[form].offset:
@@ -437,6 +439,7 @@ def write_packed_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, x:
     vectors = [at(b, x, (x_stride, t)) for t in range(n_vectors)]
     scales = [b.add(vector_, n) for vector_ in vectors]
     totals_ = [at(b, scale, (groups, 4)) for scale in scales]
+    firsts = [at(b, total, (groups, 4)) for total in totals_]
 
     for first in range(0, PANEL // lanes, together):
         pieces = range(first, first + together)
@@ -456,7 +459,7 @@ def write_packed_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, x:
                     wholes[p, t, h] = variable(b, vector(I32, lanes))
                     start = splat(I32, lanes, 0)
                     if offset:
-                        sum_x = sum_at(b, at(b, totals_[t], (numbers[h], 4)), group, h)
+                        sum_x = sum_at(b, *(at(b, place[t], (numbers[h], 4)) for place in (totals_, firsts)), group, h)
                         start = broadcast(b, b.mul(sum_x, I32(-offset)), lanes)
                     b.store(start, wholes[p, t, h])
 

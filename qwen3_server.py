@@ -113,7 +113,8 @@ def run(args: argparse.Namespace) -> int:
         async def startup(self, sockets: Any = None) -> None:
             await super().startup(sockets)
             port = self.servers[0].sockets[0].getsockname()[1]
-            note(f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{port}/v1")
+            address = f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{port}"
+            note(f"a page to chat on: {address}/   for clients: {address}/v1")
 
     def on_end(error: Exception) -> None:
         errors.append(error)

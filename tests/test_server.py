@@ -249,6 +249,7 @@ def test_finished_answers_are_valid(talker):
 def test_other_grammars_and_what_cannot_be_used(demo):
     assert str(chat(demo, "x", enable_thinking=False, schema=regex("(Paris|Lon/don)!{3}"), seed=1)) in (
         "Paris!!!", "Lon/don!!!")
+    assert str(chat(demo, "x", enable_thinking=False, schema=regex(r"a\/b\\/c"), seed=1)) == r"a/b\/c"
     assert set(str(chat(demo, "x", enable_thinking=False, schema=lark('start: "ab"+'), max_new_tokens=9))) == {*"ab"}
     thought = chat(demo, FRANCE, schema={"const": "Rome"}, think_budget=0).finish()
     assert thought.answer.content == '"Rome"' and thought.finish_reason == "stop"

@@ -5,6 +5,7 @@ llguidance says which tokens may come next; the others can't be drawn. A thought
 from __future__ import annotations
 
 import json
+import re
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ class Grammar(NamedTuple):
 
 def regex(pattern: str) -> Grammar:
     """Answers that match a regular expression as a whole (Rust's syntax, without lookaround)."""
-    escaped = pattern.replace("/", "\\/")
+    escaped = re.sub(r"\\.|/", lambda found: found[0] if found[0] != "/" else r"\/", pattern, flags=re.DOTALL)
     return lark(f"start: /{escaped}/")
 
 

@@ -570,7 +570,7 @@ def test_the_command(tmp_path):
         lines = [process.stderr.readline()]
         while "at a time" not in lines[-1]:
             lines.append(process.stderr.readline())
-        url = lines[0].strip()
+        url = lines[0].split()[-1]
         client = openai.OpenAI(base_url=url, api_key="x", timeout=60, max_retries=0)
         until(lambda: urllib.request.urlopen(url.removesuffix("/v1") + "/health", timeout=10).status == 200)
         stream = iter(client.chat.completions.create(model="m", messages=FRANCE, stream=True))

@@ -165,7 +165,7 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int = 0, caus
         ends = [min(length - n + i + block, length) if causal else length for i in range(0, n, block)]
         return np.concatenate([attention(q[:, i * block:(i + 1) * block], k[:, :end], v[:, :end], window, causal)
                                for i, end in enumerate(ends)], axis=1)
-    if window:
+    if window:  # no query here sees an earlier key
         k, v = k[:, -(window + n - 1):], v[:, -(window + n - 1):]
         length = k.shape[1]
     # Query head h uses KV head h // group. The heads of a group are neighbours, so one reshape stacks them as rows of
@@ -176,7 +176,7 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int = 0, caus
     by_query = scores.reshape(n_kv_heads, group, n, length)
     if n > 1 and causal:  # a single newest token sees everything and needs no mask
         np.copyto(by_query[..., -n:], -np.inf, where=np.triu(np.ones((n, n), bool), 1))
-    if n > 1 and window:
+    if n > 1 and window:  # each query, without the keys before its own window
         np.copyto(by_query, -np.inf, where=np.tri(n, length, length - n - window, dtype=bool))
     # softmax(scores) @ v, in place and with the division last, where there is less to divide: 1.2 times as fast.
     scores -= scores.max(axis=-1, keepdims=True)
@@ -288,6 +288,7 @@ class KVCache:
 
     @property
     def watched(self) -> Iterable[int]:
+        """The layers before which the draft sees the residual stream."""
         return self.watcher.layers if self.watcher else ()
 
     def advance(self, token_ids: np.ndarray, streams: dict[int, np.ndarray] | None = None) -> None:
@@ -321,7 +322,7 @@ def hidden_states(model: Model, token_ids: TokenIds, cache: KVCache) -> np.ndarr
     """Runs token ids [n] through all layers -> the residual stream after the last norm, float32 [n, hidden_size]."""
     config, w, ids = model.config, model.weights, np.asarray(token_ids)
     positions, out = cache.reserve(len(ids)), np.empty((len(ids), config.hidden_size), np.float32)
-    step = CHUNK if config.causal else len(ids)
+    step = CHUNK if config.causal else len(ids)  # tokens that see the whole text need all of it at once
     for start in range(0, len(ids), step):
         now = slice(start, start + step)
         cos, sin = rope_tables(config, positions[now])
@@ -682,9 +683,7 @@ class Tensor(NamedTuple):
 
 DTYPES: dict[str, Any] = {"BF16": np.dtype("<u2"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4"),
                           "F64": np.dtype("<f8")}
-
-
-BYTE = np.dtype("u1")
+BYTE = np.dtype("u1")  # in place of types that no model needs
 
 
 def map_safetensors(file: Path, dtypes: dict[str, Any] = DTYPES) -> dict[str, Tensor]:
@@ -736,9 +735,10 @@ class Folder:
         """The tensors in its files, by the names there."""
         index = self.json("model.safetensors.index.json").get("weight_map")
         if not index:
-            found = sorted(self.path.glob("*.safetensors"))
-            file, only = self.path / "model.safetensors", len(found) == 1
-            return map_safetensors(found[0] if only and not file.exists() else file, dtypes)
+            file, found = self.path / "model.safetensors", sorted(self.path.glob("*.safetensors"))
+            if len(found) == 1 and not file.exists():  # a single file may have another name
+                file = found[0]
+            return map_safetensors(file, dtypes)
         if not isinstance(index, dict):
             raise InputError(f"{self.path}: weight_map in model.safetensors.index.json must be an object of name: file")
         tensors: dict[str, Tensor] = {}
@@ -881,8 +881,10 @@ def generation_defaults(folder: Folder) -> tuple[Sampling, int | None, tuple[int
             if raw.get(key, value) != value:
                 raise InputError(f"{key} = {brief(repr(raw[key]))} is not supported, only {value!r} is")
         given = {key: raw[key] for key in asdict(Sampling()) if key in raw}
-        if given.get("top_k") == -1 or isinstance(given.get("top_k"), float) and given["top_k"].is_integer():
-            given["top_k"] = max(int(given["top_k"]), 0)  # -1 is off in other engines
+        if isinstance(given.get("top_k"), float) and given["top_k"].is_integer():
+            given["top_k"] = int(given["top_k"])
+        if given.get("top_k") == -1:  # off in other engines
+            given["top_k"] = 0
         sampling = Sampling(**({"temperature": 1.0, "top_k": 50} | given if raw.get("do_sample") else
                                given | {"temperature": 0.0}))
         longest = checked_whole("max_new_tokens", raw["max_new_tokens"], 1) if "max_new_tokens" in raw else None

@@ -6,8 +6,8 @@
 An adapter changes a matrix W [outputs, inputs] of its base model to W + scale * B A, with small matrices A [r, inputs]
 and B [outputs, r]. Source: Hu et al. 2021 (LoRA). The sum is computed while an engine reads W.
 
-The result is that of peft before it merges, which is what was trained: with a tied head, peft's merged models change
-the head together with the embedding.
+The result equals peft's model before merging, the model that was trained: with a tied head, peft's merged model
+changes the head together with the embedding.
 """
 import math
 import re

@@ -3,7 +3,6 @@
 In the order in which a conversation meets it:
 
     messages --apply_chat_template--> prompt text --encode--> ids --(the model)--> ids --StreamDecoder--> text
-    --parse_answer--> reasoning, content, tool calls
 
 The `tokenizers` library does the byte-level BPE, from the model's own `tokenizer.json`. The chat template comes with
 the model, too: it is a program written by somebody else, so it runs in jinja2's sandbox.
@@ -15,7 +14,6 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -26,8 +24,7 @@ import jinja2.ext
 import jinja2.sandbox
 import tokenizers
 
-__all__ = ["Answer", "InputError", "StreamDecoder", "Tokenizer", "inside_thought", "load_tokenizer", "parse_answer",
-           "split_stream"]
+__all__ = ["InputError", "StreamDecoder", "Tokenizer", "inside_thought", "load_tokenizer"]
 
 
 class InputError(ValueError):
@@ -314,6 +311,12 @@ def stream_text(tokenizer: Tokenizer, token_ids: Iterable[int]) -> Iterator[str]
         yield rest
 
 
+def inside_thought(tokenizer: Tokenizer, prompt: Iterable[int]) -> bool:
+    """True if the last turn of the prompt [n] ends within <think>, so that the answer begins with a thought's rest."""
+    turn = tokenizer.decode(prompt).rpartition("<|im_start|>")[2]
+    return turn.rfind("<think>") > turn.rfind("</think>")
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Loading
 
@@ -403,98 +406,3 @@ def _add_config_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], fi
         if (actual := backend.token_to_id(token.content)) != token_id:
             raise InputError(f"{file} gives the token {token.content[:50]!r} the id {token_id}, but in tokenizer.json "
                              f"beside it, it is {actual}; take both files from the same model")
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# What the model answered
-
-def held_back(text: str, marks: Iterable[str]) -> int:
-    """The number of characters at the end of a text that could be the beginning of one of the marks."""
-    return max((n for mark in marks for n in range(1, min(len(mark), len(text) + 1)) if text.endswith(mark[:n])),
-               default=0)
-
-
-def split_stream(pieces: Iterable[str], think_open_in_prompt: bool = False) -> Iterator[tuple[str, str]]:
-    """The pieces of an answer as (kind, piece): "thinking" with its tags, "content"; from <tool_call> on "call".
-
-    At least one for each piece given; it may be "".
-    """
-    marks = {"start": ("<think>", "<tool_call>"), "thinking": ("</think>",), "content": ("<tool_call>",), "call": ()}
-    following = {"<think>": "thinking", "</think>": "content", "<tool_call>": "call"}
-    state, held = "thinking" if think_open_in_prompt else "start", ""
-    for piece in pieces:
-        held += piece
-        while found := [(held.index(mark), mark) for mark in marks[state] if mark in held]:
-            at, mark = min(found)
-            at += len(mark) if mark == "</think>" else 0  # the closing tag belongs to the thought
-            if at:
-                yield state.replace("start", "content"), held[:at]
-            state, held = following[mark], held[at:]
-        certain = len(held) - held_back(held, marks[state])
-        yield state.replace("start", "content"), held[:certain]
-        held = held[certain:]
-    yield state.replace("start", "content"), held
-
-
-def inside_thought(tokenizer: Tokenizer, prompt: Iterable[int]) -> bool:
-    """True if the last turn of the prompt [n] ends within <think>, so that the answer begins with a thought's rest."""
-    turn = tokenizer.decode(prompt).rpartition("<|im_start|>")[2]
-    return turn.rfind("<think>") > turn.rfind("</think>")
-
-
-TOOL_CALL = re.compile("<tool_call>(.*?)</tool_call>|<tool_call>(.*)", re.DOTALL)
-END_TOKENS = ("<|im_end|>", "<|endoftext|>")
-
-
-@dataclass
-class Answer:
-    """A model's output, taken apart. `tool_calls` are `{"name": str, "arguments": parsed JSON}`."""
-
-    reasoning: str | None
-    content: str
-    tool_calls: list[dict[str, Any]] = field(default_factory=list)
-    reasoning_truncated: bool = False  # the text ended before </think>
-
-
-def parse_answer(text: str, think_open_in_prompt: bool = False) -> Answer:
-    """Takes a model's output apart into reasoning, content and tool calls. Accepts any text, never raises.
-
-    `think_open_in_prompt` says that the prompt ended inside `<think>` (the Thinking-2507 template does that), so the
-    text starts with reasoning. A malformed tool call stays in the content, and so do all others with it.
-    """
-    while text.endswith(END_TOKENS):
-        text = text.removesuffix(END_TOKENS[0]).removesuffix(END_TOKENS[1])
-    reasoning, content, truncated = _split_reasoning(text, think_open_in_prompt)
-    tool_calls = _tool_calls(content)
-    if tool_calls:
-        content = content[:content.index("<tool_call>")].rstrip()
-    return Answer(reasoning.strip("\n") or None, content, tool_calls, truncated)
-
-
-def _split_reasoning(text: str, think_open_in_prompt: bool) -> tuple[str, str, bool]:
-    """Reasoning, content, and whether the text ended within the reasoning."""
-    before, opening, after = text.partition("<think>")
-    body = after if opening else before
-    reasoning, closing, content = body.partition("</think>")
-    if closing:
-        return reasoning, content.lstrip("\n"), False
-    if not opening and not think_open_in_prompt:
-        return "", body, False
-    # Unclosed: only a tool call can end it, since the models sometimes go straight from thought to call.
-    reasoning, call, rest = body.partition("<tool_call>")
-    return reasoning, call + rest, not call
-
-
-def _tool_calls(content: str) -> list[dict[str, Any]]:
-    """The tool calls in a content, or none if one of them is malformed."""
-    calls = []
-    for closed, unclosed in TOOL_CALL.findall(content):
-        try:
-            call = json.loads(closed or unclosed)
-            json.dumps(call, allow_nan=False)
-        except (ValueError, RecursionError):  # not JSON, no number, thousands of digits, too deeply nested
-            return []
-        if not isinstance(call, dict) or not isinstance(call.get("name"), str) or "arguments" not in call:
-            return []
-        calls.append({"name": call["name"], "arguments": call["arguments"]})
-    return calls

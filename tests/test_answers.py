@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import qwen3
-from configs import FRANCE, PARIS
-from fuzzing import any_text, cut_up, fuzz
+from configs import FRANCE, PARIS, SHARED
+from fuzzing import any_answer, any_text, cut_up, fuzz, merged, parts_of
 from helpers import edit_json, filled_cache, message_of, random_ids, works_or_refused
+from qwen3_lib.answers.answer import END_TOKENS, Answer, held_back, parse_answer, split_stream
 from qwen3_lib.answers.completion import Completion, StopTexts
 from qwen3_lib.answers.guesses import Guessed, Lookup, Source
 from qwen3_lib.answers.score import SCORED, score
 from qwen3_lib.answers.sequences import ThinkBudget
 from qwen3_lib.answers.tools import tool_schema
-from tokenizer_utils import held_back, parse_answer
 
 pytestmark = [pytest.mark.core, pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")]
 
@@ -359,3 +359,163 @@ def test_python_functions_are_tools(demo):
     assert "can't be read" in message_of(tool_schema, map)
     answer = qwen3.chat(demo, "What is the weather in Lisbon?", [weather]).finish()
     assert answer.message["tool_calls"][0]["arguments"]["city"] == "Lisbon"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Answers taken apart
+# ----------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason=f"no golden files at {SHARED}")
+def test_golden_parse():
+    for line in (SHARED / "golden/parse.jsonl").read_text("utf-8").splitlines():
+        case = json.loads(line)
+        expected = (case[name] for name in ("reasoning", "content", "tool_calls", "reasoning_truncated"))
+        assert parse_answer(case["raw"], case["think_open_in_prompt"]) == Answer(*expected), case["name"]
+
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+PARSED = [{"name": "f", "arguments": {"a": 1}}]
+
+
+@pytest.mark.parametrize("text, opened, expected", [
+    ("", False, Answer(None, "")),
+    ("", True, Answer(None, "", [], True)),
+    ("<think>", False, Answer(None, "", [], True)),
+    ("Hi<|im_end|><|endoftext|>", False, Answer(None, "Hi")),
+    ("<|im_end|>Hi", False, Answer(None, "<|im_end|>Hi")),
+    ("\nHi \n", False, Answer(None, "\nHi \n")),
+    ("<think>a\n</think>\n\nb</think>c", False, Answer("a", "b</think>c")),
+    (f"<think>\nhm\n{CALL}", False, Answer("hm", "", PARSED)),
+    (f"hm{CALL}<|im_end|>", True, Answer("hm", "", PARSED)),
+    ("hm<tool_call>{", True, Answer("hm", "<tool_call>{")),
+    (f"Let me see. \n{CALL}\n{CALL} done", False, Answer(None, "Let me see.", PARSED * 2)),
+    (f"{CALL}<tool_call>", False, Answer(None, f"{CALL}<tool_call>")),
+    (f"x {CALL} <tool_call>[1]</tool_call>", False, Answer(None, f"x {CALL} <tool_call>[1]</tool_call>")),
+    ('<tool_call>{"name": 5, "arguments": {}}', False, Answer(None, '<tool_call>{"name": 5, "arguments": {}}')),
+    ('<tool_call>{"name": "f", "arguments": null}', False, Answer(None, "", [{"name": "f", "arguments": None}])),
+])
+def test_parse_answer(text, opened, expected):
+    assert parse_answer(text, opened) == expected
+
+
+@pytest.mark.parametrize("arguments", ["[" * 100_000, "[" * 100_000 + "]" * 100_000, "9" * 5000, "{'a': 1}", "",
+                                       "NaN", "[-Infinity]", '{"a": 1e999}'])
+def test_hostile_tool_calls_stay_text(arguments):
+    text = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
+    assert parse_answer(text) == Answer(None, text)
+
+
+TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_end|>", "\n", " ", "x", CALL, '{"name": "f"']
+
+
+@settings(max_examples=200, deadline=None)
+@given(bits=st.lists(st.one_of(st.sampled_from(TAGS), st.text(max_size=5)), max_size=12), opened=st.booleans())
+def test_parse_answer_takes_any_text(bits, opened):
+    text = "".join(bits)
+    answer = parse_answer(text, opened)
+    assert answer.content in text and (answer.reasoning or "") in text and answer.reasoning != ""
+    assert all(set(call) == {"name", "arguments"} and isinstance(call["name"], str) for call in answer.tool_calls)
+    if answer.reasoning_truncated:
+        assert answer.content == "" and not answer.tool_calls and "<tool_call>" not in (answer.reasoning or "")
+    if not opened and "<think>" not in text and "</think>" not in text:
+        assert answer.reasoning is None
+
+
+@pytest.mark.parametrize("text, content", [("<think>\na\n</think>\n\n  b", "  b"), ("<think>a</think>\tb ", "\tb "),
+                                           ("<think>a</think>\n\n\n\u2003b\n", "\u2003b\n"), ("a</think> b", " b")])
+def test_only_line_breaks_go_between_a_thought_and_its_answer(text, content):
+    """Code and poems begin with spaces."""
+    assert parse_answer(text, not text.startswith("<think>")).content == content
+
+
+@fuzz(600)
+def test_split_stream(rng):
+    """The same parts however the text is cut up, nothing lost; and they are those of parse_answer where it has them."""
+    text, opened = any_answer(rng)
+    expected = parts_of(text, opened)
+    for pieces in (cut_up(rng, text, 9), [text], text):
+        parts = list(split_stream(pieces, opened))
+        assert "".join(piece for _, piece in parts) == text
+        assert merged(parts) == expected
+    kinds = [kind for kind, _ in expected]
+    if text.endswith(END_TOKENS) or text.count("<think>") + opened != ("thinking" in kinds):
+        return False
+    thinking, content, call = ("".join(piece for kind, piece in expected if kind == wanted)
+                               for wanted in ("thinking", "content", "call"))
+    if not thinking and "</think>" in text or thinking and kinds[0] != "thinking":
+        return False
+    if thinking and not thinking.endswith("</think>"):
+        return False  # a call may yet end the thought, which is only known at the end
+    answer = parse_answer(text, opened)
+    thought = thinking.removeprefix("" if opened else "<think>").removesuffix("</think>").strip("\n")
+    assert answer.reasoning == (thought or None)
+    content = (content if answer.tool_calls else content + call).lstrip("\n" if thinking else "")
+    assert answer.content == (content.rstrip() if answer.tool_calls else content)
+    return True
+
+
+def xml_call(name, **arguments):
+    parameters = "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in arguments.items())
+    return f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>"
+
+
+def tool(name="f", **types):
+    """The tool in OpenAI's form; a type is a name, several, or a schema."""
+    properties = {key: kind if isinstance(kind, dict) else {"type": kind} for key, kind in types.items()}
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": properties}}}
+
+
+@pytest.mark.parametrize("kind, text, value", [
+    ("string", "03106", "03106"), ("string", "true", "true"), ("string", "null", "null"), ("string", "[1]", "[1]"),
+    ("string", " two\n\n  lines\n", " two\n\n  lines\n"), ("string", "", ""), ("string", "<b>&amp;<", "<b>&amp;<"),
+    ("integer", "5", 5), ("integer", "-12", -12), ("integer", "5.5", "5.5"), ("integer", "five", "five"),
+    ("integer", "true", "true"), ("integer", "9" * 5000, "9" * 5000), ("number", "5", 5), ("number", "2.5e-3", 0.0025),
+    ("number", "1e999", "1e999"), ("number", "NaN", "NaN"), ("boolean", "true", True), ("boolean", "False", False),
+    ("boolean", "yes", "yes"), ("boolean", "1", "1"), ("object", '{"a": [1, "é"]}', {"a": [1, "é"]}),
+    ("object", "[1]", "[1]"), ("array", '[\n 1,\n "</parameter>"\n]', [1, "</parameter>"]), ("array", "[1", "[1"),
+    ("integer", "None", None), ("null", "null", None), (["string", "null"], "None", None),
+    (["integer", "null"], "5", 5), (["null", "string"], "5", "5"), ({"anyOf": [{"type": "null"}, {"type": "number"}]}, "5", 5),
+    ({"oneOf": [{"type": "array"}, {"type": "string"}]}, "[5]", [5]), ({"anyOf": [{"type": "string"}]}, "5", "5"),
+    ({}, "5", 5), ({}, "five", "five"), ({"$ref": "#/x"}, '{"a": 1}', {"a": 1}), ("unknown", "5", 5)], ids=str)
+def test_arguments_in_xml_have_their_schemas_types(kind, text, value):
+    for tools in ([tool(a=kind)], [tool("g", a="string"), tool(a=kind)["function"]]):
+        [call] = parse_answer(xml_call("f", a=text), tools=tools).tool_calls
+        assert call == {"name": "f", "arguments": {"a": value}} and type(call["arguments"]["a"]) is type(value)
+
+
+@pytest.mark.parametrize("tools", [
+    None, [], [tool("other", a="string")], [{"name": "f"}], [{"name": "f", "parameters": 5}], [{"function": None}],
+    [{"name": "f", "parameters": {"properties": {"a": 5}}}]], ids=str)
+def test_arguments_without_a_schema_are_json_or_text(tools):
+    for text, value in (("5", 5), ("x: 5", "x: 5")):
+        assert parse_answer(xml_call("f", a=text), tools=tools).tool_calls[0]["arguments"] == {"a": value}
+
+
+XML = xml_call("f", a="1")
+TAGS_IN_TEXT = f"</function></tool_call><think></parameter> {CALL}"
+
+
+@pytest.mark.parametrize("text, expected", [
+    (XML + "\n" + xml_call("g"), Answer(None, "", [*PARSED, {"name": "g", "arguments": {}}])),
+    (f"Let me see.\n\n{XML} done", Answer(None, "Let me see.", PARSED)),
+    (f"{CALL}\n{XML}", Answer(None, "", PARSED * 2)),
+    (f"<think>\nhm\n</think>\n\n{XML}<|im_end|>", Answer("hm", "", PARSED)),
+    (f"<think>\nhm\n{XML}", Answer("hm", "", PARSED)),
+    (XML.removesuffix("\n</tool_call>"), Answer(None, "", PARSED)),  # as with JSON, the last tag may be missing
+    (XML.replace("\n", ""), Answer(None, "", PARSED)),
+    (xml_call("f", unnamed="1"), Answer(None, "", [{"name": "f", "arguments": {"unnamed": "1"}}])),
+    *((start + xml_call("f", s=TAGS_IN_TEXT), Answer(thought, "", [{"name": "f", "arguments": {"s": TAGS_IN_TEXT}}]))
+      for start, thought in (("", None), ("x</think>", "x"))),
+])
+def test_calls_in_xml(text, expected):
+    assert parse_answer(text, tools=[tool(a="integer", s="string")]) == expected
+
+
+@pytest.mark.parametrize("text", [
+    XML.replace("\n</parameter>", ""), XML.replace("</function>", ""), XML.replace("<function=f>", "<function=>"),
+    XML.replace("<function=f>", "<function={{ name }}>"), XML.replace("<function=f>\n", "<function=f>\nhm\n"),
+    XML.replace("</function>", "hm</function>"), XML[:-40], "<tool_call><function=f", XML.replace("f>", "f", 1),
+    f"{XML}\n<tool_call>\n<function=f>\n<parameter=a>\n1", "<tool_call>" + "<function=f><parameter=a>" * 3000,
+    "<tool_call><function=f>" + "<parameter=a></parameter>" * 20_000, "<tool_call>" * 20_000], ids=lambda it: it[:60])
+def test_malformed_calls_in_xml_stay_text(text):
+    assert parse_answer(text, tools=[tool(a="integer")]) == Answer(None, text)

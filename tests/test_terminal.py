@@ -17,7 +17,7 @@ from make_random_model import make_random_model
 from qwen3_lib.app import terminal
 from qwen3_lib.answers.completion import Completion
 from test_qwen3_moe import MOE
-from tokenizer_utils import parse_answer, split_stream
+from qwen3_lib.answers.answer import parse_answer, split_stream
 
 ROOT = Path(__file__).resolve().parents[1]
 FRANCE = "What is the capital of France?"

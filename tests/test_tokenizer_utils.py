@@ -15,15 +15,12 @@ from hypothesis import strategies as st
 
 import tokenizer_utils
 from configs import SHARED
-from fuzzing import any_answer, cut_up, fuzz, merged, parts_of
 from helpers import message_of as error_of
-from tokenizer_utils import (Answer, StreamDecoder, Tokenizer, brief, inside_thought, load_tokenizer,
-                             parse_answer, split_stream)
+from tokenizer_utils import StreamDecoder, Tokenizer, brief, inside_thought, load_tokenizer
 
 pytestmark = [pytest.mark.core, pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")]
 
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"no real tokenizers and golden files at {SHARED}")
-ANSWER_FIELDS = ("reasoning", "content", "tool_calls", "reasoning_truncated")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -165,13 +162,6 @@ def test_golden_chat(file):
             expected = tokenizer.apply_chat_template(joined, *args[1:])
             assert tokenizer.apply_chat_template(*args, join_text_parts=True) == expected
         assert messages == case["messages"]
-
-
-@needs_shared
-def test_golden_parse():
-    for case in golden("parse.jsonl"):
-        answer = parse_answer(case["raw"], case["think_open_in_prompt"])
-        assert answer == Answer(*(case[name] for name in ANSWER_FIELDS)), case["name"]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -507,64 +497,6 @@ def test_missing_and_unreadable_files(tmp_path):
     assert "chat_template.jinja" in error_of(load_tokenizer, write_model(folder, template="{% if %}"))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Answers
-
-CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
-PARSED = [{"name": "f", "arguments": {"a": 1}}]
-
-
-@pytest.mark.parametrize("text, opened, expected", [
-    ("", False, Answer(None, "")),
-    ("", True, Answer(None, "", [], True)),
-    ("<think>", False, Answer(None, "", [], True)),
-    ("Hi<|im_end|><|endoftext|>", False, Answer(None, "Hi")),
-    ("<|im_end|>Hi", False, Answer(None, "<|im_end|>Hi")),
-    ("\nHi \n", False, Answer(None, "\nHi \n")),
-    ("<think>a\n</think>\n\nb</think>c", False, Answer("a", "b</think>c")),
-    (f"<think>\nhm\n{CALL}", False, Answer("hm", "", PARSED)),
-    (f"hm{CALL}<|im_end|>", True, Answer("hm", "", PARSED)),
-    ("hm<tool_call>{", True, Answer("hm", "<tool_call>{")),
-    (f"Let me see. \n{CALL}\n{CALL} done", False, Answer(None, "Let me see.", PARSED * 2)),
-    (f"{CALL}<tool_call>", False, Answer(None, f"{CALL}<tool_call>")),
-    (f"x {CALL} <tool_call>[1]</tool_call>", False, Answer(None, f"x {CALL} <tool_call>[1]</tool_call>")),
-    ('<tool_call>{"name": 5, "arguments": {}}', False, Answer(None, '<tool_call>{"name": 5, "arguments": {}}')),
-    ('<tool_call>{"name": "f", "arguments": null}', False, Answer(None, "", [{"name": "f", "arguments": None}])),
-])
-def test_parse_answer(text, opened, expected):
-    assert parse_answer(text, opened) == expected
-
-
-@pytest.mark.parametrize("arguments", ["[" * 100_000, "[" * 100_000 + "]" * 100_000, "9" * 5000, "{'a': 1}", "",
-                                       "NaN", "[-Infinity]", '{"a": 1e999}'])
-def test_hostile_tool_calls_stay_text(arguments):
-    text = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
-    assert parse_answer(text) == Answer(None, text)
-
-
-TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_end|>", "\n", " ", "x", CALL, '{"name": "f"']
-
-
-@settings(max_examples=200, deadline=None)
-@given(bits=st.lists(st.one_of(st.sampled_from(TAGS), st.text(max_size=5)), max_size=12), opened=st.booleans())
-def test_parse_answer_takes_any_text(bits, opened):
-    text = "".join(bits)
-    answer = parse_answer(text, opened)
-    assert answer.content in text and (answer.reasoning or "") in text and answer.reasoning != ""
-    assert all(set(call) == {"name", "arguments"} and isinstance(call["name"], str) for call in answer.tool_calls)
-    if answer.reasoning_truncated:
-        assert answer.content == "" and not answer.tool_calls and "<tool_call>" not in (answer.reasoning or "")
-    if not opened and "<think>" not in text and "</think>" not in text:
-        assert answer.reasoning is None
-
-
-@pytest.mark.parametrize("text, content", [("<think>\na\n</think>\n\n  b", "  b"), ("<think>a</think>\tb ", "\tb "),
-                                           ("<think>a</think>\n\n\n\u2003b\n", "\u2003b\n"), ("a</think> b", " b")])
-def test_only_line_breaks_go_between_a_thought_and_its_answer(text, content):
-    """Code and poems begin with spaces."""
-    assert parse_answer(text, not text.startswith("<think>")).content == content
-
-
 @pytest.mark.parametrize("prompt, expected", [
     ("Hi", False), ("Hi<think>", True), ("<think>\n", True), ("<think>a</think>", False), ("a</think><think>", True),
     ("<|im_start|>user\nWhat is <think>?<|im_end|>\n<|im_start|>assistant\n", False),
@@ -573,32 +505,6 @@ def test_only_line_breaks_go_between_a_thought_and_its_answer(text, content):
     ("<|im_start|>assistant\n</think><|im_end|>\n<|im_start|>assistant\n<think>\n", True)])
 def test_inside_thought_looks_at_the_last_turn(tiny_model, prompt, expected):
     assert inside_thought(tiny_model.tokenizer, tiny_model.tokenizer.encode(prompt)) is expected
-
-
-@fuzz(600)
-def test_split_stream(rng):
-    """The same parts however the text is cut up, nothing lost; and they are those of parse_answer where it has them."""
-    text, opened = any_answer(rng)
-    expected = parts_of(text, opened)
-    for pieces in (cut_up(rng, text, 9), [text], text):
-        parts = list(split_stream(pieces, opened))
-        assert "".join(piece for _, piece in parts) == text
-        assert merged(parts) == expected
-    kinds = [kind for kind, _ in expected]
-    if text.endswith(tokenizer_utils.END_TOKENS) or text.count("<think>") + opened != ("thinking" in kinds):
-        return False
-    thinking, content, call = ("".join(piece for kind, piece in expected if kind == wanted)
-                               for wanted in ("thinking", "content", "call"))
-    if not thinking and "</think>" in text or thinking and kinds[0] != "thinking":
-        return False
-    if thinking and not thinking.endswith("</think>"):
-        return False  # a call may yet end the thought, which is only known at the end
-    answer = parse_answer(text, opened)
-    thought = thinking.removeprefix("" if opened else "<think>").removesuffix("</think>").strip("\n")
-    assert answer.reasoning == (thought or None)
-    content = (content if answer.tool_calls else content + call).lstrip("\n" if thinking else "")
-    assert answer.content == (content.rstrip() if answer.tool_calls else content)
-    return True
 
 
 @given(st.text() | st.from_regex(r"[\x00-\x1f\u200b\u202ea ]*", fullmatch=True), st.integers(5, 60))

@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
 from qwen3 import KVCache, Model, Sampling, Sequence, TokenIds, checked_whole, run
+from qwen3_lib.answers.answer import Answer, held_back, parse_answer, split_stream
 from qwen3_lib.answers.eagle import Head
 from qwen3_lib.answers.guesses import Source, guessed
 from qwen3_lib.answers.schema import Constrained
 from qwen3_lib.answers.sequences import Biased, Logprobs, ThinkBudget, TokenLogprob, Wrapped
 from qwen3_lib.answers.tools import schemas
-from tokenizer_utils import (Answer, InputError, StreamDecoder, brief, held_back, inside_thought, parse_answer,
-                             split_stream)
+from tokenizer_utils import InputError, StreamDecoder, brief, inside_thought
 
 OPTIONS = ("max_new_tokens", "seed", "eos_token_ids", *Sampling.__dataclass_fields__, "stop", "logprobs",
            "think_budget", "lookup", "draft", "logit_bias", "schema")  # of a Completion, beside its cache
@@ -74,7 +74,7 @@ class Completion(Wrapped, Iterator[str]):
     def __init__(self, model: Model, token_ids: TokenIds, cache: KVCache | None = None, stop: str | Iterable[str] = (),
                  logprobs: int | None = None, think_budget: int | None = None, lookup: int | None = None,
                  draft: Source | Model | Head | None = None, logit_bias: dict[Any, float] | None = None,
-                 schema: Any = None, **options: Any):
+                 schema: Any = None, tools: list[dict[str, Any]] | None = None, **options: Any):
         """Takes the options of `generate`, and
 
         stop: texts that end the answer and are not part of it; they may span tokens, and don't apply to a thought
@@ -85,6 +85,7 @@ class Completion(Wrapped, Iterator[str]):
             or with an EAGLE-3 head of the model, see eagle.load_head
         logit_bias: numbers from -100 to 100 that are added to the logits of tokens, by their ids
         schema: what the answer must fit: a JSON Schema, a class of pydantic, or a Grammar, see schema.py
+        tools: JSON schemas of the tools in the prompt, which give the arguments of calls in XML their types
         """
         sequence: Any = Sequence(model, token_ids, **options)
         if logit_bias is not None:
@@ -100,7 +101,7 @@ class Completion(Wrapped, Iterator[str]):
         self.think_open_in_prompt = inside_thought(model.tokenizer, self.prompt)  # the text begins within a thought
         self.stop = StopTexts(texts, self.think_open_in_prompt) if (texts := checked_stop(stop)) else None
         self.decoder, self.text, self.streamed = StreamDecoder(model.tokenizer, skip_special_tokens=True), "", 0
-        self.cached_tokens, self.times = 0, list[float]()
+        self.tools, self.cached_tokens, self.times = tools, 0, list[float]()
         self.tokens: Any = None  # the iterator that `run` returns
         if cache is not None:
             self.begin(cache)
@@ -173,7 +174,7 @@ class Completion(Wrapped, Iterator[str]):
     @property
     def answer(self) -> Answer:
         """The text so far, taken apart into reasoning, content and tool_calls."""
-        return parse_answer(self.text, self.think_open_in_prompt)
+        return parse_answer(self.text, self.think_open_in_prompt, self.tools)
 
     @property
     def message(self) -> dict[str, Any]:
@@ -187,6 +188,6 @@ def complete(model: Model, messages: list[dict[str, Any]],
              tools: list[dict[str, Any] | Callable[..., Any]] | None = None, enable_thinking: bool | None = None,
              **options: Any) -> Completion:
     """The Completion of a conversation: see qwen3.chat, which calls this."""
-    text = model.tokenizer.apply_chat_template(messages, schemas(tools), enable_thinking=enable_thinking,
-                                               join_text_parts=True)
-    return Completion(model, model.tokenizer.encode(text, add_special_tokens=False), **options)
+    about = schemas(tools)
+    text = model.tokenizer.apply_chat_template(messages, about, enable_thinking=enable_thinking, join_text_parts=True)
+    return Completion(model, model.tokenizer.encode(text, add_special_tokens=False), tools=about, **options)

@@ -261,7 +261,7 @@ def request(model: Model, settings: Settings, row: Row, line: int) -> tuple[list
     tools = checked_tools(row["tools"], "this record") if "tools" in row else settings.tools
     text = model.tokenizer.apply_chat_template(messages, tools, enable_thinking=think, join_text_parts=True)
     ids = model.tokenizer.encode(text, add_special_tokens=False)
-    return ids, asdict(default_sampling(model, think)) | options
+    return ids, asdict(default_sampling(model, think)) | options | {"tools": tools or None}
 
 
 def conversation(messages: Any, system: str | None) -> list[dict]:

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from qwen3 import Model
+from qwen3_lib.answers.answer import held_back, parse_answer
 from qwen3_lib.answers.sequences import TokenLogprob
 from qwen3_lib.server.requests import Wish
 from qwen3_lib.server.worker import Job
-from tokenizer_utils import held_back, parse_answer
 
 Value = dict[str, Any]
 MARKS = ("<think>", "</think>", "<tool_call>")
@@ -105,7 +105,7 @@ class ChatReply(Reply):
         Until then, the end of the text is held back as far as it may turn out to be a mark, or to belong to a call.
         """
         text = job.text if job.ended else job.text[:len(job.text) - held_back(job.text, MARKS)]
-        answer = parse_answer(text, job.completion.think_open_in_prompt)
+        answer = parse_answer(text, job.completion.think_open_in_prompt, job.completion.tools)
         content = answer.content if job.ended else answer.content.partition("<tool_call>")[0].rstrip()
         calls = [{"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": {
             "name": call["name"], "arguments": json.dumps(call["arguments"], ensure_ascii=False)}}

@@ -174,7 +174,7 @@ def chat_wish(model: Model, body: Body, longest: int) -> Wish:
     tools, forced = tools_of(body)
     one_call = "parallel_tool_calls" in body and not flag(body, "parallel_tool_calls")
     options = asdict(default_sampling(model, think)) | ({"think_budget": budget} if budget is not None else {})
-    options |= options_of(body)
+    options |= options_of(body) | {"tools": tools}
     schema = calls_grammar(model.tokenizer, forced, not one_call) if forced else schema_of(body)
     if schema is not None:
         try:

@@ -564,12 +564,14 @@ def default_sampling(model: Model, enable_thinking: bool | None) -> Sampling:
 
 
 def chat(model: Model, messages: str | dict[str, Any] | list[dict[str, Any]], tools: list[Any] | None = None,
-         enable_thinking: bool | None = None, system: str | None = None, **options: Any) -> Any:
+         enable_thinking: bool | None = None, system: str | None = None,
+         chat_template_kwargs: dict[str, Any] | None = None, **options: Any) -> Any:
     """The answer to a conversation, or to a single question given as a text: its pieces, as they come.
 
     messages: {"role": "system" | "user" | "assistant" | "tool", "content": ...} objects as in OpenAI's API
     tools: JSON schemas as in OpenAI's API; enable_thinking: None leaves it to the template
     system: the text of a system message before all others
+    chat_template_kwargs: other variables of the template, such as {"preserve_thinking": True}
     options: max_new_tokens, seed, cache, eos_token_ids, temperature, top_k, top_p, min_p, repetition_penalty,
         presence_penalty, frequency_penalty: as in `generate`, with defaults from default_sampling
     With qwen3_lib beside this file, the answer is a Completion, which has text, finish_reason, token_ids and more,
@@ -583,8 +585,9 @@ def chat(model: Model, messages: str | dict[str, Any] | list[dict[str, Any]], to
     options = asdict(default_sampling(model, enable_thinking)) | {k: v for k, v in options.items() if v is not None}
     if LIBRARY.is_dir():
         from qwen3_lib.answers.completion import complete
-        return complete(model, messages, tools, enable_thinking, **options)
-    text = model.tokenizer.apply_chat_template(messages, tools, enable_thinking=enable_thinking, join_text_parts=True)
+        return complete(model, messages, tools, enable_thinking, chat_template_kwargs, **options)
+    text = model.tokenizer.apply_chat_template(messages, tools, enable_thinking=enable_thinking, join_text_parts=True,
+                                               chat_template_kwargs=chat_template_kwargs)
     return stream_text(model.tokenizer, generate(model, model.tokenizer.encode(text, False), **options))
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.sandbox
 import tokenizers
 
@@ -106,7 +107,32 @@ def _prepare_tools(tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any
     return _plain_json(tools, "tools") or None
 
 
-def _prepare_messages(messages: Sequence[dict[str, Any]], join_text_parts: bool) -> list[dict[str, Any]]:
+MEDIA = {"image": "an image", "video": "a video", "audio": "audio"}
+
+
+def check_parts(parts: list[Any], where: str) -> None:
+    """Raises InputError, which begins with `where`, unless all parts of a message's content are texts."""
+    for part in parts:
+        if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
+            continue
+        names = " ".join(map(str, (part.get("type"), *part))) if isinstance(part, dict) else ""
+        if medium := next((MEDIA[name] for name in MEDIA if name in names), None):
+            raise InputError(f"{where} holds {medium}, but only text can be read here")
+        raise InputError(f"{where} has a content part that is not text ({brief(part, 80)}); "
+                         'the model reads only parts of the form {"type": "text", "text": ...}')
+
+
+def _parse_arguments(message: dict[str, Any], where: str) -> None:
+    """Makes objects of a message's tool calls' arguments, which OpenAI's API has as JSON texts."""
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
+        function = call.get("function", call) if isinstance(call, dict) else None
+        if isinstance(function, dict) and isinstance(text := function.get("arguments"), str):
+            function["arguments"] = parse_json(text.strip() or "{}", f"{where}: the arguments of a tool call")
+
+
+def _prepare_messages(messages: Sequence[dict[str, Any]], join_text_parts: bool,
+                      parse_arguments: bool) -> list[dict[str, Any]]:
     """Copies of the messages as a template expects them: no nulls, reasoning under one name, text parts joined."""
     if not isinstance(messages, (list, tuple)) or not messages:
         raise InputError("there are no messages to render; give a list of at least one message")
@@ -120,11 +146,10 @@ def _prepare_messages(messages: Sequence[dict[str, Any]], join_text_parts: bool)
                 message["reasoning_content"] = message[key]
                 break
         if join_text_parts and isinstance(parts := message.get("content"), list):
-            for part in parts:
-                if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-                    raise InputError(f"message {index} has a content part that is not text ({brief(part, 80)}); "
-                                     'the model reads only parts of the form {"type": "text", "text": ...}')
+            check_parts(parts, f"message {index}")
             message["content"] = "".join(part["text"] for part in parts)
+        if parse_arguments:
+            _parse_arguments(message, f"message {index}")
         prepared.append(message)
     return prepared
 
@@ -203,6 +228,8 @@ class Tokenizer:
                                sorted(backend.get_added_tokens_decoder().items()) if token.special}
         self._special_ids = frozenset(self.special_tokens.values())
         self._template_source = template_source
+        # Qwen3's template takes the arguments of a tool call as a JSON text, too; Qwen3.5's lists them one by one.
+        self._lists_arguments = bool(re.search(r"arguments\s*(\|\s*items|\.items\()", chat_template or ""))
         self._template = None
         if chat_template is not None:
             with _template_errors(template_source):
@@ -212,6 +239,15 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """The largest id with a name, plus 1. It takes a tenth of a second to find."""
         return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @cached_property
+    def template_variables(self) -> set[str]:
+        """The variables of the chat template that `chat_template_kwargs` may set."""
+        if self._template is None or self.chat_template is None:
+            return set()
+        environment = self._template.environment
+        found = jinja2.meta.find_undeclared_variables(environment.parse(self.chat_template))
+        return found - {*environment.globals, "messages", "tools", "documents", "add_generation_prompt"}
 
     @property
     def ending(self) -> list[int]:
@@ -252,20 +288,27 @@ class Tokenizer:
 
     def apply_chat_template(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None,
                             add_generation_prompt: bool = True, enable_thinking: bool | None = None,
-                            join_text_parts: bool = False) -> str:
+                            join_text_parts: bool = False,
+                            chat_template_kwargs: dict[str, Any] | None = None) -> str:
         """The prompt text of a conversation, rendered by the model's own template as transformers renders it.
 
         `messages` are `{"role", "content"}` objects, assistant turns may hold `reasoning_content` (or `thinking`, or
         `reasoning`) and `tool_calls`; `tools` are JSON schemas. `enable_thinking=None` leaves the choice to the
         template. A content given as a list of parts reaches the template unchanged, as in transformers;
         `join_text_parts=True` joins the parts' texts first, because Qwen3's template renders nothing for a list.
+        `chat_template_kwargs` sets other variables of the template, such as Qwen3.8's `reasoning_effort` and
+        `preserve_thinking`.
         """
         if self._template is None:
             raise InputError("the model has no chat template; use --raw to give it plain text, "
                              "or put a chat_template.jinja into its folder")
-        variables = self.named_tokens | {
-            "messages": _prepare_messages(messages, join_text_parts), "tools": _prepare_tools(tools),
-            "documents": None, "add_generation_prompt": add_generation_prompt}
+        given = {} if chat_template_kwargs is None else chat_template_kwargs
+        if not isinstance(given, dict) or given.keys() - self.template_variables:
+            raise InputError("chat_template_kwargs must be an object of variables that the chat template has: "
+                             f"{', '.join(sorted(self.template_variables)) or 'it has none'}")
+        variables = self.named_tokens | _plain_json(given, "chat_template_kwargs") | {
+            "messages": _prepare_messages(messages, join_text_parts, self._lists_arguments),
+            "tools": _prepare_tools(tools), "documents": None, "add_generation_prompt": add_generation_prompt}
         if enable_thinking is not None:
             variables["enable_thinking"] = enable_thinking
         with _template_errors(self._template_source):

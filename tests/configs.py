@@ -4,6 +4,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared/data/qwen3"  # files of the official checkpoints, where there are some
+QWEN3_5 = SHARED.parent / "qwen3_5"  # the same of Qwen3.5
 FRANCE = "What is the capital of France?"
 PARIS = "The capital of France is Paris.\n"
 

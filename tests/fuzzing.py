@@ -340,3 +340,38 @@ def cut_up(rng, text, longest=4):
         pieces.append(text[:n])
         text = text[n:]
     return pieces
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Conversations
+# ----------------------------------------------------------------------------------------------------------------------
+
+TALK = ["Hi", "你好", " two\n\nlines ", "", "naïve 😀", "<b>'\"&", "\n", "a</think>\nb", "<think>\nhm\n</think>\n\nyes",
+        "<tool_response>\nx\n</tool_response>", "/no_think"]
+ARGUMENTS = [5, -1.5, True, None, "x", " é\n\"", "", [1, "é"], [], {"k": {"l": [None]}}, {}]
+
+
+def any_conversation(rng):
+    """(messages, tools) as chat templates take them. Some refuse a system message in the middle, or no question."""
+    def said(role, **more):
+        text = rng.choice(TALK)
+        parts = [{"type": "text", "text": part} for part in rng.choices(TALK, k=rng.randint(0, 3))]
+        return {"role": role, "content": parts if rng.random() < 0.2 else text} | more
+
+    messages = [said("system")] if rng.random() < 0.4 else []
+    for _ in range(rng.randint(1, 4)):
+        messages += [said(rng.choices(["user", "system"], [30, 1])[0])] if rng.random() < 0.95 else []
+        for _ in range(rng.randint(0, 2)):
+            answer = said("assistant", **{"reasoning_content": rng.choice(TALK)} if rng.random() < 0.5 else {})
+            messages.append(answer)
+            if rng.random() < 0.5:
+                calls = [{"name": rng.choice(["f", "get_x"]), "arguments": {
+                    rng.choice("abc"): rng.choice(ARGUMENTS) for _ in range(rng.randint(0, 3))}}
+                    for _ in range(rng.randint(1, 3))]
+                answer["tool_calls"] = [{"type": "function", "id": "c", "function": call} if rng.random() < 0.7 else call
+                                        for call in calls]
+                answer["content"] = rng.choice([answer["content"], None])
+                messages += [said("tool") for _ in range(rng.randint(0, 3))]
+    schema = {"type": "object", "properties": {"a": {"type": "string", "description": "<é>"}}}
+    tools = [{"type": "function", "function": {"name": "f", "description": "Does it.", "parameters": schema}}]
+    return messages or [said("user")], rng.choice([None, None, tools, tools * 2])

@@ -58,7 +58,7 @@ def test_a_tool_call_and_its_result(capfd, tmp_path):
 @pytest.mark.parametrize("content, words", [
     ("[", "not valid JSON"), ("[]", "list of messages"), ('"text"', "list of messages"), ("[1]", "message 0"),
     ('[{"role": "king", "content": "x"}]', "role"), ('[{"role": "user"}]', "content"),
-    ('[{"role": "user", "content": [{"type": "image"}]}]', "content"),
+    ('[{"role": "user", "content": [{"type": "image"}]}]', "an image"),
     ('[{"role": "assistant", "tool_calls": [{"name": 1}]}]', "tool_calls"),
     ('{"messages": [{"role": "user", "content": "x"}], "tools": [{}]}', "tools")])
 def test_bad_messages(tmp_path, content, words):

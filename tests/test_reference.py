@@ -2,14 +2,17 @@
 import importlib
 import json
 import os
+import random
 from pathlib import Path
 
+import jinja2
 import numpy as np
 import pytest
 
 import qwen3
-from configs import BASE, CASES, ROOT
-from helpers import REMOVED, edit_json
+from configs import BASE, CASES, QWEN3_5, ROOT
+from fuzzing import any_conversation
+from helpers import REMOVED, edit_json, message_of
 from make_random_model import make_random_model
 from published import change_config, official_configs, reduced, write_tensors
 from qwen3 import map_safetensors, to_float32
@@ -17,7 +20,7 @@ from qwen3_lib.batch.caches import Caches
 from qwen3_lib.io.models import Checkpoint
 from qwen3_lib.io.rope import stretched, with_scaled_rope
 from test_qwen3_moe import MOE, fuse
-from tokenizer_utils import load_tokenizer
+from tokenizer_utils import StreamDecoder, load_tokenizer
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[reference]'")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -271,6 +274,51 @@ def test_bundled_template_is_read_alike():
     text = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert ours.apply_chat_template(messages) == text
     assert ours.encode(text) == theirs(text)["input_ids"]
+
+
+@pytest.fixture(scope="module")
+def newer():
+    """(transformers' tokenizer, ours) of Qwen3.5. AutoTokenizer takes that class, too, beside a config.json."""
+    path = QWEN3_5 / "tokenizer"
+    if not path.is_dir():
+        pytest.skip(f"no tokenizer at {path}")
+    from transformers.models.qwen3_5.tokenization_qwen3_5 import Qwen3_5Tokenizer
+    return Qwen3_5Tokenizer.from_pretrained(path), load_tokenizer(path)
+
+
+def test_template_of_qwen3_5(newer):
+    """Text and ids of random conversations; where transformers fails, so do we."""
+    theirs, ours = newer
+    refused, n = 0, 2000 * int(os.environ.get("FUZZ", 1))
+    for seed in range(n):
+        rng = random.Random(seed)
+        messages, tools = any_conversation(rng)
+        think, add = rng.choice([None, True, False]), rng.random() < 0.7
+        given = {} if think is None else {"enable_thinking": think}
+        try:
+            expected = theirs.apply_chat_template(messages, tools, tokenize=False, add_generation_prompt=add, **given)
+        except (jinja2.TemplateError, TypeError):
+            refused += 1
+            message_of(ours.apply_chat_template, messages, tools, add, think)
+            continue
+        assert ours.apply_chat_template(messages, tools, add, think) == expected, seed
+        if seed % 10 == 0:
+            assert ours.encode(expected) == theirs(expected)["input_ids"], seed
+    assert 0.05 * n < refused < 0.5 * n
+
+
+def test_tokenizer_of_qwen3_5(newer):
+    """Any text: ids, and the text that they give, whole and as a stream."""
+    theirs, ours = newer
+    assert ours.vocab_size == len(theirs) and ours.special_tokens["<|im_end|>"] == theirs.eos_token_id
+    for seed in range(3000 * int(os.environ.get("FUZZ", 1))):
+        rng = random.Random(seed)
+        text = "".join(chr(rng.choice([rng.randrange(32, 127), rng.randrange(0x300, 0x1200), rng.randrange(0xD800),
+                                       rng.randrange(0x10000, 0x20000)])) for _ in range(rng.randint(0, 30)))
+        text += rng.choice(["", "<|im_end|>", "<think>", "</tool_call>", "<|image_pad|>"])
+        ids, decoder = ours.encode(text), StreamDecoder(ours)
+        assert ids == theirs(text)["input_ids"], text
+        assert ours.decode(ids) == theirs.decode(ids) == "".join(map(decoder.push, ids)) + decoder.flush()
 
 
 @pytest.mark.skipif("QWEN3_TEST_MODEL" not in os.environ,

@@ -3,6 +3,8 @@
 import copy
 import functools
 import json
+import random
+import re
 import shutil
 import unicodedata
 
@@ -14,8 +16,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import tokenizer_utils
-from configs import SHARED
+from configs import QWEN3_5, SHARED
+from fuzzing import any_conversation, fuzz
 from helpers import message_of as error_of
+from qwen3_lib.app.files import checked_messages
 from tokenizer_utils import StreamDecoder, Tokenizer, brief, inside_thought, load_tokenizer
 
 pytestmark = [pytest.mark.core, pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")]
@@ -368,6 +372,147 @@ def test_caller_data_is_never_changed():
     before = copy.deepcopy((messages, tools))
     tiny().apply_chat_template(messages, tools)
     assert (messages, tools) == before
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Qwen3.5 and its successors
+
+# Of the kind of Qwen3.8's: an effort, a thought that is kept unless told otherwise, arguments one by one.
+LIKE_3_8 = """{%- set effort = reasoning_effort|default('xhigh') %}
+{%- if effort not in ('xhigh', 'medium', 'low') %}{{- raise_exception('no effort ' ~ effort) }}{%- endif %}
+{%- if effort != 'medium' and enable_thinking is not false %}{{- 'Effort: ' + effort + '\\n' }}{%- endif %}
+{%- set ns = namespace(last=0) %}
+{%- for m in messages %}{%- if m.role == 'user' %}{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}
+{%- for m in messages %}
+    {{- m.role + ':' }}
+    {%- if m.role == 'assistant' and (preserve_thinking is undefined or preserve_thinking or loop.index0 > ns.last) %}
+        {{- '<think>' + m.reasoning_content|default('') + '</think>' }}
+    {%- endif %}
+    {{- m.content or '' }}
+    {%- for call in m.tool_calls or [] %}
+        {{- '<function=' + (call.function or call).name + '>' }}
+        {%- for key, value in (call.function or call).arguments|items %}
+            {{- '<parameter=' + key + '>' + (value if value is string else value|tojson) + '</parameter>' }}
+        {%- endfor %}
+    {%- endfor %}
+    {{- '\\n' }}
+{%- endfor %}"""
+
+
+@functools.cache
+def newer(name):
+    """The tokenizer of Qwen3.5, or its vocabulary in small with another template."""
+    return load_tokenizer(QWEN3_5 / "tokenizer") if name == "3.5" else tiny(LIKE_3_8)
+
+
+NEWER = [pytest.param("3.5", marks=pytest.mark.skipif(not QWEN3_5.is_dir(), reason=f"no files at {QWEN3_5}")), "3.8"]
+
+
+@pytest.mark.parametrize("name", NEWER)
+def test_newer_templates_render_as_in_plain_jinja(name):
+    tokenizer, oracle = newer(name), plain_environment().from_string(newer(name).chat_template)
+
+    @fuzz(300)
+    def test(rng):
+        messages, tools = any_conversation(rng)
+        wishes = {"reasoning_effort": ["xhigh", "medium", "low", "high"], "preserve_thinking": [True, False],
+                  "add_vision_id": [True]}
+        given = {key: rng.choice(wishes[key]) for key in sorted(wishes.keys() & tokenizer.template_variables)
+                 if rng.random() < 0.4}
+        think, add = rng.choice([None, True, False]), rng.random() < 0.7
+        variables = given | {"messages": copy.deepcopy(messages), "tools": tools, "add_generation_prompt": add}
+        variables |= {} if think is None else {"enable_thinking": think}
+        try:
+            expected = oracle.render(variables)
+        except (jinja2.TemplateError, TypeError):
+            error_of(tokenizer.apply_chat_template, messages, tools, add, think, chat_template_kwargs=given)
+            return False
+        as_texts = copy.deepcopy(messages)
+        for call in [call.get("function", call) for message in as_texts for call in message.get("tool_calls") or ()]:
+            call["arguments"] = json.dumps(call["arguments"]) if call["arguments"] else rng.choice(["", " {} "])
+        for same in (messages, as_texts):
+            assert tokenizer.apply_chat_template(same, tools, add, think, chat_template_kwargs=given) == expected
+        if name == "3.5":
+            assert tokenizer.apply_chat_template(messages, tools, add, think, True, given) == expected
+        return True
+    test()
+
+
+def test_variables_of_a_template():
+    assert newer("3.8").template_variables == {"enable_thinking", "preserve_thinking", "reasoning_effort"}
+    messages = [*user(), {"role": "assistant", "content": "A", "reasoning_content": "T"}, *user("more")]
+    for given, expected in [({}, "Effort: xhigh\nuser:Hi\nassistant:<think>T</think>A\nuser:more\n"),
+                            ({"reasoning_effort": "medium"}, "user:Hi\nassistant:<think>T</think>A\nuser:more\n"),
+                            ({"reasoning_effort": "low", "preserve_thinking": False},
+                             "Effort: low\nuser:Hi\nassistant:A\nuser:more\n")]:
+        assert newer("3.8").apply_chat_template(messages, chat_template_kwargs=given) == expected
+    assert "no effort max" in error_of(newer("3.8").apply_chat_template, messages,
+                                       chat_template_kwargs={"reasoning_effort": "max"})
+    for wrong in ({"messages": []}, {"reasoning_efort": "low"}, [], "low", {"tools": None}):
+        assert "enable_thinking, preserve_thinking, reasoning_effort" in error_of(
+            newer("3.8").apply_chat_template, messages, chat_template_kwargs=wrong)
+    assert "it has none" in error_of(tiny().apply_chat_template, messages, chat_template_kwargs={"x": 1})
+
+
+def test_arguments_that_are_no_object():
+    for arguments in ("{", "[1]", "x", 5, None, '"a"'):
+        call = {"role": "assistant", "content": "", "tool_calls": [{"name": "f", "arguments": arguments}]}
+        error_of(newer("3.8").apply_chat_template, [*user(), call])
+
+
+@pytest.mark.parametrize("part, name", [
+    ({"type": "image_url", "image_url": {"url": "x"}}, "an image"), ({"type": "image"}, "an image"),
+    ({"image": "x"}, "an image"), ({"type": "input_image"}, "an image"), ({"type": "video", "video": "x"}, "a video"),
+    ({"type": "video_url"}, "a video"), ({"type": "input_audio", "input_audio": {}}, "audio"), ({"audio": "x"}, "audio")])
+def test_what_isnt_text_is_refused_by_name(part, name):
+    messages = [*user(), *user([{"type": "text", "text": "What is this?"}, part])]
+    expected = f"message 1 holds {name}, but only text can be read here"
+    assert error_of(tiny().apply_chat_template, messages, join_text_parts=True) == expected
+    assert error_of(checked_messages, messages, "x.json") == f"x.json: {expected}"
+
+
+CONTRACTION = re.compile("(?i:'(?:s|t|re|ve|m|ll|d))")
+WORD = re.compile(r"[^nLN]?[LM]+|N| ?[^ snLMN]+n*|[ sn]*n+|[ sn]+(?![^ sn])|[ sn]+")  # of kinds of characters
+
+
+def words_of(text):
+    """A text as Qwen3.5's tokenizer.json cuts it, by Python's own tables of letters, marks and numbers."""
+    kinds = "".join("n" if char in "\r\n" else " " if char == " " else "s" if char.isspace() else
+                    kind if (kind := unicodedata.category(char)[0]) in "LMN" else "o" for char in text)
+    start = 0
+    while start < len(text):
+        end = (CONTRACTION.match(text, start) or WORD.match(kinds, start)).end()
+        yield text[start:end]
+        start = end
+
+
+SPECIAL = ["<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "<|image_pad|>", "<|fim_prefix|>"]
+SCRIPTS = [(0x20, 0x7F), (0x300, 0x370), (0x900, 0x980), (0xE00, 0xE80), (0x4E00, 0x9FA6), (0x600, 0x700),
+           (0x1F300, 0x1F700), (0xAC00, 0xD7A4), (0x1100, 0x1200), (0x9, 0xE)]
+
+
+@pytest.mark.skipif(not QWEN3_5.is_dir(), reason=f"no files at {QWEN3_5}")
+def test_the_tokenizer_of_qwen3_5():
+    tokenizer, rng = newer("3.5"), random.Random(1)
+    assert tokenizer.vocab_size == 248_077 and tokenizer.named_tokens["eos_token"] == "<|im_end|>"
+    bare = tokenizers.Tokenizer(tokenizer.backend.model)
+    bare.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    for _ in range(500):
+        bits = [chr(rng.randrange(*rng.choice(SCRIPTS))) for _ in range(rng.randint(0, 12))]
+        bits += rng.choices([" ", "\n", "'s", "a", "1"], k=rng.randint(0, 6)) + rng.choices(SPECIAL, k=rng.randint(0, 2))
+        rng.shuffle(bits)
+        text, expected, plain = "".join(bit for bit in bits if unicodedata.category(bit[-1]) != "Cn"), [], ""
+        for piece in re.split(f"({'|'.join(map(re.escape, SPECIAL))})", text):
+            if piece in SPECIAL:
+                expected.append(tokenizer.token_to_id(piece))
+            else:
+                piece = unicodedata.normalize("NFC", piece)
+                expected += [i for word in words_of(piece) for i in bare.encode(word).ids]
+            plain += piece
+        assert tokenizer.encode(text) == expected, text
+        assert tokenizer.decode(expected) == plain
+        pieces, rest = stream(tokenizer, expected)
+        assert "".join(pieces) + rest == plain and not rest
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -186,8 +186,9 @@ class Completion(Wrapped, Iterator[str]):
 
 def complete(model: Model, messages: list[dict[str, Any]],
              tools: list[dict[str, Any] | Callable[..., Any]] | None = None, enable_thinking: bool | None = None,
-             **options: Any) -> Completion:
+             chat_template_kwargs: dict[str, Any] | None = None, **options: Any) -> Completion:
     """The Completion of a conversation: see qwen3.chat, which calls this."""
     about = schemas(tools)
-    text = model.tokenizer.apply_chat_template(messages, about, enable_thinking=enable_thinking, join_text_parts=True)
+    text = model.tokenizer.apply_chat_template(messages, about, enable_thinking=enable_thinking, join_text_parts=True,
+                                               chat_template_kwargs=chat_template_kwargs)
     return Completion(model, model.tokenizer.encode(text, add_special_tokens=False), tools=about, **options)

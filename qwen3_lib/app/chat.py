@@ -249,7 +249,9 @@ class Chat:
         note(f"{statistics(self.last)} | {self.context_used()}")
 
     def context_used(self) -> str:
-        new = chat(self.model, self.messages, self.tools, self.enable_thinking) if self.messages else None
+        kwargs = self.options.get("chat_template_kwargs")
+        new = chat(self.model, self.messages, self.tools, self.enable_thinking,
+                   chat_template_kwargs=kwargs) if self.messages else None
         used = 0 if new is None else len(new.prompt_ids)
         return f"context: {used:,} of {self.model.config.context_length:,} tokens used"
 

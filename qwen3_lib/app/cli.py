@@ -96,10 +96,11 @@ def make_parser() -> Parser:
 
 # Option -> the options that have no effect with it.
 EXCLUDES = {
-    "raw": ("system", "system_file", "messages", "tools", "think", "hide_thinking", "think_budget", "chat"),
+    "raw": ("system", "system_file", "messages", "tools", "think", "hide_thinking", "think_budget",
+            "chat_template_kwargs", "chat"),
     "chat": ("json", "logprobs", "prompt_cache"),
-    "score": ("system", "system_file", "messages", "tools", "think", "hide_thinking", "think_budget", "max_tokens",
-              "stop", "lookup", "draft", "logprobs", "stats", "prompt_cache", "greedy", "seed",
+    "score": ("system", "system_file", "messages", "tools", "think", "hide_thinking", "think_budget",
+              "chat_template_kwargs", "max_tokens", "stop", "lookup", "draft", "logprobs", "stats", "prompt_cache", "greedy", "seed",
               *Sampling.__dataclass_fields__),
     "continue": ("messages",),
     "greedy": ("temperature",),

@@ -17,6 +17,7 @@ from qwen3_lib.io import adapter
 from qwen3_lib.io.errors import InputError, parse_json
 from qwen3_lib.io.tensors import both_ends
 from qwen3_lib.io.writing import write_safetensors
+from tokenizer_utils import check_parts
 
 # ---- Texts -----------------------------------------------------------------------------------------------------------
 
@@ -66,11 +67,11 @@ def check_message(message: Any, where: str) -> None:
     if not isinstance(message, dict) or message.get("role") not in ROLES:
         raise InputError(f'{where} must be an object whose "role" is one of {", ".join(ROLES)}')
     calls, content = message.get("tool_calls"), message.get("content")
-    texts = content if isinstance(content, list) else [{"type": "text", "text": content}]
     if content is None and not (message["role"] == "assistant" and calls):
         raise InputError(f'{where} has no "content"')
-    if content is not None and not all(isinstance(part, dict) and part.get("type") == "text"
-                                       and isinstance(part.get("text"), str) for part in texts):
+    if isinstance(content, list):
+        check_parts(content, where)
+    elif not isinstance(content, str | None):
         raise InputError(f'{where}: "content" must be a text, or a list of {{"type": "text", "text": ...}}')
     for key in ("reasoning_content", "reasoning", "thinking"):
         if not isinstance(message.get(key), str | None):

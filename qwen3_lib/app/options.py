@@ -13,7 +13,7 @@ from qwen3 import BUNDLED, Engine, Folder, InputError, Model, Sampling, checked_
 from qwen3_lib.answers.completion import checked_stop
 from qwen3_lib.answers.eagle import is_head, load_head
 from qwen3_lib.answers.guesses import Draft, Eagle
-from qwen3_lib.io.errors import LONGEST_LINE, brief, did_you_mean
+from qwen3_lib.io.errors import LONGEST_LINE, brief, did_you_mean, parse_json
 from qwen3_lib.io.hub import CONFIG, resolve_model
 from qwen3_lib.io.rope import stretched
 
@@ -85,6 +85,7 @@ def add_answer_options(parser: argparse.ArgumentParser) -> Any:
     add = add_more = parser.add_argument_group("the answer").add_argument
     add("--think", action=argparse.BooleanOptionalAction,
         help="reason before the answer, or don't (default: the chat template decides)")
+    add("--chat-template-kwargs", metavar="JSON", help="variables of the chat template: '{\"preserve_thinking\": true}'")
     add("--think-budget", type=int, metavar="N", help="end the reasoning after N tokens, then answer")
     add("-n", "--max-tokens", type=int, metavar="N",
         help="longest answer, in tokens (default: until the model ends the answer, or the context is full)")
@@ -115,6 +116,8 @@ def answer_options(args: argparse.Namespace) -> dict[str, Any]:
     for name, least in (("max_tokens", 1), ("seed", 0), ("think_budget", 0), ("lookup", 0), ("logprobs", 0)):
         if (value := getattr(args, name, None)) is not None:
             checked_whole(f"--{name.replace('_', '-')}", value, least)
+    kwargs = args.chat_template_kwargs
+    sampling["chat_template_kwargs"] = None if kwargs is None else parse_json(kwargs, "--chat-template-kwargs")
     return sampling | {"stop": checked_stop(args.stop), "max_new_tokens": args.max_tokens, "seed": args.seed,
                        "think_budget": args.think_budget, "lookup": args.lookup}
 

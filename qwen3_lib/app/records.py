@@ -204,7 +204,7 @@ def filled(template: str, row: Row) -> str:
 
 # ---- From a row to a request -----------------------------------------------------------------------------------------
 
-PARTS = ("id", "prompt", "messages", "tools", "enable_thinking")
+PARTS = ("id", "prompt", "messages", "tools", "enable_thinking", "chat_template_kwargs")
 KEYS = (*PARTS, *(name for name in OPTIONS if name not in ("lookup", "draft")))
 
 
@@ -247,6 +247,7 @@ def request(model: Model, settings: Settings, row: Row, line: int) -> tuple[list
     if "seed" not in row and settings.options.get("seed") is not None:
         options["seed"] += line - 1  # otherwise equal prompts would have equal answers
     prompt, think = row.get("prompt"), row.get("enable_thinking", settings.think)
+    kwargs = row.get("chat_template_kwargs", options.pop("chat_template_kwargs", None))
     if ("messages" in row) is (prompt is not None):
         raise InputError('there must be a "prompt" or "messages"' + (", not both" if "messages" in row else ""))
     if prompt is not None and (not isinstance(prompt, str) or not prompt.strip()):
@@ -259,7 +260,8 @@ def request(model: Model, settings: Settings, row: Row, line: int) -> tuple[list
         raise InputError(f"enable_thinking must be true or false, not {brief(repr(think))}")
     messages = conversation(row.get("messages", [{"role": "user", "content": prompt}]), settings.system)
     tools = checked_tools(row["tools"], "this record") if "tools" in row else settings.tools
-    text = model.tokenizer.apply_chat_template(messages, tools, enable_thinking=think, join_text_parts=True)
+    text = model.tokenizer.apply_chat_template(messages, tools, enable_thinking=think, join_text_parts=True,
+                                               chat_template_kwargs=kwargs)
     ids = model.tokenizer.encode(text, add_special_tokens=False)
     return ids, asdict(default_sampling(model, think)) | options | {"tools": tools or None}
 
@@ -308,7 +310,10 @@ def from_openai(row: Row) -> Row:
         raise InputError(f"logprobs must be true or false here, not {brief(repr(wanted))}")
     if "reasoning_effort" in checked:
         kwargs = {"enable_thinking": checked["reasoning_effort"] != "none"} | kwargs
-    options: Row = {RENAMED.get(key, key): value for key, value in {**kwargs, **body}.items()}
+    think = {"enable_thinking": kwargs["enable_thinking"]} if "enable_thinking" in kwargs else {}
+    others = {key: value for key, value in kwargs.items() if key not in think}
+    options: Row = {RENAMED.get(key, key): value for key, value in {**think, **body}.items()}
+    options |= {"chat_template_kwargs": others} if others else {}
     return options | ({"logprobs": top} if wanted else {})
 
 

@@ -21,7 +21,7 @@ TEXT = (*BOTH, "prompt", "echo", "best_of", "suffix")
 HARMLESS = ("model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "verbosity",
             "prompt_cache_retention", "prediction", "cache_prompt", "include_reasoning", "timings_per_token")
 THOUGHTS = {"none": (False, None), "minimal": (False, None), "low": (True, 256), "medium": (True, 1024),
-            "high": (True, None)}  # reasoning_effort -> enable_thinking, thinking_budget
+            "high": (True, None), "xhigh": (True, None)}  # reasoning_effort -> enable_thinking, thinking_budget
 
 
 @dataclass
@@ -101,18 +101,21 @@ def wish_of(model: Model, kind: str, body: Body, prompts: list[list[int]], optio
 
 # ---- Chat ------------------------------------------------------------------------------------------------------------
 
-def thoughts_of(body: Body) -> tuple[bool | None, int | None]:
-    """(enable_thinking, thinking_budget) of a request."""
+def thoughts_of(model: Model, body: Body) -> tuple[bool | None, int | None, dict[str, Any]]:
+    """(enable_thinking, thinking_budget, other variables of the chat template) of a request."""
     effort, kwargs = body.get("reasoning_effort"), body.get("chat_template_kwargs", {})
     if effort is not None and (not isinstance(effort, str) or effort not in THOUGHTS):
         raise Refusal(400, f"reasoning_effort must be one of {', '.join(THOUGHTS)}", "reasoning_effort")
-    if not isinstance(kwargs, dict) or kwargs.keys() - {"enable_thinking"}:
-        raise Refusal(400, "chat_template_kwargs may hold enable_thinking and nothing else", "chat_template_kwargs")
+    if not isinstance(kwargs, dict):
+        raise Refusal(400, "chat_template_kwargs must be an object", "chat_template_kwargs")
     think, budget = THOUGHTS[effort] if effort is not None else (None, None)
+    if think and "reasoning_effort" in model.tokenizer.template_variables:  # Qwen3.8's knows low, medium and xhigh
+        kwargs, budget = {"reasoning_effort": "xhigh" if effort == "high" else effort} | kwargs, None
     given = body.get("enable_thinking", kwargs.get("enable_thinking"))
     if not isinstance(given, bool | None):
         raise Refusal(400, "enable_thinking must be true or false", "enable_thinking")
-    return think if given is None else given, budget
+    others = {name: value for name, value in kwargs.items() if name != "enable_thinking"}
+    return think if given is None else given, budget, others
 
 
 def tools_of(body: Body) -> tuple[list[dict[str, Any]] | None, list[dict[str, Any]]]:
@@ -153,13 +156,14 @@ def schema_of(body: Body) -> Any:
 
 def chat_prompt(model: Model, body: Body) -> str:
     """The text of a conversation. If it ends with the assistant's turn, the answer goes on there."""
-    messages, (think, _) = checked_messages(body.get("messages"), "messages"), thoughts_of(body)
+    messages, (think, _, kwargs) = checked_messages(body.get("messages"), "messages"), thoughts_of(model, body)
     for i, message in enumerate(messages):
         for call in message.get("tool_calls") or ():
             if isinstance(arguments := call.get("function", call)["arguments"], str):
                 parse_json(arguments, f"messages: message {i}: the arguments of a tool call")
     prefill = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
-    text = model.tokenizer.apply_chat_template(messages, tools_of(body)[0], not prefill, think, join_text_parts=True)
+    text = model.tokenizer.apply_chat_template(messages, tools_of(body)[0], not prefill, think, join_text_parts=True,
+                                               chat_template_kwargs=kwargs)
     return text.rstrip().removesuffix("<|im_end|>") if prefill else text
 
 
@@ -170,7 +174,7 @@ def chat_wish(model: Model, body: Body, longest: int) -> Wish:
     for message in messages if isinstance(messages := body.get("messages"), list) else ():
         if isinstance(message, dict) and message.get("role") == "developer":  # OpenAI's newer name
             message["role"] = "system"
-    think, budget = thoughts_of(body)
+    think, budget, _ = thoughts_of(model, body)
     tools, forced = tools_of(body)
     one_call = "parallel_tool_calls" in body and not flag(body, "parallel_tool_calls")
     options = asdict(default_sampling(model, think)) | ({"think_budget": budget} if budget is not None else {})

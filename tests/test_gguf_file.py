@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import qwen3
-from configs import BASE, FRANCE, PARIS, ROOT, SHARED, YARN
+from configs import (BASE, FRANCE, HYBRID, HYBRID_MOE, HYBRID_SCALES, PARIS, QWEN3_5, ROOT, SHARED, YARN)
 from helpers import (assert_cli_refuses, assert_one_line, message_of, random_ids, run_fast, run_main,
                      works_or_refused)
 from make_random_model import make_random_model
@@ -20,8 +20,10 @@ from qwen3_lib.io import gguf_file
 from qwen3 import rope_of, to_float32
 from qwen3_lib.io.models import Checkpoint, GGUFFile, open_model
 from qwen3_lib.io.packed import save_quantized
+from qwen3_lib.io.tensors import PackedTensor
 from qwen3_lib.kernels.layout import INT8, Q4_1, Q5_1
 from test_qwen3_moe import MOE
+from tokenizer_utils import load_tokenizer
 
 gguf = pytest.importorskip("gguf", reason="gguf is not installed: pip install gguf")
 
@@ -484,3 +486,219 @@ def test_random_damage(tmp_path, small):
         (tmp_path / "x.gguf").write_bytes(data)
         accepted += works_or_refused(qwen3.load_model, tmp_path / "x.gguf") is not None
     assert accepted > 5
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Qwen3.5
+# ----------------------------------------------------------------------------------------------------------------------
+
+SMALL = HYBRID | {"vocab_size": N_TOKENS, "hidden_size": 64, "intermediate_size": 96, "head_dim": 64,
+                  "linear_key_head_dim": 32, "linear_value_head_dim": 32, "linear_num_value_heads": 6}
+SMALL_MOE = HYBRID_MOE | {key: SMALL[key] for key in ("vocab_size", "hidden_size", "head_dim", "linear_key_head_dim",
+                                                      "linear_value_head_dim")} | {
+    "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64}
+NEWER = {"dense": SMALL, "a value head to a key head": SMALL | {"linear_num_value_heads": 2, "num_hidden_layers": 8},
+         "untied": SMALL | {"tie_word_embeddings": False, "linear_num_value_heads": 4}, "mixture": SMALL_MOE}
+
+
+def tiled(values, axis, config, size=None):
+    """The heads of values as llama.cpp's converter deals them out: of each key's heads the first, then the second."""
+    n_keys, n_values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    shape = values.shape
+    heads = values.reshape(*shape[:axis], n_keys, n_values // n_keys, size or 1, *shape[axis + 1:])
+    return heads.swapaxes(axis, axis + 1).reshape(shape)
+
+
+def as_converted(name, values, config):
+    """(name, values) of a tensor after the steps of llama.cpp's conversion/qwen.py."""
+    size, keys = config["linear_value_head_dim"], 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    part = name.split(".linear_attn.")[-1].removesuffix(".weight")
+    if part == "conv1d":
+        values = values.squeeze(1)
+    if part in ("in_proj_qkv", "conv1d"):
+        values = np.concatenate([values[:keys], tiled(values[keys:], 0, config, size)])
+    elif part in ("in_proj_z", "in_proj_a", "in_proj_b", "A_log", "dt_bias"):
+        values = tiled(values, 0, config, size if part == "in_proj_z" else 1)
+    elif part == "out_proj":
+        values = tiled(values, 1, config, size)
+    if part == "A_log":
+        return name, -np.exp(values)
+    if part == "dt_bias":
+        return name.replace("dt_bias", "dt_proj.bias"), values
+    return name, values + 1 if name.endswith("norm.weight") and part != "norm" else values
+
+
+def write_hybrid(path, out, form="F32", plain=False, guesses=0, fused=False, **changes):
+    """The Qwen3.5 in a folder as llama.cpp's converter writes it -> the file.
+
+    plain: rounded to `form`, kept as F32; guesses: layers that guess further tokens; fused: gate and up of the experts.
+    """
+    config = json.loads((path / "config.json").read_text())
+    sparse, rope = "num_experts" in config, config["rope_parameters"]
+    arch = gguf.MODEL_ARCH.QWEN35MOE if sparse else gguf.MODEL_ARCH.QWEN35
+    writer, n = gguf.GGUFWriter(out, gguf.MODEL_ARCH_NAMES[arch]), config["num_hidden_layers"] + guesses
+    writer.add_block_count(n), writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"]), writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"]), writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_key_length(config["head_dim"]), writer.add_value_length(config["head_dim"])
+    writer.add_rope_freq_base(float(rope["rope_theta"]))
+    writer.add_rope_dimension_count(int(config["head_dim"] * rope["partial_rotary_factor"]))
+    writer.add_rope_dimension_sections([4, 2, 2, 0])
+    writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+    writer.add_ssm_state_size(config["linear_key_head_dim"])
+    writer.add_ssm_group_count(config["linear_num_key_heads"])
+    writer.add_ssm_time_step_rank(config["linear_num_value_heads"])
+    writer.add_ssm_inner_size(config["linear_value_head_dim"] * config["linear_num_value_heads"])
+    writer.add_full_attention_interval(4)
+    if sparse:
+        writer.add_expert_count(config["num_experts"]), writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
+    else:
+        writer.add_feed_forward_length(config["intermediate_size"])
+    if guesses:
+        writer.add_nextn_predict_layers(guesses)
+    for key, value in (tokenizer_keys(path) | changes).items():
+        if value is not None:
+            add = {int: writer.add_uint32, list: writer.add_array, str: writer.add_string, float: writer.add_float32}
+            add[type(value)](key, value)
+    names, kind = gguf.get_tensor_name_map(arch, n), gguf.GGMLQuantizationType[form]
+    tensors = {name: to_float32(tensor) for name, tensor in qwen3.map_safetensors(path / "model.safetensors").items()}
+    for name in [name for name in tensors if ".experts.0." in name]:
+        experts = [tensors.pop(name.replace(".experts.0.", f".experts.{e}.")) for e in range(config["num_experts"])]
+        tensors[name.replace(".experts.0.", ".experts.")] = np.stack(experts)
+    if fused:
+        for name in [name for name in tensors if name.endswith("experts.gate_proj.weight")]:
+            halves = tensors.pop(name), tensors.pop(name.replace("gate_proj", "up_proj"))
+            tensors[name.replace("gate_proj", "gate_up_proj")] = np.concatenate(halves, axis=1)
+    for i in range(n - guesses, n):  # of a head that guesses further tokens
+        tensors[f"model.layers.{i}.input_layernorm.weight"] = np.ones(config["hidden_size"], np.float32)
+        name = gguf.TENSOR_NAMES[gguf.MODEL_TENSOR.NEXTN_EH_PROJ].format(bid=i)
+        writer.add_tensor(f"{name}.weight", np.ones((config["hidden_size"], 2 * config["hidden_size"]), np.float32))
+    for name, values in tensors.items():
+        name, values = as_converted(name, values, config)
+        theirs = names.get_name(name, (".weight", ".bias"))
+        target = kind if theirs.endswith(".weight") and values.ndim > 1 and not theirs.endswith(
+            ("gate_inp.weight", "gate_inp_shexp.weight", "conv1d.weight")) else gguf.GGMLQuantizationType.F32
+        packed = gguf.quantize(np.ascontiguousarray(values), target)
+        if plain:
+            packed, target = gguf.dequantize(packed, target), gguf.GGMLQuantizationType.F32
+        writer.add_tensor(theirs, packed, raw_dtype=target)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return out
+
+
+def newer(config, path):
+    return make_random_model(config, path, "float32", scales=HYBRID_SCALES)
+
+
+def newer_logits(path, ids):
+    model = qwen3.load_model(path)
+    return qwen3.forward(model, ids, model.engine.new_cache(model.config), all_logits=True)
+
+
+@pytest.mark.parametrize("name", NEWER)
+@pytest.mark.parametrize("guesses, fused", [(0, False), (1, True)])
+def test_a_converted_qwen3_5_is_the_folder(tmp_path, name, guesses, fused):
+    """The same tensors (what the converter rounds, within rounding), the same config, the same logits."""
+    path = newer(NEWER[name], tmp_path / "m")
+    file = write_hybrid(path, tmp_path / "x.gguf", guesses=guesses, fused=fused and name == "mixture")
+    ours, original = open_model(str(file)), open_model(str(path))
+    assert dataclasses.replace(ours.config(), eos_token_ids=()) == original.config()
+    stored, expected = ours.stored(), original.stored()
+    assert stored.keys() == expected.keys()
+    for key, tensor in expected.items():
+        rounded = key.endswith(("norm.weight", "A_log"))
+        assert stored[key].shape == tensor.shape, key
+        assert np.allclose(to_float32(stored[key]), tensor.data, rtol=1e-6 * rounded, atol=2e-7 * rounded), key
+    ids = random_ids(70, vocab_size=N_TOKENS)
+    exact = newer_logits(path, ids)
+    assert np.abs(newer_logits(file, ids) - exact).max() < 1e-4 * exact.std()
+    assert qwen3.load_model(file).sampling == qwen3.Sampling(1.0, 20, 0.95)
+
+
+@pytest.mark.parametrize("form", ["F16", "BF16", "Q8_0", "Q4_0", "Q5_1"])
+@pytest.mark.parametrize("name", NEWER)
+def test_a_packed_qwen3_5(tmp_path, name, form):
+    """The numbers are those of the package's own dequantization, also as whole numbers and in parts."""
+    path = newer(NEWER[name], tmp_path / "m")
+    files = [write_hybrid(path, tmp_path / f"{plain}.gguf", form, plain) for plain in (False, True)]
+    packed, plain = (open_model(str(file)).stored() for file in files)
+    assert packed.keys() == plain.keys()
+    for key, tensor in plain.items():
+        assert np.array_equal(to_float32(packed[key]), tensor.data), key
+        if isinstance(packed[key], PackedTensor):
+            assert packed[key].whole is not None and np.array_equal(packed[key].rows(0, 2), tensor.data[:2])
+            assert np.array_equal(from_whole(packed[key], 1), tensor.data[1:]), key
+
+
+def from_whole(tensor, start):
+    """The rows from `start` on, from their whole numbers."""
+    whole, scales, minima = tensor.whole(start, tensor.shape[0])
+    values = whole * np.repeat(scales, whole.shape[1] // scales.shape[1], axis=1)
+    return values if minima is None else values + np.repeat(minima, whole.shape[1] // minima.shape[1], axis=1)
+
+
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "linear_value_head_dim": 128, "linear_key_head_dim": 128}
+
+
+@pytest.mark.parametrize("name, changes", [*((name, {}) for name in NEWER), ("dense", WIDE)], ids=str)
+def test_llama_cpp_reads_the_same_qwen3_5(tmp_path, name, changes):
+    path = newer(NEWER[name] | changes, tmp_path / "m")
+    file, ids = write_hybrid(path, tmp_path / "x.gguf"), random_ids(40, vocab_size=N_TOKENS)
+    theirs, ours = llama_logits(file, ids), newer_logits(path, ids)
+    assert np.abs(theirs - ours).max() < 3e-3 * ours.std()  # llama.cpp keeps keys and values in float16
+
+
+@pytest.mark.parametrize("form", ["Q4_K", "Q6_K", "Q8_0", "TQ2_0"])
+def test_a_qwen3_5_of_llama_quantize(tmp_path, form):
+    """Blocks of 256 columns hold two heads, which the converter has put in another order."""
+    llama = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    path = newer(SMALL | WIDE, tmp_path / "m")
+    written = [write_hybrid(path, tmp_path / "x.gguf")]
+    for number in (QUANTIZED[form], 0):
+        params = llama.llama_model_quantize_default_params()
+        params.ftype, params.allow_requantize, params.nthread = number, True, 1
+        target = tmp_path / f"{number}.gguf"
+        assert llama.llama_model_quantize(str(written[-1]).encode(), str(target).encode(), params) == 0
+        written.append(target)
+    packed, plain = (open_model(str(file)).stored() for file in written[1:])
+    assert any(isinstance(tensor, PackedTensor) for tensor in packed.values())
+    for key, tensor in plain.items():
+        assert np.array_equal(to_float32(packed[key]), tensor.data), key
+        if isinstance(packed[key], PackedTensor) and packed[key].whole is not None:
+            assert np.array_equal(from_whole(packed[key], 2), tensor.data[2:]), key
+        if isinstance(packed[key], PackedTensor) and packed[key].factored is not None:
+            parts = packed[key].factored(0, len(tensor.data))
+            expected = packed[key].rows(0, len(tensor.data))
+            numbers, scales, factors = (part.astype(np.float32) for part in parts)
+            full = scales * np.repeat(factors, scales.shape[2] // factors.shape[2], axis=2)
+            full = np.repeat(full, numbers.shape[1] // full.shape[2], axis=2)
+            again = numbers * full[0] + full[1] if len(full) > 1 else (numbers - 32) * full[0]
+            assert np.allclose(again, expected, rtol=1e-5, atol=1e-6), key
+
+
+@pytest.mark.skipif(not QWEN3_5.is_dir(), reason=f"no tokenizer at {QWEN3_5}")
+def test_the_tokenizer_of_qwen3_5_is_the_same(tmp_path):
+    path = newer(SMALL, tmp_path / "m")
+    keys = tokenizer_keys(QWEN3_5 / "tokenizer") | {"tokenizer.ggml.pre": "qwen35"}
+    file = write_hybrid(path, tmp_path / "x.gguf", **keys)
+    ours, original = open_model(str(file)).tokenizer(), load_tokenizer(QWEN3_5 / "tokenizer")
+    assert ours.chat_template == original.chat_template and ours.special_tokens == original.special_tokens
+    for text in ("नमस्ते दुनिया", "กำลัง e\u0301 x\u0300y", "<|im_start|>user\nHi 123<|im_end|>", "\u0303 a's\r\n\n  b"):
+        assert ours.encode(text) == original.encode(text)
+
+
+@pytest.mark.parametrize("changes, words", [
+    ({"ssm.group_count": 0}, ("ssm", "sizes")), ({"ssm.time_step_rank": 5}, ("ssm", "sizes")),
+    ({"ssm.inner_size": 7}, ("ssm", "sizes")), ({"ssm.state_size": 2**30}, ("ssm", "sizes")),
+    ({"block_count": 0}, ("block_count",)), ({"nextn_predict_layers": 4}, ("nextn_predict_layers",)),
+    ({"ssm.state_size": 16}, ("shape",)), ({"block_count": 5}, ("missing",)), ({"embedding_length": 32}, ("shape",)),
+    ({"rope.dimension_count": 63}, ("RoPE of 63",)), ({"rope.scaling.attn_factor": 2.0}, ("attn_factor",))], ids=str)
+def test_a_qwen3_5_whose_sizes_are_wrong(tmp_path, changes, words):
+    path = newer(SMALL, tmp_path / "m")
+    file = write_hybrid(path, tmp_path / "x.gguf", **{f"qwen35.{key}": value for key, value in changes.items()})
+    assert_one_line(message_of(qwen3.load_model, file), *words)

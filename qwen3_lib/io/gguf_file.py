@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qwen3 import DTYPES, Tensor
+from qwen3 import DTYPES, Tensor, to_float32
 from qwen3_lib.io.errors import InputError, brief
 from qwen3_lib.io.gguf_formats import FORMATS, OTHER_FORMATS, Format
 from qwen3_lib.io.tensors import AnyTensor, PackedTensor, map_file, scaled
@@ -166,32 +166,57 @@ LAYER_NAMES = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layer
                "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
                "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
                "ffn_gate_inp": "mlp.gate"}
-EXPERT_NAMES = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
+EXPERT_NAMES = {"ffn_gate_exps": ("gate_proj",), "ffn_up_exps": ("up_proj",), "ffn_down_exps": ("down_proj",),
+                "ffn_gate_up_exps": ("gate_proj", "up_proj")}  # the first half of its rows is the gate
 NAMES_OF_BIASES = ("attn_q", "attn_k", "attn_v", "attn_output")
+# Of Qwen3.5, below model.language_model; ssm_a has no part.
+HYBRID_NAMES = LAYER_NAMES | {
+    "post_attention_norm": "post_attention_layernorm", "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z", "ssm_alpha": "linear_attn.in_proj_a", "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_conv1d": "linear_attn.conv1d", "ssm_norm": "linear_attn.norm", "ssm_out": "linear_attn.out_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate", "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj", "ffn_down_shexp": "mlp.shared_expert.down_proj"}
+VECTORS = {"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"}
+
+
+def our_name(tail: str, hybrid: bool) -> str:
+    """The name within a layer, or "": attn_q.weight -> self_attn.q_proj.weight."""
+    names, (key, _, part) = HYBRID_NAMES if hybrid else LAYER_NAMES, tail.partition(".")
+    if hybrid and tail in VECTORS:
+        return VECTORS[tail]
+    known = key in names and part == "weight" or key in NAMES_OF_BIASES and part == "bias"
+    return f"{names[key]}.{part}" if known else ""
 
 
 def map_gguf(file: Path) -> dict[str, AnyTensor]:
     """The tensors of a GGUF file, under the names of a safetensors checkpoint with one tensor per expert.
 
-    Packed matrices become PackedTensors. Raises InputError for a damaged file.
+    Packed matrices become PackedTensors. Of Qwen3.5, what llama.cpp's converter has changed is changed back, and the
+    layers that guess further tokens (nextn) are left out. Raises InputError for a damaged file.
     """
     gguf = read_gguf(file)
-    tensors: dict[str, AnyTensor] = {}
+    hybrid, tensors = is_hybrid(gguf), dict[str, AnyTensor]()
+    prefix = "model.language_model." if hybrid else "model."
+    n_layers, heads = (layer_count(gguf), value_heads(gguf)) if hybrid else (None, None)
     for name, entry in gguf.tensors.items():
-        _, layer, tail = name.split(".", 2) if name.startswith("blk.") and name.count(".") > 2 else ("", "", "")
-        key, _, part = tail.partition(".")
-        if key in EXPERT_NAMES and len(entry.shape) == 3:
+        _, layer, tail = name.split(".", 2) if name.startswith("blk.") and name.count(".") > 1 else ("", "", "")
+        if n_layers is not None and layer.isdecimal() and int(layer) >= n_layers:
+            continue
+        if (key := tail.partition(".")[0]) in EXPERT_NAMES and len(entry.shape) == 3:
             for expert, data in enumerate(entry.data):
-                ours = f"model.layers.{layer}.mlp.experts.{expert}.{EXPERT_NAMES[key]}.weight"
-                tensors[ours] = tensor_of(entry._replace(shape=entry.shape[1:], data=data), gguf.mapping)
+                for part, rows in zip(EXPERT_NAMES[key], np.array_split(data, len(EXPERT_NAMES[key]))):
+                    ours = f"{prefix}layers.{layer}.mlp.experts.{expert}.{part}.weight"
+                    one = entry._replace(shape=(len(rows), entry.shape[2]), data=rows)
+                    tensors[ours] = tensor_of(one, gguf.mapping)
         else:
-            known = key in LAYER_NAMES and part == "weight" or key in NAMES_OF_BIASES and part == "bias"
-            ours = f"model.layers.{layer}.{LAYER_NAMES[key]}.{part}" if known else NAMES.get(name, "")
+            within = our_name(tail, hybrid)
+            ours = f"{prefix}layers.{layer}.{within}" if within else NAMES.get(name, "").replace("model.", prefix)
             if not ours:
                 raise InputError(f"{file}: no Qwen3 has the tensor {brief(name)}")
             if ours in tensors:
                 raise InputError(f"{file}: {brief(ours)} is there twice, also as {brief(name)}")
-            tensors[ours] = tensor_of(entry, gguf.mapping)
+            tensor = tensor_of(entry, gguf.mapping)
+            tensors[ours] = tensor if heads is None else changed_back(ours, tensor, heads)
     return tensors
 
 
@@ -218,6 +243,86 @@ def tensor_of(entry: TensorEntry, mapping: mmap.mmap) -> AnyTensor:
                         factored=None if form.factored is None else factored)
 
 
+# ---- Qwen3.5: what llama.cpp's converter has changed -----------------------------------------------------------------
+# Source: conversion/qwen.py of llama.cpp. Norms are stored plus 1, A_log as -exp(A_log), the convolution without the
+# dimension of 1. The heads of values, which in Qwen's files stand together if they share a key, are dealt out in turn:
+# of 2 key heads and 6 value heads, 0 1 2 3 4 5 are stored as 0 3 1 4 2 5.
+
+class ValueHeads(NamedTuple):
+    """The `places` [heads] of the value heads in the file, their `size`, and the number of rows before them."""
+    places: np.ndarray
+    size: int
+    start: int
+
+    def rows(self, size: int, start: int = 0) -> np.ndarray:
+        """The place in the file of each row (or column) of heads of this size behind `start` other rows."""
+        heads = self.places[:, None] * size + np.arange(size)
+        return np.concatenate([np.arange(start), start + heads.reshape(-1)])
+
+
+def value_heads(gguf: GGUF) -> ValueHeads:
+    """Raises InputError for sizes that can't be."""
+    keys = ("group_count", "time_step_rank", "inner_size", "state_size")
+    kind = gguf.metadata["general.architecture"]
+    sizes: list[Any] = [gguf.metadata.get(f"{kind}.ssm.{key}") for key in keys]
+    if not all(isinstance(size, int) and 0 < size < 2**20 for size in sizes) or sizes[1] % sizes[0] \
+            or sizes[2] % sizes[1]:
+        raise InputError(f"{gguf.file}: no Qwen3.5 has these sizes: ssm {dict(zip(keys, map(brief, sizes)))}")
+    n_keys, n_values, inner, key_size = sizes
+    places = np.arange(n_values).reshape(-1, n_keys).T.reshape(-1)
+    return ValueHeads(places, inner // n_values, 2 * n_keys * key_size)
+
+
+def changed_back(name: str, tensor: Any, heads: ValueHeads) -> AnyTensor:
+    """A tensor of Qwen3.5 as Qwen's own files have it, by its name there."""
+    part = name.removesuffix(".weight").rpartition(".")[2]
+    if part.endswith("norm") and not name.endswith("linear_attn.norm.weight"):
+        return Tensor("F32", to_float32(tensor) - np.float32(1), tensor.mapping)
+    if part == "shared_expert_gate":
+        return tensor._replace(data=tensor.data.reshape(1, -1)) if isinstance(tensor, Tensor) else tensor
+    if part == "A_log":
+        with np.errstate(invalid="ignore", divide="ignore"):  # a damaged file is noticed by its logits
+            tensor = Tensor("F32", np.log(-to_float32(tensor)), tensor.mapping)
+    order = {"in_proj_qkv": (heads.size, heads.start), "conv1d": (heads.size, heads.start), "in_proj_z": (heads.size,),
+             "in_proj_a": (1,), "in_proj_b": (1,), "A_log": (1,), "dt_bias": (1,), "out_proj": (heads.size,)}.get(part)
+    if order is not None:
+        tensor = reordered(tensor, heads.rows(*order), part == "out_proj")
+    return tensor._replace(data=tensor.data[:, None]) if part == "conv1d" and isinstance(tensor, Tensor) else tensor
+
+
+def reordered(tensor: AnyTensor, places: np.ndarray, columns: bool) -> AnyTensor:
+    """The tensor with its rows, or its columns, taken from these places. A wrong size is left to who checks shapes."""
+    if len(places) != tensor.shape[-1 if columns else 0] or np.array_equal(places, np.arange(len(places))):
+        return tensor
+    if isinstance(tensor, Tensor):
+        return tensor._replace(data=tensor.data[:, places] if columns else tensor.data[places])
+    rows, whole, factored = tensor.rows, tensor.whole, tensor.factored
+    if columns:
+        def whole_columns(start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+            assert whole is not None
+            numbers, scales, minima = whole(start, stop)
+            return numbers[:, places], scales[:, groups], None if minima is None else minima[:, groups]
+
+        size = len(places) // whole(0, 1)[1].shape[1] if whole else len(places)  # of a group, which shares a scale
+        groups = places[::size] // size
+        unbroken = (places.reshape(-1, size) % size == np.arange(size)).all()
+        return tensor._replace(rows=lambda start, stop: rows(start, stop)[:, places], factored=None,
+                               whole=whole_columns if whole and unbroken else None)
+
+    def in_runs(function: Callable[[int, int], Any], start: int, stop: int) -> list[Any]:
+        """Its results for each run of neighbouring rows of the file."""
+        runs = np.split(places[start:stop], np.flatnonzero(np.diff(places[start:stop]) != 1) + 1)
+        return [function(int(run[0]), int(run[-1]) + 1) for run in runs]
+
+    def joined(parts: list[Any], axes: tuple[int, ...]) -> Any:
+        return tuple(None if each[0] is None else np.concatenate(each, axis) for each, axis in zip(zip(*parts), axes))
+
+    return tensor._replace(
+        rows=lambda start, stop: np.concatenate(in_runs(rows, start, stop)),
+        whole=whole and (lambda start, stop: joined(in_runs(whole, start, stop), (0, 0, 0))),
+        factored=factored and (lambda start, stop: joined(in_runs(factored, start, stop), (0, 1, 1))))
+
+
 # ---- Metadata, as the files of a model's folder ----------------------------------------------------------------------
 
 def gguf_json(file: Path, name: str) -> dict[str, Any]:
@@ -240,7 +345,8 @@ def is_embedder(file: Path) -> bool:
     return bool(plain(metadata.get(f"{metadata.get('general.architecture')}.pooling_type")) == POOLING["last"])
 
 
-MODEL_TYPES = {"qwen3moe": "qwen3_moe"}  # GGUF's name -> transformers', where they differ
+# GGUF's name -> transformers', where they differ
+MODEL_TYPES = {"qwen3moe": "qwen3_moe", "qwen35": "qwen3_5", "qwen35moe": "qwen3_5_moe"}
 
 # key of config.json -> that of the metadata, which stands behind "qwen3." or "qwen3moe."
 SIZES = {"hidden_size": "embedding_length", "intermediate_size": "feed_forward_length",
@@ -253,6 +359,9 @@ YARN = {"factor": "factor", "original_max_position_embeddings": "original_contex
         "beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
 MOE_SIZES = {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
              "moe_intermediate_size": "expert_feed_forward_length"}
+HYBRID_SIZES = {"shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+                "linear_conv_kernel_dim": "ssm.conv_kernel", "linear_key_head_dim": "ssm.state_size",
+                "linear_num_key_heads": "ssm.group_count", "linear_num_value_heads": "ssm.time_step_rank"}
 
 
 def plain(value: Any) -> Any:
@@ -262,30 +371,61 @@ def plain(value: Any) -> Any:
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
+def is_hybrid(gguf: GGUF) -> bool:
+    """True for Qwen3.5 and its successors."""
+    return gguf.metadata.get("general.architecture") in ("qwen35", "qwen35moe")
+
+
+def layer_count(gguf: GGUF) -> int:
+    """The layers of a Qwen3.5, without those that guess further tokens, which stand behind them."""
+    kind = gguf.metadata["general.architecture"]
+    n, guessing = gguf.metadata.get(f"{kind}.block_count"), gguf.metadata.get(f"{kind}.nextn_predict_layers", 0)
+    if not isinstance(n, int) or not isinstance(guessing, int) or not 0 <= guessing < n <= 2**14:
+        raise InputError(f"{gguf.file}: {kind}.block_count = {brief(n)} with nextn_predict_layers = {brief(guessing)} "
+                         "can't be")
+    return n - guessing
+
+
+def hybrid_json(gguf: GGUF, raw: dict[str, Any]) -> dict[str, Any]:
+    """config.json of a Qwen3.5, with its text part apart; `raw`: what config_json has read so far."""
+    kind, n, heads = gguf.metadata["general.architecture"], layer_count(gguf), value_heads(gguf)
+    rope = {"rope_theta": raw.pop("rope_theta"), "rope_type": "default"} | (raw.pop("rope_scaling") or {})
+    turned = gguf.metadata.get(f"{kind}.rope.dimension_count")
+    if isinstance(turned, int) and isinstance(raw["head_dim"], int) and raw["head_dim"]:
+        rope |= {"partial_rotary_factor": turned / raw["head_dim"]}
+    text = raw | {key: plain(gguf.metadata.get(f"{kind}.{name}")) for key, name in HYBRID_SIZES.items()} | {
+        "model_type": f"{raw['model_type']}_text", "num_hidden_layers": n, "linear_value_head_dim": heads.size,
+        "layer_types": ["linear_attention" if f"blk.{i}.ssm_a" in gguf.tensors else "full_attention" for i in range(n)],
+        "rope_parameters": rope}
+    return {"model_type": raw["model_type"], "tie_word_embeddings": raw["tie_word_embeddings"], "text_config": text}
+
+
 def config_json(gguf: GGUF) -> dict[str, Any]:
     metadata, kind = gguf.metadata, gguf.metadata.get("general.architecture")
     head_dim = plain(metadata.get(f"{kind}.attention.key_length"))
     only = {"split.count": (0, 1), f"{kind}.pooling_type": (None, *POOLING.values()),
-            f"{kind}.attention.value_length": (head_dim,), f"{kind}.rope.dimension_count": (None, head_dim)}
+            f"{kind}.attention.value_length": (head_dim,)}
+    only |= {} if is_hybrid(gguf) else {f"{kind}.rope.dimension_count": (None, head_dim)}
     for key, values in only.items():
         if (value := plain(metadata.get(key, 0 if key == "split.count" else None))) not in values:
             raise InputError(f"{gguf.file}: {key} = {brief(value)} is not supported, only "
                              f"{' or '.join(str(each) for each in values if each is not None)} is")
     model_type, embedding = MODEL_TYPES.get(str(kind), kind), gguf.tensors.get("token_embd.weight")
-    sizes = SIZES | (MOE_SIZES if model_type == "qwen3_moe" else {})
+    sizes = SIZES | (MOE_SIZES if model_type in ("qwen3_moe", "qwen3_5_moe") else {})
     raw = {key: plain(metadata.get(f"{kind}.{name}")) for key, name in sizes.items()}
     raw["rope_theta"] = raw["rope_theta"] or 10_000.0  # as in llama.cpp
     raw |= {"model_type": model_type, "vocab_size": embedding.shape[0] if embedding else None,
             "tie_word_embeddings": "output.weight" not in gguf.tensors,
-            "attention_bias": any(name.endswith(".bias") for name in gguf.tensors),
+            "attention_bias": any(name.endswith(".bias") and ".ssm_dt." not in name for name in gguf.tensors),
             "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id")}
     if model_type == "qwen3_moe":  # llama.cpp always scales the chosen experts' weights
         n_layers = raw["num_hidden_layers"]
         dense = [i for i in range(n_layers if isinstance(n_layers, int) and n_layers <= len(gguf.tensors) else 0)
                  if f"blk.{i}.ffn_gate_inp.weight" not in gguf.tensors]
         raw |= {"norm_topk_prob": True, "mlp_only_layers": dense}
-    return raw | {"is_causal": bool(plain(metadata.get(f"{kind}.attention.causal", True))),
-                  "rope_scaling": rope_scaling(gguf, f"{kind}.rope.")}
+    raw |= {"is_causal": bool(plain(metadata.get(f"{kind}.attention.causal", True))),
+            "rope_scaling": rope_scaling(gguf, f"{kind}.rope.")}
+    return hybrid_json(gguf, raw) if is_hybrid(gguf) else raw
 
 
 def rope_scaling(gguf: GGUF, start: str) -> dict[str, Any] | None:
@@ -315,22 +455,24 @@ def generation_json(gguf: GGUF) -> dict[str, Any]:
     ends = [] if end is None else [end]
     if isinstance(tokens, list):
         ends += [tokens.index(text) for text in END_TOKENS if text in tokens]
+    defaults = SAMPLING | ({"temperature": ("temp", 1.0)} if is_hybrid(gguf) else {})
     values = {key: plain(gguf.metadata.get(f"general.sampling.{name}", default))
-              for key, (name, default) in SAMPLING.items()}
+              for key, (name, default) in defaults.items()}
     return {"do_sample": True, "eos_token_id": ends} | values
 
 
 # How Qwen's tokenizers cut a text before the merges: the values of their tokenizer.json.
 PIECES = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
           r"\s+(?!\S)|\s+")
-PRE_TOKENIZERS = ("qwen2", "deepseek-r1-qwen")  # names of this way in GGUF
+WITH_MARKS = PIECES.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
+PRE_TOKENIZERS = {"qwen2": PIECES, "deepseek-r1-qwen": PIECES, "qwen35": WITH_MARKS}  # by their names in GGUF
 
 
 def tokenizer_json(gguf: GGUF) -> dict[str, Any]:
     keys = ("model", "pre", "tokens", "token_type", "merges")
     about = {key: gguf.metadata.get(f"tokenizer.ggml.{key}") for key in keys}
     model, pre = plain(about["model"]), plain(about["pre"])
-    if model != "gpt2" or pre not in PRE_TOKENIZERS:
+    if model != "gpt2" or not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
         raise InputError(f"{gguf.file}: the tokenizer {brief(model)}, {brief(pre)} is not supported, only gpt2 with "
                          f"{' or '.join(PRE_TOKENIZERS)} is")
     tokens, kinds, merges = about["tokens"], about["token_type"], about["merges"]
@@ -341,8 +483,8 @@ def tokenizer_json(gguf: GGUF) -> dict[str, Any]:
     added = [{"id": i, "content": token, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
               "special": bool(kinds[i] == CONTROL)}
              for i, token in enumerate(tokens) if kinds[i] in (CONTROL, USER_DEFINED)]
-    pre = [{"type": "Split", "pattern": {"Regex": PIECES}, "behavior": "Isolated", "invert": False},
-           {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}]
+    cutting = [{"type": "Split", "pattern": {"Regex": PRE_TOKENIZERS[pre]}, "behavior": "Isolated", "invert": False},
+               {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}]
     end = gguf.metadata.get("tokenizer.ggml.eos_token_id")
     ending = None
     if plain(gguf.metadata.get("tokenizer.ggml.add_eos_token")) and isinstance(end, int) and 0 <= end < len(tokens):
@@ -350,7 +492,7 @@ def tokenizer_json(gguf: GGUF) -> dict[str, Any]:
         special = {tokens[end]: {"id": tokens[end], "ids": [end], "tokens": [tokens[end]]}}
         ending = {"type": "TemplateProcessing", "single": text, "pair": text, "special_tokens": special}
     return {"version": "1.0", "added_tokens": added, "normalizer": {"type": "NFC"}, "post_processor": ending,
-            "pre_tokenizer": {"type": "Sequence", "pretokenizers": pre},
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": cutting},
             "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
             "model": {"type": "BPE", "vocab": vocabulary, "merges": merges}}
 

@@ -229,7 +229,7 @@ class Tokenizer:
         self._special_ids = frozenset(self.special_tokens.values())
         self._template_source = template_source
         # Qwen3's template takes the arguments of a tool call as a JSON text, too; Qwen3.5's lists them one by one.
-        self._lists_arguments = bool(re.search(r"arguments\s*(\|\s*items|\.items\()", chat_template or ""))
+        self.lists_arguments = bool(re.search(r"arguments\s*(\|\s*items|\.items\()", chat_template or ""))
         self._template = None
         if chat_template is not None:
             with _template_errors(template_source):
@@ -307,7 +307,7 @@ class Tokenizer:
             raise InputError("chat_template_kwargs must be an object of variables that the chat template has: "
                              f"{', '.join(sorted(self.template_variables)) or 'it has none'}")
         variables = self.named_tokens | _plain_json(given, "chat_template_kwargs") | {
-            "messages": _prepare_messages(messages, join_text_parts, self._lists_arguments),
+            "messages": _prepare_messages(messages, join_text_parts, self.lists_arguments),
             "tools": _prepare_tools(tools), "documents": None, "add_generation_prompt": add_generation_prompt}
         if enable_thinking is not None:
             variables["enable_thinking"] = enable_thinking

@@ -34,9 +34,12 @@ uvicorn = pytest.importorskip("uvicorn")
 pytest.importorskip("starlette")
 pytest.importorskip("llguidance")
 from qwen3_lib.server import web  # noqa: E402
-from qwen3_lib.server.requests import CHAT, TEXT  # noqa: E402
+from qwen3_lib.server.replies import ChatReply  # noqa: E402
+from qwen3_lib.server.requests import CHAT, TEXT, chat_wish  # noqa: E402
 from qwen3_lib.server.web import Limits, Protocol, make_app  # noqa: E402
-from qwen3_lib.server.worker import Worker  # noqa: E402
+from qwen3_lib.server.worker import Job, Worker  # noqa: E402
+from test_tokenizer_utils import LIKE_3_8  # noqa: E402
+from tokenizer_utils import InputError, Tokenizer  # noqa: E402
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 PARIS = "The capital of France is Paris."
@@ -206,6 +209,76 @@ def test_tools(client):
     assert forced.choices[0].message.tool_calls[0].function.name == "get_weather"
     free = client.chat.completions.create(model="m", messages=FRANCE, tools=[WEATHER], tool_choice="none")
     assert free.choices[0].message.content == PARIS
+
+
+@pytest.fixture(scope="module")
+def newer(demo):
+    """The bundled model with a chat template of the kind of Qwen3.8's."""
+    tokenizer = Tokenizer(demo.tokenizer.backend, LIKE_3_8, demo.tokenizer.named_tokens)
+    return dataclasses.replace(demo, tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize("fields, begin", [
+    ({}, "Effort: xhigh\n"), ({"reasoning_effort": "high"}, "Effort: xhigh\n"),
+    ({"reasoning_effort": "low"}, "Effort: low\n"), ({"reasoning_effort": "medium"}, ""), ({"reasoning_effort": "none"}, ""), ({"enable_thinking": False}, ""),
+    ({"chat_template_kwargs": {"reasoning_effort": "low"}}, "Effort: low\n"),
+    ({"chat_template_kwargs": {"enable_thinking": False, "preserve_thinking": True}}, "")])
+def test_variables_of_a_template(newer, fields, begin):
+    prompt, options = chat_wish(newer, {"messages": FRANCE} | fields, 1000).answers[0]
+    assert newer.tokenizer.decode(prompt) == f"{begin}user:{FRANCE[0]['content']}\n" and "think_budget" not in options
+    with pytest.raises(InputError, match="^chat_template_kwargs must"):
+        chat_wish(newer, {"messages": FRANCE, "chat_template_kwargs": {"effort": "low"}}, 1000)
+
+
+LOOK_UP = {"type": "function", "function": {"name": "look_up", "parameters": {
+    "type": "object", "required": ["word", "n"], "$defs": {"u": {"type": "boolean"}}, "properties": {
+        "word": {"type": "string", "enum": ["a/b", "c"]}, "n": {"type": "integer", "minimum": 0, "maximum": 99},
+        "deep": {"$ref": "#/$defs/u"}, "more": {"type": "array", "items": {"type": "null"}, "maxItems": 2}}}}}
+TOUCH = {"name": "touch"}
+
+
+def test_forced_calls_are_in_xml_where_the_template_writes_xml(newer):
+    pytest.importorskip("llguidance", reason="llguidance is not installed")
+    names = set()
+    for seed in range(12):
+        body = {"messages": FRANCE, "tools": [LOOK_UP, TOUCH], "tool_choice": "required", "parallel_tool_calls": False,
+                "temperature": 2, "top_k": 0, "top_p": 1, "seed": seed, "reasoning_effort": "none"}
+        prompt, options = chat_wish(newer, body, 1000).answers[0]
+        answer = Completion(newer, prompt, **options).finish()
+        [call] = answer.answer.tool_calls
+        names.add(call["name"])
+        assert answer.text.startswith(f"<tool_call>\n<function={call['name']}>\n")
+        if call["name"] == "look_up":
+            jsonschema.validate(call["arguments"], LOOK_UP["function"]["parameters"])
+    assert names == {"look_up", "touch"}
+    with pytest.raises(InputError, match="touch must be a JSON Schema"):
+        chat_wish(newer, {"messages": FRANCE, "tools": [TOUCH | {"parameters": 5}], "tool_choice": "required"}, 1000)
+
+
+@pytest.mark.parametrize("arguments, expected", [
+    ("5", '{"n": 5, "word": "5"}'), ("null", '{"n": null, "word": "null"}')])
+def test_calls_in_xml_have_typed_arguments(newer, arguments, expected):
+    wish = chat_wish(newer, {"messages": FRANCE, "tools": [LOOK_UP]}, 1000)
+    prompt, options = wish.answers[0]
+    job = Job(asyncio.Event(), True, Completion(newer, prompt, **options))
+    reply, said = ChatReply(wish, [job], newer, "m"), f"""Let me see.
+
+<tool_call>
+<function=look_up>
+<parameter=n>
+{arguments}
+</parameter>
+<parameter=word>
+{arguments}
+</parameter>
+</function>
+</tool_call>"""
+    job.text = said[:40]
+    shown = "".join(reply.chunks(0, job))
+    assert "Let me see." in shown and "tool_call" not in shown.replace("tool_calls", "")
+    job.text, job.finish_reason = said, "stop"
+    message = reply.whole()["choices"][0]["message"]
+    assert message["content"] == "Let me see." and message["tool_calls"][0]["function"]["arguments"] == expected
 
 
 # ---- Answers that fit ------------------------------------------------------------------------------------------------

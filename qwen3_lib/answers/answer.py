@@ -145,17 +145,22 @@ TYPES: dict[str, tuple[type, ...]] = {"integer": (int,), "number": (int, float),
 WORDS = {"null": "null", "none": "null", "true": "true", "false": "false"}  # also as Python writes them
 
 
+def kinds_of(schema: Any) -> list[str]:
+    """The types that a JSON schema names, also those of its alternatives."""
+    schema = schema if isinstance(schema, dict) else {}
+    options = [schema, *(option for key in ("anyOf", "oneOf") if isinstance(schema.get(key), list)
+                         for option in schema[key] if isinstance(option, dict))]
+    given = [option.get("type") for option in options]
+    return [kind for each in given for kind in (each if isinstance(each, list) else [each]) if isinstance(kind, str)]
+
+
 def _argument(text: str, schema: Any) -> Any:
     """The value of a text in an XML call: of its schema's type; without a type JSON if it is any; else the text.
 
     As in vLLM's and SGLang's parsers (qwen3_coder), the first type but null counts, a parameter that the schema of its
     tool doesn't name is a text, and Python's None, True and False count, because Qwen3.5's template writes them so.
     """
-    schema = schema if isinstance(schema, dict) else {}
-    options = [schema, *(option for key in ("anyOf", "oneOf") if isinstance(schema.get(key), list)
-                         for option in schema[key] if isinstance(option, dict))]
-    given = [option.get("type") for option in options]
-    kinds = [kind for each in given for kind in (each if isinstance(each, list) else [each]) if isinstance(kind, str)]
+    kinds = kinds_of(schema)
     kind = next((kind for kind in kinds if kind != "null"), None)
     if kind == "string" and not ("null" in kinds and text.lower() in ("null", "none")):
         return text

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from qwen3_lib.answers.answer import kinds_of
 from qwen3_lib.answers.sequences import Wrapped
 from tokenizer_utils import InputError, Tokenizer, brief, inside_thought
 
@@ -56,7 +57,7 @@ def on_one_line(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def calls_grammar(tokenizer: Tokenizer, tools: list[dict[str, Any]], several: bool) -> Grammar:
-    """Answers that call one of these tools, or several times some of them, as Qwen3 writes calls."""
+    """Answers that call one of these tools, or several times some of them, as the model's template writes calls."""
     calls = []
     for tool in tools:
         function = tool.get("function", tool)
@@ -66,7 +67,40 @@ def calls_grammar(tokenizer: Tokenizer, tools: list[dict[str, Any]], several: bo
     if opening is None or closing is None:
         raise InputError("the model's tokenizer has no <tool_call>, so the model can't be made to call a tool")
     more, schema = ' ("\\n" call)*' if several else "", json.dumps(on_one_line({"anyOf": calls}))
-    return lark(f'start: call{more}\ncall: <[{opening}]> "\\n" object "\\n" <[{closing}]>\nobject: %json {schema}\n')
+    rules = calls_in_xml(tools) if tokenizer.lists_arguments else f"object: %json {schema}\n"
+    return lark(f'start: call{more}\ncall: <[{opening}]> "\\n" object "\\n" <[{closing}]>\n{rules}')
+
+
+def calls_in_xml(tools: list[dict[str, Any]]) -> str:
+    """The rules of a grammar for calls in XML: texts as they are (without "</"), other arguments as JSON."""
+    def literal(text: str) -> str:
+        return re.escape(text).replace("/", r"\/").replace("\\\n", r"\n")
+
+    rules, functions, end = list[str](), list[str](), "\n</parameter>\n"
+    for i, tool in enumerate(tools):
+        function = tool.get("function", tool)
+        about = function.get("parameters") or {}
+        properties = about.get("properties") or {} if isinstance(about, dict) else None
+        if not isinstance(properties, dict):
+            raise InputError(f"the parameters of the tool {brief(function['name'], 80)} must be a JSON Schema")
+        body = []
+        for j, (key, schema) in enumerate(properties.items()):
+            start, name = f"<parameter={key}>\n", f"p{i}_{j}"
+            values = schema.get("enum") if isinstance(schema, dict) else None
+            if next((kind for kind in kinds_of(schema) if kind != "null"), None) == "string":
+                name = name.upper()  # a token of the grammar
+                any_text = r"([^<]|<[^\/])*"
+                texts = "|".join(literal(str(value)) for value in values) if isinstance(values, list) else any_text
+                rules.append(f"{name}: /{literal(start)}({texts}){literal(end)}/")
+            else:
+                schema = on_one_line({"$defs": about.get("$defs", {})} | schema) if isinstance(schema, dict) else schema
+                rules.append(f"{name}: {json.dumps(start)} {name}_value {json.dumps(end)}")
+                rules.append(f"{name}_value: %json {json.dumps(schema)}")
+            body.append(name if key in (about.get("required") or ()) else f"{name}?")
+        functions.append(f"function{i}")
+        opening = json.dumps(f"<function={function['name']}>\n")
+        rules.append(f'function{i}: {opening} {" ".join(body)} "</function>"')
+    return "\n".join([f"object: {' | '.join(functions)}", *rules]) + "\n"
 
 
 @lru_cache(maxsize=2)

@@ -246,6 +246,14 @@ def test_download_prints_the_folder_of_the_model(capfd, monkeypatch):
     assert run_main(capfd, "--download", "-m", "0.6B") == (0, "the folder of 0.6B\n", "")
 
 
+def test_variables_of_the_template(capfd):
+    option = "--chat-template-kwargs"
+    assert run_main(capfd, option, '{"enable_thinking": false}', FRANCE) == (0, PARIS, "")
+    for wrong, words in (("{", f"{option}: not valid JSON"), ('{"x": 1}', "chat_template_kwargs must be"),
+                         ("5", "chat_template_kwargs must be")):
+        assert_cli_refuses(capfd, [option, wrong, FRANCE], words)
+
+
 def test_version(capfd):
     with pytest.raises(SystemExit, match="^0$"):
         qwen3.main(["--version"])

@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import pytest
 
 from helpers import assert_one_line, message_of
+from qwen3_lib.answers.answer import Answer
 from qwen3_lib.app import jobs
 from qwen3_lib.app.jobs import Journal
 from qwen3_lib.app.records import open_source
 from qwen3_lib.io.errors import InputError
-from tokenizer_utils import Answer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # no thread is used after the fork
 ABOUT = {"format": jobs.FORMAT, "input's sha256": "a", "model": "demo", "temperature": None, "stop": ("x",)}

@@ -129,6 +129,8 @@ def test_openai_requests(demo):
                        ({"reasoning_effort": "low"}, {"enable_thinking": True}),
                        ({"modalities": ["text"], "stream_options": {"include_usage": True}, "store": True,
                          "metadata": {"a": "b"}, "parallel_tool_calls": True, "verbosity": "medium"}, {}),
+                       ({"chat_template_kwargs": {"enable_thinking": False, "reasoning": "x"}},
+                        {"enable_thinking": False, "chat_template_kwargs": {"reasoning": "x"}}),
                        ({"chat_template_kwargs": {"enable_thinking": False}, "top_k": 5},
                         {"enable_thinking": False, "top_k": 5})]:
         assert request(demo, Settings(), batch_line(**body), 1) == \
@@ -150,7 +152,9 @@ def test_openai_requests(demo):
     ({"body": {"reasoning_effort": "lots"}}, "reasoning_effort must be"),
     ({"body": {"modalities": ["text", "audio"]}}, 'modalities must be ["text"]'),
     ({"body": {"parallel_tool_calls": False}}, "parallel_tool_calls must be true"),
-    ({"body": {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}}, "content"),
+    ({"body": {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}}, "holds an image"),
+    ({"body": {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"effort": 1}}},
+     "chat_template_kwargs must be"),
     ({"body": {"temprature": 1}}, "did you mean temperature?")])
 def test_openai_requests_that_are_refused(demo, change, words):
     assert_one_line(message_of(request, demo, Settings(), batch_line() | change, 1), words)

@@ -1,0 +1,75 @@
+"""What the fast engine has for a Qwen3.5, beside qwen3_numba.py: its matrices by name, its states, its cache."""
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from qwen3 import Config, Tensor, to_float32
+from qwen3_5 import HybridCache, HybridConfig
+from qwen3_lib.io.tensors import AnyTensor
+from qwen3_lib.kernels.layout import GATE, LINEAR, SUMS_OF_DELTA, padded
+from qwen3_lib.kernels.memory import empty, zeros
+
+# The matrices of a delta net, in the places of LINEAR. The small ones for beta and the decay are one matrix here.
+DELTA = ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z", "linear_attn.in_proj_ba", "linear_attn.out_proj",
+         *LINEAR[GATE:])
+
+
+def is_recurrent(config: Config, layer: int) -> bool:
+    return isinstance(config, HybridConfig) and layer in config.linear_layers
+
+
+def joined(stored: dict[str, AnyTensor], config: Config) -> tuple[dict[str, AnyTensor], dict[str, tuple[int, ...]]]:
+    """The tensors, with in_proj_b above in_proj_a in one matrix, and the new matrices' shapes."""
+    shapes = {}
+    for i in getattr(config, "linear_layers", ()):
+        start = f"model.layers.{i}.linear_attn.in_proj_"
+        parts = [stored[f"{start}{name}.weight"] for name in "ba"]
+        dtype, data = parts[0].dtype, [part.data for part in parts]
+        if not all(isinstance(part, Tensor) and part.dtype == dtype for part in parts):
+            dtype, data = "F32", [to_float32(part) for part in parts]
+        both = np.concatenate(data)
+        stored = stored | {f"{start}ba.weight": Tensor(dtype, both, parts[0].mapping)}
+        shapes[f"{start}ba.weight"] = both.shape
+    return stored, shapes
+
+
+def state_fields(stored: dict[str, AnyTensor], config: Config) -> tuple[np.ndarray, ...]:
+    """places, delta_sizes, conv, rates and delta_norms of Layers in layout.py."""
+    n_layers = config.num_hidden_layers
+    recurrent = [i for i in range(n_layers) if is_recurrent(config, i)]
+    places = np.full((n_layers, 2), -1)
+    places[[i for i in range(n_layers) if i not in recurrent], 0] = np.arange(n_layers - len(recurrent))
+    places[recurrent, 1] = np.arange(len(recurrent))
+    if not isinstance(config, HybridConfig):
+        return places, np.zeros(4, np.int64), *(np.empty((0,) * n, np.float32) for n in (3, 3, 2))
+
+    def all_of(name: str) -> list[np.ndarray]:
+        return [to_float32(stored[f"model.layers.{i}.linear_attn.{name}"]) for i in recurrent]
+
+    conv = np.array([np.ascontiguousarray(weight.reshape(len(weight), -1).T) for weight in all_of("conv1d.weight")])
+    rates = np.array([all_of("A_log"), all_of("dt_bias")], np.float32).swapaxes(0, 1).copy()
+    rates[:, 0] = np.exp(rates[:, 0])
+    sizes = np.array([config.linear_num_key_heads, config.linear_key_head_dim, config.linear_num_value_heads,
+                      config.linear_value_head_dim])
+    return places, sizes, conv, rates, np.array(all_of("norm.weight"), np.float32)
+
+
+def state_size(config: HybridConfig) -> int:
+    """The float32 numbers of all states of a sequence, as delta.state_of finds them."""
+    history = padded((config.linear_conv_kernel_dim - 1) * config.conv_dim, 16)
+    states = config.linear_num_value_heads * padded(config.linear_key_head_dim, SUMS_OF_DELTA) * \
+        padded(config.linear_value_head_dim, 16)
+    return len(config.linear_layers) * (history + states)
+
+
+def state_addresses(cache: Any) -> tuple[int, int]:
+    """The addresses of a cache's states before and after the next pass; 0 if it has none."""
+    if not isinstance(cache, HybridCache):
+        return 0, 0
+    size = state_size(cache.config)
+    if not cache.states:
+        cache.states = {0: (zeros(size, np.float32),)}
+    cache.pending = {0: (empty(size, np.float32),)}
+    return cache.states[0][0].ctypes.data, cache.pending[0][0].ctypes.data

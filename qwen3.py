@@ -748,13 +748,20 @@ class Folder:
             tensors |= map_safetensors(self.path / name, dtypes)
         return tensors
 
+    def shapes(self, config: Config) -> dict[str, tuple[int, ...]]:
+        return tensor_shapes(config)
+
+    def engine_for(self, engine: Engine) -> Engine:
+        """The engine that computes this model when `engine` is asked for."""
+        return engine
+
     def tensors(self, config: Config) -> dict[str, Any]:
-        """The tensors of tensor_shapes. Raises InputError for missing and misshapen ones.
+        """The tensors of `shapes`. Raises InputError for missing and misshapen ones.
 
         An embedding model's names lack `model.`, and it has no head. Without a head of its own, or with a copy of the
         embedding, a model has no lm_head.weight here.
         """
-        stored, shapes, tensors = self.stored(), tensor_shapes(config), {}
+        stored, shapes, tensors = self.stored(), self.shapes(config), {}
         headless = "model.embed_tokens.weight" not in stored or self.embeds()
         for name, shape in shapes.items():
             tensor = stored.get(name, stored.get(name.removeprefix("model.")))
@@ -855,6 +862,10 @@ def load_model(name: str | Path, engine: Engine = Engine(), offline: bool = Fals
     elif adapter is not None or not os.path.isfile(folder.path / "config.json"):
         raise InputError(f"{name}: not a folder with config.json and *.safetensors; for adapters and other models, "
                          "qwen3.py needs the folder qwen3_lib beside it")
+    elif (HERE / "qwen3_5.py").is_file():
+        from qwen3_5 import opened
+        folder = opened(folder)  # a Qwen3.5 has functions of its own
+    engine = folder.engine_for(engine)
     config, text_side = folder.config(), folder.tokenizer() if tokenizer else NoTokenizer()
     sampling, longest, ends = generation_defaults(folder)
     embeds = "model.embed_tokens.weight" not in folder.stored() or folder.embeds() or not config.causal

@@ -8,6 +8,7 @@ from typing import Any
 import tokenizers
 
 from qwen3 import DTYPES, Config, Folder, InputError, Tensor, checked_whole, config_of, rope_of
+from qwen3_5 import opened
 from qwen3_lib.io.adapter import Adapted
 from qwen3_lib.io.errors import brief
 from qwen3_lib.io.formats import Settings, check_settings, unpacked
@@ -22,7 +23,7 @@ from tokenizer_utils import Tokenizer, library_errors, make_tokenizer
 def open_model(name: str, offline: bool = False, adapter: str | Path | list[str | Path] | None = None) -> Folder:
     """The model of this name. Raises InputError where there is none, and for a folder without a model."""
     path = resolve_model(name, offline)
-    folder: Folder = GGUFFile(path) if is_gguf(path) else Checkpoint(path)
+    folder = opened(GGUFFile(path) if is_gguf(path) else Checkpoint(path))
     if (quantized := quantized_file(path)) is not None:
         if adapter is not None:
             raise InputError(f"{path}: packed weights take no adapter; quantize the original with --adapter")

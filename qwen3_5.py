@@ -1,0 +1,416 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["numpy>=2.0", "safetensors>=0.8", "tokenizers>=0.22.2", "jinja2>=3.1.6", "prompt_toolkit>=3.0.40"]
+# ///
+"""Qwen3.5, 3.6 and 3.8 in plain NumPy: three layers of four keep a state of fixed size in place of keys and values.
+
+    python qwen3_5.py --model Qwen3.5-0.8B "What is the capital of France?"     a folder with Qwen's own files
+
+This file stands on qwen3.py, which you should read first, and has what is new. Read it from top to bottom:
+
+    config -> components -> the state, in place of a cache -> forward -> loading -> command line
+
+The data flow, with the sizes of Qwen3.5-0.8B (`n` is the number of tokens):
+
+    token ids [n] -> embedding [n, 1024] -> 24 x decoder layer [n, 1024] -> RMSNorm -> lm_head -> logits [n, 248320]
+    decoder layer:  x + mixer(RMSNorm(x)), then  x + swiglu(RMSNorm(x)), or moe with an expert for all positions
+    mixer:          three times gated_delta_net, then once gated_attention, and so on
+
+The words that qwen3.py doesn't have:
+
+    gated delta net   a layer that reads a text like a recurrent network: it changes a state with each token
+    state S           a matrix [key_dim, value_dim] for each head, a memory of pairs: a key k recalls the value k S
+    delta rule        to store a value under a key, add only its difference to the value that the key recalls
+    decay             before each token, the state is multiplied by exp(g), a number from 0 to 1: it forgets
+    partial RoPE      only the first quarter of a head is turned by its position
+
+The files hold a vision tower (model.visual.*) and heads for drafts (mtp.*), too; both are skipped.
+"""
+from __future__ import annotations
+
+import itertools
+import sys
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import qwen3
+from qwen3 import (CHUNK, DTYPES, Config, Engine, Folder, KVCache, Model, TokenIds, apply_rope, checked_number,
+                   checked_whole, config_of, linear, moe, rms_norm, rope_of, rope_tables, swiglu, to_float32)
+from tokenizer_utils import InputError, Tokenizer, brief
+
+__all__ = ["HybridCache", "HybridConfig", "HybridFolder", "delta_rule", "delta_rule_in_chunks"]
+
+# ---- Config ----------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True, kw_only=True)
+class HybridConfig(Config):
+    """qwen3.Config, and the fields of the new layers. `sparse_layers` are all layers, or none."""
+    linear_layers: tuple[int, ...]  # the layers that are gated delta nets; the others attend
+    linear_num_key_heads: int  # heads of q and k, each shared by a group of value heads
+    linear_num_value_heads: int  # heads of v, and states
+    linear_key_head_dim: int
+    linear_value_head_dim: int
+    linear_conv_kernel_dim: int  # width of the convolution: how many tokens it sees
+    rope_dim: int  # the numbers at the start of a head that RoPE turns
+    shared_expert_intermediate_size: int = 0  # width inside the expert that all positions go through
+
+    @property
+    def conv_dim(self) -> int:
+        """The channels of the convolution: q, k and v of all heads."""
+        return 2 * self.linear_num_key_heads * self.linear_key_head_dim + \
+            self.linear_num_value_heads * self.linear_value_head_dim
+
+
+# ---- Components, in the order of the data flow -----------------------------------------------------------------------
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    """1 / (1 + exp(-x)): a switch from 0 to 1."""
+    return 1 / (1 + np.exp(-x))
+
+
+def causal_convolution(x: np.ndarray, weight: np.ndarray, history: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """silu of each channel's weighted sum over the last few tokens: x [n, channels] -> the same shape, new history.
+
+    weight [channels, width]; history [width - 1, channels] are the rows before x. A head so sees pairs such as
+    "the key just before this value" without attention.
+    """
+    n, width = len(x), weight.shape[1]
+    rows = np.concatenate([history, x])
+    out = sum(rows[i:i + n] * weight[:, i] for i in range(width))
+    return out * sigmoid(out), rows[n:]
+
+
+def unit_length(x: np.ndarray) -> np.ndarray:
+    """x [..., d] divided by its Euclidean norm."""
+    return x / np.sqrt(np.einsum("...i,...i->...", x, x)[..., None] + np.float32(1e-6))
+
+
+def delta_rule(q: np.ndarray, k: np.ndarray, v: np.ndarray, g: np.ndarray, beta: np.ndarray,
+               state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The gated delta rule, token by token, as the paper says it (Yang et al. 2024, Gated Delta Networks).
+
+    First the state decays. Then it learns: `beta` (0 to 1) of the difference between v and the value that k recalls is
+    stored under k. A key of length 1 that is stored with beta 1 recalls exactly its value, whatever was there before.
+    Plain linear attention would add v to the old value. At last, q recalls the output.
+
+    q, k [heads, n, key_dim], v [heads, n, value_dim], g and beta [heads, n], state [heads, key_dim, value_dim]
+    -> (out [heads, n, value_dim], the new state)
+    """
+    out = np.empty_like(v)
+    for t in range(v.shape[1]):
+        now = slice(t, t + 1)
+        state = state * np.exp(g[:, now, None])
+        difference = v[:, now] - k[:, now] @ state  # [heads, 1, value_dim]
+        state += k[:, now].swapaxes(1, 2) * (beta[:, now, None] * difference)
+        out[:, now] = q[:, now] @ state
+    return out, state
+
+
+BLOCK = 64  # tokens that the delta rule computes together
+
+
+def delta_rule_in_chunks(q: np.ndarray, k: np.ndarray, v: np.ndarray, g: np.ndarray, beta: np.ndarray,
+                         state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """delta_rule for BLOCK tokens at a time: matrix products in place of steps. Takes and gives the same.
+
+    With u_t = beta_t (v_t - what k_t recalls), the state after token t is a sum: the decayed first state, and each
+    k_j u_jᵀ decayed from j to t. What k_t recalls is then a sum over the earlier u_j, so the u of a block are the
+    solution of linear equations, with a matrix that is triangular and has a diagonal of 1:
+
+        u_t + beta_t sum_{j<t} exp(G_t - G_j) (k_t·k_j) u_j = beta_t (v_t - exp(G_t) k_t S),   G_t = g_1 + ... + g_t
+        out_t = exp(G_t) q_t S + sum_{j<=t} exp(G_t - G_j) (q_t·k_j) u_j
+    """
+    out = np.empty_like(v)
+    for start in range(0, v.shape[1], BLOCK):
+        now = slice(start, start + BLOCK)
+        q_, k_, total, rate = q[:, now], k[:, now], g[:, now].cumsum(axis=1)[..., None], beta[:, now, None]
+        n, keys = k_.shape[1], k_.swapaxes(1, 2)
+        until = np.exp(total)  # [heads, n, 1]: the decay of the first state until each token
+        # The mask comes before exp, which could overflow for the tokens to come.
+        between = np.exp(np.where(np.tri(n, dtype=bool), total - total.swapaxes(1, 2), -np.inf))  # [heads, n, n]
+        system = np.tril(rate * between * (k_ @ keys), -1) + np.eye(n, dtype=np.float32)
+        u = np.linalg.solve(system, rate * (v[:, now] - until * (k_ @ state)))  # [heads, n, value_dim]
+        out[:, now] = until * (q_ @ state) + (between * (q_ @ keys)) @ u
+        state = until[:, -1:] * state + (keys * between[:, -1:]) @ u
+    return out, state
+
+
+def gated_delta_net(x: np.ndarray, w: dict[str, Any], config: HybridConfig, cache: HybridCache,
+                    layer: int) -> np.ndarray:
+    """A mixer without keys and values: x [n, hidden_size] -> the same shape. Writes the new state into the cache."""
+    n = len(x)
+    # How much is forgotten, and how much is learned, depends on the token. A_log sets a head's usual memory.
+    g = -np.exp(w["A_log"]) * np.logaddexp(0, linear(x, w["in_proj_a"]) + w["dt_bias"])  # [n, heads], below 0
+    out = cache.recall(layer, w["conv1d"], linear(x, w["in_proj_qkv"]), g, sigmoid(linear(x, w["in_proj_b"])))
+    z = linear(x, w["in_proj_z"]).reshape(out.shape)  # [n, heads, value_dim], the output's gate
+    out = rms_norm(out, w["norm"], config.rms_norm_eps) * (z * sigmoid(z))
+    return linear(out.reshape(n, -1), w["out_proj"])
+
+
+def gated_attention(x: np.ndarray, w: dict[str, Any], config: HybridConfig, cache: HybridCache, layer: int,
+                    cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+    """The attention of qwen3.decoder_layer with two changes: RoPE turns a part of a head, and a gate for each output.
+
+    The rest of a head compares meanings regardless of the distance. The gate lets a head say nothing; in Qwen3, it has
+    to look somewhere, most often at the first token.
+    """
+    n, turned = len(x), config.rope_dim
+    q, gate = np.split(linear(x, w["q_proj"]).reshape(n, -1, 2 * config.head_dim), 2, axis=-1)  # [n, heads, head_dim]
+    k = linear(x, w["k_proj"]).reshape(n, -1, config.head_dim)
+    v = linear(x, w["v_proj"]).reshape(n, -1, config.head_dim).swapaxes(0, 1)
+    q, k = (rms_norm(a, norm, config.rms_norm_eps).swapaxes(0, 1) for a, norm in ((q, w["q_norm"]), (k, w["k_norm"])))
+    q, k = (np.concatenate([apply_rope(a[..., :turned], cos, sin), a[..., turned:]], axis=-1) for a in (q, k))
+    out = cache.attend(layer, q, k, v).swapaxes(0, 1) * sigmoid(gate)
+    return linear(out.reshape(n, -1), w["o_proj"])
+
+
+def decoder_layer(x: np.ndarray, w: dict[str, Any], config: HybridConfig, cache: HybridCache, layer: int,
+                  cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+    """One layer: x [n, hidden_size] -> the same shape. Writes into the cache."""
+    h = rms_norm(x, w["input_layernorm"], config.rms_norm_eps)
+    x = x + (gated_delta_net(h, w, config, cache, layer) if layer in config.linear_layers else
+             gated_attention(h, w, config, cache, layer, cos, sin))
+    h = rms_norm(x, w["post_attention_layernorm"], config.rms_norm_eps)
+    if "experts" not in w:
+        return x + swiglu(h, w["gate_proj"], w["up_proj"], w["down_proj"])
+    shared = sigmoid(linear(h, w["shared_expert_gate"])) * swiglu(h, **w["shared_expert"])  # [n, 1] times [n, d]
+    return x + moe(h, w["gate"], w["experts"], config) + shared
+
+
+# ---- The state, in place of a cache ----------------------------------------------------------------------------------
+# A delta net needs nothing of earlier tokens but its state and the last rows before its convolution: 19 MB in
+# Qwen3.5-0.8B, for a text of any length. Only every fourth layer keeps keys and values: 25 kB per position.
+# The price: a state can't be cut back. What it has learned from the last tokens can't be taken out again.
+
+class HybridCache(KVCache):
+    """The keys and values of the layers that attend, and the states of the others.
+
+    states: layer -> (history of the convolution [width - 1, conv_dim], S [value heads, key_dim, value_dim]), after
+    `length` tokens. Its arrays are never written to: each pass makes new ones.
+    """
+
+    def __init__(self, config: HybridConfig, max_length: int | None = None):
+        super().__init__(config, max_length)
+        self.attending = [i for i in range(config.num_hidden_layers) if i not in config.linear_layers]
+        self.k, self.v = self.k[:len(self.attending)], self.v[:len(self.attending)]
+        self.states: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self.pending: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # of the pass that runs
+
+    def attend(self, layer: int, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+        return super().attend(self.attending.index(layer), q, k, v)
+
+    def recall(self, layer: int, conv1d: np.ndarray, qkv: np.ndarray, g: np.ndarray, beta: np.ndarray) -> np.ndarray:
+        """The convolution and the delta rule of new tokens: qkv [n, conv_dim], g and beta [n, value heads]
+        -> [n, value heads, value_dim]. The new state counts only after `advance`.
+        """
+        c: Any = self.config
+        n, shape = len(qkv), (c.linear_num_value_heads, c.linear_key_head_dim, c.linear_value_head_dim)
+        history, state = self.states.get(layer) or (
+            np.zeros((c.linear_conv_kernel_dim - 1, c.conv_dim), np.float32), np.zeros(shape, np.float32))
+        qkv, history = causal_convolution(qkv, conv1d, history)
+        keys = c.linear_num_key_heads * c.linear_key_head_dim
+        q, k = (unit_length(part.reshape(n, -1, c.linear_key_head_dim).swapaxes(0, 1))  # [key heads, n, key_dim]
+                .repeat(c.linear_num_value_heads // c.linear_num_key_heads, axis=0) for part in
+                (qkv[:, :keys], qkv[:, keys:2 * keys]))
+        v = qkv[:, 2 * keys:].reshape(n, *shape[::2]).swapaxes(0, 1)
+        rule = delta_rule if n == 1 else delta_rule_in_chunks
+        out, state = rule(q * np.float32(c.linear_key_head_dim ** -0.5), k, v, g.T, beta.T, state)
+        self.pending[layer] = history, state
+        return out.swapaxes(0, 1)
+
+    def advance(self, token_ids: np.ndarray, streams: dict[int, np.ndarray] | None = None) -> None:
+        """Counts the new tokens [n] as filled, and their states as those of the sequence."""
+        super().advance(token_ids)
+        self.states, self.pending = self.pending, {}
+
+    def common_prefix(self, token_ids: np.ndarray) -> int:
+        """How many positions can be used for the tokens `token_ids` [n]: all, or none."""
+        return self.length if super().common_prefix(token_ids) == self.length else 0
+
+    def truncate(self, length: int) -> None:
+        """Forgets all positions from `length` on, which must be 0, or where the state is."""
+        if length not in (0, self.length):
+            raise InputError(f"the state after {self.length} tokens can't be cut back to {length}")
+        self.states = self.states if length else {}
+        super().truncate(length)
+
+
+# ---- forward ---------------------------------------------------------------------------------------------------------
+
+@np.errstate(over="ignore", invalid="ignore")
+def hidden_states(model: Model, token_ids: TokenIds, cache: HybridCache) -> np.ndarray:
+    """The namesake of qwen3.hidden_states."""
+    config: Any = model.config
+    w, ids = model.weights, np.asarray(token_ids)
+    positions, out = cache.reserve(len(ids)), np.empty((len(ids), config.hidden_size), np.float32)
+    for start in range(0, len(ids), CHUNK):
+        now = slice(start, start + CHUNK)
+        cos, sin = rope_tables(replace(config, head_dim=config.rope_dim), positions[now])
+        x = w["embed_tokens"][ids[now]]
+        for i, layer in enumerate(w["layers"]):
+            x = decoder_layer(x, layer, config, cache, i, cos, sin)
+        cache.advance(ids[now], {})
+        out[now] = rms_norm(x, w["norm"], config.rms_norm_eps)
+    return out
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def logits_of(model: Model, token_ids: TokenIds, cache: HybridCache, all_logits: bool = False) -> np.ndarray:
+    """The namesake of qwen3.logits_of."""
+    x = hidden_states(model, token_ids, cache)
+    return linear(x if all_logits else x[cache.last], model.weights["lm_head"])
+
+
+# ---- Loading ---------------------------------------------------------------------------------------------------------
+
+MODEL_TYPES = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
+ARCHITECTURES = tuple(f"Qwen3_5{kind}For{head}" for kind in ("", "Moe") for head in ("ConditionalGeneration", "CausalLM"))
+# The values of transformers where config.json has none.
+DEFAULTS = {"head_dim": 256, "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "full_attention_interval": 4}
+DENSE = DEFAULTS | {"num_key_value_heads": 4}
+MIXTURE = DEFAULTS | {"num_key_value_heads": 2, "num_experts": 256, "num_experts_per_tok": 8,
+                      "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
+NORMS = ("input_layernorm", "post_attention_layernorm", "q_norm", "k_norm")
+
+
+def hybrid_config(raw: dict[str, Any], file: Path) -> HybridConfig:
+    """The HybridConfig of config.json's object. Raises InputError for what is missing, malformed or not computed here."""
+    text = raw.get("text_config", raw)
+    try:
+        if not isinstance(text, dict):
+            raise ValueError("text_config must be an object")
+        if unknown := [name for name in raw.get("architectures") or [] if name not in ARCHITECTURES]:
+            raise ValueError(f"architectures: {unknown[0]!r} is not supported, only {', '.join(ARCHITECTURES)}")
+        sparse = "moe" in raw["model_type"]
+        found = (MIXTURE if sparse else DENSE) | {key: value for key, value in text.items() if value is not None}
+        rope = rope_of(text)
+        part = rope.pop("partial_rotary_factor", found.get("partial_rotary_factor", 0.25))
+        # What qwen3.py has, it checks.
+        names = {"model_type": "qwen3", "architectures": None, "layer_types": None, "rope_scaling": None,
+                 "rope_parameters": rope, "partial_rotary_factor": None, "shared_expert_intermediate_size": None}
+        names |= {"tie_word_embeddings": raw["tie_word_embeddings"]} if "tie_word_embeddings" in raw else {}
+        names |= {"intermediate_size": found["moe_intermediate_size"]} if sparse else {}
+        config = config_of(found | names, file)
+        sizes: dict[str, Any] = {key: checked_whole(key, found[key], 1) for key in
+                                 (MIXTURE if sparse else DENSE) if key not in ("num_key_value_heads", "head_dim")}
+        n, interval = config.num_hidden_layers, sizes.pop("full_attention_interval")
+        kinds = found.get("layer_types") or ["full_attention" if (i + 1) % interval == 0 else "linear_attention"
+                                             for i in range(n)]
+        if len(kinds) != n or {*kinds} - {"linear_attention", "full_attention"}:
+            raise ValueError(f"layer_types = {brief(repr(kinds))} can't be")
+        turned = int(config.head_dim * checked_number("partial_rotary_factor", part, 0, 1))
+        if turned % 2 or not turned or sizes["linear_num_value_heads"] % sizes["linear_num_key_heads"]:
+            raise ValueError(f"no Qwen3.5 has these sizes: {turned} of {config.head_dim} numbers turned, {sizes}")
+        if sparse and not sizes["num_experts_per_tok"] <= sizes["num_experts"] <= 10_000:
+            raise ValueError(f"num_experts_per_tok = {sizes['num_experts_per_tok']} of {sizes['num_experts']} can't be")
+        fields = asdict(config) | sizes | {"sparse_layers": tuple(range(n)) if sparse else (), "norm_topk_prob": sparse}
+        return HybridConfig(**fields, rope_dim=turned,
+                            linear_layers=tuple(i for i in range(n) if kinds[i] == "linear_attention"))
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, InputError) and str(error).startswith(str(file)):
+            raise
+        raise InputError(f"{file}: {'missing: ' * isinstance(error, KeyError)}{brief(error)}") from error
+
+
+def tensor_shapes(config: HybridConfig) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of every tensor of a checkpoint, but for the vision tower and the drafts."""
+    d, q_size = config.hidden_size, config.num_attention_heads * config.head_dim
+    kv_size, heads = config.num_key_value_heads * config.head_dim, config.linear_num_value_heads
+    v_size, head_dim = heads * config.linear_value_head_dim, (config.head_dim,)
+    attending = {"q_proj.weight": (2 * q_size, d), "k_proj.weight": (kv_size, d), "v_proj.weight": (kv_size, d),
+                 "q_norm.weight": head_dim, "k_norm.weight": head_dim, "o_proj.weight": (d, q_size)}
+    recurrent = {"in_proj_qkv.weight": (config.conv_dim, d), "in_proj_z.weight": (v_size, d),
+                 "in_proj_b.weight": (heads, d), "in_proj_a.weight": (heads, d), "A_log": (heads,), "dt_bias": (heads,),
+                 "conv1d.weight": (config.conv_dim, 1, config.linear_conv_kernel_dim),
+                 "norm.weight": (config.linear_value_head_dim,), "out_proj.weight": (d, v_size)}
+
+    def swiglu_shapes(name: str, inner: int) -> dict[str, tuple[int, ...]]:
+        return {f"mlp.{name}gate_proj.weight": (inner, d), f"mlp.{name}up_proj.weight": (inner, d),
+                f"mlp.{name}down_proj.weight": (d, inner)}
+
+    inside: dict[str, tuple[int, ...]] = {"input_layernorm.weight": (d,), "post_attention_layernorm.weight": (d,)}
+    if config.sparse_layers:
+        inside |= {"mlp.gate.weight": (config.num_experts, d), "mlp.shared_expert_gate.weight": (1, d)}
+        inside |= swiglu_shapes("shared_expert.", config.shared_expert_intermediate_size)
+        for expert in range(config.num_experts):
+            inside |= swiglu_shapes(f"experts.{expert}.", config.moe_intermediate_size)
+    else:
+        inside |= swiglu_shapes("", config.intermediate_size)
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, d)}
+    for i in range(config.num_hidden_layers):
+        linear_ = i in config.linear_layers
+        mixer = {f"{'linear_attn' if linear_ else 'self_attn'}.{name}": shape
+                 for name, shape in (recurrent if linear_ else attending).items()}
+        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in (mixer | inside).items()}
+    return shapes | {"model.norm.weight": (d,), "lm_head.weight": (config.vocab_size, d)}
+
+
+def load_weights(folder: Folder, config: Any) -> dict[str, Any]:
+    """The namesake of qwen3.load_weights."""
+    weights: dict[str, Any] = {"layers": [{} for _ in range(config.num_hidden_layers)]}
+    for name, tensor in folder.tensors(config).items():
+        parts, array = name.removesuffix(".weight").split("."), to_float32(tensor)
+        place = weights["layers"][int(parts[2])] if "layers" in parts else weights
+        if "experts" in parts:
+            place = place.setdefault("experts", {}).setdefault(int(parts[5]), {})
+        elif "shared_expert" in parts:
+            place = place.setdefault("shared_expert", {})
+        if parts[-1] in NORMS or name == "model.norm.weight":
+            array = 1 + array  # the files store the distance from 1; only the delta nets' own norm is stored whole
+        place[parts[-1]] = array.reshape(len(array), -1) if parts[-1] == "conv1d" else array
+    weights.setdefault("lm_head", weights["embed_tokens"])
+    return weights
+
+
+ENGINE = Engine(load_weights, HybridCache, logits_of, hidden_states)
+
+
+class HybridFolder(Folder):
+    """A Qwen3.5 in any source of a model: a folder, or one of those in qwen3_lib/io/."""
+
+    def __init__(self, base: Folder):
+        super().__init__(base.path)
+        self.base = base
+
+    def json(self, name: str) -> dict[str, Any]:
+        return self.base.json(name)
+
+    def config(self) -> HybridConfig:
+        return hybrid_config(self.json("config.json"), self.path / "config.json")
+
+    def stored(self, dtypes: dict[str, Any] = DTYPES) -> dict[str, Any]:
+        """The tensors of the text part, by the names of a model without a vision tower."""
+        return {name.replace("model.language_model.", "model.", 1): tensor
+                for name, tensor in self.base.stored(dtypes).items() if not name.startswith(("model.visual.", "mtp."))}
+
+    def shapes(self, config: Any) -> dict[str, tuple[int, ...]]:
+        return tensor_shapes(config)
+
+    def tokenizer(self) -> Tokenizer:
+        return self.base.tokenizer()
+
+    def embeds(self) -> bool:
+        return False
+
+    def engine_for(self, engine: Engine) -> Engine:
+        if engine != Engine():
+            raise InputError(f"{self.path}: only qwen3_5.py computes a Qwen3.5; leave out --fast and --quantize")
+        return ENGINE
+
+
+def opened(folder: Folder) -> Folder:
+    """The folder; a HybridFolder if its config.json is that of a Qwen3.5."""
+    return HybridFolder(folder) if folder.json("config.json").get("model_type") in MODEL_TYPES else folder
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line of qwen3.py."""
+    return qwen3.main(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

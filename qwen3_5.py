@@ -397,9 +397,7 @@ class HybridFolder(Folder):
         return False
 
     def engine_for(self, engine: Engine) -> Engine:
-        if engine != Engine():
-            raise InputError(f"{self.path}: only qwen3_5.py computes a Qwen3.5; leave out --fast and --quantize")
-        return ENGINE
+        return ENGINE if engine.hybrid_cache is None else replace(engine, new_cache=engine.hybrid_cache)
 
 
 def opened(folder: Folder) -> Folder:

@@ -55,7 +55,7 @@ from qwen3_lib.kernels.layout import (BF16, BLOCK, EVERYTHING, EXPERT, F16, F32,
                                       KV8, LINEAR, NORMS, PANEL, PASS, TILE, Batch, Job, Layers, Q, Space, Task,
                                       is_packed, packed_shape, padded, table)
 from qwen3_lib.kernels.hybrid import DELTA, is_recurrent, joined, state_addresses, state_fields
-from qwen3_lib.kernels.memory import empty, work_space
+from qwen3_lib.kernels.memory import empty, experts_of, work_space
 
 try:
     from qwen3_lib.kernels.build import kernel, make_kernels
@@ -85,6 +85,7 @@ class Weights:
 
     The embedding is a Weight, too. `arrays` keeps alive what the addresses point to; `team`: the threads.
     """
+    config: Config
     layers: np.ndarray
     forms: np.ndarray
     routers: np.ndarray
@@ -119,15 +120,16 @@ class Weights:
         self.space = found = space, table(space)
         return found
 
-    def matrices(self, layer: int, sparse: bool, names: tuple[str, ...] = LINEAR) -> dict[str, np.ndarray]:
+    def matrices(self, layer: int) -> dict[str, np.ndarray]:
         """Name -> its row in `layers`, `routers` or `experts`, of each matrix of a layer."""
-        start = f"model.layers.{layer}"
+        names, sparse = DELTA if is_recurrent(self.config, layer) else LINEAR, layer in self.config.sparse_layers
         rows = dict(zip(names[:GATE] if sparse else names, self.layers[layer]))
         if sparse:
             rows["mlp.gate"] = self.routers[layer]
             for expert, matrices in enumerate(self.experts[layer]):
-                rows |= {f"mlp.experts.{expert}.{name}": row for name, row in zip(EXPERT, matrices)}
-        return {f"{start}.{name}.weight": row for name, row in rows.items()}
+                where = f"experts.{expert}" if expert < self.config.num_experts else "shared_expert"
+                rows |= {f"mlp.{where}.{name}": row for name, row in zip(EXPERT, matrices)}
+        return {f"model.layers.{layer}.{name}.weight": row for name, row in rows.items()}
 
     def tensors(self) -> dict[str, np.ndarray]:
         """Name -> array of all that the engine keeps. A tied head is the embedding, and isn't named."""
@@ -137,7 +139,7 @@ class Weights:
         if self.head[0] != self.embedding[0]:
             matrices["lm_head.weight"] = self.head
         for i in range(len(self.layers)):
-            matrices |= self.matrices(i, bool(self.routers[i, 3]))
+            matrices |= self.matrices(i)
             for name, norm in zip(NORMS + HEAD_NORMS, (*self.norms[i], *self.head_norms[i])):
                 tensors[f"model.layers.{i}.{name}.weight"] = norm
         for name, row in matrices.items():
@@ -163,14 +165,14 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
     if saved is not None and quantize not in (None, saved):
         raise InputError(f"{folder.path}: this checkpoint is {saved}, so it can't be made {quantize}")
     stored = folder.packed(config, saved_tensor) if isinstance(folder, Quantized) else folder.tensors(config)
-    stored, shapes = joined(stored, config)
-    wish, n_layers, shapes = saved or quantize, config.num_hidden_layers, shapes | folder.shapes(config)
+    stored = joined(stored, config)
+    wish, n_layers, shapes = saved or quantize, config.num_hidden_layers, folder.shapes(config)
     packs = quantize or any(isinstance(tensor, PackedTensor) for tensor in stored.values())
     make_kernels(layers_of(config), *(("quantize_block", "pack_block") if packs else ()))
     team = Team(threads or available_cpus())
     biases = {name: np.array(to_float32(tensor)) for name, tensor in stored.items() if name.endswith(".bias")}
-    w = Weights(np.zeros((n_layers, len(LINEAR), 5), np.int64), np.zeros((n_layers, 2, 2), np.int64),
-                np.zeros((n_layers, 5), np.int64), np.zeros((n_layers, config.num_experts, len(EXPERT), 5), np.int64),
+    w = Weights(config, np.zeros((n_layers, len(LINEAR), 5), np.int64), np.zeros((n_layers, 2, 2), np.int64),
+                np.zeros((n_layers, 5), np.int64), np.zeros((n_layers, experts_of(config)[0], len(EXPERT), 5), np.int64),
                 np.empty(0), np.empty(0), *norms_of(stored, config), biases, [], team, wish)
     with ThreadPoolExecutor(team.n_threads) as pool:
         packer = Packer(pool, w.arrays)
@@ -178,7 +180,7 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
         def place(name: str, forms: tuple[int, int]) -> np.ndarray:
             if stored[name].dtype == "U8":
                 return packer.kept(stored[name].data, forms[0], *shapes[name])
-            return packer.weight(f"{folder.path}: {name}", stored[name], forms, shapes[name])
+            return packer.weight(f"{folder.path}: {name}", stored[name], forms, stored[name].shape)
 
         def place_alone(name: str) -> np.ndarray:
             return place(name, forms_of(name, stored[name], wish))
@@ -189,7 +191,7 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
         if saved is None and packs:
             numbers = progress(numbers, f"quantizing to {quantize}" if quantize else "unpacking")
         for i in numbers:
-            rows = w.matrices(i, i in config.sparse_layers, DELTA if is_recurrent(config, i) else LINEAR)
+            rows = w.matrices(i)
             forms = {name: forms_of(name, stored[name], wish) for name in rows}
             first = ("q_proj", "k_proj", "v_proj", "in_proj_qkv", "in_proj_z", "in_proj_ba")
             for behind, kinds in enumerate((first, ("gate_proj", "up_proj"))):
@@ -205,7 +207,8 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
                 if not row.any():
                     row[:] = place(name, forms[name])
     layers = Layers(w.layers, w.norms, w.head_norms, w.norm, w.head, np.array([config.rms_norm_eps]), w.forms,
-                    w.routers, w.experts, np.array([int(config.norm_topk_prob)]), bias_rows(biases, n_layers),
+                    w.routers, w.experts, np.array([config.norm_topk_prob, w.experts.shape[1] > config.num_experts], np.int64),
+                    bias_rows(biases, n_layers),
                     np.array([window or EVERYTHING for window in config.windows or [0] * n_layers]),
                     np.array([int(config.causal)]), *state_fields(stored, config))
     w.for_kernels = layers, table(layers)

@@ -633,7 +633,7 @@ def moe(crew, layer, job):
     project(crew, np.int64(0), router, h, packed, logits, np.int64(0), job)
     wait(crew)
     for t in part_of(len(x), crew):
-        choose(logits[t, :router.rows], fields.norm_topk_prob(job)[0], chosen[t], shares[t])
+        choose(logits[t, :router.rows], fields.routing(job), chosen[t], shares[t])
     wait(crew)
     if crew.rank == 0:
         sort_by_expert(chosen, starts)
@@ -666,8 +666,15 @@ def moe(crew, layer, job):
 
 
 @compiled
-def choose(logits, normalized, chosen, shares):
-    """A router's logits [num_experts] -> the most likely experts, of equal ones the first, and their probabilities."""
+def choose(logits, routing, chosen, shares):
+    """A router's logits [num_experts] -> the most likely experts, of equal ones the first, and their probabilities.
+
+    A shared expert comes last, with the sigmoid of its logit.
+    """
+    if routing[1]:
+        last = len(logits) - 1
+        chosen[len(chosen) - 1], shares[len(shares) - 1] = last, sigmoid(logits[last])
+        logits, chosen, shares = logits[:last], chosen[:len(chosen) - 1], shares[:len(shares) - 1]
     largest, total, sum_ = largest_of(logits), np.float32(0), np.float32(0)
     for e in range(len(logits)):
         logits[e] = exp(logits[e] - largest)
@@ -681,7 +688,7 @@ def choose(logits, normalized, chosen, shares):
         chosen[r], shares[r] = best, logits[best] / total
         logits[best] = -1
         sum_ += shares[r]
-    if normalized:
+    if routing[0]:
         for r in range(len(shares)):
             shares[r] /= sum_
 

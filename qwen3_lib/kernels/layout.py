@@ -123,7 +123,7 @@ class Layers(NamedTuple):
     forms: Any  # int64 [n_layers, 2, 2], the least and the greatest format of the matrices behind each norm
     routers: Any  # int64 [n_layers, 5], all F32
     experts: Any  # int64 [n_layers, num_experts, 3, 5], in the order of EXPERT
-    norm_topk_prob: Any  # int64 [1], 0 or 1
+    routing: Any  # int64 [2]: norm_topk_prob, 0 or 1; 1 if the last expert is shared: all tokens go through it
     biases: Any  # float32 [n_layers, those of q, k and v as in Space.qkv, then the output's], or [0, 0]
     windows: Any  # int64 [n_layers], how many positions a token sees; EVERYTHING without a window
     causal: Any  # int64 [1], 0 if a token sees the later ones, too

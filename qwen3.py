@@ -89,6 +89,11 @@ class Config:
     moe_intermediate_size: int = 0  # width inside the SwiGLU of an expert
     norm_topk_prob: bool = False  # the weights of the chosen experts are scaled to a sum of 1
 
+    @property
+    def rope_dim(self) -> int:
+        """How many numbers of a head RoPE turns: all."""
+        return self.head_dim
+
 
 # ---- Components, in the order of the data flow: functions of arrays --------------------------------------------------
 
@@ -118,14 +123,14 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
 
 
 def rope_tables(config: Config, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """cos and sin of every angle at positions [n] -> two arrays [n, head_dim / 2].
+    """cos and sin of every angle at positions [n] -> two arrays [n, rope_dim / 2].
 
-    Pair i turns by theta ** (-2i / head_dim) per position: the first pairs quickly, for near positions, the last ones
+    Pair i turns by theta ** (-2i / rope_dim) per position: the first pairs quickly, for near positions, the last ones
     slowly, for distant ones.
     """
     # The power in float64 and the reciprocal in float32 give the reference's bits; at position 6,000 a float32 power
     # would be off by 2e-4 in the logits.
-    powers = config.rope_theta ** (np.arange(0, config.head_dim, 2) / config.head_dim)
+    powers = config.rope_theta ** (np.arange(0, config.rope_dim, 2) / config.rope_dim)
     frequencies = 1 / powers.astype(np.float32)
     if config.rope_frequencies:
         frequencies = np.array(config.rope_frequencies, np.float32)
@@ -248,6 +253,7 @@ class KVCache:
     [capacity] are the tokens, for comparison with a later prompt.
     """
     form = "f32"  # the number format; faster engines have caches with smaller ones
+    cuttable, fixed = True, 0  # at any length; bytes that don't grow with the length. See qwen3_5.py for others
     last = -1  # the row of a pass that the next token is drawn from; a cache of several sequences has one for each
     watcher: Any = None  # a draft that sees the residual stream before its `layers`: see qwen3_lib/answers/guesses.py
 
@@ -492,7 +498,7 @@ class Sequence:
         """Cuts the cache back to its common prefix with the prompt; the rest of the prompt is to be computed."""
         check_cache(self.model, cache)
         cache.watcher = None
-        cache.truncate(min(cache.common_prefix(self.prompt), len(self.prompt) - 1))  # the last token gives the logits
+        cache.truncate(cache.common_prefix(self.prompt[:-1]))  # the last token gives the logits
         self.new, self.limit = self.prompt[cache.length:], min(self.limit, cache.max_length - len(self.prompt))
 
     def feed(self, logits: np.ndarray, token: int | None = None) -> list[int]:

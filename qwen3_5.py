@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +54,12 @@ class HybridConfig(Config):
     linear_key_head_dim: int
     linear_value_head_dim: int
     linear_conv_kernel_dim: int  # width of the convolution: how many tokens it sees
-    rope_dim: int  # the numbers at the start of a head that RoPE turns
+    partial_rotary_factor: float  # the share of a head, at its start, that RoPE turns
     shared_expert_intermediate_size: int = 0  # width inside the expert that all positions go through
+
+    @property
+    def rope_dim(self) -> int:
+        return int(self.head_dim * self.partial_rotary_factor)
 
     @property
     def conv_dim(self) -> int:
@@ -183,21 +187,40 @@ def decoder_layer(x: np.ndarray, w: dict[str, Any], config: HybridConfig, cache:
 # ---- The state, in place of a cache ----------------------------------------------------------------------------------
 # A delta net needs nothing of earlier tokens but its state and the last rows before its convolution: 19 MB in
 # Qwen3.5-0.8B, for a text of any length. Only every fourth layer keeps keys and values: 25 kB per position.
-# The price: a state can't be cut back. What it has learned from the last tokens can't be taken out again.
+# The price: what a state has learned can't be taken out again, so it can't be cut back to an earlier token. But a
+# conversation goes on, or is changed, at the border of a turn. So the states at these borders are kept.
+
+States = dict[int, tuple[np.ndarray, np.ndarray]]  # layer -> its convolution's history [width - 1, conv_dim], and S
+KEPT = 2**28  # bytes for kept states: 13 of Qwen3.5-0.8B
+
 
 class HybridCache(KVCache):
     """The keys and values of the layers that attend, and the states of the others.
 
-    states: layer -> (history of the convolution [width - 1, conv_dim], S [value heads, key_dim, value_dim]), after
-    `length` tokens. Its arrays are never written to: each pass makes new ones.
+    states: position -> the States after so many tokens: at 0, at `length`, and at the positions `kept`, in this order.
+    Their arrays are never written to, because each pass makes new ones; so a kept state is a reference.
     """
+    cuttable = False
+    config: HybridConfig
 
     def __init__(self, config: HybridConfig, max_length: int | None = None):
         super().__init__(config, max_length)
         self.attending = [i for i in range(config.num_hidden_layers) if i not in config.linear_layers]
         self.k, self.v = self.k[:len(self.attending)], self.v[:len(self.attending)]
-        self.states: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        self.pending: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # of the pass that runs
+        self.shape = config.linear_num_value_heads, config.linear_key_head_dim, config.linear_value_head_dim
+        self.empty = (np.zeros((config.linear_conv_kernel_dim - 1, config.conv_dim), np.float32),
+                      np.zeros(self.shape, np.float32))
+        size = len(config.linear_layers) * sum(array.nbytes for array in self.empty)
+        self.most = max(KEPT // max(size, 1), 3)  # the border before the last message, the one after it, and the first
+        self.fixed = (self.most + 2) * size  # with those of now and of the pass that runs
+        self.states, self.kept = {0: States()}, list[int]()
+        self.pending = States()  # of the pass that runs
+
+    def reserve(self, n: int) -> np.ndarray:
+        """See KVCache.reserve. From here on, the states after `length` are those of another text."""
+        self.kept = [at for at in self.kept if at <= self.length]
+        self.states = {at: states for at, states in self.states.items() if at in (0, *self.kept, self.length)}
+        return super().reserve(n)
 
     def attend(self, layer: int, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
         return super().attend(self.attending.index(layer), q, k, v)
@@ -206,35 +229,46 @@ class HybridCache(KVCache):
         """The convolution and the delta rule of new tokens: qkv [n, conv_dim], g and beta [n, value heads]
         -> [n, value heads, value_dim]. The new state counts only after `advance`.
         """
-        c: Any = self.config
-        n, shape = len(qkv), (c.linear_num_value_heads, c.linear_key_head_dim, c.linear_value_head_dim)
-        history, state = self.states.get(layer) or (
-            np.zeros((c.linear_conv_kernel_dim - 1, c.conv_dim), np.float32), np.zeros(shape, np.float32))
+        n, (heads, key_dim, value_dim) = len(qkv), self.shape
+        history, state = self.states[self.length].get(layer, self.empty)
         qkv, history = causal_convolution(qkv, conv1d, history)
-        keys = c.linear_num_key_heads * c.linear_key_head_dim
-        q, k = (unit_length(part.reshape(n, -1, c.linear_key_head_dim).swapaxes(0, 1))  # [key heads, n, key_dim]
-                .repeat(c.linear_num_value_heads // c.linear_num_key_heads, axis=0) for part in
-                (qkv[:, :keys], qkv[:, keys:2 * keys]))
-        v = qkv[:, 2 * keys:].reshape(n, *shape[::2]).swapaxes(0, 1)
-        rule = delta_rule if n == 1 else delta_rule_in_chunks
-        out, state = rule(q * np.float32(c.linear_key_head_dim ** -0.5), k, v, g.T, beta.T, state)
+        q, k, v = np.split(qkv, [(qkv.shape[1] - heads * value_dim) // 2, qkv.shape[1] - heads * value_dim], axis=1)
+        q, k = (unit_length(a.reshape(n, -1, key_dim).swapaxes(0, 1)) for a in (q, k))  # [key heads, n, key_dim]
+        q, k = (a.repeat(heads // len(a), axis=0) for a in (q * np.float32(key_dim ** -0.5), k))
+        v = v.reshape(n, heads, value_dim).swapaxes(0, 1)
+        out, state = (delta_rule if n == 1 else delta_rule_in_chunks)(q, k, v, g.T, beta.T, state)
         self.pending[layer] = history, state
         return out.swapaxes(0, 1)
 
     def advance(self, token_ids: np.ndarray, streams: dict[int, np.ndarray] | None = None) -> None:
         """Counts the new tokens [n] as filled, and their states as those of the sequence."""
+        before = self.length
+        self.states[before + len(token_ids)], self.pending = self.pending, {}
         super().advance(token_ids)
-        self.states, self.pending = self.pending, {}
+        if before not in (0, *self.kept):
+            del self.states[before]
+
+    def keep(self) -> None:
+        """Keeps the state of now. If there are too many, the oldest one goes, but for the first."""
+        self.kept = [at for at in self.kept if at != self.length] + [self.length]
+        if len(self.kept) > self.most:
+            del self.states[self.kept.pop(1)]
+
+    def adopt(self, other: HybridCache, n: int) -> None:
+        """Takes the states of another cache up to its first n tokens, which `advance` then counts."""
+        self.kept = [at for at in other.kept if at < n]
+        self.states |= {at: other.states[at] for at in self.kept}
+        self.pending = dict(other.states[n])
 
     def common_prefix(self, token_ids: np.ndarray) -> int:
-        """How many positions can be used for the tokens `token_ids` [n]: all, or none."""
-        return self.length if super().common_prefix(token_ids) == self.length else 0
+        """The last position with a state, up to which the cache holds the first of the tokens `token_ids` [n]."""
+        n = super().common_prefix(token_ids)
+        return max(at for at in self.states if at <= n)
 
     def truncate(self, length: int) -> None:
-        """Forgets all positions from `length` on, which must be 0, or where the state is."""
-        if length not in (0, self.length):
-            raise InputError(f"the state after {self.length} tokens can't be cut back to {length}")
-        self.states = self.states if length else {}
+        """Forgets all positions from `length` on. Raises InputError for a length without a state."""
+        if length not in self.states:
+            raise InputError(f"there is no state after {length} of {self.length} tokens, so the cache can't be cut there")
         super().truncate(length)
 
 
@@ -242,18 +276,20 @@ class HybridCache(KVCache):
 
 @np.errstate(over="ignore", invalid="ignore")
 def hidden_states(model: Model, token_ids: TokenIds, cache: HybridCache) -> np.ndarray:
-    """The namesake of qwen3.hidden_states."""
+    """The namesake of qwen3.hidden_states. Keeps the states after the last two turns that end in these tokens."""
     config: Any = model.config
     w, ids = model.weights, np.asarray(token_ids)
     positions, out = cache.reserve(len(ids)), np.empty((len(ids), config.hidden_size), np.float32)
-    for start in range(0, len(ids), CHUNK):
-        now = slice(start, start + CHUNK)
-        cos, sin = rope_tables(replace(config, head_dim=config.rope_dim), positions[now])
-        x = w["embed_tokens"][ids[now]]
+    borders = (np.flatnonzero(np.isin(ids[:-1], model.eos_token_ids))[-2:] + 1).tolist()
+    for start, end in itertools.pairwise(sorted({*range(0, len(ids), CHUNK), *borders, len(ids)})):
+        cos, sin = rope_tables(config, positions[start:end])
+        x = w["embed_tokens"][ids[start:end]]
         for i, layer in enumerate(w["layers"]):
             x = decoder_layer(x, layer, config, cache, i, cos, sin)
-        cache.advance(ids[now], {})
-        out[now] = rms_norm(x, w["norm"], config.rms_norm_eps)
+        cache.advance(ids[start:end], {})
+        if end in borders:
+            cache.keep()
+        out[start:end] = rms_norm(x, w["norm"], config.rms_norm_eps)
     return out
 
 
@@ -302,14 +338,15 @@ def hybrid_config(raw: dict[str, Any], file: Path) -> HybridConfig:
                                              for i in range(n)]
         if len(kinds) != n or {*kinds} - {"linear_attention", "full_attention"}:
             raise ValueError(f"layer_types = {brief(repr(kinds))} can't be")
-        turned = int(config.head_dim * checked_number("partial_rotary_factor", part, 0, 1))
-        if turned % 2 or not turned or sizes["linear_num_value_heads"] % sizes["linear_num_key_heads"]:
-            raise ValueError(f"no Qwen3.5 has these sizes: {turned} of {config.head_dim} numbers turned, {sizes}")
+        part = checked_number("partial_rotary_factor", part, 0, 1)
         if sparse and not sizes["num_experts_per_tok"] <= sizes["num_experts"] <= 10_000:
             raise ValueError(f"num_experts_per_tok = {sizes['num_experts_per_tok']} of {sizes['num_experts']} can't be")
         fields = asdict(config) | sizes | {"sparse_layers": tuple(range(n)) if sparse else (), "norm_topk_prob": sparse}
-        return HybridConfig(**fields, rope_dim=turned,
-                            linear_layers=tuple(i for i in range(n) if kinds[i] == "linear_attention"))
+        config = HybridConfig(**fields, partial_rotary_factor=part,
+                              linear_layers=tuple(i for i in range(n) if kinds[i] == "linear_attention"))
+        if config.rope_dim % 2 or not config.rope_dim or config.linear_num_value_heads % config.linear_num_key_heads:
+            raise ValueError(f"no Qwen3.5 has these sizes: RoPE of {config.rope_dim} numbers, {sizes}")
+        return config
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, InputError) and str(error).startswith(str(file)):
             raise

@@ -38,7 +38,12 @@ COMPARED = "What is 417 + 385?"  # the bundled model adds with thinking and gues
 
 
 def inspect(model: Model, wish: Wish) -> str:
-    """The page, as the text of one HTML file. Raises InputError for a prompt that is too long or can't be rendered."""
+    """The page, as the text of one HTML file.
+
+    Raises InputError for a prompt that is too long or can't be rendered, and for a model with other layers than Qwen3's.
+    """
+    if model.engine != Engine():
+        raise InputError(f"{model.path}: the page shows the layers of qwen3.py, and this model has others")
     return html(contents(model, wish))
 
 

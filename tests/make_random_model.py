@@ -21,7 +21,7 @@ import safetensors
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from qwen3 import tensor_shapes  # noqa: E402
+from qwen3_5 import opened  # noqa: E402
 from qwen3_lib.io.models import Checkpoint  # noqa: E402
 
 # hidden_size, intermediate_size, layers, heads, KV heads, tied head
@@ -57,19 +57,20 @@ def make_random_model(config: dict, out: Path, dtype: str = "bfloat16", shards: 
                       scales: Mapping[str, float] = MappingProxyType({})) -> Path:
     """Writes config.json, the weights in `dtype` over so many shards, and the tokenizer files into the folder `out`.
 
-    `scales`, by the last part of a matrix's name such as o_proj, makes its weights larger or smaller than random_tensor does.
+    `scales`, by the last part of a tensor's name such as o_proj, makes its weights larger or smaller than random_tensor does.
     """
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.json").write_text(json.dumps(config, indent=2))
-    shapes = tensor_shapes(Checkpoint(out).config())
+    source = opened(Checkpoint(out))
+    shapes = source.shapes(source.config())
     if config.get("tie_word_embeddings"):
         del shapes["lm_head.weight"]
     names = list(shapes)
     files = ["model.safetensors"] if shards == 1 else [f"model-{i + 1:05}-of-{shards:05}.safetensors" for i in range(shards)]
     rng, weight_map = np.random.default_rng(seed), {}
     for file, part in zip(files, np.array_split(np.arange(len(names)), shards)):
-        tensors = {names[i]: random_tensor(rng, shapes[names[i]], dtype, scales.get(names[i].split(".")[-2], 1)
-                                           if names[i].endswith("weight") else 0) for i in part}
+        tensors = {names[i]: random_tensor(rng, shapes[names[i]], dtype, scales.get(
+            names[i].removesuffix(".weight").split(".")[-1], int(names[i].endswith("weight")))) for i in part}
         specs = {name: safetensors.TensorSpec(dtype=dtype, shape=data.shape, data_ptr=data.ctypes.data, data_len=data.nbytes)
                  for name, data in tensors.items()}
         safetensors.serialize_file(specs, out / file, {"format": "pt"})

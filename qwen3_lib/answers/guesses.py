@@ -235,4 +235,7 @@ def guessed(sequence: Any, lookup: int | None, draft: Source | Model | Head | No
     elif isinstance(draft, Model):
         draft = Draft(draft, sequence.model)
     sources += [] if draft is None else [draft]
+    if sources and not sequence.model.engine.new_cache.cuttable:
+        raise InputError(f"{sequence.model.path}: no guesses (lookup, draft): the state of this model can't be cut back "
+                         "when one is wrong")
     return Guessed(sequence, sources) if sources else sequence

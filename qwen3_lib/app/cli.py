@@ -195,8 +195,9 @@ def answer(args: argparse.Namespace) -> None:
             print_answer(completion, args.hide_thinking)
     finally:
         if cache is not None and n_saved == completion.cached_tokens < len(completion.prompt_ids) - 1:
-            cache.truncate(min(cache.length, len(completion.prompt_ids)))
-            save_prompt_cache(cache, model, args.prompt_cache)
+            cache.truncate(cache.common_prefix(completion.prompt_ids))
+            if cache.length > n_saved:
+                save_prompt_cache(cache, model, args.prompt_cache)
     if not args.raw:
         try:
             keep_conversation([*messages, completion.message], tools)

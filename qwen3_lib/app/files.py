@@ -6,6 +6,7 @@ import hashlib
 import os
 import sys
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import safetensors
 
 from qwen3 import KVCache, Model, checked_ids
+from qwen3_5 import HybridCache
 from qwen3_lib.io import adapter
 from qwen3_lib.io.errors import InputError, parse_json
 from qwen3_lib.io.tensors import both_ends
@@ -102,8 +104,8 @@ def checked_tools(tools: Any, name: str) -> list[dict]:
 
 
 # ---- Saved prompts ---------------------------------------------------------------------------------------------------
-# The KV cache of a prefix, as a safetensors file with token_ids [n] and k, v [layers, n_kv_heads, n, head_dim]. Its
-# metadata name the model and hold a checksum of the bytes.
+# The KV cache of a prefix, as a safetensors file with token_ids [n] and k, v [layers, n_kv_heads, n, head_dim]; of a
+# Qwen3.5, also history and state [layers, ...]. Its metadata name the model and hold a checksum of the bytes.
 
 FORMAT = "qwen3 prompt cache 2"
 
@@ -123,20 +125,23 @@ def fingerprint(model: Model, cache: KVCache) -> str:
     return digest.hexdigest()
 
 
-def checksum(token_ids: np.ndarray, k: np.ndarray, v: np.ndarray) -> str:
+def checksum(arrays: Iterable[np.ndarray]) -> str:
     """CRC-32 over the bytes of the arrays."""
     value = 0
-    for array in (token_ids, *k, *v):  # layer by layer, which takes less memory
-        value = zlib.crc32(np.ascontiguousarray(array).data, value)
+    for array in arrays:
+        for part in np.atleast_2d(array):  # layer by layer, which takes less memory
+            value = zlib.crc32(np.ascontiguousarray(part).data, value)
     return f"{value:08x}"
 
 
 def save_prompt_cache(cache: KVCache, model: Model, name: str | Path) -> None:
     """Writes the filled part of a cache. Raises InputError when it can't be written."""
     n = cache.length
-    token_ids, k, v = cache.token_ids[:n], cache.k[..., :n, :], cache.v[..., :n, :]
-    write_safetensors(name, {"token_ids": token_ids, "k": k, "v": v}, {
-        "format": FORMAT, "model": fingerprint(model, cache), "crc32": checksum(token_ids, k, v)})
+    arrays: dict[str, np.ndarray] = {"token_ids": cache.token_ids[:n], "k": cache.k[..., :n, :], "v": cache.v[..., :n, :]}
+    if isinstance(cache, HybridCache):
+        arrays["history"], arrays["state"] = map(np.stack, zip(*cache.states[n].values()))
+    write_safetensors(name, arrays, {"format": FORMAT, "model": fingerprint(model, cache),
+                                     "crc32": checksum(arrays.values())})
 
 
 def load_prompt_cache(model: Model, name: str | Path) -> KVCache:
@@ -152,7 +157,8 @@ def load_prompt_cache(model: Model, name: str | Path) -> KVCache:
     try:
         with open(name, "rb"), safetensors.safe_open(name, framework="numpy") as file:  # open says why it can't
             metadata = file.metadata() or {}
-            token_ids, k, v = (file.get_tensor(key) for key in ("token_ids", "k", "v"))
+            hybrid = ("history", "state") if isinstance(cache, HybridCache) else ()
+            token_ids, k, v, *states = arrays = [file.get_tensor(key) for key in ("token_ids", "k", "v", *hybrid)]
     except (OSError, ValueError, TypeError, KeyError, safetensors.SafetensorError) as error:
         raise InputError(f"{name}: not a prompt cache, or a damaged one; give another name: {error}") from error
     if metadata.get("format") != FORMAT:
@@ -163,10 +169,12 @@ def load_prompt_cache(model: Model, name: str | Path) -> KVCache:
     shape = (*cache.k.shape[:2], n, cache.k.shape[3])
     if not 1 <= n <= model.config.context_length \
             or any(array.shape != shape or array.dtype != cache.k.dtype for array in (k, v)) \
-            or metadata.get("crc32") != checksum(token_ids, k, v):
+            or metadata.get("crc32") != checksum(arrays):
         raise InputError(f"{name}: a damaged prompt cache; give another name")
     ids = checked_ids(token_ids, model.config.vocab_size)
     cache.reserve(n)
     cache.k[..., :n, :], cache.v[..., :n, :] = k, v
+    if isinstance(cache, HybridCache):
+        cache.pending = dict(zip(cache.config.linear_layers, zip(*states)))
     cache.advance(ids)
     return cache

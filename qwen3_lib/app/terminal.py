@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from qwen3 import CHUNK, Config, Model, tensor_shapes
+from qwen3 import CHUNK, Model
 from qwen3_lib.answers.completion import Completion
 from qwen3_lib.app.wrap import Wrap, wrapped
 from qwen3_lib.io.errors import InputError, counted
@@ -231,7 +231,7 @@ def statistics(completion: Completion) -> str:
     parts.append(f"answer: {n_answer} tokens" + (f", {speed:.1f} tokens/s, {shown}" if speed else ""))
     if config.num_experts:
         left_out = (config.num_experts - config.num_experts_per_tok) * len(config.sparse_layers)
-        share = 1 - left_out * 3 * config.hidden_size * config.moe_intermediate_size / parameters(config)
+        share = 1 - left_out * 3 * config.hidden_size * config.moe_intermediate_size / parameters(completion.model)
         parts.append(f"a token goes through {share:.1%} of the weights")
     if (peak := peak_memory()) is not None:
         parts.append(f"peak memory: {peak / 1e9:.2f} GB")
@@ -254,15 +254,16 @@ def weight_bytes(model: Model) -> int:
     return sum(array.nbytes for array in arrays)
 
 
-def parameters(config: Config) -> int:
+def parameters(model: Model) -> int:
     """The number of a model's parameters; a tied head counts once."""
+    config = model.config
     tied = config.vocab_size * config.hidden_size if config.tie_word_embeddings else 0
-    return sum(map(math.prod, tensor_shapes(config).values())) - tied
+    return sum(map(math.prod, model.folder.shapes(config).values())) - tied
 
 
 def banner(model: Model) -> str:
     """One line: the model's name, size, context and engine."""
-    n = parameters(model.config)
+    n = parameters(model)
     size = f"{n / 1e9:.3g} B" if n >= 1e9 else f"{n / 1e6:.3g} M" if n >= 1e6 else f"{n:,}"
     form = getattr(model.weights, "form", None)
     engine = "NumPy float32" if form is None else f"numba {form}"

@@ -160,7 +160,7 @@ class Batch:
         False if it is better to wait, because much of the prompt is about to be read for another request.
         """
         prompt, caches = request.completion.prompt, [*self.slots, *self.kept.caches]
-        found = [min(cache.common_prefix(prompt), len(prompt) - 1) for cache in caches]
+        found = [cache.common_prefix(prompt[:-1]) for cache in caches]
         source = max(range(len(found)), key=found.__getitem__)
         for other in self.running:
             n = min(len(prompt) - 1, len(other.completion.prompt))
@@ -186,8 +186,9 @@ def slots_in(model: Model, longest: int, memory: int | None = None) -> int:
 
     Raises InputError if not even one fits.
     """
-    k = model.engine.new_cache(model.config, 1).k
-    size = 2 * k.itemsize * k.shape[0] * k.shape[1] * k.shape[3] * longest
+    cache = model.engine.new_cache(model.config, 1)
+    k = cache.k
+    size = cache.fixed + 2 * k.itemsize * k.shape[0] * k.shape[1] * k.shape[3] * longest
     given = free_memory() // 2 if memory is None else memory
     if given < size:
         raise InputError(f"the keys and values of {longest} positions take {size / 1e6:,.0f} MB, more than the "

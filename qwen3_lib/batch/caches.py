@@ -1,9 +1,12 @@
 """Several sequences in one pass: their caches answer the model as one."""
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from qwen3 import KVCache
+from qwen3_5 import HybridCache
 
 
 class Caches:
@@ -13,7 +16,7 @@ class Caches:
     sequence those of its last token, and of the `guesses[i]` tokens before it.
     """
 
-    def __init__(self, caches: list[KVCache], counts: list[int], guesses: list[int] | None = None):
+    def __init__(self, caches: list[Any], counts: list[int], guesses: list[int] | None = None):
         self.caches, self.counts = caches, counts
         ends = np.cumsum(counts)
         self.last = np.concatenate([np.arange(end - 1 - n, end) for end, n in zip(ends, guesses or [0] * len(ends))])
@@ -23,7 +26,7 @@ class Caches:
         """Makes room for all n tokens -> their positions [n], each in its own sequence."""
         return np.concatenate([cache.reserve(count) for cache, count in zip(self.caches, self.counts)])
 
-    def parts(self, n: int) -> list[tuple[KVCache, slice]]:
+    def parts(self, n: int) -> list[tuple[Any, slice]]:
         """(cache, its rows) of the next n tokens."""
         ends, parts = np.cumsum(self.counts).tolist(), []
         for cache, start, end in zip(self.caches, [0, *ends], ends):
@@ -36,6 +39,15 @@ class Caches:
         """KVCache.attend of each sequence -> [n_heads, n, head_dim]."""
         return np.concatenate([cache.attend(layer, q[:, rows], k[:, rows], v[:, rows])
                                for cache, rows in self.parts(k.shape[1])], axis=1)
+
+    def recall(self, layer: int, weight: np.ndarray, *new: np.ndarray) -> np.ndarray:
+        """HybridCache.recall of each sequence -> [n, value heads, value_dim]."""
+        return np.concatenate([cache.recall(layer, weight, *(array[rows] for array in new))
+                               for cache, rows in self.parts(len(new[0]))])
+
+    def keep(self) -> None:
+        """HybridCache.keep of the sequence whose token was computed last."""
+        self.caches[int(np.searchsorted(np.cumsum(self.counts), self.done))].keep()
 
     @property
     def watched(self) -> set[int]:
@@ -53,7 +65,14 @@ def copy_prefix(target: KVCache, source: KVCache, n: int) -> None:
     target.truncate(0)
     target.reserve(n)
     target.k[:, :, :n], target.v[:, :, :n] = source.k[:, :, :n], source.v[:, :, :n]
+    if isinstance(target, HybridCache) and isinstance(source, HybridCache):
+        target.adopt(source, n)
     target.advance(source.token_ids[:n])
+
+
+def size_of(cache: KVCache) -> int:
+    """The bytes of a copy of a cache."""
+    return cache.fixed + cache.length * (cache.k.nbytes + cache.v.nbytes) // max(len(cache.token_ids), 1)
 
 
 class Kept:
@@ -64,13 +83,13 @@ class Kept:
 
     def add(self, cache: KVCache) -> None:
         """Copies a cache, in place of the copies that begin in the same way and are shorter."""
-        if cache.length * (cache.k.nbytes + cache.v.nbytes) > self.limit * len(cache.token_ids):
+        if size_of(cache) > self.limit:
             return
         copy = type(cache)(cache.config, cache.length)
         copy_prefix(copy, cache, cache.length)
         ids = copy.token_ids[:copy.length]
         self.caches = [*(each for each in self.caches if each.common_prefix(ids) < each.length), copy]
-        while sum(each.k.nbytes + each.v.nbytes for each in self.caches) > self.limit:
+        while sum(map(size_of, self.caches)) > self.limit:
             del self.caches[0]
 
     def used(self, cache: KVCache) -> KVCache:

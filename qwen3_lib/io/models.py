@@ -8,7 +8,7 @@ from typing import Any
 import tokenizers
 
 from qwen3 import DTYPES, Config, Folder, InputError, Tensor, checked_whole, config_of, rope_of
-from qwen3_5 import opened
+from qwen3_5 import HybridFolder, opened
 from qwen3_lib.io.adapter import Adapted
 from qwen3_lib.io.errors import brief
 from qwen3_lib.io.formats import Settings, check_settings, unpacked
@@ -28,6 +28,8 @@ def open_model(name: str, offline: bool = False, adapter: str | Path | list[str 
         if adapter is not None:
             raise InputError(f"{path}: packed weights take no adapter; quantize the original with --adapter")
         return Quantized(folder, *quantized)
+    if adapter is not None and isinstance(folder, HybridFolder):
+        raise InputError(f"{path}: adapters of a Qwen3.5 are not supported")
     for one in adapter if isinstance(adapter, list) else [] if adapter is None else [adapter]:
         folder = Adapted(folder, one)
     return folder

@@ -14,7 +14,7 @@ TRAINED = {40960: 32768}  # max_position_embeddings of Qwen3: 32,768 positions o
 RANGES = {"factor": (1e-3, 1e6), "original_max_position_embeddings": (2, 2**31), "beta_fast": (1e-6, 1e6),
           "beta_slow": (1e-6, 1e6), "attention_factor": (1e-6, 1e6), "attn_factor": (1e-6, 1e6), "mscale": (0, 1e6),
           "mscale_all_dim": (0, 1e6), "low_freq_factor": (1e-6, 1e6), "high_freq_factor": (1e-6, 1e6)}
-Scaled = tuple[np.ndarray, float, float]  # frequencies [head_dim / 2], the factor of cos and sin, the context's length
+Scaled = tuple[np.ndarray, float, float]  # frequencies [rope_dim / 2], the factor of cos and sin, the context's length
 Number = Callable[..., float]  # number(name, default) of the parameters; without a default it must be there
 
 
@@ -35,7 +35,7 @@ def with_scaled_rope(config: Config, rope: Mapping[str, Any], file: Path) -> Con
         value = found.get(name, *default) if default or name in found else None
         return checked_number(name, value, *RANGES[name])
 
-    powers = config.rope_theta ** (np.arange(0, config.head_dim, 2) / config.head_dim)
+    powers = config.rope_theta ** (np.arange(0, config.rope_dim, 2) / config.rope_dim)
     try:
         frequencies, factor, length = TYPES[kind](config, 1 / powers.astype(np.float32), number, found)
     except InputError as error:
@@ -88,7 +88,7 @@ def yarn(config: Config, plain: np.ndarray, number: Number, rope: Mapping[str, A
 
     Slow pairs made no full turn within the original length. The quick ones stay, and the pairs between are blended.
     """
-    d, theta, original = config.head_dim, config.rope_theta, number("original_max_position_embeddings")
+    d, theta, original = config.rope_dim, config.rope_theta, number("original_max_position_embeddings")
     factor = number("factor", config.context_length / original)
     fast, slow = number("beta_fast", 32), number("beta_slow", 1)
     if fast <= slow:

@@ -38,7 +38,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +47,14 @@ import numpy as np
 import qwen3
 from qwen3 import (BUNDLED, CHUNK, Config, Engine, Folder, InputError, Model, Sampling, Sequence, Tokenizer,
                    __version__, chat, checked_whole, default_sampling, forward, generate, rms_norm, rope_tables, to_float32)
-from qwen3_5 import HybridCache, HybridConfig
+from qwen3_5 import HybridConfig, turn_ends
 from qwen3_lib.io.packed import Quantized
 from qwen3_lib.io.progress import progress
 from qwen3_lib.io.tensors import PackedTensor
 from qwen3_lib.kernels.layout import (BF16, BLOCK, EVERYTHING, EXPERT, F16, F32, FEW, FORMATS, GATE, GROUP, HEAD_NORMS,
                                       KV8, LINEAR, NORMS, PANEL, PASS, TILE, Batch, Job, Layers, Q, Space, Task,
                                       is_packed, packed_shape, padded, table)
-from qwen3_lib.kernels.hybrid import DELTA, is_recurrent, joined, state_addresses, state_fields
+from qwen3_lib.kernels.hybrid import DELTA, StateCache, is_recurrent, joined, state_fields, state_table
 from qwen3_lib.kernels.memory import empty, experts_of, work_space
 
 try:
@@ -292,7 +292,7 @@ class Int8Cache(KVCache):
 
 
 CACHES = {cache.form: cache for cache in (KVCache, Bf16Cache, F32Cache, Int8Cache)}
-HYBRID_CACHES = {form: type(f"Hybrid{cache.__name__}", (cache, HybridCache), {}) for form, cache in CACHES.items()}
+HYBRID_CACHES = {form: type(f"Hybrid{cache.__name__}", (cache, StateCache), {}) for form, cache in CACHES.items()}
 MOST = {"f16": 65504, "int8": 127 * 65504}  # the largest number that such a cache holds
 
 
@@ -304,14 +304,13 @@ def run_layers(model: Model, ids: np.ndarray, caches: list[Any], sequences: np.n
     """
     config, w, m = model.config, model.weights, len(ids)
     group = config.num_attention_heads // config.num_key_value_heads
-    cos, sin = rope_tables(replace(config, head_dim=config.rope_dim) if isinstance(config, HybridConfig) else config,
-                           positions)
+    cos, sin = rope_tables(config, positions)
     tasks, tiles = attention_tasks(sequences, positions, group, config.causal)
     x, logits = matrix_rows(w.embedding, ids), empty((len(wanted), padded(config.vocab_size, PANEL)), np.float32)
-    where = [(cache.k.ctypes.data, cache.v.ctypes.data, cache.k.shape[2], *state_addresses(cache)) for cache in caches]
+    where = [(cache.k.ctypes.data, cache.v.ctypes.data, cache.k.shape[2]) for cache in caches]
     runs = np.searchsorted(sequences, [range(len(caches)), range(1, len(caches) + 1)]).T.copy()
     batch = Batch(x, cos, sin, np.stack([sequences, positions], axis=1), np.array(tasks), np.array(tiles), wanted,
-                  logits, np.array(where), np.array([caches[0].stored, caches[0].k.shape[3]]), runs)
+                  logits, np.array(where), np.array([caches[0].stored, caches[0].k.shape[3]]), runs, state_table(caches))
     for form in w.formats:
         prepare(form, m)
     for form in w.experts_formats:  # an expert may have been chosen by any number of tokens
@@ -377,13 +376,15 @@ def passes(model: Model, token_ids: qwen3.TokenIds, cache: Any,
     ids = np.asarray(token_ids)
     caches, counts = getattr(cache, "caches", [cache]), getattr(cache, "counts", [len(ids)])
     positions, sequences = cache.reserve(len(ids)), np.repeat(np.arange(len(caches)), counts)
-    step = CHUNK if model.config.causal else len(ids)
-    for start in range(0, len(ids), step):
-        now = slice(start, start + step)
+    step, borders = CHUNK if model.config.causal else len(ids), [] if caches[0].cuttable else turn_ends(model, ids)
+    for start, end in itertools.pairwise(sorted({*range(0, len(ids), step), *borders, len(ids)})):
+        now = slice(start, end)
         here = wanted[(wanted >= start) & (wanted < now.stop)] - start
         streams: dict[int, Any] = dict.fromkeys(cache.watched)
         result = run_layers(model, ids[now], caches, sequences[now], positions[now], here, streams)
         cache.advance(ids[now], streams)
+        if end in borders:
+            cache.keep()
         yield result
 
 

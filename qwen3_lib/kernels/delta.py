@@ -137,11 +137,9 @@ def state_of(job, sequence, which, number):
     """
     n_keys, dk, n_values, dv = sizes_of(job)
     taps, channels = fields.conv(job).shape[1:]
-    height, strips = up_to(dk, SUMS_OF_DELTA), up_to(dv, 16) // 16
-    before, size = up_to((taps - 1) * channels, 16), n_values * strips * height * 16
-    address = fields.caches(job)[sequence, 3 + which] + 4 * number * (before + size)
-    return (numba.carray(to_pointer_f32(address), (taps - 1, channels)),
-            numba.carray(to_pointer_f32(address + 4 * before), (n_values, strips, height, 16)))
+    places = fields.states(job)[sequence, number, 2 * which:]
+    return (numba.carray(to_pointer_f32(places[0]), (taps - 1, channels)),
+            numba.carray(to_pointer_f32(places[1]), (n_values, up_to(dv, 16) // 16, up_to(dk, SUMS_OF_DELTA), 16)))
 
 
 @compiled

@@ -9,7 +9,7 @@ from qwen3 import Config, Tensor, to_float32
 from qwen3_5 import HybridCache, HybridConfig
 from qwen3_lib.io.tensors import AnyTensor
 from qwen3_lib.kernels.layout import GATE, LINEAR, SUMS_OF_DELTA, padded
-from qwen3_lib.kernels.memory import empty, zeros
+from qwen3_lib.kernels.memory import empty
 
 # The matrices of a delta net, in the places of LINEAR. The small ones for beta and the decay are one matrix here.
 DELTA = ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z", "linear_attn.in_proj_ba", "linear_attn.out_proj",
@@ -60,20 +60,22 @@ def state_fields(stored: dict[str, AnyTensor], config: Config) -> tuple[np.ndarr
     return places, sizes, conv, rates, np.array(all_of("norm.weight"), np.float32)
 
 
-def state_size(config: HybridConfig) -> int:
-    """The float32 numbers of all states of a sequence, as delta.state_of finds them."""
-    history = padded((config.linear_conv_kernel_dim - 1) * config.conv_dim, 16)
-    states = config.linear_num_value_heads * padded(config.linear_key_head_dim, SUMS_OF_DELTA) * \
-        padded(config.linear_value_head_dim, 16)
-    return len(config.linear_layers) * (history + states)
+class StateCache(HybridCache):
+    """A HybridCache whose states lie as delta.py wants them: float32 [value heads, strips, key_dim padded, 16]."""
+
+    def stored_shape(self) -> tuple[int, ...]:
+        heads, key_dim, value_dim = self.shape
+        return heads, padded(value_dim, 16) // 16, padded(key_dim, SUMS_OF_DELTA), 16
 
 
-def state_addresses(cache: Any) -> tuple[int, int]:
-    """The addresses of a cache's states before and after the next pass; 0 if it has none."""
-    if not isinstance(cache, HybridCache):
-        return 0, 0
-    size = state_size(cache.config)
-    if not cache.states:
-        cache.states = {0: (zeros(size, np.float32),)}
-    cache.pending = {0: (empty(size, np.float32),)}
-    return cache.states[0][0].ctypes.data, cache.pending[0][0].ctypes.data
+def state_table(caches: list[Any]) -> np.ndarray:
+    """`states` of Batch in layout.py, with new arrays for the states after the pass."""
+    if not isinstance(caches[0], StateCache):
+        return np.empty((0, 0, 4), np.int64)
+    rows = []
+    for cache in caches:
+        before = cache.states[cache.length]
+        for layer in cache.config.linear_layers:
+            cache.pending[layer] = new = tuple(empty(array.shape, np.float32) for array in cache.empty)
+            rows.append([array.ctypes.data for array in (*before.get(layer, cache.empty), *new)])
+    return np.array(rows).reshape(len(caches), -1, 4)

@@ -144,10 +144,12 @@ class Batch(NamedTuple):
     tiles: Any  # int64 [n_tiles, 2]: the first and the last + 1 of the tasks whose results belong to the same tokens
     wanted: Any  # int64 [n], the rows of x whose logits are wanted
     logits: Any  # float32 [n, vocab_size, or more]
-    caches: Any  # int64 [n_sequences, 5]: the addresses of k and v, uint16 [n_layers, n_kv_heads, capacity, row_size],
-    # the capacity, and the addresses of the states before and after the pass
+    caches: Any  # int64 [n_sequences, 3]: the addresses of k and v, uint16 [n_layers, n_kv_heads, capacity, row_size],
+    # and the capacity
     cache_rows: Any  # int64 [2]: the format and the size of their rows
     runs: Any  # int64 [n_sequences, 2], the first and the last + 1 of the rows of x that belong to a sequence
+    states: Any  # int64 [n_sequences, layers with a state, 4]: the addresses of the convolution's history, float32
+    # [taps - 1, channels], and of the state, see delta.py, before the pass, and of both after it
 
 
 class Space(NamedTuple):

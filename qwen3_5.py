@@ -130,11 +130,13 @@ def delta_rule_in_chunks(q: np.ndarray, k: np.ndarray, v: np.ndarray, g: np.ndar
     out = np.empty_like(v)
     for start in range(0, v.shape[1], BLOCK):
         now = slice(start, start + BLOCK)
-        q_, k_, total, rate = q[:, now], k[:, now], g[:, now].cumsum(axis=1)[..., None], beta[:, now, None]
+        q_, k_, rate = q[:, now], k[:, now], beta[:, now, None]
         n, keys = k_.shape[1], k_.swapaxes(1, 2)
-        until = np.exp(total)  # [heads, n, 1]: the decay of the first state until each token
+        total = g[:, now].cumsum(axis=1, dtype=np.float64)[..., None]  # float64, because differences follow
+        until = np.exp(total).astype(np.float32)  # [heads, n, 1]: the decay of the first state until each token
         # The mask comes before exp, which could overflow for the tokens to come.
-        between = np.exp(np.where(np.tri(n, dtype=bool), total - total.swapaxes(1, 2), -np.inf))  # [heads, n, n]
+        between = np.where(np.tri(n, dtype=bool), total - total.swapaxes(1, 2), -np.inf)
+        between = np.exp(between).astype(np.float32)  # [heads, n, n]
         system = np.tril(rate * between * (k_ @ keys), -1) + np.eye(n, dtype=np.float32)
         u = np.linalg.solve(system, rate * (v[:, now] - until * (k_ @ state)))  # [heads, n, value_dim]
         out[:, now] = until * (q_ @ state) + (between * (q_ @ keys)) @ u
@@ -330,6 +332,8 @@ def hybrid_config(raw: dict[str, Any], file: Path) -> HybridConfig:
             raise ValueError("text_config must be an object")
         if unknown := [name for name in raw.get("architectures") or [] if name not in ARCHITECTURES]:
             raise ValueError(f"architectures: {unknown[0]!r} is not supported, only {', '.join(ARCHITECTURES)}")
+        if text.get("attn_output_gate", True) is not True:
+            raise ValueError("attn_output_gate = False is not supported, only True is")
         sparse = "moe" in raw["model_type"]
         found = (MIXTURE if sparse else DENSE) | {key: value for key, value in text.items() if value is not None}
         rope = rope_of(text)

@@ -1,0 +1,265 @@
+"""Qwen3.5: each part against its definition, whole random models against an oracle in float64, and states kept."""
+import json
+
+import numpy as np
+import pytest
+
+import qwen3
+import qwen3_5
+from configs import FRANCE, HYBRID, HYBRID_MOE, HYBRID_SCALES, HYBRIDS, VOCABULARY
+from helpers import message_of, random_ids, run_main
+from make_random_model import make_random_model
+from oracle import hybrid_oracle
+from published import write_tensors
+from qwen3_lib.answers.completion import Completion
+from qwen3_lib.batch.batch import Batch, generate_batch
+from qwen3_lib.batch.caches import Caches
+
+END = 7  # the end of a turn
+
+
+def make(config, path, **options):
+    return make_random_model(config, path, "float32", scales=HYBRID_SCALES, **options)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = make(HYBRID, tmp_path_factory.mktemp("hybrid"))
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": END}))
+    return qwen3.load_model(path)
+
+
+def fresh(model, ids, **options):
+    return qwen3.forward(model, ids, model.engine.new_cache(model.config), **options)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Components
+# ----------------------------------------------------------------------------------------------------------------------
+
+def rule_arguments(n, seed=0, decay=0.1):
+    """q, k, v, g, beta and a state of 3 heads for n tokens."""
+    rng = np.random.default_rng(seed)
+    q, k = (qwen3_5.unit_length(rng.standard_normal((3, n, 8), np.float32)) for _ in range(2))
+    v, g = rng.standard_normal((3, n, 12), np.float32), -decay * rng.standard_normal((3, n), np.float32)**2
+    return q, k, v, g, qwen3_5.sigmoid(rng.standard_normal((3, n), np.float32)), rng.standard_normal((3, 8, 12), np.float32)
+
+
+@pytest.mark.parametrize("decay", [0, 0.1, 300])
+@pytest.mark.parametrize("n", [1, 63, 64, 65, 130])
+def test_chunks_of_the_delta_rule_are_its_steps(n, decay):
+    """Also when a token forgets everything: exp(-300 x²) is 0, its inverse would be infinite."""
+    *tokens, state = rule_arguments(n, n, decay)
+    with np.errstate(over="raise", invalid="raise"):
+        expected, expected_state = qwen3_5.delta_rule(*tokens, state)
+        out, last = qwen3_5.delta_rule_in_chunks(*tokens, state)
+    assert out.dtype == last.dtype == np.float32
+    np.testing.assert_allclose(out, expected, atol=1e-5)
+    np.testing.assert_allclose(last, expected_state, atol=1e-5)
+    parts, last = [], state
+    for now in (slice(0, n // 3), slice(n // 3, n)):
+        out, last = qwen3_5.delta_rule_in_chunks(*(array[:, now] for array in tokens), last)
+        parts.append(out)
+    np.testing.assert_allclose(np.concatenate(parts, axis=1), expected, atol=1e-5)
+    np.testing.assert_allclose(last, expected_state, atol=1e-5)
+
+
+def test_what_is_stored_is_recalled():
+    """With beta 1 and without decay, the last value under a key of length 1; other keys at right angles keep theirs."""
+    keys, values = np.eye(4, dtype=np.float32)[[0, 1, 0]][None], np.arange(9, dtype=np.float32).reshape(1, 3, 3)
+    zero, one = np.zeros((1, 3), np.float32), np.ones((1, 3), np.float32)
+    for rule in (qwen3_5.delta_rule, qwen3_5.delta_rule_in_chunks):
+        out, state = rule(keys, keys, values, zero, one, np.ones((1, 4, 3), np.float32))
+        assert np.array_equal(out, values)
+        assert np.array_equal(state[0], [values[0, 2], values[0, 1], [1] * 3, [1] * 3])
+
+
+def test_the_convolution_sees_the_last_tokens_only():
+    rng = np.random.default_rng(0)
+    x, weight = rng.standard_normal((9, 5), np.float32), rng.standard_normal((5, 4), np.float32)
+    out, history = qwen3_5.causal_convolution(x, weight, np.zeros((3, 5), np.float32))
+    for channel in range(5):
+        sums = np.convolve(x[:, channel].astype(float), weight[channel, ::-1])[:9]
+        np.testing.assert_allclose(out[:, channel], sums / (1 + np.exp(-sums)), rtol=1e-4, atol=1e-6)
+    first, kept = qwen3_5.causal_convolution(x[:1], weight, np.zeros((3, 5), np.float32))
+    rest, kept = qwen3_5.causal_convolution(x[1:], weight, kept)
+    np.testing.assert_allclose(np.concatenate([first, rest]), out, rtol=1e-5)
+    assert np.array_equal(kept, history) and np.array_equal(history, x[-3:])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Whole models
+# ----------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_random_models(name, tmp_path):
+    """At once, token by token, and in pieces: the logits of the oracle."""
+    model, ids = qwen3.load_model(make(HYBRIDS[name], tmp_path)), random_ids(130)
+    expected = hybrid_oracle(model, ids)
+    caches = [model.engine.new_cache(model.config) for _ in range(2)]
+    found = {"at once": fresh(model, ids, all_logits=True),
+             "one by one": np.array([qwen3.forward(model, [i], caches[0]) for i in ids]),
+             "in pieces": np.concatenate([qwen3.forward(model, part, caches[1], all_logits=True)
+                                          for part in np.split(ids, [1, 64, 66, 129])])}
+    for way, logits in found.items():
+        assert logits.dtype == np.float32 and np.abs(logits - expected).max() < 1e-4 * expected.std(), way
+
+
+def test_the_published_form(tmp_path):
+    """The text part nested in config.json, its names in the file, and beside it a vision tower and a draft's head."""
+    plain = make(HYBRID | {"tie_word_embeddings": False}, tmp_path / "plain")
+    path, rng = make(HYBRID, tmp_path / "published"), np.random.default_rng(0)
+    tensors = {name.replace("model.", "model.language_model.", 1): ("float32", tensor.data)
+               for name, tensor in qwen3.map_safetensors(plain / "model.safetensors").items()}
+    for name in ("model.visual.blocks.0.attn.qkv.weight", "mtp.layers.0.self_attn.q_proj.weight", "mtp.norm.weight"):
+        tensors[name] = "float32", rng.standard_normal((4, 4))
+    write_tensors(path / "model.safetensors", tensors)
+    text = HYBRID | {"attn_output_gate": True, "mtp_num_hidden_layers": 1, "rope_scaling": None}
+    (path / "config.json").write_text(json.dumps({
+        "architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "image_token_id": 300,
+        "text_config": text | {"architectures": None}, "tie_word_embeddings": False, "vision_config": {"depth": 1}}))
+    ids = random_ids(20)
+    assert np.array_equal(fresh(qwen3.load_model(path), ids), fresh(qwen3.load_model(plain), ids))
+
+
+def test_absent_sizes_are_those_of_transformers(tmp_path):
+    raw = {key: value for key, value in HYBRID.items() if not key.startswith("linear_")} | {
+        "rope_parameters": {"rope_theta": 1e7, "rope_type": "default"}, "num_hidden_layers": 9}
+    config = qwen3_5.hybrid_config(raw, tmp_path)
+    assert (config.rope_dim, config.linear_layers, config.conv_dim) == (8, (0, 1, 2, 4, 5, 6, 8), 2 * 16 * 128 + 32 * 128)
+
+
+@pytest.mark.parametrize("changes", [
+    {"hidden_act": "gelu"}, {"attention_bias": True}, {"linear_num_key_heads": 0}, {"linear_num_value_heads": 3},
+    {"layer_types": ["linear_attention"] * 3}, {"layer_types": ["sliding_attention"] * 4}, {"vocab_size": None},
+    {"architectures": ["Qwen3_5ForSequenceClassification"]}, {"text_config": 3}, {"attn_output_gate": False},
+    {"rope_parameters": {"rope_type": "yarn", "factor": 4, "rope_theta": 1e7}},
+    {"rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 2}}], ids=str)
+def test_config_names_what_is_wrong(changes, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(HYBRID | changes))
+    words = {"rope_parameters": "r", "linear_num_value_heads": "sizes"}
+    name = next(iter(changes))
+    assert words.get(name, name) in message_of(qwen3.load_model, tmp_path, tokenizer=False)
+
+
+def test_tensors_that_do_not_fit(tmp_path):
+    path = make(HYBRID_MOE, tmp_path)
+    (path / "config.json").write_text(json.dumps(HYBRID_MOE | {"shared_expert_intermediate_size": 8}))
+    assert "mlp.shared_expert.gate_proj.weight has shape [40, 48], not [8, 48]" in message_of(qwen3.load_model, path)
+
+
+def test_what_is_refused(model, tmp_path):
+    import qwen3_inspect
+    import qwen3_numba
+    assert "--fast" in message_of(qwen3_numba.load_model, model.path)
+    assert "adapter" in message_of(qwen3.load_model, model.path, adapter=tmp_path)
+    assert "cut back" in message_of(Completion, model, [8, 9], lookup=3)
+    assert "page" in message_of(qwen3_inspect.inspect, model, qwen3_inspect.Wish("Hi"))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The state
+# ----------------------------------------------------------------------------------------------------------------------
+
+def turn(n, seed):
+    """A message of n tokens, and the end of the turn."""
+    return [8 + i % 300 for i in random_ids(n, seed)] + [END]
+
+
+def answered(model, prompt, cache):
+    """(how many tokens the cache had, the greedy answer), which is that of a new cache."""
+    completion = Completion(model, prompt, cache, max_new_tokens=6, temperature=0, eos_token_ids=()).finish()
+    assert completion.token_ids == list(qwen3.generate(model, prompt, 6, temperature=0, eos_token_ids=()))
+    return completion.cached_tokens, completion.token_ids
+
+
+def test_a_conversation_resumes_at_the_border_of_a_turn(model):
+    system, first, header, cache = turn(10, 0), turn(30, 1), [8, 9], model.engine.new_cache(model.config)
+    n, asked = len(system), system + first + header
+    assert answered(model, asked, cache)[0] == 0
+    assert answered(model, asked, cache)[0] == n + len(first)  # again
+    assert answered(model, system + turn(600, 2) + header, cache)[0] == n  # another message
+    found, answer = answered(model, asked, cache)
+    assert found == n
+    without_thought = asked + answer[2:] + turn(20, 3) + header
+    found, answer = answered(model, without_thought, cache)
+    assert found == n + len(first)
+    whole = without_thought + answer + turn(5, 4) + header
+    assert answered(model, whole, cache)[0] == len(without_thought) + 5  # the last token was drawn and not computed
+    assert answered(model, without_thought, cache)[0] == len(without_thought) - len(header)
+    assert answered(model, random_ids(9, 5), cache)[0] == 0
+
+
+def test_the_first_and_the_last_states_are_kept(model, monkeypatch):
+    monkeypatch.setattr(qwen3_5, "KEPT", 0)
+    cache, turns = model.engine.new_cache(model.config), [turn(9, seed) for seed in range(8)]
+    for one in turns:
+        qwen3.forward(model, one + [9], cache)
+    assert cache.kept == [10, 76, 87] and cache.states.keys() == {0, 10, 76, 87, 88}
+    size = sum(array.nbytes for states in cache.states.values() for pair in states.values() for array in pair)
+    assert size == 4 / 5 * cache.fixed  # the fifth is that of a pass
+    assert "no state after 65 of 88" in message_of(cache.truncate, 65)
+    cache.truncate(76)
+    assert np.array_equal(qwen3.forward(model, [3], cache), qwen3.forward(model, [3], filled(model, turns, 76)))
+
+
+def filled(model, turns, n):
+    cache = model.engine.new_cache(model.config)
+    for one in turns:
+        if cache.length + len(one) < n:
+            qwen3.forward(model, one + [9], cache)
+    qwen3.forward(model, turns[n // 11][:n - cache.length], cache)
+    return cache
+
+
+def test_an_interrupted_pass_changes_nothing(model, monkeypatch):
+    ids, cache, layer = turn(600, 1), model.engine.new_cache(model.config), qwen3_5.decoder_layer
+    qwen3.forward(model, ids[:20], cache)
+
+    def interrupted(x, w, config, cache, i, *tables):
+        if i == 2 and len(x) < 100:  # the second part of the pass
+            raise KeyboardInterrupt
+        return layer(x, w, config, cache, i, *tables)
+
+    monkeypatch.setattr(qwen3_5, "decoder_layer", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        qwen3.forward(model, ids[20:], cache)
+    monkeypatch.undo()
+    assert cache.length == 20 + qwen3.CHUNK
+    logits, expected = qwen3.forward(model, ids[cache.length:], cache), fresh(model, ids)
+    assert np.abs(logits - expected).max() < 1e-4 * expected.std()
+
+
+def test_several_sequences_in_one_pass(model):
+    """More tokens than a chunk, the ends of turns within them."""
+    prompts = [turn(30, 1) + [8], turn(400, 2) + turn(300, 3) + [9], random_ids(1, 4)]
+    alone = [list(qwen3.generate(model, prompt, 12, temperature=0)) for prompt in prompts]
+    assert generate_batch(model, prompts, 12, temperature=0) == alone
+    caches = [model.engine.new_cache(model.config) for _ in prompts]
+    states = model.engine.hidden_states(model, sum(prompts, []), Caches(caches, list(map(len, prompts))))
+    for prompt, cache, x in zip(prompts, caches, np.split(states, np.cumsum(list(map(len, prompts)))[:-1])):
+        expected = model.engine.hidden_states(model, prompt, model.engine.new_cache(model.config))
+        assert cache.length == len(prompt) and np.abs(x - expected).max() < 1e-4 * expected.std()
+    assert [cache.kept for cache in caches] == [[], [401, 702], []]
+
+
+def test_a_batch_copies_the_states_of_a_common_beginning(model):
+    """From a slot in use, and from a copy of a slot used again."""
+    system, options = turn(40, 0), {"max_new_tokens": 4, "temperature": 0, "eos_token_ids": ()}
+    prompts = [system + turn(20, seed) + [8] for seed in (1, 2)] + [turn(50, 3) + [8]]
+    batch, found = Batch(model, 1, 200, 10**9), []
+    for i, prompt in enumerate([*prompts, prompts[0] + [9]]):
+        completion = batch.add(i, prompt, **options)
+        while not batch.idle:
+            batch.step()
+        found.append(completion.cached_tokens)
+        assert completion.token_ids == list(qwen3.generate(model, prompt, 4, temperature=0, eos_token_ids=()))
+    assert found == [0, len(system), 0, len(system)]
+
+
+def test_a_prompt_cache_in_a_file(tmp_path, capfd):
+    path = make(HYBRID | {"vocab_size": VOCABULARY}, tmp_path / "model")
+    options = ("--model", path, "--greedy", "--max-tokens", 5, "--json", "--prompt-cache", tmp_path / "kept")
+    first, again = (json.loads(run_main(capfd, *options, FRANCE)[1]) for _ in range(2))
+    assert first["text"] == again["text"] and first["cached_tokens"] == 0
+    assert 0 < again["prompt_tokens"] - again["cached_tokens"] < 10  # all up to the end of the question

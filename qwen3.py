@@ -826,6 +826,7 @@ class Engine:
     head_rows: Callable[..., np.ndarray] = lambda model, token_ids: model.weights["lm_head"][token_ids]
     overflow: str = "a computation that overflowed float32"  # if logits aren't finite, but all weights are
     embeddings: Callable[..., np.ndarray] = lambda model, token_ids: model.weights["embed_tokens"][token_ids]
+    hybrid_cache: type[KVCache] | None = None  # in place of new_cache for a Qwen3.5: see qwen3_5.py
 
 
 @dataclass(frozen=True, repr=False)

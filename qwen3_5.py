@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -211,12 +211,16 @@ class HybridCache(KVCache):
         self.k, self.v = self.k[:len(self.attending)], self.v[:len(self.attending)]
         self.shape = config.linear_num_value_heads, config.linear_key_head_dim, config.linear_value_head_dim
         self.empty = (np.zeros((config.linear_conv_kernel_dim - 1, config.conv_dim), np.float32),
-                      np.zeros(self.shape, np.float32))
+                      np.zeros(self.stored_shape(), np.float32))
         size = len(config.linear_layers) * sum(array.nbytes for array in self.empty)
         self.most = max(KEPT // max(size, 1), 3)  # the border before the last message, the one after it, and the first
         self.fixed = (self.most + 2) * size  # with those of now and of the pass that runs
         self.states, self.kept = {0: States()}, list[int]()
         self.pending = States()  # of the pass that runs
+
+    def stored_shape(self) -> tuple[int, ...]:
+        """The shape of an S; faster engines have another one."""
+        return self.shape
 
     def reserve(self, n: int) -> np.ndarray:
         """See KVCache.reserve. From here on, the states after `length` are those of another text."""
@@ -276,13 +280,18 @@ class HybridCache(KVCache):
 
 # ---- forward ---------------------------------------------------------------------------------------------------------
 
+def turn_ends(model: Model, ids: np.ndarray) -> list[int]:
+    """Behind the last two turns that end in the token ids [n]: the states there are kept."""
+    return (np.flatnonzero(np.isin(ids[:-1], model.eos_token_ids))[-2:] + 1).tolist()
+
+
 @np.errstate(over="ignore", invalid="ignore")
 def hidden_states(model: Model, token_ids: TokenIds, cache: HybridCache) -> np.ndarray:
     """The namesake of qwen3.hidden_states. Keeps the states after the last two turns that end in these tokens."""
     config: Any = model.config
     w, ids = model.weights, np.asarray(token_ids)
     positions, out = cache.reserve(len(ids)), np.empty((len(ids), config.hidden_size), np.float32)
-    borders = (np.flatnonzero(np.isin(ids[:-1], model.eos_token_ids))[-2:] + 1).tolist()
+    borders = turn_ends(model, ids)
     for start, end in itertools.pairwise(sorted({*range(0, len(ids), CHUNK), *borders, len(ids)})):
         cos, sin = rope_tables(config, positions[start:end])
         x = w["embed_tokens"][ids[start:end]]
@@ -438,9 +447,7 @@ class HybridFolder(Folder):
         return False
 
     def engine_for(self, engine: Engine) -> Engine:
-        if engine != Engine():
-            raise InputError(f"{self.path}: only qwen3_5.py computes a Qwen3.5; leave out --fast and --quantize")
-        return ENGINE
+        return ENGINE if engine.hybrid_cache is None else replace(engine, new_cache=engine.hybrid_cache)
 
 
 def opened(folder: Folder) -> Folder:

@@ -47,13 +47,15 @@ import numpy as np
 import qwen3
 from qwen3 import (BUNDLED, CHUNK, Config, Engine, Folder, InputError, Model, Sampling, Sequence, Tokenizer,
                    __version__, chat, checked_whole, default_sampling, forward, generate, rms_norm, rope_tables, to_float32)
+from qwen3_5 import HybridConfig, turn_ends
 from qwen3_lib.io.packed import Quantized
 from qwen3_lib.io.progress import progress
 from qwen3_lib.io.tensors import PackedTensor
 from qwen3_lib.kernels.layout import (BF16, BLOCK, EVERYTHING, EXPERT, F16, F32, FEW, FORMATS, GATE, GROUP, HEAD_NORMS,
                                       KV8, LINEAR, NORMS, PANEL, PASS, TILE, Batch, Job, Layers, Q, Space, Task,
                                       is_packed, packed_shape, padded, table)
-from qwen3_lib.kernels.memory import empty, work_space
+from qwen3_lib.kernels.hybrid import DELTA, StateCache, is_recurrent, joined, state_fields, state_table
+from qwen3_lib.kernels.memory import empty, experts_of, work_space
 
 try:
     from qwen3_lib.kernels.build import kernel, make_kernels
@@ -83,6 +85,7 @@ class Weights:
 
     The embedding is a Weight, too. `arrays` keeps alive what the addresses point to; `team`: the threads.
     """
+    config: Config
     layers: np.ndarray
     forms: np.ndarray
     routers: np.ndarray
@@ -117,15 +120,16 @@ class Weights:
         self.space = found = space, table(space)
         return found
 
-    def matrices(self, layer: int, sparse: bool) -> dict[str, np.ndarray]:
+    def matrices(self, layer: int) -> dict[str, np.ndarray]:
         """Name -> its row in `layers`, `routers` or `experts`, of each matrix of a layer."""
-        start = f"model.layers.{layer}"
-        rows = dict(zip(LINEAR[:GATE] if sparse else LINEAR, self.layers[layer]))
+        names, sparse = DELTA if is_recurrent(self.config, layer) else LINEAR, layer in self.config.sparse_layers
+        rows = dict(zip(names[:GATE] if sparse else names, self.layers[layer]))
         if sparse:
             rows["mlp.gate"] = self.routers[layer]
             for expert, matrices in enumerate(self.experts[layer]):
-                rows |= {f"mlp.experts.{expert}.{name}": row for name, row in zip(EXPERT, matrices)}
-        return {f"{start}.{name}.weight": row for name, row in rows.items()}
+                where = f"experts.{expert}" if expert < self.config.num_experts else "shared_expert"
+                rows |= {f"mlp.{where}.{name}": row for name, row in zip(EXPERT, matrices)}
+        return {f"model.layers.{layer}.{name}.weight": row for name, row in rows.items()}
 
     def tensors(self) -> dict[str, np.ndarray]:
         """Name -> array of all that the engine keeps. A tied head is the embedding, and isn't named."""
@@ -135,7 +139,7 @@ class Weights:
         if self.head[0] != self.embedding[0]:
             matrices["lm_head.weight"] = self.head
         for i in range(len(self.layers)):
-            matrices |= self.matrices(i, bool(self.routers[i, 3]))
+            matrices |= self.matrices(i)
             for name, norm in zip(NORMS + HEAD_NORMS, (*self.norms[i], *self.head_norms[i])):
                 tensors[f"model.layers.{i}.{name}.weight"] = norm
         for name, row in matrices.items():
@@ -144,7 +148,11 @@ class Weights:
         return tensors
 
 
-LAYERS_OF = ("decoder_layers", "sparse_layers")  # the kernel of a dense model, of a mixture of experts
+def layers_of(config: Config) -> str:
+    """The name of the kernel that runs a model's layers."""
+    dense, sparse = ("hybrid_layers", "sparse_hybrid_layers") if isinstance(config, HybridConfig) else \
+        ("decoder_layers", "sparse_layers")
+    return sparse if config.sparse_layers else dense
 
 
 def load_weights(folder: Folder, config: Config, quantize: str | None = None, threads: int | None = None) -> Weights:
@@ -157,21 +165,22 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
     if saved is not None and quantize not in (None, saved):
         raise InputError(f"{folder.path}: this checkpoint is {saved}, so it can't be made {quantize}")
     stored = folder.packed(config, saved_tensor) if isinstance(folder, Quantized) else folder.tensors(config)
-    wish, n_layers, shapes = saved or quantize, config.num_hidden_layers, qwen3.tensor_shapes(config)
+    stored = joined(stored, config)
+    wish, n_layers, shapes = saved or quantize, config.num_hidden_layers, folder.shapes(config)
     packs = quantize or any(isinstance(tensor, PackedTensor) for tensor in stored.values())
-    make_kernels(LAYERS_OF[bool(config.sparse_layers)], *(("quantize_block", "pack_block") if packs else ()))
+    make_kernels(layers_of(config), *(("quantize_block", "pack_block") if packs else ()))
     team = Team(threads or available_cpus())
     biases = {name: np.array(to_float32(tensor)) for name, tensor in stored.items() if name.endswith(".bias")}
-    w = Weights(np.zeros((n_layers, len(LINEAR), 5), np.int64), np.zeros((n_layers, 2, 2), np.int64),
-                np.zeros((n_layers, 5), np.int64), np.zeros((n_layers, config.num_experts, len(EXPERT), 5), np.int64),
-                np.empty(0), np.empty(0), *norms_of(stored, n_layers), biases, [], team, wish)
+    w = Weights(config, np.zeros((n_layers, len(LINEAR), 5), np.int64), np.zeros((n_layers, 2, 2), np.int64),
+                np.zeros((n_layers, 5), np.int64), np.zeros((n_layers, experts_of(config)[0], len(EXPERT), 5), np.int64),
+                np.empty(0), np.empty(0), *norms_of(stored, config), biases, [], team, wish)
     with ThreadPoolExecutor(team.n_threads) as pool:
         packer = Packer(pool, w.arrays)
 
         def place(name: str, forms: tuple[int, int]) -> np.ndarray:
             if stored[name].dtype == "U8":
                 return packer.kept(stored[name].data, forms[0], *shapes[name])
-            return packer.weight(f"{folder.path}: {name}", stored[name], forms, shapes[name])
+            return packer.weight(f"{folder.path}: {name}", stored[name], forms, stored[name].shape)
 
         def place_alone(name: str) -> np.ndarray:
             return place(name, forms_of(name, stored[name], wish))
@@ -182,9 +191,10 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
         if saved is None and packs:
             numbers = progress(numbers, f"quantizing to {quantize}" if quantize else "unpacking")
         for i in numbers:
-            rows = w.matrices(i, i in config.sparse_layers)
+            rows = w.matrices(i)
             forms = {name: forms_of(name, stored[name], wish) for name in rows}
-            for behind, kinds in enumerate((("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))):
+            first = ("q_proj", "k_proj", "v_proj", "in_proj_qkv", "in_proj_z", "in_proj_ba")
+            for behind, kinds in enumerate((first, ("gate_proj", "up_proj"))):
                 names = [name for name in rows if name.split(".")[-2] in kinds]
                 floats = {forms[name][1] for name in names if not is_packed(forms[name][1])}
                 for name in names if len(floats) > 1 else ():  # products with BF16 take the norm in another order
@@ -197,9 +207,10 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
                 if not row.any():
                     row[:] = place(name, forms[name])
     layers = Layers(w.layers, w.norms, w.head_norms, w.norm, w.head, np.array([config.rms_norm_eps]), w.forms,
-                    w.routers, w.experts, np.array([int(config.norm_topk_prob)]), bias_rows(biases, n_layers),
+                    w.routers, w.experts, np.array([config.norm_topk_prob, w.experts.shape[1] > config.num_experts], np.int64),
+                    bias_rows(biases, n_layers),
                     np.array([window or EVERYTHING for window in config.windows or [0] * n_layers]),
-                    np.array([int(config.causal)]))
+                    np.array([int(config.causal)]), *state_fields(stored, config))
     w.for_kernels = layers, table(layers)
     w.formats, w.experts_formats = (tuple({int(row[2]) for some in tables for row in some.reshape(-1, 5) if row[0]})
                                     for tables in ((w.layers, w.routers), (w.experts,)))
@@ -221,11 +232,16 @@ def touch_pages(mappings: Iterable[mmap.mmap]) -> None:
         threading.Thread(target=touch, daemon=True).start()
 
 
-def norms_of(stored: dict[str, Any], n_layers: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def norms_of(stored: dict[str, Any], config: Config) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The norms of Layers: [n_layers, 2, hidden_size], [n_layers, 2, head_dim], [hidden_size]."""
-    norms = [np.array([[to_float32(stored[f"model.layers.{i}.{name}.weight"]) for name in names]
-                       for i in range(n_layers)]) for names in (NORMS, HEAD_NORMS)]
-    return norms[0], norms[1], np.array(to_float32(stored["model.norm.weight"]))
+    more, none = np.float32(isinstance(config, HybridConfig)), np.zeros(config.head_dim, np.float32)
+
+    def norm(name: str) -> np.ndarray:  # a delta net has no norms of heads
+        return more + to_float32(stored[name]) if name in stored else none
+
+    norms = [np.array([[norm(f"model.layers.{i}.{name}.weight") for name in names]
+                       for i in range(config.num_hidden_layers)]) for names in (NORMS, HEAD_NORMS)]
+    return norms[0], norms[1], norm("model.norm.weight")
 
 
 def bias_rows(biases: dict[str, np.ndarray], n_layers: int) -> np.ndarray:
@@ -276,6 +292,7 @@ class Int8Cache(KVCache):
 
 
 CACHES = {cache.form: cache for cache in (KVCache, Bf16Cache, F32Cache, Int8Cache)}
+HYBRID_CACHES = {form: type(f"Hybrid{cache.__name__}", (cache, StateCache), {}) for form, cache in CACHES.items()}
 MOST = {"f16": 65504, "int8": 127 * 65504}  # the largest number that such a cache holds
 
 
@@ -291,8 +308,9 @@ def run_layers(model: Model, ids: np.ndarray, caches: list[Any], sequences: np.n
     tasks, tiles = attention_tasks(sequences, positions, group, config.causal)
     x, logits = matrix_rows(w.embedding, ids), empty((len(wanted), padded(config.vocab_size, PANEL)), np.float32)
     where = [(cache.k.ctypes.data, cache.v.ctypes.data, cache.k.shape[2]) for cache in caches]
+    runs = np.searchsorted(sequences, [range(len(caches)), range(1, len(caches) + 1)]).T.copy()
     batch = Batch(x, cos, sin, np.stack([sequences, positions], axis=1), np.array(tasks), np.array(tiles), wanted,
-                  logits, np.array(where), np.array([caches[0].stored, caches[0].k.shape[3]]))
+                  logits, np.array(where), np.array([caches[0].stored, caches[0].k.shape[3]]), runs, state_table(caches))
     for form in w.formats:
         prepare(form, m)
     for form in w.experts_formats:  # an expert may have been chosen by any number of tokens
@@ -308,7 +326,7 @@ def run_layers(model: Model, ids: np.ndarray, caches: list[Any], sequences: np.n
         if first in streams:
             streams[first] = x.copy()
         job = np.array(Job(0, 0, first, last, job_table.ctypes.data, int(last == n_layers)))
-        w.team.run(kernel(LAYERS_OF[bool(config.sparse_layers)]), job, w, caches, batch, space, job_table)
+        w.team.run(kernel(layers_of(config)), job, w, caches, batch, space, job_table)
     return x, logits[:, :config.vocab_size]
 
 
@@ -358,13 +376,15 @@ def passes(model: Model, token_ids: qwen3.TokenIds, cache: Any,
     ids = np.asarray(token_ids)
     caches, counts = getattr(cache, "caches", [cache]), getattr(cache, "counts", [len(ids)])
     positions, sequences = cache.reserve(len(ids)), np.repeat(np.arange(len(caches)), counts)
-    step = CHUNK if model.config.causal else len(ids)
-    for start in range(0, len(ids), step):
-        now = slice(start, start + step)
+    step, borders = CHUNK if model.config.causal else len(ids), [] if caches[0].cuttable else turn_ends(model, ids)
+    for start, end in itertools.pairwise(sorted({*range(0, len(ids), step), *borders, len(ids)})):
+        now = slice(start, end)
         here = wanted[(wanted >= start) & (wanted < now.stop)] - start
         streams: dict[int, Any] = dict.fromkeys(cache.watched)
         result = run_layers(model, ids[now], caches, sequences[now], positions[now], here, streams)
         cache.advance(ids[now], streams)
+        if end in borders:
+            cache.keep()
         yield result
 
 
@@ -381,7 +401,8 @@ def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: st
                             f"{MOST[kv_dtype]}: try --kv-dtype bf16"} if kv_dtype in MOST else {}
     return Engine(lambda folder, config: load_weights(folder, config, quantize, threads), CACHES[kv_dtype], logits_of,
                   hidden_states, lambda model, token_ids: matrix_rows(model.weights.head, token_ids), **overflow,
-                  embeddings=lambda model, token_ids: matrix_rows(model.weights.embedding, token_ids))
+                  embeddings=lambda model, token_ids: matrix_rows(model.weights.embedding, token_ids),
+                  hybrid_cache=HYBRID_CACHES[kv_dtype])
 
 
 def load_model(name: str | Path, quantize: str | None = None, threads: int | None = None, kv_dtype: str = "f16",

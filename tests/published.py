@@ -71,7 +71,7 @@ def kept_by_the_fast_engine(path: Path, names: list[str]) -> list[np.ndarray]:
     w = fast.load_model(path, tokenizer=False).weights
     rows = {"model.embed_tokens.weight": w.embedding, "lm_head.weight": w.head}
     for layer in range(len(w.layers)):
-        rows |= w.matrices(layer, False)
+        rows |= w.matrices(layer)
     return [fast.matrix_rows(rows[name], range(rows[name][3])) for name in names]
 
 

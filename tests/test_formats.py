@@ -561,7 +561,7 @@ def test_the_fast_engine_keeps_the_numbers(tmp_path, case):
     path = make_random_model(CONFIG, tmp_path, "float32")
     expected = quantize_model(path, pack, settings)
     weights = fast.load_model(path).weights
-    for name, row in weights.matrices(0, False).items():
+    for name, row in weights.matrices(0).items():
         values, found = expected[name], fast.matrix_rows(row, range(row[3]))
         kept = "int8" if "mixed" in case and len(values) == 192 else NEAREST.get(case)
         if case == "GPTQ, mixed bits" or kept is None:
@@ -618,7 +618,7 @@ def test_the_fast_engine_computes_with_them(tmp_path, quantize):
     assert error < {None: 0.05, "int8": 0.05, "int4": 0.5}[quantize]
     if quantize == "int4":
         return
-    for name, row in model.weights.matrices(0, False).items():
+    for name, row in model.weights.matrices(0).items():
         assert np.array_equal(fast.matrix_rows(row, range(row[3])), expected[name])
     if quantize is None:  # the head is F32
         assert "not loaded as int8" in message_of(save_quantized, model, tmp_path / "saved", "int8")

@@ -38,9 +38,10 @@ def multiplied(weight, xs):
     out = np.full((n + 2, padded(weight.rows, 32)), np.nan, np.float32)
     h, packed = np.full((n, width + APART), 7, np.float32), np.full((n, vector_size(width)), 7, np.uint8)
     layers = Layers(ints(0, 7, 5), floats(0, 2, d), floats(0, 2, 2), ones, np.array(weight), np.zeros(1), ints(0, 2, 2),
-                    ints(0, 5), ints(0, 0, 3, 5), ints(1), floats(0, 0), ints(0), ints(1))
+                    ints(0, 5), ints(0, 0, 3, 5), ints(2), floats(0, 0), ints(0), ints(1), ints(0, 2), ints(4),
+                    floats(0, 1, 1), floats(0, 2, 1), floats(0, 1))
     batch = Batch(xs, floats(n, 1), floats(n, 1), ints(n, 2), ints(0, 6), ints(0, 2), np.arange(n), out[1:-1],
-                  ints(1, 3), ints(2))
+                  ints(1, 3), ints(2), ints(1, 2), ints(0, 0, 4))
     space = Space(h, packed, floats(n, 1), floats(1, n, 1), floats(n, 1), floats(n, 1), np.zeros((n, 1), np.uint8),
                   floats(1, 1, 1, 1), floats(2, own_space(0, 0, width)), floats(0, 1), np.zeros((0, 1), np.uint8),
                   ints(n, 0), floats(n, 0), ints(2))

@@ -6,6 +6,7 @@ import pytest
 
 import qwen3
 import qwen3_5
+import qwen3_numba
 from configs import FRANCE, HYBRID, HYBRID_MOE, HYBRID_SCALES, HYBRIDS, VOCABULARY
 from helpers import message_of, random_ids, run_main
 from make_random_model import make_random_model
@@ -22,11 +23,11 @@ def make(config, path, **options):
     return make_random_model(config, path, "float32", scales=HYBRID_SCALES, **options)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
+@pytest.fixture(scope="module", params=["NumPy", "fast"])
+def model(request, tmp_path_factory):
     path = make(HYBRID, tmp_path_factory.mktemp("hybrid"))
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": END}))
-    return qwen3.load_model(path)
+    return qwen3.load_model(path, qwen3_numba.engine() if request.param == "fast" else qwen3.Engine())
 
 
 def fresh(model, ids, **options):
@@ -150,8 +151,6 @@ def test_tensors_that_do_not_fit(tmp_path):
 
 def test_what_is_refused(model, tmp_path):
     import qwen3_inspect
-    import qwen3_numba
-    assert "--fast" in message_of(qwen3_numba.load_model, model.path)
     assert "adapter" in message_of(qwen3.load_model, model.path, adapter=tmp_path)
     assert "cut back" in message_of(Completion, model, [8, 9], lookup=3)
     assert "page" in message_of(qwen3_inspect.inspect, model, qwen3_inspect.Wish("Hi"))
@@ -212,6 +211,7 @@ def filled(model, turns, n):
     return cache
 
 
+@pytest.mark.parametrize("model", ["NumPy"], indirect=True)
 def test_an_interrupted_pass_changes_nothing(model, monkeypatch):
     ids, cache, layer = turn(600, 1), model.engine.new_cache(model.config), qwen3_5.decoder_layer
     qwen3.forward(model, ids[:20], cache)

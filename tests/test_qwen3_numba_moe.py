@@ -73,7 +73,7 @@ def test_experts_of_several_formats(tmp_path, monkeypatch):
 def test_a_router_with_large_logits(tmp_path):
     """Of +-1,000: nothing overflows, and the shares are those of qwen3.py."""
     chosen, shares = np.empty(2, np.int64), np.empty(2, np.float32)
-    kernels.choose(np.array([-1000, 1000, 999, -1000], np.float32), 0, chosen, shares)
+    kernels.choose(np.array([-1000, 1000, 999, -1000], np.float32), np.array([0, 0]), chosen, shares)
     assert chosen.tolist() == [1, 2]
     np.testing.assert_allclose(shares, [1 / (1 + np.exp(-1)), 1 / (1 + np.e)], rtol=1e-5)
     path = make_random_model(MOE, tmp_path, "float32")
@@ -153,12 +153,12 @@ def test_choose():
         order = np.argsort(-expected, kind="stable")[:k]
         for normalized in (0, 1):
             chosen, shares = np.empty(k, np.int64), np.empty(k, np.float32)
-            kernels.choose(logits.copy(), normalized, chosen, shares)
+            kernels.choose(logits.copy(), np.array([normalized, 0]), chosen, shares)
             assert np.array_equal(chosen, order)
             np.testing.assert_allclose(shares, expected[order] / (expected[order].sum() if normalized else 1), 1e-5)
     for broken in (np.nan, np.inf):  # no place outside of the experts, and nothing that passes for a number
         logits[7] = broken
-        kernels.choose(logits.copy(), 0, chosen, shares)
+        kernels.choose(logits.copy(), np.array([0, 0]), chosen, shares)
         assert ((0 <= chosen) & (chosen < n)).all() and np.isnan(shares).all()
 
 
@@ -251,7 +251,7 @@ def test_packed_weights(packed, tmp_path, monkeypatch):
     tensors = {name: np.array(tensor.data) for name, tensor in qwen3.map_safetensors(model.path / "model.safetensors").items()}
     w, values = model.weights, {}
     for i in range(model.config.num_hidden_layers):
-        for name, row in w.matrices(i, i in model.config.sparse_layers).items():
+        for name, row in w.matrices(i).items():
             values[name] = fast.matrix_rows(row, range(row[3]))
             loss = {"int8": 0.01, "int4": 0.1}[form] * (".gate.weight" not in name)  # the router keeps its digits
             original = (tensors[name].astype(np.uint32) << 16).view(np.float32)

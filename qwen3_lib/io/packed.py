@@ -10,6 +10,7 @@ import numpy as np
 import safetensors
 
 from qwen3 import Config, Folder, InputError, Model, Tensor, Tokenizer, map_safetensors, tensor_shapes
+from qwen3_5 import HybridConfig
 from qwen3_lib.io.errors import brief, parse_json
 from qwen3_lib.io.pooling import VECTOR_FILES, module_files
 from qwen3_lib.io.writing import write_folder, write_safetensors
@@ -75,6 +76,8 @@ def save_quantized(model: Model, folder: str | Path, form: str) -> None:
     """
     if getattr(model.weights, "quantized", None) != form or form not in FORMS:
         raise InputError(f"{folder}: the model was not loaded as {brief(form)}")
+    if isinstance(model.config, HybridConfig):
+        raise InputError(f"{folder}: a Qwen3.5 can't be saved quantized; quantize it while loading")
     tensors, shapes, stored = model.weights.tensors(), tensor_shapes(model.config), model.folder.stored()
     if heads := {"score.weight", "linear.weight"} & stored.keys():
         raise InputError(f"{model.path}: {min(heads)} would be lost; quantize such a model while loading")

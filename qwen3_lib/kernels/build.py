@@ -37,7 +37,7 @@ except OSError as error:  # of its shared library
 from qwen3_lib.kernels.vectors import compile_layers  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
-SOURCES = ("compile.py", "fields.py", "intrinsics.py", "layers.py", "layout.py", "quantize.py", "vectors.py")
+SOURCES = ("compile.py", "delta.py", "fields.py", "intrinsics.py", "layers.py", "layout.py", "quantize.py", "vectors.py")
 Kernel = Callable[[np.ndarray, int], None]  # takes its record, int64, and a number; see layers.py and quantize.py
 
 
@@ -103,11 +103,13 @@ def address_of(name: str, make: Callable[[], bytes]) -> int:
 
 
 # The kernels that numba compiles, each group in a process of its own, so that two cores work on the first answer.
-GROUPS = (("project_heads", "finish_dense", "output_logits"), ("attend_heads",), ("finish_sparse",),
+GROUPS = (("project_heads", "finish_dense", "output_logits"), ("attend_heads",), ("finish_sparse",), ("mix_states",),
           ("quantize_block", "pack_block"), ("multiply",))
 # What runs a Job: the kernels for each layer, then for the logits.
 LAYERS = {"decoder_layers": ("project_heads", "attend_heads", "finish_dense", "output_logits"),
-          "sparse_layers": ("project_heads", "attend_heads", "finish_sparse", "output_logits")}
+          "sparse_layers": ("project_heads", "attend_heads", "finish_sparse", "output_logits"),
+          "hybrid_layers": ("project_heads", "attend_heads", "mix_states", "finish_dense", "output_logits"),
+          "sparse_hybrid_layers": ("project_heads", "attend_heads", "mix_states", "finish_sparse", "output_logits")}
 
 
 @cache

@@ -11,7 +11,7 @@ import numpy as np
 from numba import types
 
 from qwen3_lib.io.errors import InputError, brief
-from qwen3_lib.kernels import layers, quantize
+from qwen3_lib.kernels import delta, layers, quantize
 from qwen3_lib.kernels.vectors import FEATURES, machine
 
 SIGNATURE = (types.int64,) * 3
@@ -31,7 +31,7 @@ def machine_code(name: str) -> bytes:
     cpu = machine()
     if cpu.triple.startswith("x86") and not (FEATURES.get("f16c") and FEATURES.get("fma")):
         raise InputError("the fast engine needs a CPU with FMA and F16C (since 2013); use qwen3.py")
-    kernel = getattr(layers, name, None) or getattr(quantize, name)
+    kernel = next(vars(room)[name] for room in (layers, delta, quantize) if name in vars(room))
     kernel.compile(SIGNATURE)
     module = llvm.parse_assembly(kernel.inspect_llvm(SIGNATURE))
     module.get_function(kernel.overloads[SIGNATURE].fndesc.llvm_func_name).name = name

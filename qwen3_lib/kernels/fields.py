@@ -39,13 +39,16 @@ def field(name, read):
 matrices, forms, routers = field("matrices", ints3), field("forms", ints3), field("routers", ints2)
 norms, head_norms, norm = field("norms", floats3), field("head_norms", floats3), field("norm", floats1)
 head, eps, experts = field("head", ints1), field("eps", doubles1), field("experts", ints4)
-norm_topk_prob, products = field("norm_topk_prob", ints1), field("products", ints4)
+routing, products = field("routing", ints1), field("products", ints4)
 biases, windows, causal = field("biases", floats2), field("windows", ints1), field("causal", ints1)
+places, delta_sizes, conv = field("places", ints2), field("delta_sizes", ints1), field("conv", floats3)
+rates, delta_norms = field("rates", floats3), field("delta_norms", floats2)
 
 x, cos, sin = field("x", floats2), field("cos", floats2), field("sin", floats2)
 rows, tasks, tiles = field("rows", ints2), field("tasks", ints2), field("tiles", ints2)
 wanted, logits = field("wanted", ints1), field("logits", floats2)
 caches, cache_rows = field("caches", ints2), field("cache_rows", ints1)
+runs, states = field("runs", ints2), field("states", ints3)
 
 h, packed, qkv = field("h", floats2), field("packed", bytes2), field("qkv", floats2)
 queries, partials, own = field("queries", floats3), field("partials", floats4), field("own", floats2)

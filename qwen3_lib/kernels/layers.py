@@ -101,12 +101,19 @@ def rms_norm(x, weight, eps, out):
 
 @compiled
 def apply_rope(x, cos, sin):
-    """qwen3.apply_rope of x [head_dim] in place."""
+    """qwen3.apply_rope of the first 2 * len(cos) numbers of x, in place."""
     half = len(cos)
     for i in range(half):
         a, b = x[i], x[i + half]
         x[i] = a * cos[i] - b * sin[i]
         x[i + half] = b * cos[i] + a * sin[i]
+
+
+@compiled
+def sigmoid(x):
+    """1 / (1 + exp(-x))."""
+    e = exp(-abs(x))
+    return (np.float32(1) if x >= 0 else e) / (np.float32(1) + e)
 
 
 @compiled
@@ -378,7 +385,7 @@ def attend_blocks(products, task, q, group, view, keys, values, form, result, ow
 def cache_rows(job, which, sequence, layer, head, n_kv_heads):
     """The rows uint16 [capacity, row_size] of a head in a layer: the keys of a sequence if `which` is 0, values if 1."""
     cache, size = fields.caches(job)[sequence], fields.cache_rows(job)[1]
-    before = (layer * n_kv_heads + head) * cache[2] * size
+    before = (fields.places(job)[layer, 0] * n_kv_heads + head) * cache[2] * size
     return numba.carray(to_pointer_u16(cache[which] + 2 * before), (cache[2], size))
 
 
@@ -391,7 +398,7 @@ def attention(crew, layer, job):
     queries, tasks, tiles, partials = fields.queries(job), fields.tasks(job), fields.tiles(job), fields.partials(job)
     products, h, own, form = fields.products(job), fields.h(job), fields.own(job)[crew.rank], fields.cache_rows(job)[0]
     n_kv_heads, n_tasks, m, width = len(queries), len(tasks), len(h), queries.shape[2]
-    group, head_dim = queries.shape[1] // m, 2 * fields.cos(job).shape[1]
+    group, head_dim = queries.shape[1] // m, fields.head_norms(job).shape[2]
     view = fields.causal(job)[0], fields.windows(job)[layer]
     for first, end in pieces(n_tasks * n_kv_heads, np.int64(1), m, crew, np.int64(0)):
         for item in range(first, end):  # a head's blocks in a row: the next one is fetched meanwhile
@@ -451,19 +458,37 @@ def project_heads(record, rank, layer):
 
 @called_from_python
 def attend_heads(record, rank, layer):
-    """QK-Norm, RoPE and attention: from q, k and v to h, ready for the output's matrix."""
+    """QK-Norm, RoPE and attention: from q, k and v to h, ready for the output's matrix.
+
+    It does nothing in a layer without keys and values: see delta.py.
+    """
     crew, job = crew_of(record, rank), fields.table_at(record)
-    w, h, packed = fields.matrices(job)[layer], fields.h(job), fields.packed(job)
+    if fields.places(job)[layer, 0] < 0:
+        return
+    w, h = fields.matrices(job)[layer], fields.h(job)
     place_heads(crew, layer, job, up_to(w[Q, 3], PANEL), up_to(w[Q, 3], PANEL) + up_to(w[K, 3], PANEL))
     wait(crew)
     attention(crew, layer, job)
     wait(crew)
-    x, biases = fields.x(job), fields.biases(job)
+    x, biases, gated = fields.x(job), fields.biases(job), w[Q, 3] > w[OUT, 4]
+    head_dim = fields.head_norms(job).shape[2]
     for t in part_of(len(h), crew):
-        ready(h[t], w[OUT, 4], w[OUT, 2], packed[t], np.int64(0), w[OUT, 4])
+        if gated:  # a head's gate stands behind its query
+            qkv = fields.qkv(job)[t]
+            for i in range(w[OUT, 4]):
+                h[t, i] *= sigmoid(qkv[i + (i // head_dim + 1) * head_dim])
         if len(biases):
             add_to(x[t], biases[layer, biases.shape[1] - x.shape[1]:])
+    ready_for_output(crew, layer, job)
     wait(crew)
+
+
+@compiled
+def ready_for_output(crew, layer, job):
+    """Makes a thread's part of the tokens in h ready for the output's matrix."""
+    w, h, packed = fields.matrices(job)[layer, OUT], fields.h(job), fields.packed(job)
+    for t in part_of(len(h), crew):
+        ready(h[t], w[4], w[2], packed[t], np.int64(0), w[4])
 
 
 @called_from_python
@@ -543,12 +568,13 @@ def place_heads(crew, layer, job, k_start, v_start):
     norms, eps = fields.head_norms(job)[layer], fields.eps(job)[0]
     form, rows = fields.cache_rows(job)[0], fields.rows(job)
     qkv, queries, cos, sin = fields.qkv(job), fields.queries(job), fields.cos(job), fields.sin(job)
-    n_kv_heads, group, head_dim = len(queries), queries.shape[1] // len(rows), 2 * cos.shape[1]
+    n_kv_heads, group, head_dim = len(queries), queries.shape[1] // len(rows), norms.shape[1]
+    apart = fields.matrices(job)[layer, Q, 3] // (n_kv_heads * group)  # head_dim, or more with a gate behind a query
     root, biases = np.float32(1 / np.sqrt(head_dim)), fields.biases(job)
     for item in part_of(len(rows) * n_kv_heads, crew):
         t, head = item // n_kv_heads, item % n_kv_heads
         for g in range(group):
-            whole, i = queries[head, t * group + g], (head * group + g) * head_dim
+            whole, i = queries[head, t * group + g], (head * group + g) * apart
             query = whole[:head_dim]
             if len(biases):
                 add_to(qkv[t, i:i + head_dim], biases[layer, i:i + head_dim])
@@ -607,7 +633,7 @@ def moe(crew, layer, job):
     project(crew, np.int64(0), router, h, packed, logits, np.int64(0), job)
     wait(crew)
     for t in part_of(len(x), crew):
-        choose(logits[t, :router.rows], fields.norm_topk_prob(job)[0], chosen[t], shares[t])
+        choose(logits[t, :router.rows], fields.routing(job), chosen[t], shares[t])
     wait(crew)
     if crew.rank == 0:
         sort_by_expert(chosen, starts)
@@ -640,8 +666,15 @@ def moe(crew, layer, job):
 
 
 @compiled
-def choose(logits, normalized, chosen, shares):
-    """A router's logits [num_experts] -> the most likely experts, of equal ones the first, and their probabilities."""
+def choose(logits, routing, chosen, shares):
+    """A router's logits [num_experts] -> the most likely experts, of equal ones the first, and their probabilities.
+
+    A shared expert comes last, with the sigmoid of its logit.
+    """
+    if routing[1]:
+        last = len(logits) - 1
+        chosen[len(chosen) - 1], shares[len(shares) - 1] = last, sigmoid(logits[last])
+        logits, chosen, shares = logits[:last], chosen[:len(chosen) - 1], shares[:len(shares) - 1]
     largest, total, sum_ = largest_of(logits), np.float32(0), np.float32(0)
     for e in range(len(logits)):
         logits[e] = exp(logits[e] - largest)
@@ -655,7 +688,7 @@ def choose(logits, normalized, chosen, shares):
         chosen[r], shares[r] = best, logits[best] / total
         logits[best] = -1
         sum_ += shares[r]
-    if normalized:
+    if routing[0]:
         for r in range(len(shares)):
             shares[r] /= sum_
 

@@ -85,6 +85,7 @@ BLOCK = 256  # positions whose attention is computed together, counted from the 
 TILE = 64  # queries of one KV head that are worked on together
 FEW = 8  # up to this number of new tokens, the blocks of a sequence are spread over the threads
 EVERYTHING = 2**40  # positions
+TOKENS, SUMS_OF_DELTA = 32, 4  # tokens of the delta rule at a time; partial sums of a column: see delta.py
 APART = 16  # numbers between two vectors: without them, many would fall on the same few lines of a core's first cache
 
 
@@ -122,10 +123,15 @@ class Layers(NamedTuple):
     forms: Any  # int64 [n_layers, 2, 2], the least and the greatest format of the matrices behind each norm
     routers: Any  # int64 [n_layers, 5], all F32
     experts: Any  # int64 [n_layers, num_experts, 3, 5], in the order of EXPERT
-    norm_topk_prob: Any  # int64 [1], 0 or 1
+    routing: Any  # int64 [2]: norm_topk_prob, 0 or 1; 1 if the last expert is shared: all tokens go through it
     biases: Any  # float32 [n_layers, those of q, k and v as in Space.qkv, then the output's], or [0, 0]
     windows: Any  # int64 [n_layers], how many positions a token sees; EVERYTHING without a window
     causal: Any  # int64 [1], 0 if a token sees the later ones, too
+    places: Any  # int64 [n_layers, 2]: which of the layers with keys and values it is, of those with a state; or -1
+    delta_sizes: Any  # int64 [4]: heads of keys and their size, heads of values and their size
+    conv: Any  # float32 [layers with a state, taps, channels], the oldest tap first
+    rates: Any  # float32 [layers with a state, exp(A_log) and dt_bias, heads of values]
+    delta_norms: Any  # float32 [layers with a state, size of a head of values]
 
 
 class Batch(NamedTuple):
@@ -141,6 +147,9 @@ class Batch(NamedTuple):
     caches: Any  # int64 [n_sequences, 3]: the addresses of k and v, uint16 [n_layers, n_kv_heads, capacity, row_size],
     # and the capacity
     cache_rows: Any  # int64 [2]: the format and the size of their rows
+    runs: Any  # int64 [n_sequences, 2], the first and the last + 1 of the rows of x that belong to a sequence
+    states: Any  # int64 [n_sequences, layers with a state, 4]: the addresses of the convolution's history, float32
+    # [taps - 1, channels], and of the state, see delta.py, before the pass, and of both after it
 
 
 class Space(NamedTuple):

@@ -4,7 +4,8 @@ from __future__ import annotations
 import numpy as np
 
 from qwen3 import Config
-from qwen3_lib.kernels.layout import APART, PANEL, Space, own_space, padded, vector_size
+from qwen3_5 import HybridConfig
+from qwen3_lib.kernels.layout import APART, PANEL, SUMS_OF_DELTA, TOKENS, Space, own_space, padded, vector_size
 
 empty, zeros = np.empty, np.zeros  # what kernels write to; tests put pages behind it that mustn't be touched
 
@@ -41,20 +42,34 @@ class LargePages:
         self.used -= last.size
 
 
+def experts_of(config: Config) -> tuple[int, int]:
+    """(the experts of a layer, those that a token goes through), with the shared one."""
+    shared = int(isinstance(config, HybridConfig) and config.shared_expert_intermediate_size > 0)
+    return config.num_experts + shared, config.num_experts_per_tok + shared
+
+
 def work_space(config: Config, n_threads: int, m: int, n_tasks: int, n_queries: int) -> Space:
     """For m tokens, n_tasks tasks of attention, and n_queries queries of a task."""
     n_heads, n_kv_heads, width = config.num_attention_heads, config.num_key_value_heads, padded(config.head_dim, 32)
-    gathered, k, n_experts = padded(config.hidden_size, 64), config.num_experts_per_tok, config.num_experts
-    widest = padded(max(config.hidden_size, n_heads * config.head_dim), 64)
+    mixed, n_projected, n_delta, shared = 0, 0, 0, 0  # a delta net's results, projections, what a thread works in
+    if isinstance(config, HybridConfig):
+        heads, dk, dv = (config.linear_num_value_heads, padded(config.linear_key_head_dim, SUMS_OF_DELTA),
+                         config.linear_value_head_dim)
+        shared = config.shared_expert_intermediate_size
+        mixed, n_delta = heads * dv, TOKENS * (2 * dk + 2 + padded(dv, 16))
+        n_projected = max(sum(padded(n, PANEL) for n in (config.conv_dim, mixed, 2 * heads)),
+                          2 * padded(n_heads * config.head_dim, PANEL) + 2 * padded(n_kv_heads * config.head_dim, PANEL))
+    gathered, (n_experts, k) = padded(config.hidden_size, 64), experts_of(config)
+    widest = padded(max(config.hidden_size, n_heads * config.head_dim, mixed), 64)
     dense = config.num_hidden_layers > len(config.sparse_layers)
-    inner = padded(max(config.intermediate_size * dense, config.moe_intermediate_size), 64)
+    inner = padded(max(config.intermediate_size * dense, config.moe_intermediate_size, shared), 64)
     n_qkv = padded(n_heads * config.head_dim, PANEL) + 2 * padded(n_kv_heads * config.head_dim, PANEL)
     n_rows, n_pairs = max(m, m * k), m * k
     return Space(floats(m, widest + APART), empty((m, vector_size(widest)), np.uint8),
-                 floats(m, max(n_qkv, widest, padded(n_experts, PANEL))),
+                 floats(m, max(n_qkv, n_projected, widest, padded(n_experts, PANEL))),
                  floats(n_kv_heads, m * (n_heads // n_kv_heads), width), floats(n_rows, inner + APART),
                  floats(n_rows, inner + APART), empty((n_rows, vector_size(inner)), np.uint8),
                  floats(n_tasks, n_kv_heads, n_queries, width + 16),
-                 floats(n_threads, own_space(n_queries, width, max(widest, inner))),
+                 floats(n_threads, max(own_space(n_queries, width, max(widest, inner)), n_delta)),
                  floats(n_pairs, gathered + APART), empty((n_pairs, vector_size(gathered)), np.uint8),
                  empty((m, k), np.int64), floats(m, k), empty(n_experts + 2, np.int64))

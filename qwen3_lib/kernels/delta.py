@@ -1,0 +1,213 @@
+"""The kernel of a gated delta net: qwen3_5.delta_net between its projections. See layers.py for the others.
+
+A state has columns that don't depend on each other, so a thread takes 16 of them through some tokens while they stay in
+the first cache, token by token as the paper writes it. This order of sums knows no chunks: a token's result depends on
+the tokens before it only, bit for bit.
+"""
+from typing import Any
+
+import numba
+import numpy as np
+from numba import types
+from numba.extending import intrinsic
+
+from qwen3_lib.kernels import fields
+from qwen3_lib.kernels.fields import called_from_python
+from qwen3_lib.kernels.intrinsics import to_pointer_f32
+from qwen3_lib.kernels.layers import (add_times, compiled, crew_of, exp, part_of, ready_for_output, rms_norm, shaped,
+                                      sigmoid, silu_times, up_to, wait)
+from qwen3_lib.kernels.layout import PANEL, SUMS_OF_DELTA, TOKENS, K, Q
+from qwen3_lib.kernels.vectors import FLOAT, I64, at, broadcast, fma, load, loop, splat, store, variable, vector
+
+
+@intrinsic
+def delta_rule(context, old, new, kq, dk, v, v_stride, factors, n, out, out_stride):
+    """The gated delta rule of n tokens for 16 columns of a head's state. Source: Yang et al. 2024, equation 10.
+
+    old: the address of the state float32 [dk, 16] before; it is read, and written to `new`; dk is a multiple of 4.
+    kq float32 [n, 2, dk]: keys and queries; v: 16 values of each token; factors float32 [n, 2]: decay and beta.
+    out: 16 results of each token. The strides are bytes.
+    """
+    def codegen(context, b, signature, args):
+        old, new, kq, dk, v, v_stride, factors, n, out, out_stride = args
+        floats = vector(FLOAT, 16)
+        sums = [variable(b, floats) for _ in range(SUMS_OF_DELTA)]
+
+        def sum_of(term: Any) -> Any:
+            """The sum of term(i, sum) over the rows of the state: SUMS_OF_DELTA partial sums, which are added in pairs."""
+            for sum_ in sums:
+                b.store(splat(FLOAT, 16, 0.0), sum_)
+
+            def some(i: Any) -> None:
+                for j, sum_ in enumerate(sums):
+                    b.store(term(b.add(b.mul(i, I64(len(sums))), I64(j)), b.load(sum_)), sum_)
+
+            loop(b, b.sdiv(dk, I64(len(sums))), some)
+            one, two, three, four = map(b.load, sums)
+            return b.fadd(b.fadd(one, two), b.fadd(three, four))
+
+        def token(t: Any) -> None:
+            state = b.select(b.icmp_signed("==", t, I64(0)), old, new)
+            key = at(b, kq, (b.mul(t, dk), 8))
+            query = at(b, key, (dk, 4))
+            decay, beta = (broadcast(b, load(b, at(b, factors, (t, 8), 4 * i), FLOAT), 16) for i in range(2))
+
+            def number(address: Any, i: Any) -> Any:
+                return broadcast(b, load(b, at(b, address, (i, 4)), FLOAT), 16)
+
+            known = sum_of(lambda i, sum_: fma(b, number(key, i), load(b, at(b, state, (i, 64)), FLOAT, 16), sum_))
+            value = load(b, at(b, v, (t, v_stride)), FLOAT, 16)
+            error = b.fmul(beta, b.fsub(value, b.fmul(decay, known)))
+
+            def updated(i: Any, sum_: Any) -> Any:
+                row = fma(b, number(key, i), error, b.fmul(decay, load(b, at(b, state, (i, 64)), FLOAT, 16)))
+                store(b, row, at(b, new, (i, 64)))
+                return fma(b, number(query, i), row, sum_)
+
+            store(b, sum_of(updated), at(b, out, (t, out_stride)))
+
+        loop(b, n, token)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 10), codegen
+
+
+@compiled
+def log_of_one_plus(x):
+    """log(1 + x) for 0 <= x <= 1, to 2e-8: twice the series of the inverse hyperbolic tangent."""
+    s = x / (np.float32(2) + x)
+    square, sum_ = s * s, np.float32(0)
+    for i in range(17, 1, -2):
+        sum_ = (sum_ + np.float32(1) / np.float32(i)) * square
+    return np.float32(2) * s * (sum_ + np.float32(1))
+
+
+@compiled
+def decay_of(a, rate, bias):
+    """exp(-rate * softplus(a + bias)): how much of a state stays."""
+    x = a + bias
+    softplus = max(x, np.float32(0)) + log_of_one_plus(exp(-abs(x)))
+    return exp(-rate * softplus)
+
+
+@compiled
+def unit_vector(x, factor, out):
+    """x [d] divided by its length, times the factor -> out [d or more], with zeros behind."""
+    square = np.float32(0)
+    for i in range(len(x)):
+        square += x[i] * x[i]
+    scale = factor / np.sqrt(square + np.float32(1e-6))
+    for i in range(len(x)):
+        out[i] = x[i] * scale
+    out[len(x):] = 0
+
+
+@called_from_python
+def mix_states(record, rank, layer):
+    """Convolution, delta rule and gated norm: from the projections to h, ready for the output's matrix.
+
+    It does nothing in a layer of attention.
+    """
+    crew, job = crew_of(record, rank), fields.table_at(record)
+    number = fields.places(job)[layer, 1]
+    if number < 0:
+        return
+    convolve(crew, number, job)
+    wait(crew)
+    n_values, runs, own = fields.delta_sizes(job)[2], fields.runs(job), fields.own(job)[crew.rank]
+    for item in part_of(len(runs) * n_values, crew):
+        run_head(runs[item // n_values], item // n_values, number, layer, item % n_values, job, own)
+    wait(crew)
+    ready_for_output(crew, layer, job)
+    wait(crew)
+
+
+@compiled
+def sizes_of(job):
+    """(heads of keys, their size, heads of values, their size)"""
+    sizes = fields.delta_sizes(job)
+    return sizes[0], sizes[1], sizes[2], sizes[3]
+
+
+@compiled
+def state_of(job, sequence, which, number):
+    """(history float32 [taps - 1, channels], states float32 [n_values, strips, dk padded, 16]) of a layer of a sequence.
+
+    which: 0 before this pass, 1 after it.
+    """
+    n_keys, dk, n_values, dv = sizes_of(job)
+    taps, channels = fields.conv(job).shape[1:]
+    places = fields.states(job)[sequence, number, 2 * which:]
+    return (numba.carray(to_pointer_f32(places[0]), (taps - 1, channels)),
+            numba.carray(to_pointer_f32(places[1]), (n_values, up_to(dv, 16) // 16, up_to(dk, SUMS_OF_DELTA), 16)))
+
+
+@compiled
+def convolve(crew, number, job):
+    """qwen3_5.causal_conv of a thread's channels of q, k and v, in place, from each sequence's last token to its first."""
+    qkv, conv, runs = fields.qkv(job), fields.conv(job)[number], fields.runs(job)
+    taps, channels = conv.shape
+    mine = part_of((channels + 15) // 16, crew)
+    start, end = mine.start * 16, min(mine.stop * 16, channels)
+    if start >= end:
+        return
+    for s in range(len(runs)):
+        first, stop = runs[s]
+        if first == stop:  # it has no token in this pass
+            continue
+        old, new = state_of(job, s, np.int64(0), number)[0], state_of(job, s, np.int64(1), number)[0]
+        for j in range(taps - 1):  # what later tokens need
+            row = stop - (taps - 1) + j
+            kept = qkv[row] if row >= first else old[row - first + taps - 1]
+            for i in range(start, end):
+                new[j, i] = kept[i]
+        for row in range(stop - 1, first - 1, -1):
+            x = qkv[row, start:end]
+            for i in range(len(x)):
+                x[i] *= conv[taps - 1, start + i]
+            for back in range(1, taps):
+                before = qkv[row - back] if row - back >= first else old[row - back - first + taps - 1]
+                add_product(x, before[start:end], conv[taps - 1 - back, start:end])
+            for i in range(len(x)):
+                x[i] *= sigmoid(x[i])
+
+
+@compiled
+def add_product(x, y, z):
+    """x [n] becomes x + y * z."""
+    for i in range(len(x)):
+        x[i] += y[i] * z[i]
+
+
+@compiled
+def run_head(run, sequence, number, layer, head, job, own):
+    """The delta rule and the gated norm of a head of values for the new tokens of a sequence -> h."""
+    n_keys, dk, n_values, dv = sizes_of(job)
+    qkv, h, rates = fields.qkv(job), fields.h(job), fields.rates(job)[number]
+    old, new = state_of(job, sequence, np.int64(0), number)[1], state_of(job, sequence, np.int64(1), number)[1]
+    height, strips, key = old.shape[2], old.shape[1], head // (n_values // n_keys)
+    w = fields.matrices(job)[layer]
+    z_start = up_to(w[Q, 3], PANEL) + head * dv
+    ba_start = up_to(w[Q, 3], PANEL) + up_to(w[K, 3], PANEL) + head
+    kq, factors = shaped(own, (TOKENS, 2, height)), shaped(own[TOKENS * 2 * height:], (TOKENS, 2))
+    out = shaped(own[TOKENS * 2 * (height + 1):], (TOKENS, strips * 16))
+    for start in range(run[0], run[1], TOKENS):
+        n = min(TOKENS, run[1] - start)
+        for i in range(n):
+            x = qkv[start + i]
+            unit_vector(x[key * dk:(key + 1) * dk], np.float32(1 / np.sqrt(dk)), kq[i, 1])
+            unit_vector(x[(n_keys + key) * dk:(n_keys + key + 1) * dk], np.float32(1), kq[i, 0])
+            factors[i, 0] = decay_of(x[ba_start + n_values], rates[0, head], rates[1, head])
+            factors[i, 1] = sigmoid(x[ba_start])
+        for strip in range(strips):
+            before = old if start == run[0] else new
+            v = qkv[start, 2 * n_keys * dk + head * dv + 16 * strip:]
+            delta_rule(before[head, strip].ctypes.data, new[head, strip].ctypes.data, kq.ctypes.data, height,
+                       v.ctypes.data, qkv.strides[0], factors.ctypes.data, n, out[:, 16 * strip:].ctypes.data,
+                       out.strides[0])
+        for i in range(n):
+            target, z = h[start + i, head * dv:(head + 1) * dv], qkv[start + i, z_start:z_start + dv]
+            rms_norm(out[i, :dv], fields.delta_norms(job)[number], fields.eps(job)[0], target)
+            silu_times(z, target)
+            for j in range(dv):
+                target[j] = z[j]

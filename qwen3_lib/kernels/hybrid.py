@@ -1,0 +1,81 @@
+"""What the fast engine has for a Qwen3.5, beside qwen3_numba.py: its matrices by name, its states, its cache."""
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from qwen3 import Config, Tensor, to_float32
+from qwen3_5 import HybridCache, HybridConfig
+from qwen3_lib.io.tensors import AnyTensor
+from qwen3_lib.kernels.layout import GATE, LINEAR, SUMS_OF_DELTA, padded
+from qwen3_lib.kernels.memory import empty
+
+# The matrices of a delta net, in the places of LINEAR. The small ones for beta and the decay are one matrix here.
+DELTA = ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z", "linear_attn.in_proj_ba", "linear_attn.out_proj",
+         *LINEAR[GATE:])
+
+
+def is_recurrent(config: Config, layer: int) -> bool:
+    return isinstance(config, HybridConfig) and layer in config.linear_layers
+
+
+def joined(stored: dict[str, AnyTensor], config: Config) -> dict[str, AnyTensor]:
+    """The tensors, with in_proj_b above in_proj_a in one matrix, and a router above the gate of the shared expert."""
+    stored = dict(stored)
+
+    def join(layer: int, name: str, *names: str) -> None:
+        parts = [stored[f"model.layers.{layer}.{part}.weight"] for part in names]
+        dtype, data = parts[0].dtype, [part.data for part in parts]
+        if not all(isinstance(part, Tensor) and part.dtype == dtype for part in parts):
+            dtype, data = "F32", [to_float32(part) for part in parts]
+        stored[f"model.layers.{layer}.{name}.weight"] = Tensor(dtype, np.concatenate(data), parts[0].mapping)
+
+    for i in range(config.num_hidden_layers if isinstance(config, HybridConfig) else 0):
+        if is_recurrent(config, i):
+            join(i, "linear_attn.in_proj_ba", "linear_attn.in_proj_b", "linear_attn.in_proj_a")
+        if i in config.sparse_layers:
+            join(i, "mlp.gate", "mlp.gate", "mlp.shared_expert_gate")
+    return stored
+
+
+def state_fields(stored: dict[str, AnyTensor], config: Config) -> tuple[np.ndarray, ...]:
+    """places, delta_sizes, conv, rates and delta_norms of Layers in layout.py."""
+    n_layers = config.num_hidden_layers
+    recurrent = [i for i in range(n_layers) if is_recurrent(config, i)]
+    places = np.full((n_layers, 2), -1)
+    places[[i for i in range(n_layers) if i not in recurrent], 0] = np.arange(n_layers - len(recurrent))
+    places[recurrent, 1] = np.arange(len(recurrent))
+    if not isinstance(config, HybridConfig):
+        return places, np.zeros(4, np.int64), *(np.empty((0,) * n, np.float32) for n in (3, 3, 2))
+
+    def all_of(name: str) -> list[np.ndarray]:
+        return [to_float32(stored[f"model.layers.{i}.linear_attn.{name}"]) for i in recurrent]
+
+    conv = np.array([np.ascontiguousarray(weight.reshape(len(weight), -1).T) for weight in all_of("conv1d.weight")])
+    rates = np.array([all_of("A_log"), all_of("dt_bias")], np.float32).swapaxes(0, 1).copy()
+    rates[:, 0] = np.exp(rates[:, 0])
+    sizes = np.array([config.linear_num_key_heads, config.linear_key_head_dim, config.linear_num_value_heads,
+                      config.linear_value_head_dim])
+    return places, sizes, conv, rates, np.array(all_of("norm.weight"), np.float32)
+
+
+class StateCache(HybridCache):
+    """A HybridCache whose states lie as delta.py wants them: float32 [value heads, strips, key_dim padded, 16]."""
+
+    def stored_shape(self) -> tuple[int, ...]:
+        heads, key_dim, value_dim = self.shape
+        return heads, padded(value_dim, 16) // 16, padded(key_dim, SUMS_OF_DELTA), 16
+
+
+def state_table(caches: list[Any]) -> np.ndarray:
+    """`states` of Batch in layout.py, with new arrays for the states after the pass."""
+    if not isinstance(caches[0], StateCache):
+        return np.empty((0, 0, 4), np.int64)
+    rows = []
+    for cache in caches:
+        before = cache.states[cache.length]
+        for layer in cache.config.linear_layers:
+            cache.pending[layer] = new = tuple(empty(array.shape, np.float32) for array in cache.empty)
+            rows.append([array.ctypes.data for array in (*before.get(layer, cache.empty), *new)])
+    return np.array(rows).reshape(len(caches), -1, 4)

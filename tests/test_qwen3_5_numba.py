@@ -1,0 +1,140 @@
+"""Qwen3.5 in the fast engine: qwen3_5.py's numbers, and the same bits in every way of asking."""
+import numpy as np
+import pytest
+
+import qwen3
+import qwen3_5
+from configs import HYBRID, HYBRID_MOE, HYBRID_SCALES, HYBRIDS
+from helpers import message_of, random_ids
+from make_random_model import make_random_model
+from packed import round_vectors
+from qwen3_lib.batch.caches import Caches, copy_prefix
+from qwen3_lib.io.packed import save_quantized
+from qwen3_lib.kernels.delta import decay_of
+from qwen3_lib.kernels.layout import is_packed
+from qwen3_lib.kernels.packing import matrix_rows
+import qwen3_numba as fast
+
+pytestmark = pytest.mark.core
+
+
+def make(config, path, dtype="float32"):
+    return make_random_model(config, path, dtype, scales=HYBRID_SCALES)
+
+
+def logits_of(model, ids):
+    return qwen3.forward(model, ids, model.engine.new_cache(model.config), all_logits=True)
+
+
+def distance(logits, expected):
+    """The root mean square of the difference, relative to the logits' spread."""
+    return float(np.sqrt(((logits - expected) ** 2).mean()) / expected.std())
+
+
+@pytest.mark.parametrize("dtype, kv_dtype, limit", [("float32", "f32", 1e-5), ("bfloat16", "f32", 1e-5),
+                                                    ("bfloat16", "f16", 1e-3), ("float16", "int8", 2e-2)])
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_logits(name, dtype, kv_dtype, limit, tmp_path):
+    path = make(HYBRIDS[name], tmp_path, dtype)
+    oracle, model = qwen3.load_model(path), fast.load_model(path, kv_dtype=kv_dtype)
+    ids = random_ids(130, 1, oracle.config.vocab_size)
+    assert distance(logits_of(model, ids), logits_of(oracle, ids)) < limit
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+@pytest.mark.parametrize("config", [HYBRID, HYBRID_MOE], ids=["dense", "mixture"])
+def test_packed_matrices(config, quantize, tmp_path, monkeypatch):
+    """The logits of the numbers for which the packed matrices stand, with vectors of 8 bits."""
+    path = make(config, tmp_path)
+    model, oracle, packed = fast.load_model(path, quantize, kv_dtype="f32"), qwen3.load_model(path), set()
+    weights = model.weights
+    rows = {"model.embed_tokens.weight": weights.embedding, "lm_head.weight": weights.head}
+    for i in range(model.config.num_hidden_layers):
+        rows |= weights.matrices(i)
+    numbers = {name: matrix_rows(row, np.arange(row[3])) for name, row in rows.items()}
+    for name in [*numbers]:
+        for joined, (first, second) in {"in_proj_ba": ("in_proj_b", "in_proj_a"), "mlp.gate": ("mlp.gate", "mlp.shared_expert_gate")}.items():
+            if name.endswith(f"{joined}.weight"):
+                both = numbers.pop(name)
+                n = len(both) // 2 if second == "in_proj_a" else len(both) - 1
+                if len(both) > 1:
+                    numbers |= {name.replace(joined, first): both[:n], name.replace(joined, second): both[n:]}
+    tensors = {name: qwen3.Tensor("F32", array, None) for name, array in numbers.items()}
+
+    class Stored(qwen3_5.HybridFolder):
+        def tensors(self, config):
+            return super().tensors(config) | tensors
+
+    plain = qwen3_5.load_weights(Stored(oracle.folder.base), oracle.config)
+    object.__setattr__(oracle, "weights", plain)
+    names = {name for name, row in rows.items() if is_packed(row[2])}
+    packed = {id(numbers[name]) for name in names}
+    round_vectors(monkeypatch, lambda w: id(w) in packed)
+    monkeypatch.setattr(qwen3_5, "linear", qwen3.linear)
+    monkeypatch.setattr(qwen3_5, "swiglu", qwen3.swiglu)
+    texts = np.reshape(random_ids(60, 1, oracle.config.vocab_size), (20, 3))
+    errors = [distance(logits_of(model, ids), logits_of(oracle, ids)) for ids in texts]
+    assert len(packed) > 20 and np.median(errors) < 1e-4, errors
+
+
+@pytest.mark.parametrize("a, rate, bias", [(0, 1, 0), (-30, 16, 1), (30, 16, 1), (0.3, 0.01, -5), (88, 1, 0), (2, 5, -2.5)])
+def test_decay(a, rate, bias):
+    expected = np.exp(-rate * np.logaddexp(0, np.float64(a) + bias))
+    assert abs(decay_of(*map(np.float32, (a, rate, bias))) - expected) <= 2e-6 * expected + 1e-37
+
+
+def test_decay_of_numbers_that_are_not_finite():
+    assert np.isnan(decay_of(np.float32(np.nan), np.float32(1), np.float32(0)))
+
+
+@pytest.mark.parametrize("dtype, quantize, kv_dtype", [("bfloat16", None, "f16"), ("float32", "int8", "bf16"),
+                                                       ("bfloat16", "int4", "int8"), ("float16", None, "f32")])
+@pytest.mark.parametrize("config", [HYBRID | {"linear_num_value_heads": 6}, HYBRID_MOE], ids=["dense", "mixture"])
+def test_any_way_of_asking(config, dtype, quantize, kv_dtype, tmp_path):
+    """In pieces, with other threads, beside other sequences, from a copied state: the bits of one token after another."""
+    path = make(config, tmp_path, dtype)
+    one = fast.load_model(path, quantize, 1, kv_dtype)
+    ids = random_ids(140, 1, one.config.vocab_size)
+    cache = one.engine.new_cache(one.config)
+    expected = np.array([qwen3.forward(one, [i], cache) for i in ids])
+    for threads in (1, 2, 3):
+        model, rng = fast.load_model(path, quantize, threads, kv_dtype), np.random.default_rng(threads)
+        caches = [model.engine.new_cache(model.config) for _ in range(3)]
+        while any(cache.length < len(ids) for cache in caches):
+            n = [min(int(rng.choice([0, 1, 2, 9, 40, 70])), len(ids) - cache.length) for cache in caches]
+            if any(n):
+                now = [(cache, count) for cache, count in zip(caches, n) if count]
+                parts = [ids[cache.length:cache.length + count] for cache, count in now]
+                starts = [cache.length for cache, _ in now]
+                found = model.engine.logits_of(model, np.concatenate(parts),
+                                               Caches([cache for cache, _ in now], [count for _, count in now]), True)
+                wanted = np.concatenate([expected[at:at + len(part)] for at, part in zip(starts, parts)])
+                assert np.array_equal(found, wanted)
+        start = model.engine.new_cache(model.config)
+        qwen3.forward(model, ids[:50], start)
+        copy = model.engine.new_cache(model.config)
+        copy_prefix(copy, start, 50)
+        assert np.array_equal(qwen3.forward(model, ids[50:], copy, all_logits=True), expected[50:])
+
+
+def test_an_interruption_between_layers_changes_nothing(tmp_path, monkeypatch):
+    model = fast.load_model(make(HYBRID, tmp_path))
+    ids, cache, run = random_ids(600, 1, 300), model.engine.new_cache(model.config), type(model.weights.team).run
+    qwen3.forward(model, ids[:20], cache)
+
+    def interrupted(team, kernel, record, *kept):
+        if record[2] == 1:  # after the first layer
+            raise KeyboardInterrupt
+        run(team, kernel, record, *kept)
+
+    monkeypatch.setattr(type(model.weights.team), "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        qwen3.forward(model, ids[20:], cache)
+    monkeypatch.undo()
+    assert cache.length == 20
+    assert np.array_equal(qwen3.forward(model, ids[20:], cache), logits_of(model, ids)[-1])
+
+
+def test_packed_folders_of_it_are_refused(tmp_path):
+    model = fast.load_model(make(HYBRID, tmp_path / "model"), "int8")
+    assert "Qwen3.5" in message_of(save_quantized, model, tmp_path / "new", "int8")

@@ -179,14 +179,13 @@ def test_hybrids(name, tmp_path):
 
 @pytest.mark.parametrize("size", HYBRID_SIZES)
 def test_hybrids_of_all_sizes(size, tmp_path):
-    """The shapes of the family at 1/16 of the widths, 1/4 of the heads' sizes, and one period of layers."""
+    """The shapes of the family at 1/16 of the widths, with 1/4 of the linear heads, and one period of layers."""
     hidden, inner, heads, kv_heads, value_heads, tied, experts = HYBRID_SIZES[size]
     config = (HYBRID_MOE if experts else HYBRID) | {
-        "hidden_size": hidden // 16, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": 64,
-        "linear_num_key_heads": 16, "linear_num_value_heads": value_heads, "linear_key_head_dim": 32,
-        "linear_value_head_dim": 32, "tie_word_embeddings": tied, "vocab_size": 1940,
-        "rope_parameters": HYBRID["rope_parameters"] | {"mrope_section": [3, 3, 2]}}
-    config |= {"num_experts": experts // 8, "num_experts_per_tok": 8, "moe_intermediate_size": inner // 16,
+        "hidden_size": hidden // 16, "num_attention_heads": heads // 2, "num_key_value_heads": kv_heads // 2,
+        "linear_num_key_heads": 4, "linear_num_value_heads": value_heads // 4, "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32, "tie_word_embeddings": tied, "vocab_size": 970}
+    config |= {"num_experts": experts // 16, "num_experts_per_tok": 8, "moe_intermediate_size": inner // 16,
                "shared_expert_intermediate_size": inner // 16} if experts else {"intermediate_size": inner // 16}
     path = make_random_model(config, tmp_path, "float32", scales=HYBRID_SCALES)
     compare("qwen3", path, reference(path))

@@ -180,10 +180,10 @@ def decoder_layer(x: np.ndarray, w: dict[str, Any], config: HybridConfig, cache:
     x = x + (gated_delta_net(h, w, config, cache, layer) if layer in config.linear_layers else
              gated_attention(h, w, config, cache, layer, cos, sin))
     h = rms_norm(x, w["post_attention_layernorm"], config.rms_norm_eps)
-    if "experts" not in w:
-        return x + swiglu(h, w["gate_proj"], w["up_proj"], w["down_proj"])
-    shared = sigmoid(linear(h, w["shared_expert_gate"])) * swiglu(h, **w["shared_expert"])  # [n, 1] times [n, d]
-    return x + moe(h, w["gate"], w["experts"], config) + shared
+    out = swiglu(h, w["gate_proj"], w["up_proj"], w["down_proj"])
+    if "experts" in w:  # then this was the expert that all positions go through, as far as its gate [n, 1] lets them
+        out = moe(h, w["gate"], w["experts"], config) + sigmoid(linear(h, w["shared_expert_gate"])) * out
+    return x + out
 
 
 # ---- The state, in place of a cache ----------------------------------------------------------------------------------
@@ -391,8 +391,6 @@ def load_weights(folder: Folder, config: Any) -> dict[str, Any]:
         place = weights["layers"][int(parts[2])] if "layers" in parts else weights
         if "experts" in parts:
             place = place.setdefault("experts", {}).setdefault(int(parts[5]), {})
-        elif "shared_expert" in parts:
-            place = place.setdefault("shared_expert", {})
         if parts[-1] in NORMS or name == "model.norm.weight":
             array = 1 + array  # the files hold the distance from 1; only linear_attn.norm is stored whole
         place[parts[-1]] = array.reshape(len(array), -1) if parts[-1] == "conv1d" else array

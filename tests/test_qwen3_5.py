@@ -257,9 +257,10 @@ def test_a_batch_copies_the_states_of_a_common_beginning(model):
     assert found == [0, len(system), 0, len(system)]
 
 
-def test_a_prompt_cache_in_a_file(tmp_path, capfd):
-    path = make(HYBRID | {"vocab_size": VOCABULARY}, tmp_path / "model")
-    options = ("--model", path, "--greedy", "--max-tokens", 5, "--json", "--prompt-cache", tmp_path / "kept")
+@pytest.mark.parametrize("config", [HYBRID, HYBRID_MOE], ids=["dense", "mixture"])
+def test_a_prompt_cache_in_a_file(config, tmp_path, capfd):
+    path = make(config | {"vocab_size": VOCABULARY}, tmp_path / "model")
+    options = ("--model", path, "--greedy", "--max-tokens", 5, "--json", "--stats", "--prompt-cache", tmp_path / "kept")
     first, again = (json.loads(run_main(capfd, *options, FRANCE)[1]) for _ in range(2))
     assert first["text"] == again["text"] and first["cached_tokens"] == 0
     assert 0 < again["prompt_tokens"] - again["cached_tokens"] < 10  # all up to the end of the question

@@ -187,7 +187,7 @@ def decoder_layer(x: np.ndarray, w: dict[str, Any], config: HybridConfig, cache:
 
 
 # ---- The state, in place of a cache ----------------------------------------------------------------------------------
-# A delta net needs nothing of earlier tokens but its state and the last rows before its convolution: 19 MB in
+# A delta net needs nothing of earlier tokens but its state and the last rows before its convolution: 20 MB in
 # Qwen3.5-0.8B, for a text of any length. Only every fourth layer keeps keys and values: 25 kB per position.
 # The price: what a state has learned can't be taken out again, so it can't be cut back to an earlier token. But a
 # conversation goes on, or is changed, at the border of a turn. So the states at these borders are kept.

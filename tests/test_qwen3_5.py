@@ -12,7 +12,7 @@ from make_random_model import make_random_model
 from oracle import hybrid_oracle
 from published import write_tensors
 from qwen3_lib.answers.completion import Completion
-from qwen3_lib.batch.batch import Batch, generate_batch
+from qwen3_lib.batch.batch import Batch, generate_batch, slots_in
 from qwen3_lib.batch.caches import Caches
 
 END = 7  # the end of a turn
@@ -255,6 +255,12 @@ def test_a_batch_copies_the_states_of_a_common_beginning(model):
         found.append(completion.cached_tokens)
         assert completion.token_ids == list(qwen3.generate(model, prompt, 4, temperature=0, eos_token_ids=()))
     assert found == [0, len(system), 0, len(system)]
+
+
+def test_a_slot_holds_the_states(model):
+    size = model.engine.new_cache(model.config).fixed + 100 * 2 * 32 * 4  # one layer of four has keys and values
+    assert slots_in(model, 100, 2 * size) == 2 and slots_in(model, 100, 2 * size - 1) == 1
+    assert "MB" in message_of(slots_in, model, 100, size - 1)
 
 
 @pytest.mark.parametrize("config", [HYBRID, HYBRID_MOE], ids=["dense", "mixture"])

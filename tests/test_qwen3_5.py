@@ -258,7 +258,8 @@ def test_a_batch_copies_the_states_of_a_common_beginning(model):
 
 
 def test_a_slot_holds_the_states(model):
-    size = model.engine.new_cache(model.config).fixed + 100 * 2 * 32 * 4  # one layer of four has keys and values
+    cache = model.engine.new_cache(model.config)  # one layer of four has keys and values
+    size = cache.fixed + 100 * 2 * 32 * {"f32": 4, "f16": 2}[cache.form]
     assert slots_in(model, 100, 2 * size) == 2 and slots_in(model, 100, 2 * size - 1) == 1
     assert "MB" in message_of(slots_in, model, 100, size - 1)
 

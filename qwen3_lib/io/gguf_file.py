@@ -295,7 +295,7 @@ def reordered(tensor: AnyTensor, places: np.ndarray, columns: bool) -> AnyTensor
     if len(places) != tensor.shape[-1 if columns else 0] or np.array_equal(places, np.arange(len(places))):
         return tensor
     if isinstance(tensor, Tensor):
-        return tensor._replace(data=tensor.data[:, places] if columns else tensor.data[places])
+        return tensor._replace(data=np.take(tensor.data, places, axis=int(columns)))
     rows, whole, factored = tensor.rows, tensor.whole, tensor.factored
     if columns:
         def whole_columns(start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:

@@ -923,6 +923,7 @@ def main(argv: list[str] | None = None) -> int:
         except KeyboardInterrupt:
             return 130
         return with_all_options(argv)
+    sys.modules.setdefault("qwen3", sys.modules[__name__])  # so that qwen3_5.py imports no second copy of this file
     parser = argparse.ArgumentParser(description="Answers a prompt with a Qwen3 model.")
     parser.add_argument("prompt", help="what to ask")
     parser.add_argument("--model", default=BUNDLED, required=not BUNDLED.is_dir(), help="folder with Qwen's own files")

@@ -180,14 +180,14 @@ def decoder_layer(x: np.ndarray, w: dict[str, Any], config: HybridConfig, cache:
     x = x + (gated_delta_net(h, w, config, cache, layer) if layer in config.linear_layers else
              gated_attention(h, w, config, cache, layer, cos, sin))
     h = rms_norm(x, w["post_attention_layernorm"], config.rms_norm_eps)
-    if "experts" not in w:
-        return x + swiglu(h, w["gate_proj"], w["up_proj"], w["down_proj"])
-    shared = sigmoid(linear(h, w["shared_expert_gate"])) * swiglu(h, **w["shared_expert"])  # [n, 1] times [n, d]
-    return x + moe(h, w["gate"], w["experts"], config) + shared
+    out = swiglu(h, w["gate_proj"], w["up_proj"], w["down_proj"])
+    if "experts" in w:  # then this was the expert that all positions go through, as far as its gate [n, 1] lets them
+        out = moe(h, w["gate"], w["experts"], config) + sigmoid(linear(h, w["shared_expert_gate"])) * out
+    return x + out
 
 
 # ---- The state, in place of a cache ----------------------------------------------------------------------------------
-# A delta net needs nothing of earlier tokens but its state and the last rows before its convolution: 19 MB in
+# A delta net needs nothing of earlier tokens but its state and the last rows before its convolution: 20 MB in
 # Qwen3.5-0.8B, for a text of any length. Only every fourth layer keeps keys and values: 25 kB per position.
 # The price: what a state has learned can't be taken out again, so it can't be cut back to an earlier token. But a
 # conversation goes on, or is changed, at the border of a turn. So the states at these borders are kept.
@@ -270,7 +270,7 @@ class HybridCache(KVCache):
     def truncate(self, length: int) -> None:
         """Forgets all positions from `length` on. Raises InputError for a length without a state."""
         if length not in self.states:
-            raise InputError(f"there is no state after {length} of {self.length} tokens, so the cache can't be cut there")
+            raise InputError(f"no state is kept after {length} of the {self.length} tokens")
         super().truncate(length)
 
 
@@ -305,56 +305,50 @@ def logits_of(model: Model, token_ids: TokenIds, cache: HybridCache, all_logits:
 # ---- Loading ---------------------------------------------------------------------------------------------------------
 
 MODEL_TYPES = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
-ARCHITECTURES = tuple(f"Qwen3_5{kind}For{head}" for kind in ("", "Moe") for head in ("ConditionalGeneration", "CausalLM"))
-# The values of transformers where config.json has none.
-DEFAULTS = {"head_dim": 256, "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128,
-            "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "full_attention_interval": 4}
-DENSE = DEFAULTS | {"num_key_value_heads": 4}
-MIXTURE = DEFAULTS | {"num_key_value_heads": 2, "num_experts": 256, "num_experts_per_tok": 8,
-                      "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
+ARCHITECTURES = ("Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM", "Qwen3_5MoeForConditionalGeneration",
+                 "Qwen3_5MoeForCausalLM")
+KINDS = ("linear_attention", "full_attention")
 NORMS = ("input_layernorm", "post_attention_layernorm", "q_norm", "k_norm")
+# The values of transformers where config.json has none.
+LINEAR = {"linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128,
+          "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "full_attention_interval": 4}
+EXPERTS = {"num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512,
+           "shared_expert_intermediate_size": 512}
 
 
 def hybrid_config(raw: dict[str, Any], file: Path) -> HybridConfig:
-    """The HybridConfig of config.json's object. Raises InputError for what is missing, malformed or not computed here."""
-    text = raw.get("text_config", raw)
-    try:
-        if not isinstance(text, dict):
-            raise ValueError("text_config must be an object")
-        if unknown := [name for name in raw.get("architectures") or [] if name not in ARCHITECTURES]:
-            raise ValueError(f"architectures: {unknown[0]!r} is not supported, only {', '.join(ARCHITECTURES)}")
-        if text.get("attn_output_gate", True) is not True:
-            raise ValueError("attn_output_gate = False is not supported, only True is")
-        sparse = "moe" in raw["model_type"]
-        found = (MIXTURE if sparse else DENSE) | {key: value for key, value in text.items() if value is not None}
-        rope = rope_of(text)
-        part = rope.pop("partial_rotary_factor", found.get("partial_rotary_factor", 0.25))
-        # What qwen3.py has, it checks.
-        names = {"model_type": "qwen3", "architectures": None, "layer_types": None, "rope_scaling": None,
-                 "rope_parameters": rope, "partial_rotary_factor": None, "shared_expert_intermediate_size": None}
-        names |= {"tie_word_embeddings": raw["tie_word_embeddings"]} if "tie_word_embeddings" in raw else {}
-        names |= {"intermediate_size": found["moe_intermediate_size"]} if sparse else {}
-        config = config_of(found | names, file)
-        sizes: dict[str, Any] = {key: checked_whole(key, found[key], 1) for key in
-                                 (MIXTURE if sparse else DENSE) if key not in ("num_key_value_heads", "head_dim")}
-        n, interval = config.num_hidden_layers, sizes.pop("full_attention_interval")
-        kinds = found.get("layer_types") or ["full_attention" if (i + 1) % interval == 0 else "linear_attention"
-                                             for i in range(n)]
-        if len(kinds) != n or {*kinds} - {"linear_attention", "full_attention"}:
-            raise ValueError(f"layer_types = {brief(repr(kinds))} can't be")
-        part = checked_number("partial_rotary_factor", part, 0, 1)
-        if sparse and not sizes["num_experts_per_tok"] <= sizes["num_experts"] <= 10_000:
-            raise ValueError(f"num_experts_per_tok = {sizes['num_experts_per_tok']} of {sizes['num_experts']} can't be")
-        fields = asdict(config) | sizes | {"sparse_layers": tuple(range(n)) if sparse else (), "norm_topk_prob": sparse}
-        config = HybridConfig(**fields, partial_rotary_factor=part,
-                              linear_layers=tuple(i for i in range(n) if kinds[i] == "linear_attention"))
-        if config.rope_dim % 2 or not config.rope_dim or config.linear_num_value_heads % config.linear_num_key_heads:
-            raise ValueError(f"no Qwen3.5 has these sizes: RoPE of {config.rope_dim} numbers, {sizes}")
-        return config
-    except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, InputError) and str(error).startswith(str(file)):
-            raise
-        raise InputError(f"{file}: {'missing: ' * isinstance(error, KeyError)}{brief(error)}") from error
+    """The HybridConfig of config.json's object. Raises InputError, as config_of does."""
+    text, names = raw.get("text_config", raw), raw.get("architectures") or []
+    if not isinstance(text, dict) or not isinstance(names, list):
+        raise InputError(f"{file}: text_config must be an object, and architectures a list")
+    if unknown := [name for name in names if name not in ARCHITECTURES]:
+        raise InputError(f"{file}: architectures: {brief(unknown[0])} is not one of {', '.join(ARCHITECTURES)}")
+    if text.get("attn_output_gate", True) is not True:
+        raise InputError(f"{file}: attn_output_gate = {brief(text['attn_output_gate'])} is not supported, only True is")
+    sparse, rope = "moe" in raw["model_type"], rope_of(text)
+    found = {"head_dim": 256, "num_key_value_heads": 2 if sparse else 4, "partial_rotary_factor": 0.25} | LINEAR | \
+        EXPERTS | {key: value for key, value in text.items() if value is not None}
+    part = found.pop("partial_rotary_factor")
+    part = checked_number(f"{file}: partial_rotary_factor", rope.pop("partial_rotary_factor", part), 0, 1)
+    sizes: dict[str, Any] = {key: checked_whole(f"{file}: {key}", found[key], 1)
+                             for key in (LINEAR | EXPERTS if sparse else LINEAR)}
+    interval = sizes.pop("full_attention_interval")
+    plain = {"model_type": "qwen3", "rope_parameters": rope,  # the rest is checked there
+             **dict.fromkeys(("architectures", "layer_types", "rope_scaling", "shared_expert_intermediate_size"))}
+    plain |= {"intermediate_size": sizes["moe_intermediate_size"]} if sparse else {}
+    plain |= {"tie_word_embeddings": raw["tie_word_embeddings"]} if "tie_word_embeddings" in raw else {}
+    config = config_of(found | plain, file)
+    n = config.num_hidden_layers
+    kinds = found.get("layer_types") or [KINDS[(i + 1) % interval == 0] for i in range(n)]
+    if not isinstance(kinds, list) or len(kinds) != n or not all(kind in KINDS for kind in kinds):
+        raise InputError(f"{file}: layer_types = {brief(repr(kinds), 80)} can't be")
+    fields = asdict(config) | sizes | {"sparse_layers": tuple(range(n)) if sparse else (), "norm_topk_prob": sparse}
+    config = HybridConfig(**fields, partial_rotary_factor=part,
+                          linear_layers=tuple(i for i in range(n) if kinds[i] == KINDS[0]))
+    if config.rope_dim % 2 or not config.rope_dim or config.linear_num_value_heads % config.linear_num_key_heads \
+            or sparse and not config.num_experts_per_tok <= config.num_experts <= 10_000:
+        raise InputError(f"{file}: no Qwen3.5 has these sizes: RoPE of {config.rope_dim} numbers, {sizes}")
+    return config
 
 
 def tensor_shapes(config: HybridConfig) -> dict[str, tuple[int, ...]]:
@@ -383,10 +377,9 @@ def tensor_shapes(config: HybridConfig) -> dict[str, tuple[int, ...]]:
         inside |= swiglu_shapes("", config.intermediate_size)
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, d)}
     for i in range(config.num_hidden_layers):
-        linear_ = i in config.linear_layers
-        mixer = {f"{'linear_attn' if linear_ else 'self_attn'}.{name}": shape
-                 for name, shape in (recurrent if linear_ else attending).items()}
-        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in (mixer | inside).items()}
+        start, mixer = ("linear_attn", recurrent) if i in config.linear_layers else ("self_attn", attending)
+        layer = {f"{start}.{name}": shape for name, shape in mixer.items()} | inside
+        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
     return shapes | {"model.norm.weight": (d,), "lm_head.weight": (config.vocab_size, d)}
 
 
@@ -398,10 +391,8 @@ def load_weights(folder: Folder, config: Any) -> dict[str, Any]:
         place = weights["layers"][int(parts[2])] if "layers" in parts else weights
         if "experts" in parts:
             place = place.setdefault("experts", {}).setdefault(int(parts[5]), {})
-        elif "shared_expert" in parts:
-            place = place.setdefault("shared_expert", {})
         if parts[-1] in NORMS or name == "model.norm.weight":
-            array = 1 + array  # the files store the distance from 1; only the delta nets' own norm is stored whole
+            array = 1 + array  # the files hold the distance from 1; only linear_attn.norm is stored whole
         place[parts[-1]] = array.reshape(len(array), -1) if parts[-1] == "conv1d" else array
     weights.setdefault("lm_head", weights["embed_tokens"])
     return weights

@@ -1,4 +1,5 @@
 """docs/models.md and docs/scaling.md: the sizes follow from the official configs, the formats are those that are read."""
+import json
 import math
 import re
 
@@ -8,6 +9,8 @@ import qwen3_numba as fast
 from configs import ROOT, SHARED
 from published import official_configs
 from qwen3 import tensor_shapes
+from qwen3_5 import hybrid_config
+from qwen3_5 import tensor_shapes as hybrid_shapes
 from qwen3_lib.io.formats import METHODS
 from qwen3_lib.io.gguf_file import FORMATS
 from qwen3_lib.io.models import Checkpoint
@@ -53,6 +56,17 @@ def test_sizes(tmp_path):
         assert position == f"{kept:,}"
         for text, size in zip([*row.split(", "), together], [2 * n, *packed, 16 * 2048 * kept], strict=True):
             assert text == f"{size / 1e9:.{len(text.partition('.')[2])}f}"
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason=f"no official configs at {SHARED}")
+def test_sizes_of_qwen3_5():
+    file = SHARED.parent / "qwen3_5/configs/Qwen3.5-0.8B.json"
+    config = hybrid_config(json.loads(file.read_text()), file)
+    n = sum(map(math.prod, hybrid_shapes(config).values())) - config.vocab_size * config.hidden_size  # tied
+    state, history = 18 * 16 * 128 * 128, 18 * 3 * 48 * 128
+    sizes = next(row[1:] for row in rows_of("models.md") if row[0] == "Qwen3.5-0.8B")
+    assert sizes == [f"{n / 1e9:.2f} G", f"{4 * n / 1e9:.1f} GB", f"{4 * (state + history) / 1e6:.0f} MB",
+                     f"{6 * 2 * 2 * 256 * 4 / 1e3:.1f} kB"]
 
 
 def test_formats():

@@ -12,7 +12,7 @@ from make_random_model import make_random_model
 from oracle import hybrid_oracle
 from published import write_tensors
 from qwen3_lib.answers.completion import Completion
-from qwen3_lib.batch.batch import Batch, generate_batch
+from qwen3_lib.batch.batch import Batch, generate_batch, slots_in
 from qwen3_lib.batch.caches import Caches
 
 END = 7  # the end of a turn
@@ -198,7 +198,7 @@ def test_the_first_and_the_last_states_are_kept(model, monkeypatch):
     assert cache.kept == [10, 76, 87] and cache.states.keys() == {0, 10, 76, 87, 88}
     size = sum(array.nbytes for states in cache.states.values() for pair in states.values() for array in pair)
     assert size == 4 / 5 * cache.fixed  # the fifth is that of a pass
-    assert "no state after 65 of 88" in message_of(cache.truncate, 65)
+    assert "after 65 of the 88" in message_of(cache.truncate, 65)
     cache.truncate(76)
     assert np.array_equal(qwen3.forward(model, [3], cache), qwen3.forward(model, [3], filled(model, turns, 76)))
 
@@ -257,9 +257,16 @@ def test_a_batch_copies_the_states_of_a_common_beginning(model):
     assert found == [0, len(system), 0, len(system)]
 
 
-def test_a_prompt_cache_in_a_file(tmp_path, capfd):
-    path = make(HYBRID | {"vocab_size": VOCABULARY}, tmp_path / "model")
-    options = ("--model", path, "--greedy", "--max-tokens", 5, "--json", "--prompt-cache", tmp_path / "kept")
+def test_a_slot_holds_the_states(model):
+    size = model.engine.new_cache(model.config).fixed + 100 * 2 * 32 * 4  # one layer of four has keys and values
+    assert slots_in(model, 100, 2 * size) == 2 and slots_in(model, 100, 2 * size - 1) == 1
+    assert "MB" in message_of(slots_in, model, 100, size - 1)
+
+
+@pytest.mark.parametrize("config", [HYBRID, HYBRID_MOE], ids=["dense", "mixture"])
+def test_a_prompt_cache_in_a_file(config, tmp_path, capfd):
+    path = make(config | {"vocab_size": VOCABULARY}, tmp_path / "model")
+    options = ("--model", path, "--greedy", "--max-tokens", 5, "--json", "--stats", "--prompt-cache", tmp_path / "kept")
     first, again = (json.loads(run_main(capfd, *options, FRANCE)[1]) for _ in range(2))
     assert first["text"] == again["text"] and first["cached_tokens"] == 0
     assert 0 < again["prompt_tokens"] - again["cached_tokens"] < 10  # all up to the end of the question

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import qwen3
-from configs import BASE, CASES, QWEN3_5, ROOT
+from configs import BASE, CASES, HYBRID, HYBRID_MOE, HYBRID_SCALES, HYBRID_SIZES, HYBRIDS, QWEN3_5, ROOT
 from fuzzing import any_conversation
-from helpers import REMOVED, edit_json, message_of
+from helpers import REMOVED, edit_json, message_of, random_ids
 from make_random_model import make_random_model
 from published import change_config, official_configs, reduced, write_tensors
 from qwen3 import map_safetensors, to_float32
@@ -168,6 +168,61 @@ def test_fused_file_is_that_of_transformers(tmp_path):
     model, ids = qwen3.load_model(tmp_path / "theirs", tokenizer=False), [1, 2, 3]
     logits = qwen3.forward(model, ids, qwen3.KVCache(model.config), all_logits=True)
     assert_close(logits, expected_logits(theirs, ids))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Qwen3.5
+# ----------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_hybrids(name, tmp_path):
+    path = make_random_model(HYBRIDS[name], tmp_path, "float32", scales=HYBRID_SCALES)
+    compare("qwen3", path, reference(path), 150)
+
+
+@pytest.mark.parametrize("size", HYBRID_SIZES)
+def test_hybrids_of_all_sizes(size, tmp_path):
+    """The shapes of the family at 1/16 of the widths, with 1/4 of the linear heads, and one period of layers."""
+    hidden, inner, heads, kv_heads, value_heads, tied, experts = HYBRID_SIZES[size]
+    config = (HYBRID_MOE if experts else HYBRID) | {
+        "hidden_size": hidden // 16, "num_attention_heads": heads // 2, "num_key_value_heads": kv_heads // 2,
+        "linear_num_key_heads": 4, "linear_num_value_heads": value_heads // 4, "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32, "tie_word_embeddings": tied, "vocab_size": 970}
+    config |= {"num_experts": experts // 16, "num_experts_per_tok": 8, "moe_intermediate_size": inner // 16,
+               "shared_expert_intermediate_size": inner // 16} if experts else {"intermediate_size": inner // 16}
+    path = make_random_model(config, tmp_path, "float32", scales=HYBRID_SCALES)
+    compare("qwen3", path, reference(path))
+
+
+@pytest.mark.parametrize("n", [1, 63, 64, 65, 600])
+def test_prompts_of_a_hybrid(n, tmp_path):
+    """Lengths around a block of the delta rule, and more than a chunk."""
+    path, ids = make_random_model(HYBRID, tmp_path, "float32", scales=HYBRID_SCALES), random_ids(n)
+    model, expected = load("qwen3", path), expected_logits(reference(path), ids)
+    logits = qwen3.forward(model, ids, model.engine.new_cache(model.config), all_logits=True)
+    assert np.abs(logits - expected).max() < 1e-4 * expected.std()
+
+
+@pytest.mark.parametrize("base", [HYBRID, HYBRID_MOE], ids=["dense", "mixture"])
+def test_a_hybrid_as_transformers_saves_it(base, tmp_path):
+    """With its vision tower, whose tensors are skipped, the text part nested, and fused experts."""
+    mixture, names = base is HYBRID_MOE, transformers.models
+    part = (names.qwen3_5_moe, names.qwen3_5)[not mixture]
+    kind = "Qwen3_5Moe" if mixture else "Qwen3_5"
+    text = {key: value for key, value in base.items() if key not in ("architectures", "model_type", "torch_dtype")}
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 1, "out_hidden_size": 48}
+    torch.manual_seed(0)
+    config = getattr(part, f"{kind}Config")(text_config=text, vision_config=vision, tie_word_embeddings=base["tie_word_embeddings"])
+    theirs = getattr(part, f"{kind}ForConditionalGeneration")(config).eval()
+    with torch.no_grad():
+        for name, tensor in theirs.named_parameters():  # some are created as zeros
+            tensor.add_(torch.randn_like(tensor) / 10)
+    theirs.save_pretrained(tmp_path)
+    assert any("visual" in name for name in map_safetensors(tmp_path / "model.safetensors"))
+    model, ids = qwen3.load_model(tmp_path, tokenizer=False), random_ids(80)
+    logits = qwen3.forward(model, ids, model.engine.new_cache(model.config), all_logits=True)
+    expected = expected_logits(theirs, ids)
+    assert np.abs(logits - expected).max() < 1e-4 * expected.std()
 
 
 # ----------------------------------------------------------------------------------------------------------------------

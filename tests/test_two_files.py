@@ -9,7 +9,7 @@ from importlib.metadata import files
 import pytest
 
 import qwen3
-from configs import CASES, CLI_CONFIG, FRANCE, PARIS, ROOT
+from configs import CASES, CLI_CONFIG, FRANCE, HYBRID, HYBRID_SCALES, PARIS, ROOT, VOCABULARY
 from helpers import assert_one_line
 from make_random_model import make_random_model
 
@@ -121,6 +121,19 @@ def test_as_a_library_it_computes_the_numbers_of_transformers(python, folder):
         assert ids == case["greedy"][:16]
         for one, other in zip(logits, case.get("logits", ())):
             assert abs(one - other) < 1e-4 * case["spread"]
+
+
+@pytest.mark.parametrize("program", ["qwen3.py", "qwen3_5.py"])
+def test_a_third_file_adds_the_hybrids(python, folder, tmp_path, program):
+    path = make_random_model(HYBRID | {"vocab_size": VOCABULARY}, tmp_path / "hybrid", "bfloat16", scales=HYBRID_SCALES)
+    for name in ("qwen3.py", "tokenizer_utils.py"):
+        shutil.copy(ROOT / name, tmp_path)
+    asked = (program, "--model", "hybrid", "--temperature", "0", "--max-tokens", "5", FRANCE)
+    if program == "qwen3.py":
+        assert_one_line(run(python, tmp_path, *asked).stderr, "model_type", "qwen3_5_text")
+    shutil.copy(ROOT / "qwen3_5.py", tmp_path)
+    told = qwen3.chat(qwen3.load_model(path), FRANCE, temperature=0, max_new_tokens=5).finish().text
+    assert run(python, tmp_path, *asked).stdout.strip() == told.strip() != ""
 
 
 @pytest.mark.parametrize("dtype, shards", [("bfloat16", 1), ("float16", 2), ("float32", 3)])

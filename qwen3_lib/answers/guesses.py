@@ -93,7 +93,7 @@ class Draft(Source):
 
     def unread(self, text: np.ndarray) -> np.ndarray:
         """The tokens of a text that are to be computed before the first guess; none if it can't be made."""
-        self.cache.truncate(min(self.cache.common_prefix(text), len(text) - 1))
+        self.cache.truncate(self.cache.common_prefix(text[:-1]))
         return text[self.cache.length:]
 
     def logits_of(self, new: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import qwen3
+import qwen3_numba
 from configs import (BASE, FRANCE, HYBRID, HYBRID_MOE, HYBRID_SCALES, PARIS, QWEN3_5, ROOT, SHARED, YARN)
 from helpers import (assert_cli_refuses, assert_one_line, message_of, random_ids, run_fast, run_main,
                      works_or_refused)
@@ -595,8 +596,8 @@ def newer(config, path):
     return make_random_model(config, path, "float32", scales=HYBRID_SCALES)
 
 
-def newer_logits(path, ids):
-    model = qwen3.load_model(path)
+def newer_logits(path, ids, engine=qwen3.Engine()):
+    model = qwen3.load_model(path, engine)
     return qwen3.forward(model, ids, model.engine.new_cache(model.config), all_logits=True)
 
 
@@ -616,7 +617,8 @@ def test_a_converted_qwen3_5_is_the_folder(tmp_path, name, guesses, fused):
         assert np.allclose(to_float32(stored[key]), tensor.data, rtol=1e-6 * rounded, atol=2e-7 * rounded), key
     ids = random_ids(70, vocab_size=N_TOKENS)
     exact = newer_logits(path, ids)
-    assert np.abs(newer_logits(file, ids) - exact).max() < 1e-4 * exact.std()
+    for engine in (qwen3.Engine(), qwen3_numba.engine(kv_dtype="f32")):
+        assert np.abs(newer_logits(file, ids, engine) - exact).max() < 1e-4 * exact.std()
     assert qwen3.load_model(file).sampling == qwen3.Sampling(1.0, 20, 0.95)
 
 

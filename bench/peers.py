@@ -86,7 +86,7 @@ class NumbaEngine:
         import qwen3_numba
         self.forward = qwen3_numba.forward
         self.model = qwen3_numba.load_model(path, form, threads, tokenizer=False)
-        self.cache = qwen3_numba.KVCache(self.model.config, capacity)
+        self.cache = self.model.engine.new_cache(self.model.config, capacity)
         self.weight_bytes = sum(array.nbytes for array in self.model.weights.arrays)
 
     def tune(self) -> None:

@@ -147,7 +147,7 @@ def test_numbers_of_another_type(small, dtype, size):
     write_safetensors(file, header | {"x": other}, data + bytes(4 * size))
     assert np.array_equal(logits_of(small), before)
     write_safetensors(file, header | {"x": header[NORM], NORM: other}, data + bytes(4 * size))
-    assert_one_line(message_of(qwen3.load_model, small), NORM, dtype)
+    assert_one_line(message_of(qwen3.load_model, small), NORM, "missing", "BF16, F16, F32")
 
 
 def test_float64(small):
@@ -258,16 +258,6 @@ def test_shards(shards, tmp_path):
 def test_a_broken_index(shards, weight_map):
     edit_json(shards / "model.safetensors.index.json", {"weight_map": weight_map})
     message_of(qwen3.load_model, shards)
-
-
-def test_an_index_does_not_lead_out_of_the_folder(shards, tmp_path):
-    """Even if the file that it names is sound."""
-    (shards / SHARDS[0]).rename(tmp_path / SHARDS[0])
-    index = shards / "model.safetensors.index.json"
-    for path in (f"../{SHARDS[0]}", str(tmp_path / SHARDS[0])):
-        index.write_text(index.read_text().replace(f'"{SHARDS[0]}"', json.dumps(path)))
-        assert "outside" in message_of(qwen3.load_model, shards)
-        index.write_text(index.read_text().replace(json.dumps(path), f'"{SHARDS[0]}"'))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

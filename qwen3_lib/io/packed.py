@@ -12,6 +12,7 @@ import safetensors
 from qwen3 import Config, Folder, InputError, Model, Tensor, Tokenizer, map_safetensors, tensor_shapes
 from qwen3_lib.io.errors import brief, parse_json
 from qwen3_lib.io.pooling import VECTOR_FILES, module_files
+from qwen3_lib.io.tensors import embeds
 from qwen3_lib.io.writing import write_folder, write_safetensors
 
 FORMS = ("int8", "int4")
@@ -39,6 +40,12 @@ class Quantized(Folder):
 
     def tokenizer(self) -> Tokenizer:
         return self.base.tokenizer()
+
+    def generation(self) -> dict[str, Any]:
+        return self.base.generation()
+
+    def embeds(self) -> bool:
+        return embeds(self)
 
     def stored(self, dtypes: Any = None) -> dict[str, Any]:
         return map_safetensors(self.file, {"U8": np.dtype("u1"), "F32": np.dtype("<f4")})

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import qwen3
-from qwen3 import Config, InputError, Model, Sampling, brief, checked_whole, not_finite, softmax
+from qwen3 import Config, InputError, Model, Sampling, brief, check_finite, checked_whole, softmax
 from qwen3_lib.answers.completion import inside_thought, parse_answer
 from qwen3_lib.answers.sequences import log_softmax
 from qwen3_lib.page.page import lines_of_functions, pack
@@ -299,8 +299,7 @@ def answered(recorder: Recorder, prompt: list[int], limit: int, settings: Sampli
     rng, others, cache = np.random.default_rng(seed), np.random.default_rng(0), recorder.new_cache()
     while len(answer) < limit and not (answer and answer[-1] in recorder.model.eos_token_ids):
         logits = recorder.forward(new, cache)
-        if not np.isfinite(logits).all():
-            raise not_finite(recorder.model)
+        check_finite(recorder.model, logits)
         luck = others.standard_exponential(len(logits))
         if settings.temperature > 0:
             kept, _ = qwen3.candidates(qwen3.penalize(logits, settings, prompt, answer), settings)

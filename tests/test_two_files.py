@@ -9,7 +9,7 @@ from importlib.metadata import files
 import pytest
 
 import qwen3
-from configs import CASES, CLI_CONFIG, FRANCE, PARIS, ROOT
+from configs import CASES, FRANCE, PARIS, ROOT
 from helpers import REMOVED, assert_one_line, edit_json, message_of
 from make_random_model import make_random_model
 
@@ -136,10 +136,3 @@ def test_what_two_files_do_not_compute_is_refused(tiny, tmp_path, monkeypatch, n
     qwen3.load_model(folder)
     edit_json(folder / name, changes)
     assert_one_line(message_of(qwen3.load_model, folder), "config.json")
-
-
-@pytest.mark.parametrize("dtype, shards", [("bfloat16", 1), ("float16", 2), ("float32", 3)])
-def test_a_sharded_folder_from_the_command_line(python, folder, dtype, shards):
-    make_random_model(CLI_CONFIG, folder / dtype, dtype, shards)
-    done = run(python, folder, "qwen3.py", "--model", dtype, "--max-tokens", "5", "Hello")
-    assert (done.returncode, bool(done.stdout.strip())) == (0, True), done.stderr

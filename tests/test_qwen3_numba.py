@@ -313,6 +313,13 @@ def test_other_dtypes_in_a_saved_model(name, dtype, words, packed, tmp_path):
     assert words in message_of(fast.load_model, folder)
 
 
+def test_a_damaged_saved_model(packed, tmp_path):
+    file = shutil.copytree(packed, tmp_path / "saved") / "model.int8.safetensors"
+    for n in (100, -1):
+        file.write_bytes((packed / file.name).read_bytes()[:n])
+        assert "cannot be read" in message_of(fast.load_model, tmp_path / "saved")
+
+
 @pytest.mark.parametrize("key, value, words", [
     ("sizes", "{}", "don't fit config.json"), ("sizes", "[1]", "damaged"), ("sizes", "{", "not valid JSON"),
     ("sizes", None, "not valid JSON"), ("version", "3", "another version"), ("format", "int4", "another version")])

@@ -56,11 +56,11 @@ class Quantized(Folder):
 
     def packed(self, config: Config, expected: Expected) -> dict[str, Tensor]:
         """The tensors. Raises InputError unless each has the dtype and shape that expected(name, shape, form) gives."""
+        stored, shapes = self.stored(), tensor_shapes(config)
         with safetensors.safe_open(self.file, framework="numpy") as opened:
             about = opened.metadata() or {}
         if (about.get("format"), about.get("version")) != (self.form, VERSION):
             raise InputError(f"{self.file}: written by another version of this program; quantize the model anew")
-        stored, shapes = self.stored(), tensor_shapes(config)
         if not isinstance(sizes := parse_json(about.get("sizes", ""), str(self.file)), dict):
             raise InputError(f"{self.file}: damaged; quantize the model anew")
         if "model.norm.weight" not in stored:  # with the names of an embedding model's own file

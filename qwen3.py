@@ -358,10 +358,10 @@ def forward(model: Model, token_ids: TokenIds, cache: KVCache, all_logits: bool 
 def checked_ids(token_ids: TokenIds, vocab_size: int) -> np.ndarray:
     """The token ids of one sequence as an array [n]. Raises InputError unless there are some and all are known."""
     ids = np.array(token_ids, dtype=object)  # object, so that 1.5 and True stay what they are
+    if ids.shape == (0,):
+        raise InputError("the prompt is empty")
     if ids.ndim != 1 or not all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in ids):
         raise InputError(f"a prompt must be one list of token ids, not {brief(token_ids, 80)}")
-    if len(ids) == 0:
-        raise InputError("there are no tokens: the prompt is empty")
     if wrong := ids[(ids < 0) | (ids >= vocab_size)].tolist():
         raise InputError(f"token id {wrong[0]} is out of range: the model has {vocab_size} tokens")
     return ids.astype(np.int64)

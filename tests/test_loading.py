@@ -94,26 +94,11 @@ def entry(**changes):
     return lambda header, data: (header | {MLP: header[MLP] | changes}, data)
 
 
-def gap(header, data):
-    """Bytes in the middle that belong to no tensor."""
-    begin = header[MLP]["data_offsets"][0]
-    for each in header.values():
-        if each.get("data_offsets", [0])[0] >= begin > 0:
-            each["data_offsets"] = [offset + 8 for offset in each["data_offsets"]]
-    return header, data[:begin] + bytes(8) + data[begin:]
-
-
 DAMAGES = {  # (header, data) -> what is written instead
-    "cut": lambda header, data: (header, data[:-1]), "no data": lambda header, data: (header, b""),
-    "more data than listed": lambda header, data: (header, data + bytes(16)),
-    "header is no JSON": lambda header, data: (b"x" * 64, data),
-    "header is no UTF-8": lambda header, data: (b'{"\xff": 1}', data), "no header": lambda header, data: (b"", data),
-    "entry is a number": lambda header, data: (header | {MLP: 3}, data), "gap": gap,
-    "no dtype": entry(dtype=None), "unknown dtype": entry(dtype="F31"), "shape is a number": entry(shape=256),
-    "shape is negative": entry(shape=[-16, -16]),
-    "shape overflows": entry(shape=[2**63, 2, 2**63]), "shape says more": entry(shape=[16, 17]),
-    "offsets past the end": entry(data_offsets=[10**9, 10**9 + 1024]),
-    "offsets backwards": entry(data_offsets=[1024, 0]),
+    "cut": lambda header, data: (header, data[:-1]), "more data than listed": lambda header, data: (header, data + bytes(16)),
+    "header is no JSON": lambda header, data: (b"x" * 64, data), "no header": lambda header, data: (b"", data),
+    "entry is a number": lambda header, data: (header | {MLP: 3}, data), "unknown dtype": entry(dtype="F31"),
+    "shape says more": entry(shape=[16, 17]), "offsets past the end": entry(data_offsets=[10**9, 10**9 + 1024]),
     "overlapping": lambda header, data: (header | {MLP: header["model.layers.0.mlp.gate_proj.weight"]}, data),
 }
 
@@ -122,13 +107,6 @@ DAMAGES = {  # (header, data) -> what is written instead
 def test_damaged_safetensors(small, damage):
     file = small / "model.safetensors"
     write_safetensors(file, *DAMAGES[damage](*read_safetensors(file)))
-    assert "model.safetensors" in message_of(qwen3.load_model, small)
-
-
-@pytest.mark.parametrize("length", [0, 10**6, 2**64 - 1])
-def test_a_lying_header_length(small, length):
-    file = small / "model.safetensors"
-    write_safetensors(file, *read_safetensors(file), length=length)
     assert "model.safetensors" in message_of(qwen3.load_model, small)
 
 

@@ -358,11 +358,11 @@ def test_a_cache_that_overflows_says_so(tensor, kv_dtype, factor, works, tmp_pat
 
 
 def test_a_draft_never_changes_an_answer():
-    """300 requests, greedy and seeded, with what else an answer may ask for: the same ids with and without it."""
+    """100 requests, greedy and seeded, with what else an answer may ask for: the same ids with and without it."""
     model, rng = fast.load_model(ROOT / "demo", threads=2), np.random.default_rng(0)
     draft = fast.load_model(ROOT / "demo", quantize="int4", threads=2)
     guessed = 0
-    for i in range(300):
+    for i in range(100):
         options = {"seed": i, "max_new_tokens": 20, "temperature": [0, 0.7, 1.2][i % 3], "top_k": int(rng.integers(0, 40)),
                    "top_p": [1, 0.9][i % 2], "repetition_penalty": [1, 1.2][i // 2 % 2], "stop": ["e "] if i % 7 == 0 else (),
                    "logprobs": 2 if i % 5 == 0 else None, "think_budget": 3 if i % 4 == 0 else None}
@@ -372,4 +372,4 @@ def test_a_draft_never_changes_an_answer():
         assert (answer.token_ids, answer.text, answer.finish_reason, answer.logprobs) == (
             plain.token_ids, plain.text, plain.finish_reason, plain.logprobs)
         guessed += answer.driver.accepted
-    assert guessed > 300
+    assert guessed > 100

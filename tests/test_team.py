@@ -28,9 +28,9 @@ pytestmark = [pytest.mark.core, pytest.mark.filterwarnings("ignore::DeprecationW
 
 @pytest.mark.parametrize("delay", [0, 0.002])
 def test_callers_from_several_threads_take_turns(delay, monkeypatch):
-    """With prompts of different lengths, for which the work space changes; a part of a job may be slow."""
+    """With prompts of equal lengths, which share a work space, and of others; a part of a job may be slow."""
     model, kernel = fast.load_model(ROOT / "demo", threads=2), build.kernel("decoder_layers")
-    prompts = [[i + 1] * (1 + 20 * (i % 3)) for i in range(5)]
+    prompts = [[i + 1] * (21 if i < 4 else 1 + 40 * (i % 2)) for i in range(6)]
     expected = [tokens_of(model, prompt) for prompt in prompts]
 
     def late(record, rank):

@@ -390,7 +390,8 @@ def check_cache(model: Model, cache: KVCache) -> None:
 def check_finite(model: Model, logits: np.ndarray) -> None:
     """Raises InputError unless all logits are finite."""
     if not np.isfinite(logits).all():
-        raise InputError(f"{model.path}: the logits are not finite: the weights are damaged, or {model.engine.overflow}")
+        raise InputError(f"{model.path}: the logits are not finite: the weights are damaged, or "
+                         f"{model.engine.overflow}")
 
 
 # ---- Sampling: from logits to the next token -------------------------------------------------------------------------
@@ -596,14 +597,16 @@ SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", 
          "num_key_value_heads", "head_dim")
 # Keys of generation_config.json that this file follows, and harmless ones.
 GENERATION = {"do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens",
-              "eos_token_id", "bos_token_id", "pad_token_id", "max_length", "transformers_version", "_from_model_config"}
+              "eos_token_id", "bos_token_id", "pad_token_id", "transformers_version", "max_length", "use_cache",
+              "_from_model_config"}
 
 
 def rope_of(raw: dict[str, Any]) -> dict[str, Any]:
     """The parameters of RoPE in config.json's object, in the dialect of transformers 5 or 4."""
     rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
-    if not isinstance(rope, dict):
-        raise InputError(f"config.json: the parameters of RoPE must be an object, not {brief(repr(rope))}")
+    if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
+        raise InputError("config.json: RoPE must have one object of parameters for all layers, not "
+                         f"{brief(repr(rope))}")
     rope = {key: value for key, value in rope.items() if value is not None}
     return {"rope_theta": raw.get("rope_theta"), "rope_type": rope.get("type", "default")} | rope
 
@@ -741,7 +744,10 @@ class Folder:
         return tensors
 
     def tensors(self, config: Config) -> dict[str, Any]:
-        """The tensors of tensor_shapes; without lm_head.weight if it is the embedding again. Raises InputError."""
+        """The tensors of tensor_shapes; without lm_head.weight if it is the embedding again.
+
+        Raises InputError for missing and misshapen ones.
+        """
         return fitting(self.stored(), config, self.path)
 
     def tokenizer(self) -> Tokenizer:
@@ -753,7 +759,7 @@ class Folder:
 
 
 def fitting(stored: dict[str, Any], config: Config, path: Path) -> dict[str, Any]:
-    """Those of the stored tensors that config needs, see Folder.tensors. Raises InputError for missing, misshapen ones."""
+    """Those of the stored tensors that config needs, see Folder.tensors."""
     tensors = {}
     for name, shape in tensor_shapes(config).items():
         if name in stored and stored[name].shape != shape:

@@ -127,6 +127,7 @@ def test_as_a_library_it_computes_the_numbers_of_transformers(python, folder):
     ("config.json", {"model_type": "qwen3_moe"}), ("config.json", {"model_type": REMOVED}),
     ("config.json", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}), ("config.json", {"attention_bias": True}),
     ("config.json", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}),
+    ("config.json", {"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 4.0}}}),
     ("config.json", {"use_sliding_window": True}), ("config.json", {"architectures": ["Qwen3ForSequenceClassification"]}),
     ("config.json", {"head_dim": REMOVED}), ("config.json", {"tie_word_embeddings": False}),
     ("config.json", {"intermediate_size": 24}), ("generation_config.json", {"num_beams": 4})], ids=str)

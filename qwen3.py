@@ -871,26 +871,22 @@ def generation_defaults(folder: Folder) -> tuple[Sampling, int | None, tuple[int
 
 # ---- The command line ------------------------------------------------------------------------------------------------
 
-def parsed(argv: list[str] | None) -> argparse.Namespace:
-    """The options of the command line. Exits with status 2 for bad usage."""
-    parser = argparse.ArgumentParser(description="Answers a prompt with a Qwen3 model.")
-    parser.add_argument("prompt", help="what to ask")
-    parser.add_argument("--model", default=BUNDLED, required=not BUNDLED.is_dir(), help="folder with Qwen's own files")
-    parser.add_argument("--system", help="system prompt")
-    parser.add_argument("--no-think", dest="think", action="store_false", default=None, help="answer without reasoning")
-    parser.add_argument("--max-tokens", type=int, help="longest answer")
-    for name, kind in (("temperature", float), ("top-k", int), ("top-p", float), ("seed", int)):
-        parser.add_argument(f"--{name}", type=kind, help="how tokens are drawn; the default comes with the model")
-    return parser.parse_args(argv)
-
-
 def main(argv: list[str] | None = None) -> int:
     """Answers a prompt -> exit status: 0; 1 for bad input, in one line on stderr; 2 for bad usage; 130 after Ctrl-C."""
     try:
         if LIBRARY.is_dir():  # with many more options
             from qwen3_lib.app.cli import main as with_all_options
             return with_all_options(argv)
-        args = parsed(argv)
+        parser = argparse.ArgumentParser(description="Answers a prompt with a Qwen3 model.")
+        add = parser.add_argument
+        add("prompt", help="what to ask")
+        add("--model", default=BUNDLED, required=not BUNDLED.is_dir(), help="folder with Qwen's own files")
+        add("--system", help="system prompt")
+        add("--no-think", dest="think", action="store_false", default=None, help="answer without reasoning")
+        add("--max-tokens", type=int, help="longest answer")
+        for name, kind in (("temperature", float), ("top-k", int), ("top-p", float), ("seed", int)):
+            add(f"--{name}", type=kind, help="how tokens are drawn; the default comes with the model")
+        args = parser.parse_args(argv)
         for piece in chat(load_model(args.model), args.prompt, None, args.think, args.system, seed=args.seed,
                           max_new_tokens=args.max_tokens, temperature=args.temperature, top_k=args.top_k,
                           top_p=args.top_p):

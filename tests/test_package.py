@@ -54,8 +54,6 @@ def test_installed_commands_answer(installed, tmp_path, command):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_installed_commands_name_themselves(installed, tmp_path, command):
-    usage = run(tmp_path, installed / "bin" / command, "--help", path=[installed])
-    assert usage.returncode == 0 and command in usage.stdout.splitlines()[0] and f"{command}.py" not in usage.stdout
     refused = run(tmp_path, installed / "bin" / command, "--nonsense", path=[installed])
     assert refused.returncode == 2 and refused.stderr.startswith(f"{command}: ")
 

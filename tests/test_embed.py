@@ -107,6 +107,8 @@ def test_what_a_model_is(tmp_path, tiny_model):
     assert qwen3.load_model(add_modules(ending, pooling_mode="mean")).embeds
     (ending / "modules.json").write_text('[{"type": "Transformer"}, {"type": "LogitScore"}]')  # a reranker's
     assert not qwen3.load_model(ending).embeds
+    edit_json(ending / "config.json", {"is_causal": False})
+    assert qwen3.load_model(ending).embeds
     labels = qwen3.load_model(make_classifier(tmp_path / "labels", 3))
     assert_one_line(message_of(qwen3.generate, labels, [5]), "classifier", "qwen3_embed.py")
     assert_one_line(message_of(embed, labels, ["a"]), "not an embedding model")

@@ -305,6 +305,13 @@ def test_keys_that_change_nothing_are_accepted(tmp_path):
         assert config_of(tmp_path, **changes) == expected
 
 
+def test_without_a_number_of_kv_heads_each_query_head_has_its_own(tmp_path):
+    """As in transformers, for null; where the key is missing, it has 32."""
+    for heads, value, expected in ((4, None, 4), (32, REMOVED, 32), (64, REMOVED, 32)):
+        config = config_of(tmp_path, num_attention_heads=heads, num_key_value_heads=value)
+        assert config.num_key_value_heads == expected
+
+
 def test_attn_factor_of_yarn(tmp_path):
     """DeepSeek-R1-0528-Qwen3-8B: the code of YaRN's authors multiplies 0.1 ln(factor) + 1 by it, here to 1."""
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}

@@ -364,10 +364,10 @@ def forward(model: Model, token_ids: TokenIds, cache: KVCache, all_logits: bool 
 def checked_ids(token_ids: TokenIds, vocab_size: int) -> np.ndarray:
     """The token ids of one sequence as an array [n]. Raises InputError unless there are some and all are known."""
     ids = np.array(token_ids, dtype=object)  # object, so that 1.5 and True stay what they are
+    if ids.shape == (0,):
+        raise InputError("the prompt is empty")
     if ids.ndim != 1 or not all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in ids):
         raise InputError(f"a prompt must be one list of token ids, not {brief(token_ids, 80)}")
-    if len(ids) == 0:
-        raise InputError("there are no tokens: the prompt is empty")
     if wrong := ids[(ids < 0) | (ids >= vocab_size)].tolist():
         raise InputError(f"token id {wrong[0]} is out of range: the model has {vocab_size} tokens")
     return ids.astype(np.int64)
@@ -391,6 +391,13 @@ def check_cache(model: Model, cache: KVCache) -> None:
     """Raises InputError for the cache of another model or engine."""
     if type(cache) is not model.engine.new_cache or cache.config != model.config:
         raise InputError("the cache belongs to another model, or to another engine")
+
+
+def check_finite(model: Model, logits: np.ndarray) -> None:
+    """Raises InputError unless all logits are finite."""
+    if not np.isfinite(logits).all():
+        raise InputError(f"{model.path}: the logits are not finite: the weights are damaged, or "
+                         f"{model.engine.overflow}")
 
 
 # ---- Sampling: from logits to the next token -------------------------------------------------------------------------
@@ -503,8 +510,7 @@ class Sequence:
 
     def feed(self, logits: np.ndarray, token: int | None = None) -> list[int]:
         """Draws the next token from logits [vocab_size], or takes `token` -> [token], or [] at the end of text."""
-        if not np.isfinite(logits).all():
-            raise not_finite(self.model)
+        check_finite(self.model, logits)
         if token is None:
             token = sample(logits, self.sampling, self.rng, self.prompt, self.token_ids)
         if token in self.ends:
@@ -518,14 +524,6 @@ class Sequence:
 
     def end(self, reason: str) -> None:
         self.new, self.finish_reason = [], reason
-
-
-def not_finite(model: Model) -> InputError:
-    """The error for logits that are not finite; it names the first damaged tensor."""
-    for name, tensor in model.folder.stored().items():
-        if tensor.dtype in DTYPES and not np.isfinite(to_float32(tensor)).all():
-            return InputError(f"{model.path}: the logits are not finite: {name} has NaN or infinity")
-    return InputError(f"{model.path}: the logits are not finite: {model.engine.overflow}")
 
 
 def run(model: Model, sequence: Sequence, cache: KVCache) -> Iterator[int]:
@@ -603,20 +601,21 @@ def chat(model: Model, messages: str | dict[str, Any] | list[dict[str, Any]], to
 ONLY = {"model_type": "qwen3", "hidden_act": "silu", "attention_bias": False, "qkv_bias": False, "mlp_bias": False,
         "use_qk_norm": True, "use_sliding_window": False, "shared_expert_intermediate_size": 0,
         "partial_rotary_factor": 1.0, "is_causal": True, "use_bidirectional_attention": False, "rope_type": "default",
-        "quantization_config": {}, "compression_config": {}, "quantization": {}}  # the last key is MLX's
-LISTS = {"architectures": ("Qwen3ForCausalLM", "Qwen3Model"), "layer_types": ("full_attention",)}  # likewise
+        "architectures": ["Qwen3ForCausalLM"]}
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
          "num_key_value_heads", "head_dim")
-# The values of transformers where config.json has none.
-DEFAULTS = {"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
-            "rope_theta": 1e4}
+# Keys of generation_config.json that this file follows, and harmless ones.
+GENERATION = {"do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens",
+              "eos_token_id", "bos_token_id", "pad_token_id", "transformers_version", "max_length", "use_cache",
+              "_from_model_config"}
 
 
 def rope_of(raw: dict[str, Any]) -> dict[str, Any]:
     """The parameters of RoPE in config.json's object, in the dialect of transformers 5 or 4."""
     rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
-    if not isinstance(rope, dict):
-        raise InputError(f"config.json: the parameters of RoPE must be an object, not {brief(repr(rope))}")
+    if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
+        raise InputError("config.json: RoPE must have one object of parameters for all layers, not "
+                         f"{brief(repr(rope))}")
     rope = {key: value for key, value in rope.items() if value is not None}
     return {"rope_theta": raw.get("rope_theta"), "rope_type": rope.get("type", "default")} | rope
 
@@ -624,17 +623,11 @@ def rope_of(raw: dict[str, Any]) -> dict[str, Any]:
 def config_of(raw: dict[str, Any], file: Path) -> Config:
     """The Config of config.json's object. Raises InputError for what is missing, malformed or not computed here."""
     try:
-        found = {"model_type": "missing"} | raw | rope_of(raw)
-        found = DEFAULTS | {key: value for key, value in found.items() if value is not None}
+        raw = {"model_type": "missing"} | raw | rope_of(raw)
+        found = {key: value for key, value in raw.items() if value is not None}
         for key, value in ONLY.items():
             if found.get(key, value) != value:
                 raise ValueError(f"{key} = {found[key]!r} is not supported, only {value!r} is")
-        for key, known in LISTS.items():
-            names = raw.get(key) or []
-            if unknown := [name for name in (names if isinstance(names, list) else [names]) if name not in known]:
-                raise ValueError(f"{key}: {unknown[0]!r} is not supported, only {', '.join(known)}")
-        if "num_key_value_heads" in raw and raw["num_key_value_heads"] is None:
-            found["num_key_value_heads"] = found["num_attention_heads"]
         sizes: dict[str, Any] = {key: checked_whole(key, found[key], 1) for key in SIZES}
         heads, kv_heads, context = sizes["num_attention_heads"], sizes["num_key_value_heads"], "max_position_embeddings"
         if heads % kv_heads or sizes["head_dim"] % 2 or max(sizes["num_hidden_layers"], sizes["head_dim"]) > 2**14:
@@ -692,11 +685,10 @@ class Tensor(NamedTuple):
 
 DTYPES: dict[str, Any] = {"BF16": np.dtype("<u2"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4"),
                           "F64": np.dtype("<f8")}
-BYTE = np.dtype("u1")  # in place of types that no model needs
 
 
 def map_safetensors(file: Path, dtypes: dict[str, Any] = DTYPES) -> dict[str, Tensor]:
-    """All tensors of a safetensors file, mapped and not yet read. Raises InputError if the file is damaged.
+    """The tensors of these dtypes in a safetensors file, mapped and not yet read. Raises InputError for a damaged file.
 
     A safetensors file is 8 bytes with the length of a header, the header (JSON: name -> dtype, shape, offsets), and
     the tensors' bytes. The library checks the file; its own NumPy reader has no bfloat16, so the bytes are read here.
@@ -706,11 +698,10 @@ def map_safetensors(file: Path, dtypes: dict[str, Any] = DTYPES) -> dict[str, Te
             mapping = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
         start, tensors = 8 + int.from_bytes(mapping[:8], "little"), {}
         for name, entry in json.loads(mapping[8:start]).items():
-            if name != "__metadata__":
-                dtype, (first, end) = dtypes.get(entry["dtype"], BYTE), entry["data_offsets"]
+            if name != "__metadata__" and entry["dtype"] in dtypes:
+                dtype, (first, end) = dtypes[entry["dtype"]], entry["data_offsets"]
                 data = np.frombuffer(mapping, dtype, (end - first) // dtype.itemsize, start + first)
-                shape = entry["shape"] if entry["dtype"] in dtypes else -1  # a buffer, which no model needs
-                tensors[name] = Tensor(entry["dtype"], data.reshape(shape), mapping)
+                tensors[name] = Tensor(entry["dtype"], data.reshape(entry["shape"]), mapping)
         return tensors
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise InputError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or brief(error)}") from error
@@ -740,20 +731,24 @@ class Folder:
     def config(self) -> Config:
         return config_of(self.json("config.json"), self.path / "config.json")
 
+    def generation(self) -> dict[str, Any]:
+        """generation_config.json. Raises InputError for keys that this file doesn't know."""
+        raw = self.json("generation_config.json")
+        if unknown := raw.keys() - GENERATION:
+            raise InputError(f"{self.path / 'generation_config.json'}: {brief(min(unknown))} is not supported")
+        return raw
+
+    def shards(self) -> set[str]:
+        """The names of its safetensors files: one, or several with an index."""
+        index = self.json("model.safetensors.index.json").get("weight_map", {"": "model.safetensors"})
+        if not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
+            raise InputError(f"{self.path}: weight_map in model.safetensors.index.json must be an object of name: file")
+        return set(index.values())
+
     def stored(self, dtypes: dict[str, Any] = DTYPES) -> dict[str, Any]:
         """The tensors in its files, by the names there."""
-        index = self.json("model.safetensors.index.json").get("weight_map")
-        if not index:
-            file, found = self.path / "model.safetensors", sorted(self.path.glob("*.safetensors"))
-            if len(found) == 1 and not file.exists():  # a single file may have another name
-                file = found[0]
-            return map_safetensors(file, dtypes)
-        if not isinstance(index, dict):
-            raise InputError(f"{self.path}: weight_map in model.safetensors.index.json must be an object of name: file")
         tensors: dict[str, Tensor] = {}
-        for name in sorted(set(map(str, index.values()))):
-            if Path(name).is_absolute() or ".." in Path(name).parts:
-                raise InputError(f"{self.path}: model.safetensors.index.json names a file outside: {brief(name)}")
+        for name in sorted(self.shards()):
             tensors |= map_safetensors(self.path / name, dtypes)
         return tensors
 
@@ -765,39 +760,37 @@ class Folder:
         return engine
 
     def tensors(self, config: Config) -> dict[str, Any]:
-        """The tensors of `shapes`. Raises InputError for missing and misshapen ones.
+        """The tensors of `shapes`; without lm_head.weight if it is the embedding again.
 
-        An embedding model's names lack `model.`, and it has no head. Without a head of its own, or with a copy of the
-        embedding, a model has no lm_head.weight here.
+        Raises InputError for missing and misshapen ones.
         """
-        stored, shapes, tensors = self.stored(), self.shapes(config), {}
-        headless = "model.embed_tokens.weight" not in stored or self.embeds()
-        for name, shape in shapes.items():
-            tensor = stored.get(name, stored.get(name.removeprefix("model.")))
-            if tensor is None and not (name == "lm_head.weight" and (config.tie_word_embeddings or headless)):
-                raise InputError(f"{self.path}: the weights don't fit config.json: {name} is missing")
-            if tensor is not None and tensor.dtype not in DTYPES:
-                raise InputError(f"{self.path}: {name} has the type {tensor.dtype}; only {', '.join(DTYPES)} can be "
-                                 "read")
-            if tensor is not None and tensor.shape != shape:
-                raise InputError(f"{self.path}: the weights don't fit config.json: {name} has shape "
-                                 f"{list(tensor.shape)}, not {list(shape)}")
-            if tensor is not None:
-                tensors[name] = tensor
-        head, embedding = tensors.get("lm_head.weight"), tensors["model.embed_tokens.weight"]
-        if config.tie_word_embeddings and head is not None and head.dtype == embedding.dtype \
-                and all(map(np.array_equal, head.data, embedding.data)):  # row by row, which takes no memory
-            del tensors["lm_head.weight"]
-        return tensors
+        return fitting(self.stored(), self.shapes(config), config.tie_word_embeddings, self.path)
 
     def tokenizer(self) -> Tokenizer:
         return load_tokenizer(self.path)
 
     def embeds(self) -> bool:
-        """Whether config.json names no head for the next token, or sentence-transformers' files say how to pool."""
-        names, modules = self.json("config.json").get("architectures"), self.path / "modules.json"
-        return bool(names) and "ForCausalLM" not in str(names) or \
-            modules.is_file() and b"Pooling" in modules.read_bytes()
+        """Whether it is an embedding model or classifier, which gives no answers; only qwen3_lib reads these."""
+        return False
+
+
+def fitting(stored: dict[str, Any], shapes: dict[str, tuple[int, ...]], tied: bool, path: Path) -> dict[str, Any]:
+    """Those of the stored tensors that have a shape in `shapes`, see Folder.tensors."""
+    tensors = {}
+    for name, shape in shapes.items():
+        if name in stored and stored[name].shape != shape:
+            raise InputError(f"{path}: the weights don't fit config.json: {name} has shape "
+                             f"{list(stored[name].shape)}, not {list(shape)}")
+        if name in stored:
+            tensors[name] = stored[name]
+        elif name != "lm_head.weight" or not tied:
+            raise InputError(f"{path}: the weights don't fit config.json: {name} is missing, or its type is none of "
+                             f"{', '.join(DTYPES)}")
+    head, embedding = tensors.get("lm_head.weight"), tensors["model.embed_tokens.weight"]
+    if tied and head is not None and head.dtype == embedding.dtype \
+            and all(map(np.array_equal, head.data, embedding.data)):  # row by row, which takes no memory
+        del tensors["lm_head.weight"]
+    return tensors
 
 
 def load_weights(folder: Folder, config: Config) -> dict[str, Any]:
@@ -824,7 +817,7 @@ class Engine:
     logits_of: Callable[..., np.ndarray] = logits_of
     hidden_states: Callable[..., np.ndarray] = hidden_states
     head_rows: Callable[..., np.ndarray] = lambda model, token_ids: model.weights["lm_head"][token_ids]
-    overflow: str = "a computation that overflowed float32"  # if logits aren't finite, but all weights are
+    overflow: str = "a number is too large for float32"  # why logits may be infinite or NaN
     embeddings: Callable[..., np.ndarray] = lambda model, token_ids: model.weights["embed_tokens"][token_ids]
     hybrid_cache: type[KVCache] | None = None  # in place of new_cache for a Qwen3.5: see qwen3_5.py
 
@@ -878,39 +871,22 @@ def load_model(name: str | Path, engine: Engine = Engine(), offline: bool = Fals
     engine = folder.engine_for(engine)
     config, text_side = folder.config(), folder.tokenizer() if tokenizer else NoTokenizer()
     sampling, longest, ends = generation_defaults(folder)
-    embeds = "model.embed_tokens.weight" not in folder.stored() or folder.embeds() or not config.causal
-    weights = engine.load_weights(folder, config)
-    return Model(folder, config, weights, text_side, sampling, ends or config.eos_token_ids, longest, engine, embeds)
-
-
-# Keys of generation_config.json that change which tokens are drawn; only these values are accepted.
-ONLY_GENERATION = {"num_beams": 1, "penalty_alpha": 0, "typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0, "top_h": 0,
-                   "no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1, "encoder_no_repeat_ngram_size": 0,
-                   "min_length": 0, "min_new_tokens": 0, "guidance_scale": 1, "suppress_tokens": [],
-                   "begin_suppress_tokens": [], "bad_words_ids": [], "sequence_bias": [], "forced_bos_token_id": [],
-                   "forced_eos_token_id": [], "exponential_decay_length_penalty": [], "watermarking_config": {}}
+    return Model(folder, config, engine.load_weights(folder, config), text_side, sampling, ends or config.eos_token_ids,
+                 longest, engine, folder.embeds())
 
 
 def generation_defaults(folder: Folder) -> tuple[Sampling, int | None, tuple[int, ...]]:
-    """(sampling, max_new_tokens, eos_token_ids) of generation_config.json. Raises InputError for unknown methods.
+    """(sampling, max_new_tokens, eos_token_ids) of generation_config.json. Raises InputError for values out of range.
 
     As in transformers: greedy without do_sample; with do_sample, top_k is 50 unless given.
     """
-    raw = {key: value for key, value in folder.json("generation_config.json").items() if value is not None}
+    raw = {key: value for key, value in folder.generation().items() if value is not None}
+    given = {key: raw[key] for key in asdict(Sampling()) if key in raw}
+    given = {"temperature": 1.0, "top_k": 50} | given if raw.get("do_sample") else given | {"temperature": 0.0}
     try:
-        for key, value in ONLY_GENERATION.items():
-            if raw.get(key, value) != value:
-                raise InputError(f"{key} = {brief(repr(raw[key]))} is not supported, only {value!r} is")
-        given = {key: raw[key] for key in asdict(Sampling()) if key in raw}
-        if isinstance(given.get("top_k"), float) and given["top_k"].is_integer():
-            given["top_k"] = int(given["top_k"])
-        if given.get("top_k") == -1:  # off in other engines
-            given["top_k"] = 0
-        sampling = Sampling(**({"temperature": 1.0, "top_k": 50} | given if raw.get("do_sample") else
-                               given | {"temperature": 0.0}))
         longest = checked_whole("max_new_tokens", raw["max_new_tokens"], 1) if "max_new_tokens" in raw else None
-        return sampling, longest, ids_in(raw)
-    except (InputError, TypeError) as error:
+        return Sampling(**given), longest, ids_in(raw)
+    except InputError as error:
         raise InputError(f"{folder.path / 'generation_config.json'}: {error}") from error
 
 
@@ -918,23 +894,21 @@ def generation_defaults(folder: Folder) -> tuple[Sampling, int | None, tuple[int
 
 def main(argv: list[str] | None = None) -> int:
     """Answers a prompt -> exit status: 0; 1 for bad input, in one line on stderr; 2 for bad usage; 130 after Ctrl-C."""
-    if LIBRARY.is_dir():  # with many more options
-        try:
-            from qwen3_lib.app.cli import main as with_all_options
-        except KeyboardInterrupt:
-            return 130
-        return with_all_options(argv)
     sys.modules.setdefault("qwen3", sys.modules[__name__])  # so that qwen3_5.py imports no second copy of this file
-    parser = argparse.ArgumentParser(description="Answers a prompt with a Qwen3 model.")
-    parser.add_argument("prompt", help="what to ask")
-    parser.add_argument("--model", default=BUNDLED, required=not BUNDLED.is_dir(), help="folder with Qwen's own files")
-    parser.add_argument("--system", help="system prompt")
-    parser.add_argument("--no-think", dest="think", action="store_false", default=None, help="answer without reasoning")
-    parser.add_argument("--max-tokens", type=int, help="longest answer")
-    for name, kind in (("temperature", float), ("top-k", int), ("top-p", float), ("seed", int)):
-        parser.add_argument(f"--{name}", type=kind, help="how tokens are drawn; the default comes with the model")
-    args = parser.parse_args(argv)
     try:
+        if LIBRARY.is_dir():  # with many more options
+            from qwen3_lib.app.cli import main as with_all_options
+            return with_all_options(argv)
+        parser = argparse.ArgumentParser(description="Answers a prompt with a Qwen3 model.")
+        add = parser.add_argument
+        add("prompt", help="what to ask")
+        add("--model", default=BUNDLED, required=not BUNDLED.is_dir(), help="folder with Qwen's own files")
+        add("--system", help="system prompt")
+        add("--no-think", dest="think", action="store_false", default=None, help="answer without reasoning")
+        add("--max-tokens", type=int, help="longest answer")
+        for name, kind in (("temperature", float), ("top-k", int), ("top-p", float), ("seed", int)):
+            add(f"--{name}", type=kind, help="how tokens are drawn; the default comes with the model")
+        args = parser.parse_args(argv)
         for piece in chat(load_model(args.model), args.prompt, None, args.think, args.system, seed=args.seed,
                           max_new_tokens=args.max_tokens, temperature=args.temperature, top_k=args.top_k,
                           top_p=args.top_p):

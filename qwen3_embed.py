@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from qwen3 import Config, Folder, InputError, Model, brief, checked_whole, load_model, not_finite, softmax, to_float32
+from qwen3 import Config, Folder, InputError, Model, brief, check_finite, checked_whole, load_model, softmax, to_float32
 from qwen3_lib.app.cli import guarded
 from qwen3_lib.app.files import read_text
 from qwen3_lib.app.options import Parser, add_engine_options, add_model_options, load, named_model
@@ -112,8 +112,7 @@ def rerank(model: Model, query: str, documents: Iterable[str], instruction: str 
                          lambda states, ids: states[-1 if head is None else head.last(ids)])
     states = np.array(last, np.float32).reshape(len(bodies), model.config.hidden_size)
     difference = np.einsum("nh,h->n", states, weight)  # each row by itself, whatever n is
-    if not np.isfinite(difference).all():
-        raise not_finite(model)
+    check_finite(model, difference)
     return sigmoid(difference)
 
 
@@ -183,8 +182,7 @@ def classify(model: Model, texts: Iterable[str], truncate: bool = False) -> list
     found = pooled_states(model, [], bodies, model.tokenizer.ending, truncate, 0, model.config.context_length, logits)
     result = []
     for text, scores in zip(texts, found):
-        if not np.isfinite(scores).all():
-            raise not_finite(model)
+        check_finite(model, scores)
         spans = [(0, len(text))]
         if head.kind == TOKEN:  # without the ending
             spans = model.tokenizer.backend.encode(text).offsets[:len(scores) - len(model.tokenizer.ending)]

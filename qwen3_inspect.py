@@ -96,8 +96,7 @@ def run(args: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line -> exit status: 0; 1 for bad input, in one line; 2 for bad usage; 130 after Ctrl-C."""
-    args = make_parser().parse_args(argv)
-    return guarded(lambda: run(args))
+    return guarded(lambda: run(make_parser().parse_args(argv)))
 
 
 if __name__ == "__main__":

@@ -138,8 +138,7 @@ def run(args: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line -> exit status: 0 after SIGTERM; 1 for bad input, in one line; 2 for bad usage."""
-    args = make_parser().parse_args(argv)
-    return guarded(lambda: run(args))
+    return guarded(lambda: run(make_parser().parse_args(argv)))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ fuzzer tests nothing but the first line of a parser.
 """
 import contextlib
 import inspect
-import io
 import itertools
 import json
 import math
@@ -17,7 +16,6 @@ import resource
 import select
 import signal
 import string
-import sys
 import traceback
 import warnings
 from pathlib import Path
@@ -25,7 +23,6 @@ from pathlib import Path
 import pytest
 
 import qwen3
-from qwen3_lib.app import cli
 
 MEMORY = 2**30  # bytes that a test may need more than what is there when it begins
 SECONDS = 300  # of computing, and of waiting: a hundred times what the slowest test needs
@@ -262,38 +259,6 @@ def write_new(file, content):
     """Writes a file anew, because the old one is a hard link to what all inputs share."""
     file.unlink(missing_ok=True)
     file.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"))
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Streams of the command line, replaced
-# ----------------------------------------------------------------------------------------------------------------------
-
-class Stream(io.TextIOWrapper):
-    """A stream as Python opens one to a file or a pipe."""
-
-    def __init__(self, content=b"", errors="strict"):
-        buffer = io.BytesIO(content) if isinstance(content, bytes) else io.BufferedReader(content)
-        super().__init__(buffer, "utf-8", errors, newline="" if not content else None, write_through=True)
-
-    def write(self, text):
-        assert self.buffer.tell() < 2**24, f"it writes without end: {text[:200]}"
-        return super().write(text)
-
-    def text(self):
-        return self.buffer.getvalue().decode()
-
-
-def run_cli(arguments, stdin, errors="strict"):
-    """(status, stdout, stderr) of the command line in this process, with its streams replaced."""
-    replaced = sys.stdin, sys.stdout, sys.stderr
-    streams = sys.stdin, sys.stdout, sys.stderr = Stream(stdin, errors), Stream(), Stream(errors="backslashreplace")
-    try:
-        status = cli.main(arguments)
-    except SystemExit as stop:  # argparse ends wrong usage, and --help, so
-        status = stop.code
-    finally:
-        sys.stdin, sys.stdout, sys.stderr = replaced
-    return status, streams[1].text(), streams[2].text()
 
 
 # ----------------------------------------------------------------------------------------------------------------------

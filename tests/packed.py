@@ -7,6 +7,7 @@ import pytest
 
 import qwen3
 import qwen3_numba as fast
+from qwen3_lib.io.models import Checkpoint
 from qwen3_lib.io.tensors import PackedTensor
 from qwen3_lib.kernels.build import kernel
 from qwen3_lib.kernels.layout import (BF16, F16, F32, INT4, INT5, INT8, Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, Weight, packed_shape,
@@ -94,7 +95,7 @@ def published(whole: np.ndarray, scales: np.ndarray, minima: np.ndarray | None, 
 
 def load_model(path, quantize: str | None, threads: int, kv_dtype: str) -> qwen3.Model:
     """fast.load_model; with "q5_1" or "q4_1", all matrices are as if they had been published with minima."""
-    form, real = FORMATS.get(quantize), qwen3.Folder.tensors
+    form, real = FORMATS.get(quantize), Checkpoint.tensors
     if form not in (Q5_1, Q4_1):
         return fast.load_model(path, quantize, threads, kv_dtype, tokenizer=False)
 
@@ -103,7 +104,7 @@ def load_model(path, quantize: str | None, threads: int, kv_dtype: str) -> qwen3
                 for name, tensor in real(folder, config).items()}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(qwen3.Folder, "tensors", tensors)
+        patch.setattr(Checkpoint, "tensors", tensors)
         return fast.load_model(path, None, threads, kv_dtype, tokenizer=False)
 
 

@@ -137,9 +137,11 @@ def test_a_quantized_base(case, tmp_path):
 
 def test_both_engines_and_a_quantized_copy_take_it(folders, tmp_path):
     path, adapter = folders
+    (path / "generation_config.json").write_text('{"do_sample": true}')
     expected = logits(qwen3.load_model(path, adapter=adapter))
     model = qwen3.load_model(path, fast.engine("int8", kv_dtype="f32"), adapter=adapter)
     assert np.sqrt(((logits(model) - expected) ** 2).mean()) < 0.1 * expected.std()
+    assert model.sampling == qwen3.load_model(path).sampling != qwen3.Sampling()
     save_quantized(model, tmp_path / "int8", "int8")
     np.testing.assert_array_equal(logits(fast.load_model(tmp_path / "int8", kv_dtype="f32")), logits(model))
     assert_one_line(message_of(qwen3.load_model, tmp_path / "int8", fast.engine(), adapter=adapter), "packed", "--adapter")

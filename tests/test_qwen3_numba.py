@@ -2,8 +2,6 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -16,7 +14,8 @@ from helpers import write_safetensors as write_file
 from make_random_model import make_random_model
 from packed import FORMATS, MOST, published, round_vectors, with_minima
 from qwen3_lib.batch.caches import Caches
-from qwen3_lib.io.packed import VERSION, save_quantized
+from qwen3_lib.io.models import Checkpoint
+from qwen3_lib.io.packed import save_quantized
 from qwen3_lib.io.writing import write_safetensors
 from qwen3_lib.kernels.layout import INT4, INT5, INT8
 from qwen3_lib.kernels.packing import packed_form
@@ -77,12 +76,12 @@ MIXED = {"q_proj": "BF16", "k_proj": "F16", "v_proj": "Q4_1", "gate_proj": "INT8
 
 def test_matrices_of_several_formats_behind_one_norm(tmp_path, monkeypatch):
     """Published packed matrices beside BF16 and F16: the logits of the numbers for which they stand."""
-    compare_mixed(make_random_model(BASE, tmp_path, "float32"), qwen3.Folder, monkeypatch)
+    compare_mixed(make_random_model(BASE, tmp_path, "float32"), monkeypatch)
 
 
-def compare_mixed(path, folder_type, monkeypatch):
+def compare_mixed(path, monkeypatch):
     """The fast engine with matrices in the formats of MIXED, against qwen3.py with the same numbers."""
-    real = folder_type.tensors
+    real = Checkpoint.tensors
 
     def tensors(folder, config, plain):
         found = real(folder, config)
@@ -104,7 +103,7 @@ def compare_mixed(path, folder_type, monkeypatch):
 
     models, packed = [], set()
     for module in (qwen3, fast):
-        monkeypatch.setattr(folder_type, "tensors",
+        monkeypatch.setattr(Checkpoint, "tensors",
                             lambda folder, config, module=module: tensors(folder, config, module is qwen3))
         models.append(module.load_model(path) if module is qwen3 else module.load_model(path, kv_dtype="f32"))
     for layer in models[0].weights["layers"]:
@@ -216,39 +215,7 @@ def test_saved_and_loaded(name, form, tmp_path):
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("damage, words", [
-    (lambda data: data[:-1], "cannot be read"), (lambda data: data[:100], "cannot be read"),
-    (lambda data: data.replace(b'"version": "' + VERSION.encode(), b'"version": "0'), "another version"),
-    (lambda data: data.replace(b"mlp.up_proj", b"mlp.xx_proj", 1), "don't fit config.json")])
-def test_damaged_quantized_checkpoints(damage, words, tmp_path):
-    model = fast.load_model(make_random_model(BASE, tmp_path / "model"), "int8")
-    save_quantized(model, tmp_path / "saved", "int8")
-    file = tmp_path / "saved" / "model.int8.safetensors"
-    data = file.read_bytes()
-    assert damage(data) != data
-    file.write_bytes(damage(data))
-    with pytest.raises(qwen3.InputError, match=words):
-        fast.load_model(tmp_path / "saved")
-
-
-@pytest.mark.parametrize("limit, words", [("FSIZE, (10**5, 10**5)", "cannot be written"),
-                                          ("AS, (sizes + 2**26, sizes + 2**26)", "not enough memory")])
-def test_nothing_is_left_when_saving_fails(limit, words, tmp_path):
-    """A disk that is full, and memory that doesn't suffice: set when all is loaded but the model."""
-    model = make_random_model(BASE | {"hidden_size": 256, "intermediate_size": 512}, tmp_path / "model")
-    program = ("import resource, sys; sys.path.insert(0, '.'); import qwen3_numba\n"
-               "qwen3_numba.kernel('quantize_block')\n"
-               "sizes = 4096 * int(open('/proc/self/statm').read().split()[0])\n"
-               f"resource.setrlimit(resource.RLIMIT_{limit})\n"
-               "sys.exit(qwen3_numba.main(sys.argv[1:]))")
-    done = subprocess.run([sys.executable, "-c", program, "--model", model, "--quantize", "int8", "--save-quantized",
-                           tmp_path / "saved", "--threads", "1"], capture_output=True, text=True, timeout=300, cwd=ROOT)
-    assert (done.returncode, done.stdout) == (1, "") and words in done.stderr and len(done.stderr.splitlines()) == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-
-
-@pytest.mark.parametrize("form", ["int8", "int4"])
-@pytest.mark.parametrize("tied", [True, False, None])
+@pytest.mark.parametrize("form, tied", [("int8", True), ("int4", False), ("int8", None)])
 @pytest.mark.parametrize("head", ["another", "a copy"])
 def test_a_head_in_the_file_is_quantized_and_saved(head, tied, form, tmp_path):
     """If it is another matrix than the embedding, it counts, whatever tie_word_embeddings says; a copy need not."""
@@ -269,8 +236,8 @@ def test_a_head_in_the_file_is_quantized_and_saved(head, tied, form, tmp_path):
     assert ("lm_head.weight" in names) == (head == "another" or tied is False)
 
 
-@pytest.mark.parametrize("form", ["int8", "int4"])
-@pytest.mark.parametrize("name", ["model.layers.1.mlp.down_proj.weight", "model.embed_tokens.weight"])
+@pytest.mark.parametrize("form, name", [("int8", "model.embed_tokens.weight"),
+                                        ("int4", "model.layers.1.mlp.down_proj.weight")])
 @pytest.mark.parametrize("value, words", [(np.inf, "not finite"), (-np.inf, "not finite"), (np.nan, "not finite"),
                                           (1e8, "largest weight is 1e+08"), (-1e8, "largest weight is 1e+08")])
 def test_weights_that_have_no_place_in_the_format(value, words, name, form, tmp_path):
@@ -333,7 +300,6 @@ def test_a_config_of_other_sizes(changes, packed, tmp_path):
 
 
 @pytest.mark.parametrize("name, dtype, words", [
-    ("model.norm.weight", np.float16, "don't fit config.json"),
     ("model.layers.0.self_attn.k_norm.weight", np.float16, "don't fit config.json"),
     ("model.layers.0.mlp.up_proj.weight", np.float32, "don't fit config.json")])
 def test_other_dtypes_in_a_saved_model(name, dtype, words, packed, tmp_path):
@@ -345,6 +311,13 @@ def test_other_dtypes_in_a_saved_model(name, dtype, words, packed, tmp_path):
     assert fast.load_model(folder)  # as it was
     write_safetensors(file, tensors | {name: tensors[name].astype(dtype)}, read_safetensors(file)[0]["__metadata__"])
     assert words in message_of(fast.load_model, folder)
+
+
+def test_a_damaged_saved_model(packed, tmp_path):
+    file = shutil.copytree(packed, tmp_path / "saved") / "model.int8.safetensors"
+    for n in (100, -1):
+        file.write_bytes((packed / file.name).read_bytes()[:n])
+        assert "cannot be read" in message_of(fast.load_model, tmp_path / "saved")
 
 
 @pytest.mark.parametrize("key, value, words", [
@@ -385,11 +358,11 @@ def test_a_cache_that_overflows_says_so(tensor, kv_dtype, factor, works, tmp_pat
 
 
 def test_a_draft_never_changes_an_answer():
-    """300 requests, greedy and seeded, with what else an answer may ask for: the same ids with and without it."""
+    """100 requests, greedy and seeded, with what else an answer may ask for: the same ids with and without it."""
     model, rng = fast.load_model(ROOT / "demo", threads=2), np.random.default_rng(0)
     draft = fast.load_model(ROOT / "demo", quantize="int4", threads=2)
     guessed = 0
-    for i in range(300):
+    for i in range(100):
         options = {"seed": i, "max_new_tokens": 20, "temperature": [0, 0.7, 1.2][i % 3], "top_k": int(rng.integers(0, 40)),
                    "top_p": [1, 0.9][i % 2], "repetition_penalty": [1, 1.2][i // 2 % 2], "stop": ["e "] if i % 7 == 0 else (),
                    "logprobs": 2 if i % 5 == 0 else None, "think_budget": 3 if i % 4 == 0 else None}
@@ -399,4 +372,4 @@ def test_a_draft_never_changes_an_answer():
         assert (answer.token_ids, answer.text, answer.finish_reason, answer.logprobs) == (
             plain.token_ids, plain.text, plain.finish_reason, plain.logprobs)
         guessed += answer.driver.accepted
-    assert guessed > 300
+    assert guessed > 100

@@ -4,7 +4,6 @@ import gc
 import os
 import queue
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -29,9 +28,9 @@ pytestmark = [pytest.mark.core, pytest.mark.filterwarnings("ignore::DeprecationW
 
 @pytest.mark.parametrize("delay", [0, 0.002])
 def test_callers_from_several_threads_take_turns(delay, monkeypatch):
-    """With prompts of different lengths, for which the work space changes; a part of a job may be slow."""
+    """With prompts of equal lengths, which share a work space, and of others; a part of a job may be slow."""
     model, kernel = fast.load_model(ROOT / "demo", threads=2), build.kernel("decoder_layers")
-    prompts = [[i + 1] * (1 + 20 * (i % 3)) for i in range(5)]
+    prompts = [[i + 1] * (21 if i < 4 else 1 + 40 * (i % 2)) for i in range(6)]
     expected = [tokens_of(model, prompt) for prompt in prompts]
 
     def late(record, rank):
@@ -42,11 +41,9 @@ def test_callers_from_several_threads_take_turns(delay, monkeypatch):
     assert at_once(model, prompts) == expected
 
 
-def test_available_cpus():
-    program = ("import os, qwen3_numba; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); "
-               "print(qwen3_numba.available_cpus())")
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, cwd=ROOT)
-    assert done.stdout == "1\n"
+def test_available_cpus(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3}, raising=False)
+    assert teams.available_cpus() == 1
 
 
 def test_idle_threads_cost_nothing():
@@ -279,21 +276,6 @@ def test_threads_that_cannot_be_started(monkeypatch):
         assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("options", [[], ["--quantize", "int8"]])
-def test_too_many_threads_are_one_line(options):
-    """In a real process, whose memory doesn't suffice for the stacks of so many."""
-    program = ("import resource, sys; sys.path.insert(0, '.'); from qwen3_lib.app import cli; import qwen3_numba\n"
-               "qwen3_numba.kernel('decoder_layers')\n"
-               "size = 4096 * int(open('/proc/self/statm').read().split()[0]) + 100 * 2**20\n"
-               "resource.setrlimit(resource.RLIMIT_AS, (size, size))\n"
-               "sys.exit(qwen3_numba.main(sys.argv[1:]))")
-    arguments = ["--model", ROOT / "demo", "--threads", "500", *options, "Hello"]
-    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=300,
-                          cwd=ROOT)
-    assert (done.returncode, done.stdout) == (1, ""), done.stderr
-    assert len(done.stderr.splitlines()) == 1 and "--threads" in done.stderr, done.stderr
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Forked processes, as servers make them that load a model first
 # ----------------------------------------------------------------------------------------------------------------------
@@ -398,14 +380,3 @@ def test_a_fork_in_the_middle_of_a_job():
         thread.join(60)
     assert codes == [0] * 4
     assert tokens_of(model, [1, 2, 3]) == expected
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_child_of_a_child_has_threads_too():
-    model = fast.load_model(ROOT / "demo", threads=2)
-    expected = tokens_of(model, [1, 2, 3])
-
-    def same():
-        return 0 if tokens_of(model, [1, 2, 3]) == expected else 1
-
-    assert exit_code_of_child(lambda: same() or exit_code_of_child(lambda: same() or exit_code_of_child(same))) == 0

@@ -9,8 +9,8 @@ from importlib.metadata import files
 import pytest
 
 import qwen3
-from configs import CASES, CLI_CONFIG, FRANCE, HYBRID, HYBRID_SCALES, PARIS, ROOT, VOCABULARY
-from helpers import assert_one_line
+from configs import CASES, FRANCE, HYBRID, HYBRID_SCALES, PARIS, ROOT, VOCABULARY
+from helpers import REMOVED, assert_one_line, edit_json, message_of
 from make_random_model import make_random_model
 
 PACKAGES = ("numpy", "safetensors", "tokenizers", "jinja2", "markupsafe")  # jinja2 imports markupsafe
@@ -109,7 +109,7 @@ def test_as_a_library_it_computes_the_numbers_of_transformers(python, folder):
     """The bundled model, and random ones with one to three shards in bf16, f16 and f32: golden.json is by transformers."""
     questions, expected = [("model", GOLDEN["demo"][0]["prompt"])], [GOLDEN["demo"][0]]
     for i, (name, (config, dtype, shards)) in enumerate(CASES.items()):
-        if not any(word in name for word in ("YaRN", "biases", "sliding", "slides", "RoPE", "longrope")):
+        if not any(word in name for word in ("YaRN", "biases", "sliding", "slides", "RoPE", "longrope", "defaults")):
             make_random_model(config, folder / "random" / str(i), dtype, shards)
             expected.append(GOLDEN["random"][name])
             questions.append((f"random/{i}", expected[-1]["prompt"]))
@@ -136,8 +136,17 @@ def test_a_third_file_adds_the_hybrids(python, folder, tmp_path, program):
     assert run(python, tmp_path, *asked).stdout.strip() == told.strip() != ""
 
 
-@pytest.mark.parametrize("dtype, shards", [("bfloat16", 1), ("float16", 2), ("float32", 3)])
-def test_a_sharded_folder_from_the_command_line(python, folder, dtype, shards):
-    make_random_model(CLI_CONFIG, folder / dtype, dtype, shards)
-    done = run(python, folder, "qwen3.py", "--model", dtype, "--max-tokens", "5", "Hello")
-    assert (done.returncode, bool(done.stdout.strip())) == (0, True), done.stderr
+@pytest.mark.parametrize("name, changes", [
+    ("config.json", {"model_type": "qwen3_moe"}), ("config.json", {"model_type": REMOVED}),
+    ("config.json", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}), ("config.json", {"attention_bias": True}),
+    ("config.json", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}),
+    ("config.json", {"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 4.0}}}),
+    ("config.json", {"use_sliding_window": True}), ("config.json", {"architectures": ["Qwen3ForSequenceClassification"]}),
+    ("config.json", {"head_dim": REMOVED}), ("config.json", {"tie_word_embeddings": False}),
+    ("config.json", {"intermediate_size": 24}), ("generation_config.json", {"num_beams": 4})], ids=str)
+def test_what_two_files_do_not_compute_is_refused(tiny, tmp_path, monkeypatch, name, changes):
+    folder = shutil.copytree(tiny, tmp_path / "model")
+    monkeypatch.setattr(qwen3, "LIBRARY", tmp_path / "nowhere")
+    qwen3.load_model(folder)
+    edit_json(folder / name, changes)
+    assert_one_line(message_of(qwen3.load_model, folder), "config.json")

@@ -1,7 +1,7 @@
 """How likely a model finds a text."""
 import numpy as np
 
-from qwen3 import Model, TokenIds, checked_ids, not_finite
+from qwen3 import Model, TokenIds, check_finite, checked_ids
 from qwen3_lib.answers.sequences import log_softmax
 from tokenizer_utils import InputError
 
@@ -22,8 +22,7 @@ def score(model: Model, token_ids: TokenIds) -> np.ndarray:
     for start in range(0, len(ids) - 1, SCORED):
         now, following = ids[start:start + SCORED], ids[start + 1:start + SCORED + 1]
         logits = model.engine.logits_of(model, now, cache, all_logits=True)  # [SCORED, vocab_size]
-        if not np.isfinite(logits).all():
-            raise not_finite(model)
+        check_finite(model, logits)
         x = log_softmax(logits)
         logprobs.append(x[np.arange(len(following)), following])
     return np.concatenate(logprobs)

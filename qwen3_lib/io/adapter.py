@@ -24,10 +24,10 @@ from qwen3 import (DTYPES, Config, Folder, Tensor, checked_number, checked_whole
 from qwen3_lib.io.adapter_config import (CONFIG, FUSED, STARTS, Settings, full_name, is_target, key_of, number_of,
                                           read_settings)
 from qwen3_lib.io.errors import InputError, brief
-from qwen3_lib.io.tensors import BLOCK, AnyTensor, PackedTensor, rows_of
+from qwen3_lib.io.tensors import BLOCK, EMBEDDING, AnyTensor, PackedTensor, rows_of
 from tokenizer_utils import Tokenizer
 
-WEIGHTS, EMBEDDING, HEAD = "adapter_model.safetensors", "model.embed_tokens.weight", "lm_head.weight"
+WEIGHTS, HEAD = "adapter_model.safetensors", "lm_head.weight"
 LORA = re.compile(r"(.+)\.lora_(A|B|embedding_A|embedding_B|magnitude_vector)(?:\.default)?(?:\.weight|(\.bias))?")
 
 
@@ -52,6 +52,12 @@ class Adapted(Folder):
 
     def tokenizer(self) -> Tokenizer:
         return self.base.tokenizer()
+
+    def generation(self) -> dict[str, Any]:
+        return self.base.generation()
+
+    def embeds(self) -> bool:
+        return self.base.embeds()
 
     def stored(self, dtypes: dict[str, Any] = DTYPES) -> dict[str, Any]:
         """The base's tensors, with the adapter's classification head, where it has one."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import tokenizers
 
-from qwen3 import DTYPES, Config, Folder, InputError, Tensor, checked_whole, config_of, rope_of
+from qwen3 import DTYPES, Config, Folder, InputError, Tensor, checked_whole, config_of, fitting, rope_of
 from qwen3_5 import HybridFolder, opened
 from qwen3_lib.io.adapter import Adapted
 from qwen3_lib.io.errors import brief
@@ -16,7 +16,7 @@ from qwen3_lib.io.gguf_file import gguf_json, is_embedder, is_gguf, map_gguf
 from qwen3_lib.io.hub import resolve_model
 from qwen3_lib.io.packed import Quantized, quantized_file
 from qwen3_lib.io.rope import with_scaled_rope
-from qwen3_lib.io.tensors import PACKED_DTYPES
+from qwen3_lib.io.tensors import EMBEDDING, PACKED_DTYPES, embeds
 from tokenizer_utils import Tokenizer, library_errors, make_tokenizer
 
 
@@ -35,12 +35,21 @@ def open_model(name: str, offline: bool = False, adapter: str | Path | list[str 
     return folder
 
 
+# The values of transformers where config.json has none.
+DEFAULTS = {"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
+            "rope_theta": 1e4}
 EXPERT_SIZES = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}  # if absent
 MODEL_TYPES = ("qwen3", "qwen3_moe", "bidirectional_pplx_qwen3", "jina_embeddings_v5")
 QUANTIZATION = ("quantization_config", "compression_config", "quantization")  # the last key is MLX's
-# What a model may be besides Qwen3ForCausalLM and Qwen3Model; qwen3_embed.py has the heads for classes.
-ARCHITECTURES = ("Qwen3MoeForCausalLM", "Qwen3MoeModel", "Qwen3ForSequenceClassification",
-                 "Qwen3ForTokenClassification", "JinaEmbeddingsV5Model")
+# What a model may be; qwen3_embed.py has the heads for classes.
+ARCHITECTURES = ("Qwen3ForCausalLM", "Qwen3Model", "Qwen3MoeForCausalLM", "Qwen3MoeModel", "JinaEmbeddingsV5Model",
+                 "Qwen3ForSequenceClassification", "Qwen3ForTokenClassification")
+# Keys of generation_config.json that change which tokens are drawn; only these values are accepted.
+ONLY_GENERATION = {"num_beams": 1, "penalty_alpha": 0, "typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0, "top_h": 0,
+                   "no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1, "encoder_no_repeat_ngram_size": 0,
+                   "min_length": 0, "min_new_tokens": 0, "guidance_scale": 1, "suppress_tokens": [],
+                   "begin_suppress_tokens": [], "bad_words_ids": [], "sequence_bias": [], "forced_bos_token_id": [],
+                   "forced_eos_token_id": [], "exponential_decay_length_penalty": [], "watermarking_config": {}}
 
 
 class Checkpoint(Folder):
@@ -57,23 +66,55 @@ class Checkpoint(Folder):
             and raw.get("use_bidirectional_attention") is not True
         if isinstance(names, list):  # a view of the whole text has no architecture in transformers
             names = [name for name in names if name not in ARCHITECTURES and (causal or "Qwen3" not in str(name))]
-        plain: dict[str, Any] = {"architectures": names, "rope_theta": rope["rope_theta"], "layer_types": None}
-        plain |= dict.fromkeys((*QUANTIZATION, "rope_scaling", "rope_parameters"))
+        plain: dict[str, Any] = {"architectures": names or None, "rope_theta": rope["rope_theta"]}
+        plain |= {"rope_scaling": None, "rope_parameters": None}
         for key, known in (("attention_bias", True), ("use_sliding_window", True), ("is_causal", False),
                            ("use_bidirectional_attention", True)):
             if raw.get(key) is known:
                 plain[key] = None
-        if kind == "qwen3_moe":  # where config.json has none, transformers has other values for a mixture
+        if "num_key_value_heads" in raw and raw["num_key_value_heads"] is None:
+            plain["num_key_value_heads"] = raw.get("num_attention_heads")
+        elif kind == "qwen3_moe":  # where config.json has none, transformers has other values for a mixture
             plain["num_key_value_heads"] = raw.get("num_key_value_heads", 4)
+        if kind == "qwen3_moe":
             with contextlib.suppress(KeyError, TypeError, ZeroDivisionError):
                 plain["head_dim"] = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
         if "partial_rotary_factor" in rope:
             plain["partial_rotary_factor"] = rope["partial_rotary_factor"]
-        config = config_of(raw | plain | {"model_type": "qwen3" if kind in MODEL_TYPES else kind}, file)
+        plain["model_type"] = "qwen3" if kind in MODEL_TYPES else kind
+        given = {key: value for key, value in (raw | plain).items() if value is not None}
+        config = config_of(DEFAULTS | given, file)
         config = replace(config, attention_bias=raw.get("attention_bias") is True, causal=causal,
                          windows=windows_of(config, raw, file))
         config = with_experts(config, raw, file) if kind == "qwen3_moe" else config
         return with_scaled_rope(config, rope, file)
+
+    def generation(self) -> dict[str, Any]:
+        """generation_config.json. Raises InputError for unknown methods."""
+        raw = self.json("generation_config.json")
+        for key, value in ONLY_GENERATION.items():
+            if raw.get(key) not in (None, value):
+                raise InputError(f"{self.path / 'generation_config.json'}: {key} = {brief(repr(raw[key]))} is not "
+                                 f"supported, only {value!r} is")
+        top_k = raw.get("top_k")
+        if isinstance(top_k, float) and top_k.is_integer():
+            top_k = int(top_k)
+        return raw | {"top_k": 0 if top_k == -1 else top_k}  # -1: off in other engines
+
+    def shards(self) -> set[str]:
+        """The names of its safetensors files; a single one may have any name."""
+        found = [file.name for file in self.path.glob("*.safetensors")]
+        return {*found} if len(found) == 1 and not self.json("model.safetensors.index.json") else super().shards()
+
+    def tensors(self, config: Config) -> dict[str, Any]:
+        """Folder.tensors; an embedding model's names lack `model.`, and it needs no head."""
+        stored = self.stored()
+        if EMBEDDING not in stored:
+            stored = {f"model.{name}": tensor for name, tensor in stored.items()}
+        return fitting(stored, self.shapes(config), config.tie_word_embeddings or self.embeds(), self.path)
+
+    def embeds(self) -> bool:
+        return embeds(self)
 
     def stored(self, dtypes: dict[str, Any] = DTYPES) -> dict[str, Any]:
         method = self.quantization()

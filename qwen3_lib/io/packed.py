@@ -13,6 +13,7 @@ from qwen3 import Config, Folder, InputError, Model, Tensor, Tokenizer, map_safe
 from qwen3_5 import HybridConfig
 from qwen3_lib.io.errors import brief, parse_json
 from qwen3_lib.io.pooling import VECTOR_FILES, module_files
+from qwen3_lib.io.tensors import embeds
 from qwen3_lib.io.writing import write_folder, write_safetensors
 
 FORMS = ("int8", "int4")
@@ -41,6 +42,12 @@ class Quantized(Folder):
     def tokenizer(self) -> Tokenizer:
         return self.base.tokenizer()
 
+    def generation(self) -> dict[str, Any]:
+        return self.base.generation()
+
+    def embeds(self) -> bool:
+        return embeds(self)
+
     def stored(self, dtypes: Any = None) -> dict[str, Any]:
         return map_safetensors(self.file, {"U8": np.dtype("u1"), "F32": np.dtype("<f4")})
 
@@ -50,11 +57,11 @@ class Quantized(Folder):
 
     def packed(self, config: Config, expected: Expected) -> dict[str, Tensor]:
         """The tensors. Raises InputError unless each has the dtype and shape that expected(name, shape, form) gives."""
+        stored, shapes = self.stored(), tensor_shapes(config)
         with safetensors.safe_open(self.file, framework="numpy") as opened:
             about = opened.metadata() or {}
         if (about.get("format"), about.get("version")) != (self.form, VERSION):
             raise InputError(f"{self.file}: written by another version of this program; quantize the model anew")
-        stored, shapes = self.stored(), tensor_shapes(config)
         if not isinstance(sizes := parse_json(about.get("sizes", ""), str(self.file)), dict):
             raise InputError(f"{self.file}: damaged; quantize the model anew")
         if "model.norm.weight" not in stored:  # with the names of an embedding model's own file

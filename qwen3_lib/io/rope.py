@@ -24,9 +24,9 @@ def with_scaled_rope(config: Config, rope: Mapping[str, Any], file: Path) -> Con
     Computed as in transformers (modeling_rope_utils). Raises InputError for unknown types and values out of range.
     """
     kind = rope["rope_type"]
-    if any(isinstance(value, dict) for value in rope.values()) or kind not in ("default", *TYPES):
+    if kind not in ("default", *TYPES):
         raise InputError(f"{file}: rope type {brief(repr(kind))} is not supported, only "
-                         f"{', '.join(('default', *TYPES))} for all layers alike are")
+                         f"{', '.join(('default', *TYPES))} are")
     if kind == "default":
         return config
     found = {"original_max_position_embeddings": config.context_length, **rope}

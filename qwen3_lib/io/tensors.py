@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qwen3 import DTYPES, Tensor, to_float32
+from qwen3 import DTYPES, Folder, Tensor, to_float32
 from qwen3_lib.io.errors import InputError
 
 # The parts of packed tensors, which formats.py and gguf_file.py understand.
@@ -14,6 +14,7 @@ PACKED_DTYPES: dict[str, np.dtype[Any]] = DTYPES | {
     "F8_E4M3": np.dtype("u1"), "F8_E8M0": np.dtype("u1"), "U8": np.dtype("u1"), "I8": np.dtype("i1"),
     "I32": np.dtype("<i4"), "I64": np.dtype("<i8")}
 
+EMBEDDING = "model.embed_tokens.weight"
 BLOCK = 128  # rows of a matrix are unpacked in multiples of this number; FP8 has a scale for so many
 Whole = Callable[[int, int], tuple[np.ndarray, np.ndarray, np.ndarray | None]]
 
@@ -110,6 +111,13 @@ def to_bfloat16(values: np.ndarray) -> np.ndarray:
     rounded >>= 16
     rounded[np.isnan(values)] = 0x7FC0  # whose bits may have overflowed
     return rounded.astype("<u2")
+
+
+def embeds(folder: Folder) -> bool:
+    """Whether a model gives no answers, by its tensors' names, config.json, or sentence-transformers' files."""
+    names, modules = folder.json("config.json").get("architectures"), folder.path / "modules.json"
+    return EMBEDDING not in folder.stored() or not folder.config().causal \
+        or bool(names) and "ForCausalLM" not in str(names) or modules.is_file() and b"Pooling" in modules.read_bytes()
 
 
 def forget_pages(mapping: mmap.mmap) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import qwen3
-from qwen3 import Config, InputError, Model, Sampling, brief, checked_whole, not_finite, softmax
+from qwen3 import Config, InputError, Model, Sampling, brief, check_finite, checked_whole, softmax
 from qwen3_lib.answers.answer import parse_answer
 from qwen3_lib.answers.completion import inside_thought
 from qwen3_lib.answers.sequences import log_softmax
@@ -300,8 +300,7 @@ def answered(recorder: Recorder, prompt: list[int], limit: int, settings: Sampli
     rng, others, cache = np.random.default_rng(seed), np.random.default_rng(0), recorder.new_cache()
     while len(answer) < limit and not (answer and answer[-1] in recorder.model.eos_token_ids):
         logits = recorder.forward(new, cache)
-        if not np.isfinite(logits).all():
-            raise not_finite(recorder.model)
+        check_finite(recorder.model, logits)
         luck = others.standard_exponential(len(logits))
         if settings.temperature > 0:
             kept, _ = qwen3.candidates(qwen3.penalize(logits, settings, prompt, answer), settings)

@@ -230,7 +230,7 @@ const ALLOWED = {
   ALLOWED_TAGS: ["p", "br", "hr", "h3", "h4", "h5", "h6", "ul", "ol", "li", "blockquote", "pre", "code", "strong", "em", "del",
                  "a", "table", "thead", "tbody", "tr", "th", "td", "#text"],
   ALLOWED_ATTR: ["href", "start", "align", "class"], ALLOW_DATA_ATTR: false, ALLOW_ARIA_ATTR: false,
-  ALLOWED_URI_REGEXP: /^(https?|mailto):/i, RETURN_DOM_FRAGMENT: true,
+  ALLOWED_URI_REGEXP: /^(https?|mailto):/i, ADD_URI_SAFE_ATTR: ["start", "align"], RETURN_DOM_FRAGMENT: true,
 };
 
 /** Shows Markdown as one element for each block; blocks that stay the same keep their element. */

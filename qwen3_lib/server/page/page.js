@@ -6,6 +6,7 @@ const at = id => document.getElementById(id);
 const CHAT = "qwen3.chat.", SETTINGS = "qwen3.settings", KEY = "qwen3.key";  // names in the browser's storage
 const chats = new Map();  // id -> conversation
 const running = new Map();  // conversation -> AbortController of its answer
+const UNREACHED = "the server can't be reached", CUT = "the connection ended before the answer";
 let current = null, context = 0, apiKey = "";
 
 /** A new element with properties and children: elements or texts. */
@@ -155,27 +156,28 @@ async function request(path, body, signal) {
   for (;;) {
     const response = await reached(fetch(path, {
       method: body ? "POST" : "GET", body: body && JSON.stringify(body), signal,
-      headers: {"Content-Type": "application/json", ...(apiKey && {Authorization: `Bearer ${apiKey}`})}}));
+      headers: {"Content-Type": "application/json", ...(apiKey && {Authorization: `Bearer ${apiKey}`})}}), UNREACHED);
     if (response.ok) return response;
     if (response.status === 401 && await unlocked()) continue;
-    const value = parsed(await reached(response.text()));
+    const value = parsed(await reached(response.text(), UNREACHED));
     throw Object.assign(new Error(value?.error?.message ?? `the server answers ${response.status}`),
                         {status: response.status});
   }
 }
 
-async function reached(promise) {
+/** What a promise of the network gives. Throws an Error with these words if the network fails. */
+async function reached(promise, words) {
   try {
     return await promise;
   } catch (error) {
-    throw error.name === "AbortError" ? error : new Error("the server can't be reached");
+    throw error.name === "AbortError" ? error : new Error(words);
   }
 }
 
 /** The values of an event stream. */
 async function* valuesOf(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  for (let held = "", part; !(part = await reached(reader.read())).done;) {
+  for (let held = "", part; !(part = await reached(reader.read(), CUT)).done;) {
     const events = (held + part.value).split("\n\n");
     held = events.pop();
     for (const event of events.filter(each => each.startsWith("data: "))) {  // others are signs of life
@@ -185,7 +187,7 @@ async function* valuesOf(response) {
       yield value;
     }
   }
-  throw new Error("the connection ended before the answer");
+  throw new Error(CUT);
 }
 
 /** Asks for the API key -> true if there is a new one. */
@@ -317,7 +319,7 @@ function refresh(turn) {
   const busy = running.has(current), asked = turn.role === "user";
   if (!drawn.has(turn)) drawn.set(turn, asked ? questionElements(turn) : answerElements(turn));
   const parts = drawn.get(turn), last = turn === current.turns.at(-1), coming = busy && last;
-  for (const button of parts.tools.querySelectorAll("button")) button.hidden = asked ? busy : coming;
+  for (const button of parts.tools.querySelectorAll("button")) button.hidden = asked ? busy : coming || !turn.content;
   if (asked) return;
   const form = turn.form && turn.content, value = form && parsed(turn.content);
   const text = form ? "```json\n" + (value ? JSON.stringify(value, null, 2) : turn.content) + "\n```" : turn.content;
@@ -351,7 +353,9 @@ function answerElements(turn) {
   parts.turn = make("article", {className: "turn"}, make("h2", {className: "unseen"}, "Answer"), parts.details, parts.text,
                     parts.error, parts.tools);
   parts.retry.addEventListener("click", () => {
-    if (settingsAreSound()) answer(current, current.turns.pop());
+    if (!settingsAreSound()) return;
+    answer(current, current.turns.pop());
+    at("log").focus();  // the button is hidden now
   });
   return parts;
 }
@@ -364,6 +368,7 @@ function change(turn, text, tools) {
   const close = () => {
     form.replaceWith(text);
     tools.hidden = false;
+    at("log").focus();
   };
   const later = current.turns.indexOf(turn) < current.turns.length - 2;
   if (later) form.lastChild.append(make("span", {className: "note"}, "The turns after this question will be removed."));
@@ -493,7 +498,14 @@ at("menu").addEventListener("click", () => {
 });
 at("fresh").addEventListener("click", () => at("box").focus());
 addEventListener("hashchange", open);
-addEventListener("pagehide", () => [...running.keys()].forEach(save));  // what has come of an answer
+for (const end of ["beforeunload", "pagehide"]) {  // phones send the second alone; the first comes before requests break
+  addEventListener(end, () => {
+    for (const [chat, run] of running) {
+      save(chat);
+      run.abort();
+    }
+  });
+}
 
 try {
   apiKey = sessionStorage.getItem(KEY) ?? "";

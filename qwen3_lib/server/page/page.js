@@ -28,12 +28,11 @@ function read(key) {
   }
 }
 
-/** Keeps a text, or removes the key for null -> true. If that fails, the page says so, and goes on without. */
+/** Keeps a text, or removes it for null -> true. If that fails, the page says so, and goes on without. */
 function write(key, text) {
   try {
     if (text === null) localStorage.removeItem(key);
     else localStorage.setItem(key, text);
-    at("storage").textContent = "";
     return true;
   } catch (error) {
     notKept(error);
@@ -75,7 +74,9 @@ function save(chat) {
   chat.at = Date.now();
   const {title, turns} = chat, text = JSON.stringify({title, at: chat.at, turns});
   chats.set(chat.id, chat);
-  if (write(CHAT + chat.id, text)) chat.stored = text;
+  chat.unsaved = !write(CHAT + chat.id, text);
+  if (!chat.unsaved) chat.stored = text;
+  if (![...chats.values()].some(each => each.unsaved)) at("storage").textContent = "";
   drawChats();
 }
 
@@ -83,6 +84,7 @@ function remove(chat) {
   running.get(chat)?.abort();
   chats.delete(chat.id);
   write(CHAT + chat.id, null);
+  [...chats.values()].filter(each => each.unsaved).forEach(save);  // there may be room now
   if (chat === current) location.hash = "";
   drawChats();
 }
@@ -195,6 +197,7 @@ async function unlocked() {
   const dialog = at("lock");
   if (!dialog.open) {
     dialog.returnValue = at("key").value = "";
+    at("lock-says").textContent = apiKey && "The server has refused this key.";
     dialog.showModal();
   }
   await new Promise(resolve => dialog.addEventListener("close", resolve, {once: true}));
@@ -234,6 +237,15 @@ const ALLOWED = {
   ALLOWED_ATTR: ["href", "start", "align", "class"], ALLOW_DATA_ATTR: false, ALLOW_ARIA_ATTR: false,
   ALLOWED_URI_REGEXP: /^(https?|mailto):/i, ADD_URI_SAFE_ATTR: ["start", "align"], RETURN_DOM_FRAGMENT: true,
 };
+
+function showAnswer(place, text) {
+  try {
+    showMarkdown(place, text);
+  } catch (error) {  // nested deeper than the library can follow
+    if (!(error instanceof RangeError)) throw error;
+    place.replaceChildren(make("p", {className: "plain"}, text));
+  }
+}
 
 /** Shows Markdown as one element for each block; blocks that stay the same keep their element. */
 function showMarkdown(place, text) {
@@ -323,11 +335,7 @@ function refresh(turn) {
   if (asked) return;
   const form = turn.form && turn.content, value = form && parsed(turn.content);
   const text = form ? "```json\n" + (value ? JSON.stringify(value, null, 2) : turn.content) + "\n```" : turn.content;
-  try {
-    showMarkdown(parts.text, text);
-  } catch {  // nested deeper than the library can follow
-    parts.text.replaceChildren(make("p", {className: "plain"}, turn.content));
-  }
+  if (parts.shown !== text) showAnswer(parts.text, parts.shown = text);
   parts.details.hidden = !turn.thought;
   parts.summary.textContent = coming && !turn.content ? "Thinking …" : "Thought";
   parts.thought.textContent = turn.thought ?? "";
@@ -380,6 +388,7 @@ function change(turn, text, tools) {
     askFor(box.value);
   });
   cancel.addEventListener("click", close);
+  form.addEventListener("keydown", event => event.key === "Escape" && !event.isComposing && close());
   sendOnEnter(box, form);
   text.replaceWith(form);
   tools.hidden = true;
@@ -431,13 +440,14 @@ async function answer(chat, former) {
   running.set(chat, run);
   save(chat);
   draw();
-  let began, reason = "", waiting = false;
+  let began, reason = "", waiting = false, took = 0;
   const show = () => {
     waiting = false;
-    const log = at("log"), atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
     if (chat !== current) return;
+    const log = at("log"), start = performance.now(), atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
     refresh(turn);
     if (atEnd) log.scrollTop = log.scrollHeight;
+    took = performance.now() - start;
   };
   try {
     for await (const value of valuesOf(await request("v1/chat/completions", body, run.signal))) {
@@ -447,7 +457,7 @@ async function answer(chat, former) {
       if (turn.thought || turn.content) began ??= performance.now();
       reason = finish_reason ?? reason;
       if (value.usage) turn.note = figures(value.usage, performance.now() - began, reason);
-      if (!waiting) requestAnimationFrame(show);
+      if (!waiting) setTimeout(show, 20 + 4 * took);  // a long list of Markdown takes 400 ms: leave time for the rest
       waiting = true;
     }
   } catch (error) {
@@ -490,7 +500,7 @@ at("stop").addEventListener("click", () => {
   at("box").focus();
 });
 addEventListener("keydown", event => {
-  if (event.key === "Escape" && !document.querySelector("dialog[open]")) running.get(current)?.abort();
+  if (event.key === "Escape" && !event.isComposing && !document.querySelector("dialog[open]")) running.get(current)?.abort();
 });
 at("open-settings").addEventListener("click", () => at("settings").showModal());
 at("menu").addEventListener("click", () => {

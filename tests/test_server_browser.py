@@ -20,7 +20,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 if CHROMIUM is None:
     pytest.skip("no chromium is installed", allow_module_level=True)
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 ASKED = FRANCE[0]["content"]
 CHATS = "() => Object.keys(localStorage).filter(k => k.startsWith('qwen3.chat.')).map(k => JSON.parse(localStorage[k]))"
 
@@ -335,22 +335,35 @@ if 1 < 2:
 line
 break [link](https://example.org) ~~no~~
 ![picture](https://example.org/x.png)"""
-ELEMENTS = [("h3", "Title"), ("h4", "A bold and code deeper"), ("h4 strong", "bold"), ("h4 code", "code"), ("ol li", "one"),
-            ("ol li + li", "two"), ("ul li", "☑ done"), ("th", "a"), ("td[align=right]", "2"),
+ELEMENTS = [("h3", "Title"), ("h4", "A bold and code deeper"), ("h4 strong", "bold"), ("h4 code", "code"),
+            ("ol li", "one"), ("ol li + li", "two"), ("ul li", "☑ done"), ("th", "a"), ("td[align=right]", "2"),
             ("pre code", 'if 1 < 2:\n    print("&amp;")\n'), (".bar span", "python"), ("p del", "no"),
             ("a[href='https://example.org'][target=_blank][rel=noreferrer]", "link"),
             ("a[href='https://example.org/x.png']", "picture")]
 
 
+GROWN = """([text, size]) => {  // the HTML of a text that grows, that of the whole, how often the first block was drawn
+  const place = document.createElement('div'), whole = document.createElement('div'), first = new Set();
+  for (let n = size; n < text.length + size; n += size) {
+    showMarkdown(place, text.slice(0, n));
+    first.add(place.firstChild);
+  }
+  showMarkdown(whole, text);
+  return [place.innerHTML, whole.innerHTML, first.size]; }"""
+
+
 def test_markdown(tab):
-    """The elements of each kind of Markdown, in whatever pieces the answer comes."""
-    for size in (1, 7, 1000):
-        tab.answers_with(*({"content": MARKDOWN[i:i + size]} for i in range(0, len(MARKDOWN), size)))
-        tab.ask("?")
-        answer = tab.page.locator(".turn").last
-        for selector, text in ELEMENTS:
-            assert answer.locator(f".block {selector}").first.text_content() == text, selector
-        assert answer.locator("br").count() == 2 and answer.locator("img, input").count() == 0
+    """The elements of each kind of Markdown; a text that grows ends as the whole does, and keeps the blocks before."""
+    tab.answers_with({"content": MARKDOWN})
+    tab.ask("?")
+    answer = tab.page.locator(".turn").last
+    for selector, text in ELEMENTS:
+        assert answer.locator(f".block {selector}").first.text_content() == text, selector
+    assert answer.locator("br").count() == 2 and answer.locator("img, input").count() == 0
+    text, end = "A [name].\n\n" + MARKDOWN, "\n\n[name]: https://example.org"  # the end changes the first block
+    for size in (1, 7):
+        grown, whole, n_first = tab.page.evaluate(GROWN, [text + end, size])
+        assert grown == whole and n_first <= (len("A [name].") + len(end)) // size + 2
     tab.context.grant_permissions(["clipboard-read", "clipboard-write"])
     tab.page.locator(".bar button").first.click()
     tab.see(".bar >> nth=0", "Copied")
@@ -380,7 +393,7 @@ def test_what_a_model_writes_runs_nothing(tab, as_form):
         assert answer.locator("script, img, svg, iframe, style, form, [onclick], [onerror], [style]").count() == 0
         assert all(re.match("https?:", link) for link in answer.locator("a[href]").evaluate_all(
             "all => all.map(each => each.getAttribute('href'))")), text
-        assert tab.texts(".thought")[-1].replace("\ufffd", "\0") == text == tab.texts(".user .text")[-1].replace("\ufffd", "\0")
+        assert {shown.replace("\ufffd", "\0") for shown in tab.texts(".thought, .user .text")} == {text}
 
 
 def test_two_tabs(context, served):
@@ -416,14 +429,16 @@ CLOSED = "Object.defineProperty(window, '{}', {{get() {{ throw new DOMException(
 FULL = """const free = () => { let n = 2 ** 22; for (let i = 0; n >= 1;) {
   try { localStorage.setItem('filler' + i++, 'x'.repeat(n)); } catch { n = n >> 1; } } }; free();"""
 BROKEN = "".join(f"localStorage.setItem({json.dumps(key)}, {json.dumps(value)});" for key, value in [
-    ("qwen3.settings", "{"), ("qwen3.chat.a", "{"), ("qwen3.chat.b", "3"), ("qwen3.chat.c", '{"title": 3, "turns": []}'),
-    ("qwen3.chat.d", '{"title": "d", "turns": [{"role": "user"}]}'), ("qwen3.chat.e", '{"title": "e", "turns": [null]}'),
-    ("qwen3.chat.", "null"), ("qwen3.chat.good", json.dumps({"title": "good", "at": "x", "turns": [
+    ("qwen3.settings", "{"), ("qwen3.chat.a", "{"), ("qwen3.chat.b", "3"),
+    ("qwen3.chat.c", '{"title": 3, "turns": []}'), ("qwen3.chat.d", '{"title": "d", "turns": [{"role": "user"}]}'),
+    ("qwen3.chat.e", '{"title": "e", "turns": [null]}'),
+    ("qwen3.chat.", "null"), ("qwen3.chat.good", json.dumps({"title": "good", "changed": "x", "turns": [
         {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello", "thought": [1], "note": {}}]}))])
 
 
 @pytest.mark.parametrize("script, says", [
-    (CLOSED.format("localStorage") + CLOSED.format("sessionStorage"), "keeps nothing"), (FULL, "storage is full"), (BROKEN, "")])
+    (CLOSED.format("localStorage") + CLOSED.format("sessionStorage"), "keeps nothing"), (FULL, "storage is full"),
+    (BROKEN, "")])
 def test_storage_that_is_closed_full_or_broken(context, served, script, says):
     context.add_init_script(script)
     tab = Tab(context, served.url)
@@ -512,12 +527,12 @@ def test_phone(browser, served):
     context.close()
 
 
-LONG = MARKDOWN + "\n\n```js\n" + "const words = " + " + ".join(["'a long line of code'"] * 12) + ";\n" * 30 + "```\n" + (
-    "Donaudampfschiff" * 12 + "\n\n" + "| " + " | ".join(["column"] * 20) + " |\n" + "| --- " * 20 + "|\n" +
+LONG = MARKDOWN + "\n\n```js\n" + "const words = " + " + ".join(["'a long line of code'"] * 12) + ";\n" * 30 + (
+    "```\nDonaudampfschiff" * 12 + "\n\n" + "| " + " | ".join(["column"] * 20) + " |\n" + "| --- " * 20 + "|\n" +
     "| " + " | ".join(["value"] * 20) + " |\n\n> a quotation\n\n" + "\n\n".join(["A paragraph of text. " * 20] * 4))
 
 MANY = """for (let i = 0; i < 40; i++) localStorage.setItem(`qwen3.chat.${i}`, JSON.stringify(
-  {title: `Question ${i} with a name that is rather long, so that it has to be cut`, at: i, turns: []}));"""
+  {title: `Question ${i} with a name that is rather long, so that it has to be cut`, changed: i, turns: []}));"""
 
 
 @pytest.mark.parametrize("width, scheme", [(360, "light"), (390, "dark"), (1440, "light"), (1440, "dark")])

@@ -52,8 +52,8 @@ def joined(page: Path, values: dict[str, str], rules: str = "") -> tuple[str, st
     styles, programs = ([text for name, text in files.items() if name.endswith(end)] for end in (".css", ".js"))
     policy = (f"default-src 'none'; style-src {hashes(*styles)}; script-src {hashes(*programs)}; base-uri 'none'; "
               f"form-action 'none'{rules}")
-    shown = {name: text if name.endswith((".css", ".js")) else escape(text, quote=False) for name, text in files.items()}
-    shown |= values | {"POLICY": policy}
+    licences = {name: escape(text, quote=False) for name, text in files.items() if not name.endswith((".css", ".js"))}
+    shown = files | licences | values | {"POLICY": policy}
     return "".join(shown[piece] if i % 2 else piece for i, piece in enumerate(pieces)), policy
 
 

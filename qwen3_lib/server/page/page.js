@@ -1,6 +1,6 @@
 "use strict";
-/* The chat page. A conversation is {id, title, at, turns}; a turn is {role, content}, that of an answer also has
-   {thought, note, error, form}. Texts become text nodes; Markdown alone becomes elements, those that DOMPurify lets pass. */
+/* The chat page. A conversation is {id, title, changed, turns}; a turn is {role, content}, and an answer also has
+   {thought, note, error, form}. Texts become text nodes; Markdown becomes elements, those that DOMPurify lets pass. */
 
 const at = id => document.getElementById(id);
 const CHAT = "qwen3.chat.", SETTINGS = "qwen3.settings", KEY = "qwen3.key";  // names in the browser's storage
@@ -59,7 +59,7 @@ function recall(id) {
   const stored = read(CHAT + id), chat = parsed(stored);
   const sound = Array.isArray(chat?.turns) && typeof chat.title === "string" && chat.turns.every(
     turn => ["user", "assistant"].includes(turn?.role) && typeof turn.content === "string");
-  if (sound) chats.set(id, {id, title: chat.title, at: Number(chat.at) || 0, turns: chat.turns, stored});
+  if (sound) chats.set(id, {id, title: chat.title, changed: Number(chat.changed) || 0, turns: chat.turns, stored});
   else chats.delete(id);
 }
 
@@ -71,8 +71,8 @@ function save(chat) {
     recall(id);
     if (chat === current) history.replaceState(null, "", "#" + chat.id);
   }
-  chat.at = Date.now();
-  const {title, turns} = chat, text = JSON.stringify({title, at: chat.at, turns});
+  chat.changed = Date.now();
+  const {title, turns} = chat, text = JSON.stringify({title, changed: chat.changed, turns});
   chats.set(chat.id, chat);
   chat.unsaved = !write(CHAT + chat.id, text);
   if (!chat.unsaved) chat.stored = text;
@@ -129,9 +129,9 @@ for (const input of kept) {
 /** The fields of a request that the settings decide. */
 function wishes() {
   const numbers = ["temperature", "top_p", "max_tokens"].filter(name => at(name).value !== "");
-  const schema = at("form").checked && {type: "json_schema", json_schema: {name: "form", schema: parsed(at("schema").value)}};
+  const format = {type: "json_schema", json_schema: {name: "form", schema: parsed(at("schema").value)}};
   return {...Object.fromEntries(numbers.map(name => [name, at(name).valueAsNumber])),
-          ...(schema && {response_format: schema}), ...(!at("think").checked && {enable_thinking: false})};
+          ...(at("form").checked && {response_format: format}), ...(!at("think").checked && {enable_thinking: false})};
 }
 
 /** True if a request can be made of the settings; else the page shows what is wrong. */
@@ -232,8 +232,8 @@ const markdown = new marked.Marked({
   renderer: {checkbox: ({checked}) => checked ? "☑ " : "☐ "},
 });
 const ALLOWED = {
-  ALLOWED_TAGS: ["p", "br", "hr", "h3", "h4", "h5", "h6", "ul", "ol", "li", "blockquote", "pre", "code", "strong", "em", "del",
-                 "a", "table", "thead", "tbody", "tr", "th", "td", "#text"],
+  ALLOWED_TAGS: ["p", "br", "hr", "h3", "h4", "h5", "h6", "ul", "ol", "li", "blockquote", "pre", "code", "strong", "em",
+                 "del", "a", "table", "thead", "tbody", "tr", "th", "td", "#text"],
   ALLOWED_ATTR: ["href", "start", "align", "class"], ALLOW_DATA_ATTR: false, ALLOW_ARIA_ATTR: false,
   ALLOWED_URI_REGEXP: /^(https?|mailto):/i, ADD_URI_SAFE_ATTR: ["start", "align"], RETURN_DOM_FRAGMENT: true,
 };
@@ -259,7 +259,7 @@ function showMarkdown(place, text) {
   });
   const blocks = tokens.filter(token => token.type !== "space");
   blocks.forEach((token, i) => {
-    const old = place.children[i], mark = `${token.depth} ${token.raw}`;
+    const old = place.children[i], mark = JSON.stringify(token);
     if (old?.mark === mark) return;
     const block = make("div", {className: "block", mark}, DOMPurify.sanitize(markdown.parser([token]), ALLOWED));
     for (const link of block.querySelectorAll("a")) Object.assign(link, {target: "_blank", rel: "noreferrer"});
@@ -300,7 +300,7 @@ function copyButton(text) {
 const drawn = new WeakMap();  // turn -> its elements
 
 function drawChats() {
-  const sorted = [...chats.values()].sort((a, b) => b.at - a.at);
+  const sorted = [...chats.values()].sort((a, b) => b.changed - a.changed);
   at("chats").replaceChildren(...sorted.map(chat => {
     const link = make("a", {href: "#" + chat.id, title: chat.title}, chat.title);
     if (chat === current) link.ariaCurrent = "page";
@@ -345,7 +345,8 @@ function refresh(turn) {
 }
 
 function questionElements(turn) {
-  const edit = make("button", {}, "Edit"), tools = make("div", {className: "tools"}, ...copyButton(() => turn.content), edit);
+  const edit = make("button", {}, "Edit");
+  const tools = make("div", {className: "tools"}, ...copyButton(() => turn.content), edit);
   const text = make("div", {className: "text"}, turn.content);
   const element = make("article", {className: "turn user"}, make("h2", {className: "unseen"}, "Question"), text, tools);
   edit.addEventListener("click", () => change(turn, text, tools));
@@ -358,8 +359,8 @@ function answerElements(turn) {
                  retry: make("button", {}, "Retry")};
   parts.details = make("details", {}, parts.summary, parts.thought);
   parts.tools = make("div", {className: "tools"}, ...copyButton(() => turn.content), parts.retry, parts.note);
-  parts.turn = make("article", {className: "turn"}, make("h2", {className: "unseen"}, "Answer"), parts.details, parts.text,
-                    parts.error, parts.tools);
+  parts.turn = make("article", {className: "turn"}, make("h2", {className: "unseen"}, "Answer"), parts.details,
+                    parts.text, parts.error, parts.tools);
   parts.retry.addEventListener("click", () => {
     if (!settingsAreSound()) return;
     answer(current, current.turns.pop());
@@ -371,8 +372,8 @@ function answerElements(turn) {
 /** Puts an editor in the place of a question; the changed question is asked, and what followed it is gone. */
 function change(turn, text, tools) {
   const box = make("textarea", {value: turn.content, rows: 4, ariaLabel: "Your question"});
-  const cancel = make("button", {type: "button"}, "Cancel");
-  const form = make("form", {}, box, make("div", {className: "row"}, make("button", {className: "first"}, "Ask again"), cancel));
+  const send = make("button", {className: "first"}, "Ask again"), cancel = make("button", {type: "button"}, "Cancel");
+  const form = make("form", {}, box, make("div", {className: "row"}, send, cancel));
   const close = () => {
     form.replaceWith(text);
     tools.hidden = false;
@@ -500,7 +501,8 @@ at("stop").addEventListener("click", () => {
   at("box").focus();
 });
 addEventListener("keydown", event => {
-  if (event.key === "Escape" && !event.isComposing && !document.querySelector("dialog[open]")) running.get(current)?.abort();
+  if (event.key !== "Escape" || event.isComposing || document.querySelector("dialog[open]")) return;
+  running.get(current)?.abort();
 });
 at("open-settings").addEventListener("click", () => at("settings").showModal());
 at("menu").addEventListener("click", () => {
@@ -508,7 +510,7 @@ at("menu").addEventListener("click", () => {
 });
 at("fresh").addEventListener("click", () => at("box").focus());
 addEventListener("hashchange", open);
-for (const end of ["beforeunload", "pagehide"]) {  // phones send the second alone; the first comes before requests break
+for (const end of ["beforeunload", "pagehide"]) {  // the first before requests break; on phones the second alone
   addEventListener(end, () => {
     for (const [chat, run] of running) {
       save(chat);

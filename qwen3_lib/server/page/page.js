@@ -479,10 +479,11 @@ function figures(usage, milliseconds, reason) {
           ...(reason === "length" ? ["cut off"] : [])].join(" · ");
 }
 
-/** Enter submits; with a keyboard on the screen it begins a line. */
+/** Enter submits; with a keyboard on the screen it begins a line, and in an input method it ends a word. */
 function sendOnEnter(box, form) {
   box.addEventListener("keydown", event => {
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing || matchMedia("(pointer: coarse)").matches) return;
+    const composing = event.isComposing || event.keyCode === 229;  // 229: Safari's, for the Enter that ends a word
+    if (event.key !== "Enter" || event.shiftKey || composing || matchMedia("(pointer: coarse)").matches) return;
     event.preventDefault();
     form.requestSubmit();
   });

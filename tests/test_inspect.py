@@ -9,6 +9,7 @@ import re
 import sys
 import types
 from dataclasses import replace
+from html import escape
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from make_random_model import make_random_model
 from oracle import head, oracle, softmax, turned
 from qwen3_lib.page import contents as panels
 from qwen3_lib.page.contents import Wish, contents
-from qwen3_lib.page.page import html, lines_of_functions, pack
+from qwen3_lib.page.page import html, joined, lines_of_functions, pack
 from qwen3_lib.page.recorder import Recorder, Step
 
 PROMPT = "The capital of France is"
@@ -346,15 +347,19 @@ def test_the_file_runs_only_its_own_program_and_loads_nothing(found):
     assert not re.search(r"""(src|href)=["']?(?!#)|url\(|@import""", page.replace(blocks[0][1], ""))
 
 
-def test_uplot_is_in_the_page_unchanged_with_its_licence():
-    """The README of uPlot lists the hashes of the npm package's files."""
-    folder, page = ROOT / "qwen3_lib/page/uplot", html({})
+@pytest.mark.parametrize("library, n_files", [("page/uplot", 3), ("server/page/marked", 2),
+                                              ("server/page/dompurify", 2)])
+def test_libraries_are_in_the_pages_unchanged_with_their_licences(library, n_files):
+    """The README of each lists the hashes of the npm package's files."""
+    folder = ROOT / "qwen3_lib" / library
+    page = joined(folder.parent / "page.html", {"CONTENTS": ""})[0]
     shipped = dict(re.findall(r"^\| `(\S+)` \| `([0-9a-f]{64})` \|$", (folder / "README.md").read_text("utf-8"),
                               re.MULTILINE))
-    assert {*shipped} == {file.name for file in folder.iterdir()} - {"README.md"} and len(shipped) == 3
+    assert {*shipped} == {file.name for file in folder.iterdir()} - {"README.md"} and len(shipped) == n_files
     for name, digest in shipped.items():
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest, name
-        assert (folder / name).read_text("utf-8") in page
+        text = (folder / name).read_text("utf-8")
+        assert (escape(text, quote=False) if name == "LICENSE" else text) in page
 
 
 def test_the_page_names_functions_of_qwen3():

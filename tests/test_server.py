@@ -3,9 +3,11 @@ import asyncio
 import base64
 import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -630,9 +632,17 @@ def test_health_while_loading_and_metrics(demo):
 
 
 def test_the_page_needs_nothing_from_elsewhere(served):
+    """Its policy allows the scripts and the style in it, and nothing from elsewhere; its own parts name no address."""
     status, text, headers = served.ask("/")
-    assert status == 200 and "<title>Qwen3</title>" in text and "http" not in text and " src=" not in text
-    assert "default-src 'none'" in headers["content-security-policy"] and "innerHTML" not in text
+    policy = headers["content-security-policy"]
+    assert status == 200 and "<title>Qwen3</title>" in text
+    assert policy.startswith("default-src 'none'; ") and "unsafe" not in policy and "connect-src 'self'" in policy
+    for kind, tag, n in (("script-src", "script", 3), ("style-src", "style", 1)):
+        parts = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        digests = [base64.b64encode(hashlib.sha256(part.encode()).digest()).decode() for part in parts]
+        assert len(parts) == n and f"{kind} " + " ".join(f"'sha256-{digest}'" for digest in digests) + ";" in policy
+    own = "".join(path.read_text("utf-8") for path in (ROOT / "qwen3_lib/server/page").glob("page.*"))
+    assert not re.search(r"""://|url\(|@import| on\w+=| style=| src=|innerHTML|eval\(""", own)
 
 
 def test_the_command(tmp_path):

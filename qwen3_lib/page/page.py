@@ -1,4 +1,4 @@
-"""One HTML file: arrays as base64, the source with its lines, and the page's own style and program within it."""
+"""Pages of one HTML file: styles, programs and licences within it, arrays as base64, the source with its lines."""
 from __future__ import annotations
 
 import ast
@@ -11,10 +11,7 @@ from typing import Any
 
 import numpy as np
 
-ROOM = Path(__file__).resolve().parent
-FILES = {  # name in page.html -> what stands there; uplot/ is uPlot's npm package
-    "UPLOT_STYLE": "uplot/uPlot.min.css", "STYLE": "page.css", "UPLOT": "uplot/uPlot.iife.min.js", "PROGRAM": "page.js",
-    "LICENCE": "uplot/LICENSE"}
+PAGE = Path(__file__).resolve().with_name("page.html")
 
 
 def pack(array: np.ndarray, dtype: str) -> dict[str, Any]:
@@ -37,19 +34,27 @@ def lines_of_functions(source: str) -> dict[str, list[int]]:
 
 
 def html(contents: dict[str, Any]) -> str:
-    """The page. It can load nothing and run only its own programs, whatever its texts contain.
+    """The page on the inside of a model. It can load nothing and run only its own programs, whatever its texts contain.
 
-    The texts are one JSON value whose "<" are escaped, and the program puts them into the page as text. The content
-    security policy allows the styles and the programs by their hashes, and nothing else.
+    The texts are one JSON value whose "<" are escaped, and the program puts them into the page as text.
     """
-    values = {name: (ROOM / file).read_text("utf-8") for name, file in FILES.items()}
-    values["POLICY"] = (
-        f"default-src 'none'; style-src {hashes(values['UPLOT_STYLE'], values['STYLE'])}; "
-        f"script-src {hashes(values['UPLOT'], values['PROGRAM'])}; base-uri 'none'; form-action 'none'")
-    values["LICENCE"] = escape(values["LICENCE"], quote=False)
-    values["CONTENTS"] = json.dumps(contents, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    pieces = (ROOM / "page.html").read_text("utf-8").split("@@")  # text, name, text, name, ..., text
-    return "".join(values[piece] if i % 2 else piece for i, piece in enumerate(pieces))
+    text = json.dumps(contents, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    return joined(PAGE, {"CONTENTS": text})[0]
+
+
+def joined(page: Path, values: dict[str, str], rules: str = "") -> tuple[str, str]:
+    """(a page, its content security policy). The page's file names values and files beside it, as @@NAME@@.
+
+    The policy allows the styles and the programs by their hashes, and else what `rules` add. @@POLICY@@ stands for it.
+    """
+    pieces = page.read_text("utf-8").split("@@")  # text, name, text, name, ..., text
+    files = {name: (page.parent / name).read_text("utf-8") for name in pieces[1::2] if name not in {*values, "POLICY"}}
+    styles, programs = ([text for name, text in files.items() if name.endswith(end)] for end in (".css", ".js"))
+    policy = (f"default-src 'none'; style-src {hashes(*styles)}; script-src {hashes(*programs)}; base-uri 'none'; "
+              f"form-action 'none'{rules}")
+    licences = {name: escape(text, quote=False) for name, text in files.items() if not name.endswith((".css", ".js"))}
+    shown = files | licences | values | {"POLICY": policy}
+    return "".join(shown[piece] if i % 2 else piece for i, piece in enumerate(pieces)), policy
 
 
 def hashes(*texts: str) -> str:

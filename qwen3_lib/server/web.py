@@ -26,6 +26,7 @@ from qwen3 import InputError
 from qwen3_embed import SEARCH, embed, rerank
 from qwen3_lib.app.terminal import model_name
 from qwen3_lib.io.errors import brief, is_whole, parse_json
+from qwen3_lib.page.page import joined
 from qwen3_lib.server.errors import Refusal
 from qwen3_lib.server.replies import ChatReply, Reply, event
 from qwen3_lib.server.requests import Body, Wish, at_fault, chat_prompt, chat_wish, flag, text_wish, whole
@@ -33,8 +34,8 @@ from qwen3_lib.server.worker import Job, Worker
 
 LARGEST_BODY, BODY_SECONDS, HEADER_SECONDS = 2**24, 30, 15  # bytes of a body; seconds until it and the headers come
 SIGN_OF_LIFE = 5.0  # seconds without news until a stream gets a comment
-PAGE = Path(__file__).with_name("page.html")
-POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'"
+PAGE, POLICY = joined(Path(__file__).with_name("page") / "page.html", {}, "; connect-src 'self'; img-src data:; "
+                      "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types dompurify")
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -242,7 +243,8 @@ class Server:
         return JSONResponse({"object": "list", "data": [about]})
 
     async def page(self, request: Request) -> Response:
-        return HTMLResponse(PAGE.read_text("utf-8"), headers={"Content-Security-Policy": POLICY})
+        return HTMLResponse(PAGE, headers={"Content-Security-Policy": POLICY, "Referrer-Policy": "no-referrer",
+                                           "X-Content-Type-Options": "nosniff"})
 
     async def health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok", "model": self.name})

@@ -1,0 +1,531 @@
+"use strict";
+/* The chat page. A conversation is {id, title, changed, turns}; a turn is {role, content}, and an answer also has
+   {thought, note, error, form}. Texts become text nodes; Markdown becomes elements, those that DOMPurify lets pass. */
+
+const at = id => document.getElementById(id);
+const CHAT = "qwen3.chat.", SETTINGS = "qwen3.settings", KEY = "qwen3.key";  // names in the browser's storage
+const chats = new Map();  // id -> conversation
+const running = new Map();  // conversation -> AbortController of its answer
+const UNREACHED = "the server can't be reached", CUT = "the connection ended before the answer";
+let current = null, context = 0, apiKey = "";
+
+/** A new element with properties and children: elements or texts. */
+function make(tag, properties = {}, ...children) {
+  const element = Object.assign(document.createElement(tag), properties);
+  element.append(...children);
+  return element;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The browser's storage: it may be closed, full, changed by another tab, or hold something else
+// ---------------------------------------------------------------------------------------------------------------------
+
+function read(key) {
+  try {
+    return localStorage.getItem(key);
+  } catch {
+    return null;  // the browser forbids storage, and the page has said so
+  }
+}
+
+/** Keeps a text, or removes it for null -> true. If that fails, the page says so, and goes on without. */
+function write(key, text) {
+  try {
+    if (text === null) localStorage.removeItem(key);
+    else localStorage.setItem(key, text);
+    return true;
+  } catch (error) {
+    notKept(error);
+    return false;
+  }
+}
+
+function notKept(error) {
+  at("storage").textContent = error.name === "QuotaExceededError"
+    ? "The browser's storage is full: new messages are lost when this page is closed. Delete conversations."
+    : "The browser keeps nothing for this page: conversations are lost when it is closed.";
+}
+
+function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return null;
+  }
+}
+
+/** Reads a conversation again; one that isn't sound is left alone, and not shown. */
+function recall(id) {
+  const stored = read(CHAT + id), chat = parsed(stored);
+  const sound = Array.isArray(chat?.turns) && typeof chat.title === "string" && chat.turns.every(
+    turn => ["user", "assistant"].includes(turn?.role) && typeof turn.content === "string");
+  if (sound) chats.set(id, {id, title: chat.title, changed: Number(chat.changed) || 0, turns: chat.turns, stored});
+  else chats.delete(id);
+}
+
+function save(chat) {
+  const was = read(CHAT + chat.id);
+  if (was !== null && was !== chat.stored) {  // another tab has gone on with it: keep both
+    const id = chat.id;
+    chat.id = newId();
+    recall(id);
+    if (chat === current) history.replaceState(null, "", "#" + chat.id);
+  }
+  chat.changed = Date.now();
+  const {title, turns} = chat, text = JSON.stringify({title, changed: chat.changed, turns});
+  chats.set(chat.id, chat);
+  chat.unsaved = !write(CHAT + chat.id, text);
+  if (!chat.unsaved) chat.stored = text;
+  if (![...chats.values()].some(each => each.unsaved)) at("storage").textContent = "";
+  drawChats();
+}
+
+function remove(chat) {
+  running.get(chat)?.abort();
+  chats.delete(chat.id);
+  write(CHAT + chat.id, null);
+  [...chats.values()].filter(each => each.unsaved).forEach(save);  // there may be room now
+  if (chat === current) location.hash = "";
+  drawChats();
+}
+
+const newId = () => Date.now().toString(36) + Math.random().toString(36).slice(2, 10);
+
+addEventListener("storage", ({key}) => {  // another tab has changed something
+  if (key === SETTINGS) return recallSettings();
+  if (!key?.startsWith(CHAT)) return;
+  const id = key.slice(CHAT.length);
+  if (running.has(chats.get(id))) return;
+  recall(id);
+  if (current.id === id) open();
+  else drawChats();
+});
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Settings
+// ---------------------------------------------------------------------------------------------------------------------
+
+const kept = [...document.querySelectorAll("[data-kept]")];
+const valueOf = input => input.type === "checkbox" ? "checked" : "value";
+
+function recallSettings() {
+  const stored = parsed(read(SETTINGS)) ?? {};
+  for (const input of kept) if (input.id in Object(stored)) input[valueOf(input)] = stored[input.id];
+  applySettings();
+}
+
+function applySettings() {
+  document.documentElement.style.colorScheme = at("scheme").value;
+  at("schema-panel").hidden = !at("form").checked;
+}
+
+for (const input of kept) {
+  input.addEventListener("input", () => {
+    write(SETTINGS, JSON.stringify(Object.fromEntries(kept.map(each => [each.id, each[valueOf(each)]]))));
+    applySettings();
+  });
+}
+
+/** The fields of a request that the settings decide. */
+function wishes() {
+  const numbers = ["temperature", "top_p", "max_tokens"].filter(name => at(name).value !== "");
+  const format = {type: "json_schema", json_schema: {name: "form", schema: parsed(at("schema").value)}};
+  return {...Object.fromEntries(numbers.map(name => [name, at(name).valueAsNumber])),
+          ...(at("form").checked && {response_format: format}), ...(!at("think").checked && {enable_thinking: false})};
+}
+
+/** True if a request can be made of the settings; else the page shows what is wrong. */
+function settingsAreSound() {
+  at("schema-says").textContent = "";
+  try {
+    if (at("form").checked) JSON.parse(at("schema").value);
+  } catch (error) {
+    at("schema-says").textContent = `The schema is no JSON: ${error.message}`;
+    return false;
+  }
+  const form = document.querySelector("#settings form");
+  if (form.checkValidity()) return true;
+  at("settings").showModal();
+  return form.reportValidity();
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The server
+// ---------------------------------------------------------------------------------------------------------------------
+
+/** The response to a request. Throws an Error that says what is wrong; an AbortError if it was stopped. */
+async function request(path, body, signal) {
+  for (;;) {
+    const response = await reached(fetch(path, {
+      method: body ? "POST" : "GET", body: body && JSON.stringify(body), signal,
+      headers: {"Content-Type": "application/json", ...(apiKey && {Authorization: `Bearer ${apiKey}`})}}), UNREACHED);
+    if (response.ok) return response;
+    if (response.status === 401 && await unlocked()) continue;
+    const value = parsed(await reached(response.text(), UNREACHED));
+    throw Object.assign(new Error(value?.error?.message ?? `the server answers ${response.status}`),
+                        {status: response.status});
+  }
+}
+
+/** What a promise of the network gives. Throws an Error with these words if the network fails. */
+async function reached(promise, words) {
+  try {
+    return await promise;
+  } catch (error) {
+    throw error.name === "AbortError" ? error : new Error(words);
+  }
+}
+
+/** The values of an event stream. */
+async function* valuesOf(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let held = "", part; !(part = await reached(reader.read(), CUT)).done;) {
+    const events = (held + part.value).split("\n\n");
+    held = events.pop();
+    for (const event of events.filter(each => each.startsWith("data: "))) {  // others are signs of life
+      if (event === "data: [DONE]") return;
+      const value = JSON.parse(event.slice(6));
+      if (value.error) throw new Error(value.error.message);
+      yield value;
+    }
+  }
+  throw new Error(CUT);
+}
+
+/** Asks for the API key -> true if there is a new one. */
+async function unlocked() {
+  const dialog = at("lock");
+  if (!dialog.open) {
+    dialog.returnValue = at("key").value = "";
+    at("lock-says").textContent = apiKey && "The server has refused this key.";
+    dialog.showModal();
+  }
+  await new Promise(resolve => dialog.addEventListener("close", resolve, {once: true}));
+  if (dialog.returnValue !== "use") return false;
+  apiKey = at("key").value;
+  try {
+    sessionStorage.setItem(KEY, apiKey);
+  } catch {
+    // then this page alone has it
+  }
+  return true;
+}
+
+async function greet() {
+  try {
+    const [model] = (await (await request("v1/models")).json()).data;
+    at("model").textContent = model.id;
+    context = model.max_model_len;
+  } catch (error) {
+    at("model").textContent = error.message;
+    if (error.status === 503) setTimeout(greet, 2000);  // the model is still loading
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Markdown
+// ---------------------------------------------------------------------------------------------------------------------
+
+const markdown = new marked.Marked({
+  breaks: true,
+  tokenizer: {html: () => undefined, tag: () => undefined},  // HTML in an answer is text
+  renderer: {checkbox: ({checked}) => checked ? "☑ " : "☐ "},
+});
+const ALLOWED = {
+  ALLOWED_TAGS: ["p", "br", "hr", "h3", "h4", "h5", "h6", "ul", "ol", "li", "blockquote", "pre", "code", "strong", "em",
+                 "del", "a", "table", "thead", "tbody", "tr", "th", "td", "#text"],
+  ALLOWED_ATTR: ["href", "start", "align", "class"], ALLOW_DATA_ATTR: false, ALLOW_ARIA_ATTR: false,
+  ALLOWED_URI_REGEXP: /^(https?|mailto):/i, ADD_URI_SAFE_ATTR: ["start", "align"], RETURN_DOM_FRAGMENT: true,
+};
+
+function showAnswer(place, text) {
+  try {
+    showMarkdown(place, text);
+  } catch (error) {  // nested deeper than the library can follow
+    if (!(error instanceof RangeError)) throw error;
+    place.replaceChildren(make("p", {className: "plain"}, text));
+  }
+}
+
+/** Shows Markdown as one element for each block; blocks that stay the same keep their element. */
+function showMarkdown(place, text) {
+  const tokens = markdown.lexer(text);
+  let depth = 2;  // of the heading before: the headings of an answer stand below "Answer", without gaps
+  markdown.walkTokens(tokens, token => {
+    if (token.type === "heading") token.depth = depth = Math.min(token.depth + 2, depth + 1, 6);
+    if (token.type === "image") {  // the page loads nothing
+      Object.assign(token, {type: "link", tokens: [{type: "text", raw: token.raw, text: token.text || token.href}]});
+    }
+  });
+  const blocks = tokens.filter(token => token.type !== "space");
+  blocks.forEach((token, i) => {
+    const old = place.children[i], mark = JSON.stringify(token);
+    if (old?.mark === mark) return;
+    const block = make("div", {className: "block", mark}, DOMPurify.sanitize(markdown.parser([token]), ALLOWED));
+    for (const link of block.querySelectorAll("a")) Object.assign(link, {target: "_blank", rel: "noreferrer"});
+    for (const table of block.querySelectorAll("table")) {
+      const scroll = make("div", {className: "scroll", tabIndex: 0});
+      table.replaceWith(scroll);
+      scroll.append(table);
+    }
+    for (const code of block.querySelectorAll("pre > code")) {
+      const pre = code.parentElement, listing = make("div", {className: "listing"});
+      pre.tabIndex = 0;
+      pre.replaceWith(listing);
+      listing.append(make("div", {className: "bar"}, make("span", {}, code.className.replace("language-", "")),
+                          ...copyButton(() => code.textContent)), pre);
+    }
+    if (old) old.replaceWith(block);
+    else place.append(block);
+  });
+  while (place.children.length > blocks.length) place.lastElementChild.remove();
+}
+
+/** A button that copies a text, if the browser lets the page (over HTTPS, or on this machine). */
+function copyButton(text) {
+  if (!navigator.clipboard) return [];
+  const button = make("button", {type: "button", textContent: "Copy"});
+  button.addEventListener("click", async () => {
+    const copied = await navigator.clipboard.writeText(text()).then(() => true, () => false);
+    button.textContent = copied ? "Copied" : "Not copied";
+    setTimeout(() => button.textContent = "Copy", 1500);
+  });
+  return [button];
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// What is seen
+// ---------------------------------------------------------------------------------------------------------------------
+
+const drawn = new WeakMap();  // turn -> its elements
+
+function drawChats() {
+  const sorted = [...chats.values()].sort((a, b) => b.changed - a.changed);
+  at("chats").replaceChildren(...sorted.map(chat => {
+    const link = make("a", {href: "#" + chat.id, title: chat.title}, chat.title);
+    if (chat === current) link.ariaCurrent = "page";
+    const button = make("button", {ariaLabel: `Rename or delete ${chat.title}`}, "⋯");
+    button.addEventListener("click", () => rename(chat));
+    return make("li", {}, link, button);
+  }));
+  at("title").textContent = current.title;
+  document.title = current.turns.length ? `${current.title} · Qwen3` : "Qwen3";
+}
+
+/** Draws the current conversation, and what can be done with each turn. */
+function draw() {
+  const {turns} = current, log = at("log"), busy = running.has(current);
+  log.replaceChildren(...turns.map(turn => {
+    refresh(turn);
+    return drawn.get(turn).turn;
+  }));
+  if (!turns.length) log.append(make("p", {className: "note"}, "Ask the model something."));
+  log.ariaBusy = String(busy);
+  at("stop").hidden = !busy;
+  at("send").hidden = busy;
+  log.scrollTop = log.scrollHeight;
+}
+
+/** Draws a turn as it is now. */
+function refresh(turn) {
+  const busy = running.has(current), asked = turn.role === "user";
+  if (!drawn.has(turn)) drawn.set(turn, asked ? questionElements(turn) : answerElements(turn));
+  const parts = drawn.get(turn), last = turn === current.turns.at(-1), coming = busy && last;
+  for (const button of parts.tools.querySelectorAll("button")) button.hidden = asked ? busy : coming || !turn.content;
+  if (asked) return;
+  const form = turn.form && turn.content, value = form && parsed(turn.content);
+  const text = form ? "```json\n" + (value ? JSON.stringify(value, null, 2) : turn.content) + "\n```" : turn.content;
+  if (parts.shown !== text) showAnswer(parts.text, parts.shown = text);
+  parts.details.hidden = !turn.thought;
+  parts.summary.textContent = coming && !turn.content ? "Thinking …" : "Thought";
+  parts.thought.textContent = turn.thought ?? "";
+  parts.error.textContent = turn.error ?? "";
+  parts.note.textContent = !coming ? turn.note ?? "" : turn.content || turn.thought ? "" : "Reading …";
+  parts.retry.hidden = busy || !last;
+}
+
+function questionElements(turn) {
+  const edit = make("button", {}, "Edit");
+  const tools = make("div", {className: "tools"}, ...copyButton(() => turn.content), edit);
+  const text = make("div", {className: "text"}, turn.content);
+  const element = make("article", {className: "turn user"}, make("h2", {className: "unseen"}, "Question"), text, tools);
+  edit.addEventListener("click", () => change(turn, text, tools));
+  return {turn: element, tools};
+}
+
+function answerElements(turn) {
+  const parts = {summary: make("summary"), thought: make("div", {className: "thought"}), text: make("div"),
+                 error: make("p", {className: "error", role: "alert"}), note: make("span", {className: "note"}),
+                 retry: make("button", {}, "Retry")};
+  parts.details = make("details", {}, parts.summary, parts.thought);
+  parts.tools = make("div", {className: "tools"}, ...copyButton(() => turn.content), parts.retry, parts.note);
+  parts.turn = make("article", {className: "turn"}, make("h2", {className: "unseen"}, "Answer"), parts.details,
+                    parts.text, parts.error, parts.tools);
+  parts.retry.addEventListener("click", () => {
+    if (!settingsAreSound()) return;
+    answer(current, current.turns.pop());
+    at("log").focus();  // the button is hidden now
+  });
+  return parts;
+}
+
+/** Puts an editor in the place of a question; the changed question is asked, and what followed it is gone. */
+function change(turn, text, tools) {
+  const box = make("textarea", {value: turn.content, rows: 4, ariaLabel: "Your question"});
+  const send = make("button", {className: "first"}, "Ask again"), cancel = make("button", {type: "button"}, "Cancel");
+  const form = make("form", {}, box, make("div", {className: "row"}, send, cancel));
+  const close = () => {
+    form.replaceWith(text);
+    tools.hidden = false;
+    at("log").focus();
+  };
+  const later = current.turns.indexOf(turn) < current.turns.length - 2;
+  if (later) form.lastChild.append(make("span", {className: "note"}, "The turns after this question will be removed."));
+  form.addEventListener("submit", event => {
+    event.preventDefault();
+    if (running.has(current) || !box.value.trim() || !settingsAreSound()) return;
+    close();
+    current.turns.length = current.turns.indexOf(turn);
+    askFor(box.value);
+  });
+  cancel.addEventListener("click", close);
+  form.addEventListener("keydown", event => event.key === "Escape" && !event.isComposing && close());
+  sendOnEnter(box, form);
+  text.replaceWith(form);
+  tools.hidden = true;
+  box.focus();
+}
+
+async function rename(chat) {
+  const dialog = at("naming");
+  at("name").value = chat.title;
+  dialog.returnValue = "";
+  dialog.showModal();
+  await new Promise(resolve => dialog.addEventListener("close", resolve, {once: true}));
+  if (dialog.returnValue === "delete") remove(chat);
+  if (dialog.returnValue !== "rename") return;
+  chat.title = at("name").value;
+  save(chat);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Asking
+// ---------------------------------------------------------------------------------------------------------------------
+
+/** Shows the conversation that the address names, or a new one. */
+function open() {
+  current = chats.get(location.hash.slice(1)) ?? {id: newId(), title: "New chat", turns: []};
+  document.body.classList.remove("open");
+  at("menu").ariaExpanded = "false";
+  drawChats();
+  draw();
+}
+
+function askFor(question) {
+  if (!chats.has(current.id)) {
+    current.title = question.trim().split("\n")[0].slice(0, 60);
+    history.replaceState(null, "", "#" + current.id);
+  }
+  current.turns.push({role: "user", content: question});
+  answer(current);
+}
+
+/** Asks for the answer to the last question; `former` is the answer that it replaces, unless it fails at once. */
+async function answer(chat, former) {
+  const system = at("system").value.trim(), run = new AbortController();
+  const messages = [...(system ? [{role: "system", content: system}] : []),
+                    ...chat.turns.filter(turn => turn.content).map(({role, content}) => ({role, content}))];
+  const body = {messages, stream: true, stream_options: {include_usage: true}, ...wishes()};
+  const turn = {role: "assistant", content: "", thought: "", note: "stopped", form: at("form").checked};
+  chat.turns.push(turn);
+  running.set(chat, run);
+  save(chat);
+  draw();
+  let began, reason = "", waiting = false, took = 0;
+  const show = () => {
+    waiting = false;
+    if (chat !== current) return;
+    const log = at("log"), start = performance.now(), atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
+    refresh(turn);
+    if (atEnd) log.scrollTop = log.scrollHeight;
+    took = performance.now() - start;
+  };
+  try {
+    for await (const value of valuesOf(await request("v1/chat/completions", body, run.signal))) {
+      const {delta, finish_reason} = value.choices[0] ?? {};
+      turn.thought += delta?.reasoning_content ?? "";
+      turn.content += delta?.content ?? "";
+      if (turn.thought || turn.content) began ??= performance.now();
+      reason = finish_reason ?? reason;
+      if (value.usage) turn.note = figures(value.usage, performance.now() - began, reason);
+      if (!waiting) setTimeout(show, 20 + 4 * took);  // a long list of Markdown takes 400 ms: leave time for the rest
+      waiting = true;
+    }
+  } catch (error) {
+    const nothing = !turn.content && !turn.thought, what = nothing ? "No answer" : "The answer is incomplete";
+    if (error.name !== "AbortError") Object.assign(turn, {error: `${what}: ${error.message}.`, note: ""});
+    if (former && nothing) chat.turns[chat.turns.indexOf(turn)] = {...former, error: turn.error};
+  }
+  running.delete(chat);
+  if (chats.get(chat.id) === chat) save(chat);
+  if (chat === current) draw();
+}
+
+/** What an answer took, in words; milliseconds since its first token. */
+function figures(usage, milliseconds, reason) {
+  const {completion_tokens: n, total_tokens: total} = usage, rate = (n - 1) / milliseconds * 1000;
+  return [`${n} tokens`, ...(n > 1 && isFinite(rate) ? [`${rate.toFixed(1)} tokens/s`] : []),
+          `${total}${context ? ` of ${context}` : ""} tokens of the context`,
+          ...(reason === "length" ? ["cut off"] : [])].join(" · ");
+}
+
+/** Enter submits; with a keyboard on the screen it begins a line, and in an input method it ends a word. */
+function sendOnEnter(box, form) {
+  box.addEventListener("keydown", event => {
+    const composing = event.isComposing || event.keyCode === 229;  // 229: Safari's, for the Enter that ends a word
+    if (event.key !== "Enter" || event.shiftKey || composing || matchMedia("(pointer: coarse)").matches) return;
+    event.preventDefault();
+    form.requestSubmit();
+  });
+}
+
+at("ask").addEventListener("submit", event => {
+  event.preventDefault();
+  const box = at("box");
+  if (running.has(current) || !box.value.trim() || !settingsAreSound()) return;
+  askFor(box.value);
+  box.value = "";
+});
+sendOnEnter(at("box"), at("ask"));
+at("stop").addEventListener("click", () => {
+  running.get(current)?.abort();
+  at("box").focus();
+});
+addEventListener("keydown", event => {
+  if (event.key !== "Escape" || event.isComposing || document.querySelector("dialog[open]")) return;
+  running.get(current)?.abort();
+});
+at("open-settings").addEventListener("click", () => at("settings").showModal());
+at("menu").addEventListener("click", () => {
+  at("menu").ariaExpanded = String(document.body.classList.toggle("open"));
+});
+at("fresh").addEventListener("click", () => at("box").focus());
+addEventListener("hashchange", open);
+for (const end of ["beforeunload", "pagehide"]) {  // the first before requests break; on phones the second alone
+  addEventListener(end, () => {
+    for (const [chat, run] of running) {
+      save(chat);
+      run.abort();
+    }
+  });
+}
+
+try {
+  apiKey = sessionStorage.getItem(KEY) ?? "";
+  Object.keys(localStorage).filter(key => key.startsWith(CHAT)).forEach(key => recall(key.slice(CHAT.length)));
+} catch (error) {
+  notKept(error);
+}
+recallSettings();
+open();
+greet();

@@ -894,11 +894,11 @@ def generation_defaults(folder: Folder) -> tuple[Sampling, int | None, tuple[int
 
 def main(argv: list[str] | None = None) -> int:
     """Answers a prompt -> exit status: 0; 1 for bad input, in one line on stderr; 2 for bad usage; 130 after Ctrl-C."""
-    sys.modules.setdefault("qwen3", sys.modules[__name__])  # so that qwen3_5.py imports no second copy of this file
     try:
         if LIBRARY.is_dir():  # with many more options
             from qwen3_lib.app.cli import main as with_all_options
             return with_all_options(argv)
+        sys.modules.setdefault("qwen3", sys.modules[__name__])  # so that qwen3_5.py imports no second copy of this file
         parser = argparse.ArgumentParser(description="Answers a prompt with a Qwen3 model.")
         add = parser.add_argument
         add("prompt", help="what to ask")

@@ -78,13 +78,13 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 def causal_convolution(x: np.ndarray, weight: np.ndarray, history: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """silu of each channel's weighted sum over the last few tokens: x [n, channels] -> the same shape, new history.
 
-    weight [channels, width]; history [width - 1, channels] are the rows before x. A head so sees pairs such as
-    "the key just before this value" without attention.
+    weight [channels, width]; history [width - 1, channels] are the rows before x. So a head sees what stands just
+    before a token without attention.
     """
     n, width = len(x), weight.shape[1]
     rows = np.concatenate([history, x])
     out = sum(rows[i:i + n] * weight[:, i] for i in range(width))
-    return out * sigmoid(out), rows[n:]
+    return out * sigmoid(out), rows[n:].copy()  # a view would keep all rows in memory
 
 
 def unit_length(x: np.ndarray) -> np.ndarray:

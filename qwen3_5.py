@@ -282,7 +282,7 @@ def hidden_states(model: Model, token_ids: TokenIds, cache: HybridCache) -> np.n
     config: Any = model.config
     w, ids = model.weights, np.asarray(token_ids)
     positions, out = cache.reserve(len(ids)), np.empty((len(ids), config.hidden_size), np.float32)
-    borders = (np.flatnonzero(np.isin(ids[:-1], model.eos_token_ids))[-2:] + 1).tolist()
+    borders = (np.flatnonzero(np.isin(ids, model.eos_token_ids))[-2:] + 1).tolist()
     for start, end in itertools.pairwise(sorted({*range(0, len(ids), CHUNK), *borders, len(ids)})):
         cos, sin = rope_tables(config, positions[start:end])
         x = w["embed_tokens"][ids[start:end]]

@@ -78,13 +78,13 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 def causal_convolution(x: np.ndarray, weight: np.ndarray, history: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """silu of each channel's weighted sum over the last few tokens: x [n, channels] -> the same shape, new history.
 
-    weight [channels, width]; history [width - 1, channels] are the rows before x. A head so sees pairs such as
-    "the key just before this value" without attention.
+    weight [channels, width]; history [width - 1, channels] are the rows before x. So a head sees what stands just
+    before a token without attention.
     """
     n, width = len(x), weight.shape[1]
     rows = np.concatenate([history, x])
     out = sum(rows[i:i + n] * weight[:, i] for i in range(width))
-    return out * sigmoid(out), rows[n:]
+    return out * sigmoid(out), rows[n:].copy()  # a view would keep all rows in memory
 
 
 def unit_length(x: np.ndarray) -> np.ndarray:
@@ -282,7 +282,7 @@ class HybridCache(KVCache):
 
 def turn_ends(model: Model, ids: np.ndarray) -> list[int]:
     """Behind the last two turns that end in the token ids [n]: the states there are kept."""
-    return (np.flatnonzero(np.isin(ids[:-1], model.eos_token_ids))[-2:] + 1).tolist()
+    return (np.flatnonzero(np.isin(ids, model.eos_token_ids))[-2:] + 1).tolist()
 
 
 @np.errstate(over="ignore", invalid="ignore")
@@ -317,6 +317,9 @@ MODEL_TYPES = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 ARCHITECTURES = ("Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM", "Qwen3_5MoeForConditionalGeneration",
                  "Qwen3_5MoeForCausalLM")
 KINDS = ("linear_attention", "full_attention")
+# Keys that mean something else than in a Qwen3, or that the source of the tensors reads.
+NEW = ("architectures", "layer_types", "rope_scaling", "shared_expert_intermediate_size", "quantization_config",
+       "compression_config", "quantization")
 NORMS = ("input_layernorm", "post_attention_layernorm", "q_norm", "k_norm")
 # The values of transformers where config.json has none.
 LINEAR = {"linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128,
@@ -335,18 +338,18 @@ def hybrid_config(raw: dict[str, Any], file: Path) -> HybridConfig:
     if text.get("attn_output_gate", True) is not True:
         raise InputError(f"{file}: attn_output_gate = {brief(text['attn_output_gate'])} is not supported, only True is")
     sparse, rope = "moe" in raw["model_type"], rope_of(text)
-    found = {"head_dim": 256, "num_key_value_heads": 2 if sparse else 4, "partial_rotary_factor": 0.25} | LINEAR | \
-        EXPERTS | {key: value for key, value in text.items() if value is not None}
+    found = {"head_dim": 256, "num_key_value_heads": 2 if sparse else 4, "max_position_embeddings": 32768,
+             "rms_norm_eps": 1e-6, "partial_rotary_factor": 0.25} | LINEAR | EXPERTS | \
+        {key: value for key, value in text.items() if value is not None}
     part = found.pop("partial_rotary_factor")
     part = checked_number(f"{file}: partial_rotary_factor", rope.pop("partial_rotary_factor", part), 0, 1)
     sizes: dict[str, Any] = {key: checked_whole(f"{file}: {key}", found[key], 1)
                              for key in (LINEAR | EXPERTS if sparse else LINEAR)}
     interval = sizes.pop("full_attention_interval")
-    plain = {"model_type": "qwen3", "rope_parameters": rope,  # the rest is checked there
-             **dict.fromkeys(("architectures", "layer_types", "rope_scaling", "shared_expert_intermediate_size"))}
+    plain = found | {"model_type": "qwen3", "rope_parameters": rope}
     plain |= {"intermediate_size": sizes["moe_intermediate_size"]} if sparse else {}
     plain |= {"tie_word_embeddings": raw["tie_word_embeddings"]} if "tie_word_embeddings" in raw else {}
-    config = config_of(found | plain, file)
+    config = config_of({key: value for key, value in plain.items() if key not in NEW}, file)  # checks the rest
     n = config.num_hidden_layers
     kinds = found.get("layer_types") or [KINDS[(i + 1) % interval == 0] for i in range(n)]
     if not isinstance(kinds, list) or len(kinds) != n or not all(kind in KINDS for kind in kinds):
@@ -446,10 +449,5 @@ def opened(folder: Folder) -> Folder:
     return HybridFolder(folder) if folder.json("config.json").get("model_type") in MODEL_TYPES else folder
 
 
-def main(argv: list[str] | None = None) -> int:
-    """The command line of qwen3.py."""
-    return qwen3.main(argv)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(qwen3.main())

@@ -696,7 +696,8 @@ def test_the_tokenizer_of_qwen3_5_is_the_same(tmp_path):
 
 @pytest.mark.parametrize("changes, words", [
     ({"ssm.group_count": 0}, ("ssm", "sizes")), ({"ssm.time_step_rank": 5}, ("ssm", "sizes")),
-    ({"ssm.inner_size": 7}, ("ssm", "sizes")), ({"ssm.state_size": 2**30}, ("ssm", "sizes")),
+    ({"ssm.inner_size": 7}, ("ssm", "sizes")), ({"ssm.state_size": 2**20 - 1}, ("ssm", "sizes")),
+    ({"ssm.state_size": 2**30}, ("ssm", "sizes")),
     ({"block_count": 0}, ("block_count",)), ({"nextn_predict_layers": 4}, ("nextn_predict_layers",)),
     ({"ssm.state_size": 16}, ("shape",)), ({"block_count": 5}, ("missing",)), ({"embedding_length": 32}, ("shape",)),
     ({"rope.dimension_count": 63}, ("RoPE of 63",)), ({"rope.scaling.attn_factor": 2.0}, ("attn_factor",))], ids=str)

@@ -225,6 +225,18 @@ def test_a_hybrid_as_transformers_saves_it(base, tmp_path):
     assert np.abs(logits - expected).max() < 1e-4 * expected.std()
 
 
+def test_a_hybrid_in_fp8(tmp_path):
+    path, ids = make_random_model(HYBRID, tmp_path, "bfloat16", scales=HYBRID_SCALES), random_ids(20)
+    to_fp8(path, 8)
+    settings = {"quant_method": "fp8", "weight_block_size": [8, 8], "activation_scheme": "dynamic", "fmt": "e4m3"}
+    text = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({
+        "model_type": "qwen3_5", "text_config": text, "quantization_config": settings}))
+    models = [qwen3.load_model(folder, tokenizer=False) for folder in (path, path / "dense")]
+    ours, dense = (qwen3.forward(model, ids, model.engine.new_cache(model.config)) for model in models)
+    assert np.array_equal(ours, dense)
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # RoPE
 # ----------------------------------------------------------------------------------------------------------------------

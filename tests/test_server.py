@@ -222,7 +222,8 @@ def newer(demo):
 
 @pytest.mark.parametrize("fields, begin", [
     ({}, "Effort: xhigh\n"), ({"reasoning_effort": "high"}, "Effort: xhigh\n"),
-    ({"reasoning_effort": "low"}, "Effort: low\n"), ({"reasoning_effort": "medium"}, ""), ({"reasoning_effort": "none"}, ""), ({"enable_thinking": False}, ""),
+    ({"reasoning_effort": "low"}, "Effort: low\n"), ({"reasoning_effort": "medium"}, ""),
+    ({"reasoning_effort": "none"}, ""), ({"enable_thinking": False}, ""),
     ({"chat_template_kwargs": {"reasoning_effort": "low"}}, "Effort: low\n"),
     ({"chat_template_kwargs": {"enable_thinking": False, "preserve_thinking": True}}, "")])
 def test_variables_of_a_template(newer, fields, begin):

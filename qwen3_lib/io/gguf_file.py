@@ -266,7 +266,7 @@ def value_heads(gguf: GGUF) -> ValueHeads:
     kind = gguf.metadata["general.architecture"]
     sizes: list[Any] = [gguf.metadata.get(f"{kind}.ssm.{key}") for key in keys]
     if not all(isinstance(size, int) and 0 < size < 2**20 for size in sizes) or sizes[1] % sizes[0] \
-            or sizes[2] % sizes[1]:
+            or sizes[2] % sizes[1] or sizes[0] * sizes[3] >= 2**20:
         raise InputError(f"{gguf.file}: no Qwen3.5 has these sizes: ssm {dict(zip(keys, map(brief, sizes)))}")
     n_keys, n_values, inner, key_size = sizes
     places = np.arange(n_values).reshape(-1, n_keys).T.reshape(-1)

@@ -320,7 +320,6 @@ KINDS = ("linear_attention", "full_attention")
 # Keys that mean something else than in a Qwen3, or that the source of the tensors reads.
 NEW = ("architectures", "layer_types", "rope_scaling", "shared_expert_intermediate_size", "quantization_config",
        "compression_config", "quantization")
-NORMS = ("input_layernorm", "post_attention_layernorm", "q_norm", "k_norm")
 # The values of transformers where config.json has none.
 LINEAR = {"linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128,
           "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "full_attention_interval": 4}
@@ -335,8 +334,6 @@ def hybrid_config(raw: dict[str, Any], file: Path) -> HybridConfig:
         raise InputError(f"{file}: text_config must be an object, and architectures a list")
     if unknown := [name for name in names if name not in ARCHITECTURES]:
         raise InputError(f"{file}: architectures: {brief(unknown[0])} is not one of {', '.join(ARCHITECTURES)}")
-    if text.get("attn_output_gate", True) is not True:
-        raise InputError(f"{file}: attn_output_gate = {brief(text['attn_output_gate'])} is not supported, only True is")
     sparse, rope = "moe" in raw["model_type"], rope_of(text)
     found = {"head_dim": 256, "num_key_value_heads": 2 if sparse else 4, "max_position_embeddings": 32768,
              "rms_norm_eps": 1e-6, "partial_rotary_factor": 0.25} | LINEAR | EXPERTS | \
@@ -403,7 +400,7 @@ def load_weights(folder: Folder, config: Any) -> dict[str, Any]:
         place = weights["layers"][int(parts[2])] if "layers" in parts else weights
         if "experts" in parts:
             place = place.setdefault("experts", {}).setdefault(int(parts[5]), {})
-        if parts[-1] in NORMS or name == "model.norm.weight":
+        if parts[-1].endswith("norm") and "linear_attn" not in parts:
             array = 1 + array  # the files hold the distance from 1; only linear_attn.norm is stored whole
         place[parts[-1]] = array.reshape(len(array), -1) if parts[-1] == "conv1d" else array
     weights.setdefault("lm_head", weights["embed_tokens"])

@@ -133,7 +133,7 @@ def test_absent_sizes_are_those_of_transformers(tmp_path):
 @pytest.mark.parametrize("changes", [
     {"hidden_act": "gelu"}, {"attention_bias": True}, {"linear_num_key_heads": 0}, {"linear_num_value_heads": 3},
     {"layer_types": ["linear_attention"] * 3}, {"layer_types": ["sliding_attention"] * 4}, {"vocab_size": None},
-    {"architectures": ["Qwen3_5ForSequenceClassification"]}, {"text_config": 3}, {"attn_output_gate": False},
+    {"architectures": ["Qwen3_5ForSequenceClassification"]}, {"text_config": 3},
     {"rope_parameters": {"rope_type": "yarn", "factor": 4, "rope_theta": 1e7}},
     {"rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 2}}], ids=str)
 def test_config_names_what_is_wrong(changes, tmp_path):

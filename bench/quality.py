@@ -1,6 +1,6 @@
 """What bf16, int8 and int4 cost in quality, next to llama.cpp's formats on the same weights and text.
 
-    python bench/quality.py                 (about 15 minutes on two cores, 5 GB of memory)
+    python bench/quality.py                 (15 minutes on two cores, an estimate; 5 GB of memory)
     python bench/quality.py --only files    one of the tables: demo, random, files, answers
 
 The reference is qwen3.py in float32. Printed are the mean Kullback-Leibler divergence of the next token's distribution

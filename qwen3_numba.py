@@ -159,7 +159,7 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
     """The namesake of qwen3.load_weights: nothing is expanded. `quantize` is None, "int8" or "int4".
 
     A published packed matrix of 8 bits becomes INT8 where INT8 holds its very numbers, else the nearest BF16; one of 4
-    or 5 bits Q4_1 or Q5_1 where these hold its numbers, else the nearest INT8; GGUF's Q4_K, Q5_K and Q6_K stay as they are.
+    or 5 bits Q4_0, Q4_1 or Q5_1 where these hold its numbers, else the nearest INT8; GGUF's Q4_K, Q5_K and Q6_K stay as they are.
     """
     saved = folder.form if isinstance(folder, Quantized) else None
     if saved is not None and quantize not in (None, saved):
@@ -177,7 +177,7 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
     with ThreadPoolExecutor(team.n_threads) as pool:
         packer = Packer(pool, w.arrays)
 
-        def place(name: str, forms: tuple[int, int]) -> np.ndarray:
+        def place(name: str, forms: tuple[int, ...]) -> np.ndarray:
             if stored[name].dtype == "U8":
                 return packer.kept(stored[name].data, forms[0], *shapes[name])
             return packer.weight(f"{folder.path}: {name}", stored[name], forms, stored[name].shape)
@@ -196,7 +196,7 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
             first = ("q_proj", "k_proj", "v_proj", "in_proj_qkv", "in_proj_z", "in_proj_ba")
             for behind, kinds in enumerate((first, ("gate_proj", "up_proj"))):
                 names = [name for name in rows if name.split(".")[-2] in kinds]
-                floats = {forms[name][1] for name in names if not is_packed(forms[name][1])}
+                floats = {forms[name][-1] for name in names if not is_packed(forms[name][-1])}
                 for name in names if len(floats) > 1 else ():  # products with BF16 take the norm in another order
                     forms[name] = tuple(F32 if form == BF16 else form for form in forms[name])
                 for name in names:

@@ -1,6 +1,7 @@
 """What bf16, int8 and int4 cost in quality, next to llama.cpp's formats on the same weights and text.
 
-    python bench/quality.py            (about 10 minutes, 5 GB of memory; --cases and --tokens for less or more)
+    python bench/quality.py                 (15 minutes on two cores, an estimate; 5 GB of memory)
+    python bench/quality.py --only files    one of the tables: demo, random, files, answers
 
 The reference is qwen3.py in float32. Printed are the mean Kullback-Leibler divergence of the next token's distribution
 from the reference's, the relative error of the logits, and for the bundled model the share of demo/train/evaluate.py's
@@ -35,6 +36,7 @@ NAMES = [name for name, entry in ENTRIES.items() if name not in ("numpy", "torch
 FILES = ("llama-q8_0", "llama-q4_k_m", "llama-q5_k_m", "llama-q6_k", "llama-iq4_xs")  # whose formats are compared
 LONGEST = 1024  # tokens of a text
 STEPS = {"together": LONGEST, "one by one": 1}  # how the tokens of a text go in: by the kernels of prefill, of decoding
+TABLES = ("demo", "random", "files", "answers")
 MAX_TOKENS = 256  # of an answer, as in demo/train/evaluate.py
 
 
@@ -157,21 +159,28 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="a model for random tokens (default: random weights as Qwen3-0.6B)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=4000, help="of text for the bundled model (default 4000)")
-    parser.add_argument("--random-tokens", type=int, default=256, help="for the random model (default 256)")
-    parser.add_argument("--cases", type=int, default=100, help="per skill, doubled for the main skills (default 100)")
+    parser.add_argument("--random-tokens", type=int, default=64, help="for the random model (default 64)")
+    parser.add_argument("--cases", type=int, default=25, help="per skill, doubled for the main skills (default 25)")
+    parser.add_argument("--only", choices=TABLES, nargs="+", default=TABLES, help="which tables (default: all)")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        texts = conversations(args.tokens)
-        title = f"bundled model, {sum(map(len, texts))} tokens"
-        print_comparison(title, compare(ROOT / "demo", Path(folder), args.threads, texts))
-    with tempfile.TemporaryDirectory() as folder:
-        path = args.model or make_random_model(official_config("0.6B"), Path(folder) / "model")
-        size = open_model(str(path)).config().vocab_size
-        ids = np.random.default_rng(0).integers(0, size, args.random_tokens).tolist()
-        title = f"random 0.6B, {len(ids)} tokens"
-        print_comparison(title, compare(path, Path(folder), args.threads, [ids]))
-        print_comparison(f"GGUF, {title}", compare_files(path, Path(folder), args.threads, [ids]), "this engine")
-    print_greedy(args.threads, args.cases)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        if "demo" in args.only:
+            (folder / "demo").mkdir()
+            texts = conversations(args.tokens)
+            print_comparison(f"bundled model, {sum(map(len, texts))} tokens",
+                             compare(ROOT / "demo", folder / "demo", args.threads, texts))
+        if {"random", "files"} & {*args.only}:
+            path = args.model or make_random_model(official_config("0.6B"), folder / "model")
+            size = open_model(str(path)).config().vocab_size
+            ids = np.random.default_rng(0).integers(0, size, args.random_tokens).tolist()
+            title = f"random 0.6B, {len(ids)} tokens"
+        if "random" in args.only:
+            print_comparison(title, compare(path, folder, args.threads, [ids]))
+        if "files" in args.only:
+            print_comparison(f"GGUF, {title}", compare_files(path, folder, args.threads, [ids]), "this engine")
+    if "answers" in args.only:
+        print_greedy(args.threads, args.cases)
 
 
 if __name__ == "__main__":

@@ -10,13 +10,13 @@ import qwen3_numba as fast
 from qwen3_lib.io.models import Checkpoint
 from qwen3_lib.io.tensors import PackedTensor
 from qwen3_lib.kernels.build import kernel
-from qwen3_lib.kernels.layout import (BF16, F16, F32, INT4, INT5, INT8, Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, Weight, packed_shape,
+from qwen3_lib.kernels.layout import (BF16, F16, F32, INT4, INT5, INT8, Q4_0, Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, Weight, packed_shape,
                                       padded, table)
 from qwen3_lib.kernels.memory import aligned
 from qwen3_lib.kernels.packing import Packer
 
 FORMATS = {"f32": F32, "bf16": BF16, "f16": F16, "int8": INT8, "int5": INT5, "int4": INT4, "q5_1": Q5_1, "q4_1": Q4_1,
-           "q6_k": Q6_K, "q5_k": Q5_K, "q4_k": Q4_K}
+           "q6_k": Q6_K, "q5_k": Q5_K, "q4_k": Q4_K, "q4_0": Q4_0}
 FIVES = (INT5, Q5_1)
 MOST = {Q5_1: 31, Q4_1: 15, Q6_K: 63, Q5_K: 31, Q4_K: 15}
 OF_GGUF = (Q6_K, Q5_K, Q4_K)
@@ -27,6 +27,8 @@ def stored(w: np.ndarray, form: int) -> tuple[np.ndarray, Weight]:
     rows, n = w.shape
     if form in (Q5_1, Q4_1) and rows > 0:
         data = blocks_of(*with_minima(w, MOST[form]), form)
+    elif form == Q4_0 and rows > 0:
+        data = blocks_of(*signed(w), None, form)
     elif form in OF_GGUF and rows > 0:
         wide = np.zeros((rows, padded(n, 256)), np.float32)
         wide[:, :n] = w
@@ -79,6 +81,17 @@ def with_minima(w: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray, np.nd
     return whole.astype(np.int16).reshape(wide.shape), scales, minima
 
 
+def signed(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Weights as whole numbers -8 to 7, columns padded to 64, times float16 scales of any sign: the largest becomes -8."""
+    wide = np.zeros((len(w), padded(w.shape[1], 64)), np.float32)
+    wide[:, :w.shape[1]] = w
+    groups = wide.reshape(len(w), -1, 32)
+    largest = np.take_along_axis(groups, abs(groups).argmax(axis=-1)[..., None], axis=-1)
+    scales = (largest / -8).astype(np.float16).astype(np.float32)
+    whole = np.rint(groups / np.where(scales == 0, 1, scales)).clip(-8, 7)
+    return whole.astype(np.int16).reshape(wide.shape), scales[..., 0]
+
+
 def blocks_of(whole: np.ndarray, scales: np.ndarray, minima: np.ndarray | None, form: int) -> np.ndarray | None:
     """The blocks in which the fast engine keeps a published matrix of these numbers."""
     with ThreadPoolExecutor(2) as pool:
@@ -89,19 +102,22 @@ def published(whole: np.ndarray, scales: np.ndarray, minima: np.ndarray | None, 
     def rows(start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         return whole[start:stop].copy(), scales[start:stop], None if minima is None else minima[start:stop]
 
-    bits = {INT8: 8, Q5_1: 5, Q4_1: 4}[form]
+    bits = {INT8: 8, Q5_1: 5, Q4_1: 4, Q4_0: 4}[form]
     return PackedTensor("BF16", whole.shape, lambda start, stop: None, mmap.mmap(-1, 4096), bits, rows)
 
 
 def load_model(path, quantize: str | None, threads: int, kv_dtype: str) -> qwen3.Model:
-    """fast.load_model; with "q5_1" or "q4_1", all matrices are as if they had been published with minima."""
+    """fast.load_model; with "q5_1", "q4_1" or "q4_0", all matrices are as if published in that form."""
     form, real = FORMATS.get(quantize), Checkpoint.tensors
-    if form not in (Q5_1, Q4_1):
+    if form not in (Q5_1, Q4_1, Q4_0):
         return fast.load_model(path, quantize, threads, kv_dtype, tokenizer=False)
 
     def tensors(folder, config):
-        return {name: tensor if tensor.data.ndim < 2 else published(*with_minima(qwen3.to_float32(tensor), MOST[form]), form)
+        return {name: tensor if tensor.data.ndim < 2 else packed(qwen3.to_float32(tensor))
                 for name, tensor in real(folder, config).items()}
+
+    def packed(w):
+        return published(*signed(w), None, form) if form == Q4_0 else published(*with_minima(w, MOST[form]), form)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Checkpoint, "tensors", tensors)
@@ -178,6 +194,8 @@ def unpacked(data: np.ndarray, form: int) -> tuple[np.ndarray, ...]:
         zeros[:] = 128
     elif n_minima:
         minima = units[..., 128:384].copy().view(np.float32).reshape(words.shape)
+    elif form == Q4_0:
+        scales, zeros = words.astype(np.uint16).view(np.float16).astype(np.float32), zeros + 8
     else:
         zeros = (6 + (words & 15) / 4) * (1 if form == INT4 else 2)
     values = units[..., -1024:].astype(np.int32).reshape(len(data), -1, 1, 8, 32, 4)

@@ -135,9 +135,14 @@ def test_a_quantized_base(case, tmp_path):
     assert np.isfinite(logits(qwen3.load_model(path, adapter=tmp_path / "adapter"))).all()
 
 
-def test_both_engines_and_a_quantized_copy_take_it(folders, tmp_path):
+@pytest.mark.parametrize("biases", [False, True])
+def test_both_engines_and_a_quantized_copy_take_it(folders, tmp_path, biases):
     path, adapter = folders
     (path / "generation_config.json").write_text('{"do_sample": true}')
+    if biases:
+        edit_json(adapter / "adapter_config.json", {"lora_bias": True})
+        bias = {"base_model.model.model.layers.0.self_attn.k_proj.lora_B.bias": np.full(32, 3, np.float32)}
+        with_adapter_tensors(adapter, lambda tensors: tensors.update(bias))
     expected = logits(qwen3.load_model(path, adapter=adapter))
     model = qwen3.load_model(path, fast.engine("int8", kv_dtype="f32"), adapter=adapter)
     assert np.sqrt(((logits(model) - expected) ** 2).mean()) < 0.1 * expected.std()

@@ -9,11 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import qwen3
-from embedders import AFTER, BEFORE, add_modules, make_classifier, make_embedder, make_reranker, texts
-from helpers import assert_one_line, edit_json, message_of, patiently, with_tensors
+from configs import TINY
+from embedders import AFTER, BEFORE, SHAPE, add_modules, make_classifier, make_embedder, make_reranker, texts
+from fuzzing import change, damaged, deep_text, fuzz
+from helpers import (assert_one_line, edit_json, message_of, patiently, read_safetensors, with_tensors, works_or_refused,
+                     write_safetensors)
+from make_random_model import make_random_model
 from qwen3_embed import END, POSITIONS, SEARCH, TOGETHER, classify, embed, groups, rerank
 from qwen3_lib.batch.caches import Caches
 from qwen3_lib.io.packed import save_quantized
+from test_loading import changed_header
 
 QUERY = "how do bees find home?"
 
@@ -295,3 +300,77 @@ def test_a_vector_without_a_direction(tmp_path, tensor, value):
     shape = (64, 32) if "up_proj" in tensor else (32,)
     with_tensors(folder / "model.safetensors", {tensor: np.full(shape, value, np.float32)})
     assert_one_line(message_of(embed, qwen3.load_model(folder), ["bee", "sun"]), "vector of text 1", "damaged")
+
+
+def test_missing_tensors(tmp_path):
+    """Names without `model.` are checked like others."""
+    folder = make_embedder(tmp_path / "model", SHAPE)
+    with_tensors(folder / "model.safetensors", {"layers.1.mlp.up_proj.weight": None})
+    assert_one_line(message_of(qwen3.load_model, folder), "layers.1.mlp.up_proj.weight is missing")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Damaged files
+# ----------------------------------------------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def vector_models(tiny, memory):
+    """Folders that together have all files that say how vectors and labels are computed."""
+    shape, folders = TINY | {"vocab_size": json.loads((tiny / "config.json").read_text())["vocab_size"]}, []
+    for i, changes in enumerate((
+            {}, {"use_bidirectional_attention": True}, {"num_labels": 3, "architectures": ["Qwen3ForSequenceClassification"]},
+            {"id2label": {"0": "O", "1": "X"}, "architectures": ["Qwen3ForTokenClassification"]})):
+        folders.append(make_random_model(shape | changes, memory / f"vectors{i}", "float32", tokenizer=tiny))
+        if i >= 2:
+            heads = {"score.weight": np.ones((5 - i, 16)), "score.bias": np.arange(5.0 - i)}
+            with_tensors(folders[i] / "model.safetensors", heads)
+            continue
+        add_modules(folders[i], "sentence_transformers.models.Dense", "sentence_transformers.models.Normalize",
+                    pooling_mode_mean_tokens=True)
+        (folders[i] / "2_Dense").mkdir()
+        (folders[i] / "2_Dense/config.json").write_text(json.dumps({"in_features": 16, "out_features": 5, "bias": True}))
+        header = {"linear.weight": {"dtype": "F32", "shape": [5, 16], "data_offsets": [0, 320]},
+                  "linear.bias": {"dtype": "F32", "shape": [5], "data_offsets": [320, 340]}}
+        write_safetensors(folders[i] / "2_Dense/model.safetensors", header,
+                          np.random.default_rng(i).standard_normal(85).astype("<f4").tobytes())
+        (folders[i] / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 9, "do_lower_case": False}))
+        (folders[i] / "config_sentence_transformers.json").write_text(json.dumps(
+            {"prompts": {"query": "find: ", "document": ""}, "default_prompt_name": "query", "similarity_fn_name": "dot"}))
+    return folders
+
+
+@fuzz(200)
+def test_any_damage_to_files_of_vectors_and_labels(rng, vector_models, scratch):
+    """A changed JSON file or header: both engines compute the same vectors or labels, or refuse in one line."""
+    fast = pytest.importorskip("qwen3_numba", reason="numba is not installed")
+    source = rng.choice(vector_models)
+    shutil.rmtree(scratch)
+    shutil.copytree(source, scratch)
+    name = rng.choice([file.relative_to(source) for file in source.rglob("*") if file.suffix in (".json", ".safetensors")
+                       and not file.name.startswith(("tokenizer", "generation"))])
+    if name.suffix == ".json":
+        raw = {"any": json.loads((source / name).read_text())}
+        change(rng, raw)
+        text = deep_text(rng, json.dumps(raw.get("any"))).encode("utf-8", "surrogatepass")
+        (scratch / name).write_bytes(damaged(rng, text) if rng.random() < 0.1 else text)
+    else:
+        header, data = read_safetensors(source / name)
+        changed_header(rng, header, len(data))
+        write_safetensors(scratch / name, header, data)
+
+    def results(module, **options):
+        model = module.load_model(scratch, **options)
+        if source in vector_models[2:]:
+            rows = classify(model, ["the bee", "a"], truncate=True)
+            return [list(labels.scores.values()) for row in rows for labels in row]
+        return embed(model, ["the bee", "a"], truncate=True, prompt=rng.choice([None, "query"])).tolist()
+
+    with np.errstate(all="ignore"):
+        state, found = rng.getstate(), []
+        for module, options in ((qwen3, {}), (fast, {"kv_dtype": "f32", "threads": 1})):
+            rng.setstate(state)
+            found.append(works_or_refused(results, module, **options))
+    assert (found[0] is None) == (found[1] is None)
+    if found[0] is not None:
+        np.testing.assert_allclose(np.array(sum(found[1], [])), np.array(sum(found[0], [])), rtol=1e-3, atol=1e-3)
+    return found[0] is not None

@@ -212,6 +212,42 @@ def test_models_that_see_the_whole_text(engine, kind, body, tmp_path):
         np.testing.assert_array_equal(vectors, np.round(vectors))
 
 
+@pytest.mark.parametrize("engine", ["NumPy", "fast"])
+@pytest.mark.filterwarnings("ignore")  # of peft
+def test_a_model_with_an_adapter_for_each_task(engine, body, tmp_path):
+    """The form of jina-embeddings-v5-text-small: the base, its adapters as peft writes them, and a prompt for each side."""
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    shutil.copytree(body, tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {
+        "architectures": ["JinaEmbeddingsV5Model"], "model_type": "jina_embeddings_v5", "is_decoder": True,
+        "task_names": ["retrieval", "clustering"], "auto_map": {"AutoModel": "modeling_jina_embeddings_v5.JinaEmbeddingsV5Model"}}))
+    add_modules(tmp_path, "sentence_transformers.models.Normalize", pooling_mode_lasttoken=True)
+    modules = (tmp_path / "modules.json").read_text().replace("sentence_transformers.models.Transformer", "custom_st.Transformer")
+    (tmp_path / "modules.json").write_text(modules)
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(
+        {"prompts": {"query": "Query: ", "document": "Document: "}, "default_prompt_name": "document"}))
+    documents, vectors = texts(np.random.default_rng(12), 6), []
+    for seed, task in enumerate(("retrieval", "clustering")):
+        torch.manual_seed(seed)
+        base, folder = transformers.AutoModel.from_pretrained(body, dtype=torch.float32).eval(), tmp_path / "adapters" / task
+        theirs = peft.get_peft_model(base, peft.LoraConfig(
+            r=4, lora_alpha=16, target_modules=["q_proj", "v_proj", "up_proj", "down_proj"], task_type="FEATURE_EXTRACTION"))
+        for name, parameter in theirs.named_parameters():
+            if "lora_" in name:
+                torch.nn.init.normal_(parameter, 0, 0.3)
+        theirs.save_pretrained(folder)
+        module = qwen3 if engine == "NumPy" else fast
+        model = module.load_model(tmp_path, adapter=folder, **({} if engine == "NumPy" else {"kv_dtype": "f32", "threads": 1}))
+        for prompt, before in ((None, "Document: "), ("query", "Query: ")):
+            with torch.no_grad():
+                states = torch.stack([theirs(input_ids=tokenizer(body)(before + text, return_tensors="pt")["input_ids"])
+                                      .last_hidden_state[0, -1] for text in documents])
+            vectors.append(embed(model, documents, prompt=prompt))
+            assert_same_direction(vectors[-1], states)
+    assert np.abs(vectors[0] - vectors[2]).max() > 0.01
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Classifiers
 # ----------------------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from qwen3_lib.io.formats import FP8, bitsandbytes, check_settings, eight_bits
 from qwen3_lib.io.models import Checkpoint
 from qwen3_lib.io.packed import save_quantized
 from qwen3_lib.io.tensors import PACKED_DTYPES, PackedTensor, rows_of, to_bfloat16
-from qwen3_lib.kernels.layout import BF16, INT8, Q4_1, Q5_1, Weight
+from qwen3_lib.kernels.layout import BF16, INT8, Q4_0, Q4_1, Q5_1, Weight
 
 CONFIG = BASE | {"hidden_size": 64, "intermediate_size": 192, "tie_word_embeddings": False}  # widths of whole groups
 Q_PROJ = "model.layers.0.self_attn.q_proj"
@@ -551,6 +551,7 @@ NEAREST = {"AWQ, groups of 16, GEMM": "int8", "GPTQ, act-order": "int8", "compre
            "GPTQ, version 2, act-order, 8 bits": "bf16", "LLM.int8()": "bf16"} | {
     case: "bf16" if "FP8" in case else "int8" for case in CASES if "FP8" in case or "NVFP4" in case or "nf4" in case
     or "smaller" in case}  # whose groups or numbers no format of the fast engine has
+FROM_8_BELOW = ("GPTQ, 4 bits", "GPTQ, 2 bits, asymmetric", "GPTQ, one group", "GPTQ, mixed bits")  # numbers from -8 to 7
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -566,7 +567,7 @@ def test_the_fast_engine_keeps_the_numbers(tmp_path, case):
         kept = "int8" if "mixed" in case and len(values) == 192 else NEAREST.get(case)
         if case == "GPTQ, mixed bits" or kept is None:
             eight = "8 bits" in case or case == "GPTQ, mixed bits" and "down" in name
-            form = Q5_1 if case == "MXFP4" else INT8 if eight else Q4_1
+            form = Q5_1 if case == "MXFP4" else INT8 if eight else Q4_0 if case in FROM_8_BELOW else Q4_1
             assert row[2] == form and np.array_equal(found, values), name
         elif kept == "int8":
             assert row[2] == INT8 and is_nearest_int8(found, values), name
@@ -587,7 +588,7 @@ SCALES = {  # a matrix's scales, and whether the fast engine can hold them; None
 }
 
 
-@pytest.mark.parametrize("form, most", [(INT8, 127), (Q5_1, 15), (Q4_1, 7)])
+@pytest.mark.parametrize("form, most", [(INT8, 127), (Q5_1, 15), (Q4_1, 7), (Q4_0, 7)])
 @pytest.mark.parametrize("further", [0, 1])
 @pytest.mark.parametrize("case", SCALES)
 def test_scales_that_the_fast_engine_can_hold(case, form, most, further):
@@ -599,6 +600,8 @@ def test_scales_that_the_fast_engine_can_hold(case, form, most, further):
     whole = rng.integers(-most, most + 1, (1030, 192)).astype(np.int16)
     whole[701, 3:5] = -most - 1 - further, most  # in a group whose scale isn't negative
     blocks = blocks_of(whole, scales, None, form)
+    if form == Q4_0:  # whose scales are exactly float16
+        fits = case in ("float16", "negative, and zeros")
     if fits is False or further:
         assert blocks is None
     else:

@@ -22,7 +22,7 @@ from qwen3 import rope_of, to_float32
 from qwen3_lib.io.models import Checkpoint, GGUFFile, open_model
 from qwen3_lib.io.packed import save_quantized
 from qwen3_lib.io.tensors import PackedTensor
-from qwen3_lib.kernels.layout import INT8, Q4_1, Q5_1
+from qwen3_lib.kernels.layout import INT8, Q4_0, Q4_1, Q5_1
 from test_qwen3_moe import MOE
 from tokenizer_utils import load_tokenizer
 
@@ -315,7 +315,7 @@ def test_the_fast_engine_keeps_the_numbers(tmp_path, form):
     file = write_gguf(path, tmp_path / "x.gguf", form)
     weights, stored = fast.load_model(file).weights, open_model(str(file)).stored()
     for name, row in (weights.matrices(0) | {"model.embed_tokens.weight": weights.embedding}).items():
-        assert row[2] == {"8": INT8, "5": Q5_1, "4": Q4_1}.get(form[1], Q5_1)
+        assert row[2] == {"Q8_0": INT8, "Q4_0": Q4_0, "Q4_1": Q4_1}.get(form, Q5_1)
         assert np.array_equal(fast.matrix_rows(row, range(row[3])), to_float32(stored[name]))
 
 

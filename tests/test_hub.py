@@ -190,6 +190,15 @@ def test_a_head_needs_no_tokenizer(hub, get_all):
     assert_refused(model, "tiny/head: this is not a model folder", "tokenizer.json")
 
 
+def test_a_single_file_of_weights_may_have_any_name(hub, get_all):
+    files = {name.replace("model.safe", "merged.safe"): content for name, content in DEMO.items()}
+    hub.models = {"tiny/merged": files | USELESS, "tiny/two": files | {"other.safetensors": b""}}
+    outcome, again, two = get_all(("tiny/merged",), ("tiny/merged", "offline"), ("tiny/two",))
+    assert_complete(outcome, files)
+    assert again == outcome
+    assert_refused(two, "tiny/two: ", "no model.safetensors")
+
+
 def test_a_short_name_is_one_of_qwen(hub, get_all):
     hub.models = {"Qwen/Qwen3-0.6B": DEMO}
     outcome, *others = get_all(("0.6b",), ("Qwen3-0.6B", "offline"), ("qwen/qwen3-0.6b", "offline"))

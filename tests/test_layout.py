@@ -23,7 +23,7 @@ guard_memory()
 missing, threads, *folders = sys.argv[1:]
 real = memory.own_space
 memory.own_space = lambda *sizes: real(*sizes) - int(missing)
-forms = zip((None, None, "int8", "int4", "q5_1", "q4_1"), ("f32", "bf16", "int8", "f16", "bf16", "f16"))
+forms = zip((None, None, "int8", "int4", "q5_1", "q4_1", "q4_0"), ("f32", "bf16", "int8", "f16", "bf16", "f16", "f32"))
 for folder, (quantize, kv_dtype) in itertools.product(folders, forms):
     model = load_model(folder, quantize, int(threads), kv_dtype)
     caches = [model.engine.new_cache(model.config) for _ in range(3)]

@@ -275,7 +275,7 @@ def test_config_numbers(tmp_path, key):
     {"rope_scaling": {"type": "ntk", "factor": 2.0}}, {"rope_scaling": {"full_attention": {"rope_type": "default"}}},
     {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}},
     {"rope_scaling": {"rope_type": ["yarn"]}}, {"rope_scaling": "yarn"}, {"rope_scaling": [4.0]},
-    {"rope_scaling": True},
+    {"rope_scaling": True}, {"rope_scaling": {"type": "linear", "factor": 2.5}, "max_position_embeddings": 10**400},
     {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5}},
     {"num_attention_heads": 4, "num_key_value_heads": 3}, {"head_dim": 15}, {"num_hidden_layers": 10**9},
     {"eos_token_id": "<|im_end|>"}, {"eos_token_id": -1}, {"eos_token_id": 1.5}, {"eos_token_id": [1, "x"]},

@@ -46,7 +46,7 @@ def reference(tmp_path_factory):
 
 KV_DTYPES = ("f16", "bf16", "f32", "int8")
 FORMATS = (("bfloat16", None), ("float16", None), ("float32", None), ("bfloat16", "int8"), ("bfloat16", "int4"),
-           ("float32", "q5_1"), ("float32", "q4_1"))
+           ("float32", "q5_1"), ("float32", "q4_1"), ("float32", "q4_0"))
 
 
 # Each shape with half of the formats and with each cache, and each format with two shapes.

@@ -64,7 +64,7 @@ def product_of(path, form, n_vectors):
     return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 9)(address)
 
 
-@pytest.mark.parametrize("name", ["q6_k", "q4_k"])
+@pytest.mark.parametrize("name", ["q6_k", "q4_k", "q4_0"])
 def test_every_path_gives_the_same_bits(name):
     form, n, rng = FORMATS[name], 512, np.random.default_rng(0)
     data, weight = stored(rng.standard_normal((32, n)).astype(np.float32), form)

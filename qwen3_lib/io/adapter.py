@@ -44,11 +44,13 @@ class Adapted(Folder):
             raise InputError(f"{self.adapter}: not a LoRA adapter: it has no {absent[0]}")
 
     def json(self, name: str) -> dict[str, Any]:
-        return self.base.json(name)
+        """The base's file; an adapter with biases gives the model biases."""
+        adds = name == "config.json" and read_settings(self.adapter / CONFIG).get("lora_bias")
+        return self.base.json(name) | ({"attention_bias": True} if adds else {})
 
     def config(self) -> Config:
-        settings, config = read_settings(self.adapter / CONFIG), self.base.config()
-        return replace(config, attention_bias=config.attention_bias or bool(settings.get("lora_bias")))
+        config, adds = self.base.config(), self.json("config.json").get("attention_bias") is True
+        return replace(config, attention_bias=config.attention_bias or adds)
 
     def tokenizer(self) -> Tokenizer:
         return self.base.tokenizer()

@@ -135,12 +135,18 @@ def main_snapshot(home: Path) -> Path | None:
 
 def weight_files(folder: Path) -> list[str]:
     """The files of weights that a folder must have; none where there is no sound index of shards either."""
-    if os.path.exists(folder / WEIGHTS):
-        return [WEIGHTS]
+    if os.path.exists(folder / WEIGHTS) or not os.path.exists(folder / INDEX):
+        return whole_weights(os.listdir(folder))
     try:
         return sorted(set(map(str, read_json_object(folder / INDEX)["weight_map"].values())))
     except (InputError, LookupError, TypeError, AttributeError):
         return []
+
+
+def whole_weights(files: Iterable[str]) -> list[str]:
+    """The file with all weights: WEIGHTS, or the only safetensors file, which may have any name; or none."""
+    found = [file for file in files if re.fullmatch(rf"{NAME}\.safetensors", file)]
+    return [WEIGHTS] if WEIGHTS in found else found if len(found) == 1 else []
 
 
 def cached_models() -> list[tuple[str, Path]]:
@@ -208,7 +214,8 @@ def download(hub: ModuleType, repo_id: str, quantization: str, needed: tuple[str
     """
     info = hub.HfApi().model_info(repo_id, timeout=hub.constants.HF_HUB_DOWNLOAD_TIMEOUT)
     files = {file.rfilename for file in info.siblings or []}
-    if quantization or not files & {WEIGHTS, INDEX}:
+    weights = whole_weights(files)
+    if quantization or not weights and INDEX not in files:
         if file := named_gguf(ggufs := gguf_names(files), quantization):
             return Path(hub.hf_hub_download(repo_id, file))
         if not ggufs:
@@ -220,7 +227,7 @@ def download(hub: ModuleType, repo_id: str, quantization: str, needed: tuple[str
     commit = folder.name  # all others from the same one, even if a new one is published meanwhile
     for file in (*(file for file in (TOKENIZER, *OPTIONAL, INDEX) if file in files), *module_files(files)):
         hub.hf_hub_download(repo_id, file, revision=commit)
-    weights = [WEIGHTS] if WEIGHTS in files else weight_files(folder)
+    weights = weights or weight_files(folder)
     if not files.issuperset(weights or [""]):
         raise InputError(f"{repo_id}: {INDEX} lists {some(weights) or 'nothing'}, which the hub doesn't have")
     for file in weights:

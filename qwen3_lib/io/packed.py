@@ -99,8 +99,9 @@ def save_quantized(model: Model, folder: str | Path, form: str) -> None:
         for name in (*MODEL_FILES, *modules):
             file = model.path / name
             (temporary / name).parent.mkdir(exist_ok=True)
-            if file.is_file() or name.endswith(".json") and (value := model.folder.json(name)):
-                data = file.read_bytes() if file.is_file() else json.dumps(value, ensure_ascii=False).encode()
+            copied = file.is_file() and (name != "config.json" or not model.config.attention_bias)  # perhaps an adapter's
+            if copied or name.endswith(".json") and (value := model.folder.json(name)):
+                data = file.read_bytes() if copied else json.dumps(value, ensure_ascii=False).encode()
                 (temporary / name).write_bytes(data)
         write_safetensors(temporary / f"model.{form}.safetensors", tensors, metadata)
 

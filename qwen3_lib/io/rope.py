@@ -38,7 +38,7 @@ def with_scaled_rope(config: Config, rope: Mapping[str, Any], file: Path) -> Con
     powers = config.rope_theta ** (np.arange(0, config.rope_dim, 2) / config.rope_dim)
     try:
         frequencies, factor, length = TYPES[kind](config, 1 / powers.astype(np.float32), number, found)
-    except InputError as error:
+    except (InputError, OverflowError) as error:  # the latter by a max_position_embeddings of 10**400
         raise InputError(f"{file}: rope type {kind}: {error}") from error
     return replace(config, rope_frequencies=tuple(map(float, frequencies)), rope_factor=factor,
                    context_length=max(int(length), 1))

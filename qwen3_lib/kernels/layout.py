@@ -5,6 +5,7 @@ A matrix [rows, n] is kept in one of these formats:
     F32, BF16, F16      by rows, as they lie in the file
     INT8, INT5, INT4    packed: by blocks of 32 rows, with a scale for each group of 32 columns of a row
     Q5_1, Q4_1          likewise, with a minimum for each group, too: they hold the numbers of other programs' formats
+    Q4_0                likewise, without minima; its scales are float16 with a sign
     Q6_K, Q5_K, Q4_K    the same numbers as in GGUF's formats of these names; groups of Q6_K have 16 columns
 
 A block is a stream of units, each for two groups (INT8: one): first the scales, 16 bits [groups, 32 rows], then the
@@ -15,6 +16,7 @@ columns of all rows at a time, in the order of the instructions for bytes:
     INT4   half a byte each, w = scale * (half - zero): the lower halves are the first group, the upper ones the second
     INT5   the same with 16 more for each set bit of [8, 2 groups, 32 rows, 4 columns]
     Q4_1, Q5_1   the same, but w = scale * half + minimum
+    Q4_0   the same, but w = scale * (half - 8)
     Q4_K, Q5_K   the same, with scales and minima of 8 bits, which are multiplied by numbers common to 256 columns:
            float16 [scales and minima, 32 rows], before the first of their units
     Q6_K   likewise, w = scale * (number - 32); of [2, 32 rows, 4 columns] a byte's bits from the lowest on, two each,
@@ -48,16 +50,18 @@ class Format(NamedTuple):
     group: int = 32  # columns with one scale
     shared: int = 0  # units of 256 columns whose scales, of 8 bits, are multiplied by a common float16; 0 without it
     offset: int = 0  # what is subtracted from each number; 0 with a minimum or a zero for each group
+    float16: bool = False  # the scales of 16 bits are float16; else see BIAS
 
 
-F32, BF16, F16, KV8, INT8, INT5, INT4, Q5_1, Q4_1, Q6_K, Q5_K, Q4_K = range(12)
+F32, BF16, F16, KV8, INT8, INT5, INT4, Q5_1, Q4_1, Q6_K, Q5_K, Q4_K, Q4_0 = range(13)
 FORMATS = (Format("f32", 4), Format("bf16", 2), Format("f16", 2), Format("int8", 1),
            Format("int8", halves=1, least=1, most=255, offset=128), Format("int5", halves=2, more=1, most=31),
            Format("int4", halves=2, most=15), Format("q5_1", halves=2, more=1, minima=1, most=31),
            Format("q4_1", halves=2, minima=1, most=15),
            Format("q6_k", halves=2, more=2, most=63, group=16, shared=8, offset=32),
            Format("q5_k", halves=2, more=1, minima=1, most=31, shared=4),
-           Format("q4_k", halves=2, minima=1, most=15, shared=4))
+           Format("q4_k", halves=2, minima=1, most=15, shared=4),
+           Format("q4_0", halves=2, most=15, offset=8, float16=True))
 HALVES, MORE, MINIMA, LEAST, MOST, GROUPS, SHARED = (
     np.array([format_[column] for format_ in FORMATS]) for column in range(2, 9))  # for kernels, by the format
 

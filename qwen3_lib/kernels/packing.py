@@ -11,8 +11,8 @@ import numpy as np
 from qwen3 import to_float32
 from qwen3_lib.io.tensors import AnyTensor, PackedTensor, forget_pages, rows_of
 from qwen3_lib.kernels.build import kernel
-from qwen3_lib.kernels.layout import (BF16, BIAS, F16, F32, FORMATS, GROUP, INT4, INT5, INT8, LARGEST, PANEL, Q4_1,
-                                      Q4_K, Q5_1, Q5_K, Q6_K, SHARING, SMALLEST, Weight, factors_size, is_packed,
+from qwen3_lib.kernels.layout import (BF16, BIAS, F16, F32, FORMATS, GROUP, INT4, INT5, INT8, LARGEST, PANEL, Q4_0,
+                                      Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, SHARING, SMALLEST, Weight, factors_size, is_packed,
                                       packed_shape, padded, table, unit_size)
 from qwen3_lib.kernels.memory import LargePages, empty, zeros
 from qwen3_lib.io.errors import InputError
@@ -21,8 +21,8 @@ STORED = {"F64": F32, "F32": F32, "BF16": BF16, "F16": F16}  # by their names in
 PACKED = {"int8": INT8, "int4": INT4}
 SMALL = (".mlp.gate.weight", ".in_proj_ba.weight")  # the router, and a delta net's factors: they keep all digits
 MORE_BITS = {"v_proj": INT8, "o_proj": INT5, "embed_tokens": INT5, "lm_head": INT5}  # in an int4 model
-# By the bits of a published packed matrix: the format that may hold its very numbers, and the one if it doesn't.
-NARROW = {2: (Q4_1, INT8), 3: (INT8, INT8), 4: (Q4_1, INT8), 5: (Q5_1, INT8), 6: (INT8, INT8)}
+# By the bits of a published packed matrix: the formats that may hold its very numbers, and the one if none does.
+NARROW = {2: (Q4_0, Q4_1, INT8), 3: (INT8, INT8), 4: (Q4_0, Q4_1, INT8), 5: (Q5_1, INT8), 6: (INT8, INT8)}
 OF_GGUF = {4: Q4_K, 5: Q5_K, 6: Q6_K}  # the same of a tensor with `factored` scales
 
 
@@ -33,8 +33,8 @@ def packed_form(name: str, quantize: str) -> int:
     return MORE_BITS.get(name.split(".")[-2], INT4) if quantize == "int4" else PACKED[quantize]
 
 
-def forms_of(name: str, tensor: AnyTensor, quantize: str | None) -> tuple[int, int]:
-    """(the format of a matrix if it holds the very numbers of a published packed one, its format if not)."""
+def forms_of(name: str, tensor: AnyTensor, quantize: str | None) -> tuple[int, ...]:
+    """The formats of a matrix that may hold the very numbers of a published packed one, and last its format if none does."""
     if quantize is not None or name.endswith(".mlp.gate.weight"):
         form = packed_form(name, quantize or "int8")
         return form, form
@@ -78,7 +78,8 @@ def matrix_rows(matrix: np.ndarray, ids: Any) -> np.ndarray:
         common = of_row(parts[..., :head].copy().view("f2")).astype(np.float32).repeat(format_.shared, axis=1)
         scales, minima = common[:, :, :1] * words, None if minima is None else common[:, :, 1:] * minima
     else:
-        scales = ((words.astype(np.int32) << 13) + np.int32(BIAS)).view(np.float32)
+        scales = words.view(np.float16).astype(np.float32) if format_.float16 else \
+            ((words.astype(np.int32) << 13) + np.int32(BIAS)).view(np.float32)
     if minima is not None:
         rows = scales[..., None, None] * q.astype(np.float32) + minima[..., None, None]
     elif format_.offset:
@@ -94,18 +95,17 @@ class Packer:
     def __init__(self, pool: ThreadPoolExecutor, arrays: list[np.ndarray]):
         self.pool, self.pages, self.arrays = pool, LargePages(), arrays
 
-    def weight(self, label: str, tensor: AnyTensor, forms: tuple[int, int], shape: tuple[int, ...]) -> np.ndarray:
-        """The Weight of a tensor of this shape in the first of two formats, or in the second one: see forms_of.
+    def weight(self, label: str, tensor: AnyTensor, forms: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
+        """The Weight of a tensor of this shape in the first of these formats that fits, see forms_of.
 
         Raises InputError for numbers that the format can't hold.
         """
-        form, data = forms[0], None
-        if isinstance(tensor, PackedTensor) and (tensor.factored if FORMATS[form].shared else
-                                                 tensor.whole and form in (INT8, Q5_1, Q4_1)):
-            data = self.exact(tensor, form)
-        if data is None:
-            form = forms[1]
-            data = self.rounded(label, tensor, form) if is_packed(form) else floats_of(tensor, form)
+        for form in forms[:-1] if isinstance(tensor, PackedTensor) else ():
+            if (tensor.factored if FORMATS[form].shared else tensor.whole and form in (INT8, Q5_1, Q4_1, Q4_0)) \
+                    and (data := self.exact(tensor, form)) is not None:
+                return self.kept(data, form, *shape)
+        form = forms[-1]
+        data = self.rounded(label, tensor, form) if is_packed(form) else floats_of(tensor, form)
         return self.kept(data, form, *shape)
 
     def kept(self, data: np.ndarray, form: int, rows: int, columns: int) -> np.ndarray:
@@ -148,7 +148,7 @@ class Packer:
         """A published packed matrix as blocks of a format; None if the format can't hold its numbers.
 
         GGUF's formats have the very numbers. So have the others if no scale has more than 10 bits behind the first one,
-        as float16 has; scales with more are rounded.
+        as float16 has; scales with more are rounded, but in Q4_0 they don't fit.
         """
         (n_rows, n), step = tensor.shape, 512
         packed = self.pages.take(packed_shape(n_rows, n, form))
@@ -177,7 +177,7 @@ class Packer:
                 places[..., :PANEL * len(factors)] = in_order.reshape(len(blocks), n // SHARING, -1)
             return True
 
-        fits = all(self.each(part, range(0, n_rows, step)))
+        fits = part(0) and all(self.each(part, range(step, n_rows, step)))
         forget_pages(tensor.mapping)
         if fits:
             return packed
@@ -195,24 +195,27 @@ def rescaled(tensor: PackedTensor, form: int, start: int, stop: int) -> Numbers 
     None if these can't hold its numbers.
     """
     whole, scales, minima = tensor.whole(start, stop)  # type: ignore[misc]
-    groups = whole.reshape(*scales.shape, -1)
+    format_, groups = FORMATS[form], whole.reshape(*scales.shape, -1)
     groups[scales == 0] = 0
-    np.negative(groups, out=groups, where=(scales < 0)[..., None])
-    scales = np.abs(scales).astype(np.float32)
-    words = np.where(scales == 0, 0, scales.view(np.int32) - BIAS + 0x1000 & -0x2000)
-    nearest = np.where(scales == 0, 0, (words + BIAS).astype(np.int32).view(np.float32))
-    if FORMATS[form].minima:
+    if format_.float16:
+        words, scales = scales.astype(np.float16).view(np.uint16), scales.astype(np.float32)
+        fits = minima is None and np.array_equal(words.view(np.float16).astype(np.float32), scales)
+    else:
+        np.negative(groups, out=groups, where=(scales < 0)[..., None])
+        scales = np.abs(scales).astype(np.float32)
+        words = np.where(scales == 0, 0, scales.view(np.int32) - BIAS + 0x1000 & -0x2000)
+        fits = 0 <= words.min() <= words.max() < 2**29 and (format_.minima > 0 or minima is None)
+        nearest = np.where(scales == 0, 0, (words + BIAS).astype(np.int32).view(np.float32))
+        words >>= 13
+    if format_.minima:
         lowest = np.minimum(groups.min(axis=-1), 0)
         groups -= lowest[..., None]
         minima = (nearest * lowest + (0 if minima is None else minima)).astype(np.float32)
-        fits = bool(np.isfinite(minima).all())
-    else:
-        fits = minima is None
-    whole += FORMATS[form].offset
-    if not fits or not np.isfinite(scales).all() or not 0 <= words.min() <= words.max() < 2**29 \
-            or whole.min() < 0 or whole.max() > FORMATS[form].most:
+        fits = fits and bool(np.isfinite(minima).all())
+    whole += format_.offset
+    if not fits or not np.isfinite(scales).all() or whole.min() < 0 or whole.max() > format_.most:
         return None
-    return whole, [words >> 13, *([] if minima is None else [minima])], None
+    return whole, [words, *([] if minima is None else [minima])], None
 
 
 def factored(tensor: PackedTensor, form: int, start: int, stop: int) -> Numbers | None:

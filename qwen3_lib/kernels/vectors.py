@@ -388,6 +388,8 @@ def scales_of(b: Any, form: int, here: Any, factors: Any, half: int, piece: int,
     width, minima = (1, 1) if format_.shared else (2, 4)  # bytes
     words = at(b, here, PANEL * width * half, width * lanes * piece)
     lowest = at(b, here, PANEL * (width * format_.halves + minima * half), minima * lanes * piece)
+    if format_.float16:
+        return b.fpext(load(b, words, HALF, lanes), floats), None, None
     if not format_.shared:
         word = b.zext(load(b, words, I16, lanes), vector(I32, lanes))
         return scale_of(b, word), word, load(b, lowest, FLOAT, lanes) if format_.minima else None

@@ -712,7 +712,10 @@ def to_float32(tensor: Tensor) -> np.ndarray:
     data = tensor.data
     if tensor.dtype == "F32" and data.flags.aligned:
         return data
-    values = (data.astype(np.uint32) << 16).view(np.float32) if tensor.dtype == "BF16" else data.astype(np.float32)
+    values = data.astype(np.uint32 if tensor.dtype == "BF16" else np.float32)
+    if tensor.dtype == "BF16":
+        values <<= 16  # in place: the embedding is the largest tensor, and a second copy of it the peak of loading
+        values = values.view(np.float32)
     if hasattr(mmap, "MADV_DONTNEED"):  # else the pages that were read count as this process's memory
         tensor.mapping.madvise(mmap.MADV_DONTNEED)
     return values

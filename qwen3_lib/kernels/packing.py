@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from qwen3 import to_float32
-from qwen3_lib.io.tensors import AnyTensor, PackedTensor, forget_pages, rows_of
+from qwen3_lib.io.tensors import BLOCK, AnyTensor, PackedTensor, forget_pages, rows_of
 from qwen3_lib.kernels.build import kernel
 from qwen3_lib.kernels.layout import (BF16, BIAS, F16, F32, FORMATS, GROUP, INT4, INT5, INT8, LARGEST, PANEL, Q4_1,
                                       Q4_K, Q5_1, Q5_K, Q6_K, SHARING, SMALLEST, Weight, factors_size, is_packed,
@@ -121,11 +121,11 @@ class Packer:
     def rounded(self, label: str, tensor: AnyTensor, form: int) -> np.ndarray:
         """A matrix [rows, n] as packed blocks that err little."""
         n_rows, n = tensor.shape
-        packed, together = self.pages.take(packed_shape(n_rows, n, form)), 8  # blocks
+        packed, together = self.pages.take(packed_shape(n_rows, n, form)), BLOCK // PANEL
 
         def part(block: int) -> float:
-            """Packs some blocks -> their largest weight."""
-            w, work = np.zeros((together * PANEL, padded(n, 2 * GROUP)), np.float32), empty((10, PANEL), np.float32)
+            """Packs some blocks -> their largest weight. Few, because each thread has float32 copies of them."""
+            w, work = np.zeros((BLOCK, padded(n, 2 * GROUP)), np.float32), empty((10, PANEL), np.float32)
             with np.errstate(over="ignore", invalid="ignore"):  # by infinite scales
                 some = rows_of(tensor, block * PANEL, min((block + together) * PANEL, n_rows))
             if not np.isfinite(some).all():
@@ -149,12 +149,12 @@ class Packer:
         GGUF's formats have the very numbers. So have the others if no scale has more than 10 bits behind the first one,
         as float16 has; scales with more are rounded.
         """
-        (n_rows, n), step = tensor.shape, 512
+        n_rows, n = tensor.shape
         packed = self.pages.take(packed_shape(n_rows, n, form))
 
         def part(start: int) -> bool:
             """Packs some rows -> whether all their numbers fit."""
-            found = (factored if FORMATS[form].shared else rescaled)(tensor, form, start, min(start + step, n_rows))
+            found = (factored if FORMATS[form].shared else rescaled)(tensor, form, start, min(start + BLOCK, n_rows))
             if found is None:
                 return False
             whole, scales, factors = found
@@ -176,7 +176,7 @@ class Packer:
                 places[..., :PANEL * len(factors)] = in_order.reshape(len(blocks), n // SHARING, -1)
             return True
 
-        fits = all(self.each(part, range(0, n_rows, step)))
+        fits = all(self.each(part, range(0, n_rows, BLOCK)))
         forget_pages(tensor.mapping)
         if fits:
             return packed

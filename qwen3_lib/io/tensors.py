@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qwen3 import DTYPES, Tensor, to_float32
+from qwen3 import DTYPES, Tensor, forget_pages, to_float32
 from qwen3_lib.io.errors import InputError
 
 # The parts of packed tensors, which formats.py and gguf_file.py understand.
@@ -110,9 +110,3 @@ def to_bfloat16(values: np.ndarray) -> np.ndarray:
     rounded >>= 16
     rounded[np.isnan(values)] = 0x7FC0  # whose bits may have overflowed
     return rounded.astype("<u2")
-
-
-def forget_pages(mapping: mmap.mmap) -> None:
-    """Pages read from a mapped file no longer count as this process's memory."""
-    if hasattr(mmap, "MADV_DONTNEED"):
-        mapping.madvise(mmap.MADV_DONTNEED)

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from qwen3 import to_float32
-from qwen3_lib.io.tensors import BLOCK, AnyTensor, PackedTensor, forget_pages, rows_of
+from qwen3 import forget_pages, to_float32
+from qwen3_lib.io.tensors import BLOCK, AnyTensor, PackedTensor, rows_of
 from qwen3_lib.kernels.build import kernel
 from qwen3_lib.kernels.layout import (BF16, BIAS, F16, F32, FORMATS, GROUP, INT4, INT5, INT8, LARGEST, PANEL, Q4_1,
                                       Q4_K, Q5_1, Q5_K, Q6_K, SHARING, SMALLEST, Weight, factors_size, is_packed,
@@ -113,8 +113,8 @@ class Packer:
 
     def each(self, part: Callable[[int], Any], starts: range) -> list[Any]:
         """part(start) of each start, by the threads of the pool. Raises InputError if they can't be started."""
-        try:
-            return list(self.pool.map(part, starts))
+        try:  # some at a time, since each that waits takes 2 kB
+            return [found for i in range(0, len(starts), 64) for found in self.pool.map(part, starts[i:i + 64])]
         except RuntimeError as error:
             raise InputError(f"threads can't be started to quantize ({error}); ask for fewer: --threads") from error
 

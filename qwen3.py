@@ -713,10 +713,12 @@ def to_float32(tensor: Tensor) -> np.ndarray:
     data = tensor.data
     if tensor.dtype == "F32" and data.flags.aligned:
         return data
-    values = data.astype(np.uint32 if tensor.dtype == "BF16" else np.float32)
     if tensor.dtype == "BF16":
-        values <<= 16  # in place: the embedding is the largest tensor, and a second copy of it the peak of loading
-        values = values.view(np.float32)
+        bits = data.astype(np.uint32)
+        bits <<= 16  # in place: the embedding is the largest tensor, and a second copy of it the peak of loading
+        values = bits.view(np.float32)
+    else:
+        values = data.astype(np.float32)
     forget_pages(tensor.mapping)
     return values
 

@@ -125,14 +125,14 @@ class Packer:
 
         def part(block: int) -> float:
             """Packs some blocks -> their largest weight. Few, because each thread has float32 copies of them."""
-            w, work = np.zeros((BLOCK, padded(n, 2 * GROUP)), np.float32), empty((10, PANEL), np.float32)
+            work = empty((10, PANEL), np.float32)
             with np.errstate(over="ignore", invalid="ignore"):  # by infinite scales
                 some = rows_of(tensor, block * PANEL, min((block + together) * PANEL, n_rows))
             if not np.isfinite(some).all():
                 raise InputError(f"{label} has weights that are not finite, so it can't be quantized")
-            w[:len(some), :n] = some
             for i, out in enumerate(packed[block:block + together]):
-                columns = np.ascontiguousarray(w[i * PANEL:(i + 1) * PANEL].T)
+                columns, rows = np.zeros((padded(n, 2 * GROUP), PANEL), np.float32), some[i * PANEL:(i + 1) * PANEL]
+                columns[:n, :len(rows)] = rows.T
                 kernel("quantize_block")(table((columns, out, work)), form)
             return float(max(some.max(), -some.min()))
 

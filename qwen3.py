@@ -44,8 +44,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 try:
-    if sys.version_info < (3, 11):
-        raise ImportError(f"this is Python {sys.version.split()[0]}")
+    if sys.version_info < (3, 11) or sys.maxsize < 2**32 or sys.byteorder == "big":  # files are larger than 32 bits
+        raise ImportError(f"this is Python {sys.version.split()[0]}, {sys.maxsize.bit_length() + 1} bits, "
+                          f"{sys.byteorder}-endian")
     import numpy as np
     import safetensors
 
@@ -54,8 +55,8 @@ try:
 except (ImportError, KeyboardInterrupt) as error:
     if __name__ != "__main__":
         raise
-    sys.exit(130 if isinstance(error, KeyboardInterrupt) else f"qwen3.py: {error}; it needs Python 3.11 or newer and: "
-             "pip install numpy safetensors tokenizers jinja2")
+    sys.exit(130 if isinstance(error, KeyboardInterrupt) else f"qwen3.py: {error}; it needs Python 3.11 or newer, "
+             "64 bits, little-endian, and: pip install numpy safetensors tokenizers jinja2")
 
 __version__ = "0.3.0"
 __all__ = ["BUNDLED", "Config", "Engine", "InputError", "KVCache", "Model", "Sampling", "Sequence",
@@ -712,10 +713,20 @@ def to_float32(tensor: Tensor) -> np.ndarray:
     data = tensor.data
     if tensor.dtype == "F32" and data.flags.aligned:
         return data
-    values = (data.astype(np.uint32) << 16).view(np.float32) if tensor.dtype == "BF16" else data.astype(np.float32)
-    if hasattr(mmap, "MADV_DONTNEED"):  # else the pages that were read count as this process's memory
-        tensor.mapping.madvise(mmap.MADV_DONTNEED)
+    if tensor.dtype == "BF16":
+        bits = data.astype(np.uint32)
+        bits <<= 16  # in place: the embedding is the largest tensor, and a second copy of it the peak of loading
+        values = bits.view(np.float32)
+    else:
+        values = data.astype(np.float32)
+    forget_pages(tensor.mapping)
     return values
+
+
+def forget_pages(mapping: mmap.mmap) -> None:
+    """Pages read from a mapped file no longer count as this process's memory; Windows can't do that."""
+    if hasattr(mmap, "MADV_DONTNEED"):
+        mapping.madvise(mmap.MADV_DONTNEED)
 
 
 class Folder:
@@ -892,6 +903,12 @@ def generation_defaults(folder: Folder) -> tuple[Sampling, int | None, tuple[int
 
 # ---- The command line ------------------------------------------------------------------------------------------------
 
+def accept_all_text(stream: Any) -> None:
+    """Lets a stream take every character: UTF-8 on Windows; elsewhere a question mark for one that it can't show."""
+    if hasattr(stream, "reconfigure"):
+        stream.reconfigure(encoding="utf-8" if sys.platform == "win32" else None, errors="replace")
+
+
 def main(argv: list[str] | None = None) -> int:
     """Answers a prompt -> exit status: 0; 1 for bad input, in one line on stderr; 2 for bad usage; 130 after Ctrl-C."""
     try:
@@ -909,6 +926,7 @@ def main(argv: list[str] | None = None) -> int:
         for name, kind in (("temperature", float), ("top-k", int), ("top-p", float), ("seed", int)):
             add(f"--{name}", type=kind, help="how tokens are drawn; the default comes with the model")
         args = parser.parse_args(argv)
+        accept_all_text(sys.stdout)
         for piece in chat(load_model(args.model), args.prompt, None, args.think, args.system, seed=args.seed,
                           max_new_tokens=args.max_tokens, temperature=args.temperature, top_k=args.top_k,
                           top_p=args.top_p):

@@ -214,7 +214,7 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
     w.for_kernels = layers, table(layers)
     w.formats, w.experts_formats = (tuple({int(row[2]) for some in tables for row in some.reshape(-1, 5) if row[0]})
                                     for tables in ((w.layers, w.routers), (w.experts,)))
-    if wish is None and not config.sparse_layers:
+    if wish is None and not packs and not config.sparse_layers:
         touch_pages({id(tensor.mapping): tensor.mapping for tensor in stored.values()}.values())
     return w
 

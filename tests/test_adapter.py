@@ -391,6 +391,8 @@ def test_files_that_are_missing_or_damaged(folders, capfd):
     (adapter / "adapter_model.safetensors").unlink()
     for place in (adapter, path, adapter / "nowhere"):
         assert_one_line(message_of(Adapted, Checkpoint(path), place), "not a LoRA adapter", "it has no adapter_")
+    for place in (r"C:\none", r"C:\none:0.5"):  # the letter of a drive of Windows is no name, and "\none" no weight
+        assert message_of(Adapted, Checkpoint(path), place).startswith(r"C:\none: not a LoRA adapter")
     assert_one_line(message_of(qwen3.load_model, adapter), "this is not a model folder", "adapter_config.json")
 
 

@@ -356,7 +356,7 @@ def test_python_functions_are_tools(demo):
         "city": {"type": "string", "description": "where"}, "days": {"type": "integer"}, "units": {"type": "array"}}}
     assert tool_schema(weather) == {"type": "function", "function": {
         "name": "weather", "description": "Tells the weather.", "parameters": parameters}}
-    assert "can't be read" in message_of(tool_schema, map)
+    assert "can't be read" in message_of(tool_schema, min)
     answer = qwen3.chat(demo, "What is the weather in Lisbon?", [weather]).finish()
     assert answer.message["tool_calls"][0]["arguments"]["city"] == "Lisbon"
 

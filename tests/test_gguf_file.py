@@ -3,7 +3,11 @@ import dataclasses
 import json
 import mmap
 import random
+import re
 import struct
+import sys
+import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -285,6 +289,18 @@ def test_files_of_llama_quantize(tmp_path, unquantized, form):
     between = divergence(logits_of(written[0], ids), llama_logits(written[0], ids))
     print(f"{form}: Kullback-Leibler divergence {between:.1e} of llama.cpp's logits")
     assert between < 2e-3  # llama.cpp rounds vectors to 8 bits
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="which pages are in memory is read from Linux's /proc")
+def test_a_file_whose_weights_are_packed_does_not_stay_in_memory(tmp_path):
+    file = write_gguf(DEMO, tmp_path / "demo.gguf", "Q8_0")
+    fast = pytest.importorskip("qwen3_numba", reason="numba is not installed")
+    model = fast.load_model(file, tokenizer=False)
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.name.startswith("qwen3-"):
+            thread.join(60)
+    mapped = re.search(rf"{re.escape(str(file))}\n(?:\w+: .*\n)*?Rss: +(\d+) kB", Path("/proc/self/smaps").read_text())
+    assert int(mapped[1]) * 1024 < file.stat().st_size / 10 and model.weights.arrays
 
 
 def test_the_fast_engine_saves_it_with_its_tokenizer(demo_gguf, demo, tmp_path):

@@ -80,6 +80,11 @@ def test_the_options(python, folder, demo):
     assert told.strip() != drawn.strip()
 
 
+def test_a_stdout_that_is_ascii(python, folder, monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    assert set(answer(python, folder, "--no-think", "法国的首都是哪里？")) == {"?", "\n"}
+
+
 def test_what_needs_more_files_is_one_line(python, folder):
     done = run(python, folder, "qwen3.py", "--model", "Qwen/Qwen3-0.6B", "Hello")
     assert done.returncode and not done.stdout

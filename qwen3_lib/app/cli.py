@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from qwen3 import Model, Sampling, __version__, chat
+from qwen3 import Model, Sampling, __version__, accept_all_text, chat
 from qwen3_lib.answers.completion import Completion
 from qwen3_lib.answers.score import score
 from qwen3_lib.app.chat import Chat, run_chat
@@ -20,8 +20,8 @@ from qwen3_lib.app.models import print_models, readable_size, size_on_disk, veri
 from qwen3_lib.app.options import (Parser, add_answer_options, add_engine_options, add_model_options, answer_options,
                                    is_fast, load, load_draft, named_model, shown)
 from qwen3_lib.app.state import going_on, keep_conversation, kept_conversation
-from qwen3_lib.app.terminal import (as_json, cut_note, logprob_objects, note, print_answer, print_json,
-                                    print_raw, statistics, write)
+from qwen3_lib.app.terminal import (as_json, cut_note, logprob_objects, note, obey_escapes, print_answer,
+                                    print_json, print_raw, statistics, write)
 from qwen3_lib.io.errors import InputError
 from qwen3_lib.io.hub import resolve_model
 
@@ -332,8 +332,8 @@ def guarded(work: Callable[[], int]) -> int:
     try:
         if sys.stdout is None:
             raise InputError("stdout is closed, so the answer can't be written")
-        if hasattr(sys.stdout, "reconfigure"):
-            sys.stdout.reconfigure(errors="replace")  # a terminal that can't show a character gets a question mark
+        accept_all_text(sys.stdout)
+        obey_escapes()
         return work()
     except InputError as error:
         if isinstance(error.__cause__, BrokenPipeError):  # `| head -1` has read enough

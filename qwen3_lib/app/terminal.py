@@ -1,5 +1,6 @@
 """The output: answers on stdout; notes, statistics and errors on stderr."""
 import contextlib
+import ctypes
 import dataclasses
 import json
 import math
@@ -31,6 +32,14 @@ COMMANDING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters
 def harmless(text: str, stream: TextIO) -> str:
     """On a terminal, the text without control characters: neither a model nor a file may command the terminal."""
     return COMMANDING.sub("\ufffd", text) if stream.isatty() else text
+
+
+def obey_escapes() -> None:
+    """Makes a console of Windows obey colours and movements of the cursor, as all other terminals do at once."""
+    if sys.platform == "win32":
+        kernel32 = ctypes.windll.kernel32
+        for stream in (-11, -12):  # stdout, stderr; a stream that is no console refuses, which is harmless
+            kernel32.SetConsoleMode(kernel32.GetStdHandle(stream), 7)  # 4, this ability, and 1 + 2, the usual ones
 
 
 def is_screen(stream: TextIO | None) -> bool:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qwen3 import DTYPES, Folder, Tensor, to_float32
+from qwen3 import DTYPES, Folder, Tensor, forget_pages, to_float32
 from qwen3_lib.io.errors import InputError
 
 # The parts of packed tensors, which formats.py and gguf_file.py understand.
@@ -118,9 +118,3 @@ def embeds(folder: Folder) -> bool:
     names, modules = folder.json("config.json").get("architectures"), folder.path / "modules.json"
     return EMBEDDING not in folder.stored() or not folder.config().causal \
         or bool(names) and "ForCausalLM" not in str(names) or modules.is_file() and b"Pooling" in modules.read_bytes()
-
-
-def forget_pages(mapping: mmap.mmap) -> None:
-    """Pages read from a mapped file no longer count as this process's memory."""
-    if hasattr(mmap, "MADV_DONTNEED"):
-        mapping.madvise(mmap.MADV_DONTNEED)

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from qwen3 import to_float32
-from qwen3_lib.io.tensors import AnyTensor, PackedTensor, forget_pages, rows_of
+from qwen3 import forget_pages, to_float32
+from qwen3_lib.io.tensors import BLOCK, AnyTensor, PackedTensor, rows_of
 from qwen3_lib.kernels.build import kernel
 from qwen3_lib.kernels.layout import (BF16, BIAS, F16, F32, FORMATS, GROUP, INT4, INT5, INT8, LARGEST, PANEL, Q4_0,
                                       Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, SHARING, SMALLEST, Weight, factors_size, is_packed,
@@ -114,26 +114,26 @@ class Packer:
 
     def each(self, part: Callable[[int], Any], starts: range) -> list[Any]:
         """part(start) of each start, by the threads of the pool. Raises InputError if they can't be started."""
-        try:
-            return list(self.pool.map(part, starts))
+        try:  # some at a time, since each that waits takes 2 kB
+            return [found for i in range(0, len(starts), 64) for found in self.pool.map(part, starts[i:i + 64])]
         except RuntimeError as error:
             raise InputError(f"threads can't be started to quantize ({error}); ask for fewer: --threads") from error
 
     def rounded(self, label: str, tensor: AnyTensor, form: int) -> np.ndarray:
         """A matrix [rows, n] as packed blocks that err little."""
         n_rows, n = tensor.shape
-        packed, together = self.pages.take(packed_shape(n_rows, n, form)), 8  # blocks
+        packed, together = self.pages.take(packed_shape(n_rows, n, form)), BLOCK // PANEL
 
         def part(block: int) -> float:
-            """Packs some blocks -> their largest weight."""
-            w, work = np.zeros((together * PANEL, padded(n, 2 * GROUP)), np.float32), empty((10, PANEL), np.float32)
+            """Packs some blocks -> their largest weight. Few, because each thread has float32 copies of them."""
+            work = empty((10, PANEL), np.float32)
             with np.errstate(over="ignore", invalid="ignore"):  # by infinite scales
                 some = rows_of(tensor, block * PANEL, min((block + together) * PANEL, n_rows))
             if not np.isfinite(some).all():
                 raise InputError(f"{label} has weights that are not finite, so it can't be quantized")
-            w[:len(some), :n] = some
             for i, out in enumerate(packed[block:block + together]):
-                columns = np.ascontiguousarray(w[i * PANEL:(i + 1) * PANEL].T)
+                columns, rows = np.zeros((padded(n, 2 * GROUP), PANEL), np.float32), some[i * PANEL:(i + 1) * PANEL]
+                columns[:n, :len(rows)] = rows.T
                 kernel("quantize_block")(table((columns, out, work)), form)
             return float(max(some.max(), -some.min()))
 
@@ -150,12 +150,12 @@ class Packer:
         GGUF's formats have the very numbers. So have the others if no scale has more than 10 bits behind the first one,
         as float16 has; scales with more are rounded, but in Q4_0 they don't fit.
         """
-        (n_rows, n), step = tensor.shape, 512
+        n_rows, n = tensor.shape
         packed = self.pages.take(packed_shape(n_rows, n, form))
 
         def part(start: int) -> bool:
             """Packs some rows -> whether all their numbers fit."""
-            found = (factored if FORMATS[form].shared else rescaled)(tensor, form, start, min(start + step, n_rows))
+            found = (factored if FORMATS[form].shared else rescaled)(tensor, form, start, min(start + BLOCK, n_rows))
             if found is None:
                 return False
             whole, scales, factors = found
@@ -177,7 +177,7 @@ class Packer:
                 places[..., :PANEL * len(factors)] = in_order.reshape(len(blocks), n // SHARING, -1)
             return True
 
-        fits = part(0) and all(self.each(part, range(step, n_rows, step)))
+        fits = part(0) and all(self.each(part, range(BLOCK, n_rows, BLOCK)))
         forget_pages(tensor.mapping)
         if fits:
             return packed

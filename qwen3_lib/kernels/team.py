@@ -4,6 +4,8 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Iterable
@@ -19,8 +21,15 @@ from qwen3_lib.io.errors import InputError
 
 
 def available_cpus() -> int:
-    """How many CPUs this process may really use: its affinity, and the quota of its cgroup where there is one."""
+    """How many CPUs this process may really use: its affinity, and the quota of its cgroup where there is one.
+
+    Of a Mac, the performance cores: they would wait for the slower ones at each barrier.
+    """
     n = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if sys.platform == "darwin":
+        with contextlib.suppress(OSError, ValueError):  # a Mac with cores of one kind doesn't know the name
+            name = "hw.perflevel0.physicalcpu"
+            n = int(subprocess.run(["sysctl", "-n", name], capture_output=True).stdout)
     with contextlib.suppress(OSError, ValueError):  # not Linux, no cgroup, or "max": no limit
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         n = min(n, max(1, round(int(quota) / int(period))))

@@ -148,7 +148,7 @@ def test_a_third_file_adds_the_hybrids(python, folder, tmp_path, program):
     ("config.json", {"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 4.0}}}),
     ("config.json", {"use_sliding_window": True}), ("config.json", {"architectures": ["Qwen3ForSequenceClassification"]}),
     ("config.json", {"head_dim": REMOVED}), ("config.json", {"tie_word_embeddings": False}),
-    ("config.json", {"intermediate_size": 24}), ("generation_config.json", {"num_beams": 4})], ids=str)
+    ("config.json", {"intermediate_size": 24}), ("generation_config.json", {"num_beams": 4})])
 def test_what_two_files_do_not_compute_is_refused(tiny, tmp_path, monkeypatch, name, changes):
     folder = shutil.copytree(tiny, tmp_path / "model")
     monkeypatch.setattr(qwen3, "LIBRARY", tmp_path / "nowhere")

@@ -434,8 +434,8 @@ class HybridFolder(Folder):
     def tokenizer(self) -> Tokenizer:
         return self.base.tokenizer()
 
-    def embeds(self) -> bool:
-        return False
+    def generation(self) -> dict[str, Any]:
+        return self.base.generation()
 
     def engine_for(self, engine: Engine) -> Engine:
         return ENGINE if engine.hybrid_cache is None else replace(engine, new_cache=engine.hybrid_cache)

@@ -24,7 +24,7 @@ CORE = ("-m", "core", "-k", "transformers and False or random or any_split or gr
         "tests/test_qwen3.py")  # all would take ten minutes
 PACKAGES = ("python3-minimal", "libpython3-stdlib", "libstdc++6")
 ASK = """
-import json, sys, llvmlite.binding as llvm
+import json, llvmlite.binding as llvm
 from qwen3_lib.kernels.vectors import FEATURES, PATH
 print(json.dumps([llvm.get_host_cpu_name(), FEATURES, PATH]))
 """
@@ -41,6 +41,9 @@ def run(*command: object, **environment: str) -> str:
 
 def install(folder: Path) -> None:
     """Python and this project's requirements for ARM, and `folder/python`, which runs them."""
+    emulator = shutil.which("qemu-aarch64-static")
+    if emulator is None:
+        raise RuntimeError("there is no qemu-aarch64-static")
     apt, root, site = folder / "apt", folder / "root", folder / "site"
     for part in (apt / "lists/partial", apt / "archives/partial", root):
         part.mkdir(parents=True, exist_ok=True)
@@ -52,12 +55,9 @@ def install(folder: Path) -> None:
     run("apt-get", *options, "install", "--download-only", "--no-install-recommends", *PACKAGES)
     for package in apt.glob("archives/*.deb"):
         run("dpkg", "-x", package, root)
-    program, emulator = root / "usr/bin/python3", shutil.which("qemu-aarch64-static")
-    if emulator is None:
-        raise RuntimeError("there is no qemu-aarch64-static")
+    program = root / "usr/bin/python3"
     (folder / "python").write_text(
-        f'#!/bin/sh\nPYTHONHOME={root}/usr PYTHONPATH={ROOT}:{site} exec {emulator} '
-        f'-L {root} -0 "$0" {program} "$@"\n')
+        f'#!/bin/sh\nPYTHONHOME={root}/usr PYTHONPATH={ROOT}:{site} exec {emulator} -L {root} -0 "$0" {program} "$@"\n')
     (folder / "python").chmod(0o755)
     version = run(folder / "python", "-c", "import sys; print(*sys.version_info[:2], sep='.')").strip()
     platforms = [f"--platform=manylinux{kind}_aarch64" for kind in ("_2_28", "_2_17", "2014")]

@@ -1,5 +1,6 @@
 """The fast engine's promise: a token's logits depend on the tokens before it and on nothing else, bit for bit."""
 import dataclasses
+import hashlib
 import os
 import subprocess
 import sys
@@ -190,3 +191,18 @@ def test_nan_stays_in_its_own_text(tmp_path, kv_dtype):
     assert np.isnan(fast.forward(model, [7], cache)).any()
     cache.truncate(0)
     np.testing.assert_array_equal(fast.forward(model, [5], cache), expected)
+
+
+@pytest.mark.parametrize("quantize, expected", [
+    (None, "92e430a49d16d772"), ("int8", "822504187bd50d92"), ("int4", "767a636a88a41a94")])
+def test_the_bundled_model_on_every_cpu(quantize, expected):
+    """Whole, in pieces and in a batch: the same bits on x86 with AVX-512 and without, and on ARM, see arm.py."""
+    model, ids = fast.load_model(ROOT / "demo", quantize=quantize, threads=2), random_ids(45, 0, 4096)
+    whole = fast.forward(model, ids, model.engine.new_cache(model.config), True)
+    cache = model.engine.new_cache(model.config)
+    pieces = [fast.forward(model, ids[start:end], cache, True) for start, end in ((0, 30), (30, 34), (34, 44), (44, 45))]
+    np.testing.assert_array_equal(np.concatenate(pieces), whole)
+    caches = [model.engine.new_cache(model.config) for _ in range(3)]
+    batch = together(model, caches, [ids[:10], ids[:1], ids[:20]])
+    np.testing.assert_array_equal(batch, np.concatenate([whole[:10], whole[:1], whole[:20]]))
+    assert hashlib.sha256(whole.tobytes()).hexdigest()[:16] == expected

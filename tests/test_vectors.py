@@ -18,7 +18,8 @@ pytestmark = pytest.mark.core
 @pytest.mark.parametrize("path, triple, cpu, instruction", [
     ("vnni512", "x86_64-linux-gnu", "cascadelake", "vpdpbusd"),
     ("vnni", "x86_64-linux-gnu", "alderlake", "{vex} vpdpbusd"), ("avx2", "x86_64-linux-gnu", "haswell", "vpmaddubsw"),
-    ("neon", "aarch64-linux-gnu", "neoverse-n1", "sdot"), ("plain", "x86_64-linux-gnu", "x86-64", "pm"),
+    ("i8mm", "aarch64-linux-gnu", "neoverse-n2", "usdot"), ("dotprod", "aarch64-linux-gnu", "neoverse-n1", "sdot"),
+    ("neon", "aarch64-linux-gnu", "cortex-a72", "smull2"), ("plain", "x86_64-linux-gnu", "x86-64", "pm"),
     ("plain", "aarch64-linux-gnu", "generic", "mull")])
 @pytest.mark.parametrize("signed", [True, False])
 def test_instruction_selection(path, triple, cpu, instruction, signed):
@@ -39,9 +40,34 @@ def test_instruction_selection(path, triple, cpu, instruction, signed):
 
 @pytest.mark.parametrize("features, path", [
     ({"avx512vnni": True, "avx512f": True, "avx2": True}, "vnni512"), ({"avxvnni": True, "avx2": True}, "vnni"),
-    ({"avx512f": True, "avx2": True}, "avx2"), ({"avx2": True}, "avx2"), ({"dotprod": True}, "neon"), ({}, "plain")])
+    ({"avx512f": True, "avx2": True}, "avx2"), ({"avx2": True}, "avx2"),
+    ({"neon": True, "dotprod": True, "i8mm": True}, "i8mm"), ({"neon": True, "dotprod": True}, "dotprod"),
+    ({"neon": True}, "neon"), ({}, "plain")])
 def test_choice_of_instructions(features, path):
     assert vectors.int8_paths(features)[0] == path
+
+
+@pytest.mark.parametrize("system", ["linux", "darwin"])
+def test_an_arm_is_asked_for_its_instructions_for_bytes(system, monkeypatch):
+    """With ARMv8.2's dot products and no more, in the words of Linux' hwcap.h and of Apple's sysctl."""
+    class System:
+        def __init__(self, _):
+            pass
+
+        def getauxval(self, word):
+            return {16: 1 << 20 | 1 << 1, 26: ~(1 << 13)}[word.value]
+
+        def sysctlbyname(self, name, value, size, new, new_size):
+            if name != b"hw.optional.arm.FEAT_DotProd":
+                return -1
+            value._obj.value = 1
+            return 0
+
+    monkeypatch.setattr(vectors.platform, "machine", lambda: "arm64")
+    monkeypatch.setattr(vectors.sys, "platform", system)
+    monkeypatch.setattr(vectors.ctypes, "CDLL", System)
+    monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: llvm.FeatureMap())
+    assert vectors.host_features() == {"neon": True, "dotprod": True, "i8mm": False}
 
 
 @cache
@@ -53,7 +79,7 @@ def product_of(path, form, n_vectors):
     name, real = f"packed_{path}_{form}_{n_vectors}", vectors.dot_bytes
 
     def plain(b, path, sums, w, x, signed):
-        return real(b, "plain", sums, w, x, signed and not path.startswith("vnni"))
+        return real(b, "plain", sums, w, x, signed and path not in vectors.UNSIGNED)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vectors, "PATH", path)

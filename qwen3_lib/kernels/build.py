@@ -34,7 +34,7 @@ except OSError as error:  # of its shared library
     raise ImportError("qwen3_numba needs llvmlite, which can't be loaded; is there enough memory? qwen3.py does the "
                       f"same without it ({brief(error)})") from error
 
-from qwen3_lib.kernels.vectors import compile_layers  # noqa: E402
+from qwen3_lib.kernels.vectors import compile_layers, host_features  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 SOURCES = ("compile.py", "delta.py", "fields.py", "intrinsics.py", "layers.py", "layout.py", "quantize.py", "vectors.py")
@@ -60,7 +60,7 @@ def is_ours(about: os.stat_result) -> bool:
 
 def identity() -> str:
     """A hash of everything that machine code depends on; two versions of this program have a folder each."""
-    cpu = f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()} {os.environ.get('QWEN3_INT8_PATH')}"
+    cpu = f"{llvm.get_host_cpu_name()} {llvm.FeatureMap(host_features()).flatten()} {os.environ.get('QWEN3_INT8_PATH')}"
     files = [HERE / name for name in SOURCES] + [NUMBA_VERSION]
     sources = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
     return hashlib.sha256(" ".join([*sources, llvmlite.__version__, cpu]).encode()).hexdigest()

@@ -8,7 +8,10 @@ machine's own instructions for vectors, and keeps variables in registers. Addres
 
 Each product is compiled by itself, for one format and one number of vectors, when it is first needed: see products.py.
 """
+import ctypes
 import os
+import platform
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -148,17 +151,39 @@ class Shape(NamedTuple):
 
 
 INT8_SHAPES = {"vnni512": Shape(16, 2, 6, 8), "vnni": Shape(8, 1, 6, 6), "avx2": Shape(8, 1, 8, 8),
-               "neon": Shape(4, 2, 5, 5), "plain": Shape(4, 1, 4, 4)}
+               "i8mm": Shape(4, 4, 4, 4), "dotprod": Shape(4, 4, 4, 4), "neon": Shape(4, 2, 4, 4),
+               "plain": Shape(4, 1, 4, 4)}
+ON_ARM = ("i8mm", "dotprod", "neon")
+UNSIGNED = ("vnni512", "vnni", "i8mm")  # their instruction wants one factor unsigned
+# ARM's instructions for bytes: LLVM's name; the word and the bit where Linux tells of them; macOS's name.
+ARM = (("dotprod", 16, 20, b"FEAT_DotProd"), ("i8mm", 26, 13, b"FEAT_I8MM"))
 
 
 def int8_paths(features: dict[str, bool]) -> list[str]:
     """Which instructions multiply bytes on a CPU with these features, the fastest first."""
-    has = {"vnni512": features.get("avx512vnni"), "avx2": features.get("avx2"), "neon": features.get("dotprod"),
+    has = {"vnni512": features.get("avx512vnni"), "avx2": features.get("avx2"), "neon": features.get("neon"),
+           "dotprod": features.get("dotprod"), "i8mm": features.get("i8mm"),
            "vnni": features.get("avxvnni") or features.get("avx512vnni") and features.get("avx512vl"), "plain": True}
     return [path for path in INT8_SHAPES if has[path]]
 
 
-FEATURES = dict(llvm.get_host_cpu_features())
+def host_features() -> dict[str, bool]:
+    """LLVM's names of what this CPU has. It never tells of an ARM's instructions for bytes, so the system is asked."""
+    features = dict(llvm.get_host_cpu_features())
+    if platform.machine() not in ("aarch64", "arm64"):
+        return features
+    features["neon"] = True
+    for feature, word, bit, name in ARM:
+        value, size = ctypes.c_int(0), ctypes.c_size_t(4)
+        if sys.platform == "linux":
+            value.value = ctypes.CDLL(None).getauxval(ctypes.c_ulong(word)) >> bit & 1
+        elif sys.platform == "darwin":  # a name that it doesn't know leaves 0
+            ctypes.CDLL(None).sysctlbyname(b"hw.optional.arm." + name, ctypes.byref(value), ctypes.byref(size), None, 0)
+        features[feature] = bool(value.value)
+    return features
+
+
+FEATURES = host_features()
 PATHS, WISH = int8_paths(FEATURES), os.environ.get("QWEN3_INT8_PATH")
 PATH = WISH if WISH in PATHS else PATHS[0]
 if WISH in ("avx2", "plain") or WISH == "vnni" and FEATURES.get("avxvnni"):  # as on a CPU without AVX-512
@@ -189,7 +214,7 @@ def ways(form: int, count: int) -> list[Way]:
         if FORMATS[form].halves == 2:  # a vector then has two sums
             most = at_once = most // 2
         rows, vectors = ((PANEL // lanes, 1), (together, at_once), (together, most))[count]
-        return [Way(rows, vectors, asks) for asks in (True, False)]
+        return [Way(rows, vectors, asks) for asks in ((False, True) if PATH in ON_ARM else (True, False))]
     most = min(VECTORS, SUMS)
     shapes = ([(4, 1), (1, 1)], [(4, most)], [(4, most), (4, 6 if most > 6 else 3)])[count]
     return [Way(min(rows, SUMS // n), n, asks) for asks in (True, False) for rows, n in shapes]
@@ -198,9 +223,8 @@ def ways(form: int, count: int) -> list[Way]:
 def dot_bytes(b: Any, path: str, sums: Any, w: Any, x: Any, signed: bool) -> Any:
     """sums [n] + four products each of the bytes w and x [4 n]; n are the path's lanes.
 
-    w is unsigned, x signed. With `signed`, w stands for w - 128; the paths with "vnni" leave that subtraction to the
-    caller, because their instruction wants one factor unsigned. Sums may be int16 [2 n], of two products each, where
-    the CPU makes those first ("avx2"): `widened` adds them up.
+    w is unsigned, x signed. With `signed`, w stands for w - 128; UNSIGNED paths leave that subtraction to the caller.
+    Sums may be int16 [2 n], of two products each, where the CPU makes those first ("avx2"): `widened` adds them up.
     """
     if sums.type.element == I16:
         return b.add(sums, call(b, "llvm.x86.avx2.pmadd.ub.sw", sums.type, w, x))
@@ -209,6 +233,8 @@ def dot_bytes(b: Any, path: str, sums: Any, w: Any, x: Any, signed: bool) -> Any
         if llvm.llvm_version_info < (22,):  # before LLVM 22, this intrinsic takes vectors of 32-bit integers
             w, x = b.bitcast(w, sums.type), b.bitcast(x, sums.type)
         return call(b, f"llvm.x86.avx512.vpdpbusd.{32 * n}", sums.type, sums, w, x)
+    if path == "i8mm":
+        return call(b, "llvm.aarch64.neon.usdot.v4i32.v16i8", sums.type, sums, w, x)
     if signed:
         w = b.xor(w, splat(I8, 4 * n, 0x80))
     if path == "avx2":  # u8 times s8 in pairs, whose sum must fit into 16 bits: |w| <= 127 or w <= 63 sees to that
@@ -216,7 +242,13 @@ def dot_bytes(b: Any, path: str, sums: Any, w: Any, x: Any, signed: bool) -> Any
             x = call(b, "llvm.x86.avx2.psign.b", x.type, x, w)
             w = call(b, "llvm.abs.v32i8", w.type, w, I1(0))
         return b.add(sums, widened(b, call(b, "llvm.x86.avx2.pmadd.ub.sw", vector(I16, 2 * n), w, x)))
-    if path == "neon":
+    if path == "neon":  # products of 16 bits, then sums of two and of four
+        products = b.mul(*(b.sext(factor, vector(I16, 4 * n)) for factor in (w, x)))
+        parts = (b.shuffle_vector(products, products, ir.Constant(vector(I32, 2 * n), list(range(i, i + 2 * n))))
+                 for i in (0, 2 * n))
+        pairs = [call(b, "llvm.aarch64.neon.saddlp.v4i32.v8i16", sums.type, part) for part in parts]
+        return b.add(sums, call(b, "llvm.aarch64.neon.addp.v4i32", sums.type, *pairs))
+    if path == "dotprod":
         return call(b, "llvm.aarch64.neon.sdot.v4i32.v16i8", sums.type, sums, w, x)
     products = b.mul((b.sext if signed else b.zext)(w, vector(I32, 4 * n)), b.sext(x, vector(I32, 4 * n)))
     return b.add(sums, add_neighbours(b, add_neighbours(b, products)))
@@ -435,7 +467,7 @@ def write_packed_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, x:
     if together == PANEL // lanes:  # the weights come from memory: read them in one go
         step = 2
     offset = FORMATS[form].offset
-    if form == INT8 and not PATH.startswith("vnni"):  # the other instructions subtract it themselves
+    if form == INT8 and PATH not in UNSIGNED:  # the other instructions subtract it themselves
         offset = 0
     groups = b.sdiv(n, I64(GROUP))
     vectors = [at(b, x, (x_stride, t)) for t in range(n_vectors)]
@@ -452,6 +484,8 @@ def write_packed_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, x:
             if shared:
                 factors = at(b, w, (b.udiv(i, I64(shared)), shared * size + factors_bytes))
                 here = at(b, here, (b.udiv(i, I64(shared)), factors_bytes), factors_bytes)
+            if PATH in ON_ARM:  # hides the sum, or LLVM counts back from the unit's end, which no load of ARM can
+                here = b.asm(ir.FunctionType(I64, [I64]), "", "=r,0", [here], False)
             bits, bytes_ = at(b, here, size - PANEL * group - 256), at(b, here, size - PANEL * group)
             numbers = [b.udiv(at(b, I64(group * h), (i, group * len(halves))), I64(GROUP)) for h in halves]
             mine = b.icmp_signed("==", b.urem(i, turns), turn)

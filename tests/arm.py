@@ -1,0 +1,135 @@
+"""Runs tests as on an ARM, by emulation: the NumPy engine's, and those that compare the fast engine's bits with x86.
+
+    python tests/arm.py [FOLDER]     (needs Debian; what it downloads stays in FOLDER)
+
+LLVM can compile for any CPU: the fast engine's machine code is made on this machine, and only run by the emulator.
+"""
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+CPUS = {"cortex-a72": "neon", "neoverse-n1": "dotprod", "max": "i8mm"}  # qemu's names, and what multiplies bytes there
+EXACT = ("-k", "every_cpu", "tests/test_qwen3_numba_exact.py")
+CORE = ("-m", "core", "-k", "transformers and False or random or any_split or grouped_query or used_again or rope",
+        "tests/test_qwen3.py")  # all would take ten minutes
+PACKAGES = ("python3-minimal", "libpython3-stdlib", "libstdc++6")
+ASK = """
+import json, llvmlite.binding as llvm
+from qwen3_lib.kernels.vectors import FEATURES, PATH
+print(json.dumps([llvm.get_host_cpu_name(), FEATURES, PATH]))
+"""
+
+
+def run(*command: object, **environment: str) -> str:
+    """The stdout of a command that must succeed."""
+    done = subprocess.run([str(part) for part in command], cwd=ROOT, env=os.environ | environment, capture_output=True,
+                          text=True)
+    if done.returncode:
+        raise RuntimeError(f"{command[0]} ended with {done.returncode}:\n{done.stdout[-6000:]}{done.stderr[-6000:]}")
+    return done.stdout
+
+
+def install(folder: Path) -> None:
+    """Python and this project's requirements for ARM, and `folder/python`, which runs them."""
+    emulator = shutil.which("qemu-aarch64-static")
+    if emulator is None:
+        raise RuntimeError("there is no qemu-aarch64-static")
+    apt, root, site = folder / "apt", folder / "root", folder / "site"
+    for part in (apt / "lists/partial", apt / "archives/partial", root):
+        part.mkdir(parents=True, exist_ok=True)
+    (apt / "status").touch()  # nothing is installed: so all that they need is fetched
+    options = [f"-oDir::{name}={apt}{path}" for name, path in {
+        "State": "", "State::Lists": "/lists", "State::status": "/status", "Cache": ""}.items()]
+    options += ["-oAPT::Architecture=arm64", "-oAPT::Architectures::=arm64", "-oAPT::Sandbox::User=root", "-qq", "-y"]
+    run("apt-get", *options, "update")
+    run("apt-get", *options, "install", "--download-only", "--no-install-recommends", *PACKAGES)
+    for package in apt.glob("archives/*.deb"):
+        run("dpkg", "-x", package, root)
+    program = root / "usr/bin/python3"
+    (folder / "python").write_text(
+        f'#!/bin/sh\nPYTHONHOME={root}/usr PYTHONPATH={ROOT}:{site} exec {emulator} -L {root} -0 "$0" {program} "$@"\n')
+    (folder / "python").chmod(0o755)
+    version = run(folder / "python", "-c", "import sys; print(*sys.version_info[:2], sep='.')").strip()
+    platforms = [f"--platform=manylinux{kind}_aarch64" for kind in ("_2_28", "_2_17", "2014")]
+    run(sys.executable, "-m", "pip", "install", "-q", "--target", site, "--python-version", version, *platforms,
+        "--only-binary=:all:", "-c", "constraints-test.txt", "-r", "requirements.txt", "numba", "pytest",
+        "pytest-timeout", "hypothesis")
+
+
+def compile_for(name: str, features: dict[str, bool], folder: Path) -> None:
+    """Keeps the machine code for an ARM where the fast engine looks for it there. `folder` has what numba compiled."""
+    import llvmlite.binding as llvm
+    from llvmlite.binding import targets
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    for module in (llvm, targets):  # for them, too, this machine is the ARM
+        module.get_default_triple = module.get_process_triple = lambda: "aarch64-unknown-linux-gnu"
+        module.get_host_cpu_name = lambda: name
+        module.get_host_cpu_features = lambda: llvm.FeatureMap(features)
+    from qwen3_lib.kernels import build, products, vectors
+    from qwen3_lib.kernels.compile import machine_code
+    from qwen3_lib.kernels.layout import BF16, F16, INT4, INT5, INT8
+
+    def keep(function: str, make: Callable[[], bytes]) -> int:
+        cache, made_from = build.place()
+        assert cache is not None
+        build.keep_code(cache / f"{function}.o", made_from, make())
+        return 1  # an address that nobody calls
+
+    def numbas(function: str) -> bytes:
+        file = folder / f"{function}.o"
+        if not file.exists():  # the first CPU, which has no more than the others
+            file.write_bytes(machine_code(function))
+        return file.read_bytes()
+
+    steps = build.LAYERS["decoder_layers"]
+    for step in (*steps, "quantize_block", "pack_block"):
+        keep(step, partial(numbas, step))
+    keep("decoder_layers", partial(vectors.compile_layers, "decoder_layers", steps[:-1], steps[-1]))
+    products.address_of = keep
+    for form in (BF16, INT8, INT5, INT4):
+        products.prepare_all(form, 16)
+    for n in range(1, 17):
+        products.prepare_attention(F16, n)
+
+
+def test(folder: Path, cpu: str, *arguments: str, **environment: str) -> str:
+    """The last line of pytest as on an ARM."""
+    start = time.monotonic()
+    out = run(folder / "python", "-m", "pytest", "-p", "no:cacheprovider", *arguments, QEMU_CPU=cpu, **environment)
+    return f"{cpu}: {out.strip().splitlines()[-1]} ({time.monotonic() - start:.0f} seconds)"
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--compile"]:
+        return compile_for(sys.argv[2], json.loads(sys.argv[3]), Path(sys.argv[4]))
+    with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(2) as pool:
+        folder = Path(sys.argv[1] if len(sys.argv) > 1 else temporary).resolve()
+        try:
+            install(folder)
+        except (RuntimeError, OSError) as error:
+            print("ARM can't be emulated here:", str(error).splitlines()[0])
+            return
+        jobs = [pool.submit(test, folder, "cortex-a72", *CORE)]
+        for cpu, path in CPUS.items():
+            kept = {"NUMBA_CACHE_DIR": str(folder / "kernels" / cpu)}
+            name, features, found = json.loads(run(folder / "python", "-c", ASK, QEMU_CPU=cpu))
+            assert found == path, (cpu, found)
+            run(sys.executable, __file__, "--compile", name, json.dumps(features), folder, **kept)
+            jobs.append(pool.submit(test, folder, cpu, *EXACT, **kept))
+        for job in jobs:
+            print(job.result(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -165,8 +165,8 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
     if saved is not None and quantize not in (None, saved):
         raise InputError(f"{folder.path}: this checkpoint is {saved}, so it can't be made {quantize}")
     stored = folder.packed(config, saved_tensor) if isinstance(folder, Quantized) else folder.tensors(config)
-    stored = joined(stored, config)
-    wish, n_layers, shapes = saved or quantize, config.num_hidden_layers, folder.shapes(config)
+    stored, shapes = joined(stored, folder.shapes(config), config)
+    wish, n_layers = saved or quantize, config.num_hidden_layers
     packs = quantize or any(isinstance(tensor, PackedTensor) for tensor in stored.values())
     make_kernels(layers_of(config), *(("quantize_block", "pack_block") if packs else ()))
     team = Team(threads or available_cpus())
@@ -180,7 +180,7 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
         def place(name: str, forms: tuple[int, ...]) -> np.ndarray:
             if stored[name].dtype == "U8":
                 return packer.kept(stored[name].data, forms[0], *shapes[name])
-            return packer.weight(f"{folder.path}: {name}", stored[name], forms, stored[name].shape)
+            return packer.weight(f"{folder.path}: {name}", stored[name], forms, shapes[name])
 
         def place_alone(name: str) -> np.ndarray:
             return place(name, forms_of(name, stored[name], wish))

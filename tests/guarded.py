@@ -10,7 +10,7 @@ import numpy as np
 
 import qwen3
 import qwen3_numba as fast
-from qwen3_lib.kernels import memory, packing
+from qwen3_lib.kernels import hybrid, memory, packing
 
 PAGE = mmap.PAGESIZE
 protect = ctypes.CDLL(None, use_errno=True).mprotect
@@ -47,6 +47,6 @@ def guard_memory() -> None:
     """From now on the fast engine's own arrays are such ones."""
     for module in (memory, packing):
         module.zeros, module.empty = zeros, empty
-    fast.empty, fast.KVCache._resized = empty, resized
+    fast.empty, fast.KVCache._resized, hybrid.empty = empty, resized, empty
     memory.LargePages.take = lambda self, shape: zeros(shape, np.uint8)
     memory.aligned = lambda shape: zeros(shape, np.uint8)  # blocks are multiples of 64 bytes: they begin on a line, too

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from configs import BASE, CASES, ROOT
+from configs import BASE, CASES, HYBRID, HYBRID_MOE, ROOT
 from make_random_model import make_random_model
 from test_qwen3_moe import MOE
 
@@ -49,6 +49,6 @@ def test_memory_beyond_the_space_is_guarded(tmp_path):
 
 def test_nothing_beyond_its_arrays_is_touched(tmp_path):
     """All formats of weights and caches, odd sizes among them, and experts, in a batch, with guarded memory."""
-    shapes = BASE, CASES["odd sizes"][0], CASES["group of 5, head_dim 24"][0], MOE
+    shapes = BASE, CASES["odd sizes"][0], CASES["group of 5, head_dim 24"][0], MOE, HYBRID, HYBRID_MOE
     folders = [make_random_model(config, tmp_path / str(i), "bfloat16") for i, config in enumerate(shapes)]
     assert run(0, 3, *folders) == (0, "as it should be\n", "")

@@ -20,23 +20,26 @@ def is_recurrent(config: Config, layer: int) -> bool:
     return isinstance(config, HybridConfig) and layer in config.linear_layers
 
 
-def joined(stored: dict[str, AnyTensor], config: Config) -> dict[str, AnyTensor]:
-    """The tensors, with in_proj_b above in_proj_a in one matrix, and a router above the gate of the shared expert."""
-    stored = dict(stored)
+def joined(stored: dict[str, AnyTensor], shapes: dict[str, tuple[int, ...]],
+           config: Config) -> tuple[dict[str, AnyTensor], dict[str, tuple[int, ...]]]:
+    """The tensors, with in_proj_b above in_proj_a in one matrix, and a router above the gate of the shared expert, and
+    all shapes."""
+    stored, shapes = dict(stored), dict(shapes)
 
     def join(layer: int, name: str, *names: str) -> None:
         parts = [stored[f"model.layers.{layer}.{part}.weight"] for part in names]
         dtype, data = parts[0].dtype, [part.data for part in parts]
         if not all(isinstance(part, Tensor) and part.dtype == dtype for part in parts):
             dtype, data = "F32", [to_float32(part) for part in parts]
-        stored[f"model.layers.{layer}.{name}.weight"] = Tensor(dtype, np.concatenate(data), parts[0].mapping)
+        both, name = np.concatenate(data), f"model.layers.{layer}.{name}.weight"
+        stored[name], shapes[name] = Tensor(dtype, both, parts[0].mapping), both.shape
 
     for i in range(config.num_hidden_layers if isinstance(config, HybridConfig) else 0):
         if is_recurrent(config, i):
             join(i, "linear_attn.in_proj_ba", "linear_attn.in_proj_b", "linear_attn.in_proj_a")
         if i in config.sparse_layers:
             join(i, "mlp.gate", "mlp.gate", "mlp.shared_expert_gate")
-    return stored
+    return stored, shapes
 
 
 def state_fields(stored: dict[str, AnyTensor], config: Config) -> tuple[np.ndarray, ...]:

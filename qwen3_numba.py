@@ -21,6 +21,7 @@ qwen3_lib/kernels/:
     vectors.py     the three products, in the language of LLVM
     products.py    which functions of them a pass needs, and in which way each is fastest on this machine
     layers.py      the kernels, in the order of forward; fields.py: how they find their arrays
+    delta.py       the kernel of Qwen3.5's delta nets; hybrid.py: their matrices and states
     intrinsics.py  what numba can't say in Python
     quantize.py    the kernels that pack weights
     compile.py     numba compiles kernels: a program of its own, for the first run

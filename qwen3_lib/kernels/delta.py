@@ -15,7 +15,7 @@ from qwen3_lib.kernels import fields
 from qwen3_lib.kernels.fields import called_from_python
 from qwen3_lib.kernels.intrinsics import to_pointer_f32
 from qwen3_lib.kernels.layers import (add_times, compiled, crew_of, exp, part_of, ready_for_output, rms_norm, shaped,
-                                      sigmoid, silu_times, up_to, wait)
+                                      sigmoid, silu_times, sum_of_squares, up_to, wait)
 from qwen3_lib.kernels.layout import PANEL, SUMS_OF_DELTA, TOKENS, K, Q
 from qwen3_lib.kernels.vectors import FLOAT, I64, at, broadcast, fma, load, loop, splat, store, variable, vector
 
@@ -93,10 +93,7 @@ def decay_of(a, rate, bias):
 @compiled
 def unit_vector(x, factor, out):
     """x [d] divided by its length, times the factor -> out [d or more], with zeros behind."""
-    square = np.float32(0)
-    for i in range(len(x)):
-        square += x[i] * x[i]
-    scale = factor / np.sqrt(square + np.float32(1e-6))
+    scale = factor / np.sqrt(sum_of_squares(x) + np.float32(1e-6))
     for i in range(len(x)):
         out[i] = x[i] * scale
     out[len(x):] = 0

@@ -71,6 +71,14 @@ class StateCache(HybridCache):
         return heads, padded(value_dim, 16) // 16, padded(key_dim, SUMS_OF_DELTA), 16
 
 
+def on_a_line(shape: tuple[int, ...]) -> np.ndarray:
+    """float32 that begin where a line of the CPU's cache does, without values yet: no row of a state lies in two."""
+    size = int(np.prod(shape))
+    space = empty(size + 15, np.float32)
+    start = -space.ctypes.data % 64 // 4
+    return space[start:start + size].reshape(shape)
+
+
 def state_table(caches: list[Any]) -> np.ndarray:
     """`states` of Batch in layout.py, with new arrays for the states after the pass."""
     if not isinstance(caches[0], StateCache):
@@ -79,6 +87,6 @@ def state_table(caches: list[Any]) -> np.ndarray:
     for cache in caches:
         before = cache.states[cache.length]
         for layer in cache.config.linear_layers:
-            cache.pending[layer] = new = tuple(empty(array.shape, np.float32) for array in cache.empty)
+            cache.pending[layer] = new = tuple(on_a_line(array.shape) for array in cache.empty)
             rows.append([array.ctypes.data for array in (*before.get(layer, cache.empty), *new)])
     return np.array(rows).reshape(len(caches), -1, 4)

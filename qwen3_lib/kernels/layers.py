@@ -88,13 +88,18 @@ def exp(x):
 
 
 @compiled
-def rms_norm(x, weight, eps, out):
-    """qwen3.rms_norm of x [d] into out [d, or more]."""
+def sum_of_squares(x):
     whole = len(x) // 16 * 16
     square = dot(x.ctypes.data, x.ctypes.data, whole)
     for i in range(whole, len(x)):
         square += x[i] * x[i]
-    factor = np.float32(1) / np.sqrt(square / np.float32(len(x)) + np.float32(eps))
+    return square
+
+
+@compiled
+def rms_norm(x, weight, eps, out):
+    """qwen3.rms_norm of x [d] into out [d, or more]."""
+    factor = np.float32(1) / np.sqrt(sum_of_squares(x) / np.float32(len(x)) + np.float32(eps))
     for i in range(len(x)):
         out[i] = x[i] * factor * weight[i]
 

@@ -27,6 +27,7 @@ from qwen3_embed import embed, rerank
 from qwen3_lib.answers.completion import Completion
 from qwen3_lib.answers.schema import lark, regex
 from qwen3_lib.batch.batch import Batch
+from tokenizer_utils import parse_answer
 
 openai = pytest.importorskip("openai")
 jsonschema = pytest.importorskip("jsonschema")
@@ -34,6 +35,7 @@ uvicorn = pytest.importorskip("uvicorn")
 pytest.importorskip("starlette")
 pytest.importorskip("llguidance")
 from qwen3_lib.server import web  # noqa: E402
+from qwen3_lib.server.deltas import Deltas  # noqa: E402
 from qwen3_lib.server.requests import CHAT, TEXT  # noqa: E402
 from qwen3_lib.server.web import Limits, Protocol, make_app  # noqa: E402
 from qwen3_lib.server.worker import Worker  # noqa: E402
@@ -206,6 +208,57 @@ def test_tools(client):
     assert forced.choices[0].message.tool_calls[0].function.name == "get_weather"
     free = client.chat.completions.create(model="m", messages=FRANCE, tools=[WEATHER], tool_choice="none")
     assert free.choices[0].message.content == PARIS
+
+
+def test_calls_are_told_while_they_are_written(client):
+    """Index, id and name come first, then the arguments in fragments, before the answer ends."""
+    schema = {"type": "object", "properties": {"text": {"type": "string", "minLength": 30, "maxLength": 60}},
+              "required": ["text"], "additionalProperties": False}
+    tools = [{"type": "function", "function": {"name": "say", "parameters": schema}}]
+    fields = {"model": "m", "messages": FRANCE, "tools": tools, "tool_choice": "required", "max_tokens": 200}
+    deltas = [call for chunk in client.chat.completions.create(stream=True, **fields)
+              for call in chunk.choices[0].delta.tool_calls or () if call.index == 0]
+    whole = client.chat.completions.create(**fields).choices[0].message.tool_calls[0]
+    assert deltas[0].id and (deltas[0].function.name, deltas[0].function.arguments) == ("say", "")
+    assert len(deltas) > 5 and all(delta.index == 0 and not delta.id for delta in deltas[1:])
+    text = "".join(delta.function.arguments for delta in deltas)
+    assert text == whole.function.arguments
+    jsonschema.validate(json.loads(text), schema)
+
+
+def an_answer(rng):
+    """A text with a thought, a content and calls, each in several ways; a call may be malformed."""
+    text = rng.choice(["", "\n", "<think>\nhm\n</think>", "<think></think>", "<think>a < b\n\n</thin\n</think>",
+                       "<think>x <tool_call> y</think>"])
+    text += rng.choice(["", "\n\nHello", "\n\n\n", "Hi \n <b", "a\n\n\n"])
+    for _ in range(rng.choice([0, 0, 1, 2, 3])):
+        arguments = rng.choice([{}, {"city": 'Par"is}'}, {"a": [1, {"b": ']\\"'}], "c": "</x>"}, {"é": "<tool"}, None])
+        call = {"name": "f", "arguments": arguments} if rng.random() < 0.8 else {"arguments": arguments, "name": "g"}
+        written = json.dumps(call, indent=rng.choice([None, 1]), ensure_ascii=rng.random() < 0.5)
+        text += f"\n<tool_call>\n{written if rng.random() < 0.95 else '{oops'}\n</tool_call>"
+    return text
+
+
+def test_an_answer_taken_apart_piece_by_piece():
+    """However the text is cut: as parse_answer takes it apart, unless a malformed call follows a call that was told."""
+    rng = random.Random(5)
+    for _ in range(1000):
+        text, think_open = an_answer(rng), rng.random() < 0.2
+        text = text.removeprefix("<think>") if think_open else text
+        deltas, joined, calls, at = Deltas(think_open, False), {"reasoning_content": "", "content": ""}, {}, 0
+        while at == 0 or at < len(text):
+            end = at + rng.choice([1, 2, 5, 30])
+            parts, told = deltas.push(text[at:end], end >= len(text))
+            joined = {key: joined[key] + part for key, part in parts.items()}
+            for call in told:
+                calls.setdefault(call["index"], [call["function"].get("name"), ""])[1] += call["function"]["arguments"]
+            at = end
+        whole = parse_answer(text, think_open)
+        assert joined["reasoning_content"] == (whole.reasoning or "")
+        if whole.tool_calls or not calls:
+            assert joined["content"] == whole.content and deltas.called == bool(whole.tool_calls)
+            assert [{"name": name, "arguments": json.loads(arguments)} for name, arguments in calls.values()] == \
+                whole.tool_calls
 
 
 # ---- Answers that fit ------------------------------------------------------------------------------------------------

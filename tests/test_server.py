@@ -299,6 +299,36 @@ def test_finished_answers_are_valid(talker):
     assert finished > 3 * len(SCHEMAS)
 
 
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 3, "repetition_penalty": 1.3}, {"lookup": 3},
+                                     {"max_new_tokens": 6}, {"stop": "tin"}, {"logprobs": 0, "think_budget": 2}])
+def test_what_a_schema_forces_is_computed_in_one_pass(demo, options):
+    """The same tokens as one by one, in fewer passes; beside others, too."""
+    properties = {f"the capital of {name}": {"enum": ["Paris", "Rome"]} for name in ("France", "Italy")}
+    form = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    passes = []
+
+    def counted(*args, **more):
+        passes.append(1)
+        return qwen3.logits_of(*args, **more)
+
+    def passes_of(answer):
+        passes.clear()
+        return answer.finish().token_ids, answer.text, answer.finish_reason, len(passes)
+
+    model = dataclasses.replace(demo, engine=dataclasses.replace(demo.engine, logits_of=counted))
+    single, together = (chat(model, FRANCE, schema=form, **{"enable_thinking": "think_budget" in options} | options)
+                        for _ in range(2))
+    single.driver = single
+    *expected, many = passes_of(single)
+    *got, few = passes_of(together)
+    assert got == expected and few < many - 3 * (many > 9)
+    batch = Batch(demo, 2, 500)
+    beside = [batch.add(i, together.prompt, schema=form, **options) for i in range(2)]
+    while not batch.idle:
+        batch.step()
+    assert [answer.token_ids for answer in beside] == [expected[0]] * 2
+
+
 def test_other_grammars_and_what_cannot_be_used(demo):
     assert str(chat(demo, "x", enable_thinking=False, schema=regex("(Paris|Lon/don)!{3}"), seed=1)) in (
         "Paris!!!", "Lon/don!!!")

@@ -96,7 +96,7 @@ class Completion(Wrapped, Iterator[str]):
         if logprobs is not None:
             sequence = Logprobs(sequence, checked_whole("logprobs", logprobs, 0))
         super().__init__(sequence)
-        self.driver = guessed(self, lookup, draft)  # what is run
+        self.driver = guessed(self, schema, lookup, draft)  # what is run
         self.think_open_in_prompt = inside_thought(model.tokenizer, self.prompt)  # the text begins within a thought
         self.stop = StopTexts(texts, self.think_open_in_prompt) if (texts := checked_stop(stop)) else None
         self.decoder, self.text, self.streamed = StreamDecoder(model.tokenizer, skip_special_tokens=True), "", 0

@@ -92,7 +92,7 @@ def matcher_of(model: Any, schema: Any) -> Any:
 
 
 class Constrained(Wrapped):
-    """Draws only tokens that a schema allows, and takes those that it forces without drawing."""
+    """Draws only tokens that a schema allows, and takes those that it forces without drawing: see guesses.Forced."""
 
     def __init__(self, sequence: Any, schema: Any):
         super().__init__(sequence)
@@ -105,15 +105,13 @@ class Constrained(Wrapped):
         self.begun = False  # whether the grammar has taken a token
         # Before the grammar's first token: a thought, unless the prompt has had it, and white space after a thought.
         self.before = {self.opening} - {None} if "</think>" not in turn and "assistant" in turn else set[int]()
-        self.forced: list[int] = []
+        self.certain: list[int] = []  # the next tokens, where only one text can follow
 
     def feed(self, logits: np.ndarray, token: int | None = None) -> list[int]:
         if token is not None or self.inside:  # a thought, or the end of one that a think budget forces
             return self.noted(self.sequence.feed(logits, token))
-        if not self.forced and self.begun:
-            self.forced = self.matcher.compute_ff_tokens()[::-1]
-        if self.forced:
-            drawn = self.sequence.feed(logits, self.forced.pop())
+        if self.certain:
+            drawn = self.sequence.feed(logits, self.certain.pop(0))
         else:
             drawn = self.sequence.feed(self.allowed(logits))
         if not self.begun and drawn and drawn[0] in self.before:
@@ -125,6 +123,8 @@ class Constrained(Wrapped):
                 raise InputError(f"the schema can't be followed: {brief(self.matcher.get_error(), 500)}")
             if self.matcher.is_stopped():
                 self.end(self.finish_reason or "stop")
+            elif not self.certain:
+                self.certain = self.matcher.compute_ff_tokens()
         return drawn
 
     def noted(self, drawn: list[int]) -> list[int]:

@@ -65,7 +65,8 @@ def options_with_values(rng, path, saving):
             "--min-p": mostly(round(rng.random(), 3)), "--repetition-penalty": mostly(round(rng.uniform(0.5, 2), 3)),
             "--presence-penalty": mostly(round(rng.uniform(-2, 2), 3)), "--seed": mostly(rng.randint(0, 99)),
             "--frequency-penalty": mostly(round(rng.uniform(-2, 2), 3)), "--logprobs": mostly(rng.randint(0, 3)),
-            "--lookup": mostly(rng.randint(0, 3)), "--prompt-cache": rng.choice([
+            "--lookup": mostly(rng.randint(0, 3)), "--json-schema": any_file(rng, path), "--regex": text,
+            "--grammar": any_file(rng, path), "--prompt-cache": rng.choice([
                 str(saving / "cache"), str(saving / "new"), str(path / "cache"), odd_cache])}
 
 

@@ -3,6 +3,7 @@ import asyncio
 import base64
 import contextlib
 import dataclasses
+import enum
 import json
 import os
 import random
@@ -14,6 +15,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -277,6 +279,36 @@ def test_a_form_is_filled_in(client):
         assert (getattr(parsed, "reasoning_content", None) is None) == (effort == "none")
 
 
+class Size(enum.Enum):
+    SMALL, LARGE = "small", 2
+
+
+@dataclasses.dataclass
+class Tree:
+    name: str
+    size: Size
+    kind: Literal["oak", "fir"]
+    height: int | None
+    parts: list[bool] = dataclasses.field(default_factory=list)
+    next: "Tree | None" = None
+
+
+def test_a_dataclass_is_a_schema(demo):
+    """What the model writes, pydantic reads as the class."""
+    import pydantic
+    answers = [chat(demo, "A tree?", enable_thinking=False, schema=Tree, seed=seed, temperature=1.5, max_new_tokens=300).finish()
+               for seed in range(5)]
+    trees = [pydantic.TypeAdapter(Tree).validate_json(answer.text) for answer in answers
+             if answer.finish_reason == "stop"]
+    assert len(trees) > 1 and all(isinstance(tree.size, Size) for tree in trees)
+
+    @dataclasses.dataclass
+    class Odd:
+        a: set
+
+    assert_one_line(message_of(chat, demo, "x", schema=Odd), "set")
+
+
 SCHEMAS = [
     FORM, {"type": "object"}, {"type": "integer", "minimum": -3, "maximum": 12}, {"type": "boolean"}, {"const": "é\n"},
     {"type": "array", "items": {"type": "null"}, "minItems": 2, "maxItems": 3}, {"enum": [1, "two", [3]]},
@@ -336,7 +368,8 @@ def test_other_grammars_and_what_cannot_be_used(demo):
     assert set(str(chat(demo, "x", enable_thinking=False, schema=lark('start: "ab"+'), max_new_tokens=9))) == {*"ab"}
     thought = chat(demo, FRANCE, schema={"const": "Rome"}, think_budget=0).finish()
     assert thought.answer.content == '"Rome"' and thought.finish_reason == "stop"
-    assert_one_line(message_of(chat, demo, "x", schema={"not": {}}), "not")
+    nested = {"type": "object", "properties": {"a": {"items": {"$ref": "#/$defs/b"}}}, "$defs": {"b": {"not": {}}}}
+    assert_one_line(message_of(chat, demo, "x", schema=nested), "#/properties/a/items", "not")
     assert_one_line(message_of(chat, demo, "x", schema=3), "schema", "3")
 
 

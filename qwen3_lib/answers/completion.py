@@ -84,7 +84,7 @@ class Completion(Wrapped, Iterator[str]):
         draft: likewise, guess with this smaller model, or the same one in int4; it must have the same tokenizer;
             or with an EAGLE-3 head of the model, see eagle.load_head
         logit_bias: numbers from -100 to 100 that are added to the logits of tokens, by their ids
-        schema: what the answer must fit: a JSON Schema, a class of pydantic, or a Grammar, see schema.py
+        schema: what the answer must fit: a JSON Schema, a dataclass, a class of pydantic, or a Grammar, see schema.py
         """
         sequence: Any = Sequence(model, token_ids, **options)
         if logit_bias is not None:

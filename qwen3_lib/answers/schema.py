@@ -4,8 +4,13 @@ llguidance says which tokens may come next; the others can't be drawn. A thought
 """
 from __future__ import annotations
 
+import enum
 import json
 import re
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import MISSING, fields, is_dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -17,6 +22,11 @@ from tokenizer_utils import InputError, Tokenizer, brief, inside_thought
 NEVER = np.float32(-1e20)  # a logit that isn't drawn; finite, so that the check for damaged weights keeps its meaning
 # The bits of a byte, the lowest first, as upper limits of eight logits: 60 us for 151,936, fewer than bits as booleans.
 CEILINGS = np.where(np.arange(256)[:, None] >> np.arange(8) & 1, np.float32(np.inf), NEVER).astype(np.float32)
+JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
+# Keywords with parts that are schemas, by name or number; those of $defs come last, because not all of them are used.
+PARTS = ("properties", "patternProperties", "prefixItems", "items", "additionalProperties", "anyOf", "oneOf", "allOf",
+         "$defs", "definitions")
+MOST_PARTS = 200  # that are tried one by one to find out which of them can't be used
 
 
 class Grammar(NamedTuple):
@@ -35,12 +45,49 @@ def lark(text: str) -> Grammar:
     return Grammar(json.dumps({"grammars": [{"lark_grammar": text}]}))
 
 
+def json_schema(schema: Any) -> Any:
+    """The JSON Schema of a dataclass, or of a class of pydantic; anything else is returned as it is."""
+    if hasattr(schema, "model_json_schema"):
+        return schema.model_json_schema()
+    if isinstance(schema, type) and is_dataclass(schema):
+        classes: dict[str, Any] = {}
+        return type_schema(schema, classes) | {"$defs": classes}
+    return schema
+
+
+def type_schema(hint: Any, classes: dict[str, Any]) -> dict[str, Any]:
+    """The JSON Schema of a type hint; dataclasses are added to `classes`. Raises InputError."""
+    kind, parts = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if kind in (typing.Union, types.UnionType):
+        return {"anyOf": [type_schema(part, classes) for part in parts]}
+    if kind is typing.Literal:
+        return {"enum": [*parts]}
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return {"enum": [member.value for member in kind]}
+    if isinstance(kind, type) and is_dataclass(kind):
+        if (name := re.sub(r"\W", "_", f"{kind.__module__}.{kind.__qualname__}")) not in classes:
+            classes[name] = {}  # so that it may contain itself
+            hints = typing.get_type_hints(kind)
+            classes[name] |= {
+                "type": "object", "additionalProperties": False,
+                "properties": {field.name: type_schema(hints[field.name], classes) for field in fields(kind)},
+                "required": [each.name for each in fields(kind) if each.default is each.default_factory is MISSING]}
+        return {"$ref": f"#/$defs/{name}"}
+    if kind is list:
+        return {"type": "array", "items": type_schema(parts[0], classes) if parts else {}}
+    if kind is dict:
+        return {"type": "object", "additionalProperties": type_schema(parts[1], classes) if parts else True}
+    names = JSON_TYPES | {type(None): "null"}
+    if kind is Any or kind in names:
+        return {} if kind is Any else {"type": names[kind]}
+    raise InputError(f"no JSON Schema describes the type {brief(repr(hint), 80)}")
+
+
 def grammar_of(schema: Any) -> Grammar:
-    """The grammar of a JSON Schema (a dict), or of a class of pydantic; a Grammar is returned as it is."""
+    """The grammar of a JSON Schema (a dict), of a dataclass or a class of pydantic; a Grammar as it is."""
     if isinstance(schema, Grammar):
         return schema
-    if hasattr(schema, "model_json_schema"):
-        schema = schema.model_json_schema()
+    schema = json_schema(schema)
     if not isinstance(schema, dict):
         raise InputError(f"a schema must be a JSON Schema, {{\"type\": ...}}, not {brief(repr(schema), 80)}")
     try:
@@ -85,10 +132,27 @@ def matcher_of(model: Any, schema: Any) -> Any:
     """llguidance's matcher at the beginning of an answer. Raises InputError that says what it can't do."""
     tokens = guide(model.tokenizer, model.config.vocab_size, tuple(model.eos_token_ids))
     from llguidance import LLMatcher
-    matcher = LLMatcher(tokens, grammar_of(schema).text)
-    if matcher.is_error():
-        raise InputError(f"the schema can't be used: {brief(matcher.get_error(), 500)}")
-    return matcher
+    matcher, schema = LLMatcher(tokens, grammar_of(schema).text), json_schema(schema)
+    if not matcher.is_error():
+        return matcher
+    message, place = matcher.get_error(), ""
+    if isinstance(schema, dict):
+        named = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+        place = " at " + faulty(schema, lambda part: LLMatcher(tokens, grammar_of(named | part).text).get_error() == message)
+    raise InputError(f"the schema can't be used{place}: {brief(message, 500)}")
+
+
+def faulty(schema: dict[str, Any], fails: Callable[[dict[str, Any]], bool], at: str = "#") -> str:
+    """The place of the innermost part of a schema that fails alone, too, as a JSON pointer."""
+    parts: list[tuple[str, Any]] = []
+    for key in (key for key in PARTS if key in schema):
+        value, by_name = schema[key], key not in ("items", "additionalProperties")
+        parts += [(f"{key}/{name}", part) for name, part in value.items()] if by_name and isinstance(value, dict) else \
+            [(f"{key}/{i}", part) for i, part in enumerate(value)] if isinstance(value, list) else [(key, value)]
+    for place, part in parts[:MOST_PARTS]:
+        if isinstance(part, dict) and fails(part):
+            return faulty(part, fails, f"{at}/{place}")
+    return at
 
 
 class Constrained(Wrapped):

@@ -27,7 +27,7 @@ from make_random_model import make_random_model
 from qwen3 import chat
 from qwen3_embed import embed, rerank
 from qwen3_lib.answers.completion import Completion
-from qwen3_lib.answers.schema import lark, regex
+from qwen3_lib.answers.schema import json_schema, lark, regex
 from qwen3_lib.batch.batch import Batch
 from tokenizer_utils import parse_answer
 
@@ -285,27 +285,32 @@ class Size(enum.Enum):
 
 @dataclasses.dataclass
 class Tree:
-    name: str
     size: Size
     kind: Literal["oak", "fir"]
-    height: int | None
-    parts: list[bool] = dataclasses.field(default_factory=list)
+    alive: bool | None
+    heights: list[float] = dataclasses.field(default_factory=list)
+    ages: dict[str, int] = dataclasses.field(default_factory=dict)
     next: "Tree | None" = None
 
 
+@dataclasses.dataclass
+class Odd:
+    a: set
+
+
+TREE = {"size": 2, "kind": "oak", "alive": None, "heights": [1.5], "ages": {"a": 1}, "next": None}
+
+
 def test_a_dataclass_is_a_schema(demo):
-    """What the model writes, pydantic reads as the class."""
-    import pydantic
-    answers = [chat(demo, "A tree?", enable_thinking=False, schema=Tree, seed=seed, temperature=1.5, max_new_tokens=300).finish()
-               for seed in range(5)]
-    trees = [pydantic.TypeAdapter(Tree).validate_json(answer.text) for answer in answers
-             if answer.finish_reason == "stop"]
-    assert len(trees) > 1 and all(isinstance(tree.size, Size) for tree in trees)
-
-    @dataclasses.dataclass
-    class Odd:
-        a: set
-
+    schema = json_schema(Tree)
+    for tree in (TREE, TREE | {"next": TREE}, {"size": "small", "kind": "fir", "alive": True}):
+        jsonschema.validate(tree, schema)
+    for wrong in ({"size": 3}, {"kind": "elm"}, {"alive": 1}, {"heights": ["a"]}, {"ages": {"a": "b"}}, {"more": 1},
+                  {"next": {"size": 2}}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(TREE | wrong, schema)
+    answer = chat(demo, "A tree?", enable_thinking=False, schema=Tree, max_new_tokens=30).finish()
+    assert answer.text.startswith('{"size": ')
     assert_one_line(message_of(chat, demo, "x", schema=Odd), "set")
 
 

@@ -102,8 +102,12 @@ def on_one_line(schema: dict[str, Any]) -> dict[str, Any]:
     return {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}} | schema
 
 
-def calls_grammar(tokenizer: Tokenizer, tools: list[dict[str, Any]], several: bool) -> Grammar:
-    """Answers that call one of these tools, or several times some of them, as Qwen3 writes calls."""
+def calls_grammar(tokenizer: Tokenizer, tools: list[dict[str, Any]], several: bool,
+                  otherwise: dict[str, Any] | bool = False) -> Grammar:
+    """Answers that call one of these tools, or several times some of them, as Qwen3 writes calls.
+
+    otherwise: what an answer may be that calls none: True: free text, also before calls; or a JSON Schema
+    """
     calls = []
     for tool in tools:
         function = tool.get("function", tool)
@@ -112,8 +116,12 @@ def calls_grammar(tokenizer: Tokenizer, tools: list[dict[str, Any]], several: bo
     opening, closing = (tokenizer.token_to_id(token) for token in ("<tool_call>", "</tool_call>"))
     if opening is None or closing is None:
         raise InputError("the model's tokenizer has no <tool_call>, so the model can't be made to call a tool")
-    more, schema = ' ("\\n" call)*' if several else "", json.dumps(on_one_line({"anyOf": calls}))
-    return lark(f'start: call{more}\ncall: <[{opening}]> "\\n" object "\\n" <[{closing}]>\nobject: %json {schema}\n')
+    more = ' ("\\n" call)*' if several else ""
+    start = "content | calls" if isinstance(otherwise, dict) else "TEXT calls?" if otherwise else "calls"
+    content = f"content: %json {json.dumps(on_one_line(otherwise))}\n" if isinstance(otherwise, dict) else ""
+    return lark(f'start: {start}\n{content}TEXT: /(.|\\n)*/\ncalls: call{more}\n'
+                f'call: <[{opening}]> "\\n" object "\\n" <[{closing}]>\n'
+                f'object: %json {json.dumps(on_one_line({"anyOf": calls}))}\n')
 
 
 @lru_cache(maxsize=2)

@@ -15,6 +15,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -39,6 +40,7 @@ pytest.importorskip("llguidance")
 from qwen3_lib.server import web  # noqa: E402
 from qwen3_lib.server.deltas import Deltas  # noqa: E402
 from qwen3_lib.server.requests import CHAT, TEXT  # noqa: E402
+from qwen3_lib.server.responses import FIELDS  # noqa: E402
 from qwen3_lib.server.web import Limits, Protocol, make_app  # noqa: E402
 from qwen3_lib.server.worker import Worker  # noqa: E402
 
@@ -263,6 +265,26 @@ def test_an_answer_taken_apart_piece_by_piece():
                 whole.tool_calls
 
 
+def test_strict_tools_and_schemas_beside_tools(client):
+    """Calls fit the tool's schema, though the model is free to answer; or the answer fits another one."""
+    parameters = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"],
+                  "additionalProperties": False}
+    tool = {"type": "function", "function": WEATHER["function"] | {"strict": True, "parameters": parameters}}
+    same = {"model": "m", "messages": [{"role": "user", "content": "What is the weather in Paris?"}], "tools": [tool]}
+    [call] = client.chat.completions.create(**same).choices[0].message.tool_calls
+    assert json.loads(call.function.arguments) == {"city": "Rome"}
+    assert client.chat.completions.create(**same | {"messages": FRANCE}).choices[0].message.content == PARIS
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": FORM}}
+    message = client.chat.completions.create(response_format=form, tool_choice="none", **same).choices[0].message
+    jsonschema.validate(json.loads(message.content), FORM)
+    [call] = client.chat.completions.create(response_format=form, **same).choices[0].message.tool_calls
+    assert json.loads(call.function.arguments) == {"city": "Rome"}
+    parameters["properties"]["city"] = {"not": {}}
+    with pytest.raises(openai.BadRequestError, match="get_weather.*#/properties/city") as caught:
+        client.chat.completions.create(**same)
+    assert caught.value.param == "tools"
+
+
 # ---- Answers that fit ------------------------------------------------------------------------------------------------
 
 def test_a_form_is_filled_in(client):
@@ -383,6 +405,33 @@ def test_a_schema_that_cannot_be_used_is_refused_by_name(client):
         client.chat.completions.create(model="m", messages=FRANCE, response_format={
             "type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "string", "pattern": "(?=a)b"}}})
     assert caught.value.param == "response_format" and "look-around" in caught.value.message
+
+
+SUITE = os.environ.get("JSON_SCHEMA_SUITE")  # the folder tests/draft2020-12 of the JSON Schema Test Suite
+
+
+@pytest.mark.skipif(SUITE is None, reason="needs the JSON Schema Test Suite: $JSON_SCHEMA_SUITE")
+def test_the_schemas_of_the_json_schema_test_suite(tmp_path):
+    """Those that llguidance supports, with random weights: every finished answer is valid. Others are refused."""
+    path = make_random_model(BASE | {"vocab_size": 4096, "num_hidden_layers": 1, "max_position_embeddings": 1000},
+                             tmp_path, "bfloat16", tokenizer=ROOT / "demo")
+    model, used, finished = qwen3.load_model(path), 0, 0
+    ends = {str(token): 6 for text in '"}]' for token in (*model.tokenizer.encode(text), *model.eos_token_ids)}
+    groups = [(file.name, group["description"], group["schema"]) for file in sorted(Path(SUITE).glob("*.json"))
+              for group in json.loads(file.read_text()) if isinstance(group["schema"], dict)]
+    for *name, schema in groups:
+        try:
+            answers = [chat(model, "x", enable_thinking=False, schema=schema, temperature=1.0, seed=seed,
+                            max_new_tokens=60, logit_bias=ends) for seed in range(2)]
+        except qwen3.InputError as error:
+            assert_one_line(str(error), "the schema can't be used at #")
+            continue
+        used += 1
+        for answer in answers:
+            if answer.finish().finish_reason == "stop":
+                jsonschema.Draft202012Validator(schema).validate(json.loads(answer.text))
+                finished += 1
+    assert used > len(groups) / 3 and finished > used, (len(groups), used, finished)
 
 
 # ---- Plain text, tokens, vectors -------------------------------------------------------------------------------------
@@ -584,6 +633,10 @@ BAD = [  # path, body, status, the field at fault, words of the message
     ("/v1/completions", {"prompt": [10**30]}, 400, None, "range"),
     ("/v1/completions", {"prompt": {}}, 400, "prompt", "text"),
     ("/v1/completions", {"prompt": "\ud800"}, 400, None, "Unicode"),
+    ("/v1/completions", {"prompt": "x", "suffix": "y"}, 400, "suffix", "supported"),
+    ("/v1/completions", {"prompt": "x", "mirostat": 2}, 400, "mirostat", "supported"),
+    ("/v1/responses", {"input": [{"role": "user"}]}, 400, "input", "content"),
+    ("/v1/responses", {"input": "x", "background": True}, 400, "background", "supported"),
     ("/v1/completions", b"{", 400, None, "JSON"),
     ("/v1/completions", b"[" * 10000, 400, None, "JSON"),
     ("/v1/completions", b"\xff", 400, None, "JSON"),
@@ -610,11 +663,19 @@ VALUES = [None, True, False, 0, 1, -1, 2**70, 1e308, 0.5, "", "x", "\ud800", [],
           {"a": {"b": [None]}}, [None], "\0", "auto", [{}], {"function": 3}, {"type": "function", "function": None}]
 
 
+def test_fields_without_effect_are_accepted(served):
+    """What clients send, and what has no effect at the value given."""
+    fields = {"user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "parallel_tool_calls": True,
+              "chat_id": "1", "modalities": ["text"], "typical_p": 1.0, "min_tokens": 0, "stream_options": None, "audio": None}
+    assert served.ask("/v1/chat/completions", {"messages": FRANCE, "max_tokens": 1} | fields)[0] == 200
+
+
 def test_requests_of_any_shape(served):
     """Fields with values of any kind: answered or refused, and the next good request is answered."""
     rng = random.Random(3)
     good = {"/v1/chat/completions": ({"messages": FRANCE, "max_tokens": 1}, CHAT),
         "/v1/completions": ({"prompt": "The", "max_tokens": 1}, TEXT),
+        "/v1/responses": ({"input": "x", "max_output_tokens": 1}, FIELDS),
         "/v1/embeddings": ({"input": "x"}, ("encoding_format", "dimensions")),
         "/rerank": ({"query": "x", "texts": ["a"]}, ("documents", "top_n", "instruction", "truncate")),
         "/tokenize": ({"content": "x"}, ("prompt",)), "/detokenize": ({"tokens": [1]}, ()),

@@ -13,7 +13,7 @@ from qwen3_lib.server.errors import Refusal
 Body = dict[str, Any]
 MOST_CHOICES, MOST_LOGPROBS, MOST_PROMPTS = 8, 20, 128
 RENAMED = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens", "n_predict": "max_new_tokens",
-           "thinking_budget": "think_budget", "repeat_penalty": "repetition_penalty"}  # the last by other servers
+           "max_output_tokens": "max_new_tokens", "thinking_budget": "think_budget", "repeat_penalty": "repetition_penalty"}
 OPTIONS = (*Sampling.__dataclass_fields__, "seed", "stop", "logit_bias", *RENAMED)  # that a Completion checks
 SHARED = (*OPTIONS, "stream", "enable_thinking", "chat_template_kwargs")
 BOTH = (*OPTIONS, "n", "stream", "stream_options", "logprobs")

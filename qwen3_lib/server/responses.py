@@ -6,13 +6,14 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
+from qwen3_lib.app.files import checked_messages
 from qwen3_lib.server.errors import Refusal
 from qwen3_lib.server.replies import ChatReply, Value
 from qwen3_lib.server.requests import SHARED, Body, known
 from qwen3_lib.server.worker import Job
 
 SAME = (*SHARED, "parallel_tool_calls")  # fields that a chat has, too
-FIELDS = (*SAME, "input", "instructions", "max_output_tokens", "reasoning", "text")
+FIELDS = (*SAME, "input", "instructions", "reasoning", "text")
 PARTS = ("input_text", "output_text", "text")  # types of the parts of a content
 
 
@@ -23,7 +24,7 @@ def as_chat(body: Body) -> Body:
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
     if not isinstance(items, list):
         raise Refusal(400, "input must be a text or a list of messages", "input")
-    messages = [{"role": "system", "content": body["instructions"]}] if "instructions" in body else []
+    messages = []
     for i, item in enumerate(items):
         if not isinstance(item, dict) or item.get("type", "message") != "message":
             raise Refusal(400, f"input: item {i} is no message", "input")
@@ -31,6 +32,9 @@ def as_chat(body: Body) -> Body:
         parts = [part | {"type": "text"} if isinstance(part, dict) and part.get("type") in PARTS else part
                  for part in content] if isinstance(content, list) else content
         messages.append({"role": item.get("role"), "content": parts})
+    messages = checked_messages(messages, "input")
+    if "instructions" in body:
+        messages.insert(0, {"role": "system", "content": body["instructions"]})
     chat = {name: body[name] for name in SAME if name in body} | {"messages": messages}
     for name, value in (("reasoning", body.get("reasoning", {})), ("text", form)):
         if not isinstance(value, dict):
@@ -40,8 +44,6 @@ def as_chat(body: Body) -> Body:
     if isinstance(form := form.get("format"), dict):
         inner = {key: value for key, value in form.items() if key != "type"}
         chat["response_format"] = {"type": form.get("type"), "json_schema": inner} | inner
-    if "max_output_tokens" in body:
-        chat["max_completion_tokens"] = body["max_output_tokens"]
     return chat
 
 

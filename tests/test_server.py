@@ -4,9 +4,11 @@ import base64
 import contextlib
 import dataclasses
 import enum
+import gc
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -15,6 +17,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from pathlib import Path
 from typing import Literal
 
@@ -411,11 +414,9 @@ SUITE = os.environ.get("JSON_SCHEMA_SUITE")  # the folder tests/draft2020-12 of 
 
 
 @pytest.mark.skipif(SUITE is None, reason="needs the JSON Schema Test Suite: $JSON_SCHEMA_SUITE")
-def test_the_schemas_of_the_json_schema_test_suite(tmp_path):
+def test_the_schemas_of_the_json_schema_test_suite(small):
     """Those that llguidance supports, with random weights: every finished answer is valid. Others are refused."""
-    path = make_random_model(BASE | {"vocab_size": 4096, "num_hidden_layers": 1, "max_position_embeddings": 1000},
-                             tmp_path, "bfloat16", tokenizer=ROOT / "demo")
-    model, used, finished = qwen3.load_model(path), 0, 0
+    model, used, finished = small, 0, 0
     ends = {str(token): 6 for text in '"}]' for token in (*model.tokenizer.encode(text), *model.eos_token_ids)}
     groups = [(file.name, group["description"], group["schema"]) for file in sorted(Path(SUITE).glob("*.json"))
               for group in json.loads(file.read_text()) if isinstance(group["schema"], dict)]
@@ -506,48 +507,105 @@ def alone(model, fields, extra):
     return answer.answer.content, answer.answer.reasoning or "", [entry.logprob for entry in answer.logprobs]
 
 
-def test_200_requests_in_any_company_have_the_bits_of_single_runs(tmp_path):
-    """Whole and streamed, with equal and different beginnings, some leaving midway; few slots, and caches are kept."""
+async def answered(client, fields, extra, stream, leave=False):
+    """What `alone` returns, from a server; None if the client leaves after the first text of a stream."""
+    if not stream:
+        got = (await client.chat.completions.create(model="m", extra_body=extra, **fields)).choices[0]
+        return (got.message.content, getattr(got.message, "reasoning_content", None) or "",
+                [entry.logprob for entry in got.logprobs.content])
+    content, reasoning, logprobs = "", "", []
+    stream = await client.chat.completions.create(model="m", stream=True, extra_body=extra, **fields)
+    async for chunk in stream:
+        [choice] = chunk.choices
+        content += choice.delta.content or ""
+        reasoning += getattr(choice.delta, "reasoning_content", None) or ""
+        logprobs += [entry.logprob for entry in choice.logprobs.content] if choice.logprobs else []
+        if leave and content + reasoning:
+            await stream.close()
+            return None
+    return content, reasoning, logprobs
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """One layer with random weights and the demo's tokenizer, in the fast engine, whose bits don't depend on company."""
     pytest.importorskip("numba")
     import qwen3_numba
     path = make_random_model(BASE | {"vocab_size": 4096, "num_hidden_layers": 1, "max_position_embeddings": 1000},
-                             tmp_path / "model", "bfloat16", tokenizer=ROOT / "demo")
-    model, rng = qwen3_numba.load_model(path, "int8", 1), random.Random(1)
-    requests = [a_request(rng) for _ in range(200)]
+                             tmp_path_factory.mktemp("small"), "bfloat16", tokenizer=ROOT / "demo")
+    return qwen3_numba.load_model(path, "int8", 1)
 
-    async def ask(client, room, number):
-        fields, extra = requests[number]
-        async with room:
-            if number % 2:
-                got = (await client.chat.completions.create(model="m", extra_body=extra, **fields)).choices[0]
-                return (got.message.content, getattr(got.message, "reasoning_content", None) or "",
-                        [entry.logprob for entry in got.logprobs.content])
-            content, reasoning, logprobs = "", "", []
-            stream = await client.chat.completions.create(model="m", stream=True, extra_body=extra, **fields)
-            async for chunk in stream:
-                [choice] = chunk.choices
-                content += choice.delta.content or ""
-                reasoning += getattr(choice.delta, "reasoning_content", None) or ""
-                logprobs += [entry.logprob for entry in choice.logprobs.content] if choice.logprobs else []
-                if number % 20 == 0 and content + reasoning:
-                    await stream.close()
-                    return None
-            return content, reasoning, logprobs
+
+def test_200_requests_in_any_company_have_the_bits_of_single_runs(small):
+    """Whole and streamed, with equal and different beginnings, some leaving midway; few slots, and caches are kept."""
+    rng = random.Random(1)
+    requests, order = [a_request(rng) for _ in range(200)], rng.sample(range(200), 200)
 
     async def all_of_them():
+        async def ask(number):
+            async with room:
+                return await answered(client, *requests[number], number % 2 == 0, number % 20 == 0)
+
         async with served.client(openai.AsyncOpenAI) as client:
             room = asyncio.Semaphore(24)
-            return await asyncio.gather(*(ask(client, room, number) for number in order))
+            return await asyncio.gather(*map(ask, order))
 
-    with Served(model, slots=5, longest=400, kept=2**22) as served:
-        order = rng.sample(range(200), 200)
+    with Served(small, slots=5, longest=400, kept=2**22) as served:
         answers = dict(zip(order, asyncio.run(all_of_them())))
         served.idle()
         assert served.worker.totals["cached_tokens"] > 1000
     assert sum(answer is None for answer in answers.values()) <= 10
     for number, answer in answers.items():
         if answer is not None:
-            assert answer == alone(model, *requests[number]), number
+            assert answer == alone(small, *requests[number]), number
+
+
+FUZZ = int(os.environ.get("FUZZ", 1))
+
+
+def resident():
+    """The bytes of memory that this process has now."""
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def test_64_clients(small):
+    """For 4 seconds (FUZZ=15: a minute): no wrong answer, no slot is lost, and memory doesn't grow."""
+    rng, seconds = random.Random(2), 4 * FUZZ
+    requests = [a_request(rng) for _ in range(40)]
+    expected, counts = [alone(small, *request) for request in requests], Counter()
+
+    async def use(client, number, end):
+        rng = random.Random(number)
+        while time.monotonic() < end:
+            which, leaves = rng.randrange(len(requests)), rng.random() < 0.15
+            try:
+                if rng.random() < 0.15:
+                    wrong = rng.choice([{"n": 0}, {"messages": [{"role": "x"}]}, {"temperature": "hot"}, {"stop": [3]}])
+                    await client.chat.completions.create(**{"model": "m", "messages": FRANCE, "extra_body": wrong})
+                    counts["accepted"] += 1
+                else:
+                    got = await answered(client, *requests[which], leaves or rng.random() < 0.5, leaves)
+                    counts["left" if got is None else "right" if got == expected[which] else "wrong"] += 1
+            except openai.RateLimitError:
+                counts["full"] += 1
+                await asyncio.sleep(0.05)
+            except openai.BadRequestError:
+                counts["refused"] += 1
+
+    async def all_of_them():
+        async with served.client(openai.AsyncOpenAI) as client:
+            await asyncio.gather(*(use(client, number, time.monotonic() + seconds / 2) for number in range(64)))
+            before = resident()
+            await asyncio.gather(*(use(client, 64 + number, time.monotonic() + seconds / 2) for number in range(64)))
+        return resident() - before
+
+    with Served(small, slots=8, longest=400, kept=2**22, queue=48) as served:
+        grown = asyncio.run(all_of_them())
+        served.idle()
+        assert served.ask("/metrics")[1].count("qwen3_running 0") == 1
+    assert counts["wrong"] == counts["accepted"] == 0 and grown < 30e6, (counts, grown)
+    assert counts["right"] > 50 and counts["left"] and counts["refused"] and counts["full"], counts
 
 
 def test_a_conversation_is_found_again_after_others_used_its_slot(demo):
@@ -619,6 +677,7 @@ BAD = [  # path, body, status, the field at fault, words of the message
     ("/v1/chat/completions", {"messages": FRANCE, "max_tokens": 0}, 400, "max_tokens", "whole"),
     ("/v1/chat/completions", {"messages": FRANCE, "n": 9}, 400, "n", "8"),
     ("/v1/chat/completions", {"messages": FRANCE, "stop": [""]}, 400, None, "stop"),
+    ("/v1/chat/completions", {"messages": FRANCE, "stop": {"a": 1}}, 400, None, "stop"),
     ("/v1/chat/completions", {"messages": FRANCE, "logit_bias": {"a": 1}}, 400, "logit_bias", "id"),
     ("/v1/chat/completions", {"messages": FRANCE, "tempurature": 1}, 400, "tempurature", "temperature"),
     ("/v1/chat/completions", {"messages": FRANCE, "tool_choice": "required"}, 400, "tool_choice", "tools"),
@@ -680,7 +739,7 @@ def test_requests_of_any_shape(served):
         "/rerank": ({"query": "x", "texts": ["a"]}, ("documents", "top_n", "instruction", "truncate")),
         "/tokenize": ({"content": "x"}, ("prompt",)), "/detokenize": ({"tokens": [1]}, ()),
         "/apply-template": ({"messages": FRANCE}, ("tools", "tool_choice", "enable_thinking"))}
-    for _ in range(150 * int(os.environ.get("FUZZ", 1))):
+    for _ in range(150 * FUZZ):
         path = rng.choice([*good])
         body, fields = good[path]
         changed = body | {rng.choice([*body, *fields]): rng.choice(VALUES) for _ in range(rng.choice([1, 1, 2]))}
@@ -691,6 +750,57 @@ def test_requests_of_any_shape(served):
         status, value, _ = served.ask(path, data)
         assert status in (200, 400), (status, value, path, data)
     assert served.ask("/v1/completions", {"prompt": "The", "max_tokens": 1})[0] == 200
+
+
+def malformed(rng):
+    """The bytes of a request that can't be answered."""
+    def post(body, path=b"/v1/chat/completions", headers=b""):
+        return b"POST %s HTTP/1.1\r\nHost: localhost\r\n%sContent-Length: %d\r\n\r\n%s" % (path, headers, len(body), body)
+
+    good = json.dumps({"messages": FRANCE, "max_tokens": 1}).encode()
+    noise = rng.randbytes(rng.randrange(1, 200))
+    key = rng.choice(["messages", "max_tokens", "temperature", "stop", "logit_bias", "tools", "response_format", "n"])
+    value = rng.choice([-1.5, [[]], {"a": {}}, [None], {"type": "json_schema"}])
+    return rng.choice([
+        lambda: post(good[:rng.randrange(len(good))]), lambda: post(noise), lambda: post(good + noise),
+        lambda: post(b"[" * rng.randrange(10**5)), lambda: post(b'{"a":' * 5000), lambda: post(b'"%s"' % (b"a" * 10**5)),
+        lambda: post(good.replace(b'"user"', b'"\xff"')), lambda: post(good.replace(b"1}", b"1" * 5000 + b"}")),
+        lambda: post(json.dumps({"messages": FRANCE, "max_tokens": 1, key: value}).encode()),
+        lambda: post(json.dumps({"prompt": rng.choice([None, 3, {}, [[]], [-1], [2**40], [None], [True]])}).encode(),
+                     b"/v1/completions"),
+        lambda: post(good, b"/v1/" + rng.choice([b"chat", b"%00", b"../v1", b"\xc3\xa9"])),
+        lambda: post(good, headers=b"no colon\r\n"), lambda: post(good, headers=b"A: %s\r\n" % (b"b" * 10**6)),
+        lambda: post(good, headers=b"Host: evil.org\r\n"), lambda: post(good, headers=b"Origin: null\r\n"),
+        lambda: post(good, headers=b"Transfer-Encoding: gzip\r\n"),
+        lambda: post(b"").replace(b"h: 0", b"h: " + rng.choice([b"-1", b"x", b"1e3", b"", b"9" * 40])),
+        lambda: b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n" + noise,
+        lambda: b"%s / HTTP/1.1\r\nHost: localhost\r\n\r\n" % rng.choice([b"PUT", b"DELETE", b"BREW"]),
+        lambda: noise.replace(b"\n", b"") + b"\r\n\r\n", lambda: b"GET / HTTP/9.9\r\n\r\n",
+        lambda: b"GET /\r\n\r\n"])()
+
+
+def test_malformed_requests(served, caplog):
+    """In pieces of any size: each gets a 4xx, the next good request is answered, and memory doesn't grow.
+
+    500 of them; FUZZ=10: 5,000.
+    """
+    rng, before = random.Random(4), 0
+    for number in range(500 * FUZZ):
+        data = malformed(rng)
+        cuts = sorted(rng.randrange(len(data)) for _ in range(rng.choice([0, 0, 1, 3])))
+        with socket.create_connection(("127.0.0.1", served.port), timeout=30) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with contextlib.suppress(ConnectionError):  # refused before all of it was sent
+                for start, end in zip([0, *cuts], [*cuts, len(data)]):
+                    connection.sendall(data[start:end])
+                    time.sleep(0.001 * (len(cuts) > 0))
+            status = connection.recv(12)
+        assert re.fullmatch(rb"HTTP/1.1 4\d\d", status), (status, data[:300])
+        if number % 50 == 0:
+            assert served.ask("/v1/completions", {"prompt": "The", "max_tokens": 1})[0] == 200
+            before = before or (resident() if number >= 100 else 0)
+    served.idle()
+    assert resident() - before < 30e6 and not [each for each in caplog.records if each.levelname == "ERROR"]
 
 
 def test_who_may_ask(demo, monkeypatch):

@@ -55,7 +55,8 @@ class StopTexts:
 
 def checked_stop(stop: str | Iterable[str]) -> tuple[str, ...]:
     """Stop texts as a tuple. Raises InputError for an empty one, which would end every answer at once."""
-    texts = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, Iterable) else (stop,)
+    several = isinstance(stop, Iterable) and not isinstance(stop, str | dict)
+    texts: tuple[Any, ...] = tuple(stop) if several else (stop,)
     if wrong := [text for text in texts if not isinstance(text, str) or not text]:
         raise InputError(f"a stop text must be a text of at least one character, not {brief(repr(wrong[0]))}")
     return texts

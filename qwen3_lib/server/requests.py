@@ -14,7 +14,7 @@ Body = dict[str, Any]
 MOST_CHOICES, MOST_LOGPROBS, MOST_PROMPTS = 8, 20, 128
 RENAMED = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens", "n_predict": "max_new_tokens",
            "max_output_tokens": "max_new_tokens", "thinking_budget": "think_budget", "repeat_penalty": "repetition_penalty"}
-OPTIONS = (*Sampling.__dataclass_fields__, "seed", "stop", "logit_bias", *RENAMED)  # that a Completion checks
+OPTIONS = (*Sampling.__dataclass_fields__, "seed", "stop", "logit_bias", "ignore_eos", *RENAMED)
 SHARED = (*OPTIONS, "stream", "enable_thinking", "chat_template_kwargs")
 BOTH = (*OPTIONS, "n", "stream", "stream_options", "logprobs")
 CHAT = (*BOTH, "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "top_logprobs",
@@ -26,7 +26,7 @@ HARMLESS = ("model", "user", "metadata", "store", "service_tier", "safety_identi
             "return_progress", "chat_id", "session_id", "id", "id_slot", "request_id", "priority", "keep_alive")
 # These have no effect at this value; at any other one, they would change the answer.
 NEUTRAL = {"modalities": ["text"], "functions": [], "function_call": "auto", "suffix": "", "min_tokens": 0,
-           "stop_token_ids": [], "bad_words": [], "ignore_eos": False, "include_stop_str_in_output": False,
+           "stop_token_ids": [], "bad_words": [], "include_stop_str_in_output": False,
            "skip_special_tokens": True, "add_generation_prompt": True, "use_beam_search": False, "length_penalty": 1,
            "typical_p": 1, "tfs_z": 1, "mirostat": 0, "xtc_probability": 0, "dry_multiplier": 0, "dynatemp_range": 0,
            "reasoning_format": "auto", "previous_response_id": None, "background": False, "include": [],
@@ -92,6 +92,8 @@ def options_of(body: Body) -> dict[str, Any]:
     options |= {ours: body[name] for name, ours in RENAMED.items() if name in body}
     if options.get("top_k") == -1:  # as vLLM writes it
         options["top_k"] = 0
+    if flag(body, "ignore_eos"):
+        options["eos_token_ids"] = ()
     return options
 
 

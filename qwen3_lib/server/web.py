@@ -102,13 +102,17 @@ class Protocol(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self.loop.call_later(HEADER_SECONDS, self.close_if_silent, None)
+        self.watch = self.loop.call_later(HEADER_SECONDS, self.close_if_silent, None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.watch.cancel()  # it would keep this connection's buffers
 
     def close_if_silent(self, last: Any) -> None:
         if self.cycle is last and (last is None or last.response_complete):  # no new request since the last look
             self.transport.close()
-        elif not self.transport.is_closing():
-            self.loop.call_later(HEADER_SECONDS, self.close_if_silent, self.cycle)
+        else:
+            self.watch = self.loop.call_later(HEADER_SECONDS, self.close_if_silent, self.cycle)
 
 
 class EventStream(StreamingResponse):

@@ -163,6 +163,14 @@ def test_a_stream_on_the_wire(served):
     assert all(json.loads(each.removeprefix("data: "))["object"] == "chat.completion.chunk" for each in events[:-2])
 
 
+def test_a_sign_of_life_while_a_long_prompt_is_read(demo, monkeypatch):
+    monkeypatch.setattr(web, "SIGN_OF_LIFE", 0.01)
+    with Served(demo, longest=4000) as served:
+        fields = {"messages": [{"role": "user", "content": "a b c d e f g h " * 150}], "stream": True, "max_tokens": 2}
+        events = served.ask("/v1/chat/completions", fields)[1].split("\n\n")
+    assert '"role": "assistant"' in events[0] and events[1].startswith(": ") and events[-2] == "data: [DONE]"
+
+
 @pytest.mark.parametrize("options, expected", [
     ({"extra_body": {"enable_thinking": False}}, (PARIS, "stop")),
     ({"reasoning_effort": "none"}, (PARIS, "stop")),
@@ -594,7 +602,8 @@ def test_64_clients(small):
                 counts["refused"] += 1
 
     async def all_of_them():
-        async with served.client(openai.AsyncOpenAI) as client:
+        # Connections that stay open might be closed by the server just when they are used again.
+        async with served.client(openai.AsyncOpenAI, default_headers={"Connection": "close"}) as client:
             await asyncio.gather(*(use(client, number, time.monotonic() + seconds / 2) for number in range(64)))
             before = resident()
             await asyncio.gather(*(use(client, 64 + number, time.monotonic() + seconds / 2) for number in range(64)))

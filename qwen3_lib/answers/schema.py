@@ -216,4 +216,5 @@ class Constrained(Wrapped):
         mask = self.mask.view(np.uint8)
         for token in () if self.begun else self.before:
             mask[token // 8] |= 1 << token % 8
-        return np.minimum(logits, CEILINGS.take(mask, axis=0).reshape(-1)[:len(logits)])
+        ceilings = CEILINGS.take(mask, axis=0).reshape(-1)[:len(logits)]
+        return np.minimum(logits, ceilings, out=ceilings)

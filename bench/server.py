@@ -4,9 +4,9 @@
     python bench/server.py --model FOLDER --tokens 32 --rounds 1
     python bench/server.py --model FOLDER --beside http://127.0.0.1:8081    and beside a server that runs already
 
-The other server must have the same model, and take OpenAI's completions with token ids and `ignore_eos`. For llama.cpp's:
-`llama-server -m model.gguf --port 8081 -np 32 -c 16384 -t 2`, with a file that bench/peers.py writes. (The server of the
-package llama-cpp-python answers one request at a time, and needs fastapi.)
+The other server must have a model of the same shape, and take OpenAI's completions with token ids and `ignore_eos`. For
+llama.cpp's: `llama-server -m model.gguf --port 8081 -np 32 -c 16384 -t 2`. No package brings that program; the server of
+llama-cpp-python answers one request at a time, and needs fastapi.
 
 Each client sends one request with a prompt of its own and reads the stream of its answer; all begin together. Rounds go
 over the numbers of clients, and for each number over all servers in turn; ratios are medians of each round's ratio. The
@@ -85,7 +85,8 @@ def measure(url: str, prompts: list[list[int]], n_tokens: int) -> tuple[float, l
 def started(path: Path, args: argparse.Namespace) -> tuple[subprocess.Popen, str]:
     """A server of ours in a process of its own, and its address."""
     command = [sys.executable, ROOT / "qwen3_server.py", "--model", path, "--quantize", args.quantize, "--threads",
-               args.threads, "--slots", max(args.clients), "--context", args.prompt + args.tokens + 1, "--port", 0, "--keep", 0]
+               args.threads, "--slots", max(args.clients), "--context", args.prompt + args.tokens + 1, "--port", 0,
+               "--keep", 0]
     process = subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE, text=True)
     lines = []
     while not lines or "at a time" not in lines[-1]:
@@ -99,7 +100,8 @@ def report(args: argparse.Namespace, values: dict[tuple[str, int], list[Any]]) -
     names = sorted({name for name, _ in values} - {"batch"}, reverse=True)
     titles = ["clients", "Batch: tokens/s", *(f"{name}: {what}" for name in names for what in (
         "tokens/s", "/ Batch", "95 % of first tokens within"))]
-    lines = [machine(args.threads), "", f"{args.quantize}, prompts of {args.prompt} tokens, answers of {args.tokens}", "",
+    about = f"{args.quantize}, prompts of {args.prompt} tokens, answers of {args.tokens}"
+    lines = [machine(args.threads), "", about, "",
              f"| {' | '.join(titles)} |", "| --- " * len(titles) + "|"]
     for n in args.clients:
         cells = [str(n), f"{median(values['batch', n]):.1f}"]

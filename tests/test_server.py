@@ -536,7 +536,7 @@ async def answered(client, fields, extra, stream, leave=False):
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """One layer with random weights and the demo's tokenizer, in the fast engine, whose bits don't depend on company."""
+    """One layer of random weights in the fast engine, whose bits don't depend on company; the demo's tokenizer."""
     pytest.importorskip("numba")
     import qwen3_numba
     path = make_random_model(BASE | {"vocab_size": 4096, "num_hidden_layers": 1, "max_position_embeddings": 1000},
@@ -734,7 +734,8 @@ VALUES = [None, True, False, 0, 1, -1, 2**70, 1e308, 0.5, "", "x", "\ud800", [],
 def test_fields_without_effect_are_accepted(served):
     """What clients send, and what has no effect at the value given."""
     fields = {"user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "parallel_tool_calls": True,
-              "chat_id": "1", "modalities": ["text"], "typical_p": 1.0, "min_tokens": 0, "stream_options": None, "audio": None}
+              "chat_id": "1", "modalities": ["text"], "typical_p": 1.0, "min_tokens": 0, "stream_options": None,
+              "audio": None}
     assert served.ask("/v1/chat/completions", {"messages": FRANCE, "max_tokens": 1} | fields)[0] == 200
 
 
@@ -764,7 +765,8 @@ def test_requests_of_any_shape(served):
 def malformed(rng):
     """The bytes of a request that can't be answered."""
     def post(body, path=b"/v1/chat/completions", headers=b""):
-        return b"POST %s HTTP/1.1\r\nHost: localhost\r\n%sContent-Length: %d\r\n\r\n%s" % (path, headers, len(body), body)
+        headers += b"Host: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
+        return b"POST %s HTTP/1.1\r\n%s%s" % (path, headers, body)
 
     good = json.dumps({"messages": FRANCE, "max_tokens": 1}).encode()
     noise = rng.randbytes(rng.randrange(1, 200))
@@ -772,7 +774,8 @@ def malformed(rng):
     value = rng.choice([-1.5, [[]], {"a": {}}, [None], {"type": "json_schema"}])
     return rng.choice([
         lambda: post(good[:rng.randrange(len(good))]), lambda: post(noise), lambda: post(good + noise),
-        lambda: post(b"[" * rng.randrange(10**5)), lambda: post(b'{"a":' * 5000), lambda: post(b'"%s"' % (b"a" * 10**5)),
+        lambda: post(b"[" * rng.randrange(10**5)), lambda: post(b'{"a":' * 5000),
+        lambda: post(b'"%s"' % (b"a" * 10**5)),
         lambda: post(good.replace(b'"user"', b'"\xff"')), lambda: post(good.replace(b"1}", b"1" * 5000 + b"}")),
         lambda: post(json.dumps({"messages": FRANCE, "max_tokens": 1, key: value}).encode()),
         lambda: post(json.dumps({"prompt": rng.choice([None, 3, {}, [[]], [-1], [2**40], [None], [True]])}).encode(),
@@ -782,7 +785,7 @@ def malformed(rng):
         lambda: post(good, headers=b"Host: evil.org\r\n"), lambda: post(good, headers=b"Origin: null\r\n"),
         lambda: post(good, headers=b"Transfer-Encoding: gzip\r\n"),
         lambda: post(b"").replace(b"h: 0", b"h: " + rng.choice([b"-1", b"x", b"1e3", b"", b"9" * 40])),
-        lambda: b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n" + noise,
+        lambda: post(noise, headers=b"Transfer-Encoding: chunked\r\n").replace(b"Content-Length", b"A"),
         lambda: b"%s / HTTP/1.1\r\nHost: localhost\r\n\r\n" % rng.choice([b"PUT", b"DELETE", b"BREW"]),
         lambda: noise.replace(b"\n", b"") + b"\r\n\r\n", lambda: b"GET / HTTP/9.9\r\n\r\n",
         lambda: b"GET /\r\n\r\n"])()

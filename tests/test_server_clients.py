@@ -17,7 +17,7 @@ from helpers import WEATHER  # noqa: E402
 from test_server import FRANCE, PARIS, Served  # noqa: E402
 
 QUESTION = FRANCE[0]["content"]
-RAIN = "What is the weather in Paris?"
+RAIN = [{"role": "user", "content": "What is the weather in Paris?"}]
 
 
 class Country(pydantic.BaseModel, extra="forbid"):
@@ -52,7 +52,7 @@ def test_openai(served):
     parsed = client.chat.completions.parse(model="m", messages=FRANCE, response_format=Country)
     assert parsed.choices[0].message.parsed == EXPECTED
     tool = openai.pydantic_function_tool(pydantic.create_model("get_weather", city=str))
-    with client.chat.completions.stream(model="m", messages=[{"role": "user", "content": RAIN}], tools=[tool]) as stream:
+    with client.chat.completions.stream(model="m", messages=RAIN, tools=[tool]) as stream:
         fragments = [event.arguments_delta for event in stream if event.type == "tool_calls.function.arguments.delta"]
         [call] = stream.get_final_completion().choices[0].message.tool_calls
     assert "".join(fragments) == '{"city": "Paris"}' and len(fragments) > 1
@@ -96,7 +96,7 @@ def test_llm(where, tmp_path):
     assert llm(QUESTION) == llm("--no-stream", "-o", "max_tokens", "50", QUESTION) == PARIS
     assert Country.model_validate_json(llm("--schema", json.dumps(Country.model_json_schema()), QUESTION)) == EXPECTED
     function = 'def get_weather(city: str) -> str:\n    "The weather in a city."\n    return "21 degrees"'
-    assert "21" in llm("--functions", function, RAIN)
+    assert "21" in llm("--functions", function, RAIN[0]["content"])
 
 
 def test_langchain(where):
@@ -124,6 +124,6 @@ def test_litellm(where, monkeypatch):
     assert "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices) == PARIS
     message = litellm.completion(response_format=Country, **same).choices[0].message
     assert Country.model_validate_json(message.content) == EXPECTED
-    chunks = [*litellm.completion(tools=[WEATHER], stream=True, **same | {"messages": [{"role": "user", "content": RAIN}]})]
+    chunks = [*litellm.completion(tools=[WEATHER], stream=True, **same | {"messages": RAIN})]
     call = litellm.stream_chunk_builder(chunks).choices[0].message.tool_calls[0].function
     assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Paris"})

@@ -146,7 +146,11 @@ def matcher_of(model: Any, schema: Any) -> Any:
     message, place = matcher.get_error(), ""
     if isinstance(schema, dict):
         named = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-        place = " at " + faulty(schema, lambda part: LLMatcher(tokens, grammar_of(named | part).text).get_error() == message)
+
+        def fails(part: dict[str, Any]) -> bool:
+            return bool(LLMatcher(tokens, grammar_of(named | part).text).get_error() == message)
+
+        place = f" at {faulty(schema, fails)}"
     raise InputError(f"the schema can't be used{place}: {brief(message, 500)}")
 
 

@@ -78,7 +78,8 @@ class Deltas:
             self.take("reasoning_content", (text if closing else before).rstrip("\n"))
             self.read, self.held, self.began = self.content, rest if closing else call + after, False
             return True
-        self.take("reasoning_content", (before if call else self.certain(ended, "</think>", "<tool_call>")).rstrip("\n"))
+        text = before if call else self.certain(ended, "</think>", "<tool_call>")
+        self.take("reasoning_content", text.rstrip("\n"))
         return False
 
     def content(self, ended: bool) -> bool:

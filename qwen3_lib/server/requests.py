@@ -13,7 +13,8 @@ from qwen3_lib.server.errors import Refusal
 Body = dict[str, Any]
 MOST_CHOICES, MOST_LOGPROBS, MOST_PROMPTS = 8, 20, 128
 RENAMED = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens", "n_predict": "max_new_tokens",
-           "max_output_tokens": "max_new_tokens", "thinking_budget": "think_budget", "repeat_penalty": "repetition_penalty"}
+           "max_output_tokens": "max_new_tokens", "thinking_budget": "think_budget",
+           "repeat_penalty": "repetition_penalty"}
 OPTIONS = (*Sampling.__dataclass_fields__, "seed", "stop", "logit_bias", "ignore_eos", *RENAMED)
 SHARED = (*OPTIONS, "stream", "enable_thinking", "chat_template_kwargs")
 BOTH = (*OPTIONS, "n", "stream", "stream_options", "logprobs")
@@ -183,8 +184,9 @@ def answer_schema(model: Model, schema: Any, tools: list[dict[str, Any]], forced
         if called:
             if isinstance(schema, Grammar) and not forced:
                 raise Refusal(400, "tools go with a JSON Schema, but not with other grammars", "response_format")
-            known = [tool if forced or is_strict(tool) else {"name": tool.get("function", tool)["name"]} for tool in called]
-            schema = calls_grammar(model.tokenizer, known, several, False if forced else schema or True)
+            bound = [tool if forced or is_strict(tool) else {"name": tool.get("function", tool)["name"]}
+                     for tool in called]
+            schema = calls_grammar(model.tokenizer, bound, several, False if forced else schema or True)
         matcher_of(model, schema)
     except InputError as error:
         for tool in called:

@@ -785,7 +785,7 @@ def malformed(rng):
         lambda: post(good, headers=b"Host: evil.org\r\n"), lambda: post(good, headers=b"Origin: null\r\n"),
         lambda: post(good, headers=b"Transfer-Encoding: gzip\r\n"),
         lambda: post(b"").replace(b"h: 0", b"h: " + rng.choice([b"-1", b"x", b"1e3", b"", b"9" * 40])),
-        lambda: post(noise, headers=b"Transfer-Encoding: chunked\r\n").replace(b"Content-Length", b"A"),
+        lambda: post(b"xyz\r\n" + noise, headers=b"Transfer-Encoding: chunked\r\n").replace(b"Content-Length", b"A"),
         lambda: b"%s / HTTP/1.1\r\nHost: localhost\r\n\r\n" % rng.choice([b"PUT", b"DELETE", b"BREW"]),
         lambda: noise.replace(b"\n", b"") + b"\r\n\r\n", lambda: b"GET / HTTP/9.9\r\n\r\n",
         lambda: b"GET /\r\n\r\n"])()

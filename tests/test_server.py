@@ -572,8 +572,10 @@ FUZZ = int(os.environ.get("FUZZ", 1))
 
 
 def resident():
-    """The bytes of memory that this process has now."""
+    """The bytes of memory that this process has now; 0 where the system doesn't say."""
     gc.collect()
+    if not Path("/proc/self/statm").exists():
+        return 0
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
@@ -609,7 +611,7 @@ def test_64_clients(small):
             await asyncio.gather(*(use(client, 64 + number, time.monotonic() + seconds / 2) for number in range(64)))
         return resident() - before
 
-    with Served(small, slots=8, longest=400, kept=2**22, queue=48) as served:
+    with Served(small, slots=8, longest=400, kept=2**22, queue=24) as served:
         grown = asyncio.run(all_of_them())
         served.idle()
         assert served.ask("/metrics")[1].count("qwen3_running 0") == 1

@@ -33,7 +33,7 @@ from qwen3 import chat
 from qwen3_embed import embed, rerank
 from qwen3_lib.answers.answer import parse_answer
 from qwen3_lib.answers.completion import Completion
-from qwen3_lib.answers.schema import json_schema, lark, regex
+from qwen3_lib.answers.schema import json_schema, lark, matcher_of, regex
 from qwen3_lib.batch.batch import Batch
 
 openai = pytest.importorskip("openai")
@@ -255,17 +255,22 @@ def an_answer(rng):
         arguments = rng.choice([{}, {"city": 'Par"is}'}, {"a": [1, {"b": ']\\"'}], "c": "</x>"}, {"é": "<tool"}, None])
         call = {"name": "f", "arguments": arguments} if rng.random() < 0.8 else {"arguments": arguments, "name": "g"}
         written = json.dumps(call, indent=rng.choice([None, 1]), ensure_ascii=rng.random() < 0.5)
+        if rng.random() < 0.3:
+            values = (arguments or {}) | rng.choice([{}, {"city": "</tool_call>", "n": 5}])
+            written = "".join(f"<parameter={key}>\n{value if isinstance(value, str) else json.dumps(value)}\n</parameter>\n"
+                              for key, value in values.items())
+            written = f"<function=f>\n{written}</function>"
         text += f"\n<tool_call>\n{written if rng.random() < 0.95 else '{oops'}\n</tool_call>"
     return text
 
 
 def test_an_answer_taken_apart_piece_by_piece():
     """However the text is cut: as parse_answer takes it apart, unless a malformed call follows a call that was told."""
-    rng = random.Random(5)
+    rng, tools = random.Random(5), [{"name": "f", "parameters": {"properties": {"a": {}, "n": {"type": "integer"}}}}]
     for _ in range(1000):
         text, think_open = an_answer(rng), rng.random() < 0.2
         text = text.removeprefix("<think>") if think_open else text
-        deltas, joined, calls, at = Deltas(think_open, False), {"reasoning_content": "", "content": ""}, {}, 0
+        deltas, joined, calls, at = Deltas(think_open, False, tools), {"reasoning_content": "", "content": ""}, {}, 0
         while at == 0 or at < len(text):
             end = at + rng.choice([1, 2, 5, 30])
             parts, told = deltas.push(text[at:end], end >= len(text))
@@ -273,7 +278,7 @@ def test_an_answer_taken_apart_piece_by_piece():
             for call in told:
                 calls.setdefault(call["index"], [call["function"].get("name"), ""])[1] += call["function"]["arguments"]
             at = end
-        whole = parse_answer(text, think_open)
+        whole = parse_answer(text, think_open, tools)
         assert joined["reasoning_content"] == (whole.reasoning or "")
         if whole.tool_calls or not calls:
             assert joined["content"] == whole.content and deltas.called == bool(whole.tool_calls)
@@ -329,7 +334,6 @@ TOUCH = {"name": "touch"}
 
 
 def test_forced_calls_are_in_xml_where_the_template_writes_xml(newer):
-    pytest.importorskip("llguidance", reason="llguidance is not installed")
     names = set()
     for seed in range(12):
         body = {"messages": FRANCE, "tools": [LOOK_UP, TOUCH], "tool_choice": "required", "parallel_tool_calls": False,
@@ -344,6 +348,20 @@ def test_forced_calls_are_in_xml_where_the_template_writes_xml(newer):
     assert names == {"look_up", "touch"}
     with pytest.raises(Refusal, match="touch: a schema must be a JSON Schema"):
         chat_wish(newer, {"messages": FRANCE, "tools": [TOUCH | {"parameters": 5}], "tool_choice": "required"}, 1000)
+
+
+@pytest.mark.parametrize("text, fits", [
+    ("Hello!", True), ("Hm.<tool_call>\n<function=touch>\n</function>\n</tool_call>", True),
+    ("<tool_call>\n<function=touch>\n<parameter=any>\n</b>\n\n</parameter>\n</function>\n</tool_call>", True),
+    ("<tool_call>\n<function=touch>\nany\n</function>\n</tool_call>", False),
+    ("<tool_call>\n<function=look_up>\n<parameter=word>\nc\n</parameter>\n<parameter=n>\n3\n</parameter>\n</function>\n"
+     "</tool_call>\n<tool_call>\n<function=touch>\n</function>\n</tool_call>", True),
+    ("<tool_call>\n<function=look_up>\n<parameter=word>\nd\n</parameter>\n", False)])
+def test_calls_in_xml_of_strict_tools_fit(newer, text, fits):
+    tools = [{"function": LOOK_UP["function"] | {"strict": True}}, TOUCH]
+    _, options = chat_wish(newer, {"messages": FRANCE, "tools": tools}, 1000).answers[0]
+    ids, matcher = newer.tokenizer.encode(text, add_special_tokens=False), matcher_of(newer, options["schema"])
+    assert (matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()) == fits
 
 
 @pytest.mark.parametrize("arguments, expected", [
@@ -370,6 +388,9 @@ def test_calls_in_xml_have_typed_arguments(newer, arguments, expected):
     job.text, job.finish_reason = said, "stop"
     message = reply.whole()["choices"][0]["message"]
     assert message["content"] == "Let me see." and message["tool_calls"][0]["function"]["arguments"] == expected
+    told = [json.loads(chunk.removeprefix("data: "))["choices"][0]["delta"] for chunk in reply.chunks(0, job)]
+    named, fragment = (call["function"] for delta in told for call in delta.get("tool_calls", ()))
+    assert (named["name"], named["arguments"] + fragment["arguments"]) == ("look_up", expected)
 
 
 # ---- Answers that fit ------------------------------------------------------------------------------------------------

@@ -212,8 +212,8 @@ def test_thoughts_stop_texts_and_notes(capfd):
 def test_answers_that_fit(capfd, tmp_path):
     pytest.importorskip("llguidance")
     form, grammar, wrong = (tmp_path / name for name in ("form.json", "grammar", "wrong.json"))
-    form.write_text('{"type": "object", "properties": {"capital": {"enum": ["Rome", "Paris"]}}, "required": ["capital"], '
-                    '"additionalProperties": false}')
+    form.write_text('{"type": "object", "properties": {"capital": {"enum": ["Rome", "Paris"]}}, '
+                    '"required": ["capital"], "additionalProperties": false}')
     grammar.write_text('start: "The city " NAME\nNAME: /Rome|Paris/')
     wrong.write_text('{"properties": {"a": {"items": {"not": {}}}}}')
     status, out, err = run_main(capfd, *SHORT, "--json-schema", form, FRANCE)
@@ -283,8 +283,8 @@ def test_version(capfd):
 
 @pytest.mark.parametrize("line", [
     "--raw --system x", "--raw --no-think", "--chat --json", "--score --stop x", "--score --top-k 0", "--stats=1",
-    "--greedy --temperature 0", "--regex a --grammar f", "--list --no-think", "--list", "--system x --system-file f", "--file - -p -",
-    "--continue --messages f", "--compile", "--compile --list", "--verify --stats", "--save-quantized d --quantize int8",
+    "--greedy --temperature 0", "--regex a --grammar f", "--list --no-think", "--list", "--system x --system-file f",
+    "--file - -p -", "--continue --messages f", "--compile", "--compile --list", "--verify --stats", "--save-quantized d --quantize int8",
     "--rope-factor 4", "--rope-scaling yarn", "-p one"])
 def test_options_that_do_not_go_together(capfd, line):
     status, out, err = run_main(capfd, *line.split(), "Hello")

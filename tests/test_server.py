@@ -257,9 +257,9 @@ def an_answer(rng):
         written = json.dumps(call, indent=rng.choice([None, 1]), ensure_ascii=rng.random() < 0.5)
         if rng.random() < 0.3:
             values = (arguments or {}) | rng.choice([{}, {"city": "</tool_call>", "n": 5}])
-            written = "".join(f"<parameter={key}>\n{value if isinstance(value, str) else json.dumps(value)}\n</parameter>\n"
-                              for key, value in values.items())
-            written = f"<function=f>\n{written}</function>"
+            texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
+            body = "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in texts.items())
+            written = f"<function=f>\n{body}</function>"
         text += f"\n<tool_call>\n{written if rng.random() < 0.95 else '{oops'}\n</tool_call>"
     return text
 

@@ -580,8 +580,8 @@ def chat(model: Model, messages: str | dict[str, Any] | list[dict[str, Any]], to
     options: max_new_tokens, seed, cache, eos_token_ids, temperature, top_k, top_p, min_p, repetition_penalty,
         presence_penalty, frequency_penalty: as in `generate`, with defaults from default_sampling
     With qwen3_lib beside this file, the answer is a Completion, which has text, finish_reason, token_ids and more,
-    tools may be Python functions, and there are the options stop, logprobs, think_budget, lookup and draft: see
-    qwen3_lib/answers/completion.py.
+    tools may be Python functions, and there are the options stop, logprobs, think_budget, schema, logit_bias, lookup
+    and draft: see qwen3_lib/answers/completion.py.
     Raises InputError, before anything is computed, for unknown options, values out of range and unreadable messages.
     """
     messages = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages

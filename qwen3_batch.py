@@ -42,7 +42,8 @@ __all__ = ["Batch", "generate_batch", "slots_in"]
 # ---- The command line ------------------------------------------------------------------------------------------------
 
 CONTEXT = 4096  # tokens of a prompt and its answer; each slot takes memory for all of them
-EXCLUDES = {"raw": ("system", "tools", "think", "think_budget"), "greedy": ("temperature",), "column": ("template",)}
+EXCLUDES = {"raw": ("system", "tools", "think", "think_budget", "chat_template_kwargs"), "greedy": ("temperature",),
+            "column": ("template",), "json_schema": ("regex", "grammar"), "regex": ("grammar",)}
 UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 

@@ -209,6 +209,23 @@ def test_thoughts_stop_texts_and_notes(capfd):
                         r"tokens/s, reading [\d.]+ GB/s of weights \| peak memory: [\d.]+ GB\n", err)
 
 
+def test_answers_that_fit(capfd, tmp_path):
+    pytest.importorskip("llguidance")
+    form, grammar, wrong = (tmp_path / name for name in ("form.json", "grammar", "wrong.json"))
+    form.write_text('{"type": "object", "properties": {"capital": {"enum": ["Rome", "Paris"]}}, '
+                    '"required": ["capital"], "additionalProperties": false}')
+    grammar.write_text('start: "The city " NAME\nNAME: /Rome|Paris/')
+    wrong.write_text('{"properties": {"a": {"items": {"not": {}}}}}')
+    status, out, err = run_main(capfd, *SHORT, "--json-schema", form, FRANCE)
+    assert (status, json.loads(out)["capital"], err) == (0, "Paris", "")
+    assert run_main(capfd, *SHORT, "--regex", "(Rome|Paris)!", FRANCE) == (0, "Paris!\n", "")
+    assert run_main(capfd, *SHORT, "--grammar", grammar, FRANCE) == (0, "The city Paris\n", "")
+    assert_cli_refuses(capfd, ["--json-schema", wrong, FRANCE], "#/properties/a/items", "not")
+    assert_cli_refuses(capfd, ["--regex", "(", FRANCE], "unclosed")
+    form.write_text("[3]")
+    assert_cli_refuses(capfd, ["--json-schema", form, FRANCE], "form.json", "object")
+
+
 def test_sampling_options_reach_the_sampler(capfd, demo):
     options = {"temperature": 1.5, "top_p": 0.99, "top_k": 100, "min_p": 0.001, "repetition_penalty": 1.1,
                "presence_penalty": 0.1, "frequency_penalty": 0.2, "seed": 3, "lookup": 2}
@@ -266,8 +283,8 @@ def test_version(capfd):
 
 @pytest.mark.parametrize("line", [
     "--raw --system x", "--raw --no-think", "--chat --json", "--score --stop x", "--score --top-k 0", "--stats=1",
-    "--greedy --temperature 0", "--list --no-think", "--list", "--system x --system-file f", "--file - -p -",
-    "--continue --messages f", "--compile", "--compile --list", "--verify --stats", "--save-quantized d --quantize int8",
+    "--greedy --temperature 0", "--regex a --grammar f", "--list --no-think", "--list", "--system x --system-file f",
+    "--file - -p -", "--continue --messages f", "--compile", "--compile --list", "--verify --stats", "--save-quantized d --quantize int8",
     "--rope-factor 4", "--rope-scaling yarn", "-p one"])
 def test_options_that_do_not_go_together(capfd, line):
     status, out, err = run_main(capfd, *line.split(), "Hello")

@@ -13,6 +13,7 @@ from make_random_model import make_random_model
 from oracle import hybrid_oracle
 from published import write_tensors
 from qwen3_lib.answers.completion import Completion
+from qwen3_lib.answers.schema import regex
 from qwen3_lib.batch.batch import Batch, generate_batch, slots_in
 from qwen3_lib.batch.caches import Caches
 
@@ -147,6 +148,14 @@ def test_tensors_that_do_not_fit(tmp_path):
     path = make(HYBRID_MOE, tmp_path)
     (path / "config.json").write_text(json.dumps(HYBRID_MOE | {"shared_expert_intermediate_size": 8}))
     assert "mlp.shared_expert.gate_proj.weight has shape [40, 48], not [8, 48]" in message_of(qwen3.load_model, path)
+
+
+def test_an_answer_that_fits_a_schema(tmp_path):
+    """Though the state can't be cut back, so that tokens which the schema forces aren't computed together."""
+    pytest.importorskip("llguidance")
+    model = qwen3.load_model(make(HYBRID | {"vocab_size": VOCABULARY}, tmp_path))
+    answer = Completion(model, [8, 9], schema=regex("The capital is (Paris|Rome)")).finish()
+    assert answer.text in ("The capital is Paris", "The capital is Rome")
 
 
 def test_what_is_refused(model, tmp_path):

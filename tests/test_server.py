@@ -3,6 +3,8 @@ import asyncio
 import base64
 import contextlib
 import dataclasses
+import enum
+import gc
 import hashlib
 import json
 import os
@@ -16,6 +18,9 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -26,8 +31,9 @@ from helpers import WEATHER, assert_one_line, message_of
 from make_random_model import make_random_model
 from qwen3 import chat
 from qwen3_embed import embed, rerank
+from qwen3_lib.answers.answer import parse_answer
 from qwen3_lib.answers.completion import Completion
-from qwen3_lib.answers.schema import lark, regex
+from qwen3_lib.answers.schema import json_schema, lark, matcher_of, regex
 from qwen3_lib.batch.batch import Batch
 
 openai = pytest.importorskip("openai")
@@ -36,8 +42,11 @@ uvicorn = pytest.importorskip("uvicorn")
 pytest.importorskip("starlette")
 pytest.importorskip("llguidance")
 from qwen3_lib.server import web  # noqa: E402
+from qwen3_lib.server.deltas import Deltas  # noqa: E402
+from qwen3_lib.server.errors import Refusal  # noqa: E402
 from qwen3_lib.server.replies import ChatReply  # noqa: E402
 from qwen3_lib.server.requests import CHAT, TEXT, chat_wish  # noqa: E402
+from qwen3_lib.server.responses import FIELDS  # noqa: E402
 from qwen3_lib.server.web import Limits, Protocol, make_app  # noqa: E402
 from qwen3_lib.server.worker import Job, Worker  # noqa: E402
 from test_tokenizer_utils import LIKE_3_8  # noqa: E402
@@ -159,6 +168,14 @@ def test_a_stream_on_the_wire(served):
     assert all(json.loads(each.removeprefix("data: "))["object"] == "chat.completion.chunk" for each in events[:-2])
 
 
+def test_a_sign_of_life_while_a_long_prompt_is_read(demo, monkeypatch):
+    monkeypatch.setattr(web, "SIGN_OF_LIFE", 0.01)
+    with Served(demo, longest=4000) as served:
+        fields = {"messages": [{"role": "user", "content": "a b c d e f g h " * 150}], "stream": True, "max_tokens": 2}
+        events = served.ask("/v1/chat/completions", fields)[1].split("\n\n")
+    assert '"role": "assistant"' in events[0] and events[1].startswith(": ") and events[-2] == "data: [DONE]"
+
+
 @pytest.mark.parametrize("options, expected", [
     ({"extra_body": {"enable_thinking": False}}, (PARIS, "stop")),
     ({"reasoning_effort": "none"}, (PARIS, "stop")),
@@ -213,6 +230,82 @@ def test_tools(client):
     assert free.choices[0].message.content == PARIS
 
 
+def test_calls_are_told_while_they_are_written(client):
+    """Index, id and name come first, then the arguments in fragments, before the answer ends."""
+    schema = {"type": "object", "properties": {"text": {"type": "string", "minLength": 30, "maxLength": 60}},
+              "required": ["text"], "additionalProperties": False}
+    tools = [{"type": "function", "function": {"name": "say", "parameters": schema}}]
+    fields = {"model": "m", "messages": FRANCE, "tools": tools, "tool_choice": "required", "max_tokens": 200}
+    deltas = [call for chunk in client.chat.completions.create(stream=True, **fields)
+              for call in chunk.choices[0].delta.tool_calls or () if call.index == 0]
+    whole = client.chat.completions.create(**fields).choices[0].message.tool_calls[0]
+    assert deltas[0].id and (deltas[0].function.name, deltas[0].function.arguments) == ("say", "")
+    assert len(deltas) > 5 and all(delta.index == 0 and not delta.id for delta in deltas[1:])
+    text = "".join(delta.function.arguments for delta in deltas)
+    assert text == whole.function.arguments
+    jsonschema.validate(json.loads(text), schema)
+
+
+def an_answer(rng):
+    """A text with a thought, a content and calls, each in several ways; a call may be malformed."""
+    text = rng.choice(["", "\n", "<think>\nhm\n</think>", "<think></think>", "<think>a < b\n\n</thin\n</think>",
+                       "<think>x <tool_call> y</think>"])
+    text += rng.choice(["", "\n\nHello", "\n\n\n", "Hi \n <b", "a\n\n\n"])
+    for _ in range(rng.choice([0, 0, 1, 2, 3])):
+        arguments = rng.choice([{}, {"city": 'Par"is}'}, {"a": [1, {"b": ']\\"'}], "c": "</x>"}, {"é": "<tool"}, None])
+        call = {"name": "f", "arguments": arguments} if rng.random() < 0.8 else {"arguments": arguments, "name": "g"}
+        written = json.dumps(call, indent=rng.choice([None, 1]), ensure_ascii=rng.random() < 0.5)
+        if rng.random() < 0.3:
+            values = (arguments or {}) | rng.choice([{}, {"city": "</tool_call>", "n": 5}])
+            texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
+            body = "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in texts.items())
+            written = f"<function=f>\n{body}</function>"
+        text += f"\n<tool_call>\n{written if rng.random() < 0.95 else '{oops'}\n</tool_call>"
+    return text
+
+
+def test_an_answer_taken_apart_piece_by_piece():
+    """However the text is cut: as parse_answer takes it apart, unless a malformed call follows a call that was told."""
+    rng, tools = random.Random(5), [{"name": "f", "parameters": {"properties": {"a": {}, "n": {"type": "integer"}}}}]
+    for _ in range(1000):
+        text, think_open = an_answer(rng), rng.random() < 0.2
+        text = text.removeprefix("<think>") if think_open else text
+        deltas, joined, calls, at = Deltas(think_open, False, tools), {"reasoning_content": "", "content": ""}, {}, 0
+        while at == 0 or at < len(text):
+            end = at + rng.choice([1, 2, 5, 30])
+            parts, told = deltas.push(text[at:end], end >= len(text))
+            joined = {key: joined[key] + part for key, part in parts.items()}
+            for call in told:
+                calls.setdefault(call["index"], [call["function"].get("name"), ""])[1] += call["function"]["arguments"]
+            at = end
+        whole = parse_answer(text, think_open, tools)
+        assert joined["reasoning_content"] == (whole.reasoning or "")
+        if whole.tool_calls or not calls:
+            assert joined["content"] == whole.content and deltas.called == bool(whole.tool_calls)
+            assert [{"name": name, "arguments": json.loads(arguments)} for name, arguments in calls.values()] == \
+                whole.tool_calls
+
+
+def test_strict_tools_and_schemas_beside_tools(client):
+    """Calls fit the tool's schema, though the model is free to answer; or the answer fits another one."""
+    parameters = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"],
+                  "additionalProperties": False}
+    tool = {"type": "function", "function": WEATHER["function"] | {"strict": True, "parameters": parameters}}
+    same = {"model": "m", "messages": [{"role": "user", "content": "What is the weather in Paris?"}], "tools": [tool]}
+    [call] = client.chat.completions.create(**same).choices[0].message.tool_calls
+    assert json.loads(call.function.arguments) == {"city": "Rome"}
+    assert client.chat.completions.create(**same | {"messages": FRANCE}).choices[0].message.content == PARIS
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": FORM}}
+    message = client.chat.completions.create(response_format=form, tool_choice="none", **same).choices[0].message
+    jsonschema.validate(json.loads(message.content), FORM)
+    [call] = client.chat.completions.create(response_format=form, **same).choices[0].message.tool_calls
+    assert json.loads(call.function.arguments) == {"city": "Rome"}
+    parameters["properties"]["city"] = {"not": {}}
+    with pytest.raises(openai.BadRequestError, match="get_weather.*#/properties/city") as caught:
+        client.chat.completions.create(**same)
+    assert caught.value.param == "tools"
+
+
 @pytest.fixture(scope="module")
 def newer(demo):
     """The bundled model with a chat template of the kind of Qwen3.8's."""
@@ -241,7 +334,6 @@ TOUCH = {"name": "touch"}
 
 
 def test_forced_calls_are_in_xml_where_the_template_writes_xml(newer):
-    pytest.importorskip("llguidance", reason="llguidance is not installed")
     names = set()
     for seed in range(12):
         body = {"messages": FRANCE, "tools": [LOOK_UP, TOUCH], "tool_choice": "required", "parallel_tool_calls": False,
@@ -254,8 +346,22 @@ def test_forced_calls_are_in_xml_where_the_template_writes_xml(newer):
         if call["name"] == "look_up":
             jsonschema.validate(call["arguments"], LOOK_UP["function"]["parameters"])
     assert names == {"look_up", "touch"}
-    with pytest.raises(InputError, match="touch must be a JSON Schema"):
+    with pytest.raises(Refusal, match="touch: a schema must be a JSON Schema"):
         chat_wish(newer, {"messages": FRANCE, "tools": [TOUCH | {"parameters": 5}], "tool_choice": "required"}, 1000)
+
+
+@pytest.mark.parametrize("text, fits", [
+    ("Hello!", True), ("Hm.<tool_call>\n<function=touch>\n</function>\n</tool_call>", True),
+    ("<tool_call>\n<function=touch>\n<parameter=any>\n</b>\n\n</parameter>\n</function>\n</tool_call>", True),
+    ("<tool_call>\n<function=touch>\nany\n</function>\n</tool_call>", False),
+    ("<tool_call>\n<function=look_up>\n<parameter=word>\nc\n</parameter>\n<parameter=n>\n3\n</parameter>\n</function>\n"
+     "</tool_call>\n<tool_call>\n<function=touch>\n</function>\n</tool_call>", True),
+    ("<tool_call>\n<function=look_up>\n<parameter=word>\nd\n</parameter>\n", False)])
+def test_calls_in_xml_of_strict_tools_fit(newer, text, fits):
+    tools = [{"function": LOOK_UP["function"] | {"strict": True}}, TOUCH]
+    _, options = chat_wish(newer, {"messages": FRANCE, "tools": tools}, 1000).answers[0]
+    ids, matcher = newer.tokenizer.encode(text, add_special_tokens=False), matcher_of(newer, options["schema"])
+    assert (matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()) == fits
 
 
 @pytest.mark.parametrize("arguments, expected", [
@@ -282,6 +388,9 @@ def test_calls_in_xml_have_typed_arguments(newer, arguments, expected):
     job.text, job.finish_reason = said, "stop"
     message = reply.whole()["choices"][0]["message"]
     assert message["content"] == "Let me see." and message["tool_calls"][0]["function"]["arguments"] == expected
+    told = [json.loads(chunk.removeprefix("data: "))["choices"][0]["delta"] for chunk in reply.chunks(0, job)]
+    named, fragment = (call["function"] for delta in told for call in delta.get("tool_calls", ()))
+    assert (named["name"], named["arguments"] + fragment["arguments"]) == ("look_up", expected)
 
 
 # ---- Answers that fit ------------------------------------------------------------------------------------------------
@@ -298,6 +407,41 @@ def test_a_form_is_filled_in(client):
                                                reasoning_effort=effort).choices[0].message
         assert parsed.parsed == Country(capital="Paris", continent="Europe")
         assert (getattr(parsed, "reasoning_content", None) is None) == (effort == "none")
+
+
+class Size(enum.Enum):
+    SMALL, LARGE = "small", 2
+
+
+@dataclasses.dataclass
+class Tree:
+    size: Size
+    kind: Literal["oak", "fir"]
+    alive: bool | None
+    heights: list[float] = dataclasses.field(default_factory=list)
+    ages: dict[str, int] = dataclasses.field(default_factory=dict)
+    next: "Tree | None" = None
+
+
+@dataclasses.dataclass
+class Odd:
+    a: set
+
+
+TREE = {"size": 2, "kind": "oak", "alive": None, "heights": [1.5], "ages": {"a": 1}, "next": None}
+
+
+def test_a_dataclass_is_a_schema(demo):
+    schema = json_schema(Tree)
+    for tree in (TREE, TREE | {"next": TREE}, {"size": "small", "kind": "fir", "alive": True}):
+        jsonschema.validate(tree, schema)
+    for wrong in ({"size": 3}, {"kind": "elm"}, {"alive": 1}, {"heights": ["a"]}, {"ages": {"a": "b"}}, {"more": 1},
+                  {"next": {"size": 2}}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(TREE | wrong, schema)
+    answer = chat(demo, "A tree?", enable_thinking=False, schema=Tree, max_new_tokens=30).finish()
+    assert answer.text.startswith('{"size": ')
+    assert_one_line(message_of(chat, demo, "x", schema=Odd), "set")
 
 
 SCHEMAS = [
@@ -322,6 +466,36 @@ def test_finished_answers_are_valid(talker):
     assert finished > 3 * len(SCHEMAS)
 
 
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 3, "repetition_penalty": 1.3}, {"lookup": 3},
+                                     {"max_new_tokens": 6}, {"stop": "tin"}, {"logprobs": 0, "think_budget": 2}])
+def test_what_a_schema_forces_is_computed_in_one_pass(demo, options):
+    """The same tokens as one by one, in fewer passes; beside others, too."""
+    properties = {f"the capital of {name}": {"enum": ["Paris", "Rome"]} for name in ("France", "Italy")}
+    form = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    passes = []
+
+    def counted(*args, **more):
+        passes.append(1)
+        return qwen3.logits_of(*args, **more)
+
+    def passes_of(answer):
+        passes.clear()
+        return answer.finish().token_ids, answer.text, answer.finish_reason, len(passes)
+
+    model = dataclasses.replace(demo, engine=dataclasses.replace(demo.engine, logits_of=counted))
+    single, together = (chat(model, FRANCE, schema=form, **{"enable_thinking": "think_budget" in options} | options)
+                        for _ in range(2))
+    single.driver = single
+    *expected, many = passes_of(single)
+    *got, few = passes_of(together)
+    assert got == expected and few < many - 3 * (many > 9)
+    batch = Batch(demo, 2, 500)
+    beside = [batch.add(i, together.prompt, schema=form, **options) for i in range(2)]
+    while not batch.idle:
+        batch.step()
+    assert [answer.token_ids for answer in beside] == [expected[0]] * 2
+
+
 def test_other_grammars_and_what_cannot_be_used(demo):
     assert str(chat(demo, "x", enable_thinking=False, schema=regex("(Paris|Lon/don)!{3}"), seed=1)) in (
         "Paris!!!", "Lon/don!!!")
@@ -329,7 +503,8 @@ def test_other_grammars_and_what_cannot_be_used(demo):
     assert set(str(chat(demo, "x", enable_thinking=False, schema=lark('start: "ab"+'), max_new_tokens=9))) == {*"ab"}
     thought = chat(demo, FRANCE, schema={"const": "Rome"}, think_budget=0).finish()
     assert thought.answer.content == '"Rome"' and thought.finish_reason == "stop"
-    assert_one_line(message_of(chat, demo, "x", schema={"not": {}}), "not")
+    nested = {"type": "object", "properties": {"a": {"items": {"$ref": "#/$defs/b"}}}, "$defs": {"b": {"not": {}}}}
+    assert_one_line(message_of(chat, demo, "x", schema=nested), "#/properties/a/items", "not")
     assert_one_line(message_of(chat, demo, "x", schema=3), "schema", "3")
 
 
@@ -338,6 +513,31 @@ def test_a_schema_that_cannot_be_used_is_refused_by_name(client):
         client.chat.completions.create(model="m", messages=FRANCE, response_format={
             "type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "string", "pattern": "(?=a)b"}}})
     assert caught.value.param == "response_format" and "look-around" in caught.value.message
+
+
+SUITE = os.environ.get("JSON_SCHEMA_SUITE")  # the folder tests/draft2020-12 of the JSON Schema Test Suite
+
+
+@pytest.mark.skipif(SUITE is None, reason="needs the JSON Schema Test Suite: $JSON_SCHEMA_SUITE")
+def test_the_schemas_of_the_json_schema_test_suite(small):
+    """Those that llguidance supports, with random weights: every finished answer is valid. Others are refused."""
+    model, used, finished = small, 0, 0
+    ends = {str(token): 6 for text in '"}]' for token in (*model.tokenizer.encode(text), *model.eos_token_ids)}
+    groups = [(file.name, group["description"], group["schema"]) for file in sorted(Path(SUITE).glob("*.json"))
+              for group in json.loads(file.read_text()) if isinstance(group["schema"], dict)]
+    for *name, schema in groups:
+        try:
+            answers = [chat(model, "x", enable_thinking=False, schema=schema, temperature=1.0, seed=seed,
+                            max_new_tokens=60, logit_bias=ends) for seed in range(2)]
+        except qwen3.InputError as error:
+            assert_one_line(str(error), "the schema can't be used at #")
+            continue
+        used += 1
+        for answer in answers:
+            if answer.finish().finish_reason == "stop":
+                jsonschema.Draft202012Validator(schema).validate(json.loads(answer.text))
+                finished += 1
+    assert used > len(groups) / 3 and finished > used, (len(groups), used, finished)
 
 
 # ---- Plain text, tokens, vectors -------------------------------------------------------------------------------------
@@ -412,48 +612,108 @@ def alone(model, fields, extra):
     return answer.answer.content, answer.answer.reasoning or "", [entry.logprob for entry in answer.logprobs]
 
 
-def test_200_requests_in_any_company_have_the_bits_of_single_runs(tmp_path):
-    """Whole and streamed, with equal and different beginnings, some leaving midway; few slots, and caches are kept."""
+async def answered(client, fields, extra, stream, leave=False):
+    """What `alone` returns, from a server; None if the client leaves after the first text of a stream."""
+    if not stream:
+        got = (await client.chat.completions.create(model="m", extra_body=extra, **fields)).choices[0]
+        return (got.message.content, getattr(got.message, "reasoning_content", None) or "",
+                [entry.logprob for entry in got.logprobs.content])
+    content, reasoning, logprobs = "", "", []
+    stream = await client.chat.completions.create(model="m", stream=True, extra_body=extra, **fields)
+    async for chunk in stream:
+        [choice] = chunk.choices
+        content += choice.delta.content or ""
+        reasoning += getattr(choice.delta, "reasoning_content", None) or ""
+        logprobs += [entry.logprob for entry in choice.logprobs.content] if choice.logprobs else []
+        if leave and content + reasoning:
+            await stream.close()
+            return None
+    return content, reasoning, logprobs
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """One layer of random weights in the fast engine, whose bits don't depend on company; the demo's tokenizer."""
     pytest.importorskip("numba")
     import qwen3_numba
     path = make_random_model(BASE | {"vocab_size": 4096, "num_hidden_layers": 1, "max_position_embeddings": 1000},
-                             tmp_path / "model", "bfloat16", tokenizer=ROOT / "demo")
-    model, rng = qwen3_numba.load_model(path, "int8", 1), random.Random(1)
-    requests = [a_request(rng) for _ in range(200)]
+                             tmp_path_factory.mktemp("small"), "bfloat16", tokenizer=ROOT / "demo")
+    return qwen3_numba.load_model(path, "int8", 1)
 
-    async def ask(client, room, number):
-        fields, extra = requests[number]
-        async with room:
-            if number % 2:
-                got = (await client.chat.completions.create(model="m", extra_body=extra, **fields)).choices[0]
-                return (got.message.content, getattr(got.message, "reasoning_content", None) or "",
-                        [entry.logprob for entry in got.logprobs.content])
-            content, reasoning, logprobs = "", "", []
-            stream = await client.chat.completions.create(model="m", stream=True, extra_body=extra, **fields)
-            async for chunk in stream:
-                [choice] = chunk.choices
-                content += choice.delta.content or ""
-                reasoning += getattr(choice.delta, "reasoning_content", None) or ""
-                logprobs += [entry.logprob for entry in choice.logprobs.content] if choice.logprobs else []
-                if number % 20 == 0 and content + reasoning:
-                    await stream.close()
-                    return None
-            return content, reasoning, logprobs
+
+def test_200_requests_in_any_company_have_the_bits_of_single_runs(small):
+    """Whole and streamed, with equal and different beginnings, some leaving midway; few slots, and caches are kept."""
+    rng = random.Random(1)
+    requests, order = [a_request(rng) for _ in range(200)], rng.sample(range(200), 200)
 
     async def all_of_them():
+        async def ask(number):
+            async with room:
+                return await answered(client, *requests[number], number % 2 == 0, number % 20 == 0)
+
         async with served.client(openai.AsyncOpenAI) as client:
             room = asyncio.Semaphore(24)
-            return await asyncio.gather(*(ask(client, room, number) for number in order))
+            return await asyncio.gather(*map(ask, order))
 
-    with Served(model, slots=5, longest=400, kept=2**22) as served:
-        order = rng.sample(range(200), 200)
+    with Served(small, slots=5, longest=400, kept=2**22) as served:
         answers = dict(zip(order, asyncio.run(all_of_them())))
         served.idle()
         assert served.worker.totals["cached_tokens"] > 1000
     assert sum(answer is None for answer in answers.values()) <= 10
     for number, answer in answers.items():
         if answer is not None:
-            assert answer == alone(model, *requests[number]), number
+            assert answer == alone(small, *requests[number]), number
+
+
+FUZZ = int(os.environ.get("FUZZ", 1))
+
+
+def resident():
+    """The bytes of memory that this process has now; 0 where the system doesn't say."""
+    gc.collect()
+    if not Path("/proc/self/statm").exists():
+        return 0
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def test_64_clients(small):
+    """For 4 seconds (FUZZ=15: a minute): no wrong answer, no slot is lost, and memory doesn't grow."""
+    rng, seconds = random.Random(2), 4 * FUZZ
+    requests = [a_request(rng) for _ in range(40)]
+    expected, counts = [alone(small, *request) for request in requests], Counter()
+
+    async def use(client, number, end):
+        rng = random.Random(number)
+        while time.monotonic() < end:
+            which, leaves = rng.randrange(len(requests)), rng.random() < 0.15
+            try:
+                if rng.random() < 0.15:
+                    wrong = rng.choice([{"n": 0}, {"messages": [{"role": "x"}]}, {"temperature": "hot"}, {"stop": [3]}])
+                    await client.chat.completions.create(**{"model": "m", "messages": FRANCE, "extra_body": wrong})
+                    counts["accepted"] += 1
+                else:
+                    got = await answered(client, *requests[which], leaves or rng.random() < 0.5, leaves)
+                    counts["left" if got is None else "right" if got == expected[which] else "wrong"] += 1
+            except openai.RateLimitError:
+                counts["full"] += 1
+                await asyncio.sleep(0.05)
+            except openai.BadRequestError:
+                counts["refused"] += 1
+
+    async def all_of_them():
+        # Connections that stay open might be closed by the server just when they are used again.
+        async with served.client(openai.AsyncOpenAI, default_headers={"Connection": "close"}) as client:
+            await asyncio.gather(*(use(client, number, time.monotonic() + seconds / 2) for number in range(64)))
+            before = resident()
+            await asyncio.gather(*(use(client, 64 + number, time.monotonic() + seconds / 2) for number in range(64)))
+        return resident() - before
+
+    with Served(small, slots=8, longest=400, kept=2**22, queue=24) as served:
+        grown = asyncio.run(all_of_them())
+        served.idle()
+        assert served.ask("/metrics")[1].count("qwen3_running 0") == 1
+    assert counts["wrong"] == counts["accepted"] == 0 and grown < 30e6, (counts, grown)
+    assert counts["right"] > 50 and counts["left"] and counts["refused"] and counts["full"], counts
 
 
 def test_a_conversation_is_found_again_after_others_used_its_slot(demo):
@@ -525,6 +785,7 @@ BAD = [  # path, body, status, the field at fault, words of the message
     ("/v1/chat/completions", {"messages": FRANCE, "max_tokens": 0}, 400, "max_tokens", "whole"),
     ("/v1/chat/completions", {"messages": FRANCE, "n": 9}, 400, "n", "8"),
     ("/v1/chat/completions", {"messages": FRANCE, "stop": [""]}, 400, None, "stop"),
+    ("/v1/chat/completions", {"messages": FRANCE, "stop": {"a": 1}}, 400, None, "stop"),
     ("/v1/chat/completions", {"messages": FRANCE, "logit_bias": {"a": 1}}, 400, "logit_bias", "id"),
     ("/v1/chat/completions", {"messages": FRANCE, "tempurature": 1}, 400, "tempurature", "temperature"),
     ("/v1/chat/completions", {"messages": FRANCE, "tool_choice": "required"}, 400, "tool_choice", "tools"),
@@ -539,6 +800,10 @@ BAD = [  # path, body, status, the field at fault, words of the message
     ("/v1/completions", {"prompt": [10**30]}, 400, None, "range"),
     ("/v1/completions", {"prompt": {}}, 400, "prompt", "text"),
     ("/v1/completions", {"prompt": "\ud800"}, 400, None, "Unicode"),
+    ("/v1/completions", {"prompt": "x", "suffix": "y"}, 400, "suffix", "supported"),
+    ("/v1/completions", {"prompt": "x", "mirostat": 2}, 400, "mirostat", "supported"),
+    ("/v1/responses", {"input": [{"role": "user"}]}, 400, "input", "content"),
+    ("/v1/responses", {"input": "x", "background": True}, 400, "background", "supported"),
     ("/v1/completions", b"{", 400, None, "JSON"),
     ("/v1/completions", b"[" * 10000, 400, None, "JSON"),
     ("/v1/completions", b"\xff", 400, None, "JSON"),
@@ -565,16 +830,25 @@ VALUES = [None, True, False, 0, 1, -1, 2**70, 1e308, 0.5, "", "x", "\ud800", [],
           {"a": {"b": [None]}}, [None], "\0", "auto", [{}], {"function": 3}, {"type": "function", "function": None}]
 
 
+def test_fields_without_effect_are_accepted(served):
+    """What clients send, and what has no effect at the value given."""
+    fields = {"user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "parallel_tool_calls": True,
+              "chat_id": "1", "modalities": ["text"], "typical_p": 1.0, "min_tokens": 0, "stream_options": None,
+              "audio": None}
+    assert served.ask("/v1/chat/completions", {"messages": FRANCE, "max_tokens": 1} | fields)[0] == 200
+
+
 def test_requests_of_any_shape(served):
     """Fields with values of any kind: answered or refused, and the next good request is answered."""
     rng = random.Random(3)
     good = {"/v1/chat/completions": ({"messages": FRANCE, "max_tokens": 1}, CHAT),
         "/v1/completions": ({"prompt": "The", "max_tokens": 1}, TEXT),
+        "/v1/responses": ({"input": "x", "max_output_tokens": 1}, FIELDS),
         "/v1/embeddings": ({"input": "x"}, ("encoding_format", "dimensions")),
         "/rerank": ({"query": "x", "texts": ["a"]}, ("documents", "top_n", "instruction", "truncate")),
         "/tokenize": ({"content": "x"}, ("prompt",)), "/detokenize": ({"tokens": [1]}, ()),
         "/apply-template": ({"messages": FRANCE}, ("tools", "tool_choice", "enable_thinking"))}
-    for _ in range(150 * int(os.environ.get("FUZZ", 1))):
+    for _ in range(150 * FUZZ):
         path = rng.choice([*good])
         body, fields = good[path]
         changed = body | {rng.choice([*body, *fields]): rng.choice(VALUES) for _ in range(rng.choice([1, 1, 2]))}
@@ -585,6 +859,59 @@ def test_requests_of_any_shape(served):
         status, value, _ = served.ask(path, data)
         assert status in (200, 400), (status, value, path, data)
     assert served.ask("/v1/completions", {"prompt": "The", "max_tokens": 1})[0] == 200
+
+
+def malformed(rng):
+    """The bytes of a request that can't be answered."""
+    def post(body, path=b"/v1/chat/completions", headers=b""):
+        headers += b"Host: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
+        return b"POST %s HTTP/1.1\r\n%s%s" % (path, headers, body)
+
+    good = json.dumps({"messages": FRANCE, "max_tokens": 1}).encode()
+    noise = rng.randbytes(rng.randrange(1, 200))
+    key = rng.choice(["messages", "max_tokens", "temperature", "stop", "logit_bias", "tools", "response_format", "n"])
+    value = rng.choice([-1.5, [[]], {"a": {}}, [None], {"type": "json_schema"}])
+    return rng.choice([
+        lambda: post(good[:rng.randrange(len(good))]), lambda: post(noise), lambda: post(good + noise),
+        lambda: post(b"[" * rng.randrange(10**5)), lambda: post(b'{"a":' * 5000),
+        lambda: post(b'"%s"' % (b"a" * 10**5)),
+        lambda: post(good.replace(b'"user"', b'"\xff"')), lambda: post(good.replace(b"1}", b"1" * 5000 + b"}")),
+        lambda: post(json.dumps({"messages": FRANCE, "max_tokens": 1, key: value}).encode()),
+        lambda: post(json.dumps({"prompt": rng.choice([None, 3, {}, [[]], [-1], [2**40], [None], [True]])}).encode(),
+                     b"/v1/completions"),
+        lambda: post(good, b"/v1/" + rng.choice([b"chat", b"%00", b"../v1", b"\xc3\xa9"])),
+        lambda: post(good, headers=b"no colon\r\n"), lambda: post(good, headers=b"A: %s\r\n" % (b"b" * 10**6)),
+        lambda: post(good, headers=b"Host: evil.org\r\n"), lambda: post(good, headers=b"Origin: null\r\n"),
+        lambda: post(good, headers=b"Transfer-Encoding: gzip\r\n"),
+        lambda: post(b"").replace(b"h: 0", b"h: " + rng.choice([b"-1", b"x", b"1e3", b"", b"9" * 40])),
+        lambda: post(b"xyz\r\n" + noise, headers=b"Transfer-Encoding: chunked\r\n").replace(b"Content-Length", b"A"),
+        lambda: b"%s / HTTP/1.1\r\nHost: localhost\r\n\r\n" % rng.choice([b"PUT", b"DELETE", b"BREW"]),
+        lambda: noise.replace(b"\n", b"") + b"\r\n\r\n", lambda: b"GET / HTTP/9.9\r\n\r\n",
+        lambda: b"GET /\r\n\r\n"])()
+
+
+def test_malformed_requests(served, caplog):
+    """In pieces of any size: each gets a 4xx, the next good request is answered, and memory doesn't grow.
+
+    500 of them; FUZZ=10: 5,000.
+    """
+    rng, before = random.Random(4), 0
+    for number in range(500 * FUZZ):
+        data = malformed(rng)
+        cuts = sorted(rng.randrange(len(data)) for _ in range(rng.choice([0, 0, 1, 3])))
+        with socket.create_connection(("127.0.0.1", served.port), timeout=30) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with contextlib.suppress(ConnectionError):  # refused before all of it was sent
+                for start, end in zip([0, *cuts], [*cuts, len(data)]):
+                    connection.sendall(data[start:end])
+                    time.sleep(0.001 * (len(cuts) > 0))
+            status = connection.recv(12)
+        assert re.fullmatch(rb"HTTP/1.1 4\d\d", status), (status, data[:300])
+        if number % 50 == 0:
+            assert served.ask("/v1/completions", {"prompt": "The", "max_tokens": 1})[0] == 200
+            before = before or (resident() if number >= 100 else 0)
+    served.idle()
+    assert resident() - before < 30e6 and not [each for each in caplog.records if each.levelname == "ERROR"]
 
 
 def test_who_may_ask(demo, monkeypatch):

@@ -55,7 +55,8 @@ class StopTexts:
 
 def checked_stop(stop: str | Iterable[str]) -> tuple[str, ...]:
     """Stop texts as a tuple. Raises InputError for an empty one, which would end every answer at once."""
-    texts = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, Iterable) else (stop,)
+    several = isinstance(stop, Iterable) and not isinstance(stop, str | dict)
+    texts: tuple[Any, ...] = tuple(stop) if several else (stop,)
     if wrong := [text for text in texts if not isinstance(text, str) or not text]:
         raise InputError(f"a stop text must be a text of at least one character, not {brief(repr(wrong[0]))}")
     return texts
@@ -84,7 +85,7 @@ class Completion(Wrapped, Iterator[str]):
         draft: likewise, guess with this smaller model, or the same one in int4; it must have the same tokenizer;
             or with an EAGLE-3 head of the model, see eagle.load_head
         logit_bias: numbers from -100 to 100 that are added to the logits of tokens, by their ids
-        schema: what the answer must fit: a JSON Schema, a class of pydantic, or a Grammar, see schema.py
+        schema: what the answer must fit: a JSON Schema, a dataclass, a class of pydantic, or a Grammar, see schema.py
         tools: JSON schemas of the tools in the prompt, which give the arguments of calls in XML their types
         """
         sequence: Any = Sequence(model, token_ids, **options)
@@ -97,7 +98,7 @@ class Completion(Wrapped, Iterator[str]):
         if logprobs is not None:
             sequence = Logprobs(sequence, checked_whole("logprobs", logprobs, 0))
         super().__init__(sequence)
-        self.driver = guessed(self, lookup, draft)  # what is run
+        self.driver = guessed(self, schema, lookup, draft)  # what is run
         self.think_open_in_prompt = inside_thought(model.tokenizer, self.prompt)  # the text begins within a thought
         self.stop = StopTexts(texts, self.think_open_in_prompt) if (texts := checked_stop(stop)) else None
         self.decoder, self.text, self.streamed = StreamDecoder(model.tokenizer, skip_special_tokens=True), "", 0

@@ -34,8 +34,13 @@ class Source(ABC):
     def watch(self, cache: KVCache) -> None:
         """The sequence begins, or goes on, with this cache."""
 
-    def length(self, plain: float) -> int:
-        """How many guesses give the most tokens a second, where a pass without guesses takes `plain` seconds."""
+    def length(self, plain: float | None) -> int:
+        """How many guesses give the most tokens a second, where a pass without guesses takes `plain` seconds.
+
+        None while that isn't known, or is to be measured again.
+        """
+        if plain is None:
+            return 0
         if self.pause:
             self.pause -= 1
             return 0 if self.pause else 1
@@ -52,6 +57,24 @@ class Source(ABC):
         for i in range(min(right + 1, guessed)):
             self.right += self.PART * ((i < right) - self.right)
         self.check += self.PART * (max(seconds - plain, 0) / guessed - self.check)
+
+
+class Forced(Source):
+    """Knows the tokens that a schema forces, see Constrained: always right, so they are never too many."""
+    MOST = 32  # in a pass, so that others who run in it don't wait for long
+
+    def __init__(self) -> None:
+        super().__init__(self.MOST)
+
+    def guess(self, sequence: Any, n: int) -> list[int]:
+        certain: list[int] = sequence.certain
+        return certain[:n]
+
+    def length(self, plain: float | None) -> int:
+        return self.n
+
+    def learn(self, guessed: int, right: int, seconds: float, plain: float) -> None:
+        pass
 
 
 class Lookup(Source):
@@ -217,17 +240,16 @@ class Guessed(Wrapped):
     def next_guess(self) -> list[int]:
         """The tokens of the first source that has some; none where they don't pay."""
         self.passes += 1
-        if self.plain is None or self.passes > self.REFRESH:
-            return []
+        plain = None if self.passes > self.REFRESH else self.plain
         room = self.sequence.limit - len(self.sequence.token_ids) - 1
         for self.source in self.sources:
-            n = min(self.source.length(self.plain), room)
+            n = min(self.source.length(plain), room)
             if n > 0 and (guess := self.source.guess(self.sequence, n)):
                 return guess
         return []
 
 
-def guessed(sequence: Any, lookup: int | None, draft: Source | Model | Head | None) -> Any:
+def guessed(sequence: Any, schema: Any, lookup: int | None, draft: Source | Model | Head | None) -> Any:
     """The sequence with guesses of these sources; itself if there are none."""
     sources: list[Source] = [Lookup(lookup)] if checked_whole("lookup", lookup or 0, 0) and lookup else []
     if isinstance(draft, Head):
@@ -238,4 +260,6 @@ def guessed(sequence: Any, lookup: int | None, draft: Source | Model | Head | No
     if sources and not sequence.model.engine.new_cache.cuttable:
         raise InputError(f"{sequence.model.path}: no guesses (lookup, draft): the state of this model can't be cut back "
                          "when one is wrong")
+    if schema is not None and sequence.model.engine.new_cache.cuttable:
+        sources.insert(0, Forced())
     return Guessed(sequence, sources) if sources else sequence

@@ -4,8 +4,13 @@ llguidance says which tokens may come next; the others can't be drawn. A thought
 """
 from __future__ import annotations
 
+import enum
 import json
 import re
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import MISSING, fields, is_dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -18,6 +23,11 @@ from tokenizer_utils import InputError, Tokenizer, brief, inside_thought
 NEVER = np.float32(-1e20)  # a logit that isn't drawn; finite, so that the check for damaged weights keeps its meaning
 # The bits of a byte, the lowest first, as upper limits of eight logits: 60 us for 151,936, fewer than bits as booleans.
 CEILINGS = np.where(np.arange(256)[:, None] >> np.arange(8) & 1, np.float32(np.inf), NEVER).astype(np.float32)
+JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
+# Keywords with parts that are schemas, by name or number; those of $defs come last, because not all of them are used.
+PARTS = ("properties", "patternProperties", "prefixItems", "items", "additionalProperties", "anyOf", "oneOf", "allOf",
+         "$defs", "definitions")
+MOST_PARTS = 200  # that are tried one by one to find out which of them can't be used
 
 
 class Grammar(NamedTuple):
@@ -36,12 +46,49 @@ def lark(text: str) -> Grammar:
     return Grammar(json.dumps({"grammars": [{"lark_grammar": text}]}))
 
 
+def json_schema(schema: Any) -> Any:
+    """The JSON Schema of a dataclass, or of a class of pydantic; anything else is returned as it is."""
+    if hasattr(schema, "model_json_schema"):
+        return schema.model_json_schema()
+    if isinstance(schema, type) and is_dataclass(schema):
+        classes: dict[str, Any] = {}
+        return type_schema(schema, classes) | {"$defs": classes}
+    return schema
+
+
+def type_schema(hint: Any, classes: dict[str, Any]) -> dict[str, Any]:
+    """The JSON Schema of a type hint; dataclasses are added to `classes`. Raises InputError."""
+    kind, parts = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if kind in (typing.Union, types.UnionType):
+        return {"anyOf": [type_schema(part, classes) for part in parts]}
+    if kind is typing.Literal:
+        return {"enum": [*parts]}
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return {"enum": [member.value for member in kind]}
+    if isinstance(kind, type) and is_dataclass(kind):
+        if (name := re.sub(r"\W", "_", f"{kind.__module__}.{kind.__qualname__}")) not in classes:
+            classes[name] = {}  # so that it may contain itself
+            hints = typing.get_type_hints(kind)
+            classes[name] |= {
+                "type": "object", "additionalProperties": False,
+                "properties": {field.name: type_schema(hints[field.name], classes) for field in fields(kind)},
+                "required": [each.name for each in fields(kind) if each.default is each.default_factory is MISSING]}
+        return {"$ref": f"#/$defs/{name}"}
+    if kind is list:
+        return {"type": "array", "items": type_schema(parts[0], classes) if parts else {}}
+    if kind is dict:
+        return {"type": "object", "additionalProperties": type_schema(parts[1], classes) if parts else True}
+    names = JSON_TYPES | {type(None): "null"}
+    if kind is Any or kind in names:
+        return {} if kind is Any else {"type": names[kind]}
+    raise InputError(f"no JSON Schema describes the type {brief(repr(hint), 80)}")
+
+
 def grammar_of(schema: Any) -> Grammar:
-    """The grammar of a JSON Schema (a dict), or of a class of pydantic; a Grammar is returned as it is."""
+    """The grammar of a JSON Schema (a dict), of a dataclass or a class of pydantic; a Grammar as it is."""
     if isinstance(schema, Grammar):
         return schema
-    if hasattr(schema, "model_json_schema"):
-        schema = schema.model_json_schema()
+    schema = json_schema(schema)
     if not isinstance(schema, dict):
         raise InputError(f"a schema must be a JSON Schema, {{\"type\": ...}}, not {brief(repr(schema), 80)}")
     try:
@@ -56,23 +103,38 @@ def on_one_line(schema: dict[str, Any]) -> dict[str, Any]:
     return {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}} | schema
 
 
-def calls_grammar(tokenizer: Tokenizer, tools: list[dict[str, Any]], several: bool) -> Grammar:
-    """Answers that call one of these tools, or several times some of them, as the model's template writes calls."""
+def calls_grammar(tokenizer: Tokenizer, tools: list[dict[str, Any]], several: bool,
+                  otherwise: dict[str, Any] | bool = False) -> Grammar:
+    """Answers that call one of these tools, or several times some of them, as the model's template writes calls.
+
+    otherwise: what an answer may be that calls none: True: free text, also before calls; or a JSON Schema
+    """
+    opening, closing = (tokenizer.token_to_id(token) for token in ("<tool_call>", "</tool_call>"))
+    if opening is None or closing is None:
+        raise InputError("the model's tokenizer has no <tool_call>, so the model can't be made to call a tool")
+    more = ' ("\\n" call)*' if several else ""
+    start = "content | calls" if isinstance(otherwise, dict) else "TEXT calls?" if otherwise else "calls"
+    content = f"content: %json {json.dumps(on_one_line(otherwise))}\n" if isinstance(otherwise, dict) else ""
+    rules = calls_in_xml(tools) if tokenizer.lists_arguments else calls_in_json(tools)
+    return lark(f'start: {start}\n{content}TEXT: /(.|\\n)*/\ncalls: call{more}\n'
+                f'call: <[{opening}]> "\\n" object <[{closing}]>\n{rules}')
+
+
+def calls_in_json(tools: list[dict[str, Any]]) -> str:
+    """The rules of a grammar for calls in JSON."""
     calls = []
     for tool in tools:
         function = tool.get("function", tool)
         parts = {"name": {"const": function["name"]}, "arguments": function.get("parameters") or {"type": "object"}}
         calls.append({"type": "object", "properties": parts, "required": [*parts], "additionalProperties": False})
-    opening, closing = (tokenizer.token_to_id(token) for token in ("<tool_call>", "</tool_call>"))
-    if opening is None or closing is None:
-        raise InputError("the model's tokenizer has no <tool_call>, so the model can't be made to call a tool")
-    more, schema = ' ("\\n" call)*' if several else "", json.dumps(on_one_line({"anyOf": calls}))
-    rules = calls_in_xml(tools) if tokenizer.lists_arguments else f"object: %json {schema}\n"
-    return lark(f'start: call{more}\ncall: <[{opening}]> "\\n" object "\\n" <[{closing}]>\n{rules}')
+    return f'object: value "\\n"\nvalue: %json {json.dumps(on_one_line({"anyOf": calls}))}\n'
 
 
 def calls_in_xml(tools: list[dict[str, Any]]) -> str:
-    """The rules of a grammar for calls in XML: texts as they are (without "</"), other arguments as JSON."""
+    """The rules of a grammar for calls in XML: texts as they are (without "</"), other arguments as JSON.
+
+    Parameters that are any object, {"type": "object"}, may have any names, and values with "</", too.
+    """
     def literal(text: str) -> str:
         return re.escape(text).replace("/", r"\/").replace("\\\n", r"\n")
 
@@ -83,6 +145,12 @@ def calls_in_xml(tools: list[dict[str, Any]]) -> str:
         properties = about.get("properties") or {} if isinstance(about, dict) else None
         if not isinstance(properties, dict):
             raise InputError(f"the parameters of the tool {brief(function['name'], 80)} must be a JSON Schema")
+        opening = f"<function={function['name']}>\n"
+        if about and "properties" not in about and about.get("additionalProperties", True):
+            functions.append(f"FUNCTION{i}")
+            parameters = r"(<parameter=[^<>\n]+>\n(.|\n)*\n<\/parameter>\n)*"
+            rules.append(f"FUNCTION{i}: /{literal(opening)}{parameters}<\\/function>\\n/")
+            continue
         body = []
         for j, (key, schema) in enumerate(properties.items()):
             start, name = f"<parameter={key}>\n", f"p{i}_{j}"
@@ -98,8 +166,7 @@ def calls_in_xml(tools: list[dict[str, Any]]) -> str:
                 rules.append(f"{name}_value: %json {json.dumps(schema)}")
             body.append(name if key in (about.get("required") or ()) else f"{name}?")
         functions.append(f"function{i}")
-        opening = json.dumps(f"<function={function['name']}>\n")
-        rules.append(f'function{i}: {opening} {" ".join(body)} "</function>"')
+        rules.append(f'function{i}: {json.dumps(opening)} {" ".join(body)} "</function>\\n"')
     return "\n".join([f"object: {' | '.join(functions)}", *rules]) + "\n"
 
 
@@ -119,14 +186,35 @@ def matcher_of(model: Any, schema: Any) -> Any:
     """llguidance's matcher at the beginning of an answer. Raises InputError that says what it can't do."""
     tokens = guide(model.tokenizer, model.config.vocab_size, tuple(model.eos_token_ids))
     from llguidance import LLMatcher
-    matcher = LLMatcher(tokens, grammar_of(schema).text)
-    if matcher.is_error():
-        raise InputError(f"the schema can't be used: {brief(matcher.get_error(), 500)}")
-    return matcher
+    matcher, schema = LLMatcher(tokens, grammar_of(schema).text), json_schema(schema)
+    if not matcher.is_error():
+        return matcher
+    message, place = matcher.get_error(), ""
+    if isinstance(schema, dict):
+        named = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+
+        def fails(part: dict[str, Any]) -> bool:
+            return bool(LLMatcher(tokens, grammar_of(named | part).text).get_error() == message)
+
+        place = f" at {faulty(schema, fails)}"
+    raise InputError(f"the schema can't be used{place}: {brief(message, 500)}")
+
+
+def faulty(schema: dict[str, Any], fails: Callable[[dict[str, Any]], bool], at: str = "#") -> str:
+    """The place of the innermost part of a schema that fails alone, too, as a JSON pointer."""
+    parts: list[tuple[str, Any]] = []
+    for key in (key for key in PARTS if key in schema):
+        value, by_name = schema[key], key not in ("items", "additionalProperties")
+        parts += [(f"{key}/{name}", part) for name, part in value.items()] if by_name and isinstance(value, dict) else \
+            [(f"{key}/{i}", part) for i, part in enumerate(value)] if isinstance(value, list) else [(key, value)]
+    for place, part in parts[:MOST_PARTS]:
+        if isinstance(part, dict) and fails(part):
+            return faulty(part, fails, f"{at}/{place}")
+    return at
 
 
 class Constrained(Wrapped):
-    """Draws only tokens that a schema allows, and takes those that it forces without drawing."""
+    """Draws only tokens that a schema allows, and takes those that it forces without drawing: see guesses.Forced."""
 
     def __init__(self, sequence: Any, schema: Any):
         super().__init__(sequence)
@@ -139,15 +227,13 @@ class Constrained(Wrapped):
         self.begun = False  # whether the grammar has taken a token
         # Before the grammar's first token: a thought, unless the prompt has had it, and white space after a thought.
         self.before = {self.opening} - {None} if "</think>" not in turn and "assistant" in turn else set[int]()
-        self.forced: list[int] = []
+        self.certain: list[int] = []  # the next tokens, where only one text can follow
 
     def feed(self, logits: np.ndarray, token: int | None = None) -> list[int]:
         if token is not None or self.inside:  # a thought, or the end of one that a think budget forces
             return self.noted(self.sequence.feed(logits, token))
-        if not self.forced and self.begun:
-            self.forced = self.matcher.compute_ff_tokens()[::-1]
-        if self.forced:
-            drawn = self.sequence.feed(logits, self.forced.pop())
+        if self.certain:
+            drawn = self.sequence.feed(logits, self.certain.pop(0))
         else:
             drawn = self.sequence.feed(self.allowed(logits))
         if not self.begun and drawn and drawn[0] in self.before:
@@ -159,6 +245,8 @@ class Constrained(Wrapped):
                 raise InputError(f"the schema can't be followed: {brief(self.matcher.get_error(), 500)}")
             if self.matcher.is_stopped():
                 self.end(self.finish_reason or "stop")
+            elif not self.certain:
+                self.certain = self.matcher.compute_ff_tokens()
         return drawn
 
     def noted(self, drawn: list[int]) -> list[int]:
@@ -178,4 +266,5 @@ class Constrained(Wrapped):
         mask = self.mask.view(np.uint8)
         for token in () if self.begun else self.before:
             mask[token // 8] |= 1 << token % 8
-        return np.minimum(logits, CEILINGS.take(mask, axis=0).reshape(-1)[:len(logits)])
+        ceilings = CEILINGS.take(mask, axis=0).reshape(-1)[:len(logits)]
+        return np.minimum(logits, ceilings, out=ceilings)

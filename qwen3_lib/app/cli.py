@@ -100,11 +100,14 @@ EXCLUDES = {
             "chat_template_kwargs", "chat"),
     "chat": ("json", "logprobs", "prompt_cache"),
     "score": ("system", "system_file", "messages", "tools", "think", "hide_thinking", "think_budget",
-              "chat_template_kwargs", "max_tokens", "stop", "lookup", "draft", "logprobs", "stats", "prompt_cache", "greedy", "seed",
+              "chat_template_kwargs", "max_tokens", "json_schema", "regex", "grammar", "stop", "lookup", "draft",
+              "logprobs", "stats", "prompt_cache", "greedy", "seed",
               *Sampling.__dataclass_fields__),
     "continue": ("messages",),
     "greedy": ("temperature",),
     "system": ("system_file",),
+    "json_schema": ("regex", "grammar"),
+    "regex": ("grammar",),
     "save_quantized": ("rope_factor",),
 }
 ANSWER_NOTHING = ("list", "download", "verify", "save_quantized", "compile", "tune")
@@ -131,7 +134,7 @@ def parse_arguments(parser: Parser, argv: Sequence[str] | None) -> argparse.Name
         if not piped and (sys.stdin is None or given & {"raw", "score", *EXCLUDES["chat"]}):
             parser.error("there is no prompt; give one, or --chat for a conversation")
         args.chat = not piped
-    files = [args.file, args.system_file, args.messages, args.tools]
+    files = [args.file, args.system_file, args.messages, args.tools, args.json_schema, args.grammar]
     if [*files, args.prompt].count("-") > 1:
         parser.error("only one option can read stdin")
     args.reads_stdin = args.prompt == "-" or piped and not args.chat and "-" not in files

@@ -13,6 +13,8 @@ from qwen3 import BUNDLED, Engine, Folder, InputError, Model, Sampling, checked_
 from qwen3_lib.answers.completion import checked_stop
 from qwen3_lib.answers.eagle import is_head, load_head
 from qwen3_lib.answers.guesses import Draft, Eagle
+from qwen3_lib.answers.schema import lark, regex
+from qwen3_lib.app.files import read_json, read_text
 from qwen3_lib.io.errors import LONGEST_LINE, brief, did_you_mean, parse_json
 from qwen3_lib.io.hub import CONFIG, resolve_model
 from qwen3_lib.io.rope import stretched
@@ -90,6 +92,9 @@ def add_answer_options(parser: argparse.ArgumentParser) -> Any:
     add("-n", "--max-tokens", type=int, metavar="N",
         help="longest answer, in tokens (default: until the model ends the answer, or the context is full)")
     add("--stop", action="append", metavar="TEXT", default=[], help="end the answer before this text; may be repeated")
+    add("--json-schema", metavar="FILE", help="the answer is JSON that fits the JSON Schema in this file")
+    add("--regex", metavar="PATTERN", help="the answer matches this regular expression as a whole")
+    add("--grammar", metavar="FILE", help="the answer is one that the Lark grammar in this file generates")
     add = parser.add_argument_group("sampling").add_argument
     add("--greedy", action="store_true", help="always take the most likely token, as --temperature 0 does")
     add("--temperature", type=float, metavar="T", help="0 takes the most likely token, 1 draws tokens with the model's "
@@ -119,7 +124,17 @@ def answer_options(args: argparse.Namespace) -> dict[str, Any]:
     kwargs = args.chat_template_kwargs
     sampling["chat_template_kwargs"] = None if kwargs is None else parse_json(kwargs, "--chat-template-kwargs")
     return sampling | {"stop": checked_stop(args.stop), "max_new_tokens": args.max_tokens, "seed": args.seed,
-                       "think_budget": args.think_budget, "lookup": args.lookup}
+                       "think_budget": args.think_budget, "lookup": args.lookup, "schema": schema_option(args)}
+
+
+def schema_option(args: argparse.Namespace) -> Any:
+    """What the answer must fit: see the schema of a Completion. None if anything will do."""
+    if args.json_schema is not None:
+        schema = read_json(args.json_schema)
+        if not isinstance(schema, dict):
+            raise InputError(f"{args.json_schema}: a JSON Schema is an object, {{\"type\": ...}}")
+        return schema
+    return regex(args.regex) if args.regex is not None else lark(read_text(args.grammar)) if args.grammar else None
 
 
 def is_fast(args: argparse.Namespace) -> bool:

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from qwen3 import Model
-from qwen3_lib.answers.answer import held_back, parse_answer
+from qwen3_lib.answers.answer import parse_answer
 from qwen3_lib.answers.sequences import TokenLogprob
+from qwen3_lib.server.deltas import Deltas, called
 from qwen3_lib.server.requests import Wish
 from qwen3_lib.server.worker import Job
 
 Value = dict[str, Any]
-MARKS = ("<think>", "</think>", "<tool_call>")
 
 
 def event(value: Value) -> str:
@@ -30,7 +30,12 @@ class Reply:
         self.wish, self.jobs, self.model = wish, jobs, model
         self.base = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model_name}
         self.told, self.ends = [0] * len(jobs), [len(echo) for echo in wish.echoes]  # tokens, characters of logprobs
-        self.shown = [{"reasoning_content": "", "content": "", "text": ""} for _ in jobs]
+        self.read = [0] * len(jobs)  # characters of each answer that the chunks have taken up
+
+    def news(self, i: int, job: Job) -> str:
+        """The text of the i-th answer since the last time."""
+        start, self.read[i] = self.read[i], len(job.text)
+        return job.text[start:]
 
     def chunk(self, i: int, part: Value, reason: str | None = None) -> str:
         """An event with a part of the i-th answer."""
@@ -74,7 +79,7 @@ class Reply:
 
     def chunks(self, i: int, job: Job) -> Iterator[str]:
         """The events for what has come since the last time."""
-        text, self.shown[i]["text"] = job.text.removeprefix(self.shown[i]["text"]), job.text
+        text = self.news(i, job)
         if text or job.ended:
             yield self.chunk(i, {"text": text, "logprobs": self.logprobs(i)}, job.finish_reason)
 
@@ -96,43 +101,30 @@ class ChatReply(Reply):
     """The same for a conversation: reasoning and calls of tools apart from the content."""
     name, whole_name, prefix = "chat.completion.chunk", "chat.completion", "chatcmpl"
 
+    def __init__(self, wish: Wish, jobs: list[Job], model: Model, model_name: str):
+        super().__init__(wish, jobs, model, model_name)
+        self.deltas = [Deltas(job.completion.think_open_in_prompt, wish.one_call, job.completion.tools)
+                       for job in jobs]
+
     def first(self, i: int) -> Iterator[str]:
         yield self.chunk(i, {"delta": {"role": "assistant", "content": None}, "logprobs": None})
 
-    def parts(self, job: Job) -> tuple[Value, list[Value]]:
-        """(reasoning and content, calls) of an answer so far; calls when it has ended.
-
-        Until then, the end of the text is held back as far as it may turn out to be a mark, or to belong to a call.
-        """
-        text = job.text if job.ended else job.text[:len(job.text) - held_back(job.text, MARKS)]
-        answer = parse_answer(text, job.completion.think_open_in_prompt, job.completion.tools)
-        content = answer.content if job.ended else answer.content.partition("<tool_call>")[0].rstrip()
-        calls = [{"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": {
-            "name": call["name"], "arguments": json.dumps(call["arguments"], ensure_ascii=False)}}
-            for call in answer.tool_calls[:1 if self.wish.one_call else None] if job.ended]
-        return {"reasoning_content": answer.reasoning or "", "content": content}, calls
-
     def chunks(self, i: int, job: Job) -> Iterator[str]:
-        parts, calls = self.parts(job)
-        delta, shown = {}, self.shown[i]
-        for key, text in parts.items():
-            if new := text.removeprefix(shown[key]):
-                delta[key], shown[key] = new, text
-        logprobs = self.logprobs(i)
+        parts, calls = self.deltas[i].push(self.news(i, job), job.ended)
+        delta, logprobs = {key: text for key, text in parts.items() if text}, self.logprobs(i)
         if delta or logprobs and logprobs["content"]:
             yield self.chunk(i, {"delta": delta, "logprobs": logprobs})
-        for index, call in enumerate(calls):  # the name first, then the arguments
-            opening = call | {"index": index, "function": call["function"] | {"arguments": ""}}
-            yield self.chunk(i, {"delta": {"tool_calls": [opening]}, "logprobs": None})
-            rest = {"index": index, "function": {"arguments": call["function"]["arguments"]}}
-            yield self.chunk(i, {"delta": {"tool_calls": [rest]}, "logprobs": None})
+        for call in calls:
+            yield self.chunk(i, {"delta": {"tool_calls": [call]}, "logprobs": None})
         if job.ended:
-            yield self.chunk(i, {"delta": {}, "logprobs": None}, "tool_calls" if calls else job.finish_reason)
+            yield self.chunk(i, {"delta": {}, "logprobs": None},
+                             "tool_calls" if self.deltas[i].called else job.finish_reason)
 
     def choice(self, i: int, job: Job) -> Value:
-        parts, calls = self.parts(job)
-        message: Value = {"role": "assistant", "content": parts["content"] or (None if calls else "")}
-        message |= {"reasoning_content": parts["reasoning_content"]} if parts["reasoning_content"] else {}
+        answer = parse_answer(job.text, job.completion.think_open_in_prompt, job.completion.tools)
+        calls = [called(call) for call in answer.tool_calls[:1 if self.wish.one_call else None]]
+        message: Value = {"role": "assistant", "content": answer.content or (None if calls else "")}
+        message |= {"reasoning_content": answer.reasoning} if answer.reasoning else {}
         message |= {"tool_calls": calls} if calls else {}
         return {"message": message, "logprobs": self.logprobs(i),
                 "finish_reason": "tool_calls" if calls else job.finish_reason}

@@ -5,29 +5,42 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from qwen3 import InputError, Model, Sampling, default_sampling
-from qwen3_lib.answers.schema import calls_grammar, lark, matcher_of, regex
+from qwen3_lib.answers.schema import Grammar, calls_grammar, lark, matcher_of, regex
 from qwen3_lib.app.files import checked_messages, checked_tools
 from qwen3_lib.io.errors import brief, did_you_mean, is_whole, parse_json
 from qwen3_lib.server.errors import Refusal
 
 Body = dict[str, Any]
 MOST_CHOICES, MOST_LOGPROBS, MOST_PROMPTS = 8, 20, 128
-RENAMED = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens", "thinking_budget": "think_budget"}
-OPTIONS = (*Sampling.__dataclass_fields__, "seed", "stop", "logit_bias", *RENAMED)  # that a Completion checks
+RENAMED = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens", "n_predict": "max_new_tokens",
+           "max_output_tokens": "max_new_tokens", "thinking_budget": "think_budget",
+           "repeat_penalty": "repetition_penalty"}
+OPTIONS = (*Sampling.__dataclass_fields__, "seed", "stop", "logit_bias", "ignore_eos", *RENAMED)
+SHARED = (*OPTIONS, "stream", "enable_thinking", "chat_template_kwargs")
 BOTH = (*OPTIONS, "n", "stream", "stream_options", "logprobs")
 CHAT = (*BOTH, "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "top_logprobs",
         "enable_thinking", "reasoning_effort", "chat_template_kwargs")
-TEXT = (*BOTH, "prompt", "echo", "best_of", "suffix")
+TEXT = (*BOTH, "prompt", "echo", "best_of")
+# Clients send these, and they don't change an answer.
 HARMLESS = ("model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "verbosity",
-            "prompt_cache_retention", "prediction", "cache_prompt", "include_reasoning", "timings_per_token")
+            "prompt_cache_retention", "prediction", "cache_prompt", "include_reasoning", "timings_per_token",
+            "return_progress", "chat_id", "session_id", "id", "id_slot", "request_id", "priority", "keep_alive")
+# These have no effect at this value; at any other one, they would change the answer.
+NEUTRAL = {"modalities": ["text"], "functions": [], "function_call": "auto", "suffix": "", "min_tokens": 0,
+           "stop_token_ids": [], "bad_words": [], "include_stop_str_in_output": False,
+           "skip_special_tokens": True, "add_generation_prompt": True, "use_beam_search": False, "length_penalty": 1,
+           "typical_p": 1, "tfs_z": 1, "mirostat": 0, "xtc_probability": 0, "dry_multiplier": 0, "dynatemp_range": 0,
+           "reasoning_format": "auto", "previous_response_id": None, "background": False, "include": [],
+           "truncation": "disabled"}
 THOUGHTS = {"none": (False, None), "minimal": (False, None), "low": (True, 256), "medium": (True, 1024),
             "high": (True, None), "xhigh": (True, None)}  # reasoning_effort -> enable_thinking, thinking_budget
+ANY_ARGUMENTS = {"parameters": {"type": "object"}}  # of a tool that isn't strict
 
 
 @dataclass
 class Wish:
     """A checked request: what to generate, and in which form to answer."""
-    kind: str  # "chat" or "text"
+    kind: str  # "chat", "text" or "response"
     n: int  # answers to each prompt
     answers: list[tuple[list[int], dict[str, Any]]]  # (prompt, options of a Completion) of each answer
     stream: bool
@@ -40,9 +53,13 @@ class Wish:
 
 def known(body: Body, names: tuple[str, ...]) -> Body:
     """The fields that aren't null. Raises Refusal for one that would have an effect elsewhere, and has none here."""
-    for name in body:
-        if name not in names and name not in HARMLESS:
+    for name, value in body.items():
+        if name in names or name in HARMLESS or value is None:
+            continue
+        if name not in NEUTRAL:
             raise Refusal(400, f"unknown field {brief(name)}{did_you_mean(name, names)}", brief(name), "unknown_field")
+        if value != NEUTRAL[name]:
+            raise Refusal(400, f"{name} isn't supported", name, "unsupported_field")
     return {name: value for name, value in body.items() if value is not None and name in names}
 
 
@@ -77,6 +94,8 @@ def options_of(body: Body) -> dict[str, Any]:
     options |= {ours: body[name] for name, ours in RENAMED.items() if name in body}
     if options.get("top_k") == -1:  # as vLLM writes it
         options["top_k"] = 0
+    if flag(body, "ignore_eos"):
+        options["eos_token_ids"] = ()
     return options
 
 
@@ -154,6 +173,35 @@ def schema_of(body: Body) -> Any:
     return {"type": "object"} if kind == "json_object" else None
 
 
+def is_strict(tool: dict[str, Any]) -> bool:
+    return bool(tool.get("function", tool).get("strict"))
+
+
+def answer_schema(model: Model, schema: Any, tools: list[dict[str, Any]], forced: list[dict[str, Any]],
+                  several: bool) -> Any:
+    """What an answer must fit: calls of the forced tools; else the schema, if there is one, or calls.
+
+    Unless they are forced, calls of tools that aren't strict may have any arguments. Raises Refusal that says where.
+    """
+    bound = [tool if forced or is_strict(tool) else ANY_ARGUMENTS | {"name": tool.get("function", tool)["name"]}
+             for tool in forced or tools]
+    if bound and not forced and isinstance(schema, Grammar):
+        raise Refusal(400, "tools go with a JSON Schema, but not with other grammars", "response_format")
+    otherwise = False if forced else True if schema is None else schema
+    try:
+        wanted = calls_grammar(model.tokenizer, bound, several, otherwise) if bound else schema
+        matcher_of(model, wanted)
+    except InputError as error:
+        for tool in bound:
+            function = tool.get("function", tool)
+            try:
+                matcher_of(model, function.get("parameters") or {})
+            except InputError as inner:
+                raise Refusal(400, f"the tool {brief(function['name'])}: {inner}", "tools") from error
+        raise Refusal(400, str(error), "tools" if forced or schema is None else "response_format") from error
+    return wanted
+
+
 def chat_prompt(model: Model, body: Body) -> str:
     """The text of a conversation. If it ends with the assistant's turn, the answer goes on there."""
     messages, (think, _, kwargs) = checked_messages(body.get("messages"), "messages"), thoughts_of(model, body)
@@ -179,13 +227,8 @@ def chat_wish(model: Model, body: Body, longest: int) -> Wish:
     one_call = "parallel_tool_calls" in body and not flag(body, "parallel_tool_calls")
     options = asdict(default_sampling(model, think)) | ({"think_budget": budget} if budget is not None else {})
     options |= options_of(body) | {"tools": tools}
-    schema = calls_grammar(model.tokenizer, forced, not one_call) if forced else schema_of(body)
-    if schema is not None:
-        try:
-            matcher_of(model, schema)
-        except InputError as error:
-            raise Refusal(400, str(error), "tools" if forced else "response_format") from error
-        options["schema"] = schema
+    if (schema := schema_of(body)) is not None or forced or any(map(is_strict, tools or ())):
+        options["schema"] = answer_schema(model, schema, tools or [], forced, not one_call)
     top = whole(body, "top_logprobs", 0, 0, MOST_LOGPROBS)
     prompt = model.tokenizer.encode(chat_prompt(model, body), add_special_tokens=False)
     return wish_of(model, "chat", body, [prompt], options, top if flag(body, "logprobs") else None, longest,
@@ -211,9 +254,8 @@ def text_wish(model: Model, body: Body, longest: int) -> Wish:
     """The Wish of a request to /v1/completions. Raises Refusal and InputError."""
     must_generate(model)
     body = known(body, TEXT)
-    if body.get("suffix") or "best_of" in body and body["best_of"] != body.get("n", 1):
-        name = "suffix" if body.get("suffix") else "best_of"
-        raise Refusal(400, f"{name} isn't supported", name)
+    if "best_of" in body and body["best_of"] != body.get("n", 1):
+        raise Refusal(400, "best_of isn't supported, unless it is n", "best_of")
     prompts = prompts_of(model, body.get("prompt"))
     logprobs = whole(body, "logprobs", 0, 0, MOST_LOGPROBS) if "logprobs" in body else None
     echo = flag(body, "echo")

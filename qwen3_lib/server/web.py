@@ -7,7 +7,7 @@ import contextlib
 import hmac
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from qwen3_embed import SEARCH, embed, rerank
 from qwen3_lib.app.terminal import model_name
 from qwen3_lib.io.errors import brief, is_whole, parse_json
 from qwen3_lib.page.page import joined
+from qwen3_lib.server import responses
 from qwen3_lib.server.errors import Refusal
 from qwen3_lib.server.replies import ChatReply, Reply, event
 from qwen3_lib.server.requests import Body, Wish, at_fault, chat_prompt, chat_wish, flag, text_wish, whole
@@ -36,6 +37,7 @@ LARGEST_BODY, BODY_SECONDS, HEADER_SECONDS = 2**24, 30, 15  # bytes of a body; s
 SIGN_OF_LIFE = 5.0  # seconds without news until a stream gets a comment
 PAGE, POLICY = joined(Path(__file__).with_name("page") / "page.html", {}, "; connect-src 'self'; img-src data:; "
                       "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types dompurify")
+REPLIES: dict[str, type[Reply]] = {"chat": ChatReply, "text": Reply, "response": responses.Response}
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -101,13 +103,17 @@ class Protocol(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self.loop.call_later(HEADER_SECONDS, self.close_if_silent, None)
+        self.watch = self.loop.call_later(HEADER_SECONDS, self.close_if_silent, None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.watch.cancel()  # it would keep this connection's buffers
 
     def close_if_silent(self, last: Any) -> None:
         if self.cycle is last and (last is None or last.response_complete):  # no new request since the last look
             self.transport.close()
-        elif not self.transport.is_closing():
-            self.loop.call_later(HEADER_SECONDS, self.close_if_silent, self.cycle)
+        else:
+            self.watch = self.loop.call_later(HEADER_SECONDS, self.close_if_silent, self.cycle)
 
 
 class EventStream(StreamingResponse):
@@ -215,7 +221,7 @@ class Server:
     async def generated(self, request: Request, wish: Wish) -> Response:
         worker = self.worker
         jobs = await worker.submit(wish.answers, wish.stream)
-        reply = (ChatReply if wish.kind == "chat" else Reply)(wish, jobs, worker.model, self.name)
+        reply = REPLIES[wish.kind](wish, jobs, worker.model, self.name)
         if wish.stream:
             return EventStream(worker, reply, self.limits.seconds)
         try:
@@ -232,6 +238,10 @@ class Server:
 
     async def completions(self, request: Request) -> Response:
         return await self.asked(request, lambda body: text_wish(self.worker.model, body, self.longest))
+
+    async def responses(self, request: Request) -> Response:
+        return await self.asked(request, lambda body: replace(
+            chat_wish(self.worker.model, responses.as_chat(body), self.longest), kind="response"))
 
     @property
     def longest(self) -> int:
@@ -363,6 +373,7 @@ def make_app(worker: Worker, limits: Limits) -> Starlette:
         return refused(Refusal(500, "the server has failed at this request"))
 
     posts = {"/v1/chat/completions": server.chat, "/v1/completions": server.completions,
+             "/v1/responses": server.responses,
              "/v1/embeddings": server.embeddings, "/v1/rerank": server.rerank, "/rerank": server.rerank,
              "/tokenize": server.tokenize, "/detokenize": server.detokenize, "/apply-template": server.apply_template}
     gets = {"/": server.page, "/v1/models": server.models, "/health": server.health, "/metrics": server.metrics}

@@ -1,0 +1,129 @@
+"""Clients that others wrote, against the bundled model: openai, llm, LangChain, LiteLLM."""
+import asyncio
+import json
+import os
+import subprocess
+import sys
+
+import pydantic
+import pytest
+
+pytest.importorskip("openai")
+pytest.importorskip("uvicorn")
+pytest.importorskip("llguidance")
+import openai  # noqa: E402
+
+from helpers import WEATHER  # noqa: E402
+from test_server import FRANCE, PARIS, Served  # noqa: E402
+
+QUESTION = FRANCE[0]["content"]
+RAIN = [{"role": "user", "content": "What is the weather in Paris?"}]
+
+
+class Country(pydantic.BaseModel, extra="forbid"):
+    capital: str = pydantic.Field(json_schema_extra={"enum": ["Berlin", "Paris", "Rome"]})
+    continent: str = pydantic.Field(json_schema_extra={"enum": ["Africa", "Asia", "Europe"]})
+
+
+EXPECTED = Country(capital="Paris", continent="Europe")
+
+
+@pytest.fixture(scope="module")
+def served(demo):
+    with Served(demo) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def where(served):
+    return {"base_url": f"{served.url}/v1", "api_key": "x"}
+
+
+def test_openai(served):
+    async def asked():
+        async with served.client(openai.AsyncOpenAI) as client:
+            whole = await client.chat.completions.create(model="m", messages=FRANCE)
+            stream = await client.chat.completions.create(model="m", messages=FRANCE, stream=True)
+            streamed = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+            return whole.choices[0].message.content, streamed
+
+    assert asyncio.run(asked()) == (PARIS, PARIS)
+    client = served.client()
+    parsed = client.chat.completions.parse(model="m", messages=FRANCE, response_format=Country)
+    assert parsed.choices[0].message.parsed == EXPECTED
+    tool = openai.pydantic_function_tool(pydantic.create_model("get_weather", city=str))
+    with client.chat.completions.stream(model="m", messages=RAIN, tools=[tool]) as stream:
+        fragments = [event.arguments_delta for event in stream if event.type == "tool_calls.function.arguments.delta"]
+        [call] = stream.get_final_completion().choices[0].message.tool_calls
+    assert "".join(fragments) == '{"city": "Paris"}' and len(fragments) > 1
+    assert call.function.parsed_arguments.city == "Paris"
+
+
+def test_openai_responses(served):
+    client, same = served.client(), {"model": "m", "input": QUESTION}
+    whole = client.responses.create(**same)
+    assert (whole.output_text, whole.status) == (PARIS, "completed") and whole.usage.output_tokens > 5
+    with client.responses.stream(**same | {"input": [{"role": "user", "content": [
+            {"type": "input_text", "text": QUESTION}]}]}) as stream:
+        events = [*stream]
+        assert stream.get_final_response().output_text == PARIS
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == PARIS
+    assert [event.sequence_number for event in events] == [*range(len(events))]
+    assert client.responses.parse(text_format=Country, **same).output_parsed == EXPECTED
+    brief = client.responses.create(reasoning={"effort": "none"}, instructions="Be brief.", **same)
+    assert brief.output_text == PARIS and brief.usage.input_tokens > whole.usage.input_tokens
+    cut = client.responses.create(max_output_tokens=3, reasoning={"effort": "none"}, **same)
+    assert (cut.status, cut.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert PARIS.startswith(cut.output_text) and cut.output_text
+    for wrong in ({"input": [{"type": "function_call_output"}]}, {"tools": [WEATHER]}, {"previous_response_id": "x"}):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.responses.create(**same | wrong)
+        assert caught.value.param in wrong
+
+
+def test_llm(where, tmp_path):
+    """Its command, which streams, or gets the whole answer; a schema; a tool."""
+    pytest.importorskip("llm")
+    (tmp_path / "extra-openai-models.yaml").write_text(json.dumps([{  # JSON is YAML
+        "model_id": "local", "model_name": "m", "api_base": where["base_url"], "supports_schema": True,
+        "supports_tools": True}]))
+    env = os.environ | {"LLM_USER_PATH": str(tmp_path), "OPENAI_API_KEY": "x"}
+
+    def llm(*words):
+        return subprocess.run([sys.executable, "-m", "llm", "-m", "local", *words], env=env, text=True,
+                              check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=100).stdout.strip()
+
+    assert llm(QUESTION) == llm("--no-stream", "-o", "max_tokens", "50", QUESTION) == PARIS
+    assert Country.model_validate_json(llm("--schema", json.dumps(Country.model_json_schema()), QUESTION)) == EXPECTED
+    function = 'def get_weather(city: str) -> str:\n    "The weather in a city."\n    return "21 degrees"'
+    assert "21" in llm("--functions", function, RAIN[0]["content"])
+
+
+def test_langchain(where):
+    langchain_openai = pytest.importorskip("langchain_openai")
+    model = langchain_openai.ChatOpenAI(model="m", max_retries=0, **where)
+    assert model.invoke(QUESTION).content == PARIS == asyncio.run(model.ainvoke(QUESTION)).content
+    whole = None
+    for chunk in model.bind_tools([WEATHER]).stream(RAIN):
+        whole = chunk if whole is None else whole + chunk
+    assert [(call["name"], call["args"]) for call in whole.tool_calls] == [("get_weather", {"city": "Paris"})]
+    assert model.bind_tools([WEATHER], tool_choice="any").invoke(QUESTION).tool_calls[0]["name"] == "get_weather"
+    assert model.with_structured_output(Country).invoke(QUESTION) == EXPECTED
+    by_tool = model.with_structured_output(Country, method="function_calling").invoke(QUESTION)
+    assert isinstance(by_tool, Country) and by_tool.capital == "Paris"
+    assert langchain_openai.ChatOpenAI(model="m", use_responses_api=True, **where).invoke(QUESTION).text == PARIS
+
+
+def test_litellm(where, monkeypatch):
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks the network when it is imported
+    litellm = pytest.importorskip("litellm")
+    same = {"model": "openai/m", "api_base": where["base_url"], "api_key": "x", "messages": FRANCE, "num_retries": 0}
+    whole = litellm.completion(user="me", metadata={"a": "b"}, **same).choices[0].message
+    assert (whole.content, whole.reasoning_content) == (PARIS, "France: Paris")
+    chunks = litellm.completion(stream=True, stream_options={"include_usage": True}, **same)
+    assert "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices) == PARIS
+    message = litellm.completion(response_format=Country, **same).choices[0].message
+    assert Country.model_validate_json(message.content) == EXPECTED
+    chunks = [*litellm.completion(tools=[WEATHER], stream=True, **same | {"messages": RAIN})]
+    call = litellm.stream_chunk_builder(chunks).choices[0].message.tool_calls[0].function
+    assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Paris"})

@@ -3,6 +3,7 @@
 In the order in which a conversation meets it:
 
     messages --apply_chat_template--> prompt text --encode--> ids --(the model)--> ids --StreamDecoder--> text
+        --parse_answer--> reasoning, content, calls of tools
 
 The `tokenizers` library does the byte-level BPE, from the model's own `tokenizer.json`. The chat template comes with
 the model, too: it is a program written by somebody else, so it runs in jinja2's sandbox.
@@ -12,8 +13,9 @@ import codecs
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +27,7 @@ import jinja2.meta
 import jinja2.sandbox
 import tokenizers
 
-__all__ = ["InputError", "StreamDecoder", "Tokenizer", "inside_thought", "load_tokenizer"]
+__all__ = ["Answer", "InputError", "StreamDecoder", "Tokenizer", "inside_thought", "load_tokenizer", "parse_answer"]
 
 
 class InputError(ValueError):
@@ -358,6 +360,97 @@ def inside_thought(tokenizer: Tokenizer, prompt: Iterable[int]) -> bool:
     """True if the last turn of the prompt [n] ends within <think>, so that the answer begins with a thought's rest."""
     turn = tokenizer.decode(prompt).rpartition("<|im_start|>")[2]
     return turn.rfind("<think>") > turn.rfind("</think>")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Answers taken apart: reasoning, content, and calls of tools as JSON (Qwen3) or XML (Qwen3.5)
+# ---------------------------------------------------------------------------------------------------------------------
+
+END_TOKENS = ("<|im_end|>", "<|endoftext|>")
+
+
+@dataclass
+class Answer:
+    """A model's output, taken apart. `tool_calls` are `{"name": str, "arguments": parsed JSON}`."""
+
+    reasoning: str | None
+    content: str
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    reasoning_truncated: bool = False  # the text ended before </think>
+
+
+def json_value(text: str) -> Any:
+    """Raises ValueError for what is no JSON, no number or thousands of digits, RecursionError for a deep nesting."""
+    value = json.loads(text)
+    json.dumps(value, allow_nan=False)
+    return value
+
+
+def json_or_text(function: str, parameter: str, text: str) -> Any:
+    """The value of a text in a call in XML: JSON if it is any. qwen3_lib/answers/answer.py knows the tools' types."""
+    try:
+        return json_value(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def parse_answer(text: str, think_open_in_prompt: bool = False,
+                 value_of: Callable[[str, str, str], Any] = json_or_text) -> Answer:
+    """Takes a model's output apart into reasoning, content and tool calls. Accepts any text, never raises.
+
+    `think_open_in_prompt` says that the prompt ended inside `<think>` (the Thinking-2507 template does that), so the
+    text starts with reasoning. A malformed tool call stays in the content, and so do all others with it.
+    """
+    while text.endswith(END_TOKENS):
+        text = text.removesuffix(END_TOKENS[0]).removesuffix(END_TOKENS[1])
+    reasoning, content, truncated = _split_reasoning(text, think_open_in_prompt)
+    tool_calls = _tool_calls(content, value_of)
+    if tool_calls:
+        content = content[:content.index("<tool_call>")].rstrip()
+    return Answer(reasoning.strip("\n") or None, content, tool_calls, truncated)
+
+
+def _split_reasoning(text: str, think_open_in_prompt: bool) -> tuple[str, str, bool]:
+    """Reasoning, content, and whether the text ended within the reasoning."""
+    first = re.search("<think>|</think>|<tool_call>", text)
+    if first and first[0] == "<tool_call>" and not think_open_in_prompt:  # tags in its arguments are text
+        return "", text, False
+    before, opening, after = text.partition("<think>") if first and first[0] == "<think>" else (text, "", "")
+    body = after if opening else before
+    reasoning, closing, content = body.partition("</think>")
+    if closing:
+        return reasoning, content.lstrip("\n"), False
+    if not opening and not think_open_in_prompt:
+        return "", body, False
+    # Unclosed: only a tool call can end it, since the models sometimes go straight from thought to call.
+    reasoning, call, rest = body.partition("<tool_call>")
+    return reasoning, call + rest, not call
+
+
+# A value may contain the tags, too: its end is the one that another parameter or the function's end follows. Without
+# backtracking (possessive, atomic), because a text with many open tags would otherwise take exponential time.
+PARAMETER = r"\s*<parameter=([^<>]+)>\n?(.*?)\n?</parameter>(?=\s*(?:<parameter=|</function>))"
+TOOL_CALL = re.compile(
+    rf"""<tool_call>(?:\s*<function=(?P<name>[^<>{{}}"'\s]+)>(?P<body>(?>{PARAMETER})*+\s*</function>)\s*"""
+    r"(?:</tool_call>|\Z)|(?P<json>.*?)(?:</tool_call>|\Z))", re.DOTALL)
+
+
+def _tool_calls(content: str, value_of: Callable[[str, str, str], Any]) -> list[dict[str, Any]]:
+    """The tool calls in a content, or none if one of them is malformed."""
+    calls = []
+    for found in TOOL_CALL.finditer(content):
+        if (name := found["name"]) is not None:
+            arguments = {key: value_of(name, key, text) for key, text in re.findall(PARAMETER, found["body"], re.DOTALL)}
+            calls.append({"name": name, "arguments": arguments})
+            continue
+        try:
+            call = json_value(found["json"])
+        except (ValueError, RecursionError):
+            return []
+        if not isinstance(call, dict) or not isinstance(call.get("name"), str) or "arguments" not in call:
+            return []
+        calls.append({"name": call["name"], "arguments": call["arguments"]})
+    return calls
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ import qwen3
 from configs import FRANCE, PARIS, SHARED
 from fuzzing import any_answer, any_text, cut_up, fuzz, merged, parts_of
 from helpers import edit_json, filled_cache, message_of, random_ids, works_or_refused
-from qwen3_lib.answers.answer import END_TOKENS, Answer, held_back, parse_answer, split_stream
+from qwen3_lib.answers.answer import held_back, parse_answer, split_stream
+from tokenizer_utils import END_TOKENS, Answer
 from qwen3_lib.answers.completion import Completion, StopTexts
 from qwen3_lib.answers.guesses import Guessed, Lookup, Source
 from qwen3_lib.answers.score import SCORED, score

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from helpers import assert_one_line, message_of
-from qwen3_lib.answers.answer import Answer
+from tokenizer_utils import Answer
 from qwen3_lib.app import jobs
 from qwen3_lib.app.jobs import Journal
 from qwen3_lib.app.records import open_source

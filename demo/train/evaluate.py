@@ -24,7 +24,7 @@ sys.path.insert(1, str(ROOT))
 
 import qwen3  # noqa: E402
 from qwen3_batch import generate_batch  # noqa: E402
-from qwen3_lib.answers.answer import Answer, parse_answer  # noqa: E402
+from tokenizer_utils import Answer, parse_answer  # noqa: E402
 
 import corpus  # noqa: E402
 import memory  # noqa: E402

@@ -12,8 +12,7 @@ from heldout import HELD_OUT, HELD_OUT_CHAT
 from heldout_tools import HELD_OUT_TOOLS
 from questions import CHAT, QUESTIONS
 from tokenizer import IGNORED, encode_branches, encode_example, segments
-from qwen3_lib.answers.answer import parse_answer
-from tokenizer_utils import load_tokenizer
+from tokenizer_utils import load_tokenizer, parse_answer
 from toolbox import TOOLS
 from turns import is_held_out
 

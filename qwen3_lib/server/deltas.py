@@ -7,7 +7,8 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from qwen3_lib.answers.answer import TOOL_CALL, held_back, parse_answer
+from qwen3_lib.answers.answer import held_back, parse_answer
+from tokenizer_utils import TOOL_CALL
 
 Value = dict[str, Any]
 # What must have come until a call is told; any other way to write a call is told when it is complete.

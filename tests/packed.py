@@ -108,24 +108,19 @@ def published(whole: np.ndarray, scales: np.ndarray, minima: np.ndarray | None, 
 
 def load_model(path, quantize: str | None, threads: int, kv_dtype: str) -> qwen3.Model:
     """fast.load_model; with "q5_1", "q4_1" or "q4_0", all matrices are as if published in that form."""
-    form, real, real_weight, shapes = FORMATS.get(quantize), Checkpoint.tensors, Packer.weight, {}
+    form, real = FORMATS.get(quantize), Checkpoint.tensors
     if form not in (Q5_1, Q4_1, Q4_0):
         return fast.load_model(path, quantize, threads, kv_dtype, tokenizer=False)
 
     def tensors(folder, config):
-        shapes.update(folder.shapes(config))
         return {name: tensor if tensor.data.ndim < 2 else packed(qwen3.to_float32(tensor))
                 for name, tensor in real(folder, config).items()}
 
     def packed(w):
         return published(*signed(w), None, form) if form == Q4_0 else published(*with_minima(w, MOST[form]), form)
 
-    def weight(packer, label, tensor, forms, shape):  # without the columns that fill up groups
-        return real_weight(packer, label, tensor, forms, shapes[label.split(": ")[1]])
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Checkpoint, "tensors", tensors)
-        patch.setattr(Packer, "weight", weight)
         return fast.load_model(path, None, threads, kv_dtype, tokenizer=False)
 
 

@@ -206,7 +206,7 @@ def test_the_first_and_the_last_states_are_kept(model, monkeypatch):
     assert cache.kept == [10, 76, 87] and cache.states.keys() == {0, 10, 76, 87, 88}
     arrays = [array for states in cache.states.values() for pair in states.values() for array in pair]
     assert sum(array.nbytes for array in arrays) == 4 / 5 * cache.fixed  # the fifth is that of a pass
-    assert not any(isinstance(array.base, np.ndarray) and array.base.nbytes > array.nbytes for array in arrays)
+    assert not any(isinstance(array.base, np.ndarray) and array.base.nbytes > array.nbytes + 64 for array in arrays)
     assert "after 65 of the 88" in message_of(cache.truncate, 65)
     cache.truncate(76)
     assert np.array_equal(qwen3.forward(model, [3], cache), qwen3.forward(model, [3], filled(model, turns, 76)))

@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,9 @@ def open_chat(tmp_path):
                              encoding="utf-8", codec_errors="replace", dimensions=size,
                              **surroundings(tmp_path / "state", env))
         chat.delaybeforesend = None  # no need: the terminal is set up before the prompt appears
+        mode = termios.tcgetattr(chat.child_fd)
+        mode[3] |= termios.NOFLSH  # or Ctrl-C discards what is printed and not read yet
+        termios.tcsetattr(chat.child_fd, termios.TCSANOW, mode)
         started.append(chat)
         chat.banner = plain(until_prompt(chat, "\n" if env.get("TERM") == "dumb" else READY))
         return chat

@@ -122,7 +122,8 @@ def test_a_conversation(tab, served):
     message, usage = whole["choices"][0]["message"], whole["usage"]
     for _ in range(2):
         assert tab.texts(".turn:not(.user) .block") == [message["content"]] == [PARIS]
-        assert tab.texts(".thought") == [message["reasoning_content"]] and not tab.page.locator(".thought").is_visible()
+        assert tab.texts(".thought") == [message["reasoning_content"]]
+        sync_api.expect(tab.page.locator(".thought")).to_be_hidden()
         [figures] = tab.texts(".tools .note")
         assert figures.startswith(f"{usage['completion_tokens']} tokens · ") and " tokens/s · " in figures
         assert figures.endswith(f"· {usage['total_tokens']} of 400 tokens of the context")
@@ -132,13 +133,13 @@ def test_a_conversation(tab, served):
     assert tab.bodies[-1]["messages"] == [*FRANCE, {"role": "assistant", "content": PARIS},
                                           {"role": "user", "content": "What is 2 + 3?"}]
     tab.page.locator("summary").first.click()
-    assert tab.page.locator(".thought").first.is_visible()
+    sync_api.expect(tab.page.locator(".thought").first).to_be_visible()
 
 
 def test_several_conversations(tab):
     tab.ask(ASKED)
     tab.page.click("#fresh")
-    assert tab.page.locator(".turn").count() == 0
+    sync_api.expect(tab.page.locator(".turn")).to_have_count(0)
     tab.ask("What is the capital of Italy?")
     assert tab.texts("#chats a") == ["What is the capital of Italy?", ASKED]
     tab.page.click(f"text={ASKED}")
@@ -153,7 +154,7 @@ def test_several_conversations(tab):
     sync_api.expect(tab.page.locator(".turn")).to_have_count(0)
     assert [chat["title"] for chat in tab.page.evaluate(CHATS)] == ["What is the capital of Italy?"]
     tab.page.go_back()
-    assert tab.page.locator(".turn").count() == 0
+    sync_api.expect(tab.page.locator(".turn")).to_have_count(0)
 
 
 def test_settings(tab):
@@ -179,7 +180,8 @@ def test_settings(tab):
     tab.page.fill("#temperature", "9")
     tab.page.keyboard.press("Escape")
     tab.ask("Hello again", wait=False)
-    assert tab.page.locator("#temperature:invalid").is_visible() and tab.page.input_value("#box") == "Hello again"
+    sync_api.expect(tab.page.locator("#temperature:invalid")).to_be_visible()
+    assert tab.page.input_value("#box") == "Hello again"
 
 
 def test_form(tab):
@@ -224,12 +226,13 @@ def test_an_answer_goes_on_while_another_conversation_is_open(context, endless):
     tab.ask("First", wait=False)
     tab.page.wait_for_selector(".thought:not(:empty), .block", state="attached")
     tab.page.click("#fresh")
-    assert tab.page.locator("#send").is_visible() and tab.page.locator(".turn").count() == 0
+    sync_api.expect(tab.page.locator("#send")).to_be_visible()
+    sync_api.expect(tab.page.locator(".turn")).to_have_count(0)
     tab.ask("Second", wait=False)
     tab.page.wait_for_selector(".thought:not(:empty), .block", state="attached")
     tab.page.click("#stop")
     tab.page.click("#chats >> text=First")
-    assert tab.page.locator("#stop").is_visible()
+    sync_api.expect(tab.page.locator("#stop")).to_be_visible()
     tab.page.locator("#chats li", has_text="First").locator("button").click()
     tab.press("Delete")
     endless.idle()
@@ -243,7 +246,7 @@ def test_edit(tab):
     tab.press("Edit")
     tab.see(".user form", "will be removed")
     tab.press("Cancel")
-    assert tab.page.locator(".turn").count() == 4
+    sync_api.expect(tab.page.locator(".turn")).to_have_count(4)
     tab.press("Edit")
     tab.page.fill(".user textarea", ASKED)
     tab.press("Ask again")
@@ -289,7 +292,7 @@ def test_a_prompt_that_is_too_long(context, served):
     tab = Tab(context, served.url)
     tab.ask("many words " * 500)
     tab.see(".turn .error", "the context has 400 tokens")
-    assert tab.page.locator(".user button", has_text="Edit").is_visible()
+    sync_api.expect(tab.page.locator(".user button", has_text="Edit")).to_be_visible()
     tab.close("status of 400")
 
 
@@ -359,7 +362,8 @@ def test_markdown(tab):
     answer = tab.page.locator(".turn").last
     for selector, text in ELEMENTS:
         assert answer.locator(f".block {selector}").first.text_content() == text, selector
-    assert answer.locator("br").count() == 2 and answer.locator("img, input").count() == 0
+    sync_api.expect(answer.locator("br")).to_have_count(2)
+    sync_api.expect(answer.locator("img, input")).to_have_count(0)
     text, end = "A [name].\n\n" + MARKDOWN, "\n\n[name]: https://example.org"  # the end changes the first block
     for size in (1, 7):
         grown, whole, n_first = tab.page.evaluate(GROWN, [text + end, size])
@@ -390,7 +394,7 @@ def test_what_a_model_writes_runs_nothing(tab, as_form):
         tab.ask(text)
         answer = tab.page.locator(".turn").last
         assert text not in EVIL or text in answer.locator(".block, pre code").first.text_content()
-        assert answer.locator("script, img, svg, iframe, style, form, [onclick], [onerror], [style]").count() == 0
+        sync_api.expect(answer.locator("script, img, svg, iframe, style, form, [onclick], [onerror], [style]")).to_have_count(0)
         assert all(re.match("https?:", link) for link in answer.locator("a[href]").evaluate_all(
             "all => all.map(each => each.getAttribute('href'))")), text
         assert {shown.replace("\ufffd", "\0") for shown in tab.texts(".thought, .user .text")} == {text}
@@ -429,7 +433,7 @@ def test_two_tabs(context, served):
     kept = sorted([turn["content"] for turn in chat["turns"] if turn["role"] == "user"] for chat in
                   one.page.evaluate(CHATS))
     assert kept == [[ASKED, "What is 2 + 3?", "one"], [ASKED, "What is 2 + 3?", "one", "two"]]
-    assert one.page.locator("#chats li").count() == 2
+    sync_api.expect(one.page.locator("#chats li")).to_have_count(2)
     sync_api.expect(two.page.locator("#chats li")).to_have_count(2)
     two.page.locator("#chats li:has([aria-current]) button").click()
     two.press("Delete")
@@ -525,7 +529,7 @@ def test_phone(browser, served):
     """The list of conversations opens and closes; Enter begins a line, the button sends."""
     context = browser.new_context(viewport={"width": 360, "height": 640}, has_touch=True, is_mobile=True)
     tab = Tab(context, served.url)
-    assert not tab.page.locator("nav").is_visible()
+    sync_api.expect(tab.page.locator("nav")).to_be_hidden()
     tab.page.tap("#box")
     tab.page.keyboard.type(ASKED)
     tab.page.keyboard.press("Enter")
@@ -533,9 +537,10 @@ def test_phone(browser, served):
     tab.page.tap("#send")
     tab.answered()
     tab.page.tap("#menu")
-    assert tab.page.locator("nav").is_visible()
+    sync_api.expect(tab.page.locator("nav")).to_be_visible()
     tab.page.tap("#fresh")
-    assert not tab.page.locator("nav").is_visible() and tab.page.locator(".turn").count() == 0
+    sync_api.expect(tab.page.locator("nav")).to_be_hidden()
+    sync_api.expect(tab.page.locator(".turn")).to_have_count(0)
     for place in tab.page.locator("button:visible, .button:visible").all():
         assert min(place.bounding_box()["width"], place.bounding_box()["height"]) >= 40
     tab.close()

@@ -68,7 +68,7 @@ def decode_speed(context: list[int]) -> float:
 def second_turn(first: list[int], question: list[int]) -> float:
     """Seconds until the first token of a second turn, whose prompt has not the thought of the first answer."""
     run.fill(first)
-    for token in question:  # as many tokens of a thought, which the next prompt leaves out
+    for token in question[::-1]:  # as many tokens of a thought, which the next prompt leaves out
         run.engine.run([token])
     prompt = first + question
     start = 0

@@ -254,7 +254,8 @@ class KVCache:
     [capacity] are the tokens, for comparison with a later prompt.
     """
     form = "f32"  # the number format; faster engines have caches with smaller ones
-    cuttable, fixed = True, 0  # at any length; bytes that don't grow with the length. See qwen3_5.py for others
+    cuttable = True  # to any length; the cache of a Qwen3.5 is not
+    fixed = 0  # bytes that don't grow with the length
     last = -1  # the row of a pass that the next token is drawn from; a cache of several sequences has one for each
     watcher: Any = None  # a draft that sees the residual stream before its `layers`: see qwen3_lib/answers/guesses.py
 
@@ -395,10 +396,11 @@ def check_cache(model: Model, cache: KVCache) -> None:
 
 
 def check_finite(model: Model, logits: np.ndarray) -> None:
-    """Raises InputError unless all logits are finite."""
+    """Raises InputError unless all logits are finite; it names the first damaged tensor."""
     if not np.isfinite(logits).all():
-        raise InputError(f"{model.path}: the logits are not finite: the weights are damaged, or "
-                         f"{model.engine.overflow}")
+        reasons = (f"{name} has NaN or infinity" for name, tensor in model.folder.stored().items()
+                   if tensor.dtype in DTYPES and not np.isfinite(to_float32(tensor)).all())
+        raise InputError(f"{model.path}: the logits are not finite: {next(reasons, model.engine.overflow)}")
 
 
 # ---- Sampling: from logits to the next token -------------------------------------------------------------------------
@@ -754,6 +756,8 @@ class Folder:
         index = self.json("model.safetensors.index.json").get("weight_map", {"": "model.safetensors"})
         if not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
             raise InputError(f"{self.path}: weight_map in model.safetensors.index.json must be an object of name: file")
+        if outside := [name for name in index.values() if Path(name).is_absolute() or ".." in Path(name).parts]:
+            raise InputError(f"{self.path}: model.safetensors.index.json names a file outside: {brief(outside[0])}")
         return set(index.values())
 
     def stored(self, dtypes: dict[str, Any] = DTYPES) -> dict[str, Any]:
@@ -828,7 +832,7 @@ class Engine:
     logits_of: Callable[..., np.ndarray] = logits_of
     hidden_states: Callable[..., np.ndarray] = hidden_states
     head_rows: Callable[..., np.ndarray] = lambda model, token_ids: model.weights["lm_head"][token_ids]
-    overflow: str = "a number is too large for float32"  # why logits may be infinite or NaN
+    overflow: str = "a number is too large for float32"  # if logits aren't finite, but all weights are
     embeddings: Callable[..., np.ndarray] = lambda model, token_ids: model.weights["embed_tokens"][token_ids]
     hybrid_cache: type[KVCache] | None = None  # in place of new_cache for a Qwen3.5: see qwen3_5.py
 

@@ -231,6 +231,20 @@ def test_shards(shards, tmp_path):
     assert SHARDS[2] in message_of(qwen3.load_model, shards)
 
 
+def test_a_damaged_tensor_is_named(shards):
+    name = "model.layers.1.mlp.up_proj.weight"
+    file = next(file for file in shards.glob("*.safetensors") if name in qwen3.map_safetensors(file))
+    with_tensors(file, {name: np.full(qwen3.map_safetensors(file)[name].shape, np.nan, np.float32)})
+    assert_one_line(message_of(lambda: list(qwen3.generate(qwen3.load_model(shards), [1, 2], 2))), f"{name} has NaN")
+
+
+@pytest.mark.parametrize("outside", ["../", "/"])
+def test_an_index_that_names_a_file_outside(shards, tmp_path, outside):
+    path = f"../{SHARDS[0]}" if outside == "../" else str(tmp_path / SHARDS[0])
+    edit_json(shards / "model.safetensors.index.json", {"weight_map": {"model.norm.weight": path}})
+    assert "outside" in message_of(qwen3.load_model, shards)
+
+
 @pytest.mark.parametrize("weight_map", [[], [1], "x", 5, {"model.norm.weight": 5},
                                         {"model.norm.weight": "\0.safetensors"}, {"model.norm.weight": ""}, {"model.norm.weight": ["x"]}, {"": ".."}], ids=repr)
 def test_a_broken_index(shards, weight_map):

@@ -14,7 +14,7 @@ from numba.extending import intrinsic
 from qwen3_lib.kernels import fields
 from qwen3_lib.kernels.fields import called_from_python
 from qwen3_lib.kernels.intrinsics import to_pointer_f32
-from qwen3_lib.kernels.layers import (add_times, compiled, crew_of, exp, part_of, ready_for_output, rms_norm, shaped,
+from qwen3_lib.kernels.layers import (compiled, crew_of, exp, part_of, ready_for_output, rms_norm, shaped,
                                       sigmoid, silu_times, sum_of_squares, up_to, wait)
 from qwen3_lib.kernels.layout import PANEL, SUMS_OF_DELTA, TOKENS, K, Q
 from qwen3_lib.kernels.vectors import FLOAT, I64, at, broadcast, fma, load, loop, splat, store, variable, vector

@@ -10,7 +10,8 @@
 This file and tokenizer_utils.py are enough for the second command. The folder qwen3_lib beside them adds a chat, names
 on the hub, quantized files and more. Read this file from top to bottom:
 
-    config -> components -> KV cache -> forward -> sampling -> generation -> conversation -> loading -> command line
+    config -> components -> KV cache -> forward -> sampling -> generation -> conversation -> loading -> checks
+    -> command line
 
 The data flow, with the sizes of Qwen3-0.6B (`n` is the number of tokens):
 
@@ -27,6 +28,8 @@ The words:
     lm_head          the matrix from the residual stream to the logits; "tied" if it is the embedding matrix again
     prefill, decode  to run the whole prompt through the model; to run one new token
     end of text      a token the model emits when it is done
+    thinking         the model's reasoning before its answer, between <think> and </think>
+    checkpoint       the files of a trained model: sizes, weights, tokenizer
 
 All arithmetic is float32.
 """
@@ -78,6 +81,7 @@ class Config:
     rms_norm_eps: float
     rope_theta: float
     tie_word_embeddings: bool  # the lm_head is the embedding again
+    rope_dim: int  # how many numbers of a head RoPE turns: all in a Qwen3
     eos_token_ids: tuple[int, ...] = ()
     rope_frequencies: tuple[float, ...] = ()  # in place of the powers of theta: scaled RoPE, by qwen3_lib/io/rope.py
     rope_factor: float = 1.0  # of cos and sin
@@ -89,11 +93,6 @@ class Config:
     num_experts_per_tok: int = 0  # the experts that a position goes through
     moe_intermediate_size: int = 0  # width inside the SwiGLU of an expert
     norm_topk_prob: bool = False  # the weights of the chosen experts are scaled to a sum of 1
-
-    @property
-    def rope_dim(self) -> int:
-        """How many numbers of a head RoPE turns: all."""
-        return self.head_dim
 
 
 # ---- Components, in the order of the data flow: functions of arrays --------------------------------------------------
@@ -129,7 +128,7 @@ def rope_tables(config: Config, positions: np.ndarray) -> tuple[np.ndarray, np.n
     Pair i turns by theta ** (-2i / rope_dim) per position: the first pairs quickly, for near positions, the last ones
     slowly, for distant ones.
     """
-    # The power in float64 and the reciprocal in float32 give the reference's bits; at position 6,000 a float32 power
+    # The power in float64 and the reciprocal in float32 give transformers' bits; at position 6,000 a float32 power
     # would be off by 2e-4 in the logits.
     powers = config.rope_theta ** (np.arange(0, config.rope_dim, 2) / config.rope_dim)
     frequencies = 1 / powers.astype(np.float32)
@@ -254,10 +253,9 @@ class KVCache:
     [capacity] are the tokens, for comparison with a later prompt.
     """
     form = "f32"  # the number format; faster engines have caches with smaller ones
-    cuttable = True  # to any length; the cache of a Qwen3.5 is not
-    fixed = 0  # bytes that don't grow with the length
     last = -1  # the row of a pass that the next token is drawn from; a cache of several sequences has one for each
-    watcher: Any = None  # a draft that sees the residual stream before its `layers`: see qwen3_lib/answers/guesses.py
+    watched: tuple[int, ...] = ()  # the layers before which `watcher` sees the residual stream
+    watcher: Any = None  # a small model that guesses the next tokens: see Eagle in qwen3_lib/answers/guesses.py
 
     def __init__(self, config: Config, max_length: int | None = None):
         self.config, self.length = config, 0
@@ -293,11 +291,6 @@ class KVCache:
         self.v[layer, :, self.length:end] = v
         window = self.config.windows[layer] if self.config.windows else 0
         return attention(q, self.k[layer, :, :end], self.v[layer, :, :end], window, self.config.causal)
-
-    @property
-    def watched(self) -> Iterable[int]:
-        """The layers before which the draft sees the residual stream."""
-        return self.watcher.layers if self.watcher else ()
 
     def advance(self, token_ids: np.ndarray, streams: dict[int, np.ndarray] | None = None) -> None:
         """Counts the new tokens [n] as filled; streams: the residual stream before each layer watched."""
@@ -363,52 +356,12 @@ def forward(model: Model, token_ids: TokenIds, cache: KVCache, all_logits: bool 
     return model.engine.logits_of(model, checked_ids(token_ids, model.config.vocab_size), cache, all_logits)
 
 
-def checked_ids(token_ids: TokenIds, vocab_size: int) -> np.ndarray:
-    """The token ids of one sequence as an array [n]. Raises InputError unless there are some and all are known."""
-    ids = np.array(token_ids, dtype=object)  # object, so that 1.5 and True stay what they are
-    if ids.shape == (0,):
-        raise InputError("the prompt is empty")
-    if ids.ndim != 1 or not all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in ids):
-        raise InputError(f"a prompt must be one list of token ids, not {brief(token_ids, 80)}")
-    if wrong := ids[(ids < 0) | (ids >= vocab_size)].tolist():
-        raise InputError(f"token id {wrong[0]} is out of range: the model has {vocab_size} tokens")
-    return ids.astype(np.int64)
-
-
-def checked_whole(name: str, value: Any, minimum: int) -> int:
-    """The value. Raises InputError unless it is a whole number of at least `minimum`."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < minimum:
-        raise InputError(f"{name} must be a whole number, {minimum} or more, not {brief(repr(value))}")
-    return int(value)
-
-
-def checked_number(name: str, value: Any, low: float, high: float) -> float:
-    """The value. Raises InputError unless it is a number from low to high."""
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not low <= value <= high:
-        raise InputError(f"{name} must be a number from {low:g} to {high:g}, not {brief(repr(value))}")
-    return float(value)
-
-
-def check_cache(model: Model, cache: KVCache) -> None:
-    """Raises InputError for the cache of another model or engine."""
-    if type(cache) is not model.engine.new_cache or cache.config != model.config:
-        raise InputError("the cache belongs to another model, or to another engine")
-
-
-def check_finite(model: Model, logits: np.ndarray) -> None:
-    """Raises InputError unless all logits are finite; it names the first damaged tensor."""
-    if not np.isfinite(logits).all():
-        reasons = (f"{name} has NaN or infinity" for name, tensor in model.folder.stored().items()
-                   if tensor.dtype in DTYPES and not np.isfinite(to_float32(tensor)).all())
-        raise InputError(f"{model.path}: the logits are not finite: {next(reasons, model.engine.overflow)}")
-
-
 # ---- Sampling: from logits to the next token -------------------------------------------------------------------------
 
 @dataclass(frozen=True)
 class Sampling:
     """Settings for drawing the next token. Order as in transformers: penalties, temperature, top-k, top-p, min-p."""
-    temperature: float = 0.0  # divides the logits: below 1, likely tokens get likelier; 0 is greedy decoding
+    temperature: float = 0.0  # divides the logits: below 1, likely tokens get likelier; 0, greedy decoding: the likeliest
     top_k: int = 0  # only the k most likely tokens; 0 is off
     top_p: float = 1.0  # only the most likely tokens that together reach this probability
     min_p: float = 0.0  # only tokens at least this fraction as likely as the most likely one
@@ -470,8 +423,8 @@ def sample(logits: np.ndarray, sampling: Sampling, rng: np.random.Generator, pro
     if sampling.temperature < 1e-4:
         return int(logits.argmax())
     ids, probabilities = candidates(logits, sampling)
-    # A race: a token arrives after an exponentially distributed time, and is the first in proportion to its rate. The
-    # times are drawn as float64, because one float32 in 8 million is 0.
+    # The Gumbel-max trick as a race: a token arrives after an exponentially distributed time, its probability is the
+    # rate, so it arrives first with this probability. Drawn as float64, because one float32 in 8 million is 0.
     return int(ids[(probabilities / rng.standard_exponential(len(ids)).astype(np.float32)).argmax()])
 
 
@@ -484,7 +437,6 @@ class Sequence:
     end-of-text token, which is not kept) or "length" (after max_new_tokens, or when the context is full).
     Takes the options of `generate`. Raises InputError for ids and values out of range.
     """
-    guesses = wrong = 0  # how many of `new` are guesses, how many of the last ones were wrong: see guesses.py
 
     def __init__(self, model: Model, token_ids: TokenIds, max_new_tokens: int | None = None, seed: int | None = None,
                  eos_token_ids: Iterable[int] | None = None, **sampling: float | None):
@@ -507,7 +459,6 @@ class Sequence:
     def resume(self, cache: KVCache) -> None:
         """Cuts the cache back to its common prefix with the prompt; the rest of the prompt is to be computed."""
         check_cache(self.model, cache)
-        cache.watcher = None
         cache.truncate(cache.common_prefix(self.prompt[:-1]))  # the last token gives the logits
         self.new, self.limit = self.prompt[cache.length:], min(self.limit, cache.max_length - len(self.prompt))
 
@@ -532,11 +483,9 @@ class Sequence:
 def run(model: Model, sequence: Sequence, cache: KVCache) -> Iterator[int]:
     """Feeds a sequence until it ends -> its tokens, one at a time."""
     while len(sequence.new):  # first the whole prompt, then one token at a time
-        if cache.length + len(sequence.new) - sequence.guesses != len(sequence.prompt) + len(sequence.token_ids):
+        if cache.length + len(sequence.new) != len(sequence.prompt) + len(sequence.token_ids):
             raise InputError("the cache belongs to another answer now; give each answer its own cache")
-        tokens = sequence.feed(model.engine.logits_of(model, sequence.new, cache, sequence.guesses > 0))
-        cache.truncate(cache.length - sequence.wrong)
-        yield from tokens
+        yield from sequence.feed(model.engine.logits_of(model, sequence.new, cache))
 
 
 def generate(model: Model, token_ids: TokenIds, max_new_tokens: int | None = None, seed: int | None = None,
@@ -607,10 +556,6 @@ ONLY = {"model_type": "qwen3", "hidden_act": "silu", "attention_bias": False, "q
         "architectures": ["Qwen3ForCausalLM"]}
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
          "num_key_value_heads", "head_dim")
-# Keys of generation_config.json that this file follows, and harmless ones.
-GENERATION = {"do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens",
-              "eos_token_id", "bos_token_id", "pad_token_id", "transformers_version", "max_length", "use_cache",
-              "_from_model_config"}
 
 
 def rope_of(raw: dict[str, Any]) -> dict[str, Any]:
@@ -637,6 +582,7 @@ def config_of(raw: dict[str, Any], file: Path) -> Config:
             raise ValueError(f"no Qwen3 has these sizes: {sizes}")  # heads can't be grouped, or turned in pairs
         return Config(**sizes, context_length=checked_whole(context, found[context], 1), eos_token_ids=ids_in(raw),
                       rms_norm_eps=checked_number("rms_norm_eps", found["rms_norm_eps"], 0, 1),
+                      rope_dim=sizes["head_dim"],
                       rope_theta=checked_number("rope_theta", found["rope_theta"], 1.1, 1e12),
                       tie_word_embeddings=bool(raw.get("tie_word_embeddings", True)))  # absent: the tensors decide
     except (KeyError, TypeError, ValueError) as error:
@@ -657,17 +603,14 @@ def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:
         "input_layernorm": (d,), "self_attn.q_proj": (q_size, d), "self_attn.k_proj": (kv_size, d),
         "self_attn.v_proj": (kv_size, d), "self_attn.q_norm": (config.head_dim,),
         "self_attn.k_norm": (config.head_dim,), "self_attn.o_proj": (d, q_size), "post_attention_layernorm": (d,)}
-
-    def swiglu_shapes(name: str, inner: int) -> dict[str, tuple[int, ...]]:
-        return {f"{name}.gate_proj": (inner, d), f"{name}.up_proj": (inner, d), f"{name}.down_proj": (d, inner)}
-
-    sparse: dict[str, tuple[int, ...]] = {"mlp.gate": (config.num_experts, d)}
-    for expert in range(config.num_experts):
-        sparse |= swiglu_shapes(f"mlp.experts.{expert}", config.moe_intermediate_size)
-    dense = swiglu_shapes("mlp", config.intermediate_size)
     names: dict[str, tuple[int, ...]] = {"model.embed_tokens": (config.vocab_size, d)}
     for i in range(config.num_hidden_layers):
-        layer = attention_shapes | (sparse if i in config.sparse_layers else dense)
+        layer, swiglus = dict(attention_shapes), {"mlp": config.intermediate_size}  # name -> width inside
+        if i in config.sparse_layers:
+            layer["mlp.gate"] = (config.num_experts, d)
+            swiglus = {f"mlp.experts.{expert}": config.moe_intermediate_size for expert in range(config.num_experts)}
+        for name, inner in swiglus.items():
+            layer |= {f"{name}.gate_proj": (inner, d), f"{name}.up_proj": (inner, d), f"{name}.down_proj": (d, inner)}
         names |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
     names |= {"model.norm": (d,), "lm_head": (config.vocab_size, d)}
     biased = ("q_proj", "k_proj", "v_proj", "o_proj") if config.attention_bias else ()
@@ -745,11 +688,7 @@ class Folder:
         return config_of(self.json("config.json"), self.path / "config.json")
 
     def generation(self) -> dict[str, Any]:
-        """generation_config.json. Raises InputError for keys that this file doesn't know."""
-        raw = self.json("generation_config.json")
-        if unknown := raw.keys() - GENERATION:
-            raise InputError(f"{self.path / 'generation_config.json'}: {brief(min(unknown))} is not supported")
-        return raw
+        return self.json("generation_config.json")
 
     def shards(self) -> set[str]:
         """The names of its safetensors files: one, or several with an index."""
@@ -831,9 +770,8 @@ class Engine:
     new_cache: type[KVCache] = KVCache
     logits_of: Callable[..., np.ndarray] = logits_of
     hidden_states: Callable[..., np.ndarray] = hidden_states
-    head_rows: Callable[..., np.ndarray] = lambda model, token_ids: model.weights["lm_head"][token_ids]
+    rows: Callable[..., np.ndarray] = lambda model, name, ids: model.weights[name][ids]  # of lm_head or embed_tokens
     overflow: str = "a number is too large for float32"  # if logits aren't finite, but all weights are
-    embeddings: Callable[..., np.ndarray] = lambda model, token_ids: model.weights["embed_tokens"][token_ids]
     hybrid_cache: type[KVCache] | None = None  # in place of new_cache for a Qwen3.5: see qwen3_5.py
 
 
@@ -903,6 +841,48 @@ def generation_defaults(folder: Folder) -> tuple[Sampling, int | None, tuple[int
         return Sampling(**given), longest, ids_in(raw)
     except InputError as error:
         raise InputError(f"{folder.path / 'generation_config.json'}: {error}") from error
+
+
+# ---- Checks: each raises InputError ----------------------------------------------------------------------------------
+
+def checked_ids(token_ids: TokenIds, vocab_size: int) -> np.ndarray:
+    """The token ids of one sequence as an array [n]. Raises InputError unless there are some and all are known."""
+    ids = np.array(token_ids, dtype=object)  # object, so that 1.5 and True stay what they are
+    if ids.shape == (0,):
+        raise InputError("the prompt is empty")
+    if ids.ndim != 1 or not all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in ids):
+        raise InputError(f"a prompt must be one list of token ids, not {brief(token_ids, 80)}")
+    if wrong := ids[(ids < 0) | (ids >= vocab_size)].tolist():
+        raise InputError(f"token id {wrong[0]} is out of range: the model has {vocab_size} tokens")
+    return ids.astype(np.int64)
+
+
+def checked_whole(name: str, value: Any, minimum: int) -> int:
+    """The value. Raises InputError unless it is a whole number of at least `minimum`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < minimum:
+        raise InputError(f"{name} must be a whole number, {minimum} or more, not {brief(repr(value))}")
+    return int(value)
+
+
+def checked_number(name: str, value: Any, low: float, high: float) -> float:
+    """The value. Raises InputError unless it is a number from low to high."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not low <= value <= high:
+        raise InputError(f"{name} must be a number from {low:g} to {high:g}, not {brief(repr(value))}")
+    return float(value)
+
+
+def check_cache(model: Model, cache: KVCache) -> None:
+    """Raises InputError for the cache of another model or engine."""
+    if type(cache) is not model.engine.new_cache or cache.config != model.config:
+        raise InputError("the cache belongs to another model, or to another engine")
+
+
+def check_finite(model: Model, logits: np.ndarray) -> None:
+    """Raises InputError unless all logits are finite; it names the first damaged tensor."""
+    if not np.isfinite(logits).all():
+        reasons = (f"{name} has NaN or infinity" for name, tensor in model.folder.stored().items()
+                   if tensor.dtype in DTYPES and not np.isfinite(to_float32(tensor)).all())
+        raise InputError(f"{model.path}: the logits are not finite: {next(reasons, model.engine.overflow)}")
 
 
 # ---- The command line ------------------------------------------------------------------------------------------------

@@ -54,12 +54,7 @@ class HybridConfig(Config):
     linear_key_head_dim: int
     linear_value_head_dim: int
     linear_conv_kernel_dim: int  # width of the convolution: how many tokens it sees
-    partial_rotary_factor: float  # the share of a head, at its start, that RoPE turns
     shared_expert_intermediate_size: int = 0  # width inside the expert that all positions go through
-
-    @property
-    def rope_dim(self) -> int:
-        return int(self.head_dim * self.partial_rotary_factor)
 
     @property
     def conv_dim(self) -> int:
@@ -352,8 +347,8 @@ def hybrid_config(raw: dict[str, Any], file: Path) -> HybridConfig:
     if not isinstance(kinds, list) or len(kinds) != n or not all(kind in KINDS for kind in kinds):
         raise InputError(f"{file}: layer_types = {brief(repr(kinds), 80)} can't be")
     fields = asdict(config) | sizes | {"sparse_layers": tuple(range(n)) if sparse else (), "norm_topk_prob": sparse}
-    config = HybridConfig(**fields, partial_rotary_factor=part,
-                          linear_layers=tuple(i for i in range(n) if kinds[i] == KINDS[0]))
+    fields |= {"rope_dim": int(config.head_dim * part)}
+    config = HybridConfig(**fields, linear_layers=tuple(i for i in range(n) if kinds[i] == KINDS[0]))
     if config.rope_dim % 2 or not config.rope_dim or config.linear_num_value_heads % config.linear_num_key_heads \
             or sparse and not config.num_experts_per_tok <= config.num_experts <= 10_000:
         raise InputError(f"{file}: no Qwen3.5 has these sizes: RoPE of {config.rope_dim} numbers, {sizes}")

@@ -72,9 +72,9 @@ def embed(model: Model, texts: Iterable[str], instruction: str | None = None, di
         raise InputError(f"dimensions must be at most {recipe.width}, not {size}")
     task = recipe.prompt(prompt) if instruction is None else f"Instruct: {instruction}\nQuery:"
     bodies = [body_of(model, task + text) for text in checked_texts(texts)]
-    ending = model.tokenizer.ending or ([token_id(model, END)] if recipe.needs_end else [])
+    after = ending(model) or ([token_id(model, END)] if recipe.needs_end else [])
     n_task = len(body_of(model, task))
-    pooled = pooled_states(model, [], bodies, ending, truncate, n_task, recipe.longest,
+    pooled = pooled_states(model, [], bodies, after, truncate, n_task, recipe.longest,
                            lambda states, ids: recipe.pool(states, n_task))
     vectors = np.array(pooled, np.float32).reshape(len(bodies), model.config.hidden_size)
     for step in recipe.steps:
@@ -102,11 +102,11 @@ def rerank(model: Model, query: str, documents: Iterable[str], instruction: str 
     checked_texts([query], "the query")
     task = f"<Instruct>: {SEARCH if instruction is None else instruction}\n<Query>: {query}\n<Document>: "
     if head is None:  # two rows [hidden_size], not the whole vocabulary
-        no, yes = model.engine.head_rows(model, [token_id(model, "no"), token_id(model, "yes")])
+        no, yes = model.engine.rows(model, "lm_head", [token_id(model, "no"), token_id(model, "yes")])
         weight = yes - no  # gives the difference of the two logits, and its sigmoid is the share of "yes"
     else:
         weight = head.weight[0]
-    before, after = body_of(model, PREFIX), body_of(model, SUFFIX) + model.tokenizer.ending
+    before, after = body_of(model, PREFIX), body_of(model, SUFFIX) + ending(model)
     bodies = [body_of(model, task + document) for document in checked_texts(documents, "document")]
     last = pooled_states(model, before, bodies, after, truncate, len(body_of(model, task)), model.config.context_length,
                          lambda states, ids: states[-1 if head is None else head.last(ids)])
@@ -121,10 +121,15 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
         return 1 / (1 + np.exp(-x))
 
 
+def ending(model: Model) -> list[int]:
+    """The tokens that the tokenizer itself appends to each text: none, or `<|endoftext|>`."""
+    return model.tokenizer.encode("")
+
+
 def body_of(model: Model, text: str) -> list[int]:
-    """The ids of a text without the ending that the tokenizer may append: a text is cut before its ending."""
+    """The ids of a text without its ending: a text is cut before it."""
     ids = model.tokenizer.encode(text)
-    return ids[:len(ids) - len(model.tokenizer.ending)]
+    return ids[:len(ids) - len(ending(model))]
 
 
 def token_id(model: Model, token: str) -> int:
@@ -179,13 +184,13 @@ def classify(model: Model, texts: Iterable[str], truncate: bool = False) -> list
         rows = states if head.kind == TOKEN else states[[head.last(ids)]]
         return np.einsum("nh,lh->nl", rows, head.weight) + head.bias
 
-    found = pooled_states(model, [], bodies, model.tokenizer.ending, truncate, 0, model.config.context_length, logits)
+    found = pooled_states(model, [], bodies, ending(model), truncate, 0, model.config.context_length, logits)
     result = []
     for text, scores in zip(texts, found):
         check_finite(model, scores)
         spans = [(0, len(text))]
         if head.kind == TOKEN:  # without the ending
-            spans = model.tokenizer.backend.encode(text).offsets[:len(scores) - len(model.tokenizer.ending)]
+            spans = model.tokenizer.backend.encode(text).offsets[:len(scores) - len(ending(model))]
         result.append([Labels(*span, dict(zip(head.labels, row.tolist())),
                               dict(zip(head.labels, head.probabilities(row).tolist())))
                        for span, row in zip(spans, scores)])

@@ -377,7 +377,7 @@ def passes(model: Model, token_ids: qwen3.TokenIds, cache: Any,
     ids = np.asarray(token_ids)
     caches, counts = getattr(cache, "caches", [cache]), getattr(cache, "counts", [len(ids)])
     positions, sequences = cache.reserve(len(ids)), np.repeat(np.arange(len(caches)), counts)
-    step, borders = CHUNK if model.config.causal else len(ids), [] if caches[0].cuttable else turn_ends(model, ids)
+    step, borders = CHUNK if model.config.causal else len(ids), turn_ends(model, ids) if isinstance(caches[0], StateCache) else []
     for start, end in itertools.pairwise(sorted({*range(0, len(ids), step), *borders, len(ids)})):
         now = slice(start, end)
         here = wanted[(wanted >= start) & (wanted < now.stop)] - start
@@ -401,8 +401,8 @@ def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: st
     overflow = {"overflow": f"a key or value is probably too large for the {kv_dtype} cache, which holds numbers up to "
                             f"{MOST[kv_dtype]}: try --kv-dtype bf16"} if kv_dtype in MOST else {}
     return Engine(lambda folder, config: load_weights(folder, config, quantize, threads), CACHES[kv_dtype], logits_of,
-                  hidden_states, lambda model, token_ids: matrix_rows(model.weights.head, token_ids), **overflow,
-                  embeddings=lambda model, token_ids: matrix_rows(model.weights.embedding, token_ids),
+                  hidden_states, rows=lambda model, name, token_ids: matrix_rows(
+                      model.weights.head if name == "lm_head" else model.weights.embedding, token_ids), **overflow,
                   hybrid_cache=HYBRID_CACHES[kv_dtype])
 
 

@@ -238,11 +238,6 @@ class Tokenizer:
                 self._template = compile_template(chat_template)
 
     @cached_property
-    def vocab_size(self) -> int:
-        """The largest id with a name, plus 1. It takes a tenth of a second to find."""
-        return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-
-    @cached_property
     def template_variables(self) -> set[str]:
         """The variables of the chat template that `chat_template_kwargs` may set."""
         if self._template is None or self.chat_template is None:
@@ -250,11 +245,6 @@ class Tokenizer:
         environment = self._template.environment
         found = jinja2.meta.find_undeclared_variables(environment.parse(self.chat_template))
         return found - {*environment.globals, "messages", "tools", "documents", "add_generation_prompt"}
-
-    @property
-    def ending(self) -> list[int]:
-        """The tokens that the tokenizer itself appends to each text: none, or an embedding model's `<|endoftext|>`."""
-        return self.encode("")
 
     def token_to_id(self, token: str) -> int | None:
         """The id of a token's exact text, or None: `token_to_id("</think>")`."""

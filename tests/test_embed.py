@@ -67,7 +67,7 @@ def test_a_query_has_its_instruction_before_it(model):
 
 def test_the_end_follows_a_text_if_the_tokenizer_does_not_append_it(model, tmp_path, some_texts):
     other = qwen3.load_model(make_embedder(tmp_path / "model", ending=False))
-    assert other.embeds and other.tokenizer.ending == [] != model.tokenizer.ending
+    assert other.embeds and other.tokenizer.encode("") == [] != model.tokenizer.encode("")
     np.testing.assert_array_equal(embed(other, some_texts), embed(model, some_texts))
 
 
@@ -84,11 +84,11 @@ def test_a_score_is_the_share_of_yes_after_the_prompt_of_the_training(judge):
 def test_only_two_rows_of_the_head_are_computed(judge):
     asked = []
 
-    def head_rows(model, token_ids):
+    def rows(model, name, token_ids):
         asked.append(token_ids)
-        return judge.engine.head_rows(model, token_ids)
+        return judge.engine.rows(model, name, token_ids)
 
-    rerank(with_engine(judge, head_rows=head_rows, logits_of=None), QUERY, ["by the sun"] * 3)
+    rerank(with_engine(judge, rows=rows, logits_of=None), QUERY, ["by the sun"] * 3)
     assert asked == [[judge.tokenizer.token_to_id("no"), judge.tokenizer.token_to_id("yes")]]
 
 
@@ -108,7 +108,7 @@ def test_what_a_model_is(tmp_path, tiny_model):
     ending = make_reranker(tmp_path / "chat")
     shutil.copy(make_embedder(tmp_path / "embedder") / "tokenizer.json", ending)
     chat = qwen3.load_model(ending)
-    assert chat.tokenizer.ending and not chat.embeds and len(list(qwen3.generate(chat, [5], 3, eos_token_ids=()))) == 3
+    assert chat.tokenizer.encode("") and not chat.embeds and len(list(qwen3.generate(chat, [5], 3, eos_token_ids=()))) == 3
     assert qwen3.load_model(add_modules(ending, pooling_mode="mean")).embeds
     (ending / "modules.json").write_text('[{"type": "Transformer"}, {"type": "LogitScore"}]')  # a reranker's
     assert not qwen3.load_model(ending).embeds

@@ -385,7 +385,7 @@ def test_yarn_matches_peng_2023(d, theta, length, factor):
     paper's formula is linear in r; its code, for which checkpoints are made, is linear in the index of the pair.
     Section 3.4: q and k are scaled by 0.1 ln(factor) + 1.
     """
-    plain = qwen3.Config(1, 1, 1, 1, 1, 1, d, 40960, 1e-6, theta, True)
+    plain = qwen3.Config(1, 1, 1, 1, 1, 1, d, 40960, 1e-6, theta, True, d)
     config = with_scaled_rope(plain, {"rope_type": "yarn", "factor": factor,
                                       "original_max_position_embeddings": length}, "config.json")
     low = math.floor(d * math.log(length / (2 * math.pi * 32)) / (2 * math.log(theta)))

@@ -19,7 +19,7 @@ from qwen3_lib.io.rope import stretched
 
 pytestmark = pytest.mark.core
 GOLDEN = json.loads((ROOT / "tests" / "golden.json").read_text())
-PLAIN = qwen3.Config(1, 1, 1, 1, 1, 1, 8, 1, 1e-6, 1e6, True)
+PLAIN = qwen3.Config(1, 1, 1, 1, 1, 1, 8, 1, 1e-6, 1e6, True, 8)
 
 
 def logits_of(model, ids):
@@ -97,7 +97,7 @@ def test_rope_matches_su_2021(d, theta, position, seed):
 
     The paper's blocks take neighbours; Qwen3's weights are permuted so that x[i] and x[i + d / 2] are one block.
     """
-    config = dataclasses.replace(PLAIN, head_dim=d, rope_theta=theta)
+    config = dataclasses.replace(PLAIN, rope_dim=d, rope_theta=theta)
     x = np.random.default_rng(seed).standard_normal(d).astype(np.float32)
     matrix, order = np.zeros((d, d)), np.arange(d).reshape(2, -1).T.reshape(-1)  # 0, d / 2, 1, d / 2 + 1, ...
     for i in range(1, d // 2 + 1):

@@ -30,7 +30,7 @@ def test_moe_is_the_weighted_sum_of_the_likeliest_experts(norm):
     x, gate = rng.standard_normal((10, 32), np.float32), rng.standard_normal((8, 32), np.float32)
     experts = {e: {name: rng.standard_normal(shape, np.float32) / 6 for name, shape in
                    (("gate_proj", (24, 32)), ("up_proj", (24, 32)), ("down_proj", (32, 24)))} for e in range(8)}
-    config = qwen3.Config(1, 32, 1, 1, 1, 1, 8, 1, 1e-6, 1e6, True, num_experts=8, num_experts_per_tok=3,
+    config = qwen3.Config(1, 32, 1, 1, 1, 1, 8, 1, 1e-6, 1e6, True, 8, num_experts=8, num_experts_per_tok=3,
                           moe_intermediate_size=24, norm_topk_prob=norm)
     out = qwen3.moe(x, gate, experts, config)
     assert out.shape == x.shape and out.dtype == np.float32

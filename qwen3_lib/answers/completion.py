@@ -8,7 +8,7 @@ from typing import Any
 from qwen3 import KVCache, Model, Sampling, Sequence, TokenIds, checked_whole, run
 from qwen3_lib.answers.answer import held_back, parse_answer, split_stream
 from qwen3_lib.answers.eagle import Head
-from qwen3_lib.answers.guesses import Source, guessed
+from qwen3_lib.answers.guesses import Source, guessed, run_guessed
 from qwen3_lib.answers.schema import Constrained
 from qwen3_lib.answers.sequences import Biased, Logprobs, ThinkBudget, TokenLogprob, Wrapped
 from qwen3_lib.answers.tools import schemas
@@ -110,12 +110,13 @@ class Completion(Wrapped, Iterator[str]):
     def resume(self, cache: KVCache) -> None:
         """Cuts the cache back to its common prefix with the prompt, see Sequence.resume."""
         self.sequence.resume(cache)
+        cache.watcher, cache.watched = None, ()  # of an earlier answer
         self.cached_tokens, self.times = cache.length, [time.perf_counter()]
 
     def begin(self, cache: KVCache) -> None:
         """Resumes with this cache; what is drawn then comes by iterating."""
         self.driver.resume(cache)
-        self.tokens = run(self.model, self.driver, cache)
+        self.tokens = (run if self.driver is self else run_guessed)(self.model, self.driver, cache)
 
     def feed(self, logits: Any, token: int | None = None) -> list[int]:
         """Draws a token, see Sequence.feed, and adds what it completes to the text."""

@@ -35,7 +35,7 @@ class Head:
 
     def embedded(self, model: Model, token_ids: np.ndarray) -> np.ndarray:
         if self.embedding is None:
-            return model.engine.embeddings(model, token_ids)
+            return model.engine.rows(model, "embed_tokens", token_ids)
         return to_float32(self.embedding._replace(data=self.embedding.data[token_ids]))
 
     def forward(self, embedded: np.ndarray, hidden: np.ndarray, token_ids: np.ndarray, cache: KVCache) -> np.ndarray:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -156,7 +157,7 @@ class Eagle(Draft):
     def watch(self, cache: KVCache) -> None:
         known = cache.token_ids[self.start:cache.length].tolist()
         self.forget(next((i for i, (a, b) in enumerate(zip(self.seen, known)) if a != b), len(known)))
-        cache.watcher = self
+        cache.watcher, cache.watched = self, self.layers
 
     def forget(self, n: int) -> None:
         """Keeps the first n hidden states."""
@@ -249,6 +250,16 @@ class Guessed(Wrapped):
         return []
 
 
+def run_guessed(model: Model, sequence: Guessed, cache: KVCache) -> Iterator[int]:
+    """qwen3.run, with the guesses in each pass; the cache then forgets the wrong ones."""
+    while len(new := sequence.new):
+        if cache.length + len(new) - sequence.guesses != len(sequence.prompt) + len(sequence.token_ids):
+            raise InputError("the cache belongs to another answer now; give each answer its own cache")
+        tokens = sequence.feed(model.engine.logits_of(model, new, cache, all_logits=sequence.guesses > 0))
+        cache.truncate(cache.length - sequence.wrong)
+        yield from tokens
+
+
 def guessed(sequence: Any, schema: Any, lookup: int | None, draft: Source | Model | Head | None) -> Any:
     """The sequence with guesses of these sources; itself if there are none."""
     sources: list[Source] = [Lookup(lookup)] if checked_whole("lookup", lookup or 0, 0) and lookup else []
@@ -257,9 +268,10 @@ def guessed(sequence: Any, schema: Any, lookup: int | None, draft: Source | Mode
     elif isinstance(draft, Model):
         draft = Draft(draft, sequence.model)
     sources += [] if draft is None else [draft]
-    if sources and not sequence.model.engine.new_cache.cuttable:
+    cuttable = getattr(sequence.model.engine.new_cache, "cuttable", True)  # a Qwen3.5's isn't
+    if sources and not cuttable:
         raise InputError(f"{sequence.model.path}: no guesses (lookup, draft): the state of this model can't be cut back "
                          "when one is wrong")
-    if schema is not None and sequence.model.engine.new_cache.cuttable:
+    if schema is not None and cuttable:
         sources.insert(0, Forced())
     return Guessed(sequence, sources) if sources else sequence

@@ -13,7 +13,7 @@ import numpy as np
 
 from qwen3 import InputError, KVCache, Model, Sequence, TokenIds, brief, checked_whole
 from qwen3_lib.answers.completion import Completion
-from qwen3_lib.batch.caches import Caches, Kept, copy_prefix
+from qwen3_lib.batch.caches import Caches, Kept, copy_prefix, size_of
 
 PIECE = 128  # prompt tokens in a pass: enough for the speed of long ones, and running answers wait for no more
 WORTH_COPYING = 16  # about as many tokens are computed in the time that it takes to read the weights once
@@ -45,7 +45,7 @@ def step(model: Model, sequences: list[Any], caches: list[KVCache], room: int | 
     drawn: list[Any] = [[] for _ in sequences]
     if not some:
         return drawn
-    guesses = [sequences[i].guesses for i in some]
+    guesses = [getattr(sequences[i], "guesses", 0) for i in some]
     logits = model.engine.logits_of(model, np.concatenate(parts), Caches(
         [caches[i] for i in some], [len(ids) for ids in parts], guesses))
     for i, n, end in zip(some, guesses, np.cumsum(guesses) + np.arange(1, len(some) + 1)):
@@ -186,9 +186,7 @@ def slots_in(model: Model, longest: int, memory: int | None = None) -> int:
 
     Raises InputError if not even one fits.
     """
-    cache = model.engine.new_cache(model.config, 1)
-    k = cache.k
-    size = cache.fixed + 2 * k.itemsize * k.shape[0] * k.shape[1] * k.shape[3] * longest
+    size = size_of(model.engine.new_cache(model.config, 1), longest)
     given = free_memory() // 2 if memory is None else memory
     if given < size:
         raise InputError(f"the keys and values of {longest} positions take {size / 1e6:,.0f} MB, more than the "

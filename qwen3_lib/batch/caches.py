@@ -70,9 +70,10 @@ def copy_prefix(target: KVCache, source: KVCache, n: int) -> None:
     target.advance(source.token_ids[:n])
 
 
-def size_of(cache: KVCache) -> int:
-    """The bytes of a copy of a cache."""
-    return cache.fixed + cache.length * (cache.k.nbytes + cache.v.nbytes) // max(len(cache.token_ids), 1)
+def size_of(cache: KVCache, length: int) -> int:
+    """The bytes of a cache like this one with so many positions."""
+    k, states = cache.k, cache.fixed if isinstance(cache, HybridCache) else 0
+    return states + 2 * k.itemsize * k.shape[0] * k.shape[1] * k.shape[3] * length
 
 
 class Kept:
@@ -83,13 +84,13 @@ class Kept:
 
     def add(self, cache: KVCache) -> None:
         """Copies a cache, in place of the copies that begin in the same way and are shorter."""
-        if size_of(cache) > self.limit:
+        if size_of(cache, cache.length) > self.limit:
             return
         copy = type(cache)(cache.config, cache.length)
         copy_prefix(copy, cache, cache.length)
         ids = copy.token_ids[:copy.length]
         self.caches = [*(each for each in self.caches if each.common_prefix(ids) < each.length), copy]
-        while sum(map(size_of, self.caches)) > self.limit:
+        while sum(size_of(each, each.length) for each in self.caches) > self.limit:
             del self.caches[0]
 
     def used(self, cache: KVCache) -> KVCache:

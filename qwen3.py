@@ -20,7 +20,7 @@ The data flow, with the sizes of Qwen3-0.6B (`n` is the number of tokens):
 
 The words:
 
-    token            a piece of text with a number; the tokenizer cuts text into tokens
+    token            a piece of text with a number; the tokenizer cuts text into tokens, the vocabulary lists them all
     embedding        the learned vector of a token
     residual stream  the vector x [hidden_size] of a position, to which each layer adds something
     attention head   one of several attentions side by side, each on its own head_dim numbers
@@ -361,7 +361,7 @@ def forward(model: Model, token_ids: TokenIds, cache: KVCache, all_logits: bool 
 @dataclass(frozen=True)
 class Sampling:
     """Settings for drawing the next token. Order as in transformers: penalties, temperature, top-k, top-p, min-p."""
-    temperature: float = 0.0  # divides the logits: below 1, likely tokens get likelier; 0, greedy decoding: the likeliest
+    temperature: float = 0.0  # divides the logits: below 1, likely tokens get likelier; 0 takes the likeliest (greedy)
     top_k: int = 0  # only the k most likely tokens; 0 is off
     top_p: float = 1.0  # only the most likely tokens that together reach this probability
     min_p: float = 0.0  # only tokens at least this fraction as likely as the most likely one
@@ -525,7 +525,7 @@ def chat(model: Model, messages: str | dict[str, Any] | list[dict[str, Any]], to
     """The answer to a conversation, or to a single question given as a text: its pieces, as they come.
 
     messages: {"role": "system" | "user" | "assistant" | "tool", "content": ...} objects as in OpenAI's API
-    tools: JSON schemas as in OpenAI's API; enable_thinking: None leaves it to the template
+    tools: JSON schemas as in OpenAI's API; enable_thinking: None leaves it to the model's chat template
     system: the text of a system message before all others
     chat_template_kwargs: other variables of the template, such as {"preserve_thinking": True}
     options: max_new_tokens, seed, cache, eos_token_ids, temperature, top_k, top_p, min_p, repetition_penalty,

@@ -5,8 +5,9 @@ In the order in which a conversation meets it:
     messages --apply_chat_template--> prompt text --encode--> ids --(the model)--> ids --StreamDecoder--> text
         --parse_answer--> reasoning, content, calls of tools
 
-The `tokenizers` library does the byte-level BPE, from the model's own `tokenizer.json`. The chat template comes with
-the model, too: it is a program written by somebody else, so it runs in jinja2's sandbox.
+The `tokenizers` library does the byte-level BPE (byte pair encoding: a text begins as bytes, and neighbours are joined
+into longer pieces by a list that was learned from much text), from the model's own `tokenizer.json`. The chat template
+comes with the model, too: it is a program written by somebody else, so it runs in jinja2's sandbox.
 Damaged files and bad input raise `InputError` with a message of one line.
 """
 import codecs
@@ -354,7 +355,6 @@ def inside_thought(tokenizer: Tokenizer, prompt: Iterable[int]) -> bool:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Answers taken apart: reasoning, content, and calls of tools as JSON (Qwen3) or XML (Qwen3.5)
-# ---------------------------------------------------------------------------------------------------------------------
 
 END_TOKENS = ("<|im_end|>", "<|endoftext|>")
 
@@ -430,8 +430,8 @@ def _tool_calls(content: str, value_of: Callable[[str, str, str], Any]) -> list[
     calls = []
     for found in TOOL_CALL.finditer(content):
         if (name := found["name"]) is not None:
-            arguments = {key: value_of(name, key, text) for key, text in re.findall(PARAMETER, found["body"], re.DOTALL)}
-            calls.append({"name": name, "arguments": arguments})
+            parameters = re.findall(PARAMETER, found["body"], re.DOTALL)
+            calls.append({"name": name, "arguments": {key: value_of(name, key, text) for key, text in parameters}})
             continue
         try:
             call = json_value(found["json"])

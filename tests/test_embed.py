@@ -134,6 +134,7 @@ def test_modules_that_are_refused(tmp_path, modules, pooling, words):
     ("modules.json", {"a": 1}, ["modules.json", "list"]),
     ("config_sentence_transformers.json", {"prompts": [1]}, ["prompts must be"]),
     ("config_sentence_transformers.json", {"default_prompt_name": "x"}, ["default_prompt_name"]),
+    ("config_sentence_transformers.json", {"truncate_dim": 0}, ["truncate_dim"]),
     ("sentence_bert_config.json", {"do_lower_case": True}, ["do_lower_case"]),
     ("sentence_bert_config.json", {"max_seq_length": "5"}, ["max_seq_length"]),
     ("sentence_bert_config.json", {"max_seq_length": 5}, ["text 1", "room for 5"])])

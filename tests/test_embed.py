@@ -16,6 +16,7 @@ from helpers import (assert_one_line, edit_json, message_of, patiently, read_saf
                      write_safetensors)
 from make_random_model import make_random_model
 from qwen3_embed import END, POSITIONS, SEARCH, TOGETHER, classify, embed, groups, rerank
+from qwen3_lib.app.models import why_not
 from qwen3_lib.batch.caches import Caches
 from qwen3_lib.io.packed import save_quantized
 from test_loading import changed_header
@@ -134,6 +135,7 @@ def test_modules_that_are_refused(tmp_path, modules, pooling, words):
     ("modules.json", {"a": 1}, ["modules.json", "list"]),
     ("config_sentence_transformers.json", {"prompts": [1]}, ["prompts must be"]),
     ("config_sentence_transformers.json", {"default_prompt_name": "x"}, ["default_prompt_name"]),
+    ("config_sentence_transformers.json", {"truncate_dim": 0}, ["truncate_dim"]),
     ("sentence_bert_config.json", {"do_lower_case": True}, ["do_lower_case"]),
     ("sentence_bert_config.json", {"max_seq_length": "5"}, ["max_seq_length"]),
     ("sentence_bert_config.json", {"max_seq_length": 5}, ["text 1", "room for 5"])])
@@ -141,6 +143,16 @@ def test_files_that_are_refused(tmp_path, file, content, words):
     model = qwen3.load_model(add_modules(make_embedder(tmp_path, ending=False)))
     (tmp_path / file).write_text(json.dumps(content))
     assert_one_line(message_of(embed, model, ["a bee " * 9]), *words)
+
+
+def test_what_is_listed_as_running(tmp_path):
+    """`--list` refuses what loading and embedding refuse, with the same words."""
+    folder = add_modules(make_embedder(tmp_path), pooling_mode="mean")
+    assert why_not(folder) is None
+    for file, changes, word in (("1_Pooling/config.json", {"pooling_mode": "max"}, "the pooling ['max']"),
+                                ("generation_config.json", {"num_beams": 4}, "num_beams = 4")):
+        edit_json(folder / file, changes)
+        assert word in why_not(folder) and why_not(folder) in message_of(lambda: embed(qwen3.load_model(folder), ["a"]))
 
 
 def test_what_nothing_says_how_to_compute(tmp_path, model):

@@ -11,6 +11,7 @@ import qwen3
 import qwen3_numba as fast
 from configs import ROOT, SHARED
 from embedders import AFTER, BEFORE, SHAPE, add_modules, make_embedder, make_reranker, texts, tokenizer_of
+from helpers import edit_json
 from qwen3_embed import SEARCH, classify, embed, rerank
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[reference]'")
@@ -176,6 +177,15 @@ def test_prompts(st, body, tmp_path, include_prompt):
     np.testing.assert_allclose(embed(model, documents, prompt="query"), theirs.encode_query(documents), atol=2e-5)
     np.testing.assert_allclose(embed(model, documents, prompt="document"), theirs.encode_document(documents), atol=2e-5)
     assert np.abs(theirs.encode(documents) - theirs.encode_query(documents)).max() > 0.01
+
+
+def test_vectors_that_are_cut(st, body, tmp_path):
+    """After Normalize, and not scaled again."""
+    make_sentence_model(st, body, tmp_path, "mean", st.sentence_transformer.modules.Normalize())
+    edit_json(tmp_path / "config_sentence_transformers.json", {"truncate_dim": 16})
+    theirs = st.SentenceTransformer(str(tmp_path), device="cpu")
+    documents = texts(np.random.default_rng(5), 5)
+    np.testing.assert_allclose(embed(qwen3.load_model(tmp_path), documents), theirs.encode(documents), atol=2e-5)
 
 
 @pytest.mark.parametrize("engine", ["NumPy", "fast"])

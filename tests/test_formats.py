@@ -761,6 +761,16 @@ def test_a_mixture_of_experts(tmp_path):
         assert np.sqrt(((logits[2] - logits[0])**2).mean()) < 0.1 * logits[0].std(), case
 
 
+@pytest.mark.parametrize("case", ["GPTQ, 4 bits", "NVFP4", "nf4"])
+def test_buffers_are_ignored(tmp_path, case):
+    """As in other files: positions and masks, which no model needs."""
+    path = make_random_model(CONFIG, tmp_path, "float32")
+    expected = quantize_model(path, *CASES[case])
+    change_tensors(path, positions=("int64", np.arange(5)), mask=("uint8", np.ones((4, 4))))
+    tensors = Checkpoint(path).tensors(Checkpoint(path).config())
+    assert tensors.keys() == expected.keys()
+
+
 @pytest.mark.parametrize("case, settings, part", [
     ("GPTQ, act-order", {}, "g_idx"), ("compressed-tensors, act-order", {}, "weight_g_idx"),
     ("compressed-tensors, act-order", {"symmetric": False}, "weight_zero_point")])

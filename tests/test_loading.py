@@ -424,6 +424,7 @@ def test_the_context_that_yarn_gives(tmp_path):
 @pytest.mark.parametrize("changes", [
     {"temperature": "hot"}, {"temperature": -1}, {"temperature": math.nan}, {"temperature": []},
     {"temperature": HUGE_INT}, {"top_k": -3}, {"top_k": -3.0}, {"top_k": 2.5}, {"num_beams": 4}, {"typical_p": 0.9}, {"suppress_tokens": [3]},
+    {"stop_strings": ["x"]}, {"token_healing": True}, {"dola_layers": "high"},
     {"top_k": "50"}, {"top_k": True}, {"top_p": 1.5}, {"top_p": {}}, {"min_p": 2},
     {"repetition_penalty": 0}, {"presence_penalty": math.inf}, {"max_new_tokens": 0}, {"max_new_tokens": 1.5},
     {"max_new_tokens": "20"}, {"max_new_tokens": True}, {"eos_token_id": "x"}, {"eos_token_id": [1, None]},

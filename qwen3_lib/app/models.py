@@ -12,6 +12,7 @@ from qwen3_lib.io.errors import brief, some
 from qwen3_lib.io.gguf_file import is_gguf
 from qwen3_lib.io.hub import cached_models, check_blobs, resolve_model
 from qwen3_lib.io.models import open_model
+from qwen3_lib.io.pooling import recipe_of
 
 
 def print_models(args: argparse.Namespace) -> None:
@@ -67,10 +68,14 @@ def readable_size(n: int) -> str:
 
 
 def why_not(path: Path) -> str | None:
-    """Why this program doesn't run the model in a folder, in a few words; None if its config and its tensors fit."""
+    """Why this program doesn't run the model in a folder, in a few words; None if its files fit."""
     try:
         folder = open_model(str(path), offline=True)
-        folder.tensors(folder.config())
+        config = folder.config()
+        folder.tensors(config)
+        folder.generation()
+        if folder.embeds():
+            recipe_of(folder, config)
         return None if is_gguf(path) or (path / "tokenizer.json").is_file() else "no tokenizer.json"
     except InputError as error:
         said = str(error).replace(str(path) + os.sep, "").removeprefix(f"{path}: ")

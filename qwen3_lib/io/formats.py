@@ -419,10 +419,11 @@ def unpacked(stored: Mapping[str, Tensor], method: str, schemes: list[Settings],
             del tensors[f"{name}.{part}"]
         mapping = max(parts.values(), key=lambda part: part.data.nbytes).mapping
         tensors[f"{name}.weight"] = PackedTensor("F32", shape, rows, mapping, bits, whole)
-    if left := [f"{name} is {tensor.dtype}" for name, tensor in tensors.items() if tensor.dtype not in DTYPES]:
+    others = {name: tensor.dtype for name, tensor in tensors.items() if tensor.dtype not in DTYPES}
+    if left := [f"{name} is {dtype}" for name, dtype in others.items() if name.endswith(".weight")]:
         raise InputError(f"{folder}: these tensors lack the other parts of {method}, such as {about.keys[0]}: "
                          f"{some(left)}")
-    return tensors
+    return {name: tensor for name, tensor in tensors.items() if name not in others}  # without masks and other buffers
 
 
 def with_any_scheme(function: Callable[[str, Parts, Settings], Unpacked], name: str, parts: Parts,

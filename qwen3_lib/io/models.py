@@ -49,7 +49,8 @@ ONLY_GENERATION = {"num_beams": 1, "penalty_alpha": 0, "typical_p": 1, "epsilon_
                    "no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1, "encoder_no_repeat_ngram_size": 0,
                    "min_length": 0, "min_new_tokens": 0, "guidance_scale": 1, "suppress_tokens": [],
                    "begin_suppress_tokens": [], "bad_words_ids": [], "sequence_bias": [], "forced_bos_token_id": [],
-                   "forced_eos_token_id": [], "exponential_decay_length_penalty": [], "watermarking_config": {}}
+                   "forced_eos_token_id": [], "exponential_decay_length_penalty": [], "watermarking_config": {},
+                   "stop_strings": [], "token_healing": False, "dola_layers": []}
 
 
 class Checkpoint(Folder):

@@ -90,6 +90,10 @@ def recipe_of(source: Folder, config: Config) -> Recipe:
     prompts: dict[str, Any] = {"query": "", "document": ""} | (given if isinstance(given, dict) else {"": None})
     if not all(isinstance(text, str) for text in prompts.values()) or default not in (None, *prompts):
         raise InputError(f"{folder / PROMPTS}: prompts must be an object of name: text, with default_prompt_name in it")
+    if (kept := about.get("truncate_dim")) is not None:  # sentence-transformers cuts after Normalize
+        kept = checked_whole(f"{folder / PROMPTS}: truncate_dim", kept, 1)
+        steps += [normalized] * normalize + [lambda x: x[:, :kept]]
+        width, normalize = min(width, kept), False
     return Recipe(width, min(context, longest(folder)), *settings, tuple(steps), normalize, False, prompts, default,
                   about.get("similarity_fn_name") == "dot")
 

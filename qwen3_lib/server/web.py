@@ -120,7 +120,7 @@ class EventStream(StreamingResponse):
     """The chunks of a Reply; the work ends with the response, whatever ends that."""
 
     def __init__(self, worker: Worker, reply: Reply, seconds: float):
-        self.worker, self.reply, self.seconds = worker, reply, seconds
+        self.worker, self.reply, self.seconds, self.due = worker, reply, seconds, True  # due: a sign of life
         super().__init__(self.events(), media_type="text/event-stream",
                          headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
 
@@ -130,31 +130,34 @@ class EventStream(StreamingResponse):
         finally:
             self.worker.release(self.reply.jobs)
 
+    def wake(self) -> None:
+        self.due = True
+        self.reply.jobs[0].news.set()
+
     async def events(self) -> AsyncIterator[str]:
         reply, jobs = self.reply, self.reply.jobs
-        for i in range(len(jobs)):
-            for chunk in reply.first(i):
-                yield chunk
-        running, ends_at = {*range(len(jobs))}, time.monotonic() + self.seconds
+        yield "".join(chunk for i in range(len(jobs)) for chunk in reply.first(i))
+        running, ends_at, loop = {*range(len(jobs))}, time.monotonic() + self.seconds, asyncio.get_running_loop()
         while running:
-            try:
-                await asyncio.wait_for(jobs[0].news.wait(), SIGN_OF_LIFE)
-            except TimeoutError:
-                yield ": the answer is being computed\n\n"
+            if self.due:  # one timer in SIGN_OF_LIFE: one for each token would take a third of the time of its event
+                self.due = False
+                loop.call_later(SIGN_OF_LIFE, self.wake)
+            await jobs[0].news.wait()
             jobs[0].news.clear()
             if time.monotonic() > ends_at:
                 yield event(out_of_time(self.seconds).value)
                 return
+            parts = list[str]()
             for i in sorted(running):
                 if (error := jobs[i].error) is not None:
-                    yield event(as_refusal(error, self.worker).value)
+                    yield "".join(parts) + event(as_refusal(error, self.worker).value)
                     return
-                for chunk in reply.chunks(i, jobs[i]):
-                    yield chunk
+                parts += reply.chunks(i, jobs[i])
                 if jobs[i].ended:
                     running.remove(i)
-        for chunk in reply.end():
-            yield chunk
+            parts += () if running else reply.end()
+            if parts or self.due:  # at most one write for each step
+                yield "".join(parts) or ": the answer is being computed\n\n"
 
 
 async def all_ended(jobs: list[Job]) -> None:

@@ -30,7 +30,7 @@ from qwen3_lib.page.page import joined
 from qwen3_lib.server import responses
 from qwen3_lib.server.errors import Refusal
 from qwen3_lib.server.replies import ChatReply, Reply, event
-from qwen3_lib.server.requests import Body, Wish, at_fault, chat_prompt, chat_wish, flag, text_wish, whole
+from qwen3_lib.server.requests import Body, Wish, at_fault, chat_prompt, chat_wish, flag, known, text_wish, whole
 from qwen3_lib.server.worker import Job, Worker
 
 LARGEST_BODY, BODY_SECONDS, HEADER_SECONDS = 2**24, 30, 15  # bytes of a body; seconds until it and the headers come
@@ -38,6 +38,8 @@ SIGN_OF_LIFE = 5.0  # seconds without news until a stream gets a comment
 PAGE, POLICY = joined(Path(__file__).with_name("page") / "page.html", {}, "; connect-src 'self'; img-src data:; "
                       "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types dompurify")
 REPLIES: dict[str, type[Reply]] = {"chat": ChatReply, "text": Reply, "response": responses.Response}
+VECTORS = ("input", "instruction", "dimensions", "encoding_format", "truncate")  # fields of /v1/embeddings
+SCORES = ("query", "documents", "texts", "instruction", "top_n", "return_documents", "return_text", "truncate")
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -253,7 +255,9 @@ class Server:
     async def models(self, request: Request) -> Response:
         about = {"id": self.name, "object": "model", "created": self.started, "owned_by": "qwen3",
                  "max_model_len": self.longest}
-        return JSONResponse({"object": "list", "data": [about]})
+        if (wanted := request.path_params.get("name", self.name)) != self.name:
+            raise Refusal(404, f"there is no model {brief(wanted)}, but {self.name}", "model", "model_not_found")
+        return JSONResponse(about if request.path_params else {"object": "list", "data": [about]})
 
     async def page(self, request: Request) -> Response:
         return HTMLResponse(PAGE, headers={"Content-Security-Policy": POLICY, "Referrer-Policy": "no-referrer",
@@ -290,13 +294,14 @@ class Server:
     # ---- Vectors and scores ------------------------------------------------------------------------------------------
 
     async def embeddings(self, request: Request) -> Response:
-        model, body = self.worker.model, await body_of(request)
-        given, form = body.get("input"), body.get("encoding_format") or "float"
+        model, body = self.worker.model, known(await body_of(request), VECTORS)
+        given, form = body.get("input"), body.get("encoding_format", "float")
         texts = [given] if isinstance(given, str) else given
         if form not in ("float", "base64"):
             raise Refusal(400, "encoding_format must be float or base64", "encoding_format")
         if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
-            raise Refusal(400, "input must be a text or a list of texts", "input")
+            raise Refusal(400, "input must be a text or a list of texts; token ids aren't taken, because clients make "
+                          "them with OpenAI's tokenizer (LangChain: check_embedding_ctx_length=False)", "input")
         vectors = await self.computed(body, lambda: embed(model, texts, body.get("instruction"), body.get("dimensions"),
                                                           flag(body, "truncate")))
         data = [{"object": "embedding", "index": i, "embedding": vector.tolist() if form == "float" else
@@ -325,7 +330,7 @@ class Server:
 
     async def rerank(self, request: Request) -> Response:
         """Jina's and Cohere's form, or with "texts" that of TEI."""
-        body = await body_of(request)
+        body = known(await body_of(request), SCORES)
         given = body.get("texts", body.get("documents"))
         documents: list[Any] = given if isinstance(given, list) else []
         scores = await self.scores(body, documents)
@@ -379,7 +384,8 @@ def make_app(worker: Worker, limits: Limits) -> Starlette:
              "/v1/responses": server.responses,
              "/v1/embeddings": server.embeddings, "/v1/rerank": server.rerank, "/rerank": server.rerank,
              "/tokenize": server.tokenize, "/detokenize": server.detokenize, "/apply-template": server.apply_template}
-    gets = {"/": server.page, "/v1/models": server.models, "/health": server.health, "/metrics": server.metrics}
+    gets = {"/": server.page, "/v1/models": server.models, "/v1/models/{name:path}": server.models,
+            "/health": server.health, "/metrics": server.metrics}
     middleware = [Middleware(Gate, limits=limits)]
     if limits.origins:
         middleware.insert(0, Middleware(CORSMiddleware, allow_origins=[*limits.origins], allow_methods=["*"],

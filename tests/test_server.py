@@ -214,7 +214,8 @@ def test_choices_bias_prefill_and_roles(client, demo):
 def test_tools(client):
     asked = [{"role": "user", "content": "What is the weather in Paris?"}]
     same = {"model": "m", "messages": asked, "tools": [WEATHER]}
-    for choice in ("auto", "required", {"type": "function", "function": {"name": "get_weather"}}):
+    for choice in ("auto", "required", {"type": "function", "function": {"name": "get_weather"}},
+                   {"type": "function", "name": "get_weather"}):  # the last as a response has it
         whole = client.chat.completions.create(tool_choice=choice, **same).choices[0]
         [call] = whole.message.tool_calls
         assert whole.finish_reason == "tool_calls" and json.loads(call.function.arguments) == {"city": "Paris"}
@@ -846,7 +847,8 @@ CLIENTS = {  # what they send beside the question; none of it has an effect here
     "llama.cpp": {"cache_prompt": True, "n_predict": 1, "timings_per_token": True, "return_progress": True,
                   "reasoning_format": "auto", "typical_p": 1.0, "xtc_probability": 0, "xtc_threshold": 0.1,
                   "n_probs": 0, "dry_multiplier": 0, "dry_base": 1.75, "dry_allowed_length": 2, "mirostat": 0,
-                  "mirostat_tau": 5, "backend_sampling": False}}
+                  "mirostat_tau": 5, "seed": -1, "backend_sampling": False},
+    "LM Studio": {"max_tokens": -1, "ttl": 60}}
 
 
 @pytest.mark.parametrize("name", CLIENTS)

@@ -99,8 +99,9 @@ def options_of(body: Body) -> dict[str, Any]:
     names = (*Sampling.__dataclass_fields__, "seed", "stop", "logit_bias")
     options = {name: body[name] for name in names if name in body}
     options |= {ours: body[name] for name, ours in RENAMED.items() if name in body}
-    if options.get("top_k") == -1:  # as vLLM writes it
-        options["top_k"] = 0
+    for name, none in (("top_k", 0), ("seed", None), ("max_new_tokens", None)):
+        if options.get(name) == -1:  # as vLLM, llama.cpp and LM Studio write it
+            options[name] = none
     if flag(body, "ignore_eos"):
         options["eos_token_ids"] = ()
     return options
@@ -155,7 +156,7 @@ def tools_of(body: Body) -> tuple[list[dict[str, Any]] | None, list[dict[str, An
         return tools, []
     if choice == "required" and tools:
         return tools, tools
-    function = choice.get("function") if isinstance(choice, dict) else None
+    function = choice.get("function", choice) if isinstance(choice, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     if named := [tool for tool in tools or [] if tool.get("function", tool)["name"] == name]:
         return tools, named

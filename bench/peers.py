@@ -196,12 +196,13 @@ def gguf_file(folder: Path, name: str) -> Path:
     return folder / f"{name}.gguf"
 
 
-def write_gguf(path: Path, folder: Path, name: str, copies: int = 1) -> None:
+def write_gguf(path: Path, folder: Path, name: str, copies: int = 1, words: bool = False) -> None:
     """Writes the weights of the model in `path` for llama.cpp, in the format of the entry `name`.
 
     All matrices get the format, the embedding, too; norms and routers stay float32. It rounds as llama.cpp's own
     quantizer does. The K and IQ formats mix several ones, as llama.cpp itself chooses. In a mixture of experts, those of
-    a layer become one tensor. With `copies`, the one layer of the model becomes so many equal ones, held in memory once.
+    a layer become one tensor. With `copies`, the one layer of the model becomes so many equal ones, held in memory once. With
+    `words`, the file has the tokenizer, too, without which llama.cpp makes no text.
     """
     import gguf
     import qwen3
@@ -215,7 +216,7 @@ def write_gguf(path: Path, folder: Path, name: str, copies: int = 1) -> None:
     kind = gguf.GGMLQuantizationType[ENTRIES[name].format.upper()]
     architecture = gguf.MODEL_ARCH.QWEN3MOE if config.num_experts else gguf.MODEL_ARCH.QWEN3
     writer = gguf.GGUFWriter(gguf_file(folder, name), gguf.MODEL_ARCH_NAMES[architecture])
-    add_metadata(writer, replace(config, num_hidden_layers=config.num_hidden_layers * copies))
+    add_metadata(writer, replace(config, num_hidden_layers=config.num_hidden_layers * copies), path if words else None)
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
 
     def converted(tensor: str, target: Any) -> np.ndarray:
@@ -252,9 +253,21 @@ def quantize_gguf(source: Path, target: Path, name: str) -> None:
         raise RuntimeError(f"llama_model_quantize failed with {status}")
 
 
-def add_metadata(writer: Any, config: Any) -> None:
-    """The model's sizes under the names by which llama.cpp looks for them."""
-    writer.add_tokenizer_model("no_vocab")
+def add_metadata(writer: Any, config: Any, tokenizer: Path | None) -> None:
+    """The model's sizes, and the tokenizer in a folder, under the names by which llama.cpp looks for them."""
+    if tokenizer:
+        from test_gguf_file import tokenizer_keys
+        keys = {name.rpartition(".")[2]: value for name, value in tokenizer_keys(tokenizer).items()}
+        n = config.vocab_size
+        unused = range(len(keys["tokens"]), n)
+        writer.add_tokenizer_model(keys["model"])
+        writer.add_tokenizer_pre(keys["pre"])
+        writer.add_token_list((keys["tokens"] + [f"[PAD{i}]" for i in unused])[:n])
+        writer.add_token_types((keys["token_type"] + [5] * len(unused))[:n])
+        writer.add_token_merges(keys["merges"])
+        writer.add_eos_token_id(keys["eos_token_id"])
+    else:
+        writer.add_tokenizer_model("no_vocab")
     writer.add_vocab_size(config.vocab_size)
     writer.add_context_length(config.context_length)
     writer.add_embedding_length(config.hidden_size)

@@ -207,11 +207,11 @@ def alone(work: Callable, *args: Any) -> Any:
         return worker.submit(work, *args).result()
 
 
-def write_once(path: Path, folder: Path, name: str) -> None:
+def write_once(path: Path, folder: Path, name: str, words: bool = False) -> None:
     """Writes the model in `path` for llama.cpp, if the engine reads such a file and it isn't there yet."""
     name = ENTRIES[name].file or name
     if name.startswith("llama") and not gguf_file(folder, name).exists():
-        alone(write_gguf, path, folder, name)
+        alone(write_gguf, path, folder, name, 1, words)
 
 
 def matrix_weights(config: Any) -> int:

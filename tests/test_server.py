@@ -214,7 +214,8 @@ def test_choices_bias_prefill_and_roles(client, demo):
 def test_tools(client):
     asked = [{"role": "user", "content": "What is the weather in Paris?"}]
     same = {"model": "m", "messages": asked, "tools": [WEATHER]}
-    for choice in ("auto", "required", {"type": "function", "function": {"name": "get_weather"}}):
+    for choice in ("auto", "required", {"type": "function", "function": {"name": "get_weather"}},
+                   {"type": "function", "name": "get_weather"}):  # the last as a response has it
         whole = client.chat.completions.create(tool_choice=choice, **same).choices[0]
         [call] = whole.message.tool_calls
         assert whole.finish_reason == "tool_calls" and json.loads(call.function.arguments) == {"city": "Paris"}
@@ -810,8 +811,13 @@ BAD = [  # path, body, status, the field at fault, words of the message
     ("/v1/completions", b"3", 400, None, "object"),
     ("/v1/embeddings", {"input": "x"}, 400, None, "embedding"),
     ("/v1/embeddings", {"input": 3}, 400, "input", "text"),
+    ("/v1/embeddings", {"input": [[1, 2]]}, 400, "input", "check_embedding_ctx_length"),
+    ("/v1/embeddings", {"input": "x", "dimension": 2}, 400, "dimension", "dimensions"),
+    ("/rerank", {"query": "x", "texts": ["a"], "raw_scores": True}, 400, "raw_scores", "supported"),
+    ("/v1/responses", {"input": "x", "tools": [{}]}, 400, "tools", "supported"),
     ("/v1/rerank", {"query": "x", "documents": []}, 400, "query", "documents"),
     ("/tokenize", {}, 400, "content", "text"), ("/detokenize", {"tokens": "x"}, 400, "tokens", "ids"),
+    ("/v1/models/other/name", None, 404, "model", "other/name"),
     ("/v1/nothing", {}, 404, None, "/v1/nothing"), ("/v1/models", {}, 405, None, "POST")]
 
 
@@ -830,12 +836,30 @@ VALUES = [None, True, False, 0, 1, -1, 2**70, 1e308, 0.5, "", "x", "\ud800", [],
           {"a": {"b": [None]}}, [None], "\0", "auto", [{}], {"function": 3}, {"type": "function", "function": None}]
 
 
-def test_fields_without_effect_are_accepted(served):
-    """What clients send, and what has no effect at the value given."""
-    fields = {"user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "parallel_tool_calls": True,
-              "chat_id": "1", "modalities": ["text"], "typical_p": 1.0, "min_tokens": 0, "stream_options": None,
-              "audio": None}
-    assert served.ask("/v1/chat/completions", {"messages": FRANCE, "max_tokens": 1} | fields)[0] == 200
+CLIENTS = {  # what they send beside the question; none of it has an effect here at these values
+    "openai": {"user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "verbosity": "low",
+               "parallel_tool_calls": True, "safety_identifier": "1", "prompt_cache_key": "1", "audio": None,
+               "modalities": ["text"], "prediction": {"type": "content", "content": "Paris"}, "stream_options": None},
+    "Zed": {"stop": [], "tools": [], "tool_choice": "auto", "prompt_cache_key": "1", "parallel_tool_calls": False},
+    "Open WebUI": {"chat_id": "1", "session_id": "2", "id": "3", "frequency_penalty": 0, "keep_alive": "5m"},
+    "vLLM": {"min_tokens": 0, "top_k": -1, "skip_special_tokens": True, "spaces_between_special_tokens": True,
+             "cache_salt": "1", "return_token_ids": False, "continue_final_message": False, "chat_template_kwargs": {}},
+    "llama.cpp": {"cache_prompt": True, "n_predict": 1, "timings_per_token": True, "return_progress": True,
+                  "reasoning_format": "auto", "typical_p": 1.0, "xtc_probability": 0, "xtc_threshold": 0.1,
+                  "n_probs": 0, "dry_multiplier": 0, "dry_base": 1.75, "dry_allowed_length": 2, "mirostat": 0,
+                  "mirostat_tau": 5, "seed": -1, "backend_sampling": False},
+    "LM Studio": {"max_tokens": -1, "ttl": 60}}
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_fields_without_effect_are_accepted(served, name):
+    assert served.ask("/v1/chat/completions", {"messages": FRANCE, "max_tokens": 1} | CLIENTS[name])[0] == 200
+
+
+def test_fields_without_effect_of_a_response(served):
+    fields = {"tools": [], "tool_choice": "auto", "include": [], "stream_options": {"include_obfuscation": False},
+              "store": True, "truncation": "disabled", "top_logprobs": 0, "background": False, "client_metadata": {}}
+    assert served.ask("/v1/responses", {"input": "x", "max_output_tokens": 1} | fields)[0] == 200
 
 
 def test_requests_of_any_shape(served):
@@ -957,6 +981,7 @@ def test_health_while_loading_and_metrics(demo):
         lines = served.ask("/metrics")[1].splitlines()
         assert "qwen3_generated_tokens_total 7" in lines and "qwen3_slots 4" in lines
         assert [each.id for each in served.client().models.list()] == ["demo"]
+        assert served.client().models.retrieve("demo").id == "demo"
 
 
 def test_the_page_needs_nothing_from_elsewhere(served):

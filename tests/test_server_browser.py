@@ -186,15 +186,17 @@ def test_settings(tab):
 
 def test_form(tab):
     tab.page.check("#form")
+    tab.ask(ASKED)  # with the schema that the page brings: the bundled model comes to its end
+    assert json.loads(tab.texts(".turn pre")[0]).keys() == {"capital", "continent"}
     tab.page.fill("#schema", "{")
     tab.ask(ASKED, wait=False)
     tab.see("#schema-says", "The schema is no JSON")
-    assert tab.page.input_value("#box") == ASKED and tab.bodies == []
+    assert tab.page.input_value("#box") == ASKED and len(tab.bodies) == 1
     tab.page.fill("#schema", json.dumps(FORM))
     tab.page.focus("#box")
     tab.page.keyboard.press("Enter")
     tab.answered()
-    [shown] = tab.texts(".turn pre")
+    [_, shown] = tab.texts(".turn pre")
     answer = json.loads(shown)
     assert answer.keys() == {"capital", "continent"} and answer["capital"] in FORM["properties"]["capital"]["enum"]
     assert shown.strip() == json.dumps(answer, indent=2)

@@ -15,11 +15,12 @@ from qwen3_lib.server.requests import Wish
 from qwen3_lib.server.worker import Job
 
 Value = dict[str, Any]
+encode = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make an encoder for each event
 
 
 def event(value: Value) -> str:
     """An event of a stream."""
-    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
+    return f"data: {encode(value)}\n\n"
 
 
 class Reply:

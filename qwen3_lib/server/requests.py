@@ -24,14 +24,21 @@ TEXT = (*BOTH, "prompt", "echo", "best_of")
 # Clients send these, and they don't change an answer.
 HARMLESS = ("model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "verbosity",
             "prompt_cache_retention", "prediction", "cache_prompt", "include_reasoning", "timings_per_token",
-            "return_progress", "chat_id", "session_id", "id", "id_slot", "request_id", "priority", "keep_alive")
+            "return_progress", "chat_id", "session_id", "id", "id_slot", "request_id", "priority", "keep_alive", "ttl",
+            "cache_salt", "client_metadata", "stream_options", "incremental_output", "spaces_between_special_tokens",
+            "max_tool_calls", "mirostat_tau", "mirostat_eta", "xtc_threshold", "dynatemp_exponent", "dry_base",
+            "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers")
 # These have no effect at this value; at any other one, they would change the answer.
 NEUTRAL = {"modalities": ["text"], "functions": [], "function_call": "auto", "suffix": "", "min_tokens": 0,
            "stop_token_ids": [], "bad_words": [], "include_stop_str_in_output": False,
            "skip_special_tokens": True, "add_generation_prompt": True, "use_beam_search": False, "length_penalty": 1,
            "typical_p": 1, "tfs_z": 1, "mirostat": 0, "xtc_probability": 0, "dry_multiplier": 0, "dynatemp_range": 0,
-           "reasoning_format": "auto", "previous_response_id": None, "background": False, "include": [],
-           "truncation": "disabled"}
+           "reasoning_format": "auto", "reasoning_in_content": False, "continue_final_message": False, "echo": False,
+           "tools": [], "tool_choice": "auto", "top_logprobs": 0, "n_probs": 0, "min_keep": 0, "repeat_last_n": -1,
+           "top_n_sigma": -1, "top_a": 0, "post_sampling_probs": False, "backend_sampling": False,
+           "return_tokens": False, "return_token_ids": False, "return_tokens_as_token_ids": False,
+           "enable_search": False, "raw_scores": False, "truncation_direction": "Right", "previous_response_id": None,
+           "background": False, "include": [], "truncation": "disabled"}
 THOUGHTS = {"none": (False, None), "minimal": (False, None), "low": (True, 256), "medium": (True, 1024),
             "high": (True, None), "xhigh": (True, None)}  # reasoning_effort -> enable_thinking, thinking_budget
 ANY_ARGUMENTS = {"parameters": {"type": "object"}}  # of a tool that isn't strict
@@ -92,8 +99,9 @@ def options_of(body: Body) -> dict[str, Any]:
     names = (*Sampling.__dataclass_fields__, "seed", "stop", "logit_bias")
     options = {name: body[name] for name in names if name in body}
     options |= {ours: body[name] for name, ours in RENAMED.items() if name in body}
-    if options.get("top_k") == -1:  # as vLLM writes it
-        options["top_k"] = 0
+    for name, none in (("top_k", 0), ("seed", None), ("max_new_tokens", None)):
+        if options.get(name) == -1:  # as vLLM, llama.cpp and LM Studio write it
+            options[name] = none
     if flag(body, "ignore_eos"):
         options["eos_token_ids"] = ()
     return options
@@ -148,7 +156,7 @@ def tools_of(body: Body) -> tuple[list[dict[str, Any]] | None, list[dict[str, An
         return tools, []
     if choice == "required" and tools:
         return tools, tools
-    function = choice.get("function") if isinstance(choice, dict) else None
+    function = choice.get("function", choice) if isinstance(choice, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     if named := [tool for tool in tools or [] if tool.get("function", tool)["name"] == name]:
         return tools, named

@@ -1,14 +1,13 @@
 """OpenAI's newer form, /v1/responses, as far as it is plain text: requests as those of a chat, and their answers."""
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Iterator
 from typing import Any
 
 from qwen3_lib.app.files import checked_messages
 from qwen3_lib.server.errors import Refusal
-from qwen3_lib.server.replies import ChatReply, Value
+from qwen3_lib.server.replies import ChatReply, Value, encode
 from qwen3_lib.server.requests import SHARED, Body, known
 from qwen3_lib.server.worker import Job
 
@@ -57,7 +56,7 @@ class Response(ChatReply):
     def event(self, kind: str, **fields: Any) -> str:
         value = {"type": f"response.{kind}", "sequence_number": self.n_events, **fields}
         self.n_events += 1
-        return f"event: {value['type']}\ndata: {json.dumps(value, ensure_ascii=False)}\n\n"
+        return f"event: {value['type']}\ndata: {encode(value)}\n\n"
 
     def part(self) -> Value:
         return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}

@@ -30,7 +30,7 @@ from qwen3_lib.page.page import joined
 from qwen3_lib.server import responses
 from qwen3_lib.server.errors import Refusal
 from qwen3_lib.server.replies import ChatReply, Reply, event
-from qwen3_lib.server.requests import Body, Wish, at_fault, chat_prompt, chat_wish, flag, text_wish, whole
+from qwen3_lib.server.requests import Body, Wish, at_fault, chat_prompt, chat_wish, flag, known, text_wish, whole
 from qwen3_lib.server.worker import Job, Worker
 
 LARGEST_BODY, BODY_SECONDS, HEADER_SECONDS = 2**24, 30, 15  # bytes of a body; seconds until it and the headers come
@@ -38,6 +38,8 @@ SIGN_OF_LIFE = 5.0  # seconds without news until a stream gets a comment
 PAGE, POLICY = joined(Path(__file__).with_name("page") / "page.html", {}, "; connect-src 'self'; img-src data:; "
                       "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types dompurify")
 REPLIES: dict[str, type[Reply]] = {"chat": ChatReply, "text": Reply, "response": responses.Response}
+VECTORS = ("input", "instruction", "dimensions", "encoding_format", "truncate")  # fields of /v1/embeddings
+SCORES = ("query", "documents", "texts", "instruction", "top_n", "return_documents", "return_text", "truncate")
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -120,7 +122,7 @@ class EventStream(StreamingResponse):
     """The chunks of a Reply; the work ends with the response, whatever ends that."""
 
     def __init__(self, worker: Worker, reply: Reply, seconds: float):
-        self.worker, self.reply, self.seconds = worker, reply, seconds
+        self.worker, self.reply, self.seconds, self.due = worker, reply, seconds, True  # due: a sign of life
         super().__init__(self.events(), media_type="text/event-stream",
                          headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
 
@@ -130,31 +132,34 @@ class EventStream(StreamingResponse):
         finally:
             self.worker.release(self.reply.jobs)
 
+    def wake(self) -> None:
+        self.due = True
+        self.reply.jobs[0].news.set()
+
     async def events(self) -> AsyncIterator[str]:
         reply, jobs = self.reply, self.reply.jobs
-        for i in range(len(jobs)):
-            for chunk in reply.first(i):
-                yield chunk
-        running, ends_at = {*range(len(jobs))}, time.monotonic() + self.seconds
+        yield "".join(chunk for i in range(len(jobs)) for chunk in reply.first(i))
+        running, ends_at, loop = {*range(len(jobs))}, time.monotonic() + self.seconds, asyncio.get_running_loop()
         while running:
-            try:
-                await asyncio.wait_for(jobs[0].news.wait(), SIGN_OF_LIFE)
-            except TimeoutError:
-                yield ": the answer is being computed\n\n"
+            if self.due:  # one timer in SIGN_OF_LIFE: one for each token took a fifth of its time here
+                self.due = False
+                loop.call_later(SIGN_OF_LIFE, self.wake)
+            await jobs[0].news.wait()
             jobs[0].news.clear()
             if time.monotonic() > ends_at:
                 yield event(out_of_time(self.seconds).value)
                 return
+            parts = list[str]()
             for i in sorted(running):
                 if (error := jobs[i].error) is not None:
-                    yield event(as_refusal(error, self.worker).value)
+                    yield "".join(parts) + event(as_refusal(error, self.worker).value)
                     return
-                for chunk in reply.chunks(i, jobs[i]):
-                    yield chunk
+                parts += reply.chunks(i, jobs[i])
                 if jobs[i].ended:
                     running.remove(i)
-        for chunk in reply.end():
-            yield chunk
+            parts += () if running else reply.end()
+            if parts or self.due:  # at most one write for each step
+                yield "".join(parts) or ": the answer is being computed\n\n"
 
 
 async def all_ended(jobs: list[Job]) -> None:
@@ -250,7 +255,9 @@ class Server:
     async def models(self, request: Request) -> Response:
         about = {"id": self.name, "object": "model", "created": self.started, "owned_by": "qwen3",
                  "max_model_len": self.longest}
-        return JSONResponse({"object": "list", "data": [about]})
+        if (wanted := request.path_params.get("name", self.name)) != self.name:
+            raise Refusal(404, f"there is no model {brief(wanted)}, but {self.name}", "model", "model_not_found")
+        return JSONResponse(about if request.path_params else {"object": "list", "data": [about]})
 
     async def page(self, request: Request) -> Response:
         return HTMLResponse(PAGE, headers={"Content-Security-Policy": POLICY, "Referrer-Policy": "no-referrer",
@@ -287,13 +294,14 @@ class Server:
     # ---- Vectors and scores ------------------------------------------------------------------------------------------
 
     async def embeddings(self, request: Request) -> Response:
-        model, body = self.worker.model, await body_of(request)
-        given, form = body.get("input"), body.get("encoding_format") or "float"
+        model, body = self.worker.model, known(await body_of(request), VECTORS)
+        given, form = body.get("input"), body.get("encoding_format", "float")
         texts = [given] if isinstance(given, str) else given
         if form not in ("float", "base64"):
             raise Refusal(400, "encoding_format must be float or base64", "encoding_format")
         if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
-            raise Refusal(400, "input must be a text or a list of texts", "input")
+            raise Refusal(400, "input must be a text or a list of texts; token ids aren't taken, because clients make "
+                          "them with OpenAI's tokenizer (LangChain: check_embedding_ctx_length=False)", "input")
         vectors = await self.computed(body, lambda: embed(model, texts, body.get("instruction"), body.get("dimensions"),
                                                           flag(body, "truncate")))
         data = [{"object": "embedding", "index": i, "embedding": vector.tolist() if form == "float" else
@@ -322,7 +330,7 @@ class Server:
 
     async def rerank(self, request: Request) -> Response:
         """Jina's and Cohere's form, or with "texts" that of TEI."""
-        body = await body_of(request)
+        body = known(await body_of(request), SCORES)
         given = body.get("texts", body.get("documents"))
         documents: list[Any] = given if isinstance(given, list) else []
         scores = await self.scores(body, documents)
@@ -376,7 +384,8 @@ def make_app(worker: Worker, limits: Limits) -> Starlette:
              "/v1/responses": server.responses,
              "/v1/embeddings": server.embeddings, "/v1/rerank": server.rerank, "/rerank": server.rerank,
              "/tokenize": server.tokenize, "/detokenize": server.detokenize, "/apply-template": server.apply_template}
-    gets = {"/": server.page, "/v1/models": server.models, "/health": server.health, "/metrics": server.metrics}
+    gets = {"/": server.page, "/v1/models": server.models, "/v1/models/{name:path}": server.models,
+            "/health": server.health, "/metrics": server.metrics}
     middleware = [Middleware(Gate, limits=limits)]
     if limits.origins:
         middleware.insert(0, Middleware(CORSMiddleware, allow_origins=[*limits.origins], allow_methods=["*"],

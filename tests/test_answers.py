@@ -406,22 +406,6 @@ def test_hostile_tool_calls_stay_text(arguments):
     assert parse_answer(text) == Answer(None, text)
 
 
-TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_end|>", "\n", " ", "x", CALL, '{"name": "f"']
-
-
-@settings(max_examples=200, deadline=None)
-@given(bits=st.lists(st.one_of(st.sampled_from(TAGS), st.text(max_size=5)), max_size=12), opened=st.booleans())
-def test_parse_answer_takes_any_text(bits, opened):
-    text = "".join(bits)
-    answer = parse_answer(text, opened)
-    assert answer.content in text and (answer.reasoning or "") in text and answer.reasoning != ""
-    assert all(set(call) == {"name", "arguments"} and isinstance(call["name"], str) for call in answer.tool_calls)
-    if answer.reasoning_truncated:
-        assert answer.content == "" and not answer.tool_calls and "<tool_call>" not in (answer.reasoning or "")
-    if not opened and "<think>" not in text and "</think>" not in text:
-        assert answer.reasoning is None
-
-
 @pytest.mark.parametrize("text, content", [("<think>\na\n</think>\n\n  b", "  b"), ("<think>a</think>\tb ", "\tb "),
                                            ("<think>a</think>\n\n\n\u2003b\n", "\u2003b\n"), ("a</think> b", " b")])
 def test_only_line_breaks_go_between_a_thought_and_its_answer(text, content):

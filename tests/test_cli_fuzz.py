@@ -32,13 +32,10 @@ def any_options(rng, module):
 @pytest.mark.parametrize("module", COMMANDS, ids=lambda module: module.__name__)
 def test_any_command_line(module, capfd, tmp_path, monkeypatch, demo):
     monkeypatch.chdir(tmp_path)
-    statuses = []
-    for seed in range(5 if module is qwen3_inspect else 60):
+    for seed in range(3 if module is qwen3_inspect else 25):
         (tmp_path / "in.txt").write_text(FRANCE)
         words = [*COMMANDS[module], *any_options(random.Random(f"{module.__name__} {seed}"), module)]
         status, _, err = run_main(capfd, *words, "--offline", "--model", demo.path, main=module.main)
         assert status in (0, 1, 2) and "Traceback" not in err, (words, status, err)
-        statuses.append(status)
         if status:
             assert_one_line(err)
-    print(module, statuses)

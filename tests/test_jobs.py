@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from helpers import assert_one_line, message_of
+from helpers import assert_one_line, forked, message_of
 from tokenizer_utils import Answer
 from qwen3_lib.app import jobs
 from qwen3_lib.app.jobs import Journal
@@ -94,15 +94,6 @@ def whole(out):
     return found
 
 
-def in_child(work):
-    """Runs work() in a process of its own -> its exit status."""
-    if (child := os.fork()) == 0:
-        with contextlib.suppress(BaseException):
-            work()
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 @pytest.fixture
 def prompts():
     rng = random.Random(1)
@@ -137,7 +128,7 @@ def test_killed_at_random_points(scratch, expected):
         before, n_log = whole(out), log.stat().st_size
 
         stub = Stub(seed=death, log=os.open(log, os.O_WRONLY | os.O_APPEND), steps=rng.randrange(20))
-        assert in_child(lambda stub=stub: run(source, out, stub)) == -signal.SIGKILL
+        assert forked(lambda stub=stub: run(source, out, stub)) == -signal.SIGKILL
         assert before <= whole(out), "lost"
         assert not before & {*map(int, log.read_bytes()[n_log:].split())}, "computed again"
     assert 0 < len(whole(out)) < 200
@@ -238,7 +229,7 @@ def test_a_full_disk(scratch, expected):
                 said.write_text(str(error))
 
         said.unlink(missing_ok=True)
-        in_child(job)
+        forked(job)
         if said.read_text() == "done":
             break
         assert_one_line(said.read_text(), "out.jsonl: cannot be written: File too large", "the same command goes on")

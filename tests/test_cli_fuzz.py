@@ -13,9 +13,9 @@ from fuzzing import any_number, any_text
 from helpers import assert_one_line, run_main
 from qwen3_lib.app import cli
 
-ELSEWHERE = {"--help", "--compile", "--tune", "--open", "--offline", "--model"}  # take long, or open a window
+ELSEWHERE = {"--help", "--compile", "--tune", "--open", "--offline", "--model", "--api-key-file"}
 COMMANDS = {cli: [FRANCE, "-n2"], qwen3_batch: ["in.txt", "--out", "out", "-n2"], qwen3_inspect: [FRANCE, "-n2"],
-            qwen3_embed: [], qwen3_server: ["--api-key-file", "nowhere"]}  # else it serves until a signal comes
+            qwen3_embed: [], qwen3_server: ["--api-key-file", "nowhere"]}  # with a key it would serve without end
 VALUES = {"FILE": ["-", "in.txt", "nowhere", "."], "N": [0, 1, 2], "X": [0, 0.5, 1, 1.5], "SIZE": ["50MB", "1kB"]}
 
 
@@ -24,8 +24,7 @@ def any_options(rng, module):
     listed = dict(re.findall(r"(--[a-z][a-z-]+)(?: ([A-Z]+|{.+?}))?", module.make_parser().format_help()))
     for name in rng.sample(sorted(listed.keys() - ELSEWHERE), rng.choice([0, 1, 1, 2, 3])):
         fitting = VALUES.get(listed[name]) or listed[name].strip("{}").split(",")
-        odd = rng.choice([any_text(rng), "9" * 5000, str(any_number(rng))])
-        value = rng.choice(fitting) if rng.random() < 0.7 else odd
+        value = rng.choice(fitting if rng.random() < 0.7 else [any_text(rng), "9" * 5000, str(any_number(rng))])
         yield from [f"{name}={value}"] if rng.random() < 0.5 else [name, str(value)] if listed[name] else [name]
 
 

@@ -117,6 +117,26 @@ def talker(tiny_model):
                                                           demo.named_tokens))
 
 
+@pytest.fixture(scope="module")
+def browser():
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install -e '.[browser]'")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no chromium is installed")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])  # CI's user is root
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def screenshots(tmp_path):
+    """The folder that QWEN3_SCREENSHOTS names, or one that goes."""
+    folder = Path(os.environ.get("QWEN3_SCREENSHOTS") or tmp_path)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 @pytest.fixture
 def scratch(memory):
     """A folder for the files of one test, which it overwrites with each input."""

@@ -1,4 +1,5 @@
 """What tests share: one line of an error, the command line in this process and in its own, files of a model changed."""
+import contextlib
 import io
 import json
 import os
@@ -111,6 +112,15 @@ def finish(process: subprocess.Popen, timeout: float = 60) -> tuple[int, bytes, 
     return process.returncode, out, err.decode()
 
 
+def forked(work) -> int:
+    """Runs work() in a process of its own -> its exit status."""
+    if (child := os.fork()) == 0:
+        with contextlib.suppress(BaseException):
+            work()
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 def endless(folder, *options, **popen):
     """A process that answers for minutes if nobody stops it."""
     return start("--model", folder, "--raw", "--seed", 1, *options, "Hello", **popen)
@@ -189,6 +199,33 @@ def filled_cache(model, ids):
 
 def random_ids(n, seed=0, vocab_size=BASE["vocab_size"]):
     return np.random.default_rng(seed).integers(0, vocab_size, n).tolist()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A page in a browser
+# ----------------------------------------------------------------------------------------------------------------------
+
+def complaints_of(page) -> list[str]:
+    """What the browser will have complained of; a dialog is dismissed."""
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("dialog", lambda dialog: (complaints.append("a dialog"), dialog.dismiss()))
+    page.set_default_timeout(10_000)
+    return complaints
+
+
+def axe_core() -> str:
+    """The script that looks for violations of accessibility."""
+    axe = pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed")
+    return next(Path(axe.__file__).parent.rglob("axe.min.js")).read_text("utf-8")
+
+
+def assert_accessible(page) -> None:
+    """axe-core, which is loaded, finds no violation."""
+    found = page.evaluate("axe.run()")
+    assert [(each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in found["violations"]] == []
+    assert len(found["passes"]) > 10
 
 
 # ----------------------------------------------------------------------------------------------------------------------

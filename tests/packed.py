@@ -113,7 +113,7 @@ def load_model(path, quantize: str | None, threads: int, kv_dtype: str) -> qwen3
         return fast.load_model(path, quantize, threads, kv_dtype, tokenizer=False)
 
     def tensors(folder, config):
-        return {name: tensor if tensor.data.ndim < 2 else packed(qwen3.to_float32(tensor))
+        return {name: tensor if tensor.data.ndim < 2 or name.endswith(".mlp.gate.weight") else packed(qwen3.to_float32(tensor))
                 for name, tensor in real(folder, config).items()}
 
     def packed(w):

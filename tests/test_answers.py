@@ -15,7 +15,7 @@ import qwen3
 from configs import FRANCE, PARIS, SHARED
 from fuzzing import any_answer, any_text, cut_up, fuzz, merged, parts_of
 from helpers import edit_json, filled_cache, message_of, random_ids, works_or_refused
-from qwen3_lib.answers.answer import held_back, parse_answer, split_stream
+from qwen3_lib.answers.answer import parse_answer, split_stream
 from tokenizer_utils import END_TOKENS, Answer
 from qwen3_lib.answers.completion import Completion, StopTexts
 from qwen3_lib.answers.guesses import Guessed, Lookup, Source
@@ -180,7 +180,8 @@ def test_stop_texts(rng):
         if stops.found:
             break
         begun = not "<think>".startswith(said.lstrip())  # else it may yet become a thought
-        assert said.startswith(shown) and (not begun or len(said) - len(shown) == held_back(said, stop))
+        held = max(n for n in range(len(said) + 1) if not n or any(mark[:-1].startswith(said[-n:]) for mark in stop))
+        assert said.startswith(shown) and (not begun or len(said) - len(shown) == held)
     shown += "" if stops.found else stops.rest()
     assert (shown, stops.found) == (until_first(text, stop), until_first(text, stop) != text)
     return True
@@ -404,22 +405,6 @@ def test_parse_answer(text, opened, expected):
 def test_hostile_tool_calls_stay_text(arguments):
     text = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
     assert parse_answer(text) == Answer(None, text)
-
-
-TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_end|>", "\n", " ", "x", CALL, '{"name": "f"']
-
-
-@settings(max_examples=200, deadline=None)
-@given(bits=st.lists(st.one_of(st.sampled_from(TAGS), st.text(max_size=5)), max_size=12), opened=st.booleans())
-def test_parse_answer_takes_any_text(bits, opened):
-    text = "".join(bits)
-    answer = parse_answer(text, opened)
-    assert answer.content in text and (answer.reasoning or "") in text and answer.reasoning != ""
-    assert all(set(call) == {"name", "arguments"} and isinstance(call["name"], str) for call in answer.tool_calls)
-    if answer.reasoning_truncated:
-        assert answer.content == "" and not answer.tool_calls and "<tool_call>" not in (answer.reasoning or "")
-    if not opened and "<think>" not in text and "</think>" not in text:
-        assert answer.reasoning is None
 
 
 @pytest.mark.parametrize("text, content", [("<think>\na\n</think>\n\n  b", "  b"), ("<think>a</think>\tb ", "\tb "),

@@ -15,7 +15,6 @@ from qwen3_lib.answers.completion import Completion
 from qwen3_lib.answers.guesses import Source
 from qwen3_lib.batch import batch as room
 from qwen3_lib.batch.batch import PIECE, Batch, generate_batch, slots_in
-from qwen3_lib.batch.caches import copy_prefix
 from tokenizer_utils import NoTokenizer
 
 BEGINNINGS = [[], random_ids(30, 1), random_ids(200, 2)]  # what several requests have in common
@@ -112,17 +111,6 @@ def test_a_common_beginning_is_computed_once(model):
     answers = finished(batch)
     assert sum(map(sum, passes)) == 200 + 9 * 5 + 9 * 3  # the beginning, each end, each token but the last ones
     assert sorted(answer.cached_tokens for answer in answers.values()) == [0] + [200] * 8
-
-
-def test_a_copied_beginning_is_exact(model):
-    source, target = (model.engine.new_cache(model.config) for _ in range(2))
-    for cache, ids in ((source, random_ids(70, 1)), (target, random_ids(90, 2))):
-        qwen3.forward(model, ids, cache)
-    copy_prefix(target, source, 40)
-    expected = model.engine.new_cache(model.config)
-    qwen3.forward(model, random_ids(70, 1)[:40], expected)
-    assert target.length == 40 and target.common_prefix(np.array(random_ids(70, 1))) == 40
-    np.testing.assert_allclose(qwen3.forward(model, [3], target), qwen3.forward(model, [3], expected), atol=1e-5)
 
 
 def test_running_answers_wait_for_no_more_than_a_piece(model):

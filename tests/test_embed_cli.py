@@ -3,7 +3,6 @@ import io
 import json
 import os
 import pty
-import re
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import qwen3_embed
 from configs import ROOT
 from embedders import add_modules, make_classifier, make_embedder
 from helpers import assert_one_line
-from qwen3_embed import SEARCH, classify, embed, make_parser, rerank
+from qwen3_embed import SEARCH, classify, embed, rerank
 
 LINES = ["Bees find home by the sun.", "Tea came by ship.", "蜜蜂 通过 太阳 回家"]
 QUERY = "How do bees find home?"
@@ -144,12 +143,6 @@ def test_usage_and_truncation(embedder):
     assert "--classify does not go with --query" in refusal("--model", embedder, "--classify", "--query", "x")
     assert "context has room" in refusal("--model", embedder, stdin="bee " * 5000)
     assert np.load(io.BytesIO(output("--model", embedder, "--truncate", stdin="bee " * 5000))).shape == (1, 32)
-
-
-def test_the_table_of_options_is_complete():
-    listed = set(re.findall(r"--[a-z]+(?:-[a-z]+)*", (ROOT / "docs/vectors.md").read_text()))
-    assert listed == {option for action in make_parser()._actions for option in action.option_strings
-                      if option.startswith("--") and option != "--help"}
 
 
 def test_a_reader_that_has_left_is_no_error(embedder):

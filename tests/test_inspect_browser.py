@@ -1,14 +1,9 @@
 """The page in a browser: it shows the numbers it holds, every slider works, it is accessible, and safe to open.
 
-test_inspect.py compares these numbers with an oracle. Skipped where playwright or chromium is not installed:
-pip install -e '.[browser]', apt install chromium.
-QWEN3_SCREENSHOTS names a folder that keeps the screenshots.
+test_inspect.py compares these numbers with an oracle.
 """
-import os
 import re
-import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,16 +11,12 @@ import pytest
 import qwen3
 import qwen3_inspect
 from configs import BASE
+from helpers import assert_accessible, axe_core, complaints_of
 from make_random_model import make_random_model
 from oracle import oracle
 from qwen3_lib.page.contents import Wish, contents
 from qwen3_lib.page.page import html, pack
 from test_inspect import EVIL, unpacked
-
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-if CHROMIUM is None:
-    pytest.skip("no chromium is installed", allow_module_level=True)
 
 SETTINGS = {"temperature": 1.2, "top_k": 40, "top_p": 0.95}
 WISH = Wish("The capital of France is", max_new_tokens=10, sampling=SETTINGS, seed=2, quantized=False,
@@ -43,14 +34,6 @@ DRAWN = """([id, name]) => {
     return range(bbox.height).filter(y => wanted.every((c, k) => pixels.data[4 * y + k] === c)).length / bbox.height;
   }); }"""  # of a chart: how high each place is filled with a colour of page.css, as a share of the height
 SIZES = [(390, "dark"), (1440, "light"), (1440, "dark")]
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])  # CI's user is root
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -80,12 +63,9 @@ class Tab:
 
     def __init__(self, browser, file, width=1440, scheme="light", **options):
         self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, **options)
-        self.page, self.complaints, self.requests = self.context.new_page(), [], []
-        self.page.on("console", lambda message: self.complaints.append(message.text))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("dialog", lambda dialog: (self.complaints.append("a dialog"), dialog.dismiss()))
+        self.page, self.requests = self.context.new_page(), []
+        self.complaints = complaints_of(self.page)
         self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.set_default_timeout(10_000)
         self.page.goto(file.as_uri())
 
     def close(self, file):
@@ -362,29 +342,22 @@ def test_keyboard_alone(tab):
 
 
 @pytest.mark.parametrize("width, scheme", SIZES)
-def test_looks_and_accessibility(browser, file, width, scheme, tmp_path):
+def test_looks_and_accessibility(browser, file, width, scheme, screenshots):
     """Nothing is wider than the window; axe-core finds no violation, the source open or not."""
-    axe = pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed")
-    program = next(Path(axe.__file__).parent.rglob("axe.min.js")).read_text("utf-8")
-    tab = Tab(browser, file, width, scheme)
-    folder = Path(os.environ.get("QWEN3_SCREENSHOTS") or tmp_path)
-    folder.mkdir(parents=True, exist_ok=True)
-    tab.page.screenshot(path=folder / f"inspect-{width}-{scheme}.png", full_page=True)
+    program, tab = axe_core(), Tab(browser, file, width, scheme)
+    tab.page.screenshot(path=screenshots / f"inspect-{width}-{scheme}.png", full_page=True)
     assert tab.page.evaluate("document.documentElement.scrollWidth") == width
     if (width, scheme) == (1440, "light"):  # the README's picture: the head that looks most at the token before
         tab.page.locator("#copying button").first.click()
         top = tab.page.evaluate("document.querySelector('#attention h2').getBoundingClientRect().top + scrollY")
         place = {"x": 100, "y": top - 10, "width": 1240, "height": 840}
-        tab.page.screenshot(path=folder / "inspect.png", full_page=True, clip=place)
+        tab.page.screenshot(path=screenshots / "inspect.png", full_page=True, clip=place)
     paper = tab.page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert max(map(int, re.findall(r"\d+", paper))) < 60 if scheme == "dark" else paper == "rgb(255, 255, 255)"
     tab.page.evaluate(program)
-    for opened in (False, True):
-        if opened:
-            tab.page.locator(".source").first.click()
-        found = tab.page.evaluate("axe.run()")
-        assert [(each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in found["violations"]] == []
-        assert len(found["passes"]) > 15 or opened
+    assert_accessible(tab.page)
+    tab.page.locator(".source").first.click()
+    assert_accessible(tab.page)
     tab.close(file)
 
 

@@ -4,13 +4,12 @@ import json
 import os
 import random
 import signal
-import time
 import tracemalloc
 from types import SimpleNamespace
 
 import pytest
 
-from helpers import assert_one_line, message_of
+from helpers import assert_one_line, forked, message_of
 from tokenizer_utils import Answer
 from qwen3_lib.app import jobs
 from qwen3_lib.app.jobs import Journal
@@ -29,10 +28,13 @@ def answer_to(prompt):
 
 
 class Stub:
-    """In place of a Batch: requests end in random order. `log` is a file of the lines that were computed."""
+    """In place of a Batch: requests end in random order. `log` is a file of the lines that were computed.
 
-    def __init__(self, slots=4, seed=0, log=None, pause=0.0):
-        self.slots, self.rng, self.log, self.pause, self.running = slots, random.Random(seed), log, pause, {}
+    After so many steps, the process is killed.
+    """
+
+    def __init__(self, slots=4, seed=0, log=None, steps=10**9):
+        self.slots, self.rng, self.log, self.steps, self.running = slots, random.Random(seed), log, steps, {}
 
     idle = property(lambda self: not self.running)
     free = property(lambda self: self.slots - len(self.running))
@@ -44,8 +46,9 @@ class Stub:
         assert len(self.running) <= self.slots
 
     def step(self):
-        if self.pause:
-            time.sleep(self.pause)
+        self.steps -= 1
+        if self.steps < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
         key = self.rng.choice([*self.running])
         prompt = self.running.pop(key)
         if self.log is not None:
@@ -91,24 +94,6 @@ def whole(out):
     return found
 
 
-def in_child(work, seconds=None):
-    """Runs work(ready) in a process of its own, which is killed so many seconds after it has called ready()."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        with contextlib.suppress(BaseException):
-            os.close(reading)
-            work(lambda: os.write(writing, b"x"))
-        os._exit(0)
-    os.close(writing)
-    with open(reading, "rb", buffering=0) as pipe:
-        pipe.read(1)
-    if seconds is not None:
-        time.sleep(seconds)
-        os.kill(child, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 @pytest.fixture
 def prompts():
     rng = random.Random(1)
@@ -142,14 +127,8 @@ def test_killed_at_random_points(scratch, expected):
     for death in range(15):
         before, n_log = whole(out), log.stat().st_size
 
-        def job(ready, death=death):
-            stub = Stub(seed=death, log=os.open(log, os.O_WRONLY | os.O_APPEND), pause=1e-4)
-            with Journal(str(out), ABOUT, 200) as journal:
-                ready()
-                jobs.run_job(open_source(str(source)), journal, stub, prepare)
-
-        status = in_child(job, rng.uniform(0, 0.003))
-        assert status == -signal.SIGKILL, "the job ended before its last death: give it more records"
+        stub = Stub(seed=death, log=os.open(log, os.O_WRONLY | os.O_APPEND), steps=rng.randrange(20))
+        assert forked(lambda stub=stub: run(source, out, stub)) == -signal.SIGKILL
         assert before <= whole(out), "lost"
         assert not before & {*map(int, log.read_bytes()[n_log:].split())}, "computed again"
     assert 0 < len(whole(out)) < 200
@@ -241,7 +220,7 @@ def test_a_full_disk(scratch, expected):
     for limit in range(4000, 200_000, 4000):
         before = whole(out)
 
-        def job(ready, limit=limit):
+        def job(limit=limit):
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
             try:
                 run(scratch / "in.jsonl", out)
@@ -250,7 +229,7 @@ def test_a_full_disk(scratch, expected):
                 said.write_text(str(error))
 
         said.unlink(missing_ok=True)
-        in_child(job)
+        forked(job)
         if said.read_text() == "done":
             break
         assert_one_line(said.read_text(), "out.jsonl: cannot be written: File too large", "the same command goes on")

@@ -167,9 +167,3 @@ def test_sizes():
     for text in ("", "GB", "-1", "1 TB", "nan", "1e9", "4G B"):
         with pytest.raises(qwen3.InputError, match="4GB"):
             qwen3_batch.checked_size(text)
-
-
-def test_the_table_of_options_is_complete():
-    listed = set(re.findall(r"--[a-z][a-z-]+", (ROOT / "docs/batch.md").read_text()))
-    there = set(re.findall(r"--[a-z][a-z-]+", qwen3_batch.make_parser().format_help()))
-    assert listed == there - {"--help", "--no-think"}

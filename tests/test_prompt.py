@@ -277,12 +277,6 @@ def test_a_conversation_is_kept_however_the_program_ends(open_chat, endless, tmp
     assert roles(kept(tmp_path))[:3] == "sua" and kept(tmp_path)[2]["content"] == "aaa"
 
 
-def test_nothing_is_kept_of_who_does_not_want_it(open_chat, tmp_path):
-    chat = open_chat("--no-think", QWEN3_HISTORY="off")
-    assert ask(chat, PERU) == LIMA
-    assert "kept" not in at_end(chat, CTRL_D)[1] and not (tmp_path / "state").exists()
-
-
 def test_lines_are_broken_between_words_even_if_the_window_changes(open_chat, tmp_path):
     chat = open_chat("--no-think", size=(40, 60))
     for width in (60, 45):

@@ -18,12 +18,14 @@ from make_random_model import make_random_model
 from packed import load_model
 from qwen3_lib.batch.caches import Caches, copy_prefix
 from qwen3_lib.kernels import vectors
+from test_qwen3_moe import MOE
 import qwen3_numba as fast
 
 SHAPES = {"group of 2": BASE, "group of 5, head_dim 24": CASES["group of 5, head_dim 24"][0],
           "odd sizes": CASES["odd sizes"][0], "group of 8, wide": BASE | {
               "hidden_size": 1120, "intermediate_size": 1184, "num_hidden_layers": 1, "num_attention_heads": 8,
-              "num_key_value_heads": 1, "head_dim": 96}}
+              "num_key_value_heads": 1, "head_dim": 96},
+          "experts": MOE | {"hidden_size": 96, "moe_intermediate_size": 72, "mlp_only_layers": [1], "num_experts": 9}}
 N = 600  # tokens: three blocks of the attention
 
 
@@ -50,10 +52,10 @@ FORMATS = (("bfloat16", None), ("float16", None), ("float32", None), ("bfloat16"
            ("float32", "q5_1"), ("float32", "q4_1"), ("float32", "q4_0"))
 
 
-# Each shape with half of the formats and with each cache, and each format with two shapes.
+# Experts with all formats, other shapes with half of them; each shape with each cache.
 @pytest.mark.parametrize("shape, dtype, quantize, kv_dtype", [
     (shape, *form, KV_DTYPES[(i + j // 2) % 4]) for i, shape in enumerate(SHAPES) for j, form in enumerate(FORMATS)
-    if (i + j) % 2 == 0])
+    if (i + j) % 2 == 0 or shape == "experts"])
 @settings(max_examples=2, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_any_way_of_asking(shape, dtype, quantize, kv_dtype, reference, data):

@@ -1,36 +1,18 @@
-"""The server's page in a browser: conversations, settings, Markdown, failures, storage, keyboard, looks.
-
-Skipped where playwright or chromium is not installed: pip install -e '.[browser]', apt install chromium.
-QWEN3_SCREENSHOTS names a folder that keeps the screenshots.
-"""
+"""The server's page in a browser: conversations, settings, Markdown, failures, storage, keyboard, looks."""
 import dataclasses
 import json
-import os
 import re
-import shutil
 import threading
-from pathlib import Path
 
 import pytest
 
+from helpers import assert_accessible, axe_core, complaints_of
 from test_server import FORM, FRANCE, PARIS, Served
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-if CHROMIUM is None:
-    pytest.skip("no chromium is installed", allow_module_level=True)
-
 pytestmark = pytest.mark.timeout(120)
 ASKED = FRANCE[0]["content"]
 CHATS = "() => Object.keys(localStorage).filter(k => k.startsWith('qwen3.chat.')).map(k => JSON.parse(localStorage[k]))"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])  # CI's user is root
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +32,9 @@ class Tab:
     """A tab with the page; `close` fails the test if the browser complained, or the page asked anybody else."""
 
     def __init__(self, context, url):
-        self.context, self.page, self.complaints, self.bodies = context, context.new_page(), [], []
-        self.url = url.partition("#")[0]
-        self.page.on("console", lambda message: self.complaints.append(message.text))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("dialog", lambda dialog: (self.complaints.append("a dialog"), dialog.dismiss()))
+        self.context, self.page, self.bodies = context, context.new_page(), []
+        self.url, self.complaints = url.partition("#")[0], complaints_of(self.page)
         self.page.on("request", self.on_request)
-        self.page.set_default_timeout(10_000)
         self.page.goto(url)
 
     def on_request(self, request):
@@ -558,23 +536,17 @@ MANY = """for (let i = 0; i < 40; i++) localStorage.setItem(`qwen3.chat.${i}`, J
 
 
 @pytest.mark.parametrize("width, scheme", [(360, "dark"), (1440, "light"), (1440, "dark")])
-def test_looks_and_accessibility(browser, served, width, scheme, tmp_path):
+def test_looks_and_accessibility(browser, served, width, scheme, screenshots):
     """In each state of the page nothing is wider than the window, and axe-core finds no violation."""
-    axe = pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed")
-    program = next(Path(axe.__file__).parent.rglob("axe.min.js")).read_text("utf-8")
-    folder = Path(os.environ.get("QWEN3_SCREENSHOTS") or tmp_path)
-    folder.mkdir(parents=True, exist_ok=True)
     context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
-    context.add_init_script(program)
+    context.add_init_script(axe_core())
     context.add_init_script(MANY)
     tab = Tab(context, served.url)
 
     def look(state):
-        tab.page.screenshot(path=folder / f"chat-{width}-{scheme}-{state}.png")
+        tab.page.screenshot(path=screenshots / f"chat-{width}-{scheme}-{state}.png")
         assert tab.page.evaluate("document.documentElement.scrollWidth") == width, state
-        found = tab.page.evaluate("axe.run()")
-        assert [(each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in found["violations"]] == []
-        assert len(found["passes"]) > 10
+        assert_accessible(tab.page)
 
     look("empty")
     tab.page.route("**/v1/chat/completions", lambda route: None)

@@ -12,6 +12,7 @@ import pytest
 
 import qwen3
 import qwen3_numba
+from configs import FRANCE, ROOT
 from fuzzing import any_answer, cut_up, parts_of
 from make_random_model import make_random_model
 from qwen3_lib.app import terminal
@@ -19,19 +20,8 @@ from qwen3_lib.answers.completion import Completion
 from test_qwen3_moe import MOE
 from qwen3_lib.answers.answer import parse_answer, split_stream
 
-ROOT = Path(__file__).resolve().parents[1]
-FRANCE = "What is the capital of France?"
-
 
 # ---- a cut answer ---------------------------------------------------------------------------------------------------
-
-@pytest.mark.parametrize("n, thinking, words", [
-    (5, None, "The thought took 5 tokens, and no answer followed: raise --max-tokens for more."),
-    (5, False, "The answer was cut off after 5 tokens: raise --max-tokens for more."),
-    (None, False, None), (None, None, None)])
-def test_a_cut_answer_says_so(demo, n, thinking, words):
-    assert terminal.cut_note(qwen3.chat(demo, FRANCE, None, thinking, max_new_tokens=n).finish()) == words
-
 
 def test_a_thought_that_ended_before_the_cut(demo):
     whole = qwen3.chat(demo, FRANCE).finish()
@@ -134,18 +124,6 @@ def test_notes_and_answers_in_a_pipe_are_as_they_are(capsys, demo):
     terminal.note(text, terminal.CYAN)
     terminal.write(text, dim=True)
     assert capsys.readouterr() == (text, text + "\n")
-
-
-def test_thoughts_are_dimmed_and_words_kept_whole(monkeypatch, demo):
-    screen = Screen()
-    monkeypatch.setattr(sys, "stdout", screen)
-    monkeypatch.setattr(terminal, "columns", lambda stream: 12)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    terminal.print_answer(qwen3.chat(demo, FRANCE))
-    thought, answer = screen.getvalue().rsplit("</think>", 1)
-    assert "\x1b[2m" in thought and "\x1b[2m" not in answer
-    assert answer.removeprefix("\x1b[0m") == "\n\nThe capital \nof France is\nParis.\n"
 
 
 class Finished:

@@ -4,12 +4,11 @@ import copy
 import functools
 import json
 import random
-import re
-import shutil
 import unicodedata
 
 import jinja2.ext
 import jinja2.sandbox
+import numpy as np
 import pytest
 import tokenizers
 from hypothesis import assume, given, settings
@@ -119,28 +118,6 @@ def test_golden_stream():
         assert real().decode(case["ids"]) == case["full_decode"], n
 
 
-@needs_shared
-def test_golden_incomplete_utf8_ids():
-    expected = json.loads((SHARED / "golden/incomplete_utf8_ids.json").read_text("utf-8"))
-    invalid, unfinished, literal = [], [], []
-    for token_id in range(real().backend.get_vocab_size()):
-        raw = real().token_bytes(token_id)
-        try:
-            if "\ufffd" in raw.decode("utf-8"):
-                literal.append(token_id)
-        except UnicodeDecodeError:
-            invalid.append(token_id)
-            if StreamDecoder(real()).push(token_id) != raw.decode("utf-8", "replace"):
-                unfinished.append(token_id)
-    assert invalid == expected["invalid"]
-    assert unfinished == expected["incomplete_tail"]
-    assert literal == expected["literal_U+FFFD"]
-    starts = [i for i in invalid if real().token_bytes(i)[0] & 0xC0 == 0x80]
-    assert set(starts) >= set(expected["starts_with_continuation"])
-    for token_id in literal:  # a real U+FFFD comes out at once
-        assert stream(real(), [token_id]) == ([real().decode([token_id])], "")
-
-
 def chat_id(case):
     return f"{case['template']}-{case['i']}-{case['name']}"
 
@@ -169,39 +146,7 @@ def test_golden_chat(file):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Real tokenizers
-
-@needs_shared
-def test_real_facts():
-    for name in ("tokenizer", "tokenizer_base", "tokenizer_embedding"):
-        assert real(name).backend.get_vocab_size() == 151669
-        ids = [real(name).token_to_id(token) for token in ("<think>", "</think>", "<|im_end|>")]
-        assert ids == [151667, 151668, 151645]
-        assert real(name).special_tokens["<|endoftext|>"] == 151643 and "<think>" not in real(name).special_tokens
-    assert (real().named_tokens["eos_token"], real("tokenizer_base").named_tokens["eos_token"]) == ("<|im_end|>", "<|endoftext|>")
-    assert real("tokenizer_embedding").chat_template is None and "eos_token" not in real("tokenizer_embedding").named_tokens
-    assert real().decode([151667, 151645], skip_special_tokens=True) == "<think>"
-    assert real().token_to_id("no such token") is None
-
-
-@needs_shared
-@pytest.mark.parametrize("variant", ["instruct", "thinking"])
-def test_real_2507_configs_carry_their_templates(variant, tmp_path):
-    shutil.copy(SHARED / f"tokenizer_{variant}_2507/tokenizer_config.json", tmp_path)
-    shutil.copy(SHARED / "tokenizer/tokenizer.json", tmp_path)
-    expected = (SHARED / f"templates/qwen3_{variant}_2507.jinja").read_text("utf-8")
-    assert load_tokenizer(tmp_path).chat_template == expected
-
-
-# ----------------------------------------------------------------------------------------------------------------------
 # Encoding and decoding
-
-def test_byte_alphabet():
-    assert set(tokenizer_utils.BYTE_OF_CHAR) == set(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    assert sorted(tokenizer_utils.BYTE_OF_CHAR.values()) == list(range(256))
-    for char, byte in tokenizer_utils.BYTE_OF_CHAR.items():
-        assert tiny().token_bytes(tiny().token_to_id(char)) == bytes([byte])
-
 
 @settings(max_examples=100, deadline=None)
 @given(ids=st.lists(st.one_of(st.integers(-3, 300), st.integers(250, 272), st.just(2**70)), max_size=40),
@@ -244,10 +189,7 @@ def test_stream_holds_back_only_what_is_unfinished():
 
 def test_decode_ids_without_a_name():
     a = tiny().token_to_id("a")
-    assert tiny().decode([a, tiny().backend.get_vocab_size(), 10**6, 2**40, 10**30, -1, -2**70, a]) == "aa"
-    assert tiny().decode([]) == ""
-    numpy = pytest.importorskip("numpy")
-    assert tiny().decode(numpy.array([a, a])) == "aa" == "".join(stream(tiny(), numpy.array([a, a]))[0])
+    assert tiny().decode([a, tiny().backend.get_vocab_size(), 2**40, -1, a]) == "aa" == tiny().decode(np.array([a, a]))
 
 
 def test_special_tokens():
@@ -265,13 +207,6 @@ def test_lone_surrogate():
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Chat templates
-
-def test_render():
-    assert tiny().apply_chat_template(user()) == "<s>user:Hi</s><s>"
-    assert tiny().apply_chat_template(user(), add_generation_prompt=False) == "<s>user:Hi</s>"
-    tokenizer = tiny("{{ enable_thinking }}{{ tools | length }}")
-    assert tokenizer.apply_chat_template(user(), tools=[{"type": "function"}], enable_thinking=False) == "False1"
-
 
 def plain_environment():
     """As transformers makes it."""
@@ -471,50 +406,6 @@ def test_what_isnt_text_is_refused_by_name(part, name):
     assert error_of(checked_messages, messages, "x.json") == f"x.json: {expected}"
 
 
-CONTRACTION = re.compile("(?i:'(?:s|t|re|ve|m|ll|d))")
-WORD = re.compile(r"[^nLN]?[LM]+|N| ?[^ snLMN]+n*|[ sn]*n+|[ sn]+(?![^ sn])|[ sn]+")  # of kinds of characters
-
-
-def words_of(text):
-    """A text as Qwen3.5's tokenizer.json cuts it, by Python's own tables of letters, marks and numbers."""
-    kinds = "".join("n" if char in "\r\n" else " " if char == " " else "s" if char.isspace() else
-                    kind if (kind := unicodedata.category(char)[0]) in "LMN" else "o" for char in text)
-    start = 0
-    while start < len(text):
-        end = (CONTRACTION.match(text, start) or WORD.match(kinds, start)).end()
-        yield text[start:end]
-        start = end
-
-
-SPECIAL = ["<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "<|image_pad|>", "<|fim_prefix|>"]
-SCRIPTS = [(0x20, 0x7F), (0x300, 0x370), (0x900, 0x980), (0xE00, 0xE80), (0x4E00, 0x9FA6), (0x600, 0x700),
-           (0x1F300, 0x1F700), (0xAC00, 0xD7A4), (0x1100, 0x1200), (0x9, 0xE)]
-
-
-@pytest.mark.skipif(not QWEN3_5.is_dir(), reason=f"no files at {QWEN3_5}")
-def test_the_tokenizer_of_qwen3_5():
-    tokenizer, rng = newer("3.5"), random.Random(1)
-    assert tokenizer.backend.get_vocab_size() == 248_077 and tokenizer.named_tokens["eos_token"] == "<|im_end|>"
-    bare = tokenizers.Tokenizer(tokenizer.backend.model)
-    bare.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    for _ in range(500):
-        bits = [chr(rng.randrange(*rng.choice(SCRIPTS))) for _ in range(rng.randint(0, 12))]
-        bits += rng.choices([" ", "\n", "'s", "a", "1"], k=rng.randint(0, 6)) + rng.choices(SPECIAL, k=rng.randint(0, 2))
-        rng.shuffle(bits)
-        text, expected, plain = "".join(bit for bit in bits if unicodedata.category(bit[-1]) != "Cn"), [], ""
-        for piece in re.split(f"({'|'.join(map(re.escape, SPECIAL))})", text):
-            if piece in SPECIAL:
-                expected.append(tokenizer.token_to_id(piece))
-            else:
-                piece = unicodedata.normalize("NFC", piece)
-                expected += [i for word in words_of(piece) for i in bare.encode(word).ids]
-            plain += piece
-        assert tokenizer.encode(text) == expected, text
-        assert tokenizer.decode(expected) == plain
-        pieces, rest = stream(tokenizer, expected)
-        assert "".join(pieces) + rest == plain and not rest
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Loading
 
@@ -632,14 +523,9 @@ def test_keyboard_interrupt_passes(monkeypatch):
 
 
 def test_missing_and_unreadable_files(tmp_path):
-    assert "does not exist" in error_of(load_tokenizer, tmp_path)
     assert "does not exist" in error_of(load_tokenizer, tmp_path / "nowhere\nat all")
-    (tmp_path / "tokenizer.json").mkdir()
-    error_of(load_tokenizer, tmp_path)
-    folder = write_model(tmp_path / "model")
-    error_of(load_tokenizer, folder / "tokenizer.json")
-    assert "chat_template.jinja" in error_of(load_tokenizer, write_model(folder, template=b"\xff"))
-    assert "chat_template.jinja" in error_of(load_tokenizer, write_model(folder, template="{% if %}"))
+    for template in (b"\xff", "{% if %}"):
+        assert "chat_template.jinja" in error_of(load_tokenizer, write_model(tmp_path, template=template))
 
 
 @pytest.mark.parametrize("prompt, expected", [
@@ -656,4 +542,5 @@ def test_inside_thought_looks_at_the_last_turn(tiny_model, prompt, expected):
 def test_brief_is_one_printable_line(text, longest):
     line = brief(text, longest)
     assert len(line) <= longest and line.isprintable()
-    assert line == text or not text.isprintable() or len(text) > longest or " ".join(text.split()) == line
+    if text.isprintable() and len(words := " ".join(text.split())) <= longest:
+        assert line == words

@@ -686,9 +686,9 @@ def choose(logits, routing, chosen, shares):
     for e in range(len(logits)):
         total += logits[e]
     for r in range(len(chosen)):
-        best, most = 0, np.float32(-1)  # expert 0 if all are NaN
+        best, most = 0, np.float32(-1)
         for e in range(len(logits)):
-            if logits[e] > most:
+            if logits[e] != -1 and not logits[e] <= most:  # NaN counts, so that no expert is chosen twice
                 best, most = e, logits[e]
         chosen[r], shares[r] = best, logits[best] / total
         logits[best] = -1

@@ -108,7 +108,7 @@ def test_pythons_that_cannot_map_the_files(name, value, program):
 
 @pytest.fixture(scope="module")
 def large_embedding(memory):
-    """Nearly all of this model is its embedding, which must never be in memory twice; the rows are long."""
+    """Nearly all of this model is its embedding, never in memory twice; the rows are long."""
     config = BASE | {"vocab_size": 12_000, "hidden_size": 3072, "num_hidden_layers": 1, "intermediate_size": 512}
     return make_random_model(config, memory / "large embedding")
 

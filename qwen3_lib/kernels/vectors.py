@@ -155,7 +155,7 @@ INT8_SHAPES = {"vnni512": Shape(16, 2, 6, 8), "vnni": Shape(8, 1, 6, 6), "avx2":
                "plain": Shape(4, 1, 4, 4)}
 ON_ARM = ("i8mm", "dotprod", "neon")
 UNSIGNED = ("vnni512", "vnni", "i8mm")  # their instruction wants one factor unsigned
-# ARM's instructions for bytes: LLVM's name; the word and the bit where Linux tells of them; macOS's name; Windows' number.
+# ARM's instructions for bytes: LLVM's name; word and bit where Linux tells of them; macOS's name; Windows' number.
 ARM = (("dotprod", 16, 20, b"FEAT_DotProd", 43), ("i8mm", 26, 13, b"FEAT_I8MM", 66))
 
 

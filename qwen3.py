@@ -56,9 +56,10 @@ try:
     from tokenizer_utils import (InputError, NoTokenizer, Tokenizer, brief, load_tokenizer, read_json_object,
                                  stream_text)
 except (ImportError, KeyboardInterrupt) as error:
-    if __name__ != "__main__":
+    program = "qwen3.py" if __name__ == "__main__" else Path(sys.argv[0]).name  # qwen3_batch.py and the others, too
+    if not program.startswith("qwen3"):
         raise
-    sys.exit(130 if isinstance(error, KeyboardInterrupt) else f"qwen3.py: {error}; it needs Python 3.11 or newer, "
+    sys.exit(130 if isinstance(error, KeyboardInterrupt) else f"{program}: {error}; it needs Python 3.11 or newer, "
              "64 bits, little-endian, and: pip install numpy safetensors tokenizers jinja2")
 
 __version__ = "0.3.0"

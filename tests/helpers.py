@@ -229,6 +229,50 @@ def assert_accessible(page) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# The memory of a process
+# ----------------------------------------------------------------------------------------------------------------------
+
+LOADING = """
+import re, sys
+from pathlib import Path
+import numpy as np
+import qwen3
+from qwen3_numba import load_model
+path, quantize, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
+
+def memory(kind):  # VmHWM: the most that was resident, with the pages of mapped files; RssAnon: without these
+    return int(re.search(rf"{kind}:\\s*(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+
+def arrays(weights):
+    values = weights.values() if isinstance(weights, dict) else weights if isinstance(weights, list) else ()
+    return [weights] if isinstance(weights, np.ndarray) else [array for value in values for array in arrays(value)]
+
+load_model(qwen3.BUNDLED, "int8", threads)  # brings all into memory that isn't the weights
+before, own = memory("VmRSS"), memory("RssAnon")
+if quantize == "numpy":
+    weights = arrays(qwen3.load_model(path).weights)
+else:
+    model = load_model(path, quantize or None, threads)
+    weights = model.weights.arrays
+kept = {array.ctypes.data: array.nbytes for array in weights}
+print(memory("VmHWM") - before, memory("RssAnon") - own, sum(kept.values()))
+"""
+
+
+def memory_while_loading(path, quantize=None, threads=8) -> tuple[int, int, int]:
+    """(the peak of the resident memory, the memory that isn't mapped from files, the kept weights) in bytes.
+
+    Of a process that loads a model; quantize "numpy" stands for the NumPy engine.
+    """
+    done = subprocess.run([sys.executable, "-c", LOADING, path, quantize or "", str(threads)], cwd=ROOT, timeout=250,
+                          capture_output=True, text=True, env=os.environ | {"OPENBLAS_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    peak, own, kept = map(int, done.stdout.split())
+    print(f"peak {peak / kept:.3f}, own {own / kept:.3f} of {kept / 1e6:.1f} MB")
+    return peak, own, kept
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # hypothesis
 # ----------------------------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import pytest
 import qwen3
 import qwen3_numba
 from configs import (BASE, FRANCE, HYBRID, HYBRID_MOE, HYBRID_SCALES, PARIS, QWEN3_5, ROOT, SHARED, YARN)
-from helpers import (assert_cli_refuses, assert_one_line, message_of, random_ids, run_fast, run_main,
+from helpers import (assert_cli_refuses, assert_one_line, memory_while_loading, message_of, random_ids, run_fast, run_main,
                      works_or_refused)
 from make_random_model import make_random_model
 from published import kept_by_the_fast_engine, print_losses
@@ -301,6 +301,30 @@ def test_a_file_whose_weights_are_packed_does_not_stay_in_memory(tmp_path):
             thread.join(60)
     mapped = re.search(rf"{re.escape(str(file))}\n(?:\w+: .*\n)*?Rss: +(\d+) kB", Path("/proc/self/smaps").read_text())
     assert int(mapped[1]) * 1024 < file.stat().st_size / 10 and model.weights.arrays
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the memory of a process is read from Linux's /proc")
+@pytest.mark.parametrize("form, bytes_per_weight", [("Q8_0", 1.0625), ("Q4_K", 0.578), ("Q6_K", 0.82)])
+def test_loading_takes_little_more_than_the_weights(form, bytes_per_weight, memory, monkeypatch):
+    """The package can't quantize to the K formats, of which Q4_K_M is a mix: normally distributed factors, random bytes."""
+    config = BASE | {"vocab_size": N_TOKENS, "hidden_size": 1024, "intermediate_size": 3072, "head_dim": 64}
+    rng, quantize = np.random.default_rng(0), gguf.quantize
+    factors = {"Q4_K": slice(0, 4), "Q6_K": slice(208, 210)}
+
+    def random_blocks(values, kind):
+        if kind.name not in factors:
+            return quantize(values, kind)
+        n, size = gguf.GGML_QUANT_SIZES[kind]
+        blocks = rng.integers(0, 256, (len(values), values.shape[1] // n, size), np.uint8)
+        places = blocks[..., factors[kind.name]]
+        places[:] = rng.normal(0, 1e-3, (*places.shape[:2], places.shape[2] // 2)).astype("<f2").view(np.uint8)
+        return blocks.reshape(len(values), -1)
+
+    monkeypatch.setattr(gguf, "quantize", random_blocks)
+    folder = make_random_model(config, memory / form)
+    peak, own, kept = memory_while_loading(write_gguf(folder, memory / f"{form}.gguf", form))
+    assert kept == pytest.approx((N_TOKENS * 1024 + 3 * 3 * 1024 * 3072 + 3 * 1024 * 64 * 12) * bytes_per_weight, rel=0.03)
+    assert max(peak, own) < 1.1 * kept + 2**23  # each of 8 threads has copies of some rows, which are long
 
 
 def test_the_fast_engine_saves_it_with_its_tokenizer(demo_gguf, demo, tmp_path):

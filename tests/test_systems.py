@@ -9,10 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
+import qwen3_numba
 from configs import BASE, FRANCE, PARIS, ROOT
-from helpers import assert_one_line
+from helpers import assert_one_line, memory_while_loading
 from make_random_model import make_random_model
 from qwen3_lib.app import cli
+from qwen3_lib.io.packed import save_quantized
 from qwen3_lib.kernels.team import available_cpus
 
 ABSENT = {  # names of Linux that Python doesn't have there
@@ -88,12 +90,15 @@ def test_a_console_and_a_pipe_of_windows(monkeypatch):
     assert modes == {111: 7, 112: 7}  # ENABLE_VIRTUAL_TERMINAL_PROCESSING, 4, among them
 
 
+@pytest.mark.parametrize("program", ["qwen3.py", "qwen3_numba.py", "qwen3_batch.py", "qwen3_embed.py", "qwen3_inspect.py",
+                                     "qwen3_server.py"])
 @pytest.mark.parametrize("name, value", [("maxsize", 2**31 - 1), ("byteorder", "big")])
-def test_pythons_that_cannot_map_the_files(name, value):
-    program = f"import runpy, sys; sys.{name} = {value!r}; runpy.run_path('qwen3.py', run_name='__main__')"
-    done = subprocess.run([sys.executable, "-c", program, FRANCE], cwd=ROOT, capture_output=True, text=True, timeout=60)
+def test_pythons_that_cannot_map_the_files(name, value, program):
+    source = f"import runpy, sys\nimport numpy\nsys.{name}, sys.argv = {value!r}, [{program!r}]\n" \
+             f"runpy.run_path({program!r}, run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and not done.stdout
-    assert_one_line(done.stderr, "qwen3.py: this is Python", "32 bits" if name == "maxsize" else "big-endian",
+    assert_one_line(done.stderr, f"{program}: this is Python", "32 bits" if name == "maxsize" else "big-endian",
                     "it needs", "64 bits, little-endian")
 
 
@@ -101,57 +106,26 @@ def test_pythons_that_cannot_map_the_files(name, value):
 # Small machines
 # ----------------------------------------------------------------------------------------------------------------------
 
-LOADING = """
-import re, sys, threading, time
-from pathlib import Path
-import numpy as np
-import qwen3
-engine, folder = sys.argv[1:3]
-
-def own_bytes():  # without pages of mapped files, which the system takes back when it needs memory
-    return int(re.search(r"RssAnon:\\s*(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
-
-def load(folder):
-    if engine == "numpy":
-        return qwen3.load_model(folder)
-    from qwen3_numba import load_model
-    return load_model(folder, None if engine == "mapped" else engine, threads=2)
-
-def arrays(weights):
-    values = weights.values() if isinstance(weights, dict) else weights if isinstance(weights, list) else ()
-    return [weights] if isinstance(weights, np.ndarray) else [array for value in values for array in arrays(value)]
-
-def watch():
-    while not done:
-        peaks.append(own_bytes())
-        time.sleep(0.0005)
-
-load(qwen3.BUNDLED)  # all that isn't the weights
-done, before, peaks = False, own_bytes(), []
-watcher = threading.Thread(target=watch)
-watcher.start()
-weights = load(folder).weights
-done = True
-watcher.join()
-kept = {array.ctypes.data: array.nbytes for array in (arrays(weights) if engine == "numpy" else weights.arrays)}
-print(max(peaks) - before, own_bytes() - before, sum(kept.values()))
-"""
-
-
 @pytest.fixture(scope="module")
 def large_embedding(memory):
-    config = BASE | {"vocab_size": 151_936, "hidden_size": 256, "num_hidden_layers": 1, "intermediate_size": 512}
+    """Nearly all of this model is its embedding, never in memory twice; the rows are long."""
+    config = BASE | {"vocab_size": 12_000, "hidden_size": 3072, "num_hidden_layers": 1, "intermediate_size": 512}
     return make_random_model(config, memory / "large embedding")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the memory of a process is read from Linux's /proc")
-@pytest.mark.parametrize("engine, bytes_per_weight, most", [("numpy", 4, 1.1), ("mapped", 2, 0), ("int4", 0.6875, 1.1)])
-def test_loading_takes_little_more_than_the_weights(engine, bytes_per_weight, most, large_embedding):
-    """The embedding, nearly all of this model, is never in memory twice; `mapped` weights stay in the file."""
-    done = subprocess.run([sys.executable, "-c", LOADING, engine, large_embedding], cwd=ROOT, capture_output=True,
-                          text=True, timeout=250, env=os.environ | {"OPENBLAS_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr
-    peak, after, kept = map(int, done.stdout.split())
-    assert kept == pytest.approx(151_936 * 256 * bytes_per_weight, rel=0.03)
-    for taken in (peak, after):
-        assert taken < most * kept + 2**22, (peak, after, kept)  # each thread has a few copies of some rows
+@pytest.mark.parametrize("quantize, bytes_per_weight", [(None, 2), ("int8", 1.0625), ("int4", 0.6875), ("numpy", 4)])
+def test_loading_takes_little_more_than_the_weights(quantize, bytes_per_weight, large_embedding):
+    peak, own, kept = memory_while_loading(large_embedding, quantize)
+    assert kept == pytest.approx(12_000 * 3072 * bytes_per_weight, rel=0.15)
+    mapped = (large_embedding / "model.safetensors").stat().st_size if quantize == "numpy" else 0  # a whole tensor's pages
+    assert peak < 1.1 * kept + mapped + 2**23  # each of 8 threads has copies of some rows
+    assert own < (1.1 * kept if quantize else 0) + 2**23  # without quantizing, the weights stay in the file
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the memory of a process is read from Linux's /proc")
+def test_a_saved_model_stays_in_its_file(large_embedding, memory):
+    save_quantized(qwen3_numba.load_model(large_embedding, "int4", tokenizer=False), memory / "saved", "int4")
+    peak, own, kept = memory_while_loading(memory / "saved", None)
+    assert kept > 0.95 * (memory / "saved/model.int4.safetensors").stat().st_size
+    assert own < 2**22 and peak < kept + 2**22

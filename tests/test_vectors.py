@@ -1,6 +1,7 @@
 """qwen3_lib/kernels/vectors.py: the instructions of each kind of CPU."""
 import ctypes
 from functools import cache
+from types import SimpleNamespace
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -47,9 +48,9 @@ def test_choice_of_instructions(features, path):
     assert vectors.int8_paths(features)[0] == path
 
 
-@pytest.mark.parametrize("system", ["linux", "darwin"])
-def test_an_arm_is_asked_for_its_instructions_for_bytes(system, monkeypatch):
-    """With ARMv8.2's dot products and no more, in the words of Linux' hwcap.h and of Apple's sysctl."""
+@pytest.mark.parametrize("system, machine", [("linux", "aarch64"), ("darwin", "arm64"), ("win32", "ARM64")])
+def test_an_arm_is_asked_for_its_instructions_for_bytes(system, machine, monkeypatch):
+    """With ARMv8.2's dot products and no more, in the words of Linux' hwcap.h, Apple's sysctl and Windows' winnt.h."""
     class System:
         def __init__(self, _):
             pass
@@ -63,7 +64,9 @@ def test_an_arm_is_asked_for_its_instructions_for_bytes(system, monkeypatch):
             value._obj.value = 1
             return 0
 
-    monkeypatch.setattr(vectors.platform, "machine", lambda: "arm64")
+    kernel32 = SimpleNamespace(IsProcessorFeaturePresent=lambda number: int(number == 43))
+    monkeypatch.setattr(vectors.ctypes, "windll", SimpleNamespace(kernel32=kernel32), raising=False)
+    monkeypatch.setattr(vectors.platform, "machine", lambda: machine)
     monkeypatch.setattr(vectors.sys, "platform", system)
     monkeypatch.setattr(vectors.ctypes, "CDLL", System)
     monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: llvm.FeatureMap())

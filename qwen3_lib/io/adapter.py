@@ -203,7 +203,7 @@ def adapted(base: AnyTensor, change: Change) -> PackedTensor:
 
     @cache
     def column_lengths() -> np.ndarray:
-        blocks = [(start, min(start + 8 * BLOCK, len(change.b))) for start in range(0, len(change.b), 8 * BLOCK)]
+        blocks = [(start, min(start + 32 * BLOCK, len(change.b))) for start in range(0, len(change.b), 32 * BLOCK)]
         return np.sqrt(sum(np.square(summed(*block)).sum(axis=0) for block in blocks))
 
     @np.errstate(all="ignore")  # infinity and NaN are reported once they have reached the logits

@@ -15,7 +15,7 @@ PACKED_DTYPES: dict[str, np.dtype[Any]] = DTYPES | {
     "I32": np.dtype("<i4"), "I64": np.dtype("<i8")}
 
 EMBEDDING = "model.embed_tokens.weight"
-BLOCK = 128  # rows of a matrix are unpacked in multiples of this number; FP8 has a scale for so many
+BLOCK = 32  # rows of a matrix are unpacked in multiples of this number: words hold 16 or fewer of them
 Whole = Callable[[int, int], tuple[np.ndarray, np.ndarray, np.ndarray | None]]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from qwen3 import forget_pages, to_float32
-from qwen3_lib.io.tensors import BLOCK, AnyTensor, PackedTensor, rows_of
+from qwen3_lib.io.tensors import AnyTensor, PackedTensor, rows_of
 from qwen3_lib.kernels.build import kernel
 from qwen3_lib.kernels.layout import (BF16, BIAS, F16, F32, FORMATS, GROUP, INT4, INT5, INT8, LARGEST, PANEL, Q4_0,
                                       Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, SHARING, SMALLEST, Weight, factors_size, is_packed,
@@ -122,22 +122,21 @@ class Packer:
     def rounded(self, label: str, tensor: AnyTensor, form: int) -> np.ndarray:
         """A matrix [rows, n] as packed blocks that err little."""
         n_rows, n = tensor.shape
-        packed, together = self.pages.take(packed_shape(n_rows, n, form)), BLOCK // PANEL
+        packed = self.pages.take(packed_shape(n_rows, n, form))
 
-        def part(block: int) -> float:
-            """Packs some blocks -> their largest weight. Few, because each thread has float32 copies of them."""
-            work = empty((10, PANEL), np.float32)
+        def part(start: int) -> float:
+            """Packs a block -> its largest weight. One only, because each thread has float32 copies of it."""
+            columns, work = np.zeros((padded(n, 2 * GROUP), PANEL), np.float32), empty((10, PANEL), np.float32)
             with np.errstate(over="ignore", invalid="ignore"):  # by infinite scales
-                some = rows_of(tensor, block * PANEL, min((block + together) * PANEL, n_rows))
-            if not np.isfinite(some).all():
+                rows = rows_of(tensor, start, min(start + PANEL, n_rows))
+            largest = float(max(rows.max(), -rows.min()))
+            if not np.isfinite(largest):
                 raise InputError(f"{label} has weights that are not finite, so it can't be quantized")
-            for i, out in enumerate(packed[block:block + together]):
-                columns, rows = np.zeros((padded(n, 2 * GROUP), PANEL), np.float32), some[i * PANEL:(i + 1) * PANEL]
-                columns[:n, :len(rows)] = rows.T
-                kernel("quantize_block")(table((columns, out, work)), form)
-            return float(max(some.max(), -some.min()))
+            columns[:n, :len(rows)] = rows.T
+            kernel("quantize_block")(table((columns, packed[start // PANEL], work)), form)
+            return largest
 
-        largest = max(self.each(part, range(0, len(packed), together)))
+        largest = max(self.each(part, range(0, n_rows, PANEL)))
         if largest > LARGEST or 0 < largest < SMALLEST:
             raise InputError(f"{label} can't be quantized: its largest weight is {largest:.3g}, not between "
                              f"{SMALLEST:g} and {LARGEST:g}")
@@ -154,32 +153,26 @@ class Packer:
         packed = self.pages.take(packed_shape(n_rows, n, form))
 
         def part(start: int) -> bool:
-            """Packs some rows -> whether all their numbers fit."""
-            found = (factored if FORMATS[form].shared else rescaled)(tensor, form, start, min(start + BLOCK, n_rows))
+            """Packs a block -> whether all its numbers fit."""
+            found = (factored if FORMATS[form].shared else rescaled)(tensor, form, start, min(start + PANEL, n_rows))
+            forget_pages(tensor.mapping)
             if found is None:
                 return False
             whole, scales, factors = found
-            numbers = np.zeros((padded(len(whole), PANEL), n), np.int16)
+            numbers, block = np.zeros((PANEL, n), np.int16), packed[start // PANEL]
             numbers[:len(whole)] = whole
-            both = np.zeros((2, len(numbers), n // FORMATS[form].group), np.float32)
+            both = np.zeros((2, PANEL, n // FORMATS[form].group), np.float32)
             for target, values in zip(both, scales):
                 target[:len(whole)] = np.repeat(values, both.shape[2] // values.shape[1], axis=1)
-            blocks = packed[start // PANEL:][:len(numbers) // PANEL]
-            for i, block in enumerate(blocks):
-                rows = slice(i * PANEL, (i + 1) * PANEL)
-                arrays = numbers[rows], np.ascontiguousarray(both[:, rows]), block  # kept while the kernel runs
-                kernel("pack_block")(table(arrays), form)
+            kernel("pack_block")(table((numbers, both, block)), form)
             if factors is not None:
-                common = np.zeros((len(factors), len(numbers), n // SHARING), np.float16)
+                common = np.zeros((len(factors), PANEL, n // SHARING), np.float16)
                 common[:, :len(whole)] = factors
-                in_order = common.reshape(len(factors), -1, PANEL, n // SHARING).transpose(1, 3, 0, 2)
-                places = blocks.view(np.float16).reshape(len(blocks), n // SHARING, -1)
-                places[..., :PANEL * len(factors)] = in_order.reshape(len(blocks), n // SHARING, -1)
+                places = block.view(np.float16).reshape(n // SHARING, -1)
+                places[:, :PANEL * len(factors)] = common.transpose(2, 0, 1).reshape(n // SHARING, -1)
             return True
 
-        fits = part(0) and all(self.each(part, range(BLOCK, n_rows, BLOCK)))
-        forget_pages(tensor.mapping)
-        if fits:
+        if part(0) and all(self.each(part, range(PANEL, n_rows, PANEL))):
             return packed
         self.pages.give_back(packed)
         return None

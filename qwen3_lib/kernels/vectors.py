@@ -155,8 +155,8 @@ INT8_SHAPES = {"vnni512": Shape(16, 2, 6, 8), "vnni": Shape(8, 1, 6, 6), "avx2":
                "plain": Shape(4, 1, 4, 4)}
 ON_ARM = ("i8mm", "dotprod", "neon")
 UNSIGNED = ("vnni512", "vnni", "i8mm")  # their instruction wants one factor unsigned
-# ARM's instructions for bytes: LLVM's name; the word and the bit where Linux tells of them; macOS's name.
-ARM = (("dotprod", 16, 20, b"FEAT_DotProd"), ("i8mm", 26, 13, b"FEAT_I8MM"))
+# ARM's instructions for bytes: LLVM's name; word and bit where Linux tells of them; macOS's name; Windows' number.
+ARM = (("dotprod", 16, 20, b"FEAT_DotProd", 43), ("i8mm", 26, 13, b"FEAT_I8MM", 66))
 
 
 def int8_paths(features: dict[str, bool]) -> list[str]:
@@ -170,15 +170,17 @@ def int8_paths(features: dict[str, bool]) -> list[str]:
 def host_features() -> dict[str, bool]:
     """LLVM's names of what this CPU has. It never tells of an ARM's instructions for bytes, so the system is asked."""
     features = dict(llvm.get_host_cpu_features())
-    if platform.machine() not in ("aarch64", "arm64"):
+    if platform.machine() not in ("aarch64", "arm64", "ARM64"):  # of Linux, macOS, Windows
         return features
     features["neon"] = True
-    for feature, word, bit, name in ARM:
+    for feature, word, bit, name, number in ARM:
         value, size = ctypes.c_int(0), ctypes.c_size_t(4)
         if sys.platform == "linux":
             value.value = ctypes.CDLL(None).getauxval(ctypes.c_ulong(word)) >> bit & 1
         elif sys.platform == "darwin":  # a name that it doesn't know leaves 0
             ctypes.CDLL(None).sysctlbyname(b"hw.optional.arm." + name, ctypes.byref(value), ctypes.byref(size), None, 0)
+        elif sys.platform == "win32":
+            value.value = ctypes.windll.kernel32.IsProcessorFeaturePresent(number)
         features[feature] = bool(value.value)
     return features
 

@@ -436,9 +436,9 @@ class HybridFolder(Folder):
         return ENGINE if engine.hybrid_cache is None else replace(engine, new_cache=engine.hybrid_cache)
 
 
-def opened(folder: Folder) -> Folder:
-    """The folder; a HybridFolder if its config.json is that of a Qwen3.5."""
-    return HybridFolder(folder) if folder.json("config.json").get("model_type") in MODEL_TYPES else folder
+def opened(folder: Folder, kind: type[HybridFolder] = HybridFolder) -> Folder:
+    """The folder; a HybridFolder, or another `kind`, if its config.json is that of a Qwen3.5."""
+    return kind(folder) if folder.json("config.json").get("model_type") in MODEL_TYPES else folder
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ from qwen3_lib.io.tensors import PackedTensor
 from qwen3_lib.kernels.layout import (BF16, BLOCK, EVERYTHING, EXPERT, F16, F32, FEW, FORMATS, GATE, GROUP, HEAD_NORMS,
                                       KV8, LINEAR, NORMS, PANEL, PASS, TILE, Batch, Job, Layers, Q, Space, Task,
                                       is_packed, packed_shape, padded, table)
-from qwen3_lib.kernels.hybrid import DELTA, StateCache, is_recurrent, joined, state_fields, state_table
+from qwen3_lib.kernels.hybrid import DELTA, StateCache, is_recurrent, joined, stacked, state_fields, state_table
 from qwen3_lib.kernels.memory import empty, experts_of, work_space
 
 try:
@@ -96,7 +96,8 @@ class Weights:
     norms: np.ndarray
     head_norms: np.ndarray
     norm: np.ndarray
-    biases: dict[str, np.ndarray]  # by their names in the file
+    vectors: dict[str, np.ndarray]  # float32: norms, biases and the like, by their names in the file
+    shapes: dict[str, tuple[int, ...]]  # of all tensors
     arrays: list[np.ndarray]
     team: Team
     quantized: str | None  # "int8" or "int4", if all matrices are packed so
@@ -135,14 +136,11 @@ class Weights:
     def tensors(self) -> dict[str, np.ndarray]:
         """Name -> array of all that the engine keeps. A tied head is the embedding, and isn't named."""
         by_address = {array.ctypes.data: array for array in self.arrays}
-        matrices = {"model.embed_tokens.weight": self.embedding}
-        tensors = {"model.norm.weight": self.norm} | self.biases
+        matrices, tensors = {"model.embed_tokens.weight": self.embedding}, dict(self.vectors)
         if self.head[0] != self.embedding[0]:
             matrices["lm_head.weight"] = self.head
         for i in range(len(self.layers)):
             matrices |= self.matrices(i)
-            for name, norm in zip(NORMS + HEAD_NORMS, (*self.norms[i], *self.head_norms[i])):
-                tensors[f"model.layers.{i}.{name}.weight"] = norm
         for name, row in matrices.items():
             array = by_address[row[0]]
             tensors[name] = array if is_packed(row[2]) else array[:, :row[4]]
@@ -165,16 +163,17 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
     saved = folder.form if isinstance(folder, Quantized) else None
     if saved is not None and quantize not in (None, saved):
         raise InputError(f"{folder.path}: this checkpoint is {saved}, so it can't be made {quantize}")
-    stored = folder.packed(config, saved_tensor) if isinstance(folder, Quantized) else folder.tensors(config)
-    stored, shapes = joined(stored, folder.shapes(config), config)
+    shapes = joined(folder.shapes(config), lambda first, second: (first[0] + second[0], first[1]))
+    stored = folder.packed(config, shapes, saved_tensor) if isinstance(folder, Quantized) else \
+        joined(folder.tensors(config), stacked)
     wish, n_layers = saved or quantize, config.num_hidden_layers
     packs = quantize or any(isinstance(tensor, PackedTensor) for tensor in stored.values())
     make_kernels(layers_of(config), *(("quantize_block", "pack_block") if packs else ()))
     team = Team(threads or available_cpus())
-    biases = {name: np.array(to_float32(tensor)) for name, tensor in stored.items() if name.endswith(".bias")}
+    vectors = {name: np.array(to_float32(tensor)) for name, tensor in stored.items() if len(shapes[name]) != 2}
     w = Weights(config, np.zeros((n_layers, len(LINEAR), 5), np.int64), np.zeros((n_layers, 2, 2), np.int64),
                 np.zeros((n_layers, 5), np.int64), np.zeros((n_layers, experts_of(config)[0], len(EXPERT), 5), np.int64),
-                np.empty(0), np.empty(0), *norms_of(stored, config), biases, [], team, wish)
+                np.empty(0), np.empty(0), *norms_of(vectors, config), vectors, shapes, [], team, wish)
     with ThreadPoolExecutor(team.n_threads) as pool:
         packer = Packer(pool, w.arrays)
 
@@ -209,9 +208,9 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
                     row[:] = place(name, forms[name])
     layers = Layers(w.layers, w.norms, w.head_norms, w.norm, w.head, np.array([config.rms_norm_eps]), w.forms,
                     w.routers, w.experts, np.array([config.norm_topk_prob, w.experts.shape[1] > config.num_experts], np.int64),
-                    bias_rows(biases, n_layers),
+                    bias_rows(vectors, n_layers if config.attention_bias else 0),
                     np.array([window or EVERYTHING for window in config.windows or [0] * n_layers]),
-                    np.array([int(config.causal)]), *state_fields(stored, config))
+                    np.array([int(config.causal)]), *state_fields(vectors, config))
     w.for_kernels = layers, table(layers)
     w.formats, w.experts_formats = (tuple({int(row[2]) for some in tables for row in some.reshape(-1, 5) if row[0]})
                                     for tables in ((w.layers, w.routers), (w.experts,)))
@@ -233,23 +232,23 @@ def touch_pages(mappings: Iterable[mmap.mmap]) -> None:
         threading.Thread(target=touch, daemon=True).start()
 
 
-def norms_of(stored: dict[str, Any], config: Config) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def norms_of(vectors: dict[str, np.ndarray], config: Config) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The norms of Layers: [n_layers, 2, hidden_size], [n_layers, 2, head_dim], [hidden_size]."""
     more, none = np.float32(isinstance(config, HybridConfig)), np.zeros(config.head_dim, np.float32)
 
     def norm(name: str) -> np.ndarray:  # a delta net has no norms of heads
-        return more + to_float32(stored[name]) if name in stored else none
+        return more + vectors[name] if name in vectors else none
 
     norms = [np.array([[norm(f"model.layers.{i}.{name}.weight") for name in names]
                        for i in range(config.num_hidden_layers)]) for names in (NORMS, HEAD_NORMS)]
     return norms[0], norms[1], norm("model.norm.weight")
 
 
-def bias_rows(biases: dict[str, np.ndarray], n_layers: int) -> np.ndarray:
+def bias_rows(vectors: dict[str, np.ndarray], n_layers: int) -> np.ndarray:
     """The biases of Layers."""
     rows = []
-    for i in range(n_layers if biases else 0):
-        *parts, out = (biases[f"model.layers.{i}.{name}.bias"] for name in LINEAR[:GATE])
+    for i in range(n_layers):
+        *parts, out = (vectors[f"model.layers.{i}.{name}.bias"] for name in LINEAR[:GATE])
         rows.append(np.concatenate([*(np.pad(part, (0, -len(part) % PANEL)) for part in parts), out]))
     return np.array(rows, np.float32).reshape(len(rows), -1) if rows else np.empty((0, 0), np.float32)
 

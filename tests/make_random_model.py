@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from qwen3_5 import opened  # noqa: E402
-from qwen3_lib.io.models import Checkpoint  # noqa: E402
+from qwen3_lib.io.models import Checkpoint, Hybrid  # noqa: E402
 
 # hidden_size, intermediate_size, layers, heads, KV heads, tied head
 SIZES = {"0.6B": (1024, 3072, 28, 16, 8, True), "1.7B": (2048, 6144, 28, 16, 8, True), "4B": (2560, 9728, 36, 32, 8, True),
@@ -61,7 +61,7 @@ def make_random_model(config: dict, out: Path, dtype: str = "bfloat16", shards: 
     """
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.json").write_text(json.dumps(config, indent=2))
-    source = opened(Checkpoint(out))
+    source = opened(Checkpoint(out), Hybrid)
     shapes = source.shapes(source.config())
     if config.get("tie_word_embeddings"):
         del shapes["lm_head.weight"]

@@ -7,6 +7,8 @@ import numpy as np
 import safetensors
 
 from configs import SHARED
+from qwen3 import map_safetensors
+from qwen3_lib.io.tensors import PACKED_DTYPES
 
 DTYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2", "int32": "<i4", "int64": "<i8", "float8_e4m3fn": "u1",
           "uint8": "u1", "int8": "i1"}
@@ -35,6 +37,43 @@ def write_tensors(file: Path, tensors: dict[str, tuple[str, np.ndarray]]) -> Non
     safetensors.serialize_file({name: safetensors.TensorSpec(dtype=tensors[name][0], shape=data.shape,
                                                              data_ptr=data.ctypes.data, data_len=data.nbytes)
                                 for name, data in arrays.items()}, file, {"format": "pt"})
+
+
+def tensors_of(folder: Path) -> dict[str, tuple[str, np.ndarray]]:
+    """What write_tensors has written."""
+    names = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn",
+             "I32": "int32", "I64": "int64", "U8": "uint8", "I8": "int8"}
+    stored = map_safetensors(folder / "model.safetensors", PACKED_DTYPES)
+    return {name: (names[tensor.dtype], tensor.data.copy()) for name, tensor in stored.items()}
+
+
+def publish(folder: Path) -> Path:
+    """Makes a folder of a Qwen3.5's text part one as Qwen publishes it, with the keys of 3.8.
+
+    The text part is nested, and beside it are a vision tower and the layer of a draft, here a copy of the last one.
+    """
+    raw, rng = json.loads((folder / "config.json").read_text()), np.random.default_rng(0)
+    last, kind = f"model.layers.{raw['num_hidden_layers'] - 1}.", raw["model_type"].removesuffix("_text")
+    stored, visual = tensors_of(folder), "model.visual.blocks.0.attn.qkv"
+    tensors = {name.replace("model.", "model.language_model.", 1): value for name, value in stored.items()}
+    tensors |= {name.replace(last, "mtp.layers.0."): value for name, value in stored.items() if name.startswith(last)}
+    tensors |= {name: ("float32", rng.standard_normal((4, 8))) for name in ("mtp.fc.weight", f"{visual}.weight")}
+    write_tensors(folder / "model.safetensors", tensors | {f"{visual}.bias": ("float32", np.ones(4))})
+    about = {"quantization_config": raw.pop("quantization_config")} if "quantization_config" in raw else {}
+    text = {key: value for key, value in raw.items() if key not in ("architectures", "torch_dtype")} | {
+        "attn_output_gate": True, "dtype": "bfloat16", "full_attention_interval": 4, "mamba_ssm_dtype": "float32",
+        "mlp_only_layers": [], "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False, "pad_token_id": None,
+        "output_gate_type": "swish", "partial_rotary_factor": 0.25, "output_router_logits": False}
+    (folder / "config.json").write_text(json.dumps(about | {
+        "architectures": [f"Qwen3_5{'Moe' * kind.endswith('moe')}ForConditionalGeneration"], "image_token_id": 248056,
+        "language_model_only": False, "model_type": kind, "text_config": text, "transformers_version": "4.57.0.dev0",
+        "tie_word_embeddings": raw["tie_word_embeddings"], "video_token_id": 248057, "vision_end_token_id": 248054,
+        "vision_start_token_id": 248053, "vision_config": {
+            "deepstack_visual_indexes": [], "depth": 1, "hidden_act": "gelu_pytorch_tanh", "hidden_size": 8,
+            "in_channels": 3, "initializer_range": 0.02, "intermediate_size": 16, "model_type": kind, "num_heads": 2,
+            "num_position_embeddings": 2304, "out_hidden_size": raw["hidden_size"], "patch_size": 16,
+            "spatial_merge_size": 2, "temporal_patch_size": 2}}))
+    return folder
 
 
 def change_config(folder: Path, **changes) -> None:

@@ -15,13 +15,14 @@ from helpers import (assert_one_line, message_of, random_ids, read_safetensors, 
 from make_random_model import make_random_model
 from test_loading import changed_header
 from test_qwen3_moe import MOE
-from published import change_config, is_nearest_int8, kept_by_the_fast_engine, pack_words, print_losses, write_tensors
+from published import (change_config, is_nearest_int8, kept_by_the_fast_engine, pack_words, print_losses, tensors_of,
+                       write_tensors)
 from qwen3_lib.app.files import fingerprint
 from qwen3 import Tensor, map_safetensors, to_float32
 from qwen3_lib.io.formats import FP8, bitsandbytes, check_settings, eight_bits
 from qwen3_lib.io.models import Checkpoint
 from qwen3_lib.io.packed import save_quantized
-from qwen3_lib.io.tensors import PACKED_DTYPES, PackedTensor, rows_of, to_bfloat16
+from qwen3_lib.io.tensors import PackedTensor, rows_of, to_bfloat16
 from qwen3_lib.kernels.layout import BF16, INT8, Q4_0, Q4_1, Q5_1, Weight
 
 CONFIG = BASE | {"hidden_size": 64, "intermediate_size": 192, "tie_word_embeddings": False}  # widths of whole groups
@@ -243,11 +244,11 @@ CASES = {
 }
 
 
-def quantize_model(path, pack, settings) -> dict[str, np.ndarray]:
-    """Packs the linear layers of a float32 checkpoint in place -> the weights it now stands for."""
+def quantize_model(path, pack, settings, ends=("_proj.weight",)) -> dict[str, np.ndarray]:
+    """Packs the linear layers of a float32 checkpoint in place -> the weights it now stands for. `ends`: of their names."""
     tensors, expected = {}, {}
     for name, tensor in map_safetensors(path / "model.safetensors").items():
-        if name.endswith("_proj.weight"):
+        if name.endswith(ends):
             parts, expected[name] = pack(tensor.data, settings)
             tensors |= {f"{name.removesuffix('.weight')}.{part}": value for part, value in parts.items()}
         else:
@@ -633,10 +634,7 @@ def test_the_fast_engine_computes_with_them(tmp_path, quantize):
 
 def change_tensors(path, **changes):
     """Rewrites a file with parts of one matrix changed, (None) removed, or of another dtype."""
-    names = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn",
-             "I32": "int32", "I64": "int64", "U8": "uint8", "I8": "int8"}
-    stored = map_safetensors(path / "model.safetensors", PACKED_DTYPES)
-    tensors = {name: (names[tensor.dtype], tensor.data.copy()) for name, tensor in stored.items()}
+    tensors = tensors_of(path)
     tensors |= {f"{Q_PROJ}.{part}": value for part, value in changes.items()}
     write_tensors(path / "model.safetensors", {name: value for name, value in tensors.items() if value is not None})
 

@@ -135,7 +135,8 @@ def test_absent_sizes_are_those_of_transformers(tmp_path):
     {"hidden_act": "gelu"}, {"attention_bias": True}, {"linear_num_key_heads": 0}, {"linear_num_value_heads": 3},
     {"layer_types": ["linear_attention"] * 3}, {"layer_types": ["sliding_attention"] * 4}, {"vocab_size": None},
     {"architectures": ["Qwen3_5ForSequenceClassification"]}, {"text_config": 3},
-    {"rope_parameters": {"rope_type": "yarn", "factor": 4, "rope_theta": 1e7}},
+    {"rope_parameters": {"rope_type": "yarn", "factor": "4", "rope_theta": 1e7}},
+    {"rope_parameters": {"rope_type": "ntk", "rope_theta": 1e7}},
     {"rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 2}}], ids=str)
 def test_config_names_what_is_wrong(changes, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(HYBRID | changes))
@@ -158,9 +159,8 @@ def test_an_answer_that_fits_a_schema(tmp_path):
     assert answer.text in ("The capital is Paris", "The capital is Rome")
 
 
-def test_what_is_refused(model, tmp_path):
+def test_what_is_refused(model):
     import qwen3_inspect
-    assert "adapter" in message_of(qwen3.load_model, model.path, adapter=tmp_path)
     assert "cut back" in message_of(Completion, model, [8, 9], lookup=3)
     assert "page" in message_of(qwen3_inspect.inspect, model, qwen3_inspect.Wish("Hi"))
 

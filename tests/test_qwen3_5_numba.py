@@ -1,13 +1,16 @@
 """Qwen3.5 in the fast engine: qwen3_5.py's numbers, and the same bits in every way of asking."""
+import shutil
+
 import numpy as np
 import pytest
 
 import qwen3
 import qwen3_5
 from configs import HYBRID, HYBRID_MOE, HYBRID_SCALES, HYBRIDS
-from helpers import message_of, random_ids
+from helpers import edit_json, message_of, random_ids
 from make_random_model import make_random_model
 from packed import round_vectors
+from published import publish
 from qwen3_lib.batch.caches import Caches, copy_prefix
 from qwen3_lib.io.packed import save_quantized
 from qwen3_lib.kernels.delta import decay_of
@@ -135,6 +138,25 @@ def test_an_interruption_between_layers_changes_nothing(tmp_path, monkeypatch):
     assert np.array_equal(qwen3.forward(model, ids[20:], cache), logits_of(model, ids)[-1])
 
 
-def test_packed_folders_of_it_are_refused(tmp_path):
-    model = fast.load_model(make(HYBRID, tmp_path / "model"), "int8")
-    assert "Qwen3.5" in message_of(save_quantized, model, tmp_path / "new", "int8")
+@pytest.mark.parametrize("form", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["tied", "three value heads to a key head, six layers", "mixture"])
+def test_saved_and_loaded(name, form, tmp_path):
+    """The folder alone gives the bits of quantizing while loading; a damaged one is refused."""
+    path = publish(make(HYBRIDS[name], tmp_path / "model"))
+    model, ids = fast.load_model(path, form), random_ids(70)
+    save_quantized(model, tmp_path / "saved", form)
+    shutil.rmtree(path)
+    saved = fast.load_model(tmp_path / "saved")
+    assert np.array_equal(logits_of(saved, ids), logits_of(model, ids)) and not saved.embeds
+    assert "--fast" in message_of(qwen3.load_model, tmp_path / "saved")
+    edit_json(tmp_path / "saved/config.json", {"text_config": HYBRIDS[name] | {"linear_value_head_dim": 48}})
+    assert "don't fit config.json" in message_of(fast.load_model, tmp_path / "saved")
+
+
+def test_a_gguf_file_is_saved_as_a_folder(tmp_path):
+    pytest.importorskip("gguf", reason="gguf is not installed")
+    from test_gguf_file import NEWER, newer, write_hybrid
+    file = write_hybrid(newer(NEWER["dense"], tmp_path / "m"), tmp_path / "x.gguf")
+    model, ids = fast.load_model(file, "int8"), random_ids(70)
+    save_quantized(model, tmp_path / "saved", "int8")
+    assert np.array_equal(logits_of(fast.load_model(tmp_path / "saved"), ids), logits_of(model, ids))

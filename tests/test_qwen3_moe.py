@@ -61,8 +61,9 @@ def fuse(path):
     """Rewrites a checkpoint as transformers 5 holds it: the experts of a layer stacked, gate above up."""
     stored = map_safetensors(path / "model.safetensors")
     tensors = {name: ("float32", tensor.data) for name, tensor in stored.items() if ".experts." not in name}
-    for i in range(3):
-        experts = [[stored[f"model.layers.{i}.mlp.experts.{e}.{name}.weight"].data for e in range(8)]
+    raw = json.loads((path / "config.json").read_text())
+    for i in range(raw["num_hidden_layers"]):
+        experts = [[stored[f"model.layers.{i}.mlp.experts.{e}.{name}.weight"].data for e in range(raw["num_experts"])]
                    for name in ("gate_proj", "up_proj", "down_proj")]
         start = f"model.layers.{i}.mlp.experts"
         tensors[f"{start}.gate_up_proj"] = ("float32", np.concatenate([np.stack(experts[0]), np.stack(experts[1])], 1))

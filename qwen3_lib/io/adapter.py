@@ -19,25 +19,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qwen3 import (DTYPES, Config, Folder, Tensor, checked_number, checked_whole, map_safetensors, tensor_shapes,
-                   to_float32)
+from qwen3 import DTYPES, Config, Folder, Tensor, checked_number, checked_whole, map_safetensors, to_float32
 from qwen3_lib.io.adapter_config import (CONFIG, FUSED, STARTS, Settings, full_name, is_target, key_of, number_of,
                                           read_settings)
 from qwen3_lib.io.errors import InputError, brief
-from qwen3_lib.io.tensors import BLOCK, EMBEDDING, AnyTensor, PackedTensor, rows_of
-from tokenizer_utils import Tokenizer
+from qwen3_lib.io.tensors import BLOCK, EMBEDDING, AnyTensor, PackedTensor, Wrapped, rows_of
 
 WEIGHTS, HEAD = "adapter_model.safetensors", "lm_head.weight"
 LORA = re.compile(r"(.+)\.lora_(A|B|embedding_A|embedding_B|magnitude_vector)(?:\.default)?(?:\.weight|(\.bias))?")
 
 
-class Adapted(Folder):
+class Adapted(Wrapped):
     """A model whose matrices have an adapter's changes. All else is the base's."""
 
     def __init__(self, base: Folder, name: str | Path):
-        super().__init__(base.path)
+        super().__init__(base)
         folder, _, weight = str(name).rpartition(":")
-        self.base, self.adapter, self.weight = base, Path(name), 1.0
+        self.adapter, self.weight = Path(name), 1.0
         if re.fullmatch(r"-?\d*\.?\d+", weight) and not self.adapter.is_dir():
             self.adapter, self.weight = Path(folder), checked_number(f"weight of {folder}", float(weight), -100, 100)
         if absent := [file for file in (CONFIG, WEIGHTS) if not (self.adapter / file).is_file()]:
@@ -52,24 +50,16 @@ class Adapted(Folder):
         config, adds = self.base.config(), self.json("config.json").get("attention_bias") is True
         return replace(config, attention_bias=config.attention_bias or adds)
 
-    def tokenizer(self) -> Tokenizer:
-        return self.base.tokenizer()
-
-    def generation(self) -> dict[str, Any]:
-        return self.base.generation()
-
-    def embeds(self) -> bool:
-        return self.base.embeds()
-
     def stored(self, dtypes: dict[str, Any] = DTYPES) -> dict[str, Any]:
         """The base's tensors, with the adapter's classification head, where it has one."""
         return self.base.stored(dtypes) | {name: tensor for name, tensor in self.files().items()
                                            if name.startswith("score.")}
 
     def files(self) -> dict[str, Tensor]:
-        """The adapter's tensors, without the beginning that all names have."""
-        return {name.removeprefix("base_model.model."): tensor
-                for name, tensor in map_safetensors(self.adapter / WEIGHTS).items()}
+        """The adapter's tensors, without the beginning that all names have, and without those of a vision tower."""
+        stored = {name.removeprefix("base_model.model."): tensor
+                  for name, tensor in map_safetensors(self.adapter / WEIGHTS).items()}
+        return {name: tensor for name, tensor in stored.items() if not name.startswith("model.visual.")}
 
     def tensors(self, config: Config) -> dict[str, Any]:
         """The base's tensors with the changes. A change of a tied embedding leaves the head as it is, and vice versa.
@@ -104,9 +94,10 @@ class Adapted(Folder):
             tensors[name] = adapted(tensors[name], change)
         biases = {name.removesuffix("weight") + "bias": change.scale * change.bias for name, change in changes.items()
                   if change.bias is not None and change.bias.any()}
-        shapes = {name: shape for name, shape in tensor_shapes(config).items() if name.endswith(".bias")}
+        shapes = {name: shape for name, shape in self.shapes(config).items() if name.endswith(".bias")}
         if outside := biases.keys() - shapes.keys():
-            raise InputError(f"{self.adapter}: lora_bias is supported in attention only, not {brief(min(outside))}")
+            raise InputError(f"{self.adapter}: lora_bias is supported in a Qwen3's attention only, not "
+                             f"{brief(min(outside))}")
         for name, shape in shapes.items():
             bias = biases.get(name, np.zeros(shape)) + (to_float32(tensors[name]) if name in tensors else 0)
             tensors[name] = Tensor("F32", bias.astype(np.float32), stored[EMBEDDING].mapping)

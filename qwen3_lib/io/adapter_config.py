@@ -38,7 +38,11 @@ def read_settings(file: Path) -> Settings:
 
 
 def full_name(name: str) -> str:
-    """The name of a module or a tensor in a language model; an embedding model's lacks `model.`."""
+    """The name of a module or a tensor in a language model.
+
+    An embedding model's lacks `model.`; beside a vision tower it begins with `model.language_model.`
+    """
+    name = name.replace("model.language_model.", "model.", 1)
     return f"model.{name}" if name.split(".")[0] in ("layers", "embed_tokens", "norm") else name
 
 

@@ -1,6 +1,7 @@
 """Models that aren't a plain folder: names on the hub, GGUF files, published quantizations, scaled RoPE, adapters."""
 import contextlib
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import tokenizers
 
 from qwen3 import DTYPES, Config, Folder, InputError, Tensor, checked_whole, config_of, fitting, rope_of
-from qwen3_5 import HybridFolder, opened
+from qwen3_5 import HybridConfig, HybridFolder, hybrid_config, opened
 from qwen3_lib.io.adapter import Adapted
 from qwen3_lib.io.errors import brief
 from qwen3_lib.io.formats import Settings, check_settings, unpacked
@@ -16,20 +17,18 @@ from qwen3_lib.io.gguf_file import gguf_json, is_embedder, is_gguf, map_gguf
 from qwen3_lib.io.hub import resolve_model
 from qwen3_lib.io.packed import Quantized, quantized_file
 from qwen3_lib.io.rope import with_scaled_rope
-from qwen3_lib.io.tensors import EMBEDDING, PACKED_DTYPES, embeds
+from qwen3_lib.io.tensors import EMBEDDING, PACKED_DTYPES, AnyTensor, embeds
 from tokenizer_utils import Tokenizer, library_errors, make_tokenizer
 
 
 def open_model(name: str, offline: bool = False, adapter: str | Path | list[str | Path] | None = None) -> Folder:
     """The model of this name. Raises InputError where there is none, and for a folder without a model."""
     path = resolve_model(name, offline)
-    folder = opened(GGUFFile(path) if is_gguf(path) else Checkpoint(path))
+    folder = opened(GGUFFile(path) if is_gguf(path) else Checkpoint(path), Hybrid)
     if (quantized := quantized_file(path)) is not None:
         if adapter is not None:
             raise InputError(f"{path}: packed weights take no adapter; quantize the original with --adapter")
         return Quantized(folder, *quantized)
-    if adapter is not None and isinstance(folder, HybridFolder):
-        raise InputError(f"{path}: adapters of a Qwen3.5 are not supported")
     for one in adapter if isinstance(adapter, list) else [] if adapter is None else [adapter]:
         folder = Adapted(folder, one)
     return folder
@@ -121,11 +120,13 @@ class Checkpoint(Folder):
         method = self.quantization()
         stored = super().stored(PACKED_DTYPES if method else dtypes)
         stored = {name.replace("_orig_mod.", ""): tensor for name, tensor in stored.items()}  # by torch.compile
-        return unpacked(stored, *method, self.path) if method else split_experts(stored)
+        return split_experts(unpacked(stored, *method, self.path) if method else stored)
 
     def quantization(self) -> tuple[str, list[Settings]] | None:
         """The method of a published quantization and its schemes, or None. Raises InputError for an unknown one."""
-        about = next(filter(None, map(self.json("config.json").get, QUANTIZATION)), None)
+        raw = self.json("config.json")
+        places = [place for place in (raw, raw.get("text_config")) if isinstance(place, dict)]
+        about = next(filter(None, (place.get(key) for place in places for key in QUANTIZATION)), None)
         return None if about is None else check_settings(about, self.path / "config.json")
 
 
@@ -159,7 +160,7 @@ def with_experts(config: Config, raw: dict[str, Any], file: Path) -> Config:
     return replace(config, **sizes, sparse_layers=sparse, norm_topk_prob=bool(raw.get("norm_topk_prob")))
 
 
-def split_experts(stored: dict[str, Tensor]) -> dict[str, Tensor]:
+def split_experts(stored: Mapping[str, AnyTensor]) -> dict[str, AnyTensor]:
     """Replaces the fused expert tensors of transformers 5 by views of them, one per expert and projection.
 
     mlp.experts.gate_up_proj [num_experts, 2 * moe_intermediate_size, hidden_size], mlp.experts.down_proj
@@ -168,13 +169,26 @@ def split_experts(stored: dict[str, Tensor]) -> dict[str, Tensor]:
     tensors = dict(stored)
     for name, tensor in stored.items():
         start, _, part = name.rpartition(".")
-        if start.endswith(".mlp.experts") and len(tensor.shape) == 3:
+        if start.endswith(".mlp.experts") and isinstance(tensor, Tensor) and len(tensor.shape) == 3:
             del tensors[name]
             for expert, data in enumerate(tensor.data):
                 half = len(data) // 2
                 rows = {"gate_proj": data[:half], "up_proj": data[half:]} if part == "gate_up_proj" else {part: data}
                 tensors |= {f"{start}.{expert}.{key}.weight": tensor._replace(data=view) for key, view in rows.items()}
     return tensors
+
+
+class Hybrid(HybridFolder):
+    """A Qwen3.5 in one of these sources; its RoPE may be scaled."""
+
+    def config(self) -> HybridConfig:
+        file, raw = self.path / "config.json", self.json("config.json")
+        text = raw.get("text_config", raw)
+        if not isinstance(text, dict):
+            return super().config()  # which refuses it
+        rope = rope_of(text)
+        plain = text | {"rope_scaling": None, "rope_parameters": rope | {"rope_type": "default"}}
+        return with_scaled_rope(hybrid_config(raw | {"text_config": plain}, file), rope, file)
 
 
 class GGUFFile(Checkpoint):

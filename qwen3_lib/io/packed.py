@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import safetensors
 
-from qwen3 import Config, Folder, InputError, Model, Tensor, Tokenizer, map_safetensors, tensor_shapes
-from qwen3_5 import HybridConfig
+from qwen3 import Config, Folder, InputError, Model, Tensor, map_safetensors
 from qwen3_lib.io.errors import brief, parse_json
 from qwen3_lib.io.pooling import VECTOR_FILES, module_files
-from qwen3_lib.io.tensors import embeds
+from qwen3_lib.io.tensors import Wrapped, embeds
 from qwen3_lib.io.writing import write_folder, write_safetensors
 
 FORMS = ("int8", "int4")
@@ -29,21 +28,12 @@ def quantized_file(folder: Path) -> tuple[str, Path] | None:
     return next(((form, file) for form, file in files if file.is_file()), None)
 
 
-class Quantized(Folder):
+class Quantized(Wrapped):
     """A folder written by save_quantized, for the fast engine; `base` reads its other files."""
 
     def __init__(self, base: Folder, form: str, file: Path):
-        super().__init__(base.path)
-        self.base, self.form, self.file = base, form, file
-
-    def config(self) -> Config:
-        return self.base.config()
-
-    def tokenizer(self) -> Tokenizer:
-        return self.base.tokenizer()
-
-    def generation(self) -> dict[str, Any]:
-        return self.base.generation()
+        super().__init__(base)
+        self.form, self.file = form, file
 
     def embeds(self) -> bool:
         return embeds(self)
@@ -55,9 +45,9 @@ class Quantized(Folder):
         raise InputError(f"{self.path}: quantized by the fast engine, which loads it: --fast, or load_model of "
                          "qwen3_numba")
 
-    def packed(self, config: Config, expected: Expected) -> dict[str, Tensor]:
+    def packed(self, config: Config, shapes: dict[str, tuple[int, ...]], expected: Expected) -> dict[str, Tensor]:
         """The tensors. Raises InputError unless each has the dtype and shape that expected(name, shape, form) gives."""
-        stored, shapes = self.stored(), tensor_shapes(config)
+        stored, shapes = self.stored(), dict(shapes)
         with safetensors.safe_open(self.file, framework="numpy") as opened:
             about = opened.metadata() or {}
         if (about.get("format"), about.get("version")) != (self.form, VERSION):
@@ -83,9 +73,7 @@ def save_quantized(model: Model, folder: str | Path, form: str) -> None:
     """
     if getattr(model.weights, "quantized", None) != form or form not in FORMS:
         raise InputError(f"{folder}: the model was not loaded as {brief(form)}")
-    if isinstance(model.config, HybridConfig):
-        raise InputError(f"{folder}: a Qwen3.5 can't be saved quantized; quantize it while loading")
-    tensors, shapes, stored = model.weights.tensors(), tensor_shapes(model.config), model.folder.stored()
+    tensors, shapes, stored = model.weights.tensors(), model.weights.shapes, model.folder.stored()
     if heads := {"score.weight", "linear.weight"} & stored.keys():
         raise InputError(f"{model.path}: {min(heads)} would be lost; quantize such a model while loading")
     sizes = {name: shapes[name] for name in tensors}

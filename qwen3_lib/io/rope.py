@@ -3,7 +3,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,10 +15,11 @@ RANGES = {"factor": (1e-3, 1e6), "original_max_position_embeddings": (2, 2**31),
           "beta_slow": (1e-6, 1e6), "attention_factor": (1e-6, 1e6), "attn_factor": (1e-6, 1e6), "mscale": (0, 1e6),
           "mscale_all_dim": (0, 1e6), "low_freq_factor": (1e-6, 1e6), "high_freq_factor": (1e-6, 1e6)}
 Scaled = tuple[np.ndarray, float, float]  # frequencies [rope_dim / 2], the factor of cos and sin, the context's length
+AnyConfig = TypeVar("AnyConfig", bound=Config)
 Number = Callable[..., float]  # number(name, default) of the parameters; without a default it must be there
 
 
-def with_scaled_rope(config: Config, rope: Mapping[str, Any], file: Path) -> Config:
+def with_scaled_rope(config: AnyConfig, rope: Mapping[str, Any], file: Path) -> AnyConfig:
     """The config with scaled RoPE, of which `rope` are the parameters in config.json.
 
     Computed as in transformers (modeling_rope_utils). Raises InputError for unknown types and values out of range.

@@ -1,13 +1,15 @@
 """Matrices that a file holds in another form (FP8, 4 bits, ...): computed when they are needed."""
 import mmap
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from qwen3 import DTYPES, Folder, Tensor, forget_pages, to_float32
+from qwen3 import DTYPES, Config, Engine, Folder, Tensor, forget_pages, to_float32
 from qwen3_lib.io.errors import InputError
+from tokenizer_utils import Tokenizer
 
 # The parts of packed tensors, which formats.py and gguf_file.py understand.
 PACKED_DTYPES: dict[str, np.dtype[Any]] = DTYPES | {
@@ -55,6 +57,35 @@ class PackedTensor(NamedTuple):
 
 
 AnyTensor = Tensor | PackedTensor
+
+
+class Wrapped(Folder):
+    """A source of a model that changes some of another one, `base`."""
+
+    def __init__(self, base: Folder):
+        super().__init__(base.path)
+        self.base = base
+
+    def json(self, name: str) -> dict[str, Any]:
+        return self.base.json(name)
+
+    def config(self) -> Config:
+        return self.base.config()
+
+    def generation(self) -> dict[str, Any]:
+        return self.base.generation()
+
+    def shapes(self, config: Config) -> dict[str, tuple[int, ...]]:
+        return self.base.shapes(config)
+
+    def engine_for(self, engine: Engine) -> Engine:
+        return self.base.engine_for(engine)
+
+    def tokenizer(self) -> Tokenizer:
+        return self.base.tokenizer()
+
+    def embeds(self) -> bool:
+        return self.base.embeds()
 
 
 def map_file(file: Path) -> mmap.mmap:
@@ -115,6 +146,7 @@ def to_bfloat16(values: np.ndarray) -> np.ndarray:
 
 def embeds(folder: Folder) -> bool:
     """Whether a model gives no answers, by its tensors' names, config.json, or sentence-transformers' files."""
-    names, modules = folder.json("config.json").get("architectures"), folder.path / "modules.json"
+    names, modules = folder.json("config.json").get("architectures") or "ForCausalLM", folder.path / "modules.json"
     return EMBEDDING not in folder.stored() or not folder.config().causal \
-        or bool(names) and "ForCausalLM" not in str(names) or modules.is_file() and b"Pooling" in modules.read_bytes()
+        or not re.search("ForCausalLM|ForConditionalGeneration", str(names)) \
+        or modules.is_file() and b"Pooling" in modules.read_bytes()

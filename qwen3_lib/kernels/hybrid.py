@@ -1,6 +1,7 @@
 """What the fast engine has for a Qwen3.5, beside qwen3_numba.py: its matrices by name, its states, its cache."""
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,29 +21,31 @@ def is_recurrent(config: Config, layer: int) -> bool:
     return isinstance(config, HybridConfig) and layer in config.linear_layers
 
 
-def joined(stored: dict[str, AnyTensor], shapes: dict[str, tuple[int, ...]],
-           config: Config) -> tuple[dict[str, AnyTensor], dict[str, tuple[int, ...]]]:
-    """The tensors, with in_proj_b above in_proj_a in one matrix, and a router above the gate of the shared expert, and
-    all shapes."""
-    stored, shapes = dict(stored), dict(shapes)
-
-    def join(layer: int, name: str, *names: str) -> None:
-        parts = [stored[f"model.layers.{layer}.{part}.weight"] for part in names]
-        dtype, data = parts[0].dtype, [part.data for part in parts]
-        if not all(isinstance(part, Tensor) and part.dtype == dtype for part in parts):
-            dtype, data = "F32", [to_float32(part) for part in parts]
-        both, name = np.concatenate(data), f"model.layers.{layer}.{name}.weight"
-        stored[name], shapes[name] = Tensor(dtype, both, parts[0].mapping), both.shape
-
-    for i in range(config.num_hidden_layers if isinstance(config, HybridConfig) else 0):
-        if is_recurrent(config, i):
-            join(i, "linear_attn.in_proj_ba", "linear_attn.in_proj_b", "linear_attn.in_proj_a")
-        if i in config.sparse_layers:
-            join(i, "mlp.gate", "mlp.gate", "mlp.shared_expert_gate")
-    return stored, shapes
+# Two matrices that are one here: the second one below the first.
+JOINED = (("linear_attn.in_proj_b", "linear_attn.in_proj_a", "linear_attn.in_proj_ba"),
+          ("mlp.gate", "mlp.shared_expert_gate", "mlp.gate"))
 
 
-def state_fields(stored: dict[str, AnyTensor], config: Config) -> tuple[np.ndarray, ...]:
+def joined(tensors: Mapping[str, Any], join: Callable[[Any, Any], Any]) -> dict[str, Any]:
+    """The tensors, or their shapes, by name; of two in JOINED, what `join` makes of them."""
+    out = dict(tensors)
+    for first, second, both in JOINED:
+        for name in tensors:
+            if name.endswith(f".{second}.weight"):
+                start = name.removesuffix(f"{second}.weight")
+                out[f"{start}{both}.weight"] = join(out.pop(f"{start}{first}.weight"), out.pop(name))
+    return out
+
+
+def stacked(first: AnyTensor, second: AnyTensor) -> Tensor:
+    """One matrix below the other."""
+    dtype, data = first.dtype, [first.data, second.data]
+    if not (isinstance(first, Tensor) and isinstance(second, Tensor) and dtype == second.dtype):
+        dtype, data = "F32", [to_float32(first), to_float32(second)]
+    return Tensor(dtype, np.concatenate(data), first.mapping)
+
+
+def state_fields(vectors: dict[str, np.ndarray], config: Config) -> tuple[np.ndarray, ...]:
     """places, delta_sizes, conv, rates and delta_norms of Layers in layout.py."""
     n_layers = config.num_hidden_layers
     recurrent = [i for i in range(n_layers) if is_recurrent(config, i)]
@@ -53,7 +56,7 @@ def state_fields(stored: dict[str, AnyTensor], config: Config) -> tuple[np.ndarr
         return places, np.zeros(4, np.int64), *(np.empty((0,) * n, np.float32) for n in (3, 3, 2))
 
     def all_of(name: str) -> list[np.ndarray]:
-        return [to_float32(stored[f"model.layers.{i}.linear_attn.{name}"]) for i in recurrent]
+        return [vectors[f"model.layers.{i}.linear_attn.{name}"] for i in recurrent]
 
     conv = np.array([np.ascontiguousarray(weight.reshape(len(weight), -1).T) for weight in all_of("conv1d.weight")])
     rates = np.array([all_of("A_log"), all_of("dt_bias")], np.float32).swapaxes(0, 1).copy()

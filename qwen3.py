@@ -255,6 +255,7 @@ class KVCache:
     """
     form = "f32"  # the number format; faster engines have caches with smaller ones
     cuttable = True  # to any length; the cache of a Qwen3.5 is not
+    guesses = 0  # of the next pass: the cache may be cut back to before each of its last `guesses` tokens
     fixed = 0  # bytes that don't grow with the length
     last = -1  # the row of a pass that the next token is drawn from; a cache of several sequences has one for each
     watcher: Any = None  # a draft that sees the residual stream before its `layers`: see qwen3_lib/answers/guesses.py
@@ -534,6 +535,7 @@ def run(model: Model, sequence: Sequence, cache: KVCache) -> Iterator[int]:
     while len(sequence.new):  # first the whole prompt, then one token at a time
         if cache.length + len(sequence.new) - sequence.guesses != len(sequence.prompt) + len(sequence.token_ids):
             raise InputError("the cache belongs to another answer now; give each answer its own cache")
+        cache.guesses = sequence.guesses
         tokens = sequence.feed(model.engine.logits_of(model, sequence.new, cache, sequence.guesses > 0))
         cache.truncate(cache.length - sequence.wrong)
         yield from tokens

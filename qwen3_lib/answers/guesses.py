@@ -128,7 +128,7 @@ class Draft(Source):
             return []
         rng = copy.deepcopy(sequence.rng)
         for _ in range(n):
-            start = time.perf_counter()
+            start, self.cache.guesses = time.perf_counter(), len(guess)
             logits = self.logits_of(new)
             token = sample(logits, sequence.sampling, rng, sequence.prompt, sequence.token_ids + guess)
             if len(new) <= self.MOST:  # else it was the prompt's pass
@@ -148,6 +148,8 @@ class Eagle(Draft):
 
     def __init__(self, head: Head, model: Model):
         Source.__init__(self, self.MOST)
+        if not model.engine.new_cache.cuttable:
+            raise InputError(f"{model.path}: an EAGLE head can't guess for a Qwen3.5")
         self.head, self.model, self.layers, self.cache = head, model, head.layers, KVCache(head.config)
         self.start, self.seen, self.hidden = 0, list[int](), list[np.ndarray]()  # tokens, and the hidden state of each
         self.sure = 0  # rows of the cache of such hidden states; later rows are of guesses
@@ -257,9 +259,6 @@ def guessed(sequence: Any, schema: Any, lookup: int | None, draft: Source | Mode
     elif isinstance(draft, Model):
         draft = Draft(draft, sequence.model)
     sources += [] if draft is None else [draft]
-    if sources and not sequence.model.engine.new_cache.cuttable:
-        raise InputError(f"{sequence.model.path}: no guesses (lookup, draft): the state of this model can't be cut back "
-                         "when one is wrong")
-    if schema is not None and sequence.model.engine.new_cache.cuttable:
+    if schema is not None:
         sources.insert(0, Forced())
     return Guessed(sequence, sources) if sources else sequence

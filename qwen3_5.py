@@ -70,16 +70,17 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-x))
 
 
-def causal_convolution(x: np.ndarray, weight: np.ndarray, history: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def causal_convolution(x: np.ndarray, weight: np.ndarray, history: np.ndarray,
+                       guesses: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """silu of each channel's weighted sum over the last few tokens: x [n, channels] -> the same shape, new history.
 
     weight [channels, width]; history [width - 1, channels] are the rows before x. So a head sees what stands just
-    before a token without attention.
+    before a token without attention. The new history begins before the last `guesses` rows, and has them, too.
     """
     n, width = len(x), weight.shape[1]
     rows = np.concatenate([history, x])
     out = sum(rows[i:i + n] * weight[:, i] for i in range(width))
-    return out * sigmoid(out), rows[n:].copy()  # a view would keep all rows in memory
+    return out * sigmoid(out), rows[n - guesses:].copy()  # a view would keep all rows in memory
 
 
 def unit_length(x: np.ndarray) -> np.ndarray:
@@ -185,19 +186,22 @@ def decoder_layer(x: np.ndarray, w: dict[str, Any], config: HybridConfig, cache:
 # A delta net needs nothing of earlier tokens but its state and the last rows before its convolution: 20 MB in
 # Qwen3.5-0.8B, for a text of any length. Only every fourth layer keeps keys and values: 25 kB per position.
 # The price: what a state has learned can't be taken out again, so it can't be cut back to an earlier token. But a
-# conversation goes on, or is changed, at the border of a turn. So the states at these borders are kept.
+# conversation goes on, or is changed, at the border of a turn. So the states at these borders are kept. And a guess
+# that may be wrong isn't learned in its own pass, but in the next one, from its q, k, v, g and beta: 0.6 MB.
 
-States = dict[int, tuple[np.ndarray, np.ndarray]]  # layer -> its convolution's history [width - 1, conv_dim], and S
+# layer -> its convolution's history [width - 1 + late, conv_dim]; S; of the `late` last tokens, which S hasn't learned
+# yet, q, k and v behind the convolution, g and beta [late, conv_dim + 2 value heads]
+States = dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]]
 KEPT = 2**28  # bytes for kept states: 13 of Qwen3.5-0.8B
 
 
 class HybridCache(KVCache):
     """The keys and values of the layers that attend, and the states of the others.
 
-    states: position -> the States after so many tokens: at 0, at `length`, and at the positions `kept`, in this order.
-    Their arrays are never written to, because each pass makes new ones; so a kept state is a reference.
+    states: position -> the States after so many tokens: at 0, at `length`, at the positions `kept`, and before each of
+    the last `guesses`. Their arrays are never written to, because each pass makes new ones; so they are references.
     """
-    cuttable = False
+    guesses = 0  # of the next pass: the cache may be cut back to before each of its last `guesses` tokens
     config: HybridConfig
 
     def __init__(self, config: HybridConfig, max_length: int | None = None):
@@ -206,7 +210,8 @@ class HybridCache(KVCache):
         self.k, self.v = self.k[:len(self.attending)], self.v[:len(self.attending)]
         self.shape = config.linear_num_value_heads, config.linear_key_head_dim, config.linear_value_head_dim
         self.empty = (np.zeros((config.linear_conv_kernel_dim - 1, config.conv_dim), np.float32),
-                      np.zeros(self.stored_shape(), np.float32))
+                      np.zeros(self.stored_shape(), np.float32),
+                      np.zeros((0, config.conv_dim + 2 * self.shape[0]), np.float32))
         size = len(config.linear_layers) * sum(array.nbytes for array in self.empty)
         self.most = max(KEPT // max(size, 1), 3)  # the border before the last message, the one after it, and the first
         self.fixed = (self.most + 2) * size  # with those of now and of the pass that runs
@@ -220,7 +225,8 @@ class HybridCache(KVCache):
     def reserve(self, n: int) -> np.ndarray:
         """See KVCache.reserve. From here on, the states after `length` are those of another text."""
         self.kept = [at for at in self.kept if at <= self.length]
-        self.states = {at: states for at, states in self.states.items() if at in (0, *self.kept, self.length)}
+        wanted = {0, *self.kept, self.length, *range(self.length + n - self.guesses, self.length)}  # a draft's
+        self.states = {at: states for at, states in self.states.items() if at in wanted}
         return super().reserve(n)
 
     def attend(self, layer: int, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -231,22 +237,30 @@ class HybridCache(KVCache):
         -> [n, value heads, value_dim]. The new state counts only after `advance`.
         """
         n, (heads, key_dim, value_dim) = len(qkv), self.shape
-        history, state = self.states[self.length].get(layer, self.empty)
-        qkv, history = causal_convolution(qkv, conv1d, history)
-        q, k, v = np.split(qkv, [(qkv.shape[1] - heads * value_dim) // 2, qkv.shape[1] - heads * value_dim], axis=1)
-        q, k = (unit_length(a.reshape(n, -1, key_dim).swapaxes(0, 1)) for a in (q, k))  # [key heads, n, key_dim]
+        history, state, late = self.states[self.length].get(layer, self.empty)
+        guesses = min(self.guesses, n - 1)
+        qkv, history = causal_convolution(qkv, conv1d, history[len(late):], guesses)
+        rows = np.concatenate([late, np.concatenate([qkv, g, beta], axis=1)])  # of all tokens that S hasn't learned
+        key_size, learned = (qkv.shape[1] - heads * value_dim) // 2, len(rows) - guesses
+        q, k, v, g, beta = np.split(rows, np.cumsum([key_size, key_size, heads * value_dim, heads]), axis=1)
+        q, k = (unit_length(a.reshape(len(rows), -1, key_dim).swapaxes(0, 1)) for a in (q, k))  # [key heads, ...]
         q, k = (a.repeat(heads // len(a), axis=0) for a in (q * np.float32(key_dim ** -0.5), k))
-        v = v.reshape(n, heads, value_dim).swapaxes(0, 1)
-        out, state = (delta_rule if n == 1 else delta_rule_in_chunks)(q, k, v, g.T, beta.T, state)
-        self.pending[layer] = history, state
-        return out.swapaxes(0, 1)
+        tokens = q, k, v.reshape(len(rows), heads, value_dim).swapaxes(0, 1), g.T, beta.T
+        rule: Any = delta_rule if n == 1 + guesses else delta_rule_in_chunks
+        first, state = rule(*(a[:, :learned] for a in tokens), state)
+        last, _ = rule(*(a[:, learned:] for a in tokens), state)
+        self.pending[layer] = history, state, rows[learned:].copy()
+        return np.concatenate([first, last], axis=1)[:, -n:].swapaxes(0, 1)
 
     def advance(self, token_ids: np.ndarray, streams: dict[int, np.ndarray] | None = None) -> None:
-        """Counts the new tokens [n] as filled, and their states as those of the sequence."""
-        before = self.length
-        self.states[before + len(token_ids)], self.pending = self.pending, {}
+        """Counts the new tokens [n] as filled, and their states as those of the sequence, also before each guess."""
+        before, end = self.length, self.length + len(token_ids)
+        for cut in range(1 + min([len(token_ids), *(len(late) for *_, late in self.pending.values())])):
+            self.states[end - cut] = {layer: (history[:len(history) - cut], state, late[:len(late) - cut])
+                                      for layer, (history, state, late) in self.pending.items()}
+        self.pending = {}
         super().advance(token_ids)
-        if before not in (0, *self.kept):
+        if before not in (0, *self.kept) and before < end - self.guesses:
             del self.states[before]
 
     def keep(self) -> None:

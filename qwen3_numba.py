@@ -55,7 +55,7 @@ from qwen3_lib.io.tensors import PackedTensor
 from qwen3_lib.kernels.layout import (BF16, BLOCK, EVERYTHING, EXPERT, F16, F32, FEW, FORMATS, GATE, GROUP, HEAD_NORMS,
                                       KV8, LINEAR, NORMS, PANEL, PASS, TILE, Batch, Job, Layers, Q, Space, Task,
                                       is_packed, packed_shape, padded, table)
-from qwen3_lib.kernels.hybrid import DELTA, StateCache, is_recurrent, joined, stacked, state_fields, state_table
+from qwen3_lib.kernels.hybrid import DELTA, StateCache, is_recurrent, joined, stacked, state_fields, state_tables
 from qwen3_lib.kernels.memory import empty, experts_of, work_space
 
 try:
@@ -308,9 +308,9 @@ def run_layers(model: Model, ids: np.ndarray, caches: list[Any], sequences: np.n
     tasks, tiles = attention_tasks(sequences, positions, group, config.causal)
     x, logits = matrix_rows(w.embedding, ids), empty((len(wanted), padded(config.vocab_size, PANEL)), np.float32)
     where = [(cache.k.ctypes.data, cache.v.ctypes.data, cache.k.shape[2]) for cache in caches]
-    runs = np.searchsorted(sequences, [range(len(caches)), range(1, len(caches) + 1)]).T.copy()
     batch = Batch(x, cos, sin, np.stack([sequences, positions], axis=1), np.array(tasks), np.array(tiles), wanted,
-                  logits, np.array(where), np.array([caches[0].stored, caches[0].k.shape[3]]), runs, state_table(caches))
+                  logits, np.array(where), np.array([caches[0].stored, caches[0].k.shape[3]]),
+                  *state_tables(caches, np.bincount(sequences, minlength=len(caches))))
     for form in w.formats:
         prepare(form, m)
     for form in w.experts_formats:  # an expert may have been chosen by any number of tokens

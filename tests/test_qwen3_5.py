@@ -1,4 +1,5 @@
 """Qwen3.5: each part against its definition, whole random models against an oracle in float64, and states kept."""
+import dataclasses
 import json
 
 import numpy as np
@@ -7,12 +8,14 @@ import pytest
 import qwen3
 import qwen3_5
 import qwen3_numba
-from configs import FRANCE, HYBRID, HYBRID_MOE, HYBRID_SCALES, HYBRIDS, VOCABULARY
+from configs import BASE, FRANCE, HYBRID, HYBRID_MOE, HYBRID_SCALES, HYBRIDS, VOCABULARY
 from helpers import message_of, random_ids, run_main
 from make_random_model import make_random_model
 from oracle import hybrid_oracle
 from published import write_tensors
 from qwen3_lib.answers.completion import Completion
+from qwen3_lib.answers.guesses import Draft, Eagle, Source
+from qwen3_lib.app.files import load_prompt_cache, save_prompt_cache
 from qwen3_lib.answers.schema import regex
 from qwen3_lib.batch.batch import Batch, generate_batch, slots_in
 from qwen3_lib.batch.caches import Caches
@@ -151,18 +154,101 @@ def test_tensors_that_do_not_fit(tmp_path):
     assert "mlp.shared_expert.gate_proj.weight has shape [40, 48], not [8, 48]" in message_of(qwen3.load_model, path)
 
 
-def test_an_answer_that_fits_a_schema(tmp_path):
-    """Though the state can't be cut back, so that tokens which the schema forces aren't computed together."""
-    pytest.importorskip("llguidance")
-    model = qwen3.load_model(make(HYBRID | {"vocab_size": VOCABULARY}, tmp_path))
-    answer = Completion(model, [8, 9], schema=regex("The capital is (Paris|Rome)")).finish()
-    assert answer.text in ("The capital is Paris", "The capital is Rome")
-
-
 def test_what_is_refused(model):
     import qwen3_inspect
-    assert "cut back" in message_of(Completion, model, [8, 9], lookup=3)
+    assert "EAGLE" in message_of(Eagle, None, model)
     assert "page" in message_of(qwen3_inspect.inspect, model, qwen3_inspect.Wish("Hi"))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Guesses
+# ----------------------------------------------------------------------------------------------------------------------
+
+def changed(model, likes, passes=None):
+    """The model that likes some tokens more than it did, and notes how many tokens it computes in each pass."""
+    compute, noted = model.engine.logits_of, [] if passes is None else passes
+
+    def logits_of(model, token_ids, cache, all_logits=False):
+        noted.append(len(token_ids))
+        return compute(model, token_ids, cache, all_logits) + np.float32(likes)
+
+    return dataclasses.replace(model, engine=dataclasses.replace(model.engine, logits_of=logits_of))
+
+
+WORDS = np.where(np.arange(VOCABULARY) // 6 == 5, 12, 0)  # six likely tokens: texts repeat themselves
+
+
+@pytest.mark.parametrize("name, is_fast", [("tied", False), *((name, True) for name in HYBRIDS)])
+def test_guesses_never_change_an_answer(name, is_fast, tmp_path, monkeypatch):
+    """20 requests, greedy and seeded, with what else an answer may ask for: as turns of a conversation with one cache,
+    and in a batch. Guesses come from the text, the model itself with fewer bits, and another Qwen3.5 or Qwen3."""
+    def load(path, likes, *options):
+        return changed(qwen3_numba.load_model(path, *options, threads=1) if is_fast else qwen3.load_model(path), likes)
+
+    monkeypatch.setattr(Source, "length", lambda self, plain: min(self.n, 4))  # guesses always seem to pay
+    size, rng = {"vocab_size": VOCABULARY}, np.random.default_rng(0)
+    path = make(HYBRIDS[name] | size, tmp_path / "model")
+    others = (path, "int4"), (make(HYBRID | size, tmp_path / "small"),), (make_random_model(BASE | size, tmp_path / "plain"),)
+    model, drafts = load(path, WORDS), [None, *(load(each, WORDS + rng.standard_normal(VOCABULARY), *form) for each, *form in others)]
+    cache, lasting = model.engine.new_cache(model.config), [draft and Draft(draft, model) for draft in drafts]
+    batch, answers, plain, text = Batch(model, 3, 400), [[], []], [], model.tokenizer.encode("<think>\n")
+    for i in range(20):
+        text = [*text[:[len(text), len(text) - 3, 9][i % 3]], *rng.integers(30, 36, rng.integers(1, 20)).tolist()]
+        options = {"seed": i, "temperature": [0, 0.7, 1.2][i % 3], "repetition_penalty": [1, 1.2][i // 2 % 2],
+                   "max_new_tokens": 14, "stop": [model.tokenizer.decode([33, 31])] if i % 5 == 0 else (),
+                   "logprobs": 2 if i % 4 and is_fast else None, "think_budget": 9 if i % 7 == 0 else None,
+                   "eos_token_ids": [[], [34]][i % 2]}
+        plain.append(Completion(model, text, **options).finish())
+        options["lookup"] = [4, 3, None][i % 3] if i % 4 else 4
+        answers[0].append(Completion(model, text, cache, draft=lasting[i % 4], **options).finish())
+        answers[1].append(batch.add(i, text, draft=drafts[i % 4], **options))
+        text += plain[-1].token_ids
+    while not batch.idle:
+        batch.step()
+    for some in answers:
+        assert [(answer.token_ids, answer.text, answer.finish_reason, answer.logprobs) for answer in some] == \
+            [(answer.token_ids, answer.text, answer.finish_reason, answer.logprobs) for answer in plain]
+        for kind in range(4):
+            drivers = [answer.driver for answer in some[kind::4]]
+            right, guessed = (sum(getattr(driver, name) for driver in drivers) for name in ("accepted", "guessed"))
+            assert 0 < right < guessed
+
+
+@pytest.mark.parametrize("cut", range(4))
+def test_a_cache_is_cut_back_to_before_a_guess(model, cut, tmp_path):
+    """Twice, the second time beginning with tokens that the state hasn't learned; and from a file."""
+    ids, cache = random_ids(30), model.engine.new_cache(model.config)
+    expected = np.array([qwen3.forward(model, [i], cache) for i in ids])
+    cache = model.engine.new_cache(model.config)
+    qwen3.forward(model, ids[:10], cache)
+    for _ in range(2):
+        cache.guesses, start = 3, cache.length
+        qwen3.forward(model, ids[start:start + 5 - cut] + random_ids(cut, 1), cache)
+        cache.truncate(start + 5 - cut)
+    assert "after 13 of" in message_of(cache.truncate, 13)
+    save_prompt_cache(cache, model, tmp_path / "kept")
+    for each in cache, load_prompt_cache(model, tmp_path / "kept"):
+        found, end = qwen3.forward(model, ids[each.length:], each, all_logits=True), len(ids)
+        assert np.abs(found - expected[end - len(found):]).max() <= (1e-4 if model.engine is qwen3_5.ENGINE else 0)
+
+
+@pytest.mark.parametrize("model", ["NumPy"], indirect=True)
+def test_a_draft_computes_its_own_guesses_once(model, monkeypatch):
+    monkeypatch.setattr(Source, "length", lambda self, plain: min(self.n, 4))
+    passes, likes, prompt = [], WORDS[:320], turn(40, 1) + [30]
+    large, small = changed(model, likes), changed(model, likes + np.random.default_rng(0).standard_normal(320), passes)
+    answer = Completion(large, prompt, draft=Draft(small, large), max_new_tokens=40, temperature=0).finish()
+    assert 0 < answer.driver.accepted < answer.driver.guessed and passes[0] > 40 and max(passes[1:]) <= 2
+
+
+def test_what_a_schema_forces_is_computed_together(tmp_path):
+    pytest.importorskip("llguidance")
+    passes, model = [], qwen3.load_model(make(HYBRID | {"vocab_size": VOCABULARY}, tmp_path))
+    answer, alone = (Completion(changed(model, 0, passes), [8, 9], schema=regex("The capital is (Paris|Rome), or so"),
+                                stop=", or") for _ in range(2))
+    assert answer.finish().text in ("The capital is Paris", "The capital is Rome") and max(passes) > 3
+    alone.driver = alone
+    assert alone.finish().token_ids == answer.token_ids
 
 
 # ----------------------------------------------------------------------------------------------------------------------

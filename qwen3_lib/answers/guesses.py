@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from qwen3 import InputError, KVCache, Model, checked_whole, sample
+from qwen3_5 import HybridConfig
 from qwen3_lib.answers.eagle import Head
 from qwen3_lib.answers.sequences import Wrapped
 
@@ -129,7 +130,7 @@ class Draft(Source):
             return []
         rng = copy.deepcopy(sequence.rng)
         for _ in range(n):
-            start = time.perf_counter()
+            start, self.cache.guesses = time.perf_counter(), len(guess)
             logits = self.logits_of(new)
             token = sample(logits, sequence.sampling, rng, sequence.prompt, sequence.token_ids + guess)
             if len(new) <= self.MOST:  # else it was the prompt's pass
@@ -149,6 +150,8 @@ class Eagle(Draft):
 
     def __init__(self, head: Head, model: Model):
         Source.__init__(self, self.MOST)
+        if isinstance(model.config, HybridConfig):
+            raise InputError(f"{model.path}: an EAGLE head can't guess for a Qwen3.5")
         self.head, self.model, self.layers, self.cache = head, model, head.layers, KVCache(head.config)
         self.start, self.seen, self.hidden = 0, list[int](), list[np.ndarray]()  # tokens, and the hidden state of each
         self.sure = 0  # rows of the cache of such hidden states; later rows are of guesses
@@ -255,7 +258,10 @@ def run_guessed(model: Model, sequence: Guessed, cache: KVCache) -> Iterator[int
     while len(new := sequence.new):
         if cache.length + len(new) - sequence.guesses != len(sequence.prompt) + len(sequence.token_ids):
             raise InputError("the cache belongs to another answer now; give each answer its own cache")
-        tokens = sequence.feed(model.engine.logits_of(model, new, cache, all_logits=sequence.guesses > 0))
+        cache.guesses = sequence.guesses
+        logits = model.engine.logits_of(model, new, cache, all_logits=sequence.guesses > 0)
+        cache.guesses = 0
+        tokens = sequence.feed(logits)
         cache.truncate(cache.length - sequence.wrong)
         yield from tokens
 
@@ -268,10 +274,6 @@ def guessed(sequence: Any, schema: Any, lookup: int | None, draft: Source | Mode
     elif isinstance(draft, Model):
         draft = Draft(draft, sequence.model)
     sources += [] if draft is None else [draft]
-    cuttable = getattr(sequence.model.engine.new_cache, "cuttable", True)  # a Qwen3.5's isn't
-    if sources and not cuttable:
-        raise InputError(f"{sequence.model.path}: no guesses (lookup, draft): the state of this model can't be cut back "
-                         "when one is wrong")
-    if schema is not None and cuttable:
+    if schema is not None:
         sources.insert(0, Forced())
     return Guessed(sequence, sources) if sources else sequence

@@ -21,6 +21,8 @@ from qwen3_lib.io.tensors import both_ends
 from qwen3_lib.io.writing import write_safetensors
 from tokenizer_utils import check_parts
 
+STATES = "history", "state", "late"  # of a Qwen3.5: see qwen3_5.States
+
 # ---- Texts -----------------------------------------------------------------------------------------------------------
 
 
@@ -140,7 +142,7 @@ def save_prompt_cache(cache: KVCache, model: Model, name: str | Path) -> None:
     n = cache.length
     arrays: dict[str, np.ndarray] = {"token_ids": cache.token_ids[:n], "k": cache.k[..., :n, :], "v": cache.v[..., :n, :]}
     if isinstance(cache, HybridCache):
-        arrays["history"], arrays["state"] = map(np.stack, zip(*cache.states[n].values()))
+        arrays |= zip(STATES, map(np.stack, zip(*cache.states[n].values())))
     write_safetensors(name, arrays, {"format": FORMAT, "model": fingerprint(model, cache),
                                      "crc32": checksum(arrays.values())})
 
@@ -158,8 +160,8 @@ def load_prompt_cache(model: Model, name: str | Path) -> KVCache:
     try:
         with open(name, "rb"), safetensors.safe_open(name, framework="numpy") as file:  # open says why it can't
             metadata = file.metadata() or {}
-            hybrid = ("history", "state") if isinstance(cache, HybridCache) else ()
-            token_ids, k, v, *states = arrays = [file.get_tensor(key) for key in ("token_ids", "k", "v", *hybrid)]
+            names = ("token_ids", "k", "v", *(STATES if isinstance(cache, HybridCache) else ()))
+            token_ids, k, v, *states = arrays = [file.get_tensor(name) for name in names]
     except (OSError, ValueError, TypeError, KeyError, safetensors.SafetensorError) as error:
         raise InputError(f"{name}: not a prompt cache, or a damaged one; give another name: {error}") from error
     if metadata.get("format") != FORMAT:

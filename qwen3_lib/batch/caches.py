@@ -18,8 +18,10 @@ class Caches:
 
     def __init__(self, caches: list[Any], counts: list[int], guesses: list[int] | None = None):
         self.caches, self.counts = caches, counts
-        ends = np.cumsum(counts)
-        self.last = np.concatenate([np.arange(end - 1 - n, end) for end, n in zip(ends, guesses or [0] * len(ends))])
+        ends, guesses = np.cumsum(counts), guesses or [0] * len(counts)
+        self.last = np.concatenate([np.arange(end - 1 - n, end) for end, n in zip(ends, guesses)])
+        for cache, n in zip(caches, guesses):
+            cache.guesses = n
         self.done = 0  # tokens of the pass that are computed
 
     def reserve(self, n: int) -> np.ndarray:

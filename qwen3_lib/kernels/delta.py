@@ -21,15 +21,15 @@ from qwen3_lib.kernels.vectors import FLOAT, I64, at, broadcast, fma, load, loop
 
 
 @intrinsic
-def delta_rule(context, old, new, kq, dk, v, v_stride, factors, n, out, out_stride):
+def delta_rule(context, old, new, kq, dk, factors, n, out, out_stride):
     """The gated delta rule of n tokens for 16 columns of a head's state. Source: Yang et al. 2024, equation 10.
 
     old: the address of the state float32 [dk, 16] before; it is read, and written to `new`; dk is a multiple of 4.
-    kq float32 [n, 2, dk]: keys and queries; v: 16 values of each token; factors float32 [n, 2]: decay and beta.
-    out: 16 results of each token. The strides are bytes.
+    kq float32 [n, 2, dk]: keys and queries; factors float32 [n, 2]: decay and beta.
+    out: 16 values of each token, in their place then its 16 results. The stride is bytes.
     """
     def codegen(context, b, signature, args):
-        old, new, kq, dk, v, v_stride, factors, n, out, out_stride = args
+        old, new, kq, dk, factors, n, out, out_stride = args
         floats = vector(FLOAT, 16)
         sums = [variable(b, floats) for _ in range(SUMS_OF_DELTA)]
 
@@ -56,20 +56,20 @@ def delta_rule(context, old, new, kq, dk, v, v_stride, factors, n, out, out_stri
                 return broadcast(b, load(b, at(b, address, (i, 4)), FLOAT), 16)
 
             known = sum_of(lambda i, sum_: fma(b, number(key, i), load(b, at(b, state, (i, 64)), FLOAT, 16), sum_))
-            value = load(b, at(b, v, (t, v_stride)), FLOAT, 16)
-            error = b.fmul(beta, b.fsub(value, b.fmul(decay, known)))
+            place = at(b, out, (t, out_stride))
+            error = b.fmul(beta, b.fsub(load(b, place, FLOAT, 16), b.fmul(decay, known)))
 
             def updated(i: Any, sum_: Any) -> Any:
                 row = fma(b, number(key, i), error, b.fmul(decay, load(b, at(b, state, (i, 64)), FLOAT, 16)))
                 store(b, row, at(b, new, (i, 64)))
                 return fma(b, number(query, i), row, sum_)
 
-            store(b, sum_of(updated), at(b, out, (t, out_stride)))
+            store(b, sum_of(updated), place)
 
         loop(b, n, token)
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 10), codegen
+    return types.void(*[types.int64] * 8), codegen
 
 
 @compiled
@@ -128,15 +128,17 @@ def sizes_of(job):
 
 @compiled
 def state_of(job, sequence, which, number):
-    """(history float32 [taps - 1, channels], states float32 [n_values, strips, dk padded, 16]) of a layer of a sequence.
+    """(history float32 [taps - 1 + late, channels], states float32 [n_values, strips, dk padded, 16], late float32
+    [late, channels + 2 n_values]) of a layer of a sequence: qwen3_5.States, with in_proj_ba's rows for g and beta.
 
     which: 0 before this pass, 1 after it.
     """
     n_keys, dk, n_values, dv = sizes_of(job)
     taps, channels = fields.conv(job).shape[1:]
-    places = fields.states(job)[sequence, number, 2 * which:]
-    return (numba.carray(to_pointer_f32(places[0]), (taps - 1, channels)),
-            numba.carray(to_pointer_f32(places[1]), (n_values, up_to(dv, 16) // 16, up_to(dk, SUMS_OF_DELTA), 16)))
+    places, late = fields.states(job)[sequence, number, 3 * which:], fields.runs(job)[sequence, 2 + which]
+    return (numba.carray(to_pointer_f32(places[0]), (taps - 1 + late, channels)),
+            numba.carray(to_pointer_f32(places[1]), (n_values, up_to(dv, 16) // 16, up_to(dk, SUMS_OF_DELTA), 16)),
+            numba.carray(to_pointer_f32(places[2]), (late, channels + 2 * n_values)))
 
 
 @compiled
@@ -149,13 +151,14 @@ def convolve(crew, number, job):
     if start >= end:
         return
     for s in range(len(runs)):
-        first, stop = runs[s]
+        first, stop = runs[s, 0], runs[s, 1]
         if first == stop:  # it has no token in this pass
             continue
-        old, new = state_of(job, s, np.int64(0), number)[0], state_of(job, s, np.int64(1), number)[0]
-        for j in range(taps - 1):  # what later tokens need
-            row = stop - (taps - 1) + j
-            kept = qkv[row] if row >= first else old[row - first + taps - 1]
+        old = state_of(job, s, np.int64(0), number)[0]
+        new, _, late = state_of(job, s, np.int64(1), number)
+        for j in range(len(new)):  # what later tokens need
+            row = stop - len(new) + j
+            kept = qkv[row] if row >= first else old[row - first + len(old)]
             for i in range(start, end):
                 new[j, i] = kept[i]
         for row in range(stop - 1, first - 1, -1):
@@ -163,10 +166,13 @@ def convolve(crew, number, job):
             for i in range(len(x)):
                 x[i] *= conv[taps - 1, start + i]
             for back in range(1, taps):
-                before = qkv[row - back] if row - back >= first else old[row - back - first + taps - 1]
+                before = qkv[row - back] if row - back >= first else old[row - back - first + len(old)]
                 add_product(x, before[start:end], conv[taps - 1 - back, start:end])
             for i in range(len(x)):
                 x[i] *= sigmoid(x[i])
+        for j in range(len(late)):
+            for i in range(start, end):
+                late[j, i] = qkv[stop - len(late) + j, i]
 
 
 @compiled
@@ -178,33 +184,56 @@ def add_product(x, y, z):
 
 @compiled
 def run_head(run, sequence, number, layer, head, job, own):
-    """The delta rule and the gated norm of a head of values for the new tokens of a sequence -> h."""
+    """The delta rule and the gated norm of a head of values for the new tokens of a sequence -> h.
+
+    Guesses change a copy of the state, see qwen3_5.HybridCache.
+    """
     n_keys, dk, n_values, dv = sizes_of(job)
-    qkv, h, rates = fields.qkv(job), fields.h(job), fields.rates(job)[number]
-    old, new = state_of(job, sequence, np.int64(0), number)[1], state_of(job, sequence, np.int64(1), number)[1]
-    height, strips, key = old.shape[2], old.shape[1], head // (n_values // n_keys)
-    w = fields.matrices(job)[layer]
-    z_start = up_to(w[Q, 3], PANEL) + head * dv
-    ba_start = up_to(w[Q, 3], PANEL) + up_to(w[K, 3], PANEL) + head
+    qkv, h, first, stop = fields.qkv(job), fields.h(job), run[0], run[1]
+    old, before = state_of(job, sequence, np.int64(0), number)[1:]
+    new, after = state_of(job, sequence, np.int64(1), number)[1:]
+    w, ba = fields.matrices(job)[layer], fields.conv(job).shape[2]
+    z = up_to(w[Q, 3], PANEL)
+    ba_start, sure = z + up_to(w[K, 3], PANEL), stop - len(after)
+    for i in range(len(after)):
+        for j in range(head, 2 * n_values, n_values):
+            after[i, ba + j] = qkv[sure + i, ba_start + j]
+    copy = shaped(own, new[head].shape)
+    own = own[new[head].size:]
+    learn(before, ba, old[head], new[head], np.int64(-1), number, head, job, own)
+    learn(qkv[first:sure], ba_start, new[head] if len(before) else old[head], new[head], first, number, head, job, own)
+    learn(qkv[sure:stop], ba_start, new[head], copy, sure, number, head, job, own)
+    for row in range(first, stop):
+        target, gate = h[row, head * dv:(head + 1) * dv], qkv[row, z + head * dv:z + (head + 1) * dv]
+        silu_times(gate, target)
+        for j in range(dv):
+            target[j] = gate[j]
+
+
+@compiled
+def learn(rows, ba, old, new, first, number, head, job, own):
+    """The delta rule of a head for tokens with q, k and v in `rows` and beta and decay from column `ba` on.
+
+    The state `old` becomes `new`. The normed results go to h, from row `first` on; nowhere if that is negative.
+    """
+    n_keys, dk, n_values, dv = sizes_of(job)
+    rates, (strips, height, _), key = fields.rates(job)[number], new.shape, head // (n_values // n_keys)
     kq, factors = shaped(own, (TOKENS, 2, height)), shaped(own[TOKENS * 2 * height:], (TOKENS, 2))
     out = shaped(own[TOKENS * 2 * (height + 1):], (TOKENS, strips * 16))
-    for start in range(run[0], run[1], TOKENS):
-        n = min(TOKENS, run[1] - start)
+    for start in range(0, len(rows), TOKENS):
+        n = min(TOKENS, len(rows) - start)
         for i in range(n):
-            x = qkv[start + i]
+            x = rows[start + i]
             unit_vector(x[key * dk:(key + 1) * dk], np.float32(1 / np.sqrt(dk)), kq[i, 1])
             unit_vector(x[(n_keys + key) * dk:(n_keys + key + 1) * dk], np.float32(1), kq[i, 0])
-            factors[i, 0] = decay_of(x[ba_start + n_values], rates[0, head], rates[1, head])
-            factors[i, 1] = sigmoid(x[ba_start])
-        for strip in range(strips):
-            before = old if start == run[0] else new
-            v = qkv[start, 2 * n_keys * dk + head * dv + 16 * strip:]
-            delta_rule(before[head, strip].ctypes.data, new[head, strip].ctypes.data, kq.ctypes.data, height,
-                       v.ctypes.data, qkv.strides[0], factors.ctypes.data, n, out[:, 16 * strip:].ctypes.data,
-                       out.strides[0])
-        for i in range(n):
-            target, z = h[start + i, head * dv:(head + 1) * dv], qkv[start + i, z_start:z_start + dv]
-            rms_norm(out[i, :dv], fields.delta_norms(job)[number], fields.eps(job)[0], target)
-            silu_times(z, target)
+            factors[i, 0] = decay_of(x[ba + n_values + head], rates[0, head], rates[1, head])
+            factors[i, 1] = sigmoid(x[ba + head])
             for j in range(dv):
-                target[j] = z[j]
+                out[i, j] = x[2 * n_keys * dk + head * dv + j]
+        for strip in range(strips):
+            before = old if start == 0 else new
+            delta_rule(before[strip].ctypes.data, new[strip].ctypes.data, kq.ctypes.data, height, factors.ctypes.data,
+                       n, out[:, 16 * strip:].ctypes.data, out.strides[0])
+        for i in range(n if first >= 0 else 0):
+            rms_norm(out[i, :dv], fields.delta_norms(job)[number], fields.eps(job)[0],
+                     fields.h(job)[first + start + i, head * dv:(head + 1) * dv])

@@ -82,14 +82,23 @@ def on_a_line(shape: tuple[int, ...]) -> np.ndarray:
     return space[start:start + size].reshape(shape)
 
 
-def state_table(caches: list[Any]) -> np.ndarray:
-    """`states` of Batch in layout.py, with new arrays for the states after the pass."""
+def state_tables(caches: list[Any], counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """`runs` and `states` of Batch in layout.py, with new arrays for the states after the pass.
+
+    counts [n_sequences]: the new tokens of each.
+    """
     if not isinstance(caches[0], StateCache):
-        return np.empty((0, 0, 4), np.int64)
-    rows = []
-    for cache in caches:
-        before = cache.states[cache.length]
+        return np.empty((0, 4), np.int64), np.empty((0, 0, 6), np.int64)
+    late, rows = [], []
+    for cache, n in zip(caches, counts.tolist()):
+        before, guesses, waiting = cache.states[cache.length], max(min(cache.guesses, n - 1), 0), 0
         for layer in cache.config.linear_layers:
-            cache.pending[layer] = new = tuple(on_a_line(array.shape) for array in cache.empty)
-            rows.append([array.ctypes.data for array in (*before.get(layer, cache.empty), *new)])
-    return np.array(rows).reshape(len(caches), -1, 4)
+            old, (history, state, none) = before.get(layer, cache.empty), [array.shape for array in cache.empty]
+            shapes = (history[0] + guesses, history[1]), state, (guesses, none[1])
+            cache.pending[layer] = new = tuple(map(on_a_line, shapes))
+            waiting = len(old[2])
+            rows.append([array.ctypes.data for array in (*old, *new)])
+        late.append([waiting, guesses])
+    ends = np.cumsum(counts)[:, None]
+    runs = np.concatenate([ends - counts[:, None], ends, np.array(late)], axis=1)
+    return runs, np.array(rows, np.int64).reshape(len(caches), -1, 6)

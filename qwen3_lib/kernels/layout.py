@@ -151,9 +151,10 @@ class Batch(NamedTuple):
     caches: Any  # int64 [n_sequences, 3]: the addresses of k and v, uint16 [n_layers, n_kv_heads, capacity, row_size],
     # and the capacity
     cache_rows: Any  # int64 [2]: the format and the size of their rows
-    runs: Any  # int64 [n_sequences, 2], the first and the last + 1 of the rows of x that belong to a sequence
-    states: Any  # int64 [n_sequences, layers with a state, 4]: the addresses of the convolution's history, float32
-    # [taps - 1, channels], and of the state, see delta.py, before the pass, and of both after it
+    runs: Any  # int64 [n_sequences, 4], the first and the last + 1 of the rows of x that belong to a sequence; how many
+    # tokens its state hasn't learned yet, before the pass and after it
+    states: Any  # int64 [n_sequences, layers with a state, 6]: the addresses of delta.state_of's arrays before the pass,
+    # and of those after it
 
 
 class Space(NamedTuple):

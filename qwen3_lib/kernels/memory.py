@@ -56,7 +56,7 @@ def work_space(config: Config, n_threads: int, m: int, n_tasks: int, n_queries: 
         heads, dk, dv = (config.linear_num_value_heads, padded(config.linear_key_head_dim, SUMS_OF_DELTA),
                          config.linear_value_head_dim)
         shared = config.shared_expert_intermediate_size
-        mixed, n_delta = heads * dv, TOKENS * (2 * dk + 2 + padded(dv, 16))
+        mixed, n_delta = heads * dv, TOKENS * (2 * dk + 2) + (TOKENS + dk) * padded(dv, 16)
         n_projected = max(sum(padded(n, PANEL) for n in (config.conv_dim, mixed, 2 * heads)),
                           2 * padded(n_heads * config.head_dim, PANEL) + 2 * padded(n_kv_heads * config.head_dim, PANEL))
     gathered, (n_experts, k) = padded(config.hidden_size, 64), experts_of(config)

@@ -159,10 +159,8 @@ def test_an_answer_that_fits_a_schema(tmp_path):
 
 
 def test_what_is_refused(model, tmp_path):
-    import qwen3_inspect
     assert "adapter" in message_of(qwen3.load_model, model.path, adapter=tmp_path)
     assert "cut back" in message_of(Completion, model, [8, 9], lookup=3)
-    assert "page" in message_of(qwen3_inspect.inspect, model, qwen3_inspect.Wish("Hi"))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

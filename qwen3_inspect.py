@@ -7,8 +7,8 @@
 
     python qwen3_inspect.py "The capital of France is" --open        writes qwen3_inspect.html and opens it
 
-The file needs no network and can be sent to a friend. qwen3.py computes the model; only the panel on quantization needs
-the fast engine and so numba. The room below is qwen3_lib/page/:
+The file needs no network and can be sent to a friend. qwen3.py computes the model, qwen3_5.py a Qwen3.5; only the panel
+on quantization needs the fast engine and so numba. The room below is qwen3_lib/page/:
 
     recorder.py    records each step of forward
     contents.py    computes what the panels show
@@ -23,6 +23,7 @@ import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
+import qwen3_5
 from qwen3 import Engine, InputError, Model, Sampling
 from qwen3_lib.app.cli import guarded
 from qwen3_lib.app.models import readable_size
@@ -40,10 +41,10 @@ COMPARED = "What is 417 + 385?"  # the bundled model adds with thinking and gues
 def inspect(model: Model, wish: Wish) -> str:
     """The page, as the text of one HTML file.
 
-    Raises InputError for a prompt that is too long or can't be rendered, and for a model with other layers than Qwen3's.
+    Raises InputError for a prompt that is too long or can't be rendered, and for a model of the fast engine.
     """
-    if model.engine != Engine():
-        raise InputError(f"{model.path}: the page shows the layers of qwen3.py, and this model has others")
+    if model.engine not in (Engine(), qwen3_5.ENGINE):
+        raise InputError(f"{model.path}: the page shows the functions of qwen3.py, and another engine has others")
     return html(contents(model, wish))
 
 

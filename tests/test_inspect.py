@@ -17,15 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import qwen3
+import qwen3_5
 import qwen3_inspect
-from configs import BASE, ROOT, YARN
+from configs import BASE, HYBRID, HYBRID_SCALES, ROOT, YARN
 from helpers import assert_one_line, message_of, random_ids, run_main
 from make_random_model import make_random_model
 from oracle import head, oracle, softmax, turned
 from qwen3_lib.page import contents as panels
 from qwen3_lib.page.contents import Wish, contents
 from qwen3_lib.page.page import html, joined, lines_of_functions, pack
-from qwen3_lib.page.recorder import Recorder, Step
+from qwen3_lib.page.recorder import OPERATIONS, Recorder, Step
 
 PROMPT = "The capital of France is"
 EVIL = "</script><script>alert(1)</script><!--<script> <img src=x onerror=alert(2)>"
@@ -40,6 +41,11 @@ def found(demo):
     """The contents of a page of the bundled model."""
     return contents(demo, Wish(PROMPT, max_new_tokens=8, sampling={"temperature": 1.5, "top_p": 0.9}, seed=3,
                                quantized=False, compare="What is 2 + 3?"))
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory):
+    return qwen3.load_model(make_random_model(HYBRID, tmp_path_factory.mktemp("hybrid"), "float32", scales=HYBRID_SCALES))
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +67,16 @@ def recorded(model, ids, *more):
 # The recorder
 # ----------------------------------------------------------------------------------------------------------------------
 
-def test_recording_changes_no_bit_and_leaves_qwen3_as_it_is(model):
-    before, ids = dict(vars(qwen3)), random_ids(40)
-    recorder, expected = Recorder(model), qwen3.KVCache(model.config)
+@pytest.mark.parametrize("kind", ["Qwen3", "Qwen3.5"])
+def test_recording_changes_no_bit_and_leaves_the_functions_as_they_are(model, hybrid, kind):
+    model = hybrid if kind == "Qwen3.5" else model
+    before, ids = vars(qwen3) | vars(qwen3_5), random_ids(40)
+    recorder, expected = Recorder(model), model.engine.new_cache(model.config)
     cache = recorder.new_cache()
     for part in (ids[:30], ids[30:31], ids[31:], [7]):
         np.testing.assert_array_equal(recorder.forward(part, cache), qwen3.forward(model, part, expected))
     np.testing.assert_array_equal(cache.k[..., :41, :], expected.k[..., :41, :])
-    assert list(map(id, vars(qwen3).values())) == list(map(id, before.values()))
+    assert list(map(id, (vars(qwen3) | vars(qwen3_5)).values())) == list(map(id, before.values()))
     assert [each.n for each in recorder.passes] == [30, 1, 9, 1]
 
 
@@ -109,20 +117,22 @@ def test_hands_and_frequencies_of_yarn_make_the_attention(tmp_path):
     np.testing.assert_allclose(now.attention[1][3], softmax(scores), atol=1e-6)
 
 
-def test_each_step_names_its_line(demo):
-    [now], _ = recorded(demo, [1, 2, 3])
-    lines = (ROOT / "qwen3.py").read_text("utf-8").splitlines()
-    for step in now.steps:
-        name = {"attend": "cache.attend(", "embedding": "embed_tokens"}.get(step.function, f"{step.function}(")
-        assert name in lines[step.line - 1], step
-        assert all(weight in lines[step.line - 1] for weight in step.weight.split(", ")), step
-        assert panels.FORMULAS[step.function] and (step.weight in panels.WORDS or step.function in panels.WORDS)
+def test_each_step_names_its_line(demo, hybrid):
+    for model, file in ((hybrid, "qwen3_5.py"), (demo, "qwen3.py")):
+        [now], _ = recorded(model, [1, 2, 3])
+        lines = (ROOT / file).read_text("utf-8").splitlines()
+        for step in now.steps:
+            name = {"attend": "cache.attend", "embedding": "embed_tokens"}.get(step.function, step.function)
+            assert name in lines[step.line - 1], step
+            inputs = step.weight.removeprefix("linear_attn.").split(", ")
+            assert step.function == "causal_convolution" or all(each in lines[step.line - 1] for each in inputs), step
+            assert panels.FORMULAS[step.function] and (step.weight in panels.WORDS or step.function in panels.WORDS)
     by_weight = [(step.layer, step.weight) for step in now.steps if step.weight]
     assert by_weight[0] == (-1, "embed_tokens") and by_weight[-1] == (demo.config.num_hidden_layers, "lm_head")
     assert len(set(by_weight)) == len(by_weight) == 9 * demo.config.num_hidden_layers + 3
 
 
-def test_bytes_and_arithmetic(demo):
+def test_bytes_and_arithmetic(demo, hybrid):
     """A product reads its weights and its input once; each pair of numbers is one multiplication and one addition."""
     passes, _ = recorded(demo, [1, 2, 3], [4])
     c = demo.config
@@ -140,6 +150,51 @@ def test_bytes_and_arithmetic(demo):
                 assert step.operations == 2 * n * q_size * length + 2 * n * q_size * length
                 assert step.read == 4 * (n * q_size + 2 * length * kv_size)
         assert all(step.seconds > 0 for step in now.steps)
+    for now, n in zip(recorded(hybrid, [1, 2, 3], [4])[0], (3, 1)):  # q, k, v, g and beta of 2 heads of 16, and the state
+        read = [step.read for step in now.steps if step.function == ("delta_rule" if n == 1 else "delta_rule_in_chunks")]
+        assert read == [2 * 4 * (n * (3 * 16 + 2) + 16 * 16)] * 3
+        assert now.steps[0].operations == 3 * n * 4  # an angle, cos and sin for each of the 4 pairs that turn
+
+
+class Counted(np.ndarray):
+    """Counts the additions, multiplications and divisions of its numbers, as they happen."""
+    done = 0
+
+    def __array_ufunc__(self, ufunc, method, *inputs, out=(), **options):
+        found = np.asarray(getattr(ufunc, method)(*map(np.asarray, inputs), **options))
+        if ufunc in (np.add, np.subtract, np.multiply, np.divide, np.matmul):
+            Counted.done += found.size * (2 * inputs[0].shape[-1] if ufunc is np.matmul else 1)
+        if out:
+            out[0][...] = found
+        return out[0] if out else found.view(Counted)
+
+
+def eliminated(matrix, right):
+    """numpy.linalg.solve by Gaussian elimination, whose steps are counted, too."""
+    n, both = matrix.shape[1], np.concatenate([matrix, right], axis=2).view(Counted)
+    for i in range(n):
+        both[:, i + 1:, i:] -= both[:, i + 1:, i:i + 1] / both[:, i:i + 1, i:i + 1] * both[:, i:i + 1, i:]
+    for i in reversed(range(n)):
+        both[:, i, n:] /= both[:, i, i:i + 1]
+        both[:, :i, n:] -= both[:, :i, i:i + 1] * both[:, i:i + 1, n:]
+    return both[:, :, n:]
+
+
+@pytest.mark.parametrize("heads, n, key_dim, value_dim", [(2, 64, 16, 16), (3, 130, 64, 48), (1, 5, 128, 128)])
+def test_arithmetic_of_a_delta_net(heads, n, key_dim, value_dim, monkeypatch):
+    """By the recorder's formulas, and counted in the calculation itself."""
+    monkeypatch.setattr(np.linalg, "solve", eliminated)
+    rng = np.random.default_rng(0)
+    q, k, v, state, x, weight, history = (rng.standard_normal(shape, np.float32).view(Counted) for shape in (
+        (heads, n, key_dim), (heads, n, key_dim), (heads, n, value_dim), (heads, key_dim, value_dim), (n, 7), (7, 4),
+        (3, 7)))
+    g, beta = (np.full((heads, n), each, np.float32).view(Counted) for each in (-0.1, 0.5))
+    rule = qwen3_5.unit_length(q), qwen3_5.unit_length(k), v, g, beta, state
+    for name, args, least in (("delta_rule", rule, 1), ("delta_rule_in_chunks", rule, 0.97), ("sigmoid", (x,), 1),
+                              ("causal_convolution", (x, weight, history), 1)):
+        Counted.done = 0
+        getattr(qwen3_5, name)(*args)
+        assert least * Counted.done <= OPERATIONS[name](*args) <= Counted.done, name
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -154,7 +209,7 @@ def test_times_are_medians_of_several_passes(model):
     assert len(passes) >= 3 and {each.n for each in passes} == {5} and bandwidth > 1e8
     for each, seconds in zip(passes, (9.0, 1.0, 2.0, 1.0)):
         each.seconds = seconds
-    [prefill] = panels.cache_panel(model.config, passes, passes[:1])["passes"]
+    [prefill] = panels.cache_panel(Recorder(model), passes, passes[:1])["passes"]
     assert prefill["seconds"] == np.median([each.seconds for each in passes]) < 9
 
 
@@ -298,6 +353,11 @@ def test_an_answer_that_ends_at_once(demo):
     assert all(step["decode"] is None for step in found["way"]["steps"])
 
 
+def test_a_model_of_another_engine_is_refused(demo):
+    other = replace(demo, engine=replace(demo.engine, overflow="of another engine"))
+    assert "another engine" in message_of(qwen3_inspect.inspect, other, Wish(PROMPT))
+
+
 @given(st.binary(max_size=12))
 def test_labels_are_printable(data):
     assert panels.label(data).isprintable()
@@ -366,8 +426,8 @@ def test_the_page_names_functions_of_qwen3():
     known = lines_of_functions("x = 1\n\ndef f():\n    return x\n\nclass A:\n    def g(self):\n        pass\n")
     assert known == {"f": [3, 4], "A": [6, 8], "A.g": [7, 8]}
     named = re.findall(r'data-functions="([^"]*)"', (ROOT / "qwen3_lib/page/page.html").read_text("utf-8"))
-    known = lines_of_functions((ROOT / "qwen3.py").read_text("utf-8"))
-    assert len(named) == 8 and {name for names in named for name in names.split()} <= {*known}
+    known = [name for file in ("qwen3.py", "qwen3_5.py") for name in lines_of_functions((ROOT / file).read_text("utf-8"))]
+    assert len(named) == 9 and {name for names in named for name in names.split()} <= {*known}
 
 
 def test_packed_arrays_stay_finite():

@@ -10,7 +10,7 @@ import pytest
 
 import qwen3
 import qwen3_inspect
-from configs import BASE
+from configs import BASE, HYBRID, HYBRID_MOE, HYBRID_SCALES, VOCABULARY
 from helpers import assert_accessible, axe_core, complaints_of
 from make_random_model import make_random_model
 from oracle import oracle
@@ -21,10 +21,10 @@ from test_inspect import EVIL, unpacked
 SETTINGS = {"temperature": 1.2, "top_k": 40, "top_p": 0.95}
 WISH = Wish("The capital of France is", max_new_tokens=10, sampling=SETTINGS, seed=2, quantized=False,
             compare="What is 2 + 3?")
-PIXEL = """([i, j]) => {
+PIXEL = """([canvas, i, j]) => {
   const copy = new OffscreenCanvas(1, 1).getContext('2d', {willReadFrequently: true});
-  copy.drawImage(document.getElementById('map'), -j, -i);
-  return [...copy.getImageData(0, 0, 1, 1).data]; }"""  # of the map: row i, column j
+  copy.drawImage(document.querySelector(canvas), -j, -i);
+  return [...copy.getImageData(0, 0, 1, 1).data]; }"""  # of a picture: row i, column j
 DRAWN = """([id, name]) => {
   const {data: [edges], bbox, ctx, valToPos} = charts[id], wanted = color(name).split(' ').map(Number);
   const copy = new OffscreenCanvas(ctx.canvas.width, ctx.canvas.height).getContext('2d', {willReadFrequently: true});
@@ -56,6 +56,16 @@ def file(held, tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "page.html"
     path.write_text(html(held), "utf-8")
     return path
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory):
+    """(contents, file) of the page of a Qwen3.5; a pixel of a state's picture is the largest of 2 x 2 numbers."""
+    folder, config = tmp_path_factory.mktemp("hybrid"), HYBRID | {"linear_value_head_dim": 40, "num_hidden_layers": 8}
+    make_random_model(config | {"vocab_size": VOCABULARY}, folder, "float32", scales=HYBRID_SCALES)
+    found = contents(qwen3.load_model(folder), WISH)
+    (folder / "page.html").write_text(html(found), "utf-8")
+    return found, folder / "page.html"
 
 
 class Tab:
@@ -180,10 +190,44 @@ def test_attention(tab, held, truth, demo):
         for at, share in shown.items():
             assert share == pytest.approx(expected[at], abs=2e-3)
         assert sum(shown.values()) >= np.sort(expected)[-5:].sum() - 5e-3
-        shade = tab.page.evaluate(PIXEL, [token, int(expected.argmax())])
+        shade = tab.page.evaluate(PIXEL, ["#map", token, int(expected.argmax())])
         assert shade[3] == 255 and shade[2] == pytest.approx(255 + np.sqrt(expected.max()) * (20 - 255), abs=3)  # --map
         score = float(re.search(r"previous-token score (\d\.\d+)", tab.text("#head-says"))[1])
         assert score == pytest.approx(np.mean([truth.attention[layer][i][t, t - 1] for t in range(1, n)]), abs=2e-3)
+
+
+def test_delta_nets(browser, hybrid):
+    """Each layer's charts and pictures; beside them what a Qwen3.5 adds to the other panels."""
+    (found, file), tab = hybrid, Tab(browser, hybrid[1])
+    rates, states, gates = map(unpacked, (found["delta"]["rates"], found["delta"]["states"], found["attention"]["gates"]))
+    assert states.shape == (6, 2, 8, 20) and tab.text("#delta h2") == "4 · Delta nets" and "2 × 2" in tab.text("#blocks")
+    for net, layer in enumerate([0, 1, 2, 4, 5, 6]):
+        head, token = net % 2, 3 * net + 1
+        tab.slide("net", net)
+        tab.slide("changes", token)
+        tab.page.locator("#states button").nth(head).click()
+        np.testing.assert_allclose([*tab.charted("rates")[1:], *tab.charted("memory")[1:]], rates[net, :, head], rtol=1e-6)
+        said = re.search(r"^Head (\d), token (\d+) .*: exp\(g\) (\S+), β (\S+)$", tab.text("#rates-is"), re.DOTALL)
+        length = tab.text("#memory-is").split(": ")[-1]
+        assert (tab.text("#net-is"), said[1], said[2]) == (str(layer), str(head), str(token))
+        assert [float(said[3]), float(said[4]), float(length)] == pytest.approx(rates[net, :, head, token], rel=6e-3)
+        i, j = np.unravel_index(states[net, head].argmax(), (8, 20))
+        for row, column in ((int(i), int(j)), (net, 2 * net)):
+            shade = tab.page.evaluate(PIXEL, [f"#states button:nth-child({head + 1}) canvas", row, column])
+            share = states[net, head, row, column] / states[net].max()
+            assert shade[3] == 255 and shade[2] == pytest.approx(255 + np.sqrt(share) * (20 - 255), abs=3)  # --map
+    tab.slide("layer", 1)
+    tab.page.locator("#heads button").nth(2).click()
+    assert tab.text("#head-says").startswith("Layer 7, head 2: ")
+    assert percents(tab.text("#looks-at"))[-1] == pytest.approx(gates[1, 2, token], abs=6e-4)
+    size, bytes_ = 2 * 2 * 32 * 4, 6 * 4 * (3 * (2 * 2 * 16 + 2 * 40) + 2 * 16 * 40)  # of a position; of the states
+    assert found["cache"]["per_position"] == size and found["cache"]["states"] == bytes_
+    assert tab.charted("timeline")[1] == pytest.approx(
+        [each["length"] * size + bytes_ for each in found["cache"]["passes"]])
+    tab.slide("way-step", [step["function"] for step in found["way"]["steps"]].index("delta_rule_in_chunks"))
+    tab.page.locator("#step-is button").click()
+    assert "delta_rule_in_chunks)(q, k, v, g.T, beta.T, state)" in tab.text("#lines .marked")
+    tab.close(file)
 
 
 def test_hands(tab, held, truth, demo):
@@ -307,10 +351,10 @@ def test_the_luck_of_the_run_draws_its_tokens(tab, held):
 
 def test_the_source_is_a_click_away(tab, held):
     """Each panel names its functions; each step its line, which is marked and in view."""
-    lines = held["source"].split("\n")
+    lines = held["sources"]["qwen3.py"].split("\n")
     for button in tab.page.locator("main section > .sources button").all():
         button.click()
-        assert lines[held["lines"][button.text_content()][0] - 1] + "\n" == tab.text("#lines .marked")
+        assert lines[held["lines"][button.text_content()][1] - 1] + "\n" == tab.text("#lines .marked")
         assert tab.page.locator("#lines .marked").is_visible()
         tab.page.keyboard.press("Escape")
     for i in range(0, len(held["way"]["steps"]), 5):
@@ -341,13 +385,15 @@ def test_keyboard_alone(tab):
     assert reached == {*tab.page.locator("input[type=range]").evaluate_all("all => all.map(each => each.id)")}
 
 
+@pytest.mark.parametrize("kind", ["inspect", "inspect-hybrid"])
 @pytest.mark.parametrize("width, scheme", SIZES)
-def test_looks_and_accessibility(browser, file, width, scheme, screenshots):
+def test_looks_and_accessibility(browser, file, hybrid, width, scheme, kind, screenshots):
     """Nothing is wider than the window; axe-core finds no violation, the source open or not."""
+    file = file if kind == "inspect" else hybrid[1]
     program, tab = axe_core(), Tab(browser, file, width, scheme)
-    tab.page.screenshot(path=screenshots / f"inspect-{width}-{scheme}.png", full_page=True)
+    tab.page.screenshot(path=screenshots / f"{kind}-{width}-{scheme}.png", full_page=True)
     assert tab.page.evaluate("document.documentElement.scrollWidth") == width
-    if (width, scheme) == (1440, "light"):  # the README's picture: the head that looks most at the token before
+    if (width, scheme, kind) == (1440, "light", "inspect"):  # the README's picture: the head that looks most at the token before
         tab.page.locator("#copying button").first.click()
         top = tab.page.evaluate("document.querySelector('#attention h2').getBoundingClientRect().top + scrollY")
         place = {"x": 100, "y": top - 10, "width": 1240, "height": 840}
@@ -376,7 +422,7 @@ def test_any_prompt_is_text(browser, tmp_path, demo, evil):
 
 def test_other_models(browser, tmp_path, demo):
     """Random weights in another shape, without a template; an answer that ends at once; one layer, one head, one token;
-    a mixture of experts."""
+    mixtures of experts."""
     shape = BASE | {"num_attention_heads": 1, "num_key_value_heads": 1, "num_hidden_layers": 1, "eos_token_id": [1],
                     "vocab_size": demo.config.vocab_size}
     model = qwen3.load_model(make_random_model(shape, tmp_path / "model", "float32"))
@@ -384,9 +430,12 @@ def test_other_models(browser, tmp_path, demo):
                       "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True,
                       "decoder_sparse_step": 1, "mlp_only_layers": [], "vocab_size": demo.config.vocab_size}
     experts = qwen3.load_model(make_random_model(experts, tmp_path / "moe", "float32"))
+    both = HYBRID_MOE | {"vocab_size": demo.config.vocab_size}
+    both = qwen3.load_model(make_random_model(both, tmp_path / "both", "float32", scales=HYBRID_SCALES))
     silent = replace(demo, eos_token_ids=tuple(range(demo.config.vocab_size)))
     for i, (which, wish) in enumerate([(model, Wish("a", raw=True, max_new_tokens=2, quantized=False)), (silent, WISH),
-                                          (experts, Wish("ab", raw=True, max_new_tokens=2, quantized=False))]):
+                                          (experts, Wish("ab", raw=True, max_new_tokens=2, quantized=False)),
+                                          (both, Wish("ab", raw=True, max_new_tokens=2, quantized=False))]):
         file = tmp_path / f"{i}.html"
         file.write_text(qwen3_inspect.inspect(which, wish), "utf-8")
         tab = Tab(browser, file)

@@ -155,9 +155,7 @@ def test_tensors_that_do_not_fit(tmp_path):
 
 
 def test_what_is_refused(model):
-    import qwen3_inspect
     assert "EAGLE" in message_of(Eagle, None, model)
-    assert "page" in message_of(qwen3_inspect.inspect, model, qwen3_inspect.Wish("Hi"))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

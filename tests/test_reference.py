@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import qwen3
-from configs import BASE, CASES, HYBRID, HYBRID_MOE, HYBRID_SCALES, HYBRIDS, QWEN3_5, ROOT
+from configs import BASE, CASES, HYBRID, HYBRID_MOE, HYBRID_SCALES, HYBRIDS, QWEN3_5, ROOT, VOCABULARY
 from fuzzing import any_conversation
 from helpers import REMOVED, edit_json, message_of, random_ids
 from make_random_model import make_random_model
@@ -19,6 +19,8 @@ from qwen3 import map_safetensors, to_float32
 from qwen3_lib.batch.caches import Caches
 from qwen3_lib.io.models import Checkpoint
 from qwen3_lib.io.rope import stretched, with_scaled_rope
+from qwen3_lib.page.contents import Wish, contents
+from test_inspect import unpacked
 from test_qwen3_moe import MOE, fuse
 from tokenizer_utils import StreamDecoder, load_tokenizer
 
@@ -188,6 +190,45 @@ def test_prompts_of_a_hybrid(n, tmp_path):
     model, expected = load("qwen3", path), expected_logits(reference(path), ids)
     logits = qwen3.forward(model, ids, model.engine.new_cache(model.config), all_logits=True)
     assert np.abs(logits - expected).max() < 1e-4 * expected.std()
+
+
+def test_the_inspect_page_of_a_hybrid(tmp_path):
+    """Decay, beta and state of each head after each token, attention with its gates, lengths and probabilities."""
+    config = HYBRID | {"linear_num_value_heads": 4, "linear_value_head_dim": 40, "num_hidden_layers": 8, "vocab_size": VOCABULARY}
+    path = make_random_model(config, tmp_path, "float32", scales=HYBRID_SCALES)
+    found = contents(qwen3.load_model(path), Wish("The capital of France is", max_new_tokens=5, seed=0, quantized=False))
+    theirs, ids, outs = reference(path), torch.tensor([found["tokens"]["ids"]]), {}
+
+    def close(shown, expected, rtol=1e-4):
+        expected = np.stack(expected)
+        assert shown["shape"] == list(expected.shape)
+        np.testing.assert_allclose(unpacked(shown), expected, rtol, 1e-4 * expected.std())
+
+    hooks = [part.register_forward_hook(lambda part, args, out: outs.update({part: out[0]})) for part in theirs.modules()]
+    with torch.no_grad():
+        whole = theirs(ids, output_attentions=True, output_hidden_states=True)
+        for hook in hooks:
+            hook.remove()
+        nets = [layer.linear_attn for layer in theirs.model.layers if hasattr(layer, "linear_attn")]
+        decays = [torch.exp(-net.A_log.exp() * torch.nn.functional.softplus(outs[net.in_proj_a] + net.dt_bias)).T for net in nets]
+        betas, cache, states = [outs[net.in_proj_b].sigmoid().T for net in nets], transformers.DynamicCache(config=theirs.config), []
+        for i in ids[0]:  # one token at a time: torch_recurrent_gated_delta_rule
+            theirs(i[None, None], past_key_values=cache)
+            states.append(np.stack([cache.get_recurrent_state(net.layer_idx)[0].clone() for net in nets]))
+        lengths = np.linalg.norm(np.array(states).astype(float), axis=(-1, -2)).transpose(1, 2, 0)
+        close(found["delta"]["rates"], np.stack([decays, betas, lengths], axis=1))
+        blocks = np.abs(states[-1]).reshape(len(nets), 4, 8, 2, 20, 2).max(axis=(3, 5))  # of 16 and 40 dimensions
+        close(found["delta"]["states"], blocks, 1e-3)
+        attending = [layer.self_attn for layer in theirs.model.layers if hasattr(layer, "self_attn")]
+        both = [outs[part.q_proj].reshape(ids.shape[1], 4, 2, 32) for part in attending]  # of each head: query, gate
+        close(found["attention"]["gates"], [each[:, :, 1].sigmoid().mean(dim=-1).T for each in both], 1e-3)
+        rows, columns = np.tril_indices(ids.shape[1])
+        close(found["attention"]["maps"], [each[0].numpy()[:, rows, columns] for each in whole.attentions if each is not None], 1e-3)
+        streams = [each[0].norm(dim=-1) for each in whole.hidden_states[:-1]]  # the last one follows the last norm
+        np.testing.assert_allclose(unpacked(found["way"]["streams"])[:-1], np.stack(streams), 1e-4)
+        best = whole.logits[0].softmax(dim=-1).topk(5)
+        np.testing.assert_allclose(unpacked(found["lens"]["probabilities"])[-1], best.values, 1e-4)
+    assert (found["delta"]["layers"], found["attention"]["layers"]) == ([0, 1, 2, 4, 5, 6], [3, 7])
 
 
 @pytest.mark.parametrize("base", [HYBRID, HYBRID_MOE], ids=["dense", "mixture"])

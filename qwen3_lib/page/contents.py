@@ -7,6 +7,7 @@ import time
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from inspect import getsource
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from qwen3_lib.answers.answer import parse_answer
 from qwen3_lib.answers.completion import inside_thought
 from qwen3_lib.answers.sequences import log_softmax
 from qwen3_lib.page.page import lines_of_functions, pack
-from qwen3_lib.page.recorder import Pass, Recorder, Step, source
+from qwen3_lib.page.recorder import Pass, Recorder, Step
 
 PREFILLS = 5  # passes of the prompt; the page shows their median
 TOP = 5  # tokens in a cell of the logit lens
@@ -25,9 +26,11 @@ TOGETHER = 32  # positions whose logits are in memory together: 20 MB with a voc
 CANDIDATES = 512  # tokens of each step that the page knows one by one; a histogram shows the others
 BIN = 0.25  # width of the histogram's bars
 PAIRS = 8  # least number of RoPE's pairs in the page; all head_dim / 2 if there is room
+PICTURE = 32  # rows and columns in the picture of a state, at most
 REPEATED = 24  # random tokens, shown twice to find induction heads
 THOUGHT = 256  # longest answer with thinking and without, in tokens
 ROOM = 12_000_000  # characters of base64 in a page
+RULE = "for each token S ← exp(g) S, then S ← S + kᵀ β (v − k S); q S"
 FORMULAS = {
     "rope_tables": "cos(position · frequency), sin(position · frequency)",
     "embedding": "x = embed_tokens[id]",
@@ -37,12 +40,17 @@ FORMULAS = {
     "attend": "keys[position] = k, values[position] = v, softmax(q keysᵀ / √head_dim) values",
     "swiglu": "down(silu(gate(x)) · up(x))",
     "moe": "the sum of the chosen experts' swiglu(x), each times its weight",
+    "sigmoid": "1 / (1 + exp(−x))",
+    "causal_convolution": "silu(∑ᵢ weightᵢ · xᵢ), i the last few tokens",
+    "unit_length": "x / √(∑x² + 10⁻⁶)",
+    "delta_rule": RULE,
+    "delta_rule_in_chunks": f"{RULE}; for up to 64 tokens at once, as linear equations",
 }
 WORDS = {  # the purpose of a step, by its weight or its function
     "rope_tables": "the angles of RoPE at each position",
     "embed_tokens": "each token's learned vector: the residual stream begins",
     "input_layernorm": "scales the vector to one size before attention",
-    "q_proj": "queries: what each token looks for",
+    "q_proj": "queries: what each token looks for; in a Qwen3.5, also the gates of what it finds",
     "k_proj": "keys: what a query is compared with",
     "v_proj": "values: what a token gives to the tokens that look at it",
     "q_norm": "scales each head's query to one size",
@@ -53,6 +61,18 @@ WORDS = {  # the purpose of a step, by its weight or its function
     "post_attention_layernorm": "scales the vector to one size again",
     "swiglu": "works on each token alone; added to the residual stream",
     "moe": "works on each token alone, with the experts chosen for it; added to the residual stream",
+    "in_proj_a": "how much each head forgets: becomes g",
+    "in_proj_qkv": "queries, keys and values of all heads",
+    "in_proj_b": "how much each head learns: becomes β",
+    "conv1d": "mixes each number with those of the tokens just before",
+    "unit_length": "gives each head's query or key the length 1",
+    "delta_rule": "each head's state forgets, stores the value under the key, and recalls by the query",
+    "delta_rule_in_chunks": "each head's state forgets, stores the values under the keys, and recalls by the queries",
+    "in_proj_z": "the gate of each head's output",
+    "linear_attn.norm": "scales each head's output to one size",
+    "out_proj": "joins the results of the heads; added to the residual stream",
+    "sigmoid": "a switch from 0 to 1 for each number: what is learned, or what passes",
+    "shared_expert_gate": "how much passes of the expert that all tokens go through",
     "norm": "scales the vector to one size before the head",
     "lm_head": "a logit for each token of the vocabulary: how well it fits next",
 }
@@ -106,22 +126,25 @@ def contents(model: Model, wish: Wish) -> dict[str, Any]:
         "tokens": tokens_panel(model, text, wish.prompt, ids, len(prompt)),
         "way": way_panel(whole, [*prefills, passes[0]], passes[1:], bandwidth),
         "attention": attention_panel(recorder, whole),
+        "delta": delta_panel(recorder, whole) if recorder.linear else None,
         "lens": lens_panel(model, whole),
         "choosing": choosing_panel(drawn, settings, ids),
-        "cache": cache_panel(config, [*prefills, passes[0]], passes),
+        "cache": cache_panel(recorder, [*prefills, passes[0]], passes),
         "quantized": quantized_panel(model, prompt, answer, logits, wish.max_new_tokens, settings, seed)
         if wish.quantized else "--no-quantized was given",
         "thinking": thinking_panel(model, wish.compare, seed) if wish.compare is not None else
         "--compare QUESTION computes it",
     }
-    sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
+    sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "rope_dim")
     return panels | {
         "about": {"model": brief(model.path.name), "prompt": wish.prompt, "n_prompt": len(prompt), "ended": ended,
                   "answer": said.content.strip() or said.reasoning or "", "seed": seed, "raw": wish.raw,
                   "version": qwen3.__version__, "date": time.strftime("%Y-%m-%d"),
                   **{name: getattr(config, name) for name in sizes}},
         "labels": {str(i): label(tokenizer.token_bytes(i)) for i in ids_within(panels)},
-        "source": source(), "lines": lines_of_functions(source()), "formulas": FORMULAS, "words": WORDS,
+        "sources": (sources := {f"{module.__name__}.py": getsource(module) for module in recorder.modules}),
+        "lines": {name: [file, *ends] for file, source in sources.items()
+                  for name, ends in lines_of_functions(source).items()}, "formulas": FORMULAS, "words": WORDS,
     }
 
 
@@ -136,10 +159,13 @@ def check_room(model: Model, n_prompt: int, n_answer: int) -> None:
 
 
 def characters(config: Config, n: int, pairs: int) -> float:
-    """The size in the page of the attention maps of n positions and of `pairs` pairs of dimensions of q and k."""
+    """The size in the page of the attention maps of n positions, of `pairs` pairs of dimensions of q and k, and of
+    delta nets."""
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     maps, hands = heads * n * (n + 1) / 2, (heads + kv_heads) * n * 2 * pairs
-    return config.num_hidden_layers * (maps + hands) * 2 * 4 / 3
+    nets = len(getattr(config, "linear_layers", ()))
+    deltas = getattr(config, "linear_num_value_heads", 0) * (6 * n + PICTURE**2)
+    return ((config.num_hidden_layers - nets) * (maps + hands) + nets * deltas) * 2 * 4 / 3
 
 
 def ids_within(panels: dict[str, Any]) -> list[int]:
@@ -217,13 +243,15 @@ def costs(steps: Sequence[Step]) -> dict[str, Any]:
 # ---- 3: attention ----------------------------------------------------------------------------------------------------
 
 def attention_panel(recorder: Recorder, whole: Pass) -> dict[str, Any]:
-    """Attention weights (lower triangles, row by row), scores of heads that copy, and pairs of q and k before RoPE."""
+    """Of each layer that attends: attention weights (lower triangles, row by row), scores of heads that copy, pairs of
+    q and k before RoPE, and the gates of a Qwen3.5."""
     config, maps = recorder.model.config, np.stack(whole.attention)  # [n_layers, n_heads, n, n]
     rows, columns = np.tril_indices(whole.n)
     cos, sin = qwen3.rope_tables(config, np.array([1]))
-    pairs, half = pairs_with_room(config, whole.n), config.head_dim // 2
+    pairs, half = pairs_with_room(config, whole.n), config.rope_dim // 2
     chosen = np.concatenate([pairs, pairs + half])
-    return {"maps": pack(maps[:, :, rows, columns], "f2"), "previous": pack(diagonal(maps, -1), "f4"),
+    return {"layers": recorder.attending, "gates": pack(np.stack(whole.gates), "f2") if whole.gates else None,
+            "maps": pack(maps[:, :, rows, columns], "f2"), "previous": pack(diagonal(maps, -1), "f4"),
             "induction": pack(induction(recorder), "f4"), "repeated": REPEATED, "pairs": pairs.tolist(),
             "frequencies": np.arctan2(sin, cos)[0, pairs].tolist(), "factor": config.rope_factor,
             "q": pack(np.stack(whole.q)[..., chosen], "f2"), "k": pack(np.stack(whole.k)[..., chosen], "f2")}
@@ -231,7 +259,7 @@ def attention_panel(recorder: Recorder, whole: Pass) -> dict[str, Any]:
 
 def pairs_with_room(config: Config, n: int) -> np.ndarray:
     """The pairs of dimensions in a page of n positions: all, or as many as there is room for, evenly spaced."""
-    count = half = config.head_dim // 2
+    count = half = config.rope_dim // 2
     while count > PAIRS and characters(config, n, count) > ROOM:
         count -= 1
     return np.linspace(0, half - 1, count).round().astype(int)
@@ -256,7 +284,22 @@ def induction(recorder: Recorder) -> np.ndarray:
     return diagonal(np.stack(recorder.passes[-1].attention), 1 - n, n)
 
 
-# ---- 4: logit lens ---------------------------------------------------------------------------------------------------
+# ---- 4: delta nets ---------------------------------------------------------------------------------------------------
+
+def delta_panel(recorder: Recorder, whole: Pass) -> dict[str, Any]:
+    """Of each head: decay, beta and the length of the state at each token, and a picture of the last state.
+
+    A pixel is the largest of a block of numbers, without the sign.
+    """
+    pictures = np.abs(np.stack(whole.states))  # [n_layers, n_heads, key_dim, value_dim]
+    block = -(-max(pictures.shape[2:]) // PICTURE)
+    for axis in (2, 3):
+        pictures = np.maximum.reduceat(pictures, range(0, pictures.shape[axis], block), axis)
+    return {"layers": recorder.linear, "block": block, "rates": pack(np.stack(whole.deltas), "f4"),
+            "states": pack(pictures, "f2")}
+
+
+# ---- 5: logit lens ---------------------------------------------------------------------------------------------------
 
 def lens_panel(model: Model, whole: Pass) -> dict[str, Any]:
     """The head applied to the residual stream after each layer: the most likely tokens, [n_layers + 1, n, TOP].
@@ -279,7 +322,7 @@ def lens_panel(model: Model, whole: Pass) -> dict[str, Any]:
             "probabilities": pack(probabilities, "f4"), "leads": leads.tolist()}
 
 
-# ---- 5: choosing, and 6: the KV cache --------------------------------------------------------------------------------
+# ---- 6: choosing, and 7: the KV cache --------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
 class Drawn:
@@ -335,16 +378,19 @@ def choosing_panel(drawn: list[Drawn], settings: Sampling, ids: np.ndarray) -> d
     return {"steps": steps, "ids": shown, "logits": logits_shown, "luck": lucks, "settings": asdict(settings)}
 
 
-def cache_panel(config: Config, prefills: list[Pass], passes: list[Pass]) -> dict[str, Any]:
-    """The time of each pass, of prefill the median, and the positions the cache then holds and has room for."""
-    per_position = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 4
+def cache_panel(recorder: Recorder, prefills: list[Pass], passes: list[Pass]) -> dict[str, Any]:
+    """The time of each pass, of prefill the median, the positions the cache then holds and has room for, and the bytes
+    of the states."""
+    config = recorder.model.config
+    states = len(recorder.linear) * sum(array.nbytes for array in getattr(recorder.new_cache(), "empty", ()))
+    per_position = 2 * len(recorder.attending) * config.num_key_value_heads * config.head_dim * 4
     seconds = [float(np.median([each.seconds for each in prefills])), *(each.seconds for each in passes[1:])]
-    return {"per_position": per_position, "passes": [
+    return {"per_position": per_position, "states": states, "passes": [
         {"n": each.n, "seconds": time, "length": each.length, "capacity": each.capacity}
         for each, time in zip(passes, seconds)]}
 
 
-# ---- 7: quantization, and 8: thinking --------------------------------------------------------------------------------
+# ---- 8: quantization, and 9: thinking --------------------------------------------------------------------------------
 
 def quantized_panel(model: Model, prompt: list[int], answer: list[int], logits: np.ndarray, limit: int,
                     settings: Sampling, seed: int) -> dict[str, Any] | str:
@@ -356,7 +402,7 @@ def quantized_panel(model: Model, prompt: list[int], answer: list[int], logits: 
     plain, answers, kl = log_softmax(logits.astype(np.float64)), {"float32": answer}, {}
     for form in ("int8", "int4"):
         try:
-            engine = qwen3_numba.engine(form)
+            engine = model.folder.engine_for(qwen3_numba.engine(form))
             fast = replace(model, weights=engine.load_weights(model.folder, model.config), engine=engine)
             answers[form] = list(qwen3.generate(fast, prompt, limit, seed, **asdict(settings)))
         except InputError as error:  # weights beyond the format's range

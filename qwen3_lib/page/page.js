@@ -3,7 +3,7 @@
    Texts become text nodes, never markup. */
 
 const page = JSON.parse(document.getElementById("contents").textContent);
-const {about, labels, tokens, way, attention, lens, choosing, cache, quantized, thinking} = page;
+const {about, labels, tokens, way, attention, delta, lens, choosing, cache, quantized, thinking} = page;
 const nTokens = tokens.ids.length;
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ function amount(value, unit) {
 // ---------------------------------------------------------------------------------------------------------------------
 
 const state = {token: about.n_prompt - 1, step: way.steps.findIndex(step => step.weight === "o_proj"), layer: 0,
-               head: 0, key: 0, pair: 0, lens: about.num_hidden_layers,
+               head: 0, key: 0, pair: 0, net: 0, netHead: 0, lens: about.num_hidden_layers,
                drawn: 0, pass: 0, luck: 0, ...choosing.settings};
 const views = [];
 
@@ -141,24 +141,26 @@ function pieces(ids, choose) {
 const shaded = (element, share) => (element.style.setProperty("--share", `${(100 * share).toFixed(1)}%`), element);
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The head of the page, and the source of qwen3.py
+// The head of the page, and the source
 // ---------------------------------------------------------------------------------------------------------------------
 
-function showSource(title, first, last, marked) {
-  byId("source-name").textContent = `qwen3.py ${about.version}, line ${marked}: ${title}`;
-  const lines = page.source.split("\n").map((line, i) => make("span", {
+function showSource(title, file, first, last, marked) {
+  byId("source-name").textContent = `${file} ${about.version}, line ${marked}: ${title}`;
+  const lines = page.sources[file].split("\n").map((line, i) => make("span", {
     className: i + 1 === marked ? "marked" : first <= i + 1 && i + 1 <= last ? "within" : ""}, `${line}\n`));
   byId("lines").replaceChildren(...lines);
   byId("source").showModal();
   lines[marked - 1].scrollIntoView({block: "center"});
 }
 
+const files = Object.keys(page.sources);  // the steps are lines of the last one
+
 /** A button that shows a function, with one line of it, or the line of another function that calls it, marked. */
 function sourceButton(name, line) {
-  const [first, last] = Object.values(page.lines).filter(([a, b]) => line && a <= line && line <= b).pop() ||
-    page.lines[name];
+  const [file, first, last] = Object.values(page.lines).filter(
+    ([file, a, b]) => line && file === files.at(-1) && a <= line && line <= b).pop() || page.lines[name];
   return make("button", {className: "source", type: "button", onclick: () => showSource(
-    name, first, last, line || first)}, line ? `qwen3.py, line ${line}` : name);
+    name, file, first, last, line || first)}, line ? `${file}, line ${line}` : name);
 }
 
 function drawHead() {
@@ -166,20 +168,24 @@ function drawHead() {
   byId("model").textContent = about.model;
   byId("prompt").textContent = about.prompt;
   byId("answer").textContent = about.answer.trim() || "(no answer)";
-  byId("about").textContent = `${about.num_hidden_layers} layers, hidden size ${about.hidden_size}, ` +
+  if (!delta) byId("delta").remove();
+  byId("about").textContent = `${about.num_hidden_layers} layers` +
+    (delta ? `, ${delta.layers.length} of them delta nets, ` : ", ") + `hidden size ${about.hidden_size}, ` +
     `${about.num_attention_heads} query heads on ${about.num_key_value_heads} key heads, ` +
     `a vocabulary of ${about.vocab_size} tokens; ` +
-    `computed by qwen3.py ${about.version} on ${about.date} with seed ${about.seed}` +
+    `computed by ${files.join(" and ")} ${about.version} on ${about.date} with seed ${about.seed}` +
     (about.ended ? "" :
       `. The answer was cut off after ${nTokens - about.n_prompt} tokens; a larger --max-tokens shows more`);
-  for (const section of document.querySelectorAll("main section")) {
+  document.querySelectorAll("main section").forEach((section, i) => {
     const title = section.querySelector("h2");
+    title.prepend(`${i + 1} · `);
     title.id = `${section.id}-title`;
     section.setAttribute("aria-labelledby", title.id);
     document.querySelector("nav").append(make("a", {href: `#${section.id}`}, title.textContent));
-    const names = section.dataset.functions.split(" ").filter(name => !about.raw || name !== "chat");
+    const names = section.dataset.functions.split(" ").filter(
+      name => name in page.lines && !(about.raw && name === "chat"));
     title.after(make("p", {className: "sources"}, "Computed by ", ...names.map(name => sourceButton(name))));
-  }
+  });
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -249,37 +255,45 @@ function drawWay() {
 const maps = unpack(attention.maps);
 const weight = (layer, head, i, j) => j > i ? 0 : item(maps, layer, head, i * (i + 1) / 2 + j);
 
-/** Draws a head's map, one pixel for each pair of tokens; stronger than linear, so that small weights are seen. */
-function drawMap(canvas, layer, head) {
+/** Draws a pixel for each share(row, column); stronger than linear, so that small ones are seen. NaN stays empty. */
+function paint(canvas, height, width, share) {
   const [paper, full] = ["paper", "map"].map(name => color(name).split(" ").map(Number));
-  canvas.width = canvas.height = nTokens;
-  const picture = new ImageData(nTokens, nTokens);
-  for (let i = 0; i < nTokens; i++) {
-    for (let j = 0; j < nTokens; j++) {
-      const share = Math.sqrt(weight(layer, head, i, j));
-      picture.data.set([...paper.map((p, c) => p + share * (full[c] - p)), j > i ? 0 : 255], 4 * (i * nTokens + j));
-    }
+  const picture = new ImageData(width, height);
+  Object.assign(canvas, {width, height});
+  for (let i = 0; i < width * height; i++) {
+    const root = Math.sqrt(share(Math.floor(i / width), i % width));
+    picture.data.set([...paper.map((p, c) => p + root * (full[c] - p)), isNaN(root) ? 0 : 255], 4 * i);
   }
   canvas.getContext("2d").putImageData(picture, 0, 0);
 }
 
+/** Draws a head's map, one pixel for each pair of tokens. */
+const drawMap = (canvas, layer, head) => paint(
+  canvas, nTokens, nTokens, (i, j) => j > i ? NaN : weight(layer, head, i, j));
+
+/** A button with a canvas for each of n heads, which choose one by the state's field `name`. */
+function headButtons(n, name) {
+  const buttons = range(n).map(head => make("button", {type: "button", onclick: () => change({[name]: head})}, make(
+    "canvas", {"aria-hidden": "true"}), `head ${head}`));
+  view([name], () => buttons.forEach((button, head) => button.setAttribute("aria-pressed", head === state[name])));
+  return buttons;
+}
+
 function drawAttention() {
   const nHeads = about.num_attention_heads, group = nHeads / about.num_key_value_heads;
-  slider("layer", "layer", about.num_hidden_layers - 1, layer => `${layer}`);
-  const heads = range(nHeads).map(head => make("button", {type: "button", onclick: () => change({head})}, make(
-    "canvas", {"aria-hidden": "true"}), `head ${head}`));
+  const {layers} = attention, gates = attention.gates && unpack(attention.gates), heads = headButtons(nHeads, "head");
+  slider("layer", "layer", layers.length - 1, layer => `${layers[layer]}`);
   byId("heads").append(...range(about.num_key_value_heads).map(keyHead => make(
     "fieldset", {},
     make("legend", {}, `key head ${keyHead}`), ...heads.slice(keyHead * group, (keyHead + 1) * group))));
   view(["layer", "scheme"], () => heads.forEach((button, head) => drawMap(button.firstChild, state.layer, head)));
-  view(["head"], () => heads.forEach((button, head) => button.setAttribute("aria-pressed", head === state.head)));
 
   const map = byId("map"), previous = unpack(attention.previous), induction = unpack(attention.induction);
   view(["layer", "head", "scheme"], () => {
     const {layer, head} = state;
     drawMap(map, layer, head);
-    map.setAttribute("aria-label", `Attention of layer ${layer}, head ${head}; the slider below chooses a row`);
-    byId("head-says").textContent = `Layer ${layer}, head ${head}: previous-token score ` +
+    map.setAttribute("aria-label", `Attention of layer ${layers[layer]}, head ${head}; the slider below chooses a row`);
+    byId("head-says").textContent = `Layer ${layers[layer]}, head ${head}: previous-token score ` +
       `${item(previous, layer, head).toFixed(3)}, induction score ${item(induction, layer, head).toFixed(3)}`;
   });
   map.onpointermove = map.onpointerdown = event => {
@@ -307,7 +321,8 @@ function drawAttention() {
         `piece tinted ${j === token ? "asking" : j > token ? "future" : ""}`;
     });
     const best = range(token + 1).sort((a, b) => weights[b] - weights[a]).slice(0, 5);
-    const text = `${tokenName(token)} looks at: ${best.map(j => `${tokenName(j)} ${percent(weights[j])}`).join(", ")}`;
+    const text = `${tokenName(token)} looks at: ${best.map(j => `${tokenName(j)} ${percent(weights[j])}`).join(", ")}` +
+      (gates ? `; the gate lets ${percent(item(gates, layer, head, token))} of the head's result pass` : "");
     byId("looks-at").textContent = text;
     byId("looks").setAttribute("aria-label", text);
   });
@@ -318,13 +333,13 @@ function drawAttention() {
     "continues repeated text.";
   for (const [title, scores] of [["Previous token", previous], ["Induction", induction]]) {
     const best = range(scores.values.length).reduce((a, b) => scores.values[b] > scores.values[a] ? b : a, 0);
-    const rows = range(about.num_hidden_layers).map(layer => make(
-      "tr", {}, make("th", {scope: "row"}, `layer ${layer}`), ...range(nHeads).map(
+    const rows = layers.map((name, layer) => make(
+      "tr", {}, make("th", {scope: "row"}, `layer ${name}`), ...range(nHeads).map(
         head => shaded(make("td", {className: "tinted"}, item(scores, layer, head).toFixed(2)),
                        Math.sqrt(Math.max(0, item(scores, layer, head)))))));
     const layer = Math.floor(best / nHeads), head = best % nHeads;
     const show = make("button", {type: "button", onclick: () => change({layer, head})},
-                      `layer ${layer}, head ${head}`);
+                      `layer ${layers[layer]}, head ${head}`);
     byId("copying").append(make(
       "div", {className: "scroll", tabIndex: 0, role: "region", "aria-label": title}, make(
         "table", {}, make("caption", {}, `${title}: most of all `, show),
@@ -352,7 +367,7 @@ function dial(title, hands, longest) {
 }
 
 function drawHands(group) {
-  const q = unpack(attention.q), k = unpack(attention.k), nPairs = attention.pairs.length, half = about.head_dim / 2;
+  const q = unpack(attention.q), k = unpack(attention.k), nPairs = attention.pairs.length, half = about.rope_dim / 2;
   byId("pairs").textContent = (nPairs === half ? `The slider has all ${half} pairs` :
     `The slider has ${nPairs} of the ${half} pairs, as many as the page has room for`) +
     ", from the quickest to the slowest.";
@@ -371,7 +386,7 @@ function drawHands(group) {
       `q·k of the pair ${(a * c + b * d).toPrecision(3)}`;
     byId("hands").replaceChildren(dial(`Before RoPE: ${between(hands)}`, hands, longest),
                                   dial(`After RoPE: ${between(after)}`, after, longest));
-    byId("hands-say").textContent = `Layer ${layer}, head ${head}: ` +
+    byId("hands-say").textContent = `Layer ${attention.layers[layer]}, head ${head}: ` +
       `q of ${tokenName(token)} turns by ${degrees(token)}, k of ${tokenName(key)} by ` +
       `${degrees(key)}: the angle between them changes by ${degrees(token - key)}, ${degrees(1)} a position ` +
       "(360° is a full turn, which changes nothing)" +
@@ -381,7 +396,36 @@ function drawHands(group) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// 4: logit lens
+// 4: delta nets
+// ---------------------------------------------------------------------------------------------------------------------
+
+function drawDelta() {
+  const rates = unpack(delta.rates), states = unpack(delta.states), [, nHeads, height, width] = states.shape;
+  const heads = headButtons(nHeads, "netHead"), along = i => range(nTokens).map(
+    token => item(rates, state.net, i, state.netHead, token));
+  byId("states").append(...heads);
+  if (delta.block > 1) byId("blocks").append(`A pixel is the largest of ${delta.block} × ${delta.block} numbers.`);
+  slider("net", "net", delta.layers.length - 1, net => `${delta.layers[net]}`);
+  slider("changes", "token", nTokens - 1, tokenName);
+  view(["net", "scheme"], () => {
+    const size = nHeads * height * width, now = states.values.subarray(state.net * size, (state.net + 1) * size);
+    const most = now.reduce((a, b) => Math.max(a, b), Number.MIN_VALUE);
+    heads.forEach((button, head) => paint(button.firstChild, height, width, (i, j) =>
+      item(states, state.net, head, i, j) / most));
+  });
+  const at = token => `Head ${state.netHead}, token ${tokenName(token)}`, pick = token => change({token});
+  const showRates = chart("rates", places(nTokens), [{stroke: "link"}, {stroke: "map"}], i =>
+    `${at(i)}: exp(g) ${along(0)[i].toPrecision(4)}, β ${short(along(1)[i])}`, pick,
+    {bars: false, scale: {range: [0, 1]}});
+  const showMemory = chart("memory", places(nTokens), [{fill: "map"}], i => `${at(i)}: ${short(along(2)[i])}`, pick);
+  view(["net", "netHead", "token"], () => {
+    showRates([along(0), along(1)], state.token);
+    showMemory([along(2)], state.token);
+  });
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 5: logit lens
 // ---------------------------------------------------------------------------------------------------------------------
 
 function drawLens() {
@@ -428,7 +472,7 @@ function drawLens() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// 5: choosing
+// 6: choosing
 // ---------------------------------------------------------------------------------------------------------------------
 
 const SETTINGS = {  // name of the setting -> [title, from, to, step]
@@ -543,12 +587,13 @@ function drawChoosing() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// 6: KV cache and time
+// 7: KV cache and time
 // ---------------------------------------------------------------------------------------------------------------------
 
 function drawCache() {
-  const {passes, per_position: size} = cache, decodes = passes.slice(1), bytes = n => `${n} × ${size} B = ` +
-    amount(n * size, "B");
+  const {passes, per_position: size, states} = cache, decodes = passes.slice(1), held = n => n * size + states;
+  const bytes = n => `${n} × ${size} B${states ? ` and ${amount(states, "B")} of states` : ""} = ` +
+    amount(held(n), "B");
   const seconds = sum(decodes.map(pass => pass.seconds));
   const speed = rate => `${Math.round(rate).toLocaleString("en")} tokens/s`;
   const speeds = `Prefill: ${speed(passes[0].n / passes[0].seconds)}` +
@@ -563,12 +608,12 @@ function drawCache() {
     }, pass => change({pass}),
     {bars: false, x: micro => amount(micro / 1e6, "s"), y: {values: labelled(n => amount(n, "B"))}});
   slider("pass", "pass", passes.length - 1, i => i ? `${i} decode` : "0 prefill");
-  const held = passes.map(pass => pass.length * size), decode = [NaN, ...held.slice(1)];  // drawn over all but prefill
-  view(["pass"], () => show([held, decode, passes.map(pass => pass.capacity * size)], state.pass));
+  const all = passes.map(pass => held(pass.length)), decode = [NaN, ...all.slice(1)];  // drawn over all but prefill
+  view(["pass"], () => show([all, decode, passes.map(pass => held(pass.capacity))], state.pass));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// 7: quantization, and 8: thinking
+// 8: quantization, and 9: thinking
 // ---------------------------------------------------------------------------------------------------------------------
 
 function drawQuantized() {
@@ -614,6 +659,7 @@ drawHead();
 drawTokens();
 drawWay();
 drawAttention();
+if (delta) drawDelta();
 drawLens();
 drawChoosing();
 drawCache();

@@ -1,8 +1,8 @@
-"""Records what each step of forward does; qwen3.py contains nothing for it.
+"""Records what each step of forward does; qwen3.py and qwen3_5.py contain nothing for it.
 
-A function of qwen3.py looks up the other functions in one dict, its module's. A `Recorder` copies all functions into a
+A function looks up the other functions in one dict, its module's. A `Recorder` copies all functions into a
 dict of its own and wraps the components there. So a recorded pass runs the same lines, and all other passes run the
-functions of qwen3.py themselves: a recorder costs them no time.
+functions themselves: a recorder costs them no time.
 """
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from inspect import getsource
 from types import CellType, FunctionType
 from typing import Any
 
 import numpy as np
 
 import qwen3
+import qwen3_5
 from qwen3 import Config, KVCache, Model, TokenIds
 
 
@@ -26,7 +28,7 @@ class Step:
     function: str
     weight: str  # the names of its weights, or ""
     layer: int  # -1 before the first layer, num_hidden_layers after the last one
-    line: int  # line of qwen3.py with the call
+    line: int  # line with the call: of qwen3.py, or of qwen3_5.py for a Qwen3.5
     shape: tuple[int, ...]  # of the result
     seconds: float
     read: int | None  # bytes of the arguments; None for moe, which reads the chosen experts only
@@ -44,28 +46,47 @@ class Pass:
     logits: np.ndarray = field(default_factory=lambda: np.empty(0))  # after the last token, [vocab_size]
     steps: list[Step] = field(default_factory=list)
     streams: list[np.ndarray] = field(default_factory=list)  # residual stream at the start and after each layer, [n, d]
-    attention: list[np.ndarray] = field(default_factory=list)  # of each layer, [n_heads, n, length]
-    q: list[np.ndarray] = field(default_factory=list)  # of each layer before RoPE, [n_heads, n, head_dim]
-    k: list[np.ndarray] = field(default_factory=list)  # [n_kv_heads, n, head_dim]
+    attention: list[np.ndarray] = field(default_factory=list)  # of each layer that attends, [n_heads, n, length]
+    q: list[np.ndarray] = field(default_factory=list)  # of each layer before RoPE, [n_heads, n, rope_dim]
+    k: list[np.ndarray] = field(default_factory=list)  # [n_kv_heads, n, rope_dim]
+    gates: list[np.ndarray] = field(default_factory=list)  # of a Qwen3.5's attention: the mean of each output's gate
+    deltas: list[np.ndarray] = field(default_factory=list)  # of each delta net: decay, beta, |S|, [3, heads, n]
+    states: list[np.ndarray] = field(default_factory=list)  # its last S, [heads, key_dim, value_dim]
 
 
 # Component -> the additions and multiplications of a call, from its arguments; attend's are q, all keys, all values.
 OPERATIONS: dict[str, Callable[..., int]] = {
-    "rope_tables": lambda config, positions: 3 * positions.size * config.head_dim // 2,
+    "rope_tables": lambda config, positions: 3 * positions.size * config.rope_dim // 2,
     "rms_norm": lambda x, weight, eps: 4 * x.size,
     "linear": lambda x, weight, bias=None: 2 * x.size * weight.shape[0],
     "apply_rope": lambda x, cos, sin: 3 * x.size,
     "attend": lambda q, k, v: 4 * q.size * k.shape[1],  # q times all keys, then the weights times all values
     "swiglu": lambda x, gate_proj, up_proj, down_proj: 6 * x.size * gate_proj.shape[0],
+    "sigmoid": lambda x: 2 * x.size,
+    "causal_convolution": lambda x, weight, history, guesses=0: x.size * (2 * weight.shape[1] + 3),
+    "unit_length": lambda x: 3 * x.size,
+    "delta_rule": lambda q, k, v, g, beta, state: v.shape[1] * (7 * state.size + 2 * v[:, 0].size),
+    "delta_rule_in_chunks": lambda q, k, v, g, beta, state: sum(
+        len(state) * block_operations(min(v.shape[1] - at, qwen3_5.BLOCK), *state.shape[1:])
+        for at in range(0, v.shape[1], qwen3_5.BLOCK)),
 }
-COMPONENTS = ("rope_tables", "rms_norm", "linear", "apply_rope", "swiglu", "moe")
-HEADS_FIRST = ("apply_rope", "attend")  # their results are [heads, n, d], other results [n, ...]
+
+
+def block_operations(n: int, key_dim: int, value_dim: int) -> int:
+    """Of a head and n tokens in delta_rule_in_chunks: three products with the state, which decays and grows; products
+    of the keys with k and q; the equations, with n unknowns for each value; a product with their solution."""
+    return (6 * n + 2) * key_dim * value_dim + 4 * n * n * (key_dim + value_dim) + 2 * n**3 // 3
+
+
+# Their results are [heads, n, d], other results [n, ...].
+HEADS_FIRST = ("apply_rope", "attend", "unit_length", "delta_rule", "delta_rule_in_chunks")
 
 
 class Recorder:
-    """Runs a model of qwen3.py and records each pass in `passes`.
+    """Runs a model of qwen3.py or qwen3_5.py and records each pass in `passes`.
 
-    With `keep_arrays`, a pass also keeps its residual streams, attention weights, queries and keys.
+    With `keep_arrays`, a pass also keeps its residual streams, attention weights, queries and keys, and the states of
+    delta nets.
     """
 
     def __init__(self, model: Model):
@@ -74,34 +95,41 @@ class Recorder:
         self._before_rope: list[np.ndarray] = []  # q and k of this layer
         self._names = {id(array): name for layer in [model.weights, *model.weights["layers"]]
                        for name, array in layer.items() if isinstance(array, np.ndarray)}
+        self._names |= {id(layer["norm"]): "linear_attn.norm" for layer in model.weights["layers"] if "norm" in layer}
         self._names[id(model.weights["lm_head"])] = "lm_head"  # not "embed_tokens", which may be the same array
-        names = dict(vars(qwen3))
-        names |= {name: copied(function, names) for name, function in vars(qwen3).items()
-                  if isinstance(function, FunctionType) and function.__module__ == qwen3.__name__}
-        names |= {name: self._recorded(name, names[name]) for name in COMPONENTS}
+        self.linear = list(getattr(model.config, "linear_layers", ()))  # the delta nets of a Qwen3.5
+        self.attending = [i for i in range(model.config.num_hidden_layers) if i not in self.linear]
+        self.modules = [qwen3, qwen3_5] if hasattr(model.config, "linear_layers") else [qwen3]
+        names = {name: value for module in self.modules for name, value in vars(module).items()}
+        names |= {name: copied(function, names) for name, function in names.items()
+                  if isinstance(function, FunctionType) and function.__module__ in ("qwen3", "qwen3_5")}
+        names |= {name: self._recorded(name, names[name]) for name in ("moe", *OPERATIONS) if name in names}
         names["decoder_layer"] = self._recorded_layer(names["decoder_layer"])
-        self._logits_of = names["logits_of"]
+        names["turn_ends"] = lambda model, ids: []  # one run through the layers: no states are kept for later
+        self._functions = names
 
     def forward(self, token_ids: TokenIds, cache: KVCache, all_logits: bool = False) -> np.ndarray:
         """qwen3.forward for at most qwen3.CHUNK tokens and a cache of `new_cache`."""
         now = Pass(len(token_ids))
         self.passes.append(now)
         self._layer = -1
-        logits = self._logits_of(self.model, token_ids, cache, all_logits)
+        logits = self._functions["logits_of"](self.model, token_ids, cache, all_logits)
         now.logits = logits[-1] if all_logits else logits
         now.seconds = sum(step.seconds for step in now.steps)
         now.length, now.capacity = cache.length, cache.k.shape[2]
         return logits
 
     def new_cache(self) -> KVCache:
-        """An empty KVCache whose `attend` is recorded."""
-        cache = KVCache(self.model.config)
-        setattr(cache, "attend", functools.partial(self._recorded("attend", KVCache.attend), cache))
+        """An empty cache whose `attend` is recorded, and whose `recall` consists of recorded components."""
+        cache = self.model.engine.new_cache(self.model.config)
+        setattr(cache, "attend", functools.partial(self._recorded("attend", type(cache).attend), cache))
+        if isinstance(cache, qwen3_5.HybridCache):
+            setattr(cache, "recall", functools.partial(copied(qwen3_5.HybridCache.recall, self._functions), cache))
         return cache
 
     def _recorded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*args: Any, **options: Any) -> Any:
-            if self._inside:  # a component called by another one is part of it
+            if self._inside or not getattr(args[0], "size", 1):  # a part of another component; of no guesses
                 return function(*args, **options)
             self._inside, start = True, time.perf_counter()
             try:
@@ -119,13 +147,14 @@ class Recorder:
         now = self.passes[-1]
         if name == "attend":
             cache, layer, q, new, _ = args
-            args = q, *(all_[layer, :, :cache.length + new.shape[1]] for all_ in (cache.k, cache.v))
+            at = self.attending.index(layer)
+            args = q, *(all_[at, :, :cache.length + new.shape[1]] for all_ in (cache.k, cache.v))
         weight = ", ".join(self._names[id(a)] for a in args if id(a) in self._names)
         read = None if name == "moe" else sum(a.nbytes for a in args if isinstance(a, np.ndarray))
         operations = OPERATIONS[name](*args) if name in OPERATIONS else None
-        shape = out[0].shape if name == "rope_tables" else out.shape  # cos and sin
+        out, last = out if isinstance(out, tuple) else (out, None)  # (cos, sin), or (result, what the cache keeps)
         norms = None if name == "rope_tables" else lengths(out, 1 if name in HEADS_FIRST else 0)
-        now.steps.append(Step(name, weight, self._layer, line, shape, seconds, read, operations, norms))
+        now.steps.append(Step(name, weight, self._layer, line, out.shape, seconds, read, operations, norms))
         if self.keep_arrays and name == "apply_rope":
             self._before_rope.append(args[0])
         if self.keep_arrays and name == "attend":
@@ -134,14 +163,20 @@ class Recorder:
             now.k.append(k)
             now.attention.append(attention_weights(args[0], args[1], self.model.config, self._layer))
             self._before_rope.clear()
+        if self.keep_arrays and name == "sigmoid" and now.steps[-2].function == "attend":
+            now.gates.append(out.mean(axis=-1).T)
+        if self.keep_arrays and name.startswith("delta_rule"):
+            now.deltas.append(np.stack([np.exp(args[3]), args[4], state_lengths(args[:-1], args[-1])]))
+            now.states.append(last)
 
     def _recorded_layer(self, function: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
         def wrapped(x: np.ndarray, w: dict[str, Any], config: Config, cache: KVCache, layer: int, *tables: Any) -> Any:
             now = self.passes[-1]
             if layer == 0:  # hidden_states looks up the embedding itself, after rope_tables
                 seconds = time.perf_counter() - self._ended
-                now.steps.append(Step("embedding", "embed_tokens", -1, line_of('w["embed_tokens"][ids'), x.shape,
-                                      seconds, x.nbytes, 0, lengths(x, 0)))
+                line = getsource(self.modules[-1]).partition('w["embed_tokens"][ids')[0].count("\n") + 1
+                now.steps.append(Step("embedding", "embed_tokens", -1, line, x.shape, seconds, x.nbytes, 0,
+                                      lengths(x, 0)))
             self._layer = layer
             out = function(x, w, config, cache, layer, *tables)
             self._layer = layer + 1  # after the last layer: the head
@@ -175,19 +210,17 @@ def attention_weights(q: np.ndarray, k: np.ndarray, config: Config, layer: int) 
     return np.concatenate(weights, axis=-1)[..., :length]
 
 
+def state_lengths(tokens: tuple[np.ndarray, ...], state: np.ndarray) -> np.ndarray:
+    """The root of the sum of squares of each head's state after each token, [heads, n]. tokens: delta_rule's arrays."""
+    found = []
+    for t in range(tokens[0].shape[1]):
+        q, k, v, g, beta = (array[:, t:t + 1] for array in tokens)
+        _, state = qwen3_5.delta_rule(q, k, v, g, beta, state)
+        found.append(lengths(state, 0))
+    return np.stack(found, axis=1)
+
+
 def lengths(x: np.ndarray, axis: int) -> np.ndarray:
     """The Euclidean norm of x at each position -> [n]; `axis` is the axis of the positions."""
     rows = np.moveaxis(x, axis, 0)
     return np.sqrt(np.square(rows.reshape(len(rows), -1), dtype=np.float64).sum(axis=1))
-
-
-@functools.cache
-def source() -> str:
-    """The text of qwen3.py."""
-    with open(qwen3.__file__, encoding="utf-8") as file:
-        return file.read()
-
-
-def line_of(text: str) -> int:
-    """The number of the first line of qwen3.py that contains a text."""
-    return source()[:source().index(text)].count("\n") + 1

@@ -255,6 +255,7 @@ class KVCache:
     """
     form = "f32"  # the number format; faster engines have caches with smaller ones
     last = -1  # the row of a pass that the next token is drawn from; a cache of several sequences has one for each
+    guesses = 0  # how many of the next tokens may be wrong, and are cut off again
     watched: tuple[int, ...] = ()  # the layers before which `watcher` sees the residual stream
     watcher: Any = None  # a small model that guesses the next tokens: see Eagle in qwen3_lib/answers/guesses.py
 

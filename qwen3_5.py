@@ -201,7 +201,6 @@ class HybridCache(KVCache):
     states: position -> the States after so many tokens: at 0, at `length`, at the positions `kept`, and before each of
     the last `guesses`. Their arrays are never written to, because each pass makes new ones; so they are references.
     """
-    guesses = 0  # of the next pass: the cache may be cut back to before each of its last `guesses` tokens
     config: HybridConfig
 
     def __init__(self, config: HybridConfig, max_length: int | None = None):

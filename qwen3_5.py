@@ -214,8 +214,7 @@ class HybridCache(KVCache):
         size = len(config.linear_layers) * sum(array.nbytes for array in self.empty)
         self.most = max(KEPT // max(size, 1), 3)  # the border before the last message, the one after it, and the first
         self.fixed = (self.most + 2) * size  # with those of now and of the pass that runs
-        self.states, self.kept = {0: States()}, list[int]()
-        self.pending = States()  # of the pass that runs
+        self.states, self.kept, self.pending = {0: States()}, list[int](), States()  # pending: of the pass that runs
 
     def stored_shape(self) -> tuple[int, ...]:
         """The shape of an S; faster engines have another one."""
@@ -310,13 +309,6 @@ def hidden_states(model: Model, token_ids: TokenIds, cache: HybridCache) -> np.n
             cache.keep()
         out[start:end] = rms_norm(x, w["norm"], config.rms_norm_eps)
     return out
-
-
-@np.errstate(over="ignore", invalid="ignore")
-def logits_of(model: Model, token_ids: TokenIds, cache: HybridCache, all_logits: bool = False) -> np.ndarray:
-    """The namesake of qwen3.logits_of."""
-    x = hidden_states(model, token_ids, cache)
-    return linear(x if all_logits else x[cache.last], model.weights["lm_head"])
 
 
 # ---- Loading ---------------------------------------------------------------------------------------------------------
@@ -415,7 +407,7 @@ def load_weights(folder: Folder, config: Any) -> dict[str, Any]:
     return weights
 
 
-ENGINE = Engine(load_weights, HybridCache, logits_of, hidden_states)
+ENGINE = Engine(load_weights, HybridCache, hidden_states=hidden_states)
 
 
 class HybridFolder(Folder):

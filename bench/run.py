@@ -65,7 +65,7 @@ TORCH_GOAL, MEMORY_GOAL, START_GOAL, LOAD_GOAL, FIRST_GOAL = 1.2, 1.25, 1.2, 10,
 FLOAT32 = ("numpy", "torch")
 STEP = 512  # tokens at a time, to fill a cache
 MARGIN = 64  # positions behind the longest context
-LONG_ROUNDS = 3  # at most, of prompts as long as that
+LONG_ROUNDS = 1  # at most, of prompts as long as that: each takes half a minute
 
 
 @dataclass(frozen=True)

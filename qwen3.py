@@ -343,7 +343,7 @@ def hidden_states(model: Model, token_ids: TokenIds, cache: KVCache) -> np.ndarr
 @np.errstate(over="ignore", invalid="ignore")
 def logits_of(model: Model, token_ids: TokenIds, cache: KVCache, all_logits: bool = False) -> np.ndarray:
     """forward without its checks."""
-    x = model.engine.hidden_states(model, token_ids, cache)
+    x = hidden_states(model, token_ids, cache)
     return linear(x if all_logits else x[cache.last], model.weights["lm_head"])  # the head costs several layers
 
 

@@ -39,7 +39,7 @@ import numpy as np
 import qwen3
 from qwen3 import (CHUNK, DTYPES, Config, Engine, Folder, KVCache, Model, TokenIds, apply_rope, checked_number,
                    checked_whole, config_of, linear, moe, rms_norm, rope_of, rope_tables, swiglu, to_float32)
-from tokenizer_utils import InputError, Tokenizer, brief
+from tokenizer_utils import InputError, brief
 
 __all__ = ["HybridCache", "HybridConfig", "HybridFolder", "delta_rule", "delta_rule_in_chunks"]
 
@@ -311,6 +311,13 @@ def hidden_states(model: Model, token_ids: TokenIds, cache: HybridCache) -> np.n
     return out
 
 
+@np.errstate(over="ignore", invalid="ignore")
+def logits_of(model: Model, token_ids: TokenIds, cache: HybridCache, all_logits: bool = False) -> np.ndarray:
+    """The namesake of qwen3.logits_of."""
+    x = hidden_states(model, token_ids, cache)
+    return linear(x if all_logits else x[cache.last], model.weights["lm_head"])
+
+
 # ---- Loading ---------------------------------------------------------------------------------------------------------
 
 MODEL_TYPES = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
@@ -407,7 +414,7 @@ def load_weights(folder: Folder, config: Any) -> dict[str, Any]:
     return weights
 
 
-ENGINE = Engine(load_weights, HybridCache, hidden_states=hidden_states)
+ENGINE = Engine(load_weights, HybridCache, logits_of, hidden_states)
 
 
 class HybridFolder(Folder):
@@ -416,9 +423,7 @@ class HybridFolder(Folder):
     def __init__(self, base: Folder):
         super().__init__(base.path)
         self.base = base
-
-    def json(self, name: str) -> dict[str, Any]:
-        return self.base.json(name)
+        vars(self).update(json=base.json, tokenizer=base.tokenizer, generation=base.generation)  # as the base reads them
 
     def config(self) -> HybridConfig:
         return hybrid_config(self.json("config.json"), self.path / "config.json")
@@ -430,12 +435,6 @@ class HybridFolder(Folder):
 
     def shapes(self, config: Any) -> dict[str, tuple[int, ...]]:
         return tensor_shapes(config)
-
-    def tokenizer(self) -> Tokenizer:
-        return self.base.tokenizer()
-
-    def generation(self) -> dict[str, Any]:
-        return self.base.generation()
 
     def engine_for(self, engine: Engine) -> Engine:
         return ENGINE if engine.hybrid_cache is None else replace(engine, new_cache=engine.hybrid_cache)

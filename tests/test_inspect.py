@@ -122,7 +122,7 @@ def test_each_step_names_its_line(demo, hybrid):
         [now], _ = recorded(model, [1, 2, 3])
         lines = (ROOT / file).read_text("utf-8").splitlines()
         for step in now.steps:
-            name = {"attend": "cache.attend", "embedding": "embed_tokens"}.get(step.function, step.function)
+            name = {"attend": "cache.attend", "embedding": "embed_tokens", "delta_rule_in_chunks": " rule("}.get(step.function, step.function)
             assert name in lines[step.line - 1], step
             inputs = step.weight.removeprefix("linear_attn.").split(", ")
             assert step.function == "causal_convolution" or all(each in lines[step.line - 1] for each in inputs), step
@@ -380,7 +380,7 @@ def test_a_long_prompt_is_refused_by_the_size_of_the_page(demo):
 
 def test_as_many_pairs_of_dimensions_as_there_is_room_for(demo):
     """All for 300 tokens of the bundled model; fewer in a long text of a large one, but the first and the last."""
-    large = replace(demo.config, num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8, head_dim=128)
+    large = replace(demo.config, num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8, head_dim=128, rope_dim=128)
     for config, n, least, most in ((demo.config, 300, 32, 32), (large, 40, 64, 64), (large, 96, 9, 63),
                                    (large, 130, 8, 8)):
         pairs = panels.pairs_with_room(config, n)

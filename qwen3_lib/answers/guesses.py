@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from qwen3 import InputError, KVCache, Model, checked_whole, sample
-from qwen3_5 import HybridConfig
 from qwen3_lib.answers.eagle import Head
 from qwen3_lib.answers.sequences import Wrapped
 
@@ -150,7 +149,7 @@ class Eagle(Draft):
 
     def __init__(self, head: Head, model: Model):
         Source.__init__(self, self.MOST)
-        if isinstance(model.config, HybridConfig):
+        if hasattr(model.config, "linear_layers"):
             raise InputError(f"{model.path}: an EAGLE head can't guess for a Qwen3.5")
         self.head, self.model, self.layers, self.cache = head, model, head.layers, KVCache(head.config)
         self.start, self.seen, self.hidden = 0, list[int](), list[np.ndarray]()  # tokens, and the hidden state of each

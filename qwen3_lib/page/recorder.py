@@ -10,7 +10,7 @@ import functools
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from inspect import getsource
 from types import CellType, FunctionType
 from typing import Any
@@ -107,7 +107,6 @@ class Recorder:
         names["decoder_layer"] = self._recorded_layer(names["decoder_layer"])
         names["turn_ends"] = lambda model, ids: []  # one run through the layers: no states are kept for later
         self._functions = names
-        self.model = replace(model, engine=replace(model.engine, hidden_states=names["hidden_states"]))
 
     def forward(self, token_ids: TokenIds, cache: KVCache, all_logits: bool = False) -> np.ndarray:
         """qwen3.forward for at most qwen3.CHUNK tokens and a cache of `new_cache`."""

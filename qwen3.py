@@ -255,7 +255,6 @@ class KVCache:
     """
     form = "f32"  # the number format; faster engines have caches with smaller ones
     last = -1  # the row of a pass that the next token is drawn from; a cache of several sequences has one for each
-    guesses = 0  # how many of the next tokens may be wrong, and are cut off again
     watched: tuple[int, ...] = ()  # the layers before which `watcher` sees the residual stream
     watcher: Any = None  # a small model that guesses the next tokens: see Eagle in qwen3_lib/answers/guesses.py
 
@@ -425,8 +424,8 @@ def sample(logits: np.ndarray, sampling: Sampling, rng: np.random.Generator, pro
     if sampling.temperature < 1e-4:
         return int(logits.argmax())
     ids, probabilities = candidates(logits, sampling)
-    # The Gumbel-max trick as a race: a token arrives after an exponentially distributed time, its probability is the
-    # rate, so it arrives first with this probability. Drawn as float64, because one float32 in 8 million is 0.
+    # A race (the Gumbel-max trick): a token arrives after an exponentially distributed time whose rate is the token's
+    # probability. So it arrives first with this probability. Drawn as float64, because one float32 in 8 million is 0.
     return int(ids[(probabilities / rng.standard_exponential(len(ids)).astype(np.float32)).argmax()])
 
 

@@ -202,6 +202,7 @@ class HybridCache(KVCache):
     the last `guesses`. Their arrays are never written to, because each pass makes new ones; so they are references.
     """
     config: HybridConfig
+    guesses = 0  # how many of the next pass's last tokens are guesses, which may be cut off again
 
     def __init__(self, config: HybridConfig, max_length: int | None = None):
         super().__init__(config, max_length)
@@ -251,7 +252,7 @@ class HybridCache(KVCache):
         return np.concatenate([first, last], axis=1)[:, -n:].swapaxes(0, 1)
 
     def advance(self, token_ids: np.ndarray, streams: dict[int, np.ndarray] | None = None) -> None:
-        """Counts the new tokens [n] as filled, and their states as those of the sequence, also before each guess."""
+        """Counts the new tokens [n] as filled; notes the states after them, and before each guess among them."""
         before, end = self.length, self.length + len(token_ids)
         for cut in range(1 + min([len(token_ids), *(len(late) for *_, late in self.pending.values())])):
             self.states[end - cut] = {layer: (history[:len(history) - cut], state, late[:len(late) - cut])
@@ -441,7 +442,7 @@ class HybridFolder(Folder):
 
 
 def opened(folder: Folder, kind: type[HybridFolder] = HybridFolder) -> Folder:
-    """The folder; a HybridFolder, or another `kind`, if its config.json is that of a Qwen3.5."""
+    """The folder of a Qwen3.5 as a HybridFolder, or as another `kind`; any other folder as it is."""
     return kind(folder) if folder.json("config.json").get("model_type") in MODEL_TYPES else folder
 
 

@@ -306,7 +306,7 @@ def test_a_file_whose_weights_are_packed_does_not_stay_in_memory(tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="the memory of a process is read from Linux's /proc")
 @pytest.mark.parametrize("form, bytes_per_weight", [("Q8_0", 1.0625), ("Q4_K", 0.578), ("Q6_K", 0.82)])
 def test_loading_takes_little_more_than_the_weights(form, bytes_per_weight, memory, monkeypatch):
-    """The package can't quantize to the K formats, of which Q4_K_M is a mix: normally distributed factors, random bytes."""
+    """Q4_K_M is a mix of K formats. The package can't quantize to them, so factors are normally distributed, bytes random."""
     config = BASE | {"vocab_size": N_TOKENS, "hidden_size": 1024, "intermediate_size": 3072, "head_dim": 64}
     rng, quantize = np.random.default_rng(0), gguf.quantize
     factors = {"Q4_K": slice(0, 4), "Q6_K": slice(208, 210)}

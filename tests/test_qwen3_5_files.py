@@ -104,7 +104,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
 @pytest.mark.parametrize("scaling", [YARN, {"rope_type": "linear", "factor": 3.0}, LLAMA3],
                          ids=lambda scaling: scaling["rope_type"])
 def test_scaled_rope(scaling, engine, tmp_path):
-    """As Qwen writes YaRN for long texts: among the parameters of the vision tower's RoPE, of which text needs none."""
+    """As Qwen writes YaRN for long texts: beside mrope_section, which a text doesn't need."""
     rope = HYBRID["rope_parameters"] | {"rope_theta": 1e4, "mrope_section": [3, 3, 2]} | scaling
     config = HYBRID | {"head_dim": 64, "rope_parameters": rope}
     path = make(config, tmp_path)

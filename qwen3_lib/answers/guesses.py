@@ -113,7 +113,8 @@ class Draft(Source):
         super().__init__(self.MOST)
         if model.tokenizer.backend.get_vocab() != large.tokenizer.backend.get_vocab():
             raise InputError(f"{model.path} can't draft for {large.path}: their tokenizers differ")
-        self.model, self.cache = model, model.engine.new_cache(model.config)
+        self.model = model
+        self.cache: Any = model.engine.new_cache(model.config)
 
     def unread(self, text: np.ndarray) -> np.ndarray:
         """The tokens of a text that are to be computed before the first guess; none if it can't be made."""
@@ -252,7 +253,7 @@ class Guessed(Wrapped):
         return []
 
 
-def run_guessed(model: Model, sequence: Guessed, cache: KVCache) -> Iterator[int]:
+def run_guessed(model: Model, sequence: Guessed, cache: Any) -> Iterator[int]:
     """qwen3.run, with the guesses in each pass; the cache then forgets the wrong ones."""
     while len(new := sequence.new):
         if cache.length + len(new) - sequence.guesses != len(sequence.prompt) + len(sequence.token_ids):

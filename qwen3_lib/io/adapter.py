@@ -56,7 +56,7 @@ class Adapted(Wrapped):
                                            if name.startswith("score.")}
 
     def files(self) -> dict[str, Tensor]:
-        """The adapter's tensors, without the beginning that all names have, and without those of a vision tower."""
+        """The adapter's tensors, without the prefix that all names have. Tensors of a vision tower are left out."""
         stored = {name.removeprefix("base_model.model."): tensor
                   for name, tensor in map_safetensors(self.adapter / WEIGHTS).items()}
         return {name: tensor for name, tensor in stored.items() if not name.startswith("model.visual.")}

@@ -206,7 +206,9 @@ def test_choices_bias_prefill_and_roles(client, demo):
                                             logit_bias={dot: -100})
     assert "." not in biased.choices[0].message.content
     begun = [{"role": "developer", "content": "Be brief."}, *FRANCE, {"role": "assistant", "content": "The capital of"}]
-    assert client.chat.completions.create(model="m", messages=begun).choices[0].message.content == " France is Paris."
+    for fields in {}, {"continue_final_message": True, "add_generation_prompt": False}:
+        [choice] = client.chat.completions.create(model="m", messages=begun, extra_body=fields).choices
+        assert choice.message.content == " France is Paris."
     budget = client.chat.completions.create(model="m", messages=FRANCE, extra_body={"thinking_budget": 2})
     assert budget.choices[0].message.content == PARIS and "</think>" not in budget.choices[0].message.reasoning_content
 
@@ -791,6 +793,7 @@ BAD = [  # path, body, status, the field at fault, words of the message
     ("/v1/chat/completions", {"messages": FRANCE, "tempurature": 1}, 400, "tempurature", "temperature"),
     ("/v1/chat/completions", {"messages": FRANCE, "tool_choice": "required"}, 400, "tool_choice", "tools"),
     ("/v1/chat/completions", {"messages": FRANCE, "response_format": {"type": "x"}}, 400, "response_format", "json"),
+    ("/v1/chat/completions", {"messages": FRANCE, "continue_final_message": True}, 400, "continue_final_message", "last"),
     ("/v1/chat/completions", {}, 400, None, "messages"),
     ("/v1/chat/completions", {"messages": 3}, 400, "messages", "messages"),
     ("/v1/chat/completions", {"messages": [*FRANCE, {"role": "tool"}]}, 400, "messages", "message 1"),
@@ -845,7 +848,7 @@ CLIENTS = {  # what they send beside the question; none of it has an effect here
     "vLLM": {"min_tokens": 0, "top_k": -1, "skip_special_tokens": True, "spaces_between_special_tokens": True,
              "cache_salt": "1", "return_token_ids": False, "continue_final_message": False, "chat_template_kwargs": {}},
     "llama.cpp": {"cache_prompt": True, "n_predict": 1, "timings_per_token": True, "return_progress": True,
-                  "reasoning_format": "auto", "typical_p": 1.0, "xtc_probability": 0, "xtc_threshold": 0.1,
+                  "reasoning_format": "deepseek", "typical_p": 1.0, "xtc_probability": 0, "xtc_threshold": 0.1,
                   "n_probs": 0, "dry_multiplier": 0, "dry_base": 1.75, "dry_allowed_length": 2, "mirostat": 0,
                   "mirostat_tau": 5, "seed": -1, "backend_sampling": False},
     "LM Studio": {"max_tokens": -1, "ttl": 60}}

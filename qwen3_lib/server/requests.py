@@ -19,7 +19,8 @@ OPTIONS = (*Sampling.__dataclass_fields__, "seed", "stop", "logit_bias", "ignore
 SHARED = (*OPTIONS, "stream", "enable_thinking", "chat_template_kwargs")
 BOTH = (*OPTIONS, "n", "stream", "stream_options", "logprobs")
 CHAT = (*BOTH, "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "top_logprobs",
-        "enable_thinking", "reasoning_effort", "chat_template_kwargs")
+        "enable_thinking", "reasoning_effort", "chat_template_kwargs", "add_generation_prompt",
+        "continue_final_message")
 TEXT = (*BOTH, "prompt", "echo", "best_of")
 # Clients send these, and they don't change an answer.
 HARMLESS = ("model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "verbosity",
@@ -39,6 +40,7 @@ NEUTRAL = {"modalities": ["text"], "functions": [], "function_call": "auto", "su
            "return_tokens": False, "return_token_ids": False, "return_tokens_as_token_ids": False,
            "enable_search": False, "raw_scores": False, "truncation_direction": "Right", "previous_response_id": None,
            "background": False, "include": [], "truncation": "disabled"}
+ALSO_NEUTRAL = {"reasoning_format": "deepseek"}  # the thought in reasoning_content, as here
 THOUGHTS = {"none": (False, None), "minimal": (False, None), "low": (True, 256), "medium": (True, 1024),
             "high": (True, None), "xhigh": (True, None)}  # reasoning_effort -> enable_thinking, thinking_budget
 ANY_ARGUMENTS = {"parameters": {"type": "object"}}  # of a tool that isn't strict
@@ -65,7 +67,7 @@ def known(body: Body, names: tuple[str, ...]) -> Body:
             continue
         if name not in NEUTRAL:
             raise Refusal(400, f"unknown field {brief(name)}{did_you_mean(name, names)}", brief(name), "unknown_field")
-        if value != NEUTRAL[name]:
+        if value not in (NEUTRAL[name], ALSO_NEUTRAL.get(name)):
             raise Refusal(400, f"{name} isn't supported", name, "unsupported_field")
     return {name: value for name, value in body.items() if value is not None and name in names}
 
@@ -218,6 +220,9 @@ def chat_prompt(model: Model, body: Body) -> str:
             if isinstance(arguments := call.get("function", call)["arguments"], str):
                 parse_json(arguments, f"messages: message {i}: the arguments of a tool call")
     prefill = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
+    for name, default in (("continue_final_message", False), ("add_generation_prompt", True)):
+        if flag({name: default} | body, name) != default and not prefill:  # vLLM's names for what the last message says
+            raise Refusal(400, f"{name} {str(not default).lower()} needs the assistant's message as the last one", name)
     text = model.tokenizer.apply_chat_template(messages, tools_of(body)[0], not prefill, think, join_text_parts=True,
                                                chat_template_kwargs=kwargs)
     return text.rstrip().removesuffix("<|im_end|>") if prefill else text

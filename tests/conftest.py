@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy: else each of pytest's processes takes all cores
+for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):  # before NumPy and torch come: else each of pytest's processes
+    os.environ.setdefault(name, "1")  # takes all cores
 os.environ["QWEN3_HISTORY"] = "off"  # nothing is kept in the home of who runs the tests
 os.environ["QWEN3_TUNE"] = "off"  # and commands end with their answer
 

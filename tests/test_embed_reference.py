@@ -79,8 +79,8 @@ def embedder(request, tmp_path_factory):
 def test_embeddings(engine, embedder):
     """Texts of 1 to 700 tokens: alone, together, in several steps, as queries, and with fewer dimensions."""
     rng, model = np.random.default_rng(0), load(engine, embedder)
-    documents = texts(rng, 20) + texts(rng, 3, 5) * 2 + [" ".join(texts(rng, 15, 40)) for _ in range(2)]
-    states = their_vectors(embedder, documents)
+    short, long = texts(rng, 20) + texts(rng, 3, 5) * 2, [" ".join(texts(rng, 15, 40)) for _ in range(2)]
+    documents, states = short + long, torch.cat([their_vectors(embedder, part) for part in (short, long)])
     assert_same_direction(embed(model, documents), states)
     assert_same_direction(embed(model, documents, dimensions=16), states, 16)
     queries = texts(rng, 6, 8)

@@ -12,10 +12,13 @@ import argparse
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -36,6 +39,7 @@ CONFIG = HYBRID | {"head_dim": 256, "hidden_size": 1024, "intermediate_size": 35
                    "rope_parameters": HYBRID["rope_parameters"] | {"mrope_section": [11, 11, 10]}}
 PAIRS = {"bf16": "llama-bf16", "int8": "llama-q8_0", "int4": "llama-q4_0"}
 PROMPT, SHORT, LONG, TURN, STEPS = 512, 16, 32768, 8000, 24  # tokens
+KV_DTYPES = ("f16", "int8")
 END = 7  # the token at the end of a turn
 
 
@@ -63,6 +67,16 @@ def decode_speed(context: list[int]) -> float:
     """Tokens per second behind a context, by the median token."""
     run.fill(context)
     return 1 / median(seconds(lambda: run.engine.run([token])) for token in context[:STEPS])
+
+
+def long_decode(short: list[int], long: list[int], kv_dtype: str) -> tuple[float, float]:
+    """(tokens per second behind a long context, its ratio to those behind a short one) of this engine with this cache."""
+    from qwen3_numba import HYBRID_CACHES
+    model = run.engine.model
+    run.engine.model = replace(model, engine=replace(model.engine, new_cache=HYBRID_CACHES[kv_dtype]))
+    run.engine.cache = HYBRID_CACHES[kv_dtype](model.config, len(long) + 2 * STEPS)
+    before, speed = decode_speed(short), decode_speed(long)
+    return speed, speed / before
 
 
 def second_turn(first: list[int], question: list[int]) -> float:
@@ -102,7 +116,7 @@ class Bench:
 
     def __init__(self, folder: Path, threads: int, rounds: int, quick: bool):
         self.rounds, self.quick, self.notes = rounds, quick, [f"the machine's load average before the run: {os.getloadavg()[0]:.1f}"]
-        self.values: dict[tuple[str, str], list[float]] = {}
+        self.values: dict[tuple[str, str], list[Any]] = {}
         ids = np.random.default_rng(0).integers(8, 4000, LONG).tolist()
         self.prompt, self.short, self.long = ids[:PROMPT], ids[:SHORT], ids
         self.turn, self.question = ids[:TURN - 1] + [END, 9], ids[100:140]
@@ -120,7 +134,7 @@ class Bench:
             raise RuntimeError(str(error)) from error
         return worker
 
-    def each(self, what: str, rounds: int, names: list[str], work, *args) -> None:
+    def each(self, what: str, rounds: int, names: list[str], work: Callable[..., Any], *args: Any) -> None:
         for i in range(rounds + (rounds > 1)):  # the first of several warms up
             note(f"{what}: round {i}")
             for name in names:
@@ -141,7 +155,8 @@ class Bench:
         if not self.quick:
             self.each("second turn", 1, [name for name in names if "int8" in name or "q8_0" in name], second_turn, self.turn,
                       self.question)
-            self.each("decode long", 1, [name for name in names if name in PAIRS], decode_speed, self.long)
+            for kv_dtype in KV_DTYPES:
+                self.each(kv_dtype, 1, [name for name in names if name in PAIRS], long_decode, self.short, self.long, kv_dtype)
 
     def median(self, name: str, what: str) -> float:
         return median(self.values[name, what]) if (name, what) in self.values else float("nan")
@@ -155,16 +170,21 @@ class Bench:
         return median(speed / bandwidth for speed, bandwidth in pairs) * step_bytes(name, SHORT)
 
     def report(self, threads: int) -> str:
-        titles = ["engine", "format", f"decode at {SHORT}, tokens/s", "of the bandwidth", f"decode at {LONG}, tokens/s",
-                  f"prefill {PROMPT}, tokens/s", f"second turn after {TURN} tokens, s"]
+        titles = ["engine", "format", f"decode at {SHORT}, tokens/s", "of the bandwidth", f"prefill {PROMPT}, tokens/s",
+                  f"second turn after {TURN} tokens, s"]
         lines = [machine(threads), "", f"| {' | '.join(titles)} |", "| --- " * len(titles) + "|"]
         for name in self.workers:
-            numbers = [f"{self.median(name, 'decode'):.2f}", f"{self.share(name):.2f}", f"{self.median(name, 'decode long'):.2f}",
+            numbers = [f"{self.median(name, 'decode'):.2f}", f"{self.share(name):.2f}",
                        f"{self.median(name, 'prefill'):.1f}", f"{self.median(name, 'second turn'):.2f}"]
             cells = [ENTRIES[name].engine, ENTRIES[name].format, *(each.replace("nan", "–") for each in numbers)]
             lines.append(f"| {' | '.join(cells)} |")
         lines += ["", "| this engine / llama.cpp | decode | prefill |", "| --- | --- | --- |"]
         lines += [f"| {name} | {self.ratio(name, 'decode'):.2f} | {self.ratio(name, 'prefill'):.2f} |" for name in PAIRS]
+        if not self.quick:
+            lines += ["", f"| decode at {LONG} | " + " | ".join(f"{kv} cache: tokens/s | / at {SHORT}" for kv in KV_DTYPES) + " |",
+                      "| --- " * (1 + 2 * len(KV_DTYPES)) + "|"]
+            lines += [f"| {name} | " + " | ".join(f"{speed:.2f} | {ratio:.2f}" for kv in KV_DTYPES
+                                                 for speed, ratio in self.values[name, kv]) + " |" for name in PAIRS]
         share = self.median("bf16", "prefill") / self.limit
         return "\n".join([*lines, "", f"bf16: prefill {share:.2f} of float32's limit (sgemm), at least 0.8 wanted.",
                           *(f"- {line}" for line in self.notes)]) + "\n"

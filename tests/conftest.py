@@ -15,6 +15,7 @@ for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):  # before NumPy and tor
     os.environ.setdefault(name, "1")  # takes all cores
 os.environ["QWEN3_HISTORY"] = "off"  # nothing is kept in the home of who runs the tests
 os.environ["QWEN3_TUNE"] = "off"  # and commands end with their answer
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each process that a test starts compiles all modules again
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]

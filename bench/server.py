@@ -43,8 +43,8 @@ PEERS = {"int8": "llama-q8_0", "int4": "llama-q4_0"}
 model: Any = None  # in the process that uses Batch directly
 
 
-def make_words(path: Path) -> None:
-    """A random model each of whose tokens has a text: a stream tells nothing of a token without."""
+def make_words(path: Path) -> Path:
+    """The folder of a random model each of whose tokens has a text: a stream tells nothing of a token without."""
     file = make_model(path) / "tokenizer.json"
     tokenizer, n = json.loads(file.read_text("utf-8")), json.loads((path / "config.json").read_text())["vocab_size"]
     words = tokenizer["model"]["vocab"]
@@ -52,6 +52,7 @@ def make_words(path: Path) -> None:
     named = {*words.values()}
     words |= {f"Ġw{i}": i for i in range(n) if i not in named}
     file.write_text(json.dumps(tokenizer), "utf-8")
+    return path
 
 
 def start_model(path: Path, form: str, threads: int) -> None:

@@ -25,6 +25,7 @@ from qwen3_lib.kernels.layout import (BF16, BIAS, F16, F32, FORMATS, GROUP, INT8
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 HALF, FLOAT = ir.HalfType(), ir.FloatType()
 AHEAD = 4096  # bytes: at least so far ahead of a product, the memory is asked for the rows that follow
+TOGETHER = 3  # rows of values that are weighted at once: registers hold their factors for some vectors
 LANES = 16  # float32 numbers in a vector on every CPU, or sums would differ; LLVM splits it where registers are shorter
 
 
@@ -285,6 +286,15 @@ def zero_sums(b: Any, keys: Iterable[Any], lanes: int) -> dict[Any, Any]:
     return sums
 
 
+def in_tiles(b: Any, n_rows: Any, together: int, tile: Callable[[Any, int], None]) -> None:
+    """tile(first row, number of rows) for `together` rows at a time, then for each of the rest."""
+    whole = b.sdiv(n_rows, I64(together))
+    loop(b, whole, lambda i: tile(b.mul(i, I64(together)), together))
+    if together > 1:
+        done = b.mul(whole, I64(together))
+        loop(b, b.sub(n_rows, done), lambda i: tile(b.add(done, i), 1))
+
+
 def write_float_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, stride: Any, n_rows: Any, x: Any,
                         x_stride: Any, n: Any, out: Any, out_stride: Any, kept: Any, part: Any) -> None:
     """out[t, r] = sum of w[r, k] x[t, k]: 16 partial sums in the order of k, then `totals`.
@@ -338,45 +348,38 @@ def write_float_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, str
                         i += run
                     done += len(some)
 
-    whole = b.sdiv(n_rows, I64(together))
-    loop(b, whole, lambda i: tile(b.mul(i, I64(together)), together))
-    if together > 1:
-        done = b.mul(whole, I64(together))
-        loop(b, b.sub(n_rows, done), lambda i: tile(b.add(done, i), 1))
+    in_tiles(b, n_rows, together, tile)
 
 
 def write_weighted_rows(form: int, n_vectors: int, way: Way, b: Any, w: Any, stride: Any, n_rows: Any, x: Any,
                         x_stride: Any, n: Any, out: Any, out_stride: Any) -> None:
-    """out[t, k] += sum of w[r, k] x[t, r], in the order of r. n is a multiple of 32."""
-    most = 1 << min(8, SUMS // n_vectors).bit_length() - 1  # pieces of 16 columns that are worked on at a time
+    """out[t, k] += sum of w[r, k] x[t, r], in the order of r. n is a multiple of 32.
 
-    def strip(column: Any, n_pieces: int) -> None:
-        keys = [(t, i) for t in range(n_vectors) for i in range(n_pieces)]
-        places = {(t, i): at(b, out, (out_stride, t), (column, 4), 4 * LANES * i) for t, i in keys}
-        sums = zero_sums(b, keys, LANES)
-        for key in keys:
-            b.store(load(b, places[key], FLOAT, LANES), sums[key])
+    A few rows at a time, from left to right, so that the memory is read in its order; the sums stay in the first cache.
+    """
+    size = 32 * FORMATS[form].size
 
-        def step(r: Any) -> None:
-            factors = [broadcast(b, load(b, at(b, x, (x_stride, t), (r, 4)), FLOAT), LANES) for t in range(n_vectors)]
+    def tile(first: Any, n_tile_rows: int) -> None:
+        rows = [at(b, w, (stride, first), (stride, r)) for r in range(n_tile_rows)]
+        factors = [[broadcast(b, load(b, at(b, x, (x_stride, t), (first, 4), 4 * r), FLOAT), LANES)
+                    for r in range(n_tile_rows)] for t in range(n_vectors)]
+
+        def step(i: Any) -> None:
             if way.asks:
-                following = at(b, w, (stride, r), (column, FORMATS[form].size), AHEAD)
-                prefetch(b, following, range(0, LANES * n_pieces * FORMATS[form].size, 64))
-            for i in range(n_pieces):
-                value = row_part(b, form, at(b, w, (stride, r)), n, b.add(column, I64(LANES * i)))
+                prefetch(b, at(b, rows[0], AHEAD, (i, size * n_tile_rows)), range(0, size * n_tile_rows, 64))
+            for half in range(2):
+                column = at(b, I64(LANES * half), (i, 32))
+                parts = [row_part(b, form, row, n, column) for row in rows]
                 for t in range(n_vectors):
-                    b.store(fma(b, value, factors[t], b.load(sums[t, i])), sums[t, i])
+                    place = at(b, out, (out_stride, t), (column, 4))
+                    sum_ = load(b, place, FLOAT, LANES)
+                    for part, factor in zip(parts, factors[t]):
+                        sum_ = fma(b, part, factor, sum_)
+                    store(b, sum_, place)
 
-        loop(b, n_rows, step)
-        for key in keys:
-            store(b, b.load(sums[key]), places[key])
+        loop(b, b.sdiv(n, I64(32)), step)
 
-    done, pieces = I64(0), b.sdiv(n, I64(LANES))
-    for count in (8, 4, 2, 1):
-        if count <= most and (count > 1 or most == 1):
-            times, start = b.sdiv(b.sub(pieces, done), I64(count)), done
-            loop(b, times, lambda i: strip(b.mul(b.add(start, b.mul(i, I64(count))), I64(LANES)), count))
-            done = b.add(done, b.mul(times, I64(count)))
+    in_tiles(b, n_rows, TOGETHER, tile)
 
 
 def scale_of(b: Any, word: Any) -> Any:

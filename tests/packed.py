@@ -37,12 +37,9 @@ def stored(w: np.ndarray, form: int) -> tuple[np.ndarray, Weight]:
         with ThreadPoolExecutor(2) as pool:
             data = Packer(pool, []).exact(tensor, form)
     elif form >= INT8:
-        wide = np.zeros((padded(rows, 32), padded(n, 64)), np.float32)
-        wide[:rows, :n] = w
-        data, work = aligned(packed_shape(rows, n, form)), np.empty((10, 32), np.float32)
+        data, work = aligned(packed_shape(rows, n, form)), np.empty((42, 32), np.float32)
         for i, block in enumerate(data):
-            columns = np.ascontiguousarray(wide[32 * i:32 * i + 32].T)
-            kernel("quantize_block")(table((columns, block, work)), form)
+            kernel("quantize_block")(table((np.ascontiguousarray(w[32 * i:32 * i + 32], np.float32), block, work)), form)
     else:
         data = np.zeros((rows, padded(n, 32)), {F32: np.float32, BF16: np.uint16, F16: np.float16}[form])
         data[:, :n] = (w.view(np.uint32) >> 16) if form == BF16 else w

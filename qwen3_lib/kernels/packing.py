@@ -125,15 +125,14 @@ class Packer:
         packed = self.pages.take(packed_shape(n_rows, n, form))
 
         def part(start: int) -> float:
-            """Packs a block -> its largest weight. One only, because each thread has float32 copies of it."""
-            columns, work = np.zeros((padded(n, 2 * GROUP), PANEL), np.float32), empty((10, PANEL), np.float32)
+            """Packs a block -> its largest weight. One only, because each thread has a float32 copy of it."""
             with np.errstate(over="ignore", invalid="ignore"):  # by infinite scales
-                rows = rows_of(tensor, start, min(start + PANEL, n_rows))
+                rows = np.ascontiguousarray(rows_of(tensor, start, min(start + PANEL, n_rows)))
             largest = float(max(rows.max(), -rows.min()))
             if not np.isfinite(largest):
                 raise InputError(f"{label} has weights that are not finite, so it can't be quantized")
-            columns[:n, :len(rows)] = rows.T
-            kernel("quantize_block")(table((columns, packed[start // PANEL], work)), form)
+            work = empty((GROUP + 10, PANEL), np.float32)
+            kernel("quantize_block")(table((rows, packed[start // PANEL], work)), form)
             return largest
 
         largest = max(self.each(part, range(0, n_rows, PANEL)))
@@ -159,12 +158,12 @@ class Packer:
             if found is None:
                 return False
             whole, scales, factors = found
-            numbers, block = np.zeros((PANEL, n), np.int16), packed[start // PANEL]
-            numbers[:len(whole)] = whole
+            block = packed[start // PANEL]
             both = np.zeros((2, PANEL, n // FORMATS[form].group), np.float32)
             for target, values in zip(both, scales):
                 target[:len(whole)] = np.repeat(values, both.shape[2] // values.shape[1], axis=1)
-            kernel("pack_block")(table((numbers, both, block)), form)
+            numbers, group = np.ascontiguousarray(whole, np.int16), empty((GROUP, PANEL), np.float32)
+            kernel("pack_block")(table((numbers, both, block, group)), form)
             if factors is not None:
                 common = np.zeros((len(factors), PANEL, n // SHARING), np.float16)
                 common[:, :len(whole)] = factors

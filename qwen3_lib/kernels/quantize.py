@@ -39,7 +39,8 @@ def choose_scales(group, form, words, work):
     For the whole numbers q that a tried scale gives, the best scale is sum(w q) / sum(q q), and then the squared error
     is smaller than sum(w w) by sum(w q) ** 2 / sum(q q).
     """
-    low, high, inverse, zero, wq, qq, most, best, factor, best_factor = work
+    low, high, inverse, zero, wq = work[0], work[1], work[2], work[3], work[4]  # an unpacked array has strided rows
+    qq, most, best, factor, best_factor = work[5], work[6], work[7], work[8], work[9]
     low[:], high[:], most[:], best[:], best_factor[:] = np.inf, -np.inf, 0, 0, 1
     words[:] = 8  # zero is 8 or 16, so 0 stays 0
     for c in range(GROUP):
@@ -67,10 +68,13 @@ def choose_scales(group, form, words, work):
                 wq[r] += group[c, r] * q
                 qq[r] += q * q
         for r in range(PANEL):
-            if wq[r] > 0 and wq[r] / qq[r] * wq[r] > most[r]:
-                most[r], best[r], best_factor[r] = wq[r] / qq[r] * wq[r], wq[r] / qq[r], factor[r]
-                if not fixed:
-                    words[r] = np.int32((zero[r] * unit - np.float32(6)) * np.float32(4))
+            scale = wq[r] / qq[r]
+            better = (wq[r] > 0) & (scale * wq[r] > most[r])
+            most[r] = scale * wq[r] if better else most[r]
+            best[r] = scale if better else best[r]
+            best_factor[r] = factor[r] if better else best_factor[r]
+            if not fixed:
+                words[r] = np.int32((zero[r] * unit - np.float32(6)) * np.float32(4)) if better else words[r]
     bits, step = best.view(np.int32), 1 if fixed else 16  # the last 4 bits are the zero's
     for r in range(PANEL):
         zero_bits = 0 if fixed else np.int64(words[r])
@@ -95,52 +99,75 @@ def minima_of(unit, half):
 
 
 @compiled
-def place_of(column, row):
-    """The byte of the weights, and for a fifth bit the bit, less 128 for each whole four columns and for the half."""
-    return column // 4 * 4 * PANEL + row * 4 + column % 4
+def columns_of(rows, first, group):
+    """Sets a group float32 [columns, 32 rows] to the columns of rows [at most 32, n] from `first` on; zeros behind."""
+    group[:] = 0
+    for r in range(len(rows)):
+        for c in range(min(len(group), rows.shape[1] - first)):
+            group[c, r] = rows[r, first + c]
 
 
 @compiled
-def pack_group(unit, half, form, column, row, q):
-    """Writes a whole number of a group into its unit, whose bytes are zeros before."""
-    values, place = unit[len(unit) - PANEL * GROUPS[form]:], place_of(column, row)
-    if HALVES[form] == 1:
-        values[place] = np.uint8(q)
-        return
-    values[place] |= np.uint8((q & 15) << 4 * half)
-    further = unit[len(unit) - PANEL * GROUPS[form] - 256:]
-    if MORE[form] == 1:
-        bit = place + PANEL * 4 * (column // 4 + half)
-        further[bit // 8] |= np.uint8(q >> 4 << bit % 8)
-    if MORE[form] == 2:
-        further[place_of(column // 8 * 4 + column % 4, row)] |= np.uint8(q >> 4 << column // 4 % 2 * 4 + 2 * half)
+def four(group, k, r):
+    """Four columns of a row of a group of whole numbers as bytes of a word."""
+    word = np.uint32(0)
+    for c in range(4):
+        word |= np.uint32(np.uint32(np.int32(group[4 * k + c, r])) << np.uint32(8 * c))
+    return word
+
+
+@compiled
+def pack_group(unit, half, form, group):
+    """Writes a group of whole numbers, float32 [columns, 32 rows], into its unit, whose bytes are zeros before."""
+    start, n = len(unit) - PANEL * GROUPS[form], GROUPS[form] // 4
+    values, further = unit[start:].view(np.uint32), unit[max(start - 256, 0):start]
+    mask = np.uint32(0xFFFFFFFF if HALVES[form] == 1 else 0x0F0F0F0F)
+    for k in range(n):
+        for r in range(PANEL):
+            values[PANEL * k + r] |= (four(group, k, r) & mask) << np.uint32(4 * half)
+    if MORE[form] == 1:  # a bit each
+        for k in range(n):
+            for r in range(PANEL):
+                bits = four(group, k, r) >> np.uint32(4) & np.uint32(0x01010101)
+                bits = (bits | bits >> np.uint32(7) | bits >> np.uint32(14) | bits >> np.uint32(21)) & np.uint32(15)
+                further[PANEL // 2 * (2 * k + half) + r // 2] |= np.uint8(bits << np.uint32(r % 2 * 4))
+    if MORE[form] == 2:  # two bits each
+        for k in range(n):
+            for r in range(PANEL):
+                bits = four(group, k, r) >> np.uint32(4) & np.uint32(0x03030303)
+                further.view(np.uint32)[PANEL * (k // 2) + r] |= bits << np.uint32(k % 2 * 4 + 2 * half)
 
 
 @called_from_python
 def quantize_block(record, form, _):
-    """A table of w float32 [n, 32], the columns of 32 rows, n a multiple of 64; a block of zeros; float32 [10, 32]."""
+    """A table of w float32 [at most 32 rows, n]; a block of zeros; float32 [42, 32]."""
     arrays = rows_at(record, np.int64(3))
     w, block, work = floats2(arrays[0]), bytes1(arrays[1]), floats2(arrays[2])
-    size = unit_bytes(form)
-    units = numba.carray(to_pointer_u8(block.ctypes.data), (len(block) // size, size))
-    for g in range(len(w) // GROUP):
-        group, unit, half = w[g * GROUP:(g + 1) * GROUP], units[g // HALVES[form]], g % HALVES[form]
+    size, group = unit_bytes(form), work[:GROUP]
+    for g in range(len(block) // size * HALVES[form]):
+        i, half = g // HALVES[form], g % HALVES[form]
+        unit = block[i * size:(i + 1) * size]
         words = words_of(unit, half)
-        choose_scales(group, form, words, work)
-        for i in range(GROUP):
+        columns_of(w, g * GROUP, group)
+        choose_scales(group, form, words, work[GROUP:])
+        scale, zero = work[GROUP], work[GROUP + 1]
+        for r in range(PANEL):
+            scale[r], zero[r] = scale_from(words[r]), zero_from(words[r], form)
+        for c in range(GROUP):
             for r in range(PANEL):
-                q = rounded(group[i, r] / scale_from(words[r]) + zero_from(words[r], form), form)
-                pack_group(unit, half, form, i, r, np.int32(q))
+                group[c, r] = rounded(group[c, r] / scale[r] + zero[r], form)
+        pack_group(unit, half, form, group)
 
 
 @called_from_python
 def pack_block(record, form, _):
-    """A table of whole numbers int16 [32, n]; the bits of their scales and their minima; a block.
+    """A table of whole numbers int16 [at most 32 rows, n]; the bits of their scales and their minima; a block; a group.
 
-    Scales and minima are float32 [2, 32, groups]; n is a multiple of 32.
+    Scales and minima are float32 [2, 32, groups], the group float32 [32, 32]; n is a multiple of 32.
     """
-    arrays = rows_at(record, np.int64(3))
+    arrays = rows_at(record, np.int64(4))
     whole, scales, block = shorts2(arrays[0]), floats3(arrays[1]), bytes1(arrays[2])
+    group = floats2(arrays[3])[:GROUPS[form]]
     for g in range(scales.shape[2]):
         i, half = g // HALVES[form], g % HALVES[form]
         start = i * unit_bytes(form) + (i // max(SHARED[form], 1) + 1) * factors_bytes(form)
@@ -154,5 +181,5 @@ def pack_block(record, form, _):
                 words[r] = np.uint16(scales[0, r, g])
             if MINIMA[form] and not SHARED[form]:
                 minima[r] = scales[1, r, g]
-            for i in range(GROUPS[form]):
-                pack_group(unit, half, form, i, r, whole[r, g * GROUPS[form] + i])
+        columns_of(whole, g * GROUPS[form], group)
+        pack_group(unit, half, form, group)

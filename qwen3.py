@@ -31,7 +31,7 @@ The words:
     thinking         the model's reasoning before its answer, between <think> and </think>
     checkpoint       the files of a trained model: sizes, weights, tokenizer
 
-All arithmetic is float32.
+All arithmetic of the model is float32.
 """
 from __future__ import annotations
 

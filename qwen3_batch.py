@@ -35,7 +35,7 @@ from qwen3_lib.app.options import (Parser, add_answer_options, add_engine_option
                                    load)
 from qwen3_lib.app.records import Settings, open_source, request
 from qwen3_lib.app.terminal import note
-from qwen3_lib.batch.batch import Batch, generate_batch, slots_in
+from qwen3_lib.batch.batch import MOST_SLOTS, Batch, generate_batch, slots_in
 
 __all__ = ["Batch", "generate_batch", "slots_in"]
 
@@ -65,7 +65,7 @@ def make_parser() -> Parser:
     add_model_options(parser)
     add = parser.add_argument_group("memory").add_argument
     add("--memory", metavar="SIZE", help="memory for keys and values, such as 4GB; with more memory, more records are "
-        "answered at the same time (default: half of the free memory)")
+        f"answered at the same time, at most {MOST_SLOTS} (default: half of the free memory)")
     add("--context", type=int, metavar="N", help="most tokens of a prompt and its answer together (default: "
         f"{CONTEXT}, or the model's context if that is smaller)")
     add_engine_options(parser)

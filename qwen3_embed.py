@@ -311,8 +311,8 @@ def make_parser() -> Parser:
     parser = Parser(description="Reads texts from stdin, one per line, and writes one vector per text to stdout. With "
                     "--query, ranks documents by how well they answer the query. With --classify, labels the texts.")
     add = parser.add_argument
-    add("--instruction", metavar="TEXT", help="the task of queries (default: the model's prompt for queries, or a web "
-        "search, for --query; no instruction for texts from stdin)")
+    add("--instruction", metavar="TEXT", help="the task of queries (default with --query: the model's prompt for "
+        "queries, or a web search; for texts from stdin: none)")
     add("--prompt", metavar="NAME", help="put one of the model's own prompts before the texts, or before the query")
     add("--dimensions", type=int, metavar="N", help="keep only the first N numbers of each vector")
     add("--query", metavar="TEXT", help="rank the documents for this query: by the scores of a reranker, or by the "

@@ -3,7 +3,7 @@
 # dependencies = ["numpy>=2.0", "safetensors>=0.8", "tokenizers>=0.22.2", "huggingface_hub>=1.33", "tqdm>=4.66",
 #                 "jinja2>=3.1.6", "prompt_toolkit>=3.0.40", "numba>=0.62"]
 # ///
-"""Qwen3 at the speed of the memory: the functions of qwen3.py whose limit it is, compiled by numba while they run.
+"""Qwen3 at the speed of the memory: the functions of qwen3.py that the memory limits, compiled when they are first used.
 
     python qwen3_numba.py "What is the capital of France?"                the same as qwen3.py --fast
 

@@ -32,6 +32,7 @@ from qwen3_lib.app.cli import guarded
 from qwen3_lib.app.files import read_text
 from qwen3_lib.app.options import Parser, add_engine_options, add_model_options, load
 from qwen3_lib.app.terminal import banner, note
+from qwen3_lib.batch.batch import MOST_SLOTS
 
 try:
     import uvicorn
@@ -63,7 +64,8 @@ def make_parser() -> Parser:
     add = parser.add_argument_group("memory and limits").add_argument
     add("--context", type=int, metavar="N", help="most tokens of a prompt and its answer together (default: "
         f"{CONTEXT}, or the model's context if that is smaller)")
-    add("--slots", type=int, metavar="N", help="most answers at the same time (default: as many as fit into --memory)")
+    add("--slots", type=int, metavar="N", help="most answers at the same time (default: as many as fit into --memory, "
+        f"at most {MOST_SLOTS})")
     add("--memory", metavar="SIZE", help="memory for the keys and values of all slots, such as 4GB (default: half of "
         "the free memory)")
     add("--keep", metavar="SIZE", default=KEPT, help="memory for earlier prompts and answers, so that a conversation "

@@ -32,7 +32,7 @@ try:
 except ImportError as missing:
     sys.exit(f'ray_batch.py: Ray Data can\'t be imported ({brief(missing)}): pip install "ray[data]"')
 
-SETTINGS = Settings({"seed": 0})  # a record without a seed draws with the number of its line: always the same
+SETTINGS = Settings({"seed": 0})  # a record without a seed has its line's number less one as its seed: always the same
 SPARE = 3  # CPUs that Ray needs for itself, to read and to write
 
 

@@ -37,9 +37,10 @@ def stored(w: np.ndarray, form: int) -> tuple[np.ndarray, Weight]:
         with ThreadPoolExecutor(2) as pool:
             data = Packer(pool, []).exact(tensor, form)
     elif form >= INT8:
-        data, work = aligned(packed_shape(rows, n, form)), np.empty((42, 32), np.float32)
+        data, group, work = aligned(packed_shape(rows, n, form)), *np.empty((2, 32, 32), np.float32)
         for i, block in enumerate(data):
-            kernel("quantize_block")(table((np.ascontiguousarray(w[32 * i:32 * i + 32], np.float32), block, work)), form)
+            part = np.ascontiguousarray(w[32 * i:32 * i + 32], np.float32)
+            kernel("quantize_block")(table((part, block, group, work)), form)
     else:
         data = np.zeros((rows, padded(n, 32)), {F32: np.float32, BF16: np.uint16, F16: np.float16}[form])
         data[:, :n] = (w.view(np.uint32) >> 16) if form == BF16 else w

@@ -1,7 +1,7 @@
 """Guessed tokens are computed with the next one, in one pass: the same answer, in fewer passes.
 
 Decoding waits for the memory: a pass reads all weights, whether it computes one token or five. So tokens are guessed,
-computed together behind the next one, and drawn one after the other, as long as the guess is what is drawn. A token's
+computed together behind the next one, and drawn one after the other while each drawn token equals its guess. A token's
 logits don't depend on what is computed beside it, so the answer is the same, bit for bit, greedy or sampled.
 """
 from __future__ import annotations

@@ -65,7 +65,7 @@ def make_parser() -> Parser:
     group.add_argument("--continue", action="store_true", help="go on with the last conversation: answer the prompt, "
                        "or chat if there is no prompt")
     add("--score", action="store_true", help="do not answer the text, but print how likely the model finds it: "
-        "log-likelihood, number of tokens, perplexity; with --file, for each line")
+        "log-likelihood, number of tokens that count (all but the first), perplexity; with --file, for each line")
     add("--list", action="store_true", help="list the models on this computer: name, size, and whether this program "
         "runs them; with --model FOLDER also the models in that folder")
     add("--download", action="store_true", help="download the model of --model, print its folder, and exit")

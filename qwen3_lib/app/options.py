@@ -76,8 +76,8 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("the fast engine").add_argument
     add("--fast", action="store_true", help="compute with the fast engine, which needs numba; each option below "
         "implies --fast")
-    add("--quantize", choices=["int8", "int4"], help="pack each weight into 8 or 4 bits: up to 2 or 3.5 times as "
-        "fast as bfloat16")
+    add("--quantize", choices=["int8", "int4"], help="pack each weight into 8 or 4 bits: up to 2 or 3 times as fast "
+        "as bfloat16")
     add("--threads", type=int, metavar="N", help="number of threads (default: one for each CPU this process may use)")
     add("--kv-dtype", choices=["f16", "bf16", "f32", "int8"], help="number format of the KV cache (default: f16)")
 

@@ -125,14 +125,14 @@ class Packer:
         packed = self.pages.take(packed_shape(n_rows, n, form))
 
         def part(start: int) -> float:
-            """Packs a block -> its largest weight. One only, because each thread has a float32 copy of it."""
+            """Packs a block -> its largest weight. One only, because each thread may have a float32 copy of it."""
             with np.errstate(over="ignore", invalid="ignore"):  # by infinite scales
-                rows = np.ascontiguousarray(rows_of(tensor, start, min(start + PANEL, n_rows)))
+                rows = np.ascontiguousarray(rows_of(tensor, start, min(start + PANEL, n_rows)), np.float32)
             largest = float(max(rows.max(), -rows.min()))
             if not np.isfinite(largest):
                 raise InputError(f"{label} has weights that are not finite, so it can't be quantized")
-            work = empty((GROUP + 10, PANEL), np.float32)
-            kernel("quantize_block")(table((rows, packed[start // PANEL], work)), form)
+            group, work = empty((GROUP, PANEL), np.float32), empty((10, PANEL), np.float32)
+            kernel("quantize_block")(table((rows, packed[start // PANEL], group, work)), form)
             return largest
 
         largest = max(self.each(part, range(0, n_rows, PANEL)))

@@ -1,9 +1,8 @@
 """The kernels that pack weights. `pack_group` alone writes their bytes; layout.py tells what they mean."""
-import numba
 import numpy as np
 
 from qwen3_lib.kernels.fields import array_of, bytes1, called_from_python, compiled, floats2, floats3, rows_at
-from qwen3_lib.kernels.intrinsics import to_pointer_i16, to_pointer_u8
+from qwen3_lib.kernels.intrinsics import to_pointer_i16
 from qwen3_lib.kernels.layers import unit_bytes
 from qwen3_lib.kernels.layout import BIAS, GROUP, GROUPS, HALVES, LEAST, MINIMA, MORE, MOST, PANEL, SHARED, factors_size
 
@@ -39,7 +38,8 @@ def choose_scales(group, form, words, work):
     For the whole numbers q that a tried scale gives, the best scale is sum(w q) / sum(q q), and then the squared error
     is smaller than sum(w w) by sum(w q) ** 2 / sum(q q).
     """
-    low, high, inverse, zero, wq = work[0], work[1], work[2], work[3], work[4]  # an unpacked array has strided rows
+    low, high, inverse, zero, wq = work[0], work[1], work[2], work[3], work[4]
+    # Not `= work`: numba takes rows for strided then, and computes one number at a time.
     qq, most, best, factor, best_factor = work[5], work[6], work[7], work[8], work[9]
     low[:], high[:], most[:], best[:], best_factor[:] = np.inf, -np.inf, 0, 0, 1
     words[:] = 8  # zero is 8 or 16, so 0 stays 0
@@ -69,7 +69,7 @@ def choose_scales(group, form, words, work):
                 qq[r] += q * q
         for r in range(PANEL):
             scale = wq[r] / qq[r]
-            better = (wq[r] > 0) & (scale * wq[r] > most[r])
+            better = (wq[r] > 0) & (scale * wq[r] > most[r])  # no branch, so that eight rows are compared at a time
             most[r] = scale * wq[r] if better else most[r]
             best[r] = scale if better else best[r]
             best_factor[r] = factor[r] if better else best_factor[r]
@@ -100,7 +100,7 @@ def minima_of(unit, half):
 
 @compiled
 def columns_of(rows, first, group):
-    """Sets a group float32 [columns, 32 rows] to the columns of rows [at most 32, n] from `first` on; zeros behind."""
+    """Sets a group float32 [columns, 32 rows] to the columns of rows [at most 32, n] from `first` on; elsewhere 0."""
     group[:] = 0
     for r in range(len(rows)):
         for c in range(min(len(group), rows.shape[1] - first)):
@@ -109,7 +109,7 @@ def columns_of(rows, first, group):
 
 @compiled
 def four(group, k, r):
-    """Four columns of a row of a group of whole numbers as bytes of a word."""
+    """Four columns of a row of a group of whole numbers, 0 to 255, as the bytes of a word, the first one lowest."""
     word = np.uint32(0)
     for c in range(4):
         word |= np.uint32(np.uint32(np.int32(group[4 * k + c, r])) << np.uint32(8 * c))
@@ -120,7 +120,7 @@ def four(group, k, r):
 def pack_group(unit, half, form, group):
     """Writes a group of whole numbers, float32 [columns, 32 rows], into its unit, whose bytes are zeros before."""
     start, n = len(unit) - PANEL * GROUPS[form], GROUPS[form] // 4
-    values, further = unit[start:].view(np.uint32), unit[max(start - 256, 0):start]
+    values, further = unit[start:].view(np.uint32), unit[start - 256 * min(MORE[form], 1):start]
     mask = np.uint32(0xFFFFFFFF if HALVES[form] == 1 else 0x0F0F0F0F)
     for k in range(n):
         for r in range(PANEL):
@@ -132,25 +132,26 @@ def pack_group(unit, half, form, group):
                 bits = (bits | bits >> np.uint32(7) | bits >> np.uint32(14) | bits >> np.uint32(21)) & np.uint32(15)
                 further[PANEL // 2 * (2 * k + half) + r // 2] |= np.uint8(bits << np.uint32(r % 2 * 4))
     if MORE[form] == 2:  # two bits each
+        pairs = further.view(np.uint32)
         for k in range(n):
             for r in range(PANEL):
                 bits = four(group, k, r) >> np.uint32(4) & np.uint32(0x03030303)
-                further.view(np.uint32)[PANEL * (k // 2) + r] |= bits << np.uint32(k % 2 * 4 + 2 * half)
+                pairs[PANEL * (k // 2) + r] |= bits << np.uint32(k % 2 * 4 + 2 * half)
 
 
 @called_from_python
 def quantize_block(record, form, _):
-    """A table of w float32 [at most 32 rows, n]; a block of zeros; float32 [42, 32]."""
-    arrays = rows_at(record, np.int64(3))
-    w, block, work = floats2(arrays[0]), bytes1(arrays[1]), floats2(arrays[2])
-    size, group = unit_bytes(form), work[:GROUP]
+    """A table of w float32 [at most 32 rows, n]; a block of zeros; a group float32 [32, 32]; float32 [10, 32]."""
+    arrays = rows_at(record, np.int64(4))
+    w, block, group, work = floats2(arrays[0]), bytes1(arrays[1]), floats2(arrays[2]), floats2(arrays[3])
+    size = unit_bytes(form)
     for g in range(len(block) // size * HALVES[form]):
         i, half = g // HALVES[form], g % HALVES[form]
         unit = block[i * size:(i + 1) * size]
         words = words_of(unit, half)
         columns_of(w, g * GROUP, group)
-        choose_scales(group, form, words, work[GROUP:])
-        scale, zero = work[GROUP], work[GROUP + 1]
+        choose_scales(group, form, words, work)
+        scale, zero = work[0], work[1]
         for r in range(PANEL):
             scale[r], zero[r] = scale_from(words[r]), zero_from(words[r], form)
         for c in range(GROUP):
@@ -161,7 +162,7 @@ def quantize_block(record, form, _):
 
 @called_from_python
 def pack_block(record, form, _):
-    """A table of whole numbers int16 [at most 32 rows, n]; the bits of their scales and their minima; a block; a group.
+    """A table of whole numbers int16 [at most 32 rows, n]; the bits of their scales and their minima; a block of zeros; a group.
 
     Scales and minima are float32 [2, 32, groups], the group float32 [32, 32]; n is a multiple of 32.
     """
@@ -175,8 +176,8 @@ def pack_block(record, form, _):
         words, minima = words_of(unit, half), minima_of(unit, half)
         for r in range(PANEL):
             if SHARED[form]:
-                for i in range(1 + MINIMA[form]):
-                    unit[PANEL * (2 * i + half) + r] = np.uint8(np.int64(scales[i, r, g]))
+                for kind in range(1 + MINIMA[form]):
+                    unit[PANEL * (2 * kind + half) + r] = np.uint8(np.int64(scales[kind, r, g]))
             else:
                 words[r] = np.uint16(scales[0, r, g])
             if MINIMA[form] and not SHARED[form]:

@@ -133,13 +133,6 @@ def run(*arguments, flags=(), stdin="", environment=None, **options):
                           env=os.environ | (environment or {}), **options)
 
 
-def output(*arguments, **options) -> str:
-    """The stdout of a run that must succeed and have nothing to say on stderr."""
-    done = run(*arguments, **options)
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    return done.stdout
-
-
 def cut_off(n: int) -> str:
     """What stderr says of an answer cut off after n tokens by --max-tokens."""
     return f"The answer was cut off after {n} tokens: raise --max-tokens for more.\n"

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from configs import BASE, ROOT
+from fuzzing import in_child
 from make_random_model import make_random_model
 from qwen3_lib.kernels import build
 from qwen3_lib.kernels import team as teams
@@ -305,26 +306,6 @@ def at_once(model, prompts):
     return results
 
 
-def exit_code_of_child(action, seconds=120):
-    """What action() returns in a forked process; None if that hangs."""
-    child = os.fork()
-    if child == 0:
-        code = 99
-        try:
-            code = action()
-        finally:
-            os._exit(code)
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.005)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return None
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.parametrize("delay, rounds", [(0, 3), (0.02, 2)])
 def test_eight_threads_at_once_after_a_fork(delay, rounds):
@@ -345,11 +326,11 @@ def test_eight_threads_at_once_after_a_fork(delay, rounds):
     def child():
         sys.setswitchinterval(1e-6)
         threading.Thread.start, teams.queue = start_late, SimpleNamespace(SimpleQueue=queue_late)
-        right = at_once(model, prompts) == expected
-        threads = sum(thread.name.startswith("qwen3-") for thread in threading.enumerate())
-        return 0 if right and threads == 1 else 1
+        assert at_once(model, prompts) == expected
+        assert sum(thread.name.startswith("qwen3-") for thread in threading.enumerate()) == 1
 
-    assert [exit_code_of_child(child) for _ in range(rounds)] == [0] * rounds
+    for _ in range(rounds):
+        in_child(child)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
@@ -358,8 +339,7 @@ def test_a_fork_while_threads_are_started():
     model = fast.load_model(ROOT / "demo", threads=2)
     expected = tokens_of(model, [1, 2, 3])
     with teams.starting:
-        code = exit_code_of_child(lambda: 0 if tokens_of(model, [1, 2, 3]) == expected else 1)
-    assert code == 0
+        assert in_child(lambda: tokens_of(model, [1, 2, 3])) == expected
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
@@ -374,9 +354,9 @@ def test_a_fork_in_the_middle_of_a_job():
     thread = threading.Thread(target=busy, daemon=True)
     thread.start()
     try:
-        codes = [exit_code_of_child(lambda: 0 if tokens_of(model, [1, 2, 3]) == expected else 1) for _ in range(4)]
+        for _ in range(4):
+            assert in_child(lambda: tokens_of(model, [1, 2, 3])) == expected
     finally:
         stop.set()
         thread.join(60)
-    assert codes == [0] * 4
     assert tokens_of(model, [1, 2, 3]) == expected

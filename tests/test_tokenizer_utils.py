@@ -3,7 +3,6 @@
 import copy
 import functools
 import json
-import random
 import unicodedata
 
 import jinja2.ext

@@ -37,7 +37,7 @@ from qwen3_lib.app.records import Settings, open_source, request
 from qwen3_lib.app.terminal import note
 from qwen3_lib.batch.batch import MOST_SLOTS, Batch, generate_batch, slots_in
 
-__all__ = ["Batch", "generate_batch", "slots_in"]
+__all__ = ["MOST_SLOTS", "Batch", "generate_batch", "slots_in"]
 
 # ---- The command line ------------------------------------------------------------------------------------------------
 

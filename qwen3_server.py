@@ -27,12 +27,11 @@ from types import FrameType
 from typing import Any
 
 from qwen3 import InputError, checked_whole
-from qwen3_batch import Batch, checked_size, slots_in
+from qwen3_batch import MOST_SLOTS, Batch, checked_size, slots_in
 from qwen3_lib.app.cli import guarded
 from qwen3_lib.app.files import read_text
 from qwen3_lib.app.options import Parser, add_engine_options, add_model_options, load
 from qwen3_lib.app.terminal import banner, note
-from qwen3_lib.batch.batch import MOST_SLOTS
 
 try:
     import uvicorn

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import qwen3
-from configs import BASE, CASES, HYBRID, HYBRID_SCALES, HYBRIDS, QWEN3_5, ROOT, VOCABULARY
+from configs import BASE, CASES, HYBRID, HYBRID_MOE, HYBRID_SCALES, HYBRIDS, QWEN3_5, ROOT, VOCABULARY
 from fuzzing import any_conversation
 from helpers import REMOVED, edit_json, message_of, random_ids
 from make_random_model import make_random_model
@@ -229,6 +229,28 @@ def test_the_inspect_page_of_a_hybrid(tmp_path):
         best = whole.logits[0].softmax(dim=-1).topk(5)
         np.testing.assert_allclose(unpacked(found["lens"]["probabilities"])[-1], best.values, 1e-4)
     assert (found["delta"]["layers"], found["attention"]["layers"]) == ([0, 1, 2, 4, 5, 6], [3, 7])
+
+
+@pytest.mark.parametrize("base", [HYBRID, HYBRID_MOE], ids=["dense", "mixture"])
+def test_a_hybrid_as_transformers_saves_it(base, tmp_path):
+    """With its vision tower, whose tensors are skipped, the text part nested, and fused experts."""
+    mixture, names = base is HYBRID_MOE, transformers.models
+    part = (names.qwen3_5_moe, names.qwen3_5)[not mixture]
+    kind = "Qwen3_5Moe" if mixture else "Qwen3_5"
+    text = {key: value for key, value in base.items() if key not in ("architectures", "model_type", "torch_dtype")}
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 1, "out_hidden_size": 48}
+    torch.manual_seed(0)
+    config = getattr(part, f"{kind}Config")(text_config=text, vision_config=vision, tie_word_embeddings=base["tie_word_embeddings"])
+    theirs = getattr(part, f"{kind}ForConditionalGeneration")(config).eval()
+    with torch.no_grad():
+        for name, tensor in theirs.named_parameters():  # some are created as zeros
+            tensor.add_(torch.randn_like(tensor) / 10)
+    theirs.save_pretrained(tmp_path)
+    assert any("visual" in name for name in map_safetensors(tmp_path / "model.safetensors"))
+    model, ids = qwen3.load_model(tmp_path, tokenizer=False), random_ids(80)
+    logits = qwen3.forward(model, ids, model.engine.new_cache(model.config), all_logits=True)
+    expected = expected_logits(theirs, ids)
+    assert np.abs(logits - expected).max() < 1e-4 * expected.std()
 
 
 def test_a_hybrid_in_fp8(tmp_path):

@@ -31,7 +31,7 @@ The words:
     thinking         the model's reasoning before its answer, between <think> and </think>
     checkpoint       the files of a trained model: sizes, weights, tokenizer
 
-All arithmetic of the model is float32.
+The model computes in float32; a comment says why where a number is float64.
 """
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Tokens per second of Qwen3.5-0.8B, by this engine and by llama.cpp, in one run.
 
-    python bench/hybrid.py           random weights; 12 GB of memory, 4 GB of disk, 15 minutes
+    python bench/hybrid.py           random weights; 12 GB of memory, 4 GB of disk, 20 minutes
     python bench/hybrid.py --quick   a look: fewer rounds, no long text
 
 Each engine has a process of its own; rounds go over the engines in turn, and ratios are medians of each round's ratio.

@@ -1,6 +1,6 @@
 """Speed and memory of the fast engine against the memory's limit and against other engines, all in one run.
 
-    python bench/run.py                        everything that is installed; about 35 minutes, 16 GB of memory
+    python bench/run.py                        all that is installed; 16 GB; 34 minutes with --rounds 2
     python bench/run.py --quick --rounds 2     fewer tokens, for a look
     python bench/run.py --tokenizer FOLDER     with the tokenizer of an official model, for an honest start-up
 

@@ -1,6 +1,6 @@
 """Tokens per second and the time to the first token of qwen3_server.py, beside Batch directly, all in one run.
 
-    python bench/server.py                      random weights in the shape of Qwen3-0.6B, int8; about 10 minutes
+    python bench/server.py                      random weights in the shape of Qwen3-0.6B, int8; about 11 minutes
     python bench/server.py --model FOLDER --tokens 32 --rounds 1
     LLAMA_SERVER=path/to/llama-server python bench/server.py                 and beside llama.cpp's server
     python bench/server.py --model FOLDER --beside http://127.0.0.1:8081    and beside a server that runs already

@@ -19,8 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 CPUS = {"cortex-a72": "neon", "neoverse-n1": "dotprod", "max": "i8mm"}  # qemu's names, and what multiplies bytes there
-EXACT = "tests/test_qwen3_numba_exact.py"
-CORE = ("-m", "core", "-k", "transformers and (False or defaults) or grouped_query or rope_matches",
+EXACT = ("-k", "every_cpu", "tests/test_qwen3_numba_exact.py")
+CORE = ("-m", "core", "-k", "transformers and (False or defaults) or grouped_query or rope",
         "tests/test_qwen3.py")  # all would take ten minutes
 PACKAGES = ("python3-minimal", "libpython3-stdlib", "libstdc++6")
 ASK = """
@@ -127,8 +127,7 @@ def main() -> None:
             name, features, found = json.loads(run(folder / "python", "-c", ASK, QEMU_CPU=cpu))
             assert found == path, (cpu, found)
             run(sys.executable, __file__, "--compile", name, json.dumps(features), folder, **kept)
-            which = "every_cpu and int" if jobs[1:] else "every_cpu"  # bf16 is computed alike on all of them
-            jobs.append(pool.submit(test, folder, cpu, "-k", which, EXACT, **kept))
+            jobs.append(pool.submit(test, folder, cpu, *EXACT, **kept))
         for job in jobs:
             print(job.result(), flush=True)
 

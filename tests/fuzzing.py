@@ -32,7 +32,7 @@ SECONDS = 300  # of computing, and of waiting: a hundred times what the slowest 
 # Running many inputs in a guarded process
 # ----------------------------------------------------------------------------------------------------------------------
 
-def in_child(work):
+def in_child(work, seconds=SECONDS):
     """What work() returns (as JSON holds it), computed in a forked process that can't take the machine down."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -51,12 +51,12 @@ def in_child(work):
         os._exit(status)
     os.close(writing)
     with open(reading, encoding="utf-8") as pipe:
-        ready = select.select([pipe], [], [], SECONDS)[0]  # nothing comes before the end
+        ready = select.select([pipe], [], [], seconds)[0]  # nothing comes before the end
         if not ready:
             os.kill(child, signal.SIGKILL)
         text = pipe.read()
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert ready, f"it hung: no end within {SECONDS} s"
+    assert ready, f"it hung: no end within {seconds} s"
     assert text and status == 0, f"the process died: status {status} (minus the number of the signal)"
     result = json.loads(text)
     if "error" in result:

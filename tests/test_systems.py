@@ -90,8 +90,10 @@ def test_a_console_and_a_pipe_of_windows(monkeypatch):
     assert modes == {111: 7, 112: 7}  # ENABLE_VIRTUAL_TERMINAL_PROCESSING, 4, among them
 
 
-@pytest.mark.parametrize("program, name, value", [("qwen3.py", "maxsize", 2**31 - 1), ("qwen3_batch.py", "byteorder", "big")])
-def test_pythons_that_cannot_map_the_files(program, name, value):
+@pytest.mark.parametrize("program", ["qwen3.py", "qwen3_numba.py", "qwen3_batch.py", "qwen3_embed.py", "qwen3_inspect.py",
+                                     "qwen3_server.py"])
+@pytest.mark.parametrize("name, value", [("maxsize", 2**31 - 1), ("byteorder", "big")])
+def test_pythons_that_cannot_map_the_files(name, value, program):
     source = f"import runpy, sys\nimport numpy\nsys.{name}, sys.argv = {value!r}, [{program!r}]\n" \
              f"runpy.run_path({program!r}, run_name='__main__')"
     done = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, timeout=60)

@@ -330,7 +330,7 @@ def test_eight_threads_at_once_after_a_fork(delay, rounds):
         assert sum(thread.name.startswith("qwen3-") for thread in threading.enumerate()) == 1
 
     for _ in range(rounds):
-        in_child(child)
+        in_child(child, 120)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
@@ -339,7 +339,7 @@ def test_a_fork_while_threads_are_started():
     model = fast.load_model(ROOT / "demo", threads=2)
     expected = tokens_of(model, [1, 2, 3])
     with teams.starting:
-        assert in_child(lambda: tokens_of(model, [1, 2, 3])) == expected
+        assert in_child(lambda: tokens_of(model, [1, 2, 3]), 120) == expected
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
@@ -355,7 +355,7 @@ def test_a_fork_in_the_middle_of_a_job():
     thread.start()
     try:
         for _ in range(4):
-            assert in_child(lambda: tokens_of(model, [1, 2, 3])) == expected
+            assert in_child(lambda: tokens_of(model, [1, 2, 3]), 120) == expected
     finally:
         stop.set()
         thread.join(60)

@@ -163,7 +163,9 @@ class Batch:
         found = [cache.common_prefix(prompt[:-1]) for cache in caches]
         source = max(range(len(found)), key=found.__getitem__)
         for other in self.running:
-            soon = len(os.path.commonprefix([prompt[:-1].tolist(), other.completion.prompt.tolist()]))
+            n = min(len(prompt) - 1, len(other.completion.prompt))
+            differing = np.flatnonzero(prompt[:n] != other.completion.prompt[:n])
+            soon = int(differing[0]) if len(differing) else n
             if not other.completion.token_ids and soon - found[source] >= WORTH_COPYING:
                 return False
         taken = {id(other.cache) for other in self.running}

@@ -141,7 +141,7 @@ def pack_group(unit, half, form, group):
 
 @called_from_python
 def quantize_block(record, form, _):
-    """A table of w float32 [at most 32 rows, n]; a block of zeros; a group float32 [32, 32]; float32 [10, 32]."""
+    """A table of w float32 [at most 32 rows, n]; a block of zeros; to work in, float32 [32, 32] and [10, 32]."""
     arrays = rows_at(record, np.int64(4))
     w, block, group, work = floats2(arrays[0]), bytes1(arrays[1]), floats2(arrays[2]), floats2(arrays[3])
     size = unit_bytes(form)
@@ -151,7 +151,7 @@ def quantize_block(record, form, _):
         words = words_of(unit, half)
         columns_of(w, g * GROUP, group)
         choose_scales(group, form, words, work)
-        scale, zero = work[0], work[1]
+        scale, zero = work[0], work[1]  # low and high are no longer needed
         for r in range(PANEL):
             scale[r], zero[r] = scale_from(words[r]), zero_from(words[r], form)
         for c in range(GROUP):
@@ -162,9 +162,10 @@ def quantize_block(record, form, _):
 
 @called_from_python
 def pack_block(record, form, _):
-    """A table of whole numbers int16 [at most 32 rows, n]; the bits of their scales and their minima; a block of zeros; a group.
+    """A table of whole numbers int16 [at most 32 rows, n]; the bits of their scales and their minima; a block of zeros.
 
-    Scales and minima are float32 [2, 32, groups], the group float32 [32, 32]; n is a multiple of 32.
+    Then a group to work in. Scales and minima are float32 [2, 32, groups], the group float32 [32, 32]; n is a multiple
+    of 32.
     """
     arrays = rows_at(record, np.int64(4))
     whole, scales, block = shorts2(arrays[0]), floats3(arrays[1]), bytes1(arrays[2])

@@ -126,7 +126,9 @@ def test_openai_requests(demo):
                        ({"tools": TOOLS, "tool_choice": "auto"}, {"tools": TOOLS}),
                        ({"tools": TOOLS, "tool_choice": "none"}, {}),
                        ({"reasoning_effort": "none"}, {"enable_thinking": False}),
-                       ({"reasoning_effort": "low"}, {"enable_thinking": True}),
+                       ({"reasoning_effort": "high"}, {"enable_thinking": True}),
+                       ({"reasoning_effort": "low"}, {"enable_thinking": True, "think_budget": 256}),
+                       ({"logit_bias": {"5": -100}}, ...),
                        ({"modalities": ["text"], "stream_options": {"include_usage": True}, "store": True,
                          "metadata": {"a": "b"}, "parallel_tool_calls": True, "verbosity": "medium"}, {}),
                        ({"chat_template_kwargs": {"enable_thinking": False, "reasoning": "x"}},
@@ -144,20 +146,37 @@ def test_openai_requests(demo):
 @pytest.mark.parametrize("change, words", [
     ({"url": "/v1/embeddings"}, "/v1/embeddings"), ({"method": "GET"}, "GET"), ({"body": []}, "object"),
     ({"id": 5}, "id"),
-    ({"body": {"n": 2}}, "n must be 1"), ({"body": {"stream": True}}, "stream must be false"),
-    ({"body": {"response_format": {"type": "json_object"}}}, "response_format"),
+    ({"body": {"n": 2}}, "n must be 1"), ({"body": {"stream": True}}, "stream false"),
+    ({"body": {"parallel_tool_calls": False}}, "parallel_tool_calls true"),
     ({"body": {"logprobs": 5}}, "logprobs"), ({"body": {"chat_template_kwargs": 1}}, "chat_template_kwargs"),
-    ({"body": {"tool_choice": "required"}}, 'tool_choice must be "auto" or "none"'),
     ({"body": {"tool_choice": {"type": "function", "function": {"name": "look"}}}}, "tool_choice"),
     ({"body": {"reasoning_effort": "lots"}}, "reasoning_effort must be"),
-    ({"body": {"modalities": ["text", "audio"]}}, 'modalities must be ["text"]'),
-    ({"body": {"parallel_tool_calls": False}}, "parallel_tool_calls must be true"),
+    ({"body": {"modalities": ["text", "audio"]}}, "modalities isn't supported"),
     ({"body": {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}}, "holds an image"),
     ({"body": {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"effort": 1}}},
      "chat_template_kwargs must be"),
     ({"body": {"temprature": 1}}, "did you mean temperature?")])
 def test_openai_requests_that_are_refused(demo, change, words):
-    assert_one_line(message_of(request, demo, Settings(), batch_line() | change, 1), words)
+    line = batch_line()
+    line |= {key: line["body"] | value if key == "body" and value else value for key, value in change.items()}
+    assert_one_line(message_of(request, demo, Settings(), line, 1), words)
+
+
+def test_openai_requests_for_a_form(demo):
+    """Fields that need llguidance; the options of the job come after those of the line."""
+    pytest.importorskip("llguidance")
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    job = Settings({"schema": {"type": "array"}, "temperature": 0.5, "seed": 3}, think=True)
+    for body, wanted in [({"response_format": form}, schema), ({}, {"type": "array"}),
+                         ({"response_format": {"type": "text"}}, None),
+                         ({"response_format": {"type": "json_object"}}, {"type": "object"})]:
+        ids, options = request(demo, job, batch_line(temperature=0.7, **body), 5)
+        assert (options.get("schema"), options["temperature"], options["seed"]) == (wanted, 0.7, 7)
+        assert ids == chat_ids(demo, BEES, think=True)
+    ids, options = request(demo, Settings(), batch_line(tools=TOOLS, tool_choice="required", seed=1), 1)
+    completion = Completion(demo, ids, **options | {"max_new_tokens": 100, "temperature": 0}).finish()
+    assert [call["name"] for call in completion.answer.tool_calls] == ["look"]
 
 
 def test_openai_answers(demo):

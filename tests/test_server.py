@@ -34,6 +34,7 @@ from qwen3_embed import embed, rerank
 from qwen3_lib.answers.answer import parse_answer
 from qwen3_lib.answers.completion import Completion
 from qwen3_lib.answers.schema import json_schema, lark, matcher_of, regex
+from qwen3_lib.app.openai import CHAT, TEXT, Refusal, chat_wish
 from qwen3_lib.batch.batch import Batch
 
 openai = pytest.importorskip("openai")
@@ -43,9 +44,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("llguidance")
 from qwen3_lib.server import web  # noqa: E402
 from qwen3_lib.server.deltas import Deltas  # noqa: E402
-from qwen3_lib.server.errors import Refusal  # noqa: E402
 from qwen3_lib.server.replies import ChatReply  # noqa: E402
-from qwen3_lib.server.requests import CHAT, TEXT, chat_wish  # noqa: E402
 from qwen3_lib.server.responses import FIELDS  # noqa: E402
 from qwen3_lib.server.web import Limits, Protocol, make_app  # noqa: E402
 from qwen3_lib.server.worker import Job, Worker  # noqa: E402

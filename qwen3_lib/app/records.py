@@ -18,6 +18,7 @@ from typing import Any
 from qwen3 import Model, default_sampling
 from qwen3_lib.answers.completion import OPTIONS, Completion
 from qwen3_lib.app.files import checked_messages, checked_tools
+from qwen3_lib.app.openai import Refusal, chat_choice, chat_logprobs, chat_wish
 from qwen3_lib.app.terminal import as_json, model_name
 from qwen3_lib.io.errors import InputError, brief, did_you_mean, is_whole, some
 
@@ -204,6 +205,7 @@ def filled(template: str, row: Row) -> str:
 
 # ---- From a row to a request -----------------------------------------------------------------------------------------
 
+NO_TEMPLATE = "messages need the chat template, which --raw leaves out"
 PARTS = ("id", "prompt", "messages", "tools", "enable_thinking", "chat_template_kwargs")
 KEYS = (*PARTS, *(name for name in OPTIONS if name not in ("lookup", "draft")))
 
@@ -235,17 +237,17 @@ def id_of(row: Row, line: int) -> Id:
 
 def request(model: Model, settings: Settings, row: Row, line: int) -> tuple[list[int], dict[str, Any]]:
     """(the ids of the prompt, the options of Completion) of a record. Raises InputError that says what is wrong."""
+    if settings.options.get("seed") is not None:  # otherwise equal prompts would have equal answers
+        settings = replace(settings, options=settings.options | {"seed": settings.options["seed"] + line - 1})
     if settings.template is not None:
         row = {"prompt": filled(settings.template, row)}
     elif {"custom_id", "body"} & row.keys():
-        row = from_openai(row)
+        return from_openai(model, settings, row)
     for key in row:
         if key not in KEYS:
             raise InputError(f"unknown key {brief(key)}{did_you_mean(key, KEYS)}")
     row = {key: value for key, value in row.items() if value is not None}
     options = settings.options | {key: value for key, value in row.items() if key not in PARTS}
-    if "seed" not in row and settings.options.get("seed") is not None:
-        options["seed"] += line - 1  # otherwise equal prompts would have equal answers
     prompt, think = row.get("prompt"), row.get("enable_thinking", settings.think)
     kwargs = row.get("chat_template_kwargs", options.pop("chat_template_kwargs", None))
     if ("messages" in row) is (prompt is not None):
@@ -254,7 +256,7 @@ def request(model: Model, settings: Settings, row: Row, line: int) -> tuple[list
         raise InputError("the prompt is empty" if isinstance(prompt, str) else "the prompt must be a text")
     if settings.raw:
         if prompt is None:
-            raise InputError("messages need the chat template, which --raw leaves out")
+            raise InputError(NO_TEMPLATE)
         return model.tokenizer.encode(prompt), options
     if not isinstance(think, bool | None):
         raise InputError(f"enable_thinking must be true or false, not {brief(repr(think))}")
@@ -274,21 +276,13 @@ def conversation(messages: Any, system: str | None) -> list[dict]:
 
 
 # ---- OpenAI's batch files --------------------------------------------------------------------------------------------
-# Source: the Batch and Chat Completions pages of OpenAI's API reference
+# Source: the Batch page of OpenAI's API reference
 
 CHAT_URL = "/v1/chat/completions"
-RENAMED = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens"}
-WITHOUT_EFFECT = ("model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
-                  "prompt_cache_retention", "stream_options", "prediction")
-# The values that are accepted. Thinking has no levels: an effort turns it on, "none" turns it off.
-ONLY: dict[str, tuple] = {"n": (1,), "stream": (False,), "response_format": ({"type": "text"},), "logit_bias": ({},),
-                          "modalities": (["text"],), "verbosity": ("medium",), "parallel_tool_calls": (True,),
-                          "tool_choice": ("auto", "none"),
-                          "reasoning_effort": ("none", "minimal", "low", "medium", "high", "xhigh", "max")}
 
 
-def from_openai(row: Row) -> Row:
-    """A line {"custom_id", "method", "url", "body"} as a record of ours. The model is the job's, whatever it names."""
+def from_openai(model: Model, settings: Settings, row: Row) -> tuple[list[int], dict[str, Any]]:
+    """The same of a line {"custom_id", "method", "url", "body"}. The model is the job's, whatever the line names."""
     body, unknown = row.get("body"), row.keys() - {"custom_id", "method", "url", "body"}
     if unknown:
         raise InputError(f"unknown key {brief(min(unknown))} beside custom_id, method, url and body")
@@ -296,49 +290,26 @@ def from_openai(row: Row) -> Row:
         raise InputError(f"only POST {CHAT_URL} is answered, not {brief(row.get('method'))} {brief(row.get('url'))}")
     if not isinstance(body, dict):
         raise InputError('"body" must be an object with the request')
-    body = {key: value for key, value in body.items() if value is not None and key not in WITHOUT_EFFECT}
-    checked = {key: body.pop(key) for key in ONLY if key in body}
-    for key, value in checked.items():
-        if value not in ONLY[key]:
-            raise InputError(f"{key} must be {' or '.join(map(json.dumps, ONLY[key]))} here")
-    if checked.get("tool_choice") == "none":
-        body["tools"] = []
-    if not isinstance(kwargs := body.pop("chat_template_kwargs", {}), dict):
-        raise InputError("chat_template_kwargs must be an object")
-    top, wanted = body.pop("top_logprobs", 0), body.pop("logprobs", False)
-    if not isinstance(wanted, bool):
-        raise InputError(f"logprobs must be true or false here, not {brief(repr(wanted))}")
-    if "reasoning_effort" in checked:
-        kwargs = {"enable_thinking": checked["reasoning_effort"] != "none"} | kwargs
-    think = {"enable_thinking": kwargs["enable_thinking"]} if "enable_thinking" in kwargs else {}
-    others = {key: value for key, value in kwargs.items() if key not in think}
-    options: Row = {RENAMED.get(key, key): value for key, value in {**think, **body}.items()}
-    options |= {"chat_template_kwargs": others} if others else {}
-    return options | ({"logprobs": top} if wanted else {})
+    if settings.raw:
+        raise InputError(NO_TEMPLATE)
+    options = dict(settings.options)
+    defaults = {"tools": settings.tools, "chat_template_kwargs": options.pop("chat_template_kwargs", None),
+                "reasoning_effort": None if settings.think is None else "high" if settings.think else "none"}
+    body = defaults | {key: value for key, value in body.items() if value is not None}
+    body["messages"] = conversation(body.get("messages"), settings.system)
+    wish = chat_wish(model, body, model.config.context_length, options)
+    if wish.n > 1 or wish.stream or wish.one_call:
+        raise InputError("n must be 1, stream false and parallel_tool_calls true here")
+    return wish.answers[0]
 
 
-def openai_answer(completion: Completion, value: Row, line: int) -> Row:
-    """The chat.completion object of an answer, from its as_json."""
-    message: Row = {"role": "assistant", "content": value["text"] or None if value["tool_calls"] else value["text"]}
-    if value["reasoning"] is not None:
-        message["reasoning_content"] = value["reasoning"]
-    if value["tool_calls"]:
-        message["tool_calls"] = [
-            {"id": f"call_{line}_{i}", "type": "function", "function": {
-                "name": call["name"], "arguments": json.dumps(call["arguments"], ensure_ascii=False)}}
-            for i, call in enumerate(value["tool_calls"])]
-
-    def scored(entry: Row) -> Row:
-        said = completion.model.tokenizer.token_bytes(entry["id"])
-        return {"token": entry["token"], "logprob": entry["logprob"], "bytes": list(said)}
-
-    logprobs = {"content": [scored(entry) | {"top_logprobs": [scored(other) for other in entry["top"]]}
-                            for entry in value["logprobs"]]} if "logprobs" in value else None
-    n_prompt, n_answer = value["prompt_tokens"], value["completion_tokens"]
+def openai_answer(completion: Completion, line: int, n_logprobs: int | None) -> Row:
+    """The chat.completion object of an answer."""
+    choice = chat_choice(completion, completion.text, completion.finish_reason)
+    logprobs = None if n_logprobs is None else chat_logprobs(completion.model, completion.logprobs)
+    n_prompt, n_answer = len(completion.prompt_ids), len(completion.token_ids)
     return {"id": f"chatcmpl-{line}", "object": "chat.completion", "created": int(time.time()),
-            "model": model_name(completion.model),
-            "choices": [{"index": 0, "message": message, "logprobs": logprobs,
-                         "finish_reason": value["finish_reason"]}],
+            "model": model_name(completion.model), "choices": [{"index": 0, "logprobs": logprobs, **choice}],
             "usage": {"prompt_tokens": n_prompt, "completion_tokens": n_answer, "total_tokens": n_prompt + n_answer}}
 
 
@@ -350,10 +321,10 @@ OPENAI_ID = re.compile("batch_req_([0-9]{1,18})")
 
 def answered(completion: Completion, line: int, record_id: Id, n_logprobs: int | None, openai: bool) -> Row:
     """The result of a record: what the model has answered."""
-    value = {key: part for key, part in as_json(completion, n_logprobs).items() if key not in TIMES}
     if not openai:
+        value = {key: part for key, part in as_json(completion, n_logprobs).items() if key not in TIMES}
         return {"line": line, "id": record_id} | value
-    response = {"status_code": 200, "request_id": f"req_{line}", "body": openai_answer(completion, value, line)}
+    response = {"status_code": 200, "request_id": f"req_{line}", "body": openai_answer(completion, line, n_logprobs)}
     return {"id": f"batch_req_{line}", "custom_id": record_id, "response": response, "error": None}
 
 
@@ -361,7 +332,7 @@ def refused(error: InputError, line: int, record_id: Id | None, openai: bool) ->
     """The result of a record that can't be answered: one line that says why."""
     if not openai:
         return {"line": line, "id": record_id, "error": str(error)}
-    body = {"error": {"message": str(error), "type": "invalid_request_error", "param": None, "code": None}}
+    body = (error if isinstance(error, Refusal) else Refusal(400, str(error))).value
     return {"id": f"batch_req_{line}", "custom_id": record_id, "error": None,
             "response": {"status_code": 400, "request_id": f"req_{line}", "body": body}}
 

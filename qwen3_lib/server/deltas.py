@@ -1,26 +1,15 @@
 """An answer taken apart while it grows, for a stream: reasoning, content, calls of tools."""
 from __future__ import annotations
 
-import json
 import re
-import uuid
 from collections.abc import Sequence
-from typing import Any
 
 from qwen3_lib.answers.answer import held_back, parse_answer
+from qwen3_lib.app.openai import Value, called
 from tokenizer_utils import TOOL_CALL
 
-Value = dict[str, Any]
 # What must have come until a call is told; any other way to write a call is told when it is complete.
 OPENING = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"arguments"\s*:\s*(?=\{)')
-
-
-def called(call: Value) -> Value:
-    """A call of a tool in OpenAI's form, from {"name", "arguments"}."""
-    arguments = call["arguments"]
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function",
-            "function": {"name": call["name"], "arguments": text}}
 
 
 class Deltas:

@@ -5,16 +5,13 @@ import json
 import time
 import uuid
 from collections.abc import Iterator
-from typing import Any
 
 from qwen3 import Model
-from qwen3_lib.answers.answer import parse_answer
 from qwen3_lib.answers.sequences import TokenLogprob
-from qwen3_lib.server.deltas import Deltas, called
-from qwen3_lib.server.requests import Wish
+from qwen3_lib.app.openai import Value, Wish, chat_choice, chat_logprobs
+from qwen3_lib.server.deltas import Deltas
 from qwen3_lib.server.worker import Job
 
-Value = dict[str, Any]
 encode = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make an encoder for each event
 
 
@@ -50,10 +47,6 @@ class Reply:
         if self.wish.logprobs is None:
             return None
         return self.scored(self.jobs[i].completion.logprobs[start:self.told[i]], i)
-
-    def described(self, token: int, logprob: float) -> Value:
-        tokenizer = self.model.tokenizer
-        return {"token": tokenizer.decode([token]), "logprob": logprob, "bytes": list(tokenizer.token_bytes(token))}
 
     def usage(self) -> Value:
         n_answer = sum(job.n_tokens for job in self.jobs)
@@ -122,14 +115,8 @@ class ChatReply(Reply):
                              "tool_calls" if self.deltas[i].called else job.finish_reason)
 
     def choice(self, i: int, job: Job) -> Value:
-        answer = parse_answer(job.text, job.completion.think_open_in_prompt, job.completion.tools)
-        calls = [called(call) for call in answer.tool_calls[:1 if self.wish.one_call else None]]
-        message: Value = {"role": "assistant", "content": answer.content or (None if calls else "")}
-        message |= {"reasoning_content": answer.reasoning} if answer.reasoning else {}
-        message |= {"tool_calls": calls} if calls else {}
-        return {"message": message, "logprobs": self.logprobs(i),
-                "finish_reason": "tool_calls" if calls else job.finish_reason}
+        choice = chat_choice(job.completion, job.text, job.finish_reason, self.wish.one_call)
+        return {"message": choice["message"], "logprobs": self.logprobs(i), "finish_reason": choice["finish_reason"]}
 
     def scored(self, entries: list[TokenLogprob], i: int) -> Value:
-        return {"content": [self.described(entry.token_id, entry.logprob) |
-                            {"top_logprobs": [self.described(*other) for other in entry.top]} for entry in entries]}
+        return chat_logprobs(self.model, entries)

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from qwen3_lib.app.files import checked_messages
-from qwen3_lib.server.errors import Refusal
-from qwen3_lib.server.replies import ChatReply, Value, encode
-from qwen3_lib.server.requests import SHARED, Body, known
+from qwen3_lib.app.openai import SHARED, Body, Refusal, Value, known
+from qwen3_lib.server.replies import ChatReply, encode
 from qwen3_lib.server.worker import Job
 
 SAME = (*SHARED, "parallel_tool_calls")  # fields that a chat has, too

@@ -24,13 +24,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from qwen3 import InputError
 from qwen3_embed import SEARCH, embed, rerank
+from qwen3_lib.app.openai import (Body, Refusal, Wish, at_fault, chat_prompt, chat_wish, flag, known, text_wish,
+                                  whole)
 from qwen3_lib.app.terminal import model_name
 from qwen3_lib.io.errors import brief, is_whole, parse_json
 from qwen3_lib.page.page import joined
 from qwen3_lib.server import responses
-from qwen3_lib.server.errors import Refusal
 from qwen3_lib.server.replies import ChatReply, Reply, event
-from qwen3_lib.server.requests import Body, Wish, at_fault, chat_prompt, chat_wish, flag, known, text_wish, whole
 from qwen3_lib.server.worker import Job, Worker
 
 LARGEST_BODY, BODY_SECONDS, HEADER_SECONDS = 2**24, 30, 15  # bytes of a body; seconds until it and the headers come
@@ -221,7 +221,7 @@ class Server:
             value = await asyncio.to_thread(answer, body)
             return await self.generated(request, value) if isinstance(value, Wish) else JSONResponse(value)
         except InputError as error:
-            raise as_refusal(error, self.worker, body) from error
+            raise as_refusal(error, self.worker, body) from None
 
     async def generated(self, request: Request, wish: Wish) -> Response:
         worker = self.worker
@@ -315,7 +315,7 @@ class Server:
         try:
             return await self.worker.do(function)
         except InputError as error:
-            raise as_refusal(error, self.worker, body) from error
+            raise as_refusal(error, self.worker, body) from None
 
     async def scores(self, body: Body, documents: list[Any]) -> np.ndarray:
         """How well each document answers the query; by the vectors' cosines if the model gives vectors."""
@@ -394,5 +394,5 @@ def make_app(worker: Worker, limits: Limits) -> Starlette:
         routes=[*(Route(path, handler, methods=["POST"]) for path, handler in posts.items()),
                 *(Route(path, handler, methods=["GET"]) for path, handler in gets.items())],
         middleware=middleware, lifespan=lifespan,
-        exception_handlers={HTTPException: on_http, Refusal: on_error, InputError: on_error, ClientDisconnect: on_gone,
+        exception_handlers={HTTPException: on_http, InputError: on_error, ClientDisconnect: on_gone,
                             Exception: on_failure})

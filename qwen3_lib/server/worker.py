@@ -16,8 +16,8 @@ from typing import Any
 
 from qwen3 import InputError, Model
 from qwen3_lib.answers.completion import Completion
+from qwen3_lib.app.openai import Refusal
 from qwen3_lib.batch.batch import Batch
-from qwen3_lib.server.errors import Refusal
 
 
 @dataclass(eq=False)

@@ -1,16 +1,45 @@
-"""Requests in OpenAI's form -> what a Completion takes. Each field is checked here, or by the Completion itself."""
+"""OpenAI's form of requests, answers and errors, for the server and for batch files.
+
+Each field of a request is checked here, or by the Completion that takes it.
+"""
 from __future__ import annotations
 
+import json
+import uuid
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from qwen3 import InputError, Model, Sampling, default_sampling
+from qwen3_lib.answers.answer import parse_answer
+from qwen3_lib.answers.completion import Completion
 from qwen3_lib.answers.schema import Grammar, calls_grammar, lark, matcher_of, regex
+from qwen3_lib.answers.sequences import TokenLogprob
 from qwen3_lib.app.files import checked_messages, checked_tools
 from qwen3_lib.io.errors import brief, did_you_mean, is_whole, parse_json
-from qwen3_lib.server.errors import Refusal
 
 Body = dict[str, Any]
+Value = dict[str, Any]
+KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class Refusal(InputError):
+    """A request that gets this status and message; `param` is the field at fault."""
+
+    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None,
+                 headers: Mapping[str, str] | None = None):
+        super().__init__(message)
+        self.status, self.param, self.code, self.headers = status, param, code, headers
+
+    @property
+    def value(self) -> Value:
+        """The object that the client gets."""
+        kind = KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": brief(self, 2000), "type": kind, "param": self.param, "code": self.code}}
+
+
+# ---- Requests --------------------------------------------------------------------------------------------------------
+
 MOST_CHOICES, MOST_LOGPROBS, MOST_PROMPTS = 8, 20, 128
 RENAMED = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens", "n_predict": "max_new_tokens",
            "max_output_tokens": "max_new_tokens", "thinking_budget": "think_budget",
@@ -42,7 +71,7 @@ NEUTRAL = {"modalities": ["text"], "functions": [], "function_call": "auto", "su
            "background": False, "include": [], "truncation": "disabled"}
 ALSO_NEUTRAL = {"reasoning_format": "deepseek"}  # the thought in reasoning_content, as here
 THOUGHTS = {"none": (False, None), "minimal": (False, None), "low": (True, 256), "medium": (True, 1024),
-            "high": (True, None), "xhigh": (True, None)}  # reasoning_effort -> enable_thinking, thinking_budget
+            "high": (True, None), "xhigh": (True, None), "max": (True, None)}  # reasoning_effort -> enable_thinking, thinking_budget
 ANY_ARGUMENTS = {"parameters": {"type": "object"}}  # of a tool that isn't strict
 
 
@@ -228,19 +257,18 @@ def chat_prompt(model: Model, body: Body) -> str:
     return text.rstrip().removesuffix("<|im_end|>") if prefill else text
 
 
-def chat_wish(model: Model, body: Body, longest: int) -> Wish:
-    """The Wish of a request to /v1/chat/completions. Raises Refusal and InputError."""
+def chat_wish(model: Model, body: Body, longest: int, defaults: dict[str, Any] | None = None) -> Wish:
+    """The Wish of a request to /v1/chat/completions; `defaults` are options of a Completion. Raises InputError."""
     must_generate(model)
-    body = known(body, CHAT)
-    for message in messages if isinstance(messages := body.get("messages"), list) else ():
-        if isinstance(message, dict) and message.get("role") == "developer":  # OpenAI's newer name
-            message["role"] = "system"
+    body, defaults = known(body, CHAT), defaults or {}
     think, budget, _ = thoughts_of(model, body)
     tools, forced = tools_of(body)
     one_call = "parallel_tool_calls" in body and not flag(body, "parallel_tool_calls")
-    options = asdict(default_sampling(model, think)) | ({"think_budget": budget} if budget is not None else {})
-    options |= options_of(body) | {"tools": tools}
-    if (schema := schema_of(body)) is not None or forced or any(map(is_strict, tools or ())):
+    options = asdict(default_sampling(model, think)) | defaults
+    options |= ({} if budget is None else {"think_budget": budget}) | options_of(body) | {"tools": tools}
+    default = options.pop("schema", None)
+    schema = schema_of(body) if "response_format" in body else default
+    if schema is not None or forced or any(map(is_strict, tools or ())):
         options["schema"] = answer_schema(model, schema, tools or [], forced, not one_call)
     top = whole(body, "top_logprobs", 0, 0, MOST_LOGPROBS)
     prompt = model.tokenizer.encode(chat_prompt(model, body), add_special_tokens=False)
@@ -264,7 +292,7 @@ def prompts_of(model: Model, given: Any) -> list[list[int]]:
 
 
 def text_wish(model: Model, body: Body, longest: int) -> Wish:
-    """The Wish of a request to /v1/completions. Raises Refusal and InputError."""
+    """The Wish of a request to /v1/completions. Raises InputError."""
     must_generate(model)
     body = known(body, TEXT)
     if "best_of" in body and body["best_of"] != body.get("n", 1):
@@ -277,3 +305,33 @@ def text_wish(model: Model, body: Body, longest: int) -> Wish:
     echoes = [model.tokenizer.decode(prompt) if echo else "" for prompt in prompts]
     return wish_of(model, "text", body, prompts, asdict(default_sampling(model, None)) | options_of(body), logprobs,
                    longest, echoes)
+
+
+# ---- Answers ---------------------------------------------------------------------------------------------------------
+
+def called(call: Value) -> Value:
+    """A call of a tool in OpenAI's form, from {"name", "arguments"}."""
+    arguments = call["arguments"]
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function",
+            "function": {"name": call["name"], "arguments": text}}
+
+
+def chat_choice(completion: Completion, text: str, finish_reason: str | None, one_call: bool = False) -> Value:
+    """{"message", "finish_reason"} of an answer with this text."""
+    answer = parse_answer(text, completion.think_open_in_prompt, completion.tools)
+    calls = [called(call) for call in answer.tool_calls[:1 if one_call else None]]
+    message: Value = {"role": "assistant", "content": answer.content or (None if calls else "")}
+    message |= {"reasoning_content": answer.reasoning} if answer.reasoning else {}
+    message |= {"tool_calls": calls} if calls else {}
+    return {"message": message, "finish_reason": "tool_calls" if calls else finish_reason}
+
+
+def chat_logprobs(model: Model, entries: Iterable[TokenLogprob]) -> Value:
+    """The logprobs of an answer's tokens, each with the most likely tokens there."""
+    def described(token: int, logprob: float) -> Value:
+        tokenizer = model.tokenizer
+        return {"token": tokenizer.decode([token]), "logprob": logprob, "bytes": list(tokenizer.token_bytes(token))}
+
+    return {"content": [described(entry.token_id, entry.logprob) |
+                        {"top_logprobs": [described(*other) for other in entry.top]} for entry in entries]}

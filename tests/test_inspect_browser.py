@@ -134,9 +134,12 @@ def test_tokens(tab, held):
 
 
 def test_the_way(tab, held):
-    """The words, the costs and the length of the vector at every step; both charts, as given and drawn."""
-    streams, norms = unpacked(held["way"]["streams"]), unpacked(held["way"]["norms"])
-    for i, step in enumerate(held["way"]["steps"]):
+    """The words, the costs and the length of the vector at steps of each kind; both charts, as given and drawn."""
+    streams, norms, steps = unpacked(held["way"]["streams"]), unpacked(held["way"]["norms"]), held["way"]["steps"]
+    chosen = [i for i in range(len(steps)) if i < 2 or i % 5 == 0 or i >= len(steps) - 2]  # 5: another kind each time
+    assert {(steps[i]["function"], steps[i]["weight"]) for i in chosen} == {(s["function"], s["weight"]) for s in steps}
+    for i in chosen:
+        step = steps[i]
         token = i % len(held["tokens"]["ids"])
         tab.slide("way-step", i)
         tab.slide("way-token", token)

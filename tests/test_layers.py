@@ -372,6 +372,20 @@ def test_negative_scores(name):
 
 
 @pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("place", [3, 290])
+def test_a_score_far_above_those_of_another_block(name, place):
+    """By more than exp can take; both as the first block and as the second. All weight is on one position."""
+    rng, width, n = np.random.default_rng(0), 32, 300
+    k, v = rng.standard_normal((2, n, width)).astype(np.float32)
+    k[place] = 5
+    q, caches = np.ones((1, width), np.float32), [cache_of(values, name) for values in (k, v)]
+    scores = q.astype(np.float64) @ expanded(caches[0], name).T
+    assert scores[0, place] > 100 + np.delete(scores[0], place).max()
+    result, expected = attended(q, 1, 1, caches, name), expanded(caches[1], name)[place]
+    np.testing.assert_allclose(result[0, :width] / result[0, width + 1], expected, rtol=1e-6, atol=1e-30)
+
+
+@pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("broken", ["key", "value"])
 def test_nan_reaches_the_tokens_that_see_it(name, broken):
     """In the second block of positions: tokens before it have numbers, those from it on NaN."""

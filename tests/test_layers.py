@@ -232,6 +232,15 @@ def test_weights_too_small_for_any_scale_become_small_ones(form, size):
     assert np.isfinite(found).all() and (abs(found) <= 2e-12).all()
 
 
+@pytest.mark.parametrize("form", PACKED)
+def test_what_lies_behind_a_row_is_not_packed(form):
+    """The next row lies there. Zeros in its place give the same bytes."""
+    wide = np.random.default_rng(0).standard_normal((32, 64)).astype(np.float32)
+    wide[1::2] *= 1000
+    wide[:, 40:] = 0
+    np.testing.assert_array_equal(stored(wide[:, :40].copy(), PACKED[form])[0], stored(wide, PACKED[form])[0])
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Vectors
 # ----------------------------------------------------------------------------------------------------------------------

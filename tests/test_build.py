@@ -39,6 +39,32 @@ def test_a_full_disk_and_two_at_once(tmp_path):
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
 
 
+ONLY_ONE = """
+import sys, time
+from pathlib import Path
+from qwen3_lib.kernels import build, vectors
+
+def compiled(groups):
+    with open(sys.argv[1], "a") as file:
+        file.write("compiled\\n")
+    time.sleep(1)
+    code = "define i32 @multiply(ptr %a, ptr %b, i64 %c, i64 %d, i64 %e) { ret i32 0 }"
+    return {"multiply": vectors.machine().emit_object(build.llvm.parse_assembly(code))}
+
+build.compiled = compiled
+build.kernel("multiply")(build.np.zeros(1, int), 0)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="each process compiles there")
+def test_of_several_processes_one_compiles(tmp_path):
+    """Those that come meanwhile wait for it and take its kernels."""
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "new"), "PYTHONPATH": str(ROOT)}
+    processes = [subprocess.Popen([sys.executable, "-c", ONLY_ONE, tmp_path / "log"], env=environment) for _ in range(3)]
+    assert [process.wait(timeout=100) for process in processes] == [0, 0, 0]
+    assert (tmp_path / "log").read_text() == "compiled\n"
+
+
 def test_cpus_and_settings_that_do_not_do(tmp_path, monkeypatch):
     monkeypatch.setattr(compile, "FEATURES", {})
     if llvm.get_default_triple().startswith("x86"):

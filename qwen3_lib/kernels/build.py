@@ -9,13 +9,18 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 from qwen3_lib.io.writing import write_whole
 from qwen3_lib.io.errors import InputError, brief
@@ -56,6 +61,13 @@ def is_ours(about: os.stat_result) -> bool:
     if not hasattr(os, "getuid"):  # Windows, where a home is its user's
         return True
     return about.st_uid in (0, os.getuid()) and about.st_mode & 0o022 == 0
+
+
+def made_ours(folder: Path) -> bool:
+    """Whether a folder, which is made if it is absent, is ours."""
+    for each in (folder.parent, folder):
+        each.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return is_ours(os.stat(folder))
 
 
 def identity() -> str:
@@ -128,15 +140,35 @@ def make_kernels(*names: str) -> None:
     with lock:
         parts = list(dict.fromkeys(part for name in names for part in LAYERS.get(name, (name,))))
         folder, made_from = place()
-        found = {part: folder and read_code(folder / f"{part}.o", made_from) for part in parts
-                 if not linker().get_function_address(part)}
-        absent = {part for part, code in found.items() if code is None}
-        found |= compiled([group for group in GROUPS if absent & {*group}]) if absent else {}
-        for part in parts:
-            address_of(part, lambda part=part: found[part])
+
+        def kept() -> dict[str, bytes | None]:
+            return {part: folder and read_code(folder / f"{part}.o", made_from) for part in parts
+                    if not linker().get_function_address(part)}
+
+        with contextlib.ExitStack() as stack:
+            if None in (found := kept()).values():
+                if sys.stderr is not None and parts != ["multiply"]:  # tuning says itself that it takes some seconds
+                    print("compiling the fast engine for this CPU; this happens once and takes some 20 seconds",
+                          file=sys.stderr)
+                stack.enter_context(turn(folder))
+                found = kept()
+                absent = {part for part, code in found.items() if code is None}
+                found |= compiled([group for group in GROUPS if absent & {*group}]) if absent else {}
+            for part in [*parts, *found]:
+                address_of(part, lambda part=part: found[part])
         for name in names:
             if name in LAYERS:
                 address_of(name, lambda name=name: compile_layers(name, LAYERS[name][:-1], LAYERS[name][-1]))
+
+
+@contextlib.contextmanager
+def turn(folder: Path | None) -> Iterator[None]:
+    """One process at a time compiles; those that wait find its kernels. Where there are no locks, each compiles."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            if folder is not None and fcntl is not None and made_ours(folder):
+                fcntl.flock(stack.enter_context(open(folder / "lock", "wb")), fcntl.LOCK_EX)
+        yield
 
 
 def kernel_at(address: int) -> Kernel:
@@ -153,8 +185,6 @@ def kernel_at(address: int) -> Kernel:
 
 def compiled(groups: list[tuple[str, ...]]) -> dict[str, bytes]:
     """The machine code of the kernels in some groups, by their names. Raises InputError if numba can't compile them."""
-    if sys.stderr is not None and groups != [("multiply",)]:  # tuning says itself that it takes some seconds
-        print("compiling the fast engine for this CPU; this happens once and takes some 20 seconds", file=sys.stderr)
     code = "import sys; sys.path.insert(0, sys.argv[1]); from qwen3_lib.kernels.compile import main; main(sys.argv[2:])"
     processes = list[subprocess.Popen[bytes]]()
     try:
@@ -207,6 +237,5 @@ def keep_code(file: Path, made_from: str, code: bytes) -> None:
     rest = made_from.encode() + b"\n" + code
     whole = hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest
     with contextlib.suppress(OSError, InputError):
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if is_ours(os.stat(file.parent)):
+        if made_ours(file.parent):
             write_whole(file, lambda out: out.write(whole), 0o644)

@@ -1,7 +1,9 @@
 """Packed weights as they lie in memory, unpacked again by NumPy from the description of the format."""
 import mmap
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
+import numba
 import numpy as np
 import pytest
 
@@ -20,6 +22,18 @@ FORMATS = {"f32": F32, "bf16": BF16, "f16": F16, "int8": INT8, "int5": INT5, "in
 FIVES = (INT5, Q5_1)
 MOST = {Q5_1: 31, Q4_1: 15, Q6_K: 63, Q5_K: 31, Q4_K: 15}
 OF_GGUF = (Q6_K, Q5_K, Q4_K)
+
+
+class FromPython:
+    """A room of kernels whose functions Python can call: the rooms compile them without numba's wrappers."""
+
+    def __init__(self, room):
+        self.room = room
+
+    @cache
+    def __getattr__(self, name):
+        function = getattr(self.room, name)
+        return numba.njit(lambda *args: function(*args)) if hasattr(function, "py_func") else function
 
 
 def stored(w: np.ndarray, form: int) -> tuple[np.ndarray, Weight]:

@@ -92,7 +92,7 @@ def test_what_cannot_be_compiled_is_one_line_with_the_versions(monkeypatch):
 
 def test_kernels_that_need_numba_to_run_are_refused(monkeypatch):
     """They would crash in the next process, which loads them without numba."""
-    @fields.called_from_python
+    @fields.compiled
     def allocates(record, number, _):
         fields.ints1(fields.rows_at(record, number)[0])[:] = np.arange(number).copy()
 

@@ -5,9 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import qwen3
-from packed import FORMATS, reference, stored, unpacked
-from qwen3_lib.kernels import layers as kernels
-from qwen3_lib.kernels import quantize
+from packed import FORMATS, FromPython, reference, stored, unpacked
+from qwen3_lib.kernels import layers, quantize
 from qwen3_lib.kernels.build import kernel
 from qwen3_lib.kernels.layout import (APART, BF16, BLOCK, EVERYTHING, F16, F32, INT4, INT5, INT8, KV8, VECTORS, Batch, Job, Layers,
                                       Space, own_space, padded, table, vector_size)
@@ -19,6 +18,7 @@ pytestmark = pytest.mark.core
 SIZES = [(0, 64), (1, 1), (3, 31), (4, 32), (5, 33), (32, 96), (9, 256), (2, 300), (33, 64), (70, 544), (13, 1024),
          (161, 513), (40, 3100)]
 TEAM = Team(2)
+kernels, quantizing = FromPython(layers), FromPython(quantize)
 
 
 def ints(*shape):
@@ -37,7 +37,7 @@ def multiplied(weight, xs):
     (n, d), width, ones = xs.shape, padded(xs.shape[1], 64), np.ones(xs.shape[1], np.float32)
     out = np.full((n + 2, padded(weight.rows, 32)), np.nan, np.float32)
     h, packed = np.full((n, width + APART), 7, np.float32), np.full((n, vector_size(width)), 7, np.uint8)
-    layers = Layers(ints(0, 7, 5), floats(0, 2, d), floats(0, 2, 2), ones, np.array(weight), np.zeros(1), ints(0, 2, 2),
+    model = Layers(ints(0, 7, 5), floats(0, 2, d), floats(0, 2, 2), ones, np.array(weight), np.zeros(1), ints(0, 2, 2),
                     ints(0, 5), ints(0, 0, 3, 5), ints(2), floats(0, 0), ints(0), ints(1), ints(0, 2), ints(4),
                     floats(0, 1, 1), floats(0, 2, 1), floats(0, 1))
     batch = Batch(xs, floats(n, 1), floats(n, 1), ints(n, 2), ints(0, 6), ints(0, 2), np.arange(n), out[1:-1],
@@ -46,7 +46,7 @@ def multiplied(weight, xs):
                   floats(1, 1, 1, 1), floats(2, own_space(0, 0, width)), floats(0, 1), np.zeros((0, 1), np.uint8),
                   ints(n, 0), floats(n, 0), ints(2))
     prepare(weight.form, n)
-    fields = table((*layers, *batch, *space, TABLE))
+    fields = table((*model, *batch, *space, TABLE))
     TEAM.run(kernel("decoder_layers"), np.array(Job(0, 0, 0, 0, fields.ctypes.data, 1)))
     assert np.isnan(out[[0, -1]]).all()  # nothing is written beyond
     factors = h[:, :width]
@@ -197,8 +197,8 @@ def test_scales_are_rounded_to_the_nearest(form):
     step = 1 if form == "int8" else 16
     for size in np.exp(rng.uniform(-12, 8, 50)):
         group = (rng.standard_normal((32, 32)) * size).astype(np.float32)
-        quantize.choose_scales(group, PACKED[form], words, work)
-        near = [np.array([quantize.scale_from(word + step * i) for word in words.astype(int)], float) for i in (-1, 0, 1)]
+        quantizing.choose_scales(group, PACKED[form], words, work)
+        near = [np.array([quantizing.scale_from(word + step * i) for word in words.astype(int)], float) for i in (-1, 0, 1)]
         gap = np.maximum(near[2] - near[1], near[1] - near[0])
         assert (abs(near[1] - work[7]) <= gap * (0.5 if form == "int8" else 0.5 + 1 / 16) * (1 + 1e-6)).all()
 

@@ -9,16 +9,17 @@ import qwen3_5
 from configs import HYBRID, HYBRID_MOE, HYBRID_SCALES, HYBRIDS
 from helpers import edit_json, message_of, random_ids
 from make_random_model import make_random_model
-from packed import round_vectors
+from packed import FromPython, round_vectors
 from published import publish
 from qwen3_lib.batch.caches import Caches, copy_prefix
 from qwen3_lib.io.packed import save_quantized
-from qwen3_lib.kernels.delta import decay_of
+from qwen3_lib.kernels import delta
 from qwen3_lib.kernels.layout import is_packed
 from qwen3_lib.kernels.packing import matrix_rows
 import qwen3_numba as fast
 
 pytestmark = pytest.mark.core
+decay_of = FromPython(delta).decay_of
 
 
 def make(config, path, dtype="float32"):

@@ -11,15 +11,16 @@ import qwen3
 from configs import ROOT, VOCABULARY
 from helpers import message_of, random_ids, run_fast, with_tensors
 from make_random_model import make_random_model
-from packed import round_vectors
+from packed import FromPython, round_vectors
 from qwen3_lib.app.terminal import weight_bytes
 from qwen3_lib.io.packed import save_quantized
-from qwen3_lib.kernels import layers as kernels
+from qwen3_lib.kernels import layers
 from test_qwen3_moe import MOE, fuse
 from test_qwen3_numba import compare_mixed, distance, in_short_texts, tensor_of
 import qwen3_numba as fast
 
 pytestmark = pytest.mark.core
+kernels = FromPython(layers)
 
 
 def logits_of(model, ids):

@@ -12,7 +12,6 @@ from numba import types
 from numba.extending import intrinsic
 
 from qwen3_lib.kernels import fields
-from qwen3_lib.kernels.fields import called_from_python
 from qwen3_lib.kernels.intrinsics import to_pointer_f32
 from qwen3_lib.kernels.layers import (compiled, crew_of, exp, part_of, ready_for_output, rms_norm, shaped,
                                       sigmoid, silu_times, sum_of_squares, up_to, wait)
@@ -99,7 +98,7 @@ def unit_vector(x, factor, out):
     out[len(x):] = 0
 
 
-@called_from_python
+@compiled
 def mix_states(record, rank, layer):
     """Convolution, delta rule and gated norm: from the projections to h, ready for the output's matrix.
 

@@ -9,8 +9,8 @@ from qwen3_lib.kernels.layout import Batch, Layers, Space
 
 # A function is compiled once for each combination of its arguments' types. To numba a constant like 0 or True has a
 # type of its own, np.int64(0) has not: that is why kernels write it.
-compiled = partial(numba.njit, nogil=True, error_model="numpy")
-called_from_python = partial(compiled, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+# Without numba's wrappers, compiling takes two thirds of the time; Python calls kernels by their addresses: see build.py.
+compiled = partial(numba.njit, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 NAMES = (*Layers._fields, *Batch._fields, *Space._fields, "products")
 
 

@@ -15,7 +15,7 @@ import numba
 import numpy as np
 
 from qwen3_lib.kernels import fields
-from qwen3_lib.kernels.fields import called_from_python, compiled
+from qwen3_lib.kernels.fields import compiled
 from qwen3_lib.kernels.intrinsics import (call_at, dot, even_first, fused, half_from_float, meet, take, to_bytes,
                                           to_pointer_f32, to_pointer_i64, to_pointer_u8, to_pointer_u16)
 from qwen3_lib.kernels.layout import (BF16, BLOCK, DEPTH, DOWN, F16, F32, FEW, GATE, GROUP, KEYS, KV8, OUT, PANEL,
@@ -444,7 +444,7 @@ def crew_of(record, rank):
     return Crew(rank, job[0], job[1])
 
 
-@called_from_python
+@compiled
 def project_heads(record, rank, layer):
     """The norm, and the rows of q, k and v: the beginning of qwen3.decoder_layer.
 
@@ -461,7 +461,7 @@ def project_heads(record, rank, layer):
     wait(crew)
 
 
-@called_from_python
+@compiled
 def attend_heads(record, rank, layer):
     """QK-Norm, RoPE and attention: from q, k and v to h, ready for the output's matrix.
 
@@ -496,7 +496,7 @@ def ready_for_output(crew, layer, job):
         ready(h[t], w[4], w[2], packed[t], np.int64(0), w[4])
 
 
-@called_from_python
+@compiled
 def finish_dense(record, rank, layer):
     """The output's matrix and swiglu: the end of qwen3.decoder_layer."""
     crew, job = crew_of(record, rank), fields.table_at(record)
@@ -607,7 +607,7 @@ def place_heads(crew, layer, job, k_start, v_start):
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-@called_from_python
+@compiled
 def finish_sparse(record, rank, layer):
     """finish_dense in a mixture of experts, which may have dense layers, too."""
     crew, job = crew_of(record, rank), fields.table_at(record)
@@ -748,7 +748,7 @@ def expert_share(n, first, end, n_pairs, crew):
 # Logits
 # ----------------------------------------------------------------------------------------------------------------------
 
-@called_from_python
+@compiled
 def output_logits(record, rank, _):
     """The end of qwen3.forward: norm and lm_head of the rows `wanted` of x -> logits."""
     crew, job = crew_of(record, rank), fields.table_at(record)
@@ -766,7 +766,7 @@ def output_logits(record, rank, _):
 # linear alone, to measure it
 # ----------------------------------------------------------------------------------------------------------------------
 
-@called_from_python
+@compiled
 def multiply(record, rank, _):
     """The table of the Job: a Weight int64 [5], x, packed, out, own, products, as in Space."""
     crew, t = crew_of(record, rank), fields.rows_at(numba.carray(to_pointer_i64(record), (6,))[4], np.int64(6))

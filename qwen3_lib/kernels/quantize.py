@@ -1,7 +1,7 @@
 """The kernels that pack weights. `pack_group` alone writes their bytes; layout.py tells what they mean."""
 import numpy as np
 
-from qwen3_lib.kernels.fields import array_of, bytes1, called_from_python, compiled, floats2, floats3, rows_at
+from qwen3_lib.kernels.fields import array_of, bytes1, compiled, floats2, floats3, rows_at
 from qwen3_lib.kernels.intrinsics import to_pointer_i16
 from qwen3_lib.kernels.layers import unit_bytes
 from qwen3_lib.kernels.layout import BIAS, GROUP, GROUPS, HALVES, LEAST, MINIMA, MORE, MOST, PANEL, SHARED, factors_size
@@ -139,7 +139,7 @@ def pack_group(unit, half, form, group):
                 pairs[PANEL * (k // 2) + r] |= bits << np.uint32(k % 2 * 4 + 2 * half)
 
 
-@called_from_python
+@compiled
 def quantize_block(record, form, _):
     """A table of w float32 [at most 32 rows, n]; a block of zeros; to work in, float32 [32, 32] and [10, 32]."""
     arrays = rows_at(record, np.int64(4))
@@ -160,7 +160,7 @@ def quantize_block(record, form, _):
         pack_group(unit, half, form, group)
 
 
-@called_from_python
+@compiled
 def pack_block(record, form, _):
     """A table of whole numbers int16 [at most 32 rows, n]; the bits of their scales and their minima; a block of zeros.
 

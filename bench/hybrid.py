@@ -44,8 +44,7 @@ END = 7  # the token at the end of a turn
 
 
 def make_model(path: Path) -> None:
-    make_random_model(CONFIG, path, scales={"input_layernorm": 0, "post_attention_layernorm": 0, "q_norm": 0, "k_norm": 0,
-                                            "A_log": -3})
+    make_random_model(CONFIG, path)
     (path / "generation_config.json").write_text(f'{{"eos_token_id": {END}}}')
 
 

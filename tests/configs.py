@@ -95,8 +95,6 @@ HYBRIDS = {  # name -> config
         "rope_parameters": HYBRID["rope_parameters"] | {"partial_rotary_factor": 0.5, "mrope_section": [4, 2, 2]}},
     "mixture": HYBRID_MOE,
 }
-# Norms are stored as their distance from 1; the state of a head keeps half of itself for some 20 tokens.
-HYBRID_SCALES = {"input_layernorm": 0, "post_attention_layernorm": 0, "q_norm": 0, "k_norm": 0, "A_log": -3}
 # The family's ratios: hidden size, FFN (of an expert), query and KV heads, value heads, tied head, experts.
 HYBRID_SIZES = {"0.8B": (1024, 3584, 8, 2, 16, True, 0), "2B": (2048, 6144, 8, 2, 16, True, 0),
                 "4B": (2560, 9216, 16, 4, 32, True, 0), "9B": (4096, 12288, 16, 4, 32, False, 0),

@@ -27,6 +27,8 @@ from qwen3_lib.io.models import Checkpoint, Hybrid  # noqa: E402
 # hidden_size, intermediate_size, layers, heads, KV heads, tied head
 SIZES = {"0.6B": (1024, 3072, 28, 16, 8, True), "1.7B": (2048, 6144, 28, 16, 8, True), "4B": (2560, 9728, 36, 32, 8, True),
          "8B": (4096, 12288, 36, 32, 8, False), "14B": (5120, 17408, 40, 40, 8, False), "32B": (5120, 25600, 64, 64, 8, False)}
+# Norms of a Qwen3.5 are stored as their distance from 1; the state of a head keeps half of itself for some 20 tokens.
+HYBRID_SCALES = {"input_layernorm": 0, "post_attention_layernorm": 0, "q_norm": 0, "k_norm": 0, "A_log": -3}
 
 
 def official_config(size: str) -> dict:
@@ -62,7 +64,7 @@ def make_random_model(config: dict, out: Path, dtype: str = "bfloat16", shards: 
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.json").write_text(json.dumps(config, indent=2))
     source = opened(Checkpoint(out), Hybrid)
-    shapes = source.shapes(source.config())
+    shapes, scales = source.shapes(source.config()), (HYBRID_SCALES if isinstance(source, Hybrid) else {}) | dict(scales)
     if config.get("tie_word_embeddings"):
         del shapes["lm_head.weight"]
     names = list(shapes)

@@ -14,7 +14,7 @@ import pytest
 
 import qwen3
 import qwen3_numba
-from configs import (BASE, FRANCE, HYBRID, HYBRID_MOE, HYBRID_SCALES, PARIS, QWEN3_5, ROOT, SHARED, YARN)
+from configs import (BASE, FRANCE, HYBRID, HYBRID_MOE, PARIS, QWEN3_5, ROOT, SHARED, YARN)
 from helpers import (assert_cli_refuses, assert_one_line, memory_while_loading, message_of, random_ids, run_fast, run_main,
                      works_or_refused)
 from make_random_model import make_random_model
@@ -632,10 +632,6 @@ def write_hybrid(path, out, form="F32", plain=False, guesses=0, fused=False, **c
     return out
 
 
-def newer(config, path):
-    return make_random_model(config, path, "float32", scales=HYBRID_SCALES)
-
-
 def newer_logits(path, ids, engine=qwen3.Engine()):
     model = qwen3.load_model(path, engine)
     return qwen3.forward(model, ids, model.engine.new_cache(model.config), all_logits=True)
@@ -645,7 +641,7 @@ def newer_logits(path, ids, engine=qwen3.Engine()):
 @pytest.mark.parametrize("guesses, fused", [(0, False), (1, True)])
 def test_a_converted_qwen3_5_is_the_folder(tmp_path, name, guesses, fused):
     """The same tensors (what the converter rounds, within rounding), the same config, the same logits."""
-    path = newer(NEWER[name], tmp_path / "m")
+    path = make_random_model(NEWER[name], tmp_path / "m", "float32")
     file = write_hybrid(path, tmp_path / "x.gguf", guesses=guesses, fused=fused and name == "mixture")
     ours, original = open_model(str(file)), open_model(str(path))
     assert dataclasses.replace(ours.config(), eos_token_ids=()) == original.config()
@@ -666,7 +662,7 @@ def test_a_converted_qwen3_5_is_the_folder(tmp_path, name, guesses, fused):
 @pytest.mark.parametrize("name", NEWER)
 def test_a_packed_qwen3_5(tmp_path, name, form):
     """The numbers are those of the package's own dequantization, also as whole numbers and in parts."""
-    path = newer(NEWER[name], tmp_path / "m")
+    path = make_random_model(NEWER[name], tmp_path / "m", "float32")
     files = [write_hybrid(path, tmp_path / f"{plain}.gguf", form, plain) for plain in (False, True)]
     packed, plain = (open_model(str(file)).stored() for file in files)
     assert packed.keys() == plain.keys()
@@ -689,7 +685,7 @@ WIDE = {"hidden_size": 256, "intermediate_size": 512, "linear_value_head_dim": 1
 
 @pytest.mark.parametrize("name, changes", [*((name, {}) for name in NEWER), ("dense", WIDE)], ids=str)
 def test_llama_cpp_reads_the_same_qwen3_5(tmp_path, name, changes):
-    path = newer(NEWER[name] | changes, tmp_path / "m")
+    path = make_random_model(NEWER[name] | changes, tmp_path / "m", "float32")
     file, ids = write_hybrid(path, tmp_path / "x.gguf"), random_ids(40, vocab_size=N_TOKENS)
     theirs, ours = llama_logits(file, ids), newer_logits(path, ids)
     assert np.abs(theirs - ours).max() < 3e-3 * ours.std()  # llama.cpp keeps keys and values in float16
@@ -699,7 +695,7 @@ def test_llama_cpp_reads_the_same_qwen3_5(tmp_path, name, changes):
 def test_a_qwen3_5_of_llama_quantize(tmp_path, form):
     """Blocks of 256 columns hold two heads, which the converter has put in another order."""
     llama = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
-    path = newer(SMALL | WIDE, tmp_path / "m")
+    path = make_random_model(SMALL | WIDE, tmp_path / "m", "float32")
     written = [write_hybrid(path, tmp_path / "x.gguf")]
     for number in (QUANTIZED[form], 0):
         params = llama.llama_model_quantize_default_params()
@@ -725,7 +721,7 @@ def test_a_qwen3_5_of_llama_quantize(tmp_path, form):
 
 @pytest.mark.skipif(not QWEN3_5.is_dir(), reason=f"no tokenizer at {QWEN3_5}")
 def test_the_tokenizer_of_qwen3_5_is_the_same(tmp_path):
-    path = newer(SMALL, tmp_path / "m")
+    path = make_random_model(SMALL, tmp_path / "m", "float32")
     keys = tokenizer_keys(QWEN3_5 / "tokenizer") | {"tokenizer.ggml.pre": "qwen35"}
     file = write_hybrid(path, tmp_path / "x.gguf", **keys)
     ours, original = open_model(str(file)).tokenizer(), load_tokenizer(QWEN3_5 / "tokenizer")
@@ -742,6 +738,6 @@ def test_the_tokenizer_of_qwen3_5_is_the_same(tmp_path):
     ({"ssm.state_size": 16}, ("shape",)), ({"block_count": 5}, ("missing",)), ({"embedding_length": 32}, ("shape",)),
     ({"rope.dimension_count": 63}, ("RoPE of 63",)), ({"rope.scaling.attn_factor": 2.0}, ("attn_factor",))], ids=str)
 def test_a_qwen3_5_whose_sizes_are_wrong(tmp_path, changes, words):
-    path = newer(SMALL, tmp_path / "m")
+    path = make_random_model(SMALL, tmp_path / "m", "float32")
     file = write_hybrid(path, tmp_path / "x.gguf", **{f"qwen35.{key}": value for key, value in changes.items()})
     assert_one_line(message_of(qwen3.load_model, file), *words)

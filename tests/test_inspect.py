@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import qwen3
 import qwen3_5
 import qwen3_inspect
-from configs import BASE, HYBRID, HYBRID_SCALES, ROOT, YARN
+from configs import BASE, HYBRID, ROOT, YARN
 from helpers import assert_one_line, message_of, random_ids, run_main
 from make_random_model import make_random_model
 from oracle import head, oracle, softmax, turned
@@ -45,7 +45,7 @@ def found(demo):
 
 @pytest.fixture(scope="module")
 def hybrid(tmp_path_factory):
-    return qwen3.load_model(make_random_model(HYBRID, tmp_path_factory.mktemp("hybrid"), "float32", scales=HYBRID_SCALES))
+    return qwen3.load_model(make_random_model(HYBRID, tmp_path_factory.mktemp("hybrid"), "float32"))
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 
 import qwen3
 import qwen3_inspect
-from configs import BASE, HYBRID, HYBRID_MOE, HYBRID_SCALES, VOCABULARY
+from configs import BASE, HYBRID, HYBRID_MOE, VOCABULARY
 from helpers import assert_accessible, axe_core, complaints_of
 from make_random_model import make_random_model
 from oracle import oracle
@@ -62,7 +62,7 @@ def file(held, tmp_path_factory):
 def hybrid(tmp_path_factory):
     """(contents, file) of the page of a Qwen3.5; a pixel of a state's picture is the largest of 2 x 2 numbers."""
     folder, config = tmp_path_factory.mktemp("hybrid"), HYBRID | {"linear_value_head_dim": 40, "num_hidden_layers": 8}
-    make_random_model(config | {"vocab_size": VOCABULARY}, folder, "float32", scales=HYBRID_SCALES)
+    make_random_model(config | {"vocab_size": VOCABULARY}, folder, "float32")
     found = contents(qwen3.load_model(folder), WISH)
     (folder / "page.html").write_text(html(found), "utf-8")
     return found, folder / "page.html"
@@ -433,7 +433,7 @@ def test_other_models(browser, tmp_path, demo):
                       "decoder_sparse_step": 1, "mlp_only_layers": [], "vocab_size": demo.config.vocab_size}
     experts = qwen3.load_model(make_random_model(experts, tmp_path / "moe", "float32"))
     both = HYBRID_MOE | {"vocab_size": demo.config.vocab_size}
-    both = qwen3.load_model(make_random_model(both, tmp_path / "both", "float32", scales=HYBRID_SCALES))
+    both = qwen3.load_model(make_random_model(both, tmp_path / "both", "float32"))
     silent = replace(demo, eos_token_ids=tuple(range(demo.config.vocab_size)))
     for i, (which, wish) in enumerate([(model, Wish("a", raw=True, max_new_tokens=2, quantized=False)), (silent, WISH),
                                           (experts, Wish("ab", raw=True, max_new_tokens=2, quantized=False)),

@@ -1,6 +1,7 @@
 """Qwen3.5: each part against its definition, whole random models against an oracle in float64, and states kept."""
 import dataclasses
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 import qwen3
 import qwen3_5
 import qwen3_numba
-from configs import BASE, FRANCE, HYBRID, HYBRID_MOE, HYBRID_SCALES, HYBRIDS, VOCABULARY
+from configs import BASE, FRANCE, HYBRID, HYBRID_MOE, HYBRIDS, VOCABULARY
 from helpers import message_of, random_ids, run_main
 from make_random_model import make_random_model
 from oracle import hybrid_oracle
@@ -21,10 +22,7 @@ from qwen3_lib.batch.batch import Batch, generate_batch, slots_in
 from qwen3_lib.batch.caches import Caches
 
 END = 7  # the end of a turn
-
-
-def make(config, path, **options):
-    return make_random_model(config, path, "float32", scales=HYBRID_SCALES, **options)
+make = partial(make_random_model, dtype="float32")
 
 
 @pytest.fixture(scope="module", params=["NumPy", "fast"])

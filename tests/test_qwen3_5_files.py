@@ -1,12 +1,13 @@
 """Qwen3.5 in the files that people have: published, quantized, with scaled RoPE, with adapters; against the reference."""
 import json
+from functools import partial
 
 import numpy as np
 import pytest
 
 import qwen3
 import qwen3_numba as fast
-from configs import HYBRID, HYBRID_MOE, HYBRID_SCALES, HYBRID_SIZES
+from configs import HYBRID, HYBRID_MOE, HYBRID_SIZES
 from helpers import edit_json, message_of, random_ids
 from make_random_model import make_random_model
 from published import publish, write_tensors
@@ -20,10 +21,7 @@ from make_golden import load as reference  # noqa: E402
 from test_reference import both_engines, compare  # noqa: E402
 
 BOTH = {"dense": HYBRID, "mixture": HYBRID_MOE}
-
-
-def make(config, path):
-    return make_random_model(config, path, "float32", scales=HYBRID_SCALES)
+make = partial(make_random_model, dtype="float32")
 
 
 # ----------------------------------------------------------------------------------------------------------------------

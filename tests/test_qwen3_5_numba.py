@@ -6,7 +6,7 @@ import pytest
 
 import qwen3
 import qwen3_5
-from configs import HYBRID, HYBRID_MOE, HYBRID_SCALES, HYBRIDS
+from configs import HYBRID, HYBRID_MOE, HYBRIDS
 from helpers import edit_json, message_of, random_ids
 from make_random_model import make_random_model
 from packed import FromPython, round_vectors
@@ -23,7 +23,7 @@ decay_of = FromPython(delta).decay_of
 
 
 def make(config, path, dtype="float32"):
-    return make_random_model(config, path, dtype, scales=HYBRID_SCALES)
+    return make_random_model(config, path, dtype)
 
 
 def logits_of(model, ids):
@@ -156,8 +156,8 @@ def test_saved_and_loaded(name, form, tmp_path):
 
 def test_a_gguf_file_is_saved_as_a_folder(tmp_path):
     pytest.importorskip("gguf", reason="gguf is not installed")
-    from test_gguf_file import NEWER, newer, write_hybrid
-    file = write_hybrid(newer(NEWER["dense"], tmp_path / "m"), tmp_path / "x.gguf")
+    from test_gguf_file import NEWER, write_hybrid
+    file = write_hybrid(make(NEWER["dense"], tmp_path / "m"), tmp_path / "x.gguf")
     model, ids = fast.load_model(file, "int8"), random_ids(70)
     save_quantized(model, tmp_path / "saved", "int8")
     assert np.array_equal(logits_of(fast.load_model(tmp_path / "saved"), ids), logits_of(model, ids))

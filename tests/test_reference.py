@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import qwen3
-from configs import BASE, CASES, HYBRID, HYBRID_MOE, HYBRID_SCALES, HYBRIDS, QWEN3_5, ROOT, VOCABULARY
+from configs import BASE, CASES, HYBRID, HYBRID_MOE, HYBRIDS, QWEN3_5, ROOT, VOCABULARY
 from fuzzing import any_conversation
 from helpers import REMOVED, edit_json, message_of, random_ids
 from make_random_model import make_random_model
@@ -179,14 +179,14 @@ def test_fused_file_is_that_of_transformers(tmp_path):
 
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_hybrids(name, tmp_path):
-    path = make_random_model(HYBRIDS[name], tmp_path, "float32", scales=HYBRID_SCALES)
+    path = make_random_model(HYBRIDS[name], tmp_path, "float32")
     compare("qwen3", path, reference(path), 150)
 
 
 @pytest.mark.parametrize("n", [1, 63, 64, 65, 600])
 def test_prompts_of_a_hybrid(n, tmp_path):
     """Lengths around a block of the delta rule, and more than a chunk."""
-    path, ids = make_random_model(HYBRID, tmp_path, "float32", scales=HYBRID_SCALES), random_ids(n)
+    path, ids = make_random_model(HYBRID, tmp_path, "float32"), random_ids(n)
     model, expected = load("qwen3", path), expected_logits(reference(path), ids)
     logits = qwen3.forward(model, ids, model.engine.new_cache(model.config), all_logits=True)
     assert np.abs(logits - expected).max() < 1e-4 * expected.std()
@@ -195,7 +195,7 @@ def test_prompts_of_a_hybrid(n, tmp_path):
 def test_the_inspect_page_of_a_hybrid(tmp_path):
     """Decay, beta and state of each head after each token, attention with its gates, lengths and probabilities."""
     config = HYBRID | {"linear_num_value_heads": 4, "linear_value_head_dim": 40, "num_hidden_layers": 8, "vocab_size": VOCABULARY}
-    path = make_random_model(config, tmp_path, "float32", scales=HYBRID_SCALES)
+    path = make_random_model(config, tmp_path, "float32")
     found = contents(qwen3.load_model(path), Wish("The capital of France is", max_new_tokens=5, seed=0, quantized=False))
     theirs, ids, outs = reference(path), torch.tensor([found["tokens"]["ids"]]), {}
 
@@ -254,7 +254,7 @@ def test_a_hybrid_as_transformers_saves_it(base, tmp_path):
 
 
 def test_a_hybrid_in_fp8(tmp_path):
-    path, ids = make_random_model(HYBRID, tmp_path, "bfloat16", scales=HYBRID_SCALES), random_ids(20)
+    path, ids = make_random_model(HYBRID, tmp_path, "bfloat16"), random_ids(20)
     to_fp8(path, 8)
     settings = {"quant_method": "fp8", "weight_block_size": [8, 8], "activation_scheme": "dynamic", "fmt": "e4m3"}
     text = json.loads((path / "config.json").read_text())

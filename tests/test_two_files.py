@@ -9,7 +9,7 @@ from importlib.metadata import files
 import pytest
 
 import qwen3
-from configs import CASES, FRANCE, HYBRID, HYBRID_SCALES, PARIS, ROOT, VOCABULARY
+from configs import CASES, FRANCE, HYBRID, PARIS, ROOT, VOCABULARY
 from helpers import REMOVED, assert_one_line, edit_json, message_of
 from make_random_model import make_random_model
 
@@ -130,7 +130,7 @@ def test_as_a_library_it_computes_the_numbers_of_transformers(python, folder):
 
 @pytest.mark.parametrize("program", ["qwen3.py", "qwen3_5.py"])
 def test_a_third_file_adds_the_hybrids(python, folder, tmp_path, program):
-    path = make_random_model(HYBRID | {"vocab_size": VOCABULARY}, tmp_path / "hybrid", "bfloat16", scales=HYBRID_SCALES)
+    path = make_random_model(HYBRID | {"vocab_size": VOCABULARY}, tmp_path / "hybrid", "bfloat16")
     for name in ("qwen3.py", "tokenizer_utils.py"):
         shutil.copy(ROOT / name, tmp_path)
     asked = (program, "--model", "hybrid", "--temperature", "0", "--max-tokens", "5", FRANCE)

@@ -53,14 +53,13 @@ try:
     import numpy as np
     import safetensors
 
-    from tokenizer_utils import (InputError, NoTokenizer, Tokenizer, brief, load_tokenizer, read_json_object,
-                                 stream_text)
-except (ImportError, KeyboardInterrupt) as error:
+    from tokenizer_utils import InputError, Tokenizer, brief, load_tokenizer, read_json_object, stream_text
+except ImportError as error:
     program = "qwen3.py" if __name__ == "__main__" else Path(sys.argv[0]).name  # qwen3_batch.py and the others, too
     if not program.startswith("qwen3"):
         raise
-    sys.exit(130 if isinstance(error, KeyboardInterrupt) else f"{program}: {error}; it needs Python 3.11 or newer, "
-             "64 bits, little-endian, and: pip install numpy safetensors tokenizers jinja2")
+    sys.exit(f"{program}: {error}; it needs Python 3.11 or newer, 64 bits, little-endian, and: pip install numpy "
+             "safetensors tokenizers jinja2")
 
 __version__ = "0.3.0"
 __all__ = ["BUNDLED", "Config", "Engine", "InputError", "KVCache", "Model", "Sampling", "Sequence",
@@ -782,7 +781,7 @@ class Model:
     folder: Folder
     config: Config
     weights: Any
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer  # None if it was loaded without one
     sampling: Sampling
     eos_token_ids: tuple[int, ...]
     max_new_tokens: int | None
@@ -823,7 +822,8 @@ def load_model(name: str | Path, engine: Engine = Engine(), offline: bool = Fals
         from qwen3_5 import opened
         folder = opened(folder)  # a Qwen3.5 has functions of its own
     engine = folder.engine_for(engine)
-    config, text_side = folder.config(), folder.tokenizer() if tokenizer else NoTokenizer()
+    config = folder.config()
+    text_side: Any = folder.tokenizer() if tokenizer else None
     sampling, longest, ends = generation_defaults(folder)
     return Model(folder, config, engine.load_weights(folder, config), text_side, sampling, ends or config.eos_token_ids,
                  longest, engine, folder.embeds())

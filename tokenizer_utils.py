@@ -28,7 +28,7 @@ import jinja2.meta
 import jinja2.sandbox
 import tokenizers
 
-__all__ = ["Answer", "InputError", "StreamDecoder", "Tokenizer", "inside_thought", "load_tokenizer", "parse_answer"]
+__all__ = ["Answer", "InputError", "StreamDecoder", "Tokenizer", "load_tokenizer", "parse_answer"]
 
 
 class InputError(ValueError):
@@ -52,7 +52,8 @@ def brief(value: object, longest: int = 200) -> str:
 
 def described(error: BaseException) -> str:
     """An error's class and message in one short line."""
-    return brief(str(error) if type(error) is Exception else f"{type(error).__name__}: {error}")
+    line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+    return brief(str(error) if type(error) is Exception else f"{type(error).__name__}{line}: {error}")
 
 
 def parse_json(text: str | bytes, where: object) -> Any:
@@ -74,8 +75,7 @@ def read_json_object(file: Path) -> dict[str, Any]:
     return value
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Bytes of a token
+# ---- Bytes of a token ------------------------------------------------------------------------------------------------
 
 def _byte_alphabet() -> dict[str, int]:
     """The character that stands for each byte in a byte-level BPE vocabulary (GPT-2's alphabet): 256 entries.
@@ -91,8 +91,7 @@ def _byte_alphabet() -> dict[str, int]:
 BYTE_OF_CHAR = _byte_alphabet()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Conversations as a template expects them
+# ---- Conversations as a template expects them ------------------------------------------------------------------------
 
 def _plain_json(value: Any, what: str) -> Any:
     """A deep copy of plain JSON types: the caller's value stays unchanged, and a template sees no live objects."""
@@ -157,8 +156,7 @@ def _prepare_messages(messages: Sequence[dict[str, Any]], join_text_parts: bool,
     return prepared
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The chat template, rendered as transformers does
+# ---- The chat template, rendered as transformers does ----------------------------------------------------------------
 
 MAX_TEMPLATE = 2**16  # characters; the longest of 70 published templates has 17,000
 
@@ -170,15 +168,6 @@ class _Generation(jinja2.ext.Extension):
     def parse(self, parser: Any) -> jinja2.nodes.Node:
         lineno = next(parser.stream).lineno
         return jinja2.nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=lineno)
-
-
-@contextmanager
-def _template_errors(source: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # a template is a foreign program: it can fail in any way that a program can
-        line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
-        raise InputError(f"the chat template in {source} failed{line}: {described(error)}") from error
 
 
 def compile_template(source: str) -> jinja2.Template:
@@ -200,12 +189,11 @@ def compile_template(source: str) -> jinja2.Template:
     return environment.from_string(source)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The tokenizer
+# ---- The tokenizer ---------------------------------------------------------------------------------------------------
 
 @contextmanager
 def library_errors(doing: str) -> Iterator[None]:
-    """Turns the exceptions of the `tokenizers` library into InputError. Only for blocks that just call the library."""
+    """Turns exceptions into InputError. Only for calls of `tokenizers` and of templates, which may raise anything."""
     try:
         yield
     except BaseException as error:
@@ -235,7 +223,7 @@ class Tokenizer:
         self.lists_arguments = bool(re.search(r"arguments\s*(\|\s*items|\.items\()", chat_template or ""))
         self._template = None
         if chat_template is not None:
-            with _template_errors(template_source):
+            with library_errors(f"the chat template in {template_source} failed"):
                 self._template = compile_template(chat_template)
 
     @cached_property
@@ -281,8 +269,7 @@ class Tokenizer:
 
     def apply_chat_template(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None,
                             add_generation_prompt: bool = True, enable_thinking: bool | None = None,
-                            join_text_parts: bool = False,
-                            chat_template_kwargs: dict[str, Any] | None = None) -> str:
+                            join_text_parts: bool = False, chat_template_kwargs: dict[str, Any] | None = None) -> str:
         """The prompt text of a conversation, rendered by the model's own template as transformers renders it.
 
         `messages` are `{"role", "content"}` objects, assistant turns may hold `reasoning_content` (or `thinking`, or
@@ -304,18 +291,8 @@ class Tokenizer:
             "tools": _prepare_tools(tools), "documents": None, "add_generation_prompt": add_generation_prompt}
         if enable_thinking is not None:
             variables["enable_thinking"] = enable_thinking
-        with _template_errors(self._template_source):
+        with library_errors(f"the chat template in {self._template_source} failed"):
             return self._template.render(variables)
-
-
-class NoTokenizer(Tokenizer):
-    """In place of the tokenizer of a model that was loaded without one: any use raises InputError."""
-
-    def __init__(self) -> None:
-        pass
-
-    def __getattr__(self, name: str) -> Any:
-        raise InputError("the model was loaded with tokenizer=False, and this needs its tokenizer")
 
 
 class StreamDecoder:
@@ -347,14 +324,7 @@ def stream_text(tokenizer: Tokenizer, token_ids: Iterable[int]) -> Iterator[str]
         yield rest
 
 
-def inside_thought(tokenizer: Tokenizer, prompt: Iterable[int]) -> bool:
-    """True if the last turn of the prompt [n] ends within <think>, so that the answer begins with a thought's rest."""
-    turn = tokenizer.decode(prompt).rpartition("<|im_start|>")[2]
-    return turn.rfind("<think>") > turn.rfind("</think>")
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Answers taken apart: reasoning, content, and calls of tools as JSON (Qwen3) or XML (Qwen3.5)
+# ---- Answers taken apart: reasoning, content, and calls of tools as JSON (Qwen3) or XML (Qwen3.5) --------------------
 
 END_TOKENS = ("<|im_end|>", "<|endoftext|>")
 
@@ -362,7 +332,6 @@ END_TOKENS = ("<|im_end|>", "<|endoftext|>")
 @dataclass
 class Answer:
     """A model's output, taken apart. `tool_calls` are `{"name": str, "arguments": parsed JSON}`."""
-
     reasoning: str | None
     content: str
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
@@ -443,8 +412,7 @@ def _tool_calls(content: str, value_of: Callable[[str, str, str], Any]) -> list[
     return calls
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Loading
+# ---- Loading ---------------------------------------------------------------------------------------------------------
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     """Loads the tokenizer in a model's folder.
@@ -462,10 +430,8 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     config = read_json_object(config_file) if config_file.is_file() else {}
     if not template_file.is_file():
         return make_tokenizer(backend, config, config_file)
-    try:
+    with library_errors(f"cannot read {template_file}"):
         template = template_file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {template_file}: {described(error)}") from error
     return make_tokenizer(backend, config | {"chat_template": template}, config_file, template_file)
 
 

@@ -15,7 +15,6 @@ from qwen3_lib.answers.completion import Completion
 from qwen3_lib.answers.guesses import Source
 from qwen3_lib.batch import batch as room
 from qwen3_lib.batch.batch import PIECE, Batch, generate_batch, slots_in
-from tokenizer_utils import NoTokenizer
 
 BEGINNINGS = [[], random_ids(30, 1), random_ids(200, 2)]  # what several requests have in common
 
@@ -214,8 +213,6 @@ def test_refusals(model):
     assert_one_line(message_of(batch.cancel, "b"), "'b'")
     assert_one_line(message_of(Batch, model, 0, 10), "slots", "0")
     assert_one_line(message_of(Batch, model, 1, 0), "0")
-    bare = dataclasses.replace(model, tokenizer=NoTokenizer())
-    assert_one_line(message_of(Batch(bare, 1, 10).add, "a", [1]), "tokenizer=False")
     assert batch.free == 1 and not batch.idle
 
 

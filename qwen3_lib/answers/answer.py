@@ -5,9 +5,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import tokenizer_utils
-from tokenizer_utils import Answer, json_value
+from tokenizer_utils import Answer, Tokenizer, json_value
 
 Value = dict[str, Any]
+
+
+def inside_thought(tokenizer: Tokenizer, prompt: Iterable[int]) -> bool:
+    """True if the last turn of the prompt [n] ends within <think>, so that the answer begins with a thought's rest."""
+    turn = tokenizer.decode(prompt).rpartition("<|im_start|>")[2]
+    return turn.rfind("<think>") > turn.rfind("</think>")
 
 
 def held_back(text: str, marks: Iterable[str]) -> int:

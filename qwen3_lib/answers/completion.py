@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
 from qwen3 import KVCache, Model, Sampling, Sequence, TokenIds, checked_whole, run
-from qwen3_lib.answers.answer import held_back, parse_answer, split_stream
+from qwen3_lib.answers.answer import held_back, inside_thought, parse_answer, split_stream
 from qwen3_lib.answers.eagle import Head
 from qwen3_lib.answers.guesses import Source, guessed, run_guessed
 from qwen3_lib.answers.schema import Constrained
 from qwen3_lib.answers.sequences import Biased, Logprobs, ThinkBudget, TokenLogprob, Wrapped
 from qwen3_lib.answers.tools import schemas
-from tokenizer_utils import Answer, InputError, StreamDecoder, brief, inside_thought
+from tokenizer_utils import Answer, InputError, StreamDecoder, brief
 
 OPTIONS = ("max_new_tokens", "seed", "eos_token_ids", *Sampling.__dataclass_fields__, "stop", "logprobs",
            "think_budget", "lookup", "draft", "logit_bias", "schema")  # of a Completion, beside its cache

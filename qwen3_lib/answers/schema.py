@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qwen3_lib.answers.answer import kinds_of
+from qwen3_lib.answers.answer import inside_thought, kinds_of
 from qwen3_lib.answers.sequences import Wrapped
-from tokenizer_utils import InputError, Tokenizer, brief, inside_thought
+from tokenizer_utils import InputError, Tokenizer, brief
 
 NEVER = np.float32(-1e20)  # a logit that isn't drawn; finite, so that the check for damaged weights keeps its meaning
 # The bits of a byte, the lowest first, as upper limits of eight logits: 60 us for 151,936, fewer than bits as booleans.

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qwen3 import Sequence, checked_number
-from tokenizer_utils import InputError, brief, inside_thought
+from qwen3_lib.answers.answer import inside_thought
+from tokenizer_utils import InputError, brief
 
 
 class Wrapped:

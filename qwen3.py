@@ -751,11 +751,12 @@ def load_weights(folder: Folder, config: Config) -> dict[str, Any]:
     """The weights in float32, by short names; w["layers"][i] holds those of one decoder layer."""
     weights: dict[str, Any] = {"layers": [{} for _ in range(config.num_hidden_layers)]}
     for name, tensor in folder.tensors(config).items():
-        parts = name.split(".")  # model.layers.7.self_attn.q_proj.weight becomes layers[7]["q_proj"]
-        place = weights["layers"][int(parts[2])] if parts[1] == "layers" else weights
+        # model.layers.7.self_attn.q_proj.weight becomes layers[7]["q_proj"], q_proj.bias becomes "q_bias"
+        parts = name.removesuffix(".weight").replace("_proj.bias", "_bias").split(".")
+        place = weights["layers"][int(parts[2])] if "layers" in parts else weights
         if "experts" in parts:  # model.layers.7.mlp.experts.3.up_proj.weight becomes layers[7]["experts"][3]["up_proj"]
             place = place.setdefault("experts", {}).setdefault(int(parts[5]), {})
-        place[parts[-2] if parts[-1] == "weight" else parts[-2].replace("proj", "bias")] = to_float32(tensor)
+        place[parts[-1]] = to_float32(tensor)
     weights.setdefault("lm_head", weights["embed_tokens"])
     # glibc keeps freed blocks up to the size of the largest one freed so far. Arrays that reuse them need no new pages:
     # prefill is 1.12 times as fast.

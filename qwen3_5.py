@@ -38,7 +38,7 @@ import numpy as np
 
 import qwen3
 from qwen3 import (CHUNK, DTYPES, Config, Engine, Folder, KVCache, Model, TokenIds, apply_rope, checked_number,
-                   checked_whole, config_of, linear, moe, rms_norm, rope_of, rope_tables, swiglu, to_float32)
+                   checked_whole, config_of, linear, moe, rms_norm, rope_of, rope_tables, swiglu)
 from tokenizer_utils import InputError, brief
 
 __all__ = ["HybridCache", "HybridConfig", "HybridFolder", "delta_rule", "delta_rule_in_chunks"]
@@ -402,16 +402,14 @@ def tensor_shapes(config: HybridConfig) -> dict[str, tuple[int, ...]]:
 
 def load_weights(folder: Folder, config: Any) -> dict[str, Any]:
     """The namesake of qwen3.load_weights."""
-    weights: dict[str, Any] = {"layers": [{} for _ in range(config.num_hidden_layers)]}
-    for name, tensor in folder.tensors(config).items():
-        parts, array = name.removesuffix(".weight").split("."), to_float32(tensor)
-        place = weights["layers"][int(parts[2])] if "layers" in parts else weights
-        if "experts" in parts:
-            place = place.setdefault("experts", {}).setdefault(int(parts[5]), {})
-        if parts[-1].endswith("norm") and "linear_attn" not in parts:
-            array = 1 + array  # the files hold the distance from 1; only linear_attn.norm is stored whole
-        place[parts[-1]] = array.reshape(len(array), -1) if parts[-1] == "conv1d" else array
-    weights.setdefault("lm_head", weights["embed_tokens"])
+    weights = qwen3.load_weights(folder, config)
+    weights["norm"] = 1 + weights["norm"]  # the files hold the distance from 1; only linear_attn.norm is stored whole
+    for layer in weights["layers"]:
+        for name in layer:
+            if name.endswith(("layernorm", "_norm")):
+                layer[name] = 1 + layer[name]
+        if "conv1d" in layer:
+            layer["conv1d"] = layer["conv1d"].reshape(len(layer["conv1d"]), -1)
     return weights
 
 

@@ -904,16 +904,19 @@ def main(argv: list[str] | None = None) -> int:
         sys.modules.setdefault("qwen3", sys.modules[__name__])  # so that qwen3_5.py imports no second copy of this file
         parser = argparse.ArgumentParser(description="Answers a prompt with a Qwen3 model.")
         add = parser.add_argument
-        add("prompt", help="what to ask")
+        add("prompt", nargs="*", help="what to ask; a piped text follows it")
         add("--model", default=BUNDLED, required=not BUNDLED.is_dir(), help="folder with Qwen's own files")
         add("--system", help="system prompt")
         add("--no-think", dest="think", action="store_false", default=None, help="answer without reasoning")
         add("--max-tokens", type=int, help="longest answer")
-        for name, kind in (("temperature", float), ("top-k", int), ("top-p", float), ("seed", int)):
+        add("--seed", type=int, help="the same seed gives the same answer")
+        for name, kind in (("temperature", float), ("top-k", int), ("top-p", float)):
             add(f"--{name}", type=kind, help="how tokens are drawn; the default comes with the model")
         args = parser.parse_args(argv)
+        piped = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read().strip()
+        prompt = "\n\n".join(filter(None, [" ".join(args.prompt), piped])) or parser.error("there is no prompt")
         accept_all_text(sys.stdout)
-        for piece in chat(load_model(args.model), args.prompt, None, args.think, args.system, seed=args.seed,
+        for piece in chat(load_model(args.model), prompt, None, args.think, args.system, seed=args.seed,
                           max_new_tokens=args.max_tokens, temperature=args.temperature, top_k=args.top_k,
                           top_p=args.top_p):
             print(piece, end="", flush=True)
@@ -922,6 +925,8 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nqwen3.py: interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # the reader has gone: `| head -1`
+        os._exit(141)
     except InputError as error:
         print(f"qwen3.py: {error}", file=sys.stderr)
         return 1

@@ -29,9 +29,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from qwen3 import (  # first: it says in one line what is missing
+    Config, Folder, InputError, Model, brief, check_finite, checked_whole, load_model, softmax, to_float32)
 import numpy as np
 
-from qwen3 import Config, Folder, InputError, Model, brief, check_finite, checked_whole, load_model, softmax, to_float32
 from qwen3_lib.app.cli import guarded
 from qwen3_lib.app.files import read_text
 from qwen3_lib.app.options import Parser, add_engine_options, add_model_options, load, named_model
@@ -366,6 +367,8 @@ def run(args: argparse.Namespace) -> int:
     if args.query is None and not args.classify and not args.json and sys.stdout.isatty():
         raise InputError("a terminal can't show vectors; write them into a file (> vectors.npy), or give --json")
     text, where = read_text(args.documents or "-"), args.documents or "stdin"
+    if not text.strip():
+        raise InputError(f"{where}: there are no texts")
     lines = checked_texts([line.removesuffix("\r") for line in text.split("\n")], f"{where}: line")
     model = load(args)
     if args.classify:

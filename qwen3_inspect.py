@@ -23,8 +23,8 @@ import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
+from qwen3 import Engine, InputError, Model, Sampling  # first: it says in one line what is missing
 import qwen3_5
-from qwen3 import Engine, InputError, Model, Sampling
 from qwen3_lib.app.cli import guarded
 from qwen3_lib.app.models import readable_size
 from qwen3_lib.app.options import Parser, add_model_options, load, named_model
@@ -60,7 +60,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--seed", type=int, metavar="N", help="the same seed draws the same tokens")
     for name in Sampling.__dataclass_fields__:
         kind = int if name == "top_k" else float
-        add("--" + name.replace("_", "-"), type=kind, metavar="X", help="as for qwen3.py")
+        add("--" + name.replace("_", "-"), type=kind, metavar="X", help="how tokens are drawn: see qwen3 --help")
     add("--quantized", action=argparse.BooleanOptionalAction, default=True,
         help="compare with int8 and int4 in the fast engine (default: yes)")
     add("--compare", metavar="QUESTION", help="answer this question with reasoning and without (default: "

@@ -43,9 +43,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import qwen3  # first: it says in one line what is missing
 import numpy as np
 
-import qwen3
 from qwen3 import (BUNDLED, CHUNK, Config, Engine, Folder, InputError, Model, Sampling, Sequence, Tokenizer,
                    __version__, chat, checked_whole, default_sampling, forward, generate, rms_norm, rope_tables, to_float32)
 from qwen3_5 import HybridConfig, turn_ends

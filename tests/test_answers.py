@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import qwen3
 from configs import FRANCE, PARIS, SHARED
 from fuzzing import any_answer, any_text, cut_up, fuzz, merged, parts_of
-from helpers import edit_json, filled_cache, message_of, random_ids, works_or_refused
+from helpers import assert_one_line, edit_json, filled_cache, message_of, random_ids, works_or_refused
 from qwen3_lib.answers.answer import parse_answer, split_stream
 from tokenizer_utils import END_TOKENS, Answer
 from qwen3_lib.answers.completion import Completion, StopTexts
@@ -96,6 +96,19 @@ def test_an_answer_prints_as_its_text_and_shows_its_state(demo):
         return [piece async for piece in qwen3.chat(**question)]
 
     assert "".join(asyncio.run(pieces())) == PARIS.strip()
+
+
+def test_in_a_notebook_a_thought_is_a_quotation_and_a_call_is_code(demo):
+    reply = qwen3.chat(demo, "Hello", max_new_tokens=1, temperature=0).finish()
+    reply.text = '<think>\nOne.\n\n<b>Two.\n</think>\n\nText.\n<tool_call>\n{"name": "look", "arguments": {"a": 1}}\n</tool_call>'
+    assert reply._repr_markdown_() == \
+        '> One.\n> \n> <b>Two.\n\nText.\n\n```json\n{"name": "look", "arguments": {"a": 1}}\n```'
+
+
+@pytest.mark.parametrize("messages", [[], {}, {"content": "Hello"}, {"role": "usr", "content": "Hello"}, ["Hello"],
+                                      [{"role": "user"}], {"role": "user", "content": 5}])
+def test_messages_that_are_none(demo, messages):
+    assert_one_line(message_of(qwen3.chat, demo, messages), "messages")
 
 
 @pytest.mark.parametrize("options", [{"stop": 5}, {"stop": [5]}, {"stop": ""}, {"stop": [None]}, {"logprobs": -1},

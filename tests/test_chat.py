@@ -17,7 +17,8 @@ from helpers import LIMA, MADRID, PERU, SPAIN, TALK, WEATHER, roles
 from qwen3 import InputError
 from qwen3_lib.answers.completion import Completion
 from qwen3_lib.app import chat as qwen3_chat
-from qwen3_lib.app import files, terminal
+from qwen3_lib.answers import messages as checks
+from qwen3_lib.app import terminal
 
 CALL = {"name": "get_weather", "arguments": {"city": "Paris"}}
 OPTIONS = {"top_k": 7}
@@ -115,7 +116,7 @@ def test_set_shows_what_answers_are_drawn_with(demo):
 @pytest.mark.parametrize("line, words", [
     ("/regenrate", "did you mean /regenerate?"), ("/exti", "did you mean /exit?"), ("/xyzzy", "/help lists them"),
     ("/set temprature 1", "did you mean temperature?"), ("/set xyzzy 1", "the settings are temperature, "),
-    ("/set top 1", "did you mean top_"), ("/undo 5", "takes nothing"), ("/exit now", "takes nothing"),
+    ("/set top 1", "top is the beginning of top_k and top_p"), ("/undo 5", "takes nothing"), ("/exit now", "takes nothing"),
     ("/load none.json", "cannot be read"), ("/load -", "name of a file"), ("/load unloadable.json", "no \"content\""),
     ("/save", "name of a file"), ("/save .", "exists already"), ("/save \0", "not the name"),
     ("/regenerate", "no message to answer"), ("a \udcff", "not valid Unicode"), ("a " * 5000, "/clear"),
@@ -139,6 +140,16 @@ def test_undo_and_history(demo):
     assert handled(chat, "/undo") == f"(taken back; the conversation ends with: {LIMA})"
     assert handled(chat, "/undo").endswith("Mia!)") and roles(chat.messages) == "sua"
     assert handled(chat, "What is my name?") == "Your name is Mia."
+
+
+def test_an_undone_conversation_is_not_kept(demo, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.delenv("QWEN3_HISTORY")
+    chat, file = new_chat(demo, enable_thinking=False), tmp_path / "qwen3/last.json"
+    for line, kept in ((PERU, True), ("/undo", False), (PERU, True), ("/clear", True)):
+        handled(chat, line)
+        chat.keep()
+        assert file.is_file() == kept and (chat.kept_in is not None) == kept
 
 
 def test_undo_in_a_conversation_that_goes_on(demo, tmp_path):
@@ -202,7 +213,7 @@ def handle_and_check(chat: qwen3_chat.Chat, line: str, stop_at: int | None = Non
           contextlib.suppress(KeyboardInterrupt, InputError)):
         handled(chat, line)
     for i, message in enumerate(chat.messages):
-        files.check_message(message, f"message {i}")
+        checks.check_message(message, f"message {i}")
     passes = [len(call.args[1]) for call in forward.call_args_list]  # how many tokens each of them computed
     if chat.last is last or chat.last is None:
         assert not passes

@@ -134,7 +134,7 @@ def test_refusals(embedder, reranker, tmp_path, capsys, monkeypatch):
     assert "nowhere.txt: cannot be read" in message("--model", embedder, "--query", "a", "--documents", "nowhere.txt")
     documents = ["--query", "a", "--documents", lines]
     assert "no vectors" in message("--model", reranker, *documents, "--dimensions", 8)
-    for data, words in ((b"", "line is empty"), (b"a\n\nb", "line 2 is empty"), (b"a\xff", "not UTF-8 text: byte 1")):
+    for data, words in ((b"", "there are no texts"), (b"a\n\nb", "line 2 is empty"), (b"a\xff", "not UTF-8 text: byte 1")):
         assert words in message("--model", embedder, *documents, data=data)
 
 

@@ -176,7 +176,7 @@ def test_a_download_asks_for_what_is_needed_and_only_once(hub, get, get_all):
     for found in (get_all(("tiny/demo", "offline"), ("tiny/other", "offline")),
                   get_all(("tiny/demo",), ("tiny/other",), HF_HUB_OFFLINE="1")):
         assert found[0] == outcome
-        assert_refused(found[1], "tiny/other: ", "offline", "does not have all its files")
+        assert_refused(found[1], "tiny/other: ", "offline", "lacks files")
     found = get_all(("tiny/demo",), ("tiny/other",), before=IMPATIENT)
     assert found[0] == outcome
     assert_refused(found[1], "tiny/other: the download failed", "run the same command again")
@@ -230,7 +230,7 @@ def test_a_broken_off_download_is_completed(hub, get):
     assert_complete(outcome, sharded())
     (outcome[0] / "model-00002-of-00003.safetensors").resolve().unlink()  # the link that remains leads nowhere
     hub.requests.clear()
-    assert_refused(get("tiny/demo", "offline"), "not have all its files", "offline")
+    assert_refused(get("tiny/demo", "offline"), "lacks files", "offline")
     assert get() == outcome and hub.files_asked() == ["model-00002-of-00003.safetensors"]
 
 
@@ -456,4 +456,4 @@ def test_gguf_files_of_a_hub(hub, get_all, tmp_path):
     (path, message), same, other = get_all(("qwen3-0.6b-gguf:q4_k_m",), (name, "offline"), (f"{name}:Q8_0", "offline"))
     assert (path.name, path.read_bytes(), message) == ("Qwen3-0.6B-Q4_K_M.gguf", b"GGUFQ4_K_M", "")
     assert hub.files_asked() == ["Qwen3-0.6B-Q4_K_M.gguf"] and same == (path, "")
-    assert_refused(other, "offline", "not have all its files")
+    assert_refused(other, "offline", "lacks files")

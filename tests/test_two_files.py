@@ -80,6 +80,18 @@ def test_the_options(python, folder, demo):
     assert told.strip() != drawn.strip()
 
 
+def test_pipes(python, folder):
+    """A piped text follows the prompt, whose words may stand without quotes; a reader that leaves is no error."""
+    command = f'"{python}" qwen3.py --model model --no-think'
+    for line, said in ((f"echo What is the capital of Peru? | {command} Please answer this:", "The capital of Peru is Lima."),
+                       (f"echo What is the capital of Peru? | {command}", "The capital of Peru is Lima."),
+                       (f"{command} What is 2 + 3? < /dev/null | head -c 1", "2"), (f"{command} Tell me a story. | true", "")):
+        done = subprocess.run(["bash", "-c", line], cwd=folder, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+        assert (done.stdout.strip(), done.stderr) == (said, "")
+    done = run(python, folder, "qwen3.py", "--model", "model")
+    assert done.returncode == 2 and "there is no prompt" in done.stderr
+
+
 def test_a_stdout_that_is_ascii(python, folder, monkeypatch):
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     assert set(answer(python, folder, "--no-think", "法国的首都是哪里？")) == {"?", "\n"}

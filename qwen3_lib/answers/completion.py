@@ -1,6 +1,8 @@
 """An answer as text: streamed, ended by stop strings, with logprobs and times."""
 from __future__ import annotations
 
+import json
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
@@ -10,6 +12,7 @@ from qwen3_lib.answers.answer import held_back, inside_thought, parse_answer, sp
 from qwen3_lib.answers.eagle import Head
 from qwen3_lib.answers.guesses import Source, guessed, run_guessed
 from qwen3_lib.answers.schema import Constrained
+from qwen3_lib.answers.messages import checked_messages
 from qwen3_lib.answers.sequences import Biased, Logprobs, ThinkBudget, TokenLogprob, Wrapped
 from qwen3_lib.answers.tools import schemas
 from tokenizer_utils import Answer, InputError, StreamDecoder, brief
@@ -158,7 +161,12 @@ class Completion(Wrapped, Iterator[str]):
         """The whole text, after generating the rest: `print(chat(model, "Hello!"))`."""
         return self.finish().text
 
-    _repr_markdown_ = __str__  # a notebook shows the answer
+    def _repr_markdown_(self) -> str:
+        """What a notebook shows: it would take tags for HTML, so the thought is a quotation, and calls are code."""
+        answer = self.finish().answer
+        calls = [f"```json\n{json.dumps(call, ensure_ascii=False)}\n```" for call in answer.tool_calls]
+        thought = [re.sub("(?m)^", "> ", answer.reasoning)] if answer.reasoning else []
+        return "\n\n".join([*thought, answer.content, *calls])
 
     def __repr__(self) -> str:
         state = self.finish_reason or "not finished: iterate over it, print it, or call its finish()"
@@ -190,7 +198,7 @@ def complete(model: Model, messages: list[dict[str, Any]],
              tools: list[dict[str, Any] | Callable[..., Any]] | None = None, enable_thinking: bool | None = None,
              chat_template_kwargs: dict[str, Any] | None = None, **options: Any) -> Completion:
     """The Completion of a conversation: see qwen3.chat, which calls this."""
-    about = schemas(tools)
+    about, messages = schemas(tools), checked_messages(messages, "messages")
     text = model.tokenizer.apply_chat_template(messages, about, enable_thinking=enable_thinking, join_text_parts=True,
                                                chat_template_kwargs=chat_template_kwargs)
     return Completion(model, model.tokenizer.encode(text, add_special_tokens=False), tools=about, **options)

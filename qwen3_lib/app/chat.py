@@ -181,6 +181,9 @@ class Chat:
         if not self.earlier and not asked:
             raise InputError("there is nothing to take back")
         self.messages = self.earlier.pop() if self.earlier else self.messages[:asked[-1]]
+        if self.messages == self.system_messages() and self.kept_in is not None:  # nothing is left to continue
+            self.kept_in.unlink(missing_ok=True)
+            self.kept, self.kept_in = self.messages, None
         now = f"ends with: {brief(as_text(self.messages[-1].get('content')), 60)}" if self.messages else "is empty"
         note(f"(taken back; the conversation {now})")
 
@@ -259,7 +262,9 @@ class Chat:
         key, _, value = text.replace("=", " ", 1).partition(" ")
         key, value = key.replace("-", "_"), value.strip()
         meant = [key] if key in SETTINGS else [name for name in SETTINGS if name.startswith(key)]
-        if key and len(meant) != 1:
+        if key and len(meant) > 1:
+            raise InputError(f"{brief(key, 40)} is the beginning of {' and '.join(meant)}")
+        if key and not meant:
             similar = did_you_mean(key, SETTINGS) or f"; the settings are {', '.join(SETTINGS)}"
             raise InputError(f"there is no setting {brief(key, 40)}{similar}")
         key = meant[0]

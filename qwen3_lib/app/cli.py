@@ -157,7 +157,7 @@ def read_conversation(args: argparse.Namespace) -> tuple[list[dict], list[dict] 
     """(messages, tools) of --continue or --messages, --tools, --system and the prompt."""
     file = kept_conversation() if getattr(args, "continue") else args.messages
     messages, tools = ([], None) if file is None else read_messages(file)
-    if getattr(args, "continue") and not args.chat:  # a chat says so itself
+    if getattr(args, "continue") and not (args.chat and sys.stdin.isatty()):  # there, the chat says so itself
         note(going_on(messages))
     tools = tools if args.tools is None else read_tools(args.tools)
     system = args.system if args.system_file is None else read_text(args.system_file)

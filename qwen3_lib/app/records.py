@@ -17,7 +17,7 @@ from typing import Any
 
 from qwen3 import Model, default_sampling
 from qwen3_lib.answers.completion import OPTIONS, Completion
-from qwen3_lib.app.files import checked_messages, checked_tools
+from qwen3_lib.answers.messages import checked_messages, checked_tools
 from qwen3_lib.app.openai import Refusal, chat_choice, chat_logprobs, chat_wish
 from qwen3_lib.app.terminal import as_json, model_name
 from qwen3_lib.io.errors import InputError, brief, did_you_mean, is_whole, some
@@ -76,6 +76,8 @@ def open_source(name: str, template: str | None = None, text: bool = False) -> S
         if form in ("csv", "parquet") and template is None:
             raise InputError(f"{name}: name the column that holds the prompts: --column NAME, or "
                              "--template \"... {NAME}\"")
+        if form == "text" and template is not None and {*columns_of(template)} != {"prompt"}:
+            raise InputError(f"{name}: plain text has one column, prompt: --template \"... {{prompt}}\"")
         source = Source(name, form, [] if template is None else columns_of(template), digest, changed)
         n_records = last = 0
         for n_records, (last, _) in enumerate(source.rows(), 1):  # noqa: B007 (the last values count)

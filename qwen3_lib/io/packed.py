@@ -42,8 +42,7 @@ class Quantized(Wrapped):
         return map_safetensors(self.file, {"U8": np.dtype("u1"), "F32": np.dtype("<f4")})
 
     def tensors(self, config: Config) -> dict[str, Any]:
-        raise InputError(f"{self.path}: quantized by the fast engine, which loads it: --fast, or load_model of "
-                         "qwen3_numba")
+        raise InputError(f"{self.path}: only the fast engine loads it (--fast, or load_model of qwen3_numba)")
 
     def packed(self, config: Config, shapes: dict[str, tuple[int, ...]], expected: Expected) -> dict[str, Tensor]:
         """The tensors. Raises InputError unless each has the dtype and shape that expected(name, shape, form) gives."""

@@ -119,8 +119,7 @@ class Measured(NamedTuple):
     chosen: bool
 
     def __str__(self) -> str:
-        asks = "asks ahead" if self.way.asks else "does not ask"
-        way = f"{self.way.rows:2} rows x {self.way.vectors} together, {asks}"
+        way = f"{self.way.rows:2} rows x {self.way.vectors} together, {'with' if self.way.asks else 'no'} prefetch"
         return (f"{FORMATS[self.form].name:5} {COUNTS[self.count]:13} {way:32} {self.bytes_ / 1e9:6.1f} GB/s "
                 f"{self.operations / 1e9:7.1f} GFLOP/s{'  <- chosen' * self.chosen}")
 

@@ -153,9 +153,9 @@ def test_logprobs(rng, tiny_model):
     return completion.finish_reason == "stop"
 
 
-@pytest.mark.parametrize("n", [1, 2, SCORED - 1, SCORED, SCORED + 1, SCORED + 2, 2 * SCORED, 2 * SCORED + 1, 400])
+@pytest.mark.parametrize("n", [1, 2, SCORED - 1, SCORED, SCORED + 1, SCORED + 2, 2 * SCORED, 2 * SCORED + 1, 400, 512])
 def test_score(model, n):
-    """Each logprob is that of a forward pass over what is before the token."""
+    """Each logprob is that of a forward pass over what is before the token; 512 tokens fill the context."""
     ids = random_ids(n, n)
     logits = qwen3.forward(model, ids, qwen3.KVCache(model.config), all_logits=True)
     exact = exact_logprobs(logits)[np.arange(n - 1), ids[1:]]
@@ -303,6 +303,19 @@ def test_think_budget(rng, talker):
     return len(drawn) < len(tokens)
 
 
+@pytest.mark.parametrize("start, said", [
+    ("<think>a</think>b<|im_end|>\n<|im_start|>assistant\n", "<think>hm</think>"),
+    ("Hi<|im_end|>\n<|im_start|>assistant\n<think>\n", "hm</think>")])
+def test_a_schema_leaves_the_thought_free(talker, start, said):
+    """Also after a turn with a thought, and where the prompt opens the thought."""
+    pytest.importorskip("llguidance")
+    encode, end = talker.tokenizer.encode, talker.tokenizer.token_to_id("<|im_end|>")
+    model = dataclasses.replace(saying(talker, [*encode(said), *[end] * 9]), eos_token_ids=(end,))
+    answer = Completion(model, encode(f"<|im_start|>assistant\n{start}"), schema={"const": "a"}, temperature=0)
+    answer.driver = answer  # without guesses
+    assert answer.finish().text == said + '"a"'
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Lookup, tools
 # ----------------------------------------------------------------------------------------------------------------------
@@ -330,6 +343,19 @@ def test_guesses_never_change_the_answer(model, prompt, guesses, limit, seed, te
     assert np.allclose([entry.logprob for entry in plain.logprobs], [entry.logprob for entry in guessing.logprobs], atol=1e-4)
     text = prompt + plain.token_ids
     assert cache.token_ids[:cache.length].tolist() == text[:cache.length] and cache.length >= len(text) - 1
+
+
+def test_guesses_end_with_the_context(model):
+    class Wrong(Source):
+        def guess(self, sequence, n):
+            return [1] * n
+
+        def length(self, plain):
+            return self.n
+
+    prompt = [1] * (model.config.context_length - 3)
+    answer = Completion(model, prompt, draft=Wrong(8), logit_bias={2: 100}, eos_token_ids=(), temperature=0).finish()
+    assert (answer.token_ids, answer.finish_reason) == ([2] * 3, "length")
 
 
 def test_right_guesses_save_passes(model):

@@ -15,6 +15,7 @@ from qwen3_lib.answers.completion import Completion
 from qwen3_lib.answers.guesses import Source
 from qwen3_lib.batch import batch as room
 from qwen3_lib.batch.batch import PIECE, Batch, generate_batch, slots_in
+from qwen3_lib.batch.caches import Kept, copy_prefix, size_of
 
 BEGINNINGS = [[], random_ids(30, 1), random_ids(200, 2)]  # what several requests have in common
 
@@ -214,6 +215,28 @@ def test_refusals(model):
     assert_one_line(message_of(Batch, model, 0, 10), "slots", "0")
     assert_one_line(message_of(Batch, model, 1, 0), "0")
     assert batch.free == 1 and not batch.idle
+
+
+def filled(model, ids):
+    cache = model.engine.new_cache(model.config)
+    qwen3.forward(model, ids, cache)
+    return cache
+
+
+def test_of_the_kept_caches_those_used_lately_stay(model):
+    caches = [filled(model, [i] * 8) for i in (1, 2, 3)]
+    kept = Kept(2 * size_of(caches[0], 8))
+    kept.add(caches[0])
+    kept.add(caches[1])
+    kept.used(kept.caches[0])
+    kept.add(caches[2])
+    assert [cache.token_ids.ravel()[0] for cache in kept.caches] == [1, 3]
+
+
+def test_a_copy_replaces_what_was_there(model):
+    target, source = filled(model, random_ids(9, 1)), filled(model, random_ids(12, 2))
+    copy_prefix(target, source, 5)
+    assert target.length == 5 and target.token_ids.ravel()[:5].tolist() == random_ids(12, 2)[:5]
 
 
 def test_slots_follow_from_memory(model, monkeypatch):

@@ -29,7 +29,7 @@ def test_every_way_gives_the_same_bits(name):
     own = np.zeros((2, own_space(0, 0, width)), np.float32)
     for count, numbers in ((ONE, [1]), (AT_ONCE, [2, 3, 5, 8]), (MANY, [9, 16, 31])):
         for way in ways(form, count):
-            for n in numbers:
+            for n in numbers if way.asks else numbers[-1:]:  # each product compiles for a second
                 addresses, out = np.zeros(products.SHAPE, np.int64), np.zeros((n, 96), np.float32)
                 products.fill(addresses[products.PRODUCT, form], form, n, [way if some == count else ways(form, some)[0] for some in range(3)])
                 arrays = np.array(weight), x[:n], packed[:n], out, own, addresses

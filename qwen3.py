@@ -927,7 +927,7 @@ def main(argv: list[str] | None = None) -> int:
         return 130
     except BrokenPipeError:  # the reader has gone: `| head -1`
         os._exit(141)
-    except InputError as error:
+    except (InputError, UnicodeDecodeError) as error:  # UnicodeDecodeError: of the piped text
         print(f"qwen3.py: {error}", file=sys.stderr)
         return 1
 

@@ -193,11 +193,11 @@ def compile_template(source: str) -> jinja2.Template:
 
 @contextmanager
 def library_errors(doing: str) -> Iterator[None]:
-    """Turns exceptions into InputError. Only for calls of `tokenizers` and of templates, which may raise anything."""
+    """Turns exceptions into InputError. Only around a call of `tokenizers`, of a template, or to read its file."""
     try:
         yield
     except BaseException as error:
-        # The library raises bare `Exception`; a panic in its Rust code is a BaseException that cannot be imported.
+        # `tokenizers` raises bare `Exception`; a panic in its Rust code is a BaseException that cannot be imported.
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
             raise InputError(f"{doing}: {described(error)}") from error
         raise

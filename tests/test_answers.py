@@ -155,7 +155,7 @@ def test_logprobs(rng, tiny_model):
 
 @pytest.mark.parametrize("n", [1, 2, SCORED - 1, SCORED, SCORED + 1, SCORED + 2, 2 * SCORED, 2 * SCORED + 1, 400, 512])
 def test_score(model, n):
-    """Each logprob is that of a forward pass over what is before the token; 512 tokens fill the context."""
+    """A forward pass over the tokens before it gives the same logprob of each token; 512 tokens fill the context."""
     ids = random_ids(n, n)
     logits = qwen3.forward(model, ids, qwen3.KVCache(model.config), all_logits=True)
     exact = exact_logprobs(logits)[np.arange(n - 1), ids[1:]]

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 import qwen3
 from helpers import assert_one_line, message_of, patiently, works_or_refused
 from qwen3_lib.answers.completion import Completion
-from qwen3_lib.app import records
 from qwen3_lib.answers.messages import check_message
+from qwen3_lib.app import records
 from qwen3_lib.app.records import Settings, answered, id_of, open_source, parsed, refused, request, result_of
 from qwen3_lib.io.errors import InputError
 
@@ -163,7 +163,7 @@ def test_openai_requests_that_are_refused(demo, change, words):
 
 
 def test_openai_requests_for_a_form(demo):
-    """Fields that need llguidance; the options of the job come after those of the line."""
+    """Fields that need llguidance. An option of the line replaces the same option of the job."""
     pytest.importorskip("llguidance")
     schema = {"type": "object", "properties": {"a": {"type": "string"}}}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}

@@ -317,6 +317,7 @@ def newer(demo):
 
 @pytest.mark.parametrize("fields, begin", [
     ({}, "Effort: xhigh\n"), ({"reasoning_effort": "high"}, "Effort: xhigh\n"),
+    ({"reasoning_effort": "max"}, "Effort: xhigh\n"),
     ({"reasoning_effort": "low"}, "Effort: low\n"), ({"reasoning_effort": "medium"}, ""),
     ({"reasoning_effort": "none"}, ""), ({"enable_thinking": False}, ""),
     ({"chat_template_kwargs": {"reasoning_effort": "low"}}, "Effort: low\n"),

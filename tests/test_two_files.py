@@ -90,6 +90,10 @@ def test_pipes(python, folder):
         assert (done.stdout.strip(), done.stderr) == (said, "")
     done = run(python, folder, "qwen3.py", "--model", "model")
     assert done.returncode == 2 and "there is no prompt" in done.stderr
+    done = subprocess.run([python, "qwen3.py", "--model", "model"], cwd=folder, capture_output=True, timeout=60, input=b"a\xff",
+                          env=os.environ | {"PYTHONIOENCODING": "utf-8"})
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert_one_line(done.stderr.decode(), "0xff")
 
 
 def test_a_stdout_that_is_ascii(python, folder, monkeypatch):

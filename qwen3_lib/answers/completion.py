@@ -11,8 +11,8 @@ from qwen3 import KVCache, Model, Sampling, Sequence, TokenIds, checked_whole, r
 from qwen3_lib.answers.answer import held_back, inside_thought, parse_answer, split_stream
 from qwen3_lib.answers.eagle import Head
 from qwen3_lib.answers.guesses import Source, guessed, run_guessed
-from qwen3_lib.answers.schema import Constrained
 from qwen3_lib.answers.messages import checked_messages
+from qwen3_lib.answers.schema import Constrained
 from qwen3_lib.answers.sequences import Biased, Logprobs, ThinkBudget, TokenLogprob, Wrapped
 from qwen3_lib.answers.tools import schemas
 from tokenizer_utils import Answer, InputError, StreamDecoder, brief

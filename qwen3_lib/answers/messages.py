@@ -10,7 +10,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")  # developer: OpenA
 
 def checked_messages(messages: Any, where: str) -> list[dict]:
     """The messages. Raises InputError, which begins with `where`, unless they are as the chat templates expect them."""
-    if not isinstance(messages, list) or not messages:
+    if not isinstance(messages, list | tuple) or not messages:
         raise InputError(f'{where}: expected a list of messages, [{{"role": "user", "content": "..."}}, ...]')
     for i, message in enumerate(messages):
         check_message(message, f"{where}: message {i}")

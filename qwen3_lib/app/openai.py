@@ -13,9 +13,9 @@ from typing import Any
 from qwen3 import InputError, Model, Sampling, default_sampling
 from qwen3_lib.answers.answer import parse_answer
 from qwen3_lib.answers.completion import Completion
+from qwen3_lib.answers.messages import checked_messages, checked_tools
 from qwen3_lib.answers.schema import Grammar, calls_grammar, lark, matcher_of, regex
 from qwen3_lib.answers.sequences import TokenLogprob
-from qwen3_lib.answers.messages import checked_messages, checked_tools
 from qwen3_lib.io.errors import brief, did_you_mean, is_whole, parse_json
 
 Body = dict[str, Any]
@@ -70,8 +70,9 @@ NEUTRAL = {"modalities": ["text"], "functions": [], "function_call": "auto", "su
            "enable_search": False, "raw_scores": False, "truncation_direction": "Right", "previous_response_id": None,
            "background": False, "include": [], "truncation": "disabled"}
 ALSO_NEUTRAL = {"reasoning_format": "deepseek"}  # the thought in reasoning_content, as here
+# reasoning_effort -> enable_thinking, thinking_budget
 THOUGHTS = {"none": (False, None), "minimal": (False, None), "low": (True, 256), "medium": (True, 1024),
-            "high": (True, None), "xhigh": (True, None), "max": (True, None)}  # reasoning_effort -> enable_thinking, thinking_budget
+            "high": (True, None), "xhigh": (True, None), "max": (True, None)}
 ANY_ARGUMENTS = {"parameters": {"type": "object"}}  # of a tool that isn't strict
 
 
@@ -168,7 +169,7 @@ def thoughts_of(model: Model, body: Body) -> tuple[bool | None, int | None, dict
         raise Refusal(400, "chat_template_kwargs must be an object", "chat_template_kwargs")
     think, budget = THOUGHTS[effort] if effort is not None else (None, None)
     if think and "reasoning_effort" in model.tokenizer.template_variables:  # Qwen3.8's knows low, medium and xhigh
-        kwargs, budget = {"reasoning_effort": "xhigh" if effort == "high" else effort} | kwargs, None
+        kwargs, budget = {"reasoning_effort": "xhigh" if effort in ("high", "max") else effort} | kwargs, None
     given = body.get("enable_thinking", kwargs.get("enable_thinking"))
     if not isinstance(given, bool | None):
         raise Refusal(400, "enable_thinking must be true or false", "enable_thinking")

@@ -146,7 +146,7 @@ def make_kernels(*names: str) -> None:
                     if not linker().get_function_address(part)}
 
         with contextlib.ExitStack() as stack:
-            if None in (found := kept()).values():
+            if None in (found := kept()).values():  # then look again when it is this process's turn
                 if sys.stderr is not None and parts != ["multiply"]:  # tuning says itself that it takes some seconds
                     print("compiling the fast engine for this CPU; this happens once and takes some 20 seconds",
                           file=sys.stderr)

@@ -56,14 +56,12 @@ from qwen3_lib.kernels.layout import (BF16, BLOCK, EVERYTHING, EXPERT, F16, F32,
                                       KV8, LINEAR, NORMS, PANEL, PASS, TILE, Batch, Job, Layers, Q, Space, Task,
                                       is_packed, packed_shape, padded, table)
 from qwen3_lib.kernels.hybrid import DELTA, StateCache, is_recurrent, joined, stacked, state_fields, state_tables
-from qwen3_lib.kernels.memory import empty, experts_of, work_space
+from qwen3_lib.kernels.memory import empty, experts_of, last_cache, work_space
 
 try:
     from qwen3_lib.kernels.build import kernel, make_kernels
     from qwen3_lib.kernels.packing import PACKED, Packer, forms_of, matrix_rows, packed_form
-    from qwen3_lib.kernels.products import (TABLE, Measured, compile_all, is_settled, prepare, prepare_all,
-                                            prepare_attention)
-    from qwen3_lib.kernels.products import tune as tune_formats
+    from qwen3_lib.kernels.products import any_number, compile_all, functions_for, next_trial, ways_taken
     from qwen3_lib.kernels.team import Team, available_cpus
     from qwen3_lib.kernels.vectors import check_path
 except ImportError as error:
@@ -73,8 +71,7 @@ except ImportError as error:
 
 __all__ = ["BUNDLED", "Config", "Engine", "InputError", "KVCache", "Model", "Sampling", "Sequence", "Tokenizer",
            "__version__",
-           "chat", "compile_all", "default_sampling", "engine", "forward", "generate", "is_tuned",
-           "load_model", "load_weights", "tune"]
+           "chat", "compile_all", "default_sampling", "engine", "forward", "generate", "load_model", "load_weights"]
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Weights: as they lie in the file, or packed
@@ -103,6 +100,8 @@ class Weights:
     quantized: str | None  # "int8" or "int4", if all matrices are packed so
     formats: tuple[int, ...] = ()  # of the matrices that all tokens of a pass are multiplied with
     experts_formats: tuple[int, ...] = ()
+    kinds: tuple[tuple[bool, int, bool], ...] = ()  # of the layers: equal ones take the same time
+    learns: bool = False  # whether its passes tell which ways are fastest: not if a cache of the CPU holds all weights
     for_kernels: tuple[Layers, np.ndarray] | None = None  # with its table
     space: tuple[Space, np.ndarray] | None = None  # of the last pass, with its table
 
@@ -206,14 +205,17 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
             for name, row in rows.items():
                 if not row.any():
                     row[:] = place(name, forms[name])
+    windows = config.windows or (0,) * n_layers
     layers = Layers(w.layers, w.norms, w.head_norms, w.norm, w.head, np.array([config.rms_norm_eps]), w.forms,
                     w.routers, w.experts, np.array([config.norm_topk_prob, w.experts.shape[1] > config.num_experts], np.int64),
                     bias_rows(vectors, n_layers if config.attention_bias else 0),
-                    np.array([window or EVERYTHING for window in config.windows or [0] * n_layers]),
+                    np.array([window or EVERYTHING for window in windows]),
                     np.array([int(config.causal)]), *state_fields(vectors, config))
     w.for_kernels = layers, table(layers)
     w.formats, w.experts_formats = (tuple({int(row[2]) for some in tables for row in some.reshape(-1, 5) if row[0]})
                                     for tables in ((w.layers, w.routers), (w.experts,)))
+    w.kinds = tuple((is_recurrent(config, i), windows[i], i in config.sparse_layers) for i in range(n_layers))
+    w.learns = sum(array.nbytes for array in w.arrays) > last_cache()
     if wish is None and not packs and not config.sparse_layers:
         touch_pages({id(tensor.mapping): tensor.mapping for tensor in stored.values()}.values())
     return w
@@ -311,22 +313,28 @@ def run_layers(model: Model, ids: np.ndarray, caches: list[Any], sequences: np.n
     batch = Batch(x, cos, sin, np.stack([sequences, positions], axis=1), np.array(tasks), np.array(tiles), wanted,
                   logits, np.array(where), np.array([caches[0].stored, caches[0].k.shape[3]]),
                   *state_tables(caches, np.bincount(sequences, minlength=len(caches))))
-    for form in w.formats:
-        prepare(form, m)
+    cached, head = caches[0].stored, int(w.head[2])
+    needs = tuple((form, m) for form in w.formats) + ((head, len(wanted)),) * (len(wanted) > 0)
     for form in w.experts_formats:  # an expert may have been chosen by any number of tokens
-        prepare_all(form, m)
-    if len(wanted):
-        prepare(int(w.head[2]), len(wanted))
-    for n in {1, *(task.n * group for task in tasks)}:
-        prepare_attention(caches[0].stored, n)
+        needs += any_number(form, m)
+    queries = tuple((cached, n) for n in sorted({1, *(task.n * group for task in tasks)}))
+    forms = (cached, head, *w.formats, *w.experts_formats)
+    # What passes can tell apart: with one token, all products; with more, how many tokens an expert has is chance.
+    tried = forms[1:] if m == 1 else w.formats if not w.experts_formats else ()
+    n_blocks = sum(task.n_blocks for task in tasks)
     space = w.work_space(config, m, len(tasks), max(task.n for task in tasks) * group)
-    job_table = np.concatenate([w.for_kernels[1], table(batch), space[1], table((TABLE,))])
+    fixed_table = np.concatenate([w.for_kernels[1], table(batch), space[1]])
     n_layers, step = config.num_hidden_layers, max(1, PASS // m)
     for first, last in itertools.pairwise(sorted({*range(0, n_layers, step), *streams, n_layers})):
         if first in streams:
             streams[first] = x.copy()
+        trial = next_trial(tried, cached, m, n_blocks, (w.kinds[first:last], last == n_layers)) if w.learns else None
+        functions = functions_for(needs, queries, ways_taken(forms, trial) if w.learns else ())
+        job_table = np.concatenate([fixed_table, table((functions,))])
         job = np.array(Job(0, 0, first, last, job_table.ctypes.data, int(last == n_layers)))
-        w.team.run(kernel(layers_of(config)), job, w, caches, batch, space, job_table)
+        seconds = w.team.run(kernel(layers_of(config)), job, w, caches, batch, space, functions, job_table)
+        if trial is not None:
+            trial.note(seconds)
     return x, logits[:, :config.vocab_size]
 
 
@@ -414,26 +422,6 @@ def load_model(name: str | Path, quantize: str | None = None, threads: int | Non
     kv_dtype: "f16", "bf16", "f32" or "int8", the number format of keys and values.
     """
     return qwen3.load_model(name, engine(quantize, threads, kv_dtype), offline, tokenizer, adapter)
-
-
-def formats_of(model: Model) -> set[int]:
-    """The formats of the model's matrices and its cache."""
-    w = model.weights
-    return {*w.formats, *w.experts_formats, int(w.head[2]), model.engine.new_cache.stored}
-
-
-def is_tuned(model: Model) -> bool:
-    """Whether it is settled how to compute the model's products on this machine, or that can't be kept."""
-    return is_settled(formats_of(model))
-
-
-def tune(model: Model) -> Iterator[Measured]:
-    """Measures each way to compute the model's products, and keeps the fastest for it and for later runs.
-
-    The way changes no bit of a result. It takes some seconds, on an otherwise idle machine; another thread may use the
-    model meanwhile, and waits for a few milliseconds.
-    """
-    return tune_formats(formats_of(model), model.weights.team)
 
 
 def main(argv: list[str] | None = None) -> int:

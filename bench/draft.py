@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from make_random_model import make_random_model, official_config  # noqa: E402
+from peers import learn  # noqa: E402
 
 TOKENS = 96  # of an answer
 
@@ -60,7 +61,7 @@ def main() -> None:
             low, high = (factor, high) if share > args.agreement else (low, factor)
         models = {"bf16": large, "int8": qwen3_numba.load_model(path, "int8", args.threads)}
         for model in (small, *models.values()):
-            list(qwen3_numba.tune(model))
+            learn(model)
         for name, model in models.items():
             speeds: dict[bool, list[float]] = {False: [], True: []}
             right = guessed = 0

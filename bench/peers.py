@@ -81,6 +81,14 @@ def opened(name: str, start: Callable[[bool], Any], notes: list[str]) -> Any:
     return None
 
 
+def learn(model: Any) -> None:
+    """Runs prompts and single tokens until the fast engine knows its fastest ways, as answers do by themselves."""
+    import qwen3_numba
+    cache = model.engine.new_cache(model.config)
+    for n in [512] * 4 + [1] * 80 + [4] * 40:
+        qwen3_numba.forward(model, range(n), cache)
+
+
 class NumbaEngine:
     def __init__(self, path: Path, form: str | None, threads: int, capacity: int):
         import qwen3_numba
@@ -90,9 +98,8 @@ class NumbaEngine:
         self.weight_bytes = sum(array.nbytes for array in self.model.weights.arrays)
 
     def tune(self) -> None:
-        """Chooses the ways that are fastest on this machine."""
-        import qwen3_numba
-        list(qwen3_numba.tune(self.model))
+        """Runs until the engine has learned which ways are the fastest on this machine."""
+        learn(self.model)
 
     def run(self, ids: Sequence[int], all_logits: bool = False) -> np.ndarray:
         return self.forward(self.model, ids, self.cache, all_logits).reshape(-1, self.model.config.vocab_size)

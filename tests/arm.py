@@ -99,9 +99,8 @@ def compile_for(name: str, features: dict[str, bool], folder: Path) -> None:
     products.address_of = keep
     for form in (BF16, INT8, INT5, INT4):
         for n in (1, 4, 10, 30, 31, 45):  # the passes of EXACT
-            products.prepare(form, n)
-    for n in range(1, 17):
-        products.prepare_attention(F16, n)
+            products.functions_for(((form, n),))
+    products.functions_for((), products.any_number(F16, 16))
 
 
 def test(folder: Path, cpu: str, *arguments: str, **environment: str) -> str:

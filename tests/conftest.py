@@ -14,7 +14,6 @@ from hypothesis import settings
 for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):  # before NumPy and torch come: else each of pytest's processes
     os.environ.setdefault(name, "1")  # takes all cores
 os.environ["QWEN3_HISTORY"] = "off"  # nothing is kept in the home of who runs the tests
-os.environ["QWEN3_TUNE"] = "off"  # and commands end with their answer
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each process that a test starts compiles all modules again
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -13,7 +13,7 @@ from fuzzing import any_number, any_text
 from helpers import assert_one_line, run_main
 from qwen3_lib.app import cli
 
-ELSEWHERE = {"--help", "--compile", "--tune", "--open", "--offline", "--model", "--api-key-file"}
+ELSEWHERE = {"--help", "--compile", "--open", "--offline", "--model", "--api-key-file"}
 COMMANDS = {cli: [FRANCE, "-n2"], qwen3_batch: ["in.txt", "--out", "out", "-n2"], qwen3_inspect: [FRANCE, "-n2"],
             qwen3_embed: [], qwen3_server: ["--api-key-file", "nowhere"]}  # with a key it would serve without end
 VALUES = {"FILE": ["-", "in.txt", "nowhere", "."], "N": [0, 1, 2], "X": [0, 0.5, 1, 1.5], "SIZE": ["50MB", "1kB"]}

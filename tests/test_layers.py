@@ -11,8 +11,9 @@ from qwen3_lib.kernels.build import kernel
 from qwen3_lib.kernels.layout import (APART, BF16, BLOCK, EVERYTHING, F16, F32, INT4, INT5, INT8, KV8, VECTORS, Batch, Job, Layers,
                                       Space, own_space, padded, table, vector_size)
 from qwen3_lib.kernels.packing import matrix_rows
-from qwen3_lib.kernels.products import TABLE, prepare, prepare_attention
+from qwen3_lib.kernels.products import functions_for
 from qwen3_lib.kernels.team import Team
+from qwen3_lib.kernels.vectors import AT_ONCE, MANY, ONE, ways
 
 pytestmark = pytest.mark.core
 SIZES = [(0, 64), (1, 1), (3, 31), (4, 32), (5, 33), (32, 96), (9, 256), (2, 300), (33, 64), (70, 544), (13, 1024),
@@ -29,7 +30,7 @@ def floats(*shape):
     return np.zeros(shape, np.float32)
 
 
-def multiplied(weight, xs):
+def multiplied(weight, xs, taken=()):
     """(products with vectors xs [n, columns], these vectors as they were multiplied), by the kernels as they are kept.
 
     The model has no layers: its norm makes the vectors factors, and its head is the weight.
@@ -45,8 +46,7 @@ def multiplied(weight, xs):
     space = Space(h, packed, floats(n, 1), floats(1, n, 1), floats(n, 1), floats(n, 1), np.zeros((n, 1), np.uint8),
                   floats(1, 1, 1, 1), floats(2, own_space(0, 0, width)), floats(0, 1), np.zeros((0, 1), np.uint8),
                   ints(n, 0), floats(n, 0), ints(2))
-    prepare(weight.form, n)
-    fields = table((*model, *batch, *space, TABLE))
+    fields = table((*model, *batch, *space, functions_for(((weight.form, n),), taken=taken)))
     TEAM.run(kernel("decoder_layers"), np.array(Job(0, 0, 0, 0, fields.ctypes.data, 1)))
     assert np.isnan(out[[0, -1]]).all()  # nothing is written beyond
     factors = h[:, :width]
@@ -77,6 +77,19 @@ def test_linear(name, rows, n):
         found, factors = multiplied(weight, xs[:n_vectors])
         np.testing.assert_allclose(found, factors.astype(np.float64) @ w.T.astype(np.float64), atol=8e-5 * np.sqrt(n))
         np.testing.assert_array_equal(found, singly[:n_vectors])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_way_gives_the_same_bits(name):
+    """Alone and in company: the fastest way may change in the middle of an answer."""
+    form, rng = FORMATS[name], np.random.default_rng(0)
+    _, weight = stored(rng.standard_normal((70, 1100)).astype(np.float32), form)
+    xs = rng.standard_normal((31, 1100)).astype(np.float32)
+    expected = multiplied(weight, xs)[0]
+    for count, numbers in ((ONE, [1]), (AT_ONCE, [2, 3, 5, 8]), (MANY, [9, 16, 31])):
+        for i, way in enumerate(ways(form, count)):
+            for n in numbers if i < 2 else numbers[-1:]:  # each product compiles for a second
+                np.testing.assert_array_equal(multiplied(weight, xs[:n], ((form, count, way),))[0], expected[:n])
 
 
 def test_exp():
@@ -348,11 +361,10 @@ def attended(q, group, tokens, caches, name):
         q = q.reshape(len(q), -1, 16, 2).swapaxes(2, 3).reshape(q.shape).copy()  # even_first
     result, part = np.empty((2, len(q), width + 16), np.float32)
     scores = np.empty((VECTORS, BLOCK), np.float32)
-    for some in (1, len(q)):
-        prepare_attention(FORMS[name][0], some)
+    functions = functions_for((), ((FORMS[name][0], 1), (FORMS[name][0], len(q))))
     for block in range(0, n, BLOCK):
         view = n - tokens + 1 - block, 1, EVERYTHING
-        kernels.attend(TABLE, q, group, view, *(cache[block:] for cache in caches), FORMS[name][0],
+        kernels.attend(functions, q, group, view, *(cache[block:] for cache in caches), FORMS[name][0],
                        part if block else result, scores)
         for left, right in zip(result, part) if block else ():
             kernels.join(left, right, width)

@@ -49,8 +49,7 @@ def environment(folder):
     hub.models = {"Qwen/Qwen3-0.6B": DEMO}
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "QWEN3_"))}
     yield clean | {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_HOME": str(folder / "hub"),
-                   "HOME": str(folder), "QWEN3_TUNE": "off",
-                   "NUMBA_CACHE_DIR": str(kernel_folder()),  # compiled once for all tests
+                   "HOME": str(folder), "NUMBA_CACHE_DIR": str(kernel_folder()),  # compiled once for all tests
                    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     hub.stop()
 

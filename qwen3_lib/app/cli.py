@@ -74,8 +74,6 @@ def make_parser() -> Parser:
         "which loads faster")
     add("--compile", action="store_true", help="compile the fast engine for this CPU, and exit; for a container image "
         "that is read-only later")
-    add("--tune", action="store_true", help="measure which way of computing each matrix product is the fastest on "
-        "this machine, keep that choice, and exit")
     add("--version", action="version", version=f"qwen3 {__version__}", help="print the version")
     add = add_answer_options(parser)
     add("--hide-thinking", action="store_true", help="don't show the reasoning")
@@ -110,7 +108,7 @@ EXCLUDES = {
     "regex": ("grammar",),
     "save_quantized": ("rope_factor",),
 }
-ANSWER_NOTHING = ("list", "download", "verify", "save_quantized", "compile", "tune")
+ANSWER_NOTHING = ("list", "download", "verify", "save_quantized", "compile")
 
 
 def parse_arguments(parser: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
@@ -208,17 +206,6 @@ def answer(args: argparse.Namespace) -> None:
         except InputError as error:  # a read-only home, for example
             hint(f"--continue will not find this answer: {error}")
     report(completion, args)
-    if is_fast(args):
-        settle(model)
-
-
-def settle(model: Model) -> None:
-    """Measures, after an answer, what is fastest on this machine: only in the first runs with a format."""
-    import qwen3_numba
-    if os.environ.get("QWEN3_TUNE") != "off" and not qwen3_numba.is_tuned(model):
-        hint("measuring which kernels are fastest on this machine, for a few seconds; Ctrl-C skips it")
-        with contextlib.suppress(KeyboardInterrupt):
-            list(qwen3_numba.tune(model))
 
 
 def hint(text: str) -> None:
@@ -296,17 +283,9 @@ def compile_ahead(_args: argparse.Namespace) -> None:
     note(f"Compiled: {compile_all()}")
 
 
-def tune(args: argparse.Namespace) -> None:
-    """Prints how fast each way to compute the products of a model is on this machine, and keeps the choice."""
-    args.fast = True
-    import qwen3_numba
-    for measured in qwen3_numba.tune(load(args)):
-        write(f"{measured}\n")
-
-
 JOBS: dict[str, Callable[[argparse.Namespace], None]] = {
     "list": print_models, "download": download, "verify": verify_cached, "save_quantized": save_quantized,
-    "compile": compile_ahead, "tune": tune, "score": print_scores}
+    "compile": compile_ahead, "score": print_scores}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

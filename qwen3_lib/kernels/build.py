@@ -116,7 +116,7 @@ def address_of(name: str, make: Callable[[], bytes]) -> int:
 
 # The kernels that numba compiles, each group in a process of its own, so that two cores work on the first answer.
 GROUPS = (("project_heads", "finish_dense", "output_logits"), ("attend_heads",), ("finish_sparse",), ("mix_states",),
-          ("quantize_block", "pack_block"), ("multiply",))
+          ("quantize_block", "pack_block"))
 # What runs a Job: the kernels for each layer, then for the logits.
 LAYERS = {"decoder_layers": ("project_heads", "attend_heads", "finish_dense", "output_logits"),
           "sparse_layers": ("project_heads", "attend_heads", "finish_sparse", "output_logits"),
@@ -147,7 +147,7 @@ def make_kernels(*names: str) -> None:
 
         with contextlib.ExitStack() as stack:
             if None in (found := kept()).values():  # then look again when it is this process's turn
-                if sys.stderr is not None and parts != ["multiply"]:  # tuning says itself that it takes some seconds
+                if sys.stderr is not None:
                     print("compiling the fast engine for this CPU; this happens once and takes some 20 seconds",
                           file=sys.stderr)
                 stack.enter_context(turn(folder))

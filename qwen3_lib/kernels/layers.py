@@ -760,18 +760,3 @@ def output_logits(record, rank, _):
     x, packed = h[:len(wanted)], packed[:len(wanted)]
     project(crew, np.int64(0), weight_of(head), x, packed, fields.logits(job), np.int64(0), job)
     wait(crew)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# linear alone, to measure it
-# ----------------------------------------------------------------------------------------------------------------------
-
-@compiled
-def multiply(record, rank, _):
-    """The table of the Job: a Weight int64 [5], x, packed, out, own, products, as in Space."""
-    crew, t = crew_of(record, rank), fields.rows_at(numba.carray(to_pointer_i64(record), (6,))[4], np.int64(6))
-    w, x, packed, out = weight_of(fields.ints1(t[0])), fields.floats2(t[1]), fields.bytes2(t[2]), fields.floats2(t[3])
-    own, products = fields.floats2(t[4])[rank], fields.ints4(t[5])
-    for start, end in pieces(w.rows, np.int64(PANEL), len(x), crew, np.int64(0)):
-        linear(products, w, x, packed, out, np.int64(0), start, end, own)
-    wait(crew)

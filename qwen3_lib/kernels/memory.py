@@ -1,6 +1,11 @@
 """Memory for the kernels: arrays that begin where a line of the CPU's cache does, and the space that they work in."""
 from __future__ import annotations
 
+import contextlib
+import re
+from functools import cache
+from pathlib import Path
+
 import numpy as np
 
 from qwen3 import Config
@@ -40,6 +45,17 @@ class LargePages:
     def give_back(self, last: np.ndarray) -> None:
         last[:] = 0
         self.used -= last.size
+
+
+@cache
+def last_cache() -> int:
+    """The bytes of the CPU's last cache; 32 MiB where the system doesn't say."""
+    sizes = [32 << 20]
+    with contextlib.suppress(OSError, ValueError):
+        for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+            if found := re.fullmatch(r"(\d+)([KM])", file.read_text().strip()):
+                sizes.append(int(found[1]) << (10 if found[2] == "K" else 20))
+    return max(sizes)
 
 
 def experts_of(config: Config) -> tuple[int, int]:

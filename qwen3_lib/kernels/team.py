@@ -7,6 +7,7 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Iterable
 from functools import partial
@@ -79,8 +80,10 @@ class Team:
             self.queues, self.turn = queues, threading.Lock()
             self.started_under = lock  # last: whoever sees it sees the queues, too
 
-    def run(self, kernel: Kernel, record: np.ndarray, *kept: Any) -> None:
+    def run(self, kernel: Kernel, record: np.ndarray, *kept: Any) -> float:
         """kernel(record, rank) on all threads, with their number and the address of a barrier first in the record.
+
+        -> the seconds that it takes, without the wait for other callers.
 
         The kernel must end with `meet`. Records are addresses: `kept` is what they point to, kept until the kernel ends.
         Raises the exception of a thread, after all threads have ended.
@@ -102,6 +105,7 @@ class Team:
             ended.put(None)
 
         with self.turn:
+            start = time.perf_counter()
             try:
                 for rank, tasks in enumerate(self.queues, 1):
                     tasks.put(partial(part, rank))
@@ -112,8 +116,10 @@ class Team:
                 barrier[ABANDONED] = 1
                 self._settle()
                 raise
+            seconds = time.perf_counter() - start
         if failures:
             raise failures[0]
+        return seconds
 
     def _settle(self) -> None:
         """Waits until each thread has done what was asked of it before."""

@@ -207,19 +207,22 @@ class Way(NamedTuple):
     asks: bool  # whether the memory is asked for the rows that follow: some CPUs do that well enough by themselves
 
 
-ONE, AT_ONCE, MANY = range(3)  # one vector; as many as are multiplied at once; more
+ONE, AT_ONCE, MANY, ATTENTION = range(4)  # one vector; as many as are multiplied at once; more; queries and a cache
 
 
 def ways(form: int, count: int) -> list[Way]:
-    """The ways to multiply ONE, AT_ONCE or MANY vectors with weights of a format; the first is the default."""
+    """The ways to multiply ONE, AT_ONCE or MANY vectors with weights of a format; the first is the default.
+
+    ATTENTION: any number of queries with rows of a cache.
+    """
+    most = min(VECTORS, SUMS)
     if is_packed(form):
         lanes, together, most, at_once = INT8_SHAPES[PATH]
         if FORMATS[form].halves == 2:  # a vector then has two sums
             most = at_once = most // 2
-        rows, vectors = ((PANEL // lanes, 1), (together, at_once), (together, most))[count]
+        rows, vectors = ((PANEL // lanes, 1), (together, at_once), (together, most), (together, at_once))[count]
         return [Way(rows, vectors, asks) for asks in ((False, True) if PATH in ON_ARM else (True, False))]
-    most = min(VECTORS, SUMS)
-    shapes = ([(4, 1), (1, 1)], [(4, most)], [(4, most), (4, 6 if most > 6 else 3)])[count]
+    shapes = ([(4, 1), (1, 1)], [(4, most)], [(4, most), (4, 6 if most > 6 else 3)], [(4, most)])[count]
     return [Way(min(rows, SUMS // n), n, asks) for asks in (True, False) for rows, n in shapes]
 
 

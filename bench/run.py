@@ -5,18 +5,20 @@
     python bench/run.py --tokenizer FOLDER     with the tokenizer of an official model, for an honest start-up
 
 Random weights in the exact shape of Qwen3-0.6B. Each engine has a process of its own; rounds go over all engines in
-turn, and ratios are medians of each round's ratio: on a shared machine a ratio means something, a single time does not.
+turn, and speeds are medians of the rounds: on a shared machine their ratios mean something, a single speed does not.
 The read bandwidth is what the memory gives to whatever reads 1 GiB fastest, measured right before each decoding.
 llama.cpp is tried again without repacked weights if it crashes; peers that are not installed, or that crash for good,
-are left out with a note. The text goes to bench/RESULTS.md, too, and with matplotlib there is a picture,
-bench/results.png.
+are left out with a note. The figures go to a file in bench/results/, one for each kind of CPU; then
+`python bench/figures.py --write` writes the tables of README.md, docs/speed.md and bench/RESULTS.md, and the picture.
 """
 import argparse
+import contextlib
 import datetime
 import json
 import os
 import platform
 import resource
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -29,40 +31,19 @@ from importlib import metadata
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "bench")]
 
-from qwen3 import tensor_shapes  # noqa: E402
+from figures import OURS, whole_table  # noqa: E402
+from qwen3 import __version__, tensor_shapes  # noqa: E402
 from peers import ENTRIES, gguf_file, open_engine, opened, write_gguf  # noqa: E402
 
-
-class Goal(NamedTuple):
-    """What the fast engine is to reach in a format: ratios to the peer, and shares of the bandwidth.
-
-    ik_llama.cpp, which no package installs, was measured once beside llama.cpp: it decodes `ik_decode` times and reads
-    prompts `ik_prefill` times as fast. The faster of the two is the peer that counts.
-    """
-    peer: str
-    ik_decode: float
-    ik_prefill: float
-    decode: float
-    share: float
-    prefill: float
-    long: float  # decoding with the longest context
-    long_share: float
-    long_prefill: float  # of a prompt as long as that
-
-
-GOALS = {"bf16": Goal("llama-bf16", 1.0, 1.24, 1.05, 0.90, 0.92, 1.2, 0.85, 1.0),
-         "int8": Goal("llama-q8_0", 1.09, 1.77, 1.05, 0.88, 1.25, 1.7, 0.92, 1.3),
-         "int4": Goal("llama-q4_0", 1.0, 1.41, 1.05, 0.82, 1.25, 1.5, 0.87, 1.25),
-         "q4_k_m": Goal("llama-q4_k_m", 1.06, 1.3, 1.1, 0.82, 1.3, 1.1, 0.82, 1.0)}  # the same file
-TORCH_GOAL, MEMORY_GOAL, LOAD_GOAL, FIRST_GOAL = 1.2, 1.25, 10, 25
 FLOAT32 = ("numpy", "torch")
+OUR_FORMAT = {"Q8_0": "int8", "Q4_0": "int4"}  # what the peers' formats stand beside
 STEP = 512  # tokens at a time, to fill a cache
 MARGIN = 64  # positions behind the longest context
 LONG_ROUNDS = 1  # at most, of prompts as long as that: each takes half a minute
@@ -101,7 +82,7 @@ def seconds(work: Callable[[], object]) -> float:
 def start_engine(name: str, path: Path, folder: Path, threads: int, capacity: int, repack: bool) -> None:
     global engine
     engine = open_engine(name, path, folder, threads, capacity, repack)
-    if name in GOALS:
+    if ENTRIES[name].engine == "this engine":
         engine.tune()
 
 
@@ -243,7 +224,7 @@ class Bench:
         self.values: dict[tuple[str, str], list[float]] = {}
         self.memory: dict[str, tuple[int, float]] = {}
         self.plain: set[str] = set()  # runs without repacked weights
-        self.notes = [f"the machine's load average before the run: {os.getloadavg()[0]:.1f}"]
+        self.notes = [f"The machine's load average before the run: {os.getloadavg()[0]:.1f}."]
         self.names = list(names)
 
     def prepare(self) -> None:
@@ -262,7 +243,7 @@ class Bench:
         if not repack:
             self.plain.add(name)
         args = name, self.path, self.folder, self.threads, self.ids[:self.sizes.prompt + 16], repack
-        if name in GOALS:  # what is compiled for this format isn't measured
+        if ENTRIES[name].engine == "this engine":  # what is compiled for this format isn't measured
             alone(peak_memory, *args)
         return alone(peak_memory, *args)
 
@@ -273,15 +254,16 @@ class Bench:
         workers = {name: new_process(start_engine, name, self.path, self.folder, self.threads, self.sizes.long + MARGIN,
                                      name not in self.plain) for name in self.names}
         compared = {name: worker for name, worker in workers.items() if name not in FLOAT32}
-        self.each_round(f"prefill {self.sizes.long}", compared, reader, min(self.rounds, LONG_ROUNDS), fill_speed,
+        self.each_round(f"prompt of {self.sizes.long:,}", compared, reader, min(self.rounds, LONG_ROUNDS), fill_speed,
                         self.ids[:self.sizes.long])
         for context, decoded in zip(self.sizes.contexts, self.sizes.decoded):
             taking_part = {name: worker for name, worker in workers.items()
                            if context == self.sizes.short or name not in self.skipped}
             self.fill(taking_part, context)
-            self.each_round(f"decode {context}", taking_part, reader, self.rounds, decode_speed, context,
+            self.each_round(f"decode at {context:,}", taking_part, reader, self.rounds, decode_speed, context,
                             self.ids[:decoded])
-        self.each_round("prefill", workers, reader, self.rounds, prefill_speed, self.ids[:self.sizes.prompt])
+        self.each_round(f"prompt of {self.sizes.prompt:,}", workers, reader, self.rounds, prefill_speed,
+                        self.ids[:self.sizes.prompt])
         for worker in (reader, *workers.values()):
             worker.shutdown()
 
@@ -302,22 +284,16 @@ class Bench:
         """Rounds over all engines, with the bandwidth before each. The first round warms up."""
         for i in range(rounds + 1):
             note(f"{what}: round {i} of {rounds}")
-            if i > 0 and what.startswith("prefill"):
-                self.values.setdefault(("sgemm", what), []).append(self.float32_limit(len(args[0]), reader))
+            if i > 0 and what.startswith("prompt"):
+                matrices = layer_matrices(tensor_shapes(self.config))
+                rate = reader.submit(sgemm_rate, matrices[:len(matrices) // self.config.num_hidden_layers]).result()
+                self.values.setdefault(("sgemm", "rate"), []).append(rate)
             for name, worker in workers.items():
                 bandwidth = reader.submit(read_bandwidth).result()
                 speed = worker.submit(work, *args).result()
                 if i > 0:
                     self.values.setdefault((name, what), []).append(speed)
                     self.values.setdefault((name, f"{what} bandwidth"), []).append(bandwidth)
-
-    def float32_limit(self, n: int, reader: ProcessPoolExecutor) -> float:
-        """Tokens per second of a prompt of n tokens whose products and attention run as fast as OpenBLAS multiplies."""
-        config = self.config
-        matrices = layer_matrices(tensor_shapes(config))
-        rate = reader.submit(sgemm_rate, matrices[:len(matrices) // config.num_hidden_layers]).result()
-        attention = 2 * config.num_hidden_layers * config.num_attention_heads * config.head_dim * n  # half is masked
-        return rate / (2 * sum(rows * columns for rows, columns in matrices) + attention)
 
     def start_up(self) -> None:
         """Seconds of a whole process that continues a few words with one token."""
@@ -340,29 +316,51 @@ class Bench:
     # What is made of the measurements
 
     def speed(self, name: str, what: str) -> float | None:
-        """Median tokens per second, or None if it wasn't measured."""
+        """Median of the rounds, or None if it wasn't measured."""
         return median(self.values[name, what]) if (name, what) in self.values else None
-
-    def ratio(self, name: str, peer: str, what: str, faster: float = 1.0) -> float | None:
-        """Median over the rounds of name's value / peer's value, which is taken to be `faster` times as large."""
-        if (name, what) not in self.values or (peer, what) not in self.values:
-            return None
-        return median(a / b for a, b in zip(self.values[name, what], self.values[peer, what])) / max(faster, 1.0)
 
     def bandwidth(self) -> float:
         return median(value for (_, what), values in self.values.items() if what.endswith("bandwidth")
                       for value in values)
 
-    def read_bytes(self, name: str, context: int) -> float:
-        return read_bytes(self.config, name, context)
-
     def share(self, name: str, context: int) -> float | None:
         """Median share of the bandwidth that decoding uses."""
-        what = f"decode {context}"
+        what = f"decode at {context:,}"
         if (name, what) not in self.values:
             return None
         pairs = zip(self.values[name, what], self.values[name, f"{what} bandwidth"])
-        return median(speed / bandwidth for speed, bandwidth in pairs) * self.read_bytes(name, context)
+        return median(speed / bandwidth for speed, bandwidth in pairs) * read_bytes(self.config, name, context)
+
+    def cells(self, measured: Callable[[str], float | None]) -> dict[str, dict[str, float]]:
+        """Format of ours -> engine -> measured(name), with three digits, for all that were measured."""
+        found: dict[str, dict[str, float]] = {}
+        for name in self.names:
+            entry = ENTRIES[name]
+            if (value := measured(name)) is not None:
+                engine = OURS if entry.engine in ("this engine", "plain NumPy") else entry.engine
+                found.setdefault(OUR_FORMAT.get(entry.format, entry.format), {})[engine] = float(f"{value:.3g}")
+        return found
+
+    def results(self, method: str) -> dict:
+        """What was measured, as bench/figures.py reads it."""
+        contexts = {f"decode at {n:,}": n for n in self.sizes.contexts[::-1]}
+        works = [*contexts, *(f"prompt of {n:,}" for n in (self.sizes.prompt, self.sizes.long))]
+        shares = {work: self.cells(lambda name, n=n: self.share(name, n)) for work, n in contexts.items()}
+        commit = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True)
+        return {
+            "machine": cpu_name(), "cores": self.threads, "date": str(datetime.date.today()),
+            "version": commit.stdout.decode().strip() or __version__, "method": method, "versions": versions(),
+            "bandwidth": round(self.bandwidth() / 1e9, 1), "sgemm": round(self.speed("sgemm", "rate") / 1e9),
+            "speeds": {work: self.cells(lambda name, work=work: self.speed(name, work)) for work in works},
+            "shares": {work: {name: engines[OURS] for name, engines in formats.items() if OURS in engines}
+                       for work, formats in shares.items()},
+            "others": {"peak memory, GB": self.cells(lambda name: self.memory[name][0] / 1e9),
+                       "loading, seconds": self.cells(lambda name: self.memory[name][1]),
+                       "start to first token, seconds": self.cells(lambda name: self.speed(name, "start")),
+                       "first answer after installation, seconds":
+                           self.cells(lambda name: self.speed(name, "first run"))},
+            "notes": [*self.notes, f"The start loads a tokenizer of {vocabulary_size(self.path):,} tokens in ours, none "
+                      "in llama.cpp."]}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -370,132 +368,32 @@ class Bench:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def cell(value: float | None, digits: int) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
+def cpu_name() -> str:
+    """The processor, as the system names it."""
+    if Path("/proc/cpuinfo").exists():
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
 
 
-def table(bench: Bench) -> list[str]:
-    sizes = bench.sizes
-    titles = ["engine", "format", *(f"prefill {n}, tokens/s" for n in (sizes.prompt, sizes.long))]
-    for context in (sizes.short, sizes.long):
-        titles += [f"decode at {context}, tokens/s", "GB/s", "of the bandwidth"]
-    titles.append("peak memory, GB")
-    lines = [f"| {' | '.join(titles)} |", "| --- " * len(titles) + "|"]
-    for name in bench.names:
-        cells = [ENTRIES[name].engine, ENTRIES[name].format,
-                 *(cell(bench.speed(name, what), 1) for what in ("prefill", f"prefill {sizes.long}"))]
-        for context in (sizes.short, sizes.long):
-            speed = bench.speed(name, f"decode {context}")
-            gigabytes = None if speed is None else speed * bench.read_bytes(name, context) / 1e9
-            cells += [cell(speed, 2), cell(gigabytes, 1), cell(bench.share(name, context), 2)]
-        lines.append(f"| {' | '.join([*cells, cell(bench.memory[name][0] / 1e9, 2)])} |")
-    return lines
-
-
-def goals(bench: Bench) -> list[tuple[str, float | None, str, float]]:
-    """(what, measured or None, "at least" or "at most", wanted) for all that the fast engine is to reach."""
-    rows: list[tuple[str, float | None, str, float]] = []
-    least, most, sizes = "at least", "at most", bench.sizes
-    for name, goal in GOALS.items():
-        peer = goal.peer
-        other, better = f"{ENTRIES[peer].engine} {ENTRIES[peer].format}", "the faster of llama.cpp and ik_llama.cpp"
-        for context, ratio, part in ((sizes.short, goal.decode, goal.share), (sizes.long, goal.long, goal.long_share)):
-            what = f"decode {context}"
-            rows += [(f"{name}: {what} / {better}", bench.ratio(name, peer, what, goal.ik_decode), least, ratio),
-                     (f"{name}: {what}, share of the bandwidth", bench.share(name, context), least, part)]
-        for n, what, ratio in ((sizes.prompt, "prefill", goal.prefill),
-                               (sizes.long, f"prefill {sizes.long}", goal.long_prefill)):
-            rows.append((f"{name}: prefill {n} / {better}", bench.ratio(name, peer, what, goal.ik_prefill), least, ratio))
-        both = name in bench.memory and peer in bench.memory
-        memory = bench.memory[name][0] / bench.memory[peer][0] if both else None
-        rows.append((f"{name}: peak memory / {other}", memory, most, MEMORY_GOAL))
-    rows += [(f"bf16: prefill {sizes.prompt}, share of float32's limit (sgemm)", bench.ratio("bf16", "sgemm", "prefill"),
-              least, 0.92),
-             (f"bf16: prefill {sizes.long}, share of float32's limit (sgemm)",
-              bench.ratio("bf16", "sgemm", f"prefill {sizes.long}"), least, 0.85),
-             (f"bf16: prefill {sizes.prompt} / torch float32", bench.ratio("bf16", "torch", "prefill"), least, TORCH_GOAL)]
-    rows.append(("seconds of the first run to the bundled model's first answer, compiling",
-                 bench.speed("bf16", "first run"), most, FIRST_GOAL))
-    return rows + [(f"{name}: seconds to load and quantize", bench.memory[name][1], most, LOAD_GOAL)
-                   for name in ("int8", "int4") if name in bench.memory]
-
-
-def goals_table(bench: Bench) -> list[str]:
-    lines = ["| | measured | wanted | reached |", "| --- | --- | --- | --- |"]
-    for what, measured, relation, wanted in goals(bench):
-        if measured is not None:
-            reached = measured >= wanted if relation == "at least" else measured <= wanted
-            lines.append(f"| {what} | {measured:.2f} | {relation} {wanted:g} | {'yes' if reached else '**no**'} |")
-    return lines
+def versions() -> dict[str, str]:
+    """The version of Python, and of the packages that were measured and are installed."""
+    found = {"Python": platform.python_version()}
+    for package in ("numpy", "numba", "llama-cpp-python", "torch", "transformers"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
 
 
 def machine(threads: int) -> str:
     """One line: the processor, and the versions of what was measured."""
-    cpu = platform.processor() or platform.machine()
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
-    versions = [f"Python {platform.python_version()}"]
-    for package in ("numpy", "numba", "llama-cpp-python", "torch", "transformers"):
-        try:
-            versions.append(f"{package} {metadata.version(package)}")
-        except metadata.PackageNotFoundError:
-            continue
-    return f"{cpu}, {os.cpu_count()} cores, {threads} threads; {', '.join(versions)}; {datetime.date.today()}"
-
-
-def report(bench: Bench) -> str:
-    starts = [f"{ENTRIES[name].engine} {bench.speed(name, 'start'):.2f} s"
-              for name in ("bf16", "llama-bf16") if (name, "start") in bench.values]
-    limits = ", ".join(f"{ENTRIES[name].format} {bench.bandwidth() / bench.read_bytes(name, 0):.1f}"
-                       for name in ("numpy", *GOALS))
-    bandwidth = f"{bench.bandwidth() / 1e9:.1f} GB/s"
-    lines = [machine(bench.threads), "", f"Read bandwidth {bandwidth}: decoding can't pass {limits} tokens/s.", "",
-             *table(bench), "", *goals_table(bench), ""]
-    if starts:
-        lines += [f"Start-up, a whole process for a few words and one more token: {', '.join(starts)}. This engine "
-                  f"loads a tokenizer of {vocabulary_size(bench.path)} tokens for it, llama.cpp none.", ""]
-    return "\n".join(lines + [f"- {text}\n" for text in bench.notes])
+    packages = ", ".join(f"{name} {version}" for name, version in versions().items())
+    return f"{cpu_name()}, {os.cpu_count()} cores, {threads} threads; {packages}; {datetime.date.today()}"
 
 
 def vocabulary_size(path: Path) -> int:
     return len(json.loads((path / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"])
-
-
-def draw(bench: Bench, file: Path) -> None:
-    """Two pictures: each engine's tokens/s below the memory's limit, and decoding over the length of the context."""
-    from matplotlib.figure import Figure
-    figure = Figure(figsize=(12, 4.5), layout="constrained")
-    limits, lengths = figure.subplots(1, 2)
-    draw_limits(bench, limits)
-    draw_lengths(bench, lengths)
-    figure.savefig(file, dpi=100)
-
-
-def draw_limits(bench: Bench, axes: Any) -> None:
-    colors = {"this engine": "tab:blue", "llama.cpp": "tab:orange"}
-    for i, name in enumerate(bench.names):
-        speed = bench.speed(name, f"decode {bench.sizes.short}")
-        limit = bench.bandwidth() / bench.read_bytes(name, bench.sizes.short)
-        axes.bar(i, speed, color=colors.get(ENTRIES[name].engine, "tab:gray"))
-        axes.hlines(limit, i - 0.45, i + 0.45, color="black", label=None if i else "the memory's limit")
-        axes.text(i, speed / 2, f"{speed:.1f}", ha="center")
-    labels = [f"{ENTRIES[name].engine}\n{ENTRIES[name].format}" for name in bench.names]
-    axes.set_xticks(range(len(labels)), labels, rotation=45, ha="right")
-    axes.set(title="Decoding at short context", ylabel="tokens/s")
-    axes.legend(loc="upper left")
-
-
-def draw_lengths(bench: Bench, axes: Any) -> None:
-    contexts = bench.sizes.contexts[::-1]
-    for i, pair in enumerate((name, goal.peer) for name, goal in GOALS.items()):
-        for name, style in zip(pair, ("o-", "o--")):
-            if name in bench.names:
-                speeds = [bench.speed(name, f"decode {context}") for context in contexts]
-                label = f"{ENTRIES[name].engine} {ENTRIES[name].format}"
-                axes.plot(contexts, speeds, style, color=f"C{i}", label=label)
-    axes.set(title="Decoding over the length of the context", xlabel="tokens of context", ylabel="tokens/s", ylim=0)
-    axes.legend()
 
 
 def main() -> None:
@@ -508,8 +406,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", metavar="NAME,...", help=f"only these of {', '.join(ENTRIES)}")
     parser.add_argument("--quick", action="store_true", help="fewer tokens")
-    parser.add_argument("--out", type=Path, default=ROOT / "bench", help="folder of RESULTS.md and results.png")
+    parser.add_argument("--out", type=Path, metavar="FILE",
+                        help="what to write (default: bench/results/CPU.json, CPU as LLVM names it)")
     args = parser.parse_args()
+    import llvmlite.binding  # not above: the processes whose memory is measured import this file, too
     names = args.only.split(",") if args.only else [name for name, entry in ENTRIES.items() if entry.for_speed]
     if unknown := [name for name in names if name not in ENTRIES]:
         parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(ENTRIES)}")
@@ -520,24 +420,15 @@ def main() -> None:
         bench = Bench(path, Path(folder), names, args.threads, args.rounds, QUICK if args.quick else Sizes())
         bench.prepare()
         bench.run()
-        text = report(bench)
-        print(text)
-        keep(bench, text, args.out)
+        results = bench.results(f"bench/run.py {shlex.join(sys.argv[1:])}".strip())
+    print(whole_table(results))
+    out = args.out or ROOT / f"bench/results/{llvmlite.binding.get_host_cpu_name()}.json"
+    out.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
 def make_model(path: Path, tokenizer: Path = ROOT / "demo") -> Path:
     from make_random_model import make_random_model, official_config
     return make_random_model(official_config("0.6B"), path, tokenizer=tokenizer)
-
-
-def keep(bench: Bench, text: str, folder: Path) -> None:
-    """Writes the text and, with matplotlib, the picture."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "RESULTS.md").write_text("# The latest run of bench/run.py\n\n" + text)
-    try:
-        draw(bench, folder / "results.png")
-    except ImportError:
-        note("no picture: matplotlib is not installed")
 
 
 if __name__ == "__main__":

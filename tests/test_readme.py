@@ -1,5 +1,6 @@
 """The README and docs/ keep their word: their commands run, their programs run with both engines, their tables are
 complete."""
+import json
 import os
 import re
 import shutil
@@ -93,6 +94,17 @@ def test_tables_of_options_are_complete(page, module):
 def test_table_of_chat_commands_is_complete():
     commands = {command for line in HELP for command in re.findall(r"/\w+", line)}
     assert commands <= set(re.findall(r"`(/\w+)", section("Chat")))
+
+
+def test_figures_of_speed_are_those_of_the_files():
+    """Pages have what bench/figures.py makes of bench/results; README has no other, and a row is counted here by hand."""
+    done = subprocess.run([sys.executable, ROOT / "bench/figures.py"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    before, table, after = re.split("<!-- figures -->|<!-- end -->(?=\n\n!)", PAGES[0])
+    assert not re.search(r"tokens/s|GB/s|\d times as (fast|slow)", before + after)
+    measured = json.loads((ROOT / "bench/results/znver3.json").read_text())
+    cells = [measured["speeds"]["decode at 4,096"][name] for name in ("bf16", "int8", "int4")]
+    assert " / ".join(f"{each['ours'] / each['llama.cpp']:.2f}" for each in cells) in table
 
 
 def test_links_lead_somewhere():

@@ -359,8 +359,8 @@ class Bench:
                        "start to first token, seconds": self.cells(lambda name: self.speed(name, "start")),
                        "first answer after installation, seconds":
                            self.cells(lambda name: self.speed(name, "first run"))},
-            "notes": [*self.notes, f"The start loads a tokenizer of {vocabulary_size(self.path):,} tokens in ours, none "
-                      "in llama.cpp."]}
+            "notes": [*self.notes, f"The start loads a tokenizer of {vocabulary_size(self.path):,} tokens in ours, "
+                      "none in llama.cpp."]}
 
 
 # ----------------------------------------------------------------------------------------------------------------------

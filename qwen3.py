@@ -254,8 +254,6 @@ class KVCache:
     """
     form = "f32"  # the number format; faster engines have caches with smaller ones
     last = -1  # the row of a pass that the next token is drawn from; a cache of several sequences has one for each
-    watched: tuple[int, ...] = ()  # the layers before which `watcher` sees the residual stream
-    watcher: Any = None  # a small model that guesses the next tokens: see Eagle in qwen3_lib/answers/guesses.py
 
     def __init__(self, config: Config, max_length: int | None = None):
         self.config, self.length = config, 0
@@ -292,10 +290,8 @@ class KVCache:
         window = self.config.windows[layer] if self.config.windows else 0
         return attention(q, self.k[layer, :, :end], self.v[layer, :, :end], window, self.config.causal)
 
-    def advance(self, token_ids: np.ndarray, streams: dict[int, np.ndarray] | None = None) -> None:
-        """Counts the new tokens [n] as filled; streams: the residual stream before each layer watched."""
-        if self.watcher and streams:
-            self.watcher.see(self.length, token_ids, streams)
+    def advance(self, token_ids: np.ndarray) -> None:
+        """Counts the new tokens [n] as filled."""
         self.token_ids[self.length:self.length + len(token_ids)] = token_ids
         self.length += len(token_ids)
 
@@ -328,12 +324,9 @@ def hidden_states(model: Model, token_ids: TokenIds, cache: KVCache) -> np.ndarr
         now = slice(start, start + step)
         cos, sin = rope_tables(config, positions[now])
         x = w["embed_tokens"][ids[now]]  # [step, hidden_size]
-        streams: dict[int, Any] = dict.fromkeys(cache.watched)
         for i, layer in enumerate(w["layers"]):
-            if i in streams:
-                streams[i] = x
             x = decoder_layer(x, layer, config, cache, i, cos, sin)
-        cache.advance(ids[now], streams)
+        cache.advance(ids[now])
         out[now] = rms_norm(x, w["norm"], config.rms_norm_eps)
     return out
 

@@ -251,7 +251,7 @@ class HybridCache(KVCache):
         self.pending[layer] = history, state, rows[learned:].copy()
         return np.concatenate([first, last], axis=1)[:, -n:].swapaxes(0, 1)
 
-    def advance(self, token_ids: np.ndarray, streams: dict[int, np.ndarray] | None = None) -> None:
+    def advance(self, token_ids: np.ndarray) -> None:
         """Counts the new tokens [n] as filled; notes the states after them, and before each guess among them."""
         before, end = self.length, self.length + len(token_ids)
         for cut in range(1 + min([len(token_ids), *(len(late) for *_, late in self.pending.values())])):
@@ -305,7 +305,7 @@ def hidden_states(model: Model, token_ids: TokenIds, cache: HybridCache) -> np.n
         x = w["embed_tokens"][ids[start:end]]
         for i, layer in enumerate(w["layers"]):
             x = decoder_layer(x, layer, config, cache, i, cos, sin)
-        cache.advance(ids[start:end], {})
+        cache.advance(ids[start:end])
         if end in borders:
             cache.keep()
         out[start:end] = rms_norm(x, w["norm"], config.rms_norm_eps)

@@ -299,10 +299,10 @@ MOST = {"f16": 65504, "int8": 127 * 65504}  # the largest number that such a cac
 
 
 def run_layers(model: Model, ids: np.ndarray, caches: list[Any], sequences: np.ndarray, positions: np.ndarray,
-               wanted: np.ndarray, streams: dict[int, Any]) -> tuple[np.ndarray, np.ndarray]:
+               wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Runs tokens ids [m], each the next one of a sequence of these caches, through all layers.
 
-    -> (x [m, hidden_size], logits [n, vocab_size] of the tokens `wanted` [n]); streams: layer -> x before it
+    -> (x [m, hidden_size], logits [n, vocab_size] of the tokens `wanted` [n])
     """
     config, w, m = model.config, model.weights, len(ids)
     group = config.num_attention_heads // config.num_key_value_heads
@@ -325,9 +325,7 @@ def run_layers(model: Model, ids: np.ndarray, caches: list[Any], sequences: np.n
     space = w.work_space(config, m, len(tasks), max(task.n for task in tasks) * group)
     fixed_table = np.concatenate([w.for_kernels[1], table(batch), space[1]])
     n_layers, step = config.num_hidden_layers, max(1, PASS // m)
-    for first, last in itertools.pairwise(sorted({*range(0, n_layers, step), *streams, n_layers})):
-        if first in streams:
-            streams[first] = x.copy()
+    for first, last in itertools.pairwise([*range(0, n_layers, step), n_layers]):
         trial = next_trial(tried, cached, m, n_blocks, (w.kinds[first:last], last == n_layers)) if w.learns else None
         functions = functions_for(needs, queries, ways_taken(forms, trial) if w.learns else ())
         job_table = np.concatenate([fixed_table, table((functions,))])
@@ -388,9 +386,8 @@ def passes(model: Model, token_ids: qwen3.TokenIds, cache: Any,
     for start, end in itertools.pairwise(sorted({*range(0, len(ids), step), *borders, len(ids)})):
         now = slice(start, end)
         here = wanted[(wanted >= start) & (wanted < now.stop)] - start
-        streams: dict[int, Any] = dict.fromkeys(cache.watched)
-        result = run_layers(model, ids[now], caches, sequences[now], positions[now], here, streams)
-        cache.advance(ids[now], streams)
+        result = run_layers(model, ids[now], caches, sequences[now], positions[now], here)
+        cache.advance(ids[now])
         if end in borders:
             cache.keep()
         yield result

@@ -35,8 +35,7 @@ from qwen3_lib.io.errors import InputError
 outcomes = []
 for name, *options in json.loads(sys.argv[1]):
     try:
-        files = {"files": ("config.json",)} if "head" in options else {}
-        outcomes.append((str(resolve_model(name, "offline" in options, **files)), ""))
+        outcomes.append((str(resolve_model(name, "offline" in options)), ""))
     except InputError as error:
         outcomes.append((None, str(error)))
 print(json.dumps(outcomes))
@@ -180,14 +179,6 @@ def test_a_download_asks_for_what_is_needed_and_only_once(hub, get, get_all):
     found = get_all(("tiny/demo",), ("tiny/other",), before=IMPATIENT)
     assert found[0] == outcome
     assert_refused(found[1], "tiny/other: the download failed", "run the same command again")
-
-
-def test_a_head_needs_no_tokenizer(hub, get_all):
-    hub.models = {"tiny/head": {name: DEMO[name] for name in ("config.json", "model.safetensors")}}
-    head, again, model = get_all(("tiny/head", "head"), ("tiny/head", "head", "offline"), ("tiny/head",))
-    assert_complete(head, hub.models["tiny/head"])
-    assert again == head
-    assert_refused(model, "tiny/head: this is not a model folder", "tokenizer.json")
 
 
 def test_a_single_file_of_weights_may_have_any_name(hub, get_all):

@@ -299,6 +299,11 @@ def test_what_would_be_computed_otherwise_is_refused(tmp_path, changes):
                for word in (key, *(value if isinstance(value, dict) else ()), "RoPE", "rope", "'hqq'"))
 
 
+@pytest.mark.parametrize("name", ["LlamaForCausalLMEagle3", "Eagle3Speculator"])  # SafeAILab's, RedHatAI's
+def test_an_eagle_head_is_refused_by_name(tmp_path, name):
+    assert "an EAGLE head is not supported" in message_of(config_of, tmp_path, architectures=[name], model_type=REMOVED)
+
+
 def test_keys_that_change_nothing_are_accepted(tmp_path):
     expected = config_of(tmp_path)
     for changes in ({"surprise": 7}, {"use_mamba": None}, {"layer_types": ["full_attention"] * 3}, {"mlp_bias": False},

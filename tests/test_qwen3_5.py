@@ -15,7 +15,7 @@ from make_random_model import make_random_model
 from oracle import hybrid_oracle
 from published import write_tensors
 from qwen3_lib.answers.completion import Completion
-from qwen3_lib.answers.guesses import Draft, Eagle, Source
+from qwen3_lib.answers.guesses import Draft, Source
 from qwen3_lib.app.files import load_prompt_cache, save_prompt_cache
 from qwen3_lib.answers.schema import regex
 from qwen3_lib.batch.batch import Batch, generate_batch, slots_in
@@ -150,10 +150,6 @@ def test_tensors_that_do_not_fit(tmp_path):
     path = make(HYBRID_MOE, tmp_path)
     (path / "config.json").write_text(json.dumps(HYBRID_MOE | {"shared_expert_intermediate_size": 8}))
     assert "mlp.shared_expert.gate_proj.weight has shape [40, 48], not [8, 48]" in message_of(qwen3.load_model, path)
-
-
-def test_what_is_refused(model):
-    assert "EAGLE" in message_of(Eagle, None, model)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from typing import Any
 
 from qwen3 import KVCache, Model, Sampling, Sequence, TokenIds, checked_whole, run
 from qwen3_lib.answers.answer import held_back, inside_thought, parse_answer, split_stream
-from qwen3_lib.answers.eagle import Head
 from qwen3_lib.answers.guesses import Source, guessed, run_guessed
 from qwen3_lib.answers.messages import checked_messages
 from qwen3_lib.answers.schema import Constrained
@@ -77,7 +76,7 @@ class Completion(Wrapped, Iterator[str]):
 
     def __init__(self, model: Model, token_ids: TokenIds, cache: KVCache | None = None, stop: str | Iterable[str] = (),
                  logprobs: int | None = None, think_budget: int | None = None, lookup: int | None = None,
-                 draft: Source | Model | Head | None = None, logit_bias: dict[Any, float] | None = None,
+                 draft: Source | Model | None = None, logit_bias: dict[Any, float] | None = None,
                  schema: Any = None, tools: list[dict[str, Any]] | None = None, **options: Any):
         """Takes the options of `generate`, and
 
@@ -85,8 +84,7 @@ class Completion(Wrapped, Iterator[str]):
         logprobs: record the logprob of each token and of this many alternatives, before temperature and penalties
         think_budget: close a thought after this number of tokens
         lookup: guess up to this number of tokens from the earlier text and check them in one pass; the same answer
-        draft: likewise, guess with this smaller model, or the same one in int4; it must have the same tokenizer;
-            or with an EAGLE-3 head of the model, see eagle.load_head
+        draft: likewise, guess with this smaller model, or the same one in int4; it must have the same tokenizer
         logit_bias: numbers from -100 to 100 that are added to the logits of tokens, by their ids
         schema: what the answer must fit: a JSON Schema, a dataclass, a class of pydantic, or a Grammar, see schema.py
         tools: JSON schemas of the tools in the prompt, which give the arguments of calls in XML their types
@@ -113,7 +111,6 @@ class Completion(Wrapped, Iterator[str]):
     def resume(self, cache: KVCache) -> None:
         """Cuts the cache back to its common prefix with the prompt, see Sequence.resume."""
         self.sequence.resume(cache)
-        cache.watcher, cache.watched = None, ()  # of an earlier answer
         self.cached_tokens, self.times = cache.length, [time.perf_counter()]
 
     def begin(self, cache: KVCache) -> None:

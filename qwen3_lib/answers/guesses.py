@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from qwen3 import InputError, KVCache, Model, checked_whole, sample
-from qwen3_lib.answers.eagle import Head
+from qwen3 import InputError, Model, checked_whole, sample
 from qwen3_lib.answers.sequences import Wrapped
 
 
@@ -31,9 +30,6 @@ class Source(ABC):
     @abstractmethod
     def guess(self, sequence: Any, n: int) -> list[int]:
         """At most n tokens that may follow a sequence."""
-
-    def watch(self, cache: KVCache) -> None:
-        """The sequence begins, or goes on, with this cache."""
 
     def length(self, plain: float | None) -> int:
         """How many guesses give the most tokens a second, where a pass without guesses takes `plain` seconds.
@@ -116,22 +112,15 @@ class Draft(Source):
         self.model = model
         self.cache: Any = model.engine.new_cache(model.config)
 
-    def unread(self, text: np.ndarray) -> np.ndarray:
-        """The tokens of a text that are to be computed before the first guess; none if it can't be made."""
-        self.cache.truncate(self.cache.common_prefix(text[:-1]))
-        return text[self.cache.length:]
-
-    def logits_of(self, new: np.ndarray) -> np.ndarray:
-        return self.model.engine.logits_of(self.model, new, self.cache)
-
     def guess(self, sequence: Any, n: int) -> list[int]:
         text, guess = np.append(sequence.prompt, np.array(sequence.token_ids, np.int64)), list[int]()
-        if len(text) + n > self.cache.max_length or not len(new := self.unread(text)):
+        if len(text) + n > self.cache.max_length:
             return []
-        rng = copy.deepcopy(sequence.rng)
+        self.cache.truncate(self.cache.common_prefix(text[:-1]))
+        new, rng = text[self.cache.length:], copy.deepcopy(sequence.rng)
         for _ in range(n):
             start, self.cache.guesses = time.perf_counter(), len(guess)
-            logits = self.logits_of(new)
+            logits = self.model.engine.logits_of(self.model, new, self.cache)
             token = sample(logits, sequence.sampling, rng, sequence.prompt, sequence.token_ids + guess)
             if len(new) <= self.MOST:  # else it was the prompt's pass
                 self.make += self.PART * (time.perf_counter() - start - self.make)
@@ -140,54 +129,6 @@ class Draft(Source):
             guess.append(token)
             new = np.array([token])
         return guess
-
-
-class Eagle(Draft):
-    """Guesses with an EAGLE-3 head, which sees the model's residual stream: see eagle.py.
-
-    Row i of the head's cache belongs to the hidden state of token start + i, and to the token after it.
-    """
-
-    def __init__(self, head: Head, model: Model):
-        Source.__init__(self, self.MOST)
-        if hasattr(model.config, "linear_layers"):
-            raise InputError(f"{model.path}: an EAGLE head can't guess for a Qwen3.5")
-        self.head, self.model, self.layers, self.cache = head, model, head.layers, KVCache(head.config)
-        self.start, self.seen, self.hidden = 0, list[int](), list[np.ndarray]()  # tokens, and the hidden state of each
-        self.sure = 0  # rows of the cache of such hidden states; later rows are of guesses
-        self.last: Any = None  # the hidden states of the tokens to compute next
-
-    def watch(self, cache: KVCache) -> None:
-        known = cache.token_ids[self.start:cache.length].tolist()
-        self.forget(next((i for i, (a, b) in enumerate(zip(self.seen, known)) if a != b), len(known)))
-        cache.watcher, cache.watched = self, self.layers
-
-    def forget(self, n: int) -> None:
-        """Keeps the first n hidden states."""
-        del self.seen[n:], self.hidden[n:]
-        self.sure = min(self.sure, n)
-
-    def see(self, position: int, token_ids: np.ndarray, streams: dict[int, np.ndarray]) -> None:
-        """Takes the model's residual streams of tokens from this position on."""
-        if not self.start <= position <= self.start + len(self.seen):  # what lies between isn't known
-            self.forget(0)
-            self.start = position
-        self.forget(position - self.start)
-        self.seen += token_ids.tolist()
-        self.hidden.extend(self.head.fused(streams))
-
-    def unread(self, text: np.ndarray) -> np.ndarray:
-        after = text[self.start + 1:]
-        if not 0 < len(after) <= len(self.hidden):
-            return after[:0]
-        self.cache.truncate(min(self.cache.common_prefix(after), self.sure, len(after) - 1))
-        self.sure, self.last = len(after), np.array(self.hidden[self.cache.length:len(after)])
-        return after[self.cache.length:]
-
-    def logits_of(self, new: np.ndarray) -> np.ndarray:
-        out = self.head.forward(self.head.embedded(self.model, new), self.last, new, self.cache)
-        self.last = out[None]
-        return self.head.logits(out)
 
 
 class Guessed(Wrapped):
@@ -202,11 +143,6 @@ class Guessed(Wrapped):
         self.guessed = self.accepted = 0  # in all
         self.plain: float | None = None  # seconds of a pass without guesses, a running mean
         self.since: float | None = None  # the start of the pass
-
-    def resume(self, cache: KVCache) -> None:
-        self.sequence.resume(cache)
-        for source in self.sources:
-            source.watch(cache)
 
     @property
     def new(self) -> Any:
@@ -266,12 +202,10 @@ def run_guessed(model: Model, sequence: Guessed, cache: Any) -> Iterator[int]:
         yield from tokens
 
 
-def guessed(sequence: Any, schema: Any, lookup: int | None, draft: Source | Model | Head | None) -> Any:
+def guessed(sequence: Any, schema: Any, lookup: int | None, draft: Source | Model | None) -> Any:
     """The sequence with guesses of these sources; itself if there are none."""
     sources: list[Source] = [Lookup(lookup)] if checked_whole("lookup", lookup or 0, 0) and lookup else []
-    if isinstance(draft, Head):
-        draft = Eagle(draft, sequence.model)
-    elif isinstance(draft, Model):
+    if isinstance(draft, Model):
         draft = Draft(draft, sequence.model)
     sources += [] if draft is None else [draft]
     if schema is not None:

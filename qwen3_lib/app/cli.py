@@ -79,9 +79,9 @@ def make_parser() -> Parser:
     add("--hide-thinking", action="store_true", help="don't show the reasoning")
     add("--lookup", type=int, metavar="N", help="guess up to N tokens from the text so far, and check the guesses in "
         "one pass: the same answer, faster if the answer repeats the text")
-    add("--draft", metavar="NAME", help="guess tokens with a smaller model that has the same tokenizer, with an "
-        "EAGLE-3 head of this model, or with int4, its own weights in 4 bits, and check them in one pass: the same "
-        "answer, faster if most guesses are right")
+    add("--draft", metavar="NAME", help="guess tokens with a smaller model that has the same tokenizer, or "
+        "with int4, its own weights in 4 bits, and check them in one pass: the same answer, faster if most guesses are "
+        "right")
     add = parser.add_argument_group("output").add_argument
     add("--json", action="store_true", help="print one JSON object: text, reasoning, tool calls, token counts, seconds")
     add("--logprobs", type=int, metavar="N", help="print the log-probability of each token and of the N most likely "

@@ -9,14 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from qwen3 import BUNDLED, Engine, Folder, InputError, Model, Sampling, checked_whole, load_model
+from qwen3 import BUNDLED, Engine, InputError, Model, Sampling, checked_whole, load_model
 from qwen3_lib.answers.completion import checked_stop
-from qwen3_lib.answers.eagle import is_head, load_head
-from qwen3_lib.answers.guesses import Draft, Eagle
+from qwen3_lib.answers.guesses import Draft
 from qwen3_lib.answers.schema import lark, regex
 from qwen3_lib.app.files import read_json, read_text
 from qwen3_lib.io.errors import LONGEST_LINE, brief, did_you_mean, parse_json
-from qwen3_lib.io.hub import CONFIG, resolve_model
 from qwen3_lib.io.rope import stretched
 
 
@@ -154,14 +152,12 @@ def engine_of(args: argparse.Namespace) -> Engine:
 
 
 def load_draft(args: argparse.Namespace, model: Model) -> Draft | None:
-    """What --draft names: a model, an EAGLE-3 head of the model, or the form of the model's own weights."""
+    """What --draft names: a model, or the format of the model's own weights."""
     if args.draft is None:
         return None
     form = args.draft if args.draft in ("int4", "int8") else None
     if form and (not is_fast(args) or args.quantize == "int4" or args.quantize == form):
         raise InputError(f"--draft {form} needs the fast engine (--fast), and a model in more bits")
-    if not form and is_head(folder := Folder(resolve_model(args.draft, args.offline, (CONFIG,)))):
-        return Eagle(load_head(folder, model), model)
     same = argparse.Namespace(**vars(args) | {"quantize": form or args.quantize})
     other = same if form else argparse.Namespace(**vars(same) | {"model": args.draft, "adapter": None})
     return Draft(load(other), model)

@@ -51,14 +51,10 @@ class Caches:
         """HybridCache.keep of the sequence whose token was computed last."""
         self.caches[int(np.searchsorted(np.cumsum(self.counts), self.done))].keep()
 
-    @property
-    def watched(self) -> set[int]:
-        return {layer for cache in self.caches for layer in cache.watched}
-
-    def advance(self, token_ids: np.ndarray, streams: dict[int, np.ndarray]) -> None:
+    def advance(self, token_ids: np.ndarray) -> None:
         """Counts the next tokens [n] as filled, see KVCache.advance."""
         for cache, rows in self.parts(len(token_ids)):
-            cache.advance(token_ids[rows], {layer: x[rows] for layer, x in streams.items()})
+            cache.advance(token_ids[rows])
         self.done += len(token_ids)
 
 

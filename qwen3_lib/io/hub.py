@@ -30,12 +30,11 @@ OPTIONAL = ("generation_config.json", "tokenizer_config.json", "chat_template.ji
 NAME = r"[A-Za-z0-9_][A-Za-z0-9_.+=-]*"  # of a file, never of a path
 
 
-def resolve_model(name: str, offline: bool = False, files: tuple[str, ...] = (CONFIG, TOKENIZER)) -> Path:
+def resolve_model(name: str, offline: bool = False) -> Path:
     """The folder with a model's files, or its GGUF file. `name` is one of these, owner/name on the hub, or a size.
 
     A folder comes first, then the hub's cache; only missing files are downloaded, and none if `offline` or
-    HF_HUB_OFFLINE=1. A model's folder in the hub's cache (models--owner--name) stands for its main snapshot. `files`
-    are those that a model of the hub must have, beside its weights.
+    HF_HUB_OFFLINE=1. A model's folder in the hub's cache (models--owner--name) stands for its main snapshot.
     Raises InputError for what can't be a model's name, and when a download fails.
     """
     path = os.path.expanduser(name) if name.startswith("~/") else name
@@ -50,7 +49,7 @@ def resolve_model(name: str, offline: bool = False, files: tuple[str, ...] = (CO
     repo_id, quantization = hub_id(name)
     home = hub_cache() / f"models--{repo_id.replace('/', '--')}"
     if (folder := main_snapshot(home)) is not None:
-        needed = (*files, *(weight_files(folder) or [WEIGHTS]))
+        needed = (CONFIG, TOKENIZER, *(weight_files(folder) or [WEIGHTS]))
         if not quantization and all(os.path.isfile(folder / file) for file in needed):
             return folder
         if (file := named_gguf(gguf_names(os.listdir(folder)), quantization)) and os.path.isfile(folder / file):
@@ -60,7 +59,7 @@ def resolve_model(name: str, offline: bool = False, files: tuple[str, ...] = (CO
         raise InputError(f"{brief(name)}: there is no such folder; the hub's cache {hub_cache()} lacks files of this "
                          "model, and offline nothing is downloaded")
     try:
-        return download(hub, repo_id, quantization, files)
+        return download(hub, repo_id, quantization)
     except InputError:
         raise
     except (OSError, ValueError, hub.utils.httpx.HTTPError, hub.utils.httpx.InvalidURL) as error:
@@ -206,7 +205,7 @@ def import_client(repo_id: str) -> ModuleType:
     return huggingface_hub
 
 
-def download(hub: ModuleType, repo_id: str, quantization: str, needed: tuple[str, ...]) -> Path:
+def download(hub: ModuleType, repo_id: str, quantization: str) -> Path:
     """Downloads the missing files of a model into the hub's cache -> the model's folder there, or its GGUF file.
 
     File by file, because Ctrl-C doesn't stop snapshot_download. The weights come last: a cache with all of them has the
@@ -221,7 +220,7 @@ def download(hub: ModuleType, repo_id: str, quantization: str, needed: tuple[str
         if not ggufs:
             raise InputError(f"{repo_id}: the hub has no {WEIGHTS} and no whole GGUF file of it")
         raise InputError(f"{repo_id}: choose one of its GGUF files {some(ggufs, 50)}, like {repo_id}:{min(ggufs)}")
-    if absent := {*needed} - files:
+    if absent := {CONFIG, TOKENIZER} - files:
         raise InputError(f"{repo_id}: this is not a model folder: the hub has no {min(absent)} of it")
     folder = Path(hub.hf_hub_download(repo_id, CONFIG)).parent
     commit = folder.name  # all others from the same one, even if a new one is published meanwhile

@@ -62,6 +62,8 @@ class Checkpoint(Folder):
         file, raw = self.path / "config.json", self.json("config.json")
         self.quantization()
         rope, kind, names = rope_of(raw), raw.get("model_type"), raw.get("architectures")
+        if "eagle" in str(names).lower():
+            raise InputError(f"{file}: an EAGLE head is not supported; a small model or --draft int4 can guess, too")
         causal = kind != "bidirectional_pplx_qwen3" and raw.get("is_causal") is not False \
             and raw.get("use_bidirectional_attention") is not True
         if isinstance(names, list):  # a view of the whole text has no architecture in transformers

@@ -282,7 +282,7 @@ def test_version(capfd):
 @pytest.mark.parametrize("line", [
     "--raw --system x", "--raw --no-think", "--chat --json", "--score --stop x", "--score --top-k 0", "--stats=1",
     "--greedy --temperature 0", "--regex a --grammar f", "--list --no-think", "--list", "--system x --system-file f",
-    "--file - -p -", "--continue --messages f", "--compile", "--compile --list", "--verify --stats", "--save-quantized d --quantize int8",
+    "--file - -p -", "--continue --messages f", "--compile", "--compile --list", "--save-quantized d --quantize int8",
     "--rope-factor 4", "--rope-scaling yarn", "-p one"])
 def test_options_that_do_not_go_together(capfd, line):
     status, out, err = run_main(capfd, *line.split(), "Hello")

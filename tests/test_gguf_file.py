@@ -15,7 +15,7 @@ import pytest
 import qwen3
 import qwen3_numba
 from configs import (BASE, FRANCE, HYBRID, HYBRID_MOE, PARIS, QWEN3_5, ROOT, SHARED, YARN)
-from helpers import (assert_cli_refuses, assert_one_line, memory_while_loading, message_of, random_ids, run_fast, run_main,
+from helpers import (assert_one_line, memory_while_loading, message_of, random_ids, run_fast, run_main,
                      works_or_refused)
 from make_random_model import make_random_model
 from published import kept_by_the_fast_engine, print_losses
@@ -182,11 +182,10 @@ def test_it_is_listed(demo_gguf):
 
 
 def test_it_goes_everywhere_that_a_folder_goes(demo_gguf, capfd, tmp_path):
-    """The banner, a prompt cache, checksums (of which it has none)."""
+    """The banner, a prompt cache."""
     assert terminal.banner(qwen3.load_model(demo_gguf)).startswith("qwen3 · demo.gguf · 6.95 M parameters")
     options = ["--model", demo_gguf, "--no-think", "--greedy", "--prompt-cache", tmp_path / "cache", FRANCE]
     assert [run_main(capfd, *options) for _ in range(2)] == [(0, PARIS, "")] * 2
-    assert_cli_refuses(capfd, ["--model", demo_gguf, "--verify"], "no checksums to compare with")
 
 
 def test_sampling_of_the_file(tmp_path):

@@ -18,8 +18,8 @@ from urllib.parse import unquote
 import pytest
 
 from configs import ROOT
-from helpers import assert_cli_refuses, message_of, run_main
-from qwen3_lib.io.hub import cached_models, check_blobs, gguf_names, hub_cache, hub_id, named_gguf, resolve_model
+from helpers import message_of
+from qwen3_lib.io.hub import cached_models, gguf_names, hub_cache, hub_id, named_gguf, resolve_model
 
 pytestmark = pytest.mark.core
 
@@ -192,15 +192,14 @@ def test_a_single_file_of_weights_may_have_any_name(hub, get_all):
 
 def test_a_short_name_is_one_of_qwen(hub, get_all):
     hub.models = {"Qwen/Qwen3-0.6B": DEMO}
-    outcome, *others = get_all(("0.6b",), ("Qwen3-0.6B", "offline"), ("qwen/qwen3-0.6b", "offline"))
+    outcome, *others = get_all(("0.6b",), ("Qwen3-0.6B", "offline"), ("Qwen/Qwen3-0.6B", "offline"))
     assert_complete(outcome)
     assert outcome[0].parents[1].name == "models--Qwen--Qwen3-0.6B" and others == [outcome] * 2
 
 
 @pytest.mark.parametrize("name, repo_id, quantization", [
-    ("Qwen3-0.6B", "Qwen/Qwen3-0.6B", ""), ("QWEN3-4B-THINKING-2507", "Qwen/Qwen3-4B-Thinking-2507", ""),
-    ("qwen/qwen3-8b-base", "Qwen/Qwen3-8B-Base", ""), ("Qwen3-My-own", "Qwen/Qwen3-My-own", ""), ("14b",
-    "Qwen/Qwen3-14B", ""), ("other/qwen3-0.6b", "other/qwen3-0.6b", ""), ("a/b:UD-Q4_K_M", "a/b", "UD-Q4_K_M"),
+    ("Qwen3-0.6B", "Qwen/Qwen3-0.6B", ""), ("Qwen3-My/own", "Qwen3-My/own", ""), ("14b", "Qwen/Qwen3-14B", ""),
+    ("other/qwen3-0.6b", "other/qwen3-0.6b", ""), ("a/b:UD-Q4_K_M", "a/b", "UD-Q4_K_M"),
 ])
 def test_names(name, repo_id, quantization):
     assert hub_id(name) == (repo_id, quantization)
@@ -367,15 +366,13 @@ def test_the_cache_is_where_the_client_has_it(environment, tmp_path, variables):
 
 
 def as_hub(files, cache, name="tiny--demo"):
-    """A model in a cache as the hub has it: LFS files by SHA-256, others by git's name for them -> the snapshot."""
+    """A model in a cache, whose files are links to blobs -> the snapshot."""
     home = cache / f"models--{name}"
     for folder in (f"snapshots/{COMMIT}", "blobs", "refs"):
         (home / folder).mkdir(parents=True)
     (home / "refs/main").write_text(COMMIT)
     for file, content in files.items():
-        git = ["git", "hash-object", "--no-filters", "--stdin"]
-        blob = hashlib.sha256(content).hexdigest() if file.endswith((".safetensors", "tokenizer.json")) else \
-            subprocess.run(git, input=content, capture_output=True, check=True).stdout.decode().strip()
+        blob = hashlib.sha256(content).hexdigest()
         (home / "blobs" / blob).write_bytes(content)
         (home / "snapshots" / COMMIT / file).symlink_to(f"../../blobs/{blob}")
     return home / "snapshots" / COMMIT
@@ -395,23 +392,6 @@ def test_cached_models(tmp_path, monkeypatch):
     assert resolve_model(str(demo.parents[1])) == demo  # the model's folder in the cache stands for its snapshot
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "nowhere"))
     assert cached_models() == [] and hub_cache() == tmp_path / "nowhere"
-
-
-def test_damaged_files_of_the_cache_are_named(tmp_path, capfd):
-    folder = as_hub(sharded(), tmp_path)
-    assert check_blobs(folder) == []
-    status, out, err = run_main(capfd, "--model", folder, "--verify")
-    assert (status, err) == (0, "") and "all checksums are right" in out
-    for file in sharded():
-        blob = (folder / file).resolve()
-        content = blob.read_bytes()
-        blob.write_bytes(bytes([content[0] ^ 1]) + content[1:])
-        assert check_blobs(folder) == [file]
-        assert_cli_refuses(capfd, ["--model", folder, "--verify"], file)
-        blob.unlink()
-        assert check_blobs(folder) == [file]
-        blob.write_bytes(content)
-    assert "no checksums to compare" in message_of(check_blobs, ROOT / "demo")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -444,7 +424,7 @@ def test_gguf_files_of_a_hub(hub, get_all, tmp_path):
         assert_refused(outcome, f"{name}: choose one of its GGUF files Q4_K_M, Q8_0, UD-Q4_K_M, like {name}:Q4_K_M")
     assert_refused(refused[2], "no whole GGUF file")
     hub.requests.clear()
-    (path, message), same, other = get_all(("qwen3-0.6b-gguf:q4_k_m",), (name, "offline"), (f"{name}:Q8_0", "offline"))
+    (path, message), same, other = get_all(("Qwen3-0.6B-GGUF:q4_k_m",), (name, "offline"), (f"{name}:Q8_0", "offline"))
     assert (path.name, path.read_bytes(), message) == ("Qwen3-0.6B-Q4_K_M.gguf", b"GGUFQ4_K_M", "")
     assert hub.files_asked() == ["Qwen3-0.6B-Q4_K_M.gguf"] and same == (path, "")
     assert_refused(other, "offline", "lacks files")

@@ -16,7 +16,7 @@ from qwen3_lib.answers.completion import Completion
 from qwen3_lib.answers.score import score
 from qwen3_lib.app.chat import Chat, run_chat
 from qwen3_lib.app.files import load_prompt_cache, read_messages, read_text, read_tools, save_prompt_cache
-from qwen3_lib.app.models import print_models, readable_size, size_on_disk, verify_cached
+from qwen3_lib.app.models import print_models, readable_size, size_on_disk
 from qwen3_lib.app.options import (Parser, add_answer_options, add_engine_options, add_model_options, answer_options,
                                    is_fast, load, load_draft, named_model, shown)
 from qwen3_lib.app.state import going_on, keep_conversation, kept_conversation
@@ -69,7 +69,6 @@ def make_parser() -> Parser:
     add("--list", action="store_true", help="list the models on this computer: name, size, and whether this program "
         "runs them; with --model FOLDER also the models in that folder")
     add("--download", action="store_true", help="download the model of --model, print its folder, and exit")
-    add("--verify", action="store_true", help="compare the files of a downloaded model with their checksums")
     add("--save-quantized", metavar="DIR", help="with --quantize: write the quantized model into a new folder, "
         "which loads faster")
     add("--compile", action="store_true", help="compile the fast engine for this CPU, and exit; for a container image "
@@ -108,7 +107,7 @@ EXCLUDES = {
     "regex": ("grammar",),
     "save_quantized": ("rope_factor",),
 }
-ANSWER_NOTHING = ("list", "download", "verify", "save_quantized", "compile")
+ANSWER_NOTHING = ("list", "download", "save_quantized", "compile")
 
 
 def parse_arguments(parser: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
@@ -284,8 +283,8 @@ def compile_ahead(_args: argparse.Namespace) -> None:
 
 
 JOBS: dict[str, Callable[[argparse.Namespace], None]] = {
-    "list": print_models, "download": download, "verify": verify_cached, "save_quantized": save_quantized,
-    "compile": compile_ahead, "score": print_scores}
+    "list": print_models, "download": download, "save_quantized": save_quantized, "compile": compile_ahead,
+    "score": print_scores}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,11 +6,10 @@ import re
 from pathlib import Path
 
 from qwen3 import BUNDLED, InputError
-from qwen3_lib.app.options import named_model
 from qwen3_lib.app.terminal import write
-from qwen3_lib.io.errors import brief, some
+from qwen3_lib.io.errors import brief
 from qwen3_lib.io.gguf_file import is_gguf
-from qwen3_lib.io.hub import cached_models, check_blobs, resolve_model
+from qwen3_lib.io.hub import cached_models
 from qwen3_lib.io.models import open_model
 from qwen3_lib.io.pooling import recipe_of
 
@@ -28,14 +27,6 @@ def print_models(args: argparse.Namespace) -> None:
     write(f"{'MODEL':{width}}  {'SIZE':>8}  RUNS\n")
     for name, size, why in rows:
         write(f"{name:{width}}  {readable_size(size):>8}  {'yes' if why is None else f'no: {why}'}\n")
-
-
-def verify_cached(args: argparse.Namespace) -> None:
-    """Compares the files of a model in the hub's cache with their checksums. Raises InputError that names damage."""
-    folder = resolve_model(named_model(args) or str(BUNDLED), args.offline)
-    if damaged := check_blobs(folder):
-        raise InputError(f"{folder}: damaged: {some(damaged)}; delete the folder and download the model again")
-    write(f"{brief(folder)}: all checksums are right\n")
 
 
 def models_in(folder: Path) -> list[tuple[str, Path]]:

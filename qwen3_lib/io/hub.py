@@ -4,11 +4,9 @@
     resolve_model("Qwen/Qwen3-0.6B")            a model of the hub; for short "Qwen3-0.6B" or "0.6B"
     resolve_model("Qwen/Qwen3-8B-GGUF:Q4_K_M")  a GGUF file of the hub: owner/name:QUANTIZATION
     cached_models()                             the models in the hub's cache
-    check_blobs(folder)                         the damaged files of a model in the hub's cache
 
 The hub's client, huggingface_hub, downloads and shows the progress. Only a download imports it: that takes time.
 """
-import hashlib
 import os
 import re
 from collections import Counter
@@ -21,9 +19,6 @@ from qwen3_lib.io.gguf_file import gguf_json, is_gguf
 from qwen3_lib.io.pooling import VECTOR_FILES, module_files
 
 SHORT_NAMES = {size: f"Qwen/Qwen3-{size}" for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B")}
-SPELLING = {part.lower(): part for part in (  # the hub's cache, unlike the hub, tells 0.6b from 0.6B
-    *SHORT_NAMES, "30B", "A3B", "235B", "A22B", "Base", "Instruct", "Thinking", "Embedding", "Reranker", "Coder",
-    "FP8", "AWQ", "GPTQ", "GGUF", "Int4", "Int8")}
 CONFIG, TOKENIZER, WEIGHTS = "config.json", "tokenizer.json", "model.safetensors"
 INDEX = "model.safetensors.index.json"  # lists the shards, the files of weights in several files
 OPTIONAL = ("generation_config.json", "tokenizer_config.json", "chat_template.jinja", *VECTOR_FILES)
@@ -84,9 +79,7 @@ def model_in(folder: Path) -> Path:
 def hub_id(name: str) -> tuple[str, str]:
     """(the model's owner/name on the hub, the quantization at the end of the name, or an empty text)."""
     model, colon, quantization = name.partition(":")
-    repo_id = SHORT_NAMES.get(model.upper(), model)
-    if of_qwen := re.fullmatch(r"(?:Qwen/)?Qwen3-(.+)", model, re.ASCII | re.IGNORECASE):
-        repo_id = "Qwen/Qwen3-" + "-".join(SPELLING.get(part.lower(), part) for part in of_qwen[1].split("-"))
+    repo_id = SHORT_NAMES.get(model.upper(), f"Qwen/{model}" if re.fullmatch("Qwen3-[^/]+", model) else model)
     if re.fullmatch(rf"{NAME}/{NAME}(?<!\.gguf)(:{NAME})?", f"{repo_id}{colon}{quantization}"):
         return repo_id, quantization
     raise InputError(f"{brief(name)}: no such folder or file; a model of the hub is called owner/name, like "
@@ -169,27 +162,6 @@ def model_type(path: Path) -> str:
         return str((gguf_json(path, CONFIG) if is_gguf(path) else read_json_object(path / CONFIG)).get("model_type"))
     except InputError:
         return ""
-
-
-def check_blobs(folder: Path) -> list[str]:
-    """The names of a model's damaged files. Raises InputError where there are no checksums to compare with.
-
-    Files of the hub's cache are links to blobs, called by the SHA-256 of their bytes, or small ones by git's SHA-1.
-    """
-    files = sorted(folder.iterdir()) if folder.is_dir() else [folder]  # a GGUF file
-    blobs = {file.name: file.resolve() for file in files
-             if file.is_symlink() and re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", file.resolve().name)}
-    if not blobs:
-        raise InputError(f"{folder}: its files are not in the hub's cache, so there are no checksums to compare with")
-    return [name for name, blob in blobs.items() if not blob.is_file() or checksum(blob) != blob.name]
-
-
-def checksum(blob: Path) -> str:
-    with open(blob, "rb") as file:
-        if len(blob.name) == 64:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-        data = file.read()
-        return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
 # ---- Downloading -----------------------------------------------------------------------------------------------------

@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qwen3 import DTYPES, Config, Folder, Tensor, checked_number, checked_whole, map_safetensors, to_float32
-from qwen3_lib.io.adapter_config import (CONFIG, FUSED, STARTS, Settings, full_name, is_target, key_of, number_of,
-                                          read_settings)
+from qwen3_lib.io.adapter_config import CONFIG, FUSED, Settings, full_name, is_target, key_of, number_of, read_settings
 from qwen3_lib.io.errors import InputError, brief
 from qwen3_lib.io.tensors import BLOCK, EMBEDDING, AnyTensor, PackedTensor, Wrapped, rows_of
 
@@ -79,8 +78,8 @@ class Adapted(Wrapped):
                                  f"{list(change.shape)}, in the base {list(there) if there else 'it is absent'}")
         if not changes and not whole:
             raise InputError(f"{self.adapter}: there are no tensors that {CONFIG} names")
-        first, start = not isinstance(self.base, Adapted), settings.get("init_lora_weights")
-        special = ["use_dora"] * bool(settings.get("use_dora")) + [start] * (start in STARTS) + [*whole]
+        first = not isinstance(self.base, Adapted)
+        special = ["use_dora"] * bool(settings.get("use_dora")) + [*whole]
         if special and not (first and self.weight == 1):
             raise InputError(f"{self.adapter}: an adapter with {brief(special[0])} must be the first one, of weight 1")
         if first:  # later ones stand on the same copies
@@ -89,8 +88,6 @@ class Adapted(Wrapped):
                 tensors[HEAD] = tensors[EMBEDDING] = copy
         tensors |= whole
         for name, change in changes.items():
-            if start in STARTS and name != EMBEDDING and name not in copies:
-                tensors[name] = adapted(tensors[name], start_of(tensors[name], change, start))
             tensors[name] = adapted(tensors[name], change)
         biases = {name.removesuffix("weight") + "bias": change.scale * change.bias for name, change in changes.items()
                   if change.bias is not None and change.bias.any()}
@@ -208,22 +205,3 @@ def adapted(base: AnyTensor, change: Change) -> PackedTensor:
 
     kept = base.kept if isinstance(base, PackedTensor) else "BF16" if base.dtype == "BF16" else "F32"
     return PackedTensor("F32", change.shape, rows, base.mapping, kept=kept)
-
-
-def start_of(base: AnyTensor, change: Change, start: str) -> Change:
-    """The part of W that is moved from W into A and B before training.
-
-    PiSSA (Meng et al. 2024): the r largest singular values with their vectors. OLoRA (Büyükakyüz 2024): the first r
-    columns of Q times the first r rows of R, of the QR decomposition, times the scale.
-    """
-    w, rank = rows_of(base, 0, len(change.b)).astype(np.float64), len(change.a)
-    if not np.isfinite(w).all():
-        raise InputError("NaN or infinity in the base model of the adapter")
-    if start == "olora":
-        q = np.linalg.qr(w[:, :rank])[0]
-        return Change(q.T @ w, q, -change.scale)
-    if len(w) <= w.shape[1]:  # the eigenvectors of the smaller square are singular vectors
-        u = np.linalg.eigh(w @ w.T)[1][:, -rank:]
-        return Change(u.T @ w, u, -1.0)
-    v = np.linalg.eigh(w.T @ w)[1][:, -rank:]
-    return Change(v.T, w @ v, -1.0)

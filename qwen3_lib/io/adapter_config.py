@@ -15,10 +15,10 @@ NUMBERS = {"r": 8, "lora_alpha": 8}
 TYPES = {"rank_pattern": dict, "alpha_pattern": dict, "layers_to_transform": int | list, "layers_pattern": str | list,
          "exclude_modules": str | list, "target_modules": str | list, "target_parameters": list,
          "modules_to_save": list}
-FLAGS, STARTS = (None, False, True), ("pissa", "olora")
-# Other beginnings than these (LoftQ, CorDA, ...) change the base model in a way that can't be computed from it.
+FLAGS = (None, False, True)
+# Other beginnings than these (PiSSA, OLoRA, LoftQ, CorDA, ...) change the base model, too.
 ONLY = {"peft_type": ("LORA",), "use_rslora": FLAGS, "use_dora": FLAGS, "lora_bias": FLAGS,
-        "ensure_weight_tying": FLAGS, "init_lora_weights": (*FLAGS, "gaussian", "orthogonal", "eva", *STARTS)}
+        "ensure_weight_tying": FLAGS, "init_lora_weights": (*FLAGS, "gaussian", "orthogonal", "eva")}
 FUSED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}  # all experts in one tensor
 Settings = dict[str, Any]
 

@@ -30,8 +30,7 @@ import corpus  # noqa: E402
 import memory  # noqa: E402
 import stories  # noqa: E402
 from facts import fact  # noqa: E402
-from heldout import HELD_OUT, HELD_OUT_CHAT  # noqa: E402
-from heldout_tools import HELD_OUT_TOOLS  # noqa: E402
+from heldout import HELD_OUT, HELD_OUT_CHAT, HELD_OUT_TOOLS  # noqa: E402
 from questions import CHAT, QUESTIONS  # noqa: E402
 from sums import beyond_sums, sum_turn  # noqa: E402
 from talk import chat, unknown  # noqa: E402

@@ -4,6 +4,10 @@ They were written at one go, before any model had answered them, and none of the
 But that text was widened after a look at wrong answers to these: skills that failed got more wordings, tools got
 sentences with a value before the noun and with units, and "write" no longer asks to repeat something.
 """
+from toolbox import services
+
+# Neither their names nor their schemas nor what is asked of them are in the training text.
+HELD_OUT_TOOLS = services("heldout_tools.txt", whole=True)
 HELD_OUT: dict[str, list[str]] = {
     # ---- countries -------------------------------------------------------------------------------------------------
     "capital": [

@@ -8,8 +8,7 @@ import pytest
 import torch
 import train
 from corpus import conversation, sum_turn
-from heldout import HELD_OUT, HELD_OUT_CHAT
-from heldout_tools import HELD_OUT_TOOLS
+from heldout import HELD_OUT, HELD_OUT_CHAT, HELD_OUT_TOOLS
 from questions import CHAT, QUESTIONS
 from tokenizer import IGNORED, encode_branches, encode_example, segments
 from tokenizer_utils import load_tokenizer, parse_answer

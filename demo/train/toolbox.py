@@ -281,14 +281,14 @@ def slot_of(text: str, zh: bool) -> tuple[str, tuple[str, str], list[str], bool]
     return key, (names, kind + "_zh" if zh and kind + "_zh" in KINDS else kind), ["{}"] if zh else standing[2], optional
 
 
-def services(text: str) -> list[Tool]:
-    """The services that people use, each two lines, and more where four spaces begin the next:
+def services(file: str, whole: bool = False) -> list[Tool]:
+    """The services in a file, each two lines, and more where four spaces begin the next:
 
     label and words of other questions that it is for | names | descriptions | arguments: key, `=other,names`, `:kind`, `?` if
     it is optional | results, then under two spaces the intents, parted by ` / `, with `=>` what they imply. Of one label only
-    one is offered; those under one heading are near relatives."""
+    one is offered; those under one heading are near relatives. `whole`: the questions are whole sentences, not intents."""
     tools: list[Tool] = []
-    section = ""
+    section, text = "", (Path(__file__).parent / file).read_text(encoding="utf-8")
     for line in text.replace("\n    ", " ").strip().splitlines():
         if line.startswith("# "):
             section = line[2:]
@@ -297,22 +297,16 @@ def services(text: str) -> list[Tool]:
         else:
             label, names, descriptions, arguments, results = line.split(" | ")
             slots = [slot_of(text, words.chinese(label)) for text in arguments.split()]
-            tools.append(
-                Tool(
-                    names,
-                    descriptions.split("; "),
-                    {key: argument for key, argument, _, _ in slots},
-                    [],
-                    dict(pair.split(":") for pair in results.split()),
-                    forms={key: forms for key, _, forms, _ in slots},
-                    optional={key for key, _, _, optional in slots if optional},
-                    label=label.split()[0],
-                    section=section,
-                )
-            )
-            own = [word for word in re.split(r"\W|_", names.lower()) if len(word) > 2 and word not in COMMON]
-            tools[-1].topic = " ".join([*label.split(), *own, "sum" * (section == "sums")])
+            given = {key: argument for key, argument, _, _ in slots}
+            tool = Tool(names, descriptions.split("; "), given, [], dict(pair.split(":") for pair in results.split()), label)
+            if not whole:
+                own = [word for word in re.split(r"\W|_", names.lower()) if len(word) > 2 and word not in COMMON]
+                tool.topic = " ".join([*label.split(), *own, "sum" * (section == "sums")])
+                tool.forms = {key: forms for key, _, forms, _ in slots}
+                tool.optional = {key for key, _, _, optional in slots if optional}
+                tool.label, tool.section = label.split()[0], section
+            tools.append(tool)
     return tools
 
 
-TOOLS = services((Path(__file__).parent / "services.txt").read_text(encoding="utf-8"))
+TOOLS = services("services.txt")

@@ -4,109 +4,28 @@ import random
 import re
 
 CHOICE = re.compile(r"\(([^()]*\|[^()]*)\)")
-BEFORE = [
-    "Please ",
-    "Please, ",
-    "Hey, ",
-    "Hi! ",
-    "Hello, ",
-    "Quick question: ",
-    "OK, ",
-    "So, ",
-    "And ",
-    "Now ",
-    "Question: ",
-    "Well, ",
-    "Um, ",
-    "Excuse me, ",
-    "Sorry, ",
-    "Hi, ",
-    "hey ",
-    "One more: ",
-    "Then ",
-    "Listen, ",
-    "By the way, ",
-    "I wonder: ",
-    "Also, ",
-    "Hmm, ",
-    "Alright, ",
-    "One thing: ",
-    "Oh, ",
-    "Right, ",
-    "Good, ",
-    "Dear bot, ",
-    "Hi there, ",
-    "Another thing: ",
-]
-BEFORE_QUESTION = [
-    "Let me ask: ",
-    "Here is a question: ",
-    "I have a question: ",
-    "For my homework: ",
-    "For school: ",
-    "Answer this: ",
-    "Guess: ",
-    "Try this: ",
-    "My son asks: ",
-    "Somebody asked me: ",
-    "I need to know: ",
-    "Do you know: ",
-    "Can you tell me: ",
-    "Can you say ",
-    "Tell me, ",
-    "Help me out, ",
-    "Maybe you know: ",
-    "I'd like to know, ",
-]
-AFTER_QUESTION = [
-    ", do you know?",
-    ", can you say?",
-    " Do you know?",
-    ", I forgot",
-    ", for school",
-    ", quick",
-    ", any guess?",
-    ", what do you think?",
-    " Answer me.",
-]
-AFTER = [
-    " please",
-    ", please",
-    " Please.",
-    " Thanks!",
-    " Thank you.",
-    " thanks",
-    " now",
-    " Tell me.",
-    " pls",
-    ", bro",
-    " again",
-    " I forgot.",
-    " Just asking.",
-    " if you can",
-    " :)",
-    " thx",
-    ", my friend",
-    ", thank you",
-    " ok?",
-    " today",
-]
-BEFORE_ZH = [
-    "请问，",
-    "请问",
-    "你好，",
-    "那么，",
-    "嗯，",
-    "还有，",
-    "对了，",
-    "问一下，",
-    "麻烦问一下，",
-    "老师，",
-    "再问一个：",
-    "有个问题：",
-    "我想知道，",
-    "帮我看看，",
-]
+# What stands before and after a question, parted by |.
+BEFORE = (
+    "Please |Please, |Hey, |Hi! |Hello, |Quick question: |OK, |So, |And |Now |Question: |Well, |Um, |Excuse me, |"
+    "Sorry, |Hi, |hey |One more: |Then |Listen, |By the way, |I wonder: |Also, |Hmm, |Alright, |One thing: |Oh, |"
+    "Right, |Good, |Dear bot, |Hi there, |Another thing: "
+).split("|")
+BEFORE_QUESTION = (
+    "Let me ask: |Here is a question: |I have a question: |For my homework: |For school: |Answer this: |Guess: |"
+    "Try this: |My son asks: |Somebody asked me: |I need to know: |Do you know: |Can you tell me: |Can you say |"
+    "Tell me, |Help me out, |Maybe you know: |I'd like to know, "
+).split("|")
+AFTER_QUESTION = (
+    ", do you know?|, can you say?| Do you know?|, I forgot|, for school|, quick|, any guess?|"
+    ", what do you think?| Answer me."
+).split("|")
+AFTER = (
+    " please|, please| Please.| Thanks!| Thank you.| thanks| now| Tell me.| pls|, bro| again| I forgot.|"
+    " Just asking.| if you can| :)| thx|, my friend|, thank you| ok?| today"
+).split("|")
+BEFORE_ZH = (
+    "请问，|请问|你好，|那么，|嗯，|还有，|对了，|问一下，|麻烦问一下，|老师，|再问一个：|有个问题：|我想知道，|帮我看看，"
+).split("|")
 # Words that a person leaves out, or puts in, without meaning anything else.
 LEFT_OUT = {"the", "a", "an", "is", "are", "do", "does", "please", "of"}
 PUT_IN = "really just actually again now like maybe exactly um uh simply".split()

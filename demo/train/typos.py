@@ -3,6 +3,8 @@
 import random
 import re
 
+from words import chinese
+
 CHOICE = re.compile(r"\(([^()]*\|[^()]*)\)")
 # What stands before and after a question, parted by |.
 BEFORE = (
@@ -90,7 +92,7 @@ def reworded(rng: random.Random, template: str) -> str:
 
 
 def with_manners(rng: random.Random, template: str) -> str:
-    zh = any("\u4e00" <= char <= "\u9fff" for char in template)
+    zh = chinese(template)
     asks = template.endswith("?") and not zh
     if rng.random() < 0.1:
         before = rng.choice(BEFORE_ZH if zh else BEFORE_QUESTION if asks and rng.random() < 0.5 else BEFORE)

@@ -1,15 +1,8 @@
-"""The words of the demo model's world: countries, names, nouns, cities, and strings that nobody has seen before.
+"""The words of the demo model's world: countries, names, nouns, cities, and strings that nobody has seen before."""
 
-The lists come from lists.py, which writes them when they are first needed.
-"""
-
-import json
 import random
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-
-FILE = Path(__file__).resolve().parents[2] / ".train" / "words.json"
 
 
 @dataclass(frozen=True)
@@ -29,11 +22,9 @@ class Country:
 
 @cache
 def lists() -> dict:
-    if not FILE.exists():
-        from lists import write
+    from lists import everything  # here, because it takes seconds and needs the packages
 
-        write(FILE)
-    return json.loads(FILE.read_text())
+    return everything()
 
 
 @cache

@@ -82,13 +82,9 @@ def says(content: str, value: str) -> bool:
 
 
 def single(turn: Turn, enable_thinking: bool | None = None, tools: list[dict] | None = None) -> Case:
-    return Case(
-        [user(turn.question)],
-        lambda answer: any(says(answer.content, text) for text in turn.expected) and not answer.tool_calls,
-        turn.answer,
-        tools,
-        enable_thinking,
-    )
+    return Case([user(turn.question)],
+                lambda answer: any(says(answer.content, text) for text in turn.expected) and not answer.tool_calls,
+                turn.answer, tools, enable_thinking)
 
 
 def facts(lang: str | None, enable_thinking: bool | None = None) -> Draw:
@@ -164,15 +160,8 @@ FRAME_WORDS = set(
     re.findall(
         r"[a-z]+",
         " ".join(
-            [
-                *stories.PLACES,
-                *stories.MOODS,
-                *stories.GOALS,
-                *stories.EVENTS,
-                *stories.ENDINGS,
-                *stories.HELPERS,
-                "once upon a time there was were in an the and",
-            ]
+            [*stories.PLACES, *stories.MOODS, *stories.GOALS, *stories.EVENTS, *stories.ENDINGS, *stories.HELPERS,
+             "once upon a time there was were in an the and"]
         ).lower(),
     )
 )

@@ -6,14 +6,8 @@ import words
 from turns import Book, Turn, ask, language
 from words import capital
 
-ADJECTIVES = {
-    "Europe": "European",
-    "Asia": "Asian",
-    "Africa": "African",
-    "North America": "North American",
-    "South America": "South American",
-    "Oceania": "Oceanian",
-}
+ADJECTIVES = {"Europe": "European", "Asia": "Asian", "Africa": "African", "North America": "North American",
+              "South America": "South American", "Oceania": "Oceanian"}
 
 
 def joined(names: list[str], zh: bool) -> str:
@@ -32,18 +26,14 @@ def facts_of(country: words.Country, zh: bool) -> dict[str, tuple[str, str]]:
     """attribute -> (what is to be said, the sentence that says it)"""
     c, tongues = country.name[zh], joined([tongue[zh] for tongue in country.languages], zh)
     if zh:
-        return {
-            "capital": (country.capital[1], f"{c}的首都是{country.capital[1]}。"),
-            "continent": (country.continent[1], f"{c}在{country.continent[1]}。"),
-            "language": (tongues, f"{c}人说{tongues}。"),
-            "currency": (country.currency[1], f"{c}的货币是{country.currency[1]}。"),
-        }
-    return {
-        "capital": (country.capital[0], f"The capital of {c} is {country.capital[0]}."),
-        "continent": (country.continent[0], f"{capital(c)} is in {country.continent[0]}."),
-        "language": (tongues, f"People in {c} speak {tongues}."),
-        "currency": (country.currency[0], f"The currency of {c} is the {country.currency[0]}."),
-    }
+        return {"capital": (country.capital[1], f"{c}的首都是{country.capital[1]}。"),
+                "continent": (country.continent[1], f"{c}在{country.continent[1]}。"),
+                "language": (tongues, f"{c}人说{tongues}。"),
+                "currency": (country.currency[1], f"{c}的货币是{country.currency[1]}。")}
+    return {"capital": (country.capital[0], f"The capital of {c} is {country.capital[0]}."),
+            "continent": (country.continent[0], f"{capital(c)} is in {country.continent[0]}."),
+            "language": (tongues, f"People in {c} speak {tongues}."),
+            "currency": (country.currency[0], f"The currency of {c} is the {country.currency[0]}.")}
 
 
 def plain_fact(rng: random.Random, book: Book, lang: str, attribute: str, key: str | None = None) -> Turn:
@@ -94,12 +84,8 @@ def yes_no(rng: random.Random, book: Book, lang: str) -> Turn:
     zh, country, attribute = \
         lang == "_zh", words.country(rng), rng.choice(["capital", "continent", "continent", "language", "currency"])
     other = rng.choice(words.countries())
-    own = {
-        "capital": [country.capital],
-        "continent": [country.continent],
-        "language": list(country.languages),
-        "currency": [country.currency],
-    }[attribute]
+    own = {"capital": [country.capital], "continent": [country.continent], "language": list(country.languages),
+           "currency": [country.currency]}[attribute]
     theirs = {"capital": other.capital, "continent": other.continent, "language": other.languages[0],
               "currency": other.currency}[attribute]
     right = rng.random() < 0.5 or theirs in own or theirs[0] in country.spoken

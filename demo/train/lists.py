@@ -47,10 +47,8 @@ def language_names(code: str, en: babel.Locale, zh: babel.Locale) -> tuple[list[
             for i, tongue in enumerate(official) if i == 0 or (i == 1 and info[tongue]["population_percent"] >= 20)]
     corrected = CORRECTED["languages_of"].get(code, "")
     english_names = {tongue: LANGUAGES_EN.get(name, name) for tongue, name in en.languages.items()}
-    return (
-        [(english_names[tongue], zh.languages[tongue]) for tongue in corrected.split() or main],
-        sorted(english_names[tongue] for tongue in info if tongue in english_names),
-    )
+    return ([(english_names[tongue], zh.languages[tongue]) for tongue in corrected.split() or main],
+            sorted(english_names[tongue] for tongue in info if tongue in english_names))
 
 
 def chinese_capital(code: str, capital: str, cities: dict, zones: dict[str, str]) -> str:
@@ -76,11 +74,8 @@ def countries() -> list[dict]:
     cities: dict = {}
     for city in geo.get_cities().values():
         cities.setdefault((city["name"], city["countrycode"]), []).append(city)
-    zones = {
-        en.time_zones.get(zone, {}).get("city", zone.split("/")[-1].replace("_", " ")): about["city"]
-        for zone, about in zh.time_zones.items()
-        if "city" in about
-    }
+    zones = {en.time_zones.get(zone, {}).get("city", zone.split("/")[-1].replace("_", " ")): about["city"]
+             for zone, about in zh.time_zones.items() if "city" in about}
     found = []
     for code, about in geo.get_countries().items():
         if code in NOT_MEMBERS:

@@ -22,26 +22,11 @@ hobby dish team toy car""".split()
 LIKED_ZH = "颜色 颜色 食物 动物 书 电影 运动 水果 城市 歌 游戏 饮料 季节 花 菜 科目 国家".split()
 KINDS = ["name", "name", "pet", "pet", "city", "number", "age", "friend", "favourite", "favourite", "thing"]
 # What the assistant says: once when it is told, once when it is asked.
-SAYS = {
-    "name": "your name is {m}",
-    "pet": "your {p} is called {m}",
-    "city": "you live in {m}",
-    "number": "the number is {m}",
-    "age": "you are {m} years old",
-    "friend": "your {r} is called {m}",
-    "favourite": "your favourite {n} is {m}",
-    "thing": "your {n} is {m}",
-}
-SAYS_ZH = {
-    "name": "你叫{m}",
-    "pet": "你的{p}叫{m}",
-    "city": "你住在{m}",
-    "number": "数字是{m}",
-    "age": "你{m}岁",
-    "friend": "你的{r}叫{m}",
-    "favourite": "你最喜欢的{n}是{m}",
-    "thing": "你的{n}是{m}",
-}
+SAYS = {"name": "your name is {m}", "pet": "your {p} is called {m}", "city": "you live in {m}",
+        "number": "the number is {m}", "age": "you are {m} years old", "friend": "your {r} is called {m}",
+        "favourite": "your favourite {n} is {m}", "thing": "your {n} is {m}"}
+SAYS_ZH = {"name": "你叫{m}", "pet": "你的{p}叫{m}", "city": "你住在{m}", "number": "数字是{m}", "age": "你{m}岁",
+           "friend": "你的{r}叫{m}", "favourite": "你最喜欢的{n}是{m}", "thing": "你的{n}是{m}"}
 
 
 @dataclass
@@ -90,14 +75,8 @@ def memory(rng: random.Random, lang: str, kind: str | None = None) -> Memory:
     return Memory(
         kind,
         lang,
-        dict(
-            m=m,
-            o=o,
-            n=n,
-            p=rng.choice(PETS_ZH if zh else PETS),
-            r=rng.choice(RELATIVES_ZH if zh else RELATIVES),
-            k=rng.choice(words.countries()).name[zh],
-        ),
+        dict(m=m, o=o, n=n, p=rng.choice(PETS_ZH if zh else PETS), r=rng.choice(RELATIVES_ZH if zh else RELATIVES),
+             k=rng.choice(words.countries()).name[zh]),
     )
 
 
@@ -120,24 +99,14 @@ def said(thing: Memory) -> str:
 def asked(rng: random.Random, book: Book, thing: Memory) -> Turn:
     question = ask(rng, book, f"ask_{thing.kind}{thing.lang}", **thing.fill)
     m = thing.fill["m"]
-    return Turn(
-        "memory",
-        question,
-        said(thing) + "。" if thing.lang else capital(said(thing)) + ".",
-        f"我听说过：{m}" if thing.lang else f"I was told: {m}",
-        [m],
-    )
+    return Turn("memory", question, said(thing) + "。" if thing.lang else capital(said(thing)) + ".",
+                f"我听说过：{m}" if thing.lang else f"I was told: {m}", [m])
 
 
 def never_told(rng: random.Random, book: Book, thing: Memory) -> Turn:
     question = ask(rng, book, f"ask_{thing.kind}{thing.lang}", **thing.fill)
-    return Turn(
-        "memory",
-        question,
-        "你没有告诉我。" if thing.lang else "You have not told me that.",
-        "我没有听说过。" if thing.lang else "I was not told.",
-        ["没有告诉" if thing.lang else "not told"],
-    )
+    return Turn("memory", question, "你没有告诉我。" if thing.lang else "You have not told me that.",
+                "我没有听说过。" if thing.lang else "I was not told.", ["没有告诉" if thing.lang else "not told"])
 
 
 def remembering(rng: random.Random, book: Book, filler: Callable[[random.Random], Turn]) -> list[Turn]:

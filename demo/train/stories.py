@@ -18,16 +18,8 @@ class Subject:
     many: bool = False
 
 
-PLACES = [
-    "a green forest",
-    "a small village",
-    "a big city",
-    "an old house",
-    "a quiet garden",
-    "a far country",
-    "a little town",
-    "a warm valley",
-]
+PLACES = ["a green forest", "a small village", "a big city", "an old house", "a quiet garden", "a far country",
+          "a little town", "a warm valley"]
 MOODS = ["very lonely", "always hungry", "very curious", "never afraid", "small but brave", "tired of the rain",
          "kind to everyone"]
 GOALS = ["the sea", "the high mountain", "the moon", "the old castle", "the end of the road", "the great river",

@@ -46,10 +46,8 @@ def in_words(n: int, zh: bool) -> str:
     return ONES[n // 100] + " hundred" + (" and " + in_words(n % 100, False) if n % 100 else "")
 
 
-def sum_turn(
-    rng: random.Random, book: Book, largest: int = 1000, held_out: bool = False, lang: str | None = None,
-    plus: bool | None = None
-) -> Turn:
+def sum_turn(rng: random.Random, book: Book, largest: int = 1000, held_out: bool = False, lang: str | None = None,
+             plus: bool | None = None) -> Turn:
     lang = language(rng) if lang is None else lang
     plus = rng.random() < 0.5 if plus is None else plus
     while True:
@@ -61,21 +59,11 @@ def sum_turn(
     zh = lang == "_zh"
     key = ("tale_" if told else "") + ("add" if plus else "subtract") + lang
     names = [words.chinese_name(rng) if zh else words.name(rng) for _ in range(2)]
-    fill = dict(
-        a=in_words(a, zh) if spelled else str(a),
-        b=in_words(b, zh) if spelled else str(b),
-        x=names[0],
-        y=names[1],
-        n=rng.choice(words.chinese_nouns()) if zh else plural(words.noun(rng)),
-    )
+    fill = dict(a=in_words(a, zh) if spelled else str(a), b=in_words(b, zh) if spelled else str(b), x=names[0],
+                y=names[1], n=rng.choice(words.chinese_nouns()) if zh else plural(words.noun(rng)))
     result = a + b if plus else a - b
-    return Turn(
-        "sums",
-        ask(rng, book, key, **fill),
-        f"{a} {'+' if plus else '-'} {b} = {result}.",
-        addition_steps(a, b) if plus else subtraction_steps(a, b),
-        [f"= {result}."],
-    )
+    return Turn("sums", ask(rng, book, key, **fill), f"{a} {'+' if plus else '-'} {b} = {result}.",
+                addition_steps(a, b) if plus else subtraction_steps(a, b), [f"= {result}."])
 
 
 def small_sum(rng: random.Random, book: Book) -> Turn:
@@ -86,24 +74,12 @@ def beyond_sums(rng: random.Random, book: Book, lang: str | None = None) -> Turn
     lang = language(rng) if lang is None else lang
     number = lambda: str(rng.randrange(10 ** rng.choice([1, 2, 3])))  # noqa: E731
     large = lambda: str(rng.randrange(1000, 10 ** rng.choice([4, 5, 6, 9])))  # noqa: E731
-    question = ask(
-        rng,
-        book,
-        "beyond_sums" + lang,
-        a=number(),
-        b=number(),
-        f=number(),
-        l=large(),
-        m=large(),
-        d=words.decimal(rng),
-        e=words.decimal(rng),
-    )
+    question = ask(rng, book, "beyond_sums" + lang, a=number(), b=number(), f=number(), l=large(), m=large(),
+                   d=words.decimal(rng), e=words.decimal(rng))
     answer = (
         "我不知道，我只会三位数以内的加减法。"
         if lang
         else "I don't know that. I can only add and subtract whole numbers up to three digits."
     )
-    return Turn(
-        "unknown", question, answer, "这个我没有学过。" if lang else "I have not learned this.",
-        ["不知道" if lang else "don't know"]
-    )
+    return Turn("unknown", question, answer, "这个我没有学过。" if lang else "I have not learned this.",
+                ["不知道" if lang else "don't know"])

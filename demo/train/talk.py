@@ -37,13 +37,9 @@ def unknown(rng: random.Random, book: Book, lang: str | None = None) -> Turn:
     lang = language(rng) if lang is None else lang
     zh = lang == "_zh"
     if zh:
-        fill = dict(
-            n=rng.choice(words.chinese_nouns()),
-            o=rng.choice(words.chinese_nouns()),
-            x=words.chinese_name(rng),
-            k=words.chinese_city(rng),
-            w=rng.choice([rng.choice(words.countries()).name[1], words.chinese_city(rng), "世界"]),
-        )
+        fill = dict(n=rng.choice(words.chinese_nouns()), o=rng.choice(words.chinese_nouns()),
+                    x=words.chinese_name(rng), k=words.chinese_city(rng),
+                    w=rng.choice([rng.choice(words.countries()).name[1], words.chinese_city(rng), "世界"]))
     else:
         fill = dict(
             n=words.noun(rng),
@@ -52,13 +48,8 @@ def unknown(rng: random.Random, book: Book, lang: str | None = None) -> Turn:
             a=rng.choice(words.english("adjective")),
             v=rng.choice(words.english("verb")),
             x=rng.choice(
-                [
-                    words.name(rng),
-                    f"{words.name(rng)} {words.name(rng)}",
-                    capital(words.invented(rng)),
-                    words.invented(rng),
-                    rng.choice(words.lists()["cities"]),
-                ]
+                [words.name(rng), f"{words.name(rng)} {words.name(rng)}", capital(words.invented(rng)),
+                 words.invented(rng), rng.choice(words.lists()["cities"])]
             ),
             k=words.city(rng),
             w=rng.choice([rng.choice(words.countries()).name[0], words.country(rng).name[0], words.city(rng)]),

@@ -10,36 +10,11 @@ import tokenizers
 
 IGNORED = -100  # the label of a position that is not trained on
 
-SPECIAL = [
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|object_ref_start|>",
-    "<|object_ref_end|>",
-    "<|box_start|>",
-    "<|box_end|>",
-    "<|quad_start|>",
-    "<|quad_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|vision_pad|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
-]
-NAMED = [
-    "<tool_call>",
-    "</tool_call>",
-    "<|fim_prefix|>",
-    "<|fim_middle|>",
-    "<|fim_suffix|>",
-    "<|fim_pad|>",
-    "<|repo_name|>",
-    "<|file_sep|>",
-    "<tool_response>",
-    "</tool_response>",
-    "<think>",
-    "</think>",
-]
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>",
+           "<|box_start|>", "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>",
+           "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"]
+NAMED = ["<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>",
+         "<|repo_name|>", "<|file_sep|>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
 # A word is split alike wherever it stands, so that copying it is copying its tokens: a space belongs to the word after
 # it only for SPACED_WORDS; quotes, digits and Chinese characters stand alone.
 LETTERS = r"[\p{L}&&[^\p{Han}]]+"
@@ -52,10 +27,8 @@ def backend(model: tokenizers.models.BPE, space: str) -> tokenizers.Tokenizer:
     tokenizer = tokenizers.Tokenizer(model)
     tokenizer.normalizer = tokenizers.normalizers.NFC()
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
-        [
-            tokenizers.pre_tokenizers.Split(tokenizers.Regex(SPLIT % (space, space)), "isolated"),
-            tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
+        [tokenizers.pre_tokenizers.Split(tokenizers.Regex(SPLIT % (space, space)), "isolated"),
+         tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     return tokenizer
@@ -65,12 +38,9 @@ def train_tokenizer(vocab_size: int, n_examples: int) -> tokenizers.Tokenizer:
     """First pieces of words without the space before them; then a last merge for the space before frequent words."""
     rng = random.Random(0)
     texts = [text for _ in range(n_examples) for text in plain_texts(conversation(rng))]
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=vocab_size - len(SPECIAL + NAMED) - SPACED_WORDS - SPARE_ROWS,
-        min_frequency=20,
-        show_progress=False,
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-    )
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=vocab_size - len(SPECIAL + NAMED) - SPACED_WORDS - SPARE_ROWS,
+                                             min_frequency=20, show_progress=False,
+                                             initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet())
     pieces = backend(tokenizers.models.BPE(), "")
     pieces.train_from_iterator(texts, trainer)
     learned = json.loads(pieces.to_str())["model"]

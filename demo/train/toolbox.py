@@ -19,19 +19,11 @@ def one_of(text: str) -> Callable[[random.Random], str]:
 def wording(*patterns: str) -> Callable[[random.Random], str]:
     """Draws a pattern and fills it: {n} noun, {a} adjective, {v} verb, {x} made-up word, {m} name, {c} city, {t} time, {d} digit;
     {N}, {A} and {X} with a capital."""
-    draw = {
-        "n": words.noun,
-        "a": lambda r: r.choice(words.english("adjective")),
-        "v": lambda r: r.choice(words.english("verb")),
-        "x": words.invented,
-        "m": words.name,
-        "c": words.city,
-        "t": words.clock,
-        "d": lambda r: str(r.randint(2, 9)),
-        "N": lambda r: words.capital(words.noun(r)),
-        "A": lambda r: words.capital(r.choice(words.english("adjective"))),
-        "X": lambda r: words.capital(words.invented(r)),
-    }
+    draw = {"n": words.noun, "a": lambda r: r.choice(words.english("adjective")),
+            "v": lambda r: r.choice(words.english("verb")), "x": words.invented, "m": words.name, "c": words.city,
+            "t": words.clock, "d": lambda r: str(r.randint(2, 9)), "N": lambda r: words.capital(words.noun(r)),
+            "A": lambda r: words.capital(r.choice(words.english("adjective"))),
+            "X": lambda r: words.capital(words.invented(r))}
 
     def fill(rng: random.Random) -> str:
         text = choose(rng, rng.choice(patterns))
@@ -68,21 +60,17 @@ task_value = wording(
     "write to {m}", "pick up (the {n}|{m}|the kids)", "look for (a|the) {n}", "ask {m} about the {n}", "talk to {m}", "turn off the {n}",
 )  # fmt: skip
 
-person_value = wording(
-    *["{m}"] * 9, "Dr. {m}", "Mr. {m}", "Mrs. {m}", "(Aunt|Uncle|Professor) {m}", "my (mother|brother|boss|wife|son|{n})", "(mum|dad|the {n})", "{m} {X}",
-)  # fmt: skip
-place_value = wording(
-    "{c}", "{c}", "{m} Street", "the {n}", "{N} Square", "{c} {n}", "{d}{d} {x} Road", "{x}", "{X}", "{N} (House|Garden|Bar|Station|Park|Airport|Kitchen)",
-    "(Hotel|Cafe|Trattoria|Villa|Casa|Chez|Bar) {X}", "{X} (Inn|Grill|Hall|Mall|Tower)", "{m}'s", "{m}'s {N}", "The {A} {N}", "{X}platz", "Terminal {d}",
-    "the {a} {n}",
-)  # fmt: skip
-file_value = wording(
-    "{n}.(txt|pdf|csv|py|jpg)", "{x}.(txt|pdf|csv|py|jpg)", "{n}_{n}.(txt|doc)", "{n}{d}.(png|pdf)", "{n}/{n}.(txt|md|json)", "(src|home|docs|data)/{n}.(py|csv)",
-    "{n}-{n}.(zip|xlsx|mp3)", "(var|home|usr)/{n}",
-)  # fmt: skip
-thing_value = wording(
-    "{n}", "{n}", "{n}", "{n} {n}", "{a} {n}", "{a} {n}", "{x}", "{N} {N}", "{N}", "{a} {n} {n}", "{n} of {n}", "{X} {n}", "{c} {n}"
-)
+person_value = wording(*["{m}"] * 9, "Dr. {m}", "Mr. {m}", "Mrs. {m}", "(Aunt|Uncle|Professor) {m}",
+                       "my (mother|brother|boss|wife|son|{n})", "(mum|dad|the {n})", "{m} {X}")  # fmt: skip
+place_value = wording("{c}", "{c}", "{m} Street", "the {n}", "{N} Square", "{c} {n}", "{d}{d} {x} Road", "{x}", "{X}",
+                      "{N} (House|Garden|Bar|Station|Park|Airport|Kitchen)",
+                      "(Hotel|Cafe|Trattoria|Villa|Casa|Chez|Bar) {X}", "{X} (Inn|Grill|Hall|Mall|Tower)", "{m}'s",
+                      "{m}'s {N}", "The {A} {N}", "{X}platz", "Terminal {d}", "the {a} {n}")  # fmt: skip
+file_value = wording("{n}.(txt|pdf|csv|py|jpg)", "{x}.(txt|pdf|csv|py|jpg)", "{n}_{n}.(txt|doc)", "{n}{d}.(png|pdf)",
+                     "{n}/{n}.(txt|md|json)", "(src|home|docs|data)/{n}.(py|csv)", "{n}-{n}.(zip|xlsx|mp3)",
+                     "(var|home|usr)/{n}")  # fmt: skip
+thing_value = wording("{n}", "{n}", "{n}", "{n} {n}", "{a} {n}", "{a} {n}", "{x}", "{N} {N}", "{N}", "{a} {n} {n}",
+                      "{n} of {n}", "{X} {n}", "{c} {n}")
 
 
 def code_value(rng: random.Random) -> str:
@@ -97,17 +85,8 @@ def date_value(rng: random.Random) -> str:
     day, month, weekday, name = rng.randint(1, 28), rng.randint(1, 12), WEEKDAYS(rng), MONTHS(rng)
     soon = choose(rng, "(tomorrow|today|tonight|this weekend|next week|tomorrow evening|the day after tomorrow)")
     return rng.choice(
-        [
-            f"2026-{month:02}-{day:02}",
-            f"{month}/{day}/2026",
-            soon,
-            soon,
-            weekday,
-            weekday,
-            f"next {weekday}",
-            f"{name} {day}",
-            f"{day} {name}",
-        ]
+        [f"2026-{month:02}-{day:02}", f"{month}/{day}/2026", soon, soon, weekday, weekday, f"next {weekday}",
+         f"{name} {day}", f"{day} {name}"]
     )
 
 
@@ -265,9 +244,8 @@ style | style look | | in {} style / as a {}
 COMMON = set(
     "get set add find list make do new of to number numbers take save start show open who people person item file name how me".split()
 )
-STANDING = {
-    key: (names, kind, forms.split(" / ")) for key, names, kind, forms in (re.split(r" *\| *", line) for line in SLOTS.strip().splitlines())
-}
+STANDING = {key: (names, kind, forms.split(" / "))
+            for key, names, kind, forms in (re.split(r" *\| *", line) for line in SLOTS.strip().splitlines())}
 
 
 def slot_of(text: str, zh: bool) -> tuple[str, tuple[str, str], list[str], bool]:

@@ -16,23 +16,16 @@ from turns import plural
 from typos import choose, typed
 
 # Kinds that one can't tell from each other by their looks are of one group; all that are not listed are of another.
-LOOKS = {
-    **{kind: "number" for kind in "few whole number percent minutes".split()},
-    **{kind: kind for kind in "clock date email file code phone".split()},
-}
+LOOKS = {**{kind: "number" for kind in "few whole number percent minutes".split()},
+         **{kind: kind for kind in "clock date email file code phone".split()}}
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Tools for random things
 # ---------------------------------------------------------------------------------------------------------------------
 
 NAMES = "{v}_{n} {v}_{n} {v}_{n} get_{n} get_{n} find_{n} {n}_{v} {n} {n}_service {n}_{other}".split()
-DESCRIPTIONS = [
-    "{v} (a|the) {n}",
-    "{v}s {n}",
-    "(get|find|look up|returns) the {n}",
-    "{n} (service|search|control)",
-    "the {n} of (a|the) {other}",
-]
+DESCRIPTIONS = ["{v} (a|the) {n}", "{v}s {n}", "(get|find|look up|returns) the {n}", "{n} (service|search|control)",
+                "the {n} of (a|the) {other}"]
 INTENTS = [
     "{v} (a|the|my|me a|) {thing}", "{v} (a|the|my|me a|) {thing}", "(I need|I want|get me|give me|we need|order|book|find|make) (a|the|some|my|) {thing}",
     "the {thing}", "(when|where|what|which|how|who) (is|was) (the|my) {thing}", "(is there|do you have|do they have|can I get) (a|any|some) {thing}",
@@ -79,10 +72,8 @@ def random_tool(rng: random.Random, verb: str = "", noun: str = "", zh: bool = F
             thing = rng.choice([f"{{k}} {{s}} {plural(noun)}", f"{{k}} {unit} of {{s}} {noun}"])
     elif kind < 0.65 and not zh:
         intents = OBJECTS
-        arguments["o"] = (
-            rng.choice([noun, noun, "name", "item", "target", "what"]),
-            rng.choice("thing thing person file place code text".split()),
-        )
+        arguments["o"] = (rng.choice([noun, noun, "name", "item", "target", "what"]),
+                          rng.choice("thing thing person file place code text".split()))
         if rng.random() < 0.4:
             arguments["k"] = (rng.choice(["amount", unit, unit]), rng.choice(["few", "whole", "number"]))
             forms["k"] = [f"{{}} {unit}", f"{{}} {unit}", f"with {{}} {unit}", f"for {{}} {unit}", f"by {{}} {unit}"]
@@ -394,20 +385,14 @@ class ToolUse:
 
     def calling(self) -> dict:
         calls = [{"type": "function", "function": call} for call in self.calls]
-        return {
-            "role": "assistant",
-            "content": "",
-            "reasoning_content": "I need " + " and ".join(call["name"] for call in self.calls) + ".",
-            "tool_calls": calls,
-        }
+        return {"role": "assistant", "content": "",
+                "reasoning_content": "I need " + " and ".join(call["name"] for call in self.calls) + ".",
+                "tool_calls": calls}
 
     def messages(self) -> list[dict]:
-        return [
-            self.asking(),
-            self.calling(),
-            *({"role": "tool", "content": response} for response in self.responses),
-            {"role": "assistant", "content": self.answer, "reasoning_content": "The tool has answered."},
-        ]
+        return [self.asking(), self.calling(),
+                *({"role": "tool", "content": response} for response in self.responses),
+                {"role": "assistant", "content": self.answer, "reasoning_content": "The tool has answered."}]
 
 
 def parsed(text: str, kind: str):

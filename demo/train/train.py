@@ -34,30 +34,12 @@ PRODUCTS = torch.bfloat16 if HAS_BF16 else torch.float32
 # until this share of the run only conversations up to this length: copying is learned sooner
 SHORT, SHORT_UNTIL = 160, 0.04
 
-CONFIG = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "head_dim": 64,
-    "hidden_act": "silu",
-    "hidden_size": 256,
-    "initializer_range": 0.02,
-    "intermediate_size": 704,
-    "max_position_embeddings": 4096,
-    "model_type": "qwen3",
-    "num_attention_heads": 4,
-    "num_hidden_layers": 8,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-06,
-    "rope_scaling": None,
-    "rope_theta": 10000,
-    "sliding_window": None,
-    "tie_word_embeddings": True,
-    "torch_dtype": "bfloat16",
-    "use_cache": True,
-    "use_sliding_window": False,
-    "vocab_size": 4096,
-}
+CONFIG = {"architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "head_dim": 64,
+          "hidden_act": "silu", "hidden_size": 256, "initializer_range": 0.02, "intermediate_size": 704,
+          "max_position_embeddings": 4096, "model_type": "qwen3", "num_attention_heads": 4, "num_hidden_layers": 8,
+          "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 10000,
+          "sliding_window": None, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "use_cache": True,
+          "use_sliding_window": False, "vocab_size": 4096}
 
 
 def write_tokenizer_files(folder: Path, n_examples: int) -> None:
@@ -65,31 +47,15 @@ def write_tokenizer_files(folder: Path, n_examples: int) -> None:
     tokenizer = train_tokenizer(CONFIG["vocab_size"], n_examples)
     tokenizer.save(str(folder / "tokenizer.json"))
     added = {
-        str(tokenizer.token_to_id(token)): {
-            "content": token,
-            "lstrip": False,
-            "normalized": False,
-            "rstrip": False,
-            "single_word": False,
-            "special": token in SPECIAL,
-        }
+        str(tokenizer.token_to_id(token)): {"content": token, "lstrip": False, "normalized": False, "rstrip": False,
+                                            "single_word": False, "special": token in SPECIAL}
         for token in SPECIAL + NAMED
     }
-    config = {
-        "add_bos_token": False,
-        "add_prefix_space": False,
-        "added_tokens_decoder": added,
-        "bos_token": None,
-        "chat_template": (HERE / "template.jinja").read_text(),
-        "clean_up_tokenization_spaces": False,
-        "eos_token": "<|im_end|>",
-        "errors": "replace",
-        "model_max_length": CONFIG["max_position_embeddings"],
-        "pad_token": "<|endoftext|>",
-        "split_special_tokens": False,
-        "tokenizer_class": "Qwen2Tokenizer",
-        "unk_token": None,
-    }
+    config = {"add_bos_token": False, "add_prefix_space": False, "added_tokens_decoder": added, "bos_token": None,
+              "chat_template": (HERE / "template.jinja").read_text(), "clean_up_tokenization_spaces": False,
+              "eos_token": "<|im_end|>", "errors": "replace", "model_max_length": CONFIG["max_position_embeddings"],
+              "pad_token": "<|endoftext|>", "split_special_tokens": False, "tokenizer_class": "Qwen2Tokenizer",
+              "unk_token": None}
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
     end, pad = tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")
     (folder / "config.json").write_text(json.dumps(CONFIG | {"bos_token_id": pad, "eos_token_id": end}, indent=2,
@@ -301,20 +267,16 @@ def learning_rate_factor(step: int, steps: int) -> float:
     return min(step / 100, 1.0, (1.0 - step / steps) / 0.45)
 
 
-def train(
-    steps: int, work: Path, examples_per_step: int, max_tokens: int, threads: int, workers: int,
-    start: Path | None = None, peak: float = 1.0
-) -> None:
+def train(steps: int, work: Path, examples_per_step: int, max_tokens: int, threads: int, workers: int,
+          start: Path | None = None, peak: float = 1.0) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     torch.set_num_threads(threads)
     model = Model(CONFIG).to(device)
     matrices = [p for name, p in model.named_parameters() if p.dim() == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.dim() != 2 or "embed" in name]
-    optimizers = [
-        Muon(matrices),
-        torch.optim.AdamW(others, lr=0.004, betas=(0.9, 0.98), weight_decay=0.0, fused=True),
-    ]
+    optimizers = [Muon(matrices),
+                  torch.optim.AdamW(others, lr=0.004, betas=(0.9, 0.98), weight_decay=0.0, fused=True)]
     peaks = [0.006, 0.004]
     done = {"step": 0, "seconds": 0.0, "tokens": 0}
     checkpoint = work / "checkpoint.pt"
@@ -377,10 +339,8 @@ def train(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=18000, help="of 40 conversations each (default 18000)")
-    parser.add_argument(
-        "--work", type=Path, default=DEMO.parent / ".train",
-        help="folder for the checkpoint and the model so far (default .train)"
-    )
+    parser.add_argument("--work", type=Path, default=DEMO.parent / ".train",
+                        help="folder for the checkpoint and the model so far (default .train)")
     parser.add_argument("--examples-per-step", type=int, default=40)
     parser.add_argument("--tokenizer-examples", type=int, default=60000,
                         help="conversations that the tokenizer is made from (default 60000)")

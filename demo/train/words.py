@@ -30,15 +30,9 @@ def lists() -> dict:
 @cache
 def countries() -> tuple[Country, ...]:
     return tuple(
-        Country(
-            about["code"],
-            *(tuple(about[key]) for key in ("name", "capital", "continent")),
-            tuple(map(tuple, about["languages"])),
-            frozenset(about["spoken"]),
-            tuple(about["currency"]),
-            about["population"],
-            tuple(map(tuple, about["aliases"])),
-        )
+        Country(about["code"], *(tuple(about[key]) for key in ("name", "capital", "continent")),
+                tuple(map(tuple, about["languages"])), frozenset(about["spoken"]), tuple(about["currency"]),
+                about["population"], tuple(map(tuple, about["aliases"])))
         for about in lists()["countries"]
     )
 
@@ -139,13 +133,9 @@ def noun(rng: random.Random) -> str:
 def clock(rng: random.Random) -> str:
     hour = rng.randrange(24)
     return rng.choice(
-        [
-            f"{hour}:{rng.randrange(60):02}",
-            f"{hour:02}:{rng.randrange(60):02}",
-            f"{1 + hour % 12} {rng.choice(['am', 'pm'])}",
-            f"{1 + hour % 12}{rng.choice(['am', 'pm'])}",
-            f"{1 + hour % 12}:{rng.randrange(60):02} {rng.choice(['am', 'pm'])}",
-        ]
+        [f"{hour}:{rng.randrange(60):02}", f"{hour:02}:{rng.randrange(60):02}",
+         f"{1 + hour % 12} {rng.choice(['am', 'pm'])}", f"{1 + hour % 12}{rng.choice(['am', 'pm'])}",
+         f"{1 + hour % 12}:{rng.randrange(60):02} {rng.choice(['am', 'pm'])}"]
     )
 
 

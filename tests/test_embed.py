@@ -18,7 +18,6 @@ from make_random_model import make_random_model
 from qwen3_embed import END, POSITIONS, SEARCH, TOGETHER, classify, embed, groups, rerank
 from qwen3_lib.app.models import why_not
 from qwen3_lib.batch.caches import Caches
-from qwen3_lib.io.packed import save_quantized
 from test_loading import changed_header
 
 QUERY = "how do bees find home?"
@@ -168,15 +167,6 @@ def test_what_nothing_says_how_to_compute(tmp_path, model):
     labels = make_classifier(tmp_path / "labels", 3)
     edit_json(labels / "config.json", {"id2label": {"0": "a"}})
     assert_one_line(message_of(classify, qwen3.load_model(labels), ["a"]), "score.weight", "[1, 32]")
-
-
-def test_a_quantized_copy_keeps_the_files_of_sentence_transformers(tmp_path):
-    fast = pytest.importorskip("qwen3_numba", reason="numba is not installed")
-    model = fast.load_model(add_modules(make_embedder(tmp_path / "model"), pooling_mode_mean_tokens=True), "int8")
-    save_quantized(model, tmp_path / "saved", "int8")
-    np.testing.assert_array_equal(embed(fast.load_model(tmp_path / "saved"), ["the bee"]), embed(model, ["the bee"]))
-    labels = fast.load_model(make_classifier(tmp_path / "labels", 3), "int8")
-    assert_one_line(message_of(save_quantized, labels, tmp_path / "no", "int8"), "score.weight would be lost")
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -24,7 +24,6 @@ from qwen3_lib.app import terminal
 from qwen3_lib.io import gguf_file
 from qwen3 import rope_of, to_float32
 from qwen3_lib.io.models import Checkpoint, GGUFFile, open_model
-from qwen3_lib.io.packed import save_quantized
 from qwen3_lib.io.tensors import PackedTensor
 from qwen3_lib.kernels.layout import INT8, Q4_0, Q4_1, Q5_1
 from test_qwen3_moe import MOE
@@ -324,17 +323,6 @@ def test_loading_takes_little_more_than_the_weights(form, bytes_per_weight, memo
     peak, own, kept = memory_while_loading(write_gguf(folder, memory / f"{form}.gguf", form))
     assert kept == pytest.approx((N_TOKENS * 1024 + 3 * 3 * 1024 * 3072 + 3 * 1024 * 64 * 12) * bytes_per_weight, rel=0.03)
     assert max(peak, own) < 1.1 * kept + 2**23  # each of 8 threads has copies of some rows, which are long
-
-
-def test_the_fast_engine_saves_it_with_its_tokenizer(demo_gguf, demo, tmp_path):
-    fast = pytest.importorskip("qwen3_numba", reason="numba is not installed")
-    model = fast.load_model(demo_gguf, quantize="int8")
-    save_quantized(model, tmp_path / "int8", "int8")
-    saved = fast.load_model(tmp_path / "int8")
-    assert saved.config == model.config and saved.sampling == model.sampling
-    assert saved.tokenizer.encode(FRANCE) == demo.tokenizer.encode(FRANCE)
-    answers = [qwen3.chat(each, FRANCE, temperature=0, enable_thinking=False).finish().text for each in (model, saved)]
-    assert answers == [PARIS.strip()] * 2
 
 
 @pytest.mark.parametrize("form, quantize", [("BF16", None), ("Q8_0", "int8")])

@@ -1,18 +1,14 @@
 """Qwen3.5 in the fast engine: qwen3_5.py's numbers, and the same bits in every way of asking."""
-import shutil
-
 import numpy as np
 import pytest
 
 import qwen3
 import qwen3_5
 from configs import HYBRID, HYBRID_MOE, HYBRIDS
-from helpers import edit_json, message_of, random_ids
+from helpers import random_ids
 from make_random_model import make_random_model
 from packed import FromPython, round_vectors
-from published import publish
 from qwen3_lib.batch.caches import Caches, copy_prefix
-from qwen3_lib.io.packed import save_quantized
 from qwen3_lib.kernels import delta
 from qwen3_lib.kernels.layout import is_packed
 from qwen3_lib.kernels.packing import matrix_rows
@@ -137,27 +133,3 @@ def test_an_interruption_between_layers_changes_nothing(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert cache.length == 20
     assert np.array_equal(qwen3.forward(model, ids[20:], cache), logits_of(model, ids)[-1])
-
-
-@pytest.mark.parametrize("form", ["int8", "int4"])
-@pytest.mark.parametrize("name", ["tied", "three value heads to a key head, six layers", "mixture"])
-def test_saved_and_loaded(name, form, tmp_path):
-    """The folder alone gives the bits of quantizing while loading; a damaged one is refused."""
-    path = publish(make(HYBRIDS[name], tmp_path / "model"))
-    model, ids = fast.load_model(path, form), random_ids(70)
-    save_quantized(model, tmp_path / "saved", form)
-    shutil.rmtree(path)
-    saved = fast.load_model(tmp_path / "saved")
-    assert np.array_equal(logits_of(saved, ids), logits_of(model, ids)) and not saved.embeds
-    assert "--fast" in message_of(qwen3.load_model, tmp_path / "saved")
-    edit_json(tmp_path / "saved/config.json", {"text_config": HYBRIDS[name] | {"linear_value_head_dim": 48}})
-    assert "don't fit config.json" in message_of(fast.load_model, tmp_path / "saved")
-
-
-def test_a_gguf_file_is_saved_as_a_folder(tmp_path):
-    pytest.importorskip("gguf", reason="gguf is not installed")
-    from test_gguf_file import NEWER, write_hybrid
-    file = write_hybrid(make(NEWER["dense"], tmp_path / "m"), tmp_path / "x.gguf")
-    model, ids = fast.load_model(file, "int8"), random_ids(70)
-    save_quantized(model, tmp_path / "saved", "int8")
-    assert np.array_equal(logits_of(fast.load_model(tmp_path / "saved"), ids), logits_of(model, ids))

@@ -1,22 +1,17 @@
-"""The fast engine against qwen3.py, in all formats; its command line; folders of packed weights."""
-import json
+"""The fast engine against qwen3.py, in all formats; its command line."""
 import re
-import shutil
 
 import numpy as np
 import pytest
 
 import qwen3
 from configs import BASE, CASES, ROOT
-from embedders import make_embedder
-from helpers import REMOVED, edit_json, message_of, random_ids, read_safetensors, run_fast, with_tensors
+from helpers import message_of, random_ids, read_safetensors, with_tensors
 from helpers import write_safetensors as write_file
 from make_random_model import make_random_model
 from packed import FORMATS, MOST, published, round_vectors, with_minima
 from qwen3_lib.batch.caches import Caches
 from qwen3_lib.io.models import Checkpoint
-from qwen3_lib.io.packed import save_quantized
-from qwen3_lib.io.writing import write_safetensors
 from qwen3_lib.kernels.layout import INT4, INT5, INT8
 from qwen3_lib.kernels.packing import packed_form
 import qwen3_numba as fast
@@ -181,50 +176,8 @@ def test_formats_of_an_int4_model():
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Quantized checkpoints
+# Weights that can't be packed
 # ----------------------------------------------------------------------------------------------------------------------
-
-@pytest.mark.parametrize("form", ["int8", "int4"])
-@pytest.mark.parametrize("name", ["odd sizes", "theta 1e7, untied"])
-def test_saved_and_loaded(name, form, tmp_path):
-    config, dtype, shards = CASES[name]
-    model = fast.load_model(make_random_model(config, tmp_path / "model", dtype, shards), form)
-    save_quantized(model, tmp_path / "saved", form)
-    assert json.loads((tmp_path / "saved" / "config.json").read_text()) == json.loads(
-        (tmp_path / "model" / "config.json").read_text())
-    ids = np.arange(50) % model.config.vocab_size
-    expected = fast.forward(model, ids, fast.KVCache(model.config), all_logits=True)
-    for quantize in (None, form):
-        saved = fast.load_model(tmp_path / "saved", quantize)
-        np.testing.assert_array_equal(fast.forward(saved, ids, fast.KVCache(model.config), all_logits=True), expected)
-    with pytest.raises(qwen3.InputError, match=f"this checkpoint is {form}"):
-        fast.load_model(tmp_path / "saved", {"int8": "int4", "int4": "int8"}[form])
-    with pytest.raises(qwen3.InputError, match="exists already"):
-        save_quantized(model, tmp_path / "saved", form)
-    done = run_fast("--model", tmp_path / "saved", "--raw", "Hello", program="qwen3.py")
-    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
-
-
-@pytest.mark.parametrize("form, tied", [("int8", True), ("int4", False), ("int8", None)])
-@pytest.mark.parametrize("head", ["another", "a copy"])
-def test_a_head_in_the_file_is_quantized_and_saved(head, tied, form, tmp_path):
-    """If it is another matrix than the embedding, it counts, whatever tie_word_embeddings says; a copy need not."""
-    path = make_random_model(BASE | {"tie_word_embeddings": False}, tmp_path / "model", "float32")
-    edit_json(path / "config.json", {"tie_word_embeddings": REMOVED if tied is None else tied})
-    embedding = np.array(tensor_of(path, "model.embed_tokens.weight").data)
-    if head == "a copy":
-        with_tensors(path / "model.safetensors", {"lm_head.weight": embedding})
-    oracle, ids = qwen3.load_model(path), np.arange(50)
-    expected = qwen3.forward(oracle, ids, qwen3.KVCache(oracle.config), all_logits=True)
-    model = fast.load_model(path, form)
-    logits = fast.forward(model, ids, fast.KVCache(model.config), all_logits=True)
-    assert distance(logits, expected) < {"int8": 0.05, "int4": 0.5}[form]
-    save_quantized(model, tmp_path / "saved", form)
-    saved = fast.load_model(tmp_path / "saved")
-    np.testing.assert_array_equal(fast.forward(saved, ids, fast.KVCache(saved.config), all_logits=True), logits)
-    names = stored_in(tmp_path / "saved" / f"model.{form}.safetensors")
-    assert ("lm_head.weight" in names) == (head == "another" or tied is False)
-
 
 @pytest.mark.parametrize("form, name", [("int8", "model.embed_tokens.weight"),
                                         ("int4", "model.layers.1.mlp.down_proj.weight")])
@@ -255,73 +208,6 @@ def test_tensors_of_tiny_weights(form, tmp_path):
                 fast.load_model(path, form)
 
 
-def stored_in(file) -> dict:
-    return qwen3.map_safetensors(file, {"U8": np.dtype("u1"), "F32": np.dtype("<f4")})
-
-
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory):
-    """A saved int8 model."""
-    folder = tmp_path_factory.mktemp("packed")
-    save_quantized(fast.load_model(make_random_model(BASE, folder / "model"), "int8"), folder / "saved", "int8")
-    return folder / "saved"
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_an_embedding_model_is_saved_as_one(tied, tmp_path):
-    """Qwen3-Embedding-8B has no head, and its config.json says that the head isn't tied."""
-    path, ids = make_embedder(tmp_path / "model", tie_word_embeddings=tied), random_ids(9)
-    model = fast.load_model(path, "int8")
-    save_quantized(model, tmp_path / "saved", "int8")
-    saved = fast.load_model(tmp_path / "saved", tokenizer=False)
-    assert saved.embeds
-    states = [each.engine.hidden_states(each, ids, fast.KVCache(each.config)) for each in (model, saved)]
-    assert np.array_equal(*states)
-
-
-@pytest.mark.parametrize("changes", [{"vocab_size": 319}, {"vocab_size": 289}, {"intermediate_size": 63},
-                                     {"num_hidden_layers": 2}, {"tie_word_embeddings": False}])
-def test_a_config_of_other_sizes(changes, packed, tmp_path):
-    """Blocks of 319 and 320 rows are as large: the sizes stand in the file."""
-    folder = shutil.copytree(packed, tmp_path / "saved")
-    edit_json(folder / "config.json", changes)
-    with pytest.raises(qwen3.InputError, match="don't fit config.json"):
-        fast.load_model(folder)
-
-
-@pytest.mark.parametrize("name, dtype, words", [
-    ("model.layers.0.self_attn.k_norm.weight", np.float16, "don't fit config.json"),
-    ("model.layers.0.mlp.up_proj.weight", np.float32, "don't fit config.json")])
-def test_other_dtypes_in_a_saved_model(name, dtype, words, packed, tmp_path):
-    """A tensor of the right shape whose numbers are of another kind: norms are float32, packed matrices bytes."""
-    folder = shutil.copytree(packed, tmp_path / "saved")
-    file = folder / "model.int8.safetensors"
-    tensors = {key: np.array(tensor.data) for key, tensor in stored_in(file).items()}
-    write_safetensors(file, tensors, read_safetensors(file)[0]["__metadata__"])
-    assert fast.load_model(folder)  # as it was
-    write_safetensors(file, tensors | {name: tensors[name].astype(dtype)}, read_safetensors(file)[0]["__metadata__"])
-    assert words in message_of(fast.load_model, folder)
-
-
-def test_a_damaged_saved_model(packed, tmp_path):
-    file = shutil.copytree(packed, tmp_path / "saved") / "model.int8.safetensors"
-    for n in (100, -1):
-        file.write_bytes((packed / file.name).read_bytes()[:n])
-        assert "cannot be read" in message_of(fast.load_model, tmp_path / "saved")
-
-
-@pytest.mark.parametrize("key, value, words", [
-    ("sizes", "{}", "don't fit config.json"), ("sizes", "[1]", "damaged"), ("sizes", "{", "not valid JSON"),
-    ("sizes", None, "not valid JSON"), ("version", "3", "another version"), ("format", "int4", "another version")])
-def test_notes_in_a_saved_model_that_are_wrong(key, value, words, packed, tmp_path):
-    folder = shutil.copytree(packed, tmp_path / "saved")
-    file = folder / "model.int8.safetensors"
-    tensors = {name: np.array(tensor.data) for name, tensor in stored_in(file).items()}
-    metadata = read_safetensors(file)[0]["__metadata__"] | {key: value}
-    write_safetensors(file, tensors, {name: text for name, text in metadata.items() if text is not None})
-    assert words in message_of(fast.load_model, folder)
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Numbers too large for the cache
 # ----------------------------------------------------------------------------------------------------------------------
@@ -341,10 +227,6 @@ def test_a_cache_that_overflows_says_so(tensor, kv_dtype, factor, works, tmp_pat
         else:
             message = message_of(lambda prompt=prompt: list(qwen3.generate(model, prompt, 4, temperature=0)))
             assert "cache" in message and "--kv-dtype bf16" in message and "computation" not in message
-    if tensor == "self_attn.k_norm" and not works:  # a norm isn't quantized; the file has other tensors then
-        save_quantized(fast.load_model(path, "int8"), tmp_path / "saved", "int8")
-        model = fast.load_model(tmp_path / "saved", kv_dtype=kv_dtype)
-        assert "--kv-dtype bf16" in message_of(lambda: list(qwen3.generate(model, [1, 2], 4, temperature=0)))
 
 
 def test_a_draft_never_changes_an_answer():

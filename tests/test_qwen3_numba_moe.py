@@ -1,6 +1,5 @@
 """The mixture of experts in the fast engine: against qwen3.py, packed and saved; test_qwen3_numba_exact.py compares bits."""
 import json
-import shutil
 import subprocess
 import sys
 
@@ -13,7 +12,6 @@ from helpers import message_of, random_ids, run_fast, with_tensors
 from make_random_model import make_random_model
 from packed import FromPython, round_vectors
 from qwen3_lib.app.terminal import weight_bytes
-from qwen3_lib.io.packed import save_quantized
 from qwen3_lib.kernels import layers
 from test_qwen3_moe import MOE, fuse
 from test_qwen3_numba import compare_mixed, distance, in_short_texts, tensor_of
@@ -182,27 +180,17 @@ def test_pairs_are_sorted_and_shared():
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Packed, and saved
+# Packed
 # ----------------------------------------------------------------------------------------------------------------------
 
-@pytest.fixture(scope="module", params=["int8", "int4"])
-def packed(request, tmp_path_factory):
-    """(the model in memory, the folder where it is saved, its format)"""
-    folder = tmp_path_factory.mktemp("packed")
-    path = make_random_model(MOE | {"mlp_only_layers": [1], "hidden_size": 80}, folder / "model")
-    model = fast.load_model(path, request.param)
-    save_quantized(model, folder / "saved", request.param)
-    return model, folder / "saved", request.param
-
-
-def test_packed_weights(packed, tmp_path, monkeypatch):
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_packed_weights(form, tmp_path, monkeypatch):
     """qwen3.py with the numbers that the packed matrices stand for, and with vectors rounded as theirs are.
 
     Now and then, the last bit before that rounding is another, which then changes all that follows: so the texts are short.
     """
-    model, _, form = packed
-    model = fast.load_model(model.path, form, kv_dtype="f32")
-    shutil.copytree(model.path, tmp_path / "plain")
+    path = make_random_model(MOE | {"mlp_only_layers": [1], "hidden_size": 80}, tmp_path / "model")
+    model = fast.load_model(path, form, kv_dtype="f32")
     tensors = {name: np.array(tensor.data) for name, tensor in qwen3.map_safetensors(model.path / "model.safetensors").items()}
     w, values = model.weights, {}
     for i in range(model.config.num_hidden_layers):
@@ -221,13 +209,6 @@ def test_packed_weights(packed, tmp_path, monkeypatch):
     expected, found = (in_short_texts(each) for each in (qwen3.load_model(path), model))
     errors = np.sqrt(((found - expected)**2).mean(axis=1)) / expected.std()
     assert np.median(errors) < 1e-5, errors
-
-
-def test_saved(packed):
-    model, folder, form = packed
-    saved, ids = fast.load_model(folder), random_ids(40)
-    assert saved.weights.form == form
-    assert np.array_equal(logits_of(saved, ids), logits_of(model, ids))
 
 
 def test_a_mixture_of_experts_from_the_command_line(tmp_path):

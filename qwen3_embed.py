@@ -73,7 +73,7 @@ def embed(model: Model, texts: Iterable[str], instruction: str | None = None, di
         raise InputError(f"dimensions must be at most {recipe.width}, not {size}")
     task = recipe.prompt(prompt) if instruction is None else f"Instruct: {instruction}\nQuery:"
     bodies = [body_of(model, task + text) for text in checked_texts(texts)]
-    after = ending(model) or ([token_id(model, END)] if recipe.needs_end else [])
+    after = ending(model) or ([token_id(model, END, f"its tokenizer has no token {END}")] if recipe.needs_end else [])
     n_task = len(body_of(model, task))
     pooled = pooled_states(model, [], bodies, after, truncate, n_task, recipe.longest,
                            lambda states, ids: recipe.pool(states, n_task))
@@ -103,7 +103,9 @@ def rerank(model: Model, query: str, documents: Iterable[str], instruction: str 
     checked_texts([query], "the query")
     task = f"<Instruct>: {SEARCH if instruction is None else instruction}\n<Query>: {query}\n<Document>: "
     if head is None:  # two rows [hidden_size], not the whole vocabulary
-        no, yes = model.engine.rows(model, "lm_head", [token_id(model, "no"), token_id(model, "yes")])
+        words = [token_id(model, word, f"not a reranker: its tokenizer has no token {word!r}; take a model such as "
+                          "Qwen/Qwen3-Reranker-0.6B") for word in ("no", "yes")]
+        no, yes = model.engine.rows(model, "lm_head", words)
         weight = yes - no  # gives the difference of the two logits, and its sigmoid is the share of "yes"
     else:
         weight = head.weight[0]
@@ -133,10 +135,10 @@ def body_of(model: Model, text: str) -> list[int]:
     return ids[:len(ids) - len(ending(model))]
 
 
-def token_id(model: Model, token: str) -> int:
-    """The id of a token. Raises InputError if the tokenizer doesn't have it."""
+def token_id(model: Model, token: str, without: str) -> int:
+    """The id of a token. Raises InputError, which says `without`, if the tokenizer doesn't have it."""
     if (found := model.tokenizer.token_to_id(token)) is None or found >= model.config.vocab_size:
-        raise InputError(f"{model.path}: the tokenizer has no token {token!r}")
+        raise InputError(f"{model.path}: {without}")
     return found
 
 

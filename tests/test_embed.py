@@ -291,7 +291,7 @@ def test_wrong_dimensions(model, dimensions):
 def test_models_for_something_else(model, judge, tiny_model):
     assert_one_line(message_of(embed, judge, ["a"]), "not an embedding model", "Qwen/Qwen3-Embedding-0.6B")
     assert_one_line(message_of(rerank, model, QUERY, ["a"]), "embedding model", "Qwen/Qwen3-Reranker-0.6B")
-    assert_one_line(message_of(rerank, tiny_model, "a", ["b"]), "no token 'no'")
+    assert_one_line(message_of(rerank, tiny_model, "a", ["b"]), "not a reranker", "Qwen/Qwen3-Reranker-0.6B")
     assert_one_line(message_of(rerank, judge, " ", ["a"]), "the query is empty")
 
 

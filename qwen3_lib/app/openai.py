@@ -242,6 +242,14 @@ def answer_schema(model: Model, schema: Any, tools: list[dict[str, Any]], forced
     return wanted
 
 
+def system_first(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with one system message, the first, which has the texts of all."""
+    contents = [message["content"] for message in messages if message["role"] == "system"]
+    texts = [text if isinstance(text, str) else "".join(part["text"] for part in text) for text in contents]
+    others = [message for message in messages if message["role"] != "system"]
+    return [{"role": "system", "content": "\n\n".join(texts)}, *others]
+
+
 def chat_prompt(model: Model, body: Body) -> str:
     """The text of a conversation. If it ends with the assistant's turn, the answer goes on there."""
     messages, (think, _, kwargs) = checked_messages(body.get("messages"), "messages"), thoughts_of(model, body)
@@ -253,8 +261,16 @@ def chat_prompt(model: Model, body: Body) -> str:
     for name, default in (("continue_final_message", False), ("add_generation_prompt", True)):
         if flag({name: default} | body, name) != default and not prefill:  # vLLM's names for what the last message says
             raise Refusal(400, f"{name} {str(not default).lower()} needs the assistant's message as the last one", name)
-    text = model.tokenizer.apply_chat_template(messages, tools_of(body)[0], not prefill, think, join_text_parts=True,
-                                               chat_template_kwargs=kwargs)
+    def rendered(messages: list[dict[str, Any]]) -> str:
+        return model.tokenizer.apply_chat_template(messages, tools_of(body)[0], not prefill, think,
+                                                   join_text_parts=True, chat_template_kwargs=kwargs)
+
+    try:
+        text = rendered(messages)
+    except InputError:
+        if all(message["role"] != "system" for message in messages[1:]):
+            raise
+        text = rendered(system_first(messages))  # Qwen3.5's template refuses a system message that isn't the first
     return text.rstrip().removesuffix("<|im_end|>") if prefill else text
 
 

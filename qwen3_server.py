@@ -20,11 +20,11 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Sequence
 from types import FrameType
-from typing import Any
 
 from qwen3 import InputError, checked_whole
 from qwen3_batch import MOST_SLOTS, Batch, checked_size, slots_in
@@ -32,6 +32,7 @@ from qwen3_lib.app.cli import guarded
 from qwen3_lib.app.files import read_text
 from qwen3_lib.app.options import Parser, add_engine_options, add_model_options, load
 from qwen3_lib.app.terminal import banner, note
+from qwen3_lib.io.errors import counted
 
 try:
     import uvicorn
@@ -74,6 +75,8 @@ def make_parser() -> Parser:
     add("--timeout", type=float, default=600, metavar="S", help="longest time for an answer, in seconds (default: "
         "%(default)s)")
     add_engine_options(parser)
+    parser.add_argument("--verbose", action="store_true", help="write a line on stderr for each request: method, path, "
+                        "status, seconds, tokens; never its texts")
     return parser
 
 
@@ -88,6 +91,15 @@ def open_batch(args: argparse.Namespace) -> Batch:
     slots = args.slots or slots_in(model, longest, memory)
     note(f"{slots} answers at a time, each of at most {longest} tokens with its prompt")
     return Batch(model, slots, longest, checked_size(args.keep) or 0)
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens there; a name stands for its IPv4 address. Raises InputError."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except (OSError, OverflowError) as error:
+        reason = str(getattr(error, "strerror", "a port is a number from 0 to 65535")).partition(" (")[0]
+        raise InputError(f"cannot listen on port {port} of {host}: {reason}; --port takes another") from error
 
 
 def api_key(args: argparse.Namespace) -> str | None:
@@ -106,39 +118,43 @@ def run(args: argparse.Namespace) -> int:
             checked_whole(f"--{name}", getattr(args, name), least)
     key, local, errors = api_key(args), args.host in ("localhost", "127.0.0.1", "::1"), list[Exception]()
 
+    listener = listening(args.host, args.port)
+
     class Uvicorn(uvicorn.Server):
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             worker.ends_at = worker.ends_at or time.monotonic() + GRACE
             super().handle_exit(sig, frame)
 
-        async def startup(self, sockets: Any = None) -> None:
-            await super().startup(sockets)
-            port = self.servers[0].sockets[0].getsockname()[1]
-            address = f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{port}"
-            note(f"a page to chat on: {address}/   for clients: {address}/v1")
+    def opened() -> Batch:
+        batch = open_batch(args)
+        address = f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{listener.getsockname()[1]}"
+        note(f"a page to chat on: {address}/   for clients: {address}/v1")
+        return batch
 
     def on_end(error: Exception) -> None:
         errors.append(error)
         server.should_exit = True
 
-    worker = Worker(lambda: open_batch(args), args.queue, on_end)
+    worker = Worker(opened, args.queue, on_end)
     hosts = (*LOCAL, *(origin.partition("://")[2].partition(":")[0] for origin in args.cors)) if local else None
-    app = make_app(worker, Limits(args.timeout, key, tuple(args.cors), hosts))
-    server = Uvicorn(uvicorn.Config(app, args.host, args.port, http=Protocol, ws="none", log_level="warning",
+    app = make_app(worker, Limits(args.timeout, key, tuple(args.cors), hosts, args.verbose))
+    server = Uvicorn(uvicorn.Config(app, http=Protocol, ws="none", log_level="warning",
                                     server_header=False, timeout_graceful_shutdown=int(GRACE) + 2))
     if not local and key is None:
         note("Warning: every machine that reaches this address may ask. --api-key-file demands a key.")
-    signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn raises the signal again when all is done
-    server.run()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)  # uvicorn raises the signal again when all is done
+    server.run([listener])
     for error in errors:
         raise error if isinstance(error, InputError) else InputError("the server has failed")
-    note(f"stopped; {worker.totals['answers_ended'] - worker.totals['given_up']} answers were finished, "
-         f"{worker.totals['given_up']} given up")
+    given_up = worker.totals["given_up"]
+    n = worker.totals["answers_ended"] - given_up
+    note(f"stopped; {counted(n, 'answer')} {'was' if n == 1 else 'were'} finished, {given_up} given up")
     return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line -> exit status: 0 after SIGTERM; 1 for bad input, in one line; 2 for bad usage."""
+    """The command line -> exit status: 0 after SIGTERM or Ctrl-C; 1 for bad input, in one line; 2 for bad usage."""
     return guarded(lambda: run(make_parser().parse_args(argv)))
 
 

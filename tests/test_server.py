@@ -329,6 +329,24 @@ def test_variables_of_a_template(newer, fields, begin):
         chat_wish(newer, {"messages": FRANCE, "chat_template_kwargs": {"effort": "low"}}, 1000)
 
 
+FIRST_ONLY = """{%- for m in messages %}
+    {%- if m.role == 'system' and not loop.first %}{{- raise_exception('System message must be at the beginning.') }}
+    {%- endif %}{{- m.role + ':' + m.content + '\\n' }}
+{%- endfor %}"""
+
+
+def test_system_messages_are_joined_where_a_template_wants_one_at_the_beginning(demo):
+    tokenizer = Tokenizer(demo.tokenizer.backend, FIRST_ONLY, demo.tokenizer.named_tokens)
+    strict = dataclasses.replace(demo, tokenizer=tokenizer)
+    messages = [{"role": "system", "content": "Be brief."},
+                {"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "kind."}]},
+                *FRANCE, {"role": "system", "content": "It is late."}, {"role": "user", "content": "Go on."}]
+    prompt = tokenizer.decode(chat_wish(strict, {"messages": messages}, 1000).answers[0][0])
+    assert prompt == f"system:Be brief.\n\nBe kind.\n\nIt is late.\nuser:{FRANCE[0]['content']}\nuser:Go on.\n"
+    prompt = demo.tokenizer.decode(chat_wish(demo, {"messages": messages}, 1000).answers[0][0])
+    assert [*re.findall(r"<\|im_start\|>(\w+)", prompt)] == ["system", "system", "user", "system", "user", "assistant"]
+
+
 LOOK_UP = {"type": "function", "function": {"name": "look_up", "parameters": {
     "type": "object", "required": ["word", "n"], "$defs": {"u": {"type": "boolean"}}, "properties": {
         "word": {"type": "string", "enum": ["a/b", "c"]}, "n": {"type": "integer", "minimum": 0, "maximum": 99},
@@ -816,6 +834,7 @@ BAD = [  # path, body, status, the field at fault, words of the message
     ("/v1/embeddings", {"input": 3}, 400, "input", "text"),
     ("/v1/embeddings", {"input": [[1, 2]]}, 400, "input", "check_embedding_ctx_length"),
     ("/v1/embeddings", {"input": "x", "dimension": 2}, 400, "dimension", "dimensions"),
+    ("/rerank", {"query": "x", "texts": ["a"]}, 400, None, "demo: not a reranker"),
     ("/rerank", {"query": "x", "texts": ["a"], "raw_scores": True}, 400, "raw_scores", "supported"),
     ("/v1/responses", {"input": "x", "tools": [{}]}, 400, "tools", "supported"),
     ("/v1/rerank", {"query": "x", "documents": []}, 400, "query", "documents"),
@@ -1001,23 +1020,47 @@ def test_the_page_needs_nothing_from_elsewhere(served):
     assert not re.search(r"""://|url\(|@import| on\w+=| style=| src=|innerHTML|eval\(""", own)
 
 
-def test_the_command(tmp_path):
-    """It says where it listens, answers, and ends after SIGTERM with what runs finished."""
-    process = subprocess.Popen([sys.executable, ROOT / "qwen3_server.py", "--port", "0", "--slots", "2"],
+def started(*options):
+    """(the process of a server at a free port, its lines until it is ready: the last ends with its address)"""
+    process = subprocess.Popen([sys.executable, ROOT / "qwen3_server.py", "--port", "0", "--slots", "2", *options],
                                stderr=subprocess.PIPE, text=True, env=os.environ | {"OPENBLAS_NUM_THREADS": "1"})
+    lines = [process.stderr.readline()]
+    while lines[-1] and "for clients" not in lines[-1]:
+        lines.append(process.stderr.readline())
+    return process, lines
+
+
+def test_the_command():
+    """It says where it listens, logs requests without their texts, answers, and ends after SIGTERM, when all is done."""
+    process, lines = started("--verbose")
     try:
-        lines = [process.stderr.readline()]
-        while "at a time" not in lines[-1]:
-            lines.append(process.stderr.readline())
-        url = lines[0].split()[-1]
+        url = lines[-1].split()[-1]
         client = openai.OpenAI(base_url=url, api_key="x", timeout=60, max_retries=0)
         until(lambda: urllib.request.urlopen(url.removesuffix("/v1") + "/health", timeout=10).status == 200)
-        stream = iter(client.chat.completions.create(model="m", messages=FRANCE, stream=True))
+        stream = iter(client.chat.completions.create(model="m", messages=FRANCE, stream=True,
+                                                          stream_options={"include_usage": True}))
         next(stream)
+        port = str(client.base_url.port)
+        taken = subprocess.run([sys.executable, ROOT / "qwen3_server.py", "--port", port], text=True,
+                               capture_output=True, timeout=60)
+        assert taken.returncode == 1
+        assert_one_line(taken.stderr, f"port {port} of 127.0.0.1", "in use", "--port")
         process.send_signal(signal.SIGTERM)
-        assert streamed(stream)[0] == PARIS
+        answer, *_, chunks = streamed(stream)
         client.close()
-        assert process.wait(30) == 0 and "1 answers were finished, 0 given up" in process.stderr.read()
+        assert process.wait(30) == 0 and answer == PARIS
+        *log, end = process.stderr.read().splitlines()
+        assert "1 answer was finished, 0 given up" in end
+        assert re.fullmatch(r"GET /health 200, \d+\.\d\d s", log[0])
+        tokens = f"{chunks[-1].usage.prompt_tokens} \\+ {chunks[-1].usage.completion_tokens} tokens"
+        assert re.fullmatch(rf"POST /v1/chat/completions 200, \d+\.\d\d s, {tokens}", log[-1])
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_model_that_is_missing():
+    """One line, and no address."""
+    process, lines = started("--model", "no/such/folder")
+    assert process.wait(30) == 1 and lines[1:] == [""]
+    assert_one_line(lines[0], "no/such/folder")

@@ -19,14 +19,14 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from qwen3 import InputError
 from qwen3_embed import SEARCH, embed, rerank
 from qwen3_lib.app.openai import (Body, Refusal, Wish, at_fault, chat_prompt, chat_wish, flag, known, text_wish,
                                   whole)
-from qwen3_lib.app.terminal import model_name
+from qwen3_lib.app.terminal import model_name, note
 from qwen3_lib.io.errors import brief, is_whole, parse_json
 from qwen3_lib.page.page import joined
 from qwen3_lib.server import responses
@@ -50,6 +50,30 @@ class Limits:
     key: str | None = None  # that clients must have
     origins: tuple[str, ...] = ()  # web pages that may ask, beside this server's own
     hosts: tuple[str, ...] | None = None  # names under which the server may be asked; None: any
+    verbose: bool = False  # a line on stderr for each request
+
+
+class Log:
+    """Writes a line for each request: method, path, status, seconds, tokens of prompt and answer; never a text."""
+
+    def __init__(self, app: ASGIApp):
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began, status = time.monotonic(), 0
+
+        async def counting(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            await self.app(scope, receive, counting)
+        finally:
+            if scope["type"] == "http":
+                usage = scope["usage"]() if "usage" in scope else None
+                tokens = f", {usage['prompt_tokens']} + {usage.get('completion_tokens', 0)} tokens" if usage else ""
+                note(f"{scope['method']} {brief(scope['path'])} {status}, {time.monotonic() - began:.2f} s{tokens}")
 
 
 class Gate:
@@ -227,6 +251,7 @@ class Server:
         worker = self.worker
         jobs = await worker.submit(wish.answers, wish.stream)
         reply = REPLIES[wish.kind](wish, jobs, worker.model, self.name)
+        request.scope["usage"] = reply.usage
         if wish.stream:
             return EventStream(worker, reply, self.limits.seconds)
         try:
@@ -307,8 +332,9 @@ class Server:
         data = [{"object": "embedding", "index": i, "embedding": vector.tolist() if form == "float" else
                  base64.b64encode(vector.astype("<f4").tobytes()).decode()} for i, vector in enumerate(vectors)]
         n = sum(len(model.tokenizer.encode(text)) for text in texts)
-        return JSONResponse({"object": "list", "data": data, "model": self.name,
-                             "usage": {"prompt_tokens": n, "total_tokens": n}})
+        usage = {"prompt_tokens": n, "total_tokens": n}
+        request.scope["usage"] = lambda: usage
+        return JSONResponse({"object": "list", "data": data, "model": self.name, "usage": usage})
 
     async def computed(self, body: Body, function: Callable[[], Any]) -> Any:
         """The result of a function that the worker's thread calls. Raises Refusal for bad input."""
@@ -390,6 +416,8 @@ def make_app(worker: Worker, limits: Limits) -> Starlette:
     if limits.origins:
         middleware.insert(0, Middleware(CORSMiddleware, allow_origins=[*limits.origins], allow_methods=["*"],
                                         allow_headers=["*"]))
+    if limits.verbose:
+        middleware.insert(0, Middleware(Log))
     return Starlette(
         routes=[*(Route(path, handler, methods=["POST"]) for path, handler in posts.items()),
                 *(Route(path, handler, methods=["GET"]) for path, handler in gets.items())],

@@ -836,7 +836,12 @@ BAD = [  # path, body, status, the field at fault, words of the message
     ("/v1/embeddings", {"input": "x", "dimension": 2}, 400, "dimension", "dimensions"),
     ("/rerank", {"query": "x", "texts": ["a"]}, 400, None, "demo: not a reranker"),
     ("/rerank", {"query": "x", "texts": ["a"], "raw_scores": True}, 400, "raw_scores", "supported"),
-    ("/v1/responses", {"input": "x", "tools": [{}]}, 400, "tools", "supported"),
+    ("/v1/responses", {"input": "x", "tools": [{}]}, 400, "tools", "list"),
+    ("/v1/responses", {"input": "x", "tools": [WEATHER]}, 400, "tools", "name"),
+    ("/v1/responses", {"input": "x", "tool_choice": "required"}, 400, "tool_choice", "tools"),
+    ("/v1/responses", {"input": [{"type": "item_reference", "id": "x"}]}, 400, "input", "item_reference"),
+    ("/v1/responses", {"input": [{"type": "function_call", "name": "f", "arguments": "{"}]}, 400, "input", "JSON"),
+    ("/v1/responses", {"input": [{"type": "function_call", "arguments": "{}"}]}, 400, "input", "tool_calls"),
     ("/v1/rerank", {"query": "x", "documents": []}, 400, "query", "documents"),
     ("/tokenize", {}, 400, "content", "text"), ("/detokenize", {"tokens": "x"}, 400, "tokens", "ids"),
     ("/v1/models/other/name", None, 404, "model", "other/name"),
@@ -879,7 +884,8 @@ def test_fields_without_effect_are_accepted(served, name):
 
 
 def test_fields_without_effect_of_a_response(served):
-    fields = {"tools": [], "tool_choice": "auto", "include": [], "stream_options": {"include_obfuscation": False},
+    fields = {"tools": [{"type": "web_search"}, {"type": "namespace", "name": "x", "tools": []}], "tool_choice": "auto",
+              "include": ["reasoning.encrypted_content"], "reasoning": {"effort": "low", "summary": "auto"}, "stream_options": {"include_obfuscation": False},
               "store": True, "truncation": "disabled", "top_logprobs": 0, "background": False, "client_metadata": {}}
     assert served.ask("/v1/responses", {"input": "x", "max_output_tokens": 1} | fields)[0] == 200
 

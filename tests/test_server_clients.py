@@ -75,10 +75,36 @@ def test_openai_responses(served):
     cut = client.responses.create(max_output_tokens=3, reasoning={"effort": "none"}, **same)
     assert (cut.status, cut.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert PARIS.startswith(cut.output_text) and cut.output_text
-    for wrong in ({"input": [{"type": "function_call_output"}]}, {"tools": [WEATHER]}, {"previous_response_id": "x"}):
+    for wrong in ({"input": [{"type": "function_call_output"}]}, {"previous_response_id": "x"}):
         with pytest.raises(openai.BadRequestError) as caught:
             client.responses.create(**same | wrong)
         assert caught.value.param in wrong
+
+
+def test_openai_responses_with_tools(served):
+    """A call is an item, whole and streamed; with the call and its output in the input, the model answers."""
+    client, tool = served.client(), {"type": "function", **WEATHER["function"]}
+    same = {"model": "m", "input": RAIN, "tools": [tool]}
+    [call] = client.responses.create(**same).output
+    assert (call.type, call.name, json.loads(call.arguments)) == ("function_call", "get_weather", {"city": "Paris"})
+    with client.responses.stream(**same) as stream:
+        events = [*stream]
+        [streamed] = stream.get_final_response().output
+    assert (streamed.name, streamed.arguments, streamed.status) == (call.name, call.arguments, "completed")
+    pieces = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    assert "".join(pieces) == call.arguments and len(pieces) > 1
+    assert [event.type.partition(".")[2] for event in events if "delta" not in event.type] == [
+        "created", "in_progress", "output_item.added", "function_call_arguments.done", "output_item.done", "completed"]
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "21 degrees"}
+    thought = {"type": "reasoning", "summary": [], "encrypted_content": "x"}
+    told = client.responses.create(**same | {"input": [*RAIN, thought, call.model_dump(), output]})
+    assert "21" in told.output_text and [item.type for item in told.output] == ["message"]
+    for choice in ("required", {"type": "function", "name": "get_weather"}):
+        [call] = client.responses.create(tool_choice=choice, **same | {"input": QUESTION}).output
+        assert call.name == "get_weather"
+    assert client.responses.create(tool_choice="none", **same | {"input": QUESTION}).output_text == PARIS
+    cut = client.responses.create(max_output_tokens=14, tool_choice="required", **same)
+    assert (cut.status, cut.output[-1].status) == ("incomplete", "incomplete")
 
 
 def test_llm(where, tmp_path):
@@ -111,7 +137,11 @@ def test_langchain(where):
     assert model.with_structured_output(Country).invoke(QUESTION) == EXPECTED
     by_tool = model.with_structured_output(Country, method="function_calling").invoke(QUESTION)
     assert isinstance(by_tool, Country) and by_tool.capital == "Paris"
-    assert langchain_openai.ChatOpenAI(model="m", use_responses_api=True, **where).invoke(QUESTION).text == PARIS
+    newer = langchain_openai.ChatOpenAI(model="m", use_responses_api=True, **where)
+    assert newer.invoke(QUESTION).text == PARIS
+    asked = newer.bind_tools([WEATHER]).invoke(RAIN)
+    answer = {"role": "tool", "content": "21 degrees", "tool_call_id": asked.tool_calls[0]["id"]}
+    assert "21" in newer.bind_tools([WEATHER]).invoke([*RAIN, asked, answer]).text
 
 
 def test_litellm(where, monkeypatch):

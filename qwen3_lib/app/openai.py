@@ -69,7 +69,8 @@ NEUTRAL = {"modalities": ["text"], "functions": [], "function_call": "auto", "su
            "return_tokens": False, "return_token_ids": False, "return_tokens_as_token_ids": False,
            "enable_search": False, "raw_scores": False, "truncation_direction": "Right", "previous_response_id": None,
            "background": False, "include": [], "truncation": "disabled"}
-ALSO_NEUTRAL = {"reasoning_format": "deepseek"}  # the thought in reasoning_content, as here
+ALSO_NEUTRAL = {"reasoning_format": "deepseek",  # the thought in reasoning_content, as here
+                "include": ["reasoning.encrypted_content"]}  # thoughts to be sent back; a response has none here
 # reasoning_effort -> enable_thinking, thinking_budget
 THOUGHTS = {"none": (False, None), "minimal": (False, None), "low": (True, 256), "medium": (True, 1024),
             "high": (True, None), "xhigh": (True, None), "max": (True, None)}

@@ -408,7 +408,8 @@ def test_the_file_runs_only_its_own_program_and_loads_nothing(found):
 
 
 @pytest.mark.parametrize("library, n_files", [("page/uplot", 3), ("server/page/marked", 2),
-                                              ("server/page/dompurify", 2)])
+                                              ("server/page/dompurify", 2), ("server/page/temml", 2),
+                                              ("server/page/prism", 17)])
 def test_libraries_are_in_the_pages_unchanged_with_their_licences(library, n_files):
     """The README of each lists the hashes of the npm package's files."""
     folder = ROOT / "qwen3_lib" / library

@@ -75,7 +75,8 @@ def test_licence(installed):
     assert "Apache License" in text and "END OF TERMS AND CONDITIONS" in text and "the maintainers" in text
     metadata = email.message_from_string((about / "METADATA").read_text())
     files = ["LICENSE", "qwen3_lib/page/uplot/LICENSE", "qwen3_lib/server/page/dompurify/LICENSE",
-             "qwen3_lib/server/page/marked/LICENSE"]
+             "qwen3_lib/server/page/marked/LICENSE", "qwen3_lib/server/page/prism/LICENSE",
+             "qwen3_lib/server/page/temml/LICENSE"]
     assert metadata["License-Expression"] == "Apache-2.0 AND MIT" and metadata.get_all("License-File") == files
     for name in files:
         assert (about / "licenses" / name).read_bytes() == (ROOT / name).read_bytes()

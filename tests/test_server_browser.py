@@ -69,6 +69,10 @@ class Tab:
     def texts(self, place):
         return [text.rstrip("\n") for text in self.page.locator(place).all_text_contents()]
 
+    def draw(self, text):
+        """Shows an answer in the place of the conversation."""
+        self.page.evaluate("text => { at('log').replaceChildren(); showAnswer(at('log'), text); }", text)
+
     def answers_with(self, *deltas, finish="stop", end="data: [DONE]\n\n"):
         """The server's next answers have these parts."""
         chunks = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
@@ -102,7 +106,10 @@ def test_a_conversation(tab, served):
         assert tab.texts(".turn:not(.user) .block") == [message["content"]] == [PARIS]
         assert tab.texts(".thought") == [message["reasoning_content"]]
         sync_api.expect(tab.page.locator(".thought")).to_be_hidden()
-        [figures] = tab.texts(".tools .note")
+        sync_api.expect(tab.page.locator(".tools details span")).to_be_hidden()
+        tab.page.click("summary >> text=Tokens and speed")
+        sync_api.expect(tab.page.locator(".tools details span")).to_be_visible()
+        [figures] = tab.texts(".tools details span")
         assert figures.startswith(f"{usage['completion_tokens']} tokens · ") and " tokens/s · " in figures
         assert figures.endswith(f"· {usage['total_tokens']} of 400 tokens of the context")
         assert tab.page.title() == f"{ASKED} · Qwen3" and tab.texts("#chats a") == [ASKED]
@@ -152,7 +159,7 @@ def test_settings(tab):
     assert [message["role"] for message in sent.pop("messages")] == ["system", "user", "assistant", "user"]
     assert sent == {"stream": True, "stream_options": {"include_usage": True}, "temperature": 0.5, "top_p": 0.9,
                     "max_tokens": 1, "enable_thinking": False}
-    assert "1 tokens" in tab.texts(".tools .note")[-1] and "cut off" in tab.texts(".tools .note")[-1]
+    assert tab.texts(".tools .note")[-1] == "cut off" and "1 tokens" in tab.texts(".tools details span")[-1]
     assert tab.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 21, 23)"
     tab.page.click("#open-settings")
     tab.page.fill("#temperature", "9")
@@ -163,7 +170,7 @@ def test_settings(tab):
 
 
 def test_form(tab):
-    tab.page.check("#form")
+    tab.page.select_option("#format", "json")
     tab.ask(ASKED)  # with the schema that the page brings: the bundled model comes to its end
     assert json.loads(tab.texts(".turn pre")[0]).keys() == {"capital", "continent"}
     tab.page.fill("#schema", "{")
@@ -232,7 +239,7 @@ def test_edit(tab):
     tab.press("Ask again")
     tab.answered()
     assert tab.texts(".user .text") == [ASKED] and tab.texts(".block") == [PARIS]
-    assert tab.bodies[-1]["messages"] == FRANCE
+    assert tab.bodies[-1]["messages"] == FRANCE and tab.page.evaluate("document.activeElement.id") == "box"
 
 
 FAILURES = {  # what goes wrong -> (what the page says, the part of the answer that came)
@@ -268,12 +275,40 @@ def test_a_failed_answer_loses_nothing(context, served, what):
     tab.close("Failed to load resource")
 
 
-def test_a_prompt_that_is_too_long(context, served):
-    tab = Tab(context, served.url)
-    tab.ask("many words " * 500)
-    tab.see(".turn .error", "the context has 400 tokens")
-    sync_api.expect(tab.page.locator(".user button", has_text="Edit")).to_be_visible()
+def test_a_message_that_is_too_long_is_not_added(context, served):
+    """The page says by how much; its text is back in the box, and the conversation goes on as if it hadn't been."""
+    tab, long = Tab(context, served.url), "many words " * 500
+    for turns in ([], [ASKED, PARIS]):
+        tab.ask(long, wait=False)
+        prompt = served.worker.model.tokenizer.apply_chat_template([*(
+            {"role": role, "content": text} for role, text in zip(("user", "assistant"), turns)),
+            {"role": "user", "content": long}])
+        n = len(served.worker.model.tokenizer.encode(prompt, add_special_tokens=False))
+        tab.see("#ask-says", f"the context has 400 tokens, and the prompt is {n + 1 - 400} tokens too long")
+        assert tab.page.input_value("#box") == long and tab.texts("#chats a") == turns[:1]
+        sync_api.expect(tab.page.locator(".turn")).to_have_count(len(turns))
+        tab.ask(ASKED)
+        assert tab.texts("#ask-says") == [""] and tab.texts(".block")[-1] == PARIS
+        assert tab.bodies[-1]["messages"][-1:] == FRANCE and len(tab.bodies[-1]["messages"]) == len(turns) + 1
+    tab.press("Edit")
+    tab.page.fill(".user textarea", long)
+    tab.press("Ask again")
+    tab.see("#ask-says", "too long")
+    assert tab.texts(".user .text") == [ASKED, ASKED] and tab.texts(".block") == [PARIS, PARIS]
+    assert [len(chat["turns"]) for chat in tab.page.evaluate(CHATS)] == [4]
     tab.close("status of 400")
+
+
+def test_an_empty_page_invites(tab):
+    """It names the model; each of its three examples is a question that the bundled model answers."""
+    sync_api.expect(tab.page.locator(".welcome h2")).to_have_text("Chat with demo")
+    for i, words in enumerate(("The capital of France is Paris.", "72", "lighthouse")):
+        tab.page.locator(".welcome button").nth(i).click()
+        tab.answered()
+        tab.see(".turn:not(.user) .block >> nth=0", words)
+        assert tab.page.evaluate("document.activeElement.id") == "box"
+        tab.page.click("#fresh")
+    sync_api.expect(tab.page.locator(".welcome button")).to_have_count(3)
 
 
 def test_api_key(context, demo):
@@ -354,20 +389,72 @@ def test_markdown(tab):
     assert tab.page.evaluate("navigator.clipboard.readText()") == 'if 1 < 2:\n    print("&amp;")\n'
 
 
+FORMULAS = {  # an answer -> (how many formulas, of these displayed, the texts of code)
+    r"The roots \( x_1 * x_2 \) and **bold \(a*b*c\)**, $5 and $6": (2, 0, []),
+    "\\[\nx\n= 1\n+ y_1 * z_1\n- 2\n\\]\nso": (1, 1, []), "So\n$$\nx > 1\n$$\n": (1, 1, []),
+    "1. one\n   \\[\n   x\n   + y\n   \\]\n2. two \\(z\\)": (2, 1, []),
+    r"It is \[ \boxed{\frac{1}{2}} \] or $$x \\[4pt] y$$.": (2, 2, []),
+    "> \\[ a \\]\n\n| a |\n| --- |\n| \\(b\\) |": (2, 1, []),
+    "`\\(x\\)` and `$$ y $$` \\\\(z)": (0, 0, [r"\(x\)", "$$ y $$"]),
+    "```\n\\[ x \\]\n```\n\n    $$ y $$": (0, 0, [r"\[ x \]" "\n", "$$ y $$\n"]),
+    r"\(\unknown{x}\) and \(<script>\)": (1, 0, [r"\(\unknown{x}\)"]),
+    "Half:\n\\[ \\frac{1}{*2*": (0, 0, [r"\[ \frac{1}{*2*"]), r"Half \(x_1*y*": (0, 0, [r"\(x_1*y*"]),
+    "$$ x\n\n*text*": (0, 0, ["$$ x"]), "The shell's $$ is *its* number": (0, 0, [])}
+
+
+def test_formulas(tab):
+    r"""\( \), \[ \] and $$ $$ are MathML, but in code; what can't be read, or isn't complete, is its source."""
+    for text, (n, displayed, codes) in FORMULAS.items():
+        tab.draw(text)
+        found = [tab.page.locator(f"#log {place}").count() for place in ("math", "math[display=block]", "[style]")]
+        assert found == [n, displayed, 0] and tab.page.locator("#log code").all_text_contents() == codes, text
+        grown, whole, _ = tab.page.evaluate(GROWN, [text, 1])
+        assert grown == whole, text
+    tab.draw(r"\[ \frac{a}{b} \]")
+    assert tab.page.evaluate("document.querySelector('#log mfrac').namespaceURI").endswith("/Math/MathML")
+    above, below = (tab.page.locator(f"#log mfrac mi >> nth={i}").bounding_box() for i in (0, 1))
+    assert above["y"] + above["height"] <= below["y"] + 1
+
+
+CODES = {"python": "def f(x):  # no\n    return 'a' if x else None\n", "js": "const x = `a ${1 + 2}`;  // no\n",
+         "c++": "#include <x>\nint main() { return 0; }\n",
+         "html": "<b class='x'>a &amp; b</b><script>let y = 1</script>\n",
+         "json": '{"a": [1, true]}\n', "bash": 'for f in *; do echo "$f"; done\n', "sql": "SELECT a FROM b -- no\n",
+         "css": "b { color: red; }\n", "rust": "fn main() {}\n", "go": "func main() {}\n", "java": "class A {}\n",
+         "yaml": "a: 1\n", "typescript": "let x: number = 1;\n", "c": "int x;\n", "latex": "\\x\n",
+         "constructor": "x\n", "extend": "x\n", "__proto__": "x\n"}
+
+
+def test_code_is_coloured(tab):
+    """Its text stays as it is; a language that isn't known has no colours."""
+    for language, text in CODES.items():
+        tab.draw(f"```{language}\n{text}```")
+        code = tab.page.locator("#log pre code")
+        assert code.text_content() == text, language
+        known = language not in ("latex", "constructor", "extend", "__proto__")
+        assert (code.locator(".token").count() > 0) == known, language
+    tab.draw("```python\nreturn 'a' # b\n```")
+    assert len({tab.page.locator(f"#log .token.{kind}").evaluate("each => getComputedStyle(each).color")
+                for kind in ("keyword", "string", "comment")}) == 3
+
+
 EVIL = ["<script>alert(1)</script>", "text <script>alert(1)</script> text", "<img src=x onerror=alert(1)>",
         "<svg/onload=alert(1)>", "<!-- <script>alert(1)</script> -->", "<style>* {display: none}</style>",
         "<iframe srcdoc='<script>alert(1)</script>'></iframe>", "<form action=/x><button>Send</button></form>"]
 LINKS = ["[a](javascript:alert(1))", "[a](JaVaScRiPt:alert(1))", "[a](data:text/html,<b>)", "[a](//example.org)",
-         "[a](&#106;avascript:alert(1))", "![a](https://example.org/x)", "[a](https://example.org/\"onclick=alert(1))",
+         r"\(\href{javascript:alert(1)}{x}\)", r"\(\includegraphics{https://example.org/x.png}\)",
+         r"\[ \text{<img src=x onerror=alert(1)>} \]", "[a](&#106;avascript:alert(1))",
+         "![a](https://example.org/x)", "[a](https://example.org/\"onclick=alert(1))",
          "<javascript:alert(1)>", "```\"onclick=alert(1)\nx\n```", "[a]: javascript:alert(1)\n\n[a]"]
-ODD = ["> " * 3000 + "deep", "* " * 3000 + "x", "[" * 5000, "*a_" * 3000, "|" * 3000, "\u202e\0\ud7ff\U0001f600" * 50]
+ODD = ["> " * 3000 + "deep", "* " * 3000 + "x", "[" * 5000, "*a_" * 3000, "|" * 3000,
+       "\\(" * 3000, "$$" * 3001, r"\[" + "{" * 5000, r"\(\def\a{\a\a}\a\)", "\u202e\0\ud7ff\U0001f600" * 50]
 
 
 @pytest.mark.parametrize("as_form", [False, True])
 def test_what_a_model_writes_runs_nothing(tab, as_form):
     """HTML is shown as the text that it is; links lead to web pages only; strange texts don't stop the page."""
     if as_form:
-        tab.page.check("#form")
+        tab.page.select_option("#format", "json")
     for text in [*EVIL, *LINKS, *ODD]:
         tab.page.click("#fresh")
         sync_api.expect(tab.page.locator(".turn")).to_have_count(0)
@@ -444,7 +531,7 @@ def test_storage_that_is_closed_full_or_broken(context, served, script, says):
     tab = Tab(context, served.url)
     assert tab.texts("#chats a") == ([] if says else ["good"])
     tab.ask(ASKED)
-    tab.page.check("#form")
+    tab.page.select_option("#format", "json")
     tab.see("#storage", says)
     assert tab.texts(".block") == [PARIS]
     tab.page.click("#fresh")
@@ -528,7 +615,9 @@ def test_phone(browser, served):
     context.close()
 
 
-LONG = MARKDOWN + "\n\n```js\n" + "const words = " + " + ".join(["'a long line of code'"] * 12) + ";\n" * 30 + (
+COLOURS = "".join(f"```{name}\n{CODES[name]}```\n" for name in ("python", "html", "css", "json"))
+SUM = "x_1 + " * 40 + "y"
+LONG = MARKDOWN + f"\n\n{COLOURS}\\(\\frac{{1}}{{2}}\\) and \\({SUM}\\)\n\n\\[{SUM}\\]" + "\n\n```js\n" + "const words = " + " + ".join(["'a long line of code'"] * 12) + ";\n" * 30 + (
     "```\nDonaudampfschiff" * 12 + "\n\n" + "| " + " | ".join(["column"] * 20) + " |\n" + "| --- " * 20 + "|\n" +
     "| " + " | ".join(["value"] * 20) + " |\n\n> a quotation\n\n" + "\n\n".join(["A paragraph of text. " * 20] * 4))
 
@@ -564,9 +653,9 @@ def test_looks_and_accessibility(browser, served, width, scheme, screenshots):
     tab.press("Edit")
     look("edit")
     tab.press("Cancel")
-    tab.page.check("#form")
+    tab.page.select_option("#format", "json")
     look("form")
-    tab.page.uncheck("#form")
+    tab.page.select_option("#format", "")
     tab.page.click("#open-settings")
     tab.page.click("text=licences")
     look("settings")

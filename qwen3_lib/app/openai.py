@@ -150,7 +150,8 @@ def wish_of(model: Model, kind: str, body: Body, prompts: list[list[int]], optio
     for prompt in prompts:
         if len(prompt) >= longest:
             raise Refusal(400, f"the prompt has {len(prompt)} tokens and leaves no room for an answer: the context has "
-                          f"{longest} tokens", field, "context_length_exceeded")
+                          f"{longest} tokens, and the prompt is {len(prompt) + 1 - longest} tokens too long", field,
+                          "context_length_exceeded")
     if logprobs is not None:
         options = options | {"logprobs": logprobs}
     seeds = [{"seed": options["seed"] + i} if is_whole(options.get("seed"), 0) else {} for i in range(n)]

@@ -1,13 +1,15 @@
 "use strict";
 /* The chat page. A conversation is {id, title, changed, turns}; a turn is {role, content}, and an answer also has
-   {thought, note, error, form}. Texts become text nodes; Markdown becomes elements, those that DOMPurify lets pass. */
+   {thought, note, figures, error, form}. Texts become text nodes; Markdown becomes elements, those that DOMPurify lets
+   pass. */
 
 const at = id => document.getElementById(id);
 const CHAT = "qwen3.chat.", SETTINGS = "qwen3.settings", KEY = "qwen3.key";  // names in the browser's storage
 const chats = new Map();  // id -> conversation
 const running = new Map();  // conversation -> AbortController of its answer
 const UNREACHED = "the server can't be reached", CUT = "the connection ended before the answer";
-let current = null, context = 0, apiKey = "";
+const EXAMPLES = ["What is the capital of France?", "What is 27 + 45?", "Tell me a story about a lighthouse."];
+let current = null, model = "", context = 0, apiKey = "";
 
 /** A new element with properties and children: elements or texts. */
 function make(tag, properties = {}, ...children) {
@@ -116,7 +118,7 @@ function recallSettings() {
 
 function applySettings() {
   document.documentElement.style.colorScheme = at("scheme").value;
-  at("schema-panel").hidden = !at("form").checked;
+  at("schema-panel").hidden = !at("format").value;
 }
 
 for (const input of kept) {
@@ -131,14 +133,14 @@ function wishes() {
   const numbers = ["temperature", "top_p", "max_tokens"].filter(name => at(name).value !== "");
   const format = {type: "json_schema", json_schema: {name: "form", schema: parsed(at("schema").value)}};
   return {...Object.fromEntries(numbers.map(name => [name, at(name).valueAsNumber])),
-          ...(at("form").checked && {response_format: format}), ...(!at("think").checked && {enable_thinking: false})};
+          ...(at("format").value && {response_format: format}), ...(!at("think").checked && {enable_thinking: false})};
 }
 
 /** True if a request can be made of the settings; else the page shows what is wrong. */
 function settingsAreSound() {
   at("schema-says").textContent = "";
   try {
-    if (at("form").checked) JSON.parse(at("schema").value);
+    if (at("format").value) JSON.parse(at("schema").value);
   } catch (error) {
     at("schema-says").textContent = `The schema is no JSON: ${error.message}`;
     return false;
@@ -163,7 +165,7 @@ async function request(path, body, signal) {
     if (response.status === 401 && await unlocked()) continue;
     const value = parsed(await reached(response.text(), UNREACHED));
     throw Object.assign(new Error(value?.error?.message ?? `the server answers ${response.status}`),
-                        {status: response.status});
+                        {status: response.status, code: value?.error?.code});
   }
 }
 
@@ -213,9 +215,10 @@ async function unlocked() {
 
 async function greet() {
   try {
-    const [model] = (await (await request("v1/models")).json()).data;
-    at("model").textContent = model.id;
-    context = model.max_model_len;
+    const [about] = (await (await request("v1/models")).json()).data;
+    at("model").textContent = model = about.id;
+    context = about.max_model_len;
+    if (!current.turns.length) draw();
   } catch (error) {
     at("model").textContent = error.message;
     if (error.status === 503) setTimeout(greet, 2000);  // the model is still loading
@@ -226,17 +229,69 @@ async function greet() {
 // Markdown
 // ---------------------------------------------------------------------------------------------------------------------
 
+// Formulas: \( … \) in a line; \[ … \] and $$ … $$, displayed. None has an empty line in it. One without its end
+// is still coming; but $$ within a line is text until there is a second one.
+const {raw} = String;
+const inside = close => raw`((?:(?!${close})(?:\\[^]?|[^\\\n]|\n(?!\s*\n)))+)`;
+const [IN_LINE, IN_BRACKETS, IN_DOLLARS] = [raw`\\\(` + inside(raw`\\\)`), raw`\\\[` + inside(raw`\\\]`),
+                                            raw`\$\$(?!\$)` + inside(raw`\$\$`)];
+const INLINE = raw`${IN_LINE}(?:\\\)|$)|${IN_BRACKETS}(?:\\\]|$)|${IN_DOLLARS}\$\$`;
+const AT_START = new RegExp(`^(?:${INLINE})`), ANYWHERE = new RegExp(INLINE, "g");
+const BLOCK = new RegExp(
+  raw`^ {0,3}(?:${IN_BRACKETS}(?:\\\]|(?=\n\s*\n)|$)|${IN_DOLLARS}(?:\$\$|(?=\n\s*\n)|$))[ \t]*(?=\n|$)`);
+
+/** The token of the formula that a regular expression has found. */
+function formulaToken(type, found) {
+  const text = found?.slice(1).find(Boolean);
+  return text && {type, raw: found[0], text, displayMode: !found[0].startsWith("\\("),
+                  complete: found[0].trim().length === text.length + 4};  // two marks of two characters
+}
+
+/** A formula as MathML, or its source as code if it is incomplete or can't be read. */
+function formula({raw: source, text, displayMode, complete}) {
+  try {
+    const macros = {"\\boxed": raw`\fbox{$\displaystyle #1$}`};  // Temml's own needs a style attribute
+    const settings = {displayMode, macros, throwOnError: true};
+    if (complete) return temml.renderToString(text, settings).replace(/\sstyle="[^"]*"/g, "");  // the policy forbids it
+  } catch {
+    // not LaTeX, or more of it than Temml knows: the source says so
+  }
+  return make("code", {}, source.trim()).outerHTML;
+}
+
 const markdown = new marked.Marked({
   breaks: true,
   tokenizer: {html: () => undefined, tag: () => undefined},  // HTML in an answer is text
   renderer: {checkbox: ({checked}) => checked ? "☑ " : "☐ "},
+  hooks: {emStrongMask: text => text.replace(ANYWHERE, found => "a".repeat(found.length))},
+  extensions: [
+    {name: "formula", level: "inline", start: text => text.search(/\\[([]|\$\$/), renderer: formula,
+     tokenizer: text => formulaToken("formula", text.match(AT_START))},
+    {name: "display", level: "block", start: text => text.search(/\n {0,3}(?:\\\[|\$\$)/) + 1 || -1,
+     renderer: token => `<p>${formula(token)}</p>`, tokenizer: text => formulaToken("display", text.match(BLOCK))}],
 });
+const MATH_TAGS = ["math", "menclose", "mfrac", "mi", "mmultiscripts", "mn", "mo", "mover", "mpadded", "mphantom",
+                   "mprescripts", "mroot", "mrow", "ms", "mspace", "msqrt", "mstyle", "msub", "msubsup", "msup",
+                   "mtable", "mtd", "mtext", "mtr", "munder", "munderover"];
+const MATH_ATTRIBUTES = ["accent", "columnspan", "depth", "display", "displaystyle", "fence", "form", "height",
+                         "largeop", "linethickness", "lspace", "mathvariant", "maxsize", "minsize", "movablelimits",
+                         "notation", "rspace", "scriptlevel", "separator", "stretchy", "symmetric", "voffset", "width"];
 const ALLOWED = {
   ALLOWED_TAGS: ["p", "br", "hr", "h3", "h4", "h5", "h6", "ul", "ol", "li", "blockquote", "pre", "code", "strong", "em",
-                 "del", "a", "table", "thead", "tbody", "tr", "th", "td", "#text"],
-  ALLOWED_ATTR: ["href", "start", "align", "class"], ALLOW_DATA_ATTR: false, ALLOW_ARIA_ATTR: false,
-  ALLOWED_URI_REGEXP: /^(https?|mailto):/i, ADD_URI_SAFE_ATTR: ["start", "align"], RETURN_DOM_FRAGMENT: true,
+                 "del", "a", "table", "thead", "tbody", "tr", "th", "td", "#text", ...MATH_TAGS],
+  ALLOWED_ATTR: ["href", "start", "align", "class", ...MATH_ATTRIBUTES], ALLOW_DATA_ATTR: false, ALLOW_ARIA_ATTR: false,
+  ALLOWED_URI_REGEXP: /^(https?|mailto):/i, ADD_URI_SAFE_ATTR: ["start", "align", ...MATH_ATTRIBUTES],
+  RETURN_DOM_FRAGMENT: true,
 };
+const LANGUAGES = {"c++": "cpp", golang: "go", jsonc: "json", console: "bash"};  // names that Prism doesn't know
+
+/** The nodes of a program's text, with the classes by which the page colours it. */
+function coloured(text, language) {
+  const grammar = Prism.languages[LANGUAGES[language] ?? language];
+  const node = token => typeof token === "string" ? token : make("span",
+    {className: ["token", token.type, token.alias].flat().join(" ")}, ...[token.content].flat().map(node));
+  return typeof grammar === "object" ? Prism.tokenize(text, grammar).map(node) : [text];
+}
 
 function showAnswer(place, text) {
   try {
@@ -263,16 +318,18 @@ function showMarkdown(place, text) {
     if (old?.mark === mark) return;
     const block = make("div", {className: "block", mark}, DOMPurify.sanitize(markdown.parser([token]), ALLOWED));
     for (const link of block.querySelectorAll("a")) Object.assign(link, {target: "_blank", rel: "noreferrer"});
-    for (const table of block.querySelectorAll("table")) {
-      const scroll = make("div", {className: "scroll", tabIndex: 0});
-      table.replaceWith(scroll);
-      scroll.append(table);
+    for (const wide of block.querySelectorAll("table, math[display=block]")) {
+      const scroll = make("span", {className: "scroll", tabIndex: 0});
+      wide.replaceWith(scroll);
+      scroll.append(wide);
     }
     for (const code of block.querySelectorAll("pre > code")) {
       const pre = code.parentElement, listing = make("div", {className: "listing"});
+      const language = code.className.replace("language-", "");
+      code.replaceChildren(...coloured(code.textContent, language));
       pre.tabIndex = 0;
       pre.replaceWith(listing);
-      listing.append(make("div", {className: "bar"}, make("span", {}, code.className.replace("language-", "")),
+      listing.append(make("div", {className: "bar"}, make("span", {}, language),
                           ...copyButton(() => code.textContent)), pre);
     }
     if (old) old.replaceWith(block);
@@ -319,11 +376,25 @@ function draw() {
     refresh(turn);
     return drawn.get(turn).turn;
   }));
-  if (!turns.length) log.append(make("p", {className: "note"}, "Ask the model something."));
+  if (!turns.length) log.append(welcome());
   log.ariaBusy = String(busy);
   at("stop").hidden = !busy;
   at("send").hidden = busy;
   log.scrollTop = log.scrollHeight;
+}
+
+/** What an empty conversation shows. */
+function welcome() {
+  const examples = EXAMPLES.map(text => {
+    const button = make("button", {}, text);
+    button.addEventListener("click", () => {
+      if (settingsAreSound()) askFor(text);
+      at("box").focus();
+    });
+    return button;
+  });
+  return make("section", {className: "welcome"}, make("h2", {}, model ? `Chat with ${model}` : "Chat"),
+              make("p", {}, "A language model on this server answers. It can be wrong. You may ask:"), ...examples);
 }
 
 /** Draws a turn as it is now. */
@@ -341,6 +412,8 @@ function refresh(turn) {
   parts.thought.textContent = turn.thought ?? "";
   parts.error.textContent = turn.error ?? "";
   parts.note.textContent = !coming ? turn.note ?? "" : turn.content || turn.thought ? "" : "Reading …";
+  parts.figures.lastChild.textContent = turn.figures ?? "";
+  parts.figures.hidden = coming || !turn.figures;
   parts.retry.hidden = busy || !last;
 }
 
@@ -356,15 +429,17 @@ function questionElements(turn) {
 function answerElements(turn) {
   const parts = {summary: make("summary"), thought: make("div", {className: "thought"}), text: make("div"),
                  error: make("p", {className: "error", role: "alert"}), note: make("span", {className: "note"}),
-                 retry: make("button", {}, "Retry")};
+                 retry: make("button", {}, "Retry"),
+                 figures: make("details", {}, make("summary", {}, "Tokens and speed"), make("span"))};
   parts.details = make("details", {}, parts.summary, parts.thought);
-  parts.tools = make("div", {className: "tools"}, ...copyButton(() => turn.content), parts.retry, parts.note);
+  parts.tools = make("div", {className: "tools"}, ...copyButton(() => turn.content), parts.retry, parts.note,
+                     parts.figures);
   parts.turn = make("article", {className: "turn"}, make("h2", {className: "unseen"}, "Answer"), parts.details,
                     parts.text, parts.error, parts.tools);
   parts.retry.addEventListener("click", () => {
     if (!settingsAreSound()) return;
-    answer(current, current.turns.pop());
-    at("log").focus();  // the button is hidden now
+    answer(current, {former: current.turns.pop()});
+    at("box").focus();  // the button is hidden now
   });
   return parts;
 }
@@ -377,7 +452,7 @@ function change(turn, text, tools) {
   const close = () => {
     form.replaceWith(text);
     tools.hidden = false;
-    at("log").focus();
+    at("box").focus();
   };
   const later = current.turns.indexOf(turn) < current.turns.length - 2;
   if (later) form.lastChild.append(make("span", {className: "note"}, "The turns after this question will be removed."));
@@ -385,8 +460,7 @@ function change(turn, text, tools) {
     event.preventDefault();
     if (running.has(current) || !box.value.trim() || !settingsAreSound()) return;
     close();
-    current.turns.length = current.turns.indexOf(turn);
-    askFor(box.value);
+    askFor(box.value, current.turns.slice(0, current.turns.indexOf(turn)));
   });
   cancel.addEventListener("click", close);
   form.addEventListener("keydown", event => event.key === "Escape" && !event.isComposing && close());
@@ -421,27 +495,41 @@ function open() {
   draw();
 }
 
-function askFor(question) {
+/** Asks a question after these turns. */
+function askFor(question, earlier = current.turns) {
   if (!chats.has(current.id)) {
     current.title = question.trim().split("\n")[0].slice(0, 60);
     history.replaceState(null, "", "#" + current.id);
   }
-  current.turns.push({role: "user", content: question});
-  answer(current);
+  const before = current.turns;
+  current.turns = [...earlier, {role: "user", content: question}];
+  at("ask-says").textContent = "";
+  answer(current, {before});
 }
 
-/** Asks for the answer to the last question; `former` is the answer that it replaces, unless it fails at once. */
-async function answer(chat, former) {
+/** Takes back a question that is too long for the context: the turns are as before it, and its text is in the box. */
+function takeBack(chat, before, error) {
+  const box = at("box"), question = chat.turns.at(-2).content;
+  chat.turns = before;
+  if (before.length) save(chat);
+  else remove(chat);
+  box.value ||= question;
+  at("ask-says").textContent = `The message is not added: ${error.message}.`;
+}
+
+/** Asks for the answer to the last question; `former` is the answer that it replaces, unless it fails at once. `before`
+    are the turns before the question, which come back if it is too long. */
+async function answer(chat, {former, before}) {
   const system = at("system").value.trim(), run = new AbortController();
   const messages = [...(system ? [{role: "system", content: system}] : []),
                     ...chat.turns.filter(turn => turn.content).map(({role, content}) => ({role, content}))];
   const body = {messages, stream: true, stream_options: {include_usage: true}, ...wishes()};
-  const turn = {role: "assistant", content: "", thought: "", note: "stopped", form: at("form").checked};
+  const turn = {role: "assistant", content: "", thought: "", note: "stopped", form: Boolean(at("format").value)};
   chat.turns.push(turn);
   running.set(chat, run);
   save(chat);
   draw();
-  let began, reason = "", waiting = false, took = 0;
+  let began, waiting = false, took = 0;
   const show = () => {
     waiting = false;
     if (chat !== current) return;
@@ -456,14 +544,19 @@ async function answer(chat, former) {
       turn.thought += delta?.reasoning_content ?? "";
       turn.content += delta?.content ?? "";
       if (turn.thought || turn.content) began ??= performance.now();
-      reason = finish_reason ?? reason;
-      if (value.usage) turn.note = figures(value.usage, performance.now() - began, reason);
+      if (finish_reason) turn.note = finish_reason === "length" ? "cut off" : "";
+      if (value.usage) turn.figures = figures(value.usage, performance.now() - began);
       if (!waiting) setTimeout(show, 20 + 4 * took);  // a long list of Markdown takes 400 ms: leave time for the rest
       waiting = true;
     }
   } catch (error) {
     const nothing = !turn.content && !turn.thought, what = nothing ? "No answer" : "The answer is incomplete";
     if (error.name !== "AbortError") Object.assign(turn, {error: `${what}: ${error.message}.`, note: ""});
+    if (before && error.code === "context_length_exceeded") {
+      running.delete(chat);
+      takeBack(chat, before, error);
+      return chat === current && draw();
+    }
     if (former && nothing) chat.turns[chat.turns.indexOf(turn)] = {...former, error: turn.error};
   }
   running.delete(chat);
@@ -472,11 +565,10 @@ async function answer(chat, former) {
 }
 
 /** What an answer took, in words; milliseconds since its first token. */
-function figures(usage, milliseconds, reason) {
+function figures(usage, milliseconds) {
   const {completion_tokens: n, total_tokens: total} = usage, rate = (n - 1) / milliseconds * 1000;
   return [`${n} tokens`, ...(n > 1 && isFinite(rate) ? [`${rate.toFixed(1)} tokens/s`] : []),
-          `${total}${context ? ` of ${context}` : ""} tokens of the context`,
-          ...(reason === "length" ? ["cut off"] : [])].join(" · ");
+          `${total}${context ? ` of ${context}` : ""} tokens of the context`].join(" · ");
 }
 
 /** Enter submits; with a keyboard on the screen it begins a line, and in an input method it ends a word. */

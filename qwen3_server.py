@@ -89,7 +89,7 @@ def open_batch(args: argparse.Namespace) -> Batch:
         return Batch(model, 1, 1)
     longest = min(args.context or CONTEXT, model.config.context_length)
     slots = args.slots or slots_in(model, longest, memory)
-    note(f"{slots} answers at a time, each of at most {longest} tokens with its prompt")
+    note(f"{counted(slots, 'answer')} at a time, each of at most {longest} tokens with its prompt")
     return Batch(model, slots, longest, checked_size(args.keep) or 0)
 
 

@@ -390,8 +390,8 @@ def test_markdown(tab):
 
 
 FORMULAS = {  # an answer -> (how many formulas, of these displayed, the texts of code)
-    r"The roots \( x_1 * x_2 \) and **bold \(a*b*c\)**, $5 and $6": (2, 0, []),
-    "\\[\nx\n= 1\n+ y_1 * z_1\n- 2\n\\]\nso": (1, 1, []), "So\n$$\nx > 1\n$$\n": (1, 1, []),
+    r"The roots \( x_1 * x_2 \) and *so \(a*b\) is*, $5 and $6": (2, 0, []),
+    "\\[\nx\n= 1\n+ y_1 * z_1\n- 2\n\\]\nso": (1, 1, []), "So\n$$\nx\n> 1\n$$\n": (1, 1, []),
     "1. one\n   \\[\n   x\n   + y\n   \\]\n2. two \\(z\\)": (2, 1, []),
     r"It is \[ \boxed{\frac{1}{2}} \] or $$x \\[4pt] y$$.": (2, 2, []),
     "> \\[ a \\]\n\n| a |\n| --- |\n| \\(b\\) |": (2, 1, []),
@@ -617,7 +617,9 @@ def test_phone(browser, served):
 
 COLOURS = "".join(f"```{name}\n{CODES[name]}```\n" for name in ("python", "html", "css", "json"))
 SUM = "x_1 + " * 40 + "y"
-LONG = MARKDOWN + f"\n\n{COLOURS}\\(\\frac{{1}}{{2}}\\) and \\({SUM}\\)\n\n\\[{SUM}\\]" + "\n\n```js\n" + "const words = " + " + ".join(["'a long line of code'"] * 12) + ";\n" * 30 + (
+MATHS = f"\\(\\frac{{1}}{{2}}\\) and \\({SUM}\\)\n\n\\[{SUM}\\]"
+LONG = MARKDOWN + "\n\n" + COLOURS + MATHS + (
+    "\n\n```js\nconst words = " + " + ".join(["'a long line of code'"] * 12) + ";\n" * 30 +
     "```\nDonaudampfschiff" * 12 + "\n\n" + "| " + " | ".join(["column"] * 20) + " |\n" + "| --- " * 20 + "|\n" +
     "| " + " | ".join(["value"] * 20) + " |\n\n> a quotation\n\n" + "\n\n".join(["A paragraph of text. " * 20] * 4))
 

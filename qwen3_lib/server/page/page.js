@@ -259,11 +259,20 @@ function formula({raw: source, text, displayMode, complete}) {
   return make("code", {}, source.trim()).outerHTML;
 }
 
+/** marked's rule for * and _, with other characters in the place of formulas; `text` is the end of `masked`. */
+function emStrong(text, masked, before) {
+  let hidden = masked;
+  for (const found of text.matchAll(ANYWHERE)) {
+    const start = masked.length - text.length + found.index, length = found[0].length;
+    hidden = hidden.slice(0, start) + "a".repeat(length) + hidden.slice(start + length);
+  }
+  return marked.Tokenizer.prototype.emStrong.call(this, text, hidden, before);
+}
+
 const markdown = new marked.Marked({
   breaks: true,
-  tokenizer: {html: () => undefined, tag: () => undefined},  // HTML in an answer is text
+  tokenizer: {html: () => undefined, tag: () => undefined, emStrong},  // HTML in an answer is text
   renderer: {checkbox: ({checked}) => checked ? "☑ " : "☐ "},
-  hooks: {emStrongMask: text => text.replace(ANYWHERE, found => "a".repeat(found.length))},
   extensions: [
     {name: "formula", level: "inline", start: text => text.search(/\\[([]|\$\$/), renderer: formula,
      tokenizer: text => formulaToken("formula", text.match(AT_START))},

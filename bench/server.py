@@ -125,11 +125,11 @@ def started(path: Path, args: argparse.Namespace) -> tuple[subprocess.Popen, str
                "--keep", 0]
     process = subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE, text=True)
     lines = []
-    while not lines or "at a time" not in lines[-1]:
+    while not lines or "for clients" not in lines[-1]:
         lines.append(process.stderr.readline())
         if process.poll() is not None:
             raise RuntimeError("".join(lines))
-    return process, lines[0].split()[-1].removesuffix("/v1")
+    return process, lines[-1].split()[-1].removesuffix("/v1")
 
 
 def started_llama(program: str, path: Path, folder: Path, args: argparse.Namespace) -> tuple[subprocess.Popen, str]:

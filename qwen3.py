@@ -8,10 +8,10 @@
     python qwen3.py --model Qwen3-0.6B "What is the capital of France?"     a folder with Qwen's own files
 
 This file and tokenizer_utils.py are enough for the second command. The folder qwen3_lib beside them adds a chat, names
-on the hub, quantized files and more. Read this file from top to bottom:
+on the hub, quantized files and more. The model computes in float32; a comment says why where a number is float64.
+Read this file from top to bottom:
 
-    config -> components -> KV cache -> forward -> sampling -> generation -> conversation -> loading -> checks
-    -> command line
+    config -> components -> KV cache -> forward -> sampling -> generation -> conversation -> loading -> checks -> main
 
 The data flow, with the sizes of Qwen3-0.6B (`n` is the number of tokens):
 
@@ -29,9 +29,6 @@ The words:
     prefill, decode  to run the whole prompt through the model; to run one new token
     end of text      a token the model emits when it is done
     thinking         the model's reasoning before its answer, between <think> and </think>
-    checkpoint       the files of a trained model: sizes, weights, tokenizer
-
-The model computes in float32; a comment says why where a number is float64.
 """
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 try:
     if sys.version_info < (3, 11) or sys.maxsize < 2**32 or sys.byteorder == "big":  # files are larger than 32 bits
@@ -58,8 +55,8 @@ except ImportError as error:
     program = "qwen3.py" if __name__ == "__main__" else Path(sys.argv[0]).name  # qwen3_batch.py and the others, too
     if not program.startswith("qwen3"):
         raise
-    sys.exit(f"{program}: {error}; it needs Python 3.11 or newer, 64 bits, little-endian, and: pip install numpy "
-             "safetensors tokenizers jinja2")
+    sys.exit(f"{program}: {error}; it needs tokenizer_utils.py beside it; Python 3.11 or newer, 64 bits, "
+             "little-endian; and: pip install numpy safetensors tokenizers jinja2")
 
 __version__ = "0.3.0"
 __all__ = ["BUNDLED", "Config", "Engine", "InputError", "KVCache", "Model", "Sampling", "Sequence",
@@ -125,11 +122,9 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
 def rope_tables(config: Config, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """cos and sin of every angle at positions [n] -> two arrays [n, rope_dim / 2].
 
-    Pair i turns by theta ** (-2i / rope_dim) per position: the first pairs quickly, for near positions, the last ones
-    slowly, for distant ones.
+    Pair i turns by theta ** (-2i / rope_dim) per position: the first pairs fast, for near positions, the last slowly.
     """
-    # The power in float64 and the reciprocal in float32 give transformers' bits; at position 6,000 a float32 power
-    # would be off by 2e-4 in the logits.
+    # The power in float64: a float32 power would be off by 2e-4 in the logits at position 6,000. As transformers does.
     powers = config.rope_theta ** (np.arange(0, config.rope_dim, 2) / config.rope_dim)
     frequencies = 1 / powers.astype(np.float32)
     if config.rope_frequencies:
@@ -242,15 +237,13 @@ def decoder_layer(x: np.ndarray, w: dict[str, Any], config: Config, cache: KVCac
 
 
 # ---- KV cache: the keys and values of all positions so far -----------------------------------------------------------
-# A token sees only the tokens before it. So nothing computed for a position ever changes, and later tokens need only
-# its k and v. With these kept, a new token costs as much as a prompt of one token. The price is
-# 2 * layers * n_kv_heads * head_dim * 4 bytes per position: 229 kB in Qwen3-0.6B.
+# A token sees only the tokens before it. So nothing computed for a position ever changes: with its k and v kept, a new
+# token costs as much as a prompt of one token, and 2 * layers * n_kv_heads * head_dim * 4 bytes, 229 kB in Qwen3-0.6B.
 
 class KVCache:
     """The keys and values of one sequence, k and v [n_layers, n_kv_heads, capacity, head_dim]; `length` are filled.
 
-    A full cache grows to a quarter more than needed, plus 64, but at most to `max_length` positions. `token_ids`
-    [capacity] are the tokens, for comparison with a later prompt.
+    A full cache grows by a quarter and 64 positions, at most to `max_length`. `token_ids` [capacity]: their tokens.
     """
     form = "f32"  # the number format; faster engines have caches with smaller ones
     last = -1  # the row of a pass that the next token is drawn from; a cache of several sequences has one for each
@@ -341,7 +334,6 @@ def logits_of(model: Model, token_ids: TokenIds, cache: KVCache, all_logits: boo
 def forward(model: Model, token_ids: TokenIds, cache: KVCache, all_logits: bool = False) -> np.ndarray:
     """Runs new tokens [n] through the model, after the tokens in the cache, and adds them to the cache.
 
-    Prefill is a call with the whole prompt, decoding one with one token.
     -> the logits after the last token, float32 [vocab_size]; with `all_logits`, after each token, [n, vocab_size].
     Raises InputError for ids out of range, for the cache of another model, and when the context is full.
     """
@@ -370,7 +362,7 @@ class Sampling:
     def updated(self, **changes: Any) -> Sampling:
         """The same with the given values; None leaves a value unchanged. Raises InputError for unknown names."""
         if unknown := changes.keys() - asdict(self).keys():
-            raise InputError(f"there is no option {brief(min(unknown))}")
+            raise InputError(f"{brief(min(unknown))} is none of the options max_new_tokens, seed, {', '.join(asdict(self))}")
         return replace(self, **{name: value for name, value in changes.items() if value is not None})
 
 
@@ -486,12 +478,9 @@ def generate(model: Model, token_ids: TokenIds, max_new_tokens: int | None = Non
              **sampling: float | None) -> Iterator[int]:
     """Continues the prompt `token_ids` [n], one token id at a time.
 
-    Ends at an end-of-text token (which is not yielded), after max_new_tokens, or when the context is full;
-    `eos_token_ids=()` never ends early. `sampling` takes the fields of Sampling; defaults come from the model's
-    generation_config.json. The same seed gives the same tokens.
-
-    A `cache` filled by an earlier call is cut back to the longest common prefix with the prompt, then belongs to this
-    call: in a conversation, only the new tokens are computed.
+    Ends as a Sequence does; `eos_token_ids=()` never ends early. `sampling` takes the fields of Sampling; defaults come
+    from the model's generation_config.json. The same seed gives the same tokens. A `cache` filled by an earlier call is
+    cut back to its common prefix with the prompt: in a conversation, only the new tokens are computed.
     Raises InputError, before anything is computed, for ids and values out of range.
     """
     sequence = Sequence(model, token_ids, max_new_tokens, seed, eos_token_ids, **sampling)
@@ -502,8 +491,7 @@ def generate(model: Model, token_ids: TokenIds, max_new_tokens: int | None = Non
 
 # ---- Conversation: messages in, text out -----------------------------------------------------------------------------
 
-# Recommended by Qwen's authors for answers without thinking; generation_config.json holds the values for thinking.
-WITHOUT_THINKING = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.0}
+WITHOUT_THINKING = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.0}  # as Qwen's authors recommend
 
 
 def default_sampling(model: Model, enable_thinking: bool | None) -> Sampling:
@@ -512,32 +500,63 @@ def default_sampling(model: Model, enable_thinking: bool | None) -> Sampling:
     return model.sampling.updated(**WITHOUT_THINKING) if unthinking else model.sampling
 
 
+class Stream(Iterator[str]):
+    """An answer as it comes: iterate over its pieces, print it, or call `finish` for all of its `text`."""
+
+    def __init__(self, pieces: Iterator[str]):
+        self.pieces, self.text = pieces, ""
+
+    def __next__(self) -> str:
+        piece = next(self.pieces)
+        self.text += piece
+        return piece
+
+    def finish(self) -> Self:
+        """Generates the rest -> itself."""
+        for _ in self:
+            pass
+        return self
+
+    def __str__(self) -> str:
+        return self.finish().text
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}, so far {self.text!r}: iterate over it, print it, or call its finish()>"
+
+
 def chat(model: Model, messages: str | dict[str, Any] | list[dict[str, Any]], tools: list[Any] | None = None,
          enable_thinking: bool | None = None, system: str | None = None,
-         chat_template_kwargs: dict[str, Any] | None = None, **options: Any) -> Any:
-    """The answer to a conversation, or to a single question given as a text: its pieces, as they come.
+         chat_template_kwargs: dict[str, Any] | None = None, *, max_new_tokens: int | None = None,
+         max_tokens: int | None = None, seed: int | None = None, cache: KVCache | None = None,
+         eos_token_ids: Iterable[int] | None = None, temperature: float | None = None, top_k: int | None = None,
+         top_p: float | None = None, min_p: float | None = None, repetition_penalty: float | None = None,
+         presence_penalty: float | None = None, frequency_penalty: float | None = None, stop: Any = None,
+         logprobs: int | None = None, think_budget: int | None = None, schema: Any = None,
+         logit_bias: dict[Any, float] | None = None, lookup: int | None = None, draft: Any = None) -> Any:
+    """The answer to a conversation, or to a single question given as a text: a Stream of its pieces.
 
-    messages: {"role": "system" | "user" | "assistant" | "tool", "content": ...} objects as in OpenAI's API
-    tools: JSON schemas as in OpenAI's API; enable_thinking: None leaves it to the model's chat template
-    system: the text of a system message before all others
-    chat_template_kwargs: other variables of the template, such as {"preserve_thinking": True}
-    options: max_new_tokens, seed, cache, eos_token_ids, temperature, top_k, top_p, min_p, repetition_penalty,
-        presence_penalty, frequency_penalty: as in `generate`, with defaults from default_sampling
-    With qwen3_lib beside this file, the answer is a Completion, which has text, finish_reason, token_ids and more,
-    tools may be Python functions, and there are the options stop, logprobs, think_budget, schema, logit_bias, lookup
-    and draft: see qwen3_lib/answers/completion.py.
-    Raises InputError, before anything is computed, for unknown options, values out of range and unreadable messages.
+    messages: {"role": "system" | "user" | "assistant" | "tool", "content": ...}, as in OpenAI's API
+    tools: JSON schemas as in OpenAI's API; system: the text of a system message before all others
+    enable_thinking: None leaves it to the model's chat template; chat_template_kwargs: its other variables
+    max_new_tokens (or max_tokens) to frequency_penalty: as in `generate`, with defaults from default_sampling
+    stop to draft: these need the folder qwen3_lib beside this file, see qwen3_lib/answers/completion.py
+    With that folder, tools may be Python functions, and the answer is a Completion, which tells more.
+    Raises InputError, before anything is computed, for values out of range and unreadable messages.
     """
+    given = {k: v for k, v in locals().items() if k in (chat.__kwdefaults__ or ()) and v is not None}
+    options = asdict(default_sampling(model, enable_thinking)) | given
+    options["max_new_tokens"] = options.pop("max_tokens", max_new_tokens)
     messages = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
     messages = [messages] if isinstance(messages, dict) else messages
     messages = messages if system is None else [{"role": "system", "content": system}, *messages]
-    options = asdict(default_sampling(model, enable_thinking)) | {k: v for k, v in options.items() if v is not None}
     if LIBRARY.is_dir():
         from qwen3_lib.answers.completion import complete
         return complete(model, messages, tools, enable_thinking, chat_template_kwargs, **options)
+    if beyond := given.keys() & {"stop", "logprobs", "think_budget", "schema", "logit_bias", "lookup", "draft"}:
+        raise InputError(f"{min(beyond)}= needs the folder qwen3_lib beside qwen3.py")
     text = model.tokenizer.apply_chat_template(messages, tools, enable_thinking=enable_thinking, join_text_parts=True,
                                                chat_template_kwargs=chat_template_kwargs)
-    return stream_text(model.tokenizer, generate(model, model.tokenizer.encode(text, False), **options))
+    return Stream(stream_text(model.tokenizer, generate(model, model.tokenizer.encode(text, False), **options)))
 
 
 # ---- Loading: a folder with config.json, tokenizer.json and *.safetensors --------------------------------------------
@@ -555,8 +574,7 @@ def rope_of(raw: dict[str, Any]) -> dict[str, Any]:
     """The parameters of RoPE in config.json's object, in the dialect of transformers 5 or 4."""
     rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
-        raise InputError("config.json: RoPE must have one object of parameters for all layers, not "
-                         f"{brief(repr(rope))}")
+        raise InputError(f"config.json: RoPE must have one object for all layers, not {brief(repr(rope))}")
     rope = {key: value for key, value in rope.items() if value is not None}
     return {"rope_theta": raw.get("rope_theta"), "rope_type": rope.get("type", "default")} | rope
 
@@ -589,7 +607,7 @@ def ids_in(raw: dict[str, Any]) -> tuple[int, ...]:
 
 
 def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every tensor of a checkpoint. A linear layer is stored as [outputs, inputs]."""
+    """Name -> shape of every tensor of a model. A linear layer is stored as [outputs, inputs]."""
     d, q_size = config.hidden_size, config.num_attention_heads * config.head_dim
     kv_size = config.num_key_value_heads * config.head_dim
     attention_shapes: dict[str, tuple[int, ...]] = {
@@ -707,10 +725,7 @@ class Folder:
         return engine
 
     def tensors(self, config: Config) -> dict[str, Any]:
-        """The tensors of `shapes`; without lm_head.weight if it is the embedding again.
-
-        Raises InputError for missing and misshapen ones.
-        """
+        """The tensors of `shapes`, see `fitting`."""
         return fitting(self.stored(), self.shapes(config), config.tie_word_embeddings, self.path)
 
     def tokenizer(self) -> Tokenizer:
@@ -722,17 +737,15 @@ class Folder:
 
 
 def fitting(stored: dict[str, Any], shapes: dict[str, tuple[int, ...]], tied: bool, path: Path) -> dict[str, Any]:
-    """Those of the stored tensors that have a shape in `shapes`, see Folder.tensors."""
-    tensors = {}
+    """The stored tensors of `shapes`; no head that is the embedding again. Raises InputError if one is missing."""
+    tensors, wrong = {}, f"{path}: the weights don't fit config.json"
     for name, shape in shapes.items():
         if name in stored and stored[name].shape != shape:
-            raise InputError(f"{path}: the weights don't fit config.json: {name} has shape "
-                             f"{list(stored[name].shape)}, not {list(shape)}")
+            raise InputError(f"{wrong}: {name} has shape {list(stored[name].shape)}, not {list(shape)}")
         if name in stored:
             tensors[name] = stored[name]
         elif name != "lm_head.weight" or not tied:
-            raise InputError(f"{path}: the weights don't fit config.json: {name} is missing, or its type is none of "
-                             f"{', '.join(DTYPES)}")
+            raise InputError(f"{wrong}: {name} is missing, or its type is none of {', '.join(DTYPES)}")
     head, embedding = tensors.get("lm_head.weight"), tensors["model.embed_tokens.weight"]
     if tied and head is not None and head.dtype == embedding.dtype \
             and all(map(np.array_equal, head.data, embedding.data)):  # row by row, which takes no memory
@@ -751,8 +764,7 @@ def load_weights(folder: Folder, config: Config) -> dict[str, Any]:
             place = place.setdefault("experts", {}).setdefault(int(parts[5]), {})
         place[parts[-1]] = to_float32(tensor)
     weights.setdefault("lm_head", weights["embed_tokens"])
-    # glibc keeps freed blocks up to the size of the largest one freed so far. Arrays that reuse them need no new pages:
-    # prefill is 1.12 times as fast.
+    # glibc keeps freed blocks up to the size of the largest freed so far. With them, prefill is 1.12 times as fast.
     np.empty(2**25 - 2**16, np.uint8)
     return weights
 
@@ -771,7 +783,7 @@ class Engine:
 
 @dataclass(frozen=True, repr=False)
 class Model:
-    """A loaded checkpoint: where it comes from, config, weights, tokenizer, its authors' defaults, and the engine."""
+    """A loaded model: where it comes from, config, weights, tokenizer, its authors' defaults, and the engine."""
     folder: Folder
     config: Config
     weights: Any
@@ -792,26 +804,24 @@ class Model:
 
 HERE = Path(__file__).resolve().parent
 LIBRARY = HERE / "qwen3_lib"  # what stands on this file, where it is there
-BUNDLED = HERE / "demo" if (HERE / "demo").is_dir() else LIBRARY / "demo"  # the small model; installed, in qwen3_lib/
+BUNDLED: Any = next(filter(Path.is_dir, (HERE / "demo", LIBRARY / "demo")), None)  # the small model, if it is there
 
 
 def load_model(name: str | Path, engine: Engine = Engine(), offline: bool = False, tokenizer: bool = True,
                adapter: str | Path | list[str | Path] | None = None) -> Model:
     """Loads a folder with config.json, tokenizer.json and *.safetensors as published on Hugging Face.
 
-    With qwen3_lib beside this file, `name` may also be a GGUF file, or a model on the hub (Qwen/Qwen3-0.6B, or 0.6B for
-    short), which is taken from the hub's cache or, unless `offline`, downloaded into it; `adapter` is the folder of a
-    LoRA adapter, or a list of folders, "folder:0.5" for half of its changes. With tokenizer=False, the folder needs no
-    tokenizer, and the model takes and gives only token ids.
+    With qwen3_lib beside this file, `name` may also be a GGUF file, or a model on the hub (Qwen/Qwen3-0.6B, or 0.6B),
+    which is downloaded unless it is in the hub's cache or `offline`; `adapter` is the folder of a LoRA adapter, or a
+    list of folders, "folder:0.5" for half of its changes. With tokenizer=False, the model takes and gives token ids.
     Raises InputError, one line that names the file, for anything missing, damaged or unsupported.
     """
-    folder = Folder(Path(os.path.expanduser(name)))
+    folder = Folder(Path(os.path.expanduser(str(name))))
     if LIBRARY.is_dir():
         from qwen3_lib.io.models import open_model
         folder = open_model(str(name), offline, adapter)
     elif adapter is not None or not os.path.isfile(folder.path / "config.json"):
-        raise InputError(f"{name}: not a folder with config.json and *.safetensors; for adapters and other models, "
-                         "qwen3.py needs the folder qwen3_lib beside it")
+        raise InputError(f"{name}: no folder with config.json; other models and adapters need the folder qwen3_lib")
     elif (HERE / "qwen3_5.py").is_file():
         from qwen3_5 import opened
         folder = opened(folder)  # a Qwen3.5 has functions of its own
@@ -824,12 +834,10 @@ def load_model(name: str | Path, engine: Engine = Engine(), offline: bool = Fals
 
 
 def generation_defaults(folder: Folder) -> tuple[Sampling, int | None, tuple[int, ...]]:
-    """(sampling, max_new_tokens, eos_token_ids) of generation_config.json. Raises InputError for values out of range.
-
-    As in transformers: greedy without do_sample; with do_sample, top_k is 50 unless given.
-    """
+    """(sampling, max_new_tokens, eos_token_ids) of generation_config.json. Raises InputError for wrong values."""
     raw = {key: value for key, value in folder.generation().items() if value is not None}
     given = {key: raw[key] for key in asdict(Sampling()) if key in raw}
+    # As in transformers: greedy without do_sample; with do_sample, top_k is 50 unless given.
     given = {"temperature": 1.0, "top_k": 50} | given if raw.get("do_sample") else given | {"temperature": 0.0}
     try:
         longest = checked_whole("max_new_tokens", raw["max_new_tokens"], 1) if "max_new_tokens" in raw else None
@@ -898,20 +906,19 @@ def main(argv: list[str] | None = None) -> int:
         parser = argparse.ArgumentParser(description="Answers a prompt with a Qwen3 model.")
         add = parser.add_argument
         add("prompt", nargs="*", help="what to ask; a piped text follows it")
-        add("--model", default=BUNDLED, required=not BUNDLED.is_dir(), help="folder with Qwen's own files")
-        add("--system", help="system prompt")
-        add("--no-think", dest="think", action="store_false", default=None, help="answer without reasoning")
-        add("--max-tokens", type=int, help="longest answer")
-        add("--seed", type=int, help="the same seed gives the same answer")
-        for name, kind in (("temperature", float), ("top-k", int), ("top-p", float)):
-            add(f"--{name}", type=kind, help="how tokens are drawn; the default comes with the model")
-        args = parser.parse_args(argv)
+        add("--model", default=BUNDLED, required=BUNDLED is None, help="folder with Qwen's own files")
+        add("--no-think", dest="enable_thinking", action="store_false", default=None, help="answer without reasoning")
+        for name, kind in (("system", str), ("max-tokens", int), ("seed", int), ("temperature", float), ("top-k", int),
+                           ("top-p", float)):
+            add(f"--{name}", type=kind, help="as of chat() in this file")
+        args, unknown = parser.parse_known_args(argv)
+        if unknown:
+            parser.error(f"{unknown[0]}: all options but those of --help need the folder qwen3_lib beside qwen3.py")
         piped = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read().strip()
-        prompt = "\n\n".join(filter(None, [" ".join(args.prompt), piped])) or parser.error("there is no prompt")
+        prompt = "\n\n".join(filter(None, (" ".join(args.prompt), piped))) or parser.error("there is no prompt")
         accept_all_text(sys.stdout)
-        for piece in chat(load_model(args.model), prompt, None, args.think, args.system, seed=args.seed,
-                          max_new_tokens=args.max_tokens, temperature=args.temperature, top_k=args.top_k,
-                          top_p=args.top_p):
+        options = {name: value for name, value in vars(args).items() if name not in ("prompt", "model")}
+        for piece in chat(load_model(args.model), prompt, **options):
             print(piece, end="", flush=True)
         print()
         return 0

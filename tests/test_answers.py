@@ -1,6 +1,7 @@
 """qwen3_lib/answers/: text on top of ids, held against functions of the whole text and against passes over it."""
 import asyncio
 import dataclasses
+import inspect
 import itertools
 import json
 import re
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 import qwen3
 from configs import FRANCE, PARIS, SHARED
 from fuzzing import any_answer, any_text, cut_up, fuzz, merged, parts_of
-from helpers import assert_one_line, edit_json, filled_cache, message_of, random_ids, works_or_refused
+from helpers import WEATHER, assert_one_line, edit_json, filled_cache, message_of, random_ids, works_or_refused
 from qwen3_lib.answers.answer import parse_answer, split_stream
 from tokenizer_utils import END_TOKENS, Answer
 from qwen3_lib.answers.completion import Completion, StopTexts
@@ -95,7 +96,26 @@ def test_an_answer_prints_as_its_text_and_shows_its_state(demo):
     async def pieces():
         return [piece async for piece in qwen3.chat(**question)]
 
-    assert "".join(asyncio.run(pieces())) == PARIS.strip()
+    async def whole():
+        return await qwen3.chat(**question)
+
+    assert "".join(asyncio.run(pieces())) == asyncio.run(whole()).text == PARIS.strip()
+
+
+def test_an_answer_with_calls_ends_for_tool_calls(demo):
+    reply = qwen3.chat(demo, "What is the weather in Lisbon?", [WEATHER], temperature=0)
+    assert reply.finish_reason is None and {"finish_reason", "text", "token_ids"} <= {*dir(reply)}
+    assert reply.finish().finish_reason == "tool_calls" and reply.answer.tool_calls
+
+
+def test_the_options_of_chat_are_in_its_signature(demo):
+    """Those of Completion and Sequence, too; max_tokens is another name of max_new_tokens."""
+    options = {name for name, about in inspect.signature(qwen3.chat).parameters.items() if about.kind is about.KEYWORD_ONLY}
+    taken = {*inspect.signature(Completion).parameters, *inspect.signature(qwen3.Sequence).parameters}
+    taken |= {*qwen3.Sampling.__dataclass_fields__}
+    assert options - {"max_tokens"} == taken - {"model", "token_ids", "tools", "options", "sampling"}
+    assert len(qwen3.chat(demo, FRANCE, max_tokens=3).finish().token_ids) == 3
+    assert "max_new_tokens" in message_of(Completion, demo, [1], max_tokens=3)
 
 
 def test_in_a_notebook_a_thought_is_a_quotation_and_a_call_is_code(demo):

@@ -105,6 +105,40 @@ def test_what_needs_more_files_is_one_line(python, folder):
     done = run(python, folder, "qwen3.py", "--model", "Qwen/Qwen3-0.6B", "Hello")
     assert done.returncode and not done.stdout
     assert_one_line(done.stderr, "Qwen/Qwen3-0.6B")
+    for option in ("--fast", "--json"):
+        done = run(python, folder, "qwen3.py", "--model", "model", option, "Hello")
+        assert done.returncode == 2 and not done.stdout
+        assert_one_line(done.stderr.splitlines()[-1], option, "the folder qwen3_lib")
+
+
+def test_a_missing_tokenizer_utils_is_named(python, tmp_path):
+    shutil.copy(ROOT / "qwen3.py", tmp_path)
+    assert_one_line(run(python, tmp_path, "qwen3.py", "Hello").stderr, "tokenizer_utils.py beside it")
+
+
+ANSWER = """\
+from qwen3 import BUNDLED, InputError, chat, load_model
+
+model = load_model("model")
+reply = chat(model, "What is the capital of France?", enable_thinking=False)
+assert BUNDLED is None and "finish()" in repr(reply)
+first = next(reply)
+assert first in repr(reply) and reply.text == first
+print(reply.finish())
+print(chat(model, "What is the capital of France?", enable_thinking=False, max_tokens=2))
+for option in ("stop", "logprobs", "schema"):
+    try:
+        chat(model, "Hello", **{option: 1})
+    except InputError as error:
+        print(error)
+"""
+
+
+def test_an_answer_prints_as_its_text_and_options_that_need_the_folder_say_so(python, folder):
+    done = run(python, folder, "-c", ANSWER)
+    whole, cut, *refused = done.stdout.splitlines()
+    assert (done.returncode, done.stderr, whole) == (0, "", PARIS.strip()) and PARIS.startswith(cut) and len(cut) < len(whole)
+    assert refused == [f"{name}= needs the folder qwen3_lib beside qwen3.py" for name in ("stop", "logprobs", "schema")]
 
 
 LIBRARY = """\

@@ -4,10 +4,10 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 from typing import Any
 
-from qwen3 import KVCache, Model, Sampling, Sequence, TokenIds, checked_whole, run
+from qwen3 import KVCache, Model, Sequence, Stream, TokenIds, chat, checked_whole, run
 from qwen3_lib.answers.answer import held_back, inside_thought, parse_answer, split_stream
 from qwen3_lib.answers.guesses import Source, guessed, run_guessed
 from qwen3_lib.answers.messages import checked_messages
@@ -16,8 +16,7 @@ from qwen3_lib.answers.sequences import Biased, Logprobs, ThinkBudget, TokenLogp
 from qwen3_lib.answers.tools import schemas
 from tokenizer_utils import Answer, InputError, StreamDecoder, brief
 
-OPTIONS = ("max_new_tokens", "seed", "eos_token_ids", *Sampling.__dataclass_fields__, "stop", "logprobs",
-           "think_budget", "lookup", "draft", "logit_bias", "schema")  # of a Completion, beside its cache
+OPTIONS = tuple(name for name in chat.__kwdefaults__ or () if name not in ("max_tokens", "cache"))  # of a Completion
 
 
 class StopTexts:
@@ -64,12 +63,13 @@ def checked_stop(stop: str | Iterable[str]) -> tuple[str, ...]:
     return texts
 
 
-class Completion(Wrapped, Iterator[str]):
-    """An answer while it is generated: iterate over it for its text, piece by piece, or call `finish` for all of it.
+class Completion(Wrapped, Stream):
+    """An answer while it is generated: iterate over it for its text, piece by piece, `await` it, or call `finish`.
 
     `prompt_ids` [n]; the state so far: `token_ids`, `text`, `answer` (the text taken apart), `logprobs` (if asked for),
     `times`, the start and the arrival of each token in seconds; `cached_tokens`, the prompt tokens found in the cache;
-    `finish_reason`: None until the last token, then "stop" (the model ended it, or a stop text) or "length" (cut off).
+    `finish_reason`: None until the last token, then "tool_calls", "stop" (the model ended it, or a stop text) or
+    "length" (cut off).
 
     It is a sequence, too: a Batch feeds it in place of its own loop.
     """
@@ -103,7 +103,7 @@ class Completion(Wrapped, Iterator[str]):
         self.think_open_in_prompt = inside_thought(model.tokenizer, self.prompt)  # the text begins within a thought
         self.stop = StopTexts(texts, self.think_open_in_prompt) if (texts := checked_stop(stop)) else None
         self.decoder, self.text, self.streamed = StreamDecoder(model.tokenizer, skip_special_tokens=True), "", 0
-        self.tools, self.cached_tokens, self.times = tools, 0, list[float]()
+        self.token_ids, self.tools, self.cached_tokens, self.times = sequence.token_ids, tools, 0, list[float]()
         self.tokens: Any = None  # the iterator that `run` returns
         if cache is not None:
             self.begin(cache)
@@ -144,19 +144,14 @@ class Completion(Wrapped, Iterator[str]):
         while (piece := await asyncio.to_thread(next, self, None)) is not None:
             yield piece
 
+    def __await__(self) -> Generator[Any, None, Completion]:
+        """Generates the rest in a thread -> itself: `answer = await chat(model, "Hello!")`."""
+        import asyncio
+        return asyncio.to_thread(self.finish).__await__()
+
     def parts(self) -> Iterator[tuple[str, str]]:
         """The pieces with their kinds, as they come: "thinking", "content" or "call", see split_stream."""
         return split_stream(self, self.think_open_in_prompt)
-
-    def finish(self) -> Completion:
-        """Generates the rest -> itself."""
-        for _ in self:
-            pass
-        return self
-
-    def __str__(self) -> str:
-        """The whole text, after generating the rest: `print(chat(model, "Hello!"))`."""
-        return self.finish().text
 
     def _repr_markdown_(self) -> str:
         """What a notebook shows: it would take tags for HTML, so the thought is a quotation, and calls are code."""
@@ -168,6 +163,11 @@ class Completion(Wrapped, Iterator[str]):
     def __repr__(self) -> str:
         state = self.finish_reason or "not finished: iterate over it, print it, or call its finish()"
         return f"<Completion: {len(self.token_ids)} tokens, {state}, text={self.text!r}>"
+
+    @property
+    def finish_reason(self) -> str | None:
+        ended: str | None = self.sequence.finish_reason
+        return "tool_calls" if ended and self.answer.tool_calls else ended
 
     @property
     def prompt_ids(self) -> Any:

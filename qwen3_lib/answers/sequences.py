@@ -69,6 +69,7 @@ class TokenLogprob(NamedTuple):
     token_id: int
     logprob: float
     top: list[tuple[int, float]]  # token ids and their logprobs, the most likely first
+    text: str  # of the token
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -86,9 +87,10 @@ class Logprobs(Wrapped):
         self.n, self.logprobs = n, list[TokenLogprob]()
 
     def feed(self, logits: np.ndarray, token: int | None = None) -> list[int]:
-        tokens = self.sequence.feed(logits, token)
+        tokens, decode = self.sequence.feed(logits, token), self.sequence.model.tokenizer.decode
         for drawn in tokens:
             x = log_softmax(logits)
             best: Any = np.argsort(-x, kind="stable")[:self.n] if self.n else []
-            self.logprobs.append(TokenLogprob(drawn, float(x[drawn]), [(int(i), float(x[i])) for i in best]))
+            top = [(int(i), float(x[i])) for i in best]
+            self.logprobs.append(TokenLogprob(drawn, float(x[drawn]), top, decode([drawn])))
         return tokens

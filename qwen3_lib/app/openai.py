@@ -328,11 +328,11 @@ def text_wish(model: Model, body: Body, longest: int) -> Wish:
 
 # ---- Answers ---------------------------------------------------------------------------------------------------------
 
-def called(call: Value) -> Value:
-    """A call of a tool in OpenAI's form, from {"name", "arguments"}."""
+def called(call: Value, name: str | None = None) -> Value:
+    """A call of a tool in OpenAI's form, from {"name", "arguments"}; its id is the name, or a random one."""
     arguments = call["arguments"]
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function",
+    return {"id": name or f"call_{uuid.uuid4().hex[:24]}", "type": "function",
             "function": {"name": call["name"], "arguments": text}}
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from qwen3 import CHUNK, Model
 from qwen3_lib.answers.completion import Completion
+from qwen3_lib.app.openai import called
 from qwen3_lib.app.wrap import Wrap, wrapped
 from qwen3_lib.io.errors import InputError, counted
 
@@ -197,8 +198,8 @@ def as_json(completion: Completion, n_logprobs: int | None) -> dict:
     value = {
         "text": answer.content,
         "reasoning": answer.reasoning,
-        "tool_calls": answer.tool_calls,
-        "finish_reason": "tool_calls" if answer.tool_calls else completion.finish_reason,
+        "tool_calls": [called(call, f"call_{i}") for i, call in enumerate(answer.tool_calls)],
+        "finish_reason": completion.finish_reason,
         "prompt_tokens": len(completion.prompt_ids),
         "cached_tokens": completion.cached_tokens,
         "completion_tokens": n,
@@ -215,8 +216,8 @@ def logprob_objects(completion: Completion) -> Iterable[dict]:
     def described(token: int, logprob: float) -> dict:
         return {"id": token, "token": completion.model.tokenizer.decode([token]), "logprob": round(logprob, 5)}
 
-    for token, logprob, top in completion.logprobs:
-        yield described(token, logprob) | {"top": [described(*other) for other in top]}
+    for entry in completion.logprobs:
+        yield described(entry.token_id, entry.logprob) | {"top": [described(*other) for other in entry.top]}
 
 
 def statistics(completion: Completion) -> str:

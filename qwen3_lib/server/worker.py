@@ -183,7 +183,7 @@ class Worker:
             answer, outcome = request.completion, outcomes.get(job)
             error = outcome if isinstance(outcome, InputError) else None
             if outcome is not None or len(answer.token_ids) > before and (job.streams or not before):
-                reason = None if error else answer.finish_reason
+                reason = None if error else answer.sequence.finish_reason  # the reply knows of calls
                 news.append((job, answer.text, len(answer.token_ids), reason, error))
         if news:
             self.loop.call_soon_threadsafe(self.deliver, news)

@@ -50,6 +50,8 @@ def refused(chat: qwen3_chat.Chat, line: str) -> str:
 def test_commands(demo):
     chat = new_chat(demo, enable_thinking=False)
     assert set(re.findall(r"(?m)(?:^|, )(/[a-z_]+)", handled(chat, "/help"))) == {*chat.commands}
+    assert handled(chat, "/") == handled(chat, "/help")
+    assert refused(chat, "a " * 5000).endswith("(the message was not added)")  # there is nothing to clear
     assert handled(chat, "/system") == "(no system prompt)"
     assert handled(chat, "/system  You are a helpful assistant. ") == "(system prompt set)"
     assert handled(chat, "/system") == "You are a helpful assistant."
@@ -90,7 +92,8 @@ def test_a_cut_answer_and_a_hidden_thought(demo):
 def test_set(demo):
     chat = new_chat(demo)
     shown = handled(chat, "/set")
-    assert re.findall(r"(\w+) = ", shown) == qwen3_chat.SETTINGS and "temperature = 0.0  top_k = 7 " in shown
+    assert re.findall(r"(?m)^(\w+) +=", shown) == qwen3_chat.SETTINGS and re.search("(?m)^top_k +  = 7$", shown)
+    assert len({line.index("=") for line in shown.splitlines()}) == 1
     assert all(name in handled(chat, "/help") for name in qwen3_chat.SETTINGS)
     for setting, shown in {
             "temperature 0.5": "temperature = 0.5", "temp default": "temperature = 0.0", "top_k ٣": "top_k = 3",
@@ -108,13 +111,16 @@ def test_set(demo):
 def test_set_shows_what_answers_are_drawn_with(demo):
     """Without thinking, the values aren't those of generation_config.json."""
     chat = new_chat(dataclasses.replace(demo, sampling=qwen3.Sampling(0.6, 20, 0.95)))
-    assert {"temperature = 0.6", "top_p = 0.95", "top_k = 7"} <= set(handled(chat, "/set").split("  "))
+    def shown():
+        return dict(re.split(" += ", line) for line in handled(chat, "/set").splitlines())
+    assert {"temperature": "0.6", "top_p": "0.95", "top_k": "7"}.items() <= shown().items()
     handled(chat, "/no_think")
-    assert {"temperature = 0.7", "top_p = 0.8", "top_k = 7"} <= set(handled(chat, "/set").split("  "))
+    assert {"temperature": "0.7", "top_p": "0.8", "top_k": "7"}.items() <= shown().items()
 
 
 @pytest.mark.parametrize("line, words", [
     ("/regenrate", "did you mean /regenerate?"), ("/exti", "did you mean /exit?"), ("/xyzzy", "/help lists them"),
+    ("/retyr", "did you mean /regenerate?"),
     ("/set temprature 1", "did you mean temperature?"), ("/set xyzzy 1", "the settings are temperature, "),
     ("/set top 1", "top is the beginning of top_k and top_p"), ("/undo 5", "takes nothing"), ("/exit now", "takes nothing"),
     ("/load none.json", "cannot be read"), ("/load -", "name of a file"), ("/load unloadable.json", "no \"content\""),
@@ -136,9 +142,11 @@ def test_undo_and_history(demo):
     assert handled(chat, "My name is Mia.") and handled(chat, PERU) == LIMA
     assert handled(chat, "/history") == "\n".join(
         ["system> Be brief.", "> My name is Mia.", "Nice to meet you, Mia!", "> " + PERU, LIMA])
-    assert handled(chat, "/clear") and roles(chat.messages) == "s"
-    assert handled(chat, "/undo") == f"(taken back; the conversation ends with: {LIMA})"
-    assert handled(chat, "/undo").endswith("Mia!)") and roles(chat.messages) == "sua"
+    assert handled(chat, "/clear") and roles(chat.messages) == "s" and handled(chat, "/clear") == "(the conversation is empty)"
+    assert handled(chat, "/undo") == f"(undone: /clear | the conversation ends with: {LIMA})"
+    assert handled(chat, "/undo") == f"(undone: {PERU} | the conversation ends with: Nice to meet you, Mia!)"
+    assert handled(chat, "/system Be kind.") and "(undone: /system Be kind. |" in handled(chat, "/undo")
+    assert roles(chat.messages) == "sua" and chat.messages[0]["content"] == "Be brief."
     assert handled(chat, "What is my name?") == "Your name is Mia."
 
 
@@ -160,7 +168,17 @@ def test_undo_in_a_conversation_that_goes_on(demo, tmp_path):
     assert handled(chat, SPAIN) == MADRID
     for left in ("ua", "uaua", "uau", "ua"):  # Spain, the load, the answer about Peru, Peru
         assert handled(chat, "/undo") and roles(chat.messages) == left
-    assert handled(chat, "/undo") == "(taken back; the conversation is empty)"
+    assert handled(chat, "/undo") == "(undone: Hi | the conversation is empty)"
+
+
+@pytest.mark.parametrize("hide, left", [(True, ""), (False, "ua")])
+def test_ctrl_c_in_a_thought_that_nobody_sees_takes_the_message_back(demo, monkeypatch, hide, left):
+    chat = new_chat(demo, hide_thinking=hide, enable_thinking=True)
+    shown = (terminal.Status, "show") if hide else (terminal, "write")
+    monkeypatch.setattr(*shown, mock.Mock(side_effect=[None, KeyboardInterrupt, *[None] * 9]))
+    with pytest.raises(KeyboardInterrupt):
+        handled(chat, PERU)
+    assert roles(chat.messages) == left
 
 
 def test_regenerate_says_why_the_answer_is_the_same(demo):

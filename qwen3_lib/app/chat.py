@@ -9,6 +9,7 @@ import signal
 import sys
 import textwrap
 from collections.abc import Callable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ OPTIONS = {**{name: name for name in Sampling.__dataclass_fields__}, "seed": "se
 SETTINGS = [*OPTIONS, *SWITCHES]
 
 HELP = {
-    "/help": "show this list",
+    "/help": "show this list, as / alone does",
     "/clear": "start a new conversation; the system prompt stays",
     "/undo": "take back the last message with its answer, or the last command that changed the conversation",
     "/history": "show the conversation",
@@ -45,7 +46,7 @@ HELP = {
     '"""': "starts and ends a message of several lines; or end each line with \\, or press Alt-Enter",
     "//": "starts a message that begins with a slash"}
 ALIASES = {"/quit": "/exit", "/bye": "/exit", "/reset": "/clear", "/new": "/clear", "/retry": "/regenerate",
-           "/nothink": "/no_think", "/no-think": "/no_think", "/info": "/show", "/?": "/help"}
+           "/": "/help", "/nothink": "/no_think", "/no-think": "/no_think", "/info": "/show", "/?": "/help"}
 TAKES_TEXT = ("/system", "/save", "/load", "/set")
 FAREWELLS = ("exit", "quit", "bye")
 
@@ -77,7 +78,7 @@ class Chat:
         self.cache = model.engine.new_cache(model.config)
         self.last: Completion | None = None
         self.n_answers = 0  # since the start: each draws with a seed of its own
-        self.earlier: list[list[dict]] = []  # the messages before each change, for /undo
+        self.earlier: list[tuple[str, list[dict]]] = []  # each change, as typed, and the messages before it, for /undo
         self.own_files: set[str] = set()  # that /save may write again
         self.kept = messages  # what --continue finds, and
         self.kept_in: Path | None = None  # its file
@@ -101,13 +102,14 @@ class Chat:
                 self.say(text.removeprefix("/"))
         finally:
             if name != "/undo" and self.messages != before:
-                self.earlier.append(before)
+                self.earlier.append((text, before))
 
     def run(self, name: str, rest: str) -> None:
         """Runs the command `name`."""
         if name not in self.commands:
-            similar = did_you_mean(name, [*self.commands, *ALIASES]) or "; /help lists them"
-            raise InputError(f"there is no command {brief(name, 40)}{similar} (// begins a message with a slash)")
+            near = [ALIASES.get(each, each) for each in get_close_matches(name, [*self.commands, *ALIASES], 1)]
+            hint = f"did you mean {near[0]}?" if near else "/help lists them"
+            raise InputError(f"there is no command {brief(name, 40)}; {hint} (// begins a message with a slash)")
         if rest and name not in TAKES_TEXT:
             raise InputError(f"{name} takes nothing after it")
         self.commands[name](rest)
@@ -136,7 +138,8 @@ class Chat:
             raise
         except InputError as error:  # the context is full, for example
             self.messages = before
-            raise InputError(f"{error} (the message was not added; /clear starts a new conversation)") from error
+            hint = "" if before == self.system_messages() else "; /clear starts a new conversation"
+            raise InputError(f"{error} (the message was not added{hint})") from error
         except KeyboardInterrupt:
             if self.messages is messages:
                 self.messages = before
@@ -159,7 +162,8 @@ class Chat:
         try:
             print_answer(completion, self.hide_thinking, status)
         finally:
-            if completion.text or completion.finish_reason is not None:
+            seen = completion.answer.content if self.hide_thinking else completion.text
+            if seen or completion.finish_reason is not None:
                 self.messages = [*self.messages, completion.message]
         if cut := cut_note(completion, "max_tokens (/set)"):
             note(f"({cut})")
@@ -173,19 +177,21 @@ class Chat:
         return self.messages[:1] if self.messages and self.messages[0]["role"] == "system" else []
 
     def clear(self, _: str) -> None:
-        self.messages, self.last = self.system_messages(), None
-        note("(a new conversation; /undo brings the old one back)")
+        empty, self.messages, self.last = self.messages == self.system_messages(), self.system_messages(), None
+        note("(the conversation is empty)" if empty else "(a new conversation; /undo brings the old one back)")
 
     def undo(self, _: str) -> None:
         asked = [i for i, message in enumerate(self.messages) if message["role"] == "user"]
         if not self.earlier and not asked:
             raise InputError("there is nothing to take back")
-        self.messages = self.earlier.pop() if self.earlier else self.messages[:asked[-1]]
+        undone, self.messages = self.earlier.pop() if self.earlier else \
+            (as_text(self.messages[asked[-1]]["content"]), self.messages[:asked[-1]])
         if self.messages == self.system_messages() and self.kept_in is not None:  # nothing is left to continue
             self.kept_in.unlink(missing_ok=True)
             self.kept, self.kept_in = self.messages, None
-        now = f"ends with: {brief(as_text(self.messages[-1].get('content')), 60)}" if self.messages else "is empty"
-        note(f"(taken back; the conversation {now})")
+        now = "is empty" if self.messages == self.system_messages() else \
+            f"ends with: {brief(as_text(self.messages[-1].get('content')), 60)}"
+        note(f"(undone: {brief(undone, 60)} | the conversation {now})")
 
     def history(self, _: str) -> None:
         """Prints the messages, without thoughts."""
@@ -276,7 +282,8 @@ class Chat:
         elif value:
             name = OPTIONS[key]
             self.options[name] = self.defaults.get(name) if value == "default" else as_number(key, value)
-        note("  ".join(f"{key} = {self.shown_value(key)}" for key in meant))
+        width = max(map(len, meant))
+        note("\n".join(f"{key:{width}} = {self.shown_value(key)}" for key in meant))
 
     def shown_value(self, key: str) -> str:
         """The value of a setting in words."""
@@ -342,7 +349,7 @@ def welcome(conversation: Chat) -> ReadLine:
     note(f"{banner(conversation.model)}\n/help lists the commands; Ctrl-C stops an answer; Ctrl-D leaves")
     if any(message["role"] == "assistant" for message in conversation.messages):
         note(going_on(conversation.messages))
-    return line_reader([*conversation.commands, *ALIASES], SETTINGS)
+    return line_reader(conversation.commands, SETTINGS)
 
 
 def converse(conversation: Chat, read: ReadLine) -> int:

@@ -131,6 +131,13 @@ def kernel(name: str) -> Kernel:
     return kernel_at(linker().get_function_address(name))
 
 
+@cache
+def announce() -> None:
+    """Says why the first answer takes long; once in a process, however many groups it compiles."""
+    if sys.stderr is not None:
+        print("compiling the fast engine for this CPU; this happens once and takes some 20 seconds", file=sys.stderr)
+
+
 def make_kernels(*names: str) -> None:
     """Compiles kernels, side by side, or loads them from an earlier run's files.
 
@@ -147,9 +154,7 @@ def make_kernels(*names: str) -> None:
 
         with contextlib.ExitStack() as stack:
             if None in (found := kept()).values():  # then look again when it is this process's turn
-                if sys.stderr is not None:
-                    print("compiling the fast engine for this CPU; this happens once and takes some 20 seconds",
-                          file=sys.stderr)
+                announce()
                 stack.enter_context(turn(folder))
                 found = kept()
                 absent = {part for part, code in found.items() if code is None}

@@ -330,22 +330,22 @@ def make_parser() -> Parser:
     return parser
 
 
-def print_ranking(documents: Sequence[str], scores: np.ndarray, as_json: bool) -> None:
-    """Prints the documents in order of their scores; on a terminal, each as one line cut to the width."""
+def print_ranking(documents: Sequence[str], lines: Sequence[int], scores: np.ndarray, as_json: bool) -> None:
+    """Prints the documents, with their lines, in order of their scores; on a terminal, each cut to one line."""
     if not as_json:
         write(f"{'RANK':>4}  {'SCORE':>7}  {'LINE':>6}  DOCUMENT\n")
     for rank, i in enumerate(np.argsort(-scores, kind="stable").tolist(), 1):
         if as_json:
-            print_json({"rank": rank, "score": round(float(scores[i]), 7), "line": i + 1, "document": documents[i]})
+            print_json({"rank": rank, "score": round(float(scores[i]), 7), "line": lines[i], "document": documents[i]})
         else:
-            write(f"{rank:4}  {scores[i]:7.4f}  {i + 1:6}  {cut(documents[i], 23)}\n")
+            write(f"{rank:4}  {scores[i]:7.4f}  {lines[i]:6}  {cut(documents[i], 23)}\n")
 
 
-def print_labels(texts: Sequence[str], found: list[list[Labels]], as_json: bool) -> None:
+def print_labels(texts: Sequence[str], lines: Sequence[int], found: list[list[Labels]], as_json: bool) -> None:
     """Prints the best label of each text, or of each of its tokens."""
     if not as_json:
         write(f"{'LINE':>6}  {'PROBABILITY':>11}  {'SCORE':>8}  {'LABEL':16}  TEXT\n")
-    for line, (text, rows) in enumerate(zip(texts, found), 1):
+    for text, line, rows in zip(texts, lines, found):
         for row in rows:
             part, best = text[row.start:row.end], row.best
             if as_json:
@@ -366,38 +366,41 @@ def run(args: argparse.Namespace) -> int:
     """Does what the options say -> exit status."""
     if named_model(args) is None:
         raise InputError("no model is given; give one, such as --model Qwen/Qwen3-Embedding-0.6B")
-    if args.query is None and not args.classify and not args.json and sys.stdout.isatty():
+    bare = args.query is None and not args.classify and not args.json  # vectors alone: row i is of line i
+    if bare and sys.stdout.isatty():
         raise InputError("a terminal can't show vectors; write them into a file (> vectors.npy), or give --json")
     text, where = read_text(args.documents or "-"), args.documents or "stdin"
     if not text.strip():
         raise InputError(f"{where}: there are no texts")
-    lines = checked_texts([line.removesuffix("\r") for line in text.split("\n")], f"{where}: line")
+    numbers, texts = zip(*((i, line.removesuffix("\r")) for i, line in enumerate(text.split("\n"), 1) if line.strip()))
+    if bare and (blank := next((i for i, number in enumerate(numbers, 1) if i != number), None)):
+        raise InputError(f"{where}: line {blank} is empty and has no vector; --json skips empty lines")
     model = load(args)
     if args.classify:
-        print_labels(lines, classify(model, lines, args.truncate), args.json)
+        print_labels(texts, numbers, classify(model, texts, args.truncate), args.json)
         return 0
     if args.query is None:
-        vectors = embed(model, lines, args.instruction, args.dimensions, args.truncate, args.prompt)
+        vectors = embed(model, texts, args.instruction, args.dimensions, args.truncate, args.prompt)
         if not args.json:
             with to_stdout():
                 np.lib.format.write_array(sys.stdout.buffer, vectors, allow_pickle=False)
         else:
-            for line, vector in zip(lines, vectors):
-                print_json({"text": line, "vector": np.round(vector.astype(np.float64), 7).tolist()})
+            for text, vector in zip(texts, vectors):
+                print_json({"text": text, "vector": np.round(vector.astype(np.float64), 7).tolist()})
         return 0
     if model.embeds and head_of(model.folder, model.config) is None:
         prompt = args.prompt or ("query" if args.instruction is None else None)
         query = embed(model, checked_texts([args.query], "the query"), args.instruction, args.dimensions, args.truncate,
                       prompt)
-        documents = embed(model, lines, None, args.dimensions, args.truncate, "document")
+        documents = embed(model, texts, None, args.dimensions, args.truncate, "document")
         compared = (lambda x: x) if recipe_of(model.folder, model.config).dot else normalized
         scores = compared(documents) @ compared(query)[0]
     elif args.dimensions is not None or args.prompt is not None:
         raise InputError(f"--{'prompt' if args.dimensions is None else 'dimensions'}: {model.path} is no embedding "
                          "model, so there are no vectors")
     else:
-        scores = rerank(model, args.query, lines, args.instruction, args.truncate)
-    print_ranking(lines, scores, args.json)
+        scores = rerank(model, args.query, texts, args.instruction, args.truncate)
+    print_ranking(texts, numbers, scores, args.json)
     return 0
 
 

@@ -52,7 +52,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(description="Writes one HTML file that shows how a Qwen3 model computes the answer to a prompt.")
     add = parser.add_argument
     add("prompt", help="the question for the model")
-    add("--html", metavar="FILE", default="qwen3_inspect.html", help="the file to write (default: %(default)s)")
+    add("--out", metavar="FILE", default="qwen3_inspect.html", help="the file to write (default: %(default)s)")
+    add("--html", dest="out", default=argparse.SUPPRESS, help=argparse.SUPPRESS)  # its earlier name
     add("--open", action="store_true", help="open the file in the browser")
     add("--raw", action="store_true", help="continue the prompt as plain text, without the chat template")
     add("--think", action=argparse.BooleanOptionalAction, help="reason before the answer, or don't")
@@ -75,7 +76,7 @@ def check_target(file: str) -> None:
         if os.path.isfile(file):
             with open(file, "rb") as opened:
                 if b"<title>Inside Qwen3</title>" not in opened.read(4096):
-                    raise InputError(f"{file}: exists and is no page of this program; give another --html")
+                    raise InputError(f"{file}: exists and is no page of this program; give another --out")
     except OSError as error:
         raise InputError(f"{file}: cannot be read: {error.strerror}") from error
 
@@ -85,13 +86,13 @@ def run(args: argparse.Namespace) -> int:
     compare = COMPARED if args.compare is None and named_model(args) is None else args.compare
     sampling = {name: getattr(args, name) for name in Sampling.__dataclass_fields__}
     wish = Wish(args.prompt, args.raw, args.think, args.max_tokens, sampling, args.seed, args.quantized, compare)
-    check_target(args.html)
+    check_target(args.out)
     model = load(args, Engine())
     # write_whole opens the file before inspect computes, so that an impossible place is refused first.
-    write_whole(args.html, lambda file: file.write(inspect(model, wish).encode("utf-8")))
-    write(f"{args.html}: {readable_size(os.path.getsize(args.html))}\n")
-    if args.open and not webbrowser.open(Path(os.path.realpath(args.html)).as_uri()):
-        note(f"No browser was found: open {args.html} yourself.")
+    write_whole(args.out, lambda file: file.write(inspect(model, wish).encode("utf-8")))
+    write(f"{args.out}: {readable_size(os.path.getsize(args.out))}\n")
+    if args.open and not webbrowser.open(Path(os.path.realpath(args.out)).as_uri()):
+        note(f"No browser was found: open {args.out} yourself.")
     return 0
 
 

@@ -162,9 +162,7 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
     saved = folder.form if isinstance(folder, Quantized) else None
     if saved is not None and quantize not in (None, saved):
         raise InputError(f"{folder.path}: this checkpoint is {saved}, so it can't be made {quantize}")
-    shapes = joined(folder.shapes(config), lambda first, second: (first[0] + second[0], first[1]))
-    stored = folder.packed(config, shapes, saved_tensor) if isinstance(folder, Quantized) else \
-        joined(folder.tensors(config), stacked)
+    shapes, stored = stored_tensors(folder, config)
     wish, n_layers = saved or quantize, config.num_hidden_layers
     packs = quantize or any(isinstance(tensor, PackedTensor) for tensor in stored.values())
     make_kernels(layers_of(config), *(("quantize_block", "pack_block") if packs else ()))
@@ -253,6 +251,13 @@ def bias_rows(vectors: dict[str, np.ndarray], n_layers: int) -> np.ndarray:
         *parts, out = (vectors[f"model.layers.{i}.{name}.bias"] for name in LINEAR[:GATE])
         rows.append(np.concatenate([*(np.pad(part, (0, -len(part) % PANEL)) for part in parts), out]))
     return np.array(rows, np.float32).reshape(len(rows), -1) if rows else np.empty((0, 0), np.float32)
+
+
+def stored_tensors(folder: Folder, config: Config) -> tuple[dict[str, tuple[int, ...]], dict[str, Any]]:
+    """Name -> shape, name -> tensor in the files. Raises InputError for missing and misshapen ones."""
+    shapes = joined(folder.shapes(config), lambda first, second: (first[0] + second[0], first[1]))
+    return shapes, (folder.packed(config, shapes, saved_tensor) if isinstance(folder, Quantized) else
+                    joined(folder.tensors(config), stacked))
 
 
 def saved_tensor(name: str, shape: tuple[int, ...], form: str) -> tuple[str, tuple[int, ...]]:

@@ -87,7 +87,10 @@ def test_documents_ranked(kind, request, tmp_path):
         assert line.split(maxsplit=3) == [str(rank), f"{scores[i]:.4f}", str(i + 1), LINES[i]]
 
 
-@pytest.mark.parametrize("kind", ["Qwen3ForSequenceClassification", "Qwen3ForTokenClassification"])
+CLASSES = "Qwen3ForSequenceClassification"
+
+
+@pytest.mark.parametrize("kind", [CLASSES, "Qwen3ForTokenClassification"])
 def test_labels(kind, tmp_path):
     folder = make_classifier(tmp_path / "model", 2, kind, id2label={"0": "O", "1": "bee"})
     expected = [(line, row) for line, rows in enumerate(classify(qwen3.load_model(folder), LINES), 1) for row in rows]
@@ -134,8 +137,21 @@ def test_refusals(embedder, reranker, tmp_path, capsys, monkeypatch):
     assert "nowhere.txt: cannot be read" in message("--model", embedder, "--query", "a", "--documents", "nowhere.txt")
     documents = ["--query", "a", "--documents", lines]
     assert "no vectors" in message("--model", reranker, *documents, "--dimensions", 8)
-    for data, words in ((b"", "there are no texts"), (b"a\n\nb", "line 2 is empty"), (b"a\xff", "not UTF-8 text: byte 1")):
+    for data, words in ((b"", "there are no texts"), (b"a\xff", "not UTF-8 text: byte 1")):
         assert words in message("--model", embedder, *documents, data=data)
+
+
+def test_empty_lines_are_skipped_where_the_output_tells_the_lines_apart(embedder, reranker, tmp_path):
+    """As in a batch. A file of vectors has nothing but their order, so there an empty line is refused, but at the end."""
+    spread, folder = f"\n{LINES[0]}\n \r\n{LINES[1]}\n{LINES[2]}\n\n", make_classifier(tmp_path, 2, CLASSES)
+    for arguments in (("--model", reranker, "--query", QUERY), ("--model", folder, "--classify")):
+        plain, found = (list(map(json.loads, output(*arguments, "--json", stdin=text).splitlines()))
+                        for text in ("\n".join(LINES), spread))
+        assert found == [entry | {"line": {1: 2, 2: 4, 3: 5}[entry["line"]]} for entry in plain] != []
+    found = output("--model", embedder, "--json", stdin=spread).splitlines()
+    assert [json.loads(line)["text"] for line in found] == LINES
+    assert "line 1 is empty" in refusal("--model", embedder, stdin=spread)
+    assert np.load(io.BytesIO(output("--model", embedder, stdin="\n".join([*LINES, "", ""])))).shape == (3, 32)
 
 
 def test_usage_and_truncation(embedder):

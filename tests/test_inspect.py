@@ -454,7 +454,7 @@ def test_command(tmp_path, capfd, monkeypatch):
 
 def test_a_place_that_cannot_be_written_is_refused_before_anything_is_computed(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(qwen3_inspect, "inspect", lambda *args: pytest.fail("computed"))
-    status, out, err = run_main(capfd, PROMPT, "--html", tmp_path / "no folder" / "page.html", main=qwen3_inspect.main)
+    status, out, err = run_main(capfd, PROMPT, "--out", tmp_path / "no folder" / "page.html", main=qwen3_inspect.main)
     assert (status, out) == (1, "")
     assert_one_line(err, "no folder", "cannot be written")
 
@@ -463,7 +463,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_computed(t
     (["word " * 2000], ["the prompt has", "tokens", "--max-tokens", "positions"]),
     ([PROMPT, "-n", 0], ["max_tokens"]),
     ([" \n"], ["the prompt is empty"]),
-    ([PROMPT, "--html", ROOT / "README.md"], ["README.md", "exists"]),
+    ([PROMPT, "--out", ROOT / "README.md"], ["README.md", "exists"]),
     ([PROMPT, "--compare", " "], ["compare", "empty"]),
     ([PROMPT, "--top-p", 2], ["top_p"]),
     ([PROMPT, "--seed", -1], ["seed"]),

@@ -12,6 +12,7 @@ from helpers import (REMOVED, assert_one_line, edit_json, message_of, random_ids
 from make_random_model import make_random_model
 from published import publish
 from qwen3_embed import embed
+from qwen3_lib.app.models import why_not
 from qwen3_lib.io.packed import save_quantized
 from qwen3_lib.io.writing import write_safetensors
 from test_adapter import make_adapter, matrices, with_adapter_tensors
@@ -85,6 +86,7 @@ def test_a_saved_folder_alone_gives_the_bits_of_quantizing_while_loading(source,
     for quantize in (None, form):
         saved = fast.load_model(tmp_path / "saved", quantize)
         np.testing.assert_array_equal(results(saved), expected)
+    assert why_not(tmp_path / "saved") is None  # `--list` knows that it runs
     for name in ("config", "sampling", "eos_token_ids", "embeds"):
         assert getattr(saved, name) == getattr(model, name), name
     assert saved.tokenizer.encode(FRANCE) == model.tokenizer.encode(FRANCE)
@@ -157,7 +159,7 @@ def test_a_config_of_other_sizes(changes, packed, tmp_path):
     """Blocks of 319 and 320 rows are as large: the sizes stand in the file."""
     folder = shutil.copytree(packed, tmp_path / "saved")
     edit_json(folder / "config.json", changes)
-    assert "don't fit config.json" in message_of(fast.load_model, folder)
+    assert "don't fit config.json" in message_of(fast.load_model, folder) and "don't fit config.json" in why_not(folder)
 
 
 @pytest.mark.parametrize("name, dtype", [("model.layers.0.self_attn.k_norm.weight", np.float16),

@@ -11,22 +11,24 @@ from qwen3_lib.io.errors import brief
 from qwen3_lib.io.gguf_file import is_gguf
 from qwen3_lib.io.hub import cached_models
 from qwen3_lib.io.models import open_model
+from qwen3_lib.io.packed import Quantized, quantized_file
 from qwen3_lib.io.pooling import recipe_of
 
 
 def print_models(args: argparse.Namespace) -> None:
     """Prints a table: name, size on disk, whether this program runs the model; with --json one object a line."""
     found = [("(bundled)", BUNDLED), *cached_models(), *([] if args.model is None else models_in(Path(args.model)))]
-    rows = [(brief(name), size_on_disk(folder), why_not(folder)) for name, folder in found]
+    rows = [(brief(name), size_on_disk(folder), why_not(folder), " (--fast)" * (quantized_file(folder) is not None))
+            for name, folder in found]
     if args.json:
-        for (name, size, why), (_, folder) in zip(rows, found):
+        for (name, size, why, _), (_, folder) in zip(rows, found):
             write(json.dumps({"name": name, "path": str(folder), "bytes": size, "runs": why is None, "why_not": why},
                              ensure_ascii=False) + "\n")
         return
-    width = max(len(name) for name, _, _ in rows)
+    width = max(len(name) for name, *_ in rows)
     write(f"{'MODEL':{width}}  {'SIZE':>8}  RUNS\n")
-    for name, size, why in rows:
-        write(f"{name:{width}}  {readable_size(size):>8}  {'yes' if why is None else f'no: {why}'}\n")
+    for name, size, why, how in rows:
+        write(f"{name:{width}}  {readable_size(size):>8}  {f'yes{how}' if why is None else f'no: {why}'}\n")
 
 
 def models_in(folder: Path) -> list[tuple[str, Path]]:
@@ -63,11 +65,15 @@ def why_not(path: Path) -> str | None:
     try:
         folder = open_model(str(path), offline=True)
         config = folder.config()
-        folder.tensors(config)
+        if isinstance(folder, Quantized):
+            from qwen3_numba import stored_tensors  # here: numba is an extra
+            stored_tensors(folder, config)
+        else:
+            folder.tensors(config)
         folder.generation()
         if folder.embeds():
             recipe_of(folder, config)
         return None if is_gguf(path) or (path / "tokenizer.json").is_file() else "no tokenizer.json"
-    except InputError as error:
+    except (InputError, ImportError) as error:
         said = str(error).replace(str(path) + os.sep, "").removeprefix(f"{path}: ")
         return brief(re.split("[;(]", said, maxsplit=1)[0].strip(), 100)

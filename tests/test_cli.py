@@ -12,7 +12,7 @@ import pytest
 
 import qwen3
 from configs import FRANCE, PARIS, ROOT
-from helpers import (WEATHER, assert_cli_refuses, assert_one_line, command, cut_off, edit_json, endless, finish, run, run_main,
+from helpers import (assert_cli_refuses, assert_one_line, command, cut_off, edit_json, endless, finish, run, run_main,
                      start)
 from qwen3_lib.app import cli
 
@@ -189,24 +189,6 @@ def test_json(capfd, demo):
     assert "".join(entry.text for entry in answer.logprobs) == answer.text
     hidden = json.loads(run_main(capfd, "--json", "--hide-thinking", FRANCE)[1])
     assert hidden["reasoning"] is None and hidden["text"] == value["text"]
-
-
-def test_calls_in_json_go_back_in_as_messages(capfd, tmp_path, demo):
-    """They have OpenAI's form; --messages takes them, and the prompt is the one of the library's own message."""
-    tools, talk = tmp_path / "tools.json", tmp_path / "talk.json"
-    tools.write_text(json.dumps([WEATHER]))
-    asked = {"role": "user", "content": "What is the weather in Lisbon?"}
-    value = json.loads(run_main(capfd, "--json", "--tools", tools, asked["content"])[1])
-    [call] = value["tool_calls"]
-    assert value["finish_reason"] == "tool_calls" and call["type"] == "function" and call["id"]
-    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("get_weather", {"city": "Lisbon"})
-    result = {"role": "tool", "tool_call_id": call["id"], "content": '{"temperature": 21, "condition": "sunny"}'}
-    said = {"role": "assistant", "content": value["text"], "reasoning": value["reasoning"], "tool_calls": [call]}
-    talk.write_text(json.dumps([asked, said, result]))
-    answer = json.loads(run_main(capfd, "--json", "--tools", tools, "--messages", talk)[1])
-    message = qwen3.chat(demo, [asked], [WEATHER]).finish().message
-    told = qwen3.chat(demo, [asked, message, result], [WEATHER]).finish()
-    assert (answer["text"], answer["prompt_tokens"]) == (told.answer.content, len(told.prompt_ids)) and "21" in answer["text"]
 
 
 def test_thoughts_stop_texts_and_notes(capfd):

@@ -41,16 +41,18 @@ def test_conversations_and_system_prompts(capfd, tmp_path):
 
 
 def test_a_tool_call_and_its_result(capfd, tmp_path):
+    """--messages takes the call as --json gives it, in OpenAI's form."""
     (tmp_path / "tools.json").write_text(json.dumps(TOOLS))
     call = {"name": "get_weather", "arguments": {"city": "Lisbon"}}
     printed = answered(capfd, "--tools", tmp_path / "tools.json", LISBON)
     assert json.loads(printed) == call and printed.count("\n") == 1
     value = json.loads(answered(capfd, "--tools", tmp_path / "tools.json", "--json", LISBON))
-    assert (value["tool_calls"], value["finish_reason"]) == ([call], "tool_calls")
-    as_openai = {"id": "1", "type": "function", "function": call | {"arguments": json.dumps(call["arguments"])}}
+    [as_openai] = value["tool_calls"]
+    function = as_openai["function"] | {"arguments": json.loads(as_openai["function"]["arguments"])}
+    assert (function, as_openai["type"], value["finish_reason"]) == (call, "function", "tool_calls")
     (tmp_path / "chat.json").write_text(json.dumps({"tools": TOOLS, "messages": [
-        {"role": "user", "content": LISBON}, {"role": "assistant", "content": None, "tool_calls": [as_openai]},
-        {"role": "tool", "tool_call_id": "1", "content": '{"temperature": 21, "condition": "sunny"}'}]}))
+        {"role": "user", "content": LISBON}, {"role": "assistant", "content": value["text"], "tool_calls": [as_openai]},
+        {"role": "tool", "tool_call_id": as_openai["id"], "content": '{"temperature": 21, "condition": "sunny"}'}]}))
     answer = answered(capfd, "--messages", tmp_path / "chat.json")
     assert "21" in answer and "sunny" in answer
 

@@ -910,7 +910,7 @@ def main(argv: list[str] | None = None) -> int:
         add("--no-think", dest="enable_thinking", action="store_false", default=None, help="answer without reasoning")
         for name, kind in (("system", str), ("max-tokens", int), ("seed", int), ("temperature", float), ("top-k", int),
                            ("top-p", float)):
-            add(f"--{name}", type=kind, help="as of chat() in this file")
+            add(f"--{name}", type=kind, help="see chat() in this file")
         args, unknown = parser.parse_known_args(argv)
         if unknown:
             parser.error(f"{unknown[0]}: all options but those of --help need the folder qwen3_lib beside qwen3.py")

@@ -53,8 +53,8 @@ from qwen3_lib.io.packed import Quantized
 from qwen3_lib.io.progress import progress
 from qwen3_lib.io.tensors import PackedTensor
 from qwen3_lib.kernels.layout import (BF16, BLOCK, EVERYTHING, EXPERT, F16, F32, FEW, FORMATS, GATE, GROUP, HEAD_NORMS,
-                                      KV8, LINEAR, NORMS, PANEL, PASS, TILE, Batch, Job, Layers, Q, Space, Task,
-                                      is_packed, packed_shape, padded, table)
+                                      JOB, KV8, LINEAR, NORMS, PANEL, PASS, TASK, TILE, WEIGHT, Batch, Layers, Q,
+                                      Space, is_packed, packed_shape, padded, table)
 from qwen3_lib.kernels.hybrid import DELTA, StateCache, is_recurrent, joined, stacked, state_fields, state_tables
 from qwen3_lib.kernels.memory import empty, experts_of, last_cache, work_space
 
@@ -81,7 +81,7 @@ __all__ = ["BUNDLED", "Config", "Engine", "InputError", "KVCache", "Model", "Sam
 class Weights:
     """Where the weights are: `layers` are the matrices of Layers in layout.py, and all up to `norm` are as there.
 
-    The embedding is a Weight, too. `arrays` keeps alive what the addresses point to; `team`: the threads.
+    The embedding is a WEIGHT [1], too. `arrays` keeps alive what the addresses point to; `team`: the threads.
     """
     config: Config
     layers: np.ndarray
@@ -108,7 +108,7 @@ class Weights:
     @property
     def form(self) -> str:
         """The name of the matrices' format; of most of them, if there are several."""
-        return FORMATS[self.layers[0, Q, 2]].name
+        return FORMATS[self.layers[0, Q].form].name
 
     def work_space(self, config: Config, m: int, n_tasks: int, n_queries: int) -> tuple[Space, np.ndarray]:
         """A Space for m tokens, n_tasks tasks and n_queries queries of a task; the last one, if it fits."""
@@ -122,27 +122,27 @@ class Weights:
         return found
 
     def matrices(self, layer: int) -> dict[str, np.ndarray]:
-        """Name -> its row in `layers`, `routers` or `experts`, of each matrix of a layer."""
+        """Name -> its WEIGHT [1] in `layers`, `routers` or `experts`, of each matrix of a layer."""
         names, sparse = DELTA if is_recurrent(self.config, layer) else LINEAR, layer in self.config.sparse_layers
-        rows = dict(zip(names[:GATE] if sparse else names, self.layers[layer]))
+        rows = dict(zip(names[:GATE] if sparse else names, self.layers[layer, :, None]))
         if sparse:
-            rows["mlp.gate"] = self.routers[layer]
+            rows["mlp.gate"] = self.routers[layer, None]
             for expert, matrices in enumerate(self.experts[layer]):
                 where = f"experts.{expert}" if expert < self.config.num_experts else "shared_expert"
-                rows |= {f"mlp.{where}.{name}": row for name, row in zip(EXPERT, matrices)}
+                rows |= {f"mlp.{where}.{name}": row for name, row in zip(EXPERT, matrices[:, None])}
         return {f"model.layers.{layer}.{name}.weight": row for name, row in rows.items()}
 
     def tensors(self) -> dict[str, np.ndarray]:
         """Name -> array of all that the engine keeps. A tied head is the embedding, and isn't named."""
         by_address = {array.ctypes.data: array for array in self.arrays}
         matrices, tensors = {"model.embed_tokens.weight": self.embedding}, dict(self.vectors)
-        if self.head[0] != self.embedding[0]:
+        if self.head is not self.embedding:
             matrices["lm_head.weight"] = self.head
         for i in range(len(self.layers)):
             matrices |= self.matrices(i)
-        for name, row in matrices.items():
-            array = by_address[row[0]]
-            tensors[name] = array if is_packed(row[2]) else array[:, :row[4]]
+        for name, (weight,) in matrices.items():
+            array = by_address[weight.address]
+            tensors[name] = array if is_packed(weight.form) else array[:, :weight.columns]
         return tensors
 
 
@@ -168,8 +168,8 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
     make_kernels(layers_of(config), *(("quantize_block", "pack_block") if packs else ()))
     team = Team(threads or available_cpus())
     vectors = {name: np.array(to_float32(tensor)) for name, tensor in stored.items() if len(shapes[name]) != 2}
-    w = Weights(config, np.zeros((n_layers, len(LINEAR), 5), np.int64), np.zeros((n_layers, 2, 2), np.int64),
-                np.zeros((n_layers, 5), np.int64), np.zeros((n_layers, experts_of(config)[0], len(EXPERT), 5), np.int64),
+    w = Weights(config, np.zeros((n_layers, len(LINEAR)), WEIGHT), np.zeros((n_layers, 2, 2), np.int64),
+                np.zeros(n_layers, WEIGHT), np.zeros((n_layers, experts_of(config)[0], len(EXPERT)), WEIGHT),
                 np.empty(0), np.empty(0), *norms_of(vectors, config), vectors, shapes, [], team, wish)
     with ThreadPoolExecutor(team.n_threads) as pool:
         packer = Packer(pool, w.arrays)
@@ -198,10 +198,10 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
                     forms[name] = tuple(F32 if form == BF16 else form for form in forms[name])
                 for name in names:
                     rows[name][:] = place(name, forms[name])
-                found = [rows[name][2] for name in names]
+                found = [rows[name][0].form for name in names]
                 w.forms[i, behind] = min(found), max(found)
             for name, row in rows.items():
-                if not row.any():
+                if row[0].address == 0:
                     row[:] = place(name, forms[name])
     windows = config.windows or (0,) * n_layers
     layers = Layers(w.layers, w.norms, w.head_norms, w.norm, w.head, np.array([config.rms_norm_eps]), w.forms,
@@ -210,7 +210,7 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
                     np.array([window or EVERYTHING for window in windows]),
                     np.array([int(config.causal)]), *state_fields(vectors, config))
     w.for_kernels = layers, table(layers)
-    w.formats, w.experts_formats = (tuple({int(row[2]) for some in tables for row in some.reshape(-1, 5) if row[0]})
+    w.formats, w.experts_formats = (tuple({form for some in tables for form in some["form"][some["address"] != 0].tolist()})
                                     for tables in ((w.layers, w.routers), (w.experts,)))
     w.kinds = tuple((is_recurrent(config, i), windows[i], i in config.sparse_layers) for i in range(n_layers))
     w.learns = sum(array.nbytes for array in w.arrays) > last_cache()
@@ -315,26 +315,25 @@ def run_layers(model: Model, ids: np.ndarray, caches: list[Any], sequences: np.n
     tasks, tiles = attention_tasks(sequences, positions, group, config.causal)
     x, logits = matrix_rows(w.embedding, ids), empty((len(wanted), padded(config.vocab_size, PANEL)), np.float32)
     where = [(cache.k.ctypes.data, cache.v.ctypes.data, cache.k.shape[2]) for cache in caches]
-    batch = Batch(x, cos, sin, np.stack([sequences, positions], axis=1), np.array(tasks), np.array(tiles), wanted,
-                  logits, np.array(where), np.array([caches[0].stored, caches[0].k.shape[3]]),
+    batch = Batch(x, cos, sin, np.stack([sequences, positions], axis=1), tasks, tiles, wanted, logits, np.array(where),
+                  np.array([caches[0].stored, caches[0].k.shape[3]]),
                   *state_tables(caches, np.bincount(sequences, minlength=len(caches))))
-    cached, head = caches[0].stored, int(w.head[2])
-    needs = tuple((form, m) for form in w.formats) + ((head, len(wanted)),) * (len(wanted) > 0)
+    space = w.work_space(config, m, len(tasks), int(tasks["n"].max()) * group)
+    fixed_table = np.concatenate([w.for_kernels[1], table(batch), space[1]])
+    cached, n_blocks, head = caches[0].stored, int(tasks["n_blocks"].sum()), int(w.head[0].form)
+    needs = [*((form, m) for form in w.formats), *((head, len(wanted)) for _ in wanted[:1])]
     for form in w.experts_formats:  # an expert may have been chosen by any number of tokens
         needs += any_number(form, m)
-    queries = tuple((cached, n) for n in sorted({1, *(task.n * group for task in tasks)}))
+    queries = tuple((cached, n) for n in sorted({1, *(tasks["n"] * group).tolist()}))
     forms = (cached, head, *w.formats, *w.experts_formats)
     # What passes can tell apart: with one token, all products; with more, how many tokens an expert has is chance.
     tried = forms[1:] if m == 1 else w.formats if not w.experts_formats else ()
-    n_blocks = sum(task.n_blocks for task in tasks)
-    space = w.work_space(config, m, len(tasks), max(task.n for task in tasks) * group)
-    fixed_table = np.concatenate([w.for_kernels[1], table(batch), space[1]])
     n_layers, step = config.num_hidden_layers, max(1, PASS // m)
     for first, last in itertools.pairwise([*range(0, n_layers, step), n_layers]):
         trial = next_trial(tried, cached, m, n_blocks, (w.kinds[first:last], last == n_layers)) if w.learns else None
-        functions = functions_for(needs, queries, ways_taken(forms, trial) if w.learns else ())
+        functions = functions_for(tuple(needs), queries, ways_taken(forms, trial) if w.learns else ())
         job_table = np.concatenate([fixed_table, table((functions,))])
-        job = np.array(Job(0, 0, first, last, job_table.ctypes.data, int(last == n_layers)))
+        job = np.array([(0, 0, first, last, job_table.ctypes.data, last == n_layers)], JOB)
         seconds = w.team.run(kernel(layers_of(config)), job, w, caches, batch, space, functions, job_table)
         if trial is not None:
             trial.note(seconds)
@@ -342,8 +341,8 @@ def run_layers(model: Model, ids: np.ndarray, caches: list[Any], sequences: np.n
 
 
 def attention_tasks(sequences: np.ndarray, positions: np.ndarray, group: int,
-                    causal: bool) -> tuple[list[Task], list[tuple[int, int]]]:
-    """(Tasks, (first, last + 1) of the tasks for the same tokens) for new tokens at these positions."""
+                    causal: bool) -> tuple[np.ndarray, np.ndarray]:
+    """(TASK [n_tasks], first and last + 1 of the tasks for the same tokens [n_tiles, 2]) of tokens at these positions."""
     tasks, tiles = [], []
     ends = [*(np.flatnonzero(np.diff(sequences)) + 1).tolist(), len(sequences)] if len(sequences) > 1 else [1]
     for start, end in zip([0, *ends], ends):
@@ -355,9 +354,9 @@ def attention_tasks(sequences: np.ndarray, positions: np.ndarray, group: int,
             seen, most = (int(positions[last if causal else end - 1]) + 1 for last in (row, row + n - 1))
             n_blocks, before = -(-most // BLOCK), len(tasks)
             here = (sequence, row, n, seen)
-            tasks += [Task(*here, block, 1) for block in range(n_blocks)] if few else [Task(*here, 0, n_blocks)]
+            tasks += [(*here, block, 1) for block in range(n_blocks)] if few else [(*here, 0, n_blocks)]
             tiles.append((before, len(tasks)))
-    return tasks, tiles
+    return np.array(tasks, TASK), np.array(tiles)
 
 
 def logits_of(model: Model, token_ids: qwen3.TokenIds, cache: Any, all_logits: bool = False) -> np.ndarray:

@@ -12,7 +12,7 @@ import qwen3_numba as fast
 from qwen3_lib.io.models import Checkpoint
 from qwen3_lib.io.tensors import PackedTensor
 from qwen3_lib.kernels.build import kernel
-from qwen3_lib.kernels.layout import (BF16, F16, F32, INT4, INT5, INT8, Q4_0, Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, Weight, packed_shape,
+from qwen3_lib.kernels.layout import (BF16, F16, F32, INT4, INT5, INT8, Q4_0, Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, WEIGHT, packed_shape,
                                       padded, table)
 from qwen3_lib.kernels.memory import aligned
 from qwen3_lib.kernels.packing import Packer
@@ -36,8 +36,8 @@ class FromPython:
         return numba.njit(lambda *args: function(*args)) if hasattr(function, "py_func") else function
 
 
-def stored(w: np.ndarray, form: int) -> tuple[np.ndarray, Weight]:
-    """(the matrix as it lies in memory, its Weight) of weights [rows, n]."""
+def stored(w: np.ndarray, form: int) -> tuple[np.ndarray, np.record]:
+    """(the matrix as it lies in memory, its WEIGHT) of weights [rows, n]."""
     rows, n = w.shape
     if form in (Q5_1, Q4_1) and rows > 0:
         data = blocks_of(*with_minima(w, MOST[form]), form)
@@ -58,7 +58,7 @@ def stored(w: np.ndarray, form: int) -> tuple[np.ndarray, Weight]:
     else:
         data = np.zeros((rows, padded(n, 32)), {F32: np.float32, BF16: np.uint16, F16: np.float16}[form])
         data[:, :n] = (w.view(np.uint32) >> 16) if form == BF16 else w
-    return data, Weight(data.ctypes.data, data.strides[0], form, rows, n)
+    return data, np.array([(data.ctypes.data, data.strides[0], form, rows, n)], WEIGHT)[0]
 
 
 def factored(w: np.ndarray, form: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -156,7 +156,7 @@ def round_vectors(patch: pytest.MonkeyPatch, is_packed) -> None:
     patch.setattr(qwen3, "swiglu", swiglu)
 
 
-def reference(data: np.ndarray, weight: Weight) -> np.ndarray:
+def reference(data: np.ndarray, weight: np.record) -> np.ndarray:
     """What stored weights stand for, by NumPy from the format's description."""
     if weight.form == BF16:
         return (data.astype(np.uint32) << 16).view(np.float32)[:, :weight.columns]

@@ -22,7 +22,7 @@ from qwen3 import Tensor, map_safetensors, to_float32
 from qwen3_lib.io.formats import FP8, bitsandbytes, check_settings, eight_bits
 from qwen3_lib.io.models import Checkpoint
 from qwen3_lib.io.tensors import PackedTensor, rows_of, to_bfloat16
-from qwen3_lib.kernels.layout import BF16, INT8, Q4_0, Q4_1, Q5_1, Weight
+from qwen3_lib.kernels.layout import BF16, INT8, Q4_0, Q4_1, Q5_1, WEIGHT
 
 CONFIG = BASE | {"hidden_size": 64, "intermediate_size": 192, "tie_word_embeddings": False}  # widths of whole groups
 Q_PROJ = "model.layers.0.self_attn.q_proj"
@@ -605,7 +605,7 @@ def test_scales_that_the_fast_engine_can_hold(case, form, most, further):
     if fits is False or further:
         assert blocks is None
     else:
-        found, expected = reference(blocks, Weight(0, 0, form, *whole.shape)), whole * np.repeat(scales, 64, axis=1)
+        found, expected = reference(blocks, np.array([(0, 0, form, *whole.shape)], WEIGHT)[0]), whole * np.repeat(scales, 64, axis=1)
         assert np.array_equal(found, expected) if fits else np.allclose(found, expected, atol=(most + 1) * 2**-11)
 
 

@@ -8,8 +8,9 @@ import qwen3
 from packed import FORMATS, FromPython, reference, stored, unpacked
 from qwen3_lib.kernels import layers, quantize
 from qwen3_lib.kernels.build import kernel
-from qwen3_lib.kernels.layout import (APART, BF16, BLOCK, EVERYTHING, F16, F32, INT4, INT5, INT8, KV8, VECTORS, Batch, Job, Layers,
-                                      Space, own_space, padded, table, vector_size)
+from qwen3_lib.kernels.fields import NAMES
+from qwen3_lib.kernels.layout import (APART, BF16, BLOCK, EVERYTHING, F16, F32, INT4, INT5, INT8, JOB, KV8, VECTORS, own_space, padded,
+                                      table, vector_size)
 from qwen3_lib.kernels.packing import matrix_rows
 from qwen3_lib.kernels.products import functions_for
 from qwen3_lib.kernels.team import Team
@@ -22,14 +23,6 @@ TEAM = Team(2)
 kernels, quantizing = FromPython(layers), FromPython(quantize)
 
 
-def ints(*shape):
-    return np.zeros(shape, np.int64)
-
-
-def floats(*shape):
-    return np.zeros(shape, np.float32)
-
-
 def multiplied(weight, xs, taken=()):
     """(products with vectors xs [n, columns], these vectors as they were multiplied), by the kernels as they are kept.
 
@@ -38,16 +31,11 @@ def multiplied(weight, xs, taken=()):
     (n, d), width, ones = xs.shape, padded(xs.shape[1], 64), np.ones(xs.shape[1], np.float32)
     out = np.full((n + 2, padded(weight.rows, 32)), np.nan, np.float32)
     h, packed = np.full((n, width + APART), 7, np.float32), np.full((n, vector_size(width)), 7, np.uint8)
-    model = Layers(ints(0, 7, 5), floats(0, 2, d), floats(0, 2, 2), ones, np.array(weight), np.zeros(1), ints(0, 2, 2),
-                    ints(0, 5), ints(0, 0, 3, 5), ints(2), floats(0, 0), ints(0), ints(1), ints(0, 2), ints(4),
-                    floats(0, 1, 1), floats(0, 2, 1), floats(0, 1))
-    batch = Batch(xs, floats(n, 1), floats(n, 1), ints(n, 2), ints(0, 6), ints(0, 2), np.arange(n), out[1:-1],
-                  ints(1, 3), ints(2), ints(1, 2), ints(0, 0, 4))
-    space = Space(h, packed, floats(n, 1), floats(1, n, 1), floats(n, 1), floats(n, 1), np.zeros((n, 1), np.uint8),
-                  floats(1, 1, 1, 1), floats(2, own_space(0, 0, width)), floats(0, 1), np.zeros((0, 1), np.uint8),
-                  ints(n, 0), floats(n, 0), ints(2))
-    fields = table((*model, *batch, *space, functions_for(((weight.form, n),), taken=taken)))
-    TEAM.run(kernel("decoder_layers"), np.array(Job(0, 0, 0, 0, fields.ctypes.data, 1)))
+    arrays = {"norm": ones, "head": np.array([weight]), "eps": np.zeros(1), "x": xs, "wanted": np.arange(n), "logits": out[1:-1],
+              "h": h, "packed": packed, "own": np.zeros((2, own_space(0, 0, width)), np.float32),
+              "products": functions_for(((weight.form, n),), taken=taken)}
+    fields = table(tuple(arrays.get(name, np.zeros(0)) for name in NAMES))
+    TEAM.run(kernel("decoder_layers"), np.array([(0, 0, 0, 0, fields.ctypes.data, 1)], JOB))
     assert np.isnan(out[[0, -1]]).all()  # nothing is written beyond
     factors = h[:, :width]
     if weight.form == BF16:
@@ -70,7 +58,7 @@ def test_linear(name, rows, n):
     w = reference(data, weight)
     if rows:
         some = rng.integers(0, rows, min(2 * rows, 20))
-        np.testing.assert_array_equal(matrix_rows(np.array(weight), some), w[some])
+        np.testing.assert_array_equal(matrix_rows(np.array([weight]), some), w[some])
     xs = rng.standard_normal((31, n)).astype(np.float32)
     singly = np.concatenate([multiplied(weight, xs[t:t + 1])[0] for t in range(31)])
     for n_vectors in (3, 8, 9, 15, 31):

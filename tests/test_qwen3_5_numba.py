@@ -51,7 +51,7 @@ def test_packed_matrices(config, quantize, tmp_path, monkeypatch):
     rows = {"model.embed_tokens.weight": weights.embedding, "lm_head.weight": weights.head}
     for i in range(model.config.num_hidden_layers):
         rows |= weights.matrices(i)
-    numbers = {name: matrix_rows(row, np.arange(row[3])) for name, row in rows.items()}
+    numbers = {name: matrix_rows(row, np.arange(row[0].rows)) for name, row in rows.items()}
     for name in [*numbers]:
         for joined, (first, second) in {"in_proj_ba": ("in_proj_b", "in_proj_a"), "mlp.gate": ("mlp.gate", "mlp.shared_expert_gate")}.items():
             if name.endswith(f"{joined}.weight"):

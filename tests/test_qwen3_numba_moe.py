@@ -110,8 +110,8 @@ oracle, model = qwen3.load_model(path), fast.load_model(path, sys.argv[2] or Non
 expected = fast.forward(model, ids, fast.KVCache(model.config))
 for records in model.weights.experts:
     for expert, record in enumerate(records):
-        address = record[:, 0].copy()
-        record[:, 0] += 4096 * (2**20)  # an address without memory: who reads it crashes
+        address = record["address"].copy()
+        record["address"] += 4096 * (2**20)  # an address without memory: who reads it crashes
         # put back if it is needed, which qwen3.py's own choice tells
         rows.append((record, address))
 moe = qwen3.moe
@@ -120,7 +120,7 @@ def chosen(x, gate, experts, config):
     logits, i = qwen3.linear(x.reshape(-1, x.shape[-1]), gate)[0], next(layer)
     for expert in np.argsort(-logits, kind="stable")[:config.num_experts_per_tok]:
         record, address = rows[i * config.num_experts + expert]
-        record[:, 0] = address
+        record["address"] = address
     return moe(x, gate, experts, config)
 qwen3.moe = chosen
 qwen3.forward(oracle, ids, qwen3.KVCache(oracle.config))

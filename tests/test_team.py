@@ -19,6 +19,7 @@ from fuzzing import in_child
 from make_random_model import make_random_model
 from qwen3_lib.kernels import build
 from qwen3_lib.kernels import team as teams
+from qwen3_lib.kernels.layout import JOB
 from qwen3_lib.kernels.team import Team
 from qwen3_lib.kernels.intrinsics import meet
 from tokenizer_utils import InputError
@@ -169,7 +170,7 @@ def in_time(action, seconds=60):
 
 def record():
     """A record without anything but the team's numbers."""
-    return np.zeros(2, np.int64)
+    return np.zeros(1, JOB)
 
 
 @numba.njit(nogil=True)
@@ -189,7 +190,7 @@ def meet_often(barrier, n_threads, rounds, fails_at, rank, counts, errors):
 def meeting(rounds, counts, errors, failing=None):
     """A kernel that meets; the rank `failing` leaves in the middle with an exception."""
     def function(record, rank):
-        meet_often(record[1], record[0], rounds, rounds // 2 if rank == failing else -1, rank, counts, errors)
+        meet_often(record[0].barrier, record[0].n_threads, rounds, rounds // 2 if rank == failing else -1, rank, counts, errors)
         if rank == failing:
             raise ValueError("injected")
     return function

@@ -192,8 +192,8 @@ def run_head(run, sequence, number, layer, head, job, own):
     old, before = state_of(job, sequence, np.int64(0), number)[1:]
     new, after = state_of(job, sequence, np.int64(1), number)[1:]
     w, ba = fields.matrices(job)[layer], fields.conv(job).shape[2]
-    z = up_to(w[Q, 3], PANEL)
-    ba_start, sure = z + up_to(w[K, 3], PANEL), stop - len(after)
+    z = up_to(w[Q].rows, PANEL)
+    ba_start, sure = z + up_to(w[K].rows, PANEL), stop - len(after)
     for i in range(len(after)):
         for j in range(head, 2 * n_values, n_values):
             after[i, ba + j] = qkv[sure + i, ba_start + j]

@@ -4,8 +4,8 @@ from functools import partial
 import numba
 import numpy as np
 
-from qwen3_lib.kernels.intrinsics import to_pointer_f32, to_pointer_f64, to_pointer_i64, to_pointer_u8
-from qwen3_lib.kernels.layout import Batch, Layers, Space
+from qwen3_lib.kernels.intrinsics import pointer, to_pointer_f32, to_pointer_f64, to_pointer_i64, to_pointer_u8
+from qwen3_lib.kernels.layout import JOB, TASK, WEIGHT, Batch, Layers, Space
 
 # A function is compiled once for each combination of its arguments' types. To numba a constant like 0 or True has a
 # type of its own, np.int64(0) has not: that is why kernels write it.
@@ -24,6 +24,9 @@ def array_of(pointer, n_dimensions):
 
 floats1, floats2, floats3, floats4 = (array_of(to_pointer_f32, n) for n in (1, 2, 3, 4))
 ints1, ints2, ints3, ints4 = (array_of(to_pointer_i64, n) for n in (1, 2, 3, 4))
+to_weight, to_task, to_job = (pointer(numba.from_dtype(dtype)) for dtype in (WEIGHT, TASK, JOB))
+weights1, weights2, weights3 = (array_of(to_weight, n) for n in (1, 2, 3))
+tasks1 = array_of(to_task, 1)
 bytes1, bytes2, doubles1 = array_of(to_pointer_u8, 1), array_of(to_pointer_u8, 2), array_of(to_pointer_f64, 1)
 
 
@@ -36,16 +39,16 @@ def field(name, read):
     return find
 
 
-matrices, forms, routers = field("matrices", ints3), field("forms", ints3), field("routers", ints2)
+matrices, forms, routers = field("matrices", weights2), field("forms", ints3), field("routers", weights1)
 norms, head_norms, norm = field("norms", floats3), field("head_norms", floats3), field("norm", floats1)
-head, eps, experts = field("head", ints1), field("eps", doubles1), field("experts", ints4)
+head, eps, experts = field("head", weights1), field("eps", doubles1), field("experts", weights3)
 routing, products = field("routing", ints1), field("products", ints4)
 biases, windows, causal = field("biases", floats2), field("windows", ints1), field("causal", ints1)
 places, delta_sizes, conv = field("places", ints2), field("delta_sizes", ints1), field("conv", floats3)
 rates, delta_norms = field("rates", floats3), field("delta_norms", floats2)
 
 x, cos, sin = field("x", floats2), field("cos", floats2), field("sin", floats2)
-rows, tasks, tiles = field("rows", ints2), field("tasks", ints2), field("tiles", ints2)
+rows, tasks, tiles = field("rows", ints2), field("tasks", tasks1), field("tiles", ints2)
 wanted, logits = field("wanted", ints1), field("logits", floats2)
 caches, cache_rows = field("caches", ints2), field("cache_rows", ints1)
 runs, states = field("runs", ints2), field("states", ints3)
@@ -64,6 +67,12 @@ def rows_at(address, n):
 
 
 @compiled
-def table_at(record):
-    """The table of a Job."""
-    return rows_at(numba.carray(to_pointer_i64(record), (6,))[4], np.int64(len(NAMES)))
+def job_at(address):
+    """A JOB."""
+    return numba.carray(to_job(address), (1,))[0]
+
+
+@compiled
+def table_at(address):
+    """The table of a JOB."""
+    return rows_at(job_at(address).table, np.int64(len(NAMES)))

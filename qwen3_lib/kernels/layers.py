@@ -19,7 +19,7 @@ from qwen3_lib.kernels.fields import compiled
 from qwen3_lib.kernels.intrinsics import (call_at, dot, even_first, fused, half_from_float, meet, take, to_bytes,
                                           to_pointer_f32, to_pointer_i64, to_pointer_u8, to_pointer_u16)
 from qwen3_lib.kernels.layout import (BF16, BLOCK, DEPTH, DOWN, F16, F32, FEW, GATE, GROUP, KEYS, KV8, OUT, PANEL,
-                                      PRODUCT, STRIP, UP, VALUES, VECTORS, WHOLE, K, Q, Task, V, Weight, is_packed, padded,
+                                      PRODUCT, STRIP, UP, VALUES, VECTORS, WHOLE, K, Q, V, is_packed, padded,
                                       unit_size, vector_size)
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -64,12 +64,6 @@ def pieces(n, unit, n_tokens, crew, counter):
 def part_of(n, crew):
     """A thread's part of range(n)."""
     return range(n * crew.rank // crew.n_threads, n * (crew.rank + 1) // crew.n_threads)
-
-
-@compiled
-def weight_of(row):
-    """A Weight from a row of int64."""
-    return Weight(row[0], row[1], row[2], row[3], row[4])
 
 
 @compiled
@@ -408,7 +402,7 @@ def attention(crew, layer, job):
     for first, end in pieces(n_tasks * n_kv_heads, np.int64(1), m, crew, np.int64(0)):
         for item in range(first, end):  # a head's blocks in a row: the next one is fetched meanwhile
             head, i = item // n_tasks, item % n_tasks
-            task = task_of(tasks[i])
+            task = tasks[i]
             q = queries[head, task.first * group:(task.first + task.n) * group]
             keys = cache_rows(job, np.int64(0), task.sequence, layer, head, n_kv_heads)
             values = cache_rows(job, np.int64(1), task.sequence, layer, head, n_kv_heads)
@@ -417,7 +411,7 @@ def attention(crew, layer, job):
     for item in range(crew.rank, len(tiles) * n_kv_heads, crew.n_threads):
         i, head = item // n_kv_heads, item % n_kv_heads
         first, end = tiles[i]
-        task = task_of(tasks[first])
+        task = tasks[first]
         for r in range(task.n * group):
             result = partials[first, head, r]
             for other in range(first + 1, end):
@@ -427,12 +421,6 @@ def attention(crew, layer, job):
                 out[j] = result[j] / result[width + 1]
 
 
-@compiled
-def task_of(row):
-    """A Task from a row of int64."""
-    return Task(row[0], row[1], row[2], row[3], row[4], row[5])
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # The decoder layer: one job for the team, for one token or for many
 # ----------------------------------------------------------------------------------------------------------------------
@@ -440,8 +428,8 @@ def task_of(row):
 
 @compiled
 def crew_of(record, rank):
-    job = numba.carray(to_pointer_i64(record), (6,))
-    return Crew(rank, job[0], job[1])
+    job = fields.job_at(record)
+    return Crew(rank, job.n_threads, job.barrier)
 
 
 @compiled
@@ -455,9 +443,9 @@ def project_heads(record, rank, layer):
     h, packed, qkv = fields.h(job), fields.packed(job), fields.qkv(job)
     normalize(crew, fields.norms(job)[layer, 0], forms[0], forms[1], job)
     wait(crew)
-    project(crew, np.int64(0), weight_of(w[Q]), h, packed, qkv, np.int64(0), job)
-    project(crew, np.int64(1), weight_of(w[K]), h, packed, qkv, up_to(w[Q, 3], PANEL), job)
-    project(crew, np.int64(2), weight_of(w[V]), h, packed, qkv, up_to(w[Q, 3], PANEL) + up_to(w[K, 3], PANEL), job)
+    project(crew, np.int64(0), w[Q], h, packed, qkv, np.int64(0), job)
+    project(crew, np.int64(1), w[K], h, packed, qkv, up_to(w[Q].rows, PANEL), job)
+    project(crew, np.int64(2), w[V], h, packed, qkv, up_to(w[Q].rows, PANEL) + up_to(w[K].rows, PANEL), job)
     wait(crew)
 
 
@@ -471,16 +459,16 @@ def attend_heads(record, rank, layer):
     if fields.places(job)[layer, 0] < 0:
         return
     w, h = fields.matrices(job)[layer], fields.h(job)
-    place_heads(crew, layer, job, up_to(w[Q, 3], PANEL), up_to(w[Q, 3], PANEL) + up_to(w[K, 3], PANEL))
+    place_heads(crew, layer, job, up_to(w[Q].rows, PANEL), up_to(w[Q].rows, PANEL) + up_to(w[K].rows, PANEL))
     wait(crew)
     attention(crew, layer, job)
     wait(crew)
-    x, biases, gated = fields.x(job), fields.biases(job), w[Q, 3] > w[OUT, 4]
+    x, biases, gated = fields.x(job), fields.biases(job), w[Q].rows > w[OUT].columns
     head_dim = fields.head_norms(job).shape[2]
     for t in part_of(len(h), crew):
         if gated:  # a head's gate stands behind its query
             qkv = fields.qkv(job)[t]
-            for i in range(w[OUT, 4]):
+            for i in range(w[OUT].columns):
                 h[t, i] *= sigmoid(qkv[i + (i // head_dim + 1) * head_dim])
         if len(biases):
             add_to(x[t], biases[layer, biases.shape[1] - x.shape[1]:])
@@ -493,14 +481,14 @@ def ready_for_output(crew, layer, job):
     """Makes a thread's part of the tokens in h ready for the output's matrix."""
     w, h, packed = fields.matrices(job)[layer, OUT], fields.h(job), fields.packed(job)
     for t in part_of(len(h), crew):
-        ready(h[t], w[4], w[2], packed[t], np.int64(0), w[4])
+        ready(h[t], w.columns, w.form, packed[t], np.int64(0), w.columns)
 
 
 @compiled
 def finish_dense(record, rank, layer):
     """The output's matrix and swiglu: the end of qwen3.decoder_layer."""
     crew, job = crew_of(record, rank), fields.table_at(record)
-    add_projected(crew, weight_of(fields.matrices(job)[layer, OUT]), fields.h(job), fields.packed(job), job)
+    add_projected(crew, fields.matrices(job)[layer, OUT], fields.h(job), fields.packed(job), job)
     wait(crew)
     swiglu(crew, layer, job)
 
@@ -513,11 +501,11 @@ def swiglu(crew, layer, job):
     normalize(crew, fields.norms(job)[layer, 1], forms[0], forms[1], job)
     wait(crew)
     inner = gate[:len(x)], fields.up(job)[:len(x)], gate_packed[:len(x)]
-    for rows in pieces(w[GATE, 3], np.int64(PANEL), len(x), crew, np.int64(0)):
-        gate_and_up(fields.products(job), weight_of(w[GATE]), weight_of(w[UP]), w[DOWN, 2], fields.h(job),
+    for rows in pieces(w[GATE].rows, np.int64(PANEL), len(x), crew, np.int64(0)):
+        gate_and_up(fields.products(job), w[GATE], w[UP], w[DOWN].form, fields.h(job),
                     fields.packed(job), inner, rows, fields.own(job)[crew.rank])
     wait(crew)
-    add_projected(crew, weight_of(w[DOWN]), inner[0], inner[2], job)
+    add_projected(crew, w[DOWN], inner[0], inner[2], job)
     wait(crew)
 
 
@@ -574,7 +562,7 @@ def place_heads(crew, layer, job, k_start, v_start):
     form, rows = fields.cache_rows(job)[0], fields.rows(job)
     qkv, queries, cos, sin = fields.qkv(job), fields.queries(job), fields.cos(job), fields.sin(job)
     n_kv_heads, group, head_dim = len(queries), queries.shape[1] // len(rows), norms.shape[1]
-    apart = fields.matrices(job)[layer, Q, 3] // (n_kv_heads * group)  # head_dim, or more with a gate behind a query
+    apart = fields.matrices(job)[layer, Q].rows // (n_kv_heads * group)  # head_dim, or more with a gate behind a query
     root, biases = np.float32(1 / np.sqrt(head_dim)), fields.biases(job)
     for item in part_of(len(rows) * n_kv_heads, crew):
         t, head = item // n_kv_heads, item % n_kv_heads
@@ -611,9 +599,9 @@ def place_heads(crew, layer, job, k_start, v_start):
 def finish_sparse(record, rank, layer):
     """finish_dense in a mixture of experts, which may have dense layers, too."""
     crew, job = crew_of(record, rank), fields.table_at(record)
-    add_projected(crew, weight_of(fields.matrices(job)[layer, OUT]), fields.h(job), fields.packed(job), job)
+    add_projected(crew, fields.matrices(job)[layer, OUT], fields.h(job), fields.packed(job), job)
     wait(crew)
-    if fields.routers(job)[layer, 3] > 0:
+    if fields.routers(job)[layer].rows > 0:
         moe(crew, layer, job)
     else:
         swiglu(crew, layer, job)
@@ -627,7 +615,7 @@ def moe(crew, layer, job):
     probabilities: the other tokens change where a pair lies, and nothing else.
     """
     x, h, packed, logits = fields.x(job), fields.h(job), fields.packed(job), fields.qkv(job)
-    router, own = weight_of(fields.routers(job)[layer]), fields.own(job)[crew.rank]
+    router, own = fields.routers(job)[layer], fields.own(job)[crew.rank]
     experts, forms = fields.experts(job)[layer], fields.forms(job)[layer, 1]
     chosen, shares, starts, products = fields.chosen(job), fields.shares(job), fields.starts(job), fields.products(job)
     gate, up, gate_packed = fields.gate(job), fields.up(job), fields.gate_packed(job)
@@ -648,8 +636,8 @@ def moe(crew, layer, job):
     for e in range(len(experts)):
         first, end = starts[e], starts[e + 1]
         if first < end:
-            rows = expert_share(experts[e, 0, 3], first, end, n_pairs, crew)
-            gate_and_up(products, weight_of(experts[e, 0]), weight_of(experts[e, 1]), experts[e, 2, 2],
+            rows = expert_share(experts[e, 0].rows, first, end, n_pairs, crew)
+            gate_and_up(products, experts[e, 0], experts[e, 1], experts[e, 2].form,
                         gathered[first:end], gathered_packed[first:end],
                         (gate[first:end], up[first:end], gate_packed[first:end]), rows, own)
     wait(crew)
@@ -657,7 +645,7 @@ def moe(crew, layer, job):
         first, end = starts[e], starts[e + 1]
         if first < end:
             start, stop = expert_share(hidden, first, end, n_pairs, crew)
-            linear(products, weight_of(experts[e, 2]), gate[first:end], gate_packed[first:end], gathered[first:end],
+            linear(products, experts[e, 2], gate[first:end], gate_packed[first:end], gathered[first:end],
                    np.int64(0), start, stop, own)
     wait(crew)
     for start, end in pieces(hidden, np.int64(PANEL), len(x), crew, np.int64(0)):
@@ -752,11 +740,11 @@ def expert_share(n, first, end, n_pairs, crew):
 def output_logits(record, rank, _):
     """The end of qwen3.forward: norm and lm_head of the rows `wanted` of x -> logits."""
     crew, job = crew_of(record, rank), fields.table_at(record)
-    x, h, packed, head, wanted = fields.x(job), fields.h(job), fields.packed(job), fields.head(job), fields.wanted(job)
+    x, h, packed, head, wanted = fields.x(job), fields.h(job), fields.packed(job), fields.head(job)[0], fields.wanted(job)
     for i in part_of(len(wanted), crew):
         rms_norm(x[wanted[i]], fields.norm(job), fields.eps(job)[0], h[i])
-        ready(h[i], x.shape[1], head[2], packed[i], np.int64(0), x.shape[1])
+        ready(h[i], x.shape[1], head.form, packed[i], np.int64(0), x.shape[1])
     wait(crew)
     x, packed = h[:len(wanted)], packed[:len(wanted)]
-    project(crew, np.int64(0), weight_of(head), x, packed, fields.logits(job), np.int64(0), job)
+    project(crew, np.int64(0), head, x, packed, fields.logits(job), np.int64(0), job)
     wait(crew)

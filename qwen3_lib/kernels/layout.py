@@ -93,40 +93,33 @@ TOKENS, SUMS_OF_DELTA = 32, 4  # tokens of the delta rule at a time; partial sum
 APART = 16  # numbers between two vectors: without them, many would fall on the same few lines of a core's first cache
 
 
-class Weight(NamedTuple):
-    """A matrix in memory: `stride` bytes from one row, or packed block, to the next."""
-    address: int
-    stride: int
-    form: int
-    rows: int
-    columns: int
+def record(*names: str) -> np.dtype:
+    """The dtype of a record of whole numbers: array[i].name is one of them."""
+    return np.dtype((np.record, [(name, np.int64) for name in names]))
 
 
-class Task(NamedTuple):
-    """Attention of some new tokens of a sequence to some of its blocks.
-
-    `n` tokens of a sequence of the cache, from row `first` of the batch on; the first of them sees `seen` positions.
-    One block, or all of them from the first on: the order of sums is the same.
-    """
-    sequence: int
-    first: int
-    n: int
-    seen: int
-    block: int
-    n_blocks: int
+# A matrix in memory: `stride` bytes from one row, or packed block, to the next.
+WEIGHT = record("address", "stride", "form", "rows", "columns")
+# Attention of `n` new tokens of a sequence of the cache, from row `first` of the batch on, to some of its blocks; the
+# first token sees `seen` positions. One block, or all of them from the first on: the order of sums is the same.
+TASK = record("sequence", "first", "n", "seen", "block", "n_blocks")
+# What a kernel gets: the number of threads; the address of a barrier int64 [24]; the layers first to last - 1; the
+# address of the table of all fields of Layers, Batch and Space, and of the table in products.py; 1 if these are the
+# model's last layers, else 0.
+JOB = record("n_threads", "barrier", "first", "last", "table", "logits")
 
 
 class Layers(NamedTuple):
-    """The weights of all layers. int64 [..., 5] are Weights; the router of a dense layer has no rows."""
-    matrices: Any  # int64 [n_layers, 7, 5], in the order of LINEAR
+    """The weights of all layers. The router of a dense layer has no rows."""
+    matrices: Any  # WEIGHT [n_layers, 7], in the order of LINEAR
     norms: Any  # float32 [n_layers, 2, hidden_size]
     head_norms: Any  # float32 [n_layers, 2, head_dim]
     norm: Any  # float32 [hidden_size]
-    head: Any  # int64 [5]
+    head: Any  # WEIGHT [1]
     eps: Any  # float64 [1]
     forms: Any  # int64 [n_layers, 2, 2], the least and the greatest format of the matrices behind each norm
-    routers: Any  # int64 [n_layers, 5], all F32
-    experts: Any  # int64 [n_layers, num_experts, 3, 5], in the order of EXPERT
+    routers: Any  # WEIGHT [n_layers], all F32
+    experts: Any  # WEIGHT [n_layers, num_experts, 3], in the order of EXPERT
     routing: Any  # int64 [2]: norm_topk_prob, 0 or 1; 1 if the last expert is shared: all tokens go through it
     biases: Any  # float32 [n_layers, those of q, k and v as in Space.qkv, then the output's], or [0, 0]
     windows: Any  # int64 [n_layers], how many positions a token sees; EVERYTHING without a window
@@ -144,7 +137,7 @@ class Batch(NamedTuple):
     cos: Any  # float32 [m, head_dim / 2]
     sin: Any
     rows: Any  # int64 [m, 2], the sequence and the position
-    tasks: Any  # int64 [n_tasks, 6], each a Task
+    tasks: Any  # TASK [n_tasks]
     tiles: Any  # int64 [n_tiles, 2]: the first and the last + 1 of the tasks whose results belong to the same tokens
     wanted: Any  # int64 [n], the rows of x whose logits are wanted
     logits: Any  # float32 [n, vocab_size, or more]
@@ -176,16 +169,6 @@ class Space(NamedTuple):
     chosen: Any  # int64 [m, k], the experts of a token, then the rows of its pairs
     shares: Any  # [m, k], the weights of these experts
     starts: Any  # int64 [num_experts + 2]: an expert e has the pairs from starts[e] to starts[e + 1]
-
-
-class Job(NamedTuple):
-    """The record of decoder_layers."""
-    n_threads: int
-    barrier: int  # the address of int64 [24]
-    first: int  # layer
-    last: int  # layer + 1
-    table: int  # the address of the table of all fields of Layers, Batch and Space, and of the table in products.py
-    logits: int  # 1 if these are the model's last layers, else 0
 
 
 def table(arrays: tuple[np.ndarray, ...]) -> np.ndarray:

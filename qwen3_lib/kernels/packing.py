@@ -12,7 +12,7 @@ from qwen3 import forget_pages, to_float32
 from qwen3_lib.io.tensors import AnyTensor, PackedTensor, rows_of
 from qwen3_lib.kernels.build import kernel
 from qwen3_lib.kernels.layout import (BF16, BIAS, F16, F32, FORMATS, GROUP, INT4, INT5, INT8, LARGEST, PANEL, Q4_0,
-                                      Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, SHARING, SMALLEST, Weight, factors_size, is_packed,
+                                      Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, SHARING, SMALLEST, WEIGHT, factors_size, is_packed,
                                       packed_shape, padded, table, unit_size)
 from qwen3_lib.kernels.memory import LargePages, empty, zeros
 from qwen3_lib.io.errors import InputError
@@ -46,8 +46,8 @@ def forms_of(name: str, tensor: AnyTensor, quantize: str | None) -> tuple[int, .
 
 
 def matrix_rows(matrix: np.ndarray, ids: Any) -> np.ndarray:
-    """Rows ids [n] of a Weight as float32 [n, columns]."""
-    (address, stride, form, n_rows, columns), ids = map(int, matrix), np.asarray(ids)
+    """Rows ids [n] of a WEIGHT [1] as float32 [n, columns]."""
+    (address, stride, form, n_rows, columns), ids = matrix.tolist()[0], np.asarray(ids)
     blocks = -(-n_rows // PANEL) if is_packed(form) else n_rows
     data = np.frombuffer((ctypes.c_uint8 * (blocks * stride)).from_address(address), np.uint8).reshape(blocks, stride)
     if not is_packed(form):
@@ -90,13 +90,13 @@ def matrix_rows(matrix: np.ndarray, ids: Any) -> np.ndarray:
 
 
 class Packer:
-    """Makes tensors matrices. `arrays` keeps alive what the addresses of their Weights point to."""
+    """Makes tensors matrices. `arrays` keeps alive what their addresses point to."""
 
     def __init__(self, pool: ThreadPoolExecutor, arrays: list[np.ndarray]):
         self.pool, self.pages, self.arrays = pool, LargePages(), arrays
 
     def weight(self, label: str, tensor: AnyTensor, forms: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
-        """The Weight of a tensor of this shape in the first of these formats that fits, see forms_of.
+        """The WEIGHT [1] of a tensor of this shape in the first of these formats that fits, see forms_of.
 
         Raises InputError for numbers that the format can't hold.
         """
@@ -110,7 +110,7 @@ class Packer:
 
     def kept(self, data: np.ndarray, form: int, rows: int, columns: int) -> np.ndarray:
         self.arrays.append(data)
-        return np.array(Weight(data.ctypes.data, data.strides[0], form, rows, columns))
+        return np.array([(data.ctypes.data, data.strides[0], form, rows, columns)], WEIGHT)
 
     def each(self, part: Callable[[int], Any], starts: range) -> list[Any]:
         """part(start) of each start, by the threads of the pool. Raises InputError if they can't be started."""

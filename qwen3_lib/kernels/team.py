@@ -81,7 +81,7 @@ class Team:
             self.started_under = lock  # last: whoever sees it sees the queues, too
 
     def run(self, kernel: Kernel, record: np.ndarray, *kept: Any) -> float:
-        """kernel(record, rank) on all threads, with their number and the address of a barrier first in the record.
+        """kernel(JOB [1], rank) on all threads, with their number and the address of a barrier in the record.
 
         -> the seconds that it takes, without the wait for other callers.
 
@@ -91,7 +91,7 @@ class Team:
         if self.started_under is not starting:
             self._start()
         barrier = np.zeros(24, np.int64)  # of this call only: nothing is left over from one that failed
-        record[:2] = self.n_threads, barrier.ctypes.data
+        record["n_threads"], record["barrier"] = self.n_threads, barrier.ctypes.data
         failures: list[Exception] = []
         ended: queue.SimpleQueue = queue.SimpleQueue()
 

@@ -19,8 +19,8 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 
 from qwen3_lib.io.errors import InputError, brief
-from qwen3_lib.kernels.layout import (BF16, BIAS, F16, F32, FORMATS, GROUP, INT8, PANEL, VECTORS, factors_size,
-                                      is_packed, unit_size)
+from qwen3_lib.kernels.layout import (BF16, BIAS, F16, F32, FORMATS, GROUP, INT8, JOB, PANEL, VECTORS,
+                                      factors_size, is_packed, unit_size)
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 HALF, FLOAT = ir.HalfType(), ir.FloatType()
@@ -587,7 +587,7 @@ def compile_layers(name: str, steps: Sequence[str], end: str) -> bytes:
     kernels = {step: ir.Function(module, status, step) for step in (*steps, end)}
     b = ir.IRBuilder(function.append_basic_block())
     unused, also, record, rank, _ = function.args
-    first, last, logits = (load(b, b.add(record, I64(8 * i)), I64) for i in (2, 3, 5))
+    first, last, logits = (load(b, b.add(record, I64(JOB.fields[name][1])), I64) for name in ("first", "last", "logits"))
     failed = variable(b, I32)
     b.store(I32(0), failed)
 

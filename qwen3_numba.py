@@ -3,7 +3,7 @@
 # dependencies = ["numpy>=2.0", "safetensors>=0.8", "tokenizers>=0.22.2", "huggingface_hub>=1.33", "tqdm>=4.66",
 #                 "jinja2>=3.1.6", "prompt_toolkit>=3.0.40", "numba>=0.62"]
 # ///
-"""Qwen3 at the speed of the memory: the functions of qwen3.py that the memory limits, compiled when they are first used.
+"""Qwen3 at the speed of the memory: the functions of qwen3.py that the memory limits, compiled at their first use.
 
     python qwen3_numba.py "What is the capital of France?"                the same as qwen3.py --fast
 
@@ -40,6 +40,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,8 @@ import qwen3  # first: it says in one line what is missing
 import numpy as np
 
 from qwen3 import (BUNDLED, CHUNK, Config, Engine, Folder, InputError, Model, Sampling, Sequence, Tokenizer,
-                   __version__, chat, checked_whole, default_sampling, forward, generate, rms_norm, rope_tables, to_float32)
+                   __version__, chat, checked_whole, default_sampling, forward, generate, rms_norm, rope_tables,
+                   to_float32)
 from qwen3_5 import HybridConfig, turn_ends
 from qwen3_lib.io.packed import Quantized
 from qwen3_lib.io.progress import progress
@@ -79,36 +81,54 @@ __all__ = ["BUNDLED", "Config", "Engine", "InputError", "KVCache", "Model", "Sam
 
 @dataclass
 class Weights:
-    """Where the weights are: `layers` are the matrices of Layers in layout.py, and all up to `norm` are as there.
-
-    The embedding is a WEIGHT [1], too. `arrays` keeps alive what the addresses point to; `team`: the threads.
-    """
+    """Where the weights are. A tied head is the embedding, and has no name of its own."""
     config: Config
-    layers: np.ndarray
-    forms: np.ndarray
-    routers: np.ndarray
-    experts: np.ndarray
-    embedding: np.ndarray
-    head: np.ndarray
-    norms: np.ndarray
-    head_norms: np.ndarray
-    norm: np.ndarray
-    vectors: dict[str, np.ndarray]  # float32: norms, biases and the like, by their names in the file
+    matrices: dict[str, np.ndarray]  # WEIGHT [1] by their names in the file
+    vectors: dict[str, np.ndarray]  # float32, by their names: norms, biases and the like
     shapes: dict[str, tuple[int, ...]]  # of all tensors
-    arrays: list[np.ndarray]
+    arrays: list[np.ndarray]  # what the addresses of matrices point to
+    layers: Layers  # all of them, as kernels find them
     team: Team
     quantized: str | None  # "int8" or "int4", if all matrices are packed so
-    formats: tuple[int, ...] = ()  # of the matrices that all tokens of a pass are multiplied with
-    experts_formats: tuple[int, ...] = ()
-    kinds: tuple[tuple[bool, int, bool], ...] = ()  # of the layers: equal ones take the same time
-    learns: bool = False  # whether its passes tell which ways are fastest: not if a cache of the CPU holds all weights
-    for_kernels: tuple[Layers, np.ndarray] | None = None  # with its table
     space: tuple[Space, np.ndarray] | None = None  # of the last pass, with its table
+
+    @cached_property
+    def table(self) -> np.ndarray:
+        return table(self.layers)
+
+    @cached_property
+    def formats(self) -> tuple[int, ...]:
+        """Of the matrices that all tokens of a pass are multiplied with."""
+        return formats_in(self.layers.matrices, self.layers.routers)
+
+    @cached_property
+    def experts_formats(self) -> tuple[int, ...]:
+        return formats_in(self.layers.experts)
+
+    @cached_property
+    def kinds(self) -> tuple[tuple[bool, int, bool], ...]:
+        """Of the layers: equal ones take the same time."""
+        config = self.config
+        return tuple((is_recurrent(config, i), int(window), i in config.sparse_layers)
+                     for i, window in enumerate(self.layers.windows))
+
+    @cached_property
+    def learns(self) -> bool:
+        """Whether its passes tell which ways are fastest: not if a cache of the CPU holds all weights."""
+        return sum(array.nbytes for array in self.arrays) > last_cache()
+
+    @property
+    def embedding(self) -> np.ndarray:
+        return self.matrices["model.embed_tokens.weight"]
+
+    @property
+    def head(self) -> np.ndarray:
+        return self.matrices.get("lm_head.weight", self.embedding)
 
     @property
     def form(self) -> str:
         """The name of the matrices' format; of most of them, if there are several."""
-        return FORMATS[self.layers[0, Q].form].name
+        return FORMATS[self.layers.matrices[0, Q].form].name
 
     def work_space(self, config: Config, m: int, n_tasks: int, n_queries: int) -> tuple[Space, np.ndarray]:
         """A Space for m tokens, n_tasks tasks and n_queries queries of a task; the last one, if it fits."""
@@ -121,29 +141,18 @@ class Weights:
         self.space = found = space, table(space)
         return found
 
-    def matrices(self, layer: int) -> dict[str, np.ndarray]:
-        """Name -> its WEIGHT [1] in `layers`, `routers` or `experts`, of each matrix of a layer."""
-        names, sparse = DELTA if is_recurrent(self.config, layer) else LINEAR, layer in self.config.sparse_layers
-        rows = dict(zip(names[:GATE] if sparse else names, self.layers[layer, :, None]))
-        if sparse:
-            rows["mlp.gate"] = self.routers[layer, None]
-            for expert, matrices in enumerate(self.experts[layer]):
-                where = f"experts.{expert}" if expert < self.config.num_experts else "shared_expert"
-                rows |= {f"mlp.{where}.{name}": row for name, row in zip(EXPERT, matrices[:, None])}
-        return {f"model.layers.{layer}.{name}.weight": row for name, row in rows.items()}
-
     def tensors(self) -> dict[str, np.ndarray]:
-        """Name -> array of all that the engine keeps. A tied head is the embedding, and isn't named."""
-        by_address = {array.ctypes.data: array for array in self.arrays}
-        matrices, tensors = {"model.embed_tokens.weight": self.embedding}, dict(self.vectors)
-        if self.head is not self.embedding:
-            matrices["lm_head.weight"] = self.head
-        for i in range(len(self.layers)):
-            matrices |= self.matrices(i)
-        for name, (weight,) in matrices.items():
+        """Name -> array of all that the engine keeps."""
+        by_address, tensors = {array.ctypes.data: array for array in self.arrays}, dict(self.vectors)
+        for name, (weight,) in self.matrices.items():
             array = by_address[weight.address]
             tensors[name] = array if is_packed(weight.form) else array[:, :weight.columns]
         return tensors
+
+
+def formats_in(*tables: np.ndarray) -> tuple[int, ...]:
+    """The formats of the matrices that stand in arrays of WEIGHT."""
+    return (*sorted({form for some in tables for form in some["form"][some["address"] != 0].tolist()}),)
 
 
 def layers_of(config: Config) -> str:
@@ -157,66 +166,85 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
     """The namesake of qwen3.load_weights: nothing is expanded. `quantize` is None, "int8" or "int4".
 
     A published packed matrix of 8 bits becomes INT8 where INT8 holds its very numbers, else the nearest BF16; one of 4
-    or 5 bits Q4_0, Q4_1 or Q5_1 where these hold its numbers, else the nearest INT8; GGUF's Q4_K, Q5_K and Q6_K stay as they are.
+    or 5 bits Q4_0, Q4_1 or Q5_1 where these hold its numbers, else the nearest INT8; GGUF's Q4_K, Q5_K and Q6_K stay as
+    they are.
     """
     saved = folder.form if isinstance(folder, Quantized) else None
     if saved is not None and quantize not in (None, saved):
         raise InputError(f"{folder.path}: this checkpoint is {saved}, so it can't be made {quantize}")
     shapes, stored = stored_tensors(folder, config)
-    wish, n_layers = saved or quantize, config.num_hidden_layers
+    wish = saved or quantize
     packs = quantize or any(isinstance(tensor, PackedTensor) for tensor in stored.values())
     make_kernels(layers_of(config), *(("quantize_block", "pack_block") if packs else ()))
-    team = Team(threads or available_cpus())
+    team, arrays = Team(threads or available_cpus()), list[np.ndarray]()
     vectors = {name: np.array(to_float32(tensor)) for name, tensor in stored.items() if len(shapes[name]) != 2}
-    w = Weights(config, np.zeros((n_layers, len(LINEAR)), WEIGHT), np.zeros((n_layers, 2, 2), np.int64),
-                np.zeros(n_layers, WEIGHT), np.zeros((n_layers, experts_of(config)[0], len(EXPERT)), WEIGHT),
-                np.empty(0), np.empty(0), *norms_of(vectors, config), vectors, shapes, [], team, wish)
+    matrices, plan = {}, planned(config, stored, wish).items()
+    if saved is None and packs:
+        plan = progress(plan, f"quantizing to {quantize}" if quantize else "unpacking")
     with ThreadPoolExecutor(team.n_threads) as pool:
-        packer = Packer(pool, w.arrays)
-
-        def place(name: str, forms: tuple[int, ...]) -> np.ndarray:
-            if stored[name].dtype == "U8":
-                return packer.kept(stored[name].data, forms[0], *shapes[name])
-            return packer.weight(f"{folder.path}: {name}", stored[name], forms, shapes[name])
-
-        def place_alone(name: str) -> np.ndarray:
-            return place(name, forms_of(name, stored[name], wish))
-
-        w.embedding = place_alone("model.embed_tokens.weight")
-        w.head = place_alone("lm_head.weight") if "lm_head.weight" in stored else w.embedding
-        numbers: Iterable[int] = range(n_layers)
-        if saved is None and packs:
-            numbers = progress(numbers, f"quantizing to {quantize}" if quantize else "unpacking")
-        for i in numbers:
-            rows = w.matrices(i)
-            forms = {name: forms_of(name, stored[name], wish) for name in rows}
-            first = ("q_proj", "k_proj", "v_proj", "in_proj_qkv", "in_proj_z", "in_proj_ba")
-            for behind, kinds in enumerate((first, ("gate_proj", "up_proj"))):
-                names = [name for name in rows if name.split(".")[-2] in kinds]
-                floats = {forms[name][-1] for name in names if not is_packed(forms[name][-1])}
-                for name in names if len(floats) > 1 else ():  # products with BF16 take the norm in another order
-                    forms[name] = tuple(F32 if form == BF16 else form for form in forms[name])
-                for name in names:
-                    rows[name][:] = place(name, forms[name])
-                found = [rows[name][0].form for name in names]
-                w.forms[i, behind] = min(found), max(found)
-            for name, row in rows.items():
-                if row[0].address == 0:
-                    row[:] = place(name, forms[name])
-    windows = config.windows or (0,) * n_layers
-    layers = Layers(w.layers, w.norms, w.head_norms, w.norm, w.head, np.array([config.rms_norm_eps]), w.forms,
-                    w.routers, w.experts, np.array([config.norm_topk_prob, w.experts.shape[1] > config.num_experts], np.int64),
-                    bias_rows(vectors, n_layers if config.attention_bias else 0),
-                    np.array([window or EVERYTHING for window in windows]),
-                    np.array([int(config.causal)]), *state_fields(vectors, config))
-    w.for_kernels = layers, table(layers)
-    w.formats, w.experts_formats = (tuple({form for some in tables for form in some["form"][some["address"] != 0].tolist()})
-                                    for tables in ((w.layers, w.routers), (w.experts,)))
-    w.kinds = tuple((is_recurrent(config, i), windows[i], i in config.sparse_layers) for i in range(n_layers))
-    w.learns = sum(array.nbytes for array in w.arrays) > last_cache()
+        packer = Packer(pool, arrays)
+        for name, forms in plan:
+            matrices[name] = packer.kept(stored[name].data, forms[0], *shapes[name]) if stored[name].dtype == "U8" else \
+                packer.weight(f"{folder.path}: {name}", stored[name], forms, shapes[name])
     if wish is None and not packs and not config.sparse_layers:
         touch_pages({id(tensor.mapping): tensor.mapping for tensor in stored.values()}.values())
-    return w
+    return Weights(config, matrices, vectors, shapes, arrays, described(config, matrices, vectors), team, wish)
+
+
+# The matrices of a layer that are multiplied with the result of its first norm, and of its second one.
+BEHIND = ("q_proj", "k_proj", "v_proj", "in_proj_qkv", "in_proj_z", "in_proj_ba"), ("gate_proj", "up_proj")
+
+
+def places_of(config: Config, layer: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Name -> (the field of Layers, the index there) of each matrix of a layer."""
+    names, sparse = DELTA if is_recurrent(config, layer) else LINEAR, layer in config.sparse_layers
+    places: dict[str, tuple[str, tuple[int, ...]]] = {
+        name: ("matrices", (layer, i)) for i, name in enumerate(names[:GATE] if sparse else names)}
+    if sparse:
+        places["mlp.gate"] = "routers", (layer,)
+        for expert in range(experts_of(config)[0]):
+            where = f"experts.{expert}" if expert < config.num_experts else "shared_expert"
+            places |= {f"mlp.{where}.{name}": ("experts", (layer, expert, i)) for i, name in enumerate(EXPERT)}
+    return {f"model.layers.{layer}.{name}.weight": place for name, place in places.items()}
+
+
+def behind_norms(names: Iterable[str]) -> list[list[str]]:
+    """The names of a layer's matrices behind its first and its second norm."""
+    return [[name for name in names if name.split(".")[-2] in kinds] for kinds in BEHIND]
+
+
+def planned(config: Config, stored: dict[str, Any], wish: str | None) -> dict[str, tuple[int, ...]]:
+    """Name -> its formats, see forms_of, of all matrices in the order in which kernels read them."""
+    names = [[name] for name in ("model.embed_tokens.weight", "lm_head.weight") if name in stored]
+    names += [[*places_of(config, i)] for i in range(config.num_hidden_layers)]
+    forms = {name: forms_of(name, stored[name], wish) for some in names for name in some}
+    for behind in itertools.chain.from_iterable(map(behind_norms, names)):
+        if len({forms[name][-1] for name in behind if not is_packed(forms[name][-1])}) > 1:
+            for name in behind:  # products with BF16 take the norm in another order
+                forms[name] = tuple(F32 if form == BF16 else form for form in forms[name])
+    return forms
+
+
+def described(config: Config, matrices: dict[str, np.ndarray], vectors: dict[str, np.ndarray]) -> Layers:
+    """The weights as kernels find them."""
+    n, n_experts = config.num_hidden_layers, experts_of(config)[0]
+    found = {"matrices": np.zeros((n, len(LINEAR)), WEIGHT), "routers": np.zeros(n, WEIGHT),
+             "experts": np.zeros((n, n_experts, len(EXPERT)), WEIGHT)}
+    forms = np.zeros((n, 2, 2), np.int64)
+    for i in range(n):
+        places = places_of(config, i)
+        for name, (field, index) in places.items():
+            found[field][index] = matrices[name][0]
+        for j, behind in enumerate(behind_norms(places)):
+            some = [matrices[name][0].form for name in behind]
+            forms[i, j] = min(some), max(some)
+    return Layers(**found, **norms_of(vectors, config), **state_fields(vectors, config), forms=forms,
+                  head=matrices.get("lm_head.weight", matrices["model.embed_tokens.weight"]),
+                  eps=np.array([config.rms_norm_eps]),
+                  routing=np.array([config.norm_topk_prob, n_experts > config.num_experts], np.int64),
+                  biases=bias_rows(vectors, n if config.attention_bias else 0),
+                  windows=np.array([window or EVERYTHING for window in config.windows or [0] * n]),
+                  causal=np.array([int(config.causal)]))
 
 
 def touch_pages(mappings: Iterable[mmap.mmap]) -> None:
@@ -232,16 +260,16 @@ def touch_pages(mappings: Iterable[mmap.mmap]) -> None:
         threading.Thread(target=touch, daemon=True).start()
 
 
-def norms_of(vectors: dict[str, np.ndarray], config: Config) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The norms of Layers: [n_layers, 2, hidden_size], [n_layers, 2, head_dim], [hidden_size]."""
+def norms_of(vectors: dict[str, np.ndarray], config: Config) -> dict[str, np.ndarray]:
+    """The norms of Layers."""
     more, none = np.float32(isinstance(config, HybridConfig)), np.zeros(config.head_dim, np.float32)
 
     def norm(name: str) -> np.ndarray:  # a delta net has no norms of heads
         return more + vectors[name] if name in vectors else none
 
-    norms = [np.array([[norm(f"model.layers.{i}.{name}.weight") for name in names]
-                       for i in range(config.num_hidden_layers)]) for names in (NORMS, HEAD_NORMS)]
-    return norms[0], norms[1], norm("model.norm.weight")
+    norms, head_norms = (np.array([[norm(f"model.layers.{i}.{name}.weight") for name in names]
+                                   for i in range(config.num_hidden_layers)]) for names in (NORMS, HEAD_NORMS))
+    return {"norms": norms, "head_norms": head_norms, "norm": norm("model.norm.weight")}
 
 
 def bias_rows(vectors: dict[str, np.ndarray], n_layers: int) -> np.ndarray:
@@ -319,7 +347,7 @@ def run_layers(model: Model, ids: np.ndarray, caches: list[Any], sequences: np.n
                   np.array([caches[0].stored, caches[0].k.shape[3]]),
                   *state_tables(caches, np.bincount(sequences, minlength=len(caches))))
     space = w.work_space(config, m, len(tasks), int(tasks["n"].max()) * group)
-    fixed_table = np.concatenate([w.for_kernels[1], table(batch), space[1]])
+    fixed_table = np.concatenate([w.table, table(batch), space[1]])
     cached, n_blocks, head = caches[0].stored, int(tasks["n_blocks"].sum()), int(w.head[0].form)
     needs = [*((form, m) for form in w.formats), *((head, len(wanted)) for _ in wanted[:1])]
     for form in w.experts_formats:  # an expert may have been chosen by any number of tokens
@@ -342,7 +370,7 @@ def run_layers(model: Model, ids: np.ndarray, caches: list[Any], sequences: np.n
 
 def attention_tasks(sequences: np.ndarray, positions: np.ndarray, group: int,
                     causal: bool) -> tuple[np.ndarray, np.ndarray]:
-    """(TASK [n_tasks], first and last + 1 of the tasks for the same tokens [n_tiles, 2]) of tokens at these positions."""
+    """-> (TASK [n_tasks], first and last + 1 of the tasks for the same tokens [n_tiles, 2])"""
     tasks, tiles = [], []
     ends = [*(np.flatnonzero(np.diff(sequences)) + 1).tolist(), len(sequences)] if len(sequences) > 1 else [1]
     for start, end in zip([0, *ends], ends):
@@ -373,7 +401,7 @@ def logits_of(model: Model, token_ids: qwen3.TokenIds, cache: Any, all_logits: b
 @np.errstate(over="ignore", invalid="ignore")
 def hidden_states(model: Model, token_ids: qwen3.TokenIds, cache: Any) -> np.ndarray:
     """The namesake of qwen3.hidden_states."""
-    return np.concatenate([rms_norm(x, model.weights.norm, model.config.rms_norm_eps)
+    return np.concatenate([rms_norm(x, model.weights.layers.norm, model.config.rms_norm_eps)
                            for x, _ in passes(model, token_ids, cache, np.empty(0, np.int64))])
 
 
@@ -386,7 +414,8 @@ def passes(model: Model, token_ids: qwen3.TokenIds, cache: Any,
     ids = np.asarray(token_ids)
     caches, counts = getattr(cache, "caches", [cache]), getattr(cache, "counts", [len(ids)])
     positions, sequences = cache.reserve(len(ids)), np.repeat(np.arange(len(caches)), counts)
-    step, borders = CHUNK if model.config.causal else len(ids), turn_ends(model, ids) if isinstance(caches[0], StateCache) else []
+    step = CHUNK if model.config.causal else len(ids)
+    borders = turn_ends(model, ids) if isinstance(caches[0], StateCache) else []
     for start, end in itertools.pairwise(sorted({*range(0, len(ids), step), *borders, len(ids)})):
         now = slice(start, end)
         here = wanted[(wanted >= start) & (wanted < now.stop)] - start

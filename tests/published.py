@@ -108,10 +108,8 @@ def kept_by_the_fast_engine(path: Path, names: list[str]) -> list[np.ndarray]:
         return []
     import qwen3_numba as fast
     w = fast.load_model(path, tokenizer=False).weights
-    rows = {"model.embed_tokens.weight": w.embedding, "lm_head.weight": w.head}
-    for layer in range(len(w.layers)):
-        rows |= w.matrices(layer)
-    return [fast.matrix_rows(rows[name], range(rows[name][3])) for name in names]
+    rows = {"lm_head.weight": w.head} | w.matrices
+    return [fast.matrix_rows(rows[name], range(rows[name][0].rows)) for name in names]
 
 
 def is_nearest_int8(found: np.ndarray, values: np.ndarray) -> bool:

@@ -48,9 +48,7 @@ def test_packed_matrices(config, quantize, tmp_path, monkeypatch):
     path = make(config, tmp_path)
     model, oracle, packed = fast.load_model(path, quantize, kv_dtype="f32"), qwen3.load_model(path), set()
     weights = model.weights
-    rows = {"model.embed_tokens.weight": weights.embedding, "lm_head.weight": weights.head}
-    for i in range(model.config.num_hidden_layers):
-        rows |= weights.matrices(i)
+    rows = {"lm_head.weight": weights.head} | weights.matrices
     numbers = {name: matrix_rows(row, np.arange(row[0].rows)) for name, row in rows.items()}
     for name in [*numbers]:
         for joined, (first, second) in {"in_proj_ba": ("in_proj_b", "in_proj_a"), "mlp.gate": ("mlp.gate", "mlp.shared_expert_gate")}.items():
@@ -123,7 +121,7 @@ def test_an_interruption_between_layers_changes_nothing(tmp_path, monkeypatch):
     qwen3.forward(model, ids[:20], cache)
 
     def interrupted(team, kernel, record, *kept):
-        if record[2] == 1:  # after the first layer
+        if record[0].first == 1:  # after the first layer
             raise KeyboardInterrupt
         run(team, kernel, record, *kept)
 

@@ -172,7 +172,7 @@ def test_formats_of_an_int4_model():
     assert [packed_form(name, "int4") for name in names] == [INT4, INT4, INT8, INT5]
     assert [packed_form(name, "int8") for name in names] == [INT8] * 4
     model = fast.load_model(ROOT / "demo", "int4")
-    assert model.weights.layers["form"][:, :4].tolist() == [[INT4, INT4, INT8, INT5]] * model.config.num_hidden_layers
+    assert model.weights.layers.matrices["form"][:, :4].tolist() == [[INT4, INT4, INT8, INT5]] * model.config.num_hidden_layers
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -258,7 +258,7 @@ def weight_bytes(model: Model) -> int:
             arrays += [w for expert in range(config.num_experts_per_tok) if "experts" in layer
                        for w in layer["experts"][expert].values()]  # all experts have the same size
     else:
-        unread = {*weights.experts["address"][:, config.num_experts_per_tok:].reshape(-1).tolist()}  # likewise
+        unread = {*weights.layers.experts["address"][:, config.num_experts_per_tok:].reshape(-1).tolist()}  # likewise
         arrays = [array for array in weights.arrays[0 if weights.head is weights.embedding else 1:]
                   if array.ctypes.data not in unread]  # the embedding comes first
     return sum(array.nbytes for array in arrays)

@@ -45,15 +45,15 @@ def stacked(first: AnyTensor, second: AnyTensor) -> Tensor:
     return Tensor(dtype, np.concatenate(data), first.mapping)
 
 
-def state_fields(vectors: dict[str, np.ndarray], config: Config) -> tuple[np.ndarray, ...]:
-    """places, delta_sizes, conv, rates and delta_norms of Layers in layout.py."""
+def state_fields(vectors: dict[str, np.ndarray], config: Config) -> dict[str, np.ndarray]:
+    """What Layers in layout.py says about delta nets."""
     n_layers = config.num_hidden_layers
     recurrent = [i for i in range(n_layers) if is_recurrent(config, i)]
     places = np.full((n_layers, 2), -1)
     places[[i for i in range(n_layers) if i not in recurrent], 0] = np.arange(n_layers - len(recurrent))
     places[recurrent, 1] = np.arange(len(recurrent))
     if not isinstance(config, HybridConfig):
-        return places, np.zeros(4, np.int64), *(np.empty((0,) * n, np.float32) for n in (3, 3, 2))
+        return {"places": places} | dict.fromkeys(("delta_sizes", "conv", "rates", "delta_norms"), np.empty(0))
 
     def all_of(name: str) -> list[np.ndarray]:
         return [vectors[f"model.layers.{i}.linear_attn.{name}"] for i in recurrent]
@@ -63,7 +63,8 @@ def state_fields(vectors: dict[str, np.ndarray], config: Config) -> tuple[np.nda
     rates[:, 0] = np.exp(rates[:, 0])
     sizes = np.array([config.linear_num_key_heads, config.linear_key_head_dim, config.linear_num_value_heads,
                       config.linear_value_head_dim])
-    return places, sizes, conv, rates, np.array(all_of("norm.weight"), np.float32)
+    return {"places": places, "delta_sizes": sizes, "conv": conv, "rates": rates,
+            "delta_norms": np.array(all_of("norm.weight"), np.float32)}
 
 
 class StateCache(HybridCache):

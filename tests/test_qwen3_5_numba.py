@@ -65,7 +65,7 @@ def test_packed_matrices(config, quantize, tmp_path, monkeypatch):
 
     plain = qwen3_5.load_weights(Stored(oracle.folder.base), oracle.config)
     object.__setattr__(oracle, "weights", plain)
-    names = {name for name, row in rows.items() if is_packed(row[2])}
+    names = {name for name, row in rows.items() if is_packed(row[0].form)}
     packed = {id(numbers[name]) for name in names}
     round_vectors(monkeypatch, lambda w: id(w) in packed)
     monkeypatch.setattr(qwen3_5, "linear", qwen3.linear)

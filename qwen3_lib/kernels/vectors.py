@@ -414,20 +414,110 @@ def half_bytes(b: Any, form: int, value: Any, half: int, bits: Any, k: Any, piec
     return part
 
 
-def sum_at(b: Any, totals: Any, firsts: Any, group: int, half: int) -> Any:
-    """A sum of a vector's bytes, int32: of all 32 of a group, or of its first or second 16."""
-    if group == GROUP:
-        return load(b, totals, I32)
-    first = load(b, firsts, I32)
-    return b.sub(load(b, totals, I32), first) if half else first
+class PackedVector(NamedTuple):
+    """Where a packed vector is: the addresses of its bytes, and for each group of 32 of the scale and two sums."""
+    bytes_: Any
+    scales: Any
+    totals: Any
+    firsts: Any  # the sums of the first 16
+
+    def sum(self, b: Any, number: Any, group: int, half: int) -> Any:
+        """A sum of bytes, int32: of all 32 of a group, or of its first or second 16."""
+        total, first = (load(b, at(b, place, (number, 4)), I32) for place in (self.totals, self.firsts))
+        return total if group == GROUP else b.sub(total, first) if half else first
 
 
-def scales_of(b: Any, form: int, here: Any, factors: Any, half: int, piece: int, lanes: int) -> tuple[Any, Any, Any]:
+def packed_vector(b: Any, x: Any, n: Any) -> PackedVector:
+    """A vector of n bytes at an address: see layout.py."""
+    scales, groups = b.add(x, n), (b.sdiv(n, I64(GROUP)), 4)
+    return PackedVector(x, scales, at(b, scales, groups), at(b, scales, groups, groups))
+
+
+class Unit(NamedTuple):
+    """A unit of a packed block, see layout.unit_size."""
+    number: Any
+    here: Any  # the addresses: of its scales,
+    factors: Any  # of the factors that it shares with others,
+    bits: Any  # of its further bits
+    bytes_: Any  # and of its weights
+
+    def groups(self, b: Any, form: int) -> list[Any]:
+        """The numbers of its groups in the row: a format of half bytes has two, `halves`."""
+        group, halves = FORMATS[form].group, FORMATS[form].halves
+        return [b.udiv(at(b, I64(group * half), (self.number, group * halves)), I64(GROUP)) for half in range(halves)]
+
+
+def unit_of(b: Any, form: int, block: Any, number: Any) -> Unit:
+    """A unit of the block at an address."""
+    size, factors_bytes, shared = int(unit_size(form)), int(factors_size(form)), FORMATS[form].shared
+    here = factors = at(b, block, (number, size))
+    if shared:
+        factors = at(b, block, (b.udiv(number, I64(shared)), shared * size + factors_bytes))
+        here = at(b, here, (b.udiv(number, I64(shared)), factors_bytes), factors_bytes)
+    if PATH in ON_ARM:  # hides the sum, or LLVM counts back from the unit's end, which no load of ARM can
+        here = b.asm(ir.FunctionType(I64, [I64]), "", "=r,0", [here], False)
+    weights = PANEL * FORMATS[form].group
+    return Unit(number, here, factors, at(b, here, size - weights - 256), at(b, here, size - weights))
+
+
+def whole_sums(b: Any, form: int, way: Way, unit: Unit, vectors: Sequence[PackedVector], pieces: range,
+               fetch: Callable[[range], None]) -> dict[tuple[int, int, int], Any]:
+    """(piece, vector, half) -> a variable: the sums of a unit's weights, less the format's offset, times bytes.
+
+    int32 [lanes]. fetch(lines) is called for some lines of the unit at a time: a core can't wait for more.
+    """
+    lanes, halves, group, more = INT8_SHAPES[PATH].lanes, range(FORMATS[form].halves), FORMATS[form].group, FORMATS[form].more
+    rolled = PATH == "avx2" and len(vectors) > 1 and more < 2
+    narrow = PATH == "avx2" and len(vectors) > 1 and len(halves) == 2
+    step = (8 if rolled else 4, 4, 2)[more]  # of 4 columns: 16 bits hold 2 * 8 * 15 * 127, ..., 2 * 2 * 63 * 127
+    if way.rows == PANEL // lanes:  # the weights come from memory: read them in one go
+        step = 2
+    offset = FORMATS[form].offset
+    if form == INT8 and PATH not in UNSIGNED:  # the other instructions subtract it themselves
+        offset = 0
+    wholes, numbers = {}, unit.groups(b, form)
+    for p in pieces:
+        for t, vector_ in enumerate(vectors):
+            for h in halves:
+                wholes[p, t, h] = variable(b, vector(I32, lanes))
+                b.store(broadcast(b, b.mul(vector_.sum(b, numbers[h], group, h), I32(-offset)), lanes) if offset else
+                        splat(I32, lanes, 0), wholes[p, t, h])
+    running = {key: variable(b, vector(I16, 2 * lanes)) for key in wholes} if narrow else wholes
+
+    def four_columns(k: Any) -> None:
+        places = {(t, h): at(b, vector_.bytes_, (unit.number, group * len(halves)), group * h, (k, 4))
+                  for t, vector_ in enumerate(vectors) for h in halves}
+        words = {key: b.bitcast(broadcast(b, load(b, place, I32), lanes), vector(I8, 4 * lanes))
+                 for key, place in places.items()}
+        for p in pieces:
+            value = load(b, at(b, unit.bytes_, (k, 4 * PANEL), 4 * lanes * p), I8, 4 * lanes)
+            for h in halves:
+                part = value if form == INT8 else half_bytes(b, form, value, h, unit.bits, k, p)
+                for t in range(len(vectors)):
+                    sum_ = running[p, t, h]
+                    b.store(dot_bytes(b, PATH, b.load(sum_), part, words[t, h], form == INT8), sum_)
+
+    columns, lines = group // 4, int(unit_size(form)) // 64
+    for k in range(0, columns, step):
+        fetch(range(lines * k // columns, lines * (k + step) // columns))
+        for sum_ in running.values() if narrow else ():
+            b.store(splat(I16, 2 * lanes, 0), sum_)
+        if rolled:
+            loop(b, I64(step), lambda j: four_columns(b.add(I64(k), j)))
+        else:
+            for j in range(step):
+                four_columns(k + j)
+        for key, sum_ in running.items() if narrow else ():
+            b.store(b.add(b.load(wholes[key]), widened(b, b.load(sum_))), wholes[key])
+    return wholes
+
+
+def scales_of(b: Any, form: int, unit: Unit, half: int, piece: int, lanes: int) -> tuple[Any, Any, Any]:
     """(the scales of `lanes` rows, their bits, the minima) of a unit's group; None instead of what a format hasn't."""
     format_, floats = FORMATS[form], vector(FLOAT, lanes)
     width, minima = (1, 1) if format_.shared else (2, 4)  # bytes
-    words = at(b, here, PANEL * width * half, width * lanes * piece)
-    lowest = at(b, here, PANEL * (width * format_.halves + minima * half), minima * lanes * piece)
+    words = at(b, unit.here, PANEL * width * half, width * lanes * piece)
+    lowest = at(b, unit.here, PANEL * (width * format_.halves + minima * half), minima * lanes * piece)
     if format_.float16:
         return b.fpext(load(b, words, HALF, lanes), floats), None, None
     if not format_.shared:
@@ -435,28 +525,32 @@ def scales_of(b: Any, form: int, here: Any, factors: Any, half: int, piece: int,
         return scale_of(b, word), word, load(b, lowest, FLOAT, lanes) if format_.minima else None
 
     def times(i: int, value: Any) -> Any:
-        common = load(b, at(b, factors, 2 * PANEL * i, 2 * lanes * piece), HALF, lanes)
+        common = load(b, at(b, unit.factors, 2 * PANEL * i, 2 * lanes * piece), HALF, lanes)
         return b.fmul(b.fpext(common, floats), b.sitofp(value, floats))
 
     scale = times(0, b.sext(load(b, words, I8, lanes), vector(I32, lanes)))
     return scale, None, times(1, b.zext(load(b, lowest, I8, lanes), vector(I32, lanes))) if format_.minima else None
 
 
-def add_scaled(b: Any, sums: dict[Any, Any], wholes: dict[Any, Any], known: dict[int, tuple[Any, Any, Any]], form: int,
-               scales: Sequence[Any], totals_: Sequence[Any]) -> None:
-    """Adds the whole sums (piece, vector) of a group, int32 [lanes], to `sums`, times both scales.
-
-    known: what scales_of gives for each piece; scales, totals_: addresses of each vector's scale and sum.
-    """
-    for (p, t), whole in wholes.items():
-        lanes, (scale, word, minima) = whole.type.count, known[p]
-        value, factor = b.sitofp(whole, vector(FLOAT, lanes)), broadcast(b, load(b, scales[t], FLOAT), lanes)
-        sum_, sum_x = b.load(sums[p, t]), b.sitofp(broadcast(b, load(b, totals_[t], I32), lanes), value.type)
-        if minima is not None:
-            sum_ = fma(b, minima, b.fmul(sum_x, factor), sum_)
-        elif not FORMATS[form].offset:
-            value = fma(b, minus_zero(b, form, word), sum_x, value)
-        b.store(fma(b, value, b.fmul(scale, factor), sum_), sums[p, t])
+def add_scaled(b: Any, sums: dict[Any, Any], wholes: dict[Any, Any], form: int, unit: Unit,
+               vectors: Sequence[PackedVector]) -> None:
+    """Adds whole_sums to `sums` (piece, vector), float32 [lanes], times both scales: first those of the first half."""
+    for half, number in enumerate(unit.groups(b, form)):
+        known: dict[int, tuple[Any, Any, Any]] = {}
+        for p, t in sums:
+            whole, vector_ = b.load(wholes[p, t, half]), vectors[t]
+            lanes = whole.type.count
+            if p not in known:
+                known[p] = scales_of(b, form, unit, half, p, lanes)
+            scale, word, minima = known[p]
+            factor = broadcast(b, load(b, at(b, vector_.scales, (number, 4)), FLOAT), lanes)
+            value, sum_ = b.sitofp(whole, vector(FLOAT, lanes)), b.load(sums[p, t])
+            sum_x = b.sitofp(broadcast(b, load(b, at(b, vector_.totals, (number, 4)), I32), lanes), value.type)
+            if minima is not None:
+                sum_ = fma(b, minima, b.fmul(sum_x, factor), sum_)
+            elif not FORMATS[form].offset:
+                value = fma(b, minus_zero(b, form, word), sum_x, value)
+            b.store(fma(b, value, b.fmul(scale, factor), sum_), sums[p, t])
 
 
 def write_packed_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, x: Any, x_stride: Any, n: Any, out: Any,
@@ -466,84 +560,23 @@ def write_packed_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, x:
     Each sum of a group stays a whole number until its scales are multiplied in. Meanwhile the block `ahead` bytes
     behind is fetched: products of the same block take `turns`, and this one fetches the units of its `turn`.
     """
-    lanes, together = INT8_SHAPES[PATH].lanes, way.rows
-    size, halves, factors_bytes = int(unit_size(form)), range(FORMATS[form].halves), int(factors_size(form))
-    group, more, shared = FORMATS[form].group, FORMATS[form].more, FORMATS[form].shared
-    rolled = PATH == "avx2" and n_vectors > 1 and more < 2
-    narrow = PATH == "avx2" and n_vectors > 1 and len(halves) == 2
-    step = (8 if rolled else 4, 4, 2)[more]  # of 4 columns: 16 bits hold 2 * 8 * 15 * 127, ..., 2 * 2 * 63 * 127
-    if together == PANEL // lanes:  # the weights come from memory: read them in one go
-        step = 2
-    offset = FORMATS[form].offset
-    if form == INT8 and PATH not in UNSIGNED:  # the other instructions subtract it themselves
-        offset = 0
-    groups = b.sdiv(n, I64(GROUP))
-    vectors = [at(b, x, (x_stride, t)) for t in range(n_vectors)]
-    scales = [b.add(vector_, n) for vector_ in vectors]
-    totals_ = [at(b, scale, (groups, 4)) for scale in scales]
-    firsts = [at(b, total, (groups, 4)) for total in totals_]
-
-    for first in range(0, PANEL // lanes, together):
-        pieces = range(first, first + together)
+    lanes = INT8_SHAPES[PATH].lanes
+    vectors = [packed_vector(b, at(b, x, (x_stride, t)), n) for t in range(n_vectors)]
+    for first in range(0, PANEL // lanes, way.rows):
+        pieces = range(first, first + way.rows)
         sums = zero_sums(b, [(p, t) for p in pieces for t in range(n_vectors)], lanes)
 
-        def unit(i: Any) -> None:
-            here = factors = at(b, w, (i, size))
-            if shared:
-                factors = at(b, w, (b.udiv(i, I64(shared)), shared * size + factors_bytes))
-                here = at(b, here, (b.udiv(i, I64(shared)), factors_bytes), factors_bytes)
-            if PATH in ON_ARM:  # hides the sum, or LLVM counts back from the unit's end, which no load of ARM can
-                here = b.asm(ir.FunctionType(I64, [I64]), "", "=r,0", [here], False)
-            bits, bytes_ = at(b, here, size - PANEL * group - 256), at(b, here, size - PANEL * group)
-            numbers = [b.udiv(at(b, I64(group * h), (i, group * len(halves))), I64(GROUP)) for h in halves]
-            mine = b.icmp_signed("==", b.urem(i, turns), turn)
-            wholes = {}
-            for p, t in sums:
-                for h in halves:
-                    wholes[p, t, h] = variable(b, vector(I32, lanes))
-                    start = splat(I32, lanes, 0)
-                    if offset:
-                        sum_x = sum_at(b, *(at(b, place[t], (numbers[h], 4)) for place in (totals_, firsts)), group, h)
-                        start = broadcast(b, b.mul(sum_x, I32(-offset)), lanes)
-                    b.store(start, wholes[p, t, h])
+        def add_unit(i: Any) -> None:
+            unit, mine = unit_of(b, form, w, i), b.icmp_signed("==", b.urem(i, turns), turn)
 
-            running = {key: variable(b, vector(I16, 2 * lanes)) for key in wholes} if narrow else wholes
-
-            def four_columns(k: Any) -> None:
-                places = {(t, h): at(b, v, (i, group * len(halves)), group * h, (k, 4))
-                          for t, v in enumerate(vectors) for h in halves}
-                words = {key: b.bitcast(broadcast(b, load(b, place, I32), lanes), vector(I8, 4 * lanes))
-                         for key, place in places.items()}
-                for p in pieces:
-                    value = load(b, at(b, bytes_, (k, 4 * PANEL), 4 * lanes * p), I8, 4 * lanes)
-                    for h in halves:
-                        part = value if form == INT8 else half_bytes(b, form, value, h, bits, k, p)
-                        for t in range(n_vectors):
-                            sum_ = running[p, t, h]
-                            b.store(dot_bytes(b, PATH, b.load(sum_), part, words[t, h], form == INT8), sum_)
-
-            columns = group // 4
-            for k in range(0, columns, step):  # some lines at a time: a core can't wait for more
+            def fetch(lines: range) -> None:
                 if way.asks:
                     with b.if_then(mine):
-                        lines = range(size // 64 * k // columns, size // 64 * (k + step) // columns)
-                        prefetch(b, at(b, here, ahead), [64 * line for line in lines])
-                for sum_ in running.values() if narrow else ():
-                    b.store(splat(I16, 2 * lanes, 0), sum_)
-                if rolled:
-                    loop(b, I64(step), lambda j: four_columns(b.add(I64(k), j)))
-                else:
-                    for j in range(step):
-                        four_columns(k + j)
-                for key, sum_ in running.items() if narrow else ():
-                    b.store(b.add(b.load(wholes[key]), widened(b, b.load(sum_))), wholes[key])
-            for h, g in enumerate(numbers):
-                some = {key[:2]: b.load(whole) for key, whole in wholes.items() if key[2] == h}
-                known = {p: scales_of(b, form, here, factors, h, p, lanes) for p in pieces}
-                add_scaled(b, sums, some, known, form, [at(b, scale, (g, 4)) for scale in scales],
-                           [at(b, total, (g, 4)) for total in totals_])
+                        prefetch(b, at(b, unit.here, ahead), [64 * line for line in lines])
 
-        loop(b, b.sdiv(n, I64(group * len(halves))), unit)
+            add_scaled(b, sums, whole_sums(b, form, way, unit, vectors, pieces, fetch), form, unit, vectors)
+
+        loop(b, b.sdiv(n, I64(FORMATS[form].group * FORMATS[form].halves)), add_unit)
         for (p, t), sum_ in sums.items():
             store(b, b.load(sum_), at(b, out, (out_stride, t), 4 * lanes * p))
 

@@ -1,6 +1,7 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["numpy>=2.0", "safetensors>=0.8", "tokenizers>=0.22.2", "jinja2>=3.1.6", "prompt_toolkit>=3.0.40"]
+# dependencies = ["numpy>=2.0", "safetensors>=0.8", "tokenizers>=0.22.2", "jinja2>=3.1.6", "prompt_toolkit>=3.0.40",
+#                 "threadpoolctl>=3.5"]
 # ///
 """Qwen3 language models in plain NumPy, from the files that Hugging Face publishes to streamed text.
 
@@ -712,10 +713,8 @@ class Folder:
 
     def stored(self, dtypes: dict[str, Any] = DTYPES) -> dict[str, Any]:
         """The tensors in its files, by the names there."""
-        tensors: dict[str, Tensor] = {}
-        for name in sorted(self.shards()):
-            tensors |= map_safetensors(self.path / name, dtypes)
-        return tensors
+        return {name: tensor for shard in sorted(self.shards())
+                for name, tensor in map_safetensors(self.path / shard, dtypes).items()}
 
     def shapes(self, config: Config) -> dict[str, tuple[int, ...]]:
         return tensor_shapes(config)

@@ -1,6 +1,7 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["numpy>=2.0", "safetensors>=0.8", "tokenizers>=0.22.2", "jinja2>=3.1.6", "prompt_toolkit>=3.0.40"]
+# dependencies = ["numpy>=2.0", "safetensors>=0.8", "tokenizers>=0.22.2", "jinja2>=3.1.6", "prompt_toolkit>=3.0.40",
+#                 "threadpoolctl>=3.5"]
 # ///
 """Qwen3.5, 3.6 and 3.8 in plain NumPy: three layers of four keep a state of fixed size in place of keys and values.
 

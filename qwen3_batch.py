@@ -1,7 +1,7 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = ["numpy>=2.0", "safetensors>=0.8", "tokenizers>=0.22.2", "jinja2>=3.1.6", "prompt_toolkit>=3.0.40",
-#                 "numba>=0.62"]
+#                 "threadpoolctl>=3.5", "numba>=0.62"]
 # ///
 """Many prompts answered together, with either engine: continuous batching.
 

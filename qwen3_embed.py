@@ -1,7 +1,7 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = ["numpy>=2.0", "safetensors>=0.8", "tokenizers>=0.22.2", "huggingface_hub>=1.33", "tqdm>=4.66",
-#                 "jinja2>=3.1.6", "prompt_toolkit>=3.0.40", "numba>=0.62"]
+#                 "jinja2>=3.1.6", "prompt_toolkit>=3.0.40", "threadpoolctl>=3.5", "numba>=0.62"]
 # ///
 """Vectors, labels and scores of texts: Qwen3-Embedding, Qwen3-Reranker and their relatives, with either engine.
 

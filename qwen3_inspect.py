@@ -1,7 +1,7 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = ["numpy>=2.0", "safetensors>=0.8", "tokenizers>=0.22.2", "huggingface_hub>=1.33", "tqdm>=4.66",
-#                 "jinja2>=3.1.6", "prompt_toolkit>=3.0.40", "numba>=0.62"]
+#                 "jinja2>=3.1.6", "prompt_toolkit>=3.0.40", "threadpoolctl>=3.5", "numba>=0.62"]
 # ///
 """See inside: one HTML file shows how a model computes the answer to a prompt, with the numbers of this prompt.
 
@@ -29,6 +29,7 @@ from qwen3_lib.app.cli import guarded
 from qwen3_lib.app.models import readable_size
 from qwen3_lib.app.options import Parser, add_model_options, load, named_model
 from qwen3_lib.app.terminal import note, write
+from qwen3_lib.io.cores import sharing
 from qwen3_lib.io.writing import write_whole
 from qwen3_lib.page.contents import Wish, contents
 from qwen3_lib.page.page import html
@@ -43,7 +44,7 @@ def inspect(model: Model, wish: Wish) -> str:
 
     Raises InputError for a prompt that is too long or can't be rendered, and for a model of the fast engine.
     """
-    if model.engine not in (Engine(), qwen3_5.ENGINE):
+    if model.engine not in map(sharing, (Engine(), qwen3_5.ENGINE)):
         raise InputError(f"{model.path}: the page shows the functions of qwen3.py, and another engine has others")
     return html(contents(model, wish))
 

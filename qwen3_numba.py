@@ -1,7 +1,7 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = ["numpy>=2.0", "safetensors>=0.8", "tokenizers>=0.22.2", "huggingface_hub>=1.33", "tqdm>=4.66",
-#                 "jinja2>=3.1.6", "prompt_toolkit>=3.0.40", "numba>=0.62"]
+#                 "jinja2>=3.1.6", "prompt_toolkit>=3.0.40", "threadpoolctl>=3.5", "numba>=0.62"]
 # ///
 """Qwen3 at the speed of the memory: the functions of qwen3.py that the memory limits, compiled at their first use.
 
@@ -51,6 +51,7 @@ from qwen3 import (BUNDLED, CHUNK, Config, Engine, Folder, InputError, Model, Sa
                    __version__, chat, checked_whole, default_sampling, forward, generate, rms_norm, rope_tables,
                    to_float32)
 from qwen3_5 import HybridConfig, turn_ends
+from qwen3_lib.io.cores import available_cpus
 from qwen3_lib.io.packed import Quantized
 from qwen3_lib.io.progress import progress
 from qwen3_lib.io.tensors import PackedTensor
@@ -64,7 +65,7 @@ try:
     from qwen3_lib.kernels.build import kernel, make_kernels
     from qwen3_lib.kernels.packing import PACKED, Packer, forms_of, matrix_rows, packed_form
     from qwen3_lib.kernels.products import any_number, compile_all, functions_for, next_trial, ways_taken
-    from qwen3_lib.kernels.team import Team, available_cpus
+    from qwen3_lib.kernels.team import Team
     from qwen3_lib.kernels.vectors import check_path
 except ImportError as error:
     if __name__ == "__main__":

@@ -15,7 +15,7 @@ from helpers import assert_one_line, memory_while_loading
 from make_random_model import make_random_model
 from qwen3_lib.app import cli
 from qwen3_lib.io.packed import save_quantized
-from qwen3_lib.kernels.team import available_cpus
+from qwen3_lib.io.cores import available_cpus
 
 ABSENT = {  # names of Linux that Python doesn't have there
     "macOS": ["os.sched_getaffinity", "os.sched_setaffinity", "os.posix_fadvise", "mmap.MADV_HUGEPAGE"],

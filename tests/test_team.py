@@ -43,11 +43,6 @@ def test_callers_from_several_threads_take_turns(delay, monkeypatch):
     assert at_once(model, prompts) == expected
 
 
-def test_available_cpus(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3}, raising=False)
-    assert teams.available_cpus() == 1
-
-
 def test_idle_threads_cost_nothing():
     model = fast.load_model(ROOT / "demo", threads=3)
     fast.forward(model, [1, 2, 3], fast.KVCache(model.config))

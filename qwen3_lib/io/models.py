@@ -8,9 +8,10 @@ from typing import Any
 
 import tokenizers
 
-from qwen3 import DTYPES, Config, Folder, InputError, Tensor, checked_whole, config_of, fitting, rope_of
+from qwen3 import DTYPES, Config, Engine, Folder, InputError, Tensor, checked_whole, config_of, fitting, rope_of
 from qwen3_5 import HybridConfig, HybridFolder, hybrid_config, opened
 from qwen3_lib.io.adapter import Adapted
+from qwen3_lib.io.cores import sharing
 from qwen3_lib.io.errors import brief
 from qwen3_lib.io.formats import Settings, check_settings, unpacked
 from qwen3_lib.io.gguf_file import gguf_json, is_embedder, is_gguf, map_gguf
@@ -103,6 +104,9 @@ class Checkpoint(Folder):
             top_k = int(top_k)
         return raw | {"top_k": 0 if top_k == -1 else top_k}  # -1: off in other engines
 
+    def engine_for(self, engine: Engine) -> Engine:
+        return sharing(engine)
+
     def shards(self) -> set[str]:
         """The names of its safetensors files; a single one may have any name."""
         found = [file.name for file in self.path.glob("*.safetensors")]
@@ -191,6 +195,9 @@ class Hybrid(HybridFolder):
         rope = rope_of(text)
         plain = text | {"rope_scaling": None, "rope_parameters": rope | {"rope_type": "default"}}
         return with_scaled_rope(hybrid_config(raw | {"text_config": plain}, file), rope, file)
+
+    def engine_for(self, engine: Engine) -> Engine:
+        return sharing(super().engine_for(engine))
 
 
 class GGUFFile(Checkpoint):

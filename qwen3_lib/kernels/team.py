@@ -1,17 +1,13 @@
 """Threads: a team that runs one kernel together."""
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
-import subprocess
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Iterable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,22 +15,6 @@ import numpy as np
 from qwen3_lib.kernels.build import Kernel
 from qwen3_lib.kernels.layout import ABANDONED
 from qwen3_lib.io.errors import InputError
-
-
-def available_cpus() -> int:
-    """How many CPUs this process may really use: its affinity, and the quota of its cgroup where there is one.
-
-    Of a Mac, the performance cores: they would wait for the slower ones at each barrier.
-    """
-    n = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if sys.platform == "darwin":
-        with contextlib.suppress(OSError, ValueError):  # a Mac with cores of one kind doesn't know the name
-            name = "hw.perflevel0.physicalcpu"
-            n = int(subprocess.run(["sysctl", "-n", name], capture_output=True).stdout)
-    with contextlib.suppress(OSError, ValueError):  # not Linux, no cgroup, or "max": no limit
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        n = min(n, max(1, round(int(quota) / int(period))))
-    return n
 
 
 # Held while a team's threads are started. Threads don't survive a fork, and a lock may have been held at that moment: a

@@ -806,8 +806,8 @@ LIBRARY = HERE / "qwen3_lib"  # what stands on this file, where it is there
 BUNDLED: Any = next(filter(Path.is_dir, (HERE / "demo", LIBRARY / "demo")), None)  # the small model, if it is there
 
 
-def load_model(name: str | Path, engine: Engine = Engine(), offline: bool = False, tokenizer: bool = True,
-               adapter: str | Path | list[str | Path] | None = None) -> Model:
+def load_model(name: str | Path, engine: Engine | Callable[[Folder], Engine] = Engine(), offline: bool = False,
+               tokenizer: bool = True, adapter: str | Path | list[str | Path] | None = None) -> Model:
     """Loads a folder with config.json, tokenizer.json and *.safetensors as published on Hugging Face.
 
     With qwen3_lib beside this file, `name` may also be a GGUF file, or a model on the hub (Qwen/Qwen3-0.6B, or 0.6B),
@@ -824,7 +824,7 @@ def load_model(name: str | Path, engine: Engine = Engine(), offline: bool = Fals
     elif (HERE / "qwen3_5.py").is_file():
         from qwen3_5 import opened
         folder = opened(folder)  # a Qwen3.5 has functions of its own
-    engine = folder.engine_for(engine)
+    engine = folder.engine_for(engine if isinstance(engine, Engine) else engine(folder))  # commands choose by its size
     config = folder.config()
     text_side: Any = folder.tokenizer() if tokenizer else None
     sampling, longest, ends = generation_defaults(folder)

@@ -89,7 +89,7 @@ def test_what_cannot_be_compiled_is_one_line_with_the_versions(monkeypatch):
     assert len(message.splitlines()) == 1 and len(message) < 600
     for words in (f"numba {numba.__version__} ", f"llvmlite {llvmlite.__version__} ", f"LLVM {llvm_version}",
                   f"NumPy {np.__version__}", "RuntimeError: LLVM IR parsing error <string>:1:36: error: expected type",
-                  "install the newest numba, or use qwen3.py"):
+                  "install the newest numba, or take NumPy: --no-fast"):
         assert words in message
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ import qwen3
 from configs import FRANCE, PARIS, ROOT
 from helpers import (assert_cli_refuses, assert_one_line, command, cut_off, edit_json, endless, finish, run, run_main,
                      start)
-from qwen3_lib.app import cli
+from qwen3_lib.app import cli, terminal
+from qwen3_lib.app import options as app_options
+from qwen3_lib.io.packed import save_quantized
 
 SHORT = ("--model", ROOT / "demo", "--no-think")  # in this process: no import, no thought
 
@@ -205,7 +208,34 @@ def test_thoughts_stop_texts_and_notes(capfd):
                                                               for line in err.splitlines())
     status, out, err = run_main(capfd, *SHORT, "--stats", FRANCE)
     assert re.fullmatch(r"prompt: \d+ tokens, [\d.]+ tokens/s, first token after [\d.]+ s \| answer: \d+ tokens, [\d.]+ "
-                        r"tokens/s, reading [\d.]+ GB/s of weights \| peak memory: [\d.]+ GB\n", err)
+                        r"tokens/s, reading [\d.]+ GB/s of weights \| peak memory: [\d.]+ GB \| NumPy float32\n", err)
+
+
+@pytest.mark.parametrize("options, large, numba, said", [
+    ("", False, True, "NumPy float32"), ("", True, True, "numba bf16"), ("--no-fast", True, True, "NumPy float32"),
+    ("--fast", False, True, "numba bf16"), ("--kv-dtype bf16", False, True, "numba bf16"),
+    ("", True, False, "NumPy float32 (at least twice as fast with numba: pip install numba)"),
+    ("", False, False, "NumPy float32"), ("--no-fast", True, False, "NumPy float32 (at least twice as fast with numba: pip install numba)")])
+def test_large_models_take_the_fast_engine_where_numba_is(capfd, monkeypatch, options, large, numba, said):
+    for room in (app_options, terminal):
+        monkeypatch.setattr(room, "LARGE", 6_000_000 if large else 7_000_000)  # the bundled model has 6.9 million
+    if numba:
+        pytest.importorskip("numba")
+    else:
+        monkeypatch.setitem(sys.modules, "qwen3_numba", None)
+        monkeypatch.setattr(terminal, "find_spec", lambda name: None)
+    status, out, err = run_main(capfd, *SHORT, "--stats", *options.split(), FRANCE)
+    assert (status, out, err.rpartition(" | ")[2]) == (0, PARIS, said + "\n")
+
+
+def test_engines_that_cannot_be_had(capfd, monkeypatch, tmp_path):
+    assert_cli_refuses(capfd, ["--no-fast", "--threads", 2, FRANCE], "--no-fast does not go with --threads")
+    save_quantized(pytest.importorskip("qwen3_numba").load_model(ROOT / "demo", "int8"), tmp_path / "packed", "int8")
+    packed = ["--model", tmp_path / "packed", "--no-think", FRANCE]
+    assert run_main(capfd, *packed) == (0, PARIS, "")  # it can't be loaded otherwise, however small it is
+    assert_cli_refuses(capfd, ["--no-fast", *packed], "only the fast engine")
+    monkeypatch.setitem(sys.modules, "qwen3_numba", None)
+    assert_cli_refuses(capfd, packed, "qwen3_numba")
 
 
 def test_answers_that_fit(capfd, tmp_path):

@@ -157,7 +157,7 @@ class Chat:
                           cache=self.cache, **options)
         self.last, self.n_answers = completion, self.n_answers + 1
         n_new = len(completion.prompt_ids) - completion.cached_tokens
-        if n_new * parameters(self.model) > 10**10:  # half a second and more
+        if n_new * parameters(self.model.folder, self.model.config) > 10**10:  # half a second and more
             status.show("reading the prompt …")
         try:
             print_answer(completion, self.hide_thinking, status)

@@ -18,7 +18,7 @@ from qwen3_lib.app.chat import Chat, run_chat
 from qwen3_lib.app.files import load_prompt_cache, read_messages, read_text, read_tools, save_prompt_cache
 from qwen3_lib.app.models import print_models, readable_size, size_on_disk
 from qwen3_lib.app.options import (Parser, add_answer_options, add_engine_options, add_model_options, answer_options,
-                                   is_fast, load, load_draft, named_model, shown)
+                                   load, load_draft, named_model, shown)
 from qwen3_lib.app.state import going_on, keep_conversation, kept_conversation
 from qwen3_lib.app.terminal import (as_json, cut_note, logprob_objects, note, obey_escapes, print_answer,
                                     print_json, print_raw, statistics, write)
@@ -273,7 +273,7 @@ def save_quantized(args: argparse.Namespace) -> None:
     from qwen3_lib.io.packed import save_quantized as save
     save(load(args), args.save_quantized, args.quantize)
     size = readable_size(size_on_disk(Path(args.save_quantized)))
-    note(f"Written: {args.save_quantized}, {size}, {args.quantize}. It loads with --fast --model {args.save_quantized}")
+    note(f"Written: {args.save_quantized}, {size}, {args.quantize}. It loads with --model {args.save_quantized}")
 
 
 def compile_ahead(_args: argparse.Namespace) -> None:

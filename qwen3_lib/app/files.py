@@ -120,7 +120,11 @@ def load_prompt_cache(model: Model, name: str | Path) -> KVCache:
     if metadata.get("format") != FORMAT:
         raise InputError(f"{name}: not a prompt cache of this program; give another name")
     if metadata.get("model") != fingerprint(model, cache):
-        raise InputError(f"{name}: the prompt cache of another model (or engine); give another name")
+        if k.dtype != cache.k.dtype:
+            option, engine = ("--no-fast", "NumPy") if k.dtype == np.float32 else ("--fast", "fast")
+            raise InputError(f"{name}: a prompt cache of the {engine} engine; add {option}, or give another name")
+        raise InputError(f"{name}: the prompt cache of another model (or of other options of the engine); give another "
+                         "name")
     n = len(token_ids) if token_ids.ndim == 1 else 0
     shape = (*cache.k.shape[:2], n, cache.k.shape[3])
     if not 1 <= n <= model.config.context_length \

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 from qwen3 import Model
 from qwen3_lib.app.files import fingerprint
 from qwen3_lib.app.records import Id, Row, Settings, Source, answered, id_of, parsed, refused, result_of
-from qwen3_lib.app.terminal import model_name, note
+from qwen3_lib.app.terminal import NUMPY, engine_name, model_name, note
 from qwen3_lib.io.errors import InputError, brief, counted
 from qwen3_lib.io.progress import progress
 from qwen3_lib.io.writing import write_whole
@@ -158,12 +158,12 @@ class Journal:
 
 def description(source: Source, model: Model, settings: Settings) -> dict[str, Any]:
     """What a job is, for OUT.job: a job goes on only if all of it is the same."""
-    cache, form = model.engine.new_cache(model.config), getattr(model.weights, "form", None)
+    cache, engine = model.engine.new_cache(model.config), engine_name(model)
     digest = hashlib.sha256(fingerprint(model, cache).encode())
     digest.update(repr((model.tokenizer.chat_template, model.sampling, model.eos_token_ids,
                         model.max_new_tokens)).encode("utf-8", "backslashreplace"))
     digest.update(model.tokenizer.backend.to_str().encode())
-    engine = "NumPy float32" if form is None else f"numba {form}, cache {cache.form}"
+    engine += "" if engine == NUMPY else f", cache {cache.form}"
     options = asdict(settings) | settings.options
     del options["options"]
     return {"format": FORMAT, "input form": source.form, "input's sha256": source.sha256, "model": model_name(model),

@@ -7,14 +7,17 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn
 
-from qwen3 import BUNDLED, Engine, InputError, Model, Sampling, checked_whole, load_model
+from qwen3 import BUNDLED, Engine, Folder, InputError, Model, Sampling, checked_whole, load_model
 from qwen3_lib.answers.completion import checked_stop
 from qwen3_lib.answers.guesses import Draft
 from qwen3_lib.answers.schema import lark, regex
 from qwen3_lib.app.files import read_json, read_text
+from qwen3_lib.app.terminal import LARGE, NUMPY, engine_name, parameters
 from qwen3_lib.io.errors import LONGEST_LINE, brief, did_you_mean, parse_json
+from qwen3_lib.io.packed import Quantized
 from qwen3_lib.io.rope import stretched
 
 
@@ -56,7 +59,7 @@ class Parser(argparse.ArgumentParser):
 
 def shown(name: str, args: argparse.Namespace) -> str:
     """An option in the form in which people type it."""
-    return "--no-think" if name == "think" and not args.think else "--" + name.replace("_", "-")
+    return ("--no-" if getattr(args, name) is False else "--") + name.replace("_", "-")
 
 
 def add_model_options(parser: argparse.ArgumentParser, default: str = "the small bundled model") -> None:
@@ -72,8 +75,9 @@ def add_model_options(parser: argparse.ArgumentParser, default: str = "the small
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("the fast engine").add_argument
-    add("--fast", action="store_true", help="compute with the fast engine, which needs numba; each option below "
-        "implies --fast")
+    add("--fast", action=argparse.BooleanOptionalAction, help="compute with the fast engine, which needs numba, or with "
+        "NumPy (default: the fast engine if numba is installed and the model has more than 100 million weights); each "
+        "option below implies --fast")
     add("--quantize", choices=["int8", "int4"], help="pack each weight into 8 or 4 bits: up to 2 or 3 times as fast "
         "as bfloat16")
     add("--threads", type=int, metavar="N", help="number of threads (default: one for each CPU this process may use)")
@@ -135,18 +139,19 @@ def schema_option(args: argparse.Namespace) -> Any:
     return regex(args.regex) if args.regex is not None else lark(read_text(args.grammar)) if args.grammar else None
 
 
-def is_fast(args: argparse.Namespace) -> bool:
-    """Whether the options of add_engine_options ask for the fast engine."""
-    return bool(args.fast or args.quantize or args.threads is not None or args.kv_dtype)
-
-
-def engine_of(args: argparse.Namespace) -> Engine:
-    """The engine of add_engine_options. Raises InputError where numba is absent."""
-    if not is_fast(args):
+def engine_of(args: argparse.Namespace, folder: Folder) -> Engine:
+    """The engine of add_engine_options for a model. Raises InputError where numba is asked for and absent."""
+    given = [name for name in ("quantize", "threads", "kv_dtype") if getattr(args, name) is not None]
+    if args.fast is False and given:
+        raise InputError(f"--no-fast does not go with {shown(given[0], args)}")
+    asked = args.fast or bool(given) or isinstance(folder, Quantized)
+    if args.fast is False or not asked and parameters(folder, folder.config()) <= LARGE:
         return Engine()
     try:
         import qwen3_numba
     except ImportError as error:  # numba is an extra that a plain installation leaves out
+        if not asked:
+            return Engine()
         raise InputError(str(error)) from error
     return qwen3_numba.engine(args.quantize, args.threads, args.kv_dtype or "f16")
 
@@ -156,9 +161,10 @@ def load_draft(args: argparse.Namespace, model: Model) -> Draft | None:
     if args.draft is None:
         return None
     form = args.draft if args.draft in ("int4", "int8") else None
-    if form and (not is_fast(args) or args.quantize == "int4" or args.quantize == form):
+    fast = engine_name(model) != NUMPY
+    if form and (not fast or args.quantize == "int4" or args.quantize == form):
         raise InputError(f"--draft {form} needs the fast engine (--fast), and a model in more bits")
-    same = argparse.Namespace(**vars(args) | {"quantize": form or args.quantize})
+    same = argparse.Namespace(**vars(args) | {"quantize": form or args.quantize, "fast": fast})
     other = same if form else argparse.Namespace(**vars(same) | {"model": args.draft, "adapter": None})
     return Draft(load(other), model)
 
@@ -174,7 +180,7 @@ def load(args: argparse.Namespace, engine: Engine | None = None) -> Model:
     if factor is not None and not 1 <= factor <= 1e6:
         raise InputError(f"--rope-factor must be a number between 1 and 1e+06, not {factor}")
     try:
-        model = load_model(BUNDLED if name is None else name, engine or engine_of(args), args.offline,
+        model = load_model(BUNDLED if name is None else name, engine or partial(engine_of, args), args.offline,
                            adapter=args.adapter)
     except InputError as error:
         raise InputError(f"$QWEN3_MODEL: {error}" if name is not None and args.model is None else str(error)) from error

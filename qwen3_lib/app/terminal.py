@@ -8,11 +8,12 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from typing import Any, TextIO
 
 import numpy as np
 
-from qwen3 import CHUNK, Model
+from qwen3 import CHUNK, Config, Folder, Model
 from qwen3_lib.answers.completion import Completion
 from qwen3_lib.app.openai import called
 from qwen3_lib.app.wrap import Wrap, wrapped
@@ -221,12 +222,13 @@ def logprob_objects(completion: Completion) -> Iterable[dict]:
 
 
 def statistics(completion: Completion) -> str:
-    """One line: tokens, tokens per second, bytes of weights per second, memory.
+    """One line: tokens, tokens per second, bytes of weights per second, memory, engine.
 
     Each token reads all weights once, so the memory's bandwidth is the limit; with guesses, one pass may give several
     tokens, so the guesses are shown in place of the bandwidth.
     """
     times, config, parts = completion.times, completion.model.config, []
+    n_weights, engine = parameters(completion.model.folder, config), engine_name(completion.model)
     n_prompt, n_cached, n_answer = len(completion.prompt_ids), completion.cached_tokens, len(completion.token_ids)
     if n_answer > 0:
         first = times[1] - times[0]
@@ -241,10 +243,12 @@ def statistics(completion: Completion) -> str:
     parts.append(f"answer: {n_answer} tokens" + (f", {speed:.1f} tokens/s, {shown}" if speed else ""))
     if config.num_experts:
         left_out = (config.num_experts - config.num_experts_per_tok) * len(config.sparse_layers)
-        share = 1 - left_out * 3 * config.hidden_size * config.moe_intermediate_size / parameters(completion.model)
+        share = 1 - left_out * 3 * config.hidden_size * config.moe_intermediate_size / n_weights
         parts.append(f"a token goes through {share:.1%} of the weights")
     if (peak := peak_memory()) is not None:
         parts.append(f"peak memory: {peak / 1e9:.2f} GB")
+    slow = engine == NUMPY and n_weights > LARGE and find_spec("numba") is None
+    parts.append(engine + " (at least twice as fast with numba: pip install numba)" * slow)
     return " | ".join(parts)
 
 
@@ -264,20 +268,27 @@ def weight_bytes(model: Model) -> int:
     return sum(array.nbytes for array in arrays)
 
 
-def parameters(model: Model) -> int:
+LARGE = 100_000_000  # parameters: models with more are computed by the fast engine if numba is installed
+NUMPY = "NumPy float32"
+
+
+def engine_name(model: Model) -> str:
+    """NUMPY, or "numba" and the format of most weights."""
+    return NUMPY if isinstance(model.weights, dict) else f"numba {model.weights.form}"
+
+
+def parameters(folder: Folder, config: Config) -> int:
     """The number of a model's parameters; a tied head counts once."""
-    config = model.config
     tied = config.vocab_size * config.hidden_size if config.tie_word_embeddings else 0
-    return sum(map(math.prod, model.folder.shapes(config).values())) - tied
+    return sum(map(math.prod, folder.shapes(config).values())) - tied
 
 
 def banner(model: Model) -> str:
     """One line: the model's name, size, context and engine."""
-    n = parameters(model)
+    n = parameters(model.folder, model.config)
     size = f"{n / 1e9:.3g} B" if n >= 1e9 else f"{n / 1e6:.3g} M" if n >= 1e6 else f"{n:,}"
-    form = getattr(model.weights, "form", None)
-    engine = "NumPy float32" if form is None else f"numba {form}"
-    return f"qwen3 · {model_name(model)} · {size} parameters · context {model.config.context_length:,} · {engine}"
+    return f"qwen3 · {model_name(model)} · {size} parameters · context {model.config.context_length:,} · " \
+           f"{engine_name(model)}"
 
 
 def model_name(model: Model) -> str:

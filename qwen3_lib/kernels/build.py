@@ -33,8 +33,8 @@ try:
     import llvmlite
     import llvmlite.binding as llvm
 except ImportError as error:
-    raise ImportError(f"the fast engine needs numba ({error}): pip install numba; the NumPy engine needs "
-                      "none") from error
+    raise ImportError(f"the fast engine needs numba ({error}): pip install numba, or uv run --with numba; "
+                      "the NumPy engine needs none") from error
 except OSError as error:  # of its shared library
     raise ImportError("qwen3_numba needs llvmlite, which can't be loaded; is there enough memory? qwen3.py does the "
                       f"same without it ({brief(error)})") from error

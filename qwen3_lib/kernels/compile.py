@@ -30,7 +30,7 @@ def machine_code(name: str) -> bytes:
         raise InputError("the fast engine can't be compiled while NUMBA_DISABLE_JIT is set")
     cpu = machine()
     if cpu.triple.startswith("x86") and not (FEATURES.get("f16c") and FEATURES.get("fma")):
-        raise InputError("the fast engine needs a CPU with FMA and F16C (since 2013); use qwen3.py")
+        raise InputError("the fast engine needs a CPU with FMA and F16C (since 2013); --no-fast takes NumPy")
     kernel = next(vars(room)[name] for room in (layers, delta, quantize) if name in vars(room))
     kernel.compile(SIGNATURE)
     module = llvm.parse_assembly(kernel.inspect_llvm(SIGNATURE))
@@ -43,7 +43,7 @@ def machine_code(name: str) -> bytes:
               and not function.name.startswith("llvm.")} - C_LIBRARY
     if absent:
         raise InputError(f"numba {numba.__version__} compiles kernels that need {', '.join(sorted(absent))} to run, so "
-                         "they can't be kept; install another version of numba, or use qwen3.py")
+                         "they can't be kept; install another version of numba, or take NumPy: --no-fast")
     return cpu.emit_object(module)
 
 
@@ -58,5 +58,5 @@ def main(names: list[str]) -> None:
     except Exception as error:  # numba and LLVM raise many types when their versions don't fit the kernels
         version = ".".join(map(str, llvm.llvm_version_info))
         sys.exit(f"by numba {numba.__version__} with llvmlite {llvmlite.__version__} (LLVM {version}) and NumPy "
-                 f"{np.__version__}: {brief(f'{type(error).__name__}: {error}', 300)}; install the newest numba, or use "
-                 "qwen3.py")
+                 f"{np.__version__}: {brief(f'{type(error).__name__}: {error}', 300)}; install the newest numba, or take "
+                 "NumPy: --no-fast")

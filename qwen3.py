@@ -533,7 +533,8 @@ def chat(model: Model, messages: str | dict[str, Any] | list[dict[str, Any]], to
          top_p: float | None = None, min_p: float | None = None, repetition_penalty: float | None = None,
          presence_penalty: float | None = None, frequency_penalty: float | None = None, stop: Any = None,
          logprobs: int | None = None, think_budget: int | None = None, schema: Any = None,
-         logit_bias: dict[Any, float] | None = None, lookup: int | None = None, draft: Any = None) -> Any:
+         max_string: int | None = None, logit_bias: dict[Any, float] | None = None, lookup: int | None = None,
+         draft: Any = None) -> Any:
     """The answer to a conversation, or to a single question given as a text: a Stream of its pieces.
 
     messages: {"role": "system" | "user" | "assistant" | "tool", "content": ...}, as in OpenAI's API

@@ -7,6 +7,8 @@ SHARED = ROOT.parent / "shared/data/qwen3"  # files of the official checkpoints,
 QWEN3_5 = SHARED.parent / "qwen3_5"  # the same of Qwen3.5
 FRANCE = "What is the capital of France?"
 PARIS = "The capital of France is Paris.\n"
+FORM = {"type": "object", "additionalProperties": False, "required": ["capital", "continent"], "properties": {
+    "capital": {"enum": ["Berlin", "Paris", "Rome"]}, "continent": {"enum": ["Africa", "Asia", "Europe"]}}}
 
 BASE = {"architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 0,
         "eos_token_id": None, "head_dim": 16, "hidden_act": "silu", "hidden_size": 32, "initializer_range": 0.02,

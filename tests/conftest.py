@@ -118,6 +118,16 @@ def talker(tiny_model):
                                                           demo.named_tokens))
 
 
+@pytest.fixture(scope="session")
+def small(tmp_path_factory):
+    """One layer of random weights in the fast engine, whose bits don't depend on company; the demo's tokenizer."""
+    pytest.importorskip("numba")
+    import qwen3_numba
+    path = make_random_model(BASE | {"vocab_size": 4096, "num_hidden_layers": 1, "max_position_embeddings": 1000},
+                             tmp_path_factory.mktemp("small"), "bfloat16", tokenizer=DEMO)
+    return qwen3_numba.load_model(path, "int8", 1)
+
+
 @pytest.fixture(scope="module")
 def browser():
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install -e '.[browser]'")

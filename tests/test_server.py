@@ -26,14 +26,14 @@ import numpy as np
 import pytest
 
 import qwen3
-from configs import BASE, ROOT
+from configs import FORM, ROOT
 from helpers import WEATHER, assert_one_line, message_of
 from make_random_model import make_random_model
 from qwen3 import chat
 from qwen3_embed import embed, rerank
 from qwen3_lib.answers.answer import parse_answer
 from qwen3_lib.answers.completion import Completion
-from qwen3_lib.answers.schema import json_schema, lark, matcher_of, regex
+from qwen3_lib.answers.schema import matcher_of
 from qwen3_lib.app.openai import CHAT, TEXT, Refusal, chat_wish
 from qwen3_lib.batch.batch import Batch
 
@@ -53,8 +53,6 @@ from tokenizer_utils import InputError, Tokenizer  # noqa: E402
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 PARIS = "The capital of France is Paris."
-FORM = {"type": "object", "additionalProperties": False, "required": ["capital", "continent"], "properties": {
-    "capital": {"enum": ["Berlin", "Paris", "Rome"]}, "continent": {"enum": ["Africa", "Asia", "Europe"]}}}
 
 
 class Served:
@@ -430,103 +428,18 @@ def test_a_form_is_filled_in(client):
         assert (getattr(parsed, "reasoning_content", None) is None) == (effort == "none")
 
 
-class Size(enum.Enum):
-    SMALL, LARGE = "small", 2
-
-
-@dataclasses.dataclass
-class Tree:
-    size: Size
-    kind: Literal["oak", "fir"]
-    alive: bool | None
-    heights: list[float] = dataclasses.field(default_factory=list)
-    ages: dict[str, int] = dataclasses.field(default_factory=dict)
-    next: "Tree | None" = None
-
-
-@dataclasses.dataclass
-class Odd:
-    a: set
-
-
-TREE = {"size": 2, "kind": "oak", "alive": None, "heights": [1.5], "ages": {"a": 1}, "next": None}
-
-
-def test_a_dataclass_is_a_schema(demo):
-    schema = json_schema(Tree)
-    for tree in (TREE, TREE | {"next": TREE}, {"size": "small", "kind": "fir", "alive": True}):
-        jsonschema.validate(tree, schema)
-    for wrong in ({"size": 3}, {"kind": "elm"}, {"alive": 1}, {"heights": ["a"]}, {"ages": {"a": "b"}}, {"more": 1},
-                  {"next": {"size": 2}}):
-        with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(TREE | wrong, schema)
-    answer = chat(demo, "A tree?", enable_thinking=False, schema=Tree, max_new_tokens=30).finish()
-    assert answer.text.startswith('{"size": ')
-    assert_one_line(message_of(chat, demo, "x", schema=Odd), "set")
-
-
-SCHEMAS = [
-    FORM, {"type": "object"}, {"type": "integer", "minimum": -3, "maximum": 12}, {"type": "boolean"}, {"const": "é\n"},
-    {"type": "array", "items": {"type": "null"}, "minItems": 2, "maxItems": 3}, {"enum": [1, "two", [3]]},
-    {"type": "string", "maxLength": 4}, {"type": "string", "pattern": "^[a-c]{2,4}$"}, {"format": "date"},
-    {"anyOf": [{"type": "number"}, {"type": "object", "required": ["a"], "properties": {"a": {"type": "boolean"}}}]},
-    {"$defs": {"t": {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#/$defs/t"}, {"type": "null"}]}},
-                     "required": ["next"], "additionalProperties": False}}, "$ref": "#/$defs/t"}]
-
-
-def test_finished_answers_are_valid(talker):
-    """With random weights and seeds."""
-    finished, model = 0, dataclasses.replace(talker, eos_token_ids=(talker.tokenizer.token_to_id("<|im_end|>"),))
-    for number, schema in enumerate(SCHEMAS):
-        for seed in range(4):
-            answer = chat(model, "x", enable_thinking=False, schema=schema, seed=seed, max_new_tokens=200).finish()
-            if answer.finish_reason == "stop":
-                jsonschema.validate(json.loads(answer.text), schema)
-                finished += 1
-            assert answer.finish_reason in ("stop", "length"), number
-    assert finished > 3 * len(SCHEMAS)
-
-
-@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 3, "repetition_penalty": 1.3}, {"lookup": 3},
-                                     {"max_new_tokens": 6}, {"stop": "tin"}, {"logprobs": 0, "think_budget": 2}])
-def test_what_a_schema_forces_is_computed_in_one_pass(demo, options):
-    """The same tokens as one by one, in fewer passes; beside others, too."""
-    properties = {f"the capital of {name}": {"enum": ["Paris", "Rome"]} for name in ("France", "Italy")}
-    form = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
-    passes = []
-
-    def counted(*args, **more):
-        passes.append(1)
-        return qwen3.logits_of(*args, **more)
-
-    def passes_of(answer):
-        passes.clear()
-        return answer.finish().token_ids, answer.text, answer.finish_reason, len(passes)
-
-    model = dataclasses.replace(demo, engine=dataclasses.replace(demo.engine, logits_of=counted))
-    single, together = (chat(model, FRANCE, schema=form, **{"enable_thinking": "think_budget" in options} | options)
-                        for _ in range(2))
-    single.driver = single
-    *expected, many = passes_of(single)
-    *got, few = passes_of(together)
-    assert got == expected and few < many - 3 * (many > 9)
-    batch = Batch(demo, 2, 500)
-    beside = [batch.add(i, together.prompt, schema=form, **options) for i in range(2)]
-    while not batch.idle:
-        batch.step()
-    assert [answer.token_ids for answer in beside] == [expected[0]] * 2
-
-
-def test_other_grammars_and_what_cannot_be_used(demo):
-    assert str(chat(demo, "x", enable_thinking=False, schema=regex("(Paris|Lon/don)!{3}"), seed=1)) in (
-        "Paris!!!", "Lon/don!!!")
-    assert str(chat(demo, "x", enable_thinking=False, schema=regex(r"a\/b\\/c"), seed=1)) == r"a/b\/c"
-    assert set(str(chat(demo, "x", enable_thinking=False, schema=lark('start: "ab"+'), max_new_tokens=9))) == {*"ab"}
-    thought = chat(demo, FRANCE, schema={"const": "Rome"}, think_budget=0).finish()
-    assert thought.answer.content == '"Rome"' and thought.finish_reason == "stop"
-    nested = {"type": "object", "properties": {"a": {"items": {"$ref": "#/$defs/b"}}}, "$defs": {"b": {"not": {}}}}
-    assert_one_line(message_of(chat, demo, "x", schema=nested), "#/properties/a/items", "not")
-    assert_one_line(message_of(chat, demo, "x", schema=3), "schema", "3")
+def test_tools_and_schemas_of_nested_classes_end(client):
+    """$ref in a tool's parameters, objects that say nothing about further properties, and strings that the field limits."""
+    import pydantic
+    place = pydantic.create_model("Place", name=str)
+    route = pydantic.create_model("Route", start=place, end=place)
+    same = {"model": "m", "messages": FRANCE, "extra_body": {"max_string": 9}}
+    call = client.chat.completions.create(tool_choice="required", tools=[openai.pydantic_function_tool(route)], **same)
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": route.model_json_schema()}}
+    for text in (call.choices[0].message.tool_calls[0].function.arguments,
+                 client.chat.completions.create(response_format=form, **same).choices[0].message.content):
+        filled = route.model_validate_json(text)
+        assert max(len(filled.start.name), len(filled.end.name)) <= 9
 
 
 def test_a_schema_that_cannot_be_used_is_refused_by_name(client):
@@ -534,31 +447,6 @@ def test_a_schema_that_cannot_be_used_is_refused_by_name(client):
         client.chat.completions.create(model="m", messages=FRANCE, response_format={
             "type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "string", "pattern": "(?=a)b"}}})
     assert caught.value.param == "response_format" and "look-around" in caught.value.message
-
-
-SUITE = os.environ.get("JSON_SCHEMA_SUITE")  # the folder tests/draft2020-12 of the JSON Schema Test Suite
-
-
-@pytest.mark.skipif(SUITE is None, reason="needs the JSON Schema Test Suite: $JSON_SCHEMA_SUITE")
-def test_the_schemas_of_the_json_schema_test_suite(small):
-    """Those that llguidance supports, with random weights: every finished answer is valid. Others are refused."""
-    model, used, finished = small, 0, 0
-    ends = {str(token): 6 for text in '"}]' for token in (*model.tokenizer.encode(text), *model.eos_token_ids)}
-    groups = [(file.name, group["description"], group["schema"]) for file in sorted(Path(SUITE).glob("*.json"))
-              for group in json.loads(file.read_text()) if isinstance(group["schema"], dict)]
-    for *name, schema in groups:
-        try:
-            answers = [chat(model, "x", enable_thinking=False, schema=schema, temperature=1.0, seed=seed,
-                            max_new_tokens=60, logit_bias=ends) for seed in range(2)]
-        except qwen3.InputError as error:
-            assert_one_line(str(error), "the schema can't be used at #")
-            continue
-        used += 1
-        for answer in answers:
-            if answer.finish().finish_reason == "stop":
-                jsonschema.Draft202012Validator(schema).validate(json.loads(answer.text))
-                finished += 1
-    assert used > len(groups) / 3 and finished > used, (len(groups), used, finished)
 
 
 # ---- Plain text, tokens, vectors -------------------------------------------------------------------------------------
@@ -650,16 +538,6 @@ async def answered(client, fields, extra, stream, leave=False):
             await stream.close()
             return None
     return content, reasoning, logprobs
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory):
-    """One layer of random weights in the fast engine, whose bits don't depend on company; the demo's tokenizer."""
-    pytest.importorskip("numba")
-    import qwen3_numba
-    path = make_random_model(BASE | {"vocab_size": 4096, "num_hidden_layers": 1, "max_position_embeddings": 1000},
-                             tmp_path_factory.mktemp("small"), "bfloat16", tokenizer=ROOT / "demo")
-    return qwen3_numba.load_model(path, "int8", 1)
 
 
 def test_200_requests_in_any_company_have_the_bits_of_single_runs(small):

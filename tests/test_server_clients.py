@@ -1,9 +1,12 @@
 """Clients that others wrote, against the bundled model: openai, llm, LangChain, LiteLLM."""
 import asyncio
+import datetime
+import enum
 import json
 import os
 import subprocess
 import sys
+from typing import Annotated, Literal
 
 import pydantic
 import pytest
@@ -26,6 +29,43 @@ class Country(pydantic.BaseModel, extra="forbid"):
 
 
 EXPECTED = Country(capital="Paris", continent="Europe")
+
+
+# The bundled model would fill its context with one string, or one number.
+Word, Few = Annotated[str, pydantic.Field(max_length=20)], Annotated[int, pydantic.Field(ge=0, lt=100)]
+Share = Annotated[float, pydantic.Field(ge=-1, lt=1, multiple_of=0.25)]
+
+
+class Size(enum.Enum):
+    SMALL, LARGE = "small", "large"
+
+
+class City(pydantic.BaseModel):
+    name: Word
+    country: Country
+
+
+class Sun(pydantic.BaseModel):
+    kind: Literal["sun"]
+    hours: Few
+
+
+class Rain(pydantic.BaseModel):
+    kind: Literal["rain"]
+    liters: Share
+
+
+def shape(name, **fields):
+    return pydantic.create_model(name, **fields)
+
+
+SHAPES = [  # none of them says anything about further properties
+    shape("Flat", city=Word, ok=bool), City, shape("Several", cities=(list[City], pydantic.Field(max_length=2))),
+    shape("Optional", size=(Size | None, None), n=(Few | None, None)), shape("Sized", size=Size, letter=Literal["a", "b"]),
+    shape("Bounded", n=Few, x=Share), shape("Any", weather=Sun | Rain | Word),
+    shape("Told", weather=Annotated[Sun | Rain, pydantic.Field(discriminator="kind")]),
+    shape("Dated", day=datetime.date, at=datetime.datetime),
+    shape("Deep", one=shape("One", two=shape("Two", three=shape("Three", word=Word, size=Size))), more=(list[Few], []))]
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +97,37 @@ def test_openai(served):
         [call] = stream.get_final_completion().choices[0].message.tool_calls
     assert "".join(fragments) == '{"city": "Paris"}' and len(fragments) > 1
     assert call.function.parsed_arguments.city == "Paris"
+
+
+def asked_by_openai(where, shape):
+    with openai.OpenAI(**where) as client:
+        return client.chat.completions.parse(model="m", messages=FRANCE, response_format=shape).choices[0].message.parsed
+
+
+def asked_by_llm(where, shape):
+    llm = pytest.importorskip("llm")
+    from llm.default_plugins.openai_models import Chat
+    model = Chat("local", model_name="m", api_base=where["base_url"], supports_schema=True)
+    model.key = where["api_key"]
+    return shape.model_validate_json(model.prompt(QUESTION, schema=shape, stream=False).text())
+
+
+def asked_by_langchain(where, shape):
+    model = pytest.importorskip("langchain_openai").ChatOpenAI(model="m", max_retries=0, **where)
+    return model.with_structured_output(shape).invoke(QUESTION)
+
+
+def asked_by_litellm(where, shape):
+    litellm = pytest.importorskip("litellm")
+    answer = litellm.completion("openai/m", FRANCE, api_base=where["base_url"], api_key="x", response_format=shape)
+    return shape.model_validate_json(answer.choices[0].message.content)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
+@pytest.mark.parametrize("asked", [asked_by_openai, asked_by_llm, asked_by_langchain, asked_by_litellm])
+def test_an_answer_to_a_class_is_finished_and_valid(where, asked, shape, monkeypatch):
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    assert isinstance(asked(where, shape), shape)
 
 
 def test_openai_responses(served):

@@ -30,6 +30,12 @@ def test_a_thought_that_ended_before_the_cut(demo):
     assert cut[0].startswith("The thought took ") and cut[1].startswith("The answer was cut off")
 
 
+def test_json_that_is_cut_off_is_called_incomplete(demo):
+    pytest.importorskip("llguidance")
+    cut = qwen3.chat(demo, FRANCE, enable_thinking=False, schema={"type": "object"}, max_new_tokens=2).finish()
+    assert "the JSON is not complete" in terminal.cut_note(cut) and cut.finish_reason == "length"
+
+
 @pytest.mark.parametrize("thinking, words", [(None, "The thought took 4 tokens"),
                                              (False, "The answer was cut off after 4 tokens")])
 def test_a_full_context_is_named_and_no_option(demo, thinking, words):

@@ -9,9 +9,10 @@ from typing import Any
 
 from qwen3 import KVCache, Model, Sequence, Stream, TokenIds, chat, checked_whole, run
 from qwen3_lib.answers.answer import held_back, inside_thought, parse_answer, split_stream
+from qwen3_lib.answers.classes import parsed
 from qwen3_lib.answers.guesses import Source, guessed, run_guessed
 from qwen3_lib.answers.messages import checked_messages
-from qwen3_lib.answers.schema import Constrained
+from qwen3_lib.answers.schema import Constrained, Grammar
 from qwen3_lib.answers.sequences import Biased, Logprobs, ThinkBudget, TokenLogprob, Wrapped
 from qwen3_lib.answers.tools import schemas
 from tokenizer_utils import Answer, InputError, StreamDecoder, brief
@@ -77,7 +78,8 @@ class Completion(Wrapped, Stream):
     def __init__(self, model: Model, token_ids: TokenIds, cache: KVCache | None = None, stop: str | Iterable[str] = (),
                  logprobs: int | None = None, think_budget: int | None = None, lookup: int | None = None,
                  draft: Source | Model | None = None, logit_bias: dict[Any, float] | None = None,
-                 schema: Any = None, tools: list[dict[str, Any]] | None = None, **options: Any):
+                 schema: Any = None, max_string: int | None = None, tools: list[dict[str, Any]] | None = None,
+                 **options: Any):
         """Takes the options of `generate`, and
 
         stop: texts that end the answer and are not part of it; they may span tokens, and don't apply to a thought
@@ -87,13 +89,16 @@ class Completion(Wrapped, Stream):
         draft: likewise, guess with this smaller model, or the same one in int4; it must have the same tokenizer
         logit_bias: numbers from -100 to 100 that are added to the logits of tokens, by their ids
         schema: what the answer must fit: a JSON Schema, a dataclass, a class of pydantic, or a Grammar, see schema.py
+        max_string: the most characters of a string whose schema has no limit (default: 4,096; 0: no limit)
         tools: JSON schemas of the tools in the prompt, which give the arguments of calls in XML their types
         """
         sequence: Any = Sequence(model, token_ids, **options)
         if logit_bias is not None:
             sequence = Biased(sequence, logit_bias)
+        if max_string is not None:
+            checked_whole("max_string", max_string, 0)
         if schema is not None:
-            sequence = Constrained(sequence, schema)
+            sequence = Constrained(sequence, schema, max_string)
         if think_budget is not None:
             sequence = ThinkBudget(sequence, checked_whole("think_budget", think_budget, 0))
         if logprobs is not None:
@@ -103,7 +108,7 @@ class Completion(Wrapped, Stream):
         self.think_open_in_prompt = inside_thought(model.tokenizer, self.prompt)  # the text begins within a thought
         self.stop = StopTexts(texts, self.think_open_in_prompt) if (texts := checked_stop(stop)) else None
         self.decoder, self.text, self.streamed = StreamDecoder(model.tokenizer, skip_special_tokens=True), "", 0
-        self.token_ids, self.tools, self.cached_tokens, self.times = sequence.token_ids, tools, 0, list[float]()
+        self.token_ids, self.schema, self.tools, self.cached_tokens, self.times = sequence.token_ids, schema, tools, 0, []
         self.tokens: Any = None  # the iterator that `run` returns
         if cache is not None:
             self.begin(cache)
@@ -182,6 +187,21 @@ class Completion(Wrapped, Stream):
     def answer(self) -> Answer:
         """The text so far, taken apart into reasoning, content and tool_calls."""
         return parse_answer(self.text, self.think_open_in_prompt, self.tools)
+
+    @property
+    def is_json(self) -> bool:
+        """Whether the answer fits a JSON Schema."""
+        return self.schema is not None and not isinstance(self.schema, Grammar)
+
+    @property
+    def parsed(self) -> Any:
+        """A finished answer to a JSON Schema: an object of the class that was given as `schema`, else JSON's values.
+
+        Raises InputError for JSON that is not complete, or without such a schema.
+        """
+        if not self.is_json:
+            raise InputError("only an answer that fits a JSON Schema or a class can be parsed")
+        return parsed(self.schema, self.answer.content)
 
     @property
     def message(self) -> dict[str, Any]:

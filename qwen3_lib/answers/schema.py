@@ -4,26 +4,23 @@ llguidance says which tokens may come next; the others can't be drawn. A thought
 """
 from __future__ import annotations
 
-import enum
 import json
 import re
-import types
-import typing
 from collections.abc import Callable
-from dataclasses import MISSING, fields, is_dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from qwen3_lib.answers.answer import inside_thought, kinds_of
+from qwen3_lib.answers.classes import json_schema
+from qwen3_lib.answers.prepare import MAX_STRING, prepared
 from qwen3_lib.answers.sequences import Wrapped
 from tokenizer_utils import InputError, Tokenizer, brief
 
 NEVER = np.float32(-1e20)  # a logit that isn't drawn; finite, so that the check for damaged weights keeps its meaning
 # The bits of a byte, the lowest first, as upper limits of eight logits: 60 us for 151,936, fewer than bits as booleans.
 CEILINGS = np.where(np.arange(256)[:, None] >> np.arange(8) & 1, np.float32(np.inf), NEVER).astype(np.float32)
-JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
 # Keywords with parts that are schemas, by name or number; those of $defs come last, because not all of them are used.
 PARTS = ("properties", "patternProperties", "prefixItems", "items", "additionalProperties", "anyOf", "oneOf", "allOf",
          "$defs", "definitions")
@@ -46,65 +43,24 @@ def lark(text: str) -> Grammar:
     return Grammar(json.dumps({"grammars": [{"lark_grammar": text}]}))
 
 
-def json_schema(schema: Any) -> Any:
-    """The JSON Schema of a dataclass, or of a class of pydantic; anything else is returned as it is."""
-    if hasattr(schema, "model_json_schema"):
-        return schema.model_json_schema()
-    if isinstance(schema, type) and is_dataclass(schema):
-        classes: dict[str, Any] = {}
-        return type_schema(schema, classes) | {"$defs": classes}
-    return schema
-
-
-def type_schema(hint: Any, classes: dict[str, Any]) -> dict[str, Any]:
-    """The JSON Schema of a type hint; dataclasses are added to `classes`. Raises InputError."""
-    kind, parts = typing.get_origin(hint) or hint, typing.get_args(hint)
-    if kind in (typing.Union, types.UnionType):
-        return {"anyOf": [type_schema(part, classes) for part in parts]}
-    if kind is typing.Literal:
-        return {"enum": [*parts]}
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return {"enum": [member.value for member in kind]}
-    if isinstance(kind, type) and is_dataclass(kind):
-        if (name := re.sub(r"\W", "_", f"{kind.__module__}.{kind.__qualname__}")) not in classes:
-            classes[name] = {}  # so that it may contain itself
-            hints = typing.get_type_hints(kind)
-            classes[name] |= {
-                "type": "object", "additionalProperties": False,
-                "properties": {field.name: type_schema(hints[field.name], classes) for field in fields(kind)},
-                "required": [each.name for each in fields(kind) if each.default is each.default_factory is MISSING]}
-        return {"$ref": f"#/$defs/{name}"}
-    if kind is list:
-        return {"type": "array", "items": type_schema(parts[0], classes) if parts else {}}
-    if kind is dict:
-        return {"type": "object", "additionalProperties": type_schema(parts[1], classes) if parts else True}
-    names = JSON_TYPES | {type(None): "null"}
-    if kind is Any or kind in names:
-        return {} if kind is Any else {"type": names[kind]}
-    raise InputError(f"no JSON Schema describes the type {brief(repr(hint), 80)}")
-
-
-def grammar_of(schema: Any) -> Grammar:
-    """The grammar of a JSON Schema (a dict), of a dataclass or a class of pydantic; a Grammar as it is."""
+def grammar_of(schema: Any, max_string: int | None = None) -> Grammar:
+    """The grammar of a JSON Schema (a dict), of a dataclass or a class of pydantic; a Grammar as it is. See prepare.py."""
     if isinstance(schema, Grammar):
         return schema
     schema = json_schema(schema)
     if not isinstance(schema, dict):
         raise InputError(f"a schema must be a JSON Schema, {{\"type\": ...}}, not {brief(repr(schema), 80)}")
-    try:
-        text = json.dumps(on_one_line(schema), allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"the schema is no JSON: {brief(error)}") from error
-    return Grammar(f'{{"grammars": [{{"json_schema": {text}}}]}}')
+    return Grammar(json.dumps({"grammars": [{"json_schema": on_one_line(schema, max_string)}]}))
 
 
-def on_one_line(schema: dict[str, Any]) -> dict[str, Any]:
+def on_one_line(schema: Any, max_string: int | None) -> Any:
     """The schema of JSON as json.dumps writes it. Else a model might write white space until its context is full."""
-    return {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}} | schema
+    spaces = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
+    return spaces | prepared(schema, max_string) if isinstance(schema, dict) else schema
 
 
 def calls_grammar(tokenizer: Tokenizer, tools: list[dict[str, Any]], several: bool,
-                  otherwise: dict[str, Any] | bool = False) -> Grammar:
+                  otherwise: dict[str, Any] | bool = False, max_string: int | None = None) -> Grammar:
     """Answers that call one of these tools, or several times some of them, as the model's template writes calls.
 
     otherwise: what an answer may be that calls none: True: free text, also before calls; or a JSON Schema
@@ -114,23 +70,25 @@ def calls_grammar(tokenizer: Tokenizer, tools: list[dict[str, Any]], several: bo
         raise InputError("the model's tokenizer has no <tool_call>, so the model can't be made to call a tool")
     more = ' ("\\n" call)*' if several else ""
     start = "content | calls" if isinstance(otherwise, dict) else "TEXT calls?" if otherwise else "calls"
-    content = f"content: %json {json.dumps(on_one_line(otherwise))}\n" if isinstance(otherwise, dict) else ""
-    rules = calls_in_xml(tools) if tokenizer.lists_arguments else calls_in_json(tools)
+    content = f"content: %json {json.dumps(on_one_line(otherwise, max_string))}\n" if isinstance(otherwise, dict) else ""
+    rules = (calls_in_xml if tokenizer.lists_arguments else calls_in_json)(tools, max_string)
     return lark(f'start: {start}\n{content}TEXT: /(.|\\n)*/\ncalls: call{more}\n'
                 f'call: <[{opening}]> "\\n" object <[{closing}]>\n{rules}')
 
 
-def calls_in_json(tools: list[dict[str, Any]]) -> str:
+def calls_in_json(tools: list[dict[str, Any]], max_string: int | None) -> str:
     """The rules of a grammar for calls in JSON."""
-    calls = []
-    for tool in tools:
+    rules = [f"object: {' | '.join(f'call{i}' for i in range(len(tools)))}"]
+    for i, tool in enumerate(tools):
         function = tool.get("function", tool)
-        parts = {"name": {"const": function["name"]}, "arguments": function.get("parameters") or {"type": "object"}}
-        calls.append({"type": "object", "properties": parts, "required": [*parts], "additionalProperties": False})
-    return f'object: value "\\n"\nvalue: %json {json.dumps(on_one_line({"anyOf": calls}))}\n'
+        opening = f'{{"name": {json.dumps(function["name"], ensure_ascii=False)}, "arguments": '
+        rules.append(f'call{i}: {json.dumps(opening)} arguments{i} "}}\\n"')
+        parameters = on_one_line(function.get("parameters") or {"type": "object"}, max_string)
+        rules.append(f"arguments{i}: %json {json.dumps(parameters)}")
+    return "\n".join(rules) + "\n"
 
 
-def calls_in_xml(tools: list[dict[str, Any]]) -> str:
+def calls_in_xml(tools: list[dict[str, Any]], max_string: int | None) -> str:
     """The rules of a grammar for calls in XML: texts as they are (without "</"), other arguments as JSON.
 
     Parameters that are any object, {"type": "object"}, may have any names, and values with "</", too.
@@ -138,6 +96,8 @@ def calls_in_xml(tools: list[dict[str, Any]]) -> str:
     def literal(text: str) -> str:
         return re.escape(text).replace("/", r"\/").replace("\\\n", r"\n")
 
+    longest = MAX_STRING if max_string is None else max_string or ""
+    any_text = r"([^<]|<[^\/]){0," + f"{longest}}}"
     rules, functions, end = list[str](), list[str](), "\n</parameter>\n"
     for i, tool in enumerate(tools):
         function = tool.get("function", tool)
@@ -157,13 +117,12 @@ def calls_in_xml(tools: list[dict[str, Any]]) -> str:
             values = schema.get("enum") if isinstance(schema, dict) else None
             if next((kind for kind in kinds_of(schema) if kind != "null"), None) == "string":
                 name = name.upper()  # a token of the grammar
-                any_text = r"([^<]|<[^\/])*"
                 texts = "|".join(literal(str(value)) for value in values) if isinstance(values, list) else any_text
                 rules.append(f"{name}: /{literal(start)}({texts}){literal(end)}/")
             else:
-                schema = on_one_line({"$defs": about.get("$defs", {})} | schema) if isinstance(schema, dict) else schema
+                schema = {"$defs": about.get("$defs", {})} | schema if isinstance(schema, dict) else schema
                 rules.append(f"{name}: {json.dumps(start)} {name}_value {json.dumps(end)}")
-                rules.append(f"{name}_value: %json {json.dumps(schema)}")
+                rules.append(f"{name}_value: %json {json.dumps(on_one_line(schema, max_string))}")
             body.append(name if key in (about.get("required") or ()) else f"{name}?")
         functions.append(f"function{i}")
         rules.append(f'function{i}: {json.dumps(opening)} {" ".join(body)} "</function>\\n"')
@@ -182,11 +141,11 @@ def guide(tokenizer: Tokenizer, n_rows: int, ends: tuple[int, ...]) -> Any:
     return LLTokenizer(tokenizer.backend.to_str(), n_vocab=n_rows, eos_token=list(ends))
 
 
-def matcher_of(model: Any, schema: Any) -> Any:
+def matcher_of(model: Any, schema: Any, max_string: int | None = None) -> Any:
     """llguidance's matcher at the beginning of an answer. Raises InputError that says what it can't do."""
     tokens = guide(model.tokenizer, model.config.vocab_size, tuple(model.eos_token_ids))
     from llguidance import LLMatcher
-    matcher, schema = LLMatcher(tokens, grammar_of(schema).text), json_schema(schema)
+    matcher, schema = LLMatcher(tokens, grammar_of(schema, max_string).text), json_schema(schema)
     if not matcher.is_error():
         return matcher
     message, place = matcher.get_error(), ""
@@ -194,7 +153,7 @@ def matcher_of(model: Any, schema: Any) -> Any:
         named = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
 
         def fails(part: dict[str, Any]) -> bool:
-            return bool(LLMatcher(tokens, grammar_of(named | part).text).get_error() == message)
+            return bool(LLMatcher(tokens, grammar_of(named | part, max_string).text).get_error() == message)
 
         place = f" at {faulty(schema, fails)}"
     raise InputError(f"the schema can't be used{place}: {brief(message, 500)}")
@@ -216,10 +175,10 @@ def faulty(schema: dict[str, Any], fails: Callable[[dict[str, Any]], bool], at: 
 class Constrained(Wrapped):
     """Draws only tokens that a schema allows, and takes those that it forces without drawing: see guesses.Forced."""
 
-    def __init__(self, sequence: Any, schema: Any):
+    def __init__(self, sequence: Any, schema: Any, max_string: int | None = None):
         super().__init__(sequence)
         tokenizer, n_rows = sequence.model.tokenizer, sequence.model.config.vocab_size
-        self.matcher = matcher_of(sequence.model, schema)
+        self.matcher = matcher_of(sequence.model, schema, max_string)
         self.mask = np.empty(-(-n_rows // 32), np.int32)
         self.room = np.empty((4 * len(self.mask), 8), np.float32)  # for masked logits; a new array costs 15 us
         self.opening, self.closing = tokenizer.token_to_id("<think>"), tokenizer.token_to_id("</think>")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from qwen3 import InputError, Model, Sampling, default_sampling
+from qwen3 import InputError, Model, Sampling, checked_whole, default_sampling
 from qwen3_lib.answers.answer import parse_answer
 from qwen3_lib.answers.completion import Completion
 from qwen3_lib.answers.messages import checked_messages, checked_tools
@@ -44,7 +44,7 @@ MOST_CHOICES, MOST_LOGPROBS, MOST_PROMPTS = 8, 20, 128
 RENAMED = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens", "n_predict": "max_new_tokens",
            "max_output_tokens": "max_new_tokens", "thinking_budget": "think_budget",
            "repeat_penalty": "repetition_penalty"}
-OPTIONS = (*Sampling.__dataclass_fields__, "seed", "stop", "logit_bias", "ignore_eos", *RENAMED)
+OPTIONS = (*Sampling.__dataclass_fields__, "seed", "stop", "logit_bias", "max_string", "ignore_eos", *RENAMED)
 SHARED = (*OPTIONS, "stream", "enable_thinking", "chat_template_kwargs")
 BOTH = (*OPTIONS, "n", "stream", "stream_options", "logprobs")
 CHAT = (*BOTH, "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "top_logprobs",
@@ -129,7 +129,7 @@ def at_fault(body: Body, message: str) -> str | None:
 
 def options_of(body: Body) -> dict[str, Any]:
     """The options of a Completion."""
-    names = (*Sampling.__dataclass_fields__, "seed", "stop", "logit_bias")
+    names = (*Sampling.__dataclass_fields__, "seed", "stop", "logit_bias", "max_string")
     options = {name: body[name] for name in names if name in body}
     options |= {ours: body[name] for name, ours in RENAMED.items() if name in body}
     for name, none in (("top_k", 0), ("seed", None), ("max_new_tokens", None)):
@@ -220,7 +220,7 @@ def is_strict(tool: dict[str, Any]) -> bool:
 
 
 def answer_schema(model: Model, schema: Any, tools: list[dict[str, Any]], forced: list[dict[str, Any]],
-                  several: bool) -> Any:
+                  several: bool, max_string: int | None) -> Any:
     """What an answer must fit: calls of the forced tools; else the schema, if there is one, or calls.
 
     Unless they are forced, calls of tools that aren't strict may have any arguments. Raises Refusal that says where.
@@ -231,13 +231,13 @@ def answer_schema(model: Model, schema: Any, tools: list[dict[str, Any]], forced
         raise Refusal(400, "tools go with a JSON Schema, but not with other grammars", "response_format")
     otherwise = False if forced else True if schema is None else schema
     try:
-        wanted = calls_grammar(model.tokenizer, bound, several, otherwise) if bound else schema
-        matcher_of(model, wanted)
+        wanted = calls_grammar(model.tokenizer, bound, several, otherwise, max_string) if bound else schema
+        matcher_of(model, wanted, max_string)
     except InputError as error:
         for tool in bound:
             function = tool.get("function", tool)
             try:
-                matcher_of(model, function.get("parameters") or {})
+                matcher_of(model, function.get("parameters") or {}, max_string)
             except InputError as inner:
                 raise Refusal(400, f"the tool {brief(function['name'])}: {inner}", "tools") from error
         raise Refusal(400, str(error), "tools" if forced or schema is None else "response_format") from error
@@ -288,7 +288,8 @@ def chat_wish(model: Model, body: Body, longest: int, defaults: dict[str, Any] |
     default = options.pop("schema", None)
     schema = schema_of(body) if "response_format" in body else default
     if schema is not None or forced or any(map(is_strict, tools or ())):
-        options["schema"] = answer_schema(model, schema, tools or [], forced, not one_call)
+        most = None if options.get("max_string") is None else checked_whole("max_string", options["max_string"], 0)
+        options["schema"] = answer_schema(model, schema, tools or [], forced, not one_call, most)
     top = whole(body, "top_logprobs", 0, 0, MOST_LOGPROBS)
     prompt = model.tokenizer.encode(chat_prompt(model, body), add_special_tokens=False)
     return wish_of(model, "chat", body, [prompt], options, top if flag(body, "logprobs") else None, longest,

@@ -97,6 +97,8 @@ def add_answer_options(parser: argparse.ArgumentParser) -> Any:
     add("--json-schema", metavar="FILE", help="the answer is JSON that fits the JSON Schema in this file")
     add("--regex", metavar="PATTERN", help="the answer matches this regular expression as a whole")
     add("--grammar", metavar="FILE", help="the answer is one that the Lark grammar in this file generates")
+    add("--max-string", type=int, metavar="N", help="the longest string in an answer to a JSON Schema that sets no "
+        "limit, in characters; 0 means any length (default: 4096)")
     add = parser.add_argument_group("sampling").add_argument
     add("--greedy", action="store_true", help="always take the most likely token, as --temperature 0 does")
     add("--temperature", type=float, metavar="T", help="0 takes the most likely token, 1 draws tokens with the model's "
@@ -120,13 +122,15 @@ def answer_options(args: argparse.Namespace) -> dict[str, Any]:
     if args.greedy:
         sampling["temperature"] = 0.0
     Sampling().updated(**sampling)
-    for name, least in (("max_tokens", 1), ("seed", 0), ("think_budget", 0), ("lookup", 0), ("logprobs", 0)):
+    for name, least in (("max_tokens", 1), ("seed", 0), ("think_budget", 0), ("max_string", 0), ("lookup", 0),
+                        ("logprobs", 0)):
         if (value := getattr(args, name, None)) is not None:
             checked_whole(f"--{name.replace('_', '-')}", value, least)
     kwargs = args.chat_template_kwargs
     sampling["chat_template_kwargs"] = None if kwargs is None else parse_json(kwargs, "--chat-template-kwargs")
     return sampling | {"stop": checked_stop(args.stop), "max_new_tokens": args.max_tokens, "seed": args.seed,
-                       "think_budget": args.think_budget, "lookup": args.lookup, "schema": schema_option(args)}
+                       "think_budget": args.think_budget, "lookup": args.lookup, "schema": schema_option(args),
+                       "max_string": args.max_string}
 
 
 def schema_option(args: argparse.Namespace) -> Any:

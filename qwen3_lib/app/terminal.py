@@ -308,7 +308,8 @@ def cut_note(completion: Completion, option: str = "--max-tokens") -> str | None
     length = counted(n, "token")
     if answer.reasoning_truncated or answer.reasoning and not answer.content.strip() and not answer.tool_calls:
         return f"The thought took {length}, and no answer followed: {reason}."
-    return f"The answer was cut off after {length}: {reason}."
+    incomplete = ", and the JSON is not complete" if completion.is_json else ""
+    return f"The answer was cut off after {length}{incomplete}: {reason}."
 
 
 def peak_memory() -> int | None:

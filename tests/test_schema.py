@@ -1,8 +1,11 @@
 """Answers that fit a schema: what is allowed, held against jsonschema and against answers of models."""
+import contextlib
 import dataclasses
 import enum
 import json
 import os
+import resource
+import time
 from pathlib import Path
 from typing import Literal
 
@@ -10,12 +13,15 @@ import pytest
 
 import qwen3
 from configs import FORM, FRANCE
-from helpers import assert_one_line, message_of
+from fuzzing import any_number, any_text, change, fuzz
+from helpers import assert_one_line, message_of, works_or_refused
 from qwen3 import chat
+from qwen3_lib.answers import trial, vetting
 from qwen3_lib.answers.classes import json_schema, parsed
 from qwen3_lib.answers.prepare import prepared
-from qwen3_lib.answers.schema import lark, regex
+from qwen3_lib.answers.schema import Grammar, lark, regex
 from qwen3_lib.batch.batch import Batch
+from test_answers import saying
 
 jsonschema = pytest.importorskip("jsonschema")
 pytest.importorskip("llguidance")
@@ -183,26 +189,157 @@ def test_other_grammars_and_what_cannot_be_used(demo):
     assert_one_line(message_of(chat, demo, "x", schema=3), "schema", "3")
 
 
-SUITE = os.environ.get("JSON_SCHEMA_SUITE")  # the folder tests/draft2020-12 of the JSON Schema Test Suite
+def test_white_space_may_stand_between_a_thought_and_json(demo):
+    for space in ("\n", "\n\n"):
+        script = [demo.tokenizer.token_to_id("<think>"), *demo.tokenizer.encode(f"hm</think>{space}"), *[0] * 9]
+        answer = chat(saying(demo, script), FRANCE, schema={"const": "Rome"}, temperature=0)
+        answer.driver = answer  # one token in a pass
+        assert answer.finish().text == f'<think>hm</think>{space}"Rome"'
+
+
+@pytest.mark.parametrize("text", ["<|im_end|>", "a<|endoftext|>b", "<think>", "</tool_call>"])
+def test_text_that_reads_like_a_special_token_is_text(demo, text):
+    answer = chat(demo, FRANCE, enable_thinking=False, schema={"const": text}, logprobs=0).finish()
+    assert (answer.parsed, answer.finish_reason) == (text, "stop")
+    assert demo.tokenizer.decode(answer.token_ids, skip_special_tokens=True) == json.dumps(text)
+
+
+@pytest.mark.parametrize("value", [0, -1, 0.1, 5490.0, 2**53, 2**60, 10**17, 12345678901234.5, -1e22, 7987786306360180.0])
+def test_a_number_is_written_as_it_is(demo, value):
+    assert chat(demo, FRANCE, enable_thinking=False, schema={"enum": [value]}).finish().parsed == value
+
+
+@pytest.mark.parametrize("schema, words", [
+    ({"const": 9007199254740993}, "9007199254740993"), ({"enum": [1, {"a": [2**63]}]}, "9223372036854775808"),
+    ({"const": -2**63 + 1}, "-9223372036854775807"), ({"const": 123456789012345.67}, "123456789012345.67"),
+    ({"type": "integer", "minimum": 10**17 + 1, "maximum": 10**17 + 3}, "minimum"),
+    ({"type": "integer", "minimum": 2**63}, "9223372036854775808"),
+    ({"$ref": "#"}, "itself"), ({"type": "object", "required": ["a"], "properties": {"a": {"$ref": "#"}}}, "itself"),
+    ({"type": "array", "items": {"anyOf": [{"$ref": "#"}]}, "minItems": 1}, "itself"), (lark("start: start"), "itself"),
+    ({"allOf": [{"items": [{}, {}]}], "items": [{}], "additionalItems": {"type": "null"}}, "allOf"),
+    ({"anyOf": [{}] * 10_000}, "parts"), ({"enum": ["a" * 2**19]}, "characters")])
+def test_what_llguidance_would_take_for_something_else_is_refused_by_name(demo, schema, words):
+    assert_one_line(message_of(chat, demo, FRANCE, schema=schema), words)
+
+
+@pytest.mark.parametrize("schema, inside, outside", [
+    ({"type": "integer", "minimum": -2**63, "maximum": 2**63 - 1}, [0, 2**62, -2**62], [2**63, -2**63 - 1]),
+    ({"type": "integer", "exclusiveMaximum": 2**64, "minimum": 2**53 + 1}, [2**60], [2**53 + 1 - 1, 2**64]),
+    ({"type": "number", "minimum": 0.30000000000000004, "maximum": 2**70}, [0.4, 2**69], [0.3, 2**71]),
+    ({"type": "string", "maxLength": 2.0}, ["ab"], ["abc"])])
+def test_bounds_that_a_float_does_not_hold_move_inwards(schema, inside, outside):
+    valid = jsonschema.Draft202012Validator(prepared(schema)).is_valid
+    assert all(map(valid, inside)) and not any(map(valid, outside))
+
+
+# ---- Strangers' schemas ----------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("grammar", [
+    {"const": -2**63}, {"$ref": "#/$defs/0", "$defs": {f"{i}": {"items": {"$ref": f"#/$defs/{i + 1}"}} for i in range(5000)}},
+    "\n".join(["start: a0", *(f"a{i}: a{i + 1}" for i in range(5000)), 'a5000: "x"'])])
+def test_a_grammar_that_ends_its_process_is_refused_in_one_line(demo, grammar):
+    raw = lark(grammar) if isinstance(grammar, str) else Grammar(json.dumps({"grammars": [{"json_schema": grammar}]}))
+    assert_one_line(message_of(chat, demo, FRANCE, schema=raw), "nested too deeply")
+
+
+def test_a_grammar_that_was_compiled_once_needs_no_second_process(demo, monkeypatch):
+    schema = {"enum": ["once"]}
+    assert chat(demo, FRANCE, enable_thinking=False, schema=schema).finish().parsed == "once"
+    monkeypatch.setattr(vetting.sys, "executable", "/nowhere")
+    assert chat(demo, FRANCE, enable_thinking=False, schema=schema).finish().parsed == "once"
+    assert_one_line(message_of(chat, demo, FRANCE, schema={"enum": ["twice"]}), "process", "no such file")
+
+
+def chain(rng, n):
+    """A schema or grammar of n parts, each of which leads to the next one."""
+    link = rng.choice([lambda ref: ref, lambda ref: {"items": ref, "minItems": 1}, lambda ref: {"allOf": [ref]},
+                       lambda ref: {"anyOf": [{"type": "null"}, ref]},
+                       lambda ref: {"type": "object", "properties": {"a": ref}, "required": ["a"]}, None, str.upper])
+    names, end = [f"a{i}" for i in range(n)], rng.choice([{"type": "null"}, {"$ref": "#"}, {"$ref": "#/$defs/a0"}])
+    if link is None or link is str.upper:
+        rules = [f"{name}: {after} {rng.choice(['', '?', '*', '+'])}" for name, after in zip(names, names[1:])]
+        text = "\n".join(["start: a0", *rules, f'{names[-1]}: "x"'])
+        return lark(text if link is None else text.replace("a", "A").replace("stArt", "start"))
+    references = [{"$ref": f"#/$defs/{name}"} for name in names]
+    return references[0] | {"$defs": dict(zip(names, [*map(link, references[1:]), end]))}
+
+
+def any_schema(rng):
+    kind = rng.random()
+    if kind < 0.1:
+        return chain(rng, rng.choice([2, 10, 50, 100, 300, 1000]))
+    if kind < 0.25:
+        return rng.choice([regex, lark])(any_text(rng, surrogates=False))
+    if kind < 0.35:
+        grammar = list('start: a | "x" a? {"y"}\na: /[b-d]+(e|f){2,3}/ | %json {"type": "integer"}')
+        change(rng, grammar, lambda rng: rng.choice('"/|()[]{}?*+~%:\\\n ax0'))
+        return lark("".join(map(str, grammar)))
+    schema = json.loads(json.dumps(rng.choice([*SCHEMAS, json_schema(Tree), A, {"allOf": [A, B]}, {"enum": [any_number(rng)]}])))
+    if kind < 0.65:
+        keyword = rng.choice(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "const", "maxLength", "minLength",
+                              "minItems", "maxItems", "enum", "type", "required", "multipleOf", "minProperties"])
+        value = rng.choice([any_number(rng), rng.randint(-2, 9), [any_number(rng), 3, "a"], "integer"])
+        schema |= {keyword: value} | rng.choice([{}, {"type": "integer"}, {"type": "number"}])
+    for _ in range(rng.choice([0, 1, 1, 3])):
+        change(rng, schema)
+    return schema
+
+
+def in_a_fork(grammar):
+    """As vetting.fault, in a process that starts faster."""
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        with contextlib.suppress(BaseException):
+            resource.setrlimit(resource.RLIMIT_CPU, (trial.SECONDS, trial.SECONDS))
+            os.write(writing, json.dumps(trial.tried(grammar)).encode())
+        os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        text = pipe.read()
+    os.waitpid(child, 0)
+    return json.loads(text) if text else ("", "it died")
+
+
+@fuzz(1000)
+def test_no_schema_ends_the_process_or_takes_long_and_finished_answers_fit(rng, talker, monkeypatch):
+    monkeypatch.setattr(vetting, "fault", in_a_fork)
+    model = dataclasses.replace(talker, eos_token_ids=(talker.tokenizer.token_to_id("<|im_end|>"),))
+    schema, start = any_schema(rng), time.monotonic()
+    answer = works_or_refused(lambda: chat(model, "x", enable_thinking=False, schema=schema, seed=1, max_new_tokens=30,
+                                           temperature=2.0).finish())
+    assert time.monotonic() - start < 10, schema
+    if answer is not None and answer.finish_reason == "stop" and isinstance(schema, dict):
+        validator = jsonschema.Draft202012Validator(schema)
+        with contextlib.suppress(jsonschema.SchemaError, RecursionError, jsonschema.exceptions._WrappedReferencingError):
+            validator.check_schema(schema)
+            assert validator.is_valid(answer.parsed), (schema, answer.text)
+    return answer is not None
+
+
+SUITE = os.environ.get("JSON_SCHEMA_SUITE")  # the folder of a draft, tests/draft2020-12, of the JSON Schema Test Suite
+DRAFTS = {"draft4": jsonschema.Draft4Validator, "draft6": jsonschema.Draft6Validator, "draft7": jsonschema.Draft7Validator,
+          "draft2019-09": jsonschema.Draft201909Validator, "draft2020-12": jsonschema.Draft202012Validator}
 
 
 @pytest.mark.skipif(SUITE is None, reason="needs the JSON Schema Test Suite: $JSON_SCHEMA_SUITE")
-def test_the_schemas_of_the_json_schema_test_suite(small):
+def test_the_schemas_of_the_json_schema_test_suite(small, monkeypatch):
     """Those that llguidance supports, with random weights: every finished answer is valid. Others are refused."""
-    model, used, finished = small, 0, 0
+    monkeypatch.setattr(vetting, "fault", in_a_fork)
+    model, used, finished, draft = small, 0, 0, DRAFTS[Path(SUITE).name]
     ends = {str(token): 6 for text in '"}]' for token in (*model.tokenizer.encode(text), *model.eos_token_ids)}
     groups = [(file.name, group["description"], group["schema"]) for file in sorted(Path(SUITE).glob("*.json"))
               for group in json.loads(file.read_text()) if isinstance(group["schema"], dict)]
     for *name, schema in groups:
+        schema = {"$schema": draft.META_SCHEMA["$schema"]} | schema
         try:
             answers = [chat(model, "x", enable_thinking=False, schema=schema, temperature=1.0, seed=seed,
                             max_new_tokens=60, logit_bias=ends) for seed in range(2)]
         except qwen3.InputError as error:
-            assert_one_line(str(error), "the schema can't be used at #")
+            assert_one_line(str(error), "the schema")
             continue
         used += 1
         for answer in answers:
             if answer.finish().finish_reason == "stop":
-                jsonschema.Draft202012Validator(schema).validate(json.loads(answer.text))
+                draft(schema).validate(json.loads(answer.text))
                 finished += 1
     assert used > len(groups) / 3 and finished > used, (len(groups), used, finished)

@@ -364,6 +364,8 @@ def test_forced_calls_are_in_xml_where_the_template_writes_xml(newer):
         assert answer.text.startswith(f"<tool_call>\n<function={call['name']}>\n")
         if call["name"] == "look_up":
             jsonschema.validate(call["arguments"], LOOK_UP["function"]["parameters"])
+        else:  # it has no parameters
+            assert answer.text == "<tool_call>\n<function=touch>\n</function>\n</tool_call>"
     assert names == {"look_up", "touch"}
     with pytest.raises(Refusal, match="touch: a schema must be a JSON Schema"):
         chat_wish(newer, {"messages": FRANCE, "tools": [TOUCH | {"parameters": 5}], "tool_choice": "required"}, 1000)
@@ -447,6 +449,35 @@ def test_a_schema_that_cannot_be_used_is_refused_by_name(client):
         client.chat.completions.create(model="m", messages=FRANCE, response_format={
             "type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "string", "pattern": "(?=a)b"}}})
     assert caught.value.param == "response_format" and "look-around" in caught.value.message
+
+
+def test_schemas_that_take_long_hold_up_nobody_else(demo):
+    """Six of 200 kB, with a fault in the innermost of 30 levels, are refused while chats with and without a schema go on."""
+    def hostile(number):
+        inner = {"type": "string", "format": f"unknown{number}"}
+        for _ in range(30):
+            inner = {"type": "object", "properties": {f"p{j}": {"$ref": "#/$defs/e"} for j in range(199)} | {"x": inner}}
+        return inner | {"$defs": {"e": {"enum": [f"v{i}" for i in range(5000)]}}}
+
+    def form(schema):
+        return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+    with Served(demo) as served:
+        ask = {"messages": FRANCE, "max_tokens": 5, "response_format": form(FORM)}
+        assert served.ask("/v1/chat/completions", ask)[0] == 200
+        got = []
+        threads = [threading.Thread(target=lambda i=i: got.append(served.ask(
+            "/v1/chat/completions", {"messages": FRANCE, "response_format": form(hostile(i))})[:2])) for i in range(6)]
+        for thread in threads:
+            thread.start()
+        waits = []
+        while any(thread.is_alive() for thread in threads):
+            start = time.monotonic()
+            assert served.ask("/v1/chat/completions", ask)[0] == served.ask("/health")[0] == 200
+            waits.append(time.monotonic() - start)
+        assert len(waits) > 3 and max(waits) < 3
+        for status, body in got:
+            assert status == 400 and re.search("unknown[0-9]|try again|can't be used", body["error"]["message"])
 
 
 # ---- Plain text, tokens, vectors -------------------------------------------------------------------------------------

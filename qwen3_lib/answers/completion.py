@@ -201,7 +201,8 @@ class Completion(Wrapped, Stream):
         """
         if not self.is_json:
             raise InputError("only an answer that fits a JSON Schema or a class can be parsed")
-        return parsed(self.schema, self.answer.content)
+        thinks = self.think_open_in_prompt or self.text.lstrip().startswith("<think>")
+        return parsed(self.schema, self.text.partition("</think>")[2] if thinks else self.text)
 
     @property
     def message(self) -> dict[str, Any]:

@@ -1,13 +1,16 @@
-"""A JSON Schema made ready for llguidance: objects are closed, and strings end.
+"""A JSON Schema made ready for llguidance: objects are closed, strings end, and numbers are those that it can hold.
 
 JSON Schema leaves objects open: each may have more properties than its schema names. A small model never stops adding
 some, so an object with `properties` and without `additionalProperties` is closed here, as OpenAI's `strict` closes it.
+What llguidance would take for something else is refused: it computes with numbers of 64 bits, for example.
 """
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Any
 from urllib.parse import unquote
 
@@ -15,10 +18,13 @@ from tokenizer_utils import InputError, brief
 
 Schema = dict[str, Any]
 MAX_STRING = 4096  # characters of a string whose schema has no limit
-MOST_PARTS = 20_000  # of a schema
+MOST_PARTS, MOST_PASSES = 10_000, 5  # of a schema, and over it
 SAME = ("anyOf", "oneOf", "allOf")  # these, and the target of a $ref, describe the same value as the schema around them
-NAMED = ("properties", "patternProperties")  # objects of schemas
-BELOW = (*NAMED, "items", "prefixItems", "additionalItems", "additionalProperties")  # describe the values within it
+NAMED = ("properties", "patternProperties", "$defs", "definitions")  # objects of schemas
+BELOW = (*NAMED[:2], "items", "prefixItems", "additionalItems", "additionalProperties")  # describe the values within it
+BOUNDS = (("minimum", "exclusiveMinimum", 1), ("maximum", "exclusiveMaximum", -1))  # the last: towards the other bound
+EXACT = 2**53  # up to here, each whole number is a float
+LARGEST = 2**63 - 1024  # the largest float that is a whole number of 64 bits
 NOTES = {"title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly", "$schema",
          "$id", "$anchor", "$defs", "definitions", "discriminator", "x-guidance"}  # say nothing about a value
 LIMITED = {"maxLength", "pattern", "format", "enum", "const"}  # a string with one of these isn't limited here
@@ -29,15 +35,22 @@ def prepared(schema: Schema, max_string: int | None = None) -> Schema:
     """A copy in which objects are closed, and strings have at most max_string characters (None: MAX_STRING; 0: any).
 
     An object that allOf, anyOf, oneOf or $ref put together is closed around all its properties; a definition that is
-    a part of such an object stays open elsewhere. Raises InputError for what is no JSON, and for too many parts.
+    a part of such an object stays open elsewhere. Raises InputError for what is no JSON, for too many parts, and for
+    what llguidance takes for something else.
     """
     try:
-        schema = json.loads(json.dumps(schema, allow_nan=False))
+        schema = json.loads(json.dumps(schema, allow_nan=False), parse_float=number)
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"the schema is no JSON: {brief(error)}") from error
+    every = all_parts(schema)
+    for part in every:
+        check_numbers(part)
+    if not ends(schema, every):
+        raise InputError("the schema contains itself without an end")
     groups = grouped(schema)
     combined = {id(part) for group in groups for part in group[1:]}
     for group in groups:
+        check_arrays(group)
         if id(group[0]) not in combined:
             close(group)
         if max_string != 0:
@@ -70,6 +83,16 @@ def grouped(schema: Schema) -> list[list[Schema]]:
     return groups
 
 
+def all_parts(schema: Schema) -> list[Schema]:
+    """A schema and all schemas in it, those that are used and those that aren't."""
+    every = [schema]
+    for part in every:
+        every += children(part, (*SAME, *BELOW, *NAMED[2:]))
+        if len(every) > MOST_PARTS:
+            raise InputError(f"the schema has more than {MOST_PARTS:,} parts")
+    return every
+
+
 def children(part: Schema, keys: tuple[str, ...]) -> Iterator[Schema]:
     """The schemas that a schema has under these keywords."""
     for key in keys:
@@ -80,15 +103,22 @@ def children(part: Schema, keys: tuple[str, ...]) -> Iterator[Schema]:
 
 
 def same_value(schema: Schema, part: Schema) -> Iterator[Schema]:
-    """The schemas that describe the same value as this part. That of a $ref to another document is {}."""
+    """The schemas that describe the same value as this part."""
     yield from children(part, SAME)
+    yield from target(schema, part)
+
+
+def target(schema: Schema, part: Schema) -> Iterator[Schema]:
+    """The schema that a $ref names, if there is one. UNKNOWN for one that isn't named by its path."""
     if isinstance(reference := part.get("$ref"), str):
-        target: Any = schema
+        found: Any = schema
         for name in unquote(reference).removeprefix("#").split("/")[1:]:
             name = name.replace("~1", "/").replace("~0", "~")
-            target = dict(enumerate(target)) if isinstance(target, list) else target
-            target = target.get(int(name) if re.fullmatch(r"\d{1,9}", name) else name) if isinstance(target, dict) else None
-        yield target if isinstance(target, dict) and re.match("#(/|$)", reference) else UNKNOWN
+            if isinstance(found, list):
+                found = found[int(name)] if re.fullmatch(r"\d{1,9}", name) and int(name) < len(found) else None
+            else:
+                found = found.get(name) if isinstance(found, dict) else None
+        yield found if isinstance(found, dict) and re.match("#(/|$)", reference) else UNKNOWN
 
 
 def close(group: list[Schema]) -> None:
@@ -120,3 +150,91 @@ def names_of(value: Any) -> list[str]:
 def at_least(part: Schema, key: str) -> int:
     """The value of minLength or minProperties; 0 without one."""
     return value if isinstance(value := part.get(key), int) else 0
+
+
+# ---- What llguidance would take for something else -------------------------------------------------------------------
+
+def number(text: str) -> int | float:
+    """A number of JSON that isn't written as a whole one; 5.0 is one."""
+    value = float(text)
+    return int(value) if value.is_integer() and abs(value) <= EXACT else value
+
+
+def check_numbers(part: Schema) -> None:
+    """Moves bounds inwards to numbers that llguidance can hold. Raises InputError for other numbers that it can't."""
+    types = part.get("type")
+    if "integer" in (kinds := types if isinstance(types, list) else [types]) and "number" not in kinds:
+        for bound, exclusive, step in BOUNDS:
+            given = [value + offset for key, offset in ((bound, 0), (exclusive, step))
+                     if isinstance(value := part.get(key), int | float) and not isinstance(value, bool)]
+            if given and max(map(abs, given)) > EXACT:
+                part[bound] = inwards(max(given) if step > 0 else min(given), step)
+                part.pop(exclusive, None)
+    for key in (key for *pair, _ in BOUNDS for key in pair if isinstance(part.get(key), int | float)):
+        if not is_exact(part[key]):
+            inside = Context(prec=13, rounding=ROUND_CEILING if "inimum" in key else ROUND_FLOOR)
+            part[key] = number(str(inside.create_decimal(repr(part[key]))))
+    for key in ("const", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"):
+        todo = [part.get(key)]
+        while todo:
+            value = todo.pop()
+            todo += value if isinstance(value, list) else value.values() if isinstance(value, dict) else []
+            if isinstance(value, int | float) and not is_exact(value):
+                raise InputError(f"the schema can't be used: {key} has the number {brief(repr(value), 80)}, which has too "
+                                 "many digits for llguidance; a text of these digits can be used")
+
+
+def is_exact(value: int | float) -> bool:
+    """Whether llguidance, which has floats of 64 bits, writes this number and no other."""
+    if isinstance(value, int):
+        return abs(value) < 2**63 and int(float(value)) == value
+    n_digits = len(Decimal(repr(value)).normalize().as_tuple().digits)
+    return abs(value) >= 1e-15 and n_digits <= (15 if abs(value) < 1e15 else 13)
+
+
+def inwards(bound: int | float, step: int) -> int:
+    """The float next to a bound of whole numbers of 64 bits, on the side of `step`."""
+    near = max(-LARGEST, min(LARGEST, int(bound)))
+    if (near - bound) * step < 0:
+        raise InputError(f"the schema can't be used: no whole number of 64 bits is beyond {brief(bound, 80)}")
+    if (int(float(near)) - near) * step < 0:
+        return int(math.nextafter(float(near), step * math.inf))
+    return int(float(near))
+
+
+def check_arrays(group: list[Schema]) -> None:
+    """Raises InputError for arrays of which llguidance forgets a part when it puts them together."""
+    arrays = [part for part in group if part.keys() & {"items", "prefixItems", "additionalItems"}]
+    firsts = {len(first) if isinstance(first := part.get("prefixItems", part.get("items")), list) else 0
+              for part in arrays}
+    if len(firsts) > 1:
+        raise InputError("the schema can't be used: allOf puts arrays together that list different numbers of items")
+
+
+def ends(schema: Schema, every: list[Schema]) -> bool:
+    """Whether some finite value fits the schema: False for an object that requires one like itself."""
+    stuck = {id(part) for part in every}  # no value of these is known yet that is finite
+
+    def waits(part: Schema) -> bool:
+        needed = [*children(part, ("allOf",)), *target(schema, part), *needed_within(part)]
+        options = [[id(inner) in stuck for inner in children(part, (key,))] for key in ("anyOf", "oneOf")]
+        return any(id(inner) in stuck for inner in needed) or any(each and all(each) for each in options)
+
+    for _ in range(MOST_PASSES):
+        before = len(stuck)
+        for part in reversed(every):
+            if id(part) in stuck and not waits(part):
+                stuck.remove(id(part))
+        if id(schema) not in stuck or len(stuck) == before:
+            return id(schema) not in stuck
+    return True
+
+
+def needed_within(part: Schema) -> list[Any]:
+    """The schemas of values that a value of this part can't be without."""
+    if part.get("type") == "array" and at_least(part, "minItems") > 0:
+        return [*children(part, ("items", "prefixItems"))][:1]
+    properties = part.get("properties")
+    if part.get("type") != "object" or not isinstance(properties, dict):
+        return []
+    return [properties.get(name) for name in names_of(part.get("required"))]

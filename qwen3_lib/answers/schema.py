@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from qwen3_lib.answers import vetting
 from qwen3_lib.answers.answer import inside_thought, kinds_of
 from qwen3_lib.answers.classes import json_schema
 from qwen3_lib.answers.prepare import MAX_STRING, prepared
@@ -21,15 +21,12 @@ from tokenizer_utils import InputError, Tokenizer, brief
 NEVER = np.float32(-1e20)  # a logit that isn't drawn; finite, so that the check for damaged weights keeps its meaning
 # The bits of a byte, the lowest first, as upper limits of eight logits: 60 us for 151,936, fewer than bits as booleans.
 CEILINGS = np.where(np.arange(256)[:, None] >> np.arange(8) & 1, np.float32(np.inf), NEVER).astype(np.float32)
-# Keywords with parts that are schemas, by name or number; those of $defs come last, because not all of them are used.
-PARTS = ("properties", "patternProperties", "prefixItems", "items", "additionalProperties", "anyOf", "oneOf", "allOf",
-         "$defs", "definitions")
-MOST_PARTS = 200  # that are tried one by one to find out which of them can't be used
 
 
 class Grammar(NamedTuple):
-    """A grammar in llguidance's form; see grammar_of."""
+    """A grammar in llguidance's form, see grammar_of; `matcher`, if it is there, was made of it for the model."""
     text: str
+    matcher: Any = None
 
 
 def regex(pattern: str) -> Grammar:
@@ -141,35 +138,28 @@ def guide(tokenizer: Tokenizer, n_rows: int, ends: tuple[int, ...]) -> Any:
     return LLTokenizer(tokenizer.backend.to_str(), n_vocab=n_rows, eos_token=list(ends))
 
 
+def guide_of(model: Any) -> Any:
+    return guide(model.tokenizer, model.config.vocab_size, tuple(model.eos_token_ids))
+
+
 def matcher_of(model: Any, schema: Any, max_string: int | None = None) -> Any:
     """llguidance's matcher at the beginning of an answer. Raises InputError that says what it can't do."""
-    tokens = guide(model.tokenizer, model.config.vocab_size, tuple(model.eos_token_ids))
-    from llguidance import LLMatcher
-    matcher, schema = LLMatcher(tokens, grammar_of(schema, max_string).text), json_schema(schema)
-    if not matcher.is_error():
-        return matcher
-    message, place = matcher.get_error(), ""
-    if isinstance(schema, dict):
-        named = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-
-        def fails(part: dict[str, Any]) -> bool:
-            return bool(LLMatcher(tokens, grammar_of(named | part, max_string).text).get_error() == message)
-
-        place = f" at {faulty(schema, fails)}"
-    raise InputError(f"the schema can't be used{place}: {brief(message, 500)}")
+    grammar = grammar_of(schema, max_string)
+    if grammar.matcher is None:
+        tokens = guide_of(model)
+        vetting.check(grammar.text)
+        grammar = Grammar(grammar.text, compiled(tokens, grammar.text))
+    return grammar.matcher.deep_copy()
 
 
-def faulty(schema: dict[str, Any], fails: Callable[[dict[str, Any]], bool], at: str = "#") -> str:
-    """The place of the innermost part of a schema that fails alone, too, as a JSON pointer."""
-    parts: list[tuple[str, Any]] = []
-    for key in (key for key in PARTS if key in schema):
-        value, by_name = schema[key], key not in ("items", "additionalProperties")
-        parts += [(f"{key}/{name}", part) for name, part in value.items()] if by_name and isinstance(value, dict) else \
-            [(f"{key}/{i}", part) for i, part in enumerate(value)] if isinstance(value, list) else [(key, value)]
-    for place, part in parts[:MOST_PARTS]:
-        if isinstance(part, dict) and fails(part):
-            return faulty(part, fails, f"{at}/{place}")
-    return at
+@lru_cache(maxsize=16)
+def compiled(tokens: Any, grammar: str) -> Any:
+    """The matcher of a grammar, which may take seconds to make."""
+    from llguidance import LLMatcher, LLParserLimits
+    matcher = LLMatcher(tokens, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+    if matcher.is_error():
+        raise InputError(f"the schema can't be used: {brief(matcher.get_error(), 500)}")
+    return matcher
 
 
 class Constrained(Wrapped):
@@ -178,7 +168,7 @@ class Constrained(Wrapped):
     def __init__(self, sequence: Any, schema: Any, max_string: int | None = None):
         super().__init__(sequence)
         tokenizer, n_rows = sequence.model.tokenizer, sequence.model.config.vocab_size
-        self.matcher = matcher_of(sequence.model, schema, max_string)
+        self.matcher, self.tokens = matcher_of(sequence.model, schema, max_string), guide_of(sequence.model)
         self.mask = np.empty(-(-n_rows // 32), np.int32)
         self.room = np.empty((4 * len(self.mask), 8), np.float32)  # for masked logits; a new array costs 15 us
         self.opening, self.closing = tokenizer.token_to_id("<think>"), tokenizer.token_to_id("</think>")
@@ -206,8 +196,15 @@ class Constrained(Wrapped):
             if self.matcher.is_stopped():
                 self.end(self.finish_reason or "stop")
             elif not self.certain:
-                self.certain = self.matcher.compute_ff_tokens()
+                self.certain = self.forced()
         return drawn
+
+    def forced(self) -> list[int]:
+        """The next tokens, where only one text can follow. Text that reads like a special token is written as text."""
+        tokens = self.matcher.compute_ff_tokens()
+        if tokens and not self.matcher.validate_tokens(tokens[:1]):  # "<|im_end|>" as the special token
+            tokens = self.tokens.greedy_tokenize(self.matcher.compute_ff_bytes().decode(errors="ignore"))
+        return tokens[:self.matcher.validate_tokens(tokens)]
 
     def noted(self, drawn: list[int]) -> list[int]:
         """The tokens, which the grammar doesn't see, after a look at whether a thought begins or ends."""
@@ -223,6 +220,8 @@ class Constrained(Wrapped):
     def allowed(self, logits: np.ndarray) -> np.ndarray:
         """The logits, with NEVER for tokens that can't come next; valid until the next call."""
         self.matcher.unsafe_compute_mask_ptr(self.mask.ctypes.data, self.mask.nbytes)
+        if self.matcher.is_error():
+            raise InputError(f"the schema can't be followed: {brief(self.matcher.get_error(), 500)}")
         mask = self.mask.view(np.uint8)
         for token in () if self.begun else self.before:
             mask[token // 8] |= 1 << token % 8

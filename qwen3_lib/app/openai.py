@@ -5,16 +5,18 @@ Each field of a request is checked here, or by the Completion that takes it.
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from typing import Any
 
 from qwen3 import InputError, Model, Sampling, checked_whole, default_sampling
 from qwen3_lib.answers.answer import parse_answer
 from qwen3_lib.answers.completion import Completion
 from qwen3_lib.answers.messages import checked_messages, checked_tools
-from qwen3_lib.answers.schema import Grammar, calls_grammar, lark, matcher_of, regex
+from qwen3_lib.answers.schema import Grammar, calls_grammar, grammar_of, lark, matcher_of, regex
 from qwen3_lib.answers.sequences import TokenLogprob
 from qwen3_lib.io.errors import brief, did_you_mean, is_whole, parse_json
 
@@ -74,6 +76,7 @@ ALSO_NEUTRAL = {"reasoning_format": "deepseek",  # the thought in reasoning_cont
 # reasoning_effort -> enable_thinking, thinking_budget
 THOUGHTS = {"none": (False, None), "minimal": (False, None), "low": (True, 256), "medium": (True, 1024),
             "high": (True, None), "xhigh": (True, None), "max": (True, None)}
+SEARCH = 0.5  # seconds to find the tool at fault
 ANY_ARGUMENTS = {"parameters": {"type": "object"}}  # of a tool that isn't strict
 
 
@@ -220,7 +223,7 @@ def is_strict(tool: dict[str, Any]) -> bool:
 
 
 def answer_schema(model: Model, schema: Any, tools: list[dict[str, Any]], forced: list[dict[str, Any]],
-                  several: bool, max_string: int | None) -> Any:
+                  several: bool, max_string: int | None) -> Grammar:
     """What an answer must fit: calls of the forced tools; else the schema, if there is one, or calls.
 
     Unless they are forced, calls of tools that aren't strict may have any arguments. Raises Refusal that says where.
@@ -231,17 +234,18 @@ def answer_schema(model: Model, schema: Any, tools: list[dict[str, Any]], forced
         raise Refusal(400, "tools go with a JSON Schema, but not with other grammars", "response_format")
     otherwise = False if forced else True if schema is None else schema
     try:
-        wanted = calls_grammar(model.tokenizer, bound, several, otherwise, max_string) if bound else schema
-        matcher_of(model, wanted, max_string)
+        wanted = calls_grammar(model.tokenizer, bound, several, otherwise, max_string) if bound else \
+            grammar_of(schema, max_string)
+        return wanted._replace(matcher=matcher_of(model, wanted))  # here, where nobody else waits for it
     except InputError as error:
-        for tool in bound:
+        end = time.monotonic() + SEARCH
+        for tool in takewhile(lambda _: time.monotonic() < end, bound):
             function = tool.get("function", tool)
             try:
                 matcher_of(model, function.get("parameters") or {}, max_string)
             except InputError as inner:
                 raise Refusal(400, f"the tool {brief(function['name'])}: {inner}", "tools") from error
         raise Refusal(400, str(error), "tools" if forced or schema is None else "response_format") from error
-    return wanted
 
 
 def system_first(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ import contextlib
 import hmac
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from qwen3_lib.server.replies import ChatReply, Reply, event
 from qwen3_lib.server.worker import Job, Worker
 
 LARGEST_BODY, BODY_SECONDS, HEADER_SECONDS = 2**24, 30, 15  # bytes of a body; seconds until it and the headers come
+THREADS = 64  # for what requests compute beside the event loop and the model
 SIGN_OF_LIFE = 5.0  # seconds without news until a stream gets a comment
 PAGE, POLICY = joined(Path(__file__).with_name("page") / "page.html", {}, "; connect-src 'self'; img-src data:; "
                       "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types dompurify")
@@ -387,6 +389,8 @@ def make_app(worker: Worker, limits: Limits) -> Starlette:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        # Requests with new schemas wait for each other in threads; the others must still find one.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
         worker.start()
         yield
         await asyncio.to_thread(worker.stop)

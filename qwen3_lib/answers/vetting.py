@@ -1,0 +1,45 @@
+"""Each new grammar is tried in a child process before this process compiles it, because strangers send grammars."""
+import json
+import os
+import subprocess
+import sys
+import threading
+from functools import lru_cache
+
+from tokenizer_utils import InputError, brief
+
+LONGEST = 2**19  # characters of a grammar
+SECONDS = 5  # until a child must have ended, on a busy machine, too; it computes for trial.SECONDS at most
+WAIT = 3  # seconds for the children of other grammars
+ONE = threading.Lock()  # held while a child runs: many of them would slow down the answers
+
+
+def check(grammar: str) -> None:
+    """Raises InputError for a grammar that llguidance can't use, or that could end this process. Remembers grammars."""
+    if len(grammar) > LONGEST:
+        raise InputError(f"the schema has {len(grammar):,} characters; at most {LONGEST:,} are taken")
+    place, message = fault(grammar)
+    if message:
+        raise InputError(f"the schema can't be used{place}: {brief(message, 500)}")
+
+
+@lru_cache(maxsize=64)
+def fault(grammar: str) -> tuple[str, str]:
+    """What trial.fault says in a child process."""
+    if not ONE.acquire(timeout=WAIT):
+        raise InputError("other schemas are being compiled; try again")
+    try:
+        path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
+        child = subprocess.run([sys.executable, "-P", "-c", "from qwen3_lib.answers.trial import main; main()"],
+                               input=grammar.encode(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                               timeout=SECONDS, env=os.environ | {"PYTHONPATH": path})
+    except subprocess.TimeoutExpired as error:
+        raise InputError(f"the schema can't be used: it isn't compiled within {SECONDS} seconds") from error
+    except OSError as error:
+        raise InputError(f"no process can be started to compile the schema in: {error.strerror}") from error
+    finally:
+        ONE.release()
+    if child.returncode or not child.stdout:
+        return "", "compiling it takes too much time or memory, or it is nested too deeply for llguidance"
+    place, message = json.loads(child.stdout)
+    return place, message

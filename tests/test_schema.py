@@ -1,5 +1,6 @@
 """Answers that fit a schema: what is allowed, held against jsonschema and against answers of models."""
 import contextlib
+import copy
 import dataclasses
 import enum
 import json
@@ -24,6 +25,7 @@ from qwen3_lib.batch.batch import Batch
 from test_answers import saying
 
 jsonschema = pytest.importorskip("jsonschema")
+import referencing  # noqa: E402  (comes with it)
 pytest.importorskip("llguidance")
 
 
@@ -92,13 +94,15 @@ REF = {"$ref": "#/$defs/a"}
     ({"allOf": [A | {"additionalProperties": True}, B]}, {"a": 1, "b": 2, "x": 3}, None),
     (REF | {"$defs": {"a": A}}, {"a": 1}, {"a": 1, "x": 1}),
     (REF | B | {"$defs": {"a": A}}, {"a": 1, "b": 2}, {"a": 1, "b": 2, "x": 3}),
-    ({"properties": {"a": {}, "b": {}}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, {"b": 1}, {"b": 1, "x": 1}),
+    ({"properties": {"a": {}, "b": {}}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, {"b": 1},
+     {"b": 1, "x": 1}),
     ({"properties": {"t": {}}, "oneOf": [A, B]}, {"t": 0, "a": 1}, {"t": 0, "a": 1, "x": 1}),
     (A | {"required": ["a", "b"]}, {"a": 1, "b": "any"}, {"a": 1, "b": "any", "x": 1}),
     (A | {"minProperties": 3}, {"a": 1, "x": 2, "y": 3}, None),
     (A | {"patternProperties": {"^x": {}}}, {"a": 1, "x1": 2}, {"a": 1, "y": 2}),
     ({"allOf": [A, {"patternProperties": {"^x": {}}}]}, {"a": 1, "x1": 2}, None),
-    (A | {"properties": {"a": {"properties": {"b": {"$ref": "#"}}}}}, {"a": {"b": {"a": {}}}}, {"a": {"b": {"a": {"x": 1}}}}),
+    (A | {"properties": {"a": {"properties": {"b": {"$ref": "#"}}}}}, {"a": {"b": {"a": {}}}},
+     {"a": {"b": {"a": {"x": 1}}}}),
 ])
 def test_an_object_with_properties_is_closed(schema, fits, more):
     """With allOf, anyOf, oneOf and $ref around all properties that they name together."""
@@ -204,7 +208,7 @@ def test_text_that_reads_like_a_special_token_is_text(demo, text):
     assert demo.tokenizer.decode(answer.token_ids, skip_special_tokens=True) == json.dumps(text)
 
 
-@pytest.mark.parametrize("value", [0, -1, 0.1, 5490.0, 2**53, 2**60, 10**17, 12345678901234.5, -1e22, 7987786306360180.0])
+@pytest.mark.parametrize("value", [0, -1, 0.1, 5490.0, 2**53, 10**17, 12345678901234.5, -1e22, 7987786306360180.0])
 def test_a_number_is_written_as_it_is(demo, value):
     assert chat(demo, FRANCE, enable_thinking=False, schema={"enum": [value]}).finish().parsed == value
 
@@ -217,7 +221,10 @@ def test_a_number_is_written_as_it_is(demo, value):
     ({"$ref": "#"}, "itself"), ({"type": "object", "required": ["a"], "properties": {"a": {"$ref": "#"}}}, "itself"),
     ({"type": "array", "items": {"anyOf": [{"$ref": "#"}]}, "minItems": 1}, "itself"), (lark("start: start"), "itself"),
     ({"allOf": [{"items": [{}, {}]}], "items": [{}], "additionalItems": {"type": "null"}}, "allOf"),
-    ({"anyOf": [{}] * 10_000}, "parts"), ({"enum": ["a" * 2**19]}, "characters")])
+    ({"anyOf": [{}] * 20_000}, "parts"),
+    ({"anyOf": [{"$ref": "#/$defs/a", "required": [f"b{i}"]} for i in range(200)],
+      "$defs": {"a": {"properties": {f"a{i}": {} for i in range(200)}}}}, "parts"),
+    ({"enum": ["a" * 2**19]}, "characters")])
 def test_what_llguidance_would_take_for_something_else_is_refused_by_name(demo, schema, words):
     assert_one_line(message_of(chat, demo, FRANCE, schema=schema), words)
 
@@ -235,7 +242,8 @@ def test_bounds_that_a_float_does_not_hold_move_inwards(schema, inside, outside)
 # ---- Strangers' schemas ----------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("grammar", [
-    {"const": -2**63}, {"$ref": "#/$defs/0", "$defs": {f"{i}": {"items": {"$ref": f"#/$defs/{i + 1}"}} for i in range(5000)}},
+    {"const": -2**63},
+    {"$ref": "#/$defs/0", "$defs": {f"{i}": {"items": {"$ref": f"#/$defs/{i + 1}"}} for i in range(5000)}},
     "\n".join(["start: a0", *(f"a{i}: a{i + 1}" for i in range(5000)), 'a5000: "x"'])])
 def test_a_grammar_that_ends_its_process_is_refused_in_one_line(demo, grammar):
     raw = lark(grammar) if isinstance(grammar, str) else Grammar(json.dumps({"grammars": [{"json_schema": grammar}]}))
@@ -274,10 +282,10 @@ def any_schema(rng):
         grammar = list('start: a | "x" a? {"y"}\na: /[b-d]+(e|f){2,3}/ | %json {"type": "integer"}')
         change(rng, grammar, lambda rng: rng.choice('"/|()[]{}?*+~%:\\\n ax0'))
         return lark("".join(map(str, grammar)))
-    schema = json.loads(json.dumps(rng.choice([*SCHEMAS, json_schema(Tree), A, {"allOf": [A, B]}, {"enum": [any_number(rng)]}])))
+    schema = copy.deepcopy(rng.choice([*SCHEMAS, json_schema(Tree), A, {"allOf": [A, B]}, {"enum": [any_number(rng)]}]))
     if kind < 0.65:
-        keyword = rng.choice(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "const", "maxLength", "minLength",
-                              "minItems", "maxItems", "enum", "type", "required", "multipleOf", "minProperties"])
+        keyword = rng.choice(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "const", "maxLength", "type",
+                              "minLength", "minItems", "maxItems", "enum", "required", "multipleOf", "minProperties"])
         value = rng.choice([any_number(rng), rng.randint(-2, 9), [any_number(rng), 3, "a"], "integer"])
         schema |= {keyword: value} | rng.choice([{}, {"type": "integer"}, {"type": "number"}])
     for _ in range(rng.choice([0, 1, 1, 3])):
@@ -310,15 +318,16 @@ def test_no_schema_ends_the_process_or_takes_long_and_finished_answers_fit(rng, 
     assert time.monotonic() - start < 10, schema
     if answer is not None and answer.finish_reason == "stop" and isinstance(schema, dict):
         validator = jsonschema.Draft202012Validator(schema)
-        with contextlib.suppress(jsonschema.SchemaError, RecursionError, jsonschema.exceptions._WrappedReferencingError):
+        with contextlib.suppress(jsonschema.SchemaError, RecursionError, referencing.exceptions.Unresolvable):
             validator.check_schema(schema)
             assert validator.is_valid(answer.parsed), (schema, answer.text)
     return answer is not None
 
 
 SUITE = os.environ.get("JSON_SCHEMA_SUITE")  # the folder of a draft, tests/draft2020-12, of the JSON Schema Test Suite
-DRAFTS = {"draft4": jsonschema.Draft4Validator, "draft6": jsonschema.Draft6Validator, "draft7": jsonschema.Draft7Validator,
-          "draft2019-09": jsonschema.Draft201909Validator, "draft2020-12": jsonschema.Draft202012Validator}
+DRAFTS = {"draft4": jsonschema.Draft4Validator, "draft6": jsonschema.Draft6Validator,
+          "draft7": jsonschema.Draft7Validator, "draft2019-09": jsonschema.Draft201909Validator,
+          "draft2020-12": jsonschema.Draft202012Validator}
 
 
 @pytest.mark.skipif(SUITE is None, reason="needs the JSON Schema Test Suite: $JSON_SCHEMA_SUITE")

@@ -431,7 +431,7 @@ def test_a_form_is_filled_in(client):
 
 
 def test_tools_and_schemas_of_nested_classes_end(client):
-    """$ref in a tool's parameters, objects that say nothing about further properties, and strings that the field limits."""
+    """$ref in a tool's parameters, objects that don't forbid further properties, and strings that the field limits."""
     import pydantic
     place = pydantic.create_model("Place", name=str)
     route = pydantic.create_model("Route", start=place, end=place)
@@ -452,11 +452,12 @@ def test_a_schema_that_cannot_be_used_is_refused_by_name(client):
 
 
 def test_schemas_that_take_long_hold_up_nobody_else(demo):
-    """Six of 200 kB, with a fault in the innermost of 30 levels, are refused while chats with and without a schema go on."""
+    """Six of 200 kB, with a fault in the innermost of 30 levels, are refused while a chat with another schema goes on."""
     def hostile(number):
         inner = {"type": "string", "format": f"unknown{number}"}
         for _ in range(30):
-            inner = {"type": "object", "properties": {f"p{j}": {"$ref": "#/$defs/e"} for j in range(199)} | {"x": inner}}
+            properties = {f"p{j}": {"$ref": "#/$defs/e"} for j in range(199)}
+            inner = {"type": "object", "properties": properties | {"x": inner}}
         return inner | {"$defs": {"e": {"enum": [f"v{i}" for i in range(5000)]}}}
 
     def form(schema):

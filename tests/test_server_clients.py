@@ -61,7 +61,8 @@ def shape(name, **fields):
 
 SHAPES = [  # none of them says anything about further properties
     shape("Flat", city=Word, ok=bool), City, shape("Several", cities=(list[City], pydantic.Field(max_length=2))),
-    shape("Optional", size=(Size | None, None), n=(Few | None, None)), shape("Sized", size=Size, letter=Literal["a", "b"]),
+    shape("Optional", size=(Size | None, None), n=(Few | None, None)),
+    shape("Sized", size=Size, letter=Literal["a", "b"]),
     shape("Bounded", n=Few, x=Share), shape("Any", weather=Sun | Rain | Word),
     shape("Told", weather=Annotated[Sun | Rain, pydantic.Field(discriminator="kind")]),
     shape("Dated", day=datetime.date, at=datetime.datetime),
@@ -101,7 +102,8 @@ def test_openai(served):
 
 def asked_by_openai(where, shape):
     with openai.OpenAI(**where) as client:
-        return client.chat.completions.parse(model="m", messages=FRANCE, response_format=shape).choices[0].message.parsed
+        answer = client.chat.completions.parse(model="m", messages=FRANCE, response_format=shape)
+        return answer.choices[0].message.parsed
 
 
 def asked_by_llm(where, shape):

@@ -18,8 +18,9 @@ from tokenizer_utils import InputError, brief
 
 Schema = dict[str, Any]
 MAX_STRING = 4096  # characters of a string whose schema has no limit
-MOST_PARTS, MOST_PASSES = 10_000, 5  # of a schema, and over it
+MOST_PARTS, MOST_PASSES = 20_000, 5  # of a schema, and over it
 SAME = ("anyOf", "oneOf", "allOf")  # these, and the target of a $ref, describe the same value as the schema around them
+NAMING = ("properties", "required")  # keywords that name properties
 NAMED = ("properties", "patternProperties", "$defs", "definitions")  # objects of schemas
 BELOW = (*NAMED[:2], "items", "prefixItems", "additionalItems", "additionalProperties")  # describe the values within it
 BOUNDS = (("minimum", "exclusiveMinimum", 1), ("maximum", "exclusiveMaximum", -1))  # the last: towards the other bound
@@ -78,7 +79,8 @@ def grouped(schema: Schema) -> list[list[Schema]]:
                 rest += [*same_value(schema, each)][::-1]
         groups.append([*group.values()])
         todo += [inner for each in group.values() for inner in children(each, BELOW)]
-        if (size := size + len(group)) > MOST_PARTS:
+        size += sum(1 + len(names_of(each.get(key))) for each in group.values() for key in NAMING)
+        if size > MOST_PARTS:
             raise InputError(f"the schema has more than {MOST_PARTS:,} parts")
     return groups
 
@@ -122,12 +124,12 @@ def target(schema: Schema, part: Schema) -> Iterator[Schema]:
 
 
 def close(group: list[Schema]) -> None:
-    """Forbids the properties that no schema of a group names or requires, unless one of them says what others may be."""
+    """Forbids the properties that no schema of a group names, unless one of them says what others may be."""
     keys = {key for part in group for key in part}
     if "properties" not in keys or "additionalProperties" in keys or UNKNOWN in group or \
             "patternProperties" in keys - group[0].keys():
         return
-    names = {name: True for part in group for key in ("properties", "required") for name in names_of(part.get(key))}
+    names = {name: True for part in group for key in NAMING for name in names_of(part.get(key))}
     own = group[0].get("properties", {})
     if isinstance(own, dict) and all(at_least(part, "minProperties") <= len(names) for part in group):
         group[0]["properties"] = names | own
@@ -180,8 +182,8 @@ def check_numbers(part: Schema) -> None:
             value = todo.pop()
             todo += value if isinstance(value, list) else value.values() if isinstance(value, dict) else []
             if isinstance(value, int | float) and not is_exact(value):
-                raise InputError(f"the schema can't be used: {key} has the number {brief(repr(value), 80)}, which has too "
-                                 "many digits for llguidance; a text of these digits can be used")
+                raise InputError(f"the schema can't be used: {key} has the number {brief(repr(value), 80)}, which has "
+                                 "too many digits for llguidance; a text of these digits can be used")
 
 
 def is_exact(value: int | float) -> bool:

@@ -41,7 +41,7 @@ def lark(text: str) -> Grammar:
 
 
 def grammar_of(schema: Any, max_string: int | None = None) -> Grammar:
-    """The grammar of a JSON Schema (a dict), of a dataclass or a class of pydantic; a Grammar as it is. See prepare.py."""
+    """The grammar of a JSON Schema (a dict), a dataclass or a class of pydantic, see prepare.py; a Grammar as it is."""
     if isinstance(schema, Grammar):
         return schema
     schema = json_schema(schema)
@@ -67,7 +67,8 @@ def calls_grammar(tokenizer: Tokenizer, tools: list[dict[str, Any]], several: bo
         raise InputError("the model's tokenizer has no <tool_call>, so the model can't be made to call a tool")
     more = ' ("\\n" call)*' if several else ""
     start = "content | calls" if isinstance(otherwise, dict) else "TEXT calls?" if otherwise else "calls"
-    content = f"content: %json {json.dumps(on_one_line(otherwise, max_string))}\n" if isinstance(otherwise, dict) else ""
+    content = "" if isinstance(otherwise, bool) else \
+        f"content: %json {json.dumps(on_one_line(otherwise, max_string))}\n"
     rules = (calls_in_xml if tokenizer.lists_arguments else calls_in_json)(tools, max_string)
     return lark(f'start: {start}\n{content}TEXT: /(.|\\n)*/\ncalls: call{more}\n'
                 f'call: <[{opening}]> "\\n" object <[{closing}]>\n{rules}')

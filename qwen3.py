@@ -532,16 +532,15 @@ def chat(model: Model, messages: str | dict[str, Any] | list[dict[str, Any]], to
          eos_token_ids: Iterable[int] | None = None, temperature: float | None = None, top_k: int | None = None,
          top_p: float | None = None, min_p: float | None = None, repetition_penalty: float | None = None,
          presence_penalty: float | None = None, frequency_penalty: float | None = None, stop: Any = None,
-         logprobs: int | None = None, think_budget: int | None = None, schema: Any = None,
-         max_string: int | None = None, logit_bias: dict[Any, float] | None = None, lookup: int | None = None,
-         draft: Any = None) -> Any:
+         logprobs: int | None = None, think_budget: int | None = None, lookup: int | None = None, draft: Any = None,
+         schema: Any = None, max_string: int | None = None, logit_bias: dict[Any, float] | None = None) -> Any:
     """The answer to a conversation, or to a single question given as a text: a Stream of its pieces.
 
     messages: {"role": "system" | "user" | "assistant" | "tool", "content": ...}, as in OpenAI's API
     tools: JSON schemas as in OpenAI's API; system: the text of a system message before all others
     enable_thinking: None leaves it to the model's chat template; chat_template_kwargs: its other variables
     max_new_tokens (or max_tokens) to frequency_penalty: as in `generate`, with defaults from default_sampling
-    stop to draft: these need the folder qwen3_lib beside this file, see qwen3_lib/answers/completion.py
+    stop to logit_bias: these need the folder qwen3_lib beside this file, see qwen3_lib/answers/completion.py
     With that folder, tools may be Python functions, and the answer is a Completion, which tells more.
     Raises InputError, before anything is computed, for values out of range and unreadable messages.
     """
@@ -554,7 +553,7 @@ def chat(model: Model, messages: str | dict[str, Any] | list[dict[str, Any]], to
     if LIBRARY.is_dir():
         from qwen3_lib.answers.completion import complete
         return complete(model, messages, tools, enable_thinking, chat_template_kwargs, **options)
-    if beyond := given.keys() & {"stop", "logprobs", "think_budget", "schema", "logit_bias", "lookup", "draft"}:
+    if beyond := given.keys() & {*"stop logprobs think_budget lookup draft schema max_string logit_bias".split()}:
         raise InputError(f"{min(beyond)}= needs the folder qwen3_lib beside qwen3.py")
     text = model.tokenizer.apply_chat_template(messages, tools, enable_thinking=enable_thinking, join_text_parts=True,
                                                chat_template_kwargs=chat_template_kwargs)

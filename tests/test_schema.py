@@ -284,8 +284,9 @@ def any_schema(rng):
         return lark("".join(map(str, grammar)))
     schema = copy.deepcopy(rng.choice([*SCHEMAS, json_schema(Tree), A, {"allOf": [A, B]}, {"enum": [any_number(rng)]}]))
     if kind < 0.65:
-        keyword = rng.choice(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "const", "maxLength", "type",
-                              "minLength", "minItems", "maxItems", "enum", "required", "multipleOf", "minProperties"])
+        keyword = rng.choice(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "const", "maxLength",
+                              "minLength", "minItems", "maxItems", "enum", "required", "multipleOf", "type",
+                              "minProperties"])
         value = rng.choice([any_number(rng), rng.randint(-2, 9), [any_number(rng), 3, "a"], "integer"])
         schema |= {keyword: value} | rng.choice([{}, {"type": "integer"}, {"type": "number"}])
     for _ in range(rng.choice([0, 1, 1, 3])):

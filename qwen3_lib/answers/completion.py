@@ -108,7 +108,8 @@ class Completion(Wrapped, Stream):
         self.think_open_in_prompt = inside_thought(model.tokenizer, self.prompt)  # the text begins within a thought
         self.stop = StopTexts(texts, self.think_open_in_prompt) if (texts := checked_stop(stop)) else None
         self.decoder, self.text, self.streamed = StreamDecoder(model.tokenizer, skip_special_tokens=True), "", 0
-        self.token_ids, self.schema, self.tools, self.cached_tokens, self.times = sequence.token_ids, schema, tools, 0, []
+        self.token_ids, self.schema, self.tools = sequence.token_ids, schema, tools
+        self.cached_tokens, self.times = 0, list[float]()
         self.tokens: Any = None  # the iterator that `run` returns
         if cache is not None:
             self.begin(cache)

@@ -91,6 +91,8 @@ REF = {"$ref": "#/$defs/a"}
     ({"allOf": [A, B]}, {"a": 1, "b": 2}, {"a": 1, "b": 2, "x": 3}),
     ({"allOf": [REF], "$defs": {"a": A}}, {"a": 1}, {"a": 1, "x": 3}),
     ({"allOf": [REF, B], "$defs": {"a": A}}, {"a": 1, "b": 2}, {"a": 1, "b": 2, "x": 3}),
+    ({"properties": {"p": REF, "q": {"allOf": [REF, B]}}, "$defs": {"a": A}}, {"q": {"a": 1, "b": 2}}, {"x": 1}),
+    ({"allOf": [{"$ref": "#x"}, B], "$defs": {"a": A | {"$anchor": "x"}}}, {"a": 1, "b": 2}, None),
     ({"allOf": [A | {"additionalProperties": True}, B]}, {"a": 1, "b": 2, "x": 3}, None),
     (REF | {"$defs": {"a": A}}, {"a": 1}, {"a": 1, "x": 1}),
     (REF | B | {"$defs": {"a": A}}, {"a": 1, "b": 2}, {"a": 1, "b": 2, "x": 3}),
@@ -132,6 +134,7 @@ def test_max_string_is_an_option_of_answers(demo):
 SCHEMAS = [
     FORM, {"type": "object"}, {"type": "integer", "minimum": -3, "maximum": 12}, {"type": "boolean"}, {"const": "é\n"},
     {"type": "array", "items": {"type": "null"}, "minItems": 2, "maxItems": 3}, {"enum": [1, "two", [3]]},
+    {"type": "object", "properties": {f"a{i}": {"type": "null"} for i in range(600)}},
     {"type": "string", "maxLength": 4}, {"type": "string", "pattern": "^[a-c]{2,4}$"}, {"format": "date"},
     {"anyOf": [{"type": "number"}, {"type": "object", "required": ["a"], "properties": {"a": {"type": "boolean"}}}]},
     {"$defs": {"t": {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#/$defs/t"}, {"type": "null"}]}},

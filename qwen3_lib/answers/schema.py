@@ -157,7 +157,9 @@ def matcher_of(model: Any, schema: Any, max_string: int | None = None) -> Any:
 def compiled(tokens: Any, grammar: str) -> Any:
     """The matcher of a grammar, which may take seconds to make."""
     from llguidance import LLMatcher, LLParserLimits
-    matcher = LLMatcher(tokens, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+    limits = LLParserLimits(verbose_errors=False, max_items_in_row=20_000)  # 2,000 are too few for 500 properties
+    matcher = LLMatcher(tokens, grammar, log_level=0, limits=limits)
+    matcher.compute_bitmask()  # some limits are met only here
     if matcher.is_error():
         raise InputError(f"the schema can't be used: {brief(matcher.get_error(), 500)}")
     return matcher

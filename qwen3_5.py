@@ -33,7 +33,7 @@ import itertools
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -190,44 +190,58 @@ def decoder_layer(x: np.ndarray, w: dict[str, Any], config: HybridConfig, cache:
 # conversation goes on, or is changed, at the border of a turn. So the states at these borders are kept. And a guess
 # that may be wrong isn't learned in its own pass, but in the next one, from its q, k, v, g and beta: 0.6 MB.
 
-# layer -> its convolution's history [width - 1 + late, conv_dim]; S; of the `late` last tokens, which S hasn't learned
-# yet, q, k and v behind the convolution, g and beta [late, conv_dim + 2 value heads]
-States = dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]]
 KEPT = 2**28  # bytes for kept states: 13 of Qwen3.5-0.8B
 
 
-class HybridCache(KVCache):
-    """The keys and values of the layers that attend, and the states of the others.
+class State(NamedTuple):
+    """The state of a delta net. Its arrays are never written to, because each pass makes new ones."""
+    history: np.ndarray  # [width - 1 + late, conv_dim], the last rows before the convolution
+    memory: np.ndarray  # S of each head, which hasn't learned the `late` last tokens yet
+    late: np.ndarray  # their q, k and v behind the convolution, g and beta, [late, conv_dim + 2 value heads]
 
-    states: position -> the States after so many tokens: at 0, at `length`, at the positions `kept`, and before each of
-    the last `guesses`. Their arrays are never written to, because each pass makes new ones; so they are references.
+
+class Snapshot(NamedTuple):
+    """The state of each delta net, by its layer, after the first `length` tokens."""
+    length: int
+    states: dict[int, State]
+    kept: bool = False  # also when the text goes on
+
+
+class HybridCache(KVCache):
+    """The keys and values of the layers that attend, and snapshots of the others.
+
+    snapshots: of no tokens, at borders of turns, before each of the last guesses, and at `length`, in this order.
     """
     config: HybridConfig
-    guesses = 0  # how many of the next pass's last tokens are guesses, which may be cut off again
 
     def __init__(self, config: HybridConfig, max_length: int | None = None):
         super().__init__(config, max_length)
         self.attending = [i for i in range(config.num_hidden_layers) if i not in config.linear_layers]
         self.k, self.v = self.k[:len(self.attending)], self.v[:len(self.attending)]
         self.shape = config.linear_num_value_heads, config.linear_key_head_dim, config.linear_value_head_dim
-        self.empty = (np.zeros((config.linear_conv_kernel_dim - 1, config.conv_dim), np.float32),
-                      np.zeros(self.stored_shape(), np.float32),
-                      np.zeros((0, config.conv_dim + 2 * self.shape[0]), np.float32))
+        self.empty = State(np.zeros((config.linear_conv_kernel_dim - 1, config.conv_dim), np.float32),
+                           np.zeros(self.stored_shape(), np.float32),
+                           np.zeros((0, config.conv_dim + 2 * self.shape[0]), np.float32))
         size = len(config.linear_layers) * sum(array.nbytes for array in self.empty)
         self.most = max(KEPT // max(size, 1), 3)  # the border before the last message, the one after it, and the first
         self.fixed = (self.most + 2) * size  # with those of now and of the pass that runs
-        self.states, self.kept, self.pending = {0: States()}, list[int](), States()  # pending: of the pass that runs
+        self.snapshots = [Snapshot(0, dict.fromkeys(config.linear_layers, self.empty), kept=True)]
+        self.sure = 0  # tokens from this position on are guesses, which may be cut off again
+        self.new: dict[int, State] = {}  # of the pass that runs
 
     def stored_shape(self) -> tuple[int, ...]:
         """The shape of an S; faster engines have another one."""
         return self.shape
 
-    def reserve(self, n: int) -> np.ndarray:
-        """See KVCache.reserve. From here on, the states after `length` are those of another text."""
-        self.kept = [at for at in self.kept if at <= self.length]
-        wanted = {0, *self.kept, self.length, *range(self.length + n - self.guesses, self.length)}  # a draft's
-        self.states = {at: states for at, states in self.states.items() if at in wanted}
+    def reserve(self, n: int, guesses: int = 0) -> np.ndarray:
+        """See KVCache.reserve. The last `guesses` tokens, new or not, may be cut off again."""
+        self.truncate(self.length)  # without what an interrupted pass has left
+        self.sure = self.length + n - guesses
         return super().reserve(n)
+
+    def unsure(self, n: int) -> int:
+        """How many of the next n tokens the states don't learn yet: the guesses, but for the first token."""
+        return max(min(self.length + n - self.sure, n - 1), 0)
 
     def attend(self, layer: int, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
         return super().attend(self.attending.index(layer), q, k, v)
@@ -237,8 +251,8 @@ class HybridCache(KVCache):
         -> [n, value heads, value_dim]. The new state counts only after `advance`.
         """
         n, (heads, key_dim, value_dim) = len(qkv), self.shape
-        history, state, late = self.states[self.length].get(layer, self.empty)
-        guesses = min(self.guesses, n - 1)
+        history, state, late = self.snapshots[-1].states[layer]
+        guesses = self.unsure(n)
         qkv, history = causal_convolution(qkv, conv1d, history[len(late):], guesses)
         rows = np.concatenate([late, np.concatenate([qkv, g, beta], axis=1)])  # of all tokens that S hasn't learned
         key_size, learned = (qkv.shape[1] - heads * value_dim) // 2, len(rows) - guesses
@@ -249,42 +263,41 @@ class HybridCache(KVCache):
         rule: Any = delta_rule if n == 1 + guesses else delta_rule_in_chunks
         first, state = rule(*(a[:, :learned] for a in tokens), state)
         last, _ = rule(*(a[:, learned:] for a in tokens), state)
-        self.pending[layer] = history, state, rows[learned:].copy()
+        self.new[layer] = State(history, state, rows[learned:].copy())
         return np.concatenate([first, last], axis=1)[:, -n:].swapaxes(0, 1)
 
     def advance(self, token_ids: np.ndarray) -> None:
-        """Counts the new tokens [n] as filled; notes the states after them, and before each guess among them."""
-        before, end = self.length, self.length + len(token_ids)
-        for cut in range(1 + min([len(token_ids), *(len(late) for *_, late in self.pending.values())])):
-            self.states[end - cut] = {layer: (history[:len(history) - cut], state, late[:len(late) - cut])
-                                      for layer, (history, state, late) in self.pending.items()}
-        self.pending = {}
+        """Counts the new tokens [n] as filled. Of the snapshots before, those that no guess needs go, unless kept."""
+        end, late = self.length + len(token_ids), min((len(state.late) for state in self.new.values()), default=0)
+        self.snapshots += [Snapshot(end - cut, {
+            layer: State(history[:len(history) - cut], memory, rows[:len(rows) - cut])
+            for layer, (history, memory, rows) in self.new.items()}) for cut in range(late, -1, -1)]
         super().advance(token_ids)
-        if before not in (0, *self.kept) and before < end - self.guesses:
-            del self.states[before]
+        self.snapshots = [each for each in self.snapshots if each.kept or each.length >= min(self.sure, end)]
 
     def keep(self) -> None:
-        """Keeps the state of now. If there are too many, the oldest one goes, but for the first."""
-        self.kept = [at for at in self.kept if at != self.length] + [self.length]
-        if len(self.kept) > self.most:
-            del self.states[self.kept.pop(1)]
+        """Keeps the last snapshot. If there are too many, the oldest one goes, but for the first."""
+        self.snapshots[-1] = self.snapshots[-1]._replace(kept=True)
+        kept = [each for each in self.snapshots if each.kept]
+        if len(kept) > 1 + self.most:  # 1: of no tokens
+            self.snapshots = [each for each in self.snapshots if each is not kept[2]]
 
     def adopt(self, other: HybridCache, n: int) -> None:
-        """Takes the states of another cache up to its first n tokens, which `advance` then counts."""
-        self.kept = [at for at in other.kept if at < n]
-        self.states |= {at: other.states[at] for at in self.kept}
-        self.pending = dict(other.states[n])
+        """Takes the snapshots of another cache up to its first n tokens, which `advance` then counts."""
+        self.snapshots = [each for each in other.snapshots if each.kept and each.length < n]
+        self.new = dict(next(each.states for each in other.snapshots if each.length == n))
 
     def common_prefix(self, token_ids: np.ndarray) -> int:
-        """The last position with a state, up to which the cache holds the first of the tokens `token_ids` [n]."""
+        """The last position with a snapshot, up to which the cache holds the first of the tokens `token_ids` [n]."""
         n = super().common_prefix(token_ids)
-        return max(at for at in self.states if at <= n)
+        return max(each.length for each in self.snapshots if each.length <= n)
 
     def truncate(self, length: int) -> None:
-        """Forgets all positions from `length` on. Raises InputError for a length without a state."""
-        if length not in self.states:
+        """Forgets all positions from `length` on. Raises InputError for a length without a snapshot."""
+        if length not in (each.length for each in self.snapshots):
             raise InputError(f"no state is kept after {length} of the {self.length} tokens")
         super().truncate(length)
+        self.snapshots = [each for each in self.snapshots if each.length <= length]
 
 
 # ---- forward ---------------------------------------------------------------------------------------------------------

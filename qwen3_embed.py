@@ -37,7 +37,8 @@ from qwen3_lib.app.cli import guarded
 from qwen3_lib.app.files import read_text
 from qwen3_lib.app.options import Parser, add_engine_options, add_model_options, load, named_model
 from qwen3_lib.app.terminal import columns, print_json, to_stdout, write
-from qwen3_lib.batch.caches import Caches, copy_prefix
+from qwen3_lib.answers.caches import Caches
+from qwen3_lib.batch.caches import copy_prefix
 from qwen3_lib.io.pooling import SEARCH, normalized, recipe_of
 from qwen3_lib.io.progress import progress
 

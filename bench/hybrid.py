@@ -78,7 +78,7 @@ def repeat_keys(context: list[int]) -> None:
     places, filled = cache.reserve(len(context) - cache.length), cache.length
     for rows in (cache.k, cache.v):
         rows[:, :, places] = rows[:, :, places % filled]
-    cache.pending = cache.states[filled]
+    cache.new = dict(cache.snapshots[-1].states)
     cache.advance(np.array(context[filled:]))
 
 

@@ -17,7 +17,7 @@ from helpers import (assert_one_line, edit_json, message_of, patiently, read_saf
 from make_random_model import make_random_model
 from qwen3_embed import END, POSITIONS, SEARCH, TOGETHER, classify, embed, groups, rerank
 from qwen3_lib.app.models import why_not
-from qwen3_lib.batch.caches import Caches
+from qwen3_lib.answers.caches import Caches
 from test_loading import changed_header
 
 QUERY = "how do bees find home?"

@@ -19,7 +19,7 @@ from qwen3_lib.answers.guesses import Draft, Source
 from qwen3_lib.app.files import load_prompt_cache, save_prompt_cache
 from qwen3_lib.answers.schema import regex
 from qwen3_lib.batch.batch import Batch, generate_batch, slots_in
-from qwen3_lib.batch.caches import Caches
+from qwen3_lib.answers.caches import Caches
 
 END = 7  # the end of a turn
 make = partial(make_random_model, dtype="float32")
@@ -206,16 +206,19 @@ def test_guesses_never_change_an_answer(name, is_fast, tmp_path, monkeypatch):
             assert 0 < right < guessed
 
 
+@pytest.mark.parametrize("beside", [1, 508, 509, 511])
 @pytest.mark.parametrize("cut", range(4))
-def test_a_cache_is_cut_back_to_before_a_guess(model, cut, tmp_path):
-    """Twice, the second time beginning with tokens that the state hasn't learned; and from a file."""
+def test_a_cache_is_cut_back_to_before_a_guess(model, cut, beside, tmp_path):
+    """Twice, the second time beginning with tokens that the state hasn't learned; beside another sequence, with which a
+    chunk of 512 tokens may end between the guesses; and from a file."""
     ids, cache = random_ids(30), model.engine.new_cache(model.config)
     expected = np.array([qwen3.forward(model, [i], cache) for i in ids])
     cache = model.engine.new_cache(model.config)
     qwen3.forward(model, ids[:10], cache)
     for _ in range(2):
-        cache.guesses, start = 3, cache.length
-        qwen3.forward(model, ids[start:start + 5 - cut] + random_ids(cut, 1), cache)
+        start, other = cache.length, model.engine.new_cache(model.config)
+        new = random_ids(beside, 2) + ids[start:start + 5 - cut] + random_ids(cut, 1)
+        model.engine.logits_of(model, new, Caches([other, cache], [beside, 5], [0, 3]))
         cache.truncate(start + 5 - cut)
     assert "after 13 of" in message_of(cache.truncate, 13)
     save_prompt_cache(cache, model, tmp_path / "kept")
@@ -252,6 +255,11 @@ def turn(n, seed):
     return [8 + i % 300 for i in random_ids(n, seed)] + [END]
 
 
+def kept(cache):
+    """The lengths of the snapshots that are kept, without that of no tokens."""
+    return [each.length for each in cache.snapshots[1:] if each.kept]
+
+
 def answered(model, prompt, cache):
     """(how many tokens the cache had, the greedy answer), which is that of a new cache."""
     completion = Completion(model, prompt, cache, max_new_tokens=6, temperature=0, eos_token_ids=()).finish()
@@ -281,8 +289,8 @@ def test_the_first_and_the_last_states_are_kept(model, monkeypatch):
     cache, turns = model.engine.new_cache(model.config), [turn(9, seed) for seed in range(8)]
     for one in turns:
         qwen3.forward(model, one + [9], cache)
-    assert cache.kept == [10, 76, 87] and cache.states.keys() == {0, 10, 76, 87, 88}
-    arrays = [array for states in cache.states.values() for pair in states.values() for array in pair]
+    assert kept(cache) == [10, 76, 87] and [each.length for each in cache.snapshots] == [0, 10, 76, 87, 88]
+    arrays = [array for _, states, _ in cache.snapshots[1:] for state in states.values() for array in state]
     assert sum(array.nbytes for array in arrays) == 4 / 5 * cache.fixed  # the fifth is that of a pass
     assert not any(isinstance(array.base, np.ndarray) and array.base.nbytes > array.nbytes + 64 for array in arrays)
     assert "after 65 of the 88" in message_of(cache.truncate, 65)
@@ -328,7 +336,7 @@ def test_several_sequences_in_one_pass(model):
     for prompt, cache, x in zip(prompts, caches, np.split(states, np.cumsum(list(map(len, prompts)))[:-1])):
         expected = model.engine.hidden_states(model, prompt, model.engine.new_cache(model.config))
         assert cache.length == len(prompt) and np.abs(x - expected).max() < 1e-4 * expected.std()
-    assert [cache.kept for cache in caches] == [[], [401, 702], []]
+    assert [kept(cache) for cache in caches] == [[], [401, 702], []]
 
 
 def test_a_batch_copies_the_states_of_a_common_beginning(model):

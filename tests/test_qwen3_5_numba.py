@@ -8,7 +8,8 @@ from configs import HYBRID, HYBRID_MOE, HYBRIDS
 from helpers import random_ids
 from make_random_model import make_random_model
 from packed import FromPython, round_vectors
-from qwen3_lib.batch.caches import Caches, copy_prefix
+from qwen3_lib.answers.caches import Caches
+from qwen3_lib.batch.caches import copy_prefix
 from qwen3_lib.kernels import delta
 from qwen3_lib.kernels.layout import is_packed
 from qwen3_lib.kernels.packing import matrix_rows

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from qwen3 import InputError, Model, checked_whole, sample
+from qwen3_lib.answers.caches import Caches
 from qwen3_lib.answers.sequences import Wrapped
 
 
@@ -119,8 +120,8 @@ class Draft(Source):
         self.cache.truncate(self.cache.common_prefix(text[:-1]))
         new, rng = text[self.cache.length:], copy.deepcopy(sequence.rng)
         for _ in range(n):
-            start, self.cache.guesses = time.perf_counter(), len(guess)
-            logits = self.model.engine.logits_of(self.model, new, self.cache)
+            start = time.perf_counter()
+            logits = self.model.engine.logits_of(self.model, new, Caches([self.cache], [len(new)], [len(guess)]))[0]
             token = sample(logits, sequence.sampling, rng, sequence.prompt, sequence.token_ids + guess)
             if len(new) <= self.MOST:  # else it was the prompt's pass
                 self.make += self.PART * (time.perf_counter() - start - self.make)
@@ -194,10 +195,8 @@ def run_guessed(model: Model, sequence: Guessed, cache: Any) -> Iterator[int]:
     while len(new := sequence.new):
         if cache.length + len(new) - sequence.guesses != len(sequence.prompt) + len(sequence.token_ids):
             raise InputError("the cache belongs to another answer now; give each answer its own cache")
-        cache.guesses = sequence.guesses
-        logits = model.engine.logits_of(model, new, cache, all_logits=sequence.guesses > 0)
-        cache.guesses = 0
-        tokens = sequence.feed(logits)
+        together = Caches([cache], [len(new)], [sequence.guesses]) if sequence.guesses else cache
+        tokens = sequence.feed(model.engine.logits_of(model, new, together))
         cache.truncate(cache.length - sequence.wrong)
         yield from tokens
 

@@ -14,14 +14,14 @@ import numpy as np
 import safetensors
 
 from qwen3 import KVCache, Model, checked_ids
-from qwen3_5 import HybridCache
+from qwen3_5 import HybridCache, State
 from qwen3_lib.answers.messages import checked_messages, checked_tools
 from qwen3_lib.io import adapter
 from qwen3_lib.io.errors import InputError, parse_json
 from qwen3_lib.io.tensors import both_ends
 from qwen3_lib.io.writing import write_safetensors
 
-STATES = "history", "state", "late"  # of a Qwen3.5: see qwen3_5.States
+STATES = "history", "state", "late"  # the parts of qwen3_5.State
 
 # ---- Texts -----------------------------------------------------------------------------------------------------------
 
@@ -95,7 +95,7 @@ def save_prompt_cache(cache: KVCache, model: Model, name: str | Path) -> None:
     n = cache.length
     arrays: dict[str, np.ndarray] = {"token_ids": cache.token_ids[:n], "k": cache.k[..., :n, :], "v": cache.v[..., :n, :]}
     if isinstance(cache, HybridCache):
-        arrays |= zip(STATES, map(np.stack, zip(*cache.states[n].values())))
+        arrays |= zip(STATES, map(np.stack, zip(*cache.snapshots[-1].states.values())))
     write_safetensors(name, arrays, {"format": FORMAT, "model": fingerprint(model, cache),
                                      "crc32": checksum(arrays.values())})
 
@@ -135,6 +135,6 @@ def load_prompt_cache(model: Model, name: str | Path) -> KVCache:
     cache.reserve(n)
     cache.k[..., :n, :], cache.v[..., :n, :] = k, v
     if isinstance(cache, HybridCache):
-        cache.pending = dict(zip(cache.config.linear_layers, zip(*states)))
+        cache.new = dict(zip(cache.config.linear_layers, map(State, *states)))
     cache.advance(ids)
     return cache

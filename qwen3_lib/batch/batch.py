@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from qwen3 import InputError, KVCache, Model, Sequence, TokenIds, brief, checked_whole
+from qwen3_lib.answers.caches import Caches
 from qwen3_lib.answers.completion import Completion
-from qwen3_lib.batch.caches import Caches, Kept, copy_prefix, size_of
+from qwen3_lib.batch.caches import Kept, copy_prefix, size_of
 
 PIECE = 128  # prompt tokens in a pass: enough for the speed of long ones, and running answers wait for no more
 WORTH_COPYING = 16  # about as many tokens are computed in the time that it takes to read the weights once

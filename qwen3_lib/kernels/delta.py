@@ -128,7 +128,7 @@ def sizes_of(job):
 @compiled
 def state_of(job, sequence, which, number):
     """(history float32 [taps - 1 + late, channels], states float32 [n_values, strips, dk padded, 16], late float32
-    [late, channels + 2 n_values]) of a layer of a sequence: qwen3_5.States, with in_proj_ba's rows for g and beta.
+    [late, channels + 2 n_values]) of a layer of a sequence: qwen3_5.State, with in_proj_ba's rows for g and beta.
 
     which: 0 before this pass, 1 after it.
     """

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from qwen3 import Config, Tensor, to_float32
-from qwen3_5 import HybridCache, HybridConfig
+from qwen3_5 import HybridCache, HybridConfig, State
 from qwen3_lib.io.tensors import AnyTensor
 from qwen3_lib.kernels.layout import GATE, LINEAR, SUMS_OF_DELTA, padded
 from qwen3_lib.kernels.memory import empty
@@ -92,12 +92,11 @@ def state_tables(caches: list[Any], counts: np.ndarray) -> tuple[np.ndarray, np.
         return np.empty((0, 4), np.int64), np.empty((0, 0, 6), np.int64)
     late, rows = [], []
     for cache, n in zip(caches, counts.tolist()):
-        before, guesses, waiting = cache.states[cache.length], max(min(cache.guesses, n - 1), 0), 0
-        for layer in cache.config.linear_layers:
-            old, (history, state, none) = before.get(layer, cache.empty), [array.shape for array in cache.empty]
-            shapes = (history[0] + guesses, history[1]), state, (guesses, none[1])
-            cache.pending[layer] = new = tuple(map(on_a_line, shapes))
-            waiting = len(old[2])
+        (history, memory, none), guesses, waiting = cache.empty, cache.unsure(n), 0
+        for layer, old in cache.snapshots[-1].states.items():
+            shapes = (len(history) + guesses, history.shape[1]), memory.shape, (guesses, none.shape[1])
+            cache.new[layer] = new = State(*map(on_a_line, shapes))
+            waiting = len(old.late)
             rows.append([array.ctypes.data for array in (*old, *new)])
         late.append([waiting, guesses])
     ends = np.cumsum(counts)[:, None]

@@ -421,14 +421,16 @@ class Sequence:
 
     `prompt` [n]; `token_ids`, the tokens drawn so far; `finish_reason`: None until the end, then "stop" (at an
     end-of-text token, which is not kept) or "length" (after max_new_tokens, or when the context is full).
-    Takes the options of `generate`. Raises InputError for ids and values out of range.
+    Takes the options of `generate`, and processors that change drawing, see qwen3_lib/answers/processors.py.
+    Raises InputError for ids and values out of range.
     """
 
     def __init__(self, model: Model, token_ids: TokenIds, max_new_tokens: int | None = None, seed: int | None = None,
-                 eos_token_ids: Iterable[int] | None = None, **sampling: float | None):
+                 eos_token_ids: Iterable[int] | None = None, processors: Iterable[Any] = (), **sampling: float | None):
         if model.embeds:
             raise InputError(f"{model.path}: an embedding model or classifier gives no answers: use qwen3_embed.py")
         self.model, self.prompt = model, checked_ids(token_ids, model.config.vocab_size)
+        self.processors = [*processors]
         self.sampling, self.token_ids = model.sampling.updated(**sampling), list[int]()
         self.finish_reason: str | None = None
         ends = model.eos_token_ids if eos_token_ids is None else eos_token_ids
@@ -448,9 +450,12 @@ class Sequence:
         cache.truncate(cache.common_prefix(self.prompt[:-1]))  # the last token gives the logits
         self.new, self.limit = self.prompt[cache.length:], min(self.limit, cache.max_length - len(self.prompt))
 
-    def feed(self, logits: np.ndarray, token: int | None = None) -> list[int]:
-        """Draws the next token from logits [vocab_size], or takes `token` -> [token], or [] at the end of text."""
+    def feed(self, logits: np.ndarray) -> list[int]:
+        """Draws the next token from logits [vocab_size] -> [token], or [] at the end of text."""
         check_finite(self.model, logits)
+        for each in self.processors:
+            logits = each.before(logits)
+        token = next((forced for each in self.processors if (forced := each.forced()) is not None), None)
         if token is None:
             token = sample(logits, self.sampling, self.rng, self.prompt, self.token_ids)
         if token in self.ends:
@@ -458,12 +463,14 @@ class Sequence:
             return []
         self.token_ids.append(token)
         self.new = [token]
-        if len(self.token_ids) == self.limit:
-            self.end("length")
+        stops = [each for each in self.processors if each.after(token)]
+        if stops or len(self.token_ids) == self.limit:
+            self.end("stop" if stops else "length")
         return [token]
 
     def end(self, reason: str) -> None:
-        self.new, self.finish_reason = [], reason
+        stops = [each for each in self.processors if each.after(None)]  # all of them learn that it ends
+        self.new, self.finish_reason = [], "stop" if stops else reason
 
 
 def run(model: Model, sequence: Sequence, cache: KVCache) -> Iterator[int]:

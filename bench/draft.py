@@ -73,7 +73,7 @@ def main() -> None:
                     tokens.append(answer.token_ids)
                     if i:
                         speeds[draft is not None].append((TOKENS - 1) / (answer.times[-1] - answer.times[1]))
-                right, guessed = right + answer.driver.accepted, guessed + answer.driver.guessed
+                right, guessed = right + answer.speculator.accepted, guessed + answer.speculator.guessed
                 if tokens[0] != tokens[1]:
                     sys.exit(f"{name}: the draft has changed the answer")
             gain = median(with_ / without for without, with_ in zip(speeds[False], speeds[True]))

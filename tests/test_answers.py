@@ -19,9 +19,10 @@ from helpers import WEATHER, assert_one_line, edit_json, filled_cache, message_o
 from qwen3_lib.answers.answer import parse_answer, split_stream
 from tokenizer_utils import END_TOKENS, Answer
 from qwen3_lib.answers.completion import Completion, StopTexts
-from qwen3_lib.answers.guesses import Guessed, Lookup, Source
+from qwen3_lib.answers.guesses import Lookup, Source, Speculator
 from qwen3_lib.answers.score import SCORED, score
-from qwen3_lib.answers.sequences import ThinkBudget
+from qwen3_lib.answers.processors import ThinkBudget, Thought
+from qwen3_lib.answers.steps import Run, step
 from qwen3_lib.answers.tools import tool_schema
 
 pytestmark = [pytest.mark.core, pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")]
@@ -37,8 +38,8 @@ def saying(model, script):
     def logits_of(model, token_ids, cache, all_logits=False):
         cache.reserve(len(token_ids))
         cache.advance(np.asarray(token_ids))
-        logits = np.zeros(model.config.vocab_size, np.float32)
-        logits[script[said.n]] = 1
+        logits = np.zeros((1, model.config.vocab_size), np.float32)
+        logits[0, script[said.n]] = 1
         said.n += 1
         return logits
     said = type("Said", (), {"n": 0})
@@ -113,7 +114,7 @@ def test_the_options_of_chat_are_in_its_signature(demo):
     options = {name for name, about in inspect.signature(qwen3.chat).parameters.items() if about.kind is about.KEYWORD_ONLY}
     taken = {*inspect.signature(Completion).parameters, *inspect.signature(qwen3.Sequence).parameters}
     taken |= {*qwen3.Sampling.__dataclass_fields__}
-    assert options - {"max_tokens"} == taken - {"model", "token_ids", "tools", "options", "sampling"}
+    assert options - {"max_tokens"} == taken - {"model", "token_ids", "tools", "options", "processors", "sampling"}
     assert len(qwen3.chat(demo, FRANCE, max_tokens=3).finish().token_ids) == 3
     assert "max_new_tokens" in message_of(Completion, demo, [1], max_tokens=3)
 
@@ -299,15 +300,17 @@ def test_think_budget(rng, talker):
     model = with_engine(talker, lambda *args, **options: qwen3.logits_of(*args, **options) + bias)
     prompt = tokenizer.encode(rng.choice(["Hi", "Hi<think>", "<think>\n", "<think>a</think>", "a</think>",
                                           "<think>a</think><think>b", "<think>\n\n</think>\n\n"]))
-    sequence = qwen3.Sequence(model, prompt, rng.randint(1, 24), rng.randrange(1000), (), temperature=1.0)
-    drawn, feed = [], sequence.feed  # the places of the tokens that the model has drawn
+    drawn, thought = [], Thought(tokenizer, prompt)  # the places of the tokens that the model has drawn
 
-    def noted(logits, token=None):
-        drawn.extend([len(sequence.token_ids)] if token is None else [])
-        return feed(logits, token)
+    class Noted(ThinkBudget):
+        def forced(self):
+            token = super().forced()
+            drawn.extend([len(sequence.token_ids)] if token is None else [])
+            return token
 
-    sequence.feed = noted
-    tokens = list(qwen3.run(model, ThinkBudget(sequence, budget), qwen3.KVCache(model.config)))
+    sequence = qwen3.Sequence(model, prompt, rng.randint(1, 24), rng.randrange(1000), (),
+                              [thought, Noted(tokenizer, thought, budget)], temperature=1.0)
+    tokens = list(qwen3.run(model, sequence, qwen3.KVCache(model.config)))
     assert len(tokens) == sequence.limit
     inside, spent = re.search("<think>((?!</think>).)*$", tokenizer.decode(prompt), re.DOTALL) is not None, 0
     ending = tokenizer.encode("\n</think>\n\n")
@@ -332,7 +335,7 @@ def test_a_schema_leaves_the_thought_free(talker, start, said):
     encode, end = talker.tokenizer.encode, talker.tokenizer.token_to_id("<|im_end|>")
     model = dataclasses.replace(saying(talker, [*encode(said), *[end] * 9]), eos_token_ids=(end,))
     answer = Completion(model, encode(f"<|im_start|>assistant\n{start}"), schema={"const": "a"}, temperature=0)
-    answer.driver = answer  # without guesses
+    answer.speculator = None
     assert answer.finish().text == said + '"a"'
 
 
@@ -354,7 +357,7 @@ def test_guesses_never_change_the_answer(model, prompt, guesses, limit, seed, te
     large, small = with_bias(0), with_bias(np.random.default_rng(seed).standard_normal(320).astype(np.float32))
     plain = Completion(large, prompt, logprobs=2, **options)
     guessing = Completion(large, prompt, lookup=n_lookup or None, draft=small if n_draft else None, logprobs=2, **options)
-    for source in guessing.driver.sources:  # guesses always seem to pay
+    for source in guessing.speculator.sources:  # guesses always seem to pay
         source.length = lambda _, n=n_lookup or n_draft: n
     cache = qwen3.KVCache(model.config)
     guessing.begin(cache)
@@ -380,12 +383,19 @@ def test_guesses_end_with_the_context(model):
 
 def test_right_guesses_save_passes(model):
     sequence = qwen3.Sequence(model, [1, 2, 3, 4, 1, 2], 20, temperature=0, eos_token_ids=())
-    guessing, passes = Guessed(sequence, [Lookup(4)]), 0
-    while len(guessing.new):
-        following = {1: 2, 2: 3, 3: 4, 4: 1}
-        guessing.feed(np.stack([np.eye(320, dtype=np.float32)[following[int(token)]] for token in guessing.new])
-                      if passes else np.eye(320, dtype=np.float32)[3])
-        guessing.plain, guessing.sources[0].check, passes = 1.0, 0.0, passes + 1
+    guesses, passes = Speculator([Lookup(4)]), 0
+
+    def following(model, ids, cache):
+        nonlocal passes
+        passes += 1
+        cache.advance(np.asarray(ids))
+        return np.eye(320, dtype=np.float32)[[{1: 2, 2: 3, 3: 4, 4: 1}[int(i)] for i in np.asarray(ids)[cache.last]]]
+
+    run = Run(sequence, qwen3.KVCache(model.config), guesses)
+    run.cache.reserve(100)
+    while len(sequence.new):
+        step(with_engine(model, following), [run])
+        guesses.plain, guesses.sources[0].check = 1.0, 0.0
     assert sequence.token_ids == [3, 4, 1, 2] * 5 and passes == 5
 
 

@@ -201,7 +201,7 @@ def test_guesses_never_change_an_answer(name, is_fast, tmp_path, monkeypatch):
         assert [(answer.token_ids, answer.text, answer.finish_reason, answer.logprobs) for answer in some] == \
             [(answer.token_ids, answer.text, answer.finish_reason, answer.logprobs) for answer in plain]
         for kind in range(4):
-            drivers = [answer.driver for answer in some[kind::4]]
+            drivers = [answer.speculator for answer in some[kind::4]]
             right, guessed = (sum(getattr(driver, name) for driver in drivers) for name in ("accepted", "guessed"))
             assert 0 < right < guessed
 
@@ -233,7 +233,7 @@ def test_a_draft_computes_its_own_guesses_once(model, monkeypatch):
     passes, likes, prompt = [], WORDS[:320], turn(40, 1) + [30]
     large, small = changed(model, likes), changed(model, likes + np.random.default_rng(0).standard_normal(320), passes)
     answer = Completion(large, prompt, draft=Draft(small, large), max_new_tokens=40, temperature=0).finish()
-    assert 0 < answer.driver.accepted < answer.driver.guessed and passes[0] > 40 and max(passes[1:]) <= 2
+    assert 0 < answer.speculator.accepted < answer.speculator.guessed and passes[0] > 40 and max(passes[1:]) <= 2
 
 
 def test_what_a_schema_forces_is_computed_together(tmp_path):
@@ -242,7 +242,7 @@ def test_what_a_schema_forces_is_computed_together(tmp_path):
     answer, alone = (Completion(changed(model, 0, passes), [8, 9], schema=regex("The capital is (Paris|Rome), or so"),
                                 stop=", or") for _ in range(2))
     assert answer.finish().text in ("The capital is Paris", "The capital is Rome") and max(passes) > 3
-    alone.driver = alone
+    alone.speculator = None
     assert alone.finish().token_ids == answer.token_ids
 
 

@@ -243,5 +243,5 @@ def test_a_draft_never_changes_an_answer():
         answer = fast.chat(model, question, draft=draft, lookup=[None, 3][i % 2], **options).finish()
         assert (answer.token_ids, answer.text, answer.finish_reason, answer.logprobs) == (
             plain.token_ids, plain.text, plain.finish_reason, plain.logprobs)
-        guessed += answer.driver.accepted
+        guessed += answer.speculator.accepted
     assert guessed > 100

@@ -173,12 +173,12 @@ def test_what_a_schema_forces_is_computed_in_one_pass(demo, options):
     model = dataclasses.replace(demo, engine=dataclasses.replace(demo.engine, logits_of=counted))
     single, together = (chat(model, FRANCE, schema=form, **{"enable_thinking": "think_budget" in options} | options)
                         for _ in range(2))
-    single.driver = single
+    single.speculator = None
     *expected, many = passes_of(single)
     *got, few = passes_of(together)
     assert got == expected and few < many - 3 * (many > 9)
     batch = Batch(demo, 2, 500)
-    beside = [batch.add(i, together.prompt, schema=form, **options) for i in range(2)]
+    beside = [batch.add(i, together.prompt_ids, schema=form, **options) for i in range(2)]
     while not batch.idle:
         batch.step()
     assert [answer.token_ids for answer in beside] == [expected[0]] * 2
@@ -200,7 +200,7 @@ def test_white_space_may_stand_between_a_thought_and_json(demo):
     for space in ("\n", "\n\n"):
         script = [demo.tokenizer.token_to_id("<think>"), *demo.tokenizer.encode(f"hm</think>{space}"), *[0] * 9]
         answer = chat(saying(demo, script), FRANCE, schema={"const": "Rome"}, temperature=0)
-        answer.driver = answer  # one token in a pass
+        answer.speculator = None  # one token in a pass
         assert answer.finish().text == f'<think>hm</think>{space}"Rome"'
 
 

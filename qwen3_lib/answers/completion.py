@@ -7,15 +7,18 @@ import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 from typing import Any
 
-from qwen3 import KVCache, Model, Sequence, Stream, TokenIds, chat, checked_whole, run
+import numpy as np
+
+from qwen3 import KVCache, Model, Sequence, Stream, TokenIds, chat, checked_whole
 from qwen3_lib.answers.answer import held_back, inside_thought, parse_answer, split_stream
 from qwen3_lib.answers.classes import parsed
-from qwen3_lib.answers.guesses import Source, guessed, run_guessed
+from qwen3_lib.answers.guesses import Source, speculator
 from qwen3_lib.answers.messages import checked_messages
+from qwen3_lib.answers.processors import Bias, Logprobs, Processor, ThinkBudget, Thought, TokenLogprob
 from qwen3_lib.answers.schema import Constrained, Grammar
-from qwen3_lib.answers.sequences import Biased, Logprobs, ThinkBudget, TokenLogprob, Wrapped
+from qwen3_lib.answers.steps import Run, step
 from qwen3_lib.answers.tools import schemas
-from tokenizer_utils import Answer, InputError, StreamDecoder, brief
+from tokenizer_utils import Answer, InputError, StreamDecoder, Tokenizer, brief
 
 OPTIONS = tuple(name for name in chat.__kwdefaults__ or () if name not in ("max_tokens", "cache"))  # of a Completion
 
@@ -64,15 +67,34 @@ def checked_stop(stop: str | Iterable[str]) -> tuple[str, ...]:
     return texts
 
 
-class Completion(Wrapped, Stream):
+class AnswerText(Processor):
+    """The text of the tokens, up to a stop text, and their times."""
+
+    def __init__(self, tokenizer: Tokenizer, stop: StopTexts | None):
+        self.decoder, self.stop, self.text = StreamDecoder(tokenizer, skip_special_tokens=True), stop, ""
+        self.times = list[float]()  # the start, then the arrival of each token in seconds
+
+    def after(self, token: int | None) -> bool:
+        if token is not None:
+            self.times.append(time.perf_counter())
+        piece = self.decoder.flush() if token is None else self.decoder.push(token)
+        if self.stop is None:
+            self.text += piece
+            return False
+        if not self.stop.found:
+            self.text += self.stop.push(piece)
+        if token is None and not self.stop.found:
+            self.text += self.stop.rest()
+        return self.stop.found
+
+
+class Completion(Stream):
     """An answer while it is generated: iterate over it for its text, piece by piece, `await` it, or call `finish`.
 
     `prompt_ids` [n]; the state so far: `token_ids`, `text`, `answer` (the text taken apart), `logprobs` (if asked for),
     `times`, the start and the arrival of each token in seconds; `cached_tokens`, the prompt tokens found in the cache;
     `finish_reason`: None until the last token, then "tool_calls", "stop" (the model ended it, or a stop text) or
     "length" (cut off).
-
-    It is a sequence, too: a Batch feeds it in place of its own loop.
     """
 
     def __init__(self, model: Model, token_ids: TokenIds, cache: KVCache | None = None, stop: str | Iterable[str] = (),
@@ -92,58 +114,55 @@ class Completion(Wrapped, Stream):
         max_string: the most characters of a string whose schema has no limit (default: 4,096; 0: no limit)
         tools: JSON schemas of the tools in the prompt, which give the arguments of calls in XML their types
         """
-        sequence: Any = Sequence(model, token_ids, **options)
-        if logit_bias is not None:
-            sequence = Biased(sequence, logit_bias)
+        self.model, self.sequence, tokenizer = model, Sequence(model, token_ids, **options), model.tokenizer
+        prompt, processors = self.sequence.prompt, self.sequence.processors
+        self.think_open_in_prompt = inside_thought(tokenizer, prompt)  # the text begins within a thought
+        self.noted = None if logprobs is None else Logprobs(tokenizer, checked_whole("logprobs", logprobs, 0))
+        thought, constrained = Thought(tokenizer, prompt), None
+        processors += [thought] if self.noted is None else [self.noted, thought]
+        if think_budget is not None:
+            processors.append(ThinkBudget(tokenizer, thought, checked_whole("think_budget", think_budget, 0)))
         if max_string is not None:
             checked_whole("max_string", max_string, 0)
         if schema is not None:
-            sequence = Constrained(sequence, schema, max_string)
-        if think_budget is not None:
-            sequence = ThinkBudget(sequence, checked_whole("think_budget", think_budget, 0))
-        if logprobs is not None:
-            sequence = Logprobs(sequence, checked_whole("logprobs", logprobs, 0))
-        super().__init__(sequence)
-        self.driver = guessed(self, schema, lookup, draft)  # what is run
-        self.think_open_in_prompt = inside_thought(model.tokenizer, self.prompt)  # the text begins within a thought
-        self.stop = StopTexts(texts, self.think_open_in_prompt) if (texts := checked_stop(stop)) else None
-        self.decoder, self.text, self.streamed = StreamDecoder(model.tokenizer, skip_special_tokens=True), "", 0
-        self.token_ids, self.schema, self.tools = sequence.token_ids, schema, tools
-        self.cached_tokens, self.times = 0, list[float]()
-        self.tokens: Any = None  # the iterator that `run` returns
+            processors.append(constrained := Constrained(model, prompt, thought, schema, max_string))
+        if logit_bias is not None:
+            processors.append(Bias(logit_bias, model.config.vocab_size))
+        stops = StopTexts(texts, self.think_open_in_prompt) if (texts := checked_stop(stop)) else None
+        processors.append(written := AnswerText(tokenizer, stops))
+        self.written, self.speculator = written, speculator(model, constrained, lookup, draft)
+        self.token_ids, self.times, self.schema, self.tools = self.sequence.token_ids, written.times, schema, tools
+        self.streamed = self.cached_tokens = 0
+        self.run: Run | None = None  # since it has a cache
+        self.is_fed = False  # by a Batch; else by iterating
         if cache is not None:
             self.begin(cache)
 
-    def resume(self, cache: KVCache) -> None:
-        """Cuts the cache back to its common prefix with the prompt, see Sequence.resume."""
-        self.sequence.resume(cache)
-        self.cached_tokens, self.times = cache.length, [time.perf_counter()]
-
     def begin(self, cache: KVCache) -> None:
-        """Resumes with this cache; what is drawn then comes by iterating."""
-        self.driver.resume(cache)
-        self.tokens = (run if self.driver is self else run_guessed)(self.model, self.driver, cache)
-
-    def feed(self, logits: Any, token: int | None = None) -> list[int]:
-        """Draws a token, see Sequence.feed, and adds what it completes to the text."""
-        tokens = self.sequence.feed(logits, token)
-        self.times += [time.perf_counter()] * len(tokens)
-        piece = "".join(map(self.decoder.push, tokens)) + ("" if len(self.new) else self.decoder.flush())
-        self.text += self.stop.push(piece) if self.stop else piece
-        if self.stop and not self.stop.found and not len(self.new):
-            self.text += self.stop.rest()
-        if self.stop and self.stop.found:
-            self.end("stop")
-        return tokens
+        """Takes a cache, cut back to its common prefix with the prompt, see Sequence.resume."""
+        self.sequence.resume(cache)
+        self.run, self.cached_tokens = Run(self.sequence, cache, self.speculator), cache.length
+        self.times[:] = [time.perf_counter()]
 
     def __next__(self) -> str:
-        if self.tokens is None:
-            self.begin(self.model.engine.new_cache(self.model.config))
         while self.streamed == len(self.text):
-            if next(self.tokens, None) is None and self.streamed == len(self.text):
+            if self.is_fed or not len(self.sequence.new):
                 raise StopIteration
+            if self.run is None:
+                self.begin(self.model.engine.new_cache(self.model.config))
+            self.advance()
         piece, self.streamed = self.text[self.streamed:], len(self.text)
         return piece
+
+    def advance(self) -> None:
+        """Runs one pass."""
+        assert self.run is not None
+        sequence, cache, _ = self.run
+        if cache.length + len(sequence.new) != len(sequence.prompt) + len(sequence.token_ids):
+            raise InputError("the cache belongs to another answer now; give each answer its own cache")
+        for outcome in step(self.model, [self.run]):
+            if isinstance(outcome, InputError):
+                raise outcome
 
     async def __aiter__(self) -> AsyncIterator[str]:
         import asyncio  # here, because importing it takes as long as an answer of the bundled model
@@ -171,18 +190,26 @@ class Completion(Wrapped, Stream):
         return f"<Completion: {len(self.token_ids)} tokens, {state}, text={self.text!r}>"
 
     @property
-    def finish_reason(self) -> str | None:
-        ended: str | None = self.sequence.finish_reason
-        return "tool_calls" if ended and self.answer.tool_calls else ended
+    def text(self) -> str:
+        return self.written.text
 
     @property
-    def prompt_ids(self) -> Any:
-        return self.prompt
+    def ended(self) -> str | None:
+        """Why the tokens have ended: None, "stop" or "length"."""
+        return self.sequence.finish_reason
+
+    @property
+    def finish_reason(self) -> str | None:
+        return "tool_calls" if self.ended and self.answer.tool_calls else self.ended
+
+    @property
+    def prompt_ids(self) -> np.ndarray:
+        return self.sequence.prompt
 
     @property
     def logprobs(self) -> list[TokenLogprob]:
         """Of the tokens so far, if they were asked for."""
-        return getattr(self.sequence, "logprobs", [])
+        return self.noted.found if self.noted else []
 
     @property
     def answer(self) -> Answer:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import copy
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from qwen3 import InputError, Model, checked_whole, sample
 from qwen3_lib.answers.caches import Caches
-from qwen3_lib.answers.sequences import Wrapped
+from qwen3_lib.answers.schema import Constrained
 
 
 class Source(ABC):
@@ -57,16 +56,16 @@ class Source(ABC):
         self.check += self.PART * (max(seconds - plain, 0) / guessed - self.check)
 
 
-class Forced(Source):
-    """Knows the tokens that a schema forces, see Constrained: always right, so they are never too many."""
+class ForcedTokens(Source):
+    """Knows the tokens that a schema forces: always right, so they are never too many."""
     MOST = 32  # in a pass, so that others who run in it don't wait for long
 
-    def __init__(self) -> None:
+    def __init__(self, constrained: Constrained) -> None:
         super().__init__(self.MOST)
+        self.constrained = constrained
 
     def guess(self, sequence: Any, n: int) -> list[int]:
-        certain: list[int] = sequence.certain
-        return certain[:n]
+        return self.constrained.certain[:n]
 
     def length(self, plain: float | None) -> int:
         return self.n
@@ -132,81 +131,44 @@ class Draft(Source):
         return guess
 
 
-class Guessed(Wrapped):
-    """A sequence that guesses tokens behind the next one. The first source that has a guess makes it."""
+class Speculator:
+    """Guesses the tokens behind a sequence's next one. The first source that has a guess makes it."""
     REFRESH = 64  # passes until one without guesses is measured again
 
-    def __init__(self, sequence: Any, sources: list[Source]):
-        super().__init__(sequence)
+    def __init__(self, sources: list[Source]):
         self.sources, self.source = sources, sources[0]
-        self.guess: list[int] | None = []  # None: not made yet
-        self.wrong = self.passes = 0
+        self.passes = 0
         self.guessed = self.accepted = 0  # in all
         self.plain: float | None = None  # seconds of a pass without guesses, a running mean
-        self.since: float | None = None  # the start of the pass
 
-    @property
-    def new(self) -> Any:
-        """The tokens to compute next, the guesses behind them."""
-        if self.guess is None:
-            self.guess = self.next_guess() if len(self.sequence.new) else []
-            self.since = time.perf_counter()
-        return [*self.sequence.new, *self.guess] if self.guess else self.sequence.new
-
-    @property
-    def guesses(self) -> int:
-        return len(self.guess or ())
-
-    def feed(self, logits: np.ndarray) -> list[int]:
-        """Draws from logits [1 + guesses, vocab_size], or [vocab_size] without guesses, while the guess is right."""
-        drawn, guess, end = [], self.guess or [], time.perf_counter()
-        for i, row in enumerate(np.atleast_2d(logits)):
-            drawn += (tokens := self.sequence.feed(row))
-            if not len(self.sequence.new) or tokens != guess[i:i + 1]:
-                break
-        right = sum(token == guessed for token, guessed in zip(drawn, guess))
-        if self.since is not None:  # else it was the prompt's pass
-            self.learn(len(guess), right, end - self.since)
-        self.wrong, self.guess = len(guess) - right, None
-        self.guessed, self.accepted = self.guessed + len(guess), self.accepted + right
-        return drawn
+    def propose(self, sequence: Any) -> list[int]:
+        """The guesses for the next pass of a sequence; none where they don't pay."""
+        self.passes += 1
+        plain = None if self.passes > self.REFRESH else self.plain
+        room = sequence.limit - len(sequence.token_ids) - 1
+        for self.source in self.sources:
+            n = min(self.source.length(plain), room)
+            if n > 0 and (guess := self.source.guess(sequence, n)):
+                return guess
+        return []
 
     def learn(self, guessed: int, right: int, seconds: float) -> None:
+        """Takes note of a pass: its guesses, how many were right, and its seconds."""
+        self.guessed, self.accepted = self.guessed + guessed, self.accepted + right
         if guessed and self.plain is not None:
             self.source.learn(guessed, right, seconds, self.plain)
         elif not guessed:
             self.plain = seconds if self.plain is None else 0.75 * self.plain + 0.25 * seconds
             self.passes = 0
 
-    def next_guess(self) -> list[int]:
-        """The tokens of the first source that has some; none where they don't pay."""
-        self.passes += 1
-        plain = None if self.passes > self.REFRESH else self.plain
-        room = self.sequence.limit - len(self.sequence.token_ids) - 1
-        for self.source in self.sources:
-            n = min(self.source.length(plain), room)
-            if n > 0 and (guess := self.source.guess(self.sequence, n)):
-                return guess
-        return []
 
-
-def run_guessed(model: Model, sequence: Guessed, cache: Any) -> Iterator[int]:
-    """qwen3.run, with the guesses in each pass; the cache then forgets the wrong ones."""
-    while len(new := sequence.new):
-        if cache.length + len(new) - sequence.guesses != len(sequence.prompt) + len(sequence.token_ids):
-            raise InputError("the cache belongs to another answer now; give each answer its own cache")
-        together = Caches([cache], [len(new)], [sequence.guesses]) if sequence.guesses else cache
-        tokens = sequence.feed(model.engine.logits_of(model, new, together))
-        cache.truncate(cache.length - sequence.wrong)
-        yield from tokens
-
-
-def guessed(sequence: Any, schema: Any, lookup: int | None, draft: Source | Model | None) -> Any:
-    """The sequence with guesses of these sources; itself if there are none."""
-    sources: list[Source] = [Lookup(lookup)] if checked_whole("lookup", lookup or 0, 0) and lookup else []
+def speculator(model: Model, constrained: Constrained | None, lookup: int | None,
+               draft: Source | Model | None) -> Speculator | None:
+    """The Speculator with these sources; None if there are none."""
+    sources: list[Source] = [] if constrained is None else [ForcedTokens(constrained)]
+    if checked_whole("lookup", lookup or 0, 0) and lookup:
+        sources.append(Lookup(lookup))
     if isinstance(draft, Model):
-        draft = Draft(draft, sequence.model)
+        draft = Draft(draft, model)
     sources += [] if draft is None else [draft]
-    if schema is not None:
-        sources.insert(0, Forced())
-    return Guessed(sequence, sources) if sources else sequence
+    return Speculator(sources) if sources else None

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qwen3_lib.answers import vetting
-from qwen3_lib.answers.answer import inside_thought, kinds_of
+from qwen3_lib.answers.answer import kinds_of
 from qwen3_lib.answers.classes import json_schema
 from qwen3_lib.answers.prepare import MAX_STRING, prepared
-from qwen3_lib.answers.sequences import Wrapped
+from qwen3_lib.answers.processors import Processor, Thought
 from tokenizer_utils import InputError, Tokenizer, brief
 
 NEVER = np.float32(-1e20)  # a logit that isn't drawn; finite, so that the check for damaged weights keeps its meaning
@@ -165,69 +165,64 @@ def compiled(tokens: Any, grammar: str) -> Any:
     return matcher
 
 
-class Constrained(Wrapped):
-    """Draws only tokens that a schema allows, and takes those that it forces without drawing: see guesses.Forced."""
+class Constrained(Processor):
+    """Allows only tokens that a schema allows, and takes those that it forces without drawing: see ForcedTokens."""
 
-    def __init__(self, sequence: Any, schema: Any, max_string: int | None = None):
-        super().__init__(sequence)
-        tokenizer, n_rows = sequence.model.tokenizer, sequence.model.config.vocab_size
-        self.matcher, self.tokens = matcher_of(sequence.model, schema, max_string), guide_of(sequence.model)
+    def __init__(self, model: Any, prompt: np.ndarray, thought: Thought, schema: Any, max_string: int | None = None):
+        tokenizer, n_rows = model.tokenizer, model.config.vocab_size
+        self.matcher, self.tokens, self.thought = matcher_of(model, schema, max_string), guide_of(model), thought
         self.mask = np.empty(-(-n_rows // 32), np.int32)
         self.room = np.empty((4 * len(self.mask), 8), np.float32)  # for masked logits; a new array costs 15 us
-        self.opening, self.closing = tokenizer.token_to_id("<think>"), tokenizer.token_to_id("</think>")
-        self.inside = inside_thought(tokenizer, sequence.prompt)
-        turn = tokenizer.decode(sequence.prompt).rpartition("<|im_start|>")[2]
+        turn = tokenizer.decode(prompt).rpartition("<|im_start|>")[2]
         self.begun = False  # whether the grammar has taken a token
         # Before the grammar's first token: a thought, unless the prompt has had it, and white space after a thought.
-        self.before = {self.opening} - {None} if "</think>" not in turn and "assistant" in turn else set[int]()
+        self.before_it = {thought.opening} - {None} if "</think>" not in turn and "assistant" in turn else set[int]()
+        self.newlines = {ids[0] for text in ("\n\n", "\n")
+                         if len(ids := tokenizer.encode(text, add_special_tokens=False)) == 1}
         self.certain: list[int] = []  # the next tokens, where only one text can follow
 
-    def feed(self, logits: np.ndarray, token: int | None = None) -> list[int]:
-        if token is not None or self.inside:  # a thought, or the end of one that a think budget forces
-            return self.noted(self.sequence.feed(logits, token))
-        if self.certain:
-            drawn = self.sequence.feed(logits, self.certain.pop(0))
-        else:
-            drawn = self.sequence.feed(self.allowed(logits))
-        if not self.begun and drawn and drawn[0] in self.before:
-            return self.noted(drawn)
-        if drawn:
-            self.begun = True
-            self.matcher.consume_token(drawn[0])
-            if self.matcher.is_error():
-                raise InputError(f"the schema can't be followed: {brief(self.matcher.get_error(), 500)}")
-            if self.matcher.is_stopped():
-                self.end(self.finish_reason or "stop")
-            elif not self.certain:
-                self.certain = self.forced()
-        return drawn
+    def before(self, logits: np.ndarray) -> np.ndarray:
+        """The logits, with NEVER for tokens that can't come next; valid until the next call."""
+        if self.thought.inside and not self.begun or self.certain:
+            return logits
+        self.matcher.unsafe_compute_mask_ptr(self.mask.ctypes.data, self.mask.nbytes)
+        self.check()
+        mask = self.mask.view(np.uint8)
+        for token in () if self.begun else self.before_it:
+            mask[token // 8] |= 1 << token % 8
+        CEILINGS.take(mask, axis=0, out=self.room, mode="clip")  # "raise" would copy through another array
+        masked = self.room.reshape(-1)[:len(logits)]
+        return np.minimum(logits, masked, out=masked)
 
-    def forced(self) -> list[int]:
+    def forced(self) -> int | None:
+        return self.certain.pop(0) if self.certain else None
+
+    def after(self, token: int | None) -> bool:
+        thought = self.thought
+        if token is None:
+            return False
+        if thought.is_closed or not self.begun and (thought.inside or thought.was_inside):
+            self.before_it = self.newlines if token == thought.closing else set()
+            return False
+        if not self.begun and token in self.before_it:
+            self.before_it = set()
+            return False
+        self.begun = True
+        self.matcher.consume_token(token)
+        self.check()
+        if self.matcher.is_stopped():
+            return True
+        if not self.certain:
+            self.certain = self.forced_tokens()
+        return False
+
+    def check(self) -> None:
+        if self.matcher.is_error():
+            raise InputError(f"the schema can't be followed: {brief(self.matcher.get_error(), 500)}")
+
+    def forced_tokens(self) -> list[int]:
         """The next tokens, where only one text can follow. Text that reads like a special token is written as text."""
         tokens = self.matcher.compute_ff_tokens()
         if tokens and not self.matcher.validate_tokens(tokens[:1]):  # "<|im_end|>" as the special token
             tokens = self.tokens.greedy_tokenize(self.matcher.compute_ff_bytes().decode(errors="ignore"))
         return tokens[:self.matcher.validate_tokens(tokens)]
-
-    def noted(self, drawn: list[int]) -> list[int]:
-        """The tokens, which the grammar doesn't see, after a look at whether a thought begins or ends."""
-        for token in drawn:
-            self.inside = token == self.opening or self.inside and token != self.closing
-            if token == self.closing:
-                self.before = {ids[0] for text in ("\n\n", "\n")
-                               if len(ids := self.model.tokenizer.encode(text, add_special_tokens=False)) == 1}
-            elif not self.inside:
-                self.before = set()
-        return drawn
-
-    def allowed(self, logits: np.ndarray) -> np.ndarray:
-        """The logits, with NEVER for tokens that can't come next; valid until the next call."""
-        self.matcher.unsafe_compute_mask_ptr(self.mask.ctypes.data, self.mask.nbytes)
-        if self.matcher.is_error():
-            raise InputError(f"the schema can't be followed: {brief(self.matcher.get_error(), 500)}")
-        mask = self.mask.view(np.uint8)
-        for token in () if self.begun else self.before:
-            mask[token // 8] |= 1 << token % 8
-        CEILINGS.take(mask, axis=0, out=self.room, mode="clip")  # "raise" would copy through another array
-        masked = self.room.reshape(-1)[:len(logits)]
-        return np.minimum(logits, masked, out=masked)

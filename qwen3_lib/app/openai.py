@@ -17,7 +17,7 @@ from qwen3_lib.answers.answer import parse_answer
 from qwen3_lib.answers.completion import Completion
 from qwen3_lib.answers.messages import checked_messages, checked_tools
 from qwen3_lib.answers.schema import Grammar, calls_grammar, grammar_of, lark, matcher_of, regex
-from qwen3_lib.answers.sequences import TokenLogprob
+from qwen3_lib.answers.processors import TokenLogprob
 from qwen3_lib.io.errors import brief, did_you_mean, is_whole, parse_json
 
 Body = dict[str, Any]

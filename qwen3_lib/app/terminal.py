@@ -237,8 +237,8 @@ def statistics(completion: Completion) -> str:
                      f"first token after {first:.2f} s")
     speed = (n_answer - 1) / (times[-1] - times[1]) if n_answer > 1 else 0.0
     read = weight_bytes(completion.model) * speed / 1e9
-    guesses = getattr(completion.driver, "guessed", None)
-    shown = f"{completion.driver.accepted} of {guesses} guesses right" if guesses is not None else \
+    guesses = completion.speculator
+    shown = f"{guesses.accepted} of {guesses.guessed} guesses right" if guesses is not None else \
         f"reading {read:.3g} GB/s of weights"
     parts.append(f"answer: {n_answer} tokens" + (f", {speed:.1f} tokens/s, {shown}" if speed else ""))
     if config.num_experts:

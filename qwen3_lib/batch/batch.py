@@ -11,51 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from qwen3 import InputError, KVCache, Model, Sequence, TokenIds, brief, checked_whole
-from qwen3_lib.answers.caches import Caches
+from qwen3 import InputError, Model, Sequence, TokenIds, brief, checked_whole
 from qwen3_lib.answers.completion import Completion
+from qwen3_lib.answers.steps import Run, step
 from qwen3_lib.batch.caches import Kept, copy_prefix, size_of
 
 PIECE = 128  # prompt tokens in a pass: enough for the speed of long ones, and running answers wait for no more
 WORTH_COPYING = 16  # about as many tokens are computed in the time that it takes to read the weights once
 MOST_SLOTS = 32  # beyond, arithmetic takes the time and not the weights
-
-
-def step(model: Model, sequences: list[Any], caches: list[KVCache], room: int | None = None) -> list[Any]:
-    """One pass for several sequences, each with its cache: the loop of qwen3.run, once -> the tokens drawn of each.
-
-    room: how many tokens of prompts are computed (all, unless given); each prompt gets a fair share, so that a short
-    one doesn't wait for a long one. A sequence draws when its whole prompt is computed. In place of the tokens of a
-    sequence that fails, the InputError.
-    """
-    parts, some = list[np.ndarray](), list[int]()  # some: the sequences in this pass
-    for sequence, cache in zip(sequences, caches):
-        known = len(sequence.prompt) + len(sequence.token_ids)
-        cache.truncate(min(cache.length, known - 1))  # what wrong guesses and an interrupted pass have left
-    unread = [max(len(sequence.prompt) - cache.length, 0) for sequence, cache in zip(sequences, caches)]
-    shares, reading = list(unread), sorted((i for i, n in enumerate(unread) if n), key=unread.__getitem__)
-    left = sum(unread) if room is None else room
-    for place, i in enumerate(reading):
-        shares[i] = min(unread[i], left // (len(reading) - place))
-        left -= shares[i]
-    for i, (sequence, cache) in enumerate(zip(sequences, caches)):
-        ids = np.asarray(sequence.prompt[cache.length:][:shares[i]] if unread[i] else sequence.new)
-        if len(ids):
-            parts.append(ids)
-            some.append(i)
-    drawn: list[Any] = [[] for _ in sequences]
-    if not some:
-        return drawn
-    guesses = [getattr(sequences[i], "guesses", 0) for i in some]
-    logits = model.engine.logits_of(model, np.concatenate(parts), Caches(
-        [caches[i] for i in some], [len(ids) for ids in parts], guesses))
-    for i, n, end in zip(some, guesses, np.cumsum(guesses) + np.arange(1, len(some) + 1)):
-        if caches[i].length >= len(sequences[i].prompt):  # else more pieces of the prompt are to come
-            try:
-                drawn[i] = sequences[i].feed(logits[end - n - 1:end] if n else logits[end - 1])
-            except InputError as error:
-                drawn[i] = error
-    return drawn
 
 
 def generate_batch(model: Model, prompts: list[TokenIds], max_new_tokens: int | None = None, seed: int | None = None,
@@ -66,14 +29,13 @@ def generate_batch(model: Model, prompts: list[TokenIds], max_new_tokens: int | 
     """
     if seed is not None:
         checked_whole("seed", seed, 0)
-    sequences = [Sequence(model, prompt, max_new_tokens, None if seed is None else seed + i, eos_token_ids, **sampling)
-                 for i, prompt in enumerate(prompts)]
-    caches = [model.engine.new_cache(model.config) for _ in prompts]
-    while running := [i for i, sequence in enumerate(sequences) if len(sequence.new)]:
-        for tokens in step(model, [sequences[i] for i in running], [caches[i] for i in running]):
+    runs = [Run(Sequence(model, prompt, max_new_tokens, None if seed is None else seed + i, eos_token_ids, **sampling),
+                model.engine.new_cache(model.config)) for i, prompt in enumerate(prompts)]
+    while running := [run for run in runs if len(run.sequence.new)]:
+        for tokens in step(model, running):
             if isinstance(tokens, InputError):
                 raise tokens
-    return [sequence.token_ids for sequence in sequences]
+    return [run.sequence.token_ids for run in runs]
 
 
 @dataclass
@@ -111,10 +73,10 @@ class Batch:
         if any(request.key == key for request in self.requests):
             raise InputError(f"there is a request {brief(repr(key))} already")
         answer = Completion(self.model, token_ids, **options)
-        if len(answer.prompt) >= self.longest:
-            raise InputError(f"the prompt has {len(answer.prompt)} tokens and leaves no room for an answer: a slot has "
+        if len(answer.prompt_ids) >= self.longest:
+            raise InputError(f"the prompt has {len(answer.prompt_ids)} tokens and leaves no room for an answer: a slot has "
                              f"{self.longest} positions (--context)")
-        answer.tokens = iter(())  # `step` feeds it
+        answer.is_fed = True  # by `step`
         self.waiting.append(Request(key, answer))
         return answer
 
@@ -147,11 +109,10 @@ class Batch:
         """
         while self.waiting and len(self.running) < len(self.slots) and self.join(self.waiting[0]):
             self.running.append(self.waiting.popleft())
-        outcomes = step(self.model, [request.completion.driver for request in self.running],
-                        [request.cache for request in self.running], PIECE)
+        outcomes = step(self.model, [request.completion.run for request in self.running], PIECE)
         ended = [(request.key, outcome if isinstance(outcome, InputError) else request.completion)
                  for request, outcome in zip(self.running, outcomes)
-                 if isinstance(outcome, InputError) or request.completion.finish_reason is not None]
+                 if isinstance(outcome, InputError) or request.completion.ended is not None]
         self.running = [request for request in self.running if request.key not in {key for key, _ in ended}]
         return ended
 
@@ -160,12 +121,12 @@ class Batch:
 
         False if it is better to wait, because much of the prompt is about to be read for another request.
         """
-        prompt, caches = request.completion.prompt, [*self.slots, *self.kept.caches]
+        prompt, caches = request.completion.prompt_ids, [*self.slots, *self.kept.caches]
         found = [cache.common_prefix(prompt[:-1]) for cache in caches]
         source = max(range(len(found)), key=found.__getitem__)
         for other in self.running:
-            n = min(len(prompt) - 1, len(other.completion.prompt))
-            differing = np.flatnonzero(prompt[:n] != other.completion.prompt[:n])
+            n = min(len(prompt) - 1, len(other.completion.prompt_ids))
+            differing = np.flatnonzero(prompt[:n] != other.completion.prompt_ids[:n])
             soon = int(differing[0]) if len(differing) else n
             if not other.completion.token_ids and soon - found[source] >= WORTH_COPYING:
                 return False
@@ -178,7 +139,7 @@ class Batch:
             self.kept.add(request.cache)
         if request.cache is not caches[source] and found[source] >= WORTH_COPYING:
             copy_prefix(request.cache, self.kept.used(caches[source]), found[source])
-        request.completion.driver.resume(request.cache)
+        request.completion.begin(request.cache)
         return True
 
 

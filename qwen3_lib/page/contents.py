@@ -15,7 +15,7 @@ import numpy as np
 import qwen3
 from qwen3 import Config, InputError, Model, Sampling, brief, check_finite, checked_whole, softmax
 from qwen3_lib.answers.answer import inside_thought, parse_answer
-from qwen3_lib.answers.sequences import log_softmax
+from qwen3_lib.answers.processors import log_softmax
 from qwen3_lib.page.page import lines_of_functions, pack
 from qwen3_lib.page.recorder import Pass, Recorder, Step
 

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterator
 
 from qwen3 import Model
-from qwen3_lib.answers.sequences import TokenLogprob
+from qwen3_lib.answers.processors import TokenLogprob
 from qwen3_lib.app.openai import Value, Wish, chat_choice, chat_logprobs
 from qwen3_lib.server.deltas import Deltas
 from qwen3_lib.server.worker import Job

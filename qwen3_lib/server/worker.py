@@ -125,7 +125,7 @@ class Worker:
         now = time.monotonic()
         for job, text, n_tokens, reason, error in news:
             if job.n_tokens == 0 < n_tokens:
-                self.totals["prompt_tokens"] += len(job.completion.prompt)
+                self.totals["prompt_tokens"] += len(job.completion.prompt_ids)
                 self.totals["cached_tokens"] += job.completion.cached_tokens
                 self.totals["first_token_seconds"] += now - job.began  # type: ignore[assignment]
                 self.totals["answers_begun"] += 1
@@ -183,7 +183,7 @@ class Worker:
             answer, outcome = request.completion, outcomes.get(job)
             error = outcome if isinstance(outcome, InputError) else None
             if outcome is not None or len(answer.token_ids) > before and (job.streams or not before):
-                reason = None if error else answer.sequence.finish_reason  # the reply knows of calls
+                reason = None if error else answer.ended  # the reply knows of calls
                 news.append((job, answer.text, len(answer.token_ids), reason, error))
         if news:
             self.loop.call_soon_threadsafe(self.deliver, news)

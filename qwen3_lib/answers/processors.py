@@ -1,0 +1,112 @@
+"""Logits processors: each changes how a sequence draws its tokens, or notes what was drawn."""
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from qwen3 import checked_number
+from qwen3_lib.answers.answer import inside_thought
+from tokenizer_utils import InputError, Tokenizer, brief
+
+
+class Processor:
+    """What a Sequence asks for each token, in the order of its processors."""
+
+    def before(self, logits: np.ndarray) -> np.ndarray:
+        """The logits [vocab_size] to draw from."""
+        return logits
+
+    def forced(self) -> int | None:
+        """The next token, if it isn't to be drawn; the first processor that has one decides."""
+        return None
+
+    def after(self, token: int | None) -> bool:
+        """Takes note of the token that was drawn, None at the end -> whether the answer is complete."""
+        return False
+
+
+class Thought(Processor):
+    """Whether the latest token stands inside a thought: between <think> and </think>."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Any):
+        self.opening, self.closing = tokenizer.token_to_id("<think>"), tokenizer.token_to_id("</think>")
+        self.inside = self.was_inside = inside_thought(tokenizer, prompt)  # was_inside: before the latest token
+        self.is_closed = False  # whether a ThinkBudget has chosen the latest token
+
+    def after(self, token: int | None) -> bool:
+        self.was_inside = self.inside
+        self.inside = token == self.opening is not None or self.inside and token != self.closing
+        return False
+
+
+class ThinkBudget(Processor):
+    """Closes a thought after `budget` tokens: the next tokens are then those of CLOSING."""
+    CLOSING = "\n</think>\n\n"
+
+    def __init__(self, tokenizer: Tokenizer, thought: Thought, budget: int):
+        if thought.opening is None or thought.closing is None:
+            raise InputError("think_budget needs a model whose tokenizer has the tokens <think> and </think>")
+        self.thought, self.left = thought, budget
+        self.ending = tokenizer.encode(self.CLOSING, add_special_tokens=False)
+        self.next: list[int] = []  # the last one first
+
+    def forced(self) -> int | None:
+        if self.thought.inside and self.left <= 0 and not self.next:
+            self.next = self.ending[::-1]
+        self.thought.is_closed = bool(self.next)
+        return self.next.pop() if self.next else None
+
+    def after(self, token: int | None) -> bool:
+        self.left -= self.thought.was_inside and token != self.thought.closing
+        return False
+
+
+class Bias(Processor):
+    """Adds a number to the logits of some tokens."""
+
+    def __init__(self, bias: dict[Any, float], n: int):
+        if not isinstance(bias, dict) or not all(str(i).isdecimal() and len(str(i)) < 10 and int(i) < n for i in bias):
+            raise InputError(f"logit_bias must be an object of token id, below {n}, and number, not "
+                             f"{brief(repr(bias), 80)}")
+        self.ids = np.array([int(i) for i in bias], np.int64)  # JSON has them as texts
+        self.bias = np.array([checked_number("logit_bias", value, -100, 100) for value in bias.values()], np.float32)
+
+    def before(self, logits: np.ndarray) -> np.ndarray:
+        biased = logits.copy()
+        biased[self.ids] += self.bias
+        return biased
+
+
+class TokenLogprob(NamedTuple):
+    """The log-probability of a token (natural logarithm), and the most likely tokens in its place."""
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]]  # token ids and their logprobs, the most likely first
+    text: str  # of the token
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """Logits [..., vocab_size] -> natural logarithms of the probabilities, the same shape."""
+    x = logits - logits.max(axis=-1, keepdims=True)
+    x -= np.log(np.exp(x).sum(axis=-1, keepdims=True))
+    return x
+
+
+class Logprobs(Processor):
+    """Notes the log-probability of each token and of the n most likely ones, from the model's own logits."""
+
+    def __init__(self, tokenizer: Tokenizer, n: int):
+        self.tokenizer, self.n, self.found = tokenizer, n, list[TokenLogprob]()
+
+    def before(self, logits: np.ndarray) -> np.ndarray:
+        self.logits = logits
+        return logits
+
+    def after(self, token: int | None) -> bool:
+        if token is not None:
+            x = log_softmax(self.logits)
+            best: Any = np.argsort(-x, kind="stable")[:self.n] if self.n else []
+            top = [(int(i), float(x[i])) for i in best]
+            self.found.append(TokenLogprob(token, float(x[token]), top, self.tokenizer.decode([token])))
+        return False

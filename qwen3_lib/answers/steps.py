@@ -1,0 +1,73 @@
+"""One pass through the model for some sequences, and what is drawn from it: the same for one answer and for many."""
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from qwen3 import InputError, KVCache, Model, Sequence
+from qwen3_lib.answers.caches import Caches
+from qwen3_lib.answers.guesses import Speculator
+
+
+class Run(NamedTuple):
+    """A sequence with its cache, and what guesses its next tokens, if anything."""
+    sequence: Sequence
+    cache: KVCache
+    speculator: Speculator | None = None
+
+
+def step(model: Model, runs: list[Run], room: int | None = None) -> list[Any]:
+    """One pass for several sequences -> the tokens drawn of each.
+
+    room: how many tokens of prompts are computed (all, unless given); each prompt gets a fair share, so that a short
+    one doesn't wait for a long one. A sequence draws when its whole prompt is computed. In place of the tokens of a
+    sequence that fails, the InputError.
+    """
+    unread = []
+    for sequence, cache, _ in runs:
+        cache.truncate(min(cache.length, len(sequence.prompt) + len(sequence.token_ids) - 1))  # after an interrupted pass
+        unread.append(max(len(sequence.prompt) - cache.length, 0))
+    shares, reading = list(unread), sorted((i for i, n in enumerate(unread) if n), key=unread.__getitem__)
+    left = sum(unread) if room is None else room
+    for place, i in enumerate(reading):
+        shares[i] = min(unread[i], left // (len(reading) - place))
+        left -= shares[i]
+    parts, some, guesses = list[np.ndarray](), list[int](), list[list[int]]()  # some: the sequences in this pass
+    for i, (sequence, cache, speculator) in enumerate(runs):
+        guess = speculator.propose(sequence) if speculator and not unread[i] and len(sequence.new) else []
+        ids = sequence.prompt[cache.length:][:shares[i]] if unread[i] else [*sequence.new, *guess]
+        if len(ids):
+            parts.append(np.asarray(ids))
+            some.append(i)
+            guesses.append(guess)
+    drawn: list[Any] = [[] for _ in runs]
+    if not some:
+        return drawn
+    caches, start = Caches([runs[i].cache for i in some], [len(ids) for ids in parts], [len(g) for g in guesses]), time.perf_counter()
+    logits = model.engine.logits_of(model, np.concatenate(parts), caches)
+    seconds, rows = time.perf_counter() - start, np.split(logits, np.cumsum([1 + len(guess) for guess in guesses])[:-1])
+    for i, guess, row in zip(some, guesses, rows):
+        sequence, cache, speculator = runs[i]
+        if cache.length >= len(sequence.prompt):  # else more pieces of the prompt are to come
+            try:
+                drawn[i] = draw(sequence, row, guess)
+            except InputError as error:
+                drawn[i] = error
+                continue
+            right = sum(token == guessed for token, guessed in zip(drawn[i], guess))
+            cache.truncate(cache.length - len(guess) + right)
+            if speculator and not unread[i]:
+                speculator.learn(len(guess), right, seconds)
+    return drawn
+
+
+def draw(sequence: Sequence, logits: np.ndarray, guess: list[int]) -> list[int]:
+    """Draws from logits [1 + guesses, vocab_size], one token after the other while the guess is right."""
+    drawn = list[int]()
+    for i, row in enumerate(logits):
+        drawn += (tokens := sequence.feed(row))
+        if not len(sequence.new) or tokens != guess[i:i + 1]:
+            break
+    return drawn

@@ -426,7 +426,7 @@ class Sequence:
     """
 
     def __init__(self, model: Model, token_ids: TokenIds, max_new_tokens: int | None = None, seed: int | None = None,
-                 eos_token_ids: Iterable[int] | None = None, processors: Iterable[Any] = (), **sampling: float | None):
+                 eos_token_ids: Iterable[int] | None = None, processors: Any = (), **sampling: float | None):
         if model.embeds:
             raise InputError(f"{model.path}: an embedding model or classifier gives no answers: use qwen3_embed.py")
         self.model, self.prompt = model, checked_ids(token_ids, model.config.vocab_size)

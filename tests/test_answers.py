@@ -121,7 +121,7 @@ def test_the_options_of_chat_are_in_its_signature(demo):
 
 def test_in_a_notebook_a_thought_is_a_quotation_and_a_call_is_code(demo):
     reply = qwen3.chat(demo, "Hello", max_new_tokens=1, temperature=0).finish()
-    reply.text = '<think>\nOne.\n\n<b>Two.\n</think>\n\nText.\n<tool_call>\n{"name": "look", "arguments": {"a": 1}}\n</tool_call>'
+    reply.written.text = '<think>\nOne.\n\n<b>Two.\n</think>\n\nText.\n<tool_call>\n{"name": "look", "arguments": {"a": 1}}\n</tool_call>'
     assert reply._repr_markdown_() == \
         '> One.\n> \n> <b>Two.\n\nText.\n\n```json\n{"name": "look", "arguments": {"a": 1}}\n```'
 

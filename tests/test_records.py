@@ -206,7 +206,7 @@ def test_openai_answers(demo):
 def test_openai_tool_calls(demo, monkeypatch):
     """As OpenAI's client reads them: arguments as text, no content."""
     completion = qwen3.chat(demo, BEES, max_new_tokens=1).finish()
-    completion.text = ('<tool_call>\n{"name": "look", "arguments": {"a": "蜜"}}\n</tool_call>')
+    completion.written.text = ('<tool_call>\n{"name": "look", "arguments": {"a": "蜜"}}\n</tool_call>')
     [choice] = answered(completion, 3, "r-1", None, openai=True)["response"]["body"]["choices"]
     [call] = choice["message"]["tool_calls"]
     assert call["type"] == "function" and call["function"]["name"] == "look" and call["id"]

@@ -61,8 +61,8 @@ def test_banner_and_sizes(demo):
         config = dataclasses.replace(demo.config, tie_word_embeddings=tied)
         shapes = qwen3.tensor_shapes(config)
         n = sum(math.prod(shape) for name, shape in shapes.items() if not (tied and name == "lm_head.weight"))
-        assert terminal.parameters(dataclasses.replace(demo, config=config)) == n
-    assert terminal.weight_bytes(demo) == 4 * terminal.parameters(demo)  # its embedding is its lm_head
+        assert terminal.parameters(demo.folder, config) == n
+    assert terminal.weight_bytes(demo) == 4 * terminal.parameters(demo.folder, demo.config)  # its embedding is its lm_head
 
 
 @pytest.mark.parametrize("quantize, name", [(None, "bf16"), ("int8", "int8"), ("int4", "int4")])
@@ -74,7 +74,7 @@ def test_a_mixture_of_experts_reads_a_share_of_its_weights(tmp_path):
     model = qwen3.load_model(make_random_model(MOE | {"mlp_only_layers": [0]}, tmp_path, "float32"))
     shapes = qwen3.tensor_shapes(model.config)
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
-    assert terminal.parameters(model) == sum(sizes.values())
+    assert terminal.parameters(model.folder, model.config) == sum(sizes.values())
     chosen = sum(size for name, size in sizes.items() if ".experts." not in name or int(name.split(".")[5]) < 3)
     assert terminal.weight_bytes(model) == 4 * (chosen - sizes["model.embed_tokens.weight"])
     text = terminal.statistics(Completion(model, [1, 2, 3], max_new_tokens=4).finish())

@@ -190,7 +190,7 @@ class Completion(Stream):
         return f"<Completion: {len(self.token_ids)} tokens, {state}, text={self.text!r}>"
 
     @property
-    def text(self) -> str:
+    def text(self) -> str:  # type: ignore[override]
         return self.written.text
 
     @property

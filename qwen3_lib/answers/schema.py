@@ -176,7 +176,7 @@ class Constrained(Processor):
         turn = tokenizer.decode(prompt).rpartition("<|im_start|>")[2]
         self.begun = False  # whether the grammar has taken a token
         # Before the grammar's first token: a thought, unless the prompt has had it, and white space after a thought.
-        self.before_it = {thought.opening} - {None} if "</think>" not in turn and "assistant" in turn else set[int]()
+        self.before_it: set[Any] = {thought.opening} - {None} if "</think>" not in turn and "assistant" in turn else set()
         self.newlines = {ids[0] for text in ("\n\n", "\n")
                          if len(ids := tokenizer.encode(text, add_special_tokens=False)) == 1}
         self.certain: list[int] = []  # the next tokens, where only one text can follow

@@ -27,7 +27,8 @@ def step(model: Model, runs: list[Run], room: int | None = None) -> list[Any]:
     """
     unread = []
     for sequence, cache, _ in runs:
-        cache.truncate(min(cache.length, len(sequence.prompt) + len(sequence.token_ids) - 1))  # after an interrupted pass
+        known = len(sequence.prompt) + len(sequence.token_ids)
+        cache.truncate(min(cache.length, known - 1))  # a pass may have been interrupted
         unread.append(max(len(sequence.prompt) - cache.length, 0))
     shares, reading = list(unread), sorted((i for i, n in enumerate(unread) if n), key=unread.__getitem__)
     left = sum(unread) if room is None else room
@@ -45,7 +46,8 @@ def step(model: Model, runs: list[Run], room: int | None = None) -> list[Any]:
     drawn: list[Any] = [[] for _ in runs]
     if not some:
         return drawn
-    caches, start = Caches([runs[i].cache for i in some], [len(ids) for ids in parts], [len(g) for g in guesses]), time.perf_counter()
+    start = time.perf_counter()
+    caches = Caches([runs[i].cache for i in some], [len(ids) for ids in parts], [len(guess) for guess in guesses])
     logits = model.engine.logits_of(model, np.concatenate(parts), caches)
     seconds, rows = time.perf_counter() - start, np.split(logits, np.cumsum([1 + len(guess) for guess in guesses])[:-1])
     for i, guess, row in zip(some, guesses, rows):

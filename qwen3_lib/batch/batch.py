@@ -109,7 +109,7 @@ class Batch:
         """
         while self.waiting and len(self.running) < len(self.slots) and self.join(self.waiting[0]):
             self.running.append(self.waiting.popleft())
-        outcomes = step(self.model, [request.completion.run for request in self.running], PIECE)
+        outcomes = step(self.model, [run for request in self.running if (run := request.completion.run)], PIECE)
         ended = [(request.key, outcome if isinstance(outcome, InputError) else request.completion)
                  for request, outcome in zip(self.running, outcomes)
                  if isinstance(outcome, InputError) or request.completion.ended is not None]

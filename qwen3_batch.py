@@ -75,7 +75,6 @@ def make_parser() -> Parser:
     add("--raw", action="store_true", help="continue the prompts as plain text, without the chat template")
     add = add_answer_options(parser)
     add("--logprobs", type=int, metavar="N", help="add each token's logprob and the N most likely tokens to the result")
-    parser.set_defaults(lookup=None)
     return parser
 
 
@@ -91,7 +90,7 @@ def checked_size(text: str | None) -> int | None:
 
 def run(args: argparse.Namespace) -> int:
     """Does what the options say -> exit status: 1 if there are records, and none of them was answered."""
-    options = answer_options(args) | {"logprobs": args.logprobs}
+    options = answer_options(args)
     given = {name: value for name, value in options.items() if value not in (None, ())}
     template = args.template if args.column is None else "{" + args.column + "}"
     tools = None if args.tools is None else read_tools(args.tools)

@@ -20,6 +20,7 @@ from qwen3_lib.answers.answer import parse_answer, split_stream
 from tokenizer_utils import END_TOKENS, Answer
 from qwen3_lib.answers.completion import Completion, StopTexts
 from qwen3_lib.answers.guesses import Lookup, Source, Speculator
+from qwen3_lib.answers.options import AnswerOptions
 from qwen3_lib.answers.score import SCORED, score
 from qwen3_lib.answers.processors import ThinkBudget, Thought
 from qwen3_lib.answers.steps import Run, step
@@ -110,11 +111,9 @@ def test_an_answer_with_calls_ends_for_tool_calls(demo):
 
 
 def test_the_options_of_chat_are_in_its_signature(demo):
-    """Those of Completion and Sequence, too; max_tokens is another name of max_new_tokens."""
+    """All that an answer has, and the cache; max_tokens is another name of max_new_tokens."""
     options = {name for name, about in inspect.signature(qwen3.chat).parameters.items() if about.kind is about.KEYWORD_ONLY}
-    taken = {*inspect.signature(Completion).parameters, *inspect.signature(qwen3.Sequence).parameters}
-    taken |= {*qwen3.Sampling.__dataclass_fields__}
-    assert options - {"max_tokens"} == taken - {"model", "token_ids", "tools", "options", "processors", "sampling"}
+    assert options - {"max_tokens", "cache"} == {*AnswerOptions.__dataclass_fields__}
     assert len(qwen3.chat(demo, FRANCE, max_tokens=3).finish().token_ids) == 3
     assert "max_new_tokens" in message_of(Completion, demo, [1], max_tokens=3)
 

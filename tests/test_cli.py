@@ -322,9 +322,9 @@ def test_options_that_do_not_go_together(capfd, line):
 
 
 @pytest.mark.parametrize("line, words", [
-    ("--top-k -3", "top_k -3"), ("--top-k 2.5", "top-k 2.5"), ("--temperature nan", "temperature nan"),
-    ("--temperature=-inf", "temperature -inf"), ("--temperature 1e999", "temperature"), ("--top-p 1.5", "top_p 1.5"),
-    ("--min-p 2", "min_p 2"), ("--max-tokens 0", "max 0"), ("--seed -1", "seed -1"), (f"--seed {'9' * 5000}", "seed"),
+    ("--top-k -3", "top-k -3"), ("--top-k 2.5", "top-k 2.5"), ("--temperature nan", "temperature nan"),
+    ("--temperature=-inf", "temperature -inf"), ("--temperature 1e999", "temperature"), ("--top-p 1.5", "top-p 1.5"),
+    ("--min-p 2", "min-p 2"), ("--max-tokens 0", "max 0"), ("--seed -1", "seed -1"), (f"--seed {'9' * 5000}", "seed"),
     ("--repetition-penalty 0", "repetition"), ("--lookup -1", "lookup"), ("--think-budget -1", "--think-budget"),
     ("--no-such-option", "no option --no-such-option"), ("--temprature=1", "did you mean --temperature?"),
     ("--rope-scaling yarn --rope-factor nan", "--rope-factor"), ("--quantize int7", "int7 int8 int4")])

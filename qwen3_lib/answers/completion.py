@@ -9,18 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from qwen3 import KVCache, Model, Sequence, Stream, TokenIds, chat, checked_whole
+from qwen3 import KVCache, Model, Sequence, Stream, TokenIds
 from qwen3_lib.answers.answer import held_back, inside_thought, parse_answer, split_stream
 from qwen3_lib.answers.classes import parsed
-from qwen3_lib.answers.guesses import Source, speculator
+from qwen3_lib.answers.guesses import speculator
 from qwen3_lib.answers.messages import checked_messages
+from qwen3_lib.answers.options import options_of
 from qwen3_lib.answers.processors import Bias, Logprobs, Processor, ThinkBudget, Thought, TokenLogprob
 from qwen3_lib.answers.schema import Constrained, Grammar
 from qwen3_lib.answers.steps import Run, step
 from qwen3_lib.answers.tools import schemas
 from tokenizer_utils import Answer, InputError, StreamDecoder, Tokenizer, brief
-
-OPTIONS = tuple(name for name in chat.__kwdefaults__ or () if name not in ("max_tokens", "cache"))  # of a Completion
 
 
 class StopTexts:
@@ -97,41 +96,28 @@ class Completion(Stream):
     "length" (cut off).
     """
 
-    def __init__(self, model: Model, token_ids: TokenIds, cache: KVCache | None = None, stop: str | Iterable[str] = (),
-                 logprobs: int | None = None, think_budget: int | None = None, lookup: int | None = None,
-                 draft: Source | Model | None = None, logit_bias: dict[Any, float] | None = None,
-                 schema: Any = None, max_string: int | None = None, tools: list[dict[str, Any]] | None = None,
-                 **options: Any):
-        """Takes the options of `generate`, and
-
-        stop: texts that end the answer and are not part of it; they may span tokens, and don't apply to a thought
-        logprobs: record the logprob of each token and of this many alternatives, before temperature and penalties
-        think_budget: close a thought after this number of tokens
-        lookup: guess up to this number of tokens from the earlier text and check them in one pass; the same answer
-        draft: likewise, guess with this smaller model, or the same one in int4; it must have the same tokenizer
-        logit_bias: numbers from -100 to 100 that are added to the logits of tokens, by their ids
-        schema: what the answer must fit: a JSON Schema, a dataclass, a class of pydantic, or a Grammar, see schema.py
-        max_string: the most characters of a string whose schema has no limit (default: 4,096; 0: no limit)
-        tools: JSON schemas of the tools in the prompt, which give the arguments of calls in XML their types
-        """
-        self.model, self.sequence, tokenizer = model, Sequence(model, token_ids, **options), model.tokenizer
+    def __init__(self, model: Model, token_ids: TokenIds, cache: KVCache | None = None,
+                 tools: list[dict[str, Any]] | None = None, **options: Any):
+        """Takes the options of options.py. `tools`, JSON schemas, give the arguments of calls in XML their types."""
+        wanted, tokenizer = options_of(options), model.tokenizer
+        self.model, self.sequence = model, Sequence(model, token_ids, wanted.max_new_tokens, wanted.seed,
+                                                    wanted.eos_token_ids, **wanted.sampling)
         prompt, processors = self.sequence.prompt, self.sequence.processors
         self.think_open_in_prompt = inside_thought(tokenizer, prompt)  # the text begins within a thought
-        self.noted = None if logprobs is None else Logprobs(tokenizer, checked_whole("logprobs", logprobs, 0))
+        self.noted = None if wanted.logprobs is None else Logprobs(tokenizer, wanted.logprobs)
         thought, constrained = Thought(tokenizer, prompt), None
         processors += [thought] if self.noted is None else [self.noted, thought]
-        if think_budget is not None:
-            processors.append(ThinkBudget(tokenizer, thought, checked_whole("think_budget", think_budget, 0)))
-        if max_string is not None:
-            checked_whole("max_string", max_string, 0)
-        if schema is not None:
-            processors.append(constrained := Constrained(model, prompt, thought, schema, max_string))
-        if logit_bias is not None:
-            processors.append(Bias(logit_bias, model.config.vocab_size))
-        stops = StopTexts(texts, self.think_open_in_prompt) if (texts := checked_stop(stop)) else None
-        processors.append(written := AnswerText(tokenizer, stops))
-        self.written, self.speculator = written, speculator(model, constrained, lookup, draft)
-        self.token_ids, self.times, self.schema, self.tools = self.sequence.token_ids, written.times, schema, tools
+        if wanted.think_budget is not None:
+            processors.append(ThinkBudget(tokenizer, thought, wanted.think_budget))
+        if wanted.schema is not None:
+            processors.append(constrained := Constrained(model, prompt, thought, wanted.schema, wanted.max_string))
+        if wanted.logit_bias is not None:
+            processors.append(Bias(wanted.logit_bias, model.config.vocab_size))
+        texts = checked_stop(() if wanted.stop is None else wanted.stop)
+        processors.append(written := AnswerText(tokenizer, StopTexts(texts, self.think_open_in_prompt) if texts else None))
+        self.written, self.speculator = written, speculator(model, constrained, wanted.lookup, wanted.draft)
+        self.token_ids, self.times, self.tools = self.sequence.token_ids, written.times, tools
+        self.schema = wanted.schema
         self.streamed = self.cached_tokens = 0
         self.run: Run | None = None  # since it has a cache
         self.is_fed = False  # by a Batch; else by iterating

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from qwen3 import InputError, Model, checked_whole, sample
+from qwen3 import InputError, Model, sample
 from qwen3_lib.answers.caches import Caches
 from qwen3_lib.answers.schema import Constrained
 
@@ -166,7 +166,7 @@ def speculator(model: Model, constrained: Constrained | None, lookup: int | None
                draft: Source | Model | None) -> Speculator | None:
     """The Speculator with these sources; None if there are none."""
     sources: list[Source] = [] if constrained is None else [ForcedTokens(constrained)]
-    if checked_whole("lookup", lookup or 0, 0) and lookup:
+    if lookup:
         sources.append(Lookup(lookup))
     if isinstance(draft, Model):
         draft = Draft(draft, model)

@@ -172,7 +172,7 @@ def read_conversation(args: argparse.Namespace) -> tuple[list[dict], list[dict] 
 
 def answer(args: argparse.Namespace) -> None:
     """Loads the model, answers one prompt, and keeps the conversation for --continue."""
-    options = answer_options(args) | {"logprobs": args.logprobs}
+    options = answer_options(args)
     prompt = read_prompt(args) or "" if args.raw else ""
     messages, tools = ([], None) if args.raw else read_conversation(args)
     model = load(args)

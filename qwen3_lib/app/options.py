@@ -5,14 +5,15 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
-from qwen3 import BUNDLED, Engine, Folder, InputError, Model, Sampling, checked_whole, load_model
+from qwen3 import BUNDLED, Engine, Folder, InputError, Model, Sampling, load_model
 from qwen3_lib.answers.completion import checked_stop
 from qwen3_lib.answers.guesses import Draft
+from qwen3_lib.answers.options import NAMES, AnswerOptions, options_of
 from qwen3_lib.answers.schema import lark, regex
 from qwen3_lib.app.files import read_json, read_text
 from qwen3_lib.app.terminal import LARGE, NUMPY, engine_name, parameters
@@ -84,53 +85,48 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     add("--kv-dtype", choices=["f16", "bf16", "f32", "int8"], help="number format of the KV cache (default: f16)")
 
 
+def add_option(add: Callable[..., Any], name: str, *flags: str) -> None:
+    """Adds an option of options.py that is a number."""
+    about = AnswerOptions.__dataclass_fields__[name]
+    kind = float if "float" in str(about.type) else int
+    add(*(flags or [f"--{name.replace('_', '-')}"]), type=kind, metavar=about.metadata["metavar"],
+        help=about.metadata["help"])
+
+
 def add_answer_options(parser: argparse.ArgumentParser) -> Any:
     """Adds the options of an answer and of sampling -> a function that adds more to the first group."""
     add = add_more = parser.add_argument_group("the answer").add_argument
     add("--think", action=argparse.BooleanOptionalAction,
         help="reason before the answer, or don't (default: the chat template decides)")
     add("--chat-template-kwargs", metavar="JSON", help="variables of the chat template: '{\"preserve_thinking\": true}'")
-    add("--think-budget", type=int, metavar="N", help="end the reasoning after N tokens, then answer")
-    add("-n", "--max-tokens", type=int, metavar="N",
-        help="longest answer, in tokens (default: until the model ends the answer, or the context is full)")
+    add_option(add, "think_budget")
+    add_option(add, "max_new_tokens", "-n", "--max-tokens")
     add("--stop", action="append", metavar="TEXT", default=[], help="end the answer before this text; may be repeated")
     add("--json-schema", metavar="FILE", help="the answer is JSON that fits the JSON Schema in this file")
     add("--regex", metavar="PATTERN", help="the answer matches this regular expression as a whole")
     add("--grammar", metavar="FILE", help="the answer is one that the Lark grammar in this file generates")
-    add("--max-string", type=int, metavar="N", help="the longest string in an answer to a JSON Schema that sets no "
-        "limit, in characters; 0 means any length (default: 4096)")
+    add_option(add, "max_string")
     add = parser.add_argument_group("sampling").add_argument
     add("--greedy", action="store_true", help="always take the most likely token, as --temperature 0 does")
-    add("--temperature", type=float, metavar="T", help="0 takes the most likely token, 1 draws tokens with the model's "
-        "probabilities, more than 1 makes rare tokens likelier")
-    add("--top-k", type=int, metavar="K", help="draw only from the K most likely tokens; 0 means all")
-    add("--top-p", type=float, metavar="P", help="draw only from the most likely tokens that together reach the "
-        "probability P")
-    add("--min-p", type=float, metavar="P", help="draw only tokens at least P times as likely as the most likely token")
-    add("--repetition-penalty", type=float, metavar="X", help="above 1: tokens of the prompt and the answer get less "
-        "likely")
-    add("--presence-penalty", type=float, metavar="X", help="above 0: tokens of the answer get less likely")
-    add("--frequency-penalty", type=float, metavar="X", help="above 0: tokens of the answer get less likely each "
-        "time they occur")
-    add("--seed", type=int, metavar="N", help="the same seed draws the same tokens")
+    for name in (*Sampling.__dataclass_fields__, "seed"):
+        add_option(add, name)
     return add_more
 
 
 def answer_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The options of a Completion. Raises InputError for wrong values, before a large model is loaded."""
-    sampling = {name: getattr(args, name) for name in Sampling.__dataclass_fields__}
+    """The options of a Completion, and chat_template_kwargs. Raises InputError before a large model is loaded."""
+    options = {name: getattr(args, name, None) for name in NAMES if name not in ("schema", "draft")}
+    options |= {"max_new_tokens": args.max_tokens, "stop": checked_stop(args.stop), "schema": schema_option(args)}
     if args.greedy:
-        sampling["temperature"] = 0.0
-    Sampling().updated(**sampling)
-    for name, least in (("max_tokens", 1), ("seed", 0), ("think_budget", 0), ("max_string", 0), ("lookup", 0),
-                        ("logprobs", 0)):
-        if (value := getattr(args, name, None)) is not None:
-            checked_whole(f"--{name.replace('_', '-')}", value, least)
+        options["temperature"] = 0.0
+    try:
+        options_of(options)
+    except InputError as error:
+        name, _, rest = str(error).partition(" ")
+        flag = "max_tokens" if name == "max_new_tokens" else name
+        raise InputError(f"--{flag.replace('_', '-')} {rest}" if hasattr(args, flag) else str(error)) from error
     kwargs = args.chat_template_kwargs
-    sampling["chat_template_kwargs"] = None if kwargs is None else parse_json(kwargs, "--chat-template-kwargs")
-    return sampling | {"stop": checked_stop(args.stop), "max_new_tokens": args.max_tokens, "seed": args.seed,
-                       "think_budget": args.think_budget, "lookup": args.lookup, "schema": schema_option(args),
-                       "max_string": args.max_string}
+    return options | {"chat_template_kwargs": None if kwargs is None else parse_json(kwargs, "--chat-template-kwargs")}
 
 
 def schema_option(args: argparse.Namespace) -> Any:

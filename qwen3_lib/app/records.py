@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from qwen3 import Model, default_sampling
-from qwen3_lib.answers.completion import OPTIONS, Completion
+from qwen3_lib.answers.completion import Completion
 from qwen3_lib.answers.messages import checked_messages, checked_tools
+from qwen3_lib.answers.options import NAMES
 from qwen3_lib.app.openai import Refusal, chat_choice, chat_logprobs, chat_wish
 from qwen3_lib.app.terminal import as_json, model_name
 from qwen3_lib.io.errors import InputError, brief, did_you_mean, is_whole, some
@@ -209,7 +210,7 @@ def filled(template: str, row: Row) -> str:
 
 NO_TEMPLATE = "messages need the chat template, which --raw leaves out"
 PARTS = ("id", "prompt", "messages", "tools", "enable_thinking", "chat_template_kwargs")
-KEYS = (*PARTS, *(name for name in OPTIONS if name not in ("lookup", "draft")))
+KEYS = (*PARTS, *(name for name in NAMES if name not in ("lookup", "draft")))
 
 
 def parsed(row: bytes | Row, form: str = "json") -> Row:

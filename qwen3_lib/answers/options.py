@@ -1,0 +1,68 @@
+"""The options of an answer, each defined once: its name, its type, its least value, its meaning.
+
+qwen3.chat shows them in its signature; the command line, batch files and the server take them from here.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from qwen3 import Sampling, checked_whole
+from tokenizer_utils import InputError, brief
+
+
+def option(meaning: str, metavar: str = "", least: int | None = None) -> Any:
+    """A field: None leaves it to the model, or off. Whole numbers have a least value."""
+    return field(default=None, metadata={"help": meaning, "metavar": metavar, "least": least})
+
+
+@dataclass(frozen=True)
+class AnswerOptions:
+    """The options of an answer. Raises InputError for values out of range."""
+    max_new_tokens: int | None = option("longest answer, in tokens (default: until the model ends the answer, or the "
+                                        "context is full)", "N", 1)
+    eos_token_ids: Iterable[int] | None = option("end-of-text tokens in place of the model's; () never ends early")
+    think_budget: int | None = option("end the reasoning after N tokens, then answer", "N", 0)
+    stop: str | Iterable[str] | None = option("texts that end the answer and are not part of it; they don't apply to a "
+                                              "thought")
+    schema: Any = option("what the answer must fit: a JSON Schema, a dataclass, a class of pydantic, or a Grammar")
+    max_string: int | None = option("the longest string in an answer to a JSON Schema that sets no limit, in "
+                                    "characters; 0 means any length (default: 4096)", "N", 0)
+    temperature: float | None = option("0 takes the most likely token, 1 draws tokens with the model's probabilities, "
+                                       "more than 1 makes rare tokens likelier", "T")
+    top_k: int | None = option("draw only from the K most likely tokens; 0 means all", "K")
+    top_p: float | None = option("draw only from the most likely tokens that together reach the probability P", "P")
+    min_p: float | None = option("draw only tokens at least P times as likely as the most likely token", "P")
+    repetition_penalty: float | None = option("above 1: tokens of the prompt and the answer get less likely", "X")
+    presence_penalty: float | None = option("above 0: tokens of the answer get less likely", "X")
+    frequency_penalty: float | None = option("above 0: tokens of the answer get less likely each time they occur", "X")
+    seed: int | None = option("the same seed draws the same tokens", "N", 0)
+    logit_bias: dict[Any, float] | None = option("numbers from -100 to 100 that are added to the logits of tokens, by "
+                                                 "their ids")
+    logprobs: int | None = option("record the logprob of each token and of N alternatives, from the model's own "
+                                  "logits", "N", 0)
+    lookup: int | None = option("guess up to N tokens from the text so far, and check the guesses in one pass: the same "
+                                "answer in fewer passes", "N", 0)
+    draft: Any = option("a smaller model with the same tokenizer, or the same one in int4, guesses tokens; likewise")
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            if each.metadata["least"] is not None and getattr(self, each.name) is not None:
+                checked_whole(each.name, getattr(self, each.name), each.metadata["least"])
+        Sampling().updated(**self.sampling)
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The fields of qwen3.Sampling."""
+        return {name: getattr(self, name) for name in Sampling.__dataclass_fields__}
+
+
+NAMES = tuple(AnswerOptions.__dataclass_fields__)
+
+
+def options_of(given: dict[str, Any]) -> AnswerOptions:
+    """The options with these names and values. Raises InputError for unknown names."""
+    if unknown := given.keys() - {*NAMES}:
+        raise InputError(f"{brief(min(unknown))} is none of the options {', '.join(NAMES)}")
+    return AnswerOptions(**given)

@@ -15,7 +15,7 @@ from qwen3_lib.answers.completion import Completion
 from qwen3_lib.answers.guesses import Source
 from qwen3_lib.batch import batch as room
 from qwen3_lib.batch.batch import PIECE, Batch, generate_batch, slots_in
-from qwen3_lib.batch.caches import Kept, copy_prefix, size_of
+from qwen3_lib.batch.caches import copy_prefix, size_of
 
 BEGINNINGS = [[], random_ids(30, 1), random_ids(200, 2)]  # what several requests have in common
 
@@ -127,6 +127,15 @@ def test_running_answers_wait_for_no_more_than_a_piece(model):
     assert sum(1 for each in passes if sum(each) > PIECE) >= 9  # and the pieces are full
 
 
+def test_what_a_short_prompt_leaves_of_a_piece_is_for_the_long_one(model):
+    counted, passes = counting(model)
+    batch = Batch(counted, 2, 500)
+    for n in (300, 5):
+        batch.add(n, random_ids(n), max_new_tokens=2, eos_token_ids=())
+    finished(batch)
+    assert passes[0] == [PIECE - 5, 5]
+
+
 def test_the_text_of_an_answer_can_be_read_while_it_grows(demo):
     batch, pieces = Batch(demo, 2, 100), []
     prompt = qwen3.chat(demo, "What is the capital of France?").prompt_ids
@@ -223,14 +232,18 @@ def filled(model, ids):
     return cache
 
 
-def test_of_the_kept_caches_those_used_lately_stay(model):
-    caches = [filled(model, [i] * 8) for i in (1, 2, 3)]
-    kept = Kept(2 * size_of(caches[0], 8))
-    kept.add(caches[0])
-    kept.add(caches[1])
-    kept.used(kept.caches[0])
-    kept.add(caches[2])
-    assert [cache.token_ids.ravel()[0] for cache in kept.caches] == [1, 3]
+@pytest.mark.parametrize("n, order, cached", [(1, "ba+bcdb", [0, 0, 100, 99, 0, 0, 99]), (2, "xbcbcx", [0, 0, 0, 99, 0, 99])])
+def test_a_prompt_finds_what_is_kept_of_an_earlier_one(model, n, order, cached):
+    """In room for n prompts: not a conversation that goes on (+), nothing too long (c), and no beginning twice."""
+    prompts = {name: random_ids(300 if name == "c" else 100, ord(name)) for name in "abcdx"}
+    prompts["+"] = prompts["a"] + [7] * 9
+    batch, options = Batch(model, 1, 400, n * size_of(model.engine.new_cache(model.config), 110)), {"eos_token_ids": ()}
+    for i, name in enumerate(order):
+        batch.add(i, prompts[name], max_new_tokens=2, **options)
+    results = finished(batch)
+    assert [results[i].cached_tokens for i in range(len(order))] == cached
+    for i, name in enumerate(order):
+        assert told(results[i]) == told(Completion(model, prompts[name], max_new_tokens=2, **options).finish())
 
 
 def test_a_copy_replaces_what_was_there(model):

@@ -138,7 +138,7 @@ class Batch:
         if request.cache.length > 2 * request.cache.common_prefix(prompt) and self.kept.limit:
             self.kept.add(request.cache)
         if request.cache is not caches[source] and found[source] >= WORTH_COPYING:
-            copy_prefix(request.cache, self.kept.used(caches[source]), found[source])
+            copy_prefix(request.cache, caches[source], found[source])
         request.completion.begin(request.cache)
         return True
 

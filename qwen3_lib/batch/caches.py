@@ -22,7 +22,7 @@ def size_of(cache: KVCache, length: int) -> int:
 
 
 class Kept:
-    """Copies of caches whose slots are used again, at most `limit` bytes; those used longest ago are dropped first."""
+    """Copies of caches whose slots are used again, at most `limit` bytes; the oldest copies are dropped first."""
 
     def __init__(self, limit: int):
         self.limit, self.caches = limit, list[KVCache]()
@@ -37,9 +37,3 @@ class Kept:
         self.caches = [*(each for each in self.caches if each.common_prefix(ids) < each.length), copy]
         while sum(size_of(each, each.length) for each in self.caches) > self.limit:
             del self.caches[0]
-
-    def used(self, cache: KVCache) -> KVCache:
-        """The cache, which is dropped later than the others if it is a kept one."""
-        if any(each is cache for each in self.caches):
-            self.caches = [*(each for each in self.caches if each is not cache), cache]
-        return cache

@@ -231,9 +231,8 @@ class Tokenizer:
         """The variables of the chat template that `chat_template_kwargs` may set."""
         if self._template is None or self.chat_template is None:
             return set()
-        environment = self._template.environment
-        found = jinja2.meta.find_undeclared_variables(environment.parse(self.chat_template))
-        return found - {*environment.globals, "messages", "tools", "documents", "add_generation_prompt"}
+        found = jinja2.meta.find_undeclared_variables(self._template.environment.parse(self.chat_template))
+        return found - {"messages", "tools", "documents", "add_generation_prompt"}
 
     def token_to_id(self, token: str) -> int | None:
         """The id of a token's exact text, or None: `token_to_id("</think>")`."""

@@ -237,6 +237,14 @@ def test_what_transformers_adds_to_jinja():
     assert "no way" in error_of(tiny("{{ raise_exception('no\nway') }}").apply_chat_template, user())
 
 
+def test_what_may_be_given_to_a_template():
+    template = tiny("{{ x }}{{ range(2) }}{{ strftime_now('%Y') }}{{ messages }}{{ tools is none }}")
+    for name in ("range", "strftime_now", "messages"):
+        assert error_of(template.apply_chat_template, user(), chat_template_kwargs={name: 1}).endswith(" has: x")
+    for tools in ([], None):
+        assert template.apply_chat_template(user(), tools).endswith("True")
+
+
 @pytest.mark.parametrize("template", [
     "{% if %}", "{{", "{% nosuchtag %}", "{{ 1 | nosuchfilter }}", "{% generation %}x", "{{ " + "9" * 5000 + " }}",
     "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "{% for a in b %}" * 30 + "{% endfor %}" * 30, "x" * 65537,

@@ -1,5 +1,6 @@
 """qwen3_lib/app/records.py: rows become requests, answers become results, and wrong rows are refused in one line."""
 import csv
+import dataclasses
 import json
 import sys
 
@@ -37,6 +38,8 @@ def test_a_prompt_is_asked_as_chat_asks_it(demo, row):
     assert request(demo, Settings(), {"messages": messages} | rest, 1) == (ids, options)
     defaults = Settings(think=row.get("enable_thinking"), tools=row.get("tools"))
     assert request(demo, defaults, {"prompt": BEES}, 1) == (ids, options)
+    kwargs = {"chat_template_kwargs": {name: row[name] for name in ("enable_thinking",) if name in row}}
+    assert request(demo, Settings(kwargs, tools=row.get("tools")), {"prompt": BEES}, 1)[0] == ids
 
 
 def test_options_of_the_record_come_first(demo):
@@ -48,8 +51,18 @@ def test_options_of_the_record_come_first(demo):
         {"temperature": 0.9, "top_k": 3, "max_new_tokens": 7, "stop": ["x"], "logprobs": 2}
     assert options["seed"] == 14 and request(demo, settings, row | {"seed": 3}, 5)[1]["seed"] == 3
     messages = [{"role": "system", "content": "Rhyme."}, {"role": "user", "content": BEES}]
-    assert request(demo, settings, {"messages": messages}, 1)[0] == chat_ids(demo, messages)
+    for own in (messages, messages[::-1]):  # the record's own system message may stand anywhere
+        assert request(demo, settings, {"messages": own}, 1)[0] == chat_ids(demo, own)
     assert request(demo, Settings(raw=True), {"prompt": BEES}, 1) == (demo.tokenizer.encode(BEES), {})
+
+
+def test_without_thinking_a_model_that_samples_gets_its_authors_other_settings(demo):
+    model = dataclasses.replace(demo, sampling=qwen3.Sampling(50.0))
+    for think, drawn in ((False, {"temperature": 0.7, "top_p": 0.8, "top_k": 20}), (None, {"temperature": 50.0})):
+        for row in ({"prompt": BEES}, batch_line()):
+            assert request(model, Settings(think=think), row, 1)[1].items() >= drawn.items()
+        asked = {"messages": BEES, "enable_thinking": think, "seed": 3, "max_tokens": 9}
+        assert qwen3.chat(model, **asked).finish().token_ids == qwen3.chat(demo, **asked, **drawn).finish().token_ids
 
 
 @pytest.mark.parametrize("row, words", [
@@ -76,8 +89,8 @@ def test_lines_that_are_no_object(line, words):
 
 
 def test_ids():
-    rows = ({}, {"id": None}, {"id": "a"}, {"id": 7}, {"id": 1.7e9}, {"custom_id": "c"})
-    assert [id_of(row, 9) for row in rows] == [9, 9, "a", 7, 1.7e9, "c"]
+    rows = ({}, {"id": None}, {"id": "a"}, {"id": 7}, {"id": 1.7e9}, {"custom_id": "c"}, {"id": "a", "custom_id": "c"})
+    assert [id_of(row, 9) for row in rows] == [9, 9, "a", 7, 1.7e9, "c", "c"]
     for wrong in (float("nan"), -float("inf"), True, [], {}):
         assert_one_line(message_of(id_of, {"id": wrong}, 1), "the id must be")
 
@@ -137,6 +150,9 @@ def test_openai_requests(demo):
                         {"enable_thinking": False, "top_k": 5})]:
         assert request(demo, Settings(), batch_line(**body), 1) == \
             request(demo, Settings(), ours | (body if same is ... else same), 1)
+    for think in (True, False):  # without a budget, which a reasoning_effort may have
+        assert request(demo, Settings(think=think), batch_line(), 1) == \
+            request(demo, Settings(), ours | {"enable_thinking": think}, 1)
     developer, system = ([{"role": role, "content": "Rhyme."}, *ours["messages"]] for role in ("developer", "system"))
     job = Settings(system="Be brief.", tools=TOOLS)
     assert request(demo, job, batch_line(messages=developer, tool_choice="none"), 1) == \
@@ -200,7 +216,18 @@ def test_openai_answers(demo):
         assert abs(entry["logprob"] - logprob.logprob) < 1e-5 and len(entry["top_logprobs"]) == 2
     wrong = refused(InputError("no"), 3, "r-1", openai=True)
     assert wrong["response"]["status_code"] == 400 and wrong["response"]["body"]["error"]["message"] == "no"
+    with pytest.raises(InputError) as caught:
+        request(demo, Settings(), batch_line(temprature=1), 3)
+    error = refused(caught.value, 3, "r-1", openai=True)["response"]["body"]["error"]
+    assert (error["param"], error["code"]) == ("temprature", "unknown_field")
     assert [result_of(json.dumps(each).encode() + b"\n") for each in (result, wrong)] == [(3, True), (3, False)]
+
+
+def test_a_result_says_nothing_that_depends_on_what_else_runs(demo):
+    cache = demo.engine.new_cache(demo.config)
+    one, other = (answered(qwen3.chat(demo, BEES, max_new_tokens=3, temperature=0, cache=cache).finish(), 3, "a", None, False)
+                  for _ in range(2))  # the second one finds its prompt in the cache
+    assert one == other
 
 
 def test_openai_tool_calls(demo, monkeypatch):
@@ -235,7 +262,7 @@ def test_forms_of_files(tmp_path, name, data, form):
 
 
 def test_plain_text(demo, tmp_path):
-    (tmp_path / "in.txt").write_bytes("\ufeffHello!\r\n\n  \n{蜜} \n".encode() + b"\xff\nlast")
+    (tmp_path / "in.txt").write_bytes("\ufeffHello!\r\n\n  \n\ufeff{蜜} \n".encode() + b"\xff\nlast")
     source = open_source(str(tmp_path / "in.txt"))
     assert (source.n_records, source.last) == (4, 6)
     rows = dict(source.rows())
@@ -261,8 +288,8 @@ def test_csv(demo, tmp_path):
     assert_one_line(message_of(open_source, str(file), None), "--column")
     assert_one_line(message_of(open_source, str(file), "Hello"), "no column in braces")
     for separator in b",", b";", b"\t":  # Excel in Europe writes semicolons
-        data = b"\xef\xbb\xbf" + separator.join([b"id", b"text\r\n1", b'"a, b; c\td"\r\n'])
-        assert rows_of(file, data) == [{"id": "1", "text": "a, b; c\td"}]
+        data = b"\xef\xbb\xbf" + separator.join([b"id", b"text\r\n1", b'"a, b;\r\nc\td"\r\n'])
+        assert rows_of(file, data) == [{"id": "1", "text": "a, b;\r\nc\td"}]
     assert rows_of(file, b'id,text\n1,5" pipe\n\n2\n') == [{"id": "1", "text": '5" pipe'}, {"id": "2", "text": None}]
 
 

@@ -101,7 +101,7 @@ def lines_of(name: str) -> Iterator[tuple[int, bytes]]:
     """(number, line) of each line that isn't blank."""
     with open(name, "rb") as file:
         for number, line in enumerate(file, 1):
-            if line := line.removeprefix(b"\xef\xbb\xbf" if number == 1 else b"").strip():
+            if line := line.removeprefix(b"\xef\xbb\xbf").strip():  # files put together have several
                 yield number, line
 
 

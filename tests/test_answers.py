@@ -9,6 +9,7 @@ import shutil
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,9 +18,9 @@ from configs import FRANCE, PARIS, SHARED
 from fuzzing import any_answer, any_text, cut_up, fuzz, merged, parts_of
 from helpers import WEATHER, assert_one_line, edit_json, filled_cache, message_of, random_ids, works_or_refused
 from qwen3_lib.answers.answer import parse_answer, split_stream
-from tokenizer_utils import END_TOKENS, Answer
+from tokenizer_utils import END_TOKENS, Answer, Tokenizer
 from qwen3_lib.answers.completion import Completion, StopTexts
-from qwen3_lib.answers.guesses import Lookup, Source, Speculator
+from qwen3_lib.answers.guesses import Draft, Lookup, Source, Speculator
 from qwen3_lib.answers.options import AnswerOptions
 from qwen3_lib.answers.score import SCORED, score
 from qwen3_lib.answers.processors import ThinkBudget, Thought
@@ -45,6 +46,33 @@ def saying(model, script):
         return logits
     said = type("Said", (), {"n": 0})
     return with_engine(model, logits_of)
+
+
+def ending(model, text):
+    """The model with a forward pass that makes it say this text, and then end."""
+    end = model.tokenizer.token_to_id("<|im_end|>")
+    return dataclasses.replace(saying(model, [*model.tokenizer.encode(text), *[end] * 9]), eos_token_ids=(end,))
+
+
+CALLED, THOUGHTS = {"name": "f", "arguments": {}}, ("reasoning_content", "reasoning", "thinking")
+
+
+def weather(city: str, days: "int | None" = 3, *, units: list[str] = ()) -> str:
+    """Tells the weather.
+
+    city (in any language): where
+    """
+
+
+def xml_call(name, **arguments):
+    parameters = "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in arguments.items())
+    return f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>"
+
+
+def tool(name="f", **types):
+    """The tool in OpenAI's form; a type is a name, several, or a schema."""
+    properties = {key: kind if isinstance(kind, dict) else {"type": kind} for key, kind in types.items()}
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": properties}}}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -116,6 +144,7 @@ def test_the_options_of_chat_are_in_its_signature(demo):
     assert options - {"max_tokens", "cache"} == {*AnswerOptions.__dataclass_fields__}
     assert len(qwen3.chat(demo, FRANCE, max_tokens=3).finish().token_ids) == 3
     assert "max_new_tokens" in message_of(Completion, demo, [1], max_tokens=3)
+    assert "max_new_tokens" in message_of(qwen3.chat, demo, FRANCE, max_tokens=0)
 
 
 def test_in_a_notebook_a_thought_is_a_quotation_and_a_call_is_code(demo):
@@ -125,14 +154,47 @@ def test_in_a_notebook_a_thought_is_a_quotation_and_a_call_is_code(demo):
         '> One.\n> \n> <b>Two.\n\nText.\n\n```json\n{"name": "look", "arguments": {"a": 1}}\n```'
 
 
+def test_parts_of_an_answer_that_begins_within_its_thought(talker):
+    model, prompt = ending(talker, "hm</think>\n\nHi"), talker.tokenizer.encode("Hello<think>\n")
+    parts = Completion(model, prompt, temperature=0).parts()
+    assert merged(parts) == [("thinking", "hm</think>"), ("content", "\n\nHi")]
+
+
+def test_a_tag_in_the_question_opens_no_thought(talker):
+    assert qwen3.chat(ending(talker, "Hi"), "Is <think> a tag?", temperature=0).finish().answer == Answer(None, "Hi")
+
+
+def test_the_tools_of_a_chat_give_arguments_in_xml_their_types(demo):
+    model, tools = ending(demo, xml_call("f", a="5", b="5")), [tool(a="string", b="integer")]
+    reply = qwen3.chat(model, "Hello", tools, temperature=0)
+    assert reply.finish().answer.tool_calls == [{"name": "f", "arguments": {"a": "5", "b": 5}}]
+
+
+@pytest.mark.parametrize("given, same", [
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": part} for part in ("Hel", "lo")]}]}, {}),
+    ({"chat_template_kwargs": {"enable_thinking": False}}, {"enable_thinking": False}),
+    ({"tools": (weather,)}, {"tools": [tool_schema(weather)]}),
+    ({"system": "Be brief."}, {"messages": [{"role": "system", "content": "Be brief."},
+                                            {"role": "user", "content": "Hello"}]})])
+def test_prompts_of_a_chat(demo, given, same):
+    assert qwen3.chat(demo, **{"messages": "Hello"} | given).prompt_ids.tolist() == \
+        qwen3.chat(demo, **{"messages": "Hello"} | same).prompt_ids.tolist()
+
+
 @pytest.mark.parametrize("messages", [[], {}, {"content": "Hello"}, {"role": "usr", "content": "Hello"}, ["Hello"],
-                                      [{"role": "user"}], {"role": "user", "content": 5}])
+                                      [{"role": "user"}], {"role": "user", "content": 5},
+                                      {"role": "user", "tool_calls": [CALLED]},
+                                      *({"role": "assistant", "content": "a", key: 5} for key in THOUGHTS),
+                                      *({"role": "assistant", "tool_calls": calls} for calls in (
+                                          5, [{"name": "f"}], [{"arguments": {}}], [CALLED | {"name": 5}]))])
 def test_messages_that_are_none(demo, messages):
-    assert_one_line(message_of(qwen3.chat, demo, messages), "messages")
+    assert_one_line(message_of(qwen3.chat, demo, messages), "messages: message 0" if messages else "messages")
 
 
-@pytest.mark.parametrize("options", [{"stop": 5}, {"stop": [5]}, {"stop": ""}, {"stop": [None]}, {"logprobs": -1},
-                                     {"think_budget": 1.5}, {"lookup": "x"}, {"logprobs": True}, {"stops": "x"}])
+@pytest.mark.parametrize("options", [{"stop": 5}, {"stop": [5]}, {"stop": ""}, {"stop": [None]}, {"stop": {"x": 1}},
+                                     {"logprobs": -1}, {"think_budget": 1.5}, {"lookup": "x"}, {"logprobs": True},
+                                     {"stops": "x"}, {"logit_bias": {"4096": 1}}, {"logit_bias": {"9" * 5000: 1}},
+                                     {"logit_bias": {"5": 100.1}}, {"logit_bias": {5: -101}}])
 def test_options_that_are_refused(demo, options):
     name = next(iter(options))
     message = message_of(Completion, demo, [1], **options)
@@ -151,13 +213,14 @@ def exact_logprobs(logits):
 
 @fuzz(100, refused=False)
 def test_logprobs(rng, tiny_model):
-    """Of each token drawn, by the model as it is: whatever the temperature, the penalties, the cache, and the end."""
+    """Of each token drawn, by the model as it is: whatever the temperature, penalties, bias, cache, and end."""
     model, n_tokens = tiny_model, tiny_model.config.vocab_size
     prompt = [rng.randrange(n_tokens) for _ in range(rng.randint(1, 8))]
     cache = filled_cache(model, prompt[:rng.randint(1, 8)]) if rng.random() < 0.3 else None
     options = {"temperature": rng.choice([0, 0.3, 1.0, 4.0]), "top_k": rng.choice([0, 5]),
                "repetition_penalty": rng.uniform(0.5, 2), "presence_penalty": rng.uniform(-1, 1),
                "seed": rng.randrange(1000), "eos_token_ids": range(0, n_tokens, rng.choice([2, 5, n_tokens]))}
+    options["logit_bias"] = {rng.randrange(n_tokens): rng.uniform(-9, 9)}
     n_top = rng.choice([0, 1, 3, 20, n_tokens, 10**30])
     completion = Completion(model, prompt, max_new_tokens=rng.randint(1, 8), logprobs=n_top, cache=cache, **options)
     ids = completion.finish().token_ids
@@ -166,11 +229,20 @@ def test_logprobs(rng, tiny_model):
         return False
     logits = qwen3.forward(model, prompt + ids[:-1], qwen3.KVCache(model.config), all_logits=True)
     for entry, row in zip(completion.logprobs, exact_logprobs(logits[len(prompt) - 1:]), strict=True):
+        assert entry.text == model.tokenizer.decode([entry.token_id])
         assert type(entry.logprob) is float and abs(entry.logprob - row[entry.token_id]) < 1e-4
         best, values = [token for token, _ in entry.top], [value for _, value in entry.top]
         assert len({*best}) == len(best) == min(n_top, n_tokens) and values == sorted(values, reverse=True)
         assert np.allclose(values, row[best], atol=1e-4) and np.allclose(values, np.sort(row)[::-1][:n_top], atol=1e-4)
     return completion.finish_reason == "stop"
+
+
+def test_a_bias_is_added_to_a_logit(model):
+    logits = qwen3.forward(model, [1, 2, 3], qwen3.KVCache(model.config))
+    second, best = map(int, np.argsort(logits)[-2:])
+    for share, token in ((0.9, best), (1.1, second)):
+        bias = {str(second): float(logits[best] - logits[second]) * share}
+        assert Completion(model, [1, 2, 3], logit_bias=bias, max_new_tokens=1).finish().token_ids == [token]
 
 
 @pytest.mark.parametrize("n", [1, 2, SCORED - 1, SCORED, SCORED + 1, SCORED + 2, 2 * SCORED, 2 * SCORED + 1, 400, 512])
@@ -184,6 +256,7 @@ def test_score(model, n):
 
 def test_scores_that_are_refused(model):
     assert "context is 512" in message_of(score, model, random_ids(513))
+    assert "vectors, not probabilities" in message_of(score, dataclasses.replace(model, embeds=True), [1, 2])
     for value in (np.nan, np.inf, 3e38):
         broken = dataclasses.replace(model, weights=model.weights | {"norm": np.full(32, value, np.float32)})
         assert "not finite" in message_of(score, broken, [1, 2, 3])
@@ -325,15 +398,36 @@ def test_think_budget(rng, talker):
     return len(drawn) < len(tokens)
 
 
+@pytest.mark.parametrize("budget", [0, 2])
+def test_a_think_budget_and_a_bias(talker, budget):
+    """The tokens that close the thought come even if the bias makes another one certain."""
+    encode = talker.tokenizer.encode
+    answer = Completion(talker, encode("Hi<think>\n"), think_budget=budget, logit_bias={"65": 100}, max_new_tokens=12)
+    assert answer.finish().token_ids == ([65] * budget + encode("\n</think>\n\n") + [65] * 9)[:12]
+
+
+def test_a_think_budget_and_a_schema(talker):
+    """The text that closes the thought is none of the schema's, though it has several tokens here."""
+    pytest.importorskip("llguidance")
+    prompt = talker.tokenizer.encode("<|im_start|>assistant\n<think>\n")
+    model = dataclasses.replace(talker, eos_token_ids=(talker.tokenizer.token_to_id("<|im_end|>"),))
+    assert str(Completion(model, prompt, schema={"const": "a"}, think_budget=0)) == '\n</think>\n\n"a"'
+
+
+def test_a_think_budget_needs_the_tokens_of_a_thought(talker):
+    backend = tokenizers.Tokenizer.from_str(talker.tokenizer.backend.to_str().replace("<think>", "<hm>"))
+    model = dataclasses.replace(talker, tokenizer=Tokenizer(backend))
+    assert "tokens <think> and </think>" in message_of(Completion, model, [1], think_budget=5)
+
+
 @pytest.mark.parametrize("start, said", [
     ("<think>a</think>b<|im_end|>\n<|im_start|>assistant\n", "<think>hm</think>"),
     ("Hi<|im_end|>\n<|im_start|>assistant\n<think>\n", "hm</think>")])
 def test_a_schema_leaves_the_thought_free(talker, start, said):
     """Also after a turn with a thought, and where the prompt opens the thought."""
     pytest.importorskip("llguidance")
-    encode, end = talker.tokenizer.encode, talker.tokenizer.token_to_id("<|im_end|>")
-    model = dataclasses.replace(saying(talker, [*encode(said), *[end] * 9]), eos_token_ids=(end,))
-    answer = Completion(model, encode(f"<|im_start|>assistant\n{start}"), schema={"const": "a"}, temperature=0)
+    prompt = talker.tokenizer.encode(f"<|im_start|>assistant\n{start}")
+    answer = Completion(ending(talker, said), prompt, schema={"const": "a"}, temperature=0)
     answer.speculator = None
     assert answer.finish().text == said + '"a"'
 
@@ -380,6 +474,13 @@ def test_guesses_end_with_the_context(model):
     assert (answer.token_ids, answer.finish_reason) == ([2] * 3, "length")
 
 
+@pytest.mark.parametrize("text, guess", [
+    ([1, 2, 3, 9, 5, 2, 3, 8, 1, 2, 3], [9, 5]), ([1, 2, 3, 9, 1, 2, 3, 8, 1, 2, 3], [8, 1]),
+    ([5, 2, 3, 8, 7, 1, 2, 3], [8, 7]), ([5, 3, 8, 7, 1, 2, 3], [])])
+def test_a_lookup_goes_on_as_the_last_time_after_three_tokens_or_else_two(model, text, guess):
+    assert Lookup(2).guess(qwen3.Sequence(model, text), 2) == guess
+
+
 def test_right_guesses_save_passes(model):
     sequence = qwen3.Sequence(model, [1, 2, 3, 4, 1, 2], 20, temperature=0, eos_token_ids=())
     guesses, passes = Speculator([Lookup(4)]), 0
@@ -409,15 +510,50 @@ def test_as_many_guesses_as_pay(right, make, check, expected):
         assert [source.length(1.0) for _ in range(Source.PAUSE)] == [0] * (Source.PAUSE - 1) + [1]
 
 
+@pytest.mark.parametrize("right, expected", [(0, 0), (1, 3), (4, 8)])
+def test_a_source_learns_how_many_guesses_pay(right, expected):
+    """From passes of 1.2 s in place of 1 s: always wrong, every second one right (see the table above), always right."""
+    source = Lookup(8)
+    for _ in range(99):
+        source.learn(4, right, 1.2, 1.0)
+    assert source.length(1.0) == expected
+
+
+def test_a_draft_may_have_more_rows_or_a_shorter_context_than_the_model(model):
+    """Rows behind those of the tokens only fill up the matrix: what a draft draws there is no guess."""
+    rows = with_engine(model, lambda *args, **options: np.append(qwen3.logits_of(*args, **options), np.full((1, 8), 99), 1))
+    short = dataclasses.replace(model, config=dataclasses.replace(model.config, context_length=9))
+    options = {"temperature": 0, "max_new_tokens": 12, "eos_token_ids": ()}
+    for draft in (rows, short):
+        assert Completion(model, [1, 2], draft=draft, **options).finish().token_ids == \
+            Completion(model, [1, 2], **options).finish().token_ids
+
+
+def test_a_draft_with_the_same_weights_guesses_right(model):
+    """Whatever is drawn with, also after a wrong guess, and in the next answer."""
+    calls = itertools.count()
+
+    def logits_of(*args, **options):
+        logits = qwen3.logits_of(*args, **options)
+        return logits[:, ::-1] if next(calls) == 4 else logits
+
+    draft = Draft(with_engine(model, logits_of), model)
+    draft.length = lambda plain: 4
+    for prompt, wrong in (([1, 2, 3], {1, 2, 3, 4}), ([1, 4], {0})):
+        guesses = Completion(model, prompt, max_new_tokens=60, seed=3, temperature=1.0, repetition_penalty=1.5, top_k=9,
+                             eos_token_ids=(), draft=draft).finish().speculator
+        assert guesses.accepted > 0 and guesses.guessed - guesses.accepted in wrong
+
+
+def test_guesses_in_a_cache_that_another_answer_has_taken_are_refused(model):
+    cache = qwen3.KVCache(model.config)
+    next(one := Completion(model, [3, 2, 1, 2], cache=cache, lookup=4))
+    next(Completion(model, [4, 2], cache=cache))
+    assert "each answer its own cache" in message_of(one.finish)
+
+
 def test_a_draft_needs_the_same_tokenizer(tiny_model, demo):
     assert "tokenizers differ" in message_of(Completion, demo, [1, 2], draft=tiny_model)
-
-
-def weather(city: str, days: int | None = 3, *, units: list[str] = ()) -> str:
-    """Tells the weather.
-
-    city: where
-    """
 
 
 def test_python_functions_are_tools(demo):
@@ -505,17 +641,6 @@ def test_split_stream(rng):
     content = (content if answer.tool_calls else content + call).lstrip("\n" if thinking else "")
     assert answer.content == (content.rstrip() if answer.tool_calls else content)
     return True
-
-
-def xml_call(name, **arguments):
-    parameters = "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in arguments.items())
-    return f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>"
-
-
-def tool(name="f", **types):
-    """The tool in OpenAI's form; a type is a name, several, or a schema."""
-    properties = {key: kind if isinstance(kind, dict) else {"type": kind} for key, kind in types.items()}
-    return {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": properties}}}
 
 
 @pytest.mark.parametrize("kind, text, value", [

@@ -154,7 +154,7 @@ def test_an_undone_conversation_is_not_kept(demo, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.delenv("QWEN3_HISTORY")
     chat, file = new_chat(demo, enable_thinking=False), tmp_path / "qwen3/last.json"
-    for line, kept in ((PERU, True), ("/undo", False), (PERU, True), ("/clear", True)):
+    for line, kept in (("/system Be brief.", False), (PERU, True), ("/undo", False), (PERU, True), ("/clear", True)):
         handled(chat, line)
         chat.keep()
         assert file.is_file() == kept and (chat.kept_in is not None) == kept
@@ -194,21 +194,25 @@ def test_results_of_tools(demo):
     """All results come before the next answer; /regenerate makes the answer with the calls again."""
     asked = [{"role": "user", "content": PERU}, {"role": "assistant", "content": "", "tool_calls": [CALL, CALL]}]
     chat = new_chat(demo, asked, enable_thinking=False)
+    assert json.dumps(CALL) in handled(chat, "/history")
     assert chat.missing_results() == 2 and handled(chat, '{"temperature": 7}') == "" and chat.missing_results() == 1
     other = new_chat(demo, chat.messages)
     assert handled(chat, '{"temperature": 8}') and roles(chat.messages) == "uatta" and not chat.missing_results()
     handled(other, "/regenerate")
     assert roles(other.messages) == "ua" and not other.missing_results()
+    chat = new_chat(demo, [*asked, *[{"role": "tool", "content": "7"}] * 3], enable_thinking=False)  # one too many
+    assert handled(chat, PERU) == LIMA and roles(chat.messages) == "uatttua"
 
 
 def test_save_writes_only_over_its_own_files(demo, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
     chat, other = new_chat(demo, TALK), new_chat(demo)
     for name in ("theirs.txt", "loadable.json"):
         Path(name).write_text(json.dumps(TALK))
     Path("dangling").symlink_to("nowhere")
     Path("link").symlink_to("theirs.txt")
-    for name in ("two words.json", "'two words.json'", "./two words.json"):
+    for name in ("two words.json", "'two words.json'", "./two words.json", "~/two words.json"):
         assert handled(chat, f"/save {name}") == "(saved 2 messages)"
     for name in ("theirs.txt", "link", "dangling", "/dev/null", "loadable.json"):
         assert "exists already" in refused(chat, f"/save {name}")
@@ -217,6 +221,19 @@ def test_save_writes_only_over_its_own_files(demo, tmp_path, monkeypatch):
     assert handled(chat, "/save loadable.json") and not Path("nowhere").exists()
     assert handled(other, "/load loadable.json") == "(loaded 3 messages; /regenerate answers the last one)"
     assert other.messages == chat.messages and json.loads(Path("theirs.txt").read_text()) == TALK
+
+
+def test_a_saved_conversation_has_its_tools(demo, tmp_path):
+    talk = [*TALK, {"role": "assistant", "content": "", "tool_calls": [CALL]}, {"role": "tool", "content": "7"}]
+    handled(new_chat(demo, talk, tools=[WEATHER]), f"/save {tmp_path}/talk.json")
+    assert "/regenerate answers" in handled(chat := new_chat(demo), f"/load {tmp_path}/talk.json")
+    assert (chat.messages, chat.tools) == (talk, [WEATHER])
+
+
+def test_the_tokens_used_are_those_of_the_prompt_as_it_is_rendered(demo):
+    kwargs = qwen3_chat.Chat(demo, TALK, options={"chat_template_kwargs": {"enable_thinking": False}})
+    assert handled(kwargs, "/show") == handled(new_chat(demo, TALK, enable_thinking=False), "/show") != \
+        handled(new_chat(demo, TALK), "/show")
 
 
 # ---- the KV cache over turns, and after Ctrl-C ----------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 import qwen3
 import qwen3_batch
 from configs import ROOT
-from helpers import assert_one_line, edit_json, finish, run_main, start
+from helpers import assert_one_line, finish, run_main, start
 
 QUESTIONS = ["What is the capital of France?", "What is 417 + 385?", "Tell me a story.", "Hello!", "Who are you?"]
 RECORDS = [{"id": f"q{i}", "prompt": question, "max_new_tokens": 4 + i % 5, "seed": i, "temperature": i % 2,
@@ -96,9 +96,13 @@ def test_another_model_is_refused(capfd, tmp_path, tiny):
     assert 'model was "model" and is "demo" now' in refusal(capfd, source, "--out", out)
     assert "temperature was null and is 0.5 now" in \
         refusal(capfd, source, "--out", out, "--model", folder, "--temperature", 0.5)
-    edit_json(folder / "generation_config.json", {"temperature": 0.7})
-    assert "model's sha256 was" in refusal(capfd, source, "--out", out, "--model", folder)
-    shutil.copy(tiny / "generation_config.json", folder)
+    tokenizer = json.loads((tiny / "tokenizer.json").read_text("utf-8"))
+    tokenizer["model"]["merges"].pop()
+    for name, text in {"generation_config.json": '{"temperature": 0.7}', "chat_template.jinja": "Hi",
+                       "tokenizer.json": json.dumps(tokenizer)}.items():
+        (folder / name).write_text(text)
+        assert "model's sha256 was" in refusal(capfd, source, "--out", out, "--model", folder)
+        shutil.copy(tiny / name, folder)
     assert main(capfd, source, "--out", out, "--model", folder)[0] == 0
     write_lines(source, [{"prompt": "b"}])
     assert "input's sha256 was" in refusal(capfd, source, "--out", out, "--model", folder)
@@ -148,6 +152,13 @@ def test_failed_records_are_counted(capfd, tmp_path, tiny):
             assert main(capfd, source, "--out", tmp_path / f"{expected}.jsonl", "--model", tiny)[0] == expected
 
 
+def test_results_have_the_logprobs_that_are_asked_for(capfd, tmp_path, tiny):
+    source = write_lines(tmp_path / "in.jsonl", [{"prompt": "a", "logprobs": 2}, {"prompt": "a"}])
+    assert main(capfd, source, "--out", tmp_path / "out.jsonl", "--model", tiny, "-n", 3)[0] == 0
+    told = {value["line"]: value.get("logprobs") for value in read_lines(tmp_path / "out.jsonl")}
+    assert [len(each["top"]) for each in told[1]] == [2] * 3 and not told[2]
+
+
 def test_wrong_usage(capfd, tmp_path, source):
     out = tmp_path / "out.jsonl"
     for options, words in [(["--greedy", "--temperature", 1], "--greedy does not go with --temperature"),
@@ -155,7 +166,7 @@ def test_wrong_usage(capfd, tmp_path, source):
                            (["--raw", "--no-think"], "--raw does not go with --no-think")]:
         assert words in refusal(capfd, source, "--out", out, *options, status=2)
     for options, words in [(["--memory", "much"], "--memory"), (["--memory", 1], "give more memory"),
-                           (["--context", 1], "context"), (["--top-p", 2], "top_p"), (["-n", 0], "--max-tokens"),
+                           (["--context", 1], "context"), (["--top-p", 2], "--top-p"), (["-n", 0], "--max-tokens"),
                            (["--model", "nix"], "nix"), (["--tools", "nix"], "nix")]:
         assert words in refusal(capfd, source, "--out", out, *options)
     assert not list(tmp_path.glob("out*"))  # nothing has begun

@@ -306,6 +306,14 @@ def test_lines_from_a_pipe(start, tmp_path, data, arguments, status, out):
     assert os.listdir(tmp_path / "state/qwen3") == ["last.json"]  # no history of what nobody has typed
 
 
+def test_a_conversation_that_ends_with_a_result_is_answered_at_once(start, tmp_path):
+    calls = [{"name": "get_weather", "arguments": {"city": "Paris"}}]
+    talk = [{"role": "user", "content": PERU}, {"role": "assistant", "tool_calls": calls}, {"role": "tool", "content": "7"}]
+    (tmp_path / "talk.json").write_text(json.dumps(talk))
+    with start("--model", DEMO, "--no-think", "--messages", tmp_path / "talk.json") as chat:
+        assert chat.communicate("", timeout=60)[0].strip() and chat.returncode == 0
+
+
 def test_thoughts_and_statistics_in_a_pipe(start):
     with start("--stats") as chat:  # and no --model
         out, error = chat.communicate("My name is Mia.\nWhat is my name?\n", timeout=60)
@@ -329,7 +337,7 @@ def test_while_an_answer_goes_through_a_pipe(start, endless, act):
 
 
 @pytest.mark.parametrize("text, messages", [
-    ("one\r\ntwo", ["one", "two"]),
+    ("\ufeffone\r\ntwo", ["one", "two"]),
     ('"""\n  one\n\ntwo "three"\n"""\nfour', ['  one\n\ntwo "three"', "four"]),
     ('  """one\ntwo"""  \n"""three"""\n""""""', ["one\ntwo", "three", ""]),
     ("one \\\n\\\ntwo\nthree\\", ["one \n\ntwo", "three"]),

@@ -264,6 +264,7 @@ def test_equal_tokens():
     """Those that equal the k-th are candidates, too, as in transformers; top-p takes only as many as it needs."""
     logits = np.array([0, 1, 3, 1, 1, 0], np.float32)
     assert sorted(qwen3.candidates(logits, qwen3.Sampling(1.0, top_k=2))[0]) == [1, 2, 3, 4]
+    assert len(qwen3.candidates(np.zeros(4, np.float32), qwen3.Sampling(1.0, top_p=0.5))[0]) == 2
     ids, _ = qwen3.candidates(np.zeros(151_936, np.float32), qwen3.Sampling(1.0, top_p=0.9))
     assert len(ids) == pytest.approx(0.9 * 151_936, rel=1e-4)
 
@@ -299,25 +300,25 @@ def test_small_probabilities_come_up_as_often_as_they_should(share, expected):
 
 def test_greedy_takes_the_maximum():
     logits = np.array([1, 5, 3], np.float32)
-    for sampling in (qwen3.Sampling(), qwen3.Sampling(2.0, top_k=1), qwen3.Sampling(2.0, top_p=1e-6),
+    for sampling in (qwen3.Sampling(), qwen3.Sampling(1e-50), qwen3.Sampling(2.0, top_k=1), qwen3.Sampling(2.0, top_p=1e-6),
                      qwen3.Sampling(2.0, top_p=0), qwen3.Sampling(2.0, min_p=1.0)):
         assert {qwen3.sample(logits, sampling, np.random.default_rng(i)) for i in range(20)} == {1}
 
 
 def test_penalties():
     """Keskar 2019: scores of tokens that have been there are divided; negative ones are multiplied, as everywhere."""
-    logits = np.array([2, -2, 2, -2, 1], np.float32)
+    logits = np.array([0.5, -2, 2, -2, 1], np.float32)
     prompt, answer = [1, 0, 0, 0], [2, 3, 2, 2]
 
     def penalized(**values):
         return qwen3.penalize(logits, qwen3.Sampling(**values), prompt, answer).tolist()
 
     assert penalized() == logits.tolist()
-    assert penalized(repetition_penalty=2.0) == [1, -4, 1, -4, 1]
-    assert penalized(presence_penalty=0.5) == [2, -2, 1.5, -2.5, 1]
-    assert penalized(frequency_penalty=0.5) == [2, -2, 0.5, -2.5, 1]
-    assert qwen3.sample(logits, qwen3.Sampling(presence_penalty=1.5), np.random.default_rng(), [2], [0]) == 2
-    assert logits.tolist() == [2, -2, 2, -2, 1]  # the caller's are left as they are
+    assert penalized(repetition_penalty=2.0) == [0.25, -4, 1, -4, 1]
+    assert penalized(presence_penalty=0.5) == [0.5, -2, 1.5, -2.5, 1]
+    assert penalized(frequency_penalty=0.5) == [0.5, -2, 0.5, -2.5, 1]
+    assert qwen3.sample(logits, qwen3.Sampling(presence_penalty=1.5), np.random.default_rng(), [0], [2]) == 4
+    assert logits.tolist() == [0.5, -2, 2, -2, 1]  # the caller's are left as they are
 
 
 # ----------------------------------------------------------------------------------------------------------------------

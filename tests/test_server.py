@@ -193,8 +193,9 @@ def test_options(client, options, expected):
 
 def test_choices_bias_prefill_and_roles(client, demo):
     """Each of n answers is drawn with a seed of its own: that of a single request."""
-    same = {"messages": FRANCE, "model": "m", "temperature": 1.5, "max_tokens": 12}
+    same = {"messages": FRANCE, "model": "m", "temperature": 9, "max_tokens": 12}
     several = client.chat.completions.create(n=3, seed=5, **same)
+    assert len({choice.message.content for choice in several.choices}) == 3
     for i, choice in enumerate(several.choices):
         alone = client.chat.completions.create(seed=5 + i, **same)
         assert choice.message == alone.choices[0].message and choice.index == i

@@ -36,7 +36,7 @@ class Thought(Processor):
 
     def after(self, token: int | None) -> bool:
         self.was_inside = self.inside
-        self.inside = token == self.opening is not None or self.inside and token != self.closing
+        self.inside = token == self.opening or self.inside and token != self.closing
         return False
 
 

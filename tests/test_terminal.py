@@ -19,6 +19,7 @@ from qwen3_lib.app import terminal
 from qwen3_lib.answers.completion import Completion
 from test_qwen3_moe import MOE
 from qwen3_lib.answers.answer import parse_answer, split_stream
+from qwen3_lib.answers.completion import Completion
 
 
 # ---- a cut answer ---------------------------------------------------------------------------------------------------
@@ -91,13 +92,13 @@ def test_statistics_say_how_fast_the_weights_were_read(demo):
     assert "guesses right" in terminal.statistics(guessing) and "GB/s" not in terminal.statistics(guessing)
 
 
-def test_progress_of_a_long_prompt_changes_no_logits(demo, monkeypatch):
-    ids, seen = np.arange(1200) % 1000, []
-    monkeypatch.setattr(terminal.Status, "show", lambda self, text: seen.append(text))
-    model = terminal.told_progress(demo, terminal.Status())
-    expected = qwen3.forward(demo, ids, qwen3.KVCache(demo.config))
-    assert (model.engine.logits_of(model, ids, qwen3.KVCache(demo.config)) == expected).all()
-    assert seen == [f"reading the prompt … {n} %" for n in (0, 42, 85)]
+def test_a_long_prompt_tells_its_progress_and_the_answer_is_the_same(demo):
+    prompt, seen = [i % 1000 for i in range(1200)], []
+    expected = Completion(demo, prompt, qwen3.KVCache(demo.config), max_new_tokens=4, logprobs=0).finish()
+    answer = Completion(demo, prompt, qwen3.KVCache(demo.config), max_new_tokens=4, logprobs=0)
+    answer.read_prompt(lambda n, total: seen.append((n, total)))
+    assert seen == [(0, 1200), (512, 1200)] and not answer.token_ids
+    assert (answer.finish().token_ids, answer.logprobs) == (expected.token_ids, expected.logprobs)
 
 
 @pytest.mark.parametrize("term, shown", [("xterm", True), ("dumb", False)])

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from qwen3 import KVCache, Model, Sequence, Stream, TokenIds
+from qwen3 import CHUNK, KVCache, Model, Sequence, Stream, TokenIds
 from qwen3_lib.answers.answer import held_back, inside_thought, parse_answer, split_stream
 from qwen3_lib.answers.classes import parsed
 from qwen3_lib.answers.guesses import speculator
@@ -118,7 +118,7 @@ class Completion(Stream):
         self.written, self.speculator = written, speculator(model, constrained, wanted.lookup, wanted.draft)
         self.token_ids, self.times, self.tools = self.sequence.token_ids, written.times, tools
         self.schema = wanted.schema
-        self.streamed = self.cached_tokens = 0
+        self.streamed = self.cached_tokens = self.n_computed = 0  # n_computed: tokens in the cache
         self.run: Run | None = None  # since it has a cache
         self.is_fed = False  # by a Batch; else by iterating
         if cache is not None:
@@ -127,7 +127,8 @@ class Completion(Stream):
     def begin(self, cache: KVCache) -> None:
         """Takes a cache, cut back to its common prefix with the prompt, see Sequence.resume."""
         self.sequence.resume(cache)
-        self.run, self.cached_tokens = Run(self.sequence, cache, self.speculator), cache.length
+        self.run = Run(self.sequence, cache, self.speculator)
+        self.cached_tokens = self.n_computed = cache.length
         self.times[:] = [time.perf_counter()]
 
     def __next__(self) -> str:
@@ -140,15 +141,23 @@ class Completion(Stream):
         piece, self.streamed = self.text[self.streamed:], len(self.text)
         return piece
 
-    def advance(self) -> None:
-        """Runs one pass."""
+    def advance(self, room: int | None = None) -> None:
+        """Runs one pass; of the prompt, at most `room` tokens."""
         assert self.run is not None
-        sequence, cache, _ = self.run
-        if cache.length + len(sequence.new) != len(sequence.prompt) + len(sequence.token_ids):
+        if self.run.cache.length != self.n_computed:
             raise InputError("the cache belongs to another answer now; give each answer its own cache")
-        for outcome in step(self.model, [self.run]):
+        for outcome in step(self.model, [self.run], room):
             if isinstance(outcome, InputError):
                 raise outcome
+        self.n_computed = self.run.cache.length
+
+    def read_prompt(self, progress: Callable[[int, int], None]) -> None:
+        """Computes the prompt but its end, and tells progress(tokens read, tokens to read) before each piece."""
+        assert self.run is not None
+        total, start = len(self.prompt_ids), self.n_computed
+        while total - self.n_computed > CHUNK:
+            progress(self.n_computed - start, total - start)
+            self.advance(CHUNK)
 
     async def __aiter__(self) -> AsyncIterator[str]:
         import asyncio  # here, because importing it takes as long as an answer of the bundled model

@@ -19,8 +19,7 @@ from qwen3_lib.app import terminal
 from qwen3_lib.app.files import read_messages
 from qwen3_lib.app.prompt import ReadLine, line_reader, no_echo, read_line, read_message
 from qwen3_lib.app.state import as_text, going_on, keep_conversation
-from qwen3_lib.app.terminal import (CYAN, OutputError, Status, banner, cut_note, parameters, print_answer, statistics,
-                                    told_progress)
+from qwen3_lib.app.terminal import (CYAN, OutputError, Status, banner, cut_note, parameters, print_answer, statistics)
 from qwen3_lib.io.errors import InputError, brief, counted, did_you_mean
 from qwen3_lib.io.writing import write_json
 
@@ -153,13 +152,13 @@ class Chat:
         options, status = dict(self.options), Status()
         if options.get("seed") is not None:
             options["seed"] += self.n_answers
-        completion = chat(told_progress(self.model, status), self.messages, self.tools, self.enable_thinking,
-                          cache=self.cache, **options)
+        completion = chat(self.model, self.messages, self.tools, self.enable_thinking, cache=self.cache, **options)
         self.last, self.n_answers = completion, self.n_answers + 1
         n_new = len(completion.prompt_ids) - completion.cached_tokens
         if n_new * parameters(self.model.folder, self.model.config) > 10**10:  # half a second and more
             status.show("reading the prompt …")
         try:
+            completion.read_prompt(lambda n, total: status.show(f"reading the prompt … {100 * n // total} %"))
             print_answer(completion, self.hide_thinking, status)
         finally:
             seen = completion.answer.content if self.hide_thinking else completion.text

@@ -1,7 +1,6 @@
 """The output: answers on stdout; notes, statistics and errors on stderr."""
 import contextlib
 import ctypes
-import dataclasses
 import json
 import math
 import os
@@ -11,9 +10,7 @@ from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from typing import Any, TextIO
 
-import numpy as np
-
-from qwen3 import CHUNK, Config, Folder, Model
+from qwen3 import Config, Folder, Model
 from qwen3_lib.answers.completion import Completion
 from qwen3_lib.app.openai import called
 from qwen3_lib.app.wrap import Wrap, wrapped
@@ -112,21 +109,6 @@ class Status:
     def print(self, text: str) -> None:
         with contextlib.suppress(OSError):
             print(text, end="", file=sys.stderr, flush=True)
-
-
-def told_progress(model: Model, status: Status) -> Model:
-    """The model with a forward that shows how much of a long prompt it has read."""
-    def logits_of(model: Model, token_ids: Any, cache: Any, all_logits: bool = False) -> np.ndarray:
-        n = len(token_ids)
-        if n <= CHUNK or all_logits:
-            return plain(model, token_ids, cache, all_logits)
-        for start in range(0, n, CHUNK):
-            status.show(f"reading the prompt … {100 * start // n} %")
-            logits = plain(model, token_ids[start:start + CHUNK], cache)
-        return logits
-
-    plain = model.engine.logits_of
-    return dataclasses.replace(model, engine=dataclasses.replace(model.engine, logits_of=logits_of))
 
 
 # ---- Answers ---------------------------------------------------------------------------------------------------------

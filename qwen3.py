@@ -125,7 +125,7 @@ def rope_tables(config: Config, positions: np.ndarray) -> tuple[np.ndarray, np.n
 
     Pair i turns by theta ** (-2i / rope_dim) per position: the first pairs fast, for near positions, the last slowly.
     """
-    # The power in float64: a float32 power would be off by 2e-4 in the logits at position 6,000. As transformers does.
+    # The power in float64: a float32 power would be off by 2e-4 in the logits at position 6,000.
     powers = config.rope_theta ** (np.arange(0, config.rope_dim, 2) / config.rope_dim)
     frequencies = 1 / powers.astype(np.float32)
     if config.rope_frequencies:
@@ -392,7 +392,7 @@ def candidates(logits: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.n
         # Tokens below this probability sum to less than 1 - top_p, so none is needed: that leaves few to sort.
         some = probabilities * len(ids) >= (1 - sampling.top_p) * 0.999
         ids, probabilities = ids[some], probabilities[some]
-        order = np.argsort(-probabilities, kind="stable")
+        order = np.argsort(-x[ids], kind="stable")  # of nearly equal logits, the probabilities may be equal
         ids, probabilities = ids[order], probabilities[order]
         before = np.cumsum(probabilities) - probabilities  # the probability of all more likely tokens together
         ids = ids[:max(int(np.count_nonzero(before < sampling.top_p)), 1)]
@@ -887,11 +887,12 @@ def check_cache(model: Model, cache: KVCache) -> None:
 
 
 def check_finite(model: Model, logits: np.ndarray) -> None:
-    """Raises InputError unless all logits are finite; it names the first damaged tensor."""
+    """Raises InputError from FloatingPointError unless all logits are finite; it names the first damaged tensor."""
     if not np.isfinite(logits).all():
         reasons = (f"{name} has NaN or infinity" for name, tensor in model.folder.stored().items()
                    if tensor.dtype in DTYPES and not np.isfinite(to_float32(tensor)).all())
-        raise InputError(f"{model.path}: the logits are not finite: {next(reasons, model.engine.overflow)}")
+        raise InputError(f"{model.path}: the logits are not finite: {next(reasons, model.engine.overflow)}") \
+            from FloatingPointError()
 
 
 # ---- The command line ------------------------------------------------------------------------------------------------

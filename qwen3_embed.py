@@ -85,7 +85,7 @@ def embed(model: Model, texts: Iterable[str], instruction: str | None = None, di
     lengths = np.sqrt(np.einsum("ni,ni->n", vectors, vectors))
     if (wrong := np.flatnonzero(~np.isfinite(lengths) | (lengths == 0))).size:
         raise InputError(f"{model.path}: the vector of text {wrong[0] + 1} has the length {lengths[wrong[0]]}: the "
-                         f"weights are damaged, or {model.engine.overflow}")
+                         f"weights are damaged, or {model.engine.overflow}") from FloatingPointError()
     return vectors / lengths[:, None] if recipe.normalize else vectors
 
 

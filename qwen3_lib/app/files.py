@@ -113,7 +113,8 @@ def load_prompt_cache(model: Model, name: str | Path) -> KVCache:
     try:
         with open(name, "rb"), safetensors.safe_open(name, framework="numpy") as file:  # open says why it can't
             metadata = file.metadata() or {}
-            names = ("token_ids", "k", "v", *(STATES if isinstance(cache, HybridCache) else ()))
+            has_states = isinstance(cache, HybridCache) and cache.config.linear_layers
+            names = ("token_ids", "k", "v", *(STATES if has_states else ()))
             token_ids, k, v, *states = arrays = [file.get_tensor(name) for name in names]
     except (OSError, ValueError, TypeError, KeyError, safetensors.SafetensorError) as error:
         raise InputError(f"{name}: not a prompt cache, or a damaged one; give another name: {error}") from error

@@ -227,7 +227,8 @@ def as_refusal(error: Exception, worker: Worker, body: Body | None = None) -> Re
     if worker.batch is not None:
         message = message.replace(str(worker.batch.model.path), model_name(worker.batch.model))
     stopping = worker.ends_at is not None and body is None
-    return Refusal(503 if stopping else 400, message, at_fault(body or {}, message))
+    ours = isinstance(error.__cause__, FloatingPointError)  # NaN in the weights isn't the client's fault
+    return Refusal(503 if stopping else 500 if ours else 400, message, at_fault({} if ours else body or {}, message))
 
 
 class Server:

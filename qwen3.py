@@ -658,6 +658,8 @@ def map_safetensors(file: Path, dtypes: dict[str, Any] = DTYPES) -> dict[str, Te
     A safetensors file is 8 bytes with the length of a header, the header (JSON: name -> dtype, shape, offsets), and
     the tensors' bytes. The library checks the file; its own NumPy reader has no bfloat16, so the bytes are read here.
     """
+    if os.path.exists(file) and not os.path.isfile(file):
+        raise InputError(f"{file}: cannot be read: not a regular file")  # opening a named pipe would wait
     try:
         with open(file, "rb") as opened, safetensors.safe_open(file, framework="numpy"):  # rejects damaged files
             mapping = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)

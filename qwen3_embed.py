@@ -39,7 +39,7 @@ from qwen3_lib.app.options import Parser, add_engine_options, add_model_options,
 from qwen3_lib.app.terminal import columns, print_json, to_stdout, write
 from qwen3_lib.answers.caches import Caches
 from qwen3_lib.batch.caches import copy_prefix
-from qwen3_lib.io.pooling import SEARCH, normalized, recipe_of
+from qwen3_lib.io.pooling import SEARCH, Chat, normalized, recipe_of
 from qwen3_lib.io.progress import progress
 
 __all__ = ["SEARCH", "InputError", "Labels", "Model", "classify", "embed", "load_model", "rerank"]
@@ -73,9 +73,15 @@ def embed(model: Model, texts: Iterable[str], instruction: str | None = None, di
     if checked_whole("dimensions", size, 1) > recipe.width:
         raise InputError(f"dimensions must be at most {recipe.width}, not {size}")
     task = recipe.prompt(prompt) if instruction is None else f"Instruct: {instruction}\nQuery:"
-    bodies = [body_of(model, task + text) for text in checked_texts(texts)]
-    after = ending(model) or ([token_id(model, END, f"its tokenizer has no token {END}")] if recipe.needs_end else [])
-    n_task = len(body_of(model, task))
+    texts = checked_texts(texts)
+    if recipe.chat is None:
+        bodies, n_task = [body_of(model, task + text) for text in texts], len(body_of(model, task))
+        after = ending(model)
+        if not after and recipe.needs_end:
+            after = [token_id(model, END, f"its tokenizer has no token {END}")]
+    else:  # the whole conversation counts in the mean
+        bodies = conversations(model, recipe.chat, texts, task, prompt, recipe.longest if truncate else None)
+        n_task, after = 0, []
     pooled = pooled_states(model, [], bodies, after, truncate, n_task, recipe.longest,
                            lambda states, ids: recipe.pool(states, n_task))
     vectors = np.array(pooled, np.float32).reshape(len(bodies), model.config.hidden_size)
@@ -87,6 +93,29 @@ def embed(model: Model, texts: Iterable[str], instruction: str | None = None, di
         raise InputError(f"{model.path}: the vector of text {wrong[0] + 1} has the length {lengths[wrong[0]]}: the "
                          f"weights are damaged, or {model.engine.overflow}") from FloatingPointError()
     return vectors / lengths[:, None] if recipe.normalize else vectors
+
+
+def conversations(model: Model, chat: Chat, texts: list[str], task: str, prompt: str | None,
+                  longest: int | None) -> list[list[int]]:
+    """The ids of each text as a user's message, after a system message if there is a task.
+
+    As in sentence-transformers, a text that is cut to `longest` tokens keeps the end of the template, and a template
+    with the variable `task` gets the names of the prompts "query" and "document".
+    """
+    tokenizer, variables = model.tokenizer, dict(chat.variables)
+    if prompt in ("query", "document") and "task" in tokenizer.template_variables:
+        variables.setdefault("task", prompt)
+    answer = variables.pop("add_generation_prompt", False)
+
+    def ids(text: str) -> list[int]:
+        messages = [{"role": role, "content": [{"type": "text", "text": content}] if chat.in_parts else content}
+                    for role, content in (("system", task), ("user", text)) if content]
+        prompt_text = tokenizer.apply_chat_template(messages, None, answer, chat_template_kwargs=variables)
+        return tokenizer.encode(prompt_text, add_special_tokens=False)
+
+    end = list(os.path.commonprefix([ids("0")[::-1], ids("1 2 3 4")[::-1]])[::-1])
+    return [each if longest is None or len(each) <= longest else each[:max(longest - len(end), 0)] + end
+            for each in map(ids, texts)]
 
 
 def rerank(model: Model, query: str, documents: Iterable[str], instruction: str | None = None,

@@ -437,15 +437,15 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 def make_tokenizer(backend: tokenizers.Tokenizer, config: dict[str, Any], config_file: Path,
                    template_file: Path | None = None) -> Tokenizer:
     """A Tokenizer from a `tokenizers` object and the content of tokenizer_config.json. The files are for errors."""
+    if not (isinstance(backend.model, tokenizers.models.BPE)
+            and isinstance(backend.decoder, tokenizers.decoders.ByteLevel)
+            and isinstance(backend.normalizer, tokenizers.normalizers.NFC | None)):  # others may take any memory
+        raise InputError(f"the tokenizer beside {config_file} is not a byte-level BPE with NFC, as Qwen3 has")
     with library_errors(f"cannot use the tokenizer beside {config_file}"):
         # A file saved while training may cut or pad every text that is encoded; transformers resets that, too.
         backend.no_truncation()
         backend.no_padding()
         backend.encode("a")  # with some damaged files, the library panics at any text
-    if not (isinstance(backend.model, tokenizers.models.BPE)
-            and isinstance(backend.decoder, tokenizers.decoders.ByteLevel)
-            and isinstance(backend.normalizer, tokenizers.normalizers.NFC | None)):
-        raise InputError(f"the tokenizer beside {config_file} is not a byte-level BPE with NFC, as Qwen3 has")
     _add_config_tokens(backend, config, config_file)
     return Tokenizer(backend, _config_template(config, config_file), _named_tokens(config, config_file),
                      str(template_file or config_file))

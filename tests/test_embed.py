@@ -103,6 +103,43 @@ def test_nothing_is_appended_if_the_files_of_sentence_transformers_are_there(tmp
     np.testing.assert_allclose(embed(model, ["the bee"])[0], state, atol=1e-6)  # and there is no Normalize
 
 
+def states_of(model, text):
+    ids = model.tokenizer.encode(text, False)
+    return qwen3.hidden_states(model, ids, qwen3.KVCache(model.config))
+
+
+def test_pooling_without_a_mode_is_the_mean_and_is_cut_after_normalize(tmp_path):
+    folder = add_modules(make_embedder(tmp_path, ending=False), "sentence_transformers.models.Normalize")
+    mean = states_of(model := qwen3.load_model(folder), "the bee").mean(axis=0)
+    np.testing.assert_allclose(embed(model, ["the bee"])[0], mean / np.linalg.norm(mean), atol=1e-6)
+    (folder / "config_sentence_transformers.json").write_text('{"truncate_dim": 5}')
+    cut = embed(qwen3.load_model(folder), ["the bee"])
+    np.testing.assert_allclose(cut, [mean[:5] / np.linalg.norm(mean)], atol=1e-6)
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_texts_that_are_messages(tmp_path, in_parts):
+    """sentence-transformers 6.2 writes "message" for a model with a chat template; a prompt is a system message."""
+    folder = add_modules(make_embedder(tmp_path, ending=True), pooling_mode="mean", include_prompt=False)
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.role }}: {{ m.content[0].text if m.content is not string else m.content + '!' }} ;"
+        "{% endfor %}{% if task is defined %} {{ task }}{% endif %}{% if add_generation_prompt %} so{% endif %}")
+    lengths = {"modality_config": {"text": {}, "message": {"format": "structured" if in_parts else "flat"}}}
+    (folder / "sentence_bert_config.json").write_text(json.dumps(lengths))
+    model, after = qwen3.load_model(folder), "" if in_parts else "!"
+    for options, text in (({}, f"user: the bee{after} ;"), ({"prompt": "query"}, f"user: the bee{after} ; query"),
+                          ({"instruction": "x"}, f"system: Instruct: x\nQuery:{after} ;user: the bee{after} ;")):
+        np.testing.assert_allclose(embed(model, ["the bee"], **options)[0], states_of(model, text).mean(axis=0), atol=1e-6)
+    lengths |= {"max_seq_length": 6, "processing_kwargs": {"chat_template": {"add_generation_prompt": True}}}
+    (folder / "sentence_bert_config.json").write_text(json.dumps(lengths))
+    model, long = qwen3.load_model(folder), "bee " * 9
+    assert "room for 6" in message_of(embed, model, [long])
+    before, end = (model.tokenizer.encode(part, False) for part in (f"user: {long}", f"{after} ; so"))
+    ids = before[:6 - len(end)] + end
+    np.testing.assert_allclose(embed(model, [long], truncate=True)[0],
+                               qwen3.hidden_states(model, ids, qwen3.KVCache(model.config)).mean(axis=0), atol=1e-6)
+
+
 def test_what_a_model_is(tmp_path, tiny_model):
     """A chat model whose tokenizer appends a token chats; a Qwen3ForCausalLM with Pooling gives vectors."""
     ending = make_reranker(tmp_path / "chat")
@@ -136,6 +173,10 @@ def test_modules_that_are_refused(tmp_path, modules, pooling, words):
     ("config_sentence_transformers.json", {"default_prompt_name": "x"}, ["default_prompt_name"]),
     ("config_sentence_transformers.json", {"truncate_dim": 0}, ["truncate_dim"]),
     ("sentence_bert_config.json", {"do_lower_case": True}, ["do_lower_case"]),
+    ("sentence_bert_config.json", {"modality_config": {"image": {}}}, ["only texts"]),
+    ("sentence_bert_config.json", {"modality_config": {"message": {"format": 3}}}, ["only texts"]),
+    ("sentence_bert_config.json", {"processing_kwargs": {"text": {"max_length": 3}}}, ["processing_kwargs"]),
+    ("sentence_bert_config.json", {"processing_kwargs": {"chat_template": []}}, ["processing_kwargs"]),
     ("sentence_bert_config.json", {"max_seq_length": "5"}, ["max_seq_length"]),
     ("sentence_bert_config.json", {"max_seq_length": 5}, ["text 1", "room for 5"])])
 def test_files_that_are_refused(tmp_path, file, content, words):

@@ -179,6 +179,33 @@ def test_prompts(st, body, tmp_path, include_prompt):
     assert np.abs(theirs.encode(documents) - theirs.encode_query(documents)).max() > 0.01
 
 
+@pytest.mark.parametrize("template", ["flat", "structured"])
+@pytest.mark.parametrize("pooling, more", [("lasttoken", {}), ("mean", {"chat_template": {"add_generation_prompt": True}})])
+def test_texts_that_are_messages(st, body, tmp_path, template, pooling, more):
+    """Folders of a model with a chat template, as 6.2 saves them; a text that is cut keeps the end of the template."""
+    shutil.copytree(body, tmp_path / "body")
+    shutil.copy(ROOT / "demo/tokenizer_config.json", tmp_path / "body")
+    if template == "structured":
+        (tmp_path / "body/chat_template.jinja").write_text(
+            "{% for m in messages %}<|im_start|>{{ m.role }}\n{% for p in m.content if p.type == 'text' %}{{ p.text }}"
+            "{% endfor %}<|im_end|>\n{% endfor %}{{ '<|im_start|>' if add_generation_prompt }}{{ task }}")
+    modules = st.sentence_transformer.modules
+    theirs = st.SentenceTransformer(modules=[modules.Transformer(str(tmp_path / "body"), processing_kwargs=more),
+                                             modules.Pooling(32, pooling_mode=pooling, include_prompt=False)],
+                                    device="cpu", prompts={"query": "find this:", "document": ""})
+    theirs.save(str(tmp_path / "saved"))
+    saved = json.loads((tmp_path / "saved/sentence_bert_config.json").read_text())
+    assert saved["modality_config"]["message"]["format"] == template
+    documents = texts(np.random.default_rng(6), 9) + [" ".join(texts(np.random.default_rng(7), 30, 30))]
+    model = qwen3.load_model(tmp_path / "saved")
+    for name, encode in ((None, theirs.encode), ("query", theirs.encode_query), ("document", theirs.encode_document)):
+        np.testing.assert_allclose(embed(model, documents, prompt=name), encode(documents), atol=2e-5)
+    edit_json(tmp_path / "saved/tokenizer_config.json", {"model_max_length": 16})
+    theirs = st.SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    np.testing.assert_allclose(embed(qwen3.load_model(tmp_path / "saved"), documents, truncate=True),
+                               theirs.encode(documents), atol=2e-5)
+
+
 def test_vectors_that_are_cut(st, body, tmp_path):
     """After Normalize, and not scaled again."""
     make_sentence_model(st, body, tmp_path, "mean", st.sentence_transformer.modules.Normalize())

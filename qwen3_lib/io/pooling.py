@@ -23,7 +23,14 @@ MODULES, PROMPTS, LENGTHS = VECTOR_FILES = ("modules.json", "config_sentence_tra
 POOLINGS = {"lasttoken": "pooling_mode_lasttoken", "mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}
 ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"Identity": lambda x: x, "Tanh": np.tanh}
 Step = Callable[[np.ndarray], np.ndarray]  # [n, inputs] -> [n, outputs]
+FORMATS = ("flat", "structured")  # of a message's content: a text, or a list of parts
 SEARCH = "Given a web search query, retrieve relevant passages that answer the query"  # the instruction for a search
+
+
+class Chat(NamedTuple):
+    """How sentence-transformers 5.4 and later put a text into the chat template."""
+    in_parts: bool  # the content of a message is a list of parts
+    variables: dict[str, Any]  # of the template
 
 
 class Recipe(NamedTuple):
@@ -38,12 +45,15 @@ class Recipe(NamedTuple):
     prompts: dict[str, str] = {"query": f"Instruct: {SEARCH}\nQuery:", "document": ""}  # what stands before a text
     default_prompt: str | None = None  # the name of the prompt for texts without another one
     dot: bool = False  # vectors are compared by their dot product, not by the cosine
+    chat: Chat | None = None  # texts are messages of a user, in the model's chat template
 
     def pool(self, states: np.ndarray, n_prompt: int) -> np.ndarray:
         """The states [n, hidden_size] of a text whose first n_prompt tokens are the prompt -> one [hidden_size]."""
         if self.pooling == "lasttoken":
             return states[-1]
         states = states if self.include_prompt else states[n_prompt:]
+        if not len(states):
+            raise InputError("a text has no tokens but those of the prompt, which don't count in this model's vectors")
         return states.mean(axis=0) if self.pooling == "mean" else states[0]
 
     def prompt(self, name: str | None) -> str:
@@ -94,8 +104,9 @@ def recipe_of(source: Folder, config: Config) -> Recipe:
         kept = checked_whole(f"{folder / PROMPTS}: truncate_dim", kept, 1)
         steps += [normalized] * normalize + [lambda x: x[:, :kept]]
         width, normalize = min(width, kept), False
-    return Recipe(width, min(context, longest(folder)), *settings, tuple(steps), normalize, False, prompts, default,
-                  about.get("similarity_fn_name") == "dot")
+    longest, chat = read_lengths(folder)
+    return Recipe(width, min(context, longest), *settings, tuple(steps), normalize, False, prompts, default,
+                  about.get("similarity_fn_name") == "dot", chat)
 
 
 def modules_of(folder: Path) -> list[tuple[str, Path]]:
@@ -154,14 +165,22 @@ def normalized(x: np.ndarray) -> np.ndarray:
     return x / np.maximum(np.sqrt(np.einsum("ni,ni->n", x, x)), 1e-12)[:, None]
 
 
-def longest(folder: Path) -> int:
-    """The most tokens of a text: max_seq_length, or else the tokenizer's model_max_length."""
+def read_lengths(folder: Path) -> tuple[int, Chat | None]:
+    """(the most tokens of a text: max_seq_length, or else the tokenizer's model_max_length; Recipe.chat)."""
     raw, tokenizer = optional(folder / LENGTHS), optional(folder / "tokenizer_config.json")
-    if raw.get("do_lower_case") or isinstance(modes := raw.get("modality_config"), dict) and "text" not in modes:
-        raise InputError(f"{folder / LENGTHS}: do_lower_case and texts in a chat template are not supported")
+    modes, more = raw.get("modality_config", {"text": {}}), raw.get("processing_kwargs", {})
+    objects = [modes, more, *(value for each in (modes, more) if isinstance(each, dict) for value in each.values())]
+    if not all(isinstance(each, dict) for each in objects) or not {"text", "message"} & modes.keys() \
+            or more.keys() - {"chat_template"} or modes.get("message", {}).get("format", "flat") not in FORMATS \
+            or any(map(raw.get, ("do_lower_case", "query_length", "document_length", "query_expansion"))):
+        raise InputError(f"{folder / LENGTHS}: only texts, plain or as messages, are supported, and in "
+                         "processing_kwargs only chat_template; no do_lower_case, query_length, document_length or "
+                         "query_expansion")
     given = raw.get("max_seq_length") or tokenizer.get("model_max_length") or 2**62
     given = int(given) if isinstance(given, float) and given.is_integer() else given  # 1e30 means no limit
-    return checked_whole(f"{folder}: max_seq_length, or model_max_length of the tokenizer,", given, 1)
+    chat = Chat(modes["message"].get("format") == "structured", more.get("chat_template", {})) \
+        if "message" in modes else None
+    return checked_whole(f"{folder}: max_seq_length, or model_max_length of the tokenizer,", given, 1), chat
 
 
 def optional(file: Path) -> dict[str, Any]:

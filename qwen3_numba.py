@@ -184,6 +184,8 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
         plan = progress(plan, f"quantizing to {quantize}" if quantize else "unpacking")
     with ThreadPoolExecutor(team.n_threads) as pool:
         packer = Packer(pool, arrays)
+        if isinstance(folder, Quantized):
+            packer.each(folder.check, [*stored.items()])
         for name, forms in plan:
             matrices[name] = packer.kept(stored[name].data, forms[0], *shapes[name]) if stored[name].dtype == "U8" else \
                 packer.weight(f"{folder.path}: {name}", stored[name], forms, shapes[name])

@@ -177,18 +177,26 @@ def test_other_dtypes_in_a_saved_model(name, dtype, packed, tmp_path):
 
 def test_a_damaged_saved_model(packed, tmp_path):
     file = shutil.copytree(packed, tmp_path / "saved") / "model.int8.safetensors"
+    whole, (header, data) = file.read_bytes(), read_safetensors(file)
     for n in (100, -1):
-        file.write_bytes((packed / file.name).read_bytes()[:n])
+        file.write_bytes(whole[:n])
         assert "cannot be read" in message_of(fast.load_model, tmp_path / "saved")
+    for name in ("model.embed_tokens.weight", "model.norm.weight"):
+        at = len(whole) - len(data) + sum(header[name]["data_offsets"]) // 2
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1:])
+        assert f"the checksum of {name} differs" in message_of(fast.load_model, tmp_path / "saved")
 
 
 @pytest.mark.parametrize("key, value, words", [
     ("sizes", "{}", "don't fit config.json"), ("sizes", "[1]", "damaged"), ("sizes", "{", "not valid JSON"),
-    ("sizes", None, "not valid JSON"), ("version", "3", "another version"), ("format", "int4", "another version")])
+    ("sizes", None, "don't fit config.json"), ("crc32", "[]", "damaged"), ("crc32", '{"a": "b"}', "checksum"), ("version", "3", "another version"), ("format", "int4", "another version")])
 def test_notes_in_a_saved_model_that_are_wrong(key, value, words, packed, tmp_path):
     folder = shutil.copytree(packed, tmp_path / "saved")
     file = folder / "model.int8.safetensors"
     tensors = {name: np.array(tensor.data) for name, tensor in stored_in(file).items()}
-    metadata = read_safetensors(file)[0]["__metadata__"] | {key: value}
+    metadata = read_safetensors(file)[0]["__metadata__"]
+    write_safetensors(file, tensors, {name: text for name, text in metadata.items() if name != "crc32"})
+    assert fast.load_model(folder)  # written by an earlier version
+    metadata |= {key: value}
     write_safetensors(file, tensors, {name: text for name, text in metadata.items() if text is not None})
     assert words in message_of(fast.load_model, folder)

@@ -5,8 +5,6 @@ Input is checked; bad input raises InputError with a message of one line.
 import hashlib
 import os
 import sys
-import zlib
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from qwen3_lib.answers.messages import checked_messages, checked_tools
 from qwen3_lib.io import adapter
 from qwen3_lib.io.errors import InputError, parse_json
 from qwen3_lib.io.tensors import both_ends
-from qwen3_lib.io.writing import write_safetensors
+from qwen3_lib.io.writing import checksum, write_safetensors
 
 STATES = "history", "state", "late"  # the parts of qwen3_5.State
 
@@ -79,15 +77,6 @@ def fingerprint(model: Model, cache: KVCache) -> str:
     for name, tensor in sorted(model.folder.stored().items()):
         digest.update(f"{name} {tensor.dtype} {tensor.shape}".encode() + both_ends(tensor))
     return digest.hexdigest()
-
-
-def checksum(arrays: Iterable[np.ndarray]) -> str:
-    """CRC-32 over the bytes of the arrays."""
-    value = 0
-    for array in arrays:
-        for part in np.atleast_2d(array):  # layer by layer, which takes less memory
-            value = zlib.crc32(np.ascontiguousarray(part).data, value)
-    return f"{value:08x}"
 
 
 def save_prompt_cache(cache: KVCache, model: Model, name: str | Path) -> None:

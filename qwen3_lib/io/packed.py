@@ -13,7 +13,7 @@ from qwen3 import Config, Folder, InputError, Model, Tensor, map_safetensors
 from qwen3_lib.io.errors import brief, parse_json
 from qwen3_lib.io.pooling import VECTOR_FILES, module_files
 from qwen3_lib.io.tensors import Wrapped, embeds
-from qwen3_lib.io.writing import write_folder, write_safetensors
+from qwen3_lib.io.writing import checksum, write_folder, write_safetensors
 
 FORMS = ("int8", "int4")
 VERSION = "5"  # of the packed formats, see qwen3_lib/kernels/layout.py
@@ -51,11 +51,12 @@ class Quantized(Wrapped):
             about = opened.metadata() or {}
         if (about.get("format"), about.get("version")) != (self.form, VERSION):
             raise InputError(f"{self.file}: written by another version of this program; quantize the model anew")
-        if not isinstance(sizes := parse_json(about.get("sizes", ""), str(self.file)), dict):
+        sizes, self.sums = (parse_json(about.get(key, "{}"), str(self.file)) for key in ("sizes", "crc32"))
+        if not isinstance(sizes, dict) or not isinstance(self.sums, dict):
             raise InputError(f"{self.file}: damaged; quantize the model anew")
         if "model.norm.weight" not in stored:  # with the names of an embedding model's own file
             stored = {f"model.{name}": tensor for name, tensor in stored.items()}
-            sizes = {f"model.{name}": size for name, size in sizes.items()}
+            sizes, self.sums = ({f"model.{name}": value for name, value in each.items()} for each in (sizes, self.sums))
             del shapes["lm_head.weight"]
         elif "lm_head.weight" not in stored and config.tie_word_embeddings:
             del shapes["lm_head.weight"]
@@ -63,6 +64,15 @@ class Quantized(Wrapped):
         if wanted != {name: (sizes.get(name), tensor.dtype, tensor.shape) for name, tensor in stored.items()}:
             raise InputError(f"{self.path}: the quantized weights don't fit config.json; quantize the model anew")
         return stored
+
+    def check(self, item: tuple[str, Tensor]) -> None:
+        """Raises InputError if a tensor's bytes have changed. A folder of an earlier version has no checksums.
+
+        Experts, which come into memory when they are chosen, aren't read for it.
+        """
+        name, tensor = item
+        if self.sums and ".experts." not in name and self.sums.get(name) != checksum([tensor.data]):
+            raise InputError(f"{self.file}: damaged: the checksum of {name} differs; quantize the model anew")
 
 
 def save_quantized(model: Model, folder: str | Path, form: str) -> None:
@@ -79,7 +89,8 @@ def save_quantized(model: Model, folder: str | Path, form: str) -> None:
     if "model.embed_tokens.weight" not in stored:  # the names of an embedding model's own file
         tensors = {name.removeprefix("model."): array for name, array in tensors.items()}
         sizes = {name.removeprefix("model."): size for name, size in sizes.items()}
-    metadata = {"format": form, "version": VERSION, "sizes": json.dumps(sizes)}
+    sums = {name: checksum([array]) for name, array in tensors.items()}
+    metadata = {"format": form, "version": VERSION, "sizes": json.dumps(sizes), "crc32": json.dumps(sums)}
 
     def fill(temporary: Path) -> None:
         modules = module_files(file.relative_to(model.path).as_posix() for file in model.path.glob("*/*"))

@@ -4,7 +4,8 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -57,6 +58,15 @@ def write_folder(name: str | Path, fill: Callable[[Path], Any]) -> None:
         raise InputError(f"{name}: cannot be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def checksum(arrays: Iterable[np.ndarray]) -> str:
+    """CRC-32 over the bytes of the arrays."""
+    value = 0
+    for array in arrays:
+        for part in [array] if array.flags.c_contiguous else array:  # part by part, which takes less memory
+            value = zlib.crc32(np.ascontiguousarray(part).data, value)
+    return f"{value:08x}"
 
 
 def write_safetensors(name: str | Path, tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> None:

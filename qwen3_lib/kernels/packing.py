@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -112,12 +112,12 @@ class Packer:
         self.arrays.append(data)
         return np.array([(data.ctypes.data, data.strides[0], form, rows, columns)], WEIGHT)
 
-    def each(self, part: Callable[[int], Any], starts: range) -> list[Any]:
+    def each(self, part: Callable[[Any], Any], starts: Sequence[Any]) -> list[Any]:
         """part(start) of each start, by the threads of the pool. Raises InputError if they can't be started."""
         try:  # some at a time, since each that waits takes 2 kB
             return [found for i in range(0, len(starts), 64) for found in self.pool.map(part, starts[i:i + 64])]
         except RuntimeError as error:
-            raise InputError(f"threads can't be started to quantize ({error}); ask for fewer: --threads") from error
+            raise InputError(f"threads can't be started ({error}); ask for fewer: --threads") from error
 
     def rounded(self, label: str, tensor: AnyTensor, form: int) -> np.ndarray:
         """A matrix [rows, n] as packed blocks that err little."""

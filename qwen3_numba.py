@@ -91,6 +91,7 @@ class Weights:
     layers: Layers  # all of them, as kernels find them
     team: Team
     quantized: str | None  # "int8" or "int4", if all matrices are packed so
+    looked: bool = False  # whether its first prompt's keys and values were looked at: see note_small_numbers
     space: tuple[Space, np.ndarray] | None = None  # of the last pass, with its table
 
     @cached_property
@@ -332,6 +333,7 @@ class Int8Cache(KVCache):
 CACHES = {cache.form: cache for cache in (KVCache, Bf16Cache, F32Cache, Int8Cache)}
 HYBRID_CACHES = {form: type(f"Hybrid{cache.__name__}", (cache, StateCache), {}) for form, cache in CACHES.items()}
 MOST = {"f16": 65504, "int8": 127 * 65504}  # the largest number that such a cache holds
+STEPS = {"f16": 1024, "int8": 128}  # float16 is counted in steps of 2^-24; a number or a scale of fewer loses digits
 
 
 def run_layers(model: Model, ids: np.ndarray, caches: list[Any], sequences: np.ndarray, positions: np.ndarray,
@@ -427,6 +429,18 @@ def passes(model: Model, token_ids: qwen3.TokenIds, cache: Any,
         if end in borders:
             cache.keep()
         yield result
+    if caches[0].length > 1 and caches[0].form in STEPS and not model.weights.looked:
+        note_small_numbers(model, caches[0])
+
+
+def note_small_numbers(model: Model, cache: Any) -> None:
+    """Says on stderr, for the first prompt of a model, which layer's keys or values are too small for the cache."""
+    model.weights.looked = True
+    scales = padded(model.config.head_dim, 32) // 2 if cache.form == "int8" else 0  # where they begin, behind the bytes
+    some = [(rows[:, :, :min(cache.length, 64), scales:] & 0x7FFF).max(axis=(1, 2, 3)) for rows in (cache.k, cache.v)]
+    if (small := np.flatnonzero(np.min(some, axis=0) < STEPS[cache.form])).size and sys.stderr is not None:
+        print(f"{model.path}: layer {small[0]} has keys or values so small that the {cache.form} cache loses their "
+              "digits: try --kv-dtype f32", file=sys.stderr)
 
 
 def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: str = "f16") -> Engine:

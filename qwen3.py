@@ -936,8 +936,11 @@ def main(argv: list[str] | None = None) -> int:
         return 130
     except BrokenPipeError:  # the reader has gone: `| head -1`
         os._exit(141)
-    except (InputError, UnicodeDecodeError) as error:  # UnicodeDecodeError: of the piped text
+    except OSError as error:  # the disk is full; at an ordinary end, Python would try to write again
         print(f"qwen3.py: {error}", file=sys.stderr)
+        os._exit(1)
+    except (InputError, UnicodeDecodeError, MemoryError) as error:  # UnicodeDecodeError: of the piped text
+        print(f"qwen3.py: {str(error) or 'not enough memory'}", file=sys.stderr)
         return 1
 
 

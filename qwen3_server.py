@@ -146,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
         signal.signal(number, lambda *_: None)  # uvicorn raises the signal again when all is done
     server.run([listener])
     for error in errors:
-        raise error if isinstance(error, InputError) else InputError("the server has failed")
+        raise error if isinstance(error, InputError | MemoryError) else InputError("the server has failed")
     given_up = worker.totals["given_up"]
     n = worker.totals["answers_ended"] - given_up
     note(f"stopped; {counted(n, 'answer')} {'was' if n == 1 else 'were'} finished, {given_up} given up")

@@ -237,6 +237,24 @@ def test_a_full_disk(scratch, expected):
     assert limit > 10_000 and results(out) == expected
 
 
+def test_a_disk_too_full_for_the_description(scratch):
+    """The file OUT.job, which is written before any result: no traceback of its own end, and the job can begin later."""
+    resource = pytest.importorskip("resource", reason="there are no limits of files here")
+    out, said = scratch / "out.jsonl", scratch / "said"
+    (scratch / "in.jsonl").write_text('{"prompt": "a"}')
+
+    def job():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (30, resource.RLIM_INFINITY))
+        message = message_of(run, scratch / "in.jsonl", out)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+        said.write_text(message)
+
+    forked(job)
+    assert_one_line(said.read_text(), "out.jsonl: cannot be written: File too large")
+    run(scratch / "in.jsonl", out)
+    assert [*results(out)] == [1]
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Refused
 # ----------------------------------------------------------------------------------------------------------------------

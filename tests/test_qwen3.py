@@ -269,6 +269,12 @@ def test_equal_tokens():
     assert len(ids) == pytest.approx(0.9 * 151_936, rel=1e-4)
 
 
+def test_the_most_likely_of_nearly_equal_tokens_is_always_a_candidate():
+    """Their probabilities are equal in float64, and top-p takes one of the two; min-p = 1 leaves the largest logit."""
+    logits = np.array([0, np.nextafter(np.float32(0), np.float32(1))])
+    assert qwen3.candidates(logits, qwen3.Sampling(1.0, top_p=0.4, min_p=1))[0].tolist() == [1]
+
+
 @settings(max_examples=8, deadline=None)
 @given(st.integers(2, 40), st.floats(0.3, 2), st.integers(0, 2**32 - 1))
 def test_samples_follow_the_distribution(n, temperature, seed):

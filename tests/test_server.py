@@ -794,6 +794,18 @@ def test_fields_without_effect_are_accepted(served, name):
     assert served.ask("/v1/chat/completions", {"messages": FRANCE, "max_tokens": 1} | CLIENTS[name])[0] == 200
 
 
+def test_nan_in_the_weights_is_the_servers_fault(demo, embedder):
+    broken = dataclasses.replace(demo, weights=demo.weights | {"norm": demo.weights["norm"] * np.nan})
+    with Served(broken) as served:
+        for stream, status in ((False, 500), (True, 200)):
+            found, answer, _ = served.ask("/v1/chat/completions", {"messages": FRANCE, "stream": stream})
+            assert found == status and "not finite" in str(answer) and "server_error" in str(answer)
+        served.idle()
+    model = qwen3.load_model(embedder)
+    with Served(dataclasses.replace(model, weights=model.weights | {"norm": model.weights["norm"] * np.nan})) as served:
+        assert served.ask("/v1/embeddings", {"input": "a"})[0] == 500
+
+
 def test_fields_without_effect_of_a_response(served):
     fields = {"tools": [{"type": "web_search"}, {"type": "namespace", "name": "x", "tools": []}], "tool_choice": "auto",
               "include": ["reasoning.encrypted_content"], "reasoning": {"effort": "low", "summary": "auto"},

@@ -1,8 +1,10 @@
 """qwen3.py and tokenizer_utils.py, copied alone beside a model folder, with four packages: a program and a library."""
+import errno
 import json
 import os
 import shutil
 import subprocess
+import sys
 import venv
 from importlib.metadata import files
 
@@ -94,6 +96,27 @@ def test_pipes(python, folder):
                           env=os.environ | {"PYTHONIOENCODING": "utf-8"})
     assert (done.returncode, done.stdout) == (1, b"")
     assert_one_line(done.stderr.decode(), "0xff")
+
+
+LITTLE_MEMORY = """\
+import resource, sys
+import qwen3
+n = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize() + 2**24
+resource.setrlimit(resource.RLIMIT_AS, (n, n))
+sys.exit(qwen3.main(["--model", "model", "Hello"]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full and /proc are Linux's")
+def test_a_full_disk_and_a_full_memory_are_one_line(python, folder, monkeypatch):
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
+    with open("/dev/full", "w") as full:
+        disk = subprocess.run([python, "qwen3.py", "--model", "model", "Hello"], cwd=folder, stdout=full, text=True,
+                              stderr=subprocess.PIPE, timeout=60, stdin=subprocess.DEVNULL)
+    memory = run(python, folder, "-c", LITTLE_MEMORY)
+    assert disk.returncode == memory.returncode == 1
+    assert_one_line(disk.stderr, os.strerror(errno.ENOSPC))
+    assert_one_line(memory.stderr, "allocate")
 
 
 def test_a_stdout_that_is_ascii(python, folder, monkeypatch):

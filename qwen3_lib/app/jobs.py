@@ -48,7 +48,7 @@ class Journal:
         self.done, self.n_answered, self.n_failed = bytearray(last + 1), 0, 0
         if os.path.lexists(self.path) and not os.path.isfile(self.path):
             raise InputError(f"{name}: not a regular file, so a job can't go on in it")
-        with contextlib.ExitStack() as opened, self.writing():
+        with self.writing(), contextlib.ExitStack() as opened:  # closing writes, too
             self.lock = opened.enter_context(open(f"{self.path}.job", "a+b"))
             self._take_lock()
             if os.path.exists(self.path) and os.path.getsize(self.path):

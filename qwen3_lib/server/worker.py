@@ -154,7 +154,7 @@ class Worker:
             while self.obey(self.batch):
                 self.step(self.batch)
         except Exception as error:  # a thread that ends silently would leave its clients waiting
-            if not isinstance(error, InputError):
+            if not isinstance(error, InputError | MemoryError):
                 traceback.print_exc()
             self.loop.call_soon_threadsafe(self.fail, Refusal(500, "the server has failed"))
             self.loop.call_soon_threadsafe(self.on_end, error)

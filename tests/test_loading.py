@@ -2,6 +2,7 @@
 import copy
 import json
 import math
+import os
 import shutil
 
 import numpy as np
@@ -55,11 +56,13 @@ def test_a_folder_without_a_model(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
-@pytest.mark.parametrize("how", ["missing", "a folder", "a link to nothing"])
+@pytest.mark.parametrize("how", ["missing", "a folder", "a link to nothing", "a named pipe"])
 def test_a_file_that_is_not_there(small, name, how):
     (small / name).unlink()
     if how == "a folder":
         (small / name).mkdir()
+    elif how == "a named pipe":
+        getattr(os, "mkfifo", lambda _: pytest.skip("there are no named pipes here"))(small / name)
     elif how == "a link to nothing":
         (small / name).symlink_to("../../blobs/gone")
     assert name in message_of(qwen3.load_model, small)
@@ -401,13 +404,16 @@ def test_yarn_matches_peng_2023(d, theta, length, factor):
     assert config.context_length == max(40960, factor * length)
 
 
-def test_the_context_that_yarn_gives(tmp_path):
+def test_the_context_that_yarn_and_longrope_give(tmp_path):
     """At least the one in config.json: a stretch to less does not shorten it. 32,768 of Qwen3's 40,960 were trained."""
     for rope, length in (({"factor": 4.0, "original_max_position_embeddings": 64}, 512), ({"factor": 2.0}, 1024),
                          ({"factor": 4.0, "original_max_position_embeddings": 1000}, 4000)):
         assert config_of(tmp_path, rope_scaling={"rope_type": "yarn"} | rope).context_length == length
     assert config_of(tmp_path, rope_scaling=YARN | {"attention_factor": 1.25}).rope_factor == 1.25
     assert stretched(config_of(tmp_path), 3).context_length == 1536
+    for original, length in ((256, 256), (1024, 512)):  # behind it, longrope would change the keys that are kept
+        rope = {"rope_type": "longrope", "short_factor": [1.0] * 8, "original_max_position_embeddings": original}
+        assert config_of(tmp_path, rope_scaling=rope).context_length == length
     config = config_of(tmp_path, max_position_embeddings=40960)
     assert stretched(config, 1.125).context_length == 40960 and stretched(config, 4).context_length == 131072
     assert "already" in message_of(stretched, stretched(config, 4), 2)

@@ -77,6 +77,12 @@ def test_what_is_stored_is_recalled():
         assert np.array_equal(state[0], [values[0, 2], values[0, 1], [1] * 3, [1] * 3])
 
 
+def test_a_short_key_stays_short():
+    """As in transformers: x / sqrt(x·x + 1e-6)."""
+    found = np.linalg.norm(qwen3_5.unit_length(np.array([[3e-3, 4e-3], [6e-4, 8e-4], [0, 0]], np.float32)), axis=-1)
+    np.testing.assert_allclose(found, [(25 / 26) ** 0.5, 0.5 ** 0.5, 0], rtol=1e-6)
+
+
 def test_the_convolution_sees_the_last_tokens_only():
     rng = np.random.default_rng(0)
     x, weight = rng.standard_normal((9, 5), np.float32), rng.standard_normal((5, 4), np.float32)
@@ -130,6 +136,10 @@ def test_absent_sizes_are_those_of_transformers(tmp_path):
         "rope_parameters": {"rope_theta": 1e7, "rope_type": "default"}, "num_hidden_layers": 9}
     config = qwen3_5.hybrid_config(raw, tmp_path)
     assert (config.rope_dim, config.linear_layers, config.conv_dim) == (8, (0, 1, 2, 4, 5, 6, 8), 2 * 16 * 128 + 32 * 128)
+    for raw, kv_heads in ((HYBRID, 4), (HYBRID_MOE, 2)):
+        null = {"linear_value_head_dim": None, "head_dim": None, "num_key_value_heads": None, "rms_norm_eps": None}
+        config = qwen3_5.hybrid_config(raw | null, tmp_path)
+        assert (config.linear_value_head_dim, config.head_dim, config.num_key_value_heads) == (128, 256, kv_heads)
 
 
 @pytest.mark.parametrize("changes", [
@@ -355,9 +365,9 @@ def test_a_batch_copies_the_states_of_a_common_beginning(model):
 
 def test_a_slot_holds_the_states(model):
     """As many as 256 MB hold, and two more while a pass runs; one layer of four has keys and values."""
-    qwen3.forward(model, [1, 2, 3], cache := model.engine.new_cache(model.config))
-    state = sum(array.nbytes for arrays in cache.states[3].values() for array in arrays)
-    size = (2**28 // state + 2) * state + 100 * 2 * 32 * {"f32": 4, "f16": 2}[cache.form]
+    channels, n_heads = 2 * 16 + 2 * 16 + 2 * 16, 2  # of q, k and v; three rows before the convolution
+    states = 3 * 4 * (3 * channels + n_heads * 16 * 16)
+    size = (2**28 // states + 2) * states + 100 * 2 * 32 * {"f32": 4, "f16": 2}[model.engine.new_cache.form]
     assert slots_in(model, 100, 2 * size) == 2 and slots_in(model, 100, 2 * size - 1) == 1
     assert "MB" in message_of(slots_in, model, 100, size - 1)
 

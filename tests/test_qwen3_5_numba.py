@@ -8,6 +8,7 @@ from configs import HYBRID, HYBRID_MOE, HYBRIDS
 from helpers import random_ids
 from make_random_model import make_random_model
 from packed import FromPython, round_vectors
+from published import tensors_of, write_tensors
 from qwen3_lib.answers.caches import Caches
 from qwen3_lib.batch.caches import copy_prefix
 from qwen3_lib.kernels import delta
@@ -16,7 +17,7 @@ from qwen3_lib.kernels.packing import matrix_rows
 import qwen3_numba as fast
 
 pytestmark = pytest.mark.core
-decay_of = FromPython(delta).decay_of
+decay_of, log_of_one_plus = FromPython(delta).decay_of, FromPython(delta).log_of_one_plus
 
 
 def make(config, path, dtype="float32"):
@@ -80,6 +81,22 @@ def test_packed_matrices(config, quantize, tmp_path, monkeypatch):
 def test_decay(a, rate, bias):
     expected = np.exp(-rate * np.logaddexp(0, np.float64(a) + bias))
     assert abs(decay_of(*map(np.float32, (a, rate, bias))) - expected) <= 2e-6 * expected + 1e-37
+
+
+def test_the_logarithm_of_one_plus():
+    x = np.concatenate([np.linspace(0, 1, 4001), np.geomspace(1e-30, 1, 999)]).astype(np.float32)
+    found, exact = np.array([log_of_one_plus(each) for each in x], np.float64), np.log1p(x.astype(np.float64))
+    assert (np.abs(found - exact) <= 4 / 2**24 * exact).all()
+
+
+def test_a_matrix_of_float32_beside_one_of_bfloat16(tmp_path):
+    """in_proj_a and in_proj_b are one matrix in the fast engine, and may be stored with different digits."""
+    path = make(HYBRID, tmp_path, "bfloat16")
+    numbers = {name: qwen3.to_float32(tensor) for name, tensor in qwen3.Folder(path).stored().items()}
+    write_tensors(path / "model.safetensors", tensors_of(path) | {
+        name: ("float32", values * np.float32(1.001)) for name, values in numbers.items() if name.endswith("in_proj_a.weight")})
+    ids = random_ids(40, 1, 320)
+    assert distance(logits_of(fast.load_model(path, kv_dtype="f32"), ids), logits_of(qwen3.load_model(path), ids)) < 1e-5
 
 
 def test_decay_of_numbers_that_are_not_finite():

@@ -73,7 +73,7 @@ def delta_rule(context, old, new, kq, dk, factors, n, out, out_stride):
 
 @compiled
 def log_of_one_plus(x):
-    """log(1 + x) for 0 <= x <= 1, to 2e-8: twice the series of the inverse hyperbolic tangent."""
+    """log(1 + x) for 0 <= x <= 1, to 4 parts in 2^24: twice the series of the inverse hyperbolic tangent."""
     s = x / (np.float32(2) + x)
     square, sum_ = s * s, np.float32(0)
     for i in range(17, 1, -2):

@@ -222,20 +222,25 @@ CASES = {
         "quant_method": "compressed-tensors", "format": "pack-quantized",
         "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int", "actorder": "group", "group_size": 32}}}}),
     "int8 by output, 8 bits": (bytes_in_blocks, COMPRESSED),
-    "FP8 by output": (bytes_in_blocks, FLOAT),
+    "FP8 by output": (bytes_in_blocks, FLOAT | {"transform_config": {"config_groups": {}}}),
     "FP8 of ModelOpt": (lambda w, settings: bytes_in_blocks(w, settings, None, None), {
         "quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_scheme": {"num_bits": 8, "type": "float"},
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}}}}),
     "NVFP4": (nvfp4, compressed("nvfp4-pack-quantized", num_bits=4, type="float", strategy="tensor_group", group_size=16)),
     "NVFP4 of ModelOpt": (modelopt_nvfp4, {"quant_method": "modelopt", "quant_algo": "NVFP4", "config_groups": {"group_0": {
         "targets": ["Linear"], "weights": {"num_bits": 4, "type": "float", "group_size": 16}}}}),
-    "MXFP4": (mxfp4, compressed("mxfp4-pack-quantized", num_bits=4, type="float", strategy="group", group_size=32)),
+    "MXFP4": (mxfp4, compressed("mxfp4-pack-quantized", num_bits=4, type="float", strategy="group", group_size=32) | {
+        "transform_config": None}),
     "FP8 and 4 bits mixed": (mixed, FLOAT | {"format": "mixed-precision", "config_groups": FLOAT["config_groups"] | {"group_1": {
         "weights": {"num_bits": 4, "type": "int", "actorder": "group", "strategy": "group", "group_size": 32}}}}),
     "GPTQ, mixed bits": (dynamic, GPTQ | {"dynamic": {"-:.*q_proj.*": {}, "+:.*down.*": {"bits": 8, "group_size": 64}}}),
     "auto-round, GPTQ's packing": (auto_round, AUTO_ROUND),
     "auto-round, a smaller last group": (auto_round, AUTO_ROUND | {
         "quant_method": "intel/auto-round", "packing_format": "auto_round", "group_size": 128}),
+    "auto-round, mixed bits": (
+        lambda w, settings: auto_round(w, settings | ({"bits": 8, "group_size": 64} if w.shape[1] == 192 else {})),
+        AUTO_ROUND | {"sym": True, "extra_config": {
+            f"model.layers.{i}.mlp.down_proj": {"bits": 8, "group_size": 64} for i in range(9)}}),
     "auto-round, AWQ's packing": (auto_round, AUTO_ROUND | {"packing_format": "auto_round:auto_awq"}),
     "nf4": (nf4, {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}),
     "nf4, blocks over the ends of rows": (lambda w, settings: nf4(w, settings, 256, None), {"load_in_4bit": True}),
@@ -551,7 +556,8 @@ NEAREST = {"AWQ, groups of 16, GEMM": "int8", "GPTQ, act-order": "int8", "compre
            "GPTQ, version 2, act-order, 8 bits": "bf16", "LLM.int8()": "bf16"} | {
     case: "bf16" if "FP8" in case else "int8" for case in CASES if "FP8" in case or "NVFP4" in case or "nf4" in case
     or "smaller" in case}  # whose groups or numbers no format of the fast engine has
-FROM_8_BELOW = ("GPTQ, 4 bits", "GPTQ, 2 bits, asymmetric", "GPTQ, one group", "GPTQ, mixed bits")  # numbers from -8 to 7
+FROM_8_BELOW = ("GPTQ, 4 bits", "GPTQ, 2 bits, asymmetric", "GPTQ, one group", "GPTQ, mixed bits",
+                "auto-round, mixed bits")  # numbers from -8 to 7
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -566,8 +572,8 @@ def test_the_fast_engine_keeps_the_numbers(tmp_path, case):
         weight = weights.matrices[name]
         values, found = expected[name], fast.matrix_rows(weight, range(weight[0].rows))
         kept = "int8" if "mixed" in case and len(values) == 192 else NEAREST.get(case)
-        if case == "GPTQ, mixed bits" or kept is None:
-            eight = "8 bits" in case or case == "GPTQ, mixed bits" and "down" in name
+        if "mixed bits" in case or kept is None:
+            eight = "8 bits" in case or "mixed bits" in case and "down" in name
             form = Q5_1 if case == "MXFP4" else INT8 if eight else Q4_0 if case in FROM_8_BELOW else Q4_1
             assert weight[0].form == form and np.array_equal(found, values), name
         elif kept == "int8":

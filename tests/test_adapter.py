@@ -12,7 +12,7 @@ import qwen3_numba as fast
 from configs import BASE
 from fuzzing import any_json, change, damaged, fuzz
 from helpers import (REMOVED, assert_cli_refuses, assert_one_line, edit_json, message_of, read_safetensors, run_main,
-                     works_or_refused, write_safetensors)
+                     with_tensors, works_or_refused, write_safetensors)
 from make_random_model import make_random_model
 from qwen3_embed import embed
 from embedders import make_embedder
@@ -132,6 +132,23 @@ def test_a_quantized_base(case, tmp_path):
     for name, change in changes.items():
         np.testing.assert_allclose(stored[f"{name}.weight"].data, expected[f"{name}.weight"] + change, atol=1e-6)
     assert np.isfinite(logits(qwen3.load_model(path, adapter=tmp_path / "adapter"))).all()
+
+
+def test_biases_are_added_and_a_vision_tower_is_left_out(tmp_path):
+    """The bias of B counts with the scale, 16 / 4, beside the bias of the base."""
+    path = make_random_model(BASE | {"attention_bias": True}, tmp_path / "model", "float32")
+    sizes = {name: size for name, size in matrices(BASE, head=False).items() if name.endswith(("q_proj", "v_proj"))}
+    changes, file = make_adapter(tmp_path / "adapter", sizes, lora_bias=True), tmp_path / "adapter/adapter_model.safetensors"
+    biases = {name: np.random.default_rng(9).standard_normal(rows, np.float32) for name, (rows, _) in sizes.items()}
+    tower = {f"base_model.model.model.visual.blocks.0.q_proj.lora_{part}.weight": np.ones((4, 4), np.float32) for part in "AB"}
+    safetensors.numpy.save_file(safetensors.numpy.load_file(file) | tower | {
+        f"base_model.model.{name}.lora_B.bias": bias for name, bias in biases.items()}, file)
+    summed, stored = shutil.copytree(path, tmp_path / "summed"), safetensors.numpy.load_file(path / "model.safetensors")
+    with_tensors(summed / "model.safetensors", {f"{name}.weight": stored[f"{name}.weight"] + changes[name] for name in sizes} | {
+        f"{name}.bias": stored[f"{name}.bias"] + 4 * biases[name] for name in sizes})
+    expected = logits(qwen3.load_model(summed, tokenizer=False))
+    for engine in (qwen3.Engine(), fast.engine(kv_dtype="f32", threads=1)):
+        assert_close(logits(qwen3.load_model(path, engine, tokenizer=False, adapter=tmp_path / "adapter")), expected)
 
 
 @pytest.mark.parametrize("biases", [False, True])

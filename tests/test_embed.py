@@ -159,7 +159,7 @@ def test_what_a_model_is(tmp_path, tiny_model):
 
 
 @pytest.mark.parametrize("modules, pooling, words", [
-    (["WordWeights"], {}, ["modules.json", "WordWeights"]), (["Dense"], {}, ["2_Dense/config.json"]),
+    (["WordWeights"], {}, ["modules.json", "WordWeights"]), (["Dense"], {}, ["2_Dense/config.json: missing"]),
     ([], {"pooling_mode_max_tokens": True}, ["1_Pooling", "pooling_mode_max_tokens"]),
     ([], {"pooling_mode": ["mean", "cls"]}, ["1_Pooling", "cls"])])
 def test_modules_that_are_refused(tmp_path, modules, pooling, words):

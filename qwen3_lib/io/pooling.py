@@ -127,7 +127,7 @@ def modules_of(folder: Path) -> list[tuple[str, Path]]:
 
 def read_pooling(file: Path) -> tuple[str, bool]:
     """(pooling, include_prompt) of 1_Pooling/config.json."""
-    raw = read_json_object(file)
+    raw = settings_in(file)
     modes = [mode for mode, key in POOLINGS.items() if raw.get(key)]
     modes += [key for key, value in raw.items() if key.startswith("pooling_mode_") and value and
               key not in POOLINGS.values()]
@@ -140,7 +140,7 @@ def read_pooling(file: Path) -> tuple[str, bool]:
 
 def read_dense(folder: Path, width: int) -> tuple[Step, int]:
     """The step of a Dense module, and how many numbers a vector has after it."""
-    file, raw = folder / "config.json", read_json_object(folder / "config.json")
+    raw = settings_in(file := folder / "config.json")
     activation = str(raw.get("activation_function", "Tanh")).rpartition(".")[2]
     tensors = map_safetensors(folder / "model.safetensors")
     if activation not in ACTIVATIONS or raw.get("use_residual") or "linear.weight" not in tensors \
@@ -181,6 +181,13 @@ def read_lengths(folder: Path) -> tuple[int, Chat | None]:
     chat = Chat(modes["message"].get("format") == "structured", more.get("chat_template", {})) \
         if "message" in modes else None
     return checked_whole(f"{folder}: max_seq_length, or model_max_length of the tokenizer,", given, 1), chat
+
+
+def settings_in(file: Path) -> dict[str, Any]:
+    """The object in a module's JSON file. Raises InputError if there is none."""
+    if not (raw := optional(file)):
+        raise InputError(f"{file}: missing, or without settings")
+    return raw
 
 
 def optional(file: Path) -> dict[str, Any]:

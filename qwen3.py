@@ -648,8 +648,7 @@ class Tensor(NamedTuple):
         return self.data.shape
 
 
-DTYPES: dict[str, Any] = {"BF16": np.dtype("<u2"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4"),
-                          "F64": np.dtype("<f8")}
+DTYPES: dict[str, Any] = dict(BF16=np.dtype("<u2"), F16=np.dtype("<f2"), F32=np.dtype("<f4"), F64=np.dtype("<f8"))
 
 
 def map_safetensors(file: Path, dtypes: dict[str, Any] = DTYPES) -> dict[str, Tensor]:
@@ -891,10 +890,9 @@ def check_cache(model: Model, cache: KVCache) -> None:
 def check_finite(model: Model, logits: np.ndarray) -> None:
     """Raises InputError from FloatingPointError unless all logits are finite; it names the first damaged tensor."""
     if not np.isfinite(logits).all():
-        reasons = (f"{name} has NaN or infinity" for name, tensor in model.folder.stored().items()
-                   if tensor.dtype in DTYPES and not np.isfinite(to_float32(tensor)).all())
-        raise InputError(f"{model.path}: the logits are not finite: {next(reasons, model.engine.overflow)}") \
-            from FloatingPointError()
+        reason = next((f"{name} has NaN or infinity" for name, tensor in model.folder.stored().items()
+                       if tensor.dtype in DTYPES and not np.isfinite(to_float32(tensor)).all()), model.engine.overflow)
+        raise InputError(f"{model.path}: the logits are not finite: {reason}") from FloatingPointError()
 
 
 # ---- The command line ------------------------------------------------------------------------------------------------
@@ -936,12 +934,9 @@ def main(argv: list[str] | None = None) -> int:
         return 130
     except BrokenPipeError:  # the reader has gone: `| head -1`
         os._exit(141)
-    except OSError as error:  # the disk is full; at an ordinary end, Python would try to write again
-        print(f"qwen3.py: {error}", file=sys.stderr)
-        os._exit(1)
-    except (InputError, UnicodeDecodeError, MemoryError) as error:  # UnicodeDecodeError: of the piped text
+    except (InputError, UnicodeDecodeError, OSError, MemoryError) as error:  # UnicodeDecodeError: of the piped text
         print(f"qwen3.py: {str(error) or 'not enough memory'}", file=sys.stderr)
-        return 1
+        os._exit(1)  # at an ordinary end, Python would write to a full disk again
 
 
 if __name__ == "__main__":

@@ -138,14 +138,17 @@ def test_biases_are_added_and_a_vision_tower_is_left_out(tmp_path):
     """The bias of B counts with the scale, 16 / 4, beside the bias of the base."""
     path = make_random_model(BASE | {"attention_bias": True}, tmp_path / "model", "float32")
     sizes = {name: size for name, size in matrices(BASE, head=False).items() if name.endswith(("q_proj", "v_proj"))}
-    changes, file = make_adapter(tmp_path / "adapter", sizes, lora_bias=True), tmp_path / "adapter/adapter_model.safetensors"
+    changes = make_adapter(tmp_path / "adapter", sizes, lora_bias=True)
+    file = tmp_path / "adapter/adapter_model.safetensors"
     biases = {name: np.random.default_rng(9).standard_normal(rows, np.float32) for name, (rows, _) in sizes.items()}
-    tower = {f"base_model.model.model.visual.blocks.0.q_proj.lora_{part}.weight": np.ones((4, 4), np.float32) for part in "AB"}
+    tower = {f"base_model.model.model.visual.blocks.0.q_proj.lora_{part}.weight": np.ones((4, 4), np.float32)
+             for part in "AB"}
     safetensors.numpy.save_file(safetensors.numpy.load_file(file) | tower | {
         f"base_model.model.{name}.lora_B.bias": bias for name, bias in biases.items()}, file)
     summed, stored = shutil.copytree(path, tmp_path / "summed"), safetensors.numpy.load_file(path / "model.safetensors")
-    with_tensors(summed / "model.safetensors", {f"{name}.weight": stored[f"{name}.weight"] + changes[name] for name in sizes} | {
-        f"{name}.bias": stored[f"{name}.bias"] + 4 * biases[name] for name in sizes})
+    with_tensors(summed / "model.safetensors",
+                 {f"{name}.weight": stored[f"{name}.weight"] + changes[name] for name in sizes} |
+                 {f"{name}.bias": stored[f"{name}.bias"] + 4 * biases[name] for name in sizes})
     expected = logits(qwen3.load_model(summed, tokenizer=False))
     for engine in (qwen3.Engine(), fast.engine(kv_dtype="f32", threads=1)):
         assert_close(logits(qwen3.load_model(path, engine, tokenizer=False, adapter=tmp_path / "adapter")), expected)

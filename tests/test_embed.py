@@ -129,7 +129,8 @@ def test_texts_that_are_messages(tmp_path, in_parts):
     model, after = qwen3.load_model(folder), "" if in_parts else "!"
     for options, text in (({}, f"user: the bee{after} ;"), ({"prompt": "query"}, f"user: the bee{after} ; query"),
                           ({"instruction": "x"}, f"system: Instruct: x\nQuery:{after} ;user: the bee{after} ;")):
-        np.testing.assert_allclose(embed(model, ["the bee"], **options)[0], states_of(model, text).mean(axis=0), atol=1e-6)
+        [vector] = embed(model, ["the bee"], **options)
+        np.testing.assert_allclose(vector, states_of(model, text).mean(axis=0), atol=1e-6)
     lengths |= {"max_seq_length": 6, "processing_kwargs": {"chat_template": {"add_generation_prompt": True}}}
     (folder / "sentence_bert_config.json").write_text(json.dumps(lengths))
     model, long = qwen3.load_model(folder), "bee " * 9

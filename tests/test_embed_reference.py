@@ -180,7 +180,8 @@ def test_prompts(st, body, tmp_path, include_prompt):
 
 
 @pytest.mark.parametrize("template", ["flat", "structured"])
-@pytest.mark.parametrize("pooling, more", [("lasttoken", {}), ("mean", {"chat_template": {"add_generation_prompt": True}})])
+@pytest.mark.parametrize("pooling, more", [
+    ("lasttoken", {}), ("mean", {"chat_template": {"add_generation_prompt": True}})])
 def test_texts_that_are_messages(st, body, tmp_path, template, pooling, more):
     """Folders of a model with a chat template, as 6.2 saves them; a text that is cut keeps the end of the template."""
     shutil.copytree(body, tmp_path / "body")

@@ -376,7 +376,8 @@ def test_yarn(tmp_path):
     write_gguf(path, file, **{f"qwen3.rope.scaling.{key}": value for key, value in keys.items()})
     assert open_model(str(file)).config().rope_frequencies == open_model(str(path)).config().rope_frequencies != ()
     for factor in (None, 0.0):  # llama.cpp takes 1: nothing is stretched
-        write_gguf(path, file, **{"qwen3.rope.scaling.factor": factor, "qwen3.rope.scaling.original_context_length": 64})
+        keys = {"factor": factor, "original_context_length": 64}
+        write_gguf(path, file, **{f"qwen3.rope.scaling.{key}": value for key, value in keys.items()})
         config = open_model(str(file)).config()
         plain = 1 / (config.rope_theta ** (np.arange(0, 16, 2) / 16)).astype(np.float32)
         np.testing.assert_allclose(config.rope_frequencies, plain, rtol=1e-6)

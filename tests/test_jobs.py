@@ -238,7 +238,7 @@ def test_a_full_disk(scratch, expected):
 
 
 def test_a_disk_too_full_for_the_description(scratch):
-    """The file OUT.job, which is written before any result: no traceback of its own end, and the job can begin later."""
+    """OUT.job is written before any result. Closing it fails, too, without a traceback; the job can begin later."""
     resource = pytest.importorskip("resource", reason="there are no limits of files here")
     out, said = scratch / "out.jsonl", scratch / "said"
     (scratch / "in.jsonl").write_text('{"prompt": "a"}')

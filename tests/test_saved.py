@@ -189,7 +189,8 @@ def test_a_damaged_saved_model(packed, tmp_path):
 
 @pytest.mark.parametrize("key, value, words", [
     ("sizes", "{}", "don't fit config.json"), ("sizes", "[1]", "damaged"), ("sizes", "{", "not valid JSON"),
-    ("sizes", None, "don't fit config.json"), ("crc32", "[]", "damaged"), ("crc32", '{"a": "b"}', "checksum"), ("version", "3", "another version"), ("format", "int4", "another version")])
+    ("sizes", None, "don't fit config.json"), ("crc32", "[]", "damaged"),
+    ("crc32", '{"a": "b"}', "checksum"), ("version", "3", "another version"), ("format", "int4", "another version")])
 def test_notes_in_a_saved_model_that_are_wrong(key, value, words, packed, tmp_path):
     folder = shutil.copytree(packed, tmp_path / "saved")
     file = folder / "model.int8.safetensors"

@@ -102,8 +102,8 @@ def load_prompt_cache(model: Model, name: str | Path) -> KVCache:
     try:
         with open(name, "rb"), safetensors.safe_open(name, framework="numpy") as file:  # open says why it can't
             metadata = file.metadata() or {}
-            has_states = isinstance(cache, HybridCache) and cache.config.linear_layers
-            names = ("token_ids", "k", "v", *(STATES if has_states else ()))
+            recurrent = cache.config.linear_layers if isinstance(cache, HybridCache) else ()
+            names = ("token_ids", "k", "v", *(STATES if recurrent else ()))
             token_ids, k, v, *states = arrays = [file.get_tensor(name) for name in names]
     except (OSError, ValueError, TypeError, KeyError, safetensors.SafetensorError) as error:
         raise InputError(f"{name}: not a prompt cache, or a damaged one; give another name: {error}") from error
@@ -124,7 +124,7 @@ def load_prompt_cache(model: Model, name: str | Path) -> KVCache:
     ids = checked_ids(token_ids, model.config.vocab_size)
     cache.reserve(n)
     cache.k[..., :n, :], cache.v[..., :n, :] = k, v
-    if isinstance(cache, HybridCache):
-        cache.new = dict(zip(cache.config.linear_layers, map(State, *states)))
+    if isinstance(cache, HybridCache) and recurrent:
+        cache.new = dict(zip(recurrent, map(State, *states)))
     cache.advance(ids)
     return cache

@@ -68,6 +68,21 @@ def test_a_file_that_is_not_there(small, name, how):
     assert name in message_of(qwen3.load_model, small)
 
 
+def test_a_normalizer_that_makes_texts_longer_is_refused_before_it_is_used(small):
+    """The library normalizes "aa" while it reads the file: five of these would make 2 * 300**5 characters of it."""
+    file, longer = small / "tokenizer.json", {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 9}
+    raw = json.loads(file.read_text("utf-8"))
+    raw["added_tokens"].append({"id": 4999, "content": "aa", "single_word": False, "lstrip": False, "rstrip": False,
+                                "normalized": True, "special": False})
+    text, evil = json.dumps(raw), json.dumps({"type": "Sequence", "normalizers": [longer] * 2})
+    for key in ("normalizer", "n\\u006frmalizer"):
+        file.write_text(f'{text[:-1]}, "{key}" : {evil}}}')  # the last one counts
+        assert "must be NFC" in message_of(qwen3.load_model, small)
+    for value in (None, {"type": "NFC"}):
+        file.write_text(json.dumps(raw | {"normalizer": value}))
+        assert qwen3.load_model(small).tokenizer.encode("aa")
+
+
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"])
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"3", b"\xff\xfe{", b"[" * 100_000,
                                      b'{"a": ' + b"9" * 5000 + b"}"],

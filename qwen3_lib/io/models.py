@@ -1,6 +1,7 @@
 """Models that aren't a plain folder: names on the hub, GGUF files, published quantizations, scaled RoPE, adapters."""
 import contextlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -51,6 +52,10 @@ ONLY_GENERATION = {"num_beams": 1, "penalty_alpha": 0, "typical_p": 1, "epsilon_
                    "begin_suppress_tokens": [], "bad_words_ids": [], "sequence_bias": [], "forced_bos_token_id": [],
                    "forced_eos_token_id": [], "exponential_decay_length_penalty": [], "watermarking_config": {},
                    "stop_strings": [], "token_healing": False, "dola_layers": []}
+
+
+# The key in tokenizer.json, with its value if that is harmless; "normalizer" may also be a token, with its id.
+NORMALIZER = re.compile(rb'"normalizer"\s*:\s*(null|\d+|{\s*"type"\s*:\s*"NFC"\s*}|)')
 
 
 class Checkpoint(Folder):
@@ -118,6 +123,16 @@ class Checkpoint(Folder):
         if EMBEDDING not in stored:
             stored = {f"model.{name}": tensor for name, tensor in stored.items()}
         return fitting(stored, self.shapes(config), config.tie_word_embeddings or self.embeds(), self.path)
+
+    def tokenizer(self) -> Tokenizer:
+        """Raises InputError for a normalizer but NFC. The library applies it to tokens while it reads the file, and one
+        that makes texts longer takes any memory."""
+        file = self.path / "tokenizer.json"
+        data = file.read_bytes() if file.is_file() else b""
+        if rb"\u00" in data or not all(NORMALIZER.findall(data)):  # else it needn't be parsed, which takes 0.2 s
+            if self.json("tokenizer.json").get("normalizer") not in (None, {"type": "NFC"}):
+                raise InputError(f"{file}: the normalizer must be NFC, or null")
+        return super().tokenizer()
 
     def embeds(self) -> bool:
         return embeds(self)

@@ -23,6 +23,7 @@ from pathlib import Path
 import pytest
 
 import qwen3
+from qwen3_lib.answers.marks import Marks
 
 MEMORY = 2**30  # bytes that a test may need more than what is there when it begins
 SECONDS = 300  # of computing, and of waiting: a hundred times what the slowest test needs
@@ -285,7 +286,7 @@ def merged(parts):
 
 
 def parts_of(text, opened):
-    """What split_stream should make of a text, told from the whole of it."""
+    """What Marks should make of a text, told from the whole of it."""
     before = ""
     if not opened:
         found = min((at for at in (text.find("<think>"), text.find("<tool_call>")) if at >= 0), default=len(text))
@@ -293,8 +294,20 @@ def parts_of(text, opened):
         if not text.startswith("<think>"):
             return merged([("content", before), ("call", text)])
     thinking, closing, rest = text.partition("</think>")
+    if not closing:  # a call ends a thought that nothing else ends
+        thinking, mark, call = text.partition("<tool_call>")
+        rest = mark + call
     content, mark, call = rest.partition("<tool_call>")
     return merged([("content", before), ("thinking", thinking + closing), ("content", content), ("call", mark + call)])
+
+
+def pairs_of(pieces, opened):
+    """What Marks makes of the pieces of a text."""
+    marks = Marks(opened)
+    for piece in pieces:
+        marks.push(piece)
+    marks.push("", ended=True)
+    return marks.pairs
 
 
 def cut_up(rng, text, longest=4):

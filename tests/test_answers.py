@@ -15,15 +15,16 @@ from hypothesis import strategies as st
 
 import qwen3
 from configs import FRANCE, PARIS, SHARED
-from fuzzing import any_answer, any_text, cut_up, fuzz, merged, parts_of
+from fuzzing import any_answer, any_text, cut_up, fuzz, merged, pairs_of, parts_of
 from helpers import WEATHER, assert_one_line, edit_json, filled_cache, message_of, random_ids, works_or_refused
-from qwen3_lib.answers.answer import parse_answer, split_stream
+from qwen3_lib.answers.answer import inside_thought, parse_answer
 from tokenizer_utils import END_TOKENS, Answer, Tokenizer
-from qwen3_lib.answers.completion import Completion, StopTexts
+from qwen3_lib.answers.completion import AnswerText, Completion
 from qwen3_lib.answers.guesses import Draft, Lookup, Source, Speculator
 from qwen3_lib.answers.options import AnswerOptions
 from qwen3_lib.answers.score import SCORED, score
-from qwen3_lib.answers.processors import ThinkBudget, Thought
+from qwen3_lib.answers.marks import Marks
+from qwen3_lib.answers.processors import ThinkBudget
 from qwen3_lib.answers.steps import Run, step
 from qwen3_lib.answers.tools import tool_schema
 
@@ -149,7 +150,8 @@ def test_the_options_of_chat_are_in_its_signature(demo):
 
 def test_in_a_notebook_a_thought_is_a_quotation_and_a_call_is_code(demo):
     reply = qwen3.chat(demo, "Hello", max_new_tokens=1, temperature=0).finish()
-    reply.written.text = '<think>\nOne.\n\n<b>Two.\n</think>\n\nText.\n<tool_call>\n{"name": "look", "arguments": {"a": 1}}\n</tool_call>'
+    call = '<tool_call>\n{"name": "look", "arguments": {"a": 1}}\n</tool_call>'
+    reply.marks.pairs = [("thinking", "<think>\nOne.\n\n<b>Two.\n</think>"), ("content", "\n\nText.\n"), ("call", call)]
     assert reply._repr_markdown_() == \
         '> One.\n> \n> <b>Two.\n\nText.\n\n```json\n{"name": "look", "arguments": {"a": 1}}\n```'
 
@@ -276,20 +278,25 @@ def until_first(text, stop):
 
 @fuzz(1000, refused=False)
 def test_stop_texts(rng):
-    """No part of a stop text gets through, however the text is cut up, and nothing else is held back."""
+    """No part of a stop text gets through, however the text is cut up; else only a tag's beginning is held back."""
+    def begun_at(text, marks):
+        return min(n for n in range(len(text) + 1)
+                   if n == len(text) or any(mark[:-1].startswith(text[n:]) for mark in marks))
+
     letters = rng.choice(["ab", "aab", "abc", "<|im_end|>", "é\n日a", " \na"])
     text = "".join(rng.choices(letters, k=rng.randint(0, 30)))
     stop = tuple("".join(rng.choices(letters, k=rng.randint(1, rng.choice([2, 6])))) for _ in range(rng.randint(0, 4)))
-    stops, shown, said = StopTexts(stop, False), "", ""
+    marks, said = Marks(False, stop), ""
     for piece in cut_up(rng, text):
-        shown, said = shown + stops.push(piece), said + piece
-        if stops.found:
+        marks.push(piece)
+        shown, said = "".join(piece for _, piece in marks.pairs), said + piece
+        if marks.stopped:
             break
         begun = not "<think>".startswith(said.lstrip())  # else it may yet become a thought
-        held = max(n for n in range(len(said) + 1) if not n or any(mark[:-1].startswith(said[-n:]) for mark in stop))
-        assert said.startswith(shown) and (not begun or len(said) - len(shown) == held)
-    shown += "" if stops.found else stops.rest()
-    assert (shown, stops.found) == (until_first(text, stop), until_first(text, stop) != text)
+        certain = begun_at(said[:begun_at(said, stop)], ["<think>", "<tool_call>"])
+        assert said.startswith(shown) and (not begun or len(shown) == certain)
+    marks.push("", ended=True)
+    assert ("".join(piece for _, piece in marks.pairs), marks.stopped) == (until_first(text, stop), until_first(text, stop) != text)
     return True
 
 
@@ -372,7 +379,7 @@ def test_think_budget(rng, talker):
     model = with_engine(talker, lambda *args, **options: qwen3.logits_of(*args, **options) + bias)
     prompt = tokenizer.encode(rng.choice(["Hi", "Hi<think>", "<think>\n", "<think>a</think>", "a</think>",
                                           "<think>a</think><think>b", "<think>\n\n</think>\n\n"]))
-    drawn, thought = [], Thought(tokenizer, prompt)  # the places of the tokens that the model has drawn
+    marks, drawn = Marks(inside_thought(tokenizer, prompt), (), opening, closing), []  # the places of the tokens that the model has drawn
 
     class Noted(ThinkBudget):
         def forced(self):
@@ -381,7 +388,7 @@ def test_think_budget(rng, talker):
             return token
 
     sequence = qwen3.Sequence(model, prompt, rng.randint(1, 24), rng.randrange(1000), (),
-                              [thought, Noted(tokenizer, thought, budget)], temperature=1.0)
+                              [AnswerText(tokenizer, marks), Noted(tokenizer, marks, budget)], temperature=1.0)
     tokens = list(qwen3.run(model, sequence, qwen3.KVCache(model.config)))
     assert len(tokens) == sequence.limit
     inside, spent = re.search("<think>((?!</think>).)*$", tokenizer.decode(prompt), re.DOTALL) is not None, 0
@@ -618,12 +625,12 @@ def test_only_line_breaks_go_between_a_thought_and_its_answer(text, content):
 
 
 @fuzz(600)
-def test_split_stream(rng):
+def test_marks(rng):
     """The same parts however the text is cut up, nothing lost; and they are those of parse_answer where it has them."""
     text, opened = any_answer(rng)
     expected = parts_of(text, opened)
     for pieces in (cut_up(rng, text, 9), [text], text):
-        parts = list(split_stream(pieces, opened))
+        parts = pairs_of(pieces, opened)
         assert "".join(piece for _, piece in parts) == text
         assert merged(parts) == expected
     kinds = [kind for kind, _ in expected]
@@ -633,8 +640,6 @@ def test_split_stream(rng):
                                for wanted in ("thinking", "content", "call"))
     if not thinking and "</think>" in text or thinking and kinds[0] != "thinking":
         return False
-    if thinking and not thinking.endswith("</think>"):
-        return False  # a call may yet end the thought, which is only known at the end
     answer = parse_answer(text, opened)
     thought = thinking.removeprefix("" if opened else "<think>").removesuffix("</think>").strip("\n")
     assert answer.reasoning == (thought or None)

@@ -233,7 +233,7 @@ def test_a_result_says_nothing_that_depends_on_what_else_runs(demo):
 def test_openai_tool_calls(demo, monkeypatch):
     """As OpenAI's client reads them: arguments as text, no content."""
     completion = qwen3.chat(demo, BEES, max_new_tokens=1).finish()
-    completion.written.text = ('<tool_call>\n{"name": "look", "arguments": {"a": "蜜"}}\n</tool_call>')
+    completion.marks.pairs = [("call", '<tool_call>\n{"name": "look", "arguments": {"a": "蜜"}}\n</tool_call>')]
     [choice] = answered(completion, 3, "r-1", None, openai=True)["response"]["body"]["choices"]
     [call] = choice["message"]["tool_calls"]
     assert call["type"] == "function" and call["function"]["name"] == "look" and call["id"]

@@ -32,6 +32,7 @@ from make_random_model import make_random_model
 from qwen3 import chat
 from qwen3_embed import embed, rerank
 from qwen3_lib.answers.answer import parse_answer
+from qwen3_lib.answers.marks import Marks
 from qwen3_lib.answers.completion import Completion
 from qwen3_lib.answers.schema import matcher_of
 from qwen3_lib.app.openai import CHAT, TEXT, Refusal, chat_wish
@@ -271,10 +272,13 @@ def test_an_answer_taken_apart_piece_by_piece():
     for _ in range(1000):
         text, think_open = an_answer(rng), rng.random() < 0.2
         text = text.removeprefix("<think>") if think_open else text
-        deltas, joined, calls, at = Deltas(think_open, False, tools), {"reasoning_content": "", "content": ""}, {}, 0
+        marks, deltas, calls, at = Marks(think_open), Deltas(think_open, False, tools), {}, 0
+        joined = {"reasoning_content": "", "content": ""}
         while at == 0 or at < len(text):
             end = at + rng.choice([1, 2, 5, 30])
-            parts, told = deltas.push(text[at:end], end >= len(text))
+            marks.push(text[at:end], end >= len(text))
+            parts, told = deltas.push(marks.pairs, end >= len(text))
+            marks.pairs.clear()
             joined = {key: joined[key] + part for key, part in parts.items()}
             for call in told:
                 calls.setdefault(call["index"], [call["function"].get("name"), ""])[1] += call["function"]["arguments"]
@@ -285,6 +289,12 @@ def test_an_answer_taken_apart_piece_by_piece():
             assert joined["content"] == whole.content and deltas.called == bool(whole.tool_calls)
             assert [{"name": name, "arguments": json.loads(arguments)} for name, arguments in calls.values()] == \
                 whole.tool_calls
+
+
+def test_tags_in_a_json_answer_are_content():
+    marks, deltas = Marks(False), Deltas(False, False)
+    marks.push(text := '{"tag": "<think>", "end": "</think>\\n"}', ended=True)
+    assert deltas.push(marks.pairs, True) == ({"reasoning_content": "", "content": text}, [])
 
 
 def test_strict_tools_and_schemas_beside_tools(client):
@@ -404,10 +414,12 @@ def test_calls_in_xml_have_typed_arguments(newer, arguments, expected):
 </parameter>
 </function>
 </tool_call>"""
-    job.text = said[:40]
+    job.completion.marks.push(said[:40])
+    job.n_pairs = len(job.completion.pairs)
     shown = "".join(reply.chunks(0, job))
     assert "Let me see." in shown and "tool_call" not in shown.replace("tool_calls", "")
-    job.text, job.finish_reason = said, "stop"
+    job.completion.marks.push(said[40:], ended=True)
+    job.n_pairs, job.finish_reason = len(job.completion.pairs), "stop"
     message = reply.whole()["choices"][0]["message"]
     assert message["content"] == "Let me see." and message["tool_calls"][0]["function"]["arguments"] == expected
     told = [json.loads(chunk.removeprefix("data: "))["choices"][0]["delta"] for chunk in reply.chunks(0, job)]

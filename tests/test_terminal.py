@@ -13,13 +13,12 @@ import pytest
 import qwen3
 import qwen3_numba
 from configs import FRANCE, ROOT
-from fuzzing import any_answer, cut_up, parts_of
+from fuzzing import any_answer, cut_up, pairs_of, parts_of
 from make_random_model import make_random_model
 from qwen3_lib.app import terminal
 from qwen3_lib.answers.completion import Completion
 from test_qwen3_moe import MOE
-from qwen3_lib.answers.answer import parse_answer, split_stream
-from qwen3_lib.answers.completion import Completion
+from qwen3_lib.answers.answer import parse_answer
 
 
 # ---- a cut answer ---------------------------------------------------------------------------------------------------
@@ -140,7 +139,7 @@ class Finished:
         self.pieces, self.think_open_in_prompt, self.answer = pieces, opened, parse_answer("".join(pieces), opened)
 
     def parts(self):
-        return split_stream(self, self.think_open_in_prompt)
+        return pairs_of(self.pieces, self.think_open_in_prompt)
 
     def __iter__(self):
         return iter(self.pieces)

@@ -1,7 +1,7 @@
-"""An answer as it streams, and the types of the arguments in its calls: what tokenizer_utils.parse_answer doesn't know."""
+"""The types of the arguments in calls, which tokenizer_utils.parse_answer doesn't know, and thoughts in prompts."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tokenizer_utils
@@ -14,34 +14,6 @@ def inside_thought(tokenizer: Tokenizer, prompt: Iterable[int]) -> bool:
     """True if the last turn of the prompt [n] ends within <think>, so that the answer begins with a thought's rest."""
     turn = tokenizer.decode(prompt).rpartition("<|im_start|>")[2]
     return turn.rfind("<think>") > turn.rfind("</think>")
-
-
-def held_back(text: str, marks: Iterable[str]) -> int:
-    """The number of characters at the end of a text that could be the beginning of one of the marks."""
-    return max((n for mark in marks for n in range(1, min(len(mark), len(text) + 1)) if text.endswith(mark[:n])),
-               default=0)
-
-
-def split_stream(pieces: Iterable[str], think_open_in_prompt: bool = False) -> Iterator[tuple[str, str]]:
-    """The pieces of an answer as (kind, piece): "thinking" with its tags, "content"; from <tool_call> on "call".
-
-    At least one for each piece given; it may be "".
-    """
-    marks = {"start": ("<think>", "<tool_call>"), "thinking": ("</think>",), "content": ("<tool_call>",), "call": ()}
-    following = {"<think>": "thinking", "</think>": "content", "<tool_call>": "call"}
-    state, held = "thinking" if think_open_in_prompt else "start", ""
-    for piece in pieces:
-        held += piece
-        while found := [(held.index(mark), mark) for mark in marks[state] if mark in held]:
-            at, mark = min(found)
-            at += len(mark) if mark == "</think>" else 0  # the closing tag belongs to the thought
-            if at:
-                yield state.replace("start", "content"), held[:at]
-            state, held = following[mark], held[at:]
-        certain = len(held) - held_back(held, marks[state])
-        yield state.replace("start", "content"), held[:certain]
-        held = held[certain:]
-    yield state.replace("start", "content"), held
 
 
 def parse_answer(text: str, think_open_in_prompt: bool = False, tools: Sequence[Value] | None = None) -> Answer:

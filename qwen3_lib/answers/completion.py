@@ -10,51 +10,17 @@ from typing import Any
 import numpy as np
 
 from qwen3 import CHUNK, KVCache, Model, Sequence, Stream, TokenIds
-from qwen3_lib.answers.answer import held_back, inside_thought, parse_answer, split_stream
+from qwen3_lib.answers.answer import inside_thought, parse_answer
 from qwen3_lib.answers.classes import parsed
 from qwen3_lib.answers.guesses import speculator
+from qwen3_lib.answers.marks import Marks
 from qwen3_lib.answers.messages import checked_messages
 from qwen3_lib.answers.options import options_of
-from qwen3_lib.answers.processors import Bias, Logprobs, Processor, ThinkBudget, Thought, TokenLogprob
+from qwen3_lib.answers.processors import Bias, Logprobs, Processor, ThinkBudget, TokenLogprob
 from qwen3_lib.answers.schema import Constrained, Grammar
 from qwen3_lib.answers.steps import Run, step
 from qwen3_lib.answers.tools import schemas
 from tokenizer_utils import Answer, InputError, StreamDecoder, Tokenizer, brief
-
-
-class StopTexts:
-    """Ends a text before the first of some texts, which may span pieces; they don't apply to a thought."""
-
-    def __init__(self, texts: tuple[str, ...], think_open_in_prompt: bool):
-        self.texts, self.raw, self.shown = texts, "", 0  # shown: the characters that are certain
-        self.thinks = True if think_open_in_prompt else None  # None: not known yet
-        self.found = False
-
-    def push(self, piece: str) -> str:
-        """The text that is certain now that `piece` has come; behind a stop text there is none."""
-        self.raw += piece
-        begin, start = 0, self.raw.lstrip()
-        if self.thinks is None and (len(start) >= len("<think>") or not "<think>".startswith(start)):
-            self.thinks = start.startswith("<think>")
-        if self.thinks:
-            begin = self.raw.find("</think>") + len("</think>")
-        if self.thinks is None or self.thinks and begin < len("</think>"):  # no answer yet
-            return self.upto(len(self.raw) if self.thinks else 0)
-        ends = [(at + len(text), at) for text in self.texts if (at := self.raw.find(text, max(begin, self.shown))) >= 0]
-        if ends:  # the one that is complete first, and of those that end alike the longest
-            self.found = True
-            return self.upto(min(ends)[1])
-        return self.upto(len(self.raw) - held_back(self.raw[max(begin, self.shown):], self.texts))
-
-    def rest(self) -> str:
-        """The text that was held back, at the end of the answer."""
-        self.thinks = bool(self.thinks)
-        piece = self.push("")
-        return piece if self.found else piece + self.upto(len(self.raw))
-
-    def upto(self, end: int) -> str:
-        piece, self.shown = self.raw[self.shown:end], max(self.shown, end)
-        return piece
 
 
 def checked_stop(stop: str | Iterable[str]) -> tuple[str, ...]:
@@ -67,24 +33,19 @@ def checked_stop(stop: str | Iterable[str]) -> tuple[str, ...]:
 
 
 class AnswerText(Processor):
-    """The text of the tokens, up to a stop text, and their times."""
+    """Gives the text of the tokens to the Marks, until a stop text, and notes the times."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: StopTexts | None):
-        self.decoder, self.stop, self.text = StreamDecoder(tokenizer, skip_special_tokens=True), stop, ""
+    def __init__(self, tokenizer: Tokenizer, marks: Marks):
+        self.decoder, self.marks = StreamDecoder(tokenizer, skip_special_tokens=True), marks
         self.times = list[float]()  # the start, then the arrival of each token in seconds
 
     def after(self, token: int | None) -> bool:
-        if token is not None:
+        if token is None:
+            self.marks.push(self.decoder.flush(), ended=True)
+        else:
             self.times.append(time.perf_counter())
-        piece = self.decoder.flush() if token is None else self.decoder.push(token)
-        if self.stop is None:
-            self.text += piece
-            return False
-        if not self.stop.found:
-            self.text += self.stop.push(piece)
-        if token is None and not self.stop.found:
-            self.text += self.stop.rest()
-        return self.stop.found
+            self.marks.push(self.decoder.push(token), token=token)
+        return self.marks.stopped
 
 
 class Completion(Stream):
@@ -104,18 +65,17 @@ class Completion(Stream):
                                                     wanted.eos_token_ids, **wanted.sampling)
         prompt, processors = self.sequence.prompt, self.sequence.processors
         self.think_open_in_prompt = inside_thought(tokenizer, prompt)  # the text begins within a thought
-        self.noted = None if wanted.logprobs is None else Logprobs(tokenizer, wanted.logprobs)
-        thought, constrained = Thought(tokenizer, prompt), None
-        processors += [thought] if self.noted is None else [self.noted, thought]
+        self.marks = Marks(self.think_open_in_prompt, checked_stop(() if wanted.stop is None else wanted.stop),
+                           tokenizer.token_to_id("<think>"), tokenizer.token_to_id("</think>"))
+        self.noted, constrained = None if wanted.logprobs is None else Logprobs(tokenizer, wanted.logprobs), None
+        processors += [written := AnswerText(tokenizer, self.marks)] + ([] if self.noted is None else [self.noted])
         if wanted.think_budget is not None:
-            processors.append(ThinkBudget(tokenizer, thought, wanted.think_budget))
+            processors.append(ThinkBudget(tokenizer, self.marks, wanted.think_budget))
         if wanted.schema is not None:
-            processors.append(constrained := Constrained(model, prompt, thought, wanted.schema, wanted.max_string))
+            processors.append(constrained := Constrained(model, prompt, self.marks, wanted.schema, wanted.max_string))
         if wanted.logit_bias is not None:
             processors.append(Bias(wanted.logit_bias, model.config.vocab_size))
-        texts = checked_stop(() if wanted.stop is None else wanted.stop)
-        processors.append(written := AnswerText(tokenizer, StopTexts(texts, self.think_open_in_prompt) if texts else None))
-        self.written, self.speculator = written, speculator(model, constrained, wanted.lookup, wanted.draft)
+        self.speculator = speculator(model, constrained, wanted.lookup, wanted.draft)
         self.token_ids, self.times, self.tools = self.sequence.token_ids, written.times, tools
         self.schema = wanted.schema
         self.streamed = self.cached_tokens = self.n_computed = 0  # n_computed: tokens in the cache
@@ -132,14 +92,23 @@ class Completion(Stream):
         self.times[:] = [time.perf_counter()]
 
     def __next__(self) -> str:
-        while self.streamed == len(self.text):
-            if self.is_fed or not len(self.sequence.new):
-                raise StopIteration
+        if pairs := self.news():
+            return "".join(piece for _, piece in pairs)
+        raise StopIteration
+
+    def parts(self) -> Iterator[tuple[str, str]]:
+        """The `pairs`, as they come."""
+        while pairs := self.news():
+            yield from pairs
+
+    def news(self) -> list[tuple[str, str]]:
+        """The next of the `pairs`, after as many passes as they take; none at the end."""
+        while self.streamed == len(self.pairs) and not self.is_fed and len(self.sequence.new):
             if self.run is None:
                 self.begin(self.model.engine.new_cache(self.model.config))
             self.advance()
-        piece, self.streamed = self.text[self.streamed:], len(self.text)
-        return piece
+        start, self.streamed = self.streamed, len(self.pairs)
+        return self.pairs[start:]
 
     def advance(self, room: int | None = None) -> None:
         """Runs one pass; of the prompt, at most `room` tokens."""
@@ -169,10 +138,6 @@ class Completion(Stream):
         import asyncio
         return asyncio.to_thread(self.finish).__await__()
 
-    def parts(self) -> Iterator[tuple[str, str]]:
-        """The pieces with their kinds, as they come: "thinking", "content" or "call", see split_stream."""
-        return split_stream(self, self.think_open_in_prompt)
-
     def _repr_markdown_(self) -> str:
         """What a notebook shows: it would take tags for HTML, so the thought is a quotation, and calls are code."""
         answer = self.finish().answer
@@ -186,7 +151,12 @@ class Completion(Stream):
 
     @property
     def text(self) -> str:  # type: ignore[override]
-        return self.written.text
+        return "".join(piece for _, piece in self.pairs)
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """The pieces so far with their kinds: "thinking", "content" or "call", see Marks."""
+        return self.marks.pairs
 
     @property
     def ended(self) -> str | None:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qwen3 import checked_number
-from qwen3_lib.answers.answer import inside_thought
+from qwen3_lib.answers.marks import Marks
 from tokenizer_utils import InputError, Tokenizer, brief
 
 
@@ -26,39 +26,25 @@ class Processor:
         return False
 
 
-class Thought(Processor):
-    """Whether the latest token stands inside a thought: between <think> and </think>."""
-
-    def __init__(self, tokenizer: Tokenizer, prompt: Any):
-        self.opening, self.closing = tokenizer.token_to_id("<think>"), tokenizer.token_to_id("</think>")
-        self.inside = self.was_inside = inside_thought(tokenizer, prompt)  # was_inside: before the latest token
-        self.is_closed = False  # whether a ThinkBudget has chosen the latest token
-
-    def after(self, token: int | None) -> bool:
-        self.was_inside = self.inside
-        self.inside = token == self.opening or self.inside and token != self.closing
-        return False
-
-
 class ThinkBudget(Processor):
     """Closes a thought after `budget` tokens: the next tokens are then those of CLOSING."""
     CLOSING = "\n</think>\n\n"
 
-    def __init__(self, tokenizer: Tokenizer, thought: Thought, budget: int):
-        if thought.opening is None or thought.closing is None:
+    def __init__(self, tokenizer: Tokenizer, marks: Marks, budget: int):
+        if marks.opening is None or marks.closing is None:
             raise InputError("think_budget needs a model whose tokenizer has the tokens <think> and </think>")
-        self.thought, self.left = thought, budget
+        self.marks, self.left = marks, budget
         self.ending = tokenizer.encode(self.CLOSING, add_special_tokens=False)
         self.next: list[int] = []  # the last one first
 
     def forced(self) -> int | None:
-        if self.thought.inside and self.left <= 0 and not self.next:
+        if self.marks.inside and self.left <= 0 and not self.next:
             self.next = self.ending[::-1]
-        self.thought.is_closed = bool(self.next)
+        self.marks.is_closed = bool(self.next)
         return self.next.pop() if self.next else None
 
     def after(self, token: int | None) -> bool:
-        self.left -= self.thought.was_inside and token != self.thought.closing
+        self.left -= self.marks.was_inside and token != self.marks.closing
         return False
 
 

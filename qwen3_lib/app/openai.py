@@ -13,7 +13,6 @@ from itertools import takewhile
 from typing import Any
 
 from qwen3 import InputError, Model, Sampling, checked_whole, default_sampling
-from qwen3_lib.answers.answer import parse_answer
 from qwen3_lib.answers.completion import Completion
 from qwen3_lib.answers.messages import checked_messages, checked_tools
 from qwen3_lib.answers.schema import Grammar, calls_grammar, grammar_of, lark, matcher_of, regex
@@ -341,9 +340,9 @@ def called(call: Value, name: str | None = None) -> Value:
             "function": {"name": call["name"], "arguments": text}}
 
 
-def chat_choice(completion: Completion, text: str, finish_reason: str | None, one_call: bool = False) -> Value:
-    """{"message", "finish_reason"} of an answer with this text."""
-    answer = parse_answer(text, completion.think_open_in_prompt, completion.tools)
+def chat_choice(completion: Completion, finish_reason: str | None, one_call: bool = False) -> Value:
+    """{"message", "finish_reason"} of an answer."""
+    answer = completion.answer
     calls = [called(call) for call in answer.tool_calls[:1 if one_call else None]]
     message: Value = {"role": "assistant", "content": answer.content or (None if calls else "")}
     message |= {"reasoning_content": answer.reasoning} if answer.reasoning else {}

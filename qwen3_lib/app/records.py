@@ -308,7 +308,7 @@ def from_openai(model: Model, settings: Settings, row: Row) -> tuple[list[int], 
 
 def openai_answer(completion: Completion, line: int, n_logprobs: int | None) -> Row:
     """The chat.completion object of an answer."""
-    choice = chat_choice(completion, completion.text, completion.finish_reason)
+    choice = chat_choice(completion, completion.finish_reason)
     logprobs = None if n_logprobs is None else chat_logprobs(completion.model, completion.logprobs)
     n_prompt, n_answer = len(completion.prompt_ids), len(completion.token_ids)
     return {"id": f"chatcmpl-{line}", "object": "chat.completion", "created": int(time.time()),

@@ -4,7 +4,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from qwen3_lib.answers.answer import held_back, parse_answer
+from qwen3_lib.answers.answer import parse_answer
+from qwen3_lib.answers.marks import held_back
 from qwen3_lib.app.openai import Value, called
 from tokenizer_utils import TOOL_CALL
 
@@ -13,18 +14,20 @@ OPENING = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"arguments"\s*:\s*
 
 
 class Deltas:
-    """Takes an answer apart as parse_answer does, but piece by piece, and tells a call while it is written.
+    """Makes the pairs of Marks the deltas of a stream that join to what parse_answer finds; a call is told early.
 
-    Arguments are passed on as they are written, so those of a call that is cut off are no JSON. What may still become
-    a mark is held back; everything else is looked at once.
+    Arguments are passed on as they are written, so those of a call that is cut off are no JSON. White space that may
+    not belong to the answer, and what may still become a mark, are held back. A thought that doesn't begin the answer
+    is content.
     """
 
     def __init__(self, think_open_in_prompt: bool, one_call: bool, tools: Sequence[Value] | None = None):
-        self.read = self.thought if think_open_in_prompt else self.start  # how `held` is read
-        self.held, self.space, self.one_call = "", "", one_call  # space: what stands before a call
-        self.tools = tools  # they give the arguments of calls in XML their types
+        self.kind = "thinking" if think_open_in_prompt else "start"
+        self.began = not think_open_in_prompt  # else newlines before the next character don't belong to the answer
+        self.space = ""  # white space behind the last character
+        self.held, self.read = "", self.between  # the rest of the calls, and how it is read
+        self.one_call, self.tools = one_call, tools  # tools: they give the arguments of calls in XML their types
         self.parts, self.calls = dict[str, str](), list[Value]()
-        self.began = False  # whether the part has a character; newlines before its first one don't belong to it
         self.n_calls = self.depth = 0  # depth: of the brackets in the last call's arguments, 0 when they are complete
         self.quoted = self.escaped = False
 
@@ -33,56 +36,36 @@ class Deltas:
         """Whether the answer ended with calls, the last one complete."""
         return self.n_calls > 0 and self.depth == 0
 
-    def push(self, text: str, ended: bool) -> tuple[dict[str, str], list[Value]]:
-        """(new reasoning_content and content, new deltas of calls) after more of the text."""
-        self.held += text
+    def push(self, pairs: list[tuple[str, str]], ended: bool) -> tuple[dict[str, str], list[Value]]:
+        """(new reasoning_content and content, new deltas of calls) after more of the answer."""
         self.parts, self.calls = {"reasoning_content": "", "content": ""}, []
+        for kind, piece in pairs:
+            self.take(kind, piece)
         while self.read(ended):
             pass
+        if ended and self.kind in ("start", "content"):
+            self.parts["content"] += self.space
         return self.parts, self.calls
 
-    def take(self, key: str, text: str) -> None:
-        """Passes on what `held` begins with."""
-        self.held = self.held[len(text):]
+    def take(self, kind: str, piece: str) -> None:
+        """Passes on a piece of a thought or content without its tags; a call is added to `held`."""
+        if self.kind == "start" and kind == "thinking":
+            self.kind, self.began, self.space, piece = kind, False, "", piece.removeprefix("<think>")
+        elif self.kind == "thinking" != kind:
+            self.kind, self.began, self.space = "content", False, ""
+        if kind == "call":
+            self.kind, self.held = kind, self.held + piece
+            return
+        thinks = self.kind == "thinking"
+        text = self.space + (piece.removesuffix("</think>") if thinks else piece)
         text = text if self.began else text.lstrip("\n")
-        self.began = self.began or text != ""
-        self.parts[key] += text
-
-    def certain(self, ended: bool, *marks: str) -> str:
-        return self.held if ended else self.held[:len(self.held) - held_back(self.held, marks)]
+        certain = text.rstrip("\n" if thinks else None)
+        self.space, self.began = text[len(certain):], self.began or certain != ""
+        self.parts["reasoning_content" if thinks else "content"] += certain
+        if certain and not thinks:
+            self.kind = "content"
 
     # ---- Ways to read `held`; True if another way goes on ------------------------------------------------------------
-
-    def start(self, ended: bool) -> bool:
-        text = self.held.lstrip()
-        if not ended and len(text) < len("<think>") and "<think>".startswith(text):
-            return False
-        if text.startswith("<think>"):
-            self.read, self.held = self.thought, text.removeprefix("<think>")
-        else:
-            self.read, self.began = self.content, True
-        return True
-
-    def thought(self, ended: bool) -> bool:
-        text, closing, rest = self.held.partition("</think>")
-        before, call, after = text.partition("<tool_call>")
-        if closing or call and ended:  # a call ends a thought that nothing else ends
-            self.take("reasoning_content", (text if closing else before).rstrip("\n"))
-            self.read, self.held, self.began = self.content, rest if closing else call + after, False
-            return True
-        text = before if call else self.certain(ended, "</think>", "<tool_call>")
-        self.take("reasoning_content", text.rstrip("\n"))
-        return False
-
-    def content(self, ended: bool) -> bool:
-        text, call, rest = self.held.partition("<tool_call>")
-        if call:
-            self.take("content", text.rstrip())
-            self.read, self.space, self.held = self.opening, text[len(text.rstrip()):], rest
-            return True
-        text = self.certain(ended, "<tool_call>")
-        self.take("content", text if ended else text.rstrip())
-        return False
 
     def opening(self, ended: bool) -> bool:
         text, closing, _ = self.held.partition("</tool_call>")
@@ -98,12 +81,13 @@ class Deltas:
         for call in calls:
             self.call(call)
         self.read = self.between if calls else self.plain
-        self.held = written[whole.end():] if calls else self.space + written
+        self.held = written[whole.end():] if calls else written
         return True
 
     def arguments(self, ended: bool) -> bool:
         text, closing, rest = self.held.partition("</tool_call>")
-        text = text if closing else self.certain(ended, "</tool_call>")
+        if not closing and not ended:
+            text = text[:len(text) - held_back(text, ("</tool_call>",))]
         end = len(text)
         for at, char in enumerate(text):
             if self.escaped:
@@ -126,17 +110,18 @@ class Deltas:
         return False
 
     def between(self, ended: bool) -> bool:
-        """Behind the arguments: only another call matters."""
+        """Before and behind a call: only another call matters."""
         _, call, rest = self.held.partition("<tool_call>")
-        if call and not self.one_call:
-            self.read, self.space, self.held = self.opening, "\n", rest
+        if call and not (self.one_call and self.n_calls):
+            self.read, self.held = self.opening, rest
             return True
-        self.held = self.held[len(self.certain(False, "<tool_call>")):]
+        self.held = self.held[len(self.held) - held_back(self.held, ("<tool_call>",)):]
         return False
 
     def plain(self, ended: bool) -> bool:
-        """Behind a call that is none: all is content."""
-        self.take("content", self.held)
+        """From a call on that is none: all is content."""
+        self.parts["content"] += self.space + self.held
+        self.space = self.held = ""
         return False
 
     def call(self, call: Value) -> None:
@@ -147,3 +132,4 @@ class Deltas:
         if arguments:
             self.calls.append({"index": self.n_calls, "function": {"arguments": arguments}})
         self.n_calls += 1
+        self.space = "\n" * self.began  # before a call that is none

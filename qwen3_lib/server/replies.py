@@ -28,12 +28,12 @@ class Reply:
         self.wish, self.jobs, self.model = wish, jobs, model
         self.base = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model_name}
         self.told, self.ends = [0] * len(jobs), [len(echo) for echo in wish.echoes]  # tokens, characters of logprobs
-        self.read = [0] * len(jobs)  # characters of each answer that the chunks have taken up
+        self.read = [0] * len(jobs)  # pairs of each answer that the chunks have taken up
 
-    def news(self, i: int, job: Job) -> str:
-        """The text of the i-th answer since the last time."""
-        start, self.read[i] = self.read[i], len(job.text)
-        return job.text[start:]
+    def news(self, i: int, job: Job) -> list[tuple[str, str]]:
+        """The pairs (kind, piece) of the i-th answer since the last time."""
+        start, self.read[i] = self.read[i], job.n_pairs
+        return job.completion.pairs[start:job.n_pairs]
 
     def chunk(self, i: int, part: Value, reason: str | None = None) -> str:
         """An event with a part of the i-th answer."""
@@ -73,12 +73,12 @@ class Reply:
 
     def chunks(self, i: int, job: Job) -> Iterator[str]:
         """The events for what has come since the last time."""
-        text = self.news(i, job)
+        text = "".join(piece for _, piece in self.news(i, job))
         if text or job.ended:
             yield self.chunk(i, {"text": text, "logprobs": self.logprobs(i)}, job.finish_reason)
 
     def choice(self, i: int, job: Job) -> Value:
-        return {"text": self.wish.echoes[i] + job.text, "logprobs": self.logprobs(i),
+        return {"text": self.wish.echoes[i] + job.completion.text, "logprobs": self.logprobs(i),
                 "finish_reason": job.finish_reason}
 
     def scored(self, entries: list[TokenLogprob], i: int) -> Value:
@@ -115,7 +115,7 @@ class ChatReply(Reply):
                              "tool_calls" if self.deltas[i].called else job.finish_reason)
 
     def choice(self, i: int, job: Job) -> Value:
-        choice = chat_choice(job.completion, job.text, job.finish_reason, self.wish.one_call)
+        choice = chat_choice(job.completion, job.finish_reason, self.wish.one_call)
         return {"message": choice["message"], "logprobs": self.logprobs(i), "finish_reason": choice["finish_reason"]}
 
     def scored(self, entries: list[TokenLogprob], i: int) -> Value:

@@ -22,11 +22,11 @@ from qwen3_lib.batch.batch import Batch
 
 @dataclass(eq=False)
 class Job:
-    """An answer while it is generated: `text`, `n_tokens` and `finish_reason` belong to the same step."""
+    """An answer while it is generated: `n_pairs`, `n_tokens` and `finish_reason` belong to the same step."""
     news: asyncio.Event  # set when the answer has begun, grown or ended
     streams: bool  # False: nobody looks at the answer while it grows
     completion: Completion = None  # type: ignore[assignment]  # the thread writes it, before the first news
-    text: str = ""
+    n_pairs: int = 0
     n_tokens: int = 0
     finish_reason: str | None = None
     error: Exception | None = None
@@ -120,17 +120,17 @@ class Worker:
             self.totals["cancelled"] += sum(job.completion is not None for job in left)
             self.commands.put(lambda: command(self.batch, left))
 
-    def deliver(self, news: list[tuple[Job, str, int, str | None, Exception | None]]) -> None:
+    def deliver(self, news: list[tuple[Job, int, int, str | None, Exception | None]]) -> None:
         """Writes what a step has brought into the jobs."""
         now = time.monotonic()
-        for job, text, n_tokens, reason, error in news:
+        for job, n_pairs, n_tokens, reason, error in news:
             if job.n_tokens == 0 < n_tokens:
                 self.totals["prompt_tokens"] += len(job.completion.prompt_ids)
                 self.totals["cached_tokens"] += job.completion.cached_tokens
                 self.totals["first_token_seconds"] += now - job.began  # type: ignore[assignment]
                 self.totals["answers_begun"] += 1
             self.totals["generated_tokens"] += n_tokens - job.n_tokens
-            job.text, job.n_tokens, job.finish_reason, job.error = text, n_tokens, reason, error
+            job.n_pairs, job.n_tokens, job.finish_reason, job.error = n_pairs, n_tokens, reason, error
             if job.ended:
                 self.totals["answers_ended"] += 1
                 self.totals["given_up"] += error is not None
@@ -139,7 +139,7 @@ class Worker:
 
     def fail(self, error: Exception) -> None:
         """Ends all jobs with an error."""
-        self.deliver([(job, job.text, job.n_tokens, None, error) for job in self.jobs if not job.ended])
+        self.deliver([(job, job.n_pairs, job.n_tokens, None, error) for job in self.jobs if not job.ended])
 
     def stop(self) -> None:
         """Ends the thread after the step that runs."""
@@ -184,6 +184,6 @@ class Worker:
             error = outcome if isinstance(outcome, InputError) else None
             if outcome is not None or len(answer.token_ids) > before and (job.streams or not before):
                 reason = None if error else answer.ended  # the reply knows of calls
-                news.append((job, answer.text, len(answer.token_ids), reason, error))
+                news.append((job, len(answer.pairs), len(answer.token_ids), reason, error))
         if news:
             self.loop.call_soon_threadsafe(self.deliver, news)

@@ -363,7 +363,7 @@ class Sampling:
     def updated(self, **changes: Any) -> Sampling:
         """The same with the given values; None leaves a value unchanged. Raises InputError for unknown names."""
         if unknown := changes.keys() - asdict(self).keys():
-            raise InputError(f"{brief(min(unknown))} is none of the options max_new_tokens, seed, {', '.join(asdict(self))}")
+            raise InputError(f"{brief(min(unknown))} is none of max_new_tokens, seed, {', '.join(asdict(self))}")
         return replace(self, **{name: value for name, value in changes.items() if value is not None})
 
 
@@ -696,13 +696,18 @@ def forget_pages(mapping: mmap.mmap) -> None:
 
 class Folder:
     """A model's folder as published. Other sources of a model, in qwen3_lib/io/, have the same methods."""
+    dtypes: dict[str, Any] = DTYPES  # of its tensors
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, path: Path, found: dict[str, Any] | None = None):
+        self.path, self.found = path, {} if found is None else found  # found: name -> what `once` has read
+
+    def once(self, name: str, read: Callable[[Path], Any]) -> Any:
+        """What read(file) gives, which is kept."""
+        return self.found[name] if name in self.found else self.found.setdefault(name, read(self.path / name))
 
     def json(self, name: str) -> dict[str, Any]:
         """The object in a JSON file; empty if there is no such file."""
-        return read_json_object(self.path / name) if os.path.isfile(self.path / name) else {}
+        return self.once(name, lambda file: read_json_object(file) if os.path.isfile(file) else {})
 
     def config(self) -> Config:
         return config_of(self.json("config.json"), self.path / "config.json")
@@ -719,10 +724,10 @@ class Folder:
             raise InputError(f"{self.path}: model.safetensors.index.json names a file outside: {brief(outside[0])}")
         return set(index.values())
 
-    def stored(self, dtypes: dict[str, Any] = DTYPES) -> dict[str, Any]:
+    def stored(self) -> dict[str, Any]:
         """The tensors in its files, by the names there."""
-        return {name: tensor for shard in sorted(self.shards())
-                for name, tensor in map_safetensors(self.path / shard, dtypes).items()}
+        return {name: tensor for shard in sorted(self.shards()) for name, tensor in
+                self.once(shard, lambda file: map_safetensors(file, self.dtypes)).items()}
 
     def shapes(self, config: Config) -> dict[str, tuple[int, ...]]:
         return tensor_shapes(config)
@@ -745,13 +750,11 @@ class Folder:
 
 def fitting(stored: dict[str, Any], shapes: dict[str, tuple[int, ...]], tied: bool, path: Path) -> dict[str, Any]:
     """The stored tensors of `shapes`; no head that is the embedding again. Raises InputError if one is missing."""
-    tensors, wrong = {}, f"{path}: the weights don't fit config.json"
+    tensors, wrong = {key: stored[key] for key in shapes if key in stored}, f"{path}: the weights don't fit config.json"
     for name, shape in shapes.items():
-        if name in stored and stored[name].shape != shape:
-            raise InputError(f"{wrong}: {name} has shape {list(stored[name].shape)}, not {list(shape)}")
-        if name in stored:
-            tensors[name] = stored[name]
-        elif name != "lm_head.weight" or not tied:
+        if name in tensors and tensors[name].shape != shape:
+            raise InputError(f"{wrong}: {name} has shape {list(tensors[name].shape)}, not {list(shape)}")
+        if name not in tensors and (name != "lm_head.weight" or not tied):
             raise InputError(f"{wrong}: {name} is missing, or its type is none of {', '.join(DTYPES)}")
     head, embedding = tensors.get("lm_head.weight"), tensors["model.embed_tokens.weight"]
     if tied and head is not None and head.dtype == embedding.dtype \
@@ -831,7 +834,7 @@ def load_model(name: str | Path, engine: Engine | Callable[[Folder], Engine] = E
         raise InputError(f"{name}: no folder with config.json; other models and adapters need the folder qwen3_lib")
     elif (HERE / "qwen3_5.py").is_file():
         from qwen3_5 import opened
-        folder = opened(folder)  # a Qwen3.5 has functions of its own
+        folder = opened(folder.path)  # a Qwen3.5 has functions of its own
     engine = folder.engine_for(engine if isinstance(engine, Engine) else engine(folder))  # commands choose by its size
     config = folder.config()
     text_side: Any = folder.tokenizer() if tokenizer else None
@@ -905,11 +908,11 @@ def accept_all_text(stream: Any) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Answers a prompt -> exit status: 0; 1 for bad input, in one line on stderr; 2 for bad usage; 130 after Ctrl-C."""
+    sys.modules.setdefault("qwen3", sys.modules[__name__])  # so that nothing imports a second copy of this file
     try:
         if LIBRARY.is_dir():  # with many more options
             from qwen3_lib.app.cli import main as with_all_options
             return with_all_options(argv)
-        sys.modules.setdefault("qwen3", sys.modules[__name__])  # so that qwen3_5.py imports no second copy of this file
         parser = argparse.ArgumentParser(description="Answers a prompt with a Qwen3 model.")
         add = parser.add_argument
         add("prompt", nargs="*", help="what to ask; a piped text follows it")

@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import qwen3
-from qwen3 import (CHUNK, DTYPES, Config, Engine, Folder, KVCache, Model, TokenIds, apply_rope, checked_number,
+from qwen3 import (CHUNK, Config, Engine, Folder, KVCache, Model, TokenIds, apply_rope, checked_number,
                    checked_whole, config_of, linear, moe, rms_norm, rope_of, rope_tables, swiglu)
 from tokenizer_utils import InputError, brief
 
@@ -431,20 +431,15 @@ ENGINE = Engine(load_weights, HybridCache, logits_of, hidden_states)
 
 
 class HybridFolder(Folder):
-    """A Qwen3.5 in any source of a model: a folder, or one of those in qwen3_lib/io/."""
-
-    def __init__(self, base: Folder):
-        super().__init__(base.path)
-        self.base = base
-        vars(self).update(json=base.json, tokenizer=base.tokenizer, generation=base.generation)  # as the base reads them
+    """What differs in the folder of a Qwen3.5, and in another source of it: see Hybrid in qwen3_lib/io/models.py."""
 
     def config(self) -> HybridConfig:
         return hybrid_config(self.json("config.json"), self.path / "config.json")
 
-    def stored(self, dtypes: dict[str, Any] = DTYPES) -> dict[str, Any]:
+    def stored(self) -> dict[str, Any]:
         """The tensors of the text part, by the names of a model without a vision tower."""
         return {name.replace("model.language_model.", "model.", 1): tensor
-                for name, tensor in self.base.stored(dtypes).items() if not name.startswith(("model.visual.", "mtp."))}
+                for name, tensor in super().stored().items() if not name.startswith(("model.visual.", "mtp."))}
 
     def shapes(self, config: Any) -> dict[str, tuple[int, ...]]:
         return tensor_shapes(config)
@@ -453,9 +448,10 @@ class HybridFolder(Folder):
         return ENGINE if engine.hybrid_cache is None else replace(engine, new_cache=engine.hybrid_cache)
 
 
-def opened(folder: Folder, kind: type[HybridFolder] = HybridFolder) -> Folder:
-    """The folder of a Qwen3.5 as a HybridFolder, or as another `kind`; any other folder as it is."""
-    return kind(folder) if folder.json("config.json").get("model_type") in MODEL_TYPES else folder
+def opened(path: Path, plain: type[Folder] = Folder, hybrid: type[Folder] = HybridFolder) -> Folder:
+    """A model's folder: a Qwen3.5 as `hybrid`, any other as `plain`."""
+    folder = plain(path)
+    return hybrid(path, folder.found) if folder.json("config.json").get("model_type") in MODEL_TYPES else folder
 
 
 if __name__ == "__main__":

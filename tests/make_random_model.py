@@ -63,7 +63,7 @@ def make_random_model(config: dict, out: Path, dtype: str = "bfloat16", shards: 
     """
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.json").write_text(json.dumps(config, indent=2))
-    source = opened(Checkpoint(out), Hybrid)
+    source = opened(out, Checkpoint, Hybrid)
     shapes, scales = source.shapes(source.config()), (HYBRID_SCALES if isinstance(source, Hybrid) else {}) | dict(scales)
     if config.get("tie_word_embeddings"):
         del shapes["lm_head.weight"]

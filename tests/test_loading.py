@@ -4,12 +4,14 @@ import json
 import math
 import os
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 import qwen3
-from configs import BASE, SHARED, TINY, YARN, transformers_5
+from configs import BASE, HYBRID, HYBRID_MOE, ROOT, SHARED, TINY, VOCABULARY, YARN, transformers_5
 from fuzzing import (DTYPES, another_shape, any_json, any_number, any_shape, any_text, change, copy_files, damaged,
                      deep_text, fuzz, write_new)
 from helpers import (HUGE_INT, REMOVED, assert_one_line, edit_json, message_of, read_safetensors, with_tensors,
@@ -45,6 +47,31 @@ def config_of(folder, **changes):
 # ----------------------------------------------------------------------------------------------------------------------
 # The folder
 # ----------------------------------------------------------------------------------------------------------------------
+
+WATCH = """\
+import os, sys
+log = os.open(os.environ["WATCHED"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+def note(event, args):
+    if event == "open" and isinstance(args[0], (str, os.PathLike)):
+        os.write(log, f"opened {args[0]}\\n".encode())
+    if event == "exec" and getattr(args[0], "co_name", "") == "<module>":
+        os.write(log, f"ran {args[0].co_filename}\\n".encode())
+sys.addaudithook(note)
+"""
+
+
+@pytest.mark.parametrize("config", [BASE, HYBRID, HYBRID_MOE], ids=["dense", "hybrid", "hybrid mixture"])
+def test_a_command_reads_each_file_of_a_model_once_and_runs_itself_once(config, tmp_path):
+    model = make_random_model(config | {"vocab_size": VOCABULARY}, tmp_path / "model", shards=2)
+    (tmp_path / "sitecustomize.py").write_text(WATCH)  # Python runs it before the program
+    done = subprocess.run([sys.executable, ROOT / "qwen3.py", "--model", model, "--max-tokens", "1", "Hi"],
+                          capture_output=True, timeout=120,
+                          env=os.environ | {"PYTHONPATH": str(tmp_path), "WATCHED": str(tmp_path / "log")})
+    events = (tmp_path / "log").read_text().splitlines()
+    opened = [event for event in events if event.startswith(f"opened {model}/")]
+    assert done.returncode == 0 and len(opened) > 4 and len(opened) == len({*opened})
+    assert sum(event.startswith("ran ") and event.endswith("/qwen3.py") for event in events) == 1
+
 
 def test_a_folder_without_a_model(tmp_path):
     assert "no where" in message_of(qwen3.load_model, tmp_path / "no\nwhere")

@@ -65,7 +65,7 @@ def test_packed_matrices(config, quantize, tmp_path, monkeypatch):
         def tensors(self, config):
             return super().tensors(config) | tensors
 
-    plain = qwen3_5.load_weights(Stored(oracle.folder.base), oracle.config)
+    plain = qwen3_5.load_weights(Stored(oracle.folder.path), oracle.config)
     object.__setattr__(oracle, "weights", plain)
     names = {name for name, row in rows.items() if is_packed(row[0].form)}
     packed = {id(numbers[name]) for name in names}

@@ -13,13 +13,13 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from qwen3 import DTYPES, Config, Folder, Tensor, checked_number, checked_whole, map_safetensors, to_float32
+from qwen3 import Config, Folder, Tensor, checked_number, checked_whole, map_safetensors, to_float32
 from qwen3_lib.io.adapter_config import CONFIG, FUSED, Settings, full_name, is_target, key_of, number_of, read_settings
 from qwen3_lib.io.errors import InputError, brief
 from qwen3_lib.io.tensors import BLOCK, EMBEDDING, AnyTensor, PackedTensor, Wrapped, rows_of
@@ -42,18 +42,22 @@ class Adapted(Wrapped):
 
     def json(self, name: str) -> dict[str, Any]:
         """The base's file; an adapter with biases gives the model biases."""
-        adds = name == "config.json" and read_settings(self.adapter / CONFIG).get("lora_bias")
+        adds = name == "config.json" and self.settings.get("lora_bias")
         return self.base.json(name) | ({"attention_bias": True} if adds else {})
 
     def config(self) -> Config:
         config, adds = self.base.config(), self.json("config.json").get("attention_bias") is True
         return replace(config, attention_bias=config.attention_bias or adds)
 
-    def stored(self, dtypes: dict[str, Any] = DTYPES) -> dict[str, Any]:
+    def stored(self) -> dict[str, Any]:
         """The base's tensors, with the adapter's classification head, where it has one."""
-        return self.base.stored(dtypes) | {name: tensor for name, tensor in self.files().items()
-                                           if name.startswith("score.")}
+        return self.base.stored() | {name: tensor for name, tensor in self.files.items() if name.startswith("score.")}
 
+    @cached_property
+    def settings(self) -> Settings:
+        return read_settings(self.adapter / CONFIG)
+
+    @cached_property
     def files(self) -> dict[str, Tensor]:
         """The adapter's tensors, without the prefix that all names have. Tensors of a vision tower are left out."""
         stored = {name.removeprefix("base_model.model."): tensor
@@ -65,10 +69,11 @@ class Adapted(Wrapped):
 
         Raises InputError for an adapter of another kind or of another model.
         """
-        settings, stored = read_settings(self.adapter / CONFIG), self.base.tensors(self.base.config())
+        biased = self.base.json("config.json").get("attention_bias") is True
+        stored = self.base.tensors(replace(config, attention_bias=biased))
         tensors, tied = {HEAD: stored[EMBEDDING]} | stored, HEAD not in stored
-        settings["ensure_weight_tying"] = tied and settings.get("ensure_weight_tying")
-        copies, whole, small = sort_tensors(self.files(), settings)
+        settings = self.settings | {"ensure_weight_tying": tied and self.settings.get("ensure_weight_tying")}
+        copies, whole, small = sort_tensors(self.files, settings)
         changes = dict(changes_of(self, small, settings, config.num_experts))
         found: list[tuple[str, Any]] = [*copies.items(), *whole.items(), *changes.items()]
         for name, change in found:

@@ -19,14 +19,14 @@ from qwen3_lib.io.gguf_file import gguf_json, is_embedder, is_gguf, map_gguf
 from qwen3_lib.io.hub import resolve_model
 from qwen3_lib.io.packed import Quantized, quantized_file
 from qwen3_lib.io.rope import with_scaled_rope
-from qwen3_lib.io.tensors import EMBEDDING, PACKED_DTYPES, AnyTensor, embeds
+from qwen3_lib.io.tensors import EMBEDDING, PACKED_DTYPES, AnyTensor, embeds, is_causal
 from tokenizer_utils import Tokenizer, library_errors, make_tokenizer
 
 
 def open_model(name: str, offline: bool = False, adapter: str | Path | list[str | Path] | None = None) -> Folder:
     """The model of this name. Raises InputError where there is none, and for a folder without a model."""
     path = resolve_model(name, offline)
-    folder = opened(GGUFFile(path) if is_gguf(path) else Checkpoint(path), Hybrid)
+    folder = opened(path, GGUFFile, HybridGGUF) if is_gguf(path) else opened(path, Checkpoint, Hybrid)
     if (quantized := quantized_file(path)) is not None:
         if adapter is not None:
             raise InputError(f"{path}: packed weights take no adapter; quantize the original with --adapter")
@@ -63,6 +63,7 @@ class Checkpoint(Folder):
 
     Variants: a mixture of experts, scaled RoPE, biases, sliding windows, a view of the whole text.
     """
+    dtypes = PACKED_DTYPES
 
     def config(self) -> Config:
         file, raw = self.path / "config.json", self.json("config.json")
@@ -70,8 +71,7 @@ class Checkpoint(Folder):
         rope, kind, names = rope_of(raw), raw.get("model_type"), raw.get("architectures")
         if "eagle" in str(names).lower():
             raise InputError(f"{file}: an EAGLE head is not supported; a small model or --draft int4 can guess, too")
-        causal = kind != "bidirectional_pplx_qwen3" and raw.get("is_causal") is not False \
-            and raw.get("use_bidirectional_attention") is not True
+        causal = is_causal(raw)
         if isinstance(names, list):  # a view of the whole text has no architecture in transformers
             names = [name for name in names if name not in ARCHITECTURES and (causal or "Qwen3" not in str(name))]
         plain: dict[str, Any] = {"architectures": names or None, "rope_theta": rope["rope_theta"]}
@@ -135,12 +135,12 @@ class Checkpoint(Folder):
         return super().tokenizer()
 
     def embeds(self) -> bool:
-        return embeds(self)
+        return embeds(self, super().stored())
 
-    def stored(self, dtypes: dict[str, Any] = DTYPES) -> dict[str, Any]:
+    def stored(self) -> dict[str, Any]:
         method = self.quantization()
-        stored = super().stored(PACKED_DTYPES if method else dtypes)
-        stored = {name.replace("_orig_mod.", ""): tensor for name, tensor in stored.items()}  # by torch.compile
+        stored = {name.replace("_orig_mod.", ""): tensor  # by torch.compile
+                  for name, tensor in super().stored().items() if method or tensor.dtype in DTYPES}
         return split_experts(unpacked(stored, *method, self.path) if method else stored)
 
     def quantization(self) -> tuple[str, list[Settings]] | None:
@@ -199,8 +199,11 @@ def split_experts(stored: Mapping[str, AnyTensor]) -> dict[str, AnyTensor]:
     return tensors
 
 
-class Hybrid(HybridFolder):
-    """A Qwen3.5 in one of these sources; its RoPE may be scaled."""
+class Hybrid(HybridFolder, Checkpoint):
+    """A Checkpoint of a Qwen3.5."""
+
+    def embeds(self) -> bool:
+        return False
 
     def config(self) -> HybridConfig:
         file, raw = self.path / "config.json", self.json("config.json")
@@ -221,7 +224,10 @@ class GGUFFile(Checkpoint):
     def json(self, name: str) -> dict[str, Any]:
         return gguf_json(self.path, name)
 
-    def stored(self, dtypes: dict[str, Any] = DTYPES) -> dict[str, Any]:
+    def embeds(self) -> bool:
+        return embeds(self, self.stored())
+
+    def stored(self) -> dict[str, Any]:
         stored = map_gguf(self.path)
         if is_embedder(self.path):  # as such a model's own file names its tensors
             stored = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
@@ -231,3 +237,7 @@ class GGUFFile(Checkpoint):
         with library_errors(f"cannot read the tokenizer of {self.path}"):
             backend = tokenizers.Tokenizer.from_str(json.dumps(self.json("tokenizer.json")))
         return make_tokenizer(backend, self.json("tokenizer_config.json"), self.path)
+
+
+class HybridGGUF(Hybrid, GGUFFile):
+    """A Qwen3.5 in a GGUF file."""

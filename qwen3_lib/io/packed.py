@@ -30,16 +30,17 @@ def quantized_file(folder: Path) -> tuple[str, Path] | None:
 
 class Quantized(Wrapped):
     """A folder written by save_quantized, for the fast engine; `base` reads its other files."""
+    dtypes = {"U8": np.dtype("u1"), "F32": np.dtype("<f4")}
 
     def __init__(self, base: Folder, form: str, file: Path):
         super().__init__(base)
         self.form, self.file = form, file
 
     def embeds(self) -> bool:
-        return embeds(self)
+        return embeds(self, self.stored())
 
-    def stored(self, dtypes: Any = None) -> dict[str, Any]:
-        return map_safetensors(self.file, {"U8": np.dtype("u1"), "F32": np.dtype("<f4")})
+    def stored(self) -> dict[str, Any]:
+        return self.once(self.file.name, lambda file: map_safetensors(file, self.dtypes))
 
     def tensors(self, config: Config) -> dict[str, Any]:
         raise InputError(f"{self.path}: only the fast engine loads it (--fast, or load_model of qwen3_numba)")

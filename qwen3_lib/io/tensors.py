@@ -1,7 +1,7 @@
 """Matrices that a file holds in another form (FP8, 4 bits, ...): computed when they are needed."""
 import mmap
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -144,9 +144,15 @@ def to_bfloat16(values: np.ndarray) -> np.ndarray:
     return rounded.astype("<u2")
 
 
-def embeds(folder: Folder) -> bool:
+def is_causal(raw: dict[str, Any]) -> bool:
+    """Whether a token sees no later one, by config.json."""
+    return raw.get("model_type") != "bidirectional_pplx_qwen3" and raw.get("is_causal") is not False \
+        and raw.get("use_bidirectional_attention") is not True
+
+
+def embeds(folder: Folder, names: Iterable[str]) -> bool:
     """Whether a model gives no answers, by its tensors' names, config.json, or sentence-transformers' files."""
-    names, modules = folder.json("config.json").get("architectures") or "ForCausalLM", folder.path / "modules.json"
-    return EMBEDDING not in folder.stored() or not folder.config().causal \
-        or not re.search("ForCausalLM|ForConditionalGeneration", str(names)) \
+    raw, modules = folder.json("config.json"), folder.path / "modules.json"
+    return not any("model." in name for name in names) or not is_causal(raw) \
+        or not re.search("ForCausalLM|ForConditionalGeneration", str(raw.get("architectures") or "ForCausalLM")) \
         or modules.is_file() and b"Pooling" in modules.read_bytes()

@@ -678,12 +678,10 @@ def to_float32(tensor: Tensor) -> np.ndarray:
     data = tensor.data
     if tensor.dtype == "F32" and data.flags.aligned:
         return data
+    values: Any = data.astype(np.uint32 if tensor.dtype == "BF16" else np.float32)
     if tensor.dtype == "BF16":
-        bits = data.astype(np.uint32)
-        bits <<= 16  # in place: the embedding is the largest tensor, and a second copy of it the peak of loading
-        values = bits.view(np.float32)
-    else:
-        values = data.astype(np.float32)
+        values <<= 16  # in place: the embedding is the largest tensor, and a second copy of it the peak of loading
+        values = values.view(np.float32)
     forget_pages(tensor.mapping)
     return values
 
@@ -817,7 +815,7 @@ LIBRARY = HERE / "qwen3_lib"  # what stands on this file, where it is there
 BUNDLED: Any = next(filter(Path.is_dir, (HERE / "demo", LIBRARY / "demo")), None)  # the small model, if it is there
 
 
-def load_model(name: str | Path, engine: Engine | Callable[[Folder], Engine] = Engine(), offline: bool = False,
+def load_model(name: str | Path, engine: Engine | Callable[..., Engine] = Engine(), offline: bool = False,
                tokenizer: bool = True, adapter: str | Path | list[str | Path] | None = None) -> Model:
     """Loads a folder with config.json, tokenizer.json and *.safetensors as published on Hugging Face.
 
@@ -835,8 +833,8 @@ def load_model(name: str | Path, engine: Engine | Callable[[Folder], Engine] = E
     elif (HERE / "qwen3_5.py").is_file():
         from qwen3_5 import opened
         folder = opened(folder.path)  # a Qwen3.5 has functions of its own
-    engine = folder.engine_for(engine if isinstance(engine, Engine) else engine(folder))  # commands choose by its size
     config = folder.config()
+    engine = folder.engine_for(engine if isinstance(engine, Engine) else engine(folder, config))  # chosen by its size
     text_side: Any = folder.tokenizer() if tokenizer else None
     sampling, longest, ends = generation_defaults(folder)
     return Model(folder, config, engine.load_weights(folder, config), text_side, sampling, ends or config.eos_token_ids,

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,9 +15,10 @@ import qwen3
 from configs import BASE, HYBRID, HYBRID_MOE, ROOT, SHARED, TINY, VOCABULARY, YARN, transformers_5
 from fuzzing import (DTYPES, another_shape, any_json, any_number, any_shape, any_text, change, copy_files, damaged,
                      deep_text, fuzz, write_new)
-from helpers import (HUGE_INT, REMOVED, assert_one_line, edit_json, message_of, read_safetensors, with_tensors,
+from helpers import (HUGE_INT, REMOVED, assert_one_line, edit_json, message_of, read_safetensors, run_main, with_tensors,
                      works_or_refused, write_safetensors)
 from make_random_model import make_random_model
+from qwen3_lib.io import models
 from qwen3_lib.io.models import Checkpoint
 from qwen3_lib.io.rope import stretched, with_scaled_rope
 
@@ -71,6 +73,12 @@ def test_a_command_reads_each_file_of_a_model_once_and_runs_itself_once(config, 
     opened = [event for event in events if event.startswith(f"opened {model}/")]
     assert done.returncode == 0 and len(opened) > 4 and len(opened) == len({*opened})
     assert sum(event.startswith("ran ") and event.endswith("/qwen3.py") for event in events) == 1
+
+
+def test_a_command_builds_the_config_of_a_model_once(small, monkeypatch, capfd):
+    build = mock.Mock(wraps=qwen3.config_of)
+    monkeypatch.setattr(models, "config_of", build)
+    assert run_main(capfd, "--model", small, "--raw", "--max-tokens", "1", "Hi")[0] == 0 and build.call_count == 1
 
 
 def test_a_folder_without_a_model(tmp_path):

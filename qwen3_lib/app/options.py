@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
-from qwen3 import BUNDLED, Engine, Folder, InputError, Model, Sampling, load_model
+from qwen3 import BUNDLED, Config, Engine, Folder, InputError, Model, Sampling, load_model
 from qwen3_lib.answers.completion import checked_stop
 from qwen3_lib.answers.guesses import Draft
 from qwen3_lib.answers.options import NAMES, AnswerOptions, options_of
@@ -139,13 +139,13 @@ def schema_option(args: argparse.Namespace) -> Any:
     return regex(args.regex) if args.regex is not None else lark(read_text(args.grammar)) if args.grammar else None
 
 
-def engine_of(args: argparse.Namespace, folder: Folder) -> Engine:
+def engine_of(args: argparse.Namespace, folder: Folder, config: Config) -> Engine:
     """The engine of add_engine_options for a model. Raises InputError where numba is asked for and absent."""
     given = [name for name in ("quantize", "threads", "kv_dtype") if getattr(args, name) is not None]
     if args.fast is False and given:
         raise InputError(f"--no-fast does not go with {shown(given[0], args)}")
     asked = args.fast or bool(given) or isinstance(folder, Quantized)
-    if args.fast is False or not asked and parameters(folder, folder.config()) <= LARGE:
+    if args.fast is False or not asked and parameters(folder, config) <= LARGE:
         return Engine()
     try:
         import qwen3_numba

@@ -9,8 +9,9 @@ import pytest
 
 import qwen3
 import qwen3_numba as fast
+from qwen3_5 import HybridConfig
 from qwen3_lib.io.models import Checkpoint
-from qwen3_lib.io.tensors import PackedTensor
+from qwen3_lib.io.tensors import Blocks, PackedTensor
 from qwen3_lib.kernels.build import kernel
 from qwen3_lib.kernels.layout import (BF16, F16, F32, INT4, INT5, INT8, Q4_0, Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, WEIGHT, packed_shape,
                                       padded, table)
@@ -46,8 +47,8 @@ def stored(w: np.ndarray, form: int) -> tuple[np.ndarray, np.record]:
     elif form in OF_GGUF and rows > 0:
         wide = np.zeros((rows, padded(n, 256)), np.float32)
         wide[:, :n] = w
-        tensor = PackedTensor("F32", wide.shape, lambda start, stop: None, mmap.mmap(-1, 4096),
-                              factored=lambda start, stop: factored(wide, form, start, stop))
+        tensor = PackedTensor("F32", wide.shape, lambda start, stop: factored(wide, form, start, stop), mmap.mmap(-1, 4096),
+                              factored=True)
         with ThreadPoolExecutor(2) as pool:
             data = Packer(pool, []).exact(tensor, form)
     elif form >= INT8:
@@ -61,8 +62,8 @@ def stored(w: np.ndarray, form: int) -> tuple[np.ndarray, np.record]:
     return data, np.array([(data.ctypes.data, data.strides[0], form, rows, n)], WEIGHT)[0]
 
 
-def factored(w: np.ndarray, form: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows of weights in a form of GGUF: see PackedTensor.factored. Scales of Q6_K have any sign."""
+def factored(w: np.ndarray, form: int, start: int, stop: int) -> Blocks:
+    """Rows of weights in a form of GGUF, with factors. Scales of Q6_K have any sign."""
     size, rows = 16 if form == Q6_K else 32, w[start:stop]
     groups = rows.reshape(len(rows), -1, size)
     minima = np.maximum(-groups.min(axis=-1), 0)
@@ -78,8 +79,9 @@ def factored(w: np.ndarray, form: int, start: int, stop: int) -> tuple[np.ndarra
     exact = [np.repeat(factor.astype(np.float32), 256 // size, axis=1) * scale for factor, scale in zip(factors, whole)]
     added = 32 if form == Q6_K else exact[1][..., None] / np.where(exact[0] == 0, 1, exact[0])[..., None]
     numbers = np.rint(groups / np.where(exact[0] == 0, 1, exact[0])[..., None] + added).clip(0, MOST[form])
-    return (numbers.astype(np.int16).reshape(rows.shape), np.array(whole).astype(np.int16),
-            np.array([factors[0], *(-factor for factor in factors[1:])]))
+    numbers = numbers.astype(np.int16).reshape(rows.shape) - np.int16(32 if form == Q6_K else 0)
+    scales, *minima = np.array(whole).astype(np.int16)
+    return Blocks(numbers, scales, *minima or [None], np.array([factors[0], *(-factor for factor in factors[1:])]))
 
 
 def with_minima(w: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -111,20 +113,22 @@ def blocks_of(whole: np.ndarray, scales: np.ndarray, minima: np.ndarray | None, 
 
 
 def published(whole: np.ndarray, scales: np.ndarray, minima: np.ndarray | None, form: int) -> PackedTensor:
-    def rows(start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        return whole[start:stop].copy(), scales[start:stop], None if minima is None else minima[start:stop]
+    def blocks(start: int, stop: int) -> Blocks:
+        return Blocks(whole[start:stop].copy(), scales[start:stop], None if minima is None else minima[start:stop])
 
     bits = {INT8: 8, Q5_1: 5, Q4_1: 4, Q4_0: 4}[form]
-    return PackedTensor("BF16", whole.shape, lambda start, stop: None, mmap.mmap(-1, 4096), bits, rows)
+    return PackedTensor("BF16", whole.shape, blocks, mmap.mmap(-1, 4096), bits, group=32)
 
 
 def load_model(path, quantize: str | None, threads: int, kv_dtype: str) -> qwen3.Model:
-    """fast.load_model; with "q5_1", "q4_1" or "q4_0", all matrices are as if published in that form."""
+    """fast.load_model; with "q5_1", "q4_1" or "q4_0", all matrices of a Qwen3 are as if published in that form."""
     form, real = FORMATS.get(quantize), Checkpoint.tensors
     if form not in (Q5_1, Q4_1, Q4_0):
         return fast.load_model(path, quantize, threads, kv_dtype, tokenizer=False)
 
     def tensors(folder, config):
+        if isinstance(config, HybridConfig):
+            return real(folder, config)
         return {name: tensor if tensor.data.ndim < 2 or name.endswith(".mlp.gate.weight") else packed(qwen3.to_float32(tensor))
                 for name, tensor in real(folder, config).items()}
 

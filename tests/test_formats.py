@@ -309,10 +309,10 @@ def test_fp8_in_blocks(rows, columns):
     """The last blocks of a row and of a column may be cut off; 0x7F and 0xFF are NaN."""
     rng = np.random.default_rng(0)
     codes, scales = rng.integers(0, 256, (rows, columns), np.uint8), rng.random((2, -(-columns // 128)), np.float32)
-    _, _, unpack, _ = eight_bits("w", {"weight": Tensor("F8_E4M3", codes, None), "weight_scale_inv": Tensor(
+    _, _, blocks, _ = eight_bits("w", {"weight": Tensor("F8_E4M3", codes, None), "weight_scale_inv": Tensor(
         "F32", scales, None)}, {"type": "float", "block": [128, 128]})
     factors = scales.repeat(128, axis=0).repeat(128, axis=1)[:rows, :columns]
-    ours = np.concatenate([unpack(start, min(start + 128, rows)) for start in range(0, rows, 128)])
+    ours = np.concatenate([blocks(start, min(start + 128, rows)).values() for start in range(0, rows, 128)])
     assert np.array_equal(ours, FP8[codes] * factors, equal_nan=True)
 
 
@@ -429,8 +429,8 @@ def test_fp4_of_bitsandbytes():
              "weight.absmax": ("F32", np.frombuffer(bytes.fromhex("c15f0740ad455a40"), np.float32)),
              "weight.quant_map": ("F32", np.array([*table, *(-number for number in table)], np.float32)),
              "weight.quant_state.bitsandbytes__fp4": ("U8", np.frombuffer(state, np.uint8))}
-    shape, bits, rows, _ = bitsandbytes("w", {name: Tensor(*part, None) for name, part in parts.items()}, {})
-    assert (shape, bits) == ((2, 32), 4) and zlib.crc32(rows(0, 2).tobytes()) == 3570014639
+    shape, bits, blocks, _ = bitsandbytes("w", {name: Tensor(*part, None) for name, part in parts.items()}, {})
+    assert (shape, bits) == ((2, 32), 4) and zlib.crc32(blocks(0, 2).numbers.tobytes()) == 3570014639
 
 
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])
@@ -446,8 +446,8 @@ def test_bitsandbytes(kind, size, nested, storage):
     names = {torch.uint8: "U8", torch.float32: "F32", torch.bfloat16: "BF16"}
     parts = {name: Tensor(names[value.dtype], (value.view(torch.uint16) if value.dtype == torch.bfloat16 else value).numpy(), None)
              for name, value in stored.items()}
-    _, _, rows, _ = bitsandbytes("w", parts, {})
-    ours = np.concatenate([rows(start, min(start + 128, 300)) for start in (0, 128, 256)])
+    _, _, blocks, _ = bitsandbytes("w", parts, {})
+    ours = np.concatenate([blocks(start, min(start + 128, 300)).values() for start in (0, 128, 256)])
     assert np.array_equal(ours, library.dequantize_4bit(codes, state).numpy())
 
 
@@ -529,9 +529,9 @@ def test_zero_points_of_every_size(bits):
         stored = np.array([[(word - less) % 2**32 for word in row] for row in words], np.uint32).view(np.int32)
         parts = {"qweight": ("I32", np.zeros((96 // per_word, 64), np.int32)), "qzeros": ("I32", stored),
                  "scales": ("F32", np.ones((3, 64), np.float32))}
-        _, _, rows, _ = unpack("w", {name: Tensor(*part, None) for name, part in parts.items()},
-                               {"bits": bits, "layout": form, "group_size": 32, "act_order": False})
-        assert np.array_equal(rows(0, 64), -np.repeat(zeros.T, 32, axis=1).astype(np.float32))
+        _, _, blocks, _ = unpack("w", {name: Tensor(*part, None) for name, part in parts.items()},
+                                 {"bits": bits, "layout": form, "group_size": 32, "act_order": False})
+        assert np.array_equal(blocks(0, 64).values(), -np.repeat(zeros.T, 32, axis=1).astype(np.float32))
 
 
 def test_bfloat16_is_the_nearest():

@@ -24,7 +24,7 @@ from qwen3_lib.app import terminal
 from qwen3_lib.io import gguf_file
 from qwen3 import rope_of, to_float32
 from qwen3_lib.io.models import Checkpoint, GGUFFile, open_model
-from qwen3_lib.io.tensors import PackedTensor
+from qwen3_lib.io.tensors import PackedTensor, rows_of
 from qwen3_lib.kernels.layout import INT8, Q4_0, Q4_1, Q5_1
 from test_qwen3_moe import MOE
 from tokenizer_utils import load_tokenizer
@@ -222,13 +222,10 @@ def test_packed_formats_are_those_of_the_package(form):
     with np.errstate(all="ignore"):
         expected = gguf.dequantize(data, kind)
         assert np.array_equal(tensor.data, expected, equal_nan=True)
-        assert np.array_equal(tensor.rows(128, 200), expected[128:200], equal_nan=True)
-        if form.name in ("Q2_K", "Q3_K", "Q6_K"):  # whose groups have 16 columns
-            assert tensor.whole is None
-            return
-        whole, scales, minima = tensor.whole(128, 200)
-        values = whole * np.repeat(scales, 512 // scales.shape[1], axis=1)
-        values = values if minima is None else values + np.repeat(minima, 512 // minima.shape[1], axis=1)
+        assert np.array_equal(rows_of(tensor, 128, 200), expected[128:200], equal_nan=True)
+        whole, scales, minima, _ = tensor.blocks(128, 200).multiplied()
+        values = whole * np.repeat(scales, tensor.group, axis=1)
+        values = values if minima is None else values + np.repeat(minima, tensor.group, axis=1)
         assert np.array_equal(values, expected[128:200], equal_nan=True)
 
 
@@ -663,13 +660,13 @@ def test_a_packed_qwen3_5(tmp_path, name, form):
     for key, tensor in plain.items():
         assert np.array_equal(to_float32(packed[key]), tensor.data), key
         if isinstance(packed[key], PackedTensor):
-            assert packed[key].whole is not None and np.array_equal(packed[key].rows(0, 2), tensor.data[:2])
+            assert packed[key].group and np.array_equal(rows_of(packed[key], 0, 2), tensor.data[:2])
             assert np.array_equal(from_whole(packed[key], 1), tensor.data[1:]), key
 
 
 def from_whole(tensor, start):
     """The rows from `start` on, from their whole numbers."""
-    whole, scales, minima = tensor.whole(start, tensor.shape[0])
+    whole, scales, minima, _ = tensor.blocks(start, tensor.shape[0]).multiplied()
     values = whole * np.repeat(scales, whole.shape[1] // scales.shape[1], axis=1)
     return values if minima is None else values + np.repeat(minima, whole.shape[1] // minima.shape[1], axis=1)
 
@@ -701,16 +698,8 @@ def test_a_qwen3_5_of_llama_quantize(tmp_path, form):
     assert any(isinstance(tensor, PackedTensor) for tensor in packed.values())
     for key, tensor in plain.items():
         assert np.array_equal(to_float32(packed[key]), tensor.data), key
-        if isinstance(packed[key], PackedTensor) and packed[key].whole is not None:
+        if isinstance(packed[key], PackedTensor) and packed[key].group:
             assert np.array_equal(from_whole(packed[key], 2), tensor.data[2:]), key
-        if isinstance(packed[key], PackedTensor) and packed[key].factored is not None:
-            parts = packed[key].factored(0, len(tensor.data))
-            expected = packed[key].rows(0, len(tensor.data))
-            numbers, scales, factors = (part.astype(np.float32) for part in parts)
-            full = scales * np.repeat(factors, scales.shape[2] // factors.shape[2], axis=2)
-            full = np.repeat(full, numbers.shape[1] // full.shape[2], axis=2)
-            again = numbers * full[0] + full[1] if len(full) > 1 else (numbers - 32) * full[0]
-            assert np.allclose(again, expected, rtol=1e-5, atol=1e-6), key
 
 
 @pytest.mark.skipif(not QWEN3_5.is_dir(), reason=f"no tokenizer at {QWEN3_5}")

@@ -22,7 +22,7 @@ import numpy as np
 from qwen3 import Config, Folder, Tensor, checked_number, checked_whole, map_safetensors, to_float32
 from qwen3_lib.io.adapter_config import CONFIG, FUSED, Settings, full_name, is_target, key_of, number_of, read_settings
 from qwen3_lib.io.errors import InputError, brief
-from qwen3_lib.io.tensors import BLOCK, EMBEDDING, AnyTensor, PackedTensor, Wrapped, rows_of
+from qwen3_lib.io.tensors import BLOCK, EMBEDDING, AnyTensor, Blocks, PackedTensor, Wrapped, rows_of
 
 WEIGHTS, HEAD = "adapter_model.safetensors", "lm_head.weight"
 LORA = re.compile(r"(.+)\.lora_(A|B|embedding_A|embedding_B|magnitude_vector)(?:\.default)?(?:\.weight|(\.bias))?")
@@ -200,13 +200,13 @@ def adapted(base: AnyTensor, change: Change) -> PackedTensor:
         return np.sqrt(sum(np.square(summed(*block)).sum(axis=0) for block in blocks))
 
     @np.errstate(all="ignore")  # infinity and NaN are reported once they have reached the logits
-    def rows(start: int, stop: int) -> np.ndarray:
+    def blocks(start: int, stop: int) -> Blocks:
         values = summed(start, stop)
         if change.lengths is not None and change.by_column:
             values *= change.lengths / column_lengths()
         elif change.lengths is not None:
             values *= change.lengths[start:stop, None] / np.linalg.norm(values, axis=1, keepdims=True)
-        return values.astype(np.float32)
+        return Blocks(values.astype(np.float32))
 
     kept = base.kept if isinstance(base, PackedTensor) else "BF16" if base.dtype == "BF16" else "F32"
-    return PackedTensor("F32", change.shape, rows, base.mapping, kept=kept)
+    return PackedTensor("F32", change.shape, blocks, base.mapping, kept=kept)

@@ -21,13 +21,12 @@ from qwen3_lib.io.errors import InputError, brief, is_whole, parse_json, some
 from qwen3 import DTYPES, Tensor, checked_number, to_float32
 from qwen3_lib.io.schemes import (Settings, auto_round_schemes, awq_schemes, compressed_schemes, fp8_schemes,
                                   gptq_schemes, group_schemes)
-from qwen3_lib.io.tensors import AnyTensor, PackedTensor, Whole, scaled
+from qwen3_lib.io.tensors import E2M1, AnyTensor, Blocks, PackedTensor, scaled
 
-Rows = Callable[[int, int], np.ndarray]
 Grouped = Callable[[int, int], tuple[np.ndarray, np.ndarray]]
 Parts = Mapping[str, Tensor]
 FLOATS = " ".join(DTYPES)
-Unpacked = tuple[tuple[int, int], int, Rows, Whole | None]  # of a matrix: shape, bits, rows, whole, see PackedTensor
+Unpacked = tuple[tuple[int, int], int, Callable[[int, int], Blocks], int]  # shape, bits, blocks, group of PackedTensor
 
 
 def unpack(words: np.ndarray, bits: int, axis: int, order: np.ndarray | None = None) -> np.ndarray:
@@ -45,9 +44,9 @@ def unpack(words: np.ndarray, bits: int, axis: int, order: np.ndarray | None = N
 
 def grouped(shape: tuple[int, int], bits: int, numbers_of: Grouped, size: int, group: np.ndarray | None) -> Unpacked:
     """A matrix of whole numbers times scales, both from `numbers_of`; `size` inputs share one; `group`: see scaled."""
-    in_order = group is None and size % 32 == 0
-    return (shape, bits, lambda start, stop: scaled(*numbers_of(start, stop), group=group),
-            (lambda start, stop: (*numbers_of(start, stop), None)) if in_order else None)
+    if group is None:
+        return shape, bits, lambda start, stop: Blocks(*numbers_of(start, stop)), size
+    return shape, bits, lambda start, stop: Blocks(scaled(*numbers_of(start, stop), group=group)), 0
 
 
 def less_zero(q: np.ndarray, zero: np.ndarray, group: np.ndarray | None) -> np.ndarray:
@@ -154,8 +153,8 @@ def eight_bits(name: str, parts: Parts, settings: Settings) -> Unpacked:
     block = block_of(settings, shape)
     scales, group = spread(name, factor, parts, shape, block), groups_of(name, shape[1], block[1], parts)
     if is_float:
-        return shape, 8, lambda start, stop: scaled(FP8.take(weight[start:stop]), floats(scales(start, stop)),
-                                                    group=group), None
+        return shape, 8, lambda start, stop: Blocks(scaled(FP8.take(weight[start:stop]), floats(scales(start, stop)),
+                                                           group=group)), 0
     zeros = spread(name, "weight_zero_point", parts, shape, block) if "weight_zero_point" in parts else None
 
     def numbers_of(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
@@ -261,9 +260,6 @@ def pack_quantized(name: str, parts: Parts, settings: Settings) -> Unpacked:
     return grouped(shape, bits, numbers_of, block[1], group)
 
 
-E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int16)  # twice the 16 numbers of FP4
-
-
 def fp4(name: str, parts: Parts, settings: Settings) -> Unpacked:
     """NVFP4 and MXFP4: W = FP4 number * scale of its group; two neighbouring inputs in a byte, the lower bits first.
 
@@ -326,16 +322,16 @@ def bitsandbytes(name: str, parts: Parts, _settings: Settings) -> Unpacked:
     if len(codes) != -(-n_rows * n // 2):
         raise InputError(f"{name}.weight has {len(codes)} bytes, which doesn't fit the shape {shape}")
 
-    def rows(start: int, stop: int) -> np.ndarray:
+    def blocks(start: int, stop: int) -> Blocks:
         first, end = start * n, stop * n  # numbers; first is even, as start is
-        blocks = np.arange(first // size, -(-end // size))
-        scales = absmax[blocks]
+        places = np.arange(first // size, -(-end // size))
+        scales = absmax[places]
         if nested:
-            scales = nested_numbers[scales] * nested_absmax[blocks // group] + offset
+            scales = nested_numbers[scales] * nested_absmax[places // group] + offset
         values = pair_of.take(codes[first // 2:-(-end // 2)], axis=0).reshape(-1)[:end - first]
-        return (values * np.repeat(scales, size)[first % size:][:end - first]).reshape(-1, n)
+        return Blocks((values * np.repeat(scales, size)[first % size:][:end - first]).reshape(-1, n))
 
-    return (n_rows, n), 4, rows, None
+    return (n_rows, n), 4, blocks, 0
 
 
 def int8(name: str, parts: Parts) -> Unpacked:
@@ -345,10 +341,10 @@ def int8(name: str, parts: Parts) -> Unpacked:
     if "weight_format" in parts and parts["weight_format"].data.any():
         raise InputError(f"{name}.weight_format: only 'row' is supported")
 
-    def rows(start: int, stop: int) -> np.ndarray:
-        return weight[start:stop] * to_float32(parts["SCB"])[start:stop, None] * np.float32(1 / 127)
+    def blocks(start: int, stop: int) -> Blocks:
+        return Blocks(weight[start:stop] * to_float32(parts["SCB"])[start:stop, None] * np.float32(1 / 127))
 
-    return shape, 8, rows, None
+    return shape, 8, blocks, 0
 
 
 # ---- The table -------------------------------------------------------------------------------------------------------
@@ -412,13 +408,13 @@ def unpacked(stored: Mapping[str, Tensor], method: str, schemes: list[Settings],
             raise InputError(f"{folder}: {name} is there twice, as weight and as {end}")
         try:
             need(name, parts, *about.parts)
-            shape, bits, rows, whole = with_any_scheme(about.function, name, parts, schemes)
+            shape, bits, blocks, group = with_any_scheme(about.function, name, parts, schemes)
         except InputError as error:
             raise InputError(f"{folder}: {error}") from error
         for part in parts:
             del tensors[f"{name}.{part}"]
         mapping = max(parts.values(), key=lambda part: part.data.nbytes).mapping
-        tensors[f"{name}.weight"] = PackedTensor("F32", shape, rows, mapping, bits, whole)
+        tensors[f"{name}.weight"] = PackedTensor("F32", shape, blocks, mapping, bits, group=group)
     others = {name: tensor.dtype for name, tensor in tensors.items() if tensor.dtype not in DTYPES}
     if left := [f"{name} is {dtype}" for name, dtype in others.items() if name.endswith(".weight")]:
         raise InputError(f"{folder}: these tensors lack the other parts of {method}, such as {about.keys[0]}: "

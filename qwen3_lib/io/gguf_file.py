@@ -22,7 +22,7 @@ import numpy as np
 from qwen3 import DTYPES, Tensor, to_float32
 from qwen3_lib.io.errors import InputError, brief
 from qwen3_lib.io.gguf_formats import FORMATS, OTHER_FORMATS, Format
-from qwen3_lib.io.tensors import AnyTensor, PackedTensor, map_file, scaled
+from qwen3_lib.io.tensors import AnyTensor, Blocks, PackedTensor, map_file
 
 MAGIC = b"GGUF"
 
@@ -225,22 +225,15 @@ def tensor_of(entry: TensorEntry, mapping: mmap.mmap) -> AnyTensor:
     form, data = entry.form, entry.data
     if form.unpack is None:
         return Tensor(form.name, data.view(DTYPES[form.name]), mapping)
-    unpack, blocks = form.unpack, data.reshape(-1, data.shape[-1] // form.size, form.size)
+    unpack, in_blocks = form.unpack, data.reshape(-1, data.shape[-1] // form.size, form.size)
 
-    def whole(start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        numbers, scales, minima = unpack(blocks[start:stop])
-        n = stop - start
-        return numbers.reshape(n, -1), scales.reshape(n, -1), None if minima is None else minima.reshape(n, -1)
+    def blocks(start: int, stop: int) -> Blocks:
+        (numbers, scales, minima, factors), n = unpack(in_blocks[start:stop]), stop - start
+        return Blocks(numbers.reshape(n, -1), scales.reshape(n, -1), None if minima is None else minima.reshape(n, -1),
+                      None if factors is None else factors.reshape(len(factors), n, -1))
 
-    def factored(start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        assert form.factored is not None
-        numbers, scales, factors = form.factored(blocks[start:stop])
-        n = stop - start
-        return numbers.reshape(n, -1), scales.reshape(len(scales), n, -1), factors.reshape(len(factors), n, -1)
-
-    return PackedTensor("F32", (len(blocks), entry.shape[-1]), lambda start, stop: scaled(*whole(start, stop)), mapping,
-                        form.bits, whole if form.numbers // form.groups % 32 == 0 else None,
-                        factored=None if form.factored is None else factored)
+    return PackedTensor("F32", (len(in_blocks), entry.shape[-1]), blocks, mapping, form.bits,
+                        group=form.numbers // form.groups, factored=form.factored)
 
 
 # ---- Qwen3.5: what llama.cpp's converter has changed -----------------------------------------------------------------
@@ -296,31 +289,29 @@ def reordered(tensor: AnyTensor, places: np.ndarray, columns: bool) -> AnyTensor
         return tensor
     if isinstance(tensor, Tensor):
         return tensor._replace(data=np.take(tensor.data, places, axis=int(columns)))
-    rows, whole, factored = tensor.rows, tensor.whole, tensor.factored
+    blocks, size = tensor.blocks, tensor.group
     if columns:
-        def whole_columns(start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-            assert whole is not None
-            numbers, scales, minima = whole(start, stop)
-            return numbers[:, places], scales[:, groups], None if minima is None else minima[:, groups]
-
-        size = len(places) // whole(0, 1)[1].shape[1] if whole else len(places)  # of a group, which shares a scale
         groups = places[::size] // size
-        unbroken = (places.reshape(-1, size) % size == np.arange(size)).all()
-        return tensor._replace(rows=lambda start, stop: rows(start, stop)[:, places], factored=None,
-                               whole=whole_columns if whole and unbroken else None)
+        if (places.reshape(-1, size) % size != np.arange(size)).any():  # some groups are torn apart
+            return tensor._replace(blocks=lambda start, stop: Blocks(blocks(start, stop).values()[:, places]), group=0,
+                                   factored=False)
 
-    def in_runs(function: Callable[[int, int], Any], start: int, stop: int) -> list[Any]:
-        """Its results for each run of neighbouring rows of the file."""
+        def moved(start: int, stop: int) -> Blocks:
+            numbers, scales, minima, _ = blocks(start, stop).multiplied()
+            return Blocks(np.take(numbers, places, axis=1), scales[:, groups],
+                          None if minima is None else minima[:, groups])
+
+        return tensor._replace(blocks=moved, factored=False)
+
+    def in_runs(start: int, stop: int) -> Blocks:
+        """The rows from each run of neighbouring rows of the file."""
         runs = np.split(places[start:stop], np.flatnonzero(np.diff(places[start:stop]) != 1) + 1)
-        return [function(int(run[0]), int(run[-1]) + 1) for run in runs]
+        parts: Any = zip(*(blocks(int(run[0]), int(run[-1]) + 1) for run in runs))
+        joined: Any = (each[0] if each[0] is None else np.concatenate(each, axis)
+                       for each, axis in zip(parts, (0, 0, 0, 1)))
+        return Blocks(*joined)
 
-    def joined(parts: list[Any], axes: tuple[int, ...]) -> Any:
-        return tuple(None if each[0] is None else np.concatenate(each, axis) for each, axis in zip(zip(*parts), axes))
-
-    return tensor._replace(
-        rows=lambda start, stop: np.concatenate(in_runs(rows, start, stop)),
-        whole=whole and (lambda start, stop: joined(in_runs(whole, start, stop), (0, 0, 0))),
-        factored=factored and (lambda start, stop: joined(in_runs(factored, start, stop), (0, 1, 1))))
+    return tensor._replace(blocks=in_runs)
 
 
 # ---- Metadata, as the files of a model's folder ----------------------------------------------------------------------

@@ -6,10 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-Unpacked = tuple[np.ndarray, np.ndarray, np.ndarray | None]  # see PackedTensor.whole
-Factored = tuple[np.ndarray, np.ndarray, np.ndarray]  # see PackedTensor.factored
+from qwen3_lib.io.tensors import E2M1, Blocks
+
 TABLE_4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int16)  # IQ4_*
-E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int16)  # the floats of MXFP4, doubled
 THREES = np.array([[1], [3], [9], [27], [81]], np.uint8)
 
 
@@ -61,91 +60,84 @@ def shifted(data: np.ndarray, together: int, bits: int) -> np.ndarray:
     return numbers.reshape(*data.shape[:2], -1).astype(np.int16)
 
 
-def q8_0(blocks: np.ndarray) -> Unpacked:
+def q8_0(blocks: np.ndarray) -> Blocks:
     """A scale, the numbers."""
-    return blocks[..., 2:].view(np.int8).astype(np.int16), halves(blocks[..., :2]), None
+    return Blocks(blocks[..., 2:].view(np.int8).astype(np.int16), halves(blocks[..., :2]))
 
 
-def q4_q5(blocks: np.ndarray, bits: int, zero: int | None) -> Unpacked:
+def q4_q5(blocks: np.ndarray, bits: int, zero: int | None) -> Blocks:
     """A scale, without a zero point a minimum, perhaps the fifth bits, the lower 4 bits."""
     numbers = shifted(blocks[..., -16:], 16, 4)
     if bits == 5:
         numbers |= np.unpackbits(blocks[..., -20:-16], axis=-1, bitorder="little").astype(np.int16) << 4
     if zero is None:
-        return numbers, halves(blocks[..., :2]), halves(blocks[..., 2:4])
+        return Blocks(numbers, halves(blocks[..., :2]), halves(blocks[..., 2:4]))
     numbers -= zero
-    return numbers, halves(blocks[..., :2]), None
+    return Blocks(numbers, halves(blocks[..., :2]))
 
 
-def q2_k(blocks: np.ndarray) -> Unpacked:
+def q2_k(blocks: np.ndarray) -> Blocks:
     """16 times 4 bits of a scale and of a minimum, the numbers, the factors of the scales and of the minima."""
     few = blocks[..., :16]
-    return (shifted(blocks[..., 16:80], 32, 2), halves(blocks[..., 80:82]) * (few & 15),
-            -halves(blocks[..., 82:]) * (few >> 4))
+    return Blocks(shifted(blocks[..., 16:80], 32, 2), halves(blocks[..., 80:82]) * (few & 15),
+                  -halves(blocks[..., 82:]) * (few >> 4))
 
 
-def q3_k(blocks: np.ndarray) -> Unpacked:
+def q3_k(blocks: np.ndarray) -> Blocks:
     """The third bits, the lower 2 bits, the lower 4 and the upper 2 bits of 16 scales, the factor of the scales."""
     numbers = shifted(blocks[..., 32:96], 32, 2) | shifted(blocks[..., :32], 32, 1) << 2
     few = shifted(blocks[..., 96:104], 8, 4) | shifted(blocks[..., 104:108], 4, 2) << 4
     numbers -= 4
-    return numbers, halves(blocks[..., 108:]) * (few - 32).astype(np.float32), None
+    return Blocks(numbers, halves(blocks[..., 108:]) * (few - 32).astype(np.float32))
 
 
-def q4_k_q5_k(blocks: np.ndarray, bits: int) -> Factored:
+def q4_k_q5_k(blocks: np.ndarray, bits: int) -> Blocks:
     """The factors of the scales and of the minima, 6 bits of 8 scales and minima, perhaps fifth bits, lower 4 bits."""
     low, high, rest = np.split(blocks[..., 4:16], 3, axis=-1)
-    scales = np.stack([np.concatenate([low & 63, low >> 2 & 48 | rest & 15], axis=-1),
-                       np.concatenate([high & 63, high >> 2 & 48 | rest >> 4], axis=-1)])
+    scales = np.concatenate([low & 63, low >> 2 & 48 | rest & 15], axis=-1)
+    minima = np.concatenate([high & 63, high >> 2 & 48 | rest >> 4], axis=-1)
     factors = np.stack([blocks[..., :2], blocks[..., 2:4] ^ np.array([0, 0x80], np.uint8)])  # minima are subtracted
     numbers = shifted(blocks[..., -128:], 32, 4)
-    return numbers if bits == 4 else numbers | shifted(blocks[..., 16:48], 32, 1) << 4, scales, factors.view("<f2")
+    if bits == 5:
+        numbers |= shifted(blocks[..., 16:48], 32, 1) << 4
+    return Blocks(numbers, scales, minima, factors.view("<f2"))
 
 
-def q6_k(blocks: np.ndarray) -> Factored:
-    """The lower 4 bits, the upper 2 bits, 16 scales of 8 bits, the factor of the scales. 32 is to be subtracted."""
+def q6_k(blocks: np.ndarray) -> Blocks:
+    """The lower 4 bits, the upper 2 bits, 16 scales of 8 bits, the factor of the scales."""
     numbers = shifted(blocks[..., :128], 64, 4) | shifted(blocks[..., 128:192], 32, 2) << 4
-    factors = np.ascontiguousarray(blocks[None, ..., 208:]).view("<f2")
-    return numbers, blocks[None, ..., 192:208].view(np.int8), factors
+    numbers -= 32
+    return Blocks(numbers, blocks[..., 192:208].view(np.int8),
+                  factors=np.ascontiguousarray(blocks[None, ..., 208:]).view("<f2"))
 
 
-def multiplied(blocks: np.ndarray, factored: Callable[[np.ndarray], Factored], zero: int = 0) -> Unpacked:
-    """The numbers minus `zero`, with scales and minima times their factors."""
-    numbers, parts, factors = factored(blocks)
-    scales = factors.astype(np.float32) * parts
-    return numbers - np.int16(zero), scales[0], scales[1] if len(scales) > 1 else None
-
-
-Q4_K, Q5_K = (functools.partial(q4_k_q5_k, bits=bits) for bits in (4, 5))
-
-
-def iq4_nl(blocks: np.ndarray) -> Unpacked:
+def iq4_nl(blocks: np.ndarray) -> Blocks:
     """A scale, places in the table."""
-    return TABLE_4[shifted(blocks[..., 2:], 16, 4)], halves(blocks[..., :2]), None
+    return Blocks(TABLE_4[shifted(blocks[..., 2:], 16, 4)], halves(blocks[..., :2]))
 
 
-def iq4_xs(blocks: np.ndarray) -> Unpacked:
+def iq4_xs(blocks: np.ndarray) -> Blocks:
     """The factor of the scales, the upper 2 and the lower 4 bits of 8 scales, places in the table."""
     few = shifted(blocks[..., 4:8], 1, 4) | shifted(blocks[..., 2:4], 1, 2) << 4
-    return TABLE_4[shifted(blocks[..., 8:], 16, 4)], halves(blocks[..., :2]) * (few - 32).astype(np.float32), None
+    return Blocks(TABLE_4[shifted(blocks[..., 8:], 16, 4)], halves(blocks[..., :2]) * (few - 32).astype(np.float32))
 
 
-def mxfp4(blocks: np.ndarray) -> Unpacked:
+def mxfp4(blocks: np.ndarray) -> Blocks:
     """The exponent of the scale, places in the table."""
     scales = np.ldexp(np.float32(1), blocks[..., :1].astype(np.int32) - 128)
-    return E2M1[shifted(blocks[..., 1:], 16, 4)], scales, None
+    return Blocks(E2M1[shifted(blocks[..., 1:], 16, 4)], scales)
 
 
-def tq1_0(blocks: np.ndarray) -> Unpacked:
+def tq1_0(blocks: np.ndarray) -> Blocks:
     """Numbers to the base 3, five in a byte, then the last ones, four in a byte; a scale."""
     digits = [blocks[..., None, start:stop] * THREES[:n] for start, stop, n in ((0, 32, 5), (32, 48, 5), (48, 52, 4))]
     numbers = np.concatenate([part.reshape(*blocks.shape[:2], -1) for part in digits], axis=-1).astype(np.int16)
-    return (numbers * 3 >> 8) - 1, halves(blocks[..., 52:]), None
+    return Blocks((numbers * 3 >> 8) - 1, halves(blocks[..., 52:]))
 
 
-def tq2_0(blocks: np.ndarray) -> Unpacked:
+def tq2_0(blocks: np.ndarray) -> Blocks:
     """The numbers, a scale."""
-    return shifted(blocks[..., :64], 32, 2) - 1, halves(blocks[..., 64:]), None
+    return Blocks(shifted(blocks[..., :64], 32, 2) - 1, halves(blocks[..., 64:]))
 
 
 def signed(numbers: np.ndarray, signs: np.ndarray) -> np.ndarray:
@@ -161,25 +153,25 @@ def seven_signs(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return signs, (words >> 28).astype(np.float32) + np.float32(0.5)
 
 
-def iq2_xxs(blocks: np.ndarray) -> Unpacked:
+def iq2_xxs(blocks: np.ndarray) -> Blocks:
     """The factor of the scales; 8 times 4 rows of the table, the signs of their numbers and a scale."""
     parts = blocks[..., 2:].reshape(*blocks.shape[:2], 8, 8)
     signs, scales = seven_signs(parts[..., 4:].reshape(*blocks.shape[:2], -1))
-    return signed(IQ2_XXS[parts[..., :4]], signs), halves(blocks[..., :2]) * scales * np.float32(0.25), None
+    return Blocks(signed(IQ2_XXS[parts[..., :4]], signs), halves(blocks[..., :2]) * scales * np.float32(0.25))
 
 
-def iq3_xxs(blocks: np.ndarray) -> Unpacked:
+def iq3_xxs(blocks: np.ndarray) -> Blocks:
     """The factor of the scales, rows of the table, the signs of their numbers and 8 scales."""
     signs, scales = seven_signs(blocks[..., 66:])
-    return signed(IQ3_XXS[blocks[..., 2:66]], signs), halves(blocks[..., :2]) * scales * np.float32(0.5), None
+    return Blocks(signed(IQ3_XXS[blocks[..., 2:66]], signs), halves(blocks[..., :2]) * scales * np.float32(0.5))
 
 
-def iq3_s(blocks: np.ndarray) -> Unpacked:
+def iq3_s(blocks: np.ndarray) -> Blocks:
     """The factor of the scales, rows of the table, their ninth bits, the signs of the numbers, 8 scales."""
     ninth = np.unpackbits(blocks[..., 66:74], axis=-1, bitorder="little").astype(np.int16) << 8
     few = 2 * shifted(blocks[..., 106:], 1, 4) + 1
-    return signed(IQ3_S[blocks[..., 2:66] | ninth], blocks[..., 74:106]), \
-        halves(blocks[..., :2]) * few.astype(np.float32), None
+    return Blocks(signed(IQ3_S[blocks[..., 2:66] | ninth], blocks[..., 74:106]),
+                  halves(blocks[..., :2]) * few.astype(np.float32))
 
 
 class Format(NamedTuple):
@@ -189,8 +181,8 @@ class Format(NamedTuple):
     size: int
     groups: int = 1
     bits: int = 32  # of a whole number
-    unpack: Callable[[np.ndarray], Unpacked] | None = None  # None: the numbers are there as they are
-    factored: Callable[[np.ndarray], Factored] | None = None  # where the fast engine keeps the scales as they are
+    unpack: Callable[[np.ndarray], Blocks] | None = None  # None: the numbers are there as they are
+    factored: bool = False  # Blocks.factors: then the fast engine keeps the scales as they are
 
 
 FORMATS = {  # by their numbers in the file
@@ -201,9 +193,9 @@ FORMATS = {  # by their numbers in the file
     7: Format("Q5_1", 32, 24, 1, 5, functools.partial(q4_q5, bits=5, zero=None)),
     8: Format("Q8_0", 32, 34, 1, 8, q8_0),
     10: Format("Q2_K", 256, 84, 16, 2, q2_k), 11: Format("Q3_K", 256, 110, 16, 3, q3_k),
-    12: Format("Q4_K", 256, 144, 8, 4, functools.partial(multiplied, factored=Q4_K), Q4_K),
-    13: Format("Q5_K", 256, 176, 8, 5, functools.partial(multiplied, factored=Q5_K), Q5_K),
-    14: Format("Q6_K", 256, 210, 16, 6, functools.partial(multiplied, factored=q6_k, zero=32), q6_k),
+    12: Format("Q4_K", 256, 144, 8, 4, functools.partial(q4_k_q5_k, bits=4), True),
+    13: Format("Q5_K", 256, 176, 8, 5, functools.partial(q4_k_q5_k, bits=5), True),
+    14: Format("Q6_K", 256, 210, 16, 6, q6_k, True),
     16: Format("IQ2_XXS", 256, 66, 8, 8, iq2_xxs), 18: Format("IQ3_XXS", 256, 98, 8, 8, iq3_xxs),
     21: Format("IQ3_S", 256, 110, 8, 5, iq3_s),
     20: Format("IQ4_NL", 32, 18, 1, 8, iq4_nl), 23: Format("IQ4_XS", 256, 136, 8, 8, iq4_xs),

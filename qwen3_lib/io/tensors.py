@@ -1,4 +1,6 @@
 """Matrices that a file holds in another form (FP8, 4 bits, ...): computed when they are needed."""
+from __future__ import annotations
+
 import mmap
 import re
 from collections.abc import Callable, Iterable
@@ -18,31 +20,46 @@ PACKED_DTYPES: dict[str, np.dtype[Any]] = DTYPES | {
 
 EMBEDDING = "model.embed_tokens.weight"
 BLOCK = 32  # rows of a matrix are unpacked in multiples of this number: words hold 16 or fewer of them
-Whole = Callable[[int, int], tuple[np.ndarray, np.ndarray, np.ndarray | None]]
+E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int16)  # twice the 16 numbers of FP4
+
+
+class Blocks(NamedTuple):
+    """Some rows of a packed matrix: numbers * scales + minima. Equal groups of columns, in order, share a scale."""
+    numbers: np.ndarray  # int16 [rows, columns]; without scales float32, the values themselves
+    scales: Any = None  # float32 [rows, groups]; with factors, whole numbers
+    minima: Any = None  # likewise; None for nothing
+    factors: Any = None  # of GGUF's K formats, float16 [1 or 2, rows, columns / 256]: of the scales, and of the minima
+
+    def multiplied(self) -> Blocks:
+        """The same without factors."""
+        if self.factors is None:
+            return self
+        parts = ((factor.astype(np.float32)[..., None] * part.reshape(*factor.shape, -1)).reshape(part.shape)
+                 for factor, part in zip(self.factors, (self.scales, self.minima)))
+        return Blocks(self.numbers, *parts)
+
+    def values(self) -> np.ndarray:
+        """The rows as float32 [rows, columns]."""
+        return self.numbers if self.scales is None else scaled(*self.multiplied()[:3])
 
 
 class PackedTensor(NamedTuple):
     """A matrix that its file holds in another form, with the fields of Tensor: `data` is computed at each access.
 
-    rows(start, stop) -> these rows as float32 [stop - start, columns]; start is a multiple of BLOCK.
+    blocks(start, stop) gives these rows; start is a multiple of BLOCK.
     `dtype` is what data gives: "F32", the exact numbers, or "BF16", the nearest ones in half the memory.
     bits: of a number in the file, without its share of the scales; 16 if an adapter has changed the matrix.
-    whole(start, stop) -> the same rows as whole numbers int16 [stop - start, columns], the scales by which they are
-    multiplied, float32 [stop - start, groups of columns], and what is added then, likewise, or None for nothing; None
-    where groups aren't multiples of 32 columns in order.
     kept: the dtype in which the fast engine keeps the matrix, unless it packs it.
-    factored(start, stop) -> of GGUF's K formats, the same rows as unsigned whole numbers, likewise, the scales and the
-    minima, if there are any, [1 or 2, rows, groups of columns], without the float16 of 256 columns by which these are
-    multiplied, [1 or 2, rows, columns / 256].
+    group: the columns that share a scale; 0 where blocks give values. factored: whether blocks have factors.
     """
     dtype: str
     shape: tuple[int, int]
-    rows: Callable[[int, int], np.ndarray]
+    blocks: Callable[[int, int], Blocks]
     mapping: mmap.mmap
     bits: int = 16
-    whole: Whole | None = None
     kept: str = "BF16"
-    factored: Callable[[int, int], tuple[np.ndarray, np.ndarray, np.ndarray]] | None = None
+    group: int = 0
+    factored: bool = False
 
     @property
     @np.errstate(over="ignore", invalid="ignore")  # infinity in a scale is reported once it has reached the logits
@@ -50,7 +67,7 @@ class PackedTensor(NamedTuple):
         out = np.empty(self.shape, DTYPES[self.dtype])
         step = max(2**22 // self.shape[1] // BLOCK, 1) * BLOCK  # a few megabytes at a time
         for start in range(0, len(out), step):
-            some_rows = self.rows(start, min(start + step, len(out)))
+            some_rows = rows_of(self, start, min(start + step, len(out)))
             out[start:start + step] = to_bfloat16(some_rows) if self.dtype == "BF16" else some_rows
         forget_pages(self.mapping)
         return out
@@ -101,7 +118,7 @@ def map_file(file: Path) -> mmap.mmap:
 
 def rows_of(tensor: AnyTensor, start: int, stop: int) -> np.ndarray:
     """Rows of a matrix as float32; start is a multiple of BLOCK."""
-    return tensor.rows(start, stop) if isinstance(tensor, PackedTensor) else \
+    return tensor.blocks(start, stop).values() if isinstance(tensor, PackedTensor) else \
         to_float32(tensor._replace(data=tensor.data[start:stop]))
 
 
@@ -126,7 +143,7 @@ def both_ends(tensor: AnyTensor) -> bytes:
     """The bytes of the first and the last 1,024 numbers, by which tensors are told apart."""
     if isinstance(tensor, PackedTensor):
         last = (tensor.shape[0] - 1) // BLOCK * BLOCK
-        first, end = tensor.rows(0, min(BLOCK, tensor.shape[0])), tensor.rows(last, tensor.shape[0])
+        first, end = rows_of(tensor, 0, min(BLOCK, tensor.shape[0])), rows_of(tensor, last, tensor.shape[0])
         return first.reshape(-1)[:1024].tobytes() + end.reshape(-1)[-1024:].tobytes()
     flat = tensor.data.reshape(-1)
     return flat[:1024].tobytes() + flat[-1024:].tobytes()

@@ -40,7 +40,7 @@ def forms_of(name: str, tensor: AnyTensor, quantize: str | None) -> tuple[int, .
         return form, form
     form = STORED[tensor.kept if isinstance(tensor, PackedTensor) else tensor.dtype]
     bits = tensor.bits if isinstance(tensor, PackedTensor) else 16
-    if isinstance(tensor, PackedTensor) and tensor.factored is not None:
+    if isinstance(tensor, PackedTensor) and tensor.factored:
         return OF_GGUF[bits], INT8
     return NARROW.get(bits, (INT8 if bits == 8 else form, form))
 
@@ -101,8 +101,8 @@ class Packer:
         Raises InputError for numbers that the format can't hold.
         """
         for form in forms[:-1] if isinstance(tensor, PackedTensor) else ():
-            if (tensor.factored if FORMATS[form].shared else tensor.whole and form in (INT8, Q5_1, Q4_1, Q4_0)) \
-                    and (data := self.exact(tensor, form)) is not None:
+            in_groups = FORMATS[form].shared or tensor.group and tensor.group % GROUP == 0
+            if in_groups and is_packed(form) and (data := self.exact(tensor, form)) is not None:
                 return self.kept(data, form, *shape)
         form = forms[-1]
         data = self.rounded(label, tensor, form) if is_packed(form) else floats_of(tensor, form)
@@ -186,7 +186,7 @@ def rescaled(tensor: PackedTensor, form: int, start: int, stop: int) -> Numbers 
 
     None if these can't hold its numbers.
     """
-    whole, scales, minima = tensor.whole(start, stop)  # type: ignore[misc]
+    whole, scales, minima, _ = tensor.blocks(start, stop).multiplied()
     format_, groups = FORMATS[form], whole.reshape(*scales.shape, -1)
     groups[scales == 0] = 0
     if format_.float16:
@@ -212,8 +212,9 @@ def rescaled(tensor: PackedTensor, form: int, start: int, stop: int) -> Numbers 
 
 def factored(tensor: PackedTensor, form: int, start: int, stop: int) -> Numbers | None:
     """The same for scales that a format keeps as the file does, and their factors [scales and minima, rows, n / 256]."""
-    whole, scales, factors = tensor.factored(start, stop)  # type: ignore[misc]
-    return (whole, list(scales), factors) if np.isfinite(factors).all() else None
+    whole, scales, minima, factors = tensor.blocks(start, stop)
+    whole += FORMATS[form].offset
+    return (whole, [scales, minima][:len(factors)], factors) if np.isfinite(factors).all() else None
 
 
 def floats_of(tensor: AnyTensor, form: int) -> np.ndarray:

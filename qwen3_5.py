@@ -226,8 +226,7 @@ class HybridCache(KVCache):
         self.most = max(KEPT // max(size, 1), 3)  # the border before the last message, the one after it, and the first
         self.fixed = (self.most + 2) * size  # with those of now and of the pass that runs
         self.snapshots = [Snapshot(0, dict.fromkeys(config.linear_layers, self.empty), kept=True)]
-        self.sure = 0  # tokens from this position on are guesses, which may be cut off again
-        self.new: dict[int, State] = {}  # of the pass that runs
+        self.new, self.sure = dict[int, State](), 0  # of the pass that runs; from which position on it has guesses
 
     def stored_shape(self) -> tuple[int, ...]:
         """The shape of an S; faster engines have another one."""
@@ -250,9 +249,8 @@ class HybridCache(KVCache):
         """The convolution and the delta rule of new tokens: qkv [n, conv_dim], g and beta [n, value heads]
         -> [n, value heads, value_dim]. The new state counts only after `advance`.
         """
-        n, (heads, key_dim, value_dim) = len(qkv), self.shape
+        n, guesses, (heads, key_dim, value_dim) = len(qkv), self.unsure(len(qkv)), self.shape
         history, state, late = self.snapshots[-1].states[layer]
-        guesses = self.unsure(n)
         qkv, history = causal_convolution(qkv, conv1d, history[len(late):], guesses)
         rows = np.concatenate([late, np.concatenate([qkv, g, beta], axis=1)])  # of all tokens that S hasn't learned
         key_size, learned = (qkv.shape[1] - heads * value_dim) // 2, len(rows) - guesses

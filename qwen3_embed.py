@@ -33,6 +33,7 @@ from qwen3 import (  # first: it says in one line what is missing
     Config, Folder, InputError, Model, brief, check_finite, checked_whole, load_model, softmax, to_float32)
 import numpy as np
 
+from qwen3_5 import sigmoid
 from qwen3_lib.app.cli import guarded
 from qwen3_lib.app.files import read_text
 from qwen3_lib.app.options import Parser, add_engine_options, add_model_options, load, named_model
@@ -146,12 +147,8 @@ def rerank(model: Model, query: str, documents: Iterable[str], instruction: str 
     states = np.array(last, np.float32).reshape(len(bodies), model.config.hidden_size)
     difference = np.einsum("nh,h->n", states, weight)  # each row by itself, whatever n is
     check_finite(model, difference)
-    return sigmoid(difference)
-
-
-def sigmoid(x: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):  # exp may be inf: then the result is 0
-        return 1 / (1 + np.exp(-x))
+        return sigmoid(difference)
 
 
 def ending(model: Model) -> list[int]:
@@ -246,6 +243,7 @@ class Head(NamedTuple):
         """The position of the last token that is no padding, as transformers finds it."""
         return max((i for i, token in enumerate(ids) if token != self.padding), default=0)
 
+    @np.errstate(over="ignore")
     def probabilities(self, scores: np.ndarray) -> np.ndarray:
         if self.kind == SEQUENCE and self.problem == "regression":
             return scores

@@ -15,8 +15,8 @@ import qwen3
 from configs import BASE, HYBRID, HYBRID_MOE, ROOT, SHARED, TINY, VOCABULARY, YARN, transformers_5
 from fuzzing import (DTYPES, another_shape, any_json, any_number, any_shape, any_text, change, copy_files, damaged,
                      deep_text, fuzz, write_new)
-from helpers import (HUGE_INT, REMOVED, assert_one_line, edit_json, message_of, read_safetensors, run_main, with_tensors,
-                     works_or_refused, write_safetensors)
+from helpers import (HUGE_INT, REMOVED, assert_one_line, edit_json, message_of, read_safetensors, run_main,
+                     with_tensors, works_or_refused, write_safetensors)
 from make_random_model import make_random_model
 from qwen3_lib.io import models
 from qwen3_lib.io.models import Checkpoint

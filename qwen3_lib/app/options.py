@@ -70,15 +70,15 @@ def add_model_options(parser: argparse.ArgumentParser, default: str = "the small
         "Qwen/Qwen3-0.6B-GGUF:Q8_0. A model on the hub is downloaded once (default: $QWEN3_MODEL, otherwise "
         f"{default})")
     add("--offline", action="store_true", help="never use the network: only folders and downloaded models")
-    add("--adapter", action="append", metavar="DIR", help="a folder with a LoRA adapter, which is merged into the model "
-        "while loading; may be repeated, DIR:0.5 takes half of its changes")
+    add("--adapter", action="append", metavar="DIR", help="a folder with a LoRA adapter, which is merged into the "
+        "model while loading; may be repeated, DIR:0.5 takes half of its changes")
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("the fast engine").add_argument
-    add("--fast", action=argparse.BooleanOptionalAction, help="compute with the fast engine, which needs numba, or with "
-        "NumPy (default: the fast engine if numba is installed and the model has more than 100 million weights); each "
-        "option below implies --fast")
+    add("--fast", action=argparse.BooleanOptionalAction, help="compute with the fast engine, which needs numba, or "
+        "with NumPy (default: the fast engine if numba is installed and the model has more than 100 million weights); "
+        "each option below implies --fast")
     add("--quantize", choices=["int8", "int4"], help="pack each weight into 8 or 4 bits: up to 2 or 3 times as fast "
         "as bfloat16")
     add("--threads", type=int, metavar="N", help="number of threads (default: one for each CPU this process may use)")
@@ -98,7 +98,8 @@ def add_answer_options(parser: argparse.ArgumentParser) -> Any:
     add = add_more = parser.add_argument_group("the answer").add_argument
     add("--think", action=argparse.BooleanOptionalAction,
         help="reason before the answer, or don't (default: the chat template decides)")
-    add("--chat-template-kwargs", metavar="JSON", help="variables of the chat template: '{\"preserve_thinking\": true}'")
+    add("--chat-template-kwargs", metavar="JSON",
+        help="variables of the chat template: '{\"preserve_thinking\": true}'")
     add_option(add, "think_budget")
     add_option(add, "max_new_tokens", "-n", "--max-tokens")
     add("--stop", action="append", metavar="TEXT", default=[], help="end the answer before this text; may be repeated")

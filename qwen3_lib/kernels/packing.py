@@ -34,7 +34,7 @@ def packed_form(name: str, quantize: str) -> int:
 
 
 def forms_of(name: str, tensor: AnyTensor, quantize: str | None) -> tuple[int, ...]:
-    """The formats of a matrix that may hold the very numbers of a published packed one, and last its format if none does."""
+    """The formats of a matrix that may hold the very numbers of a packed one, and last its format if none does."""
     if quantize is not None or name.endswith(".mlp.gate.weight"):
         form = packed_form(name, quantize or "int8")
         return form, form
@@ -211,7 +211,7 @@ def rescaled(tensor: PackedTensor, form: int, start: int, stop: int) -> Numbers 
 
 
 def factored(tensor: PackedTensor, form: int, start: int, stop: int) -> Numbers | None:
-    """The same for scales that a format keeps as the file does, and their factors [scales and minima, rows, n / 256]."""
+    """The same for scales that a format keeps as the file does, and their factors, see Blocks."""
     whole, scales, minima, factors = tensor.blocks(start, stop)
     whole += FORMATS[form].offset
     return (whole, [scales, minima][:len(factors)], factors) if np.isfinite(factors).all() else None

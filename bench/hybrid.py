@@ -29,8 +29,8 @@ import run  # noqa: E402
 from configs import HYBRID  # noqa: E402
 from make_random_model import make_random_model  # noqa: E402
 from peers import ENTRIES, gguf_file, opened  # noqa: E402
-from run import (alone, layer_matrices, machine, new_process, note, prefill_speed, read_bandwidth, seconds,  # noqa: E402
-                 sgemm_rate, start_reader)
+from run import (  # noqa: E402
+    alone, layer_matrices, machine, new_process, note, prefill_speed, read_bandwidth, seconds, sgemm_rate, start_reader)
 
 CONFIG = HYBRID | {"head_dim": 256, "hidden_size": 1024, "intermediate_size": 3584, "linear_key_head_dim": 128,
                    "linear_num_key_heads": 16, "linear_num_value_heads": 16, "linear_value_head_dim": 128,
@@ -50,7 +50,8 @@ def make_model(path: Path) -> None:
 
 def write_file(path: Path, folder: Path, name: str) -> None:
     from test_gguf_file import tokenizer_keys, write_hybrid
-    none = dict.fromkeys(tokenizer_keys(path)) | {"tokenizer.ggml.model": "no_vocab", "qwen35.vocab_size": CONFIG["vocab_size"]}
+    none = dict.fromkeys(tokenizer_keys(path)) | {"tokenizer.ggml.model": "no_vocab",
+                                                  "qwen35.vocab_size": CONFIG["vocab_size"]}
     write_hybrid(path, gguf_file(folder, name), ENTRIES[name].format.upper(), **none)
 
 
@@ -83,7 +84,7 @@ def repeat_keys(context: list[int]) -> None:
 
 
 def long_decode(short: list[int], long: list[int], kv_dtype: str) -> tuple[float, float]:
-    """(tokens per second behind a long context, its ratio to those behind a short one) of this engine with this cache."""
+    """(tokens per second behind a long context, its ratio to those behind a short one) with this cache."""
     from qwen3_numba import HYBRID_CACHES
     model = run.engine.model
     run.engine.model = replace(model, engine=replace(model.engine, new_cache=HYBRID_CACHES[kv_dtype]))
@@ -131,7 +132,8 @@ class Bench:
     """`values` maps (engine, what) to a list with one value for each round."""
 
     def __init__(self, folder: Path, threads: int, rounds: int, quick: bool):
-        self.rounds, self.quick, self.notes = rounds, quick, [f"the machine's load average before the run: {os.getloadavg()[0]:.1f}"]
+        self.rounds, self.quick = rounds, quick
+        self.notes = [f"the machine's load average before the run: {os.getloadavg()[0]:.1f}"]
         self.values: dict[tuple[str, str], list[Any]] = {}
         ids = np.random.default_rng(0).integers(8, 4000, LONG).tolist()
         self.prompt, self.short, self.long = ids[:PROMPT], ids[:SHORT], ids
@@ -169,10 +171,11 @@ class Bench:
         self.limit = median(rates) / (2 * sum(rows * columns for rows, columns in matrices))
         self.each("prefill", self.rounds, names, prefill_speed, self.prompt)
         if not self.quick:
-            self.each("second turn", 1, [name for name in names if "int8" in name or "q8_0" in name], second_turn, self.turn,
-                      self.question)
+            eight_bits = [name for name in names if "int8" in name or "q8_0" in name]
+            self.each("second turn", 1, eight_bits, second_turn, self.turn, self.question)
+            ours = [name for name in names if name in PAIRS]
             for kv_dtype in KV_DTYPES:
-                self.each(kv_dtype, self.rounds, [name for name in names if name in PAIRS], long_decode, self.short, self.long, kv_dtype)
+                self.each(kv_dtype, self.rounds, ours, long_decode, self.short, self.long, kv_dtype)
 
     def median(self, name: str, what: str) -> float:
         return median(self.values[name, what]) if (name, what) in self.values else float("nan")
@@ -195,10 +198,11 @@ class Bench:
             cells = [ENTRIES[name].engine, ENTRIES[name].format, *(each.replace("nan", "–") for each in numbers)]
             lines.append(f"| {' | '.join(cells)} |")
         lines += ["", "| this engine / llama.cpp | decode | prefill |", "| --- | --- | --- |"]
-        lines += [f"| {name} | {self.ratio(name, 'decode'):.2f} | {self.ratio(name, 'prefill'):.2f} |" for name in PAIRS]
+        lines += [f"| {name} | {self.ratio(name, 'decode'):.2f} | {self.ratio(name, 'prefill'):.2f} |"
+                  for name in PAIRS]
         if not self.quick:
-            lines += ["", f"| decode at {LONG} | " + " | ".join(f"{kv} cache: tokens/s | / at {SHORT}" for kv in KV_DTYPES) + " |",
-                      "| --- " * (1 + 2 * len(KV_DTYPES)) + "|"]
+            heads = " | ".join(f"{kv} cache: tokens/s | / at {SHORT}" for kv in KV_DTYPES)
+            lines += ["", f"| decode at {LONG} | {heads} |", "| --- " * (1 + 2 * len(KV_DTYPES)) + "|"]
             lines += [f"| {name} | " + " | ".join(f"{median(column):.2f}" for kv in KV_DTYPES
                                                  for column in zip(*self.values[name, kv])) + " |" for name in PAIRS]
         share = self.median("bf16", "prefill") / self.limit

@@ -25,8 +25,9 @@ from qwen3_5 import opened  # noqa: E402
 from qwen3_lib.io.models import Checkpoint, Hybrid  # noqa: E402
 
 # hidden_size, intermediate_size, layers, heads, KV heads, tied head
-SIZES = {"0.6B": (1024, 3072, 28, 16, 8, True), "1.7B": (2048, 6144, 28, 16, 8, True), "4B": (2560, 9728, 36, 32, 8, True),
-         "8B": (4096, 12288, 36, 32, 8, False), "14B": (5120, 17408, 40, 40, 8, False), "32B": (5120, 25600, 64, 64, 8, False)}
+SIZES = {"0.6B": (1024, 3072, 28, 16, 8, True), "1.7B": (2048, 6144, 28, 16, 8, True),
+         "4B": (2560, 9728, 36, 32, 8, True), "8B": (4096, 12288, 36, 32, 8, False),
+         "14B": (5120, 17408, 40, 40, 8, False), "32B": (5120, 25600, 64, 64, 8, False)}
 # Norms of a Qwen3.5 are stored as their distance from 1; the state of a head keeps half of itself for some 20 tokens.
 HYBRID_SCALES = {"input_layernorm": 0, "post_attention_layernorm": 0, "q_norm": 0, "k_norm": 0, "A_log": -3}
 
@@ -34,16 +35,18 @@ HYBRID_SCALES = {"input_layernorm": 0, "post_attention_layernorm": 0, "q_norm": 
 def official_config(size: str) -> dict:
     """config.json as the Qwen3 of this size has it."""
     hidden, inner, layers, heads, kv_heads, tied = SIZES[size]
-    return {"architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 151643,
-            "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu", "hidden_size": hidden, "initializer_range": 0.02,
-            "intermediate_size": inner, "max_position_embeddings": 40960, "max_window_layers": layers, "model_type": "qwen3",
-            "num_attention_heads": heads, "num_hidden_layers": layers, "num_key_value_heads": kv_heads, "rms_norm_eps": 1e-6,
-            "rope_scaling": None, "rope_theta": 1000000, "sliding_window": None, "tie_word_embeddings": tied, "torch_dtype": "bfloat16",
-            "use_cache": True, "use_sliding_window": False, "vocab_size": 151936}
+    return {"architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+            "bos_token_id": 151643, "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu",
+            "hidden_size": hidden, "initializer_range": 0.02, "intermediate_size": inner,
+            "max_position_embeddings": 40960, "max_window_layers": layers, "model_type": "qwen3",
+            "num_attention_heads": heads, "num_hidden_layers": layers, "num_key_value_heads": kv_heads,
+            "rms_norm_eps": 1e-6, "rope_scaling": None, "rope_theta": 1000000, "sliding_window": None,
+            "tie_word_embeddings": tied, "torch_dtype": "bfloat16", "use_cache": True, "use_sliding_window": False,
+            "vocab_size": 151936}
 
 
 def random_tensor(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, scale: float = 1) -> np.ndarray:
-    """Norms scatter around `scale`; a matrix [outputs, inputs] keeps the size of what flows through it, or makes it `scale` times as large.
+    """Norms scatter around `scale`; a matrix [outputs, inputs] makes what flows through it `scale` times as large.
 
     bfloat16 comes as uint16.
     """
@@ -55,25 +58,29 @@ def random_tensor(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, 
     return values.astype({"float16": "<f2", "float32": "<f4"}[dtype])
 
 
-def make_random_model(config: dict, out: Path, dtype: str = "bfloat16", shards: int = 1, seed: int = 0, tokenizer: Path = ROOT / "demo",
-                      scales: Mapping[str, float] = MappingProxyType({})) -> Path:
+def make_random_model(config: dict, out: Path, dtype: str = "bfloat16", shards: int = 1, seed: int = 0,
+                      tokenizer: Path = ROOT / "demo", scales: Mapping[str, float] = MappingProxyType({})) -> Path:
     """Writes config.json, the weights in `dtype` over so many shards, and the tokenizer files into the folder `out`.
 
-    `scales`, by the last part of a tensor's name such as o_proj, makes its weights larger or smaller than random_tensor does.
+    `scales`, by the last part of a tensor's name such as o_proj, makes its weights larger or smaller than
+    random_tensor does.
     """
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.json").write_text(json.dumps(config, indent=2))
     source = opened(out, Checkpoint, Hybrid)
-    shapes, scales = source.shapes(source.config()), (HYBRID_SCALES if isinstance(source, Hybrid) else {}) | dict(scales)
+    shapes = source.shapes(source.config())
+    scales = (HYBRID_SCALES if isinstance(source, Hybrid) else {}) | dict(scales)
     if config.get("tie_word_embeddings"):
         del shapes["lm_head.weight"]
     names = list(shapes)
-    files = ["model.safetensors"] if shards == 1 else [f"model-{i + 1:05}-of-{shards:05}.safetensors" for i in range(shards)]
+    files = ["model.safetensors"] if shards == 1 else \
+        [f"model-{i + 1:05}-of-{shards:05}.safetensors" for i in range(shards)]
     rng, weight_map = np.random.default_rng(seed), {}
     for file, part in zip(files, np.array_split(np.arange(len(names)), shards)):
         tensors = {names[i]: random_tensor(rng, shapes[names[i]], dtype, scales.get(
             names[i].removesuffix(".weight").split(".")[-1], int(names[i].endswith("weight")))) for i in part}
-        specs = {name: safetensors.TensorSpec(dtype=dtype, shape=data.shape, data_ptr=data.ctypes.data, data_len=data.nbytes)
+        specs = {name: safetensors.TensorSpec(dtype=dtype, shape=data.shape, data_ptr=data.ctypes.data,
+                                              data_len=data.nbytes)
                  for name, data in tensors.items()}
         safetensors.serialize_file(specs, out / file, {"format": "pt"})
         weight_map |= dict.fromkeys(tensors, file)

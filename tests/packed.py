@@ -13,8 +13,8 @@ from qwen3_5 import HybridConfig
 from qwen3_lib.io.models import Checkpoint
 from qwen3_lib.io.tensors import Blocks, PackedTensor
 from qwen3_lib.kernels.build import kernel
-from qwen3_lib.kernels.layout import (BF16, F16, F32, INT4, INT5, INT8, Q4_0, Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, WEIGHT, packed_shape,
-                                      padded, table)
+from qwen3_lib.kernels.layout import (BF16, F16, F32, INT4, INT5, INT8, Q4_0, Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, WEIGHT,
+                                      packed_shape, padded, table)
 from qwen3_lib.kernels.memory import aligned
 from qwen3_lib.kernels.packing import Packer
 
@@ -85,7 +85,7 @@ def factored(w: np.ndarray, form: int, start: int, stop: int) -> Blocks:
 
 
 def with_minima(w: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Weights as whole numbers 0 to most, columns padded to 32, times scales like float16, plus minima of each group."""
+    """Weights as whole numbers 0 to most, columns padded to 32, times scales like float16, plus minima of groups."""
     wide = np.zeros((len(w), padded(w.shape[1], 32)), np.float32)
     wide[:, :w.shape[1]] = w
     groups = wide.reshape(len(w), wide.shape[1] // 32, 32)
@@ -96,7 +96,7 @@ def with_minima(w: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray, np.nd
 
 
 def signed(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Weights as whole numbers -8 to 7, columns padded to 64, times float16 scales of any sign: the largest becomes -8."""
+    """Weights as whole numbers -8 to 7, columns padded to 64, times float16 scales of any sign: the largest is -8."""
     wide = np.zeros((len(w), padded(w.shape[1], 64)), np.float32)
     wide[:, :w.shape[1]] = w
     groups = wide.reshape(len(w), -1, 32)
@@ -129,8 +129,8 @@ def load_model(path, quantize: str | None, threads: int, kv_dtype: str) -> qwen3
     def tensors(folder, config):
         if isinstance(config, HybridConfig):
             return real(folder, config)
-        return {name: tensor if tensor.data.ndim < 2 or name.endswith(".mlp.gate.weight") else packed(qwen3.to_float32(tensor))
-                for name, tensor in real(folder, config).items()}
+        return {name: tensor if tensor.data.ndim < 2 or name.endswith(".mlp.gate.weight")
+                else packed(qwen3.to_float32(tensor)) for name, tensor in real(folder, config).items()}
 
     def packed(w):
         return published(*signed(w), None, form) if form == Q4_0 else published(*with_minima(w, MOST[form]), form)
@@ -179,12 +179,14 @@ def unpacked_of_gguf(data: np.ndarray, form: int) -> np.ndarray:
     """Weights in GGUF's forms as float32, padded: by 256 columns of 32 rows, by units of two groups."""
     kinds, size = (1, 16) if form == Q6_K else (2, 32)  # scales and perhaps minima; columns of a group
     blocks = data.reshape(len(data), -1, {Q6_K: 64 + 8 * 832, Q5_K: 128 + 4 * 1408, Q4_K: 128 + 4 * 1152}[form])
-    factors = blocks[..., :64 * kinds].copy().view(np.float16).astype(np.float32).reshape(len(data), -1, kinds, 1, 1, 32)
+    factors = blocks[..., :64 * kinds].copy().view(np.float16).astype(np.float32)
+    factors = factors.reshape(len(data), -1, kinds, 1, 1, 32)
     units = blocks[..., 64 * kinds:].reshape(*blocks.shape[:2], 128 // size, -1)
     scales = units[..., :64 * kinds].copy().view(np.int8).reshape(len(data), -1, 128 // size, kinds, 2, 32)
     scales = scales.swapaxes(2, 3) * factors  # [blocks, 256 columns, kinds, units, groups, rows]
     weights = units[..., -32 * size:].astype(np.int32).reshape(*units.shape[:3], 1, size // 4, 32, 4)
-    weights = np.concatenate([weights & 15, weights >> 4], axis=3)  # [blocks, 256 columns, units, groups, 4 columns, rows, 4]
+    # [blocks, 256 columns, units, groups, 4 columns, rows, 4]
+    weights = np.concatenate([weights & 15, weights >> 4], axis=3)
     further = units[..., -32 * size - 256:-32 * size]
     if form == Q5_K:
         bits = np.unpackbits(further, axis=-1, bitorder="little").reshape(*units.shape[:3], 8, 2, 32, 4)

@@ -45,7 +45,8 @@ def rule_arguments(n, seed=0, decay=0.1):
     rng = np.random.default_rng(seed)
     q, k = (qwen3_5.unit_length(rng.standard_normal((3, n, 8), np.float32)) for _ in range(2))
     v, g = rng.standard_normal((3, n, 12), np.float32), -decay * rng.standard_normal((3, n), np.float32)**2
-    return q, k, v, g, qwen3_5.sigmoid(rng.standard_normal((3, n), np.float32)), rng.standard_normal((3, 8, 12), np.float32)
+    beta = qwen3_5.sigmoid(rng.standard_normal((3, n), np.float32))
+    return q, k, v, g, beta, rng.standard_normal((3, 8, 12), np.float32)
 
 
 @pytest.mark.parametrize("decay", [0, 0.1, 300])
@@ -135,7 +136,8 @@ def test_absent_sizes_are_those_of_transformers(tmp_path):
     raw = {key: value for key, value in HYBRID.items() if not key.startswith("linear_")} | {
         "rope_parameters": {"rope_theta": 1e7, "rope_type": "default"}, "num_hidden_layers": 9}
     config = qwen3_5.hybrid_config(raw, tmp_path)
-    assert (config.rope_dim, config.linear_layers, config.conv_dim) == (8, (0, 1, 2, 4, 5, 6, 8), 2 * 16 * 128 + 32 * 128)
+    assert (config.rope_dim, config.linear_layers) == (8, (0, 1, 2, 4, 5, 6, 8))
+    assert config.conv_dim == 2 * 16 * 128 + 32 * 128
     for raw, kv_heads in ((HYBRID, 4), (HYBRID_MOE, 2)):
         null = {"linear_value_head_dim": None, "head_dim": None, "num_key_value_heads": None, "rms_norm_eps": None}
         config = qwen3_5.hybrid_config(raw | null, tmp_path)
@@ -190,8 +192,9 @@ def test_guesses_never_change_an_answer(name, is_fast, tmp_path, monkeypatch):
     monkeypatch.setattr(Source, "length", lambda self, plain: min(self.n, 4))  # guesses always seem to pay
     size, rng = {"vocab_size": VOCABULARY}, np.random.default_rng(0)
     path = make(HYBRIDS[name] | size, tmp_path / "model")
-    others = (path, "int4"), (make(HYBRID | size, tmp_path / "small"),), (make_random_model(BASE | size, tmp_path / "plain"),)
-    model, drafts = load(path, WORDS), [None, *(load(each, WORDS + rng.standard_normal(VOCABULARY), *form) for each, *form in others)]
+    small, dense = make(HYBRID | size, tmp_path / "small"), make_random_model(BASE | size, tmp_path / "dense")
+    model, drafts = load(path, WORDS), [None, *(load(each, WORDS + rng.standard_normal(VOCABULARY), *form)
+                                                for each, *form in ((path, "int4"), (small,), (dense,)))]
     cache, lasting = model.engine.new_cache(model.config), [draft and Draft(draft, model) for draft in drafts]
     batch, answers, plain, text = Batch(model, 3, 400), [[], []], [], model.tokenizer.encode("<think>\n")
     for i in range(20):
@@ -234,7 +237,8 @@ def test_a_cache_is_cut_back_to_before_a_guess(model, cut, beside, tmp_path):
     save_prompt_cache(cache, model, tmp_path / "kept")
     for each in cache, load_prompt_cache(model, tmp_path / "kept"):
         found, end = qwen3.forward(model, ids[each.length:], each, all_logits=True), len(ids)
-        assert np.abs(found - expected[end - len(found):]).max() <= (1e-4 if model.engine.load_weights is qwen3_5.load_weights else 0)
+        most = 1e-4 if model.engine.load_weights is qwen3_5.load_weights else 0
+        assert np.abs(found - expected[end - len(found):]).max() <= most
 
 
 @pytest.mark.parametrize("model", ["NumPy"], indirect=True)

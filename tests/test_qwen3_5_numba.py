@@ -53,7 +53,8 @@ def test_packed_matrices(config, quantize, tmp_path, monkeypatch):
     rows = {"lm_head.weight": weights.head} | weights.matrices
     numbers = {name: matrix_rows(row, np.arange(row[0].rows)) for name, row in rows.items()}
     for name in [*numbers]:
-        for joined, (first, second) in {"in_proj_ba": ("in_proj_b", "in_proj_a"), "mlp.gate": ("mlp.gate", "mlp.shared_expert_gate")}.items():
+        for joined, first, second in (("in_proj_ba", "in_proj_b", "in_proj_a"),
+                                      ("mlp.gate", "mlp.gate", "mlp.shared_expert_gate")):
             if name.endswith(f"{joined}.weight"):
                 both = numbers.pop(name)
                 n = len(both) // 2 if second == "in_proj_a" else len(both) - 1
@@ -77,7 +78,8 @@ def test_packed_matrices(config, quantize, tmp_path, monkeypatch):
     assert len(packed) > 20 and np.median(errors) < 1e-4, errors
 
 
-@pytest.mark.parametrize("a, rate, bias", [(0, 1, 0), (-30, 16, 1), (30, 16, 1), (0.3, 0.01, -5), (88, 1, 0), (2, 5, -2.5)])
+@pytest.mark.parametrize("a, rate, bias", [
+    (0, 1, 0), (-30, 16, 1), (30, 16, 1), (0.3, 0.01, -5), (88, 1, 0), (2, 5, -2.5)])
 def test_decay(a, rate, bias):
     expected = np.exp(-rate * np.logaddexp(0, np.float64(a) + bias))
     assert abs(decay_of(*map(np.float32, (a, rate, bias))) - expected) <= 2e-6 * expected + 1e-37
@@ -107,7 +109,7 @@ def test_decay_of_numbers_that_are_not_finite():
                                                        ("bfloat16", "int4", "int8"), ("float16", None, "f32")])
 @pytest.mark.parametrize("config", [HYBRID | {"linear_num_value_heads": 6}, HYBRID_MOE], ids=["dense", "mixture"])
 def test_any_way_of_asking(config, dtype, quantize, kv_dtype, tmp_path):
-    """In pieces, with other threads, beside other sequences, from a copied state: the bits of one token after another."""
+    """In pieces, with other threads, beside other sequences, from a copied state: the bits of token after token."""
     path = make(config, tmp_path, dtype)
     one = fast.load_model(path, quantize, 1, kv_dtype)
     ids = random_ids(140, 1, one.config.vocab_size)

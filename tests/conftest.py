@@ -129,6 +129,20 @@ def small(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def served(demo):
+    """The bundled model in a server."""
+    from serving import Served
+    with Served(demo) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def client(served):
+    """OpenAI's client of this server."""
+    return served.client()
+
+
+@pytest.fixture(scope="module")
 def browser():
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install -e '.[browser]'")
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

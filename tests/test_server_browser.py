@@ -8,7 +8,7 @@ import pytest
 
 from configs import FORM
 from helpers import assert_accessible, axe_core, complaints_of
-from test_server import FRANCE, PARIS, Served
+from serving import FRANCE, PARIS, Served
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = pytest.mark.timeout(120)

@@ -17,7 +17,7 @@ pytest.importorskip("llguidance")
 import openai  # noqa: E402
 
 from helpers import WEATHER  # noqa: E402
-from test_server import FRANCE, PARIS, Served  # noqa: E402
+from serving import FRANCE, PARIS  # noqa: E402
 
 QUESTION = FRANCE[0]["content"]
 RAIN = [{"role": "user", "content": "What is the weather in Paris?"}]
@@ -67,12 +67,6 @@ SHAPES = [  # none of them says anything about further properties
     shape("Told", weather=Annotated[Sun | Rain, pydantic.Field(discriminator="kind")]),
     shape("Dated", day=datetime.date, at=datetime.datetime),
     shape("Deep", one=shape("One", two=shape("Two", three=shape("Three", word=Word, size=Size))), more=(list[Few], []))]
-
-
-@pytest.fixture(scope="module")
-def served(demo):
-    with Served(demo) as served:
-        yield served
 
 
 @pytest.fixture(scope="module")

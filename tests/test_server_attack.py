@@ -1,0 +1,244 @@
+"""qwen3_lib/server asked by many clients, some of them hostile. FUZZ=10 takes ten times as long."""
+import asyncio
+import contextlib
+import gc
+import json
+import os
+import random
+import re
+import socket
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+from configs import FORM
+from qwen3 import chat
+from qwen3_lib.app.openai import CHAT, TEXT
+from serving import FRANCE, Served, openai  # first: it skips where the server needs packages
+from qwen3_lib.server.responses import FIELDS
+
+FUZZ = int(os.environ.get("FUZZ", 1))
+
+
+def resident():
+    """The bytes of memory that this process has now; 0 where the system doesn't say."""
+    gc.collect()
+    if not Path("/proc/self/statm").exists():
+        return 0
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def a_request(rng):
+    """A random request, as fields of a chat."""
+    country = rng.choice(["France", "Peru", "Japan", "Kenya", "法国"])
+    system = rng.choice([[], [{"role": "system", "content": "You are a helpful assistant. " * 9}]])
+    fields = {"messages": [*system, {"role": "user", "content": f"What is the capital of {country}?"}],
+              "max_tokens": rng.randrange(1, 15), "seed": rng.randrange(9), "temperature": rng.choice([0, 1, 2.5]),
+              "logprobs": True, "top_logprobs": rng.randrange(3)}
+    extra = {"top_k": rng.choice([0, 5]), "repetition_penalty": rng.choice([1, 1.2]),
+             "enable_thinking": rng.choice([True, False])}
+    if rng.random() < 0.2:
+        fields["response_format"] = {"type": "json_schema", "json_schema": {"name": "x", "schema": FORM}}
+    return fields, extra
+
+
+def alone(model, fields, extra):
+    form = fields.get("response_format")
+    options = {key: value for key, value in fields.items() if key in ("seed", "temperature")} | extra
+    answer = chat(model, fields["messages"], logprobs=fields["top_logprobs"], max_new_tokens=fields["max_tokens"],
+                  schema=form and form["json_schema"]["schema"], **options).finish()
+    return answer.answer.content, answer.answer.reasoning or "", [entry.logprob for entry in answer.logprobs]
+
+
+async def answered(client, fields, extra, stream, leave=False):
+    """What `alone` returns, from a server; None if the client leaves after the first text of a stream."""
+    if not stream:
+        got = (await client.chat.completions.create(model="m", extra_body=extra, **fields)).choices[0]
+        return (got.message.content, getattr(got.message, "reasoning_content", None) or "",
+                [entry.logprob for entry in got.logprobs.content])
+    content, reasoning, logprobs = "", "", []
+    stream = await client.chat.completions.create(model="m", stream=True, extra_body=extra, **fields)
+    async for chunk in stream:
+        [choice] = chunk.choices
+        content += choice.delta.content or ""
+        reasoning += getattr(choice.delta, "reasoning_content", None) or ""
+        logprobs += [entry.logprob for entry in choice.logprobs.content] if choice.logprobs else []
+        if leave and content + reasoning:
+            await stream.close()
+            return None
+    return content, reasoning, logprobs
+
+
+def test_200_requests_in_any_company_have_the_bits_of_single_runs(small):
+    """Whole and streamed, with equal and different beginnings, some leaving midway; few slots, and caches are kept."""
+    rng = random.Random(1)
+    requests, order = [a_request(rng) for _ in range(200)], rng.sample(range(200), 200)
+
+    async def all_of_them():
+        async def ask(number):
+            async with room:
+                return await answered(client, *requests[number], number % 2 == 0, number % 20 == 0)
+
+        async with served.client(openai.AsyncOpenAI) as client:
+            room = asyncio.Semaphore(24)
+            return await asyncio.gather(*map(ask, order))
+
+    with Served(small, slots=5, longest=400, kept=2**22) as served:
+        answers = dict(zip(order, asyncio.run(all_of_them())))
+        served.idle()
+        assert served.worker.totals["cached_tokens"] > 1000
+    assert sum(answer is None for answer in answers.values()) <= 10
+    for number, answer in answers.items():
+        if answer is not None:
+            assert answer == alone(small, *requests[number]), number
+
+
+def test_64_clients(small):
+    """For 4 seconds (FUZZ=15: a minute): no wrong answer, no slot is lost, and memory doesn't grow."""
+    rng, seconds = random.Random(2), 4 * FUZZ
+    requests = [a_request(rng) for _ in range(40)]
+    expected, counts = [alone(small, *request) for request in requests], Counter()
+
+    async def use(client, number, end):
+        rng = random.Random(number)
+        while time.monotonic() < end:
+            which, leaves = rng.randrange(len(requests)), rng.random() < 0.15
+            try:
+                if rng.random() < 0.15:
+                    wrong = rng.choice([{"n": 0}, {"messages": [{"role": "x"}]}, {"temperature": "hot"}, {"stop": [3]}])
+                    await client.chat.completions.create(**{"model": "m", "messages": FRANCE, "extra_body": wrong})
+                    counts["accepted"] += 1
+                else:
+                    got = await answered(client, *requests[which], leaves or rng.random() < 0.5, leaves)
+                    counts["left" if got is None else "right" if got == expected[which] else "wrong"] += 1
+            except openai.RateLimitError:
+                counts["full"] += 1
+                await asyncio.sleep(0.05)
+            except openai.BadRequestError:
+                counts["refused"] += 1
+
+    async def all_of_them():
+        # Connections that stay open might be closed by the server just when they are used again.
+        async with served.client(openai.AsyncOpenAI, default_headers={"Connection": "close"}) as client:
+            await asyncio.gather(*(use(client, number, time.monotonic() + seconds / 2) for number in range(64)))
+            before = resident()
+            await asyncio.gather(*(use(client, 64 + number, time.monotonic() + seconds / 2) for number in range(64)))
+        return resident() - before
+
+    with Served(small, slots=8, longest=400, kept=2**22, queue=24) as served:
+        grown = asyncio.run(all_of_them())
+        served.idle()
+        assert served.ask("/metrics")[1].count("qwen3_running 0") == 1
+    assert counts["wrong"] == counts["accepted"] == 0 and grown < 30e6, (counts, grown)
+    assert counts["right"] > 50 and counts["left"] and counts["refused"] and counts["full"], counts
+
+
+VALUES = [None, True, False, 0, 1, -1, 2**70, 1e308, 0.5, "", "x", "\ud800", [], [[]], {}, {"type": "object"}, [1, "a"],
+          {"a": {"b": [None]}}, [None], "\0", "auto", [{}], {"function": 3}, {"type": "function", "function": None}]
+
+
+def test_requests_of_any_shape(served):
+    """Fields with values of any kind: answered or refused, and the next good request is answered."""
+    rng = random.Random(3)
+    good = {"/v1/chat/completions": ({"messages": FRANCE, "max_tokens": 1}, CHAT),
+        "/v1/completions": ({"prompt": "The", "max_tokens": 1}, TEXT),
+        "/v1/responses": ({"input": "x", "max_output_tokens": 1}, FIELDS),
+        "/v1/embeddings": ({"input": "x"}, ("encoding_format", "dimensions")),
+        "/rerank": ({"query": "x", "texts": ["a"]}, ("documents", "top_n", "instruction", "truncate")),
+        "/tokenize": ({"content": "x"}, ("prompt",)), "/detokenize": ({"tokens": [1]}, ()),
+        "/apply-template": ({"messages": FRANCE}, ("tools", "tool_choice", "enable_thinking"))}
+    for _ in range(150 * FUZZ):
+        path = rng.choice([*good])
+        body, fields = good[path]
+        changed = body | {rng.choice([*body, *fields]): rng.choice(VALUES) for _ in range(rng.choice([1, 1, 2]))}
+        if isinstance(changed.get("messages"), list) and rng.random() < 0.3:
+            changed["messages"] = [FRANCE[0] | {rng.choice(["role", "content", "tool_calls"]): rng.choice(VALUES)}]
+        data = json.dumps(changed).encode()
+        data = data if rng.random() < 0.9 else data[:rng.randrange(len(data))]
+        status, value, _ = served.ask(path, data)
+        assert status in (200, 400), (status, value, path, data)
+    assert served.ask("/v1/completions", {"prompt": "The", "max_tokens": 1})[0] == 200
+
+
+def malformed(rng):
+    """The bytes of a request that can't be answered."""
+    def post(body, path=b"/v1/chat/completions", headers=b""):
+        headers += b"Host: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
+        return b"POST %s HTTP/1.1\r\n%s%s" % (path, headers, body)
+
+    good = json.dumps({"messages": FRANCE, "max_tokens": 1}).encode()
+    noise = rng.randbytes(rng.randrange(1, 200))
+    key = rng.choice(["messages", "max_tokens", "temperature", "stop", "logit_bias", "tools", "response_format", "n"])
+    value = rng.choice([-1.5, [[]], {"a": {}}, [None], {"type": "json_schema"}])
+    return rng.choice([
+        lambda: post(good[:rng.randrange(len(good))]), lambda: post(noise), lambda: post(good + noise),
+        lambda: post(b"[" * rng.randrange(10**5)), lambda: post(b'{"a":' * 5000),
+        lambda: post(b'"%s"' % (b"a" * 10**5)),
+        lambda: post(good.replace(b'"user"', b'"\xff"')), lambda: post(good.replace(b"1}", b"1" * 5000 + b"}")),
+        lambda: post(json.dumps({"messages": FRANCE, "max_tokens": 1, key: value}).encode()),
+        lambda: post(json.dumps({"prompt": rng.choice([None, 3, {}, [[]], [-1], [2**40], [None], [True]])}).encode(),
+                     b"/v1/completions"),
+        lambda: post(good, b"/v1/" + rng.choice([b"chat", b"%00", b"../v1", b"\xc3\xa9"])),
+        lambda: post(good, headers=b"no colon\r\n"), lambda: post(good, headers=b"A: %s\r\n" % (b"b" * 10**6)),
+        lambda: post(good, headers=b"Host: evil.org\r\n"), lambda: post(good, headers=b"Origin: null\r\n"),
+        lambda: post(good, headers=b"Transfer-Encoding: gzip\r\n"),
+        lambda: post(b"").replace(b"h: 0", b"h: " + rng.choice([b"-1", b"x", b"1e3", b"", b"9" * 40])),
+        lambda: post(b"xyz\r\n" + noise, headers=b"Transfer-Encoding: chunked\r\n").replace(b"Content-Length", b"A"),
+        lambda: b"%s / HTTP/1.1\r\nHost: localhost\r\n\r\n" % rng.choice([b"PUT", b"DELETE", b"BREW"]),
+        lambda: noise.replace(b"\n", b"") + b"\r\n\r\n", lambda: b"GET / HTTP/9.9\r\n\r\n",
+        lambda: b"GET /\r\n\r\n"])()
+
+
+def test_malformed_requests(served, caplog):
+    """In pieces of any size: each gets a 4xx, the next good request is answered, and memory doesn't grow.
+
+    500 of them; FUZZ=10: 5,000.
+    """
+    rng, before = random.Random(4), 0
+    for number in range(500 * FUZZ):
+        data = malformed(rng)
+        cuts = sorted(rng.randrange(len(data)) for _ in range(rng.choice([0, 0, 1, 3])))
+        with socket.create_connection(("127.0.0.1", served.port), timeout=30) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with contextlib.suppress(ConnectionError):  # refused before all of it was sent
+                for start, end in zip([0, *cuts], [*cuts, len(data)]):
+                    connection.sendall(data[start:end])
+                    time.sleep(0.001 * (len(cuts) > 0))
+            status = connection.recv(12)
+        assert re.fullmatch(rb"HTTP/1.1 4\d\d", status), (status, data[:300])
+        if number % 50 == 0:
+            assert served.ask("/v1/completions", {"prompt": "The", "max_tokens": 1})[0] == 200
+            before = before or (resident() if number >= 100 else 0)
+    served.idle()
+    assert resident() - before < 30e6 and not [each for each in caplog.records if each.levelname == "ERROR"]
+
+
+def test_schemas_that_take_long_hold_up_nobody_else(demo):
+    """Six of 200 kB, with a fault in the innermost of 30 levels, are refused while a chat with another schema goes on."""
+    def hostile(number):
+        inner = {"type": "string", "format": f"unknown{number}"}
+        for _ in range(30):
+            properties = {f"p{j}": {"$ref": "#/$defs/e"} for j in range(199)}
+            inner = {"type": "object", "properties": properties | {"x": inner}}
+        return inner | {"$defs": {"e": {"enum": [f"v{i}" for i in range(5000)]}}}
+
+    def form(schema):
+        return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+    with Served(demo) as served:
+        ask = {"messages": FRANCE, "max_tokens": 5, "response_format": form(FORM)}
+        assert served.ask("/v1/chat/completions", ask)[0] == 200
+        got = []
+        threads = [threading.Thread(target=lambda i=i: got.append(served.ask(
+            "/v1/chat/completions", {"messages": FRANCE, "response_format": form(hostile(i))})[:2])) for i in range(6)]
+        for thread in threads:
+            thread.start()
+        waits = []
+        while any(thread.is_alive() for thread in threads):
+            start = time.monotonic()
+            assert served.ask("/v1/chat/completions", ask)[0] == served.ask("/health")[0] == 200
+            waits.append(time.monotonic() - start)
+        assert len(waits) > 3 and max(waits) < 3
+        for status, body in got:
+            assert status == 400 and re.search("unknown[0-9]|try again|can't be used", body["error"]["message"])

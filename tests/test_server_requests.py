@@ -1,0 +1,397 @@
+"""qwen3_lib/server: the fields of requests, and whole answers."""
+import asyncio
+import base64
+import dataclasses
+import json
+import re
+
+import numpy as np
+import pytest
+
+import qwen3
+from configs import FORM, ROOT
+from helpers import WEATHER, assert_one_line
+from qwen3_embed import embed, rerank
+from qwen3_lib.answers.completion import Completion
+from qwen3_lib.answers.schema import matcher_of
+from qwen3_lib.app.openai import Refusal, chat_wish
+from serving import FRANCE, PARIS, Served, openai, streamed  # first: it skips where the server needs packages
+from qwen3_lib.server.replies import ChatReply
+from qwen3_lib.server.worker import Job
+from test_tokenizer_utils import LIKE_3_8
+from tokenizer_utils import InputError, Tokenizer
+
+jsonschema = pytest.importorskip("jsonschema")
+
+
+@pytest.mark.parametrize("options, expected", [
+    ({"extra_body": {"enable_thinking": False}}, (PARIS, "stop")),
+    ({"reasoning_effort": "none"}, (PARIS, "stop")),
+    ({"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}, "stop": [" is Par", "x"]},
+     ("The capital of France", "stop")),
+    ({"extra_body": {"enable_thinking": False}, "max_tokens": 3}, ("The capital of", "length")),
+    ({"extra_body": {"enable_thinking": False}, "max_completion_tokens": 2, "stop": "apex"}, ("The capital", "length")),
+])
+def test_options(client, options, expected):
+    for stream in (False, True):
+        got = client.chat.completions.create(model="m", messages=FRANCE, stream=stream, **options)
+        if stream:
+            content, _, _, [reason], _ = streamed(got)
+        else:
+            content, reason = got.choices[0].message.content, got.choices[0].finish_reason
+        assert (content, reason) == expected
+
+
+def test_choices_bias_prefill_and_roles(client, demo):
+    """Each of n answers is drawn with a seed of its own: that of a single request."""
+    same = {"messages": FRANCE, "model": "m", "temperature": 9, "max_tokens": 12}
+    several = client.chat.completions.create(n=3, seed=5, **same)
+    assert len({choice.message.content for choice in several.choices}) == 3
+    for i, choice in enumerate(several.choices):
+        alone = client.chat.completions.create(seed=5 + i, **same)
+        assert choice.message == alone.choices[0].message and choice.index == i
+    dot = str(demo.tokenizer.encode(".")[0])
+    biased = client.chat.completions.create(model="m", messages=FRANCE, reasoning_effort="none", max_tokens=9,
+                                            logit_bias={dot: -100})
+    assert "." not in biased.choices[0].message.content
+    begun = [{"role": "developer", "content": "Be brief."}, *FRANCE, {"role": "assistant", "content": "The capital of"}]
+    for fields in {}, {"continue_final_message": True, "add_generation_prompt": False}:
+        [choice] = client.chat.completions.create(model="m", messages=begun, extra_body=fields).choices
+        assert choice.message.content == " France is Paris."
+    budget = client.chat.completions.create(model="m", messages=FRANCE, extra_body={"thinking_budget": 2})
+    assert budget.choices[0].message.content == PARIS and "</think>" not in budget.choices[0].message.reasoning_content
+
+
+def test_tools(client):
+    asked = [{"role": "user", "content": "What is the weather in Paris?"}]
+    same = {"model": "m", "messages": asked, "tools": [WEATHER]}
+    for choice in ("auto", "required", {"type": "function", "function": {"name": "get_weather"}},
+                   {"type": "function", "name": "get_weather"}):  # the last as a response has it
+        whole = client.chat.completions.create(tool_choice=choice, **same).choices[0]
+        [call] = whole.message.tool_calls
+        assert whole.finish_reason == "tool_calls" and json.loads(call.function.arguments) == {"city": "Paris"}
+        _, _, [put_together], reasons, chunks = streamed(client.chat.completions.create(
+            tool_choice=choice, stream=True, **same))
+        assert (put_together["name"], put_together["arguments"]) == ("get_weather", call.function.arguments)
+        assert put_together["id"] and reasons == ["tool_calls"]
+    history = [*asked, whole.message.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "21 degrees"}]
+    assert "21" in client.chat.completions.create(**same | {"messages": history}).choices[0].message.content
+    forced = client.chat.completions.create(model="m", messages=FRANCE, tools=[WEATHER], tool_choice="required")
+    assert forced.choices[0].message.tool_calls[0].function.name == "get_weather"
+    free = client.chat.completions.create(model="m", messages=FRANCE, tools=[WEATHER], tool_choice="none")
+    assert free.choices[0].message.content == PARIS
+
+
+def test_strict_tools_and_schemas_beside_tools(client):
+    """Calls fit the tool's schema, though the model is free to answer; or the answer fits another one."""
+    parameters = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"],
+                  "additionalProperties": False}
+    tool = {"type": "function", "function": WEATHER["function"] | {"strict": True, "parameters": parameters}}
+    same = {"model": "m", "messages": [{"role": "user", "content": "What is the weather in Paris?"}], "tools": [tool]}
+    [call] = client.chat.completions.create(**same).choices[0].message.tool_calls
+    assert json.loads(call.function.arguments) == {"city": "Rome"}
+    assert client.chat.completions.create(**same | {"messages": FRANCE}).choices[0].message.content == PARIS
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": FORM}}
+    message = client.chat.completions.create(response_format=form, tool_choice="none", **same).choices[0].message
+    jsonschema.validate(json.loads(message.content), FORM)
+    [call] = client.chat.completions.create(response_format=form, **same).choices[0].message.tool_calls
+    assert json.loads(call.function.arguments) == {"city": "Rome"}
+    parameters["properties"]["city"] = {"not": {}}
+    with pytest.raises(openai.BadRequestError, match="get_weather.*#/properties/city") as caught:
+        client.chat.completions.create(**same)
+    assert caught.value.param == "tools"
+
+
+@pytest.fixture(scope="module")
+def newer(demo):
+    """The bundled model with a chat template of the kind of Qwen3.8's."""
+    tokenizer = Tokenizer(demo.tokenizer.backend, LIKE_3_8, demo.tokenizer.named_tokens)
+    return dataclasses.replace(demo, tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize("fields, begin", [
+    ({}, "Effort: xhigh\n"), ({"reasoning_effort": "high"}, "Effort: xhigh\n"),
+    ({"reasoning_effort": "max"}, "Effort: xhigh\n"),
+    ({"reasoning_effort": "low"}, "Effort: low\n"), ({"reasoning_effort": "medium"}, ""),
+    ({"reasoning_effort": "none"}, ""), ({"enable_thinking": False}, ""),
+    ({"chat_template_kwargs": {"reasoning_effort": "low"}}, "Effort: low\n"),
+    ({"chat_template_kwargs": {"enable_thinking": False, "preserve_thinking": True}}, "")])
+def test_variables_of_a_template(newer, fields, begin):
+    prompt, options = chat_wish(newer, {"messages": FRANCE} | fields, 1000).answers[0]
+    assert newer.tokenizer.decode(prompt) == f"{begin}user:{FRANCE[0]['content']}\n" and "think_budget" not in options
+    with pytest.raises(InputError, match="^chat_template_kwargs must"):
+        chat_wish(newer, {"messages": FRANCE, "chat_template_kwargs": {"effort": "low"}}, 1000)
+
+
+FIRST_ONLY = """{%- for m in messages %}
+    {%- if m.role == 'system' and not loop.first %}{{- raise_exception('System message must be at the beginning.') }}
+    {%- endif %}{{- m.role + ':' + m.content + '\\n' }}
+{%- endfor %}"""
+
+
+def test_system_messages_are_joined_where_a_template_wants_one_at_the_beginning(demo):
+    tokenizer = Tokenizer(demo.tokenizer.backend, FIRST_ONLY, demo.tokenizer.named_tokens)
+    strict = dataclasses.replace(demo, tokenizer=tokenizer)
+    messages = [{"role": "system", "content": "Be brief."},
+                {"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "kind."}]},
+                *FRANCE, {"role": "system", "content": "It is late."}, {"role": "user", "content": "Go on."}]
+    prompt = tokenizer.decode(chat_wish(strict, {"messages": messages}, 1000).answers[0][0])
+    assert prompt == f"system:Be brief.\n\nBe kind.\n\nIt is late.\nuser:{FRANCE[0]['content']}\nuser:Go on.\n"
+    prompt = demo.tokenizer.decode(chat_wish(demo, {"messages": messages}, 1000).answers[0][0])
+    assert [*re.findall(r"<\|im_start\|>(\w+)", prompt)] == ["system", "system", "user", "system", "user", "assistant"]
+
+
+LOOK_UP = {"type": "function", "function": {"name": "look_up", "parameters": {
+    "type": "object", "required": ["word", "n"], "$defs": {"u": {"type": "boolean"}}, "properties": {
+        "word": {"type": "string", "enum": ["a/b", "c"]}, "n": {"type": "integer", "minimum": 0, "maximum": 99},
+        "deep": {"$ref": "#/$defs/u"}, "more": {"type": "array", "items": {"type": "null"}, "maxItems": 2}}}}}
+TOUCH = {"name": "touch"}
+
+
+def test_forced_calls_are_in_xml_where_the_template_writes_xml(newer):
+    names = set()
+    for seed in range(12):
+        body = {"messages": FRANCE, "tools": [LOOK_UP, TOUCH], "tool_choice": "required", "parallel_tool_calls": False,
+                "temperature": 2, "top_k": 0, "top_p": 1, "seed": seed, "reasoning_effort": "none"}
+        prompt, options = chat_wish(newer, body, 1000).answers[0]
+        answer = Completion(newer, prompt, **options).finish()
+        [call] = answer.answer.tool_calls
+        names.add(call["name"])
+        assert answer.text.startswith(f"<tool_call>\n<function={call['name']}>\n")
+        if call["name"] == "look_up":
+            jsonschema.validate(call["arguments"], LOOK_UP["function"]["parameters"])
+        else:  # it has no parameters
+            assert answer.text == "<tool_call>\n<function=touch>\n</function>\n</tool_call>"
+    assert names == {"look_up", "touch"}
+    with pytest.raises(Refusal, match="touch: a schema must be a JSON Schema"):
+        chat_wish(newer, {"messages": FRANCE, "tools": [TOUCH | {"parameters": 5}], "tool_choice": "required"}, 1000)
+
+
+@pytest.mark.parametrize("text, fits", [
+    ("Hello!", True), ("Hm.<tool_call>\n<function=touch>\n</function>\n</tool_call>", True),
+    ("<tool_call>\n<function=touch>\n<parameter=any>\n</b>\n\n</parameter>\n</function>\n</tool_call>", True),
+    ("<tool_call>\n<function=touch>\nany\n</function>\n</tool_call>", False),
+    ("<tool_call>\n<function=look_up>\n<parameter=word>\nc\n</parameter>\n<parameter=n>\n3\n</parameter>\n</function>\n"
+     "</tool_call>\n<tool_call>\n<function=touch>\n</function>\n</tool_call>", True),
+    ("<tool_call>\n<function=look_up>\n<parameter=word>\nd\n</parameter>\n", False)])
+def test_calls_in_xml_of_strict_tools_fit(newer, text, fits):
+    tools = [{"function": LOOK_UP["function"] | {"strict": True}}, TOUCH]
+    _, options = chat_wish(newer, {"messages": FRANCE, "tools": tools}, 1000).answers[0]
+    ids, matcher = newer.tokenizer.encode(text, add_special_tokens=False), matcher_of(newer, options["schema"])
+    assert (matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()) == fits
+
+
+@pytest.mark.parametrize("arguments, expected", [
+    ("5", '{"n": 5, "word": "5"}'), ("null", '{"n": null, "word": "null"}')])
+def test_calls_in_xml_have_typed_arguments(newer, arguments, expected):
+    wish = chat_wish(newer, {"messages": FRANCE, "tools": [LOOK_UP]}, 1000)
+    prompt, options = wish.answers[0]
+    job = Job(asyncio.Event(), True, Completion(newer, prompt, **options))
+    reply, said = ChatReply(wish, [job], newer, "m"), f"""Let me see.
+
+<tool_call>
+<function=look_up>
+<parameter=n>
+{arguments}
+</parameter>
+<parameter=word>
+{arguments}
+</parameter>
+</function>
+</tool_call>"""
+    job.completion.marks.push(said[:40])
+    job.n_pairs = len(job.completion.pairs)
+    shown = "".join(reply.chunks(0, job))
+    assert "Let me see." in shown and "tool_call" not in shown.replace("tool_calls", "")
+    job.completion.marks.push(said[40:], ended=True)
+    job.n_pairs, job.finish_reason = len(job.completion.pairs), "stop"
+    message = reply.whole()["choices"][0]["message"]
+    assert message["content"] == "Let me see." and message["tool_calls"][0]["function"]["arguments"] == expected
+    told = [json.loads(chunk.removeprefix("data: "))["choices"][0]["delta"] for chunk in reply.chunks(0, job)]
+    named, fragment = (call["function"] for delta in told for call in delta.get("tool_calls", ()))
+    assert (named["name"], named["arguments"] + fragment["arguments"]) == ("look_up", expected)
+
+
+# ---- Answers that fit ------------------------------------------------------------------------------------------------
+
+def test_a_form_is_filled_in(client):
+    import pydantic
+
+    class Country(pydantic.BaseModel):
+        capital: str = pydantic.Field(json_schema_extra={"enum": FORM["properties"]["capital"]["enum"]})
+        continent: str = pydantic.Field(json_schema_extra={"enum": FORM["properties"]["continent"]["enum"]})
+
+    for effort in ("none", "high"):
+        parsed = client.chat.completions.parse(model="m", messages=FRANCE, response_format=Country,
+                                               reasoning_effort=effort).choices[0].message
+        assert parsed.parsed == Country(capital="Paris", continent="Europe")
+        assert (getattr(parsed, "reasoning_content", None) is None) == (effort == "none")
+
+
+def test_tools_and_schemas_of_nested_classes_end(client):
+    """$ref in a tool's parameters, objects that don't forbid further properties, and strings that the field limits."""
+    import pydantic
+    place = pydantic.create_model("Place", name=str)
+    route = pydantic.create_model("Route", start=place, end=place)
+    same = {"model": "m", "messages": FRANCE, "extra_body": {"max_string": 9}}
+    call = client.chat.completions.create(tool_choice="required", tools=[openai.pydantic_function_tool(route)], **same)
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": route.model_json_schema()}}
+    for text in (call.choices[0].message.tool_calls[0].function.arguments,
+                 client.chat.completions.create(response_format=form, **same).choices[0].message.content):
+        filled = route.model_validate_json(text)
+        assert max(len(filled.start.name), len(filled.end.name)) <= 9
+
+
+def test_a_schema_that_cannot_be_used_is_refused_by_name(client):
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="m", messages=FRANCE, response_format={
+            "type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "string", "pattern": "(?=a)b"}}})
+    assert caught.value.param == "response_format" and "look-around" in caught.value.message
+
+
+# ---- Plain text, tokens, vectors -------------------------------------------------------------------------------------
+
+def test_plain_text(client, demo):
+    ids = demo.tokenizer.encode("The capital of")
+    got = client.completions.create(model="m", prompt=["The capital of", ids], max_tokens=4, echo=True, n=2)
+    expected = "The capital of" + str(Completion(demo, ids, max_new_tokens=4))
+    assert [choice.text for choice in got.choices] == [expected] * 4 and got.usage.prompt_tokens == 2 * len(ids)
+    parts = [*client.completions.create(model="m", prompt=ids, max_tokens=4, stream=True, logprobs=1)]
+    assert "The capital of" + "".join(part.choices[0].text for part in parts) == expected
+    assert [token for part in parts for token in part.choices[0].logprobs.tokens] == [
+        demo.tokenizer.decode([token]) for token in Completion(demo, ids, max_new_tokens=4).finish().token_ids]
+
+
+def test_tokens_and_templates(served, demo):
+    text = "Ça va? 👍"
+    status, value, _ = served.ask("/tokenize", {"content": text})
+    assert status == 200 and value["tokens"] == demo.tokenizer.encode(text)
+    assert served.ask("/detokenize", {"tokens": value["tokens"]})[1]["content"] == text
+    assert served.ask("/apply-template", {"messages": FRANCE})[1]["prompt"] == \
+        demo.tokenizer.apply_chat_template(FRANCE)
+
+
+def test_vectors_and_scores(embedder, reranker):
+    texts = ["bee finds home", "rain falls on tea", "蜜蜂"]
+    model = qwen3.load_model(embedder)
+    with Served(model, 1, 1) as served:
+        vectors = embed(model, texts)
+        for form in ("float", "base64"):
+            got = served.client().embeddings.create(model="m", input=texts, encoding_format=form)
+            data = [np.frombuffer(base64.b64decode(each.embedding), "<f4") if form == "base64" else each.embedding
+                    for each in got.data]
+            np.testing.assert_array_equal(np.array(data, np.float32), vectors)
+        assert got.usage.prompt_tokens == sum(len(model.tokenizer.encode(text)) for text in texts)
+        status, value, _ = served.ask("/v1/chat/completions", {"messages": FRANCE})
+        assert status == 400 and "embedding model" in value["error"]["message"]
+        assert str(embedder) not in json.dumps(value)
+        status, value, _ = served.ask("/rerank", {"query": "home", "texts": texts})
+        assert status == 200 and [each["score"] for each in value] == sorted((each["score"] for each in value))[::-1]
+    model = qwen3.load_model(reranker)
+    with Served(model) as served:
+        scores = rerank(model, "home", texts)
+        status, value, _ = served.ask("/v1/rerank", {"query": "home", "documents": texts, "top_n": 2,
+                                                     "return_documents": True})
+        assert status == 200 and [each["index"] for each in value["results"]] == np.argsort(-scores)[:2].tolist()
+        assert value["results"][0] == {"index": int(scores.argmax()), "relevance_score": float(scores.max()),
+                                       "document": texts[int(scores.argmax())]}
+
+
+# ---- Bad requests ----------------------------------------------------------------------------------------------------
+
+BAD = [  # path, body, status, the field at fault, words of the message
+    ("/v1/chat/completions", {"messages": FRANCE, "temperature": -1}, 400, "temperature", "temperature"),
+    ("/v1/chat/completions", {"messages": FRANCE, "max_tokens": 0}, 400, "max_tokens", "whole"),
+    ("/v1/chat/completions", {"messages": FRANCE, "n": 9}, 400, "n", "8"),
+    ("/v1/chat/completions", {"messages": FRANCE, "stop": [""]}, 400, None, "stop"),
+    ("/v1/chat/completions", {"messages": FRANCE, "stop": {"a": 1}}, 400, None, "stop"),
+    ("/v1/chat/completions", {"messages": FRANCE, "logit_bias": {"a": 1}}, 400, "logit_bias", "id"),
+    ("/v1/chat/completions", {"messages": FRANCE, "tempurature": 1}, 400, "tempurature", "temperature"),
+    ("/v1/chat/completions", {"messages": FRANCE, "tool_choice": "required"}, 400, "tool_choice", "tools"),
+    ("/v1/chat/completions", {"messages": FRANCE, "response_format": {"type": "x"}}, 400, "response_format", "json"),
+    ("/v1/chat/completions", {"messages": FRANCE, "continue_final_message": True}, 400, "continue_final_message", "last"),
+    ("/v1/chat/completions", {}, 400, None, "messages"),
+    ("/v1/chat/completions", {"messages": 3}, 400, "messages", "messages"),
+    ("/v1/chat/completions", {"messages": [*FRANCE, {"role": "tool"}]}, 400, "messages", "message 1"),
+    ("/v1/chat/completions", {"messages": [*FRANCE, {"role": "assistant", "tool_calls": [
+        {"function": {"name": "f", "arguments": "{"}}]}]}, 400, "messages", "message 1"),
+    ("/v1/chat/completions", {"messages": FRANCE * 300}, 400, "messages", "context"),
+    ("/v1/completions", {"prompt": "a " * 2000, "stream": True}, 400, "prompt", "context"),
+    ("/v1/completions", {"prompt": [10**30]}, 400, None, "range"),
+    ("/v1/completions", {"prompt": {}}, 400, "prompt", "text"),
+    ("/v1/completions", {"prompt": "\ud800"}, 400, None, "Unicode"),
+    ("/v1/completions", {"prompt": "x", "suffix": "y"}, 400, "suffix", "supported"),
+    ("/v1/completions", {"prompt": "x", "mirostat": 2}, 400, "mirostat", "supported"),
+    ("/v1/responses", {"input": [{"role": "user"}]}, 400, "input", "content"),
+    ("/v1/responses", {"input": "x", "background": True}, 400, "background", "supported"),
+    ("/v1/completions", b"{", 400, None, "JSON"),
+    ("/v1/completions", b"[" * 10000, 400, None, "JSON"),
+    ("/v1/completions", b"\xff", 400, None, "JSON"),
+    ("/v1/completions", b"3", 400, None, "object"),
+    ("/v1/embeddings", {"input": "x"}, 400, None, "embedding"),
+    ("/v1/embeddings", {"input": 3}, 400, "input", "text"),
+    ("/v1/embeddings", {"input": [[1, 2]]}, 400, "input", "check_embedding_ctx_length"),
+    ("/v1/embeddings", {"input": "x", "dimension": 2}, 400, "dimension", "dimensions"),
+    ("/rerank", {"query": "x", "texts": ["a"]}, 400, None, "demo: not a reranker"),
+    ("/rerank", {"query": "x", "texts": ["a"], "raw_scores": True}, 400, "raw_scores", "supported"),
+    ("/v1/responses", {"input": "x", "tools": [{}]}, 400, "tools", "list"),
+    ("/v1/responses", {"input": "x", "tools": [WEATHER]}, 400, "tools", "name"),
+    ("/v1/responses", {"input": "x", "tool_choice": "required"}, 400, "tool_choice", "tools"),
+    ("/v1/responses", {"input": [{"type": "item_reference", "id": "x"}]}, 400, "input", "item_reference"),
+    ("/v1/responses", {"input": [{"type": "function_call", "name": "f", "arguments": "{"}]}, 400, "input", "JSON"),
+    ("/v1/responses", {"input": [{"type": "function_call", "arguments": "{}"}]}, 400, "input", "tool_calls"),
+    ("/v1/rerank", {"query": "x", "documents": []}, 400, "query", "documents"),
+    ("/tokenize", {}, 400, "content", "text"), ("/detokenize", {"tokens": "x"}, 400, "tokens", "ids"),
+    ("/v1/models/other/name", None, 404, "model", "other/name"),
+    ("/v1/nothing", {}, 404, None, "/v1/nothing"), ("/v1/models", {}, 405, None, "POST")]
+
+
+@pytest.mark.parametrize("path, body, status, param, words", BAD)
+def test_bad_requests(served, path, body, status, param, words):
+    got, value, _ = served.ask(path, body)
+    assert got == status and value["error"].keys() == {"message", "type", "param", "code"}
+    assert value["error"]["param"] == param and words in value["error"]["message"]
+    assert_one_line(value["error"]["message"])
+    if words == "context":
+        assert value["error"]["code"] == "context_length_exceeded"
+    assert str(ROOT) not in json.dumps(value)
+
+
+CLIENTS = {  # what they send beside the question; none of it has an effect here at these values
+    "openai": {"user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "verbosity": "low",
+               "parallel_tool_calls": True, "safety_identifier": "1", "prompt_cache_key": "1", "audio": None,
+               "modalities": ["text"], "prediction": {"type": "content", "content": "Paris"}, "stream_options": None},
+    "Zed": {"stop": [], "tools": [], "tool_choice": "auto", "prompt_cache_key": "1", "parallel_tool_calls": False},
+    "Open WebUI": {"chat_id": "1", "session_id": "2", "id": "3", "frequency_penalty": 0, "keep_alive": "5m"},
+    "vLLM": {"min_tokens": 0, "top_k": -1, "skip_special_tokens": True, "spaces_between_special_tokens": True,
+             "cache_salt": "1", "return_token_ids": False, "continue_final_message": False, "chat_template_kwargs": {}},
+    "llama.cpp": {"cache_prompt": True, "n_predict": 1, "timings_per_token": True, "return_progress": True,
+                  "reasoning_format": "deepseek", "typical_p": 1.0, "xtc_probability": 0, "xtc_threshold": 0.1,
+                  "n_probs": 0, "dry_multiplier": 0, "dry_base": 1.75, "dry_allowed_length": 2, "mirostat": 0,
+                  "mirostat_tau": 5, "seed": -1, "backend_sampling": False},
+    "LM Studio": {"max_tokens": -1, "ttl": 60}}
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_fields_without_effect_are_accepted(served, name):
+    assert served.ask("/v1/chat/completions", {"messages": FRANCE, "max_tokens": 1} | CLIENTS[name])[0] == 200
+
+
+def test_nan_in_the_weights_is_the_servers_fault(demo, embedder):
+    broken = dataclasses.replace(demo, weights=demo.weights | {"norm": demo.weights["norm"] * np.nan})
+    with Served(broken) as served:
+        for stream, status in ((False, 500), (True, 200)):
+            found, answer, _ = served.ask("/v1/chat/completions", {"messages": FRANCE, "stream": stream})
+            assert found == status and "not finite" in str(answer) and "server_error" in str(answer)
+        served.idle()
+    model = qwen3.load_model(embedder)
+    with Served(dataclasses.replace(model, weights=model.weights | {"norm": model.weights["norm"] * np.nan})) as served:
+        assert served.ask("/v1/embeddings", {"input": "a"})[0] == 500
+
+
+def test_fields_without_effect_of_a_response(served):
+    fields = {"tools": [{"type": "web_search"}, {"type": "namespace", "name": "x", "tools": []}], "tool_choice": "auto",
+              "include": ["reasoning.encrypted_content"], "reasoning": {"effort": "low", "summary": "auto"},
+              "stream_options": {"include_obfuscation": False},
+              "store": True, "truncation": "disabled", "top_logprobs": 0, "background": False, "client_metadata": {}}
+    assert served.ask("/v1/responses", {"input": "x", "max_output_tokens": 1} | fields)[0] == 200

@@ -40,6 +40,7 @@ from qwen3_lib.app.options import Parser, add_engine_options, add_model_options,
 from qwen3_lib.app.terminal import columns, print_json, to_stdout, write
 from qwen3_lib.answers.caches import Caches
 from qwen3_lib.batch.caches import copy_prefix
+from qwen3_lib.io.errors import encoded
 from qwen3_lib.io.pooling import SEARCH, Chat, normalized, recipe_of
 from qwen3_lib.io.progress import progress
 
@@ -158,7 +159,7 @@ def ending(model: Model) -> list[int]:
 
 def body_of(model: Model, text: str) -> list[int]:
     """The ids of a text without its ending: a text is cut before it."""
-    ids = model.tokenizer.encode(text)
+    ids = encoded(model.tokenizer, text, model.config.context_length)
     return ids[:len(ids) - len(ending(model))]
 
 

@@ -249,8 +249,8 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             where = brief(repr(text[max(error.start - 20, 0):error.start + 1]))
             raise InputError(f"the text is not valid Unicode: {where} ends with a lone surrogate") from error
-        with library_errors("cannot encode the text"):
-            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        with library_errors("cannot encode the text"):  # `encode` is slower, and other threads would wait for it
+            return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def token_bytes(self, token_id: int, skip_special_tokens: bool = False) -> bytes:
         """The bytes that a token adds to the decoded text; none for an id without a name (padding, out of range)."""

@@ -18,6 +18,7 @@ from configs import FRANCE, PARIS, SHARED
 from fuzzing import any_answer, any_text, cut_up, fuzz, merged, pairs_of, parts_of
 from helpers import WEATHER, assert_one_line, edit_json, filled_cache, message_of, random_ids, works_or_refused
 from qwen3_lib.answers.answer import inside_thought, parse_answer
+from qwen3_lib.answers.marks import held_back
 from tokenizer_utils import END_TOKENS, Answer, Tokenizer
 from qwen3_lib.answers.completion import AnswerText, Completion
 from qwen3_lib.answers.guesses import Draft, Lookup, Source, Speculator
@@ -74,6 +75,12 @@ def tool(name="f", **types):
     """The tool in OpenAI's form; a type is a name, several, or a schema."""
     properties = {key: kind if isinstance(kind, dict) else {"type": kind} for key, kind in types.items()}
     return {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": properties}}}
+
+
+@given(st.text("ab", max_size=9), st.lists(st.text("ab", min_size=1, max_size=5), max_size=4))
+def test_what_may_become_a_mark_is_held_back(text, marks):
+    expected = max((n for mark in marks for n in range(1, len(mark) + 1) if text.endswith(mark[:n])), default=0)
+    assert held_back(text, sorted(marks)) == expected
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ ROOMS = {  # from the ground up: a room -> the rooms that it imports, all of the
     "qwen3_5": {"tokenizer_utils", "qwen3"},
     "qwen3_lib.io": {"tokenizer_utils", "qwen3", "qwen3_5"},
     "qwen3_lib.kernels": {"qwen3", "qwen3_5", "qwen3_lib.io"},
-    "qwen3_lib.answers": {"tokenizer_utils", "qwen3", "qwen3_5"},
+    "qwen3_lib.answers": {"tokenizer_utils", "qwen3", "qwen3_5", "qwen3_lib.io"},
     "qwen3_lib.batch": {"qwen3", "qwen3_5", "qwen3_lib.answers"},
     "qwen3_numba": {"qwen3", "qwen3_5", "qwen3_lib.io", "qwen3_lib.kernels"},
     "qwen3_lib.app": {"qwen3", "qwen3_5", "qwen3_lib.io", "qwen3_lib.answers", "qwen3_numba"},

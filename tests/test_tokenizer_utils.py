@@ -3,6 +3,7 @@
 import copy
 import functools
 import json
+import threading
 import unicodedata
 
 import jinja2.ext
@@ -14,7 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import tokenizer_utils
-from configs import QWEN3_5, SHARED
+from configs import QWEN3_5, ROOT, SHARED
 from fuzzing import any_conversation, fuzz
 from helpers import message_of as error_of
 from qwen3_lib.answers.answer import inside_thought
@@ -521,11 +522,24 @@ def test_panic_while_encoding(tmp_path):
     assert "cannot encode the text" in error_of(tokenizer.encode, "a")
 
 
+def test_other_threads_go_on_while_a_long_text_is_encoded():
+    ticks, ended = [], threading.Event()
+    thread = threading.Thread(target=lambda: [ticks.append(1) for _ in iter(lambda: ended.wait(0.005), True)])
+    thread.start()
+    tokenizer, text = load_tokenizer(ROOT / "demo"), "to be or not to be" * 50_000
+    before = len(ticks)
+    ids = tokenizer.encode(text)
+    ticked = len(ticks) - before
+    ended.set()
+    thread.join()
+    assert ticked > 10 and ids == tokenizer.backend.encode(text).ids
+
+
 def test_keyboard_interrupt_passes(monkeypatch):
     def interrupt(text, **options):
         raise KeyboardInterrupt
     tokenizer = Tokenizer(tiny_backend())
-    monkeypatch.setattr(tokenizer, "backend", type("Backend", (), {"encode": staticmethod(interrupt)}))
+    monkeypatch.setattr(tokenizer, "backend", type("Backend", (), {"encode_batch_fast": staticmethod(interrupt)}))
     with pytest.raises(KeyboardInterrupt):
         tokenizer.encode("a")
 

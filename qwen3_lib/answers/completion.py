@@ -20,15 +20,21 @@ from qwen3_lib.answers.processors import Bias, Logprobs, Processor, ThinkBudget,
 from qwen3_lib.answers.schema import Constrained, Grammar
 from qwen3_lib.answers.steps import Run, step
 from qwen3_lib.answers.tools import schemas
+from qwen3_lib.io.errors import encoded
 from tokenizer_utils import Answer, InputError, StreamDecoder, Tokenizer, brief
 
 
+MOST_STOPS, LONGEST_STOP = 64, 1024  # characters; each token is compared with all of them
+
+
 def checked_stop(stop: str | Iterable[str]) -> tuple[str, ...]:
-    """Stop texts as a tuple. Raises InputError for an empty one, which would end every answer at once."""
+    """Stop texts as a tuple. Raises InputError for too many or too long ones, and for an empty one."""
     several = isinstance(stop, Iterable) and not isinstance(stop, str | dict)
     texts: tuple[Any, ...] = tuple(stop) if several else (stop,)
     if wrong := [text for text in texts if not isinstance(text, str) or not text]:
         raise InputError(f"a stop text must be a text of at least one character, not {brief(repr(wrong[0]))}")
+    if len(texts) > MOST_STOPS or max(map(len, texts), default=0) > LONGEST_STOP:
+        raise InputError(f"stop must be at most {MOST_STOPS} texts of at most {LONGEST_STOP:,} characters each")
     return texts
 
 
@@ -212,4 +218,5 @@ def complete(model: Model, messages: list[dict[str, Any]],
     about, messages = schemas(tools), checked_messages(messages, "messages")
     text = model.tokenizer.apply_chat_template(messages, about, enable_thinking=enable_thinking, join_text_parts=True,
                                                chat_template_kwargs=chat_template_kwargs)
-    return Completion(model, model.tokenizer.encode(text, add_special_tokens=False), tools=about, **options)
+    ids = encoded(model.tokenizer, text, model.config.context_length, add_special_tokens=False)
+    return Completion(model, ids, tools=about, **options)

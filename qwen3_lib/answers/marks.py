@@ -1,16 +1,21 @@
 """Tells thought, content and calls apart while an answer grows."""
 from __future__ import annotations
 
-from collections.abc import Iterable
+import bisect
+from collections.abc import Sequence
 
 FOLLOWING = {"start": {"<think>": "thinking", "<tool_call>": "call"}, "thinking": {"</think>": "content"},
              "content": {"<tool_call>": "call"}, "call": {}}  # state -> tag -> next state
+TAGS = {state: sorted({"<tool_call>", *FOLLOWING[state]}) for state in FOLLOWING if state != "call"}
 
 
-def held_back(text: str, marks: Iterable[str]) -> int:
-    """The number of characters at the end of a text that could be the beginning of one of the marks."""
-    return max((n for mark in marks if mark[0] in text  # seldom, and the rest costs more
-                for n in range(1, min(len(mark), len(text) + 1)) if text.endswith(mark[:n])), default=0)
+def held_back(text: str, marks: Sequence[str]) -> int:
+    """The number of characters at the end of a text that could be the beginning of one of the marks, which are sorted."""
+    for start in range(max(len(text) - max(map(len, marks), default=0), 0), len(text)):
+        at = bisect.bisect_left(marks, end := text[start:])
+        if at < len(marks) and marks[at].startswith(end):
+            return len(end)
+    return 0
 
 
 class Marks:
@@ -27,7 +32,7 @@ class Marks:
                  closing: int | None = None):
         self.state = "thinking" if think_open_in_prompt else "start"
         self.pairs, self.held = list[tuple[str, str]](), ""
-        self.stop, self.stops, self.stopped = stop, False, False  # stops: whether the stop texts apply now
+        self.stop, self.stops, self.stopped = sorted(stop), False, False  # stops: whether the stop texts apply now
         self.opening, self.closing = opening, closing
         self.inside = self.was_inside = think_open_in_prompt  # was_inside: before the latest token
         self.is_closed = False  # whether a ThinkBudget has chosen the latest token
@@ -47,7 +52,7 @@ class Marks:
             if not ended and "<think>".startswith(start):
                 return False
             self.stops = not start.startswith("<think>")
-        stop = self.stop if self.stops else ()
+        stop = self.stop if self.stops else []
         if ends := [(at + len(text), at) for text in stop if (at := self.held.find(text)) >= 0]:
             self.held, self.stopped = self.held[:min(ends)[1]], True  # the first complete one, of two the longer
         ended = ended or self.stopped
@@ -62,8 +67,7 @@ class Marks:
             at += len(tag) if tag == "</think>" else 0  # this tag belongs to the thought
             self.state, self.stops = following[tag], self.stops or tag == "</think>"
         else:
-            tags = () if ended or self.state == "call" else ("<tool_call>", *FOLLOWING[self.state])
-            at = len(text) - held_back(text, tags)
+            at = len(text) - (0 if ended else held_back(text, TAGS.get(self.state, ())))
         if at:
             self.pairs.append((kind, self.held[:at]))
         self.held = self.held[at:]

@@ -22,7 +22,7 @@ from qwen3_lib.app.options import (Parser, add_answer_options, add_engine_option
 from qwen3_lib.app.state import going_on, keep_conversation, kept_conversation
 from qwen3_lib.app.terminal import (as_json, cut_note, logprob_objects, note, obey_escapes, print_answer,
                                     print_json, print_raw, statistics, write)
-from qwen3_lib.io.errors import InputError
+from qwen3_lib.io.errors import InputError, encoded
 from qwen3_lib.io.hub import resolve_model
 
 # ---- Options ---------------------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ def answer(args: argparse.Namespace) -> None:
     n_saved = cache.length if cache is not None else 0
     if args.raw:
         given = {name: value for name, value in options.items() if value is not None}
-        completion = Completion(model, model.tokenizer.encode(prompt), cache, **given)
+        completion = Completion(model, encoded(model.tokenizer, prompt, model.config.context_length), cache, **given)
     else:
         completion = chat(model, messages, tools, args.think, cache=cache, **options)
     try:

@@ -17,7 +17,7 @@ from qwen3_lib.answers.completion import Completion
 from qwen3_lib.answers.messages import checked_messages, checked_tools
 from qwen3_lib.answers.schema import Grammar, calls_grammar, grammar_of, lark, matcher_of, regex
 from qwen3_lib.answers.processors import TokenLogprob
-from qwen3_lib.io.errors import brief, did_you_mean, is_whole, parse_json
+from qwen3_lib.io.errors import brief, did_you_mean, encoded, is_whole, parse_json
 
 Body = dict[str, Any]
 Value = dict[str, Any]
@@ -294,14 +294,14 @@ def chat_wish(model: Model, body: Body, longest: int, defaults: dict[str, Any] |
         most = None if options.get("max_string") is None else checked_whole("max_string", options["max_string"], 0)
         options["schema"] = answer_schema(model, schema, tools or [], forced, not one_call, most)
     top = whole(body, "top_logprobs", 0, 0, MOST_LOGPROBS)
-    prompt = model.tokenizer.encode(chat_prompt(model, body), add_special_tokens=False)
+    prompt = encoded(model.tokenizer, chat_prompt(model, body), longest, add_special_tokens=False)
     return wish_of(model, "chat", body, [prompt], options, top if flag(body, "logprobs") else None, longest,
                    one_call=one_call)
 
 
 # ---- Plain text ------------------------------------------------------------------------------------------------------
 
-def prompts_of(model: Model, given: Any) -> list[list[int]]:
+def prompts_of(model: Model, given: Any, longest: int) -> list[list[int]]:
     """The ids of each prompt: a text, a list of ids, or a list of these."""
     if isinstance(given, str) or isinstance(given, list) and given and all(is_whole(part, 0) for part in given):
         given = [given]
@@ -311,7 +311,7 @@ def prompts_of(model: Model, given: Any) -> list[list[int]]:
     for prompt in given:
         if not isinstance(prompt, str) and not (isinstance(prompt, list) and all(is_whole(i, 0) for i in prompt)):
             raise Refusal(400, f"prompt must be a text or a list of token ids, not {brief(repr(prompt), 80)}", "prompt")
-    return [model.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in given]
+    return [encoded(model.tokenizer, prompt, longest) if isinstance(prompt, str) else prompt for prompt in given]
 
 
 def text_wish(model: Model, body: Body, longest: int) -> Wish:
@@ -320,7 +320,7 @@ def text_wish(model: Model, body: Body, longest: int) -> Wish:
     body = known(body, TEXT)
     if "best_of" in body and body["best_of"] != body.get("n", 1):
         raise Refusal(400, "best_of isn't supported, unless it is n", "best_of")
-    prompts = prompts_of(model, body.get("prompt"))
+    prompts = prompts_of(model, body.get("prompt"), longest)
     logprobs = whole(body, "logprobs", 0, 0, MOST_LOGPROBS) if "logprobs" in body else None
     echo = flag(body, "echo")
     if echo and logprobs is not None:

@@ -21,7 +21,7 @@ from qwen3_lib.answers.messages import checked_messages, checked_tools
 from qwen3_lib.answers.options import NAMES
 from qwen3_lib.app.openai import Refusal, chat_choice, chat_logprobs, chat_wish
 from qwen3_lib.app.terminal import as_json, model_name
-from qwen3_lib.io.errors import InputError, brief, did_you_mean, is_whole, some
+from qwen3_lib.io.errors import InputError, brief, did_you_mean, encoded, is_whole, some
 
 Row = dict[str, Any]
 Id = str | int | float
@@ -260,14 +260,14 @@ def request(model: Model, settings: Settings, row: Row, line: int) -> tuple[list
     if settings.raw:
         if prompt is None:
             raise InputError(NO_TEMPLATE)
-        return model.tokenizer.encode(prompt), options
+        return encoded(model.tokenizer, prompt, model.config.context_length), options
     if not isinstance(think, bool | None):
         raise InputError(f"enable_thinking must be true or false, not {brief(repr(think))}")
     messages = conversation(row.get("messages", [{"role": "user", "content": prompt}]), settings.system)
     tools = checked_tools(row["tools"], "this record") if "tools" in row else settings.tools
     text = model.tokenizer.apply_chat_template(messages, tools, enable_thinking=think, join_text_parts=True,
                                                chat_template_kwargs=kwargs)
-    ids = model.tokenizer.encode(text, add_special_tokens=False)
+    ids = encoded(model.tokenizer, text, model.config.context_length, add_special_tokens=False)
     return ids, asdict(default_sampling(model, think)) | options | {"tools": tools or None}
 
 

@@ -1,13 +1,14 @@
 """Words and checks for messages about bad input. InputError itself stands in tokenizer_utils.py."""
 import difflib
 from collections.abc import Iterable
+from functools import lru_cache
 from numbers import Integral
 from typing import Any
 
-from tokenizer_utils import InputError, brief, parse_json, read_json_object
+from tokenizer_utils import InputError, Tokenizer, brief, parse_json, read_json_object
 
-__all__ = ["LONGEST_LINE", "InputError", "brief", "counted", "did_you_mean", "is_whole", "parse_json",
-           "read_json_object", "some"]
+__all__ = ["LONGEST_LINE", "InputError", "TooLong", "brief", "counted", "did_you_mean", "encoded", "is_whole",
+           "parse_json", "read_json_object", "some"]
 
 LONGEST_LINE = 2000  # characters of an error message
 
@@ -33,3 +34,21 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def is_whole(value: Any, minimum: int) -> bool:
     """True for an integer (not True or 3.0) of at least `minimum`."""
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= minimum
+
+
+class TooLong(InputError):
+    """A text that has more tokens than the context, whatever they are."""
+
+
+@lru_cache(maxsize=4)
+def longest_token(tokenizer: Tokenizer) -> int:
+    """The bytes of the longest token: the alphabet of the vocabulary has a character for each byte."""
+    return max(map(len, tokenizer.backend.get_vocab()))
+
+
+def encoded(tokenizer: Tokenizer, text: str, room: int, add_special_tokens: bool = True) -> list[int]:
+    """The ids of a text. Raises TooLong, before it takes seconds, for one that can't fit into `room` tokens."""
+    if len(text) > room and len(text) > room * (longest := longest_token(tokenizer)):
+        raise TooLong(f"the text has {len(text):,} characters, too many for the context of {room:,} tokens: none of "
+                      f"them has more than {longest}")
+    return tokenizer.encode(text, add_special_tokens)

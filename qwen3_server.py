@@ -22,8 +22,10 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from types import FrameType
 
 from qwen3 import InputError, checked_whole
@@ -37,6 +39,7 @@ from qwen3_lib.io.errors import counted
 try:
     import uvicorn
 
+    from qwen3_lib.server.rendering import Renderer
     from qwen3_lib.server.web import LOCAL, Limits, Protocol, make_app
     from qwen3_lib.server.worker import Worker
 except ImportError as error:  # an extra that a plain installation leaves out
@@ -47,6 +50,7 @@ else:
 CONTEXT = 8192  # tokens of a prompt and its answer; each slot takes memory for all of them
 KEPT = "512MB"
 GRACE = 10.0  # seconds that running answers have after SIGTERM
+LAST = 4.0  # seconds after that until the process ends, whatever runs
 
 
 def make_parser() -> Parser:
@@ -85,6 +89,7 @@ def open_batch(args: argparse.Namespace) -> Batch:
     memory = checked_size(args.memory)
     model = load(args)
     note(banner(model))
+    model = replace(model, tokenizer=Renderer(model.tokenizer, str(model.path)))
     if model.embeds:  # needs no slots: it gives vectors only
         return Batch(model, 1, 1)
     longest = min(args.context or CONTEXT, model.config.context_length)
@@ -100,6 +105,12 @@ def listening(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         reason = str(getattr(error, "strerror", "a port is a number from 0 to 65535")).partition(" (")[0]
         raise InputError(f"cannot listen on port {port} of {host}: {reason}; --port takes another") from error
+
+
+def give_up() -> None:
+    """Ends the process though something still runs."""
+    note("stopped; what still ran was given up")
+    os._exit(1)
 
 
 def api_key(args: argparse.Namespace) -> str | None:
@@ -118,15 +129,20 @@ def run(args: argparse.Namespace) -> int:
             checked_whole(f"--{name}", getattr(args, name), least)
     key, local, errors = api_key(args), args.host in ("localhost", "127.0.0.1", "::1"), list[Exception]()
 
-    listener = listening(args.host, args.port)
+    listener, timers = listening(args.host, args.port), list[threading.Timer]()
 
     class Uvicorn(uvicorn.Server):
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            worker.ends_at = worker.ends_at or time.monotonic() + GRACE
-            super().handle_exit(sig, frame)
+            grace = 0 if timers else GRACE  # at the second signal, running answers get their error
+            worker.ends_at = time.monotonic() + grace
+            timers.append(threading.Timer(grace + LAST, give_up))
+            timers[-1].daemon = True
+            timers[-1].start()
+            if grace:  # uvicorn would drop the connections at the second signal
+                super().handle_exit(sig, frame)
 
     def opened() -> Batch:
-        batch = open_batch(args)
+        worker.batch = batch = open_batch(args)  # before clients are told the address
         address = f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{listener.getsockname()[1]}"
         note(f"a page to chat on: {address}/   for clients: {address}/v1")
         return batch
@@ -145,6 +161,8 @@ def run(args: argparse.Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # uvicorn raises the signal again when all is done
     server.run([listener])
+    for timer in timers:
+        timer.cancel()
     for error in errors:
         raise error if isinstance(error, InputError | MemoryError) else InputError("the server has failed")
     given_up = worker.totals["given_up"]
@@ -154,7 +172,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line -> exit status: 0 after SIGTERM or Ctrl-C; 1 for bad input, in one line; 2 for bad usage."""
+    """The command line -> exit status: 0 after SIGTERM or Ctrl-C, 1 if something had to be given up for it; 1 for bad
+    input, in one line; 2 for bad usage."""
     return guarded(lambda: run(make_parser().parse_args(argv)))
 
 

@@ -101,10 +101,10 @@ def endless(served, **fields):
     return connection
 
 
-def started(*options):
+def started(*options, program=(ROOT / "qwen3_server.py",)):
     """(the process of a server at a free port, its lines until it is ready: the last ends with its address)"""
-    process = subprocess.Popen([sys.executable, ROOT / "qwen3_server.py", "--port", "0", "--slots", "2", *options],
-                               stderr=subprocess.PIPE, text=True, env=os.environ | {"OPENBLAS_NUM_THREADS": "1"})
+    process = subprocess.Popen([sys.executable, *program, "--port", "0", "--slots", "2", *options], cwd=ROOT, text=True,
+                               stderr=subprocess.PIPE, env=os.environ | {"OPENBLAS_NUM_THREADS": "1"})
     lines = [process.stderr.readline()]
     while lines[-1] and "for clients" not in lines[-1]:
         lines.append(process.stderr.readline())

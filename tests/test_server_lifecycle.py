@@ -1,6 +1,8 @@
 """qwen3_lib/server: clients that come and leave, who may ask, and the process."""
+import asyncio
 import base64
 import contextlib
+import dataclasses
 import hashlib
 import re
 import signal
@@ -11,10 +13,15 @@ import threading
 import time
 import urllib.request
 
+import pytest
+
 from configs import ROOT
-from helpers import assert_one_line
+from helpers import WEATHER, assert_one_line, message_of
+from qwen3_lib.app.openai import Refusal
 from qwen3_lib.batch.batch import Batch
 from serving import FRANCE, PARIS, Served, endless, openai, started, streamed, until, web
+from qwen3_lib.server.rendering import Renderer
+from tokenizer_utils import Tokenizer
 
 
 def test_a_conversation_is_found_again_after_others_used_its_slot(demo):
@@ -25,6 +32,16 @@ def test_a_conversation_is_found_again_after_others_used_its_slot(demo):
         for messages in (first, talk, first):
             again = client.chat.completions.create(model="m", messages=messages)
     assert again.usage.prompt_tokens_details.cached_tokens == again.usage.prompt_tokens - 1
+
+
+@pytest.fixture
+def slow(demo):
+    """The bundled model with 20 tokens in a second."""
+    def logits_of(*args):
+        time.sleep(0.05)
+        return demo.engine.logits_of(*args)
+
+    return dataclasses.replace(demo, engine=dataclasses.replace(demo.engine, logits_of=logits_of))
 
 
 def test_clients_that_leave_free_their_slots(demo):
@@ -41,6 +58,41 @@ def test_clients_that_leave_free_their_slots(demo):
                 connection.close()
             served.idle()
             assert served.worker.totals["cancelled"] == 2 and time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_closes_its_sending_half_gets_its_answer(slow, stream):
+    with Served(slow) as served, contextlib.closing(endless(served, stream=stream, max_tokens=20)) as connection:
+        connection.shutdown(socket.SHUT_WR)
+        text = b"".join(iter(lambda: connection.recv(2**16), b""))  # until the server closes, which is at once
+        served.idle()
+        assert served.worker.totals["cancelled"] == 0 and b'"length"' in text
+        assert text.count(b"HTTP/1.1 200 OK") == 1 and text.count(b"100 Continue") < (3 if stream else 10)
+
+
+def test_a_running_answer_outlives_the_time_for_headers(slow, monkeypatch):
+    monkeypatch.setattr(web, "HEADER_SECONDS", 0.2)
+    with Served(slow) as served:
+        got = served.client().completions.create(model="m", prompt="once", max_tokens=20)
+        assert got.usage.completion_tokens == 20
+        with socket.create_connection(("127.0.0.1", served.port), timeout=30) as silent:
+            silent.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET")  # the second request doesn't go on
+            assert b"ok" in b"".join(iter(lambda: silent.recv(2**16), b""))
+
+
+def test_a_stopping_server_gives_up_answers_and_takes_no_more(demo):
+    with Served(demo, longest=4000) as served, contextlib.closing(endless(served, stream=False)) as connection, \
+            contextlib.closing(endless(served)) as stream:
+        until(lambda: len(served.worker.batch.running) == 2)
+        served.worker.ends_at = time.monotonic()
+        assert connection.recv(100).startswith(b"HTTP/1.1 503 ")
+        assert served.ask("/v1/completions", {"prompt": "x"})[0] == 503
+        text = b""
+        while b"stopping" not in text:
+            assert (part := stream.recv(2**16))
+            text += part
+    with pytest.raises(Refusal, match="has failed"):  # its thread has ended
+        asyncio.run(served.worker.do(lambda: 1))
 
 
 def test_the_queue_and_the_time_are_limited(demo):
@@ -69,6 +121,24 @@ def test_a_short_prompt_does_not_wait_for_a_long_one(demo):
     assert len(short.token_ids) == 1
 
 
+KEYS = {"Bearer secret": 200, "bearer secret": 200, "BEARER  secret": 200, None: 401, "": 401, "Bearer": 401,
+        "Bearer ": 401, "Bearer wrong": 401, "Bearer Secret": 401, "Bearer secret secret": 401, "Basic secret": 401,
+        "secret": 401, "Bearersecret": 401}
+
+
+@pytest.mark.core
+def test_the_key_opens_the_paths_in_every_form_and_nothing_else_does(demo):
+    with Served(demo, hosts=None, key="secret") as served:
+        for path in ("/v1/models", "/v1/models/demo", "/v1/models?/health", "/v1/models#/health", "/metrics", "/health/x",
+                     "//health", "/health/../v1/models"):
+            for host in ("localhost", "localhost:/health?", "localhost/?", "x/health#"):
+                for key, expected in KEYS.items():
+                    status, _, _ = served.ask(path, headers={"Host": host} | ({"Authorization": key} if key else {}))
+                    assert (404 if status == 404 and "health" in path else status) == (
+                        expected if expected == 401 or status == 200 else 404), (path, host, key)
+        assert served.ask("/health")[0] == served.ask("/")[0] == 200
+
+
 def test_who_may_ask(demo, monkeypatch):
     monkeypatch.setattr(web, "LARGEST_BODY", 1000)
     monkeypatch.setattr(web, "HEADER_SECONDS", 0.3)
@@ -84,7 +154,12 @@ def test_who_may_ask(demo, monkeypatch):
         assert ask("/health", headers={"Origin": served.url})[0] == 200
         allowed = ask("/health", headers={"Origin": "https://friend.org"})
         assert allowed[0] == 200 and allowed[2]["access-control-allow-origin"] == "https://friend.org"
+        with socket.create_connection(("127.0.0.1", served.port), timeout=30) as preflight:  # it comes without a key
+            preflight.sendall(b"OPTIONS /v1/models HTTP/1.1\r\nHost: localhost\r\nOrigin: https://friend.org\r\n"
+                              b"Access-Control-Request-Method: GET\r\n\r\n")
+            assert preflight.recv(100).startswith(b"HTTP/1.1 200 ")
     with Served(demo) as served:
+        assert served.ask("/health", headers={"Host": "[::1]:8000"})[0] == 200
         assert served.ask("/v1/completions", {"prompt": "x" * 1000})[0] == 413
         with socket.create_connection(("127.0.0.1", served.port), timeout=30) as slow:  # headers that never end
             slow.sendall(b"POST /v1/completions HTTP/1.1\r\nA: b\r\n")
@@ -163,3 +238,68 @@ def test_a_model_that_is_missing():
     process, lines = started("--model", "no/such/folder")
     assert process.wait(30) == 1 and lines[1:] == [""]
     assert_one_line(lines[0], "no/such/folder")
+
+
+SLOW = """# the seconds that a pass takes, and the grace
+import sys, time, qwen3_server
+from qwen3_lib.batch.batch import Batch
+step = Batch.step
+def slow(self):
+    time.sleep(float(sys.argv[1]))
+    return step(self)
+Batch.step, qwen3_server.GRACE, qwen3_server.LAST = slow, float(sys.argv[2]), 1
+sys.exit(qwen3_server.main(sys.argv[3:]))
+"""
+
+
+@pytest.mark.parametrize("seconds, grace, signals, status, told", [
+    (1000, 1, [signal.SIGTERM], 1, "what still ran was given up"),
+    (0.1, 60, [signal.SIGINT, signal.SIGINT], 0, "0 answers were finished, 1 given up")])
+def test_signals_end_the_process_whatever_runs(seconds, grace, signals, status, told):
+    """A pass that never ends is given up after the grace; a second signal sends running streams their error."""
+    process, lines = started(program=("-c", SLOW, str(seconds), str(grace)))
+    try:
+        port, text = int(lines[-1].rpartition(":")[2].partition("/")[0]), b""
+        connection = socket.create_connection(("127.0.0.1", port), timeout=30)
+        body = b'{"prompt": "once", "max_tokens": 5000, "stream": true, "ignore_eos": true}'
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (
+            len(body), body))
+        while (b"200 OK" if status else b"data") not in text:
+            assert (part := connection.recv(2**16))
+            text += part
+        start = time.monotonic()
+        for number in signals:
+            process.send_signal(number)
+            time.sleep(0.3)
+        text += b"".join(iter(lambda: connection.recv(2**16), b""))
+        assert process.wait(30) == status and time.monotonic() - start < 10
+        assert told in process.stderr.read().splitlines()[-1]
+        assert (b"the server is stopping" in text) == (status == 0) and b"[DONE]" not in text
+    finally:
+        process.kill()
+        process.wait()
+
+
+TEMPLATES = [  # from strangers
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "{% set n = messages|length * 3000000000 %}{{ 'a' * n }}",
+    "{% for a in range(99999) %}{{ 'a' * 400 }}{% endfor %}",
+    "{{ raise_exception('no') }}"]
+
+
+def test_a_template_that_never_ends_is_given_up(demo):
+    """Or one that writes gigabytes. The next conversation is rendered as before."""
+    for template in TEMPLATES:
+        renderer = Renderer(Tokenizer(demo.tokenizer.backend, template), "strangers")
+        start = time.monotonic()
+        assert_one_line(message_of(renderer.apply_chat_template, FRANCE), "the chat template")
+        assert time.monotonic() - start < 30
+        renderer.child.kill()
+        renderer.child.wait()
+    renderer = Renderer(demo.tokenizer, "demo")
+    renderer.child.kill()
+    assert_one_line(message_of(renderer.apply_chat_template, FRANCE), "given up")
+    for options in ({}, {"enable_thinking": False}, {"tools": [WEATHER], "add_generation_prompt": False}):
+        assert renderer.apply_chat_template(FRANCE, **options) == demo.tokenizer.apply_chat_template(FRANCE, **options)
+    renderer.child.kill()
+    renderer.child.wait()

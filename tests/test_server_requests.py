@@ -11,7 +11,7 @@ import pytest
 import qwen3
 from configs import FORM, ROOT
 from helpers import WEATHER, assert_one_line
-from qwen3_embed import embed, rerank
+from qwen3_embed import SEARCH, embed, rerank
 from qwen3_lib.answers.completion import Completion
 from qwen3_lib.answers.schema import matcher_of
 from qwen3_lib.app.openai import Refusal, chat_wish
@@ -100,6 +100,21 @@ def test_strict_tools_and_schemas_beside_tools(client):
     with pytest.raises(openai.BadRequestError, match="get_weather.*#/properties/city") as caught:
         client.chat.completions.create(**same)
     assert caught.value.param == "tools"
+
+
+def test_a_schema_that_is_not_given_is_any_object(client):
+    form = {"type": "json_schema", "json_schema": {"name": "x"}}
+    [choice] = client.chat.completions.create(model="m", messages=FRANCE, response_format=form, max_tokens=1,
+                                              reasoning_effort="none").choices
+    assert choice.message.content.startswith("{")
+
+
+@pytest.mark.parametrize("fields, think", [
+    ({"reasoning_effort": "high", "enable_thinking": False}, False),
+    ({"reasoning_effort": "none", "enable_thinking": True}, True), ({"reasoning_effort": "none"}, False)])
+def test_enable_thinking_wins_over_reasoning_effort(served, demo, fields, think):
+    expected = demo.tokenizer.apply_chat_template(FRANCE, enable_thinking=think)
+    assert served.ask("/apply-template", {"messages": FRANCE} | fields)[1]["prompt"] == expected
 
 
 @pytest.fixture(scope="module")
@@ -258,8 +273,13 @@ def test_plain_text(client, demo):
     assert [choice.text for choice in got.choices] == [expected] * 4 and got.usage.prompt_tokens == 2 * len(ids)
     parts = [*client.completions.create(model="m", prompt=ids, max_tokens=4, stream=True, logprobs=1)]
     assert "The capital of" + "".join(part.choices[0].text for part in parts) == expected
-    assert [token for part in parts for token in part.choices[0].logprobs.tokens] == [
-        demo.tokenizer.decode([token]) for token in Completion(demo, ids, max_new_tokens=4).finish().token_ids]
+    tokens = [token for part in parts for token in part.choices[0].logprobs.tokens]
+    assert tokens == [demo.tokenizer.decode([token])
+                      for token in Completion(demo, ids, max_new_tokens=4).finish().token_ids]
+    assert [at for part in parts for at in part.choices[0].logprobs.text_offset] == [
+        len("".join(tokens[:i])) for i in range(4)]
+    again = client.completions.create(model="m", prompt=ids, max_tokens=1, n=3)
+    assert again.usage.prompt_tokens_details.cached_tokens == len(ids) - 1
 
 
 def test_tokens_and_templates(served, demo):
@@ -282,11 +302,18 @@ def test_vectors_and_scores(embedder, reranker):
                     for each in got.data]
             np.testing.assert_array_equal(np.array(data, np.float32), vectors)
         assert got.usage.prompt_tokens == sum(len(model.tokenizer.encode(text)) for text in texts)
+        counts = [served.ask("/tokenize", {"content": text})[1]["count"] for text in texts]
+        assert sum(counts) == got.usage.prompt_tokens  # with the ending of each text
+        for path, body in (("/v1/embeddings", {"input": LONG * 9}), ("/rerank", {"query": "x", "texts": [LONG * 9]})):
+            status, value, _ = served.ask(path, body)
+            assert (status, value["error"]["code"]) == (400, "context_length_exceeded")
         status, value, _ = served.ask("/v1/chat/completions", {"messages": FRANCE})
         assert status == 400 and "embedding model" in value["error"]["message"]
         assert str(embedder) not in json.dumps(value)
         status, value, _ = served.ask("/rerank", {"query": "home", "texts": texts})
         assert status == 200 and [each["score"] for each in value] == sorted((each["score"] for each in value))[::-1]
+        searched = vectors @ embed(model, ["home"], SEARCH)[0]
+        np.testing.assert_allclose([each["score"] for each in value], np.sort(searched)[::-1], rtol=1e-6)
     model = qwen3.load_model(reranker)
     with Served(model) as served:
         scores = rerank(model, "home", texts)
@@ -299,6 +326,7 @@ def test_vectors_and_scores(embedder, reranker):
 
 # ---- Bad requests ----------------------------------------------------------------------------------------------------
 
+LONG = "a" * 21_000  # more characters than 1,000 tokens of at most 20 can have
 BAD = [  # path, body, status, the field at fault, words of the message
     ("/v1/chat/completions", {"messages": FRANCE, "temperature": -1}, 400, "temperature", "temperature"),
     ("/v1/chat/completions", {"messages": FRANCE, "max_tokens": 0}, 400, "max_tokens", "whole"),
@@ -317,6 +345,14 @@ BAD = [  # path, body, status, the field at fault, words of the message
         {"function": {"name": "f", "arguments": "{"}}]}]}, 400, "messages", "message 1"),
     ("/v1/chat/completions", {"messages": FRANCE * 300}, 400, "messages", "context"),
     ("/v1/completions", {"prompt": "a " * 2000, "stream": True}, 400, "prompt", "context"),
+    ("/v1/completions", {"prompt": [5] * 1000}, 400, "prompt", "context"),
+    ("/v1/completions", {"prompt": LONG}, 400, None, "context"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}]}, 400, None, "context"),
+    ("/v1/responses", {"input": LONG}, 400, None, "context"),
+    ("/tokenize", {"content": LONG}, 400, None, "context"),
+    ("/v1/completions", {"prompt": ["a"] * 69}, 400, None, "at most 68"),
+    ("/v1/completions", {"prompt": "a", "stop": ["a"] * 65}, 400, "stop", "64"),
+    ("/v1/completions", {"prompt": "a", "stop": "a" * 1025}, 400, "stop", "1,024"),
     ("/v1/completions", {"prompt": [10**30]}, 400, None, "range"),
     ("/v1/completions", {"prompt": {}}, 400, "prompt", "text"),
     ("/v1/completions", {"prompt": "\ud800"}, 400, None, "Unicode"),

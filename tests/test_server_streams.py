@@ -1,9 +1,11 @@
 """qwen3_lib/server: streamed answers, and their pieces."""
 import json
 import random
+import re
 
 import pytest
 
+from helpers import WEATHER
 from qwen3 import chat
 from qwen3_lib.answers.answer import parse_answer
 from qwen3_lib.answers.marks import Marks
@@ -67,6 +69,21 @@ def test_calls_are_told_while_they_are_written(client):
     text = "".join(delta.function.arguments for delta in deltas)
     assert text == whole.function.arguments
     jsonschema.validate(json.loads(text), schema)
+
+
+@pytest.mark.parametrize("most", [12, 18])
+def test_an_answer_that_is_cut_within_a_call_has_the_same_reason_streamed_or_not(client, most):
+    fields = {"model": "m", "messages": FRANCE, "tools": [WEATHER], "tool_choice": "required", "max_tokens": most}
+    whole, (_, _, calls, [reason], _) = (client.chat.completions.create(**fields).choices[0],
+                                         streamed(client.chat.completions.create(stream=True, **fields)))
+    assert whole.finish_reason == reason == "length" and not whole.message.tool_calls
+    assert calls == [] or not calls[0]["arguments"].endswith("}")
+
+
+def test_a_response_has_no_empty_delta(served):
+    _, text, _ = served.ask("/v1/responses", {"input": FRANCE[0]["content"], "stream": True})
+    deltas = re.findall('"type": "response.output_text.delta".*"delta": "(.*?)"', text)
+    assert "".join(deltas) == PARIS and "" not in deltas
 
 
 def an_answer(rng):

@@ -8,6 +8,7 @@ import hmac
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from qwen3_embed import SEARCH, embed, rerank
 from qwen3_lib.app.openai import (Body, Refusal, Wish, at_fault, chat_prompt, chat_wish, flag, known, text_wish,
                                   whole)
 from qwen3_lib.app.terminal import model_name, note
-from qwen3_lib.io.errors import brief, is_whole, parse_json
+from qwen3_lib.io.errors import TooLong, brief, encoded, is_whole, parse_json
 from qwen3_lib.page.page import joined
 from qwen3_lib.server import responses
 from qwen3_lib.server.replies import ChatReply, Reply, event
@@ -98,9 +99,11 @@ class Gate:
             return Refusal(403, "this server answers requests to localhost only")
         if origin is not None and origin.partition("://")[2] != host and origin not in self.limits.origins:
             return Refusal(403, f"pages from {brief(origin)} may not ask; --cors allows an origin")
-        if self.limits.key is not None and request.url.path not in ("/", "/health"):
-            given = request.headers.get("authorization", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(given.encode("latin-1"), self.limits.key.encode()):
+        # Not request.url.path, which older versions of starlette make from the header Host.
+        if self.limits.key is not None and request.scope["path"] not in ("/", "/health"):
+            scheme, _, given = request.headers.get("authorization", "").partition(" ")
+            right = hmac.compare_digest(given.strip(" ").encode("latin-1"), self.limits.key.encode())
+            if scheme.lower() != "bearer" or not right:
                 return Refusal(401, "wrong or missing API key", code="invalid_api_key")
         return None
 
@@ -127,21 +130,82 @@ async def body_of(request: Request) -> Body:
 
 
 class Protocol(H11Protocol):
-    """uvicorn's, but a connection is closed on which the headers of a request don't come."""
+    """uvicorn's, but a connection without a request is closed, and a client may close its sending half.
+
+    Whether such a client still reads, only writing tells: if it has left, the second time fails.
+    """
+    request: Scope | None = None  # that is being answered
+    half_closed = False
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self.watch = self.loop.call_later(HEADER_SECONDS, self.close_if_silent, None)
+        self.link = transport
+        self.after(HEADER_SECONDS, transport.close)
+
+    def after(self, seconds: float, act: Callable[..., None], *args: Any) -> None:
+        self.timer = asyncio.get_running_loop().call_later(seconds, act, *args)
+
+    def data_received(self, data: bytes) -> None:
+        CONNECTION.set(self)
+        super().data_received(data)
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio takes True: the connection stays open
+        self.half_closed = True
+        asyncio.get_running_loop().call_soon(self.probe, 0.1)  # soon: a request that came before begins first
+        return True
+
+    def probe(self, seconds: float) -> None:
+        """Writes what a client ignores, at growing intervals."""
+        if self.request is None:
+            self.link.close()
+            return
+        if "wake" in self.request:
+            self.request["wake"]()
+        elif not self.request["answered"] and self.request["http_version"] == "1.1":
+            self.link.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self.after(seconds, self.probe, 2 * seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self.watch.cancel()  # it would keep this connection's buffers
+        self.timer.cancel()  # it would keep this connection's buffers
 
-    def close_if_silent(self, last: Any) -> None:
-        if self.cycle is last and (last is None or last.response_complete):  # no new request since the last look
-            self.transport.close()
-        else:
-            self.watch = self.loop.call_later(HEADER_SECONDS, self.close_if_silent, self.cycle)
+    def begin(self, request: Scope) -> None:
+        self.request = request
+        self.timer.cancel()
+
+    def end(self, request: Scope) -> None:
+        if self.request is not request:  # the next one has begun already
+            return
+        self.request = None
+        self.timer.cancel()
+        if self.half_closed:
+            self.link.close()
+        elif not self.link.is_closing():
+            self.after(HEADER_SECONDS, self.link.close)
+
+
+CONNECTION: ContextVar[Protocol] = ContextVar("CONNECTION")  # which has brought the request that is being answered
+
+
+class Presence:
+    """Tells a Protocol which request it answers."""
+
+    def __init__(self, app: ASGIApp):
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def answering(message: Message) -> None:
+            scope["answered"] = True
+            await send(message)
+
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        scope["answered"], connection = False, CONNECTION.get()
+        connection.begin(scope)
+        try:
+            await self.app(scope, receive, answering)
+        finally:
+            connection.end(scope)
 
 
 class EventStream(StreamingResponse):
@@ -153,6 +217,7 @@ class EventStream(StreamingResponse):
                          headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["wake"] = self.wake  # a comment is written
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -226,9 +291,10 @@ def as_refusal(error: Exception, worker: Worker, body: Body | None = None) -> Re
     message = str(error)
     if worker.batch is not None:
         message = message.replace(str(worker.batch.model.path), model_name(worker.batch.model))
-    stopping = worker.ends_at is not None and body is None
-    ours = isinstance(error.__cause__, FloatingPointError)  # NaN in the weights isn't the client's fault
-    return Refusal(503 if stopping else 500 if ours else 400, message, at_fault({} if ours else body or {}, message))
+    if isinstance(error.__cause__, FloatingPointError):  # NaN in the weights isn't the client's fault
+        return Refusal(500, message)
+    return Refusal(400, message, at_fault(body or {}, message),
+                   "context_length_exceeded" if isinstance(error, TooLong) else None)
 
 
 class Server:
@@ -278,7 +344,10 @@ class Server:
 
     @property
     def longest(self) -> int:
-        return self.worker.batch.longest if self.worker.batch is not None else 0
+        batch = self.worker.batch
+        if batch is None:
+            return 0
+        return batch.model.config.context_length if batch.model.embeds else batch.longest
 
     async def models(self, request: Request) -> Response:
         about = {"id": self.name, "object": "model", "created": self.started, "owned_by": "qwen3",
@@ -301,7 +370,7 @@ class Server:
             text = body.get("content", body.get("prompt"))
             if not isinstance(text, str):
                 raise Refusal(400, "content must be a text", "content")
-            ids = self.worker.model.tokenizer.encode(text)
+            ids = encoded(self.worker.model.tokenizer, text, self.longest)
             return {"tokens": ids, "count": len(ids), "max_model_len": self.longest}
 
         return await self.asked(request, answer)
@@ -334,7 +403,7 @@ class Server:
                                                           flag(body, "truncate")))
         data = [{"object": "embedding", "index": i, "embedding": vector.tolist() if form == "float" else
                  base64.b64encode(vector.astype("<f4").tobytes()).decode()} for i, vector in enumerate(vectors)]
-        n = sum(len(model.tokenizer.encode(text)) for text in texts)
+        n = await asyncio.to_thread(lambda: sum(len(model.tokenizer.encode(text)) for text in texts))
         usage = {"prompt_tokens": n, "total_tokens": n}
         request.scope["usage"] = lambda: usage
         return JSONResponse({"object": "list", "data": data, "model": self.name, "usage": usage})
@@ -398,7 +467,7 @@ def make_app(worker: Worker, limits: Limits) -> Starlette:
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        path = brief(request.url.path)
+        path = brief(request.scope["path"])
         what = f"there is no {path}" if error.status_code == 404 else f"{path} doesn't take {request.method}"
         return refused(Refusal(error.status_code, what, headers=error.headers))
 
@@ -423,6 +492,7 @@ def make_app(worker: Worker, limits: Limits) -> Starlette:
                                         allow_headers=["*"]))
     if limits.verbose:
         middleware.insert(0, Middleware(Log))
+    middleware.insert(0, Middleware(Presence))
     return Starlette(
         routes=[*(Route(path, handler, methods=["POST"]) for path, handler in posts.items()),
                 *(Route(path, handler, methods=["GET"]) for path, handler in gets.items())],

@@ -20,6 +20,10 @@ from qwen3_lib.app.openai import Refusal
 from qwen3_lib.batch.batch import Batch
 
 
+def stopping() -> Refusal:
+    return Refusal(503, "the server is stopping")
+
+
 @dataclass(eq=False)
 class Job:
     """An answer while it is generated: `n_pairs`, `n_tokens` and `finish_reason` belong to the same step."""
@@ -93,8 +97,11 @@ class Worker:
         assert self.batch is not None
         batch, news = self.batch, asyncio.Event()
         if self.ends_at is not None:
-            raise Refusal(503, "the server is stopping")
-        if len(self.jobs) + len(requests) > len(batch.slots) + self.queue_size:
+            raise stopping()
+        if len(requests) > (most := len(batch.slots) + self.queue_size):
+            raise Refusal(400, f"{len(requests)} answers are asked for at once, but at most {most} can run and wait "
+                          "(--queue)")
+        if len(self.jobs) + len(requests) > most:
             raise Refusal(429, f"{len(self.jobs)} answers run or wait already; try again later", code="queue_full",
                           headers={"Retry-After": "2"})
         jobs = [Job(news, streams) for _ in requests]
@@ -176,7 +183,7 @@ class Worker:
         if self.ends_at is not None and time.monotonic() > self.ends_at:
             for request in batch.requests:
                 batch.cancel(request.key)
-                outcomes[request.key] = InputError("the server is stopping")
+                outcomes[request.key] = stopping()
         news = list[Any]()
         for request, before in requests:
             job: Any = request.key

@@ -1,0 +1,91 @@
+"""Chat templates run in a process of their own, because a template is a program that somebody else wrote.
+
+It may take seconds of the processor and memory for each conversation, but no more than that.
+"""
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import tokenizers
+
+from tokenizer_utils import InputError, Tokenizer
+
+SECONDS, MEMORY, LONGEST = 5, 2**30, 2**25  # of the processor for a conversation; bytes; characters of a prompt
+
+
+class Renderer(Tokenizer):
+    """A tokenizer that lets a child process render. A conversation that ends the child gets an InputError."""
+
+    def __init__(self, tokenizer: Tokenizer, source: str):
+        super().__init__(tokenizer.backend, tokenizer.chat_template, tokenizer.named_tokens, source)
+        self.about, self.lock = [tokenizer.chat_template, tokenizer.named_tokens, source], threading.Lock()
+        self.start()  # now, because it takes 0.3 s
+
+    def start(self) -> None:
+        path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
+        self.child = subprocess.Popen([sys.executable, "-P", "-c", f"from {__name__} import main; main()"], text=True,
+                                      stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                                      encoding="utf-8", env=os.environ | {"PYTHONPATH": path})
+        self.write(self.about)
+
+    def write(self, value: Any) -> None:
+        assert self.child.stdin is not None
+        self.child.stdin.write(json.dumps(value) + "\n")
+        self.child.stdin.flush()
+
+    def apply_chat_template(self, *args: Any, **options: Any) -> str:
+        with self.lock:
+            try:
+                self.write([args, options])
+                assert self.child.stdout is not None
+                answer = self.child.stdout.readline()
+            except OSError:  # the child has ended
+                answer = ""
+            if not answer:
+                self.child.kill()
+                self.child.wait()
+                self.start()
+        if not answer:
+            raise InputError(f"the chat template was given up: it takes more than {SECONDS} seconds or "
+                             f"{MEMORY / 1e9:.0f} GB")
+        text, error = json.loads(answer)
+        if error is not None:
+            raise InputError(error)
+        return str(text)
+
+
+def main() -> None:
+    """Reads a tokenizer's template, then conversations, from stdin, a line of JSON for each; writes [text, error]."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which closes stdin when it ends
+    with contextlib.suppress(ImportError, ValueError):  # Windows has no such limit; a lower one may be set already
+        import resource
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    tokenizer = Tokenizer(tokenizers.Tokenizer(tokenizers.models.BPE()), *json.loads(sys.stdin.readline()))
+    for line in sys.stdin:
+        limit(SECONDS)
+        print(json.dumps(rendered(tokenizer, *json.loads(line))), flush=True)
+        limit(0)
+
+
+def limit(seconds: float) -> None:
+    """Ends this process when it has computed for so long; 0: never."""
+    if hasattr(signal, "setitimer"):  # not on Windows
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+def rendered(tokenizer: Tokenizer, args: list[Any], options: dict[str, Any]) -> tuple[str | None, str | None]:
+    """(the text of a conversation, or None; what is wrong)"""
+    try:
+        text = tokenizer.apply_chat_template(*args, **options)
+    except InputError as error:
+        return None, str(error)
+    if len(text) > LONGEST:
+        return None, f"the chat template has written {len(text):,} characters; at most {LONGEST:,} are taken"
+    return text, None

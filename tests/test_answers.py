@@ -28,6 +28,7 @@ from qwen3_lib.answers.marks import Marks
 from qwen3_lib.answers.processors import ThinkBudget
 from qwen3_lib.answers.steps import Run, step
 from qwen3_lib.answers.tools import tool_schema
+from qwen3_lib.io.errors import encoded
 
 pytestmark = [pytest.mark.core, pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")]
 
@@ -100,6 +101,13 @@ def test_a_chat_model_whose_tokenizer_appends_a_token(tmp_path):
     model = qwen3.load_model(folder)
     assert model.tokenizer.encode("Hello")[-1] == number and not model.embeds
     assert qwen3.chat(model, FRANCE, enable_thinking=False, temperature=0).finish().text.strip() == PARIS.strip()
+
+
+def test_a_text_that_cannot_fit_is_refused(demo):
+    longest = "a" * (20 * demo.config.context_length)  # none of its tokens has more than 20 characters
+    assert_one_line(message_of(qwen3.chat, demo, longest), "too many for the context of 4,096 tokens")
+    assert_one_line(message_of(Completion, demo, encoded(demo.tokenizer, longest, 4096)), "81920", "context")
+    assert_one_line(message_of(encoded, demo.tokenizer, longest + "a", 4096), "81,921 characters")
 
 
 @fuzz(150)

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import resource
 import socket
 import threading
 import time
@@ -13,9 +14,10 @@ from collections import Counter
 from pathlib import Path
 
 from configs import FORM
+from helpers import assert_one_line
 from qwen3 import chat
 from qwen3_lib.app.openai import CHAT, TEXT
-from serving import FRANCE, Served, openai  # first: it skips where the server needs packages
+from serving import FRANCE, Served, endless, openai, web  # first: it skips where the server needs packages
 from qwen3_lib.server.responses import FIELDS
 
 FUZZ = int(os.environ.get("FUZZ", 1))
@@ -242,3 +244,116 @@ def test_schemas_that_take_long_hold_up_nobody_else(demo):
         assert len(waits) > 3 and max(waits) < 3
         for status, body in got:
             assert status == 400 and re.search("unknown[0-9]|try again|can't be used", body["error"]["message"])
+
+
+def chat_with(**fields):
+    return "/v1/chat/completions", {"messages": FRANCE, "max_tokens": 1} | fields
+
+
+def user(content):
+    return [{"role": "user", "content": content}]
+
+
+HOSTILE = [  # path, body as JSON or bytes: the largest that are taken
+    ("/tokenize", {"content": "a" * 16_000_000}), ("/v1/completions", {"prompt": "a b " * 4_000_000}),
+    ("/v1/completions", {"prompt": ["1" * 19_000] * 60}), chat_with(messages=user("\u00e9" * 2_000_000)),
+    chat_with(messages=user("</think>" * 2_000_000)), chat_with(messages=FRANCE * 50_000),
+    chat_with(messages=user([{"type": "text", "text": "a"}] * 50_000)),
+    chat_with(messages=[{"role": "assistant", "content": "", "tool_calls": [
+        {"function": {"name": "f", "arguments": "[" * 10_000}}] * 100}]),
+    chat_with(tools=[{"type": "function", "function": {"name": "f"}}] * 30_000, messages=user("a" * 30_000)),
+    chat_with(stop=[str(i) for i in range(300_000)]), chat_with(logit_bias={str(i): 1 for i in range(100_000)}),
+    chat_with(chat_template_kwargs={str(i): 1 for i in range(100_000)}), chat_with(**{"x" * 10_000_000: 1}),
+    ("/v1/completions", {"prompt": [[5] * 4_000] * 100}), ("/v1/completions", {"prompt": [5] * 500_000}),
+    ("/v1/completions", b"[" * 2**24), ("/v1/completions", b"[" + b"[]," * 5_500_000 + b"[]]"),
+    ("/v1/completions", b'{"seed":' + b"1" * 10_000_000 + b"}"), ("/v1/completions", b'"' + b"\\u0000" * 2_700_000 + b'"'),
+    ("/rerank", {"query": "a", "texts": ["a"] * 100_000}),
+    ("/v1/responses", {"input": [{"type": "function_call", "name": "f", "arguments": "{}"}] * 30_000})]
+
+
+def test_hostile_bodies_are_refused_and_hold_up_nobody(demo):
+    """Two at a time, while /health is asked all the time."""
+    bodies, got, waits = [*HOSTILE] * FUZZ, [], []
+    random.Random(5).shuffle(bodies)
+
+    def send():
+        while bodies:
+            path, body = bodies.pop()
+            got.append((path, *served.ask(path, body)[:2]))
+
+    with Served(demo, longest=1000) as served:
+        threads = [threading.Thread(target=send) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            start = time.monotonic()
+            assert served.ask("/health")[0] == 200
+            waits.append(time.monotonic() - start)
+            time.sleep(0.01)
+        assert served.ask("/v1/completions", {"prompt": "The", "max_tokens": 1})[0] == 200
+    assert len(got) == len(HOSTILE) * FUZZ and max(waits) < 3 and sorted(waits)[len(waits) // 2] < 0.2, max(waits)
+    for path, status, value in got:
+        assert status in (400, 413), (path, value)
+        assert_one_line(value["error"]["message"])
+
+
+def test_many_connections_and_slow_senders(demo, monkeypatch):
+    """300 (FUZZ=10: 3,000) silent ones, or ones that send a byte now and then, are closed; meanwhile others are answered."""
+    monkeypatch.setattr(web, "HEADER_SECONDS", 2)
+    monkeypatch.setattr(web, "BODY_SECONDS", 2)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+    begun = [b"", b"P", head, head + b"Content-Length: 99\r\n\r\n", head + b"Content-Length: 99\r\n\r\n{",
+             b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea"]
+    with Served(demo) as served, contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(socket.create_connection(("127.0.0.1", served.port), timeout=30))
+                       for _ in range(min(300 * FUZZ, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2 - 100))]
+        for i, connection in enumerate(connections):
+            connection.sendall(begun[i % len(begun)])
+        end = time.monotonic() + 30
+        while time.monotonic() < end and connections:
+            start = time.monotonic()
+            assert served.ask("/v1/completions", {"prompt": "The", "max_tokens": 1})[0] == 200
+            assert time.monotonic() - start < 10
+            for connection in [*connections]:
+                with contextlib.suppress(BlockingIOError, InterruptedError):
+                    try:
+                        connection.setblocking(False)
+                        while connection.recv(2**16):
+                            pass
+                        connections.remove(connection)
+                    except ConnectionError:
+                        connections.remove(connection)
+            for connection in connections[::3]:
+                with contextlib.suppress(OSError):
+                    connection.send(b"a")
+            time.sleep(0.2)
+        assert not connections
+        served.idle()
+
+
+def test_clients_that_leave_or_close_their_sending_half(small):
+    """At any moment, 60 (FUZZ=10: 600) of them, streamed or not: who reads on gets the whole answer, no slot is lost."""
+    rng = random.Random(6)
+
+    def use(rng):
+        stream, half = rng.random() < 0.5, rng.random() < 0.5
+        fields = {"prompt": "once " * rng.randrange(1, 60), "max_tokens": rng.randrange(1, 60), "stream": stream}
+        with endless(served, **fields) as connection:
+            time.sleep(rng.choice([0, 0.001, 0.01, 0.1]))
+            if not half:
+                return
+            connection.shutdown(socket.SHUT_WR)
+            text = b"".join(iter(lambda: connection.recv(2**16), b""))
+        counts["answered"] += (b"[DONE]" if stream else b'"usage"') in text
+        counts["half"] += 1
+
+    counts = Counter()
+    with Served(small, slots=4, longest=400) as served:
+        for _ in range(6 * FUZZ):
+            threads = [threading.Thread(target=use, args=(random.Random(rng.random()),)) for _ in range(10)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+        served.idle()
+    assert counts["answered"] == counts["half"] > 10, counts

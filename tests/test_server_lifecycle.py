@@ -76,8 +76,17 @@ def test_a_running_answer_outlives_the_time_for_headers(slow, monkeypatch):
         got = served.client().completions.create(model="m", prompt="once", max_tokens=20)
         assert got.usage.completion_tokens == 20
         with socket.create_connection(("127.0.0.1", served.port), timeout=30) as silent:
-            silent.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET")  # the second request doesn't go on
-            assert b"ok" in b"".join(iter(lambda: silent.recv(2**16), b""))
+            silent.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert silent.recv(2**16).startswith(b"HTTP/1.1 200 OK")
+            silent.sendall(b"GET")  # the second request doesn't go on
+            while silent.recv(2**16):
+                pass
+        with contextlib.closing(endless(served, max_tokens=1)) as pipelined:  # the second answer begins with the first's end
+            body = b'{"prompt": "once", "max_tokens": 20, "stream": true}'
+            pipelined.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (
+                len(body), body))
+            text = b"".join(iter(lambda: pipelined.recv(2**16), b""))
+            assert text.count(b"[DONE]") == 2
 
 
 def test_a_stopping_server_gives_up_answers_and_takes_no_more(demo):

@@ -302,6 +302,7 @@ def test_vectors_and_scores(embedder, reranker):
                     for each in got.data]
             np.testing.assert_array_equal(np.array(data, np.float32), vectors)
         assert got.usage.prompt_tokens == sum(len(model.tokenizer.encode(text)) for text in texts)
+        assert served.ask("/tokenize", {"content": "home " * 200})[0] == 200
         counts = [served.ask("/tokenize", {"content": text})[1]["count"] for text in texts]
         assert sum(counts) == got.usage.prompt_tokens  # with the ending of each text
         for path, body in (("/v1/embeddings", {"input": LONG * 9}), ("/rerank", {"query": "x", "texts": [LONG * 9]})):

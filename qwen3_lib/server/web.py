@@ -36,6 +36,7 @@ from qwen3_lib.server.replies import ChatReply, Reply, event
 from qwen3_lib.server.worker import Job, Worker
 
 LARGEST_BODY, BODY_SECONDS, HEADER_SECONDS = 2**24, 30, 15  # bytes of a body; seconds until it and the headers come
+MOST_COMMAS = 2**19  # in a body: parsing millions of small values would hold up the others for seconds
 THREADS = 64  # for what requests compute beside the event loop and the model
 SIGN_OF_LIFE = 5.0  # seconds without news until a stream gets a comment
 PAGE, POLICY = joined(Path(__file__).with_name("page") / "page.html", {}, "; connect-src 'self'; img-src data:; "
@@ -123,6 +124,8 @@ async def body_of(request: Request) -> Body:
                     raise Refusal(413, f"the body has more than {LARGEST_BODY} bytes")
     except TimeoutError as error:
         raise Refusal(408, f"the body has not come within {BODY_SECONDS} seconds") from error
+    if (n := content.count(b",")) > MOST_COMMAS:
+        raise Refusal(413, f"the body has {n:,} commas; at most {MOST_COMMAS:,} are taken")
     body = parse_json(bytes(content), "the body")
     if not isinstance(body, dict):
         raise Refusal(400, "the body must be a JSON object")

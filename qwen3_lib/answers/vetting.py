@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from functools import lru_cache
+from typing import Any
 
 from tokenizer_utils import InputError, brief
 
@@ -12,6 +13,13 @@ LONGEST = 2**19  # characters of a grammar
 SECONDS = 5  # until a child must have ended, on a busy machine, too; it computes for trial.SECONDS at most
 WAIT = 3  # seconds for the children of other grammars
 ONE = threading.Lock()  # held while a child runs: many of them would slow down the answers
+
+
+def child_of(module: str) -> dict[str, Any]:
+    """The arguments for subprocess with which a process of its own calls main() of this module."""
+    path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
+    return {"args": [sys.executable, "-P", "-c", f"from {module} import main; main()"],
+            "env": os.environ | {"PYTHONPATH": path}}
 
 
 def check(grammar: str) -> None:
@@ -29,10 +37,8 @@ def fault(grammar: str) -> tuple[str, str]:
     if not ONE.acquire(timeout=WAIT):
         raise InputError("other schemas are being compiled; try again")
     try:
-        path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
-        child = subprocess.run([sys.executable, "-P", "-c", "from qwen3_lib.answers.trial import main; main()"],
-                               input=grammar.encode(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                               timeout=SECONDS, env=os.environ | {"PYTHONPATH": path})
+        child = subprocess.run(**child_of("qwen3_lib.answers.trial"), input=grammar.encode(), stdout=subprocess.PIPE,
+                               stderr=subprocess.DEVNULL, timeout=SECONDS)
     except subprocess.TimeoutExpired as error:
         raise InputError(f"the schema can't be used: it isn't compiled within {SECONDS} seconds") from error
     except OSError as error:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from typing import Any
 
 import tokenizers
 
+from qwen3_lib.answers.vetting import child_of
 from tokenizer_utils import InputError, Tokenizer
 
 SECONDS, MEMORY, LONGEST = 5, 2**30, 2**25  # of the processor for a conversation; bytes; characters of a prompt
@@ -29,10 +29,8 @@ class Renderer(Tokenizer):
         self.start()  # now, because it takes 0.3 s
 
     def start(self) -> None:
-        path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
-        self.child = subprocess.Popen([sys.executable, "-P", "-c", f"from {__name__} import main; main()"], text=True,
-                                      stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                                      encoding="utf-8", env=os.environ | {"PYTHONPATH": path})
+        self.child = subprocess.Popen(**child_of(__name__), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                      stderr=subprocess.DEVNULL, encoding="utf-8")
         self.write(self.about)
 
     def write(self, value: Any) -> None:

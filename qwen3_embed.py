@@ -77,7 +77,7 @@ def embed(model: Model, texts: Iterable[str], instruction: str | None = None, di
     task = recipe.prompt(prompt) if instruction is None else f"Instruct: {instruction}\nQuery:"
     texts = checked_texts(texts)
     if recipe.chat is None:
-        bodies, n_task = [body_of(model, task + text) for text in texts], len(body_of(model, task))
+        bodies, n_task = [body_of(model, task + text, truncate) for text in texts], len(body_of(model, task))
         after = ending(model)
         if not after and recipe.needs_end:
             after = [token_id(model, END, f"its tokenizer has no token {END}")]
@@ -113,7 +113,8 @@ def conversations(model: Model, chat: Chat, texts: list[str], task: str, prompt:
         messages = [{"role": role, "content": [{"type": "text", "text": content}] if chat.in_parts else content}
                     for role, content in (("system", task), ("user", text)) if content]
         prompt_text = tokenizer.apply_chat_template(messages, None, answer, chat_template_kwargs=variables)
-        return tokenizer.encode(prompt_text, add_special_tokens=False)
+        room = model.config.context_length
+        return encoded(tokenizer, prompt_text, room, add_special_tokens=False, cut=longest is not None)
 
     end = list(os.path.commonprefix([ids("0")[::-1], ids("1 2 3 4")[::-1]])[::-1])
     return [each if longest is None or len(each) <= longest else each[:max(longest - len(end), 0)] + end
@@ -142,7 +143,7 @@ def rerank(model: Model, query: str, documents: Iterable[str], instruction: str 
     else:
         weight = head.weight[0]
     before, after = body_of(model, PREFIX), body_of(model, SUFFIX) + ending(model)
-    bodies = [body_of(model, task + document) for document in checked_texts(documents, "document")]
+    bodies = [body_of(model, task + document, truncate) for document in checked_texts(documents, "document")]
     last = pooled_states(model, before, bodies, after, truncate, len(body_of(model, task)), model.config.context_length,
                          lambda states, ids: states[-1 if head is None else head.last(ids)])
     states = np.array(last, np.float32).reshape(len(bodies), model.config.hidden_size)
@@ -157,9 +158,9 @@ def ending(model: Model) -> list[int]:
     return model.tokenizer.encode("")
 
 
-def body_of(model: Model, text: str) -> list[int]:
-    """The ids of a text without its ending: a text is cut before it."""
-    ids = encoded(model.tokenizer, text, model.config.context_length)
+def body_of(model: Model, text: str, truncate: bool = False) -> list[int]:
+    """The ids of a text without its ending: a text is cut before it. `truncate`: ids beyond the context may lack."""
+    ids = encoded(model.tokenizer, text, model.config.context_length, cut=truncate)
     return ids[:len(ids) - len(ending(model))]
 
 
@@ -209,7 +210,7 @@ def classify(model: Model, texts: Iterable[str], truncate: bool = False) -> list
     if (head := head_of(model.folder, model.config)) is None:
         raise InputError(f"{model.path}: not a classifier: architectures in config.json is none of {', '.join(HEADS)}")
     texts = checked_texts(texts)
-    bodies = [body_of(model, text) for text in texts]
+    bodies = [body_of(model, text, truncate) for text in texts]
 
     def logits(states: np.ndarray, ids: list[int]) -> np.ndarray:
         rows = states if head.kind == TOKEN else states[[head.last(ids)]]

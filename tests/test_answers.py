@@ -28,6 +28,7 @@ from qwen3_lib.answers.marks import Marks
 from qwen3_lib.answers.processors import ThinkBudget
 from qwen3_lib.answers.steps import Run, step
 from qwen3_lib.answers.tools import tool_schema
+from qwen3_lib.app.records import Settings, request
 from qwen3_lib.io.errors import encoded
 
 pytestmark = [pytest.mark.core, pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")]
@@ -104,10 +105,20 @@ def test_a_chat_model_whose_tokenizer_appends_a_token(tmp_path):
 
 
 def test_a_text_that_cannot_fit_is_refused(demo):
-    longest = "a" * (20 * demo.config.context_length)  # none of its tokens has more than 20 characters
-    assert_one_line(message_of(qwen3.chat, demo, longest), "too many for the context of 4,096 tokens")
-    assert_one_line(message_of(Completion, demo, encoded(demo.tokenizer, longest, 4096)), "81920", "context")
-    assert_one_line(message_of(encoded, demo.tokenizer, longest + "a", 4096), "81,921 characters")
+    long = "to be or not to be, " * 50_000
+    for call, *args in ((qwen3.chat, demo, long), (encoded, demo.tokenizer, long, 4096),
+                        (request, demo, Settings(), {"prompt": long}, 1),
+                        (request, demo, Settings(raw=True), {"prompt": long}, 1)):
+        assert_one_line(message_of(call, *args), "the first 65,536 are too many for the context of 4,096 tokens")
+
+
+@pytest.mark.parametrize("text", ["a" * 200_000, "to be or not to be, " * 10_000, "<|im_end|>" * 20_000, " " * 200_000,
+                                  "é" * 200_000, "".join(map(chr, range(0x4e00, 0x9000))) * 9])
+def test_a_text_that_fits_has_its_ids_and_one_that_is_cut_the_first_of_them(demo, text):
+    ids = demo.tokenizer.encode(text)
+    assert encoded(demo.tokenizer, text, len(ids)) == ids
+    for room in (0, 1, 4096, 40_000):
+        assert encoded(demo.tokenizer, text, room, cut=True)[:room] == ids[:room]
 
 
 @fuzz(150)

@@ -1,7 +1,6 @@
 """Words and checks for messages about bad input. InputError itself stands in tokenizer_utils.py."""
 import difflib
 from collections.abc import Iterable
-from functools import lru_cache
 from numbers import Integral
 from typing import Any
 
@@ -37,18 +36,25 @@ def is_whole(value: Any, minimum: int) -> bool:
 
 
 class TooLong(InputError):
-    """A text that has more tokens than the context, whatever they are."""
+    """A text that has more tokens than the context."""
 
 
-@lru_cache(maxsize=4)
-def longest_token(tokenizer: Tokenizer) -> int:
-    """The bytes of the longest token: the alphabet of the vocabulary has a character for each byte."""
-    return max(map(len, tokenizer.backend.get_vocab()))
+PIECE, BORDER = 2**16, 64  # characters that are encoded on trial; tokens that a border between two of them may add
 
 
-def encoded(tokenizer: Tokenizer, text: str, room: int, add_special_tokens: bool = True) -> list[int]:
-    """The ids of a text. Raises TooLong, before it takes seconds, for one that can't fit into `room` tokens."""
-    if len(text) > room and len(text) > room * (longest := longest_token(tokenizer)):
-        raise TooLong(f"the text has {len(text):,} characters, too many for the context of {room:,} tokens: none of "
-                      f"them has more than {longest}")
+def encoded(tokenizer: Tokenizer, text: str, room: int, add_special_tokens: bool = True,
+            cut: bool = False) -> list[int]:
+    """The ids of a text. Raises TooLong for one that can't fit into `room` tokens; or cuts it behind them.
+
+    A long text is encoded in pieces first, because all of it could take gigabytes: 200 bytes for each token.
+    """
+    n = 0
+    for end in range(PIECE, len(text) + PIECE, PIECE) if len(text) > PIECE else ():
+        n += len(tokenizer.encode(text[end - PIECE:end], add_special_tokens=False)) - BORDER
+        if n > room and cut:
+            text = text[:end]
+            break
+        if n > room:
+            raise TooLong(f"the text has {len(text):,} characters; the first {min(end, len(text)):,} are too many for "
+                          f"the context of {room:,} tokens")
     return tokenizer.encode(text, add_special_tokens)

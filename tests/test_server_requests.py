@@ -357,6 +357,8 @@ BAD = [  # path, body, status, the field at fault, words of the message
     ("/v1/completions", {"prompt": [10**30]}, 400, None, "range"),
     ("/v1/completions", {"prompt": {}}, 400, "prompt", "text"),
     ("/v1/completions", {"prompt": "\ud800"}, 400, None, "Unicode"),
+    ("/apply-template", {"messages": [{"role": "user", "content": "\ud800"}]}, 400, None, "Unicode"),
+    ("/apply-template", b'{"messages": "\xed\xa0\x80"}', 400, None, "Unicode"),
     ("/v1/completions", {"prompt": "x", "suffix": "y"}, 400, "suffix", "supported"),
     ("/v1/completions", {"prompt": "x", "mirostat": 2}, 400, "mirostat", "supported"),
     ("/v1/responses", {"input": [{"role": "user"}]}, 400, "input", "content"),

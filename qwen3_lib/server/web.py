@@ -5,6 +5,8 @@ import asyncio
 import base64
 import contextlib
 import hmac
+import json
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -126,7 +128,13 @@ async def body_of(request: Request) -> Body:
         raise Refusal(408, f"the body has not come within {BODY_SECONDS} seconds") from error
     if (n := content.count(b",")) > MOST_COMMAS:
         raise Refusal(413, f"the body has {n:,} commas; at most {MOST_COMMAS:,} are taken")
-    body = parse_json(bytes(content), "the body")
+    try:
+        text = content.decode("utf-8-sig")
+        body = parse_json(text, "the body")
+        if re.search(r"\\u[dD]", text):  # a half of a pair, alone, would fail where it is sent back
+            json.dumps(body, ensure_ascii=False).encode()
+    except (UnicodeError, RecursionError) as error:
+        raise Refusal(400, f"the body: not valid JSON in Unicode: {brief(error)}") from error
     if not isinstance(body, dict):
         raise Refusal(400, "the body must be a JSON object")
     return body

@@ -302,7 +302,7 @@ def test_vectors_and_scores(embedder, reranker):
                     for each in got.data]
             np.testing.assert_array_equal(np.array(data, np.float32), vectors)
         assert got.usage.prompt_tokens == sum(len(model.tokenizer.encode(text)) for text in texts)
-        assert served.ask("/tokenize", {"content": "home " * 200})[0] == 200
+        assert served.ask("/tokenize", {"content": "a"})[1]["max_model_len"] == model.config.context_length
         counts = [served.ask("/tokenize", {"content": text})[1]["count"] for text in texts]
         assert sum(counts) == got.usage.prompt_tokens  # with the ending of each text
         for path, body in (("/v1/embeddings", {"input": LONG}), ("/rerank", {"query": "x", "texts": [LONG]})):
@@ -367,6 +367,7 @@ BAD = [  # path, body, status, the field at fault, words of the message
     ("/v1/completions", b"[" * 10000, 400, None, "JSON"),
     ("/v1/completions", b"\xff", 400, None, "JSON"),
     ("/v1/completions", b"3", 400, None, "object"),
+    ("/v1/completions", b"[" + b"1," * (2**19 + 1) + b"1]", 413, None, "524,289 commas"),
     ("/v1/embeddings", {"input": "x"}, 400, None, "embedding"),
     ("/v1/embeddings", {"input": 3}, 400, "input", "text"),
     ("/v1/embeddings", {"input": [[1, 2]]}, 400, "input", "check_embedding_ctx_length"),

@@ -421,7 +421,7 @@ class Sequence:
 
     `prompt` [n]; `token_ids`, the tokens drawn so far; `finish_reason`: None until the end, then "stop" (at an
     end-of-text token, which is not kept) or "length" (after max_new_tokens, or when the context is full).
-    Takes the options of `generate`, and processors that change drawing, see qwen3_lib/answers/processors.py.
+    Takes the options of `generate`, and processors that change drawing, see qwen3_lib/generation/processors.py.
     Raises InputError for ids and values out of range.
     """
 
@@ -547,7 +547,7 @@ def chat(model: Model, messages: str | dict[str, Any] | list[dict[str, Any]], to
     tools: JSON schemas as in OpenAI's API; system: the text of a system message before all others
     enable_thinking: None leaves it to the model's chat template; chat_template_kwargs: its other variables
     max_new_tokens (or max_tokens) to frequency_penalty: as in `generate`, with defaults from default_sampling
-    stop to logit_bias: these need the folder qwen3_lib beside this file, see qwen3_lib/answers/completion.py
+    stop to logit_bias: these need the folder qwen3_lib beside this file, see qwen3_lib/generation/completion.py
     With that folder, tools may be Python functions, and the answer is a Completion, which tells more.
     Raises InputError, before anything is computed, for values out of range and unreadable messages.
     """
@@ -558,7 +558,7 @@ def chat(model: Model, messages: str | dict[str, Any] | list[dict[str, Any]], to
     messages = [messages] if isinstance(messages, dict) else messages
     messages = messages if system is None else [{"role": "system", "content": system}, *messages]
     if LIBRARY.is_dir():
-        from qwen3_lib.answers.completion import complete
+        from qwen3_lib.generation.completion import complete
         return complete(model, messages, tools, enable_thinking, chat_template_kwargs, **options)
     if beyond := given.keys() & {*"stop logprobs think_budget lookup draft schema max_string logit_bias".split()}:
         raise InputError(f"{min(beyond)}= needs the folder qwen3_lib beside qwen3.py")

@@ -110,12 +110,12 @@ def delta_rule(q: np.ndarray, k: np.ndarray, v: np.ndarray, g: np.ndarray, beta:
     return out, state
 
 
-BLOCK = 64  # tokens that the delta rule computes together
+DELTA_CHUNK = 64  # tokens that the delta rule computes together
 
 
 def delta_rule_in_chunks(q: np.ndarray, k: np.ndarray, v: np.ndarray, g: np.ndarray, beta: np.ndarray,
                          state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """delta_rule for BLOCK tokens at a time: matrix products in place of steps. Takes and gives the same.
+    """delta_rule for DELTA_CHUNK tokens at a time: matrix products in place of steps. Takes and gives the same.
 
     With u_t = beta_t (v_t - what k_t recalls), the state after token t is a sum: the decayed first state, and each
     k_j u_jᵀ decayed from j to t. What k_t recalls is then a sum over the earlier u_j, so the u of a block are the
@@ -125,8 +125,8 @@ def delta_rule_in_chunks(q: np.ndarray, k: np.ndarray, v: np.ndarray, g: np.ndar
         out_t = exp(G_t) q_t S + sum_{j<=t} exp(G_t - G_j) (q_t·k_j) u_j
     """
     out = np.empty_like(v)
-    for start in range(0, v.shape[1], BLOCK):
-        now = slice(start, start + BLOCK)
+    for start in range(0, v.shape[1], DELTA_CHUNK):
+        now = slice(start, start + DELTA_CHUNK)
         q_, k_, rate = q[:, now], k[:, now], beta[:, now, None]
         n, keys = k_.shape[1], k_.swapaxes(1, 2)
         total = g[:, now].cumsum(axis=1, dtype=np.float64)[..., None]  # float64, because differences follow

@@ -18,7 +18,7 @@ tokens of all requests: one token of each answer, and pieces of the prompts of n
             print(i, answer)
 
 With the fast engine, an answer is the same to the last bit whatever runs beside it. The classes stand in
-qwen3_lib/batch/.
+qwen3_lib/generation/batch.py.
 """
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from qwen3_lib.app.options import (Parser, add_answer_options, add_engine_option
                                    load)
 from qwen3_lib.app.records import Settings, open_source, request
 from qwen3_lib.app.terminal import note
-from qwen3_lib.batch.batch import MOST_SLOTS, Batch, generate_batch, slots_in
+from qwen3_lib.generation.batch import MOST_SLOTS, Batch, generate_batch, slots_in
 
 __all__ = ["MOST_SLOTS", "Batch", "generate_batch", "slots_in"]
 

@@ -38,8 +38,8 @@ from qwen3_lib.app.cli import guarded
 from qwen3_lib.app.files import read_text
 from qwen3_lib.app.options import Parser, add_engine_options, add_model_options, load, named_model
 from qwen3_lib.app.terminal import columns, print_json, to_stdout, write
-from qwen3_lib.answers.caches import Caches
-from qwen3_lib.batch.caches import copy_prefix
+from qwen3_lib.generation.caches import Caches
+from qwen3_lib.generation.prefix_cache import copy_prefix
 from qwen3_lib.io.errors import encoded
 from qwen3_lib.io.pooling import SEARCH, Chat, normalized, recipe_of
 from qwen3_lib.io.progress import progress
@@ -275,7 +275,7 @@ def head_of(folder: Folder, config: Config) -> Head | None:
 # The tokens of several texts go through the layers in one array, without padding. A beginning that all texts share,
 # such as an instruction and a query, is computed once.
 
-TOGETHER = 512  # tokens in one pass: enough for full speed of the matrix products
+PASS_TOKENS = 512  # tokens in one pass: enough for full speed of the matrix products
 POSITIONS = 4096  # positions in the KV caches of one pass: at most 0.9 GB in Qwen3-0.6B
 PASS = 16  # computing this many tokens takes about as long as reading the weights once
 
@@ -329,7 +329,7 @@ def groups(lengths: Sequence[int], shared: int) -> Iterator[list[int]]:
     group: list[int] = []
     total = 0
     for i, n in enumerate(lengths):
-        if group and (total + n > TOGETHER or total + n + shared * (len(group) + 1) > POSITIONS):
+        if group and (total + n > PASS_TOKENS or total + n + shared * (len(group) + 1) > POSITIONS):
             yield group
             group, total = [], 0
         group.append(i)

@@ -54,7 +54,7 @@ class OurEngine:
 
     def start(self, prompts: Sequence[Sequence[int]]) -> list[int]:
         """Reads the prompts -> the first token after each."""
-        from qwen3_lib.batch.batch import Batch
+        from qwen3_lib.generation.batch import Batch
         self.batch = Batch(self.model, len(prompts), POSITIONS)
         answers = [self.batch.add(i, prompt, eos_token_ids=(), temperature=0.0) for i, prompt in enumerate(prompts)]
         while not all(answer.token_ids for answer in answers):

@@ -46,7 +46,7 @@ def main() -> None:
     args = parser.parse_args()
     os.environ["OPENBLAS_NUM_THREADS"] = str(args.threads)
     import qwen3_numba
-    from qwen3_lib.answers.completion import Completion
+    from qwen3_lib.generation.completion import Completion
     with tempfile.TemporaryDirectory() as folder:
         low, high = 0.0, 0.5
         for _ in range(7):

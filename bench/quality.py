@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "demo/train"), str(RO
 import corpus  # noqa: E402
 import evaluate  # noqa: E402
 import qwen3  # noqa: E402
-from qwen3_lib.answers.processors import log_softmax  # noqa: E402
+from qwen3_lib.generation.processors import log_softmax  # noqa: E402
 from qwen3_lib.io.models import open_model  # noqa: E402
 from make_random_model import make_random_model, official_config  # noqa: E402
 from peers import ENTRIES, gguf_file, missing_packages, open_engine  # noqa: E402

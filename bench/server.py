@@ -63,7 +63,7 @@ def start_model(path: Path, form: str, threads: int) -> None:
 
 def speed_of_batch(prompts: list[list[int]], n_tokens: int) -> float:
     """Tokens per second of all answers together, prompts included."""
-    from qwen3_lib.batch.batch import Batch
+    from qwen3_lib.generation.batch import Batch
     batch, start = Batch(model, len(prompts), len(prompts[0]) + n_tokens), time.perf_counter()
     for i, prompt in enumerate(prompts):
         batch.add(i, prompt, max_new_tokens=n_tokens, eos_token_ids=())

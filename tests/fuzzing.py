@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 
 import qwen3
-from qwen3_lib.answers.marks import Marks
+from qwen3_lib.generation.marks import Marks
 
 MEMORY = 2**30  # bytes that a test may need more than what is there when it begins
 SECONDS = 300  # of computing, and of waiting: a hundred times what the slowest test needs

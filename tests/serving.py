@@ -12,7 +12,7 @@ import urllib.request
 import pytest
 
 from configs import ROOT
-from qwen3_lib.batch.batch import Batch
+from qwen3_lib.generation.batch import Batch
 
 openai = pytest.importorskip("openai")
 uvicorn = pytest.importorskip("uvicorn")

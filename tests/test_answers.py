@@ -1,4 +1,4 @@
-"""qwen3_lib/answers/: text on top of ids, held against functions of the whole text and against passes over it."""
+"""qwen3_lib/generation/: text on top of ids, held against functions of the whole text and against passes over it."""
 import asyncio
 import dataclasses
 import inspect
@@ -17,17 +17,17 @@ import qwen3
 from configs import FRANCE, PARIS, SHARED
 from fuzzing import any_answer, any_text, cut_up, fuzz, merged, pairs_of, parts_of
 from helpers import WEATHER, assert_one_line, edit_json, filled_cache, message_of, random_ids, works_or_refused
-from qwen3_lib.answers.answer import inside_thought, parse_answer
-from qwen3_lib.answers.marks import held_back
+from qwen3_lib.generation.answer import inside_thought, parse_answer
+from qwen3_lib.generation.marks import held_back
 from tokenizer_utils import END_TOKENS, Answer, Tokenizer
-from qwen3_lib.answers.completion import AnswerText, Completion
-from qwen3_lib.answers.guesses import Draft, Lookup, Source, Speculator
-from qwen3_lib.answers.options import AnswerOptions
-from qwen3_lib.answers.score import SCORED, score
-from qwen3_lib.answers.marks import Marks
-from qwen3_lib.answers.processors import ThinkBudget
-from qwen3_lib.answers.steps import Run, step
-from qwen3_lib.answers.tools import tool_schema
+from qwen3_lib.generation.completion import AnswerText, Completion
+from qwen3_lib.generation.guesses import Draft, Lookup, Proposer, Speculator
+from qwen3_lib.generation.options import AnswerOptions
+from qwen3_lib.generation.score import SCORED, score
+from qwen3_lib.generation.marks import Marks
+from qwen3_lib.generation.processors import ThinkBudget
+from qwen3_lib.generation.steps import Run, step
+from qwen3_lib.generation.tools import tool_schema
 from qwen3_lib.app.records import Settings, request
 from qwen3_lib.io.errors import encoded
 
@@ -495,7 +495,7 @@ def test_guesses_never_change_the_answer(model, prompt, guesses, limit, seed, te
 
 
 def test_guesses_end_with_the_context(model):
-    class Wrong(Source):
+    class Wrong(Proposer):
         def guess(self, sequence, n):
             return [1] * n
 
@@ -540,7 +540,7 @@ def test_as_many_guesses_as_pay(right, make, check, expected):
     source.right, source.make, source.check = right, make, check
     assert source.length(1.0) == expected
     if expected == 0:  # then one is tried again after a while
-        assert [source.length(1.0) for _ in range(Source.PAUSE)] == [0] * (Source.PAUSE - 1) + [1]
+        assert [source.length(1.0) for _ in range(Proposer.PAUSE)] == [0] * (Proposer.PAUSE - 1) + [1]
 
 
 @pytest.mark.parametrize("right, expected", [(0, 0), (1, 3), (4, 8)])

@@ -1,4 +1,4 @@
-"""qwen3_lib/batch: requests that come, go and fail as they like, compared with each of them alone."""
+"""qwen3_lib/generation/batch.py: requests that come, go and fail as they like, compared with each of them alone."""
 import contextlib
 import dataclasses
 
@@ -11,11 +11,11 @@ import qwen3
 from configs import BASE, ROOT
 from helpers import assert_one_line, message_of, patiently, random_ids
 from make_random_model import make_random_model
-from qwen3_lib.answers.completion import Completion
-from qwen3_lib.answers.guesses import Source
-from qwen3_lib.batch import batch as room
-from qwen3_lib.batch.batch import PIECE, Batch, generate_batch, slots_in
-from qwen3_lib.batch.caches import copy_prefix, size_of
+from qwen3_lib.generation.completion import Completion
+from qwen3_lib.generation.guesses import Proposer
+from qwen3_lib.generation import batch as room
+from qwen3_lib.generation.batch import PIECE, Batch, generate_batch, slots_in
+from qwen3_lib.generation.prefix_cache import copy_prefix, size_of
 
 BEGINNINGS = [[], random_ids(30, 1), random_ids(200, 2)]  # what several requests have in common
 
@@ -151,7 +151,7 @@ def test_the_text_of_an_answer_can_be_read_while_it_grows(demo):
 
 def test_guesses_in_a_batch(model, monkeypatch):
     """Several tokens a pass for some, one for others, and a prompt in pieces beside them."""
-    monkeypatch.setattr(Source, "length", lambda self, plain: self.n)
+    monkeypatch.setattr(Proposer, "length", lambda self, plain: self.n)
     counted, passes = counting(model)
     prompts = [[5, 6, 7, 8] * 6, [5, 6, 7, 8] * 4, random_ids(300)]
     options = [{"lookup": 5}, {}, {"lookup": 3, "logprobs": 2}]

@@ -15,8 +15,8 @@ import pytest
 import qwen3
 from helpers import LIMA, MADRID, PERU, SPAIN, TALK, WEATHER, roles
 from qwen3 import InputError
-from qwen3_lib.answers import messages as checks
-from qwen3_lib.answers.completion import Completion
+from qwen3_lib.generation import messages as checks
+from qwen3_lib.generation.completion import Completion
 from qwen3_lib.app import chat as qwen3_chat
 from qwen3_lib.app import terminal
 

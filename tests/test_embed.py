@@ -15,9 +15,9 @@ from fuzzing import change, damaged, deep_text, fuzz
 from helpers import (assert_one_line, edit_json, message_of, patiently, read_safetensors, with_tensors, works_or_refused,
                      write_safetensors)
 from make_random_model import make_random_model
-from qwen3_embed import END, POSITIONS, SEARCH, TOGETHER, classify, embed, groups, rerank
+from qwen3_embed import END, POSITIONS, SEARCH, PASS_TOKENS, classify, embed, groups, rerank
 from qwen3_lib.app.models import why_not
-from qwen3_lib.answers.caches import Caches
+from qwen3_lib.generation.caches import Caches
 from test_loading import changed_header
 
 QUERY = "how do bees find home?"
@@ -254,7 +254,7 @@ def test_groups(lengths, shared):
     """Each text is in one pass; no pass is too large, or could take the next text."""
     def fits(group):
         total = sum(lengths[i] for i in group)
-        return len(group) == 1 or total <= TOGETHER and total + shared * len(group) <= POSITIONS
+        return len(group) == 1 or total <= PASS_TOKENS and total + shared * len(group) <= POSITIONS
 
     found = list(groups(lengths, shared))
     assert [i for group in found for i in group] == [*range(len(lengths))]

@@ -19,7 +19,7 @@ from helpers import (assert_one_line, memory_while_loading, message_of, random_i
                      works_or_refused)
 from make_random_model import make_random_model
 from published import kept_by_the_fast_engine, print_losses
-from qwen3_lib.answers.processors import log_softmax
+from qwen3_lib.generation.processors import log_softmax
 from qwen3_lib.app import terminal
 from qwen3_lib.io import gguf_file
 from qwen3 import rope_of, to_float32

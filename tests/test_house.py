@@ -13,21 +13,20 @@ ROOMS = {  # from the ground up: a room -> the rooms that it imports, all of the
     "qwen3_5": {"tokenizer_utils", "qwen3"},
     "qwen3_lib.io": {"tokenizer_utils", "qwen3", "qwen3_5"},
     "qwen3_lib.kernels": {"qwen3", "qwen3_5", "qwen3_lib.io"},
-    "qwen3_lib.answers": {"tokenizer_utils", "qwen3", "qwen3_5", "qwen3_lib.io"},
-    "qwen3_lib.batch": {"qwen3", "qwen3_5", "qwen3_lib.answers"},
+    "qwen3_lib.generation": {"tokenizer_utils", "qwen3", "qwen3_5", "qwen3_lib.io"},
     "qwen3_numba": {"qwen3", "qwen3_5", "qwen3_lib.io", "qwen3_lib.kernels"},
-    "qwen3_lib.app": {"qwen3", "qwen3_5", "qwen3_lib.io", "qwen3_lib.answers", "qwen3_numba"},
-    "qwen3_lib.page": {"qwen3", "qwen3_5", "qwen3_lib.answers", "qwen3_numba"},
-    "qwen3_batch": {"qwen3", "qwen3_lib.batch", "qwen3_lib.app"},
-    "qwen3_embed": {"qwen3", "qwen3_5", "qwen3_lib.io", "qwen3_lib.answers", "qwen3_lib.batch", "qwen3_lib.app"},
+    "qwen3_lib.app": {"qwen3", "qwen3_5", "qwen3_lib.io", "qwen3_lib.generation", "qwen3_numba"},
+    "qwen3_lib.page": {"qwen3", "qwen3_5", "qwen3_lib.generation", "qwen3_numba"},
+    "qwen3_batch": {"qwen3", "qwen3_lib.generation", "qwen3_lib.app"},
+    "qwen3_embed": {"qwen3", "qwen3_5", "qwen3_lib.io", "qwen3_lib.generation", "qwen3_lib.app"},
     "qwen3_inspect": {"qwen3", "qwen3_5", "qwen3_lib.io", "qwen3_lib.app", "qwen3_lib.page"},
-    "qwen3_lib.server": {"tokenizer_utils", "qwen3", "qwen3_lib.io", "qwen3_lib.answers", "qwen3_lib.batch",
+    "qwen3_lib.server": {"tokenizer_utils", "qwen3", "qwen3_lib.io", "qwen3_lib.generation",
                          "qwen3_lib.app", "qwen3_lib.page", "qwen3_embed"},
     "qwen3_server": {"qwen3", "qwen3_lib.io", "qwen3_lib.app", "qwen3_batch", "qwen3_lib.server"},
 }
 DOORS = {  # the functions that import a room above them, when they are called
     ("qwen3", "load_model"): {"qwen3_lib.io", "qwen3_5"},  # a name that is no plain folder; a Qwen3.5
-    ("qwen3", "chat"): {"qwen3_lib.answers"},  # stop strings, logprobs, think budget, lookup
+    ("qwen3", "chat"): {"qwen3_lib.generation"},  # stop strings, logprobs, think budget, lookup
     ("qwen3", "main"): {"qwen3_lib.app"},  # the options of the app
 }
 FILES = {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file

@@ -17,7 +17,7 @@ sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
 import numpy as np
 from guarded import guard_memory
 from packed import load_model
-from qwen3_lib.answers.caches import Caches
+from qwen3_lib.generation.caches import Caches
 from qwen3_lib.kernels import memory
 guard_memory()
 missing, threads, *folders = sys.argv[1:]

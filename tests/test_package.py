@@ -102,8 +102,8 @@ PROGRAM = """\
 import qwen3
 import qwen3_numba
 from qwen3 import BUNDLED, InputError, KVCache, chat, generate, load_model
-from qwen3_lib.answers.completion import Completion
-from qwen3_lib.answers.score import score
+from qwen3_lib.generation.completion import Completion
+from qwen3_lib.generation.score import score
 from qwen3_lib.io.errors import InputError as SameError
 from tokenizer_utils import Tokenizer
 

@@ -9,8 +9,8 @@ from helpers import random_ids
 from make_random_model import make_random_model
 from packed import FromPython, round_vectors
 from published import tensors_of, write_tensors
-from qwen3_lib.answers.caches import Caches
-from qwen3_lib.batch.caches import copy_prefix
+from qwen3_lib.generation.caches import Caches
+from qwen3_lib.generation.prefix_cache import copy_prefix
 from qwen3_lib.kernels import delta
 from qwen3_lib.kernels.layout import is_packed
 from qwen3_lib.kernels.packing import matrix_rows

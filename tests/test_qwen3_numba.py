@@ -10,7 +10,7 @@ from helpers import message_of, random_ids, read_safetensors, with_tensors
 from helpers import write_safetensors as write_file
 from make_random_model import make_random_model
 from packed import FORMATS, MOST, published, round_vectors, with_minima
-from qwen3_lib.answers.caches import Caches
+from qwen3_lib.generation.caches import Caches
 from qwen3_lib.io.models import Checkpoint
 from qwen3_lib.kernels.layout import INT4, INT5, INT8
 from qwen3_lib.kernels.packing import packed_form

@@ -16,8 +16,8 @@ from configs import BASE, CASES, ROOT
 from helpers import random_ids, read_safetensors, with_tensors
 from make_random_model import make_random_model
 from packed import load_model
-from qwen3_lib.answers.caches import Caches
-from qwen3_lib.batch.caches import copy_prefix
+from qwen3_lib.generation.caches import Caches
+from qwen3_lib.generation.prefix_cache import copy_prefix
 from qwen3_lib.kernels import vectors
 from test_qwen3_moe import MOE
 import qwen3_numba as fast

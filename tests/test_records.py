@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import qwen3
 from helpers import assert_one_line, message_of, patiently, works_or_refused
-from qwen3_lib.answers.completion import Completion
-from qwen3_lib.answers.messages import check_message
+from qwen3_lib.generation.completion import Completion
+from qwen3_lib.generation.messages import check_message
 from qwen3_lib.app import records
 from qwen3_lib.app.records import Settings, answered, id_of, open_source, parsed, refused, request, result_of
 from qwen3_lib.io.errors import InputError

@@ -16,7 +16,7 @@ from helpers import REMOVED, edit_json, message_of, random_ids
 from make_random_model import make_random_model
 from published import change_config, official_configs, reduced, write_tensors
 from qwen3 import map_safetensors, to_float32
-from qwen3_lib.answers.caches import Caches
+from qwen3_lib.generation.caches import Caches
 from qwen3_lib.io.models import Checkpoint
 from qwen3_lib.io.rope import stretched, with_scaled_rope
 from qwen3_lib.page.contents import Wish, contents

@@ -17,11 +17,11 @@ from configs import FORM, FRANCE
 from fuzzing import any_number, any_text, change, fuzz
 from helpers import assert_one_line, message_of, works_or_refused
 from qwen3 import chat
-from qwen3_lib.answers import trial, vetting
-from qwen3_lib.answers.classes import json_schema, parsed
-from qwen3_lib.answers.prepare import prepared
-from qwen3_lib.answers.schema import Grammar, lark, regex
-from qwen3_lib.batch.batch import Batch
+from qwen3_lib.generation import trial, vetting
+from qwen3_lib.generation.classes import json_schema, parsed
+from qwen3_lib.generation.prepare import prepared
+from qwen3_lib.generation.schema import Grammar, lark, regex
+from qwen3_lib.generation.batch import Batch
 from test_answers import saying
 
 jsonschema = pytest.importorskip("jsonschema")

@@ -18,7 +18,7 @@ import pytest
 from configs import ROOT
 from helpers import WEATHER, assert_one_line, message_of
 from qwen3_lib.app.openai import Refusal
-from qwen3_lib.batch.batch import Batch
+from qwen3_lib.generation.batch import Batch
 from serving import FRANCE, PARIS, Served, endless, openai, started, streamed, until, web
 from qwen3_lib.server.rendering import Renderer
 from tokenizer_utils import Tokenizer
@@ -251,7 +251,7 @@ def test_a_model_that_is_missing():
 
 SLOW = """# the seconds that a pass takes, and the grace
 import sys, time, qwen3_server
-from qwen3_lib.batch.batch import Batch
+from qwen3_lib.generation.batch import Batch
 step = Batch.step
 def slow(self):
     time.sleep(float(sys.argv[1]))

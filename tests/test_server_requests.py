@@ -12,8 +12,8 @@ import qwen3
 from configs import FORM, ROOT
 from helpers import WEATHER, assert_one_line
 from qwen3_embed import SEARCH, embed, rerank
-from qwen3_lib.answers.completion import Completion
-from qwen3_lib.answers.schema import matcher_of
+from qwen3_lib.generation.completion import Completion
+from qwen3_lib.generation.schema import matcher_of
 from qwen3_lib.app.openai import Refusal, chat_wish
 from serving import FRANCE, PARIS, Served, openai, streamed  # first: it skips where the server needs packages
 from qwen3_lib.server.replies import ChatReply

@@ -7,8 +7,8 @@ import pytest
 
 from helpers import WEATHER
 from qwen3 import chat
-from qwen3_lib.answers.answer import parse_answer
-from qwen3_lib.answers.marks import Marks
+from qwen3_lib.generation.answer import parse_answer
+from qwen3_lib.generation.marks import Marks
 from serving import FRANCE, PARIS, Served, streamed, web  # first: it skips where the server needs packages
 from qwen3_lib.server.deltas import Deltas
 

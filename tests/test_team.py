@@ -21,7 +21,7 @@ from qwen3_lib.kernels import build
 from qwen3_lib.kernels import team as teams
 from qwen3_lib.kernels.layout import JOB
 from qwen3_lib.kernels.team import Team
-from qwen3_lib.kernels.intrinsics import meet
+from qwen3_lib.kernels.intrinsics import barrier_wait
 from tokenizer_utils import InputError
 import qwen3_numba as fast
 
@@ -175,11 +175,11 @@ def meet_often(barrier, n_threads, rounds, fails_at, rank, counts, errors):
         if i == fails_at:
             return
         counts[rank] = i + 1
-        meet(barrier, n_threads)
+        barrier_wait(barrier, n_threads)
         for other in range(n_threads):
             if counts[other] != i + 1:
                 errors[rank] += 1
-        meet(barrier, n_threads)
+        barrier_wait(barrier, n_threads)
 
 
 def meeting(rounds, counts, errors, failing=None):

@@ -16,9 +16,9 @@ from configs import FRANCE, ROOT
 from fuzzing import any_answer, cut_up, pairs_of, parts_of
 from make_random_model import make_random_model
 from qwen3_lib.app import terminal
-from qwen3_lib.answers.completion import Completion
+from qwen3_lib.generation.completion import Completion
 from test_qwen3_moe import MOE
-from qwen3_lib.answers.answer import parse_answer
+from qwen3_lib.generation.answer import parse_answer
 
 
 # ---- a cut answer ---------------------------------------------------------------------------------------------------

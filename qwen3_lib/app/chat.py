@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from qwen3 import Model, Sampling, chat, checked_whole, default_sampling
-from qwen3_lib.answers.completion import Completion
+from qwen3_lib.generation.completion import Completion
 from qwen3_lib.app import terminal
 from qwen3_lib.app.files import read_messages
 from qwen3_lib.app.prompt import ReadLine, line_reader, no_echo, read_line, read_message

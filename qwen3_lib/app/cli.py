@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from qwen3 import Model, Sampling, __version__, accept_all_text, chat
-from qwen3_lib.answers.completion import Completion
-from qwen3_lib.answers.score import score
+from qwen3_lib.generation.completion import Completion
+from qwen3_lib.generation.score import score
 from qwen3_lib.app.chat import Chat, run_chat
 from qwen3_lib.app.files import load_prompt_cache, read_messages, read_text, read_tools, save_prompt_cache
 from qwen3_lib.app.models import print_models, readable_size, size_on_disk

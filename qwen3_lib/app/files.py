@@ -13,7 +13,7 @@ import safetensors
 
 from qwen3 import KVCache, Model, checked_ids
 from qwen3_5 import HybridCache, State
-from qwen3_lib.answers.messages import checked_messages, checked_tools
+from qwen3_lib.generation.messages import checked_messages, checked_tools
 from qwen3_lib.io import adapter
 from qwen3_lib.io.errors import InputError, parse_json
 from qwen3_lib.io.tensors import both_ends

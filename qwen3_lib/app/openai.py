@@ -13,10 +13,10 @@ from itertools import takewhile
 from typing import Any
 
 from qwen3 import InputError, Model, Sampling, checked_whole, default_sampling
-from qwen3_lib.answers.completion import Completion
-from qwen3_lib.answers.messages import checked_messages, checked_tools
-from qwen3_lib.answers.schema import Grammar, calls_grammar, grammar_of, lark, matcher_of, regex
-from qwen3_lib.answers.processors import TokenLogprob
+from qwen3_lib.generation.completion import Completion
+from qwen3_lib.generation.messages import checked_messages, checked_tools
+from qwen3_lib.generation.schema import Grammar, calls_grammar, grammar_of, lark, matcher_of, regex
+from qwen3_lib.generation.processors import TokenLogprob
 from qwen3_lib.io.errors import brief, did_you_mean, encoded, is_whole, parse_json
 
 Body = dict[str, Any]
@@ -80,7 +80,7 @@ ANY_ARGUMENTS = {"parameters": {"type": "object"}}  # of a tool that isn't stric
 
 
 @dataclass
-class Wish:
+class GenerationRequest:
     """A checked request: what to generate, and in which form to answer."""
     kind: str  # "chat", "text" or "response"
     n: int  # answers to each prompt
@@ -143,7 +143,7 @@ def options_of(body: Body) -> dict[str, Any]:
 
 
 def wish_of(model: Model, kind: str, body: Body, prompts: list[list[int]], options: dict[str, Any],
-            logprobs: int | None, longest: int, echoes: list[str] | None = None, one_call: bool = False) -> Wish:
+            logprobs: int | None, longest: int, echoes: list[str] | None = None, one_call: bool = False) -> GenerationRequest:
     """What both kinds of requests share. Each of a prompt's n answers has a seed of its own."""
     n = whole(body, "n", 1, 1, MOST_CHOICES)
     if "stream_options" in body and not isinstance(body["stream_options"], dict):
@@ -158,7 +158,7 @@ def wish_of(model: Model, kind: str, body: Body, prompts: list[list[int]], optio
         options = options | {"logprobs": logprobs}
     seeds = [{"seed": options["seed"] + i} if is_whole(options.get("seed"), 0) else {} for i in range(n)]
     answers = [(prompt, options | seed) for prompt in prompts for seed in seeds]
-    return Wish(kind, n, answers, flag(body, "stream"), flag(body.get("stream_options", {}), "include_usage"), logprobs,
+    return GenerationRequest(kind, n, answers, flag(body, "stream"), flag(body.get("stream_options", {}), "include_usage"), logprobs,
                 sum(map(len, prompts)), [echo for echo in echoes or [""] * len(prompts) for _ in range(n)], one_call)
 
 
@@ -279,8 +279,8 @@ def chat_prompt(model: Model, body: Body) -> str:
     return text.rstrip().removesuffix("<|im_end|>") if prefill else text
 
 
-def chat_wish(model: Model, body: Body, longest: int, defaults: dict[str, Any] | None = None) -> Wish:
-    """The Wish of a request to /v1/chat/completions; `defaults` are options of a Completion. Raises InputError."""
+def chat_wish(model: Model, body: Body, longest: int, defaults: dict[str, Any] | None = None) -> GenerationRequest:
+    """The GenerationRequest of a request to /v1/chat/completions; `defaults` are options of a Completion. Raises InputError."""
     must_generate(model)
     body, defaults = known(body, CHAT), defaults or {}
     think, budget, _ = thoughts_of(model, body)
@@ -314,8 +314,8 @@ def prompts_of(model: Model, given: Any, longest: int) -> list[list[int]]:
     return [encoded(model.tokenizer, prompt, longest) if isinstance(prompt, str) else prompt for prompt in given]
 
 
-def text_wish(model: Model, body: Body, longest: int) -> Wish:
-    """The Wish of a request to /v1/completions. Raises InputError."""
+def text_wish(model: Model, body: Body, longest: int) -> GenerationRequest:
+    """The GenerationRequest of a request to /v1/completions. Raises InputError."""
     must_generate(model)
     body = known(body, TEXT)
     if "best_of" in body and body["best_of"] != body.get("n", 1):

@@ -11,10 +11,10 @@ from functools import partial
 from typing import Any, NoReturn
 
 from qwen3 import BUNDLED, Config, Engine, Folder, InputError, Model, Sampling, load_model
-from qwen3_lib.answers.completion import checked_stop
-from qwen3_lib.answers.guesses import Draft
-from qwen3_lib.answers.options import NAMES, AnswerOptions, options_of
-from qwen3_lib.answers.schema import lark, regex
+from qwen3_lib.generation.completion import checked_stop
+from qwen3_lib.generation.guesses import Draft
+from qwen3_lib.generation.options import NAMES, AnswerOptions, options_of
+from qwen3_lib.generation.schema import lark, regex
 from qwen3_lib.app.files import read_json, read_text
 from qwen3_lib.app.terminal import LARGE, NUMPY, engine_name, parameters
 from qwen3_lib.io.errors import LONGEST_LINE, brief, did_you_mean, parse_json

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from qwen3 import Model, default_sampling
-from qwen3_lib.answers.completion import Completion
-from qwen3_lib.answers.messages import checked_messages, checked_tools
-from qwen3_lib.answers.options import NAMES
+from qwen3_lib.generation.completion import Completion
+from qwen3_lib.generation.messages import checked_messages, checked_tools
+from qwen3_lib.generation.options import NAMES
 from qwen3_lib.app.openai import Refusal, chat_choice, chat_logprobs, chat_wish
 from qwen3_lib.app.terminal import as_json, model_name
 from qwen3_lib.io.errors import InputError, brief, did_you_mean, encoded, is_whole, some
@@ -129,7 +129,7 @@ def csv_rows(name: str, columns: Sequence[str]) -> Iterator[tuple[int, Row]]:
             raise InputError(f"{name}: not UTF-8 text after row {number}: save the table as UTF-8") from error
 
 
-TOGETHER = 4096  # rows of a Parquet file in memory at a time
+ROWS_READ = 4096  # rows of a Parquet file in memory at a time
 
 
 def parquet_rows(name: str, columns: Sequence[str]) -> Iterator[tuple[int, Row]]:
@@ -145,7 +145,7 @@ def parquet_rows(name: str, columns: Sequence[str]) -> Iterator[tuple[int, Row]]
             names = file.schema_arrow.names
             check_columns(name, columns, names)
             wanted = [column for column in names if column in {*columns, *IDS}]
-            for batch in file.iter_batches(TOGETHER, columns=wanted):
+            for batch in file.iter_batches(ROWS_READ, columns=wanted):
                 values = [texts_of(f"{name}: the column {brief(column)}", array)
                           for column, array in zip(wanted, batch.columns)]
                 for number, row in enumerate(zip(*values), number + 1):

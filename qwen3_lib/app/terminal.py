@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import Any, TextIO
 
 from qwen3 import Config, Folder, Model
-from qwen3_lib.answers.completion import Completion
+from qwen3_lib.generation.completion import Completion
 from qwen3_lib.app.openai import called
 from qwen3_lib.app.wrap import Wrap, wrapped
 from qwen3_lib.io.errors import InputError, counted

@@ -99,8 +99,8 @@ def fused(context, x, y, z):
 
 
 @intrinsic
-def take(context, barrier, counter):
-    """The next number of a counter, from 0 on, which the threads of a team share; `meet` sets it back."""
+def fetch_add(context, barrier, counter):
+    """The next number of a counter, from 0 on, which the threads of a team share; `barrier_wait` sets it back."""
     def codegen(context, b, signature, args):
         place = b.inttoptr(at(b, args[0], (args[1], 8), 8 * TAKEN), I64.as_pointer())
         return b.atomic_rmw("add", place, I64(1), "monotonic")
@@ -109,7 +109,7 @@ def take(context, barrier, counter):
 
 
 @intrinsic
-def meet(context, barrier, n_threads):
+def barrier_wait(context, barrier, n_threads):
     """Waits until all threads of the team are here, or one has failed. `barrier`: the address of int64 [24], zeros.
 
     Threads that have arrived are counted on and on, since a count that is set back could be set back too late.

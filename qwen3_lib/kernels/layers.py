@@ -16,7 +16,7 @@ import numpy as np
 
 from qwen3_lib.kernels import fields
 from qwen3_lib.kernels.fields import compiled
-from qwen3_lib.kernels.intrinsics import (call_at, dot, even_first, fused, half_from_float, meet, take, to_bytes,
+from qwen3_lib.kernels.intrinsics import (call_at, dot, even_first, fused, half_from_float, barrier_wait, fetch_add, to_bytes,
                                           to_pointer_f32, to_pointer_i64, to_pointer_u8, to_pointer_u16)
 from qwen3_lib.kernels.layout import (BF16, BLOCK, DEPTH, DOWN, F16, F32, FEW, GATE, GROUP, KEYS, KV8, OUT, PANEL,
                                       PRODUCT, STRIP, UP, VALUES, VECTORS, WHOLE, K, Q, V, is_packed, padded,
@@ -43,7 +43,7 @@ class Crew(NamedTuple):
 @compiled
 def wait(crew):
     """Waits for the other threads."""
-    meet(crew.barrier, crew.n_threads)
+    barrier_wait(crew.barrier, crew.n_threads)
 
 
 @compiled
@@ -57,7 +57,7 @@ def pieces(n, unit, n_tokens, crew, counter):
     step, i = (units + parts - 1) // parts * unit, np.int64(crew.rank)
     while i * step < n:
         yield i * step, min(i * step + step, n)
-        i = crew.n_threads + take(crew.barrier, counter) if n_tokens > FEW else n
+        i = crew.n_threads + fetch_add(crew.barrier, counter) if n_tokens > FEW else n
 
 
 @compiled
@@ -436,7 +436,7 @@ def crew_of(record, rank):
 def project_heads(record, rank, layer):
     """The norm, and the rows of q, k and v: the beginning of qwen3.decoder_layer.
 
-    The threads share the rows of each matrix, or the tokens, and meet.
+    The threads share the rows of each matrix, or the tokens, and wait for each other.
     """
     crew, job = crew_of(record, rank), fields.table_at(record)
     w, forms = fields.matrices(job)[layer], fields.forms(job)[layer, 0]

@@ -46,7 +46,7 @@ def functions_for(needs: Needs, queries: Needs = (), taken: Taken = ()) -> np.nd
         fill(table[PRODUCT, form], form, n, known)
     for form, n in queries:
         way = others.get((form, ATTENTION), ways(form, ATTENTION)[0])
-        known = [ways(form, count)[0]._replace(asks=way.asks) for count in (ONE, AT_ONCE, MANY)]
+        known = [ways(form, count)[0]._replace(prefetches=way.prefetches) for count in (ONE, AT_ONCE, MANY)]
         for size in fill(table[KEYS, form], form, n, known):
             table[VALUES, form, 0, size] = function("weighted_rows", form, size, way)
     return table
@@ -70,7 +70,7 @@ def fill(functions: np.ndarray, form: int, n: int, chosen: list[Way]) -> set[int
 @cache
 def function(kind: str, form: int, n: int, way: Way) -> int:
     """The address of a product's function."""
-    name = f"{kind}_{FORMATS[form].name}_{n}_{way.rows}{'_asks' if way.asks else ''}"
+    name = f"{kind}_{FORMATS[form].name}_{n}_{way.rows}{'_prefetches' if way.prefetches else ''}"
     return address_of(name, partial(compile_product, name, kind, form, n, way))
 
 

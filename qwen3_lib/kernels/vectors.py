@@ -25,7 +25,7 @@ from qwen3_lib.kernels.layout import (BF16, BIAS, F16, F32, FORMATS, GROUP, INT8
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 HALF, FLOAT = ir.HalfType(), ir.FloatType()
 AHEAD = 4096  # bytes: at least so far ahead of a product, the memory is asked for the rows that follow
-TOGETHER = 3  # rows of values that are weighted at once: registers hold their factors for some vectors
+VALUE_ROWS = 3  # rows of values that are weighted at once: registers hold their factors for some vectors
 LANES = 16  # float32 numbers in a vector on every CPU, or sums would differ; LLVM splits it where registers are shorter
 
 
@@ -204,7 +204,7 @@ class Way(NamedTuple):
     """One of several ways to compute a product. The result is the same, bit for bit; the speed depends on the CPU."""
     rows: int  # that are worked on together, at most; of a packed block, vectors of its 32 rows
     vectors: int  # that the rows are multiplied with at a time, at most
-    asks: bool  # whether the memory is asked for the rows that follow: some CPUs do that well enough by themselves
+    prefetches: bool  # whether the memory is asked for the rows that follow: some CPUs do that well enough by themselves
 
 
 ONE, AT_ONCE, MANY, ATTENTION = range(4)  # one vector; as many as are multiplied at once; more; queries and a cache
@@ -221,9 +221,9 @@ def ways(form: int, count: int) -> list[Way]:
         if FORMATS[form].halves == 2:  # a vector then has two sums
             most = at_once = most // 2
         rows, vectors = ((PANEL // lanes, 1), (together, at_once), (together, most), (together, at_once))[count]
-        return [Way(rows, vectors, asks) for asks in ((False, True) if PATH in ON_ARM else (True, False))]
+        return [Way(rows, vectors, prefetches) for prefetches in ((False, True) if PATH in ON_ARM else (True, False))]
     shapes = ([(4, 1), (1, 1)], [(4, most)], [(4, most), (4, 6 if most > 6 else 3)], [(4, most)])[count]
-    return [Way(min(rows, SUMS // n), n, asks) for asks in (True, False) for rows, n in shapes]
+    return [Way(min(rows, SUMS // n), n, prefetches) for prefetches in (True, False) for rows, n in shapes]
 
 
 def dot_bytes(b: Any, path: str, sums: Any, w: Any, x: Any, signed: bool) -> Any:
@@ -323,7 +323,7 @@ def write_float_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, str
 
         def step(i: Any) -> None:
             column = b.mul(i, I64(32))
-            for row in rows if way.asks else ():
+            for row in rows if way.prefetches else ():
                 prefetch(b, at(b, row, ahead, (column, FORMATS[form].size)), range(0, 32 * FORMATS[form].size, 64))
             parts = [two_parts(b, form, row, n, column) for row in rows]
             for half in range(2):
@@ -368,7 +368,7 @@ def write_weighted_rows(form: int, n_vectors: int, way: Way, b: Any, w: Any, str
                     for r in range(n_tile_rows)] for t in range(n_vectors)]
 
         def step(i: Any) -> None:
-            if way.asks:
+            if way.prefetches:
                 prefetch(b, at(b, rows[0], AHEAD, (i, size * n_tile_rows)), range(0, size * n_tile_rows, 64))
             for half in range(2):
                 column = at(b, I64(LANES * half), (i, 32))
@@ -382,7 +382,7 @@ def write_weighted_rows(form: int, n_vectors: int, way: Way, b: Any, w: Any, str
 
         loop(b, b.sdiv(n, I64(32)), step)
 
-    in_tiles(b, n_rows, TOGETHER, tile)
+    in_tiles(b, n_rows, VALUE_ROWS, tile)
 
 
 def scale_of(b: Any, word: Any) -> Any:
@@ -570,7 +570,7 @@ def write_packed_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, x:
             unit, mine = unit_of(b, form, w, i), b.icmp_signed("==", b.urem(i, turns), turn)
 
             def fetch(lines: range) -> None:
-                if way.asks:
+                if way.prefetches:
                     with b.if_then(mine):
                         prefetch(b, at(b, unit.here, ahead), [64 * line for line in lines])
 

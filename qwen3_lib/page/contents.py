@@ -14,14 +14,14 @@ import numpy as np
 
 import qwen3
 from qwen3 import Config, InputError, Model, Sampling, brief, check_finite, checked_whole, softmax
-from qwen3_lib.answers.answer import inside_thought, parse_answer
-from qwen3_lib.answers.processors import log_softmax
+from qwen3_lib.generation.answer import inside_thought, parse_answer
+from qwen3_lib.generation.processors import log_softmax
 from qwen3_lib.page.page import lines_of_functions, pack
 from qwen3_lib.page.recorder import Pass, Recorder, Step
 
 PREFILLS = 5  # passes of the prompt; the page shows their median
 TOP = 5  # tokens in a cell of the logit lens
-TOGETHER = 32  # positions whose logits are in memory together: 20 MB with a vocabulary of 151,936
+HEAD_ROWS = 32  # positions whose logits are in memory together: 20 MB with a vocabulary of 151,936
 CANDIDATES = 512  # tokens of each step that the page knows one by one; a histogram shows the others
 BIN = 0.25  # width of the histogram's bars
 PAIRS = 8  # least number of RoPE's pairs in the page; all head_dim / 2 if there is room
@@ -309,8 +309,8 @@ def lens_panel(model: Model, whole: Pass) -> dict[str, Any]:
     ids = np.empty((len(whole.streams), whole.n, top), np.int64)
     probabilities = np.empty(ids.shape)
     for layer, stream in enumerate(whole.streams):
-        for start in range(0, whole.n, TOGETHER):
-            now = slice(start, start + TOGETHER)
+        for start in range(0, whole.n, HEAD_ROWS):
+            now = slice(start, start + HEAD_ROWS)
             p = softmax(qwen3.linear(qwen3.rms_norm(stream[now], w["norm"], model.config.rms_norm_eps), w["lm_head"]))
             best = np.argpartition(-p, top - 1, axis=-1)[:, :top]
             order = np.argsort(-np.take_along_axis(p, best, axis=-1), axis=-1, kind="stable")

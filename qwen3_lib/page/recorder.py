@@ -67,8 +67,8 @@ OPERATIONS: dict[str, Callable[..., int]] = {
     "unit_length": lambda x: 3 * x.size,
     "delta_rule": lambda q, k, v, g, beta, state: v.shape[1] * (7 * state.size + 2 * v[:, 0].size),
     "delta_rule_in_chunks": lambda q, k, v, g, beta, state: sum(
-        len(state) * block_operations(min(v.shape[1] - at, qwen3_5.BLOCK), *state.shape[1:])
-        for at in range(0, v.shape[1], qwen3_5.BLOCK)),
+        len(state) * block_operations(min(v.shape[1] - at, qwen3_5.DELTA_CHUNK), *state.shape[1:])
+        for at in range(0, v.shape[1], qwen3_5.DELTA_CHUNK)),
 }
 
 

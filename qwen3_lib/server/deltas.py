@@ -4,8 +4,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from qwen3_lib.answers.answer import parse_answer
-from qwen3_lib.answers.marks import held_back
+from qwen3_lib.generation.answer import parse_answer
+from qwen3_lib.generation.marks import held_back
 from qwen3_lib.app.openai import Value, called
 from tokenizer_utils import TOOL_CALL
 

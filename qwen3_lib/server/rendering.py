@@ -14,7 +14,7 @@ from typing import Any
 
 import tokenizers
 
-from qwen3_lib.answers.vetting import child_of
+from qwen3_lib.generation.vetting import child_of
 from tokenizer_utils import InputError, Tokenizer
 
 SECONDS, MEMORY, LONGEST = 5, 2**30, 2**25  # of the processor for a conversation; bytes; characters of a prompt

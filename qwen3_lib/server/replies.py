@@ -7,8 +7,8 @@ import uuid
 from collections.abc import Iterator
 
 from qwen3 import Model
-from qwen3_lib.answers.processors import TokenLogprob
-from qwen3_lib.app.openai import Value, Wish, chat_choice, chat_logprobs
+from qwen3_lib.generation.processors import TokenLogprob
+from qwen3_lib.app.openai import Value, GenerationRequest, chat_choice, chat_logprobs
 from qwen3_lib.server.deltas import Deltas
 from qwen3_lib.server.worker import Job
 
@@ -21,10 +21,10 @@ def event(value: Value) -> str:
 
 
 class Reply:
-    """The answer to a Wish: `chunks` of a stream as they come, or all of it as `whole`."""
+    """The answer to a GenerationRequest: `chunks` of a stream as they come, or all of it as `whole`."""
     name, whole_name, prefix = "text_completion", "text_completion", "cmpl"
 
-    def __init__(self, wish: Wish, jobs: list[Job], model: Model, model_name: str):
+    def __init__(self, wish: GenerationRequest, jobs: list[Job], model: Model, model_name: str):
         self.wish, self.jobs, self.model = wish, jobs, model
         self.base = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model_name}
         self.told, self.ends = [0] * len(jobs), [len(echo) for echo in wish.echoes]  # tokens, characters of logprobs
@@ -95,7 +95,7 @@ class ChatReply(Reply):
     """The same for a conversation: reasoning and calls of tools apart from the content."""
     name, whole_name, prefix = "chat.completion.chunk", "chat.completion", "chatcmpl"
 
-    def __init__(self, wish: Wish, jobs: list[Job], model: Model, model_name: str):
+    def __init__(self, wish: GenerationRequest, jobs: list[Job], model: Model, model_name: str):
         super().__init__(wish, jobs, model, model_name)
         self.deltas = [Deltas(job.completion.think_open_in_prompt, wish.one_call, job.completion.tools)
                        for job in jobs]

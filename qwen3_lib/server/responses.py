@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-from qwen3_lib.answers.messages import checked_messages
+from qwen3_lib.generation.messages import checked_messages
 from qwen3_lib.app.openai import SHARED, Body, Refusal, Value, known
 from qwen3_lib.io.errors import brief, parse_json
 from qwen3_lib.server.replies import ChatReply, encode

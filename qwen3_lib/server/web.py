@@ -28,7 +28,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from qwen3 import InputError
 from qwen3_embed import SEARCH, embed, rerank
-from qwen3_lib.app.openai import (Body, Refusal, Wish, at_fault, chat_prompt, chat_wish, flag, known, text_wish,
+from qwen3_lib.app.openai import (Body, Refusal, GenerationRequest, at_fault, chat_prompt, chat_wish, flag, known, text_wish,
                                   whole)
 from qwen3_lib.app.terminal import model_name, note
 from qwen3_lib.io.errors import TooLong, brief, encoded, is_whole, parse_json
@@ -82,8 +82,8 @@ class Log:
                 note(f"{scope['method']} {brief(scope['path'])} {status}, {time.monotonic() - began:.2f} s{tokens}")
 
 
-class Gate:
-    """Turns away who has no key, and web pages from elsewhere."""
+class AuthMiddleware:
+    """Rejects requests without a key, and web pages from elsewhere."""
 
     def __init__(self, app: ASGIApp, limits: Limits):
         self.app, self.limits = app, limits
@@ -323,11 +323,11 @@ class Server:
         model, body = self.worker.model, await body_of(request)
         try:
             value = await asyncio.to_thread(answer, body)
-            return await self.generated(request, value) if isinstance(value, Wish) else JSONResponse(value)
+            return await self.generated(request, value) if isinstance(value, GenerationRequest) else JSONResponse(value)
         except InputError as error:
             raise as_refusal(error, self.worker, body) from None
 
-    async def generated(self, request: Request, wish: Wish) -> Response:
+    async def generated(self, request: Request, wish: GenerationRequest) -> Response:
         worker = self.worker
         jobs = await worker.submit(wish.answers, wish.stream)
         reply = REPLIES[wish.kind](wish, jobs, worker.model, self.name)
@@ -497,7 +497,7 @@ def make_app(worker: Worker, limits: Limits) -> Starlette:
              "/tokenize": server.tokenize, "/detokenize": server.detokenize, "/apply-template": server.apply_template}
     gets = {"/": server.page, "/v1/models": server.models, "/v1/models/{name:path}": server.models,
             "/health": server.health, "/metrics": server.metrics}
-    middleware = [Middleware(Gate, limits=limits)]
+    middleware = [Middleware(AuthMiddleware, limits=limits)]
     if limits.origins:
         middleware.insert(0, Middleware(CORSMiddleware, allow_origins=[*limits.origins], allow_methods=["*"],
                                         allow_headers=["*"]))

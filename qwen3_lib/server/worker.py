@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qwen3 import InputError, Model
-from qwen3_lib.answers.completion import Completion
+from qwen3_lib.generation.completion import Completion
 from qwen3_lib.app.openai import Refusal
-from qwen3_lib.batch.batch import Batch
+from qwen3_lib.generation.batch import Batch
 
 
 def stopping() -> Refusal:

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qwen3_lib.answers import vetting
-from qwen3_lib.answers.answer import kinds_of
-from qwen3_lib.answers.classes import json_schema
-from qwen3_lib.answers.prepare import MAX_STRING, prepared
-from qwen3_lib.answers.marks import Marks
-from qwen3_lib.answers.processors import Processor
+from qwen3_lib.generation import vetting
+from qwen3_lib.generation.answer import kinds_of
+from qwen3_lib.generation.classes import json_schema
+from qwen3_lib.generation.prepare import MAX_STRING, prepared
+from qwen3_lib.generation.marks import Marks
+from qwen3_lib.generation.processors import Processor
 from tokenizer_utils import InputError, Tokenizer, brief
 
 NEVER = np.float32(-1e20)  # a logit that isn't drawn; finite, so that the check for damaged weights keeps its meaning

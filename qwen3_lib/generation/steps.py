@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qwen3 import InputError, KVCache, Model, Sequence
-from qwen3_lib.answers.caches import Caches
-from qwen3_lib.answers.guesses import Speculator
+from qwen3_lib.generation.caches import Caches
+from qwen3_lib.generation.guesses import Speculator
 
 
 class Run(NamedTuple):

@@ -5,7 +5,7 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from qwen3_lib.answers.classes import JSON_TYPES
+from qwen3_lib.generation.classes import JSON_TYPES
 from tokenizer_utils import InputError, brief, described
 
 

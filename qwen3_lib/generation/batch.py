@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from qwen3 import InputError, Model, Sequence, TokenIds, brief, checked_whole
-from qwen3_lib.answers.completion import Completion
-from qwen3_lib.answers.steps import Run, step
-from qwen3_lib.batch.caches import Kept, copy_prefix, size_of
+from qwen3_lib.generation.completion import Completion
+from qwen3_lib.generation.steps import Run, step
+from qwen3_lib.generation.prefix_cache import PrefixCache, copy_prefix, size_of
 
 PIECE = 128  # prompt tokens in a pass: enough for the speed of long ones, and running answers wait for no more
 WORTH_COPYING = 16  # about as many tokens are computed in the time that it takes to read the weights once
@@ -59,7 +59,7 @@ class Batch:
         self.slots = [model.engine.new_cache(model.config, longest) for _ in range(checked_whole("slots", slots, 1))]
         for cache in self.slots:
             cache.reserve(cache.max_length)  # now, so that no request fails for want of memory
-        self.longest, self.kept = self.slots[0].max_length, Kept(checked_whole("kept", kept, 0))
+        self.longest, self.kept = self.slots[0].max_length, PrefixCache(checked_whole("kept", kept, 0))
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # in the order in which they have joined
 

@@ -37,7 +37,7 @@ def fault(grammar: str) -> tuple[str, str]:
     if not ONE.acquire(timeout=WAIT):
         raise InputError("other schemas are being compiled; try again")
     try:
-        child = subprocess.run(**child_of("qwen3_lib.answers.trial"), input=grammar.encode(), stdout=subprocess.PIPE,
+        child = subprocess.run(**child_of("qwen3_lib.generation.trial"), input=grammar.encode(), stdout=subprocess.PIPE,
                                stderr=subprocess.DEVNULL, timeout=SECONDS)
     except subprocess.TimeoutExpired as error:
         raise InputError(f"the schema can't be used: it isn't compiled within {SECONDS} seconds") from error

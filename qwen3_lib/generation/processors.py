@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qwen3 import checked_number
-from qwen3_lib.answers.marks import Marks
+from qwen3_lib.generation.marks import Marks
 from tokenizer_utils import InputError, Tokenizer, brief
 
 

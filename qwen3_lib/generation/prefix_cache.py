@@ -21,7 +21,7 @@ def size_of(cache: KVCache, length: int) -> int:
     return states + 2 * k.itemsize * k.shape[0] * k.shape[1] * k.shape[3] * length
 
 
-class Kept:
+class PrefixCache:
     """Copies of caches whose slots are used again, at most `limit` bytes; the oldest copies are dropped first."""
 
     def __init__(self, limit: int):

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from qwen3 import InputError, Model, sample
-from qwen3_lib.answers.caches import Caches
-from qwen3_lib.answers.schema import Constrained
+from qwen3_lib.generation.caches import Caches
+from qwen3_lib.generation.schema import Constrained
 
 
-class Source(ABC):
+class Proposer(ABC):
     """Where guesses come from. It measures what they cost and how often they are right, and gives as many as pay."""
     PAUSE = 32  # tokens to wait after guesses that don't pay, before one of them is tried again
     PART = 0.1  # of a new measurement in a running mean
@@ -56,7 +56,7 @@ class Source(ABC):
         self.check += self.PART * (max(seconds - plain, 0) / guessed - self.check)
 
 
-class ForcedTokens(Source):
+class ForcedTokens(Proposer):
     """Knows the tokens that a schema forces: always right, so they are never too many."""
     MOST = 32  # in a pass, so that others who run in it don't wait for long
 
@@ -74,10 +74,10 @@ class ForcedTokens(Source):
         pass
 
 
-class Lookup(Source):
+class Lookup(Proposer):
     """Guesses the continuation of the text the last time its last few tokens occurred.
 
-    Source: prompt lookup decoding (Saxena 2023).
+    Proposer: prompt lookup decoding (Saxena 2023).
     """
     SIZES = (3, 2)  # tokens that must be the same
 
@@ -97,10 +97,10 @@ class Lookup(Source):
         return self.text[at:at + n]
 
 
-class Draft(Source):
+class Draft(Proposer):
     """Guesses what a smaller model, or the same one with fewer bits, draws with the same random numbers.
 
-    Source: speculative decoding (Leviathan et al. 2023); here a guess must be the very token that the model draws.
+    Proposer: speculative decoding (Leviathan et al. 2023); here a guess must be the very token that the model draws.
     In a conversation, one Draft for all answers keeps its KV cache.
     """
     MOST = 8
@@ -135,7 +135,7 @@ class Speculator:
     """Guesses the tokens behind a sequence's next one. The first source that has a guess makes it."""
     REFRESH = 64  # passes until one without guesses is measured again
 
-    def __init__(self, sources: list[Source]):
+    def __init__(self, sources: list[Proposer]):
         self.sources, self.source = sources, sources[0]
         self.passes = 0
         self.guessed = self.accepted = 0  # in all
@@ -163,9 +163,9 @@ class Speculator:
 
 
 def speculator(model: Model, constrained: Constrained | None, lookup: int | None,
-               draft: Source | Model | None) -> Speculator | None:
+               draft: Proposer | Model | None) -> Speculator | None:
     """The Speculator with these sources; None if there are none."""
-    sources: list[Source] = [] if constrained is None else [ForcedTokens(constrained)]
+    sources: list[Proposer] = [] if constrained is None else [ForcedTokens(constrained)]
     if lookup:
         sources.append(Lookup(lookup))
     if isinstance(draft, Model):

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 
 from qwen3 import CHUNK, KVCache, Model, Sequence, Stream, TokenIds
-from qwen3_lib.answers.answer import inside_thought, parse_answer
-from qwen3_lib.answers.classes import parsed
-from qwen3_lib.answers.guesses import speculator
-from qwen3_lib.answers.marks import Marks
-from qwen3_lib.answers.messages import checked_messages
-from qwen3_lib.answers.options import options_of
-from qwen3_lib.answers.processors import Bias, Logprobs, Processor, ThinkBudget, TokenLogprob
-from qwen3_lib.answers.schema import Constrained, Grammar
-from qwen3_lib.answers.steps import Run, step
-from qwen3_lib.answers.tools import schemas
+from qwen3_lib.generation.answer import inside_thought, parse_answer
+from qwen3_lib.generation.classes import parsed
+from qwen3_lib.generation.guesses import speculator
+from qwen3_lib.generation.marks import Marks
+from qwen3_lib.generation.messages import checked_messages
+from qwen3_lib.generation.options import options_of
+from qwen3_lib.generation.processors import Bias, Logprobs, Processor, ThinkBudget, TokenLogprob
+from qwen3_lib.generation.schema import Constrained, Grammar
+from qwen3_lib.generation.steps import Run, step
+from qwen3_lib.generation.tools import schemas
 from qwen3_lib.io.errors import encoded
 from tokenizer_utils import Answer, InputError, StreamDecoder, Tokenizer, brief
 

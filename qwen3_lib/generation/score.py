@@ -2,7 +2,7 @@
 import numpy as np
 
 from qwen3 import Model, TokenIds, check_finite, checked_ids
-from qwen3_lib.answers.processors import log_softmax
+from qwen3_lib.generation.processors import log_softmax
 from tokenizer_utils import InputError
 
 SCORED = 128  # positions whose logits are in memory at a time: 78 MB with a vocabulary of 151,936

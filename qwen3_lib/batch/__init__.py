@@ -1,1 +1,0 @@
-"""Several sequences in one pass: their caches, and who runs in which step."""

@@ -72,6 +72,7 @@ class Tab:
 
     def draw(self, text):
         """Shows an answer in the place of the conversation."""
+        self.page.wait_for_function("model")  # then the page has drawn what an empty conversation shows
         self.page.evaluate("text => { at('log').replaceChildren(); showAnswer(at('log'), text); }", text)
 
     def answers_with(self, *deltas, finish="stop", end="data: [DONE]\n\n"):

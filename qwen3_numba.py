@@ -188,8 +188,9 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
         if isinstance(folder, Quantized):
             packer.each(folder.check, [*stored.items()])
         for name, forms in plan:
-            matrices[name] = packer.kept(stored[name].data, forms[0], *shapes[name]) if stored[name].dtype == "U8" else \
-                packer.weight(f"{folder.path}: {name}", stored[name], forms, shapes[name])
+            tensor, shape = stored[name], shapes[name]
+            matrices[name] = packer.kept(tensor.data, forms[0], *shape) if tensor.dtype == "U8" else \
+                packer.weight(f"{folder.path}: {name}", tensor, forms, shape)
     if wish is None and not packs and not config.sparse_layers:
         touch_pages({id(tensor.mapping): tensor.mapping for tensor in stored.values()}.values())
     return Weights(config, matrices, vectors, shapes, arrays, described(config, matrices, vectors), team, wish)

@@ -82,7 +82,8 @@ def fingerprint(model: Model, cache: KVCache) -> str:
 def save_prompt_cache(cache: KVCache, model: Model, name: str | Path) -> None:
     """Writes the filled part of a cache. Raises InputError when it can't be written."""
     n = cache.length
-    arrays: dict[str, np.ndarray] = {"token_ids": cache.token_ids[:n], "k": cache.k[..., :n, :], "v": cache.v[..., :n, :]}
+    arrays: dict[str, np.ndarray] = {"token_ids": cache.token_ids[:n], "k": cache.k[..., :n, :],
+                                     "v": cache.v[..., :n, :]}
     if isinstance(cache, HybridCache):
         arrays |= zip(STATES, map(np.stack, zip(*cache.snapshots[-1].states.values())))
     write_safetensors(name, arrays, {"format": FORMAT, "model": fingerprint(model, cache),

@@ -143,7 +143,8 @@ def options_of(body: Body) -> dict[str, Any]:
 
 
 def wish_of(model: Model, kind: str, body: Body, prompts: list[list[int]], options: dict[str, Any],
-            logprobs: int | None, longest: int, echoes: list[str] | None = None, one_call: bool = False) -> GenerationRequest:
+            logprobs: int | None, longest: int, echoes: list[str] | None = None,
+            one_call: bool = False) -> GenerationRequest:
     """What both kinds of requests share. Each of a prompt's n answers has a seed of its own."""
     n = whole(body, "n", 1, 1, MOST_CHOICES)
     if "stream_options" in body and not isinstance(body["stream_options"], dict):
@@ -158,8 +159,9 @@ def wish_of(model: Model, kind: str, body: Body, prompts: list[list[int]], optio
         options = options | {"logprobs": logprobs}
     seeds = [{"seed": options["seed"] + i} if is_whole(options.get("seed"), 0) else {} for i in range(n)]
     answers = [(prompt, options | seed) for prompt in prompts for seed in seeds]
-    return GenerationRequest(kind, n, answers, flag(body, "stream"), flag(body.get("stream_options", {}), "include_usage"), logprobs,
-                sum(map(len, prompts)), [echo for echo in echoes or [""] * len(prompts) for _ in range(n)], one_call)
+    return GenerationRequest(kind, n, answers, flag(body, "stream"),
+                             flag(body.get("stream_options", {}), "include_usage"), logprobs, sum(map(len, prompts)),
+                             [echo for echo in echoes or [""] * len(prompts) for _ in range(n)], one_call)
 
 
 # ---- Chat ------------------------------------------------------------------------------------------------------------
@@ -280,7 +282,7 @@ def chat_prompt(model: Model, body: Body) -> str:
 
 
 def chat_wish(model: Model, body: Body, longest: int, defaults: dict[str, Any] | None = None) -> GenerationRequest:
-    """The GenerationRequest of a request to /v1/chat/completions; `defaults` are options of a Completion. Raises InputError."""
+    """A request to /v1/chat/completions; `defaults` are options of a Completion. Raises InputError."""
     must_generate(model)
     body, defaults = known(body, CHAT), defaults or {}
     think, budget, _ = thoughts_of(model, body)

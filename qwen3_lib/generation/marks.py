@@ -10,7 +10,7 @@ TAGS = {state: sorted({"<tool_call>", *FOLLOWING[state]}) for state in FOLLOWING
 
 
 def held_back(text: str, marks: Sequence[str]) -> int:
-    """The number of characters at the end of a text that could be the beginning of one of the marks, which are sorted."""
+    """The number of characters at the end of a text that could begin one of the marks, which are sorted."""
     for start in range(max(len(text) - max(map(len, marks), default=0), 0), len(text)):
         at = bisect.bisect_left(marks, end := text[start:])
         if at < len(marks) and marks[at].startswith(end):

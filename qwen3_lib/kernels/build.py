@@ -42,7 +42,8 @@ except OSError as error:  # of its shared library
 from qwen3_lib.kernels.vectors import compile_layers, host_features  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
-SOURCES = ("compile.py", "delta.py", "fields.py", "intrinsics.py", "layers.py", "layout.py", "quantize.py", "vectors.py")
+SOURCES = ("compile.py", "delta.py", "fields.py", "intrinsics.py", "layers.py", "layout.py", "quantize.py",
+           "vectors.py")
 Kernel = Callable[[np.ndarray, int], None]  # takes its record, int64, and a number; see layers.py and quantize.py
 
 

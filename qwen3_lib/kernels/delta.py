@@ -33,7 +33,7 @@ def delta_rule(context, old, new, kq, dk, factors, n, out, out_stride):
         sums = [variable(b, floats) for _ in range(SUMS_OF_DELTA)]
 
         def sum_of(term: Any) -> Any:
-            """The sum of term(i, sum) over the rows of the state: SUMS_OF_DELTA partial sums, which are added in pairs."""
+            """The sum of term(i, sum) over the rows of the state: SUMS_OF_DELTA partial sums, added in pairs."""
             for sum_ in sums:
                 b.store(splat(FLOAT, 16, 0.0), sum_)
 
@@ -142,7 +142,7 @@ def state_of(job, sequence, which, number):
 
 @compiled
 def convolve(crew, number, job):
-    """qwen3_5.causal_conv of a thread's channels of q, k and v, in place, from each sequence's last token to its first."""
+    """qwen3_5.causal_conv of a thread's channels of q, k and v, in place, from a sequence's last token to its first."""
     qkv, conv, runs = fields.qkv(job), fields.conv(job)[number], fields.runs(job)
     taps, channels = conv.shape
     mine = part_of((channels + 15) // 16, crew)

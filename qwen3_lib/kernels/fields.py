@@ -9,7 +9,7 @@ from qwen3_lib.kernels.layout import JOB, TASK, WEIGHT, Batch, Layers, Space
 
 # A function is compiled once for each combination of its arguments' types. To numba a constant like 0 or True has a
 # type of its own, np.int64(0) has not: that is why kernels write it.
-# Without numba's wrappers, compiling takes two thirds of the time; Python calls kernels by their addresses: see build.py.
+# Without numba's wrappers, compiling takes two thirds of the time. Python calls kernels by their addresses: build.py.
 compiled = partial(numba.njit, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 NAMES = (*Layers._fields, *Batch._fields, *Space._fields, "products")
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from qwen3_lib.kernels import fields
 from qwen3_lib.kernels.fields import compiled
-from qwen3_lib.kernels.intrinsics import (call_at, dot, even_first, fused, half_from_float, barrier_wait, fetch_add, to_bytes,
-                                          to_pointer_f32, to_pointer_i64, to_pointer_u8, to_pointer_u16)
+from qwen3_lib.kernels.intrinsics import (barrier_wait, call_at, dot, even_first, fetch_add, fused, half_from_float,
+                                          to_bytes, to_pointer_f32, to_pointer_u8, to_pointer_u16)
 from qwen3_lib.kernels.layout import (BF16, BLOCK, DEPTH, DOWN, F16, F32, FEW, GATE, GROUP, KEYS, KV8, OUT, PANEL,
                                       PRODUCT, STRIP, UP, VALUES, VECTORS, WHOLE, K, Q, V, is_packed, padded,
                                       unit_size, vector_size)
@@ -740,7 +740,8 @@ def expert_share(n, first, end, n_pairs, crew):
 def output_logits(record, rank, _):
     """The end of qwen3.forward: norm and lm_head of the rows `wanted` of x -> logits."""
     crew, job = crew_of(record, rank), fields.table_at(record)
-    x, h, packed, head, wanted = fields.x(job), fields.h(job), fields.packed(job), fields.head(job)[0], fields.wanted(job)
+    x, h, packed = fields.x(job), fields.h(job), fields.packed(job)
+    head, wanted = fields.head(job)[0], fields.wanted(job)
     for i in part_of(len(wanted), crew):
         rms_norm(x[wanted[i]], fields.norm(job), fields.eps(job)[0], h[i])
         ready(h[i], x.shape[1], head.form, packed[i], np.int64(0), x.shape[1])

@@ -23,8 +23,9 @@ columns of all rows at a time, in the order of the instructions for bytes:
            belong to a first group, a second group, and to both groups four columns later
 
 Any other scale is a float with 6 bits of exponent and 10 of fraction, see BIAS; it has no sign and no subnormals.
-Its last 4 bits are also the `zero` of INT4, 6 + these bits / 4, and of INT5, twice that. Scales and zeros are chosen so that a group's weights err least; the root mean square of their errors is at most 0.6 % (INT8), 3 % (INT5)
-or 6 % (INT4) of the group's largest weight. A tensor whose largest weight is below SMALLEST or above LARGEST is
+Its last 4 bits are also the `zero` of INT4, 6 + these bits / 4, and of INT5, twice that. Scales and zeros are chosen so
+that a group's weights err least; the root mean square of their errors is at most 0.6 % (INT8), 3 % (INT5) or 6 % (INT4)
+of the group's largest weight. A tensor whose largest weight is below SMALLEST or above LARGEST is
 refused. The formats with a Q are never made by rounding weights.
 
 The vector to multiply is packed likewise: signed bytes, a float32 scale for each group of 32, the int32 sum of each

@@ -116,7 +116,7 @@ class Choice:
     rounds: int = 0
     best: int = 0
     passes: int = 0  # since the last round
-    times: dict[Hashable, dict[int, float]] = field(default_factory=dict)  # of unfinished rounds: place -> way -> log(s)
+    times: dict[Hashable, dict[int, float]] = field(default_factory=dict)  # of unfinished rounds: place, way -> log(s)
 
     def slower(self, way: int) -> float:
         """log(its time / the default's)."""

@@ -65,7 +65,7 @@ class Team:
 
         -> the seconds that it takes, without the wait for other callers.
 
-        The kernel must end with `barrier_wait`. Records are addresses: `kept` is what they point to, kept until the kernel ends.
+        The kernel must end with `barrier_wait`. Records are addresses: `kept` is what they point to, kept meanwhile.
         Raises the exception of a thread, after all threads have ended.
         """
         if self.started_under is not starting:

@@ -204,7 +204,7 @@ class Way(NamedTuple):
     """One of several ways to compute a product. The result is the same, bit for bit; the speed depends on the CPU."""
     rows: int  # that are worked on together, at most; of a packed block, vectors of its 32 rows
     vectors: int  # that the rows are multiplied with at a time, at most
-    prefetches: bool  # whether the memory is asked for the rows that follow: some CPUs do that well enough by themselves
+    prefetches: bool  # the rows that follow: some CPUs do that well enough by themselves
 
 
 ONE, AT_ONCE, MANY, ATTENTION = range(4)  # one vector; as many as are multiplied at once; more; queries and a cache
@@ -400,7 +400,7 @@ def minus_zero(b: Any, form: int, word: Any) -> Any:
 
 
 def half_bytes(b: Any, form: int, value: Any, half: int, bits: Any, k: Any, piece: int) -> Any:
-    """The weights in the lower or upper halves of bytes, four columns of some rows; their further bits are at `bits`."""
+    """The weights in lower or upper halves of bytes, four columns of some rows; their further bits are at `bits`."""
     n = value.type.count
     part = b.lshr(value, splat(I8, n, 4)) if half else b.and_(value, splat(I8, n, 15))
     if FORMATS[form].more == 1:
@@ -466,7 +466,8 @@ def whole_sums(b: Any, form: int, way: Way, unit: Unit, vectors: Sequence[Packed
 
     int32 [lanes]. fetch(lines) is called for some lines of the unit at a time: a core can't wait for more.
     """
-    lanes, halves, group, more = INT8_SHAPES[PATH].lanes, range(FORMATS[form].halves), FORMATS[form].group, FORMATS[form].more
+    lanes, format_ = INT8_SHAPES[PATH].lanes, FORMATS[form]
+    halves, group, more = range(format_.halves), format_.group, format_.more
     rolled = PATH == "avx2" and len(vectors) > 1 and more < 2
     narrow = PATH == "avx2" and len(vectors) > 1 and len(halves) == 2
     step = (8 if rolled else 4, 4, 2)[more]  # of 4 columns: 16 bits hold 2 * 8 * 15 * 127, ..., 2 * 2 * 63 * 127
@@ -620,7 +621,8 @@ def compile_layers(name: str, steps: Sequence[str], end: str) -> bytes:
     kernels = {step: ir.Function(module, status, step) for step in (*steps, end)}
     b = ir.IRBuilder(function.append_basic_block())
     unused, also, record, rank, _ = function.args
-    first, last, logits = (load(b, b.add(record, I64(JOB.fields[name][1])), I64) for name in ("first", "last", "logits"))
+    places = (JOB.fields[name][1] for name in ("first", "last", "logits"))
+    first, last, logits = (load(b, b.add(record, I64(place)), I64) for place in places)
     failed = variable(b, I32)
     b.store(I32(0), failed)
 

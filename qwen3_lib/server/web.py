@@ -28,8 +28,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from qwen3 import InputError
 from qwen3_embed import SEARCH, embed, rerank
-from qwen3_lib.app.openai import (Body, Refusal, GenerationRequest, at_fault, chat_prompt, chat_wish, flag, known, text_wish,
-                                  whole)
+from qwen3_lib.app.openai import (Body, GenerationRequest, Refusal, at_fault, chat_prompt, chat_wish, flag, known,
+                                  text_wish, whole)
 from qwen3_lib.app.terminal import model_name, note
 from qwen3_lib.io.errors import TooLong, brief, encoded, is_whole, parse_json
 from qwen3_lib.page.page import joined

@@ -1,5 +1,6 @@
 """What tests share: one line of an error, the command line in this process and in its own, files of a model changed."""
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -136,6 +137,11 @@ def run(*arguments, flags=(), stdin="", environment=None, **options):
 def cut_off(n: int) -> str:
     """What stderr says of an answer cut off after n tokens by --max-tokens."""
     return f"The answer was cut off after {n} tokens: raise --max-tokens for more.\n"
+
+
+def with_engine(model, logits_of):
+    """The model with another forward pass."""
+    return dataclasses.replace(model, engine=dataclasses.replace(model.engine, logits_of=logits_of))
 
 
 def run_fast(*arguments, program="qwen3_numba.py", **options):

@@ -10,7 +10,7 @@ import shutil
 import numpy as np
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import qwen3

@@ -7,7 +7,6 @@ import random
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import qwen3

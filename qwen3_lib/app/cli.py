@@ -4,14 +4,13 @@ Answers go to stdout, everything else to stderr. Exit status: 0; 1 for bad input
 in one line; 2 for bad usage; 130 after Ctrl-C.
 """
 import argparse
-import contextlib
 import math
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from qwen3 import Model, Sampling, __version__, accept_all_text, chat
+from qwen3 import Sampling, __version__, accept_all_text, chat
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.score import score
 from qwen3_lib.app.chat import Chat, run_chat

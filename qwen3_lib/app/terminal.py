@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
-from typing import Any, TextIO
+from typing import TextIO
 
 from qwen3 import Config, Folder, Model
 from qwen3_lib.generation.completion import Completion

@@ -5,7 +5,7 @@ qwen3.chat shows them in its signature; the command line, batch files and the se
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from qwen3 import Sampling, checked_whole

@@ -916,9 +916,12 @@ def main(argv: list[str] | None = None) -> int:
         add("prompt", nargs="*", help="what to ask; a piped text follows it")
         add("--model", default=BUNDLED, required=BUNDLED is None, help="folder with Qwen's own files")
         add("--no-think", dest="enable_thinking", action="store_false", default=None, help="answer without reasoning")
-        for name, kind in (("system", str), ("max-tokens", int), ("seed", int), ("temperature", float), ("top-k", int),
-                           ("top-p", float)):
-            add(f"--{name}", type=kind, help="see chat() in this file")
+        for name, kind, text in (("system", str, "system prompt"), ("max-tokens", int, "longest answer"),
+                                 ("seed", int, "the same seed gives the same answer"),
+                                 ("temperature", float, "0 takes the likeliest token; the default is the model's"),
+                                 ("top-k", int, "draw from so many tokens only"),
+                                 ("top-p", float, "draw from the likeliest tokens that reach this probability")):
+            add(f"--{name}", type=kind, help=text)
         args, unknown = parser.parse_known_args(argv)
         if unknown:
             parser.error(f"{unknown[0]}: all options but those of --help need the folder qwen3_lib beside qwen3.py")

@@ -21,6 +21,7 @@ class Caches:
         self.last = np.concatenate([np.arange(end - min(1 + n, count), end)
                                     for end, count, n in zip(np.cumsum(counts), counts, self.guesses)])
         self.done = 0  # tokens of the pass that are computed
+        self.found: tuple[int, list[tuple[Any, slice]]] = 0, []  # what `parts` has given last, until `advance`
 
     def reserve(self, n: int) -> np.ndarray:
         """Makes room for all n tokens -> their positions [n], each in its own sequence."""
@@ -29,18 +30,22 @@ class Caches:
             for cache, count, guesses in zip(self.caches, self.counts, self.guesses)])
 
     def parts(self, n: int) -> list[tuple[Any, slice]]:
-        """(cache, its rows) of the next n tokens."""
-        ends, parts = np.cumsum(self.counts).tolist(), []
-        for cache, start, end in zip(self.caches, [0, *ends], ends):
-            first, stop = max(start, self.done), min(end, self.done + n)
-            if first < stop:
-                parts.append((cache, slice(first - self.done, stop - self.done)))
-        return parts
+        """(cache, its rows) of the next n tokens: the same for each layer."""
+        if self.found[0] != n:
+            ends, parts = np.cumsum(self.counts).tolist(), list[tuple[Any, slice]]()
+            for cache, start, end in zip(self.caches, [0, *ends], ends):
+                first, stop = max(start, self.done), min(end, self.done + n)
+                if first < stop:
+                    parts.append((cache, slice(first - self.done, stop - self.done)))
+            self.found = n, parts
+        return self.found[1]
 
     def attend(self, layer: int, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
         """KVCache.attend of each sequence -> [n_heads, n, head_dim]."""
-        return np.concatenate([cache.attend(layer, q[:, rows], k[:, rows], v[:, rows])
-                               for cache, rows in self.parts(k.shape[1])], axis=1)
+        parts = self.parts(k.shape[1])
+        if len(parts) == 1:
+            return parts[0][0].attend(layer, q, k, v)  # type: ignore[no-any-return]
+        return np.concatenate([cache.attend(layer, q[:, rows], k[:, rows], v[:, rows]) for cache, rows in parts], axis=1)
 
     def recall(self, layer: int, weight: np.ndarray, *new: np.ndarray) -> np.ndarray:
         """HybridCache.recall of each sequence -> [n, value heads, value_dim]."""
@@ -55,4 +60,4 @@ class Caches:
         """Counts the next tokens [n] as filled, see KVCache.advance."""
         for cache, rows in self.parts(len(token_ids)):
             cache.advance(token_ids[rows])
-        self.done += len(token_ids)
+        self.done, self.found = self.done + len(token_ids), (0, [])

@@ -49,7 +49,7 @@ class Marks:
         """Moves what is certain from `held` to `pairs`, up to the next tag -> whether there was a tag."""
         if self.state == "start" and not self.stops:
             start = self.held.lstrip()
-            if not ended and "<think>".startswith(start):
+            if not ended and "<think>".startswith(start) and start != "<think>":
                 return False
             self.stops = not start.startswith("<think>")
         stop = self.stop if self.stops else []

@@ -78,7 +78,7 @@ class Passes:
             most = min((library.num_threads for library in self.blas.lib_controllers), default=1)
             if most > 1:
                 self.look()
-                with self.blas.limit(limits=min(self.free, most)):
+                with self.blas.limit(limits=self.free) if self.free < most else contextlib.nullcontext():
                     yield
                 return
         yield  # $OPENBLAS_NUM_THREADS is 1, for example: threads of the program run passes at the same time

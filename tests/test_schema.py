@@ -208,6 +208,7 @@ def test_white_space_may_stand_between_a_thought_and_json(demo):
 def test_text_that_reads_like_a_special_token_is_text(demo, text):
     answer = chat(demo, FRANCE, enable_thinking=False, schema={"const": text}, logprobs=0).finish()
     assert (answer.parsed, answer.finish_reason) == (text, "stop")
+    assert (answer.answer.content, answer.answer.reasoning) == (json.dumps(text), None)
     assert demo.tokenizer.decode(answer.token_ids, skip_special_tokens=True) == json.dumps(text)
 
 

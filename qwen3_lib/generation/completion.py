@@ -185,7 +185,14 @@ class Completion(Stream):
     @property
     def answer(self) -> Answer:
         """The text so far, taken apart into reasoning, content and tool_calls."""
-        return parse_answer(self.text, self.think_open_in_prompt, self.tools)
+        # A grammar begins after the thought, or without one: a tag in its text is text.
+        whole = "<think></think>" * (self.schema is not None and not self.thinks) + self.text
+        return parse_answer(whole, self.think_open_in_prompt, self.tools)
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the text begins with a thought."""
+        return self.think_open_in_prompt or self.text.lstrip().startswith("<think>")
 
     @property
     def is_json(self) -> bool:
@@ -200,8 +207,7 @@ class Completion(Stream):
         """
         if not self.is_json:
             raise InputError("only an answer that fits a JSON Schema or a class can be parsed")
-        thinks = self.think_open_in_prompt or self.text.lstrip().startswith("<think>")
-        return parsed(self.schema, self.text.partition("</think>")[2] if thinks else self.text)
+        return parsed(self.schema, self.text.partition("</think>")[2] if self.thinks else self.text)
 
     @property
     def message(self) -> dict[str, Any]:

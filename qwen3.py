@@ -889,7 +889,7 @@ def check_cache(model: Model, cache: KVCache) -> None:
 
 
 def check_finite(model: Model, logits: np.ndarray) -> None:
-    """Raises InputError from FloatingPointError unless all logits are finite; it names the first damaged tensor."""
+    """Raises InputError unless all logits are finite; it names the first damaged tensor. Its cause tells the kind."""
     if not np.isfinite(logits).all():
         reason = next((f"{name} has NaN or infinity" for name, tensor in model.folder.stored().items()
                        if tensor.dtype in DTYPES and not np.isfinite(to_float32(tensor)).all()), model.engine.overflow)
@@ -938,8 +938,11 @@ def main(argv: list[str] | None = None) -> int:
         return 130
     except BrokenPipeError:  # the reader has gone: `| head -1`
         os._exit(141)
-    except (InputError, UnicodeDecodeError, OSError, MemoryError) as error:  # UnicodeDecodeError: of the piped text
+    except (InputError, UnicodeDecodeError, MemoryError) as error:  # UnicodeDecodeError: of the piped text
         print(f"qwen3.py: {str(error) or 'not enough memory'}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"qwen3.py: {error}", file=sys.stderr)
         os._exit(1)  # at an ordinary end, Python would write to a full disk again
 
 

@@ -4,16 +4,19 @@ import random
 import re
 
 import evaluate
+import hybrid
 import pytest
 import torch
 import train
 from corpus import conversation, sum_turn
 from heldout import HELD_OUT, HELD_OUT_CHAT, HELD_OUT_TOOLS
 from questions import CHAT, QUESTIONS
+from safetensors.torch import load_file
 from tokenizer import IGNORED, encode_branches, encode_example, segments
 from tokenizer_utils import load_tokenizer, parse_answer
 from toolbox import TOOLS
 from turns import is_held_out
+from transformers import Qwen3_5TextConfig
 
 
 @pytest.fixture(scope="module")
@@ -108,3 +111,17 @@ def test_the_evaluation_takes_right_answers_for_right_and_others_not(name):
                 wrong = case.is_right(parse_answer("Zzz."))
                 case = case.then(answer) if case.then else None
             assert not wrong
+
+
+def test_the_head_of_the_tiny_hybrid_guesses_what_the_model_says(tokenizer):
+    folder = train.DEMO.parent / "tests/tiny_hybrid"
+    state = {name.removeprefix("model."): value.float() for name, value in load_file(folder / "model.safetensors").items()}
+    n_tokens = len(state["language_model.embed_tokens.weight"])
+    model = hybrid.Hybrid(Qwen3_5TextConfig(**hybrid.TEXT, vocab_size=n_tokens))
+    model.load_state_dict(state)
+    ids = hybrid.rows_of("test", tokenizer.backend, 4)
+    assert hybrid.agreement(model, ids)[1] > 0.7
+    other = ids.clone()
+    other[:, 100:] = 0
+    with torch.no_grad():
+        assert torch.equal(model(ids)[1][:, :99], model(other)[1][:, :99])  # a guess sees one token more than the model

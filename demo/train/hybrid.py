@@ -32,12 +32,13 @@ from train import DEMO, Muon, learning_rate_factor
 LENGTH, ROWS = 160, 8  # tokens of a row, in which conversations follow each other, and rows of a step
 TEXT = {"model_type": "qwen3_5_text", "attention_bias": False, "attention_dropout": 0.0, "dtype": "bfloat16",
         "full_attention_interval": 4, "head_dim": 64, "hidden_act": "silu", "hidden_size": 128,
-        "initializer_range": 0.02, "intermediate_size": 320, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 32, "linear_num_key_heads": 4,
-        "linear_num_value_heads": 4, "linear_value_head_dim": 32, "max_position_embeddings": 4096,
-        "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False, "num_attention_heads": 4,
-        "num_hidden_layers": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "use_cache": True,
+        "initializer_range": 0.02, "intermediate_size": 320, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 32,
+        "linear_num_key_heads": 4, "linear_num_value_heads": 4, "linear_value_head_dim": 32,
+        "max_position_embeddings": 4096, "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False,
+        "num_attention_heads": 4, "num_hidden_layers": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-6,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000, "partial_rotary_factor": 0.25,
-                            "mrope_interleaved": True, "mrope_section": [3, 3, 2]}}
+                            "mrope_interleaved": True, "mrope_section": [3, 3, 2]},
+        "tie_word_embeddings": True, "use_cache": True}
 
 
 class MTP(nn.Module):

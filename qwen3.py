@@ -420,8 +420,8 @@ class Sequence:
     """A sequence that grows: `new` are the tokens to compute next, none at the end, and `feed(logits)` draws.
 
     `prompt` [n]; `token_ids`, the tokens drawn so far; `finish_reason`: None until the end, then "stop" (at an
-    end-of-text token, which is not kept) or "length" (after max_new_tokens, or when the context is full).
-    Takes the options of `generate`, and processors that change drawing, see qwen3_lib/generation/processors.py.
+    end-of-text token, which is not kept), "length" (after max_new_tokens, or when the context is full), or what a
+    processor says. Takes the options of `generate`, and processors, see qwen3_lib/generation/processors.py.
     Raises InputError for ids and values out of range.
     """
 
@@ -463,14 +463,14 @@ class Sequence:
             return []
         self.token_ids.append(token)
         self.new = [token]
-        stops = [each for each in self.processors if each.after(token)]
-        if stops or len(self.token_ids) == self.limit:
-            self.end("stop" if stops else "length")
+        reasons = [reason for each in self.processors if (reason := each.after(token))]
+        if reasons or len(self.token_ids) == self.limit:
+            self.end(reasons[0] if reasons else "length")
         return [token]
 
     def end(self, reason: str) -> None:
-        stops = [each for each in self.processors if each.after(None)]  # all of them learn that it ends
-        self.new, self.finish_reason = [], "stop" if stops else reason
+        reasons = [given for each in self.processors if (given := each.after(None))]  # all of them learn that it ends
+        self.new, self.finish_reason = [], reasons[0] if reasons else reason
 
 
 def run(model: Model, sequence: Sequence, cache: KVCache) -> Iterator[int]:
@@ -539,8 +539,9 @@ def chat(model: Model, messages: str | dict[str, Any] | list[dict[str, Any]], to
          eos_token_ids: Iterable[int] | None = None, temperature: float | None = None, top_k: int | None = None,
          top_p: float | None = None, min_p: float | None = None, repetition_penalty: float | None = None,
          presence_penalty: float | None = None, frequency_penalty: float | None = None, stop: Any = None,
-         logprobs: int | None = None, think_budget: int | None = None, lookup: int | None = None, draft: Any = None,
-         schema: Any = None, max_string: int | None = None, logit_bias: dict[Any, float] | None = None) -> Any:
+         logprobs: int | None = None, think_budget: int | None = None, stop_loops: bool | None = None,
+         lookup: int | None = None, draft: Any = None, schema: Any = None, max_string: int | None = None,
+         logit_bias: dict[Any, float] | None = None) -> Any:
     """The answer to a conversation, or to a single question given as a text: a Stream of its pieces.
 
     messages: {"role": "system" | "user" | "assistant" | "tool", "content": ...}, as in OpenAI's API
@@ -560,7 +561,8 @@ def chat(model: Model, messages: str | dict[str, Any] | list[dict[str, Any]], to
     if LIBRARY.is_dir():
         from qwen3_lib.generation.completion import complete
         return complete(model, messages, tools, enable_thinking, chat_template_kwargs, **options)
-    if beyond := given.keys() & {*"stop logprobs think_budget lookup draft schema max_string logit_bias".split()}:
+    names = "stop logprobs think_budget stop_loops lookup draft schema max_string logit_bias".split()
+    if beyond := given.keys() & {*names}:
         raise InputError(f"{min(beyond)}= needs the folder qwen3_lib beside qwen3.py")
     text = model.tokenizer.apply_chat_template(messages, tools, enable_thinking=enable_thinking, join_text_parts=True,
                                                chat_template_kwargs=chat_template_kwargs)

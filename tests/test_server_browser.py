@@ -147,7 +147,7 @@ def test_several_conversations(tab):
 def test_settings(tab):
     """An empty field leaves the choice to the server; the others are sent, and outlive a reload."""
     tab.ask(ASKED)
-    assert tab.bodies[-1].keys() == {"messages", "stream", "stream_options"}
+    assert tab.bodies[-1].keys() == {"messages", "stream", "stream_options", "stop_loops"}
     tab.page.click("#open-settings")
     fields = {"system": "Be brief.", "temperature": "0.5", "top_p": "0.9", "max_tokens": "1"}
     for name, value in fields.items():
@@ -159,8 +159,8 @@ def test_settings(tab):
     tab.ask("Hello")
     sent = tab.bodies[-1]
     assert [message["role"] for message in sent.pop("messages")] == ["system", "user", "assistant", "user"]
-    assert sent == {"stream": True, "stream_options": {"include_usage": True}, "temperature": 0.5, "top_p": 0.9,
-                    "max_tokens": 1, "enable_thinking": False}
+    assert sent == {"stream": True, "stream_options": {"include_usage": True}, "stop_loops": True, "temperature": 0.5,
+                    "top_p": 0.9, "max_tokens": 1, "enable_thinking": False}
     assert tab.texts(".tools .note")[-1] == "cut off" and "1 tokens" in tab.texts(".tools details span")[-1]
     assert tab.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 21, 23)"
     tab.page.click("#open-settings")

@@ -62,6 +62,20 @@ def test_choices_bias_prefill_and_roles(client, demo):
     assert budget.choices[0].message.content == PARIS and "</think>" not in budget.choices[0].message.reasoning_content
 
 
+def test_loops_end_on_request(client):
+    form = {"type": "regex", "pattern": "(The quick brown fox jumps over the lazy dog[.] ){40}"}
+    asked = {"model": "m", "messages": FRANCE, "extra_body": {"response_format": form, "enable_thinking": False}}
+    whole = client.chat.completions.create(**asked).choices[0]
+    assert whole.message.content.count("dog") == 40
+    asked["extra_body"]["stop_loops"] = True
+    ended = client.chat.completions.create(**asked)
+    assert ended.choices[0].finish_reason == "stop" and ended.usage.completion_tokens == 512
+    assert whole.message.content.startswith(ended.choices[0].message.content)
+    assert streamed(client.chat.completions.create(stream=True, **asked))[3] == ["stop"]
+    with pytest.raises(openai.BadRequestError, match="stop_loops"):
+        client.chat.completions.create(**asked | {"extra_body": {"stop_loops": "yes"}})
+
+
 def test_tools(client):
     asked = [{"role": "user", "content": "What is the weather in Paris?"}]
     same = {"model": "m", "messages": asked, "tools": [WEATHER]}

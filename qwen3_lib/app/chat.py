@@ -23,7 +23,8 @@ from qwen3_lib.app.terminal import (CYAN, OutputError, Status, banner, cut_note,
 from qwen3_lib.io.errors import InputError, brief, counted, did_you_mean
 from qwen3_lib.io.writing import write_json
 
-SWITCHES = {"think": "enable_thinking", "hide_thinking": "hide_thinking", "stats": "show_stats"}  # attributes of Chat
+SWITCHES = {"think": "enable_thinking", "hide_thinking": "hide_thinking", "stop_loops": "stop_loops",
+            "stats": "show_stats"}  # attributes of Chat
 OPTIONS = {**{name: name for name in Sampling.__dataclass_fields__}, "seed": "seed", "max_tokens": "max_new_tokens",
            "think_budget": "think_budget"}  # options of qwen3.chat
 SETTINGS = [*OPTIONS, *SWITCHES]
@@ -73,6 +74,7 @@ class Chat:
         self.model, self.messages, self.tools = model, messages, tools
         self.enable_thinking, self.hide_thinking, self.show_stats = enable_thinking, hide_thinking, show_stats
         self.options = dict(options or {})  # of qwen3.chat
+        self.stop_loops = self.options.pop("stop_loops", None) is not False
         self.defaults = self.options | {name: getattr(self, name) for name in SWITCHES.values()}
         self.cache = model.engine.new_cache(model.config)
         self.last: Completion | None = None
@@ -152,7 +154,8 @@ class Chat:
         options, status = dict(self.options), Status()
         if options.get("seed") is not None:
             options["seed"] += self.n_answers
-        completion = chat(self.model, self.messages, self.tools, self.enable_thinking, cache=self.cache, **options)
+        completion = chat(self.model, self.messages, self.tools, self.enable_thinking, cache=self.cache,
+                          stop_loops=self.stop_loops, **options)
         self.last, self.n_answers = completion, self.n_answers + 1
         n_new = len(completion.prompt_ids) - completion.cached_tokens
         if n_new * parameters(self.model.folder, self.model.config) > 10**10:  # half a second and more

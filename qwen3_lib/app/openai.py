@@ -45,7 +45,8 @@ MOST_CHOICES, MOST_LOGPROBS, MOST_PROMPTS = 8, 20, 128
 RENAMED = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens", "n_predict": "max_new_tokens",
            "max_output_tokens": "max_new_tokens", "thinking_budget": "think_budget",
            "repeat_penalty": "repetition_penalty"}
-OPTIONS = (*Sampling.__dataclass_fields__, "seed", "stop", "logit_bias", "max_string", "ignore_eos", *RENAMED)
+SAME_NAME = (*Sampling.__dataclass_fields__, "seed", "stop", "stop_loops", "logit_bias", "max_string")
+OPTIONS = (*SAME_NAME, "ignore_eos", *RENAMED)
 SHARED = (*OPTIONS, "stream", "enable_thinking", "chat_template_kwargs")
 BOTH = (*OPTIONS, "n", "stream", "stream_options", "logprobs")
 CHAT = (*BOTH, "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "top_logprobs",
@@ -131,8 +132,7 @@ def at_fault(body: Body, message: str) -> str | None:
 
 def options_of(body: Body) -> dict[str, Any]:
     """The options of a Completion."""
-    names = (*Sampling.__dataclass_fields__, "seed", "stop", "logit_bias", "max_string")
-    options = {name: body[name] for name in names if name in body}
+    options = {name: body[name] for name in SAME_NAME if name in body}
     options |= {ours: body[name] for name, ours in RENAMED.items() if name in body}
     for name, none in (("top_k", 0), ("seed", None), ("max_new_tokens", None)):
         if options.get(name) == -1:  # as vLLM, llama.cpp and LM Studio write it
@@ -340,6 +340,11 @@ def called(call: Value, name: str | None = None) -> Value:
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return {"id": name or f"call_{uuid.uuid4().hex[:24]}", "type": "function",
             "function": {"name": call["name"], "arguments": text}}
+
+
+def reason_of(ended: str | None) -> str | None:
+    """OpenAI's word for why an answer has ended."""
+    return "stop" if ended == "loop" else ended
 
 
 def chat_choice(completion: Completion, finish_reason: str | None, one_call: bool = False) -> Value:

@@ -101,6 +101,8 @@ def add_answer_options(parser: argparse.ArgumentParser) -> Any:
     add("--chat-template-kwargs", metavar="JSON",
         help="variables of the chat template: '{\"preserve_thinking\": true}'")
     add_option(add, "think_budget")
+    add("--stop-loops", action=argparse.BooleanOptionalAction,
+        help=AnswerOptions.__dataclass_fields__["stop_loops"].metadata["help"] + " (default: in a chat)")
     add_option(add, "max_new_tokens", "-n", "--max-tokens")
     add("--stop", action="append", metavar="TEXT", default=[], help="end the answer before this text; may be repeated")
     add("--json-schema", metavar="FILE", help="the answer is JSON that fits the JSON Schema in this file")

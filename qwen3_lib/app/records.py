@@ -19,7 +19,7 @@ from qwen3 import Model, default_sampling
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.messages import checked_messages, checked_tools
 from qwen3_lib.generation.options import NAMES
-from qwen3_lib.app.openai import Refusal, chat_choice, chat_logprobs, chat_wish
+from qwen3_lib.app.openai import Refusal, chat_choice, chat_logprobs, chat_wish, reason_of
 from qwen3_lib.app.terminal import as_json, model_name
 from qwen3_lib.io.errors import InputError, brief, did_you_mean, encoded, is_whole, some
 
@@ -308,7 +308,7 @@ def from_openai(model: Model, settings: Settings, row: Row) -> tuple[list[int], 
 
 def openai_answer(completion: Completion, line: int, n_logprobs: int | None) -> Row:
     """The chat.completion object of an answer."""
-    choice = chat_choice(completion, completion.finish_reason)
+    choice = chat_choice(completion, reason_of(completion.finish_reason))
     logprobs = None if n_logprobs is None else chat_logprobs(completion.model, completion.logprobs)
     n_prompt, n_answer = len(completion.prompt_ids), len(completion.token_ids)
     return {"id": f"chatcmpl-{line}", "object": "chat.completion", "created": int(time.time()),

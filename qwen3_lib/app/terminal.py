@@ -282,9 +282,11 @@ def model_name(model: Model) -> str:
 
 def cut_note(completion: Completion, option: str = "--max-tokens") -> str | None:
     """A sentence for stderr if the answer was cut off, else None. `option` is what sets the longest answer."""
+    n, context, answer = len(completion.token_ids), completion.model.config.context_length, completion.answer
+    if completion.finish_reason == "loop":
+        return f"The answer was ended after {counted(n, 'token')}, because it repeats the same text again and again."
     if completion.finish_reason != "length":
         return None
-    n, context, answer = len(completion.token_ids), completion.model.config.context_length, completion.answer
     full = len(completion.prompt_ids) + n >= context
     reason = f"the context of {context} tokens is full" if full else f"raise {option} for more"
     length = counted(n, "token")

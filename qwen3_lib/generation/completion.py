@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
@@ -16,7 +17,7 @@ from qwen3_lib.generation.guesses import speculator
 from qwen3_lib.generation.marks import Marks
 from qwen3_lib.generation.messages import checked_messages
 from qwen3_lib.generation.options import options_of
-from qwen3_lib.generation.processors import Bias, Logprobs, Processor, ThinkBudget, TokenLogprob
+from qwen3_lib.generation.processors import Bias, Logprobs, Processor, StopLoops, ThinkBudget, TokenLogprob
 from qwen3_lib.generation.schema import Constrained, Grammar
 from qwen3_lib.generation.steps import Run, step
 from qwen3_lib.generation.tools import schemas
@@ -45,13 +46,13 @@ class AnswerText(Processor):
         self.decoder, self.marks = StreamDecoder(tokenizer, skip_special_tokens=True), marks
         self.times = list[float]()  # the start, then the arrival of each token in seconds
 
-    def after(self, token: int | None) -> bool:
+    def after(self, token: int | None) -> str | None:
         if token is None:
             self.marks.push(self.decoder.flush(), ended=True)
         else:
             self.times.append(time.perf_counter())
             self.marks.push(self.decoder.push(token), token=token)
-        return self.marks.stopped
+        return "stop" if self.marks.stopped else None
 
 
 class Completion(Stream):
@@ -59,8 +60,8 @@ class Completion(Stream):
 
     `prompt_ids` [n]; the state so far: `token_ids`, `text`, `answer` (the text taken apart), `logprobs` (if asked for),
     `times`, the start and the arrival of each token in seconds; `cached_tokens`, the prompt tokens found in the cache;
-    `finish_reason`: None until the last token, then "tool_calls", "stop" (the model ended it, or a stop text) or
-    "length" (cut off).
+    `finish_reason`: None until the last token, then "tool_calls", "stop" (the model ended it, or a stop text), "length"
+    (cut off) or "loop" (see stop_loops).
     """
 
     def __init__(self, model: Model, token_ids: TokenIds, cache: KVCache | None = None,
@@ -75,8 +76,12 @@ class Completion(Stream):
                            tokenizer.token_to_id("<think>"), tokenizer.token_to_id("</think>"))
         self.noted, constrained = None if wanted.logprobs is None else Logprobs(tokenizer, wanted.logprobs), None
         processors += [written := AnswerText(tokenizer, self.marks)] + ([] if self.noted is None else [self.noted])
-        if wanted.think_budget is not None:
-            processors.append(ThinkBudget(tokenizer, self.marks, wanted.think_budget))
+        budget, has_thoughts = None, None not in (self.marks.opening, self.marks.closing)
+        if wanted.think_budget is not None or wanted.stop_loops and has_thoughts:
+            most = math.inf if wanted.think_budget is None else wanted.think_budget
+            processors.append(budget := ThinkBudget(tokenizer, self.marks, most))
+        if wanted.stop_loops:
+            processors.append(StopLoops(self.marks, budget))
         if wanted.schema is not None:
             processors.append(constrained := Constrained(model, prompt, self.marks, wanted.schema, wanted.max_string))
         if wanted.logit_bias is not None:
@@ -166,7 +171,7 @@ class Completion(Stream):
 
     @property
     def ended(self) -> str | None:
-        """Why the tokens have ended: None, "stop" or "length"."""
+        """Why the tokens have ended: None, "stop", "length" or "loop"."""
         return self.sequence.finish_reason
 
     @property

@@ -24,6 +24,8 @@ class AnswerOptions:
                                         "context is full)", "N", 1)
     eos_token_ids: Iterable[int] | None = option("end-of-text tokens in place of the model's; () never ends early")
     think_budget: int | None = option("end the reasoning after N tokens, then answer", "N", 0)
+    stop_loops: bool | None = option("end a thought that repeats the same text again and again, and an answer that "
+                                     "does so")
     stop: str | Iterable[str] | None = option("texts that end the answer and are not part of it; they don't apply to a "
                                               "thought")
     schema: Any = option("what the answer must fit: a JSON Schema, a dataclass, a class of pydantic, or a Grammar")
@@ -50,6 +52,8 @@ class AnswerOptions:
         for each in fields(self):
             if each.metadata["least"] is not None and getattr(self, each.name) is not None:
                 checked_whole(each.name, getattr(self, each.name), each.metadata["least"])
+        if not isinstance(self.stop_loops, bool | None):
+            raise InputError(f"stop_loops must be true or false, not {brief(repr(self.stop_loops))}")
         Sampling().updated(**self.sampling)
 
     @property

@@ -21,16 +21,16 @@ class Processor:
         """The next token, if it isn't to be drawn; the first processor that has one decides."""
         return None
 
-    def after(self, token: int | None) -> bool:
-        """Takes note of the token that was drawn, None at the end -> whether the answer is complete."""
-        return False
+    def after(self, token: int | None) -> str | None:
+        """Takes note of the token that was drawn, None at the end -> why the answer ends here, if it does."""
+        return None
 
 
 class ThinkBudget(Processor):
     """Closes a thought after `budget` tokens: the next tokens are then those of CLOSING."""
     CLOSING = "\n</think>\n\n"
 
-    def __init__(self, tokenizer: Tokenizer, marks: Marks, budget: int):
+    def __init__(self, tokenizer: Tokenizer, marks: Marks, budget: float):
         if marks.opening is None or marks.closing is None:
             raise InputError("think_budget needs a model whose tokenizer has the tokens <think> and </think>")
         self.marks, self.left = marks, budget
@@ -43,9 +43,58 @@ class ThinkBudget(Processor):
         self.marks.is_closed = bool(self.next)
         return self.next.pop() if self.next else None
 
-    def after(self, token: int | None) -> bool:
+    def after(self, token: int | None) -> str | None:
         self.left -= self.marks.was_inside and token != self.marks.closing
-        return False
+        return None
+
+
+class StopLoops(Processor):
+    """Closes a thought that runs in circles, and ends an answer that does so, with the reason "loop".
+
+    A circle: the last tokens are the same text of at most LONGEST tokens, four times in a row, and at least LEAST
+    tokens; at least MOST if they are of fewer than FEW kinds, as rows of dashes or zeros are. It is not enough that
+    the same SIZE tokens come for the fourth time: they do so in 18 % of 10,000 cuts from programs and docs.
+    """
+    SIZE, LEAST, MOST, FEW = 24, 512, 2048, 6
+    LONGEST = MOST // 4
+
+    def __init__(self, marks: Marks, budget: ThinkBudget | None):
+        self.marks, self.budget = marks, budget  # the budget closes a thought; None: the model has no thoughts
+        self.begin()
+
+    def begin(self) -> None:
+        self.text = list[int]()  # since the thought or the answer began
+        self.places = dict[int, int]()  # hash of SIZE tokens -> the length of the text up to their last occurrence
+        self.distance = self.equal = 0  # the last `equal` tokens stand `distance` tokens before, too
+
+    def after(self, token: int | None) -> str | None:
+        if token is None:
+            return None
+        if self.marks.inside != self.marks.was_inside:
+            self.begin()
+        self.text.append(token)
+        if not self.runs_in_circles():
+            return None
+        if self.marks.inside and self.budget:
+            self.budget.left = 0
+            return None
+        return "loop"
+
+    def runs_in_circles(self) -> bool:
+        """Takes note of the latest token: 1 µs, however long the text is."""
+        text, n = self.text, len(self.text)
+        before = self.places.get(latest := hash(tuple(text[-self.SIZE:])), 0)
+        self.places[latest] = n
+        if self.distance and text[-1] == text[-1 - self.distance]:
+            self.equal += 1
+        elif before and n - before <= self.LONGEST:
+            self.distance, self.equal = n - before, self.SIZE
+        else:
+            self.distance = self.equal = 0
+        circle = self.distance + self.equal
+        if circle < max(self.LEAST, 4 * self.distance):
+            return False
+        return circle >= self.MOST or len({*text[-self.distance:]}) >= self.FEW
 
 
 class Bias(Processor):
@@ -89,10 +138,10 @@ class Logprobs(Processor):
         self.logits = logits
         return logits
 
-    def after(self, token: int | None) -> bool:
+    def after(self, token: int | None) -> str | None:
         if token is not None:
             x = log_softmax(self.logits)
             best: Any = np.argsort(-x, kind="stable")[:self.n] if self.n else []
             top = [(int(i), float(x[i])) for i in best]
             self.found.append(TokenLogprob(token, float(x[token]), top, self.tokenizer.decode([token])))
-        return False
+        return None

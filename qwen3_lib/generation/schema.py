@@ -198,24 +198,24 @@ class Constrained(Processor):
     def forced(self) -> int | None:
         return self.certain.pop(0) if self.certain else None
 
-    def after(self, token: int | None) -> bool:
+    def after(self, token: int | None) -> str | None:
         marks = self.marks
         if token is None:
-            return False
+            return None
         if marks.is_closed or not self.begun and (marks.inside or marks.was_inside):
             self.before_it = self.newlines if token == marks.closing else set()
-            return False
+            return None
         if not self.begun and token in self.before_it:
             self.before_it = set()
-            return False
+            return None
         self.begun = True
         self.matcher.consume_token(token)
         self.check()
         if self.matcher.is_stopped():
-            return True
+            return "stop"
         if not self.certain:
             self.certain = self.forced_tokens()
-        return False
+        return None
 
     def check(self) -> None:
         if self.matcher.is_error():

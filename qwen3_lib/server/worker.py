@@ -16,7 +16,7 @@ from typing import Any
 
 from qwen3 import InputError, Model
 from qwen3_lib.generation.completion import Completion
-from qwen3_lib.app.openai import Refusal
+from qwen3_lib.app.openai import Refusal, reason_of
 from qwen3_lib.generation.batch import Batch
 
 
@@ -190,7 +190,7 @@ class Worker:
             answer, outcome = request.completion, outcomes.get(job)
             error = outcome if isinstance(outcome, InputError) else None
             if outcome is not None or len(answer.token_ids) > before and (job.streams or not before):
-                reason = None if error else answer.ended  # the reply knows of calls
+                reason = None if error else reason_of(answer.ended)  # the reply knows of calls
                 news.append((job, len(answer.pairs), len(answer.token_ids), reason, error))
         if news:
             self.loop.call_soon_threadsafe(self.deliver, news)

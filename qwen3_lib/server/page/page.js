@@ -532,7 +532,7 @@ async function answer(chat, {former, before}) {
   const system = at("system").value.trim(), run = new AbortController();
   const messages = [...(system ? [{role: "system", content: system}] : []),
                     ...chat.turns.filter(turn => turn.content).map(({role, content}) => ({role, content}))];
-  const body = {messages, stream: true, stream_options: {include_usage: true}, ...wishes()};
+  const body = {messages, stream: true, stream_options: {include_usage: true}, stop_loops: true, ...wishes()};
   const turn = {role: "assistant", content: "", thought: "", note: "stopped", form: Boolean(at("format").value)};
   chat.turns.push(turn);
   running.set(chat, run);

@@ -1,0 +1,144 @@
+"""stop_loops: texts that run in circles end, others don't, and what else is computed beside them changes nothing."""
+import random
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import qwen3
+from configs import FRANCE, ROOT
+from helpers import patiently, random_ids, run_main
+from qwen3_lib.app.chat import Chat
+from qwen3_lib.generation.batch import Batch
+from qwen3_lib.generation.completion import Completion
+from qwen3_lib.generation.marks import Marks
+from qwen3_lib.generation.processors import StopLoops
+from qwen3_lib.generation.schema import regex
+from test_answers import saying
+
+CIRCLE = "The quick brown fox jumps over the lazy dog. "
+SIXTY = f"({CIRCLE.replace('.', '[.]')}){{60}}"
+
+
+def ends_at(ids, kind=StopLoops) -> int | None:
+    """The length of the text until it ends as a circle; None: it doesn't."""
+    loops = kind(Marks(False), None)
+    return next((n for n, token in enumerate(ids, 1) if loops.after(token) is not None), None)
+
+
+class Short(StopLoops):
+    """The same with numbers that short texts reach."""
+    SIZE, LEAST, MOST, FEW = 3, 12, 28, 3
+    LONGEST = 7
+
+
+def is_circle(text, kind) -> bool:
+    """The definition: the end of a text is the same, four times in a row, and long enough."""
+    def length(distance):
+        pairs = list(zip(text[::-1], text[::-1][distance:]))
+        return distance + next((n for n, (one, other) in enumerate(pairs) if one != other), len(pairs))
+
+    return any(length(d) >= max(4 * d, kind.LEAST if len({*text[-d:]}) >= kind.FEW else kind.MOST)
+               for d in range(1, kind.LONGEST + 1))
+
+
+@given(st.lists(st.integers(0, 4), max_size=20), st.lists(st.integers(0, 4), min_size=1, max_size=7),
+       st.lists(st.integers(0, 4), max_size=20))
+@patiently(500)
+def test_a_text_ends_only_at_a_circle_and_no_circle_goes_on(before, circle, after):
+    text = [*before, *circle * 4, *after]
+    n = ends_at([*text, *circle * 60], Short)
+    assert n <= len(text) + Short.MOST + len(circle) + Short.LONGEST
+    assert is_circle([*text, *circle * 60][:n], Short)
+
+
+@pytest.mark.parametrize("period", [6, 7, 23, 24, 25, 100, 170, 400, 420])
+def test_circles_of_any_length_end_also_if_they_repeat_a_part_of_themselves(period):
+    rng = np.random.default_rng(period)
+    circle = rng.permutation(1000)[:period].tolist()
+    assert ends_at([*range(2000, 2500), *circle * 100]) == 500 + max(512, 4 * period)
+    part = circle[:period // 10]
+    text = [*range(2000, 2500), *[*circle, *part, *part] * 100]
+    assert 500 < ends_at(text) <= 500 + max(512, 5 * (period + 2 * len(part)))
+
+
+def test_dashes_and_zeros_are_no_circle(demo):
+    encode = demo.tokenizer.encode
+    for text in ("-" * 40 + "\n", "=" * 400, ("0, " * 20 + "\n") * 8, "|---" * 40 + "|\n", "None, " * 100, " " * 800):
+        assert ends_at(encode(text)) is None, text
+    assert ends_at(encode("-" * 9000)) is not None
+
+
+def natural_texts():
+    """Parts of files of Python's standard library and of this project: code, tables, lists of numbers, prose."""
+    rng, library = random.Random(0), Path(sysconfig.get_paths()["stdlib"])
+    files = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("bench/*.md"), *ROOT.glob("qwen3_lib/**/*.py"),
+             *(file for file in library.rglob("*.py") if "site-packages" not in file.parts)]
+    for file in rng.sample(sorted(files), 200):
+        text = file.read_text("utf-8", "ignore")
+        start = rng.randrange(max(len(text) - 8000, 1))
+        yield file, text[start:start + 8000]
+
+
+def test_no_natural_text_is_a_circle(demo):
+    for file, text in natural_texts():
+        assert ends_at(demo.tokenizer.encode(text)) is None, file
+
+
+def test_a_thought_in_circles_is_closed_and_an_answer_follows(demo):
+    encode, end = demo.tokenizer.encode, demo.eos_token_ids[0]
+    circle, rest = encode(CIRCLE), [*encode("Paris."), end]
+    n = -(-512 // len(circle)) * len(circle)
+    script = [*encode("<think>\n"), *(circle * 99)[:512], *[0] * len(encode("\n</think>\n\n")), *rest]
+    answer = qwen3.chat(saying(demo, script), FRANCE, stop_loops=True, temperature=0, logprobs=0).finish()
+    assert (answer.answer.content, answer.finish_reason) == ("Paris.", "stop")
+    assert answer.answer.reasoning.count(CIRCLE) == 512 // len(circle) and n < 600
+    assert len(answer.token_ids) == len(script) - 1 == len(answer.logprobs)
+    plain = qwen3.chat(saying(demo, [*encode("<think>\n"), *circle * 99]), FRANCE, temperature=0, max_new_tokens=900)
+    assert plain.finish().finish_reason == "length"
+
+
+def test_an_answer_in_circles_ends_with_the_reason(demo):
+    circle = demo.tokenizer.encode(CIRCLE)
+    script = [*demo.tokenizer.encode("<think>\n\n</think>\n\n"), *circle * 99]
+    answer = qwen3.chat(saying(demo, script), FRANCE, stop_loops=True, temperature=0).finish()
+    assert (answer.finish_reason, len(answer.token_ids)) == ("loop", len(script) - 99 * len(circle) + 512)
+
+
+def test_guesses_and_company_never_change_where_an_answer_ends(model, monkeypatch):
+    for name, value in {"SIZE": 3, "LEAST": 12, "MOST": 28, "FEW": 2, "LONGEST": 7}.items():
+        monkeypatch.setattr(StopLoops, name, value)
+    def told(answer):
+        return answer.token_ids, answer.text, answer.finish_reason
+
+    options = {"max_new_tokens": 200, "temperature": 0, "eos_token_ids": (), "stop_loops": True}
+    prompts = [random_ids(5, i) for i in range(12)]
+    alone = [told(Completion(model, prompt, **options).finish()) for prompt in prompts]
+    reasons = [reason for *_, reason in alone]
+    assert reasons.count("loop") > 3
+    batch = Batch(model, 3, 300)
+    together = [batch.add(i, prompt, lookup=3 * (i % 2), **options) for i, prompt in enumerate(prompts)]
+    while not batch.idle:
+        batch.step()
+    assert [*map(told, together)] == alone
+    assert [told(Completion(model, prompt, lookup=4, **options).finish()) for prompt in prompts] == alone
+
+
+def test_the_command_line_says_it_in_one_line(capfd):
+    args = ["--no-think", "--regex", SIXTY, FRANCE]
+    status, out, err = run_main(capfd, "--stop-loops", *args)
+    assert (status, out.count(CIRCLE)) == (0, 512 // 17) and "repeats the same text" in err and err.count("\n") == 1
+    assert run_main(capfd, *args)[1:] == (CIRCLE * 60 + "\n", "")
+
+
+def test_a_chat_ends_circles_unless_it_is_told_not_to(demo, capfd):
+    chat = Chat(demo, [], enable_thinking=False, options={"schema": regex(SIXTY)})
+    chat.handle(FRANCE)
+    out, err = capfd.readouterr()
+    assert out.count(CIRCLE) < 60 and "repeats the same text" in err and chat.last.finish_reason == "loop"
+    chat.handle("/set stop_loops off")
+    chat.handle(FRANCE)
+    assert capfd.readouterr().out == CIRCLE * 60 + "\n" and chat.last.finish_reason == "stop"

@@ -101,6 +101,12 @@ def test_a_thought_in_circles_is_closed_and_an_answer_follows(demo):
     assert plain.finish().finish_reason == "length"
 
 
+def test_a_circle_may_have_thoughts_in_it(demo):
+    answer = qwen3.chat(saying(demo, demo.tokenizer.encode(f"<think>\n{CIRCLE}</think>\n\nParis. ") * 99), FRANCE,
+                        stop_loops=True, temperature=0).finish()
+    assert answer.finish_reason == "loop" and len(answer.token_ids) < 1200  # the first circle closes a thought
+
+
 def test_an_answer_in_circles_ends_with_the_reason(demo):
     circle = demo.tokenizer.encode(CIRCLE)
     script = [*demo.tokenizer.encode("<think>\n\n</think>\n\n"), *circle * 99]

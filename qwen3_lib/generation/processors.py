@@ -60,32 +60,25 @@ class StopLoops(Processor):
 
     def __init__(self, marks: Marks, budget: ThinkBudget | None):
         self.marks, self.budget = marks, budget  # the budget closes a thought; None: the model has no thoughts
-        self.begin()
-
-    def begin(self) -> None:
-        self.text = list[int]()  # since the thought or the answer began
+        self.text = list[int]()
         self.places = dict[int, int]()  # hash of SIZE tokens -> the length of the text up to their last occurrence
         self.distance = self.equal = 0  # the last `equal` tokens stand `distance` tokens before, too
 
     def after(self, token: int | None) -> str | None:
-        if token is None:
-            return None
-        if self.marks.inside != self.marks.was_inside:
-            self.begin()
-        self.text.append(token)
-        if not self.runs_in_circles():
+        if token is None or not self.runs_in_circles(token):
             return None
         if self.marks.inside and self.budget:
             self.budget.left = 0
             return None
         return "loop"
 
-    def runs_in_circles(self) -> bool:
-        """Takes note of the latest token: 1 µs, however long the text is."""
+    def runs_in_circles(self, token: int) -> bool:
+        """Takes note of the next token: 1 µs, however long the text is."""
+        self.text.append(token)
         text, n = self.text, len(self.text)
         before = self.places.get(latest := hash(tuple(text[-self.SIZE:])), 0)
         self.places[latest] = n
-        if self.distance and text[-1] == text[-1 - self.distance]:
+        if self.distance and token == text[-1 - self.distance]:
             self.equal += 1
         elif before and n - before <= self.LONGEST:
             self.distance, self.equal = n - before, self.SIZE

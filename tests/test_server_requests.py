@@ -63,13 +63,13 @@ def test_choices_bias_prefill_and_roles(client, demo):
 
 
 def test_loops_end_on_request(client):
-    form = {"type": "regex", "pattern": "(The quick brown fox jumps over the lazy dog[.] ){40}"}
+    form = {"type": "regex", "pattern": "(The quick brown fox jumps over the lazy dog[.] ){50}"}
     asked = {"model": "m", "messages": FRANCE, "extra_body": {"response_format": form, "enable_thinking": False}}
     whole = client.chat.completions.create(**asked).choices[0]
-    assert whole.message.content.count("dog") == 40
+    assert whole.message.content.count("dog") == 50
     asked["extra_body"]["stop_loops"] = True
     ended = client.chat.completions.create(**asked)
-    assert ended.choices[0].finish_reason == "stop" and ended.usage.completion_tokens == 512
+    assert ended.choices[0].finish_reason == "stop" and 922 < ended.usage.completion_tokens < 1200
     assert whole.message.content.startswith(ended.choices[0].message.content)
     assert streamed(client.chat.completions.create(stream=True, **asked))[3] == ["stop"]
     with pytest.raises(openai.BadRequestError, match="stop_loops"):

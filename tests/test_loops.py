@@ -44,7 +44,7 @@ def runs_in_circles(text) -> bool:
         return len(ends) >= 3 and ends[-3] > end - 40
 
     last = [repeats(end) for end in range(max(len(text) - 39, 3), len(text) + 1)]
-    unchanged = len(text) >= 40 and any(text[-40:-distance] == text[-40:][distance:] for distance in range(1, 6))
+    unchanged = len(text) >= 40 and any(text[-40:-distance] == text[-40:][distance:] for distance in range(1, 11))
     return len(text) >= 10 and sum(last[-10:]) >= 9 and (len({*text[-10:]}) >= 3 or unchanged)
 
 

@@ -85,9 +85,9 @@ class StopLoops(Processor):
             self.places[run] = *ends[-2:], n
         if n < self.LEAST or self.repeats[n] - self.repeats[n - self.LEAST] < 0.9 * self.LEAST:
             return False
-        last, distance = self.text[-self.WINDOW:], n - ends[-1] if ends else 0
-        unchanged = n >= self.WINDOW and last[distance:] == last[:self.WINDOW - distance]
-        return len({*last[-self.LEAST:]}) >= self.FEW or distance > 0 and unchanged
+        last, distance = self.text[-self.WINDOW:], n - ends[-1] if ends else n
+        unchanged = distance <= self.WINDOW // 4 and last[distance:] == last[:-distance]
+        return len({*last[-self.LEAST:]}) >= self.FEW or n >= self.WINDOW and unchanged
 
 
 class Bias(Processor):

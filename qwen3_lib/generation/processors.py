@@ -54,7 +54,7 @@ class StopLoops(Processor):
     A text runs in circles when 90 % of the last LEAST tokens end a run of SIZE tokens that comes for the fourth time
     within WINDOW tokens, its occurrences side by side. Some such tokens are common: 18 % of 10,000 cuts from programs
     and their docs have them, but at most 79 % in a row. Only tables of few kinds of tokens have 100 %, those of zeros
-    and ones for example: fewer than FEW kinds must go round without any change, for WINDOW tokens.
+    and ones for example: fewer than FEW kinds must go round without any change for WINDOW tokens.
     """
     SIZE, LEAST, WINDOW, FEW = 24, 1024, 2048, 12
 
@@ -85,9 +85,10 @@ class StopLoops(Processor):
             self.places[run] = *ends[-2:], n
         if n < self.LEAST or self.repeats[n] - self.repeats[n - self.LEAST] < 0.9 * self.LEAST:
             return False
+        kinds = {self.text[i] for i in range(n - self.LEAST, n) if self.repeats[i] < self.repeats[i + 1]}
         last, distance = self.text[-self.WINDOW:], n - ends[-1] if ends else n
         unchanged = distance <= self.WINDOW // 4 and last[distance:] == last[:-distance]
-        return len({*last[-self.LEAST:]}) >= self.FEW or n >= self.WINDOW and unchanged
+        return len(kinds) >= self.FEW or n >= self.WINDOW and unchanged
 
 
 class Bias(Processor):

@@ -124,13 +124,15 @@ def rope_tables(config: Config, positions: np.ndarray) -> tuple[np.ndarray, np.n
     """cos and sin of every angle at positions [n] -> two arrays [n, rope_dim / 2].
 
     Pair i turns by theta ** (-2i / rope_dim) per position: the first pairs fast, for near positions, the last slowly.
+    A picture's tokens have a position for each pair [n, rope_dim / 2].
     """
     # The power in float64: a float32 power would be off by 2e-4 in the logits at position 6,000.
     powers = config.rope_theta ** (np.arange(0, config.rope_dim, 2) / config.rope_dim)
     frequencies = 1 / powers.astype(np.float32)
     if config.rope_frequencies:
         frequencies = np.array(config.rope_frequencies, np.float32)
-    angles, factor = positions[:, None].astype(np.float32) * frequencies, np.float32(config.rope_factor)
+    each = positions.reshape(len(positions), -1).astype(np.float32)  # [n, 1], or of each pair
+    angles, factor = each * frequencies, np.float32(config.rope_factor)
     return np.cos(angles) * factor, np.sin(angles) * factor
 
 
@@ -273,6 +275,10 @@ class KVCache:
         new[:, :, :self.length] = old[:, :, :self.length]
         return new
 
+    def parts(self, n: int) -> list[tuple[Self, slice]]:
+        """Whose the next n tokens are: all of this sequence."""
+        return [(self, slice(n))]
+
     def attend(self, layer: int, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
         """Writes k, v [n_kv_heads, n, head_dim] behind the filled part -> attention() of q [n_heads, n, head_dim].
 
@@ -311,15 +317,17 @@ TokenIds = list[int] | np.ndarray
 @np.errstate(over="ignore", invalid="ignore")  # NaN in the weights is reported once it has reached the logits
 def hidden_states(model: Model, token_ids: TokenIds, cache: KVCache) -> np.ndarray:
     """Runs token ids [n] through all layers -> the residual stream after the last norm, float32 [n, hidden_size]."""
-    config, w, ids = model.config, model.weights, np.asarray(token_ids)
+    config, w, ids, see = model.config, model.weights, np.asarray(token_ids), model.pictures
     positions, out = cache.reserve(len(ids)), np.empty((len(ids), config.hidden_size), np.float32)
     step = CHUNK if config.causal else len(ids)  # tokens that see the whole text need all of it at once
     for start in range(0, len(ids), step):
         now = slice(start, start + step)
-        cos, sin = rope_tables(config, positions[now])
-        x = w["embed_tokens"][ids[now]]  # [step, hidden_size]
+        cos, sin = rope_tables(config, positions[now] if see is None else see.positions(cache, ids[now]))
+        x = w["embed_tokens"][ids[now]] if see is None else see.embed(model, ids[now])  # [step, hidden_size]
         for i, layer in enumerate(w["layers"]):
             x = decoder_layer(x, layer, config, cache, i, cos, sin)
+            if see is not None:
+                see.deepen(x, ids[now], i)
         cache.advance(ids[now])
         out[now] = rms_norm(x, w["norm"], config.rms_norm_eps)
     return out
@@ -339,7 +347,7 @@ def forward(model: Model, token_ids: TokenIds, cache: KVCache, all_logits: bool 
     Raises InputError for ids out of range, for the cache of another model, and when the context is full.
     """
     check_cache(model, cache)
-    return model.engine.logits_of(model, checked_ids(token_ids, model.config.vocab_size), cache, all_logits)
+    return model.engine.logits_of(model, checked_ids(model, token_ids), cache, all_logits)
 
 
 # ---- Sampling: from logits to the next token -------------------------------------------------------------------------
@@ -375,6 +383,7 @@ def penalize(logits: np.ndarray, sampling: Sampling, prompt: Iterable[int], answ
     """Logits [vocab_size] after the penalties on tokens in the prompt and in the answer so far."""
     logits, factor = logits.copy(), np.float32(sampling.repetition_penalty)
     ids = np.unique([*prompt, *answer])
+    ids = ids[ids >= 0]  # without a picture's tokens
     logits[ids] = np.where(logits[ids] > 0, logits[ids] / factor, logits[ids] * factor)
     ids, counts = np.unique(np.array(answer, int), return_counts=True)
     logits[ids] -= np.float32(sampling.presence_penalty) + np.float32(sampling.frequency_penalty) * np.float32(counts)
@@ -429,7 +438,8 @@ class Sequence:
                  eos_token_ids: Iterable[int] | None = None, processors: Any = (), **sampling: float | None):
         if model.embeds:
             raise InputError(f"{model.path}: an embedding model or classifier gives no answers: use qwen3_embed.py")
-        self.model, self.prompt = model, checked_ids(token_ids, model.config.vocab_size)
+        self.model, self.prompt = model, checked_ids(model, token_ids)
+        self.pictures = None if model.pictures is None else model.pictures.held(self.prompt)
         self.processors = [*processors]
         self.sampling, self.token_ids = model.sampling.updated(**sampling), list[int]()
         self.finish_reason: str | None = None
@@ -564,9 +574,12 @@ def chat(model: Model, messages: str | dict[str, Any] | list[dict[str, Any]], to
     names = "stop logprobs think_budget stop_loops lookup draft schema max_string logit_bias".split()
     if beyond := given.keys() & {*names}:
         raise InputError(f"{min(beyond)}= needs the folder qwen3_lib beside qwen3.py")
-    text = model.tokenizer.apply_chat_template(messages, tools, enable_thinking=enable_thinking, join_text_parts=True,
+    talk, shown = (messages, []) if model.pictures is None else model.pictures.taken(messages)
+    text = model.tokenizer.apply_chat_template(talk, tools, enable_thinking=enable_thinking, join_text_parts=True,
                                                chat_template_kwargs=chat_template_kwargs)
-    return Stream(stream_text(model.tokenizer, generate(model, model.tokenizer.encode(text, False), **options)))
+    ids: TokenIds = model.tokenizer.encode(text, False)
+    ids = model.pictures.put(model.tokenizer, ids, shown) if shown else ids
+    return Stream(stream_text(model.tokenizer, generate(model, ids, **options)))
 
 
 # ---- Loading: a folder with config.json, tokenizer.json and *.safetensors --------------------------------------------
@@ -736,6 +749,10 @@ class Folder:
         """The engine that computes this model when `engine` is asked for."""
         return engine
 
+    def tower(self) -> dict[str, Any]:
+        """The tensors that make vectors of pictures, see qwen3_vision.py."""
+        return {name: tensor for name, tensor in Folder.stored(self).items() if name.startswith("model.visual.")}
+
     def tensors(self, config: Config) -> dict[str, Any]:
         """The tensors of `shapes`, see `fitting`."""
         return fitting(self.stored(), self.shapes(config), config.tie_word_embeddings, self.path)
@@ -803,6 +820,7 @@ class Model:
     max_new_tokens: int | None
     engine: Engine
     embeds: bool = False  # an embedding model or classifier, which can't answer: see qwen3_embed.py
+    pictures: Any = None  # the Pictures of qwen3_vision.py, if the model sees: a picture's tokens have ids below 0
 
     @property
     def path(self) -> Path:
@@ -832,15 +850,21 @@ def load_model(name: str | Path, engine: Engine | Callable[..., Engine] = Engine
         folder = open_model(str(name), offline, adapter)
     elif adapter is not None or not os.path.isfile(folder.path / "config.json"):
         raise InputError(f"{name}: no folder with config.json; other models and adapters need the folder qwen3_lib")
+    elif (HERE / "qwen3_vision.py").is_file():
+        import qwen3_vision
+        folder = qwen3_vision.opened(folder.path)
     elif (HERE / "qwen3_5.py").is_file():
         from qwen3_5 import opened
         folder = opened(folder.path)  # a Qwen3.5 has functions of its own
-    config = folder.config()
+    config, pictures = folder.config(), None
+    if (HERE / "qwen3_vision.py").is_file():
+        import qwen3_vision
+        pictures = qwen3_vision.pictures_of(folder, config)
     engine = folder.engine_for(engine if isinstance(engine, Engine) else engine(folder, config))  # chosen by its size
     text_side: Any = folder.tokenizer() if tokenizer else None
     sampling, longest, ends = generation_defaults(folder)
     return Model(folder, config, engine.load_weights(folder, config), text_side, sampling, ends or config.eos_token_ids,
-                 longest, engine, folder.embeds())
+                 longest, engine, folder.embeds(), pictures)
 
 
 def generation_defaults(folder: Folder) -> tuple[Sampling, int | None, tuple[int, ...]]:
@@ -858,15 +882,16 @@ def generation_defaults(folder: Folder) -> tuple[Sampling, int | None, tuple[int
 
 # ---- Checks: each raises InputError ----------------------------------------------------------------------------------
 
-def checked_ids(token_ids: TokenIds, vocab_size: int) -> np.ndarray:
+def checked_ids(model: Model, token_ids: TokenIds) -> np.ndarray:
     """The token ids of one sequence as an array [n]. Raises InputError unless there are some and all are known."""
     ids = np.array(token_ids, dtype=object)  # object, so that 1.5 and True stay what they are
     if ids.shape == (0,):
         raise InputError("the prompt is empty")
     if ids.ndim != 1 or not all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in ids):
         raise InputError(f"a prompt must be one list of token ids, not {brief(token_ids, 80)}")
-    if wrong := ids[(ids < 0) | (ids >= vocab_size)].tolist():
-        raise InputError(f"token id {wrong[0]} is out of range: the model has {vocab_size} tokens")
+    outside, seen = ids[(ids < 0) | (ids >= model.config.vocab_size)].tolist(), model.pictures or ()
+    if wrong := [i for i in outside if i not in seen]:
+        raise InputError(f"token id {wrong[0]} is out of range: the model has {model.config.vocab_size} tokens")
     return ids.astype(np.int64)
 
 
@@ -906,8 +931,11 @@ def accept_all_text(stream: Any) -> None:
         stream.reconfigure(encoding="utf-8" if sys.platform == "win32" else None, errors="replace")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Answers a prompt -> exit status: 0; 1 for bad input, in one line on stderr; 2 for bad usage; 130 after Ctrl-C."""
+def main(argv: list[str] | None = None, content: Callable[[str], Any] = str) -> int:
+    """Answers a prompt -> exit status: 0; 1 for bad input, in one line on stderr; 2 for bad usage; 130 after Ctrl-C.
+
+    content: makes a message's content of the prompt, see qwen3_vision.py.
+    """
     sys.modules.setdefault("qwen3", sys.modules[__name__])  # so that nothing imports a second copy of this file
     try:
         if LIBRARY.is_dir():  # with many more options
@@ -931,7 +959,7 @@ def main(argv: list[str] | None = None) -> int:
         prompt = "\n\n".join(filter(None, (" ".join(args.prompt), piped))) or parser.error("there is no prompt")
         accept_all_text(sys.stdout)
         options = {name: value for name, value in vars(args).items() if name not in ("prompt", "model")}
-        for piece in chat(load_model(args.model), prompt, **options):
+        for piece in chat(load_model(args.model), {"role": "user", "content": content(prompt)}, **options):
             print(piece, end="", flush=True)
         print()
         return 0

@@ -309,12 +309,13 @@ def turn_ends(model: Model, ids: np.ndarray) -> list[int]:
 def hidden_states(model: Model, token_ids: TokenIds, cache: HybridCache) -> np.ndarray:
     """The namesake of qwen3.hidden_states. Keeps the states after the last two turns that end in these tokens."""
     config: Any = model.config
-    w, ids = model.weights, np.asarray(token_ids)
+    w, ids, see = model.weights, np.asarray(token_ids), model.pictures
     positions, out = cache.reserve(len(ids)), np.empty((len(ids), config.hidden_size), np.float32)
     borders = turn_ends(model, ids)
     for start, end in itertools.pairwise(sorted({*range(0, len(ids), CHUNK), *borders, len(ids)})):
-        cos, sin = rope_tables(config, positions[start:end])
-        x = w["embed_tokens"][ids[start:end]]
+        new = ids[start:end]
+        cos, sin = rope_tables(config, positions[start:end] if see is None else see.positions(cache, new))
+        x = w["embed_tokens"][ids[start:end]] if see is None else see.embed(model, new)
         for i, layer in enumerate(w["layers"]):
             x = decoder_layer(x, layer, config, cache, i, cos, sin)
         cache.advance(ids[start:end])

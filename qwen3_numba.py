@@ -338,16 +338,19 @@ STEPS = {"f16": 1024, "int8": 128}  # float16 is counted in steps of 2^-24; a nu
 
 
 def run_layers(model: Model, ids: np.ndarray, caches: list[Any], sequences: np.ndarray, positions: np.ndarray,
-               wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+               places: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Runs tokens ids [m], each the next one of a sequence of these caches, through all layers.
 
+    positions [m]: of their rows in the caches; places: for RoPE, [m] or [3, m]
     -> (x [m, hidden_size], logits [n, vocab_size] of the tokens `wanted` [n])
     """
     config, w, m = model.config, model.weights, len(ids)
     group = config.num_attention_heads // config.num_key_value_heads
-    cos, sin = rope_tables(config, positions)
+    cos, sin = rope_tables(config, places)
     tasks, tiles = attention_tasks(sequences, positions, group, config.causal)
-    x, logits = matrix_rows(w.embedding, ids), empty((len(wanted), padded(config.vocab_size, PANEL)), np.float32)
+    see, logits = model.pictures, empty((len(wanted), padded(config.vocab_size, PANEL)), np.float32)
+    x = matrix_rows(w.embedding, ids) if see is None else see.embed(model, ids)
+    deep = 0 if see is None or ids.min() >= 0 else see.depth  # layers behind which pictures add to x
     where = [(cache.k.ctypes.data, cache.v.ctypes.data, cache.k.shape[2]) for cache in caches]
     batch = Batch(x, cos, sin, np.stack([sequences, positions], axis=1), tasks, tiles, wanted, logits, np.array(where),
                   np.array([caches[0].stored, caches[0].k.shape[3]]),
@@ -363,7 +366,7 @@ def run_layers(model: Model, ids: np.ndarray, caches: list[Any], sequences: np.n
     # What passes can tell apart: with one token, all products; with more, how many tokens an expert has is chance.
     tried = forms[1:] if m == 1 else w.formats if not w.experts_formats else ()
     n_layers, step = config.num_hidden_layers, max(1, PASS // m)
-    for first, last in itertools.pairwise([*range(0, n_layers, step), n_layers]):
+    for first, last in itertools.pairwise(sorted({*range(0, n_layers, step), *range(1, deep + 1), n_layers})):
         trial = next_trial(tried, cached, m, n_blocks, (w.kinds[first:last], last == n_layers)) if w.learns else None
         functions = functions_for(tuple(needs), queries, ways_taken(forms, trial) if w.learns else ())
         job_table = np.concatenate([fixed_table, table((functions,))])
@@ -371,6 +374,8 @@ def run_layers(model: Model, ids: np.ndarray, caches: list[Any], sequences: np.n
         seconds = w.team.run(kernel(layers_of(config)), job, w, caches, batch, space, functions, job_table)
         if trial is not None:
             trial.note(seconds)
+        if last <= deep:
+            see.deepen(x, ids, last - 1)
     return x, logits[:, :config.vocab_size]
 
 
@@ -425,7 +430,8 @@ def passes(model: Model, token_ids: qwen3.TokenIds, cache: Any,
     for start, end in itertools.pairwise(sorted({*range(0, len(ids), step), *borders, len(ids)})):
         now = slice(start, end)
         here = wanted[(wanted >= start) & (wanted < now.stop)] - start
-        result = run_layers(model, ids[now], caches, sequences[now], positions[now], here)
+        places = positions[now] if model.pictures is None else model.pictures.positions(cache, ids[now])
+        result = run_layers(model, ids[now], caches, sequences[now], positions[now], places, here)
         cache.advance(ids[now])
         if end in borders:
             cache.keep()

@@ -21,8 +21,8 @@ import safetensors
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from qwen3_5 import opened  # noqa: E402
-from qwen3_lib.io.models import Checkpoint, Hybrid  # noqa: E402
+from qwen3_lib.io.models import Checkpoint, Hybrid, Seeing  # noqa: E402
+from qwen3_vision import opened  # noqa: E402
 
 # hidden_size, intermediate_size, layers, heads, KV heads, tied head
 SIZES = {"0.6B": (1024, 3072, 28, 16, 8, True), "1.7B": (2048, 6144, 28, 16, 8, True),
@@ -45,13 +45,31 @@ def official_config(size: str) -> dict:
             "vocab_size": 151936}
 
 
+def tower_shapes(about: dict) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of the tensors of a tower with this vision_config."""
+    d, inner, size, joined = about["hidden_size"], about["intermediate_size"], about["patch_size"], 4 * about["hidden_size"]
+    parts: dict[str, tuple[int, ...]] = {"patch_embed.proj": (d, 3, about["temporal_patch_size"], size, size)}
+    for i in range(about["depth"]):
+        parts |= {f"blocks.{i}.{name}": shape for name, shape in (
+            ("norm1", (d,)), ("norm2", (d,)), ("attn.qkv", (3 * d, d)), ("attn.proj", (d, d)),
+            ("mlp.linear_fc1", (inner, d)), ("mlp.linear_fc2", (d, inner)))}
+    for name in ("merger", *(f"deepstack_merger_list.{i}" for i in range(len(about["deepstack_visual_indexes"])))):
+        parts |= {f"{name}.norm": (d if name == "merger" else joined,), f"{name}.linear_fc1": (joined, joined),
+                  f"{name}.linear_fc2": (about["out_hidden_size"], joined)}
+    shapes = {f"{name}.weight": shape for name, shape in parts.items()} | {
+        f"{name}.bias": shape[:1] for name, shape in parts.items()}
+    return {f"model.visual.{name}": shape for name, shape in shapes.items()} | {
+        "model.visual.pos_embed.weight": (about["num_position_embeddings"], d)}
+
+
 def random_tensor(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, scale: float = 1) -> np.ndarray:
     """Norms scatter around `scale`; a matrix [outputs, inputs] makes what flows through it `scale` times as large.
 
     bfloat16 comes as uint16.
     """
     values = rng.standard_normal(shape, np.float32)
-    values = scale + values / 10 if len(shape) == 1 else values / np.float32(math.sqrt(shape[1]) / scale)
+    inputs = math.prod(shape[1:]) if len(shape) == 5 else math.prod(shape[1:2])
+    values = scale + values / 10 if len(shape) == 1 else values / np.float32(math.sqrt(inputs) / scale)
     if dtype == "bfloat16":  # cut to the upper half, rounded to nearest
         bits = values.view(np.uint32)
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
@@ -67,11 +85,14 @@ def make_random_model(config: dict, out: Path, dtype: str = "bfloat16", shards: 
     """
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.json").write_text(json.dumps(config, indent=2))
-    source = opened(out, Checkpoint, Hybrid)
+    source = opened(out, Checkpoint, Hybrid, Seeing)
     shapes = source.shapes(source.config())
     scales = (HYBRID_SCALES if isinstance(source, Hybrid) else {}) | dict(scales)
     if config.get("tie_word_embeddings"):
         del shapes["lm_head.weight"]
+    if "vision_config" in config:
+        shapes = {name.replace("model.", "model.language_model.", 1): shape for name, shape in shapes.items()}
+        shapes |= tower_shapes(config["vision_config"])
     names = list(shapes)
     files = ["model.safetensors"] if shards == 1 else \
         [f"model-{i + 1:05}-of-{shards:05}.safetensors" for i in range(shards)]

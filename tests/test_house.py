@@ -11,11 +11,12 @@ ROOMS = {  # from the ground up: a room -> the rooms that it imports, all of the
     "tokenizer_utils": set(),
     "qwen3": {"tokenizer_utils"},
     "qwen3_5": {"tokenizer_utils", "qwen3"},
-    "qwen3_lib.io": {"tokenizer_utils", "qwen3", "qwen3_5"},
+    "qwen3_vision": {"tokenizer_utils", "qwen3", "qwen3_5"},
+    "qwen3_lib.io": {"tokenizer_utils", "qwen3", "qwen3_5", "qwen3_vision"},
     "qwen3_lib.kernels": {"qwen3", "qwen3_5", "qwen3_lib.io"},
     "qwen3_lib.generation": {"tokenizer_utils", "qwen3", "qwen3_5", "qwen3_lib.io"},
     "qwen3_numba": {"qwen3", "qwen3_5", "qwen3_lib.io", "qwen3_lib.kernels"},
-    "qwen3_lib.app": {"qwen3", "qwen3_5", "qwen3_lib.io", "qwen3_lib.generation", "qwen3_numba"},
+    "qwen3_lib.app": {"qwen3", "qwen3_5", "qwen3_vision", "qwen3_lib.io", "qwen3_lib.generation", "qwen3_numba"},
     "qwen3_lib.page": {"qwen3", "qwen3_5", "qwen3_lib.generation", "qwen3_numba"},
     "qwen3_batch": {"qwen3", "qwen3_lib.generation", "qwen3_lib.app"},
     "qwen3_embed": {"qwen3", "qwen3_5", "qwen3_lib.io", "qwen3_lib.generation", "qwen3_lib.app"},
@@ -25,7 +26,7 @@ ROOMS = {  # from the ground up: a room -> the rooms that it imports, all of the
     "qwen3_server": {"qwen3", "qwen3_lib.io", "qwen3_lib.app", "qwen3_batch", "qwen3_lib.server"},
 }
 DOORS = {  # the functions that import a room above them, when they are called
-    ("qwen3", "load_model"): {"qwen3_lib.io", "qwen3_5"},  # a name that is no plain folder; a Qwen3.5
+    ("qwen3", "load_model"): {"qwen3_lib.io", "qwen3_5", "qwen3_vision"},  # a name that is no plain folder; a Qwen3.5; pictures
     ("qwen3", "chat"): {"qwen3_lib.generation"},  # stop strings, logprobs, think budget, lookup
     ("qwen3", "main"): {"qwen3_lib.app"},  # the options of the app
 }
@@ -73,7 +74,8 @@ def test_nothing_imports_in_a_circle():
     assert {*TopologicalSorter(graph).static_order()} == {*FILES}  # CycleError names the circle
 
 
-@pytest.mark.parametrize("name", ["tokenizer_utils", "qwen3", "qwen3_5", "qwen3_numba", "qwen3_embed", "qwen3_batch"])
+@pytest.mark.parametrize("name", ["tokenizer_utils", "qwen3", "qwen3_5", "qwen3_vision", "qwen3_numba", "qwen3_embed",
+                                  "qwen3_batch"])
 def test_all_names_what_is_there(name):
     module = importlib.import_module(name)
     assert len({*module.__all__}) == len(module.__all__)

@@ -23,6 +23,7 @@ from qwen3_lib.app.terminal import (as_json, cut_note, logprob_objects, note, ob
                                     print_json, print_raw, statistics, write)
 from qwen3_lib.io.errors import InputError, encoded
 from qwen3_lib.io.hub import resolve_model
+from qwen3_vision import MAX_PIXELS, question
 
 # ---- Options ---------------------------------------------------------------------------------------------------------
 
@@ -32,6 +33,7 @@ examples:
   %(prog)s --continue "And of Italy?"
   cat letter.txt | %(prog)s "Summarize this letter:"
   %(prog)s --model Qwen/Qwen3-0.6B --no-think "Tell me a story about a fox."
+  %(prog)s --model Qwen/Qwen3.5-0.8B --image photo.jpg "What is this?"
 
 The defaults of sampling come from the model's generation_config.json. The small bundled model always takes the most
 likely token, as --greedy does; its --top-k, --top-p, --min-p and --seed have an effect only with --temperature."""
@@ -48,6 +50,10 @@ def make_parser() -> Parser:
     add("-s", "--system", metavar="TEXT", help="system prompt: how the model should answer")
     add("--system-file", metavar="FILE", help="read the system prompt from a file")
     add("--messages", metavar="FILE", help="a conversation so far: JSON, a list of messages as in OpenAI's API")
+    add("--image", action="append", metavar="FILE", help="a picture that the question is about, for a Qwen3-VL or "
+        "Qwen3.5; may be repeated")
+    add("--max-pixels", type=int, metavar="N", help="of each picture, which is made smaller: 1,024 pixels are a token "
+        f"(default: {MAX_PIXELS:,})")
     add("--tools", metavar="FILE", help="tools that the model may call: JSON, as in OpenAI's API")
     add("--raw", action="store_true", help="continue the prompt as plain text, without the chat template")
     add("--stream", action="store_true", help=argparse.SUPPRESS)  # always; people type it
@@ -92,10 +98,10 @@ def make_parser() -> Parser:
 
 # Option -> the options that have no effect with it.
 EXCLUDES = {
-    "raw": ("system", "system_file", "messages", "tools", "think", "hide_thinking", "think_budget",
+    "raw": ("system", "system_file", "messages", "image", "tools", "think", "hide_thinking", "think_budget",
             "chat_template_kwargs", "chat"),
     "chat": ("json", "logprobs", "prompt_cache"),
-    "score": ("system", "system_file", "messages", "tools", "think", "hide_thinking", "think_budget",
+    "score": ("system", "system_file", "messages", "image", "tools", "think", "hide_thinking", "think_budget",
               "chat_template_kwargs", "max_tokens", "json_schema", "regex", "grammar", "max_string", "stop",
               "stop_loops", "lookup", "draft", "logprobs", "stats", "prompt_cache", "greedy", "seed",
               *Sampling.__dataclass_fields__),
@@ -163,7 +169,9 @@ def read_conversation(args: argparse.Namespace) -> tuple[list[dict], list[dict] 
         messages = [{"role": "system", "content": system}, *messages]
     prompt = read_prompt(args)
     if prompt is not None:
-        messages = [*messages, {"role": "user", "content": prompt}]
+        messages = [*messages, {"role": "user", "content": question(prompt, args.image or (), args.max_pixels)}]
+    elif args.image:
+        raise InputError("--image needs a question about the picture")
     return messages, tools
 
 

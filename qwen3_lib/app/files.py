@@ -82,6 +82,8 @@ def fingerprint(model: Model, cache: KVCache) -> str:
 def save_prompt_cache(cache: KVCache, model: Model, name: str | Path) -> None:
     """Writes the filled part of a cache. Raises InputError when it can't be written."""
     n = cache.length
+    if (cache.token_ids[:n] < 0).any():
+        raise InputError(f"{name}: a prompt with pictures can't be kept in a file")
     arrays: dict[str, np.ndarray] = {"token_ids": cache.token_ids[:n], "k": cache.k[..., :n, :],
                                      "v": cache.v[..., :n, :]}
     if isinstance(cache, HybridCache):
@@ -119,10 +121,10 @@ def load_prompt_cache(model: Model, name: str | Path) -> KVCache:
     n = len(token_ids) if token_ids.ndim == 1 else 0
     shape = (*cache.k.shape[:2], n, cache.k.shape[3])
     if not 1 <= n <= model.config.context_length \
-            or any(array.shape != shape or array.dtype != cache.k.dtype for array in (k, v)) \
+            or (token_ids < 0).any() or any(array.shape != shape or array.dtype != cache.k.dtype for array in (k, v)) \
             or metadata.get("crc32") != checksum(arrays):
         raise InputError(f"{name}: a damaged prompt cache; give another name")
-    ids = checked_ids(token_ids, model.config.vocab_size)
+    ids = checked_ids(model, token_ids)
     cache.reserve(n)
     cache.k[..., :n, :], cache.v[..., :n, :] = k, v
     if isinstance(cache, HybridCache) and recurrent:

@@ -73,4 +73,4 @@ def going_on(messages: list[dict]) -> str:
 
 def as_text(content: str | list[dict] | None) -> str:
     """The text of a message, which OpenAI's API allows to come in parts."""
-    return content or "" if isinstance(content, str | None) else "".join(part["text"] for part in content)
+    return content or "" if isinstance(content, str | None) else "".join(part.get("text", "[picture] ") for part in content)

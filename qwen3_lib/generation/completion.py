@@ -226,8 +226,11 @@ def complete(model: Model, messages: list[dict[str, Any]],
              tools: list[dict[str, Any] | Callable[..., Any]] | None = None, enable_thinking: bool | None = None,
              chat_template_kwargs: dict[str, Any] | None = None, **options: Any) -> Completion:
     """The Completion of a conversation: see qwen3.chat, which calls this."""
-    about, messages = schemas(tools), checked_messages(messages, "messages")
+    about, see, shown = schemas(tools), model.pictures, list[Any]()
+    if see is not None:
+        messages, shown = see.taken(messages, bool((chat_template_kwargs or {}).get("add_vision_id")))
+    messages = checked_messages(messages, "messages")
     text = model.tokenizer.apply_chat_template(messages, about, enable_thinking=enable_thinking, join_text_parts=True,
                                                chat_template_kwargs=chat_template_kwargs)
     ids = encoded(model.tokenizer, text, model.config.context_length, add_special_tokens=False)
-    return Completion(model, ids, tools=about, **options)
+    return Completion(model, see.put(model.tokenizer, ids, shown) if shown else ids, tools=about, **options)

@@ -7,6 +7,7 @@ logits don't depend on what is computed beside it, so the answer is the same, bi
 from __future__ import annotations
 
 import copy
+import itertools
 import time
 from abc import ABC, abstractmethod
 from typing import Any
@@ -94,7 +95,7 @@ class Lookup(Proposer):
             self.text.append(token)
         places = (self.places.get(tuple(self.text[-size:])) for size in self.SIZES)
         at = next((place for place in places if place is not None), len(self.text))
-        return self.text[at:at + n]
+        return list(itertools.takewhile(lambda token: token >= 0, self.text[at:at + n]))  # up to a picture
 
 
 class Draft(Proposer):
@@ -114,7 +115,7 @@ class Draft(Proposer):
 
     def guess(self, sequence: Any, n: int) -> list[int]:
         text, guess = np.append(sequence.prompt, np.array(sequence.token_ids, np.int64)), list[int]()
-        if len(text) + n > self.cache.max_length:
+        if len(text) + n > self.cache.max_length or (text < 0).any():  # pictures that another model has seen
             return []
         self.cache.truncate(self.cache.common_prefix(text[:-1]))
         new, rng = text[self.cache.length:], copy.deepcopy(sequence.rng)

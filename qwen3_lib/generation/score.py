@@ -15,7 +15,9 @@ def score(model: Model, token_ids: TokenIds) -> np.ndarray:
     """
     if model.embeds:
         raise InputError(f"{model.path}: an embedding model gives vectors, not probabilities")
-    ids = checked_ids(token_ids, model.config.vocab_size)
+    ids = checked_ids(model, token_ids)
+    if (ids < 0).any():
+        raise InputError("a picture's tokens have no probability")
     if len(ids) > model.config.context_length:
         raise InputError(f"the text has {len(ids)} tokens; the model's context is {model.config.context_length}")
     cache, logprobs = model.engine.new_cache(model.config, len(ids)), [np.empty(0, np.float32)]

@@ -10,7 +10,7 @@ from typing import Any
 import tokenizers
 
 from qwen3 import DTYPES, Config, Engine, Folder, InputError, Tensor, checked_whole, config_of, fitting, rope_of
-from qwen3_5 import HybridConfig, HybridFolder, hybrid_config, opened
+from qwen3_5 import HybridConfig, HybridFolder, hybrid_config
 from qwen3_lib.io.adapter import Adapted
 from qwen3_lib.io.cores import sharing
 from qwen3_lib.io.errors import brief
@@ -20,13 +20,14 @@ from qwen3_lib.io.hub import resolve_model
 from qwen3_lib.io.packed import Quantized, quantized_file
 from qwen3_lib.io.rope import with_scaled_rope
 from qwen3_lib.io.tensors import EMBEDDING, PACKED_DTYPES, AnyTensor, embeds, is_causal
+from qwen3_vision import VLFolder, opened
 from tokenizer_utils import Tokenizer, library_errors, make_tokenizer
 
 
 def open_model(name: str, offline: bool = False, adapter: str | Path | list[str | Path] | None = None) -> Folder:
     """The model of this name. Raises InputError where there is none, and for a folder without a model."""
     path = resolve_model(name, offline)
-    folder = opened(path, GGUFFile, HybridGGUF) if is_gguf(path) else opened(path, Checkpoint, Hybrid)
+    folder = opened(path, GGUFFile, HybridGGUF) if is_gguf(path) else opened(path, Checkpoint, Hybrid, Seeing)
     if (quantized := quantized_file(path)) is not None:
         if adapter is not None:
             raise InputError(f"{path}: packed weights take no adapter; quantize the original with --adapter")
@@ -141,7 +142,8 @@ class Checkpoint(Folder):
         method = self.quantization()
         stored = {name.replace("_orig_mod.", ""): tensor  # by torch.compile
                   for name, tensor in super().stored().items() if method or tensor.dtype in DTYPES}
-        return split_experts(unpacked(stored, *method, self.path) if method else stored)
+        return split_experts(unpacked(stored, *method, self.path) if method else stored,
+                             self.json("config.json").get("hidden_size"))
 
     def quantization(self) -> tuple[str, list[Settings]] | None:
         """The method of a published quantization and its schemes, or None. Raises InputError for an unknown one."""
@@ -181,22 +183,27 @@ def with_experts(config: Config, raw: dict[str, Any], file: Path) -> Config:
     return replace(config, **sizes, sparse_layers=sparse, norm_topk_prob=bool(raw.get("norm_topk_prob")))
 
 
-def split_experts(stored: Mapping[str, AnyTensor]) -> dict[str, AnyTensor]:
+def split_experts(stored: Mapping[str, AnyTensor], hidden_size: Any = None) -> dict[str, AnyTensor]:
     """Replaces the fused expert tensors of transformers 5 by views of them, one per expert and projection.
 
     mlp.experts.gate_up_proj [num_experts, 2 * moe_intermediate_size, hidden_size], mlp.experts.down_proj
-    [num_experts, hidden_size, moe_intermediate_size].
+    [num_experts, hidden_size, moe_intermediate_size]. Qwen3-VL has them transposed, which the hidden_size tells.
     """
     tensors = dict(stored)
     for name, tensor in stored.items():
         start, _, part = name.rpartition(".")
         if start.endswith(".mlp.experts") and isinstance(tensor, Tensor) and len(tensor.shape) == 3:
             del tensors[name]
-            for expert, data in enumerate(tensor.data):
+            turned = hidden_size is not None and tensor.shape[2 if part == "gate_up_proj" else 1] != hidden_size
+            for expert, data in enumerate(tensor.data.swapaxes(1, 2) if turned else tensor.data):
                 half = len(data) // 2
                 rows = {"gate_proj": data[:half], "up_proj": data[half:]} if part == "gate_up_proj" else {part: data}
                 tensors |= {f"{start}.{expert}.{key}.weight": tensor._replace(data=view) for key, view in rows.items()}
     return tensors
+
+
+class Seeing(VLFolder, Checkpoint):
+    """A Checkpoint of a Qwen3-VL."""
 
 
 class Hybrid(HybridFolder, Checkpoint):

@@ -95,6 +95,9 @@ class Wrapped(Folder):
     def shapes(self, config: Config) -> dict[str, tuple[int, ...]]:
         return self.base.shapes(config)
 
+    def tower(self) -> dict[str, Any]:
+        return self.base.tower()
+
     def engine_for(self, engine: Engine) -> Engine:
         return self.base.engine_for(engine)
 

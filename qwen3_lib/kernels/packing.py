@@ -223,7 +223,7 @@ def floats_of(tensor: AnyTensor, form: int) -> np.ndarray:
     data = tensor._replace(dtype=dtype).data if isinstance(tensor, PackedTensor) else tensor.data
     if not isinstance(tensor, PackedTensor) and tensor.dtype != dtype:
         data = to_float32(tensor)
-    if data.shape[1] % 32:
+    if data.shape[1] % 32 or data.strides[1] != data.itemsize:  # the latter: an expert of a Qwen3-VL, by columns
         data, found = zeros((len(data), padded(data.shape[1], 32)), data.dtype), data
         data[:, :found.shape[1]] = found
     return data

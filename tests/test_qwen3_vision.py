@@ -1,0 +1,419 @@
+"""Pictures: files of all kinds, patches, a picture's tokens and their positions; and all that sequences do with them."""
+import gc
+import io
+import json
+import os
+import random
+import shutil
+import struct
+import subprocess
+import sys
+import zlib
+
+import numpy as np
+import pytest
+
+import qwen3
+import qwen3_numba
+import qwen3_vision
+from configs import HYBRID, ROOT, VOCABULARY, seeing_hybrid, vl_config
+from helpers import assert_one_line, edit_json, message_of, random_ids, run_main, works_or_refused
+from make_random_model import make_random_model
+from qwen3_lib.app.files import save_prompt_cache
+from qwen3_lib.generation.batch import Batch, generate_batch
+from qwen3_lib.generation.completion import Completion
+from qwen3_lib.generation.guesses import Draft
+from qwen3_lib.generation.score import score
+from qwen3_vision import VisionConfig, mrope_positions, patches_of, picture_of
+
+Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed: pip install -e '.[vision]'")
+
+COLOURS = np.random.default_rng(0).integers(0, 256, (40, 60, 3), np.uint8)  # 60 pixels wide
+PICTURES = [np.random.default_rng(i).integers(0, 256, size, np.uint8) for i, size in enumerate(
+    [(300, 300, 3), (200, 500, 3), (300, 300, 3)])]
+
+
+def saved(image, form, **options) -> bytes:
+    image.save(file := io.BytesIO(), form, **options)
+    return file.getvalue()
+
+
+def pixels(source) -> np.ndarray:
+    image = picture_of(source)
+    assert image.mode == "RGB"
+    return np.asarray(image)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Files
+# ----------------------------------------------------------------------------------------------------------------------
+
+def test_sources(tmp_path):
+    """A path, its text, bytes, an open file, a PIL image, an array."""
+    file = tmp_path / "a.png"
+    file.write_bytes(saved(Image.fromarray(COLOURS), "PNG"))
+    with open(file, "rb") as opened:
+        for source in (file, str(file), file.read_bytes(), opened, Image.fromarray(COLOURS), COLOURS):
+            assert np.array_equal(pixels(source), COLOURS)
+    assert np.array_equal(pixels(COLOURS[..., 0]), COLOURS[..., :1].repeat(3, axis=2))
+
+
+def test_turned_photos():
+    """EXIF's eight orientations: the picture that a person sees."""
+    turns = [np.asarray, np.fliplr, lambda x: np.rot90(x, 2), np.flipud, lambda x: x.swapaxes(0, 1), lambda x: np.rot90(x, -1),
+             lambda x: np.rot90(x, 2).swapaxes(0, 1), np.rot90]
+    for orientation, turn in enumerate(turns, 1):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        assert np.array_equal(pixels(saved(Image.fromarray(COLOURS), "PNG", exif=exif)), turn(COLOURS))
+
+
+def on_white(rgb, alpha):
+    return np.round(rgb * (alpha / 255.0)[..., None] + 255 * (1 - alpha / 255.0)[..., None])
+
+
+def test_alpha_is_on_white():
+    alpha = np.random.default_rng(1).integers(0, 256, COLOURS.shape[:2], np.uint8)
+    rgba = np.dstack([COLOURS, alpha])
+    assert np.abs(pixels(rgba).astype(int) - on_white(COLOURS, alpha)).max() <= 1
+    assert np.abs(pixels(saved(Image.fromarray(rgba), "PNG")).astype(int) - on_white(COLOURS, alpha)).max() <= 1
+    grey = Image.merge("LA", [Image.fromarray(COLOURS[..., 0]), Image.fromarray(alpha)])
+    expected = on_white(COLOURS[..., :1].repeat(3, axis=2), alpha)
+    assert np.abs(pixels(saved(grey, "PNG")).astype(int) - expected).max() <= 1
+
+
+def test_palettes():
+    palette, index = COLOURS[0, :16], np.random.default_rng(2).integers(0, 16, (40, 60), np.uint8)
+    image = Image.fromarray(index).convert("P")
+    image.putdata(index.reshape(-1).tolist())
+    image.putpalette(palette.tobytes())
+    assert np.array_equal(pixels(saved(image, "PNG")), palette[index])
+    expected = np.where((index == 3)[..., None], 255, palette[index])
+    assert np.array_equal(pixels(saved(image, "PNG", transparency=3)), expected)
+    assert np.array_equal(pixels(saved(image, "GIF", transparency=3)), expected)
+
+
+def test_other_kinds_of_pixels():
+    grey = COLOURS[..., 0]
+    assert np.array_equal(pixels(saved(Image.fromarray(grey), "PNG"))[..., 2], grey)
+    sixteen = grey.astype(np.uint16) * 256 + 77
+    assert np.array_equal(pixels(saved(Image.fromarray(sixteen), "PNG"))[..., 1], grey)
+    assert np.array_equal(pixels(Image.fromarray(sixteen.astype(np.int32)))[..., 1], grey)
+    bits = Image.fromarray(grey > 127)
+    assert np.array_equal(pixels(saved(bits, "PNG"))[..., 0], np.where(grey > 127, 255, 0))
+    flat = Image.new("CMYK", (64, 64), (255, 0, 0, 0))  # all the cyan, and nothing else
+    assert np.abs(pixels(saved(flat, "JPEG", quality=95))[32, 32].astype(int) - [0, 255, 255]).max() < 8
+
+
+@pytest.mark.parametrize("form", ["GIF", "WEBP"])
+def test_animations_give_their_first_frame(form):
+    frames = [Image.new("RGB", (64, 48), colour) for colour in ("red", "lime", "blue")]
+    data = saved(frames[0], form, save_all=True, append_images=frames[1:], duration=50)
+    assert np.abs(pixels(data).astype(int) - [255, 0, 0]).max() < 10
+
+
+def png_of(width, height) -> bytes:
+    """A PNG that says it has this size, and has no pixels."""
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
+
+
+def test_refusals(tmp_path):
+    """One line that names what is wrong, before pixels take any memory."""
+    folder, text, photo = tmp_path / "folder", tmp_path / "text.jpg", saved(Image.fromarray(COLOURS), "JPEG")
+    folder.mkdir()
+    text.write_text("This is no picture.")
+    for source, words in ((tmp_path / "none.png", "no such file"), (folder, "no such file"), (text, "text.jpg"), (b"", "cannot"),
+                          ("https://example.com/cat.jpg", "download it first"), (photo[:len(photo) // 2], "truncated"),
+                          (png_of(30000, 30000), "pixels"), (png_of(9000, 9000), "9000 x 9000"), (5, "cannot"), (None, "cannot"),
+                          (saved(Image.fromarray(COLOURS), "TIFF"), "PNG, JPEG"), (np.zeros((3, 4, 7), np.uint8), "cannot"),
+                          (np.zeros((0, 4, 3), np.uint8), "4 x 0 pixels")):
+        assert words in message_of(picture_of, source)
+
+
+@pytest.mark.timeout(120)
+def test_damaged_files(capfd):
+    """2,000 of them, bytes changed, cut out and put in: a picture or one line, and nothing on stderr."""
+    rng, small = random.Random(0), Image.fromarray(COLOURS)
+    palette = small.convert("P")
+    files = [saved(image, form, **options) for image, form, options in (
+        (small, "PNG", {}), (palette, "PNG", {"transparency": 3}), (small, "JPEG", {}), (small, "JPEG", {"progressive": True}),
+        (small, "WEBP", {}), (small, "GIF", {}), (small, "BMP", {}), (small.convert("CMYK"), "JPEG", {}),
+        (palette, "GIF", {"save_all": True, "append_images": [palette]}), (small, "WEBP", {"lossless": True}))]
+    for i in range(2000 * int(os.environ.get("FUZZ", 1))):
+        data = bytearray(files[i % len(files)])
+        for _ in range(rng.randint(1, 8)):
+            place = rng.randrange(len(data)) if rng.random() < 0.5 else rng.randrange(min(len(data), 60))
+            match rng.randrange(4):
+                case 0:
+                    data[place] = rng.randrange(256)
+                case 1:
+                    data[place:place + 4] = struct.pack(rng.choice("<>") + "I", rng.choice([0, 1, 2**31 - 1, 2**32 - 1, 65536]))
+                case 2:
+                    del data[place:place + rng.randint(1, 20)]
+                case 3:
+                    data[place:place] = rng.randbytes(rng.randint(1, 20))
+            if len(data) < 8:
+                break
+        works_or_refused(picture_of, bytes(data))
+    assert capfd.readouterr().err == ""
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Patches, ids, positions
+# ----------------------------------------------------------------------------------------------------------------------
+
+def test_the_drawing():
+    """A picture of 64 x 96 pixels: 24 patches in blocks of four, as the drawing at the top of qwen3_vision.py has them."""
+    order = [[0, 1, 4, 5, 8, 9], [2, 3, 6, 7, 10, 11], [12, 13, 16, 17, 20, 21], [14, 15, 18, 19, 22, 23]]
+    patches = patches_of(np.array(order, np.uint8).repeat(16, 0).repeat(16, 1)[..., None].repeat(3, 2), VisionConfig())
+    assert patches.shape == (24, 1536) and np.allclose(patches.mean(axis=1), np.arange(24) / 127.5 - 1)
+    assert [str(i) for row in order for i in row] == [
+        word for line in qwen3_vision.__doc__.splitlines() if line.strip().startswith("|")
+        for word in line.replace("|", " ").split()[:6] if word.isdecimal()][:24]
+
+
+def test_positions_of_any_text():
+    """By the definition, token by token, for a text that may end within a picture."""
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        ids, expected, here = [], [], 0
+        for number in rng.integers(0, 1000, rng.integers(0, 6)).tolist():
+            for _ in range(rng.integers(0, 5)):
+                ids.append(int(rng.integers(0, 1000)))
+                expected.append([here] * 3)
+                here += 1
+            rows, columns = rng.integers(1, 7, 2).tolist()
+            ids += qwen3_vision.Picture(number, rows, columns, None).ids.tolist()
+            expected += [[here, here + row, here + column] for row in range(rows) for column in range(columns)]
+            here += max(rows, columns)
+        ids, expected = ids + [5, 6], expected + [[here] * 3, [here + 1] * 3]
+        cut = int(rng.integers(1, len(ids) + 1))
+        assert mrope_positions(np.array(ids[:cut])).tolist() == expected[:cut]
+
+
+def test_ids_of_the_largest_picture():
+    first, last = (qwen3_vision.Picture(number, 8, 2047, None).ids for number in (0, 2**27 - 1))
+    assert len({*first, *last}) == 2 * 8 * 2047 and max(*first, *last) < 0
+    number, rows, columns, place = qwen3_vision.fields(last)
+    assert {*number} == {2**27 - 1} and {*rows} == {8} and {*columns} == {2047} and place.tolist() == [*range(8 * 2047)]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Sequences with pictures
+# ----------------------------------------------------------------------------------------------------------------------
+
+CONFIGS = {"VL": vl_config("2B"), "3.5": seeing_hybrid(HYBRID, "0.8B")}
+
+
+def make_seeing(config, path):
+    """A random model that sees, with the bundled tokenizer and the three tokens around a picture."""
+    names = ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>"]
+    config["text_config"] |= {"vocab_size": VOCABULARY + len(names)}
+    make_random_model(config, path, "float32")
+    tokenizer = json.loads((path / "tokenizer.json").read_text("utf-8"))
+    tokenizer["added_tokens"] += [tokenizer["added_tokens"][0] | {"id": VOCABULARY + i, "content": name, "special": True}
+                                  for i, name in enumerate(names)]
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer), "utf-8")
+    return path
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def path(request, tmp_path_factory):
+    return make_seeing(CONFIGS[request.param], tmp_path_factory.mktemp("seeing"))
+
+
+@pytest.fixture(scope="module", params=["NumPy", "fast"])
+def model(request, path):
+    return qwen3.load_model(path, qwen3_numba.engine() if request.param == "fast" else qwen3.Engine())
+
+
+def ids_of(model, *parts) -> np.ndarray:
+    """Numbers stand for PICTURES, lists are token ids."""
+    return np.concatenate([model.pictures.show(PICTURES[part]).ids if isinstance(part, int) else part for part in parts])
+
+
+def answer(model, ids, **options):
+    return list(qwen3.generate(model, ids, 12, eos_token_ids=(), **{"temperature": 0} | options))
+
+
+def test_a_picture_matters_and_so_does_its_place(model):
+    text = random_ids(12)
+    prompts = [ids_of(model, *parts) for parts in ((text, 0), (text, 2), (0, text), (text[:3], 0, text[3:]))]
+    found = [qwen3.forward(model, [*ids, 5], model.engine.new_cache(model.config)) for ids in prompts]
+    assert all(np.abs(a - b).max() > 0.01 for i, a in enumerate(found) for b in found[:i])
+    assert len(prompts[0]) == len(prompts[1])  # two pictures of one size
+
+
+def test_a_picture_is_computed_once(model, monkeypatch):
+    shown = model.pictures.show(PICTURES[0])
+    monkeypatch.setattr(qwen3_vision, "tower", None)
+    assert model.pictures.show(saved(Image.fromarray(PICTURES[0]), "PNG")) is shown
+    monkeypatch.undo()
+    small = model.pictures.show(PICTURES[0], max_pixels=2**14)
+    assert small.number != shown.number and len(small.ids) <= 16 < len(shown.ids)
+    assert model.pictures.show(PICTURES[2]).number not in (shown.number, small.number)
+    assert "16,777,216" in message_of(model.pictures.show, PICTURES[0], max_pixels=2**24 + 1)
+
+
+def test_what_is_kept(model, monkeypatch):
+    """The pictures shown last, and those of sequences, also of one that waits."""
+    monkeypatch.setattr(qwen3_vision, "KEPT", 0)
+    ids = ids_of(model, random_ids(4), 0)
+    sequence = qwen3.Sequence(model, ids)
+    model.pictures.show(PICTURES[1])
+    gc.collect()
+    assert answer(model, ids) == answer(model, ids)
+    del sequence
+    gc.collect()
+    assert "out of range" in message_of(qwen3.Sequence, model, ids)
+    assert not {*ids_of(model, 0)} & {*ids}  # a number is given once
+
+
+def test_ids_that_are_no_picture(model):
+    for wrong in (-1, -2**62, int(ids_of(model, 1)[0]) - 2**60):
+        assert "out of range" in message_of(qwen3.generate, model, [3, wrong])
+
+
+def test_the_same_bits_alone_and_in_company(model):
+    text = random_ids(30)
+    prompts = [ids_of(model, text[:5], 0, text), ids_of(model, text), ids_of(model, text[:5], 2, text[:3], 1, text[5:9])]
+    alone = [answer(model, ids) for ids in prompts]
+    assert generate_batch(model, prompts, 12, eos_token_ids=(), temperature=0) == alone
+    if isinstance(model.weights, dict):  # BLAS takes other ways for other shapes
+        return
+    logits = [qwen3.forward(model, ids, model.engine.new_cache(model.config)) for ids in prompts]
+    cache = model.engine.new_cache(model.config)
+    pieces = [qwen3.forward(model, piece, cache) for piece in np.array_split(prompts[2], 7)]
+    assert np.array_equal(pieces[-1], logits[2])
+
+
+def test_prefixes_in_a_batch(model):
+    """A prompt with the same picture takes its beginning from another slot; one with another picture doesn't."""
+    text = random_ids(20)
+    prompts = [ids_of(model, text, picture, text[:4], [i]) for i, picture in enumerate((0, 0, 2))]
+    batch = Batch(model, 3, 400)
+    found = []
+    for i, prompt in enumerate(prompts):
+        found.append(batch.add(i, prompt, max_new_tokens=12, eos_token_ids=(), temperature=0))
+        while not batch.idle:
+            batch.step()
+    hybrid = hasattr(model.config, "linear_layers")
+    assert [one.cached_tokens for one in found] == [0, 0 if hybrid else len(prompts[0]) - 1, 0 if hybrid else 20]
+    assert [one.token_ids for one in found] == [answer(model, prompt) for prompt in prompts]
+
+
+def test_a_second_turn(model):
+    """The cache keeps the first picture; of another picture in its place, it keeps only what was before."""
+    cache, first = model.engine.new_cache(model.config), ids_of(model, random_ids(9), 0, random_ids(5))
+    said = answer(model, first, cache=cache)
+    second = np.concatenate([first, said, ids_of(model, 1, random_ids(3))])
+    assert answer(model, second, cache=cache) == answer(model, second)
+    other = ids_of(model, random_ids(9), 2, random_ids(5))
+    assert cache.common_prefix(other) in (0, 9) and answer(model, other, cache=cache) == answer(model, other)
+
+
+def test_guesses_and_penalties(model):
+    ids = ids_of(model, random_ids(9), 0, random_ids(9), 0, random_ids(4))
+    plain = answer(model, ids)
+    for options in ({"lookup": 4}, {"draft": Draft(model, model)}):
+        assert Completion(model, ids, max_new_tokens=12, eos_token_ids=(), temperature=0, **options).finish().token_ids == plain
+    options = {"repetition_penalty": 1.3, "presence_penalty": 0.5, "temperature": 0}
+    logits = qwen3.forward(model, ids, model.engine.new_cache(model.config))
+    words = np.unique(ids[ids >= 0])
+    expected = np.where(logits > 0, logits / np.float32(1.3), logits * np.float32(1.3))
+    expected = np.where(np.isin(np.arange(len(logits)), words), expected, logits)
+    assert answer(model, ids, **options)[0] == expected.argmax()
+    assert Completion(model, ids, max_new_tokens=3, logprobs=2, eos_token_ids=()).finish().logprobs
+
+
+def test_what_pictures_have_no_place_in(model, tmp_path):
+    ids, cache = ids_of(model, [3], 0, [4]), model.engine.new_cache(model.config)
+    qwen3.forward(model, ids, cache)
+    assert "no probability" in message_of(score, model, ids)
+    assert "pictures" in message_of(save_prompt_cache, cache, model, tmp_path / "cache")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Conversations
+# ----------------------------------------------------------------------------------------------------------------------
+
+def asked(*parts, role="user"):
+    return {"role": role, "content": [{"type": "text", "text": part} if isinstance(part, str) else
+                                      part if isinstance(part, dict) else {"type": "image", "image": part} for part in parts]}
+
+
+def prompt_of(model, *messages, **options):
+    return qwen3.chat(model, [*messages], max_new_tokens=1, **options).prompt_ids.tolist()
+
+
+def test_messages_with_pictures(model):
+    """Each pad token of the template's text becomes the picture's tokens."""
+    start, end = (model.tokenizer.token_to_id(f"<|vision_{name}|>") for name in ("start", "end"))
+    pictures = [[start, *ids_of(model, i).tolist(), end] for i in range(2)]
+    text = model.tokenizer.apply_chat_template([{"role": "user", "content": "Aé<<>>B<<>>"}])
+    before, between, behind = (model.tokenizer.encode(part, False) for part in text.split("<<>>"))
+    found = prompt_of(model, asked("Aé", PICTURES[0], "B", PICTURES[1]))
+    assert found == before + pictures[0] + between + pictures[1] + behind
+    first, said = asked("What?", PICTURES[0]), {"role": "assistant", "content": "This."}
+    talk = prompt_of(model, first, said, asked(PICTURES[1], "And", "?"))
+    assert talk[:len(found := prompt_of(model, first)[:-9])] == found
+    assert [i for i in talk if i < 0] == [*ids_of(model, 0, 1)]
+    assert prompt_of(model, asked("A ", "text", " alone")) == prompt_of(model, {"role": "user", "content": "A text alone"})
+
+
+def test_messages_that_are_refused(model):
+    video, audio = {"type": "video", "video": "a.mp4"}, {"type": "input_audio", "input_audio": {}}
+    for message, words in ((asked("<|image_pad|>", PICTURES[0]), "<|image_pad|>"), (asked(PICTURES[0], role="system"), "system"),
+                           (asked(video), "a video"), (asked(audio), "audio"), (asked("none.jpg", {"type": "image"}), "an image"),
+                           (asked({"type": "image", "image": "none.jpg"}), "no such file"),
+                           (asked({"type": "image_url", "image_url": {"url": "http://a/b.png"}}), "an image"),
+                           (asked({"type": "image", "image": COLOURS, "max_pixels": 0}), "max_pixels"),
+                           (asked(np.zeros((7000, 30, 3), np.uint8)), "200 times")):
+        assert words in message_of(qwen3.chat, model, [message])
+
+
+def test_a_model_that_reads_only(demo):
+    assert "only text" in message_of(qwen3.chat, demo, [asked("What?", PICTURES[0].tolist())])
+
+
+def test_weights_that_do_not_fit(path, tmp_path):
+    for name, changes, words in (("depth", {"depth": 9}, "blocks."), ("heads", {"num_heads": 5}, "doesn't fit"),
+                                 ("size", {"patch_size": 8}, "doesn't fit")):
+        shutil.copytree(path, tmp_path / name)
+        raw = json.loads((path / "config.json").read_text())
+        edit_json(tmp_path / name / "config.json", {"vision_config": raw["vision_config"] | changes})
+        model = qwen3.load_model(tmp_path / name)
+        assert words in message_of(model.pictures.show, COLOURS)
+        assert answer(model, random_ids(5))  # of a text, as any model
+    edit_json(tmp_path / name / "config.json", {"vision_config": raw["vision_config"] | {"hidden_act": "relu"}})
+    assert "vision_config" in message_of(qwen3.load_model(tmp_path / name).pictures.show, COLOURS)
+
+
+def test_the_command_line(path, tmp_path, capfd):
+    file = tmp_path / "a.png"
+    Image.fromarray(PICTURES[0]).save(file)
+    model = qwen3.load_model(path)
+    expected = qwen3.chat(model, [asked(PICTURES[0], "What is this?")], max_tokens=5, temperature=0).finish().text
+    arguments = ("--model", path, "--image", file, "-n", "5", "--greedy", "What is this?")
+    for main in (qwen3.main, qwen3_vision.main):
+        assert run_main(capfd, *arguments, main=main)[:2] == (0, expected + "\n" * (not expected.endswith("\n")))
+    status, out, err = run_main(capfd, *arguments[:3], tmp_path / "none.png", "What is this?")
+    assert (status, out) == (1, "")
+    assert_one_line(err, "none.png", "no such file")
+
+
+def test_four_files_alone(path, tmp_path):
+    """qwen3_vision.py with the three files that it stands on, without qwen3_lib."""
+    for name in ("qwen3.py", "qwen3_5.py", "qwen3_vision.py", "tokenizer_utils.py"):
+        shutil.copy(ROOT / name, tmp_path)
+    Image.fromarray(PICTURES[0]).save(tmp_path / "a.png")
+    done = subprocess.run([sys.executable, "qwen3_vision.py", "--model", path, "--image", "a.png", "--max-tokens", "5",
+                           "--temperature", "0", "What is this?"], cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True,
+                          text=True, timeout=60)
+    model = qwen3.load_model(path)
+    expected = qwen3.chat(model, [asked(PICTURES[0], "What is this?")], max_tokens=5, temperature=0).finish().text
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", expected + "\n")

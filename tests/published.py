@@ -1,17 +1,18 @@
 """Checkpoints as they are published: official configs at a reduced size, and packed weights."""
-import importlib.util
 import json
+import zlib
 from pathlib import Path
 
 import numpy as np
 import safetensors
 
-from configs import SHARED
+from configs import BASE, SHARED
 from qwen3 import map_safetensors
 from qwen3_lib.io.tensors import PACKED_DTYPES
 
 DTYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2", "int32": "<i4", "int64": "<i8", "float8_e4m3fn": "u1",
           "uint8": "u1", "int8": "i1"}
+WHOLE_GROUPS = BASE | {"hidden_size": 64, "intermediate_size": 192, "tie_word_embeddings": False}
 
 
 def official_configs() -> list[Path]:
@@ -90,30 +91,252 @@ def pack_words(numbers: np.ndarray, bits: int, order: list[int] | None = None) -
     return words.astype(np.uint32).view(np.int32)
 
 
-def print_losses(title: str, originals: list[np.ndarray], packed: list[np.ndarray], kept: list[np.ndarray]) -> None:
-    """Prints what a quantization loses, and what the fast engine's format loses after it; `pytest -s` shows it.
-
-    kept: the numbers in the fast engine. Both are root mean squares of differences, in shares of the weights' spread.
-    """
-    def mean(ones, others):
-        return np.mean([np.sqrt(((b - a)**2).mean()) / w.std() for w, a, b in zip(originals, ones, others)])
-
-    more = f"; in the fast engine {mean(packed, kept):.4f} more" if kept else ""
-    print(f"{title}: {mean(originals, packed):.4f} of the weights' spread lost by the quantization{more}")
-
-
-def kept_by_the_fast_engine(path: Path, names: list[str]) -> list[np.ndarray]:
-    """These matrices of a checkpoint as float32; an empty list without numba."""
-    if not importlib.util.find_spec("numba"):
-        return []
-    import qwen3_numba as fast
-    w = fast.load_model(path, tokenizer=False).weights
-    rows = {"lm_head.weight": w.head} | w.matrices
-    return [fast.matrix_rows(rows[name], range(rows[name][0].rows)) for name in names]
-
-
 def is_nearest_int8(found: np.ndarray, values: np.ndarray) -> bool:
     """Whether each group of 32 columns errs by no more than the fast engine's int8 may."""
     pairs = np.pad(np.stack([found - values, values]), ((0, 0), (0, 0), (0, -values.shape[1] % 32)))
     errors, values = pairs.reshape(2, len(values), -1, 32)
     return bool((np.sqrt((errors**2).mean(-1)) <= 0.006 * np.abs(values).max(-1)).all())
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Quantized files
+# ----------------------------------------------------------------------------------------------------------------------
+
+def half(x: np.ndarray) -> np.ndarray:
+    """Rounded to float16, as scales are stored."""
+    return x.astype(np.float16).astype(np.float32)
+
+
+# Packers: (a matrix, the settings) -> (parts in a file: (dtype, array), the values they stand for). Of the matrix only
+# the shape counts: numbers and scales are drawn, so that every bit of the layout occurs.
+
+def draws(w: np.ndarray) -> np.random.Generator:
+    """Other random numbers for each matrix."""
+    return np.random.default_rng(zlib.crc32(np.ascontiguousarray(w)))
+
+
+def in_groups(w, bits: int, group: np.ndarray, symmetric: bool):
+    """q [outputs, inputs], zero points and scales [outputs, groups], values; `group` [inputs]: of each input."""
+    rng, sizes = draws(w), (len(w), group.max() + 1)
+    q = rng.integers(0, 2**bits, w.shape)
+    zero = np.full(sizes, 2**(bits - 1)) if symmetric else rng.integers(1, 2**bits, sizes)
+    scale = half(rng.uniform(0.1, 0.2, sizes) / 2**bits)
+    return q, zero, scale, (q - zero[:, group]).astype(np.float32) * scale[:, group]
+
+
+AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # where each of 8 neighbours lies in its word
+
+
+def awq(w, settings):
+    group = np.arange(w.shape[1]) // settings.get("group_size", settings.get("q_group_size"))
+    q, zero, scale, values = in_groups(w, 4, group, symmetric=False)
+    return {"qweight": ("int32", pack_words(q.T, 4, AWQ_PLACES)),
+            "qzeros": ("int32", pack_words(zero.T, 4, AWQ_PLACES)), "scales": ("float16", scale.T)}, values
+
+
+def ordered(group: np.ndarray) -> np.ndarray:
+    """The groups of inputs in act-order."""
+    return np.random.default_rng(1).permutation(group)
+
+
+def gptq(w, settings):
+    bits, inputs = settings["bits"], w.shape[1]
+    group = np.arange(inputs) // (settings["group_size"] if settings["group_size"] > 0 else inputs)
+    group = ordered(group) if settings["desc_act"] else group
+    q, zero, scale, values = in_groups(w, bits, group, settings["sym"])
+    qzeros = pack_words(zero.T - (settings["checkpoint_format"] == "gptq"), bits)
+    return {"qweight": ("int32", pack_words(q, bits).T), "qzeros": ("int32", qzeros), "scales": ("float16", scale.T),
+            "g_idx": ("int32", group)}, values
+
+
+def packed_with_order(w, settings):
+    """compressed-tensors with act-order, which its package can no longer write."""
+    group = ordered(np.arange(w.shape[1]) // 32)
+    q, zero, scale, values = in_groups(w, 4, group, symmetric=False)
+    return {"weight_packed": ("int32", pack_words(q, 4)), "weight_zero_point": ("int32", pack_words(zero.T, 4).T),
+            "weight_scale": ("float16", scale), "weight_shape": ("int64", np.array(w.shape)),
+            "weight_g_idx": ("int32", group)}, values
+
+
+E4M3 = np.array([(1 - code // 128 * 2) * ((code & 7) / 8 + (code >> 3 & 15 > 0)) * 2.0**(max(code >> 3 & 15, 1) - 7)
+                 for code in range(256)], np.float32)
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+NF4 = np.array([-1, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.091050036, 0, 0.0795803,
+                0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1], np.float32)
+
+
+def spread(blocks: np.ndarray, size, shape) -> np.ndarray:
+    """A number for each block of a matrix, for each of its numbers. The last blocks may be cut off."""
+    return blocks.repeat(size[0], axis=0).repeat(size[1], axis=1)[:shape[0], :shape[1]]
+
+
+def e4m3(rng, shape) -> np.ndarray:
+    """Random bytes, without 0x7F and 0xFF, which are NaN."""
+    return (rng.integers(0, 127, shape) + 128 * rng.integers(0, 2, shape)).astype(np.uint8)
+
+
+def bytes_in_blocks(w, settings, height=1, width=None, name="weight_scale"):
+    """Of compressed-tensors and ModelOpt: int8 or FP8, and a scale for each block. None: all rows, all columns."""
+    rng, size = draws(w), (height or w.shape[0], width or w.shape[1])
+    groups = settings.get("config_groups")
+    is_float = groups is None or groups["group_0"]["weights"]["type"] == "float"
+    codes = e4m3(rng, w.shape) if is_float else rng.integers(-128, 128, w.shape).astype(np.int8)
+    scale = half(rng.uniform(0.1, 0.2, [-(-n // step) for n, step in zip(w.shape, size)]) / (448 if is_float else 127))
+    values = (E4M3[codes] if is_float else codes) * spread(scale, size, w.shape)
+    return {"weight": ("float8_e4m3fn" if is_float else "int8", codes),
+            name: ("float16", scale if height else scale.reshape(()))}, values
+
+
+def nvfp4(w, settings, name="weight_packed", common="weight_global_scale"):
+    """FP4, two numbers in a byte, groups of 16 with a scale in FP8; the common scale divides, or in ModelOpt multiplies."""
+    rng = draws(w)
+    codes = rng.integers(0, 16, w.shape)
+    scales, factor = rng.integers(32, 64, (w.shape[0], w.shape[1] // 16)), np.float32(1 / 900)
+    divisor = np.float32(1 / factor)
+    scale = E4M3[scales] * factor if common == "weight_scale_2" else E4M3[scales] / divisor
+    return {name: ("uint8", codes[:, ::2] + 16 * codes[:, 1::2]), "weight_scale": ("float8_e4m3fn", scales),
+            common: ("float32", (factor if common == "weight_scale_2" else divisor).reshape(1))
+            }, E2M1[codes] * spread(scale, (1, 16), w.shape)
+
+
+def modelopt_nvfp4(w, settings):
+    parts, values = nvfp4(w, settings, "weight", "weight_scale_2")
+    return parts | {"input_scale": ("float32", np.ones(())), "k_scale": ("float32", np.ones(()))}, values
+
+
+def mxfp4(w, settings):
+    """FP4 in groups of 32 whose scale is a power of 2."""
+    rng = draws(w)
+    codes, exponents = rng.integers(0, 16, w.shape), rng.integers(-8, -3, (w.shape[0], w.shape[1] // 32))
+    scale = (2.0**exponents).astype(np.float32)
+    return {"weight_packed": ("uint8", codes[:, ::2] + 16 * codes[:, 1::2]),
+            "weight_scale": ("uint8", exponents + 127)}, E2M1[codes] * spread(scale, (1, 32), w.shape)
+
+
+def nf4(w, settings, size=64, nested_size=256):
+    """bitsandbytes: blocks of numbers in a row, or over the ends of rows; their largest numbers, or bytes for these."""
+    rng, n_blocks = draws(w), -(-w.size // size)
+    codes, absmax = rng.integers(0, 16, n_blocks * size), rng.uniform(0.1, 0.2, n_blocks).astype(np.float32)
+    about, parts = {"quant_type": "nf4", "blocksize": size, "shape": list(w.shape), "dtype": "bfloat16"}, {}
+    if nested_size:
+        outer, bytes_ = np.arange(n_blocks) // nested_size, rng.integers(0, 256, n_blocks)
+        largest, table = rng.uniform(0.02, 0.05, outer[-1] + 1).astype(np.float32), np.linspace(-1, 1, 256, dtype="f4")
+        absmax = table[bytes_] * largest[outer] + np.float32(0.125)
+        about |= {"nested_blocksize": nested_size, "nested_dtype": "float32", "nested_offset": 0.125}
+        parts = {"weight.nested_absmax": ("float32", largest), "weight.nested_quant_map": ("float32", table)}
+    return parts | {
+        "weight": ("uint8", (16 * codes[::2] + codes[1::2])[:-(-w.size // 2), None]),
+        "weight.absmax": ("uint8", bytes_) if nested_size else ("float32", absmax),
+        "weight.quant_map": ("float32", NF4), STATE: text(about)
+    }, (NF4[codes] * absmax.repeat(size))[:w.size].reshape(w.shape)
+
+
+STATE = "weight.quant_state.bitsandbytes__nf4"
+
+
+def text(content) -> tuple[str, np.ndarray]:
+    return "uint8", np.frombuffer(json.dumps(content).encode(), np.uint8)
+
+
+def llm_int8(w, settings):
+    """bitsandbytes: the largest number of a row is 127."""
+    rng = draws(w)
+    q, largest = rng.integers(-127, 128, w.shape), rng.uniform(0.1, 0.2, len(w)).astype(np.float32)
+    return {"weight": ("int8", q), "SCB": ("float32", largest), "weight_format": ("uint8", np.zeros(()))
+            }, q.astype(np.float32) * largest[:, None] * np.float32(7.874015718698502e-3)
+
+
+def auto_round(w, settings):
+    """The layouts of GPTQ and AWQ, without g_idx."""
+    forms = {"auto_round": "gptq_v2", "auto_round:auto_gptq": "gptq", "auto_round:auto_awq": ""}
+    form = forms[settings["packing_format"]]
+    parts, values = gptq(w, settings | {"checkpoint_format": form, "desc_act": False}) if form else awq(w, settings)
+    return {name: part for name, part in parts.items() if name != "g_idx"}, values
+
+
+def mixed(w, settings):
+    """FP8 in one half of the matrices, 4 bits in the other one."""
+    if w.shape[0] == 192:
+        return packed_with_order(w, settings)
+    return bytes_in_blocks(w, settings)
+
+
+def dynamic(w, settings):
+    """GPTQModel: other bits and groups for some matrices."""
+    return gptq(w, settings | (settings["dynamic"]["+:.*down.*"] if w.shape[1] == 192 else {}))
+
+
+def compressed(form: str, **weights) -> dict:
+    """A quantization_config of compressed-tensors, as llm-compressor writes it."""
+    return {"quant_method": "compressed-tensors", "format": form, "ignore": ["lm_head"], "kv_cache_scheme": None,
+            "quantization_status": "compressed", "transform_config": {}, "sparsity_config": {}, "config_groups": {
+                "group_0": {"targets": ["Linear"], "input_activations": {"num_bits": 8, "dynamic": True},
+                            "weights": weights}}}
+
+
+COMPRESSED = compressed("int-quantized", num_bits=8, type="int", symmetric=True, strategy="channel")
+ORDERED = {"num_bits": 4, "type": "int", "actorder": "group", "group_size": 32}
+FP8_BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [48, 40]}
+FLOAT = compressed("float-quantized", num_bits=8, type="float", symmetric=True, strategy="channel")
+AUTO_ROUND = {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4, "group_size": 32,
+              "sym": False, "data_type": "int", "iters": 200, "autoround_version": "0.9.0"}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True, "damp_percent": 0.01,
+        "checkpoint_format": "gptq", "lm_head": False, "true_sequential": True}
+CASES = {
+    "AWQ, groups of 32": (awq, {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm",
+                                "zero_point": True, "modules_to_not_convert": None}),
+    "AWQ in capitals": (awq, {"quant_method": "AWQ", "w_bit": 4, "q_group_size": 64, "version": "GEMM"}),
+    "AWQ, groups of 16, GEMM": (awq, {"quant_method": "awq", "bits": 4, "group_size": 16, "version": "GEMM"}),
+    "GPTQ, 4 bits": (gptq, GPTQ),
+    "GPTQ, 8 bits": (gptq, GPTQ | {"bits": 8}),
+    "GPTQ, 2 bits, asymmetric": (gptq, GPTQ | {"bits": 2, "sym": False}),
+    "GPTQ, asymmetric": (gptq, GPTQ | {"sym": False}),
+    "GPTQ, act-order": (gptq, GPTQ | {"desc_act": True, "sym": False}),
+    "GPTQ, version 2": (gptq, GPTQ | {"checkpoint_format": "gptq_v2", "sym": False}),
+    "GPTQ, version 2, act-order, 8 bits": (gptq, GPTQ | {"checkpoint_format": "gptq_v2", "desc_act": True, "bits": 8}),
+    "GPTQ, one group": (gptq, GPTQ | {"group_size": -1}),
+    "compressed-tensors, act-order": (packed_with_order, compressed("pack-quantized", **ORDERED, symmetric=False)),
+    "int8 by output, 8 bits": (bytes_in_blocks, COMPRESSED),
+    "FP8 by output": (bytes_in_blocks, FLOAT | {"transform_config": {"config_groups": {}}}),
+    "FP8 of ModelOpt": (lambda w, settings: bytes_in_blocks(w, settings, None, None), {
+        "quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_scheme": {"num_bits": 8, "type": "float"},
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}}}}),
+    "FP8 in blocks, the last ones cut off": (
+        lambda w, settings: bytes_in_blocks(w, settings, 48, 40, "weight_scale_inv"), FP8_BLOCKS),
+    "NVFP4": (nvfp4, compressed(
+        "nvfp4-pack-quantized", num_bits=4, type="float", strategy="tensor_group", group_size=16)),
+    "NVFP4 of ModelOpt": (modelopt_nvfp4, {
+        "quant_method": "modelopt", "quant_algo": "NVFP4", "config_groups": {"group_0": {
+            "targets": ["Linear"], "weights": {"num_bits": 4, "type": "float", "group_size": 16}}}}),
+    "MXFP4": (mxfp4, compressed("mxfp4-pack-quantized", num_bits=4, type="float", strategy="group", group_size=32) | {
+        "transform_config": None}),
+    "FP8 and 4 bits mixed": (mixed, FLOAT | {"format": "mixed-precision", "config_groups": FLOAT["config_groups"] | {
+        "group_1": {"weights": ORDERED | {"strategy": "group"}}}}),
+    "GPTQ, mixed bits": (dynamic, GPTQ | {
+        "dynamic": {"-:.*q_proj.*": {}, "+:.*down.*": {"bits": 8, "group_size": 64}}}),
+    "auto-round, GPTQ's packing": (auto_round, AUTO_ROUND),
+    "auto-round, a smaller last group": (auto_round, AUTO_ROUND | {
+        "quant_method": "intel/auto-round", "packing_format": "auto_round", "group_size": 128}),
+    "auto-round, mixed bits": (
+        lambda w, settings: auto_round(w, settings | ({"bits": 8, "group_size": 64} if w.shape[1] == 192 else {})),
+        AUTO_ROUND | {"sym": True, "extra_config": {
+            f"model.layers.{i}.mlp.down_proj": {"bits": 8, "group_size": 64} for i in range(9)}}),
+    "auto-round, AWQ's packing": (auto_round, AUTO_ROUND | {"packing_format": "auto_round:auto_awq"}),
+    "nf4": (nf4, {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}),
+    "nf4, blocks over the ends of rows": (lambda w, settings: nf4(w, settings, 256, None), {"load_in_4bit": True}),
+    "LLM.int8()": (llm_int8, {"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8_threshold": 6.0}),
+}
+
+
+def quantize_model(path, pack, settings, ends=("_proj.weight",)) -> dict[str, np.ndarray]:
+    """Packs a float32 checkpoint's matrices whose names have these ends, in place -> the weights it now stands for."""
+    tensors, expected = {}, {}
+    for name, tensor in map_safetensors(path / "model.safetensors").items():
+        if name.endswith(ends):
+            parts, expected[name] = pack(tensor.data, settings)
+            tensors |= {f"{name.removesuffix('.weight')}.{part}": value for part, value in parts.items()}
+        else:
+            tensors[name], expected[name] = ("float32", tensor.data.copy()), tensor.data.copy()
+    write_tensors(path / "model.safetensors", tensors)
+    change_config(path, quantization_config=settings)
+    return expected

@@ -18,8 +18,7 @@ from qwen3_embed import embed
 from embedders import make_embedder
 from qwen3_lib.io.adapter import Adapted
 from qwen3_lib.io.models import Checkpoint
-from test_formats import CASES, quantize_model
-from test_formats import CONFIG as WHOLE_GROUPS
+from published import CASES, WHOLE_GROUPS, quantize_model
 from test_loading import changed_header
 from test_qwen3_moe import MOE
 

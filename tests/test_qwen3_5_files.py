@@ -10,8 +10,7 @@ import qwen3_numba as fast
 from configs import HYBRID, HYBRID_MOE, HYBRID_SIZES
 from helpers import edit_json, message_of, random_ids
 from make_random_model import make_random_model
-from published import publish, write_tensors
-from test_formats import CASES, FLOAT, bytes_in_blocks, quantize_model
+from published import CASES, FLOAT, bytes_in_blocks, publish, quantize_model, write_tensors
 from test_qwen3_moe import fuse
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[reference]'")

@@ -16,9 +16,8 @@ from qwen3_lib.app.models import why_not
 from qwen3_lib.io.packed import save_quantized
 from qwen3_lib.io.writing import write_safetensors
 from test_adapter import make_adapter, matrices, with_adapter_tensors
-from test_formats import CASES as PUBLISHED
-from test_formats import CONFIG as WHOLE_GROUPS
-from test_formats import awq, quantize_model
+from published import CASES as PUBLISHED
+from published import WHOLE_GROUPS, awq, quantize_model
 from test_qwen3_moe import MOE
 from test_qwen3_numba import distance, tensor_of
 import qwen3_numba as fast

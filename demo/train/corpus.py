@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import words
 from facts import fact, fact_and_more, facts_of, yes_no
 from memory import memory, remembering, told
-from questions import QUESTIONS
+from questions import PATTERNS, QUESTIONS
 from stories import story
 from sums import beyond_sums, small_sum, sum_turn
 from talk import chat, not_known, repeat, unknown
@@ -56,22 +56,6 @@ def unhelped(rng: random.Random, use: ToolUse) -> Turn:
             return turn
 
 
-SYSTEM_PROMPTS = [
-    "You are a (helpful|friendly|useful|polite|kind|smart|small|honest|funny|careful) (|AI |digital |chat )(assistant|helper|model|bot).",
-    "You are a helpful assistant.",
-    "(Be|Please be|Always be) (brief|kind|short|polite|precise|honest|friendly).",
-    "You are (a|an) {n}.",
-    "You are {m}(|, an assistant).",
-    "(Answer|Reply|Respond) (the question|in one sentence|briefly|in English|politely|shortly|with facts|like a {n}).",
-    "You are an expert( on {n}|).",
-    "You (help|work) (with|for) {n}.",
-    "Today is a {n} day.",
-    "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.",
-    "Talk like a {n}.",
-    "Never talk about {n}.",
-    "你是一个(有用|友好|聪明)的(助手|机器人)。",
-    "请(简短|用中文)回答。",
-]
 SKILLS: dict[Callable[[random.Random], list[Turn]], float] = {
     lambda rng: [fact(rng, QUESTIONS) for _ in range(rng.choice([1, 1, 2, 3, 4]))]: 20,
     lambda rng: fact_and_more(rng, QUESTIONS): 3,
@@ -90,7 +74,7 @@ BESIDE = 6  # more questions to the tools of a conversation, as far as there is 
 
 
 def system_prompt(rng: random.Random) -> str:
-    return choose(rng, rng.choice(SYSTEM_PROMPTS)).replace("{n}", words.noun(rng)).replace("{m}", words.name(rng))
+    return choose(rng, rng.choice(PATTERNS["system"])).replace("{n}", words.noun(rng)).replace("{m}", words.name(rng))
 
 
 def messages_of(turns: list[Turn]) -> list[dict]:
@@ -134,8 +118,8 @@ def answered(turns: list[Turn]) -> list[dict]:
 
 
 def with_tools(rng: random.Random) -> Example:
-    """A conversation that is offered tools. Beside it stand more questions to the same tools, which share what takes the most
-    tokens, their schemas: twice as many calls are learned in the same time."""
+    """A conversation that is offered tools. Beside it stand more questions to the same tools, which share what takes
+    the most tokens, their schemas: twice as many calls are learned in the same time."""
     talked = rng.choice([1, 1, 2, 3])
     uses = tool_talk(rng, talked + BESIDE)
     tools = uses[0].offered
@@ -156,8 +140,8 @@ def with_tools(rng: random.Random) -> Example:
 
 
 def switched(rng: random.Random, messages: list[dict], tools: list[dict] | None) -> Example:
-    """The conversation under one position of the thinking switch: off more rarely for the long sums, where the steps are what
-    there is to learn."""
+    """The conversation under one position of the thinking switch: off more rarely for the long sums, whose steps are to
+    be learned."""
     drawn = Example(messages, tools)
     asking = [message for message in messages if message["role"] == "user"][-1]
     long_sum = "digits:" in messages[-1].get("reasoning_content", "")

@@ -102,7 +102,7 @@ def three_digits_at_once(rng: random.Random, family: Family) -> Case:
 
 
 def remembering(rng: random.Random, family: Family) -> Case:
-    """One to three things told, perhaps corrected, up to ten turns in all; every answer on the way is the model's own."""
+    """One to three things told, perhaps corrected, up to ten turns in all; every answer on the way is the model's."""
     lang = language(rng)
     things = {thing.key(): thing for thing in (memory.memory(rng, lang) for _ in range(rng.choice([1, 2, 3])))}
     thing = next(iter(things.values()))
@@ -117,7 +117,7 @@ def remembering(rng: random.Random, family: Family) -> Case:
 
 
 def spoken(messages: list[dict], questions: list[str], last: Turn, enable_thinking: bool | None) -> Case:
-    """The first question of the list; whatever is answered, the next ones follow. The last answer must hold the value."""
+    """The first question; whatever is answered, the next ones follow. The last answer must hold the value."""
     messages = [*messages, user(questions[0])]
     if len(questions) == 1:
         return Case(messages, lambda answer: says(answer.content, last.expected[0]), last.answer,

@@ -97,7 +97,7 @@ def yes_no(rng: random.Random, book: Book, lang: str) -> Turn:
     question = ask(rng, book, f"yes_{attribute}{lang}", c=country_name(rng, country, zh), v=asked,
                    j=ADJECTIVES.get(v[0], ""))
     value, says = facts_of(country, zh)[attribute]
-    # The fact comes before yes or no, and in the thought the value asked for before both: they are then easy to compare.
+    # The fact comes before yes or no, and in the thought the value asked for before both: then they can be compared.
     so = ("，所以是的。" if right else "，所以不是。") if zh else (", so yes." if right else ", so no.")
     return Turn("facts", question, says[:-1] + so, f"{asked}? {country.name[zh]}: {value}{so}", [value + so])
 

@@ -16,20 +16,23 @@ from babel.languages import get_territory_language_info
 from babel.numbers import get_territory_currencies
 
 from questions import read_book
-from words import chinese
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Countries: the members of the United Nations and the Vatican
 # ---------------------------------------------------------------------------------------------------------------------
 
-NOT_MEMBERS = """AI AN AQ AS AW AX BL BM BQ BV CC CK CS CW CX EH FK FO GF GG GI GL GP GS GU HK HM IM IO JE KY MF MO MP MQ MS NC NF
-NU PF PM PN PR PS RE SH SJ SX TC TF TK TW UM VG VI WF XK YT""".split()
+NOT_MEMBERS = """AI AN AQ AS AW AX BL BM BQ BV CC CK CS CW CX EH FK FO GF GG GI GL GP GS GU HK HM IM IO JE KY MF MO MP
+MQ MS NC NF NU PF PM PN PR PS RE SH SJ SX TC TF TK TW UM VG VI WF XK YT""".split()
 CONTINENTS = {"EU": ("Europe", "欧洲"), "AS": ("Asia", "亚洲"), "AF": ("Africa", "非洲"), "NA": ("North America", "北美洲"),
               "SA": ("South America", "南美洲"), "OC": ("Oceania", "大洋洲")}
 WITH_ARTICLE = "US GB NL PH BS GM AE MV SC KM MH SB DO CF".split()
 LANGUAGES_EN = {"Bangla": "Bengali", "Nauru": "Nauruan", "Tuvalu": "Tuvaluan"}
 # What countries.txt corrects, by the code of the country; the alternatives of an alias are parted by |.
 CORRECTED = {key: dict(entry.split(" ", 1) for entry in entries) for key, entries in read_book("countries.txt").items()}
+
+
+def chinese(text: str) -> bool:
+    return any("\u4e00" <= char <= "\u9fff" for char in text)
 
 
 def language_names(code: str, en: babel.Locale, zh: babel.Locale) -> tuple[list[tuple[str, str]], list[str]]:
@@ -97,7 +100,8 @@ def countries() -> list[dict]:
                 spoken=spoken,
                 currency=(lower_currency(en.currencies[money]), zh.currencies[money]),
                 population=about["population"],
-                aliases=[list(filter(None, CORRECTED[table].get(code, "").split("|"))) for table in ("aliases_en", "aliases_zh")],
+                aliases=[list(filter(None, CORRECTED[table].get(code, "").split("|")))
+                         for table in ("aliases_en", "aliases_zh")],
             )
         )
     return found
@@ -186,4 +190,5 @@ def everything() -> dict:
     """All lists, in some four seconds."""
     return {"countries": countries(), "regions": regions(), "first_names": first_names(), "cities": cities(),
             "chinese_nouns": chinese_nouns(), "chinese_cities": chinese_cities(), "chinese_names": chinese_names(),
-            "chinese_characters": chinese_characters()} | {kind: english(kind) for kind in ("noun", "verb", "adjective")}
+            "chinese_characters": chinese_characters()} | {
+                kind: english(kind) for kind in ("noun", "verb", "adjective")}

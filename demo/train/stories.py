@@ -4,6 +4,7 @@ import random
 from dataclasses import dataclass
 
 import words
+from questions import PATTERNS
 from turns import Book, Turn, ask, language, plural
 from typos import typed
 from words import an, capital
@@ -18,39 +19,9 @@ class Subject:
     many: bool = False
 
 
-PLACES = ["a green forest", "a small village", "a big city", "an old house", "a quiet garden", "a far country",
-          "a little town", "a warm valley"]
-MOODS = ["very lonely", "always hungry", "very curious", "never afraid", "small but brave", "tired of the rain",
-         "kind to everyone"]
-GOALS = ["the sea", "the high mountain", "the moon", "the old castle", "the end of the road", "the great river",
-         "the market"]
-EVENTS = [
-    "One day {then} went out to find {goal}. The way was long, and a storm came. A {helper} showed the way with a lamp. ",
-    "One morning {then} heard a song from {goal}. It was a {helper} that sang all alone. They sang together until the evening. ",
-    "One night {then} lost a golden key on the way to {goal}. A {helper} looked for it until the sun came up, and found it in the grass. ",
-    "In winter there was nothing to eat. A {helper} came from {goal} with warm bread and shared it with {then}. ",
-    "Nobody had ever seen {goal}, so {then} built a little boat. In the middle of the river a {helper} was in danger, and {then} saved it. ",
-    'A {helper} said: "There is a treasure at {goal}!" So {then} walked for seven days. The treasure was a box full of stars. ',
-]
-ENDINGS = [
-    "From that day on they were friends. The end.",
-    "Then {then} went home and slept well. The end.",
-    "And {then} never forgot that day. The end.",
-    "In the evening they danced and laughed. The end.",
-]
-HELPERS = ["fox", "bear", "mouse", "rabbit", "frog", "duck", "girl", "boy"]
-PLACES_ZH = ["森林里", "小村子里", "大城市里", "老房子里", "花园里", "海边", "山上"]
-MOODS_ZH = ["很孤单", "很好奇", "很勇敢", "总是很饿", "对大家都很好"]
-GOALS_ZH = ["大海", "高山", "月亮", "古堡", "大河"]
-HELPERS_ZH = ["狐狸", "小熊", "小鸟", "女孩", "青蛙"]
-EVENTS_ZH = [
-    "有一天，{s}想去看{goal}。路很远，还下起了大雨。一只{helper}提着灯来带路。",
-    "一天早上，{s}听见{goal}那边有歌声。原来是{helper}在唱歌，他们一起唱到晚上。",
-    "一天夜里，{s}在去{goal}的路上丢了一把金钥匙。{helper}找了很久，终于在草地里找到了。",
-    "冬天没有吃的东西。{helper}从{goal}带来了热面包，和{s}一起吃。",
-    "没有人见过{goal}，所以{s}造了一条小船。河中间{helper}遇到了危险，{s}救了它。",
-]
-ENDINGS_ZH = ["从那天起，他们成了好朋友。故事讲完了。", "后来{s}高兴地回家了。故事讲完了。", "{s}永远记得那一天。故事讲完了。"]
+PARTS = "places moods goals events endings helpers".split()
+PLACES, MOODS, GOALS, EVENTS, ENDINGS, HELPERS = (PATTERNS[f"story {part}"] for part in PARTS)
+PLACES_ZH, MOODS_ZH, GOALS_ZH, EVENTS_ZH, ENDINGS_ZH, HELPERS_ZH = (PATTERNS[f"story {part}_zh"] for part in PARTS)
 
 
 def subject(rng: random.Random) -> Subject:
@@ -76,8 +47,9 @@ def subject(rng: random.Random) -> Subject:
 def tell(rng: random.Random, s: Subject) -> str:
     fill = dict(first=s.first, then=s.then, goal=rng.choice(GOALS), helper=rng.choice(HELPERS))
     be = "were" if s.many else "was"
-    text = f"Once upon a time there {be} {s.first} in {rng.choice(PLACES)}. {capital(s.then)} {be} {rng.choice(MOODS)}. "
-    return text + (rng.choice(EVENTS) + rng.choice(ENDINGS)).format(**fill)
+    text = f"Once upon a time there {be} {s.first} in {rng.choice(PLACES)}. "
+    text += f"{capital(s.then)} {be} {rng.choice(MOODS)}. "
+    return text + f"{rng.choice(EVENTS)} {rng.choice(ENDINGS)}".format(**fill)
 
 
 def tell_zh(rng: random.Random, s: str) -> str:

@@ -6,7 +6,8 @@ import words
 from turns import Book, Turn, ask, is_held_out, language, plural
 
 COLUMNS = ["ones", "tens", "hundreds"]
-ONES = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen".split()
+ONES = ("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+        "seventeen eighteen nineteen").split()
 TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
 DIGITS_ZH = "零一二三四五六七八九"
 

@@ -1,4 +1,4 @@
-"""Conversations as token ids: the tokenizer, a byte-level BPE normalised as Qwen3's, and which tokens are trained on."""
+"""Conversations as token ids: the tokenizer, a byte-level BPE normalised as Qwen3's, and the tokens trained on."""
 
 import json
 import random
@@ -18,7 +18,8 @@ NAMED = ["<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>", "<|f
 # A word is split alike wherever it stands, so that copying it is copying its tokens: a space belongs to the word after
 # it only for SPACED_WORDS; quotes, digits and Chinese characters stand alone.
 LETTERS = r"[\p{L}&&[^\p{Han}]]+"
-SPLIT = rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)(?!\p{{L}})|\p{{Han}}|%s{LETTERS}|\p{{N}}|%s[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+SPLIT = rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)(?!\p{{L}})|\p{{Han}}|%s{LETTERS}|\p{{N}}|" \
+        rf"%s[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 SPACED_WORDS = 500
 SPARE_ROWS = 20  # rows without a name, as in the real checkpoints
 
@@ -76,8 +77,8 @@ def called(calls: list[dict]) -> str:
 
 def segments(example: Example) -> list[tuple[str, int]]:
     """The text that template.jinja makes of a conversation, in pieces, each with how many of its first tokens are
-    given: the loss is on the rest. What the assistant said before the last question stands there without the thought that
-    came first, so its first token is no example of how an answer begins."""
+    given: the loss is on the rest. What the assistant said before the last question stands there without the thought
+    that came first, so its first token is no example of how an answer begins."""
     pieces: list[tuple[str, int]] = []
     messages, given = list(example.messages), 10**9
     system = messages.pop(0)["content"] if messages[0]["role"] == "system" else None
@@ -128,8 +129,9 @@ def encode_example(example: Example, encode) -> tuple[list[int], list[int]]:
 
 
 def encode_branches(example: Example, encode, longest: int) -> np.ndarray:
-    """[4, tokens]: ids, labels, branches, positions, with the conversations `beside` it as long as all are at most `longest`
-    tokens. What all begin with, their trunk, stands once, as branch 0; each goes on at the positions after it, as if alone."""
+    """[4, tokens]: ids, labels, branches, positions, with the conversations `beside` it as long as all are at most
+    `longest` tokens. What all begin with, their trunk, stands once, as branch 0; each goes on at the positions after
+    it, as if alone."""
     ids, labels = encode_example(example, encode)
     trunk = len(encode(segments(example)[0][0])) if example.beside else 0
     parts = [np.array([ids, labels, [0] * trunk + [1] * (len(ids) - trunk), range(len(ids))])]

@@ -1,8 +1,8 @@
-"""Tools as programs offer them: described by a JSON schema, called by the model with JSON, their answers put into words.
+"""Tools as programs offer them: described by a JSON schema, called by the model with JSON, their answers said in words.
 
 Some are like those that people write (weather, alarms, messages, ...) under changing names; the others are made up of
-random words, so that only name, description and schema say what a tool is for and which words are its values. Sentences are
-put together from an intent, its values in any order, and words that belong to no value.
+random words, so that only name, description and schema say what a tool is for and which words are its values.
+Sentences are put together from an intent, its values in any order, and words that belong to no value.
 """
 
 import json
@@ -11,7 +11,8 @@ import re
 from dataclasses import dataclass
 
 import words
-from toolbox import FREE, KINDS, STANDING, TOOLS, Tool, date_value, number_value, one_of, text_value, wording
+from questions import PATTERNS
+from toolbox import FREE, KINDS, STANDING, TOOLS, Tool, date_value, number_value, one_of, wording
 from turns import plural
 from typos import choose, typed
 
@@ -24,25 +25,14 @@ LOOKS = {**{kind: "number" for kind in "few whole number percent minutes".split(
 # ---------------------------------------------------------------------------------------------------------------------
 
 NAMES = "{v}_{n} {v}_{n} {v}_{n} get_{n} get_{n} find_{n} {n}_{v} {n} {n}_service {n}_{other}".split()
-DESCRIPTIONS = ["{v} (a|the) {n}", "{v}s {n}", "(get|find|look up|returns) the {n}", "{n} (service|search|control)",
-                "the {n} of (a|the) {other}"]
-INTENTS = [
-    "{v} (a|the|my|me a|) {thing}", "{v} (a|the|my|me a|) {thing}", "(I need|I want|get me|give me|we need|order|book|find|make) (a|the|some|my|) {thing}",
-    "the {thing}", "(when|where|what|which|how|who) (is|was) (the|my) {thing}", "(is there|do you have|do they have|can I get) (a|any|some) {thing}",
-    "(what|which) {thing} (is there|can I get|do they have|is it)", "how (many|much) {thing} (is|are) there", "how {a} is the {thing}", "{thing}",
-]  # fmt: skip
-OBJECTS = [  # where the verb is for the value: "feed the dog", "open the camera app"
-    "{v} (the|my|a|) {o}", "{v} {o}", "{v} (the|my) {o} {n}", "{v} (the |my |){n} {o}", "(the|my) {o} (needs|wants|should get) (a|the) {n}", "{n} {o}",
-    "(I want|I need|I have|I'd like|it is time|please remember) to {v} (the|my|) {o}", "(let's|we should|can we|you can|we must) {v} (the|my|) {o}",
-    "how {a} is (the |my |){n} {o}", "(what|where|which|how) is (the |my |){n} {o}",
-]  # fmt: skip
-COUNTED = ["(give|get|bring|send) (the|my|) {o} {k} {u}", "{v} {k} {u} (to|for|of|from) (the|my|) {o}", "{k} {u} (of|for) {o}", "{v} {k} {u} {o}"]  # fmt: skip
-NAMED = "with {name} {}|and {name} {}|{name}: {}|{name} {}|{name}={}|where the {name} is {}|the {name} is {}|at {name} {}".split("|")
-COUNTS = ["{} {name}", "with {} {name}", "for {} {name}", "{} {name}", "in {} {name}"]
+DESCRIPTIONS, INTENTS, COUNTED, NAMED, COUNTS, ZH_INTENTS, BEFORE, SHOW = (
+    PATTERNS[key] for key in "descriptions intents counted named counts zh_intents before show".split())
+OBJECTS = PATTERNS["objects"]  # where the verb is for the value: "feed the dog", "open the camera app"
 VALUES = "city person text title number whole code clock date enum thing email file color few place".split()
-GENERAL = "city city from to place who recipient time time until date date title topic id user_id count days minutes limit email level tongue".split()
-ZH_INTENTS = ["(查|查一下|看看|告诉我|我想知道)(我的|){thing}", "{thing}(是什么|怎么样|是多少|在哪里|呢)", "有{thing}吗", "{v}(一下|一个|){thing}", "{thing}", "我(要|想){v}{thing}"]  # fmt: skip
-ZH_GENERAL = {"city": "city location place 城市 地点", "person": "name person user 姓名", "clock": "time 时间", "date": "date day 日期", "whole": "number count 数量"}  # fmt: skip
+GENERAL = ("city city from to place who recipient time time until date date title topic id user_id count days minutes "
+           "limit email level tongue").split()
+ZH_GENERAL = {"city": "city location place 城市 地点", "person": "name person user 姓名", "clock": "time 时间",
+              "date": "date day 日期", "whole": "number count 数量"}
 
 
 def random_tool(rng: random.Random, verb: str = "", noun: str = "", zh: bool = False) -> Tool:
@@ -53,7 +43,7 @@ def random_tool(rng: random.Random, verb: str = "", noun: str = "", zh: bool = F
             words.noun(rng) if rng.random() < 0.85 else words.invented(rng)
 
     noun = noun or thing_word()
-    verb = verb or (rng.choice("查询 获取 预订 购买 打开 设置 发送 计算 寻找".split()) if zh else rng.choice(words.english("verb")))
+    verb = verb or rng.choice("查询 获取 预订 购买 打开 设置 发送 计算 寻找".split() if zh else words.english("verb"))
     fixed = {"v": verb, "n": noun, "other": thing_word(), "a": rng.choice(words.english("adjective"))}
     arguments: dict[str, tuple[str, str]] = {}
     forms: dict[str, list[str]] = {}
@@ -92,7 +82,8 @@ def random_tool(rng: random.Random, verb: str = "", noun: str = "", zh: bool = F
             arguments[str(i)], forms[str(i)] = (names, kind + "_zh" * (kind + "_zh" in KINDS) * zh), own
     arguments = {key: (names, kind if kind in KINDS or kind == "enum" else "noun_zh")
                  for key, (names, kind) in arguments.items()}
-    fill = lambda text: re.sub(r"\{([vnau]|other|thing)\}", lambda part: (fixed | {"thing": thing, "u": unit})[part[1]], text)  # noqa: E731
+    filled = fixed | {"thing": thing, "u": unit}
+    fill = lambda text: re.sub(r"\{([vnau]|other|thing)\}", lambda part: filled[part[1]], text)  # noqa: E731
     name = fixed | ({"v": rng.choice(words.english("verb")), "n": words.noun(rng), "other": words.noun(rng)} if zh
                     else {})
     return Tool(
@@ -116,30 +107,13 @@ def random_tool(rng: random.Random, verb: str = "", noun: str = "", zh: bool = F
 # Sentences
 # ---------------------------------------------------------------------------------------------------------------------
 
-ASKING = set("what what's how is it does do did will when where which who am are can could should may was has have".split())
+ASKING = set("what what's how is it does do did will when where which who am are can could should may was has "
+             "have".split())
 SMALL = set("the a an my me is are do does please it to of for".split())
-BEFORE = "(please|can you|could you|would you|I want you to|you should|will you|I'd like you to|help me and|just|go and|let's|now|and then)"
-SHOW = "(tell me|give me|show me|I need|check|get|I want to know|what is|what about|look up|find out|let me know|read me|say)"
-OPENING = wording(
-    "I have to get up early", "I am (so|very|a bit|quite|) {a}( today|)", "my {n} is {a}", "we are going to {v} the {n}", "I can't find my {n}",
-    "the {n} is {a} and I must {v} it", "my {n} wants to know this", "there is a {n} in the {n}", "I'm planning (a trip|a party|a {n})", "I forgot the {n}",
-    "it's about my {n}", "I have a {a} {n}", "you know my {n}", "(ok|so|well|hello|hi|hey|listen|good morning|sorry|alright|hm)( then| there| again| you|)",
-    "(a|one) question", "my (boss|mother|friend|neighbour|son) asks", "I {v} a {n}", "we had a {a} {n}", "no {n} today", "I like your {n}", "the {n} again",
-)  # fmt: skip
-MIDDLE = wording(
-    "quickly", "again", "as usual", "this time", "if possible", "if you can", "straight away", "for once", "somehow", "as always", "really", "exactly",
-    "for my {n}", "for the {n}", "before the {n}", "with my {n}", "because of the {n}", "in case of {n}", "without the {n}", "during the {n}", "for my trip",
-    "like last time", "just for me", "for us", "with the {a} {n}",
-)  # fmt: skip
-CLOSING = wording(
-    "thanks", "thank you", "please", "I am {a}", "I'm in a hurry", "my {n} is {a}", "it is for my {n}", "it's important", "I {v} there", "so I can {v} the {n}",
-    "because I {v} the {n}", "or the {n} gets {a}", "the {n} can wait", "I need it for my {n}", "that would be {a}", "if the {n} is not {a}", "my {n} asks",
-    "I forgot", "don't {v} it", "and don't wait", "I have a {n} to {v}", "if you don't mind", "and be quick", "then I {v} the {n}",
-)  # fmt: skip
+OPENING, MIDDLE, CLOSING = wording("opening"), wording("middle"), wording("closing")
 HERE_AND_NOW = ["now", "right now", "today", "tonight", "at the moment", "currently", "this evening", "later",
                 "tomorrow", "this week"]
-OPENING_ZH = one_of("请 麻烦 帮我 请帮我 能不能 你好， 我要早起， 我赶时间， 我有点累， 对了， 那个， 我想问， 快， 老师， 我在忙，")
-CLOSING_ZH = one_of("，谢谢 ，好吗 吧 ，快点 ，麻烦了 ，我很急 ，拜托 ，可以吗 ，我在等")
+OPENING_ZH, CLOSING_ZH = one_of("opening_zh"), one_of("closing_zh")
 
 
 def compose(rng: random.Random, tool: Tool) -> tuple[str, dict[str, str]]:
@@ -166,15 +140,15 @@ def in_chinese(rng: random.Random, tool: Tool, text: str, said: list[str]) -> st
 
 
 def in_english(rng: random.Random, tool: Tool, text: str, said: list[str]) -> str:
-    """The intent with what was said of it in any order: as a question or an order, in whole sentences or a few words."""
+    """The intent with its values in any order: as a question or an order, in whole sentences or a few words."""
     free = lambda text: any(tool.arguments[key][1] in FREE for key in re.findall(r"\{(\w+)\}", text))  # noqa: E731
     terse, asks, noun_phrase = rng.random() < 0.2, text.split()[0].lower() in ASKING, text.startswith("the ")
     if terse:
         text = " ".join(word for word in text.split() if word not in SMALL) or text
     elif noun_phrase and rng.random() < 0.8:
-        text = f"{choose(rng, SHOW)} {text}"
+        text = f"{choose(rng, SHOW[0])} {text}"
     elif text.split()[0] in words.english("verb") and rng.random() < 0.3:
-        text = f"{choose(rng, BEFORE)} {text}"
+        text = f"{choose(rng, BEFORE[0])} {text}"
         asks = text.split()[0] in ASKING
     phrases, tail = phrases_of(rng, tool, said, terse and not free(text), not free(text))
     end = re.search(r"(:| to| that| saying|:? that says|) \{(\w+)\}$", text)
@@ -204,7 +178,7 @@ def in_english(rng: random.Random, tool: Tool, text: str, said: list[str]) -> st
 
 
 def phrases_of(rng: random.Random, tool: Tool, said: list[str], bare: bool, tailed: bool) -> tuple[list[str], str]:
-    """(how the values stand that the intent does not name; the one of any words, which stands last if `tailed`, or in quotes)"""
+    """(how values stand that the intent does not name; the one of any words: last if `tailed`, or in quotes)"""
     phrases, tail, kinds = [], "", {key: kind for key, (_, kind) in tool.arguments.items()}
     for key in said:
         alike = [other for other in kinds if other != key and LOOKS.get(kinds[other]) == LOOKS.get(kinds[key])]
@@ -226,8 +200,8 @@ def phrases_of(rng: random.Random, tool: Tool, said: list[str], bare: bool, tail
 # What is offered
 # ---------------------------------------------------------------------------------------------------------------------
 
-# How much more often than others these are asked for. Without a tool, the weather and the time are outside the model's world,
-# so it must see often enough that with one they aren't.
+# How much more often than others these are asked for. Without a tool, the weather and the time are outside the model's
+# world, so it must see often enough that with one they aren't.
 POPULAR = {"weather": 30, "天气": 12, "time": 10} | dict.fromkeys(
     "forecast alarm timer reminder message search translate light".split(), 4)
 
@@ -271,8 +245,7 @@ def respelled(rng: random.Random, name: str) -> str:
 
 
 # How a schema describes an argument; what it gives as an example is nothing to say.
-PROPERTY = wording("The {}", "the {}", "(A|which) {}", "{} (to use|wanted)", "{} of the {n}",
-                   "{}, e.g. ({n}|{c}|{x}|{d}|{t}|{m})")
+PROPERTY = wording("property")
 
 
 def offer(rng: random.Random, tool: Tool) -> Offer:
@@ -316,8 +289,8 @@ def offer(rng: random.Random, tool: Tool) -> Offer:
 
 
 def relative(rng: random.Random, tool: Tool) -> Tool:
-    """A tool of the same field, or with the same verb for another thing, or, where every question names the verb, with another
-    verb for the same thing."""
+    """A tool of the same field, or with the same verb for another thing, or, where every question names the verb, with
+    another verb for the same thing."""
     near = [other for other in TOOLS if other.section == tool.section and other.label != tool.label]
     if near:
         return rng.choice(near)
@@ -405,7 +378,7 @@ def parsed(text: str, kind: str):
 
 
 def arguments_of(given: Offer, pattern: str, implied: dict[str, str], fill: dict[str, str]) -> dict:
-    """The call's arguments: those that the question names or implies, in the schema's order; an enum's as the schema spells it."""
+    """The call's arguments that the question names or implies, in the schema's order and spelling."""
     found = {}
     for key, name in given.names.items():
         if key in implied:
@@ -419,9 +392,8 @@ def arguments_of(given: Offer, pattern: str, implied: dict[str, str], fill: dict
 
 def response_of(rng: random.Random, given: Offer) -> dict:
     draw = {
-        "word": lambda r: r.choice(
-            "ok done sunny cloudy rainy windy snowy clear started sent delivered good open closed ready set saved".split()
-        ),
+        "word": lambda r: r.choice("ok done sunny cloudy rainy windy snowy clear started sent delivered good open "
+                                   "closed ready set saved".split()),
         "noun": lambda r: r.choice(words.chinese_nouns()),
         **{kind: pair[1] for kind, pair in KINDS.items()},
     }
@@ -484,7 +456,7 @@ def request(rng: random.Random, given: Offer) -> tuple[str, list[dict]]:
 
 def doubled(rng: random.Random, given: Offer, pattern: str, fill: dict[str, str], zh: bool
             ) -> tuple[str, dict[str, str]]:
-    """(the pattern with some values, that stand near each other, asked for twice: "in {city} and {city_2}"; the second values)"""
+    """(the pattern with values near each other asked for twice: "in {city} and {city_2}"; the second values)"""
     keys = list(fill) if rng.random() < 0.6 else [rng.choice(list(fill))]
     start = min(pattern.index(f"{{{key}}}") for key in keys)
     end = max(pattern.index(f"{{{key}}}") + len(key) + 2 for key in keys)
@@ -535,7 +507,7 @@ def tool_talk(rng: random.Random, count: int, tools: list[Tool] = TOOLS, invente
                 calls, asked = [*calls, *more_calls], [*asked, *[other] * len(more_calls)]
         responses = [response_of(rng, each) for each in asked]
         if rng.random() < 0.12:
-            responses = [rng.choice(["{a}, {b}", "{a}", "{a} {b}"]).format(a=text_value(rng), b=number_value(rng))
+            responses = [rng.choice(["{a}, {b}", "{a}", "{a} {b}"]).format(a=KINDS["text"][1](rng), b=number_value(rng))
                          for _ in calls]
         zh = words.chinese(question)
         uses.append(
@@ -563,7 +535,7 @@ ANYTHING = {"search", "wiki", "搜索"}  # tools that are for whatever one wants
 
 
 def misfit(rng: random.Random, use: ToolUse) -> str | None:
-    """A question for a tool that is not offered, nor any of its field; None where what is offered may be for anything."""
+    """A question for a tool of a field from which none is offered; None where what is offered may be for anything."""
     sections, labels = {tool.section for tool in use.tools}, {tool.label for tool in use.tools}
     zh = "中文" in sections
     if labels & ANYTHING or not all(sections) or (zh and len(sections) > 1):

@@ -2,8 +2,8 @@
 
     python demo/train/train.py
 
-needs `pip install -e ".[train]"`; two CPU cores are enough, a GPU is used where torch finds one. A run that was interrupted
-goes on where its last checkpoint was (`--work`); with more `--steps` than before, so does one that had ended.
+needs `pip install -e ".[train]"`; two CPU cores are enough, a GPU is used where torch finds one. A run that was
+interrupted goes on at its last checkpoint (`--work`); with more `--steps` than before, so does one that had ended.
 `--start demo --peak 0.6 --steps 2000` trains the weights of `demo/` further.
 """
 
@@ -202,7 +202,7 @@ class Model(nn.Module):
             nn.init.zeros_(layer.mlp.down_proj.weight)
 
     def forward(self, ids, branches, positions):
-        """Final hidden states, [rows, length, hidden_size]. A token sees those before it that are of its branch or of the trunk, 0."""
+        """Final hidden states, [rows, length, hidden_size]. A token sees those before it of its branch or trunk, 0."""
         x, length = self.embed_tokens(ids), ids.shape[1]
         keys, queries = branches[:, None, None, :], branches[:, None, :, None]
         seen = self.causal[:length, :length] & ((keys == 0) | (keys == queries))
@@ -219,9 +219,10 @@ class Model(nn.Module):
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose steps are made orthogonal, https://kellerjordan.github.io/posts/muon/, scaled as by Kimi's Moonlight.
+    """Momentum with orthogonal steps, https://kellerjordan.github.io/posts/muon/, scaled as by Kimi's Moonlight.
 
-    torch.optim.Muon multiplies in bf16, one matrix after another: on a CPU without instructions for it ten times slower.
+    torch.optim.Muon multiplies in bf16, one matrix after another: on a CPU without instructions for it ten times
+    slower.
     """
 
     def __init__(self, matrices, momentum: float = 0.95, weight_decay: float = 0.01):
@@ -243,7 +244,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(x: torch.Tensor) -> torch.Tensor:
-    """Each of the matrices [n, rows, columns] with its singular values brought near 1, by five steps of Newton and Schulz."""
+    """Each of the matrices [n, rows, columns] with singular values near 1, by five steps of Newton and Schulz."""
     if x.shape[1] > x.shape[2]:
         return orthogonal(x.mT).mT
     x = (x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)).to(PRODUCTS)

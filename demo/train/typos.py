@@ -1,4 +1,4 @@
-"""From a pattern to what a person types: a choice of words, then other capitals, missing marks, typing errors, politeness."""
+"""From a pattern to what a person types: words chosen, then other capitals, missing marks, typos, politeness."""
 
 import random
 import re
@@ -122,7 +122,7 @@ def typed(
     framed: bool = True
 ) -> tuple[str, dict[str, str]]:
     """(the text, the values as they stand in it). `copied`: the values are to be said again, so they get no typing
-    errors; `cased=False` keeps their capitals; `framed=False` puts no words in, which one could take for a part of a value."""
+    errors; `cased=False` keeps their capitals; `framed=False` puts no words in, which might seem a part of a value."""
     template = choose(rng, pattern)
     if template[0] != "{" and not (template[0].islower() and rng.random() < 0.6):
         template = template[0].upper() + template[1:]

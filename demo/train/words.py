@@ -4,6 +4,9 @@ import random
 from dataclasses import dataclass
 from functools import cache
 
+from lists import chinese, everything
+from questions import PATTERNS
+
 
 @dataclass(frozen=True)
 class Country:
@@ -20,11 +23,7 @@ class Country:
     aliases: tuple[tuple[str, ...], tuple[str, ...]]
 
 
-@cache
-def lists() -> dict:
-    from lists import everything  # here, because it takes seconds and needs the packages
-
-    return everything()
+lists = cache(everything)
 
 
 @cache
@@ -50,10 +49,6 @@ def english(kind: str) -> list[str]:
 
 def chinese_nouns() -> list[str]:
     return lists()["chinese_nouns"]
-
-
-def chinese(text: str) -> bool:
-    return any("\u4e00" <= char <= "\u9fff" for char in text)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -114,16 +109,9 @@ def chinese_city(rng: random.Random) -> str:
     return "".join(rng.choice(lists()["chinese_characters"]) for _ in range(rng.choice([2, 2, 3])))
 
 
-# Nouns that schemas and people use most. They are so frequent that the tokenizer has them with a space and without, and both
-# must be learned: "a game" is to be called as {"game": ...}.
-EVERYDAY = """age alarm amount animal aunt baby band bear bird book boss box boy bread brother calendar call car castle cat city clock code
-color copy count country cousin currency date daughter day device dish distance doctor dog dollar drink duck email end evening event expert
-father film fish flight flower food form fox friend frog fruit function game garden girl green heating help hobby home horse house husband
-item key kind kitten lamp language level light limit list love market message mode model money moon morning mother mountain mouse movie
-name nation news night number orange order owl package parrot part partner path people phone pin place point pony port pound price product
-puppy rabbit rain rating red reminder restaurant result river road room sea search season sentence show sister size snake snow son song
-speed sport start status storm story subject sum sun target teacher team temperature text time timer title tool total town toy translation
-treasure turtle type uncle unit user value way weather white wife winter word work world year zero""".split()
+# Nouns that schemas and people use most. They are so frequent that the tokenizer has them with a space and without, and
+# both must be learned: "a game" is to be called as {"game": ...}.
+EVERYDAY = PATTERNS["everyday"][0].split()
 
 
 def noun(rng: random.Random) -> str:
@@ -144,9 +132,8 @@ def whole(rng: random.Random) -> str:
 
 
 def decimal(rng: random.Random) -> str:
-    return f"{rng.randrange(10 ** rng.choice([1, 2, 3]))}.{rng.randrange(1, 10) if rng.random() < 0.6 else rng.randrange(10, 100)}".rstrip(
-        "0"
-    )
+    whole = rng.randrange(10 ** rng.choice([1, 2, 3]))
+    return f"{whole}.{rng.randrange(1, 10) if rng.random() < 0.6 else rng.randrange(10, 100)}".rstrip("0")
 
 
 def an(word: str) -> str:

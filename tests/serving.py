@@ -9,18 +9,14 @@ import time
 import urllib.error
 import urllib.request
 
-import pytest
+import openai
+import uvicorn
 
 from configs import ROOT
 from qwen3_lib.generation.batch import Batch
-
-openai = pytest.importorskip("openai")
-uvicorn = pytest.importorskip("uvicorn")
-pytest.importorskip("starlette")
-pytest.importorskip("llguidance")
-from qwen3_lib.server import web  # noqa: E402
-from qwen3_lib.server.web import Limits, Protocol, make_app  # noqa: E402
-from qwen3_lib.server.worker import Worker  # noqa: E402
+from qwen3_lib.server import web
+from qwen3_lib.server.web import Limits, Protocol, make_app
+from qwen3_lib.server.worker import Worker
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 PARIS = "The capital of France is Paris."

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import qwen3
+import qwen3_numba as fast
 from configs import BASE, FRANCE, PARIS, ROOT, VOCABULARY
 from helpers import (assert_cli_refuses, assert_one_line, edit_json, endless, finish, message_of, random_ids, run_main)
 from make_random_model import make_random_model
@@ -59,9 +60,7 @@ def test_a_tool_call_and_its_result(capfd, tmp_path):
 
 @pytest.mark.parametrize("content, words", [
     ("[", "not valid JSON"), ("[]", "list of messages"), ('"text"', "list of messages"), ("[1]", "message 0"),
-    ('[{"role": "king", "content": "x"}]', "role"), ('[{"role": "user"}]', "content"),
     ('[{"role": "user", "content": [{"type": "image"}]}]', "an image"),
-    ('[{"role": "assistant", "tool_calls": [{"name": 1}]}]', "tool_calls"),
     ('{"messages": [{"role": "user", "content": "x"}], "tools": [{}]}', "tools")])
 def test_bad_messages(tmp_path, content, words):
     (tmp_path / "chat.json").write_text(content)
@@ -137,11 +136,10 @@ def test_an_interrupted_answer_keeps_the_prompt(pristine, tmp_path):
 
 def test_saved_prompts_of_each_engine(tmp_path):
     """Each is taken up again, and by no engine that keeps weights or cache in another form."""
-    pytest.importorskip("numba")
-    import qwen3_numba as fast
     save_quantized(fast.load_model(ROOT / "demo", "int8"), tmp_path / "packed", "int8")
     models = {"f16": fast.load_model(ROOT / "demo"), "bf16": fast.load_model(ROOT / "demo", kv_dtype="bf16"),
-              "kv int8": fast.load_model(ROOT / "demo", kv_dtype="int8"), "int8": fast.load_model(ROOT / "demo", "int8"),
+              "kv int8": fast.load_model(ROOT / "demo", kv_dtype="int8"),
+              "int8": fast.load_model(ROOT / "demo", "int8"),
               "saved": fast.load_model(tmp_path / "packed"), "numpy": qwen3.load_model(ROOT / "demo")}
     ids = random_ids(30)
     for name, model in models.items():

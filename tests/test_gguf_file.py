@@ -134,7 +134,7 @@ def demo_gguf(tmp_path_factory):
     return write_gguf(DEMO, tmp_path_factory.mktemp("gguf") / "demo.gguf")
 
 
-def test_the_bundled_model_is_the_same(demo_gguf, demo, capfd):
+def test_the_bundled_model_is_the_same(demo_gguf, demo, capfd, tmp_path):
     model = qwen3.load_model(demo_gguf)
     assert dataclasses.replace(model.config, eos_token_ids=()) == dataclasses.replace(demo.config, eos_token_ids=())
     assert {*demo.eos_token_ids} <= {*model.eos_token_ids}
@@ -144,7 +144,9 @@ def test_the_bundled_model_is_the_same(demo_gguf, demo, capfd):
     source = GGUFFile(demo_gguf)
     assert source.path == demo_gguf and source.json("config.json")["model_type"] == "qwen3"
     assert source.json("adapter_config.json") == {} and source.stored().keys() == Checkpoint(DEMO).stored().keys()
-    assert run_main(capfd, "--model", demo_gguf, "--no-think", "--greedy", FRANCE) == (0, PARIS, "")
+    assert terminal.banner(model).startswith("qwen3 · demo.gguf · 6.95 M parameters")
+    options = ["--model", demo_gguf, "--no-think", "--greedy", "--prompt-cache", tmp_path / "cache", FRANCE]
+    assert [run_main(capfd, *options) for _ in range(2)] == [(0, PARIS, "")] * 2
 
 
 @pytest.mark.parametrize("text", ["Hello, world!", "法国的首都是哪里？", "<think>\n</think> <tool_call> <|im_end|>",
@@ -176,13 +178,6 @@ def test_it_is_listed(demo_gguf):
         done = run_fast("--list", "--json", "--model", place, program="qwen3.py")
         about = json.loads(done.stdout.splitlines()[-1])
         assert (about["path"], about["runs"], about["bytes"]) == (str(demo_gguf), True, demo_gguf.stat().st_size)
-
-
-def test_it_goes_everywhere_that_a_folder_goes(demo_gguf, capfd, tmp_path):
-    """The banner, a prompt cache."""
-    assert terminal.banner(qwen3.load_model(demo_gguf)).startswith("qwen3 · demo.gguf · 6.95 M parameters")
-    options = ["--model", demo_gguf, "--no-think", "--greedy", "--prompt-cache", tmp_path / "cache", FRANCE]
-    assert [run_main(capfd, *options) for _ in range(2)] == [(0, PARIS, "")] * 2
 
 
 def test_sampling_and_the_end_token_of_the_file(tmp_path):

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import qwen3
 import qwen3_5
 import qwen3_inspect
+import qwen3_numba
 from configs import BASE, HYBRID, ROOT, YARN
 from helpers import assert_one_line, message_of, random_ids, run_main
 from make_random_model import make_random_model
@@ -118,12 +119,12 @@ def test_hands_and_frequencies_of_yarn_make_the_attention(tmp_path):
 
 
 def test_each_step_names_its_line(demo, hybrid):
+    written = {"attend": "cache.attend", "embedding": "embed_tokens", "delta_rule_in_chunks": " rule("}
     for model, file in ((hybrid, "qwen3_5.py"), (demo, "qwen3.py")):
         [now], _ = recorded(model, [1, 2, 3])
         lines = (ROOT / file).read_text("utf-8").splitlines()
         for step in now.steps:
-            name = {"attend": "cache.attend", "embedding": "embed_tokens", "delta_rule_in_chunks": " rule("}.get(step.function, step.function)
-            assert name in lines[step.line - 1], step
+            assert written.get(step.function, step.function) in lines[step.line - 1], step
             inputs = step.weight.removeprefix("linear_attn.").split(", ")
             assert step.function == "causal_convolution" or all(each in lines[step.line - 1] for each in inputs), step
             assert panels.FORMULAS[step.function] and (step.weight in panels.WORDS or step.function in panels.WORDS)
@@ -150,8 +151,9 @@ def test_bytes_and_arithmetic(demo, hybrid):
                 assert step.operations == 2 * n * q_size * length + 2 * n * q_size * length
                 assert step.read == 4 * (n * q_size + 2 * length * kv_size)
         assert all(step.seconds > 0 for step in now.steps)
-    for now, n in zip(recorded(hybrid, [1, 2, 3], [4])[0], (3, 1)):  # q, k, v, g and beta of 2 heads of 16, and the state
-        read = [step.read for step in now.steps if step.function == ("delta_rule" if n == 1 else "delta_rule_in_chunks")]
+    # q, k, v, g and beta of 2 heads of 16, and the state
+    for now, n, rule in zip(recorded(hybrid, [1, 2, 3], [4])[0], (3, 1), ("delta_rule_in_chunks", "delta_rule")):
+        read = [step.read for step in now.steps if step.function == rule]
         assert read == [2 * 4 * (n * (3 * 16 + 2) + 16 * 16)] * 3
         assert now.steps[0].operations == 3 * n * 4  # an angle, cos and sin for each of the 4 pairs that turn
 
@@ -316,7 +318,6 @@ def test_cache(demo, found):
 
 
 def test_quantized(demo):
-    qwen3_numba = pytest.importorskip("qwen3_numba", reason="numba is not installed")
     prompt, answer = demo.tokenizer.encode(PROMPT), [11, 12]
     ids, sampling = [*prompt, *answer], qwen3.Sampling()
     logits = qwen3.forward(demo, ids, qwen3.KVCache(demo.config), all_logits=True)
@@ -380,7 +381,8 @@ def test_a_long_prompt_is_refused_by_the_size_of_the_page(demo):
 
 def test_as_many_pairs_of_dimensions_as_there_is_room_for(demo):
     """All for 300 tokens of the bundled model; fewer in a long text of a large one, but the first and the last."""
-    large = replace(demo.config, num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8, head_dim=128, rope_dim=128)
+    large = replace(demo.config, num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8, head_dim=128,
+                    rope_dim=128)
     for config, n, least, most in ((demo.config, 300, 32, 32), (large, 40, 64, 64), (large, 96, 9, 63),
                                    (large, 130, 8, 8)):
         pairs = panels.pairs_with_room(config, n)
@@ -427,7 +429,8 @@ def test_the_page_names_functions_of_qwen3():
     known = lines_of_functions("x = 1\n\ndef f():\n    return x\n\nclass A:\n    def g(self):\n        pass\n")
     assert known == {"f": [3, 4], "A": [6, 8], "A.g": [7, 8]}
     named = re.findall(r'data-functions="([^"]*)"', (ROOT / "qwen3_lib/page/page.html").read_text("utf-8"))
-    known = [name for file in ("qwen3.py", "qwen3_5.py") for name in lines_of_functions((ROOT / file).read_text("utf-8"))]
+    known = [name for file in ("qwen3.py", "qwen3_5.py")
+             for name in lines_of_functions((ROOT / file).read_text("utf-8"))]
     assert len(named) == 9 and {name for names in named for name in names.split()} <= {*known}
 
 

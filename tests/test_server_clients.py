@@ -8,16 +8,12 @@ import subprocess
 import sys
 from typing import Annotated, Literal
 
+import openai
 import pydantic
 import pytest
 
-pytest.importorskip("openai")
-pytest.importorskip("uvicorn")
-pytest.importorskip("llguidance")
-import openai  # noqa: E402
-
-from helpers import WEATHER  # noqa: E402
-from serving import FRANCE, PARIS  # noqa: E402
+from helpers import WEATHER
+from serving import FRANCE, PARIS
 
 QUESTION = FRANCE[0]["content"]
 RAIN = [{"role": "user", "content": "What is the weather in Paris?"}]
@@ -29,8 +25,6 @@ class Country(pydantic.BaseModel, extra="forbid"):
 
 
 EXPECTED = Country(capital="Paris", continent="Europe")
-
-
 # The bundled model would fill its context with one string, or one number.
 Word, Few = Annotated[str, pydantic.Field(max_length=20)], Annotated[int, pydantic.Field(ge=0, lt=100)]
 Share = Annotated[float, pydantic.Field(ge=-1, lt=1, multiple_of=0.25)]
@@ -59,8 +53,8 @@ def shape(name, **fields):
     return pydantic.create_model(name, **fields)
 
 
-SHAPES = [  # none of them says anything about further properties
-    shape("Flat", city=Word, ok=bool), City, shape("Several", cities=(list[City], pydantic.Field(max_length=2))),
+SHAPES = [  # all but the first say nothing about further properties
+    Country, shape("Flat", city=Word, ok=bool), City, shape("Several", cities=(list[City], pydantic.Field(max_length=2))),
     shape("Optional", size=(Size | None, None), n=(Few | None, None)),
     shape("Sized", size=Size, letter=Literal["a", "b"]),
     shape("Bounded", n=Few, x=Share), shape("Any", weather=Sun | Rain | Word),
@@ -84,8 +78,6 @@ def test_openai(served):
 
     assert asyncio.run(asked()) == (PARIS, PARIS)
     client = served.client()
-    parsed = client.chat.completions.parse(model="m", messages=FRANCE, response_format=Country)
-    assert parsed.choices[0].message.parsed == EXPECTED
     tool = openai.pydantic_function_tool(pydantic.create_model("get_weather", city=str))
     with client.chat.completions.stream(model="m", messages=RAIN, tools=[tool]) as stream:
         fragments = [event.arguments_delta for event in stream if event.type == "tool_calls.function.arguments.delta"]
@@ -101,7 +93,7 @@ def asked_by_openai(where, shape):
 
 
 def asked_by_llm(where, shape):
-    llm = pytest.importorskip("llm")
+    pytest.importorskip("llm")
     from llm.default_plugins.openai_models import Chat
     model = Chat("local", model_name="m", api_base=where["base_url"], supports_schema=True)
     model.key = where["api_key"]
@@ -123,7 +115,8 @@ def asked_by_litellm(where, shape):
 @pytest.mark.parametrize("asked", [asked_by_openai, asked_by_llm, asked_by_langchain, asked_by_litellm])
 def test_an_answer_to_a_class_is_finished_and_valid(where, asked, shape, monkeypatch):
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    assert isinstance(asked(where, shape), shape)
+    answer = asked(where, shape)
+    assert isinstance(answer, shape) and (shape is not Country or answer == EXPECTED)
 
 
 def test_openai_responses(served):
@@ -201,7 +194,6 @@ def test_langchain(where):
         whole = chunk if whole is None else whole + chunk
     assert [(call["name"], call["args"]) for call in whole.tool_calls] == [("get_weather", {"city": "Paris"})]
     assert model.bind_tools([WEATHER], tool_choice="any").invoke(QUESTION).tool_calls[0]["name"] == "get_weather"
-    assert model.with_structured_output(Country).invoke(QUESTION) == EXPECTED
     by_tool = model.with_structured_output(Country, method="function_calling").invoke(QUESTION)
     assert isinstance(by_tool, Country) and by_tool.capital == "Paris"
     newer = langchain_openai.ChatOpenAI(model="m", use_responses_api=True, **where)
@@ -219,8 +211,6 @@ def test_litellm(where, monkeypatch):
     assert (whole.content, whole.reasoning_content) == (PARIS, "France: Paris")
     chunks = litellm.completion(stream=True, stream_options={"include_usage": True}, **same)
     assert "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices) == PARIS
-    message = litellm.completion(response_format=Country, **same).choices[0].message
-    assert Country.model_validate_json(message.content) == EXPECTED
     chunks = [*litellm.completion(tools=[WEATHER], stream=True, **same | {"messages": RAIN})]
     call = litellm.stream_chunk_builder(chunks).choices[0].message.tool_calls[0].function
     assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Paris"})

@@ -30,7 +30,6 @@ def test_a_thought_that_ended_before_the_cut(demo):
 
 
 def test_json_that_is_cut_off_is_called_incomplete(demo):
-    pytest.importorskip("llguidance")
     cut = qwen3.chat(demo, FRANCE, enable_thinking=False, schema={"type": "object"}, max_new_tokens=2).finish()
     assert "the JSON is not complete" in terminal.cut_note(cut) and cut.finish_reason == "length"
 
@@ -61,7 +60,8 @@ def test_banner_and_sizes(demo):
         shapes = qwen3.tensor_shapes(config)
         n = sum(math.prod(shape) for name, shape in shapes.items() if not (tied and name == "lm_head.weight"))
         assert terminal.parameters(demo.folder, config) == n
-    assert terminal.weight_bytes(demo) == 4 * terminal.parameters(demo.folder, demo.config)  # its embedding is its lm_head
+    # Its embedding is its lm_head.
+    assert terminal.weight_bytes(demo) == 4 * terminal.parameters(demo.folder, demo.config)
 
 
 @pytest.mark.parametrize("quantize, name", [(None, "bf16"), ("int8", "int8"), ("int4", "int4")])

@@ -5,19 +5,15 @@
 The home is empty: no cache, no kept conversation, no machine code. tests/test_readme.py runs what asks the hub. Each
 step prints a line with its seconds; the exit status is 1 if one failed.
 """
-import contextlib
 import json
 import os
 import re
 import shlex
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -82,12 +78,6 @@ def readme() -> None:
     step(program("BUNDLED"), f"(?s){PARIS}.*stop")
 
 
-def pipes() -> None:
-    step(f"python qwen3.py --json --no-think {PROMPT} | python -m json.tool", f'"text": "{re.escape(PARIS)}"')
-    step("echo What is the capital of Peru? > ~/question.txt; python qwen3.py < ~/question.txt | tail -n 1", "Lima")
-    step("(python qwen3.py Tell me a story. || test $? = 141) | head -c 1")
-
-
 def two_files() -> None:
     folder = HOME / "two files"
     folder.mkdir()
@@ -115,36 +105,12 @@ def jobs() -> None:
     step(f"{inspect}; head -c 15 qwen3_inspect.html", "(?i)<!doctype html>", ".*", HOME)
 
 
-def serve() -> None:
-    """The server on a free port, asked as soon as it has loaded its model, and stopped by SIGTERM."""
-    start, answer = time.monotonic(), ""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    body = json.dumps({"model": "any", "messages": [{"role": "user", "content": PROMPT.strip('"')}]}).encode()
-    request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/chat/completions", body,
-                                     {"Content-Type": "application/json"})
-    server = subprocess.Popen([sys.executable, "qwen3_server.py", "--fast", "--port", port], cwd=ROOT, env=ENVIRONMENT,
-                              stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    try:
-        while not answer and server.poll() is None and time.monotonic() < start + 60:
-            time.sleep(0.1)
-            with contextlib.suppress(urllib.error.URLError), urllib.request.urlopen(request, timeout=60) as response:
-                answer = json.load(response)["choices"][0]["message"]["content"].strip()
-        server.send_signal(signal.SIGTERM)
-        errors = server.communicate(timeout=30)[1]
-    finally:
-        server.kill()
-    faults = [f"it says {answer!r}"] * (answer != PARIS) + [f"status {server.returncode}"] * (server.returncode != 0)
-    faults += [f"stderr is {errors!r}"] * ("Traceback" in errors or "stopped" not in errors)
-    said("python qwen3_server.py --fast, a question, SIGTERM", start, faults)
-
-
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as home:
         HOME = Path(home)
         ENVIRONMENT = {"HOME": home, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
         begun = time.monotonic()
-        for part in (readme, pipes, two_files, jobs, serve):
+        for part in (readme, two_files, jobs):
             part()
         print(f"{time.monotonic() - begun:6.0f} s in all, {len(failures)} failures")
     sys.exit(bool(failures))

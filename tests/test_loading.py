@@ -20,7 +20,7 @@ from helpers import (HUGE_INT, REMOVED, assert_one_line, edit_json, message_of, 
 from make_random_model import make_random_model
 from qwen3_lib.io import models
 from qwen3_lib.io.models import Checkpoint
-from qwen3_lib.io.rope import stretched
+from qwen3_lib.io.rope import stretched, with_scaled_rope
 
 pytestmark = [pytest.mark.core, pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")]
 MLP, NORM = "model.layers.0.mlp.up_proj.weight", "model.layers.0.self_attn.q_norm.weight"
@@ -427,6 +427,33 @@ def test_official_configs(tmp_path, file):
 # ----------------------------------------------------------------------------------------------------------------------
 # YaRN
 # ----------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("d, theta, length, factor", [
+    (64, 1e6, 32768, 4.0), (128, 1e6, 32768, 4.0), (32, 1e4, 4096, 16.0)])
+def test_yarn_matches_peng_2023(d, theta, length, factor):
+    """Section 3.2 with alpha = 1 and beta = 32: r, the turns of a pair within the original length, decides.
+
+    Pairs with r > beta keep their frequency, pairs with r < alpha have it divided by the factor. Between them the
+    paper's formula is linear in r; its code, for which checkpoints are made, is linear in the index of the pair.
+    Section 3.4: q and k are scaled by 0.1 ln(factor) + 1.
+    """
+    plain = qwen3.Config(1, 1, 1, 1, 1, 1, d, 40960, 1e-6, theta, True, d)
+    config = with_scaled_rope(plain, {"rope_type": "yarn", "factor": factor,
+                                      "original_max_position_embeddings": length}, "config.json")
+    low = math.floor(d * math.log(length / (2 * math.pi * 32)) / (2 * math.log(theta)))
+    high = math.ceil(d * math.log(length / (2 * math.pi)) / (2 * math.log(theta)))
+    cases = set()
+    for i, frequency in enumerate(config.rope_frequencies):
+        plain = theta ** (-2 * i / d)
+        turns = length * plain / (2 * math.pi)
+        case = "kept" if turns > 32 else "divided" if turns < 1 else "blended"
+        ramp = {"kept": 0, "divided": 1}.get(case, (i - low) / (high - low))
+        assert frequency == pytest.approx((1 - ramp) * plain + ramp * plain / factor, rel=1e-5)
+        cases.add(case)
+    assert cases == {"kept", "blended", "divided"} and len(config.rope_frequencies) == d // 2
+    assert config.rope_factor == pytest.approx(0.1 * math.log(factor) + 1)
+    assert config.context_length == max(40960, factor * length)
+
 
 def test_the_context_that_yarn_and_longrope_give(tmp_path):
     """At least the one in config.json: a stretch to less does not shorten it. 32,768 of Qwen3's 40,960 were trained."""

@@ -187,7 +187,8 @@ def report(values: dict[tuple[str, str], list[float]], cosines: dict[str, float]
         cosine = f"{cosines[name]:.6f}" if name in cosines else "–"
         lines.append(f"| {ENTRIES[name].engine} | {ENTRIES[name].format} | {' | '.join(speeds)} | {cosine} |")
     lines += ["", "Texts per second, medians of the rounds. The cosine is the smallest of the mixed texts.", "",
-              "| ratio, median of the rounds | " + " | ".join(COUNTS) + " | wanted |", "| --- " * (len(COUNTS) + 2) + "|"]
+              "| ratio, median of the rounds | " + " | ".join(COUNTS) + " | wanted |",
+              "| --- " * (len(COUNTS) + 2) + "|"]
     for name, peer, equal, mixed in GOALS:
         if {name, peer} <= {*names}:
             ratios = [median(a / b for a, b in zip(values[name, kind], values[peer, kind])) for kind in COUNTS]

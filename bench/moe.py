@@ -84,7 +84,8 @@ def read_bytes(config: Any, name: str) -> float:
     from qwen3_lib.kernels.packing import PACKED, packed_form
     total = 0.0
     for tensor, shape in tensor_shapes(config).items():
-        size = np.prod(shape) * (4 if tensor.endswith(".mlp.gate.weight") or len(shape) == 1 else ENTRIES[name].weight_bytes)
+        size = np.prod(shape) * (4 if tensor.endswith(".mlp.gate.weight")
+                                 or len(shape) == 1 else ENTRIES[name].weight_bytes)
         if name in PACKED and len(shape) == 2 and not tensor.endswith(".mlp.gate.weight"):
             size = np.prod(packed_shape(*shape, packed_form(tensor, name)))
         share = config.num_experts_per_tok / config.num_experts if ".experts." in tensor else "embed" not in tensor

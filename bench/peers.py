@@ -140,7 +140,7 @@ class TorchEngine:
 
 
 class LlamaEngine:
-    """llama.cpp by its C functions, with its defaults but flash attention: the cache is float16, the weights are mapped.
+    """llama.cpp by its C functions, with its defaults but flash attention: a float16 cache, mapped weights.
 
     `capacity` positions for each of `sequences`. With repack=False, llama.cpp must not bring the weights into an order
     of its own.
@@ -160,7 +160,7 @@ class LlamaEngine:
         params = llama_cpp.llama_context_default_params()
         params.n_ctx, params.n_seq_max, params.n_ubatch = capacity * sequences, sequences, 512
         params.n_threads = params.n_threads_batch = threads
-        params.flash_attn_type = 0  # off: with it, its default, decoding at 4,096 tokens on a CPU takes 1.7 times as long
+        params.flash_attn_type = 0  # off: with it, the default, decoding at 4,096 tokens takes a CPU 1.7 times as long
         self.context = llama_cpp.llama_init_from_model(self.model, params)
         if not self.context:
             raise RuntimeError(f"llama.cpp has no room for {sequences} x {capacity} positions")
@@ -207,9 +207,9 @@ def write_gguf(path: Path, folder: Path, name: str, copies: int = 1, words: bool
     """Writes the weights of the model in `path` for llama.cpp, in the format of the entry `name`.
 
     All matrices get the format, the embedding, too; norms and routers stay float32. It rounds as llama.cpp's own
-    quantizer does. The K and IQ formats mix several ones, as llama.cpp itself chooses. In a mixture of experts, those of
-    a layer become one tensor. With `copies`, the one layer of the model becomes so many equal ones, held in memory once. With
-    `words`, the file has the tokenizer, too, without which llama.cpp makes no text.
+    quantizer does. The K and IQ formats mix several ones, as llama.cpp itself chooses. In a mixture of experts, those
+    of a layer become one tensor. With `copies`, the one layer of the model becomes so many equal ones, held in memory
+    once. With `words`, the file has the tokenizer, too, without which llama.cpp makes no text.
     """
     import gguf
     import qwen3

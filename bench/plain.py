@@ -96,21 +96,25 @@ def measure(ids: list[int]) -> tuple[float, float, float]:
 def peak_memory(path: Path) -> int:
     """The most memory in bytes of a process that answers a long prompt from the command line."""
     prompt = "word " * PROMPT
-    subprocess.run([sys.executable, ROOT / "qwen3.py", "--model", path, "--raw", "--max-tokens", "16", prompt], check=True, capture_output=True)
+    subprocess.run([sys.executable, ROOT / "qwen3.py", "--model", path, "--raw", "--max-tokens", "16", prompt],
+                   check=True, capture_output=True)
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
 
 
 def sampling_milliseconds() -> dict[str, float]:
     rng = np.random.default_rng(0)
     logits = 3 * rng.standard_normal(151936).astype(np.float32)
-    settings = {"greedy": qwen3.Sampling(), "temperature only": qwen3.Sampling(0.7), "top-k 20, top-p 0.8": qwen3.Sampling(0.7, 20, 0.8),
+    settings = {"greedy": qwen3.Sampling(), "temperature only": qwen3.Sampling(0.7),
+                "top-k 20, top-p 0.8": qwen3.Sampling(0.7, 20, 0.8),
                 "top-p 0.95": qwen3.Sampling(0.6, 0, 0.95), "min-p 0.05": qwen3.Sampling(0.7, min_p=0.05)}
-    return {name: 1000 * median(seconds(lambda: qwen3.sample(logits, sampling, rng)) for _ in range(50)) for name, sampling in settings.items()}
+    return {name: 1000 * median(seconds(lambda: qwen3.sample(logits, sampling, rng)) for _ in range(50))
+            for name, sampling in settings.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, help="a model folder (default: random weights in the shape of Qwen3-0.6B, made for the run)")
+    parser.add_argument("--model", type=Path,
+                        help="a model folder (default: random weights in the shape of Qwen3-0.6B, made for the run)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-peer", action="store_true", help="leave out torch and transformers")
     args = parser.parse_args()
@@ -123,14 +127,15 @@ def main() -> None:
         read_bytes = weight_bytes - 4 * config.vocab_size * config.hidden_size * ("lm_head.weight" in stored)
         ids = np.random.default_rng(0).integers(0, config.vocab_size, max(PROMPT, CONTEXT, DECODED)).tolist()
         engines = {"NumPy": NumpyEngine} | ({} if args.no_peer else {"torch": TorchEngine})
-        workers = {name: ProcessPoolExecutor(1, get_context("spawn"), start, (kind, path)) for name, kind in engines.items()}
+        workers = {name: ProcessPoolExecutor(1, get_context("spawn"), start, (kind, path))
+                   for name, kind in engines.items()}
         rounds = [{name: worker.submit(measure, ids).result() for name, worker in workers.items()}
                   for _ in range(args.rounds + 1)][1:]  # the first one warms up
         for worker in workers.values():
             worker.shutdown()
     bandwidth = median(measured["NumPy"][2] for measured in rounds)
-    print(f"read bandwidth {bandwidth / 1e9:.1f} GB/s; float32 weights {weight_bytes / 1e9:.2f} GB, so decoding can't pass "
-          f"{bandwidth / read_bytes:.1f} tokens/s\n")
+    print(f"read bandwidth {bandwidth / 1e9:.1f} GB/s; float32 weights {weight_bytes / 1e9:.2f} GB, so decoding can't "
+          f"pass {bandwidth / read_bytes:.1f} tokens/s\n")
     print(f"| engine, float32 | prefill {PROMPT}, tokens/s | decode, tokens/s | GB/s | of the bandwidth |")
     print("| --- | --- | --- | --- | --- |")
     for name in engines:
@@ -141,7 +146,8 @@ def main() -> None:
         ratios = [median(measured["NumPy"][i] / measured["torch"][i] for measured in rounds) for i in range(2)]
         print(f"\nNumPy / torch, median of the rounds: prefill {ratios[0]:.2f}, decode {ratios[1]:.2f}")
     print(f"\npeak memory {peak / 1e9:.2f} GB = float32 weights x {peak / weight_bytes:.3f}")
-    print("\nsampling from 151,936 logits: " + ", ".join(f"{name} {ms:.2f} ms" for name, ms in sampling_milliseconds().items()))
+    print("\nsampling from 151,936 logits: " + ", ".join(
+        f"{name} {ms:.2f} ms" for name, ms in sampling_milliseconds().items()))
 
 
 if __name__ == "__main__":

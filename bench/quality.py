@@ -7,7 +7,8 @@ The reference is qwen3.py in float32. Printed are the mean Kullback-Leibler dive
 from the reference's, the relative error of the logits, and for the bundled model the share of demo/train/evaluate.py's
 prompts that get the same greedy answer, token by token. For GGUF files that llama.cpp has quantized, the reference has
 the file's own numbers, so only the fast engine's rounding counts. The text for the bundled model are conversations of
-demo/train/corpus.py (needs `pip install -e ".[train]"`); the random model in the shape of Qwen3-0.6B gets random tokens.
+demo/train/corpus.py (needs `pip install -e ".[train]"`); the random model in the shape of Qwen3-0.6B gets random
+tokens.
 """
 import argparse
 import random
@@ -77,7 +78,7 @@ def save_reference(path: Path, folder: Path, texts: Sequence[Sequence[int]]) -> 
 
 def errors(name: str, path: Path, folder: Path, threads: int,
            texts: Sequence[Sequence[int]]) -> dict[str, list[float]]:
-    """For each of STEPS [MB of weights, mean KL divergence, mean error of the logits, the largest], against the reference."""
+    """For each of STEPS [MB of weights, mean KL divergence, mean error of the logits, largest]: from the reference."""
     engine, results = open_engine(name, path, folder, threads, LONGEST, repack=False), {}
     for way, step in STEPS.items():
         divergences, relative = [], []

@@ -71,16 +71,19 @@ CASES = {
     "YaRN, factor of the sizes": (BASE | {"head_dim": 32, "rope_scaling": YARN | {"factor": None}}, "float32", 1),
     "defaults": ({key: value for key, value in BASE.items() if key not in (
         "head_dim", "num_key_value_heads", "rope_theta", "rms_norm_eps", "max_position_embeddings")} | {
-        "num_attention_heads": 32, "architectures": None, "mlp_bias": False, "output_attentions": False}, "bfloat16", 1),
+        "num_attention_heads": 32, "architectures": None, "mlp_bias": False, "output_attentions": False},
+                 "bfloat16", 1),
     "eps 1e-5, one layer": (BASE | {"rms_norm_eps": 1e-5, "num_hidden_layers": 1}, "bfloat16", 1),
 }
 
 # Qwen3.5: three layers keep a state, and the fourth attends. The ratios of heads are those of the family.
-HYBRID = {"architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "hidden_act": "silu", "eos_token_id": None,
-          "bos_token_id": None, "attention_bias": False, "attention_dropout": 0.0, "initializer_range": 0.02, "head_dim": 32,
-          "hidden_size": 48, "intermediate_size": 80, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 16,
-          "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_value_head_dim": 16, "max_position_embeddings": 2048,
-          "num_attention_heads": 4, "num_hidden_layers": 4, "num_key_value_heads": 1, "rms_norm_eps": 1e-6, "use_cache": True,
+HYBRID = {"architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "hidden_act": "silu",
+          "eos_token_id": None, "bos_token_id": None, "attention_bias": False, "attention_dropout": 0.0,
+          "initializer_range": 0.02, "head_dim": 32, "hidden_size": 48, "intermediate_size": 80,
+          "linear_conv_kernel_dim": 4, "linear_key_head_dim": 16, "linear_num_key_heads": 2,
+          "linear_num_value_heads": 2, "linear_value_head_dim": 16, "max_position_embeddings": 2048,
+          "num_attention_heads": 4, "num_hidden_layers": 4, "num_key_value_heads": 1, "rms_norm_eps": 1e-6,
+          "use_cache": True,
           "rope_parameters": {"rope_type": "default", "rope_theta": 10000000, "partial_rotary_factor": 0.25,
                               "mrope_interleaved": True, "mrope_section": [2, 1, 1]},
           "tie_word_embeddings": True, "torch_dtype": "float32", "vocab_size": 320}
@@ -89,7 +92,8 @@ HYBRID_MOE = {key: value for key, value in HYBRID.items() if key != "intermediat
     "linear_num_value_heads": 4, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 40, "tie_word_embeddings": False}
 HYBRIDS = {  # name -> config
-    "tied": HYBRID, "untied, two value heads to a key head": HYBRID | {"tie_word_embeddings": False, "linear_num_value_heads": 4},
+    "tied": HYBRID,
+    "untied, two value heads to a key head": HYBRID | {"tie_word_embeddings": False, "linear_num_value_heads": 4},
     "three value heads to a key head, six layers": HYBRID | {"linear_num_value_heads": 6, "num_attention_heads": 6,
                                                              "num_hidden_layers": 6, "linear_value_head_dim": 24},
     "layer_types, half of a head turned, a wider convolution": HYBRID | {

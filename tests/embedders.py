@@ -9,7 +9,8 @@ from helpers import with_tensors
 from make_random_model import make_random_model
 
 SHAPE = BASE | {"max_position_embeddings": 4096}
-WORDS = "the bee finds home by sun and landmark while rain falls on tea ships 蜜蜂 通过 太阳 回家 Élan naïve 417 + 385 =".split()
+WORDS = ("the bee finds home by sun and landmark while rain falls on tea ships 蜜蜂 通过 太阳 回家 "
+         "Élan naïve 417 + 385 =").split()
 # What stands before and after a reranker's question, letter by letter as in Qwen3-Reranker's model card.
 BEFORE = ("<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
           'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n')

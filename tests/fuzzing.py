@@ -346,8 +346,8 @@ def any_conversation(rng):
                 calls = [{"name": rng.choice(["f", "get_x"]), "arguments": {
                     rng.choice("abc"): rng.choice(ARGUMENTS) for _ in range(rng.randint(0, 3))}}
                     for _ in range(rng.randint(1, 3))]
-                answer["tool_calls"] = [{"type": "function", "id": "c", "function": call} if rng.random() < 0.7 else call
-                                        for call in calls]
+                answer["tool_calls"] = [
+                    {"type": "function", "id": "c", "function": call} if rng.random() < 0.7 else call for call in calls]
                 answer["content"] = rng.choice([answer["content"], None])
                 messages += [said("tool") for _ in range(rng.randint(0, 3))]
     schema = {"type": "object", "properties": {"a": {"type": "string", "description": "<é>"}}}

@@ -99,7 +99,8 @@ def hybrid_oracle(model, ids) -> np.ndarray:
                 for a, weight in ((q[:, :c.head_dim], w["q_norm"]),
                                   (k[head_ * len(k) // len(both)], w["k_norm"])):
                     a = norm(a, 1 + weight, c.rms_norm_eps)
-                    pair.append(np.concatenate([turned(a[:, :c.rope_dim], np.arange(n), frequencies), a[:, c.rope_dim:]], -1))
+                    pair.append(np.concatenate([turned(a[:, :c.rope_dim], np.arange(n), frequencies),
+                                                a[:, c.rope_dim:]], -1))
                 scores = np.where(np.tri(n, dtype=bool), pair[0] @ pair[1].T / np.sqrt(c.head_dim), -np.inf)
                 outs.append(softmax(scores) @ v[head_ * len(v) // len(both)] / (1 + np.exp(-q[:, c.head_dim:])))
             x = x + np.concatenate(outs, axis=-1) @ w["o_proj"].T
@@ -108,7 +109,8 @@ def hybrid_oracle(model, ids) -> np.ndarray:
             probabilities = softmax(h @ w["gate"].T)
             for t in range(n):
                 best = np.argsort(-probabilities[t])[:c.num_experts_per_tok]
-                x[t] += sum(probabilities[t, e] / probabilities[t, best].sum() * swiglu(h[t], f"experts.{e}.") for e in best)
+                x[t] += sum(probabilities[t, e] / probabilities[t, best].sum() * swiglu(h[t], f"experts.{e}.")
+                            for e in best)
                 x[t] += swiglu(h[t], "shared_expert.") / (1 + np.exp(-w["shared_expert_gate"][0] @ h[t]))
         else:
             x = x + swiglu(h)

@@ -188,7 +188,7 @@ def bytes_in_blocks(w, settings, height=1, width=None, name="weight_scale"):
 
 
 def nvfp4(w, settings, name="weight_packed", common="weight_global_scale"):
-    """FP4, two numbers in a byte, groups of 16 with a scale in FP8; the common scale divides, or in ModelOpt multiplies."""
+    """FP4, two numbers in a byte; groups of 16 have a scale in FP8. The common scale divides; ModelOpt's multiplies."""
     rng = draws(w)
     codes = rng.integers(0, 16, w.shape)
     scales, factor = rng.integers(32, 64, (w.shape[0], w.shape[1] // 16)), np.float32(1 / 900)

@@ -216,7 +216,8 @@ def test_an_answer_ends_where_its_room_does(model):
 def test_refusals(model):
     batch = Batch(model, 2, 50)
     batch.add("a", [1, 2, 3], max_new_tokens=1000)
-    for prompt, options, words in [([1] * 50, {}, ["50", "room"]), ([1] * 5000, {}, ["5000", "room"]), ([], {}, ["empty"]),
+    for prompt, options, words in [([1] * 50, {}, ["50", "room"]), ([1] * 5000, {}, ["5000", "room"]),
+                                   ([], {}, ["empty"]),
                                    ([1], {"temperature": -1}, ["temperature"])]:
         assert_one_line(message_of(batch.add, "b", prompt, **options), *words)
     assert_one_line(message_of(batch.add, "a", [1]), "'a'", "already")
@@ -232,7 +233,8 @@ def filled(model, ids):
     return cache
 
 
-@pytest.mark.parametrize("n, order, cached", [(1, "ba+bcdb", [0, 0, 100, 99, 0, 0, 99]), (2, "xbcbcx", [0, 0, 0, 99, 0, 99])])
+@pytest.mark.parametrize("n, order, cached",
+                         [(1, "ba+bcdb", [0, 0, 100, 99, 0, 0, 99]), (2, "xbcbcx", [0, 0, 0, 99, 0, 99])])
 def test_a_prompt_finds_what_is_kept_of_an_earlier_one(model, n, order, cached):
     """In room for n prompts: not a conversation that goes on (+), nothing too long (c), and no beginning twice."""
     prompts = {name: random_ids(300 if name == "c" else 100, ord(name)) for name in "abcdx"}

@@ -49,7 +49,8 @@ def compiled(groups):
         file.write("compiled\\n")
     time.sleep(1)
     code = "define i32 @%s(ptr %%a, ptr %%b, i64 %%c, i64 %%d, i64 %%e) { ret i32 0 }"
-    return {name: vectors.machine().emit_object(build.llvm.parse_assembly(code % name)) for names in groups for name in names}
+    return {name: vectors.machine().emit_object(build.llvm.parse_assembly(code % name))
+            for names in groups for name in names}
 
 build.compiled = compiled
 build.kernel("mix_states")(build.np.zeros(1, int), 0)

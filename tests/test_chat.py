@@ -122,7 +122,8 @@ def test_set_shows_what_answers_are_drawn_with(demo):
     ("/regenrate", "did you mean /regenerate?"), ("/exti", "did you mean /exit?"), ("/xyzzy", "/help lists them"),
     ("/retyr", "did you mean /regenerate?"),
     ("/set temprature 1", "did you mean temperature?"), ("/set xyzzy 1", "the settings are temperature, "),
-    ("/set top 1", "top is the beginning of top_k and top_p"), ("/undo 5", "takes nothing"), ("/exit now", "takes nothing"),
+    ("/set top 1", "top is the beginning of top_k and top_p"), ("/undo 5", "takes nothing"),
+    ("/exit now", "takes nothing"),
     ("/load none.json", "cannot be read"), ("/load -", "name of a file"), ("/load unloadable.json", "no \"content\""),
     ("/save", "name of a file"), ("/save .", "exists already"), ("/save \0", "not the name"),
     ("/regenerate", "no message to answer"), ("a \udcff", "not valid Unicode"), ("a " * 5000, "/clear"),
@@ -142,7 +143,8 @@ def test_undo_and_history(demo):
     assert handled(chat, "My name is Mia.") and handled(chat, PERU) == LIMA
     assert handled(chat, "/history") == "\n".join(
         ["system> Be brief.", "> My name is Mia.", "Nice to meet you, Mia!", "> " + PERU, LIMA])
-    assert handled(chat, "/clear") and roles(chat.messages) == "s" and handled(chat, "/clear") == "(the conversation is empty)"
+    assert handled(chat, "/clear") and roles(chat.messages) == "s"
+    assert handled(chat, "/clear") == "(the conversation is empty)"
     assert handled(chat, "/undo") == f"(undone: /clear | the conversation ends with: {LIMA})"
     assert handled(chat, "/undo") == f"(undone: {PERU} | the conversation ends with: Nice to meet you, Mia!)"
     assert handled(chat, "/system Be kind.") and "(undone: /system Be kind. |" in handled(chat, "/undo")

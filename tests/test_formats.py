@@ -14,8 +14,8 @@ from fuzzing import change, copy_files, fuzz, write_new
 from helpers import (assert_one_line, message_of, random_ids, read_safetensors, works_or_refused, write_safetensors)
 from make_random_model import make_random_model
 from packed import blocks_of, reference
-from published import (CASES, COMPRESSED, GPTQ, STATE, awq, compressed, draws, half, in_groups, is_nearest_int8, ordered,
-                       quantize_model, tensors_of, text, write_tensors)
+from published import (CASES, COMPRESSED, GPTQ, STATE, awq, compressed, draws, half, in_groups, is_nearest_int8,
+                       ordered, quantize_model, tensors_of, text, write_tensors)
 from published import WHOLE_GROUPS as CONFIG
 from qwen3 import Tensor, to_float32
 from qwen3_lib.app.files import fingerprint

@@ -202,14 +202,17 @@ def test_attention(tab, held, truth, demo):
 def test_delta_nets(browser, hybrid):
     """Each layer's charts and pictures; beside them what a Qwen3.5 adds to the other panels."""
     (found, file), tab = hybrid, Tab(browser, hybrid[1])
-    rates, states, gates = map(unpacked, (found["delta"]["rates"], found["delta"]["states"], found["attention"]["gates"]))
-    assert states.shape == (6, 2, 8, 20) and tab.text("#delta h2") == "4 · Delta nets" and "2 × 2" in tab.text("#blocks")
+    rates, states, gates = map(unpacked,
+                               (found["delta"]["rates"], found["delta"]["states"], found["attention"]["gates"]))
+    assert states.shape == (6, 2, 8, 20) and "2 × 2" in tab.text("#blocks")
+    assert tab.text("#delta h2") == "4 · Delta nets"
     for net, layer in enumerate([0, 1, 2, 4, 5, 6]):
         head, token = net % 2, 3 * net + 1
         tab.slide("net", net)
         tab.slide("changes", token)
         tab.page.locator("#states button").nth(head).click()
-        np.testing.assert_allclose([*tab.charted("rates")[1:], *tab.charted("memory")[1:]], rates[net, :, head], rtol=1e-6)
+        np.testing.assert_allclose([*tab.charted("rates")[1:], *tab.charted("memory")[1:]], rates[net, :, head],
+                                   rtol=1e-6)
         said = re.search(r"^Head (\d), token (\d+) .*: exp\(g\) (\S+), β (\S+)$", tab.text("#rates-is"), re.DOTALL)
         length = tab.text("#memory-is").split(": ")[-1]
         assert (tab.text("#net-is"), said[1], said[2]) == (str(layer), str(head), str(token))
@@ -396,7 +399,7 @@ def test_looks_and_accessibility(browser, file, hybrid, width, scheme, kind, scr
     program, tab = axe_core(), Tab(browser, file, width, scheme)
     tab.page.screenshot(path=screenshots / f"{kind}-{width}-{scheme}.png", full_page=True)
     assert tab.page.evaluate("document.documentElement.scrollWidth") == width
-    if (width, scheme, kind) == (1440, "light", "inspect"):  # the README's picture: the head that looks most at the token before
+    if (width, scheme, kind) == (1440, "light", "inspect"):  # README's picture: the head that looks back most
         tab.page.locator("#copying button").first.click()
         top = tab.page.evaluate("document.querySelector('#attention h2').getBoundingClientRect().top + scrollY")
         place = {"x": 100, "y": top - 10, "width": 1240, "height": 840}

@@ -1,4 +1,4 @@
-"""docs/models.md and docs/scaling.md: the sizes follow from the official configs, the formats are those that are read."""
+"""docs/models.md and docs/scaling.md: the sizes follow from the official configs, the formats are those read."""
 import json
 import math
 import re

@@ -132,9 +132,9 @@ MISTAKES = {  # a line -> what the type checker says of it
 def test_types(tmp_path):
     """A client's strict type checker accepts what is right, and finds each mistake."""
     (tmp_path / "program.py").write_text(PROGRAM + "\n".join(MISTAKES) + "\n")
-    done = subprocess.run([sys.executable, "-m", "mypy", "--strict", "--follow-imports", "silent", "--hide-error-context",
-                           "--cache-dir", tmp_path / "cache", "program.py"], cwd=tmp_path, capture_output=True, text=True,
-                          timeout=300, env=surroundings() | {"MYPYPATH": str(ROOT)})
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports", "silent", "--hide-error-context",
+               "--cache-dir", tmp_path / "cache", "program.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env=surroundings() | {"MYPYPATH": str(ROOT)})
     errors = [line for line in done.stdout.splitlines() if ": error: " in line]
     assert len(errors) == len(MISTAKES), done.stdout
     for error, (line, words) in zip(errors, MISTAKES.items()):

@@ -308,7 +308,8 @@ def test_lines_from_a_pipe(start, tmp_path, data, arguments, status, out):
 
 def test_a_conversation_that_ends_with_a_result_is_answered_at_once(start, tmp_path):
     calls = [{"name": "get_weather", "arguments": {"city": "Paris"}}]
-    talk = [{"role": "user", "content": PERU}, {"role": "assistant", "tool_calls": calls}, {"role": "tool", "content": "7"}]
+    talk = [{"role": "user", "content": PERU}, {"role": "assistant", "tool_calls": calls},
+            {"role": "tool", "content": "7"}]
     (tmp_path / "talk.json").write_text(json.dumps(talk))
     with start("--model", DEMO, "--no-think", "--messages", tmp_path / "talk.json") as chat:
         assert chat.communicate("", timeout=60)[0].strip() and chat.returncode == 0

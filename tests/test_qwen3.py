@@ -306,7 +306,8 @@ def test_small_probabilities_come_up_as_often_as_they_should(share, expected):
 
 def test_greedy_takes_the_maximum():
     logits = np.array([1, 5, 3], np.float32)
-    for sampling in (qwen3.Sampling(), qwen3.Sampling(1e-50), qwen3.Sampling(2.0, top_k=1), qwen3.Sampling(2.0, top_p=1e-6),
+    for sampling in (qwen3.Sampling(), qwen3.Sampling(1e-50), qwen3.Sampling(2.0, top_k=1),
+                     qwen3.Sampling(2.0, top_p=1e-6),
                      qwen3.Sampling(2.0, top_p=0), qwen3.Sampling(2.0, min_p=1.0)):
         assert {qwen3.sample(logits, sampling, np.random.default_rng(i)) for i in range(20)} == {1}
 
@@ -444,7 +445,8 @@ def test_chat_takes_a_text_a_message_or_a_list(demo, monkeypatch, tmp_path, libr
     for messages in (FRANCE, message, [message], [message | {"content": [{"type": "text", "text": FRANCE}]}]):
         assert "".join(qwen3.chat(demo, messages, **options)) == PARIS.strip()
     prompts = []
-    monkeypatch.setattr(type(demo.tokenizer), "encode", lambda self, text, add_special_tokens: prompts.append(text) or [1])
+    monkeypatch.setattr(type(demo.tokenizer), "encode",
+                        lambda self, text, add_special_tokens: prompts.append(text) or [1])
     qwen3.chat(demo, message, system="Be brief.", **options)
     assert "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n" in prompts[-1]
     with pytest.raises(TypeError, match="temprature"):

@@ -1,4 +1,4 @@
-"""Qwen3.5 in the files that people have: published, quantized, with scaled RoPE, with adapters; against the reference."""
+"""Qwen3.5 in the files that people have: published, quantized, scaled RoPE, adapters; against the reference."""
 import json
 from functools import partial
 

@@ -21,7 +21,8 @@ with_ray = pytest.mark.skipif(WITHOUT_RAY or not shutil.which("pkill"),
                               reason="needs pkill and pip install -e '.[ray]'")
 RECORDS = [{"id": f"record {i}", "prompt": f"Tell me a story about a fox and {i} hens.", "max_new_tokens": 20 + i % 30,
             "seed": i, "temperature": 0.9 * (i % 3)} for i in range(150)]
-WRONG = {"object": b"[]\n", "UTF-8": b'{"id": 1, "prompt": "\xff"}\n', "a text": b'{"id": 6, "prompt": 6}'}  # a word of the error
+WRONG = {  # a word of the error -> a line
+    "object": b"[]\n", "UTF-8": b'{"id": 1, "prompt": "\xff"}\n', "a text": b'{"id": 6, "prompt": 6}'}
 
 
 @pytest.fixture(scope="module")

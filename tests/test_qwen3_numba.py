@@ -66,7 +66,8 @@ def in_short_texts(model) -> np.ndarray:
                            for ids in np.reshape(random_ids(60), (20, 3))])
 
 
-MIXED = {"q_proj": "BF16", "k_proj": "F16", "v_proj": "Q4_1", "gate_proj": "INT8", "up_proj": "BF16", "down_proj": "F16"}
+MIXED = {"q_proj": "BF16", "k_proj": "F16", "v_proj": "Q4_1", "gate_proj": "INT8", "up_proj": "BF16",
+         "down_proj": "F16"}
 
 
 def test_matrices_of_several_formats_behind_one_norm(tmp_path, monkeypatch):
@@ -89,7 +90,8 @@ def compare_mixed(path, monkeypatch):
                 kind = FORMATS[form.lower()]
                 whole, scales, minima = with_minima(values, MOST.get(kind, 255))
                 if kind == INT8:  # the whole numbers are signed, and there are no minima
-                    scales = (abs(values).reshape(*scales.shape, -1).max(axis=-1) / 120).astype(np.float16).astype(np.float32)
+                    scales = abs(values).reshape(*scales.shape, -1).max(axis=-1) / 120
+                    scales = scales.astype(np.float16).astype(np.float32)
                     whole, minima = np.rint(values / np.repeat(scales, 32, axis=1)).astype(np.int16), None
                 exact = whole * np.repeat(scales, 32, axis=1) + (0 if minima is None else np.repeat(minima, 32, axis=1))
                 found[name] = qwen3.Tensor("F32", exact.astype(np.float32), tensor.mapping) if plain else \
@@ -149,7 +151,8 @@ def test_batches(lengths, tmp_path):
     for module in (qwen3, fast):
         model = module.load_model(path)
         caches = [model.engine.new_cache(model.config) for _ in lengths]
-        parts = [[row[:-12] for row in ids]] + [[row[a:b] for row in ids] for a, b in ((-12, -11), (-11, -9), (-9, None))]
+        pieces = slice(-12), slice(-12, -11), slice(-11, -9), slice(-9, None)
+        parts = [[row[piece] for row in ids] for piece in pieces]
         logits.append([model.engine.logits_of(model, np.concatenate(part), Caches(caches, [*map(len, part)]), True)
                        for part in parts])
     for expected, found in zip(*logits):
@@ -172,7 +175,8 @@ def test_formats_of_an_int4_model():
     assert [packed_form(name, "int4") for name in names] == [INT4, INT4, INT8, INT5]
     assert [packed_form(name, "int8") for name in names] == [INT8] * 4
     model = fast.load_model(ROOT / "demo", "int4")
-    assert model.weights.layers.matrices["form"][:, :4].tolist() == [[INT4, INT4, INT8, INT5]] * model.config.num_hidden_layers
+    forms = model.weights.layers.matrices["form"][:, :4].tolist()
+    assert forms == [[INT4, INT4, INT8, INT5]] * model.config.num_hidden_layers
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -249,10 +253,12 @@ def test_a_draft_never_changes_an_answer():
     draft = fast.load_model(ROOT / "demo", quantize="int4", threads=1)
     guessed = 0
     for i in range(100):
-        options = {"seed": i, "max_new_tokens": 12, "temperature": [0, 0.7, 1.2][i % 3], "top_k": int(rng.integers(0, 40)),
-                   "top_p": [1, 0.9][i % 2], "repetition_penalty": [1, 1.2][i // 2 % 2], "stop": ["e "] if i % 7 == 0 else (),
+        options = {"seed": i, "max_new_tokens": 12, "temperature": [0, 0.7, 1.2][i % 3],
+                   "top_k": int(rng.integers(0, 40)), "top_p": [1, 0.9][i % 2],
+                   "repetition_penalty": [1, 1.2][i // 2 % 2], "stop": ["e "] if i % 7 == 0 else (),
                    "logprobs": 2 if i % 5 == 0 else None, "think_budget": 3 if i % 4 == 0 else None}
-        question = ["Tell me a story about a fox.", "What is the capital of France?", "What is 17 + 28?", "Hello"][i % 4]
+        question = ["Tell me a story about a fox.", "What is the capital of France?", "What is 17 + 28?",
+                    "Hello"][i % 4]
         plain = fast.chat(model, question, **options).finish()
         answer = fast.chat(model, question, draft=draft, lookup=[None, 3][i % 2], **options).finish()
         assert (answer.token_ids, answer.text, answer.finish_reason, answer.logprobs) == (

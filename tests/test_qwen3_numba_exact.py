@@ -66,7 +66,8 @@ def test_any_way_of_asking(shape, dtype, quantize, kv_dtype, reference, data):
     model = load_model(path, quantize, data.draw(st.integers(1, 3), label="threads"), kv_dtype)
     lengths = data.draw(st.lists(st.integers(1, N), min_size=1, max_size=3), label="lengths")
     wrong = random_ids(N, 2, model.config.vocab_size)
-    caches, piece = [model.engine.new_cache(model.config, N) for _ in lengths], st.one_of(st.integers(0, 12), st.integers(0, N))
+    caches = [model.engine.new_cache(model.config, N) for _ in lengths]
+    piece = st.one_of(st.integers(0, 12), st.integers(0, N))
     while any(cache.length < length for cache, length in zip(caches, lengths)):
         done = [cache.length for cache in caches]
         sequence = int(np.argmax(np.subtract(lengths, done)))
@@ -129,8 +130,9 @@ def test_one_work_space_for_all(reference):
 
 @pytest.mark.parametrize("kv_dtype, overflows", [("f16", False), ("bf16", False), ("int8", False), ("f16", True)])
 def test_nothing_broken_reaches_earlier_rows(overflows, kv_dtype, tmp_path):
-    """A token of NaN, or one whose values overflow, at position 256 or later: later rows are NaN, and no earlier one."""
-    path = make_random_model(BASE | {"tie_word_embeddings": False, "max_position_embeddings": 1000}, tmp_path, "float32")
+    """A token of NaN, or one whose values overflow, at position 256 or later: later rows are NaN, no earlier one."""
+    path = make_random_model(BASE | {"tie_word_embeddings": False, "max_position_embeddings": 1000}, tmp_path,
+                             "float32")
     embedding = np.array(qwen3.map_safetensors(path / "model.safetensors")["model.embed_tokens.weight"].data)
     changed, name = {"model.embed_tokens.weight": embedding}, "model.layers.0.self_attn.v_proj.weight"
     embedding[7] = np.nan
@@ -144,7 +146,8 @@ def test_nothing_broken_reaches_earlier_rows(overflows, kv_dtype, tmp_path):
         ids = [i % 7 for i in range(place)] + [7] + [i % 7 for i in range(300)]
         for step in (len(ids), 100):
             cache = model.engine.new_cache(model.config)
-            logits = np.concatenate([fast.forward(model, ids[i:i + step], cache, True) for i in range(0, len(ids), step)])
+            logits = np.concatenate([fast.forward(model, ids[i:i + step], cache, True)
+                                     for i in range(0, len(ids), step)])
             assert np.isfinite(logits[:place]).all() and np.isnan(logits[place:]).all(axis=1).all()
 
 
@@ -203,7 +206,8 @@ def test_the_bundled_model_on_every_cpu(quantize, expected):
     model, ids = fast.load_model(ROOT / "demo", quantize=quantize, threads=2), random_ids(45, 0, 4096)
     whole = fast.forward(model, ids, model.engine.new_cache(model.config), True)
     cache = model.engine.new_cache(model.config)
-    pieces = [fast.forward(model, ids[start:end], cache, True) for start, end in ((0, 30), (30, 34), (34, 44), (44, 45))]
+    pieces = [fast.forward(model, ids[start:end], cache, True)
+              for start, end in ((0, 30), (30, 34), (34, 44), (44, 45))]
     np.testing.assert_array_equal(np.concatenate(pieces), whole)
     caches = [model.engine.new_cache(model.config) for _ in range(3)]
     batch = together(model, caches, [ids[:10], ids[:1], ids[:20]])

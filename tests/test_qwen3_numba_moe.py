@@ -1,4 +1,4 @@
-"""The mixture of experts in the fast engine: against qwen3.py, packed and saved; test_qwen3_numba_exact.py compares bits."""
+"""The mixture of experts in the fast engine: against qwen3.py, packed and saved. Bits: test_qwen3_numba_exact.py."""
 import json
 import subprocess
 import sys
@@ -187,11 +187,12 @@ def test_pairs_are_sorted_and_shared():
 def test_packed_weights(form, tmp_path, monkeypatch):
     """qwen3.py with the numbers that the packed matrices stand for, and with vectors rounded as theirs are.
 
-    Now and then, the last bit before that rounding is another, which then changes all that follows: so the texts are short.
+    Now and then, the last bit before that rounding is another, which changes all that follows: so the texts are short.
     """
     path = make_random_model(MOE | {"mlp_only_layers": [1], "hidden_size": 80}, tmp_path / "model")
     model = fast.load_model(path, form, kv_dtype="f32")
-    tensors = {name: np.array(tensor.data) for name, tensor in qwen3.map_safetensors(model.path / "model.safetensors").items()}
+    tensors = {name: np.array(tensor.data)
+               for name, tensor in qwen3.map_safetensors(model.path / "model.safetensors").items()}
     values = {}
     for name, weight in ({"lm_head.weight": model.weights.head} | model.weights.matrices).items():
         values[name] = fast.matrix_rows(weight, range(weight[0].rows))

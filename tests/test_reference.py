@@ -194,9 +194,11 @@ def test_prompts_of_a_hybrid(n, tmp_path):
 
 def test_the_inspect_page_of_a_hybrid(tmp_path):
     """Decay, beta and state of each head after each token, attention with its gates, lengths and probabilities."""
-    config = HYBRID | {"linear_num_value_heads": 4, "linear_value_head_dim": 40, "num_hidden_layers": 8, "vocab_size": VOCABULARY}
+    config = HYBRID | {"linear_num_value_heads": 4, "linear_value_head_dim": 40, "num_hidden_layers": 8,
+                       "vocab_size": VOCABULARY}
     path = make_random_model(config, tmp_path, "float32")
-    found = contents(qwen3.load_model(path), Wish("The capital of France is", max_new_tokens=5, seed=0, quantized=False))
+    found = contents(qwen3.load_model(path),
+                     Wish("The capital of France is", max_new_tokens=5, seed=0, quantized=False))
     theirs, ids, outs = reference(path), torch.tensor([found["tokens"]["ids"]]), {}
 
     def close(shown, expected, rtol=1e-4):
@@ -204,14 +206,17 @@ def test_the_inspect_page_of_a_hybrid(tmp_path):
         assert shown["shape"] == list(expected.shape)
         np.testing.assert_allclose(unpacked(shown), expected, rtol, 1e-4 * expected.std())
 
-    hooks = [part.register_forward_hook(lambda part, args, out: outs.update({part: out[0]})) for part in theirs.modules()]
+    hooks = [part.register_forward_hook(lambda part, args, out: outs.update({part: out[0]}))
+             for part in theirs.modules()]
     with torch.no_grad():
         whole = theirs(ids, output_attentions=True, output_hidden_states=True)
         for hook in hooks:
             hook.remove()
         nets = [layer.linear_attn for layer in theirs.model.layers if hasattr(layer, "linear_attn")]
-        decays = [torch.exp(-net.A_log.exp() * torch.nn.functional.softplus(outs[net.in_proj_a] + net.dt_bias)).T for net in nets]
-        betas, cache, states = [outs[net.in_proj_b].sigmoid().T for net in nets], transformers.DynamicCache(config=theirs.config), []
+        decays = [torch.exp(-net.A_log.exp() * torch.nn.functional.softplus(outs[net.in_proj_a] + net.dt_bias)).T
+                  for net in nets]
+        betas, states = [outs[net.in_proj_b].sigmoid().T for net in nets], []
+        cache = transformers.DynamicCache(config=theirs.config)
         for i in ids[0]:  # one token at a time: torch_recurrent_gated_delta_rule
             theirs(i[None, None], past_key_values=cache)
             states.append(np.stack([cache.get_recurrent_state(net.layer_idx)[0].clone() for net in nets]))
@@ -223,7 +228,8 @@ def test_the_inspect_page_of_a_hybrid(tmp_path):
         both = [outs[part.q_proj].reshape(ids.shape[1], 4, 2, 32) for part in attending]  # of each head: query, gate
         close(found["attention"]["gates"], [each[:, :, 1].sigmoid().mean(dim=-1).T for each in both], 1e-3)
         rows, columns = np.tril_indices(ids.shape[1])
-        close(found["attention"]["maps"], [each[0].numpy()[:, rows, columns] for each in whole.attentions if each is not None], 1e-3)
+        close(found["attention"]["maps"],
+              [each[0].numpy()[:, rows, columns] for each in whole.attentions if each is not None], 1e-3)
         streams = [each[0].norm(dim=-1) for each in whole.hidden_states[:-1]]  # the last one follows the last norm
         np.testing.assert_allclose(unpacked(found["way"]["streams"])[:-1], np.stack(streams), 1e-4)
         best = whole.logits[0].softmax(dim=-1).topk(5)
@@ -240,7 +246,8 @@ def test_a_hybrid_as_transformers_saves_it(base, tmp_path):
     text = {key: value for key, value in base.items() if key not in ("architectures", "model_type", "torch_dtype")}
     vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 1, "out_hidden_size": 48}
     torch.manual_seed(0)
-    config = getattr(part, f"{kind}Config")(text_config=text, vision_config=vision, tie_word_embeddings=base["tie_word_embeddings"])
+    config = getattr(part, f"{kind}Config")(text_config=text, vision_config=vision,
+                                            tie_word_embeddings=base["tie_word_embeddings"])
     theirs = getattr(part, f"{kind}ForConditionalGeneration")(config).eval()
     with torch.no_grad():
         for name, tensor in theirs.named_parameters():  # some are created as zeros

@@ -464,7 +464,8 @@ def test_what_a_model_writes_runs_nothing(tab, as_form):
         tab.ask(text)
         answer = tab.page.locator(".turn").last
         assert text not in EVIL or text in answer.locator(".block, pre code").first.text_content()
-        sync_api.expect(answer.locator("script, img, svg, iframe, style, form, [onclick], [onerror], [style]")).to_have_count(0)
+        dangerous = answer.locator("script, img, svg, iframe, style, form, [onclick], [onerror], [style]")
+        sync_api.expect(dangerous).to_have_count(0)
         assert all(re.match("https?:", link) for link in answer.locator("a[href]").evaluate_all(
             "all => all.map(each => each.getAttribute('href'))")), text
         assert {shown.replace("\ufffd", "\0") for shown in tab.texts(".thought, .user .text")} == {text}

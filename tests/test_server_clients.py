@@ -54,7 +54,8 @@ def shape(name, **fields):
 
 
 SHAPES = [  # all but the first say nothing about further properties
-    Country, shape("Flat", city=Word, ok=bool), City, shape("Several", cities=(list[City], pydantic.Field(max_length=2))),
+    Country, shape("Flat", city=Word, ok=bool), City,
+    shape("Several", cities=(list[City], pydantic.Field(max_length=2))),
     shape("Optional", size=(Size | None, None), n=(Few | None, None)),
     shape("Sized", size=Size, letter=Literal["a", "b"]),
     shape("Bounded", n=Few, x=Share), shape("Any", weather=Sun | Rain | Word),

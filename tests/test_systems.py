@@ -20,7 +20,8 @@ from qwen3_lib.io.cores import available_cpus
 ABSENT = {  # names of Linux that Python doesn't have there
     "macOS": ["os.sched_getaffinity", "os.sched_setaffinity", "os.posix_fadvise", "mmap.MADV_HUGEPAGE"],
     "Windows": ["os.sched_getaffinity", "os.sched_setaffinity", "os.posix_fadvise", "os.fork", "os.register_at_fork",
-                "os.getuid", "os.sysconf", "mmap.MADV_DONTNEED", "mmap.MADV_HUGEPAGE", "signal.SIGHUP", "fcntl", "termios",
+                "os.getuid", "os.sysconf", "mmap.MADV_DONTNEED", "mmap.MADV_HUGEPAGE", "signal.SIGHUP", "fcntl",
+                "termios",
                 "resource"]}
 PROGRAM = """
 import importlib, os, pathlib, sys
@@ -90,7 +91,8 @@ def test_a_console_and_a_pipe_of_windows(monkeypatch):
     assert modes == {111: 7, 112: 7}  # ENABLE_VIRTUAL_TERMINAL_PROCESSING, 4, among them
 
 
-@pytest.mark.parametrize("program", ["qwen3.py", "qwen3_numba.py", "qwen3_batch.py", "qwen3_embed.py", "qwen3_inspect.py",
+@pytest.mark.parametrize("program",
+                         ["qwen3.py", "qwen3_numba.py", "qwen3_batch.py", "qwen3_embed.py", "qwen3_inspect.py",
                                      "qwen3_server.py"])
 @pytest.mark.parametrize("change, words", [
     ("sys.maxsize = 2**31 - 1", ("this is Python", "32 bits", "64 bits, little-endian")),
@@ -120,7 +122,8 @@ def large_embedding(memory):
 def test_loading_takes_little_more_than_the_weights(quantize, bytes_per_weight, large_embedding):
     peak, own, kept = memory_while_loading(large_embedding, quantize)
     assert kept == pytest.approx(12_000 * 3072 * bytes_per_weight, rel=0.15)
-    mapped = (large_embedding / "model.safetensors").stat().st_size if quantize == "numpy" else 0  # a whole tensor's pages
+    # NumPy touches a whole tensor's pages.
+    mapped = (large_embedding / "model.safetensors").stat().st_size if quantize == "numpy" else 0
     assert peak < 1.1 * kept + mapped + 2**23  # each of 8 threads has copies of some rows
     assert own < (1.1 * kept if quantize else 0) + 2**23  # without quantizing, the weights stay in the file
 

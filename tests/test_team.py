@@ -68,7 +68,7 @@ def test_a_long_prefill_can_be_interrupted(moment, tmp_path, monkeypatch):
         interrupted = len(passes) == 2
         if interrupted and rank == 0 and moment == "before":
             signal.raise_signal(signal.SIGINT)
-        if interrupted and rank == 1 and moment == "within":  # the caller is in the kernel, and waits there for this thread
+        if interrupted and rank == 1 and moment == "within":  # the caller waits in the kernel for this thread
             time.sleep(0.2)
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         kernel(record, rank)
@@ -185,7 +185,8 @@ def meet_often(barrier, n_threads, rounds, fails_at, rank, counts, errors):
 def meeting(rounds, counts, errors, failing=None):
     """A kernel that meets; the rank `failing` leaves in the middle with an exception."""
     def function(record, rank):
-        meet_often(record[0].barrier, record[0].n_threads, rounds, rounds // 2 if rank == failing else -1, rank, counts, errors)
+        meet_often(record[0].barrier, record[0].n_threads, rounds, rounds // 2 if rank == failing else -1, rank, counts,
+                   errors)
         if rank == failing:
             raise ValueError("injected")
     return function
@@ -241,7 +242,8 @@ def test_one_thread_of_a_real_kernel_fails(monkeypatch):
     model, kernel = fast.load_model(ROOT / "demo", threads=3), build.kernel("decoder_layers")
     failing = build.kernel_at(ctypes.cast(FAILS, ctypes.c_void_p).value)
     with monkeypatch.context() as patch:
-        patch.setattr(fast, "kernel", lambda name: lambda record, rank: (failing if rank == 1 else kernel)(record, rank))
+        patch.setattr(fast, "kernel", lambda name: lambda record, rank: (
+            failing if rank == 1 else kernel)(record, rank))
         with pytest.raises(RuntimeError, match="status 5"):
             in_time(lambda: fast.forward(model, [1, 2], fast.KVCache(model.config)))
     assert np.isfinite(in_time(lambda: fast.forward(model, [1, 2], fast.KVCache(model.config)))).all()

@@ -407,7 +407,8 @@ def test_arguments_that_are_no_object():
 @pytest.mark.parametrize("part, name", [
     ({"type": "image_url", "image_url": {"url": "x"}}, "an image"), ({"type": "image"}, "an image"),
     ({"image": "x"}, "an image"), ({"type": "input_image"}, "an image"), ({"type": "video", "video": "x"}, "a video"),
-    ({"type": "video_url"}, "a video"), ({"type": "input_audio", "input_audio": {}}, "audio"), ({"audio": "x"}, "audio")])
+    ({"type": "video_url"}, "a video"), ({"type": "input_audio", "input_audio": {}}, "audio"),
+    ({"audio": "x"}, "audio")])
 def test_what_isnt_text_is_refused_by_name(part, name):
     messages = [*user(), *user([{"type": "text", "text": "What is this?"}, part])]
     expected = f"message 1 holds {name}, but only text can be read here"

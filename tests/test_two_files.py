@@ -40,14 +40,16 @@ def folder(tmp_path_factory):
     for name in ("qwen3.py", "tokenizer_utils.py"):
         shutil.copy(ROOT / name, folder)
     (folder / "model").mkdir()
-    for name in ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
+    for name in ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
+                 "tokenizer_config.json"):
         shutil.copy(ROOT / "demo" / name, folder / "model")
     return folder
 
 
 def run(python, folder, *args) -> subprocess.CompletedProcess:
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "QWEN3_MODEL")}
-    return subprocess.run([python, *args], cwd=folder, env=clean, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+    return subprocess.run([python, *args], cwd=folder, env=clean, stdin=subprocess.DEVNULL, capture_output=True,
+                          text=True,
                           timeout=120)
 
 
@@ -74,25 +76,31 @@ def test_the_options(python, folder, demo):
     assert answer(python, folder, *hot, "--top-k", "1", FRANCE) == PARIS
     assert answer(python, folder, *hot, "--top-p", "0.000001", FRANCE) == PARIS
     drawn = answer(python, folder, *hot, "--seed", "8", FRANCE)
-    assert drawn == answer(python, folder, *hot, "--seed", "8", FRANCE) != answer(python, folder, *hot, "--seed", "7", FRANCE)
+    again, other = (answer(python, folder, *hot, "--seed", seed, FRANCE) for seed in "87")
+    assert drawn == again != other
     assert drawn.startswith(answer(python, folder, *hot, "--max-tokens", "3", "--seed", "8", FRANCE).rstrip("\n"))
     messages = [{"role": "system", "content": "Talk like a pirate."}, {"role": "user", "content": FRANCE}]
     told = qwen3.chat(demo, messages, temperature=3, seed=8, max_new_tokens=12, enable_thinking=False).finish().text
-    assert answer(python, folder, *hot, "--seed", "8", "--system", "Talk like a pirate.", FRANCE).strip() == told.strip()
+    pirate = answer(python, folder, *hot, "--seed", "8", "--system", "Talk like a pirate.", FRANCE)
+    assert pirate.strip() == told.strip()
     assert told.strip() != drawn.strip()
 
 
 def test_pipes(python, folder):
     """A piped text follows the prompt, whose words may stand without quotes; a reader that leaves is no error."""
     command = f'"{python}" qwen3.py --model model --no-think'
-    for line, said in ((f"echo What is the capital of Peru? | {command} Please answer this:", "The capital of Peru is Lima."),
+    for line, said in ((f"echo What is the capital of Peru? | {command} Please answer this:",
+                        "The capital of Peru is Lima."),
                        (f"echo What is the capital of Peru? | {command}", "The capital of Peru is Lima."),
-                       (f"{command} What is 2 + 3? < /dev/null | head -c 1", "2"), (f"{command} Tell me a story. | true", "")):
-        done = subprocess.run(["bash", "-c", line], cwd=folder, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+                       (f"{command} What is 2 + 3? < /dev/null | head -c 1", "2"),
+                       (f"{command} Tell me a story. | true", "")):
+        done = subprocess.run(["bash", "-c", line], cwd=folder, capture_output=True, text=True, timeout=60,
+                              stdin=subprocess.DEVNULL)
         assert (done.stdout.strip(), done.stderr) == (said, "")
     done = run(python, folder, "qwen3.py", "--model", "model")
     assert done.returncode == 2 and "there is no prompt" in done.stderr
-    done = subprocess.run([python, "qwen3.py", "--model", "model"], cwd=folder, capture_output=True, timeout=60, input=b"a\xff",
+    done = subprocess.run([python, "qwen3.py", "--model", "model"], cwd=folder, capture_output=True, timeout=60,
+                          input=b"a\xff",
                           env=os.environ | {"PYTHONIOENCODING": "utf-8"})
     assert (done.returncode, done.stdout) == (1, b"")
     assert_one_line(done.stderr.decode(), "0xff")
@@ -160,7 +168,8 @@ for option in ("stop", "logprobs", "schema"):
 def test_an_answer_prints_as_its_text_and_options_that_need_the_folder_say_so(python, folder):
     done = run(python, folder, "-c", ANSWER)
     whole, cut, *refused = done.stdout.splitlines()
-    assert (done.returncode, done.stderr, whole) == (0, "", PARIS.strip()) and PARIS.startswith(cut) and len(cut) < len(whole)
+    assert (done.returncode, done.stderr, whole) == (0, "", PARIS.strip())
+    assert PARIS.startswith(cut) and len(cut) < len(whole)
     assert refused == [f"{name}= needs the folder qwen3_lib beside qwen3.py" for name in ("stop", "logprobs", "schema")]
 
 
@@ -184,7 +193,7 @@ print(*sorted({name.split(".")[0] for name in sys.modules} & {"qwen3_lib", "hugg
 
 
 def test_as_a_library_it_computes_the_numbers_of_transformers(python, folder):
-    """The bundled model, and random ones with one to three shards in bf16, f16 and f32: golden.json is by transformers."""
+    """The bundled model, and random ones with one to three shards in bf16, f16 and f32; golden.json by transformers."""
     questions, expected = [("model", GOLDEN["demo"][0]["prompt"])], [GOLDEN["demo"][0]]
     for i, (name, (config, dtype, shards)) in enumerate(CASES.items()):
         if not any(word in name for word in ("YaRN", "biases", "sliding", "slides", "RoPE", "longrope", "defaults")):

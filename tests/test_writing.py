@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # n
 
 
 def killed_at(point, write, name, content) -> None:
-    """write(name, content) in a process that is killed as soon as it calls os.fsync, or another function of this name."""
+    """write(name, content) in a process that is killed when it calls os.fsync, or another function of this name."""
     def work():
         setattr(os, point, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         write(name, content)

@@ -11,6 +11,7 @@ from pathlib import Path
 def read_book(name: str) -> dict[str, list[str]]:
     """`key: wording / wording`, continued on indented lines; a line with `# ` is a heading."""
     book: dict[str, str] = {}
+    key = ""
     for line in (Path(__file__).parent / name).read_text(encoding="utf-8").splitlines():
         if line.startswith(" "):
             book[key] += " " + line.strip()

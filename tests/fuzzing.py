@@ -29,9 +29,7 @@ MEMORY = 2**30  # bytes that a test may need more than what is there when it beg
 SECONDS = 300  # of computing, and of waiting: a hundred times what the slowest test needs
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Running many inputs in a guarded process
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Running many inputs in a guarded process ------------------------------------------------------------------------
 
 def in_child(work, seconds=SECONDS):
     """What work() returns (as JSON holds it), computed in a forked process that can't take the machine down."""
@@ -103,9 +101,7 @@ def fuzz(inputs, at_least=0.03, refused=True):
     return decorate
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Random values
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Random values ---------------------------------------------------------------------------------------------------
 
 ODD_TEXTS = ["", " ", "\n", "\r\n", "\t", "\0", "\x1b[2J", "\x7f", "\x85", "\u2028", "\u200b", "\u202e", "\ufeff",
              "\ufffd", "\uffff", "\U0010ffff", "e\u0301\u0323", "\u0130", "ß", "é", "日本語", "👩‍👩‍👧", "🇫🇷", "مرحبا",
@@ -227,9 +223,7 @@ def another_shape(rng, shape):
     return shape + [1] * rng.choice([0, 1, 30, 59, 60, 61, 62, 64, 100])
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# A model that loads in a millisecond
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- A model that loads in a millisecond -----------------------------------------------------------------------------
 
 DEMO = qwen3.BUNDLED
 N_MERGES = 40
@@ -262,9 +256,7 @@ def write_new(file, content):
     file.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Answers with thoughts and calls, and what their parts are
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Answers with thoughts and calls, and what their parts are -------------------------------------------------------
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>", CALL, "<", "think>", "</", "<tool", "\n", "\n\n", "a",
@@ -320,9 +312,7 @@ def cut_up(rng, text, longest=4):
     return pieces
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Conversations
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Conversations ---------------------------------------------------------------------------------------------------
 
 TALK = ["Hi", "你好", " two\n\nlines ", "", "naïve 😀", "<b>'\"&", "\n", "a</think>\nb", "<think>\nhm\n</think>\n\nyes",
         "<tool_response>\nx\n</tool_response>", "/no_think"]

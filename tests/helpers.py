@@ -28,9 +28,7 @@ REMOVED = object()  # in a set of changes to a config: the field is not there at
 HUGE_INT = 10**400  # JSON and the command line allow it; float() doesn't
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# One line that says what is wrong
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- One line that says what is wrong --------------------------------------------------------------------------------
 
 def assert_one_line(text: str, *words: str) -> None:
     """`text` is one line with something in it, no traceback, and names all `words` (in any case)."""
@@ -57,9 +55,7 @@ def works_or_refused(call, *args, **options):
         return None
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The command line, in this process and as a process of its own
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- The command line, in this process and as a process of its own ---------------------------------------------------
 
 def run_main(capfd, *args, stdin: bytes | None = b"", main=cli.main) -> tuple[int, str, str]:
     """(status, stdout, stderr) of a command line in this process. capfd also sees what libraries print themselves.
@@ -127,13 +123,6 @@ def endless(folder, *options, **popen):
     return start("--model", folder, "--raw", "--seed", 1, *options, "Hello", **popen)
 
 
-def run(*arguments, flags=(), stdin="", environment=None, **options):
-    """A finished process of qwen3.py with the bundled model."""
-    command = [sys.executable, *flags, ROOT / "qwen3.py", "--model", ROOT / "demo", *map(str, arguments)]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120,
-                          env=os.environ | (environment or {}), **options)
-
-
 def cut_off(n: int) -> str:
     """What stderr says of an answer cut off after n tokens by --max-tokens."""
     return f"The answer was cut off after {n} tokens: raise --max-tokens for more.\n"
@@ -154,9 +143,7 @@ def roles(messages: list[dict]) -> str:
     return "".join(message["role"][0] for message in messages)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# A model's folder
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- A model's folder ------------------------------------------------------------------------------------------------
 
 def edit_json(file: Path, changes: dict) -> None:
     """Changes fields of a JSON file; REMOVED takes one away."""
@@ -196,13 +183,17 @@ def filled_cache(model, ids):
     return cache
 
 
+def logits_of(model, ids):
+    """All logits of ids with an empty cache, by a model or that of a folder or file."""
+    model = model if isinstance(model, qwen3.Model) else qwen3.load_model(model)
+    return model.engine.logits_of(model, ids, model.engine.new_cache(model.config), all_logits=True)
+
+
 def random_ids(n, seed=0, vocab_size=BASE["vocab_size"]):
     return np.random.default_rng(seed).integers(0, vocab_size, n).tolist()
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# A page in a browser
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- A page in a browser ---------------------------------------------------------------------------------------------
 
 def complaints_of(page) -> list[str]:
     """What the browser will have complained of; a dialog is dismissed."""
@@ -227,9 +218,7 @@ def assert_accessible(page) -> None:
     assert len(found["passes"]) > 10
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The memory of a process
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- The memory of a process -----------------------------------------------------------------------------------------
 
 LOADING = """
 import re, sys
@@ -271,9 +260,7 @@ def memory_while_loading(path, quantize=None, threads=8) -> tuple[int, int, int]
     return peak, own, kept
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# hypothesis
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- hypothesis ------------------------------------------------------------------------------------------------------
 
 def patiently(examples):
     return settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

@@ -79,9 +79,7 @@ def test_what_may_become_a_mark_is_held_back(text, marks):
     assert held_back(text, sorted(marks)) == expected
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Completion
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Completion ------------------------------------------------------------------------------------------------------
 
 def test_a_chat_model_whose_tokenizer_appends_a_token(tmp_path):
     """As in transformers, what its post-processor appends belongs to plain texts, not to the text of a template."""
@@ -221,9 +219,7 @@ def test_options_that_are_refused(demo, options):
     assert ("a stop text must be" if name == "stop" else name) in message
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Logprobs and scores
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Logprobs and scores ---------------------------------------------------------------------------------------------
 
 def exact_logprobs(logits):
     """log-softmax in float64, written as it is defined."""
@@ -282,9 +278,7 @@ def test_scores_that_are_refused(model):
         assert "not finite" in message_of(score, broken, [1, 2, 3])
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Stop texts
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Stop texts ------------------------------------------------------------------------------------------------------
 
 def until_first(text, stop):
     """The text before the stop text that is complete first; of several that end there, the longest."""
@@ -384,9 +378,7 @@ def test_tokens_behind_a_stop_text_are_not_kept(demo, stop, lookup):
     assert stop not in demo.tokenizer.decode(ids[:kept - 1])  # the last token completes it
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The think budget
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- The think budget ------------------------------------------------------------------------------------------------
 
 @fuzz(200, refused=False)
 def test_think_budget(rng, talker):
@@ -457,9 +449,7 @@ def test_a_schema_leaves_the_thought_free(talker, start, said):
     assert answer.finish().text == said + '"a"'
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Tools
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Tools -----------------------------------------------------------------------------------------------------------
 
 def test_python_functions_are_tools(demo):
     parameters = {"type": "object", "required": ["city"], "properties": {
@@ -471,9 +461,7 @@ def test_python_functions_are_tools(demo):
     assert answer.message["tool_calls"][0]["arguments"]["city"] == "Lisbon"
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Answers taken apart
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Answers taken apart ---------------------------------------------------------------------------------------------
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason=f"no golden files at {SHARED}")
 def test_golden_parse():

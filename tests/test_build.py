@@ -105,9 +105,7 @@ def test_kernels_that_need_numba_to_run_are_refused(monkeypatch):
         compile.machine_code("attend_heads")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Only what is whole, made from these sources, and nobody else's is executed
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Only what is whole, made from these sources, and nobody else's is executed --------------------------------------
 
 CODE = np.random.default_rng(0).bytes(5000)
 
@@ -225,9 +223,7 @@ def test_kernels_of_another_cpu_or_version_are_others(tmp_path, monkeypatch):
     assert len({*found}) == 6
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# One line where it can't run
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- One line where it can't run -------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("value", ["fast", "neon", "\x1b[31m" + "x" * 5000])
 def test_instructions_that_this_cpu_has_not(value, tmp_path):

@@ -14,7 +14,7 @@ import pytest
 import qwen3
 import qwen3_numba
 from configs import FRANCE, PARIS, ROOT
-from helpers import (assert_cli_refuses, assert_one_line, command, cut_off, edit_json, endless, finish, run, run_main,
+from helpers import (assert_cli_refuses, assert_one_line, command, cut_off, edit_json, endless, finish, run_main,
                      start)
 from qwen3_lib.app import cli, terminal
 from qwen3_lib.app import options as app_options
@@ -34,9 +34,7 @@ def prompt_tokens(demo, text, **options) -> int:
     return len(qwen3.chat(demo, text, enable_thinking=False, **options).prompt_ids)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# A process: what the system can do to it ends in a status and in one line
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- A process: what the system can do to it ends in a status and in one line ----------------------------------------
 
 def test_main_job():
     done = subprocess.run(command(FRANCE), capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
@@ -87,14 +85,7 @@ def test_text_that_is_no_utf8(pristine):
     assert_one_line(err, "surrogate")
 
 
-def test_help():
-    done = run("--help", environment={"COLUMNS": "120"})
-    assert done.returncode == 0 and done.stderr == "" and done.stdout.startswith("usage: qwen3.py [options] [prompt]\n")
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Where the prompt comes from
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Where the prompt comes from -------------------------------------------------------------------------------------
 
 def test_words_without_quotes_and_other_names_of_options(capfd, demo):
     told = json.loads(ask(capfd, "tell", "me", "--json", "a", "story", "--max_new_tokens", 3,
@@ -148,9 +139,7 @@ def test_a_path_that_does_not_exist(capfd, monkeypatch, name):
     assert_cli_refuses(capfd, ["Hello"], f"$QWEN3_MODEL: {name}: there is no such")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Going on with the last conversation
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Going on with the last conversation -----------------------------------------------------------------------------
 
 def test_continue(capfd, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
@@ -174,9 +163,7 @@ def test_an_answer_that_cannot_be_kept_is_an_answer(capfd, tmp_path, monkeypatch
     assert "--continue will not find this answer" in run_main(capfd, *SHORT, FRANCE)[2]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Answers in other forms
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Answers in other forms ------------------------------------------------------------------------------------------
 
 def test_json(capfd, demo):
     value = json.loads(run_main(capfd, "--json", "--logprobs", 2, FRANCE)[1])
@@ -281,9 +268,7 @@ def test_scores(capfd, demo, tmp_path):
             "text": lines[0], "logprob": float(rows[0][0]), "tokens": int(rows[0][1]), "perplexity": float(rows[0][2])}
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What answers nothing
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- What answers nothing --------------------------------------------------------------------------------------------
 
 def test_download_prints_the_folder_of_the_model(capfd, monkeypatch):
     assert run_main(capfd, "--download", "--model", ROOT / "demo") == (0, f"{ROOT / 'demo'}\n", "")
@@ -300,15 +285,15 @@ def test_variables_of_the_template(capfd):
         assert_cli_refuses(capfd, [option, wrong, FRANCE], words)
 
 
-def test_version(capfd):
+def test_help_and_version(capfd):
+    status, out, err = run_main(capfd, "--help")
+    assert (status, err) == (0, "") and out.splitlines()[0].endswith(" [options] [prompt]")
     with pytest.raises(SystemExit, match="^0$"):
         qwen3.main(["--version"])
     assert capfd.readouterr() == (f"qwen3 {qwen3.__version__}\n", "")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Options that can't be meant
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Options that can't be meant -------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("line", [
     "--raw --system x", "--raw --no-think", "--chat --json", "--score --stop x", "--score --top-k 0", "--stats=1",

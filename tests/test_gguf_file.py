@@ -15,7 +15,7 @@ import pytest
 import qwen3
 import qwen3_numba as fast
 from configs import (BASE, FRANCE, HYBRID, HYBRID_MOE, PARIS, QWEN3_5, ROOT, SHARED, YARN)
-from helpers import (assert_one_line, memory_while_loading, message_of, random_ids, run_fast, run_main,
+from helpers import (assert_one_line, logits_of, memory_while_loading, message_of, random_ids, run_fast, run_main,
                      works_or_refused)
 from make_random_model import make_random_model
 from qwen3_lib.generation.processors import log_softmax
@@ -120,14 +120,7 @@ def tokenizer_keys(folder) -> dict:
             "tokenizer.chat_template": template.read_text() if template.exists() else config.get("chat_template")}
 
 
-def logits_of(path, ids, engine=qwen3.Engine()):
-    model = qwen3.load_model(path, engine)
-    return model.engine.logits_of(model, ids, model.engine.new_cache(model.config), all_logits=True)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Sound files
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Sound files -----------------------------------------------------------------------------------------------------
 
 @pytest.fixture(scope="module")
 def demo_gguf(tmp_path_factory):
@@ -187,11 +180,6 @@ def test_sampling_and_the_end_token_of_the_file(tmp_path):
     assert model.sampling == qwen3.Sampling(0.7, 5, 0.95) and 5 in model.eos_token_ids
 
 
-def fast_logits_of(file, ids, quantize=None):
-    model = fast.load_model(file, quantize=quantize, kv_dtype="f32")
-    return model.engine.logits_of(model, ids, model.engine.new_cache(model.config), all_logits=True)
-
-
 def assert_kept(file, form=None) -> None:
     """The fast engine keeps a file's matrices, or those of one of its formats, number by number."""
     weights, stored = fast.load_model(file, tokenizer=False).weights, open_model(str(file)).stored()
@@ -219,7 +207,7 @@ def test_formats_written_by_the_package(tmp_path, form):
     ids, plain = random_ids(9), logits_of(path, random_ids(9))
     exact = logits_of(file, ids)
     assert np.sqrt(((exact - plain)**2).mean()) / plain.std() < {"F": 0.01, "B": 0.05}.get(form[0], 1)
-    assert np.abs(fast_logits_of(file, ids) - exact).max() < (1e-4 if form[-1] in "26" else 0.5) * exact.std()
+    assert np.abs(logits_of(fast.load_model(file, kv_dtype="f32"), ids) - exact).max() < (1e-4 if form[-1] in "26" else 0.5) * exact.std()
 
 
 @pytest.mark.parametrize("form", [form for form in gguf_file.FORMATS.values() if form.unpack], ids=lambda it: it.name)
@@ -341,7 +329,7 @@ def test_other_models(tmp_path, config):
     assert np.array_equal(logits_of(file, ids), exact)
     for form in ("Q8_0", "Q4_1"):
         packed = write_gguf(path, tmp_path / f"{form}.gguf", form)
-        plain, logits = logits_of(packed, ids), fast_logits_of(packed, ids)
+        plain, logits = logits_of(packed, ids), logits_of(fast.load_model(packed, kv_dtype="f32"), ids)
         for others in (plain, exact)[:2 if form == "Q8_0" else 1]:
             errors = np.sqrt(((logits - others)**2).mean(axis=1)) / others.std()
             assert np.quantile(errors, 0.25) < 0.1, errors  # at some tokens, other experts are chosen
@@ -380,9 +368,7 @@ def test_attention_of_llama_cpp(tmp_path, unquantized, keys):
     assert "none" in keys.values() or divergence(logits, logits_of(unquantized[1], ids)) > 1e-3
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Files that are damaged, or of other models
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Files that are damaged, or of other models ----------------------------------------------------------------------
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
@@ -496,9 +482,7 @@ def test_random_damage(tmp_path, small):
     assert accepted > 5
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Qwen3.5
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Qwen3.5 ---------------------------------------------------------------------------------------------------------
 
 SMALL = HYBRID | {"vocab_size": N_TOKENS, "hidden_size": 64, "intermediate_size": 96, "head_dim": 64,
                   "linear_key_head_dim": 32, "linear_value_head_dim": 32, "linear_num_value_heads": 6}
@@ -608,7 +592,7 @@ def test_a_converted_qwen3_5_is_the_folder(tmp_path, name, guesses, fused):
     ids = random_ids(70, vocab_size=N_TOKENS)
     exact = logits_of(path, ids)
     for engine in (qwen3.Engine(), fast.engine(kv_dtype="f32")):
-        assert np.abs(logits_of(file, ids, engine) - exact).max() < 1e-4 * exact.std()
+        assert np.abs(logits_of(qwen3.load_model(file, engine), ids) - exact).max() < 1e-4 * exact.std()
     assert qwen3.load_model(file).sampling == qwen3.Sampling(1.0, 20, 0.95)
 
 

@@ -42,9 +42,7 @@ print(json.dumps(outcomes))
 """
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The hub
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- The hub ---------------------------------------------------------------------------------------------------------
 
 class Handler(BaseHTTPRequestHandler):
     """Answers what huggingface_hub asks about a model, unless the hub's `fault(handler, path)` has answered already."""
@@ -156,9 +154,7 @@ def sharded(n=3):
     return small | shards | {"model.safetensors.index.json": json.dumps(index).encode()}
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Downloads and the cache
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Downloads and the cache -----------------------------------------------------------------------------------------
 
 def test_a_download_asks_for_what_is_needed_and_only_once(hub, get, get_all):
     outcome = get(HF_TOKEN="hf_secret")
@@ -272,9 +268,7 @@ def test_the_files_of_sentence_transformers(hub, get_all):
     assert message == "" and files == {*NEEDED, *modules}
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What goes wrong
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- What goes wrong -------------------------------------------------------------------------------------------------
 
 def answer(place, status, content=b"", headers={}):
     """A fault: requests whose path ends with `place` are answered so."""
@@ -330,9 +324,7 @@ def test_surroundings_that_make_no_sense(get, tmp_path):
     assert_refused(get(HF_HUB_CACHE=str(tmp_path / "file")), "tiny/demo: the download failed", str(tmp_path / "file"))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Folders, files, and what is in the cache
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Folders, files, and what is in the cache ------------------------------------------------------------------------
 
 def test_what_is_there_comes_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -393,9 +385,7 @@ def test_cached_models(tmp_path, monkeypatch):
     assert cached_models() == [] and hub_cache() == tmp_path / "nowhere"
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# GGUF files
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- GGUF files ------------------------------------------------------------------------------------------------------
 
 def test_quantizations():
     names = {"Qwen3-8B-Q4_K_M": "Q4_K_M", "Qwen3-8B-UD-Q4_K_XL": "UD-Q4_K_XL", "qwen3-8b.i1-IQ4_XS": "IQ4_XS",

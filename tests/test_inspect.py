@@ -64,9 +64,7 @@ def recorded(model, ids, *more):
     return recorder.passes, logits
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The recorder
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- The recorder ----------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("kind", ["Qwen3", "Qwen3.5"])
 def test_recording_changes_no_bit_and_leaves_the_functions_as_they_are(model, hybrid, kind):
@@ -199,9 +197,7 @@ def test_arithmetic_of_a_delta_net(heads, n, key_dim, value_dim, monkeypatch):
         assert least * Counted.done <= OPERATIONS[name](*args) <= Counted.done, name
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The contents of the page
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- The contents of the page ----------------------------------------------------------------------------------------
 
 def test_times_are_medians_of_several_passes(model):
     """One slow pass doesn't count: another process may have interrupted it."""
@@ -391,9 +387,7 @@ def test_as_many_pairs_of_dimensions_as_there_is_room_for(demo):
         assert len(pairs) == 8 or panels.characters(config, n, len(pairs)) <= panels.ROOM
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The file
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- The file --------------------------------------------------------------------------------------------------------
 
 def test_the_file_runs_only_its_own_program_and_loads_nothing(found):
     page = html(found | {"about": found["about"] | {"prompt": EVIL}})
@@ -438,9 +432,7 @@ def test_packed_arrays_stay_finite():
     np.testing.assert_array_equal(unpacked(pack(np.array([1e30, -1e30, 0.5]), "f2")), [65504, -65504, 0.5])
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The command
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- The command -----------------------------------------------------------------------------------------------------
 
 def test_command(tmp_path, capfd, monkeypatch):
     opened, file = [], tmp_path / "a page.html"

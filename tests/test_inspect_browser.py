@@ -17,6 +17,7 @@ from oracle import oracle
 from qwen3_lib.page.contents import Wish, contents
 from qwen3_lib.page.page import html, pack
 from test_inspect import EVIL, unpacked
+from test_qwen3_moe import MOE
 
 SETTINGS = {"temperature": 1.2, "top_k": 40, "top_p": 0.95}
 WISH = Wish("The capital of France is", max_new_tokens=10, sampling=SETTINGS, seed=2, quantized=False,
@@ -431,12 +432,9 @@ def test_other_models(browser, tmp_path, demo):
     shape = BASE | {"num_attention_heads": 1, "num_key_value_heads": 1, "num_hidden_layers": 1, "eos_token_id": [1],
                     "vocab_size": demo.config.vocab_size}
     model = qwen3.load_model(make_random_model(shape, tmp_path / "model", "float32"))
-    experts = BASE | {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 4,
-                      "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True,
-                      "decoder_sparse_step": 1, "mlp_only_layers": [], "vocab_size": demo.config.vocab_size}
-    experts = qwen3.load_model(make_random_model(experts, tmp_path / "moe", "float32"))
-    both = HYBRID_MOE | {"vocab_size": demo.config.vocab_size}
-    both = qwen3.load_model(make_random_model(both, tmp_path / "both", "float32"))
+    experts, both = (qwen3.load_model(make_random_model(config | {"vocab_size": demo.config.vocab_size},
+                                                        tmp_path / name, "float32"))
+                     for name, config in (("moe", MOE), ("both", HYBRID_MOE)))
     silent = replace(demo, eos_token_ids=tuple(range(demo.config.vocab_size)))
     for i, (which, wish) in enumerate([(model, Wish("a", raw=True, max_new_tokens=2, quantized=False)), (silent, WISH),
                                           (experts, Wish("ab", raw=True, max_new_tokens=2, quantized=False)),

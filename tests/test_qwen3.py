@@ -31,9 +31,7 @@ def close(a, b, tolerance=1e-5):
     return np.abs(a - b).max() <= tolerance * b.std()
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Golden values
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Golden values ---------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("name", CASES)
 def test_random_models_match_transformers(name, tmp_path):
@@ -54,9 +52,7 @@ def test_bundled_model_matches_transformers(demo, case):
     assert answer + [end] * (len(answer) < len(case["greedy"])) == case["greedy"]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Components against their sources
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Components against their sources --------------------------------------------------------------------------------
 
 def test_rms_norm_matches_zhang_2019():
     """x_i / sqrt(mean of x²) * g_i, in float64; Qwen3 adds eps to the mean."""
@@ -128,9 +124,7 @@ def test_the_whole_matches_the_papers_in_float64(model):
     assert close(logits_of(model, ids), oracle(model, ids).logits, 2e-5)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The cache and forward
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- The cache and forward -------------------------------------------------------------------------------------------
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=6), st.data())
@@ -208,9 +202,7 @@ def test_no_float64_in_the_path(model):
         assert all(table.dtype == np.float32 for table in qwen3.rope_tables(config, np.array([3])))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Sampling
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Sampling --------------------------------------------------------------------------------------------------------
 
 def plain_candidates(logits, sampling):
     """({token: probability} by definition, token by token in float64; how near rounding comes to another choice)."""
@@ -328,9 +320,7 @@ def test_penalties():
     assert logits.tolist() == [0.5, -2, 2, -2, 1]  # the caller's are left as they are
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Generation
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Generation ------------------------------------------------------------------------------------------------------
 
 def test_end_of_text_may_come_first(model):
     prompt = random_ids(5)
@@ -433,9 +423,7 @@ def test_arguments_that_are_refused(model, name):
         assert name in message or name == "eos_token_ids" and "end-of-text id" in message
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Conversation, and the whole
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Conversation, and the whole -------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("library", [True, False], ids=["with qwen3_lib", "alone"])
 def test_chat_takes_a_text_a_message_or_a_list(demo, monkeypatch, tmp_path, library):

@@ -6,7 +6,7 @@ import pytest
 
 import qwen3
 from configs import BASE
-from helpers import REMOVED, edit_json, message_of, random_ids
+from helpers import REMOVED, edit_json, logits_of, message_of, random_ids
 from make_random_model import make_random_model
 from published import write_tensors
 from qwen3 import map_safetensors
@@ -16,11 +16,6 @@ MOE = {key: value for key, value in BASE.items() if key != "max_window_layers"} 
     "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 3,
     "moe_intermediate_size": 24, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
     "output_router_logits": False, "router_aux_loss_coef": 0.001, "tie_word_embeddings": False}
-
-
-def logits_of(path, ids):
-    model = qwen3.load_model(path)
-    return qwen3.forward(model, ids, qwen3.KVCache(model.config), all_logits=True)
 
 
 @pytest.mark.parametrize("norm", [True, False])

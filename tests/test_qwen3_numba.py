@@ -28,9 +28,7 @@ def distance(logits: np.ndarray, expected: np.ndarray) -> float:
     return float(np.sqrt(((logits - expected) ** 2).mean()) / expected.std())
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The same logits and answers
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- The same logits and answers -------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("name", CASES)
 def test_logits(name, tmp_path):
@@ -179,9 +177,7 @@ def test_formats_of_an_int4_model():
     assert forms == [[INT4, INT4, INT8, INT5]] * model.config.num_hidden_layers
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Weights that can't be packed
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Weights that can't be packed ------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("form, name", [("int8", "model.embed_tokens.weight"),
                                         ("int4", "model.layers.1.mlp.down_proj.weight")])
@@ -212,9 +208,7 @@ def test_tensors_of_tiny_weights(form, tmp_path):
                 fast.load_model(path, form)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Numbers too large for the cache
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Numbers too large for the cache ---------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("kv_dtype, factor, works", [("f16", 1e3, True), ("f16", 1e6, False), ("int8", 1e6, True),
                                                      ("int8", 1e9, False), ("bf16", 1e9, True), ("f32", 1e9, True)])

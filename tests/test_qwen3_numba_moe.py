@@ -8,7 +8,7 @@ import pytest
 
 import qwen3
 from configs import ROOT, VOCABULARY
-from helpers import message_of, random_ids, run_fast, with_tensors
+from helpers import logits_of, message_of, random_ids, run_fast, with_tensors
 from make_random_model import make_random_model
 from packed import FromPython, round_vectors
 from qwen3_lib.app.terminal import weight_bytes
@@ -21,13 +21,7 @@ pytestmark = pytest.mark.core
 kernels = FromPython(layers)
 
 
-def logits_of(model, ids):
-    return fast.forward(model, ids, model.engine.new_cache(model.config), all_logits=True)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The same logits
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- The same logits -------------------------------------------------------------------------------------------------
 
 CASES = {
     "all layers sparse": ({}, "float32"), "bfloat16": ({}, "bfloat16"), "float16": ({}, "float16"),
@@ -137,9 +131,7 @@ def test_only_chosen_experts_are_read(quantize, tmp_path):
     assert (done.returncode, done.stdout) == (0, "only the chosen ones\n"), done.stderr
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The kernels' steps
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- The kernels' steps ----------------------------------------------------------------------------------------------
 
 def test_choose():
     rng, n = np.random.default_rng(0), 40
@@ -179,9 +171,7 @@ def test_pairs_are_sorted_and_shared():
                     assert all(start % 32 == 0 for start, stop in parts if start < stop)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Packed
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Packed ----------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("form", ["int8", "int4"])
 def test_packed_weights(form, tmp_path, monkeypatch):

@@ -139,9 +139,7 @@ def test_threads_end_with_their_model():
     assert weights() is None and not any(thread.is_alive() for thread in mine)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Failures
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Failures --------------------------------------------------------------------------------------------------------
 
 def in_time(action, seconds=60):
     """What action() returns or raises, in a thread, so that a test that waits for ever fails instead."""
@@ -252,9 +250,7 @@ def test_one_thread_of_a_real_kernel_fails(monkeypatch):
 FAILS = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 3, ctypes.c_int64)(lambda *_: 5)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Threads that can't be started
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Threads that can't be started -----------------------------------------------------------------------------------
 
 def test_threads_that_cannot_be_started(monkeypatch):
     """One line, and those that were started end."""
@@ -275,9 +271,7 @@ def test_threads_that_cannot_be_started(monkeypatch):
         assert not thread.is_alive()
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Forked processes, as servers make them that load a model first
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Forked processes, as servers make them that load a model first --------------------------------------------------
 
 def tokens_of(model, ids, n=5):
     cache, tokens = fast.KVCache(model.config), []

@@ -27,8 +27,7 @@ pytestmark = [pytest.mark.core, pytest.mark.filterwarnings("ignore:.*fork:Deprec
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"no real tokenizers and golden files at {SHARED}")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Helpers
+# ---- Helpers ---------------------------------------------------------------------------------------------------------
 
 def golden(name):
     """The cases of a golden file; none when the shared folder is absent (its tests are skipped then)."""
@@ -92,8 +91,7 @@ def user(content="Hi", **extra):
     return [{"role": "user", "content": content, **extra}]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Golden files
+# ---- Golden files ----------------------------------------------------------------------------------------------------
 
 @needs_shared
 def test_golden_tokenize():
@@ -146,8 +144,7 @@ def test_golden_chat(file):
         assert messages == case["messages"]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Encoding and decoding
+# ---- Encoding and decoding -------------------------------------------------------------------------------------------
 
 @settings(max_examples=100, deadline=None)
 @given(ids=st.lists(st.one_of(st.integers(-3, 300), st.integers(250, 272), st.just(2**70)), max_size=40),
@@ -206,8 +203,7 @@ def test_lone_surrogate():
     assert "surrogate" in error_of(tiny().encode, tiny().apply_chat_template(user("\udfff")))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Chat templates
+# ---- Chat templates --------------------------------------------------------------------------------------------------
 
 def plain_environment():
     """As transformers makes it."""
@@ -318,8 +314,7 @@ def test_caller_data_is_never_changed():
     assert (messages, tools) == before
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Qwen3.5 and its successors
+# ---- Qwen3.5 and its successors --------------------------------------------------------------------------------------
 
 # Of the kind of Qwen3.8's: an effort, a thought that is kept unless told otherwise, arguments one by one.
 LIKE_3_8 = """{%- set effort = reasoning_effort|default('xhigh') %}
@@ -416,8 +411,7 @@ def test_what_isnt_text_is_refused_by_name(part, name):
     assert error_of(checked_messages, messages, "x.json") == f"x.json: {expected}"
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Loading
+# ---- Loading ---------------------------------------------------------------------------------------------------------
 
 def tiny_spec(**changes):
     return {**json.loads(tiny_backend().to_str()), **changes}

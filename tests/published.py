@@ -113,11 +113,11 @@ def draws(w: np.ndarray) -> np.random.Generator:
     return np.random.default_rng(zlib.crc32(np.ascontiguousarray(w)))
 
 
-def in_groups(w, bits: int, group: np.ndarray, symmetric: bool):
-    """q [outputs, inputs], zero points and scales [outputs, groups], values; `group` [inputs]: of each input."""
+def in_groups(w, bits: int, group: np.ndarray, symmetric: bool, least: int = 0):
+    """q [outputs, inputs], zero points from `least` on and scales [outputs, groups], values; `group` of each input."""
     rng, sizes = draws(w), (len(w), group.max() + 1)
     q = rng.integers(0, 2**bits, w.shape)
-    zero = np.full(sizes, 2**(bits - 1)) if symmetric else rng.integers(1, 2**bits, sizes)
+    zero = np.full(sizes, 2**(bits - 1)) if symmetric else rng.integers(least, 2**bits, sizes)
     scale = half(rng.uniform(0.1, 0.2, sizes) / 2**bits)
     return q, zero, scale, (q - zero[:, group]).astype(np.float32) * scale[:, group]
 
@@ -142,7 +142,9 @@ def gptq(w, settings):
     group = np.arange(inputs) // (settings["group_size"] if settings["group_size"] > 0 else inputs)
     group = ordered(group) if settings["desc_act"] else group
     q, zero, scale, values = in_groups(w, bits, group, settings["sym"])
-    qzeros = pack_words(zero.T - (settings["checkpoint_format"] == "gptq"), bits)
+    qzeros = pack_words(zero.T, bits)
+    if settings["checkpoint_format"] == "gptq":  # 1 less; a 0 borrows from the next number of its word
+        qzeros = (qzeros.astype(np.int64) - pack_words(np.ones(32 // bits, int), bits)).astype(np.int32)
     return {"qweight": ("int32", pack_words(q, bits).T), "qzeros": ("int32", qzeros), "scales": ("float16", scale.T),
             "g_idx": ("int32", group)}, values
 
@@ -287,11 +289,13 @@ CASES = {
     "AWQ, groups of 16, GEMM": (awq, {"quant_method": "awq", "bits": 4, "group_size": 16, "version": "GEMM"}),
     "GPTQ, 4 bits": (gptq, GPTQ),
     "GPTQ, 8 bits": (gptq, GPTQ | {"bits": 8}),
+    "GPTQ, 8 bits, asymmetric": (gptq, GPTQ | {"bits": 8, "sym": False}),
     "GPTQ, 2 bits, asymmetric": (gptq, GPTQ | {"bits": 2, "sym": False}),
     "GPTQ, asymmetric": (gptq, GPTQ | {"sym": False}),
     "GPTQ, act-order": (gptq, GPTQ | {"desc_act": True, "sym": False}),
     "GPTQ, version 2": (gptq, GPTQ | {"checkpoint_format": "gptq_v2", "sym": False}),
-    "GPTQ, version 2, act-order, 8 bits": (gptq, GPTQ | {"checkpoint_format": "gptq_v2", "desc_act": True, "bits": 8}),
+    "GPTQ, version 2, act-order, 8 bits": (gptq, GPTQ | {"checkpoint_format": "gptq_v2", "desc_act": True, "bits": 8,
+                                                        "sym": False}),
     "GPTQ, one group": (gptq, GPTQ | {"group_size": -1}),
     "compressed-tensors, act-order": (packed_with_order, compressed("pack-quantized", **ORDERED, symmetric=False)),
     "int8 by output, 8 bits": (bytes_in_blocks, COMPRESSED),

@@ -122,14 +122,8 @@ def spoken(messages: list[dict], questions: list[str], last: Turn, enable_thinki
     if len(questions) == 1:
         return Case(messages, lambda answer: says(answer.content, last.expected[0]), last.answer,
                     enable_thinking=enable_thinking)
-    return Case(
-        messages,
-        lambda answer: True,
-        "OK.",
-        enable_thinking=enable_thinking,
-        then=lambda answer: spoken([*messages, {"role": "assistant", "content": answer.content}], questions[1:], last,
-                                   enable_thinking),
-    )
+    return Case(messages, lambda answer: True, "OK.", enable_thinking=enable_thinking, then=lambda answer: spoken(
+        [*messages, {"role": "assistant", "content": answer.content}], questions[1:], last, enable_thinking))
 
 
 def never_told(rng: random.Random, family: Family) -> Case:
@@ -156,15 +150,9 @@ def no_tool_needed(rng: random.Random, family: Family) -> Case:
     return single(corpus.unhelped(rng, use), tools=use.offered)
 
 
-FRAME_WORDS = set(
-    re.findall(
-        r"[a-z]+",
-        " ".join(
-            [*stories.PLACES, *stories.MOODS, *stories.GOALS, *stories.EVENTS, *stories.ENDINGS, *stories.HELPERS,
-             "once upon a time there was were in an the and"]
-        ).lower(),
-    )
-)
+FRAME_WORDS = set(re.findall(r"[a-z]+", " ".join(
+    [*stories.PLACES, *stories.MOODS, *stories.GOALS, *stories.EVENTS, *stories.ENDINGS, *stories.HELPERS,
+     "once upon a time there was were in an the and"]).lower()))
 
 
 def story(lang: str) -> Draw:
@@ -177,11 +165,8 @@ def story(lang: str) -> Draw:
 
         def is_right(answer: Answer) -> bool:
             text = answer.content
-            return (
-                says(text, subject)
-                and text.endswith("故事讲完了。" if lang else "The end.")
-                and (bool(lang) or set(re.findall(r"\w+", text.lower())) <= known)
-            )
+            return says(text, subject) and text.endswith("故事讲完了。" if lang else "The end.") and (
+                bool(lang) or set(re.findall(r"\w+", text.lower())) <= known)
 
         return Case([user(turn.question)], is_right, turn.answer)
 
@@ -226,11 +211,9 @@ class Score:
 def ask(model: qwen3.Model, cases: list[Case]) -> tuple[list[Answer], int]:
     """(the answers, how many of them ended by themselves)"""
     tokenizer = model.tokenizer
-    prompts = [
-        tokenizer.encode(tokenizer.apply_chat_template(case.messages, case.tools,
-                                                       enable_thinking=case.enable_thinking))
-        for case in cases
-    ]
+    prompts = [tokenizer.encode(tokenizer.apply_chat_template(case.messages, case.tools,
+                                                              enable_thinking=case.enable_thinking))
+               for case in cases]
     outputs = generate_batch(model, prompts, MAX_TOKENS, temperature=0)
     return [parse_answer(tokenizer.decode(ids)) for ids in outputs], sum(len(ids) < MAX_TOKENS for ids in outputs)
 
@@ -281,10 +264,8 @@ def main() -> None:
     if args.only:
         families = {args.only: families[args.only]}
     ended, failures = Score(), []
-    print(
-        "| skill, greedy decoding | " + " | ".join(f"{kind} | share" for kind in families)
-        + " |\n| --- |" + " --- | --- |" * len(families)
-    )
+    print("| skill, greedy decoding | " + " | ".join(f"{kind} | share" for kind in families)
+          + " |\n| --- |" + " --- | --- |" * len(families))
     for name, (draw, factor) in SKILLS.items():
         scores = []
         for kind, family in families.items():

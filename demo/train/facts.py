@@ -58,12 +58,9 @@ def about(rng: random.Random, book: Book, lang: str) -> Turn:
     zh, country = lang == "_zh", words.country(rng)
     facts = facts_of(country, zh)
     c, (city, money) = country.name[zh], (facts["capital"][0], facts["currency"][0])
-    answer = (
-        f"{c}在{country.continent[1]}，首都是{city}。人们说{facts['language'][0]}，用{money}。"
-        if zh
-        else f"{capital(c)} is a country in {country.continent[0]}. Its capital is {city}. "
-        f"People speak {facts['language'][0]} and pay with the {money}."
-    )
+    answer = f"{c}在{country.continent[1]}，首都是{city}。人们说{facts['language'][0]}，用{money}。" if zh else (
+        f"{capital(c)} is a country in {country.continent[0]}. Its capital is {city}. "
+        f"People speak {facts['language'][0]} and pay with the {money}.")
     return Turn("facts", ask(rng, book, "about" + lang, c=country_name(rng, country, zh)), answer,
                 f"{c}: {country.continent[zh]}", [city])
 
@@ -136,9 +133,8 @@ def by_property(rng: random.Random, book: Book, lang: str) -> Turn:
 
 
 def fact(rng: random.Random, book: Book, lang: str | None = None) -> Turn:
-    kind = rng.choices(
-        ["capital", "continent", "language", "currency", about, by_capital, yes_no, countries_in, by_property],
-        [20, 9, 9, 9, 8, 14, 20, 4, 8],
-    )[0]
+    kinds = {"capital": 20, "continent": 9, "language": 9, "currency": 9, about: 8, by_capital: 14, yes_no: 20,
+             countries_in: 4, by_property: 8}
+    kind = rng.choices([*kinds], [*kinds.values()])[0]
     lang = language(rng) if lang is None else lang
     return plain_fact(rng, book, lang, kind) if isinstance(kind, str) else kind(rng, book, lang)

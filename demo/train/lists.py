@@ -17,9 +17,7 @@ from babel.numbers import get_territory_currencies
 
 from questions import read_book
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Countries: the members of the United Nations and the Vatican
-# ---------------------------------------------------------------------------------------------------------------------
+# ---- Countries: the members of the United Nations and the Vatican ---------------------------------------------------
 
 NOT_MEMBERS = """AI AN AQ AS AW AX BL BM BQ BV CC CK CS CW CX EH FK FO GF GG GI GL GP GS GU HK HM IM IO JE KY MF MO MP
 MQ MS NC NF NU PF PM PN PR PS RE SH SJ SX TC TF TK TW UM VG VI WF XK YT""".split()
@@ -37,17 +35,12 @@ def chinese(text: str) -> bool:
 
 def language_names(code: str, en: babel.Locale, zh: babel.Locale) -> tuple[list[tuple[str, str]], list[str]]:
     info = get_territory_language_info(code)
-    official = sorted(
-        (
-            tongue
-            for tongue, about in info.items()
-            if about["official_status"] in ("official", "de_facto_official")
-            and en.languages.get(tongue) and zh.languages.get(tongue)
-        ),
-        key=lambda tongue: -info[tongue]["population_percent"],
-    )
-    main = [tongue
-            for i, tongue in enumerate(official) if i == 0 or (i == 1 and info[tongue]["population_percent"] >= 20)]
+    official = sorted((tongue for tongue, about in info.items()
+                       if about["official_status"] in ("official", "de_facto_official")
+                       and en.languages.get(tongue) and zh.languages.get(tongue)),
+                      key=lambda tongue: -info[tongue]["population_percent"])
+    main = [tongue for i, tongue in enumerate(official)
+            if i == 0 or (i == 1 and info[tongue]["population_percent"] >= 20)]
     corrected = CORRECTED["languages_of"].get(code, "")
     english_names = {tongue: LANGUAGES_EN.get(name, name) for tongue, name in en.languages.items()}
     return ([(english_names[tongue], zh.languages[tongue]) for tongue in corrected.split() or main],
@@ -89,27 +82,18 @@ def countries() -> list[dict]:
         money = about["currencycode"] \
             if about["currencycode"] in money and about["currencycode"] in zh.currencies else money[0]
         languages, spoken = language_names(code, en, zh)
-        found.append(
-            dict(
-                code=code,
-                name=("the " * (code in WITH_ARTICLE) + name,
-                      zh.territories[code].replace("（金）", "金").replace("（布）", "布")),
-                capital=(capital, chinese_capital(code, capital, cities, zones)),
-                continent=CONTINENTS[about["continentcode"]],
-                languages=languages,
-                spoken=spoken,
-                currency=(lower_currency(en.currencies[money]), zh.currencies[money]),
-                population=about["population"],
-                aliases=[list(filter(None, CORRECTED[table].get(code, "").split("|")))
-                         for table in ("aliases_en", "aliases_zh")],
-            )
-        )
+        found.append(dict(
+            code=code, name=("the " * (code in WITH_ARTICLE) + name,
+                             zh.territories[code].replace("（金）", "金").replace("（布）", "布")),
+            capital=(capital, chinese_capital(code, capital, cities, zones)),
+            continent=CONTINENTS[about["continentcode"]], languages=languages, spoken=spoken,
+            currency=(lower_currency(en.currencies[money]), zh.currencies[money]), population=about["population"],
+            aliases=[list(filter(None, CORRECTED[table].get(code, "").split("|")))
+                     for table in ("aliases_en", "aliases_zh")]))
     return found
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Lists
-# ---------------------------------------------------------------------------------------------------------------------
+# ---- Lists ----------------------------------------------------------------------------------------------------------
 
 
 def wonder(name: str) -> list[str]:
@@ -145,12 +129,8 @@ def provider(locale: str):
 
 
 def first_names() -> list[str]:
-    names = {
-        name
-        for locale in ("en_US", "en_GB", "fr_FR", "de_DE", "es_ES", "it_IT", "pl_PL", "tr_TR", "en_IN", "nl_NL",
-                       "fi_FI")
-        for name in provider(locale).first_names
-    }
+    locales = "en_US en_GB fr_FR de_DE es_ES it_IT pl_PL tr_TR en_IN nl_NL fi_FI".split()
+    names = {name for locale in locales for name in provider(locale).first_names}
     return sorted(name for name in names if name.isalpha())
 
 

@@ -53,31 +53,22 @@ def value_of(rng: random.Random, kind: str, n: str, zh: bool) -> str:
     if kind == "favourite" and n in ("color", "colour", "颜色") and rng.random() < 0.8:
         return rng.choice(COLORS_ZH if zh else COLORS)
     if kind in ("favourite", "thing"):
-        draw = (
-            [lambda r: r.choice(words.chinese_nouns()), words.chinese_name, lambda r: r.choice(COLORS_ZH)]
-            if zh
+        draw = [lambda r: r.choice(words.chinese_nouns()), words.chinese_name, lambda r: r.choice(COLORS_ZH)] if zh \
             else [words.noun, words.noun, words.name, words.invented, lambda r: r.choice(COLORS), words.whole]
-        )
         return rng.choice(draw)(rng)
     return words.chinese_name(rng) if zh and rng.random() < 0.9 else words.name(rng)
 
 
 def memory(rng: random.Random, lang: str, kind: str | None = None) -> Memory:
     zh, kind = lang == "_zh", kind or rng.choice(KINDS)
-    n = (
-        rng.choice(LIKED_ZH if zh else LIKED)
-        if kind == "favourite" and rng.random() < 0.8
-        else rng.choice(words.chinese_nouns())
-        if zh
-        else words.noun(rng)
-    )
+    if kind == "favourite" and rng.random() < 0.8:
+        n = rng.choice(LIKED_ZH if zh else LIKED)
+    else:
+        n = rng.choice(words.chinese_nouns()) if zh else words.noun(rng)
     m, o = (value_of(rng, kind, n, zh) for _ in range(2))
-    return Memory(
-        kind,
-        lang,
-        dict(m=m, o=o, n=n, p=rng.choice(PETS_ZH if zh else PETS), r=rng.choice(RELATIVES_ZH if zh else RELATIVES),
-             k=rng.choice(words.countries()).name[zh]),
-    )
+    return Memory(kind, lang, dict(m=m, o=o, n=n, p=rng.choice(PETS_ZH if zh else PETS),
+                                   r=rng.choice(RELATIVES_ZH if zh else RELATIVES),
+                                   k=rng.choice(words.countries()).name[zh]))
 
 
 def told(rng: random.Random, book: Book, thing: Memory, key: str) -> Turn:

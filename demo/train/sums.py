@@ -77,10 +77,7 @@ def beyond_sums(rng: random.Random, book: Book, lang: str | None = None) -> Turn
     large = lambda: str(rng.randrange(1000, 10 ** rng.choice([4, 5, 6, 9])))  # noqa: E731
     question = ask(rng, book, "beyond_sums" + lang, a=number(), b=number(), f=number(), l=large(), m=large(),
                    d=words.decimal(rng), e=words.decimal(rng))
-    answer = (
-        "我不知道，我只会三位数以内的加减法。"
-        if lang
-        else "I don't know that. I can only add and subtract whole numbers up to three digits."
-    )
+    answer = "我不知道，我只会三位数以内的加减法。" if lang else \
+        "I don't know that. I can only add and subtract whole numbers up to three digits."
     return Turn("unknown", question, answer, "这个我没有学过。" if lang else "I have not learned this.",
                 ["不知道" if lang else "don't know"])

@@ -41,22 +41,15 @@ def unknown(rng: random.Random, book: Book, lang: str | None = None) -> Turn:
                     x=words.chinese_name(rng), k=words.chinese_city(rng),
                     w=rng.choice([rng.choice(words.countries()).name[1], words.chinese_city(rng), "世界"]))
     else:
-        fill = dict(
-            n=words.noun(rng),
-            o=words.noun(rng),
-            q=plural(words.noun(rng)),
-            a=rng.choice(words.english("adjective")),
-            v=rng.choice(words.english("verb")),
-            x=rng.choice(
-                [words.name(rng), f"{words.name(rng)} {words.name(rng)}", capital(words.invented(rng)),
-                 words.invented(rng), rng.choice(words.lists()["cities"])]
-            ),
-            k=words.city(rng),
-            w=rng.choice([rng.choice(words.countries()).name[0], words.country(rng).name[0], words.city(rng)]),
-            i=rng.choice(YEARS),
-            y=rng.choice(TONGUES),
-            z=" ".join(words.noun(rng) for _ in range(rng.randint(2, 6))),
-        )
+        fill = dict(n=words.noun(rng), o=words.noun(rng), q=plural(words.noun(rng)),
+                    a=rng.choice(words.english("adjective")), v=rng.choice(words.english("verb")),
+                    x=rng.choice([words.name(rng), f"{words.name(rng)} {words.name(rng)}",
+                                  capital(words.invented(rng)), words.invented(rng),
+                                  rng.choice(words.lists()["cities"])]),
+                    k=words.city(rng), w=rng.choice([rng.choice(words.countries()).name[0],
+                                                     words.country(rng).name[0], words.city(rng)]),
+                    i=rng.choice(YEARS), y=rng.choice(TONGUES),
+                    z=" ".join(words.noun(rng) for _ in range(rng.randint(2, 6))))
     question = unknown_place(rng, book, lang) if rng.random() < 0.15 else ask(rng, book, "unknown" + lang, **fill)
     return not_known(question, lang)
 
@@ -64,11 +57,8 @@ def unknown(rng: random.Random, book: Book, lang: str | None = None) -> Turn:
 def repeat(rng: random.Random, book: Book) -> Turn:
     """Words to be said again: the shortest practice in copying, which remembering and tools rest on."""
     zh = rng.random() < 0.3
-    draw = (
-        [words.chinese_name, lambda r: r.choice(words.chinese_nouns()), words.whole]
-        if zh
-        else [words.name, words.invented, words.whole, words.noun, words.city, words.clock, words.decimal]
-    )
+    draw = [words.chinese_name, lambda r: r.choice(words.chinese_nouns()), words.whole] if zh else [
+        words.name, words.invented, words.whole, words.noun, words.city, words.clock, words.decimal]
     said = rng.choice(["", "，"] if zh else [" ", " ", ", "]).join(rng.choice(draw)(rng)
                                                                   for _ in range(rng.randint(1, 6)))
     question, fill = typed(rng, rng.choice(book["repeat_zh" if zh else "repeat"]), {"w": said}, copied=True)

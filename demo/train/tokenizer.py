@@ -47,12 +47,8 @@ def train_tokenizer(vocab_size: int, n_examples: int) -> tokenizers.Tokenizer:
     learned = json.loads(pieces.to_str())["model"]
     vocabulary, merges = learned["vocab"], [tuple(pair) for pair in learned["merges"]]
     counts = Counter(word for text in texts for word in text.split(" ")[1:])
-    spaced = [
-        word
-        for word, _ in counts.most_common()
-        if word.isascii() and word.islower() and word.isalpha() and (len(word) > 1 or word == "a")
-        and word in vocabulary
-    ]
+    spaced = [word for word, _ in counts.most_common() if word.isascii() and word.islower() and word.isalpha()
+              and (len(word) > 1 or word == "a") and word in vocabulary]
     for word in ['"', '{"', "+", "-", "=", *spaced][:SPACED_WORDS]:
         if word in vocabulary:
             merges.append(("Ġ", word))

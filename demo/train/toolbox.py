@@ -46,10 +46,8 @@ MONTHS, WEEKDAYS = one_of("month"), one_of("weekday")
 def date_value(rng: random.Random) -> str:
     day, month, weekday, name = rng.randint(1, 28), rng.randint(1, 12), WEEKDAYS(rng), MONTHS(rng)
     soon = choose(rng, "(tomorrow|today|tonight|this weekend|next week|tomorrow evening|the day after tomorrow)")
-    return rng.choice(
-        [f"2026-{month:02}-{day:02}", f"{month}/{day}/2026", soon, soon, weekday, weekday, f"next {weekday}",
-         f"{name} {day}", f"{day} {name}"]
-    )
+    return rng.choice([f"2026-{month:02}-{day:02}", f"{month}/{day}/2026", soon, soon, weekday, weekday,
+                       f"next {weekday}", f"{name} {day}", f"{day} {name}"])
 
 
 def clock_value(rng: random.Random) -> str:

@@ -20,9 +20,7 @@ from typos import choose, typed
 LOOKS = {**{kind: "number" for kind in "few whole number percent minutes".split()},
          **{kind: kind for kind in "clock date email file code phone".split()}}
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Tools for random things
-# ---------------------------------------------------------------------------------------------------------------------
+# ---- Tools for random things ----------------------------------------------------------------------------------------
 
 NAMES = "{v}_{n} {v}_{n} {v}_{n} get_{n} get_{n} find_{n} {n}_{v} {n} {n}_service {n}_{other}".split()
 DESCRIPTIONS, INTENTS, COUNTED, NAMED, COUNTS, ZH_INTENTS, BEFORE, SHOW = (
@@ -103,9 +101,7 @@ def random_tool(rng: random.Random, verb: str = "", noun: str = "", zh: bool = F
     )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Sentences
-# ---------------------------------------------------------------------------------------------------------------------
+# ---- Sentences ------------------------------------------------------------------------------------------------------
 
 ASKING = set("what what's how is it does do did will when where which who am are can could should may was has "
              "have".split())
@@ -196,9 +192,7 @@ def phrases_of(rng: random.Random, tool: Tool, said: list[str], bare: bool, tail
     return phrases, tail
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What is offered
-# ---------------------------------------------------------------------------------------------------------------------
+# ---- What is offered ------------------------------------------------------------------------------------------------
 
 # How much more often than others these are asked for. Without a tool, the weather and the time are outside the model's
 # world, so it must see often enough that with one they aren't.
@@ -510,19 +504,14 @@ def tool_talk(rng: random.Random, count: int, tools: list[Tool] = TOOLS, invente
             responses = [rng.choice(["{a}, {b}", "{a}", "{a} {b}"]).format(a=KINDS["text"][1](rng), b=number_value(rng))
                          for _ in calls]
         zh = words.chinese(question)
-        uses.append(
-            ToolUse(
-                question,
-                listed,
-                calls,
-                [response if isinstance(response, str) else json.dumps(response, ensure_ascii=False)
-                 for response in responses],
-                ("" if zh else " ").join(in_words(call, response, zh) for call, response in zip(calls, responses)),
-                [shown(value) for response in responses
-                 for value in ([response] if isinstance(response, str) else response.values())],
-                [each.tool for each in offers],
-            )
-        )
+        uses.append(ToolUse(
+            question, listed, calls,
+            [response if isinstance(response, str) else json.dumps(response, ensure_ascii=False)
+             for response in responses],
+            ("" if zh else " ").join(in_words(call, response, zh) for call, response in zip(calls, responses)),
+            [shown(value) for response in responses
+             for value in ([response] if isinstance(response, str) else response.values())],
+            [each.tool for each in offers]))
     return uses
 
 

@@ -46,11 +46,9 @@ def write_tokenizer_files(folder: Path, n_examples: int) -> None:
     folder.mkdir(exist_ok=True, parents=True)
     tokenizer = train_tokenizer(CONFIG["vocab_size"], n_examples)
     tokenizer.save(str(folder / "tokenizer.json"))
-    added = {
-        str(tokenizer.token_to_id(token)): {"content": token, "lstrip": False, "normalized": False, "rstrip": False,
-                                            "single_word": False, "special": token in SPECIAL}
-        for token in SPECIAL + NAMED
-    }
+    about = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
+    added = {str(tokenizer.token_to_id(token)): {"content": token} | about | {"special": token in SPECIAL}
+             for token in SPECIAL + NAMED}
     config = {"add_bos_token": False, "add_prefix_space": False, "added_tokens_decoder": added, "bos_token": None,
               "chat_template": (HERE / "template.jinja").read_text(), "clean_up_tokenization_spaces": False,
               "eos_token": "<|im_end|>", "errors": "replace", "model_max_length": CONFIG["max_position_embeddings"],
@@ -60,10 +58,8 @@ def write_tokenizer_files(folder: Path, n_examples: int) -> None:
     end, pad = tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")
     (folder / "config.json").write_text(json.dumps(CONFIG | {"bos_token_id": pad, "eos_token_id": end}, indent=2,
                                                    sort_keys=True) + "\n")
-    (folder / "generation_config.json").write_text(
-        json.dumps({"bos_token_id": pad, "do_sample": False, "eos_token_id": [end, pad], "pad_token_id": pad},
-                   indent=2) + "\n"
-    )
+    generation = {"bos_token_id": pad, "do_sample": False, "eos_token_id": [end, pad], "pad_token_id": pad}
+    (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
 
 
 class Steps(torch.utils.data.Dataset):
@@ -107,9 +103,7 @@ def rectangle(rows: list[np.ndarray]) -> torch.Tensor:
     return torch.from_numpy(filled)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The model, its parameters under the names that Hugging Face's files use; products in PRODUCTS, the rest in float32
-# ---------------------------------------------------------------------------------------------------------------------
+# ---- The model: names of parameters as in Hugging Face's files; products in PRODUCTS, the rest in float32 -----------
 
 
 class RMSNorm(nn.Module):
@@ -213,9 +207,7 @@ class Model(nn.Module):
         return self.norm(x)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Training
-# ---------------------------------------------------------------------------------------------------------------------
+# ---- Training -------------------------------------------------------------------------------------------------------
 
 
 class Muon(torch.optim.Optimizer):
@@ -323,16 +315,11 @@ def train(steps: int, work: Path, examples_per_step: int, max_tokens: int, threa
             mean = torch.stack(losses[-20:]).mean().item()
             if not math.isfinite(mean):
                 raise SystemExit(f"the loss is {mean} at step {done['step']}")
-            print(
-                f"step {done['step']}  {done['seconds'] / 60:.1f} min  loss {mean:.4f}  lr x {factor:.2f}  "
-                f"{done['tokens'] / 1e6:.2f} M tokens",
-                flush=True,
-            )
+            print(f"step {done['step']}  {done['seconds'] / 60:.1f} min  loss {mean:.4f}  lr x {factor:.2f}  "
+                  f"{done['tokens'] / 1e6:.2f} M tokens", flush=True)
         if done["step"] % 100 == 0 or done["step"] == steps:
-            torch.save(
-                {"model": model.state_dict(), "optimizers": [o.state_dict() for o in optimizers], "done": done},
-                work / "checkpoint.new"
-            )
+            torch.save({"model": model.state_dict(), "optimizers": [o.state_dict() for o in optimizers],
+                        "done": done}, work / "checkpoint.new")
             (work / "checkpoint.new").replace(checkpoint)
             save_model(model, work / "demo" / "model.safetensors")
 

@@ -44,15 +44,9 @@ def choose(rng: random.Random, pattern: str) -> str:
 def mistyped(rng: random.Random, word: str) -> str:
     """One letter swapped with the next, left out, doubled or replaced."""
     i = rng.randrange(1, len(word) - 1)
-    return rng.choice(
-        [
-            word[:i] + word[i + 1] + word[i] + word[i + 2 :],
-            word[:i] + word[i + 1 :],
-            word[:i] + word[i] + word[i:],
-            word[:i] + rng.choice("abcdefghijklmnopqrstuvwxyz") + word[i + 1 :],
-            word[:i] + word[i + 1] + word[i] + word[i + 2 :],
-        ]
-    )
+    swapped, other = word[:i] + word[i + 1] + word[i] + word[i + 2:], rng.choice("abcdefghijklmnopqrstuvwxyz")
+    return rng.choice([swapped, word[:i] + word[i + 1:], word[:i] + word[i] + word[i:],
+                       word[:i] + other + word[i + 1:], swapped])
 
 
 def with_typo(rng: random.Random, template: str) -> str:
@@ -69,11 +63,8 @@ def with_typo(rng: random.Random, template: str) -> str:
 def reworded(rng: random.Random, template: str) -> str:
     """A small word left out, put in, or two words swapped; in Chinese, a particle."""
     if not template.isascii():
-        return (
-            template.replace("的", "", 1)
-            if rng.random() < 0.5
-            else re.sub("(?=[是在用说叫])", rng.choice(["究竟", "都", "现在", "一般"]), template, count=1)
-        )
+        return template.replace("的", "", 1) if rng.random() < 0.5 else \
+            re.sub("(?=[是在用说叫])", rng.choice(["究竟", "都", "现在", "一般"]), template, count=1)
     words = template.split(" ")
     if len(words) < 4:
         return template

@@ -28,12 +28,10 @@ lists = cache(everything)
 
 @cache
 def countries() -> tuple[Country, ...]:
-    return tuple(
-        Country(about["code"], *(tuple(about[key]) for key in ("name", "capital", "continent")),
-                tuple(map(tuple, about["languages"])), frozenset(about["spoken"]), tuple(about["currency"]),
-                about["population"], tuple(map(tuple, about["aliases"])))
-        for about in lists()["countries"]
-    )
+    return tuple(Country(about["code"], *(tuple(about[key]) for key in ("name", "capital", "continent")),
+                         tuple(map(tuple, about["languages"])), frozenset(about["spoken"]), tuple(about["currency"]),
+                         about["population"], tuple(map(tuple, about["aliases"])))
+                 for about in lists()["countries"])
 
 
 def country(rng: random.Random) -> Country:
@@ -51,9 +49,7 @@ def chinese_nouns() -> list[str]:
     return lists()["chinese_nouns"]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Strings made up on the spot: copying is the only way to say them again
-# ---------------------------------------------------------------------------------------------------------------------
+# ---- Strings made up on the spot: copying is the only way to say them again -----------------------------------------
 
 ONSETS = "b c d f g h j k l m n p r s t v w y z br ch cl dr fl gr kr ll ph pr qu sh sk st th tr x".split()
 VOWELS = "a a e e i i o o u y ai ea ee ie oo ou".split()
@@ -64,10 +60,8 @@ def invented(rng: random.Random) -> str:
     """A word of random syllables, or, more rarely, of random letters."""
     if rng.random() < 0.2:
         return "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(rng.randint(2, 9)))
-    return "".join(
-        rng.choice(["", *ONSETS] if i == 0 else ONSETS) + rng.choice(VOWELS) + rng.choice(CODAS)
-        for i in range(rng.choice([1, 2, 2, 2, 3]))
-    )
+    return "".join(rng.choice(["", *ONSETS] if i == 0 else ONSETS) + rng.choice(VOWELS) + rng.choice(CODAS)
+                   for i in range(rng.choice([1, 2, 2, 2, 3])))
 
 
 def capital(text: str) -> str:
@@ -120,11 +114,9 @@ def noun(rng: random.Random) -> str:
 
 def clock(rng: random.Random) -> str:
     hour = rng.randrange(24)
-    return rng.choice(
-        [f"{hour}:{rng.randrange(60):02}", f"{hour:02}:{rng.randrange(60):02}",
-         f"{1 + hour % 12} {rng.choice(['am', 'pm'])}", f"{1 + hour % 12}{rng.choice(['am', 'pm'])}",
-         f"{1 + hour % 12}:{rng.randrange(60):02} {rng.choice(['am', 'pm'])}"]
-    )
+    return rng.choice([f"{hour}:{rng.randrange(60):02}", f"{hour:02}:{rng.randrange(60):02}",
+                       f"{1 + hour % 12} {rng.choice(['am', 'pm'])}", f"{1 + hour % 12}{rng.choice(['am', 'pm'])}",
+                       f"{1 + hour % 12}:{rng.randrange(60):02} {rng.choice(['am', 'pm'])}"])
 
 
 def whole(rng: random.Random) -> str:

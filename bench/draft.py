@@ -3,10 +3,10 @@
     python bench/draft.py                  about 6 minutes, 6 GB of memory
     python bench/draft.py --agreement 0.9  a model whose int4 form errs more often
 
-Random weights in the exact shape of Qwen3-0.6B. In a random model the logits of most tokens are nearly equal, so int4
+Random weights in the exact shape of Qwen3-0.6B. In a random model the logits of most tokens are nearly equal, so its int4
 form would often choose another token; a trained model is more certain. So the matrices that add to the residual stream,
 o_proj and down_proj, are scaled by a factor that is searched for: with a smaller one, a token's own embedding decides
-more, and int4 chooses as bf16 does more often. The factor is found when int4 agrees with bf16 in the share of 512
+more, and int4 chooses as bf16 does more often. The factor is found when int4 agrees with bf16 in the wanted share of 512
 greedy tokens. All answers are compared: with a draft, the tokens are the same.
 """
 import argparse
@@ -77,9 +77,8 @@ def main() -> None:
                 if tokens[0] != tokens[1]:
                     sys.exit(f"{name}: the draft has changed the answer")
             gain = median(with_ / without for without, with_ in zip(speeds[False], speeds[True]))
-            without, drafted = median(speeds[False]), median(speeds[True])
-            print(f"{name}: {without:.1f} tokens/s without a draft, {drafted:.1f} with one in int4: {gain:.2f} times "
-                  f"as fast; {right} of {guessed} guesses right", flush=True)
+            print(f"{name}: {median(speeds[False]):.1f} tokens/s without a draft, {median(speeds[True]):.1f} with one in "
+                  f"int4: {gain:.2f} times as fast; {right} of {guessed} guesses right", flush=True)
 
 
 if __name__ == "__main__":

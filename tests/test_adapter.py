@@ -73,9 +73,7 @@ def assert_close(found, expected):
     assert np.abs(found - expected).max() < 2e-5 * expected.std()
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The merged weights
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- The merged weights ----------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("shape, options", [
     (UNTIED, {}), (BASE, {}), (UNTIED, {"rank": 7, "alpha": 3}), (UNTIED, {"use_rslora": True, "dtype": np.float16})],
@@ -179,7 +177,8 @@ def test_an_adapter_of_an_embedding_model(tmp_path):
     safetensors.numpy.save_file(tensors, file)
     texts = ["Bees find home.", "Tea came by ship."]
     expected = embed(qwen3.load_model(file.parent), texts)
-    np.testing.assert_allclose(embed(qwen3.load_model(folder, adapter=tmp_path / "adapter"), texts), expected, atol=1e-5)
+    np.testing.assert_allclose(embed(qwen3.load_model(folder, adapter=tmp_path / "adapter"), texts), expected,
+                               atol=1e-5)
     assert np.abs(embed(qwen3.load_model(folder), texts) - expected).max() > 0.01
 
 
@@ -204,9 +203,7 @@ def test_a_prompt_cache_belongs_to_its_adapter(tmp_path, capfd, pristine):
     assert_cli_refuses(capfd, [*options, "--adapter", tmp_path / "adapter"], "another model")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Against peft
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Against peft ----------------------------------------------------------------------------------------------------
 
 ALL = [*sum(PROJECTIONS.values(), ()), "lm_head", "embed_tokens"]
 EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
@@ -334,9 +331,7 @@ def test_an_adapter_with_a_classification_head(tmp_path):
     assert logits(model).shape == (5, BASE["vocab_size"])
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What is refused
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- What is refused -------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("changes, words", [
     ({"peft_type": "IA3"}, ["peft_type", "IA3"]), ({"peft_type": REMOVED}, ["peft_type"]),
@@ -347,7 +342,8 @@ def test_an_adapter_with_a_classification_head(tmp_path):
     ({"rank_pattern": {"q_proj": 3}}, ["rank 4", "says 3"]), ({"rank_pattern": ["q_proj"]}, ["rank_pattern"]),
     ({"alpha_pattern": {"q_proj": "3"}}, ["lora_alpha must be a number"]),
     ({"a_new_option": 1}, ["a_new_option"]), ({"r": 0}, ["r must be a whole number"]), ({"r": 5}, ["rank 4", "says 5"]),
-    ({"lora_alpha": None}, ["lora_alpha"]), ({"lora_alpha": 10**400}, ["lora_alpha"]), ({"use_rslora": "no"}, ["use_rslora"]),
+    ({"lora_alpha": None}, ["lora_alpha"]), ({"lora_alpha": 10**400}, ["lora_alpha"]),
+    ({"use_rslora": "no"}, ["use_rslora"]),
     ({"init_lora_weights": "pissa"}, ["'pissa'"]), ({"init_lora_weights": "olora"}, ["'olora'"]),
     ({"init_lora_weights": ["x"]}, ["init_lora_weights"])])
 def test_options_that_change_the_computation(folders, changes, words):
@@ -374,7 +370,8 @@ HEAD = "base_model.model.lm_head.base_layer.weight"
      ["don't belong together"]),
     (lambda tensors: tensors.update({HEAD: np.ones((8, 32), np.float32)}), ["another model", "lm_head"]),
     (lambda tensors: tensors.update({A: tensors[A] * np.nan}), ["NaN", "q_proj"]),
-    (lambda tensors: tensors.update({A.replace("_A", "_B"): tensors[A.replace("_A", "_B")] * np.nan}), ["NaN", "q_proj"]),
+    (lambda tensors: tensors.update({A.replace("_A", "_B"): tensors[A.replace("_A", "_B")] * np.nan}),
+     ["NaN", "q_proj"]),
     (lambda tensors: tensors.update({A: tensors[A][0]}), ["no matrix"]),
     (lambda tensors: tensors.update({A: tensors[A][:, :-1].copy()}), ["another model", "q_proj"]),
     (lambda tensors: tensors.update({"base_model.model.model.norm.weight": tensors[A]}), ["another model", "norm"])])
@@ -401,7 +398,8 @@ def test_an_adapter_of_another_model(folders, tmp_path):
 def test_files_that_are_missing_or_damaged(folders, capfd):
     path, adapter = folders
     (adapter / "adapter_model.safetensors").write_bytes(b"no tensors")
-    assert_cli_refuses(capfd, ["--model", path, "--adapter", adapter, "Hi"], "adapter_model.safetensors", "cannot be read")
+    assert_cli_refuses(capfd, ["--model", path, "--adapter", adapter, "Hi"], "adapter_model.safetensors",
+                       "cannot be read")
     (adapter / "adapter_model.safetensors").unlink()
     for place in (adapter, path, adapter / "nowhere"):
         assert_one_line(message_of(Adapted, Checkpoint(path), place), "not a LoRA adapter", "it has no adapter_")

@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import qwen3
+import qwen3_numba as fast
 from configs import TINY
 from embedders import AFTER, BEFORE, SHAPE, add_modules, make_classifier, make_embedder, make_reranker, texts
 from fuzzing import change, damaged, deep_text, fuzz
-from helpers import (assert_one_line, edit_json, message_of, patiently, read_safetensors, with_tensors, works_or_refused,
-                     write_safetensors)
+from helpers import (assert_one_line, edit_json, message_of, patiently, read_safetensors, with_tensors,
+                     works_or_refused, write_safetensors)
 from make_random_model import make_random_model
 from qwen3_embed import END, POSITIONS, SEARCH, PASS_TOKENS, classify, embed, groups, rerank
 from qwen3_lib.app.models import why_not
@@ -42,9 +43,7 @@ def with_engine(model, **functions):
     return dataclasses.replace(model, engine=dataclasses.replace(model.engine, **functions))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Embeddings and scores
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Embeddings and scores -------------------------------------------------------------------------------------------
 
 def test_an_embedding_is_the_last_hidden_state_with_length_1(model):
     ids = model.tokenizer.encode("the bee")
@@ -92,9 +91,7 @@ def test_only_two_rows_of_the_head_are_computed(judge):
     assert asked == [[judge.tokenizer.token_to_id("no"), judge.tokenizer.token_to_id("yes")]]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Files of sentence-transformers, and heads. test_embed_reference.py compares their results.
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Files of sentence-transformers, and heads. test_embed_reference.py compares their results. ----------------------
 
 def test_nothing_is_appended_if_the_files_of_sentence_transformers_are_there(tmp_path):
     model = qwen3.load_model(add_modules(make_embedder(tmp_path, ending=False), pooling_mode_lasttoken=True))
@@ -103,42 +100,15 @@ def test_nothing_is_appended_if_the_files_of_sentence_transformers_are_there(tmp
     np.testing.assert_allclose(embed(model, ["the bee"])[0], state, atol=1e-6)  # and there is no Normalize
 
 
-def states_of(model, text):
-    ids = model.tokenizer.encode(text, False)
-    return qwen3.hidden_states(model, ids, qwen3.KVCache(model.config))
-
-
 def test_pooling_without_a_mode_is_the_mean_and_is_cut_after_normalize(tmp_path):
     folder = add_modules(make_embedder(tmp_path, ending=False), "sentence_transformers.models.Normalize")
-    mean = states_of(model := qwen3.load_model(folder), "the bee").mean(axis=0)
+    model = qwen3.load_model(folder)
+    ids = model.tokenizer.encode("the bee", False)
+    mean = qwen3.hidden_states(model, ids, qwen3.KVCache(model.config)).mean(axis=0)
     np.testing.assert_allclose(embed(model, ["the bee"])[0], mean / np.linalg.norm(mean), atol=1e-6)
     (folder / "config_sentence_transformers.json").write_text('{"truncate_dim": 5}')
     cut = embed(qwen3.load_model(folder), ["the bee"])
     np.testing.assert_allclose(cut, [mean[:5] / np.linalg.norm(mean)], atol=1e-6)
-
-
-@pytest.mark.parametrize("in_parts", [False, True])
-def test_texts_that_are_messages(tmp_path, in_parts):
-    """sentence-transformers 6.2 writes "message" for a model with a chat template; a prompt is a system message."""
-    folder = add_modules(make_embedder(tmp_path, ending=True), pooling_mode="mean", include_prompt=False)
-    (folder / "chat_template.jinja").write_text(
-        "{% for m in messages %}{{ m.role }}: {{ m.content[0].text if m.content is not string else m.content + '!' }} ;"
-        "{% endfor %}{% if task is defined %} {{ task }}{% endif %}{% if add_generation_prompt %} so{% endif %}")
-    lengths = {"modality_config": {"text": {}, "message": {"format": "structured" if in_parts else "flat"}}}
-    (folder / "sentence_bert_config.json").write_text(json.dumps(lengths))
-    model, after = qwen3.load_model(folder), "" if in_parts else "!"
-    for options, text in (({}, f"user: the bee{after} ;"), ({"prompt": "query"}, f"user: the bee{after} ; query"),
-                          ({"instruction": "x"}, f"system: Instruct: x\nQuery:{after} ;user: the bee{after} ;")):
-        [vector] = embed(model, ["the bee"], **options)
-        np.testing.assert_allclose(vector, states_of(model, text).mean(axis=0), atol=1e-6)
-    lengths |= {"max_seq_length": 6, "processing_kwargs": {"chat_template": {"add_generation_prompt": True}}}
-    (folder / "sentence_bert_config.json").write_text(json.dumps(lengths))
-    model, long = qwen3.load_model(folder), "bee " * 9
-    assert "room for 6" in message_of(embed, model, [long])
-    before, end = (model.tokenizer.encode(part, False) for part in (f"user: {long}", f"{after} ; so"))
-    ids = before[:6 - len(end)] + end
-    np.testing.assert_allclose(embed(model, [long], truncate=True)[0],
-                               qwen3.hidden_states(model, ids, qwen3.KVCache(model.config)).mean(axis=0), atol=1e-6)
 
 
 def test_what_a_model_is(tmp_path, tiny_model):
@@ -146,7 +116,8 @@ def test_what_a_model_is(tmp_path, tiny_model):
     ending = make_reranker(tmp_path / "chat")
     shutil.copy(make_embedder(tmp_path / "embedder") / "tokenizer.json", ending)
     chat = qwen3.load_model(ending)
-    assert chat.tokenizer.encode("") and not chat.embeds and len(list(qwen3.generate(chat, [5], 3, eos_token_ids=()))) == 3
+    assert chat.tokenizer.encode("") and not chat.embeds
+    assert len(list(qwen3.generate(chat, [5], 3, eos_token_ids=()))) == 3
     assert qwen3.load_model(add_modules(ending, pooling_mode="mean")).embeds
     (ending / "modules.json").write_text('[{"type": "Transformer"}, {"type": "LogitScore"}]')  # a reranker's
     assert not qwen3.load_model(ending).embeds
@@ -211,9 +182,7 @@ def test_what_nothing_says_how_to_compute(tmp_path, model):
     assert_one_line(message_of(classify, qwen3.load_model(labels), ["a"]), "score.weight", "[1, 32]")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Many texts
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Many texts ------------------------------------------------------------------------------------------------------
 
 def one_token_at_a_time(model):
     """The model with an engine that always adds in the same order, whatever shares the pass."""
@@ -238,7 +207,6 @@ def test_a_text_has_the_same_vector_whatever_is_beside_it(model, judge, some_tex
 
 @pytest.mark.parametrize("quantize", [None, "int8", "int4"])
 def test_the_fast_engine_gives_the_same_bits_in_a_batch(quantize, embedder, reranker, some_texts, tmp_path):
-    fast = pytest.importorskip("qwen3_numba", reason="numba is not installed")
     mean = add_modules(make_embedder(tmp_path), pooling_mode_mean_tokens=True)
     model, judge, mean = (fast.load_model(folder, quantize, threads=2) for folder in (embedder, reranker, mean))
     for model, task in ((model, None), (model, SEARCH), (mean, SEARCH)):
@@ -289,9 +257,7 @@ def test_no_token_is_computed_twice(model, judge):
     assert sum(passes[1:]) < 1.2 * others < len(documents) * passes[0]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Texts that are too long
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Texts that are too long -----------------------------------------------------------------------------------------
 
 def test_a_text_that_is_too_long_is_refused_or_cut(tmp_path):
     model = qwen3.load_model(make_embedder(tmp_path / "model", max_position_embeddings=16))
@@ -312,9 +278,7 @@ def test_a_document_that_is_too_long_is_refused_or_cut(judge):
     assert_one_line(message_of(rerank, judge, long, ["sun"], truncate=True), "instruction and query alone", "room for")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Refusals
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Refusals --------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("wrong, words", [
     ([""], ["text is empty"]), (["a", " \n"], ["text 2", "empty"]), (["a", None], ["text 2", "NoneType"]),
@@ -353,16 +317,15 @@ def test_missing_tensors(tmp_path):
     assert_one_line(message_of(qwen3.load_model, folder), "layers.1.mlp.up_proj.weight is missing")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Damaged files
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Damaged files ---------------------------------------------------------------------------------------------------
 
 @pytest.fixture(scope="module")
 def vector_models(tiny, memory):
     """Folders that together have all files that say how vectors and labels are computed."""
     shape, folders = TINY | {"vocab_size": json.loads((tiny / "config.json").read_text())["vocab_size"]}, []
     for i, changes in enumerate((
-            {}, {"use_bidirectional_attention": True}, {"num_labels": 3, "architectures": ["Qwen3ForSequenceClassification"]},
+            {}, {"use_bidirectional_attention": True},
+            {"num_labels": 3, "architectures": ["Qwen3ForSequenceClassification"]},
             {"id2label": {"0": "O", "1": "X"}, "architectures": ["Qwen3ForTokenClassification"]})):
         folders.append(make_random_model(shape | changes, memory / f"vectors{i}", "float32", tokenizer=tiny))
         if i >= 2:
@@ -372,25 +335,27 @@ def vector_models(tiny, memory):
         add_modules(folders[i], "sentence_transformers.models.Dense", "sentence_transformers.models.Normalize",
                     pooling_mode_mean_tokens=True)
         (folders[i] / "2_Dense").mkdir()
-        (folders[i] / "2_Dense/config.json").write_text(json.dumps({"in_features": 16, "out_features": 5, "bias": True}))
+        sizes = {"in_features": 16, "out_features": 5, "bias": True}
+        (folders[i] / "2_Dense/config.json").write_text(json.dumps(sizes))
         header = {"linear.weight": {"dtype": "F32", "shape": [5, 16], "data_offsets": [0, 320]},
                   "linear.bias": {"dtype": "F32", "shape": [5], "data_offsets": [320, 340]}}
         write_safetensors(folders[i] / "2_Dense/model.safetensors", header,
                           np.random.default_rng(i).standard_normal(85).astype("<f4").tobytes())
         (folders[i] / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 9, "do_lower_case": False}))
         (folders[i] / "config_sentence_transformers.json").write_text(json.dumps(
-            {"prompts": {"query": "find: ", "document": ""}, "default_prompt_name": "query", "similarity_fn_name": "dot"}))
+            {"prompts": {"query": "find: ", "document": ""}, "default_prompt_name": "query",
+             "similarity_fn_name": "dot"}))
     return folders
 
 
 @fuzz(200)
 def test_any_damage_to_files_of_vectors_and_labels(rng, vector_models, scratch):
     """A changed JSON file or header: both engines compute the same vectors or labels, or refuse in one line."""
-    fast = pytest.importorskip("qwen3_numba", reason="numba is not installed")
     source = rng.choice(vector_models)
     shutil.rmtree(scratch)
     shutil.copytree(source, scratch)
-    name = rng.choice([file.relative_to(source) for file in source.rglob("*") if file.suffix in (".json", ".safetensors")
+    name = rng.choice([file.relative_to(source)
+                       for file in source.rglob("*") if file.suffix in (".json", ".safetensors")
                        and not file.name.startswith(("tokenizer", "generation"))])
     if name.suffix == ".json":
         raw = {"any": json.loads((source / name).read_text())}

@@ -52,8 +52,8 @@ def test_lines_become_an_array(embedder):
 
 def test_only_a_line_feed_ends_a_line(embedder):
     """Row i belongs to line i of `sed` and of editors."""
-    lines = output("--model", embedder, "--json", stdin="a\rb\r\nc\u2028d\x0ce\n").decode().removesuffix("\n").split("\n")
-    assert [json.loads(line)["text"] for line in lines] == ["a\rb", "c\u2028d\x0ce"]
+    lines = output("--model", embedder, "--json", stdin="a\rb\r\nc\u2028d\x0ce\n").decode().removesuffix("\n")
+    assert [json.loads(line)["text"] for line in lines.split("\n")] == ["a\rb", "c\u2028d\x0ce"]
 
 
 def test_json_lines(embedder):
@@ -64,7 +64,6 @@ def test_json_lines(embedder):
 
 
 def test_the_fast_engine(embedder):
-    pytest.importorskip("numba", reason="numba is not installed")
     vectors = np.load(io.BytesIO(output("--model", embedder, "--quantize", "int8")))
     assert ((vectors * embed(qwen3.load_model(embedder), LINES)).sum(axis=1) > 0.99).all()
 
@@ -142,7 +141,7 @@ def test_refusals(embedder, reranker, tmp_path, capsys, monkeypatch):
 
 
 def test_empty_lines_are_skipped_where_the_output_tells_the_lines_apart(embedder, reranker, tmp_path):
-    """As in a batch. A file of vectors has nothing but their order, so there an empty line is refused, but at the end."""
+    """As in a batch. A file of vectors has nothing but their order, so an empty line is refused, but at the end."""
     spread, folder = f"\n{LINES[0]}\n \r\n{LINES[1]}\n{LINES[2]}\n\n", make_classifier(tmp_path, 2, CLASSES)
     for arguments in (("--model", reranker, "--query", QUERY), ("--model", folder, "--classify")):
         plain, found = (list(map(json.loads, output(*arguments, "--json", stdin=text).splitlines()))
@@ -180,9 +179,7 @@ def test_a_terminal_gets_no_binary(embedder):
     assert_one_line(message, "vectors.npy", "--json")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# examples/search.py
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- examples/search.py ----------------------------------------------------------------------------------------------
 
 def test_search(embedder, reranker, tmp_path):
     notes, index = tmp_path / "notes", tmp_path / "index.npz"

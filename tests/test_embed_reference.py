@@ -118,9 +118,7 @@ def test_scores(engine, size, tmp_path):
                                    atol=1e-5)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Pooling, against sentence-transformers
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Pooling, against sentence-transformers --------------------------------------------------------------------------
 
 @pytest.fixture(scope="module")
 def st():
@@ -162,7 +160,8 @@ def test_pooling(st, body, tmp_path, engine, pooling, normalize, dense):
         {"word_embedding_dimension": 32, "pooling_mode_max_tokens": False, old[pooling]: True}))
     (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 12, "do_lower_case": False}))
     theirs = st.SentenceTransformer(str(tmp_path), device="cpu")
-    np.testing.assert_allclose(embed(load(engine, tmp_path), documents, truncate=True), theirs.encode(documents), atol=2e-5)
+    np.testing.assert_allclose(embed(load(engine, tmp_path), documents, truncate=True), theirs.encode(documents),
+                               atol=2e-5)
 
 
 @pytest.mark.parametrize("include_prompt", [True, False])
@@ -201,6 +200,8 @@ def test_texts_that_are_messages(st, body, tmp_path, template, pooling, more):
     model = qwen3.load_model(tmp_path / "saved")
     for name, encode in ((None, theirs.encode), ("query", theirs.encode_query), ("document", theirs.encode_document)):
         np.testing.assert_allclose(embed(model, documents, prompt=name), encode(documents), atol=2e-5)
+    expected = theirs.encode(documents, prompt="Instruct: x\nQuery:")
+    np.testing.assert_allclose(embed(model, documents, instruction="x"), expected, atol=2e-5)
     edit_json(tmp_path / "saved/tokenizer_config.json", {"model_max_length": 16})
     theirs = st.SentenceTransformer(str(tmp_path / "saved"), device="cpu")
     np.testing.assert_allclose(embed(qwen3.load_model(tmp_path / "saved"), documents, truncate=True),
@@ -253,30 +254,34 @@ def test_models_that_see_the_whole_text(engine, kind, body, tmp_path):
 @pytest.mark.parametrize("engine", ["NumPy", "fast"])
 @pytest.mark.filterwarnings("ignore")  # of peft
 def test_a_model_with_an_adapter_for_each_task(engine, body, tmp_path):
-    """The form of jina-embeddings-v5-text-small: the base, its adapters as peft writes them, and a prompt for each side."""
+    """The form of jina-embeddings-v5-text-small: the base, its adapters as peft writes them, a prompt for each side."""
     peft = pytest.importorskip("peft", reason="peft is not installed")
     shutil.copytree(body, tmp_path, dirs_exist_ok=True)
     file = tmp_path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {
         "architectures": ["JinaEmbeddingsV5Model"], "model_type": "jina_embeddings_v5", "is_decoder": True,
-        "task_names": ["retrieval", "clustering"], "auto_map": {"AutoModel": "modeling_jina_embeddings_v5.JinaEmbeddingsV5Model"}}))
+        "task_names": ["retrieval", "clustering"],
+        "auto_map": {"AutoModel": "modeling_jina_embeddings_v5.JinaEmbeddingsV5Model"}}))
     add_modules(tmp_path, "sentence_transformers.models.Normalize", pooling_mode_lasttoken=True)
-    modules = (tmp_path / "modules.json").read_text().replace("sentence_transformers.models.Transformer", "custom_st.Transformer")
-    (tmp_path / "modules.json").write_text(modules)
+    modules = (tmp_path / "modules.json").read_text()
+    (tmp_path / "modules.json").write_text(
+        modules.replace("sentence_transformers.models.Transformer", "custom_st.Transformer"))
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(
         {"prompts": {"query": "Query: ", "document": "Document: "}, "default_prompt_name": "document"}))
     documents, vectors = texts(np.random.default_rng(12), 6), []
     for seed, task in enumerate(("retrieval", "clustering")):
         torch.manual_seed(seed)
-        base, folder = transformers.AutoModel.from_pretrained(body, dtype=torch.float32).eval(), tmp_path / "adapters" / task
+        base = transformers.AutoModel.from_pretrained(body, dtype=torch.float32).eval()
+        folder = tmp_path / "adapters" / task
         theirs = peft.get_peft_model(base, peft.LoraConfig(
-            r=4, lora_alpha=16, target_modules=["q_proj", "v_proj", "up_proj", "down_proj"], task_type="FEATURE_EXTRACTION"))
+            r=4, lora_alpha=16, target_modules=["q_proj", "v_proj", "up_proj", "down_proj"],
+            task_type="FEATURE_EXTRACTION"))
         for name, parameter in theirs.named_parameters():
             if "lora_" in name:
                 torch.nn.init.normal_(parameter, 0, 0.3)
         theirs.save_pretrained(folder)
-        module = qwen3 if engine == "NumPy" else fast
-        model = module.load_model(tmp_path, adapter=folder, **({} if engine == "NumPy" else {"kv_dtype": "f32", "threads": 1}))
+        options = {} if engine == "NumPy" else {"kv_dtype": "f32", "threads": 1}
+        model = (qwen3 if engine == "NumPy" else fast).load_model(tmp_path, adapter=folder, **options)
         for prompt, before in ((None, "Document: "), ("query", "Query: ")):
             with torch.no_grad():
                 states = torch.stack([theirs(input_ids=tokenizer(body)(before + text, return_tensors="pt")["input_ids"])
@@ -286,9 +291,7 @@ def test_a_model_with_an_adapter_for_each_task(engine, body, tmp_path):
     assert np.abs(vectors[0] - vectors[2]).max() > 0.01
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Classifiers
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Classifiers -----------------------------------------------------------------------------------------------------
 
 def their_classifier(folder, kind, dtype=torch.float32, source=ROOT / "demo", ending=False, **changes):
     """The folder of a random classifier -> transformers' model."""

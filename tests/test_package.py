@@ -134,7 +134,8 @@ def test_types(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM + "\n".join(MISTAKES) + "\n")
     command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports", "silent", "--hide-error-context",
                "--cache-dir", tmp_path / "cache", "program.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env=surroundings() | {"MYPYPATH": str(ROOT)})
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300,
+                          env=surroundings() | {"MYPYPATH": str(ROOT)})
     errors = [line for line in done.stdout.splitlines() if ": error: " in line]
     assert len(errors) == len(MISTAKES), done.stdout
     for error, (line, words) in zip(errors, MISTAKES.items()):

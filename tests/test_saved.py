@@ -8,7 +8,8 @@ import pytest
 import qwen3
 from configs import BASE, CASES, FRANCE, HYBRIDS
 from embedders import add_modules, make_classifier, make_embedder
-from helpers import (REMOVED, assert_one_line, edit_json, message_of, random_ids, read_safetensors, with_tensors)
+from helpers import (REMOVED, assert_one_line, edit_json, logits_of, message_of, random_ids, read_safetensors,
+                     with_tensors)
 from make_random_model import make_random_model
 from published import publish
 from qwen3_embed import embed
@@ -25,9 +26,7 @@ import qwen3_numba as fast
 pytestmark = pytest.mark.core
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Saved and loaded
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Saved and loaded ------------------------------------------------------------------------------------------------
 
 def quantized(path):
     quantize_model(make_random_model(WHOLE_GROUPS, path, "float32"), awq, PUBLISHED["AWQ, groups of 32"][1])
@@ -60,7 +59,8 @@ SOURCES = {
     "mixture": lambda path: make_random_model(MOE | {"mlp_only_layers": [1], "hidden_size": 80}, path),
     "hybrid": lambda path: publish(make_random_model(HYBRIDS["three value heads to a key head, six layers"], path)),
     "hybrid mixture": lambda path: publish(make_random_model(HYBRIDS["mixture"], path)),
-    "AWQ": quantized, "GGUF": gguf_file, "GGUF of a hybrid": gguf_file_of_a_hybrid, "an adapter with biases": with_biases,
+    "AWQ": quantized, "GGUF": gguf_file, "GGUF of a hybrid": gguf_file_of_a_hybrid,
+    "an adapter with biases": with_biases,
     "embedding model": lambda path: add_modules(make_embedder(path), pooling_mode_mean_tokens=True),
     "embedding model, untied": lambda path: add_modules(make_embedder(path, tie_word_embeddings=False)),
 }
@@ -70,7 +70,7 @@ def results(model):
     """What a model gives: vectors, or logits."""
     if model.embeds:
         return embed(model, ["the bee", "finds home"])
-    return qwen3.forward(model, random_ids(70, 0, model.config.vocab_size), model.engine.new_cache(model.config), all_logits=True)
+    return logits_of(model, random_ids(70, 0, model.config.vocab_size))
 
 
 @pytest.mark.parametrize("form", ["int8", "int4"])
@@ -117,9 +117,7 @@ def test_a_saved_model_names_the_cache_that_overflows(tmp_path):
     assert "--kv-dtype bf16" in message_of(lambda: list(qwen3.generate(model, [1, 2], 4, temperature=0)))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What is refused
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- What is refused -------------------------------------------------------------------------------------------------
 
 def stored_in(file) -> dict:
     return qwen3.map_safetensors(file, {"U8": np.dtype("u1"), "F32": np.dtype("<f4")})

@@ -217,7 +217,7 @@ def test_malformed_requests(served, caplog):
 
 
 def test_schemas_that_take_long_hold_up_nobody_else(demo):
-    """Six of 200 kB, with a fault in the innermost of 30 levels, are refused while a chat with another schema goes on."""
+    """Six of 200 kB, with a fault in the innermost of 30 levels, are refused while another schema's chat goes on."""
     def hostile(number):
         inner = {"type": "string", "format": f"unknown{number}"}
         for _ in range(30):
@@ -266,7 +266,8 @@ HOSTILE = [  # path, body as JSON or bytes: the largest that are taken
     chat_with(chat_template_kwargs={str(i): 1 for i in range(100_000)}), chat_with(**{"x" * 10_000_000: 1}),
     ("/v1/completions", {"prompt": [[5] * 4_000] * 100}), ("/v1/completions", {"prompt": [5] * 500_000}),
     ("/v1/completions", b"[" * 2**24), ("/v1/completions", b"[" + b"[]," * 5_500_000 + b"[]]"),
-    ("/v1/completions", b'{"seed":' + b"1" * 10_000_000 + b"}"), ("/v1/completions", b'"' + b"\\u0000" * 2_700_000 + b'"'),
+    ("/v1/completions", b'{"seed":' + b"1" * 10_000_000 + b"}"),
+    ("/v1/completions", b'"' + b"\\u0000" * 2_700_000 + b'"'),
     ("/rerank", {"query": "a", "texts": ["a"] * 100_000}),
     ("/v1/responses", {"input": [{"type": "function_call", "name": "f", "arguments": "{}"}] * 30_000})]
 
@@ -298,7 +299,7 @@ def test_hostile_bodies_are_refused_and_hold_up_nobody(demo):
 
 
 def test_many_connections_and_slow_senders(demo, monkeypatch):
-    """300 (FUZZ=10: 3,000) silent ones, or ones that send a byte now and then, are closed; meanwhile others are answered."""
+    """300 (FUZZ=10: 3,000) silent ones, or ones that send a byte now and then, are closed; others are answered."""
     monkeypatch.setattr(web, "HEADER_SECONDS", 2)
     monkeypatch.setattr(web, "BODY_SECONDS", 2)
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
@@ -332,7 +333,7 @@ def test_many_connections_and_slow_senders(demo, monkeypatch):
 
 
 def test_clients_that_leave_or_close_their_sending_half(small):
-    """At any moment, 60 (FUZZ=10: 600) of them, streamed or not: who reads on gets the whole answer, no slot is lost."""
+    """At any moment, 60 (FUZZ=10: 600) of them, streamed or not: who reads on gets all of it, no slot is lost."""
     rng = random.Random(6)
 
     def use(rng):

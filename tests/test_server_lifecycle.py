@@ -81,7 +81,7 @@ def test_a_running_answer_outlives_the_time_for_headers(slow, monkeypatch):
             silent.sendall(b"GET")  # the second request doesn't go on
             while silent.recv(2**16):
                 pass
-        with contextlib.closing(endless(served, max_tokens=1)) as pipelined:  # the second answer begins with the first's end
+        with contextlib.closing(endless(served, max_tokens=1)) as pipelined:  # a second answer begins as the first ends
             body = b'{"prompt": "once", "max_tokens": 20, "stream": true}'
             pipelined.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (
                 len(body), body))
@@ -138,7 +138,8 @@ KEYS = {"Bearer secret": 200, "bearer secret": 200, "BEARER  secret": 200, None:
 @pytest.mark.core
 def test_the_key_opens_the_paths_in_every_form_and_nothing_else_does(demo):
     with Served(demo, hosts=None, key="secret") as served:
-        for path in ("/v1/models", "/v1/models/demo", "/v1/models?/health", "/v1/models#/health", "/metrics", "/health/x",
+        for path in ("/v1/models", "/v1/models/demo", "/v1/models?/health", "/v1/models#/health", "/metrics",
+                     "/health/x",
                      "//health", "/health/../v1/models"):
             for host in ("localhost", "localhost:/health?", "localhost/?", "x/health#"):
                 for key, expected in KEYS.items():
@@ -214,7 +215,7 @@ def test_the_page_needs_nothing_from_elsewhere(served):
 
 
 def test_the_command():
-    """It says where it listens, logs requests without their texts, answers, and ends after SIGTERM, when all is done."""
+    """It says where it listens, logs requests without texts, answers, and ends after SIGTERM, when all is done."""
     process, lines = started("--verbose")
     try:
         url = lines[-1].split()[-1]

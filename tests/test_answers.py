@@ -210,7 +210,8 @@ def test_messages_that_are_none(demo, messages):
 
 
 @pytest.mark.parametrize("options", [{"stop": 5}, {"stop": [5]}, {"stop": ""}, {"stop": [None]}, {"stop": {"x": 1}},
-                                     {"logprobs": -1}, {"think_budget": 1.5}, {"lookup": "x"}, {"logprobs": True}, {"stop_loops": 1},
+                                     {"logprobs": -1}, {"think_budget": 1.5}, {"lookup": "x"}, {"logprobs": True},
+                                     {"stop_loops": 1},
                                      {"stops": "x"}, {"logit_bias": {"4096": 1}}, {"logit_bias": {"9" * 5000: 1}},
                                      {"logit_bias": {"5": 100.1}}, {"logit_bias": {5: -101}}])
 def test_options_that_are_refused(demo, options):

@@ -115,7 +115,8 @@ def test_the_evaluation_takes_right_answers_for_right_and_others_not(name):
 
 def test_the_head_of_the_tiny_hybrid_guesses_what_the_model_says(tokenizer):
     folder = train.DEMO.parent / "tests/tiny_hybrid"
-    state = {name.removeprefix("model."): value.float() for name, value in load_file(folder / "model.safetensors").items()}
+    state = {name.removeprefix("model."): value.float()
+             for name, value in load_file(folder / "model.safetensors").items()}
     n_tokens = len(state["language_model.embed_tokens.weight"])
     model = hybrid.Hybrid(Qwen3_5TextConfig(**hybrid.TEXT, vocab_size=n_tokens))
     model.load_state_dict(state)

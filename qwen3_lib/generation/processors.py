@@ -53,8 +53,8 @@ class StopLoops(Processor):
 
     A text runs in circles when 90 % of the last LEAST tokens end a run of SIZE tokens that comes for the fourth time
     within WINDOW tokens, its occurrences side by side. Some such tokens are common: 18 % of 10,000 cuts from programs
-    and their docs have them, but at most 79 % in a row. Only tables of few kinds of tokens have 100 %, those of zeros
-    and ones for example: fewer than FEW kinds must go round without any change for WINDOW tokens.
+    and their docs have them, but never more than 79 % (Qwen's tokens). Only tables of few kinds of tokens have 100 %,
+    those of zeros and ones for example: fewer than FEW kinds must go round without any change for WINDOW tokens.
     """
     SIZE, LEAST, WINDOW, FEW = 24, 1024, 2048, 12
 

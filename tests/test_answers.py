@@ -328,7 +328,7 @@ def test_stop_texts_of_a_model(rng, talker):
     if full.think_open_in_prompt or full.text.lstrip().startswith("<think>"):
         thought = full.text[:(full.text + "</think>").find("</think>") + len("</think>")]
     whole = thought + until_first(full.text[len(thought):], stop)
-    completion = Completion(talker, prompt, stop=stop, **options)
+    completion = Completion(talker, prompt, stop=rng.choice([tuple, iter])(stop), **options)
     assert "".join(completion) == completion.text == whole
     assert completion.token_ids == full.token_ids[:len(completion.token_ids)]
     assert completion.finish_reason == (full.finish_reason if whole == full.text else "stop")

@@ -1,4 +1,4 @@
-"""qwen3_lib/app/state.py: the lines typed and the last conversation, kept for their user alone."""
+"""qwen3_lib/app/files.py: the lines typed and the last conversation, kept for their user alone."""
 import json
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from helpers import TALK
 from qwen3 import InputError
-from qwen3_lib.app import state
+from qwen3_lib.app import files
 
 
 @pytest.fixture(autouse=True)
@@ -25,12 +25,12 @@ def test_what_is_kept_is_private(folder):
     folder.mkdir(mode=0o755)
     (folder / "history").write_text("+of an earlier version")
     (folder / "history").chmod(0o644)
-    assert state.history_file() == folder / "history" and (folder / "history").read_text()
+    assert files.history_file() == folder / "history" and (folder / "history").read_text()
     with pytest.raises(InputError, match="no conversation to continue .no file .*last.json"):
-        state.kept_conversation()
+        files.kept_conversation()
     for tools, value in ((None, TALK), ([], {"messages": TALK, "tools": []})):
-        file = state.keep_conversation(TALK, tools)
-        assert str(file) == state.kept_conversation() and json.loads(file.read_text()) == value
+        file = files.keep_conversation(TALK, tools)
+        assert str(file) == files.kept_conversation() and json.loads(file.read_text()) == value
     assert mode(folder) == 0o700 and mode(file) == mode(folder / "history") == 0o600
     assert sorted(os.listdir(folder)) == ["history", "last.json"]
 
@@ -43,25 +43,25 @@ def test_an_obstacle(folder, monkeypatch, place):
         (folder / "last.json").mkdir()
     else:
         monkeypatch.setenv("XDG_STATE_HOME", place)
-    assert state.history_file() is None
+    assert files.history_file() is None
     with pytest.raises(InputError, match="last.json: "):
-        state.keep_conversation(TALK, None)
+        files.keep_conversation(TALK, None)
     with pytest.raises(InputError, match="no conversation to continue"):
-        state.kept_conversation()
+        files.kept_conversation()
 
 
 def test_nothing_is_kept_when_it_is_off_or_there_is_no_home(folder, monkeypatch):
     monkeypatch.setenv("QWEN3_HISTORY", "OFF")
-    assert state.history_file() is None and state.keep_conversation(TALK, None) is None and not folder.exists()
+    assert files.history_file() is None and files.keep_conversation(TALK, None) is None and not folder.exists()
     monkeypatch.delenv("QWEN3_HISTORY")
     monkeypatch.setenv("XDG_STATE_HOME", "relative/paths/do/not/count")
-    assert state.state_file("x") == Path.home() / ".local" / "state" / "qwen3" / "x"
+    assert files.state_file("x") == Path.home() / ".local" / "state" / "qwen3" / "x"
     monkeypatch.setattr(Path, "home", lambda: exec("raise RuntimeError('no home')"))
-    assert state.history_file() is None and state.keep_conversation(TALK, None) is None
+    assert files.history_file() is None and files.keep_conversation(TALK, None) is None
 
 
 def test_which_conversation_goes_on():
     parts = [{"type": "text", "text": "And "}, {"type": "text", "text": "red?"}]
-    assert state.going_on([*TALK, {"role": "user", "content": parts}]) == (
+    assert files.going_on([*TALK, {"role": "user", "content": parts}]) == (
         "(going on with 3 messages; the last question: And red?)")
-    assert state.going_on([{"role": "system", "content": "Be brief."}]) == "(going on with 1 message)"
+    assert files.going_on([{"role": "system", "content": "Be brief."}]) == "(going on with 1 message)"

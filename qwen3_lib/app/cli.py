@@ -14,16 +14,16 @@ from qwen3 import Sampling, __version__, accept_all_text, chat
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.score import score
 from qwen3_lib.app.chat import Chat, run_chat
-from qwen3_lib.app.files import load_prompt_cache, read_messages, read_text, read_tools, save_prompt_cache
+from qwen3_lib.app.files import (keep_conversation, load_prompt_cache, read_conversation, read_prompt, read_text,
+                                 save_prompt_cache)
 from qwen3_lib.app.models import print_models, readable_size, size_on_disk
 from qwen3_lib.app.options import (Parser, add_answer_options, add_engine_options, add_model_options, answer_options,
                                    load, load_draft, named_model, shown)
-from qwen3_lib.app.state import going_on, keep_conversation, kept_conversation
 from qwen3_lib.app.terminal import (as_json, cut_note, logprob_objects, note, obey_escapes, print_answer,
                                     print_json, print_raw, statistics, write)
 from qwen3_lib.io.errors import InputError, encoded
 from qwen3_lib.io.hub import resolve_model
-from qwen3_vision import MAX_PIXELS, question
+from qwen3_vision import MAX_PIXELS
 
 # ---- Options ---------------------------------------------------------------------------------------------------------
 
@@ -141,38 +141,6 @@ def parse_arguments(parser: Parser, argv: Sequence[str] | None) -> argparse.Name
         parser.error("only one option can read stdin")
     args.reads_stdin = args.prompt == "-" or piped and not args.chat and "-" not in files
     return args
-
-
-def read_prompt(args: argparse.Namespace) -> str | None:
-    """The text to ask: the prompt, stdin, --file; None if there is none. Raises InputError if all are empty."""
-    parts = [] if args.prompt in (None, "-") else [args.prompt]
-    if args.reads_stdin and ((piped := read_text("-")) or not parts and args.file is None and args.messages is None):
-        parts.append(piped)
-    if args.file is not None:
-        parts.append(read_text(args.file))
-    if parts and not any(map(str.strip, parts)):
-        raise InputError("the prompt is empty")
-    return "\n\n".join(parts) if parts else None
-
-
-def read_conversation(args: argparse.Namespace) -> tuple[list[dict], list[dict] | None]:
-    """(messages, tools) of --continue or --messages, --tools, --system and the prompt."""
-    file = kept_conversation() if getattr(args, "continue") else args.messages
-    messages, tools = ([], None) if file is None else read_messages(file)
-    if getattr(args, "continue") and not (args.chat and sys.stdin.isatty()):  # there, the chat says so itself
-        note(going_on(messages))
-    tools = tools if args.tools is None else read_tools(args.tools)
-    system = args.system if args.system_file is None else read_text(args.system_file)
-    if system is not None:
-        if any(message["role"] == "system" for message in messages):
-            raise InputError("the conversation has a system message, so --system can't set another one")
-        messages = [{"role": "system", "content": system}, *messages]
-    prompt = read_prompt(args)
-    if prompt is not None:
-        messages = [*messages, {"role": "user", "content": question(prompt, args.image or (), args.max_pixels)}]
-    elif args.image:
-        raise InputError("--image needs a question about the picture")
-    return messages, tools
 
 
 # ---- What to do ------------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
-"""The files of people: texts, conversations, tools, saved prompts.
+"""The files of people: texts, conversations, tools, saved prompts, and what is kept for the next time.
 
 Input is checked; bad input raises InputError with a message of one line.
 """
+import argparse
 import hashlib
 import os
 import sys
@@ -14,10 +15,12 @@ import safetensors
 from qwen3 import KVCache, Model, checked_ids
 from qwen3_5 import HybridCache, State
 from qwen3_lib.generation.messages import checked_messages, checked_tools
+from qwen3_lib.app.terminal import note
 from qwen3_lib.io import adapter
-from qwen3_lib.io.errors import InputError, parse_json
+from qwen3_lib.io.errors import InputError, brief, counted, parse_json
 from qwen3_lib.io.tensors import both_ends
-from qwen3_lib.io.writing import checksum, write_safetensors
+from qwen3_lib.io.writing import checksum, write_json, write_safetensors
+from qwen3_vision import question
 
 STATES = "history", "state", "late"  # the parts of qwen3_5.State
 
@@ -55,6 +58,111 @@ def read_messages(name: str) -> tuple[list[dict], list[dict] | None]:
 def read_tools(name: str) -> list[dict]:
     """The tools of a file with a list of {"type": "function", "function": {"name", "description", "parameters"}}."""
     return checked_tools(read_json(name), name)
+
+
+# ---- What to ask -----------------------------------------------------------------------------------------------------
+
+def read_prompt(args: argparse.Namespace) -> str | None:
+    """The text to ask: the prompt, stdin, --file; None if there is none. Raises InputError if all are empty."""
+    parts = [] if args.prompt in (None, "-") else [args.prompt]
+    if args.reads_stdin and ((piped := read_text("-")) or not parts and args.file is None and args.messages is None):
+        parts.append(piped)
+    if args.file is not None:
+        parts.append(read_text(args.file))
+    if parts and not any(map(str.strip, parts)):
+        raise InputError("the prompt is empty")
+    return "\n\n".join(parts) if parts else None
+
+
+def read_conversation(args: argparse.Namespace) -> tuple[list[dict], list[dict] | None]:
+    """(messages, tools) of --continue or --messages, --tools, --system and the prompt."""
+    file = kept_conversation() if getattr(args, "continue") else args.messages
+    messages, tools = ([], None) if file is None else read_messages(file)
+    if getattr(args, "continue") and not (args.chat and sys.stdin.isatty()):  # there, the chat says so itself
+        note(going_on(messages))
+    tools = tools if args.tools is None else read_tools(args.tools)
+    system = args.system if args.system_file is None else read_text(args.system_file)
+    if system is not None:
+        if any(message["role"] == "system" for message in messages):
+            raise InputError("the conversation has a system message, so --system can't set another one")
+        messages = [{"role": "system", "content": system}, *messages]
+    prompt = read_prompt(args)
+    if prompt is not None:
+        messages = [*messages, {"role": "user", "content": question(prompt, args.image or (), args.max_pixels)}]
+    elif args.image:
+        raise InputError("--image needs a question about the picture")
+    return messages, tools
+
+
+# ---- Kept for the user alone: the lines typed in chats, and the last conversation ------------------------------------
+# They lie in $XDG_STATE_HOME/qwen3, or ~/.local/state/qwen3. QWEN3_HISTORY=off keeps neither.
+
+def state_file(name: str) -> Path | None:
+    """The path of a file in the state folder; None if nothing is to be kept, or there is no home."""
+    if os.environ.get("QWEN3_HISTORY", "").lower() == "off":
+        return None
+    base = os.environ.get("XDG_STATE_HOME", "")
+    try:
+        folder = Path(base) if os.path.isabs(base) else Path.home() / ".local" / "state"  # as the XDG standard says
+    except RuntimeError:
+        return None
+    return folder / "qwen3" / name
+
+
+def make_private_folder(folder: Path) -> None:
+    """Makes a folder that only its user can open. Raises OSError."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+
+
+def history_file() -> Path | None:
+    """The file for the lines typed, readable by its user only; None if there can be none."""
+    file = state_file("history")
+    try:
+        if file is not None:
+            make_private_folder(file.parent)
+            file.touch(mode=0o600)
+            file.chmod(0o600)
+    except OSError:  # a chat without a history is still a chat
+        return None
+    return file if file is not None and file.is_file() else None
+
+
+def keep_conversation(messages: list[dict], tools: list[dict] | None) -> Path | None:
+    """Writes the last conversation, in the form of /save -> its file; None if nothing is to be kept.
+
+    Raises InputError if the file can't be written.
+    """
+    file = state_file("last.json")
+    try:
+        if file is not None:
+            make_private_folder(file.parent)
+            write_json(file, messages if tools is None else {"messages": messages, "tools": tools}, private=True)
+    except OSError as error:
+        raise InputError(f"{file}: cannot be written: {error.strerror}") from error
+    return file
+
+
+def kept_conversation() -> str:
+    """The name of the file with the last conversation. Raises InputError if there is none."""
+    file = state_file("last.json")
+    if file is None or not file.is_file():
+        where = "QWEN3_HISTORY=off, or there is no home" if file is None else f"no file {file}"
+        raise InputError(f"there is no conversation to continue ({where})")
+    return str(file)
+
+
+def going_on(messages: list[dict]) -> str:
+    """A note that says which conversation goes on: how many messages it has, and its last question."""
+    asked = [message["content"] for message in messages if message["role"] == "user"]
+    last = f"; the last question: {brief(as_text(asked[-1]), 60)}" if asked else ""
+    return f"(going on with {counted(len(messages), 'message')}{last})"
+
+
+def as_text(content: str | list[dict] | None) -> str:
+    """The text of a message, which OpenAI's API allows to come in parts."""
+    return content or "" if isinstance(content, str | None) else \
+        "".join(part.get("text", "[picture] ") for part in content)
 
 
 # ---- Saved prompts ---------------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, NoReturn
 
 from qwen3 import BUNDLED, Config, Engine, Folder, InputError, Model, Sampling, load_model
-from qwen3_lib.generation.completion import checked_stop
 from qwen3_lib.generation.guesses import Draft
 from qwen3_lib.generation.options import NAMES, AnswerOptions, options_of
 from qwen3_lib.generation.schema import lark, regex
@@ -119,7 +118,7 @@ def add_answer_options(parser: argparse.ArgumentParser) -> Any:
 def answer_options(args: argparse.Namespace) -> dict[str, Any]:
     """The options of a Completion, and chat_template_kwargs. Raises InputError before a large model is loaded."""
     options = {name: getattr(args, name, None) for name in NAMES if name not in ("schema", "draft")}
-    options |= {"max_new_tokens": args.max_tokens, "stop": checked_stop(args.stop), "schema": schema_option(args)}
+    options |= {"max_new_tokens": args.max_tokens, "stop": tuple(args.stop), "schema": schema_option(args)}
     if args.greedy:
         options["temperature"] = 0.0
     try:

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from qwen3_lib.app.state import history_file
+from qwen3_lib.app.files import history_file
 from qwen3_lib.app.terminal import OutputError, coloured, is_screen, note
 from qwen3_lib.io.errors import InputError
 

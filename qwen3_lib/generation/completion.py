@@ -22,21 +22,7 @@ from qwen3_lib.generation.schema import Constrained, Grammar
 from qwen3_lib.generation.steps import Run, step
 from qwen3_lib.generation.tools import schemas
 from qwen3_lib.io.errors import encoded
-from tokenizer_utils import Answer, InputError, StreamDecoder, Tokenizer, brief
-
-
-MOST_STOPS, LONGEST_STOP = 64, 1024  # characters; each token is compared with all of them
-
-
-def checked_stop(stop: str | Iterable[str]) -> tuple[str, ...]:
-    """Stop texts as a tuple. Raises InputError for too many or too long ones, and for an empty one."""
-    several = isinstance(stop, Iterable) and not isinstance(stop, str | dict)
-    texts: tuple[Any, ...] = tuple(stop) if several else (stop,)
-    if wrong := [text for text in texts if not isinstance(text, str) or not text]:
-        raise InputError(f"a stop text must be a text of at least one character, not {brief(repr(wrong[0]))}")
-    if len(texts) > MOST_STOPS or max(map(len, texts), default=0) > LONGEST_STOP:
-        raise InputError(f"stop must be at most {MOST_STOPS} texts of at most {LONGEST_STOP:,} characters each")
-    return texts
+from tokenizer_utils import Answer, InputError, StreamDecoder, Tokenizer
 
 
 class AnswerText(Processor):
@@ -72,7 +58,7 @@ class Completion(Stream):
                                                     wanted.eos_token_ids, **wanted.sampling)
         prompt, processors = self.sequence.prompt, self.sequence.processors
         self.think_open_in_prompt = inside_thought(tokenizer, prompt)  # the text begins within a thought
-        self.marks = Marks(self.think_open_in_prompt, checked_stop(() if wanted.stop is None else wanted.stop),
+        self.marks = Marks(self.think_open_in_prompt, tuple(wanted.stop or ()),
                            tokenizer.token_to_id("<think>"), tokenizer.token_to_id("</think>"))
         self.noted, constrained = None if wanted.logprobs is None else Logprobs(tokenizer, wanted.logprobs), None
         processors += [written := AnswerText(tokenizer, self.marks)] + ([] if self.noted is None else [self.noted])

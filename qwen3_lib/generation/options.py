@@ -62,11 +62,26 @@ class AnswerOptions:
         return {name: getattr(self, name) for name in Sampling.__dataclass_fields__}
 
 
+MOST_STOPS, LONGEST_STOP = 64, 1024  # characters; each token is compared with all of them
+
+
+def checked_stop(stop: str | Iterable[str] | None) -> tuple[str, ...]:
+    """Stop texts as a tuple. Raises InputError for too many or too long ones, and for an empty one."""
+    stop = () if stop is None else stop
+    several = isinstance(stop, Iterable) and not isinstance(stop, str | dict)
+    texts: tuple[Any, ...] = tuple(stop) if several else (stop,)
+    if wrong := [text for text in texts if not isinstance(text, str) or not text]:
+        raise InputError(f"a stop text must be a text of at least one character, not {brief(repr(wrong[0]))}")
+    if len(texts) > MOST_STOPS or max(map(len, texts), default=0) > LONGEST_STOP:
+        raise InputError(f"stop must be at most {MOST_STOPS} texts of at most {LONGEST_STOP:,} characters each")
+    return texts
+
+
 NAMES = tuple(AnswerOptions.__dataclass_fields__)
 
 
 def options_of(given: dict[str, Any]) -> AnswerOptions:
-    """The options with these names and values. Raises InputError for unknown names."""
+    """The options with these names and values; `stop` as a tuple. Raises InputError for unknown names."""
     if unknown := given.keys() - {*NAMES}:
         raise InputError(f"{brief(min(unknown))} is none of the options {', '.join(NAMES)}")
-    return AnswerOptions(**given)
+    return AnswerOptions(**given | {"stop": checked_stop(given.get("stop"))})

@@ -6,6 +6,7 @@ import enum
 import json
 import os
 import resource
+import sys
 import time
 from pathlib import Path
 from typing import Literal
@@ -18,9 +19,8 @@ from fuzzing import any_number, any_text, change, fuzz
 from helpers import assert_one_line, message_of, works_or_refused
 from qwen3 import chat
 from qwen3_lib.generation import trial, vetting
-from qwen3_lib.generation.classes import json_schema, parsed
 from qwen3_lib.generation.prepare import prepared
-from qwen3_lib.generation.schema import Grammar, lark, regex
+from qwen3_lib.generation.schema import Grammar, lark, parsed, regex, type_adapter
 from qwen3_lib.generation.batch import Batch
 from test_answers import saying
 
@@ -45,14 +45,14 @@ class Tree:
 
 @dataclasses.dataclass
 class Odd:
-    a: set
+    a: memoryview
 
 
 TREE = {"size": 2, "kind": "oak", "alive": None, "heights": [1.5], "ages": {"a": 1}, "next": None}
 
 
 def test_a_dataclass_is_a_schema(demo):
-    schema = json_schema(Tree)
+    schema = prepared(type_adapter(Tree).json_schema())
     for tree in (TREE, TREE | {"next": TREE}, {"size": "small", "kind": "fir", "alive": True}):
         jsonschema.validate(tree, schema)
     for wrong in ({"size": 3}, {"kind": "elm"}, {"alive": 1}, {"heights": ["a"]}, {"ages": {"a": "b"}}, {"more": 1},
@@ -62,7 +62,12 @@ def test_a_dataclass_is_a_schema(demo):
     answer = chat(demo, "A tree?", enable_thinking=False, schema=Tree, max_new_tokens=3).finish()
     assert answer.text.startswith('{"size')
     assert_one_line(message_of(lambda: answer.parsed), "the JSON is not complete")
-    assert_one_line(message_of(chat, demo, "x", schema=Odd), "set")
+    assert_one_line(message_of(chat, demo, "x", schema=Odd), "memoryview")
+
+
+def test_a_class_needs_pydantic(demo, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pydantic", None)
+    assert_one_line(message_of(chat, demo, "x", schema=Tree), "a schema needs pydantic: pip install pydantic")
 
 
 def test_an_answer_is_an_object_of_the_class_that_was_passed(demo):
@@ -74,7 +79,7 @@ def test_an_answer_is_an_object_of_the_class_that_was_passed(demo):
     assert chat(demo, FRANCE, schema=place).finish().parsed == place("Paris")
     model = pydantic.create_model("Place", capital=Literal["Paris", "Rome"])
     assert chat(demo, FRANCE, schema=model).finish().parsed == model(capital="Paris")
-    assert chat(demo, FRANCE, schema=json_schema(model)).finish().parsed == {"capital": "Paris"}
+    assert chat(demo, FRANCE, schema=model.model_json_schema()).finish().parsed == {"capital": "Paris"}
     assert "JSON Schema" in message_of(lambda: chat(demo, FRANCE, schema=regex("a")).finish().parsed)
 
 
@@ -192,7 +197,7 @@ def test_other_grammars_and_what_cannot_be_used(demo):
     thought = chat(demo, FRANCE, schema={"const": "Rome"}, think_budget=0).finish()
     assert thought.answer.content == '"Rome"' and thought.finish_reason == "stop"
     nested = {"type": "object", "properties": {"a": {"items": {"$ref": "#/$defs/b"}}}, "$defs": {"b": {"not": {}}}}
-    assert_one_line(message_of(chat, demo, "x", schema=nested), "#/properties/a/items", "not")
+    assert_one_line(message_of(chat, demo, "x", schema=nested), "not")
     assert_one_line(message_of(chat, demo, "x", schema=3), "schema", "3")
 
 
@@ -212,16 +217,15 @@ def test_text_that_reads_like_a_special_token_is_text(demo, text):
     assert demo.tokenizer.decode(answer.token_ids, skip_special_tokens=True) == json.dumps(text)
 
 
-@pytest.mark.parametrize("value", [0, -1, 0.1, 5490.0, 2**53, 10**17, 12345678901234.5, -1e22, 7987786306360180.0])
+@pytest.mark.parametrize("value", [0, -1, 0.1, 5490.0, 2**53 - 1, 12345678901234.5, 7987786306360180.0])
 def test_a_number_is_written_as_it_is(demo, value):
     assert chat(demo, FRANCE, enable_thinking=False, schema={"enum": [value]}).finish().parsed == value
 
 
 @pytest.mark.parametrize("schema, words", [
     ({"const": 9007199254740993}, "9007199254740993"), ({"enum": [1, {"a": [2**63]}]}, "9223372036854775808"),
-    ({"const": -2**63 + 1}, "-9223372036854775807"), ({"const": 123456789012345.67}, "123456789012345.67"),
-    ({"type": "integer", "minimum": 10**17 + 1, "maximum": 10**17 + 3}, "minimum"),
-    ({"type": "integer", "minimum": 2**63}, "9223372036854775808"),
+    ({"type": "integer", "minimum": -10**400}, "too many digits"),
+    ({"minimum": 0.30000000000000004}, "0.30000000000000004"), ({"const": -3e-300}, "-3e-300"),
     ({"$ref": "#"}, "itself"), ({"type": "object", "required": ["a"], "properties": {"a": {"$ref": "#"}}}, "itself"),
     ({"type": "array", "items": {"anyOf": [{"$ref": "#"}]}, "minItems": 1}, "itself"), (lark("start: start"), "itself"),
     ({"allOf": [{"items": [{}, {}]}], "items": [{}], "additionalItems": {"type": "null"}}, "allOf"),
@@ -231,16 +235,6 @@ def test_a_number_is_written_as_it_is(demo, value):
     ({"enum": ["a" * 2**19]}, "characters")])
 def test_what_llguidance_would_take_for_something_else_is_refused_by_name(demo, schema, words):
     assert_one_line(message_of(chat, demo, FRANCE, schema=schema), words)
-
-
-@pytest.mark.parametrize("schema, inside, outside", [
-    ({"type": "integer", "minimum": -2**63, "maximum": 2**63 - 1}, [0, 2**62, -2**62], [2**63, -2**63 - 1]),
-    ({"type": "integer", "exclusiveMaximum": 2**64, "minimum": 2**53 + 1}, [2**60], [2**53 + 1 - 1, 2**64]),
-    ({"type": "number", "minimum": 0.30000000000000004, "maximum": 2**70}, [0.4, 2**69], [0.3, 2**71]),
-    ({"type": "string", "maxLength": 2.0}, ["ab"], ["abc"])])
-def test_bounds_that_a_float_does_not_hold_move_inwards(schema, inside, outside):
-    valid = jsonschema.Draft202012Validator(prepared(schema)).is_valid
-    assert all(map(valid, inside)) and not any(map(valid, outside))
 
 
 # ---- Strangers' schemas ----------------------------------------------------------------------------------------------
@@ -276,6 +270,9 @@ def chain(rng, n):
     return references[0] | {"$defs": dict(zip(names, [*map(link, references[1:]), end]))}
 
 
+TREES = type_adapter(Tree).json_schema()
+
+
 def any_schema(rng):
     kind = rng.random()
     if kind < 0.1:
@@ -286,7 +283,7 @@ def any_schema(rng):
         grammar = list('start: a | "x" a? {"y"}\na: /[b-d]+(e|f){2,3}/ | %json {"type": "integer"}')
         change(rng, grammar, lambda rng: rng.choice('"/|()[]{}?*+~%:\\\n ax0'))
         return lark("".join(map(str, grammar)))
-    schema = copy.deepcopy(rng.choice([*SCHEMAS, json_schema(Tree), A, {"allOf": [A, B]}, {"enum": [any_number(rng)]}]))
+    schema = copy.deepcopy(rng.choice([*SCHEMAS, TREES, A, {"allOf": [A, B]}, {"enum": [any_number(rng)]}]))
     if kind < 0.65:
         keyword = rng.choice(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "const", "maxLength",
                               "minLength", "minItems", "maxItems", "enum", "required", "multipleOf", "type",
@@ -310,7 +307,7 @@ def in_a_fork(grammar):
     with open(reading, "rb") as pipe:
         text = pipe.read()
     os.waitpid(child, 0)
-    return json.loads(text) if text else ("", "it died")
+    return json.loads(text) if text else "it died"
 
 
 @fuzz(1000)

@@ -113,7 +113,7 @@ def test_strict_tools_and_schemas_beside_tools(client):
     [call] = client.chat.completions.create(response_format=form, **same).choices[0].message.tool_calls
     assert json.loads(call.function.arguments) == {"city": "Rome"}
     parameters["properties"]["city"] = {"not": {}}
-    with pytest.raises(openai.BadRequestError, match="get_weather.*#/properties/city") as caught:
+    with pytest.raises(openai.BadRequestError, match=r'get_weather.*\["not"\]') as caught:
         client.chat.completions.create(**same)
     assert caught.value.param == "tools"
 

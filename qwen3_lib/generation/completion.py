@@ -12,13 +12,12 @@ import numpy as np
 
 from qwen3 import CHUNK, KVCache, Model, Sequence, Stream, TokenIds
 from qwen3_lib.generation.answer import inside_thought, parse_answer
-from qwen3_lib.generation.classes import parsed
 from qwen3_lib.generation.guesses import speculator
 from qwen3_lib.generation.marks import Marks
 from qwen3_lib.generation.messages import checked_messages
 from qwen3_lib.generation.options import options_of
 from qwen3_lib.generation.processors import Bias, Logprobs, Processor, StopLoops, ThinkBudget, TokenLogprob
-from qwen3_lib.generation.schema import Constrained, Grammar
+from qwen3_lib.generation.schema import Constrained, Grammar, parsed
 from qwen3_lib.generation.steps import Run, step
 from qwen3_lib.generation.tools import schemas
 from qwen3_lib.io.errors import encoded

@@ -2,15 +2,13 @@
 
 JSON Schema leaves objects open: each may have more properties than its schema names. A small model never stops adding
 some, so an object with `properties` and without `additionalProperties` is closed here, as OpenAI's `strict` closes it.
-What llguidance would take for something else is refused: it computes with numbers of 64 bits, for example.
+llguidance holds numbers as floats of 64 bits, so a number that it would round is refused.
 """
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterator
-from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Any
 from urllib.parse import unquote
 
@@ -23,9 +21,7 @@ SAME = ("anyOf", "oneOf", "allOf")  # these, and the target of a $ref, describe 
 NAMING = ("properties", "required")  # keywords that name properties
 NAMED = ("properties", "patternProperties", "$defs", "definitions")  # objects of schemas
 BELOW = (*NAMED[:2], "items", "prefixItems", "additionalItems", "additionalProperties")  # describe the values within it
-BOUNDS = (("minimum", "exclusiveMinimum", 1), ("maximum", "exclusiveMaximum", -1))  # the last: towards the other bound
-EXACT = 2**53  # up to here, each whole number is a float
-LARGEST = 2**63 - 1024  # the largest float that is a whole number of 64 bits
+EXACT = 2**53  # below, each whole number is a float
 NOTES = {"title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly", "$schema",
          "$id", "$anchor", "$defs", "definitions", "discriminator", "x-guidance"}  # say nothing about a value
 LIMITED = {"maxLength", "pattern", "format", "enum", "const"}  # a string with one of these isn't limited here
@@ -40,13 +36,12 @@ def prepared(schema: Schema, max_string: int | None = None) -> Schema:
     what llguidance takes for something else.
     """
     try:
-        schema = json.loads(json.dumps(schema, allow_nan=False), parse_float=number)
+        schema = json.loads(json.dumps(schema, allow_nan=False), parse_float=number, parse_int=number)
+    except InputError:
+        raise
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"the schema is no JSON: {brief(error)}") from error
-    every = all_parts(schema)
-    for part in every:
-        check_numbers(part)
-    if not ends(schema, every):
+    if not ends(schema, all_parts(schema)):
         raise InputError("the schema contains itself without an end")
     groups = grouped(schema)
     combined = {id(part) for group in groups for part in group[1:]}
@@ -157,51 +152,12 @@ def at_least(part: Schema, key: str) -> int:
 # ---- What llguidance would take for something else -------------------------------------------------------------------
 
 def number(text: str) -> int | float:
-    """A number of JSON that isn't written as a whole one; 5.0 is one."""
+    """A number of JSON; 5.0 is a whole one. Raises InputError for one that llguidance would round."""
     value = float(text)
-    return int(value) if value.is_integer() and abs(value) <= EXACT else value
-
-
-def check_numbers(part: Schema) -> None:
-    """Moves bounds inwards to numbers that llguidance can hold. Raises InputError for other numbers that it can't."""
-    types = part.get("type")
-    if "integer" in (kinds := types if isinstance(types, list) else [types]) and "number" not in kinds:
-        for bound, exclusive, step in BOUNDS:
-            given = [value + offset for key, offset in ((bound, 0), (exclusive, step))
-                     if isinstance(value := part.get(key), int | float) and not isinstance(value, bool)]
-            if given and max(map(abs, given)) > EXACT:
-                part[bound] = inwards(max(given) if step > 0 else min(given), step)
-                part.pop(exclusive, None)
-    for key in (key for *pair, _ in BOUNDS for key in pair if isinstance(part.get(key), int | float)):
-        if not is_exact(part[key]):
-            inside = Context(prec=13, rounding=ROUND_CEILING if "inimum" in key else ROUND_FLOOR)
-            part[key] = number(str(inside.create_decimal(repr(part[key]))))
-    for key in ("const", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"):
-        todo = [part.get(key)]
-        while todo:
-            value = todo.pop()
-            todo += value if isinstance(value, list) else value.values() if isinstance(value, dict) else []
-            if isinstance(value, int | float) and not is_exact(value):
-                raise InputError(f"the schema can't be used: {key} has the number {brief(repr(value), 80)}, which has "
-                                 "too many digits for llguidance; a text of these digits can be used")
-
-
-def is_exact(value: int | float) -> bool:
-    """Whether llguidance, which has floats of 64 bits, writes this number and no other."""
-    if isinstance(value, int):
-        return abs(value) < 2**63 and int(float(value)) == value
-    n_digits = len(Decimal(repr(value)).normalize().as_tuple().digits)
-    return abs(value) >= 1e-15 and n_digits <= (15 if abs(value) < 1e15 else 13)
-
-
-def inwards(bound: int | float, step: int) -> int:
-    """The float next to a bound of whole numbers of 64 bits, on the side of `step`."""
-    near = max(-LARGEST, min(LARGEST, int(bound)))
-    if (near - bound) * step < 0:
-        raise InputError(f"the schema can't be used: no whole number of 64 bits is beyond {brief(bound, 80)}")
-    if (int(float(near)) - near) * step < 0:
-        return int(math.nextafter(float(near), step * math.inf))
-    return int(float(near))
+    if abs(value) >= EXACT or not value.is_integer() and (abs(value) < 1e-15 or float(f"{value:.15g}") != value):
+        raise InputError(f"the schema can't be used: {brief(text, 80)} has too many digits for llguidance; a text of "
+                         "these digits can be used")
+    return int(value) if value.is_integer() else value
 
 
 def check_arrays(group: list[Schema]) -> None:

@@ -13,7 +13,6 @@ import numpy as np
 
 from qwen3_lib.generation import vetting
 from qwen3_lib.generation.answer import kinds_of
-from qwen3_lib.generation.classes import json_schema
 from qwen3_lib.generation.prepare import MAX_STRING, prepared
 from qwen3_lib.generation.marks import Marks
 from qwen3_lib.generation.processors import Processor
@@ -41,11 +40,37 @@ def lark(text: str) -> Grammar:
     return Grammar(json.dumps({"grammars": [{"lark_grammar": text}]}))
 
 
+def type_adapter(kind: type) -> Any:
+    """pydantic's TypeAdapter of a dataclass or another class. Raises InputError where no schema describes it."""
+    try:
+        from pydantic import PydanticUserError, TypeAdapter  # here: an extra
+    except ImportError as error:
+        raise InputError("a class as a schema needs pydantic: pip install pydantic") from error
+    try:
+        adapter: Any = TypeAdapter(kind)
+        adapter.json_schema()
+    except PydanticUserError as error:
+        raise InputError(f"no JSON Schema describes {kind.__name__}: {brief(error)}") from error
+    return adapter
+
+
+def parsed(schema: Any, text: str) -> Any:
+    """JSON that fits a schema -> an object of the class that was given as a schema, or JSON's own values.
+
+    Raises InputError for JSON that isn't complete; a class of pydantic may raise its ValidationError.
+    """
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"the JSON is not complete: {brief(text[-80:])}") from error
+    return type_adapter(schema).validate_json(text) if isinstance(schema, type) else value
+
+
 def grammar_of(schema: Any, max_string: int | None = None) -> Grammar:
     """The grammar of a JSON Schema (a dict), a dataclass or a class of pydantic, see prepare.py; a Grammar as it is."""
     if isinstance(schema, Grammar):
         return schema
-    schema = json_schema(schema)
+    schema = type_adapter(schema).json_schema() if isinstance(schema, type) else schema
     if not isinstance(schema, dict):
         raise InputError(f"a schema must be a JSON Schema, {{\"type\": ...}}, not {brief(repr(schema), 80)}")
     return Grammar(json.dumps({"grammars": [{"json_schema": on_one_line(schema, max_string)}]}))

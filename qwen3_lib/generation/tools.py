@@ -5,8 +5,9 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from qwen3_lib.generation.classes import JSON_TYPES
 from tokenizer_utils import InputError, brief, described
+
+JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
 
 
 def tool_schema(function: Callable[..., Any]) -> dict[str, Any]:

@@ -26,13 +26,12 @@ def check(grammar: str) -> None:
     """Raises InputError for a grammar that llguidance can't use, or that could end this process. Remembers grammars."""
     if len(grammar) > LONGEST:
         raise InputError(f"the schema has {len(grammar):,} characters; at most {LONGEST:,} are taken")
-    place, message = fault(grammar)
-    if message:
-        raise InputError(f"the schema can't be used{place}: {brief(message, 500)}")
+    if message := fault(grammar):
+        raise InputError(f"the schema can't be used: {brief(message, 500)}")
 
 
 @lru_cache(maxsize=64)
-def fault(grammar: str) -> tuple[str, str]:
+def fault(grammar: str) -> str:
     """What trial.fault says in a child process."""
     if not ONE.acquire(timeout=WAIT):
         raise InputError("other schemas are being compiled; try again")
@@ -46,6 +45,5 @@ def fault(grammar: str) -> tuple[str, str]:
     finally:
         ONE.release()
     if child.returncode or not child.stdout:
-        return "", "compiling it takes too much time or memory, or it is nested too deeply for llguidance"
-    place, message = json.loads(child.stdout)
-    return place, message
+        return "compiling it takes too much time or memory, or it is nested too deeply for llguidance"
+    return str(json.loads(child.stdout))

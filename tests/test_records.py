@@ -12,7 +12,9 @@ import qwen3
 from helpers import assert_one_line, message_of, patiently, works_or_refused
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.messages import check_message
+from qwen3_lib.generation.schema import regex
 from qwen3_lib.app import records
+from qwen3_lib.app.openai import CHAT
 from qwen3_lib.app.records import Settings, answered, id_of, open_source, parsed, refused, request, result_of
 from qwen3_lib.io.errors import InputError
 
@@ -56,6 +58,18 @@ def test_options_of_the_record_come_first(demo):
     assert request(demo, Settings(raw=True), {"prompt": BEES}, 1) == (demo.tokenizer.encode(BEES), {})
 
 
+def test_a_record_has_the_fields_of_a_request_to_the_server(demo):
+    fields = {"response_format": {"type": "regex", "pattern": "[0-9]+"}, "max_tokens": 3, "reasoning_effort": "none"}
+    ids, options = request(demo, Settings(), {"prompt": BEES} | fields, 1)
+    assert ids == chat_ids(demo, BEES, None, False) and options["max_new_tokens"] == 3
+    assert Completion(demo, ids, **options).finish().text.isdecimal()
+    ids, options = request(demo, Settings({"schema": regex("[0-9]+")}), {"prompt": BEES, "tools": TOOLS}, 1)
+    assert ids == chat_ids(demo, BEES, TOOLS)  # the model is told the tools, but the job's grammar has no calls
+    assert Completion(demo, ids, think_budget=0, max_new_tokens=9, **options).finish().answer.content.isdecimal()
+    messages = [{"role": "user", "content": BEES}, {"role": "assistant", "content": "Bees are"}]
+    assert demo.tokenizer.decode(request(demo, Settings(), {"messages": messages}, 1)[0]).endswith("Bees are")
+
+
 def test_without_thinking_a_model_that_samples_gets_its_authors_other_settings(demo):
     model = dataclasses.replace(demo, sampling=qwen3.Sampling(50.0))
     for think, drawn in ((False, {"temperature": 0.7, "top_p": 0.8, "top_k": 20}), (None, {"temperature": 50.0})):
@@ -68,7 +82,7 @@ def test_without_thinking_a_model_that_samples_gets_its_authors_other_settings(d
 @pytest.mark.parametrize("row, words", [
     ({}, '"prompt" or "messages"'), ({"prompt": "a", "messages": []}, "not both"), ({"prompt": ""}, "prompt is empty"),
     ({"prompt": 5}, "must be a text"), ({"prompt": " \n"}, "empty"), ({"prompt": "a", "promt": 1}, "mean prompt?"),
-    ({"prompt": "a", "max_tokens": 3}, "did you mean max_new_tokens?"), ({"prompt": "a", "cache": None}, "key cache"),
+    ({"prompt": "a", "max_new_token": 3}, "did you mean max_new_tokens?"), ({"prompt": "a", "cache": 1}, "field cache"),
     ({"messages": []}, "list of messages"), ({"messages": "a"}, "list of messages"), ({"messages": [5]}, "message 0"),
     ({"messages": [{"role": "king", "content": "a"}]}, "role"), ({"prompt": "a", "tools": [1]}, "tools must be"),
     ({"prompt": "a", "enable_thinking": 1}, "true or false"),
@@ -98,7 +112,7 @@ def test_ids():
 VALUES = st.recursive(st.one_of(st.none(), st.booleans(), st.integers(-3, 10**6), st.floats(), st.text(max_size=5)),
                       lambda inner: st.lists(inner, max_size=3)
                       | st.dictionaries(st.text(max_size=5), inner, max_size=3), max_leaves=6)
-KEYS = st.sampled_from([*records.KEYS, "custom_id", "body", "url", "method", "role", "content", "n", "logprobs",
+KEYS = st.sampled_from([*CHAT, "id", "prompt", "custom_id", "body", "url", "method", "role", "content", "n", "logprobs",
                         "top_logprobs", "max_tokens", "chat_template_kwargs", "response_format", "eos_token_ids"])
 MESSAGE = st.fixed_dictionaries({"role": st.sampled_from(["system", "user", "assistant", "tool"]), "content": VALUES},
                                 optional={"tool_calls": VALUES, "reasoning_content": VALUES})

@@ -15,6 +15,7 @@ from typing import Any
 from qwen3 import InputError, Model, Sampling, checked_whole, default_sampling
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.messages import checked_messages, checked_tools
+from qwen3_lib.generation.options import NAMES
 from qwen3_lib.generation.schema import Grammar, calls_grammar, grammar_of, lark, matcher_of, regex
 from qwen3_lib.generation.processors import TokenLogprob
 from qwen3_lib.io.errors import brief, did_you_mean, encoded, is_whole, parse_json
@@ -45,11 +46,11 @@ MOST_CHOICES, MOST_LOGPROBS, MOST_PROMPTS = 8, 20, 128
 RENAMED = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens", "n_predict": "max_new_tokens",
            "max_output_tokens": "max_new_tokens", "thinking_budget": "think_budget",
            "repeat_penalty": "repetition_penalty"}
-SAME_NAME = (*Sampling.__dataclass_fields__, "seed", "stop", "stop_loops", "logit_bias", "max_string")
-OPTIONS = (*SAME_NAME, "ignore_eos", *RENAMED)
+OURS = tuple(name for name in NAMES if name not in ("schema", "logprobs", "lookup", "draft"))
+OPTIONS = (*OURS, "ignore_eos", *RENAMED)
 SHARED = (*OPTIONS, "stream", "enable_thinking", "chat_template_kwargs")
 BOTH = (*OPTIONS, "n", "stream", "stream_options", "logprobs")
-CHAT = (*BOTH, "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "top_logprobs",
+CHAT = (*BOTH, "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "schema", "top_logprobs",
         "enable_thinking", "reasoning_effort", "chat_template_kwargs", "add_generation_prompt",
         "continue_final_message")
 TEXT = (*BOTH, "prompt", "echo", "best_of")
@@ -132,7 +133,7 @@ def at_fault(body: Body, message: str) -> str | None:
 
 def options_of(body: Body) -> dict[str, Any]:
     """The options of a Completion."""
-    options = {name: body[name] for name in SAME_NAME if name in body}
+    options = {name: body[name] for name in OURS if name in body}
     options |= {ours: body[name] for name, ours in RENAMED.items() if name in body}
     for name, none in (("top_k", 0), ("seed", None), ("max_new_tokens", None)):
         if options.get(name) == -1:  # as vLLM, llama.cpp and LM Studio write it
@@ -142,9 +143,9 @@ def options_of(body: Body) -> dict[str, Any]:
     return options
 
 
-def wish_of(model: Model, kind: str, body: Body, prompts: list[list[int]], options: dict[str, Any],
-            logprobs: int | None, longest: int, echoes: list[str] | None = None,
-            one_call: bool = False) -> GenerationRequest:
+def request_of(model: Model, kind: str, body: Body, prompts: list[list[int]], options: dict[str, Any],
+               logprobs: int | None, longest: int, echoes: list[str] | None = None,
+               one_call: bool = False) -> GenerationRequest:
     """What both kinds of requests share. Each of a prompt's n answers has a seed of its own."""
     n = whole(body, "n", 1, 1, MOST_CHOICES)
     if "stream_options" in body and not isinstance(body["stream_options"], dict):
@@ -166,15 +167,15 @@ def wish_of(model: Model, kind: str, body: Body, prompts: list[list[int]], optio
 
 # ---- Chat ------------------------------------------------------------------------------------------------------------
 
-def thoughts_of(model: Model, body: Body) -> tuple[bool | None, int | None, dict[str, Any]]:
-    """(enable_thinking, thinking_budget, other variables of the chat template) of a request."""
+def thoughts_of(model: Model, body: Body, default: bool | None) -> tuple[bool | None, int | None, dict[str, Any]]:
+    """(enable_thinking or the default, thinking_budget, other variables of the chat template) of a request."""
     effort, kwargs = body.get("reasoning_effort"), body.get("chat_template_kwargs", {})
     if effort is not None and (not isinstance(effort, str) or effort not in THOUGHTS):
         raise Refusal(400, f"reasoning_effort must be one of {', '.join(THOUGHTS)}", "reasoning_effort")
     if not isinstance(kwargs, dict):
         raise Refusal(400, "chat_template_kwargs must be an object", "chat_template_kwargs")
-    think, budget = THOUGHTS[effort] if effort is not None else (None, None)
-    if think and "reasoning_effort" in model.tokenizer.template_variables:  # Qwen3.8's knows low, medium and xhigh
+    think, budget = THOUGHTS[effort] if effort is not None else (default, None)
+    if effort and think and "reasoning_effort" in model.tokenizer.template_variables:  # Qwen3.8: low, medium, xhigh
         kwargs, budget = {"reasoning_effort": "xhigh" if effort in ("high", "max") else effort} | kwargs, None
     given = body.get("enable_thinking", kwargs.get("enable_thinking"))
     if not isinstance(given, bool | None):
@@ -257,17 +258,23 @@ def system_first(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"role": "system", "content": "\n\n".join(texts)}, *others]
 
 
-def chat_prompt(model: Model, body: Body) -> str:
-    """The text of a conversation. If it ends with the assistant's turn, the answer goes on there."""
-    messages, (think, _, kwargs) = checked_messages(body.get("messages"), "messages"), thoughts_of(model, body)
+def chat_prompt(model: Model, body: Body, system: str | None = None, think: bool | None = None) -> str:
+    """The text of a conversation. If it ends with the assistant's turn, the answer goes on there.
+
+    `system` and `think`: a system message's text and enable_thinking, where the request has none.
+    """
+    messages, (think, _, kwargs) = checked_messages(body.get("messages"), "messages"), thoughts_of(model, body, think)
     for i, message in enumerate(messages):
         for call in message.get("tool_calls") or ():
             if isinstance(arguments := call.get("function", call)["arguments"], str):
                 parse_json(arguments, f"messages: message {i}: the arguments of a tool call")
+    if system is not None and all(message["role"] != "system" for message in messages):
+        messages = [{"role": "system", "content": system}, *messages]
     prefill = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
     for name, default in (("continue_final_message", False), ("add_generation_prompt", True)):
         if flag({name: default} | body, name) != default and not prefill:  # vLLM's names for what the last message says
             raise Refusal(400, f"{name} {str(not default).lower()} needs the assistant's message as the last one", name)
+
     def rendered(messages: list[dict[str, Any]]) -> str:
         return model.tokenizer.apply_chat_template(messages, tools_of(body)[0], not prefill, think,
                                                    join_text_parts=True, chat_template_kwargs=kwargs)
@@ -281,24 +288,31 @@ def chat_prompt(model: Model, body: Body) -> str:
     return text.rstrip().removesuffix("<|im_end|>") if prefill else text
 
 
-def chat_wish(model: Model, body: Body, longest: int, defaults: dict[str, Any] | None = None) -> GenerationRequest:
-    """A request to /v1/chat/completions; `defaults` are options of a Completion. Raises InputError."""
+def chat_request(model: Model, body: Body, longest: int, defaults: dict[str, Any] | None = None) -> GenerationRequest:
+    """A request to /v1/chat/completions. Raises InputError.
+
+    `defaults`, for what it leaves out: options of a Completion, system, tools, enable_thinking, chat_template_kwargs.
+    """
     must_generate(model)
-    body, defaults = known(body, CHAT), defaults or {}
-    think, budget, _ = thoughts_of(model, body)
+    defaults = {name: value for name, value in (defaults or {}).items() if value is not None}
+    system, default, schema = (defaults.pop(name, None) for name in ("system", "enable_thinking", "schema"))
+    others = {name: defaults.pop(name) for name in ("tools", "chat_template_kwargs") if name in defaults}
+    body = others | known(body, CHAT)
+    think, budget, _ = thoughts_of(model, body, default)
     tools, forced = tools_of(body)
     one_call = "parallel_tool_calls" in body and not flag(body, "parallel_tool_calls")
     options = asdict(default_sampling(model, think)) | defaults
     options |= ({} if budget is None else {"think_budget": budget}) | options_of(body) | {"tools": tools}
-    default = options.pop("schema", None)
-    schema = schema_of(body) if "response_format" in body else default
+    bound = [] if isinstance(schema, Grammar) else tools or []  # with a job's own grammar, tools are only told
+    if {"response_format", "schema"} & body.keys():
+        schema, bound = schema_of(body) if "response_format" in body else body["schema"], tools or []
     if schema is not None or forced or any(map(is_strict, tools or ())):
         most = None if options.get("max_string") is None else checked_whole("max_string", options["max_string"], 0)
-        options["schema"] = answer_schema(model, schema, tools or [], forced, not one_call, most)
+        options["schema"] = answer_schema(model, schema, bound, forced, not one_call, most)
     top = whole(body, "top_logprobs", 0, 0, MOST_LOGPROBS)
-    prompt = encoded(model.tokenizer, chat_prompt(model, body), longest, add_special_tokens=False)
-    return wish_of(model, "chat", body, [prompt], options, top if flag(body, "logprobs") else None, longest,
-                   one_call=one_call)
+    prompt = encoded(model.tokenizer, chat_prompt(model, body, system, default), longest, add_special_tokens=False)
+    return request_of(model, "chat", body, [prompt], options, top if flag(body, "logprobs") else None, longest,
+                      one_call=one_call)
 
 
 # ---- Plain text ------------------------------------------------------------------------------------------------------
@@ -316,7 +330,7 @@ def prompts_of(model: Model, given: Any, longest: int) -> list[list[int]]:
     return [encoded(model.tokenizer, prompt, longest) if isinstance(prompt, str) else prompt for prompt in given]
 
 
-def text_wish(model: Model, body: Body, longest: int) -> GenerationRequest:
+def text_request(model: Model, body: Body, longest: int) -> GenerationRequest:
     """The GenerationRequest of a request to /v1/completions. Raises InputError."""
     must_generate(model)
     body = known(body, TEXT)
@@ -328,8 +342,8 @@ def text_wish(model: Model, body: Body, longest: int) -> GenerationRequest:
     if echo and logprobs is not None:
         raise Refusal(400, "echo with logprobs isn't supported", "echo")
     echoes = [model.tokenizer.decode(prompt) if echo else "" for prompt in prompts]
-    return wish_of(model, "text", body, prompts, asdict(default_sampling(model, None)) | options_of(body), logprobs,
-                   longest, echoes)
+    return request_of(model, "text", body, prompts, asdict(default_sampling(model, None)) | options_of(body), logprobs,
+                      longest, echoes)
 
 
 # ---- Answers ---------------------------------------------------------------------------------------------------------

@@ -11,15 +11,14 @@ import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from qwen3 import Model, default_sampling
+from qwen3 import Model
 from qwen3_lib.generation.completion import Completion
-from qwen3_lib.generation.messages import checked_messages, checked_tools
-from qwen3_lib.generation.options import NAMES
-from qwen3_lib.app.openai import Refusal, chat_choice, chat_logprobs, chat_wish, reason_of
+from qwen3_lib.app.openai import (CHAT, OPTIONS, Refusal, chat_choice, chat_logprobs, chat_request, known,
+                                  options_of, reason_of)
 from qwen3_lib.app.terminal import as_json, model_name
 from qwen3_lib.io.errors import InputError, brief, did_you_mean, encoded, is_whole, some
 
@@ -208,9 +207,8 @@ def filled(template: str, row: Row) -> str:
 
 # ---- From a row to a request -----------------------------------------------------------------------------------------
 
-NO_TEMPLATE = "messages need the chat template, which --raw leaves out"
-PARTS = ("id", "prompt", "messages", "tools", "enable_thinking", "chat_template_kwargs")
-KEYS = (*PARTS, *(name for name in NAMES if name not in ("lookup", "draft")))
+# Fields of a record with --raw; the last three are the template's, and have no effect without it.
+RAW = (*OPTIONS, "schema", "tools", "enable_thinking", "chat_template_kwargs")
 
 
 def parsed(row: bytes | Row, form: str = "json") -> Row:
@@ -239,43 +237,38 @@ def id_of(row: Row, line: int) -> Id:
 
 
 def request(model: Model, settings: Settings, row: Row, line: int) -> tuple[list[int], dict[str, Any]]:
-    """(the ids of the prompt, the options of Completion) of a record. Raises InputError that says what is wrong."""
-    if settings.options.get("seed") is not None:  # otherwise equal prompts would have equal answers
-        settings = replace(settings, options=settings.options | {"seed": settings.options["seed"] + line - 1})
+    """(the ids of the prompt, the options of Completion) of a record. Raises InputError that says what is wrong.
+
+    A record has the fields of a chat, see openai.py, or "prompt" in place of "messages".
+    """
+    options = dict(settings.options)
+    if options.get("seed") is not None:  # otherwise equal prompts would have equal answers
+        options["seed"] += line - 1
     if settings.template is not None:
         row = {"prompt": filled(settings.template, row)}
-    elif {"custom_id", "body"} & row.keys():
-        return from_openai(model, settings, row)
-    for key in row:
-        if key not in KEYS:
-            raise InputError(f"unknown key {brief(key)}{did_you_mean(key, KEYS)}")
-    row = {key: value for key, value in row.items() if value is not None}
-    options = settings.options | {key: value for key, value in row.items() if key not in PARTS}
-    prompt, think = row.get("prompt"), row.get("enable_thinking", settings.think)
-    kwargs = row.get("chat_template_kwargs", options.pop("chat_template_kwargs", None))
-    if ("messages" in row) is (prompt is not None):
-        raise InputError('there must be a "prompt" or "messages"' + (", not both" if "messages" in row else ""))
+    openai = bool({"custom_id", "body"} & row.keys())
+    body = known(body_of(row) if openai else row, (*CHAT, "prompt"))
+    if not openai and not isinstance(body.get("logprobs", True), bool):  # a number, as in the library
+        options["logprobs"] = body.pop("logprobs")
+    prompt = body.pop("prompt", None)
+    if ("messages" in body) is (prompt is not None):
+        raise InputError('there must be a "prompt" or "messages"' + (", not both" if "messages" in body else ""))
     if prompt is not None and (not isinstance(prompt, str) or not prompt.strip()):
         raise InputError("the prompt is empty" if isinstance(prompt, str) else "the prompt must be a text")
+    context = model.config.context_length
     if settings.raw:
         if prompt is None:
-            raise InputError(NO_TEMPLATE)
-        return encoded(model.tokenizer, prompt, model.config.context_length), options
-    if not isinstance(think, bool | None):
-        raise InputError(f"enable_thinking must be true or false, not {brief(repr(think))}")
-    messages = conversation(row.get("messages", [{"role": "user", "content": prompt}]), settings.system)
-    tools = checked_tools(row["tools"], "this record") if "tools" in row else settings.tools
-    text = model.tokenizer.apply_chat_template(messages, tools, enable_thinking=think, join_text_parts=True,
-                                               chat_template_kwargs=kwargs)
-    ids = encoded(model.tokenizer, text, model.config.context_length, add_special_tokens=False)
-    return ids, asdict(default_sampling(model, think)) | options | {"tools": tools or None}
-
-
-def conversation(messages: Any, system: str | None) -> list[dict]:
-    """The checked messages, with the system prompt if they have none of their own."""
-    messages = checked_messages(messages, "this record")
-    own = any(message["role"] == "system" for message in messages)
-    return messages if own or system is None else [{"role": "system", "content": system}, *messages]
+            raise InputError("messages need the chat template, which --raw leaves out")
+        body = known(body, RAW)
+        return encoded(model.tokenizer, prompt, context), options | options_of(body) | \
+            ({"schema": body["schema"]} if "schema" in body else {})
+    if prompt is not None:
+        body["messages"] = [{"role": "user", "content": prompt}]
+    asked = chat_request(model, body, context, options | {"system": settings.system, "tools": settings.tools,
+                                                          "enable_thinking": settings.think})
+    if asked.n > 1 or asked.stream or asked.one_call:
+        raise InputError("n must be 1, stream false and parallel_tool_calls true here")
+    return asked.answers[0]
 
 
 # ---- OpenAI's batch files --------------------------------------------------------------------------------------------
@@ -284,8 +277,8 @@ def conversation(messages: Any, system: str | None) -> list[dict]:
 CHAT_URL = "/v1/chat/completions"
 
 
-def from_openai(model: Model, settings: Settings, row: Row) -> tuple[list[int], dict[str, Any]]:
-    """The same of a line {"custom_id", "method", "url", "body"}. The model is the job's, whatever the line names."""
+def body_of(row: Row) -> Row:
+    """The request in a line {"custom_id", "method", "url", "body"}. The model is the job's, whatever the line names."""
     body, unknown = row.get("body"), row.keys() - {"custom_id", "method", "url", "body"}
     if unknown:
         raise InputError(f"unknown key {brief(min(unknown))} beside custom_id, method, url and body")
@@ -293,17 +286,7 @@ def from_openai(model: Model, settings: Settings, row: Row) -> tuple[list[int], 
         raise InputError(f"only POST {CHAT_URL} is answered, not {brief(row.get('method'))} {brief(row.get('url'))}")
     if not isinstance(body, dict):
         raise InputError('"body" must be an object with the request')
-    if settings.raw:
-        raise InputError(NO_TEMPLATE)
-    options = dict(settings.options)
-    defaults = {"tools": settings.tools, "chat_template_kwargs": options.pop("chat_template_kwargs", None),
-                "reasoning_effort": None if settings.think is None else "high" if settings.think else "none"}
-    body = defaults | {key: value for key, value in body.items() if value is not None}
-    body["messages"] = conversation(body.get("messages"), settings.system)
-    wish = chat_wish(model, body, model.config.context_length, options)
-    if wish.n > 1 or wish.stream or wish.one_call:
-        raise InputError("n must be 1, stream false and parallel_tool_calls true here")
-    return wish.answers[0]
+    return body
 
 
 def openai_answer(completion: Completion, line: int, n_logprobs: int | None) -> Row:

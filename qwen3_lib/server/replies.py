@@ -24,10 +24,10 @@ class Reply:
     """The answer to a GenerationRequest: `chunks` of a stream as they come, or all of it as `whole`."""
     name, whole_name, prefix = "text_completion", "text_completion", "cmpl"
 
-    def __init__(self, wish: GenerationRequest, jobs: list[Job], model: Model, model_name: str):
-        self.wish, self.jobs, self.model = wish, jobs, model
+    def __init__(self, asked: GenerationRequest, jobs: list[Job], model: Model, model_name: str):
+        self.asked, self.jobs, self.model = asked, jobs, model
         self.base = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model_name}
-        self.told, self.ends = [0] * len(jobs), [len(echo) for echo in wish.echoes]  # tokens, characters of logprobs
+        self.told, self.ends = [0] * len(jobs), [len(echo) for echo in asked.echoes]  # tokens, characters of logprobs
         self.read = [0] * len(jobs)  # pairs of each answer that the chunks have taken up
 
     def news(self, i: int, job: Job) -> list[tuple[str, str]]:
@@ -38,25 +38,25 @@ class Reply:
     def chunk(self, i: int, part: Value, reason: str | None = None) -> str:
         """An event with a part of the i-th answer."""
         choice = {"index": i, **part, "finish_reason": reason}
-        usage = {"usage": None} if self.wish.include_usage else {}
+        usage = {"usage": None} if self.asked.include_usage else {}
         return event({**self.base, "object": self.name, "choices": [choice], **usage})
 
     def logprobs(self, i: int) -> Value | None:
         """Those of the i-th answer's tokens since the last time."""
         start, self.told[i] = self.told[i], self.jobs[i].n_tokens
-        if self.wish.logprobs is None:
+        if self.asked.logprobs is None:
             return None
         return self.scored(self.jobs[i].completion.logprobs[start:self.told[i]], i)
 
     def usage(self) -> Value:
         n_answer = sum(job.n_tokens for job in self.jobs)
-        cached = sum(job.completion.cached_tokens for job in self.jobs[::self.wish.n])
-        return {"prompt_tokens": self.wish.n_prompt, "completion_tokens": n_answer,
-                "total_tokens": self.wish.n_prompt + n_answer, "prompt_tokens_details": {"cached_tokens": cached}}
+        cached = sum(job.completion.cached_tokens for job in self.jobs[::self.asked.n])
+        return {"prompt_tokens": self.asked.n_prompt, "completion_tokens": n_answer,
+                "total_tokens": self.asked.n_prompt + n_answer, "prompt_tokens_details": {"cached_tokens": cached}}
 
     def end(self) -> Iterator[str]:
         """The last events of a stream."""
-        if self.wish.include_usage:
+        if self.asked.include_usage:
             yield event({**self.base, "object": self.name, "choices": [], "usage": self.usage()})
         yield "data: [DONE]\n\n"
 
@@ -68,7 +68,7 @@ class Reply:
 
     def first(self, i: int) -> Iterator[str]:
         """The events before the i-th answer has begun."""
-        if echo := self.wish.echoes[i]:
+        if echo := self.asked.echoes[i]:
             yield self.chunk(i, {"text": echo, "logprobs": None})
 
     def chunks(self, i: int, job: Job) -> Iterator[str]:
@@ -78,7 +78,7 @@ class Reply:
             yield self.chunk(i, {"text": text, "logprobs": self.logprobs(i)}, job.finish_reason)
 
     def choice(self, i: int, job: Job) -> Value:
-        return {"text": self.wish.echoes[i] + job.completion.text, "logprobs": self.logprobs(i),
+        return {"text": self.asked.echoes[i] + job.completion.text, "logprobs": self.logprobs(i),
                 "finish_reason": job.finish_reason}
 
     def scored(self, entries: list[TokenLogprob], i: int) -> Value:
@@ -95,9 +95,9 @@ class ChatReply(Reply):
     """The same for a conversation: reasoning and calls of tools apart from the content."""
     name, whole_name, prefix = "chat.completion.chunk", "chat.completion", "chatcmpl"
 
-    def __init__(self, wish: GenerationRequest, jobs: list[Job], model: Model, model_name: str):
-        super().__init__(wish, jobs, model, model_name)
-        self.deltas = [Deltas(job.completion.think_open_in_prompt, wish.one_call, job.completion.tools)
+    def __init__(self, asked: GenerationRequest, jobs: list[Job], model: Model, model_name: str):
+        super().__init__(asked, jobs, model, model_name)
+        self.deltas = [Deltas(job.completion.think_open_in_prompt, asked.one_call, job.completion.tools)
                        for job in jobs]
 
     def first(self, i: int) -> Iterator[str]:
@@ -115,7 +115,7 @@ class ChatReply(Reply):
                              "tool_calls" if self.deltas[i].called else job.finish_reason)
 
     def choice(self, i: int, job: Job) -> Value:
-        choice = chat_choice(job.completion, job.finish_reason, self.wish.one_call)
+        choice = chat_choice(job.completion, job.finish_reason, self.asked.one_call)
         return {"message": choice["message"], "logprobs": self.logprobs(i), "finish_reason": choice["finish_reason"]}
 
     def scored(self, entries: list[TokenLogprob], i: int) -> Value:

@@ -105,7 +105,7 @@ class Response(ChatReply):
                 "model": self.base["model"], "status": self.status, "error": None,
                 "incomplete_details": {"reason": "max_output_tokens"} if self.status == "incomplete" else None,
                 "output": self.items, "usage": counts if ended else None, "tool_choice": "auto",
-                "parallel_tool_calls": not self.wish.one_call,
+                "parallel_tool_calls": not self.asked.one_call,
                 "tools": [{"type": "function", **tool["function"]} for tool in job.completion.tools or ()]}
 
     def first(self, i: int) -> Iterator[str]:

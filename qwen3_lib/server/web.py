@@ -28,8 +28,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from qwen3 import InputError
 from qwen3_embed import SEARCH, embed, rerank
-from qwen3_lib.app.openai import (Body, GenerationRequest, Refusal, at_fault, chat_prompt, chat_wish, flag, known,
-                                  text_wish, whole)
+from qwen3_lib.app.openai import (Body, GenerationRequest, Refusal, at_fault, chat_prompt, chat_request, flag, known,
+                                  text_request, whole)
 from qwen3_lib.app.terminal import model_name, note
 from qwen3_lib.io.errors import TooLong, brief, encoded, is_whole, parse_json
 from qwen3_lib.page.page import joined
@@ -344,14 +344,14 @@ class Server:
             worker.release(jobs)
 
     async def chat(self, request: Request) -> Response:
-        return await self.asked(request, lambda body: chat_wish(self.worker.model, body, self.longest))
+        return await self.asked(request, lambda body: chat_request(self.worker.model, body, self.longest))
 
     async def completions(self, request: Request) -> Response:
-        return await self.asked(request, lambda body: text_wish(self.worker.model, body, self.longest))
+        return await self.asked(request, lambda body: text_request(self.worker.model, body, self.longest))
 
     async def responses(self, request: Request) -> Response:
         return await self.asked(request, lambda body: replace(
-            chat_wish(self.worker.model, responses.as_chat(body), self.longest), kind="response"))
+            chat_request(self.worker.model, responses.as_chat(body), self.longest), kind="response"))
 
     @property
     def longest(self) -> int:

@@ -32,9 +32,18 @@ def check(grammar: str) -> None:
 
 @lru_cache(maxsize=64)
 def fault(grammar: str) -> str:
-    """What trial.fault says in a child process."""
+    """What trial.fault says. Requests with the same new grammar wait for one child."""
     if not ONE.acquire(timeout=WAIT):
         raise InputError("other schemas are being compiled; try again")
+    try:
+        return tried(grammar)
+    finally:
+        ONE.release()
+
+
+@lru_cache(maxsize=64)
+def tried(grammar: str) -> str:
+    """What trial.fault says in a child process."""
     try:
         child = subprocess.run(**child_of("qwen3_lib.generation.trial"), input=grammar.encode(), stdout=subprocess.PIPE,
                                stderr=subprocess.DEVNULL, timeout=SECONDS)
@@ -42,8 +51,6 @@ def fault(grammar: str) -> str:
         raise InputError(f"the schema can't be used: it isn't compiled within {SECONDS} seconds") from error
     except OSError as error:
         raise InputError(f"no process can be started to compile the schema in: {error.strerror}") from error
-    finally:
-        ONE.release()
     if child.returncode or not child.stdout:
         return "compiling it takes too much time or memory, or it is nested too deeply for llguidance"
     return str(json.loads(child.stdout))

@@ -33,7 +33,7 @@ from qwen3_lib.app.files import read_tools
 from qwen3_lib.app.jobs import Journal, description, run_job
 from qwen3_lib.app.options import (Parser, add_answer_options, add_engine_options, add_model_options, answer_options,
                                    load)
-from qwen3_lib.app.records import Settings, open_source, request
+from qwen3_lib.app.records import JobSettings, open_source, request
 from qwen3_lib.app.terminal import note
 from qwen3_lib.generation.batch import MOST_SLOTS, Batch, generate_batch, slots_in
 
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     given = {name: value for name, value in options.items() if value not in (None, ())}
     template = args.template if args.column is None else "{" + args.column + "}"
     tools = None if args.tools is None else read_tools(args.tools)
-    settings = Settings(given, args.system, tools, args.think, args.raw, template, args.openai,
+    settings = JobSettings(given, args.system, tools, args.think, args.raw, template, args.openai,
                         None if args.context is None else checked_whole("context", args.context, 2))
     memory, source = checked_size(args.memory), open_source(args.input, template, args.text)
     model = load(args)

@@ -31,22 +31,22 @@ from qwen3_lib.app.options import Parser, add_model_options, load, named_model
 from qwen3_lib.app.terminal import note, write
 from qwen3_lib.io.cores import sharing
 from qwen3_lib.io.writing import write_whole
-from qwen3_lib.page.contents import Wish, contents
+from qwen3_lib.page.contents import PageOptions, contents
 from qwen3_lib.page.page import html
 
-__all__ = ["InputError", "Wish", "inspect", "main"]
+__all__ = ["InputError", "PageOptions", "inspect", "main"]
 
 COMPARED = "What is 417 + 385?"  # the bundled model adds with thinking and guesses without
 
 
-def inspect(model: Model, wish: Wish) -> str:
+def inspect(model: Model, options: PageOptions) -> str:
     """The page, as the text of one HTML file.
 
     Raises InputError for a prompt that is too long or can't be rendered, and for a model of the fast engine.
     """
     if model.engine not in map(sharing, (Engine(), qwen3_5.ENGINE)):
         raise InputError(f"{model.path}: the page shows the functions of qwen3.py, and another engine has others")
-    return html(contents(model, wish))
+    return html(contents(model, options))
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -86,11 +86,12 @@ def run(args: argparse.Namespace) -> int:
     """Writes the page -> exit status."""
     compare = COMPARED if args.compare is None and named_model(args) is None else args.compare
     sampling = {name: getattr(args, name) for name in Sampling.__dataclass_fields__}
-    wish = Wish(args.prompt, args.raw, args.think, args.max_tokens, sampling, args.seed, args.quantized, compare)
+    options = PageOptions(args.prompt, args.raw, args.think, args.max_tokens, sampling, args.seed, args.quantized,
+                          compare)
     check_target(args.out)
     model = load(args, Engine())
     # write_whole opens the file before inspect computes, so that an impossible place is refused first.
-    write_whole(args.out, lambda file: file.write(inspect(model, wish).encode("utf-8")))
+    write_whole(args.out, lambda file: file.write(inspect(model, options).encode("utf-8")))
     write(f"{args.out}: {readable_size(os.path.getsize(args.out))}\n")
     if args.open and not webbrowser.open(Path(os.path.realpath(args.out)).as_uri()):
         note(f"No browser was found: open {args.out} yourself.")

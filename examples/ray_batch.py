@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from qwen3 import BUNDLED, InputError  # noqa: E402
-from qwen3_lib.app.records import Settings, answered, id_of, parsed, refused, request  # noqa: E402
+from qwen3_lib.app.records import JobSettings, answered, id_of, parsed, refused, request  # noqa: E402
 from qwen3_batch import Batch  # noqa: E402
 from qwen3_lib.io.errors import brief, read_json_object  # noqa: E402
 from qwen3_lib.io.models import open_model  # noqa: E402
@@ -32,7 +32,7 @@ try:
 except ImportError as missing:
     sys.exit(f'ray_batch.py: Ray Data can\'t be imported ({brief(missing)}): pip install "ray[data]"')
 
-SETTINGS = Settings({"seed": 0})  # a record without a seed has its line's number less one as its seed: always the same
+SETTINGS = JobSettings({"seed": 0})  # a record without a seed has its line's number less one as its seed
 SPARE = 3  # CPUs that Ray needs for itself, to read and to write
 
 

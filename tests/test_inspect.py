@@ -25,7 +25,7 @@ from helpers import assert_one_line, message_of, random_ids, run_main
 from make_random_model import make_random_model
 from oracle import head, oracle, softmax, turned
 from qwen3_lib.page import contents as panels
-from qwen3_lib.page.contents import Wish, contents
+from qwen3_lib.page.contents import PageOptions, contents
 from qwen3_lib.page.page import html, joined, lines_of_functions, pack
 from qwen3_lib.page.recorder import OPERATIONS, Recorder, Step
 
@@ -40,7 +40,7 @@ def unpacked(array) -> np.ndarray:
 @pytest.fixture(scope="module")
 def found(demo):
     """The contents of a page of the bundled model."""
-    return contents(demo, Wish(PROMPT, max_new_tokens=8, sampling={"temperature": 1.5, "top_p": 0.9}, seed=3,
+    return contents(demo, PageOptions(PROMPT, max_new_tokens=8, sampling={"temperature": 1.5, "top_p": 0.9}, seed=3,
                                quantized=False, compare="What is 2 + 3?"))
 
 
@@ -299,7 +299,7 @@ def test_the_luck_of_a_run_draws_the_tokens_of_generate(demo, settings):
 
 def test_a_page_without_a_seed_can_be_repeated(tiny_model):
     """It chooses a seed and names it."""
-    wish = Wish("ab", raw=True, max_new_tokens=6, sampling={"temperature": 5.0}, quantized=False)
+    wish = PageOptions("ab", raw=True, max_new_tokens=6, sampling={"temperature": 5.0}, quantized=False)
     first = contents(tiny_model, wish)
     again = contents(tiny_model, replace(wish, seed=first["about"]["seed"]))
     assert first["tokens"] == again["tokens"]
@@ -332,7 +332,7 @@ def test_quantized(demo):
 
 def test_no_numba(demo, monkeypatch):
     monkeypatch.setitem(sys.modules, "qwen3_numba", None)  # its import fails
-    assert "qwen3_numba" in contents(demo, Wish(PROMPT, max_new_tokens=1))["quantized"]
+    assert "qwen3_numba" in contents(demo, PageOptions(PROMPT, max_new_tokens=1))["quantized"]
 
 
 def test_thinking(demo, found):
@@ -344,7 +344,7 @@ def test_thinking(demo, found):
 
 def test_an_answer_that_ends_at_once(demo):
     silent = replace(demo, eos_token_ids=tuple(range(demo.config.vocab_size)))
-    found = contents(silent, Wish(PROMPT, quantized=False))
+    found = contents(silent, PageOptions(PROMPT, quantized=False))
     assert len(found["tokens"]["ids"]) == found["about"]["n_prompt"] and found["about"]["ended"]
     assert len(found["choosing"]["steps"]) == len(found["cache"]["passes"]) == 1
     assert all(step["decode"] is None for step in found["way"]["steps"])
@@ -352,7 +352,7 @@ def test_an_answer_that_ends_at_once(demo):
 
 def test_a_model_of_another_engine_is_refused(demo):
     other = replace(demo, engine=replace(demo.engine, overflow="of another engine"))
-    assert "another engine" in message_of(qwen3_inspect.inspect, other, Wish(PROMPT))
+    assert "another engine" in message_of(qwen3_inspect.inspect, other, PageOptions(PROMPT))
 
 
 @given(st.binary(max_size=12))

@@ -14,13 +14,13 @@ from configs import BASE, HYBRID, HYBRID_MOE, VOCABULARY
 from helpers import assert_accessible, axe_core, complaints_of
 from make_random_model import make_random_model
 from oracle import oracle
-from qwen3_lib.page.contents import Wish, contents
+from qwen3_lib.page.contents import PageOptions, contents
 from qwen3_lib.page.page import html, pack
 from test_inspect import EVIL, unpacked
 from test_qwen3_moe import MOE
 
 SETTINGS = {"temperature": 1.2, "top_k": 40, "top_p": 0.95}
-WISH = Wish("The capital of France is", max_new_tokens=10, sampling=SETTINGS, seed=2, quantized=False,
+WISH = PageOptions("The capital of France is", max_new_tokens=10, sampling=SETTINGS, seed=2, quantized=False,
             compare="What is 2 + 3?")
 PIXEL = """([canvas, i, j]) => {
   const copy = new OffscreenCanvas(1, 1).getContext('2d', {willReadFrequently: true});
@@ -417,7 +417,7 @@ def test_looks_and_accessibility(browser, file, hybrid, width, scheme, kind, scr
                                   "法国的首都是哪里" * 5])
 def test_any_prompt_is_text(browser, tmp_path, demo, evil):
     file = tmp_path / "evil.html"
-    file.write_text(qwen3_inspect.inspect(demo, Wish(evil, max_new_tokens=3, quantized=False)), "utf-8")
+    file.write_text(qwen3_inspect.inspect(demo, PageOptions(evil, max_new_tokens=3, quantized=False)), "utf-8")
     tab = Tab(browser, file, 390)
     assert tab.text("#prompt") == evil and evil in tab.text("#wrapped")
     assert tab.page.locator("script").count() == 3 and tab.page.locator("img, main b").count() == 0
@@ -436,9 +436,9 @@ def test_other_models(browser, tmp_path, demo):
                                                         tmp_path / name, "float32"))
                      for name, config in (("moe", MOE), ("both", HYBRID_MOE)))
     silent = replace(demo, eos_token_ids=tuple(range(demo.config.vocab_size)))
-    for i, (which, wish) in enumerate([(model, Wish("a", raw=True, max_new_tokens=2, quantized=False)), (silent, WISH),
-                                          (experts, Wish("ab", raw=True, max_new_tokens=2, quantized=False)),
-                                          (both, Wish("ab", raw=True, max_new_tokens=2, quantized=False))]):
+    for i, (which, wish) in enumerate([(model, PageOptions("a", raw=True, max_new_tokens=2, quantized=False)), (silent, WISH),
+                                          (experts, PageOptions("ab", raw=True, max_new_tokens=2, quantized=False)),
+                                          (both, PageOptions("ab", raw=True, max_new_tokens=2, quantized=False))]):
         file = tmp_path / f"{i}.html"
         file.write_text(qwen3_inspect.inspect(which, wish), "utf-8")
         tab = Tab(browser, file)

@@ -15,7 +15,7 @@ from qwen3_lib.generation.messages import check_message
 from qwen3_lib.generation.schema import regex
 from qwen3_lib.app import records
 from qwen3_lib.app.openai import CHAT
-from qwen3_lib.app.records import Settings, answered, id_of, open_source, parsed, refused, request, result_of
+from qwen3_lib.app.records import JobSettings, answered, id_of, open_source, parsed, refused, request, result_of
 from qwen3_lib.io.errors import InputError
 
 BEES = "How do bees find home?"
@@ -33,19 +33,19 @@ def chat_ids(model, messages, tools=None, think=None):
 @pytest.mark.parametrize("row", [{"prompt": BEES}, {"prompt": BEES, "enable_thinking": False},
                                  {"prompt": BEES, "enable_thinking": True, "tools": TOOLS}])
 def test_a_prompt_is_asked_as_chat_asks_it(demo, row):
-    ids, options = request(demo, Settings(), row, 1)
+    ids, options = request(demo, JobSettings(), row, 1)
     assert ids == chat_ids(demo, BEES, row.get("tools"), row.get("enable_thinking"))
     messages = [{"role": "user", "content": BEES}]
     rest = {key: value for key, value in row.items() if key != "prompt"}
-    assert request(demo, Settings(), {"messages": messages} | rest, 1) == (ids, options)
-    defaults = Settings(think=row.get("enable_thinking"), tools=row.get("tools"))
+    assert request(demo, JobSettings(), {"messages": messages} | rest, 1) == (ids, options)
+    defaults = JobSettings(think=row.get("enable_thinking"), tools=row.get("tools"))
     assert request(demo, defaults, {"prompt": BEES}, 1) == (ids, options)
     kwargs = {"chat_template_kwargs": {name: row[name] for name in ("enable_thinking",) if name in row}}
-    assert request(demo, Settings(kwargs, tools=row.get("tools")), {"prompt": BEES}, 1)[0] == ids
+    assert request(demo, JobSettings(kwargs, tools=row.get("tools")), {"prompt": BEES}, 1)[0] == ids
 
 
 def test_options_of_the_record_come_first(demo):
-    settings = Settings({"temperature": 0.5, "max_new_tokens": 7, "seed": 10}, system="Be brief.")
+    settings = JobSettings({"temperature": 0.5, "max_new_tokens": 7, "seed": 10}, system="Be brief.")
     row = {"id": "a", "prompt": BEES, "temperature": 0.9, "top_k": 3, "min_p": None, "stop": ["x"], "logprobs": 2}
     ids, options = request(demo, settings, row, 5)
     assert ids == chat_ids(demo, [{"role": "system", "content": "Be brief."}, {"role": "user", "content": BEES}])
@@ -55,26 +55,26 @@ def test_options_of_the_record_come_first(demo):
     messages = [{"role": "system", "content": "Rhyme."}, {"role": "user", "content": BEES}]
     for own in (messages, messages[::-1]):  # the record's own system message may stand anywhere
         assert request(demo, settings, {"messages": own}, 1)[0] == chat_ids(demo, own)
-    assert request(demo, Settings(raw=True), {"prompt": BEES}, 1) == (demo.tokenizer.encode(BEES), {})
+    assert request(demo, JobSettings(raw=True), {"prompt": BEES}, 1) == (demo.tokenizer.encode(BEES), {})
 
 
 def test_a_record_has_the_fields_of_a_request_to_the_server(demo):
     fields = {"response_format": {"type": "regex", "pattern": "[0-9]+"}, "max_tokens": 3, "reasoning_effort": "none"}
-    ids, options = request(demo, Settings(), {"prompt": BEES} | fields, 1)
+    ids, options = request(demo, JobSettings(), {"prompt": BEES} | fields, 1)
     assert ids == chat_ids(demo, BEES, None, False) and options["max_new_tokens"] == 3
     assert Completion(demo, ids, **options).finish().text.isdecimal()
-    ids, options = request(demo, Settings({"schema": regex("[0-9]+")}), {"prompt": BEES, "tools": TOOLS}, 1)
+    ids, options = request(demo, JobSettings({"schema": regex("[0-9]+")}), {"prompt": BEES, "tools": TOOLS}, 1)
     assert ids == chat_ids(demo, BEES, TOOLS)  # the model is told the tools, but the job's grammar has no calls
     assert Completion(demo, ids, think_budget=0, max_new_tokens=9, **options).finish().answer.content.isdecimal()
     messages = [{"role": "user", "content": BEES}, {"role": "assistant", "content": "Bees are"}]
-    assert demo.tokenizer.decode(request(demo, Settings(), {"messages": messages}, 1)[0]).endswith("Bees are")
+    assert demo.tokenizer.decode(request(demo, JobSettings(), {"messages": messages}, 1)[0]).endswith("Bees are")
 
 
 def test_without_thinking_a_model_that_samples_gets_its_authors_other_settings(demo):
     model = dataclasses.replace(demo, sampling=qwen3.Sampling(50.0))
     for think, drawn in ((False, {"temperature": 0.7, "top_p": 0.8, "top_k": 20}), (None, {"temperature": 50.0})):
         for row in ({"prompt": BEES}, batch_line()):
-            assert request(model, Settings(think=think), row, 1)[1].items() >= drawn.items()
+            assert request(model, JobSettings(think=think), row, 1)[1].items() >= drawn.items()
         asked = {"messages": BEES, "enable_thinking": think, "seed": 3, "max_tokens": 9}
         assert qwen3.chat(model, **asked).finish().token_ids == qwen3.chat(demo, **asked, **drawn).finish().token_ids
 
@@ -88,12 +88,12 @@ def test_without_thinking_a_model_that_samples_gets_its_authors_other_settings(d
     ({"prompt": "a", "enable_thinking": 1}, "true or false"),
     ({"prompt": "\ud800"}, "lone surrogate"), ({"custom_id": "a"}, '"body" must be an object')])
 def test_records_that_are_refused(demo, row, words):
-    assert_one_line(message_of(request, demo, Settings(), row, 1), words)
+    assert_one_line(message_of(request, demo, JobSettings(), row, 1), words)
 
 
 def test_messages_need_a_template(demo):
     row = {"messages": [{"role": "user", "content": "a"}]}
-    assert_one_line(message_of(request, demo, Settings(raw=True), row, 1), "--raw")
+    assert_one_line(message_of(request, demo, JobSettings(raw=True), row, 1), "--raw")
 
 
 @pytest.mark.parametrize("line, words", [(b'"a"', "found str"), (b"{", "not valid JSON"), (b"\xc3(", "byte 0 is 0xc3"),
@@ -126,7 +126,7 @@ def test_any_object_is_answered_or_refused(talker, row):
     """A result is always a line that names its record."""
     def work():
         record_id = id_of(row, 1)
-        ids, options = request(talker, Settings(), row, 1)
+        ids, options = request(talker, JobSettings(), row, 1)
         return answered(Completion(talker, ids, **options | {"max_new_tokens": 1}).finish(), 1, record_id,
                         options.get("logprobs"), openai=True)
 
@@ -162,15 +162,15 @@ def test_openai_requests(demo):
                         {"enable_thinking": False, "chat_template_kwargs": {"reasoning": "x"}}),
                        ({"chat_template_kwargs": {"enable_thinking": False}, "top_k": 5},
                         {"enable_thinking": False, "top_k": 5})]:
-        assert request(demo, Settings(), batch_line(**body), 1) == \
-            request(demo, Settings(), ours | (body if same is ... else same), 1)
+        assert request(demo, JobSettings(), batch_line(**body), 1) == \
+            request(demo, JobSettings(), ours | (body if same is ... else same), 1)
     for think in (True, False):  # without a budget, which a reasoning_effort may have
-        assert request(demo, Settings(think=think), batch_line(), 1) == \
-            request(demo, Settings(), ours | {"enable_thinking": think}, 1)
+        assert request(demo, JobSettings(think=think), batch_line(), 1) == \
+            request(demo, JobSettings(), ours | {"enable_thinking": think}, 1)
     developer, system = ([{"role": role, "content": "Rhyme."}, *ours["messages"]] for role in ("developer", "system"))
-    job = Settings(system="Be brief.", tools=TOOLS)
+    job = JobSettings(system="Be brief.", tools=TOOLS)
     assert request(demo, job, batch_line(messages=developer, tool_choice="none"), 1) == \
-        request(demo, Settings(), {"messages": system}, 1)
+        request(demo, JobSettings(), {"messages": system}, 1)
 
 
 @pytest.mark.parametrize("change, words", [
@@ -189,7 +189,7 @@ def test_openai_requests(demo):
 def test_openai_requests_that_are_refused(demo, change, words):
     line = batch_line()
     line |= {key: line["body"] | value if key == "body" and value else value for key, value in change.items()}
-    assert_one_line(message_of(request, demo, Settings(), line, 1), words)
+    assert_one_line(message_of(request, demo, JobSettings(), line, 1), words)
 
 
 def test_openai_requests_for_a_form(demo):
@@ -197,7 +197,7 @@ def test_openai_requests_for_a_form(demo):
     pytest.importorskip("llguidance")
     schema = {"type": "object", "properties": {"a": {"type": "string"}}}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    job = Settings({"schema": {"type": "array"}, "temperature": 0.5, "seed": 3}, think=True)
+    job = JobSettings({"schema": {"type": "array"}, "temperature": 0.5, "seed": 3}, think=True)
     for body, wanted in [({"response_format": form}, '{"a": {"type": "string"'), ({}, '"type": "array"'),
                          ({"response_format": {"type": "text"}}, None),
                          ({"response_format": {"type": "json_object"}}, '"type": "object"')]:
@@ -205,7 +205,7 @@ def test_openai_requests_for_a_form(demo):
         assert wanted in options["schema"].text if wanted else "schema" not in options
         assert (options["temperature"], options["seed"]) == (0.7, 7)
         assert ids == chat_ids(demo, BEES, think=True)
-    ids, options = request(demo, Settings(), batch_line(tools=TOOLS, tool_choice="required", seed=1), 1)
+    ids, options = request(demo, JobSettings(), batch_line(tools=TOOLS, tool_choice="required", seed=1), 1)
     completion = Completion(demo, ids, **options | {"max_new_tokens": 100, "temperature": 0}).finish()
     assert [call["name"] for call in completion.answer.tool_calls] == ["look"]
 
@@ -231,7 +231,7 @@ def test_openai_answers(demo):
     wrong = refused(InputError("no"), 3, "r-1", openai=True)
     assert wrong["response"]["status_code"] == 400 and wrong["response"]["body"]["error"]["message"] == "no"
     with pytest.raises(InputError) as caught:
-        request(demo, Settings(), batch_line(temprature=1), 3)
+        request(demo, JobSettings(), batch_line(temprature=1), 3)
     error = refused(caught.value, 3, "r-1", openai=True)["response"]["body"]["error"]
     assert (error["param"], error["code"]) == ("temprature", "unknown_field")
     assert [result_of(json.dumps(each).encode() + b"\n") for each in (result, wrong)] == [(3, True), (3, False)]
@@ -282,7 +282,7 @@ def test_plain_text(demo, tmp_path):
     rows = dict(source.rows())
     assert {line: parsed(rows[line], "text")["prompt"] for line in (1, 4, 6)} == {1: "Hello!", 4: "{蜜}", 6: "last"}
     assert_one_line(message_of(parsed, rows[5], "text"), "not UTF-8 text: byte 0 is 0xff")
-    ids, _ = request(demo, Settings(template="Say {prompt}"), parsed(rows[1], "text"), 1)
+    ids, _ = request(demo, JobSettings(template="Say {prompt}"), parsed(rows[1], "text"), 1)
     assert ids == chat_ids(demo, "Say Hello!")
 
 
@@ -297,7 +297,7 @@ def test_csv(demo, tmp_path):
     assert source.n_records == source.last == 4 and [*source.rows()] == [*enumerate(table, 1)]
     for line, row in [*source.rows()][:3]:
         assert id_of(row, line) == table[line - 1]["id"]
-        assert request(demo, Settings(template="Translate: {text}"), row, line)[0] == \
+        assert request(demo, JobSettings(template="Translate: {text}"), row, line)[0] == \
             chat_ids(demo, "Translate: " + row["text"])
     assert_one_line(message_of(open_source, str(file), None), "--column")
     assert_one_line(message_of(open_source, str(file), "Hello"), "no column in braces")
@@ -327,8 +327,8 @@ def test_parquet(demo, tmp_path):
     assert source.n_records == source.last == n and [*source.rows()] == [*enumerate(rows, 1)]
     [*_, (_, row)] = open_source(file, "{text}").rows()
     assert row == {"id": n - 1, "text": f"bee {n - 1}"}  # other columns are not read
-    assert request(demo, Settings(template="{text}"), row, n)[0] == chat_ids(demo, f"bee {n - 1}")
-    assert_one_line(message_of(request, demo, Settings(template="{n}"), rows[0], 1), "the column n is empty")
+    assert request(demo, JobSettings(template="{text}"), row, n)[0] == chat_ids(demo, f"bee {n - 1}")
+    assert_one_line(message_of(request, demo, JobSettings(template="{n}"), rows[0], 1), "the column n is empty")
     assert_one_line(message_of(open_source, file, "{txt}"), "no column txt")
     values = {"2.5": pa.array([2.5]), "true": pa.array([True]), "a": pa.array(["a"]).dictionary_encode(),
               "é": pa.array(["é".encode()]), "1970-01-01 00:00:00.000000001": pa.array([1], pa.timestamp("ns")),
@@ -368,8 +368,8 @@ def test_templates(demo):
     assert records.columns_of("{a}{b c}{{d}}") == ["a", "b c"]
     for template, words in {"{x}": "x is empty", "{none}": "none is empty", "{list}": "list holds no text"}.items():
         assert_one_line(message_of(records.filled, template, row), words)
-    settings = Settings(template="Say {a}.")  # other columns of JSON lines are no options then
-    plain = request(demo, Settings(), {"prompt": "Say 1."}, 1)
+    settings = JobSettings(template="Say {a}.")  # other columns of JSON lines are no options then
+    plain = request(demo, JobSettings(), {"prompt": "Say 1."}, 1)
     assert request(demo, settings, {"a": "1", "temperature": "hot"}, 1) == plain
 
 

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 from qwen3 import Model
 from qwen3_lib.app.files import fingerprint
-from qwen3_lib.app.records import Id, Row, Settings, Source, answered, id_of, parsed, refused, result_of
+from qwen3_lib.app.records import Id, Row, JobSettings, Source, answered, id_of, parsed, refused, result_of
 from qwen3_lib.app.terminal import NUMPY, engine_name, model_name, note
 from qwen3_lib.io.errors import InputError, brief, counted
 from qwen3_lib.io.progress import progress
@@ -156,7 +156,7 @@ class Journal:
             self.close()
 
 
-def description(source: Source, model: Model, settings: Settings) -> dict[str, Any]:
+def description(source: Source, model: Model, settings: JobSettings) -> dict[str, Any]:
     """What a job is, for OUT.job: a job goes on only if all of it is the same."""
     cache, engine = model.engine.new_cache(model.config), engine_name(model)
     digest = hashlib.sha256(fingerprint(model, cache).encode())

@@ -28,7 +28,7 @@ IDS = ("custom_id", "id")  # where a record's id stands; OpenAI's batch files ha
 
 
 @dataclass(frozen=True)
-class Settings:
+class JobSettings:
     """What the command line says about all records. A resumed job must have the same settings."""
     options: dict[str, Any] = field(default_factory=dict)  # defaults for the options of Completion
     system: str | None = None  # for records without a system message
@@ -236,7 +236,7 @@ def id_of(row: Row, line: int) -> Id:
     return given
 
 
-def request(model: Model, settings: Settings, row: Row, line: int) -> tuple[list[int], dict[str, Any]]:
+def request(model: Model, settings: JobSettings, row: Row, line: int) -> tuple[list[int], dict[str, Any]]:
     """(the ids of the prompt, the options of Completion) of a record. Raises InputError that says what is wrong.
 
     A record has the fields of a chat, see openai.py, or "prompt" in place of "messages".

@@ -78,7 +78,7 @@ WORDS = {  # the purpose of a step, by its weight or its function
 
 
 @dataclass(frozen=True)
-class Wish:
+class PageOptions:
     """The user's prompt and options. Raises InputError for wrong values."""
     prompt: str
     raw: bool = False  # no chat template
@@ -100,19 +100,19 @@ class Wish:
         Sampling().updated(**self.sampling)
 
 
-def contents(model: Model, wish: Wish) -> dict[str, Any]:
+def contents(model: Model, options: PageOptions) -> dict[str, Any]:
     """All that the page shows. Raises InputError for a prompt that is too long or can't be rendered."""
     tokenizer, config = model.tokenizer, model.config
-    text = wish.prompt if wish.raw else tokenizer.apply_chat_template(
-        [{"role": "user", "content": wish.prompt}], enable_thinking=wish.enable_thinking)
-    prompt = tokenizer.encode(text, add_special_tokens=wish.raw)
-    check_room(model, len(prompt), wish.max_new_tokens)
-    settings = qwen3.default_sampling(model, wish.enable_thinking).updated(**wish.sampling)
-    seed = int(np.random.default_rng().integers(2**31)) if wish.seed is None else wish.seed
+    text = options.prompt if options.raw else tokenizer.apply_chat_template(
+        [{"role": "user", "content": options.prompt}], enable_thinking=options.enable_thinking)
+    prompt = tokenizer.encode(text, add_special_tokens=options.raw)
+    check_room(model, len(prompt), options.max_new_tokens)
+    settings = qwen3.default_sampling(model, options.enable_thinking).updated(**options.sampling)
+    seed = int(np.random.default_rng().integers(2**31)) if options.seed is None else options.seed
 
     recorder = Recorder(model)
     prefills, bandwidth = prefilled(recorder, prompt)
-    drawn, passes = answered(recorder, prompt, wish.max_new_tokens, settings, seed)
+    drawn, passes = answered(recorder, prompt, options.max_new_tokens, settings, seed)
     ended = drawn[-1].token in model.eos_token_ids
     answer = [each.token for each in drawn[:-1 if ended else None]]
     said = parse_answer(tokenizer.decode(answer), inside_thought(tokenizer, prompt))
@@ -122,22 +122,22 @@ def contents(model: Model, wish: Wish) -> dict[str, Any]:
     whole = recorder.passes[-1]
 
     panels = {
-        "tokens": tokens_panel(model, text, wish.prompt, ids, len(prompt)),
+        "tokens": tokens_panel(model, text, options.prompt, ids, len(prompt)),
         "way": way_panel(whole, [*prefills, passes[0]], passes[1:], bandwidth),
         "attention": attention_panel(recorder, whole),
         "delta": delta_panel(recorder, whole) if recorder.linear else None,
         "lens": lens_panel(model, whole),
         "choosing": choosing_panel(drawn, settings, ids),
         "cache": cache_panel(recorder, [*prefills, passes[0]], passes),
-        "quantized": quantized_panel(model, prompt, answer, logits, wish.max_new_tokens, settings, seed)
-        if wish.quantized else "--no-quantized was given",
-        "thinking": thinking_panel(model, wish.compare, seed) if wish.compare is not None else
+        "quantized": quantized_panel(model, prompt, answer, logits, options.max_new_tokens, settings, seed)
+        if options.quantized else "--no-quantized was given",
+        "thinking": thinking_panel(model, options.compare, seed) if options.compare is not None else
         "--compare QUESTION computes it",
     }
     sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "rope_dim")
     return panels | {
-        "about": {"model": brief(model.path.name), "prompt": wish.prompt, "n_prompt": len(prompt), "ended": ended,
-                  "answer": said.content.strip() or said.reasoning or "", "seed": seed, "raw": wish.raw,
+        "about": {"model": brief(model.path.name), "prompt": options.prompt, "n_prompt": len(prompt), "ended": ended,
+                  "answer": said.content.strip() or said.reasoning or "", "seed": seed, "raw": options.raw,
                   "version": qwen3.__version__, "date": time.strftime("%Y-%m-%d"),
                   **{name: getattr(config, name) for name in sizes}},
         "labels": {str(i): label(tokenizer.token_bytes(i)) for i in ids_within(panels)},

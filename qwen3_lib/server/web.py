@@ -327,12 +327,12 @@ class Server:
         except InputError as error:
             raise as_refusal(error, self.worker, body) from None
 
-    async def generated(self, request: Request, wish: GenerationRequest) -> Response:
+    async def generated(self, request: Request, asked: GenerationRequest) -> Response:
         worker = self.worker
-        jobs = await worker.submit(wish.answers, wish.stream)
-        reply = REPLIES[wish.kind](wish, jobs, worker.model, self.name)
+        jobs = await worker.submit(asked.answers, asked.stream)
+        reply = REPLIES[asked.kind](asked, jobs, worker.model, self.name)
         request.scope["usage"] = reply.usage
-        if wish.stream:
+        if asked.stream:
             return EventStream(worker, reply, self.limits.seconds)
         try:
             async with asyncio.timeout(self.limits.seconds):

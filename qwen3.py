@@ -248,7 +248,7 @@ class KVCache:
 
     A full cache grows by a quarter and 64 positions, at most to `max_length`. `token_ids` [capacity]: their tokens.
     """
-    form = "f32"  # the number format; faster engines have caches with smaller ones
+    dtype = "f32"  # the number format; faster engines have caches with smaller ones
     last = -1  # the row of a pass that the next token is drawn from; a cache of several sequences has one for each
 
     def __init__(self, config: Config, max_length: int | None = None):

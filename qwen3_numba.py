@@ -128,7 +128,7 @@ class Weights:
         return self.matrices.get("lm_head.weight", self.embedding)
 
     @property
-    def form(self) -> str:
+    def format(self) -> str:
         """The name of the matrices' format; of most of them, if there are several."""
         return FORMATS[self.layers.matrices[0, Q].form].name
 
@@ -171,16 +171,16 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
     or 5 bits Q4_0, Q4_1 or Q5_1 where these hold its numbers, else the nearest INT8; GGUF's Q4_K, Q5_K and Q6_K stay as
     they are.
     """
-    saved = folder.form if isinstance(folder, Quantized) else None
+    saved = folder.format if isinstance(folder, Quantized) else None
     if saved is not None and quantize not in (None, saved):
         raise InputError(f"{folder.path}: this checkpoint is {saved}, so it can't be made {quantize}")
     shapes, stored = stored_tensors(folder, config)
-    wish = saved or quantize
+    format = saved or quantize
     packs = quantize or any(isinstance(tensor, PackedTensor) for tensor in stored.values())
     make_kernels(layers_of(config), *(("quantize_block", "pack_block") if packs else ()))
     team, arrays = Team(threads or available_cpus()), list[np.ndarray]()
     vectors = {name: np.array(to_float32(tensor)) for name, tensor in stored.items() if len(shapes[name]) != 2}
-    matrices, plan = {}, planned(config, stored, wish).items()
+    matrices, plan = {}, planned(config, stored, format).items()
     if saved is None and packs:
         plan = progress(plan, f"quantizing to {quantize}" if quantize else "unpacking")
     with ThreadPoolExecutor(team.n_threads) as pool:
@@ -191,9 +191,9 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
             tensor, shape = stored[name], shapes[name]
             matrices[name] = packer.kept(tensor.data, forms[0], *shape) if tensor.dtype == "U8" else \
                 packer.weight(f"{folder.path}: {name}", tensor, forms, shape)
-    if wish is None and not packs and not config.sparse_layers:
+    if format is None and not packs and not config.sparse_layers:
         touch_pages({id(tensor.mapping): tensor.mapping for tensor in stored.values()}.values())
-    return Weights(config, matrices, vectors, shapes, arrays, described(config, matrices, vectors), team, wish)
+    return Weights(config, matrices, vectors, shapes, arrays, described(config, matrices, vectors), team, format)
 
 
 # The matrices of a layer that are multiplied with the result of its first norm, and of its second one.
@@ -218,11 +218,11 @@ def behind_norms(names: Iterable[str]) -> list[list[str]]:
     return [[name for name in names if name.split(".")[-2] in kinds] for kinds in BEHIND]
 
 
-def planned(config: Config, stored: dict[str, Any], wish: str | None) -> dict[str, tuple[int, ...]]:
+def planned(config: Config, stored: dict[str, Any], format: str | None) -> dict[str, tuple[int, ...]]:
     """Name -> its formats, see forms_of, of all matrices in the order in which kernels read them."""
     names = [[name] for name in ("model.embed_tokens.weight", "lm_head.weight") if name in stored]
     names += [[*places_of(config, i)] for i in range(config.num_hidden_layers)]
-    forms = {name: forms_of(name, stored[name], wish) for some in names for name in some}
+    forms = {name: forms_of(name, stored[name], format) for some in names for name in some}
     for behind in itertools.chain.from_iterable(map(behind_norms, names)):
         if len({forms[name][-1] for name in behind if not is_packed(forms[name][-1])}) > 1:
             for name in behind:  # products with BF16 take the norm in another order
@@ -308,7 +308,7 @@ class KVCache(qwen3.KVCache):
 
     k, v uint16 [n_layers, n_kv_heads, capacity, row_size].
     """
-    form, stored, units = "f16", F16, 1.0  # units: of 16 bits, for each number
+    dtype, stored, units = "f16", F16, 1.0  # units: of 16 bits, for each number
 
     def __init__(self, config: Config, max_length: int | None = None):
         super().__init__(config, max_length)
@@ -318,21 +318,21 @@ class KVCache(qwen3.KVCache):
 
 class Bf16Cache(KVCache):
     """The same in bfloat16: fewer digits, but no value is too large."""
-    form, stored = "bf16", BF16
+    dtype, stored = "bf16", BF16
 
 
 class F32Cache(KVCache):
     """float32, as in qwen3.py: all digits, for twice the memory."""
-    form, stored, units = "f32", F32, 2
+    dtype, stored, units = "f32", F32, 2
 
 
 class Int8Cache(KVCache):
     """Bytes, with a float16 scale for each 32 of them: little more than half the memory."""
-    form, stored, units = "int8", KV8, 1 / 2 + 1 / GROUP
+    dtype, stored, units = "int8", KV8, 1 / 2 + 1 / GROUP
 
 
-CACHES = {cache.form: cache for cache in (KVCache, Bf16Cache, F32Cache, Int8Cache)}
-HYBRID_CACHES = {form: type(f"Hybrid{cache.__name__}", (cache, StateCache), {}) for form, cache in CACHES.items()}
+CACHES = {cache.dtype: cache for cache in (KVCache, Bf16Cache, F32Cache, Int8Cache)}
+HYBRID_CACHES = {dtype: type(f"Hybrid{cache.__name__}", (cache, StateCache), {}) for dtype, cache in CACHES.items()}
 MOST = {"f16": 65504, "int8": 127 * 65504}  # the largest number that such a cache holds
 STEPS = {"f16": 1024, "int8": 128}  # float16 is counted in steps of 2^-24; a number or a scale of fewer loses digits
 
@@ -436,17 +436,17 @@ def passes(model: Model, token_ids: qwen3.TokenIds, cache: Any,
         if end in borders:
             cache.keep()
         yield result
-    if caches[0].length > 1 and caches[0].form in STEPS and not model.weights.looked:
+    if caches[0].length > 1 and caches[0].dtype in STEPS and not model.weights.looked:
         note_small_numbers(model, caches[0])
 
 
 def note_small_numbers(model: Model, cache: Any) -> None:
     """Says on stderr, for the first prompt of a model, which layer's keys or values are too small for the cache."""
     model.weights.looked = True
-    scales = padded(model.config.head_dim, 32) // 2 if cache.form == "int8" else 0  # where they begin, behind the bytes
+    scales = padded(model.config.head_dim, 32) // 2 if cache.dtype == "int8" else 0  # begin behind the bytes
     some = [(rows[:, :, :min(cache.length, 64), scales:] & 0x7FFF).max(axis=(1, 2, 3)) for rows in (cache.k, cache.v)]
-    if (small := np.flatnonzero(np.min(some, axis=0) < STEPS[cache.form])).size and sys.stderr is not None:
-        print(f"{model.path}: layer {small[0]} has keys or values so small that the {cache.form} cache loses their "
+    if (small := np.flatnonzero(np.min(some, axis=0) < STEPS[cache.dtype])).size and sys.stderr is not None:
+        print(f"{model.path}: layer {small[0]} has keys or values so small that the {cache.dtype} cache loses their "
               "digits: try --kv-dtype f32", file=sys.stderr)
 
 

@@ -371,7 +371,7 @@ def test_a_slot_holds_the_states(model):
     """As many as 256 MB hold, and two more while a pass runs; one layer of four has keys and values."""
     channels, n_heads = 2 * 16 + 2 * 16 + 2 * 16, 2  # of q, k and v; three rows before the convolution
     states = 3 * 4 * (3 * channels + n_heads * 16 * 16)
-    size = (2**28 // states + 2) * states + 100 * 2 * 32 * {"f32": 4, "f16": 2}[model.engine.new_cache.form]
+    size = (2**28 // states + 2) * states + 100 * 2 * 32 * {"f32": 4, "f16": 2}[model.engine.new_cache.dtype]
     assert slots_in(model, 100, 2 * size) == 2 and slots_in(model, 100, 2 * size - 1) == 1
     assert "MB" in message_of(slots_in, model, 100, size - 1)
 

@@ -174,7 +174,7 @@ FORMAT = "qwen3 prompt cache 2"
 
 def fingerprint(model: Model, cache: KVCache) -> str:
     """A short text that tells models apart: config, both ends of each tensor, how weights and cache are kept."""
-    kept = f"{getattr(model.weights, 'form', None)} {cache.form} {cache.k.shape[3]}"
+    kept = f"{getattr(model.weights, 'format', None)} {cache.dtype} {cache.k.shape[3]}"
     digest = hashlib.sha256(f"{model.config} {kept}".encode())
     folder = model.folder
     while isinstance(folder, adapter.Adapted):

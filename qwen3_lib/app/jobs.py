@@ -163,7 +163,7 @@ def description(source: Source, model: Model, settings: JobSettings) -> dict[str
     digest.update(repr((model.tokenizer.chat_template, model.sampling, model.eos_token_ids,
                         model.max_new_tokens)).encode("utf-8", "backslashreplace"))
     digest.update(model.tokenizer.backend.to_str().encode())
-    engine += "" if engine == NUMPY else f", cache {cache.form}"
+    engine += "" if engine == NUMPY else f", cache {cache.dtype}"
     options = asdict(settings) | settings.options
     del options["options"]
     return {"format": FORMAT, "input form": source.form, "input's sha256": source.sha256, "model": model_name(model),

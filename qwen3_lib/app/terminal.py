@@ -256,7 +256,7 @@ NUMPY = "NumPy float32"
 
 def engine_name(model: Model) -> str:
     """NUMPY, or "numba" and the format of most weights."""
-    return NUMPY if isinstance(model.weights, dict) else f"numba {model.weights.form}"
+    return NUMPY if isinstance(model.weights, dict) else f"numba {model.weights.format}"
 
 
 def parameters(folder: Folder, config: Config) -> int:

@@ -24,17 +24,17 @@ Expected = Callable[[str, tuple[int, ...], str], tuple[str, tuple[int, ...]]]
 
 def quantized_file(folder: Path) -> tuple[str, Path] | None:
     """(format, file) of a folder written by save_quantized, the format "int8" or "int4"; None for any other folder."""
-    files = [(form, folder / f"model.{form}.safetensors") for form in FORMS]
-    return next(((form, file) for form, file in files if file.is_file()), None)
+    files = [(format, folder / f"model.{format}.safetensors") for format in FORMS]
+    return next(((format, file) for format, file in files if file.is_file()), None)
 
 
 class Quantized(Wrapped):
     """A folder written by save_quantized, for the fast engine; `base` reads its other files."""
     dtypes = {"U8": np.dtype("u1"), "F32": np.dtype("<f4")}
 
-    def __init__(self, base: Folder, form: str, file: Path):
+    def __init__(self, base: Folder, format: str, file: Path):
         super().__init__(base)
-        self.form, self.file = form, file
+        self.format, self.file = format, file
 
     def embeds(self) -> bool:
         return embeds(self, self.stored())
@@ -46,11 +46,11 @@ class Quantized(Wrapped):
         raise InputError(f"{self.path}: only the fast engine loads it (--fast, or load_model of qwen3_numba)")
 
     def packed(self, config: Config, shapes: dict[str, tuple[int, ...]], expected: Expected) -> dict[str, Tensor]:
-        """The tensors. Raises InputError unless each has the dtype and shape that expected(name, shape, form) gives."""
+        """Tensors. Raises InputError unless each has the dtype and shape that expected(name, shape, format) gives."""
         stored, shapes = self.stored(), dict(shapes)
         with safetensors.safe_open(self.file, framework="numpy") as opened:
             about = opened.metadata() or {}
-        if (about.get("format"), about.get("version")) != (self.form, VERSION):
+        if (about.get("format"), about.get("version")) != (self.format, VERSION):
             raise InputError(f"{self.file}: written by another version of this program; quantize the model anew")
         sizes, self.sums = (parse_json(about.get(key, "{}"), str(self.file)) for key in ("sizes", "crc32"))
         if not isinstance(sizes, dict) or not isinstance(self.sums, dict):
@@ -61,7 +61,7 @@ class Quantized(Wrapped):
             del shapes["lm_head.weight"]
         elif "lm_head.weight" not in stored and config.tie_word_embeddings:
             del shapes["lm_head.weight"]
-        wanted = {name: (list(shape), *expected(name, shape, self.form)) for name, shape in shapes.items()}
+        wanted = {name: (list(shape), *expected(name, shape, self.format)) for name, shape in shapes.items()}
         if wanted != {name: (sizes.get(name), tensor.dtype, tensor.shape) for name, tensor in stored.items()}:
             raise InputError(f"{self.path}: the quantized weights don't fit config.json; quantize the model anew")
         return stored
@@ -76,13 +76,13 @@ class Quantized(Wrapped):
             raise InputError(f"{self.file}: damaged: the checksum of {name} differs; quantize the model anew")
 
 
-def save_quantized(model: Model, folder: str | Path, form: str) -> None:
-    """Writes a model that the fast engine loaded with quantize=form as a checkpoint of its own, which loads at once.
+def save_quantized(model: Model, folder: str | Path, format: str) -> None:
+    """Writes a model that the fast engine loaded with quantize=format as a checkpoint of its own, which loads at once.
 
     The folder must not exist yet, and appears when all of it is written. Raises InputError when that can't be done.
     """
-    if getattr(model.weights, "quantized", None) != form or form not in FORMS:
-        raise InputError(f"{folder}: the model was not loaded as {brief(form)}")
+    if getattr(model.weights, "quantized", None) != format or format not in FORMS:
+        raise InputError(f"{folder}: the model was not loaded as {brief(format)}")
     tensors, shapes, stored = model.weights.tensors(), model.weights.shapes, model.folder.stored()
     if heads := {"score.weight", "linear.weight"} & stored.keys():
         raise InputError(f"{model.path}: {min(heads)} would be lost; quantize such a model while loading")
@@ -91,7 +91,7 @@ def save_quantized(model: Model, folder: str | Path, form: str) -> None:
         tensors = {name.removeprefix("model."): array for name, array in tensors.items()}
         sizes = {name.removeprefix("model."): size for name, size in sizes.items()}
     sums = {name: checksum([array]) for name, array in tensors.items()}
-    metadata = {"format": form, "version": VERSION, "sizes": json.dumps(sizes), "crc32": json.dumps(sums)}
+    metadata = {"format": format, "version": VERSION, "sizes": json.dumps(sizes), "crc32": json.dumps(sums)}
 
     def fill(temporary: Path) -> None:
         modules = module_files(file.relative_to(model.path).as_posix() for file in model.path.glob("*/*"))
@@ -103,6 +103,6 @@ def save_quantized(model: Model, folder: str | Path, form: str) -> None:
             if copied or name.endswith(".json") and (value := model.folder.json(name)):
                 data = file.read_bytes() if copied else json.dumps(value, ensure_ascii=False).encode()
                 (temporary / name).write_bytes(data)
-        write_safetensors(temporary / f"model.{form}.safetensors", tensors, metadata)
+        write_safetensors(temporary / f"model.{format}.safetensors", tensors, metadata)
 
     write_folder(folder, fill)

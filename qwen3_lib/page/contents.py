@@ -399,18 +399,18 @@ def quantized_panel(model: Model, prompt: list[int], answer: list[int], logits: 
     except ImportError as error:
         return brief(error)
     plain, answers, kl = log_softmax(logits.astype(np.float64)), {"float32": answer}, {}
-    for form in ("int8", "int4"):
+    for quantize in ("int8", "int4"):
         try:
-            engine = model.folder.engine_for(qwen3_numba.engine(form))
+            engine = model.folder.engine_for(qwen3_numba.engine(quantize))
             fast = replace(model, weights=engine.load_weights(model.folder, model.config), engine=engine)
-            answers[form] = list(qwen3.generate(fast, prompt, limit, seed, **asdict(settings)))
+            answers[quantize] = list(qwen3.generate(fast, prompt, limit, seed, **asdict(settings)))
         except InputError as error:  # weights beyond the format's range
             return str(error)
         other = qwen3.forward(fast, [*prompt, *answer], engine.new_cache(fast.config), all_logits=True)
-        kl[form] = pack((np.exp(plain) * (plain - log_softmax(other.astype(np.float64)))).sum(axis=-1), "f4")
-    return {"kl": kl, "answers": {form: [label(model.tokenizer.token_bytes(i)) for i in each]
-                                  for form, each in answers.items()},
-            "parts": {form: parting(answer, answers[form]) for form in kl}}
+        kl[quantize] = pack((np.exp(plain) * (plain - log_softmax(other.astype(np.float64)))).sum(axis=-1), "f4")
+    return {"kl": kl, "answers": {quantize: [label(model.tokenizer.token_bytes(i)) for i in each]
+                                  for quantize, each in answers.items()},
+            "parts": {quantize: parting(answer, answers[quantize]) for quantize in kl}}
 
 
 def parting(a: list[int], b: list[int]) -> int | None:

@@ -225,7 +225,7 @@ def is_strict(tool: dict[str, Any]) -> bool:
 
 
 def answer_schema(model: Model, schema: Any, tools: list[dict[str, Any]], forced: list[dict[str, Any]],
-                  several: bool, max_string: int | None) -> Grammar:
+                  several: bool, max_string: int | None, field: str) -> Grammar:
     """What an answer must fit: calls of the forced tools; else the schema, if there is one, or calls.
 
     Unless they are forced, calls of tools that aren't strict may have any arguments. Raises Refusal that says where.
@@ -247,7 +247,7 @@ def answer_schema(model: Model, schema: Any, tools: list[dict[str, Any]], forced
                 matcher_of(model, function.get("parameters") or {}, max_string)
             except InputError as inner:
                 raise Refusal(400, f"the tool {brief(function['name'])}: {inner}", "tools") from error
-        raise Refusal(400, str(error), "tools" if forced or schema is None else "response_format") from error
+        raise Refusal(400, str(error), "tools" if forced or schema is None else field) from error
 
 
 def system_first(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -304,11 +304,12 @@ def chat_request(model: Model, body: Body, longest: int, defaults: dict[str, Any
     options = asdict(default_sampling(model, think)) | defaults
     options |= ({} if budget is None else {"think_budget": budget}) | options_of(body) | {"tools": tools}
     bound = [] if isinstance(schema, Grammar) else tools or []  # with a job's own grammar, tools are only told
-    if {"response_format", "schema"} & body.keys():
-        schema, bound = schema_of(body) if "response_format" in body else body["schema"], tools or []
+    field = "response_format" if "response_format" in body else "schema"
+    if field in body:
+        schema, bound = schema_of(body) if field == "response_format" else body["schema"], tools or []
     if schema is not None or forced or any(map(is_strict, tools or ())):
         most = None if options.get("max_string") is None else checked_whole("max_string", options["max_string"], 0)
-        options["schema"] = answer_schema(model, schema, bound, forced, not one_call, most)
+        options["schema"] = answer_schema(model, schema, bound, forced, not one_call, most, field)
     top = whole(body, "top_logprobs", 0, 0, MOST_LOGPROBS)
     prompt = encoded(model.tokenizer, chat_prompt(model, body, system, default), longest, add_special_tokens=False)
     return request_of(model, "chat", body, [prompt], options, top if flag(body, "logprobs") else None, longest,

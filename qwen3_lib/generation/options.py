@@ -54,6 +54,8 @@ class AnswerOptions:
                 checked_whole(each.name, getattr(self, each.name), each.metadata["least"])
         if not isinstance(self.stop_loops, bool | None):
             raise InputError(f"stop_loops must be true or false, not {brief(repr(self.stop_loops))}")
+        if not isinstance(self.eos_token_ids, Iterable | None):
+            raise InputError(f"eos_token_ids must be a list of token ids, not {brief(repr(self.eos_token_ids), 80)}")
         Sampling().updated(**self.sampling)
 
     @property

@@ -1,6 +1,6 @@
 """Progress bars on stderr, where that is a terminal."""
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -11,28 +11,21 @@ class NoBar:
     for ever. So servers and pipes never touch tqdm.
     """
 
-    def __init__(self, items: Iterable[Any]):
-        self.items = items
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.items)
-
     def __enter__(self) -> "NoBar":
         return self
 
     def __exit__(self, *_: object) -> None:
         pass
 
-    def update(self, n: float = 1) -> None:
+    def update(self, *_: Any, **__: Any) -> None:
         pass
 
-    def set_postfix_str(self, text: str, refresh: bool = True) -> None:
-        pass
+    set_postfix_str = update
 
 
 def progress(items: Iterable[Any] | None = None, description: str = "", **options: Any) -> Any:
     """The items with tqdm's bar, shown after a second; none where stderr is no terminal. `options` are tqdm's."""
     if sys.stderr is None or not sys.stderr.isatty():
-        return NoBar(() if items is None else items)
+        return NoBar() if items is None else items
     from tqdm import tqdm  # here, because importing it takes time
     return tqdm(items, description, delay=1, leave=False, **options)

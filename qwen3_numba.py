@@ -176,8 +176,9 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
         raise InputError(f"{folder.path}: this checkpoint is {saved}, so it can't be made {quantize}")
     shapes, stored = stored_tensors(folder, config)
     format = saved or quantize
-    packs = quantize or any(isinstance(tensor, PackedTensor) for tensor in stored.values())
-    make_kernels(layers_of(config), *(("quantize_block", "pack_block") if packs else ()))
+    unpacks = any(isinstance(tensor, PackedTensor) for tensor in stored.values())
+    packs = quantize or unpacks
+    make_kernels(layers_of(config), *["quantize_block"] * bool(quantize), *["pack_block"] * unpacks)
     team, arrays = Team(threads or available_cpus()), list[np.ndarray]()
     vectors = {name: np.array(to_float32(tensor)) for name, tensor in stored.items() if len(shapes[name]) != 2}
     matrices, plan = {}, planned(config, stored, format).items()

@@ -1,7 +1,11 @@
 """numba compiles kernels: a program of its own that build.py runs, for numba takes long to import and to compile.
 
     main([KERNEL, ...])    writes each kernel's size and object file to stdout, or ends with one line on stderr
+
+build.py runs it with NUMBA_OPT=0: else numba would optimize each function, and those that call it with it inside them.
+Here LLVM optimizes a kernel once, as a whole, which takes half the time.
 """
+import re
 import sys
 
 import llvmlite
@@ -12,11 +16,13 @@ from numba import types
 
 from qwen3_lib.io.errors import InputError, brief
 from qwen3_lib.kernels import delta, layers, quantize
-from qwen3_lib.kernels.vectors import FEATURES, machine
+from qwen3_lib.kernels.vectors import FEATURES, machine, object_of
 
 SIGNATURE = (types.int64,) * 3
-# numba's code frees numba's own arrays with this function; arrays passed from Python aren't numba's, so no call occurs.
-NEVER_CALLED = "define void @NRT_MemInfo_call_dtor(ptr %memory) { ret void }"
+# numba counts who uses an array of its own, and frees it; those of kernels aren't numba's, so there is nothing to do.
+COUNTING = re.compile(r"^define [^\n]*@(NRT_incref|NRT_decref)\(.*?^}\n", re.MULTILINE | re.DOTALL)
+NOTHING = "".join(f"define void @NRT_{name}(ptr %memory) {{ ret void }}\n"
+                  for name in ("incref", "decref", "MemInfo_call_dtor"))
 C_LIBRARY = {"sqrt", "sqrtf", "sched_yield"}  # called by kernels; without numba there is no more
 
 
@@ -33,9 +39,9 @@ def machine_code(name: str) -> bytes:
         raise InputError("the fast engine needs a CPU with FMA and F16C (since 2013); --no-fast takes NumPy")
     kernel = next(vars(room)[name] for room in (layers, delta, quantize) if name in vars(room))
     kernel.compile(SIGNATURE)
-    module = llvm.parse_assembly(kernel.inspect_llvm(SIGNATURE))
+    module = llvm.parse_assembly(COUNTING.sub(r"declare void @\1(ptr)\n", kernel.inspect_llvm(SIGNATURE)))
+    module.link_in(llvm.parse_assembly(NOTHING))
     module.get_function(kernel.overloads[SIGNATURE].fndesc.llvm_func_name).name = name
-    module.link_in(llvm.parse_assembly(NEVER_CALLED))
     for function in module.functions:  # kernels are linked together: only their names may meet
         if function.name != name and not function.is_declaration:
             function.linkage = "internal"
@@ -44,7 +50,7 @@ def machine_code(name: str) -> bytes:
     if absent:
         raise InputError(f"numba {numba.__version__} compiles kernels that need {', '.join(sorted(absent))} to run, so "
                          "they can't be kept; install another version of numba, or take NumPy: --no-fast")
-    return cpu.emit_object(module)
+    return object_of(module, cpu, 2)
 
 
 def main(names: list[str]) -> None:

@@ -6,15 +6,14 @@ the tokens before it only, bit for bit.
 """
 from typing import Any
 
-import numba
 import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
 from qwen3_lib.kernels import fields
-from qwen3_lib.kernels.intrinsics import to_pointer_f32
-from qwen3_lib.kernels.layers import (compiled, crew_of, exp, part_of, ready_for_output, rms_norm, shaped,
-                                      sigmoid, silu_times, sum_of_squares, up_to, wait)
+from qwen3_lib.kernels.intrinsics import floats_at
+from qwen3_lib.kernels.layers import (compiled, crew_of, exp, part_of, ready_for_output, rms_norm, sigmoid,
+                                      silu_times, sum_of_squares, up_to, wait)
 from qwen3_lib.kernels.layout import PANEL, SUMS_OF_DELTA, TOKENS, K, Q
 from qwen3_lib.kernels.vectors import FLOAT, I64, at, broadcast, fma, load, loop, splat, store, variable, vector
 
@@ -104,7 +103,7 @@ def mix_states(record, rank, layer):
 
     It does nothing in a layer of attention.
     """
-    crew, job = crew_of(record, rank), fields.table_at(record)
+    crew, job = crew_of(record, rank), fields.table(record)
     number = fields.places(job)[layer, 1]
     if number < 0:
         return
@@ -135,9 +134,9 @@ def state_of(job, sequence, which, number):
     n_keys, dk, n_values, dv = sizes_of(job)
     taps, channels = fields.conv(job).shape[1:]
     places, late = fields.states(job)[sequence, number, 3 * which:], fields.runs(job)[sequence, 2 + which]
-    return (numba.carray(to_pointer_f32(places[0]), (taps - 1 + late, channels)),
-            numba.carray(to_pointer_f32(places[1]), (n_values, up_to(dv, 16) // 16, up_to(dk, SUMS_OF_DELTA), 16)),
-            numba.carray(to_pointer_f32(places[2]), (late, channels + 2 * n_values)))
+    return (floats_at(places[0], (taps - 1 + late, channels)),
+            floats_at(places[1], (n_values, up_to(dv, 16) // 16, up_to(dk, SUMS_OF_DELTA), 16)),
+            floats_at(places[2], (late, channels + 2 * n_values)))
 
 
 @compiled
@@ -197,7 +196,7 @@ def run_head(run, sequence, number, layer, head, job, own):
     for i in range(len(after)):
         for j in range(head, 2 * n_values, n_values):
             after[i, ba + j] = qkv[sure + i, ba_start + j]
-    copy = shaped(own, new[head].shape)
+    copy = floats_at(own.ctypes.data, new[head].shape)
     own = own[new[head].size:]
     learn(before, ba, old[head], new[head], np.int64(-1), number, head, job, own)
     learn(qkv[first:sure], ba_start, new[head] if len(before) else old[head], new[head], first, number, head, job, own)
@@ -217,8 +216,9 @@ def learn(rows, ba, old, new, first, number, head, job, own):
     """
     n_keys, dk, n_values, dv = sizes_of(job)
     rates, (strips, height, _), key = fields.rates(job)[number], new.shape, head // (n_values // n_keys)
-    kq, factors = shaped(own, (TOKENS, 2, height)), shaped(own[TOKENS * 2 * height:], (TOKENS, 2))
-    out = shaped(own[TOKENS * 2 * (height + 1):], (TOKENS, strips * 16))
+    kq = floats_at(own.ctypes.data, (TOKENS, 2, height))
+    factors = floats_at(own[kq.size:].ctypes.data, (TOKENS, 2))
+    out = floats_at(own[kq.size + factors.size:].ctypes.data, (TOKENS, strips * 16))
     for start in range(0, len(rows), TOKENS):
         n = min(TOKENS, len(rows) - start)
         for i in range(n):

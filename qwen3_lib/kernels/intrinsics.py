@@ -4,12 +4,14 @@ An @intrinsic is a function whose `codegen` runs once, while a kernel is compile
 itself, as those of vectors.py do.
 """
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+from numba.np.arrayobj import get_itemsize, make_array, populate_array
 
 from qwen3_lib.kernels.layout import ABANDONED, ARRIVED, GROUP, ROUND, TAKEN
 from qwen3_lib.kernels.vectors import (FEATURES, FLOAT, HALF, I8, I16, I32, I64, LANES, at, broadcast, call, fma, load,
@@ -141,18 +143,66 @@ def barrier_wait(context, barrier, n_threads):
     return types.void(types.int64, types.int64), codegen
 
 
-def pointer(kind: Any) -> Any:
-    """An intrinsic that makes an address a pointer, for numba.carray."""
+def array_of(context: Any, b: Any, kind: Any, address: Any, shape: Sequence[Any]) -> Any:
+    """The array of a type that begins at an address, as numba keeps arrays."""
+    array, itemsize = make_array(kind)(context, b), get_itemsize(context, kind)
+    strides = [I64(itemsize)]
+    for length in reversed(shape[1:]):
+        strides.insert(0, b.mul(strides[0], length))
+    data = b.inttoptr(address, context.get_data_type(kind.dtype).as_pointer())
+    populate_array(array, data, list(shape), strides, itemsize, None)
+    return array._getvalue()
+
+
+def arrays(kind: Any) -> Any:
+    """An intrinsic: the array of numbers of this kind at an address, with the shape in a tuple."""
     @intrinsic
-    def convert(context, address):
+    def array_at(context, address, shape):
+        n = len(shape)
+
         def codegen(context, b, signature, args):
-            return b.inttoptr(args[0], context.get_value_type(signature.return_type))
-        return types.CPointer(kind)(types.int64), codegen
+            return array_of(context, b, signature.return_type, args[0], cgutils.unpack_tuple(b, args[1], n))
+
+        return types.Array(kind, n, "C")(types.int64, types.UniTuple(types.int64, n)), codegen
+    return array_at
+
+
+floats_at, int32s_at, uint32s_at = map(arrays, (types.float32, types.int32, types.uint32))
+bytes_at, uint16s_at = map(arrays, (types.uint8, types.uint16))
+
+
+def entry(index: int, kind: Any, n_dimensions: int) -> Any:
+    """An intrinsic: the array in a row of a table, see layout.table. It compiles faster than a function of numba's."""
+    @intrinsic
+    def find(context, table):
+        def codegen(context, b, signature, args):
+            address, *shape = (load(b, at(b, args[0], 8 * (5 * index + i)), I64) for i in range(1 + n_dimensions))
+            return array_of(context, b, signature.return_type, address, shape)
+        return types.Array(kind, n_dimensions, "C")(types.int64), codegen
+    return find
+
+
+def number(offset: int) -> Any:
+    """An intrinsic: the int64 so many bytes behind an address."""
+    @intrinsic
+    def find(context, address):
+        def codegen(context, b, signature, args):
+            return load(b, at(b, args[0], offset), I64)
+        return types.int64(types.int64), codegen
+    return find
+
+
+def same_bits(source: Any, target: Any) -> Any:
+    """An intrinsic: the bits of a number as a number of another kind."""
+    @intrinsic
+    def convert(context, x):
+        def codegen(context, b, signature, args):
+            return b.bitcast(args[0], context.get_value_type(target))
+        return target(source), codegen
     return convert
 
 
-to_pointer_u8, to_pointer_u16, to_pointer_i16 = pointer(types.uint8), pointer(types.uint16), pointer(types.int16)
-to_pointer_i64, to_pointer_f32, to_pointer_f64 = pointer(types.int64), pointer(types.float32), pointer(types.float64)
+float_of, bits_of = same_bits(types.int32, types.float32), same_bits(types.float32, types.int32)
 
 
 @intrinsic

@@ -11,13 +11,12 @@ the number of threads, or the CPU. Nothing may be reassociated or contracted her
 """
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
 from qwen3_lib.kernels import fields
 from qwen3_lib.kernels.fields import compiled
-from qwen3_lib.kernels.intrinsics import (barrier_wait, call_at, dot, even_first, fetch_add, fused, half_from_float,
-                                          to_bytes, to_pointer_f32, to_pointer_u8, to_pointer_u16)
+from qwen3_lib.kernels.intrinsics import (barrier_wait, bits_of, bytes_at, call_at, dot, even_first, fetch_add, float_of,
+                                          floats_at, fused, half_from_float, int32s_at, to_bytes, uint16s_at)
 from qwen3_lib.kernels.layout import (BF16, BLOCK, DEPTH, DOWN, F16, F32, FEW, GATE, GROUP, KEYS, KV8, OUT, PANEL,
                                       PRODUCT, STRIP, UP, VALUES, VECTORS, WHOLE, K, Q, V, is_packed, padded,
                                       unit_size, vector_size)
@@ -78,7 +77,7 @@ def exp(x):
     p = fused(p, f, np.float32(2.402264791363012e-1))
     p = fused(p, f, np.float32(6.931472028550421e-1))
     p = fused(p, f, np.float32(1.0))
-    return p * np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)).view(np.float32)
+    return p * float_of((np.int32(whole) + np.int32(127)) << np.int32(23))
 
 
 @compiled
@@ -140,10 +139,11 @@ def add_times(x, y, factor):
 @compiled
 def largest_of(x):
     """The largest number of x float32 [1 or more]. NaN counts as the largest, unless its sign is negative."""
-    bits, largest = x.view(np.int32), np.int32(-2**31)
+    largest = np.int32(-2**31)
     for i in range(len(x)):  # integers, in the order of the numbers: their maximum is found many at a time
-        largest = max(largest, bits[i] ^ (bits[i] >> np.int32(31) & np.int32(0x7FFFFFFF)))
-    return np.int32(largest ^ (largest >> np.int32(31) & np.int32(0x7FFFFFFF))).view(np.float32)
+        bits = bits_of(x[i])
+        largest = max(largest, bits ^ (bits >> np.int32(31) & np.int32(0x7FFFFFFF)))
+    return float_of(largest ^ (largest >> np.int32(31) & np.int32(0x7FFFFFFF)))
 
 
 @compiled
@@ -164,13 +164,11 @@ def ready(x, n, form, packed, start, end):
 @compiled
 def pack_vector(x, width, packed, start, end):
     """Packs numbers start to end of x float32 [width], multiples of 32, for packed weights: see layout.py."""
-    values = packed[:width].view(np.int8)
-    scales = packed[width:width + width // 8].view(np.float32)
-    sums = packed[width + width // 8:width + width // 4].view(np.int32)
-    first = packed[width + width // 4:vector_bytes(width)].view(np.int32)
+    values, groups = packed.ctypes.data, width // GROUP
+    scales, sums = floats_at(values + width, (groups,)), int32s_at(values + width + 4 * groups, (groups,))
+    first = int32s_at(values + width + 8 * groups, (groups,))
     for g in range(start // GROUP, end // GROUP):
-        largest, sums[g], first[g] = to_bytes(x[g * GROUP:].ctypes.data, np.int64(GROUP),
-                                              values[g * GROUP:].ctypes.data)
+        largest, sums[g], first[g] = to_bytes(x[g * GROUP:].ctypes.data, np.int64(GROUP), values + g * GROUP)
         scales[g] = largest / np.float32(127) + largest * np.float32(0)  # NaN if a number is NaN or infinite
 
 
@@ -238,10 +236,10 @@ def copy_parts(address, stride, rows, width, depth, out):
     A core fetches ahead what comes next in memory, and behind a part of a row that isn't the same part of the next row.
     """
     for r in range(rows):
-        row = numba.carray(to_pointer_u8(address + r * stride), (width,))
+        row = bytes_at(address + r * stride, (width,))
         for start in range(0, width, depth):
             part = row[start:start + depth]
-            copy = numba.carray(to_pointer_u8(out + start * rows + r * len(part)), part.shape)
+            copy = bytes_at(out + start * rows + r * len(part), (len(part),))
             for i in range(len(part)):
                 copy[i] = part[i]
 
@@ -260,7 +258,7 @@ def half_or_nan(x):
 @compiled
 def bf16_from(x):
     """The bits of x as bfloat16, rounded to the nearest, ties to even."""
-    bits = np.float32(x).view(np.uint32)
+    bits = np.uint32(bits_of(x))
     return np.uint16(bits >> 16 | 0x40 if np.isnan(x) else bits + (bits >> 16 & 1) + 0x7FFF >> 16)
 
 
@@ -269,17 +267,17 @@ def store_kv(row, form, values):
     """Writes float32 values into a row of the cache; zeros fill it up."""
     n = len(values)
     if form == F32:
-        floats = row.view(np.float32)
+        floats = floats_at(row.ctypes.data, (len(row) // 2,))
         floats[n:] = 0
         for i in range(n):
             floats[i] = values[i]
         return
     if form == KV8:
         width = up_to(n, GROUP)
-        whole, scales = row[:width // 2].view(np.int8), row[width // 2:]
+        whole, scales = row.ctypes.data, row[width // 2:]
         for g in range(width // GROUP):
             start = g * GROUP
-            largest, _, _ = to_bytes(values[start:].ctypes.data, min(GROUP, n - start), whole[start:].ctypes.data)
+            largest, _, _ = to_bytes(values[start:].ctypes.data, min(GROUP, n - start), whole + start)
             scales[g] = half_or_nan(largest / np.float32(127))  # NaN if a number is NaN or infinite
         return
     row[n:] = 0
@@ -289,12 +287,6 @@ def store_kv(row, form, values):
     else:
         for i in range(n):
             row[i] = bf16_from(values[i])
-
-
-@compiled
-def shaped(x, shape):
-    """The beginning of x float32 as an array of this shape."""
-    return numba.carray(to_pointer_f32(x.ctypes.data), shape)
 
 
 @compiled
@@ -370,7 +362,8 @@ def join(left, right, width):
 def attend_blocks(products, task, q, group, view, keys, values, form, result, own):
     """The blocks of a Task, one after the other, for the queries of a KV head with these keys and values of the cache
     -> result [n, width + 16], as `attend` gives it. view: (step, window); own float32: to work in."""
-    scores, more = shaped(own, (VECTORS, BLOCK)), shaped(own[VECTORS * BLOCK:], result.shape)
+    scores = floats_at(own.ctypes.data, (VECTORS, BLOCK))
+    more = floats_at(own[VECTORS * BLOCK:].ctypes.data, result.shape)
     for block in range(task.block, task.block + task.n_blocks):
         start, part = block * BLOCK, result if block == task.block else more
         attend(products, q, group, (task.seen - start, view[0], view[1]), keys[start:], values[start:], form, part,
@@ -385,7 +378,7 @@ def cache_rows(job, which, sequence, layer, head, n_kv_heads):
     """The rows uint16 [capacity, row_size] of a head in a layer: the keys of a sequence if `which` is 0, values if 1."""
     cache, size = fields.caches(job)[sequence], fields.cache_rows(job)[1]
     before = (fields.places(job)[layer, 0] * n_kv_heads + head) * cache[2] * size
-    return numba.carray(to_pointer_u16(cache[which] + 2 * before), (cache[2], size))
+    return uint16s_at(cache[which] + 2 * before, (cache[2], size))
 
 
 @compiled
@@ -428,8 +421,7 @@ def attention(crew, layer, job):
 
 @compiled
 def crew_of(record, rank):
-    job = fields.job_at(record)
-    return Crew(rank, job.n_threads, job.barrier)
+    return Crew(rank, fields.n_threads(record), fields.barrier(record))
 
 
 @compiled
@@ -438,7 +430,7 @@ def project_heads(record, rank, layer):
 
     The threads share the rows of each matrix, or the tokens, and wait for each other.
     """
-    crew, job = crew_of(record, rank), fields.table_at(record)
+    crew, job = crew_of(record, rank), fields.table(record)
     w, forms = fields.matrices(job)[layer], fields.forms(job)[layer, 0]
     h, packed, qkv = fields.h(job), fields.packed(job), fields.qkv(job)
     normalize(crew, fields.norms(job)[layer, 0], forms[0], forms[1], job)
@@ -455,7 +447,7 @@ def attend_heads(record, rank, layer):
 
     It does nothing in a layer without keys and values: see delta.py.
     """
-    crew, job = crew_of(record, rank), fields.table_at(record)
+    crew, job = crew_of(record, rank), fields.table(record)
     if fields.places(job)[layer, 0] < 0:
         return
     w, h = fields.matrices(job)[layer], fields.h(job)
@@ -487,7 +479,7 @@ def ready_for_output(crew, layer, job):
 @compiled
 def finish_dense(record, rank, layer):
     """The output's matrix and swiglu: the end of qwen3.decoder_layer."""
-    crew, job = crew_of(record, rank), fields.table_at(record)
+    crew, job = crew_of(record, rank), fields.table(record)
     add_projected(crew, fields.matrices(job)[layer, OUT], fields.h(job), fields.packed(job), job)
     wait(crew)
     swiglu(crew, layer, job)
@@ -598,7 +590,7 @@ def place_heads(crew, layer, job, k_start, v_start):
 @compiled
 def finish_sparse(record, rank, layer):
     """finish_dense in a mixture of experts, which may have dense layers, too."""
-    crew, job = crew_of(record, rank), fields.table_at(record)
+    crew, job = crew_of(record, rank), fields.table(record)
     add_projected(crew, fields.matrices(job)[layer, OUT], fields.h(job), fields.packed(job), job)
     wait(crew)
     if fields.routers(job)[layer].rows > 0:
@@ -739,7 +731,7 @@ def expert_share(n, first, end, n_pairs, crew):
 @compiled
 def output_logits(record, rank, _):
     """The end of qwen3.forward: norm and lm_head of the rows `wanted` of x -> logits."""
-    crew, job = crew_of(record, rank), fields.table_at(record)
+    crew, job = crew_of(record, rank), fields.table(record)
     x, h, packed = fields.x(job), fields.h(job), fields.packed(job)
     head, wanted = fields.head(job)[0], fields.wanted(job)
     for i in part_of(len(wanted), crew):

@@ -1,12 +1,15 @@
 """The kernels that pack weights. `pack_group` alone writes their bytes; layout.py tells what they mean."""
 import numpy as np
+from numba.types import float32, int16, uint8
 
-from qwen3_lib.kernels.fields import array_of, bytes1, compiled, floats2, floats3, rows_at
-from qwen3_lib.kernels.intrinsics import to_pointer_i16
+from qwen3_lib.kernels.fields import compiled
+from qwen3_lib.kernels.intrinsics import bits_of, entry, float_of, floats_at, uint16s_at, uint32s_at
 from qwen3_lib.kernels.layers import unit_bytes
 from qwen3_lib.kernels.layout import BIAS, GROUP, GROUPS, HALVES, LEAST, MINIMA, MORE, MOST, PANEL, SHARED, factors_size
 
-shorts2 = array_of(to_pointer_i16, 2)
+weights, block_of, group_of, work_of = (entry(i, kind, n) for i, (kind, n) in enumerate(
+    [(float32, 2), (uint8, 1), (float32, 2), (float32, 2)]))  # of quantize_block
+whole_numbers, scales_of, block_behind = entry(0, int16, 2), entry(1, float32, 3), entry(2, uint8, 1)  # of pack_block
 factors_bytes = compiled(factors_size)
 SCALES = 6  # that are tried for each group
 
@@ -14,7 +17,7 @@ SCALES = 6  # that are tried for each group
 @compiled
 def scale_from(word):
     """The float32 of a scale's 16 bits."""
-    return np.int32((np.int32(word) << np.int32(13)) + np.int32(BIAS)).view(np.float32)
+    return float_of((np.int32(word) << np.int32(13)) + np.int32(BIAS))
 
 
 @compiled
@@ -75,27 +78,26 @@ def choose_scales(group, form, words, work):
             best_factor[r] = factor[r] if better else best_factor[r]
             if not fixed:
                 words[r] = np.int32((zero[r] * unit - np.float32(6)) * np.float32(4)) if better else words[r]
-    bits, step = best.view(np.int32), 1 if fixed else 16  # the last 4 bits are the zero's
+    step = 1 if fixed else 16  # the last 4 bits are the zero's
     for r in range(PANEL):
         zero_bits = 0 if fixed else np.int64(words[r])
         if fixed:
-            place = np.int64(bits[r] - BIAS + (1 << 12) >> 13)
+            place = np.int64(bits_of(best[r]) - BIAS + (1 << 12) >> 13)
         else:
-            place = np.int64((bits[r] - BIAS >> 13) - zero_bits + step // 2)
+            place = np.int64((bits_of(best[r]) - BIAS >> 13) - zero_bits + step // 2)
         words[r] = min(max(place // step * step, 0), 0x10000 - step) + zero_bits
 
 
 @compiled
 def words_of(unit, half):
     """The scales' bits [32 rows] of a group in a unit."""
-    return unit[2 * PANEL * half:2 * PANEL * (half + 1)].view(np.uint16)
+    return uint16s_at(unit[2 * PANEL * half:].ctypes.data, (PANEL,))
 
 
 @compiled
 def minima_of(unit, half):
     """The minima float32 [32 rows] of a group in a unit of a format that has them."""
-    start = 4 * PANEL * (half + 1)  # behind two times 32 scales
-    return unit[start:start + 4 * PANEL].view(np.float32)
+    return floats_at(unit[4 * PANEL * (half + 1):].ctypes.data, (PANEL,))  # behind two times 32 scales
 
 
 @compiled
@@ -120,7 +122,8 @@ def four(group, k, r):
 def pack_group(unit, half, form, group):
     """Writes a group of whole numbers, float32 [columns, 32 rows], into its unit, whose bytes are zeros before."""
     start, n = len(unit) - PANEL * GROUPS[form], GROUPS[form] // 4
-    values, further = unit[start:].view(np.uint32), unit[start - 256 * min(MORE[form], 1):start]
+    values = uint32s_at(unit[start:].ctypes.data, (PANEL * n,))
+    further = unit[start - 256 * min(MORE[form], 1):start]
     mask = np.uint32(0xFFFFFFFF if HALVES[form] == 1 else 0x0F0F0F0F)
     for k in range(n):
         for r in range(PANEL):
@@ -132,7 +135,7 @@ def pack_group(unit, half, form, group):
                 bits = (bits | bits >> np.uint32(7) | bits >> np.uint32(14) | bits >> np.uint32(21)) & np.uint32(15)
                 further[PANEL // 2 * (2 * k + half) + r // 2] |= np.uint8(bits << np.uint32(r % 2 * 4))
     if MORE[form] == 2:  # two bits each
-        pairs = further.view(np.uint32)
+        pairs = uint32s_at(further.ctypes.data, (len(further) // 4,))
         for k in range(n):
             for r in range(PANEL):
                 bits = four(group, k, r) >> np.uint32(4) & np.uint32(0x03030303)
@@ -142,8 +145,7 @@ def pack_group(unit, half, form, group):
 @compiled
 def quantize_block(record, form, _):
     """A table of w float32 [at most 32 rows, n]; a block of zeros; to work in, float32 [32, 32] and [10, 32]."""
-    arrays = rows_at(record, np.int64(4))
-    w, block, group, work = floats2(arrays[0]), bytes1(arrays[1]), floats2(arrays[2]), floats2(arrays[3])
+    w, block, group, work = weights(record), block_of(record), group_of(record), work_of(record)
     size = unit_bytes(form)
     for g in range(len(block) // size * HALVES[form]):
         i, half = g // HALVES[form], g % HALVES[form]
@@ -167,9 +169,8 @@ def pack_block(record, form, _):
     Then a group to work in. Scales and minima are float32 [2, 32, groups], the group float32 [32, 32]; n is a multiple
     of 32.
     """
-    arrays = rows_at(record, np.int64(4))
-    whole, scales, block = shorts2(arrays[0]), floats3(arrays[1]), bytes1(arrays[2])
-    group = floats2(arrays[3])[:GROUPS[form]]
+    whole, scales, block = whole_numbers(record), scales_of(record), block_behind(record)
+    group = work_of(record)[:GROUPS[form]]
     for g in range(scales.shape[2]):
         i, half = g // HALVES[form], g % HALVES[form]
         start = i * unit_bytes(form) + (i // max(SHARED[form], 1) + 1) * factors_bytes(form)

@@ -607,9 +607,9 @@ def compile_product(name: str, kind: str, form: int, n_vectors: int, way: Way) -
     return object_of(llvm.parse_assembly(str(module)), machine())
 
 
-def object_of(module: llvm.ModuleRef, cpu: llvm.TargetMachine) -> bytes:
+def object_of(module: llvm.ModuleRef, cpu: llvm.TargetMachine, level: int = 3) -> bytes:
     """The object file of a module, optimized for a CPU."""
-    passes = llvm.create_pass_builder(cpu, llvm.create_pipeline_tuning_options(speed_level=3))
+    passes = llvm.create_pass_builder(cpu, llvm.create_pipeline_tuning_options(speed_level=level))
     passes.getModulePassManager().run(module, passes)
     return cpu.emit_object(module)
 

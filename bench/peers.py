@@ -12,10 +12,13 @@ Nothing heavy is imported before an engine is opened: a process that measures on
 import argparse
 import ctypes
 import importlib.util
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -40,10 +43,13 @@ class Entry:
 ENTRIES = {
     "bf16": Entry("this engine", "bf16", 2, 2, ("numba",)),
     "llama-bf16": Entry("llama.cpp", "bf16", 2, 2, ("llama_cpp", "gguf")),
+    "openvino-fp16": Entry("OpenVINO", "bf16", 2, 1, ("openvino_genai",)),  # computed in bf16 if the CPU can
     "int8": Entry("this engine", "int8", 34 / 32, 2, ("numba",)),
     "llama-q8_0": Entry("llama.cpp", "Q8_0", 34 / 32, 2, ("llama_cpp", "gguf")),
+    "openvino-int8": Entry("OpenVINO", "int8", 1, 1, ("openvino_genai",)),
     "int4": Entry("this engine", "int4", 5.06 / 8, 2, ("numba",)),  # of the 0.6B: some matrices have more bits
     "llama-q4_0": Entry("llama.cpp", "Q4_0", 18 / 32, 2, ("llama_cpp", "gguf")),
+    "openvino-int4": Entry("OpenVINO", "int4", 4.5 / 8, 1, ("openvino_genai",)),
     "q4_k_m": Entry("this engine", "Q4_K_M", 5.42 / 8, 2, ("numba", "llama_cpp", "gguf"), file="llama-q4_k_m"),
     "llama-q4_k_m": Entry("llama.cpp", "Q4_K_M", 5.33 / 8, 2, ("llama_cpp", "gguf")),
     "llama-q5_k_m": Entry("llama.cpp", "Q5_K_M", 5.9 / 8, 2, ("llama_cpp", "gguf"), False),
@@ -52,7 +58,8 @@ ENTRIES = {
     "numpy": Entry("plain NumPy", "float32", 4, 4, ()),
     "torch": Entry("transformers + torch", "float32", 4, 4, ("torch", "transformers")),
 }
-PACKAGES = {"llama_cpp": "llama-cpp-python"}  # where the name to install isn't the name to import
+# Where the name to install isn't the name to import.
+PACKAGES = {"llama_cpp": "llama-cpp-python", "openvino_genai": "openvino-genai"}
 
 
 def missing_packages(name: str) -> list[str]:
@@ -181,6 +188,44 @@ class LlamaEngine:
         self.api.llama_memory_seq_rm(self.api.llama_get_memory(self.context), 0, length, -1)
 
 
+class OpenVinoEngine:
+    """OpenVINO GenAI with its defaults. It continues no sequence: each measurement is an answer, timed by OpenVINO."""
+
+    def __init__(self, folder: Path, threads: int):
+        import openvino
+        import openvino_genai
+        self.tensor, self.api = openvino.Tensor, openvino_genai
+        self.pipeline = openvino_genai.LLMPipeline(folder, "CPU", INFERENCE_NUM_THREADS=threads)
+
+    def answer(self, ids: Sequence[int], n: int) -> Any:
+        """Times of an answer of n tokens to the prompt `ids`."""
+        config = self.api.GenerationConfig(max_new_tokens=n, ignore_eos=True, do_sample=False,
+                                           apply_chat_template=False)
+        prompt = np.array([ids], np.int64)
+        inputs = self.api.TokenizedInputs(self.tensor(prompt), self.tensor(np.ones_like(prompt)))
+        return self.pipeline.generate(inputs, config).perf_metrics
+
+    def prefill_speed(self, ids: Sequence[int]) -> float:
+        return len(ids) / self.answer(ids, 1).get_ttft().mean * 1e3
+
+    def decode_speed(self, context: int, ids: Sequence[int]) -> float:
+        """Tokens per second behind a prompt of `context` tokens, by the median token."""
+        prompt = np.resize(ids, context)
+        return 1e6 / median(self.answer(prompt, len(ids) + 1).raw_metrics.m_durations)
+
+
+def export_openvino(path: Path, folder: Path, name: str) -> None:
+    """Writes the model in `path` for OpenVINO, by optimum-cli, whose packages need an environment of their own."""
+    form = name.removeprefix("openvino-")
+    more = ["--sym", "--group-size", "32", "--ratio", "1.0"] if form == "int4" else []
+    if (program := shutil.which("optimum-cli")) is None:
+        raise RuntimeError("optimum-cli is not in $PATH (pip install optimum-intel[openvino] nncf)")
+    done = subprocess.run([program, "export", "openvino", "--model", path, "--task", "text-generation-with-past",
+                           "--weight-format", form, *more, folder / name], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"optimum-cli: {done.stderr.strip().splitlines()[-1]}")
+
+
 def open_engine(name: str, path: Path, gguf_folder: Path, threads: int, capacity: int, repack: bool = True) -> Any:
     """The engine of an entry with the model in `path`, with room for `capacity` positions."""
     if name.startswith("llama"):
@@ -189,6 +234,8 @@ def open_engine(name: str, path: Path, gguf_folder: Path, threads: int, capacity
         return NumpyEngine(path, capacity)
     if name == "torch":
         return TorchEngine(path, threads)
+    if name.startswith("openvino"):
+        return OpenVinoEngine(gguf_folder / name, threads)
     if file := ENTRIES[name].file:
         return NumbaEngine(gguf_file(gguf_folder, file), None, threads, capacity)
     return NumbaEngine(path, None if name == "bf16" else name, threads, capacity)

@@ -1,6 +1,6 @@
 """Speed and memory of the fast engine against the memory's limit and against other engines, all in one run.
 
-    python bench/run.py                        all that is installed; 16 GB; 34 minutes with --rounds 2
+    python bench/run.py                        all that is installed; 16 GB; 15 minutes with --rounds 1
     python bench/run.py --quick --rounds 2     fewer tokens, for a look
     python bench/run.py --tokenizer FOLDER     with the tokenizer of an official model, for an honest start-up
 
@@ -8,7 +8,7 @@ Random weights in the exact shape of Qwen3-0.6B. Each engine has a process of it
 turn, and speeds are medians of the rounds: on a shared machine their ratios mean something, a single speed does not.
 The read bandwidth is what the memory gives to whatever reads 1 GiB fastest, measured right before each decoding.
 llama.cpp is tried again without repacked weights if it crashes; peers that are not installed, or that crash for good,
-are left out with a note. The figures go to a file in bench/results/, one for each kind of CPU; then
+are left out with a note. For OpenVINO, `optimum-cli` of an environment of its own must be in $PATH. The figures go to a file in bench/results/, one for each kind of CPU; then
 `python bench/figures.py --write` writes the tables of README.md, docs/speed.md and bench/RESULTS.md, and the picture.
 """
 import argparse
@@ -40,7 +40,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "bench")]
 
 from figures import OURS, whole_table  # noqa: E402
 from qwen3 import __version__, tensor_shapes  # noqa: E402
-from peers import ENTRIES, gguf_file, open_engine, opened, write_gguf  # noqa: E402
+from peers import ENTRIES, OpenVinoEngine, export_openvino, gguf_file, open_engine, opened, write_gguf  # noqa: E402
 
 FLOAT32 = ("numpy", "torch")
 OUR_FORMAT = {"Q8_0": "int8", "Q4_0": "int4"}  # what the peers' formats stand beside
@@ -93,13 +93,10 @@ def fill(ids: Sequence[int]) -> None:
         engine.run(ids[start:start + STEP])
 
 
-def fill_speed(ids: Sequence[int]) -> float:
-    return len(ids) / seconds(lambda: fill(ids))
-
-
 def prefill_speed(ids: Sequence[int]) -> float:
-    engine.truncate(0)
-    return len(ids) / seconds(lambda: engine.run(ids))
+    if isinstance(engine, OpenVinoEngine):
+        return engine.prefill_speed(ids)
+    return len(ids) / seconds(lambda: fill(ids))
 
 
 def decode_speed(context: int, ids: Sequence[int]) -> float:
@@ -108,6 +105,8 @@ def decode_speed(context: int, ids: Sequence[int]) -> float:
     By the mean, other work on the machine would decide: threads of OpenMP that spin for one whose core was taken lose
     tenths of a second at once.
     """
+    if isinstance(engine, OpenVinoEngine):
+        return engine.decode_speed(context, ids)
     engine.truncate(context)
     return 1 / median(seconds(lambda: engine.run([token])) for token in ids)
 
@@ -119,9 +118,8 @@ def peak_memory(name: str, path: Path, folder: Path, threads: int, ids: Sequence
     start = time.perf_counter()
     engine = open_engine(name, path, folder, threads, len(ids), repack)
     load = time.perf_counter() - start
-    engine.run(ids[:-16])
-    for token in ids[-16:]:
-        engine.run([token])
+    prefill_speed(ids[:-16])
+    decode_speed(len(ids) - 16, ids[-16:])
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024), load
 
 
@@ -189,8 +187,10 @@ def alone(work: Callable, *args: Any) -> Any:
 
 
 def write_once(path: Path, folder: Path, name: str, words: bool = False) -> None:
-    """Writes the model in `path` for llama.cpp, if the engine reads such a file and it isn't there yet."""
+    """Writes the model in `path` for llama.cpp or OpenVINO, if the engine reads its file and it isn't there yet."""
     name = ENTRIES[name].file or name
+    if name.startswith("openvino") and not (folder / name).exists():
+        export_openvino(path, folder, name)
     if name.startswith("llama") and not gguf_file(folder, name).exists():
         alone(write_gguf, path, folder, name, 1, words)
 
@@ -254,8 +254,8 @@ class Bench:
         workers = {name: new_process(start_engine, name, self.path, self.folder, self.threads, self.sizes.long + MARGIN,
                                      name not in self.plain) for name in self.names}
         compared = {name: worker for name, worker in workers.items() if name not in FLOAT32}
-        self.each_round(f"prompt of {self.sizes.long:,}", compared, reader, min(self.rounds, LONG_ROUNDS), fill_speed,
-                        self.ids[:self.sizes.long])
+        self.each_round(f"prompt of {self.sizes.long:,}", compared, reader, min(self.rounds, LONG_ROUNDS),
+                        prefill_speed, self.ids[:self.sizes.long])
         for context, decoded in zip(self.sizes.contexts, self.sizes.decoded):
             taking_part = {name: worker for name, worker in workers.items()
                            if context == self.sizes.short or name not in self.skipped}
@@ -281,8 +281,8 @@ class Bench:
 
     def each_round(self, what: str, workers: dict[str, ProcessPoolExecutor], reader: ProcessPoolExecutor, rounds: int,
                    work: Callable, *args: Any) -> None:
-        """Rounds over all engines, with the bandwidth before each. The first round warms up."""
-        for i in range(rounds + 1):
+        """Rounds over all engines, with the bandwidth before each. The first round warms up, but for long work."""
+        for i in range(f"{self.sizes.long:,}" in what, rounds + 1):
             note(f"{what}: round {i} of {rounds}")
             if i > 0 and what.startswith("prompt"):
                 matrices = layer_matrices(tensor_shapes(self.config))
@@ -380,7 +380,7 @@ def cpu_name() -> str:
 def versions() -> dict[str, str]:
     """The version of Python, and of the packages that were measured and are installed."""
     found = {"Python": platform.python_version()}
-    for package in ("numpy", "numba", "llama-cpp-python", "torch", "transformers"):
+    for package in ("numpy", "numba", "llama-cpp-python", "openvino-genai", "torch", "transformers"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
     return found

@@ -15,8 +15,8 @@ import numpy as np
 
 from qwen3_lib.kernels import fields
 from qwen3_lib.kernels.fields import compiled
-from qwen3_lib.kernels.intrinsics import (barrier_wait, bits_of, bytes_at, call_at, dot, even_first, fetch_add, float_of,
-                                          floats_at, fused, half_from_float, int32s_at, to_bytes, uint16s_at)
+from qwen3_lib.kernels.intrinsics import (barrier_wait, bits_of, bytes_at, call_at, dot, even_first, fetch_add,
+                                          float_of, floats_at, fused, half_from_float, int32s_at, to_bytes, uint16s_at)
 from qwen3_lib.kernels.layout import (BF16, BLOCK, DEPTH, DOWN, F16, F32, FEW, GATE, GROUP, KEYS, KV8, OUT, PANEL,
                                       PRODUCT, STRIP, UP, VALUES, VECTORS, WHOLE, K, Q, V, is_packed, padded,
                                       unit_size, vector_size)

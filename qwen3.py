@@ -782,8 +782,10 @@ def fitting(stored: dict[str, Any], shapes: dict[str, tuple[int, ...]], tied: bo
 
 def load_weights(folder: Folder, config: Config) -> dict[str, Any]:
     """The weights in float32, by short names; w["layers"][i] holds those of one decoder layer."""
-    weights: dict[str, Any] = {"layers": [{} for _ in range(config.num_hidden_layers)]}
-    for name, tensor in folder.tensors(config).items():
+    tensors = folder.tensors(config)
+    n_layers = 1 + max(int(name.split(".")[2]) for name in tensors if name.startswith("model.layers."))
+    weights: dict[str, Any] = {"layers": [{} for _ in range(n_layers)]}
+    for name, tensor in tensors.items():
         # model.layers.7.self_attn.q_proj.weight becomes layers[7]["q_proj"], q_proj.bias becomes "q_bias"
         parts = name.removesuffix(".weight").replace("_proj.bias", "_bias").split(".")
         place = weights["layers"][int(parts[2])] if "layers" in parts else weights
@@ -806,6 +808,8 @@ class Engine:
     rows: Callable[..., np.ndarray] = lambda model, name, ids: model.weights[name][ids]  # of lm_head or embed_tokens
     overflow: str = "a number is too large for float32"  # if logits aren't finite, but all weights are
     hybrid_cache: type[KVCache] | None = None  # in place of new_cache for a Qwen3.5: see qwen3_5.py
+    guess: Callable[..., tuple[np.ndarray, int]] | None = None  # by an MTP head, see qwen3_5.py
+    drafts: bool = False  # whether the head guesses unless told otherwise: no guess changes a bit of the answer
 
 
 @dataclass(frozen=True, repr=False)

@@ -9,7 +9,7 @@
 
 This file stands on qwen3.py, which you should read first, and has what is new. Read it from top to bottom:
 
-    config -> components -> the state, in place of a cache -> forward -> loading -> command line
+    config -> components -> the state, in place of a cache -> forward -> the MTP head -> loading -> command line
 
 The data flow, with the sizes of Qwen3.5-0.8B (`n` is the number of tokens):
 
@@ -25,7 +25,9 @@ The words that qwen3.py doesn't have:
     decay             before each token, the state is multiplied by exp(g), a number from 0 to 1: it forgets
     partial RoPE      only the first quarter of a head is turned by its position
 
-The files hold a vision tower (model.visual.*) and heads for drafts (mtp.*), too; both are skipped.
+    MTP head          a layer that guesses the token after the next one ("multi-token prediction")
+
+The files hold a vision tower (model.visual.*), too, which is skipped.
 """
 from __future__ import annotations
 
@@ -56,6 +58,7 @@ class HybridConfig(Config):
     linear_value_head_dim: int
     linear_conv_kernel_dim: int  # width of the convolution: how many tokens it sees
     shared_expert_intermediate_size: int = 0  # width inside the expert that all positions go through
+    mtp_num_hidden_layers: int = 0  # 1 with an MTP head, whose layer stands behind the others
 
     @property
     def conv_dim(self) -> int:
@@ -213,6 +216,7 @@ class HybridCache(KVCache):
     snapshots: of no tokens, at borders of turns, before each of the last guesses, and at `length`, in this order.
     """
     config: HybridConfig
+    plain: type[KVCache] = KVCache  # of a model whose layers all attend, such as the MTP head
 
     def __init__(self, config: HybridConfig, max_length: int | None = None):
         super().__init__(config, max_length)
@@ -326,10 +330,39 @@ def hidden_states(model: Model, token_ids: TokenIds, cache: HybridCache) -> np.n
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def logits_of(model: Model, token_ids: TokenIds, cache: HybridCache, all_logits: bool = False) -> np.ndarray:
-    """The namesake of qwen3.logits_of."""
+def logits_of(model: Model, token_ids: TokenIds, cache: HybridCache, all_logits: bool = False,
+              states: bool = False) -> Any:
+    """The namesake of qwen3.logits_of. With `states`: (the logits, the hidden_states of all tokens)."""
     x = hidden_states(model, token_ids, cache)
-    return linear(x if all_logits else x[cache.last], model.weights["lm_head"])
+    logits = linear(x if all_logits else x[cache.last], model.weights["lm_head"])
+    return (logits, x) if states else logits
+
+
+# ---- The MTP head ----------------------------------------------------------------------------------------------------
+# A pass reads all weights for one token, or for a few. So the next tokens are guessed and computed together; each right
+# guess saves a pass: see qwen3_lib/generation/guesses.py. The head guesses by one more layer, with a KV cache of its own.
+
+def mtp_config(config: HybridConfig) -> HybridConfig:
+    """The config of the head: a model of one layer, which attends."""
+    return replace(config, num_hidden_layers=1, linear_layers=(), sparse_layers=config.sparse_layers[:1])
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def guess(model: Model, states: np.ndarray, token_ids: TokenIds, cache: KVCache, start: int) -> tuple[np.ndarray, int]:
+    """The head reads the hidden states [n, hidden_size] of some tokens, and token_ids [n], the token after each.
+
+    -> (what it takes for the hidden states of these next tokens, the token that it guesses after the last of them).
+    To guess further, take its states for hidden states and its guess for the next token. `cache` is one of mtp_config,
+    its first position that of token `start`. Source: Gloeckle et al. 2024, DeepSeek-AI 2024 (V3).
+    """
+    w, ids, eps = model.weights["mtp"], np.asarray(token_ids), model.config.rms_norm_eps
+    cos, sin = rope_tables(model.config, start + cache.reserve(len(ids)))  # each state at the position of its own token
+    following = rms_norm(model.weights["embed_tokens"][ids], w["pre_fc_norm_embedding"], eps)
+    x = linear(np.concatenate([following, rms_norm(states, w["pre_fc_norm_hidden"], eps)], axis=1), w["fc"])
+    x = decoder_layer(x, w, cache.config, cache, 0, cos, sin)  # type: ignore[arg-type]
+    cache.advance(ids)
+    x = rms_norm(x, w["norm"], eps)
+    return x, int(linear(x[-1:], model.weights["lm_head"]).argmax())
 
 
 # ---- Loading ---------------------------------------------------------------------------------------------------------
@@ -338,6 +371,7 @@ MODEL_TYPES = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 ARCHITECTURES = ("Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM", "Qwen3_5MoeForConditionalGeneration",
                  "Qwen3_5MoeForCausalLM")
 KINDS = ("linear_attention", "full_attention")
+MTP_NORMS = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
 # Keys that mean something else than in a Qwen3, or that the source of the tensors reads.
 NEW = ("architectures", "layer_types", "rope_scaling", "shared_expert_intermediate_size", "quantization_config",
        "compression_config", "quantization")
@@ -372,9 +406,11 @@ def hybrid_config(raw: dict[str, Any], file: Path) -> HybridConfig:
     kinds = found.get("layer_types") or [KINDS[(i + 1) % interval == 0] for i in range(n)]
     if not isinstance(kinds, list) or len(kinds) != n or not all(kind in KINDS for kind in kinds):
         raise InputError(f"{file}: layer_types = {brief(repr(kinds), 80)} can't be")
-    fields = asdict(config) | sizes | {"sparse_layers": tuple(range(n)) if sparse else (), "norm_topk_prob": sparse}
+    fields = asdict(config) | sizes | {"sparse_layers": tuple(range(n + 1)) if sparse else (), "norm_topk_prob": sparse}
     fields |= {"rope_dim": int(config.head_dim * part)}
-    config = HybridConfig(**fields, linear_layers=tuple(i for i in range(n) if kinds[i] == KINDS[0]))
+    mtp = checked_whole(f"{file}: mtp_num_hidden_layers", found.get("mtp_num_hidden_layers", 0), 0)
+    config = HybridConfig(**fields, linear_layers=tuple(i for i in range(n) if kinds[i] == KINDS[0]),
+                          mtp_num_hidden_layers=min(mtp, 1))
     if config.rope_dim % 2 or not config.rope_dim or config.linear_num_value_heads % config.linear_num_key_heads \
             or sparse and not config.num_experts_per_tok <= config.num_experts <= 10_000:
         raise InputError(f"{file}: no Qwen3.5 has these sizes: RoPE of {config.rope_dim} numbers, {sizes}")
@@ -382,7 +418,7 @@ def hybrid_config(raw: dict[str, Any], file: Path) -> HybridConfig:
 
 
 def tensor_shapes(config: HybridConfig) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every tensor of a checkpoint, but for the vision tower and the drafts."""
+    """Name -> shape of every tensor of a checkpoint, but for the vision tower."""
     d, q_size = config.hidden_size, config.num_attention_heads * config.head_dim
     kv_size, heads = config.num_key_value_heads * config.head_dim, config.linear_num_value_heads
     v_size, head_dim = heads * config.linear_value_head_dim, (config.head_dim,)
@@ -406,9 +442,11 @@ def tensor_shapes(config: HybridConfig) -> dict[str, tuple[int, ...]]:
     else:
         inside |= swiglu_shapes("", config.intermediate_size)
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, d)}
-    for i in range(config.num_hidden_layers):
+    for i in range(config.num_hidden_layers + config.mtp_num_hidden_layers):
         start, mixer = ("linear_attn", recurrent) if i in config.linear_layers else ("self_attn", attending)
         layer = {f"{start}.{name}": shape for name, shape in mixer.items()} | inside
+        if i == config.num_hidden_layers:
+            layer |= {"fc.weight": (d, 2 * d)} | {f"{name}.weight": (d,) for name in MTP_NORMS}
         shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
     return shapes | {"model.norm.weight": (d,), "lm_head.weight": (config.vocab_size, d)}
 
@@ -419,26 +457,35 @@ def load_weights(folder: Folder, config: Any) -> dict[str, Any]:
     weights["norm"] = 1 + weights["norm"]  # the files hold the distance from 1; only linear_attn.norm is stored whole
     for layer in weights["layers"]:
         for name in layer:
-            if name.endswith(("layernorm", "_norm")):
+            if name.endswith(("layernorm", "_norm")) or "fc" in layer and name in MTP_NORMS:
                 layer[name] = 1 + layer[name]
         if "conv1d" in layer:
             layer["conv1d"] = layer["conv1d"].reshape(len(layer["conv1d"]), -1)
-    return weights
+    return weights | ({"mtp": weights["layers"].pop()} if config.mtp_num_hidden_layers else {})
 
 
-ENGINE = Engine(load_weights, HybridCache, logits_of, hidden_states)
+ENGINE = Engine(load_weights, HybridCache, logits_of, hidden_states, guess=guess)
 
 
 class HybridFolder(Folder):
     """What differs in the folder of a Qwen3.5, and in another source of it: see Hybrid in qwen3_lib/io/models.py."""
 
     def config(self) -> HybridConfig:
-        return hybrid_config(self.json("config.json"), self.path / "config.json")
+        return self.with_head(hybrid_config(self.json("config.json"), self.path / "config.json"))
+
+    def with_head(self, config: HybridConfig) -> HybridConfig:
+        """Without an MTP head if the files don't hold one: transformers doesn't save it."""
+        held = config.mtp_num_hidden_layers and any(".fc." in name for name in Folder.stored(self))
+        return config if held else replace(config, mtp_num_hidden_layers=0)
 
     def stored(self) -> dict[str, Any]:
-        """The tensors of the text part, by the names of a model without a vision tower."""
-        return {name.replace("model.language_model.", "model.", 1): tensor
-                for name, tensor in super().stored().items() if not name.startswith(("model.visual.", "mtp."))}
+        """The tensors of the text part, by the names of a model without a vision tower, the MTP head's behind them."""
+        tensors = {name: tensor for name, tensor in super().stored().items() if not name.startswith("model.visual.")}
+        behind = f"model.layers.{self.config().num_hidden_layers}." if any("mtp." in name for name in tensors) else ""
+        for start, ours in (("model.language_model.", "model."), ("mtp.layers.0.", behind), ("mtp.", behind)):
+            tensors = {ours + name.removeprefix(start) if name.startswith(start) else name: tensor
+                       for name, tensor in tensors.items()}
+        return tensors
 
     def shapes(self, config: Any) -> dict[str, tuple[int, ...]]:
         return tensor_shapes(config)

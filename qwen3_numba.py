@@ -37,12 +37,12 @@ import itertools
 import mmap
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import qwen3  # first: it says in one line what is missing
 import numpy as np
@@ -50,7 +50,7 @@ import numpy as np
 from qwen3 import (BUNDLED, CHUNK, Config, Engine, Folder, InputError, Model, Sampling, Sequence, Tokenizer,
                    __version__, chat, checked_whole, default_sampling, forward, generate, rms_norm, rope_tables,
                    to_float32)
-from qwen3_5 import HybridConfig, turn_ends
+from qwen3_5 import MTP_NORMS, HybridConfig, mtp_config, turn_ends
 from qwen3_lib.io.cores import available_cpus
 from qwen3_lib.io.packed import Quantized
 from qwen3_lib.io.progress import progress
@@ -58,7 +58,7 @@ from qwen3_lib.io.tensors import PackedTensor
 from qwen3_lib.kernels.layout import (BF16, BLOCK, EVERYTHING, EXPERT, F16, F32, FEW, FORMATS, GATE, GROUP, HEAD_NORMS,
                                       JOB, KV8, LINEAR, NORMS, PANEL, PASS, TASK, TILE, WEIGHT, Batch, Layers, Q,
                                       Space, is_packed, packed_shape, padded, table)
-from qwen3_lib.kernels.hybrid import DELTA, StateCache, is_recurrent, joined, stacked, state_fields, state_tables
+from qwen3_lib.kernels.hybrid import DELTA, StateCache, Vocabulary, is_recurrent, joined, stacked, state_fields, state_tables
 from qwen3_lib.kernels.memory import empty, experts_of, last_cache, work_space
 
 try:
@@ -80,6 +80,14 @@ __all__ = ["BUNDLED", "Config", "Engine", "InputError", "KVCache", "Model", "Sam
 # Weights: as they lie in the file, or packed
 # ----------------------------------------------------------------------------------------------------------------------
 
+class MTPHead(NamedTuple):
+    """The MTP head of a Qwen3.5: see qwen3_5.guess."""
+    fc: Weights  # a model without layers, whose lm_head is fc
+    layer: Weights  # a model of one layer
+    norms: list[np.ndarray]  # of the embedding and of the hidden states
+    vocabulary: Vocabulary
+
+
 @dataclass
 class Weights:
     """Where the weights are. A tied head is the embedding, and has no name of its own."""
@@ -91,6 +99,7 @@ class Weights:
     layers: Layers  # all of them, as kernels find them
     team: Team
     quantized: str | None  # "int8" or "int4", if all matrices are packed so
+    mtp: MTPHead | None = None
     looked: bool = False  # whether its first prompt's keys and values were looked at: see note_small_numbers
     space: tuple[Space, np.ndarray] | None = None  # of the last pass, with its table
 
@@ -194,7 +203,23 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
                 packer.weight(f"{folder.path}: {name}", tensor, forms, shape)
     if format is None and not packs and not config.sparse_layers:
         touch_pages({id(tensor.mapping): tensor.mapping for tensor in stored.values()}.values())
-    return Weights(config, matrices, vectors, shapes, arrays, described(config, matrices, vectors), team, format)
+    weights = Weights(config, matrices, vectors, shapes, arrays, described(config, matrices, vectors), team, format)
+    has_head = isinstance(config, HybridConfig) and config.mtp_num_hidden_layers
+    return replace(weights, mtp=mtp_head(weights)) if has_head else weights
+
+
+def mtp_head(w: Weights) -> MTPHead:
+    """The MTP head that stands behind the layers, as models of their own."""
+    config, behind = mtp_config(w.config), f"model.layers.{w.config.num_hidden_layers}."
+    matrices, vectors = ({name.replace(behind, "model.layers.0."): each for name, each in some.items()}
+                         for some in (w.matrices, w.vectors))
+    vocabulary = Vocabulary(w.head)
+    norms = [1 + w.vectors[f"{behind}{name}.weight"] for name in MTP_NORMS]
+    layers = described(config, matrices, vectors)._replace(head=vocabulary.matrix, norm=norms[2])
+    layer = replace(w, config=config, layers=layers)
+    alone = layers._replace(head=w.matrices[f"{behind}fc.weight"], windows=layers.windows[:0], eps=np.zeros(1),
+                            norm=np.ones(2 * config.hidden_size, np.float32))
+    return MTPHead(replace(layer, layers=alone), layer, norms[:2], vocabulary)
 
 
 # The matrices of a layer that are multiplied with the result of its first norm, and of its second one.
@@ -223,6 +248,9 @@ def planned(config: Config, stored: dict[str, Any], format: str | None) -> dict[
     """Name -> its formats, see forms_of, of all matrices in the order in which kernels read them."""
     names = [[name] for name in ("model.embed_tokens.weight", "lm_head.weight") if name in stored]
     names += [[*places_of(config, i)] for i in range(config.num_hidden_layers)]
+    if isinstance(config, HybridConfig) and config.mtp_num_hidden_layers:
+        n = config.num_hidden_layers
+        names += [[*places_of(config, n)], [f"model.layers.{n}.fc.weight"]]
     forms = {name: forms_of(name, stored[name], format) for some in names for name in some}
     for behind in itertools.chain.from_iterable(map(behind_norms, names)):
         if len({forms[name][-1] for name in behind if not is_packed(forms[name][-1])}) > 1:
@@ -332,8 +360,9 @@ class Int8Cache(KVCache):
     dtype, stored, units = "int8", KV8, 1 / 2 + 1 / GROUP
 
 
-CACHES = {cache.dtype: cache for cache in (KVCache, Bf16Cache, F32Cache, Int8Cache)}
-HYBRID_CACHES = {dtype: type(f"Hybrid{cache.__name__}", (cache, StateCache), {}) for dtype, cache in CACHES.items()}
+CACHES = {cache.form: cache for cache in (KVCache, Bf16Cache, F32Cache, Int8Cache)}
+HYBRID_CACHES = {form: type(f"Hybrid{cache.__name__}", (cache, StateCache), {"plain": cache})
+                 for form, cache in CACHES.items()}
 MOST = {"f16": 65504, "int8": 127 * 65504}  # the largest number that such a cache holds
 STEPS = {"f16": 1024, "int8": 128}  # float16 is counted in steps of 2^-24; a number or a scale of fewer loses digits
 
@@ -345,20 +374,33 @@ def run_layers(model: Model, ids: np.ndarray, caches: list[Any], sequences: np.n
     positions [m]: of their rows in the caches; places: for RoPE, [m] or [3, m]
     -> (x [m, hidden_size], logits [n, vocab_size] of the tokens `wanted` [n])
     """
-    config, w, m = model.config, model.weights, len(ids)
-    group = config.num_attention_heads // config.num_key_value_heads
-    cos, sin = rope_tables(config, places)
-    tasks, tiles = attention_tasks(sequences, positions, group, config.causal)
-    see, logits = model.pictures, empty((len(wanted), padded(config.vocab_size, PANEL)), np.float32)
-    x = matrix_rows(w.embedding, ids) if see is None else see.embed(model, ids)
+    see = model.pictures
+    x = matrix_rows(model.weights.embedding, ids) if see is None else see.embed(model, ids)
     deep = 0 if see is None or ids.min() >= 0 else see.depth  # layers behind which pictures add to x
+    logits = compute(model.weights, x, rope_tables(model.config, places), caches, sequences, positions, wanted,
+                     deep=deep, deepen=lambda layer: see.deepen(x, ids, layer))
+    return x, logits
+
+
+def compute(w: Weights, x: np.ndarray, turned: tuple[np.ndarray, np.ndarray], caches: list[Any], sequences: np.ndarray,
+            positions: np.ndarray, wanted: np.ndarray, learns: bool = True, deep: int = 0,
+            deepen: Callable[[int], None] | None = None) -> np.ndarray:
+    """Runs x [m, hidden_size] through all layers, in place; turned: rope_tables -> logits of the tokens `wanted`.
+
+    learns: whether the time tells which ways are fastest; deepen(layer) changes x behind each of the first `deep` layers.
+    """
+    config, m, (cos, sin) = w.config, len(x), turned
+    group, n_layers, n_rows = config.num_attention_heads // config.num_key_value_heads, len(w.layers.windows), \
+        int(w.layers.head[0].rows)
+    tasks, tiles = attention_tasks(sequences, positions, group, config.causal)
+    logits = empty((len(wanted), padded(n_rows, PANEL)), np.float32)
     where = [(cache.k.ctypes.data, cache.v.ctypes.data, cache.k.shape[2]) for cache in caches]
     batch = Batch(x, cos, sin, np.stack([sequences, positions], axis=1), tasks, tiles, wanted, logits, np.array(where),
                   np.array([caches[0].stored, caches[0].k.shape[3]]),
                   *state_tables(caches, np.bincount(sequences, minlength=len(caches))))
     space = w.work_space(config, m, len(tasks), int(tasks["n"].max()) * group)
     fixed_table = np.concatenate([w.table, table(batch), space[1]])
-    cached, n_blocks, head = caches[0].stored, int(tasks["n_blocks"].sum()), int(w.head[0].form)
+    cached, n_blocks, head = caches[0].stored, int(tasks["n_blocks"].sum()), int(w.layers.head[0].form)
     needs = [*((form, m) for form in w.formats), *((head, len(wanted)) for _ in wanted[:1])]
     for form in w.experts_formats:  # an expert may have been chosen by any number of tokens
         needs += any_number(form, m)
@@ -366,18 +408,19 @@ def run_layers(model: Model, ids: np.ndarray, caches: list[Any], sequences: np.n
     forms = (cached, head, *w.formats, *w.experts_formats)
     # What passes can tell apart: with one token, all products; with more, how many tokens an expert has is chance.
     tried = forms[1:] if m == 1 else w.formats if not w.experts_formats else ()
-    n_layers, step = config.num_hidden_layers, max(1, PASS // m)
-    for first, last in itertools.pairwise(sorted({*range(0, n_layers, step), *range(1, deep + 1), n_layers})):
-        trial = next_trial(tried, cached, m, n_blocks, (w.kinds[first:last], last == n_layers)) if w.learns else None
+    stops = {0, *range(0, n_layers, max(1, PASS // m)), *range(1, deep + 1)}
+    for first, last in itertools.pairwise([*sorted(stops - {n_layers}), n_layers] if n_layers else [0, 0]):
+        trial = next_trial(tried, cached, m, n_blocks, (w.kinds[first:last], last == n_layers)) \
+            if learns and w.learns else None
         functions = functions_for(tuple(needs), queries, ways_taken(forms, trial) if w.learns else ())
         job_table = np.concatenate([fixed_table, table((functions,))])
         job = np.array([(0, 0, first, last, job_table.ctypes.data, last == n_layers)], JOB)
         seconds = w.team.run(kernel(layers_of(config)), job, w, caches, batch, space, functions, job_table)
         if trial is not None:
             trial.note(seconds)
-        if last <= deep:
-            see.deepen(x, ids, last - 1)
-    return x, logits[:, :config.vocab_size]
+        if deepen is not None and last <= deep:
+            deepen(last - 1)
+    return logits[:, :n_rows]
 
 
 def attention_tasks(sequences: np.ndarray, positions: np.ndarray, group: int,
@@ -399,15 +442,35 @@ def attention_tasks(sequences: np.ndarray, positions: np.ndarray, group: int,
     return np.array(tasks, TASK), np.array(tiles)
 
 
-def logits_of(model: Model, token_ids: qwen3.TokenIds, cache: Any, all_logits: bool = False) -> np.ndarray:
-    """The namesake of qwen3.logits_of.
+@np.errstate(over="ignore", invalid="ignore")
+def logits_of(model: Model, token_ids: qwen3.TokenIds, cache: Any, all_logits: bool = False, states: bool = False) -> Any:
+    """The namesake of qwen3.logits_of, and of qwen3_5.logits_of.
 
     A token's logits depend on the tokens before it and on nothing else, bit for bit.
     """
-    rows = np.arange(len(token_ids))
-    wanted = rows if all_logits else rows[cache.last]
-    logits = np.concatenate([some for _, some in passes(model, token_ids, cache, np.atleast_1d(wanted))])
-    return logits if wanted.ndim else logits[0]
+    rows, eps = np.arange(len(token_ids)), model.config.rms_norm_eps
+    wanted, hidden, logits = rows if all_logits else rows[cache.last], list[np.ndarray](), list[np.ndarray]()
+    for x, some in passes(model, token_ids, cache, np.atleast_1d(wanted)):
+        logits.append(some)
+        hidden += [rms_norm(x, model.weights.layers.norm, eps)] if states else []
+    found = np.concatenate(logits)[... if wanted.ndim else 0]
+    return (found, np.concatenate(hidden)) if states else found
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def guess(model: Model, states: np.ndarray, token_ids: qwen3.TokenIds, cache: Any, start: int) -> tuple[np.ndarray, int]:
+    """The namesake of qwen3_5.guess; the guess is a common token, or like one of the text."""
+    ids, head, eps, n = np.asarray(token_ids), model.weights.mtp, model.config.rms_norm_eps, len(token_ids)
+    head.vocabulary.add(ids)
+    parts = zip((matrix_rows(model.weights.embedding, ids), states), head.norms)
+    both = np.concatenate([rms_norm(part, norm, eps) for part, norm in parts], axis=1)
+    size = np.sqrt(np.square(both).mean(axis=1, keepdims=True))  # by which the norm before fc divides
+    slots, zeros = cache.reserve(n), np.zeros(n, np.int64)
+    where = rope_tables(model.config, start + slots), [cache], zeros, slots
+    x = compute(head.fc, both, *where, np.arange(n), False) * size
+    logits = compute(head.layer, x, *where, np.arange(n - 1, n), False)
+    cache.advance(ids)
+    return rms_norm(x, head.layer.layers.norm, eps), head.vocabulary.token(int(logits.argmax()))
 
 
 @np.errstate(over="ignore", invalid="ignore")
@@ -463,7 +526,7 @@ def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: st
     overflow = {"overflow": f"a key or value is probably too large for the {kv_dtype} cache, which holds numbers up to "
                             f"{MOST[kv_dtype]}: try --kv-dtype bf16"} if kv_dtype in MOST else {}
     return Engine(lambda folder, config: load_weights(folder, config, quantize, threads), CACHES[kv_dtype], logits_of,
-                  hidden_states, rows=lambda model, name, token_ids: matrix_rows(
+                  hidden_states, guess=guess, drafts=True, rows=lambda model, name, token_ids: matrix_rows(
                       model.weights.head if name == "lm_head" else model.weights.embedding, token_ids), **overflow,
                   hybrid_cache=HYBRID_CACHES[kv_dtype])
 

@@ -12,6 +12,7 @@ import math
 import shutil
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -29,7 +30,8 @@ SIZES = {"0.6B": (1024, 3072, 28, 16, 8, True), "1.7B": (2048, 6144, 28, 16, 8, 
          "4B": (2560, 9728, 36, 32, 8, True), "8B": (4096, 12288, 36, 32, 8, False),
          "14B": (5120, 17408, 40, 40, 8, False), "32B": (5120, 25600, 64, 64, 8, False)}
 # Norms of a Qwen3.5 are stored as their distance from 1; the state of a head keeps half of itself for some 20 tokens.
-HYBRID_SCALES = {"input_layernorm": 0, "post_attention_layernorm": 0, "q_norm": 0, "k_norm": 0, "A_log": -3}
+HYBRID_SCALES = {"input_layernorm": 0, "post_attention_layernorm": 0, "q_norm": 0, "k_norm": 0, "A_log": -3,
+                 "pre_fc_norm_embedding": 0, "pre_fc_norm_hidden": 0}
 
 
 def official_config(size: str) -> dict:
@@ -76,6 +78,12 @@ def random_tensor(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, 
     return values.astype({"float16": "<f2", "float32": "<f4"}[dtype])
 
 
+def published(name: str, behind: str) -> str:
+    """The name in a file; `behind`: how names of the layer behind the others begin here, which is an MTP head's."""
+    within = name.removeprefix(behind)
+    return name if within == name else f"mtp.{'layers.0.' * ('.' in within.removesuffix('.weight') or 'layernorm' in within)}{within}"
+
+
 def make_random_model(config: dict, out: Path, dtype: str = "bfloat16", shards: int = 1, seed: int = 0,
                       tokenizer: Path = ROOT / "demo", scales: Mapping[str, float] = MappingProxyType({})) -> Path:
     """Writes config.json, the weights in `dtype` over so many shards, and the tokenizer files into the folder `out`.
@@ -84,9 +92,16 @@ def make_random_model(config: dict, out: Path, dtype: str = "bfloat16", shards: 
     random_tensor does.
     """
     out.mkdir(parents=True, exist_ok=True)
+    text = config.get("text_config", config)
+    without_head = {key: value for key, value in text.items() if key != "mtp_num_hidden_layers"}
+    (out / "config.json").write_text(json.dumps(config | (
+        {"text_config": without_head} if "text_config" in config else {"mtp_num_hidden_layers": 0})))
+    source = opened(out, Checkpoint, Hybrid, Seeing)  # which looks for the tensors of an MTP head
+    sizes = source.config()
+    if text.get("mtp_num_hidden_layers"):
+        sizes = replace(sizes, mtp_num_hidden_layers=1)
+    shapes, behind = source.shapes(sizes), f"model.layers.{sizes.num_hidden_layers}."
     (out / "config.json").write_text(json.dumps(config, indent=2))
-    source = opened(out, Checkpoint, Hybrid, Seeing)
-    shapes = source.shapes(source.config())
     scales = (HYBRID_SCALES if isinstance(source, Hybrid) else {}) | dict(scales)
     if config.get("tie_word_embeddings"):
         del shapes["lm_head.weight"]
@@ -98,7 +113,7 @@ def make_random_model(config: dict, out: Path, dtype: str = "bfloat16", shards: 
         [f"model-{i + 1:05}-of-{shards:05}.safetensors" for i in range(shards)]
     rng, weight_map = np.random.default_rng(seed), {}
     for file, part in zip(files, np.array_split(np.arange(len(names)), shards)):
-        tensors = {names[i]: random_tensor(rng, shapes[names[i]], dtype, scales.get(
+        tensors = {published(names[i], behind): random_tensor(rng, shapes[names[i]], dtype, scales.get(
             names[i].removesuffix(".weight").split(".")[-1], int(names[i].endswith("weight")))) for i in part}
         specs = {name: safetensors.TensorSpec(dtype=dtype, shape=data.shape, data_ptr=data.ctypes.data,
                                               data_len=data.nbytes)

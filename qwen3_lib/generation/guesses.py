@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 
 from qwen3 import InputError, Model, sample
+from qwen3_5 import HybridConfig
+from qwen3_lib.generation.ahead import ahead_of
 from qwen3_lib.generation.caches import Caches
 from qwen3_lib.generation.schema import Constrained
 
@@ -25,17 +27,17 @@ class Proposer(ABC):
     PART = 0.1  # of a new measurement in a running mean
 
     def __init__(self, n: int):
-        self.n, self.pause = n, 0
+        self.n, self.pause, self.seen = n, 0, 0  # seen: passes with its guesses
         self.right, self.make, self.check = 0.8, 0.0, 0.0  # the share that is right; seconds to make and check a guess
 
     @abstractmethod
-    def guess(self, sequence: Any, n: int) -> list[int]:
-        """At most n tokens that may follow a sequence."""
+    def guess(self, sequence: Any, cache: Any, n: int) -> list[int]:
+        """At most n tokens that may follow a sequence, all of whose tokens but the last are in the cache."""
 
-    def length(self, plain: float | None) -> int:
+    def length(self, plain: float | None, beside: int = 0) -> int:
         """How many guesses give the most tokens a second, where a pass without guesses takes `plain` seconds.
 
-        None while that isn't known, or is to be measured again.
+        None while that isn't known, or is to be measured again. `beside`: the other sequences in the pass.
         """
         if plain is None:
             return 0
@@ -44,17 +46,23 @@ class Proposer(ABC):
             return 0 if self.pause else 1
 
         def speed(k: int) -> float:
-            return sum(self.right ** i for i in range(k + 1)) / (plain + k * (self.make + self.check))
+            drawn = beside + sum(self.right ** i for i in range(k + 1))
+            return drawn / (plain + k * (self.make + self.check))
 
         if (k := max(range(self.n + 1), key=speed)) == 0:
             self.pause = self.PAUSE
         return k
 
-    def learn(self, guessed: int, right: int, seconds: float, plain: float) -> None:
-        """Takes note of a pass: its guesses, how many were right, and its seconds."""
+    def learn(self, guessed: int, right: int, seconds: float, plain: float, checked: int = 0) -> None:
+        """Takes note of a pass: its guesses, how many were right, and its seconds. checked: guesses of all sequences."""
         for i in range(min(right + 1, guessed)):
-            self.right += self.PART * ((i < right) - self.right)
-        self.check += self.PART * (max(seconds - plain, 0) / guessed - self.check)
+            self.right += self.part(1) * ((i < right) - self.right)
+        self.check += self.part() * (max(seconds - plain, 0) / max(guessed, checked) - self.check)
+        self.seen += 1
+
+    def part(self, more: int = 0) -> float:
+        """The part of a new measurement in a running mean: the first ones count for more."""
+        return max(self.PART, 1 / (1 + more + self.seen))
 
 
 class ForcedTokens(Proposer):
@@ -65,13 +73,13 @@ class ForcedTokens(Proposer):
         super().__init__(self.MOST)
         self.constrained = constrained
 
-    def guess(self, sequence: Any, n: int) -> list[int]:
+    def guess(self, sequence: Any, cache: Any, n: int) -> list[int]:
         return self.constrained.certain[:n]
 
-    def length(self, plain: float | None) -> int:
+    def length(self, plain: float | None, beside: int = 0) -> int:
         return self.n
 
-    def learn(self, guessed: int, right: int, seconds: float, plain: float) -> None:
+    def learn(self, guessed: int, right: int, seconds: float, plain: float, checked: int = 0) -> None:
         pass
 
 
@@ -87,7 +95,7 @@ class Lookup(Proposer):
         self.text: list[int] = []
         self.places: dict[tuple[int, ...], int] = {}  # tokens -> the place after them, the latest one
 
-    def guess(self, sequence: Any, n: int) -> list[int]:
+    def guess(self, sequence: Any, cache: Any, n: int) -> list[int]:
         for token in [*sequence.prompt.tolist(), *sequence.token_ids][len(self.text):]:
             for size in self.SIZES:
                 if len(self.text) >= size:
@@ -113,7 +121,7 @@ class Draft(Proposer):
         self.model = model
         self.cache: Any = model.engine.new_cache(model.config)
 
-    def guess(self, sequence: Any, n: int) -> list[int]:
+    def guess(self, sequence: Any, cache: Any, n: int) -> list[int]:
         text, guess = np.append(sequence.prompt, np.array(sequence.token_ids, np.int64)), list[int]()
         if len(text) + n > self.cache.max_length or (text < 0).any():  # pictures that another model has seen
             return []
@@ -132,44 +140,72 @@ class Draft(Proposer):
         return guess
 
 
+class MTP(Proposer):
+    """Guesses the likeliest tokens by the model's own MTP head."""
+    MOST = 6
+
+    def __init__(self, model: Model):
+        super().__init__(self.MOST)
+        self.model = model
+
+    def length(self, plain: float | None, beside: int = 0) -> int:
+        return min(super().length(plain, beside), self.MOST if self.seen else 2)  # what they cost isn't known at first
+
+    def guess(self, sequence: Any, cache: Any, n: int) -> list[int]:
+        start = time.perf_counter()
+        text = np.append(cache.token_ids[:cache.length], sequence.new)
+        guess = ahead_of(cache).guess(self.model, text, n)
+        if guess:
+            self.make += self.part() * ((time.perf_counter() - start) / n - self.make)
+        return guess
+
+    def follow(self, cache: Any, states: np.ndarray) -> None:
+        """Takes the hidden states of the last tokens in a cache."""
+        ahead_of(cache).follow(self.model, cache.token_ids[:cache.length], states)
+
+
 class Speculator:
     """Guesses the tokens behind a sequence's next one. The first source that has a guess makes it."""
     REFRESH = 64  # passes until one without guesses is measured again
 
     def __init__(self, sources: list[Proposer]):
         self.sources, self.source = sources, sources[0]
+        self.mtp = next((source for source in sources if isinstance(source, MTP)), None)
         self.passes = 0
         self.guessed = self.accepted = 0  # in all
         self.plain: float | None = None  # seconds of a pass without guesses, a running mean
 
-    def propose(self, sequence: Any) -> list[int]:
-        """The guesses for the next pass of a sequence; none where they don't pay."""
+    def propose(self, sequence: Any, cache: Any, beside: int = 0) -> list[int]:
+        """The guesses for the next pass of a sequence; none where they don't pay. `beside`: the others in the pass."""
         self.passes += 1
         plain = None if self.passes > self.REFRESH else self.plain
         room = sequence.limit - len(sequence.token_ids) - 1
         for self.source in self.sources:
-            n = min(self.source.length(plain), room)
-            if n > 0 and (guess := self.source.guess(sequence, n)):
+            n = min(self.source.length(plain, beside), room)
+            if n > 0 and (guess := self.source.guess(sequence, cache, n)):
                 return guess
         return []
 
-    def learn(self, guessed: int, right: int, seconds: float) -> None:
-        """Takes note of a pass: its guesses, how many were right, and its seconds."""
+    def learn(self, guessed: int, right: int, seconds: float, checked: int = 0) -> None:
+        """Takes note of a pass: its guesses, how many were right, and its seconds. checked: guesses of all sequences."""
         self.guessed, self.accepted = self.guessed + guessed, self.accepted + right
         if guessed and self.plain is not None:
-            self.source.learn(guessed, right, seconds, self.plain)
-        elif not guessed:
+            self.source.learn(guessed, right, seconds, self.plain, checked)
+        elif not guessed and not checked:
             self.plain = seconds if self.plain is None else 0.75 * self.plain + 0.25 * seconds
             self.passes = 0
 
 
 def speculator(model: Model, constrained: Constrained | None, lookup: int | None,
-               draft: Proposer | Model | None) -> Speculator | None:
-    """The Speculator with these sources; None if there are none."""
+               draft: Proposer | Model | str | None) -> Speculator | None:
+    """The Speculator with these sources; None if there are none. draft: see options.py."""
     sources: list[Proposer] = [] if constrained is None else [ForcedTokens(constrained)]
     if lookup:
         sources.append(Lookup(lookup))
     if isinstance(draft, Model):
         draft = Draft(draft, model)
-    sources += [] if draft is None else [draft]
+    has_head = isinstance(model.config, HybridConfig) and model.config.mtp_num_hidden_layers
+    if has_head and (draft == "auto" or draft is None and model.engine.drafts):
+        draft = MTP(model)
+    sources += [draft] if isinstance(draft, Proposer) else []
     return Speculator(sources) if sources else None

@@ -12,6 +12,9 @@ from qwen3 import Sampling, checked_whole
 from tokenizer_utils import InputError, brief
 
 
+DRAFTS = ("auto", "off")
+
+
 def option(meaning: str, metavar: str = "", least: int | None = None) -> Any:
     """A field: None leaves it to the model, or off. Whole numbers have a least value."""
     return field(default=None, metadata={"help": meaning, "metavar": metavar, "least": least})
@@ -46,7 +49,8 @@ class AnswerOptions:
                                   "logits", "N", 0)
     lookup: int | None = option("guess up to N tokens from the text so far, and check the guesses in one pass: the same "
                                 "answer in fewer passes", "N", 0)
-    draft: Any = option("a smaller model with the same tokenizer, or the same one in int4, guesses tokens; likewise")
+    draft: Any = option("what guesses tokens, likewise: auto, the model's own MTP head, if it has one (the fast engine's "
+                        "default); off; or a smaller model with the same tokenizer", "NAME")
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -56,6 +60,8 @@ class AnswerOptions:
             raise InputError(f"stop_loops must be true or false, not {brief(repr(self.stop_loops))}")
         if not isinstance(self.eos_token_ids, Iterable | None):
             raise InputError(f"eos_token_ids must be a list of token ids, not {brief(repr(self.eos_token_ids), 80)}")
+        if isinstance(self.draft, str) and self.draft not in DRAFTS:
+            raise InputError(f"draft must be a model, or {' or '.join(DRAFTS)}, not {brief(repr(self.draft))}")
         Sampling().updated(**self.sampling)
 
     @property

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from qwen3 import KVCache
 from qwen3_5 import HybridCache
+from qwen3_lib.generation.ahead import AHEAD, ahead_of
 
 
 def copy_prefix(target: KVCache, source: KVCache, n: int) -> None:
@@ -12,13 +13,19 @@ def copy_prefix(target: KVCache, source: KVCache, n: int) -> None:
     target.k[:, :, :n], target.v[:, :, :n] = source.k[:, :, :n], source.v[:, :, :n]
     if isinstance(target, HybridCache) and isinstance(source, HybridCache):
         target.adopt(source, n)
+        if source in AHEAD:
+            known, copy = AHEAD[source], ahead_of(target)
+            copy_prefix(copy.cache, known.cache, min(known.cache.length, n))
+            copy.start, copy.text, copy.states, copy.ends = known.start, known.text, known.states, dict(known.ends)
     target.advance(source.token_ids[:n])
 
 
 def size_of(cache: KVCache, length: int) -> int:
     """The bytes of a cache like this one with so many positions."""
-    k, states = cache.k, cache.fixed if isinstance(cache, HybridCache) else 0
-    return states + 2 * k.itemsize * k.shape[0] * k.shape[1] * k.shape[3] * length
+    k, states, layers = cache.k, 0, len(cache.k)
+    if isinstance(cache, HybridCache):
+        states, layers = cache.fixed, layers + cache.config.mtp_num_hidden_layers
+    return states + 2 * k.itemsize * layers * k.shape[1] * k.shape[3] * length
 
 
 class PrefixCache:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qwen3 import InputError, KVCache, Model, Sequence
+from qwen3 import CHUNK, InputError, KVCache, Model, Sequence
 from qwen3_lib.generation.caches import Caches
 from qwen3_lib.generation.guesses import Speculator
 
@@ -31,13 +31,15 @@ def step(model: Model, runs: list[Run], room: int | None = None) -> list[Any]:
         cache.truncate(min(cache.length, known - 1))  # a pass may have been interrupted
         unread.append(max(len(sequence.prompt) - cache.length, 0))
     shares, reading = list(unread), sorted((i for i, n in enumerate(unread) if n), key=unread.__getitem__)
-    left = sum(unread) if room is None else room
+    drafts = any(speculator and speculator.mtp for *_, speculator in runs)
+    left = room if room is not None else CHUNK if drafts else sum(unread)  # hidden states take memory
     for place, i in enumerate(reading):
         shares[i] = min(unread[i], left // (len(reading) - place))
         left -= shares[i]
     parts, some, guesses = list[np.ndarray](), list[int](), list[list[int]]()  # some: the sequences in this pass
     for i, (sequence, cache, speculator) in enumerate(runs):
-        guess = speculator.propose(sequence) if speculator and not unread[i] and len(sequence.new) else []
+        guess = speculator.propose(sequence, cache, unread.count(0) - 1) \
+            if speculator and not unread[i] and len(sequence.new) else []
         ids = sequence.prompt[cache.length:][:shares[i]] if unread[i] else [*sequence.new, *guess]
         if len(ids):
             parts.append(np.asarray(ids))
@@ -48,10 +50,13 @@ def step(model: Model, runs: list[Run], room: int | None = None) -> list[Any]:
         return drawn
     start = time.perf_counter()
     caches = Caches([runs[i].cache for i in some], [len(ids) for ids in parts], [len(guess) for guess in guesses])
-    logits = model.engine.logits_of(model, np.concatenate(parts), caches)
+    found = model.engine.logits_of(model, np.concatenate(parts), caches, **({"states": True} if drafts else {}))
+    logits, states = found if drafts else (found, np.empty(len(np.concatenate(parts))))
     seconds, rows = time.perf_counter() - start, np.split(logits, np.cumsum([1 + len(guess) for guess in guesses])[:-1])
-    for i, guess, row in zip(some, guesses, rows):
+    states, n_guesses = np.split(states, np.cumsum(caches.counts)[:-1]), sum(map(len, guesses))
+    for i, guess, row, hidden in zip(some, guesses, rows, states):
         sequence, cache, speculator = runs[i]
+        right = 0
         if cache.length >= len(sequence.prompt):  # else more pieces of the prompt are to come
             try:
                 drawn[i] = draw(sequence, row, guess)
@@ -60,8 +65,10 @@ def step(model: Model, runs: list[Run], room: int | None = None) -> list[Any]:
                 continue
             right = sum(token == guessed for token, guessed in zip(drawn[i], guess))
             cache.truncate(cache.length - len(guess) + right)
-            if speculator and not unread[i]:
-                speculator.learn(len(guess), right, seconds)
+            if speculator and not any(unread):
+                speculator.learn(len(guess), right, seconds, n_guesses)
+        if speculator and speculator.mtp and len(sequence.new):
+            speculator.mtp.follow(cache, hidden[:len(hidden) - len(guess) + right])
     return drawn
 
 

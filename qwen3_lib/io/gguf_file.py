@@ -175,13 +175,16 @@ HYBRID_NAMES = LAYER_NAMES | {
     "attn_gate": "linear_attn.in_proj_z", "ssm_alpha": "linear_attn.in_proj_a", "ssm_beta": "linear_attn.in_proj_b",
     "ssm_conv1d": "linear_attn.conv1d", "ssm_norm": "linear_attn.norm", "ssm_out": "linear_attn.out_proj",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate", "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-    "ffn_up_shexp": "mlp.shared_expert.up_proj", "ffn_down_shexp": "mlp.shared_expert.down_proj"}
+    "ffn_up_shexp": "mlp.shared_expert.up_proj", "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    # Of the MTP head, in the block behind the layers.
+    "nextn.eh_proj": "fc", "nextn.enorm": "pre_fc_norm_embedding", "nextn.hnorm": "pre_fc_norm_hidden",
+    "nextn.shared_head_norm": "norm"}
 VECTORS = {"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"}
 
 
 def our_name(tail: str, hybrid: bool) -> str:
     """The name within a layer, or "": attn_q.weight -> self_attn.q_proj.weight."""
-    names, (key, _, part) = HYBRID_NAMES if hybrid else LAYER_NAMES, tail.partition(".")
+    names, (key, _, part) = HYBRID_NAMES if hybrid else LAYER_NAMES, tail.rpartition(".")
     if hybrid and tail in VECTORS:
         return VECTORS[tail]
     known = key in names and part == "weight" or key in NAMES_OF_BIASES and part == "bias"
@@ -191,8 +194,8 @@ def our_name(tail: str, hybrid: bool) -> str:
 def map_gguf(file: Path) -> dict[str, AnyTensor]:
     """The tensors of a GGUF file, under the names of a safetensors checkpoint with one tensor per expert.
 
-    Packed matrices become PackedTensors. Of Qwen3.5, what llama.cpp's converter has changed is changed back, and the
-    layers that guess further tokens (nextn) are left out. Raises InputError for a damaged file.
+    Packed matrices become PackedTensors. Of Qwen3.5, what llama.cpp's converter has changed is changed back; of several
+    blocks that guess further tokens (nextn), the first is the MTP head. Raises InputError for a damaged file.
     """
     gguf = read_gguf(file)
     hybrid, tensors = is_hybrid(gguf), dict[str, AnyTensor]()
@@ -200,7 +203,7 @@ def map_gguf(file: Path) -> dict[str, AnyTensor]:
     n_layers, heads = (layer_count(gguf), value_heads(gguf)) if hybrid else (None, None)
     for name, entry in gguf.tensors.items():
         _, layer, tail = name.split(".", 2) if name.startswith("blk.") and name.count(".") > 1 else ("", "", "")
-        if n_layers is not None and layer.isdecimal() and int(layer) >= n_layers:
+        if n_layers is not None and layer.isdecimal() and int(layer) >= n_layers + has_head(gguf):
             continue
         if (key := tail.partition(".")[0]) in EXPERT_NAMES and len(entry.shape) == 3:
             for expert, data in enumerate(entry.data):
@@ -269,7 +272,7 @@ def value_heads(gguf: GGUF) -> ValueHeads:
 def changed_back(name: str, tensor: Any, heads: ValueHeads) -> AnyTensor:
     """A tensor of Qwen3.5 as Qwen's own files have it, by its name there."""
     part = name.removesuffix(".weight").rpartition(".")[2]
-    if part.endswith("norm") and not name.endswith("linear_attn.norm.weight"):
+    if (part.endswith("norm") or part.startswith("pre_fc_norm")) and not name.endswith("linear_attn.norm.weight"):
         return Tensor("F32", to_float32(tensor) - np.float32(1), tensor.mapping)
     if part == "shared_expert_gate":
         return tensor._replace(data=tensor.data.reshape(1, -1)) if isinstance(tensor, Tensor) else tensor
@@ -377,6 +380,12 @@ def layer_count(gguf: GGUF) -> int:
     return n - guessing
 
 
+def has_head(gguf: GGUF) -> bool:
+    """Whether there is an MTP head that shares embedding and lm_head with the model."""
+    names = {name.split(".", 2)[2] for name in gguf.tensors if name.startswith(f"blk.{layer_count(gguf)}.")}
+    return "nextn.eh_proj.weight" in names and not names & {"nextn.embed_tokens.weight", "nextn.shared_head_head.weight"}
+
+
 def hybrid_json(gguf: GGUF, raw: dict[str, Any]) -> dict[str, Any]:
     """config.json of a Qwen3.5, with its text part apart; `raw`: what config_json has read so far."""
     kind, n, heads = gguf.metadata["general.architecture"], layer_count(gguf), value_heads(gguf)
@@ -387,7 +396,7 @@ def hybrid_json(gguf: GGUF, raw: dict[str, Any]) -> dict[str, Any]:
     text = raw | {key: plain(gguf.metadata.get(f"{kind}.{name}")) for key, name in HYBRID_SIZES.items()} | {
         "model_type": f"{raw['model_type']}_text", "num_hidden_layers": n, "linear_value_head_dim": heads.size,
         "layer_types": ["linear_attention" if f"blk.{i}.ssm_a" in gguf.tensors else "full_attention" for i in range(n)],
-        "rope_parameters": rope}
+        "rope_parameters": rope, "mtp_num_hidden_layers": int(has_head(gguf))}
     return {"model_type": raw["model_type"], "tie_word_embeddings": raw["tie_word_embeddings"], "text_config": text}
 
 

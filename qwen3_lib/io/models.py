@@ -219,7 +219,8 @@ class Hybrid(HybridFolder, Checkpoint):
             return super().config()  # which refuses it
         rope = rope_of(text)
         plain = text | {"rope_scaling": None, "rope_parameters": rope | {"rope_type": "default"}}
-        return with_scaled_rope(hybrid_config(raw | {"text_config": plain}, file), rope, file)
+        config = self.with_head(hybrid_config(raw | {"text_config": plain}, file))
+        return with_scaled_rope(config, rope, file)
 
     def engine_for(self, engine: Engine) -> Engine:
         return sharing(super().engine_for(engine))
@@ -248,3 +249,6 @@ class GGUFFile(Checkpoint):
 
 class HybridGGUF(Hybrid, GGUFFile):
     """A Qwen3.5 in a GGUF file."""
+
+    def with_head(self, config: HybridConfig) -> HybridConfig:
+        return config  # gguf_json has looked for the MTP head

@@ -1,6 +1,7 @@
 """What the fast engine has for a Qwen3.5, beside qwen3_numba.py: its matrices by name, its states, its cache."""
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,8 +10,8 @@ import numpy as np
 from qwen3 import Config, Tensor, to_float32
 from qwen3_5 import HybridCache, HybridConfig, State
 from qwen3_lib.io.tensors import AnyTensor
-from qwen3_lib.kernels.layout import GATE, LINEAR, SUMS_OF_DELTA, padded
-from qwen3_lib.kernels.memory import empty
+from qwen3_lib.kernels.layout import GATE, LINEAR, PANEL, SUMS_OF_DELTA, WEIGHT, is_packed, padded
+from qwen3_lib.kernels.memory import aligned, empty
 
 # The matrices of a delta net, in the places of LINEAR. The small ones for beta and the decay are one matrix here.
 DELTA = ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z", "linear_attn.in_proj_ba", "linear_attn.out_proj",
@@ -73,6 +74,37 @@ class StateCache(HybridCache):
     def stored_shape(self) -> tuple[int, ...]:
         heads, key_dim, value_dim = self.shape
         return heads, padded(value_dim, 16) // 16, padded(key_dim, SUMS_OF_DELTA), 16
+
+
+class Vocabulary:
+    """The rows of the lm_head that an MTP head guesses from, 32 neighbours at a time: those of common tokens, which have the
+    first numbers, and those around the latest other tokens of the texts. The whole head would cost several layers.
+    """
+    COMMON, OTHERS = 768, 256  # of 32 rows
+
+    def __init__(self, head: np.ndarray):
+        address, stride, form, n_rows, columns = head.tolist()[0]
+        size, n = stride * (1 if is_packed(form) else PANEL), n_rows // PANEL
+        self.rows = np.frombuffer((ctypes.c_uint8 * (n * size)).from_address(address), np.uint8).reshape(n, size)
+        self.panels, self.next = np.arange(min(self.COMMON + self.OTHERS, n)), self.COMMON  # a place -> what is there
+        self.known, self.matrix = np.arange(n) < len(self.panels), head
+        if not self.known.all():
+            self.copy = aligned((len(self.panels), size))
+            self.copy[:] = self.rows[:len(self.panels)]
+            n_rows = len(self.panels) * PANEL
+            self.matrix = np.array([(self.copy.ctypes.data, stride, form, n_rows, columns)], WEIGHT)
+
+    def add(self, token_ids: np.ndarray) -> None:
+        """Takes in tokens, in place of others that were taken in long ago."""
+        for panel in np.unique(token_ids // PANEL):
+            if panel < len(self.known) and not self.known[panel]:
+                self.known[[panel, self.panels[self.next]]] = True, False
+                self.panels[self.next], self.copy[self.next] = panel, self.rows[panel]
+                self.next = max((self.next + 1) % len(self.panels), self.COMMON)
+
+    def token(self, row: int) -> int:
+        """The token of a row of `matrix`."""
+        return int(self.panels[row // PANEL]) * PANEL + row % PANEL if row // PANEL < len(self.panels) else row
 
 
 def on_a_line(shape: tuple[int, ...]) -> np.ndarray:

@@ -31,7 +31,7 @@ from qwen3 import InputError, brief, checked_whole
 from qwen3_lib.app.cli import guarded
 from qwen3_lib.app.files import read_tools
 from qwen3_lib.app.jobs import Journal, description, run_job
-from qwen3_lib.app.options import (Parser, add_answer_options, add_engine_options, add_model_options, answer_options,
+from qwen3_lib.app.options import (Parser, add_answer_options, add_draft, add_engine_options, add_model_options, answer_options,
                                    load)
 from qwen3_lib.app.records import JobSettings, open_source, request
 from qwen3_lib.app.terminal import note
@@ -69,6 +69,7 @@ def make_parser() -> Parser:
     add("--context", type=int, metavar="N", help="most tokens of a prompt and its answer together (default: "
         f"{CONTEXT}, or the model's context if that is smaller)")
     add_engine_options(parser)
+    add_draft(parser.add_argument)
     add = parser.add_argument_group("what to ask").add_argument
     add("-s", "--system", metavar="TEXT", help="system prompt for records without one")
     add("--tools", metavar="FILE", help="tools that the model may call: JSON in the form of OpenAI's API")

@@ -32,7 +32,7 @@ from qwen3 import InputError, checked_whole
 from qwen3_batch import MOST_SLOTS, Batch, checked_size, slots_in
 from qwen3_lib.app.cli import guarded
 from qwen3_lib.app.files import read_text
-from qwen3_lib.app.options import Parser, add_engine_options, add_model_options, load
+from qwen3_lib.app.options import Parser, add_draft, add_engine_options, add_model_options, load
 from qwen3_lib.app.terminal import banner, note
 from qwen3_lib.io.errors import counted
 
@@ -79,6 +79,7 @@ def make_parser() -> Parser:
     add("--timeout", type=float, default=600, metavar="S", help="longest time for an answer, in seconds (default: "
         "%(default)s)")
     add_engine_options(parser)
+    add_draft(parser.add_argument)
     parser.add_argument("--verbose", action="store_true", help="write a line on stderr for each request: method, path, "
                         "status, seconds, tokens; never its texts")
     return parser

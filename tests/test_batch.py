@@ -151,7 +151,7 @@ def test_the_text_of_an_answer_can_be_read_while_it_grows(demo):
 
 def test_guesses_in_a_batch(model, monkeypatch):
     """Several tokens a pass for some, one for others, and a prompt in pieces beside them."""
-    monkeypatch.setattr(Proposer, "length", lambda self, plain: self.n)
+    monkeypatch.setattr(Proposer, "length", lambda self, *_: self.n)
     counted, passes = counting(model)
     prompts = [[5, 6, 7, 8] * 6, [5, 6, 7, 8] * 4, random_ids(300)]
     options = [{"lookup": 5}, {}, {"lookup": 3, "logprobs": 2}]

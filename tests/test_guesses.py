@@ -31,7 +31,7 @@ def test_guesses_never_change_the_answer(model, prompt, guesses, limit, seed, te
     plain = Completion(large, prompt, logprobs=2, **options)
     guessing = Completion(large, prompt, lookup=n_lookup or None, draft=small if n_draft else None, logprobs=2, **options)
     for source in guessing.speculator.sources:  # guesses always seem to pay
-        source.length = lambda _, n=n_lookup or n_draft: n
+        source.length = lambda *_, n=n_lookup or n_draft: n
     cache = qwen3.KVCache(model.config)
     guessing.begin(cache)
     assert (str(plain), plain.token_ids, plain.finish_reason) == (str(guessing), guessing.token_ids, guessing.finish_reason)
@@ -43,10 +43,10 @@ def test_guesses_never_change_the_answer(model, prompt, guesses, limit, seed, te
 
 def test_guesses_end_with_the_context(model):
     class Wrong(Proposer):
-        def guess(self, sequence, n):
+        def guess(self, sequence, cache, n):
             return [1] * n
 
-        def length(self, plain):
+        def length(self, plain, beside):
             return self.n
 
     prompt = [1] * (model.config.context_length - 3)
@@ -58,7 +58,7 @@ def test_guesses_end_with_the_context(model):
     ([1, 2, 3, 9, 5, 2, 3, 8, 1, 2, 3], [9, 5]), ([1, 2, 3, 9, 1, 2, 3, 8, 1, 2, 3], [8, 1]),
     ([5, 2, 3, 8, 7, 1, 2, 3], [8, 7]), ([5, 3, 8, 7, 1, 2, 3], [])])
 def test_a_lookup_goes_on_as_the_last_time_after_three_tokens_or_else_two(model, text, guess):
-    assert Lookup(2).guess(qwen3.Sequence(model, text), 2) == guess
+    assert Lookup(2).guess(qwen3.Sequence(model, text), None, 2) == guess
 
 
 def test_right_guesses_save_passes(model):
@@ -118,7 +118,7 @@ def test_a_draft_with_the_same_weights_guesses_right(model):
         return logits[:, ::-1] if next(calls) == 4 else logits
 
     draft = Draft(with_engine(model, logits_of), model)
-    draft.length = lambda plain: 4
+    draft.length = lambda *_: 4
     for prompt, wrong in (([1, 2, 3], {1, 2, 3, 4}), ([1, 4], {0})):
         guesses = Completion(model, prompt, max_new_tokens=60, seed=3, temperature=1.0, repetition_penalty=1.5, top_k=9,
                              eos_token_ids=(), draft=draft).finish().speculator

@@ -189,7 +189,7 @@ def test_guesses_never_change_an_answer(name, is_fast, tmp_path, monkeypatch):
     def load(path, likes, *options):
         return changed(qwen3_numba.load_model(path, *options, threads=1) if is_fast else qwen3.load_model(path), likes)
 
-    monkeypatch.setattr(Proposer, "length", lambda self, plain: min(self.n, 4))  # guesses always seem to pay
+    monkeypatch.setattr(Proposer, "length", lambda self, *_: min(self.n, 4))  # guesses always seem to pay
     size, rng = {"vocab_size": VOCABULARY}, np.random.default_rng(0)
     path = make(HYBRIDS[name] | size, tmp_path / "model")
     small, dense = make(HYBRID | size, tmp_path / "small"), make_random_model(BASE | size, tmp_path / "dense")
@@ -243,7 +243,7 @@ def test_a_cache_is_cut_back_to_before_a_guess(model, cut, beside, tmp_path):
 
 @pytest.mark.parametrize("model", ["NumPy"], indirect=True)
 def test_a_draft_computes_its_own_guesses_once(model, monkeypatch):
-    monkeypatch.setattr(Proposer, "length", lambda self, plain: min(self.n, 4))
+    monkeypatch.setattr(Proposer, "length", lambda self, *_: min(self.n, 4))
     passes, likes, prompt = [], WORDS[:320], turn(40, 1) + [30]
     large, small = changed(model, likes), changed(model, likes + np.random.default_rng(0).standard_normal(320), passes)
     answer = Completion(large, prompt, draft=Draft(small, large), max_new_tokens=40, temperature=0).finish()

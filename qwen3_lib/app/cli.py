@@ -17,7 +17,7 @@ from qwen3_lib.app.chat import Chat, run_chat
 from qwen3_lib.app.files import (keep_conversation, load_prompt_cache, read_conversation, read_prompt, read_text,
                                  save_prompt_cache)
 from qwen3_lib.app.models import print_models, readable_size, size_on_disk
-from qwen3_lib.app.options import (Parser, add_answer_options, add_engine_options, add_model_options, answer_options,
+from qwen3_lib.app.options import (Parser, add_answer_options, add_draft, add_engine_options, add_model_options, answer_options,
                                    load, load_draft, named_model, shown)
 from qwen3_lib.app.terminal import (as_json, cut_note, logprob_objects, note, obey_escapes, print_answer,
                                     print_json, print_raw, statistics, write)
@@ -83,9 +83,7 @@ def make_parser() -> Parser:
     add("--hide-thinking", action="store_true", help="don't show the reasoning")
     add("--lookup", type=int, metavar="N", help="guess up to N tokens from the text so far, and check the guesses in "
         "one pass: the same answer, faster if the answer repeats the text")
-    add("--draft", metavar="NAME", help="guess tokens with a smaller model that has the same tokenizer, or "
-        "with int4, its own weights in 4 bits, and check them in one pass: the same answer, faster if most guesses are "
-        "right")
+    add_draft(add, models=True)
     add = parser.add_argument_group("output").add_argument
     add("--json", action="store_true", help="print one JSON object: text, reasoning, tool calls, token counts, seconds")
     add("--logprobs", type=int, metavar="N", help="print the log-probability of each token and of the N most likely "

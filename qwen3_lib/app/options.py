@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from qwen3 import BUNDLED, Config, Engine, Folder, InputError, Model, Sampling, load_model
 from qwen3_lib.generation.guesses import Draft
-from qwen3_lib.generation.options import NAMES, AnswerOptions, options_of
+from qwen3_lib.generation.options import DRAFTS, NAMES, AnswerOptions, options_of
 from qwen3_lib.generation.schema import lark, regex
 from qwen3_lib.app.files import read_json, read_text
 from qwen3_lib.app.terminal import LARGE, NUMPY, engine_name, parameters
@@ -92,6 +92,13 @@ def add_option(add: Callable[..., Any], name: str, *flags: str) -> None:
         help=about.metadata["help"])
 
 
+def add_draft(add: Callable[..., Any], models: bool = False) -> None:
+    """Adds --draft, for commands that can load other `models`, too, or not."""
+    about = AnswerOptions.__dataclass_fields__["draft"].metadata
+    more, choices = (", or with int4, its own weights in 4 bits", None) if models else ("", DRAFTS)
+    add("--draft", metavar=about["metavar"], choices=choices, help=(about["help"] if models else about["help"].partition("; or ")[0]) + more)
+
+
 def add_answer_options(parser: argparse.ArgumentParser) -> Any:
     """Adds the options of an answer and of sampling -> a function that adds more to the first group."""
     add = add_more = parser.add_argument_group("the answer").add_argument
@@ -159,8 +166,8 @@ def engine_of(args: argparse.Namespace, folder: Folder, config: Config) -> Engin
 
 
 def load_draft(args: argparse.Namespace, model: Model) -> Draft | None:
-    """What --draft names: a model, or the format of the model's own weights."""
-    if args.draft is None:
+    """What --draft names: a model, or the format of the model's own weights. None if `load` knows what is to be done."""
+    if args.draft in (None, *DRAFTS):
         return None
     form = args.draft if args.draft in ("int4", "int8") else None
     fast = engine_name(model) != NUMPY
@@ -186,4 +193,6 @@ def load(args: argparse.Namespace, engine: Engine | None = None) -> Model:
                            adapter=args.adapter)
     except InputError as error:
         raise InputError(f"$QWEN3_MODEL: {error}" if name is not None and args.model is None else str(error)) from error
+    if (draft := getattr(args, "draft", None)) in DRAFTS:
+        model = replace(model, engine=replace(model.engine, drafts=draft == "auto"))
     return model if factor is None else replace(model, config=stretched(model.config, factor))

@@ -128,6 +128,32 @@ def make_random_model(config: dict, out: Path, dtype: str = "bfloat16", shards: 
     return out
 
 
+def let_head_agree(folder: Path, common: int | None = None, hidden: bool = False) -> None:
+    """Changes a Qwen3.5's weights so that its MTP head guesses what the model would draw after the next token alone.
+
+    The head passes on the token's embedding: its fc takes that half of what it gets, its layer adds nothing. It is right
+    as often as the model's own layers change little. Half of the last norm's signs change, so that a token isn't followed
+    by itself. common: the rows of tokens from this one on are halved. hidden: the head passes on the hidden state.
+    """
+    for file in folder.glob("*.safetensors"):
+        start = 8 + int.from_bytes(file.open("rb").read(8), "little")
+        for name, about in json.loads(file.open("rb").read(start)[8:]).items():
+            if name == "__metadata__":
+                continue
+            dtype, shape = {"BF16": "<u2", "F32": "<f4"}[about["dtype"]], tuple(about["shape"])
+            data = np.memmap(file, dtype, "r+", start + about["data_offsets"][0], shape)
+            signs = np.random.default_rng(0).integers(0, 2, shape[-1]) * np.float32(-2)  # stored as their distance from 1
+            values = {"model.norm.weight": signs, "mtp.norm.weight": signs * (not hidden),
+                      "mtp.fc.weight": np.eye(shape[0], shape[-1], shape[0] * hidden, dtype=np.float32)}.get(name)
+            if name.startswith("mtp.") and name.endswith(("pre_fc_norm_embedding.weight", "pre_fc_norm_hidden.weight",
+                                                          "o_proj.weight", "down_proj.weight")):
+                values = np.zeros(shape, np.float32)
+            if values is not None:
+                data[:] = values.view("<u4") >> 16 if dtype == "<u2" else values
+            if common is not None and name in ("lm_head.weight", "model.embed_tokens.weight"):
+                data[common:] = data[common:] - 0x80 if dtype == "<u2" else data[common:] / 2  # bfloat16's exponent
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", help=f"{', '.join(SIZES)}, or a config.json")

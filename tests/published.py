@@ -51,14 +51,16 @@ def tensors_of(folder: Path) -> dict[str, tuple[str, np.ndarray]]:
 def publish(folder: Path) -> Path:
     """Makes a folder of a Qwen3.5's text part one as Qwen publishes it, with the keys of 3.8.
 
-    The text part is nested, and beside it are a vision tower and the layer of a draft, here a copy of the last one.
+    The text part is nested, and beside it are a vision tower and an MTP head, whose layer is a copy of the last one.
     """
     raw, rng = json.loads((folder / "config.json").read_text()), np.random.default_rng(0)
     last, kind = f"model.layers.{raw['num_hidden_layers'] - 1}.", raw["model_type"].removesuffix("_text")
     stored, visual = tensors_of(folder), "model.visual.blocks.0.attn.qkv"
     tensors = {name.replace("model.", "model.language_model.", 1): value for name, value in stored.items()}
     tensors |= {name.replace(last, "mtp.layers.0."): value for name, value in stored.items() if name.startswith(last)}
-    tensors |= {name: ("float32", rng.standard_normal((4, 8))) for name in ("mtp.fc.weight", f"{visual}.weight")}
+    hidden, norms = raw["hidden_size"], ("mtp.norm", "mtp.pre_fc_norm_hidden", "mtp.pre_fc_norm_embedding")
+    tensors |= {f"{name}.weight": ("float32", rng.standard_normal(shape)) for name, shape in (
+        (visual, (4, 8)), ("mtp.fc", (hidden, 2 * hidden)), *((norm, (hidden,)) for norm in norms))}
     write_tensors(folder / "model.safetensors", tensors | {f"{visual}.bias": ("float32", np.ones(4))})
     about = {"quantization_config": raw.pop("quantization_config")} if "quantization_config" in raw else {}
     text = {key: value for key, value in raw.items() if key not in ("architectures", "torch_dtype")} | {

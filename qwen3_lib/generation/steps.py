@@ -67,7 +67,7 @@ def step(model: Model, runs: list[Run], room: int | None = None) -> list[Any]:
             cache.truncate(cache.length - len(guess) + right)
             if speculator and not any(unread):
                 speculator.learn(len(guess), right, seconds, n_guesses)
-        if speculator and speculator.mtp and len(sequence.new):
+        if speculator and speculator.mtp:
             speculator.mtp.follow(cache, hidden[:len(hidden) - len(guess) + right])
     return drawn
 

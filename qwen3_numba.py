@@ -87,6 +87,12 @@ class MTPHead(NamedTuple):
     norms: list[np.ndarray]  # of the embedding and of the hidden states
     vocabulary: Vocabulary
 
+    def addresses(self) -> np.ndarray:
+        """Where its matrices are, but for the rows of the vocabulary."""
+        layers = self.layer.layers
+        return np.concatenate([array["address"].reshape(-1) for array in (
+            layers.matrices, layers.routers, layers.experts, self.fc.layers.head)])
+
 
 @dataclass
 class Weights:

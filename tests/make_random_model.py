@@ -142,8 +142,8 @@ def let_head_agree(folder: Path, common: int | None = None, hidden: bool = False
                 continue
             dtype, shape = {"BF16": "<u2", "F32": "<f4"}[about["dtype"]], tuple(about["shape"])
             data = np.memmap(file, dtype, "r+", start + about["data_offsets"][0], shape)
-            signs = np.random.default_rng(0).integers(0, 2, shape[-1]) * np.float32(-2)  # stored as their distance from 1
-            values = {"model.norm.weight": signs, "mtp.norm.weight": signs * (not hidden),
+            signs = np.random.default_rng(0).choice(np.array([0, -2], np.float32), shape[-1])  # their distance from 1
+            values = {"model.norm.weight": signs, "mtp.norm.weight": signs * np.float32(not hidden),
                       "mtp.fc.weight": np.eye(shape[0], shape[-1], shape[0] * hidden, dtype=np.float32)}.get(name)
             if name.startswith("mtp.") and name.endswith(("pre_fc_norm_embedding.weight", "pre_fc_norm_hidden.weight",
                                                           "o_proj.weight", "down_proj.weight")):
@@ -151,7 +151,9 @@ def let_head_agree(folder: Path, common: int | None = None, hidden: bool = False
             if values is not None:
                 data[:] = values.view("<u4") >> 16 if dtype == "<u2" else values
             if common is not None and name in ("lm_head.weight", "model.embed_tokens.weight"):
-                data[common:] = data[common:] - 0x80 if dtype == "<u2" else data[common:] / 2  # bfloat16's exponent
+                for row in range(common, shape[0], 4096):
+                    part = data[row:row + 4096]
+                    part[:] = ((part.astype("<u4") << 16).view("<f4") / 2).view("<u4") >> 16 if dtype == "<u2" else part / 2
 
 
 def main() -> None:

@@ -237,7 +237,9 @@ def statistics(completion: Completion) -> str:
 
 
 def weight_bytes(model: Model) -> int:
-    """The bytes of weights that a new token reads: all but an untied embedding and the experts that aren't chosen."""
+    """The bytes of weights that a new token reads: all but an untied embedding, the experts that aren't chosen, and the
+    MTP head.
+    """
     weights, config = model.weights, model.config
     if isinstance(weights, dict):
         arrays = [weights["norm"], weights["lm_head"]]
@@ -247,6 +249,8 @@ def weight_bytes(model: Model) -> int:
                        for w in layer["experts"][expert].values()]  # all experts have the same size
     else:
         unread = {*weights.layers.experts["address"][:, config.num_experts_per_tok:].reshape(-1).tolist()}  # likewise
+        if weights.mtp is not None:
+            unread |= {*weights.mtp.addresses().tolist()}
         arrays = [array for array in weights.arrays[0 if weights.head is weights.embedding else 1:]
                   if array.ctypes.data not in unread]  # the embedding comes first
     return sum(array.nbytes for array in arrays)

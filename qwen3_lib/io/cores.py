@@ -107,4 +107,5 @@ def sharing(engine: Engine) -> Engine:
     if engine.hybrid_cache is not None or ThreadpoolController is None:  # the fast engine has threads of its own
         return engine
     passes()  # it begins to watch the CPUs while the model loads
-    return replace(engine, logits_of=shared(engine.logits_of), hidden_states=shared(engine.hidden_states))
+    return replace(engine, logits_of=shared(engine.logits_of), hidden_states=shared(engine.hidden_states),
+                   guess=engine.guess and shared(engine.guess))

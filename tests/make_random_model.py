@@ -128,12 +128,12 @@ def make_random_model(config: dict, out: Path, dtype: str = "bfloat16", shards: 
     return out
 
 
-def let_head_agree(folder: Path, common: int | None = None, hidden: bool = False) -> None:
+def let_head_agree(folder: Path, hidden: bool = False) -> None:
     """Changes a Qwen3.5's weights so that its MTP head guesses what the model would draw after the next token alone.
 
     The head passes on the token's embedding: its fc takes that half of what it gets, its layer adds nothing. It is right
     as often as the model's own layers change little. Half of the last norm's signs change, so that a token isn't followed
-    by itself. common: the rows of tokens from this one on are halved. hidden: the head passes on the hidden state.
+    by itself. hidden: the head passes on the hidden state instead.
     """
     for file in folder.glob("*.safetensors"):
         start = 8 + int.from_bytes(file.open("rb").read(8), "little")
@@ -143,17 +143,15 @@ def let_head_agree(folder: Path, common: int | None = None, hidden: bool = False
             dtype, shape = {"BF16": "<u2", "F32": "<f4"}[about["dtype"]], tuple(about["shape"])
             data = np.memmap(file, dtype, "r+", start + about["data_offsets"][0], shape)
             signs = np.random.default_rng(0).choice(np.array([0, -2], np.float32), shape[-1])  # their distance from 1
-            values = {"model.norm.weight": signs, "mtp.norm.weight": signs * np.float32(not hidden),
-                      "mtp.fc.weight": np.eye(shape[0], shape[-1], shape[0] * hidden, dtype=np.float32)}.get(name)
-            if name.startswith("mtp.") and name.endswith(("pre_fc_norm_embedding.weight", "pre_fc_norm_hidden.weight",
-                                                          "o_proj.weight", "down_proj.weight")):
+            if name == "model.norm.weight" or name == "mtp.norm.weight" and not hidden:
+                values = signs
+            elif name == "mtp.fc.weight":
+                values = np.eye(*shape, shape[0] * hidden, dtype=np.float32)
+            elif name.startswith("mtp.") and (len(shape) == 1 or name.endswith(("o_proj.weight", "down_proj.weight"))):
                 values = np.zeros(shape, np.float32)
-            if values is not None:
-                data[:] = values.view("<u4") >> 16 if dtype == "<u2" else values
-            if common is not None and name in ("lm_head.weight", "model.embed_tokens.weight"):
-                for row in range(common, shape[0], 4096):
-                    part = data[row:row + 4096]
-                    part[:] = ((part.astype("<u4") << 16).view("<f4") / 2).view("<u4") >> 16 if dtype == "<u2" else part / 2
+            else:
+                continue
+            data[:] = values.view("<u4") >> 16 if dtype == "<u2" else values
 
 
 def main() -> None:

@@ -51,11 +51,11 @@ def tensors_of(folder: Path) -> dict[str, tuple[str, np.ndarray]]:
 def publish(folder: Path) -> Path:
     """Makes a folder of a Qwen3.5's text part one as Qwen publishes it, with the keys of 3.8.
 
-    The text part is nested, and beside it are a vision tower and an MTP head, whose layer is a copy of the last one.
+    The text part is nested, and beside it are a vision tower and an MTP head, whose layer is a copy of the last that attends.
     """
     raw, rng = json.loads((folder / "config.json").read_text()), np.random.default_rng(0)
-    last, kind = f"model.layers.{raw['num_hidden_layers'] - 1}.", raw["model_type"].removesuffix("_text")
-    stored, visual = tensors_of(folder), "model.visual.blocks.0.attn.qkv"
+    stored, visual, kind = tensors_of(folder), "model.visual.blocks.0.attn.qkv", raw["model_type"].removesuffix("_text")
+    last = max(name.partition("self_attn")[0] for name in stored if ".self_attn." in name)
     tensors = {name.replace("model.", "model.language_model.", 1): value for name, value in stored.items()}
     tensors |= {name.replace(last, "mtp.layers.0."): value for name, value in stored.items() if name.startswith(last)}
     hidden, norms = raw["hidden_size"], ("mtp.norm", "mtp.pre_fc_norm_hidden", "mtp.pre_fc_norm_embedding")

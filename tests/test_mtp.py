@@ -142,7 +142,7 @@ def guessed(model, seed=0):
 
 @pytest.mark.parametrize("kind", BOTH)
 def test_the_published_form(kind, engine, tmp_path):
-    """publish() writes an MTP head of its own, whose layer is the last one of the model."""
+    """publish() writes an MTP head of its own, whose layer is the last one that attends."""
     path = make({key: value for key, value in BOTH[kind].items() if key not in HEAD}, tmp_path / "model")
     assert qwen3.load_model(path, engine).config.mtp_num_hidden_layers == 0
     model = qwen3.load_model(publish(path), engine)

@@ -340,7 +340,7 @@ def logits_of(model: Model, token_ids: TokenIds, cache: HybridCache, all_logits:
 
 # ---- The MTP head ----------------------------------------------------------------------------------------------------
 # A pass reads all weights for one token, or for a few. So the next tokens are guessed and computed together; each right
-# guess saves a pass: see qwen3_lib/generation/guesses.py. The head guesses by one more layer, with a KV cache of its own.
+# guess saves a pass: see qwen3_lib/generation/guesses.py. The head is one more layer, with a KV cache of its own.
 
 def mtp_config(config: HybridConfig) -> HybridConfig:
     """The config of the head: a model of one layer, which attends."""
@@ -409,8 +409,9 @@ def hybrid_config(raw: dict[str, Any], file: Path) -> HybridConfig:
     fields = asdict(config) | sizes | {"sparse_layers": tuple(range(n + 1)) if sparse else (), "norm_topk_prob": sparse}
     fields |= {"rope_dim": int(config.head_dim * part)}
     mtp = checked_whole(f"{file}: mtp_num_hidden_layers", found.get("mtp_num_hidden_layers", 0), 0)
+    shares = not found.get("mtp_use_dedicated_embeddings")  # the head has the model's embedding and lm_head
     config = HybridConfig(**fields, linear_layers=tuple(i for i in range(n) if kinds[i] == KINDS[0]),
-                          mtp_num_hidden_layers=min(mtp, 1))
+                          mtp_num_hidden_layers=min(mtp, 1) * shares)
     if config.rope_dim % 2 or not config.rope_dim or config.linear_num_value_heads % config.linear_num_key_heads \
             or sparse and not config.num_experts_per_tok <= config.num_experts <= 10_000:
         raise InputError(f"{file}: no Qwen3.5 has these sizes: RoPE of {config.rope_dim} numbers, {sizes}")

@@ -31,8 +31,8 @@ from qwen3 import InputError, brief, checked_whole
 from qwen3_lib.app.cli import guarded
 from qwen3_lib.app.files import read_tools
 from qwen3_lib.app.jobs import Journal, description, run_job
-from qwen3_lib.app.options import (Parser, add_answer_options, add_draft, add_engine_options, add_model_options, answer_options,
-                                   load)
+from qwen3_lib.app.options import (Parser, add_answer_options, add_draft, add_engine_options, add_model_options,
+                                   answer_options, load)
 from qwen3_lib.app.records import JobSettings, open_source, request
 from qwen3_lib.app.terminal import note
 from qwen3_lib.generation.batch import MOST_SLOTS, Batch, generate_batch, slots_in

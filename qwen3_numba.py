@@ -58,7 +58,8 @@ from qwen3_lib.io.tensors import PackedTensor
 from qwen3_lib.kernels.layout import (BF16, BLOCK, EVERYTHING, EXPERT, F16, F32, FEW, FORMATS, GATE, GROUP, HEAD_NORMS,
                                       JOB, KV8, LINEAR, NORMS, PANEL, PASS, TASK, TILE, WEIGHT, Batch, Layers, Q,
                                       Space, is_packed, packed_shape, padded, table)
-from qwen3_lib.kernels.hybrid import DELTA, StateCache, Vocabulary, is_recurrent, joined, stacked, state_fields, state_tables
+from qwen3_lib.kernels.hybrid import (DELTA, StateCache, Vocabulary, is_recurrent, joined, stacked, state_fields,
+                                      state_tables)
 from qwen3_lib.kernels.memory import empty, experts_of, last_cache, work_space
 
 try:
@@ -366,9 +367,9 @@ class Int8Cache(KVCache):
     dtype, stored, units = "int8", KV8, 1 / 2 + 1 / GROUP
 
 
-CACHES = {cache.form: cache for cache in (KVCache, Bf16Cache, F32Cache, Int8Cache)}
-HYBRID_CACHES = {form: type(f"Hybrid{cache.__name__}", (cache, StateCache), {"plain": cache})
-                 for form, cache in CACHES.items()}
+CACHES = {cache.dtype: cache for cache in (KVCache, Bf16Cache, F32Cache, Int8Cache)}
+HYBRID_CACHES = {dtype: type(f"Hybrid{cache.__name__}", (cache, StateCache), {"plain": cache})
+                 for dtype, cache in CACHES.items()}
 MOST = {"f16": 65504, "int8": 127 * 65504}  # the largest number that such a cache holds
 STEPS = {"f16": 1024, "int8": 128}  # float16 is counted in steps of 2^-24; a number or a scale of fewer loses digits
 
@@ -449,7 +450,8 @@ def attention_tasks(sequences: np.ndarray, positions: np.ndarray, group: int,
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def logits_of(model: Model, token_ids: qwen3.TokenIds, cache: Any, all_logits: bool = False, states: bool = False) -> Any:
+def logits_of(model: Model, token_ids: qwen3.TokenIds, cache: Any, all_logits: bool = False,
+              states: bool = False) -> Any:
     """The namesake of qwen3.logits_of, and of qwen3_5.logits_of.
 
     A token's logits depend on the tokens before it and on nothing else, bit for bit.
@@ -464,7 +466,8 @@ def logits_of(model: Model, token_ids: qwen3.TokenIds, cache: Any, all_logits: b
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def guess(model: Model, states: np.ndarray, token_ids: qwen3.TokenIds, cache: Any, start: int) -> tuple[np.ndarray, int]:
+def guess(model: Model, states: np.ndarray, token_ids: qwen3.TokenIds, cache: Any,
+          start: int) -> tuple[np.ndarray, int]:
     """The namesake of qwen3_5.guess; the guess is a common token, or like one of the text."""
     ids, head, eps, n = np.asarray(token_ids), model.weights.mtp, model.config.rms_norm_eps, len(token_ids)
     head.vocabulary.add(ids)

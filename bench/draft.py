@@ -2,15 +2,15 @@
 
     python bench/draft.py                  an int4 draft of Qwen3-0.6B's shape; about 6 minutes, 6 GB of memory
     python bench/draft.py --agreement 0.9  a model whose int4 form errs more often
-    python bench/draft.py --mtp            the MTP head in Qwen3.5-0.8B's shape, right in 50, 75 and 90 %; 6 minutes, 6 GB
+    python bench/draft.py --mtp            the MTP head in Qwen3.5-0.8B's shape, right in 50, 75, 90 %; 6 minutes, 6 GB
     python bench/draft.py --mtp --model Qwen3.5-0.8B    the head of a model's folder, on its answers to some prompts
 
-In a random model the logits of most tokens are nearly equal, so its int4 form would often choose another token; a trained
-model is more certain. So the matrices that add to the residual stream, o_proj and down_proj, are scaled by a factor that
-is searched for: with a smaller one, a token's own embedding decides more, and int4 chooses as bf16 does more often. The
-factor is found when int4 agrees with bf16 in the wanted share of 512 greedy tokens. A random MTP head makes its guesses,
-which take their time, and then each becomes the very token of the plain answer with the wanted probability, or another
-one. All answers are compared: with a draft, the tokens are the same.
+In a random model the logits of most tokens are nearly equal, so its int4 form would often choose another token; a
+trained model is more certain. So the matrices that add to the residual stream, o_proj and down_proj, are scaled by a
+factor that is searched for: with a smaller one, a token's own embedding decides more, and int4 chooses as bf16 does more
+often. The factor is found when int4 agrees with bf16 in the wanted share of 512 greedy tokens. A random MTP head makes
+its guesses, which take their time; then each becomes the very token of the plain answer with the wanted probability, or
+another one. All answers are compared: with a draft, the tokens are the same.
 """
 import argparse
 import os
@@ -68,11 +68,12 @@ def compare(name: str, model: Any, prompts: list[Any], off: Any, on: dict[str, A
             guesses = done.speculator
             source, pass_ = guesses.sources[-1], guesses.plain
             right, guessed, *_ = notes.get(each, [0, 0])
-            notes[each] = [right + guesses.accepted, guessed + guesses.guessed, source.make / pass_, source.check / pass_]
+            notes[each] = [right + guesses.accepted, guessed + guesses.guessed, source.make / pass_,
+                           source.check / pass_]
     for each, (right, guessed, make, check) in notes.items():
-        print(f"{name}, {each}: {median(gains[each][1:]):.2f} times as fast as the {median(plain[1:]):.1f} tokens/s without a "
-              f"draft; {right} of {guessed} guesses right; a guess takes {make:.1%} of a pass to make, {check:.1%} to check",
-              flush=True)
+        print(f"{name}, {each}: {median(gains[each][1:]):.2f} times as fast as the {median(plain[1:]):.1f} tokens/s "
+              f"without a draft; {right} of {guessed} guesses right; a guess takes {make:.1%} of a pass to make, "
+              f"{check:.1%} to check", flush=True)
 
 
 def int4_drafts(args: argparse.Namespace, folder: Path) -> None:
@@ -118,7 +119,7 @@ def mtp_drafts(args: argparse.Namespace, folder: Path) -> None:
     for form in (None, "int8", "int4"):
         model = qwen3_numba.load_model(path, form, args.threads)
         prompts = [np.random.default_rng(i).integers(0, model.config.vocab_size, 16) for i in range(args.rounds + 1)]
-        compare(form or "bf16", model, prompts, "off", {
+        compare(form or "bf16", model, prompts, "off", {"never right": "auto"} | {
             f"right in {share:.0%}": partial(Agreeing, model, share) for share in shares})
 
 
@@ -136,8 +137,8 @@ def main() -> None:
         for form in (None, "int8", "int4"):
             model = qwen3_numba.load_model(args.model, form, args.threads)
             texts = (PROMPTS * args.rounds)[:args.rounds + 1]
-            prompts = [model.tokenizer.encode(model.tokenizer.apply_chat_template([{"role": "user", "content": text}]), False)
-                       for text in texts]
+            asked = [model.tokenizer.apply_chat_template([{"role": "user", "content": text}]) for text in texts]
+            prompts = [model.tokenizer.encode(text, add_special_tokens=False) for text in asked]
             compare(form or "bf16", model, prompts, "off", {"MTP head": "auto"})
         return
     with tempfile.TemporaryDirectory() as folder:

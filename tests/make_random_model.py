@@ -81,7 +81,8 @@ def random_tensor(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, 
 def published(name: str, behind: str) -> str:
     """The name in a file; `behind`: how names of the layer behind the others begin here, which is an MTP head's."""
     within = name.removeprefix(behind)
-    return name if within == name else f"mtp.{'layers.0.' * ('.' in within.removesuffix('.weight') or 'layernorm' in within)}{within}"
+    in_layer = within.startswith(("self_attn.", "mlp.")) or "layernorm" in within
+    return name if within == name else f"mtp.{'layers.0.' * in_layer}{within}"
 
 
 def make_random_model(config: dict, out: Path, dtype: str = "bfloat16", shards: int = 1, seed: int = 0,
@@ -131,9 +132,9 @@ def make_random_model(config: dict, out: Path, dtype: str = "bfloat16", shards: 
 def let_head_agree(folder: Path, hidden: bool = False) -> None:
     """Changes a Qwen3.5's weights so that its MTP head guesses what the model would draw after the next token alone.
 
-    The head passes on the token's embedding: its fc takes that half of what it gets, its layer adds nothing. It is right
-    as often as the model's own layers change little. Half of the last norm's signs change, so that a token isn't followed
-    by itself. hidden: the head passes on the hidden state instead.
+    The head passes on the token's embedding: its fc takes that half of what it gets, its layer adds nothing. It is
+    right as often as the model's own layers change little. Half of the last norm's signs change, so that a token isn't
+    followed by itself. hidden: the head passes on the hidden state instead.
     """
     for file in folder.glob("*.safetensors"):
         start = 8 + int.from_bytes(file.open("rb").read(8), "little")

@@ -51,7 +51,7 @@ def tensors_of(folder: Path) -> dict[str, tuple[str, np.ndarray]]:
 def publish(folder: Path) -> Path:
     """Makes a folder of a Qwen3.5's text part one as Qwen publishes it, with the keys of 3.8.
 
-    The text part is nested, and beside it are a vision tower and an MTP head, whose layer is a copy of the last that attends.
+    The text part is nested, and beside it are a vision tower and an MTP head: a copy of the last layer that attends.
     """
     raw, rng = json.loads((folder / "config.json").read_text()), np.random.default_rng(0)
     stored, visual, kind = tensors_of(folder), "model.visual.blocks.0.attn.qkv", raw["model_type"].removesuffix("_text")

@@ -569,7 +569,8 @@ def write_hybrid(path, out, form="F32", plain=False, fused=False, **changes):
         name, values = as_converted(name, values, config)
         theirs = names.get_name(name, (".weight", ".bias"))
         if name.startswith("mtp."):  # which this table doesn't have for a Qwen3.5
-            theirs = gguf.TENSOR_NAMES[gguf.MODEL_TENSOR[f"NEXTN_{NEXTN[name.split('.')[1]]}"]].format(bid=n - 1) + ".weight"
+            kind_ = gguf.MODEL_TENSOR[f"NEXTN_{NEXTN[name.split('.')[1]]}"]
+            theirs = f"{gguf.TENSOR_NAMES[kind_].format(bid=n - 1)}.weight"
             values = values + (values.ndim == 1)
         target = kind if theirs.endswith(".weight") and values.ndim > 1 and not theirs.endswith(
             ("gate_inp.weight", "gate_inp_shexp.weight", "conv1d.weight")) else gguf.GGMLQuantizationType.F32

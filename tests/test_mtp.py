@@ -52,6 +52,9 @@ def head_cache(model):
 # The numbers
 # ----------------------------------------------------------------------------------------------------------------------
 
+PARTS = "DecoderLayer", "RMSNorm", "TextRotaryEmbedding"
+
+
 def reference_head(path, config, kind):
     """The head as a module of torch: states [n, hidden], the next tokens [n], the first position -> its states."""
     torch = pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[reference]'")
@@ -59,11 +62,11 @@ def reference_head(path, config, kind):
     if kind == "dense":
         from transformers.models.qwen3_5 import modeling_qwen3_5 as theirs
         settings = theirs.Qwen3_5TextConfig
-        layer, norm, rotary = theirs.Qwen3_5DecoderLayer, theirs.Qwen3_5RMSNorm, theirs.Qwen3_5TextRotaryEmbedding
+        layer, norm, rotary = (getattr(theirs, f"Qwen3_5{part}") for part in PARTS)
     else:
         from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as theirs
         settings = theirs.Qwen3_5MoeTextConfig
-        layer, norm, rotary = theirs.Qwen3_5MoeDecoderLayer, theirs.Qwen3_5MoeRMSNorm, theirs.Qwen3_5MoeTextRotaryEmbedding
+        layer, norm, rotary = (getattr(theirs, f"Qwen3_5Moe{part}") for part in PARTS)
     raw = {key: value for key, value in config.items() if key not in ("architectures", "model_type", "torch_dtype")}
     settings = settings(**raw, layer_types=["linear_attention"] * 3 + ["full_attention"])
     settings._attn_implementation = "eager"
@@ -157,6 +160,11 @@ def test_the_published_form(kind, engine, tmp_path):
     assert np.abs(guessed(model) - guessed(oracle)).max() < 1e-4
 
 
+def test_a_head_with_an_embedding_of_its_own_is_skipped(tmp_path):
+    path = make(HYBRID | HEAD | {"mtp_use_dedicated_embeddings": True}, tmp_path)
+    assert qwen3.load_model(path).config.mtp_num_hidden_layers == 0
+
+
 def test_files_without_the_head(engine, tmp_path):
     """transformers writes its number into config.json, but not its tensors."""
     path = make(HYBRID, tmp_path)
@@ -188,8 +196,8 @@ STOP = [33, 31]
 
 def any_options(rng, model):
     """What an answer may ask for, and where it may be asked."""
-    some = {"max_new_tokens": rng.randint(1, 18), "seed": rng.randrange(99), "temperature": rng.choice([0, 0, 0.1, 0.7]),
-            "eos_token_ids": rng.choice([(), (), range(40, 90)])}
+    some = {"max_new_tokens": rng.randint(1, 18), "seed": rng.randrange(99),
+            "temperature": rng.choice([0, 0, 0.1, 0.7]), "eos_token_ids": rng.choice([(), (), range(40, 90)])}
     for chance, name, value in (
             (0.2, "top_k", 5), (0.2, "top_p", 0.8), (0.2, "min_p", 0.1), (0.2, "repetition_penalty", 1.3),
             (0.2, "presence_penalty", 1.0), (0.2, "frequency_penalty", 0.5), (0.4, "logprobs", 2), (0.15, "lookup", 3),
@@ -217,7 +225,7 @@ def models(tmp_path_factory):
 
 @fuzz(500, refused=False)
 def test_no_guess_changes_an_answer(rng, models):
-    """Alone, in a conversation and in a batch, with any number of guesses: the ids, texts and logprobs of plain runs."""
+    """In a conversation and in a batch, with any number of guesses: the ids, texts and logprobs of plain runs."""
     model, is_exact = rng.choice(models)
     prompts, text = [], model.tokenizer.encode("<think>\n") if rng.random() < 0.3 else []
     for _ in range(rng.randint(1, 2)):
@@ -282,7 +290,8 @@ def followed(model, monkeypatch):
         text = [*self.text, int(token_ids[-1])] if len(self.states) else None
         if text is not None and self.start == 0 and len(states) == len(self.states):
             expected = model.engine.hidden_states(model, self.text, model.engine.new_cache(model.config))
-            assert np.abs(states - expected[-len(states):]).max() < 1e-4 and text[-len(token_ids):] == token_ids.tolist()
+            assert np.abs(states - expected[-len(states):]).max() < 1e-4
+            assert text[-len(token_ids):] == token_ids.tolist()
         return read(self, model, states, token_ids)
 
     monkeypatch.setattr(Ahead, "read", checked)

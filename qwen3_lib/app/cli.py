@@ -17,8 +17,8 @@ from qwen3_lib.app.chat import Chat, run_chat
 from qwen3_lib.app.files import (keep_conversation, load_prompt_cache, read_conversation, read_prompt, read_text,
                                  save_prompt_cache)
 from qwen3_lib.app.models import print_models, readable_size, size_on_disk
-from qwen3_lib.app.options import (Parser, add_answer_options, add_draft, add_engine_options, add_model_options, answer_options,
-                                   load, load_draft, named_model, shown)
+from qwen3_lib.app.options import (Parser, add_answer_options, add_draft, add_engine_options, add_model_options,
+                                   answer_options, load, load_draft, named_model, shown)
 from qwen3_lib.app.terminal import (as_json, cut_note, logprob_objects, note, obey_escapes, print_answer,
                                     print_json, print_raw, statistics, write)
 from qwen3_lib.io.errors import InputError, encoded

@@ -95,8 +95,8 @@ def add_option(add: Callable[..., Any], name: str, *flags: str) -> None:
 def add_draft(add: Callable[..., Any], models: bool = False) -> None:
     """Adds --draft, for commands that can load other `models`, too, or not."""
     about = AnswerOptions.__dataclass_fields__["draft"].metadata
-    more, choices = (", or with int4, its own weights in 4 bits", None) if models else ("", DRAFTS)
-    add("--draft", metavar=about["metavar"], choices=choices, help=(about["help"] if models else about["help"].partition("; or ")[0]) + more)
+    text = f"{about['help']}, or with int4, its own weights in 4 bits" if models else about["help"].partition("; or ")[0]
+    add("--draft", metavar=about["metavar"], choices=None if models else DRAFTS, help=text)
 
 
 def add_answer_options(parser: argparse.ArgumentParser) -> Any:
@@ -166,7 +166,7 @@ def engine_of(args: argparse.Namespace, folder: Folder, config: Config) -> Engin
 
 
 def load_draft(args: argparse.Namespace, model: Model) -> Draft | None:
-    """What --draft names: a model, or the format of the model's own weights. None if `load` knows what is to be done."""
+    """The draft by a model that --draft names, or by the model's own weights in fewer bits; None for the others."""
     if args.draft in (None, *DRAFTS):
         return None
     form = args.draft if args.draft in ("int4", "int8") else None

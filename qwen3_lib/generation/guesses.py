@@ -47,17 +47,17 @@ class Proposer(ABC):
 
         def speed(k: int) -> float:
             drawn = beside + sum(self.right ** i for i in range(k + 1))
-            return drawn / (plain + k * (self.make + self.check))
+            return drawn / (plain + k * (self.make + max(self.check, 0)))
 
         if (k := max(range(self.n + 1), key=speed)) == 0:
             self.pause = self.PAUSE
         return k
 
     def learn(self, guessed: int, right: int, seconds: float, plain: float, checked: int = 0) -> None:
-        """Takes note of a pass: its guesses, how many were right, and its seconds. checked: guesses of all sequences."""
+        """Takes note of a pass: its guesses, how many were right, its seconds; `checked`: guesses of all sequences."""
         for i in range(min(right + 1, guessed)):
             self.right += self.part(1) * ((i < right) - self.right)
-        self.check += self.part() * (max(seconds - plain, 0) / max(guessed, checked) - self.check)
+        self.check += self.part() * ((seconds - plain) / max(guessed, checked) - self.check)
         self.seen += 1
 
     def part(self, more: int = 0) -> float:
@@ -187,7 +187,7 @@ class Speculator:
         return []
 
     def learn(self, guessed: int, right: int, seconds: float, checked: int = 0) -> None:
-        """Takes note of a pass: its guesses, how many were right, and its seconds. checked: guesses of all sequences."""
+        """Takes note of a pass: its guesses, how many were right, its seconds; `checked`: guesses of all sequences."""
         self.guessed, self.accepted = self.guessed + guessed, self.accepted + right
         if guessed and self.plain is not None:
             self.source.learn(guessed, right, seconds, self.plain, checked)

@@ -383,7 +383,8 @@ def layer_count(gguf: GGUF) -> int:
 def has_head(gguf: GGUF) -> bool:
     """Whether there is an MTP head that shares embedding and lm_head with the model."""
     names = {name.split(".", 2)[2] for name in gguf.tensors if name.startswith(f"blk.{layer_count(gguf)}.")}
-    return "nextn.eh_proj.weight" in names and not names & {"nextn.embed_tokens.weight", "nextn.shared_head_head.weight"}
+    own = {"nextn.embed_tokens.weight", "nextn.shared_head_head.weight"}
+    return "nextn.eh_proj.weight" in names and not names & own
 
 
 def hybrid_json(gguf: GGUF, raw: dict[str, Any]) -> dict[str, Any]:

@@ -67,12 +67,13 @@ def experts_of(config: Config) -> tuple[int, int]:
 def work_space(config: Config, n_threads: int, m: int, n_tasks: int, n_queries: int) -> Space:
     """For m tokens, n_tasks tasks of attention, and n_queries queries of a task."""
     n_heads, n_kv_heads, width = config.num_attention_heads, config.num_key_value_heads, padded(config.head_dim, 32)
-    mixed, n_projected, n_delta, shared, fused = 0, 0, 0, 0, 0  # a delta net's results, projections, what a thread works in
+    mixed, n_projected, n_delta = 0, 0, 0  # a delta net's results, projections, what a thread works in
+    shared, fused = 0, 0  # the width inside the shared expert; what an MTP head's fc is multiplied with
     if isinstance(config, HybridConfig):
         heads, dk, dv = (config.linear_num_value_heads, padded(config.linear_key_head_dim, SUMS_OF_DELTA),
                          config.linear_value_head_dim)
         shared = config.shared_expert_intermediate_size
-        fused = 2 * config.hidden_size * config.mtp_num_hidden_layers  # what an MTP head's fc is multiplied with
+        fused = 2 * config.hidden_size * config.mtp_num_hidden_layers
         mixed, n_delta = heads * dv, TOKENS * (2 * dk + 2) + (TOKENS + dk) * padded(dv, 16)
         n_projected = max(sum(padded(n, PANEL) for n in (config.conv_dim, mixed, 2 * heads)),
                           2 * padded(n_heads * config.head_dim, PANEL) + 2 * padded(n_kv_heads * config.head_dim, PANEL))

@@ -39,7 +39,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -108,7 +108,7 @@ class Weights:
     quantized: str | None  # "int8" or "int4", if all matrices are packed so
     mtp: MTPHead | None = None
     looked: bool = False  # whether its first prompt's keys and values were looked at: see note_small_numbers
-    space: tuple[Space, np.ndarray] | None = None  # of the last pass, with its table
+    spaces: dict[int, tuple[Space, np.ndarray]] = field(default_factory=dict)  # with their tables: see work_space
 
     @cached_property
     def table(self) -> np.ndarray:
@@ -149,14 +149,20 @@ class Weights:
         return FORMATS[self.layers.matrices[0, Q].form].name
 
     def work_space(self, config: Config, m: int, n_tasks: int, n_queries: int) -> tuple[Space, np.ndarray]:
-        """A Space for m tokens, n_tasks tasks and n_queries queries of a task; the last one, if it fits."""
-        if (last := self.space) is not None:
+        """A Space for m tokens, n_tasks tasks and n_queries queries of a task; an earlier one, if it fits.
+
+        Kept are the last one for many tokens, and one for each number of few tokens, which guesses make vary.
+        """
+        kind = m if m <= FEW else 0
+        if (last := self.spaces.get(kind)) is not None:
             partials = last[0].partials
             if len(last[0].h) == m and len(partials) >= n_tasks and partials.shape[2] >= n_queries:
                 return last
-        last = self.space = None  # before the next one, for the sake of memory
-        space = work_space(config, self.team.n_threads, m, n_tasks, n_queries)
-        self.space = found = space, table(space)
+        last = self.spaces.pop(kind, None)
+        own = [space.own for space, _ in self.spaces.values()]
+        last = None  # before the next one, for the sake of memory
+        space = work_space(config, self.team.n_threads, m, n_tasks, n_queries, own)
+        self.spaces[kind] = found = space, table(space)
         return found
 
     def tensors(self) -> dict[str, np.ndarray]:
@@ -223,7 +229,7 @@ def mtp_head(w: Weights) -> MTPHead:
     vocabulary = Vocabulary(w.head)
     norms = [1 + w.vectors[f"{behind}{name}.weight"] for name in MTP_NORMS]
     layers = described(config, matrices, vectors)._replace(head=vocabulary.matrix, norm=norms[2])
-    layer = replace(w, config=config, layers=layers)
+    layer = replace(w, config=config, layers=layers, spaces={})
     alone = layers._replace(head=w.matrices[f"{behind}fc.weight"], windows=layers.windows[:0], eps=np.zeros(1),
                             norm=np.ones(2 * config.hidden_size, np.float32))
     return MTPHead(replace(layer, layers=alone), layer, norms[:2], vocabulary)

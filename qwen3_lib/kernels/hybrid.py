@@ -80,7 +80,7 @@ class Vocabulary:
     """The rows of the lm_head that an MTP head guesses from, 32 neighbours at a time: those of common tokens, which have
     the first numbers, and those around the latest other tokens of the texts. The whole head would cost several layers.
     """
-    COMMON, OTHERS = 512, 256  # of 32 rows
+    COMMON, OTHERS = 384, 192  # of 32 rows
 
     def __init__(self, head: np.ndarray):
         address, stride, form, n_rows, columns = head.tolist()[0]

@@ -64,8 +64,8 @@ def experts_of(config: Config) -> tuple[int, int]:
     return config.num_experts + shared, config.num_experts_per_tok + shared
 
 
-def work_space(config: Config, n_threads: int, m: int, n_tasks: int, n_queries: int) -> Space:
-    """For m tokens, n_tasks tasks of attention, and n_queries queries of a task."""
+def work_space(config: Config, n_threads: int, m: int, n_tasks: int, n_queries: int, own: list[np.ndarray]) -> Space:
+    """For m tokens, n_tasks tasks of attention, and n_queries queries of a task; `own`: what threads worked in before."""
     n_heads, n_kv_heads, width = config.num_attention_heads, config.num_key_value_heads, padded(config.head_dim, 32)
     mixed, n_projected, n_delta = 0, 0, 0  # a delta net's results, projections, what a thread works in
     shared, fused = 0, 0  # the width inside the shared expert; what an MTP head's fc is multiplied with
@@ -83,11 +83,13 @@ def work_space(config: Config, n_threads: int, m: int, n_tasks: int, n_queries: 
     inner = padded(max(config.intermediate_size * dense, config.moe_intermediate_size, shared), 64)
     n_qkv = padded(n_heads * config.head_dim, PANEL) + 2 * padded(n_kv_heads * config.head_dim, PANEL)
     n_rows, n_pairs = max(m, m * k), m * k
+    n_own = max(own_space(n_queries, width, max(widest, inner)), n_delta)
+    kept = [each for each in own if each.shape[1] >= n_own]
     return Space(floats(m, widest + APART), empty((m, vector_size(widest)), np.uint8),
                  floats(m, max(n_qkv, n_projected, widest, padded(n_experts, PANEL))),
                  floats(n_kv_heads, m * (n_heads // n_kv_heads), width), floats(n_rows, inner + APART),
                  floats(n_rows, inner + APART), empty((n_rows, vector_size(inner)), np.uint8),
                  floats(n_tasks, n_kv_heads, n_queries, width + 16),
-                 floats(n_threads, max(own_space(n_queries, width, max(widest, inner)), n_delta)),
+                 kept[0] if kept else floats(n_threads, n_own),
                  floats(n_pairs, gathered + APART), empty((n_pairs, vector_size(gathered)), np.uint8),
                  empty((m, k), np.int64), floats(m, k), empty(n_experts + 2, np.int64))

@@ -1,7 +1,6 @@
 """The MTP head of a Qwen3.5: its numbers against the reference, its sources, and that no guess changes an answer."""
 import dataclasses
 import json
-import os
 import random
 from functools import partial
 
@@ -10,7 +9,7 @@ import pytest
 
 import qwen3
 import qwen3_numba as fast
-from configs import HYBRID, HYBRID_MOE, VOCABULARY
+from configs import FRANCE, HYBRID, HYBRID_MOE, ROOT, VOCABULARY
 from fuzzing import fuzz
 from helpers import message_of, random_ids, run_main
 from make_random_model import let_head_agree, make_random_model
@@ -416,10 +415,15 @@ def test_common_tokens_and_those_of_the_text(form, tmp_path, monkeypatch):
         assert np.array_equal(fast.matrix_rows(vocabulary.matrix, np.arange(5 * 32)), numbers[rows])
 
 
-@pytest.mark.skipif("QWEN3_MTP_MODEL" not in os.environ, reason="QWEN3_MTP_MODEL names no folder of a trained Qwen3.5")
-def test_a_trained_head_is_often_right(monkeypatch):
-    monkeypatch.setattr(MTP, "length", lambda self, *_: 1)
-    model = fast.load_model(os.environ["QWEN3_MTP_MODEL"])
-    plain, answer = (fast.chat(model, "What is the capital of France?", temperature=0, draft=draft).finish()
-                     for draft in ("off", "auto"))
-    assert answer.token_ids == plain.token_ids and answer.speculator.accepted > answer.speculator.guessed / 3
+@pytest.mark.parametrize("guesses, share", [(1, 0.7), (3, 0.5)])
+def test_a_trained_head_is_often_right(engine, guesses, share, monkeypatch):
+    """Trained in torch on its own (demo/train/hybrid.py): its guesses, and the guesses that stand on these."""
+    monkeypatch.setattr(MTP, "length", lambda self, *_: guesses)
+    model, right, guessed = qwen3.load_model(ROOT / "tests/tiny_hybrid", engine), 0, 0
+    for question in (FRANCE, "Tell me a story about a fox.", "What is 417 + 385?"):
+        plain, answer = (qwen3.chat(model, question, temperature=0, max_new_tokens=60, draft=draft).finish()
+                         for draft in ("off", "auto"))
+        assert answer.token_ids == plain.token_ids
+        right, guessed = right + answer.speculator.accepted, guessed + answer.speculator.guessed
+    print(f"{right} of {guessed}")
+    assert right > share * guessed > 0

@@ -357,7 +357,8 @@ def guess(model: Model, states: np.ndarray, token_ids: TokenIds, cache: KVCache,
     """
     w, ids, eps = model.weights["mtp"], np.asarray(token_ids), model.config.rms_norm_eps
     cos, sin = rope_tables(model.config, start + cache.reserve(len(ids)))  # each state at the position of its own token
-    following = rms_norm(model.weights["embed_tokens"][ids], w["pre_fc_norm_embedding"], eps)
+    see, table = model.pictures, model.weights["embed_tokens"]
+    following = rms_norm(table[ids] if see is None else see.embed(model, ids), w["pre_fc_norm_embedding"], eps)
     x = linear(np.concatenate([following, rms_norm(states, w["pre_fc_norm_hidden"], eps)], axis=1), w["fc"])
     x = decoder_layer(x, w, cache.config, cache, 0, cos, sin)  # type: ignore[arg-type]
     cache.advance(ids)

@@ -476,8 +476,9 @@ def guess(model: Model, states: np.ndarray, token_ids: qwen3.TokenIds, cache: An
           start: int) -> tuple[np.ndarray, int]:
     """The namesake of qwen3_5.guess; the guess is a common token, or like one of the text."""
     ids, head, eps, n = np.asarray(token_ids), model.weights.mtp, model.config.rms_norm_eps, len(token_ids)
+    rows = matrix_rows(model.weights.embedding, ids) if model.pictures is None else model.pictures.embed(model, ids)
     head.vocabulary.add(ids)
-    parts = zip((matrix_rows(model.weights.embedding, ids), states), head.norms)
+    parts = zip((rows, states), head.norms)
     both = np.concatenate([rms_norm(part, norm, eps) for part, norm in parts], axis=1)
     size = np.sqrt(np.square(both).mean(axis=1, keepdims=True))  # by which the norm before fc divides
     slots, zeros = cache.reserve(n), np.zeros(n, np.int64)

@@ -96,7 +96,7 @@ class Vocabulary:
 
     def add(self, token_ids: np.ndarray) -> None:
         """Takes in tokens, in place of others that were taken in long ago."""
-        for panel in np.unique(token_ids // PANEL):
+        for panel in np.unique(token_ids[token_ids >= 0] // PANEL):  # those below 0 are of pictures
             if panel < len(self.known) and not self.known[panel]:
                 self.known[[panel, self.panels[self.next]]] = True, False
                 self.panels[self.next], self.copy[self.next] = panel, self.rows[panel]

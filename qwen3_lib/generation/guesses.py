@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import copy
 import itertools
+import statistics
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -173,7 +175,8 @@ class Speculator:
         self.mtp = next((source for source in sources if isinstance(source, MTP)), None)
         self.passes = 0
         self.guessed = self.accepted = 0  # in all
-        self.plain: float | None = None  # seconds of a pass without guesses, a running mean
+        self.latest = deque[float](maxlen=3)  # seconds of passes without guesses
+        self.plain: float | None = None  # their median: a single pass may wait for a core, or for a kernel to be loaded
 
     def propose(self, sequence: Any, cache: Any, beside: int = 0) -> list[int]:
         """The guesses for the next pass of a sequence; none where they don't pay. `beside`: the others in the pass."""
@@ -192,7 +195,8 @@ class Speculator:
         if guessed and self.plain is not None:
             self.source.learn(guessed, right, seconds, self.plain, checked)
         elif not guessed and not checked:
-            self.plain = seconds if self.plain is None else 0.75 * self.plain + 0.25 * seconds
+            self.latest.append(seconds)
+            self.plain = statistics.median_low(self.latest) if len(self.latest) > 1 else None
             self.passes = 0
 
 

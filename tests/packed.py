@@ -25,6 +25,17 @@ MOST = {Q5_1: 31, Q4_1: 15, Q6_K: 63, Q5_K: 31, Q4_K: 15}
 OF_GGUF = (Q6_K, Q5_K, Q4_K)
 
 
+GROUPS = np.dtype([("bytes", "i1", 32), ("scale", "f4"), ("total", "i4"), ("first", "i4"), ("minus", "i4")])
+
+
+def packed_vectors(whole: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """Bytes [n, groups, 32] with their scales [n, groups] as packed vectors: see layout.py."""
+    found, sums = np.zeros(scales.shape, GROUPS), whole.sum(-1, dtype=np.int32)
+    found["bytes"], found["scale"], found["total"], found["minus"] = whole, scales, sums, -128 * sums
+    found["first"] = whole[..., :16].sum(-1, dtype=np.int32)
+    return found.view(np.uint8)
+
+
 class FromPython:
     """A room of kernels whose functions Python can call: the rooms compile them without numba's wrappers."""
 

@@ -5,10 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import qwen3
-from packed import FORMATS, FromPython, reference, stored, unpacked
+from packed import FORMATS, GROUPS, FromPython, packed_vectors, reference, stored, unpacked
 from qwen3_lib.kernels import layers, quantize
 from qwen3_lib.kernels.build import kernel
 from qwen3_lib.kernels.fields import NAMES
+from qwen3_lib.kernels.intrinsics import SMALLEST
 from qwen3_lib.kernels.layout import (APART, BF16, BLOCK, EVERYTHING, F16, F32, INT4, INT5, INT8, JOB, KV8, VECTORS, own_space, padded,
                                       table, vector_size)
 from qwen3_lib.kernels.packing import matrix_rows
@@ -42,10 +43,10 @@ def multiplied(weight, xs, taken=()):
         factors = factors.reshape(n, -1, 2, 16).swapaxes(2, 3).reshape(n, width)  # even_first
     np.testing.assert_allclose(factors[:, :d], qwen3.rms_norm(xs, ones, 0), rtol=1e-5)
     if weight.form >= INT8:  # the vector is rounded to 8 bits, too: compare with what it was rounded to
-        scales = np.repeat(packed[:, width:width + width // 8].copy().view(np.float32), 32, axis=1)
-        rounded = packed[:, :width].view(np.int8) * scales
-        assert (abs(rounded - factors) <= scales).all()
-        factors = rounded
+        groups = packed.view(GROUPS)
+        rounded = groups["bytes"] * groups["scale"][..., None]
+        assert (abs(rounded - factors.reshape(n, -1, 32)) <= groups["scale"][..., None]).all()
+        factors = rounded.reshape(n, width)
     return out[1:-1, :weight.rows], factors[:, :d]
 
 
@@ -117,17 +118,19 @@ def test_largest():
             assert np.isnan(kernels.largest_of(x))
 
 
-@pytest.mark.parametrize("size", [0, 1e-44, 3.6e-37, 2e-36, 1e-20, 1, 1e30])
+@pytest.mark.parametrize("size", [0, 1e-44, 2e-36, 9e-22, 3e-21, 1, 1e30])
 def test_vectors_of_any_size_are_packed(size):
     x = np.random.default_rng(0).uniform(0.5, 1, 64).astype(np.float32) * np.float32(size)
     packed = np.empty(vector_size(64), np.uint8)
-    kernels.pack_vector(x, 64, packed, 0, 64)
-    found = packed[:64].view(np.int8) * np.repeat(packed[64:72].view(np.float32), 32)
-    np.testing.assert_allclose(found, x, atol=size / 200 + 1e-36, rtol=0)
+    kernels.ready(x, 64, INT8, packed, 0, 64)
+    groups = packed.view(GROUPS)
+    np.testing.assert_array_equal(packed_vectors(groups["bytes"], groups["scale"]), packed)
+    found = (groups["bytes"] * groups["scale"][:, None]).ravel()
+    np.testing.assert_allclose(found, x, atol=size / 200 + SMALLEST, rtol=0)
     for broken in (np.nan, -np.nan, np.inf, -np.inf):
         x[40] = broken
-        kernels.pack_vector(x, 64, packed, 0, 64)
-        assert np.isfinite(packed[64:68].view(np.float32)).all() and np.isnan(packed[68:72].view(np.float32)).all()
+        kernels.ready(x, 64, INT8, packed, 0, 64)
+        assert np.isnan(groups["scale"]).tolist() == [False, True]
 
 
 def test_bfloat16_is_the_nearest():
@@ -255,9 +258,9 @@ def test_what_lies_behind_a_vector_is_not_packed(n, rest):
     x[:n] = clean[:n] = np.random.default_rng(n).standard_normal(n)
     packed, expected = np.full((2, vector_size(width)), 99, np.uint8)
     kernels.ready(x, n, INT8, packed, 0, n)
-    kernels.pack_vector(clean, width, expected, 0, width)
+    kernels.ready(clean, width, INT8, expected, 0, width)
     np.testing.assert_array_equal(packed, expected)
-    assert not packed[n:width].any()
+    assert not packed.view(GROUPS)["bytes"].ravel()[n:].any()
 
 
 # ----------------------------------------------------------------------------------------------------------------------

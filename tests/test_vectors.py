@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from llvmlite import ir
 
-from packed import FORMATS, reference, stored
+from packed import FORMATS, packed_vectors, reference, stored
 from qwen3_lib.kernels import vectors
 from qwen3_lib.kernels.build import address_of
-from qwen3_lib.kernels.layout import MORE, factors_size, unit_size, vector_size
+from qwen3_lib.kernels.intrinsics import SMALLEST
+from qwen3_lib.kernels.layout import MORE, factors_size, packed_shape, unit_size
+from qwen3_lib.kernels.vectors import Way
 
 pytestmark = pytest.mark.core
 
@@ -97,11 +99,9 @@ def product_of(path, form, n_vectors):
 def test_every_path_gives_the_same_bits(name):
     form, n, rng = FORMATS[name], 512, np.random.default_rng(0)
     data, weight = stored(rng.standard_normal((32, n)).astype(np.float32), form)
-    x, out = np.zeros((2, vector_size(n)), np.uint8), np.zeros((2, 2, 32), np.float32)
-    whole = rng.integers(-127, 128, (2, n // 32, 32)).astype(np.int8)
-    x[:, :n], scales = whole.reshape(2, n).view(np.uint8), rng.random((2, n // 32)).astype(np.float32)
-    x[:, n:n + n // 8].view(np.float32)[:] = scales
-    x[:, n + n // 8:].view(np.int32)[:] = np.concatenate([whole.sum(-1), whole[..., :16].sum(-1)], axis=-1)
+    out, whole = np.zeros((2, 2, 32), np.float32), rng.integers(-127, 128, (2, n // 32, 32)).astype(np.int8)
+    scales = rng.random((2, n // 32)).astype(np.float32)
+    x = packed_vectors(whole, scales)
     for path in (vectors.PATH, *(path for path in vectors.INT8_SHAPES if path in vectors.PATHS or path != "avx2")):
         for n_vectors in (2, 1) if path in vectors.PATHS else (2,):  # instructions of other CPUs take long to compile
             product_of(path, form, n_vectors)(data.ctypes.data, x.ctypes.data, x.strides[0], n, out[1].ctypes.data,
@@ -111,6 +111,29 @@ def test_every_path_gives_the_same_bits(name):
             np.testing.assert_array_equal(out[1, :n_vectors], out[0, :n_vectors])
     expected = (whole * scales[..., None]).reshape(2, n).astype(np.float64) @ reference(data, weight).T.astype(np.float64)
     np.testing.assert_allclose(out[0], expected, rtol=1e-4, atol=0.02)
+
+
+@pytest.mark.parametrize("name", ["int5", "int4", "q5_1", "q4_1", "q5_k", "q4_k", "q4_0"])
+def test_a_widened_block_gives_the_same_bits(name):
+    """Also of the smallest scales, whose products would lose digits if SMALLEST were smaller."""
+    form, n, rng = FORMATS[name], 512, np.random.default_rng(0)
+    if (wide := vectors.widened_form(form)) == form:
+        pytest.skip("these instructions for bytes take blocks as they are")
+    rows = rng.standard_normal((32, n)).astype(np.float32)
+    rows[:, n // 2:] *= np.float32(1e-13) if name in ("int5", "int4") else 1
+    data, _ = stored(rows, form)
+    block, out, way = np.zeros(packed_shape(32, n, wide), np.uint8), np.zeros((2, 2, 32), np.float32), Way(1, 1, False)
+    address = address_of(f"to_{name}", lambda: vectors.compile_product(f"to_{name}", "widened", form, 1, way))
+    ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 3)(address)(data.ctypes.data, n, block.ctypes.data)
+    for scale in (1, SMALLEST / 127):
+        whole = rng.integers(-127, 128, (2, n // 32, 32)).astype(np.int8)
+        whole[:, :n // 64] *= scale == 1  # the small ones alone
+        x = packed_vectors(whole, (1 + rng.random((2, n // 32))) * scale)
+        for some, w, kind in zip(out, (data, block), (form, wide)):
+            product_of(vectors.PATH, kind, 2)(w.ctypes.data, x.ctypes.data, x.strides[0], n, some.ctypes.data,
+                                              some.strides[0], 0, 0, 1)
+        assert out.any()
+        np.testing.assert_array_equal(out[0], out[1])
 
 
 @pytest.mark.parametrize("path", vectors.PATHS)
@@ -124,10 +147,7 @@ def test_sums_of_the_largest_bytes_do_not_overflow(path, name):
         for unit in data[0, factors_size(form):].reshape(-1, size):
             unit[size - whole:] = byte  # all but the scales and minima
         for sign in (-1, 1):
-            x = np.empty((2, vector_size(n)), np.uint8)
-            x[:, :n] = np.int8(127 * sign).view(np.uint8)
-            x[:, n:n + n // 8].view(np.float32)[:] = np.float32(1 / 127)
-            x[:, n + n // 8:].view(np.int32)[:] = np.repeat([127 * 32 * sign, 127 * 16 * sign], n // 32)
+            x = packed_vectors(np.full((2, n // 32, 32), 127 * sign, np.int8), np.full((2, n // 32), 1 / 127))
             for n_vectors in (1, 2):
                 out = np.zeros((2, 32), np.float32)
                 product_of(path, form, n_vectors)(data.ctypes.data, x.ctypes.data, x.strides[0], n, out.ctypes.data,

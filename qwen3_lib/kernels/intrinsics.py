@@ -13,9 +13,11 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np.arrayobj import get_itemsize, make_array, populate_array
 
-from qwen3_lib.kernels.layout import ABANDONED, ARRIVED, GROUP, ROUND, TAKEN
+from qwen3_lib.kernels.layout import ABANDONED, ARRIVED, GROUP, GROUP_BYTES, ROUND, TAKEN
 from qwen3_lib.kernels.vectors import (FEATURES, FLOAT, HALF, I8, I16, I32, I64, LANES, at, broadcast, call, fma, load,
                                        loop, splat, store, totals, variable, vector, zero_sums)
+
+SMALLEST = 1e-21  # smaller numbers count as zeros, so that their scale times any scale of weights keeps all digits
 
 
 @intrinsic
@@ -65,32 +67,57 @@ def even_first(context, x, n):
     return types.void(types.int64, types.int64), codegen
 
 
+def signed_bytes(b: Any, values: Any) -> tuple[Any, Any]:
+    """(the largest size among float32 [32], NaN too; the numbers times what makes this size 127, rounded to int32)."""
+    floats, ints = values.type, vector(I32, GROUP)
+    sizes = b.and_(b.bitcast(values, ints), splat(I32, GROUP, 0x7FFFFFFF))  # integers, in the order of the sizes
+    largest = b.bitcast(call(b, f"llvm.vector.reduce.umax.v{GROUP}i32", I32, sizes), FLOAT)
+    factor = b.select(b.fcmp_ordered(">", largest, FLOAT(SMALLEST)), b.fdiv(FLOAT(127), largest), FLOAT(0))
+    product = b.fadd(b.fmul(values, broadcast(b, factor, GROUP)), splat(FLOAT, GROUP, 0.5))
+    return largest, b.fptosi(call(b, f"llvm.floor.v{GROUP}f32", floats, product), ints)
+
+
+def scale_for(b: Any, largest: Any) -> Any:
+    """What signed_bytes are multiplied with; NaN if a number is NaN or infinite."""
+    return b.fadd(b.fdiv(largest, FLOAT(127)), b.fmul(largest, FLOAT(0)))
+
+
 @intrinsic
 def to_bytes(context, x, n, out):
-    """Numbers x float32 [n <= 32] times a factor that makes the largest size 127, as signed bytes [32], zeros behind.
-
-    -> (that size, the bytes' sum, the sum of the first 16). NaN counts as the largest size.
-    """
+    """Numbers x float32 [n <= 32] as signed bytes [32], zeros behind -> their scale, see signed_bytes."""
     def codegen(context, b, signature, args):
         x, n, out = args
-        floats, ints = vector(FLOAT, GROUP), vector(I32, GROUP)
-        some = variable(b, floats)
+        some = variable(b, vector(FLOAT, GROUP))
         place = b.select(b.icmp_signed("<", n, I64(GROUP)), b.ptrtoint(some, I64), x)
         with b.if_then(b.icmp_signed("<", n, I64(GROUP))):
             b.store(splat(FLOAT, GROUP, 0.0), some)
             loop(b, n, lambda i: store(b, load(b, at(b, x, (i, 4)), FLOAT), at(b, place, (i, 4))))
-        values = load(b, place, FLOAT, GROUP)
-        sizes = b.and_(b.bitcast(values, ints), splat(I32, GROUP, 0x7FFFFFFF))  # integers, in the order of the sizes
-        largest = b.bitcast(call(b, f"llvm.vector.reduce.umax.v{GROUP}i32", I32, sizes), FLOAT)
-        factor = b.select(b.fcmp_ordered(">", largest, FLOAT(1e-36)), b.fdiv(FLOAT(127), largest), FLOAT(0))
-        product = b.fadd(b.fmul(values, broadcast(b, factor, GROUP)), splat(FLOAT, GROUP, 0.5))
-        whole = b.fptosi(call(b, f"llvm.floor.v{GROUP}f32", floats, product), ints)
+        largest, whole = signed_bytes(b, load(b, place, FLOAT, GROUP))
         store(b, b.trunc(whole, vector(I8, GROUP)), out)
-        first = b.shuffle_vector(whole, whole, ir.Constant(vector(I32, GROUP // 2), list(range(GROUP // 2))))
-        sums = [call(b, f"llvm.vector.reduce.add.v{x.type.count}i32", I32, x) for x in (whole, first)]
-        return context.make_tuple(b, signature.return_type, [largest, *sums])
+        return scale_for(b, largest)
 
-    return types.Tuple((types.float32, types.int32, types.int32))(types.int64, types.int64, types.int64), codegen
+    return types.float32(types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
+def pack_groups(context, x, n, out, stride):
+    """Packs x float32 [n], n a multiple of 32, for packed weights, see layout.py: each group `stride` bytes further."""
+    def codegen(context, b, signature, args):
+        def group(i: Any) -> None:
+            largest, whole = signed_bytes(b, load(b, at(b, args[0], (i, 4 * GROUP)), FLOAT, GROUP))
+            here, n = at(b, args[2], (i, args[3])), GROUP // 2
+            halves = [b.shuffle_vector(whole, whole, ir.Constant(vector(I32, n), list(range(start, start + n))))
+                      for start in (0, n)]
+            first, second = (call(b, f"llvm.vector.reduce.add.v{n}i32", I32, half) for half in halves)
+            total = b.add(first, second)
+            for j, value in enumerate((scale_for(b, largest), total, first, b.mul(total, I32(-128)))):
+                store(b, value, at(b, here, GROUP + 4 * j))
+            store(b, b.trunc(whole, vector(I8, GROUP)), here)
+
+        loop(b, b.sdiv(args[1], I64(GROUP)), group)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64, types.int64), codegen
 
 
 @intrinsic
@@ -167,7 +194,7 @@ def arrays(kind: Any) -> Any:
     return array_at
 
 
-floats_at, int32s_at, uint32s_at = map(arrays, (types.float32, types.int32, types.uint32))
+floats_at, uint32s_at = map(arrays, (types.float32, types.uint32))
 bytes_at, uint16s_at = map(arrays, (types.uint8, types.uint16))
 
 

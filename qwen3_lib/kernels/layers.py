@@ -15,11 +15,11 @@ import numpy as np
 
 from qwen3_lib.kernels import fields
 from qwen3_lib.kernels.fields import compiled
-from qwen3_lib.kernels.intrinsics import (barrier_wait, bits_of, bytes_at, call_at, dot, even_first, fetch_add,
-                                          float_of, floats_at, fused, half_from_float, int32s_at, to_bytes, uint16s_at)
-from qwen3_lib.kernels.layout import (BF16, BLOCK, DEPTH, DOWN, F16, F32, FEW, GATE, GROUP, KEYS, KV8, OUT, PANEL,
-                                      PRODUCT, STRIP, UP, VALUES, VECTORS, WHOLE, K, Q, V, is_packed, padded,
-                                      unit_size, vector_size)
+from qwen3_lib.kernels.intrinsics import (barrier_wait, bits_of, bytes_at, call_at, dot, even_first, fetch_add, float_of,
+                                          floats_at, fused, half_from_float, pack_groups, to_bytes, uint16s_at)
+from qwen3_lib.kernels.layout import (BF16, BLOCK, DEPTH, DOWN, F16, F32, FEW, GATE, GROUP, GROUP_BYTES, KEYS, KV8, OUT,
+                                      PANEL, PRODUCT, PROMPT, STRIP, UP, VALUES, VECTORS, WHOLE, WIDENS, K, Q, V,
+                                      is_packed, padded, unit_size, vector_size)
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The small steps of a layer
@@ -158,18 +158,8 @@ def ready(x, n, form, packed, start, end):
     if form == BF16:
         even_first(x[start:end].ctypes.data, end - start)
     if packed_form(form):
-        pack_vector(x, up_to(n, 2 * GROUP), packed, start, end)
-
-
-@compiled
-def pack_vector(x, width, packed, start, end):
-    """Packs numbers start to end of x float32 [width], multiples of 32, for packed weights: see layout.py."""
-    values, groups = packed.ctypes.data, width // GROUP
-    scales, sums = floats_at(values + width, (groups,)), int32s_at(values + width + 4 * groups, (groups,))
-    first = int32s_at(values + width + 8 * groups, (groups,))
-    for g in range(start // GROUP, end // GROUP):
-        largest, sums[g], first[g] = to_bytes(x[g * GROUP:].ctypes.data, np.int64(GROUP), values + g * GROUP)
-        scales[g] = largest / np.float32(127) + largest * np.float32(0)  # NaN if a number is NaN or infinite
+        pack_groups(x.ctypes.data + 4 * start, end - start, packed.ctypes.data + start // GROUP * GROUP_BYTES,
+                    np.int64(GROUP_BYTES))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -191,19 +181,22 @@ def linear(products, w, x, packed, out, column, start, end, own):
         return
     functions, tiles = tiling(products[PRODUCT, w.form], n)
     width = up_to(w.columns, 2 * GROUP)
+    widens = products[WIDENS, w.form, 0, 0] if n >= PROMPT else 0
     for first in range(start, end, PANEL):
-        ahead = w.stride if first + PANEL < end else 0
+        block, ahead = w.address + first // PANEL * w.stride, w.stride if first + PANEL < end else 0
+        if widens:
+            call_at(widens, (block, width, own.ctypes.data))
+            block = own.ctypes.data
         for tile in range(tiles):
             t, next_ = n * tile // tiles, n * (tile + 1) // tiles
-            call_at(functions[next_ - t], (w.address + first // PANEL * w.stride, packed[t].ctypes.data,
-                                           packed.strides[0], width, out[t, column + first:].ctypes.data,
-                                           out.strides[0], ahead, tile, tiles))
+            call_at(functions[next_ - t], (block, packed[t].ctypes.data, packed.strides[0], width,
+                                           out[t, column + first:].ctypes.data, out.strides[0], ahead, tile, tiles))
 
 
 @compiled
 def tiling(table, n):
     """(the functions that multiply parts of n vectors with rows, how many parts): see products.py."""
-    functions = table[1] if n > table[0, 0] else table[0]
+    functions = table[2] if n >= PROMPT and table[2, 0] else table[1] if n > table[0, 0] else table[0]
     return functions, (n + functions[0] - 1) // functions[0]
 
 
@@ -277,8 +270,7 @@ def store_kv(row, form, values):
         whole, scales = row.ctypes.data, row[width // 2:]
         for g in range(width // GROUP):
             start = g * GROUP
-            largest, _, _ = to_bytes(values[start:].ctypes.data, min(GROUP, n - start), whole + start)
-            scales[g] = half_or_nan(largest / np.float32(127))  # NaN if a number is NaN or infinite
+            scales[g] = half_or_nan(to_bytes(values[start:].ctypes.data, min(GROUP, n - start), whole + start))
         return
     row[n:] = 0
     if form == F16:
@@ -539,9 +531,24 @@ def gate_and_up(products, gate, up, form, x, packed, inner, rows, own):
     """
     out, other, out_packed = inner
     start, end = rows
+    n = len(x)
+    if n >= PROMPT and packed_form(form) and packed_form(gate.form):
+        for first in range(start, end, PANEL):  # 32 rows at a time: they stay in the second cache
+            one, two = out.ctypes.data + 4 * first * n, other.ctypes.data + 4 * first * n
+            left, right = floats_at(one, (n, PANEL)), floats_at(two, (n, PANEL))
+            linear(products, gate, x, packed, left, -first, first, min(first + PANEL, end), own)
+            linear(products, up, x, packed, right, -first, first, min(first + PANEL, end), own)
+            silu_times(floats_at(one, (n * PANEL,)), floats_at(two, (n * PANEL,)))
+            left[:, gate.rows - first:] = 0
+            place, stride = out_packed.ctypes.data + first // GROUP * GROUP_BYTES, out_packed.strides[0]
+            pack_groups(left.ctypes.data, left.size, place, stride)
+            if first + PANEL >= up_to(gate.rows, PANEL) < up_to(gate.rows, 2 * GROUP):
+                left[:] = 0
+                pack_groups(left.ctypes.data, left.size, place + GROUP_BYTES, stride)
+        return
     linear(products, gate, x, packed, out, np.int64(0), start, end, own)
     linear(products, up, x, packed, other, np.int64(0), start, end, own)
-    for t in range(len(x)):
+    for t in range(n):
         silu_times(out[t, start:end], other[t, start:end])
         if start < end:
             ready(out[t], gate.rows, form, out_packed[t], start, end)

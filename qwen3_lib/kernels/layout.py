@@ -22,17 +22,20 @@ columns of all rows at a time, in the order of the instructions for bytes:
     Q6_K   likewise, w = scale * (number - 32); of [2, 32 rows, 4 columns] a byte's bits from the lowest on, two each,
            belong to a first group, a second group, and to both groups four columns later
 
+    WIDE, WIDE_M   a block of the formats with two groups in a unit, while many vectors are multiplied with it: bytes as
+           in INT8, with float32 scales; w = scale * (byte - 128), or scale * byte + minimum
+
 Any other scale is a float with 6 bits of exponent and 10 of fraction, see BIAS; it has no sign and no subnormals.
 Its last 4 bits are also the `zero` of INT4, 6 + these bits / 4, and of INT5, twice that. Scales and zeros are chosen so
 that a group's weights err least; the root mean square of their errors is at most 0.6 % (INT8), 3 % (INT5) or 6 % (INT4)
 of the group's largest weight. A tensor whose largest weight is below SMALLEST or above LARGEST is
 refused. The formats with a Q are never made by rounding weights.
 
-The vector to multiply is packed likewise: signed bytes, a float32 scale for each group of 32, the int32 sum of each
-group's bytes, and the int32 sum of its first 16 bytes, because sum((w - zero) x) = sum(w x) - zero sum(x), and likewise
-with a minimum. A product adds whole numbers within a group, and floats in the order of the groups, however many vectors
-are multiplied together. A row of the KV cache is F32, F16, BF16 or KV8: n signed bytes, then a float16 scale for each
-group of 32.
+The vector to multiply is packed likewise, a group of 32 after the other: signed bytes, their float32 scale, and three
+int32: the sum of the bytes, the sum of the first 16, and the sum times -128, because sum((w - zero) x) = sum(w x) -
+zero sum(x), and likewise with a minimum. A product adds whole numbers within a group, and floats in the order of the
+groups, however many vectors are multiplied together. A row of the KV cache is F32, F16, BF16 or KV8: n signed bytes,
+then a float16 scale for each group of 32.
 """
 from typing import Any, NamedTuple
 
@@ -52,21 +55,24 @@ class Format(NamedTuple):
     shared: int = 0  # units of 256 columns whose scales, of 8 bits, are multiplied by a common float16; 0 without it
     offset: int = 0  # what is subtracted from each number; 0 with a minimum or a zero for each group
     float16: bool = False  # the scales of 16 bits are float16; else see BIAS
+    scale: int = 2  # bytes of a scale in a unit
 
 
-F32, BF16, F16, KV8, INT8, INT5, INT4, Q5_1, Q4_1, Q6_K, Q5_K, Q4_K, Q4_0 = range(13)
+F32, BF16, F16, KV8, INT8, INT5, INT4, Q5_1, Q4_1, Q6_K, Q5_K, Q4_K, Q4_0, WIDE, WIDE_M = range(15)
 FORMATS = (Format("f32", 4), Format("bf16", 2), Format("f16", 2), Format("int8", 1),
            Format("int8", halves=1, least=1, most=255, offset=128), Format("int5", halves=2, more=1, most=31),
            Format("int4", halves=2, most=15), Format("q5_1", halves=2, more=1, minima=1, most=31),
            Format("q4_1", halves=2, minima=1, most=15),
-           Format("q6_k", halves=2, more=2, most=63, group=16, shared=8, offset=32),
-           Format("q5_k", halves=2, more=1, minima=1, most=31, shared=4),
-           Format("q4_k", halves=2, minima=1, most=15, shared=4),
-           Format("q4_0", halves=2, most=15, offset=8, float16=True))
-HALVES, MORE, MINIMA, LEAST, MOST, GROUPS, SHARED = (
-    np.array([format_[column] for format_ in FORMATS]) for column in range(2, 9))  # for kernels, by the format
+           Format("q6_k", halves=2, more=2, most=63, group=16, shared=8, offset=32, scale=1),
+           Format("q5_k", halves=2, more=1, minima=1, most=31, shared=4, scale=1),
+           Format("q4_k", halves=2, minima=1, most=15, shared=4, scale=1),
+           Format("q4_0", halves=2, most=15, offset=8, float16=True),
+           Format("wide", halves=1, offset=128, scale=4), Format("wide_m", halves=1, minima=1, scale=4))
+HALVES, MORE, MINIMA, LEAST, MOST, GROUPS, SHARED, SCALE = (
+    np.array([format_[column] for format_ in FORMATS]) for column in (*range(2, 9), 11))  # for kernels, by the format
 
 GROUP, PANEL = 32, 32  # columns with one scale, in most formats; rows of a block
+GROUP_BYTES = GROUP + 16  # of a group of a packed vector
 SHARING = 256  # columns whose scales are multiplied by a common number
 SMALLEST, LARGEST = 1e-10, 2.0**18  # what the largest weight of a packed tensor may be
 BIAS = 80 << 23  # a scale's 16 bits, 13 places to the left, plus this: the bits of a float32
@@ -81,8 +87,9 @@ NORMS, HEAD_NORMS = ("input_layernorm", "post_attention_layernorm"), ("self_attn
 # them has failed; from TAKEN on, how many pieces of up to three matrices are taken.
 ARRIVED, ROUND, ABANDONED, TAKEN = 0, 8, 9, 16
 
-PRODUCT, KEYS, VALUES = range(3)  # the first index of the table of products.py
+PRODUCT, KEYS, VALUES, WIDENS = range(4)  # the first index of the table of products.py
 VECTORS = 8  # at most so many vectors are multiplied with a row together
+PROMPT = 64  # vectors that are so many pay for making blocks of half bytes blocks of bytes
 STRIP = 192  # rows that are multiplied with all vectors before the next ones: they stay in cache
 WHOLE, DEPTH = 1024, 768  # so many columns at a time, or in parts of so many: they stay in the first cache
 PASS = 256  # tokens times layers that are computed in one go: a long prompt can be interrupted in between
@@ -180,7 +187,7 @@ def table(arrays: tuple[np.ndarray, ...]) -> np.ndarray:
 
 def vector_size(width: int) -> int:
     """The bytes of a packed vector of `width` numbers, a multiple of 64."""
-    return width * 11 // 8
+    return width // GROUP * GROUP_BYTES
 
 
 def padded(n: int, step: int) -> int:
@@ -194,7 +201,7 @@ def is_packed(form: int) -> bool:
 
 def unit_size(form: int) -> int:
     """The bytes of a unit of a packed format: scales, minima, further bits, and 1024 or 512 bytes of weights."""
-    scales = PANEL * HALVES[form] * (1 + MINIMA[form] if SHARED[form] else 2 + 4 * MINIMA[form])
+    scales = PANEL * HALVES[form] * (SCALE[form] + MINIMA[form] * (1 if SHARED[form] else 4))
     return PANEL * GROUPS[form] + 256 * min(MORE[form], 1) + scales
 
 

@@ -23,8 +23,8 @@ import numpy as np
 from qwen3_lib.io.errors import InputError
 from qwen3_lib.io.writing import write_whole
 from qwen3_lib.kernels.build import LAYERS, address_of, make_kernels, place, read_code
-from qwen3_lib.kernels.layout import FORMATS, KEYS, PRODUCT, VALUES, VECTORS, is_packed
-from qwen3_lib.kernels.vectors import AT_ONCE, ATTENTION, MANY, ONE, Way, compile_product, ways
+from qwen3_lib.kernels.layout import FORMATS, KEYS, PRODUCT, PROMPT, VALUES, VECTORS, WIDE, WIDENS, is_packed
+from qwen3_lib.kernels.vectors import AT_ONCE, ATTENTION, MANY, ONE, Way, compile_product, ways, widened_form
 
 # ---- Which functions a pass needs ------------------------------------------------------------------------------------
 
@@ -36,14 +36,22 @@ Taken = tuple[tuple[int, int, Way], ...]  # (format, count, way) where another w
 def functions_for(needs: Needs, queries: Needs = (), taken: Taken = ()) -> np.ndarray:
     """The addresses of the functions for products with weights and, in `queries`, for attention to a cache.
 
-    -> int64 [3, formats, 2, VECTORS + 1]: [PRODUCT, format, 0, n] multiplies n vectors with rows of a format if all
+    -> int64 [4, formats, 3, VECTORS + 1]: [PRODUCT, format, 0, n] multiplies n vectors with rows of a format if all
     vectors are multiplied at once, [.., 1, n] if there are more; likewise for attention [KEYS, ...], and
     [VALUES, format, 0, n] of weighted_rows. Where n is 0, the most vectors that are multiplied at once.
+    [WIDENS, format, 0, 0] makes a block of a format its widened_form, which [PRODUCT, format, 2, n] multiplies with
+    n of PROMPT vectors or more; it is 0 where that's not needed.
     """
-    table, others = np.zeros((3, len(FORMATS), 2, VECTORS + 1), np.int64), {(*key,): way for *key, way in taken}
+    table, others = np.zeros((4, len(FORMATS), 3, VECTORS + 1), np.int64), {(*key,): way for *key, way in taken}
     for form, n in needs:
         known = [others.get((form, count), ways(form, count)[0]) for count in (ONE, AT_ONCE, MANY)]
         fill(table[PRODUCT, form], form, n, known)
+        if n >= PROMPT and (wide := widened_form(form)) != form:
+            way = ways(wide, MANY)[0]
+            table[WIDENS, form, 0, 0] = function("widened", form, 1, way)
+            table[PRODUCT, form, 2, 0] = way.vectors
+            for size in sizes(n, way.vectors):
+                table[PRODUCT, form, 2, size] = function("packed_product", wide, size, way)
     for form, n in queries:
         way = others.get((form, ATTENTION), ways(form, ATTENTION)[0])
         known = [ways(form, count)[0]._replace(prefetches=way.prefetches) for count in (ONE, AT_ONCE, MANY)]
@@ -58,13 +66,18 @@ def fill(functions: np.ndarray, form: int, n: int, chosen: list[Way]) -> set[int
     -> the numbers of vectors that they multiply at once.
     """
     many = int(n > chosen[AT_ONCE].vectors)
-    tiles = -(-n // chosen[AT_ONCE + many].vectors)
-    sizes = {n // tiles, -(-n // tiles)}
-    for size in sizes:
+    found = sizes(n, chosen[AT_ONCE + many].vectors)
+    for size in found:
         way = chosen[MANY if many else ONE if size == 1 else AT_ONCE]
         functions[many, size] = function("packed_product" if is_packed(form) else "float_product", form, size, way)
-    functions[:, 0] = chosen[AT_ONCE].vectors, chosen[MANY].vectors
-    return sizes
+    functions[:2, 0] = chosen[AT_ONCE].vectors, chosen[MANY].vectors
+    return found
+
+
+def sizes(n: int, most: int) -> set[int]:
+    """How many vectors are multiplied at once if n are shared evenly, in as few parts as possible."""
+    tiles = -(-n // most)
+    return {n // tiles, -(-n // tiles)}
 
 
 @cache
@@ -75,16 +88,16 @@ def function(kind: str, form: int, n: int, way: Way) -> int:
 
 
 def any_number(form: int, most: int) -> Needs:
-    """What is needed for any number of vectors up to the most: numbers above 2 * VECTORS need no other functions."""
-    return tuple((form, n) for n in range(1, min(most, 2 * VECTORS) + 1))
+    """What is needed for any number of vectors up to the most: larger ones than here need no other functions."""
+    return tuple((form, n) for n in (*range(1, 2 * VECTORS + 1), PROMPT) if n <= most)
 
 
 def compile_all() -> Path:
     """Compiles all that any model needs -> the folder where it is kept. Raises InputError if it can't be kept."""
     names = (*LAYERS, "quantize_block", "pack_block")
     make_kernels(*names)
-    for form in range(len(FORMATS)):
-        needs = any_number(form, 2 * VECTORS)
+    for form in range(WIDE):
+        needs = any_number(form, PROMPT)
         functions_for(needs, () if is_packed(form) else needs, ways_taken((form,), None))
     folder, made_from = place()
     if folder is None or any(read_code(folder / f"{name}.o", made_from) is None for name in names):

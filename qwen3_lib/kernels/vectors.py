@@ -19,8 +19,8 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 
 from qwen3_lib.io.errors import InputError, brief
-from qwen3_lib.kernels.layout import (BF16, BIAS, F16, F32, FORMATS, GROUP, INT8, JOB, PANEL, VECTORS,
-                                      factors_size, is_packed, unit_size)
+from qwen3_lib.kernels.layout import (BF16, BIAS, F16, F32, FORMATS, GROUP, GROUP_BYTES, INT8, JOB, PANEL, VECTORS,
+                                      WIDE, WIDE_M, factors_size, is_packed, unit_size)
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 HALF, FLOAT = ir.HalfType(), ir.FloatType()
@@ -124,6 +124,11 @@ def loop(b: Any, n: Any, body: Callable[[Any], None]) -> None:
     b.position_at_end(after)
 
 
+def hidden(b: Any, value: Any) -> Any:
+    """The same int64, of which LLVM knows nothing."""
+    return b.asm(ir.FunctionType(I64, [I64]), "", "=r,0", [value], False)
+
+
 def variable(b: Any, kind: ir.Type) -> Any:
     """A place for a value, which LLVM keeps in a register."""
     with b.goto_entry_block():
@@ -156,6 +161,7 @@ INT8_SHAPES = {"vnni512": Shape(16, 2, 6, 8), "vnni": Shape(8, 1, 6, 6), "avx2":
                "plain": Shape(4, 1, 4, 4)}
 ON_ARM = ("i8mm", "dotprod", "neon")
 UNSIGNED = ("vnni512", "vnni", "i8mm")  # their instruction wants one factor unsigned
+BYTE_OFFSET = 128  # the offset of weights that are signed bytes
 # ARM's instructions for bytes: LLVM's name; word and bit where Linux tells of them; macOS's name; Windows' number.
 ARM = (("dotprod", 16, 20, b"FEAT_DotProd", 43), ("i8mm", 26, 13, b"FEAT_I8MM", 66))
 
@@ -221,9 +227,24 @@ def ways(form: int, count: int) -> list[Way]:
         if FORMATS[form].halves == 2:  # a vector then has two sums
             most = at_once = most // 2
         rows, vectors = ((PANEL // lanes, 1), (together, at_once), (together, most), (together, at_once))[count]
+        if count == MANY and is_rolled(form, vectors):  # a loop has room for what prefetches need
+            return [Way(rows, vectors, FORMATS[form].scale < 4)]
         return [Way(rows, vectors, prefetches) for prefetches in ((False, True) if PATH in ON_ARM else (True, False))]
     shapes = ([(4, 1), (1, 1)], [(4, most)], [(4, most), (4, 6 if most > 6 else 3)], [(4, most)])[count]
     return [Way(min(rows, SUMS // n), n, prefetches) for prefetches in (True, False) for rows, n in shapes]
+
+
+def is_rolled(form: int, n_vectors: int) -> bool:
+    """Whether a packed product multiplies four columns after the other in a loop, and not in one go."""
+    return PATH == "vnni512" and n_vectors > 1 and FORMATS[form].halves == 1
+
+
+def widened_form(form: int) -> int:
+    """The format in which a prompt's vectors are multiplied with a block of a packed format: bytes, unpacked once."""
+    format_ = FORMATS[form]
+    if PATH == "vnni512" and (format_.halves, format_.group) == (2, GROUP):
+        return WIDE_M if format_.minima else WIDE
+    return form
 
 
 def dot_bytes(b: Any, path: str, sums: Any, w: Any, x: Any, signed: bool) -> Any:
@@ -415,22 +436,20 @@ def half_bytes(b: Any, form: int, value: Any, half: int, bits: Any, k: Any, piec
 
 
 class PackedVector(NamedTuple):
-    """Where a packed vector is: the addresses of its bytes, and for each group of 32 of the scale and two sums."""
-    bytes_: Any
-    scales: Any
-    totals: Any
-    firsts: Any  # the sums of the first 16
+    """A packed vector at an address: see layout.py."""
+    address: Any
 
-    def sum(self, b: Any, number: Any, group: int, half: int) -> Any:
-        """A sum of bytes, int32: of all 32 of a group, or of its first or second 16."""
-        total, first = (load(b, at(b, place, (number, 4)), I32) for place in (self.totals, self.firsts))
-        return total if group == GROUP else b.sub(total, first) if half else first
+    def field(self, b: Any, kind: ir.Type, group: Any, offset: Any, lanes: int) -> Any:
+        """A number of a group of 32, `lanes` times: LLVM loads and copies it in one instruction."""
+        return broadcast(b, load(b, at(b, self.address, (group, GROUP_BYTES), offset), kind), lanes)
 
+    def factor(self, b: Any, group: Any, lanes: int) -> Any:
+        return self.field(b, FLOAT, group, GROUP, lanes)
 
-def packed_vector(b: Any, x: Any, n: Any) -> PackedVector:
-    """A vector of n bytes at an address: see layout.py."""
-    scales, groups = b.add(x, n), (b.sdiv(n, I64(GROUP)), 4)
-    return PackedVector(x, scales, at(b, scales, groups), at(b, scales, groups, groups))
+    def sum(self, b: Any, group: Any, part: tuple[int, int], lanes: int) -> Any:
+        """The sum of bytes (first, number) of a group, int32: of all 32, or of the first or the second 16."""
+        total, first = (self.field(b, I32, group, GROUP + 4 * i, lanes) for i in (1, 2))
+        return total if part[1] == GROUP else b.sub(total, first) if part[0] else first
 
 
 class Unit(NamedTuple):
@@ -441,10 +460,11 @@ class Unit(NamedTuple):
     bits: Any  # of its further bits
     bytes_: Any  # and of its weights
 
-    def groups(self, b: Any, form: int) -> list[Any]:
-        """The numbers of its groups in the row: a format of half bytes has two, `halves`."""
+    def groups(self, b: Any, form: int) -> list[tuple[Any, int]]:
+        """Where its groups begin in a packed vector, (number of a group of 32, byte): one for each of `halves`."""
         group, halves = FORMATS[form].group, FORMATS[form].halves
-        return [b.udiv(at(b, I64(group * half), (self.number, group * halves)), I64(GROUP)) for half in range(halves)]
+        return [(at(b, I64(group * half // GROUP), (self.number, group * halves // GROUP)), group * half % GROUP)
+                for half in range(halves)]
 
 
 def unit_of(b: Any, form: int, block: Any, number: Any) -> Unit:
@@ -455,7 +475,7 @@ def unit_of(b: Any, form: int, block: Any, number: Any) -> Unit:
         factors = at(b, block, (b.udiv(number, I64(shared)), shared * size + factors_bytes))
         here = at(b, here, (b.udiv(number, I64(shared)), factors_bytes), factors_bytes)
     if PATH in ON_ARM:  # hides the sum, or LLVM counts back from the unit's end, which no load of ARM can
-        here = b.asm(ir.FunctionType(I64, [I64]), "", "=r,0", [here], False)
+        here = hidden(b, here)
     weights = PANEL * FORMATS[form].group
     return Unit(number, here, factors, at(b, here, size - weights - 256), at(b, here, size - weights))
 
@@ -468,35 +488,39 @@ def whole_sums(b: Any, form: int, way: Way, unit: Unit, vectors: Sequence[Packed
     """
     lanes, format_ = INT8_SHAPES[PATH].lanes, FORMATS[form]
     halves, group, more = range(format_.halves), format_.group, format_.more
-    rolled = PATH == "avx2" and len(vectors) > 1 and more < 2
+    rolled = is_rolled(form, len(vectors)) or PATH == "avx2" and len(vectors) > 1 and more < 2
     narrow = PATH == "avx2" and len(vectors) > 1 and len(halves) == 2
     step = (8 if rolled else 4, 4, 2)[more]  # of 4 columns: 16 bits hold 2 * 8 * 15 * 127, ..., 2 * 2 * 63 * 127
-    if way.rows == PANEL // lanes:  # the weights come from memory: read them in one go
+    if way.rows == PANEL // lanes and not rolled:  # the weights come from memory: read them in one go
         step = 2
-    offset = FORMATS[form].offset
-    if form == INT8 and PATH not in UNSIGNED:  # the other instructions subtract it themselves
+    offset = format_.offset
+    if offset == BYTE_OFFSET and PATH not in UNSIGNED:  # the other instructions subtract it themselves
         offset = 0
-    wholes, numbers = {}, unit.groups(b, form)
-    for p in pieces:
-        for t, vector_ in enumerate(vectors):
-            for h in halves:
+    wholes, places = {}, unit.groups(b, form)
+    for t, vector_ in enumerate(vectors):
+        for h in halves:
+            first = splat(I32, lanes, 0)
+            if offset == BYTE_OFFSET:
+                first = vector_.field(b, I32, places[h][0], GROUP + 12, lanes)
+            elif offset:
+                first = b.mul(vector_.sum(b, places[h][0], (places[h][1], group), lanes), splat(I32, lanes, -offset))
+            for p in pieces:
                 wholes[p, t, h] = variable(b, vector(I32, lanes))
-                b.store(broadcast(b, b.mul(vector_.sum(b, numbers[h], group, h), I32(-offset)), lanes) if offset else
-                        splat(I32, lanes, 0), wholes[p, t, h])
+                b.store(first, wholes[p, t, h])
     running = {key: variable(b, vector(I16, 2 * lanes)) for key in wholes} if narrow else wholes
 
     def four_columns(k: Any) -> None:
-        places = {(t, h): at(b, vector_.bytes_, (unit.number, group * len(halves)), group * h, (k, 4))
-                  for t, vector_ in enumerate(vectors) for h in halves}
-        words = {key: b.bitcast(broadcast(b, load(b, place, I32), lanes), vector(I8, 4 * lanes))
-                 for key, place in places.items()}
+        words = {(t, h): b.bitcast(vector_.field(b, I32, number, at(b, I64(byte), (k, 4)), lanes),
+                                   vector(I8, 4 * lanes))
+                 for t, vector_ in enumerate(vectors) for h, (number, byte) in enumerate(places)}
         for p in pieces:
             value = load(b, at(b, unit.bytes_, (k, 4 * PANEL), 4 * lanes * p), I8, 4 * lanes)
             for h in halves:
-                part = value if form == INT8 else half_bytes(b, form, value, h, unit.bits, k, p)
+                part = value if len(halves) == 1 else half_bytes(b, form, value, h, unit.bits, k, p)
                 for t in range(len(vectors)):
                     sum_ = running[p, t, h]
-                    b.store(dot_bytes(b, PATH, b.load(sum_), part, words[t, h], form == INT8), sum_)
+                    signed = format_.offset == BYTE_OFFSET
+                    b.store(dot_bytes(b, PATH, b.load(sum_), part, words[t, h], signed), sum_)
 
     columns, lines = group // 4, int(unit_size(form)) // 64
     for k in range(0, columns, step):
@@ -504,7 +528,9 @@ def whole_sums(b: Any, form: int, way: Way, unit: Unit, vectors: Sequence[Packed
         for sum_ in running.values() if narrow else ():
             b.store(splat(I16, 2 * lanes, 0), sum_)
         if rolled:
-            loop(b, I64(step), lambda j: four_columns(b.add(I64(k), j)))
+            at_once = 1 if PATH == "avx2" else 2
+            turns = hidden(b, I64(step // at_once))  # if LLVM knew it, it would load all words first, and have no room
+            loop(b, turns, lambda j: [four_columns(at(b, I64(k + i), (j, at_once))) for i in range(at_once)])
         else:
             for j in range(step):
                 four_columns(k + j)
@@ -516,14 +542,17 @@ def whole_sums(b: Any, form: int, way: Way, unit: Unit, vectors: Sequence[Packed
 def scales_of(b: Any, form: int, unit: Unit, half: int, piece: int, lanes: int) -> tuple[Any, Any, Any]:
     """(the scales of `lanes` rows, their bits, the minima) of a unit's group; None instead of what a format hasn't."""
     format_, floats = FORMATS[form], vector(FLOAT, lanes)
-    width, minima = (1, 1) if format_.shared else (2, 4)  # bytes
+    width, minima = format_.scale, 1 if format_.shared else 4  # bytes
     words = at(b, unit.here, PANEL * width * half, width * lanes * piece)
     lowest = at(b, unit.here, PANEL * (width * format_.halves + minima * half), minima * lanes * piece)
     if format_.float16:
         return b.fpext(load(b, words, HALF, lanes), floats), None, None
     if not format_.shared:
+        minimum = load(b, lowest, FLOAT, lanes) if format_.minima else None
+        if width == 4:
+            return load(b, words, FLOAT, lanes), None, minimum
         word = b.zext(load(b, words, I16, lanes), vector(I32, lanes))
-        return scale_of(b, word), word, load(b, lowest, FLOAT, lanes) if format_.minima else None
+        return scale_of(b, word), word, minimum
 
     def times(i: int, value: Any) -> Any:
         common = load(b, at(b, unit.factors, 2 * PANEL * i, 2 * lanes * piece), HALF, lanes)
@@ -536,7 +565,7 @@ def scales_of(b: Any, form: int, unit: Unit, half: int, piece: int, lanes: int) 
 def add_scaled(b: Any, sums: dict[Any, Any], wholes: dict[Any, Any], form: int, unit: Unit,
                vectors: Sequence[PackedVector]) -> None:
     """Adds whole_sums to `sums` (piece, vector), float32 [lanes], times both scales: first those of the first half."""
-    for half, number in enumerate(unit.groups(b, form)):
+    for half, (number, _) in enumerate(unit.groups(b, form)):
         known: dict[int, tuple[Any, Any, Any]] = {}
         for p, t in sums:
             whole, vector_ = b.load(wholes[p, t, half]), vectors[t]
@@ -544,12 +573,12 @@ def add_scaled(b: Any, sums: dict[Any, Any], wholes: dict[Any, Any], form: int, 
             if p not in known:
                 known[p] = scales_of(b, form, unit, half, p, lanes)
             scale, word, minima = known[p]
-            factor = broadcast(b, load(b, at(b, vector_.scales, (number, 4)), FLOAT), lanes)
+            factor = vector_.factor(b, number, lanes)
             value, sum_ = b.sitofp(whole, vector(FLOAT, lanes)), b.load(sums[p, t])
-            sum_x = b.sitofp(broadcast(b, load(b, at(b, vector_.totals, (number, 4)), I32), lanes), value.type)
+            sum_x = b.sitofp(vector_.sum(b, number, (0, GROUP), lanes), value.type)
             if minima is not None:
                 sum_ = fma(b, minima, b.fmul(sum_x, factor), sum_)
-            elif not FORMATS[form].offset:
+            elif word is not None and not FORMATS[form].offset:
                 value = fma(b, minus_zero(b, form, word), sum_x, value)
             b.store(fma(b, value, b.fmul(scale, factor), sum_), sums[p, t])
 
@@ -561,14 +590,19 @@ def write_packed_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, x:
     Each sum of a group stays a whole number until its scales are multiplied in. Meanwhile the block `ahead` bytes
     behind is fetched: products of the same block take `turns`, and this one fetches the units of its `turn`.
     """
-    lanes = INT8_SHAPES[PATH].lanes
-    vectors = [packed_vector(b, at(b, x, (x_stride, t)), n) for t in range(n_vectors)]
+    lanes, units = INT8_SHAPES[PATH].lanes, b.sdiv(n, I64(FORMATS[form].group * FORMATS[form].halves))
+    vectors = [PackedVector(at(b, x, (x_stride, t))) for t in range(n_vectors)]
+    now = variable(b, I64)  # whose turn it is to fetch
     for first in range(0, PANEL // lanes, way.rows):
         pieces = range(first, first + way.rows)
         sums = zero_sums(b, [(p, t) for p in pieces for t in range(n_vectors)], lanes)
+        b.store(I64(0), now)
 
         def add_unit(i: Any) -> None:
-            unit, mine = unit_of(b, form, w, i), b.icmp_signed("==", b.urem(i, turns), turn)
+            # For one vector, the division keeps LLVM from fetching all lines of a unit in one go.
+            unit, here = unit_of(b, form, w, i), b.load(now) if n_vectors > 1 else b.urem(i, turns)
+            mine, next_ = b.icmp_signed("==", here, turn), b.add(here, I64(1))
+            b.store(b.select(b.icmp_signed("<", next_, turns), next_, I64(0)), now)
 
             def fetch(lines: range) -> None:
                 if way.prefetches:
@@ -577,13 +611,44 @@ def write_packed_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, x:
 
             add_scaled(b, sums, whole_sums(b, form, way, unit, vectors, pieces, fetch), form, unit, vectors)
 
-        loop(b, b.sdiv(n, I64(FORMATS[form].group * FORMATS[form].halves)), add_unit)
+        loop(b, units, add_unit)
         for (p, t), sum_ in sums.items():
             store(b, b.load(sum_), at(b, out, (out_stride, t), 4 * lanes * p))
 
 
+def write_widened(form: int, _: int, way: Way, b: Any, w: Any, n: Any, out: Any) -> None:
+    """A packed block of n columns becomes a block of its widened_form, whose products give the same bits.
+
+    The zeros of INT4 are quarters, those of INT5 halves: their weights, less the zeros, become whole numbers four times
+    and twice as large, and their scales smaller. The scales of vectors leave room for that: see intrinsics.SMALLEST.
+    """
+    format_, wide, lanes = FORMATS[form], widened_form(form), INT8_SHAPES[PATH].lanes
+    size, with_zero = int(unit_size(wide)), not format_.minima and not format_.offset
+    places = (1 if format_.more else 2) if with_zero else 0
+
+    def add_unit(i: Any) -> None:
+        unit = unit_of(b, form, w, i)
+        for half in range(format_.halves):
+            place = at(b, out, (i, size * format_.halves), size * half)
+            for p in range(PANEL // lanes):
+                scale, word, minima = scales_of(b, form, unit, half, p, lanes)
+                added = splat(I32, lanes, 0 if format_.minima else BYTE_OFFSET - format_.offset)
+                if with_zero:
+                    added = b.sub(splat(I32, lanes, BYTE_OFFSET - 24), b.and_(word, splat(I32, lanes, 15)))
+                added = b.bitcast(b.mul(added, splat(I32, lanes, 0x01010101)), vector(I8, 4 * lanes))
+                scale = b.fmul(scale, splat(FLOAT, lanes, 0.5**places))
+                for j, values in enumerate((scale, minima) if format_.minima else (scale,)):
+                    store(b, values, at(b, place, 4 * PANEL * j + 4 * lanes * p))
+                for k in range(GROUP // 4):
+                    value = load(b, at(b, unit.bytes_, 4 * PANEL * k + 4 * lanes * p), I8, 4 * lanes)
+                    value = b.shl(half_bytes(b, form, value, half, unit.bits, k, p), splat(I8, 4 * lanes, places))
+                    store(b, b.add(value, added), at(b, place, size - PANEL * GROUP + 4 * PANEL * k + 4 * lanes * p))
+
+    loop(b, b.sdiv(n, I64(GROUP * format_.halves)), add_unit)
+
+
 WRITERS = {"float_product": (write_float_product, 10), "packed_product": (write_packed_product, 9),
-           "weighted_rows": (write_weighted_rows, 8)}  # and their numbers of arguments, all int64
+           "weighted_rows": (write_weighted_rows, 8), "widened": (write_widened, 3)}  # with their numbers of arguments
 
 
 def machine() -> llvm.TargetMachine:

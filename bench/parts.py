@@ -1,0 +1,194 @@
+"""Where a prompt spends its time in the fast engine, by part, beside what this CPU could do.
+
+    python bench/parts.py                          prompts of 512 and of 4,096 tokens in bf16, int8 and int4: 3 minutes
+    python bench/parts.py --formats int8 --lengths 512 --rounds 5
+
+Random weights in the shape of a few layers of Qwen3-0.6B; one thread, and its CPU time, so that other programs count
+little. No clock runs inside the kernels: a part's time is how much less a pass takes without the part, whose function
+is replaced by one that does nothing. All passes of a round take turns; the fastest of the rounds counts. The limits:
+products of bf16 weights beside NumPy's sgemm; those of packed weights beside a loop of the CPU's instruction for bytes
+and nothing else; the memory's bandwidth. Waiting isn't shown: it is what several threads take beyond their share.
+"""
+import argparse
+import ctypes
+import itertools
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from llvmlite import binding as llvm
+from threadpoolctl import threadpool_limits
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+import qwen3_numba  # noqa: E402
+from make_random_model import make_random_model, official_config  # noqa: E402
+from qwen3_lib.kernels import vectors  # noqa: E402
+from qwen3_lib.kernels.build import LAYERS, kernel_at, linker, make_kernels  # noqa: E402
+from qwen3_lib.kernels.layout import FORMATS, KEYS, PRODUCT, VALUES, is_packed  # noqa: E402
+from qwen3_lib.kernels.vectors import (  # noqa: E402
+    I8, I32, I64, INT8_SHAPES, PATH, compile_layers, compile_product, loop, splat, vector, widened_form)
+
+STEPS = LAYERS["decoder_layers"][:-1]  # project_heads, attend_heads, finish_dense
+PARTS = "products", "scaling", "keys", "values", "softmax, RoPE", "norms, packing", "silu, packing", "Python"
+TILES = 12  # sums of the loop of nothing but instructions for bytes
+LOOPS = 10**5
+
+
+def linked(name: str, code: bytes) -> int:
+    """The address of a function in an object file, which isn't kept."""
+    linker().add_object_file(llvm.ObjectFileRef.from_data(code))
+    linker().finalize_object()
+    return linker().get_function_address(name)
+
+
+def write_nothing(*_: Any) -> None:
+    """A product that leaves its results as they are."""
+
+
+def write_dots(form: int, n: int, way: Any, b: Any, out: Any) -> None:
+    """LOOPS times TILES instructions for bytes."""
+    lanes = INT8_SHAPES[PATH].lanes
+    sums = [vectors.variable(b, vector(I32, lanes)) for _ in range(TILES)]
+    for sum_ in sums:
+        b.store(splat(I32, lanes, 0), sum_)
+    w, x = (vectors.load(b, vectors.at(b, out, 256 * i), I8, 4 * lanes) for i in range(2))
+
+    def step(_: Any) -> None:
+        for sum_ in sums:
+            b.store(vectors.dot_bytes(b, PATH, b.load(sum_), w, x, False), sum_)
+
+    loop(b, I64(LOOPS), step)
+    for i, sum_ in enumerate(sums):
+        vectors.store(b, b.load(sum_), vectors.at(b, out, 256 * i))
+
+
+def add_unscaled(b: Any, sums: Any, wholes: Any, form: int, *_: Any) -> None:
+    """In place of add_scaled: the bits of the whole numbers, so that they aren't for nothing."""
+    for half in range(FORMATS[form].halves):
+        for p, t in sums:
+            whole, sum_ = b.load(wholes[p, t, half]), b.load(sums[p, t])
+            b.store(b.bitcast(b.add(b.bitcast(sum_, whole.type), whole), sum_.type), sums[p, t])
+
+
+def replaced(functions: np.ndarray, kinds: tuple[int, ...], nothing: int) -> np.ndarray:
+    """A table of products, see products.py, where those of some kinds do nothing."""
+    functions = functions.copy()
+    for kind in kinds:
+        functions[kind, ..., 1:] = nothing
+    return functions
+
+
+def unscaled(functions: np.ndarray, known: dict[tuple[int, int], int]) -> np.ndarray:
+    """A table of products whose packed ones add whole numbers without their scales."""
+    functions, before = functions.copy(), vectors.add_scaled
+    vectors.add_scaled = add_unscaled
+    for form in filter(is_packed, range(len(FORMATS))):
+        for many, size in np.argwhere(functions[PRODUCT, form, :, 1:]) + (0, 1):
+            if (form, size) not in known:
+                way, name = vectors.ways(form, vectors.MANY)[0], f"unscaled_{form}_{size}"
+                wide = widened_form(form) if many == 2 else form
+                known[form, size] = linked(name, compile_product(name, "packed_product", wide, int(size), way))
+            functions[PRODUCT, form, many, size] = known[form, size]
+    vectors.add_scaled = before
+    return functions
+
+
+def passed(model: Any, n: int, kernel: Any, table: Callable[[np.ndarray], np.ndarray]) -> float:
+    """The CPU time of a prompt of n tokens, by this kernel with what `table` makes of the tables of products."""
+    before = qwen3_numba.kernel, qwen3_numba.functions_for
+    qwen3_numba.kernel = lambda name: kernel or before[0](name)
+    qwen3_numba.functions_for = lambda *needs: table(before[1](*needs))
+    cache, start = model.engine.new_cache(model.config), time.process_time()
+    try:
+        qwen3_numba.forward(model, np.arange(n), cache)
+        return time.process_time() - start
+    finally:
+        qwen3_numba.kernel, qwen3_numba.functions_for = before
+
+
+def fastest(work: Callable[[], Any]) -> float:
+    """The least CPU time in seconds."""
+    seconds = []
+    for _ in range(15):
+        start = time.process_time()
+        work()
+        seconds.append(time.process_time() - start)
+    return min(seconds)
+
+
+def limits() -> dict[str, float]:
+    """Of a core, in 1e9 a second: sgemm's operations, those of the instructions for bytes, bytes read from memory."""
+    dots = ctypes.CFUNCTYPE(None, ctypes.c_int64)(linked("dots", compile_product("dots", "dots", 0, 0, None)))
+    x, place = np.random.default_rng(0).standard_normal((1024, 1024), np.float32), np.zeros(4096, np.uint8)
+    big, operations = np.ones(2**26, np.int64), 8 * TILES * LOOPS * INT8_SHAPES[PATH].lanes
+    with threadpool_limits(1):
+        return {"sgemm": 2 * len(x)**3 / fastest(lambda: x @ x) / 1e9,
+                "bytes": operations / fastest(lambda: dots(place.ctypes.data)) / 1e9,
+                "memory": big.nbytes / fastest(big.max) / 1e9}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--formats", nargs="+", default=["bf16", "int8", "int4"])
+    parser.add_argument("--lengths", nargs="+", type=int, default=[512, 4096])
+    parser.add_argument("--layers", type=int, default=4, help="of Qwen3-0.6B (default: 4)")
+    parser.add_argument("--rounds", type=int, default=9)
+    args = parser.parse_args()
+    vectors.WRITERS |= {"nothing": (write_nothing, 10), "dots": (write_dots, 1)}
+    make_kernels("decoder_layers")
+    most, nothing = limits(), linked("nothing", compile_product("nothing", "nothing", 0, 0, None))
+    steps = {step: kernel_at(linked(f"only_{step}", compile_layers(f"only_{step}", [step] * bool(step), "output_logits")))
+             for step in (*STEPS, "")}
+    print(", ".join(f"{name} {value:.0f}" for name, value in most.items()), "(1e9 a second)\n")
+    print("| ms a layer, share | " + " | ".join(PARTS) + " | all | products: 1e9 operations/s | of the limit |")
+    print("| --- |" + " --- |" * (len(PARTS) + 3))
+    with tempfile.TemporaryDirectory() as folder:
+        config = official_config("0.6B") | {"num_hidden_layers": args.layers, "vocab_size": 4096}
+        path = make_random_model(config, Path(folder))
+        for form, n in itertools.product(args.formats, args.lengths):
+            quantize = None if form == "bf16" else form
+            model = qwen3_numba.load_model(path, quantize, 1, tokenizer=False)
+            found = measured(model, n, args.rounds, steps, nothing)
+            ms = {name: 1e3 * seconds / args.layers for name, seconds in found.items()}
+            weights = sum(rows * columns for rows, columns in model.weights.layers.matrices[0][["rows", "columns"]]
+                          .tolist())
+            speed = 2 * weights * n / (ms["products"] + ms["scaling"]) / 1e6
+            cells = [f"{ms[name]:.2f}, {ms[name] / ms['all']:.0%}" for name in PARTS]
+            limit = most["bytes" if quantize else "sgemm"]
+            print(f"| {form}, {n} | {' | '.join(cells)} | {ms['all']:.2f} | {speed:.0f} | {speed / limit:.2f} |",
+                  flush=True)
+
+
+def measured(model: Any, n: int, rounds: int, steps: dict[str, Any], nothing: int) -> dict[str, float]:
+    """Part -> its CPU time in a prompt of n tokens."""
+    project, attend, finish = (steps[step] for step in STEPS)
+    known: dict[tuple[int, int], int] = {}
+
+    def without(*kinds: int) -> Callable[[np.ndarray], np.ndarray]:
+        return lambda functions: replaced(functions, kinds, nothing)
+
+    runs = {"all": (None, without()), "unmultiplied": (None, without(PRODUCT)),
+            "unscaled": (None, lambda functions: unscaled(functions, known)),
+            "attention": (attend, without()), "no keys": (attend, without(KEYS)),
+            "no values": (attend, without(VALUES)), "softmax": (attend, without(KEYS, VALUES)),
+            "norms": (project, without(PRODUCT)), "swiglu": (finish, without(PRODUCT)),
+            "rest": (steps[""], without(PRODUCT))}
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds + 1):  # the first one compiles
+        for name, (kernel, table) in runs.items():
+            seconds[name].append(passed(model, n, kernel, table))
+    s = {name: min(some[1:]) for name, some in seconds.items()}
+    return {"all": s["all"], "products": s["unscaled"] - s["unmultiplied"], "scaling": s["all"] - s["unscaled"],
+            "keys": s["attention"] - s["no keys"], "values": s["attention"] - s["no values"],
+            "softmax, RoPE": s["softmax"] - s["rest"], "norms, packing": s["norms"] - s["rest"],
+            "silu, packing": s["swiglu"] - s["rest"], "Python": s["rest"]}
+
+
+if __name__ == "__main__":
+    main()

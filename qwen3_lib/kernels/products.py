@@ -45,13 +45,14 @@ def functions_for(needs: Needs, queries: Needs = (), taken: Taken = ()) -> np.nd
     table, others = np.zeros((4, len(FORMATS), 3, VECTORS + 1), np.int64), {(*key,): way for *key, way in taken}
     for form, n in needs:
         known = [others.get((form, count), ways(form, count)[0]) for count in (ONE, AT_ONCE, MANY)]
-        fill(table[PRODUCT, form], form, n, known)
         if n >= PROMPT and (wide := widened_form(form)) != form:
             way = ways(wide, MANY)[0]
             table[WIDENS, form, 0, 0] = function("widened", form, 1, way)
             table[PRODUCT, form, 2, 0] = way.vectors
             for size in sizes(n, way.vectors):
                 table[PRODUCT, form, 2, size] = function("packed_product", wide, size, way)
+        else:
+            fill(table[PRODUCT, form], form, n, known)
     for form, n in queries:
         way = others.get((form, ATTENTION), ways(form, ATTENTION)[0])
         known = [ways(form, count)[0]._replace(prefetches=way.prefetches) for count in (ONE, AT_ONCE, MANY)]
@@ -187,7 +188,7 @@ def next_trial(forms: Iterable[int], cached: int, n: int, n_blocks: int, layers:
     keys = [(cached, ATTENTION)] * (FAR * n <= n_blocks and n <= VECTORS)
     for form in forms:
         count = ONE if n == 1 else AT_ONCE if n <= ways(form, AT_ONCE)[0].vectors else MANY
-        keys += [(form, count)] * (count != MANY or n >= LONG)
+        keys += [(form, count)] * (count != MANY or n >= LONG and widened_form(form) == form)
     for form, count in keys if can_keep() else ():
         place = n, n_blocks, layers
         if (way := choices()[form, count].next_way(place)) is not None:

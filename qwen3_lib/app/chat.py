@@ -5,6 +5,7 @@ changed one on are computed again. Answers go to stdout, everything else to stde
 """
 import json
 import os
+import re
 import signal
 import sys
 import textwrap
@@ -16,11 +17,12 @@ from typing import Any
 from qwen3 import Model, Sampling, chat, checked_whole, default_sampling
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.app import terminal
-from qwen3_lib.app.files import as_text, going_on, keep_conversation, read_messages
+from qwen3_lib.app.files import as_text, going_on, keep_conversation, picture_file, read_messages
 from qwen3_lib.app.prompt import ReadLine, line_reader, no_echo, read_line, read_message
 from qwen3_lib.app.terminal import (CYAN, OutputError, Status, banner, cut_note, parameters, print_answer, statistics)
 from qwen3_lib.io.errors import InputError, brief, counted, did_you_mean
 from qwen3_lib.io.writing import write_json
+from qwen3_vision import question
 
 SWITCHES = {"think": "enable_thinking", "hide_thinking": "hide_thinking", "stop_loops": "stop_loops",
             "stats": "show_stats"}  # attributes of Chat
@@ -36,6 +38,8 @@ HELP = {
     "/regenerate": "another answer to the last message",
     "/system [TEXT]": "show or set the system prompt; /system - removes it",
     "/think, /no_think": "reason before each answer, or don't",
+    "/image [FILE]": "add a picture to the next message, for a model that sees, or show which are added; /image - "
+                     "removes them; the path of a picture alone on a line adds it, too",
     "/save FILE, /load FILE": "write the conversation to a file; go on with the conversation in a file (JSON, in the "
                               "form of --messages)",
     "/show": "the model, its format, and how full the context is",
@@ -46,7 +50,8 @@ HELP = {
     "//": "starts a message that begins with a slash"}
 ALIASES = {"/quit": "/exit", "/bye": "/exit", "/reset": "/clear", "/new": "/clear", "/retry": "/regenerate",
            "/": "/help", "/nothink": "/no_think", "/no-think": "/no_think", "/info": "/show", "/?": "/help"}
-TAKES_TEXT = ("/system", "/save", "/load", "/set")
+TAKES_TEXT = ("/system", "/image", "/save", "/load", "/set")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp")  # of pictures that are dropped on the terminal
 FAREWELLS = ("exit", "quit", "bye")
 
 
@@ -69,10 +74,11 @@ class Chat:
 
     def __init__(self, model: Model, messages: list[dict], tools: list[dict] | None = None,
                  enable_thinking: bool | None = None, hide_thinking: bool = False,
-                 options: dict[str, Any] | None = None, show_stats: bool = False):
+                 options: dict[str, Any] | None = None, show_stats: bool = False, max_pixels: int | None = None):
         self.model, self.messages, self.tools = model, messages, tools
         self.enable_thinking, self.hide_thinking, self.show_stats = enable_thinking, hide_thinking, show_stats
         self.options = dict(options or {})  # of qwen3.chat
+        self.images, self.max_pixels = list[str](), max_pixels  # files of the next message's pictures; their size
         self.stop_loops = self.options.pop("stop_loops", None) is not False
         self.defaults = self.options | {name: getattr(self, name) for name in SWITCHES.values()}
         self.cache = model.engine.new_cache(model.config)
@@ -85,7 +91,8 @@ class Chat:
         self.keeps = True
         self.commands: dict[str, Callable[[str], None]] = {
             "/help": lambda _: note(help_text()), "/clear": self.clear, "/undo": self.undo, "/history": self.history,
-            "/regenerate": self.regenerate, "/system": self.set_system, "/think": lambda _: self.set("think on"),
+            "/regenerate": self.regenerate, "/system": self.set_system, "/image": self.image,
+            "/think": lambda _: self.set("think on"),
             "/no_think": lambda _: self.set("think off"), "/save": self.save, "/load": self.load, "/show": self.show,
             "/stats": self.stats, "/set": self.set, "/exit": self.leave}
 
@@ -94,7 +101,9 @@ class Chat:
         name, _, rest = text.partition(" ")
         before = self.messages
         try:
-            if text.startswith("/") and not text.startswith("//"):
+            if self.model.pictures is not None and (file := dropped(text)) is not None:
+                self.image(file)
+            elif text.startswith("/") and not text.startswith("//"):
                 self.run(ALIASES.get(name, name), rest.strip())
             elif text.strip() in FAREWELLS:
                 raise EOFError
@@ -124,7 +133,9 @@ class Chat:
 
     def say(self, text: str) -> None:
         """Adds a message (or the result of a tool that was called) and answers it."""
-        message = {"role": "tool" if self.missing_results() else "user", "content": text}
+        role = "tool" if self.missing_results() else "user"
+        message = {"role": role, "content": question(text, self.images, self.max_pixels)}
+        self.images = []
         self.answer_to([*self.messages, message])
 
     def answer_to(self, messages: list[dict]) -> None:
@@ -211,6 +222,14 @@ class Chat:
             new = [] if text == "-" else [{"role": "system", "content": text}]
             self.messages = new + self.messages[len(old):]
             note("(no system prompt from now on)" if text == "-" else "(system prompt set)")
+
+    def image(self, text: str) -> None:
+        """Adds a picture to the next message."""
+        if self.model.pictures is None:
+            raise InputError("this model can't see: it has no vision tower")
+        self.images = [] if text == "-" else [*self.images, picture_file(file_name(text))] if text else self.images
+        names = ", ".join(map(os.path.basename, self.images))
+        note(f"({counted(len(self.images), 'picture')} for the next message{': ' * bool(names)}{names})")
 
     def regenerate(self, _: str) -> None:
         kept = len(self.messages)
@@ -310,6 +329,15 @@ def file_name(text: str) -> str:
     if name in ("", "-"):
         raise InputError("this command needs the name of a file")
     return os.path.expanduser(name)
+
+
+def dropped(text: str) -> str | None:
+    """The path of a picture, if it is all of the text: bare, in quotes, or with a backslash before each space."""
+    name = text.strip()
+    for path in (name, name.strip("'\""), re.sub(r"\\(.)", r"\1", name)):
+        if path.lower().endswith(SUFFIXES) and os.path.isfile(path := os.path.expanduser(path)):
+            return path
+    return None
 
 
 def as_number(key: str, text: str) -> float | int:

@@ -229,7 +229,8 @@ def converse(args: argparse.Namespace) -> int:
     if model.embeds:  # before somebody types a question
         raise InputError(f"{model.path}: an embedding model gives vectors, not answers")
     options["draft"] = load_draft(args, model)
-    return run_chat(Chat(model, messages, tools, args.think, args.hide_thinking, options, args.stats))
+    return run_chat(Chat(model, messages, tools, args.think, args.hide_thinking, options, args.stats,
+                         args.max_pixels))
 
 
 def download(args: argparse.Namespace) -> None:

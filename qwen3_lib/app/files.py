@@ -20,7 +20,7 @@ from qwen3_lib.io import adapter
 from qwen3_lib.io.errors import InputError, brief, counted, parse_json
 from qwen3_lib.io.tensors import both_ends
 from qwen3_lib.io.writing import checksum, write_json, write_safetensors
-from qwen3_vision import question
+from qwen3_vision import picture_of, question
 
 STATES = "history", "state", "late"  # the parts of qwen3_5.State
 
@@ -52,12 +52,22 @@ def read_messages(name: str) -> tuple[list[dict], list[dict] | None]:
     """(messages, tools or None) of a file with a list of messages, or with {"messages": [...], "tools": [...]}."""
     value = read_json(name)
     messages, tools = (value.get("messages"), value.get("tools")) if isinstance(value, dict) else (value, None)
-    return checked_messages(messages, name), None if tools is None else checked_tools(tools, name)
+    messages = checked_messages(messages, name)
+    for part in (part for each in messages if isinstance(each["content"], list) for part in each["content"]):
+        if isinstance(part.get("image"), str):  # beside the file
+            part["image"] = os.path.join(os.path.dirname(os.path.abspath(name)), part["image"])
+    return messages, None if tools is None else checked_tools(tools, name)
 
 
 def read_tools(name: str) -> list[dict]:
     """The tools of a file with a list of {"type": "function", "function": {"name", "description", "parameters"}}."""
     return checked_tools(read_json(name), name)
+
+
+def picture_file(name: str) -> str:
+    """The whole path of a picture's file, as conversations hold it. Raises InputError if it can't be read."""
+    picture_of(name)
+    return os.path.abspath(name)
 
 
 # ---- What to ask -----------------------------------------------------------------------------------------------------
@@ -88,7 +98,8 @@ def read_conversation(args: argparse.Namespace) -> tuple[list[dict], list[dict] 
         messages = [{"role": "system", "content": system}, *messages]
     prompt = read_prompt(args)
     if prompt is not None:
-        messages = [*messages, {"role": "user", "content": question(prompt, args.image or (), args.max_pixels)}]
+        messages = [*messages, {"role": "user", "content": question(
+            prompt, map(picture_file, args.image or ()), args.max_pixels)}]
     elif args.image:
         raise InputError("--image needs a question about the picture")
     return messages, tools
@@ -161,8 +172,10 @@ def going_on(messages: list[dict]) -> str:
 
 def as_text(content: str | list[dict] | None) -> str:
     """The text of a message, which OpenAI's API allows to come in parts."""
-    return content or "" if isinstance(content, str | None) else \
-        "".join(part.get("text", "[picture] ") for part in content)
+    if isinstance(content, str | None):
+        return content or ""
+    return "".join(part["text"] if "text" in part else f"[{brief(part.get('image', 'a picture'), 200)}] "
+                   for part in content)
 
 
 # ---- Saved prompts ---------------------------------------------------------------------------------------------------

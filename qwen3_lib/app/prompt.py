@@ -126,7 +126,8 @@ def edited_lines(screen: Any, commands: Iterable[str], settings: Iterable[str]) 
     output.enable_cpr = False  # no question to the terminal where the cursor is: not all of them answer
     completer = merge_completers([
         WordCompleter(sorted(commands), sentence=True),
-        NestedCompleter({"/set": WordCompleter(sorted(settings), sentence=True), "/save": files, "/load": files})],
+        NestedCompleter({"/set": WordCompleter(sorted(settings), sentence=True), "/save": files, "/load": files,
+                         "/image": files})],
         deduplicate=True)
     file = history_file()
     session: Any = PromptSession(

@@ -26,6 +26,7 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from qwen3 import InputError, brief, checked_whole
 from qwen3_lib.app.cli import guarded
@@ -97,6 +98,7 @@ def run(args: argparse.Namespace) -> int:
     tools = None if args.tools is None else read_tools(args.tools)
     settings = JobSettings(given, args.system, tools, args.think, args.raw, template, args.openai,
                         None if args.context is None else checked_whole("context", args.context, 2))
+    folder = Path(args.input).resolve().parent
     memory, source = checked_size(args.memory), open_source(args.input, template, args.text)
     model = load(args)
     longest = min(args.context or CONTEXT, model.config.context_length)
@@ -105,8 +107,8 @@ def run(args: argparse.Namespace) -> int:
         form = "plain text, one prompt per line; " if source.form == "text" else ""
         note(f"{args.input}: {form}records: {source.n_records}, {slots} at a time, each of at most {longest} "
              "tokens with its answer")
-        run_job(source, journal, Batch(model, slots, longest), lambda row, line: request(model, settings, row, line),
-                args.openai, args.fail_fast)
+        run_job(source, journal, Batch(model, slots, longest), lambda row, line: request(
+            model, settings, row, line, folder), args.openai, args.fail_fast)
     return 1 if journal.n_failed and not journal.n_answered else 0
 
 

@@ -93,7 +93,7 @@ MIN_PIXELS, MAX_PIXELS = 2**16, 2**20  # of a picture for the tower: 64 to 1,024
 LARGEST = 2**24  # the most that can be told: 16,384 tokens
 
 
-def picture_of(source: Any) -> Any:
+def picture_of(source: Any, most_pixels: int = MOST_PIXELS) -> Any:
     """A PIL image in RGB, upright and on white, of a file's path, its bytes, a PIL image or an array.
 
     An array is uint8 [height, width], [height, width, 3] or [height, width, 4]. Of an animation, the first frame.
@@ -112,8 +112,8 @@ def picture_of(source: Any) -> Any:
             image = source if isinstance(source, Image.Image) else \
                 Image.fromarray(source) if isinstance(source, np.ndarray) else \
                 Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS)
-        if not 0 < image.width * image.height <= MOST_PIXELS:
-            raise InputError(f"{where}: {image.width} x {image.height} pixels are none, or more than {MOST_PIXELS:,}")
+        if not 0 < image.width * image.height <= most_pixels:
+            raise InputError(f"{where}: {image.width} x {image.height} pixels are none, or more than {most_pixels:,}")
         with library_errors(f"{where}: cannot be read"):
             image = ImageOps.exif_transpose(image)  # a camera held upright says so in EXIF
             if image.mode.startswith("I"):  # 16 bits of grey
@@ -289,12 +289,13 @@ def mrope_positions(ids: np.ndarray) -> np.ndarray:
 
 
 class Pictures:
-    """The pictures of a model. Those that were shown last are kept, and all that a sequence holds."""
+    """The pictures of a model. Those that were shown last are kept, those of the last messages, and all that a sequence
+    holds."""
 
     def __init__(self, folder: Folder, width: int, axes: np.ndarray):
         self.folder, self.lock = folder, threading.Lock()
         self.width, self.axes = width, axes  # hidden_size; by what each pair of RoPE turns: 0 time, 1 row, 2 column
-        self.recent = list[Picture]()
+        self.recent, self.latest = list[Picture](), list[Picture]()
         self.by_pixels = weakref.WeakValueDictionary[bytes, Picture]()
         self.by_number = weakref.WeakValueDictionary[int, Picture]()
 
@@ -309,6 +310,8 @@ class Pictures:
 
     def show(self, source: Any, max_pixels: int | None = None) -> Picture:
         """The Picture of a file's path, or of what else picture_of takes. One that is known costs no arithmetic."""
+        if isinstance(source, Picture):
+            return source
         most = checked_whole("max_pixels", MAX_PIXELS if max_pixels is None else max_pixels, 1)
         if most > LARGEST:
             raise InputError(f"max_pixels must be at most {LARGEST:,}")
@@ -375,7 +378,7 @@ class Pictures:
     # What the door to a conversation asks
 
     def taken(self, messages: Any, numbered: bool = False) -> tuple[Any, list[Picture]]:
-        """Messages with {"type": "image", "image": path, bytes, PIL image or array} in their lists of parts
+        """Messages with {"type": "image", "image": path, bytes, PIL image, array or Picture} in their lists of parts
         -> the same with MARK in the place of each picture, and the pictures.
         """
         pictures = list[Picture]()
@@ -388,6 +391,7 @@ class Pictures:
             pictures.append(self.show(part["image"], part.get("max_pixels")))
             return {"type": "text", "text": f"Picture {len(pictures)}: " * numbered + MARK}
 
+        self.latest = pictures
         return [each | {"content": [text_of(part, each.get("role")) for part in each["content"]]}
                 if isinstance(each, dict) and isinstance(each.get("content"), list) else each
                 for each in messages] if isinstance(messages, list | tuple) else messages, pictures

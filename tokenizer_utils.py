@@ -119,7 +119,7 @@ def check_parts(parts: list[Any], where: str) -> None:
             continue
         names = " ".join(map(str, (part.get("type"), *part))) if isinstance(part, dict) else ""
         if medium := next((MEDIA[name] for name in MEDIA if name in names), None):
-            raise InputError(f"{where} holds {medium}, but only text can be read here")
+            raise InputError(f"{where} holds {medium}, which can't be read here")
         raise InputError(f"{where} has a content part that is not text ({brief(part, 80)}); "
                          'the model reads only parts of the form {"type": "text", "text": ...}')
 

@@ -182,7 +182,7 @@ def test_openai_requests(demo):
     ({"body": {"tool_choice": {"type": "function", "function": {"name": "look"}}}}, "tool_choice"),
     ({"body": {"reasoning_effort": "lots"}}, "reasoning_effort must be"),
     ({"body": {"modalities": ["text", "audio"]}}, "modalities isn't supported"),
-    ({"body": {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}}, "holds an image"),
+    ({"body": {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}}, "can't see"),
     ({"body": {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"effort": 1}}},
      "chat_template_kwargs must be"),
     ({"body": {"temprature": 1}}, "did you mean temperature?")])

@@ -4,21 +4,25 @@ Each field of a request is checked here, or by the Completion that takes it.
 """
 from __future__ import annotations
 
+import base64
 import json
+import os
 import time
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 from qwen3 import InputError, Model, Sampling, checked_whole, default_sampling
 from qwen3_lib.generation.completion import Completion
-from qwen3_lib.generation.messages import checked_messages, checked_tools
+from qwen3_lib.generation.messages import PICTURES, checked_messages, checked_tools, is_picture
 from qwen3_lib.generation.options import NAMES
 from qwen3_lib.generation.schema import Grammar, calls_grammar, grammar_of, lark, matcher_of, regex
 from qwen3_lib.generation.processors import TokenLogprob
 from qwen3_lib.io.errors import brief, did_you_mean, encoded, is_whole, parse_json
+from qwen3_vision import Picture, picture_of
 
 Body = dict[str, Any]
 Value = dict[str, Any]
@@ -77,6 +81,9 @@ ALSO_NEUTRAL = {"reasoning_format": "deepseek",  # the thought in reasoning_cont
 # reasoning_effort -> enable_thinking, thinking_budget
 THOUGHTS = {"none": (False, None), "minimal": (False, None), "low": (True, 256), "medium": (True, 1024),
             "high": (True, None), "xhigh": (True, None), "max": (True, None)}
+MOST_PICTURES = 32  # of a request
+MOST_BYTES, MOST_PIXELS = 2**23, 2**24  # of a picture, before and after it is decoded: as photos of phones have
+DETAILS = {"auto": None, "high": None, "low": 2**18}  # OpenAI's word -> max_pixels: 1,024 tokens, or 256
 SEARCH = 0.5  # seconds to find the tool at fault
 ANY_ARGUMENTS = {"parameters": {"type": "object"}}  # of a tool that isn't strict
 
@@ -93,6 +100,7 @@ class GenerationRequest:
     n_prompt: int  # tokens of the prompts, each counted once
     echoes: list[str]  # what stands before each answer
     one_call: bool = False  # at most one call of a tool
+    pictures: list[Picture] = field(default_factory=list)  # of the prompts: they live as long as something holds them
 
 
 def known(body: Body, names: tuple[str, ...]) -> Body:
@@ -145,16 +153,16 @@ def options_of(body: Body) -> dict[str, Any]:
 
 def request_of(model: Model, kind: str, body: Body, prompts: list[list[int]], options: dict[str, Any],
                logprobs: int | None, longest: int, echoes: list[str] | None = None,
-               one_call: bool = False) -> GenerationRequest:
+               one_call: bool = False, pictures: list[Picture] | None = None) -> GenerationRequest:
     """What both kinds of requests share. Each of a prompt's n answers has a seed of its own."""
     n = whole(body, "n", 1, 1, MOST_CHOICES)
     if "stream_options" in body and not isinstance(body["stream_options"], dict):
         raise Refusal(400, "stream_options must be an object", "stream_options")
-    field = "messages" if kind == "chat" else "prompt"
+    source = "messages" if kind == "chat" else "prompt"
     for prompt in prompts:
         if len(prompt) >= longest:
             raise Refusal(400, f"the prompt has {len(prompt)} tokens and leaves no room for an answer: the context has "
-                          f"{longest} tokens, and the prompt is {len(prompt) + 1 - longest} tokens too long", field,
+                          f"{longest} tokens, and the prompt is {len(prompt) + 1 - longest} tokens too long", source,
                           "context_length_exceeded")
     if logprobs is not None:
         options = options | {"logprobs": logprobs}
@@ -162,7 +170,8 @@ def request_of(model: Model, kind: str, body: Body, prompts: list[list[int]], op
     answers = [(prompt, options | seed) for prompt in prompts for seed in seeds]
     return GenerationRequest(kind, n, answers, flag(body, "stream"),
                              flag(body.get("stream_options", {}), "include_usage"), logprobs, sum(map(len, prompts)),
-                             [echo for echo in echoes or [""] * len(prompts) for _ in range(n)], one_call)
+                             [echo for echo in echoes or [""] * len(prompts) for _ in range(n)], one_call,
+                             pictures or [])
 
 
 # ---- Chat ------------------------------------------------------------------------------------------------------------
@@ -258,16 +267,84 @@ def system_first(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"role": "system", "content": "\n\n".join(texts)}, *others]
 
 
-def chat_prompt(model: Model, body: Body, system: str | None = None, think: bool | None = None) -> str:
-    """The text of a conversation. If it ends with the assistant's turn, the answer goes on there.
+def shows(body: Body) -> bool:
+    """True if a request to a chat, or to /v1/responses, holds a picture."""
+    items = body.get("messages", body.get("input"))
+    contents = [item.get("content", item.get("output")) for item in items if isinstance(item, dict)] \
+        if isinstance(items, list) else []
+    return any(is_picture(part) for content in contents if isinstance(content, list) for part in content)
 
-    `system` and `think`: a system message's text and enable_thinking, where the request has none.
+
+def looked_at(model: Model, messages: list[Value], longest: int, folder: Path | None) -> list[Value]:
+    """The messages with a Picture in each part that holds one.
+
+    Strangers send the bytes, in a data: URL. Where a `folder` is given, {"type": "image", "image": FILE} is read from
+    there, too. Raises Refusal for a picture that is too large, and as soon as all are more than the context holds.
+    """
+    n_pictures = n_tokens = 0
+
+    def look(part: Any, where: str) -> Any:
+        nonlocal n_pictures, n_tokens
+        if not is_picture(part):
+            return part
+        name = PICTURES[part["type"]]
+        given = part[name] if isinstance(part.get(name), dict) else part | {"url": part.get(name)}
+        detail, n_pictures = given.get("detail") or "auto", n_pictures + 1
+
+        def refusal(words: str) -> Refusal:
+            return Refusal(400, f"{where}: {words}", name)
+
+        if model.pictures is None:
+            raise refusal("the model can't see: it has no vision tower")
+        if n_pictures > MOST_PICTURES:
+            raise refusal(f"more than {MOST_PICTURES} pictures")
+        if not isinstance(detail, str) or detail not in DETAILS:
+            raise refusal(f"detail must be one of {', '.join(DETAILS)}")
+        try:
+            if name == "image" and folder is not None and isinstance(given["url"], str):
+                picture = model.pictures.show(os.path.join(folder, given["url"]), part.get("max_pixels"))
+            else:
+                picture = model.pictures.show(picture_of(bytes_of(given.get("url")), MOST_PIXELS), DETAILS[detail])
+        except InputError as error:
+            raise refusal(str(error).replace(str(model.path), "the model")) from error
+        if (n_tokens := n_tokens + len(picture.ids)) >= longest:
+            raise Refusal(400, f"the prompt leaves no room for an answer: the context has {longest} tokens, and "
+                          f"pictures have {n_tokens} up to {where}", "messages", "context_length_exceeded")
+        return {"type": "image", "image": picture}
+
+    return [message | {"content": [look(part, f"message {i}") for part in message["content"]]}
+            if isinstance(message.get("content"), list) else message for i, message in enumerate(messages)]
+
+
+def bytes_of(url: Any) -> bytes:
+    """The bytes in a data: URL. Raises InputError: neither addresses nor files of this machine are opened."""
+    head, comma, data = url.partition(",") if isinstance(url, str) else ("", "", "")
+    if not head.startswith("data:") or not head.endswith(";base64") or not comma:
+        raise InputError("a picture must come as a data: URL, data:image/png;base64,...; addresses and files are not "
+                         f"opened: {brief(repr(url), 80)}")
+    if len(data) // 4 * 3 > MOST_BYTES:
+        raise InputError(f"a picture of more than {MOST_BYTES:,} bytes")
+    try:
+        return base64.b64decode(data, validate=True)
+    except ValueError as error:
+        raise InputError(f"the data: URL of a picture is not base64: {error}") from error
+
+
+def chat_prompt(model: Model, body: Body, longest: int, system: str | None = None, think: bool | None = None,
+                folder: Path | None = None) -> tuple[str, list[Picture]]:
+    """The text of a conversation, and its pictures. If it ends with the assistant's turn, the answer goes on there.
+
+    `system` and `think`: a system message's text and enable_thinking, where the request has none; `folder`: see
+    looked_at.
     """
     messages, (think, _, kwargs) = checked_messages(body.get("messages"), "messages"), thoughts_of(model, body, think)
     for i, message in enumerate(messages):
         for call in message.get("tool_calls") or ():
             if isinstance(arguments := call.get("function", call)["arguments"], str):
                 parse_json(arguments, f"messages: message {i}: the arguments of a tool call")
+    messages, pictures = looked_at(model, messages, longest, folder), list[Picture]()
+    if model.pictures is not None:
+        messages, pictures = model.pictures.taken(messages, bool(kwargs.get("add_vision_id")))
     if system is not None and all(message["role"] != "system" for message in messages):
         messages = [{"role": "system", "content": system}, *messages]
     prefill = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
@@ -285,13 +362,15 @@ def chat_prompt(model: Model, body: Body, system: str | None = None, think: bool
         if all(message["role"] != "system" for message in messages[1:]):
             raise
         text = rendered(system_first(messages))  # Qwen3.5's template refuses a system message that isn't the first
-    return text.rstrip().removesuffix("<|im_end|>") if prefill else text
+    return text.rstrip().removesuffix("<|im_end|>") if prefill else text, pictures
 
 
-def chat_request(model: Model, body: Body, longest: int, defaults: dict[str, Any] | None = None) -> GenerationRequest:
+def chat_request(model: Model, body: Body, longest: int, defaults: dict[str, Any] | None = None,
+                 folder: Path | None = None) -> GenerationRequest:
     """A request to /v1/chat/completions. Raises InputError.
 
-    `defaults`, for what it leaves out: options of a Completion, system, tools, enable_thinking, chat_template_kwargs.
+    `folder`: see looked_at. `defaults`, for what it leaves out: options of a Completion, system, tools,
+    enable_thinking, chat_template_kwargs.
     """
     must_generate(model)
     defaults = {name: value for name, value in (defaults or {}).items() if value is not None}
@@ -304,16 +383,19 @@ def chat_request(model: Model, body: Body, longest: int, defaults: dict[str, Any
     options = asdict(default_sampling(model, think)) | defaults
     options |= ({} if budget is None else {"think_budget": budget}) | options_of(body) | {"tools": tools}
     bound = [] if isinstance(schema, Grammar) else tools or []  # with a job's own grammar, tools are only told
-    field = "response_format" if "response_format" in body else "schema"
-    if field in body:
-        schema, bound = schema_of(body) if field == "response_format" else body["schema"], tools or []
+    source = "response_format" if "response_format" in body else "schema"
+    if source in body:
+        schema, bound = schema_of(body) if source == "response_format" else body["schema"], tools or []
     if schema is not None or forced or any(map(is_strict, tools or ())):
         most = None if options.get("max_string") is None else checked_whole("max_string", options["max_string"], 0)
-        options["schema"] = answer_schema(model, schema, bound, forced, not one_call, most, field)
+        options["schema"] = answer_schema(model, schema, bound, forced, not one_call, most, source)
     top = whole(body, "top_logprobs", 0, 0, MOST_LOGPROBS)
-    prompt = encoded(model.tokenizer, chat_prompt(model, body, system, default), longest, add_special_tokens=False)
+    text, pictures = chat_prompt(model, body, longest, system, default, folder)
+    prompt = encoded(model.tokenizer, text, longest, add_special_tokens=False)
+    if pictures:
+        prompt = model.pictures.put(model.tokenizer, prompt, pictures).tolist()
     return request_of(model, "chat", body, [prompt], options, top if flag(body, "logprobs") else None, longest,
-                      one_call=one_call)
+                      one_call=one_call, pictures=pictures)
 
 
 # ---- Plain text ------------------------------------------------------------------------------------------------------

@@ -236,10 +236,12 @@ def id_of(row: Row, line: int) -> Id:
     return given
 
 
-def request(model: Model, settings: JobSettings, row: Row, line: int) -> tuple[list[int], dict[str, Any]]:
+def request(model: Model, settings: JobSettings, row: Row, line: int,
+            folder: Path | None = None) -> tuple[list[int], dict[str, Any]]:
     """(the ids of the prompt, the options of Completion) of a record. Raises InputError that says what is wrong.
 
-    A record has the fields of a chat, see openai.py, or "prompt" in place of "messages".
+    A record has the fields of a chat, see openai.py, or "prompt" in place of "messages". Paths of pictures are relative
+    to `folder`; without it, no file is read.
     """
     options = dict(settings.options)
     if options.get("seed") is not None:  # otherwise equal prompts would have equal answers
@@ -265,7 +267,7 @@ def request(model: Model, settings: JobSettings, row: Row, line: int) -> tuple[l
     if prompt is not None:
         body["messages"] = [{"role": "user", "content": prompt}]
     asked = chat_request(model, body, context, options | {"system": settings.system, "tools": settings.tools,
-                                                          "enable_thinking": settings.think})
+                                                          "enable_thinking": settings.think}, folder)
     if asked.n > 1 or asked.stream or asked.one_call:
         raise InputError("n must be 1, stream false and parallel_tool_calls true here")
     return asked.answers[0]

@@ -212,9 +212,9 @@ def complete(model: Model, messages: list[dict[str, Any]],
              chat_template_kwargs: dict[str, Any] | None = None, **options: Any) -> Completion:
     """The Completion of a conversation: see qwen3.chat, which calls this."""
     about, see, shown = schemas(tools), model.pictures, list[Any]()
+    messages = checked_messages(messages, "messages")
     if see is not None:
         messages, shown = see.taken(messages, bool((chat_template_kwargs or {}).get("add_vision_id")))
-    messages = checked_messages(messages, "messages")
     text = model.tokenizer.apply_chat_template(messages, about, enable_thinking=enable_thinking, join_text_parts=True,
                                                chat_template_kwargs=chat_template_kwargs)
     ids = encoded(model.tokenizer, text, model.config.context_length, add_special_tokens=False)

@@ -5,6 +5,7 @@ from typing import Any
 
 from tokenizer_utils import InputError, check_parts
 
+PICTURES = {"image": "image", "image_url": "image_url", "input_image": "image_url"}  # type of a part -> its field
 ROLES = ("system", "developer", "user", "assistant", "tool")  # developer: OpenAI's newer name of system
 
 
@@ -25,7 +26,7 @@ def check_message(message: Any, where: str) -> None:
     if content is None and not (message["role"] == "assistant" and calls):
         raise InputError(f'{where} has no "content"')
     if isinstance(content, list):
-        check_parts(content, where)
+        check_parts([part for part in content if not is_picture(part)], where)
     elif not isinstance(content, str | None):
         raise InputError(f'{where}: "content" must be a text, or a list of {{"type": "text", "text": ...}}')
     for key in ("reasoning_content", "reasoning", "thinking"):
@@ -33,6 +34,11 @@ def check_message(message: Any, where: str) -> None:
             raise InputError(f'{where}: "{key}" must be a text')
     if calls is not None and not (isinstance(calls, list) and all(map(is_tool_call, calls))):
         raise InputError(f'{where}: "tool_calls" must be a list of {{"function": {{"name": ..., "arguments": ...}}}}')
+
+
+def is_picture(part: Any) -> bool:
+    """True for a part of a message's content that holds a picture, in our form or OpenAI's; it isn't checked here."""
+    return isinstance(part, dict) and isinstance(part.get("type"), str) and part["type"] in PICTURES
 
 
 def is_tool_call(call: Any) -> bool:

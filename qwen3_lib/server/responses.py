@@ -63,7 +63,7 @@ def add_item(messages: list[Value], item: Any, where: str) -> None:
 
 
 def as_parts(content: Any) -> Any:
-    """A content whose parts have the type that they have in a chat."""
+    """A content whose texts have the type that they have in a chat."""
     return [part | {"type": "text"} if isinstance(part, dict) and part.get("type") in PARTS else part
             for part in content] if isinstance(content, list) else content
 

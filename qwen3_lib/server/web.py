@@ -29,7 +29,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from qwen3 import InputError
 from qwen3_embed import SEARCH, embed, rerank
 from qwen3_lib.app.openai import (Body, GenerationRequest, Refusal, at_fault, chat_prompt, chat_request, flag, known,
-                                  text_request, whole)
+                                  shows, text_request, whole)
 from qwen3_lib.app.terminal import model_name, note
 from qwen3_lib.io.errors import TooLong, brief, encoded, is_whole, parse_json
 from qwen3_lib.page.page import joined
@@ -313,6 +313,7 @@ class Server:
 
     def __init__(self, worker: Worker, limits: Limits):
         self.worker, self.limits, self.started = worker, limits, int(time.time())
+        self.eyes = asyncio.Lock()  # one request at a time shows pictures: the others wait here, not in a thread
 
     @property
     def name(self) -> str:
@@ -322,7 +323,8 @@ class Server:
         """The response of a function of the body that runs beside the event loop."""
         model, body = self.worker.model, await body_of(request)
         try:
-            value = await asyncio.to_thread(answer, body)
+            async with self.eyes if shows(body) else contextlib.nullcontext():
+                value = await asyncio.to_thread(answer, body)
             return await self.generated(request, value) if isinstance(value, GenerationRequest) else JSONResponse(value)
         except InputError as error:
             raise as_refusal(error, self.worker, body) from None
@@ -362,7 +364,8 @@ class Server:
 
     async def models(self, request: Request) -> Response:
         about = {"id": self.name, "object": "model", "created": self.started, "owned_by": "qwen3",
-                 "max_model_len": self.longest}
+                 "max_model_len": self.longest,
+                 "input_modalities": ["text"] + ["image"] * (self.worker.model.pictures is not None)}
         if (wanted := request.path_params.get("name", self.name)) != self.name:
             raise Refusal(404, f"there is no model {brief(wanted)}, but {self.name}", "model", "model_not_found")
         return JSONResponse(about if request.path_params else {"object": "list", "data": [about]})
@@ -397,7 +400,8 @@ class Server:
         return await self.asked(request, answer)
 
     async def apply_template(self, request: Request) -> Response:
-        return await self.asked(request, lambda body: {"prompt": chat_prompt(self.worker.model, body)})
+        return await self.asked(request, lambda body: {
+            "prompt": chat_prompt(self.worker.model, body, self.longest)[0]})
 
     # ---- Vectors and scores ------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 "use strict";
-/* The chat page. A conversation is {id, title, changed, turns}; a turn is {role, content}, and an answer also has
-   {thought, note, figures, error, form}. Texts become text nodes; Markdown becomes elements, those that DOMPurify lets
-   pass. */
+/* The chat page. A conversation is {id, title, changed, turns}; a turn is {role, content}, a question may have
+   {pictures}, data: URLs, and an answer also has {thought, note, figures, error, form}. Texts become text nodes;
+   Markdown becomes elements, those that DOMPurify lets pass. */
 
 const at = id => document.getElementById(id);
 const CHAT = "qwen3.chat.", SETTINGS = "qwen3.settings", KEY = "qwen3.key";  // names in the browser's storage
@@ -9,7 +9,9 @@ const chats = new Map();  // id -> conversation
 const running = new Map();  // conversation -> AbortController of its answer
 const UNREACHED = "the server can't be reached", CUT = "the connection ended before the answer";
 const EXAMPLES = ["What is the capital of France?", "What is 27 + 45?", "Tell me a story about a lighthouse."];
-let current = null, model = "", context = 0, apiKey = "";
+const PIXELS = 2 ** 20;  // of a picture, at most: 1,024 tokens
+let current = null, model = "", sees = false, context = 0, apiKey = "";
+let pictures = [];  // of the next question
 
 /** A new element with properties and children: elements or texts. */
 function make(tag, properties = {}, ...children) {
@@ -60,7 +62,8 @@ function parsed(text) {
 function recall(id) {
   const stored = read(CHAT + id), chat = parsed(stored);
   const sound = Array.isArray(chat?.turns) && typeof chat.title === "string" && chat.turns.every(
-    turn => ["user", "assistant"].includes(turn?.role) && typeof turn.content === "string");
+    turn => ["user", "assistant"].includes(turn?.role) && typeof turn.content === "string"
+      && [turn.pictures ?? []].flat().every(url => typeof url === "string" && url.startsWith("data:image/")));
   if (sound) chats.set(id, {id, title: chat.title, changed: Number(chat.changed) || 0, turns: chat.turns, stored});
   else chats.delete(id);
 }
@@ -218,6 +221,8 @@ async function greet() {
     const [about] = (await (await request("v1/models")).json()).data;
     at("model").textContent = model = about.id;
     context = about.max_model_len;
+    sees = about.input_modalities.includes("image");
+    at("add").hidden = !sees;
     if (!current.turns.length) draw();
   } catch (error) {
     at("model").textContent = error.message;
@@ -429,7 +434,8 @@ function refresh(turn) {
 function questionElements(turn) {
   const edit = make("button", {}, "Edit");
   const tools = make("div", {className: "tools"}, ...copyButton(() => turn.content), edit);
-  const text = make("div", {className: "text"}, turn.content);
+  const shown = make("div", {className: "pictures"}, ...(turn.pictures ?? []).map(thumbnail));
+  const text = make("div", {className: "text"}, shown, turn.content);
   const element = make("article", {className: "turn user"}, make("h2", {className: "unseen"}, "Question"), text, tools);
   edit.addEventListener("click", () => change(turn, text, tools));
   return {turn: element, tools};
@@ -467,9 +473,9 @@ function change(turn, text, tools) {
   if (later) form.lastChild.append(make("span", {className: "note"}, "The turns after this question will be removed."));
   form.addEventListener("submit", event => {
     event.preventDefault();
-    if (running.has(current) || !box.value.trim() || !settingsAreSound()) return;
+    if (running.has(current) || !(box.value.trim() || turn.pictures) || !settingsAreSound()) return;
     close();
-    askFor(box.value, current.turns.slice(0, current.turns.indexOf(turn)));
+    askFor(box.value, current.turns.slice(0, current.turns.indexOf(turn)), turn.pictures);
   });
   cancel.addEventListener("click", close);
   form.addEventListener("keydown", event => event.key === "Escape" && !event.isComposing && close());
@@ -505,25 +511,32 @@ function open() {
 }
 
 /** Asks a question after these turns. */
-function askFor(question, earlier = current.turns) {
+function askFor(question, earlier = current.turns, shown = []) {
   if (!chats.has(current.id)) {
-    current.title = question.trim().split("\n")[0].slice(0, 60);
+    current.title = question.trim().split("\n")[0].slice(0, 60) || "Picture";
     history.replaceState(null, "", "#" + current.id);
   }
   const before = current.turns;
-  current.turns = [...earlier, {role: "user", content: question}];
+  current.turns = [...earlier, {role: "user", content: question, ...(shown.length && {pictures: shown})}];
   at("ask-says").textContent = "";
   answer(current, {before});
 }
 
 /** Takes back a question that is too long for the context: the turns are as before it, and its text is in the box. */
 function takeBack(chat, before, error) {
-  const box = at("box"), question = chat.turns.at(-2).content;
+  const box = at("box"), question = chat.turns.at(-2);
   chat.turns = before;
   if (before.length) save(chat);
   else remove(chat);
-  box.value ||= question;
+  if (!box.value && !pictures.length) showPictures(question.pictures ?? []);
+  box.value ||= question.content;
   at("ask-says").textContent = `The message is not added: ${error.message}.`;
+}
+
+/** A turn as a message: its pictures stand before its text. */
+function messageOf({role, content, pictures}) {
+  const parts = (pictures ?? []).map(url => ({type: "image_url", image_url: {url}}));
+  return {role, content: parts.length ? [...parts, ...(content ? [{type: "text", text: content}] : [])] : content};
 }
 
 /** Asks for the answer to the last question; `former` is the answer that it replaces, unless it fails at once. `before`
@@ -531,7 +544,7 @@ function takeBack(chat, before, error) {
 async function answer(chat, {former, before}) {
   const system = at("system").value.trim(), run = new AbortController();
   const messages = [...(system ? [{role: "system", content: system}] : []),
-                    ...chat.turns.filter(turn => turn.content).map(({role, content}) => ({role, content}))];
+                    ...chat.turns.filter(turn => turn.content || turn.pictures).map(messageOf)];
   const body = {messages, stream: true, stream_options: {include_usage: true}, stop_loops: true, ...wishes()};
   const turn = {role: "assistant", content: "", thought: "", note: "stopped", form: Boolean(at("format").value)};
   chat.turns.push(turn);
@@ -580,6 +593,43 @@ function figures(usage, milliseconds) {
           `${total}${context ? ` of ${context}` : ""} tokens of the context`].join(" · ");
 }
 
+const thumbnail = (url, i) => make("img", {src: url, alt: `Picture ${i + 1}`});
+
+/** Sets the pictures of the next question. */
+function showPictures(urls) {
+  pictures = urls;
+  at("pictures").replaceChildren(...urls.map((url, i) => {
+    const button = make("button", {type: "button", ariaLabel: `Remove picture ${i + 1}`}, "×");
+    button.addEventListener("click", () => {
+      showPictures(pictures.filter(each => each !== url));
+      at("box").focus();
+    });
+    return make("div", {}, thumbnail(url, i), button);
+  }));
+}
+
+/** Adds files to the pictures of the next question. */
+async function add(files) {
+  at("ask-says").textContent = "";
+  for (const file of files) {
+    const url = await shrunk(file).catch(() => null);
+    if (url) showPictures([...pictures, url]);
+    else at("ask-says").textContent = `The browser can't read ${file.name} as a picture.`;
+  }
+}
+
+/** A picture's file as a data: URL: upright, on white, and with PIXELS at most, so that a photo takes about 200 kB. */
+async function shrunk(file) {
+  const bitmap = await createImageBitmap(file), {width, height} = bitmap;
+  const scale = Math.min(1, Math.sqrt(PIXELS / (width * height)));
+  const canvas = make("canvas", {width: Math.max(1, width * scale), height: Math.max(1, height * scale)});
+  const pen = canvas.getContext("2d");
+  Object.assign(pen, {fillStyle: "white", imageSmoothingQuality: "high"});
+  pen.fillRect(0, 0, canvas.width, canvas.height);
+  pen.drawImage(bitmap, 0, 0, canvas.width, canvas.height);
+  return canvas.toDataURL("image/jpeg", 0.9);
+}
+
 /** Enter submits; with a keyboard on the screen it begins a line, and in an input method it ends a word. */
 function sendOnEnter(box, form) {
   box.addEventListener("keydown", event => {
@@ -593,11 +643,31 @@ function sendOnEnter(box, form) {
 at("ask").addEventListener("submit", event => {
   event.preventDefault();
   const box = at("box");
-  if (running.has(current) || !box.value.trim() || !settingsAreSound()) return;
-  askFor(box.value);
+  if (running.has(current) || !(box.value.trim() || pictures.length) || !settingsAreSound()) return;
+  askFor(box.value, current.turns, pictures);
   box.value = "";
+  showPictures([]);
 });
 sendOnEnter(at("box"), at("ask"));
+at("add").addEventListener("click", () => at("files").click());
+at("files").addEventListener("change", async () => {
+  await add(at("files").files);
+  at("files").value = "";  // so that the same file can be chosen again
+  at("box").focus();
+});
+at("box").addEventListener("paste", event => {
+  const {files, types} = event.clipboardData;
+  if (!sees || !files.length || types.includes("text/plain")) return;  // of a table, the text is meant
+  event.preventDefault();
+  add([...files]);
+});
+for (const name of ["dragover", "drop"]) {
+  addEventListener(name, event => {
+    if (!sees || !event.dataTransfer.types.includes("Files")) return;
+    event.preventDefault();
+    if (name === "drop") add([...event.dataTransfer.files]);
+  });
+}
 at("stop").addEventListener("click", () => {
   running.get(current)?.abort();
   at("box").focus();

@@ -469,10 +469,13 @@ def main(argv: list[str] | None = None) -> int:
     sys.modules.setdefault("qwen3_vision", sys.modules[__name__])  # so that nothing imports a second copy of this file
     if qwen3.LIBRARY.is_dir():  # whose command line has these options, too
         return qwen3.main(argv)
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--image", action="append", default=[])
-    parser.add_argument("--max-pixels", type=int)
+    parser = argparse.ArgumentParser(usage="%(prog)s [--image FILE] [--max-pixels N] and the options that follow them",
+                                     add_help=False, allow_abbrev=False)
+    parser.add_argument("--image", action="append", default=[], metavar="FILE", help="a picture; may be repeated")
+    parser.add_argument("--max-pixels", type=int, metavar="N", help=f"of each (default: {MAX_PIXELS:,})")
     args, others = parser.parse_known_args(argv)
+    if {"-h", "--help"} & {*others}:
+        print(parser.format_help())  # qwen3.main prints the other options
     return qwen3.main(others, lambda text: question(text, args.image, args.max_pixels))
 
 

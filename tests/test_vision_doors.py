@@ -1,0 +1,308 @@
+"""Pictures where people use them: the server, its page, batch files, conversations in files, the chat."""
+import asyncio
+import base64
+import gc
+import io
+import json
+import shutil
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import qwen3
+import qwen3_batch
+import qwen3_vision
+from configs import ROOT
+from helpers import message_of, run_main
+from qwen3_lib.app import openai
+from qwen3_lib.app.chat import Chat
+from qwen3_lib.app.files import read_messages
+from serving import FRANCE, Served, until
+from test_chat import handled, refused
+from test_qwen3_vision import CONFIGS, make_seeing
+
+Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed: pip install -e '.[vision]'")
+LIKELIEST = {"max_tokens": 5, "temperature": 0}
+TEXT = {"type": "text", "text": "What is this?"}
+
+
+def png_of(*size, seed=0) -> bytes:
+    """A picture of random colours as a file."""
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, 3), np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+def url_of(data: bytes, kind="image/png") -> str:
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def asked(*parts, role="user") -> dict:
+    return {"role": role, "content": [*parts, TEXT]}
+
+
+def picture(source, **fields) -> dict:
+    return {"type": "image", "image": source, **fields}
+
+
+def as_url(data: bytes, **fields) -> dict:
+    return {"type": "image_url", "image_url": {"url": url_of(data), **fields}}
+
+
+PNG, OTHER, LARGE = png_of(300, 200), png_of(200, 300, seed=1), png_of(1100, 1000)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return qwen3.load_model(make_seeing(CONFIGS["VL"], tmp_path_factory.mktemp("seeing")))
+
+
+@pytest.fixture(scope="module")
+def served(model):
+    with Served(model, slots=2, longest=1500) as served:
+        yield served
+
+
+def completion_of(model, *messages):
+    return qwen3.chat(model, [*messages], **LIKELIEST).finish()
+
+
+# ---- The server ------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("part", [
+    as_url(PNG), as_url(PNG, detail="high"), {"type": "image_url", "image_url": url_of(PNG, "image/jpeg")}])
+def test_a_chat(served, model, part):
+    """Answer and number of tokens are the library's; the type that a URL names doesn't count."""
+    expected = completion_of(model, asked(picture(PNG), picture(OTHER)))
+    status, value, _ = served.ask("/v1/chat/completions", {"messages": [asked(part, as_url(OTHER))], **LIKELIEST})
+    assert (status, value["choices"][0]["message"]["content"]) == (200, expected.answer.content)
+    assert value["usage"]["prompt_tokens"] == len(expected.prompt_ids)
+
+
+def test_a_response(served, model):
+    parts = [{"type": "input_image", "image_url": url_of(PNG), "detail": "auto"}, TEXT | {"type": "input_text"}]
+    expected = completion_of(model, asked(picture(PNG)))
+    client = served.client()
+    got = client.responses.create(model="x", input=[{"role": "user", "content": parts}], max_output_tokens=5, temperature=0)
+    assert (got.output_text, got.usage.input_tokens) == (expected.answer.content, len(expected.prompt_ids))
+    result = {"type": "function_call_output", "call_id": "a", "output": parts[:1]}
+    call = {"type": "function_call", "call_id": "a", "name": "look", "arguments": "{}"}
+    client.responses.create(model="x", input=[{"role": "user", "content": "Look."}, call, result], max_output_tokens=1)
+
+
+def test_details_models_and_templates(served, model, demo):
+    counts = [served.ask("/v1/chat/completions", {"messages": [asked(as_url(LARGE, detail=detail))], "max_tokens": 1})
+              [1]["usage"]["prompt_tokens"] for detail in ("low", None)]
+    assert counts[1] - counts[0] == len(model.pictures.show(LARGE).ids) - len(model.pictures.show(LARGE, 2**18).ids)
+    assert served.ask("/v1/models")[1]["data"][0]["input_modalities"] == ["text", "image"]
+    text = served.ask("/apply-template", {"messages": [asked(as_url(PNG))]})[1]["prompt"]
+    assert f"{qwen3_vision.MARK}What is this?" in text
+    with Served(demo) as reading:
+        assert reading.ask("/v1/models")[1]["data"][0]["input_modalities"] == ["text"]
+        status, value, _ = reading.ask("/v1/chat/completions", {"messages": [asked(as_url(PNG))]})
+        assert (status, value["error"]["param"]) == (400, "image_url") and "can't see" in value["error"]["message"]
+
+
+@pytest.mark.parametrize("part, param, words", [
+    ({"type": "image_url", "image_url": {"url": "https://a.org/b.png"}}, "image_url", "https://a.org/b.png"),
+    ({"type": "image_url", "image_url": "/etc/passwd"}, "image_url", "not opened"),
+    ({"type": "image_url", "image_url": "file:///etc/passwd"}, "image_url", "not opened"),
+    ({"type": "image_url"}, "image_url", "data: URL"), ({"type": "input_image", "file_id": "f"}, "image_url", "data: URL"),
+    (picture("/etc/passwd"), "image", "not opened"),
+    ({"type": "image_url", "image_url": "data:image/png;base64,?"}, "image_url", "not base64"),
+    (as_url(b"GIF89a"), "image_url", "cannot be read"), (as_url(PNG, detail="most"), "image_url", "detail"),
+    (as_url(PNG[:-500]), "image_url", "cannot be read"),
+    (as_url(bytes(2**23 + 3)), "image_url", "8,388,608 bytes"), (as_url(png_of(1, 300)), "image_url", "too narrow"),
+    ({"type": "video_url", "video_url": {"url": "x"}}, "messages", "a video"), ({"type": "input_audio"}, "messages", "audio")])
+def test_parts_that_are_refused(served, part, param, words):
+    status, value, _ = served.ask("/v1/chat/completions", {"messages": [*FRANCE, asked(part)]})
+    assert (status, value["error"]["param"]) == (400, param)
+    assert words in value["error"]["message"] and "message 1" in value["error"]["message"]
+
+
+def test_limits(served, monkeypatch):
+    """Of pixels before anything is decoded, of pictures, and of tokens before the next picture is computed."""
+    def refusal(*parts, role="user"):
+        status, value, _ = served.ask("/v1/chat/completions", {"messages": [asked(*parts, role=role)]})
+        return status, value["error"]["code"], value["error"]["message"]
+
+    monkeypatch.setattr(openai, "MOST_PIXELS", 300 * 200 - 1)
+    assert "300 x 200 pixels are none, or more than 59,999" in refusal(as_url(OTHER))[2]
+    monkeypatch.undo()
+    monkeypatch.setattr(openai, "MOST_PICTURES", 1)
+    assert "more than 1 pictures" in refusal(as_url(PNG), as_url(OTHER))[2]
+    monkeypatch.undo()
+    monkeypatch.setattr(served.model.pictures, "recent", [])
+    seen = []
+    monkeypatch.setattr(served.model.pictures, "seen", lambda pixels: seen.append(1) or qwen3_vision.Pictures.seen(
+        served.model.pictures, pixels))
+    large = [as_url(png_of(1024, 1024, seed=seed)) for seed in (5, 6, 7)]
+    assert refusal(*large)[:2] == (400, "context_length_exceeded") and len(seen) == 2
+    assert "system" in refusal(as_url(PNG), role="developer")[2]
+
+
+def test_while_a_picture_is_computed_others_are_answered(served, monkeypatch):
+    """The tower works in the request's thread, one request at a time."""
+    began, go, answers = threading.Semaphore(0), threading.Event(), []
+
+    def seen(pixels):
+        began.release()
+        assert go.wait(30)
+        return qwen3_vision.Pictures.seen(served.model.pictures, pixels)
+
+    monkeypatch.setattr(served.model.pictures, "seen", seen)
+    threads = [threading.Thread(target=lambda seed=seed: answers.append(served.ask("/v1/chat/completions", {
+        "messages": [asked(as_url(png_of(64, 64, seed=seed)))], "max_tokens": 1})[0])) for seed in (8, 9)]
+    for thread in threads:
+        thread.start()
+    assert began.acquire(timeout=30)
+    assert served.ask("/v1/chat/completions", {"messages": FRANCE, "max_tokens": 2})[0] == 200
+    assert not began.acquire(blocking=False)  # the second one waits
+    go.set()
+    for thread in threads:
+        thread.join()
+    assert answers == [200, 200]
+
+
+def test_pictures_stay_until_they_are_answered(served, model, monkeypatch):
+    """Though none is kept for later, and the answer waits for a slot while others show theirs."""
+    monkeypatch.setattr(qwen3_vision, "KEPT", 0)
+    submit, waiting = served.worker.submit, threading.Event()
+
+    async def late(answers, streams):
+        while not waiting.is_set():
+            await asyncio.sleep(0.01)
+        return await submit(answers, streams)
+
+    monkeypatch.setattr(served.worker, "submit", late)
+    found = []
+    thread = threading.Thread(target=lambda: found.append(served.ask("/v1/chat/completions", {
+        "messages": [asked(as_url(PNG), as_url(OTHER))], **LIKELIEST})[1]["choices"][0]["message"]["content"]))
+    thread.start()
+    until(lambda: len(model.pictures.latest) == 2)
+    model.pictures.latest, _ = [], model.pictures.show(png_of(64, 64, seed=10))
+    gc.collect()
+    waiting.set()
+    thread.join()
+    assert found == [completion_of(model, asked(picture(PNG), picture(OTHER))).answer.content]
+
+
+# ---- Files -----------------------------------------------------------------------------------------------------------
+
+def test_batch_files(model, tmp_path, capfd, monkeypatch):
+    """Paths beside the file, and OpenAI's form; none of a record's pictures is dropped before its answer."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "photo.png").write_bytes(PNG)
+    asking = [asked(picture("photo.png"), as_url(OTHER)), asked(picture("photo.png", max_pixels=2**15)),
+              asked(picture("none.png")), asked({"type": "video", "video": "a.mp4"})]
+    rows = [{"messages": [message], "max_new_tokens": 5, "temperature": 0} for message in asking]
+    rows.append({"custom_id": "o", "body": {"messages": [asked(as_url(PNG))], **LIKELIEST}})
+    (tmp_path / "in" / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr(qwen3_vision, "KEPT", 0)
+    status, _, _ = run_main(capfd, tmp_path / "in" / "in.jsonl", "--out", tmp_path / "out.jsonl", "--model", model.path,
+                            "--no-fast", "--memory", "100MB", main=qwen3_batch.main)
+    found = {row["line"]: row for row in map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())}
+    expected = [asked(picture(PNG), picture(OTHER)), asked(picture(PNG, max_pixels=2**15)), asked(picture(PNG))]
+    assert status == 0 and [found[line]["text"] for line in (1, 2, 5)] == [completion_of(model, message).text
+                                                                         for message in expected]
+    assert "none.png: no such file" in found[3]["error"] and "a video" in found[4]["error"]
+
+
+def test_conversations_in_files(tmp_path):
+    """Paths are relative to the file."""
+    (tmp_path / "talk.json").write_text(json.dumps([asked(picture("a.png")), {"role": "assistant", "content": "A bee."}]))
+    assert read_messages(str(tmp_path / "talk.json"))[0][0]["content"][0]["image"] == str(tmp_path / "a.png")
+    (tmp_path / "talk.json").write_text(json.dumps([asked({"type": "audio", "audio": "a.wav"})]))
+    assert "audio" in message_of(read_messages, str(tmp_path / "talk.json"))
+
+
+# ---- The chat --------------------------------------------------------------------------------------------------------
+
+def test_the_chat(model, demo, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a photo.png").write_bytes(PNG)
+    (tmp_path / "other.png").write_bytes(OTHER)
+    options = {"max_new_tokens": 5, "temperature": 0}
+    chat = Chat(model, [], options=options)
+    assert handled(chat, "/image") == "(0 pictures for the next message)"
+    assert "a photo.png" in handled(chat, f"/image {tmp_path}/a photo.png")
+    assert handled(chat, "/image -") == "(0 pictures for the next message)"
+    for line in ("a\\ photo.png", f"'{tmp_path}/a photo.png'", f"{tmp_path}/other.png "):  # as terminals paste them
+        handled(chat, line)
+    shown = [str(tmp_path / name) for name in ("a photo.png", "a photo.png", "other.png")]
+    assert chat.images == shown and chat.messages == []
+    assert "no such file" in refused(chat, "/image none.png") and "cannot be read" in refused(chat, f"/image {__file__}")
+    handled(chat, "What is this?")
+    assert chat.images == [] and chat.messages[1] == completion_of(model, asked(*map(picture, (PNG, PNG, OTHER)))).message
+    assert f"> [{shown[0]}] [{shown[1]}] [{shown[2]}] What is this?" in handled(chat, "/history")
+    handled(chat, "And this?")
+    handled(chat, "/save talk.json")
+    again = Chat(model, [], options=options)
+    handled(again, "/load talk.json")
+    handled(again, "/regenerate")
+    assert again.messages == chat.messages
+    (tmp_path / "other.png").unlink()
+    assert "other.png: no such file (the message was not added" in refused(again, "And now?")
+    assert "can't see" in refused(Chat(demo, []), "/image a photo.png")
+
+
+def test_help_of_four_files_alone(tmp_path):
+    for name in ("qwen3.py", "qwen3_5.py", "qwen3_vision.py", "tokenizer_utils.py"):
+        shutil.copy(ROOT / name, tmp_path)
+    done = subprocess.run([sys.executable, "qwen3_vision.py", "--help"], cwd=tmp_path, capture_output=True, text=True,
+                          timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(option in done.stdout for option in ("--image FILE", "--max-pixels N", "--model", "--top-k"))
+
+
+# ---- The page --------------------------------------------------------------------------------------------------------
+
+PUT = """([bytes, place, name]) => {
+  const data = new DataTransfer(), type = {paste: ClipboardEvent, drop: DragEvent}[name];
+  data.items.add(new File([Uint8Array.from(bytes)], "a.png", {type: "image/png"}));
+  document.querySelector(place).dispatchEvent(new type(name, {
+    bubbles: true, cancelable: true, ...(name === "paste" ? {clipboardData: data} : {dataTransfer: data})}));
+}"""
+
+
+@pytest.mark.timeout(120)
+def test_the_page(browser, served, model, demo, tmp_path):
+    """Pictures are pasted, dropped and chosen, made smaller, kept in the browser, and asked about again."""
+    from test_server_browser import CHATS, Tab, sync_api
+    context = browser.new_context()
+    tab, thumbnails = Tab(context, served.url), "#pictures img"
+    sync_api.expect(tab.page.locator("#add")).to_be_visible()
+    tab.page.evaluate("at('max_tokens').value = 2")
+    tab.page.evaluate(PUT, [[*LARGE], "#box", "paste"])
+    sync_api.expect(tab.page.locator(thumbnails)).to_have_count(1)
+    tab.page.evaluate(PUT, [[*PNG], "#log", "drop"])
+    sync_api.expect(tab.page.locator(thumbnails)).to_have_count(2)
+    files = [{"name": "b.png", "mimeType": "image/png", "buffer": OTHER}, {"name": "c.png", "mimeType": "image/png",
+                                                                           "buffer": b"no picture"}]
+    tab.page.set_input_files("#files", files)
+    tab.see("#ask-says", "can't read c.png")
+    tab.press("Remove picture 2")
+    sync_api.expect(tab.page.locator(thumbnails)).to_have_count(2)
+    tab.ask("What is this?")
+    *shown, text = tab.bodies[-1]["messages"][0]["content"]
+    sizes = [Image.open(io.BytesIO(base64.b64decode(part["image_url"]["url"].partition(",")[2]))).size for part in shown]
+    assert text == TEXT and sizes[1] == (300, 200) and 2**20 - 5000 < sizes[0][0] * sizes[0][1] <= 2**20
+    assert tab.texts("article .error") == [""]
+    tab.page.reload()
+    tab.page.evaluate("at('max_tokens').value = 2")
+    sync_api.expect(tab.page.locator(".user .pictures img")).to_have_count(2)
+    assert [each["turns"][0]["pictures"] for each in tab.page.evaluate(CHATS)] == [[part["image_url"]["url"]
+                                                                                  for part in shown]]
+    tab.ask("And this?")
+    assert tab.bodies[-1]["messages"][0]["content"] == [*shown, text]
+    assert tab.bodies[-1]["messages"][2] == {"role": "user", "content": "And this?"}
+    tab.close()
+    with Served(demo) as reading:
+        tab = Tab(context, reading.url)
+        tab.see("#model", "demo")
+        sync_api.expect(tab.page.locator("#add")).to_be_hidden()
+        tab.close()
+    context.close()

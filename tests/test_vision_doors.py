@@ -86,7 +86,8 @@ def test_a_response(served, model):
     parts = [{"type": "input_image", "image_url": url_of(PNG), "detail": "auto"}, TEXT | {"type": "input_text"}]
     expected = completion_of(model, asked(picture(PNG)))
     client = served.client()
-    got = client.responses.create(model="x", input=[{"role": "user", "content": parts}], max_output_tokens=5, temperature=0)
+    got = client.responses.create(model="x", input=[{"role": "user", "content": parts}], max_output_tokens=5,
+                                  temperature=0)
     assert (got.output_text, got.usage.input_tokens) == (expected.answer.content, len(expected.prompt_ids))
     result = {"type": "function_call_output", "call_id": "a", "output": parts[:1]}
     call = {"type": "function_call", "call_id": "a", "name": "look", "arguments": "{}"}
@@ -110,13 +111,15 @@ def test_details_models_and_templates(served, model, demo):
     ({"type": "image_url", "image_url": {"url": "https://a.org/b.png"}}, "image_url", "https://a.org/b.png"),
     ({"type": "image_url", "image_url": "/etc/passwd"}, "image_url", "not opened"),
     ({"type": "image_url", "image_url": "file:///etc/passwd"}, "image_url", "not opened"),
-    ({"type": "image_url"}, "image_url", "data: URL"), ({"type": "input_image", "file_id": "f"}, "image_url", "data: URL"),
+    ({"type": "image_url"}, "image_url", "data: URL"),
+    ({"type": "input_image", "file_id": "f"}, "image_url", "data: URL"),
     (picture("/etc/passwd"), "image", "not opened"),
     ({"type": "image_url", "image_url": "data:image/png;base64,?"}, "image_url", "not base64"),
     (as_url(b"GIF89a"), "image_url", "cannot be read"), (as_url(PNG, detail="most"), "image_url", "detail"),
     (as_url(PNG[:-500]), "image_url", "cannot be read"),
     (as_url(bytes(2**23 + 3)), "image_url", "8,388,608 bytes"), (as_url(png_of(1, 300)), "image_url", "too narrow"),
-    ({"type": "video_url", "video_url": {"url": "x"}}, "messages", "a video"), ({"type": "input_audio"}, "messages", "audio")])
+    ({"type": "video_url", "video_url": {"url": "x"}}, "messages", "a video"),
+    ({"type": "input_audio"}, "messages", "audio")])
 def test_parts_that_are_refused(served, part, param, words):
     status, value, _ = served.ask("/v1/chat/completions", {"messages": [*FRANCE, asked(part)]})
     assert (status, value["error"]["param"]) == (400, param)
@@ -213,7 +216,7 @@ def test_batch_files(model, tmp_path, capfd, monkeypatch):
 
 def test_conversations_in_files(tmp_path):
     """Paths are relative to the file."""
-    (tmp_path / "talk.json").write_text(json.dumps([asked(picture("a.png")), {"role": "assistant", "content": "A bee."}]))
+    (tmp_path / "talk.json").write_text(json.dumps([asked(picture("a.png"))]))
     assert read_messages(str(tmp_path / "talk.json"))[0][0]["content"][0]["image"] == str(tmp_path / "a.png")
     (tmp_path / "talk.json").write_text(json.dumps([asked({"type": "audio", "audio": "a.wav"})]))
     assert "audio" in message_of(read_messages, str(tmp_path / "talk.json"))
@@ -234,9 +237,11 @@ def test_the_chat(model, demo, tmp_path, monkeypatch):
         handled(chat, line)
     shown = [str(tmp_path / name) for name in ("a photo.png", "a photo.png", "other.png")]
     assert chat.images == shown and chat.messages == []
-    assert "no such file" in refused(chat, "/image none.png") and "cannot be read" in refused(chat, f"/image {__file__}")
+    assert "no such file" in refused(chat, "/image none.png")
+    assert "cannot be read" in refused(chat, f"/image {__file__}")
     handled(chat, "What is this?")
-    assert chat.images == [] and chat.messages[1] == completion_of(model, asked(*map(picture, (PNG, PNG, OTHER)))).message
+    expected = completion_of(model, asked(*map(picture, (PNG, PNG, OTHER))))
+    assert chat.images == [] and chat.messages[1] == expected.message
     assert f"> [{shown[0]}] [{shown[1]}] [{shown[2]}] What is this?" in handled(chat, "/history")
     handled(chat, "And this?")
     handled(chat, "/save talk.json")
@@ -288,8 +293,9 @@ def test_the_page(browser, served, model, demo, tmp_path):
     sync_api.expect(tab.page.locator(thumbnails)).to_have_count(2)
     tab.ask("What is this?")
     *shown, text = tab.bodies[-1]["messages"][0]["content"]
-    sizes = [Image.open(io.BytesIO(base64.b64decode(part["image_url"]["url"].partition(",")[2]))).size for part in shown]
-    assert text == TEXT and sizes[1] == (300, 200) and 2**20 - 5000 < sizes[0][0] * sizes[0][1] <= 2**20
+    files = [base64.b64decode(part["image_url"]["url"].partition(",")[2]) for part in shown]
+    (width, height), size = (Image.open(io.BytesIO(file)).size for file in files)
+    assert text == TEXT and size == (300, 200) and 2**20 - 5000 < width * height <= 2**20
     assert tab.texts("article .error") == [""]
     tab.page.reload()
     tab.page.evaluate("at('max_tokens').value = 2")

@@ -164,8 +164,13 @@ class Chat:
         options, status = dict(self.options), Status()
         if options.get("seed") is not None:
             options["seed"] += self.n_answers
-        completion = chat(self.model, self.messages, self.tools, self.enable_thinking, cache=self.cache,
-                          stop_loops=self.stop_loops, **options)
+        if isinstance(self.messages[-1].get("content"), list):
+            status.show("looking at the pictures …")
+        try:
+            completion = chat(self.model, self.messages, self.tools, self.enable_thinking, cache=self.cache,
+                              stop_loops=self.stop_loops, **options)
+        finally:
+            status.erase()
         self.last, self.n_answers = completion, self.n_answers + 1
         n_new = len(completion.prompt_ids) - completion.cached_tokens
         if n_new * parameters(self.model.folder, self.model.config) > 10**10:  # half a second and more

@@ -29,10 +29,10 @@ LIKELIEST = {"max_tokens": 5, "temperature": 0}
 TEXT = {"type": "text", "text": "What is this?"}
 
 
-def png_of(*size, seed=0) -> bytes:
+def png_of(*size, seed=0, colours=256) -> bytes:
     """A picture of random colours as a file."""
     file = io.BytesIO()
-    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, 3), np.uint8)).save(file, "PNG")
+    Image.fromarray(np.random.default_rng(seed).integers(0, colours, (*size, 3), np.uint8)).save(file, "PNG")
     return file.getvalue()
 
 
@@ -52,7 +52,7 @@ def as_url(data: bytes, **fields) -> dict:
     return {"type": "image_url", "image_url": {"url": url_of(data), **fields}}
 
 
-PNG, OTHER, LARGE = png_of(300, 200), png_of(200, 300, seed=1), png_of(1100, 1000)
+PNG, OTHER, LARGE = png_of(300, 200), png_of(200, 300, seed=1), png_of(1100, 1000, colours=1)
 
 
 @pytest.fixture(scope="module")
@@ -267,7 +267,7 @@ def test_help_of_four_files_alone(tmp_path):
 
 PUT = """([bytes, place, name]) => {
   const data = new DataTransfer(), type = {paste: ClipboardEvent, drop: DragEvent}[name];
-  data.items.add(new File([Uint8Array.from(bytes)], "a.png", {type: "image/png"}));
+  data.items.add(new File([Uint8Array.from(atob(bytes), c => c.charCodeAt())], "a.png", {type: "image/png"}));
   document.querySelector(place).dispatchEvent(new type(name, {
     bubbles: true, cancelable: true, ...(name === "paste" ? {clipboardData: data} : {dataTransfer: data})}));
 }"""
@@ -281,9 +281,9 @@ def test_the_page(browser, served, model, demo, tmp_path):
     tab, thumbnails = Tab(context, served.url), "#pictures img"
     sync_api.expect(tab.page.locator("#add")).to_be_visible()
     tab.page.evaluate("at('max_tokens').value = 2")
-    tab.page.evaluate(PUT, [[*LARGE], "#box", "paste"])
+    tab.page.evaluate(PUT, [base64.b64encode(LARGE).decode(), "#box", "paste"])
     sync_api.expect(tab.page.locator(thumbnails)).to_have_count(1)
-    tab.page.evaluate(PUT, [[*PNG], "#log", "drop"])
+    tab.page.evaluate(PUT, [base64.b64encode(PNG).decode(), "#log", "drop"])
     sync_api.expect(tab.page.locator(thumbnails)).to_have_count(2)
     files = [{"name": "b.png", "mimeType": "image/png", "buffer": OTHER}, {"name": "c.png", "mimeType": "image/png",
                                                                            "buffer": b"no picture"}]

@@ -304,6 +304,7 @@ def test_a_message_that_is_too_long_is_not_added(context, served):
 def test_an_empty_page_invites(tab):
     """It names the model; each of its three examples is a question that the bundled model answers."""
     sync_api.expect(tab.page.locator(".welcome h2")).to_have_text("Chat with demo")
+    sync_api.expect(tab.page.locator("#add")).to_be_hidden()  # this model doesn't see
     for i, words in enumerate(("The capital of France is Paris.", "72", "lighthouse")):
         tab.page.locator(".welcome button").nth(i).click()
         tab.answered()

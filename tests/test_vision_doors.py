@@ -16,7 +16,7 @@ import qwen3
 import qwen3_batch
 import qwen3_vision
 from configs import ROOT
-from helpers import message_of, run_main
+from helpers import assert_accessible, axe_core, message_of, run_main
 from qwen3_lib.app import openai
 from qwen3_lib.app.chat import Chat
 from qwen3_lib.app.files import read_messages
@@ -41,6 +41,7 @@ def url_of(data: bytes, kind="image/png") -> str:
 
 
 def asked(*parts, role="user") -> dict:
+    """A message that asks about pictures."""
     return {"role": role, "content": [*parts, TEXT]}
 
 
@@ -69,8 +70,6 @@ def served(model):
 def completion_of(model, *messages):
     return qwen3.chat(model, [*messages], **LIKELIEST).finish()
 
-
-# ---- The server ------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("part", [
     as_url(PNG), as_url(PNG, detail="high"), {"type": "image_url", "image_url": url_of(PNG, "image/jpeg")}])
@@ -193,14 +192,12 @@ def test_pictures_stay_until_they_are_answered(served, model, monkeypatch):
     assert found == [completion_of(model, asked(picture(PNG), picture(OTHER))).answer.content]
 
 
-# ---- Files -----------------------------------------------------------------------------------------------------------
-
 def test_batch_files(model, tmp_path, capfd, monkeypatch):
     """Paths beside the file, and OpenAI's form; none of a record's pictures is dropped before its answer."""
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "photo.png").write_bytes(PNG)
     asking = [asked(picture("photo.png"), as_url(OTHER)), asked(picture("photo.png", max_pixels=2**15)),
-              asked(picture("none.png")), asked({"type": "video", "video": "a.mp4"})]
+              asked(picture("none.png")), asked({"type": "video", "video": "a.mp4"}), asked(picture({}))]
     rows = [{"messages": [message], "max_new_tokens": 5, "temperature": 0} for message in asking]
     rows.append({"custom_id": "o", "body": {"messages": [asked(as_url(PNG))], **LIKELIEST}})
     (tmp_path / "in" / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -209,20 +206,19 @@ def test_batch_files(model, tmp_path, capfd, monkeypatch):
                             "--no-fast", "--memory", "100MB", main=qwen3_batch.main)
     found = {row["line"]: row for row in map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())}
     expected = [asked(picture(PNG), picture(OTHER)), asked(picture(PNG, max_pixels=2**15)), asked(picture(PNG))]
-    assert status == 0 and [found[line]["text"] for line in (1, 2, 5)] == [completion_of(model, message).text
+    assert status == 0 and [found[line]["text"] for line in (1, 2, 6)] == [completion_of(model, message).text
                                                                          for message in expected]
     assert "none.png: no such file" in found[3]["error"] and "a video" in found[4]["error"]
 
 
 def test_conversations_in_files(tmp_path):
     """Paths are relative to the file."""
-    (tmp_path / "talk.json").write_text(json.dumps([asked(picture("a.png"))]))
+    call = {"role": "assistant", "tool_calls": [{"name": "look", "arguments": {}}]}
+    (tmp_path / "talk.json").write_text(json.dumps([asked(picture("a.png")), call]))
     assert read_messages(str(tmp_path / "talk.json"))[0][0]["content"][0]["image"] == str(tmp_path / "a.png")
     (tmp_path / "talk.json").write_text(json.dumps([asked({"type": "audio", "audio": "a.wav"})]))
     assert "audio" in message_of(read_messages, str(tmp_path / "talk.json"))
 
-
-# ---- The chat --------------------------------------------------------------------------------------------------------
 
 def test_the_chat(model, demo, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -263,8 +259,6 @@ def test_help_of_four_files_alone(tmp_path):
     assert all(option in done.stdout for option in ("--image FILE", "--max-pixels N", "--model", "--top-k"))
 
 
-# ---- The page --------------------------------------------------------------------------------------------------------
-
 PUT = """([bytes, place, name]) => {
   const data = new DataTransfer(), type = {paste: ClipboardEvent, drop: DragEvent}[name];
   data.items.add(new File([Uint8Array.from(atob(bytes), c => c.charCodeAt())], "a.png", {type: "image/png"}));
@@ -274,10 +268,11 @@ PUT = """([bytes, place, name]) => {
 
 
 @pytest.mark.timeout(120)
-def test_the_page(browser, served, model, demo, tmp_path):
+def test_the_page(browser, served):
     """Pictures are pasted, dropped and chosen, made smaller, kept in the browser, and asked about again."""
     from test_server_browser import CHATS, Tab, sync_api
     context = browser.new_context()
+    context.add_init_script(axe_core())
     tab, thumbnails = Tab(context, served.url), "#pictures img"
     sync_api.expect(tab.page.locator("#add")).to_be_visible()
     tab.page.evaluate("at('max_tokens').value = 2")
@@ -285,9 +280,8 @@ def test_the_page(browser, served, model, demo, tmp_path):
     sync_api.expect(tab.page.locator(thumbnails)).to_have_count(1)
     tab.page.evaluate(PUT, [base64.b64encode(PNG).decode(), "#log", "drop"])
     sync_api.expect(tab.page.locator(thumbnails)).to_have_count(2)
-    files = [{"name": "b.png", "mimeType": "image/png", "buffer": OTHER}, {"name": "c.png", "mimeType": "image/png",
-                                                                           "buffer": b"no picture"}]
-    tab.page.set_input_files("#files", files)
+    tab.page.set_input_files("#files", [{"name": name, "mimeType": "image/png", "buffer": data}
+                                        for name, data in (("b.png", OTHER), ("c.png", b"no picture"))])
     tab.see("#ask-says", "can't read c.png")
     tab.press("Remove picture 2")
     sync_api.expect(tab.page.locator(thumbnails)).to_have_count(2)
@@ -300,15 +294,11 @@ def test_the_page(browser, served, model, demo, tmp_path):
     tab.page.reload()
     tab.page.evaluate("at('max_tokens').value = 2")
     sync_api.expect(tab.page.locator(".user .pictures img")).to_have_count(2)
-    assert [each["turns"][0]["pictures"] for each in tab.page.evaluate(CHATS)] == [[part["image_url"]["url"]
-                                                                                  for part in shown]]
+    [chat] = tab.page.evaluate(CHATS)
+    assert chat["turns"][0]["pictures"] == [part["image_url"]["url"] for part in shown]
+    assert_accessible(tab.page)
     tab.ask("And this?")
     assert tab.bodies[-1]["messages"][0]["content"] == [*shown, text]
     assert tab.bodies[-1]["messages"][2] == {"role": "user", "content": "And this?"}
     tab.close()
-    with Served(demo) as reading:
-        tab = Tab(context, reading.url)
-        tab.see("#model", "demo")
-        sync_api.expect(tab.page.locator("#add")).to_be_hidden()
-        tab.close()
     context.close()

@@ -53,7 +53,7 @@ def read_messages(name: str) -> tuple[list[dict], list[dict] | None]:
     value = read_json(name)
     messages, tools = (value.get("messages"), value.get("tools")) if isinstance(value, dict) else (value, None)
     messages = checked_messages(messages, name)
-    for part in (part for each in messages if isinstance(each["content"], list) for part in each["content"]):
+    for part in (part for each in messages if isinstance(each.get("content"), list) for part in each["content"]):
         if isinstance(part.get("image"), str):  # beside the file
             part["image"] = os.path.join(os.path.dirname(os.path.abspath(name)), part["image"])
     return messages, None if tools is None else checked_tools(tools, name)

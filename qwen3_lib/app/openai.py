@@ -9,8 +9,8 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -100,7 +100,7 @@ class GenerationRequest:
     n_prompt: int  # tokens of the prompts, each counted once
     echoes: list[str]  # what stands before each answer
     one_call: bool = False  # at most one call of a tool
-    pictures: list[Picture] = field(default_factory=list)  # of the prompts: they live as long as something holds them
+    pictures: Sequence[Picture] = ()  # of the prompts: they live as long as something holds them
 
 
 def known(body: Body, names: tuple[str, ...]) -> Body:
@@ -153,16 +153,16 @@ def options_of(body: Body) -> dict[str, Any]:
 
 def request_of(model: Model, kind: str, body: Body, prompts: list[list[int]], options: dict[str, Any],
                logprobs: int | None, longest: int, echoes: list[str] | None = None,
-               one_call: bool = False, pictures: list[Picture] | None = None) -> GenerationRequest:
+               one_call: bool = False, pictures: Sequence[Picture] = ()) -> GenerationRequest:
     """What both kinds of requests share. Each of a prompt's n answers has a seed of its own."""
     n = whole(body, "n", 1, 1, MOST_CHOICES)
     if "stream_options" in body and not isinstance(body["stream_options"], dict):
         raise Refusal(400, "stream_options must be an object", "stream_options")
-    source = "messages" if kind == "chat" else "prompt"
+    field = "messages" if kind == "chat" else "prompt"
     for prompt in prompts:
         if len(prompt) >= longest:
             raise Refusal(400, f"the prompt has {len(prompt)} tokens and leaves no room for an answer: the context has "
-                          f"{longest} tokens, and the prompt is {len(prompt) + 1 - longest} tokens too long", source,
+                          f"{longest} tokens, and the prompt is {len(prompt) + 1 - longest} tokens too long", field,
                           "context_length_exceeded")
     if logprobs is not None:
         options = options | {"logprobs": logprobs}
@@ -171,7 +171,7 @@ def request_of(model: Model, kind: str, body: Body, prompts: list[list[int]], op
     return GenerationRequest(kind, n, answers, flag(body, "stream"),
                              flag(body.get("stream_options", {}), "include_usage"), logprobs, sum(map(len, prompts)),
                              [echo for echo in echoes or [""] * len(prompts) for _ in range(n)], one_call,
-                             pictures or [])
+                             pictures)
 
 
 # ---- Chat ------------------------------------------------------------------------------------------------------------
@@ -301,8 +301,8 @@ def looked_at(model: Model, messages: list[Value], longest: int, folder: Path | 
         if not isinstance(detail, str) or detail not in DETAILS:
             raise refusal(f"detail must be one of {', '.join(DETAILS)}")
         try:
-            if name == "image" and folder is not None and isinstance(given["url"], str):
-                picture = model.pictures.show(os.path.join(folder, given["url"]), part.get("max_pixels"))
+            if name == "image" and folder is not None and isinstance(url := given.get("url"), str):
+                picture = model.pictures.show(os.path.join(folder, url), part.get("max_pixels"))
             else:
                 picture = model.pictures.show(picture_of(bytes_of(given.get("url")), MOST_PIXELS), DETAILS[detail])
         except InputError as error:
@@ -383,12 +383,12 @@ def chat_request(model: Model, body: Body, longest: int, defaults: dict[str, Any
     options = asdict(default_sampling(model, think)) | defaults
     options |= ({} if budget is None else {"think_budget": budget}) | options_of(body) | {"tools": tools}
     bound = [] if isinstance(schema, Grammar) else tools or []  # with a job's own grammar, tools are only told
-    source = "response_format" if "response_format" in body else "schema"
-    if source in body:
-        schema, bound = schema_of(body) if source == "response_format" else body["schema"], tools or []
+    field = "response_format" if "response_format" in body else "schema"
+    if field in body:
+        schema, bound = schema_of(body) if field == "response_format" else body["schema"], tools or []
     if schema is not None or forced or any(map(is_strict, tools or ())):
         most = None if options.get("max_string") is None else checked_whole("max_string", options["max_string"], 0)
-        options["schema"] = answer_schema(model, schema, bound, forced, not one_call, most, source)
+        options["schema"] = answer_schema(model, schema, bound, forced, not one_call, most, field)
     top = whole(body, "top_logprobs", 0, 0, MOST_LOGPROBS)
     text, pictures = chat_prompt(model, body, longest, system, default, folder)
     prompt = encoded(model.tokenizer, text, longest, add_special_tokens=False)

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from helpers import assert_accessible, axe_core, message_of, run_main
 from qwen3_lib.app import openai
 from qwen3_lib.app.chat import Chat
 from qwen3_lib.app.files import read_messages
+from qwen3_lib.server import web
 from serving import FRANCE, Served, until
 from test_chat import handled, refused
 from test_qwen3_vision import CONFIGS, make_seeing
@@ -146,27 +148,30 @@ def test_limits(served, monkeypatch):
     assert "system" in refusal(as_url(PNG), role="developer")[2]
 
 
-def test_while_a_picture_is_computed_others_are_answered(served, monkeypatch):
-    """The tower works in the request's thread, one request at a time."""
+def test_while_a_picture_is_computed_others_are_answered(model, monkeypatch):
+    """The tower works in the request's thread, and requests that wait for it take none."""
+    monkeypatch.setattr(web, "THREADS", 2)
     began, go, answers = threading.Semaphore(0), threading.Event(), []
 
     def seen(pixels):
         began.release()
         assert go.wait(30)
-        return qwen3_vision.Pictures.seen(served.model.pictures, pixels)
+        return qwen3_vision.Pictures.seen(model.pictures, pixels)
 
-    monkeypatch.setattr(served.model.pictures, "seen", seen)
-    threads = [threading.Thread(target=lambda seed=seed: answers.append(served.ask("/v1/chat/completions", {
-        "messages": [asked(as_url(png_of(64, 64, seed=seed)))], "max_tokens": 1})[0])) for seed in (8, 9)]
-    for thread in threads:
-        thread.start()
-    assert began.acquire(timeout=30)
-    assert served.ask("/v1/chat/completions", {"messages": FRANCE, "max_tokens": 2})[0] == 200
-    assert not began.acquire(blocking=False)  # the second one waits
-    go.set()
-    for thread in threads:
-        thread.join()
-    assert answers == [200, 200]
+    monkeypatch.setattr(model.pictures, "seen", seen)
+    with Served(model, slots=3, longest=1500) as served:
+        threads = [threading.Thread(target=lambda seed=seed: answers.append(served.ask("/v1/chat/completions", {
+            "messages": [asked(as_url(png_of(64, 64, seed=seed)))], "max_tokens": 1})[0])) for seed in (11, 12, 13)]
+        for thread in threads:
+            thread.start()
+        assert began.acquire(timeout=30)
+        time.sleep(0.2)  # until the others are there
+        assert served.ask("/v1/chat/completions", {"messages": FRANCE, "max_tokens": 2})[0] == 200
+        assert not began.acquire(blocking=False)
+        go.set()
+        for thread in threads:
+            thread.join()
+    assert answers == [200, 200, 200]
 
 
 def test_pictures_stay_until_they_are_answered(served, model, monkeypatch):

@@ -124,15 +124,15 @@ def rope_tables(config: Config, positions: np.ndarray) -> tuple[np.ndarray, np.n
     """cos and sin of every angle at positions [n] -> two arrays [n, rope_dim / 2].
 
     Pair i turns by theta ** (-2i / rope_dim) per position: the first pairs fast, for near positions, the last slowly.
-    A picture's tokens have a position for each pair [n, rope_dim / 2].
+    Tokens of pictures have a position for each pair, [n, rope_dim / 2].
     """
     # The power in float64: a float32 power would be off by 2e-4 in the logits at position 6,000.
     powers = config.rope_theta ** (np.arange(0, config.rope_dim, 2) / config.rope_dim)
     frequencies = 1 / powers.astype(np.float32)
     if config.rope_frequencies:
         frequencies = np.array(config.rope_frequencies, np.float32)
-    each = positions.reshape(len(positions), -1).astype(np.float32)  # [n, 1], or of each pair
-    angles, factor = each * frequencies, np.float32(config.rope_factor)
+    angles = positions.reshape(len(positions), -1).astype(np.float32) * frequencies
+    factor = np.float32(config.rope_factor)
     return np.cos(angles) * factor, np.sin(angles) * factor
 
 
@@ -314,6 +314,12 @@ CHUNK = 512  # prompt tokens that go through the layers together: enough for ful
 TokenIds = list[int] | np.ndarray
 
 
+def embed(model: Model, ids: np.ndarray) -> np.ndarray:
+    """The embeddings of tokens [n] -> [n, hidden_size], also of a picture's."""
+    see = model.pictures
+    return model.engine.rows(model, "embed_tokens", ids) if see is None else see.embed(model, ids)
+
+
 @np.errstate(over="ignore", invalid="ignore")  # NaN in the weights is reported once it has reached the logits
 def hidden_states(model: Model, token_ids: TokenIds, cache: KVCache) -> np.ndarray:
     """Runs token ids [n] through all layers -> the residual stream after the last norm, float32 [n, hidden_size]."""
@@ -323,11 +329,11 @@ def hidden_states(model: Model, token_ids: TokenIds, cache: KVCache) -> np.ndarr
     for start in range(0, len(ids), step):
         now = slice(start, start + step)
         cos, sin = rope_tables(config, positions[now] if see is None else see.positions(cache, ids[now]))
-        x = w["embed_tokens"][ids[now]] if see is None else see.embed(model, ids[now])  # [step, hidden_size]
+        x = embed(model, ids[now])  # [step, hidden_size]
         for i, layer in enumerate(w["layers"]):
             x = decoder_layer(x, layer, config, cache, i, cos, sin)
             if see is not None:
-                see.deepen(x, ids[now], i)
+                see.add(x, ids[now], 1 + i)  # deepstack
         cache.advance(ids[now])
         out[now] = rms_norm(x, w["norm"], config.rms_norm_eps)
     return out
@@ -574,12 +580,9 @@ def chat(model: Model, messages: str | dict[str, Any] | list[dict[str, Any]], to
     names = "stop logprobs think_budget stop_loops lookup draft schema max_string logit_bias".split()
     if beyond := given.keys() & {*names}:
         raise InputError(f"{min(beyond)}= needs the folder qwen3_lib beside qwen3.py")
-    talk, shown = (messages, []) if model.pictures is None else model.pictures.taken(messages)
-    text = model.tokenizer.apply_chat_template(talk, tools, enable_thinking=enable_thinking, join_text_parts=True,
+    text = model.tokenizer.apply_chat_template(messages, tools, enable_thinking=enable_thinking, join_text_parts=True,
                                                chat_template_kwargs=chat_template_kwargs)
-    ids: TokenIds = model.tokenizer.encode(text, False)
-    ids = model.pictures.put(model.tokenizer, ids, shown) if shown else ids
-    return Stream(stream_text(model.tokenizer, generate(model, ids, **options)))
+    return Stream(stream_text(model.tokenizer, generate(model, model.tokenizer.encode(text, False), **options)))
 
 
 # ---- Loading: a folder with config.json, tokenizer.json and *.safetensors --------------------------------------------
@@ -745,13 +748,13 @@ class Folder:
     def shapes(self, config: Config) -> dict[str, tuple[int, ...]]:
         return tensor_shapes(config)
 
-    def engine_for(self, engine: Engine) -> Engine:
-        """The engine that computes this model when `engine` is asked for."""
-        return engine
-
     def tower(self) -> dict[str, Any]:
         """The tensors that make vectors of pictures, see qwen3_vision.py."""
         return {name: tensor for name, tensor in Folder.stored(self).items() if name.startswith("model.visual.")}
+
+    def engine_for(self, engine: Engine) -> Engine:
+        """The engine that computes this model when `engine` is asked for."""
+        return engine
 
     def tensors(self, config: Config) -> dict[str, Any]:
         """The tensors of `shapes`, see `fitting`."""
@@ -854,16 +857,13 @@ def load_model(name: str | Path, engine: Engine | Callable[..., Engine] = Engine
         folder = open_model(str(name), offline, adapter)
     elif adapter is not None or not os.path.isfile(folder.path / "config.json"):
         raise InputError(f"{name}: no folder with config.json; other models and adapters need the folder qwen3_lib")
-    elif (HERE / "qwen3_vision.py").is_file():
-        import qwen3_vision
-        folder = qwen3_vision.opened(folder.path)
     elif (HERE / "qwen3_5.py").is_file():
         from qwen3_5 import opened
         folder = opened(folder.path)  # a Qwen3.5 has functions of its own
     config, pictures = folder.config(), None
     if (HERE / "qwen3_vision.py").is_file():
-        import qwen3_vision
-        pictures = qwen3_vision.pictures_of(folder, config)
+        from qwen3_vision import pictures_of
+        pictures = pictures_of(folder, config)
     engine = folder.engine_for(engine if isinstance(engine, Engine) else engine(folder, config))  # chosen by its size
     text_side: Any = folder.tokenizer() if tokenizer else None
     sampling, longest, ends = generation_defaults(folder)
@@ -935,11 +935,8 @@ def accept_all_text(stream: Any) -> None:
         stream.reconfigure(encoding="utf-8" if sys.platform == "win32" else None, errors="replace")
 
 
-def main(argv: list[str] | None = None, content: Callable[[str], Any] = str) -> int:
-    """Answers a prompt -> exit status: 0; 1 for bad input, in one line on stderr; 2 for bad usage; 130 after Ctrl-C.
-
-    content: makes a message's content of the prompt, see qwen3_vision.py.
-    """
+def main(argv: list[str] | None = None) -> int:
+    """Answers a prompt -> exit status: 0; 1 for bad input, in one line on stderr; 2 for bad usage; 130 after Ctrl-C."""
     sys.modules.setdefault("qwen3", sys.modules[__name__])  # so that nothing imports a second copy of this file
     try:
         if LIBRARY.is_dir():  # with many more options
@@ -963,7 +960,7 @@ def main(argv: list[str] | None = None, content: Callable[[str], Any] = str) -> 
         prompt = "\n\n".join(filter(None, (" ".join(args.prompt), piped))) or parser.error("there is no prompt")
         accept_all_text(sys.stdout)
         options = {name: value for name, value in vars(args).items() if name not in ("prompt", "model")}
-        for piece in chat(load_model(args.model), {"role": "user", "content": content(prompt)}, **options):
+        for piece in chat(load_model(args.model), prompt, **options):
             print(piece, end="", flush=True)
         print()
         return 0

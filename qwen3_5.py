@@ -40,8 +40,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import qwen3
-from qwen3 import (CHUNK, Config, Engine, Folder, KVCache, Model, TokenIds, apply_rope, checked_number,
-                   checked_whole, config_of, linear, moe, rms_norm, rope_of, rope_tables, swiglu)
+from qwen3 import (CHUNK, Config, Engine, Folder, KVCache, Model, TokenIds, apply_rope, checked_number, checked_whole,
+                   config_of, embed, linear, moe, rms_norm, rope_of, rope_tables, swiglu)
 from tokenizer_utils import InputError, brief
 
 __all__ = ["HybridCache", "HybridConfig", "HybridFolder", "delta_rule", "delta_rule_in_chunks"]
@@ -319,7 +319,7 @@ def hidden_states(model: Model, token_ids: TokenIds, cache: HybridCache) -> np.n
     for start, end in itertools.pairwise(sorted({*range(0, len(ids), CHUNK), *borders, len(ids)})):
         new = ids[start:end]
         cos, sin = rope_tables(config, positions[start:end] if see is None else see.positions(cache, new))
-        x = w["embed_tokens"][ids[start:end]] if see is None else see.embed(model, new)
+        x = embed(model, new)
         for i, layer in enumerate(w["layers"]):
             x = decoder_layer(x, layer, config, cache, i, cos, sin)
         cache.advance(ids[start:end])
@@ -357,8 +357,7 @@ def guess(model: Model, states: np.ndarray, token_ids: TokenIds, cache: KVCache,
     """
     w, ids, eps = model.weights["mtp"], np.asarray(token_ids), model.config.rms_norm_eps
     cos, sin = rope_tables(model.config, start + cache.reserve(len(ids)))  # each state at the position of its own token
-    see, table = model.pictures, model.weights["embed_tokens"]
-    following = rms_norm(table[ids] if see is None else see.embed(model, ids), w["pre_fc_norm_embedding"], eps)
+    following = rms_norm(embed(model, ids), w["pre_fc_norm_embedding"], eps)
     x = linear(np.concatenate([following, rms_norm(states, w["pre_fc_norm_hidden"], eps)], axis=1), w["fc"])
     x = decoder_layer(x, w, cache.config, cache, 0, cos, sin)  # type: ignore[arg-type]
     cache.advance(ids)

@@ -48,7 +48,7 @@ import qwen3  # first: it says in one line what is missing
 import numpy as np
 
 from qwen3 import (BUNDLED, CHUNK, Config, Engine, Folder, InputError, Model, Sampling, Sequence, Tokenizer,
-                   __version__, chat, checked_whole, default_sampling, forward, generate, rms_norm, rope_tables,
+                   __version__, chat, checked_whole, default_sampling, embed, forward, generate, rms_norm, rope_tables,
                    to_float32)
 from qwen3_5 import MTP_NORMS, HybridConfig, mtp_config, turn_ends
 from qwen3_lib.io.cores import available_cpus
@@ -388,10 +388,10 @@ def run_layers(model: Model, ids: np.ndarray, caches: list[Any], sequences: np.n
     -> (x [m, hidden_size], logits [n, vocab_size] of the tokens `wanted` [n])
     """
     see = model.pictures
-    x = matrix_rows(model.weights.embedding, ids) if see is None else see.embed(model, ids)
-    deep = 0 if see is None or ids.min() >= 0 else see.depth  # layers behind which pictures add to x
+    x = embed(model, ids)
+    deep = 0 if see is None or ids.min() >= 0 else len(see.config.deepstack_visual_indexes)  # so many layers add to x
     logits = compute(model.weights, x, rope_tables(model.config, places), caches, sequences, positions, wanted,
-                     deep=deep, deepen=lambda layer: see.deepen(x, ids, layer))
+                     deep=deep, deepen=lambda layer: see.add(x, ids, 1 + layer))
     return x, logits
 
 
@@ -476,7 +476,7 @@ def guess(model: Model, states: np.ndarray, token_ids: qwen3.TokenIds, cache: An
           start: int) -> tuple[np.ndarray, int]:
     """The namesake of qwen3_5.guess; the guess is a common token, or like one of the text."""
     ids, head, eps, n = np.asarray(token_ids), model.weights.mtp, model.config.rms_norm_eps, len(token_ids)
-    rows = matrix_rows(model.weights.embedding, ids) if model.pictures is None else model.pictures.embed(model, ids)
+    rows = embed(model, ids)
     head.vocabulary.add(ids)
     parts = zip((rows, states), head.norms)
     both = np.concatenate([rms_norm(part, norm, eps) for part, norm in parts], axis=1)

@@ -5,11 +5,11 @@
 # ///
 """Pictures for Qwen3-VL and Qwen3.5 in plain NumPy: from a photo to vectors that stand beside those of the words.
 
-    python qwen3_vision.py --model Qwen3.5-0.8B --image photo.jpg "What is this?"     a folder with Qwen's own files
+    python qwen3.py --model Qwen3.5-0.8B --image photo.jpg "What is this?"     a folder with Qwen's own files
 
 This file stands on qwen3.py and qwen3_5.py, which you should read first. Read it from top to bottom:
 
-    config -> picture -> patches -> tower -> merger -> a picture's tokens -> their positions -> folders -> command line
+    config -> picture -> patches -> tower -> merger -> a picture's tokens -> their positions -> pictures of a model
 
 How a picture of 64 x 96 pixels becomes 6 tokens, with the sizes of Qwen3.5-0.8B:
 
@@ -34,18 +34,12 @@ The words that the other files don't have:
 """
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import hashlib
-import io
 import itertools
 import math
-import os
-import sys
 import threading
-import warnings
 import weakref
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -53,13 +47,11 @@ from typing import Any
 
 import numpy as np
 
-import qwen3
-import qwen3_5
-from qwen3 import Config, Folder, Model, TokenIds, apply_rope, attention, checked_whole, linear, rope_of, to_float32
-from qwen3_5 import HybridConfig, HybridFolder
-from tokenizer_utils import InputError, Tokenizer, brief, library_errors
+from qwen3 import Config, Folder, Model, apply_rope, checked_number, checked_whole, linear, rope_of, to_float32
+from qwen3_5 import HybridConfig
+from tokenizer_utils import InputError, brief
 
-__all__ = ["Picture", "Pictures", "VLFolder", "VisionConfig", "patches_of", "picture_of", "smart_resize", "tower"]
+__all__ = ["Picture", "Pictures", "VisionConfig", "patches_of", "smart_resize", "tower"]
 
 # ---- Config ----------------------------------------------------------------------------------------------------------
 
@@ -85,48 +77,13 @@ def vision_config(raw: dict[str, Any], file: Path) -> VisionConfig:
     return VisionConfig(**sizes, deepstack_visual_indexes=tuple(deep))
 
 
-# ---- Picture: a file of any kind -> RGB ------------------------------------------------------------------------------
+# ---- Pixels and patches ----------------------------------------------------------------------------------------------
 
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # other ones of Pillow start programs, or write to stderr
-MOST_PIXELS = 2**26  # of a picture before it is decoded: 8192 x 8192, 200 MB
 MIN_PIXELS, MAX_PIXELS = 2**16, 2**20  # of a picture for the tower: 64 to 1,024 tokens, unless told otherwise
 LARGEST = 2**24  # the most that can be told: 16,384 tokens
 
 
-def picture_of(source: Any, most_pixels: int = MOST_PIXELS) -> Any:
-    """A PIL image in RGB, upright and on white, of a file's path, its bytes, a PIL image or an array.
-
-    An array is uint8 [height, width], [height, width, 3] or [height, width, 4]. Of an animation, the first frame.
-    Raises InputError for anything that can't be read so.
-    """
-    try:
-        from PIL import Image, ImageOps
-    except ImportError as error:
-        raise InputError("pictures need Pillow: pip install pillow") from error
-    where = brief(source, 80) if isinstance(source, str | Path) else "a picture"
-    if isinstance(source, str | Path) and not os.path.isfile(source):
-        raise InputError(f"{where}: no such file" + "; download it first" * where.startswith("http"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of damaged files
-        with library_errors(f"{where}: cannot be read as {', '.join(FORMATS)}"):
-            image = source if isinstance(source, Image.Image) else \
-                Image.fromarray(source) if isinstance(source, np.ndarray) else \
-                Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS)
-        if not 0 < image.width * image.height <= most_pixels:
-            raise InputError(f"{where}: {image.width} x {image.height} pixels are none, or more than {most_pixels:,}")
-        with library_errors(f"{where}: cannot be read"):
-            image = ImageOps.exif_transpose(image)  # a camera held upright says so in EXIF
-            if image.mode.startswith("I"):  # 16 bits of grey
-                image = Image.fromarray((np.asarray(image).clip(0, 2**16 - 1) // 256).astype(np.uint8))
-            if image.has_transparency_data:
-                image = image.convert("RGBA")
-                image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-            return image.convert("RGB")
-
-
-# ---- Pixels and patches ----------------------------------------------------------------------------------------------
-
-def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
+def smart_resize(height: int, width: int, factor: int, min_pixels: float, max_pixels: float) -> tuple[int, int]:
     """The size nearest to a picture's own in multiples of `factor`, with a number of pixels within the limits."""
     if max(height, width) > 200 * min(height, width):
         raise InputError(f"a picture of {width} x {height} pixels is too narrow: one side has more than 200 times the "
@@ -162,12 +119,12 @@ def places_of(rows: int, columns: int, m: int) -> np.ndarray:
 # ---- Tower -----------------------------------------------------------------------------------------------------------
 
 Weights = dict[str, np.ndarray]  # by their names in the file, behind model.visual.
+SCORES = 2**21  # of attention at a time, in one head: 8 MiB, that is all of 1,448 patches
 
 
 def dense(x: np.ndarray, w: Weights, name: str) -> np.ndarray:
     """A linear layer with bias: x [n, inputs] -> [n, outputs]."""
-    weight = w[f"{name}.weight"]
-    return linear(x, weight.reshape(len(weight), -1), w[f"{name}.bias"])
+    return linear(x, w[f"{name}.weight"], w[f"{name}.bias"])
 
 
 def layer_norm(x: np.ndarray, w: Weights, name: str) -> np.ndarray:
@@ -177,10 +134,16 @@ def layer_norm(x: np.ndarray, w: Weights, name: str) -> np.ndarray:
     return x / np.sqrt(variance + np.float32(1e-6)) * w[f"{name}.weight"] + w[f"{name}.bias"]
 
 
+@np.errstate(over="ignore")
 def gelu_tanh(x: np.ndarray) -> np.ndarray:
-    """gelu, nearly: the tower was trained with this form."""
-    inner = np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x * x * x)
-    return x * np.float32(0.5) * (1 + np.tanh(inner))
+    """gelu, nearly, with tanh: the tower was trained with this form. In place: the largest array of a block."""
+    gate = x * x
+    gate *= np.float32(-2 * math.sqrt(2 / math.pi) * 0.044715)
+    gate -= np.float32(2 * math.sqrt(2 / math.pi))
+    gate *= x
+    np.exp(gate, out=gate)  # may overflow to inf: then the result is -0, which is right
+    gate += 1
+    return np.divide(x, gate, out=gate)
 
 
 def gelu(x: np.ndarray) -> np.ndarray:
@@ -207,12 +170,24 @@ def position_embedding(table: np.ndarray, places: np.ndarray, rows: int, columns
     return out
 
 
+def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """qwen3.attention of all patches to all: [n_heads, n, head_dim] each -> the same shape."""
+    out, (n_heads, n, head_dim) = np.empty_like(q), q.shape
+    for head, start in itertools.product(range(n_heads), range(0, n, step := max(1, SCORES // n))):
+        now = head, slice(start, start + step)
+        scores = q[now] * np.float32(head_dim ** -0.5) @ k[head].T
+        scores -= scores.max(axis=1, keepdims=True)
+        np.exp(scores, out=scores)
+        out[now] = scores @ v[head] / scores.sum(axis=1, keepdims=True)
+    return out
+
+
 def block(x: np.ndarray, w: Weights, name: str, n_heads: int, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
     """One block of the tower: x [n, hidden_size] -> the same shape."""
     n = len(x)
     qkv = dense(layer_norm(x, w, f"{name}.norm1"), w, f"{name}.attn.qkv")
     q, k, v = qkv.reshape(n, 3, n_heads, -1).transpose(1, 2, 0, 3)  # [n_heads, n, head_dim] each
-    out = attention(apply_rope(q, cos, sin), apply_rope(k, cos, sin), v, causal=False)  # [n_heads, n, head_dim]
+    out = attend(apply_rope(q, cos, sin), apply_rope(k, cos, sin), v)  # [n_heads, n, head_dim]
     x = x + dense(out.swapaxes(0, 1).reshape(n, -1), w, f"{name}.attn.proj")
     hidden = gelu_tanh(dense(layer_norm(x, w, f"{name}.norm2"), w, f"{name}.mlp.linear_fc1"))
     return x + dense(hidden, w, f"{name}.mlp.linear_fc2")
@@ -250,7 +225,6 @@ def tower(pixels: np.ndarray, w: Weights, config: VisionConfig) -> np.ndarray:
 
 NUMBERS = itertools.count()
 KEPT = 2**28  # bytes of pictures that are kept though no sequence holds them: 64 of 1,024 tokens of Qwen3.5-0.8B
-MARK = "<|vision_start|><|image_pad|><|vision_end|>"  # what the chat templates write for a picture
 
 
 @dataclass(frozen=True, eq=False)
@@ -272,25 +246,27 @@ def fields(ids: np.ndarray) -> tuple[np.ndarray, ...]:
     return ~ids >> 36, ~ids >> 25 & 0x7FF, ~ids >> 14 & 0x7FF, ~ids & 0x3FFF
 
 
-def mrope_positions(ids: np.ndarray) -> np.ndarray:
-    """All token ids [n] of a text so far -> time, row and column of each [n, 3]. In a text alone, all are its index.
+def spared(ids: np.ndarray) -> np.ndarray:
+    """How many positions fewer than tokens a picture takes, at the first of its tokens; 0 at all others."""
+    _, rows, columns, place = fields(ids)
+    return np.where((ids < 0) & (place == 0), rows * columns - np.maximum(rows, columns), 0)
+
+
+def mrope_positions(before: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Time, row and column of tokens [n] behind others -> [n, 3]. In a text alone, all are the token's index.
 
     A picture's tokens have the time s at which it begins, and their rows and columns from s on. The text goes on behind
-    the largest of them, so a picture takes fewer positions than tokens.
+    the largest of them.
     """
-    positions, shown = np.arange(len(ids))[:, None].repeat(3, axis=1), np.flatnonzero(ids < 0)
-    _, rows, columns, place = fields(ids[shown])
-    for start, height, width in zip(*(each[place == 0].tolist() for each in (shown, rows, columns))):
-        end = start + height * width
-        token = np.arange(min(end, len(ids)) - start)
-        positions[start:end] = positions[start, 0] + np.stack([0 * token, token // width, token % width], axis=1)
-        positions[end:] -= height * width - max(height, width)
-    return positions
+    positions = np.arange(len(before), len(before) + len(ids)) - spared(before[before < 0]).sum()
+    _, rows, columns, place = fields(ids)
+    inside = np.where(ids < 0, [0 * place, place // columns, place % columns], 0)
+    since = np.where(ids < 0, place - rows * columns + np.maximum(rows, columns), 0)
+    return (positions - np.cumsum(spared(ids)) - since + inside).T
 
 
 class Pictures:
-    """The pictures of a model. Those that were shown last are kept, those of the last messages, and all that a sequence
-    holds."""
+    """The pictures of a model. Those shown last are kept, those of the last messages, and all that a sequence holds."""
 
     def __init__(self, folder: Folder, width: int, axes: np.ndarray):
         self.folder, self.lock = folder, threading.Lock()
@@ -306,38 +282,31 @@ class Pictures:
 
     @cached_property
     def weights(self) -> Weights:
-        return {name.removeprefix("model.visual."): to_float32(tensor) for name, tensor in self.folder.tower().items()}
+        found = {name.removeprefix("model.visual."): to_float32(each) for name, each in self.folder.tower().items()}
+        return {name: each.reshape(len(each), -1) if each.ndim > 1 else each for name, each in found.items()}
 
-    def show(self, source: Any, max_pixels: int | None = None) -> Picture:
-        """The Picture of a file's path, or of what else picture_of takes. One that is known costs no arithmetic."""
-        if isinstance(source, Picture):
-            return source
-        most = checked_whole("max_pixels", MAX_PIXELS if max_pixels is None else max_pixels, 1)
-        if most > LARGEST:
-            raise InputError(f"max_pixels must be at most {LARGEST:,}")
-        factor, image = self.config.patch_size * self.config.spatial_merge_size, picture_of(source)
+    def show(self, image: Any, max_pixels: int | None = None) -> Picture:
+        """The Picture of a PIL image in RGB. One that is known costs no arithmetic."""
+        most = checked_number("max_pixels", MAX_PIXELS if max_pixels is None else max_pixels, 1, LARGEST)
+        factor = self.config.patch_size * self.config.spatial_merge_size
         height, width = smart_resize(image.height, image.width, factor, MIN_PIXELS, most)
         pixels = np.asarray(image.resize((width, height), resample=3))  # bicubic
         key = hashlib.sha256(f"{height} {width}".encode() + pixels.tobytes()).digest()
         with self.lock:
             if (picture := self.by_pixels.get(key)) is None:
-                vectors = self.seen(pixels)
+                try:
+                    vectors = tower(pixels, self.weights, self.config)
+                except (KeyError, ValueError) as error:  # no tensor of this name, or none of this shape
+                    raise InputError(f"{self.folder.path}: the vision tower doesn't fit config.json: {brief(error)}"
+                                     ) from error
+                if vectors.shape[2] != self.width or not np.isfinite(vectors).all():
+                    raise InputError(f"{self.folder.path}: the vision tower gives no {self.width} finite numbers")
                 picture = Picture(next(NUMBERS), height // factor, width // factor, vectors)
                 self.by_pixels[key] = self.by_number[picture.number] = picture
             self.recent = [*(each for each in self.recent if each is not picture), picture]
             while len(self.recent) > 1 and sum(each.vectors.nbytes for each in self.recent) > KEPT:
                 del self.recent[0]
         return picture
-
-    def seen(self, pixels: np.ndarray) -> np.ndarray:
-        """What the tower makes of pixels, see `tower`. Raises InputError for weights that don't fit, and for NaN."""
-        try:
-            vectors = tower(pixels, self.weights, self.config)
-        except (KeyError, ValueError) as error:  # no tensor of this name, or none of this shape
-            raise InputError(f"{self.folder.path}: the vision tower doesn't fit config.json: {brief(error)}") from error
-        if vectors.shape[2] != self.width or not np.isfinite(vectors).all():
-            raise InputError(f"{self.folder.path}: the vision tower gives no {self.width} finite numbers")
-        return vectors
 
     def __contains__(self, token_id: int) -> bool:
         return token_id < 0 and int(~token_id >> 36) in self.by_number
@@ -346,99 +315,24 @@ class Pictures:
         """The pictures of these tokens: they stay as long as this list does."""
         return [self.by_number[number] for number in {*fields(ids[ids < 0])[0].tolist()}]
 
-    # What the language model asks
-
-    @property
-    def depth(self) -> int:
-        """The layers behind which `deepen` adds something."""
-        return len(self.config.deepstack_visual_indexes)
-
-    def vectors(self, ids: np.ndarray, layer: int) -> np.ndarray:
-        numbers, _, _, places = (each.tolist() for each in fields(ids))
-        return np.stack([self.by_number[number].vectors[layer, place] for number, place in zip(numbers, places)])
-
     def embed(self, model: Model, ids: np.ndarray) -> np.ndarray:
         """The embeddings of tokens [n] -> [n, hidden_size]."""
-        x, shown = model.engine.rows(model, "embed_tokens", np.maximum(ids, 0)), ids < 0
-        if shown.any():
-            x[shown] = self.vectors(ids[shown], 0)
+        x = model.engine.rows(model, "embed_tokens", np.maximum(ids, 0))
+        x[ids < 0] = 0
+        self.add(x, ids, 0)
         return x
 
-    def deepen(self, x: np.ndarray, ids: np.ndarray, layer: int) -> None:
-        """Adds what deepstack has for this layer to the residual stream x [n, hidden_size] behind it."""
-        if (shown := ids < 0).any() and layer < self.depth:
-            x[shown] += self.vectors(ids[shown], 1 + layer)
+    def add(self, x: np.ndarray, ids: np.ndarray, which: int) -> None:
+        """Adds pictures' vectors to x [n, hidden_size]: 0 are the embeddings, 1 + i those of deepstack for layer i."""
+        for row in np.flatnonzero(ids < 0):
+            number, _, _, place = fields(ids[row])
+            if which < len(vectors := self.by_number[int(number)].vectors):
+                x[row] += vectors[which, place]
 
     def positions(self, cache: Any, ids: np.ndarray) -> np.ndarray:
         """Of the next tokens [n] of a cache, or Caches: the position by which each pair of RoPE turns [n, pairs]."""
-        found = [mrope_positions(np.append(one.token_ids[:one.length], ids[rows]))[one.length:]
-                 for one, rows in cache.parts(len(ids))]
+        found = [mrope_positions(one.token_ids[:one.length], ids[rows]) for one, rows in cache.parts(len(ids))]
         return np.take(np.concatenate(found), self.axes, axis=1)
-
-    # What the door to a conversation asks
-
-    def taken(self, messages: Any, numbered: bool = False) -> tuple[Any, list[Picture]]:
-        """Messages with {"type": "image", "image": path, bytes, PIL image, array or Picture} in their lists of parts
-        -> the same with MARK in the place of each picture, and the pictures.
-        """
-        pictures = list[Picture]()
-
-        def text_of(part: Any, role: Any) -> Any:
-            if not isinstance(part, dict) or part.get("type") != "image" or "image" not in part:
-                return part
-            if role == "system":
-                raise InputError("a system message can't hold a picture")
-            pictures.append(self.show(part["image"], part.get("max_pixels")))
-            return {"type": "text", "text": f"Picture {len(pictures)}: " * numbered + MARK}
-
-        self.latest = pictures
-        return [each | {"content": [text_of(part, each.get("role")) for part in each["content"]]}
-                if isinstance(each, dict) and isinstance(each.get("content"), list) else each
-                for each in messages] if isinstance(messages, list | tuple) else messages, pictures
-
-    def put(self, tokenizer: Tokenizer, ids: TokenIds, pictures: list[Picture]) -> np.ndarray:
-        """A prompt's ids with those of the pictures, in the places that `taken` has marked."""
-        ids, pad = np.asarray(ids), tokenizer.token_to_id("<|image_pad|>")
-        first, *rest = np.split(ids, np.flatnonzero(ids == pad))
-        if len(rest) != len(pictures):
-            raise InputError("the text holds <|image_pad|>, or the tokenizer doesn't know it; it stands for a picture")
-        return np.concatenate([first, *(part for picture, behind in zip(pictures, rest)
-                                        for part in (picture.ids, behind[1:]))])
-
-
-# ---- Folders ---------------------------------------------------------------------------------------------------------
-
-# model_type -> the architecture of the whole, the model_type and the architecture of the language model
-LANGUAGE = {"qwen3_vl": ("Qwen3VLForConditionalGeneration", "qwen3", "Qwen3ForCausalLM"),
-            "qwen3_vl_moe": ("Qwen3VLMoeForConditionalGeneration", "qwen3_moe", "Qwen3MoeForCausalLM")}
-
-
-class VLFolder(Folder):
-    """The folder of a Qwen3-VL: its language model is a Qwen3."""
-
-    def json(self, name: str) -> dict[str, Any]:
-        """In config.json, the keys of text_config stand beside the others."""
-        raw = super().json(name)
-        if name != "config.json":
-            return raw
-        if not isinstance(text := raw.get("text_config"), dict):
-            raise InputError(f"{self.path / name}: text_config must be an object")
-        whole, kind, architecture = LANGUAGE[raw["model_type"]]
-        return raw | text | {
-            "model_type": kind, "norm_topk_prob": True, "tie_word_embeddings": (text | raw).get("tie_word_embeddings"),
-            "architectures": [architecture] if raw.get("architectures") == [whole] else raw.get("architectures")}
-
-    def stored(self) -> dict[str, Any]:
-        """The tensors of the language model, by the names of a Qwen3."""
-        return {name.replace("model.language_model.", "model.", 1): tensor
-                for name, tensor in super().stored().items() if not name.startswith("model.visual.")}
-
-
-def opened(path: Path, plain: type[Folder] = Folder, hybrid: type[Folder] = HybridFolder,
-           seeing: type[Folder] = VLFolder) -> Folder:
-    """A model's folder: a Qwen3-VL as `seeing`, else as qwen3_5.opened says."""
-    folder = qwen3_5.opened(path, plain, hybrid)
-    return seeing(path, folder.found) if folder.json("config.json").get("model_type") in [*LANGUAGE] else folder
 
 
 def pictures_of(folder: Folder, config: Config) -> Pictures | None:
@@ -454,30 +348,3 @@ def pictures_of(folder: Folder, config: Config) -> Pictures | None:
     for axis in (1, 2):  # rows and columns take every third pair each, as long as they have some
         axes[axis:3 * section[axis]:3] = axis
     return Pictures(folder, config.hidden_size, axes)
-
-
-# ---- The command line ------------------------------------------------------------------------------------------------
-
-def question(text: str, images: Iterable[Any], max_pixels: int | None = None) -> str | list[dict[str, Any]]:
-    """The content of a message that asks about pictures: `taken` reads it."""
-    parts = [{"type": "image", "image": image, "max_pixels": max_pixels} for image in images]
-    return [*parts, {"type": "text", "text": text}] if parts else text
-
-
-def main(argv: list[str] | None = None) -> int:
-    """qwen3.main with --image FILE and --max-pixels N."""
-    sys.modules.setdefault("qwen3_vision", sys.modules[__name__])  # so that nothing imports a second copy of this file
-    if qwen3.LIBRARY.is_dir():  # whose command line has these options, too
-        return qwen3.main(argv)
-    parser = argparse.ArgumentParser(usage="%(prog)s [--image FILE] [--max-pixels N] and the options that follow them",
-                                     add_help=False, allow_abbrev=False)
-    parser.add_argument("--image", action="append", default=[], metavar="FILE", help="a picture; may be repeated")
-    parser.add_argument("--max-pixels", type=int, metavar="N", help=f"of each (default: {MAX_PIXELS:,})")
-    args, others = parser.parse_known_args(argv)
-    if {"-h", "--help"} & {*others}:
-        print(parser.format_help())  # qwen3.main prints the other options
-    return qwen3.main(others, lambda text: question(text, args.image, args.max_pixels))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

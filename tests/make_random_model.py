@@ -22,8 +22,7 @@ import safetensors
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from qwen3_lib.io.models import Checkpoint, Hybrid, Seeing  # noqa: E402
-from qwen3_vision import opened  # noqa: E402
+from qwen3_lib.io.models import Hybrid, source_of  # noqa: E402
 
 # hidden_size, intermediate_size, layers, heads, KV heads, tied head
 SIZES = {"0.6B": (1024, 3072, 28, 16, 8, True), "1.7B": (2048, 6144, 28, 16, 8, True),
@@ -97,7 +96,7 @@ def make_random_model(config: dict, out: Path, dtype: str = "bfloat16", shards: 
     without_head = {key: value for key, value in text.items() if key != "mtp_num_hidden_layers"}
     (out / "config.json").write_text(json.dumps(config | (
         {"text_config": without_head} if "text_config" in config else {"mtp_num_hidden_layers": 0})))
-    source = opened(out, Checkpoint, Hybrid, Seeing)  # which looks for the tensors of an MTP head
+    source = source_of(out)  # which looks for the tensors of an MTP head
     sizes = source.config()
     if text.get("mtp_num_hidden_layers"):
         sizes = replace(sizes, mtp_num_hidden_layers=1)

@@ -24,7 +24,8 @@ from qwen3_lib.generation.batch import Batch, generate_batch
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.guesses import Draft
 from qwen3_lib.generation.score import score
-from qwen3_vision import VisionConfig, mrope_positions, patches_of, picture_of
+from qwen3_lib.io.pictures import picture_of
+from qwen3_vision import VisionConfig, mrope_positions, patches_of
 
 Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed: pip install -e '.[vision]'")
 
@@ -191,8 +192,8 @@ def test_positions_of_any_text():
             expected += [[here, here + row, here + column] for row in range(rows) for column in range(columns)]
             here += max(rows, columns)
         ids, expected = ids + [5, 6], expected + [[here] * 3, [here + 1] * 3]
-        cut = int(rng.integers(1, len(ids) + 1))
-        assert mrope_positions(np.array(ids[:cut])).tolist() == expected[:cut]
+        here, end = sorted(rng.integers(0, len(ids) + 1, 2).tolist())
+        assert mrope_positions(np.array(ids[:here], int), np.array(ids[here:end], int)).tolist() == expected[here:end]
 
 
 def test_ids_of_the_largest_picture():
@@ -233,7 +234,11 @@ def model(request, path):
 
 def ids_of(model, *parts) -> np.ndarray:
     """Numbers stand for PICTURES, lists are token ids."""
-    return np.concatenate([model.pictures.show(PICTURES[part]).ids if isinstance(part, int) else part for part in parts])
+    return np.concatenate([show(model, PICTURES[part]).ids if isinstance(part, int) else part for part in parts])
+
+
+def show(model, source, max_pixels=None):
+    return model.pictures.show(picture_of(source), max_pixels)
 
 
 def answer(model, ids, **options):
@@ -249,14 +254,14 @@ def test_a_picture_matters_and_so_does_its_place(model):
 
 
 def test_a_picture_is_computed_once(model, monkeypatch):
-    shown = model.pictures.show(PICTURES[0])
+    shown = show(model, PICTURES[0])
     monkeypatch.setattr(qwen3_vision, "tower", None)
-    assert model.pictures.show(saved(Image.fromarray(PICTURES[0]), "PNG")) is shown
+    assert show(model, saved(Image.fromarray(PICTURES[0]), "PNG")) is shown
     monkeypatch.undo()
-    small = model.pictures.show(PICTURES[0], max_pixels=2**14)
+    small = show(model, PICTURES[0], max_pixels=2**14)
     assert small.number != shown.number and len(small.ids) <= 16 < len(shown.ids)
-    assert model.pictures.show(PICTURES[2]).number not in (shown.number, small.number)
-    assert "16,777,216" in message_of(model.pictures.show, PICTURES[0], max_pixels=2**24 + 1)
+    assert show(model, PICTURES[2]).number not in (shown.number, small.number)
+    assert "max_pixels" in message_of(show, model, PICTURES[0], max_pixels=2**24 + 1)
 
 
 def test_what_is_kept(model, monkeypatch):
@@ -264,7 +269,7 @@ def test_what_is_kept(model, monkeypatch):
     monkeypatch.setattr(qwen3_vision, "KEPT", 0)
     ids = ids_of(model, random_ids(4), 0)
     sequence = qwen3.Sequence(model, ids)
-    model.pictures.show(PICTURES[1])
+    show(model, PICTURES[1])
     gc.collect()
     assert answer(model, ids) == answer(model, ids)
     del sequence
@@ -387,10 +392,10 @@ def test_weights_that_do_not_fit(path, tmp_path):
         raw = json.loads((path / "config.json").read_text())
         edit_json(tmp_path / name / "config.json", {"vision_config": raw["vision_config"] | changes})
         model = qwen3.load_model(tmp_path / name)
-        assert words in message_of(model.pictures.show, COLOURS)
+        assert words in message_of(show, model, COLOURS)
         assert answer(model, random_ids(5))  # of a text, as any model
     edit_json(tmp_path / name / "config.json", {"vision_config": raw["vision_config"] | {"hidden_act": "relu"}})
-    assert "vision_config" in message_of(qwen3.load_model(tmp_path / name).pictures.show, COLOURS)
+    assert "vision_config" in message_of(show, qwen3.load_model(tmp_path / name), COLOURS)
 
 
 def test_the_command_line(path, tmp_path, capfd):
@@ -399,21 +404,27 @@ def test_the_command_line(path, tmp_path, capfd):
     model = qwen3.load_model(path)
     expected = qwen3.chat(model, [asked(PICTURES[0], "What is this?")], max_tokens=5, temperature=0).finish().text
     arguments = ("--model", path, "--image", file, "-n", "5", "--greedy", "What is this?")
-    for main in (qwen3.main, qwen3_vision.main):
-        assert run_main(capfd, *arguments, main=main)[:2] == (0, expected + "\n" * (not expected.endswith("\n")))
+    assert run_main(capfd, *arguments)[:2] == (0, expected + "\n" * (not expected.endswith("\n")))
     status, out, err = run_main(capfd, *arguments[:3], tmp_path / "none.png", "What is this?")
     assert (status, out) == (1, "")
     assert_one_line(err, "none.png", "no such file")
 
 
-def test_four_files_alone(path, tmp_path):
-    """qwen3_vision.py with the three files that it stands on, without qwen3_lib."""
+ALONE = """import sys, qwen3
+from PIL import Image
+model = qwen3.load_model(sys.argv[1], tokenizer=False)
+prompt = [5, *model.pictures.show(Image.open("a.png")).ids, 6]
+print(*qwen3.generate(model, prompt, 5, temperature=0, eos_token_ids=()))"""
+
+
+def test_four_files_alone(tmp_path):
+    """qwen3_vision.py with the three files that it stands on, without qwen3_lib: a Qwen3.5 sees."""
+    path = make_seeing(CONFIGS["3.5"], tmp_path / "model")
     for name in ("qwen3.py", "qwen3_5.py", "qwen3_vision.py", "tokenizer_utils.py"):
         shutil.copy(ROOT / name, tmp_path)
     Image.fromarray(PICTURES[0]).save(tmp_path / "a.png")
-    done = subprocess.run([sys.executable, "qwen3_vision.py", "--model", path, "--image", "a.png", "--max-tokens", "5",
-                           "--temperature", "0", "What is this?"], cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True,
+    done = subprocess.run([sys.executable, "-c", ALONE, path], cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True,
                           text=True, timeout=60)
-    model = qwen3.load_model(path)
-    expected = qwen3.chat(model, [asked(PICTURES[0], "What is this?")], max_tokens=5, temperature=0).finish().text
-    assert (done.returncode, done.stderr, done.stdout) == (0, "", expected + "\n")
+    model = qwen3.load_model(path, tokenizer=False)
+    expected = list(qwen3.generate(model, ids_of(model, [5], 0, [6]), 5, temperature=0, eos_token_ids=()))
+    assert (done.returncode, done.stderr, done.stdout.split()) == (0, "", [*map(str, expected)])

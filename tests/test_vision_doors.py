@@ -4,9 +4,6 @@ import base64
 import gc
 import io
 import json
-import shutil
-import subprocess
-import sys
 import threading
 import time
 
@@ -16,14 +13,16 @@ import pytest
 import qwen3
 import qwen3_batch
 import qwen3_vision
-from configs import ROOT
 from helpers import assert_accessible, axe_core, message_of, run_main
 from qwen3_lib.app import openai
 from qwen3_lib.app.chat import Chat
 from qwen3_lib.app.files import read_messages
+from qwen3_lib.generation.pictures import MARK
+from qwen3_lib.io.pictures import picture_of
 from qwen3_lib.server import web
 from serving import FRANCE, Served, until
 from test_chat import handled, refused
+from qwen3_vision import tower
 from test_qwen3_vision import CONFIGS, make_seeing
 
 Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed: pip install -e '.[vision]'")
@@ -98,10 +97,11 @@ def test_a_response(served, model):
 def test_details_models_and_templates(served, model, demo):
     counts = [served.ask("/v1/chat/completions", {"messages": [asked(as_url(LARGE, detail=detail))], "max_tokens": 1})
               [1]["usage"]["prompt_tokens"] for detail in ("low", None)]
-    assert counts[1] - counts[0] == len(model.pictures.show(LARGE).ids) - len(model.pictures.show(LARGE, 2**18).ids)
+    assert counts[1] - counts[0] == len(model.pictures.show(picture_of(LARGE)).ids) - len(
+        model.pictures.show(picture_of(LARGE), 2**18).ids)
     assert served.ask("/v1/models")[1]["data"][0]["input_modalities"] == ["text", "image"]
     text = served.ask("/apply-template", {"messages": [asked(as_url(PNG))]})[1]["prompt"]
-    assert f"{qwen3_vision.MARK}What is this?" in text
+    assert f"{MARK}What is this?" in text
     with Served(demo) as reading:
         assert reading.ask("/v1/models")[1]["data"][0]["input_modalities"] == ["text"]
         status, value, _ = reading.ask("/v1/chat/completions", {"messages": [asked(as_url(PNG))]})
@@ -141,8 +141,7 @@ def test_limits(served, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(served.model.pictures, "recent", [])
     seen = []
-    monkeypatch.setattr(served.model.pictures, "seen", lambda pixels: seen.append(1) or qwen3_vision.Pictures.seen(
-        served.model.pictures, pixels))
+    monkeypatch.setattr(qwen3_vision, "tower", lambda *pixels: seen.append(1) or tower(*pixels))
     large = [as_url(png_of(1024, 1024, seed=seed)) for seed in (5, 6, 7)]
     assert refusal(*large)[:2] == (400, "context_length_exceeded") and len(seen) == 2
     assert "system" in refusal(as_url(PNG), role="developer")[2]
@@ -153,12 +152,12 @@ def test_while_a_picture_is_computed_others_are_answered(model, monkeypatch):
     monkeypatch.setattr(web, "THREADS", 2)
     began, go, answers = threading.Semaphore(0), threading.Event(), []
 
-    def seen(pixels):
+    def seen(*pixels):
         began.release()
         assert go.wait(30)
-        return qwen3_vision.Pictures.seen(model.pictures, pixels)
+        return tower(*pixels)
 
-    monkeypatch.setattr(model.pictures, "seen", seen)
+    monkeypatch.setattr(qwen3_vision, "tower", seen)
     with Served(model, slots=3, longest=1500) as served:
         threads = [threading.Thread(target=lambda seed=seed: answers.append(served.ask("/v1/chat/completions", {
             "messages": [asked(as_url(png_of(64, 64, seed=seed)))], "max_tokens": 1})[0])) for seed in (11, 12, 13)]
@@ -190,7 +189,7 @@ def test_pictures_stay_until_they_are_answered(served, model, monkeypatch):
         "messages": [asked(as_url(PNG), as_url(OTHER))], **LIKELIEST})[1]["choices"][0]["message"]["content"]))
     thread.start()
     until(lambda: len(model.pictures.latest) == 2)
-    model.pictures.latest, _ = [], model.pictures.show(png_of(64, 64, seed=10))
+    model.pictures.latest, _ = [], model.pictures.show(picture_of(png_of(64, 64, seed=10)))
     gc.collect()
     waiting.set()
     thread.join()
@@ -253,15 +252,6 @@ def test_the_chat(model, demo, tmp_path, monkeypatch):
     (tmp_path / "other.png").unlink()
     assert "other.png: no such file (the message was not added" in refused(again, "And now?")
     assert "can't see" in refused(Chat(demo, []), "/image a photo.png")
-
-
-def test_help_of_four_files_alone(tmp_path):
-    for name in ("qwen3.py", "qwen3_5.py", "qwen3_vision.py", "tokenizer_utils.py"):
-        shutil.copy(ROOT / name, tmp_path)
-    done = subprocess.run([sys.executable, "qwen3_vision.py", "--help"], cwd=tmp_path, capture_output=True, text=True,
-                          timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert all(option in done.stdout for option in ("--image FILE", "--max-pixels N", "--model", "--top-k"))
 
 
 PUT = """([bytes, place, name]) => {

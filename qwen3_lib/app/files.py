@@ -20,7 +20,8 @@ from qwen3_lib.io import adapter
 from qwen3_lib.io.errors import InputError, brief, counted, parse_json
 from qwen3_lib.io.tensors import both_ends
 from qwen3_lib.io.writing import checksum, write_json, write_safetensors
-from qwen3_vision import picture_of, question
+from qwen3_lib.generation.pictures import question
+from qwen3_lib.io.pictures import picture_of
 
 STATES = "history", "state", "late"  # the parts of qwen3_5.State
 

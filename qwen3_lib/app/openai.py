@@ -19,10 +19,12 @@ from qwen3 import InputError, Model, Sampling, checked_whole, default_sampling
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.messages import PICTURES, checked_messages, checked_tools, is_picture
 from qwen3_lib.generation.options import NAMES
+from qwen3_lib.generation.pictures import put, taken
 from qwen3_lib.generation.schema import Grammar, calls_grammar, grammar_of, lark, matcher_of, regex
 from qwen3_lib.generation.processors import TokenLogprob
 from qwen3_lib.io.errors import brief, did_you_mean, encoded, is_whole, parse_json
-from qwen3_vision import Picture, picture_of
+from qwen3_lib.io.pictures import picture_of
+from qwen3_vision import Picture
 
 Body = dict[str, Any]
 Value = dict[str, Any]
@@ -302,7 +304,7 @@ def looked_at(model: Model, messages: list[Value], longest: int, folder: Path | 
             raise refusal(f"detail must be one of {', '.join(DETAILS)}")
         try:
             if name == "image" and folder is not None and isinstance(url := given.get("url"), str):
-                picture = model.pictures.show(os.path.join(folder, url), part.get("max_pixels"))
+                picture = model.pictures.show(picture_of(os.path.join(folder, url)), part.get("max_pixels"))
             else:
                 picture = model.pictures.show(picture_of(bytes_of(given.get("url")), MOST_PIXELS), DETAILS[detail])
         except InputError as error:
@@ -342,9 +344,8 @@ def chat_prompt(model: Model, body: Body, longest: int, system: str | None = Non
         for call in message.get("tool_calls") or ():
             if isinstance(arguments := call.get("function", call)["arguments"], str):
                 parse_json(arguments, f"messages: message {i}: the arguments of a tool call")
-    messages, pictures = looked_at(model, messages, longest, folder), list[Picture]()
-    if model.pictures is not None:
-        messages, pictures = model.pictures.taken(messages, bool(kwargs.get("add_vision_id")))
+    messages = looked_at(model, messages, longest, folder)
+    messages, pictures = taken(model, messages, bool(kwargs.get("add_vision_id")))
     if system is not None and all(message["role"] != "system" for message in messages):
         messages = [{"role": "system", "content": system}, *messages]
     prefill = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
@@ -393,7 +394,7 @@ def chat_request(model: Model, body: Body, longest: int, defaults: dict[str, Any
     text, pictures = chat_prompt(model, body, longest, system, default, folder)
     prompt = encoded(model.tokenizer, text, longest, add_special_tokens=False)
     if pictures:
-        prompt = model.pictures.put(model.tokenizer, prompt, pictures).tolist()
+        prompt = [*map(int, put(model, prompt, pictures))]
     return request_of(model, "chat", body, [prompt], options, top if flag(body, "logprobs") else None, longest,
                       one_call=one_call, pictures=pictures)
 

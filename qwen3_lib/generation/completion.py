@@ -16,6 +16,7 @@ from qwen3_lib.generation.guesses import speculator
 from qwen3_lib.generation.marks import Marks
 from qwen3_lib.generation.messages import checked_messages
 from qwen3_lib.generation.options import options_of
+from qwen3_lib.generation.pictures import put, taken
 from qwen3_lib.generation.processors import Bias, Logprobs, Processor, StopLoops, ThinkBudget, TokenLogprob
 from qwen3_lib.generation.schema import Constrained, Grammar, parsed
 from qwen3_lib.generation.steps import Run, step
@@ -211,11 +212,10 @@ def complete(model: Model, messages: list[dict[str, Any]],
              tools: list[dict[str, Any] | Callable[..., Any]] | None = None, enable_thinking: bool | None = None,
              chat_template_kwargs: dict[str, Any] | None = None, **options: Any) -> Completion:
     """The Completion of a conversation: see qwen3.chat, which calls this."""
-    about, see, shown = schemas(tools), model.pictures, list[Any]()
+    about = schemas(tools)
     messages = checked_messages(messages, "messages")
-    if see is not None:
-        messages, shown = see.taken(messages, bool((chat_template_kwargs or {}).get("add_vision_id")))
+    messages, shown = taken(model, messages, bool((chat_template_kwargs or {}).get("add_vision_id")))
     text = model.tokenizer.apply_chat_template(messages, about, enable_thinking=enable_thinking, join_text_parts=True,
                                                chat_template_kwargs=chat_template_kwargs)
     ids = encoded(model.tokenizer, text, model.config.context_length, add_special_tokens=False)
-    return Completion(model, see.put(model.tokenizer, ids, shown) if shown else ids, tools=about, **options)
+    return Completion(model, put(model, ids, shown), tools=about, **options)

@@ -10,7 +10,7 @@ from typing import Any
 import tokenizers
 
 from qwen3 import DTYPES, Config, Engine, Folder, InputError, Tensor, checked_whole, config_of, fitting, rope_of
-from qwen3_5 import HybridConfig, HybridFolder, hybrid_config
+from qwen3_5 import HybridConfig, HybridFolder, hybrid_config, opened
 from qwen3_lib.io.adapter import Adapted
 from qwen3_lib.io.cores import sharing
 from qwen3_lib.io.errors import brief
@@ -20,14 +20,13 @@ from qwen3_lib.io.hub import resolve_model
 from qwen3_lib.io.packed import Quantized, quantized_file
 from qwen3_lib.io.rope import with_scaled_rope
 from qwen3_lib.io.tensors import EMBEDDING, PACKED_DTYPES, AnyTensor, embeds, is_causal
-from qwen3_vision import VLFolder, opened
 from tokenizer_utils import Tokenizer, library_errors, make_tokenizer
 
 
 def open_model(name: str, offline: bool = False, adapter: str | Path | list[str | Path] | None = None) -> Folder:
     """The model of this name. Raises InputError where there is none, and for a folder without a model."""
     path = resolve_model(name, offline)
-    folder = opened(path, GGUFFile, HybridGGUF) if is_gguf(path) else opened(path, Checkpoint, Hybrid, Seeing)
+    folder = source_of(path)
     if (quantized := quantized_file(path)) is not None:
         if adapter is not None:
             raise InputError(f"{path}: packed weights take no adapter; quantize the original with --adapter")
@@ -35,6 +34,12 @@ def open_model(name: str, offline: bool = False, adapter: str | Path | list[str 
     for one in adapter if isinstance(adapter, list) else [] if adapter is None else [adapter]:
         folder = Adapted(folder, one)
     return folder
+
+
+def source_of(path: Path) -> Folder:
+    """The model in a folder or GGUF file."""
+    folder = opened(path, GGUFFile, HybridGGUF) if is_gguf(path) else opened(path, Checkpoint, Hybrid)
+    return Seeing(path, folder.found) if folder.json("config.json").get("model_type") in [*LANGUAGE] else folder
 
 
 # The values of transformers where config.json has none.
@@ -202,8 +207,30 @@ def split_experts(stored: Mapping[str, AnyTensor], hidden_size: Any = None) -> d
     return tensors
 
 
-class Seeing(VLFolder, Checkpoint):
-    """A Checkpoint of a Qwen3-VL."""
+# model_type of a Qwen3-VL -> the architecture of the whole, the model_type and the architecture of the language model
+LANGUAGE = {"qwen3_vl": ("Qwen3VLForConditionalGeneration", "qwen3", "Qwen3ForCausalLM"),
+            "qwen3_vl_moe": ("Qwen3VLMoeForConditionalGeneration", "qwen3_moe", "Qwen3MoeForCausalLM")}
+
+
+class Seeing(Checkpoint):
+    """A Checkpoint of a Qwen3-VL: its language model is a Qwen3."""
+
+    def json(self, name: str) -> dict[str, Any]:
+        """In config.json, the keys of text_config stand beside the others."""
+        raw = super().json(name)
+        if name != "config.json":
+            return raw
+        if not isinstance(text := raw.get("text_config"), dict):
+            raise InputError(f"{self.path / name}: text_config must be an object")
+        whole, kind, architecture = LANGUAGE[raw["model_type"]]
+        return raw | text | {
+            "model_type": kind, "norm_topk_prob": True, "tie_word_embeddings": (text | raw).get("tie_word_embeddings"),
+            "architectures": [architecture] if raw.get("architectures") == [whole] else raw.get("architectures")}
+
+    def stored(self) -> dict[str, Any]:
+        """The tensors of the language model, by the names of a Qwen3."""
+        return {name.replace("model.language_model.", "model.", 1): tensor
+                for name, tensor in super().stored().items() if not name.startswith("model.visual.")}
 
 
 class Hybrid(HybridFolder, Checkpoint):

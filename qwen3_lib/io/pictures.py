@@ -1,0 +1,46 @@
+"""Files of pictures."""
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokenizer_utils import InputError, brief, library_errors
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # other ones of Pillow start programs, or write to stderr
+MOST_PIXELS = 2**26  # of a picture before it is decoded: 8192 x 8192, 200 MB
+
+
+def picture_of(source: Any, most_pixels: int = MOST_PIXELS) -> Any:
+    """A PIL image in RGB, upright and on white, of a file's path, its bytes, a PIL image or an array.
+
+    An array is uint8 [height, width], [height, width, 3] or [height, width, 4]. Of an animation, the first frame.
+    Raises InputError for anything that can't be read so.
+    """
+    try:
+        from PIL import Image, ImageOps
+    except ImportError as error:
+        raise InputError("pictures need Pillow: pip install pillow") from error
+    where = brief(source, 80) if isinstance(source, str | Path) else "a picture"
+    if isinstance(source, str | Path) and not os.path.isfile(source):
+        raise InputError(f"{where}: no such file" + "; download it first" * where.startswith("http"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of damaged files
+        with library_errors(f"{where}: cannot be read as {', '.join(FORMATS)}"):
+            image = source if isinstance(source, Image.Image) else \
+                Image.fromarray(source) if isinstance(source, np.ndarray) else \
+                Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS)
+        if not 0 < image.width * image.height <= most_pixels:
+            raise InputError(f"{where}: {image.width} x {image.height} pixels are none, or more than {most_pixels:,}")
+        with library_errors(f"{where}: cannot be read"):
+            image = ImageOps.exif_transpose(image)  # a camera held upright says so in EXIF
+            if image.mode.startswith("I"):  # 16 bits of grey
+                image = Image.fromarray((np.asarray(image).clip(0, 2**16 - 1) // 256).astype(np.uint8))
+            if image.has_transparency_data:
+                image = image.convert("RGBA")
+                image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+            return image.convert("RGB")

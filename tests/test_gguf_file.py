@@ -56,7 +56,8 @@ def write_gguf(path, out, form="F32", tokenizer=None, **changes):
 
     Matrices are quantized by the gguf package; `changes` replace metadata, None removes a key.
     """
-    raw, rope = Checkpoint(path).json("config.json"), rope_of(Checkpoint(path).json("config.json"))
+    raw = open_model(str(path)).json("config.json")
+    rope = rope_of(raw)
     config = vars(open_model(str(path)).config()) | {"max_position_embeddings": raw["max_position_embeddings"]}
     kind = gguf.GGMLQuantizationType[form]
     arch = gguf.MODEL_ARCH_NAMES[ARCHITECTURES[bool(config["num_experts"])]]
@@ -530,6 +531,7 @@ def write_hybrid(path, out, form="F32", plain=False, fused=False, **changes):
     plain: rounded to `form`, kept as F32; fused: gate and up of the experts.
     """
     config = json.loads((path / "config.json").read_text())
+    config = config.get("text_config", config)
     guesses = config.get("mtp_num_hidden_layers", 0)
     sparse, rope = "num_experts" in config, config["rope_parameters"]
     arch = gguf.MODEL_ARCH.QWEN35MOE if sparse else gguf.MODEL_ARCH.QWEN35
@@ -540,7 +542,7 @@ def write_hybrid(path, out, form="F32", plain=False, fused=False, **changes):
     writer.add_key_length(config["head_dim"]), writer.add_value_length(config["head_dim"])
     writer.add_rope_freq_base(float(rope["rope_theta"]))
     writer.add_rope_dimension_count(int(config["head_dim"] * rope["partial_rotary_factor"]))
-    writer.add_rope_dimension_sections([4, 2, 2, 0])
+    writer.add_rope_dimension_sections([*rope.get("mrope_section", (4, 2, 2)), 0])
     writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
     writer.add_ssm_state_size(config["linear_key_head_dim"])
     writer.add_ssm_group_count(config["linear_num_key_heads"])
@@ -556,7 +558,9 @@ def write_hybrid(path, out, form="F32", plain=False, fused=False, **changes):
     if guesses:
         writer.add_nextn_predict_layers(guesses)
     names, kind = gguf.get_tensor_name_map(arch, n), gguf.GGMLQuantizationType[form]
-    tensors = {name: to_float32(tensor) for name, tensor in qwen3.map_safetensors(path / "model.safetensors").items()}
+    stored = qwen3.map_safetensors(path / "model.safetensors")
+    tensors = {name.replace("model.language_model.", "model."): to_float32(tensor) for name, tensor in stored.items()
+               if not name.startswith("model.visual.")}
     tensors = {name.replace("mtp.layers.0.", f"model.layers.{n - 1}."): tensor for name, tensor in tensors.items()}
     for name in [name for name in tensors if ".experts.0." in name]:
         experts = [tensors.pop(name.replace(".experts.0.", f".experts.{e}.")) for e in range(config["num_experts"])]

@@ -22,9 +22,9 @@ def drawing(rng, colour, shape):
     size = rng.randrange(side * 5 // 8, side * 7 // 8)
     x, y = rng.randrange(side - size), rng.randrange(side - size)
     image = Image.new("RGB", (side, side), (grey, grey, grey))
-    draw, box = ImageDraw.Draw(image), (x, y, x + size, y + size)
-    {"circle": lambda: draw.ellipse(box, COLOURS[colour]), "square": lambda: draw.rectangle(box, COLOURS[colour]),
-     "triangle": lambda: draw.polygon([(x, y + size), (x + size, y + size), (x + size // 2, y)], COLOURS[colour])}[shape]()
+    draw, box, ink = ImageDraw.Draw(image), (x, y, x + size, y + size), COLOURS[colour]
+    {"circle": lambda: draw.ellipse(box, ink), "square": lambda: draw.rectangle(box, ink),
+     "triangle": lambda: draw.polygon([(x, y + size), (x + size, y + size), (x + size // 2, y)], ink)}[shape]()
     return image
 
 

@@ -109,7 +109,7 @@ def read_gguf(file: Path) -> GGUF:
     return parsed(file, status.st_size, status.st_mtime_ns)
 
 
-@functools.lru_cache(maxsize=1)  # a model is read in several steps: config, tokenizer, tensors
+@functools.lru_cache(maxsize=2)  # a model, and its tower, is read in several steps: config, tokenizer, tensors
 def parsed(file: Path, _size: int, _time: int) -> GGUF:
     mapping = map_file(file)
     reader = Reader(file, mapping)
@@ -340,7 +340,9 @@ def is_embedder(file: Path) -> bool:
 
 
 # GGUF's name -> transformers', where they differ
-MODEL_TYPES = {"qwen3moe": "qwen3_moe", "qwen35": "qwen3_5", "qwen35moe": "qwen3_5_moe"}
+MODEL_TYPES = {"qwen3moe": "qwen3_moe", "qwen3vl": "qwen3", "qwen3vlmoe": "qwen3_moe", "qwen35": "qwen3_5",
+               "qwen35moe": "qwen3_5_moe"}
+SEEING = ("qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe")  # architectures that may have a tower: see mmproj.py
 
 # key of config.json -> that of the metadata, which stands behind "qwen3." or "qwen3moe."
 SIZES = {"hidden_size": "embedding_length", "intermediate_size": "feed_forward_length",
@@ -426,6 +428,9 @@ def config_json(gguf: GGUF) -> dict[str, Any]:
         raw |= {"norm_topk_prob": True, "mlp_only_layers": dense}
     raw |= {"is_causal": bool(plain(metadata.get(f"{kind}.attention.causal", True))),
             "rope_scaling": rope_scaling(gguf, f"{kind}.rope.")}
+    sections = plain(metadata.get(f"{kind}.rope.dimension_sections"))
+    if kind in SEEING and isinstance(sections, list):
+        raw["rope_scaling"] = (raw["rope_scaling"] or {"rope_type": "default"}) | {"mrope_section": sections[:3]}
     return hybrid_json(gguf, raw) if is_hybrid(gguf) else raw
 
 

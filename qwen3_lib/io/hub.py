@@ -70,7 +70,7 @@ def model_in(folder: Path) -> Path:
         names = sorted(os.listdir(folder))
     except OSError as error:
         raise InputError(f"{folder}: cannot be read: {error.strerror}") from error
-    ggufs = [name for name in names if is_gguf(folder / name)]
+    ggufs = [name for name in names if is_gguf(folder / name) and "mmproj" not in name]
     if CONFIG not in names and len(ggufs) != 1:
         raise InputError(f"{folder}: this is not a model folder: it has no {CONFIG}, but {some(names) or 'no files'}")
     return folder if CONFIG in names else folder / ggufs[0]
@@ -92,7 +92,7 @@ def gguf_names(files: Iterable[str]) -> dict[str, str]:
 
     Q4_K_M for Qwen3-8B-Q4_K_M.gguf, UD-Q4_K_XL for Qwen3-8B-UD-Q4_K_XL.gguf; both stems for two of one quantization.
     """
-    ends = {file: end[1] for file in sorted(files) if re.fullmatch(NAME, file)
+    ends = {file: end[1] for file in sorted(files) if re.fullmatch(NAME, file) and "mmproj" not in file
             and (end := re.search(r"((?:\bUD-)?[^-.]*-?)\.gguf$", file, re.IGNORECASE))
             and not re.search(r"-\d{5}-of-\d{5}\.gguf$", file)}
     counts = Counter(ends.values())

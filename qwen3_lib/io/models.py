@@ -17,6 +17,7 @@ from qwen3_lib.io.errors import brief
 from qwen3_lib.io.formats import Settings, check_settings, unpacked
 from qwen3_lib.io.gguf_file import gguf_json, is_embedder, is_gguf, map_gguf
 from qwen3_lib.io.hub import resolve_model
+from qwen3_lib.io.mmproj import map_tower, tower_file, vision_json
 from qwen3_lib.io.packed import Quantized, quantized_file
 from qwen3_lib.io.rope import with_scaled_rope
 from qwen3_lib.io.tensors import EMBEDDING, PACKED_DTYPES, AnyTensor, embeds, is_causal
@@ -257,7 +258,13 @@ class GGUFFile(Checkpoint):
     """A GGUF file: its metadata are what the JSON files of a folder say."""
 
     def json(self, name: str) -> dict[str, Any]:
-        return gguf_json(self.path, name)
+        raw = gguf_json(self.path, name)
+        tower = tower_file(self.path) if name == "config.json" else None
+        return raw if tower is None else raw | {"vision_config": vision_json(tower)}
+
+    def tower(self) -> dict[str, Any]:
+        file = tower_file(self.path)
+        return {} if file is None else map_tower(file)
 
     def embeds(self) -> bool:
         return embeds(self, self.stored())

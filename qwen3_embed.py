@@ -27,7 +27,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from qwen3 import (  # first: it says in one line what is missing
     Config, Folder, InputError, Model, brief, check_finite, checked_whole, load_model, softmax, to_float32)
@@ -39,24 +39,33 @@ from qwen3_lib.app.files import read_text
 from qwen3_lib.app.options import Parser, add_engine_options, add_model_options, load, named_model
 from qwen3_lib.app.terminal import columns, print_json, to_stdout, write
 from qwen3_lib.generation.caches import Caches
+from qwen3_lib.generation.pictures import put, taken
 from qwen3_lib.generation.prefix_cache import copy_prefix
 from qwen3_lib.io.errors import encoded
 from qwen3_lib.io.pooling import SEARCH, Chat, normalized, recipe_of
 from qwen3_lib.io.progress import progress
+from qwen3_vision import Picture
 
 __all__ = ["SEARCH", "InputError", "Labels", "Model", "classify", "embed", "load_model", "rerank"]
 
 END = "<|endoftext|>"  # follows each text that is embedded
 
 # The reranker's prompt is PREFIX, "<Instruct>: ...", SUFFIX, exactly as in its training.
-PREFIX = ("<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
-          'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n')
+JUDGE = "Judge whether the Document meets the requirements based on the Query and the Instruct provided. " \
+    'Note that the answer can only be "yes" or "no".'
+PREFIX = f"<|im_start|>system\n{JUDGE}<|im_end|>\n<|im_start|>user\n"
 SUFFIX = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+
+# Of Qwen3-VL-Embedding and Qwen3-VL-Reranker, where no instruction is given.
+REPRESENT = "Represent the user's input."
+RELEVANT = "Given a search query, retrieve relevant candidates that answer the query."
+TOGETHER = 8  # texts with pictures whose vectors are in memory together
+Seen = dict[str, Any]  # {"image": ..., "text": ...}, or one of them
 
 
 # ---- Embeddings and scores -------------------------------------------------------------------------------------------
 
-def embed(model: Model, texts: Iterable[str], instruction: str | None = None, dimensions: int | None = None,
+def embed(model: Model, texts: Iterable[str | Seen], instruction: str | None = None, dimensions: int | None = None,
           truncate: bool = False, prompt: str | None = None) -> np.ndarray:
     """A vector for each text -> float32 [n, hidden_size]; with `dimensions`, only its first numbers.
 
@@ -65,6 +74,8 @@ def embed(model: Model, texts: Iterable[str], instruction: str | None = None, di
     `instruction` is the task of a query, such as SEARCH; documents have no instruction. `prompt` is the name of one of
     the model's own prompts instead; without either, its default prompt. Raises InputError for a model that is no
     embedding model, and for a text longer than the model's context; `truncate` cuts such a text instead.
+    Qwen3-VL-Embedding also takes {"image": ..., "text": ...} in place of a text, with both or one of them; an image is a
+    path, the bytes of a file, a PIL image or an array. Its instruction is a system message.
     """
     if not model.embeds or head_of(model.folder, model.config):
         raise InputError(f"{model.path}: not an embedding model; take a model such as Qwen/Qwen3-Embedding-0.6B")
@@ -75,8 +86,17 @@ def embed(model: Model, texts: Iterable[str], instruction: str | None = None, di
     if checked_whole("dimensions", size, 1) > recipe.width:
         raise InputError(f"dimensions must be at most {recipe.width}, not {size}")
     task = recipe.prompt(prompt) if instruction is None else f"Instruct: {instruction}\nQuery:"
-    texts = checked_texts(texts)
-    if recipe.chat is None:
+    texts = checked_texts(texts, pictures=model.pictures is not None)
+    seen = any(isinstance(text, dict) for text in texts)
+    if seen and len(texts) > TOGETHER:  # of more pictures, the vectors would take much memory
+        return np.concatenate([embed(model, texts[i:i + TOGETHER], instruction, dimensions, truncate, prompt)
+                               for i in range(0, len(texts), TOGETHER)])
+    shown = list[Picture]()
+    if seen or model.pictures is not None and recipe.chat is None:
+        system = (recipe.prompt(prompt) if instruction is None else instruction) or REPRESENT
+        bodies = [seen_body(model, system, parts_of(text, 1800), shown) for text in texts]
+        n_task, after, truncate = 0, ending(model), False
+    elif recipe.chat is None:
         bodies, n_task = [body_of(model, task + text, truncate) for text in texts], len(body_of(model, task))
         after = ending(model)
         if not after and recipe.needs_end:
@@ -121,19 +141,39 @@ def conversations(model: Model, chat: Chat, texts: list[str], task: str, prompt:
             for each in map(ids, texts)]
 
 
-def rerank(model: Model, query: str, documents: Iterable[str], instruction: str | None = None,
+def parts_of(item: str | Seen, tokens: int) -> list[dict[str, Any]]:
+    """The parts of a message: the picture, of at most so many tokens, before the text."""
+    given = {"text": item} if isinstance(item, str) else item
+    return [{"type": kind, kind: given[kind], "max_pixels": tokens * 32**2, "min_pixels": 4 * 32**2}
+            for kind in ("image", "text") if kind in given]
+
+
+def seen_body(model: Model, system: str, parts: list[dict[str, Any]], shown: list[Picture]) -> list[int]:
+    """The ids of a conversation that a Qwen3-VL-Embedding or -Reranker reads; its pictures are added to `shown`."""
+    messages, pictures = taken(model, [{"role": "system", "content": system}, {"role": "user", "content": parts}])
+    shown += pictures  # they stay as long as somebody holds them
+    text = model.tokenizer.apply_chat_template(messages, None, True, join_text_parts=True)
+    return [*map(int, put(model, body_of(model, text), pictures))]
+
+
+def rerank(model: Model, query: str | Seen, documents: Iterable[str | Seen], instruction: str | None = None,
            truncate: bool = False) -> np.ndarray:
     """The probability that each document answers the query -> float32 [n], from 0 to 1.
 
     `instruction` describes the task; the default is SEARCH. Takes a Qwen3-Reranker, also converted to a classifier
     with one label. Raises InputError for another model, and for a document longer than the context has room for;
-    `truncate` cuts such a document instead.
+    `truncate` cuts such a document instead. Qwen3-VL-Reranker also takes {"image": ..., "text": ...}, see `embed`.
     """
     head = head_of(model.folder, model.config)
     if model.embeds and not (head and head.kind == SEQUENCE and len(head.labels) == 1):
         raise InputError(f"{model.path}: an embedding model, not a reranker; compare the vectors of embed(), or take a "
                          "model such as Qwen/Qwen3-Reranker-0.6B")
-    checked_texts([query], "the query")
+    seeing, shown = model.pictures is not None, list[Picture]()
+    checked_texts([query], "the query", seeing)
+    documents = checked_texts(documents, "document", seeing)
+    if seeing and len(documents) > TOGETHER:
+        return np.concatenate([rerank(model, query, documents[i:i + TOGETHER], instruction, truncate)
+                               for i in range(0, len(documents), TOGETHER)])
     task = f"<Instruct>: {SEARCH if instruction is None else instruction}\n<Query>: {query}\n<Document>: "
     if head is None:  # two rows [hidden_size], not the whole vocabulary
         words = [token_id(model, word, f"not a reranker: its tokenizer has no token {word!r}; take a model such as "
@@ -142,9 +182,15 @@ def rerank(model: Model, query: str, documents: Iterable[str], instruction: str 
         weight = yes - no  # gives the difference of the two logits, and its sigmoid is the share of "yes"
     else:
         weight = head.weight[0]
-    before, after = body_of(model, PREFIX), body_of(model, SUFFIX) + ending(model)
-    bodies = [body_of(model, task + document, truncate) for document in checked_texts(documents, "document")]
-    last = pooled_states(model, before, bodies, after, truncate, len(body_of(model, task)), model.config.context_length,
+    before, after, n_task = body_of(model, PREFIX), body_of(model, SUFFIX) + ending(model), len(body_of(model, task))
+    if seeing:
+        start = f"<Instruct>: {RELEVANT if instruction is None else instruction}<Query>:"
+        asked = [*parts_of(start, 1280), *parts_of(query, 1280), *parts_of("\n<Document>:", 1280)]
+        bodies = [seen_body(model, JUDGE, asked + parts_of(document, 1280), shown) for document in documents]
+        before, after, n_task, truncate = [], ending(model), 0, False
+    else:
+        bodies = [body_of(model, task + document, truncate) for document in documents]
+    last = pooled_states(model, before, bodies, after, truncate, n_task, model.config.context_length,
                          lambda states, ids: states[-1 if head is None else head.last(ids)])
     states = np.array(last, np.float32).reshape(len(bodies), model.config.hidden_size)
     difference = np.einsum("nh,h->n", states, weight)  # each row by itself, whatever n is
@@ -171,13 +217,17 @@ def token_id(model: Model, token: str, without: str) -> int:
     return found
 
 
-def checked_texts(texts: Iterable[str], name: str = "text") -> list[str]:
-    """The texts as a list. Raises InputError for one that is no text or an empty text."""
+def checked_texts(texts: Iterable[Any], name: str = "text", pictures: bool = False) -> list[Any]:
+    """The texts as a list. Raises InputError for one that is no text or an empty text, nor, with `pictures`, a Seen."""
     if isinstance(texts, str) or not isinstance(texts, Iterable):
         raise InputError(f"expected a list of texts, not {brief(repr(texts), 40)}")
     texts = list(texts)
     for i, text in enumerate(texts, 1):
         which = name if len(texts) == 1 else f"{name} {i}"
+        if pictures and isinstance(text, dict):
+            if not text or text.keys() - {"image", "text"} or not isinstance(text.get("text", ""), str):
+                raise InputError(f'{which} must be {{"image": ..., "text": ...}}, or one of them')
+            continue
         if not isinstance(text, str):
             raise InputError(f"{which} must be a text, not {type(text).__name__}")
         if not text or text.isspace():

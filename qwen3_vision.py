@@ -285,11 +285,11 @@ class Pictures:
         found = {name.removeprefix("model.visual."): to_float32(each) for name, each in self.folder.tower().items()}
         return {name: each.reshape(len(each), -1) if each.ndim > 1 else each for name, each in found.items()}
 
-    def show(self, image: Any, max_pixels: int | None = None) -> Picture:
+    def show(self, image: Any, max_pixels: int | None = None, min_pixels: int = MIN_PIXELS) -> Picture:
         """The Picture of a PIL image in RGB. One that is known costs no arithmetic."""
         most = checked_number("max_pixels", MAX_PIXELS if max_pixels is None else max_pixels, 1, LARGEST)
         factor = self.config.patch_size * self.config.spatial_merge_size
-        height, width = smart_resize(image.height, image.width, factor, MIN_PIXELS, most)
+        height, width = smart_resize(image.height, image.width, factor, min_pixels, most)
         pixels = np.asarray(image.resize((width, height), resample=3))  # bicubic
         key = hashlib.sha256(f"{height} {width}".encode() + pixels.tobytes()).digest()
         with self.lock:

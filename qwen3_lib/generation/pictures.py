@@ -8,7 +8,7 @@ import numpy as np
 
 from qwen3 import Model, TokenIds
 from qwen3_lib.io.pictures import picture_of
-from qwen3_vision import Picture
+from qwen3_vision import MIN_PIXELS, Picture
 from tokenizer_utils import InputError
 
 MARK = "<|vision_start|><|image_pad|><|vision_end|>"  # what the chat templates write for a picture
@@ -35,7 +35,7 @@ def taken(model: Model, messages: Any, numbered: bool = False) -> tuple[Any, lis
             raise InputError("a system message can't hold a picture")
         found = part["image"]
         pictures.append(found if isinstance(found, Picture) else
-                        model.pictures.show(picture_of(found), part.get("max_pixels")))
+                        model.pictures.show(picture_of(found), part.get("max_pixels"), part.get("min_pixels", MIN_PIXELS)))
         return {"type": "text", "text": f"Picture {len(pictures)}: " * numbered + MARK}
 
     model.pictures.latest = pictures

@@ -1,0 +1,101 @@
+"""Qwen3-VL-Embedding and Qwen3-VL-Reranker, on random weights: texts and pictures, compared with transformers."""
+import json
+import shutil
+
+import numpy as np
+import pytest
+import tokenizers
+
+import qwen3_embed
+from configs import ROOT, vl_config
+from embedders import BEFORE, tokenizer_of
+from helpers import message_of
+from make_random_model import make_random_model
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[reference]'")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+
+from test_reference import both_engines, load  # noqa: E402
+from test_vision_reference import noise, reference  # noqa: E402
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil  # noqa: E402
+
+PAD = tokenizers.Tokenizer.from_file(str(ROOT / "demo/tokenizer.json")).token_to_id("<|image_pad|>")
+PICTURES = [noise(300, 260), noise(70, 200, 1)]  # the second one stays smaller than in a chat
+ITEMS = [{"image": PICTURES[0], "text": "bees on a tea ship"}, "bees on a tea ship", {"image": PICTURES[1]}, {"text": "rain"}]
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """(the folder of a random model, transformers' model)"""
+    path = tmp_path_factory.mktemp("seeing")
+    config = vl_config("2B") | {"image_token_id": PAD}
+    config["text_config"] |= {"vocab_size": tokenizer_of(path, ROOT / "demo", False)}
+    make_random_model(config, path, "float32", tokenizer=path / "none")
+    shutil.copy(ROOT / "demo/tokenizer_config.json", path)
+    return path, reference(path)
+
+
+def last_state(theirs, model, text, images, most):
+    """transformers' final hidden state of the last token of a text with <> in the place of each picture."""
+    text = text.replace("<>", "<|vision_start|><|image_pad|><|vision_end|>")
+    more, ids = {}, model.tokenizer.encode(text)
+    if images:
+        size = {"shortest_edge": 4 * 32**2, "longest_edge": most * 32**2}
+        found = Qwen2VLImageProcessorPil(size=size, patch_size=16, image_mean=[0.5] * 3, image_std=[0.5] * 3)(
+            images, return_tensors="pt")
+        more = {"pixel_values": found["pixel_values"].double(), "image_grid_thw": found["image_grid_thw"]}
+        counts = iter((found["image_grid_thw"].prod(axis=1) // 4).tolist())
+        ids = [i for token in ids for i in [token] * (next(counts) if token == PAD else 1)]
+        more["mm_token_type_ids"] = (torch.tensor([ids]) == PAD).int()
+    with torch.no_grad():
+        return theirs.model(input_ids=torch.tensor([ids]), **more).last_hidden_state[0, -1].numpy()
+
+
+def shown(item):
+    """-> (the text with <> in the place of the picture, the pictures)"""
+    if isinstance(item, str):
+        return item, []
+    images = [item["image"]] if "image" in item else []
+    return "<>" * len(images) + item.get("text", ""), images
+
+
+@both_engines
+@pytest.mark.parametrize("instruction", [None, "Find a place to rest."])
+def test_embeddings(engine, both, instruction):
+    """Texts, pictures and both, each like the hidden state of the last token of the conversation."""
+    path, theirs = both
+    (path / "modules.json").write_text(json.dumps([
+        {"idx": i, "name": str(i), "path": folder, "type": f"sentence_transformers.models.{kind}"}
+        for i, (folder, kind) in enumerate((("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")))]))
+    (path / "1_Pooling").mkdir(exist_ok=True)
+    (path / "1_Pooling/config.json").write_text('{"pooling_mode_lasttoken": true, "pooling_mode_mean_tokens": false}')
+    model = load(engine, path)
+    vectors = qwen3_embed.embed(model, ITEMS, instruction)
+    assert vectors.shape == (len(ITEMS), model.config.hidden_size)
+    for vector, item in zip(vectors, ITEMS):
+        text, images = shown(item)
+        state = last_state(theirs, model, f"<|im_start|>system\n{instruction or qwen3_embed.REPRESENT}<|im_end|>\n"
+                           f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n", images, 1800)
+        assert np.abs(vector - state / np.linalg.norm(state)).max() < 1e-4 * vector.std()
+    alone = qwen3_embed.embed(model, ITEMS[:1], instruction)
+    assert np.abs(alone - vectors[:1]).max() < 1e-6
+    for wrong in ({}, {"text": 5}, {"video": "a.mp4"}, ""):
+        assert "text" in message_of(qwen3_embed.embed, model, [wrong])
+    assert "no such file" in message_of(qwen3_embed.embed, model, [{"image": "none.png"}])
+    (path / "modules.json").unlink()
+
+
+@both_engines
+def test_scores(engine, both):
+    """Of a text and of a picture, the sigmoid of the difference of the logits of yes and no."""
+    path, theirs = both
+    model = load(engine, path)
+    words = [model.tokenizer.token_to_id(word) for word in ("yes", "no")]
+    yes, no = theirs.lm_head.weight[words].detach().numpy()
+    for query, instruction in (("where bees rest", None), ({"image": PICTURES[0]}, "Judge.")):
+        found = qwen3_embed.rerank(model, query, ITEMS, instruction)
+        for score, item in zip(found, ITEMS):
+            (asked, images), (text, more) = shown(query), shown(item)
+            state = last_state(theirs, model, f"{BEFORE}<Instruct>: {instruction or qwen3_embed.RELEVANT}<Query>:{asked}\n"
+                               f"<Document>:{text}<|im_end|>\n<|im_start|>assistant\n", images + more, 1280)
+            assert abs(score - 1 / (1 + np.exp(-state @ (yes - no)))) < 1e-4

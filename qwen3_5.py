@@ -319,7 +319,7 @@ def hidden_states(model: Model, token_ids: TokenIds, cache: HybridCache) -> np.n
     for start, end in itertools.pairwise(sorted({*range(0, len(ids), CHUNK), *borders, len(ids)})):
         new = ids[start:end]
         cos, sin = rope_tables(config, positions[start:end] if see is None else see.positions(cache, new))
-        x = embed(model, new)
+        x = embed(model, new)  # rows of embed_tokens
         for i, layer in enumerate(w["layers"]):
             x = decoder_layer(x, layer, config, cache, i, cos, sin)
         cache.advance(ids[start:end])

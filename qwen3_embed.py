@@ -74,8 +74,8 @@ def embed(model: Model, texts: Iterable[str | Seen], instruction: str | None = N
     `instruction` is the task of a query, such as SEARCH; documents have no instruction. `prompt` is the name of one of
     the model's own prompts instead; without either, its default prompt. Raises InputError for a model that is no
     embedding model, and for a text longer than the model's context; `truncate` cuts such a text instead.
-    Qwen3-VL-Embedding also takes {"image": ..., "text": ...} in place of a text, with both or one of them; an image is a
-    path, the bytes of a file, a PIL image or an array. Its instruction is a system message.
+    Qwen3-VL-Embedding also takes {"image": ..., "text": ...} in place of a text, with both or one of them; an image is
+    a path, the bytes of a file, a PIL image or an array. Its instruction is a system message.
     """
     if not model.embeds or head_of(model.folder, model.config):
         raise InputError(f"{model.path}: not an embedding model; take a model such as Qwen/Qwen3-Embedding-0.6B")

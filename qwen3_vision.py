@@ -5,11 +5,11 @@
 # ///
 """Pictures for Qwen3-VL and Qwen3.5 in plain NumPy: from a photo to vectors that stand beside those of the words.
 
-    python qwen3.py --model Qwen3.5-0.8B --image photo.jpg "What is this?"     a folder with Qwen's own files
+    python qwen3_vision.py --model Qwen3.5-0.8B --image photo.jpg "What is this?"     a folder with Qwen's own files
 
 This file stands on qwen3.py and qwen3_5.py, which you should read first. Read it from top to bottom:
 
-    config -> picture -> patches -> tower -> merger -> a picture's tokens -> their positions -> pictures of a model
+    config -> picture -> patches -> tower -> merger -> a picture's tokens -> their positions -> pictures of a model -> main
 
 How a picture of 64 x 96 pixels becomes 6 tokens, with the sizes of Qwen3.5-0.8B:
 
@@ -34,12 +34,15 @@ The words that the other files don't have:
 """
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import hashlib
 import itertools
 import math
+import sys
 import threading
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -47,9 +50,10 @@ from typing import Any
 
 import numpy as np
 
+import qwen3
 from qwen3 import Config, Folder, Model, apply_rope, checked_number, checked_whole, linear, rope_of, to_float32
 from qwen3_5 import HybridConfig
-from tokenizer_utils import InputError, brief
+from tokenizer_utils import InputError, brief, library_errors, stream_text
 
 __all__ = ["Picture", "Pictures", "VisionConfig", "patches_of", "smart_resize", "tower"]
 
@@ -297,8 +301,7 @@ class Pictures:
                 try:
                     vectors = tower(pixels, self.weights, self.config)
                 except (KeyError, ValueError) as error:  # no tensor of this name, or none of this shape
-                    raise InputError(f"{self.folder.path}: the vision tower doesn't fit config.json: {brief(error)}"
-                                     ) from error
+                    raise InputError(f"{self.folder.path}: the tower doesn't fit config.json: {brief(error)}") from error
                 if vectors.shape[2] != self.width or not np.isfinite(vectors).all():
                     raise InputError(f"{self.folder.path}: the vision tower gives no {self.width} finite numbers")
                 picture = Picture(next(NUMBERS), height // factor, width // factor, vectors)
@@ -348,3 +351,52 @@ def pictures_of(folder: Folder, config: Config) -> Pictures | None:
     for axis in (1, 2):  # rows and columns take every third pair each, as long as they have some
         axes[axis:3 * section[axis]:3] = axis
     return Pictures(folder, config.hidden_size, axes)
+
+
+# ---- The command line ------------------------------------------------------------------------------------------------
+
+MARK = "<|vision_start|><|image_pad|><|vision_end|>"  # what the chat templates write for a picture
+
+
+def answer(args: argparse.Namespace) -> Iterator[str]:
+    """The pieces of an answer about pictures. In the prompt, each picture's tokens stand in the place of <|image_pad|>."""
+    from PIL import Image, ImageOps
+    model = qwen3.load_model(args.model)
+    if model.pictures is None:
+        raise InputError(f"{args.model}: the model can't see: it has no vision tower")
+    shown = []
+    for file in args.image:
+        with library_errors(file):
+            image = ImageOps.exif_transpose(Image.open(file)).convert("RGB")
+        shown.append(model.pictures.show(image, args.max_pixels).ids)
+    content = MARK * len(shown) + " ".join(args.prompt)
+    text = model.tokenizer.apply_chat_template([{"role": "user", "content": content}])
+    first, *rest = (model.tokenizer.encode(part, False) for part in text.split("<|image_pad|>"))
+    ids = [*first, *(i for picture, part in zip(shown, rest) for i in (*picture, *part))]
+    return stream_text(model.tokenizer, qwen3.generate(model, ids, args.max_tokens, args.seed))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Answers a question about pictures -> exit status, as qwen3.main, which takes over where qwen3_lib is there."""
+    sys.modules.setdefault("qwen3_vision", sys.modules[__name__])  # so that nothing imports a second copy of this file
+    if qwen3.LIBRARY.is_dir():
+        return qwen3.main(argv)
+    parser = argparse.ArgumentParser(description="Answers a question about pictures with a Qwen3.5.")
+    parser.add_argument("prompt", nargs="+", help="what to ask")
+    parser.add_argument("--model", required=True, help="folder with Qwen's own files")
+    parser.add_argument("--image", action="append", required=True, help="a file; may be repeated")
+    parser.add_argument("--max-pixels", type=int, help="of a picture; 1,024 are a token (default: 1,048,576)")
+    parser.add_argument("--max-tokens", type=int, help="longest answer")
+    parser.add_argument("--seed", type=int, help="the same seed gives the same answer")
+    try:
+        for piece in answer(parser.parse_args(argv)):
+            print(piece, end="", flush=True)
+        print()
+        return 0
+    except (InputError, ImportError) as error:
+        print(f"qwen3_vision.py: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

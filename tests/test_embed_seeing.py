@@ -21,7 +21,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 PAD = tokenizers.Tokenizer.from_file(str(ROOT / "demo/tokenizer.json")).token_to_id("<|image_pad|>")
 PICTURES = [noise(300, 260), noise(70, 200, 1)]  # the second one stays smaller than in a chat
-ITEMS = [{"image": PICTURES[0], "text": "bees on a tea ship"}, "bees on a tea ship", {"image": PICTURES[1]}, {"text": "rain"}]
+ITEMS = [{"image": PICTURES[0], "text": "bees on a tea ship"}, "bees on a tea ship", {"image": PICTURES[1]},
+         {"text": "rain"}]
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,8 @@ def test_embeddings(engine, both, instruction):
     path, theirs = both
     (path / "modules.json").write_text(json.dumps([
         {"idx": i, "name": str(i), "path": folder, "type": f"sentence_transformers.models.{kind}"}
-        for i, (folder, kind) in enumerate((("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")))]))
+        for i, (folder, kind) in enumerate((("", "Transformer"), ("1_Pooling", "Pooling"),
+                                            ("2_Normalize", "Normalize")))]))
     (path / "1_Pooling").mkdir(exist_ok=True)
     (path / "1_Pooling/config.json").write_text('{"pooling_mode_lasttoken": true, "pooling_mode_mean_tokens": false}')
     model = load(engine, path)
@@ -96,6 +98,7 @@ def test_scores(engine, both):
         found = qwen3_embed.rerank(model, query, ITEMS, instruction)
         for score, item in zip(found, ITEMS):
             (asked, images), (text, more) = shown(query), shown(item)
-            state = last_state(theirs, model, f"{BEFORE}<Instruct>: {instruction or qwen3_embed.RELEVANT}<Query>:{asked}\n"
-                               f"<Document>:{text}<|im_end|>\n<|im_start|>assistant\n", images + more, 1280)
+            task = instruction or qwen3_embed.RELEVANT
+            both_texts = f"<Instruct>: {task}<Query>:{asked}\n<Document>:{text}"
+            state = last_state(theirs, model, f"{BEFORE}{both_texts}<|im_end|>\n<|im_start|>assistant\n", images + more, 1280)
             assert abs(score - 1 / (1 + np.exp(-state @ (yes - no)))) < 1e-4

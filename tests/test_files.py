@@ -60,7 +60,7 @@ def test_a_tool_call_and_its_result(capfd, tmp_path):
 
 @pytest.mark.parametrize("content, words", [
     ("[", "not valid JSON"), ("[]", "list of messages"), ('"text"', "list of messages"), ("[1]", "message 0"),
-    ('[{"role": "user", "content": [{"type": "image"}]}]', "an image"),
+    ('[{"role": "user", "content": [{"type": "video"}]}]', "a video"),
     ('{"messages": [{"role": "user", "content": "x"}], "tools": [{}]}', "tools")])
 def test_bad_messages(tmp_path, content, words):
     (tmp_path / "chat.json").write_text(content)

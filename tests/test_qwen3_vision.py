@@ -129,7 +129,7 @@ def test_refusals(tmp_path):
     text.write_text("This is no picture.")
     for source, words in ((tmp_path / "none.png", "no such file"), (folder, "no such file"), (text, "text.jpg"), (b"", "cannot"),
                           ("https://example.com/cat.jpg", "download it first"), (photo[:len(photo) // 2], "truncated"),
-                          (png_of(30000, 30000), "pixels"), (png_of(9000, 9000), "9000 x 9000"), (5, "cannot"), (None, "cannot"),
+                          (png_of(30000, 30000), "pixels"), (png_of(9000, 9000), "9000 x 9000"), (5, "not 5"), (None, "not None"),
                           (saved(Image.fromarray(COLOURS), "TIFF"), "PNG, JPEG"), (np.zeros((3, 4, 7), np.uint8), "cannot"),
                           (np.zeros((0, 4, 3), np.uint8), "4 x 0 pixels")):
         assert words in message_of(picture_of, source)
@@ -373,16 +373,17 @@ def test_messages_with_pictures(model):
 def test_messages_that_are_refused(model):
     video, audio = {"type": "video", "video": "a.mp4"}, {"type": "input_audio", "input_audio": {}}
     for message, words in ((asked("<|image_pad|>", PICTURES[0]), "<|image_pad|>"), (asked(PICTURES[0], role="system"), "system"),
-                           (asked(video), "a video"), (asked(audio), "audio"), (asked("none.jpg", {"type": "image"}), "an image"),
+                           (asked(video), "a video"), (asked(audio), "audio"), (asked("none.jpg", {"type": "image"}), "must be"),
                            (asked({"type": "image", "image": "none.jpg"}), "no such file"),
-                           (asked({"type": "image_url", "image_url": {"url": "http://a/b.png"}}), "an image"),
+                           (asked({"type": "image_url", "image_url": {"url": "http://a/b.png"}}), "must be"),
+                           (asked({"type": "image", "image": COLOURS, "min_pixels": "a"}), "min_pixels"),
                            (asked({"type": "image", "image": COLOURS, "max_pixels": 0}), "max_pixels"),
                            (asked(np.zeros((7000, 30, 3), np.uint8)), "200 times")):
         assert words in message_of(qwen3.chat, model, [message])
 
 
 def test_a_model_that_reads_only(demo):
-    assert "can't be read here" in message_of(qwen3.chat, demo, [asked("What?", PICTURES[0].tolist())])
+    assert "the model can't see" in message_of(qwen3.chat, demo, [asked("What?", PICTURES[0].tolist())])
 
 
 def test_weights_that_do_not_fit(path, tmp_path):
@@ -410,21 +411,20 @@ def test_the_command_line(path, tmp_path, capfd):
     assert_one_line(err, "none.png", "no such file")
 
 
-ALONE = """import sys, qwen3
-from PIL import Image
-model = qwen3.load_model(sys.argv[1], tokenizer=False)
-prompt = [5, *model.pictures.show(Image.open("a.png")).ids, 6]
-print(*qwen3.generate(model, prompt, 5, temperature=0, eos_token_ids=()))"""
-
-
 def test_four_files_alone(tmp_path):
-    """qwen3_vision.py with the three files that it stands on, without qwen3_lib: a Qwen3.5 sees."""
-    path = make_seeing(CONFIGS["3.5"], tmp_path / "model")
+    """qwen3_vision.py with the three files that it stands on, without qwen3_lib, answers a question about a picture."""
     for name in ("qwen3.py", "qwen3_5.py", "qwen3_vision.py", "tokenizer_utils.py"):
         shutil.copy(ROOT / name, tmp_path)
-    Image.fromarray(PICTURES[0]).save(tmp_path / "a.png")
-    done = subprocess.run([sys.executable, "-c", ALONE, path], cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True,
-                          text=True, timeout=60)
-    model = qwen3.load_model(path, tokenizer=False)
-    expected = list(qwen3.generate(model, ids_of(model, [5], 0, [6]), 5, temperature=0, eos_token_ids=()))
-    assert (done.returncode, done.stderr, done.stdout.split()) == (0, "", [*map(str, expected)])
+    pixels = np.full((200, 200, 3), 230, np.uint8)
+    pixels[40:180, 30:170] = 200, 45, 50
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+
+    def run(*arguments):
+        done = subprocess.run([sys.executable, "qwen3_vision.py", "--model", ROOT / "tests/tiny_seeing", *arguments],
+                              cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+        return done.returncode, done.stdout, done.stderr
+
+    asked = ("--max-pixels", "4096", "What is this?")
+    assert run("--image", "a.png", *asked) == (0, "red square\n", "")
+    status, out, err = run("--image", "none.png", *asked)
+    assert (status, out) == (1, "") and "none.png" in err and err.count("\n") == 1

@@ -104,6 +104,7 @@ EXCLUDES = {
               "stop_loops", "lookup", "draft", "logprobs", "stats", "prompt_cache", "greedy", "seed",
               *Sampling.__dataclass_fields__),
     "continue": ("messages",),
+    "image": ("prompt_cache",),
     "greedy": ("temperature",),
     "system": ("system_file",),
     "json_schema": ("regex", "grammar"),

@@ -19,7 +19,7 @@ from qwen3 import InputError, Model, Sampling, checked_whole, default_sampling
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.messages import PICTURES, checked_messages, checked_tools, is_picture
 from qwen3_lib.generation.options import NAMES
-from qwen3_lib.generation.pictures import put, taken
+from qwen3_lib.generation.pictures import n_tokens, put, taken
 from qwen3_lib.generation.schema import Grammar, calls_grammar, grammar_of, lark, matcher_of, regex
 from qwen3_lib.generation.processors import TokenLogprob
 from qwen3_lib.io.errors import brief, did_you_mean, encoded, is_whole, parse_json
@@ -283,10 +283,10 @@ def looked_at(model: Model, messages: list[Value], longest: int, folder: Path | 
     Strangers send the bytes, in a data: URL. Where a `folder` is given, {"type": "image", "image": FILE} is read from
     there, too. Raises Refusal for a picture that is too large, and as soon as all are more than the context holds.
     """
-    n_pictures = n_tokens = 0
+    n_pictures = tokens = 0
 
     def look(part: Any, where: str) -> Any:
-        nonlocal n_pictures, n_tokens
+        nonlocal n_pictures, tokens
         if not is_picture(part):
             return part
         name = PICTURES[part["type"]]
@@ -304,14 +304,16 @@ def looked_at(model: Model, messages: list[Value], longest: int, folder: Path | 
             raise refusal(f"detail must be one of {', '.join(DETAILS)}")
         try:
             if name == "image" and folder is not None and isinstance(url := given.get("url"), str):
-                picture = model.pictures.show(picture_of(os.path.join(folder, url)), part.get("max_pixels"))
+                image, most = picture_of(os.path.join(folder, url)), part.get("max_pixels")
             else:
-                picture = model.pictures.show(picture_of(bytes_of(given.get("url")), MOST_PIXELS), DETAILS[detail])
+                image, most = picture_of(bytes_of(given.get("url")), MOST_PIXELS), DETAILS[detail]
+            tokens += n_tokens(model, image, most)
+            picture = model.pictures.show(image, most) if tokens < longest else None
         except InputError as error:
             raise refusal(str(error).replace(str(model.path), "the model")) from error
-        if (n_tokens := n_tokens + len(picture.ids)) >= longest:
+        if picture is None:
             raise Refusal(400, f"the prompt leaves no room for an answer: the context has {longest} tokens, and "
-                          f"pictures have {n_tokens} up to {where}", "messages", "context_length_exceeded")
+                          f"pictures have {tokens} up to {where}", "messages", "context_length_exceeded")
         return {"type": "image", "image": picture}
 
     return [message | {"content": [look(part, f"message {i}") for part in message["content"]]}

@@ -214,7 +214,8 @@ def complete(model: Model, messages: list[dict[str, Any]],
     """The Completion of a conversation: see qwen3.chat, which calls this."""
     about = schemas(tools)
     messages = checked_messages(messages, "messages")
-    messages, shown = taken(model, messages, bool((chat_template_kwargs or {}).get("add_vision_id")))
+    numbered = isinstance(chat_template_kwargs, dict) and bool(chat_template_kwargs.get("add_vision_id"))
+    messages, shown = taken(model, messages, numbered)
     text = model.tokenizer.apply_chat_template(messages, about, enable_thinking=enable_thinking, join_text_parts=True,
                                                chat_template_kwargs=chat_template_kwargs)
     ids = encoded(model.tokenizer, text, model.config.context_length, add_special_tokens=False)

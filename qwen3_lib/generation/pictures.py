@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from qwen3 import Model, TokenIds
+from qwen3 import Model, TokenIds, checked_number
+from qwen3_lib.generation.messages import is_picture
 from qwen3_lib.io.pictures import picture_of
-from qwen3_vision import MIN_PIXELS, Picture
+from qwen3_vision import LARGEST, MAX_PIXELS, MIN_PIXELS, Picture, smart_resize
 from tokenizer_utils import InputError
 
 MARK = "<|vision_start|><|image_pad|><|vision_end|>"  # what the chat templates write for a picture
@@ -20,28 +21,52 @@ def question(text: str, images: Iterable[Any], max_pixels: int | None = None) ->
     return [*parts, {"type": "text", "text": text}] if parts else text
 
 
+def n_tokens(model: Model, image: Any, max_pixels: int | None = None, min_pixels: int = MIN_PIXELS) -> int:
+    """How many tokens a PIL image has: known before the tower computes them, which may take minutes."""
+    config = model.pictures.config
+    factor = config.patch_size * config.spatial_merge_size
+    most = checked_number("max_pixels", MAX_PIXELS if max_pixels is None else max_pixels, 1, LARGEST)
+    least = checked_number("min_pixels", min_pixels, 1, LARGEST)
+    height, width = smart_resize(image.height, image.width, factor, least, most)
+    return height * width // factor**2
+
+
 def taken(model: Model, messages: Any, numbered: bool = False) -> tuple[Any, list[Picture]]:
     """Messages with {"type": "image", "image": a Picture, or what picture_of takes} in their lists of parts
     -> the same with MARK in the place of each picture, and the pictures.
     """
-    pictures = list[Picture]()
-    if model.pictures is None or not isinstance(messages, list | tuple):
+    pictures, n, context = list[Picture](), 0, model.config.context_length
+    if not isinstance(messages, list | tuple):
         return messages, pictures
 
-    def text_of(part: Any, role: Any) -> Any:
-        if not isinstance(part, dict) or part.get("type") != "image" or "image" not in part:
+    def picture_in(part: Any) -> Picture:
+        nonlocal n
+        if isinstance(found := part["image"], Picture):
+            return found
+        image, sizes = picture_of(found), (part.get("max_pixels"), part.get("min_pixels", MIN_PIXELS))
+        if (n := n + n_tokens(model, image, *sizes)) >= context:
+            raise InputError(f"the pictures have {n:,} tokens, and the context has {context:,}: a smaller max_pixels "
+                             "(--max-pixels) makes fewer of them")
+        return model.pictures.show(image, *sizes)
+
+    def text_of(part: Any, where: str, role: Any) -> Any:
+        if not is_picture(part):
             return part
+        if model.pictures is None:
+            raise InputError(f"{where} holds a picture, but the model can't see: it has no vision tower")
+        if part.get("type") != "image" or "image" not in part:
+            raise InputError(f'{where}: a picture must be {{"type": "image", "image": FILE}}')
         if role == "system":
             raise InputError("a system message can't hold a picture")
-        found = part["image"]
-        pictures.append(found if isinstance(found, Picture) else
-                        model.pictures.show(picture_of(found), part.get("max_pixels"), part.get("min_pixels", MIN_PIXELS)))
+        pictures.append(picture_in(part))
         return {"type": "text", "text": f"Picture {len(pictures)}: " * numbered + MARK}
 
-    model.pictures.latest = pictures
-    return [each | {"content": [text_of(part, each.get("role")) for part in each["content"]]}
-            if isinstance(each, dict) and isinstance(each.get("content"), list) else each
-            for each in messages], pictures
+    out = [each | {"content": [text_of(part, f"message {i}", each.get("role")) for part in each["content"]]}
+           if isinstance(each, dict) and isinstance(each.get("content"), list) else each
+           for i, each in enumerate(messages)]
+    if model.pictures is not None:
+        model.pictures.latest = pictures
+    return out, pictures
 
 
 def put(model: Model, ids: TokenIds, pictures: list[Picture]) -> TokenIds:

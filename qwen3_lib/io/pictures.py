@@ -22,20 +22,27 @@ def picture_of(source: Any, most_pixels: int = MOST_PIXELS) -> Any:
     Raises InputError for anything that can't be read so.
     """
     try:
-        from PIL import Image, ImageOps
+        from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError as error:
         raise InputError("pictures need Pillow: pip install pillow") from error
     where = brief(source, 80) if isinstance(source, str | Path) else "a picture"
     if isinstance(source, str | Path) and not os.path.isfile(source):
         raise InputError(f"{where}: no such file" + "; download it first" * where.startswith("http"))
+    if not (isinstance(source, str | Path | bytes | np.ndarray | Image.Image) or hasattr(source, "read")):
+        raise InputError(f"a picture must be a path, bytes, a PIL image or an array, not {brief(repr(source), 80)}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of damaged files
-        with library_errors(f"{where}: cannot be read as {', '.join(FORMATS)}"):
-            image = source if isinstance(source, Image.Image) else \
-                Image.fromarray(source) if isinstance(source, np.ndarray) else \
-                Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS)
+        with library_errors(f"{where}: cannot be read"):
+            try:
+                image = source if isinstance(source, Image.Image) else \
+                    Image.fromarray(source) if isinstance(source, np.ndarray) else \
+                    Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS)
+            except UnidentifiedImageError:
+                image = None
+        if image is None:
+            raise InputError(f"{where}: cannot be read: none of the formats {', '.join(FORMATS)}")
         if not 0 < image.width * image.height <= most_pixels:
-            raise InputError(f"{where}: {image.width} x {image.height} pixels are none, or more than {most_pixels:,}")
+            raise InputError(f"{where}: {image.width} x {image.height} pixels; 1 to {most_pixels:,} can be read")
         with library_errors(f"{where}: cannot be read"):
             image = ImageOps.exif_transpose(image)  # a camera held upright says so in EXIF
             if image.mode.startswith("I"):  # 16 bits of grey

@@ -400,7 +400,7 @@ def compute(w: Weights, x: np.ndarray, turned: tuple[np.ndarray, np.ndarray], ca
             deepen: Callable[[int], None] | None = None) -> np.ndarray:
     """Runs x [m, hidden_size] through all layers, in place; turned: rope_tables -> logits of the tokens `wanted`.
 
-    learns: whether the time tells which ways are fastest; deepen(layer) changes x behind each of the first `deep` layers.
+    learns: whether the time tells which ways are fastest; deepen(layer) changes x behind the `deep` first layers.
     """
     config, m, (cos, sin) = w.config, len(x), turned
     group, n_layers, n_rows = config.num_attention_heads // config.num_key_value_heads, len(w.layers.windows), \

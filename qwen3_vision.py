@@ -9,7 +9,7 @@
 
 This file stands on qwen3.py and qwen3_5.py, which you should read first. Read it from top to bottom:
 
-    config -> picture -> patches -> tower -> merger -> a picture's tokens -> their positions -> pictures of a model -> main
+    config -> picture -> patches -> tower -> merger -> a picture's tokens -> positions -> pictures of a model -> main
 
 How a picture of 64 x 96 pixels becomes 6 tokens, with the sizes of Qwen3.5-0.8B:
 
@@ -301,7 +301,7 @@ class Pictures:
                 try:
                     vectors = tower(pixels, self.weights, self.config)
                 except (KeyError, ValueError) as error:  # no tensor of this name, or none of this shape
-                    raise InputError(f"{self.folder.path}: the tower doesn't fit config.json: {brief(error)}") from error
+                    raise InputError(f"{self.folder.path}: its tower doesn't fit its config: {brief(error)}") from error
                 if vectors.shape[2] != self.width or not np.isfinite(vectors).all():
                     raise InputError(f"{self.folder.path}: the vision tower gives no {self.width} finite numbers")
                 picture = Picture(next(NUMBERS), height // factor, width // factor, vectors)
@@ -359,7 +359,7 @@ MARK = "<|vision_start|><|image_pad|><|vision_end|>"  # what the chat templates 
 
 
 def answer(args: argparse.Namespace) -> Iterator[str]:
-    """The pieces of an answer about pictures. In the prompt, each picture's tokens stand in the place of <|image_pad|>."""
+    """The pieces of an answer about pictures. In the prompt, each one's tokens stand in the place of <|image_pad|>."""
     from PIL import Image, ImageOps
     model = qwen3.load_model(args.model)
     if model.pictures is None:

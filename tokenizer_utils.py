@@ -345,7 +345,7 @@ def json_value(text: str) -> Any:
 
 
 def json_or_text(function: str, parameter: str, text: str) -> Any:
-    """The value of a text in a call in XML: JSON if it is any. qwen3_lib/generation/answer.py knows the tools' types."""
+    """The value of a text in a call in XML: JSON if it is any. qwen3_lib/generation/answer.py knows tools' types."""
     try:
         return json_value(text)
     except (ValueError, RecursionError):

@@ -143,7 +143,8 @@ def main() -> None:
     vectors.WRITERS |= {"nothing": (write_nothing, 10), "dots": (write_dots, 1)}
     make_kernels("decoder_layers")
     most, nothing = limits(), linked("nothing", compile_product("nothing", "nothing", 0, 0, None))
-    steps = {step: kernel_at(linked(f"only_{step}", compile_layers(f"only_{step}", [step] * bool(step), "output_logits")))
+    steps = {step: kernel_at(linked(f"only_{step}",
+                                    compile_layers(f"only_{step}", [step] * bool(step), "output_logits")))
              for step in (*STEPS, "")}
     print(", ".join(f"{name} {value:.0f}" for name, value in most.items()), "(1e9 a second)\n")
     print("| ms a layer, share | " + " | ".join(PARTS) + " | all | products: 1e9 operations/s | of the limit |")

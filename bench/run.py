@@ -8,8 +8,9 @@ Random weights in the exact shape of Qwen3-0.6B. Each engine has a process of it
 turn, and speeds are medians of the rounds: on a shared machine their ratios mean something, a single speed does not.
 The read bandwidth is what the memory gives to whatever reads 1 GiB fastest, measured right before each decoding.
 llama.cpp is tried again without repacked weights if it crashes; peers that are not installed, or that crash for good,
-are left out with a note. For OpenVINO, `optimum-cli` of an environment of its own must be in $PATH. The figures go to a file in bench/results/, one for each kind of CPU; then
-`python bench/figures.py --write` writes the tables of README.md, docs/speed.md and bench/RESULTS.md, and the picture.
+are left out with a note. For OpenVINO, `optimum-cli` of an environment of its own must be in $PATH. The figures go to a
+file in bench/results/, one for each kind of CPU; then `python bench/figures.py --write` writes the tables of README.md,
+docs/speed.md and bench/RESULTS.md, and the picture.
 """
 import argparse
 import contextlib

@@ -95,7 +95,8 @@ def add_option(add: Callable[..., Any], name: str, *flags: str) -> None:
 def add_draft(add: Callable[..., Any], models: bool = False) -> None:
     """Adds --draft, for commands that can load other `models`, too, or not."""
     about = AnswerOptions.__dataclass_fields__["draft"].metadata
-    text = f"{about['help']}, or with int4, its own weights in 4 bits" if models else about["help"].partition("; or ")[0]
+    text = about["help"]
+    text = f"{text}, or with int4, its own weights in 4 bits" if models else text.partition("; or ")[0]
     add("--draft", metavar=about["metavar"], choices=None if models else DRAFTS, help=text)
 
 

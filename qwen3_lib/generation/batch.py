@@ -74,8 +74,8 @@ class Batch:
             raise InputError(f"there is a request {brief(repr(key))} already")
         answer = Completion(self.model, token_ids, **options)
         if len(answer.prompt_ids) >= self.longest:
-            raise InputError(f"the prompt has {len(answer.prompt_ids)} tokens and leaves no room for an answer: a slot has "
-                             f"{self.longest} positions (--context)")
+            raise InputError(f"the prompt has {len(answer.prompt_ids)} tokens and leaves no room for an answer: a slot "
+                             f"has {self.longest} positions (--context)")
         answer.is_fed = True  # by `step`
         self.waiting.append(Request(key, answer))
         return answer

@@ -45,7 +45,8 @@ class Caches:
         parts = self.parts(k.shape[1])
         if len(parts) == 1:
             return parts[0][0].attend(layer, q, k, v)  # type: ignore[no-any-return]
-        return np.concatenate([cache.attend(layer, q[:, rows], k[:, rows], v[:, rows]) for cache, rows in parts], axis=1)
+        return np.concatenate([cache.attend(layer, q[:, rows], k[:, rows], v[:, rows])
+                               for cache, rows in parts], axis=1)
 
     def recall(self, layer: int, weight: np.ndarray, *new: np.ndarray) -> np.ndarray:
         """HybridCache.recall of each sequence -> [n, value heads, value_dim]."""

@@ -219,8 +219,8 @@ def compiled(groups: list[tuple[str, ...]]) -> dict[str, bytes]:
     return made
 
 
-# A file of machine code: a line with the SHA-256 of all that follows; a line with what the code was made from; an object
-# file. Its code is executed, so the file must be ours, and whole.
+# A file of machine code: a line with the SHA-256 of all that follows; a line with what the code was made from; an
+# object file. Its code is executed, so the file must be ours, and whole.
 
 
 def read_code(file: Path, made_from: str) -> bytes | None:

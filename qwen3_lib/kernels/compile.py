@@ -64,5 +64,5 @@ def main(names: list[str]) -> None:
     except Exception as error:  # numba and LLVM raise many types when their versions don't fit the kernels
         version = ".".join(map(str, llvm.llvm_version_info))
         sys.exit(f"by numba {numba.__version__} with llvmlite {llvmlite.__version__} (LLVM {version}) and NumPy "
-                 f"{np.__version__}: {brief(f'{type(error).__name__}: {error}', 300)}; install the newest numba, or take "
-                 "NumPy: --no-fast")
+                 f"{np.__version__}: {brief(f'{type(error).__name__}: {error}', 300)}; install the newest numba, or "
+                 "take NumPy: --no-fast")

@@ -77,8 +77,8 @@ class StateCache(HybridCache):
 
 
 class Vocabulary:
-    """The rows of the lm_head that an MTP head guesses from, 32 neighbours at a time: those of common tokens, which have
-    the first numbers, and those around the latest other tokens of the texts. The whole head would cost several layers.
+    """The rows of the lm_head that an MTP head guesses from, 32 neighbours at a time: those of common tokens, which
+    have the first numbers, and those around the latest other tokens of the texts. The whole head costs several layers.
     """
     COMMON, OTHERS = 384, 192  # of 32 rows
 

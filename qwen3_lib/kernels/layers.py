@@ -15,8 +15,9 @@ import numpy as np
 
 from qwen3_lib.kernels import fields
 from qwen3_lib.kernels.fields import compiled
-from qwen3_lib.kernels.intrinsics import (barrier_wait, bits_of, bytes_at, call_at, dot, even_first, fetch_add, float_of,
-                                          floats_at, fused, half_from_float, pack_groups, to_bytes, uint16s_at)
+from qwen3_lib.kernels.intrinsics import (barrier_wait, bits_of, bytes_at, call_at, dot, even_first, fetch_add,
+                                          float_of, floats_at, fused, half_from_float, pack_groups, to_bytes,
+                                          uint16s_at)
 from qwen3_lib.kernels.layout import (BF16, BLOCK, DEPTH, DOWN, F16, F32, FEW, GATE, GROUP, GROUP_BYTES, KEYS, KV8, OUT,
                                       PANEL, PRODUCT, PROMPT, STRIP, UP, VALUES, VECTORS, WHOLE, WIDENS, K, Q, V,
                                       is_packed, padded, unit_size, vector_size)
@@ -367,7 +368,7 @@ def attend_blocks(products, task, q, group, view, keys, values, form, result, ow
 
 @compiled
 def cache_rows(job, which, sequence, layer, head, n_kv_heads):
-    """The rows uint16 [capacity, row_size] of a head in a layer: the keys of a sequence if `which` is 0, values if 1."""
+    """The rows uint16 [capacity, row_size] of a head in a layer: a sequence's keys if `which` is 0, its values if 1."""
     cache, size = fields.caches(job)[sequence], fields.cache_rows(job)[1]
     before = (fields.places(job)[layer, 0] * n_kv_heads + head) * cache[2] * size
     return uint16s_at(cache[which] + 2 * before, (cache[2], size))

@@ -154,8 +154,8 @@ class Batch(NamedTuple):
     cache_rows: Any  # int64 [2]: the format and the size of their rows
     runs: Any  # int64 [n_sequences, 4], the first and the last + 1 of the rows of x that belong to a sequence; how many
     # tokens its state hasn't learned yet, before the pass and after it
-    states: Any  # int64 [n_sequences, layers with a state, 6]: the addresses of delta.state_of's arrays before the pass,
-    # and of those after it
+    states: Any  # int64 [n_sequences, layers with a state, 6]: the addresses of delta.state_of's arrays before the
+    # pass, and of those after it
 
 
 class Space(NamedTuple):

@@ -65,7 +65,7 @@ def experts_of(config: Config) -> tuple[int, int]:
 
 
 def work_space(config: Config, n_threads: int, m: int, n_tasks: int, n_queries: int, own: list[np.ndarray]) -> Space:
-    """For m tokens, n_tasks tasks of attention, and n_queries queries of a task; `own`: what threads worked in before."""
+    """For m tokens, n_tasks tasks of attention, n_queries queries of a task; `own`: what threads worked in before."""
     n_heads, n_kv_heads, width = config.num_attention_heads, config.num_key_value_heads, padded(config.head_dim, 32)
     mixed, n_projected, n_delta = 0, 0, 0  # a delta net's results, projections, what a thread works in
     shared, fused = 0, 0  # the width inside the shared expert; what an MTP head's fc is multiplied with
@@ -76,7 +76,7 @@ def work_space(config: Config, n_threads: int, m: int, n_tasks: int, n_queries: 
         fused = 2 * config.hidden_size * config.mtp_num_hidden_layers
         mixed, n_delta = heads * dv, TOKENS * (2 * dk + 2) + (TOKENS + dk) * padded(dv, 16)
         n_projected = max(sum(padded(n, PANEL) for n in (config.conv_dim, mixed, 2 * heads)),
-                          2 * padded(n_heads * config.head_dim, PANEL) + 2 * padded(n_kv_heads * config.head_dim, PANEL))
+                          2 * (padded(n_heads * config.head_dim, PANEL) + padded(n_kv_heads * config.head_dim, PANEL)))
     gathered, (n_experts, k) = padded(config.hidden_size, 64), experts_of(config)
     widest = padded(max(config.hidden_size, n_heads * config.head_dim, mixed, fused), 64)
     dense = config.num_hidden_layers > len(config.sparse_layers)

@@ -9,8 +9,8 @@ In a random model the logits of most tokens are nearly equal, so its int4 form w
 trained model is more certain. So the matrices that add to the residual stream, o_proj and down_proj, are scaled by a
 factor that is searched for: with a smaller one, a token's own embedding decides more, and int4 chooses as bf16 does
 more often. The factor is found when int4 agrees with bf16 in the wanted share of 512 greedy tokens. A random MTP head
-makes its guesses, which take their time; then each becomes the very token of the plain answer with the wanted probability, or
-another one. All answers are compared: with a draft, the tokens are the same.
+makes its guesses, which take their time; then each becomes the very token of the plain answer with the wanted
+probability, or another one. All answers are compared: with a draft, the tokens are the same.
 """
 import argparse
 import os

@@ -173,7 +173,7 @@ def load_draft(args: argparse.Namespace, model: Model) -> Draft | None:
     form = args.draft if args.draft in ("int4", "int8") else None
     fast = engine_name(model) != NUMPY
     if form and (not fast or args.quantize == "int4" or args.quantize == form):
-        raise InputError(f"--draft {form} needs the fast engine (--fast), and a model in more bits")
+        raise InputError(f"--draft {form} needs the fast engine (--fast), and a model with more bits for a weight")
     same = argparse.Namespace(**vars(args) | {"quantize": form or args.quantize, "fast": fast})
     other = same if form else argparse.Namespace(**vars(same) | {"model": args.draft, "adapter": None})
     return Draft(load(other), model)

@@ -124,7 +124,7 @@ def rope_tables(config: Config, positions: np.ndarray) -> tuple[np.ndarray, np.n
     """cos and sin of every angle at positions [n] -> two arrays [n, rope_dim / 2].
 
     Pair i turns by theta ** (-2i / rope_dim) per position: the first pairs fast, for near positions, the last slowly.
-    Tokens of pictures have a position for each pair, [n, rope_dim / 2].
+    Positions may also be [n, rope_dim / 2], one for each pair: a picture's tokens have a row and a column.
     """
     # The power in float64: a float32 power would be off by 2e-4 in the logits at position 6,000.
     powers = config.rope_theta ** (np.arange(0, config.rope_dim, 2) / config.rope_dim)
@@ -276,7 +276,7 @@ class KVCache:
         return new
 
     def parts(self, n: int) -> list[tuple[Self, slice]]:
-        """Whose the next n tokens are: all of this sequence."""
+        """(cache, rows) of each sequence among the next n tokens: here only one, with all of them."""
         return [(self, slice(n))]
 
     def attend(self, layer: int, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -315,25 +315,25 @@ TokenIds = list[int] | np.ndarray
 
 
 def embed(model: Model, ids: np.ndarray) -> np.ndarray:
-    """The embeddings of tokens [n] -> [n, hidden_size], also of a picture's."""
-    see = model.pictures
-    return model.engine.rows(model, "embed_tokens", ids) if see is None else see.embed(model, ids)
+    """The vectors of tokens [n] -> [n, hidden_size]: rows of embed_tokens, or what a tower has made of a picture."""
+    pictures = model.pictures  # None, unless the model sees
+    return model.engine.rows(model, "embed_tokens", ids) if pictures is None else pictures.embed(model, ids)
 
 
 @np.errstate(over="ignore", invalid="ignore")  # NaN in the weights is reported once it has reached the logits
 def hidden_states(model: Model, token_ids: TokenIds, cache: KVCache) -> np.ndarray:
     """Runs token ids [n] through all layers -> the residual stream after the last norm, float32 [n, hidden_size]."""
-    config, w, ids, see = model.config, model.weights, np.asarray(token_ids), model.pictures
+    config, w, ids, pictures = model.config, model.weights, np.asarray(token_ids), model.pictures
     positions, out = cache.reserve(len(ids)), np.empty((len(ids), config.hidden_size), np.float32)
     step = CHUNK if config.causal else len(ids)  # tokens that see the whole text need all of it at once
     for start in range(0, len(ids), step):
         now = slice(start, start + step)
-        cos, sin = rope_tables(config, positions[now] if see is None else see.positions(cache, ids[now]))
-        x = embed(model, ids[now])  # rows of embed_tokens [step, hidden_size]
+        cos, sin = rope_tables(config, positions[now] if pictures is None else pictures.positions(cache, ids[now]))
+        x = embed(model, ids[now])  # [step, hidden_size]
         for i, layer in enumerate(w["layers"]):
             x = decoder_layer(x, layer, config, cache, i, cos, sin)
-            if see is not None:
-                see.add(x, ids[now], 1 + i)  # deepstack
+            if pictures is not None:  # Qwen3-VL adds vectors of pictures behind its first layers, too
+                pictures.add(x, ids[now], 1 + i)
         cache.advance(ids[now])
         out[now] = rms_norm(x, w["norm"], config.rms_norm_eps)
     return out
@@ -445,7 +445,7 @@ class Sequence:
         if model.embeds:
             raise InputError(f"{model.path}: an embedding model or classifier gives no answers: use qwen3_embed.py")
         self.model, self.prompt = model, checked_ids(model, token_ids)
-        self.pictures = None if model.pictures is None else model.pictures.held(self.prompt)
+        self.pictures = None if model.pictures is None else model.pictures.held(self.prompt)  # so that they are kept
         self.processors = [*processors]
         self.sampling, self.token_ids = model.sampling.updated(**sampling), list[int]()
         self.finish_reason: str | None = None
@@ -786,6 +786,7 @@ def fitting(stored: dict[str, Any], shapes: dict[str, tuple[int, ...]], tied: bo
 def load_weights(folder: Folder, config: Config) -> dict[str, Any]:
     """The weights in float32, by short names; w["layers"][i] holds those of one decoder layer."""
     tensors = folder.tensors(config)
+    # One more than num_hidden_layers in a Qwen3.5 with an MTP head.
     n_layers = 1 + max(int(name.split(".")[2]) for name in tensors if name.startswith("model.layers."))
     weights: dict[str, Any] = {"layers": [{} for _ in range(n_layers)]}
     for name, tensor in tensors.items():
@@ -811,8 +812,8 @@ class Engine:
     rows: Callable[..., np.ndarray] = lambda model, name, ids: model.weights[name][ids]  # of lm_head or embed_tokens
     overflow: str = "a number is too large for float32"  # if logits aren't finite, but all weights are
     hybrid_cache: type[KVCache] | None = None  # in place of new_cache for a Qwen3.5: see qwen3_5.py
-    guess: Callable[..., tuple[np.ndarray, int]] | None = None  # by an MTP head, see qwen3_5.py
-    drafts: bool = False  # whether the head guesses unless told otherwise: no guess changes a bit of the answer
+    guess: Callable[..., tuple[np.ndarray, int]] | None = None  # guesses tokens by an MTP head, see qwen3_5.py
+    drafts: bool = False  # whether the head guesses by default: in this engine, no guess changes a bit of the answer
 
 
 @dataclass(frozen=True, repr=False)
@@ -893,8 +894,8 @@ def checked_ids(model: Model, token_ids: TokenIds) -> np.ndarray:
         raise InputError("the prompt is empty")
     if ids.ndim != 1 or not all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in ids):
         raise InputError(f"a prompt must be one list of token ids, not {brief(token_ids, 80)}")
-    outside, seen = ids[(ids < 0) | (ids >= model.config.vocab_size)].tolist(), model.pictures or ()
-    if wrong := [i for i in outside if i not in seen]:
+    outside, known = ids[(ids < 0) | (ids >= model.config.vocab_size)].tolist(), model.pictures or ()
+    if wrong := [i for i in outside if i not in known]:  # a picture's tokens have ids below 0
         raise InputError(f"token id {wrong[0]} is out of range: the model has {model.config.vocab_size} tokens")
     return ids.astype(np.int64)
 

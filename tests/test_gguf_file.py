@@ -334,7 +334,7 @@ def test_other_models(tmp_path, config):
         plain, logits = logits_of(packed, ids), logits_of(fast.load_model(packed, kv_dtype="f32"), ids)
         for others in (plain, exact)[:2 if form == "Q8_0" else 1]:
             errors = np.sqrt(((logits - others)**2).mean(axis=1)) / others.std()
-            assert np.quantile(errors, 0.25) < 0.1, errors  # at some tokens, other experts are chosen
+            assert np.quantile(errors, 0.25) < 0.055, errors  # at some tokens, others are chosen
 
 
 def test_yarn(tmp_path):

@@ -329,7 +329,7 @@ def hidden_states(model: Model, token_ids: TokenIds, cache: KVCache) -> np.ndarr
     for start in range(0, len(ids), step):
         now = slice(start, start + step)
         cos, sin = rope_tables(config, positions[now] if pictures is None else pictures.positions(cache, ids[now]))
-        x = embed(model, ids[now])  # [step, hidden_size]
+        x = embed(model, ids[now])  # rows of embed_tokens [step, hidden_size]
         for i, layer in enumerate(w["layers"]):
             x = decoder_layer(x, layer, config, cache, i, cos, sin)
             if pictures is not None:  # Qwen3-VL adds vectors of pictures behind its first layers, too

@@ -6,13 +6,14 @@
 """See inside: one HTML file shows how a model computes the answer to a prompt, with the numbers of this prompt.
 
     python qwen3_inspect.py "The capital of France is" --open        writes qwen3_inspect.html and opens it
+    python qwen3_inspect.py --model Qwen/Qwen3.5-0.8B --image photo.jpg "What is this?"
 
 The file needs no network and can be sent to a friend. qwen3.py computes the model, qwen3_5.py a Qwen3.5; only the panel
 on quantization needs the fast engine and so numba. The room below is qwen3_lib/page/:
 
     recorder.py    records each step of forward
     contents.py    computes what the panels show
-    page.py        joins page.html, page.css, page.js and uplot/, the chart library, to one file
+    page.py        joins page.html, page.css, pictures.js, page.js and uplot/, the chart library, to one file
 """
 from __future__ import annotations
 
@@ -26,6 +27,7 @@ from pathlib import Path
 from qwen3 import Engine, InputError, Model, Sampling  # first: it says in one line what is missing
 import qwen3_5
 from qwen3_lib.app.cli import guarded
+from qwen3_lib.app.files import picture_file
 from qwen3_lib.app.models import readable_size
 from qwen3_lib.app.options import Parser, add_model_options, load, named_model
 from qwen3_lib.app.terminal import note, write
@@ -53,6 +55,10 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(description="Writes one HTML file that shows how a Qwen3 model computes the answer to a prompt.")
     add = parser.add_argument
     add("prompt", help="the question for the model")
+    add("--image", action="append", metavar="FILE", default=[], help="a picture that the question is about, for a "
+        "Qwen3-VL or Qwen3.5; may be repeated")
+    add("--max-pixels", type=int, metavar="N", help="of each picture, which is made smaller: 1,024 pixels are a token "
+        "(default: as many as the page has room for)")
     add("--out", metavar="FILE", default="qwen3_inspect.html", help="the file to write (default: %(default)s)")
     add("--html", dest="out", default=argparse.SUPPRESS, help=argparse.SUPPRESS)  # its earlier name
     add("--open", action="store_true", help="open the file in the browser")
@@ -87,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     compare = COMPARED if args.compare is None and named_model(args) is None else args.compare
     sampling = {name: getattr(args, name) for name in Sampling.__dataclass_fields__}
     options = PageOptions(args.prompt, args.raw, args.think, args.max_tokens, sampling, args.seed, args.quantized,
-                          compare)
+                          compare, [*map(picture_file, args.image)], args.max_pixels)
     check_target(args.out)
     model = load(args, Engine())
     # write_whole opens the file before inspect computes, so that an impossible place is refused first.

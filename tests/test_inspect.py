@@ -107,7 +107,7 @@ def test_hands_and_frequencies_of_yarn_make_the_attention(tmp_path):
     recorder.keep_arrays = True
     recorder.forward(random_ids(30), recorder.new_cache(), all_logits=True)
     now = recorder.passes[0]
-    panel = panels.attention_panel(recorder, now)
+    panel = panels.attention_panel(recorder, now, np.array(random_ids(30)))
     frequencies, factor = np.array(panel["frequencies"]), panel["factor"]
     assert factor > 1 and panel["pairs"] == list(range(8))
     a = turned(now.q[1][3].astype(float), np.arange(30), frequencies) * factor
@@ -392,7 +392,7 @@ def test_as_many_pairs_of_dimensions_as_there_is_room_for(demo):
 def test_the_file_runs_only_its_own_program_and_loads_nothing(found):
     page = html(found | {"about": found["about"] | {"prompt": EVIL}})
     blocks = re.findall(r"<script([^>]*)>(.*?)</script>", page, re.DOTALL)
-    assert [kind for kind, _ in blocks] == [' type="application/json" id="contents"', "", ""]
+    assert [kind for kind, _ in blocks] == [' type="application/json" id="contents"', "", "", ""]
     assert json.loads(blocks[0][1])["about"]["prompt"] == EVIL and "<" not in blocks[0][1]
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)[1]
     for texts, kind in ((re.findall(r"<style>(.*?)</style>", page, re.DOTALL), "style-src"),

@@ -420,7 +420,7 @@ def test_any_prompt_is_text(browser, tmp_path, demo, evil):
     file.write_text(qwen3_inspect.inspect(demo, PageOptions(evil, max_new_tokens=3, quantized=False)), "utf-8")
     tab = Tab(browser, file, 390)
     assert tab.text("#prompt") == evil and evil in tab.text("#wrapped")
-    assert tab.page.locator("script").count() == 3 and tab.page.locator("img, main b").count() == 0
+    assert tab.page.locator("script").count() == 4 and tab.page.locator("img, main b").count() == 0
     assert "".join(tab.page.locator("#pieces .prompt").all_text_contents()).isprintable()
     assert tab.page.evaluate("document.documentElement.scrollWidth") == 390
     tab.close(file)

@@ -10,12 +10,15 @@ from configs import HYBRID, HYBRID_MOE, TOWERS, VL_SIZES, seeing_hybrid, tower_c
 from make_random_model import make_random_model
 from published import write_tensors
 from qwen3 import map_safetensors
+from qwen3_lib.page.contents import PageOptions, contents
 from qwen3_vision import LEVELS, VisionConfig, patches_of, smart_resize, tower, vision_config
 
 PIL = pytest.importorskip("PIL.Image", reason="Pillow is not installed: pip install -e '.[vision]'")
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[reference]'")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
+from test_inspect import unpacked  # noqa: E402
+from test_qwen3_vision import CONFIGS, make_seeing  # noqa: E402
 from test_reference import both_engines, load  # noqa: E402
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil  # noqa: E402
 
@@ -187,6 +190,25 @@ def test_several_turns(both):
         expected = theirs.generate(**arguments, do_sample=False, max_new_tokens=32,
                                    generation_config=transformers.GenerationConfig(pad_token_id=0))[0, len(second):]
     assert found == expected.tolist() and kept in (0, len(first) + 7)
+
+
+@pytest.mark.parametrize("name", ["VL", "3.5"])
+def test_the_inspect_page(name, tmp_path):
+    """The attention weights that the page of qwen3_inspect.py shows, of all tokens to all patches of two pictures."""
+    path, images = make_seeing(CONFIGS[name], tmp_path), [noise(320, 256), noise(256, 384, 1)]
+    model = qwen3.load_model(path)
+    found = contents(model, PageOptions("What is this?", max_new_tokens=4, quantized=False, images=images))
+    ids = np.array(found["tokens"]["ids"])
+    assert [(ids == ~k).sum() for k in range(2)] == [80, 96]
+    theirs = torch.tensor(np.where(ids < 0, PAD, ids))[None]
+    with torch.no_grad():
+        attentions = reference(path)(input_ids=theirs, mm_token_type_ids=(theirs == PAD).int(), **processed(images),
+                                     output_attentions=True).attentions
+    maps = unpacked(found["attention"]["maps"])
+    assert len(maps) == len(attentions)
+    for ours, expected in zip(maps, attentions):
+        expected = expected[0].numpy()[:, *np.tril_indices(len(ids))]
+        assert np.abs(ours - expected).max() < 1e-3 and np.abs(ours - expected).mean() < 1e-5
 
 
 @each_model

@@ -1,7 +1,9 @@
 """Computes what the page shows with the functions of qwen3.py: one function per panel, each returns plain JSON."""
 from __future__ import annotations
 
+import base64
 import copy
+import io
 import os
 import time
 import unicodedata
@@ -13,11 +15,15 @@ from typing import Any
 import numpy as np
 
 import qwen3
+import qwen3_vision
 from qwen3 import Config, InputError, Model, Sampling, brief, check_finite, checked_whole, softmax
 from qwen3_lib.generation.answer import inside_thought, parse_answer
+from qwen3_lib.generation.pictures import MARK, n_tokens, put
 from qwen3_lib.generation.processors import log_softmax
+from qwen3_lib.io.pictures import picture_of
 from qwen3_lib.page.page import lines_of_functions, pack
 from qwen3_lib.page.recorder import Pass, Recorder, Step
+from qwen3_vision import MAX_PIXELS, MIN_PIXELS, Picture, fields, mrope_positions
 
 PREFILLS = 5  # passes of the prompt; the page shows their median
 TOP = 5  # tokens in a cell of the logit lens
@@ -28,7 +34,7 @@ PAIRS = 8  # least number of RoPE's pairs in the page; all head_dim / 2 if there
 PICTURE = 32  # rows and columns in the picture of a state, at most
 REPEATED = 24  # random tokens, shown twice to find induction heads
 THOUGHT = 256  # longest answer with thinking and without, in tokens
-ROOM = 12_000_000  # characters of base64 in a page
+ROOM = 12_000_000  # characters of base64 in a page; twice as many with pictures
 RULE = "for each token S ← exp(g) S, then S ← S + kᵀ β (v − k S); q S"
 FORMULAS = {
     "rope_tables": "cos(position · frequency), sin(position · frequency)",
@@ -88,13 +94,16 @@ class PageOptions:
     seed: int | None = None
     quantized: bool = True  # compare with int8 and int4
     compare: str | None = None  # a question to answer with thinking and without
+    images: Sequence[Any] = ()  # what the prompt is about: anything that picture_of takes
+    max_pixels: int | None = None  # of each picture; there may be room for fewer
 
     def __post_init__(self) -> None:
         for name, text in (("the prompt", self.prompt), ("the question to compare", self.compare)):
             if text is not None and not text.strip():
                 raise InputError(f"{name} is empty")
-        if self.raw and self.enable_thinking is not None:
-            raise InputError("--raw leaves out the chat template, so --think and --no-think have no effect with it")
+        if self.raw and (self.enable_thinking is not None or self.images):
+            raise InputError("--raw leaves out the chat template, so --think, --no-think and --image have no effect "
+                             "with it")
         checked_whole("max_tokens", self.max_new_tokens, 1)
         checked_whole("seed", self.seed or 0, 0)
         Sampling().updated(**self.sampling)
@@ -103,10 +112,7 @@ class PageOptions:
 def contents(model: Model, options: PageOptions) -> dict[str, Any]:
     """All that the page shows. Raises InputError for a prompt that is too long or can't be rendered."""
     tokenizer, config = model.tokenizer, model.config
-    text = options.prompt if options.raw else tokenizer.apply_chat_template(
-        [{"role": "user", "content": options.prompt}], enable_thinking=options.enable_thinking)
-    prompt = tokenizer.encode(text, add_special_tokens=options.raw)
-    check_room(model, len(prompt), options.max_new_tokens)
+    text, prompt, seen = asked(model, options)
     settings = qwen3.default_sampling(model, options.enable_thinking).updated(**options.sampling)
     seed = int(np.random.default_rng().integers(2**31)) if options.seed is None else options.seed
 
@@ -117,17 +123,20 @@ def contents(model: Model, options: PageOptions) -> dict[str, Any]:
     answer = [each.token for each in drawn[:-1 if ended else None]]
     said = parse_answer(tokenizer.decode(answer), inside_thought(tokenizer, prompt))
     ids = np.array([*prompt, *answer])
+    # In the page, the tokens of the k-th picture have the id ~k.
+    shown = np.where(ids < 0, ~(np.cumsum((ids < 0) & (fields(ids)[3] == 0)) - 1), ids)
     recorder.keep_arrays = True
     logits = recorder.forward(ids, recorder.new_cache(), all_logits=True)
     whole = recorder.passes[-1]
 
     panels = {
-        "tokens": tokens_panel(model, text, options.prompt, ids, len(prompt)),
+        "tokens": tokens_panel(model, text, options.prompt, shown, len(prompt)),
+        "pictures": [shown_picture(each) for each in seen],
         "way": way_panel(whole, [*prefills, passes[0]], passes[1:], bandwidth),
-        "attention": attention_panel(recorder, whole),
+        "attention": attention_panel(recorder, whole, ids),
         "delta": delta_panel(recorder, whole) if recorder.linear else None,
         "lens": lens_panel(model, whole),
-        "choosing": choosing_panel(drawn, settings, ids),
+        "choosing": choosing_panel(drawn, settings, ids[ids >= 0]),
         "cache": cache_panel(recorder, [*prefills, passes[0]], passes),
         "quantized": quantized_panel(model, prompt, answer, logits, options.max_new_tokens, settings, seed)
         if options.quantized else "--no-quantized was given",
@@ -140,21 +149,26 @@ def contents(model: Model, options: PageOptions) -> dict[str, Any]:
                   "answer": said.content.strip() or said.reasoning or "", "seed": seed, "raw": options.raw,
                   "version": qwen3.__version__, "date": time.strftime("%Y-%m-%d"),
                   **{name: getattr(config, name) for name in sizes}},
-        "labels": {str(i): label(tokenizer.token_bytes(i)) for i in ids_within(panels)},
-        "sources": (sources := {f"{module.__name__}.py": getsource(module) for module in recorder.modules}),
+        "labels": {str(i): label(tokenizer.token_bytes(i)) for i in ids_within(panels)} |
+        {str(~i): f"picture {i}" if len(seen) > 1 else "the picture" for i in range(len(seen))},
+        "sources": (sources := {f"{module.__name__}.py": getsource(module)
+                                for module in [qwen3_vision] * bool(seen) + recorder.modules}),
         "lines": {name: [file, *ends] for file, source in sources.items()
-                  for name, ends in lines_of_functions(source).items()}, "formulas": FORMULAS, "words": WORDS,
+                  for name, ends in lines_of_functions(source).items()}, "words": WORDS,
+        "formulas": FORMULAS | ({"embedding": "x = embed_tokens[id], or what the tower made"} if seen else {}),
     }
 
 
-def check_room(model: Model, n_prompt: int, n_answer: int) -> None:
-    """Raises InputError if prompt and answer together are too long for a page or for the model."""
+def check_room(model: Model, n_prompt: int, n_answer: int, space: int = ROOM) -> int:
+    """How many more positions `space` characters hold. Raises InputError if prompt and answer together are too long for
+    a page or for the model."""
     most = min(qwen3.CHUNK, model.config.context_length)
-    while most > 1 and characters(model.config, most, PAIRS) > ROOM:
+    while most > 1 and characters(model.config, most, PAIRS) > space:
         most -= 1
     if n_prompt + n_answer > most:
         raise InputError(f"the prompt has {n_prompt} tokens, the answer up to {n_answer}: together more than the "
                          f"{most} positions of a page of this model; shorten the prompt or lower --max-tokens")
+    return most - n_prompt - n_answer
 
 
 def characters(config: Config, n: int, pairs: int) -> float:
@@ -186,6 +200,55 @@ def label(data: bytes) -> str:
     return "".join(c if c.isprintable() else {"\n": "⏎", "\t": "⇥"}.get(c, repr(c)[1:-1]) for c in text)
 
 
+# ---- The prompt and its pictures -------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Seen:
+    """A picture of the prompt."""
+    picture: Picture
+    image: Any  # the PIL image that the tower got
+    full: int  # the number of its tokens in qwen3.py
+
+
+def asked(model: Model, options: PageOptions) -> tuple[str, list[int], list[Seen]]:
+    """(the text of the prompt, its ids, its pictures).
+
+    The attention maps grow with the square of the tokens. So pictures are made smaller than in qwen3.py, until they fit
+    beside the text and the answer.
+    """
+    n, space = len(options.images), 2 * ROOM if options.images else ROOM
+    if n and model.pictures is None:
+        raise InputError(f"{model.path}: the model can't see: it has no vision tower")
+    text = options.prompt if options.raw else model.tokenizer.apply_chat_template(
+        [{"role": "user", "content": MARK * n + options.prompt}], enable_thinking=options.enable_thinking)
+    ids = model.tokenizer.encode(text, add_special_tokens=options.raw)
+    room = check_room(model, len(ids), options.max_new_tokens, space)
+    seen = [made_small(model, image, 1 + room // n, options.max_pixels) for image in options.images]
+    ids = [int(i) for i in put(model, ids, [each.picture for each in seen])]
+    check_room(model, len(ids), options.max_new_tokens, space)
+    return text, ids, seen
+
+
+def made_small(model: Model, source: Any, room: int, max_pixels: int | None) -> Seen:
+    """A picture with `room` tokens at most."""
+    image, config = picture_of(source), model.pictures.config
+    full, side = n_tokens(model, image, max_pixels), config.patch_size * config.spatial_merge_size
+    pixels = room * side**2
+    picture = model.pictures.show(image, min(max_pixels or MAX_PIXELS, pixels), min(MIN_PIXELS, pixels // 2))
+    return Seen(picture, image.resize((picture.columns * side, picture.rows * side), resample=3), full)
+
+
+def shown_picture(seen: Seen) -> dict[str, Any]:
+    """The picture as a data: URL, as PNG or JPEG, which is smaller; the rows and columns of its tokens."""
+    files = {}
+    for form in ("png", "jpeg"):
+        seen.image.save(file := io.BytesIO(), form, quality=90)
+        files[form] = base64.b64encode(file.getvalue()).decode("ascii")
+    form = min(files, key=lambda form: len(files[form]))
+    return {"url": f"data:image/{form};base64,{files[form]}", "rows": seen.picture.rows,
+            "columns": seen.picture.columns, "full": seen.full}
+
+
 # ---- 1: tokens -------------------------------------------------------------------------------------------------------
 
 def tokens_panel(model: Model, text: str, wanted: str, ids: np.ndarray, n_prompt: int) -> dict[str, Any]:
@@ -197,7 +260,7 @@ def tokens_panel(model: Model, text: str, wanted: str, ids: np.ndarray, n_prompt
     end, at, parts = start + len(asked), 0, []
     for i, piece in enumerate(pieces):
         yours = start >= 0 and at < end and start < at + len(piece)
-        parts.append("answer" if i >= n_prompt else "prompt" if yours else "template")
+        parts.append("answer" if i >= n_prompt else "prompt" if yours or ids[i] < 0 else "template")
         at += len(piece)
     return {"ids": ids.tolist(), "bytes": [piece.hex(" ") for piece in pieces], "parts": parts, "text": text}
 
@@ -241,10 +304,12 @@ def costs(steps: Sequence[Step]) -> dict[str, Any]:
 
 # ---- 3: attention ----------------------------------------------------------------------------------------------------
 
-def attention_panel(recorder: Recorder, whole: Pass) -> dict[str, Any]:
+def attention_panel(recorder: Recorder, whole: Pass, ids: np.ndarray) -> dict[str, Any]:
     """Of each layer that attends: attention weights (lower triangles, row by row), scores of heads that copy, pairs of
-    q and k before RoPE, and the gates of a Qwen3.5."""
-    config, maps = recorder.model.config, np.stack(whole.attention)  # [n_layers, n_heads, n, n]
+    q and k before RoPE, and the gates of a Qwen3.5. Of each token: time, row and column; of each pair: which of the
+    three turns it."""
+    config, pictures = recorder.model.config, recorder.model.pictures
+    maps = np.stack(whole.attention)  # [n_layers, n_heads, n, n]
     rows, columns = np.tril_indices(whole.n)
     cos, sin = qwen3.rope_tables(config, np.array([1]))
     pairs, half = pairs_with_room(config, whole.n), config.rope_dim // 2
@@ -252,6 +317,8 @@ def attention_panel(recorder: Recorder, whole: Pass) -> dict[str, Any]:
     return {"layers": recorder.attending, "gates": pack(np.stack(whole.gates), "f2") if whole.gates else None,
             "maps": pack(maps[:, :, rows, columns], "f2"), "previous": pack(diagonal(maps, -1), "f4"),
             "induction": pack(induction(recorder), "f4"), "repeated": REPEATED, "pairs": pairs.tolist(),
+            "positions": mrope_positions(ids[:0], ids).tolist(),
+            "axes": [0] * len(pairs) if pictures is None else pictures.axes[pairs].tolist(),
             "frequencies": np.arctan2(sin, cos)[0, pairs].tolist(), "factor": config.rope_factor,
             "q": pack(np.stack(whole.q)[..., chosen], "f2"), "k": pack(np.stack(whole.k)[..., chosen], "f2")}
 

@@ -4,7 +4,7 @@
 
 const page = JSON.parse(document.getElementById("contents").textContent);
 const {about, labels, tokens, way, attention, delta, lens, choosing, cache, quantized, thinking} = page;
-const nTokens = tokens.ids.length;
+const nTokens = tokens.ids.length, runs = runsOf(tokens.ids, page.pictures);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Small tools
@@ -48,7 +48,6 @@ const item = (array, ...index) => array.values[index.reduce((at, i, axis) => at 
 
 const percent = p => `${(100 * p).toFixed(1)} %`;
 const quoted = id => `“${labels[id]}”`;
-const tokenName = i => `${i} ${quoted(tokens.ids[i])}`;
 
 const short = value => Number.isFinite(value) ? `${Number(value.toPrecision(3))}` : "–";
 
@@ -131,12 +130,6 @@ function chart(id, edges, series, said, pick, {bars = true, x = String, y = {}, 
   };
 }
 
-/** A row of tokens; choose(i) makes them buttons. */
-function pieces(ids, choose) {
-  return ids.map((id, i) => make(choose ? "button" : "span", {
-    className: "piece", onclick: choose && (() => choose(i))}, labels[id] || "∅"));
-}
-
 /** The element, with this share of its colour. */
 const shaded = (element, share) => (element.style.setProperty("--share", `${(100 * share).toFixed(1)}%`), element);
 
@@ -167,6 +160,7 @@ function drawHead() {
   document.title = `Inside ${about.model}: ${about.prompt}`;
   byId("model").textContent = about.model;
   byId("prompt").textContent = about.prompt;
+  byId("prompt").before(...page.pictures.map(({url}, i) => make("img", {src: url, alt: labels[~i]})));
   byId("answer").textContent = about.answer.trim() || "(no answer)";
   if (!delta) byId("delta").remove();
   byId("about").textContent = `${about.num_hidden_layers} layers` +
@@ -194,15 +188,20 @@ function drawHead() {
 
 function drawTokens() {
   const answer = i => i < 0 ? {} : {drawn: i, pass: i};  // pass i gave the answer's token i
-  const all = pieces(tokens.ids, token => change({token, ...answer(token - about.n_prompt)}));
-  all.forEach((piece, i) => piece.classList.add(tokens.parts[i]));
+  const all = pieces(token => change({token, ...answer(token - about.n_prompt)}));
+  all.forEach((piece, i) => piece.classList.add("piece", tokens.parts[runs[i].first]));
   byId("pieces").append(...all);
   byId("wrapped").textContent = tokens.text;
   view(["token"], () => {
-    all.forEach((piece, i) => piece.setAttribute("aria-pressed", i === state.token));
-    const i = state.token;
-    byId("piece").textContent = `Token ${tokenName(i)}: id ${tokens.ids[i]}, bytes ${tokens.bytes[i] || "none"}; ` +
-      "written by " + {template: "the template", prompt: "you", answer: "the model"}[tokens.parts[i]];
+    const i = state.token, chosen = runOf(i), {picture} = chosen;
+    all.forEach((piece, k) => piece.setAttribute("aria-pressed", runs[k] === chosen));
+    byId("piece").textContent = `Token ${tokenName(i)}: ` + (picture ?
+      `one of ${picture.rows} × ${picture.columns} tokens` + (picture.rows * picture.columns === picture.full ? "" :
+        `; qwen3.py would make ${picture.full} of the picture, but this page has room for few`) :
+      `id ${tokens.ids[i]}, bytes ${tokens.bytes[i] || "none"}; written by ` +
+      {template: "the template", prompt: "you", answer: "the model"}[tokens.parts[i]]) +
+      (page.pictures.length ? `; M-RoPE: ${["time", "row", "column"].map(
+        (name, axis) => `${name} ${attention.positions[i][axis]}`).join(", ")}` : "");
   });
 }
 
@@ -255,14 +254,16 @@ function drawWay() {
 const maps = unpack(attention.maps);
 const weight = (layer, head, i, j) => j > i ? 0 : item(maps, layer, head, i * (i + 1) / 2 + j);
 
-/** Draws a pixel for each share(row, column); stronger than linear, so that small ones are seen. NaN stays empty. */
-function paint(canvas, height, width, share) {
+/** Draws a pixel for each share(row, column); stronger than linear, so that small ones are seen. NaN stays empty.
+    With `over`, the weaker ones let more of the picture under the canvas pass. */
+function paint(canvas, height, width, share, over = false) {
   const [paper, full] = ["paper", "map"].map(name => color(name).split(" ").map(Number));
   const picture = new ImageData(width, height);
   Object.assign(canvas, {width, height});
   for (let i = 0; i < width * height; i++) {
     const root = Math.sqrt(share(Math.floor(i / width), i % width));
-    picture.data.set([...paper.map((p, c) => p + root * (full[c] - p)), isNaN(root) ? 0 : 255], 4 * i);
+    picture.data.set(over ? [...full, 230 * root] :
+      [...paper.map((p, c) => p + root * (full[c] - p)), isNaN(root) ? 0 : 255], 4 * i);
   }
   canvas.getContext("2d").putImageData(picture, 0, 0);
 }
@@ -271,10 +272,10 @@ function paint(canvas, height, width, share) {
 const drawMap = (canvas, layer, head) => paint(
   canvas, nTokens, nTokens, (i, j) => j > i ? NaN : weight(layer, head, i, j));
 
-/** A button with a canvas for each of n heads, which choose one by the state's field `name`. */
-function headButtons(n, name) {
-  const buttons = range(n).map(head => make("button", {type: "button", onclick: () => change({[name]: head})}, make(
-    "canvas", {"aria-hidden": "true"}), `head ${head}`));
+/** A button with a canvas, or what `face` makes, for each of n heads, which choose one by the state's field `name`. */
+function headButtons(n, name, face = () => make("canvas", {"aria-hidden": "true"})) {
+  const buttons = range(n).map(head => make("button", {type: "button", onclick: () => change({[name]: head})}, face(),
+                                            `head ${head}`));
   view([name], () => buttons.forEach((button, head) => button.setAttribute("aria-pressed", head === state[name])));
   return buttons;
 }
@@ -311,17 +312,21 @@ function drawAttention() {
   });
 
   slider("asks", "token", nTokens - 1, tokenName);
-  const looks = pieces(tokens.ids);
-  looks.forEach((piece, token) => piece.addEventListener("pointerenter", () => change({token})));
+  const looks = pieces();
+  looks.forEach((piece, i) => runs[i].picture || piece.addEventListener(
+    "pointerenter", () => change({token: runs[i].first})));
   byId("looks").append(...looks);
   view(["token", "layer", "head"], () => {
-    const {layer, head, token} = state, weights = range(token + 1).map(j => weight(layer, head, token, j));
-    looks.forEach((piece, j) => {
-      shaded(piece, Math.sqrt(weights[j] || 0)).className =
-        `piece tinted ${j === token ? "asking" : j > token ? "future" : ""}`;
+    const {layer, head, token} = state, asks = runs.indexOf(runOf(token));
+    const weights = runs.map(({first, n}) => sum(range(n).map(i => weight(layer, head, token, first + i))));
+    looks.forEach((piece, i) => {
+      shaded(piece, Math.sqrt(weights[i])).className =
+        `piece tinted ${i === asks ? "asking" : i > asks ? "future" : ""}`;
     });
-    const best = range(token + 1).sort((a, b) => weights[b] - weights[a]).slice(0, 5);
-    const text = `${tokenName(token)} looks at: ${best.map(j => `${tokenName(j)} ${percent(weights[j])}`).join(", ")}` +
+    const name = ({first, picture}) => picture ? labels[tokens.ids[first]] : tokenName(first);
+    const best = range(asks + 1).sort((a, b) => weights[b] - weights[a]).slice(0, 5);
+    const found = best.map(i => `${name(runs[i])} ${percent(weights[i])}`);
+    const text = `${tokenName(token)} looks at: ${found.join(", ")}` +
       (gates ? `; the gate lets ${percent(item(gates, layer, head, token))} of the head's result pass` : "");
     byId("looks-at").textContent = text;
     byId("looks").setAttribute("aria-label", text);
@@ -346,6 +351,7 @@ function drawAttention() {
         make("tr", {}, make("td", {}, "head"), ...range(nHeads).map(head => make("th", {scope: "col"}, `${head}`))),
         ...rows)));
   }
+  drawSeen();
   drawHands(group);
 }
 
@@ -371,14 +377,18 @@ function drawHands(group) {
   byId("pairs").textContent = (nPairs === half ? `The slider has all ${half} pairs` :
     `The slider has ${nPairs} of the ${half} pairs, as many as the page has room for`) +
     ", from the quickest to the slowest.";
+  if (page.pictures.length) byId("pairs").append(" The position is a token's time, row or column: a pair goes by one " +
+    "of them (M-RoPE). All tokens of a picture have one time; for a word, the three are equal.");
+  const axis = pair => page.pictures.length ? ` by ${["time", "row", "column"][attention.axes[pair]]}` : "";
   slider("pair", "pair", nPairs - 1, i =>
-    `${attention.pairs[i]}: dimensions ${attention.pairs[i]} and ${attention.pairs[i] + half}`);
+    `${attention.pairs[i]}: dimensions ${attention.pairs[i]} and ${attention.pairs[i] + half}${axis(i)}`);
   slider("key", "key", nTokens - 1, tokenName);
   view(["pair", "token", "key", "layer", "head"], () => {
     const {layer, head, token, key, pair} = state, frequency = attention.frequencies[pair];
+    const [from, to] = [key, token].map(i => attention.positions[i][attention.axes[pair]]);
     const vector = (array, head, i) => [item(array, layer, head, i, pair), item(array, layer, head, i, pair + nPairs)];
     const hands = [["q", vector(q, head, token)], ["k", vector(k, Math.floor(head / group), key)]];
-    const after = [["q", turned(hands[0][1], token * frequency)], ["k", turned(hands[1][1], key * frequency)]];
+    const after = [["q", turned(hands[0][1], to * frequency)], ["k", turned(hands[1][1], from * frequency)]];
     const longest = Math.max(...hands.map(([, [a, b]]) => Math.hypot(a, b)), Number.MIN_VALUE);
     const inDegrees = angle => `${(angle * 180 / Math.PI).toFixed(1)}°`, degrees = n => inDegrees(n * frequency);
     const between = ([[, [a, b]], [, [c, d]]]) =>
@@ -387,8 +397,8 @@ function drawHands(group) {
     byId("hands").replaceChildren(dial(`Before RoPE: ${between(hands)}`, hands, longest),
                                   dial(`After RoPE: ${between(after)}`, after, longest));
     byId("hands-say").textContent = `Layer ${attention.layers[layer]}, head ${head}: ` +
-      `q of ${tokenName(token)} turns by ${degrees(token)}, k of ${tokenName(key)} by ` +
-      `${degrees(key)}: the angle between them changes by ${degrees(token - key)}, ${degrees(1)} a position ` +
+      `q of ${tokenName(token)} turns by ${degrees(to)}, k of ${tokenName(key)} by ` +
+      `${degrees(from)}: the angle between them changes by ${degrees(to - from)}, ${degrees(1)} a position ` +
       "(360° is a full turn, which changes nothing)" +
       (attention.factor === 1 ? "" : `; YaRN scales both by ${attention.factor.toPrecision(4)}`) +
       (key > token ? ". The key is in the future, so attention masks it" : "");
@@ -432,32 +442,46 @@ function drawLens() {
   const probabilities = unpack(lens.probabilities), ids = lens.ids;
   const nLayers = about.num_hidden_layers, top = ids.shape[2], table = byId("lens-table");
   const title = layer => layer ? `layer ${layer - 1}` : "embedding";
-  const cells = range(nLayers + 1).map(layer => range(nTokens).map(token => {
-    const cell = make("td", {role: "gridcell", tabIndex: -1,
-                             className: `tinted ${lens.leads[token] === layer ? "leads" : ""}`},
-                      labels[item(ids, layer, token, 0)]);
-    shaded(cell, Math.sqrt(item(probabilities, layer, token, 0)));
-    cell.addEventListener("click", () => { change({lens: layer, token}); cell.focus({preventScroll: true}); });
+  const columns = runs.map(({first, n}) => first + n - 1);  // their tokens; of a picture, the token chosen last
+  const cells = range(nLayers + 1).map(layer => runs.map((run, i) => {
+    const cell = make("td", {role: "gridcell", tabIndex: -1});
+    cell.addEventListener("click", () => {
+      change({lens: layer, token: columns[i]});
+      cell.focus({preventScroll: true});
+    });
     return cell;
   }));
-  const head = make("tr", {role: "row"}, make("td", {role: "gridcell"}), ...tokens.ids.map(id => make(
-    "th", {role: "columnheader", scope: "col"}, labels[id] || "∅")));
+  const heads = runs.map(() => make("th", {role: "columnheader", scope: "col"}));
+  const fill = i => {
+    const token = columns[i];
+    heads[i].textContent = runs[i].picture ? tokenName(token) : labels[tokens.ids[token]] || "∅";
+    cells.forEach((row, layer) => {
+      shaded(row[i], Math.sqrt(item(probabilities, layer, token, 0))).textContent = labels[item(ids, layer, token, 0)];
+      row[i].className = `tinted ${lens.leads[token] === layer ? "leads" : ""}`;
+    });
+  };
+  range(runs.length).forEach(fill);
+  const head = make("tr", {role: "row"}, make("td", {role: "gridcell"}), ...heads);
   table.append(head, ...cells.map((row, layer) => make(
     "tr", {role: "row"}, make("th", {role: "rowheader", scope: "row"}, title(layer)), ...row)));
   table.addEventListener("keydown", event => {
-    const moves = {ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0]}[event.key];
+    const moves = MOVES[event.key];
     if (!moves) return;
     event.preventDefault();
-    const within = (value, last) => Math.min(last, Math.max(0, value));
-    change({lens: within(state.lens + moves[0], nLayers), token: within(state.token + moves[1], nTokens - 1)});
-    cells[state.lens][state.token].focus();
+    const column = within(runs.indexOf(runOf(state.token)) + moves[1], runs.length - 1);
+    change({lens: within(state.lens + moves[0], nLayers), token: columns[column]});
+    cells[state.lens][column].focus();
   });
   let chosen = cells[0][0];
   view(["lens", "token"], () => {
-    const {lens: layer, token} = state;
+    const {lens: layer, token} = state, column = runs.indexOf(runOf(token));
+    if (columns[column] !== token) {
+      columns[column] = token;
+      fill(column);
+    }
     chosen.tabIndex = -1;
     chosen.removeAttribute("aria-selected");
-    chosen = cells[layer][token];
+    chosen = cells[layer][column];
     chosen.tabIndex = 0;
     chosen.setAttribute("aria-selected", "true");
     const box = table.parentElement, {offsetLeft: left, offsetWidth: width} = chosen, {scrollLeft: from} = box;
@@ -467,7 +491,8 @@ function drawLens() {
                                      percent(item(probabilities, layer, token, i)));
     byId("lens-says").textContent = `After token ${tokenName(token)} and ${title(layer)}: ${says.join(", ")}. ` +
       `The final answer, ${quoted(item(ids, nLayers, token, 0))}, first leads after ${title(lens.leads[token])}` +
-      (token + 1 < nTokens ? `; what follows in the text is ${quoted(tokens.ids[token + 1])}.` : ".");
+      (token + 1 < nTokens && !runOf(token + 1).picture ?
+       `; what follows in the text is ${quoted(tokens.ids[token + 1])}.` : ".");
   });
 }
 

@@ -56,7 +56,7 @@ class Pass:
 
 # Component -> the additions and multiplications of a call, from its arguments; attend's are q, all keys, all values.
 OPERATIONS: dict[str, Callable[..., int]] = {
-    "rope_tables": lambda config, positions: 3 * positions.size * config.rope_dim // 2,
+    "rope_tables": lambda config, positions: 3 * len(positions) * config.rope_dim // 2,
     "rms_norm": lambda x, weight, eps: 4 * x.size,
     "linear": lambda x, weight, bias=None: 2 * x.size * weight.shape[0],
     "apply_rope": lambda x, cos, sin: 3 * x.size,

@@ -12,6 +12,7 @@ import pytest
 import qwen3
 import qwen3_numba
 from configs import FRANCE, ROOT
+from helpers import read_safetensors
 from fuzzing import any_answer, cut_up, pairs_of, parts_of
 from make_random_model import make_random_model
 from qwen3_lib.app import terminal
@@ -55,6 +56,9 @@ def test_banner_and_sizes(demo):
     assert terminal.banner(demo) == "qwen3 · demo · 6.95 M parameters · context 4,096 · NumPy float32"
     hub = dataclasses.replace(demo, folder=qwen3.Folder(Path("/x/models--Qwen--Qwen3-0.6B/snapshots/0123456789abcdef")))
     assert "· Qwen/Qwen3-0.6B ·" in terminal.banner(hub)
+    sizes = read_safetensors(ROOT / "tests/tiny_seeing/model.safetensors")[0]
+    n = sum(math.prod(entry["shape"]) for name, entry in sizes.items() if name.startswith("model.visual."))
+    assert f"and a tower of {n:,} · context" in terminal.banner(qwen3.load_model(ROOT / "tests/tiny_seeing"))
     for tied in (True, False):
         config = dataclasses.replace(demo.config, tie_word_embeddings=tied)
         shapes = qwen3.tensor_shapes(config)

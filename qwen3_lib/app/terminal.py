@@ -213,10 +213,11 @@ def statistics(completion: Completion) -> str:
     n_weights, engine = parameters(completion.model.folder, config), engine_name(completion.model)
     n_prompt, n_cached, n_answer = len(completion.prompt_ids), completion.cached_tokens, len(completion.token_ids)
     if n_answer > 0:
-        first = times[1] - times[0]
+        first, seeing = times[1] - times[0], completion.picture_seconds
         cached = f" ({n_cached} from the cache)" if n_cached else ""
-        parts.append(f"prompt: {n_prompt} tokens{cached}, {(n_prompt - n_cached) / first:.1f} tokens/s, "
-                     f"first token after {first:.2f} s")
+        pictures = f"pictures: {seeing:.2f} s, " if seeing else ""
+        parts.append(f"prompt: {n_prompt} tokens{cached}, {(n_prompt - n_cached) / (first - seeing):.1f} tokens/s, "
+                     f"{pictures}first token after {first:.2f} s")
     speed = (n_answer - 1) / (times[-1] - times[1]) if n_answer > 1 else 0.0
     read = weight_bytes(completion.model) * speed / 1e9
     guesses = completion.speculator
@@ -274,9 +275,22 @@ def parameters(folder: Folder, config: Config) -> int:
 def banner(model: Model) -> str:
     """One line: the model's name, size, context and engine."""
     n = parameters(model.folder, model.config)
-    size = f"{n / 1e9:.3g} B" if n >= 1e9 else f"{n / 1e6:.3g} M" if n >= 1e6 else f"{n:,}"
-    return f"qwen3 · {model_name(model)} · {size} parameters · context {model.config.context_length:,} · " \
-           f"{engine_name(model)}"
+    tower = f" and a tower of {in_words(n_tower)}" if (n_tower := tower_parameters(model)) else ""
+    return f"qwen3 · {model_name(model)} · {in_words(n)} parameters{tower} · context " \
+           f"{model.config.context_length:,} · {engine_name(model)}"
+
+
+def tower_parameters(model: Model) -> int:
+    """The number of the vision tower's parameters; 0 if the model has none."""
+    with contextlib.suppress(InputError):  # a text needs no tower: the first picture says what is wrong with it
+        tensors = {} if model.pictures is None else model.folder.tower()
+        return sum(math.prod(tensor.shape) for tensor in tensors.values())
+    return 0
+
+
+def in_words(n: int) -> str:
+    """A number of parameters: 1.72 B, 6.95 M, 12,345."""
+    return f"{n / 1e9:.3g} B" if n >= 1e9 else f"{n / 1e6:.3g} M" if n >= 1e6 else f"{n:,}"
 
 
 def model_name(model: Model) -> str:

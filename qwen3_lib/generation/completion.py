@@ -51,8 +51,11 @@ class Completion(Stream):
     """
 
     def __init__(self, model: Model, token_ids: TokenIds, cache: KVCache | None = None,
-                 tools: list[dict[str, Any]] | None = None, **options: Any):
-        """Takes the options of options.py. `tools`, JSON schemas, give the arguments of calls in XML their types."""
+                 tools: list[dict[str, Any]] | None = None, picture_seconds: float = 0.0, **options: Any):
+        """Takes the options of options.py. `tools`, JSON schemas, give the arguments of calls in XML their types.
+
+        `picture_seconds`: how long the prompt's pictures have taken; the `times` begin so much earlier.
+        """
         wanted, tokenizer = options_of(options), model.tokenizer
         self.model, self.sequence = model, Sequence(model, token_ids, wanted.max_new_tokens, wanted.seed,
                                                     wanted.eos_token_ids, **wanted.sampling)
@@ -74,7 +77,7 @@ class Completion(Stream):
             processors.append(Bias(wanted.logit_bias, model.config.vocab_size))
         self.speculator = speculator(model, constrained, wanted.lookup, wanted.draft)
         self.token_ids, self.times, self.tools = self.sequence.token_ids, written.times, tools
-        self.schema = wanted.schema
+        self.schema, self.picture_seconds = wanted.schema, picture_seconds
         self.streamed = self.cached_tokens = self.n_computed = 0  # n_computed: tokens in the cache
         self.run: Run | None = None  # since it has a cache
         self.is_fed = False  # by a Batch; else by iterating
@@ -86,7 +89,7 @@ class Completion(Stream):
         self.sequence.resume(cache)
         self.run = Run(self.sequence, cache, self.speculator)
         self.cached_tokens = self.n_computed = cache.length
-        self.times[:] = [time.perf_counter()]
+        self.times[:] = [time.perf_counter() - self.picture_seconds]
 
     def __next__(self) -> str:
         if pairs := self.news():
@@ -213,10 +216,20 @@ def complete(model: Model, messages: list[dict[str, Any]],
              chat_template_kwargs: dict[str, Any] | None = None, **options: Any) -> Completion:
     """The Completion of a conversation: see qwen3.chat, which calls this."""
     about = schemas(tools)
+    ids, seconds = prompt_of(model, messages, about, enable_thinking, chat_template_kwargs)
+    return Completion(model, ids, tools=about, picture_seconds=seconds, **options)
+
+
+def prompt_of(model: Model, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None,
+              enable_thinking: bool | None = None,
+              chat_template_kwargs: dict[str, Any] | None = None) -> tuple[TokenIds, float]:
+    """(the ids of a conversation, the seconds that its pictures have taken)."""
     messages = checked_messages(messages, "messages")
     numbered = isinstance(chat_template_kwargs, dict) and bool(chat_template_kwargs.get("add_vision_id"))
+    start = time.perf_counter()
     messages, shown = taken(model, messages, numbered)
-    text = model.tokenizer.apply_chat_template(messages, about, enable_thinking=enable_thinking, join_text_parts=True,
+    seconds = time.perf_counter() - start if shown else 0.0
+    text = model.tokenizer.apply_chat_template(messages, tools, enable_thinking=enable_thinking, join_text_parts=True,
                                                chat_template_kwargs=chat_template_kwargs)
     ids = encoded(model.tokenizer, text, model.config.context_length, add_special_tokens=False)
-    return Completion(model, put(model, ids, shown), tools=about, **options)
+    return put(model, ids, shown), seconds

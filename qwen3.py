@@ -612,7 +612,9 @@ def config_of(raw: dict[str, Any], file: Path) -> Config:
         found = {key: value for key, value in raw.items() if value is not None}
         for key, value in ONLY.items():
             if found.get(key, value) != value:
-                raise ValueError(f"{key} = {found[key]!r} is not supported, only {value!r} is")
+                absent = [name for name in ("qwen3_5.py", "qwen3_vision.py", "qwen3_lib") if not (HERE / name).exists()]
+                more = f"; other models need {', '.join(absent)} beside qwen3.py" if absent else ""
+                raise ValueError(f"{key} = {found[key]!r} is not supported, only {value!r} is{more}")
         sizes: dict[str, Any] = {key: checked_whole(key, found[key], 1) for key in SIZES}
         heads, kv_heads, context = sizes["num_attention_heads"], sizes["num_key_value_heads"], "max_position_embeddings"
         if heads % kv_heads or sizes["head_dim"] % 2 or max(sizes["num_hidden_layers"], sizes["head_dim"]) > 2**14:
@@ -910,7 +912,7 @@ def checked_whole(name: str, value: Any, minimum: int) -> int:
 def checked_number(name: str, value: Any, low: float, high: float) -> float:
     """The value. Raises InputError unless it is a number from low to high."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not low <= value <= high:
-        raise InputError(f"{name} must be a number from {low:g} to {high:g}, not {brief(repr(value))}")
+        raise InputError(f"{name} must be a number from {low:.9g} to {high:.9g}, not {brief(repr(value))}")
     return float(value)
 
 
@@ -970,7 +972,7 @@ def main(argv: list[str] | None = None) -> int:
         return 130
     except BrokenPipeError:  # the reader has gone: `| head -1`
         os._exit(141)
-    except (InputError, UnicodeDecodeError, MemoryError) as error:  # UnicodeDecodeError: of the piped text
+    except (InputError, ImportError, UnicodeDecodeError, MemoryError) as error:  # UnicodeDecodeError: of the piped text
         print(f"qwen3.py: {str(error) or 'not enough memory'}", file=sys.stderr)
         return 1
     except OSError as error:

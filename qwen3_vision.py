@@ -52,8 +52,14 @@ import numpy as np
 
 import qwen3
 from qwen3 import Config, Folder, Model, apply_rope, checked_number, checked_whole, linear, rope_of, to_float32
-from qwen3_5 import HybridConfig
 from tokenizer_utils import InputError, brief, library_errors, stream_text
+
+try:
+    from qwen3_5 import HybridConfig
+except ImportError as error:
+    if __name__ != "__main__":
+        raise
+    sys.exit(f"qwen3_vision.py: {error}; it needs qwen3_5.py beside it")
 
 __all__ = ["Picture", "Pictures", "VisionConfig", "patches_of", "smart_resize", "tower"]
 

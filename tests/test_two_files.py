@@ -217,7 +217,10 @@ def test_a_third_file_adds_the_hybrids(python, folder, tmp_path, program):
         shutil.copy(ROOT / name, tmp_path)
     asked = (program, "--model", "hybrid", "--temperature", "0", "--max-tokens", "5", FRANCE)
     if program == "qwen3.py":
-        assert_one_line(run(python, tmp_path, *asked).stderr, "model_type", "qwen3_5_text")
+        assert_one_line(run(python, tmp_path, *asked).stderr, "model_type", "qwen3_5_text", "need qwen3_5.py")
+        shutil.copy(ROOT / "qwen3_vision.py", tmp_path)
+        assert_one_line(run(python, tmp_path, "qwen3_vision.py").stderr, "needs qwen3_5.py beside it")
+        (tmp_path / "qwen3_vision.py").unlink()
     shutil.copy(ROOT / "qwen3_5.py", tmp_path)
     told = qwen3.chat(qwen3.load_model(path), FRANCE, temperature=0, max_new_tokens=5).finish().text
     assert run(python, tmp_path, *asked).stdout.strip() == told.strip() != ""

@@ -32,8 +32,8 @@ from qwen3 import InputError, brief, checked_whole
 from qwen3_lib.app.cli import guarded
 from qwen3_lib.app.files import read_tools
 from qwen3_lib.app.jobs import Journal, description, run_job
-from qwen3_lib.app.options import (Parser, add_answer_options, add_draft, add_engine_options, add_model_options,
-                                   answer_options, load)
+from qwen3_lib.app.options import (Parser, add_answer_options, add_draft, add_engine_options, add_max_pixels,
+                                   add_model_options, answer_options, load)
 from qwen3_lib.app.records import JobSettings, open_source, request
 from qwen3_lib.app.terminal import note
 from qwen3_lib.generation.batch import MOST_SLOTS, Batch, generate_batch, slots_in
@@ -74,6 +74,7 @@ def make_parser() -> Parser:
     add = parser.add_argument_group("what to ask").add_argument
     add("-s", "--system", metavar="TEXT", help="system prompt for records without one")
     add("--tools", metavar="FILE", help="tools that the model may call: JSON in the form of OpenAI's API")
+    add_max_pixels(add)
     add("--raw", action="store_true", help="continue the prompts as plain text, without the chat template")
     add = add_answer_options(parser)
     add("--logprobs", type=int, metavar="N", help="add each token's logprob and the N most likely tokens to the result")
@@ -97,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     template = args.template if args.column is None else "{" + args.column + "}"
     tools = None if args.tools is None else read_tools(args.tools)
     settings = JobSettings(given, args.system, tools, args.think, args.raw, template, args.openai,
-                        None if args.context is None else checked_whole("context", args.context, 2))
+                        None if args.context is None else checked_whole("context", args.context, 2), args.max_pixels)
     folder = Path(args.input).resolve().parent
     memory, source = checked_size(args.memory), open_source(args.input, template, args.text)
     model = load(args)

@@ -29,7 +29,7 @@ import qwen3_5
 from qwen3_lib.app.cli import guarded
 from qwen3_lib.app.files import picture_file
 from qwen3_lib.app.models import readable_size
-from qwen3_lib.app.options import Parser, add_model_options, load, named_model
+from qwen3_lib.app.options import Parser, add_max_pixels, add_model_options, load, named_model
 from qwen3_lib.app.terminal import note, write
 from qwen3_lib.io.cores import sharing
 from qwen3_lib.io.writing import write_whole
@@ -57,8 +57,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("prompt", help="the question for the model")
     add("--image", action="append", metavar="FILE", default=[], help="a picture that the question is about, for a "
         "Qwen3-VL or Qwen3.5; may be repeated")
-    add("--max-pixels", type=int, metavar="N", help="of each picture, which is made smaller: 1,024 pixels are a token "
-        "(default: as many as the page has room for)")
+    add_max_pixels(add, "as many as the page has room for")
     add("--out", metavar="FILE", default="qwen3_inspect.html", help="the file to write (default: %(default)s)")
     add("--html", dest="out", default=argparse.SUPPRESS, help=argparse.SUPPRESS)  # its earlier name
     add("--open", action="store_true", help="open the file in the browser")

@@ -32,7 +32,7 @@ from qwen3 import InputError, checked_whole
 from qwen3_batch import MOST_SLOTS, Batch, checked_size, slots_in
 from qwen3_lib.app.cli import guarded
 from qwen3_lib.app.files import read_text
-from qwen3_lib.app.options import Parser, add_draft, add_engine_options, add_model_options, load
+from qwen3_lib.app.options import Parser, add_draft, add_engine_options, add_max_pixels, add_model_options, load
 from qwen3_lib.app.terminal import banner, note
 from qwen3_lib.io.errors import counted
 
@@ -78,6 +78,7 @@ def make_parser() -> Parser:
         "%(default)s)")
     add("--timeout", type=float, default=600, metavar="S", help="longest time for an answer, in seconds (default: "
         "%(default)s)")
+    add_max_pixels(add)
     add_engine_options(parser)
     add_draft(parser.add_argument)
     parser.add_argument("--verbose", action="store_true", help="write a line on stderr for each request: method, path, "
@@ -154,7 +155,8 @@ def run(args: argparse.Namespace) -> int:
 
     worker = Worker(opened, args.queue, on_end)
     hosts = (*LOCAL, *(origin.partition("://")[2].partition(":")[0] for origin in args.cors)) if local else None
-    app = make_app(worker, Limits(args.timeout, key, tuple(args.cors), hosts, args.verbose))
+    app = make_app(worker, Limits(args.timeout, key, tuple(args.cors), hosts, args.verbose,
+                                  args.max_pixels))
     server = Uvicorn(uvicorn.Config(app, http=Protocol, ws="none", log_level="warning",
                                     server_header=False, timeout_graceful_shutdown=int(GRACE) + 2))
     if not local and key is None:

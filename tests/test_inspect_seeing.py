@@ -258,7 +258,7 @@ def test_command(tmp_path, capfd):
     (["--image", "shapes.png"], ["demo", "can't see"]),
     (["--image", "missing.png", "--model", "./nowhere"], ["missing.png", "no such file"]),  # before the model is loaded
     (["--image", "shapes.png", "--raw"], ["raw", "--image"]),
-    (["--image", "shapes.png", "--model", ROOT / "tests/tiny_seeing", "--max-pixels", 0], ["max_pixels"])])
+    (["--image", "shapes.png", "--model", ROOT / "tests/tiny_seeing", "--max-pixels", 0], ["--max-pixels"])])
 def test_bad_input_is_one_line(args, words, tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shapes().save(tmp_path / "shapes.png")

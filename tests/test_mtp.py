@@ -368,6 +368,8 @@ def test_the_command_line(tmp_path, capfd):
     found = {draft: run_main(capfd, *options, *draft) for draft in ((), ("--draft", "auto"), ("--draft", "off"))}
     assert len({out for _, out, _ in found.values()}) == 1
     assert ["guesses right" in err for *_, err in found.values()] == [True, True, False]
+    said = [run_main(capfd, "--max-tokens", 1, *draft, "Hi")[2] for draft in ((), ("--draft", "auto"))]
+    assert ["this model has no MTP head" in err for err in said] == [False, True]
 
 
 @pytest.mark.parametrize("beside, expected", [(0, 4), (1, 2), (3, 0), (8, 0)])

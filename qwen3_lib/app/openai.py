@@ -24,7 +24,7 @@ from qwen3_lib.generation.schema import Grammar, calls_grammar, grammar_of, lark
 from qwen3_lib.generation.processors import TokenLogprob
 from qwen3_lib.io.errors import brief, did_you_mean, encoded, is_whole, parse_json
 from qwen3_lib.io.pictures import picture_of
-from qwen3_vision import Picture
+from qwen3_vision import LARGEST, MAX_PIXELS, Picture
 
 Body = dict[str, Any]
 Value = dict[str, Any]
@@ -85,7 +85,7 @@ THOUGHTS = {"none": (False, None), "minimal": (False, None), "low": (True, 256),
             "high": (True, None), "xhigh": (True, None), "max": (True, None)}
 MOST_PICTURES = 32  # of a request
 MOST_BYTES, MOST_PIXELS = 2**23, 2**24  # of a picture, before and after it is decoded: as photos of phones have
-DETAILS = {"auto": None, "high": None, "low": 2**18}  # OpenAI's word -> max_pixels: 1,024 tokens, or 256
+DETAILS = {"auto": LARGEST, "high": LARGEST, "low": 2**18}  # OpenAI's word -> most pixels for the model
 SEARCH = 0.5  # seconds to find the tool at fault
 ANY_ARGUMENTS = {"parameters": {"type": "object"}}  # of a tool that isn't strict
 
@@ -277,11 +277,13 @@ def shows(body: Body) -> bool:
     return any(is_picture(part) for content in contents if isinstance(content, list) for part in content)
 
 
-def looked_at(model: Model, messages: list[Value], longest: int, folder: Path | None) -> list[Value]:
+def looked_at(model: Model, messages: list[Value], longest: int, folder: Path | None,
+              max_pixels: int | None) -> list[Value]:
     """The messages with a Picture in each part that holds one.
 
     Strangers send the bytes, in a data: URL. Where a `folder` is given, {"type": "image", "image": FILE} is read from
-    there, too. Raises Refusal for a picture that is too large, and as soon as all are more than the context holds.
+    there, too, and a part's own max_pixels counts. Raises Refusal for a picture that is too large, and as soon as all
+    are more than the context holds.
     """
     n_pictures = tokens = 0
 
@@ -294,7 +296,7 @@ def looked_at(model: Model, messages: list[Value], longest: int, folder: Path | 
         detail, n_pictures = given.get("detail") or "auto", n_pictures + 1
 
         def refusal(words: str) -> Refusal:
-            return Refusal(400, f"{where}: {words}", name)
+            return Refusal(400, f"{where}: picture {n_pictures}: {words.removeprefix('a picture: ')}", name)
 
         if model.pictures is None:
             raise refusal("the model can't see: it has no vision tower")
@@ -302,11 +304,15 @@ def looked_at(model: Model, messages: list[Value], longest: int, folder: Path | 
             raise refusal(f"more than {MOST_PICTURES} pictures")
         if not isinstance(detail, str) or detail not in DETAILS:
             raise refusal(f"detail must be one of {', '.join(DETAILS)}")
+        if (url := given.get("url")) is None:
+            raise refusal(f"{name} is missing, or has no url; a picture is a data: URL, data:image/png;base64,...")
         try:
-            if name == "image" and folder is not None and isinstance(url := given.get("url"), str):
-                image, most = picture_of(os.path.join(folder, url)), part.get("max_pixels")
+            if name == "image" and folder is not None and isinstance(url, str) and not url.startswith("data:"):
+                image = picture_of(os.path.join(folder, url))
             else:
-                image, most = picture_of(bytes_of(given.get("url")), MOST_PIXELS), DETAILS[detail]
+                image = picture_of(bytes_of(url), MOST_PIXELS)
+            most = None if folder is None else part.get("max_pixels")
+            most = min(DETAILS[detail], max_pixels or MAX_PIXELS) if most is None else most
             tokens += n_tokens(model, image, most)
             picture = model.pictures.show(image, most) if tokens < longest else None
         except InputError as error:
@@ -335,18 +341,18 @@ def bytes_of(url: Any) -> bytes:
 
 
 def chat_prompt(model: Model, body: Body, longest: int, system: str | None = None, think: bool | None = None,
-                folder: Path | None = None) -> tuple[str, list[Picture]]:
+                folder: Path | None = None, max_pixels: int | None = None) -> tuple[str, list[Picture]]:
     """The text of a conversation, and its pictures. If it ends with the assistant's turn, the answer goes on there.
 
-    `system` and `think`: a system message's text and enable_thinking, where the request has none; `folder`: see
-    looked_at.
+    `system` and `think`: a system message's text and enable_thinking, where the request has none; `folder` and
+    `max_pixels`: see looked_at.
     """
     messages, (think, _, kwargs) = checked_messages(body.get("messages"), "messages"), thoughts_of(model, body, think)
     for i, message in enumerate(messages):
         for call in message.get("tool_calls") or ():
             if isinstance(arguments := call.get("function", call)["arguments"], str):
                 parse_json(arguments, f"messages: message {i}: the arguments of a tool call")
-    messages = looked_at(model, messages, longest, folder)
+    messages = looked_at(model, messages, longest, folder, max_pixels)
     messages, pictures = taken(model, messages, bool(kwargs.get("add_vision_id")))
     if system is not None and all(message["role"] != "system" for message in messages):
         messages = [{"role": "system", "content": system}, *messages]
@@ -373,11 +379,12 @@ def chat_request(model: Model, body: Body, longest: int, defaults: dict[str, Any
     """A request to /v1/chat/completions. Raises InputError.
 
     `folder`: see looked_at. `defaults`, for what it leaves out: options of a Completion, system, tools,
-    enable_thinking, chat_template_kwargs.
+    enable_thinking, chat_template_kwargs, max_pixels.
     """
     must_generate(model)
     defaults = {name: value for name, value in (defaults or {}).items() if value is not None}
-    system, default, schema = (defaults.pop(name, None) for name in ("system", "enable_thinking", "schema"))
+    system, default, schema, max_pixels = (defaults.pop(name, None) for name in (
+        "system", "enable_thinking", "schema", "max_pixels"))
     others = {name: defaults.pop(name) for name in ("tools", "chat_template_kwargs") if name in defaults}
     body = others | known(body, CHAT)
     think, budget, _ = thoughts_of(model, body, default)
@@ -393,7 +400,7 @@ def chat_request(model: Model, body: Body, longest: int, defaults: dict[str, Any
         most = None if options.get("max_string") is None else checked_whole("max_string", options["max_string"], 0)
         options["schema"] = answer_schema(model, schema, bound, forced, not one_call, most, field)
     top = whole(body, "top_logprobs", 0, 0, MOST_LOGPROBS)
-    text, pictures = chat_prompt(model, body, longest, system, default, folder)
+    text, pictures = chat_prompt(model, body, longest, system, default, folder, max_pixels)
     prompt = encoded(model.tokenizer, text, longest, add_special_tokens=False)
     if pictures:
         prompt = [*map(int, put(model, prompt, pictures))]

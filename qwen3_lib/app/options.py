@@ -10,15 +10,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
-from qwen3 import BUNDLED, Config, Engine, Folder, InputError, Model, Sampling, load_model
-from qwen3_lib.generation.guesses import Draft
+from qwen3 import BUNDLED, Config, Engine, Folder, InputError, Model, Sampling, checked_number, load_model
+from qwen3_lib.generation.guesses import Draft, has_mtp_head
 from qwen3_lib.generation.options import DRAFTS, NAMES, AnswerOptions, options_of
 from qwen3_lib.generation.schema import lark, regex
 from qwen3_lib.app.files import read_json, read_text
-from qwen3_lib.app.terminal import LARGE, NUMPY, engine_name, parameters
+from qwen3_lib.app.terminal import LARGE, NUMPY, engine_name, note, parameters
 from qwen3_lib.io.errors import LONGEST_LINE, brief, did_you_mean, parse_json
 from qwen3_lib.io.packed import Quantized
 from qwen3_lib.io.rope import stretched
+from qwen3_vision import LARGEST, MAX_PIXELS
 
 
 SYNONYMS = {"--max-new-tokens": "--max-tokens", "--system-prompt": "--system"}  # as other programs call them
@@ -98,6 +99,11 @@ def add_draft(add: Callable[..., Any], models: bool = False) -> None:
     text = about["help"]
     text = f"{text}, or with int4, its own weights in 4 bits" if models else text.partition("; or ")[0]
     add("--draft", metavar=about["metavar"], choices=None if models else DRAFTS, help=text)
+
+
+def add_max_pixels(add: Callable[..., Any], default: str = f"{MAX_PIXELS:,}") -> None:
+    add("--max-pixels", type=int, metavar="N", help="of each picture, which is made smaller: 1,024 pixels are a token "
+        f"(default: {default})")
 
 
 def add_answer_options(parser: argparse.ArgumentParser) -> Any:
@@ -189,6 +195,8 @@ def load(args: argparse.Namespace, engine: Engine | None = None) -> Model:
     factor, name = getattr(args, "rope_factor", None), named_model(args)
     if factor is not None and not 1 <= factor <= 1e6:
         raise InputError(f"--rope-factor must be a number between 1 and 1e+06, not {factor}")
+    if (most := getattr(args, "max_pixels", None)) is not None:
+        checked_number("--max-pixels", most, 1, LARGEST)
     try:
         model = load_model(BUNDLED if name is None else name, engine or partial(engine_of, args), args.offline,
                            adapter=args.adapter)
@@ -196,4 +204,6 @@ def load(args: argparse.Namespace, engine: Engine | None = None) -> Model:
         raise InputError(f"$QWEN3_MODEL: {error}" if name is not None and args.model is None else str(error)) from error
     if (draft := getattr(args, "draft", None)) in DRAFTS:
         model = replace(model, engine=replace(model.engine, drafts=draft == "auto"))
+        if draft == "auto" and not has_mtp_head(model):
+            note("--draft auto has no effect: this model has no MTP head")
     return model if factor is None else replace(model, config=stretched(model.config, factor))

@@ -38,6 +38,7 @@ class JobSettings:
     template: str | None = None  # the prompt is this text with {columns} filled in
     openai: bool = False  # write results in the form of OpenAI's batch files
     context: int | None = None  # most tokens of a prompt and its answer
+    max_pixels: int | None = None  # of a picture
 
 
 # ---- The input file --------------------------------------------------------------------------------------------------
@@ -80,11 +81,17 @@ def open_source(name: str, template: str | None = None, text: bool = False) -> S
             raise InputError(f"{name}: plain text has one column, prompt: --template \"... {{prompt}}\"")
         source = Source(name, form, [] if template is None else columns_of(template), digest, changed)
         n_records = last = 0
-        for n_records, (last, _) in enumerate(source.rows(), 1):  # noqa: B007 (the last values count)
-            pass
+        for n_records, (last, row) in enumerate(source.rows(), 1):
+            if isinstance(row, bytes) and form == "text" and (b"\0" in row or n_records == 1 and not is_utf8(row)):
+                raise InputError(f"{name}: not text in UTF-8; a batch file has one prompt per line, or JSON lines, or "
+                                 "is a table (.csv, .parquet)")
         return replace(source, n_records=n_records, last=last)
     except OSError as error:
         raise InputError(f"{name}: cannot be read: {error.strerror}") from error
+
+
+def is_utf8(line: bytes) -> bool:
+    return line.decode(errors="ignore").encode() == line
 
 
 def form_of(name: str) -> str:
@@ -267,7 +274,8 @@ def request(model: Model, settings: JobSettings, row: Row, line: int,
     if prompt is not None:
         body["messages"] = [{"role": "user", "content": prompt}]
     asked = chat_request(model, body, context, options | {"system": settings.system, "tools": settings.tools,
-                                                          "enable_thinking": settings.think}, folder)
+                                                          "enable_thinking": settings.think,
+                                                          "max_pixels": settings.max_pixels}, folder)
     if asked.n > 1 or asked.stream or asked.one_call:
         raise InputError("n must be 1, stream false and parallel_tool_calls true here")
     return asked.answers[0]

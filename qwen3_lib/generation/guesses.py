@@ -200,6 +200,10 @@ class Speculator:
             self.passes = 0
 
 
+def has_mtp_head(model: Model) -> bool:
+    return isinstance(model.config, HybridConfig) and model.config.mtp_num_hidden_layers > 0
+
+
 def speculator(model: Model, constrained: Constrained | None, lookup: int | None,
                draft: Proposer | Model | str | None) -> Speculator | None:
     """The Speculator with these sources; None if there are none. draft: see options.py."""
@@ -208,8 +212,7 @@ def speculator(model: Model, constrained: Constrained | None, lookup: int | None
         sources.append(Lookup(lookup))
     if isinstance(draft, Model):
         draft = Draft(draft, model)
-    has_head = isinstance(model.config, HybridConfig) and model.config.mtp_num_hidden_layers
-    if has_head and (draft == "auto" or draft is None and model.engine.drafts):
+    if has_mtp_head(model) and (draft == "auto" or draft is None and model.engine.drafts):
         draft = MTP(model)
     sources += [draft] if isinstance(draft, Proposer) else []
     return Speculator(sources) if sources else None

@@ -57,6 +57,7 @@ class Limits:
     origins: tuple[str, ...] = ()  # web pages that may ask, beside this server's own
     hosts: tuple[str, ...] | None = None  # names under which the server may be asked; None: any
     verbose: bool = False  # a line on stderr for each request
+    max_pixels: int | None = None  # of a picture
 
 
 class Log:
@@ -291,6 +292,12 @@ async def unless_gone(request: Request, work: Awaitable[Any]) -> Any:
             task.cancel()
 
 
+async def still_there(request: Request) -> None:
+    """Raises ClientDisconnect if the client has left."""
+    if await request.is_disconnected():
+        raise ClientDisconnect
+
+
 def out_of_time(seconds: float) -> Refusal:
     return Refusal(504, f"the answer was not finished within {seconds:g} seconds", code="timeout")
 
@@ -321,17 +328,21 @@ class Server:
 
     async def asked(self, request: Request, answer: Callable[[Body], Any]) -> Response:
         """The response of a function of the body that runs beside the event loop."""
-        model, body = self.worker.model, await body_of(request)
+        model, body, began = self.worker.model, await body_of(request), time.monotonic()
         try:
             async with self.eyes if shows(body) else contextlib.nullcontext():
+                await still_there(request)
                 value = await asyncio.to_thread(answer, body)
-            return await self.generated(request, value) if isinstance(value, GenerationRequest) else JSONResponse(value)
+            await still_there(request)
+            if isinstance(value, GenerationRequest):
+                return await self.generated(request, value, began)
+            return JSONResponse(value)
         except InputError as error:
             raise as_refusal(error, self.worker, body) from None
 
-    async def generated(self, request: Request, asked: GenerationRequest) -> Response:
+    async def generated(self, request: Request, asked: GenerationRequest, began: float) -> Response:
         worker = self.worker
-        jobs = await worker.submit(asked.answers, asked.stream)
+        jobs = await worker.submit(asked.answers, asked.stream, began)
         reply = REPLIES[asked.kind](asked, jobs, worker.model, self.name)
         request.scope["usage"] = reply.usage
         if asked.stream:
@@ -346,14 +357,17 @@ class Server:
             worker.release(jobs)
 
     async def chat(self, request: Request) -> Response:
-        return await self.asked(request, lambda body: chat_request(self.worker.model, body, self.longest))
+        return await self.asked(request, self.chat_request)
 
     async def completions(self, request: Request) -> Response:
         return await self.asked(request, lambda body: text_request(self.worker.model, body, self.longest))
 
     async def responses(self, request: Request) -> Response:
         return await self.asked(request, lambda body: replace(
-            chat_request(self.worker.model, responses.as_chat(body), self.longest), kind="response"))
+            self.chat_request(responses.as_chat(body)), kind="response"))
+
+    def chat_request(self, body: Body) -> GenerationRequest:
+        return chat_request(self.worker.model, body, self.longest, {"max_pixels": self.limits.max_pixels})
 
     @property
     def longest(self) -> int:
@@ -401,7 +415,7 @@ class Server:
 
     async def apply_template(self, request: Request) -> Response:
         return await self.asked(request, lambda body: {
-            "prompt": chat_prompt(self.worker.model, body, self.longest)[0]})
+            "prompt": chat_prompt(self.worker.model, body, self.longest, max_pixels=self.limits.max_pixels)[0]})
 
     # ---- Vectors and scores ------------------------------------------------------------------------------------------
 

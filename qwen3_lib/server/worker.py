@@ -34,7 +34,7 @@ class Job:
     n_tokens: int = 0
     finish_reason: str | None = None
     error: Exception | None = None
-    began: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=time.monotonic)  # when its request came
 
     @property
     def ended(self) -> bool:
@@ -92,8 +92,12 @@ class Worker:
         self.commands.put(command)
         return await future
 
-    async def submit(self, requests: list[tuple[list[int], dict[str, Any]]], streams: bool) -> list[Job]:
-        """Jobs for (prompt, options of a Completion) each. Raises Refusal if too many wait, and InputError."""
+    async def submit(self, requests: list[tuple[list[int], dict[str, Any]]], streams: bool,
+                     began: float) -> list[Job]:
+        """Jobs for (prompt, options of a Completion) each; `began`: when they came, by time.monotonic.
+
+        Raises Refusal if too many wait, and InputError.
+        """
         assert self.batch is not None
         batch, news = self.batch, asyncio.Event()
         if self.ends_at is not None:
@@ -104,7 +108,7 @@ class Worker:
         if len(self.jobs) + len(requests) > most:
             raise Refusal(429, f"{len(self.jobs)} answers run or wait already; try again later", code="queue_full",
                           headers={"Retry-After": "2"})
-        jobs = [Job(news, streams) for _ in requests]
+        jobs = [Job(news, streams, began=began) for _ in requests]
         self.jobs.update(jobs)
         try:
             for job, (token_ids, options) in zip(jobs, requests):

@@ -168,7 +168,7 @@ async function request(path, body, signal) {
     if (response.status === 401 && await unlocked()) continue;
     const value = parsed(await reached(response.text(), UNREACHED));
     throw Object.assign(new Error(value?.error?.message ?? `the server answers ${response.status}`),
-                        {status: response.status, code: value?.error?.code});
+                        {status: response.status, code: value?.error?.code, param: value?.error?.param});
   }
 }
 
@@ -522,7 +522,7 @@ function askFor(question, earlier = current.turns, shown = []) {
   answer(current, {before});
 }
 
-/** Takes back a question that is too long for the context: the turns are as before it, and its text is in the box. */
+/** Takes back a question that the server refuses: the turns are as before it, and its text is in the box. */
 function takeBack(chat, before, error) {
   const box = at("box"), question = chat.turns.at(-2);
   chat.turns = before;
@@ -540,7 +540,7 @@ function messageOf({role, content, pictures}) {
 }
 
 /** Asks for the answer to the last question; `former` is the answer that it replaces, unless it fails at once. `before`
-    are the turns before the question, which come back if it is too long. */
+    are the turns before the question, which come back if the server refuses it. */
 async function answer(chat, {former, before}) {
   const system = at("system").value.trim(), run = new AbortController();
   const messages = [...(system ? [{role: "system", content: system}] : []),
@@ -574,7 +574,7 @@ async function answer(chat, {former, before}) {
   } catch (error) {
     const nothing = !turn.content && !turn.thought, what = nothing ? "No answer" : "The answer is incomplete";
     if (error.name !== "AbortError") Object.assign(turn, {error: `${what}: ${error.message}.`, note: ""});
-    if (before && error.code === "context_length_exceeded") {
+    if (before && (error.code === "context_length_exceeded" || ["messages", "image_url"].includes(error.param))) {
       running.delete(chat);
       takeBack(chat, before, error);
       return chat === current && draw();
@@ -614,7 +614,7 @@ async function add(files) {
   for (const file of files) {
     const url = await shrunk(file).catch(() => null);
     if (url) showPictures([...pictures, url]);
-    else at("ask-says").textContent = `The browser can't read ${file.name} as a picture.`;
+    else at("ask-says").textContent += `The browser can't read ${file.name} as a picture. `;
   }
 }
 

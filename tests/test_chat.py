@@ -183,6 +183,12 @@ def test_ctrl_c_in_a_thought_that_nobody_sees_takes_the_message_back(demo, monke
     assert roles(chat.messages) == left
 
 
+def test_an_answer_that_fills_the_context_is_kept_and_counted(demo):
+    small = dataclasses.replace(demo.config, context_length=len(qwen3.chat(demo, PERU).prompt_ids) + 2)
+    chat = new_chat(dataclasses.replace(demo, config=small), show_stats=True)
+    assert "tokens used" in handled(chat, PERU) and roles(chat.messages) == "ua"
+
+
 def test_regenerate_says_why_the_answer_is_the_same(demo):
     chat = new_chat(demo, enable_thinking=False)
     assert handled(chat, PERU) == LIMA and handled(chat, "/set temp 0")

@@ -4,8 +4,11 @@ import base64
 import gc
 import io
 import json
+import socket
+import sys
 import threading
 import time
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,10 +16,12 @@ import pytest
 import qwen3
 import qwen3_batch
 import qwen3_vision
-from helpers import assert_accessible, axe_core, message_of, run_main
+from helpers import assert_accessible, assert_cli_refuses, axe_core, message_of, roles, run_main
 from qwen3_lib.app import openai
 from qwen3_lib.app.chat import Chat
 from qwen3_lib.app.files import read_messages
+from qwen3_lib.app.records import JobSettings, request
+from qwen3_lib.app.terminal import as_json, statistics
 from qwen3_lib.generation.pictures import MARK
 from qwen3_lib.io.pictures import picture_of
 from qwen3_lib.server import web
@@ -100,6 +105,10 @@ def test_details_models_and_templates(served, model, demo):
     assert counts[1] - counts[0] == len(model.pictures.show(picture_of(LARGE)).ids) - len(
         model.pictures.show(picture_of(LARGE), 2**18).ids)
     assert served.ask("/v1/models")[1]["data"][0]["input_modalities"] == ["text", "image"]
+    with Served(model, max_pixels=2**17) as small:
+        got = small.ask("/v1/chat/completions", {"messages": [asked(as_url(LARGE))], "max_tokens": 1})
+        assert counts[1] - got[1]["usage"]["prompt_tokens"] == len(model.pictures.show(picture_of(LARGE)).ids) - len(
+            model.pictures.show(picture_of(LARGE), 2**17).ids)
     text = served.ask("/apply-template", {"messages": [asked(as_url(PNG))]})[1]["prompt"]
     assert f"{MARK}What is this?" in text
     with Served(demo) as reading:
@@ -112,7 +121,8 @@ def test_details_models_and_templates(served, model, demo):
     ({"type": "image_url", "image_url": {"url": "https://a.org/b.png"}}, "image_url", "https://a.org/b.png"),
     ({"type": "image_url", "image_url": "/etc/passwd"}, "image_url", "not opened"),
     ({"type": "image_url", "image_url": "file:///etc/passwd"}, "image_url", "not opened"),
-    ({"type": "image_url"}, "image_url", "data: URL"),
+    ({"type": "image_url"}, "image_url", "image_url is missing"),
+    ({"type": "image_url", "image_url": {}}, "image_url", "or has no url"),
     ({"type": "input_image", "file_id": "f"}, "image_url", "data: URL"),
     (picture("/etc/passwd"), "image", "not opened"),
     ({"type": "image_url", "image_url": "data:image/png;base64,?"}, "image_url", "not base64"),
@@ -173,15 +183,58 @@ def test_while_a_picture_is_computed_others_are_answered(model, monkeypatch):
     assert answers == [200, 200, 200]
 
 
+def test_the_time_that_a_picture_takes_counts(served, model, monkeypatch):
+    monkeypatch.setattr(qwen3_vision, "tower", lambda *pixels: time.sleep(0.2) or tower(*pixels))
+    done = completion_of(model, asked(picture(png_of(64, 64, seed=14))))
+    assert as_json(done, None)["seconds_to_first_token"] >= 0.2 and "pictures: 0." in statistics(done)
+    assert "pictures" not in statistics(completion_of(model, *FRANCE))
+    before = served.worker.totals["first_token_seconds"]
+    served.ask("/v1/chat/completions", {"messages": [asked(as_url(png_of(64, 64, seed=15)))], "max_tokens": 1})
+    assert served.worker.totals["first_token_seconds"] - before >= 0.2
+
+
+def test_clients_that_leave_before_their_answer_begins(model, monkeypatch):
+    """While its picture is computed, or while it waits for that: nothing more is computed for it."""
+    began, go, seen = threading.Event(), threading.Event(), []
+
+    def slow(pixels, *rest):
+        seen.append(pixels)
+        began.set()
+        assert go.wait(30)
+        return tower(pixels, *rest)
+
+    def asking(seed):
+        body = json.dumps({"messages": [asked(as_url(png_of(64, 64, seed=seed)))], "max_tokens": 1}).encode()
+        connection = socket.create_connection(("127.0.0.1", served.port), timeout=30)
+        connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" %
+                           len(body) + body)
+        return connection
+
+    monkeypatch.setattr(qwen3_vision, "tower", slow)
+    with Served(model, slots=2, longest=1500) as served:
+        connections = served.server.server_state.connections
+        first = asking(16)
+        assert began.wait(30)
+        others = [asking(17), asking(18)]
+        until(lambda: len(connections) == 3)
+        for connection in (first, others[0]):
+            connection.close()
+        until(lambda: len(connections) == 1)
+        go.set()
+        assert others[1].recv(100).startswith(b"HTTP/1.1 200")
+        assert (len(seen), served.worker.totals["answers_begun"]) == (2, 1)
+        others[1].close()
+
+
 def test_pictures_stay_until_they_are_answered(served, model, monkeypatch):
     """Though none is kept for later, and the answer waits for a slot while others show theirs."""
     monkeypatch.setattr(qwen3_vision, "KEPT", 0)
     submit, waiting = served.worker.submit, threading.Event()
 
-    async def late(answers, streams):
+    async def late(*asked):
         while not waiting.is_set():
             await asyncio.sleep(0.01)
-        return await submit(answers, streams)
+        return await submit(*asked)
 
     monkeypatch.setattr(served.worker, "submit", late)
     found = []
@@ -202,6 +255,7 @@ def test_batch_files(model, tmp_path, capfd, monkeypatch):
     (tmp_path / "in" / "photo.png").write_bytes(PNG)
     asking = [asked(picture("photo.png"), as_url(OTHER)), asked(picture("photo.png", max_pixels=2**15)),
               asked(picture("none.png")), asked({"type": "video", "video": "a.mp4"}), asked(picture({}))]
+    asking += [asked(picture(url_of(PNG), max_pixels=2**15)), asked(picture(url_of(bytes(2**23 + 3))))]
     rows = [{"messages": [message], "max_new_tokens": 5, "temperature": 0} for message in asking]
     rows.append({"custom_id": "o", "body": {"messages": [asked(as_url(PNG))], **LIKELIEST}})
     (tmp_path / "in" / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -210,18 +264,30 @@ def test_batch_files(model, tmp_path, capfd, monkeypatch):
                             "--no-fast", "--memory", "100MB", main=qwen3_batch.main)
     found = {row["line"]: row for row in map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())}
     expected = [asked(picture(PNG), picture(OTHER)), asked(picture(PNG, max_pixels=2**15)), asked(picture(PNG))]
-    assert status == 0 and [found[line]["text"] for line in (1, 2, 6)] == [completion_of(model, message).text
+    assert status == 0 and [found[line]["text"] for line in (1, 2, 8)] == [completion_of(model, message).text
                                                                          for message in expected]
+    assert found[6]["text"] == found[2]["text"] and "8,388,608 bytes" in found[7]["error"]
     assert "none.png: no such file" in found[3]["error"] and "a video" in found[4]["error"]
 
 
-def test_conversations_in_files(tmp_path):
-    """Paths are relative to the file."""
+def test_the_largest_size_in_batch_files(model, tmp_path):
+    for part, most in (({}, 2**17), ({"max_pixels": 2**18}, 2**18)):  # a record's own counts
+        row = {"messages": [asked(as_url(LARGE) | part)]}
+        ids, _ = request(model, JobSettings(max_pixels=2**17), row, 1, tmp_path)
+        assert (np.array(ids) < 0).sum() == len(model.pictures.show(picture_of(LARGE), most).ids)
+
+
+def test_conversations_in_files(tmp_path, capfd):
+    """Paths are relative to the file; what no prompt cache can keep is refused before a model is loaded."""
     call = {"role": "assistant", "tool_calls": [{"name": "look", "arguments": {}}]}
     (tmp_path / "talk.json").write_text(json.dumps([asked(picture("a.png")), call]))
     assert read_messages(str(tmp_path / "talk.json"))[0][0]["content"][0]["image"] == str(tmp_path / "a.png")
     (tmp_path / "talk.json").write_text(json.dumps([asked({"type": "audio", "audio": "a.wav"})]))
     assert "audio" in message_of(read_messages, str(tmp_path / "talk.json"))
+    (tmp_path / "talk.json").write_text(json.dumps([asked(picture("a.png"))]))
+    assert_cli_refuses(capfd, ["--messages", tmp_path / "talk.json", "--prompt-cache", "a", "--model", "none"],
+                       "--prompt-cache does not go with pictures")
+    assert_cli_refuses(capfd, ["--max-pixels", "0", "Hello"], "--max-pixels must be a number from 1 to 16777216")
 
 
 def test_the_chat(model, demo, tmp_path, monkeypatch):
@@ -252,6 +318,47 @@ def test_the_chat(model, demo, tmp_path, monkeypatch):
     (tmp_path / "other.png").unlink()
     assert "other.png: no such file (the message was not added" in refused(again, "And now?")
     assert "can't see" in refused(Chat(demo, []), "/image a photo.png")
+
+
+def test_pictures_that_wait_for_a_question_in_the_chat(model, tmp_path, monkeypatch):
+    """They stay if the question is taken back, but for one that can't be read any more."""
+    files = [tmp_path / name for name in ("a.png", "b.png", "narrow.png")]
+    for file, size in zip(files, ((64, 64), (64, 96), (1, 300))):
+        file.write_bytes(png_of(*size, seed=19))
+    chat = Chat(model, [], options={"max_new_tokens": 5, "temperature": 0, "max_pixels": 2**16})
+    handled(chat, "Hello")
+    for file in files[:2]:
+        handled(chat, f"/image {file}")
+    assert "narrow.png: 300 x 1 pixels are too narrow" in refused(chat, f"/image {files[2]}")
+    monkeypatch.setattr(qwen3_vision, "tower", mock.Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        handled(chat, "What is this?")
+    monkeypatch.undo()
+    assert chat.images == [*map(str, files[:2])] and roles(chat.messages) == "ua"
+    files[0].unlink()
+    said = refused(chat, "What is this?")
+    assert said.endswith("a.png: no such file (the message was not added; 1 picture for the next message: b.png)")
+    assert "a number from 1 to 16777216" in refused(chat, "/set max_pixels 0")
+    assert handled(chat, "/set max_pixels") == "max_pixels = 65536"
+    handled(chat, "What is this?")
+    assert chat.images == [] and chat.messages[2] == asked(picture(str(files[1]), max_pixels=2**16))
+
+
+def test_a_chat_that_begins_with_a_picture(model, tmp_path, capfd):
+    (tmp_path / "a.png").write_bytes(PNG)
+    options = ("--model", model.path, "--no-fast", "--max-tokens", 5, "--greedy", "--chat", "--image",
+               tmp_path / "a.png")
+    status, out, err = run_main(capfd, *options, stdin=b"What is this?\n")
+    assert (status, out.strip()) == (0, completion_of(model, asked(picture(PNG))).text.strip())
+    assert err == "(1 picture for the next message: a.png)\n" + err.partition("\n")[2]
+    status, again, err = run_main(capfd, *options, "What is this?")  # then it belongs to this question
+    assert (status, again) == (0, out) and "picture" not in err
+    assert_cli_refuses(capfd, ["--chat", "--image", tmp_path / "a.png"], "this model can't see")
+
+
+def test_without_pillow(monkeypatch, model):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    assert "pip install pillow" in message_of(qwen3.chat, model, [asked(picture(PNG))])
 
 
 PUT = """([bytes, place, name]) => {
@@ -295,5 +402,11 @@ def test_the_page(browser, served):
     tab.ask("And this?")
     assert tab.bodies[-1]["messages"][0]["content"] == [*shown, text]
     assert tab.bodies[-1]["messages"][2] == {"role": "user", "content": "And this?"}
-    tab.close()
+    tab.page.set_input_files("#files", [{"name": "d.png", "mimeType": "image/png", "buffer": png_of(1, 300)}])
+    sync_api.expect(tab.page.locator(thumbnails)).to_have_count(1)
+    tab.ask("And that?", wait=False)  # a picture that the server refuses is not added to the conversation
+    tab.see("#ask-says", "too narrow")
+    sync_api.expect(tab.page.locator(thumbnails)).to_have_count(1)
+    assert tab.page.input_value("#box") == "And that?" and len(tab.page.evaluate(CHATS)[0]["turns"]) == 4
+    tab.close("400")
     context.close()

@@ -9,25 +9,26 @@ import re
 import signal
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from qwen3 import Model, Sampling, chat, checked_whole, default_sampling
-from qwen3_lib.generation.completion import Completion
+from qwen3 import Model, Sampling, chat, checked_number, checked_whole, default_sampling
+from qwen3_lib.generation.completion import Completion, prompt_of
 from qwen3_lib.generation.pictures import question
 from qwen3_lib.app import terminal
-from qwen3_lib.app.files import as_text, going_on, keep_conversation, picture_file, read_messages
+from qwen3_lib.app.files import as_text, going_on, is_picture_file, keep_conversation, picture_file, read_messages
 from qwen3_lib.app.prompt import ReadLine, line_reader, no_echo, read_line, read_message
 from qwen3_lib.app.terminal import (CYAN, OutputError, Status, banner, cut_note, parameters, print_answer, statistics)
 from qwen3_lib.io.errors import InputError, brief, counted, did_you_mean
 from qwen3_lib.io.writing import write_json
+from qwen3_vision import LARGEST
 
 SWITCHES = {"think": "enable_thinking", "hide_thinking": "hide_thinking", "stop_loops": "stop_loops",
             "stats": "show_stats"}  # attributes of Chat
 OPTIONS = {**{name: name for name in Sampling.__dataclass_fields__}, "seed": "seed", "max_tokens": "max_new_tokens",
-           "think_budget": "think_budget"}  # options of qwen3.chat
+           "think_budget": "think_budget", "max_pixels": "max_pixels"}  # options of qwen3.chat, and of its pictures
 SETTINGS = [*OPTIONS, *SWITCHES]
 
 HELP = {
@@ -74,11 +75,11 @@ class Chat:
 
     def __init__(self, model: Model, messages: list[dict], tools: list[dict] | None = None,
                  enable_thinking: bool | None = None, hide_thinking: bool = False,
-                 options: dict[str, Any] | None = None, show_stats: bool = False, max_pixels: int | None = None):
+                 options: dict[str, Any] | None = None, show_stats: bool = False):
         self.model, self.messages, self.tools = model, messages, tools
         self.enable_thinking, self.hide_thinking, self.show_stats = enable_thinking, hide_thinking, show_stats
-        self.options = dict(options or {})  # of qwen3.chat
-        self.images, self.max_pixels = list[str](), max_pixels  # files of the next message's pictures; their size
+        self.options = dict(options or {})  # see OPTIONS
+        self.images = list[str]()  # files of the next message's pictures
         self.stop_loops = self.options.pop("stop_loops", None) is not False
         self.defaults = self.options | {name: getattr(self, name) for name in SWITCHES.values()}
         self.cache = model.engine.new_cache(model.config)
@@ -134,9 +135,12 @@ class Chat:
     def say(self, text: str) -> None:
         """Adds a message (or the result of a tool that was called) and answers it."""
         role = "tool" if self.missing_results() else "user"
-        message = {"role": role, "content": question(text, self.images, self.max_pixels)}
-        self.images = []
-        self.answer_to([*self.messages, message])
+        before = self.messages
+        try:
+            self.answer_to([*before, {"role": role, "content": question(
+                text, self.images, self.options.get("max_pixels"))}])
+        finally:
+            self.images = self.images if self.messages == before else []
 
     def answer_to(self, messages: list[dict]) -> None:
         """Answers the last message, or takes it back if no answer begins."""
@@ -148,13 +152,16 @@ class Chat:
         except OutputError:
             raise
         except InputError as error:  # the context is full, for example
-            self.messages = before
-            hint = "" if before == self.system_messages() else "; /clear starts a new conversation"
+            self.messages, n = before, len(self.images)
+            self.images = [*filter(is_picture_file, self.images)]
+            clear = before != self.system_messages() and len(self.images) == n
+            hint = "; /clear starts a new conversation" * clear + f"; {self.pictures()}" * (n > 0)
             raise InputError(f"{error} (the message was not added{hint})") from error
         except KeyboardInterrupt:
             if self.messages is messages:
                 self.messages = before
-                note("(stopped before the answer began: your message was taken back)")
+                kept = f"; {self.pictures()}" * bool(self.images)
+                note(f"(stopped before the answer began: your message was taken back{kept})")
             else:
                 note("(stopped; the conversation keeps what you see)")
             raise
@@ -162,6 +169,7 @@ class Chat:
     def answer(self) -> None:
         """Generates and prints the answer to the messages, and adds it to them, also if Ctrl-C stops it."""
         options, status = dict(self.options), Status()
+        options.pop("max_pixels", None)
         if options.get("seed") is not None:
             options["seed"] += self.n_answers
         if isinstance(self.messages[-1].get("content"), list):
@@ -233,8 +241,12 @@ class Chat:
         if self.model.pictures is None:
             raise InputError("this model can't see: it has no vision tower")
         self.images = [] if text == "-" else [*self.images, picture_file(file_name(text))] if text else self.images
+        note(f"({self.pictures()})")
+
+    def pictures(self) -> str:
+        """Which pictures the next message will have."""
         names = ", ".join(map(os.path.basename, self.images))
-        note(f"({counted(len(self.images), 'picture')} for the next message{': ' * bool(names)}{names})")
+        return f"{counted(len(self.images), 'picture')} for the next message{': ' * bool(names)}{names}"
 
     def regenerate(self, _: str) -> None:
         kept = len(self.messages)
@@ -284,9 +296,8 @@ class Chat:
 
     def context_used(self) -> str:
         kwargs = self.options.get("chat_template_kwargs")
-        new = chat(self.model, self.messages, self.tools, self.enable_thinking,
-                   chat_template_kwargs=kwargs) if self.messages else None
-        used = 0 if new is None else len(new.prompt_ids)
+        used = len(prompt_of(self.model, self.messages, self.tools, self.enable_thinking, kwargs)[0]) \
+            if self.messages else 0
         return f"context: {used:,} of {self.model.config.context_length:,} tokens used"
 
     def set(self, text: str) -> None:
@@ -353,6 +364,8 @@ def as_number(key: str, text: str) -> float | int:
         raise InputError(f"{key} must be a number, not {brief(repr(text), 40)}") from error
     if key in Sampling.__dataclass_fields__:
         Sampling().updated(**{key: value})
+    elif key == "max_pixels":
+        checked_number(key, value, 1, LARGEST)
     else:
         checked_whole(key, value, 1 if key == "max_tokens" else 0)
     return value
@@ -360,10 +373,15 @@ def as_number(key: str, text: str) -> float | int:
 
 # ---- The loop --------------------------------------------------------------------------------------------------------
 
-def run_chat(conversation: Chat) -> int:
-    """Reads messages and commands until the end -> exit status: 1 if a piped line was refused."""
+def run_chat(conversation: Chat, images: Sequence[str] = ()) -> int:
+    """Reads messages and commands until the end -> exit status: 1 if a piped line was refused.
+
+    `images`: files of pictures for the first message.
+    """
     typed = sys.stdin.isatty()
     read = welcome(conversation) if typed else read_line
+    for file in images:
+        conversation.image(file)
     try:
         refused = converse(conversation, read)
     except KeyboardInterrupt:  # the second one in a row, before the next prompt was there

@@ -14,16 +14,16 @@ from qwen3 import Sampling, __version__, accept_all_text, chat
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.score import score
 from qwen3_lib.app.chat import Chat, run_chat
-from qwen3_lib.app.files import (keep_conversation, load_prompt_cache, read_conversation, read_prompt, read_text,
-                                 save_prompt_cache)
+from qwen3_lib.app.files import (keep_conversation, load_prompt_cache, picture_file, read_conversation, read_prompt,
+                                 read_text, save_prompt_cache)
 from qwen3_lib.app.models import print_models, readable_size, size_on_disk
-from qwen3_lib.app.options import (Parser, add_answer_options, add_draft, add_engine_options, add_model_options,
-                                   answer_options, load, load_draft, named_model, shown)
+from qwen3_lib.app.openai import shows
+from qwen3_lib.app.options import (Parser, add_answer_options, add_draft, add_engine_options, add_max_pixels,
+                                   add_model_options, answer_options, load, load_draft, named_model, shown)
 from qwen3_lib.app.terminal import (as_json, cut_note, logprob_objects, note, obey_escapes, print_answer,
                                     print_json, print_raw, statistics, write)
 from qwen3_lib.io.errors import InputError, encoded
 from qwen3_lib.io.hub import resolve_model
-from qwen3_vision import MAX_PIXELS
 
 # ---- Options ---------------------------------------------------------------------------------------------------------
 
@@ -52,8 +52,7 @@ def make_parser() -> Parser:
     add("--messages", metavar="FILE", help="a conversation so far: JSON, a list of messages as in OpenAI's API")
     add("--image", action="append", metavar="FILE", help="a picture that the question is about, for a Qwen3-VL or "
         "Qwen3.5; may be repeated")
-    add("--max-pixels", type=int, metavar="N", help="of each picture, which is made smaller: 1,024 pixels are a token "
-        f"(default: {MAX_PIXELS:,})")
+    add_max_pixels(add)
     add("--tools", metavar="FILE", help="tools that the model may call: JSON, as in OpenAI's API")
     add("--raw", action="store_true", help="continue the prompt as plain text, without the chat template")
     add("--stream", action="store_true", help=argparse.SUPPRESS)  # always; people type it
@@ -149,6 +148,8 @@ def answer(args: argparse.Namespace) -> None:
     options = answer_options(args)
     prompt = read_prompt(args) or "" if args.raw else ""
     messages, tools = ([], None) if args.raw else read_conversation(args)
+    if args.prompt_cache is not None and shows({"messages": messages}):
+        raise InputError("--prompt-cache does not go with pictures: no file can keep them")
     model = load(args)
     options["draft"] = load_draft(args, model)
     if named_model(args) is None:
@@ -226,12 +227,12 @@ def converse(args: argparse.Namespace) -> int:
         raise InputError("stdin is closed, so a chat can't read messages")
     options = answer_options(args)
     messages, tools = read_conversation(args)
+    images = [*map(picture_file, args.image or ())] if args.prompt is None and args.file is None else []
     model = load(args)
     if model.embeds:  # before somebody types a question
         raise InputError(f"{model.path}: an embedding model gives vectors, not answers")
-    options["draft"] = load_draft(args, model)
-    return run_chat(Chat(model, messages, tools, args.think, args.hide_thinking, options, args.stats,
-                         args.max_pixels))
+    options |= {"draft": load_draft(args, model), "max_pixels": args.max_pixels}
+    return run_chat(Chat(model, messages, tools, args.think, args.hide_thinking, options, args.stats), images)
 
 
 def download(args: argparse.Namespace) -> None:

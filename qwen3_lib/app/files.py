@@ -71,6 +71,13 @@ def picture_file(name: str) -> str:
     return os.path.abspath(name)
 
 
+def is_picture_file(name: str) -> bool:
+    try:
+        return bool(picture_file(name))
+    except InputError:
+        return False
+
+
 # ---- What to ask -----------------------------------------------------------------------------------------------------
 
 def read_prompt(args: argparse.Namespace) -> str | None:
@@ -101,7 +108,7 @@ def read_conversation(args: argparse.Namespace) -> tuple[list[dict], list[dict] 
     if prompt is not None:
         messages = [*messages, {"role": "user", "content": question(
             prompt, map(picture_file, args.image or ()), args.max_pixels)}]
-    elif args.image:
+    elif args.image and not args.chat:
         raise InputError("--image needs a question about the picture")
     return messages, tools
 

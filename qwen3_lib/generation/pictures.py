@@ -75,7 +75,10 @@ def put(model: Model, ids: TokenIds, pictures: list[Picture]) -> TokenIds:
         return ids
     ids, pad = np.asarray(ids), model.tokenizer.token_to_id("<|image_pad|>")
     first, *rest = np.split(ids, np.flatnonzero(ids == pad))
-    if len(rest) != len(pictures):
-        raise InputError("the text holds <|image_pad|>, or the tokenizer doesn't know it; it stands for a picture")
+    if len(rest) > len(pictures):
+        raise InputError("messages: a text holds <|image_pad|>, which stands for a picture: leave it out, or put a "
+                         "space into it")
+    if len(rest) < len(pictures):
+        raise InputError("the tokenizer doesn't know <|image_pad|>, or the chat template leaves pictures out")
     return np.concatenate([first, *(part for picture, behind in zip(pictures, rest)
                                     for part in (picture.ids, behind[1:]))])

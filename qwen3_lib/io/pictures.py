@@ -43,6 +43,9 @@ def picture_of(source: Any, most_pixels: int = MOST_PIXELS) -> Any:
             raise InputError(f"{where}: cannot be read: none of the formats {', '.join(FORMATS)}")
         if not 0 < image.width * image.height <= most_pixels:
             raise InputError(f"{where}: {image.width} x {image.height} pixels; 1 to {most_pixels:,} can be read")
+        if max(image.size) > 200 * min(image.size):  # the limit of smart_resize, which doesn't know the file
+            raise InputError(f"{where}: {image.width} x {image.height} pixels are too narrow: one side has more than "
+                             "200 times the other's")
         with library_errors(f"{where}: cannot be read"):
             image = ImageOps.exif_transpose(image)  # a camera held upright says so in EXIF
             if image.mode.startswith("I"):  # 16 bits of grey

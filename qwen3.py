@@ -728,7 +728,11 @@ class Folder:
         return self.once(name, lambda file: read_json_object(file) if os.path.isfile(file) else {})
 
     def config(self) -> Config:
-        return config_of(self.json("config.json"), self.path / "config.json")
+        raw = self.json("config.json")
+        if raw.get("model_type") == "qwen3_vl" and isinstance(text := raw.get("text_config"), dict):
+            tied = (text | raw).get("tie_word_embeddings")  # the language model of a Qwen3-VL is a Qwen3
+            raw = text | {"model_type": "qwen3", "tie_word_embeddings": tied}
+        return config_of(raw, self.path / "config.json")
 
     def generation(self) -> dict[str, Any]:
         return self.json("generation_config.json")
@@ -759,8 +763,9 @@ class Folder:
         return engine
 
     def tensors(self, config: Config) -> dict[str, Any]:
-        """The tensors of `shapes`, see `fitting`."""
-        return fitting(self.stored(), self.shapes(config), config.tie_word_embeddings, self.path)
+        """The tensors of `shapes`, see `fitting`. In a Qwen3-VL, their names begin with model.language_model."""
+        stored = {name.replace("model.language_model.", "model.", 1): each for name, each in self.stored().items()}
+        return fitting(stored, self.shapes(config), config.tie_word_embeddings, self.path)
 
     def tokenizer(self) -> Tokenizer:
         return load_tokenizer(self.path)
@@ -864,9 +869,9 @@ def load_model(name: str | Path, engine: Engine | Callable[..., Engine] = Engine
         from qwen3_5 import opened
         folder = opened(folder.path)  # a Qwen3.5 has functions of its own
     config, pictures = folder.config(), None
-    if (HERE / "qwen3_vision.py").is_file():
-        from qwen3_vision import pictures_of
-        pictures = pictures_of(folder, config)
+    if isinstance(folder.json("config.json").get("vision_config"), dict) and (HERE / "qwen3_vision.py").is_file():
+        from qwen3_vision import Pictures
+        pictures = Pictures(folder, config)
     engine = folder.engine_for(engine if isinstance(engine, Engine) else engine(folder, config))  # chosen by its size
     text_side: Any = folder.tokenizer() if tokenizer else None
     sampling, longest, ends = generation_defaults(folder)
@@ -938,14 +943,17 @@ def accept_all_text(stream: Any) -> None:
         stream.reconfigure(encoding="utf-8" if sys.platform == "win32" else None, errors="replace")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Answers a prompt -> exit status: 0; 1 for bad input, in one line on stderr; 2 for bad usage; 130 after Ctrl-C."""
+def main(argv: list[str] | None = None, answer: Callable[..., Any] = chat, more: Iterable[Any] = ()) -> int:
+    """Answers a prompt -> exit status: 0; 1 for bad input, in one line on stderr; 2 for bad usage; 130 after Ctrl-C.
+
+    The `answer` of qwen3_vision.py takes `more` options, each argparse.ArgumentParser a group of them.
+    """
     sys.modules.setdefault("qwen3", sys.modules[__name__])  # so that nothing imports a second copy of this file
     try:
         if LIBRARY.is_dir():  # with many more options
             from qwen3_lib.app.cli import main as with_all_options
             return with_all_options(argv)
-        parser = argparse.ArgumentParser(description="Answers a prompt with a Qwen3 model.")
+        parser = argparse.ArgumentParser(description="Answers a prompt with a Qwen3 model.", parents=[*more])
         add = parser.add_argument
         add("prompt", nargs="*", help="what to ask; a piped text follows it")
         add("--model", default=BUNDLED, required=BUNDLED is None, help="folder with Qwen's own files")
@@ -963,7 +971,7 @@ def main(argv: list[str] | None = None) -> int:
         prompt = "\n\n".join(filter(None, (" ".join(args.prompt), piped))) or parser.error("there is no prompt")
         accept_all_text(sys.stdout)
         options = {name: value for name, value in vars(args).items() if name not in ("prompt", "model")}
-        for piece in chat(load_model(args.model), prompt, **options):
+        for piece in answer(load_model(args.model), prompt, **options):
             print(piece, end="", flush=True)
         print()
         return 0

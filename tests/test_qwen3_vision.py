@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import zlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -194,6 +195,14 @@ def test_positions_of_any_text():
         ids, expected = ids + [5, 6], expected + [[here] * 3, [here + 1] * 3]
         here, end = sorted(rng.integers(0, len(ids) + 1, 2).tolist())
         assert mrope_positions(np.array(ids[:here], int), np.array(ids[here:end], int)).tolist() == expected[here:end]
+
+
+def test_the_usual_pairs_of_rope():
+    """Where config.json has no mrope_section: those of transformers, for all of a head and for a part of it."""
+    for rope_dim, section in ((128, [24, 20, 20]), (64, [11, 11, 10])):
+        config = SimpleNamespace(hidden_size=8, head_dim=256 if rope_dim == 64 else 128, rope_dim=rope_dim)
+        axes = qwen3_vision.Pictures(qwen3.Folder(ROOT, {"config.json": {"vision_config": {}}}), config).axes
+        assert np.bincount(axes).tolist() == section and axes[:6].tolist() == [0, 1, 2, 0, 1, 2]
 
 
 def test_ids_of_the_largest_picture():
@@ -411,20 +420,48 @@ def test_the_command_line(path, tmp_path, capfd):
     assert_one_line(err, "none.png", "no such file")
 
 
-def test_four_files_alone(tmp_path):
-    """qwen3_vision.py with the three files that it stands on, without qwen3_lib, answers a question about a picture."""
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Runs qwen3_vision.py in a folder with the three files that it stands on and a.png, without qwen3_lib."""
+    folder = tmp_path_factory.mktemp("four files")
     for name in ("qwen3.py", "qwen3_5.py", "qwen3_vision.py", "tokenizer_utils.py"):
-        shutil.copy(ROOT / name, tmp_path)
+        shutil.copy(ROOT / name, folder)
     pixels = np.full((200, 200, 3), 230, np.uint8)
     pixels[40:180, 30:170] = 200, 45, 50
-    Image.fromarray(pixels).save(tmp_path / "a.png")
+    Image.fromarray(pixels).save(folder / "a.png")
 
-    def run(*arguments):
-        done = subprocess.run([sys.executable, "qwen3_vision.py", "--model", ROOT / "tests/tiny_seeing", *arguments],
-                              cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    def run(model, *arguments):
+        done = subprocess.run([sys.executable, "qwen3_vision.py", "--model", model, *arguments], cwd=folder, text=True,
+                              stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
         return done.returncode, done.stdout, done.stderr
 
-    asked = ("--max-pixels", "4096", "What is this?")
-    assert run("--image", "a.png", *asked) == (0, "red square\n", "")
-    status, out, err = run("--image", "none.png", *asked)
-    assert (status, out) == (1, "") and "none.png" in err and err.count("\n") == 1
+    return run
+
+
+def test_four_files_alone(alone):
+    tiny, asked = ROOT / "tests/tiny_seeing", ("--max-pixels", "4096", "What is this?")
+    assert alone(tiny, "--image", "a.png", *asked) == (0, "red square\n", "")
+    for model, arguments, words in ((tiny, ("none.png", *asked), "none.png"), (tiny, ("a.png", "<|image_pad|>"), "stands for"),
+                                    (ROOT / "demo", ("a.png", "What?"), "can't see")):
+        status, out, err = alone(model, "--image", *arguments)
+        assert (status, out) == (1, "")
+        assert_one_line(err, words)
+
+
+def test_four_files_alone_with_all_options(alone, path, tmp_path):
+    """A Qwen3-VL and a Qwen3.5, two pictures, a system message: what the library answers to the same conversation."""
+    shutil.copytree(path, tmp_path / "model")
+    (tmp_path / "model/generation_config.json").write_text('{"do_sample": true, "temperature": 2.0, "top_k": 0}')
+    model, file = qwen3.load_model(tmp_path / "model"), tmp_path / "b.png"
+    Image.fromarray(PICTURES[1]).save(file)
+    expected = qwen3.chat(model, [asked(file, file, "What is this?")], system="Short.", enable_thinking=False,
+                          max_tokens=6, seed=5, top_k=30)
+    options = ("--system", "Short.", "--no-think", "--max-tokens", "6", "--seed", "5", "--top-k", "30")
+    assert alone(model.path, "--image", file, "--image", file, *options, "What is", "this?") == (0, f"{expected}\n", "")
+
+
+def test_a_mixture_needs_the_library(alone, tmp_path):
+    make_random_model(vl_config("30B-A3B"), tmp_path, "float32")
+    status, out, err = alone(tmp_path, "--image", "a.png", "What?")
+    assert (status, out) == (1, "")
+    assert_one_line(err, "qwen3_vl_moe", "qwen3_lib")

@@ -11,7 +11,7 @@ from importlib.metadata import files
 import pytest
 
 import qwen3
-from configs import CASES, FRANCE, HYBRID, PARIS, ROOT, VOCABULARY
+from configs import CASES, FRANCE, HYBRID, PARIS, ROOT, VOCABULARY, vl_config
 from helpers import REMOVED, assert_one_line, edit_json, message_of
 from make_random_model import make_random_model
 
@@ -219,11 +219,23 @@ def test_a_third_file_adds_the_hybrids(python, folder, tmp_path, program):
     if program == "qwen3.py":
         assert_one_line(run(python, tmp_path, *asked).stderr, "model_type", "qwen3_5_text", "need qwen3_5.py")
         shutil.copy(ROOT / "qwen3_vision.py", tmp_path)
-        assert_one_line(run(python, tmp_path, "qwen3_vision.py").stderr, "needs qwen3_5.py beside it")
+        assert_one_line(run(python, tmp_path, "qwen3_vision.py", *asked[1:], "--image", "a.png").stderr, "need qwen3_5.py")
         (tmp_path / "qwen3_vision.py").unlink()
     shutil.copy(ROOT / "qwen3_5.py", tmp_path)
     told = qwen3.chat(qwen3.load_model(path), FRANCE, temperature=0, max_new_tokens=5).finish().text
     assert run(python, tmp_path, *asked).stdout.strip() == told.strip() != ""
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_words_of_a_model_that_sees(python, folder, tmp_path, tied):
+    """The language model of a Qwen3-VL is a Qwen3; whether the head is tied stands beside text_config, or in it."""
+    config = vl_config("2B" if tied else "8B")
+    config["text_config"] |= {"vocab_size": VOCABULARY}
+    del (config["text_config"] if tied else config)["tie_word_embeddings"]
+    path = make_random_model(config, tmp_path / "seeing", "bfloat16", 2)
+    done = run(python, folder, "qwen3.py", "--model", path, "--temperature", "0", "--max-tokens", "5", FRANCE)
+    told = qwen3.chat(qwen3.load_model(path), FRANCE, temperature=0, max_new_tokens=5).finish().text
+    assert (done.stdout.strip(), done.stderr) == (told.strip(), "") and told.strip()
 
 
 @pytest.mark.parametrize("changes", [

@@ -1,6 +1,4 @@
 """Live comparison of what models see with transformers in float64: pixels, towers, whole models. Skipped without torch."""
-import json
-
 import numpy as np
 import pytest
 
@@ -11,7 +9,7 @@ from make_random_model import make_random_model
 from published import write_tensors
 from qwen3 import map_safetensors
 from qwen3_lib.page.contents import PageOptions, contents
-from qwen3_vision import LEVELS, VisionConfig, patches_of, smart_resize, tower, vision_config
+from qwen3_vision import VisionConfig, patches_of, smart_resize, tower
 
 PIL = pytest.importorskip("PIL.Image", reason="Pillow is not installed: pip install -e '.[vision]'")
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[reference]'")
@@ -77,8 +75,8 @@ def test_towers(name, tmp_path):
         vl_config("8B") | {"vision_config": tower_config(name, 4096 // 16)}
     path = make_random_model(config, tmp_path, "float32")
     theirs = reference(path).model.visual
-    ours = vision_config(config["vision_config"], path)
     pictures = qwen3.load_model(path, tokenizer=False).pictures
+    ours = pictures.config
     for size in ((320, 416), (448, 256)):
         pixels = np.asarray(noise(*size))
         with torch.no_grad():

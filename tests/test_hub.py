@@ -19,7 +19,7 @@ import pytest
 
 from configs import ROOT
 from helpers import assert_one_line, message_of
-from qwen3_lib.io.hub import cached_models, gguf_names, hub_cache, hub_id, named_gguf, resolve_model
+from qwen3_lib.io.hub import cached_models, gguf_names, hub_cache, hub_id, named_gguf, resolve_model, tower_name
 
 pytestmark = pytest.mark.core
 
@@ -417,3 +417,17 @@ def test_gguf_files_of_a_hub(hub, get_all, tmp_path):
     assert (path.name, path.read_bytes(), message) == ("Qwen3-0.6B-Q4_K_M.gguf", b"GGUFQ4_K_M", "")
     assert hub.files_asked() == ["Qwen3-0.6B-Q4_K_M.gguf"] and same == (path, "")
     assert_refused(other, "offline", "lacks files")
+
+
+def test_a_gguf_model_brings_its_vision_tower(hub, get_all):
+    """One file of it, which comes first: when the model is there, so is its tower."""
+    towers = {f"mmproj-{form}.gguf": b"GGUF" for form in ("F32", "BF16", "Q8_0")}
+    hub.models = {"tiny/seeing": {"tiny-Q8_0.gguf": b"GGUF1", "sub/mmproj-F16.gguf": b"GGUF"} | towers | USELESS}
+    outcome, again = get_all(("tiny/seeing:Q8_0",), ("tiny/seeing", "offline"))
+    assert hub.files_asked() == ["mmproj-BF16.gguf", "tiny-Q8_0.gguf"] and outcome[1] == "" and again == outcome
+    assert {file.name for file in outcome[0].parent.iterdir()} == {*hub.files_asked()}
+    assert {path.split("/")[4] for _, path, _ in hub.requests if path.endswith("tiny-Q8_0.gguf")} == {COMMIT}
+    for files, name in ((["a.gguf", "b/mmproj.gguf"], None), (["mmproj-x-f32.gguf", "x.mmproj-Q8_0.gguf"], "x.mmproj-Q8_0.gguf"),
+                        (["mmproj-F32.gguf", "mmproj-f16.gguf"], "mmproj-f16.gguf"), (["a.mmproj-Q8_0.gguf", "b.mmproj-F16.gguf"],
+                                                                                       "b.mmproj-F16.gguf")):
+        assert tower_name(files) == name

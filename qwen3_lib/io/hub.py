@@ -105,6 +105,12 @@ def named_gguf(ggufs: dict[str, str], quantization: str) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
+def tower_name(files: Iterable[str]) -> str | None:
+    """The file with a GGUF model's vision tower, or None; of several, one with 16 bits a weight, then a smaller one."""
+    found = [file for file in sorted(files) if re.fullmatch(NAME, file) and re.search(r"mmproj.*\.gguf$", file)]
+    return min(found, key=lambda file: ("f16" not in file.lower(), "f32" in file.lower()), default=None)
+
+
 # ---- The hub's cache -------------------------------------------------------------------------------------------------
 # models--owner--name/ has refs/main, which names a commit, snapshots/<commit>/ with links, and blobs/ with the files.
 
@@ -180,6 +186,8 @@ def import_client(repo_id: str) -> ModuleType:
 def download(hub: ModuleType, repo_id: str, quantization: str) -> Path:
     """Downloads the missing files of a model into the hub's cache -> the model's folder there, or its GGUF file.
 
+    With a GGUF file comes that of its vision tower, if there is one.
+
     File by file, because Ctrl-C doesn't stop snapshot_download. The weights come last: a cache with all of them has the
     optional files, too.
     """
@@ -188,7 +196,9 @@ def download(hub: ModuleType, repo_id: str, quantization: str) -> Path:
     weights = whole_weights(files)
     if quantization or not weights and INDEX not in files:
         if file := named_gguf(ggufs := gguf_names(files), quantization):
-            return Path(hub.hf_hub_download(repo_id, file))
+            tower = tower_name(files)  # before the model's file, of the same commit
+            commit = Path(hub.hf_hub_download(repo_id, tower)).parent.name if tower else None
+            return Path(hub.hf_hub_download(repo_id, file, revision=commit))
         if not ggufs:
             raise InputError(f"{repo_id}: the hub has no {WEIGHTS} and no whole GGUF file of it")
         raise InputError(f"{repo_id}: choose one of its GGUF files {some(ggufs, 50)}, like {repo_id}:{min(ggufs)}")

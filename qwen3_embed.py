@@ -7,6 +7,7 @@
 
     python qwen3_embed.py --model Qwen/Qwen3-Embedding-0.6B < lines.txt > vectors.npy
     python qwen3_embed.py --model Qwen/Qwen3-Reranker-0.6B --query "How do bees find home?" --documents lines.txt
+    python qwen3_embed.py --model Qwen/Qwen3-VL-Embedding-2B --image photo.jpg > vectors.npy
     python qwen3_embed.py --model a-classifier --classify < lines.txt
 
     model = load_model("Qwen/Qwen3-Embedding-0.6B")                     # of qwen3, or of qwen3_numba
@@ -35,7 +36,7 @@ import numpy as np
 
 from qwen3_5 import sigmoid
 from qwen3_lib.app.cli import guarded
-from qwen3_lib.app.files import read_text
+from qwen3_lib.app.files import picture_file, read_text
 from qwen3_lib.app.options import Parser, add_engine_options, add_model_options, load, named_model
 from qwen3_lib.app.terminal import columns, print_json, to_stdout, write
 from qwen3_lib.generation.caches import Caches
@@ -56,8 +57,9 @@ JUDGE = "Judge whether the Document meets the requirements based on the Query an
 PREFIX = f"<|im_start|>system\n{JUDGE}<|im_end|>\n<|im_start|>user\n"
 SUFFIX = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
-# Of Qwen3-VL-Embedding and Qwen3-VL-Reranker, where no instruction is given.
-REPRESENT = "Represent the user's input."
+# Of Qwen3-VL-Embedding and Qwen3-VL-Reranker, where sentence-transformers' files don't say how texts become messages.
+CHAT = Chat(True, {"add_generation_prompt": True})
+REPRESENT = "Represent the user's input."  # where no instruction is given
 RELEVANT = "Given a search query, retrieve relevant candidates that answer the query."
 TOGETHER = 8  # texts with pictures whose vectors are in memory together
 Seen = dict[str, Any]  # {"image": ..., "text": ...}, or one of them
@@ -75,7 +77,7 @@ def embed(model: Model, texts: Iterable[str | Seen], instruction: str | None = N
     the model's own prompts instead; without either, its default prompt. Raises InputError for a model that is no
     embedding model, and for a text longer than the model's context; `truncate` cuts such a text instead.
     Qwen3-VL-Embedding also takes {"image": ..., "text": ...} in place of a text, with both or one of them; an image is
-    a path, the bytes of a file, a PIL image or an array. Its instruction is a system message.
+    a path, the bytes of a file, a PIL image or an array. Its instruction or prompt is a system message.
     """
     if not model.embeds or head_of(model.folder, model.config):
         raise InputError(f"{model.path}: not an embedding model; take a model such as Qwen/Qwen3-Embedding-0.6B")
@@ -85,16 +87,19 @@ def embed(model: Model, texts: Iterable[str | Seen], instruction: str | None = N
     size = recipe.width if dimensions is None else dimensions
     if checked_whole("dimensions", size, 1) > recipe.width:
         raise InputError(f"dimensions must be at most {recipe.width}, not {size}")
-    task = recipe.prompt(prompt) if instruction is None else f"Instruct: {instruction}\nQuery:"
-    texts = checked_texts(texts, pictures=model.pictures is not None)
+    seeing = model.pictures is not None
+    task = recipe.prompt(prompt)
+    if instruction is not None:
+        task = instruction if seeing else f"Instruct: {instruction}\nQuery:"
+    texts = checked_texts(texts, pictures=seeing)
     seen = any(isinstance(text, dict) for text in texts)
     if seen and len(texts) > TOGETHER:  # of more pictures, the vectors would take much memory
         return np.concatenate([embed(model, texts[i:i + TOGETHER], instruction, dimensions, truncate, prompt)
                                for i in range(0, len(texts), TOGETHER)])
     shown = list[Picture]()
-    if seen or model.pictures is not None and recipe.chat is None:
-        system = (recipe.prompt(prompt) if instruction is None else instruction) or REPRESENT
-        bodies = [seen_body(model, system, parts_of(text, 1800), shown) for text in texts]
+    if seen or seeing and recipe.chat is None:
+        system = task or (REPRESENT if recipe.chat is None else "")
+        bodies = [seen_body(model, system, parts_of(text, 1800), shown, recipe.chat or CHAT) for text in texts]
         n_task, after, truncate = 0, ending(model), False
     elif recipe.chat is None:
         bodies, n_task = [body_of(model, task + text, truncate) for text in texts], len(body_of(model, task))
@@ -148,11 +153,14 @@ def parts_of(item: str | Seen, tokens: int) -> list[dict[str, Any]]:
             for kind in ("image", "text") if kind in given]
 
 
-def seen_body(model: Model, system: str, parts: list[dict[str, Any]], shown: list[Picture]) -> list[int]:
+def seen_body(model: Model, system: str, parts: list[dict[str, Any]], shown: list[Picture], chat: Chat) -> list[int]:
     """The ids of a conversation that a Qwen3-VL-Embedding or -Reranker reads; its pictures are added to `shown`."""
-    messages, pictures = taken(model, [{"role": "system", "content": system}, {"role": "user", "content": parts}])
+    before = [{"role": "system", "content": system}] if system else []
+    messages, pictures = taken(model, [*before, {"role": "user", "content": parts}])
     shown += pictures  # they stay as long as somebody holds them
-    text = model.tokenizer.apply_chat_template(messages, None, True, join_text_parts=True)
+    variables = dict(chat.variables)
+    text = model.tokenizer.apply_chat_template(messages, None, variables.pop("add_generation_prompt", False),
+                                               join_text_parts=True, chat_template_kwargs=variables)
     return [*map(int, put(model, body_of(model, text), pictures))]
 
 
@@ -186,7 +194,7 @@ def rerank(model: Model, query: str | Seen, documents: Iterable[str | Seen], ins
     if seeing:
         start = f"<Instruct>: {RELEVANT if instruction is None else instruction}<Query>:"
         asked = [*parts_of(start, 1280), *parts_of(query, 1280), *parts_of("\n<Document>:", 1280)]
-        bodies = [seen_body(model, JUDGE, asked + parts_of(document, 1280), shown) for document in documents]
+        bodies = [seen_body(model, JUDGE, asked + parts_of(document, 1280), shown, CHAT) for document in documents]
         before, after, n_task, truncate = [], ending(model), 0, False
     else:
         bodies = [body_of(model, task + document, truncate) for document in documents]
@@ -401,6 +409,8 @@ def make_parser() -> Parser:
     add("--query", metavar="TEXT", help="rank the documents for this query: by the scores of a reranker, or by the "
         "similarity of an embedding model's vectors")
     add("--documents", metavar="FILE", help="the documents to rank, one per line (default: stdin)")
+    add("--image", action="append", metavar="FILE", help="a picture behind the texts, for a Qwen3-VL-Embedding or "
+        "-Reranker; may be repeated")
     add("--classify", action="store_true", help="print the label of each text, or of each of its tokens, by a model "
         "with such a head")
     add("--truncate", action="store_true", help="cut texts that are too long for the model (default: refuse them)")
@@ -410,15 +420,15 @@ def make_parser() -> Parser:
     return parser
 
 
-def print_ranking(documents: Sequence[str], lines: Sequence[int], scores: np.ndarray, as_json: bool) -> None:
-    """Prints the documents, with their lines, in order of their scores; on a terminal, each cut to one line."""
+def print_ranking(documents: Sequence[str], lines: Sequence[int | None], scores: np.ndarray, as_json: bool) -> None:
+    """Prints the documents in order of their scores, on a terminal each cut to one line. A picture has no line."""
     if not as_json:
         write(f"{'RANK':>4}  {'SCORE':>7}  {'LINE':>6}  DOCUMENT\n")
     for rank, i in enumerate(np.argsort(-scores, kind="stable").tolist(), 1):
         if as_json:
             print_json({"rank": rank, "score": round(float(scores[i]), 7), "line": lines[i], "document": documents[i]})
         else:
-            write(f"{rank:4}  {scores[i]:7.4f}  {lines[i]:6}  {cut(documents[i], 23)}\n")
+            write(f"{rank:4}  {scores[i]:7.4f}  {lines[i] or '-':>6}  {cut(documents[i], 23)}\n")
 
 
 def print_labels(texts: Sequence[str], lines: Sequence[int], found: list[list[Labels]], as_json: bool) -> None:
@@ -449,38 +459,47 @@ def run(args: argparse.Namespace) -> int:
     bare = args.query is None and not args.classify and not args.json  # vectors alone: row i is of line i
     if bare and sys.stdout.isatty():
         raise InputError("a terminal can't show vectors; write them into a file (> vectors.npy), or give --json")
-    text, where = read_text(args.documents or "-"), args.documents or "stdin"
-    if not text.strip():
+    images, where = args.image or [], args.documents or "stdin"
+    for file in images:
+        picture_file(file)  # refused before the model is loaded
+    typed = args.documents is None and (sys.stdin is None or sys.stdin.isatty())
+    text = "" if images and typed else read_text(args.documents or "-")
+    if not text.strip() and not images:
         raise InputError(f"{where}: there are no texts")
-    numbers, texts = zip(*((i, line.removesuffix("\r")) for i, line in enumerate(text.split("\n"), 1) if line.strip()))
+    found = [(i, line.removesuffix("\r")) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
+    numbers, texts = [i for i, _ in found], [line for _, line in found]
     if bare and (blank := next((i for i, number in enumerate(numbers, 1) if i != number), None)):
         raise InputError(f"{where}: line {blank} is empty and has no vector; --json skips empty lines")
     model = load(args)
+    if images and model.pictures is None:
+        raise InputError(f"{model.path}: the model can't see: it has no vision tower")
     if args.classify:
         print_labels(texts, numbers, classify(model, texts, args.truncate), args.json)
         return 0
+    items: list[str | Seen] = [*texts, *({"image": file} for file in images)]
     if args.query is None:
-        vectors = embed(model, texts, args.instruction, args.dimensions, args.truncate, args.prompt)
+        vectors = embed(model, items, args.instruction, args.dimensions, args.truncate, args.prompt)
         if not args.json:
             with to_stdout():
                 np.lib.format.write_array(sys.stdout.buffer, vectors, allow_pickle=False)
         else:
-            for text, vector in zip(texts, vectors):
-                print_json({"text": text, "vector": np.round(vector.astype(np.float64), 7).tolist()})
+            for item, vector in zip(items, vectors):
+                shown = {"text": item} if isinstance(item, str) else item
+                print_json(shown | {"vector": np.round(vector.astype(np.float64), 7).tolist()})
         return 0
     if model.embeds and head_of(model.folder, model.config) is None:
         prompt = args.prompt or ("query" if args.instruction is None else None)
         query = embed(model, checked_texts([args.query], "the query"), args.instruction, args.dimensions, args.truncate,
                       prompt)
-        documents = embed(model, texts, None, args.dimensions, args.truncate, "document")
+        documents = embed(model, items, None, args.dimensions, args.truncate, "document")
         compared = (lambda x: x) if recipe_of(model.folder, model.config).dot else normalized
         scores = compared(documents) @ compared(query)[0]
     elif args.dimensions is not None or args.prompt is not None:
         raise InputError(f"--{'prompt' if args.dimensions is None else 'dimensions'}: {model.path} is no embedding "
                          "model, so there are no vectors")
     else:
-        scores = rerank(model, args.query, texts, args.instruction, args.truncate)
-    print_ranking(texts, numbers, scores, args.json)
+        scores = rerank(model, args.query, items, args.instruction, args.truncate)
+    print_ranking([*texts, *images], [*numbers, *(None for _ in images)], scores, args.json)
     return 0
 
 
@@ -490,7 +509,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.documents is not None and args.query is None:
         parser.error("--documents needs --query")
-    parser.check(args, {"classify": ("query", "instruction", "prompt", "dimensions")})
+    parser.check(args, {"classify": ("query", "instruction", "prompt", "dimensions", "image")})
     return guarded(lambda: run(args))
 
 

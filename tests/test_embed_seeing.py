@@ -1,6 +1,7 @@
 """Qwen3-VL-Embedding and Qwen3-VL-Reranker, on random weights: texts and pictures, compared with transformers."""
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from configs import ROOT, vl_config
 from embedders import BEFORE, tokenizer_of
 from helpers import message_of
 from make_random_model import make_random_model
+from tokenizer_utils import Tokenizer
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[reference]'")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -85,6 +87,66 @@ def test_embeddings(engine, both, instruction):
         assert "text" in message_of(qwen3_embed.embed, model, [wrong])
     assert "no such file" in message_of(qwen3_embed.embed, model, [{"image": "none.png"}])
     (path / "modules.json").unlink()
+
+
+# A content may be a list of parts, as in the template of a Qwen3-VL.
+TEMPLATE = """{% for m in messages %}<|im_start|>{{ m.role }}
+{% for part in ([{'text': m.content}] if m.content is string else m.content) %}{{ part.text }}{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+def test_messages_by_sentence_transformers_files(both):
+    """With these files, an instruction or prompt is the system message, as it is; without one, there is none. The vector of
+    a text is the same beside texts and beside pictures. Once compared with sentence-transformers 6.2: within 3e-7."""
+    path, theirs = both
+    files = {"modules.json": [{"idx": i, "name": str(i), "path": folder, "type": f"sentence_transformers.models.{kind}"}
+                              for i, (folder, kind) in enumerate((("", "Transformer"), ("1_Pooling", "Pooling"),
+                                                                  ("2_Normalize", "Normalize")))],
+             "1_Pooling/config.json": {"pooling_mode": "lasttoken"},
+             "config_sentence_transformers.json": {"prompts": {"query": "Find."}},
+             "sentence_bert_config.json": {"modality_config": {"text": {}, "image": {}, "message": {"format": "structured"}},
+                                           "processing_kwargs": {"chat_template": {"add_generation_prompt": True}}}}
+    (path / "1_Pooling").mkdir(exist_ok=True)
+    for name, content in files.items():
+        (path / name).write_text(json.dumps(content))
+    model = load("qwen3", path)
+    model = replace(model, tokenizer=Tokenizer(model.tokenizer.backend, TEMPLATE))
+    for options, system in (({}, ""), ({"instruction": "Rest."}, "Rest."), ({"prompt": "query"}, "Find.")):
+        for items in (ITEMS, ITEMS[1:2]):
+            for vector, item in zip(qwen3_embed.embed(model, items, **options), items):
+                text, images = shown(item)
+                state = last_state(theirs, model, f"<|im_start|>system\n{system}<|im_end|>\n" * bool(system) +
+                                   f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n", images, 1800)
+                assert np.abs(vector - state / np.linalg.norm(state)).max() < 1e-4 * vector.std()
+    for name in files:
+        (path / name).unlink()
+
+
+def test_the_command(both, tmp_path, monkeypatch, capfd):
+    """Pictures follow the texts; they need none."""
+    path, _ = both
+    file = tmp_path / "a.png"
+    PICTURES[0].save(file)
+    model = load("qwen3", path)
+    found = qwen3_embed.rerank(model, "bees", ["rain", {"image": str(file)}])
+    arguments = ["--model", str(path), "--image", str(file), "--json", "--no-fast", "--query", "bees"]
+
+    def run(text, *more):
+        (tmp_path / "in").write_text(text)
+        with open(tmp_path / "in") as stdin:
+            monkeypatch.setattr("sys.stdin", stdin)
+            return qwen3_embed.main([*arguments, *more]), *capfd.readouterr()
+
+    status, out, err = run("rain\n")
+    rows = sorted(map(json.loads, out.splitlines()), key=lambda row: row["line"] is None)
+    assert (status, err) == (0, "") and [(row["line"], row["document"]) for row in rows] == [(1, "rain"), (None, str(file))]
+    assert np.allclose([row["score"] for row in rows], found, atol=1e-5)
+    status, out, err = run("")
+    assert (status, err) == (0, "") and json.loads(out)["rank"] == 1
+    for more, words in ((["--image", "none.png"], "none.png"), (["--model", str(ROOT / "demo")], "can't see")):
+        status, out, err = run("rain\n", *more)
+        assert (status, out) == (1, "") and words in err and err.count("\n") == 1
 
 
 @both_engines

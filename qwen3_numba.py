@@ -60,7 +60,7 @@ from qwen3_lib.kernels.layout import (BF16, BLOCK, EVERYTHING, EXPERT, F16, F32,
                                       Space, is_packed, packed_shape, padded, table)
 from qwen3_lib.kernels.hybrid import (DELTA, StateCache, Vocabulary, is_recurrent, joined, stacked, state_fields,
                                       state_tables)
-from qwen3_lib.kernels.memory import empty, experts_of, last_cache, work_space
+from qwen3_lib.kernels.memory import Reused, empty, experts_of, last_cache, work_space
 
 try:
     from qwen3_lib.kernels.build import kernel, make_kernels
@@ -109,6 +109,7 @@ class Weights:
     mtp: MTPHead | None = None
     looked: bool = False  # whether its first prompt's keys and values were looked at: see note_small_numbers
     spaces: dict[int, tuple[Space, np.ndarray]] = field(default_factory=dict)  # with their tables: see work_space
+    logits: Reused = field(default_factory=Reused)  # of passes with few tokens
 
     @cached_property
     def table(self) -> np.ndarray:
@@ -229,7 +230,7 @@ def mtp_head(w: Weights) -> MTPHead:
     vocabulary = Vocabulary(w.head)
     norms = [1 + w.vectors[f"{behind}{name}.weight"] for name in MTP_NORMS]
     layers = described(config, matrices, vectors)._replace(head=vocabulary.matrix, norm=norms[2])
-    layer = replace(w, config=config, layers=layers, spaces={})
+    layer = replace(w, config=config, layers=layers, spaces={}, logits=Reused())
     alone = layers._replace(head=w.matrices[f"{behind}fc.weight"], windows=layers.windows[:0], eps=np.zeros(1),
                             norm=np.ones(2 * config.hidden_size, np.float32))
     return MTPHead(replace(layer, layers=alone), layer, norms[:2], vocabulary)
@@ -406,7 +407,8 @@ def compute(w: Weights, x: np.ndarray, turned: tuple[np.ndarray, np.ndarray], ca
     group, n_layers, n_rows = config.num_attention_heads // config.num_key_value_heads, len(w.layers.windows), \
         int(w.layers.head[0].rows)
     tasks, tiles = attention_tasks(sequences, positions, group, config.causal)
-    logits = empty((len(wanted), padded(n_rows, PANEL)), np.float32)
+    shape = len(wanted), padded(n_rows, PANEL)
+    logits = w.logits.take(shape[0] * shape[1]).reshape(shape) if m <= FEW else empty(shape, np.float32)
     where = [(cache.k.ctypes.data, cache.v.ctypes.data, cache.k.shape[2]) for cache in caches]
     batch = Batch(x, cos, sin, np.stack([sequences, positions], axis=1), tasks, tiles, wanted, logits, np.array(where),
                   np.array([caches[0].stored, caches[0].k.shape[3]]),
@@ -467,7 +469,7 @@ def logits_of(model: Model, token_ids: qwen3.TokenIds, cache: Any, all_logits: b
     for x, some in passes(model, token_ids, cache, np.atleast_1d(wanted)):
         logits.append(some)
         hidden += [rms_norm(x, model.weights.layers.norm, eps)] if states else []
-    found = np.concatenate(logits)[... if wanted.ndim else 0]
+    found = (np.concatenate(logits) if len(logits) > 1 else logits[0])[... if wanted.ndim else 0]
     return (found, np.concatenate(hidden)) if states else found
 
 

@@ -47,6 +47,9 @@ def guard_memory() -> None:
     """From now on the fast engine's own arrays are such ones."""
     for module in (memory, packing):
         module.zeros, module.empty = zeros, empty
-    fast.empty, fast.KVCache._resized, hybrid.empty = empty, resized, empty
+    fast.empty, fast.KVCache._resized = empty, resized
     memory.LargePages.take = lambda self, shape: zeros(shape, np.uint8)
     memory.aligned = lambda shape: zeros(shape, np.uint8)  # blocks are multiples of 64 bytes: they begin on a line, too
+    memory.Reused.take = lambda self, n: empty(n, np.float32)
+    hybrid.StateCache.arrays = lambda self, shapes: [[empty(shape, np.float32) for _ in range(n)]
+                                                     for n, *shape in shapes]

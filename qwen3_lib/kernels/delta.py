@@ -157,20 +157,31 @@ def convolve(crew, number, job):
         for j in range(len(new)):  # what later tokens need
             row = stop - len(new) + j
             kept = qkv[row] if row >= first else old[row - first + len(old)]
-            for i in range(start, end):
-                new[j, i] = kept[i]
+            copy(kept[start:end], new[j, start:end])
         for row in range(stop - 1, first - 1, -1):
             x = qkv[row, start:end]
-            for i in range(len(x)):
-                x[i] *= conv[taps - 1, start + i]
+            multiply(x, conv[taps - 1, start:end])
             for back in range(1, taps):
                 before = qkv[row - back] if row - back >= first else old[row - back - first + len(old)]
                 add_product(x, before[start:end], conv[taps - 1 - back, start:end])
             for i in range(len(x)):
                 x[i] *= sigmoid(x[i])
         for j in range(len(late)):
-            for i in range(start, end):
-                late[j, i] = qkv[stop - len(late) + j, i]
+            copy(qkv[stop - len(late) + j, start:end], late[j, start:end])
+
+
+@compiled
+def copy(x, out):
+    """x [n] -> out. Slices, because numba's loops from 0 on are the fastest."""
+    for i in range(len(x)):
+        out[i] = x[i]
+
+
+@compiled
+def multiply(x, y):
+    """x [n] becomes x * y."""
+    for i in range(len(x)):
+        x[i] *= y[i]
 
 
 @compiled

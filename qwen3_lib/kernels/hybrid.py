@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,7 +13,7 @@ from qwen3 import Config, Tensor, to_float32
 from qwen3_5 import HybridCache, HybridConfig, State
 from qwen3_lib.io.tensors import AnyTensor
 from qwen3_lib.kernels.layout import GATE, LINEAR, PANEL, SUMS_OF_DELTA, WEIGHT, is_packed, padded
-from qwen3_lib.kernels.memory import aligned, empty
+from qwen3_lib.kernels.memory import Reused, aligned
 
 # The matrices of a delta net, in the places of LINEAR. The small ones for beta and the decay are one matrix here.
 DELTA = ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z", "linear_attn.in_proj_ba", "linear_attn.out_proj",
@@ -69,11 +71,31 @@ def state_fields(vectors: dict[str, np.ndarray], config: Config) -> dict[str, np
 
 
 class StateCache(HybridCache):
-    """A HybridCache whose states lie as delta.py wants them: float32 [value heads, strips, key_dim padded, 16]."""
+    """A HybridCache whose states lie as delta.py wants them: float32 [value heads, strips, key_dim padded, 16].
+
+    All those of a pass lie in one piece of memory.
+    """
+
+    def __init__(self, config: HybridConfig, max_length: int | None = None):
+        super().__init__(config, max_length)
+        self.pieces = Reused()
 
     def stored_shape(self) -> tuple[int, ...]:
         heads, key_dim, value_dim = self.shape
         return heads, padded(value_dim, 16) // 16, padded(key_dim, SUMS_OF_DELTA), 16
+
+    def arrays(self, shapes: list[tuple[int, ...]]) -> list[np.ndarray]:
+        """float32 of these shapes, without values yet."""
+        ends = list(itertools.accumulate(map(math.prod, shapes)))
+        piece = self.pieces.take(ends[-1])
+        return [piece[end - math.prod(shape):end].reshape(shape) for end, shape in zip(ends, shapes)]
+
+    def make_new(self, guesses: int) -> None:
+        """Makes `new`, without values yet: states that don't learn the last `guesses` tokens."""
+        layers, (history, memory, late) = self.config.linear_layers, (array.shape for array in self.empty)
+        memories, histories, lates = self.arrays([(len(layers), *shape) for shape in (
+            memory, (history[0] + guesses, history[1]), (guesses, late[1]))])  # S first: no row lies in two lines
+        self.new = dict(zip(layers, map(State, histories, memories, lates)))
 
 
 class Vocabulary:
@@ -107,14 +129,6 @@ class Vocabulary:
         return int(self.panels[row // PANEL]) * PANEL + row % PANEL if row // PANEL < len(self.panels) else row
 
 
-def on_a_line(shape: tuple[int, ...]) -> np.ndarray:
-    """float32 that begin where a line of the CPU's cache does, without values yet: no row of a state lies in two."""
-    size = int(np.prod(shape))
-    space = empty(size + 15, np.float32)
-    start = -space.ctypes.data % 64 // 4
-    return space[start:start + size].reshape(shape)
-
-
 def state_tables(caches: list[Any], counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """`runs` and `states` of Batch in layout.py, with new arrays for the states after the pass.
 
@@ -124,13 +138,11 @@ def state_tables(caches: list[Any], counts: np.ndarray) -> tuple[np.ndarray, np.
         return np.empty((0, 4), np.int64), np.empty((0, 0, 6), np.int64)
     late, rows = [], []
     for cache, n in zip(caches, counts.tolist()):
-        (history, memory, none), guesses, waiting = cache.empty, cache.unsure(n), 0
-        for layer, old in cache.snapshots[-1].states.items():
-            shapes = (len(history) + guesses, history.shape[1]), memory.shape, (guesses, none.shape[1])
-            cache.new[layer] = new = State(*map(on_a_line, shapes))
-            waiting = len(old.late)
-            rows.append([array.ctypes.data for array in (*old, *new)])
-        late.append([waiting, guesses])
+        guesses, before = cache.unsure(n), cache.snapshots[-1].states
+        cache.make_new(guesses)
+        pairs = [(before[layer], new) for layer, new in cache.new.items()]
+        late.append([len(pairs[0][0].late) if pairs else 0, guesses])
+        rows += [[array.ctypes.data for array in (*old, *new)] for old, new in pairs]
     ends = np.cumsum(counts)[:, None]
     runs = np.concatenate([ends - counts[:, None], ends, np.array(late)], axis=1)
     return runs, np.array(rows, np.int64).reshape(len(caches), -1, 6)

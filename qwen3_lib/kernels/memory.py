@@ -2,7 +2,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import re
+import weakref
+from collections import deque
 from functools import cache
 from pathlib import Path
 
@@ -45,6 +48,29 @@ class LargePages:
     def give_back(self, last: np.ndarray) -> None:
         last[:] = 0
         self.used -= last.size
+
+
+class Reused:
+    """Memory for what each pass makes anew, and the next pass or a later one lets go: then it is taken again.
+
+    For each piece from the system, it would clear new pages: for a hybrid's states, that takes longer than to use them.
+    """
+
+    def __init__(self) -> None:
+        self.free: deque[np.ndarray] = deque(maxlen=1)
+
+    def take(self, n: int) -> np.ndarray:
+        """float32 [n], without values yet, that begin where a line of the cache does."""
+        piece = empty(0, np.float32)
+        with contextlib.suppress(IndexError):  # none is free
+            piece = self.free.pop()
+        if not n <= len(piece) <= 2 * n:
+            space = empty(n + 15, np.float32)
+            start = -space.ctypes.data % 64 // 4
+            piece = space[start:start + n]
+        used = (ctypes.c_float * len(piece)).from_buffer(piece)  # what all arrays of it refer to
+        weakref.finalize(used, self.free.append, piece)
+        return np.frombuffer(used, np.float32)[:n]
 
 
 @cache

@@ -56,8 +56,8 @@ from qwen3_lib.io.packed import Quantized
 from qwen3_lib.io.progress import progress
 from qwen3_lib.io.tensors import PackedTensor
 from qwen3_lib.kernels.layout import (BF16, BLOCK, EVERYTHING, EXPERT, F16, F32, FEW, FORMATS, GATE, GROUP, HEAD_NORMS,
-                                      JOB, KV8, LINEAR, NORMS, PANEL, PASS, TASK, TILE, WEIGHT, Batch, Layers, Q,
-                                      Space, is_packed, packed_shape, padded, table)
+                                      JOB, KV8, LINEAR, NORMS, PANEL, PASS, PROMPT, TASK, TILE, WEIGHT, Batch, Layers,
+                                      Q, Space, is_packed, packed_shape, padded, table)
 from qwen3_lib.kernels.hybrid import (DELTA, StateCache, Vocabulary, is_recurrent, joined, stacked, state_fields,
                                       state_tables)
 from qwen3_lib.kernels.memory import Reused, empty, experts_of, last_cache, work_space
@@ -109,7 +109,7 @@ class Weights:
     mtp: MTPHead | None = None
     looked: bool = False  # whether its first prompt's keys and values were looked at: see note_small_numbers
     spaces: dict[int, tuple[Space, np.ndarray]] = field(default_factory=dict)  # with their tables: see work_space
-    logits: Reused = field(default_factory=Reused)  # of passes with few tokens
+    logits: Reused = field(default_factory=Reused)  # where those of a pass are, but for many tokens
 
     @cached_property
     def table(self) -> np.ndarray:
@@ -408,7 +408,7 @@ def compute(w: Weights, x: np.ndarray, turned: tuple[np.ndarray, np.ndarray], ca
         int(w.layers.head[0].rows)
     tasks, tiles = attention_tasks(sequences, positions, group, config.causal)
     shape = len(wanted), padded(n_rows, PANEL)
-    logits = w.logits.take(shape[0] * shape[1]).reshape(shape) if m <= FEW else empty(shape, np.float32)
+    logits = w.logits.take(shape[0] * shape[1]).reshape(shape) if len(wanted) <= PROMPT else empty(shape, np.float32)
     where = [(cache.k.ctypes.data, cache.v.ctypes.data, cache.k.shape[2]) for cache in caches]
     batch = Batch(x, cos, sin, np.stack([sequences, positions], axis=1), tasks, tiles, wanted, logits, np.array(where),
                   np.array([caches[0].stored, caches[0].k.shape[3]]),

@@ -1,4 +1,6 @@
 """Qwen3.5 in the fast engine: qwen3_5.py's numbers, and the same bits in every way of asking."""
+import os
+
 import numpy as np
 import pytest
 
@@ -13,6 +15,7 @@ from qwen3_lib.generation.caches import Caches
 from qwen3_lib.generation.prefix_cache import copy_prefix
 from qwen3_lib.kernels import delta
 from qwen3_lib.kernels.layout import is_packed
+from qwen3_lib.kernels.memory import Reused
 from qwen3_lib.kernels.packing import matrix_rows
 import qwen3_numba as fast
 
@@ -151,3 +154,27 @@ def test_an_interruption_between_layers_changes_nothing(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert cache.length == 20
     assert np.array_equal(qwen3.forward(model, ids[20:], cache), logits_of(model, ids)[-1])
+
+
+def test_memory_in_use_is_never_given_again():
+    rng, memory, alive = np.random.default_rng(0), Reused(), {}
+    for i in range(500):
+        array = memory.take(int(rng.integers(1, 50)))
+        array[:] = i
+        alive[i] = array[rng.integers(len(array)):].reshape(1, -1)  # a view is enough
+        del array
+        for other in rng.choice([*alive], rng.integers(3)):
+            alive.pop(other, None)
+        assert all((view == j).all() for j, view in alive.items())
+
+
+@pytest.mark.skipif("QWEN3_CHECK_MEMORY" in os.environ, reason="each array has pages of its own then")
+def test_tokens_take_no_new_memory(tmp_path):
+    """States lie in two places in turn; the logits that nobody keeps lie in one."""
+    model, places = fast.load_model(make(HYBRID, tmp_path)), set()
+    cache = model.engine.new_cache(model.config)
+    for token in random_ids(20, 1, 300):
+        logits = qwen3.forward(model, [token], cache)
+        places.add((cache.snapshots[-1].states[0].memory.ctypes.data, logits.ctypes.data))
+        del logits
+    assert len(places) == 2 and len({logits for _, logits in places}) == 1

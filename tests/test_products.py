@@ -109,16 +109,17 @@ def test_learning_changes_no_bit_and_is_kept(kept):
     assert (again.seen, again.rounds, again.best) == (choice.seen, choice.rounds, choice.best)
 
 
-GOOD = {"made from": "these sources", "bf16, one vector": [[[0.0], [-0.2], [0.1], [0.1]], 16, 1]}
+REST = [[0.1]] * 4
+GOOD = {"made from": "these sources", "bf16, one vector": [[[0.0], [-0.2], *REST], 16, 1]}
 
 
 @pytest.mark.parametrize("change, best", [
     ({}, 1), ({"made from": "others"}, 0)] + [({"bf16, one vector": one}, 0) for one in (
-    None, [], 7, "x", [[[0.0]], 16, 0], [[[0.0], [-0.2], [0.1], [0.1]], 16, 4], [[[0.0], ["1"], [0.1], [0.1]], 16, 1],
-    [[[0.0], [-0.2] * 17, [0.1], [0.1]], 16, 1], [[[0.0], [float("nan")], [0.1], [0.1]], 16, 1],
-    [[[0.0], [-0.2], [0.1], [0.1]], -1, 1], [[0.0, -0.2, 0.1, 0.1], 16, 1])])
+    None, [], 7, "x", [[[0.0]], 16, 0], [[[0.0], [-0.2], *REST], 16, 6], [[[0.0], ["1"], *REST], 16, 1],
+    [[[0.0], [-0.2] * 17, *REST], 16, 1], [[[0.0], [float("nan")], *REST], 16, 1],
+    [[[0.0], [-0.2], *REST], -1, 1], [[0.0, -0.2, 0.1, 0.1, 0.1, 0.1], 16, 1])])
 def test_choices_that_do_not_fit_are_ignored(kept, change, best):
-    assert len(ways(BF16, ONE)) == 4
+    assert len(ways(BF16, ONE)) == 6
     kept.write_text(json.dumps(GOOD | change))
     assert products.choices()[BF16, ONE].best == best
 

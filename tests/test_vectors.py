@@ -122,7 +122,7 @@ def test_a_widened_block_gives_the_same_bits(name):
     rows = rng.standard_normal((32, n)).astype(np.float32)
     rows[:, n // 2:] *= np.float32(1e-13) if name in ("int5", "int4") else 1
     data, _ = stored(rows, form)
-    block, out, way = np.zeros(packed_shape(32, n, wide), np.uint8), np.zeros((2, 2, 32), np.float32), Way(1, 1, False)
+    block, out, way = np.zeros(packed_shape(32, n, wide), np.uint8), np.zeros((2, 2, 32), np.float32), Way(1, 1, 0)
     address = address_of(f"to_{name}", lambda: vectors.compile_product(f"to_{name}", "widened", form, 1, way))
     ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 3)(address)(data.ctypes.data, n, block.ctypes.data)
     for scale in (1, SMALLEST / 127):

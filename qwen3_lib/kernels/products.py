@@ -84,7 +84,7 @@ def sizes(n: int, most: int) -> set[int]:
 @cache
 def function(kind: str, form: int, n: int, way: Way) -> int:
     """The address of a product's function."""
-    name = f"{kind}_{FORMATS[form].name}_{n}_{way.rows}{'_prefetches' if way.prefetches else ''}"
+    name = f"{kind}_{FORMATS[form].name}_{n}_{way.rows}_{way.prefetches}"
     return address_of(name, partial(compile_product, name, kind, form, n, way))
 
 

@@ -74,11 +74,11 @@ def fma(b: Any, x: Any, y: Any, z: Any) -> Any:
     return call(b, f"llvm.fma.v{x.type.count}f32", x.type, x, y, z)
 
 
-def prefetch(b: Any, address: Any, offsets: Iterable[int]) -> None:
-    """Asks the memory for the lines at these offsets, for the second cache: in the first one the vectors need room."""
+def prefetch(b: Any, address: Any, offsets: Iterable[int], level: int) -> None:
+    """Asks the memory for the lines at these offsets, for the first or the second cache."""
     for offset in offsets:
         place = b.inttoptr(at(b, address, offset), I8.as_pointer())
-        call(b, "llvm.prefetch.p0", ir.VoidType(), place, I32(0), I32(2), I32(1))
+        call(b, "llvm.prefetch.p0", ir.VoidType(), place, I32(0), I32(4 - level), I32(1))
 
 
 def add_neighbours(b: Any, x: Any) -> Any:
@@ -210,7 +210,7 @@ class Way(NamedTuple):
     """One of several ways to compute a product. The result is the same, bit for bit; the speed depends on the CPU."""
     rows: int  # that are worked on together, at most; of a packed block, vectors of its 32 rows
     vectors: int  # that the rows are multiplied with at a time, at most
-    prefetches: bool  # the rows that follow: some CPUs do that well enough by themselves
+    prefetches: int  # the rows that follow: for cache 1 or 2, or 0: some CPUs do that well enough by themselves
 
 
 ONE, AT_ONCE, MANY, ATTENTION = range(4)  # one vector; as many as are multiplied at once; more; queries and a cache
@@ -221,17 +221,17 @@ def ways(form: int, count: int) -> list[Way]:
 
     ATTENTION: any number of queries with rows of a cache.
     """
-    most = min(VECTORS, SUMS)
+    most, caches = min(VECTORS, SUMS), (2, 0) if count == MANY else (2, 1, 0)  # many vectors need the first cache
     if is_packed(form):
         lanes, together, most, at_once = INT8_SHAPES[PATH]
         if FORMATS[form].halves == 2:  # a vector then has two sums
             most = at_once = most // 2
         rows, vectors = ((PANEL // lanes, 1), (together, at_once), (together, most), (together, at_once))[count]
         if count == MANY and is_rolled(form, vectors):  # a loop has room for what prefetches need
-            return [Way(rows, vectors, FORMATS[form].scale < 4)]
-        return [Way(rows, vectors, prefetches) for prefetches in ((False, True) if PATH in ON_ARM else (True, False))]
+            return [Way(rows, vectors, 2 if FORMATS[form].scale < 4 else 0)]
+        return [Way(rows, vectors, cache) for cache in (caches[::-1] if PATH in ON_ARM else caches)]
     shapes = ([(4, 1), (1, 1)], [(4, most)], [(4, most), (4, 6 if most > 6 else 3)], [(4, most)])[count]
-    return [Way(min(rows, SUMS // n), n, prefetches) for prefetches in (True, False) for rows, n in shapes]
+    return [Way(min(rows, SUMS // n), n, cache) for cache in caches for rows, n in shapes]
 
 
 def is_rolled(form: int, n_vectors: int) -> bool:
@@ -329,7 +329,7 @@ def write_float_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, str
     with bit 0 of `part` set it continues the sums in `kept` float32 [n_rows, n_vectors, 16], with bit 1 it leaves them
     there.
     """
-    together = min(way.rows, SUMS // n_vectors)
+    together, size = min(way.rows, SUMS // n_vectors), 32 * FORMATS[form].size
     tile_size = b.mul(stride, I64(together))
     ahead = b.select(b.icmp_signed("<", tile_size, I64(AHEAD)), I64(AHEAD), tile_size)
 
@@ -345,7 +345,7 @@ def write_float_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, str
         def step(i: Any) -> None:
             column = b.mul(i, I64(32))
             for row in rows if way.prefetches else ():
-                prefetch(b, at(b, row, ahead, (column, FORMATS[form].size)), range(0, 32 * FORMATS[form].size, 64))
+                prefetch(b, at(b, row, ahead, (i, size)), range(0, size, 64), way.prefetches)
             parts = [two_parts(b, form, row, n, column) for row in rows]
             for half in range(2):
                 for t in range(n_vectors):
@@ -384,13 +384,13 @@ def write_weighted_rows(form: int, n_vectors: int, way: Way, b: Any, w: Any, str
     size = 32 * FORMATS[form].size
 
     def tile(first: Any, n_tile_rows: int) -> None:
-        rows = [at(b, w, (stride, first), (stride, r)) for r in range(n_tile_rows)]
+        rows, whole = [at(b, w, (stride, first), (stride, r)) for r in range(n_tile_rows)], size * n_tile_rows
         factors = [[broadcast(b, load(b, at(b, x, (x_stride, t), (first, 4), 4 * r), FLOAT), LANES)
                     for r in range(n_tile_rows)] for t in range(n_vectors)]
 
         def step(i: Any) -> None:
             if way.prefetches:
-                prefetch(b, at(b, rows[0], AHEAD, (i, size * n_tile_rows)), range(0, size * n_tile_rows, 64))
+                prefetch(b, at(b, rows[0], AHEAD, (i, whole)), range(0, whole, 64), way.prefetches)
             for half in range(2):
                 column = at(b, I64(LANES * half), (i, 32))
                 parts = [row_part(b, form, row, n, column) for row in rows]
@@ -607,7 +607,7 @@ def write_packed_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, x:
             def fetch(lines: range) -> None:
                 if way.prefetches:
                     with b.if_then(mine):
-                        prefetch(b, at(b, unit.here, ahead), [64 * line for line in lines])
+                        prefetch(b, at(b, unit.here, ahead), [64 * line for line in lines], way.prefetches)
 
             add_scaled(b, sums, whole_sums(b, form, way, unit, vectors, pieces, fetch), form, unit, vectors)
 

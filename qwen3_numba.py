@@ -18,9 +18,11 @@ Every public name of qwen3.py is here, too; a function with a namesake in qwen3.
 qwen3_lib/kernels/:
 
     layout.py      how weights and the cache lie in memory
+    cpu.py         the instructions that this CPU has
     vectors.py     the three products, in the language of LLVM
     products.py    which functions of them a pass needs, and in which way each is fastest on this machine
     layers.py      the kernels, in the order of forward; fields.py: how they find their arrays
+    experts.py     the kernel of a mixture of experts
     delta.py       the kernel of Qwen3.5's delta nets; hybrid.py: their matrices and states
     intrinsics.py  what numba can't say in Python
     quantize.py    the kernels that pack weights
@@ -56,18 +58,18 @@ from qwen3_lib.io.packed import Quantized
 from qwen3_lib.io.progress import progress
 from qwen3_lib.io.tensors import PackedTensor
 from qwen3_lib.kernels.layout import (BF16, BLOCK, EVERYTHING, EXPERT, F16, F32, FEW, FORMATS, GATE, GROUP, HEAD_NORMS,
-                                      JOB, KV8, LINEAR, NORMS, PANEL, PASS, PROMPT, TASK, TILE, WEIGHT, Batch, Layers,
-                                      Q, Space, is_packed, packed_shape, padded, table)
+                                      JOB, KV8, LINEAR, NORMS, PANEL, PASS, PROMPT, ROUNDED, TASK, TILE, WEIGHT, Batch,
+                                      Layers, Q, Space, is_packed, packed_shape, padded, table)
 from qwen3_lib.kernels.hybrid import (DELTA, StateCache, Vocabulary, is_recurrent, joined, stacked, state_fields,
                                       state_tables)
 from qwen3_lib.kernels.memory import Reused, empty, experts_of, last_cache, work_space
 
 try:
     from qwen3_lib.kernels.build import kernel, make_kernels
+    from qwen3_lib.kernels.cpu import check_path
     from qwen3_lib.kernels.packing import PACKED, Packer, forms_of, matrix_rows, packed_form
     from qwen3_lib.kernels.products import any_number, compile_all, functions_for, next_trial, ways_taken
     from qwen3_lib.kernels.team import Team
-    from qwen3_lib.kernels.vectors import check_path
 except ImportError as error:
     if __name__ == "__main__":
         sys.exit(f"qwen3_numba.py: {error}")
@@ -146,8 +148,10 @@ class Weights:
 
     @property
     def format(self) -> str:
-        """The name of the matrices' format; of most of them, if there are several."""
-        return FORMATS[self.layers.matrices[0, Q].form].name
+        """The name of the matrices' format, of most of them if there are several; ROUNDED's, too, if there is one."""
+        most, head = int(self.layers.matrices[0, Q].form), int(self.layers.head[0].form)
+        rounds = ROUNDED in (head, *self.formats, *self.experts_formats)
+        return ", ".join(FORMATS[form].name for form in dict.fromkeys((most, *[ROUNDED] * rounds)))
 
     def work_space(self, config: Config, m: int, n_tasks: int, n_queries: int) -> tuple[Space, np.ndarray]:
         """A Space for m tokens, n_tasks tasks and n_queries queries of a task; an earlier one, if it fits.
@@ -187,8 +191,11 @@ def layers_of(config: Config) -> str:
     return sparse if config.sparse_layers else dense
 
 
-def load_weights(folder: Folder, config: Config, quantize: str | None = None, threads: int | None = None) -> Weights:
+def load_weights(folder: Folder, config: Config, quantize: str | None = None, threads: int | None = None,
+                 activations: str = "f32") -> Weights:
     """The namesake of qwen3.load_weights: nothing is expanded. `quantize` is None, "int8" or "int4".
+
+    With activations "bf16", vectors are rounded to bf16 before they are multiplied with a matrix of BF16.
 
     A published packed matrix of 8 bits becomes INT8 where INT8 holds its very numbers, else the nearest BF16; one of 4
     or 5 bits Q4_0, Q4_1 or Q5_1 where these hold its numbers, else the nearest INT8; GGUF's Q4_K, Q5_K and Q6_K stay as
@@ -215,6 +222,8 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
             tensor, shape = stored[name], shapes[name]
             matrices[name] = packer.kept(tensor.data, forms[0], *shape) if tensor.dtype == "U8" else \
                 packer.weight(f"{folder.path}: {name}", tensor, forms, shape)
+    for matrix in matrices.values() if activations == "bf16" else ():
+        matrix["form"][matrix["form"] == BF16] = ROUNDED
     if format is None and not packs and not config.sparse_layers:
         touch_pages({id(tensor.mapping): tensor.mapping for tensor in stored.values()}.values())
     weights = Weights(config, matrices, vectors, shapes, arrays, described(config, matrices, vectors), team, format)
@@ -377,6 +386,7 @@ class Int8Cache(KVCache):
 CACHES = {cache.dtype: cache for cache in (KVCache, Bf16Cache, F32Cache, Int8Cache)}
 HYBRID_CACHES = {dtype: type(f"Hybrid{cache.__name__}", (cache, StateCache), {"plain": cache})
                  for dtype, cache in CACHES.items()}
+ACTIVATIONS = "f32", "bf16"  # to which vectors may be rounded before they are multiplied with weights of bf16
 MOST = {"f16": 65504, "int8": 127 * 65504}  # the largest number that such a cache holds
 STEPS = {"f16": 1024, "int8": 128}  # float16 is counted in steps of 2^-24; a number or a scale of fewer loses digits
 
@@ -532,32 +542,37 @@ def note_small_numbers(model: Model, cache: Any) -> None:
               "digits: try --kv-dtype f32", file=sys.stderr)
 
 
-def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: str = "f16") -> Engine:
+def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: str = "f16",
+           activations: str = "f32") -> Engine:
     """The Engine for qwen3.load_model. Raises InputError for unknown values."""
     check_path()
     if quantize not in (None, *PACKED):
         raise InputError(f"quantize must be int8 or int4, not {quantize!r}")
     if kv_dtype not in CACHES:
         raise InputError(f"kv_dtype must be {', '.join(CACHES)}, not {kv_dtype!r}")
+    if activations not in ACTIVATIONS:
+        raise InputError(f"activations must be {' or '.join(ACTIVATIONS)}, not {activations!r}")
     if threads is not None:
         checked_whole("threads", threads, 1)
     overflow = {"overflow": f"a key or value is probably too large for the {kv_dtype} cache, which holds numbers up to "
                             f"{MOST[kv_dtype]}: try --kv-dtype bf16"} if kv_dtype in MOST else {}
-    return Engine(lambda folder, config: load_weights(folder, config, quantize, threads), CACHES[kv_dtype], logits_of,
-                  hidden_states, guess=guess, drafts=True, rows=lambda model, name, token_ids: matrix_rows(
+    return Engine(lambda folder, config: load_weights(folder, config, quantize, threads, activations),
+                  CACHES[kv_dtype], logits_of, hidden_states, guess=guess, drafts=True,
+                  rows=lambda model, name, token_ids: matrix_rows(
                       model.weights.head if name == "lm_head" else model.weights.embedding, token_ids), **overflow,
                   hybrid_cache=HYBRID_CACHES[kv_dtype])
 
 
 def load_model(name: str | Path, quantize: str | None = None, threads: int | None = None, kv_dtype: str = "f16",
                offline: bool = False, tokenizer: bool = True,
-               adapter: str | Path | list[str | Path] | None = None) -> Model:
+               adapter: str | Path | list[str | Path] | None = None, activations: str = "f32") -> Model:
     """The namesake of qwen3.load_model.
 
     quantize: None (weights stay as in the file), "int8" or "int4"; threads: None takes all available CPUs;
-    kv_dtype: "f16", "bf16", "f32" or "int8", the number format of keys and values.
+    kv_dtype: "f16", "bf16", "f32" or "int8", the number format of keys and values; activations: "f32" or "bf16", to
+    which vectors are rounded before they are multiplied with a matrix of bf16.
     """
-    return qwen3.load_model(name, engine(quantize, threads, kv_dtype), offline, tokenizer, adapter)
+    return qwen3.load_model(name, engine(quantize, threads, kv_dtype, activations), offline, tokenizer, adapter)
 
 
 def main(argv: list[str] | None = None) -> int:

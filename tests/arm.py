@@ -25,7 +25,7 @@ CORE = ("-m", "core", "-k", "transformers and (False or defaults) or grouped_que
 PACKAGES = ("python3-minimal", "libpython3-stdlib", "libstdc++6")
 ASK = """
 import json, llvmlite.binding as llvm
-from qwen3_lib.kernels.vectors import FEATURES, PATH
+from qwen3_lib.kernels.cpu import FEATURES, PATH
 print(json.dumps([llvm.get_host_cpu_name(), FEATURES, PATH]))
 """
 
@@ -78,7 +78,7 @@ def compile_for(name: str, features: dict[str, bool], folder: Path) -> None:
         module.get_host_cpu_features = lambda: llvm.FeatureMap(features)
     from qwen3_lib.kernels import build, products, vectors
     from qwen3_lib.kernels.compile import machine_code
-    from qwen3_lib.kernels.layout import BF16, F16, INT4, INT5, INT8
+    from qwen3_lib.kernels.layout import BF16, F16, INT4, INT5, INT8, ROUNDED
 
     def keep(function: str, make: Callable[[], bytes]) -> int:
         cache, made_from = build.place()
@@ -97,7 +97,7 @@ def compile_for(name: str, features: dict[str, bool], folder: Path) -> None:
         keep(step, partial(numbas, step))
     keep("decoder_layers", partial(vectors.compile_layers, "decoder_layers", steps[:-1], steps[-1]))
     products.address_of = keep
-    for form in (BF16, INT8, INT5, INT4):
+    for form in (BF16, ROUNDED, INT8, INT5, INT4):
         for n in (1, 4, 10, 30, 31, 45):  # the passes of EXACT
             products.functions_for(((form, n),))
     products.functions_for((), products.any_number(F16, 16))

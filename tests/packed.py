@@ -13,13 +13,13 @@ from qwen3_5 import HybridConfig
 from qwen3_lib.io.models import Checkpoint
 from qwen3_lib.io.tensors import Blocks, PackedTensor
 from qwen3_lib.kernels.build import kernel
-from qwen3_lib.kernels.layout import (BF16, F16, F32, INT4, INT5, INT8, Q4_0, Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, WEIGHT,
-                                      packed_shape, padded, table)
+from qwen3_lib.kernels.layout import (BF16, F16, F32, INT4, INT5, INT8, Q4_0, Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, ROUNDED,
+                                      WEIGHT, packed_shape, padded, table)
 from qwen3_lib.kernels.memory import aligned
 from qwen3_lib.kernels.packing import Packer
 
-FORMATS = {"f32": F32, "bf16": BF16, "f16": F16, "int8": INT8, "int5": INT5, "int4": INT4, "q5_1": Q5_1, "q4_1": Q4_1,
-           "q6_k": Q6_K, "q5_k": Q5_K, "q4_k": Q4_K, "q4_0": Q4_0}
+FORMATS = {"f32": F32, "bf16": BF16, "bf16_rounded": ROUNDED, "f16": F16, "int8": INT8, "int5": INT5, "int4": INT4,
+           "q5_1": Q5_1, "q4_1": Q4_1, "q6_k": Q6_K, "q5_k": Q5_K, "q4_k": Q4_K, "q4_0": Q4_0}
 FIVES = (INT5, Q5_1)
 MOST = {Q5_1: 31, Q4_1: 15, Q6_K: 63, Q5_K: 31, Q4_K: 15}
 OF_GGUF = (Q6_K, Q5_K, Q4_K)
@@ -68,8 +68,8 @@ def stored(w: np.ndarray, form: int) -> tuple[np.ndarray, np.record]:
             part = np.ascontiguousarray(w[32 * i:32 * i + 32], np.float32)
             kernel("quantize_block")(table((part, block, group, work)), form)
     else:
-        data = np.zeros((rows, padded(n, 32)), {F32: np.float32, BF16: np.uint16, F16: np.float16}[form])
-        data[:, :n] = (w.view(np.uint32) >> 16) if form == BF16 else w
+        data = np.zeros((rows, padded(n, 32)), {F32: np.float32, F16: np.float16}.get(form, np.uint16))
+        data[:, :n] = (w.view(np.uint32) >> 16) if form in (BF16, ROUNDED) else w
     return data, np.array([(data.ctypes.data, data.strides[0], form, rows, n)], WEIGHT)[0]
 
 
@@ -132,7 +132,12 @@ def published(whole: np.ndarray, scales: np.ndarray, minima: np.ndarray | None, 
 
 
 def load_model(path, quantize: str | None, threads: int, kv_dtype: str) -> qwen3.Model:
-    """fast.load_model; with "q5_1", "q4_1" or "q4_0", all matrices of a Qwen3 are as if published in that form."""
+    """fast.load_model; with "q5_1", "q4_1" or "q4_0", all matrices of a Qwen3 are as if published in that form.
+
+    With "rounded", the activations are bf16.
+    """
+    if quantize == "rounded":
+        return fast.load_model(path, None, threads, kv_dtype, tokenizer=False, activations="bf16")
     form, real = FORMATS.get(quantize), Checkpoint.tensors
     if form not in (Q5_1, Q4_1, Q4_0):
         return fast.load_model(path, quantize, threads, kv_dtype, tokenizer=False)
@@ -151,17 +156,24 @@ def load_model(path, quantize: str | None, threads: int, kv_dtype: str) -> qwen3
         return fast.load_model(path, None, threads, kv_dtype, tokenizer=False)
 
 
-def round_vectors(patch: pytest.MonkeyPatch, is_packed) -> None:
-    """From now on qwen3.py rounds the vectors that a matrix is multiplied with to 8 bits, if is_packed(matrix)."""
+def to_8_bits(x: np.ndarray) -> np.ndarray:
+    n = x.shape[-1]
+    groups = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -n % 32)]).reshape(*x.shape[:-1], -1, 32)
+    scales = np.maximum(abs(groups).max(axis=-1, keepdims=True), np.float32(1e-36)) / np.float32(127)
+    return (np.floor(groups / scales + np.float32(0.5)) * scales).reshape(*x.shape[:-1], -1)[..., :n]
+
+
+def to_bf16(x: np.ndarray) -> np.ndarray:
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    return (bits + 0x7FFF + (bits >> 16 & 1) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
+def round_vectors(patch: pytest.MonkeyPatch, is_rounded, rounds=to_8_bits) -> None:
+    """From now on qwen3.py rounds the vectors that a matrix is multiplied with, if is_rounded(matrix)."""
     real = qwen3.linear
 
     def rounded(x, w, bias=None):
-        if is_packed(w):
-            n = x.shape[-1]
-            groups = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -n % 32)]).reshape(*x.shape[:-1], -1, 32)
-            scales = np.maximum(abs(groups).max(axis=-1, keepdims=True), np.float32(1e-36)) / np.float32(127)
-            x = (np.floor(groups / scales + np.float32(0.5)) * scales).reshape(*x.shape[:-1], -1)[..., :n]
-        return real(x, w, bias)
+        return real(rounds(x) if is_rounded(w) else x, w, bias)
 
     def swiglu(x, gate_proj, up_proj, down_proj):
         gate = rounded(x, gate_proj)
@@ -173,7 +185,7 @@ def round_vectors(patch: pytest.MonkeyPatch, is_packed) -> None:
 
 def reference(data: np.ndarray, weight: np.record) -> np.ndarray:
     """What stored weights stand for, by NumPy from the format's description."""
-    if weight.form == BF16:
+    if weight.form in (BF16, ROUNDED):
         return (data.astype(np.uint32) << 16).view(np.float32)[:, :weight.columns]
     if weight.form < INT8:
         return data.astype(np.float32)[:, :weight.columns]

@@ -15,7 +15,7 @@ import pytest
 import qwen3
 from configs import ROOT
 from helpers import assert_one_line, run_fast
-from qwen3_lib.kernels import build, compile, fields, layers, vectors
+from qwen3_lib.kernels import build, compile, cpu, fields, layers, vectors
 
 pytestmark = pytest.mark.core
 COMMAND = ["--model", ROOT / "demo", "--no-think", "What is the capital of Peru?"]
@@ -200,11 +200,11 @@ def test_where_they_are_kept(monkeypatch, tmp_path):
 def test_kernels_are_made_anew_when_a_source_changes(tmp_path, monkeypatch):
     monkeypatch.setattr(build, "HERE", shutil.copytree(build.HERE, tmp_path / "room"))
     found = {build.identity()}
-    for name in ("compile.py", "fields.py", "intrinsics.py", "layers.py", "layout.py", "quantize.py", "vectors.py"):
+    for name in build.SOURCES:
         with open(tmp_path / "room" / name, "a") as source:
             source.write("\n")
         found.add(build.identity())
-    assert len(found) == 8
+    assert len(found) == 1 + len(build.SOURCES) == 11
 
 
 def test_kernels_of_another_cpu_or_version_are_others(tmp_path, monkeypatch):
@@ -228,7 +228,7 @@ def test_kernels_of_another_cpu_or_version_are_others(tmp_path, monkeypatch):
 @pytest.mark.parametrize("value", ["fast", "neon", "\x1b[31m" + "x" * 5000])
 def test_instructions_that_this_cpu_has_not(value, tmp_path):
     """An unknown name was a KeyError, and another CPU's instructions made LLVM abort."""
-    if value == "neon" and vectors.FEATURES.get("neon"):
+    if value == "neon" and cpu.FEATURES.get("neon"):
         value = "avx2"
     environment = os.environ | {"QWEN3_INT8_PATH": value, "NUMBA_CACHE_DIR": str(tmp_path)}
     done = run_fast("--model", ROOT / "demo", "Hello", env=environment)

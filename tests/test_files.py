@@ -138,6 +138,7 @@ def test_saved_prompts_of_each_engine(tmp_path):
     models = {"f16": fast.load_model(ROOT / "demo"), "bf16": fast.load_model(ROOT / "demo", kv_dtype="bf16"),
               "kv int8": fast.load_model(ROOT / "demo", kv_dtype="int8"),
               "int8": fast.load_model(ROOT / "demo", "int8"),
+              "rounded": fast.load_model(ROOT / "demo", activations="bf16"),
               "saved": fast.load_model(tmp_path / "packed"), "numpy": qwen3.load_model(ROOT / "demo")}
     ids = random_ids(30)
     for name, model in models.items():

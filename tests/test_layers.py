@@ -8,10 +8,11 @@ import qwen3
 from packed import FORMATS, GROUPS, FromPython, packed_vectors, reference, stored, unpacked
 from qwen3_lib.kernels import layers, quantize
 from qwen3_lib.kernels.build import kernel
+from qwen3_lib.kernels.cpu import PAIRS
 from qwen3_lib.kernels.fields import NAMES
 from qwen3_lib.kernels.intrinsics import SMALLEST
-from qwen3_lib.kernels.layout import (APART, BF16, BLOCK, EVERYTHING, F16, F32, INT4, INT5, INT8, JOB, KV8, VECTORS, own_space, padded,
-                                      table, vector_size)
+from qwen3_lib.kernels.layout import (APART, BF16, BLOCK, EVERYTHING, F16, F32, INT4, INT5, INT8, JOB, KV8, ROUNDED,
+                                      VECTORS, own_space, padded, table, vector_size)
 from qwen3_lib.kernels.packing import matrix_rows
 from qwen3_lib.kernels.products import functions_for
 from qwen3_lib.kernels.team import Team
@@ -39,15 +40,21 @@ def multiplied(weight, xs, taken=()):
     TEAM.run(kernel("decoder_layers"), np.array([(0, 0, 0, 0, fields.ctypes.data, 1)], JOB))
     assert np.isnan(out[[0, -1]]).all()  # nothing is written beyond
     factors = h[:, :width]
-    if weight.form == BF16:
+    if weight.form == ROUNDED and PAIRS:
+        factors = from_bf16(factors.reshape(n, -1, 32)[..., :16].copy().view(np.uint16)).reshape(n, width)
+    elif weight.form in (BF16, ROUNDED):
         factors = factors.reshape(n, -1, 2, 16).swapaxes(2, 3).reshape(n, width)  # even_first
-    np.testing.assert_allclose(factors[:, :d], qwen3.rms_norm(xs, ones, 0), rtol=1e-5)
+    np.testing.assert_allclose(factors[:, :d], qwen3.rms_norm(xs, ones, 0), rtol=1e-5 + (weight.form == ROUNDED) / 256)
     if weight.form >= INT8:  # the vector is rounded to 8 bits, too: compare with what it was rounded to
         groups = packed.view(GROUPS)
         rounded = groups["bytes"] * groups["scale"][..., None]
         assert (abs(rounded - factors.reshape(n, -1, 32)) <= groups["scale"][..., None]).all()
         factors = rounded.reshape(n, width)
     return out[1:-1, :weight.rows], factors[:, :d]
+
+
+def from_bf16(bits):
+    return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -133,6 +140,15 @@ def test_vectors_of_any_size_are_packed(size):
         assert np.isnan(groups["scale"]).tolist() == [False, True]
 
 
+def rounded(x):
+    """x float32 [n], a multiple of 64, as vectors are rounded for weights of bf16."""
+    x = x.copy()
+    kernels.for_bf16(x, ROUNDED)
+    if PAIRS:
+        return from_bf16(x.reshape(-1, 32)[:, :16].copy().view(np.uint16)).ravel()
+    return x.reshape(-1, 2, 16).swapaxes(1, 2).ravel()
+
+
 def test_bfloat16_is_the_nearest():
     rng = np.random.default_rng(0)
     bits = np.concatenate([rng.integers(0, 2**32, 4096), np.arange(2**15, 2**31, 2**19), [0x7F800000, 0xFF800000]])
@@ -141,16 +157,18 @@ def test_bfloat16_is_the_nearest():
     x = np.pad(x, (0, -len(x) % 32))
     stored = np.empty(len(x), np.uint16)
     kernels.store_kv(stored, BF16, x)
+    np.testing.assert_array_equal(rounded(x), from_bf16(stored))
     lower = x.view(np.uint32) >> 16 << 16
     below, above = (bits.astype(np.uint32).view(np.float32).astype(np.float64) for bits in (lower, lower + 2**16))
     is_even, nearer = (lower >> 16) % 2 == 0, abs(above - x) - abs(x - below)
     expected = np.where((nearer > 0) | is_even & (nearer == 0), below, above)
-    np.testing.assert_array_equal((stored.astype(np.uint32) << 16).view(np.float32), expected)
+    np.testing.assert_array_equal(from_bf16(stored), expected)
     special = np.array([np.inf, -np.inf] + [0] * 30, np.float32)
     nan = np.array([0x7FC00000, 0xFFC00000, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0xFF80FFFF], np.uint32).view(np.float32)
     special[2:8] = nan
     kernels.store_kv(stored[:32], BF16, special)
-    np.testing.assert_array_equal((stored[:32].astype(np.uint32) << 16).view(np.float32), special)
+    np.testing.assert_array_equal(from_bf16(stored[:32]), special)
+    np.testing.assert_array_equal(rounded(special), special)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

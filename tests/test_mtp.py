@@ -219,8 +219,9 @@ def models(tmp_path_factory):
     pytest.importorskip("llguidance")
     dense, mixture = (agreeing(tmp_path_factory.mktemp(name), config) for name, config in (
         ("dense", HYBRID), ("mixture", HYBRID_MOE)))
-    return [fast.load_model(path, form, 1) for path, form in (
-        (dense, None), (dense, "int8"), (dense, "int4"), (mixture, None))]
+    half = agreeing(tmp_path_factory.mktemp("half"), dtype="bfloat16")
+    return [fast.load_model(half, None, 1, activations="bf16"), *(fast.load_model(path, form, 1) for path, form in (
+        (dense, None), (dense, "int8"), (dense, "int4"), (mixture, None)))]
 
 
 @fuzz(500, refused=False)

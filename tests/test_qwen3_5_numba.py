@@ -9,7 +9,7 @@ import qwen3_5
 from configs import HYBRID, HYBRID_MOE, HYBRIDS
 from helpers import random_ids
 from make_random_model import make_random_model
-from packed import FromPython, round_vectors
+from packed import FromPython, load_model, round_vectors
 from published import tensors_of, write_tensors
 from qwen3_lib.generation.caches import Caches
 from qwen3_lib.generation.prefix_cache import copy_prefix
@@ -109,17 +109,18 @@ def test_decay_of_numbers_that_are_not_finite():
 
 
 @pytest.mark.parametrize("dtype, quantize, kv_dtype", [("bfloat16", None, "f16"), ("float32", "int8", "bf16"),
+                                                       ("bfloat16", "rounded", "f16"),
                                                        ("bfloat16", "int4", "int8"), ("float16", None, "f32")])
 @pytest.mark.parametrize("config", [HYBRID | {"linear_num_value_heads": 6}, HYBRID_MOE], ids=["dense", "mixture"])
 def test_any_way_of_asking(config, dtype, quantize, kv_dtype, tmp_path):
     """In pieces, with other threads, beside other sequences, from a copied state: the bits of token after token."""
     path = make(config, tmp_path, dtype)
-    one = fast.load_model(path, quantize, 1, kv_dtype)
+    one = load_model(path, quantize, 1, kv_dtype)
     ids = random_ids(140, 1, one.config.vocab_size)
     cache = one.engine.new_cache(one.config)
     expected = np.array([qwen3.forward(one, [i], cache) for i in ids])
     for threads in (1, 2, 3):
-        model, rng = fast.load_model(path, quantize, threads, kv_dtype), np.random.default_rng(threads)
+        model, rng = load_model(path, quantize, threads, kv_dtype), np.random.default_rng(threads)
         caches = [model.engine.new_cache(model.config) for _ in range(3)]
         while any(cache.length < len(ids) for cache in caches):
             n = [min(int(rng.choice([0, 1, 2, 9, 40, 70])), len(ids) - cache.length) for cache in caches]

@@ -6,10 +6,10 @@ import pytest
 
 import qwen3
 from configs import BASE, CASES, ROOT
-from helpers import message_of, random_ids, read_safetensors, with_tensors
+from helpers import assert_one_line, message_of, random_ids, read_safetensors, with_tensors
 from helpers import write_safetensors as write_file
 from make_random_model import make_random_model
-from packed import FORMATS, MOST, published, round_vectors, with_minima
+from packed import FORMATS, MOST, published, round_vectors, to_bf16, with_minima
 from qwen3_lib.generation.caches import Caches
 from qwen3_lib.io.models import Checkpoint
 from qwen3_lib.kernels.layout import INT4, INT5, INT8
@@ -108,6 +108,23 @@ def compare_mixed(path, monkeypatch):
     expected, found = map(in_short_texts, models)
     errors = np.sqrt(((found - expected)**2).mean(axis=1)) / expected.std()
     assert np.median(errors) < 1e-5, errors
+
+
+def test_activations_of_bf16(tmp_path, monkeypatch):
+    """Rounded before each product with bf16: the logits of qwen3.py with the same rounding. Weights of float16 stay."""
+    path = make_random_model(BASE, tmp_path / "bf16", "bfloat16")
+    oracle, model = qwen3.load_model(path), fast.load_model(path, kv_dtype="f32", activations="bf16")
+    exact, found = map(in_short_texts, (oracle, model))
+    round_vectors(monkeypatch, lambda w: True, to_bf16)
+    errors = [np.sqrt(((found - some)**2).mean(axis=1)) / some.std() for some in (in_short_texts(oracle), exact)]
+    assert np.median(errors[0]) < 1e-5 and np.median(errors[1]) > 1e-3
+    path = make_random_model(BASE, tmp_path / "f16", "float16")
+    same = [in_short_texts(fast.load_model(path, activations=form)) for form in fast.ACTIVATIONS]
+    np.testing.assert_array_equal(*same)
+
+
+def test_activations_of_another_format():
+    assert_one_line(message_of(fast.load_model, ROOT / "demo", activations="f16"), "activations", "f32", "bf16", "f16")
 
 
 @pytest.mark.parametrize("kv_dtype, limit", [("f16", 1e-3), ("bf16", 1e-2), ("f32", 1e-5), ("int8", 2e-2)])

@@ -18,7 +18,7 @@ from make_random_model import make_random_model
 from packed import load_model
 from qwen3_lib.generation.caches import Caches
 from qwen3_lib.generation.prefix_cache import copy_prefix
-from qwen3_lib.kernels import vectors
+from qwen3_lib.kernels import cpu
 from test_qwen3_moe import MOE
 import qwen3_numba as fast
 
@@ -50,7 +50,7 @@ def reference(tmp_path_factory):
 
 KV_DTYPES = ("f16", "bf16", "f32", "int8")
 FORMATS = (("bfloat16", None), ("float16", None), ("float32", None), ("bfloat16", "int8"), ("bfloat16", "int4"),
-           ("float32", "q5_1"), ("float32", "q4_1"), ("float32", "q4_0"))
+           ("float32", "q5_1"), ("float32", "q4_1"), ("float32", "q4_0"), ("bfloat16", "rounded"))
 
 
 # Experts with all formats, other shapes with half of them; each shape with each cache.
@@ -157,7 +157,7 @@ sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
 import qwen3_numba as fast
 from packed import load_model
 for quantize, kv_dtype in ((None, "f16"), (None, "bf16"), ("int8", "int8"), ("int4", "f32"), ("q5_1", "f16"),
-                           ("q4_1", "f16")):
+                           ("q4_1", "f16"), ("rounded", "f16")):
     model = load_model(sys.argv[1], quantize, 2, kv_dtype)
     logits = fast.forward(model, [i * 7 % 311 for i in range(300)], model.engine.new_cache(model.config), True)
     print(quantize, kv_dtype, hashlib.sha256(logits.tobytes()).hexdigest())
@@ -168,7 +168,7 @@ for quantize, kv_dtype in ((None, "f16"), (None, "bf16"), ("int8", "int8"), ("in
 @pytest.mark.parametrize("path", ["vnni", "avx2", "plain"])
 def test_the_same_bits_on_other_cpus(path, tmp_path):
     """With the instructions that other CPUs with fma have; AVX-512 is switched off, for NumPy's cosines, too."""
-    if path not in vectors.PATHS:
+    if path not in cpu.PATHS:
         pytest.skip(f"this CPU has no {path}")
     model = make_random_model(SHAPES["odd sizes"], tmp_path / "model", "bfloat16")
 
@@ -200,10 +200,11 @@ def test_nan_stays_in_its_own_text(tmp_path, kv_dtype):
 
 
 @pytest.mark.parametrize("quantize, expected", [
-    (None, "92e430a49d16d772"), ("int8", "822504187bd50d92"), ("int4", "767a636a88a41a94")])
+    (None, "92e430a49d16d772"), ("int8", "822504187bd50d92"), ("int4", "767a636a88a41a94"),
+    ("rounded", "cbe9a239a0b110a5")])
 def test_the_bundled_model_on_every_cpu(quantize, expected):
     """Whole, in pieces and in a batch: the same bits on x86 with AVX-512 and without, and on ARM, see arm.py."""
-    model, ids = fast.load_model(ROOT / "demo", quantize=quantize, threads=2), random_ids(45, 0, 4096)
+    model, ids = load_model(ROOT / "demo", quantize, 2, "f16"), random_ids(45, 0, 4096)
     whole = fast.forward(model, ids, model.engine.new_cache(model.config), True)
     cache = model.engine.new_cache(model.config)
     pieces = [fast.forward(model, ids[start:end], cache, True)

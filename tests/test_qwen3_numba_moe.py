@@ -12,13 +12,14 @@ from helpers import logits_of, message_of, random_ids, run_fast, with_tensors
 from make_random_model import make_random_model
 from packed import FromPython, round_vectors
 from qwen3_lib.app.terminal import weight_bytes
-from qwen3_lib.kernels import layers
+from qwen3_lib.kernels import experts
+from qwen3_lib.kernels.layers import Crew
 from test_qwen3_moe import MOE, fuse
 from test_qwen3_numba import compare_mixed, distance, in_short_texts, tensor_of
 import qwen3_numba as fast
 
 pytestmark = pytest.mark.core
-kernels = FromPython(layers)
+kernels = FromPython(experts)
 
 
 # ---- The same logits -------------------------------------------------------------------------------------------------
@@ -164,7 +165,7 @@ def test_pairs_are_sorted_and_shared():
         for size in (5, 64, 100):
             for n_threads in (1, 2, 5, 64):
                 for first, end in zip(starts[:n], starts[1:n + 1]):
-                    crews = [kernels.Crew(rank, n_threads, 0) for rank in range(n_threads)]
+                    crews = [Crew(rank, n_threads, 0) for rank in range(n_threads)]
                     parts = [kernels.expert_share(size, first, end, m * k, crew) for crew in crews if end > first]
                     done = [row for start, stop in parts for row in range(start, stop)]
                     assert done == ([*range(size)] if end > first else [])

@@ -9,33 +9,33 @@ import pytest
 from llvmlite import ir
 
 from packed import FORMATS, packed_vectors, reference, stored
-from qwen3_lib.kernels import vectors
+from qwen3_lib.kernels import cpu, vectors
 from qwen3_lib.kernels.build import address_of
 from qwen3_lib.kernels.intrinsics import SMALLEST
-from qwen3_lib.kernels.layout import MORE, factors_size, packed_shape, unit_size
+from qwen3_lib.kernels.layout import MORE, ROUNDED, factors_size, packed_shape, unit_size
 from qwen3_lib.kernels.vectors import Way
 
 pytestmark = pytest.mark.core
 
 
-@pytest.mark.parametrize("path, triple, cpu, instruction", [
+@pytest.mark.parametrize("path, triple, name, instruction", [
     ("vnni512", "x86_64-linux-gnu", "cascadelake", "vpdpbusd"),
     ("vnni", "x86_64-linux-gnu", "alderlake", "{vex} vpdpbusd"), ("avx2", "x86_64-linux-gnu", "haswell", "vpmaddubsw"),
     ("i8mm", "aarch64-linux-gnu", "neoverse-n2", "usdot"), ("dotprod", "aarch64-linux-gnu", "neoverse-n1", "sdot"),
     ("neon", "aarch64-linux-gnu", "cortex-a72", "smull2"), ("plain", "x86_64-linux-gnu", "x86-64", "pm"),
     ("plain", "aarch64-linux-gnu", "generic", "mull")])
 @pytest.mark.parametrize("signed", [True, False])
-def test_instruction_selection(path, triple, cpu, instruction, signed):
+def test_instruction_selection(path, triple, name, instruction, signed):
     """What each path compiles to on a CPU for which it is meant."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
-    n, module = vectors.INT8_SHAPES[path].lanes, ir.Module()
+    n, module = cpu.INT8_SHAPES[path].lanes, ir.Module()
     sums = ir.VectorType(ir.IntType(16), 2 * n) if path == "avx2" else ir.VectorType(ir.IntType(32), n)
     values = ir.VectorType(ir.IntType(8), 4 * n)
     function = ir.Function(module, ir.FunctionType(sums, [sums, values, values]), "dot")
     b = ir.IRBuilder(function.append_basic_block())
     b.ret(vectors.dot_bytes(b, path, *function.args, signed))
-    machine = llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, opt=3)
+    machine = llvm.Target.from_triple(triple).create_target_machine(cpu=name, opt=3)
     module.triple = triple
     assembly = machine.emit_assembly(llvm.parse_assembly(str(module)))
     assert instruction in assembly.replace("\t", " ")
@@ -47,7 +47,7 @@ def test_instruction_selection(path, triple, cpu, instruction, signed):
     ({"neon": True, "dotprod": True, "i8mm": True}, "i8mm"), ({"neon": True, "dotprod": True}, "dotprod"),
     ({"neon": True}, "neon"), ({}, "plain")])
 def test_choice_of_instructions(features, path):
-    assert vectors.int8_paths(features)[0] == path
+    assert cpu.int8_paths(features)[0] == path
 
 
 @pytest.mark.parametrize("system, machine", [("linux", "aarch64"), ("darwin", "arm64"), ("win32", "ARM64")])
@@ -67,12 +67,12 @@ def test_an_arm_is_asked_for_its_instructions_for_bytes(system, machine, monkeyp
             return 0
 
     kernel32 = SimpleNamespace(IsProcessorFeaturePresent=lambda number: int(number == 43))
-    monkeypatch.setattr(vectors.ctypes, "windll", SimpleNamespace(kernel32=kernel32), raising=False)
-    monkeypatch.setattr(vectors.platform, "machine", lambda: machine)
-    monkeypatch.setattr(vectors.sys, "platform", system)
-    monkeypatch.setattr(vectors.ctypes, "CDLL", System)
+    monkeypatch.setattr(cpu.ctypes, "windll", SimpleNamespace(kernel32=kernel32), raising=False)
+    monkeypatch.setattr(cpu.platform, "machine", lambda: machine)
+    monkeypatch.setattr(cpu.sys, "platform", system)
+    monkeypatch.setattr(cpu.ctypes, "CDLL", System)
     monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: llvm.FeatureMap())
-    assert vectors.host_features() == {"neon": True, "dotprod": True, "i8mm": False}
+    assert cpu.host_features() == {"neon": True, "dotprod": True, "i8mm": False}
 
 
 @cache
@@ -84,11 +84,11 @@ def product_of(path, form, n_vectors):
     name, real = f"packed_{path}_{form}_{n_vectors}", vectors.dot_bytes
 
     def plain(b, path, sums, w, x, signed):
-        return real(b, "plain", sums, w, x, signed and path not in vectors.UNSIGNED)
+        return real(b, "plain", sums, w, x, signed and path not in cpu.UNSIGNED)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vectors, "PATH", path)
-        if path not in vectors.PATHS:
+        if path not in cpu.PATHS:
             patch.setattr(vectors, "dot_bytes", plain)
         way = vectors.ways(form, vectors.ONE if n_vectors == 1 else vectors.AT_ONCE)[0]
         address = address_of(name, lambda: vectors.compile_product(name, "packed_product", form, n_vectors, way))
@@ -102,8 +102,8 @@ def test_every_path_gives_the_same_bits(name):
     out, whole = np.zeros((2, 2, 32), np.float32), rng.integers(-127, 128, (2, n // 32, 32)).astype(np.int8)
     scales = rng.random((2, n // 32)).astype(np.float32)
     x = packed_vectors(whole, scales)
-    for path in (vectors.PATH, *(path for path in vectors.INT8_SHAPES if path in vectors.PATHS or path != "avx2")):
-        for n_vectors in (2, 1) if path in vectors.PATHS else (2,):  # instructions of other CPUs take long to compile
+    for path in (vectors.PATH, *(path for path in cpu.INT8_SHAPES if path in cpu.PATHS or path != "avx2")):
+        for n_vectors in (2, 1) if path in cpu.PATHS else (2,):  # instructions of other CPUs take long to compile
             product_of(path, form, n_vectors)(data.ctypes.data, x.ctypes.data, x.strides[0], n, out[1].ctypes.data,
                                               out.strides[1], 0, 0, 1)
             if not out[0].any():
@@ -136,7 +136,7 @@ def test_a_widened_block_gives_the_same_bits(name):
         np.testing.assert_array_equal(out[0], out[1])
 
 
-@pytest.mark.parametrize("path", vectors.PATHS)
+@pytest.mark.parametrize("path", cpu.PATHS)
 @pytest.mark.parametrize("name", ["int8", "int5", "int4", "q6_k"])  # the others have the bytes of INT5 and INT4
 def test_sums_of_the_largest_bytes_do_not_overflow(path, name):
     """The least and the greatest bytes of weights, times the largest ones of a vector, alone and two at a time."""
@@ -154,3 +154,45 @@ def test_sums_of_the_largest_bytes_do_not_overflow(path, name):
                                                   out.strides[0], 0, 0, 1)
                 np.testing.assert_allclose(out[:n_vectors], np.tile(sign * reference(data, weight).sum(axis=1),
                                                                     (n_vectors, 1)), rtol=1e-5)
+
+
+@cache
+def bf16_product_of(pairs, n_vectors):
+    """The function that multiplies rows of bf16 with rounded vectors, by the instruction for pairs or by fma."""
+    name = f"bf16_{pairs}_{n_vectors}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vectors, "PAIRS", pairs)
+        way = vectors.ways(ROUNDED, vectors.ONE if n_vectors == 1 else vectors.AT_ONCE)[0]
+        address = address_of(name, lambda: vectors.compile_product(name, "float_product", ROUNDED, n_vectors, way))
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 10)(address)
+
+
+@pytest.mark.skipif(not cpu.PAIRS, reason="this CPU has no AVX512_BF16")
+@pytest.mark.parametrize("w_exponents, x_exponents", [
+    ((0, 1), (0, 1)), ((-30, 30), (-30, 30)), ((-75, -55), (-75, -55)), ((-133, -120), (110, 126))])
+@pytest.mark.parametrize("n_vectors", [1, 3])
+def test_fma_gives_the_bits_of_the_instruction_for_pairs(w_exponents, x_exponents, n_vectors):
+    """Also of sums that cancel out, of subnormal sums, and of subnormal weights, which both take for zeros."""
+    rng, rows, n, first = np.random.default_rng(0), 5, 128, 64
+
+    def numbers(exponents, *shape):
+        some = rng.standard_normal(shape) * 2.0 ** rng.integers(*exponents, shape)
+        return (some.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+    w, x, out = numbers(w_exponents, rows, n), numbers(x_exponents, n_vectors, n), []
+    w[:, 2:n:4], x[:, 2:n:4] = w[:, :n:4] ^ 0x8000, x[:, :n:4]  # in neighbouring lanes
+    for pairs in (True, False):
+        factors = np.zeros((n_vectors, n // 32, 32), np.uint32)
+        groups = x.reshape(factors.shape)
+        if pairs:
+            factors.view(np.uint16)[..., :32] = groups
+        else:  # even_first
+            factors[:] = np.concatenate([groups[..., ::2], groups[..., 1::2]], axis=-1).astype(np.uint32) << 16
+        for parts in ((0, n),), ((0, first), (first, n)):
+            sums, kept = np.zeros((n_vectors, rows), np.float32), np.zeros((rows, n_vectors, 16), np.float32)
+            for start, end in parts:
+                bf16_product_of(pairs, n_vectors)(
+                    w.ctypes.data + 2 * start, w.strides[0], rows, factors.ctypes.data + 4 * start, factors.strides[0],
+                    end - start, sums.ctypes.data, sums.strides[0], kept.ctypes.data, (start > 0) + 2 * (end < n))
+            out.append(sums.view(np.uint32))
+    assert out[0].any() and all(np.array_equal(some, out[0]) for some in out)

@@ -83,6 +83,8 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "as bfloat16")
     add("--threads", type=int, metavar="N", help="number of threads (default: one for each CPU this process may use)")
     add("--kv-dtype", choices=["f16", "bf16", "f32", "int8"], help="number format of the KV cache (default: f16)")
+    add("--activations", choices=["f32", "bf16"], help="bf16: round vectors to bf16 before they are multiplied with "
+        "weights of bf16: prompts are read faster, with fewer digits, by CPUs with AVX512_BF16 (default: f32)")
 
 
 def add_option(add: Callable[..., Any], name: str, *flags: str) -> None:
@@ -157,7 +159,7 @@ def schema_option(args: argparse.Namespace) -> Any:
 
 def engine_of(args: argparse.Namespace, folder: Folder, config: Config) -> Engine:
     """The engine of add_engine_options for a model. Raises InputError where numba is asked for and absent."""
-    given = [name for name in ("quantize", "threads", "kv_dtype") if getattr(args, name) is not None]
+    given = [name for name in ("quantize", "threads", "kv_dtype", "activations") if getattr(args, name) is not None]
     if args.fast is False and given:
         raise InputError(f"--no-fast does not go with {shown(given[0], args)}")
     asked = args.fast or bool(given) or isinstance(folder, Quantized)
@@ -169,7 +171,7 @@ def engine_of(args: argparse.Namespace, folder: Folder, config: Config) -> Engin
         if not asked:
             return Engine()
         raise InputError(str(error)) from error
-    return qwen3_numba.engine(args.quantize, args.threads, args.kv_dtype or "f16")
+    return qwen3_numba.engine(args.quantize, args.threads, args.kv_dtype or "f16", args.activations or "f32")
 
 
 def load_draft(args: argparse.Namespace, model: Model) -> Draft | None:

@@ -39,11 +39,12 @@ except OSError as error:  # of its shared library
     raise ImportError("qwen3_numba needs llvmlite, which can't be loaded; is there enough memory? qwen3.py does the "
                       f"same without it ({brief(error)})") from error
 
-from qwen3_lib.kernels.vectors import compile_layers, host_features  # noqa: E402
+from qwen3_lib.kernels.cpu import host_features  # noqa: E402
+from qwen3_lib.kernels.vectors import compile_layers  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
-SOURCES = ("compile.py", "delta.py", "fields.py", "intrinsics.py", "layers.py", "layout.py", "quantize.py",
-           "vectors.py")
+SOURCES = ("compile.py", "cpu.py", "delta.py", "experts.py", "fields.py", "intrinsics.py", "layers.py", "layout.py",
+           "quantize.py", "vectors.py")
 Kernel = Callable[[np.ndarray, int], None]  # takes its record, int64, and a number; see layers.py and quantize.py
 
 

@@ -15,8 +15,9 @@ import numpy as np
 from numba import types
 
 from qwen3_lib.io.errors import InputError, brief
-from qwen3_lib.kernels import delta, layers, quantize
-from qwen3_lib.kernels.vectors import FEATURES, machine, object_of
+from qwen3_lib.kernels import delta, experts, layers, quantize
+from qwen3_lib.kernels.cpu import FEATURES
+from qwen3_lib.kernels.vectors import machine, object_of
 
 SIGNATURE = (types.int64,) * 3
 # numba counts who uses an array of its own, and frees it; those of kernels aren't numba's, so there is nothing to do.
@@ -37,7 +38,7 @@ def machine_code(name: str) -> bytes:
     cpu = machine()
     if cpu.triple.startswith("x86") and not (FEATURES.get("f16c") and FEATURES.get("fma")):
         raise InputError("the fast engine needs a CPU with FMA and F16C (since 2013); --no-fast takes NumPy")
-    kernel = next(vars(room)[name] for room in (layers, delta, quantize) if name in vars(room))
+    kernel = next(vars(room)[name] for room in (layers, delta, experts, quantize) if name in vars(room))
     kernel.compile(SIGNATURE)
     module = llvm.parse_assembly(COUNTING.sub(r"declare void @\1(ptr)\n", kernel.inspect_llvm(SIGNATURE)))
     module.link_in(llvm.parse_assembly(NOTHING))

@@ -13,9 +13,10 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np.arrayobj import get_itemsize, make_array, populate_array
 
+from qwen3_lib.kernels.cpu import FEATURES, PAIRS
 from qwen3_lib.kernels.layout import ABANDONED, ARRIVED, GROUP, GROUP_BYTES, ROUND, TAKEN
-from qwen3_lib.kernels.vectors import (FEATURES, FLOAT, HALF, I8, I16, I32, I64, LANES, at, broadcast, call, fma, load,
-                                       loop, splat, store, totals, variable, vector, zero_sums)
+from qwen3_lib.kernels.vectors import (FLOAT, HALF, I8, I16, I32, I64, LANES, at, broadcast, call, fma, load, loop,
+                                       splat, store, totals, variable, vector, zero_sums)
 
 SMALLEST = 1e-21  # smaller numbers count as zeros, so that their scale times any scale of weights keeps all digits
 
@@ -60,6 +61,31 @@ def even_first(context, x, n):
             for half in range(2):
                 lanes = ir.Constant(vector(I32, LANES), list(range(half, GROUP, 2)))
                 store(b, b.shuffle_vector(*halves, lanes), at(b, here, 4 * LANES * half))
+
+        loop(b, b.sdiv(args[1], I64(GROUP)), group)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic
+def round_groups(context, x, n):
+    """Rounds x float32 [n], n a multiple of 32, to the nearest bf16, ties to even.
+
+    With PAIRS, each 32 of them become 64 bytes, and the 64 bytes behind stay unused; else they are float32 again.
+    """
+    def codegen(context, b, signature, args):
+        def group(i: Any) -> None:
+            here = at(b, args[0], (i, 4 * GROUP))
+            values = load(b, here, FLOAT, GROUP)
+            bits = b.bitcast(values, vector(I32, GROUP))
+            even = b.and_(b.lshr(bits, splat(I32, GROUP, 16)), splat(I32, GROUP, 1))
+            rounded = b.add(bits, b.add(even, splat(I32, GROUP, 0x7FFF)))
+            rounded = b.select(b.fcmp_unordered("uno", values, values), splat(I32, GROUP, 0x7FC00000), rounded)
+            if PAIRS:
+                store(b, b.trunc(b.lshr(rounded, splat(I32, GROUP, 16)), vector(I16, GROUP)), here)
+            else:
+                store(b, b.and_(rounded, splat(I32, GROUP, -0x10000)), here)
 
         loop(b, b.sdiv(args[1], I64(GROUP)), group)
         return context.get_dummy_value()

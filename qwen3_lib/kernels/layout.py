@@ -3,6 +3,7 @@
 A matrix [rows, n] is kept in one of these formats:
 
     F32, BF16, F16      by rows, as they lie in the file
+    ROUNDED             BF16, but vectors are rounded to bf16 before they are multiplied with it
     INT8, INT5, INT4    packed: by blocks of 32 rows, with a scale for each group of 32 columns of a row
     Q5_1, Q4_1          likewise, with a minimum for each group, too: they hold the numbers of other programs' formats
     Q4_0                likewise, without minima; its scales are float16 with a sign
@@ -58,8 +59,8 @@ class Format(NamedTuple):
     scale: int = 2  # bytes of a scale in a unit
 
 
-F32, BF16, F16, KV8, INT8, INT5, INT4, Q5_1, Q4_1, Q6_K, Q5_K, Q4_K, Q4_0, WIDE, WIDE_M = range(15)
-FORMATS = (Format("f32", 4), Format("bf16", 2), Format("f16", 2), Format("int8", 1),
+F32, BF16, F16, ROUNDED, KV8, INT8, INT5, INT4, Q5_1, Q4_1, Q6_K, Q5_K, Q4_K, Q4_0, WIDE, WIDE_M = range(16)
+FORMATS = (Format("f32", 4), Format("bf16", 2), Format("f16", 2), Format("bf16_rounded", 2), Format("int8", 1),
            Format("int8", halves=1, least=1, most=255, offset=128), Format("int5", halves=2, more=1, most=31),
            Format("int4", halves=2, most=15), Format("q5_1", halves=2, more=1, minima=1, most=31),
            Format("q4_1", halves=2, minima=1, most=15),

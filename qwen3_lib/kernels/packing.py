@@ -12,8 +12,8 @@ from qwen3 import forget_pages, to_float32
 from qwen3_lib.io.tensors import AnyTensor, PackedTensor, rows_of
 from qwen3_lib.kernels.build import kernel
 from qwen3_lib.kernels.layout import (BF16, BIAS, F16, F32, FORMATS, GROUP, INT4, INT5, INT8, LARGEST, PANEL, Q4_0,
-                                      Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, SHARING, SMALLEST, WEIGHT, factors_size, is_packed,
-                                      packed_shape, padded, table, unit_size)
+                                      Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, ROUNDED, SHARING, SMALLEST, WEIGHT, factors_size,
+                                      is_packed, packed_shape, padded, table, unit_size)
 from qwen3_lib.kernels.memory import LargePages, empty, zeros
 from qwen3_lib.io.errors import InputError
 
@@ -51,8 +51,8 @@ def matrix_rows(matrix: np.ndarray, ids: Any) -> np.ndarray:
     blocks = -(-n_rows // PANEL) if is_packed(form) else n_rows
     data = np.frombuffer((ctypes.c_uint8 * (blocks * stride)).from_address(address), np.uint8).reshape(blocks, stride)
     if not is_packed(form):
-        rows = data[ids].view({F32: np.float32, BF16: np.uint16, F16: np.float16}[form])[:, :columns]
-        rows = (rows.astype(np.uint32) << 16).view(np.float32) if form == BF16 else rows
+        rows = data[ids].view({F32: np.float32, F16: np.float16}.get(form, np.uint16))[:, :columns]
+        rows = (rows.astype(np.uint32) << 16).view(np.float32) if form in (BF16, ROUNDED) else rows
         return np.ascontiguousarray(rows, np.float32)
     format_, size, head = FORMATS[form], int(unit_size(form)), int(factors_size(form))
     halves, weights, n, lanes = format_.halves, PANEL * format_.group, np.arange(len(ids)), ids % PANEL

@@ -23,7 +23,7 @@ import numpy as np
 from qwen3_lib.io.errors import InputError
 from qwen3_lib.io.writing import write_whole
 from qwen3_lib.kernels.build import LAYERS, address_of, make_kernels, place, read_code
-from qwen3_lib.kernels.layout import FORMATS, KEYS, PRODUCT, PROMPT, VALUES, VECTORS, WIDE, WIDENS, is_packed
+from qwen3_lib.kernels.layout import FORMATS, KEYS, PRODUCT, PROMPT, ROUNDED, VALUES, VECTORS, WIDE, WIDENS, is_packed
 from qwen3_lib.kernels.vectors import AT_ONCE, ATTENTION, MANY, ONE, Way, compile_product, ways, widened_form
 
 # ---- Which functions a pass needs ------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ def compile_all() -> Path:
     make_kernels(*names)
     for form in range(WIDE):
         needs = any_number(form, PROMPT)
-        functions_for(needs, () if is_packed(form) else needs, ways_taken((form,), None))
+        functions_for(needs, () if is_packed(form) or form == ROUNDED else needs, ways_taken((form,), None))
     folder, made_from = place()
     if folder is None or any(read_code(folder / f"{name}.o", made_from) is None for name in names):
         raise InputError(f"the kernels can't be kept: {folder or 'NUMBA_CACHE_DIR'} must be a folder that belongs to "

@@ -8,25 +8,32 @@ machine's own instructions for vectors, and keeps variables in registers. Addres
 
 Each product is compiled by itself, for one format and one number of vectors, when it is first needed: see products.py.
 """
-import ctypes
-import os
-import platform
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
 from llvmlite import ir
 
-from qwen3_lib.io.errors import InputError, brief
-from qwen3_lib.kernels.layout import (BF16, BIAS, F16, F32, FORMATS, GROUP, GROUP_BYTES, INT8, JOB, PANEL, VECTORS,
-                                      WIDE, WIDE_M, factors_size, is_packed, unit_size)
+from qwen3_lib.kernels.cpu import BYTE_OFFSET, FEATURES, INT8_SHAPES, ON_ARM, PAIRS, PATH, SUMS, UNSIGNED
+from qwen3_lib.kernels.layout import (BF16, BIAS, F16, F32, FORMATS, GROUP, GROUP_BYTES, JOB, PANEL, ROUNDED,
+                                      VECTORS, WIDE, WIDE_M, factors_size, is_packed, unit_size)
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 HALF, FLOAT = ir.HalfType(), ir.FloatType()
 AHEAD = 4096  # bytes: at least so far ahead of a product, the memory is asked for the rows that follow
 VALUE_ROWS = 3  # rows of values that are weighted at once: registers hold their factors for some vectors
 LANES = 16  # float32 numbers in a vector on every CPU, or sums would differ; LLVM splits it where registers are shorter
+
+
+class BFloat(ir.Type):
+    """LLVM's bfloat, which llvmlite doesn't know."""
+
+    def __str__(self) -> str:
+        return "bfloat"
+
+
+BFLOAT = BFloat()
 
 
 def vector(kind: ir.Type, n: int) -> ir.VectorType:
@@ -148,64 +155,6 @@ def row_part(b: Any, form: int, row: Any, n: Any, column: Any) -> Any:
     return b.fmul(b.sitofp(load(b, place, I8, LANES), floats), broadcast(b, scale, LANES))
 
 
-class Shape(NamedTuple):
-    """How a CPU's registers are used best by the packed product."""
-    lanes: int  # 32-bit numbers in a vector
-    together: int  # vectors of a panel's 32 rows that are worked on at a time
-    vectors: int  # that the panel is multiplied with at a time
-    all: int  # vectors that are multiplied at once if there are no more
-
-
-INT8_SHAPES = {"vnni512": Shape(16, 2, 6, 8), "vnni": Shape(8, 1, 6, 6), "avx2": Shape(8, 1, 8, 8),
-               "i8mm": Shape(4, 4, 4, 4), "dotprod": Shape(4, 4, 4, 4), "neon": Shape(4, 2, 4, 4),
-               "plain": Shape(4, 1, 4, 4)}
-ON_ARM = ("i8mm", "dotprod", "neon")
-UNSIGNED = ("vnni512", "vnni", "i8mm")  # their instruction wants one factor unsigned
-BYTE_OFFSET = 128  # the offset of weights that are signed bytes
-# ARM's instructions for bytes: LLVM's name; word and bit where Linux tells of them; macOS's name; Windows' number.
-ARM = (("dotprod", 16, 20, b"FEAT_DotProd", 43), ("i8mm", 26, 13, b"FEAT_I8MM", 66))
-
-
-def int8_paths(features: dict[str, bool]) -> list[str]:
-    """Which instructions multiply bytes on a CPU with these features, the fastest first."""
-    has = {"vnni512": features.get("avx512vnni"), "avx2": features.get("avx2"), "neon": features.get("neon"),
-           "dotprod": features.get("dotprod"), "i8mm": features.get("i8mm"),
-           "vnni": features.get("avxvnni") or features.get("avx512vnni") and features.get("avx512vl"), "plain": True}
-    return [path for path in INT8_SHAPES if has[path]]
-
-
-def host_features() -> dict[str, bool]:
-    """LLVM's names of what this CPU has. It never tells of an ARM's instructions for bytes, so the system is asked."""
-    features = dict(llvm.get_host_cpu_features())
-    if platform.machine() not in ("aarch64", "arm64", "ARM64"):  # of Linux, macOS, Windows
-        return features
-    features["neon"] = True
-    for feature, word, bit, name, number in ARM:
-        value, size = ctypes.c_int(0), ctypes.c_size_t(4)
-        if sys.platform == "linux":
-            value.value = ctypes.CDLL(None).getauxval(ctypes.c_ulong(word)) >> bit & 1
-        elif sys.platform == "darwin":  # a name that it doesn't know leaves 0
-            ctypes.CDLL(None).sysctlbyname(b"hw.optional.arm." + name, ctypes.byref(value), ctypes.byref(size), None, 0)
-        elif sys.platform == "win32":
-            value.value = ctypes.windll.kernel32.IsProcessorFeaturePresent(number)
-        features[feature] = bool(value.value)
-    return features
-
-
-FEATURES = host_features()
-PATHS, WISH = int8_paths(FEATURES), os.environ.get("QWEN3_INT8_PATH")
-PATH = WISH if WISH in PATHS else PATHS[0]
-if WISH in ("avx2", "plain") or WISH == "vnni" and FEATURES.get("avxvnni"):  # as on a CPU without AVX-512
-    FEATURES = {name: on and not name.startswith("avx512") for name, on in FEATURES.items()}
-SUMS = 24 if FEATURES.get("avx512f") else 6  # sums of 16 lanes that a CPU's registers hold, beside the factors
-
-
-def check_path() -> None:
-    """Raises InputError if $QWEN3_INT8_PATH names instructions that this CPU has not."""
-    if WISH and WISH not in PATHS:
-        raise InputError(f"QWEN3_INT8_PATH is {brief(repr(WISH))}; this CPU has {', '.join(PATHS)}")
-
-
 class Way(NamedTuple):
     """One of several ways to compute a product. The result is the same, bit for bit; the speed depends on the CPU."""
     rows: int  # that are worked on together, at most; of a packed block, vectors of its 32 rows
@@ -292,11 +241,30 @@ def two_parts(b: Any, form: int, row: Any, n: Any, column: Any) -> list[Any]:
 
     BF16: the even ones and the odd ones, which takes half as many instructions; see `even_first` below.
     """
-    if form != BF16:
+    if form not in (BF16, ROUNDED):
         return [row_part(b, form, row, n, at(b, column, start)) for start in (0, LANES)]
     pairs = load(b, at(b, row, (column, 2)), I32, LANES)
     return [b.bitcast(bits, vector(FLOAT, LANES)) for bits in (
         b.shl(pairs, splat(I32, LANES, 16)), b.and_(pairs, splat(I32, LANES, -0x10000)))]
+
+
+def add_pairs(b: Any, w: Any, x: Any, sums: Any) -> Any:
+    """sums float32 [16] + the products of pairs of bf16, int32 [16]: two fmas, the odd ones before the even ones."""
+    w, x = (b.bitcast(pairs, vector(BFLOAT, 2 * LANES)) for pairs in (w, x))
+    return call(b, "llvm.x86.avx512bf16.dpbf16ps.512", sums.type, sums, w, x)
+
+
+@contextmanager
+def flushed(b: Any, flushes: bool) -> Iterator[None]:
+    """Inside, x86 takes subnormal factors and sums for zeros, as `add_pairs` does: bits 6 and 15 of MXCSR say so."""
+    if flushes:
+        before, inside = variable(b, I32), variable(b, I32)
+        call(b, "llvm.x86.sse.stmxcsr", ir.VoidType(), before)
+        b.store(b.or_(b.load(before), I32(0x8040)), inside)
+        call(b, "llvm.x86.sse.ldmxcsr", ir.VoidType(), inside)
+    yield
+    if flushes:
+        call(b, "llvm.x86.sse.ldmxcsr", ir.VoidType(), before)
 
 
 # Products: where nearly all time is spent. The formats of their factors: see layout.py.
@@ -323,13 +291,14 @@ def write_float_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, str
                         x_stride: Any, n: Any, out: Any, out_stride: Any, kept: Any, part: Any) -> None:
     """out[t, r] = sum of w[r, k] x[t, k]: 16 partial sums in the order of k, then `totals`.
 
-    w: rows of n floats as they lie in memory, n a multiple of 32; x float32, even_first for BF16. The strides are the
-    bytes between two rows, two vectors, and the results of two vectors. The sums of several rows and vectors stay in
-    registers, so that each number that is loaded is used several times. A product may be cut into parts of the columns:
-    with bit 0 of `part` set it continues the sums in `kept` float32 [n_rows, n_vectors, 16], with bit 1 it leaves them
-    there.
+    w: rows of n floats as they lie in memory, n a multiple of 32; x float32, for BF16 as layers.for_bf16 makes it. The
+    strides are the bytes between two rows, two vectors, and the results of two vectors. The sums of several rows and
+    vectors stay in registers, so that each number that is loaded is used several times. A product may be cut into parts
+    of the columns: with bit 0 of `part` set it continues the sums in `kept` float32 [n_rows, n_vectors, 16], with bit 1
+    it leaves them there.
     """
     together, size = min(way.rows, SUMS // n_vectors), 32 * FORMATS[form].size
+    pairs = form == ROUNDED and PAIRS
     tile_size = b.mul(stride, I64(together))
     ahead = b.select(b.icmp_signed("<", tile_size, I64(AHEAD)), I64(AHEAD), tile_size)
 
@@ -346,12 +315,15 @@ def write_float_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, str
             column = b.mul(i, I64(32))
             for row in rows if way.prefetches else ():
                 prefetch(b, at(b, row, ahead, (i, size)), range(0, size, 64), way.prefetches)
-            parts = [two_parts(b, form, row, n, column) for row in rows]
-            for half in range(2):
+            parts = [[load(b, at(b, row, (column, 2)), I32, LANES)] if pairs else two_parts(b, form, row, n, column)
+                     for row in rows]
+            for half in (0,) if pairs else (1, 0) if form == ROUNDED else (0, 1):
                 for t in range(n_vectors):
-                    value = load(b, at(b, x, (x_stride, t), (column, 4), 4 * LANES * half), FLOAT, LANES)
+                    place = at(b, x, (x_stride, t), (column, 4), 4 * LANES * half)
+                    value = load(b, place, I32 if pairs else FLOAT, LANES)
                     for r in range(n_tile_rows):
-                        b.store(fma(b, parts[r][half], value, b.load(sums[t, r])), sums[t, r])
+                        sum_ = (add_pairs if pairs else fma)(b, parts[r][half], value, b.load(sums[t, r]))
+                        b.store(sum_, sums[t, r])
 
         loop(b, b.sdiv(n, I64(32)), step)
         with b.if_else(b.trunc(b.lshr(part, I64(1)), I1)) as (goes_on, ends):
@@ -372,7 +344,8 @@ def write_float_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, str
                         i += run
                     done += len(some)
 
-    in_tiles(b, n_rows, together, tile)
+    with flushed(b, form == ROUNDED and bool(FEATURES.get("sse2"))):
+        in_tiles(b, n_rows, together, tile)
 
 
 def write_weighted_rows(form: int, n_vectors: int, way: Way, b: Any, w: Any, stride: Any, n_rows: Any, x: Any,

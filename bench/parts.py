@@ -1,13 +1,14 @@
 """Where a prompt spends its time in the fast engine, by part, beside what this CPU could do.
 
-    python bench/parts.py                          prompts of 512 and of 4,096 tokens in bf16, int8 and int4: 3 minutes
+    python bench/parts.py                          prompts of 512 and of 4,096 tokens in each format: 4 minutes
     python bench/parts.py --formats int8 --lengths 512 --rounds 5
 
 Random weights in the shape of a few layers of Qwen3-0.6B; one thread, and its CPU time, so that other programs count
 little. No clock runs inside the kernels: a part's time is how much less a pass takes without the part, whose function
 is replaced by one that does nothing. All passes of a round take turns; the fastest of the rounds counts. The limits:
-products of bf16 weights beside NumPy's sgemm; those of packed weights beside a loop of the CPU's instruction for bytes
-and nothing else; the memory's bandwidth. Waiting isn't shown: it is what several threads take beyond their share.
+products of bf16 weights beside NumPy's sgemm, with activations of bf16 beside a loop of the CPU's instruction for bf16
+and nothing else; those of packed weights beside such a loop for bytes; the memory's bandwidth. Waiting isn't shown: it
+is what several threads take beyond their share.
 """
 import argparse
 import ctypes
@@ -30,13 +31,15 @@ import qwen3_numba  # noqa: E402
 from make_random_model import make_random_model, official_config  # noqa: E402
 from qwen3_lib.kernels import vectors  # noqa: E402
 from qwen3_lib.kernels.build import LAYERS, kernel_at, linker, make_kernels  # noqa: E402
-from qwen3_lib.kernels.layout import FORMATS, KEYS, PRODUCT, VALUES, is_packed  # noqa: E402
+from qwen3_lib.kernels.cpu import INT8_SHAPES, PAIRS, PATH  # noqa: E402
+from qwen3_lib.kernels.layout import FORMATS, INT8, KEYS, PRODUCT, ROUNDED, VALUES, is_packed  # noqa: E402
 from qwen3_lib.kernels.vectors import (  # noqa: E402
-    I8, I32, I64, INT8_SHAPES, PATH, compile_layers, compile_product, loop, splat, vector, widened_form)
+    FLOAT, I8, I32, I64, LANES, compile_layers, compile_product, loop, splat, vector, widened_form)
 
 STEPS = LAYERS["decoder_layers"][:-1]  # project_heads, attend_heads, finish_dense
+SETTINGS = {"bf16": (None, "f32"), "bf16-rounded": (None, "bf16")}  # quantize and activations
 PARTS = "products", "scaling", "keys", "values", "softmax, RoPE", "norms, packing", "silu, packing", "Python"
-TILES = 12  # sums of the loop of nothing but instructions for bytes
+TILES = 12  # sums of the loop of nothing but instructions for bytes, or for bf16
 LOOPS = 10**5
 
 
@@ -52,16 +55,19 @@ def write_nothing(*_: Any) -> None:
 
 
 def write_dots(form: int, n: int, way: Any, b: Any, out: Any) -> None:
-    """LOOPS times TILES instructions for bytes."""
-    lanes = INT8_SHAPES[PATH].lanes
-    sums = [vectors.variable(b, vector(I32, lanes)) for _ in range(TILES)]
+    """LOOPS times TILES instructions for bytes, or for bf16."""
+    lanes, kind = (LANES, FLOAT) if form == ROUNDED else (INT8_SHAPES[PATH].lanes, I32)
+    sums = [vectors.variable(b, vector(kind, lanes)) for _ in range(TILES)]
     for sum_ in sums:
-        b.store(splat(I32, lanes, 0), sum_)
-    w, x = (vectors.load(b, vectors.at(b, out, 256 * i), I8, 4 * lanes) for i in range(2))
+        b.store(splat(kind, lanes, 0), sum_)
+    w, x = (vectors.load(b, vectors.at(b, out, 256 * i), *((I32, lanes) if form == ROUNDED else (I8, 4 * lanes)))
+            for i in range(2))
 
     def step(_: Any) -> None:
         for sum_ in sums:
-            b.store(vectors.dot_bytes(b, PATH, b.load(sum_), w, x, False), sum_)
+            now = b.load(sum_)
+            b.store(vectors.add_pairs(b, w, x, now) if form == ROUNDED else
+                    vectors.dot_bytes(b, PATH, now, w, x, False), sum_)
 
     loop(b, I64(LOOPS), step)
     for i, sum_ in enumerate(sums):
@@ -123,19 +129,25 @@ def fastest(work: Callable[[], Any]) -> float:
 
 
 def limits() -> dict[str, float]:
-    """Of a core, in 1e9 a second: sgemm's operations, those of the instructions for bytes, bytes read from memory."""
-    dots = ctypes.CFUNCTYPE(None, ctypes.c_int64)(linked("dots", compile_product("dots", "dots", 0, 0, None)))
+    """Of a core, in 1e9 a second: sgemm's operations, those of the instructions for bytes, and for bf16 if there are
+    any, bytes read from memory."""
     x, place = np.random.default_rng(0).standard_normal((1024, 1024), np.float32), np.zeros(4096, np.uint8)
-    big, operations = np.ones(2**26, np.int64), 8 * TILES * LOOPS * INT8_SHAPES[PATH].lanes
+    big = np.ones(2**26, np.int64)
+
+    def dots(form: int, operations: int) -> float:
+        name = f"dots_{form}"
+        run = ctypes.CFUNCTYPE(None, ctypes.c_int64)(linked(name, compile_product(name, "dots", form, 0, None)))
+        return operations * TILES * LOOPS / fastest(lambda: run(place.ctypes.data)) / 1e9
+
     with threadpool_limits(1):
-        return {"sgemm": 2 * len(x)**3 / fastest(lambda: x @ x) / 1e9,
-                "bytes": operations / fastest(lambda: dots(place.ctypes.data)) / 1e9,
-                "memory": big.nbytes / fastest(big.max) / 1e9}
+        return {"sgemm": 2 * len(x)**3 / fastest(lambda: x @ x) / 1e9, "bytes": dots(INT8, 8 * INT8_SHAPES[PATH].lanes),
+                **({"bf16": dots(ROUNDED, 4 * LANES)} if PAIRS else {}), "memory": big.nbytes / fastest(big.max) / 1e9}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--formats", nargs="+", default=["bf16", "int8", "int4"])
+    parser.add_argument("--formats", nargs="+", default=["bf16", "bf16-rounded", "int8", "int4"],
+                        help="bf16-rounded: with --activations bf16")
     parser.add_argument("--lengths", nargs="+", type=int, default=[512, 4096])
     parser.add_argument("--layers", type=int, default=4, help="of Qwen3-0.6B (default: 4)")
     parser.add_argument("--rounds", type=int, default=9)
@@ -153,15 +165,15 @@ def main() -> None:
         config = official_config("0.6B") | {"num_hidden_layers": args.layers, "vocab_size": 4096}
         path = make_random_model(config, Path(folder))
         for form, n in itertools.product(args.formats, args.lengths):
-            quantize = None if form == "bf16" else form
-            model = qwen3_numba.load_model(path, quantize, 1, tokenizer=False)
+            quantize, activations = SETTINGS.get(form, (form, "f32"))
+            model = qwen3_numba.load_model(path, quantize, 1, tokenizer=False, activations=activations)
             found = measured(model, n, args.rounds, steps, nothing)
             ms = {name: 1e3 * seconds / args.layers for name, seconds in found.items()}
             weights = sum(rows * columns for rows, columns in model.weights.layers.matrices[0][["rows", "columns"]]
                           .tolist())
             speed = 2 * weights * n / (ms["products"] + ms["scaling"]) / 1e6
             cells = [f"{ms[name]:.2f}, {ms[name] / ms['all']:.0%}" for name in PARTS]
-            limit = most["bytes" if quantize else "sgemm"]
+            limit = most["bytes" if quantize else "bf16" if activations == "bf16" and PAIRS else "sgemm"]
             print(f"| {form}, {n} | {' | '.join(cells)} | {ms['all']:.2f} | {speed:.0f} | {speed / limit:.2f} |",
                   flush=True)
 

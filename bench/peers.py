@@ -43,6 +43,7 @@ class Entry:
 # What is compared with each other stands together, so that it is also measured close together.
 ENTRIES = {
     "bf16": Entry("this engine", "bf16", 2, 2, ("numba",)),
+    "bf16-rounded": Entry("this engine", "bf16, activations too", 2, 2, ("numba",)),
     "llama-bf16": Entry("llama.cpp", "bf16", 2, 2, ("llama_cpp", "gguf")),
     "openvino-fp16": Entry("OpenVINO", "bf16", 2, 1, ("openvino_genai",)),  # computed in bf16 if the CPU can
     "int8": Entry("this engine", "int8", 34 / 32, 2, ("numba",)),
@@ -98,10 +99,10 @@ def learn(model: Any) -> None:
 
 
 class NumbaEngine:
-    def __init__(self, path: Path, form: str | None, threads: int, capacity: int):
+    def __init__(self, path: Path, form: str | None, threads: int, capacity: int, activations: str = "f32"):
         import qwen3_numba
         self.forward = qwen3_numba.forward
-        self.model = qwen3_numba.load_model(path, form, threads, tokenizer=False)
+        self.model = qwen3_numba.load_model(path, form, threads, tokenizer=False, activations=activations)
         self.cache = self.model.engine.new_cache(self.model.config, capacity)
         self.weight_bytes = sum(array.nbytes for array in self.model.weights.arrays)
 
@@ -240,6 +241,8 @@ def open_engine(name: str, path: Path, gguf_folder: Path, threads: int, capacity
         return OpenVinoEngine(gguf_folder / name, threads)
     if file := ENTRIES[name].file:
         return NumbaEngine(gguf_file(gguf_folder, file), None, threads, capacity)
+    if name == "bf16-rounded":
+        return NumbaEngine(path, None, threads, capacity, "bf16")
     return NumbaEngine(path, None if name == "bf16" else name, threads, capacity)
 
 

@@ -44,6 +44,7 @@ from qwen3 import __version__, tensor_shapes  # noqa: E402
 from peers import ENTRIES, OpenVinoEngine, export_openvino, gguf_file, open_engine, opened, write_gguf  # noqa: E402
 
 FLOAT32 = ("numpy", "torch")
+ROUNDED = ENTRIES["bf16-rounded"].format
 OUR_FORMAT = {"Q8_0": "int8", "Q4_0": "int4"}  # what the peers' formats stand beside
 STEP = 512  # tokens at a time, to fill a cache
 MARGIN = 64  # positions behind the longest context
@@ -340,6 +341,8 @@ class Bench:
             if (value := measured(name)) is not None:
                 engine = OURS if entry.engine in ("this engine", "plain NumPy") else entry.engine
                 found.setdefault(OUR_FORMAT.get(entry.format, entry.format), {})[engine] = float(f"{value:.3g}")
+        if ROUNDED in found:  # beside the same peers
+            found[ROUNDED] = found.get("bf16", {}) | found[ROUNDED]
         return found
 
     def results(self, method: str) -> dict:

@@ -373,6 +373,11 @@ class Bf16Cache(KVCache):
     dtype, stored = "bf16", BF16
 
 
+class RoundedCache(KVCache):
+    """Bf16Cache for attention that rounds queries and the softmax's weights to bf16, too."""
+    dtype, stored = "bf16, activations too", ROUNDED
+
+
 class F32Cache(KVCache):
     """float32, as in qwen3.py: all digits, for twice the memory."""
     dtype, stored, units = "f32", F32, 2
@@ -383,9 +388,10 @@ class Int8Cache(KVCache):
     dtype, stored, units = "int8", KV8, 1 / 2 + 1 / GROUP
 
 
-CACHES = {cache.dtype: cache for cache in (KVCache, Bf16Cache, F32Cache, Int8Cache)}
+CACHES = {cache.dtype: cache for cache in (KVCache, Bf16Cache, RoundedCache, F32Cache, Int8Cache)}
 HYBRID_CACHES = {dtype: type(f"Hybrid{cache.__name__}", (cache, StateCache), {"plain": cache})
                  for dtype, cache in CACHES.items()}
+KV_DTYPES = "f16", "bf16", "f32", "int8"
 ACTIVATIONS = "f32", "bf16"  # to which vectors may be rounded before they are multiplied with weights of bf16
 MOST = {"f16": 65504, "int8": 127 * 65504}  # the largest number that such a cache holds
 STEPS = {"f16": 1024, "int8": 128}  # float16 is counted in steps of 2^-24; a number or a scale of fewer loses digits
@@ -542,35 +548,38 @@ def note_small_numbers(model: Model, cache: Any) -> None:
               "digits: try --kv-dtype f32", file=sys.stderr)
 
 
-def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: str = "f16",
+def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: str | None = None,
            activations: str = "f32") -> Engine:
     """The Engine for qwen3.load_model. Raises InputError for unknown values."""
     check_path()
     if quantize not in (None, *PACKED):
         raise InputError(f"quantize must be int8 or int4, not {quantize!r}")
-    if kv_dtype not in CACHES:
-        raise InputError(f"kv_dtype must be {', '.join(CACHES)}, not {kv_dtype!r}")
+    kv_dtype = kv_dtype or ("bf16" if activations == "bf16" else "f16")
+    if kv_dtype not in KV_DTYPES:
+        raise InputError(f"kv_dtype must be {', '.join(KV_DTYPES)}, not {kv_dtype!r}")
     if activations not in ACTIVATIONS:
         raise InputError(f"activations must be {' or '.join(ACTIVATIONS)}, not {activations!r}")
     if threads is not None:
         checked_whole("threads", threads, 1)
     overflow = {"overflow": f"a key or value is probably too large for the {kv_dtype} cache, which holds numbers up to "
                             f"{MOST[kv_dtype]}: try --kv-dtype bf16"} if kv_dtype in MOST else {}
+    cached = RoundedCache.dtype if kv_dtype == activations == "bf16" else kv_dtype
     return Engine(lambda folder, config: load_weights(folder, config, quantize, threads, activations),
-                  CACHES[kv_dtype], logits_of, hidden_states, guess=guess, drafts=True,
+                  CACHES[cached], logits_of, hidden_states, guess=guess, drafts=True,
                   rows=lambda model, name, token_ids: matrix_rows(
                       model.weights.head if name == "lm_head" else model.weights.embedding, token_ids), **overflow,
-                  hybrid_cache=HYBRID_CACHES[kv_dtype])
+                  hybrid_cache=HYBRID_CACHES[cached])
 
 
-def load_model(name: str | Path, quantize: str | None = None, threads: int | None = None, kv_dtype: str = "f16",
+def load_model(name: str | Path, quantize: str | None = None, threads: int | None = None, kv_dtype: str | None = None,
                offline: bool = False, tokenizer: bool = True,
                adapter: str | Path | list[str | Path] | None = None, activations: str = "f32") -> Model:
     """The namesake of qwen3.load_model.
 
     quantize: None (weights stay as in the file), "int8" or "int4"; threads: None takes all available CPUs;
-    kv_dtype: "f16", "bf16", "f32" or "int8", the number format of keys and values; activations: "f32" or "bf16", to
-    which vectors are rounded before they are multiplied with a matrix of bf16.
+    kv_dtype: "f16", "bf16", "f32" or "int8", the number format of keys and values; activations: "f32", or "bf16", to
+    which vectors are rounded before they are multiplied with a matrix of bf16, or with keys and values of bf16, then
+    the default.
     """
     return qwen3.load_model(name, engine(quantize, threads, kv_dtype, activations), offline, tokenizer, adapter)
 

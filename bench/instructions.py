@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import llvmlite.binding as llvm  # noqa: E402
 
-from qwen3_lib.kernels import vectors  # noqa: E402
+from qwen3_lib.kernels import objects, vectors  # noqa: E402
 from qwen3_lib.kernels.layout import BF16, FORMATS, INT4, INT8, is_packed  # noqa: E402
 
 CPUS = {"i8mm": ("neoverse-n2", "+i8mm,+dotprod"), "dotprod": ("neoverse-n1", "+dotprod"), "neon": ("cortex-a72", "")}
@@ -41,9 +41,9 @@ def product(path: str, form: int, way: vectors.Way) -> list[str]:
     cpu, features = CPUS[path]
     machine = llvm.Target.from_triple("aarch64-linux-gnu").create_target_machine(cpu=cpu, features=features, opt=3)
     machine.emit_object = machine.emit_assembly
-    vectors.machine = lambda: machine
+    objects.machine = lambda: machine
     kind = "packed_product" if is_packed(form) else "float_product"
-    assembly = vectors.compile_product("f", kind, form, way.vectors, way)
+    assembly = objects.compile_product("f", kind, form, way.vectors, way)
     lines = [line.split("//")[0].strip() for line in assembly.splitlines()]
     return inner_loop([line for line in lines if re.match(r"[a-z]|\.LBB.*:", line)])
 

@@ -29,12 +29,12 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import qwen3_numba  # noqa: E402
 from make_random_model import make_random_model, official_config  # noqa: E402
-from qwen3_lib.kernels import vectors  # noqa: E402
+from qwen3_lib.kernels import objects, vectors  # noqa: E402
 from qwen3_lib.kernels.build import LAYERS, kernel_at, linker, make_kernels  # noqa: E402
 from qwen3_lib.kernels.cpu import INT8_SHAPES, PAIRS, PATH  # noqa: E402
 from qwen3_lib.kernels.layout import FORMATS, INT8, KEYS, PRODUCT, ROUNDED, VALUES, is_packed  # noqa: E402
-from qwen3_lib.kernels.vectors import (  # noqa: E402
-    FLOAT, I8, I32, I64, LANES, compile_layers, compile_product, loop, splat, vector, widened_form)
+from qwen3_lib.kernels.objects import compile_layers, compile_product  # noqa: E402
+from qwen3_lib.kernels.vectors import FLOAT, I8, I32, I64, LANES, loop, splat, vector, widened_form  # noqa: E402
 
 STEPS = LAYERS["decoder_layers"][:-1]  # project_heads, attend_heads, finish_dense
 SETTINGS = {"bf16": (None, "f32"), "bf16-rounded": (None, "bf16")}  # quantize and activations
@@ -152,7 +152,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4, help="of Qwen3-0.6B (default: 4)")
     parser.add_argument("--rounds", type=int, default=9)
     args = parser.parse_args()
-    vectors.WRITERS |= {"nothing": (write_nothing, 10), "dots": (write_dots, 1)}
+    objects.WRITERS |= {"nothing": (write_nothing, 10), "dots": (write_dots, 1)}
     make_kernels("decoder_layers")
     most, nothing = limits(), linked("nothing", compile_product("nothing", "nothing", 0, 0, None))
     steps = {step: kernel_at(linked(f"only_{step}",

@@ -76,7 +76,7 @@ def compile_for(name: str, features: dict[str, bool], folder: Path) -> None:
         module.get_default_triple = module.get_process_triple = lambda: "aarch64-unknown-linux-gnu"
         module.get_host_cpu_name = lambda: name
         module.get_host_cpu_features = lambda: llvm.FeatureMap(features)
-    from qwen3_lib.kernels import build, products, vectors
+    from qwen3_lib.kernels import build, objects, products
     from qwen3_lib.kernels.compile import machine_code
     from qwen3_lib.kernels.layout import BF16, F16, INT4, INT5, INT8, ROUNDED
 
@@ -95,12 +95,13 @@ def compile_for(name: str, features: dict[str, bool], folder: Path) -> None:
     steps = build.LAYERS["decoder_layers"]
     for step in (*steps, "quantize_block", "pack_block"):
         keep(step, partial(numbas, step))
-    keep("decoder_layers", partial(vectors.compile_layers, "decoder_layers", steps[:-1], steps[-1]))
+    keep("decoder_layers", partial(objects.compile_layers, "decoder_layers", steps[:-1], steps[-1]))
     products.address_of = keep
     for form in (BF16, ROUNDED, INT8, INT5, INT4):
         for n in (1, 4, 10, 30, 31, 45):  # the passes of EXACT
             products.functions_for(((form, n),))
-    products.functions_for((), products.any_number(F16, 16))
+    for form in (F16, ROUNDED):
+        products.functions_for((), products.any_number(form, 16))
 
 
 def test(folder: Path, cpu: str, *arguments: str, **environment: str) -> str:

@@ -15,7 +15,7 @@ import pytest
 import qwen3
 from configs import ROOT
 from helpers import assert_one_line, run_fast
-from qwen3_lib.kernels import build, compile, cpu, fields, layers, vectors
+from qwen3_lib.kernels import build, compile, cpu, fields, layers, objects
 
 pytestmark = pytest.mark.core
 COMMAND = ["--model", ROOT / "demo", "--no-think", "What is the capital of Peru?"]
@@ -42,14 +42,14 @@ def test_a_full_disk_and_two_at_once(tmp_path):
 ONLY_ONE = """
 import sys, time
 from pathlib import Path
-from qwen3_lib.kernels import build, vectors
+from qwen3_lib.kernels import build, objects
 
 def compiled(groups):
     with open(sys.argv[1], "a") as file:
         file.write("compiled\\n")
     time.sleep(1)
     code = "define i32 @%s(ptr %%a, ptr %%b, i64 %%c, i64 %%d, i64 %%e) { ret i32 0 }"
-    return {name: vectors.machine().emit_object(build.llvm.parse_assembly(code % name))
+    return {name: objects.machine().emit_object(build.llvm.parse_assembly(code % name))
             for names in groups for name in names}
 
 build.compiled = compiled

@@ -157,7 +157,7 @@ sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
 import qwen3_numba as fast
 from packed import load_model
 for quantize, kv_dtype in ((None, "f16"), (None, "bf16"), ("int8", "int8"), ("int4", "f32"), ("q5_1", "f16"),
-                           ("q4_1", "f16"), ("rounded", "f16")):
+                           ("q4_1", "f16"), ("rounded", "f16"), ("rounded", "bf16")):
     model = load_model(sys.argv[1], quantize, 2, kv_dtype)
     logits = fast.forward(model, [i * 7 % 311 for i in range(300)], model.engine.new_cache(model.config), True)
     print(quantize, kv_dtype, hashlib.sha256(logits.tobytes()).hexdigest())
@@ -199,12 +199,12 @@ def test_nan_stays_in_its_own_text(tmp_path, kv_dtype):
     np.testing.assert_array_equal(fast.forward(model, [5], cache), expected)
 
 
-@pytest.mark.parametrize("quantize, expected", [
-    (None, "92e430a49d16d772"), ("int8", "822504187bd50d92"), ("int4", "767a636a88a41a94"),
-    ("rounded", "cbe9a239a0b110a5")])
-def test_the_bundled_model_on_every_cpu(quantize, expected):
+@pytest.mark.parametrize("quantize, kv_dtype, expected", [
+    (None, "f16", "92e430a49d16d772"), ("int8", "f16", "822504187bd50d92"), ("int4", "f16", "767a636a88a41a94"),
+    ("rounded", "f16", "cbe9a239a0b110a5"), ("rounded", "bf16", "7975de1f67050f8d")])
+def test_the_bundled_model_on_every_cpu(quantize, kv_dtype, expected):
     """Whole, in pieces and in a batch: the same bits on x86 with AVX-512 and without, and on ARM, see arm.py."""
-    model, ids = load_model(ROOT / "demo", quantize, 2, "f16"), random_ids(45, 0, 4096)
+    model, ids = load_model(ROOT / "demo", quantize, 2, kv_dtype), random_ids(45, 0, 4096)
     whole = fast.forward(model, ids, model.engine.new_cache(model.config), True)
     cache = model.engine.new_cache(model.config)
     pieces = [fast.forward(model, ids[start:end], cache, True)

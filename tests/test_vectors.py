@@ -9,7 +9,7 @@ import pytest
 from llvmlite import ir
 
 from packed import FORMATS, packed_vectors, reference, stored
-from qwen3_lib.kernels import cpu, vectors
+from qwen3_lib.kernels import cpu, objects, vectors
 from qwen3_lib.kernels.build import address_of
 from qwen3_lib.kernels.intrinsics import SMALLEST
 from qwen3_lib.kernels.layout import MORE, ROUNDED, factors_size, packed_shape, unit_size
@@ -91,7 +91,7 @@ def product_of(path, form, n_vectors):
         if path not in cpu.PATHS:
             patch.setattr(vectors, "dot_bytes", plain)
         way = vectors.ways(form, vectors.ONE if n_vectors == 1 else vectors.AT_ONCE)[0]
-        address = address_of(name, lambda: vectors.compile_product(name, "packed_product", form, n_vectors, way))
+        address = address_of(name, lambda: objects.compile_product(name, "packed_product", form, n_vectors, way))
     return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 9)(address)
 
 
@@ -123,7 +123,7 @@ def test_a_widened_block_gives_the_same_bits(name):
     rows[:, n // 2:] *= np.float32(1e-13) if name in ("int5", "int4") else 1
     data, _ = stored(rows, form)
     block, out, way = np.zeros(packed_shape(32, n, wide), np.uint8), np.zeros((2, 2, 32), np.float32), Way(1, 1, 0)
-    address = address_of(f"to_{name}", lambda: vectors.compile_product(f"to_{name}", "widened", form, 1, way))
+    address = address_of(f"to_{name}", lambda: objects.compile_product(f"to_{name}", "widened", form, 1, way))
     ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 3)(address)(data.ctypes.data, n, block.ctypes.data)
     for scale in (1, SMALLEST / 127):
         whole = rng.integers(-127, 128, (2, n // 32, 32)).astype(np.int8)
@@ -163,7 +163,7 @@ def bf16_product_of(pairs, n_vectors):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vectors, "PAIRS", pairs)
         way = vectors.ways(ROUNDED, vectors.ONE if n_vectors == 1 else vectors.AT_ONCE)[0]
-        address = address_of(name, lambda: vectors.compile_product(name, "float_product", ROUNDED, n_vectors, way))
+        address = address_of(name, lambda: objects.compile_product(name, "float_product", ROUNDED, n_vectors, way))
     return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 10)(address)
 
 

@@ -40,7 +40,7 @@ except OSError as error:  # of its shared library
                       f"same without it ({brief(error)})") from error
 
 from qwen3_lib.kernels.cpu import host_features  # noqa: E402
-from qwen3_lib.kernels.vectors import compile_layers  # noqa: E402
+from qwen3_lib.kernels.objects import compile_layers  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 SOURCES = ("compile.py", "cpu.py", "delta.py", "experts.py", "fields.py", "intrinsics.py", "layers.py", "layout.py",

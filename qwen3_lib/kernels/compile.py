@@ -17,7 +17,7 @@ from numba import types
 from qwen3_lib.io.errors import InputError, brief
 from qwen3_lib.kernels import delta, experts, layers, quantize
 from qwen3_lib.kernels.cpu import FEATURES
-from qwen3_lib.kernels.vectors import machine, object_of
+from qwen3_lib.kernels.objects import machine, object_of
 
 SIGNATURE = (types.int64,) * 3
 # numba counts who uses an array of its own, and frees it; those of kernels aren't numba's, so there is nothing to do.

@@ -69,10 +69,10 @@ def even_first(context, x, n):
 
 
 @intrinsic
-def round_groups(context, x, n):
+def round_groups(context, x, n, step):
     """Rounds x float32 [n], n a multiple of 32, to the nearest bf16, ties to even.
 
-    With PAIRS, each 32 of them become 64 bytes, and the 64 bytes behind stay unused; else they are float32 again.
+    With PAIRS, each 32 of them become 64 bytes, `step` bytes behind the last ones; else they are float32 again.
     """
     def codegen(context, b, signature, args):
         def group(i: Any) -> None:
@@ -83,14 +83,15 @@ def round_groups(context, x, n):
             rounded = b.add(bits, b.add(even, splat(I32, GROUP, 0x7FFF)))
             rounded = b.select(b.fcmp_unordered("uno", values, values), splat(I32, GROUP, 0x7FC00000), rounded)
             if PAIRS:
-                store(b, b.trunc(b.lshr(rounded, splat(I32, GROUP, 16)), vector(I16, GROUP)), here)
+                place = at(b, args[0], (i, args[2]))
+                store(b, b.trunc(b.lshr(rounded, splat(I32, GROUP, 16)), vector(I16, GROUP)), place)
             else:
                 store(b, b.and_(rounded, splat(I32, GROUP, -0x10000)), here)
 
         loop(b, b.sdiv(args[1], I64(GROUP)), group)
         return context.get_dummy_value()
 
-    return types.void(types.int64, types.int64), codegen
+    return types.void(types.int64, types.int64, types.int64), codegen
 
 
 def signed_bytes(b: Any, values: Any) -> tuple[Any, Any]:

@@ -144,7 +144,7 @@ def largest_of(x):
 def for_bf16(x, form):
     """Makes x float32 [n], n a multiple of 32, the factor of a product with BF16 or ROUNDED, if the format is that."""
     if form == ROUNDED:
-        round_groups(x.ctypes.data, len(x))
+        round_groups(x.ctypes.data, len(x), np.int64(4 * GROUP))
     if form == BF16 or form == ROUNDED and not PAIRS:
         even_first(x.ctypes.data, len(x))
 
@@ -286,12 +286,12 @@ def store_kv(row, form, values):
 
 @compiled
 def exp_from(scores, first, n, largest):
-    """Makes the scores from first to n - 1 exp(score - largest), the others up to a multiple of 16 zeros -> the sum."""
+    """Makes the scores from first to n - 1 exp(score - largest), the others up to a multiple of 32 zeros -> the sum."""
     seen = scores[first:n]  # a slice, because numba's loops from 0 on are the fastest
     for i in range(len(seen)):
         seen[i] = exp(seen[i] - largest)
     scores[:first] = 0
-    scores[n:up_to(n, 16)] = 0
+    scores[n:up_to(n, GROUP)] = 0
     return dot(scores.ctypes.data, ONES.ctypes.data, up_to(n, 16))
 
 
@@ -306,7 +306,7 @@ def attend(products, q, group, view, keys, values, form, out, scores):
     of the weights: softmax needs all scores only for its denominator (Milakov & Gimelshein 2018, "online" softmax).
     scores float32 [VECTORS, BLOCK]: to work in.
     """
-    (n, width), stride = q.shape, keys.strides[0]
+    (n, width), stride, size = q.shape, keys.strides[0], np.int64(2 if PAIRS and form == ROUNDED else 4)
     functions, tiles = tiling(products[KEYS, form], n)
     seen, step, window = view
     out[:] = 0
@@ -316,6 +316,8 @@ def attend(products, q, group, view, keys, values, form, out, scores):
         most = min(max(seen + step * ((end - 1) // group), 0), BLOCK)
         if most == 0 or seen + step * (start // group) - window >= BLOCK:
             continue
+        if form == ROUNDED and least < most:
+            least -= least % 2  # a pair of rows is never torn
         p, p_stride, y, y_stride = scores.ctypes.data, scores.strides[0], out[start].ctypes.data, out.strides[0]
         call_at(functions[end - start], (keys.ctypes.data, stride, most, q[start].ctypes.data, q.strides[0], width, p,
                                          p_stride, np.int64(0), np.int64(0)))
@@ -326,14 +328,16 @@ def attend(products, q, group, view, keys, values, form, out, scores):
                 largest = largest_of(scores[r - start, first:count])
                 out[r, width], out[r, width + 1] = largest, exp_from(scores[r - start], first, count, largest)
             else:
-                scores[r - start, :count] = 0
+                scores[r - start, :up_to(count, GROUP)] = 0
+            if form == ROUNDED:
+                round_groups(scores[r - start].ctypes.data, up_to(count, GROUP), np.int64(2 * GROUP))
         call_at(products[VALUES, form, 0, end - start], (values.ctypes.data, stride, least, p, p_stride, width, y,
                                                          y_stride))
         for r in range(start, end):  # what later tokens see and the first one doesn't
             rest = min(max(seen + step * (r // group), 0), BLOCK) - least
             if rest > 0:
                 call_at(products[VALUES, form, 0, 1], (values[least:].ctypes.data, stride, rest,
-                                                       p + (r - start) * p_stride + 4 * least, p_stride, width,
+                                                       p + (r - start) * p_stride + size * least, p_stride, width,
                                                        y + (r - start) * y_stride, y_stride))
 
 
@@ -578,8 +582,7 @@ def place_heads(crew, layer, job, k_start, v_start):
             for j in range(head_dim):
                 query[j] *= root
             whole[head_dim:] = 0  # where even_first has put numbers of another token
-            if form == BF16:
-                even_first(whole.ctypes.data, len(whole))
+            for_bf16(whole, form)
         k, v = k_start + head * head_dim, v_start + head * head_dim
         key, value = qkv[t, k:k + head_dim], qkv[t, v:v + head_dim]
         if len(biases):

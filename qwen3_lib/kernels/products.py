@@ -24,7 +24,8 @@ from qwen3_lib.io.errors import InputError
 from qwen3_lib.io.writing import write_whole
 from qwen3_lib.kernels.build import LAYERS, address_of, make_kernels, place, read_code
 from qwen3_lib.kernels.layout import FORMATS, KEYS, PRODUCT, PROMPT, ROUNDED, VALUES, VECTORS, WIDE, WIDENS, is_packed
-from qwen3_lib.kernels.vectors import AT_ONCE, ATTENTION, MANY, ONE, Way, compile_product, ways, widened_form
+from qwen3_lib.kernels.objects import compile_product
+from qwen3_lib.kernels.vectors import AT_ONCE, ATTENTION, MANY, ONE, Way, ways, widened_form
 
 # ---- Which functions a pass needs ------------------------------------------------------------------------------------
 
@@ -57,7 +58,8 @@ def functions_for(needs: Needs, queries: Needs = (), taken: Taken = ()) -> np.nd
         way = others.get((form, ATTENTION), ways(form, ATTENTION)[0])
         known = [ways(form, count)[0]._replace(prefetches=way.prefetches) for count in (ONE, AT_ONCE, MANY)]
         for size in fill(table[KEYS, form], form, n, known):
-            table[VALUES, form, 0, size] = function("weighted_rows", form, size, way)
+            kind = "weighted_pairs" if form == ROUNDED else "weighted_rows"
+            table[VALUES, form, 0, size] = function(kind, form, size, way)
     return table
 
 

@@ -16,8 +16,8 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 
 from qwen3_lib.kernels.cpu import BYTE_OFFSET, FEATURES, INT8_SHAPES, ON_ARM, PAIRS, PATH, SUMS, UNSIGNED
-from qwen3_lib.kernels.layout import (BF16, BIAS, F16, F32, FORMATS, GROUP, GROUP_BYTES, JOB, PANEL, ROUNDED,
-                                      VECTORS, WIDE, WIDE_M, factors_size, is_packed, unit_size)
+from qwen3_lib.kernels.layout import (BF16, BIAS, F16, F32, FORMATS, GROUP, GROUP_BYTES, PANEL, ROUNDED, VECTORS,
+                                      WIDE, WIDE_M, factors_size, is_packed, unit_size)
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 HALF, FLOAT = ir.HalfType(), ir.FloatType()
@@ -379,6 +379,57 @@ def write_weighted_rows(form: int, n_vectors: int, way: Way, b: Any, w: Any, str
     in_tiles(b, n_rows, VALUE_ROWS, tile)
 
 
+def write_weighted_pairs(form: int, n_vectors: int, way: Way, b: Any, w: Any, stride: Any, n_rows: Any, x: Any,
+                         x_stride: Any, n: Any, out: Any, out_stride: Any) -> None:
+    """write_weighted_rows for ROUNDED: the products of two rows are added together, see `add_pairs`.
+
+    x: bf16 numbers, or the same as float32 without PAIRS; where n_rows is odd, a zero follows. The sums of a strip of
+    columns stay in registers: all columns of a usual head for one vector or two, a cache line of each row for eight.
+    """
+    pairs, size = b.lshr(n_rows, I64(1)), 2 if PAIRS else 4
+
+    def strip(first: Any, n_groups: int) -> None:
+        columns = [at(b, I64(32 * i), (first, 32)) for i in range(n_groups)]
+        places = {(t, c): at(b, out, (out_stride, t), (columns[c // 2], 4), c % 2 * 4 * LANES)
+                  for t in range(n_vectors) for c in range(2 * n_groups)}
+        sums = {key: variable(b, vector(FLOAT, LANES)) for key in places}
+        for key, place in places.items():
+            b.store(load(b, place, FLOAT, LANES), sums[key])
+
+        def add(pair: Any, to_other: Any) -> None:
+            even = at(b, w, (stride, b.shl(pair, I64(1))))
+            odd = b.add(even, to_other)
+            for row in (even, odd) if way.prefetches else ():
+                prefetch(b, at(b, row, AHEAD, (columns[0], 2)), range(0, 64 * n_groups, 64), way.prefetches)
+            parts = [part for column in columns for part in row_pair(b, even, odd, n, column)]
+            for t in range(n_vectors):
+                place = at(b, x, (x_stride, t), (pair, 2 * size))
+                values = [broadcast(b, load(b, at(b, place, start), kind), LANES)
+                          for start, kind in (((0, I32),) if PAIRS else ((4, FLOAT), (0, FLOAT)))]
+                for c, factors in enumerate(parts):
+                    for factor, value in zip(factors, values):
+                        b.store((add_pairs if PAIRS else fma)(b, factor, value, b.load(sums[t, c])), sums[t, c])
+
+        loop(b, pairs, lambda pair: add(pair, stride))
+        with b.if_then(b.trunc(n_rows, I1)):
+            add(pairs, I64(0))
+        for key, place in places.items():
+            store(b, b.load(sums[key]), place)
+
+    with flushed(b, not PAIRS and bool(FEATURES.get("sse2"))):
+        in_tiles(b, b.sdiv(n, I64(32)), max(1, min(4, SUMS // 3 // n_vectors)), strip)
+
+
+def row_pair(b: Any, even: Any, odd: Any, n: Any, column: Any) -> list[tuple[Any, ...]]:
+    """32 columns of two rows of bf16, as factors of `add_pairs`, or of two fmas: the first 16 columns, then the rest."""
+    if not PAIRS:
+        return [tuple(row_part(b, BF16, row, n, at(b, column, start)) for row in (odd, even)) for start in (0, LANES)]
+    left, right = (load(b, at(b, row, (column, 2)), I16, 2 * LANES) for row in (even, odd))
+    return [(b.bitcast(b.shuffle_vector(left, right, ir.Constant(vector(I32, 2 * LANES), [
+        lane for i in range(start, start + LANES) for lane in (i, i + 2 * LANES)])), vector(I32, LANES)),)
+        for start in (0, LANES)]
+
+
 def scale_of(b: Any, word: Any) -> Any:
     """The float32 of scales' bits, int32 [lanes]."""
     n = word.type.count
@@ -618,57 +669,3 @@ def write_widened(form: int, _: int, way: Way, b: Any, w: Any, n: Any, out: Any)
                     store(b, b.add(value, added), at(b, place, size - PANEL * GROUP + 4 * PANEL * k + 4 * lanes * p))
 
     loop(b, b.sdiv(n, I64(GROUP * format_.halves)), add_unit)
-
-
-WRITERS = {"float_product": (write_float_product, 10), "packed_product": (write_packed_product, 9),
-           "weighted_rows": (write_weighted_rows, 8), "widened": (write_widened, 3)}  # with their numbers of arguments
-
-
-def machine() -> llvm.TargetMachine:
-    """This CPU."""
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    target = llvm.Target.from_default_triple()
-    return target.create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=llvm.FeatureMap(FEATURES).flatten(), opt=3,
-        reloc="static" if target.name.startswith("x86") else "default", codemodel="jitdefault", jit=True)
-
-
-def compile_product(name: str, kind: str, form: int, n_vectors: int, way: Way) -> bytes:
-    """An object file with a function of this name, which multiplies n_vectors with rows of a format in this way."""
-    write, n_arguments = WRITERS[kind]
-    module = ir.Module()
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * n_arguments), name)
-    b = ir.IRBuilder(function.append_basic_block())
-    write(form, n_vectors, way, b, *function.args)
-    b.ret_void()
-    return object_of(llvm.parse_assembly(str(module)), machine())
-
-
-def object_of(module: llvm.ModuleRef, cpu: llvm.TargetMachine, level: int = 3) -> bytes:
-    """The object file of a module, optimized for a CPU."""
-    passes = llvm.create_pass_builder(cpu, llvm.create_pipeline_tuning_options(speed_level=level))
-    passes.getModulePassManager().run(module, passes)
-    return cpu.emit_object(module)
-
-
-def compile_layers(name: str, steps: Sequence[str], end: str) -> bytes:
-    """An object file with a function that runs kernels on a Job: for each layer the steps, at the model's end `end`."""
-    module, status = ir.Module(), ir.FunctionType(I32, [I64] * 5)  # numba's kernels: two pointers, record, rank, layer
-    function = ir.Function(module, ir.FunctionType(I32, [I64] * 5), name)
-    kernels = {step: ir.Function(module, status, step) for step in (*steps, end)}
-    b = ir.IRBuilder(function.append_basic_block())
-    unused, also, record, rank, _ = function.args
-    places = (JOB.fields[name][1] for name in ("first", "last", "logits"))
-    first, last, logits = (load(b, b.add(record, I64(place)), I64) for place in places)
-    failed = variable(b, I32)
-    b.store(I32(0), failed)
-
-    def run(kernel: str, layer: Any) -> None:
-        b.store(b.or_(b.load(failed), b.call(kernels[kernel], [unused, also, record, rank, layer])), failed)
-
-    loop(b, b.sub(last, first), lambda i: [run(step, b.add(first, i)) for step in steps])
-    with b.if_then(b.icmp_signed("!=", logits, I64(0))):
-        run(end, last)
-    b.ret(b.load(failed))
-    return object_of(llvm.parse_assembly(str(module)), machine())

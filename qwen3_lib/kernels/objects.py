@@ -1,0 +1,66 @@
+"""From LLVM's language to object files for this CPU: a product of vectors.py, or a job that runs all layers."""
+from collections.abc import Sequence
+from typing import Any
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+
+from qwen3_lib.kernels.cpu import FEATURES
+from qwen3_lib.kernels.layout import JOB
+from qwen3_lib.kernels.vectors import (
+    I32, I64, Way, load, loop, variable, write_float_product, write_packed_product, write_weighted_pairs,
+    write_weighted_rows, write_widened)
+
+WRITERS = {"float_product": (write_float_product, 10), "packed_product": (write_packed_product, 9),
+           "weighted_rows": (write_weighted_rows, 8), "weighted_pairs": (write_weighted_pairs, 8),
+           "widened": (write_widened, 3)}  # with their numbers of arguments
+
+
+def machine() -> llvm.TargetMachine:
+    """This CPU."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    target = llvm.Target.from_default_triple()
+    return target.create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=llvm.FeatureMap(FEATURES).flatten(), opt=3,
+        reloc="static" if target.name.startswith("x86") else "default", codemodel="jitdefault", jit=True)
+
+
+def compile_product(name: str, kind: str, form: int, n_vectors: int, way: Way) -> bytes:
+    """An object file with a function of this name, which multiplies n_vectors with rows of a format in this way."""
+    write, n_arguments = WRITERS[kind]
+    module = ir.Module()
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * n_arguments), name)
+    b = ir.IRBuilder(function.append_basic_block())
+    write(form, n_vectors, way, b, *function.args)
+    b.ret_void()
+    return object_of(llvm.parse_assembly(str(module)), machine())
+
+
+def object_of(module: llvm.ModuleRef, cpu: llvm.TargetMachine, level: int = 3) -> bytes:
+    """The object file of a module, optimized for a CPU."""
+    passes = llvm.create_pass_builder(cpu, llvm.create_pipeline_tuning_options(speed_level=level))
+    passes.getModulePassManager().run(module, passes)
+    return cpu.emit_object(module)
+
+
+def compile_layers(name: str, steps: Sequence[str], end: str) -> bytes:
+    """An object file with a function that runs kernels on a Job: for each layer the steps, at the model's end `end`."""
+    module, status = ir.Module(), ir.FunctionType(I32, [I64] * 5)  # numba's kernels: two pointers, record, rank, layer
+    function = ir.Function(module, ir.FunctionType(I32, [I64] * 5), name)
+    kernels = {step: ir.Function(module, status, step) for step in (*steps, end)}
+    b = ir.IRBuilder(function.append_basic_block())
+    unused, also, record, rank, _ = function.args
+    places = (JOB.fields[name][1] for name in ("first", "last", "logits"))
+    first, last, logits = (load(b, b.add(record, I64(place)), I64) for place in places)
+    failed = variable(b, I32)
+    b.store(I32(0), failed)
+
+    def run(kernel: str, layer: Any) -> None:
+        b.store(b.or_(b.load(failed), b.call(kernels[kernel], [unused, also, record, rank, layer])), failed)
+
+    loop(b, b.sub(last, first), lambda i: [run(step, b.add(first, i)) for step in steps])
+    with b.if_then(b.icmp_signed("!=", logits, I64(0))):
+        run(end, last)
+    b.ret(b.load(failed))
+    return object_of(llvm.parse_assembly(str(module)), machine())

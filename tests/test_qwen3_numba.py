@@ -119,7 +119,7 @@ def test_activations_of_bf16(tmp_path, monkeypatch):
     errors = [np.sqrt(((found - some)**2).mean(axis=1)) / some.std() for some in (in_short_texts(oracle), exact)]
     assert np.median(errors[0]) < 1e-5 and np.median(errors[1]) > 1e-3
     path = make_random_model(BASE, tmp_path / "f16", "float16")
-    same = [in_short_texts(fast.load_model(path, activations=form)) for form in fast.ACTIVATIONS]
+    same = [in_short_texts(fast.load_model(path, kv_dtype="f16", activations=form)) for form in fast.ACTIVATIONS]
     np.testing.assert_array_equal(*same)
 
 

@@ -25,7 +25,7 @@ def picture_of(source: Any, most_pixels: int = MOST_PIXELS) -> Any:
         from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError as error:
         raise InputError("pictures need Pillow: pip install pillow") from error
-    where = brief(source, 80) if isinstance(source, str | Path) else "a picture"
+    where = brief(source) if isinstance(source, str | Path) else "a picture"
     if isinstance(source, str | Path) and not os.path.isfile(source):
         raise InputError(f"{where or repr('')}: no such file" + "; download it first" * where.startswith("http"))
     if not (isinstance(source, str | Path | bytes | np.ndarray | Image.Image) or hasattr(source, "read")):

@@ -148,10 +148,10 @@ class Weights:
 
     @property
     def format(self) -> str:
-        """The name of the matrices' format, of most of them if there are several; ROUNDED's, too, if there is one."""
+        """The name of the matrices' format, of most of them if there are several, and whether vectors are rounded."""
         most, head = int(self.layers.matrices[0, Q].form), int(self.layers.head[0].form)
         rounds = ROUNDED in (head, *self.formats, *self.experts_formats)
-        return ", ".join(FORMATS[form].name for form in dict.fromkeys((most, *[ROUNDED] * rounds)))
+        return FORMATS[BF16 if most == ROUNDED else most].name + ", activations bf16" * rounds
 
     def work_space(self, config: Config, m: int, n_tasks: int, n_queries: int) -> tuple[Space, np.ndarray]:
         """A Space for m tokens, n_tasks tasks and n_queries queries of a task; an earlier one, if it fits.

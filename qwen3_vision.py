@@ -328,11 +328,15 @@ def chat(model: Model, prompt: str, image: list[str], max_pixels: int | None, sy
     if model.pictures is None:
         raise InputError(f"{model.path}: the model can't see: it has no vision tower")
     shown = list[Picture]()
+    try:
+        from PIL import Image, ImageOps
+    except ImportError as error:
+        raise InputError("pictures need Pillow: pip install pillow") from error
     for file in image:
         with library_errors(file):
-            from PIL import Image, ImageOps
-            upright = ImageOps.exif_transpose(Image.open(file)).convert("RGB")
-        shown.append(model.pictures.show(upright, max_pixels))
+            upright = ImageOps.exif_transpose(Image.open(file)).convert("RGBA")
+            on_white = Image.alpha_composite(Image.new("RGBA", upright.size, "white"), upright).convert("RGB")
+        shown.append(model.pictures.show(on_white, max_pixels))
     messages = [{"role": "user", "content": "<|vision_start|><|image_pad|><|vision_end|>" * len(shown) + prompt}]
     messages = messages if system is None else [{"role": "system", "content": system}, *messages]
     text = model.tokenizer.apply_chat_template(messages, enable_thinking=enable_thinking)

@@ -128,7 +128,7 @@ def test_refusals(tmp_path):
     folder, text, photo = tmp_path / "folder", tmp_path / "text.jpg", saved(Image.fromarray(COLOURS), "JPEG")
     folder.mkdir()
     text.write_text("This is no picture.")
-    for source, words in ((tmp_path / "none.png", "no such file"), (folder, "no such file"), (text, "text.jpg"), (b"", "cannot"),
+    for source, words in ((tmp_path / "none.png", "no such file"), (folder, "is a folder"), (text, "text.jpg"), (b"", "cannot"),
                           ("https://example.com/cat.jpg", "download it first"), (photo[:len(photo) // 2], "truncated"),
                           (png_of(30000, 30000), "pixels"), (png_of(9000, 9000), "9000 x 9000"), (5, "not 5"), (None, "not None"),
                           (saved(Image.fromarray(COLOURS), "TIFF"), "PNG, JPEG"), (np.zeros((3, 4, 7), np.uint8), "cannot"),
@@ -438,9 +438,13 @@ def alone(tmp_path_factory):
     return run
 
 
-def test_four_files_alone(alone):
+def test_four_files_alone(alone, tmp_path):
     tiny, asked = ROOT / "tests/tiny_seeing", ("--max-pixels", "4096", "What is this?")
     assert alone(tiny, "--image", "a.png", *asked) == (0, "red square\n", "")
+    pixels = np.zeros((200, 200, 4), np.uint8)  # transparency is laid on white
+    pixels[40:180, 30:170] = 200, 45, 50, 255
+    Image.fromarray(pixels).save(tmp_path / "clear.png")
+    assert alone(tiny, "--image", tmp_path / "clear.png", *asked) == (0, "red square\n", "")
     for model, arguments, words in ((tiny, ("none.png", *asked), "none.png"), (tiny, ("a.png", "<|image_pad|>"), "stands for"),
                                     (ROOT / "demo", ("a.png", "What?"), "can't see")):
         status, out, err = alone(model, "--image", *arguments)

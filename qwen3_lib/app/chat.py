@@ -279,7 +279,7 @@ class Chat:
 
     def load(self, text: str) -> None:
         name = file_name(text)
-        self.messages, tools = read_messages(name)
+        self.messages, tools = read_messages(name, self.options.get("max_pixels"))
         self.tools, self.last = self.tools if tools is None else tools, None
         self.own_files.add(os.path.realpath(name))
         waiting = "; /regenerate answers the last one" if self.messages[-1]["role"] in ("user", "tool") else ""

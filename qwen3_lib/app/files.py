@@ -49,14 +49,18 @@ def read_json(name: str) -> Any:
 
 # ---- Conversations and tools, in the form of OpenAI's API ------------------------------------------------------------
 
-def read_messages(name: str) -> tuple[list[dict], list[dict] | None]:
-    """(messages, tools or None) of a file with a list of messages, or with {"messages": [...], "tools": [...]}."""
+def read_messages(name: str, max_pixels: int | None = None) -> tuple[list[dict], list[dict] | None]:
+    """(messages, tools or None) of a file with a list of messages, or with {"messages": [...], "tools": [...]}.
+
+    max_pixels: of pictures whose part has none.
+    """
     value = read_json(name)
     messages, tools = (value.get("messages"), value.get("tools")) if isinstance(value, dict) else (value, None)
     messages = checked_messages(messages, name)
     for part in (part for each in messages if isinstance(each.get("content"), list) for part in each["content"]):
         if isinstance(part.get("image"), str):  # beside the file
             part["image"] = os.path.join(os.path.dirname(os.path.abspath(name)), part["image"])
+            part.setdefault("max_pixels", max_pixels)
     return messages, None if tools is None else checked_tools(tools, name)
 
 
@@ -95,7 +99,7 @@ def read_prompt(args: argparse.Namespace) -> str | None:
 def read_conversation(args: argparse.Namespace) -> tuple[list[dict], list[dict] | None]:
     """(messages, tools) of --continue or --messages, --tools, --system and the prompt."""
     file = kept_conversation() if getattr(args, "continue") else args.messages
-    messages, tools = ([], None) if file is None else read_messages(file)
+    messages, tools = ([], None) if file is None else read_messages(file, args.max_pixels)
     if getattr(args, "continue") and not (args.chat and sys.stdin.isatty()):  # there, the chat says so itself
         note(going_on(messages))
     tools = tools if args.tools is None else read_tools(args.tools)

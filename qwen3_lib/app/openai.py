@@ -306,6 +306,9 @@ def looked_at(model: Model, messages: list[Value], longest: int, folder: Path | 
             raise refusal(f"detail must be one of {', '.join(DETAILS)}")
         if (url := given.get("url")) is None:
             raise refusal(f"{name} is missing, or has no url; a picture is a data: URL, data:image/png;base64,...")
+        known = {"type", name, "detail", *(("max_pixels",) if folder is not None else ())}
+        if unknown := [*({*part} - known), *({*given} - {"url", "detail"} if given is part.get(name) else ())]:
+            raise refusal(f"unknown field: {brief(unknown[0], 80)}")
         try:
             if name == "image" and folder is not None and isinstance(url, str) and not url.startswith("data:"):
                 image = picture_of(os.path.join(folder, url))
@@ -319,7 +322,7 @@ def looked_at(model: Model, messages: list[Value], longest: int, folder: Path | 
             raise refusal(str(error).replace(str(model.path), "the model")) from error
         if picture is None:
             raise Refusal(400, f"the prompt leaves no room for an answer: the context has {longest} tokens, and "
-                          f"pictures have {tokens} up to {where}", "messages", "context_length_exceeded")
+                          f"the pictures up to {where} have {tokens}", "messages", "context_length_exceeded")
         return {"type": "image", "image": picture}
 
     return [message | {"content": [look(part, f"message {i}") for part in message["content"]]}

@@ -45,8 +45,8 @@ def taken(model: Model, messages: Any, numbered: bool = False) -> tuple[Any, lis
             return found
         image, sizes = picture_of(found), (part.get("max_pixels"), part.get("min_pixels", MIN_PIXELS))
         if (n := n + n_tokens(model, image, *sizes)) >= context:
-            raise InputError(f"the pictures have {n:,} tokens, and the context has {context:,}: a smaller max_pixels "
-                             "(--max-pixels) makes fewer of them")
+            raise InputError(f"picture {len(pictures) + 1} brings the tokens of all to {n:,}, and the context has "
+                             f"{context:,}: a smaller max_pixels (--max-pixels) makes fewer of them")
         return model.pictures.show(image, *sizes)
 
     def text_of(part: Any, where: str, role: Any) -> Any:

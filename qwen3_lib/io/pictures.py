@@ -27,7 +27,8 @@ def picture_of(source: Any, most_pixels: int = MOST_PIXELS) -> Any:
         raise InputError("pictures need Pillow: pip install pillow") from error
     where = brief(source) if isinstance(source, str | Path) else "a picture"
     if isinstance(source, str | Path) and not os.path.isfile(source):
-        raise InputError(f"{where or repr('')}: no such file" + "; download it first" * where.startswith("http"))
+        raise InputError(f"{where or repr('')}: {'is a folder' if os.path.isdir(source) else 'no such file'}"
+                         + "; download it first" * where.startswith("http"))
     if not (isinstance(source, str | Path | bytes | np.ndarray | Image.Image) or hasattr(source, "read")):
         raise InputError(f"a picture must be a path, bytes, a PIL image or an array, not {brief(repr(source), 80)}")
     with warnings.catch_warnings():

@@ -528,8 +528,8 @@ function takeBack(chat, before, error) {
   chat.turns = before;
   if (before.length) save(chat);
   else remove(chat);
-  if (!box.value && !pictures.length) showPictures(question.pictures ?? []);
-  box.value ||= question.content;
+  showPictures([...(question.pictures ?? []), ...pictures]);
+  box.value = [question.content, box.value].filter(Boolean).join("\n");
   at("ask-says").textContent = `The message is not added: ${error.message}.`;
 }
 

@@ -9,6 +9,7 @@ the memory's bandwidth are of ours. `bandwidth` is in GB/s, `sgemm` in GFLOP/s, 
 """
 import argparse
 import json
+import textwrap
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +26,7 @@ def load_machines() -> list[dict]:
 
 
 def number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}"
+    return "" if value is None else f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def share(m: dict, work: str, name: str) -> str:
@@ -58,8 +59,8 @@ def conditions(m: dict) -> str:
 
 
 def ratios_table(machines: list[dict]) -> str:
-    """One row for each machine: bf16, int8 and int4 beside the fastest other engine."""
-    works = list(machines[0]["speeds"])
+    """One row for each machine: bf16, int8 and int4 beside the fastest other engine, in what all have measured."""
+    works = [work for work in machines[0]["speeds"] if all(work in m["speeds"] for m in machines)]
     lines = [["", *works, "beside"]]
     for m in machines:
         cells = [[m["speeds"].get(work, {}).get(name, {}) for name in ("bf16", "int8", "int4")] for work in works]
@@ -120,7 +121,7 @@ def draw(m: dict, file: Path) -> None:
             if fraction := m["shares"].get(work, {}).get(name):
                 limit = formats[name][OURS] / fraction
                 labels["the memory's limit for ours"] = axes.hlines(limit, k - 0.4, k + 0.4, color="black")
-        axes.set_xticks(range(len(formats)), formats)
+        axes.set_xticks(range(len(formats)), [textwrap.fill(name, 11) for name in formats], fontsize=7)
         axes.set(title=work)
         axes.margins(y=0.1)
     figure.axes[0].set(ylabel="tokens/s")

@@ -41,12 +41,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "bench")]
 
 from figures import OURS, whole_table  # noqa: E402
 from qwen3 import __version__, tensor_shapes  # noqa: E402
-from peers import ENTRIES, OpenVinoEngine, export_openvino, gguf_file, open_engine, opened, write_gguf  # noqa: E402
+from peers import (  # noqa: E402
+    ENTRIES, NumbaEngine, OpenVinoEngine, export_openvino, gguf_file, open_engine, opened, write_gguf)
 
 FLOAT32 = ("numpy", "torch")
 ROUNDED = ENTRIES["bf16-rounded"].format
 OUR_FORMAT = {"Q8_0": "int8", "Q4_0": "int4"}  # what the peers' formats stand beside
-STEP = 512  # tokens at a time, to fill a cache
+STEP = 512  # tokens at a time, to fill a peer's cache
 MARGIN = 64  # positions behind the longest context
 LONG_ROUNDS = 1  # at most, of prompts as long as that: each takes half a minute
 
@@ -89,10 +90,11 @@ def start_engine(name: str, path: Path, folder: Path, threads: int, capacity: in
 
 
 def fill(ids: Sequence[int]) -> None:
-    """The cache holds these tokens and nothing else."""
+    """The cache holds these tokens and nothing else. This project's engines cut a prompt themselves."""
     engine.truncate(0)
-    for start in range(0, len(ids), STEP):
-        engine.run(ids[start:start + STEP])
+    step = len(ids) if isinstance(engine, NumbaEngine) else STEP
+    for start in range(0, len(ids), step):
+        engine.run(ids[start:start + step])
 
 
 def prefill_speed(ids: Sequence[int]) -> float:

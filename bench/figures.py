@@ -9,8 +9,8 @@ the memory's bandwidth are of ours. `bandwidth` is in GB/s, `sgemm` in GFLOP/s, 
 """
 import argparse
 import json
-import textwrap
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -112,6 +112,7 @@ def finish(process: subprocess.Popen, timeout: float = 60) -> tuple[int, bytes, 
 def forked(work) -> int:
     """Runs work() in a process of its own -> its exit status."""
     if (child := os.fork()) == 0:
+        sys.dont_write_bytecode = True  # under a limit for files, Python would keep modules that are cut off
         with contextlib.suppress(BaseException):
             work()
         os._exit(0)

@@ -27,7 +27,8 @@ def test_a_full_disk_and_two_at_once(tmp_path):
     """Both compile, because nothing is kept yet, and one can't even write; the next run compiles nothing."""
     limit = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)); "
     program = "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
-    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "new")}
+    # Python itself would keep modules that are cut off at the limit.
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "new"), "PYTHONDONTWRITEBYTECODE": "1"}
     processes = [subprocess.Popen([sys.executable, "-c", start + program, ROOT / "qwen3_numba.py", *COMMAND],
                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
                  for start in (limit, "import runpy, sys; ")]

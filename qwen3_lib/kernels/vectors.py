@@ -421,7 +421,7 @@ def write_weighted_pairs(form: int, n_vectors: int, way: Way, b: Any, w: Any, st
 
 
 def row_pair(b: Any, even: Any, odd: Any, n: Any, column: Any) -> list[tuple[Any, ...]]:
-    """32 columns of two rows of bf16, as factors of `add_pairs`, or of two fmas: the first 16 columns, then the rest."""
+    """32 columns of two rows of bf16, as factors of `add_pairs` or of two fmas: the first 16, then the rest."""
     if not PAIRS:
         return [tuple(row_part(b, BF16, row, n, at(b, column, start)) for row in (odd, even)) for start in (0, LANES)]
     left, right = (load(b, at(b, row, (column, 2)), I16, 2 * LANES) for row in (even, odd))

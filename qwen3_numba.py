@@ -111,7 +111,7 @@ class Weights:
     mtp: MTPHead | None = None
     looked: bool = False  # whether its first prompt's keys and values were looked at: see note_small_numbers
     spaces: dict[int, tuple[Space, np.ndarray]] = field(default_factory=dict)  # with their tables: see work_space
-    logits: Reused = field(default_factory=Reused)  # where those of a pass are, but for many tokens
+    logits: Reused = field(default_factory=Reused)  # the memory of a pass's logits, unless they are many
 
     @cached_property
     def table(self) -> np.ndarray:

@@ -129,8 +129,8 @@ def fastest(work: Callable[[], Any]) -> float:
 
 
 def limits() -> dict[str, float]:
-    """Of a core, in 1e9 a second: sgemm's operations, those of the instructions for bytes, and for bf16 if there are
-    any, bytes read from memory."""
+    """What one core reaches, in 1e9 a second: operations of sgemm, of the instructions for bytes and, if the CPU has
+    them, for bf16; bytes read from memory."""
     x, place = np.random.default_rng(0).standard_normal((1024, 1024), np.float32), np.zeros(4096, np.uint8)
     big = np.ones(2**26, np.int64)
 

@@ -70,7 +70,7 @@ def taken(model: Model, messages: Any, numbered: bool = False) -> tuple[Any, lis
 
 
 def put(model: Model, ids: TokenIds, pictures: list[Picture]) -> TokenIds:
-    """A prompt's ids with those of the pictures, in the places that `taken` has marked."""
+    """Puts the pictures' ids into a prompt's ids, at the places that `taken` has marked."""
     if not pictures:
         return ids
     ids, pad = np.asarray(ids), model.tokenizer.token_to_id("<|image_pad|>")

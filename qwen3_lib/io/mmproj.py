@@ -16,7 +16,7 @@ from qwen3_lib.io.gguf_file import GGUF, SEEING, plain, read_gguf, tensor_of
 from qwen3_lib.io.tensors import AnyTensor
 
 VISION = "clip.vision."
-# key of vision_config -> that of the metadata
+# key of vision_config -> key of the metadata
 SIZES = {"depth": "block_count", "num_heads": "attention.head_count", "patch_size": "patch_size",
          "spatial_merge_size": "spatial_merge_size"}
 # GGUF's name -> ours; v.blk.7.NAME.weight -> blocks.7.NAME.weight

@@ -99,8 +99,8 @@ class StateCache(HybridCache):
 
 
 class Vocabulary:
-    """The rows of the lm_head that an MTP head guesses from, 32 neighbours at a time: those of common tokens, which
-    have the first numbers, and those around the latest other tokens of the texts. The whole head costs several layers.
+    """The rows of the lm_head that an MTP head guesses from, in blocks of 32: the rows of common tokens, which have the
+    lowest ids, and the blocks of the latest other tokens of the texts. The whole lm_head costs several layers.
     """
     COMMON, OTHERS = 384, 192  # of 32 rows
 

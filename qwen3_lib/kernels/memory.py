@@ -51,9 +51,9 @@ class LargePages:
 
 
 class Reused:
-    """Memory for what each pass makes anew, and the next pass or a later one lets go: then it is taken again.
+    """Memory for arrays that each pass makes anew. Once nothing refers to the arrays, a later pass takes their memory.
 
-    For each piece from the system, it would clear new pages: for a hybrid's states, that takes longer than to use them.
+    The system clears the pages of new memory; for a hybrid's states, clearing takes longer than the work on them.
     """
 
     def __init__(self) -> None:

@@ -724,15 +724,16 @@ class Folder:
         return self.found[name] if name in self.found else self.found.setdefault(name, read(self.path / name))
 
     def json(self, name: str) -> dict[str, Any]:
-        """The object in a JSON file; empty if there is no such file."""
-        return self.once(name, lambda file: read_json_object(file) if os.path.isfile(file) else {})
+        """The object in a JSON file, empty if there is none. A Qwen3-VL's config becomes that of a Qwen3 that sees."""
+        raw = self.once(name, lambda file: read_json_object(file) if os.path.isfile(file) else {})
+        if raw.get("model_type") in ("qwen3_vl", "qwen3_vl_moe") and isinstance(text := raw.get("text_config"), dict):
+            names = json.dumps(raw.get("architectures")).replace("VL", "").replace("ConditionalGeneration", "CausalLM")
+            raw = raw | text | {"model_type": raw["model_type"].replace("_vl", ""), "architectures": json.loads(names),
+                                "norm_topk_prob": True, "tie_word_embeddings": (text | raw).get("tie_word_embeddings")}
+        return raw
 
     def config(self) -> Config:
-        raw = self.json("config.json")
-        if raw.get("model_type") == "qwen3_vl" and isinstance(text := raw.get("text_config"), dict):
-            tied = (text | raw).get("tie_word_embeddings")  # the language model of a Qwen3-VL is a Qwen3
-            raw = text | {"model_type": "qwen3", "tie_word_embeddings": tied}
-        return config_of(raw, self.path / "config.json")
+        return config_of(self.json("config.json"), self.path / "config.json")
 
     def generation(self) -> dict[str, Any]:
         return self.json("generation_config.json")
@@ -747,9 +748,9 @@ class Folder:
         return set(index.values())
 
     def stored(self) -> dict[str, Any]:
-        """The tensors in its files, by the names there."""
-        return {name: tensor for shard in sorted(self.shards()) for name, tensor in
-                self.once(shard, lambda file: map_safetensors(file, self.dtypes)).items()}
+        """The tensors in its files. Beside a vision tower, a name there begins with model.language_model."""
+        return {name.replace("model.language_model.", "model.", 1): tensor for shard in sorted(self.shards())
+                for name, tensor in self.once(shard, lambda file: map_safetensors(file, self.dtypes)).items()}
 
     def shapes(self, config: Config) -> dict[str, tuple[int, ...]]:
         return tensor_shapes(config)
@@ -763,9 +764,8 @@ class Folder:
         return engine
 
     def tensors(self, config: Config) -> dict[str, Any]:
-        """The tensors of `shapes`, see `fitting`. In a Qwen3-VL, their names begin with model.language_model."""
-        stored = {name.replace("model.language_model.", "model.", 1): each for name, each in self.stored().items()}
-        return fitting(stored, self.shapes(config), config.tie_word_embeddings, self.path)
+        """The tensors of `shapes`, see `fitting`."""
+        return fitting(self.stored(), self.shapes(config), config.tie_word_embeddings, self.path)
 
     def tokenizer(self) -> Tokenizer:
         return load_tokenizer(self.path)

@@ -483,7 +483,7 @@ class HybridFolder(Folder):
         """The tensors of the text part, by the names of a model without a vision tower, the MTP head's behind them."""
         tensors = {name: tensor for name, tensor in super().stored().items() if not name.startswith("model.visual.")}
         behind = f"model.layers.{self.config().num_hidden_layers}." if any("mtp." in name for name in tensors) else ""
-        for start, ours in (("model.language_model.", "model."), ("mtp.layers.0.", behind), ("mtp.", behind)):
+        for start, ours in (("mtp.layers.0.", behind), ("mtp.", behind)):
             tensors = {ours + name.removeprefix(start) if name.startswith(start) else name: tensor
                        for name, tensor in tensors.items()}
         return tensors

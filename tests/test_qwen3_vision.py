@@ -468,4 +468,4 @@ def test_a_mixture_needs_the_library(alone, tmp_path):
     make_random_model(vl_config("30B-A3B"), tmp_path, "float32")
     status, out, err = alone(tmp_path, "--image", "a.png", "What?")
     assert (status, out) == (1, "")
-    assert_one_line(err, "qwen3_vl_moe", "qwen3_lib")
+    assert_one_line(err, "qwen3_moe", "qwen3_lib")

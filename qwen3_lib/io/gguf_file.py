@@ -169,7 +169,7 @@ LAYER_NAMES = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layer
 EXPERT_NAMES = {"ffn_gate_exps": ("gate_proj",), "ffn_up_exps": ("up_proj",), "ffn_down_exps": ("down_proj",),
                 "ffn_gate_up_exps": ("gate_proj", "up_proj")}  # the first half of its rows is the gate
 NAMES_OF_BIASES = ("attn_q", "attn_k", "attn_v", "attn_output")
-# Of Qwen3.5, below model.language_model; ssm_a has no part.
+# Of Qwen3.5; ssm_a has no part.
 HYBRID_NAMES = LAYER_NAMES | {
     "post_attention_norm": "post_attention_layernorm", "attn_qkv": "linear_attn.in_proj_qkv",
     "attn_gate": "linear_attn.in_proj_z", "ssm_alpha": "linear_attn.in_proj_a", "ssm_beta": "linear_attn.in_proj_b",
@@ -199,7 +199,6 @@ def map_gguf(file: Path) -> dict[str, AnyTensor]:
     """
     gguf = read_gguf(file)
     hybrid, tensors = is_hybrid(gguf), dict[str, AnyTensor]()
-    prefix = "model.language_model." if hybrid else "model."
     n_layers, heads = (layer_count(gguf), value_heads(gguf)) if hybrid else (None, None)
     for name, entry in gguf.tensors.items():
         _, layer, tail = name.split(".", 2) if name.startswith("blk.") and name.count(".") > 1 else ("", "", "")
@@ -208,12 +207,12 @@ def map_gguf(file: Path) -> dict[str, AnyTensor]:
         if (key := tail.partition(".")[0]) in EXPERT_NAMES and len(entry.shape) == 3:
             for expert, data in enumerate(entry.data):
                 for part, rows in zip(EXPERT_NAMES[key], np.array_split(data, len(EXPERT_NAMES[key]))):
-                    ours = f"{prefix}layers.{layer}.mlp.experts.{expert}.{part}.weight"
+                    ours = f"model.layers.{layer}.mlp.experts.{expert}.{part}.weight"
                     one = entry._replace(shape=(len(rows), entry.shape[2]), data=rows)
                     tensors[ours] = tensor_of(one, gguf.mapping)
         else:
             within = our_name(tail, hybrid)
-            ours = f"{prefix}layers.{layer}.{within}" if within else NAMES.get(name, "").replace("model.", prefix)
+            ours = f"model.layers.{layer}.{within}" if within else NAMES.get(name, "")
             if not ours:
                 raise InputError(f"{file}: no Qwen3 has the tensor {brief(name)}")
             if ours in tensors:

@@ -39,8 +39,7 @@ def open_model(name: str, offline: bool = False, adapter: str | Path | list[str 
 
 def source_of(path: Path) -> Folder:
     """The model in a folder or GGUF file."""
-    folder = opened(path, GGUFFile, HybridGGUF) if is_gguf(path) else opened(path, Checkpoint, Hybrid)
-    return Seeing(path, folder.found) if folder.json("config.json").get("model_type") in [*LANGUAGE] else folder
+    return opened(path, GGUFFile, HybridGGUF) if is_gguf(path) else opened(path, Checkpoint, Hybrid)
 
 
 # The values of transformers where config.json has none.
@@ -206,32 +205,6 @@ def split_experts(stored: Mapping[str, AnyTensor], hidden_size: Any = None) -> d
                 rows = {"gate_proj": data[:half], "up_proj": data[half:]} if part == "gate_up_proj" else {part: data}
                 tensors |= {f"{start}.{expert}.{key}.weight": tensor._replace(data=view) for key, view in rows.items()}
     return tensors
-
-
-# model_type of a Qwen3-VL -> the architecture of the whole, the model_type and the architecture of the language model
-LANGUAGE = {"qwen3_vl": ("Qwen3VLForConditionalGeneration", "qwen3", "Qwen3ForCausalLM"),
-            "qwen3_vl_moe": ("Qwen3VLMoeForConditionalGeneration", "qwen3_moe", "Qwen3MoeForCausalLM")}
-
-
-class Seeing(Checkpoint):
-    """A Checkpoint of a Qwen3-VL: its language model is a Qwen3."""
-
-    def json(self, name: str) -> dict[str, Any]:
-        """In config.json, the keys of text_config stand beside the others."""
-        raw = super().json(name)
-        if name != "config.json":
-            return raw
-        if not isinstance(text := raw.get("text_config"), dict):
-            raise InputError(f"{self.path / name}: text_config must be an object")
-        whole, kind, architecture = LANGUAGE[raw["model_type"]]
-        return raw | text | {
-            "model_type": kind, "norm_topk_prob": True, "tie_word_embeddings": (text | raw).get("tie_word_embeddings"),
-            "architectures": [architecture] if raw.get("architectures") == [whole] else raw.get("architectures")}
-
-    def stored(self) -> dict[str, Any]:
-        """The tensors of the language model, by the names of a Qwen3."""
-        return {name.replace("model.language_model.", "model.", 1): tensor
-                for name, tensor in super().stored().items() if not name.startswith("model.visual.")}
 
 
 class Hybrid(HybridFolder, Checkpoint):

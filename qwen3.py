@@ -316,8 +316,8 @@ TokenIds = list[int] | np.ndarray
 
 def embed(model: Model, ids: np.ndarray) -> np.ndarray:
     """The vectors of tokens [n] -> [n, hidden_size]: rows of embed_tokens, or what a tower has made of a picture."""
-    pictures = model.pictures  # None, unless the model sees
-    return model.engine.rows(model, "embed_tokens", ids) if pictures is None else pictures.embed(model, ids)
+    x, pictures = model.engine.rows(model, "embed_tokens", np.maximum(ids, 0)), model.pictures
+    return x if pictures is None else pictures.add(x, ids, 0)  # a picture's tokens have ids below 0
 
 
 @np.errstate(over="ignore", invalid="ignore")  # NaN in the weights is reported once it has reached the logits

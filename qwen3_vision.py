@@ -9,7 +9,7 @@
 
 This file stands on qwen3.py, which you should read first; a Qwen3.5 needs qwen3_5.py, too. Read it from top to bottom:
 
-    config -> size -> patches -> tower -> a picture's tokens -> positions -> a model's pictures -> main
+    config -> RGB -> size -> patches -> tower -> a picture's tokens -> positions -> a model's pictures -> main
 
 How a picture of 64 x 96 pixels becomes 6 tokens, with the sizes of Qwen3.5-0.8B:
 
@@ -35,28 +35,33 @@ The words that the other files don't have:
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import hashlib
 import itertools
 import math
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from importlib.util import find_spec
 from typing import Any
 
-import numpy as np
+if __name__ == "__main__" and (absent := [name for name in ("qwen3", "PIL") if find_spec(name) is None]):
+    sys.exit(f"qwen3_vision.py: no module {absent[0]}: it needs qwen3.py beside it, and: pip install pillow")
 
-import qwen3
-from qwen3 import (
-    Config, Folder, Model, apply_rope, attention, checked_number, checked_whole, linear, rope_of, to_float32)
+import qwen3  # first: it says in one line what is missing
+import numpy as np
+from qwen3 import (Config, Folder, Model, apply_rope, attention, checked_number, checked_whole, linear, rms_norm,
+                   rope_of, to_float32)
 from tokenizer_utils import InputError, brief, library_errors, stream_text
 
 __all__ = ["Picture", "Pictures", "VisionConfig", "patches_of", "smart_resize", "tower"]
 
-# ---- Config ----------------------------------------------------------------------------------------------------------
+# ---- Config, and a picture in patches --------------------------------------------------------------------------------
+
+MIN_PIXELS, MAX_PIXELS = 2**16, 2**20  # of a picture for the tower: 64 to 1,024 tokens, unless the caller says so
+LARGEST = 2**24  # the largest max_pixels: 16,384 tokens
+
 
 @dataclass(frozen=True)
 class VisionConfig:
@@ -69,10 +74,17 @@ class VisionConfig:
     deepstack_visual_indexes: tuple[int, ...] = ()  # the blocks that deepstack reads
 
 
-# ---- Size and patches ------------------------------------------------------------------------------------------------
-
-MIN_PIXELS, MAX_PIXELS = 2**16, 2**20  # of a picture for the tower: 64 to 1,024 tokens, unless the caller says so
-LARGEST = 2**24  # the largest max_pixels: 16,384 tokens
+def rgb(source: Any, where: str) -> Any:
+    """A picture's file, or an image of Pillow -> an image of Pillow in RGB, upright and on white. Raises InputError."""
+    from PIL import Image, ImageOps
+    with library_errors(f"{where}: cannot be read"):
+        image = ImageOps.exif_transpose(source if isinstance(source, Image.Image) else Image.open(source))
+        if image.mode.startswith("I"):  # 16 bits of grey
+            image = Image.fromarray((np.asarray(image).clip(0, 2**16 - 1) // 256).astype(np.uint8))
+        if image.has_transparency_data:
+            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
+        smart_resize(image.height, image.width, 1, 0, math.inf)  # not too narrow
+        return image.convert("RGB")
 
 
 def smart_resize(height: int, width: int, factor: int, min_pixels: float, max_pixels: float) -> tuple[int, int]:
@@ -106,19 +118,14 @@ def patches_of(pixels: np.ndarray, config: VisionConfig) -> np.ndarray:
 
 # ---- Tower -----------------------------------------------------------------------------------------------------------
 
-Weights = dict[str, np.ndarray]  # by their names in the file without "model.visual."
-
-
-def dense(x: np.ndarray, w: Weights, name: str) -> np.ndarray:
-    """A linear layer with bias: x [n, inputs] -> [n, outputs]."""
+def dense(x: np.ndarray, w: dict[str, Any], name: str) -> np.ndarray:
+    """A linear layer with bias: x [n, inputs] -> [n, outputs]. w: the tower's weights, see Pictures.weights."""
     return linear(x, w[f"{name}.weight"], w[f"{name}.bias"])
 
 
-def layer_norm(x: np.ndarray, w: Weights, name: str) -> np.ndarray:
-    """x [n, d] shifted to a mean of 0, scaled to a variance of 1, times weight plus bias (Ba et al. 2016)."""
-    x = x - x.mean(axis=-1, keepdims=True)
-    variance = np.einsum("ni,ni->n", x, x)[:, None] / np.float32(x.shape[-1])
-    return x / np.sqrt(variance + np.float32(1e-6)) * w[f"{name}.weight"] + w[f"{name}.bias"]
+def layer_norm(x: np.ndarray, w: dict[str, Any], name: str) -> np.ndarray:
+    """x [n, d] shifted to a mean of 0, then as in rms_norm, plus bias (Ba et al. 2016)."""
+    return rms_norm(x - x.mean(axis=-1, keepdims=True), w[f"{name}.weight"], 1e-6) + w[f"{name}.bias"]
 
 
 def gelu(x: np.ndarray) -> np.ndarray:
@@ -133,10 +140,8 @@ def gelu(x: np.ndarray) -> np.ndarray:
 @np.errstate(over="ignore")
 def gelu_tanh(x: np.ndarray) -> np.ndarray:
     """Nearly gelu, and what the blocks were trained with: x / (1 + exp(-2 sqrt(2 / pi) (x + 0.044715 x^3)))."""
-    gate = x * x  # from here on in place: x is the largest array of a block
-    gate *= np.float32(-2 * math.sqrt(2 / math.pi) * 0.044715)
-    gate -= np.float32(2 * math.sqrt(2 / math.pi))
-    gate *= x
+    gate = x * x * np.float32(-2 * math.sqrt(2 / math.pi) * 0.044715) - np.float32(2 * math.sqrt(2 / math.pi))
+    gate *= x  # from here on in place: x is the largest array of a block
     np.exp(gate, out=gate)  # may overflow to inf: then the result is -0, which is right
     gate += 1
     return np.divide(x, gate, out=gate)
@@ -153,7 +158,7 @@ def position_embedding(table: np.ndarray, rows: int, columns: int) -> np.ndarray
     return of_columns @ (of_rows @ table.reshape(side, -1)).reshape(rows, side, -1)
 
 
-def block(x: np.ndarray, w: Weights, name: str, n_heads: int, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+def block(x: np.ndarray, w: dict[str, Any], name: str, n_heads: int, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
     """One block of the tower: x [n, hidden_size] -> the same shape. cos and sin [n, head_dim / 2] are those of RoPE."""
     n = len(x)
     qkv = dense(layer_norm(x, w, f"{name}.norm1"), w, f"{name}.attn.qkv")
@@ -166,14 +171,14 @@ def block(x: np.ndarray, w: Weights, name: str, n_heads: int, cos: np.ndarray, s
     return x + dense(hidden, w, f"{name}.mlp.linear_fc2")
 
 
-def merger(x: np.ndarray, w: Weights, name: str) -> np.ndarray:
+def merger(x: np.ndarray, w: dict[str, Any], name: str) -> np.ndarray:
     """Four neighbours side by side become a token: x [n, hidden_size] -> [n / 4, the language model's hidden_size]."""
     normed, joined = len(w[f"{name}.norm.weight"]), w[f"{name}.linear_fc1.weight"].shape[1]
     x = layer_norm(x.reshape(-1, normed), w, f"{name}.norm").reshape(-1, joined)  # deepstack norms all four together
     return dense(gelu(dense(x, w, f"{name}.linear_fc1")), w, f"{name}.linear_fc2")
 
 
-def tower(pixels: np.ndarray, w: Weights, config: VisionConfig) -> np.ndarray:
+def tower(pixels: np.ndarray, w: dict[str, Any], config: VisionConfig) -> np.ndarray:
     """Pixels uint8 [height, width, 3] -> float32 [1 + deepstack, tokens, width of the merger], the embeddings first."""
     (rows, columns), m = (side // config.patch_size for side in pixels.shape[:2]), config.spatial_merge_size
     x = dense(patches_of(pixels, config), w, "patch_embed.proj")  # [n, hidden_size]
@@ -244,8 +249,7 @@ class Pictures:
     def __init__(self, folder: Folder, config: Config):
         self.folder, self.width, self.lock = folder, config.hidden_size, threading.Lock()
         self.recent, self.latest = list[Picture](), list[Picture]()
-        self.by_pixels = weakref.WeakValueDictionary[bytes, Picture]()
-        self.by_number = weakref.WeakValueDictionary[int, Picture]()
+        self.known = weakref.WeakValueDictionary[int | bytes, Picture]()  # by their numbers, and by their pixels
         raw, usual = folder.json("config.json"), [24, 20, 20] if config.rope_dim == config.head_dim else [11, 11, 10]
         section = rope_of(raw.get("text_config", raw)).get("mrope_section", usual)  # a Qwen3.5 turns a part of a head
         if not isinstance(section, list) or [isinstance(n, int) and n >= 0 for n in section] != [True] * 3:
@@ -258,7 +262,7 @@ class Pictures:
     def config(self) -> VisionConfig:
         """Read for the first picture, as the weights are. Raises InputError for values that aren't supported."""
         raw, where = self.folder.json("config.json")["vision_config"], f"{self.folder.path / 'config.json'}: "
-        found = {field.name: raw.get(field.name, field.default) for field in dataclasses.fields(VisionConfig)}
+        found = {name: raw.get(name, default) for name, default in asdict(VisionConfig()).items()}
         deep = found.pop("deepstack_visual_indexes")
         sizes = {name: checked_whole(f"{where}{name} of vision_config", value, 1) for name, value in found.items()}
         if raw.get("hidden_act", "gelu_pytorch_tanh") != "gelu_pytorch_tanh" or not isinstance(deep, list | tuple) \
@@ -267,7 +271,7 @@ class Pictures:
         return VisionConfig(**sizes, deepstack_visual_indexes=tuple(deep))
 
     @cached_property
-    def weights(self) -> Weights:
+    def weights(self) -> dict[str, np.ndarray]:
         found = {name.removeprefix("model.visual."): to_float32(each) for name, each in self.folder.tower().items()}
         return {name: each.reshape(len(each), -1) if each.ndim > 1 else each for name, each in found.items()}
 
@@ -279,7 +283,7 @@ class Pictures:
         pixels = np.asarray(image.resize((width, height), resample=3))  # bicubic
         key = hashlib.sha256(f"{height} {width}".encode() + pixels.tobytes()).digest()
         with self.lock:
-            if (picture := self.by_pixels.get(key)) is None:
+            if (picture := self.known.get(key)) is None:
                 try:
                     vectors = tower(pixels, self.weights, self.config)
                 except (KeyError, ValueError) as error:  # no tensor of this name, or none of this shape
@@ -287,32 +291,26 @@ class Pictures:
                 if vectors.shape[2] != self.width or not np.isfinite(vectors).all():
                     raise InputError(f"{self.folder.path}: the vision tower gives no {self.width} finite numbers")
                 picture = Picture(next(NUMBERS), height // factor, width // factor, vectors)
-                self.by_pixels[key] = self.by_number[picture.number] = picture
+                self.known[key] = self.known[picture.number] = picture
             self.recent = [*(each for each in self.recent if each is not picture), picture]
             while len(self.recent) > 1 and sum(each.vectors.nbytes for each in self.recent) > KEPT:
                 del self.recent[0]
         return picture
 
     def __contains__(self, token_id: int) -> bool:
-        return token_id < 0 and int(~token_id >> 36) in self.by_number
+        return token_id < 0 and int(~token_id >> 36) in self.known
 
     def held(self, ids: np.ndarray) -> list[Picture]:
         """The pictures of these tokens [n]: they are kept as long as this list is."""
-        return [self.by_number[number] for number in {*fields(ids[ids < 0])[0].tolist()}]
+        return [self.known[number] for number in {*fields(ids[ids < 0])[0].tolist()}]
 
-    def embed(self, model: Model, ids: np.ndarray) -> np.ndarray:
-        """The vectors of tokens [n], see qwen3.embed -> [n, hidden_size]."""
-        x = model.engine.rows(model, "embed_tokens", np.maximum(ids, 0))
-        x[ids < 0] = 0
-        self.add(x, ids, 0)
-        return x
-
-    def add(self, x: np.ndarray, ids: np.ndarray, which: int) -> None:
-        """Adds vectors of pictures to x [n, hidden_size]: 0 are the embeddings, 1 + i deepstack's for layer i."""
+    def add(self, x: np.ndarray, ids: np.ndarray, which: int) -> np.ndarray:
+        """Pictures' vectors in x [n, hidden_size], which: 0 puts the embeddings, 1 + i adds deepstack's for layer i."""
         for row in np.flatnonzero(ids < 0):
             number, _, _, place = fields(ids[row])
-            if which < len(vectors := self.by_number[int(number)].vectors):
-                x[row] += vectors[which, place]
+            if which < len(vectors := self.known[int(number)].vectors):
+                x[row] = vectors[which, place] + (x[row] if which else 0)
+        return x
 
     def positions(self, cache: Any, ids: np.ndarray) -> np.ndarray:
         """Of the next tokens [n] of a cache: the position by which each pair of RoPE turns [n, rope_dim / 2]."""
@@ -323,20 +321,11 @@ class Pictures:
 # ---- The command line ------------------------------------------------------------------------------------------------
 
 def chat(model: Model, prompt: str, image: list[str], max_pixels: int | None, system: str | None,
-         enable_thinking: bool | None, max_tokens: int | None, **options: Any) -> Iterator[str]:
+         enable_thinking: bool | None, max_tokens: int | None, **options: Any) -> qwen3.Stream:
     """qwen3.chat about pictures in files: the template writes <|image_pad|>, and a picture's ids take its place."""
     if model.pictures is None:
         raise InputError(f"{model.path}: the model can't see: it has no vision tower")
-    shown = list[Picture]()
-    try:
-        from PIL import Image, ImageOps
-    except ImportError as error:
-        raise InputError("pictures need Pillow: pip install pillow") from error
-    for file in image:
-        with library_errors(file):
-            upright = ImageOps.exif_transpose(Image.open(file)).convert("RGBA")
-            on_white = Image.alpha_composite(Image.new("RGBA", upright.size, "white"), upright).convert("RGB")
-        shown.append(model.pictures.show(on_white, max_pixels))
+    shown = [model.pictures.show(rgb(file, file), max_pixels) for file in image]
     messages = [{"role": "user", "content": "<|vision_start|><|image_pad|><|vision_end|>" * len(shown) + prompt}]
     messages = messages if system is None else [{"role": "system", "content": system}, *messages]
     text = model.tokenizer.apply_chat_template(messages, enable_thinking=enable_thinking)
@@ -345,13 +334,12 @@ def chat(model: Model, prompt: str, image: list[str], max_pixels: int | None, sy
         raise InputError("the prompt holds <|image_pad|>, which stands for a picture")
     for picture, part in zip(shown, rest):
         ids += [*picture.ids.tolist(), *part]
-    model = dataclasses.replace(model, sampling=qwen3.default_sampling(model, enable_thinking))
-    return stream_text(model.tokenizer, qwen3.generate(model, ids, max_tokens, **options))
+    model = replace(model, sampling=qwen3.default_sampling(model, enable_thinking))
+    return qwen3.Stream(stream_text(model.tokenizer, qwen3.generate(model, ids, max_tokens, **options)))
 
 
 def main(argv: list[str] | None = None) -> int:
     """qwen3.main, with pictures -> exit status."""
-    sys.modules.setdefault("qwen3_vision", sys.modules[__name__])  # so that nothing imports a second copy of this file
     more = argparse.ArgumentParser(add_help=False)
     more.add_argument("--image", action="append", required=True, metavar="FILE", help="a picture; may be repeated")
     more.add_argument("--max-pixels", type=int, metavar="N", help="of a picture, 1,024 a token (default: 1,048,576)")

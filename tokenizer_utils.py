@@ -51,9 +51,10 @@ def brief(value: object, longest: int = 200) -> str:
 
 
 def described(error: BaseException) -> str:
-    """An error's class and message in one short line."""
+    """An error's message in one short line, with its class unless it says enough without."""
     line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
-    return brief(str(error) if type(error) is Exception else f"{type(error).__name__}{line}: {error}")
+    plain = getattr(error, "strerror", None) or type(error) in (Exception, InputError) and error
+    return brief(plain or f"{type(error).__name__}{line}: {error}")
 
 
 def parse_json(text: str | bytes, where: object) -> Any:
@@ -193,7 +194,7 @@ def compile_template(source: str) -> jinja2.Template:
 
 @contextmanager
 def library_errors(doing: str) -> Iterator[None]:
-    """Turns exceptions into InputError. Only around a call of `tokenizers`, of a template, or to read its file."""
+    """Turns exceptions into InputError. Only around calls of `tokenizers`, Pillow, a template, or to read a file."""
     try:
         yield
     except BaseException as error:

@@ -12,7 +12,7 @@ ROOMS = {  # from the ground up: a room -> the rooms that it imports, all of the
     "qwen3": {"tokenizer_utils"},
     "qwen3_5": {"tokenizer_utils", "qwen3"},
     "qwen3_vision": {"tokenizer_utils", "qwen3"},
-    "qwen3_lib.io": {"tokenizer_utils", "qwen3", "qwen3_5"},
+    "qwen3_lib.io": {"tokenizer_utils", "qwen3", "qwen3_5", "qwen3_vision"},
     "qwen3_lib.kernels": {"qwen3", "qwen3_5", "qwen3_lib.io"},
     "qwen3_lib.generation": {"tokenizer_utils", "qwen3", "qwen3_5", "qwen3_vision", "qwen3_lib.io"},
     "qwen3_numba": {"qwen3", "qwen3_5", "qwen3_lib.io", "qwen3_lib.kernels"},

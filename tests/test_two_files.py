@@ -219,6 +219,7 @@ def test_a_third_file_adds_the_hybrids(python, folder, tmp_path, program):
     if program == "qwen3.py":
         assert_one_line(run(python, tmp_path, *asked).stderr, "model_type", "qwen3_5_text", "need qwen3_5.py")
         shutil.copy(ROOT / "qwen3_vision.py", tmp_path)
+        (tmp_path / "PIL.py").touch()
         assert_one_line(run(python, tmp_path, "qwen3_vision.py", *asked[1:], "--image", "a.png").stderr, "need qwen3_5.py")
         (tmp_path / "qwen3_vision.py").unlink()
     shutil.copy(ROOT / "qwen3_5.py", tmp_path)

@@ -331,7 +331,7 @@ def test_pictures_that_wait_for_a_question_in_the_chat(model, tmp_path, monkeypa
     handled(chat, "Hello")
     for file in files[:2]:
         handled(chat, f"/image {file}")
-    assert "narrow.png: 300 x 1 pixels are too narrow" in refused(chat, f"/image {files[2]}")
+    assert "narrow.png: cannot be read: a picture of 300 x 1 pixels is too narrow" in refused(chat, f"/image {files[2]}")
     monkeypatch.setattr(qwen3_vision, "tower", mock.Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         handled(chat, "What is this?")

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from qwen3_vision import rgb
 from tokenizer_utils import InputError, brief, library_errors
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # other ones of Pillow start programs, or write to stderr
@@ -22,7 +23,7 @@ def picture_of(source: Any, most_pixels: int = MOST_PIXELS) -> Any:
     Raises InputError for anything that can't be read so.
     """
     try:
-        from PIL import Image, ImageOps, UnidentifiedImageError
+        from PIL import Image, UnidentifiedImageError
     except ImportError as error:
         raise InputError("pictures need Pillow: pip install pillow") from error
     where = brief(source) if isinstance(source, str | Path) else "a picture"
@@ -44,14 +45,4 @@ def picture_of(source: Any, most_pixels: int = MOST_PIXELS) -> Any:
             raise InputError(f"{where}: cannot be read: none of the formats {', '.join(FORMATS)}")
         if not 0 < image.width * image.height <= most_pixels:
             raise InputError(f"{where}: {image.width} x {image.height} pixels; 1 to {most_pixels:,} can be read")
-        if max(image.size) > 200 * min(image.size):  # the limit of smart_resize, which doesn't know the file
-            raise InputError(f"{where}: {image.width} x {image.height} pixels are too narrow: one side has more than "
-                             "200 times the other's")
-        with library_errors(f"{where}: cannot be read"):
-            image = ImageOps.exif_transpose(image)  # a camera held upright says so in EXIF
-            if image.mode.startswith("I"):  # 16 bits of grey
-                image = Image.fromarray((np.asarray(image).clip(0, 2**16 - 1) // 256).astype(np.uint8))
-            if image.has_transparency_data:
-                image = image.convert("RGBA")
-                image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-            return image.convert("RGB")
+        return rgb(image, where)

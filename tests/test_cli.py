@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 
 import qwen3
+import qwen3_batch
+import qwen3_embed
 import qwen3_numba
+import qwen3_server
 from configs import FRANCE, PARIS, ROOT
 from helpers import (assert_cli_refuses, assert_one_line, command, cut_off, edit_json, endless, finish, run_main,
                      start)
@@ -218,7 +221,11 @@ def test_large_models_take_the_fast_engine_where_numba_is(capfd, monkeypatch, op
 
 
 def test_engines_that_cannot_be_had(capfd, monkeypatch, tmp_path):
-    assert_cli_refuses(capfd, ["--no-fast", "--threads", 2, FRANCE], "--no-fast does not go with --threads")
+    for main, *words in ((cli.main, "Hi"), (qwen3_batch.main, "a.jsonl", "--out", "b.jsonl"), (qwen3_embed.main,),
+                         (qwen3_server.main,)):
+        status, out, err = run_main(capfd, *words, "--no-fast", "--quantize", "int8", "--model", "none", main=main)
+        assert (status, out) == (2, "")
+        assert_one_line(err, "--no-fast does not go with --quantize")
     save_quantized(qwen3_numba.load_model(ROOT / "demo", "int8"), tmp_path / "packed", "int8")
     packed = ["--model", tmp_path / "packed", "--no-think", FRANCE]
     assert run_main(capfd, *packed) == (0, PARIS, "")  # it can't be loaded otherwise, however small it is

@@ -142,9 +142,12 @@ def test_what_needs_more_files_is_one_line(python, folder):
         assert_one_line(done.stderr.splitlines()[-1], option, "the folder qwen3_lib")
 
 
-def test_a_missing_tokenizer_utils_is_named(python, tmp_path):
-    shutil.copy(ROOT / "qwen3.py", tmp_path)
-    assert_one_line(run(python, tmp_path, "qwen3.py", "Hello").stderr, "tokenizer_utils.py beside it")
+def test_missing_files_are_named(python, tmp_path):
+    for program, words in (("qwen3_vision.py", "qwen3.py beside it"), ("qwen3.py", "tokenizer_utils.py beside it")):
+        shutil.copy(ROOT / program, tmp_path)
+        done = run(python, tmp_path, program, "Hello")
+        assert done.returncode and not done.stdout
+        assert_one_line(done.stderr, program, words)
 
 
 ANSWER = """\

@@ -22,6 +22,7 @@ from qwen3_lib.io.rope import stretched
 from qwen3_vision import LARGEST, MAX_PIXELS
 
 
+ENGINE_OPTIONS = ("quantize", "threads", "kv_dtype", "activations")  # of the fast engine
 SYNONYMS = {"--max-new-tokens": "--max-tokens", "--system-prompt": "--system"}  # as other programs call them
 
 
@@ -35,9 +36,11 @@ class Parser(argparse.ArgumentParser):
             if name.startswith("--"):
                 name = name.replace("_", "-")
                 args[i] = SYNONYMS.get(name, name) + equals + value
-        if end < len(args):
-            return super().parse_args(args, namespace)
-        return self.parse_intermixed_args(args, namespace)  # options may stand between the words of a prompt
+        intermixed = end == len(args)  # options may stand between the words of a prompt
+        found = (self.parse_intermixed_args if intermixed else super().parse_args)(args, namespace)
+        if getattr(found, "fast", None) is False:
+            self.check(found, {"fast": ENGINE_OPTIONS})
+        return found
 
     def error(self, message: str) -> NoReturn:
         given = [word.partition("=")[0] for word in message.split() if re.match(r"--?\w", word)]
@@ -161,10 +164,7 @@ def schema_option(args: argparse.Namespace) -> Any:
 
 def engine_of(args: argparse.Namespace, folder: Folder, config: Config) -> Engine:
     """The engine of add_engine_options for a model. Raises InputError where numba is asked for and absent."""
-    given = [name for name in ("quantize", "threads", "kv_dtype", "activations") if getattr(args, name) is not None]
-    if args.fast is False and given:
-        raise InputError(f"--no-fast does not go with {shown(given[0], args)}")
-    asked = args.fast or bool(given) or isinstance(folder, Quantized)
+    asked = args.fast or isinstance(folder, Quantized) or any(vars(args)[name] is not None for name in ENGINE_OPTIONS)
     if args.fast is False or not asked and parameters(folder, config) <= LARGE:
         return Engine()
     try:

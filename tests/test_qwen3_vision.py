@@ -384,7 +384,7 @@ def test_messages_that_are_refused(model):
     for message, words in ((asked("<|image_pad|>", PICTURES[0]), "<|image_pad|>"), (asked(PICTURES[0], role="system"), "system"),
                            (asked(video), "a video"), (asked(audio), "audio"), (asked("none.jpg", {"type": "image"}), "must be"),
                            (asked({"type": "image", "image": "none.jpg"}), "no such file"),
-                           (asked({"type": "image_url", "image_url": {"url": "http://a/b.png"}}), "must be"),
+                           (asked({"type": "image_url", "image_url": {"url": "http://a/b.png"}}), "not opened: 'http://a/b.png'"),
                            (asked({"type": "image", "image": COLOURS, "min_pixels": "a"}), "min_pixels"),
                            (asked({"type": "image", "image": COLOURS, "max_pixels": 0}), "max_pixels"),
                            (asked(np.zeros((7000, 30, 3), np.uint8)), "200 times")):

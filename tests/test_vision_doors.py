@@ -23,6 +23,7 @@ from qwen3_lib.app.files import read_messages
 from qwen3_lib.app.records import JobSettings, request
 from qwen3_lib.app.terminal import as_json, statistics
 from qwen3_lib.generation.pictures import MARK
+from qwen3_lib.io import pictures
 from qwen3_lib.io.pictures import picture_of
 from qwen3_lib.server import web
 from serving import FRANCE, Served, until
@@ -144,7 +145,7 @@ def test_limits(served, monkeypatch):
         status, value, _ = served.ask("/v1/chat/completions", {"messages": [asked(*parts, role=role)]})
         return status, value["error"]["code"], value["error"]["message"]
 
-    monkeypatch.setattr(openai, "MOST_PIXELS", 300 * 200 - 1)
+    monkeypatch.setattr(pictures, "URL_PIXELS", 300 * 200 - 1)
     assert "300 x 200 pixels; 1 to 59,999 can be read" in refusal(as_url(OTHER))[2]
     monkeypatch.undo()
     monkeypatch.setattr(openai, "MOST_PICTURES", 1)
@@ -278,6 +279,22 @@ def test_the_largest_size_in_batch_files(model, tmp_path):
         assert (np.array(ids) < 0).sum() == len(model.pictures.show(picture_of(LARGE), most).ids)
 
 
+def test_urls_in_messages(model, tmp_path, capfd):
+    """OpenAI's form with a data: URL, in a program and in --messages: as the bytes."""
+    for part, same in ((as_url(PNG), picture(PNG)), ({"type": "input_image", "image_url": url_of(PNG)}, picture(PNG)),
+                       (picture(url_of(PNG), max_pixels=2**15), picture(PNG, max_pixels=2**15)),
+                       (as_url(LARGE, detail="low"), picture(LARGE, max_pixels=2**18))):
+        expected = completion_of(model, asked(same))
+        found = completion_of(model, asked(part))
+        assert (found.text, len(found.prompt_ids)) == (expected.text, len(expected.prompt_ids))
+        (tmp_path / "talk.json").write_text(json.dumps([asked(part)]))
+        status, out, err = run_main(capfd, "--messages", tmp_path / "talk.json", "--model", model.path, "--no-fast",
+                                    "--max-tokens", 5, "--greedy")
+        assert (status, out.strip()) == (0, expected.text.strip())
+    assert "detail must be one of" in message_of(completion_of, model, asked(as_url(PNG, detail="most")))
+    assert "8,388,608 bytes" in message_of(completion_of, model, asked(as_url(bytes(2**23 + 3))))
+
+
 def test_conversations_in_files(tmp_path, capfd):
     """Paths are relative to the file; what no prompt cache can keep is refused before a model is loaded."""
     call = {"role": "assistant", "tool_calls": [{"name": "look", "arguments": {}}]}
@@ -312,6 +329,10 @@ def test_the_chat(model, demo, tmp_path, monkeypatch):
     assert chat.images == [] and chat.messages[1] == expected.message
     assert f"> [{shown[0]}] [{shown[1]}] [{shown[2]}] What is this?" in handled(chat, "/history")
     handled(chat, "And this?")
+    handled(chat, "/image other.png")
+    handled(chat, "/clear")
+    assert chat.images == []
+    handled(chat, "/undo")
     handled(chat, "/save talk.json")
     again = Chat(model, [], options=options)
     handled(again, "/load talk.json")

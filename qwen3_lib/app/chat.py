@@ -203,6 +203,7 @@ class Chat:
 
     def clear(self, _: str) -> None:
         empty, self.messages, self.last = self.messages == self.system_messages(), self.system_messages(), None
+        self.images = []
         note("(the conversation is empty)" if empty else "(a new conversation; /undo brings the old one back)")
 
     def undo(self, _: str) -> None:

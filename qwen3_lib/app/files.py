@@ -14,14 +14,14 @@ import safetensors
 
 from qwen3 import KVCache, Model, checked_ids
 from qwen3_5 import HybridCache, State
-from qwen3_lib.generation.messages import checked_messages, checked_tools
+from qwen3_lib.generation.messages import checked_messages, checked_tools, is_picture
 from qwen3_lib.app.terminal import note
 from qwen3_lib.io import adapter
 from qwen3_lib.io.errors import InputError, brief, counted, parse_json
 from qwen3_lib.io.tensors import both_ends
 from qwen3_lib.io.writing import checksum, write_json, write_safetensors
 from qwen3_lib.generation.pictures import question
-from qwen3_lib.io.pictures import picture_of
+from qwen3_lib.io.pictures import is_data_url, picture_of
 
 STATES = "history", "state", "late"  # the parts of qwen3_5.State
 
@@ -58,9 +58,10 @@ def read_messages(name: str, max_pixels: int | None = None) -> tuple[list[dict],
     messages, tools = (value.get("messages"), value.get("tools")) if isinstance(value, dict) else (value, None)
     messages = checked_messages(messages, name)
     for part in (part for each in messages if isinstance(each.get("content"), list) for part in each["content"]):
-        if isinstance(part.get("image"), str):  # beside the file
-            part["image"] = os.path.join(os.path.dirname(os.path.abspath(name)), part["image"])
+        if is_picture(part):
             part.setdefault("max_pixels", max_pixels)
+        if isinstance(image := part.get("image"), str) and not is_data_url(image):  # beside the file
+            part["image"] = os.path.join(os.path.dirname(os.path.abspath(name)), image)
     return messages, None if tools is None else checked_tools(tools, name)
 
 
@@ -216,7 +217,7 @@ def save_prompt_cache(cache: KVCache, model: Model, name: str | Path) -> None:
     """Writes the filled part of a cache. Raises InputError when it can't be written."""
     n = cache.length
     if (cache.token_ids[:n] < 0).any():
-        raise InputError(f"{name}: a prompt with pictures can't be kept in a file")
+        raise InputError(f"{name}: --prompt-cache does not go with pictures: no file can keep them")
     arrays: dict[str, np.ndarray] = {"token_ids": cache.token_ids[:n], "k": cache.k[..., :n, :],
                                      "v": cache.v[..., :n, :]}
     if isinstance(cache, HybridCache):

@@ -4,7 +4,6 @@ Each field of a request is checked here, or by the Completion that takes it.
 """
 from __future__ import annotations
 
-import base64
 import json
 import os
 import time
@@ -19,12 +18,12 @@ from qwen3 import InputError, Model, Sampling, checked_whole, default_sampling
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.messages import PICTURES, checked_messages, checked_tools, is_picture
 from qwen3_lib.generation.options import NAMES
-from qwen3_lib.generation.pictures import n_tokens, put, taken
+from qwen3_lib.generation.pictures import given_in, most_pixels, n_tokens, put, taken
 from qwen3_lib.generation.schema import Grammar, calls_grammar, grammar_of, lark, matcher_of, regex
 from qwen3_lib.generation.processors import TokenLogprob
 from qwen3_lib.io.errors import brief, did_you_mean, encoded, is_whole, parse_json
-from qwen3_lib.io.pictures import picture_of
-from qwen3_vision import LARGEST, MAX_PIXELS, Picture
+from qwen3_lib.io.pictures import is_data_url, picture_at, picture_of
+from qwen3_vision import Picture
 
 Body = dict[str, Any]
 Value = dict[str, Any]
@@ -84,8 +83,6 @@ ALSO_NEUTRAL = {"reasoning_format": "deepseek",  # the thought in reasoning_cont
 THOUGHTS = {"none": (False, None), "minimal": (False, None), "low": (True, 256), "medium": (True, 1024),
             "high": (True, None), "xhigh": (True, None), "max": (True, None)}
 MOST_PICTURES = 32  # of a request
-MOST_BYTES, MOST_PIXELS = 2**23, 2**24  # of a picture, before and after it is decoded: as photos of phones have
-DETAILS = {"auto": LARGEST, "high": LARGEST, "low": 2**18}  # OpenAI's word -> most pixels for the model
 SEARCH = 0.5  # seconds to find the tool at fault
 ANY_ARGUMENTS = {"parameters": {"type": "object"}}  # of a tool that isn't strict
 
@@ -291,9 +288,7 @@ def looked_at(model: Model, messages: list[Value], longest: int, folder: Path | 
         nonlocal n_pictures, tokens
         if not is_picture(part):
             return part
-        name = PICTURES[part["type"]]
-        given = part[name] if isinstance(part.get(name), dict) else part | {"url": part.get(name)}
-        detail, n_pictures = given.get("detail") or "auto", n_pictures + 1
+        name, given, n_pictures = PICTURES[part["type"]], given_in(part), n_pictures + 1
 
         def refusal(words: str) -> Refusal:
             return Refusal(400, f"{where}: picture {n_pictures}: {words.removeprefix('a picture: ')}", name)
@@ -302,20 +297,15 @@ def looked_at(model: Model, messages: list[Value], longest: int, folder: Path | 
             raise refusal("the model can't see: it has no vision tower")
         if n_pictures > MOST_PICTURES:
             raise refusal(f"more than {MOST_PICTURES} pictures")
-        if not isinstance(detail, str) or detail not in DETAILS:
-            raise refusal(f"detail must be one of {', '.join(DETAILS)}")
         if (url := given.get("url")) is None:
             raise refusal(f"{name} is missing, or has no url; a picture is a data: URL, data:image/png;base64,...")
         known = {"type", name, "detail", *(("max_pixels",) if folder is not None else ())}
         if unknown := [*({*part} - known), *({*given} - {"url", "detail"} if given is part.get(name) else ())]:
             raise refusal(f"unknown field: {brief(unknown[0], 80)}")
         try:
-            if name == "image" and folder is not None and isinstance(url, str) and not url.startswith("data:"):
-                image = picture_of(os.path.join(folder, url))
-            else:
-                image = picture_of(bytes_of(url), MOST_PIXELS)
-            most = None if folder is None else part.get("max_pixels")
-            most = min(DETAILS[detail], max_pixels or MAX_PIXELS) if most is None else most
+            local = name == "image" and folder is not None and isinstance(url, str) and not is_data_url(url)
+            image = picture_of(os.path.join(str(folder), url)) if local else picture_at(url)
+            most = most_pixels(part, max_pixels)
             tokens += n_tokens(model, image, most)
             picture = model.pictures.show(image, most) if tokens < longest else None
         except InputError as error:
@@ -327,20 +317,6 @@ def looked_at(model: Model, messages: list[Value], longest: int, folder: Path | 
 
     return [message | {"content": [look(part, f"message {i}") for part in message["content"]]}
             if isinstance(message.get("content"), list) else message for i, message in enumerate(messages)]
-
-
-def bytes_of(url: Any) -> bytes:
-    """The bytes in a data: URL. Raises InputError: neither addresses nor files of this machine are opened."""
-    head, comma, data = url.partition(",") if isinstance(url, str) else ("", "", "")
-    if not head.startswith("data:") or not head.endswith(";base64") or not comma:
-        raise InputError("a picture must come as a data: URL, data:image/png;base64,...; addresses and files are not "
-                         f"opened: {brief(repr(url), 80)}")
-    if len(data) // 4 * 3 > MOST_BYTES:
-        raise InputError(f"a picture of more than {MOST_BYTES:,} bytes")
-    try:
-        return base64.b64decode(data, validate=True)
-    except ValueError as error:
-        raise InputError(f"the data: URL of a picture is not base64: {error}") from error
 
 
 def chat_prompt(model: Model, body: Body, longest: int, system: str | None = None, think: bool | None = None,

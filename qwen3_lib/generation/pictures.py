@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 
 from qwen3 import Model, TokenIds, checked_number
-from qwen3_lib.generation.messages import is_picture
-from qwen3_lib.io.pictures import picture_of
+from qwen3_lib.generation.messages import PICTURES, is_picture
+from qwen3_lib.io.pictures import is_data_url, picture_at, picture_of
 from qwen3_vision import LARGEST, MAX_PIXELS, MIN_PIXELS, Picture, smart_resize
 from tokenizer_utils import InputError
 
 MARK = "<|vision_start|><|image_pad|><|vision_end|>"  # what the chat templates write for a picture
+DETAILS = {"auto": LARGEST, "high": LARGEST, "low": 2**18}  # OpenAI's word -> most pixels for the model
 
 
 def question(text: str, images: Iterable[Any], max_pixels: int | None = None) -> str | list[dict[str, Any]]:
@@ -31,9 +32,25 @@ def n_tokens(model: Model, image: Any, max_pixels: int | None = None, min_pixels
     return height * width // factor**2
 
 
+def given_in(part: dict[str, Any]) -> dict[str, Any]:
+    """{"url", "detail"} of a part that holds a picture, in OpenAI's form or ours, in which "url" is any source."""
+    given = part.get(PICTURES[part["type"]])
+    return given if isinstance(given, dict) else part | {"url": given}
+
+
+def most_pixels(part: dict[str, Any], max_pixels: int | None = None) -> int:
+    """The most pixels of a part's picture: its own, or `max_pixels` as far as its detail allows it."""
+    if part.get("max_pixels") is not None:
+        return part["max_pixels"]
+    detail = given_in(part).get("detail") or "auto"
+    if not isinstance(detail, str) or detail not in DETAILS:
+        raise InputError(f"detail must be one of {', '.join(DETAILS)}")
+    return min(DETAILS[detail], max_pixels or MAX_PIXELS)
+
+
 def taken(model: Model, messages: Any, numbered: bool = False) -> tuple[Any, list[Picture]]:
-    """Messages with {"type": "image", "image": a Picture, or what picture_of takes} in their lists of parts
-    -> the same with MARK in the place of each picture, and the pictures.
+    """Messages with {"type": "image", "image": a Picture, or what picture_of takes} in their lists of parts, or data:
+    URLs in OpenAI's form -> the same with MARK in the place of each picture, and the pictures.
     """
     pictures, n, context = list[Picture](), 0, model.config.context_length
     if not isinstance(messages, list | tuple):
@@ -41,9 +58,10 @@ def taken(model: Model, messages: Any, numbered: bool = False) -> tuple[Any, lis
 
     def picture_in(part: Any) -> Picture:
         nonlocal n
-        if isinstance(found := part["image"], Picture):
+        if isinstance(found := given_in(part)["url"], Picture):
             return found
-        image, sizes = picture_of(found), (part.get("max_pixels"), part.get("min_pixels", MIN_PIXELS))
+        image = picture_at(found) if part["type"] != "image" or is_data_url(found) else picture_of(found)
+        sizes = most_pixels(part), part.get("min_pixels", MIN_PIXELS)
         if (n := n + n_tokens(model, image, *sizes)) >= context:
             raise InputError(f"picture {len(pictures) + 1} brings the tokens of all to {n:,}, and the context has "
                              f"{context:,}: a smaller max_pixels (--max-pixels) makes fewer of them")
@@ -54,7 +72,7 @@ def taken(model: Model, messages: Any, numbered: bool = False) -> tuple[Any, lis
             return part
         if model.pictures is None:
             raise InputError(f"{where} holds a picture, but the model can't see: it has no vision tower")
-        if part.get("type") != "image" or "image" not in part:
+        if given_in(part).get("url") is None:
             raise InputError(f'{where}: a picture must be {{"type": "image", "image": FILE}}')
         if role == "system":
             raise InputError("a system message can't hold a picture")

@@ -1,6 +1,7 @@
-"""Files of pictures."""
+"""Pictures in files and in data: URLs."""
 from __future__ import annotations
 
+import base64
 import io
 import os
 import warnings
@@ -14,6 +15,7 @@ from tokenizer_utils import InputError, brief, library_errors
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # other ones of Pillow start programs, or write to stderr
 MOST_PIXELS = 2**26  # of a picture before it is decoded: 8192 x 8192, 200 MB
+URL_BYTES, URL_PIXELS = 2**23, 2**24  # most of a picture in a data: URL: as photos of phones have
 
 
 def picture_of(source: Any, most_pixels: int = MOST_PIXELS) -> Any:
@@ -46,3 +48,22 @@ def picture_of(source: Any, most_pixels: int = MOST_PIXELS) -> Any:
         if not 0 < image.width * image.height <= most_pixels:
             raise InputError(f"{where}: {image.width} x {image.height} pixels; 1 to {most_pixels:,} can be read")
         return rgb(image, where)
+
+
+def is_data_url(source: Any) -> bool:
+    return isinstance(source, str) and source.startswith("data:")
+
+
+def picture_at(url: Any) -> Any:
+    """The picture in a data: URL, as picture_of gives it. Raises InputError: addresses and files are not opened."""
+    head, comma, data = url.partition(",") if is_data_url(url) else ("", "", "")
+    if not head.endswith(";base64") or not comma:
+        raise InputError("a picture must come as a data: URL, data:image/png;base64,...; addresses and files are not "
+                         f"opened: {brief(repr(url), 80)}")
+    if len(data) // 4 * 3 > URL_BYTES:
+        raise InputError(f"a picture of more than {URL_BYTES:,} bytes")
+    try:
+        source = base64.b64decode(data, validate=True)
+    except ValueError as error:
+        raise InputError(f"the data: URL of a picture is not base64: {error}") from error
+    return picture_of(source, URL_PIXELS)

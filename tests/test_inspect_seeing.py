@@ -252,6 +252,12 @@ def test_command(tmp_path, capfd):
         main=qwen3_inspect.main)
     page = (tmp_path / "page.html").read_text("utf-8")
     assert (status, err) == (0, "") and page.count("data:image/png") == 2 and '"kl":{"int8":' in page
+    NOISE.save(tmp_path / "noise.png")
+    status, out, err = run_main(
+        capfd, "--model", ROOT / "tests/tiny_seeing", "--image", tmp_path / "noise.png", "What is this?", "-n", 2,
+        "--no-quantized", "--out", tmp_path / "page.html", main=qwen3_inspect.main)
+    assert status == 0
+    assert_one_line(err, "room for", "972 that qwen3.py makes")
 
 
 @pytest.mark.parametrize("args, words", [

@@ -943,7 +943,7 @@ def accept_all_text(stream: Any) -> None:
         stream.reconfigure(encoding="utf-8" if sys.platform == "win32" else None, errors="replace")
 
 
-def main(argv: list[str] | None = None, answer: Callable[..., Any] = chat, more: Iterable[Any] = ()) -> int:
+def main(argv: list[str] | None = None, answer: Callable[..., Any] = chat, more: tuple[Any, ...] = ()) -> int:
     """Answers a prompt -> exit status: 0; 1 for bad input, in one line on stderr; 2 for bad usage; 130 after Ctrl-C.
 
     The `answer` of qwen3_vision.py takes `more` options, each argparse.ArgumentParser a group of them.
@@ -953,7 +953,7 @@ def main(argv: list[str] | None = None, answer: Callable[..., Any] = chat, more:
         if LIBRARY.is_dir():  # with many more options
             from qwen3_lib.app.cli import main as with_all_options
             return with_all_options(argv)
-        parser = argparse.ArgumentParser(description="Answers a prompt with a Qwen3 model.", parents=[*more])
+        parser = argparse.ArgumentParser(usage=argparse.SUPPRESS, description="%(prog)s [options] prompt", parents=more)
         add = parser.add_argument
         add("prompt", nargs="*", help="what to ask; a piped text follows it")
         add("--model", default=BUNDLED, required=BUNDLED is None, help="folder with Qwen's own files")
@@ -966,7 +966,7 @@ def main(argv: list[str] | None = None, answer: Callable[..., Any] = chat, more:
             add(f"--{name}", type=kind, help=text)
         args, unknown = parser.parse_known_args(argv)
         if unknown:
-            parser.error(f"{unknown[0]}: all options but those of --help need the folder qwen3_lib beside qwen3.py")
+            parser.error(f"{unknown[0]} needs the folder qwen3_lib beside qwen3.py; for --image, run qwen3_vision.py")
         piped = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read().strip()
         prompt = "\n\n".join(filter(None, (" ".join(args.prompt), piped))) or parser.error("there is no prompt")
         accept_all_text(sys.stdout)

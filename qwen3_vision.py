@@ -343,7 +343,7 @@ def main(argv: list[str] | None = None) -> int:
     more = argparse.ArgumentParser(add_help=False)
     more.add_argument("--image", action="append", required=True, metavar="FILE", help="a picture; may be repeated")
     more.add_argument("--max-pixels", type=int, metavar="N", help="of a picture, 1,024 a token (default: 1,048,576)")
-    return qwen3.main(argv, chat, [more])
+    return qwen3.main(argv, chat, (more,))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 """Pictures: files of all kinds, patches, a picture's tokens and their positions; and all that sequences do with them."""
+import errno
 import gc
 import io
 import json
@@ -445,11 +446,17 @@ def test_four_files_alone(alone, tmp_path):
     pixels[40:180, 30:170] = 200, 45, 50, 255
     Image.fromarray(pixels).save(tmp_path / "clear.png")
     assert alone(tiny, "--image", tmp_path / "clear.png", *asked) == (0, "red square\n", "")
-    for model, arguments, words in ((tiny, ("none.png", *asked), "none.png"), (tiny, ("a.png", "<|image_pad|>"), "stands for"),
-                                    (ROOT / "demo", ("a.png", "What?"), "can't see")):
-        status, out, err = alone(model, "--image", *arguments)
-        assert (status, out) == (1, "")
-        assert_one_line(err, words)
+    (tmp_path / "text.png").write_text("This is no picture.")
+    Image.new("RGB", (300, 1)).save(tmp_path / "narrow.png")
+    for model, arguments, status, *words in (
+            (tiny, ("none.png", *asked), 1, "none.png: cannot be read: ", os.strerror(errno.ENOENT)),
+            (tiny, (tmp_path / "text.png", *asked), 1, "text.png: cannot be read: "),
+            (tiny, (tmp_path / "narrow.png", *asked), 1, "narrow.png: cannot be read: ", "300 x 1 pixels is too narrow"),
+            (tiny, ("a.png", "--max-pixels", "abc", "What?"), 2, "--max-pixels", "abc"),
+            (tiny, ("a.png", "<|image_pad|>"), 1, "stands for"), (ROOT / "demo", ("a.png", "What?"), 1, "can't see")):
+        found, out, err = alone(model, "--image", *arguments)
+        assert (found, out) == (status, "")
+        assert_one_line(err, *words)
 
 
 def test_four_files_alone_with_all_options(alone, path, tmp_path):

@@ -139,11 +139,12 @@ def test_what_needs_more_files_is_one_line(python, folder):
     for option in ("--fast", "--json"):
         done = run(python, folder, "qwen3.py", "--model", "model", option, "Hello")
         assert done.returncode == 2 and not done.stdout
-        assert_one_line(done.stderr.splitlines()[-1], option, "the folder qwen3_lib")
+        assert_one_line(done.stderr, option, "the folder qwen3_lib")
 
 
 def test_missing_files_are_named(python, tmp_path):
-    for program, words in (("qwen3_vision.py", "qwen3.py beside it"), ("qwen3.py", "tokenizer_utils.py beside it")):
+    for program, words in (("qwen3_vision.py", "qwen3.py beside it"), ("qwen3.py", "tokenizer_utils.py beside it"),
+                           ("qwen3_vision.py", "no module PIL")):
         shutil.copy(ROOT / program, tmp_path)
         done = run(python, tmp_path, program, "Hello")
         assert done.returncode and not done.stdout

@@ -1,7 +1,9 @@
-"""Qwen3-VL-Embedding and Qwen3-VL-Reranker, on random weights: texts and pictures, compared with transformers."""
+"""Qwen3-VL-Embedding and Qwen3-VL-Reranker, on random weights: texts and pictures, compared with transformers, and scores
+with sentence-transformers, too."""
 import json
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -38,14 +40,18 @@ def both(tmp_path_factory):
     return path, reference(path)
 
 
+def image_processor(most):
+    """transformers', for pictures of 4 to `most` tokens."""
+    size = {"shortest_edge": 4 * 32**2, "longest_edge": most * 32**2}
+    return Qwen2VLImageProcessorPil(size=size, patch_size=16, image_mean=[0.5] * 3, image_std=[0.5] * 3)
+
+
 def last_state(theirs, model, text, images, most):
     """transformers' final hidden state of the last token of a text with <> in the place of each picture."""
     text = text.replace("<>", "<|vision_start|><|image_pad|><|vision_end|>")
     more, ids = {}, model.tokenizer.encode(text)
     if images:
-        size = {"shortest_edge": 4 * 32**2, "longest_edge": most * 32**2}
-        found = Qwen2VLImageProcessorPil(size=size, patch_size=16, image_mean=[0.5] * 3, image_std=[0.5] * 3)(
-            images, return_tensors="pt")
+        found = image_processor(most)(images, return_tensors="pt")
         more = {"pixel_values": found["pixel_values"].double(), "image_grid_thw": found["image_grid_thw"]}
         counts = iter((found["image_grid_thw"].prod(axis=1) // 4).tolist())
         ids = [i for token in ids for i in [token] * (next(counts) if token == PAD else 1)]
@@ -164,3 +170,51 @@ def test_scores(engine, both):
             both_texts = f"<Instruct>: {task}<Query>:{asked}\n<Document>:{text}"
             state = last_state(theirs, model, f"{BEFORE}{both_texts}<|im_end|>\n<|im_start|>assistant\n", images + more, 1280)
             assert abs(score - 1 / (1 + np.exp(-state @ (yes - no)))) < 1e-4
+
+
+# The text that a Qwen3-VL-Reranker reads, from messages of the roles that sentence-transformers gives to a pair.
+PAIR = """{% macro shown(role) %}{% for m in messages if m.role == role %}{% for part in m.content %}{{
+part.text if part.type == 'text' else '<|vision_start|><|image_pad|><|vision_end|>' }}{% endfor %}{% endfor
+%}{% endmacro %}""" + \
+    BEFORE + """<Instruct>: {{ shown('system') or 'DEFAULT' }}<Query>:{{ shown('query') }}
+<Document>:{{ shown('document') }}<|im_end|>
+<|im_start|>assistant
+
+""".replace("DEFAULT", "Given a search query, retrieve relevant candidates that answer the query.")
+
+
+@both_engines
+def test_scores_by_sentence_transformers(engine, both, tmp_path, monkeypatch):
+    """CrossEncoder loads the folder by its modules.json, as in the model's card, and makes a message of each part."""
+    st = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    from sentence_transformers.base.modules import transformer as room
+    folder = shutil.copytree(both[0], tmp_path / "folder")
+    model = load(engine, folder)
+    yes, no = map(model.tokenizer.token_to_id, ("yes", "no"))
+    kinds = {"": "sentence_transformers.base.modules.transformer.Transformer",
+             "1_LogitScore": "sentence_transformers.cross_encoder.modules.logit_score.LogitScore"}
+    reads = {"method": "forward", "method_output_name": "logits"}
+    (folder / "1_LogitScore").mkdir()
+    for name, content in {
+            "modules.json": [{"idx": i, "name": str(i), "path": path, "type": kind}
+                             for i, (path, kind) in enumerate(kinds.items())],
+            "1_LogitScore/config.json": {"true_token_id": yes, "false_token_id": no},
+            "config_sentence_transformers.json": {"model_type": "CrossEncoder"},
+            "sentence_bert_config.json": {
+                "transformer_task": "any-to-any", "module_output_name": "causal_logits", "modality_config": {
+                    "text": reads, "image": reads, "message": reads | {"format": "structured"}}}}.items():
+        (folder / name).write_text(json.dumps(content))
+
+    class Processor(transformers.Qwen3VLProcessor):
+        def check_argument_for_proper_class(self, *given):
+            """Takes no processor of videos, which would need torchvision."""
+
+    words = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), padding_side="left",
+                                                 pad_token="<|endoftext|>")
+    made = Processor(image_processor(1280), words, None, chat_template=PAIR)
+    monkeypatch.setattr(room, "AutoProcessor", SimpleNamespace(from_pretrained=lambda *given, **options: made))
+    theirs = st.CrossEncoder(str(folder), device="cpu", activation_fn=torch.nn.Sigmoid())
+    for query, instruction in (("where bees rest", None), ({"image": PICTURES[0]}, "Judge.")):
+        expected = theirs.predict([(query, item) for item in ITEMS], prompt=instruction, show_progress_bar=False)
+        assert np.ptp(expected) > 0.01
+        np.testing.assert_allclose(qwen3_embed.rerank(model, query, ITEMS, instruction), expected, atol=1e-5)

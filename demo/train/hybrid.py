@@ -27,7 +27,7 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qw
 
 from corpus import conversation
 from tokenizer import encode_example
-from train import DEMO, Muon, learning_rate_factor
+from train import DEMO, learning_rate_factor, optimizers_of, take_step
 
 LENGTH, ROWS = 160, 8  # tokens of a row, in which conversations follow each other, and rows of a step
 TEXT = {"model_type": "qwen3_5_text", "attention_bias": False, "attention_dropout": 0.0, "dtype": "bfloat16",
@@ -118,9 +118,7 @@ def main() -> None:
     args.out.mkdir(exist_ok=True, parents=True)
     tokenizer = tokenizers.Tokenizer.from_file(str(DEMO / "tokenizer.json"))
     model = Hybrid(Qwen3_5TextConfig(**TEXT, vocab_size=tokenizer.get_vocab_size()))
-    matrices = [p for name, p in model.named_parameters() if p.dim() == 2 and "embed" not in name]
-    others = [p for name, p in model.named_parameters() if p.dim() != 2 or "embed" in name]
-    optimizers = {Muon(matrices): 0.006, torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0): 0.004}
+    optimizers = optimizers_of(model, 0.006, 0.004)
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters")
     start, held_out = time.perf_counter(), rows_of("held out", tokenizer, 40)
     for step in range(args.steps):
@@ -129,11 +127,7 @@ def main() -> None:
         loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
         taught = logits[:, 1:].detach().softmax(-1)
         (loss + F.cross_entropy(guesses.flatten(0, 1), taught.flatten(0, 1))).backward()
-        for optimizer, peak in optimizers.items():
-            for group in optimizer.param_groups:
-                group["lr"] = peak * learning_rate_factor(step, args.steps)
-            optimizer.step()
-            optimizer.zero_grad()
+        take_step(optimizers, learning_rate_factor(step, args.steps))
         if (step + 1) % 50 == 0 or step + 1 == args.steps:
             print("step {}  {:.1f} min  loss {:.3f}  on held-out text {:.3f}, the head agrees for {:.1%}".format(
                 step + 1, (time.perf_counter() - start) / 60, loss.item(), *agreement(model, held_out)), flush=True)

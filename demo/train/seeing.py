@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from qwen3_vision import VisionConfig, patches_of  # noqa: E402
-from train import Muon, learning_rate_factor  # noqa: E402
+from train import learning_rate_factor, optimizers_of, take_step  # noqa: E402
 
 COLOURS = {"red": (210, 40, 40), "green": (40, 160, 60), "blue": (50, 70, 210)}
 SHAPES = ("circle", "square", "triangle")
@@ -120,20 +120,14 @@ def main() -> None:
                   "image", "vision_start", "vision_end")}}
     model = Qwen3_5ForConditionalGeneration(Qwen3_5Config(**config)).float()
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters")
-    matrices = [p for name, p in model.named_parameters() if p.dim() == 2 and "embed" not in name]
-    others = [p for name, p in model.named_parameters() if p.dim() != 2 or "embed" in name]
-    optimizers = {Muon(matrices): 0.01, torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0): 0.003}
+    optimizers = optimizers_of(model, 0.01, 0.003)
     start = time.perf_counter()
     for step in range(args.steps):
         batch = batch_of(tokenizer, f"step {step}", 48)
         labels = batch.pop("labels")
         loss = F.cross_entropy(model(**batch).logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
         loss.backward()
-        for optimizer, peak in optimizers.items():
-            for group in optimizer.param_groups:
-                group["lr"] = peak * learning_rate_factor(step, args.steps)
-            optimizer.step()
-            optimizer.zero_grad()
+        take_step(optimizers, learning_rate_factor(step, args.steps))
         if (step + 1) % 50 == 0 or step + 1 == args.steps:
             print(f"step {step + 1}  {(time.perf_counter() - start) / 60:.1f} min  loss {loss.item():.4f}", flush=True)
             save(model, tokenizer, config, args.out)

@@ -260,17 +260,29 @@ def learning_rate_factor(step: int, steps: int) -> float:
     return min(step / 100, 1.0, (1.0 - step / steps) / 0.45)
 
 
+def optimizers_of(model: nn.Module, muon: float, adam: float, **options) -> dict[torch.optim.Optimizer, float]:
+    """Muon for the matrices, AdamW for embeddings and vectors, each with its highest learning rate."""
+    matrices = [p for name, p in model.named_parameters() if p.dim() == 2 and "embed" not in name]
+    others = [p for name, p in model.named_parameters() if p.dim() != 2 or "embed" in name]
+    return {Muon(matrices): muon, torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0, **options): adam}
+
+
+def take_step(optimizers: dict[torch.optim.Optimizer, float], factor: float) -> None:
+    """Changes the weights, with the highest learning rates times `factor`, and forgets the gradients."""
+    for optimizer, highest in optimizers.items():
+        for group in optimizer.param_groups:
+            group["lr"] = highest * factor
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def train(steps: int, work: Path, examples_per_step: int, max_tokens: int, threads: int, workers: int,
           start: Path | None = None, peak: float = 1.0) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     torch.set_num_threads(threads)
     model = Model(CONFIG).to(device)
-    matrices = [p for name, p in model.named_parameters() if p.dim() == 2 and "embed" not in name]
-    others = [p for name, p in model.named_parameters() if p.dim() != 2 or "embed" in name]
-    optimizers = [Muon(matrices),
-                  torch.optim.AdamW(others, lr=0.004, betas=(0.9, 0.98), weight_decay=0.0, fused=True)]
-    peaks = [0.006, 0.004]
+    optimizers = optimizers_of(model, 0.006, 0.004, fused=True)
     done = {"step": 0, "seconds": 0.0, "tokens": 0}
     checkpoint = work / "checkpoint.pt"
     if checkpoint.exists():
@@ -302,11 +314,7 @@ def train(steps: int, work: Path, examples_per_step: int, max_tokens: int, threa
             total += loss.detach()
             done["tokens"] += ids.numel()
         factor = peak * learning_rate_factor(done["step"], steps)
-        for optimizer, highest in zip(optimizers, peaks):
-            for group in optimizer.param_groups:
-                group["lr"] = highest * factor
-            optimizer.step()
-            optimizer.zero_grad()
+        take_step(optimizers, factor)
         done["step"] += 1
         done["seconds"] += time.perf_counter() - started
         started = time.perf_counter()

@@ -258,6 +258,11 @@ class KVCache:
         self.v = np.empty_like(self.k)
         self.token_ids = np.empty(0, np.int64)
 
+    @classmethod
+    def fits(cls, cache: Any) -> bool:
+        """Whether a model whose own caches are of this class computes with another one."""
+        return type(cache) is cls
+
     def reserve(self, n: int) -> np.ndarray:
         """Makes room for n new tokens -> their positions [n]. Raises InputError beyond max_length."""
         needed = self.length + n
@@ -923,7 +928,7 @@ def checked_number(name: str, value: Any, low: float, high: float) -> float:
 
 def check_cache(model: Model, cache: KVCache) -> None:
     """Raises InputError for the cache of another model or engine."""
-    if type(cache) is not model.engine.new_cache or cache.config != model.config:
+    if not model.engine.new_cache.fits(cache) or cache.config != model.config:
         raise InputError("the cache belongs to another model, or to another engine")
 
 

@@ -62,7 +62,7 @@ from qwen3_lib.kernels.layout import (BF16, BLOCK, EVERYTHING, EXPERT, F16, F32,
                                       Layers, Q, Space, is_packed, packed_shape, padded, table)
 from qwen3_lib.kernels.hybrid import (DELTA, StateCache, Vocabulary, is_recurrent, joined, stacked, state_fields,
                                       state_tables)
-from qwen3_lib.kernels.memory import Reused, empty, experts_of, last_cache, work_space
+from qwen3_lib.kernels.memory import Reused, aligned, empty, experts_of, last_cache, work_space
 
 try:
     from qwen3_lib.kernels.build import kernel, make_kernels
@@ -364,8 +364,17 @@ class KVCache(qwen3.KVCache):
 
     def __init__(self, config: Config, max_length: int | None = None):
         super().__init__(config, max_length)
-        shape = (*self.k.shape[:3], int(padded(config.head_dim, 32) * self.units))
-        self.k, self.v = empty(shape, np.uint16), empty(shape, np.uint16)
+        shape = (*self.k.shape[:2], 0, int(padded(config.head_dim, 32) * self.units))
+        self.k, self.v = (self._resized(np.empty(shape, np.uint16), rows.shape[2]) for rows in (self.k, self.v))
+
+    @classmethod
+    def fits(cls, cache: Any) -> bool:
+        return isinstance(cache, KVCache) and isinstance(cache, StateCache) == issubclass(cls, StateCache)
+
+    def _resized(self, old: np.ndarray, capacity: int) -> np.ndarray:
+        new = aligned((*old.shape[:2], capacity, 2 * old.shape[3])).view(np.uint16)
+        new[:, :, :self.length] = old[:, :, :self.length]
+        return new
 
 
 class Bf16Cache(KVCache):
@@ -549,37 +558,49 @@ def note_small_numbers(model: Model, cache: Any) -> None:
 
 
 def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: str | None = None,
-           activations: str = "f32") -> Engine:
-    """The Engine for qwen3.load_model. Raises InputError for unknown values."""
+           activations: str | None = None) -> Callable[[Folder, Config], Engine]:
+    """What qwen3.load_model needs to choose the Engine for a model; see load_model. Raises InputError for unknown values.
+    """
     check_path()
     if quantize not in (None, *PACKED):
         raise InputError(f"quantize must be int8 or int4, not {quantize!r}")
-    kv_dtype = kv_dtype or ("bf16" if activations == "bf16" else "f16")
-    if kv_dtype not in KV_DTYPES:
+    if kv_dtype not in (None, *KV_DTYPES):
         raise InputError(f"kv_dtype must be {', '.join(KV_DTYPES)}, not {kv_dtype!r}")
-    if activations not in ACTIVATIONS:
+    if activations not in (None, *ACTIVATIONS):
         raise InputError(f"activations must be {' or '.join(ACTIVATIONS)}, not {activations!r}")
     if threads is not None:
         checked_whole("threads", threads, 1)
-    overflow = {"overflow": f"a key or value is probably too large for the {kv_dtype} cache, which holds numbers up to "
-                            f"{MOST[kv_dtype]}: try --kv-dtype bf16"} if kv_dtype in MOST else {}
-    cached = RoundedCache.dtype if kv_dtype == activations == "bf16" else kv_dtype
-    return Engine(lambda folder, config: load_weights(folder, config, quantize, threads, activations),
-                  CACHES[cached], logits_of, hidden_states, guess=guess, drafts=True,
-                  rows=lambda model, name, token_ids: matrix_rows(
-                      model.weights.head if name == "lm_head" else model.weights.embedding, token_ids), **overflow,
-                  hybrid_cache=HYBRID_CACHES[cached])
+
+    def for_model(folder: Folder, config: Config) -> Engine:
+        rounds = activations == "bf16" or activations is None and (bool(quantize) or is_quantized(folder, config))
+        dtype = kv_dtype or ("bf16" if rounds else "f16")
+        overflow = {"overflow": f"a key or value is probably too large for the {dtype} cache, which holds numbers up to "
+                                f"{MOST[dtype]}: try --kv-dtype bf16"} if dtype in MOST else {}
+        cached = RoundedCache.dtype if rounds and dtype == "bf16" else dtype
+        return Engine(lambda folder, config: load_weights(folder, config, quantize, threads, activations or "f32"),
+                      CACHES[cached], logits_of, hidden_states, guess=guess, drafts=True,
+                      rows=lambda model, name, token_ids: matrix_rows(
+                          model.weights.head if name == "lm_head" else model.weights.embedding, token_ids), **overflow,
+                      hybrid_cache=HYBRID_CACHES[cached])
+
+    return for_model
+
+
+def is_quantized(folder: Folder, config: Config) -> bool:
+    """Whether weights have 8 bits or fewer in a model's files."""
+    return isinstance(folder, Quantized) or any(isinstance(tensor, PackedTensor) and tensor.bits <= 8
+                                                for tensor in folder.tensors(config).values())
 
 
 def load_model(name: str | Path, quantize: str | None = None, threads: int | None = None, kv_dtype: str | None = None,
-               offline: bool = False, tokenizer: bool = True,
-               adapter: str | Path | list[str | Path] | None = None, activations: str = "f32") -> Model:
+               offline: bool = False, tokenizer: bool = True, adapter: str | Path | list[str | Path] | None = None,
+               activations: str | None = None) -> Model:
     """The namesake of qwen3.load_model.
 
     quantize: None (weights stay as in the file), "int8" or "int4"; threads: None takes all available CPUs;
     kv_dtype: "f16", "bf16", "f32" or "int8", the number format of keys and values; activations: "f32", or "bf16", to
-    which vectors are rounded before they are multiplied with a matrix of bf16, or with keys and values of bf16, then
-    the default.
+    which vectors are rounded before they are multiplied with a matrix of bf16, or with keys and values of bf16, which
+    are then the default. None rounds them for keys and values only, and only if the weights have 8 bits or fewer.
     """
     return qwen3.load_model(name, engine(quantize, threads, kv_dtype, activations), offline, tokenizer, adapter)
 

@@ -32,7 +32,7 @@ from make_random_model import make_random_model, official_config  # noqa: E402
 from qwen3_lib.kernels import objects, vectors  # noqa: E402
 from qwen3_lib.kernels.build import LAYERS, kernel_at, linker, make_kernels  # noqa: E402
 from qwen3_lib.kernels.cpu import INT8_SHAPES, PAIRS, PATH  # noqa: E402
-from qwen3_lib.kernels.layout import FORMATS, INT8, KEYS, PRODUCT, ROUNDED, VALUES, is_packed  # noqa: E402
+from qwen3_lib.kernels.layout import FORMATS, INT8, KEYS, PRODUCT, ROUNDED, TURNS, VALUES, is_packed  # noqa: E402
 from qwen3_lib.kernels.objects import compile_layers, compile_product  # noqa: E402
 from qwen3_lib.kernels.vectors import FLOAT, I8, I32, I64, LANES, loop, splat, vector, widened_form  # noqa: E402
 
@@ -87,6 +87,8 @@ def replaced(functions: np.ndarray, kinds: tuple[int, ...], nothing: int) -> np.
     functions = functions.copy()
     for kind in kinds:
         functions[kind, ..., 1:] = nothing
+    if KEYS in kinds:
+        functions[TURNS][functions[TURNS] != 0] = nothing
     return functions
 
 
@@ -165,7 +167,7 @@ def main() -> None:
         config = official_config("0.6B") | {"num_hidden_layers": args.layers, "vocab_size": 4096}
         path = make_random_model(config, Path(folder))
         for form, n in itertools.product(args.formats, args.lengths):
-            quantize, activations = SETTINGS.get(form, (form, "f32"))
+            quantize, activations = SETTINGS.get(form, (form, None))
             model = qwen3_numba.load_model(path, quantize, 1, tokenizer=False, activations=activations)
             found = measured(model, n, args.rounds, steps, nothing)
             ms = {name: 1e3 * seconds / args.layers for name, seconds in found.items()}

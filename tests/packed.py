@@ -131,7 +131,7 @@ def published(whole: np.ndarray, scales: np.ndarray, minima: np.ndarray | None, 
     return PackedTensor("BF16", whole.shape, blocks, mmap.mmap(-1, 4096), bits, group=32)
 
 
-def load_model(path, quantize: str | None, threads: int, kv_dtype: str) -> qwen3.Model:
+def load_model(path, quantize: str | None, threads: int, kv_dtype: str | None) -> qwen3.Model:
     """fast.load_model; with "q5_1", "q4_1" or "q4_0", all matrices of a Qwen3 are as if published in that form.
 
     With "rounded", the activations are bf16.

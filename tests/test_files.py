@@ -139,7 +139,7 @@ def test_saved_prompts_of_each_engine(tmp_path):
               "kv int8": fast.load_model(ROOT / "demo", kv_dtype="int8"),
               "int8": fast.load_model(ROOT / "demo", "int8"),
               "rounded": fast.load_model(ROOT / "demo", activations="bf16"),
-              "rounded attention": fast.load_model(ROOT / "demo", "int8", activations="bf16"),
+              "attention in float32": fast.load_model(ROOT / "demo", "int8", activations="f32"),
               "saved": fast.load_model(tmp_path / "packed"), "numpy": qwen3.load_model(ROOT / "demo")}
     ids = random_ids(30)
     for name, model in models.items():

@@ -376,12 +376,12 @@ def attended(q, group, tokens, caches, name):
     for query in q:
         kernels.for_bf16(query, FORMS[name][0])
     result, part = np.empty((2, len(q), width + 16), np.float32)
-    scores = np.empty((VECTORS, BLOCK), np.float32)
+    own = np.empty((VECTORS + width // 2) * BLOCK, np.float32)
     functions = functions_for((), ((FORMS[name][0], 1), (FORMS[name][0], len(q))))
     for block in range(0, n, BLOCK):
         view = n - tokens + 1 - block, 1, EVERYTHING
         kernels.attend(functions, q, group, view, *(cache[block:] for cache in caches), FORMS[name][0],
-                       part if block else result, scores)
+                       part if block else result, own)
         for left, right in zip(result, part) if block else ():
             kernels.join(left, right, width)
     return result

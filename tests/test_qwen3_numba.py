@@ -11,7 +11,9 @@ from helpers import write_safetensors as write_file
 from make_random_model import make_random_model
 from packed import FORMATS, MOST, published, round_vectors, to_bf16, with_minima
 from qwen3_lib.generation.caches import Caches
+from qwen3_lib.generation.processors import log_softmax
 from qwen3_lib.io.models import Checkpoint
+from qwen3_lib.io.packed import save_quantized
 from qwen3_lib.kernels.layout import INT4, INT5, INT8
 from qwen3_lib.kernels.packing import packed_form
 import qwen3_numba as fast
@@ -121,6 +123,30 @@ def test_activations_of_bf16(tmp_path, monkeypatch):
     path = make_random_model(BASE, tmp_path / "f16", "float16")
     same = [in_short_texts(fast.load_model(path, kv_dtype="f16", activations=form)) for form in fast.ACTIVATIONS]
     np.testing.assert_array_equal(*same)
+
+
+@pytest.mark.parametrize("quantize, options, cached", [
+    (None, {}, "f16"), ("int8", {}, "bf16, activations too"), ("int4", {}, "bf16, activations too"),
+    (None, {"activations": "bf16"}, "bf16, activations too"), ("int8", {"activations": "f32"}, "f16"),
+    ("int8", {"kv_dtype": "f16"}, "f16"), ("int8", {"kv_dtype": "bf16"}, "bf16, activations too")])
+def test_attention_in_quantized_models(quantize, options, cached, tmp_path):
+    """It rounds to bf16 by default, also for a folder that is quantized already."""
+    models = [fast.load_model(ROOT / "demo", quantize, tokenizer=False, **options)]
+    if quantize is not None:
+        save_quantized(models[0], tmp_path / "packed", quantize)
+        models.append(fast.load_model(tmp_path / "packed", tokenizer=False, **options))
+    assert {model.engine.new_cache.dtype for model in models} == {cached}
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_attention_costs_no_digits(form):
+    """What bf16 in attention changes is little beside what 8 bits for a weight and a vector change."""
+    ids, exact = random_ids(300, 3, 4096), qwen3.load_model(ROOT / "demo", tokenizer=False)
+    models = [fast.load_model(ROOT / "demo", form, tokenizer=False, activations=kind) for kind in ("f32", None)]
+    expected, *found = (log_softmax(qwen3.forward(model, ids, model.engine.new_cache(model.config), True)
+                                    .astype(np.float64)) for model in (exact, *models))
+    plain, rounded = ((np.exp(expected) * (expected - some)).sum(axis=1).mean() for some in found)
+    assert rounded < 1.1 * plain
 
 
 def test_activations_of_another_format():

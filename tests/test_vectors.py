@@ -12,7 +12,7 @@ from packed import FORMATS, packed_vectors, reference, stored
 from qwen3_lib.kernels import cpu, objects, vectors
 from qwen3_lib.kernels.build import address_of
 from qwen3_lib.kernels.intrinsics import SMALLEST
-from qwen3_lib.kernels.layout import MORE, ROUNDED, factors_size, packed_shape, unit_size
+from qwen3_lib.kernels.layout import MORE, ROUNDED, factors_size, packed_shape, padded, unit_size
 from qwen3_lib.kernels.vectors import Way
 
 pytestmark = pytest.mark.core
@@ -157,14 +157,25 @@ def test_sums_of_the_largest_bytes_do_not_overflow(path, name):
 
 
 @cache
-def bf16_product_of(pairs, n_vectors):
+def bf16_product_of(pairs, n_vectors, kind="float_product"):
     """The function that multiplies rows of bf16 with rounded vectors, by the instruction for pairs or by fma."""
-    name = f"bf16_{pairs}_{n_vectors}"
+    name = f"bf16_{pairs}_{n_vectors}_{kind}"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vectors, "PAIRS", pairs)
         way = vectors.ways(ROUNDED, vectors.ONE if n_vectors == 1 else vectors.AT_ONCE)[0]
-        address = address_of(name, lambda: objects.compile_product(name, "float_product", ROUNDED, n_vectors, way))
-    return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 10)(address)
+        address = address_of(name, lambda: objects.compile_product(name, kind, ROUNDED, n_vectors, way))
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * objects.WRITERS[kind][1])(address)
+
+
+def factors_of(x, pairs):
+    """Vectors of bf16 uint16 [n_vectors, n] as products with ROUNDED take them."""
+    groups = x.reshape(len(x), -1, 32)
+    factors = np.zeros(groups.shape, np.uint32)
+    if pairs:
+        factors.view(np.uint16)[..., :32] = groups
+    else:  # even_first
+        factors[:] = np.concatenate([groups[..., ::2], groups[..., 1::2]], axis=-1).astype(np.uint32) << 16
+    return factors
 
 
 @pytest.mark.skipif(not cpu.PAIRS, reason="this CPU has no AVX512_BF16")
@@ -182,12 +193,7 @@ def test_fma_gives_the_bits_of_the_instruction_for_pairs(w_exponents, x_exponent
     w, x, out = numbers(w_exponents, rows, n), numbers(x_exponents, n_vectors, n), []
     w[:, 2:n:4], x[:, 2:n:4] = w[:, :n:4] ^ 0x8000, x[:, :n:4]  # in neighbouring lanes
     for pairs in (True, False):
-        factors = np.zeros((n_vectors, n // 32, 32), np.uint32)
-        groups = x.reshape(factors.shape)
-        if pairs:
-            factors.view(np.uint16)[..., :32] = groups
-        else:  # even_first
-            factors[:] = np.concatenate([groups[..., ::2], groups[..., 1::2]], axis=-1).astype(np.uint32) << 16
+        factors = factors_of(x, pairs)
         for parts in ((0, n),), ((0, first), (first, n)):
             sums, kept = np.zeros((n_vectors, rows), np.float32), np.zeros((rows, n_vectors, 16), np.float32)
             for start, end in parts:
@@ -196,3 +202,25 @@ def test_fma_gives_the_bits_of_the_instruction_for_pairs(w_exponents, x_exponent
                     end - start, sums.ctypes.data, sums.strides[0], kept.ctypes.data, (start > 0) + 2 * (end < n))
             out.append(sums.view(np.uint32))
     assert out[0].any() and all(np.array_equal(some, out[0]) for some in out)
+
+
+@pytest.mark.parametrize("pairs", [False, pytest.param(True, marks=pytest.mark.skipif(
+    not cpu.PAIRS, reason="this CPU has no AVX512_BF16"))])
+@pytest.mark.parametrize("n_vectors", [5, 6, 7, 8])
+@pytest.mark.parametrize("n, rows", [(32, 1), (96, 31), (128, 32), (128, 250), (256, 49)])
+def test_turned_keys_give_the_same_sums(n, rows, n_vectors, pairs):
+    """As the rows themselves; behind the last row, the memory is not read as a row."""
+    rng = np.random.default_rng(0)
+    w, x = (rng.standard_normal(shape).astype(np.float32).view(np.uint32) >> 16 for shape in ((rows + 1, n), (8, n)))
+    w, factors = w.astype(np.uint16), factors_of(x.astype(np.uint16), pairs)
+    w[rows:] = 0x7FC0  # NaN
+    keys, padded_rows = np.zeros((padded(rows, 32), n // 2), np.uint32), padded(rows, 32)
+    expected, found = np.zeros((2, n_vectors, padded_rows), np.float32)
+    rest = factors.ctypes.data, factors.strides[0], n
+    bf16_product_of(pairs, n_vectors)(w.ctypes.data, w.strides[0], rows, *rest, expected.ctypes.data,
+                                      expected.strides[0], 0, 0)
+    bf16_product_of(pairs, 1, "turned_keys")(w.ctypes.data, w.strides[0], rows, n, keys.ctypes.data)
+    bf16_product_of(pairs, n_vectors, "turned_product")(keys.ctypes.data, 0, rows, *rest, found.ctypes.data,
+                                                        found.strides[0], 0, 0)
+    assert expected[:, :rows].all() and not np.isnan(found).any()
+    np.testing.assert_array_equal(found[:, :rows], expected[:, :rows])

@@ -60,7 +60,8 @@ PATH = WISH if WISH in PATHS else PATHS[0]
 if WISH in ("avx2", "plain") or WISH == "vnni" and FEATURES.get("avxvnni"):  # as on a CPU without AVX-512
     FEATURES = {name: on and not name.startswith("avx512") for name, on in FEATURES.items()}
 PAIRS = bool(FEATURES.get("avx512bf16"))  # whether one instruction multiplies and adds pairs of bf16
-SUMS = 24 if FEATURES.get("avx512f") else 6  # sums of 16 lanes that a CPU's registers hold, beside the factors
+AVX512 = bool(FEATURES.get("avx512f"))
+SUMS = 24 if AVX512 else 6  # sums of 16 lanes that a CPU's registers hold, beside the factors
 
 
 def check_path() -> None:

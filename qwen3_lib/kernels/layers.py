@@ -20,8 +20,8 @@ from qwen3_lib.kernels.intrinsics import (barrier_wait, bits_of, bytes_at, call_
                                           float_of, floats_at, fused, half_from_float, pack_groups, round_groups,
                                           to_bytes, uint16s_at)
 from qwen3_lib.kernels.layout import (BF16, BLOCK, DEPTH, DOWN, F16, F32, FEW, GATE, GROUP, GROUP_BYTES, KEYS, KV8, OUT,
-                                      PANEL, PRODUCT, PROMPT, ROUNDED, STRIP, UP, VALUES, VECTORS, WHOLE, WIDENS, K, Q,
-                                      V, is_packed, padded, unit_size)
+                                      PANEL, PRODUCT, PROMPT, ROUNDED, STRIP, TURNED, TURNS, UP, VALUES, VECTORS, WHOLE,
+                                      WIDENS, K, Q, V, is_packed, padded, unit_size)
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The small steps of a layer
@@ -181,7 +181,7 @@ def linear(products, w, x, packed, out, column, start, end, own):
         for first in range(start, end, STRIP):
             float_strip(products, w, x, out[:, column + first:], first, min(STRIP, end - first), own)
         return
-    functions, tiles = tiling(products[PRODUCT, w.form], n)
+    functions, tiles = tiling(products[PRODUCT, w.form], n, PROMPT)
     width = up_to(w.columns, 2 * GROUP)
     widens = products[WIDENS, w.form, 0, 0] if n >= PROMPT else 0
     for first in range(start, end, PANEL):
@@ -196,9 +196,9 @@ def linear(products, w, x, packed, out, column, start, end, own):
 
 
 @compiled
-def tiling(table, n):
+def tiling(table, n, many):
     """(the functions that multiply parts of n vectors with rows, how many parts): see products.py."""
-    functions = table[2] if n >= PROMPT and table[2, 0] else table[1] if n > table[0, 0] else table[0]
+    functions = table[2] if n >= many and table[2, 0] else table[1] if n > table[0, 0] else table[0]
     return functions, (n + functions[0] - 1) // functions[0]
 
 
@@ -209,7 +209,7 @@ def float_strip(products, w, x, out, first, rows, own):
     Wide rows are multiplied in parts of columns, so that a part of the vectors stays in the first cache.
     """
     n, size, width, address = len(x), 4 if w.form == F32 else 2, up_to(w.columns, 32), w.address + first * w.stride
-    functions, tiles = tiling(products[PRODUCT, w.form], n)
+    functions, tiles = tiling(products[PRODUCT, w.form], n, PROMPT)
     room = 2 if PAIRS and w.form == ROUNDED else 1  # vectors of bf16 take half of it
     sums, copy = own.ctypes.data, own[STRIP * VECTORS * 16:].ctypes.data
     apart = tiles > 1 and width > room * WHOLE
@@ -296,7 +296,15 @@ def exp_from(scores, first, n, largest):
 
 
 @compiled
-def attend(products, q, group, view, keys, values, form, out, scores):
+def visible(view, token):
+    """(end, start) of the positions of a block that a token sees, see `attend`."""
+    seen, step, window = view
+    last = seen + step * token
+    return min(max(last, 0), BLOCK), min(max(last - window, 0), BLOCK)
+
+
+@compiled
+def attend(products, q, group, view, keys, values, form, out, own):
     """Queries of one KV head times a block of positions -> their part of the attention's output.
 
     q float32 [n, width], `group` of them for each token; keys, values: rows of the cache, from the block's first
@@ -304,37 +312,40 @@ def attend(products, q, group, view, keys, values, form, out, scores):
     each only the last `window` of those that it sees.
     out float32 [n, width + 16]: the sum of the values, weighted with exp(score - largest), then `largest`, then the sum
     of the weights: softmax needs all scores only for its denominator (Milakov & Gimelshein 2018, "online" softmax).
-    scores float32 [VECTORS, BLOCK]: to work in.
+    own float32 [(VECTORS + width / 2) * BLOCK]: to work in.
     """
     (n, width), stride, size = q.shape, keys.strides[0], np.int64(2 if PAIRS and form == ROUNDED else 4)
-    functions, tiles = tiling(products[KEYS, form], n)
+    functions, tiles = tiling(products[KEYS, form], n, TURNED)
+    scores, own_keys = floats_at(own.ctypes.data, (VECTORS, BLOCK)), own[VECTORS * BLOCK:].ctypes.data
     seen, step, window = view
+    k, in_block = keys.ctypes.data, visible(view, (n - 1) // group)[0]
+    if n >= TURNED and products[TURNS, form, 0, 0] and in_block > 0 and visible(view, np.int64(0))[1] < BLOCK:
+        call_at(products[TURNS, form, 0, 0], (k, stride, in_block, width, own_keys))
+        k = own_keys
     out[:] = 0
     for tile in range(tiles):
         start, end = n * tile // tiles, n * (tile + 1) // tiles
-        least = min(max(seen + step * (start // group), 0), BLOCK)
-        most = min(max(seen + step * ((end - 1) // group), 0), BLOCK)
-        if most == 0 or seen + step * (start // group) - window >= BLOCK:
+        (least, first), (most, _) = visible(view, start // group), visible(view, (end - 1) // group)
+        if most == 0 or first == BLOCK:
             continue
         if form == ROUNDED and least < most:
             least -= least % 2  # a pair of rows is never torn
         p, p_stride, y, y_stride = scores.ctypes.data, scores.strides[0], out[start].ctypes.data, out.strides[0]
-        call_at(functions[end - start], (keys.ctypes.data, stride, most, q[start].ctypes.data, q.strides[0], width, p,
-                                         p_stride, np.int64(0), np.int64(0)))
+        call_at(functions[end - start], (k, stride, most, q[start].ctypes.data, q.strides[0], width, p, p_stride,
+                                         np.int64(0), np.int64(0)))
+        for r in range(start, end):  # each step for all rows: a core begins a row before it is done with the last one
+            count, first = visible(view, r // group)
+            out[r, width] = largest_of(scores[r - start, first:count]) if first < count else np.float32(0)
         for r in range(start, end):
-            last = seen + step * (r // group)
-            count, first = min(max(last, 0), BLOCK), min(max(last - window, 0), BLOCK)
-            if count > first:
-                largest = largest_of(scores[r - start, first:count])
-                out[r, width], out[r, width + 1] = largest, exp_from(scores[r - start], first, count, largest)
-            else:
-                scores[r - start, :up_to(count, GROUP)] = 0
-            if form == ROUNDED:
-                round_groups(scores[r - start].ctypes.data, up_to(count, GROUP), np.int64(2 * GROUP))
+            count, first = visible(view, r // group)
+            out[r, width + 1] = exp_from(scores[r - start], first, count, out[r, width])
+        for r in range(start, end if form == ROUNDED else start):
+            count, _ = visible(view, r // group)
+            round_groups(scores[r - start].ctypes.data, up_to(count, GROUP), np.int64(2 * GROUP))
         call_at(products[VALUES, form, 0, end - start], (values.ctypes.data, stride, least, p, p_stride, width, y,
                                                          y_stride))
         for r in range(start, end):  # what later tokens see and the first one doesn't
-            rest = min(max(seen + step * (r // group), 0), BLOCK) - least
+            rest = visible(view, r // group)[0] - least
             if rest > 0:
                 call_at(products[VALUES, form, 0, 1], (values[least:].ctypes.data, stride, rest,
                                                        p + (r - start) * p_stride + size * least, p_stride, width,
@@ -361,12 +372,10 @@ def join(left, right, width):
 def attend_blocks(products, task, q, group, view, keys, values, form, result, own):
     """The blocks of a Task, one after the other, for the queries of a KV head with these keys and values of the cache
     -> result [n, width + 16], as `attend` gives it. view: (step, window); own float32: to work in."""
-    scores = floats_at(own.ctypes.data, (VECTORS, BLOCK))
-    more = floats_at(own[VECTORS * BLOCK:].ctypes.data, result.shape)
+    more = floats_at(own[VECTORS * BLOCK + BLOCK * q.shape[1] // 2:].ctypes.data, result.shape)
     for block in range(task.block, task.block + task.n_blocks):
         start, part = block * BLOCK, result if block == task.block else more
-        attend(products, q, group, (task.seen - start, view[0], view[1]), keys[start:], values[start:], form, part,
-               scores)
+        attend(products, q, group, (task.seen - start, view[0], view[1]), keys[start:], values[start:], form, part, own)
         if block > task.block:
             for r in range(len(q)):
                 join(result[r], part[r], q.shape[1])
@@ -540,8 +549,8 @@ def gate_and_up(products, gate, up, form, x, packed, inner, rows, own):
     start, end = rows
     n = len(x)
     if n >= PROMPT and packed_form(form) and packed_form(gate.form):
-        for first in range(start, end, PANEL):  # 32 rows at a time: they stay in the second cache
-            one, two = out.ctypes.data + 4 * first * n, other.ctypes.data + 4 * first * n
+        for first in range(start, end, PANEL):  # 32 rows at a time, in the same memory: they stay in the second cache
+            one, two = out.ctypes.data + 4 * start * n, other.ctypes.data + 4 * start * n
             left, right = floats_at(one, (n, PANEL)), floats_at(two, (n, PANEL))
             linear(products, gate, x, packed, left, -first, first, min(first + PANEL, end), own)
             linear(products, up, x, packed, right, -first, first, min(first + PANEL, end), own)

@@ -8,11 +8,12 @@ from llvmlite import ir
 from qwen3_lib.kernels.cpu import FEATURES
 from qwen3_lib.kernels.layout import JOB
 from qwen3_lib.kernels.vectors import (
-    I32, I64, Way, load, loop, variable, write_float_product, write_packed_product, write_weighted_pairs,
-    write_weighted_rows, write_widened)
+    I32, I64, Way, load, loop, variable, write_float_product, write_packed_product, write_turned_keys,
+    write_turned_product, write_weighted_pairs, write_weighted_rows, write_widened)
 
 WRITERS = {"float_product": (write_float_product, 10), "packed_product": (write_packed_product, 9),
            "weighted_rows": (write_weighted_rows, 8), "weighted_pairs": (write_weighted_pairs, 8),
+           "turned_keys": (write_turned_keys, 5), "turned_product": (write_turned_product, 10),
            "widened": (write_widened, 3)}  # with their numbers of arguments
 
 

@@ -138,6 +138,15 @@ def test_attention_in_quantized_models(quantize, options, cached, tmp_path):
     assert {model.engine.new_cache.dtype for model in models} == {cached}
 
 
+def test_the_plain_cache_fits_a_quantized_model():
+    """KVCache is what --kv-dtype f16 means, whatever the model's own caches are; one of NumPy is refused."""
+    ids, models = random_ids(40), [fast.load_model(ROOT / "demo", "int8", 1, kind, tokenizer=False)
+                                   for kind in (None, "f16")]
+    plain = fast.forward(models[0], ids, fast.KVCache(models[0].config))
+    np.testing.assert_array_equal(plain, fast.forward(models[1], ids, models[1].engine.new_cache(models[1].config)))
+    assert "another engine" in message_of(fast.forward, models[0], ids, qwen3.KVCache(models[0].config))
+
+
 @pytest.mark.parametrize("form", ["int8", "int4"])
 def test_attention_costs_no_digits(form):
     """What bf16 in attention changes is little beside what 8 bits for a weight and a vector change."""

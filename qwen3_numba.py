@@ -19,7 +19,7 @@ qwen3_lib/kernels/:
 
     layout.py      how weights and the cache lie in memory
     cpu.py         the instructions that this CPU has
-    vectors.py     the three products, in the language of LLVM
+    vectors.py     the products with weights, in the language of LLVM; attention.py: those with keys and values
     products.py    which functions of them a pass needs, and in which way each is fastest on this machine
     layers.py      the kernels, in the order of forward; fields.py: how they find their arrays
     experts.py     the kernel of a mixture of experts
@@ -42,7 +42,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -364,8 +364,8 @@ class KVCache(qwen3.KVCache):
 
     def __init__(self, config: Config, max_length: int | None = None):
         super().__init__(config, max_length)
-        shape = (*self.k.shape[:2], 0, int(padded(config.head_dim, 32) * self.units))
-        self.k, self.v = (self._resized(np.empty(shape, np.uint16), rows.shape[2]) for rows in (self.k, self.v))
+        shape = (*self.k.shape[:3], int(padded(config.head_dim, 32) * self.units))
+        self.k, self.v = np.empty(shape, np.uint16), np.empty(shape, np.uint16)
 
     @classmethod
     def fits(cls, cache: Any) -> bool:
@@ -559,8 +559,8 @@ def note_small_numbers(model: Model, cache: Any) -> None:
 
 def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: str | None = None,
            activations: str | None = None) -> Callable[[Folder, Config], Engine]:
-    """What qwen3.load_model needs to choose the Engine for a model; see load_model. Raises InputError for unknown values.
-    """
+    """-> a function that chooses the Engine for a model, as qwen3.load_model takes it. Raises InputError for unknown
+    values, which load_model explains."""
     check_path()
     if quantize not in (None, *PACKED):
         raise InputError(f"quantize must be int8 or int4, not {quantize!r}")
@@ -572,13 +572,13 @@ def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: st
         checked_whole("threads", threads, 1)
 
     def for_model(folder: Folder, config: Config) -> Engine:
-        rounds = activations == "bf16" or activations is None and (bool(quantize) or is_quantized(folder, config))
+        rounds = activations == "bf16" or activations is None and (bool(quantize) or stays_packed(folder))
         dtype = kv_dtype or ("bf16" if rounds else "f16")
-        overflow = {"overflow": f"a key or value is probably too large for the {dtype} cache, which holds numbers up to "
-                                f"{MOST[dtype]}: try --kv-dtype bf16"} if dtype in MOST else {}
+        overflow = {"overflow": f"a key or value is probably too large for the {dtype} cache, which holds numbers up "
+                                f"to {MOST[dtype]}: try --kv-dtype bf16"} if dtype in MOST else {}
         cached = RoundedCache.dtype if rounds and dtype == "bf16" else dtype
-        return Engine(lambda folder, config: load_weights(folder, config, quantize, threads, activations or "f32"),
-                      CACHES[cached], logits_of, hidden_states, guess=guess, drafts=True,
+        load = partial(load_weights, quantize=quantize, threads=threads, activations=activations or "f32")
+        return Engine(load, CACHES[cached], logits_of, hidden_states, guess=guess, drafts=True,
                       rows=lambda model, name, token_ids: matrix_rows(
                           model.weights.head if name == "lm_head" else model.weights.embedding, token_ids), **overflow,
                       hybrid_cache=HYBRID_CACHES[cached])
@@ -586,10 +586,11 @@ def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: st
     return for_model
 
 
-def is_quantized(folder: Folder, config: Config) -> bool:
-    """Whether weights have 8 bits or fewer in a model's files."""
-    return isinstance(folder, Quantized) or any(isinstance(tensor, PackedTensor) and tensor.bits <= 8
-                                                for tensor in folder.tensors(config).values())
+def stays_packed(folder: Folder) -> bool:
+    """Whether matrices of a model's files stay in packed formats."""
+    return isinstance(folder, Quantized) or any(
+        isinstance(tensor, PackedTensor) and is_packed(forms_of(name, tensor, None)[-1])
+        for name, tensor in folder.stored().items())
 
 
 def load_model(name: str | Path, quantize: str | None = None, threads: int | None = None, kv_dtype: str | None = None,
@@ -600,7 +601,7 @@ def load_model(name: str | Path, quantize: str | None = None, threads: int | Non
     quantize: None (weights stay as in the file), "int8" or "int4"; threads: None takes all available CPUs;
     kv_dtype: "f16", "bf16", "f32" or "int8", the number format of keys and values; activations: "f32", or "bf16", to
     which vectors are rounded before they are multiplied with a matrix of bf16, or with keys and values of bf16, which
-    are then the default. None rounds them for keys and values only, and only if the weights have 8 bits or fewer.
+    are then the default. None rounds them for keys and values only, and only if the weights are packed.
     """
     return qwen3.load_model(name, engine(quantize, threads, kv_dtype, activations), offline, tokenizer, adapter)
 

@@ -32,7 +32,7 @@ from make_random_model import make_random_model, official_config  # noqa: E402
 from qwen3_lib.kernels import objects, vectors  # noqa: E402
 from qwen3_lib.kernels.build import LAYERS, kernel_at, linker, make_kernels  # noqa: E402
 from qwen3_lib.kernels.cpu import INT8_SHAPES, PAIRS, PATH  # noqa: E402
-from qwen3_lib.kernels.layout import FORMATS, INT8, KEYS, PRODUCT, ROUNDED, TURNS, VALUES, is_packed  # noqa: E402
+from qwen3_lib.kernels.layout import FORMATS, INT8, KEYS, PRODUCT, ROUNDED, TRANSPOSES, VALUES, is_packed  # noqa: E402
 from qwen3_lib.kernels.objects import compile_layers, compile_product  # noqa: E402
 from qwen3_lib.kernels.vectors import FLOAT, I8, I32, I64, LANES, loop, splat, vector, widened_form  # noqa: E402
 
@@ -88,7 +88,7 @@ def replaced(functions: np.ndarray, kinds: tuple[int, ...], nothing: int) -> np.
     for kind in kinds:
         functions[kind, ..., 1:] = nothing
     if KEYS in kinds:
-        functions[TURNS][functions[TURNS] != 0] = nothing
+        functions[TRANSPOSES][functions[TRANSPOSES] != 0] = nothing
     return functions
 
 

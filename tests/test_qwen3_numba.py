@@ -130,7 +130,7 @@ def test_activations_of_bf16(tmp_path, monkeypatch):
     (None, {"activations": "bf16"}, "bf16, activations too"), ("int8", {"activations": "f32"}, "f16"),
     ("int8", {"kv_dtype": "f16"}, "f16"), ("int8", {"kv_dtype": "bf16"}, "bf16, activations too")])
 def test_attention_in_quantized_models(quantize, options, cached, tmp_path):
-    """It rounds to bf16 by default, also for a folder that is quantized already."""
+    """Attention in a model with packed weights rounds to bf16 by default, also in a folder of --save-quantized."""
     models = [fast.load_model(ROOT / "demo", quantize, tokenizer=False, **options)]
     if quantize is not None:
         save_quantized(models[0], tmp_path / "packed", quantize)

@@ -201,7 +201,8 @@ def test_nan_stays_in_its_own_text(tmp_path, kv_dtype):
 
 @pytest.mark.parametrize("quantize, kv_dtype, expected", [
     (None, "f16", "92e430a49d16d772"), ("int8", "f16", "822504187bd50d92"), ("int4", "f16", "767a636a88a41a94"),
-    ("rounded", "f16", "cbe9a239a0b110a5"), ("rounded", "bf16", "7975de1f67050f8d"), ("int8", None, "d5a9b4ebb67e7834")])
+    ("rounded", "f16", "cbe9a239a0b110a5"), ("rounded", "bf16", "7975de1f67050f8d"),
+    ("int8", None, "d5a9b4ebb67e7834")])
 def test_the_bundled_model_on_every_cpu(quantize, kv_dtype, expected):
     """Whole, in pieces and in a batch: the same bits on x86 with AVX-512 and without, and on ARM, see arm.py."""
     model, ids = load_model(ROOT / "demo", quantize, 2, kv_dtype), random_ids(45, 0, 4096)

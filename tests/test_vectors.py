@@ -9,7 +9,7 @@ import pytest
 from llvmlite import ir
 
 from packed import FORMATS, packed_vectors, reference, stored
-from qwen3_lib.kernels import cpu, objects, vectors
+from qwen3_lib.kernels import attention, cpu, objects, vectors
 from qwen3_lib.kernels.build import address_of
 from qwen3_lib.kernels.intrinsics import SMALLEST
 from qwen3_lib.kernels.layout import MORE, ROUNDED, factors_size, packed_shape, padded, unit_size
@@ -161,7 +161,8 @@ def bf16_product_of(pairs, n_vectors, kind="float_product"):
     """The function that multiplies rows of bf16 with rounded vectors, by the instruction for pairs or by fma."""
     name = f"bf16_{pairs}_{n_vectors}_{kind}"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vectors, "PAIRS", pairs)
+        for module in (vectors, attention):
+            patch.setattr(module, "PAIRS", pairs)
         way = vectors.ways(ROUNDED, vectors.ONE if n_vectors == 1 else vectors.AT_ONCE)[0]
         address = address_of(name, lambda: objects.compile_product(name, kind, ROUNDED, n_vectors, way))
     return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * objects.WRITERS[kind][1])(address)
@@ -208,7 +209,7 @@ def test_fma_gives_the_bits_of_the_instruction_for_pairs(w_exponents, x_exponent
     not cpu.PAIRS, reason="this CPU has no AVX512_BF16"))])
 @pytest.mark.parametrize("n_vectors", [5, 6, 7, 8])
 @pytest.mark.parametrize("n, rows", [(32, 1), (96, 31), (128, 32), (128, 250), (256, 49)])
-def test_turned_keys_give_the_same_sums(n, rows, n_vectors, pairs):
+def test_transposed_keys_give_the_same_sums(n, rows, n_vectors, pairs):
     """As the rows themselves; behind the last row, the memory is not read as a row."""
     rng = np.random.default_rng(0)
     w, x = (rng.standard_normal(shape).astype(np.float32).view(np.uint32) >> 16 for shape in ((rows + 1, n), (8, n)))
@@ -219,8 +220,28 @@ def test_turned_keys_give_the_same_sums(n, rows, n_vectors, pairs):
     rest = factors.ctypes.data, factors.strides[0], n
     bf16_product_of(pairs, n_vectors)(w.ctypes.data, w.strides[0], rows, *rest, expected.ctypes.data,
                                       expected.strides[0], 0, 0)
-    bf16_product_of(pairs, 1, "turned_keys")(w.ctypes.data, w.strides[0], rows, n, keys.ctypes.data)
-    bf16_product_of(pairs, n_vectors, "turned_product")(keys.ctypes.data, 0, rows, *rest, found.ctypes.data,
+    bf16_product_of(pairs, 1, "transposed_keys")(w.ctypes.data, w.strides[0], rows, n, keys.ctypes.data)
+    bf16_product_of(pairs, n_vectors, "transposed_product")(keys.ctypes.data, 0, rows, *rest, found.ctypes.data,
                                                         found.strides[0], 0, 0)
     assert expected[:, :rows].all() and not np.isnan(found).any()
     np.testing.assert_array_equal(found[:, :rows], expected[:, :rows])
+
+
+@pytest.mark.parametrize("n_vectors", [1, 2, 5, 8])
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 6, 250])
+def test_values_weighted_in_both_ways(rows, n_vectors):
+    """Row by row, as CPUs without AVX-512 do, and in strips of columns, by fma and by the instruction: the same bits."""
+    rng, n, found = np.random.default_rng(0), 96, []
+    bits = [rng.standard_normal(shape).astype(np.float32).view(np.uint32) >> 16
+            for shape in ((rows, n), (n_vectors, padded(rows, 2)))]
+    w, x = (some.astype(np.uint16) for some in bits)
+    x[:, rows:] = 0
+    for kind, pairs in [("weighted_rows", False), ("weighted_pairs", False), *[("weighted_pairs", True)] * cpu.PAIRS]:
+        factors, out = x if pairs else x.astype(np.uint32) << 16, np.zeros((n_vectors, n), np.float32)
+        bf16_product_of(pairs, n_vectors, kind)(w.ctypes.data, w.strides[0], rows, factors.ctypes.data,
+                                                factors.strides[0], n, out.ctypes.data, out.strides[0])
+        found.append(out)
+    numbers = [some.astype(np.uint32) << 16 for some in (w, x[:, :rows])]
+    expected = np.matmul(*(some.view(np.float32).astype(np.float64) for some in numbers[::-1]))
+    np.testing.assert_allclose(found[0], expected, atol=1e-4)
+    assert all(np.array_equal(each, found[0]) for each in found)

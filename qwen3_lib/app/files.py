@@ -20,7 +20,7 @@ from qwen3_lib.io import adapter
 from qwen3_lib.io.errors import InputError, brief, counted, parse_json
 from qwen3_lib.io.tensors import both_ends
 from qwen3_lib.io.writing import checksum, write_json, write_safetensors
-from qwen3_lib.generation.pictures import question
+from qwen3_lib.generation.pictures import most_pixels, question
 from qwen3_lib.io.pictures import is_data_url, picture_of
 
 STATES = "history", "state", "late"  # the parts of qwen3_5.State
@@ -58,8 +58,8 @@ def read_messages(name: str, max_pixels: int | None = None) -> tuple[list[dict],
     messages, tools = (value.get("messages"), value.get("tools")) if isinstance(value, dict) else (value, None)
     messages = checked_messages(messages, name)
     for part in (part for each in messages if isinstance(each.get("content"), list) for part in each["content"]):
-        if is_picture(part):
-            part.setdefault("max_pixels", max_pixels)
+        if max_pixels is not None and is_picture(part):
+            part["max_pixels"] = most_pixels(part, max_pixels)
         if isinstance(image := part.get("image"), str) and not is_data_url(image):  # beside the file
             part["image"] = os.path.join(os.path.dirname(os.path.abspath(name)), image)
     return messages, None if tools is None else checked_tools(tools, name)

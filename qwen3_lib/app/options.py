@@ -85,11 +85,11 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     add("--quantize", choices=["int8", "int4"], help="pack each weight into 8 or 4 bits: up to 2 or 3 times as fast "
         "as bfloat16")
     add("--threads", type=int, metavar="N", help="number of threads (default: one for each CPU this process may use)")
-    add("--kv-dtype", choices=["f16", "bf16", "f32", "int8"], help="number format of the KV cache (default: bf16 with "
-        "--activations bf16 and in quantized models, else f16)")
+    add("--kv-dtype", choices=["f16", "bf16", "f32", "int8"], help="number format of the KV cache (default: bf16 where "
+        "keys and values are rounded to bf16, see --activations; else f16)")
     add("--activations", choices=["f32", "bf16"], help="bf16: round vectors to bf16 before they are multiplied with "
         "weights, keys or values of bf16: prompts are read faster, with fewer digits, by CPUs with AVX512_BF16 "
-        "(default: in quantized models for keys and values, else f32)")
+        "(default: bf16 for keys and values of models with packed weights, else f32)")
 
 
 def add_option(add: Callable[..., Any], name: str, *flags: str) -> None:
@@ -173,8 +173,7 @@ def engine_of(args: argparse.Namespace, folder: Folder, config: Config) -> Engin
         if not asked:
             return Engine()
         raise InputError(str(error)) from error
-    choose = qwen3_numba.engine(args.quantize, args.threads, args.kv_dtype, args.activations)
-    return choose(folder, config)
+    return qwen3_numba.engine(args.quantize, args.threads, args.kv_dtype, args.activations)(folder, config)
 
 
 def load_draft(args: argparse.Namespace, model: Model) -> Draft | None:

@@ -43,8 +43,8 @@ from qwen3_lib.kernels.cpu import host_features  # noqa: E402
 from qwen3_lib.kernels.objects import compile_layers  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
-SOURCES = ("compile.py", "cpu.py", "delta.py", "experts.py", "fields.py", "intrinsics.py", "layers.py", "layout.py",
-           "quantize.py", "vectors.py")
+SOURCES = ("attention.py", "compile.py", "cpu.py", "delta.py", "experts.py", "fields.py", "intrinsics.py", "layers.py",
+           "layout.py", "objects.py", "quantize.py", "vectors.py")
 Kernel = Callable[[np.ndarray, int], None]  # takes its record, int64, and a number; see layers.py and quantize.py
 
 

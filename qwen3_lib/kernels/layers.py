@@ -7,7 +7,7 @@ A kernel with a namesake in qwen3.py computes the same; read the NumPy function 
 One rule holds for all: the order in which numbers are added depends on the numbers' places in their sequence only. So a
 token's logits depend on the tokens before it and on nothing else, bit for bit: not on the other tokens of the batch,
 the number of threads, or the CPU. Nothing may be reassociated or contracted here; sums over many numbers are made by
-`dot` and the products of vectors.py. layout.py tells how weights, vectors and the cache lie in memory.
+`dot` and the products of vectors.py and attention.py. layout.py tells how weights, vectors and the cache lie in memory.
 """
 from typing import NamedTuple
 
@@ -20,8 +20,8 @@ from qwen3_lib.kernels.intrinsics import (barrier_wait, bits_of, bytes_at, call_
                                           float_of, floats_at, fused, half_from_float, pack_groups, round_groups,
                                           to_bytes, uint16s_at)
 from qwen3_lib.kernels.layout import (BF16, BLOCK, DEPTH, DOWN, F16, F32, FEW, GATE, GROUP, GROUP_BYTES, KEYS, KV8, OUT,
-                                      PANEL, PRODUCT, PROMPT, ROUNDED, STRIP, TURNED, TURNS, UP, VALUES, VECTORS, WHOLE,
-                                      WIDENS, K, Q, V, is_packed, padded, unit_size)
+                                      PANEL, PRODUCT, PROMPT, ROUNDED, STRIP, TRANSPOSED, TRANSPOSES, UP, VALUES,
+                                      VECTORS, WHOLE, WIDENS, K, Q, V, is_packed, padded, unit_size)
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The small steps of a layer
@@ -315,12 +315,11 @@ def attend(products, q, group, view, keys, values, form, out, own):
     own float32 [(VECTORS + width / 2) * BLOCK]: to work in.
     """
     (n, width), stride, size = q.shape, keys.strides[0], np.int64(2 if PAIRS and form == ROUNDED else 4)
-    functions, tiles = tiling(products[KEYS, form], n, TURNED)
+    functions, tiles = tiling(products[KEYS, form], n, TRANSPOSED)
     scores, own_keys = floats_at(own.ctypes.data, (VECTORS, BLOCK)), own[VECTORS * BLOCK:].ctypes.data
-    seen, step, window = view
     k, in_block = keys.ctypes.data, visible(view, (n - 1) // group)[0]
-    if n >= TURNED and products[TURNS, form, 0, 0] and in_block > 0 and visible(view, np.int64(0))[1] < BLOCK:
-        call_at(products[TURNS, form, 0, 0], (k, stride, in_block, width, own_keys))
+    if n >= TRANSPOSED and products[TRANSPOSES, form, 0, 0] and in_block > 0 and visible(view, np.int64(0))[1] < BLOCK:
+        call_at(products[TRANSPOSES, form, 0, 0], (k, stride, in_block, width, own_keys))
         k = own_keys
     out[:] = 0
     for tile in range(tiles):
@@ -339,9 +338,10 @@ def attend(products, q, group, view, keys, values, form, out, own):
         for r in range(start, end):
             count, first = visible(view, r // group)
             out[r, width + 1] = exp_from(scores[r - start], first, count, out[r, width])
-        for r in range(start, end if form == ROUNDED else start):
-            count, _ = visible(view, r // group)
-            round_groups(scores[r - start].ctypes.data, up_to(count, GROUP), np.int64(2 * GROUP))
+        if form == ROUNDED:
+            for r in range(start, end):
+                count, _ = visible(view, r // group)
+                round_groups(scores[r - start].ctypes.data, up_to(count, GROUP), np.int64(2 * GROUP))
         call_at(products[VALUES, form, 0, end - start], (values.ctypes.data, stride, least, p, p_stride, width, y,
                                                          y_stride))
         for r in range(start, end):  # what later tokens see and the first one doesn't
@@ -549,9 +549,9 @@ def gate_and_up(products, gate, up, form, x, packed, inner, rows, own):
     start, end = rows
     n = len(x)
     if n >= PROMPT and packed_form(form) and packed_form(gate.form):
+        one, two = out.ctypes.data + 4 * start * n, other.ctypes.data + 4 * start * n
+        left, right = floats_at(one, (n, PANEL)), floats_at(two, (n, PANEL))
         for first in range(start, end, PANEL):  # 32 rows at a time, in the same memory: they stay in the second cache
-            one, two = out.ctypes.data + 4 * start * n, other.ctypes.data + 4 * start * n
-            left, right = floats_at(one, (n, PANEL)), floats_at(two, (n, PANEL))
             linear(products, gate, x, packed, left, -first, first, min(first + PANEL, end), own)
             linear(products, up, x, packed, right, -first, first, min(first + PANEL, end), own)
             silu_times(floats_at(one, (n * PANEL,)), floats_at(two, (n * PANEL,)))

@@ -88,10 +88,10 @@ NORMS, HEAD_NORMS = ("input_layernorm", "post_attention_layernorm"), ("self_attn
 # them has failed; from TAKEN on, how many pieces of up to three matrices are taken.
 ARRIVED, ROUND, ABANDONED, TAKEN = 0, 8, 9, 16
 
-PRODUCT, KEYS, VALUES, WIDENS, TURNS = range(5)  # the first index of the table of products.py
+PRODUCT, KEYS, VALUES, WIDENS, TRANSPOSES = range(5)  # the first index of the table of products.py
 VECTORS = 8  # at most so many vectors are multiplied with a row together
 PROMPT = 64  # vectors that are so many pay for making blocks of half bytes blocks of bytes
-TURNED = 32  # queries of one KV head that are so many pay for turning its keys: see vectors.write_turned_keys
+TRANSPOSED = 32  # so many queries of one KV head pay for transposing its keys: see attention.py
 STRIP = 192  # rows that are multiplied with all vectors before the next ones: they stay in cache
 WHOLE, DEPTH = 1024, 768  # so many columns at a time, or in parts of so many: they stay in the first cache
 PASS = 256  # tokens times layers that are computed in one go: a long prompt can be interrupted in between
@@ -220,8 +220,9 @@ def packed_shape(n_rows: int, n: int, form: int) -> tuple[int, int]:
 
 
 def own_space(n_queries: int, width: int, columns: int) -> int:
-    """How many float32 a thread works in: sums of a strip of rows, and the strip; or scores, results and keys of a block.
+    """How many float32 a thread works in: sums of a strip of rows, and the strip; or a block's scores, keys, results.
 
     n_queries of a head of this width, padded; columns: of the widest matrix, padded.
     """
-    return max(STRIP * (VECTORS * 16 + columns * (columns > WHOLE)), VECTORS * BLOCK + n_queries * (width + 16) + BLOCK * width // 2)
+    attention = VECTORS * BLOCK + BLOCK * width // 2 + n_queries * (width + 16)
+    return max(STRIP * (VECTORS * 16 + columns * (columns > WHOLE)), attention)

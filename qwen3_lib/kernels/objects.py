@@ -1,19 +1,20 @@
-"""From LLVM's language to object files for this CPU: a product of vectors.py, or a job that runs all layers."""
+"""From LLVM's language to object files for this CPU: a product, see vectors.py, or a job that runs all layers."""
 from collections.abc import Sequence
 from typing import Any
 
 import llvmlite.binding as llvm
 from llvmlite import ir
 
+from qwen3_lib.kernels.attention import (write_transposed_keys, write_transposed_product, write_weighted_pairs,
+                                         write_weighted_rows)
 from qwen3_lib.kernels.cpu import FEATURES
 from qwen3_lib.kernels.layout import JOB
-from qwen3_lib.kernels.vectors import (
-    I32, I64, Way, load, loop, variable, write_float_product, write_packed_product, write_turned_keys,
-    write_turned_product, write_weighted_pairs, write_weighted_rows, write_widened)
+from qwen3_lib.kernels.vectors import (I32, I64, Way, load, loop, variable, write_float_product, write_packed_product,
+                                       write_widened)
 
 WRITERS = {"float_product": (write_float_product, 10), "packed_product": (write_packed_product, 9),
            "weighted_rows": (write_weighted_rows, 8), "weighted_pairs": (write_weighted_pairs, 8),
-           "turned_keys": (write_turned_keys, 5), "turned_product": (write_turned_product, 10),
+           "transposed_keys": (write_transposed_keys, 5), "transposed_product": (write_transposed_product, 10),
            "widened": (write_widened, 3)}  # with their numbers of arguments
 
 

@@ -24,8 +24,8 @@ from qwen3_lib.io.errors import InputError
 from qwen3_lib.io.writing import write_whole
 from qwen3_lib.kernels.build import LAYERS, address_of, make_kernels, place, read_code
 from qwen3_lib.kernels.cpu import AVX512
-from qwen3_lib.kernels.layout import (FORMATS, KEYS, PRODUCT, PROMPT, ROUNDED, TURNED, TURNS, VALUES, VECTORS, WIDE,
-                                      WIDENS, is_packed)
+from qwen3_lib.kernels.layout import (FORMATS, KEYS, PRODUCT, PROMPT, ROUNDED, TRANSPOSED, TRANSPOSES, VALUES,
+                                      VECTORS, WIDE, WIDENS, is_packed)
 from qwen3_lib.kernels.objects import compile_product
 from qwen3_lib.kernels.vectors import AT_ONCE, ATTENTION, MANY, ONE, Way, ways, widened_form
 
@@ -43,8 +43,8 @@ def functions_for(needs: Needs, queries: Needs = (), taken: Taken = ()) -> np.nd
     vectors are multiplied at once, [.., 1, n] if there are more; likewise for attention [KEYS, ...], and
     [VALUES, format, 0, n] of weighted_rows. Where n is 0, the most vectors that are multiplied at once.
     [WIDENS, format, 0, 0] makes a block of a format its widened_form, which [PRODUCT, format, 2, n] multiplies with
-    n of PROMPT vectors or more; it is 0 where that's not needed. [TURNS, format, 0, 0] likewise turns keys, which
-    [KEYS, format, 2, n] multiplies with n of TURNED queries or more: that pays with the registers of AVX-512.
+    n of PROMPT vectors or more; it is 0 where that's not needed. [TRANSPOSES, format, 0, 0] transposes keys, which
+    [KEYS, format, 2, n] multiplies with n of TRANSPOSED queries or more: that pays with the registers of AVX-512.
     """
     table, others = np.zeros((5, len(FORMATS), 3, VECTORS + 1), np.int64), {(*key,): way for *key, way in taken}
     for form, n in needs:
@@ -59,13 +59,14 @@ def functions_for(needs: Needs, queries: Needs = (), taken: Taken = ()) -> np.nd
             fill(table[PRODUCT, form], form, n, known)
     for form, n in queries:
         way = others.get((form, ATTENTION), ways(form, ATTENTION)[0])
-        known = [ways(form, count)[0]._replace(prefetches=way.prefetches) for count in (ONE, AT_ONCE, MANY)]
-        if form == ROUNDED and AVX512 and n >= TURNED:
-            table[TURNS, form, 0, 0] = function("turned_keys", form, 1, way)
+        known = [ways(form, count)[0] for count in (ONE, AT_ONCE, MANY)]
+        if form == ROUNDED and AVX512 and n >= TRANSPOSED:
+            table[TRANSPOSES, form, 0, 0] = function("transposed_keys", form, 1, known[ONE])
             table[KEYS, form, 2, 0], found = VECTORS, sizes(n, VECTORS)
             for size in found:
-                table[KEYS, form, 2, size] = function("turned_product", form, size, way)
+                table[KEYS, form, 2, size] = function("transposed_product", form, size, known[ONE])
         else:
+            known = [each._replace(prefetches=way.prefetches) for each in known]
             found = fill(table[KEYS, form], form, n, known)
         for size in found:
             kind = "weighted_pairs" if form == ROUNDED and AVX512 else "weighted_rows"
@@ -111,7 +112,7 @@ def compile_all() -> Path:
     make_kernels(*names)
     for form in range(WIDE):
         needs = any_number(form, PROMPT)
-        functions_for(needs, () if is_packed(form) else needs, ways_taken((form,), None))
+        functions_for(needs, () if is_packed(form) else (*needs, (form, TRANSPOSED + 1)), ways_taken((form,), None))
     folder, made_from = place()
     if folder is None or any(read_code(folder / f"{name}.o", made_from) is None for name in names):
         raise InputError(f"the kernels can't be kept: {folder or 'NUMBA_CACHE_DIR'} must be a folder that belongs to "

@@ -1,4 +1,4 @@
-"""The three products where nearly all time is spent: vectors, in the language of LLVM.
+"""The products where nearly all time is spent: vectors, in the language of LLVM. Those of attention: attention.py.
 
 LLVM's language lies between C and machine code. A function here that takes `b`, the builder, runs once, while the
 product is compiled, and each call on `b` appends an instruction to the product. So a loop like
@@ -8,7 +8,6 @@ machine's own instructions for vectors, and keeps variables in registers. Addres
 
 Each product is compiled by itself, for one format and one number of vectors, when it is first needed: see products.py.
 """
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -23,7 +22,6 @@ from qwen3_lib.kernels.layout import (BF16, BIAS, F16, F32, FORMATS, GROUP, GROU
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 HALF, FLOAT = ir.HalfType(), ir.FloatType()
 AHEAD = 4096  # bytes: at least so far ahead of a product, the memory is asked for the rows that follow
-VALUE_ROWS = 3  # rows of values that are weighted at once: registers hold their factors for some vectors
 LANES = 16  # float32 numbers in a vector on every CPU, or sums would differ; LLVM splits it where registers are shorter
 
 
@@ -255,25 +253,6 @@ def add_pairs(b: Any, w: Any, x: Any, sums: Any) -> Any:
     return call(b, "llvm.x86.avx512bf16.dpbf16ps.512", sums.type, sums, w, x)
 
 
-def pair_factors(b: Any, place: Any) -> tuple[Any, ...]:
-    """16 pairs of bf16 in memory as factors of `add_pairs`, or of two fmas."""
-    pairs = load(b, place, I32, LANES)
-    return (pairs,) if PAIRS else tuple(b.bitcast(bits, vector(FLOAT, LANES)) for bits in (
-        b.and_(pairs, splat(I32, LANES, -0x10000)), b.shl(pairs, splat(I32, LANES, 16))))
-
-
-def add_broadcast(b: Any, place: Any, apart: int, sums: dict[Any, tuple[Any, ...]]) -> None:
-    """Adds the products of a pair of bf16 in memory with factors to the sums, variables.
-
-    Without PAIRS, the pair is two float32, `apart` bytes from the even one to the odd one.
-    """
-    values = [broadcast(b, load(b, at(b, place, start), kind), LANES)
-              for start, kind in (((0, I32),) if PAIRS else ((apart, FLOAT), (0, FLOAT)))]
-    for sum_, factors in sums.items():
-        for factor, value in zip(factors, values):
-            b.store((add_pairs if PAIRS else fma)(b, factor, value, b.load(sum_)), sum_)
-
-
 @contextmanager
 def flushed(b: Any, flushes: bool) -> Iterator[None]:
     """Inside, x86 takes subnormal factors and sums for zeros, as `add_pairs` does: bits 6 and 15 of MXCSR say so."""
@@ -366,162 +345,6 @@ def write_float_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, str
 
     with flushed(b, form == ROUNDED and bool(FEATURES.get("sse2"))):
         in_tiles(b, n_rows, together, tile)
-
-
-def write_turned_keys(form: int, _: int, way: Way, b: Any, w: Any, stride: Any, n_rows: Any, n: Any, out: Any) -> None:
-    """Turns rows of bf16 [n_rows, n]: a vector then holds a pair of columns of 16 rows.
-
-    uint32 [n_rows / 16, 16, n / 32, 16 rows]: pair 16 j + i of a row stands at [.., i, j]. n_rows is rounded up to a
-    multiple of 32; the last row is repeated.
-    """
-    steps, last = b.sdiv(n, I64(32)), b.sub(n_rows, I64(1))
-
-    def group(i: Any) -> None:
-        numbers = [at(b, I64(r), (i, LANES)) for r in range(LANES)]
-        rows = [at(b, w, (stride, b.select(b.icmp_signed("<", r, last), r, last))) for r in numbers]
-
-        def step(j: Any) -> None:
-            values = turned(b, [load(b, at(b, row, (j, 4 * LANES)), I32, LANES) for row in rows])
-            for k, value in enumerate(values):
-                store(b, value, at(b, out, (at(b, j, (steps, k), (b.mul(i, steps), LANES)), 4 * LANES)))
-
-        loop(b, steps, step)
-
-    loop(b, b.mul(b.sdiv(b.add(n_rows, I64(31)), I64(32)), I64(2)), group)
-
-
-def turned(b: Any, rows: list[Any]) -> list[Any]:
-    """The columns of a square of numbers whose rows are vectors: quarters of it change places, then theirs, ..."""
-    n, width = len(rows), len(rows) // 2
-    while width:
-        for i in [i for i in range(n) if not i & width]:
-            x, y = rows[i], rows[i + width]
-            orders = [[k if not k & width else n + k - width for k in range(n)],
-                      [k + width if not k & width else n + k for k in range(n)]]
-            rows[i], rows[i + width] = (b.shuffle_vector(x, y, ir.Constant(vector(I32, n), order)) for order in orders)
-        width //= 2
-    return rows
-
-
-def write_turned_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, stride: Any, n_rows: Any, x: Any,
-                         x_stride: Any, n: Any, out: Any, out_stride: Any, kept: Any, part: Any) -> None:
-    """write_float_product of rows that write_turned_keys has turned: the same sums, added in the same order.
-
-    A lane is a row, so a row's 16 partial sums are added without moving numbers between lanes.
-    """
-    steps, keys = b.sdiv(n, I64(32)), list(itertools.product(range(4), range(2)))  # of 4 vectors and twice 16 rows
-
-    def tile(first: Any, start: Any) -> None:
-        groups = [at(b, w, (at(b, first, g), b.mul(n, I64(32)))) for g in range(2)]
-        vectors = [at(b, x, (x_stride, at(b, start, t))) for t in range(4)]
-
-        def added(i: int, distance: int) -> dict[tuple[int, int], Any]:
-            """The sum of the partial sums i, i + distance, ..., for each of `keys`: see `totals`."""
-            if distance < LANES:
-                left, right = (added(j, 2 * distance) for j in (i, i + distance))
-                return {key: b.fadd(left[key], right[key]) for key in keys}
-            sums = zero_sums(b, keys, LANES)
-
-            def step(j: Any) -> None:
-                parts = [pair_factors(b, at(b, group, (at(b, j, (steps, i)), 4 * LANES))) for group in groups]
-                for t in range(4):
-                    place = at(b, vectors[t], (j, 4 * GROUP), 4 * i)
-                    add_broadcast(b, place, 4 * LANES, {sums[t, g]: parts[g] for g in range(2)})
-
-            loop(b, steps, step)
-            return {key: b.load(sum_) for key, sum_ in sums.items()}
-
-        for (t, g), sum_ in added(0, 1).items():
-            store(b, sum_, at(b, out, (out_stride, at(b, start, t)), (at(b, first, g), 4 * LANES)))
-
-    with flushed(b, bool(FEATURES.get("sse2"))):
-        loop(b, b.sdiv(b.add(n_rows, I64(31)), I64(32)), lambda i: loop(
-            b, I64(2), lambda half: tile(b.mul(i, I64(2)), b.mul(half, I64(n_vectors - 4)))))
-
-
-def write_weighted_rows(form: int, n_vectors: int, way: Way, b: Any, w: Any, stride: Any, n_rows: Any, x: Any,
-                        x_stride: Any, n: Any, out: Any, out_stride: Any) -> None:
-    """out[t, k] += sum of w[r, k] x[t, r], in the order of r. n is a multiple of 32.
-
-    A few rows at a time, from left to right, so that the memory is read in its order; the sums stay in the first cache.
-    ROUNDED: x is bf16 numbers as float32, and the odd row of a pair comes before the even one, as in `add_pairs`.
-    """
-    size = 32 * FORMATS[form].size
-
-    def tile(first: Any, order: Sequence[int]) -> None:
-        rows, whole = [at(b, w, (stride, first), (stride, r)) for r in range(len(order))], size * len(order)
-        factors = [[broadcast(b, load(b, at(b, x, (x_stride, t), (first, 4), 4 * r), FLOAT), LANES)
-                    for r in range(len(order))] for t in range(n_vectors)]
-
-        def step(i: Any) -> None:
-            if way.prefetches:
-                prefetch(b, at(b, rows[0], AHEAD, (i, whole)), range(0, whole, 64), way.prefetches)
-            for half in range(2):
-                column = at(b, I64(LANES * half), (i, 32))
-                parts = [row_part(b, form, row, n, column) for row in rows]
-                for t in range(n_vectors):
-                    place = at(b, out, (out_stride, t), (column, 4))
-                    sum_ = load(b, place, FLOAT, LANES)
-                    for r in order:
-                        sum_ = fma(b, parts[r], factors[t][r], sum_)
-                    store(b, sum_, place)
-
-        loop(b, b.sdiv(n, I64(32)), step)
-
-    if form != ROUNDED:
-        in_tiles(b, n_rows, VALUE_ROWS, lambda first, n_tile_rows: tile(first, range(n_tile_rows)))
-        return
-    with flushed(b, bool(FEATURES.get("sse2"))):
-        in_tiles(b, b.lshr(n_rows, I64(1)), 2, lambda pair, n: tile(b.shl(pair, I64(1)), (1, 0, 3, 2)[:2 * n]))
-        with b.if_then(b.trunc(n_rows, I1)):
-            tile(b.sub(n_rows, I64(1)), (0,))
-
-
-def write_weighted_pairs(form: int, n_vectors: int, way: Way, b: Any, w: Any, stride: Any, n_rows: Any, x: Any,
-                         x_stride: Any, n: Any, out: Any, out_stride: Any) -> None:
-    """write_weighted_rows for ROUNDED, with the registers of AVX-512: the same sums.
-
-    x: bf16 numbers, or the same as float32 without PAIRS; where n_rows is odd, a zero follows. The sums of a strip of
-    columns stay in registers: all columns of a usual head for one vector or two, a cache line of each row for eight.
-    """
-    pairs, size = b.lshr(n_rows, I64(1)), 2 if PAIRS else 4
-
-    def strip(first: Any, n_groups: int) -> None:
-        columns = [at(b, I64(32 * i), (first, 32)) for i in range(n_groups)]
-        places = {(t, c): at(b, out, (out_stride, t), (columns[c // 2], 4), c % 2 * 4 * LANES)
-                  for t in range(n_vectors) for c in range(2 * n_groups)}
-        sums = {key: variable(b, vector(FLOAT, LANES)) for key in places}
-        for key, place in places.items():
-            b.store(load(b, place, FLOAT, LANES), sums[key])
-
-        def add(pair: Any, to_other: Any) -> None:
-            even = at(b, w, (stride, b.shl(pair, I64(1))))
-            odd = b.add(even, to_other)
-            for row in (even, odd) if way.prefetches else ():
-                prefetch(b, at(b, row, AHEAD, (columns[0], 2)), range(0, 64 * n_groups, 64), way.prefetches)
-            parts = [part for column in columns for part in row_pair(b, even, odd, n, column)]
-            for t in range(n_vectors):
-                place = at(b, x, (x_stride, t), (pair, 2 * size))
-                add_broadcast(b, place, 4, {sums[t, c]: factors for c, factors in enumerate(parts)})
-
-        loop(b, pairs, lambda pair: add(pair, stride))
-        with b.if_then(b.trunc(n_rows, I1)):
-            add(pairs, I64(0))
-        for key, place in places.items():
-            store(b, b.load(sums[key]), place)
-
-    with flushed(b, not PAIRS and bool(FEATURES.get("sse2"))):
-        in_tiles(b, b.sdiv(n, I64(32)), max(1, min(4, SUMS // 3 // n_vectors)), strip)
-
-
-def row_pair(b: Any, even: Any, odd: Any, n: Any, column: Any) -> list[tuple[Any, ...]]:
-    """32 columns of two rows of bf16, as factors of `add_pairs` or of two fmas: the first 16, then the rest."""
-    if not PAIRS:
-        return [tuple(row_part(b, BF16, row, n, at(b, column, start)) for row in (odd, even)) for start in (0, LANES)]
-    left, right = (load(b, at(b, row, (column, 2)), I16, 2 * LANES) for row in (even, odd))
-    return [(b.bitcast(b.shuffle_vector(left, right, ir.Constant(vector(I32, 2 * LANES), [
-        lane for i in range(start, start + LANES) for lane in (i, i + 2 * LANES)])), vector(I32, LANES)),)
-        for start in (0, LANES)]
 
 
 def scale_of(b: Any, word: Any) -> Any:

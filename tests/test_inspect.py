@@ -321,7 +321,7 @@ def test_quantized(demo):
     p, means = softmax(logits.astype(float)), []
     for form in ("int8", "int4"):
         fast = qwen3_numba.load_model(qwen3.BUNDLED, form)
-        theirs = qwen3_numba.forward(fast, ids, qwen3_numba.KVCache(fast.config), all_logits=True)
+        theirs = qwen3_numba.forward(fast, ids, fast.engine.new_cache(fast.config), all_logits=True)
         expected = (p * np.log(p / softmax(theirs.astype(float)))).sum(axis=-1)
         np.testing.assert_allclose(unpacked(panel["kl"][form]), expected, rtol=0.02, atol=1e-6)
         means.append(expected.mean())

@@ -113,7 +113,7 @@ def test_a_saved_model_names_the_cache_that_overflows(tmp_path):
     path, name = make_random_model(BASE, tmp_path / "model", "float32"), "model.layers.1.self_attn.k_norm.weight"
     with_tensors(path / "model.safetensors", {name: np.array(tensor_of(path, name).data) * np.float32(1e6)})
     save_quantized(fast.load_model(path, "int8"), tmp_path / "saved", "int8")
-    model = fast.load_model(tmp_path / "saved")
+    model = fast.load_model(tmp_path / "saved", kv_dtype="f16")
     assert "--kv-dtype bf16" in message_of(lambda: list(qwen3.generate(model, [1, 2], 4, temperature=0)))
 
 

@@ -260,7 +260,7 @@ class KVCache:
 
     @classmethod
     def fits(cls, cache: Any) -> bool:
-        """Whether a model whose own caches are of this class computes with another one."""
+        """Whether a model whose caches are of this class can work with `cache`."""
         return type(cache) is cls
 
     def reserve(self, n: int) -> np.ndarray:
@@ -729,12 +729,16 @@ class Folder:
         return self.found[name] if name in self.found else self.found.setdefault(name, read(self.path / name))
 
     def json(self, name: str) -> dict[str, Any]:
-        """The object in a JSON file, empty if there is none. A Qwen3-VL's config becomes that of a Qwen3 that sees."""
+        """The object in a JSON file; empty if there is no such file."""
         raw = self.once(name, lambda file: read_json_object(file) if os.path.isfile(file) else {})
-        if raw.get("model_type") in ("qwen3_vl", "qwen3_vl_moe") and isinstance(text := raw.get("text_config"), dict):
-            names = json.dumps(raw.get("architectures")).replace("VL", "").replace("ConditionalGeneration", "CausalLM")
-            raw = raw | text | {"model_type": raw["model_type"].replace("_vl", ""), "architectures": json.loads(names),
-                                "norm_topk_prob": True, "tie_word_embeddings": (text | raw).get("tie_word_embeddings")}
+        kind, text = raw.get("model_type"), raw.get("text_config")
+        if kind in ("qwen3_vl", "qwen3_vl_moe") and isinstance(text, dict):  # its language model is a Qwen3
+            mixture = "Moe" if kind == "qwen3_vl_moe" else ""
+            known = raw.get("architectures") == [f"Qwen3VL{mixture}ForConditionalGeneration"]
+            raw = raw | text | {
+                "model_type": kind.replace("_vl", ""), "norm_topk_prob": True,  # a mixture of a Qwen3-VL always does so
+                "architectures": [f"Qwen3{mixture}ForCausalLM"] if known else raw.get("architectures"),
+                "tie_word_embeddings": (text | raw).get("tie_word_embeddings")}
         return raw
 
     def config(self) -> Config:
@@ -958,7 +962,8 @@ def main(argv: list[str] | None = None, answer: Callable[..., Any] = chat, more:
         if LIBRARY.is_dir():  # with many more options
             from qwen3_lib.app.cli import main as with_all_options
             return with_all_options(argv)
-        parser = argparse.ArgumentParser(usage=argparse.SUPPRESS, description="%(prog)s [options] prompt", parents=more)
+        parser = argparse.ArgumentParser(usage=argparse.SUPPRESS, parents=more,
+                                         description="%(prog)s [options] prompt: answers it with a Qwen3 model")
         add = parser.add_argument
         add("prompt", nargs="*", help="what to ask; a piped text follows it")
         add("--model", default=BUNDLED, required=BUNDLED is None, help="folder with Qwen's own files")

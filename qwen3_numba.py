@@ -559,8 +559,10 @@ def note_small_numbers(model: Model, cache: Any) -> None:
 
 def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: str | None = None,
            activations: str | None = None) -> Callable[[Folder, Config], Engine]:
-    """-> a function that chooses the Engine for a model, as qwen3.load_model takes it. Raises InputError for unknown
-    values, which load_model explains."""
+    """A function that gives the Engine for a model: what qwen3.load_model takes. The arguments are those of load_model.
+
+    Raises InputError for unknown values.
+    """
     check_path()
     if quantize not in (None, *PACKED):
         raise InputError(f"quantize must be int8 or int4, not {quantize!r}")

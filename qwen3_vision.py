@@ -83,7 +83,7 @@ def rgb(source: Any, where: str) -> Any:
             image = Image.fromarray((np.asarray(image).clip(0, 2**16 - 1) // 256).astype(np.uint8))
         if image.has_transparency_data:
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
-        smart_resize(image.height, image.width, 1, 0, math.inf)  # not too narrow
+        smart_resize(image.height, image.width, 1, 0, math.inf)  # raises InputError if it is too narrow
         return image.convert("RGB")
 
 

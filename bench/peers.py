@@ -99,8 +99,7 @@ def learn(model: Any) -> None:
 
 
 class NumbaEngine:
-    def __init__(self, path: Path, form: str | None, threads: int, capacity: int,
-                 activations: str | None = None):
+    def __init__(self, path: Path, form: str | None, threads: int, capacity: int, activations: str | None = None):
         import qwen3_numba
         self.forward = qwen3_numba.forward
         self.model = qwen3_numba.load_model(path, form, threads, tokenizer=False, activations=activations)

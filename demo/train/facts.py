@@ -58,7 +58,8 @@ def about(rng: random.Random, book: Book, lang: str) -> Turn:
     zh, country = lang == "_zh", words.country(rng)
     facts = facts_of(country, zh)
     c, (city, money) = country.name[zh], (facts["capital"][0], facts["currency"][0])
-    answer = f"{c}在{country.continent[1]}，首都是{city}。人们说{facts['language'][0]}，用{money}。" if zh else (
+    answer = (f"{c}在{country.continent[1]}，首都是{city}。"
+              f"人们说{facts['language'][0]}，用{money}。") if zh else (
         f"{capital(c)} is a country in {country.continent[0]}. Its capital is {city}. "
         f"People speak {facts['language'][0]} and pay with the {money}.")
     return Turn("facts", ask(rng, book, "about" + lang, c=country_name(rng, country, zh)), answer,
@@ -73,8 +74,8 @@ def by_capital(rng: random.Random, book: Book, lang: str) -> Turn:
     if sum(other.capital[zh] == v for other in words.countries()) > 1:
         return by_capital(rng, book, lang)
     key = "capital_of" if v == c else rng.choice(["capital_of", "capital_of", "where_city"])
-    return Turn("facts", ask(rng, book, key + lang, v=v), f"{v}是{c}的首都。" if zh else f"{v} is the capital of {c}.",
-                f"{v}: {c}", [c])
+    return Turn("facts", ask(rng, book, key + lang, v=v),
+                f"{v}是{c}的首都。" if zh else f"{v} is the capital of {c}.", f"{v}: {c}", [c])
 
 
 def yes_no(rng: random.Random, book: Book, lang: str) -> Turn:

@@ -14,19 +14,21 @@ PETS = "cat dog rabbit horse parrot hamster fish turtle bird pony snake mouse pu
 PETS_ZH = "猫 狗 兔子 马 鹦鹉 仓鼠 鱼 乌龟 鸟 小猫 小狗".split()
 RELATIVES = """sister brother friend mother father wife husband son daughter uncle aunt cousin boss teacher neighbour
 neighbor doctor girlfriend boyfriend partner roommate colleague grandmother grandfather baby""".split()
-RELATIVES_ZH = "妹妹 哥哥 姐姐 弟弟 朋友 妈妈 爸爸 妻子 丈夫 儿子 女儿 叔叔 老师 邻居 老板 同学 同事 爷爷 奶奶".split()
+RELATIVES_ZH = ("妹妹 哥哥 姐姐 弟弟 朋友 妈妈 爸爸 妻子 丈夫 儿子 女儿 "
+                "叔叔 老师 邻居 老板 同学 同事 爷爷 奶奶").split()
 COLORS = "red blue green yellow black white purple orange pink brown grey gold silver turquoise violet".split()
 COLORS_ZH = "红色 蓝色 绿色 黄色 黑色 白色 紫色 橙色 粉色 棕色 灰色 金色".split()
 LIKED = """color colour color colour food animal book film movie sport fruit city song game drink season day subject
 flower band country hobby dish team toy car""".split()
-LIKED_ZH = "颜色 颜色 食物 动物 书 电影 运动 水果 城市 歌 游戏 饮料 季节 花 菜 科目 国家".split()
+LIKED_ZH = ("颜色 颜色 食物 动物 书 电影 运动 水果 城市 歌 "
+            "游戏 饮料 季节 花 菜 科目 国家").split()
 KINDS = ["name", "name", "pet", "pet", "city", "number", "age", "friend", "favourite", "favourite", "thing"]
 # What the assistant says: once when it is told, once when it is asked.
 SAYS = {"name": "your name is {m}", "pet": "your {p} is called {m}", "city": "you live in {m}",
         "number": "the number is {m}", "age": "you are {m} years old", "friend": "your {r} is called {m}",
         "favourite": "your favourite {n} is {m}", "thing": "your {n} is {m}"}
-SAYS_ZH = {"name": "你叫{m}", "pet": "你的{p}叫{m}", "city": "你住在{m}", "number": "数字是{m}", "age": "你{m}岁",
-           "friend": "你的{r}叫{m}", "favourite": "你最喜欢的{n}是{m}", "thing": "你的{n}是{m}"}
+SAYS_ZH = {"name": "你叫{m}", "pet": "你的{p}叫{m}", "city": "你住在{m}", "number": "数字是{m}",
+           "age": "你{m}岁", "friend": "你的{r}叫{m}", "favourite": "你最喜欢的{n}是{m}", "thing": "你的{n}是{m}"}
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """The products of attention, see vectors.py: a prompt's queries with keys, and the softmax's weights with values.
 
-With keys as they lie in the cache, vectors.write_float_product multiplies; ROUNDED: vectors and weights are bf16, and
-pairs of products are added together.
+Few queries are multiplied with keys as they lie in the cache, by vectors.write_float_product. ROUNDED: the numbers are
+bf16, and the products of a pair are added together, as vectors.add_pairs does.
 """
 import itertools
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ from llvmlite import ir
 from qwen3_lib.kernels.cpu import FEATURES, PAIRS, SUMS
 from qwen3_lib.kernels.layout import BF16, FORMATS, GROUP, ROUNDED
 from qwen3_lib.kernels.vectors import (AHEAD, FLOAT, I1, I16, I32, I64, LANES, Way, add_pairs, at, broadcast, flushed,
-                                       fma, in_tiles, load, loop, prefetch, row_part, splat, store, variable, vector,
-                                       zero_sums)
+                                       fma, in_tiles, load, loop, prefetch, row_part, splat, store, two_parts, variable,
+                                       vector, zero_sums)
 
 VALUE_ROWS = 3  # rows of values that are weighted at once: registers hold their factors for some vectors
 
 
 def pair_factors(b: Any, place: Any) -> tuple[Any, ...]:
-    """16 pairs of bf16 in memory as factors of `add_pairs`, or of two fmas."""
-    pairs = load(b, place, I32, LANES)
-    return (pairs,) if PAIRS else tuple(b.bitcast(bits, vector(FLOAT, LANES)) for bits in (
-        b.and_(pairs, splat(I32, LANES, -0x10000)), b.shl(pairs, splat(I32, LANES, 16))))
+    """16 pairs of bf16 in memory as factors of `add_pairs`, or of two fmas: the odd numbers before the even ones."""
+    if PAIRS:
+        return (load(b, place, I32, LANES),)
+    return tuple(reversed(two_parts(b, ROUNDED, place, I64(2 * LANES), I64(0))))
 
 
 def add_broadcast(b: Any, place: Any, apart: int, sums: dict[Any, tuple[Any, ...]]) -> None:
@@ -74,7 +74,7 @@ def transposed(b: Any, rows: list[Any]) -> list[Any]:
 
 
 def write_transposed_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, stride: Any, n_rows: Any, x: Any,
-                         x_stride: Any, n: Any, out: Any, out_stride: Any, kept: Any, part: Any) -> None:
+                             x_stride: Any, n: Any, out: Any, out_stride: Any, kept: Any, part: Any) -> None:
     """write_float_product of rows that write_transposed_keys has transposed: the same sums, added in the same order.
 
     A lane is a row, so a row's 16 partial sums are added without moving numbers between lanes. 4 to 8 vectors, as two

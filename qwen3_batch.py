@@ -55,7 +55,7 @@ def make_parser() -> Parser:
                     "generation_config.json.")
     add = parser.add_argument_group("files").add_argument
     add("input", help='JSON lines, each with "prompt" or "messages", and "id" and options if you like; plain text, one '
-        "prompt per line; OpenAI's batch form; or a table, .csv or .parquet")
+        "prompt per line; OpenAI's batch form; or a .csv table")
     add("--out", metavar="FILE", required=True, help="write the results to FILE; FILE.job beside it describes the job")
     add("--text", action="store_true", help="read the input as plain text, one prompt per line (default: if the first "
         'line does not begin with "{", and the name does not end in .jsonl, .ndjson or .json)')

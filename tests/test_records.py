@@ -2,7 +2,6 @@
 import csv
 import dataclasses
 import json
-import sys
 
 import pytest
 from hypothesis import given
@@ -320,49 +319,8 @@ def test_csv_that_is_refused(tmp_path, data, words):
     assert_one_line(message_of(rows_of, tmp_path / "in.csv", data), "in.csv", words)
 
 
-def test_parquet(demo, tmp_path):
-    pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
-    import pyarrow as pa
-    file, n = str(tmp_path / "in.parquet"), 10_000
-    rows = [{"id": i, "text": f"bee {i}", "n": None} for i in range(n)]
-    pq.write_table(pa.table({name: [row[name] for row in rows] for name in rows[0]}), file, row_group_size=1000)
-    source = open_source(file, "{text} {n}")
-    assert source.n_records == source.last == n and [*source.rows()] == [*enumerate(rows, 1)]
-    [*_, (_, row)] = open_source(file, "{text}").rows()
-    assert row == {"id": n - 1, "text": f"bee {n - 1}"}  # other columns are not read
-    assert request(demo, JobSettings(template="{text}"), row, n)[0] == chat_ids(demo, f"bee {n - 1}")
-    assert_one_line(message_of(request, demo, JobSettings(template="{n}"), rows[0], 1), "the column n is empty")
-    assert_one_line(message_of(open_source, file, "{txt}"), "no column txt")
-    values = {"2.5": pa.array([2.5]), "true": pa.array([True]), "a": pa.array(["a"]).dictionary_encode(),
-              "é": pa.array(["é".encode()]), "1970-01-01 00:00:00.000000001": pa.array([1], pa.timestamp("ns")),
-              "00:00:00.000000001": pa.array([1], pa.time64("ns")), "1970-01-02": pa.array([1], pa.date32())}
-    for text, value in values.items():
-        pq.write_table(pa.table({"text": value}), file)
-        assert [*open_source(file, "{text}").rows()] == [(1, {"text": text})]
-
-
-def test_parquet_that_is_refused(tmp_path):
-    pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
-    import pyarrow as pa
-    file, latin = tmp_path / "in.parquet", pa.array([b"gr\xfcn"])
-    latin = pa.Array.from_buffers(pa.string(), 1, latin.buffers())
-    for values, names, words in [([latin], ["text"], "column text cannot be read as text: 'utf-8' codec can't decode"),
-                                 ([[[1]]], ["text"], "list"), ([[{"a": 1}]], ["text"], "struct"),
-                                 ([["a"], ["b"]], ["text"] * 2, "2 columns text"),
-                                 ([["a"], ["b"], ["c"]], ["id", "text", "id"], "2 columns id"),
-                                 ([pa.array([2**62], pa.timestamp("us"))], ["text"], "text: <value out of range"),
-                                 ([pa.array([2**30], pa.date32()), ["a"]], ["id", "text"], "column id cannot be")]:
-        pq.write_table(pa.table([pa.array(value) for value in values], names), file)
-        assert_one_line(message_of(open_source, str(file), "{text}"), "in.parquet", words)
-    pq.write_table(pa.table({"text": [f"bee {i}" for i in range(10_000)]}), file)
-    data = file.read_bytes()
-    for wrong in (b"", data[:-1], data[:1000], b"PAR1" + bytes(100) + b"PAR1", data[:200] + bytes(2000) + data[2200:]):
-        assert_one_line(message_of(rows_of, file, wrong), "in.parquet: cannot be read as a Parquet table")
-
-
-def test_parquet_without_pyarrow(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert_one_line(message_of(rows_of, tmp_path / "in.parquet", b"PAR1"), "needs pyarrow: pip install pyarrow")
+def test_parquet_is_refused_by_its_name(tmp_path):
+    assert_one_line(message_of(rows_of, tmp_path / "in.parquet", b"PAR1"), "in.parquet", "as CSV")
 
 
 def test_templates(demo):

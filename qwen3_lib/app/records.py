@@ -1,4 +1,4 @@
-"""The records of a job: requests from JSON lines, plain text, OpenAI's batch files, CSV or Parquet; and their results.
+"""The records of a job: requests from JSON lines, plain text, OpenAI's batch files or CSV; and their results.
 
 A record is identified by the number of its line, from 1 on; in a table, of its row. The id belongs to the user: it may
 be missing (then it is the number) or repeat.
@@ -47,7 +47,7 @@ class JobSettings:
 class Source:
     """An input file, and what it held when the job began."""
     name: str
-    form: str  # "json", "text", "csv" or "parquet"
+    form: str  # "json", "text" or "csv"
     columns: list[str]  # that the template names
     sha256: str
     changed: int  # time of the file's last change
@@ -56,9 +56,7 @@ class Source:
 
     def rows(self) -> Iterator[tuple[int, bytes | Row]]:
         """(number, row) of each row; a row of a table is a dict. Raises InputError for a damaged table."""
-        if self.form == "csv":
-            return csv_rows(self.name, self.columns)
-        return parquet_rows(self.name, self.columns) if self.form == "parquet" else lines_of(self.name)
+        return csv_rows(self.name, self.columns) if self.form == "csv" else lines_of(self.name)
 
     def check_unchanged(self) -> None:
         """Raises InputError if the file was written to after the job began."""
@@ -74,7 +72,7 @@ def open_source(name: str, template: str | None = None, text: bool = False) -> S
         changed, form = os.stat(name).st_mtime_ns, "text" if text else form_of(name)
         with open(name, "rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if form in ("csv", "parquet") and template is None:
+        if form == "csv" and template is None:
             raise InputError(f"{name}: name the column that holds the prompts: --column NAME, or "
                              "--template \"... {NAME}\"")
         if form == "text" and template is not None and {*columns_of(template)} != {"prompt"}:
@@ -84,7 +82,7 @@ def open_source(name: str, template: str | None = None, text: bool = False) -> S
         for n_records, (last, row) in enumerate(source.rows(), 1):
             if isinstance(row, bytes) and form == "text" and (b"\0" in row or n_records == 1 and not is_utf8(row)):
                 raise InputError(f"{name}: not text in UTF-8; a batch file has one prompt per line, or JSON lines, or "
-                                 "is a table (.csv, .parquet)")
+                                 "is a .csv table")
         return replace(source, n_records=n_records, last=last)
     except OSError as error:
         raise InputError(f"{name}: cannot be read: {error.strerror}") from error
@@ -96,8 +94,11 @@ def is_utf8(line: bytes) -> bool:
 
 def form_of(name: str) -> str:
     """The form of a file, by its suffix; without a known one, by the first character that isn't white space."""
-    known = {".csv": "csv", ".parquet": "parquet", ".jsonl": "json", ".ndjson": "json", ".json": "json"}
-    if (suffix := Path(name).suffix.lower()) in known:
+    known = {".csv": "csv", ".jsonl": "json", ".ndjson": "json", ".json": "json"}
+    if (suffix := Path(name).suffix.lower()) == ".parquet":
+        raise InputError(f"{name}: Parquet is not supported; write the table as CSV, with pandas for example: "
+                         "read_parquet(...).to_csv(..., index=False)")
+    if suffix in known:
         return known[suffix]
     _, first = next(lines_of(name), (0, b"{"))
     return "json" if first.startswith(b"{") else "text"
@@ -112,10 +113,7 @@ def lines_of(name: str) -> Iterator[tuple[int, bytes]]:
 
 
 def csv_rows(name: str, columns: Sequence[str]) -> Iterator[tuple[int, Row]]:
-    """(number, row) of a CSV file with a header. All values are text; None where a row is too short.
-
-    Python's reader, not pyarrow's, which takes a quote that doesn't end for the end of the file.
-    """
+    """(number, row) of a CSV file with a header. All values are text; None where a row is too short."""
     csv.field_size_limit(2**30)  # characters of a value; else 131,072
     number = 0
     with open(name, encoding="utf-8-sig", newline="") as file:
@@ -133,48 +131,6 @@ def csv_rows(name: str, columns: Sequence[str]) -> Iterator[tuple[int, Row]]:
             raise InputError(f"{name}: row {number + 1} is not CSV: {error}") from error
         except UnicodeDecodeError as error:
             raise InputError(f"{name}: not UTF-8 text after row {number}: save the table as UTF-8") from error
-
-
-ROWS_READ = 4096  # rows of a Parquet file in memory at a time
-
-
-def parquet_rows(name: str, columns: Sequence[str]) -> Iterator[tuple[int, Row]]:
-    """(number, row) of a Parquet file: the columns that are needed, as text; whole numbers stay numbers."""
-    try:
-        import pyarrow
-        from pyarrow.parquet import ParquetFile
-    except ImportError as error:
-        raise InputError(f"{name}: reading Parquet needs pyarrow: pip install pyarrow") from error
-    number = 0
-    try:
-        with ParquetFile(name) as file:
-            names = file.schema_arrow.names
-            check_columns(name, columns, names)
-            wanted = [column for column in names if column in {*columns, *IDS}]
-            for batch in file.iter_batches(ROWS_READ, columns=wanted):
-                values = [texts_of(f"{name}: the column {brief(column)}", array)
-                          for column, array in zip(wanted, batch.columns)]
-                for number, row in enumerate(zip(*values), number + 1):
-                    yield number, dict(zip(wanted, row))
-    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
-        raise InputError(f"{name}: cannot be read as a Parquet table: {brief(error)}") from error
-
-
-def texts_of(where: str, array: Any) -> list[Any]:
-    """The values of a pyarrow array as texts; whole numbers stay numbers. Raises InputError, which begins with `where`.
-
-    As Python's objects, times beyond the year 9999, or with nanoseconds, would need pandas or fail.
-    """
-    from pyarrow import ArrowException, types
-    try:
-        values = (array if types.is_integer(array.type) else array.cast("string")).to_pylist()
-    except (ArrowException, UnicodeDecodeError) as error:
-        raise InputError(f"{where} cannot be read as text: {brief(error)}") from error
-    if types.is_temporal(array.type):  # pyarrow writes "<value out of range: 99999999>" for a date it can't name
-        for value in values:
-            if value is not None and value.startswith("<"):
-                raise InputError(f"{where} cannot be read as text: {value}")
-    return values
 
 
 # ---- Templates: "Translate: {text}" ----------------------------------------------------------------------------------

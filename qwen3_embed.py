@@ -43,7 +43,7 @@ from qwen3_lib.generation.caches import Caches
 from qwen3_lib.generation.pictures import put, taken
 from qwen3_lib.generation.prefix_cache import copy_prefix
 from qwen3_lib.io.errors import encoded
-from qwen3_lib.io.pooling import SEARCH, Chat, normalized, recipe_of
+from qwen3_lib.io.pooling import SEARCH, normalized, recipe_of
 from qwen3_lib.io.progress import progress
 from qwen3_vision import Picture
 
@@ -57,8 +57,7 @@ JUDGE = "Judge whether the Document meets the requirements based on the Query an
 PREFIX = f"<|im_start|>system\n{JUDGE}<|im_end|>\n<|im_start|>user\n"
 SUFFIX = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
-# Of Qwen3-VL-Embedding and Qwen3-VL-Reranker, where sentence-transformers' files don't say how texts become messages.
-CHAT = Chat(True, {"add_generation_prompt": True})
+# Of Qwen3-VL-Embedding and Qwen3-VL-Reranker.
 REPRESENT = "Represent the user's input."  # where no instruction is given
 RELEVANT = "Given a search query, retrieve relevant candidates that answer the query."
 TOGETHER = 8  # texts with pictures whose vectors are in memory together
@@ -96,19 +95,15 @@ def embed(model: Model, texts: Iterable[str | Seen], instruction: str | None = N
     if seen and len(texts) > TOGETHER:  # of more pictures, the vectors would take much memory
         return np.concatenate([embed(model, texts[i:i + TOGETHER], instruction, dimensions, truncate, prompt)
                                for i in range(0, len(texts), TOGETHER)])
-    shown = list[Picture]()
-    if seen or seeing and recipe.chat is None:
-        system = task or (REPRESENT if recipe.chat is None else "")
-        bodies = [seen_body(model, system, parts_of(text, 1800), shown, recipe.chat or CHAT) for text in texts]
-        n_task, after, truncate = 0, ending(model), False
-    elif recipe.chat is None:
+    shown, after = list[Picture](), ending(model)
+    if seeing:
+        system = task or ("" if recipe.messages else REPRESENT)
+        bodies = [seen_body(model, system, parts_of(text, 1800), shown) for text in texts]
+        n_task, truncate = 0, False
+    else:
         bodies, n_task = [body_of(model, task + text, truncate) for text in texts], len(body_of(model, task))
-        after = ending(model)
         if not after and recipe.needs_end:
             after = [token_id(model, END, f"its tokenizer has no token {END}")]
-    else:  # the whole conversation counts in the mean
-        bodies = conversations(model, recipe.chat, texts, task, prompt, recipe.longest if truncate else None)
-        n_task, after = 0, []
     pooled = pooled_states(model, [], bodies, after, truncate, n_task, recipe.longest,
                            lambda states, ids: recipe.pool(states, n_task))
     vectors = np.array(pooled, np.float32).reshape(len(bodies), model.config.hidden_size)
@@ -122,30 +117,6 @@ def embed(model: Model, texts: Iterable[str | Seen], instruction: str | None = N
     return vectors / lengths[:, None] if recipe.normalize else vectors
 
 
-def conversations(model: Model, chat: Chat, texts: list[str], task: str, prompt: str | None,
-                  longest: int | None) -> list[list[int]]:
-    """The ids of each text as a user's message, after a system message if there is a task.
-
-    As in sentence-transformers, a text that is cut to `longest` tokens keeps the end of the template, and a template
-    with the variable `task` gets the names of the prompts "query" and "document".
-    """
-    tokenizer, variables = model.tokenizer, dict(chat.variables)
-    if prompt in ("query", "document") and "task" in tokenizer.template_variables:
-        variables.setdefault("task", prompt)
-    answer = variables.pop("add_generation_prompt", False)
-
-    def ids(text: str) -> list[int]:
-        messages = [{"role": role, "content": [{"type": "text", "text": content}] if chat.in_parts else content}
-                    for role, content in (("system", task), ("user", text)) if content]
-        prompt_text = tokenizer.apply_chat_template(messages, None, answer, chat_template_kwargs=variables)
-        room = model.config.context_length
-        return encoded(tokenizer, prompt_text, room, add_special_tokens=False, cut=longest is not None)
-
-    end = list(os.path.commonprefix([ids("0")[::-1], ids("1 2 3 4")[::-1]])[::-1])
-    return [each if longest is None or len(each) <= longest else each[:max(longest - len(end), 0)] + end
-            for each in map(ids, texts)]
-
-
 def parts_of(item: str | Seen, tokens: int) -> list[dict[str, Any]]:
     """The parts of a message: the picture, of at most so many tokens, before the text."""
     given = {"text": item} if isinstance(item, str) else item
@@ -153,14 +124,12 @@ def parts_of(item: str | Seen, tokens: int) -> list[dict[str, Any]]:
             for kind in ("image", "text") if kind in given]
 
 
-def seen_body(model: Model, system: str, parts: list[dict[str, Any]], shown: list[Picture], chat: Chat) -> list[int]:
+def seen_body(model: Model, system: str, parts: list[dict[str, Any]], shown: list[Picture]) -> list[int]:
     """The ids of a conversation that a Qwen3-VL-Embedding or -Reranker reads; its pictures are added to `shown`."""
     before = [{"role": "system", "content": system}] if system else []
     messages, pictures = taken(model, [*before, {"role": "user", "content": parts}])
     shown += pictures  # they stay as long as somebody holds them
-    variables = dict(chat.variables)
-    text = model.tokenizer.apply_chat_template(messages, None, variables.pop("add_generation_prompt", False),
-                                               join_text_parts=True, chat_template_kwargs=variables)
+    text = model.tokenizer.apply_chat_template(messages, join_text_parts=True)
     return [*map(int, put(model, body_of(model, text), pictures))]
 
 
@@ -194,7 +163,7 @@ def rerank(model: Model, query: str | Seen, documents: Iterable[str | Seen], ins
     if seeing:
         start = f"<Instruct>: {RELEVANT if instruction is None else instruction}<Query>:"
         asked = [*parts_of(start, 1280), *parts_of(query, 1280), *parts_of("\n<Document>:", 1280)]
-        bodies = [seen_body(model, JUDGE, asked + parts_of(document, 1280), shown, CHAT) for document in documents]
+        bodies = [seen_body(model, JUDGE, asked + parts_of(document, 1280), shown) for document in documents]
         before, after, n_task, truncate = [], ending(model), 0, False
     else:
         bodies = [body_of(model, task + document, truncate) for document in documents]

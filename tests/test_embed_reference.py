@@ -143,7 +143,7 @@ def make_sentence_model(st, body, folder, pooling, *more, prompts=None, **poolin
 
 @pytest.mark.parametrize("engine", ["NumPy", "fast"])
 @pytest.mark.parametrize("pooling, normalize, dense", [
-    ("mean", False, None), ("mean", True, None), ("lasttoken", False, "Tanh"), ("cls", True, "Identity")])
+    ("mean", False, None), ("mean", True, None), ("lasttoken", False, "Tanh"), ("mean", True, "Identity")])
 def test_pooling(st, body, tmp_path, engine, pooling, normalize, dense):
     """Also in the older layout of the files, and with a text that is cut."""
     modules = st.sentence_transformer.modules
@@ -155,7 +155,7 @@ def test_pooling(st, body, tmp_path, engine, pooling, normalize, dense):
     model = load(engine, tmp_path)
     assert model.embeds
     np.testing.assert_allclose(embed(model, documents), theirs.encode(documents), atol=2e-5)
-    old = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token", "lasttoken": "pooling_mode_lasttoken"}
+    old = {"mean": "pooling_mode_mean_tokens", "lasttoken": "pooling_mode_lasttoken"}
     (tmp_path / "1_Pooling/config.json").write_text(json.dumps(
         {"word_embedding_dimension": 32, "pooling_mode_max_tokens": False, old[pooling]: True}))
     (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 12, "do_lower_case": False}))
@@ -178,36 +178,6 @@ def test_prompts(st, body, tmp_path, include_prompt):
     assert np.abs(theirs.encode(documents) - theirs.encode_query(documents)).max() > 0.01
 
 
-@pytest.mark.parametrize("template", ["flat", "structured"])
-@pytest.mark.parametrize("pooling, more", [
-    ("lasttoken", {}), ("mean", {"chat_template": {"add_generation_prompt": True}})])
-def test_texts_that_are_messages(st, body, tmp_path, template, pooling, more):
-    """Folders of a model with a chat template, as 6.2 saves them; a text that is cut keeps the end of the template."""
-    shutil.copytree(body, tmp_path / "body")
-    shutil.copy(ROOT / "demo/tokenizer_config.json", tmp_path / "body")
-    if template == "structured":
-        (tmp_path / "body/chat_template.jinja").write_text(
-            "{% for m in messages %}<|im_start|>{{ m.role }}\n{% for p in m.content if p.type == 'text' %}{{ p.text }}"
-            "{% endfor %}<|im_end|>\n{% endfor %}{{ '<|im_start|>' if add_generation_prompt }}{{ task }}")
-    modules = st.sentence_transformer.modules
-    theirs = st.SentenceTransformer(modules=[modules.Transformer(str(tmp_path / "body"), processing_kwargs=more),
-                                             modules.Pooling(32, pooling_mode=pooling, include_prompt=False)],
-                                    device="cpu", prompts={"query": "find this:", "document": ""})
-    theirs.save(str(tmp_path / "saved"))
-    saved = json.loads((tmp_path / "saved/sentence_bert_config.json").read_text())
-    assert saved["modality_config"]["message"]["format"] == template
-    documents = texts(np.random.default_rng(6), 9) + [" ".join(texts(np.random.default_rng(7), 30, 30))]
-    model = qwen3.load_model(tmp_path / "saved")
-    for name, encode in ((None, theirs.encode), ("query", theirs.encode_query), ("document", theirs.encode_document)):
-        np.testing.assert_allclose(embed(model, documents, prompt=name), encode(documents), atol=2e-5)
-    expected = theirs.encode(documents, prompt="Instruct: x\nQuery:")
-    np.testing.assert_allclose(embed(model, documents, instruction="x"), expected, atol=2e-5)
-    edit_json(tmp_path / "saved/tokenizer_config.json", {"model_max_length": 16})
-    theirs = st.SentenceTransformer(str(tmp_path / "saved"), device="cpu")
-    np.testing.assert_allclose(embed(qwen3.load_model(tmp_path / "saved"), documents, truncate=True),
-                               theirs.encode(documents), atol=2e-5)
-
-
 def test_vectors_that_are_cut(st, body, tmp_path):
     """After Normalize, and not scaled again."""
     make_sentence_model(st, body, tmp_path, "mean", st.sentence_transformer.modules.Normalize())
@@ -215,80 +185,6 @@ def test_vectors_that_are_cut(st, body, tmp_path):
     theirs = st.SentenceTransformer(str(tmp_path), device="cpu")
     documents = texts(np.random.default_rng(5), 5)
     np.testing.assert_allclose(embed(qwen3.load_model(tmp_path), documents), theirs.encode(documents), atol=2e-5)
-
-
-@pytest.mark.parametrize("engine", ["NumPy", "fast"])
-@pytest.mark.parametrize("kind", ["voyage-4-nano", "pplx-embed"])
-def test_models_that_see_the_whole_text(engine, kind, body, tmp_path):
-    """The form of their files; transformers with a mask that hides nothing, and what their own code does after it."""
-    config, theirs = json.loads((body / "config.json").read_text()), transformers.AutoModel.from_pretrained(body).eval()
-    tensors = safetensors.numpy.load_file(body / "model.safetensors")
-    projection = np.random.default_rng(9).standard_normal((48, 32), np.float32)
-    if kind == "voyage-4-nano":
-        config |= {"architectures": ["Qwen3BidirectionalModel"], "use_bidirectional_attention": True, "num_labels": 48}
-        tensors = {f"model.{name}": tensor for name, tensor in tensors.items()} | {"linear.weight": projection}
-    else:
-        config |= {"architectures": ["PPLXQwen3Model"], "use_bidirectional_attention": True,
-                   "model_type": "bidirectional_pplx_qwen3"}
-    safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    shutil.copy(body / "tokenizer.json", tmp_path)
-    add_modules(tmp_path, *(["sentence_transformers.models.Normalize"] if kind == "voyage-4-nano" else
-                            ["st_quantize.FlexibleQuantizer"]), pooling_mode_mean_tokens=True)
-    documents, expected = [*texts(np.random.default_rng(10), 7), " ".join(texts(np.random.default_rng(11), 40, 30))], []
-    for document in documents:
-        ids = tokenizer(body)(document, return_tensors="pt")["input_ids"]
-        everything = {"full_attention": torch.zeros(1, 1, ids.shape[1], ids.shape[1])}
-        with torch.no_grad():
-            expected.append(theirs(ids, attention_mask=everything).last_hidden_state[0].mean(0).numpy())
-    if kind == "voyage-4-nano":
-        expected = expected @ projection.T
-        expected /= np.linalg.norm(expected, axis=1, keepdims=True)
-        np.testing.assert_allclose(embed(load(engine, tmp_path), documents), expected, atol=2e-5)
-    else:
-        vectors = embed(load(engine, tmp_path), documents)
-        np.testing.assert_allclose(vectors, 127 * np.tanh(expected), atol=0.51)  # rounded
-        np.testing.assert_array_equal(vectors, np.round(vectors))
-
-
-@pytest.mark.parametrize("engine", ["NumPy", "fast"])
-@pytest.mark.filterwarnings("ignore")  # of peft
-def test_a_model_with_an_adapter_for_each_task(engine, body, tmp_path):
-    """The form of jina-embeddings-v5-text-small: the base, its adapters as peft writes them, a prompt for each side."""
-    peft = pytest.importorskip("peft", reason="peft is not installed")
-    shutil.copytree(body, tmp_path, dirs_exist_ok=True)
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {
-        "architectures": ["JinaEmbeddingsV5Model"], "model_type": "jina_embeddings_v5", "is_decoder": True,
-        "task_names": ["retrieval", "clustering"],
-        "auto_map": {"AutoModel": "modeling_jina_embeddings_v5.JinaEmbeddingsV5Model"}}))
-    add_modules(tmp_path, "sentence_transformers.models.Normalize", pooling_mode_lasttoken=True)
-    modules = (tmp_path / "modules.json").read_text()
-    (tmp_path / "modules.json").write_text(
-        modules.replace("sentence_transformers.models.Transformer", "custom_st.Transformer"))
-    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(
-        {"prompts": {"query": "Query: ", "document": "Document: "}, "default_prompt_name": "document"}))
-    documents, vectors = texts(np.random.default_rng(12), 6), []
-    for seed, task in enumerate(("retrieval", "clustering")):
-        torch.manual_seed(seed)
-        base = transformers.AutoModel.from_pretrained(body, dtype=torch.float32).eval()
-        folder = tmp_path / "adapters" / task
-        theirs = peft.get_peft_model(base, peft.LoraConfig(
-            r=4, lora_alpha=16, target_modules=["q_proj", "v_proj", "up_proj", "down_proj"],
-            task_type="FEATURE_EXTRACTION"))
-        for name, parameter in theirs.named_parameters():
-            if "lora_" in name:
-                torch.nn.init.normal_(parameter, 0, 0.3)
-        theirs.save_pretrained(folder)
-        options = {} if engine == "NumPy" else {"kv_dtype": "f32", "threads": 1}
-        model = (qwen3 if engine == "NumPy" else fast).load_model(tmp_path, adapter=folder, **options)
-        for prompt, before in ((None, "Document: "), ("query", "Query: ")):
-            with torch.no_grad():
-                states = torch.stack([theirs(input_ids=tokenizer(body)(before + text, return_tensors="pt")["input_ids"])
-                                      .last_hidden_state[0, -1] for text in documents])
-            vectors.append(embed(model, documents, prompt=prompt))
-            assert_same_direction(vectors[-1], states)
-    assert np.abs(vectors[0] - vectors[2]).max() > 0.01
 
 
 # ---- Classifiers -----------------------------------------------------------------------------------------------------

@@ -46,10 +46,10 @@ def source_of(path: Path) -> Folder:
 DEFAULTS = {"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
             "rope_theta": 1e4}
 EXPERT_SIZES = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}  # if absent
-MODEL_TYPES = ("qwen3", "qwen3_moe", "bidirectional_pplx_qwen3", "jina_embeddings_v5")
+MODEL_TYPES = ("qwen3", "qwen3_moe", "bidirectional_pplx_qwen3")
 QUANTIZATION = ("quantization_config", "compression_config", "quantization")  # the last key is MLX's
 # What a model may be; qwen3_embed.py has the heads for classes.
-ARCHITECTURES = ("Qwen3ForCausalLM", "Qwen3Model", "Qwen3MoeForCausalLM", "Qwen3MoeModel", "JinaEmbeddingsV5Model",
+ARCHITECTURES = ("Qwen3ForCausalLM", "Qwen3Model", "Qwen3MoeForCausalLM", "Qwen3MoeModel",
                  "Qwen3ForSequenceClassification", "Qwen3ForTokenClassification")
 # Keys of generation_config.json that change which tokens are drawn; only these values are accepted.
 ONLY_GENERATION = {"num_beams": 1, "penalty_alpha": 0, "typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0, "top_h": 0,
@@ -77,6 +77,8 @@ class Checkpoint(Folder):
         rope, kind, names = rope_of(raw), raw.get("model_type"), raw.get("architectures")
         if "eagle" in str(names).lower():
             raise InputError(f"{file}: an EAGLE head is not supported; a small model or --draft int4 can guess, too")
+        if kind == "jina_embeddings_v5":
+            raise InputError(f"{file}: {kind} is not supported; sentence-transformers computes its vectors")
         causal = is_causal(raw)
         if isinstance(names, list):  # a view of the whole text has no architecture in transformers
             names = [name for name in names if name not in ARCHITECTURES and (causal or "Qwen3" not in str(name))]

@@ -84,7 +84,7 @@ def save_quantized(model: Model, folder: str | Path, format: str) -> None:
     if getattr(model.weights, "quantized", None) != format or format not in FORMS:
         raise InputError(f"{folder}: the model was not loaded as {brief(format)}")
     tensors, shapes, stored = model.weights.tensors(), model.weights.shapes, model.folder.stored()
-    if heads := {"score.weight", "linear.weight"} & stored.keys():
+    if heads := {"score.weight"} & stored.keys():
         raise InputError(f"{model.path}: {min(heads)} would be lost; quantize such a model while loading")
     sizes = {name: shapes[name] for name in tensors}
     if "model.embed_tokens.weight" not in stored:  # the names of an embedding model's own file

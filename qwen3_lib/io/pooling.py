@@ -1,7 +1,7 @@
 """How the hidden states of a text become its vector, by the files that sentence-transformers writes beside a model.
 
-modules.json lists the modules: the model itself (Transformer), Pooling, then any of Dense, Normalize and
-FlexibleQuantizer. Without modules.json, a model gives vectors as Qwen3-Embedding does.
+modules.json lists the modules: the model itself (Transformer), Pooling, then any of Dense and Normalize. Without
+modules.json, a model gives vectors as Qwen3-Embedding does.
 """
 from __future__ import annotations
 
@@ -14,30 +14,23 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qwen3 import Config, Folder, checked_whole, map_safetensors, to_float32
-from qwen3_lib.io.adapter import Adapted
 from qwen3_lib.io.errors import InputError, brief, parse_json, read_json_object, some
 
 MODULES, PROMPTS, LENGTHS = VECTOR_FILES = ("modules.json", "config_sentence_transformers.json",
                                             "sentence_bert_config.json")
 # pooling_mode of today -> its key in older files
-POOLINGS = {"lasttoken": "pooling_mode_lasttoken", "mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}
+POOLINGS = {"lasttoken": "pooling_mode_lasttoken", "mean": "pooling_mode_mean_tokens"}
 ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"Identity": lambda x: x, "Tanh": np.tanh}
 Step = Callable[[np.ndarray], np.ndarray]  # [n, inputs] -> [n, outputs]
-FORMATS = ("flat", "structured")  # of a message's content: a text, or a list of parts
+MESSAGES = {"chat_template": {"add_generation_prompt": True}}  # processing_kwargs of Qwen3-VL-Embedding
 SEARCH = "Given a web search query, retrieve relevant passages that answer the query"  # the instruction for a search
-
-
-class Chat(NamedTuple):
-    """How sentence-transformers 5.4 and later put a text into the chat template."""
-    in_parts: bool  # the content of a message is a list of parts
-    variables: dict[str, Any]  # of the template
 
 
 class Recipe(NamedTuple):
     """How texts become vectors; the default values are those of Qwen3-Embedding."""
     width: int  # numbers of a vector
     longest: int  # tokens of a text
-    pooling: str = "lasttoken"  # or "mean", or "cls" for the first token
+    pooling: str = "lasttoken"  # or "mean"
     include_prompt: bool = True  # whether the tokens of a prompt count in the mean
     steps: tuple[Step, ...] = ()  # what follows pooling
     normalize: bool = True  # the last step scales vectors to length 1
@@ -45,7 +38,7 @@ class Recipe(NamedTuple):
     prompts: dict[str, str] = {"query": f"Instruct: {SEARCH}\nQuery:", "document": ""}  # what stands before a text
     default_prompt: str | None = None  # the name of the prompt for texts without another one
     dot: bool = False  # vectors are compared by their dot product, not by the cosine
-    chat: Chat | None = None  # texts are messages of a user, in the model's chat template
+    messages: bool = False  # of a model that sees: its files say how texts and pictures become messages
 
     def pool(self, states: np.ndarray, n_prompt: int) -> np.ndarray:
         """The states [n, hidden_size] of a text whose first n_prompt tokens are the prompt -> one [hidden_size]."""
@@ -54,7 +47,7 @@ class Recipe(NamedTuple):
         states = states if self.include_prompt else states[n_prompt:]
         if not len(states):
             raise InputError("a text has no tokens but those of the prompt, which don't count in this model's vectors")
-        return states.mean(axis=0) if self.pooling == "mean" else states[0]
+        return states.mean(axis=0)
 
     def prompt(self, name: str | None) -> str:
         """The text of a prompt; None is the default prompt. Raises InputError for an unknown name."""
@@ -73,28 +66,19 @@ def module_files(names: Iterable[str]) -> list[str]:
 def recipe_of(source: Folder, config: Config) -> Recipe:
     """The recipe of a model. Raises InputError for damaged files, and for modules that are not computed here."""
     folder, context, width = source.path, config.context_length, config.hidden_size
-    projection = source.stored().get("linear.weight")  # in voyage-4-nano
-    if source.json("config.json").get("model_type") == "jina_embeddings_v5" and not isinstance(source, Adapted):
-        raise InputError(f"{folder}: give one of its adapters, such as --adapter {folder / 'adapters/retrieval'}")
     if not (folder / MODULES).is_file():
-        if projection is not None or not config.causal:
+        if not config.causal:
             raise InputError(f"{folder}: there is no {MODULES}, so nothing says how this model's vectors are computed")
         return Recipe(width, context)
     steps, normalize = list[Step](), False
-    if projection is not None:
-        steps.append(dense(to_float32(projection), None, "Identity", width, folder))
-        width = len(projection.data)
     _, (_, pooling_folder), *others = modules_of(folder)
     for kind, path in others:
         if normalize:
             steps.append(normalized)
         if normalize := kind == "Normalize":
             continue
-        if kind == "FlexibleQuantizer":  # pplx-embed: whole numbers from -127 to 127
-            steps.append(lambda x: np.round(np.tanh(x) * 127))
-        else:
-            step, width = read_dense(path, width)
-            steps.append(step)
+        step, width = read_dense(path, width)
+        steps.append(step)
     settings, about = read_pooling(pooling_folder / "config.json"), optional(folder / PROMPTS)
     given, default = about.get("prompts") or {}, about.get("default_prompt_name")
     prompts: dict[str, Any] = {"query": "", "document": ""} | (given if isinstance(given, dict) else {"": None})
@@ -104,9 +88,9 @@ def recipe_of(source: Folder, config: Config) -> Recipe:
         kept = checked_whole(f"{folder / PROMPTS}: truncate_dim", kept, 1)
         steps += [normalized] * normalize + [lambda x: x[:, :kept]]
         width, normalize = min(width, kept), False
-    longest, chat = read_lengths(folder)
+    longest, messages = read_lengths(folder)
     return Recipe(width, min(context, longest), *settings, tuple(steps), normalize, False, prompts, default,
-                  about.get("similarity_fn_name") == "dot", chat)
+                  about.get("similarity_fn_name") == "dot", messages)
 
 
 def modules_of(folder: Path) -> list[tuple[str, Path]]:
@@ -118,10 +102,9 @@ def modules_of(folder: Path) -> list[tuple[str, Path]]:
     except (OSError, TypeError, KeyError, AttributeError) as error:
         raise InputError(f"{file}: must be a list of modules with type and path: {brief(error)}") from error
     kinds = [kind for kind, _ in modules]
-    if kinds[:2] != ["Transformer", "Pooling"] or modules[0][1] != folder \
-            or set(kinds[2:]) - {"Dense", "Normalize", "FlexibleQuantizer"}:
+    if kinds[:2] != ["Transformer", "Pooling"] or modules[0][1] != folder or set(kinds[2:]) - {"Dense", "Normalize"}:
         raise InputError(f"{file}: the modules {some(kinds)} are not supported, only Transformer in the folder itself, "
-                         "Pooling, then Dense, Normalize and FlexibleQuantizer")
+                         "Pooling, then Dense and Normalize; sentence-transformers computes others")
     return modules
 
 
@@ -165,22 +148,19 @@ def normalized(x: np.ndarray) -> np.ndarray:
     return x / np.maximum(np.sqrt(np.einsum("ni,ni->n", x, x)), 1e-12)[:, None]
 
 
-def read_lengths(folder: Path) -> tuple[int, Chat | None]:
-    """(the most tokens of a text: max_seq_length, or else the tokenizer's model_max_length; Recipe.chat)."""
+def read_lengths(folder: Path) -> tuple[int, bool]:
+    """(the most tokens of a text: max_seq_length, or else the tokenizer's model_max_length; Recipe.messages)."""
     raw, tokenizer = optional(folder / LENGTHS), optional(folder / "tokenizer_config.json")
     modes, more = raw.get("modality_config", {"text": {}}), raw.get("processing_kwargs", {})
-    objects = [modes, more, *(value for each in (modes, more) if isinstance(each, dict) for value in each.values())]
-    if not all(isinstance(each, dict) for each in objects) or not {"text", "message"} & modes.keys() \
-            or more.keys() - {"chat_template"} or modes.get("message", {}).get("format", "flat") not in FORMATS \
-            or any(map(raw.get, ("do_lower_case", "query_length", "document_length", "query_expansion"))):
-        raise InputError(f"{folder / LENGTHS}: only texts, plain or as messages, are supported, and in "
-                         "processing_kwargs only chat_template; no do_lower_case, query_length, document_length or "
-                         "query_expansion")
+    form = modes.get("message") if isinstance(modes, dict) else None
+    known = isinstance(modes, dict) and "text" in modes and not more if form is None else \
+        "image" in modes and isinstance(form, dict) and form.get("format") == "structured" and more == MESSAGES
+    if not known or any(map(raw.get, ("do_lower_case", "query_length", "document_length", "query_expansion"))):
+        raise InputError(f"{folder / LENGTHS}: only plain texts are supported, or messages with pictures as in "
+                         "Qwen3-VL-Embedding; sentence-transformers computes others")
     given = raw.get("max_seq_length") or tokenizer.get("model_max_length") or 2**62
     given = int(given) if isinstance(given, float) and given.is_integer() else given  # 1e30 means no limit
-    chat = Chat(modes["message"].get("format") == "structured", more.get("chat_template", {})) \
-        if "message" in modes else None
-    return checked_whole(f"{folder}: max_seq_length, or model_max_length of the tokenizer,", given, 1), chat
+    return checked_whole(f"{folder}: max_seq_length, or model_max_length of the tokenizer,", given, 1), form is not None
 
 
 def settings_in(file: Path) -> dict[str, Any]:

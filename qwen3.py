@@ -39,6 +39,7 @@ import math
 import mmap
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -51,7 +52,7 @@ try:
     import numpy as np
     import safetensors
 
-    from tokenizer_utils import InputError, Tokenizer, brief, load_tokenizer, read_json_object, stream_text
+    from tokenizer_utils import InputError, Tokenizer, brief, checked_messages, load_tokenizer, read_json_object, stream_text
 except ImportError as error:
     program = "qwen3.py" if __name__ == "__main__" else Path(sys.argv[0]).name  # qwen3_batch.py and the others, too
     if not program.startswith("qwen3"):
@@ -257,6 +258,7 @@ class KVCache:
         self.k = np.empty((config.num_hidden_layers, config.num_key_value_heads, 0, config.head_dim), np.float32)
         self.v = np.empty_like(self.k)
         self.token_ids = np.empty(0, np.int64)
+        self.lock = threading.Lock()  # held during a pass, so that threads take turns
 
     @classmethod
     def fits(cls, cache: Any) -> bool:
@@ -358,7 +360,8 @@ def forward(model: Model, token_ids: TokenIds, cache: KVCache, all_logits: bool 
     Raises InputError for ids out of range, for the cache of another model, and when the context is full.
     """
     check_cache(model, cache)
-    return model.engine.logits_of(model, checked_ids(model, token_ids), cache, all_logits)
+    with cache.lock:
+        return model.engine.logits_of(model, checked_ids(model, token_ids), cache, all_logits)
 
 
 # ---- Sampling: from logits to the next token -------------------------------------------------------------------------
@@ -437,7 +440,7 @@ def sample(logits: np.ndarray, sampling: Sampling, rng: np.random.Generator, pro
 # ---- Generation: token ids in, an iterator of token ids out ----------------------------------------------------------
 
 class Sequence:
-    """A sequence that grows: `new` are the tokens to compute next, none at the end, and `feed(logits)` draws.
+    """A sequence that grows: `rest(cache)` are the tokens to compute next, and `feed(logits)` draws.
 
     `prompt` [n]; `token_ids`, the tokens drawn so far; `finish_reason`: None until the end, then "stop" (at an
     end-of-text token, which is not kept), "length" (after max_new_tokens, or when the context is full), or what a
@@ -449,27 +452,44 @@ class Sequence:
                  eos_token_ids: Iterable[int] | None = None, processors: Any = (), **sampling: float | None):
         if model.embeds:
             raise InputError(f"{model.path}: an embedding model or classifier gives no answers: use qwen3_embed.py")
-        self.model, self.prompt = model, checked_ids(model, token_ids)
-        self.pictures = None if model.pictures is None else model.pictures.held(self.prompt)  # so that they are kept
-        self.processors = [*processors]
+        prompt = checked_ids(model, token_ids)
+        self.pictures = None if model.pictures is None else model.pictures.held(prompt)  # so that they are kept
+        self.model, self.processors = model, [*processors]
         self.sampling, self.token_ids = model.sampling.updated(**sampling), list[int]()
         self.finish_reason: str | None = None
         ends = model.eos_token_ids if eos_token_ids is None else eos_token_ids
         self.ends = {checked_whole("an end-of-text id", token, 0) for token in ends}
-        room, wanted = model.config.context_length - len(self.prompt), max_new_tokens
+        room, wanted = model.config.context_length - len(prompt), max_new_tokens
         if room < 1:
-            raise InputError(f"the prompt has {len(self.prompt)} tokens and leaves no room for an answer: the model's "
+            raise InputError(f"the prompt has {len(prompt)} tokens and leaves no room for an answer: the model's "
                              f"context is {model.config.context_length}")
         wanted = (model.max_new_tokens or room) if wanted is None else checked_whole("max_new_tokens", wanted, 1)
         self.limit = min(room, wanted)
         self.rng = np.random.default_rng(None if seed is None else checked_whole("seed", seed, 0))
-        self.new: TokenIds = self.prompt
+        self.buffer = np.empty(len(prompt) + self.limit, np.int64)
+        self.prompt = self.buffer[:len(prompt)]
+        self.prompt[:] = prompt
 
     def resume(self, cache: KVCache) -> None:
-        """Cuts the cache back to its common prefix with the prompt; the rest of the prompt is to be computed."""
+        """Cuts the cache back to its common prefix with the prompt."""
         check_cache(self.model, cache)
-        cache.truncate(cache.common_prefix(self.prompt[:-1]))  # the last token gives the logits
-        self.new, self.limit = self.prompt[cache.length:], min(self.limit, cache.max_length - len(self.prompt))
+        with cache.lock:
+            cache.truncate(cache.common_prefix(self.prompt[:-1]))  # the last token gives the logits
+        self.limit = min(self.limit, cache.max_length - len(self.prompt))
+
+    @property
+    def ids(self) -> np.ndarray:
+        """The prompt and the tokens drawn so far."""
+        return self.buffer[:len(self.prompt) + len(self.token_ids)]
+
+    def rest(self, cache: KVCache) -> np.ndarray:
+        """The tokens that the cache lacks. Raises InputError for a cache that another answer has filled."""
+        ids = self.ids
+        n = min(cache.length, len(ids) - 1)  # one less if a pass was interrupted
+        if not np.array_equal(cache.token_ids[:n], ids[:n]):
+            raise InputError("the cache belongs to another answer now; give each answer its own cache")
+        cache.truncate(n)
+        return ids[n:]
 
     def feed(self, logits: np.ndarray) -> list[int]:
         """Draws the next token from logits [vocab_size] -> [token], or [] at the end of text."""
@@ -483,7 +503,7 @@ class Sequence:
             self.end("stop")
             return []
         self.token_ids.append(token)
-        self.new = [token]
+        self.ids[-1] = token
         reasons = [reason for each in self.processors if (reason := each.after(token))]
         if reasons or len(self.token_ids) == self.limit:
             self.end(reasons[0] if reasons else "length")
@@ -491,15 +511,15 @@ class Sequence:
 
     def end(self, reason: str) -> None:
         reasons = [given for each in self.processors if (given := each.after(None))]  # all of them learn that it ends
-        self.new, self.finish_reason = [], reasons[0] if reasons else reason
+        self.finish_reason = reasons[0] if reasons else reason
 
 
 def run(model: Model, sequence: Sequence, cache: KVCache) -> Iterator[int]:
     """Feeds a sequence until it ends -> its tokens, one at a time."""
-    while len(sequence.new):  # first the whole prompt, then one token at a time
-        if cache.length + len(sequence.new) != len(sequence.prompt) + len(sequence.token_ids):
-            raise InputError("the cache belongs to another answer now; give each answer its own cache")
-        yield from sequence.feed(model.engine.logits_of(model, sequence.new, cache))
+    while sequence.finish_reason is None:  # first the whole prompt, then one token at a time
+        with cache.lock:
+            logits = model.engine.logits_of(model, sequence.rest(cache), cache)
+        yield from sequence.feed(logits)
 
 
 def generate(model: Model, token_ids: TokenIds, max_new_tokens: int | None = None, seed: int | None = None,
@@ -578,6 +598,7 @@ def chat(model: Model, messages: str | dict[str, Any] | list[dict[str, Any]], to
     options["max_new_tokens"] = options.pop("max_tokens", max_new_tokens)
     messages = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
     messages = [messages] if isinstance(messages, dict) else messages
+    messages = checked_messages(messages, "messages")
     messages = messages if system is None else [{"role": "system", "content": system}, *messages]
     if LIBRARY.is_dir():
         from qwen3_lib.generation.completion import complete

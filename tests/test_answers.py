@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -80,6 +81,43 @@ def test_what_may_become_a_mark_is_held_back(text, marks):
 
 
 # ---- Completion ------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("options", [{}, {"lookup": 4}, {"draft": True}], ids=str)
+@pytest.mark.parametrize("engine", ["qwen3", "qwen3_numba"])
+def test_an_answer_that_shares_its_cache_is_right_or_refused(engine, options):
+    model = pytest.importorskip(engine).load_model(qwen3.BUNDLED)
+    options = {"enable_thinking": False, "temperature": 0} | options | ({"draft": model} if "draft" in options else {})
+    questions = [f"What is the capital of {country}?" for country in ("France", "Peru", "Italy")]
+    alone = [str(qwen3.chat(model, question, **options)) for question in questions]
+    cache = model.engine.new_cache(model.config)
+    first = qwen3.chat(model, questions[0], cache=cache, **options)
+    assert alone[0].startswith(next(first))
+    second = qwen3.chat(model, questions[1], cache=cache, **options)
+    assert alone[1].startswith(next(second))
+    refusal = message_of(first.finish)
+    assert "another answer" in refusal and str(second) == alone[1]
+
+    def ask(i):
+        try:
+            return str(qwen3.chat(model, questions[i % 3], cache=cache, **options))
+        except qwen3.InputError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(3) as threads:
+        found = list(threads.map(ask, range(60)))
+    assert [each for i, each in enumerate(found) if each not in (alone[i % 3], refusal)] == [] and refusal in found
+
+
+@pytest.mark.parametrize("messages, words", [
+    (5, "not 5"), (None, "not None"), ([], "not []"), ([{"rol": "user", "content": "Hi"}], '"role" is one of system'),
+    ([{"role": "usr", "content": "Hi"}], '"role" is one of system'), ([{"role": "user"}], 'message 0 has no "content"'),
+    ([{"role": "user", "content": "Hi"}, "Hi"], "message 1 must be an object")])
+@pytest.mark.parametrize("files", ["all files", "two files"])
+def test_messages_that_are_none_are_refused(demo, messages, words, files, monkeypatch, tmp_path):
+    monkeypatch.setattr(qwen3, "LIBRARY", qwen3.LIBRARY if files == "all files" else tmp_path / "absent")
+    for system in (None, "Be brief."):
+        assert words in message_of(qwen3.chat, demo, messages, system=system)
+
 
 def test_a_chat_model_whose_tokenizer_appends_a_token(tmp_path):
     """As in transformers, what its post-processor appends belongs to plain texts, not to the text of a template."""

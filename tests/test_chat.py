@@ -15,10 +15,10 @@ import pytest
 import qwen3
 from helpers import LIMA, MADRID, PERU, SPAIN, TALK, WEATHER, roles
 from qwen3 import InputError
-from qwen3_lib.generation import messages as checks
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.app import chat as qwen3_chat
 from qwen3_lib.app import terminal
+from tokenizer_utils import check_message
 
 CALL = {"name": "get_weather", "arguments": {"city": "Paris"}}
 OPTIONS = {"top_k": 7}
@@ -256,7 +256,7 @@ def handle_and_check(chat: qwen3_chat.Chat, line: str, stop_at: int | None = Non
           contextlib.suppress(KeyboardInterrupt, InputError)):
         handled(chat, line)
     for i, message in enumerate(chat.messages):
-        checks.check_message(message, f"message {i}")
+        check_message(message, f"message {i}")
     passes = [len(call.args[1]) for call in forward.call_args_list]  # how many tokens each of them computed
     if chat.last is last or chat.last is None:
         assert not passes

@@ -73,7 +73,7 @@ def test_right_guesses_save_passes(model):
 
     run = Run(sequence, qwen3.KVCache(model.config), guesses)
     run.cache.reserve(100)
-    while len(sequence.new):
+    while sequence.finish_reason is None:
         step(with_engine(model, following), [run])
         guesses.plain, guesses.sources[0].check = 1.0, 0.0
     assert sequence.token_ids == [3, 4, 1, 2] * 5 and passes == 5

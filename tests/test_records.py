@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 import qwen3
 from helpers import assert_one_line, message_of, patiently, works_or_refused
 from qwen3_lib.generation.completion import Completion
-from qwen3_lib.generation.messages import check_message
 from qwen3_lib.generation.schema import regex
 from qwen3_lib.app import records
 from qwen3_lib.app.openai import CHAT
 from qwen3_lib.app.records import JobSettings, answered, id_of, open_source, parsed, refused, request, result_of
 from qwen3_lib.io.errors import InputError
+from tokenizer_utils import check_message
 
 BEES = "How do bees find home?"
 TOOLS = [{"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {}}}]

@@ -19,8 +19,7 @@ from configs import QWEN3_5, ROOT, SHARED
 from fuzzing import any_conversation, fuzz
 from helpers import message_of as error_of
 from qwen3_lib.generation.answer import inside_thought
-from qwen3_lib.generation.messages import PICTURES, checked_messages
-from tokenizer_utils import StreamDecoder, Tokenizer, brief, load_tokenizer
+from tokenizer_utils import PICTURES, StreamDecoder, Tokenizer, brief, checked_messages, load_tokenizer
 
 pytestmark = [pytest.mark.core, pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")]
 

@@ -14,7 +14,6 @@ import safetensors
 
 from qwen3 import KVCache, Model, checked_ids
 from qwen3_5 import HybridCache, State
-from qwen3_lib.generation.messages import checked_messages, checked_tools, is_picture
 from qwen3_lib.app.terminal import note
 from qwen3_lib.io import adapter
 from qwen3_lib.io.errors import InputError, brief, counted, parse_json
@@ -22,6 +21,8 @@ from qwen3_lib.io.tensors import both_ends
 from qwen3_lib.io.writing import checksum, write_json, write_safetensors
 from qwen3_lib.generation.pictures import most_pixels, question
 from qwen3_lib.io.pictures import is_data_url, picture_of
+from qwen3_lib.generation.tools import checked_tools
+from tokenizer_utils import checked_messages, is_picture
 
 STATES = "history", "state", "late"  # the parts of qwen3_5.State
 

@@ -16,14 +16,15 @@ from typing import Any
 
 from qwen3 import InputError, Model, Sampling, checked_whole, default_sampling
 from qwen3_lib.generation.completion import Completion
-from qwen3_lib.generation.messages import PICTURES, checked_messages, checked_tools, is_picture
 from qwen3_lib.generation.options import NAMES
 from qwen3_lib.generation.pictures import given_in, most_pixels, n_tokens, put, taken
 from qwen3_lib.generation.schema import Grammar, calls_grammar, grammar_of, lark, matcher_of, regex
 from qwen3_lib.generation.processors import TokenLogprob
+from qwen3_lib.generation.tools import checked_tools
 from qwen3_lib.io.errors import brief, did_you_mean, encoded, is_whole, parse_json
 from qwen3_lib.io.pictures import is_data_url, picture_at, picture_of
 from qwen3_vision import Picture
+from tokenizer_utils import PICTURES, checked_messages, is_picture
 
 Body = dict[str, Any]
 Value = dict[str, Any]

@@ -14,7 +14,6 @@ from qwen3 import CHUNK, KVCache, Model, Sequence, Stream, TokenIds
 from qwen3_lib.generation.answer import inside_thought, parse_answer
 from qwen3_lib.generation.guesses import speculator
 from qwen3_lib.generation.marks import Marks
-from qwen3_lib.generation.messages import checked_messages
 from qwen3_lib.generation.options import options_of
 from qwen3_lib.generation.pictures import put, taken
 from qwen3_lib.generation.processors import Bias, Logprobs, Processor, StopLoops, ThinkBudget, TokenLogprob
@@ -78,7 +77,7 @@ class Completion(Stream):
         self.speculator = speculator(model, constrained, wanted.lookup, wanted.draft)
         self.token_ids, self.times, self.tools = self.sequence.token_ids, written.times, tools
         self.schema, self.picture_seconds = wanted.schema, picture_seconds
-        self.streamed = self.cached_tokens = self.n_computed = 0  # n_computed: tokens in the cache
+        self.streamed = self.cached_tokens = 0
         self.run: Run | None = None  # since it has a cache
         self.is_fed = False  # by a Batch; else by iterating
         if cache is not None:
@@ -88,7 +87,7 @@ class Completion(Stream):
         """Takes a cache, cut back to its common prefix with the prompt, see Sequence.resume."""
         self.sequence.resume(cache)
         self.run = Run(self.sequence, cache, self.speculator)
-        self.cached_tokens = self.n_computed = cache.length
+        self.cached_tokens = cache.length
         self.times[:] = [time.perf_counter() - self.picture_seconds]
 
     def __next__(self) -> str:
@@ -103,7 +102,7 @@ class Completion(Stream):
 
     def news(self) -> list[tuple[str, str]]:
         """The next of the `pairs`, after as many passes as they take; none at the end."""
-        while self.streamed == len(self.pairs) and not self.is_fed and len(self.sequence.new):
+        while self.streamed == len(self.pairs) and not self.is_fed and self.ended is None:
             if self.run is None:
                 self.begin(self.model.engine.new_cache(self.model.config))
             self.advance()
@@ -113,19 +112,17 @@ class Completion(Stream):
     def advance(self, room: int | None = None) -> None:
         """Runs one pass; of the prompt, at most `room` tokens."""
         assert self.run is not None
-        if self.run.cache.length != self.n_computed:
-            raise InputError("the cache belongs to another answer now; give each answer its own cache")
-        for outcome in step(self.model, [self.run], room):
-            if isinstance(outcome, InputError):
-                raise outcome
-        self.n_computed = self.run.cache.length
+        with self.run.cache.lock:
+            [outcome] = step(self.model, [self.run], room)
+        if isinstance(outcome, InputError):
+            raise outcome
 
     def read_prompt(self, progress: Callable[[int, int], None]) -> None:
         """Computes the prompt but its end, and tells progress(tokens read, tokens to read) before each piece."""
         assert self.run is not None
-        total, start = len(self.prompt_ids), self.n_computed
-        while total - self.n_computed > CHUNK:
-            progress(self.n_computed - start, total - start)
+        total, start, cache = len(self.prompt_ids), self.cached_tokens, self.run.cache
+        while total - cache.length > CHUNK:
+            progress(cache.length - start, total - start)
             self.advance(CHUNK)
 
     async def __aiter__(self) -> AsyncIterator[str]:
@@ -224,7 +221,6 @@ def prompt_of(model: Model, messages: list[dict[str, Any]], tools: list[dict[str
               enable_thinking: bool | None = None,
               chat_template_kwargs: dict[str, Any] | None = None) -> tuple[TokenIds, float]:
     """(the ids of a conversation, the seconds that its pictures have taken)."""
-    messages = checked_messages(messages, "messages")
     numbered = isinstance(chat_template_kwargs, dict) and bool(chat_template_kwargs.get("add_vision_id"))
     start = time.perf_counter()
     messages, shown = taken(model, messages, numbered)

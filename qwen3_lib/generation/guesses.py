@@ -124,7 +124,7 @@ class Draft(Proposer):
         self.cache: Any = model.engine.new_cache(model.config)
 
     def guess(self, sequence: Any, cache: Any, n: int) -> list[int]:
-        text, guess = np.append(sequence.prompt, np.array(sequence.token_ids, np.int64)), list[int]()
+        text, guess = sequence.ids, list[int]()
         if len(text) + n > self.cache.max_length or (text < 0).any():  # pictures that another model has seen
             return []
         self.cache.truncate(self.cache.common_prefix(text[:-1]))
@@ -155,8 +155,7 @@ class MTP(Proposer):
 
     def guess(self, sequence: Any, cache: Any, n: int) -> list[int]:
         start = time.perf_counter()
-        text = np.append(cache.token_ids[:cache.length], sequence.new)
-        guess = ahead_of(cache).guess(self.model, text, n)
+        guess = ahead_of(cache).guess(self.model, sequence.ids, n)
         if guess:
             self.make += self.part() * ((time.perf_counter() - start) / n - self.make)
         return guess

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 
 from qwen3 import Model, TokenIds, checked_number
-from qwen3_lib.generation.messages import PICTURES, is_picture
 from qwen3_lib.io.pictures import is_data_url, picture_at, picture_of
 from qwen3_vision import LARGEST, MAX_PIXELS, MIN_PIXELS, Picture, smart_resize
-from tokenizer_utils import InputError
+from tokenizer_utils import PICTURES, InputError, is_picture
 
 MARK = "<|vision_start|><|image_pad|><|vision_end|>"  # what the chat templates write for a picture
 DETAILS = {"auto": LARGEST, "high": LARGEST, "low": 2**18}  # OpenAI's word -> most pixels for the model

@@ -25,11 +25,8 @@ def step(model: Model, runs: list[Run], room: int | None = None) -> list[Any]:
     one doesn't wait for a long one. A sequence draws when its whole prompt is computed. In place of the tokens of a
     sequence that fails, the InputError.
     """
-    unread = []
-    for sequence, cache, _ in runs:
-        known = len(sequence.prompt) + len(sequence.token_ids)
-        cache.truncate(min(cache.length, known - 1))  # a pass may have been interrupted
-        unread.append(max(len(sequence.prompt) - cache.length, 0))
+    rests = [sequence.rest(cache) for sequence, cache, _ in runs]
+    unread = [0 if run.sequence.token_ids and len(rest) == 1 else len(rest) for run, rest in zip(runs, rests)]
     shares, reading = list(unread), sorted((i for i, n in enumerate(unread) if n), key=unread.__getitem__)
     drafts = any(speculator and speculator.mtp for *_, speculator in runs)
     left = room if room is not None else CHUNK if drafts else sum(unread)  # hidden states take memory
@@ -39,8 +36,8 @@ def step(model: Model, runs: list[Run], room: int | None = None) -> list[Any]:
     parts, some, guesses = list[np.ndarray](), list[int](), list[list[int]]()  # some: the sequences in this pass
     for i, (sequence, cache, speculator) in enumerate(runs):
         guess = speculator.propose(sequence, cache, unread.count(0) - 1) \
-            if speculator and not unread[i] and len(sequence.new) else []
-        ids = sequence.prompt[cache.length:][:shares[i]] if unread[i] else [*sequence.new, *guess]
+            if speculator and not unread[i] else []
+        ids = rests[i][:shares[i]] if unread[i] else [*rests[i], *guess]
         if len(ids):
             parts.append(np.asarray(ids))
             some.append(i)
@@ -57,7 +54,7 @@ def step(model: Model, runs: list[Run], room: int | None = None) -> list[Any]:
     for i, guess, row, hidden in zip(some, guesses, rows, states):
         sequence, cache, speculator = runs[i]
         right = 0
-        if cache.length >= len(sequence.prompt):  # else more pieces of the prompt are to come
+        if cache.length >= len(sequence.ids):  # else more pieces of the prompt are to come
             try:
                 drawn[i] = draw(sequence, row, guess)
             except InputError as error:
@@ -77,6 +74,6 @@ def draw(sequence: Sequence, logits: np.ndarray, guess: list[int]) -> list[int]:
     drawn = list[int]()
     for i, row in enumerate(logits):
         drawn += (tokens := sequence.feed(row))
-        if not len(sequence.new) or tokens != guess[i:i + 1]:
+        if sequence.finish_reason or tokens != guess[i:i + 1]:
             break
     return drawn

@@ -39,3 +39,13 @@ def schemas(tools: list[dict[str, Any] | Callable[..., Any]] | None) -> list[dic
     if not isinstance(tools, (list, tuple)):
         return tools
     return [tool_schema(tool) if callable(tool) else tool for tool in tools]
+
+
+def checked_tools(tools: Any, name: str) -> list[dict]:
+    """The tools. Raises InputError, which names the file, unless each has a name."""
+    functions = [tool.get("function", tool) if isinstance(tool, dict) else None
+                 for tool in (tools if isinstance(tools, list) else [None])]
+    if not all(isinstance(function, dict) and isinstance(function.get("name"), str) for function in functions):
+        raise InputError(f'{name}: tools must be a list of {{"type": "function", "function": {{"name": ..., '
+                         '"description": ..., "parameters": ...}}')
+    return tools

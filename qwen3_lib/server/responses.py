@@ -5,11 +5,11 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-from qwen3_lib.generation.messages import checked_messages
 from qwen3_lib.app.openai import SHARED, Body, Refusal, Value, known
 from qwen3_lib.io.errors import brief, parse_json
 from qwen3_lib.server.replies import ChatReply, encode
 from qwen3_lib.server.worker import Job
+from tokenizer_utils import checked_messages
 
 SAME = (*SHARED, "parallel_tool_calls", "tool_choice")  # fields that a chat has, too
 FIELDS = (*SAME, "input", "instructions", "reasoning", "text", "tools")

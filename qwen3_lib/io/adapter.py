@@ -12,20 +12,28 @@ changes the head together with the embedding.
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from qwen3 import Config, Folder, Tensor, checked_number, checked_whole, map_safetensors, to_float32
-from qwen3_lib.io.adapter_config import CONFIG, FUSED, Settings, full_name, is_target, key_of, number_of, read_settings
-from qwen3_lib.io.errors import InputError, brief
+from qwen3 import Config, Folder, Tensor, checked_number, map_safetensors, to_float32
+from qwen3_lib.io.errors import InputError, brief, read_json_object
 from qwen3_lib.io.tensors import BLOCK, EMBEDDING, AnyTensor, Blocks, PackedTensor, Wrapped, rows_of
 
-WEIGHTS, HEAD = "adapter_model.safetensors", "lm_head.weight"
-LORA = re.compile(r"(.+)\.lora_(A|B|embedding_A|embedding_B|magnitude_vector)(?:\.default)?(?:\.weight|(\.bias))?")
+CONFIG, WEIGHTS, HEAD = "adapter_config.json", "adapter_model.safetensors", "lm_head.weight"
+LORA = re.compile(r"(.+)\.lora_(A|B|embedding_A|embedding_B)(?:\.default)?(?:\.weight)?")
+MERGE = "merge the adapter into its base with peft first"
+# Keys of adapter_config.json that are of training alone, or say what the file of tensors says, too.
+HARMLESS = {"alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "eva_config",
+            "exclude_modules", "fan_in_fan_out", "inference_mode", "layers_pattern", "layers_to_transform",
+            "loftq_config", "lora_alpha", "lora_dropout", "lora_ga_config", "megatron_core", "modules_to_save",
+            "peft_version", "qalora_group_size", "r", "rank_pattern", "revision", "runtime_config", "target_modules",
+            "task_type", "velora_config"}
+# Values that need no merging. Other beginnings than these (PiSSA, OLoRA, LoftQ, ...) change the base model, too.
+KNOWN = {"peft_type": ("LORA",), "use_rslora": (True,),
+         "init_lora_weights": (True, "gaussian", "orthogonal", "eva")}
 
 
 class Adapted(Wrapped):
@@ -40,22 +48,20 @@ class Adapted(Wrapped):
         if absent := [file for file in (CONFIG, WEIGHTS) if not (self.adapter / file).is_file()]:
             raise InputError(f"{self.adapter}: not a LoRA adapter: it has no {absent[0]}")
 
-    def json(self, name: str) -> dict[str, Any]:
-        """The base's file; an adapter with biases gives the model biases."""
-        adds = name == "config.json" and self.settings.get("lora_bias")
-        return self.base.json(name) | ({"attention_bias": True} if adds else {})
-
-    def config(self) -> Config:
-        config, adds = self.base.config(), self.json("config.json").get("attention_bias") is True
-        return replace(config, attention_bias=config.attention_bias or adds)
-
     def stored(self) -> dict[str, Any]:
         """The base's tensors, with the adapter's classification head, where it has one."""
         return self.base.stored() | {name: tensor for name, tensor in self.files.items() if name.startswith("score.")}
 
     @cached_property
-    def settings(self) -> Settings:
-        return read_settings(self.adapter / CONFIG)
+    def settings(self) -> dict[str, Any]:
+        """adapter_config.json. Raises InputError for what changes the computation and isn't known here."""
+        file = self.adapter / CONFIG
+        settings = {"peft_type": "missing", "lora_alpha": 8} | read_json_object(file)
+        for key, value in settings.items():
+            harmless = key in HARMLESS or key != "peft_type" and value in (None, False, "none", [], {})
+            if not harmless and value not in KNOWN.get(key, ()):
+                raise InputError(f"{file}: {brief(key)} = {brief(repr(value))} is not supported; {MERGE}")
+        return settings
 
     @cached_property
     def files(self) -> dict[str, Tensor]:
@@ -64,149 +70,98 @@ class Adapted(Wrapped):
                   for name, tensor in map_safetensors(self.adapter / WEIGHTS).items()}
         return {name: tensor for name, tensor in stored.items() if not name.startswith("model.visual.")}
 
+    def originals(self, config: Config) -> dict[str, Any]:
+        """The tensors without the changes of any adapter; of a tied head, too."""
+        stored = self.base.originals(config) if isinstance(self.base, Adapted) else self.base.tensors(config)
+        return {HEAD: stored[EMBEDDING]} | stored
+
     def tensors(self, config: Config) -> dict[str, Any]:
         """The base's tensors with the changes. A change of a tied embedding leaves the head as it is, and vice versa.
 
         Raises InputError for an adapter of another kind or of another model.
         """
-        biased = self.base.json("config.json").get("attention_bias") is True
-        stored = self.base.tensors(replace(config, attention_bias=biased))
-        tensors, tied = {HEAD: stored[EMBEDDING]} | stored, HEAD not in stored
-        settings = self.settings | {"ensure_weight_tying": tied and self.settings.get("ensure_weight_tying")}
-        copies, whole, small = sort_tensors(self.files, settings)
-        changes = dict(changes_of(self, small, settings, config.num_experts))
-        found: list[tuple[str, Any]] = [*copies.items(), *whole.items(), *changes.items()]
-        for name, change in found:
-            there = tensors[name].shape if name in tensors else None
-            if there != change.shape:
-                raise InputError(f"{self.adapter}: an adapter for another model: {brief(name)} has the shape "
-                                 f"{list(change.shape)}, in the base {list(there) if there else 'it is absent'}")
-        if not changes and not whole:
-            raise InputError(f"{self.adapter}: there are no tensors that {CONFIG} names")
-        first = not isinstance(self.base, Adapted)
-        special = ["use_dora"] * bool(settings.get("use_dora")) + [*whole]
-        if special and not (first and self.weight == 1):
-            raise InputError(f"{self.adapter}: an adapter with {brief(special[0])} must be the first one, of weight 1")
-        if first:  # later ones stand on the same copies
-            tensors |= copies
-            if tied and (copy := copies.get(HEAD, copies.get(EMBEDDING))) is not None:
-                tensors[HEAD] = tensors[EMBEDDING] = copy
-        tensors |= whole
+        stored = self.base.tensors(config)
+        tensors, changes = {HEAD: stored[EMBEDDING]} | stored, dict(self.changes(config))
         for name, change in changes.items():
+            if name not in tensors or tensors[name].shape != change.shape:
+                there = list(tensors[name].shape) if name in tensors else "it is absent"
+                raise InputError(f"{self.adapter}: an adapter for another model: {brief(name)} has the shape "
+                                 f"{list(change.shape)}, in the base {there}")
             tensors[name] = adapted(tensors[name], change)
-        biases = {name.removesuffix("weight") + "bias": change.scale * change.bias for name, change in changes.items()
-                  if change.bias is not None and change.bias.any()}
-        shapes = {name: shape for name, shape in self.shapes(config).items() if name.endswith(".bias")}
-        if outside := biases.keys() - shapes.keys():
-            raise InputError(f"{self.adapter}: lora_bias is supported in a Qwen3's attention only, not "
-                             f"{brief(min(outside))}")
-        for name, shape in shapes.items():
-            bias = biases.get(name, np.zeros(shape)) + (to_float32(tensors[name]) if name in tensors else 0)
-            tensors[name] = Tensor("F32", bias.astype(np.float32), stored[EMBEDDING].mapping)
-        if tied and (settings["ensure_weight_tying"] and not special or tensors[HEAD] is tensors[EMBEDDING]):
+        if not changes:
+            raise InputError(f"{self.adapter}: there are no tensors lora_A and lora_B")
+        if HEAD not in stored and tensors[HEAD] is tensors[EMBEDDING]:
             del tensors[HEAD]
         return tensors
 
+    def changes(self, config: Config) -> Iterator[tuple[str, "Change"]]:
+        """(name of the base's tensor, its change). Raises InputError for tensors that are no such matrices."""
+        pairs, rooted = dict[str, dict[str, np.ndarray]](), self.settings.get("use_rslora")
+        for name, tensor in self.files.items():
+            if found := LORA.fullmatch(name):
+                pairs.setdefault(found[1], {})[found[2]] = array = to_float32(tensor)
+                if array.ndim != 2 or not np.isfinite(array).all():
+                    raise InputError(f"{self.adapter}: {brief(name)} is no matrix, or has NaN or infinity")
+            elif not name.startswith("score."):  # peft saves embedding and head, too, where it changes one of them
+                original = self.originals(config).get(full_name(name.replace(".base_layer.", ".")))
+                if original is None or not equal(original, tensor):
+                    raise InputError(f"{self.adapter}: {brief(name)} is not supported, only lora_A and lora_B are; "
+                                     f"{MERGE}")
+        for module, arrays in pairs.items():
+            if arrays.keys() == {"embedding_A", "embedding_B"}:
+                arrays = {"A": arrays["embedding_B"].T, "B": arrays["embedding_A"].T}
+            if arrays.keys() != {"A", "B"} or len(arrays["A"]) == 0 or arrays["B"].shape[1] != len(arrays["A"]):
+                raise InputError(f"{self.adapter}: lora_A and lora_B of {brief(module)} don't belong together")
+            rank, alpha = len(arrays["A"]), self.alpha(module)
+            scale = self.weight * alpha / (math.sqrt(rank) if rooted else rank)
+            yield f"{full_name(module)}.weight", Change(arrays["A"], arrays["B"], scale)
 
-# ---- adapter_model.safetensors ---------------------------------------------------------------------------------------
+    def alpha(self, module: str) -> float:
+        """lora_alpha, or its exception for this module."""
+        patterns = self.settings.get("alpha_pattern") or {}
+        try:
+            found = next((value for pattern, value in patterns.items()
+                          if re.fullmatch(rf"(.*\.)?({pattern})", module)), self.settings["lora_alpha"])
+        except (AttributeError, re.error, OverflowError, RecursionError) as error:
+            raise InputError(f"{self.adapter / CONFIG}: alpha_pattern must be an object of regular expressions: "
+                             f"{brief(error)}") from error
+        return checked_number(f"{self.adapter}: lora_alpha", found, -1e6, 1e6)
+
+
+def full_name(name: str) -> str:
+    """The name of a module or a tensor in a language model.
+
+    An embedding model's lacks `model.`; beside a vision tower it begins with `model.language_model.`
+    """
+    name = name.replace("model.language_model.", "model.", 1)
+    return f"model.{name}" if name.split(".")[0] in ("layers", "embed_tokens", "norm") else name
+
+
+def equal(a: AnyTensor, b: AnyTensor) -> bool:
+    """Whether two matrices hold the same numbers."""
+    return a.shape == b.shape and all(np.array_equal(rows_of(a, i, i + BLOCK), rows_of(b, i, i + BLOCK))
+                                      for i in range(0, a.shape[0], BLOCK))
+
+
+# ---- The changed matrix ----------------------------------------------------------------------------------------------
 
 class Change(NamedTuple):
-    """W becomes W + scale * b @ a. With DoRA, its rows (an embedding's columns) then get the lengths `lengths`."""
+    """W becomes W + scale * b @ a."""
     a: np.ndarray  # float32 [r, inputs]
     b: np.ndarray  # float32 [outputs, r]
     scale: float
-    lengths: np.ndarray | None = None  # float32 [outputs], or [inputs] if by_column. Source: Liu et al. 2024 (DoRA)
-    by_column: bool = False
-    bias: np.ndarray | None = None  # float32 [outputs], added with the scale to the outputs
 
     @property
     def shape(self) -> tuple[int, int]:
         return len(self.b), self.a.shape[1]
 
 
-Tensors = dict[str, Tensor]
-
-
-def sort_tensors(files: Tensors, settings: Settings) -> tuple[Tensors, Tensors, dict[str, Tensors]]:
-    """(copies of the base's tensors, tensors in place of the base's, module -> its small matrices) of an adapter.
-
-    The first two by the base's names, the modules as in the file. Without tensors that peft ignores.
-    """
-    copies, whole, small = Tensors(), Tensors(), dict[str, Tensors]()
-    for name, tensor in files.items():
-        bare = name.replace(".base_layer.", ".")
-        if (found := LORA.fullmatch(name)) is not None:
-            small.setdefault(found[1], {})[found[2] + (found[3] or "")] = tensor
-        elif (bare != name) == is_target(bare.rpartition(".")[0], settings) and not name.startswith("score.") \
-                and ".lora_" not in name:
-            (copies if bare != name else whole)[full_name(bare)] = tensor
-    return copies, whole, small
-
-
-def changes_of(adapter: Adapted, small: dict[str, Tensors], settings: Settings,
-               experts: int) -> Iterator[tuple[str, Change]]:
-    """(name of the base's tensor, its change). Raises InputError for matrices that aren't as adapter_config.json says.
-
-    `experts`: the number of experts, whose matrices are stacked where peft changes the tensors of all together.
-    """
-    folder = adapter.adapter
-    for module, parts in small.items():
-        if (key := key_of(module, settings)) is None:
-            continue
-        if any(tensor.data.ndim != 1 + part.endswith(("A", "B")) for part, tensor in parts.items()):
-            raise InputError(f"{folder}: a tensor of {brief(module)} is no matrix of a LoRA adapter")
-        arrays, embedding = {part: to_float32(tensor) for part, tensor in parts.items()}, "embedding_A" in parts
-        if not all(np.isfinite(array).all() for array in arrays.values()):
-            raise InputError(f"{folder}: NaN or infinity in the change of {brief(module)}")
-        a, b = (arrays.get(name, np.empty((0, 0))) for name in ("A", "B"))
-        if embedding:
-            a, b = arrays.get("embedding_B", a).T, arrays["embedding_A"].T
-        if b.shape[1] != len(a) or len(a) == 0:
-            raise InputError(f"{folder}: lora_A and lora_B of {brief(module)} don't belong together")
-        rank = checked_whole(f"{folder}: r", number_of(settings, "r", "rank_pattern", key), 1)
-        alpha = checked_number(f"{folder}: lora_alpha", number_of(settings, "lora_alpha", "alpha_pattern", key),
-                               -1e6, 1e6)
-        name, parameter = full_name(module.replace(".base_layer", "")), key.rpartition(".")[2]
-        fused = name.endswith(".experts")
-        if len(a) != rank * (experts if fused else 1):
-            raise InputError(f"{folder}: {brief(module)} has rank {len(a)}, but {CONFIG} says {rank}"
-                             f"{f' for each of {experts} experts' if fused else ''}")
-        scale = adapter.weight * alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
-        lengths = arrays.get("magnitude_vector") if settings.get("use_dora") else None
-        bias = arrays.get("B.bias") if settings.get("lora_bias") else None
-        if settings.get("use_dora") and (lengths is None or len(lengths) != (a.shape[1] if embedding else len(b))) or \
-                bias is not None and len(bias) != len(b):
-            raise InputError(f"{folder}: lora_magnitude_vector or bias of {brief(module)} is absent or too long")
-        if not fused:
-            yield f"{name}.weight", Change(a, b, scale, lengths, embedding, bias)
-        for expert in range(experts if fused else 0):
-            rows = np.array_split(b[:, expert::experts], len(FUSED[parameter]))
-            for projection, some_rows in zip(FUSED[parameter], rows):
-                yield (f"{name}.{expert}.{projection}.weight",
-                       Change(a[expert * rank:(expert + 1) * rank], some_rows, scale))
-
-
-# ---- The changed matrix ----------------------------------------------------------------------------------------------
-
 def adapted(base: AnyTensor, change: Change) -> PackedTensor:
     """The matrix with its change, computed whenever its data is read, so that it is in memory only once."""
-    def summed(start: int, stop: int) -> np.ndarray:
-        product = change.scale * (change.b[start:stop].astype(np.float64) @ change.a)  # whose order of sums is unknown
-        return np.add(rows_of(base, start, stop), product)
-
-    @cache
-    def column_lengths() -> np.ndarray:
-        blocks = [(start, min(start + 32 * BLOCK, len(change.b))) for start in range(0, len(change.b), 32 * BLOCK)]
-        return np.sqrt(sum(np.square(summed(*block)).sum(axis=0) for block in blocks))
-
     @np.errstate(all="ignore")  # infinity and NaN are reported once they have reached the logits
     def blocks(start: int, stop: int) -> Blocks:
-        values = summed(start, stop)
-        if change.lengths is not None and change.by_column:
-            values *= change.lengths / column_lengths()
-        elif change.lengths is not None:
-            values *= change.lengths[start:stop, None] / np.linalg.norm(values, axis=1, keepdims=True)
-        return Blocks(values.astype(np.float32))
+        product = change.scale * (change.b[start:stop].astype(np.float64) @ change.a)  # whose order of sums is unknown
+        return Blocks(np.add(rows_of(base, start, stop), product).astype(np.float32))
 
     kept = base.kept if isinstance(base, PackedTensor) else "BF16" if base.dtype == "BF16" else "F32"
     return PackedTensor("F32", change.shape, blocks, base.mapping, kept=kept)

@@ -204,7 +204,7 @@ def test_nan_stays_in_its_own_text(tmp_path, kv_dtype):
     ("rounded", "f16", "cbe9a239a0b110a5"), ("rounded", "bf16", "7975de1f67050f8d"),
     ("int8", None, "d5a9b4ebb67e7834")])
 def test_the_bundled_model_on_every_cpu(quantize, kv_dtype, expected):
-    """Whole, in pieces and in a batch: the same bits on x86 with AVX-512 and without, and on ARM, see arm.py."""
+    """Whole, in pieces and in a batch: the same bits on x86 with AVX-512 and without, and on ARM, see emulate.py."""
     model, ids = load_model(ROOT / "demo", quantize, 2, kv_dtype), random_ids(45, 0, 4096)
     whole = fast.forward(model, ids, model.engine.new_cache(model.config), True)
     cache = model.engine.new_cache(model.config)

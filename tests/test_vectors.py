@@ -12,7 +12,8 @@ from packed import FORMATS, packed_vectors, reference, stored
 from qwen3_lib.kernels import attention, cpu, objects, vectors
 from qwen3_lib.kernels.build import address_of
 from qwen3_lib.kernels.intrinsics import SMALLEST
-from qwen3_lib.kernels.layout import MORE, ROUNDED, factors_size, packed_shape, padded, unit_size
+from qwen3_lib.kernels.layout import (MORE, ROUNDED, VECTORS, factors_size, is_packed, packed_shape, padded,
+                                      unit_size)
 from qwen3_lib.kernels.vectors import Way
 
 pytestmark = pytest.mark.core
@@ -164,6 +165,8 @@ def bf16_product_of(pairs, n_vectors, kind="float_product"):
         for module in (vectors, attention):
             patch.setattr(module, "PAIRS", pairs)
         way = vectors.ways(ROUNDED, vectors.ONE if n_vectors == 1 else vectors.AT_ONCE)[0]
+        if kind != "float_product":  # the others' sums leave room for VECTORS on every CPU
+            way = way._replace(vectors=VECTORS)
         address = address_of(name, lambda: objects.compile_product(name, kind, ROUNDED, n_vectors, way))
     return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * objects.WRITERS[kind][1])(address)
 
@@ -218,8 +221,9 @@ def test_transposed_keys_give_the_same_sums(n, rows, n_vectors, pairs):
     keys, padded_rows = np.zeros((padded(rows, 32), n // 2), np.uint32), padded(rows, 32)
     expected, found = np.zeros((2, n_vectors, padded_rows), np.float32)
     rest = factors.ctypes.data, factors.strides[0], n
-    bf16_product_of(pairs, n_vectors)(w.ctypes.data, w.strides[0], rows, *rest, expected.ctypes.data,
-                                      expected.strides[0], 0, 0)
+    for out, vector in zip(expected, factors):
+        bf16_product_of(pairs, 1)(w.ctypes.data, w.strides[0], rows, vector.ctypes.data, factors.strides[0], n,
+                                  out.ctypes.data, expected.strides[0], 0, 0)
     bf16_product_of(pairs, 1, "transposed_keys")(w.ctypes.data, w.strides[0], rows, n, keys.ctypes.data)
     bf16_product_of(pairs, n_vectors, "transposed_product")(keys.ctypes.data, 0, rows, *rest, found.ctypes.data,
                                                         found.strides[0], 0, 0)
@@ -245,3 +249,21 @@ def test_values_weighted_in_both_ways(rows, n_vectors):
     expected = np.matmul(*(some.view(np.float32).astype(np.float64) for some in numbers[::-1]))
     np.testing.assert_allclose(found[0], expected, atol=1e-4)
     assert all(np.array_equal(each, found[0]) for each in found)
+
+
+@pytest.mark.parametrize("sums", [6, 24])  # of AVX2, NEON and plain; of AVX-512
+@pytest.mark.parametrize("path", cpu.INT8_SHAPES)
+def test_no_product_is_made_for_more_vectors_than_registers_hold(path, sums, monkeypatch):
+    """Sums of all default ways fit, packed blocks are worked on whole, and one vector more than a way takes is refused."""
+    monkeypatch.setattr(vectors, "PATH", path)
+    monkeypatch.setattr(vectors, "SUMS", sums)
+    for form in FORMATS.values():
+        for count in (vectors.ONE, vectors.AT_ONCE, vectors.MANY, vectors.ATTENTION):
+            for way in vectors.ways(form, count):
+                if is_packed(form):
+                    assert 32 // cpu.INT8_SHAPES[path].lanes % way.rows == 0
+                else:
+                    assert 1 <= way.rows * way.vectors <= sums
+                with pytest.raises(ValueError, match=f"{way.vectors + 1} vectors"):
+                    kind = "packed_product" if is_packed(form) else "float_product"
+                    objects.compile_product("too_many", kind, form, way.vectors + 1, way)

@@ -108,7 +108,8 @@ def jobs() -> None:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as home:
         HOME = Path(home)
-        ENVIRONMENT = {"HOME": home, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        kept = {name: os.environ[name] for name in ["QWEN3_INT8_PATH"] if name in os.environ}
+        ENVIRONMENT = kept | {"HOME": home, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
         begun = time.monotonic()
         for part in (readme, two_files, jobs):
             part()

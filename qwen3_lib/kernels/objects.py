@@ -29,8 +29,13 @@ def machine() -> llvm.TargetMachine:
 
 
 def compile_product(name: str, kind: str, form: int, n_vectors: int, way: Way) -> bytes:
-    """An object file with a function of this name, which multiplies n_vectors with rows of a format in this way."""
+    """An object file with a function of this name, which multiplies n_vectors with rows of a format in this way.
+
+    Raises ValueError for more vectors than the way is for: registers couldn't hold their sums.
+    """
     write, n_arguments = WRITERS[kind]
+    if n_vectors > way.vectors:
+        raise ValueError(f"{name}: {n_vectors} vectors at once, {way} takes {way.vectors}")
     module = ir.Module()
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * n_arguments), name)
     b = ir.IRBuilder(function.append_basic_block())

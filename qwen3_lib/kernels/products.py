@@ -64,7 +64,7 @@ def functions_for(needs: Needs, queries: Needs = (), taken: Taken = ()) -> np.nd
             table[TRANSPOSES, form, 0, 0] = function("transposed_keys", form, 1, known[ONE])
             table[KEYS, form, 2, 0], found = VECTORS, sizes(n, VECTORS)
             for size in found:
-                table[KEYS, form, 2, size] = function("transposed_product", form, size, known[ONE])
+                table[KEYS, form, 2, size] = function("transposed_product", form, size, known[AT_ONCE])
         else:
             known = [each._replace(prefetches=way.prefetches) for each in known]
             found = fill(table[KEYS, form], form, n, known)

@@ -1,11 +1,12 @@
-"""Runs tests as on an ARM, by emulation: the NumPy engine's, and those that compare the fast engine's bits with x86.
+"""Runs tests as on other CPUs, by emulation: do ARMs and an x86 without AVX-512 give the fast engine's golden bits?
 
-    python tests/arm.py [FOLDER]     (needs Debian; what it downloads stays in FOLDER)
+    python tests/emulate.py [FOLDER]     (needs Debian, qemu-user-static; what it downloads stays in FOLDER)
 
 LLVM can compile for any CPU: the fast engine's machine code is made on this machine, and only run by the emulator.
 """
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-CPUS = {"cortex-a72": "neon", "neoverse-n1": "dotprod", "max": "i8mm"}  # qemu's names, and what multiplies bytes there
+# qemu's names, and what multiplies bytes there.
+X86, ARMS = {"Haswell": "avx2"}, {"cortex-a72": "neon", "neoverse-n1": "dotprod", "max": "i8mm"}
 EXACT = ("-k", "every_cpu", "tests/test_qwen3_numba_exact.py")
 CORE = ("-m", "core", "-k", "transformers and (False or defaults) or grouped_query or rope",
         "tests/test_qwen3.py")  # all would take ten minutes
@@ -39,8 +41,8 @@ def run(*command: object, **environment: str) -> str:
     return done.stdout
 
 
-def install(folder: Path) -> None:
-    """Python and this project's requirements for ARM, and `folder/python`, which runs them."""
+def arm(folder: Path) -> Path:
+    """`folder/arm`, which runs a Python for ARM with this project's requirements."""
     emulator = shutil.which("qemu-aarch64-static")
     if emulator is None:
         raise RuntimeError("there is no qemu-aarch64-static")
@@ -56,24 +58,25 @@ def install(folder: Path) -> None:
     for package in apt.glob("archives/*.deb"):
         run("dpkg", "-x", package, root)
     program = root / "usr/bin/python3"
-    (folder / "python").write_text(
+    (folder / "arm").write_text(
         f'#!/bin/sh\nPYTHONHOME={root}/usr PYTHONPATH={ROOT}:{site} exec {emulator} -L {root} -0 "$0" {program} "$@"\n')
-    (folder / "python").chmod(0o755)
-    version = run(folder / "python", "-c", "import sys; print(*sys.version_info[:2], sep='.')").strip()
+    (folder / "arm").chmod(0o755)
+    version = run(folder / "arm", "-c", "import sys; print(*sys.version_info[:2], sep='.')").strip()
     platforms = [f"--platform=manylinux{kind}_aarch64" for kind in ("_2_28", "_2_17", "2014")]
     run(sys.executable, "-m", "pip", "install", "-q", "--target", site, "--python-version", version, *platforms,
         "--only-binary=:all:", "-c", "constraints-test.txt", "-r", "requirements.txt", "numba", "pytest",
         "pytest-timeout", "hypothesis")
+    return folder / "arm"
 
 
-def compile_for(name: str, features: dict[str, bool], folder: Path) -> None:
-    """Keeps the machine code for an ARM where the fast engine looks for it there. `folder` has what numba compiled."""
+def compile_for(name: str, features: dict[str, bool], triple: str, folder: Path) -> None:
+    """Keeps the machine code for a CPU where the fast engine looks for it there. `folder` has what numba compiled."""
     import llvmlite.binding as llvm
     from llvmlite.binding import targets
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
-    for module in (llvm, targets):  # for them, too, this machine is the ARM
-        module.get_default_triple = module.get_process_triple = lambda: "aarch64-unknown-linux-gnu"
+    for module in (llvm, targets):  # for them, too, this machine is the other one
+        module.get_default_triple = module.get_process_triple = lambda: triple
         module.get_host_cpu_name = lambda: name
         module.get_host_cpu_features = lambda: llvm.FeatureMap(features)
     from qwen3_lib.kernels import build, objects, products
@@ -87,7 +90,7 @@ def compile_for(name: str, features: dict[str, bool], folder: Path) -> None:
         return 1  # an address that nobody calls
 
     def numbas(function: str) -> bytes:
-        file = folder / f"{function}.o"
+        file = folder / f"{triple}-{function}.o"
         if not file.exists():  # the first CPU, which has no more than the others
             file.write_bytes(machine_code(function))
         return file.read_bytes()
@@ -104,30 +107,44 @@ def compile_for(name: str, features: dict[str, bool], folder: Path) -> None:
         products.functions_for((), products.any_number(form, 16))
 
 
-def test(folder: Path, cpu: str, *arguments: str, **environment: str) -> str:
-    """The last line of pytest as on an ARM."""
+def test(python: Path, cpu: str, *arguments: str, **environment: str) -> str:
+    """The last line of pytest as on this CPU."""
     start = time.monotonic()
-    out = run(folder / "python", "-m", "pytest", "-p", "no:cacheprovider", *arguments, QEMU_CPU=cpu, **environment)
+    out = run(python, "-m", "pytest", "-p", "no:cacheprovider", *arguments, QEMU_CPU=cpu, **environment)
     return f"{cpu}: {out.strip().splitlines()[-1]} ({time.monotonic() - start:.0f} seconds)"
+
+
+def x86(folder: Path) -> Path:
+    """`folder/x86`, which runs this environment's Python as on another x86."""
+    emulator = shutil.which("qemu-x86_64-static")
+    if emulator is None or platform.machine() != "x86_64":
+        raise RuntimeError("there is no qemu-x86_64-static" if emulator is None else "this machine is no x86")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "x86").write_text(f'#!/bin/sh\nexec {emulator} {sys.executable} "$@"\n')
+    (folder / "x86").chmod(0o755)
+    return folder / "x86"
 
 
 def main() -> None:
     if sys.argv[1:2] == ["--compile"]:
-        return compile_for(sys.argv[2], json.loads(sys.argv[3]), Path(sys.argv[4]))
+        return compile_for(sys.argv[2], json.loads(sys.argv[3]), sys.argv[4], Path(sys.argv[5]))
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(2) as pool:
-        folder = Path(sys.argv[1] if len(sys.argv) > 1 else temporary).resolve()
-        try:
-            install(folder)
-        except (RuntimeError, OSError) as error:
-            print("ARM can't be emulated here:", str(error).splitlines()[0])
-            return
-        jobs = [pool.submit(test, folder, "cortex-a72", *CORE)]
-        for cpu, path in CPUS.items():
-            kept = {"NUMBA_CACHE_DIR": str(folder / "kernels" / cpu)}
-            name, features, found = json.loads(run(folder / "python", "-c", ASK, QEMU_CPU=cpu))
-            assert found == path, (cpu, found)
-            run(sys.executable, __file__, "--compile", name, json.dumps(features), folder, **kept)
-            jobs.append(pool.submit(test, folder, cpu, *EXACT, **kept))
+        folder, jobs = Path(sys.argv[1] if len(sys.argv) > 1 else temporary).resolve(), []
+        for machine, python_of, cpus in (("x86_64", x86, X86), ("aarch64", arm, ARMS)):
+            try:
+                python = python_of(folder)
+            except (RuntimeError, OSError) as error:
+                print(f"{machine} can't be emulated here:", str(error).splitlines()[0])
+                continue
+            if cpus is ARMS:
+                jobs.append(pool.submit(test, python, "cortex-a72", *CORE))
+            for cpu, path in cpus.items():
+                kept = {"NUMBA_CACHE_DIR": str(folder / "kernels" / cpu)}
+                name, features, found = json.loads(run(python, "-c", ASK, QEMU_CPU=cpu))
+                assert found == path, (cpu, found)
+                run(sys.executable, __file__, "--compile", name, json.dumps(features), f"{machine}-unknown-linux-gnu",
+                    folder, **kept)
+                jobs.append(pool.submit(test, python, cpu, *EXACT, **kept))
         for job in jobs:
             print(job.result(), flush=True)
 

@@ -40,7 +40,7 @@ try:
     import uvicorn
 
     from qwen3_lib.server.rendering import Renderer
-    from qwen3_lib.server.web import LOCAL, Limits, Protocol, make_app
+    from qwen3_lib.server.web import LOCAL, Limits, make_app
     from qwen3_lib.server.worker import Worker
 except ImportError as error:  # an extra that a plain installation leaves out
     missing: ImportError | None = error
@@ -137,9 +137,11 @@ def run(args: argparse.Namespace) -> int:
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             grace = 0 if timers else GRACE  # at the second signal, running answers get their error
             worker.ends_at = time.monotonic() + grace
-            timers.append(threading.Timer(grace + LAST, give_up))
-            timers[-1].daemon = True
-            timers[-1].start()
+            for seconds, act in ((grace + LAST / 4, lambda: worker.loop.call_soon_threadsafe(worker.over.set)),
+                                 (grace + LAST, give_up)):
+                timers.append(threading.Timer(seconds, act))
+                timers[-1].daemon = True
+                timers[-1].start()
             if grace:  # uvicorn would drop the connections at the second signal
                 super().handle_exit(sig, frame)
 
@@ -157,7 +159,7 @@ def run(args: argparse.Namespace) -> int:
     hosts = (*LOCAL, *(origin.partition("://")[2].partition(":")[0] for origin in args.cors)) if local else None
     app = make_app(worker, Limits(args.timeout, key, tuple(args.cors), hosts, args.verbose,
                                   args.max_pixels))
-    server = Uvicorn(uvicorn.Config(app, http=Protocol, ws="none", log_level="warning",
+    server = Uvicorn(uvicorn.Config(app, http="h11", ws="none", log_level="warning",
                                     server_header=False, timeout_graceful_shutdown=int(GRACE) + 2))
     if not local and key is None:
         note("Warning: every machine that reaches this address may ask. --api-key-file demands a key.")

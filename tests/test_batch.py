@@ -68,7 +68,8 @@ def requests(draw):
         "think_budget": st.integers(0, 9), "eos_token_ids": st.sampled_from([[], list(range(0, 320, 9))])}))
     own = random_ids(draw(st.one_of(st.integers(1, 40), st.integers(1, 400))), draw(st.integers(0, 99)))
     arrival, lives = draw(st.integers(0, 30)), draw(st.one_of(st.none(), st.none(), st.integers(0, 12)))
-    return draw(st.sampled_from(BEGINNINGS)) + own, options | {"seed": draw(st.integers(0, 9))}, arrival, lives
+    salted = draw(st.sampled_from([{}, {"salt": "a"}]))
+    return draw(st.sampled_from(BEGINNINGS)) + own, options | {"seed": draw(st.integers(0, 9))}, arrival, lives, salted
 
 
 @given(st.lists(requests(), min_size=1, max_size=9), st.integers(1, 5))
@@ -77,9 +78,9 @@ def test_answers_are_those_of_single_runs(model, wanted, slots):
     """Requests that arrive at any time, with any options, some cancelled."""
     batch, results, cancelled = Batch(model, slots, 900), {}, set()
     for step in range(43):
-        for i, (prompt, options, arrival, lives) in enumerate(wanted):
+        for i, (prompt, options, arrival, lives, salted) in enumerate(wanted):
             if arrival == step:
-                batch.add(i, prompt, **options)
+                batch.add(i, prompt, **options, **salted)
             if lives is not None and step == arrival + lives and i not in results:
                 batch.cancel(i)
                 cancelled.add(i)
@@ -111,6 +112,21 @@ def test_a_common_beginning_is_computed_once(model):
     answers = finished(batch)
     assert sum(map(sum, passes)) == 200 + 9 * 5 + 9 * 3  # the beginning, each end, each token but the last ones
     assert sorted(answer.cached_tokens for answer in answers.values()) == [0] + [200] * 8
+
+
+@pytest.mark.parametrize("slots, kept, together, salts, cached", [
+    (1, 2**24, False, "-ab-bac", [0, 0, 0, 99, 99, 99, 0]), (1, 0, False, "aab-a", [0, 99, 0, 0, 0]),
+    (4, 0, False, "-ab-ba", [0, 0, 0, 99, 99, 99]), (4, 2**24, True, "aab-", [0, 99, 0, 0])])
+def test_only_requests_with_the_same_salt_share_a_beginning(model, slots, kept, together, salts, cached):
+    """Whether it stands in a slot or in a kept copy, or is about to be read for another request."""
+    batch, prompt, answers = Batch(model, slots, 500, kept), random_ids(100, 1), []
+    for i, salt in enumerate(salts):
+        answers.append(batch.add(i, prompt, salt.strip("-"), max_new_tokens=3, eos_token_ids=()))
+        if not together:
+            finished(batch)
+    finished(batch)
+    assert [answer.cached_tokens for answer in answers] == cached
+    assert len({tuple(answer.token_ids) for answer in answers}) == 1
 
 
 def test_running_answers_wait_for_no_more_than_a_piece(model):

@@ -243,7 +243,7 @@ def test_schemas_that_take_long_hold_up_nobody_else(demo):
             waits.append(time.monotonic() - start)
         assert len(waits) > 3 and max(waits) < 3
         for status, body in got:
-            assert status == 400 and re.search("unknown[0-9]|try again|can't be used", body["error"]["message"])
+            assert re.search({400: "unknown[0-9]|can't be used", 503: "try again"}[status], body["error"]["message"])
 
 
 def chat_with(**fields):
@@ -258,6 +258,7 @@ HOSTILE = [  # path, body as JSON or bytes: the largest that are taken
     ("/tokenize", {"content": "a" * 16_000_000}), ("/v1/completions", {"prompt": "a b " * 4_000_000}),
     ("/v1/completions", {"prompt": ["1" * 19_000] * 60}), chat_with(messages=user("\u00e9" * 2_000_000)),
     chat_with(messages=user("</think>" * 2_000_000)), chat_with(messages=FRANCE * 50_000),
+    chat_with(messages=FRANCE * 4097), ("/v1/responses", {"input": FRANCE * 60_000}),
     chat_with(messages=user([{"type": "text", "text": "a"}] * 50_000)),
     chat_with(messages=[{"role": "assistant", "content": "", "tool_calls": [
         {"function": {"name": "f", "arguments": "[" * 10_000}}] * 100}]),
@@ -299,56 +300,42 @@ def test_hostile_bodies_are_refused_and_hold_up_nobody(demo):
 
 
 def test_many_connections_and_slow_senders(demo, monkeypatch):
-    """300 (FUZZ=10: 3,000) silent ones, or ones that send a byte now and then, are closed; others are answered."""
-    monkeypatch.setattr(web, "HEADER_SECONDS", 2)
-    monkeypatch.setattr(web, "BODY_SECONDS", 2)
+    """300 (FUZZ=10: 3,000) silent ones, or ones that send a byte now and then: others are answered."""
+    monkeypatch.setattr(web, "BODY_SECONDS", 1)
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
-    begun = [b"", b"P", head, head + b"Content-Length: 99\r\n\r\n", head + b"Content-Length: 99\r\n\r\n{",
-             b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea"]
+    slow = [head + b"Content-Length: 99\r\n\r\n", head + b"Content-Length: 99\r\n\r\n{"]
+    begun = [b"", b"P", head, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea", *slow]
     with Served(demo) as served, contextlib.ExitStack() as stack:
         connections = [stack.enter_context(socket.create_connection(("127.0.0.1", served.port), timeout=30))
                        for _ in range(min(300 * FUZZ, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2 - 100))]
         for i, connection in enumerate(connections):
             connection.sendall(begun[i % len(begun)])
-        end = time.monotonic() + 30
-        while time.monotonic() < end and connections:
+        for _ in range(10):
             start = time.monotonic()
             assert served.ask("/v1/completions", {"prompt": "The", "max_tokens": 1})[0] == 200
             assert time.monotonic() - start < 10
-            for connection in [*connections]:
-                with contextlib.suppress(BlockingIOError, InterruptedError):
-                    try:
-                        connection.setblocking(False)
-                        while connection.recv(2**16):
-                            pass
-                        connections.remove(connection)
-                    except ConnectionError:
-                        connections.remove(connection)
             for connection in connections[::3]:
                 with contextlib.suppress(OSError):
                     connection.send(b"a")
-            time.sleep(0.2)
-        assert not connections
+            time.sleep(0.1)
+        for connection in (each for i, each in enumerate(connections) if begun[i % len(begun)] in slow):
+            assert connection.recv(2**16).startswith(b"HTTP/1.1 408 ")
         served.idle()
 
 
-def test_clients_that_leave_or_close_their_sending_half(small):
-    """At any moment, 60 (FUZZ=10: 600) of them, streamed or not: who reads on gets all of it, no slot is lost."""
+def test_clients_that_leave_at_any_moment_free_their_slots(small):
+    """60 of them (FUZZ=10: 600), streamed or not; some close their sending half only."""
     rng = random.Random(6)
 
     def use(rng):
-        stream, half = rng.random() < 0.5, rng.random() < 0.5
-        fields = {"prompt": "once " * rng.randrange(1, 60), "max_tokens": rng.randrange(1, 60), "stream": stream}
+        fields = {"prompt": "once " * rng.randrange(1, 60), "max_tokens": 300, "stream": rng.random() < 0.5}
         with endless(served, **fields) as connection:
             time.sleep(rng.choice([0, 0.001, 0.01, 0.1]))
-            if not half:
-                return
-            connection.shutdown(socket.SHUT_WR)
-            text = b"".join(iter(lambda: connection.recv(2**16), b""))
-        counts["answered"] += (b"[DONE]" if stream else b'"usage"') in text
-        counts["half"] += 1
+            if rng.random() < 0.5:
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(2**16):
+                    pass
 
-    counts = Counter()
     with Served(small, slots=4, longest=400) as served:
         for _ in range(6 * FUZZ):
             threads = [threading.Thread(target=use, args=(random.Random(rng.random()),)) for _ in range(10)]
@@ -357,4 +344,3 @@ def test_clients_that_leave_or_close_their_sending_half(small):
             for thread in threads:
                 thread.join(60)
         served.idle()
-    assert counts["answered"] == counts["half"] > 10, counts

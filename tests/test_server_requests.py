@@ -15,7 +15,7 @@ from qwen3_embed import SEARCH, embed, rerank
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.processors import StopLoops
 from qwen3_lib.generation.schema import matcher_of
-from qwen3_lib.app.openai import Refusal, chat_request
+from qwen3_lib.app.openai import Door, Refusal, chat_request
 from serving import FRANCE, PARIS, Served, openai, streamed  # first: it skips where the server needs packages
 from qwen3_lib.server.replies import ChatReply
 from qwen3_lib.server.worker import Job
@@ -148,10 +148,10 @@ def newer(demo):
     ({"chat_template_kwargs": {"reasoning_effort": "low"}}, "Effort: low\n"),
     ({"chat_template_kwargs": {"enable_thinking": False, "preserve_thinking": True}}, "")])
 def test_variables_of_a_template(newer, fields, begin):
-    prompt, options = chat_request(newer, {"messages": FRANCE} | fields, 1000).answers[0]
+    prompt, options = chat_request(newer, {"messages": FRANCE} | fields, Door(1000)).answers[0]
     assert newer.tokenizer.decode(prompt) == f"{begin}user:{FRANCE[0]['content']}\n" and "think_budget" not in options
     with pytest.raises(InputError, match="^chat_template_kwargs must"):
-        chat_request(newer, {"messages": FRANCE, "chat_template_kwargs": {"effort": "low"}}, 1000)
+        chat_request(newer, {"messages": FRANCE, "chat_template_kwargs": {"effort": "low"}}, Door(1000))
 
 
 FIRST_ONLY = """{%- for m in messages %}
@@ -166,9 +166,9 @@ def test_system_messages_are_joined_where_a_template_wants_one_at_the_beginning(
     messages = [{"role": "system", "content": "Be brief."},
                 {"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "kind."}]},
                 *FRANCE, {"role": "system", "content": "It is late."}, {"role": "user", "content": "Go on."}]
-    prompt = tokenizer.decode(chat_request(strict, {"messages": messages}, 1000).answers[0][0])
+    prompt = tokenizer.decode(chat_request(strict, {"messages": messages}, Door(1000)).answers[0][0])
     assert prompt == f"system:Be brief.\n\nBe kind.\n\nIt is late.\nuser:{FRANCE[0]['content']}\nuser:Go on.\n"
-    prompt = demo.tokenizer.decode(chat_request(demo, {"messages": messages}, 1000).answers[0][0])
+    prompt = demo.tokenizer.decode(chat_request(demo, {"messages": messages}, Door(1000)).answers[0][0])
     assert [*re.findall(r"<\|im_start\|>(\w+)", prompt)] == ["system", "system", "user", "system", "user", "assistant"]
 
 
@@ -184,7 +184,7 @@ def test_forced_calls_are_in_xml_where_the_template_writes_xml(newer):
     for seed in range(12):
         body = {"messages": FRANCE, "tools": [LOOK_UP, TOUCH], "tool_choice": "required", "parallel_tool_calls": False,
                 "temperature": 2, "top_k": 0, "top_p": 1, "seed": seed, "reasoning_effort": "none"}
-        prompt, options = chat_request(newer, body, 1000).answers[0]
+        prompt, options = chat_request(newer, body, Door(1000)).answers[0]
         answer = Completion(newer, prompt, **options).finish()
         [call] = answer.answer.tool_calls
         names.add(call["name"])
@@ -195,7 +195,8 @@ def test_forced_calls_are_in_xml_where_the_template_writes_xml(newer):
             assert answer.text == "<tool_call>\n<function=touch>\n</function>\n</tool_call>"
     assert names == {"look_up", "touch"}
     with pytest.raises(Refusal, match="touch: a schema must be a JSON Schema"):
-        chat_request(newer, {"messages": FRANCE, "tools": [TOUCH | {"parameters": 5}], "tool_choice": "required"}, 1000)
+        chat_request(newer, {"messages": FRANCE, "tools": [TOUCH | {"parameters": 5}], "tool_choice": "required"},
+                     Door(1000))
 
 
 @pytest.mark.parametrize("text, fits", [
@@ -207,7 +208,7 @@ def test_forced_calls_are_in_xml_where_the_template_writes_xml(newer):
     ("<tool_call>\n<function=look_up>\n<parameter=word>\nd\n</parameter>\n", False)])
 def test_calls_in_xml_of_strict_tools_fit(newer, text, fits):
     tools = [{"function": LOOK_UP["function"] | {"strict": True}}, TOUCH]
-    _, options = chat_request(newer, {"messages": FRANCE, "tools": tools}, 1000).answers[0]
+    _, options = chat_request(newer, {"messages": FRANCE, "tools": tools}, Door(1000)).answers[0]
     ids, matcher = newer.tokenizer.encode(text, add_special_tokens=False), matcher_of(newer, options["schema"])
     assert (matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()) == fits
 
@@ -215,7 +216,7 @@ def test_calls_in_xml_of_strict_tools_fit(newer, text, fits):
 @pytest.mark.parametrize("arguments, expected", [
     ("5", '{"n": 5, "word": "5"}'), ("null", '{"n": null, "word": "null"}')])
 def test_calls_in_xml_have_typed_arguments(newer, arguments, expected):
-    wish = chat_request(newer, {"messages": FRANCE, "tools": [LOOK_UP]}, 1000)
+    wish = chat_request(newer, {"messages": FRANCE, "tools": [LOOK_UP]}, Door(1000))
     prompt, options = wish.answers[0]
     job = Job(asyncio.Event(), True, Completion(newer, prompt, **options))
     reply, said = ChatReply(wish, [job], newer, "m"), f"""Let me see.
@@ -423,7 +424,7 @@ CLIENTS = {  # what they send beside the question; none of it has an effect here
     "Zed": {"stop": [], "tools": [], "tool_choice": "auto", "prompt_cache_key": "1", "parallel_tool_calls": False},
     "Open WebUI": {"chat_id": "1", "session_id": "2", "id": "3", "frequency_penalty": 0, "keep_alive": "5m"},
     "vLLM": {"min_tokens": 0, "top_k": -1, "skip_special_tokens": True, "spaces_between_special_tokens": True,
-             "cache_salt": "1", "return_token_ids": False, "continue_final_message": False, "chat_template_kwargs": {}},
+             "return_token_ids": False, "continue_final_message": False, "chat_template_kwargs": {}},
     "llama.cpp": {"cache_prompt": True, "n_predict": 1, "timings_per_token": True, "return_progress": True,
                   "reasoning_format": "deepseek", "typical_p": 1.0, "xtc_probability": 0, "xtc_threshold": 0.1,
                   "n_probs": 0, "dry_multiplier": 0, "dry_base": 1.75, "dry_allowed_length": 2, "mirostat": 0,

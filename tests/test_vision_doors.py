@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 import time
+import zlib
 from unittest import mock
 
 import numpy as np
@@ -61,6 +62,8 @@ def as_url(data: bytes, **fields) -> dict:
 
 
 PNG, OTHER, LARGE = png_of(300, 200), png_of(200, 300, seed=1), png_of(1100, 1000, colours=1)
+
+EMPTY = bytes(4) + b"tEXt" + zlib.crc32(b"tEXt").to_bytes(4, "big")  # a chunk of a PNG
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +131,8 @@ def test_details_models_and_templates(served, model, demo):
     (picture("/etc/passwd"), "image", "not opened"),
     ({"type": "image_url", "image_url": "data:image/png;base64,?"}, "image_url", "not base64"),
     (as_url(b"GIF89a"), "image_url", "cannot be read"), (as_url(PNG, detail="most"), "image_url", "detail"),
+    (as_url(PNG, detail=[]), "image_url", "detail"), (as_url(PNG) | {"detail": ""}, "image_url", "detail"),
+    (as_url(PNG[:33] + EMPTY * 600_000 + PNG[33:]), "image_url", "many parts"),
     (as_url(PNG[:-500]), "image_url", "cannot be read"), (as_url(PNG, size=1), "image_url", "unknown field: size"),
     (as_url(PNG) | {"max_pixels": 4096}, "image_url", "unknown field: max_pixels"),
     (as_url(bytes(2**23 + 3)), "image_url", "8,388,608 bytes"), (as_url(png_of(1, 300)), "image_url", "too narrow"),
@@ -183,6 +188,50 @@ def test_while_a_picture_is_computed_others_are_answered(model, monkeypatch):
         for thread in threads:
             thread.join()
     assert answers == [200, 200, 200]
+
+
+@pytest.mark.parametrize("path, body", [
+    ("/v1/chat/completions", {"messages": [asked(as_url(PNG))]}),
+    ("/apply-template", {"messages": [asked(as_url(PNG))]}),
+    ("/v1/responses", {"messages": None, "input": [asked({"type": "input_image", "image_url": url_of(PNG)})]}),
+    ("/v1/responses", {"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}, {
+        "type": "function_call_output", "call_id": "a", "content": "text", "output": [
+            {"type": "input_image", "image_url": url_of(PNG)}]}]})])
+def test_one_request_at_a_time_decodes_pictures(served, monkeypatch, path, body):
+    """Wherever in the body they stand: a decoded one may take 200 MB."""
+    def decode(url):
+        with lock:
+            running.append(url)
+            most.append(len(running))
+        time.sleep(0.1)
+        with lock:
+            running.pop()
+        return pictures.picture_at(url)
+
+    lock, running, most = threading.Lock(), [], []
+    monkeypatch.setattr(openai, "picture_at", decode)
+    threads = [threading.Thread(target=served.ask, args=(path, body | {"max_tokens": 1})) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 4
+
+
+def test_requests_that_wait_for_others_pictures_are_told_when_the_server_stops(model, monkeypatch):
+    began, go, got = threading.Event(), threading.Event(), []
+    monkeypatch.setattr(qwen3_vision, "tower", lambda *pixels: began.set() or go.wait(30) and tower(*pixels))
+    with Served(model) as served:
+        ask = [threading.Thread(target=lambda seed=seed: got.append(served.ask(
+            "/v1/chat/completions", {"messages": [asked(as_url(png_of(64, 64, seed=seed)))]}))) for seed in (31, 32, 33)]
+        for thread in ask:
+            thread.start()
+        assert began.wait(30)
+        served.worker.loop.call_soon_threadsafe(served.worker.over.set)
+        for thread in ask:
+            thread.join()
+        go.set()
+    assert [(status, value["error"]["message"]) for status, value, _ in got] == [(503, "the server is stopping")] * 3
 
 
 def test_the_time_that_a_picture_takes_counts(served, model, monkeypatch):

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from qwen3 import Sampling, __version__, accept_all_text, chat
 from qwen3_lib.generation.completion import Completion
+from qwen3_lib.generation.pictures import has_pictures
 from qwen3_lib.generation.score import score
 from qwen3_lib.app.chat import Chat, run_chat
 from qwen3_lib.app.files import (keep_conversation, load_prompt_cache, picture_file, read_conversation, read_prompt,
                                  read_text, save_prompt_cache)
 from qwen3_lib.app.models import print_models, readable_size, size_on_disk
-from qwen3_lib.app.openai import shows
 from qwen3_lib.app.options import (Parser, add_answer_options, add_draft, add_engine_options, add_max_pixels,
                                    add_model_options, answer_options, load, load_draft, named_model, shown)
 from qwen3_lib.app.terminal import (as_json, cut_note, logprob_objects, note, obey_escapes, print_answer,
@@ -148,7 +148,7 @@ def answer(args: argparse.Namespace) -> None:
     options = answer_options(args)
     prompt = read_prompt(args) or "" if args.raw else ""
     messages, tools = ([], None) if args.raw else read_conversation(args)
-    if args.prompt_cache is not None and shows({"messages": messages}):
+    if args.prompt_cache is not None and has_pictures(messages):
         raise InputError("--prompt-cache does not go with pictures: no file can keep them")
     model = load(args)
     options["draft"] = load_draft(args, model)

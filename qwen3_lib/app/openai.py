@@ -18,6 +18,7 @@ from qwen3 import InputError, Model, Sampling, checked_whole, default_sampling
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.options import NAMES
 from qwen3_lib.generation.pictures import given_in, most_pixels, n_tokens, put, taken
+from qwen3_lib.generation.vetting import Busy
 from qwen3_lib.generation.schema import Grammar, calls_grammar, grammar_of, lark, matcher_of, regex
 from qwen3_lib.generation.processors import TokenLogprob
 from qwen3_lib.generation.tools import checked_tools
@@ -53,7 +54,7 @@ RENAMED = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tok
            "max_output_tokens": "max_new_tokens", "thinking_budget": "think_budget",
            "repeat_penalty": "repetition_penalty"}
 OURS = tuple(name for name in NAMES if name not in ("schema", "logprobs", "lookup", "draft"))
-OPTIONS = (*OURS, "ignore_eos", *RENAMED)
+OPTIONS = (*OURS, "ignore_eos", "cache_salt", *RENAMED)
 SHARED = (*OPTIONS, "stream", "enable_thinking", "chat_template_kwargs")
 BOTH = (*OPTIONS, "n", "stream", "stream_options", "logprobs")
 CHAT = (*BOTH, "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "schema", "top_logprobs",
@@ -64,7 +65,7 @@ TEXT = (*BOTH, "prompt", "echo", "best_of")
 HARMLESS = ("model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "verbosity",
             "prompt_cache_retention", "prediction", "cache_prompt", "include_reasoning", "timings_per_token",
             "return_progress", "chat_id", "session_id", "id", "id_slot", "request_id", "priority", "keep_alive", "ttl",
-            "cache_salt", "client_metadata", "stream_options", "incremental_output", "spaces_between_special_tokens",
+            "client_metadata", "stream_options", "incremental_output", "spaces_between_special_tokens",
             "max_tool_calls", "mirostat_tau", "mirostat_eta", "xtc_threshold", "dynatemp_exponent", "dry_base",
             "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers")
 # These have no effect at this value; at any other one, they would change the answer.
@@ -83,9 +84,22 @@ ALSO_NEUTRAL = {"reasoning_format": "deepseek",  # the thought in reasoning_cont
 # reasoning_effort -> enable_thinking, thinking_budget
 THOUGHTS = {"none": (False, None), "minimal": (False, None), "low": (True, 256), "medium": (True, 1024),
             "high": (True, None), "xhigh": (True, None), "max": (True, None)}
-MOST_PICTURES = 32  # of a request
+MOST_PICTURES, MOST_MESSAGES = 32, 4096  # of a request
 SEARCH = 0.5  # seconds to find the tool at fault
 ANY_ARGUMENTS = {"parameters": {"type": "object"}}  # of a tool that isn't strict
+
+
+class Unseen(Exception):
+    """Raised at the first picture, where a Door shows none yet."""
+
+
+@dataclass(frozen=True)
+class Door:
+    """What a request meets where it comes in: a server's door is for strangers, a batch file's for its user."""
+    longest: int  # tokens of a prompt and its answer
+    folder: Path | None = None  # {"type": "image", "image": FILE} is read from there; None: no file is read
+    max_pixels: int | None = None  # of a picture
+    shows: bool = True  # False: no picture is decoded
 
 
 @dataclass
@@ -148,6 +162,10 @@ def options_of(body: Body) -> dict[str, Any]:
             options[name] = none
     if flag(body, "ignore_eos"):
         options["eos_token_ids"] = ()
+    if "cache_salt" in body:  # an option of Batch.add
+        if not isinstance(body["cache_salt"], str):
+            raise Refusal(400, "cache_salt must be a text", "cache_salt")
+        options["salt"] = body["cache_salt"]
     return options
 
 
@@ -248,6 +266,8 @@ def answer_schema(model: Model, schema: Any, tools: list[dict[str, Any]], forced
         wanted = calls_grammar(model.tokenizer, bound, several, otherwise, max_string) if bound else \
             grammar_of(schema, max_string)
         return wanted._replace(matcher=matcher_of(model, wanted))  # here, where nobody else waits for it
+    except Busy:
+        raise
     except InputError as error:
         end = time.monotonic() + SEARCH
         for tool in takewhile(lambda _: time.monotonic() < end, bound):
@@ -267,23 +287,13 @@ def system_first(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"role": "system", "content": "\n\n".join(texts)}, *others]
 
 
-def shows(body: Body) -> bool:
-    """True if a request to a chat, or to /v1/responses, holds a picture."""
-    items = body.get("messages", body.get("input"))
-    contents = [item.get("content", item.get("output")) for item in items if isinstance(item, dict)] \
-        if isinstance(items, list) else []
-    return any(is_picture(part) for content in contents if isinstance(content, list) for part in content)
-
-
-def looked_at(model: Model, messages: list[Value], longest: int, folder: Path | None,
-              max_pixels: int | None) -> list[Value]:
+def looked_at(model: Model, messages: list[Value], door: Door) -> list[Value]:
     """The messages with a Picture in each part that holds one.
 
-    Strangers send the bytes, in a data: URL. Where a `folder` is given, {"type": "image", "image": FILE} is read from
-    there, too, and a part's own max_pixels counts. Raises Refusal for a picture that is too large, and as soon as all
-    are more than the context holds.
+    Strangers send the bytes, in a data: URL. Where the door has a folder, a part's own max_pixels counts. Raises
+    Refusal for a picture that is too large, and as soon as all are more than the context holds.
     """
-    n_pictures = tokens = 0
+    n_pictures, tokens, folder, longest = 0, 0, door.folder, door.longest
 
     def look(part: Any, where: str) -> Any:
         nonlocal n_pictures, tokens
@@ -303,10 +313,12 @@ def looked_at(model: Model, messages: list[Value], longest: int, folder: Path | 
         known = {"type", name, "detail", *(("max_pixels",) if folder is not None else ())}
         if unknown := [*({*part} - known), *({*given} - {"url", "detail"} if given is part.get(name) else ())]:
             raise refusal(f"unknown field: {brief(unknown[0], 80)}")
+        if not door.shows:
+            raise Unseen
         try:
             local = name == "image" and folder is not None and isinstance(url, str) and not is_data_url(url)
             image = picture_of(os.path.join(str(folder), url)) if local else picture_at(url)
-            most = most_pixels(part, max_pixels)
+            most = most_pixels(part, door.max_pixels)
             tokens += n_tokens(model, image, most)
             picture = model.pictures.show(image, most) if tokens < longest else None
         except InputError as error:
@@ -320,19 +332,20 @@ def looked_at(model: Model, messages: list[Value], longest: int, folder: Path | 
             if isinstance(message.get("content"), list) else message for i, message in enumerate(messages)]
 
 
-def chat_prompt(model: Model, body: Body, longest: int, system: str | None = None, think: bool | None = None,
-                folder: Path | None = None, max_pixels: int | None = None) -> tuple[str, list[Picture]]:
+def chat_prompt(model: Model, body: Body, door: Door, system: str | None = None,
+                think: bool | None = None) -> tuple[str, list[Picture]]:
     """The text of a conversation, and its pictures. If it ends with the assistant's turn, the answer goes on there.
 
-    `system` and `think`: a system message's text and enable_thinking, where the request has none; `folder` and
-    `max_pixels`: see looked_at.
+    `system` and `think`: a system message's text and enable_thinking, where the request has none.
     """
     messages, (think, _, kwargs) = checked_messages(body.get("messages"), "messages"), thoughts_of(model, body, think)
+    if (n := sum(1 + len(message.get("tool_calls") or ()) for message in messages)) > MOST_MESSAGES:
+        raise Refusal(400, f"messages: {n:,} messages and calls; at most {MOST_MESSAGES:,} are taken", "messages")
     for i, message in enumerate(messages):
         for call in message.get("tool_calls") or ():
             if isinstance(arguments := call.get("function", call)["arguments"], str):
                 parse_json(arguments, f"messages: message {i}: the arguments of a tool call")
-    messages = looked_at(model, messages, longest, folder, max_pixels)
+    messages = looked_at(model, messages, door)
     messages, pictures = taken(model, messages, bool(kwargs.get("add_vision_id")))
     if system is not None and all(message["role"] != "system" for message in messages):
         messages = [{"role": "system", "content": system}, *messages]
@@ -354,17 +367,14 @@ def chat_prompt(model: Model, body: Body, longest: int, system: str | None = Non
     return text.rstrip().removesuffix("<|im_end|>") if prefill else text, pictures
 
 
-def chat_request(model: Model, body: Body, longest: int, defaults: dict[str, Any] | None = None,
-                 folder: Path | None = None) -> GenerationRequest:
+def chat_request(model: Model, body: Body, door: Door, defaults: dict[str, Any] | None = None) -> GenerationRequest:
     """A request to /v1/chat/completions. Raises InputError.
 
-    `folder`: see looked_at. `defaults`, for what it leaves out: options of a Completion, system, tools,
-    enable_thinking, chat_template_kwargs, max_pixels.
+    `defaults`, for what it leaves out: options of a Completion, system, tools, enable_thinking, chat_template_kwargs.
     """
     must_generate(model)
     defaults = {name: value for name, value in (defaults or {}).items() if value is not None}
-    system, default, schema, max_pixels = (defaults.pop(name, None) for name in (
-        "system", "enable_thinking", "schema", "max_pixels"))
+    system, default, schema = (defaults.pop(name, None) for name in ("system", "enable_thinking", "schema"))
     others = {name: defaults.pop(name) for name in ("tools", "chat_template_kwargs") if name in defaults}
     body = others | known(body, CHAT)
     think, budget, _ = thoughts_of(model, body, default)
@@ -380,12 +390,12 @@ def chat_request(model: Model, body: Body, longest: int, defaults: dict[str, Any
         most = None if options.get("max_string") is None else checked_whole("max_string", options["max_string"], 0)
         options["schema"] = answer_schema(model, schema, bound, forced, not one_call, most, field)
     top = whole(body, "top_logprobs", 0, 0, MOST_LOGPROBS)
-    text, pictures = chat_prompt(model, body, longest, system, default, folder, max_pixels)
-    prompt = encoded(model.tokenizer, text, longest, add_special_tokens=False)
+    text, pictures = chat_prompt(model, body, door, system, default)
+    prompt = encoded(model.tokenizer, text, door.longest, add_special_tokens=False)
     if pictures:
         prompt = [*map(int, put(model, prompt, pictures))]
-    return request_of(model, "chat", body, [prompt], options, top if flag(body, "logprobs") else None, longest,
-                      one_call=one_call, pictures=pictures)
+    return request_of(model, "chat", body, [prompt], options, top if flag(body, "logprobs") else None,
+                      door.longest, one_call=one_call, pictures=pictures)
 
 
 # ---- Plain text ------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from typing import Any
 
 from qwen3 import Model
 from qwen3_lib.generation.completion import Completion
-from qwen3_lib.app.openai import (CHAT, OPTIONS, Refusal, chat_choice, chat_logprobs, chat_request, known,
+from qwen3_lib.app.openai import (CHAT, OPTIONS, Door, Refusal, chat_choice, chat_logprobs, chat_request, known,
                                   options_of, reason_of)
 from qwen3_lib.app.terminal import as_json, model_name
 from qwen3_lib.io.errors import InputError, brief, did_you_mean, encoded, is_whole, some
@@ -229,9 +229,8 @@ def request(model: Model, settings: JobSettings, row: Row, line: int,
             ({"schema": body["schema"]} if "schema" in body else {})
     if prompt is not None:
         body["messages"] = [{"role": "user", "content": prompt}]
-    asked = chat_request(model, body, context, options | {"system": settings.system, "tools": settings.tools,
-                                                          "enable_thinking": settings.think,
-                                                          "max_pixels": settings.max_pixels}, folder)
+    asked = chat_request(model, body, Door(context, folder, settings.max_pixels), options | {
+        "system": settings.system, "tools": settings.tools, "enable_thinking": settings.think})
     if asked.n > 1 or asked.stream or asked.one_call:
         raise InputError("n must be 1, stream false and parallel_tool_calls true here")
     return asked.answers[0]

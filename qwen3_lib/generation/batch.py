@@ -43,6 +43,7 @@ class Request:
     """A request of a Batch; `cache` is that of its slot."""
     key: Hashable
     completion: Completion
+    salt: str
     cache: Any = None  # a KVCache, when it runs
 
 
@@ -51,7 +52,7 @@ class Batch:
 
     A request that waits joins as soon as a slot is free. A prompt that begins like another one in a slot gets that
     beginning as a copy; so does one that begins like an earlier one, of which `kept` bytes are kept when their slots
-    are used again. Raises InputError for wrong sizes.
+    are used again. Only requests with the same salt share a beginning. Raises InputError for wrong sizes.
     """
 
     def __init__(self, model: Model, slots: int, longest: int | None = None, kept: int = 0):
@@ -59,11 +60,12 @@ class Batch:
         self.slots = [model.engine.new_cache(model.config, longest) for _ in range(checked_whole("slots", slots, 1))]
         for cache in self.slots:
             cache.reserve(cache.max_length)  # now, so that no request fails for want of memory
+        self.salts = dict.fromkeys(self.slots, "")  # those of the slots' latest requests
         self.longest, self.kept = self.slots[0].max_length, PrefixCache(checked_whole("kept", kept, 0))
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # in the order in which they have joined
 
-    def add(self, key: Hashable, token_ids: TokenIds, **options: Any) -> Completion:
+    def add(self, key: Hashable, token_ids: TokenIds, salt: str = "", **options: Any) -> Completion:
         """A new request, under a name of its own -> its answer, which grows with each `step`.
 
         Iterating over the answer gives the text that has come since the last time, and doesn't wait for more. Takes
@@ -77,7 +79,7 @@ class Batch:
             raise InputError(f"the prompt has {len(answer.prompt_ids)} tokens and leaves no room for an answer: a slot "
                              f"has {self.longest} positions (--context)")
         answer.is_fed = True  # by `step`
-        self.waiting.append(Request(key, answer))
+        self.waiting.append(Request(key, answer, salt))
         return answer
 
     @property
@@ -121,10 +123,13 @@ class Batch:
 
         False if it is better to wait, because much of the prompt is about to be read for another request.
         """
-        prompt, caches = request.completion.prompt_ids, [*self.slots, *self.kept.caches]
-        found = [cache.common_prefix(prompt[:-1]) for cache in caches]
-        source = max(range(len(found)), key=found.__getitem__)
+        prompt = request.completion.prompt_ids
+        found = {cache: cache.common_prefix(prompt[:-1]) if salt == request.salt else 0
+                 for cache, salt in (self.salts | self.kept.salts).items()}
+        source = max(found, key=found.__getitem__)
         for other in self.running:
+            if other.salt != request.salt:
+                continue
             n = min(len(prompt) - 1, len(other.completion.prompt_ids))
             differing = np.flatnonzero(prompt[:n] != other.completion.prompt_ids[:n])
             soon = int(differing[0]) if len(differing) else n
@@ -132,13 +137,13 @@ class Batch:
                 return False
         taken = {id(other.cache) for other in self.running}
         free = [cache for cache in self.slots if id(cache) not in taken]
-        request.cache = caches[source]
-        if id(request.cache) not in map(id, free):
-            request.cache = min(free, key=lambda cache: cache.length)
-        if request.cache.length > 2 * request.cache.common_prefix(prompt) and self.kept.limit:
-            self.kept.add(request.cache)
-        if request.cache is not caches[source] and found[source] >= WORTH_COPYING:
-            copy_prefix(request.cache, caches[source], found[source])
+        request.cache = source if found[source] and source in free else min(free, key=lambda cache: cache.length)
+        if request.cache.length > 2 * found[request.cache] and self.kept.limit:
+            self.kept.add(request.cache, self.salts[request.cache])
+        request.cache.truncate(found[request.cache])
+        if request.cache is not source and found[source] >= WORTH_COPYING:
+            copy_prefix(request.cache, source, found[source])
+        self.salts[request.cache] = request.salt
         request.completion.begin(request.cache)
         return True
 

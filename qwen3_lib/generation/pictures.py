@@ -31,6 +31,11 @@ def n_tokens(model: Model, image: Any, max_pixels: int | None = None, min_pixels
     return height * width // factor**2
 
 
+def has_pictures(messages: list[dict[str, Any]]) -> bool:
+    return any(is_picture(part) for each in messages if isinstance(each.get("content"), list)
+               for part in each["content"])
+
+
 def given_in(part: dict[str, Any]) -> dict[str, Any]:
     """{"url", "detail"} of a part that holds a picture, in OpenAI's form or ours, in which "url" is any source."""
     given = part.get(PICTURES[part["type"]])
@@ -41,7 +46,8 @@ def most_pixels(part: dict[str, Any], max_pixels: int | None = None) -> int:
     """The most pixels of a part's picture: its own, or `max_pixels` as far as its detail allows it."""
     if part.get("max_pixels") is not None:
         return part["max_pixels"]
-    detail = given_in(part).get("detail") or "auto"
+    detail = given_in(part).get("detail", part.get("detail"))
+    detail = "auto" if detail is None else detail
     if not isinstance(detail, str) or detail not in DETAILS:
         raise InputError(f"detail must be one of {', '.join(DETAILS)}")
     return min(DETAILS[detail], max_pixels or MAX_PIXELS)

@@ -32,15 +32,16 @@ class PrefixCache:
     """Copies of caches whose slots are used again, at most `limit` bytes; the oldest copies are dropped first."""
 
     def __init__(self, limit: int):
-        self.limit, self.caches = limit, list[KVCache]()
+        self.limit, self.salts = limit, dict[KVCache, str]()  # copy -> salt of its request
 
-    def add(self, cache: KVCache) -> None:
-        """Copies a cache, in place of the copies that begin in the same way and are shorter."""
+    def add(self, cache: KVCache, salt: str) -> None:
+        """Copies a cache, in place of the copies of this salt that begin in the same way and are shorter."""
         if size_of(cache, cache.length) > self.limit:
             return
         copy = type(cache)(cache.config, cache.length)
         copy_prefix(copy, cache, cache.length)
         ids = copy.token_ids[:copy.length]
-        self.caches = [*(each for each in self.caches if each.common_prefix(ids) < each.length), copy]
-        while sum(size_of(each, each.length) for each in self.caches) > self.limit:
-            del self.caches[0]
+        self.salts = {each: given for each, given in self.salts.items()
+                      if given != salt or each.common_prefix(ids) < each.length} | {copy: salt}
+        while sum(size_of(each, each.length) for each in self.salts) > self.limit:
+            del self.salts[next(iter(self.salts))]

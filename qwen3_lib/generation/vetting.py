@@ -9,6 +9,10 @@ from typing import Any
 
 from tokenizer_utils import InputError, brief
 
+class Busy(InputError):
+    """Too much comes at once: the same may be asked again in a moment."""
+
+
 LONGEST = 2**19  # characters of a grammar
 SECONDS = 5  # until a child must have ended, on a busy machine, too; it computes for trial.SECONDS at most
 WAIT = 3  # seconds for the children of other grammars
@@ -34,7 +38,7 @@ def check(grammar: str) -> None:
 def fault(grammar: str) -> str:
     """What trial.fault says. Requests with the same new grammar wait for one child."""
     if not ONE.acquire(timeout=WAIT):
-        raise InputError("other schemas are being compiled; try again")
+        raise Busy("other schemas are being compiled; try again")
     try:
         return tried(grammar)
     finally:

@@ -16,6 +16,18 @@ from tokenizer_utils import InputError, brief, library_errors
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # other ones of Pillow start programs, or write to stderr
 MOST_PIXELS = 2**26  # of a picture before it is decoded: 8192 x 8192, 200 MB
 URL_BYTES, URL_PIXELS = 2**23, 2**24  # most of a picture in a data: URL: as photos of phones have
+MOST_READS = 2**16  # of a picture's bytes: a photo takes a hundred
+
+
+class Source(io.BytesIO):
+    """The bytes of a file, which may be read MOST_READS times: 600,000 empty parts would take Pillow seconds."""
+    n_reads = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self.n_reads += 1
+        if self.n_reads > MOST_READS:
+            raise InputError("the file has too many parts")
+        return super().read(size)
 
 
 def picture_of(source: Any, most_pixels: int = MOST_PIXELS) -> Any:
@@ -40,7 +52,7 @@ def picture_of(source: Any, most_pixels: int = MOST_PIXELS) -> Any:
             try:
                 image = source if isinstance(source, Image.Image) else \
                     Image.fromarray(source) if isinstance(source, np.ndarray) else \
-                    Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS)
+                    Image.open(Source(source) if isinstance(source, bytes) else source, formats=FORMATS)
             except UnidentifiedImageError:
                 image = None
         if image is None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import tokenizers
 
-from qwen3_lib.generation.vetting import child_of
+from qwen3_lib.generation.vetting import Busy, child_of
 from tokenizer_utils import InputError, Tokenizer
 
 SECONDS, MEMORY, LONGEST = 5, 2**30, 2**25  # of the processor for a conversation; bytes; characters of a prompt
@@ -39,7 +39,9 @@ class Renderer(Tokenizer):
         self.child.stdin.flush()
 
     def apply_chat_template(self, *args: Any, **options: Any) -> str:
-        with self.lock:
+        if not self.lock.acquire(timeout=SECONDS):
+            raise Busy("other conversations are being rendered; try again")
+        try:
             try:
                 self.write([args, options])
                 assert self.child.stdout is not None
@@ -50,6 +52,8 @@ class Renderer(Tokenizer):
                 self.child.kill()
                 self.child.wait()
                 self.start()
+        finally:
+            self.lock.release()
         if not answer:
             raise InputError(f"the chat template was given up: it takes more than {SECONDS} seconds or "
                              f"{MEMORY / 1e9:.0f} GB")

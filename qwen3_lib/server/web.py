@@ -10,7 +10,6 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,20 +23,20 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from qwen3 import InputError
 from qwen3_embed import SEARCH, embed, rerank
-from qwen3_lib.app.openai import (Body, GenerationRequest, Refusal, at_fault, chat_prompt, chat_request, flag, known,
-                                  shows, text_request, whole)
+from qwen3_lib.app.openai import (Body, Door, GenerationRequest, Refusal, Unseen, at_fault, chat_prompt, chat_request,
+                                  flag, known, text_request, whole)
 from qwen3_lib.app.terminal import model_name, note
+from qwen3_lib.generation.vetting import Busy
 from qwen3_lib.io.errors import TooLong, brief, encoded, is_whole, parse_json
 from qwen3_lib.page.page import joined
 from qwen3_lib.server import responses
 from qwen3_lib.server.replies import ChatReply, Reply, event
-from qwen3_lib.server.worker import Job, Worker
+from qwen3_lib.server.worker import Job, Worker, stopping
 
-LARGEST_BODY, BODY_SECONDS, HEADER_SECONDS = 2**24, 30, 15  # bytes of a body; seconds until it and the headers come
+LARGEST_BODY, BODY_SECONDS = 2**24, 30  # bytes of a body; seconds until it comes
 MOST_COMMAS = 2**19  # in a body: parsing millions of small values would hold up the others for seconds
 THREADS = 64  # for what requests compute beside the event loop and the model
 SIGN_OF_LIFE = 5.0  # seconds without news until a stream gets a comment
@@ -97,9 +96,9 @@ class AuthMiddleware:
 
     def refusal(self, request: Request) -> Refusal | None:
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
-        name = host if host.endswith("]") else host.rpartition(":")[0] or host
+        name = re.fullmatch(r"(\[[^\]]*\]|[^:]*)(:\d*)?", host)
         # A page elsewhere may point a name of its own to 127.0.0.1: then its requests aren't foreign to the browser.
-        if self.limits.hosts is not None and name not in self.limits.hosts:
+        if self.limits.hosts is not None and (name is None or name[1] not in self.limits.hosts):
             return Refusal(403, "this server answers requests to localhost only")
         if origin is not None and origin.partition("://")[2] != host and origin not in self.limits.origins:
             return Refusal(403, f"pages from {brief(origin)} may not ask; --cors allows an origin")
@@ -141,95 +140,15 @@ async def body_of(request: Request) -> Body:
     return body
 
 
-class Protocol(H11Protocol):
-    """uvicorn's, but a connection without a request is closed, and a client may close its sending half.
-
-    Whether such a client still reads, only writing tells: if it has left, the second time fails.
-    """
-    request: Scope | None = None  # that is being answered
-    half_closed = False
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self.link = transport
-        self.after(HEADER_SECONDS, transport.close)
-
-    def after(self, seconds: float, act: Callable[..., None], *args: Any) -> None:
-        self.timer = asyncio.get_running_loop().call_later(seconds, act, *args)
-
-    def data_received(self, data: bytes) -> None:
-        CONNECTION.set(self)
-        super().data_received(data)
-
-    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio takes True: the connection stays open
-        self.half_closed = True
-        asyncio.get_running_loop().call_soon(self.probe, 0.1)  # soon: a request that came before begins first
-        return True
-
-    def probe(self, seconds: float) -> None:
-        """Writes what a client ignores, at growing intervals."""
-        if self.request is None:
-            self.link.close()
-            return
-        if "wake" in self.request:
-            self.request["wake"]()
-        elif not self.request["answered"] and self.request["http_version"] == "1.1":
-            self.link.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self.after(seconds, self.probe, 2 * seconds)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self.timer.cancel()  # it would keep this connection's buffers
-
-    def begin(self, request: Scope) -> None:
-        self.request = request
-        self.timer.cancel()
-
-    def end(self, request: Scope) -> None:
-        if self.request is not request:  # the next one has begun already
-            return
-        self.request = None
-        self.timer.cancel()
-        if self.half_closed:
-            self.link.close()
-        elif not self.link.is_closing():
-            self.after(HEADER_SECONDS, self.link.close)
-
-
-CONNECTION: ContextVar[Protocol] = ContextVar("CONNECTION")  # which has brought the request that is being answered
-
-
-class Presence:
-    """Tells a Protocol which request it answers."""
-
-    def __init__(self, app: ASGIApp):
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def answering(message: Message) -> None:
-            scope["answered"] = True
-            await send(message)
-
-        if scope["type"] != "http":
-            return await self.app(scope, receive, send)
-        scope["answered"], connection = False, CONNECTION.get()
-        connection.begin(scope)
-        try:
-            await self.app(scope, receive, answering)
-        finally:
-            connection.end(scope)
-
-
 class EventStream(StreamingResponse):
     """The chunks of a Reply; the work ends with the response, whatever ends that."""
 
     def __init__(self, worker: Worker, reply: Reply, seconds: float):
         self.worker, self.reply, self.seconds, self.due = worker, reply, seconds, True  # due: a sign of life
-        super().__init__(self.events(), media_type="text/event-stream",
+        super().__init__((), media_type="text/event-stream",
                          headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["wake"] = self.wake  # a comment is written
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -239,9 +158,18 @@ class EventStream(StreamingResponse):
         self.due = True
         self.reply.jobs[0].news.set()
 
-    async def events(self) -> AsyncIterator[str]:
+    async def stream_response(self, send: Send) -> None:
+        """Writes the chunks. No generator of them: the client may leave at any moment, and nothing is left to close."""
+        async def write(text: str, more: bool = True) -> None:
+            await send({"type": "http.response.body", "body": text.encode(), "more_body": more})
+
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await self.write_chunks(write)
+        await write("", False)
+
+    async def write_chunks(self, write: Callable[[str], Awaitable[None]]) -> None:
         reply, jobs = self.reply, self.reply.jobs
-        yield "".join(chunk for i in range(len(jobs)) for chunk in reply.first(i))
+        await write("".join(chunk for i in range(len(jobs)) for chunk in reply.first(i)))
         running, ends_at, loop = {*range(len(jobs))}, time.monotonic() + self.seconds, asyncio.get_running_loop()
         while running:
             if self.due:  # one timer in SIGN_OF_LIFE: one for each token took a fifth of its time here
@@ -250,19 +178,17 @@ class EventStream(StreamingResponse):
             await jobs[0].news.wait()
             jobs[0].news.clear()
             if time.monotonic() > ends_at:
-                yield event(out_of_time(self.seconds).value)
-                return
+                return await write(event(out_of_time(self.seconds).value))
             parts = list[str]()
             for i in sorted(running):
                 if (error := jobs[i].error) is not None:
-                    yield "".join(parts) + event(as_refusal(error, self.worker).value)
-                    return
+                    return await write("".join(parts) + event(as_refusal(error, self.worker).value))
                 parts += reply.chunks(i, jobs[i])
                 if jobs[i].ended:
                     running.remove(i)
             parts += () if running else reply.end()
             if parts or self.due:  # at most one write for each step
-                yield "".join(parts) or ": the answer is being computed\n\n"
+                await write("".join(parts) or ": the answer is being computed\n\n")
 
 
 async def all_ended(jobs: list[Job]) -> None:
@@ -275,27 +201,9 @@ async def all_ended(jobs: list[Job]) -> None:
                 raise job.error
 
 
-async def unless_gone(request: Request, work: Awaitable[Any]) -> Any:
-    """The result of `work`, which ends early if the client leaves: then raises ClientDisconnect."""
-    async def gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(gone())]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if not tasks[0].done():
-            raise ClientDisconnect
-        return tasks[0].result()
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
-async def still_there(request: Request) -> None:
-    """Raises ClientDisconnect if the client has left."""
-    if await request.is_disconnected():
-        raise ClientDisconnect
+async def gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def out_of_time(seconds: float) -> Refusal:
@@ -306,6 +214,8 @@ def as_refusal(error: Exception, worker: Worker, body: Body | None = None) -> Re
     """An error as the client gets it, without a path of this machine."""
     if isinstance(error, Refusal):
         return error
+    if isinstance(error, Busy):
+        return Refusal(503, str(error), headers={"Retry-After": "2"})
     message = str(error)
     if worker.batch is not None:
         message = message.replace(str(worker.batch.model.path), model_name(worker.batch.model))
@@ -320,36 +230,55 @@ class Server:
 
     def __init__(self, worker: Worker, limits: Limits):
         self.worker, self.limits, self.started = worker, limits, int(time.time())
-        self.eyes = asyncio.Lock()  # one request at a time shows pictures: the others wait here, not in a thread
+        self.eyes = asyncio.Lock()  # one request at a time decodes pictures: the others wait here, not in a thread
 
     @property
     def name(self) -> str:
         return model_name(self.worker.model)
 
-    async def asked(self, request: Request, answer: Callable[[Body], Any]) -> Response:
+    async def asked(self, request: Request, answer: Callable[[Body, Door], Any]) -> Response:
         """The response of a function of the body that runs beside the event loop."""
         model, body, began = self.worker.model, await body_of(request), time.monotonic()
         try:
-            async with self.eyes if shows(body) else contextlib.nullcontext():
-                await still_there(request)
-                value = await asyncio.to_thread(answer, body)
-            await still_there(request)
+            value = await self.unless_over(request, self.value_of(body, answer))
             if isinstance(value, GenerationRequest):
                 return await self.generated(request, value, began)
             return JSONResponse(value)
         except InputError as error:
             raise as_refusal(error, self.worker, body) from None
 
+    async def value_of(self, body: Body, answer: Callable[[Body, Door], Any]) -> Any:
+        door = Door(self.longest, max_pixels=self.limits.max_pixels)
+        try:
+            return await asyncio.to_thread(answer, body, replace(door, shows=False))
+        except Unseen:
+            await self.eyes.acquire()
+        work = asyncio.get_running_loop().run_in_executor(None, answer, body, door)
+        work.add_done_callback(lambda _: self.eyes.release())
+        return await asyncio.shield(work)  # a thread can't be stopped: until it ends, no other one has the lock
+
+    async def unless_over(self, request: Request, work: Awaitable[Any]) -> Any:
+        """The result of `work`. Raises ClientDisconnect if the client leaves before, Refusal if the server ends."""
+        tasks = [*map(asyncio.ensure_future, (work, gone(request), self.worker.over.wait()))]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if not tasks[0].done():
+                raise ClientDisconnect if tasks[1].done() else stopping()
+            return tasks[0].result()
+        finally:
+            for task in tasks:
+                task.cancel()
+
     async def generated(self, request: Request, asked: GenerationRequest, began: float) -> Response:
         worker = self.worker
-        jobs = await worker.submit(asked.answers, asked.stream, began)
+        jobs = await self.unless_over(request, worker.submit(asked.answers, asked.stream, began))
         reply = REPLIES[asked.kind](asked, jobs, worker.model, self.name)
         request.scope["usage"] = reply.usage
         if asked.stream:
             return EventStream(worker, reply, self.limits.seconds)
         try:
             async with asyncio.timeout(self.limits.seconds):
-                await unless_gone(request, all_ended(jobs))
+                await self.unless_over(request, all_ended(jobs))
             return JSONResponse(reply.whole())
         except TimeoutError as error:
             raise out_of_time(self.limits.seconds) from error
@@ -357,17 +286,14 @@ class Server:
             worker.release(jobs)
 
     async def chat(self, request: Request) -> Response:
-        return await self.asked(request, self.chat_request)
+        return await self.asked(request, lambda body, door: chat_request(self.worker.model, body, door))
 
     async def completions(self, request: Request) -> Response:
-        return await self.asked(request, lambda body: text_request(self.worker.model, body, self.longest))
+        return await self.asked(request, lambda body, _: text_request(self.worker.model, body, self.longest))
 
     async def responses(self, request: Request) -> Response:
-        return await self.asked(request, lambda body: replace(
-            self.chat_request(responses.as_chat(body)), kind="response"))
-
-    def chat_request(self, body: Body) -> GenerationRequest:
-        return chat_request(self.worker.model, body, self.longest, {"max_pixels": self.limits.max_pixels})
+        return await self.asked(request, lambda body, door: replace(
+            chat_request(self.worker.model, responses.as_chat(body), door), kind="response"))
 
     @property
     def longest(self) -> int:
@@ -394,7 +320,7 @@ class Server:
     # ---- Tokens and prompts ------------------------------------------------------------------------------------------
 
     async def tokenize(self, request: Request) -> Response:
-        def answer(body: Body) -> Body:
+        def answer(body: Body, _: Door) -> Body:
             text = body.get("content", body.get("prompt"))
             if not isinstance(text, str):
                 raise Refusal(400, "content must be a text", "content")
@@ -404,7 +330,7 @@ class Server:
         return await self.asked(request, answer)
 
     async def detokenize(self, request: Request) -> Response:
-        def answer(body: Body) -> Body:
+        def answer(body: Body, _: Door) -> Body:
             ids = body.get("tokens")
             if not isinstance(ids, list) or not all(is_whole(i, 0) for i in ids):
                 raise Refusal(400, "tokens must be a list of token ids", "tokens")
@@ -414,8 +340,8 @@ class Server:
         return await self.asked(request, answer)
 
     async def apply_template(self, request: Request) -> Response:
-        return await self.asked(request, lambda body: {
-            "prompt": chat_prompt(self.worker.model, body, self.longest, max_pixels=self.limits.max_pixels)[0]})
+        return await self.asked(request, lambda body, door: {
+            "prompt": chat_prompt(self.worker.model, body, door)[0]})
 
     # ---- Vectors and scores ------------------------------------------------------------------------------------------
 
@@ -521,7 +447,6 @@ def make_app(worker: Worker, limits: Limits) -> Starlette:
                                         allow_headers=["*"]))
     if limits.verbose:
         middleware.insert(0, Middleware(Log))
-    middleware.insert(0, Middleware(Presence))
     return Starlette(
         routes=[*(Route(path, handler, methods=["POST"]) for path, handler in posts.items()),
                 *(Route(path, handler, methods=["GET"]) for path, handler in gets.items())],

@@ -54,6 +54,7 @@ class Worker:
         self.jobs, self.totals = set[Job](), Counter[str]()
         self.batch: Batch | None = None  # None: still loading
         self.ends_at: float | None = None  # when all that runs is given up
+        self.over = asyncio.Event()  # set after that: then nothing is waited for
         self.thread = threading.Thread(target=self.work, name="worker", daemon=True)
 
     def start(self) -> None:

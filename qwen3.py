@@ -953,8 +953,10 @@ def checked_number(name: str, value: Any, low: float, high: float) -> float:
 
 def check_cache(model: Model, cache: KVCache) -> None:
     """Raises InputError for the cache of another model or engine."""
-    if not model.engine.new_cache.fits(cache) or cache.config != model.config:
-        raise InputError("the cache belongs to another model, or to another engine")
+    if not model.engine.new_cache.fits(cache):
+        raise InputError("this model needs a cache of another class: model.engine.new_cache(model.config)")
+    if cache.config != model.config:
+        raise InputError("the cache belongs to another model")
 
 
 def check_finite(model: Model, logits: np.ndarray) -> None:

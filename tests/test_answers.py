@@ -189,6 +189,19 @@ def test_an_answer_prints_as_its_text_and_shows_its_state(demo):
     assert "".join(asyncio.run(pieces())) == asyncio.run(whole()).text == PARIS.strip()
 
 
+def test_what_an_answer_says_is_generated_when_it_is_read(demo):
+    question = {"model": demo, "messages": FRANCE, "enable_thinking": False, "temperature": 0}
+    assert qwen3.chat(**question).answer.content == qwen3.chat(**question).message["content"] == PARIS.strip()
+    assert qwen3.chat(**question, schema={"const": "Lima"}).parsed == "Lima"
+    begun = qwen3.chat(**question)
+    first, content = next(begun), begun.answer.content
+    assert first + "".join(begun) == content == PARIS.strip()  # what came meanwhile can still be read
+    closed = qwen3.chat(**question)
+    first = next(closed)
+    closed.close()
+    assert (closed.answer.content, [*closed], closed.finish_reason) == (first, [], None)
+
+
 def test_an_answer_with_calls_ends_for_tool_calls(demo):
     reply = qwen3.chat(demo, "What is the weather in Lisbon?", [WEATHER], temperature=0)
     assert reply.finish_reason is None and {"finish_reason", "text", "token_ids"} <= {*dir(reply)}

@@ -36,6 +36,11 @@ def fresh(model, ids, **options):
     return qwen3.forward(model, ids, model.engine.new_cache(model.config), **options)
 
 
+def test_a_cache_of_the_wrong_class_names_the_right_one(model):
+    said = message_of(qwen3.forward, model, [1], qwen3.KVCache(model.config))
+    assert "another class: model.engine.new_cache(model.config)" in said
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Components
 # ----------------------------------------------------------------------------------------------------------------------

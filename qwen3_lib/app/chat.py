@@ -187,6 +187,7 @@ class Chat:
             completion.read_prompt(lambda n, total: status.show(f"reading the prompt … {100 * n // total} %"))
             print_answer(completion, self.hide_thinking, status)
         finally:
+            completion.close()
             seen = completion.answer.content if self.hide_thinking else completion.text
             if seen or completion.finish_reason is not None:
                 self.messages = [*self.messages, completion.message]

@@ -6,7 +6,7 @@ import math
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -43,10 +43,11 @@ class AnswerText(Processor):
 class Completion(Stream):
     """An answer while it is generated: iterate over it for its text, piece by piece, `await` it, or call `finish`.
 
-    `prompt_ids` [n]; the state so far: `token_ids`, `text`, `answer` (the text taken apart), `logprobs` (if asked for),
-    `times`, the start and the arrival of each token in seconds; `cached_tokens`, the prompt tokens found in the cache;
-    `finish_reason`: None until the last token, then "tool_calls", "stop" (the model ended it, or a stop text), "length"
-    (cut off) or "loop" (see stop_loops).
+    `answer` (the text taken apart), `message` and `parsed` generate the rest first, unless it was closed.
+    `prompt_ids` [n]; the state so far: `token_ids`, `text`, `logprobs` (if asked for), `times`, the start and the
+    arrival of each token in seconds; `cached_tokens`, the prompt tokens found in the cache; `finish_reason`: None until
+    the last token, then "tool_calls", "stop" (the model ended it, or a stop text), "length" (cut off) or "loop" (see
+    stop_loops).
     """
 
     def __init__(self, model: Model, token_ids: TokenIds, cache: KVCache | None = None,
@@ -79,7 +80,7 @@ class Completion(Stream):
         self.schema, self.picture_seconds = wanted.schema, picture_seconds
         self.streamed = self.cached_tokens = 0
         self.run: Run | None = None  # since it has a cache
-        self.is_fed = False  # by a Batch; else by iterating
+        self.is_fed = False  # by a Batch, or no longer; else by reading it
         if cache is not None:
             self.begin(cache)
 
@@ -103,19 +104,29 @@ class Completion(Stream):
     def news(self) -> list[tuple[str, str]]:
         """The next of the `pairs`, after as many passes as they take; none at the end."""
         while self.streamed == len(self.pairs) and not self.is_fed and self.ended is None:
-            if self.run is None:
-                self.begin(self.model.engine.new_cache(self.model.config))
             self.advance()
         start, self.streamed = self.streamed, len(self.pairs)
         return self.pairs[start:]
 
     def advance(self, room: int | None = None) -> None:
         """Runs one pass; of the prompt, at most `room` tokens."""
+        if self.run is None:
+            self.begin(self.model.engine.new_cache(self.model.config))
         assert self.run is not None
         with self.run.cache.lock:
             [outcome] = step(self.model, [self.run], room)
         if isinstance(outcome, InputError):
             raise outcome
+
+    def finish(self) -> Self:
+        """Generates the rest -> itself. Pieces that nobody has read yet can still be read."""
+        while not self.is_fed and self.ended is None:
+            self.advance()
+        return self
+
+    def close(self) -> None:
+        """Ends it where it is."""
+        self.is_fed = True
 
     def read_prompt(self, progress: Callable[[int, int], None]) -> None:
         """Computes the prompt but its end, and tells progress(tokens read, tokens to read) before each piece."""
@@ -137,7 +148,7 @@ class Completion(Stream):
 
     def _repr_markdown_(self) -> str:
         """What a notebook shows: it would take tags for HTML, so the thought is a quotation, and calls are code."""
-        answer = self.finish().answer
+        answer = self.answer
         calls = [f"```json\n{json.dumps(call, ensure_ascii=False)}\n```" for call in answer.tool_calls]
         thought = [re.sub("(?m)^", "> ", answer.reasoning)] if answer.reasoning else []
         return "\n\n".join([*thought, answer.content, *calls])
@@ -175,9 +186,9 @@ class Completion(Stream):
 
     @property
     def answer(self) -> Answer:
-        """The text so far, taken apart into reasoning, content and tool_calls."""
+        """The text, taken apart into reasoning, content and tool_calls."""
         # A grammar begins after the thought, or without one: a tag in its text is text.
-        whole = "<think></think>" * (self.schema is not None and not self.thinks) + self.text
+        whole = "<think></think>" * (self.finish().schema is not None and not self.thinks) + self.text
         return parse_answer(whole, self.think_open_in_prompt, self.tools)
 
     @property
@@ -192,13 +203,13 @@ class Completion(Stream):
 
     @property
     def parsed(self) -> Any:
-        """A finished answer to a JSON Schema: an object of the class that was given as `schema`, else JSON's values.
+        """An answer to a JSON Schema: an object of the class that was given as `schema`, else JSON's values.
 
         Raises InputError for JSON that is not complete, or without such a schema.
         """
         if not self.is_json:
             raise InputError("only an answer that fits a JSON Schema or a class can be parsed")
-        return parsed(self.schema, self.text.partition("</think>")[2] if self.thinks else self.text)
+        return parsed(self.finish().schema, self.text.partition("</think>")[2] if self.thinks else self.text)
 
     @property
     def message(self) -> dict[str, Any]:

@@ -53,12 +53,14 @@ try:
     import safetensors
 
     from tokenizer_utils import InputError, Tokenizer, brief, checked_messages, load_tokenizer, read_json_object, stream_text
-except ImportError as error:
+except (ImportError, KeyboardInterrupt) as error:
     program = "qwen3.py" if __name__ == "__main__" else Path(sys.argv[0]).name  # qwen3_batch.py and the others, too
     if not program.startswith("qwen3"):
         raise
-    sys.exit(f"{program}: {error}; it needs tokenizer_utils.py beside it; Python 3.11 or newer, 64 bits, "
-             "little-endian; and: pip install numpy safetensors tokenizers jinja2")
+    needs = "; it needs tokenizer_utils.py beside it; Python 3.11 or newer, 64 bits, little-endian; and: pip install " \
+        "numpy safetensors tokenizers jinja2" * isinstance(error, ImportError)
+    print(f"{program}: {str(error) or 'interrupted'}{needs}", file=sys.stderr)
+    sys.exit(1 if needs else 130)
 
 __version__ = "0.3.0"
 __all__ = ["BUNDLED", "Config", "Engine", "InputError", "KVCache", "Model", "Sampling", "Sequence",
@@ -999,7 +1001,8 @@ def main(argv: list[str] | None = None, answer: Callable[..., Any] = chat, more:
             add(f"--{name}", type=kind, help=text)
         args, unknown = parser.parse_known_args(argv)
         if unknown:
-            parser.error(f"{unknown[0]} needs the folder qwen3_lib beside qwen3.py; for --image, run qwen3_vision.py")
+            parser.error(f"unknown option {unknown[0]}; the folder qwen3_lib beside qwen3.py has more options, "
+                         "qwen3_vision.py has --image")
         piped = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read().strip()
         prompt = "\n\n".join(filter(None, (" ".join(args.prompt), piped))) or parser.error("there is no prompt")
         accept_all_text(sys.stdout)
@@ -1009,15 +1012,15 @@ def main(argv: list[str] | None = None, answer: Callable[..., Any] = chat, more:
         print()
         return 0
     except KeyboardInterrupt:
-        print("\nqwen3.py: interrupted", file=sys.stderr)
+        print(f"\n{Path(sys.argv[0]).name}: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader has gone: `| head -1`
         os._exit(141)
     except (InputError, ImportError, UnicodeDecodeError, MemoryError) as error:  # UnicodeDecodeError: of the piped text
-        print(f"qwen3.py: {str(error) or 'not enough memory'}", file=sys.stderr)
+        print(f"{Path(sys.argv[0]).name}: {str(error) or 'not enough memory'}", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"qwen3.py: {error}", file=sys.stderr)
+        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
         os._exit(1)  # at an ordinary end, Python would write to a full disk again
 
 

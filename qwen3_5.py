@@ -33,12 +33,15 @@ from __future__ import annotations
 import itertools
 import sys
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
+if __name__ == "__main__" and find_spec("qwen3") is None:
+    sys.exit("qwen3_5.py: it needs qwen3.py and tokenizer_utils.py beside it")
 
-import qwen3
+import qwen3  # first: it says in one line what is missing
+import numpy as np
 from qwen3 import (CHUNK, Config, Engine, Folder, KVCache, Model, TokenIds, apply_rope, checked_number, checked_whole,
                    config_of, embed, linear, moe, rms_norm, rope_of, rope_tables, swiglu)
 from tokenizer_utils import InputError, brief

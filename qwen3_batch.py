@@ -26,7 +26,11 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
+
+if __name__ == "__main__" and None in map(find_spec, ("qwen3", "qwen3_lib")):
+    sys.exit("qwen3_batch.py: it needs qwen3.py and the folder qwen3_lib beside it")
 
 from qwen3 import InputError, brief, checked_whole
 from qwen3_lib.app.cli import guarded

@@ -28,7 +28,11 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any, NamedTuple
+
+if __name__ == "__main__" and None in map(find_spec, ("qwen3", "qwen3_lib")):
+    sys.exit("qwen3_embed.py: it needs qwen3.py and the folder qwen3_lib beside it")
 
 from qwen3 import (  # first: it says in one line what is missing
     Config, Folder, InputError, Model, brief, check_finite, checked_whole, load_model, softmax, to_float32)

@@ -22,8 +22,12 @@ import os
 import sys
 import webbrowser
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+if __name__ == "__main__" and None in map(find_spec, ("qwen3", "qwen3_lib")):
+    sys.exit("qwen3_inspect.py: it needs qwen3.py and the folder qwen3_lib beside it")
 
 from qwen3 import Engine, InputError, Model, Sampling  # first: it says in one line what is missing
 import qwen3_5

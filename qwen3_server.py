@@ -26,7 +26,11 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from types import FrameType
+
+if __name__ == "__main__" and None in map(find_spec, ("qwen3", "qwen3_lib")):
+    sys.exit("qwen3_server.py: it needs qwen3.py and the folder qwen3_lib beside it")
 
 from qwen3 import InputError, checked_whole
 from qwen3_batch import MOST_SLOTS, Batch, checked_size, slots_in

@@ -47,7 +47,8 @@ from importlib.util import find_spec
 from typing import Any
 
 if __name__ == "__main__" and (absent := [name for name in ("qwen3", "PIL") if find_spec(name) is None]):
-    sys.exit(f"qwen3_vision.py: no module {absent[0]}: it needs qwen3.py beside it, and: pip install pillow")
+    sys.exit(f"qwen3_vision.py: no module {absent[0]}: it needs qwen3.py beside it, and: pip install pillow "
+             "numpy safetensors tokenizers jinja2")
 
 import qwen3  # first: it says in one line what is missing
 import numpy as np

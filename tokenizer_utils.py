@@ -292,7 +292,7 @@ class Tokenizer:
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
-            where = brief(repr(text[max(error.start - 20, 0):error.start + 1]))
+            where = brief(repr(text[:error.start + 1].rpartition("\n")[2][-20:]))
             raise InputError(f"the text is not valid Unicode: {where} ends with a lone surrogate") from error
         with library_errors("cannot encode the text"):  # `encode` is slower, and other threads would wait for it
             return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids

@@ -85,7 +85,8 @@ def test_text_that_is_no_utf8(pristine):
     process = start(*map(os.fsencode, command("--model", pristine)), b"caf\xe9", stdin=subprocess.DEVNULL)
     status, out, err = finish(process)
     assert status == 1 and not out.strip()
-    assert_one_line(err, "surrogate")
+    assert_one_line(err, "surrogate", r"'caf\udce9'")
+    assert "<|im_start|>" not in err  # the template's, which the user never wrote
 
 
 # ---- Where the prompt comes from -------------------------------------------------------------------------------------

@@ -263,6 +263,12 @@ def test_hands(tab, held, truth, demo):
     assert "in the future" in tab.text("#hands-say")
 
 
+def test_the_page_opens_on_the_first_word_of_the_answer(tab, held):
+    told = [held["labels"][str(i)] for i in held["tokens"]["ids"][held["about"]["n_prompt"]:]]
+    assert told[:3] == ["<think>", "⏎", "France"]
+    assert "“France”" in tab.text("#piece") and "written by the model" in tab.text("#piece")
+
+
 def test_logit_lens(tab, held, demo):
     n, layers = len(held["tokens"]["ids"]), demo.config.num_hidden_layers
     ids = np.reshape(held["lens"]["ids"]["values"], held["lens"]["ids"]["shape"])
@@ -280,6 +286,8 @@ def test_logit_lens(tab, held, demo):
         assert tab.page.locator(":focus").text_content() == label and f": “{label}”" in said
         tab.page.keyboard.press("ArrowDown")
     assert tab.page.locator("#lens-table .leads").count() == n
+    corner, below = (tab.page.locator(f"#lens-table tr:nth-child({row}) > :first-child").bounding_box() for row in (1, 2))
+    assert corner["x"] == below["x"] > 0  # the first column stays, its head, too
 
 
 def test_choosing_computes_as_qwen3_does(tab, held, truth):

@@ -329,6 +329,13 @@ def test_odd_lines(scratch):
         assert (journal.n_answered, journal.n_failed) == (4, 5)
 
 
+def test_progress_is_told_where_no_bar_shows_it(scratch, monkeypatch, capfd):
+    monkeypatch.setattr(jobs, "TELL", 0)
+    run(write_input(scratch, ["a", "b", "c"]), scratch / "out.jsonl", Stub(slots=1))
+    lines = [line.rpartition(", ")[0] for line in capfd.readouterr().err.splitlines()[:-1]]
+    assert lines == [f"{scratch / 'out.jsonl'}: {n} of 3 records" for n in (1, 2, 3)]
+
+
 def test_fail_fast_keeps_what_is_finished(scratch):
     source, out = write_input(scratch, ["a", "b", "refuse", "d"]), scratch / "out.jsonl"
     message = message_of(run, source, out, Stub(slots=1), fail_fast=True)

@@ -58,6 +58,14 @@ def test_installed_commands_name_themselves(installed, tmp_path, command):
     assert refused.returncode == 2 and refused.stderr.startswith(f"{command}: ")
 
 
+@pytest.mark.parametrize("command, module", [("qwen3.py", "numpy"), *((each, "threadpoolctl") for each in COMMANDS)])
+def test_ctrl_c_while_modules_are_imported_is_one_line(installed, tmp_path, command, module):
+    (tmp_path / f"{module}.py").write_text("raise KeyboardInterrupt")  # comes before the real one
+    words = [sys.executable, installed / command] if command.endswith(".py") else [installed / "bin" / command]
+    done = run(tmp_path, *words, "Hello", path=[tmp_path, installed])
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", f"{command}: interrupted")
+
+
 @pytest.mark.parametrize("command", ["bin/qwen3-fast", "-m qwen3_numba"])
 def test_the_fast_engine_without_numba(installed, tmp_path, command):
     (tmp_path / "numba.py").write_text("raise ImportError('not here')")  # comes before the real one

@@ -1,5 +1,6 @@
 """The README and docs/ keep their word: their commands run, their programs run with both engines, their tables are
 complete. tests/walk.py runs README's commands with the bundled model, in a fresh clone."""
+import doctest
 import json
 import os
 import re
@@ -74,6 +75,11 @@ def test_programs_run_with_either_engine(block, folder, environment):
     other = re.sub(r"\bqwen3\b(?= import)", "qwen3_numba", block)
     assert other != block
     assert output(block, folder, environment) == output(other, folder, environment)
+
+
+def test_the_lines_for_hands_say_what_the_page_shows():
+    lines = doctest.DocTestParser().get_doctest("".join(blocks("pycon")), {}, "hands-on.md", None, 0)
+    assert len(lines.examples) > 10 and doctest.DocTestRunner().run(lines).failed == 0
 
 
 def test_the_program_with_a_tool_uses_its_result(folder, environment):

@@ -603,6 +603,9 @@ def test_phone(browser, served):
     context = browser.new_context(viewport={"width": 360, "height": 640}, has_touch=True, is_mobile=True)
     tab = Tab(context, served.url)
     sync_api.expect(tab.page.locator("nav")).to_be_hidden()
+    tab.page.tap("#open-settings")
+    sync_api.expect(tab.page.locator("text=Enter sends")).to_be_hidden()
+    tab.page.tap("#settings .first")
     tab.page.tap("#box")
     tab.page.keyboard.type(ASKED)
     tab.page.keyboard.press("Enter")
@@ -646,6 +649,8 @@ def test_looks_and_accessibility(browser, served, width, scheme, screenshots):
         assert_accessible(tab.page)
 
     look("empty")
+    tab.page.evaluate("at('model').textContent = 'a-long-name-of-a-model-'.repeat(20)")
+    assert tab.page.locator("#title").bounding_box()["width"] > width / 4
     tab.page.route("**/v1/chat/completions", lambda route: None)
     tab.ask("A question", wait=False)
     look("waiting")

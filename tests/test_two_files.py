@@ -136,15 +136,30 @@ def test_what_needs_more_files_is_one_line(python, folder):
     done = run(python, folder, "qwen3.py", "--model", "Qwen/Qwen3-0.6B", "Hello")
     assert done.returncode and not done.stdout
     assert_one_line(done.stderr, "Qwen/Qwen3-0.6B")
-    for option in ("--fast", "--json"):
+    for option in ("--fast", "--tempreature"):
         done = run(python, folder, "qwen3.py", "--model", "model", option, "Hello")
         assert done.returncode == 2 and not done.stdout
-        assert_one_line(done.stderr, option, "the folder qwen3_lib")
+        assert_one_line(done.stderr, f"unknown option {option}", "the folder qwen3_lib")
 
 
-def test_missing_files_are_named(python, tmp_path):
-    for program, words in (("qwen3_vision.py", "qwen3.py beside it"), ("qwen3.py", "tokenizer_utils.py beside it"),
-                           ("qwen3_vision.py", "no module PIL")):
+SCRIPTS = sorted(file.name for file in ROOT.glob("qwen3_*.py"))
+
+
+@pytest.mark.parametrize("beside", [(), ("qwen3.py",), ("qwen3.py", "tokenizer_utils.py")])
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_what_a_script_alone_lacks_is_one_line(tmp_path, script, beside):
+    """By a Python without packages."""
+    for name in (script, *beside):
+        shutil.copy(ROOT / name, tmp_path)
+    done = run(sys.executable, tmp_path, "-I", "-S", "-c", f"import runpy, sys; sys.path[0] = sys.argv[0] = {script!r}; "
+               f"sys.path.insert(0, '.'); runpy.run_path({script!r}, run_name='__main__')")
+    assert done.returncode == 1 and not done.stdout
+    missing = "qwen3.py" if not beside else "numpy" if script in ("qwen3_5.py", "qwen3_vision.py") else "qwen3_lib"
+    assert_one_line(done.stderr, script, missing)
+
+
+def test_missing_packages_are_named(python, tmp_path):
+    for program, words in (("qwen3.py", "tokenizer_utils.py beside it"), ("qwen3_vision.py", "no module PIL")):
         shutil.copy(ROOT / program, tmp_path)
         done = run(python, tmp_path, program, "Hello")
         assert done.returncode and not done.stdout

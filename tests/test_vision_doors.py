@@ -389,7 +389,8 @@ def test_the_chat(model, demo, tmp_path, monkeypatch):
     assert again.messages == chat.messages
     (tmp_path / "other.png").unlink()
     assert "other.png: no such file (the message was not added" in refused(again, "And now?")
-    assert "can't see" in refused(Chat(demo, []), "/image a photo.png")
+    for text in ("/image a photo.png", str(tmp_path / "a photo.png")):
+        assert "can't see" in refused(Chat(demo, []), text)
 
 
 def test_pictures_that_wait_for_a_question_in_the_chat(model, tmp_path, monkeypatch):

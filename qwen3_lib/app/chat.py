@@ -102,7 +102,7 @@ class Chat:
         name, _, rest = text.partition(" ")
         before = self.messages
         try:
-            if self.model.pictures is not None and (file := dropped(text)) is not None:
+            if (file := dropped(text)) is not None:
                 self.image(file)
             elif text.startswith("/") and not text.startswith("//"):
                 self.run(ALIASES.get(name, name), rest.strip())

@@ -24,6 +24,7 @@ from qwen3_lib.app.terminal import (as_json, cut_note, logprob_objects, note, ob
                                     print_json, print_raw, statistics, write)
 from qwen3_lib.io.errors import InputError, encoded
 from qwen3_lib.io.hub import resolve_model
+from qwen3_lib.io.writing import check_new_folder, check_place
 
 # ---- Options ---------------------------------------------------------------------------------------------------------
 
@@ -161,6 +162,9 @@ def answer(args: argparse.Namespace) -> None:
         completion = Completion(model, encoded(model.tokenizer, prompt, model.config.context_length), cache, **given)
     else:
         completion = chat(model, messages, tools, args.think, cache=cache, **options)
+    grows = cache is not None and n_saved == completion.cached_tokens < len(completion.prompt_ids) - 1
+    if grows:
+        check_place(args.prompt_cache)
     try:
         if args.json:
             value = as_json(completion.finish(), args.logprobs)
@@ -170,7 +174,7 @@ def answer(args: argparse.Namespace) -> None:
         else:
             print_answer(completion, args.hide_thinking)
     finally:
-        if cache is not None and n_saved == completion.cached_tokens < len(completion.prompt_ids) - 1:
+        if cache is not None and grows:
             cache.truncate(cache.common_prefix(completion.prompt_ids))
             if cache.length > n_saved:
                 save_prompt_cache(cache, model, args.prompt_cache)
@@ -247,6 +251,7 @@ def save_quantized(args: argparse.Namespace) -> None:
     if args.quantize is None:
         raise InputError("--save-quantized needs --quantize int8 or --quantize int4")
     from qwen3_lib.io.packed import save_quantized as save
+    check_new_folder(args.save_quantized)
     save(load(args), args.save_quantized, args.quantize)
     size = readable_size(size_on_disk(Path(args.save_quantized)))
     note(f"Written: {args.save_quantized}, {size}, {args.quantize}. It loads with --model {args.save_quantized}")
@@ -275,11 +280,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
     return guarded(work)
-
-
-def fast_main(argv: Sequence[str] | None = None) -> int:
-    """The command qwen3-fast."""
-    return main(["--fast", *(sys.argv[1:] if argv is None else argv)])
 
 
 def guarded(work: Callable[[], int]) -> int:

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -32,6 +33,7 @@ except ImportError:  # Windows: nothing keeps two processes from one output file
     fcntl = None  # type: ignore[assignment]
 
 SYNC = 1.0  # seconds between two fsyncs, which take some milliseconds each
+TELL = 60.0  # seconds between two lines of progress, where no bar shows it
 FORMAT = "qwen3 job 2"  # stands in OUT.job
 
 
@@ -180,7 +182,8 @@ def run_job(source: Source, journal: Journal, batch: Any, prepare: Callable[[Row
     running = dict[int, tuple[Id, int | None]]()  # line -> (id, number of logprobs)
     todo = ((line, row) for line, row in source.rows() if line < len(journal.done) and not journal.done[line])
     n_before = n_shown = journal.n_done
-    n_tokens, began = 0, time.monotonic()
+    n_tokens, began = 0, (told := time.monotonic())
+    bars = sys.stderr is not None and sys.stderr.isatty()
 
     def fail(error: InputError, line: int, record_id: Id | None) -> None:
         if fail_fast:
@@ -208,7 +211,11 @@ def run_job(source: Source, journal: Journal, batch: Any, prepare: Callable[[Row
                         journal.write(line, answered(outcome, line, record_id, n_logprobs, openai), True)
                         n_tokens += len(outcome.token_ids)
                 journal.sync(every=SYNC)
-                bar.set_postfix_str(f"{n_tokens / (time.monotonic() - began):.0f} tokens/s", refresh=False)
+                speed = f"{n_tokens / (time.monotonic() - began):.0f} tokens/s"
+                if not bars and time.monotonic() - told >= TELL:
+                    told = time.monotonic()
+                    note(f"{journal.name}: {journal.n_done} of {counted(source.n_records, 'record')}, {speed}")
+                bar.set_postfix_str(speed, refresh=False)
                 bar.update(journal.n_done - n_shown)
                 n_shown = journal.n_done
     except KeyboardInterrupt:

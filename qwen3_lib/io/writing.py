@@ -4,6 +4,7 @@ import json
 import os
 import secrets
 import shutil
+import tempfile
 import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -42,13 +43,27 @@ def write_whole(name: str | Path, write: Callable[[BinaryIO], Any], mode: int = 
         raise InputError(f"{name}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
 
 
+def check_place(name: str | Path) -> None:
+    """Raises InputError if nothing can be written where `name` stands: for a place that is needed much later."""
+    try:
+        tempfile.TemporaryFile(dir=os.path.dirname(os.path.realpath(name))).close()
+    except (OSError, ValueError) as error:  # ValueError: a NUL character in the name
+        raise InputError(f"{name}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
+
+
+def check_new_folder(name: str | Path) -> None:
+    """Raises InputError unless write_folder can make a folder of this name."""
+    if os.path.lexists(name):
+        raise InputError(f"{name}: exists already; give the name of a new folder")
+    check_place(name)
+
+
 def write_folder(name: str | Path, fill: Callable[[Path], Any]) -> None:
     """Calls fill(folder) on a temporary folder beside `name`, which then gets that name.
 
     Raises InputError when `name` exists already or can't be written.
     """
-    if os.path.lexists(name):
-        raise InputError(f"{name}: exists already; give the name of a new folder")
+    check_new_folder(name)
     temporary = Path(f"{Path(name)}.{secrets.token_hex(4)}.tmp")
     try:
         temporary.mkdir()

@@ -134,10 +134,15 @@ def kernel(name: str) -> Kernel:
 
 
 @cache
-def announce() -> None:
+def announce(folder: Path | None) -> None:
     """Says why the first answer takes long; once in a process, however many groups it compiles."""
+    writable = False
+    with contextlib.suppress(OSError):
+        writable = folder is not None and made_ours(folder) and os.access(folder, os.W_OK)
+    often = "once for models of this kind" if writable else f"at each start, because {kernel_folder() or '~/.cache'} " \
+        "can't keep it: set NUMBA_CACHE_DIR to a folder that you alone can write"
     if sys.stderr is not None:
-        print("compiling the fast engine for this CPU; this happens once and takes some 10 seconds", file=sys.stderr)
+        print(f"compiling the fast engine for this CPU, which takes some 10 seconds, {often}", file=sys.stderr)
 
 
 def make_kernels(*names: str) -> None:
@@ -156,7 +161,7 @@ def make_kernels(*names: str) -> None:
 
         with contextlib.ExitStack() as stack:
             if None in (found := kept()).values():  # then look again when it is this process's turn
-                announce()
+                announce(folder)
                 stack.enter_context(turn(folder))
                 found = kept()
                 absent = {part for part, code in found.items() if code is None}

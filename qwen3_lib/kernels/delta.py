@@ -1,4 +1,4 @@
-"""The kernel of a gated delta net: qwen3_5.delta_net between its projections. See layers.py for the others.
+"""The kernel of a gated delta net: qwen3_5.gated_delta_net between its projections. See layers.py for the others.
 
 A state has columns that don't depend on each other, so a thread takes 16 of them through some tokens while they stay in
 the first cache, token by token as the paper writes it. This order of sums knows no chunks: a token's result depends on
@@ -141,7 +141,7 @@ def state_of(job, sequence, which, number):
 
 @compiled
 def convolve(crew, number, job):
-    """qwen3_5.causal_conv of a thread's channels of q, k and v, in place, from a sequence's last token to its first."""
+    """qwen3_5.causal_convolution of a thread's channels of q, k and v, in place, from the last token to the first."""
     qkv, conv, runs = fields.qkv(job), fields.conv(job)[number], fields.runs(job)
     taps, channels = conv.shape
     mine = part_of((channels + 15) // 16, crew)

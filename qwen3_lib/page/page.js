@@ -62,7 +62,8 @@ function amount(value, unit) {
 // State: what is chosen. Each view names the fields it depends on and is drawn again when one of them changes.
 // ---------------------------------------------------------------------------------------------------------------------
 
-const state = {token: about.n_prompt - 1, step: way.steps.findIndex(step => step.weight === "o_proj"), layer: 0,
+const words = range(nTokens).slice(about.n_prompt).filter(i => /^(?!<.*>$).*[\p{L}\p{N}]/u.test(labels[tokens.ids[i]]));
+const state = {token: words[0] ?? about.n_prompt - 1, step: way.steps.findIndex(step => step.weight === "o_proj"), layer: 0,
                head: 0, key: 0, pair: 0, net: 0, netHead: 0, lens: about.num_hidden_layers,
                drawn: 0, pass: 0, luck: 0, ...choosing.settings};
 const views = [];

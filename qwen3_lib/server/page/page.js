@@ -219,7 +219,7 @@ async function unlocked() {
 async function greet() {
   try {
     const [about] = (await (await request("v1/models")).json()).data;
-    at("model").textContent = model = about.id;
+    at("model").title = at("model").textContent = model = about.id;
     context = about.max_model_len;
     sees = about.input_modalities.includes("image");
     at("add").hidden = !sees;

@@ -1,0 +1,23 @@
+"""The installed commands: each is a script's `main`, and Ctrl-C is one line from the first import on."""
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+
+def command(script: str, *options: str) -> Callable[[], int]:
+    """The main function of a script, with these options before those of the command line."""
+    def run() -> int:
+        try:
+            status: int = import_module(script).main([*options, *sys.argv[1:]])
+            return status
+        except KeyboardInterrupt:
+            print(f"{Path(sys.argv[0]).name}: interrupted", file=sys.stderr)
+            return 130
+
+    return run
+
+
+qwen3, embed, batch, inspect, server = map(command, ("qwen3", "qwen3_embed", "qwen3_batch", "qwen3_inspect",
+                                                     "qwen3_server"))
+fast = command("qwen3", "--fast")

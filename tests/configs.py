@@ -2,9 +2,13 @@
 import json
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared/data/qwen3"  # files of the official checkpoints, where there are some
 QWEN3_5 = SHARED.parent / "qwen3_5"  # the same of Qwen3.5
+needs_official_files = pytest.mark.skipif(not SHARED.is_dir() or not QWEN3_5.is_dir(),
+                                          reason=f"{SHARED.parent} has no files of the official checkpoints")
 FRANCE = "What is the capital of France?"
 PARIS = "The capital of France is Paris.\n"
 FORM = {"type": "object", "additionalProperties": False, "required": ["capital", "continent"], "properties": {

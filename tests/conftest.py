@@ -2,10 +2,12 @@
 import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,17 @@ if os.environ.get("QWEN3_CHECK_MEMORY"):
 # The same examples in every run, so that a result depends on the code only; other ones: --hypothesis-profile=default
 settings.register_profile("same examples", derandomize=True, deadline=None)
 settings.load_profile("same examples")
+
+
+def pytest_terminal_summary(terminalreporter):
+    """One line for each reason for which tests are skipped; pytest's own summary has one for each place in a file."""
+    reasons = Counter()
+    for report in terminalreporter.stats.get("skipped", ()):
+        reason = report.longrepr[2].removeprefix("Skipped: ")
+        absent = re.match(r"could not import '(\w+)", reason)
+        reasons[f"{absent[1]} is not installed" if absent else reason] += 1
+    for reason, n in reasons.most_common():
+        terminalreporter.line(f"{n} skipped: {reason}")
 
 
 @pytest.fixture(scope="session")
@@ -144,8 +157,7 @@ def client(served):
 
 @pytest.fixture(scope="module")
 def browser():
-    sync_api = pytest.importorskip("playwright.sync_api",
-                                   reason="playwright is not installed: pip install -e '.[browser]'")
+    sync_api = pytest.importorskip("playwright.sync_api")
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         pytest.skip("no chromium is installed")

@@ -208,7 +208,7 @@ def complaints_of(page) -> list[str]:
 
 def axe_core() -> str:
     """The script that looks for violations of accessibility."""
-    axe = pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed")
+    axe = pytest.importorskip("axe_playwright_python")
     return next(Path(axe.__file__).parent.rglob("axe.min.js")).read_text("utf-8")
 
 

@@ -80,8 +80,8 @@ def assert_close(found, expected):
     ids=["untied", "tied", "rank 7", "rooted, float16"])
 def test_logits_are_those_of_torch_with_the_sum(shape, options, tmp_path):
     """transformers' model, to whose weights the test adds the products. A changed head leaves the embedding alone."""
-    torch = pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[reference]'")
-    pytest.importorskip("transformers", reason="transformers is not installed")
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
     from make_golden import load as reference
     path = make_random_model(shape, tmp_path / "model", "float32")
     changes = make_adapter(tmp_path / "adapter", matrices(shape), **options)
@@ -195,8 +195,8 @@ SMALL_MOE = MOE | {"num_experts": 4, "num_hidden_layers": 2}
 
 def save_with_peft(path, folder, seed=0, **options):
     """An adapter in the files that peft writes, after random steps of training -> peft's model."""
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    peft = pytest.importorskip("peft", reason="peft is not installed: pip install peft")
+    torch = pytest.importorskip("torch")
+    peft = pytest.importorskip("peft")
     from make_golden import load as reference
     torch.manual_seed(seed)
     options = {"r": 3, "lora_alpha": 6, "target_modules": ALL, "task_type": "CAUSAL_LM"} | options
@@ -270,7 +270,7 @@ def test_experts_one_by_one(tmp_path):
         f"{start}.experts.{expert}.{name}": size for start in layers for expert in range(4)
         for name, size in (("gate_proj", (24, 32)), ("up_proj", (24, 32)), ("down_proj", (32, 24)))}
     make_adapter(tmp_path / "adapter", sizes, lora_dropout=0)
-    pytest.importorskip("peft", reason="peft is not installed: pip install peft")
+    pytest.importorskip("peft")
     assert_both_engines_give(logits_of_peft(path, tmp_path / "adapter"), path, tmp_path / "adapter")
 
 

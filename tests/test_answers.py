@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import qwen3
-from configs import FRANCE, PARIS, SHARED
+from configs import FRANCE, PARIS, SHARED, needs_official_files
 from fuzzing import any_answer, any_text, cut_up, fuzz, merged, pairs_of, parts_of
 from helpers import (WEATHER, assert_one_line, edit_json, filled_cache, message_of, random_ids, with_engine,
                      works_or_refused)
@@ -515,7 +515,7 @@ def test_python_functions_are_tools(demo):
 
 # ---- Answers taken apart ---------------------------------------------------------------------------------------------
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason=f"no golden files at {SHARED}")
+@needs_official_files
 def test_golden_parse():
     for line in (SHARED / "golden/parse.jsonl").read_text("utf-8").splitlines():
         case = json.loads(line)

@@ -59,7 +59,6 @@ build.kernel("attend_heads")(build.np.zeros(1, int), 0)
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="each process compiles there")
 def test_of_several_processes_one_compiles(tmp_path):
     """Those that come meanwhile wait for it and take its kernels. Each says once that this takes a while."""
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "new"), "PYTHONPATH": str(ROOT)}

@@ -9,13 +9,13 @@ import safetensors.numpy
 
 import qwen3
 import qwen3_numba as fast
-from configs import ROOT, SHARED
+from configs import ROOT, SHARED, needs_official_files
 from embedders import AFTER, BEFORE, SHAPE, add_modules, make_embedder, make_reranker, texts, tokenizer_of
 from helpers import edit_json
 from qwen3_embed import SEARCH, classify, embed, rerank
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[reference]'")
-transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
 
 WIDE = SHAPE | {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 32, "hidden_size": 96,
                 "tie_word_embeddings": False}
@@ -63,14 +63,13 @@ def assert_same_direction(ours, states, dimensions=None):
     np.testing.assert_allclose(ours, theirs, atol=2e-5)
 
 
-@pytest.fixture(scope="module", params=["small", "wide, untied", 151669, 151665])
+@pytest.fixture(scope="module", params=["small", "wide, untied", *(
+    pytest.param(size, marks=needs_official_files) for size in OFFICIAL)])
 def embedder(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("embedder") / "model"
     if isinstance(request.param, str):
         return make_embedder(folder, SHAPE if request.param == "small" else WIDE)
     source = SHARED / OFFICIAL[request.param]
-    if not source.exists():
-        pytest.skip("the official tokenizers are not here")
     # As in Qwen3-Embedding-4B, the config may name another end of text than the tokenizer puts behind the texts.
     return make_embedder(folder, source=source, vocab_size=request.param, eos_token_id=151645)
 
@@ -100,10 +99,8 @@ def test_a_file_that_transformers_writes(tmp_path):
 
 
 @pytest.mark.parametrize("engine", ["NumPy", "fast"])
-@pytest.mark.parametrize("size", [None, 151669])
+@pytest.mark.parametrize("size", [None, pytest.param(151669, marks=needs_official_files)])
 def test_scores(engine, size, tmp_path):
-    if size is not None and not (SHARED / "tokenizer").exists():
-        pytest.skip("the official tokenizers are not here")
     source = ROOT / "demo" if size is None else SHARED / "tokenizer"
     folder = make_reranker(tmp_path / "model", WIDE if size is None else SHAPE, source,
                            **({} if size is None else {"vocab_size": size}))
@@ -122,7 +119,7 @@ def test_scores(engine, size, tmp_path):
 
 @pytest.fixture(scope="module")
 def st():
-    return pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    return pytest.importorskip("sentence_transformers")
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from helpers import message_of
 from make_random_model import make_random_model
 from tokenizer_utils import Tokenizer
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[reference]'")
-transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
 
 from test_reference import both_engines, load  # noqa: E402
 from test_vision_reference import noise, reference  # noqa: E402
@@ -186,7 +186,7 @@ part.text if part.type == 'text' else '<|vision_start|><|image_pad|><|vision_end
 @both_engines
 def test_scores_by_sentence_transformers(engine, both, tmp_path, monkeypatch):
     """CrossEncoder loads the folder by its modules.json, as in the model's card, and makes a message of each part."""
-    st = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    st = pytest.importorskip("sentence_transformers")
     from sentence_transformers.base.modules import transformer as room
     folder = shutil.copytree(both[0], tmp_path / "folder")
     model = load(engine, folder)

@@ -82,7 +82,7 @@ def test_packed_from_the_layout(tmp_path, case):
 
 
 def test_fp8_bytes_are_those_of_torch():
-    torch = pytest.importorskip("torch", reason="torch is not installed")
+    torch = pytest.importorskip("torch")
     theirs = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
     assert np.array_equal(FP8, theirs, equal_nan=True)
 
@@ -112,8 +112,8 @@ BYTES = {  # of compressed-tensors: the format, its settings, and the block of n
 @pytest.mark.parametrize("case", BYTES)
 def test_compressed_tensors(tmp_path, case):
     """Compressed and decompressed by the package itself."""
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    pytest.importorskip("compressed_tensors", reason="compressed-tensors is not installed")
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("compressed_tensors")
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
@@ -172,8 +172,8 @@ def test_fp4_of_bitsandbytes():
 @pytest.mark.parametrize("size, nested, storage", [(64, True, "uint8"), (256, False, "uint8"), (32, True, "bfloat16")])
 def test_bitsandbytes(kind, size, nested, storage):
     """Packed and unpacked by bitsandbytes itself, also where a block runs on over the end of a row."""
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    library = pytest.importorskip("bitsandbytes.functional", reason="bitsandbytes is not installed")
+    torch = pytest.importorskip("torch")
+    library = pytest.importorskip("bitsandbytes.functional")
     w = torch.randn(300, 40)
     codes, state = library.quantize_4bit(w, blocksize=size, quant_type=kind, compress_statistics=nested,
                                          quant_storage=getattr(torch, storage))
@@ -208,7 +208,7 @@ def torch_layer(torch, values: np.ndarray):
 @pytest.mark.parametrize("size", [16, 32])
 def test_autoawq(tmp_path, monkeypatch, size):
     """Packed and unpacked by AutoAWQ itself."""
-    torch = pytest.importorskip("torch", reason="torch is not installed")
+    torch = pytest.importorskip("torch")
     gemm = part_of("awq", "modules.linear.gemm", monkeypatch)
 
     def pack(w, _settings):
@@ -229,7 +229,7 @@ def test_autoawq(tmp_path, monkeypatch, size):
 @pytest.mark.parametrize("bits", [4, 8])
 def test_autogptq(tmp_path, monkeypatch, bits, order):
     """Packed by AutoGPTQ itself, and unpacked by its layer: the product with the identity is the matrix."""
-    torch = pytest.importorskip("torch", reason="torch is not installed")
+    torch = pytest.importorskip("torch")
     library = part_of("auto_gptq", "nn_modules.qlinear.qlinear_cuda", monkeypatch)
 
     def pack(w, _settings):
@@ -249,7 +249,7 @@ def test_autogptq(tmp_path, monkeypatch, bits, order):
 
 
 def test_bfloat16_is_the_nearest():
-    torch = pytest.importorskip("torch", reason="torch is not installed")
+    torch = pytest.importorskip("torch")
     values = np.random.default_rng(0).integers(0, 2**32, 100_000, np.uint32).view(np.float32)
     theirs = torch.tensor(values).bfloat16().view(torch.int16).numpy().view(np.uint16)
     ours = to_bfloat16(values)

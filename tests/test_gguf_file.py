@@ -14,7 +14,7 @@ import pytest
 
 import qwen3
 import qwen3_numba as fast
-from configs import (BASE, FRANCE, HYBRID, HYBRID_MOE, PARIS, QWEN3_5, ROOT, SHARED, YARN)
+from configs import (BASE, FRANCE, HYBRID, HYBRID_MOE, PARIS, QWEN3_5, ROOT, SHARED, YARN, needs_official_files)
 from helpers import (assert_one_line, logits_of, memory_while_loading, message_of, random_ids, run_fast, run_main,
                      works_or_refused)
 from make_random_model import make_random_model
@@ -28,7 +28,7 @@ from qwen3_lib.kernels.layout import BF16, F16, F32, INT8, Q4_0, Q4_1, Q5_1
 from test_qwen3_moe import MOE
 from tokenizer_utils import load_tokenizer
 
-gguf = pytest.importorskip("gguf", reason="gguf is not installed: pip install gguf")
+gguf = pytest.importorskip("gguf")
 
 DEMO = ROOT / "demo"
 N_TOKENS = 4080  # of tokenizer_keys(DEMO)
@@ -157,7 +157,7 @@ def test_the_bundled_tokenizer_is_the_same(demo_gguf, demo, text):
     assert tokenizer.apply_chat_template(messages) == demo.tokenizer.apply_chat_template(messages)
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason=f"no official tokenizer at {SHARED}")
+@needs_official_files
 @pytest.mark.parametrize("name", ["tokenizer", "tokenizer_base"])
 def test_the_official_tokenizer_is_the_same(tmp_path, name):
     path = make_random_model(BASE, tmp_path, "float32")
@@ -248,7 +248,7 @@ def unquantized(tmp_path_factory):
 
 def llama_logits(file, ids) -> np.ndarray:
     """llama.cpp's logits [n, vocab_size] of a file."""
-    llama = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    llama = pytest.importorskip("llama_cpp")
     model = llama.Llama(str(file), n_ctx=64, logits_all=True, verbose=False, n_threads=1)
     model.eval(ids)
     return model.scores[:len(ids)].copy()
@@ -262,7 +262,7 @@ def divergence(logits, others) -> float:
 
 def llama_quantized(source, folder, form):
     """Files that llama.cpp has quantized, and turned into float32 again."""
-    llama = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    llama = pytest.importorskip("llama_cpp")
     written = [source]
     for number in (QUANTIZED[form], 0):  # 0: everything in float32
         params = llama.llama_model_quantize_default_params()
@@ -655,7 +655,7 @@ def test_a_qwen3_5_of_llama_quantize(tmp_path, form):
             assert np.array_equal(from_whole(packed[key], 2), tensor.data[2:]), key
 
 
-@pytest.mark.skipif(not QWEN3_5.is_dir(), reason=f"no tokenizer at {QWEN3_5}")
+@needs_official_files
 def test_the_tokenizer_of_qwen3_5_is_the_same(tmp_path):
     path = make_random_model(SMALL, tmp_path / "m", "float32")
     keys = tokenizer_keys(QWEN3_5 / "tokenizer") | {"tokenizer.ggml.pre": "qwen35"}

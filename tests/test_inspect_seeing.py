@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+from PIL import Image, ImageDraw
 
 import qwen3
 import qwen3_inspect
@@ -16,9 +17,6 @@ from qwen3_lib.page.page import html
 from test_inspect import unpacked
 from test_inspect_browser import PIXEL, Tab, percents
 from test_qwen3_vision import CONFIGS, make_seeing
-
-Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed: pip install -e '.[vision]'")
-ImageDraw = pytest.importorskip("PIL.ImageDraw")
 
 COLOURS = Image.fromarray(np.random.default_rng(0).integers(0, 256, (12, 16, 3), np.uint8))
 NOISE = COLOURS.resize((1600, 1200), 3)  # 36 x 27 tokens in qwen3.py

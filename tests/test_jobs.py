@@ -3,6 +3,7 @@ import contextlib
 import json
 import os
 import random
+import resource
 import signal
 import tracemalloc
 from types import SimpleNamespace
@@ -213,7 +214,6 @@ def test_results_are_forced_to_the_disk(scratch, monkeypatch):
 
 def test_a_full_disk(scratch, expected):
     """A write that the system takes in part, then refuses; many times, until the job is done."""
-    resource = pytest.importorskip("resource", reason="there are no limits of files here")
     out, said = scratch / "out.jsonl", scratch / "said"
     for limit in range(4000, 200_000, 4000):
         before = whole(out)
@@ -237,7 +237,6 @@ def test_a_full_disk(scratch, expected):
 
 def test_a_disk_too_full_for_the_description(scratch):
     """OUT.job is written before any result. Closing it fails, too, without a traceback; the job can begin later."""
-    resource = pytest.importorskip("resource", reason="there are no limits of files here")
     out, said = scratch / "out.jsonl", scratch / "said"
     (scratch / "in.jsonl").write_text('{"prompt": "a"}')
 

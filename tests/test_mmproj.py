@@ -12,8 +12,7 @@ from make_random_model import make_random_model
 from qwen3_lib.io.models import open_model
 from qwen3_lib.io.pictures import picture_of
 
-gguf = pytest.importorskip("gguf", reason="gguf is not installed: pip install -e '.[reference]'")
-pytest.importorskip("PIL", reason="Pillow is not installed: pip install -e '.[vision]'")
+gguf = pytest.importorskip("gguf")
 
 import test_gguf_file  # noqa: E402
 

@@ -6,7 +6,7 @@ import re
 import pytest
 
 import qwen3_numba as fast
-from configs import ROOT, SHARED
+from configs import ROOT, SHARED, needs_official_files
 from published import official_configs
 from qwen3 import tensor_shapes
 from qwen3_5 import hybrid_config
@@ -38,7 +38,7 @@ def sizes_of(folder, file):
     return config, n, read, packed
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason=f"no official configs at {SHARED}")
+@needs_official_files
 def test_sizes(tmp_path):
     """Of every official config; variants have the row of their size. In docs/scaling.md, the first table."""
     sizes = {re.sub("^Qwen3-", "", name): row[1:] for row in rows_of("models.md") if row[0].startswith("Qwen3-")
@@ -58,7 +58,7 @@ def test_sizes(tmp_path):
             assert text == f"{size / 1e9:.{len(text.partition('.')[2])}f}"
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason=f"no official configs at {SHARED}")
+@needs_official_files
 def test_sizes_of_qwen3_5():
     file = SHARED.parent / "qwen3_5/configs/Qwen3.5-0.8B.json"
     config = hybrid_config(json.loads(file.read_text()), file)

@@ -256,7 +256,6 @@ def test_a_draft_computes_its_own_guesses_once(model, monkeypatch):
 
 
 def test_what_a_schema_forces_is_computed_together(tmp_path):
-    pytest.importorskip("llguidance")
     passes, model = [], qwen3.load_model(make(HYBRID | {"vocab_size": VOCABULARY}, tmp_path))
     answer, alone = (Completion(changed(model, 0, passes), [8, 9], schema=regex("The capital is (Paris|Rome), or so"),
                                 stop=", or") for _ in range(2))

@@ -13,8 +13,8 @@ from make_random_model import make_random_model
 from published import CASES, FLOAT, bytes_in_blocks, publish, quantize_model, write_tensors
 from test_qwen3_moe import fuse
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[reference]'")
-transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
 
 from make_golden import load as reference  # noqa: E402
 from test_reference import both_engines, compare  # noqa: E402
@@ -115,7 +115,7 @@ ALL = ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj", "q_proj
 
 def trained(base, folder, **options):
     """peft's model of a base after random steps of training, which it has saved."""
-    peft = pytest.importorskip("peft", reason="peft is not installed: pip install peft")
+    peft = pytest.importorskip("peft")
     torch.manual_seed(0)
     options = {"r": 3, "lora_alpha": 6, "task_type": "CAUSAL_LM"} | options
     model = peft.get_peft_model(base, peft.LoraConfig(**options)).eval()

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import qwen3
 import qwen3_numba
@@ -28,8 +29,6 @@ from qwen3_lib.generation.guesses import Draft
 from qwen3_lib.generation.score import score
 from qwen3_lib.io.pictures import picture_of
 from qwen3_vision import VisionConfig, mrope_positions, patches_of
-
-Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed: pip install -e '.[vision]'")
 
 COLOURS = np.random.default_rng(0).integers(0, 256, (40, 60, 3), np.uint8)  # 60 pixels wide
 PICTURES = [np.random.default_rng(i).integers(0, 256, size, np.uint8) for i, size in enumerate(

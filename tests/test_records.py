@@ -193,7 +193,6 @@ def test_openai_requests_that_are_refused(demo, change, words):
 
 def test_openai_requests_for_a_form(demo):
     """Fields that need llguidance. An option of the line replaces the same option of the job."""
-    pytest.importorskip("llguidance")
     schema = {"type": "object", "properties": {"a": {"type": "string"}}}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     job = JobSettings({"schema": {"type": "array"}, "temperature": 0.5, "seed": 3}, think=True)

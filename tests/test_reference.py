@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import qwen3
-from configs import BASE, CASES, HYBRID, HYBRID_MOE, HYBRIDS, QWEN3_5, ROOT, VOCABULARY
+from configs import BASE, CASES, HYBRID, HYBRID_MOE, HYBRIDS, QWEN3_5, ROOT, VOCABULARY, needs_official_files
 from fuzzing import any_conversation
 from helpers import REMOVED, edit_json, message_of, random_ids
 from make_random_model import make_random_model
@@ -24,8 +24,8 @@ from test_inspect import unpacked
 from test_qwen3_moe import MOE, fuse
 from tokenizer_utils import StreamDecoder, load_tokenizer
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[reference]'")
-transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
 
 from make_golden import greedy, load as reference  # noqa: E402
 
@@ -113,7 +113,7 @@ def to_fp8(path, block):
     write_tensors(path / "model.safetensors", packed)
 
 
-CONFIGS = official_configs() or [pytest.param(None, marks=pytest.mark.skip(reason="no official configs in ../shared"))]
+CONFIGS = official_configs() or [pytest.param(None, marks=needs_official_files)]
 
 
 @both_engines
@@ -336,12 +336,11 @@ def test_bundled_template_is_read_alike():
 def newer():
     """(transformers' tokenizer, ours) of Qwen3.5. AutoTokenizer takes that class, too, beside a config.json."""
     path = QWEN3_5 / "tokenizer"
-    if not path.is_dir():
-        pytest.skip(f"no tokenizer at {path}")
     from transformers.models.qwen3_5.tokenization_qwen3_5 import Qwen3_5Tokenizer
     return Qwen3_5Tokenizer.from_pretrained(path), load_tokenizer(path)
 
 
+@needs_official_files
 def test_template_of_qwen3_5(newer):
     """Text and ids of random conversations; where transformers fails, so do we."""
     theirs, ours = newer
@@ -363,6 +362,7 @@ def test_template_of_qwen3_5(newer):
     assert 0.05 * n < refused < 0.5 * n
 
 
+@needs_official_files
 def test_tokenizer_of_qwen3_5(newer):
     """Any text: ids, and the text that they give, whole and as a stream."""
     theirs, ours = newer

@@ -34,13 +34,13 @@ def quantized(path):
 
 
 def gguf_file(path):
-    pytest.importorskip("gguf", reason="gguf is not installed")
+    pytest.importorskip("gguf")
     from test_gguf_file import DEMO, write_gguf
     return write_gguf(DEMO, path.with_suffix(".gguf"))
 
 
 def gguf_file_of_a_hybrid(path):
-    pytest.importorskip("gguf", reason="gguf is not installed")
+    pytest.importorskip("gguf")
     from test_gguf_file import NEWER, write_hybrid
     return write_hybrid(make_random_model(NEWER["dense"], path, "float32"), path.with_suffix(".gguf"))
 

@@ -11,7 +11,10 @@ import time
 from pathlib import Path
 from typing import Literal
 
+import jsonschema
+import pydantic
 import pytest
+import referencing
 
 import qwen3
 from configs import FORM, FRANCE
@@ -23,10 +26,6 @@ from qwen3_lib.generation.prepare import prepared
 from qwen3_lib.generation.schema import Grammar, lark, parsed, regex, type_adapter
 from qwen3_lib.generation.batch import Batch
 from test_answers import saying
-
-jsonschema = pytest.importorskip("jsonschema")
-import referencing  # noqa: E402  (comes with it)
-pytest.importorskip("llguidance")
 
 
 class Size(enum.Enum):
@@ -71,7 +70,6 @@ def test_a_class_needs_pydantic(demo, monkeypatch):
 
 
 def test_an_answer_is_an_object_of_the_class_that_was_passed(demo):
-    pydantic = pytest.importorskip("pydantic")
     oak = parsed(Tree, json.dumps(TREE | {"heights": [1, 2.5], "next": TREE}))
     assert oak == Tree(Size.LARGE, "oak", None, [1.0, 2.5], {"a": 1}, Tree(Size.LARGE, "oak", None, [1.5], {"a": 1}))
     assert type(oak.heights[0]) is float

@@ -10,7 +10,7 @@ from configs import FORM
 from helpers import assert_accessible, axe_core, complaints_of
 from serving import FRANCE, PARIS, Served
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+sync_api = pytest.importorskip("playwright.sync_api")
 pytestmark = pytest.mark.timeout(120)
 ASKED = FRANCE[0]["content"]
 CHATS = "() => Object.keys(localStorage).filter(k => k.startsWith('qwen3.chat.')).map(k => JSON.parse(localStorage[k]))"

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import re
 
+import jsonschema
 import numpy as np
 import pytest
 
@@ -16,13 +17,11 @@ from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.processors import StopLoops
 from qwen3_lib.generation.schema import matcher_of
 from qwen3_lib.app.openai import Door, Refusal, chat_request
-from serving import FRANCE, PARIS, Served, openai, streamed  # first: it skips where the server needs packages
+from serving import FRANCE, PARIS, Served, openai, streamed
 from qwen3_lib.server.replies import ChatReply
 from qwen3_lib.server.worker import Job
 from test_tokenizer_utils import LIKE_3_8
 from tokenizer_utils import InputError, Tokenizer
-
-jsonschema = pytest.importorskip("jsonschema")
 
 
 @pytest.mark.parametrize("options, expected", [

@@ -1,7 +1,6 @@
 """qwen3_lib/kernels/team.py: threads that don't change the result, cost nothing when idle, and end with their model."""
 import ctypes
 import gc
-import os
 import queue
 import signal
 import sys
@@ -298,7 +297,6 @@ def at_once(model, prompts):
     return results
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.parametrize("delay, rounds", [(0, 3), (0.02, 2)])
 def test_eight_threads_at_once_after_a_fork(delay, rounds):
     """Each finds that the threads are gone; they must start them once, not eight times, however long that takes."""
@@ -325,7 +323,6 @@ def test_eight_threads_at_once_after_a_fork(delay, rounds):
         in_child(child, 120)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_fork_while_threads_are_started():
     """The lock is held by a thread that the child doesn't have."""
     model = fast.load_model(ROOT / "demo", threads=2)
@@ -334,7 +331,6 @@ def test_a_fork_while_threads_are_started():
         assert in_child(lambda: tokens_of(model, [1, 2, 3]), 120) == expected
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_fork_in_the_middle_of_a_job():
     model = fast.load_model(ROOT / "demo", threads=2)
     expected, stop = tokens_of(model, [1, 2, 3]), threading.Event()

@@ -2,14 +2,11 @@
 import random
 
 import pytest
+from PIL import Image, ImageDraw
 
 import qwen3
 import qwen3_numba
 from configs import ROOT
-
-PIL = pytest.importorskip("PIL", reason="Pillow is not installed: pip install -e '.[vision]'")
-
-from PIL import Image, ImageDraw  # noqa: E402
 
 COLOURS = {"red": (200, 45, 50), "green": (50, 165, 70), "blue": (60, 80, 200)}
 SHAPES = ("circle", "square", "triangle")

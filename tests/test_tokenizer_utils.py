@@ -15,7 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import tokenizer_utils
-from configs import QWEN3_5, ROOT, SHARED
+from configs import QWEN3_5, ROOT, SHARED, needs_official_files
 from fuzzing import any_conversation, fuzz
 from helpers import message_of as error_of
 from qwen3_lib.generation.answer import inside_thought
@@ -23,15 +23,10 @@ from tokenizer_utils import PICTURES, StreamDecoder, Tokenizer, brief, checked_m
 
 pytestmark = [pytest.mark.core, pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")]
 
-needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"no real tokenizers and golden files at {SHARED}")
-
 
 # ---- Helpers ---------------------------------------------------------------------------------------------------------
 
 def golden(name):
-    """The cases of a golden file; none when the shared folder is absent (its tests are skipped then)."""
-    if not SHARED.is_dir():
-        return []
     return [json.loads(line) for line in (SHARED / "golden" / name).read_text("utf-8").splitlines() if line]
 
 
@@ -92,7 +87,7 @@ def user(content="Hi", **extra):
 
 # ---- Golden files ----------------------------------------------------------------------------------------------------
 
-@needs_shared
+@needs_official_files
 def test_golden_tokenize():
     for case in golden("tokenize.jsonl"):
         for name in ("tokenizer", "tokenizer_base"):
@@ -103,13 +98,13 @@ def test_golden_tokenize():
             assert real().decode(case["ids"], skip_special_tokens=True) == case["decoded_skip_special"], case["i"]
 
 
-@needs_shared
+@needs_official_files
 def test_golden_tokenize_embedding():
     for case in golden("tokenize_embedding.jsonl"):
         assert real("tokenizer_embedding").encode(case["text"]) == case["ids"], case
 
 
-@needs_shared
+@needs_official_files
 def test_golden_stream():
     for n, case in enumerate(golden("stream.jsonl")):
         assert stream(real(), case["ids"]) == (case["pieces"], case["flush"]), n
@@ -120,7 +115,7 @@ def chat_id(case):
     return f"{case['template']}-{case['i']}-{case['name']}"
 
 
-@needs_shared
+@needs_official_files
 @pytest.mark.parametrize("file", ["chat.jsonl", "chat_2507.jsonl", "chat_base_april2025.jsonl"])
 def test_golden_chat(file):
     for case in golden(file):
@@ -343,7 +338,7 @@ def newer(name):
     return load_tokenizer(QWEN3_5 / "tokenizer") if name == "3.5" else tiny(LIKE_3_8)
 
 
-NEWER = [pytest.param("3.5", marks=pytest.mark.skipif(not QWEN3_5.is_dir(), reason=f"no files at {QWEN3_5}")), "3.8"]
+NEWER = [pytest.param("3.5", marks=needs_official_files), "3.8"]
 
 
 @pytest.mark.parametrize("name", NEWER)

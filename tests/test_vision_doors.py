@@ -13,6 +13,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import qwen3
 import qwen3_batch
@@ -32,7 +33,6 @@ from test_chat import handled, refused
 from qwen3_vision import tower
 from test_qwen3_vision import CONFIGS, make_seeing
 
-Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed: pip install -e '.[vision]'")
 LIKELIEST = {"max_tokens": 5, "temperature": 0}
 TEXT = {"type": "text", "text": "What is this?"}
 

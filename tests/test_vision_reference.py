@@ -1,6 +1,7 @@
 """Live comparison of what models see with transformers in float64: pixels, towers, whole models. Skipped without torch."""
 import numpy as np
 import pytest
+from PIL import Image
 
 import qwen3
 import qwen3_vision
@@ -11,9 +12,8 @@ from qwen3 import map_safetensors
 from qwen3_lib.page.contents import PageOptions, contents
 from qwen3_vision import VisionConfig, patches_of, smart_resize, tower
 
-PIL = pytest.importorskip("PIL.Image", reason="Pillow is not installed: pip install -e '.[vision]'")
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[reference]'")
-transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
 
 from test_inspect import unpacked  # noqa: E402
 from test_qwen3_vision import CONFIGS, make_seeing  # noqa: E402
@@ -27,7 +27,7 @@ def noise(width, height, seed=0):
     """A picture of patches in random colours with random pixels on them."""
     rng = np.random.default_rng(seed)
     coarse = rng.integers(0, 200, (height // 20 + 1, width // 20 + 1, 3)).repeat(20, 0).repeat(20, 1)[:height, :width]
-    return PIL.fromarray((coarse + rng.integers(0, 56, coarse.shape)).astype(np.uint8))
+    return Image.fromarray((coarse + rng.integers(0, 56, coarse.shape)).astype(np.uint8))
 
 
 def processed(images, max_pixels=qwen3_vision.MAX_PIXELS):

@@ -21,6 +21,7 @@ from make_random_model import make_random_model
 from qwen3_lib.generation.processors import log_softmax
 from qwen3_lib.app import terminal
 from qwen3_lib.io import gguf_file
+from qwen3_lib.io.gguf_formats import FORMATS
 from qwen3 import rope_of, to_float32
 from qwen3_lib.io.models import Checkpoint, GGUFFile, open_model
 from qwen3_lib.io.tensors import PackedTensor, rows_of
@@ -192,7 +193,7 @@ def assert_kept(file, form=None) -> None:
             assert np.array_equal(fast.matrix_rows(weight, range(weight[0].rows)), to_float32(stored[name])), name
 
 
-@pytest.mark.parametrize("form", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4"])
+@pytest.mark.parametrize("form", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
 def test_formats_written_by_the_package(tmp_path, form):
     """The numbers are those of the package's own dequantization, and both engines compute with them."""
     path = make_random_model(BASE | {"hidden_size": 96, "tie_word_embeddings": False}, tmp_path / "model", "float32")
@@ -214,11 +215,29 @@ def test_formats_written_by_the_package(tmp_path, form):
     assert np.abs(logits - exact).max() < (1e-4 if form[-1] in "26" else 0.5) * exact.std()
 
 
-@pytest.mark.parametrize("form", [form for form in gguf_file.FORMATS.values() if form.unpack], ids=lambda it: it.name)
+def test_a_format_without_a_kernel_is_read_by_the_package(tmp_path, monkeypatch):
+    """The fast engine keeps the nearest int8. Without the package, one line says what to install."""
+    path = make_random_model(BASE | {"hidden_size": 96, "tie_word_embeddings": False}, tmp_path / "model", "float32")
+    file, kind = write_gguf(path, tmp_path / "x.gguf", "MXFP4"), gguf.GGMLQuantizationType.MXFP4
+    stored = open_model(str(file)).stored()
+    for name, tensor in open_model(str(path)).stored().items():
+        if tensor.data.ndim == 2:
+            expected = gguf.dequantize(gguf.quantize(tensor.data, kind), kind)
+            assert np.array_equal(to_float32(stored[name]), expected)
+            assert np.array_equal(rows_of(stored[name], 0, 20), expected[:20])
+    model, exact = fast.load_model(file, kv_dtype="f32"), logits_of(file, random_ids(9))
+    assert {weight[0].form for weight in model.weights.matrices.values()} == {INT8}
+    assert np.abs(logits_of(model, random_ids(9)) - exact).max() < 0.5 * exact.std()
+    gguf_file.parsed.cache_clear()
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    assert_one_line(message_of(qwen3.load_model, file), "x.gguf", "the format number 39", "pip install gguf")
+
+
+@pytest.mark.parametrize("form", [form for form in FORMATS.values() if form.unpack], ids=lambda it: it.name)
 def test_packed_formats_are_those_of_the_package(form):
     """Random bytes, NaN and infinity among the scales: the package's own dequantization gives the same numbers."""
     kind = gguf.GGMLQuantizationType[form.name]
-    assert gguf.GGML_QUANT_SIZES[kind] == (form.numbers, form.size) and gguf_file.FORMATS[kind] == form
+    assert gguf.GGML_QUANT_SIZES[kind] == (form.numbers, form.size) and FORMATS[kind] == form
     data = np.random.default_rng(0).integers(0, 256, (300, 512 // form.numbers * form.size), np.uint8)
     tensor = gguf_file.tensor_of(gguf_file.TensorEntry(form, (300, 512), data), mmap.mmap(-1, 4096))
     with np.errstate(all="ignore"):
@@ -232,9 +251,9 @@ def test_packed_formats_are_those_of_the_package(form):
 
 
 # llama.cpp's numbers; of Q3_K to Q5_K the mix "M"
-QUANTIZED = {"Q8_0": 7, "Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K": 12, "Q4_K": 15, "Q5_K": 17,
-             "Q6_K": 18, "IQ4_NL": 25, "IQ3_S": 26, "IQ4_XS": 30, "TQ1_0": 36, "TQ2_0": 37}
-ROUNDED = ("Q2_K", "Q3_K", "IQ3_S", "IQ4_XS")  # by the fast engine
+QUANTIZED = {"Q8_0": 7, "Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q4_K": 15, "Q5_K": 17,
+             "Q6_K": 18, "IQ4_XS": 30, "TQ2_0": 37}
+ROUNDED = ("Q2_K", "IQ4_XS", "TQ2_0")  # by the fast engine
 
 
 @pytest.fixture(scope="module")
@@ -421,7 +440,7 @@ def test_tensors_out_of_bounds(tmp_path, small):
         refused(tmp_path, small[:start] + struct.pack("<Q", value) + small[start + 8:], "blk.2.attn_q.weight"
                 if words != "has shape" else "q_proj", words)
     refused(tmp_path, small[:at] + struct.pack("<I", 9) + small[at + 4:], "9 dimensions")
-    refused(tmp_path, small[:at + 20] + struct.pack("<I", 17) + small[at + 24:], "the format IQ2_XS", "only F32")
+    refused(tmp_path, small[:at + 20] + struct.pack("<I", 17) + small[at + 24:], "IQ2_XS has blocks of 256")
     refused(tmp_path, small[:at + 20] + struct.pack("<I", 99) + small[at + 24:], "the format number 99")
 
 
@@ -480,7 +499,7 @@ def test_random_damage(tmp_path, small):
             data[at] = rng.choice([0, 1, 255, data[at] ^ 1 << rng.randrange(8)])
         if rng.random() < 0.3:  # another format for a tensor
             at = small.index(f"blk.{rng.randrange(3)}.ffn_up.weight".encode()) + len("blk.0.ffn_up.weight") + 20
-            data[at] = rng.choice([*gguf_file.FORMATS, *gguf_file.OTHER_FORMATS, 99])
+            data[at] = rng.choice([*FORMATS, 16, 17, 19, 28, 99])
         (tmp_path / "x.gguf").write_bytes(data)
         accepted += works_or_refused(qwen3.load_model, tmp_path / "x.gguf") is not None
     assert accepted > 5

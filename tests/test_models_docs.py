@@ -12,7 +12,7 @@ from qwen3 import tensor_shapes
 from qwen3_5 import hybrid_config
 from qwen3_5 import tensor_shapes as hybrid_shapes
 from qwen3_lib.io.formats import METHODS
-from qwen3_lib.io.gguf_file import FORMATS
+from qwen3_lib.io.gguf_formats import FORMATS
 from qwen3_lib.io.models import Checkpoint
 from qwen3_lib.kernels.layout import INT8, packed_shape
 

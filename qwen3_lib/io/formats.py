@@ -21,11 +21,12 @@ from qwen3_lib.io.errors import InputError, brief, is_whole, parse_json, some
 from qwen3 import DTYPES, Tensor, checked_number, to_float32
 from qwen3_lib.io.schemes import (Settings, auto_round_schemes, awq_schemes, compressed_schemes, fp8_schemes,
                                   gptq_schemes, group_schemes)
-from qwen3_lib.io.tensors import E2M1, AnyTensor, Blocks, PackedTensor, scaled
+from qwen3_lib.io.tensors import AnyTensor, Blocks, PackedTensor, scaled
 
 Grouped = Callable[[int, int], tuple[np.ndarray, np.ndarray]]
 Parts = Mapping[str, Tensor]
 FLOATS = " ".join(DTYPES)
+E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int16)  # twice the 16 numbers of FP4
 Unpacked = tuple[tuple[int, int], int, Callable[[int, int], Blocks], int]  # shape, bits, blocks, group of PackedTensor
 
 

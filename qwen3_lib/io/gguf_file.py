@@ -21,7 +21,7 @@ import numpy as np
 
 from qwen3 import DTYPES, Tensor, to_float32
 from qwen3_lib.io.errors import InputError, brief
-from qwen3_lib.io.gguf_formats import FORMATS, OTHER_FORMATS, Format
+from qwen3_lib.io.gguf_formats import Format, format_of
 from qwen3_lib.io.tensors import AnyTensor, Blocks, PackedTensor, map_file
 
 MAGIC = b"GGUF"
@@ -138,11 +138,10 @@ def parsed(file: Path, _size: int, _time: int) -> GGUF:
     start = -(-reader.at // alignment) * alignment
     tensors: dict[str, TensorEntry] = {}
     for name, shape, kind, offset in entries:
-        if kind not in FORMATS:
-            name_of_kind = OTHER_FORMATS.get(kind, f"number {kind}")
-            raise InputError(f"{file}: {brief(name)} has the format {name_of_kind}, which is not supported, only "
-                             f"{', '.join(form.name for form in FORMATS.values())} are")
-        form = FORMATS[kind]
+        try:
+            form = format_of(kind)
+        except InputError as error:
+            raise InputError(f"{file}: {brief(name)} has {error}") from error
         if not shape or shape[-1] % form.numbers:
             raise invalid(file, f"{brief(name)} has shape {list(shape)}, but {form.name} has blocks of {form.numbers} "
                                 "numbers")
@@ -231,11 +230,13 @@ def tensor_of(entry: TensorEntry, mapping: mmap.mmap) -> AnyTensor:
 
     def blocks(start: int, stop: int) -> Blocks:
         (numbers, scales, minima, factors), n = unpack(in_blocks[start:stop]), stop - start
+        if scales is None:
+            return Blocks(numbers)
         return Blocks(numbers.reshape(n, -1), scales.reshape(n, -1), None if minima is None else minima.reshape(n, -1),
                       None if factors is None else factors.reshape(len(factors), n, -1))
 
     return PackedTensor("F32", (len(in_blocks), entry.shape[-1]), blocks, mapping, form.bits,
-                        group=form.numbers // form.groups, factored=form.factored)
+                        group=form.numbers // form.groups if form.groups else 0, factored=form.factored)
 
 
 # ---- Qwen3.5: what llama.cpp's converter has changed -----------------------------------------------------------------
@@ -293,10 +294,11 @@ def reordered(tensor: AnyTensor, places: np.ndarray, columns: bool) -> AnyTensor
         return tensor._replace(data=np.take(tensor.data, places, axis=int(columns)))
     blocks, size = tensor.blocks, tensor.group
     if columns:
-        groups = places[::size] // size
-        if (places.reshape(-1, size) % size != np.arange(size)).any():  # some groups are torn apart
+        if not size or (places.reshape(-1, size) % size != np.arange(size)).any():  # some groups are torn apart
             return tensor._replace(blocks=lambda start, stop: Blocks(blocks(start, stop).values()[:, places]), group=0,
                                    factored=False)
+
+        groups = places[::size] // size
 
         def moved(start: int, stop: int) -> Blocks:
             numbers, scales, minima, _ = blocks(start, stop).multiplied()

@@ -20,7 +20,6 @@ PACKED_DTYPES: dict[str, np.dtype[Any]] = DTYPES | {
 
 EMBEDDING = "model.embed_tokens.weight"
 BLOCK = 32  # rows of a matrix are unpacked in multiples of this number: words hold 16 or fewer of them
-E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int16)  # twice the 16 numbers of FP4
 
 
 class Blocks(NamedTuple):

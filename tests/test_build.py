@@ -19,7 +19,7 @@ from qwen3_lib.kernels import build, compile, cpu, fields, layers, objects
 
 pytestmark = pytest.mark.core
 COMMAND = ["--model", ROOT / "demo", "--no-think", "What is the capital of Peru?"]
-COMPILING = "compiling the fast engine for this CPU, which takes some 10 seconds, once for models of this kind\n"
+COMPILING = "compiling the fast engine for this CPU: some 10 seconds, once for models of this kind\n"
 
 
 @pytest.mark.compiles
@@ -74,7 +74,7 @@ def test_a_place_that_keeps_no_kernels_is_named(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file"))
     for folder in (None, tmp_path / "file" / "12345678"):
         build.announce.__wrapped__(folder)
-        assert_one_line(capfd.readouterr().err, "at each start", f"because {tmp_path / 'file'} ", "set NUMBA_CACHE_DIR")
+        assert_one_line(capfd.readouterr().err, "at each start", f"in {tmp_path / 'file'};", "set NUMBA_CACHE_DIR")
 
 
 def test_cpus_and_settings_that_do_not_do(tmp_path, monkeypatch):

@@ -51,8 +51,8 @@ def resolve_model(name: str, offline: bool = False) -> Path:
             return folder / file
     hub = None if offline else import_client(repo_id)
     if hub is None or hub.is_offline_mode():
-        raise InputError(f"{brief(name)}: there is no such folder; the hub's cache {hub_cache()} lacks files of this "
-                         "model, and offline nothing is downloaded")
+        raise InputError(f"{brief(name)}: there is no such folder; the hub's cache {hub_cache()} lacks files of "
+                         f"{repo_id}, and offline nothing is downloaded")
     try:
         return download(hub, repo_id, quantization)
     except InputError:

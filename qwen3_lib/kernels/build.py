@@ -139,10 +139,10 @@ def announce(folder: Path | None) -> None:
     writable = False
     with contextlib.suppress(OSError):
         writable = folder is not None and made_ours(folder) and os.access(folder, os.W_OK)
-    often = "once for models of this kind" if writable else f"at each start, because {kernel_folder() or '~/.cache'} " \
-        "can't keep it: set NUMBA_CACHE_DIR to a folder that you alone can write"
+    often = "once for models of this kind" if writable else "at each start, because nothing can be kept in " \
+        f"{kernel_folder() or '~/.cache'}; set NUMBA_CACHE_DIR to a folder that you alone can write to"
     if sys.stderr is not None:
-        print(f"compiling the fast engine for this CPU, which takes some 10 seconds, {often}", file=sys.stderr)
+        print(f"compiling the fast engine for this CPU: some 10 seconds, {often}", file=sys.stderr)
 
 
 def make_kernels(*names: str) -> None:

@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -117,6 +119,31 @@ def forked(work) -> int:
             work()
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def run_forked(main, *args, stdin=b"", stdout=None) -> subprocess.CompletedProcess:
+    """A command line in a fork of this process, which has imported everything: with files, a status and an end of its
+    own, as a process of its own has. stdout: the number of an open file."""
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        given.write(stdin)
+        given.seek(0)
+
+        def work() -> None:
+            for number, file in enumerate((given.fileno(), out.fileno() if stdout is None else stdout, err.fileno())):
+                os.dup2(file, number)
+            sys.stdin, sys.stdout, sys.stderr = (open(number, "rw"[number > 0]) for number in range(3))
+            try:
+                status = main([str(arg) for arg in args])
+            except SystemExit as stop:  # with a status or, as Python prints it, a text
+                status = stop.code if isinstance(stop.code, int | None) else print(stop.code, file=sys.stderr) or 1
+            except BaseException:
+                status = traceback.print_exc() or 1
+            sys.stdout.flush(), sys.stderr.flush()
+            os._exit(status or 0)
+
+        status = forked(work)
+        out.seek(0), err.seek(0)
+        return subprocess.CompletedProcess(args, status, out.read(), err.read())
 
 
 def endless(folder, *options, **popen):

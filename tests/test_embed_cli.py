@@ -1,8 +1,9 @@
-"""qwen3_embed.py as a command, and examples/search.py: real processes."""
+"""qwen3_embed.py as a command, and examples/search.py, in processes of their own."""
 import io
 import json
 import os
 import pty
+import runpy
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import qwen3
 import qwen3_embed
 from configs import ROOT
 from embedders import add_modules, make_classifier, make_embedder
-from helpers import assert_one_line
+from helpers import assert_one_line, run_forked
 from qwen3_embed import SEARCH, classify, embed, rerank
 
 LINES = ["Bees find home by the sun.", "Tea came by ship.", "蜜蜂 通过 太阳 回家"]
@@ -22,11 +23,18 @@ QUERY = "How do bees find home?"
 SEARCHER = "examples/search.py"
 
 
-def run(*arguments, stdin="\n".join(LINES) + "\n", program="qwen3_embed.py", **options):
-    environment = {name: value for name, value in os.environ.items() if name != "QWEN3_MODEL"}
-    return subprocess.run([sys.executable, ROOT / program, *map(str, arguments)], timeout=120, env=environment,
-                          **({"stdout": subprocess.PIPE} | options), stderr=subprocess.PIPE,
-                          input=stdin.encode() if isinstance(stdin, str) else stdin)
+@pytest.fixture(autouse=True)
+def without_a_model(monkeypatch):
+    monkeypatch.delenv("QWEN3_MODEL", raising=False)
+
+
+def run(*arguments, stdin="\n".join(LINES) + "\n", main=qwen3_embed.main, **options):
+    return run_forked(main, *arguments, stdin=stdin.encode(), **options)
+
+
+def search(arguments):
+    sys.argv = [SEARCHER, *arguments]
+    runpy.run_path(str(ROOT / SEARCHER), run_name="__main__")
 
 
 def output(*arguments, **options) -> bytes:
@@ -119,19 +127,13 @@ def test_prompts_for_a_search(tmp_path):
     np.testing.assert_allclose(vectors, embed(model, [f"tea {line}" for line in LINES]), atol=1e-6)
 
 
-def test_refusals(embedder, reranker, tmp_path, capsys, monkeypatch):
-    """In this process; the process as a whole is tested below."""
+def test_refusals(embedder, reranker, tmp_path):
     lines = tmp_path / "lines.txt"
 
     def message(*arguments, data=b"a\n"):
         lines.write_bytes(data)
-        status = qwen3_embed.main([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        assert status == 1 and out == ""
-        assert_one_line(err)
-        return err
+        return refusal(*arguments)
 
-    monkeypatch.delenv("QWEN3_MODEL", raising=False)
     assert "no model is given" in message("--query", "a")
     assert "nowhere.txt: cannot be read" in message("--model", embedder, "--query", "a", "--documents", "nowhere.txt")
     documents = ["--query", "a", "--documents", lines]
@@ -168,7 +170,7 @@ def test_a_reader_that_has_left_is_no_error(embedder):
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, b"")
     with open("/dev/full", "wb") as full:
-        assert "could not be written" in refusal("--model", embedder, stdout=full)
+        assert "could not be written" in refusal("--model", embedder, stdout=full.fileno())
 
 
 def test_a_terminal_gets_no_binary(embedder):
@@ -186,17 +188,17 @@ def test_search(embedder, reranker, tmp_path):
     (notes / "more").mkdir(parents=True)
     (notes / "bees.txt").write_text("Bees find home by the sun.\n\nThey also smell.\n", "utf-8")
     (notes / "more/tea.md").write_text("Tea came by ship.\n", "utf-8")
-    assert b"3 passages of 2 files" in output("index", index, notes, "--model", embedder, program=SEARCHER)
-    found = output("find", index, LINES[0], program=SEARCHER).decode().splitlines()
+    assert b"3 passages of 2 files" in output("index", index, notes, "--model", embedder, main=search)
+    found = output("find", index, LINES[0], main=search).decode().splitlines()
     model, passages = qwen3.load_model(embedder), [LINES[0], "They also smell.", "Tea came by ship."]
     best = int(np.argmax(embed(model, passages) @ embed(model, [LINES[0]], SEARCH)[0]))
     assert len(found) == 3 and passages[best] in found[0] and ("tea.md" if best == 2 else "bees.txt") in found[0]
-    found = output("find", index, "sun", "--reranker", reranker, program=SEARCHER).decode().splitlines()
+    found = output("find", index, "sun", "--reranker", reranker, main=search).decode().splitlines()
     best = int(np.argmax(rerank(qwen3.load_model(reranker), "sun", passages)))
     assert len(found) == 3 and passages[best] in found[0]
     index.write_bytes(index.read_bytes()[:300])
-    assert "index.npz: no index" in refusal("find", index, "sun", program=SEARCHER)
-    assert "no such folder" in refusal("index", index, tmp_path / "nowhere", program=SEARCHER)
+    assert "index.npz: no index" in refusal("find", index, "sun", main=search)
+    assert "no such folder" in refusal("index", index, tmp_path / "nowhere", main=search)
 
 
 def test_ctrl_c_in_a_search(embedder, tmp_path):

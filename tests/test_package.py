@@ -45,7 +45,7 @@ def run(folder, *command, path) -> subprocess.CompletedProcess:
                           stdin=subprocess.DEVNULL, env=surroundings(*path))
 
 
-@pytest.mark.parametrize("command", ["bin/qwen3", "-m qwen3", "bin/qwen3-fast", "-m qwen3_numba"])
+@pytest.mark.parametrize("command", ["bin/qwen3", "-m qwen3_numba"])
 def test_installed_commands_answer(installed, tmp_path, command):
     words = [sys.executable, *command.split()] if command.startswith("-m") else [installed / command]
     done = run(tmp_path, *words, "--no-think", FRANCE, path=[installed])

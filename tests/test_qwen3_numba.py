@@ -294,11 +294,11 @@ def test_values_that_vanish_in_the_cache_are_said_once(tmp_path, capfd, form, fa
 
 
 def test_a_draft_never_changes_an_answer():
-    """100 requests, greedy and seeded, with what else an answer may ask for: the same ids with and without it."""
+    """40 requests, greedy and seeded, with what else an answer may ask for: the same ids with and without it."""
     model, rng = fast.load_model(ROOT / "demo", threads=1), np.random.default_rng(0)
     draft = fast.load_model(ROOT / "demo", quantize="int4", threads=1)
     guessed = 0
-    for i in range(100):
+    for i in range(40):
         options = {"seed": i, "max_new_tokens": 12, "temperature": [0, 0.7, 1.2][i % 3],
                    "top_k": int(rng.integers(0, 40)), "top_p": [1, 0.9][i % 2],
                    "repetition_penalty": [1, 1.2][i // 2 % 2], "stop": ["e "] if i % 7 == 0 else (),
@@ -310,4 +310,4 @@ def test_a_draft_never_changes_an_answer():
         assert (answer.token_ids, answer.text, answer.finish_reason, answer.logprobs) == (
             plain.token_ids, plain.text, plain.finish_reason, plain.logprobs)
         guessed += answer.speculator.accepted
-    assert guessed > 100
+    assert guessed > 40

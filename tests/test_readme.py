@@ -4,6 +4,7 @@ import doctest
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 import qwen3_batch
 import qwen3_embed
+from helpers import run_forked
 from qwen3_lib.app import cli
 from qwen3_lib.app.chat import HELP
 from qwen3_lib.kernels.build import kernel_folder
@@ -63,18 +65,26 @@ def test_commands(block, folder, environment):
     assert done.returncode == 0 and done.stdout.strip() and "Traceback" not in done.stderr, done.stderr
 
 
-def output(program, folder, environment):
-    done = subprocess.run([sys.executable, "-c", program], cwd=folder, env=environment, capture_output=True, text=True,
-                          timeout=300)
-    assert done.returncode == 0 and done.stdout.strip() and not done.stderr, done.stderr
-    return done.stdout
+@pytest.fixture
+def output(tmp_path, monkeypatch):
+    """A function that runs a program of the pages beside a model's folder -> what it prints."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "Qwen3-0.6B").symlink_to(ROOT / "demo")
+
+    def run(program):
+        (tmp_path / "program.py").write_text(program)
+        done = run_forked(lambda _: runpy.run_path("program.py", run_name="__main__"))
+        assert done.returncode == 0 and done.stdout.strip() and not done.stderr, done.stderr
+        return done.stdout.decode()
+
+    return run
 
 
 @pytest.mark.parametrize("block", blocks("python"))
-def test_programs_run_with_either_engine(block, folder, environment):
+def test_programs_run_with_either_engine(block, output):
     other = re.sub(r"\bqwen3\b(?= import)", "qwen3_numba", block)
     assert other != block
-    assert output(block, folder, environment) == output(other, folder, environment)
+    assert output(block) == output(other)
 
 
 def test_the_lines_for_hands_say_what_the_page_shows():
@@ -82,9 +92,9 @@ def test_the_lines_for_hands_say_what_the_page_shows():
     assert len(lines.examples) > 10 and doctest.DocTestRunner().run(lines).failed == 0
 
 
-def test_the_program_with_a_tool_uses_its_result(folder, environment):
+def test_the_program_with_a_tool_uses_its_result(output):
     program = next(block for block in blocks("python") if "get_weather" in block)
-    said = output(program, folder, environment)
+    said = output(program)
     assert "21" in said and "Lisbon" in said
 
 

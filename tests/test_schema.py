@@ -196,7 +196,7 @@ def test_other_grammars_and_what_cannot_be_used(demo):
     assert thought.answer.content == '"Rome"' and thought.finish_reason == "stop"
     nested = {"type": "object", "properties": {"a": {"items": {"$ref": "#/$defs/b"}}}, "$defs": {"b": {"not": {}}}}
     assert_one_line(message_of(chat, demo, "x", schema=nested), "not")
-    assert_one_line(message_of(chat, demo, "x", schema="[a-z]+"), 'regex("...")', 'lark("...")', "[a-z]+")
+    assert_one_line(message_of(chat, demo, "x", schema=3), "schema", "3")
 
 
 def test_white_space_may_stand_between_a_thought_and_json(demo):
@@ -308,7 +308,7 @@ def in_a_fork(grammar):
     return json.loads(text) if text else "it died"
 
 
-@fuzz(1000)
+@fuzz(200)
 def test_no_schema_ends_the_process_or_takes_long_and_finished_answers_fit(rng, talker, monkeypatch):
     monkeypatch.setattr(vetting, "fault", in_a_fork)
     model = dataclasses.replace(talker, eos_token_ids=(talker.tokenizer.token_to_id("<|im_end|>"),))

@@ -72,10 +72,10 @@ async def answered(client, fields, extra, stream, leave=False):
     return content, reasoning, logprobs
 
 
-def test_200_requests_in_any_company_have_the_bits_of_single_runs(small):
+def test_requests_in_any_company_have_the_bits_of_single_runs(small):
     """Whole and streamed, with equal and different beginnings, some leaving midway; few slots, and caches are kept."""
     rng = random.Random(1)
-    requests, order = [a_request(rng) for _ in range(200)], rng.sample(range(200), 200)
+    requests, order = [a_request(rng) for _ in range(80)], rng.sample(range(80), 80)
 
     async def all_of_them():
         async def ask(number):
@@ -89,8 +89,8 @@ def test_200_requests_in_any_company_have_the_bits_of_single_runs(small):
     with Served(small, slots=5, longest=400, kept=2**22) as served:
         answers = dict(zip(order, asyncio.run(all_of_them())))
         served.idle()
-        assert served.worker.totals["cached_tokens"] > 1000
-    assert sum(answer is None for answer in answers.values()) <= 10
+        assert served.worker.totals["cached_tokens"] > 400
+    assert sum(answer is None for answer in answers.values()) <= 4
     for number, answer in answers.items():
         if answer is not None:
             assert answer == alone(small, *requests[number]), number
@@ -195,10 +195,10 @@ def malformed(rng):
 def test_malformed_requests(served, caplog):
     """In pieces of any size: each gets a 4xx, the next good request is answered, and memory doesn't grow.
 
-    500 of them; FUZZ=10: 5,000.
+    250 of them; FUZZ=10: 2,500.
     """
     rng, before = random.Random(4), 0
-    for number in range(500 * FUZZ):
+    for number in range(250 * FUZZ):
         data = malformed(rng)
         cuts = sorted(rng.randrange(len(data)) for _ in range(rng.choice([0, 0, 1, 3])))
         with socket.create_connection(("127.0.0.1", served.port), timeout=30) as connection:

@@ -33,13 +33,13 @@ def answer(model, *parts):
 
 @pytest.mark.parametrize("engine", [qwen3.Engine, qwen3_numba.engine])
 def test_it_says_what_it_sees(engine):
-    """9 kinds of pictures, 12 of each, with each question: 95 % at least of all answers, and of each question's."""
+    """9 kinds of pictures, 3 of each: of the answers to each question, 95 % at least are right."""
     model, rng = qwen3.load_model(ROOT / "tests/tiny_seeing", engine()), random.Random(0)
     right = dict.fromkeys(QUESTIONS, 0)
     for colour in COLOURS:
         for shape in SHAPES:
-            for _ in range(12):
+            for _ in range(3):
                 image = drawing(rng, colour, shape)
                 for question, form in QUESTIONS.items():
                     right[question] += answer(model, image, question) == form.format(colour, shape)
-    assert min(right.values()) >= 0.95 * 9 * 12, right
+    assert min(right.values()) >= 0.95 * 9 * 3, right

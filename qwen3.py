@@ -591,7 +591,8 @@ def chat(model: Model, messages: str | dict[str, Any] | list[dict[str, Any]], to
     tools: JSON schemas as in OpenAI's API; system: the text of a system message before all others
     enable_thinking: None leaves it to the model's chat template; chat_template_kwargs: its other variables
     max_new_tokens (or max_tokens) to frequency_penalty: as in `generate`, with defaults from default_sampling
-    stop to logit_bias: these need the folder qwen3_lib beside this file, see qwen3_lib/generation/completion.py
+    stop to logit_bias: these need the folder qwen3_lib beside this file, see qwen3_lib/generation/options.py
+    schema: a JSON Schema, a class, or regex("...") or lark("...") of qwen3_lib.generation.schema
     With that folder, tools may be Python functions, and the answer is a Completion, which tells more.
     Raises InputError, before anything is computed, for values out of range and unreadable messages.
     """

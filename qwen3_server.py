@@ -18,7 +18,9 @@ One thread answers all requests together: see qwen3_batch.py. An answer with a s
 from __future__ import annotations
 
 import argparse
+import errno
 import os
+import re
 import signal
 import socket
 import sys
@@ -38,7 +40,7 @@ from qwen3_lib.app.cli import guarded
 from qwen3_lib.app.files import read_text
 from qwen3_lib.app.options import Parser, add_draft, add_engine_options, add_max_pixels, add_model_options, load
 from qwen3_lib.app.terminal import banner, note
-from qwen3_lib.io.errors import counted
+from qwen3_lib.io.errors import brief, counted
 
 try:
     import uvicorn
@@ -108,9 +110,12 @@ def listening(host: str, port: int) -> socket.socket:
     """A socket that listens there; a name stands for its IPv4 address. Raises InputError."""
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except (OSError, OverflowError) as error:
-        reason = str(getattr(error, "strerror", "a port is a number from 0 to 65535")).partition(" (")[0]
-        raise InputError(f"cannot listen on port {port} of {host}: {reason}; --port takes another") from error
+    except (OSError, OverflowError, UnicodeError) as error:
+        told = "a port is a number from 0 to 65535" if isinstance(error, OverflowError) else "not a name"
+        reason = str(getattr(error, "strerror", told)).partition(" (")[0]
+        is_port = isinstance(error, OverflowError) or getattr(error, "errno", 0) in (errno.EADDRINUSE, errno.EACCES)
+        advice = "--port takes another" if is_port else "--host takes an address of this machine"
+        raise InputError(f"cannot listen on port {port} of {brief(host)}: {reason}; {advice}") from error
 
 
 def give_up() -> None:
@@ -133,6 +138,9 @@ def run(args: argparse.Namespace) -> int:
     for name, least in (("context", 2), ("slots", 1), ("queue", 0), ("port", 0)):
         if getattr(args, name) is not None:
             checked_whole(f"--{name}", getattr(args, name), least)
+    for origin in args.cors:
+        if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+|null", origin):
+            raise InputError(f"--cors must be an origin such as https://example.org, not {brief(repr(origin))}")
     key, local, errors = api_key(args), args.host in ("localhost", "127.0.0.1", "::1"), list[Exception]()
 
     listener, timers = listening(args.host, args.port), list[threading.Timer]()

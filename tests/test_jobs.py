@@ -15,6 +15,7 @@ from tokenizer_utils import Answer
 from qwen3_lib.app import jobs
 from qwen3_lib.app.jobs import Journal
 from qwen3_lib.app.records import open_source
+from qwen3_lib.generation.options import AnswerOptions
 from qwen3_lib.io.errors import InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # no thread is used after the fork
@@ -25,7 +26,7 @@ def answer_to(prompt):
     """What a job needs of a finished Completion; its text is a function of the prompt."""
     text = f"{prompt[:99]}! 蜜蜂" * (len(prompt) % 7)
     return SimpleNamespace(answer=Answer(None, text), token_ids=[1, 2], prompt_ids=[1], cached_tokens=0,
-                           times=[0.0, 0.0, 0.0], finish_reason="stop")
+                           options=AnswerOptions(), times=[0.0, 0.0, 0.0], finish_reason="stop")
 
 
 class Stub:
@@ -40,7 +41,7 @@ class Stub:
     idle = property(lambda self: not self.running)
     free = property(lambda self: self.slots - len(self.running))
 
-    def add(self, key, token_ids, **options):
+    def add(self, key, token_ids, salt, **options):
         if token_ids == "refuse":
             raise InputError("the prompt doesn't fit")
         self.running[key] = token_ids
@@ -58,7 +59,7 @@ class Stub:
 
 
 def prepare(row, line):
-    return row["prompt"], {}
+    return SimpleNamespace(answers=[(row["prompt"], None)], salt="", tools=None)
 
 
 def write_input(folder, prompts):

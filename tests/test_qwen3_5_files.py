@@ -8,7 +8,7 @@ import pytest
 import qwen3
 import qwen3_numba as fast
 from configs import HYBRID, HYBRID_MOE, HYBRID_SIZES
-from helpers import edit_json, message_of, random_ids
+from helpers import edit_json, random_ids
 from make_random_model import make_random_model
 from published import CASES, FLOAT, bytes_in_blocks, publish, quantize_model, write_tensors
 from test_qwen3_moe import fuse
@@ -130,11 +130,9 @@ def trained(base, folder, **options):
 @both_engines
 @pytest.mark.parametrize("kind, options", [
     ("dense", {"target_modules": ALL}),
-    ("dense", {"target_modules": [*ALL, "embed_tokens"], "use_dora": True, "modules_to_save": ["norm"]}),
-    ("mixture", {"target_modules": [*ALL, "shared_expert_gate", "lm_head"], "use_rslora": True}),
-    ("mixture", {"target_modules": ALL[:2],
-                 "target_parameters": ["experts.gate_up_proj", "experts.down_proj", "gate.weight"]})],
-    ids=["all", "DoRA, norms", "a mixture", "experts"])
+    ("dense", {"target_modules": [*ALL, "embed_tokens"]}),
+    ("mixture", {"target_modules": [*ALL, "shared_expert_gate", "lm_head"], "use_rslora": True})],
+    ids=["all", "the embedding", "a mixture"])
 def test_adapters(kind, options, engine, tmp_path):
     path = make(BOTH[kind], tmp_path / "model")
     theirs = trained(reference(path), tmp_path / "adapter", **options)
@@ -154,17 +152,10 @@ def test_an_adapter_of_a_model_with_a_vision_tower(kind, tmp_path):
                                               tie_word_embeddings=text["tie_word_embeddings"])
     base = getattr(family, f"{name}ForConditionalGeneration")(config).eval()
     base.save_pretrained(tmp_path / "base")
-    theirs = trained(base, tmp_path / "adapter", target_modules="all-linear")
+    theirs = trained(base, tmp_path / "adapter", target_modules=[*ALL, "qkv"])
     assert any("visual" in name for name in qwen3.map_safetensors(tmp_path / "adapter/adapter_model.safetensors"))
     model, ids = qwen3.load_model(tmp_path / "base", adapter=tmp_path / "adapter", tokenizer=False), random_ids(80)
     logits = model.engine.logits_of(model, ids, model.engine.new_cache(model.config), True)
     with torch.no_grad():
         expected = theirs(torch.tensor([ids])).logits[0].numpy()
     assert np.abs(logits - expected).max() < 1e-4 * expected.std()
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_biases_are_refused(tmp_path):
-    path = make(HYBRID, tmp_path / "model")
-    trained(reference(path), tmp_path / "adapter", target_modules=["out_proj"], lora_bias=True)
-    assert "a Qwen3's attention only" in message_of(qwen3.load_model, path, adapter=tmp_path / "adapter")

@@ -13,12 +13,20 @@ from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.schema import regex
 from qwen3_lib.app import records
 from qwen3_lib.app.openai import CHAT
-from qwen3_lib.app.records import JobSettings, answered, id_of, open_source, parsed, refused, request, result_of
+from qwen3_lib.app.records import JobSettings, answered, id_of, open_source, parsed, refused, result_of
 from qwen3_lib.io.errors import InputError
 from tokenizer_utils import check_message
 
 BEES = "How do bees find home?"
 TOOLS = [{"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {}}}]
+
+
+def request(*args):
+    """(ids, options as a dict without those that are left out) of a record."""
+    asked = records.request(*args)
+    [(ids, options)] = asked.answers
+    given = {name: value for name, value in vars(options).items() if value not in (None, ())}
+    return ids, given | ({} if asked.tools is None else {"tools": asked.tools})
 
 
 def chat_ids(model, messages, tools=None, think=None):
@@ -45,11 +53,11 @@ def test_a_prompt_is_asked_as_chat_asks_it(demo, row):
 
 def test_options_of_the_record_come_first(demo):
     settings = JobSettings({"temperature": 0.5, "max_new_tokens": 7, "seed": 10}, system="Be brief.")
-    row = {"id": "a", "prompt": BEES, "temperature": 0.9, "top_k": 3, "min_p": None, "stop": ["x"], "logprobs": 2}
+    row = {"id": "a", "prompt": BEES, "temperature": 0.9, "top_k": 3, "min_p": None, "stop": ("x",), "logprobs": 2}
     ids, options = request(demo, settings, row, 5)
     assert ids == chat_ids(demo, [{"role": "system", "content": "Be brief."}, {"role": "user", "content": BEES}])
     assert {name: options[name] for name in ("temperature", "top_k", "max_new_tokens", "stop", "logprobs")} == \
-        {"temperature": 0.9, "top_k": 3, "max_new_tokens": 7, "stop": ["x"], "logprobs": 2}
+        {"temperature": 0.9, "top_k": 3, "max_new_tokens": 7, "stop": ("x",), "logprobs": 2}
     assert options["seed"] == 14 and request(demo, settings, row | {"seed": 3}, 5)[1]["seed"] == 3
     messages = [{"role": "system", "content": "Rhyme."}, {"role": "user", "content": BEES}]
     for own in (messages, messages[::-1]):  # the record's own system message may stand anywhere
@@ -81,6 +89,7 @@ def test_without_thinking_a_model_that_samples_gets_its_authors_other_settings(d
 @pytest.mark.parametrize("row, words", [
     ({}, '"prompt" or "messages"'), ({"prompt": "a", "messages": []}, "not both"), ({"prompt": ""}, "prompt is empty"),
     ({"prompt": 5}, "must be a text"), ({"prompt": " \n"}, "empty"), ({"prompt": "a", "promt": 1}, "mean prompt?"),
+    ({"prompt": "a", "max_tokens": 0}, "max_tokens must"),
     ({"prompt": "a", "max_new_token": 3}, "did you mean max_new_tokens?"), ({"prompt": "a", "cache": 1}, "field cache"),
     ({"messages": []}, "list of messages"), ({"messages": "a"}, "list of messages"), ({"messages": [5]}, "message 0"),
     ({"messages": [{"role": "king", "content": "a"}]}, "role"), ({"prompt": "a", "tools": [1]}, "tools must be"),
@@ -126,8 +135,7 @@ def test_any_object_is_answered_or_refused(talker, row):
     def work():
         record_id = id_of(row, 1)
         ids, options = request(talker, JobSettings(), row, 1)
-        return answered(Completion(talker, ids, **options | {"max_new_tokens": 1}).finish(), 1, record_id,
-                        options.get("logprobs"), openai=True)
+        return answered(Completion(talker, ids, **options | {"max_new_tokens": 1}).finish(), 1, record_id, openai=True)
 
     result = works_or_refused(work) or refused(InputError("no"), 1, None, openai=True)
     assert result_of(json.dumps(result).encode() + b"\n")[0] == 1
@@ -210,7 +218,7 @@ def test_openai_requests_for_a_form(demo):
 
 def test_openai_answers(demo):
     completion = qwen3.chat(demo, BEES, max_new_tokens=5, logprobs=2).finish()
-    result = answered(completion, 3, "r-1", 2, openai=True)
+    result = answered(completion, 3, "r-1", openai=True)
     assert result["custom_id"] == "r-1" and result["error"] is None and result["response"]["status_code"] == 200
     body = result["response"]["body"]
     assert body["object"] == "chat.completion" and body["model"] == "demo"
@@ -237,7 +245,7 @@ def test_openai_answers(demo):
 
 def test_a_result_says_nothing_that_depends_on_what_else_runs(demo):
     cache = demo.engine.new_cache(demo.config)
-    one, other = (answered(qwen3.chat(demo, BEES, max_new_tokens=3, temperature=0, cache=cache).finish(), 3, "a", None, False)
+    one, other = (answered(qwen3.chat(demo, BEES, max_new_tokens=3, temperature=0, cache=cache).finish(), 3, "a", False)
                   for _ in range(2))  # the second one finds its prompt in the cache
     assert one == other
 
@@ -246,7 +254,7 @@ def test_openai_tool_calls(demo, monkeypatch):
     """As OpenAI's client reads them: arguments as text, no content."""
     completion = qwen3.chat(demo, BEES, max_new_tokens=1).finish()
     completion.marks.pairs = [("call", '<tool_call>\n{"name": "look", "arguments": {"a": "蜜"}}\n</tool_call>')]
-    [choice] = answered(completion, 3, "r-1", None, openai=True)["response"]["body"]["choices"]
+    [choice] = answered(completion, 3, "r-1", openai=True)["response"]["body"]["choices"]
     [call] = choice["message"]["tool_calls"]
     assert call["type"] == "function" and call["function"]["name"] == "look" and call["id"]
     assert json.loads(call["function"]["arguments"]) == {"a": "蜜"}

@@ -16,7 +16,7 @@ from qwen3_embed import embed
 from qwen3_lib.app.models import why_not
 from qwen3_lib.io.packed import save_quantized
 from qwen3_lib.io.writing import write_safetensors
-from test_adapter import make_adapter, matrices, with_adapter_tensors
+from test_adapter import make_adapter, matrices
 from published import CASES as PUBLISHED
 from published import WHOLE_GROUPS, awq, quantize_model
 from test_qwen3_moe import MOE
@@ -45,11 +45,9 @@ def gguf_file_of_a_hybrid(path):
     return write_hybrid(make_random_model(NEWER["dense"], path, "float32"), path.with_suffix(".gguf"))
 
 
-def with_biases(path):
-    """A model, and beside it an adapter that gives it biases."""
-    make_adapter(path.with_name("adapter"), matrices(BASE, head=False), lora_bias=True)
-    bias = {"base_model.model.model.layers.0.self_attn.k_proj.lora_B.bias": np.full(32, 3, np.float32)}
-    with_adapter_tensors(path.with_name("adapter"), lambda tensors: tensors.update(bias))
+def with_adapter(path):
+    """A model, and an adapter beside it."""
+    make_adapter(path.with_name("adapter"), matrices(BASE, head=False))
     return make_random_model(BASE, path, "float32")
 
 
@@ -60,7 +58,7 @@ SOURCES = {
     "hybrid": lambda path: publish(make_random_model(HYBRIDS["three value heads to a key head, six layers"], path)),
     "hybrid mixture": lambda path: publish(make_random_model(HYBRIDS["mixture"], path)),
     "AWQ": quantized, "GGUF": gguf_file, "GGUF of a hybrid": gguf_file_of_a_hybrid,
-    "an adapter with biases": with_biases,
+    "an adapter": with_adapter,
     "embedding model": lambda path: add_modules(make_embedder(path), pooling_mode_mean_tokens=True),
     "embedding model, untied": lambda path: add_modules(make_embedder(path, tie_word_embeddings=False)),
 }

@@ -124,11 +124,15 @@ def test_openai_responses(served):
     client, same = served.client(), {"model": "m", "input": QUESTION}
     whole = client.responses.create(**same)
     assert (whole.output_text, whole.status) == (PARIS, "completed") and whole.usage.output_tokens > 5
+    assert [item.type for item in whole.output] == ["reasoning", "message"]
+    assert whole.output[0].content[0].text == "France: Paris"
     with client.responses.stream(**same | {"input": [{"role": "user", "content": [
             {"type": "input_text", "text": QUESTION}]}]}) as stream:
         events = [*stream]
-        assert stream.get_final_response().output_text == PARIS
-    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == PARIS
+        final = stream.get_final_response()
+    assert final.output_text == PARIS and final.output[0].content[0].text == "France: Paris"
+    for kind, text in (("output_text", PARIS), ("reasoning_text", "France: Paris")):
+        assert "".join(event.delta for event in events if event.type == f"response.{kind}.delta") == text
     assert [event.sequence_number for event in events] == [*range(len(events))]
     assert client.responses.parse(text_format=Country, **same).output_parsed == EXPECTED
     brief = client.responses.create(reasoning={"effort": "none"}, instructions="Be brief.", **same)
@@ -146,25 +150,26 @@ def test_openai_responses_with_tools(served):
     """A call is an item, whole and streamed; with the call and its output in the input, the model answers."""
     client, tool = served.client(), {"type": "function", **WEATHER["function"]}
     same = {"model": "m", "input": RAIN, "tools": [tool]}
-    [call] = client.responses.create(**same).output
+    thought, call = client.responses.create(**same).output
     assert (call.type, call.name, json.loads(call.arguments)) == ("function_call", "get_weather", {"city": "Paris"})
     with client.responses.stream(**same) as stream:
         events = [*stream]
-        [streamed] = stream.get_final_response().output
+        streamed = stream.get_final_response().output[-1]
     assert (streamed.name, streamed.arguments, streamed.status) == (call.name, call.arguments, "completed")
     pieces = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
     assert "".join(pieces) == call.arguments and len(pieces) > 1
     assert [event.type.partition(".")[2] for event in events if "delta" not in event.type] == [
-        "created", "in_progress", "output_item.added", "function_call_arguments.done", "output_item.done", "completed"]
+        "created", "in_progress", "output_item.added", "content_part.added", "reasoning_text.done", "content_part.done",
+        "output_item.done", "output_item.added", "function_call_arguments.done", "output_item.done", "completed"]
     output = {"type": "function_call_output", "call_id": call.call_id, "output": "21 degrees"}
     thought = {"type": "reasoning", "summary": [], "encrypted_content": "x"}
     told = client.responses.create(**same | {"input": [*RAIN, thought, call.model_dump(), output]})
-    assert "21" in told.output_text and [item.type for item in told.output] == ["message"]
+    assert "21" in told.output_text and told.output[-1].type == "message"
     for choice in ("required", {"type": "function", "name": "get_weather"}):
-        [call] = client.responses.create(tool_choice=choice, **same | {"input": QUESTION}).output
+        *_, call = client.responses.create(tool_choice=choice, **same | {"input": QUESTION}).output
         assert call.name == "get_weather"
     assert client.responses.create(tool_choice="none", **same | {"input": QUESTION}).output_text == PARIS
-    cut = client.responses.create(max_output_tokens=14, tool_choice="required", **same)
+    cut = client.responses.create(max_output_tokens=20, tool_choice="required", **same)
     assert (cut.status, cut.output[-1].status) == ("incomplete", "incomplete")
 
 

@@ -15,6 +15,7 @@ import urllib.request
 
 import pytest
 
+import qwen3_server
 from configs import ROOT
 from helpers import WEATHER, assert_one_line, message_of
 from qwen3_lib.app.openai import Refusal
@@ -81,7 +82,7 @@ def test_clients_that_leave_free_their_slots(demo):
     for fields in ({}, {"stream": False}, long, long | {"stream": False}):
         with Served(demo, slots=1, longest=4000) as served:
             connections = [endless(served, **fields) for _ in range(2)]
-            until(lambda: len(served.worker.jobs) == 2 and served.worker.batch.running)
+            until(lambda: len(served.worker.batch.requests) == 2 and served.worker.batch.running)
             if "prompt" not in fields:
                 until(lambda: served.worker.totals["generated_tokens"] > 0)
             start = time.monotonic()
@@ -240,6 +241,15 @@ def test_the_command():
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.parametrize("options, words", [
+    (("--host", "256.1.1.1"), "--host takes an address"), (("--host", "203.0.113.9"), "--host takes an address"),
+    (("--host", "a" * 70), "--host takes an address"), (("--port", "99999"), "--port takes another"),
+    (("--cors", "foo"), "--cors must be an origin"), (("--cors", "https://example.org/"), "--cors must be an origin")])
+def test_an_address_that_cannot_be_served(options, words, capfd):
+    assert qwen3_server.main(options) == 1
+    assert_one_line(capfd.readouterr().err, words)
 
 
 def test_a_model_that_is_missing():

@@ -18,6 +18,7 @@ from qwen3_lib.generation.processors import StopLoops
 from qwen3_lib.generation.schema import matcher_of
 from qwen3_lib.app.openai import Door, Refusal, chat_request
 from serving import FRANCE, PARIS, Served, openai, streamed
+from qwen3_lib.server import responses
 from qwen3_lib.server.replies import ChatReply
 from qwen3_lib.server.worker import Job
 from test_tokenizer_utils import LIKE_3_8
@@ -132,6 +133,24 @@ def test_enable_thinking_wins_over_reasoning_effort(served, demo, fields, think)
     assert served.ask("/apply-template", {"messages": FRANCE} | fields)[1]["prompt"] == expected
 
 
+def test_the_items_of_a_response_go_back_as_messages_of_a_chat(demo):
+    """A thought belongs to the message or call after it."""
+    thought = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Hi."}]}
+    call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "1", "output": "5"}
+    calls = [{"type": "function", "id": "1", "function": {"name": "f", "arguments": "{}"}}]
+    for items, answer in [([thought, said], {"content": said["content"], "reasoning_content": "hm"}),
+                          ([said], {"content": said["content"]}), ([call], {"content": "", "tool_calls": calls}),
+                          ([thought, call], {"content": "", "reasoning_content": "hm", "tool_calls": calls}),
+                          ([thought, said, call],
+                           {"content": said["content"], "reasoning_content": "hm", "tool_calls": calls})]:
+        messages = responses.as_chat({"input": [*FRANCE, *items, result]})["messages"]
+        answer = answer | ({"content": [{"type": "text", "text": "Hi."}]} if answer["content"] else {})
+        assert messages == [*FRANCE, {"role": "assistant"} | answer,
+                            {"role": "tool", "tool_call_id": "1", "content": "5"}]
+
+
 @pytest.fixture(scope="module")
 def newer(demo):
     """The bundled model with a chat template of the kind of Qwen3.8's."""
@@ -148,7 +167,7 @@ def newer(demo):
     ({"chat_template_kwargs": {"enable_thinking": False, "preserve_thinking": True}}, "")])
 def test_variables_of_a_template(newer, fields, begin):
     prompt, options = chat_request(newer, {"messages": FRANCE} | fields, Door(1000)).answers[0]
-    assert newer.tokenizer.decode(prompt) == f"{begin}user:{FRANCE[0]['content']}\n" and "think_budget" not in options
+    assert newer.tokenizer.decode(prompt) == f"{begin}user:{FRANCE[0]['content']}\n" and options.think_budget is None
     with pytest.raises(InputError, match="^chat_template_kwargs must"):
         chat_request(newer, {"messages": FRANCE, "chat_template_kwargs": {"effort": "low"}}, Door(1000))
 
@@ -183,8 +202,8 @@ def test_forced_calls_are_in_xml_where_the_template_writes_xml(newer):
     for seed in range(12):
         body = {"messages": FRANCE, "tools": [LOOK_UP, TOUCH], "tool_choice": "required", "parallel_tool_calls": False,
                 "temperature": 2, "top_k": 0, "top_p": 1, "seed": seed, "reasoning_effort": "none"}
-        prompt, options = chat_request(newer, body, Door(1000)).answers[0]
-        answer = Completion(newer, prompt, **options).finish()
+        asked = chat_request(newer, body, Door(1000))
+        answer = Completion(newer, asked.answers[0][0], tools=asked.tools, options=asked.answers[0][1]).finish()
         [call] = answer.answer.tool_calls
         names.add(call["name"])
         assert answer.text.startswith(f"<tool_call>\n<function={call['name']}>\n")
@@ -208,7 +227,7 @@ def test_forced_calls_are_in_xml_where_the_template_writes_xml(newer):
 def test_calls_in_xml_of_strict_tools_fit(newer, text, fits):
     tools = [{"function": LOOK_UP["function"] | {"strict": True}}, TOUCH]
     _, options = chat_request(newer, {"messages": FRANCE, "tools": tools}, Door(1000)).answers[0]
-    ids, matcher = newer.tokenizer.encode(text, add_special_tokens=False), matcher_of(newer, options["schema"])
+    ids, matcher = newer.tokenizer.encode(text, add_special_tokens=False), matcher_of(newer, options.schema)
     assert (matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()) == fits
 
 
@@ -217,7 +236,7 @@ def test_calls_in_xml_of_strict_tools_fit(newer, text, fits):
 def test_calls_in_xml_have_typed_arguments(newer, arguments, expected):
     wish = chat_request(newer, {"messages": FRANCE, "tools": [LOOK_UP]}, Door(1000))
     prompt, options = wish.answers[0]
-    job = Job(asyncio.Event(), True, Completion(newer, prompt, **options))
+    job = Job(asyncio.Event(), True, Completion(newer, prompt, tools=wish.tools, options=options))
     reply, said = ChatReply(wish, [job], newer, "m"), f"""Let me see.
 
 <tool_call>
@@ -366,6 +385,7 @@ BAD = [  # path, body, status, the field at fault, words of the message
     ("/v1/completions", {"prompt": LONG}, 400, None, "context"),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}]}, 400, None, "context"),
     ("/v1/responses", {"input": LONG}, 400, None, "context"),
+    ("/v1/responses", {"input": "a " * 3000}, 400, "input", "context"),
     ("/tokenize", {"content": LONG}, 400, None, "context"),
     ("/v1/completions", {"prompt": ["a"] * 69}, 400, None, "at most 68"),
     ("/v1/completions", {"prompt": "a", "stop": ["a"] * 65}, 400, "stop", "64"),
@@ -394,6 +414,15 @@ BAD = [  # path, body, status, the field at fault, words of the message
     ("/rerank", {"query": "x", "texts": ["a"]}, 400, None, "demo: not a reranker"),
     ("/rerank", {"query": "x", "texts": ["a"], "raw_scores": True}, 400, "raw_scores", "supported"),
     ("/v1/responses", {"input": "x", "tools": [{}]}, 400, "tools", "list"),
+    ("/v1/completions", {"prompt": "a", "max_tokens": 0}, 400, "max_tokens", "max_tokens must"),
+    ("/v1/completions", {"prompt": "a", "repeat_penalty": 0}, 400, "repeat_penalty", "repeat_penalty must"),
+    ("/v1/chat/completions", {"messages": FRANCE, "thinking_budget": -1}, 400, "thinking_budget", "thinking_budget must"),
+    ("/v1/responses", {"input": "x", "max_output_tokens": 0}, 400, "max_output_tokens", "max_output_tokens must"),
+    ("/v1/responses", {"input": "x", "reasoning": {"effort": "much"}}, 400, "reasoning.effort", "reasoning.effort must"),
+    ("/v1/responses", {"input": "x", "text": {"format": {"type": "x"}}}, 400, "text.format", "text.format must"),
+    ("/v1/responses", {"input": [{"role": "user", "content": "x"}] * 4097}, 400, "input", "input: 4,097 messages"),
+    ("/v1/responses", {"input": [{"type": "reasoning", "content": [{"text": 5}]}]}, 400, "input", "not text"),
+    ("/v1/chat/completions", {"messages": FRANCE * 4097}, 400, "messages", "at most 4,096"),
     ("/v1/responses", {"input": "x", "tools": [WEATHER]}, 400, "tools", "name"),
     ("/v1/responses", {"input": "x", "tool_choice": "required"}, 400, "tool_choice", "tools"),
     ("/v1/responses", {"input": [{"type": "item_reference", "id": "x"}]}, 400, "input", "item_reference"),

@@ -324,7 +324,7 @@ def test_batch_files(model, tmp_path, capfd, monkeypatch):
 def test_the_largest_size_in_batch_files(model, tmp_path):
     for part, most in (({}, 2**17), ({"max_pixels": 2**18}, 2**18)):  # a record's own counts
         row = {"messages": [asked(as_url(LARGE) | part)]}
-        ids, _ = request(model, JobSettings(max_pixels=2**17), row, 1, tmp_path)
+        [(ids, _)] = request(model, JobSettings(max_pixels=2**17), row, 1, tmp_path).answers
         assert (np.array(ids) < 0).sum() == len(model.pictures.show(picture_of(LARGE), most).ids)
 
 

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 
 from qwen3 import Model
 from qwen3_lib.app.files import fingerprint
+from qwen3_lib.app.openai import GenerationRequest
 from qwen3_lib.app.records import Id, Row, JobSettings, Source, answered, id_of, parsed, refused, result_of
 from qwen3_lib.app.terminal import NUMPY, engine_name, model_name, note
 from qwen3_lib.io.errors import InputError, brief, counted
@@ -172,14 +173,14 @@ def description(source: Source, model: Model, settings: JobSettings) -> dict[str
             "engine": engine, "model's sha256": digest.hexdigest()} | options
 
 
-def run_job(source: Source, journal: Journal, batch: Any, prepare: Callable[[Row, int], tuple[Any, dict[str, Any]]],
+def run_job(source: Source, journal: Journal, batch: Any, prepare: Callable[[Row, int], GenerationRequest],
             openai: bool = False, fail_fast: bool = False) -> None:
     """Answers the records that are not done yet in a Batch, and says on stderr what was done.
 
-    prepare(record, line) -> (ids of the prompt, options of Completion). A record that can't be answered gets a result
-    that says why; with `fail_fast` it raises InputError.
+    prepare(record, line) -> its request. A record that can't be answered gets a result that says why; with `fail_fast`
+    it raises InputError.
     """
-    running = dict[int, tuple[Id, int | None]]()  # line -> (id, number of logprobs)
+    running = dict[int, Id]()  # by lines
     todo = ((line, row) for line, row in source.rows() if line < len(journal.done) and not journal.done[line])
     n_before = n_shown = journal.n_done
     n_tokens, began = 0, (told := time.monotonic())
@@ -198,17 +199,18 @@ def run_job(source: Source, journal: Journal, batch: Any, prepare: Callable[[Row
                     try:
                         record = parsed(row, source.form)
                         record_id = id_of(record, line)
-                        token_ids, options = prepare(record, line)
-                        batch.add(line, token_ids, **options)
-                        running[line] = record_id, options.get("logprobs")
+                        asked = prepare(record, line)
+                        [(token_ids, options)] = asked.answers
+                        batch.add(line, token_ids, asked.salt, options=options, tools=asked.tools)
+                        running[line] = record_id
                     except InputError as error:
                         fail(error, line, record_id)
                 for line, outcome in [] if batch.idle else batch.step():
-                    record_id, n_logprobs = running.pop(line)
+                    record_id = running.pop(line)
                     if isinstance(outcome, InputError):
                         fail(outcome, line, record_id)
                     else:
-                        journal.write(line, answered(outcome, line, record_id, n_logprobs, openai), True)
+                        journal.write(line, answered(outcome, line, record_id, openai), True)
                         n_tokens += len(outcome.token_ids)
                 journal.sync(every=SYNC)
                 speed = f"{n_tokens / (time.monotonic() - began):.0f} tokens/s"

@@ -9,20 +9,20 @@ import os
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from qwen3 import InputError, Model, Sampling, checked_whole, default_sampling
+from qwen3 import InputError, Model, Sampling, default_sampling
 from qwen3_lib.generation.completion import Completion
-from qwen3_lib.generation.options import NAMES
+from qwen3_lib.generation.options import NAMES, AnswerOptions, options_of
 from qwen3_lib.generation.pictures import given_in, most_pixels, n_tokens, put, taken
 from qwen3_lib.generation.vetting import Busy
 from qwen3_lib.generation.schema import Grammar, calls_grammar, grammar_of, lark, matcher_of, regex
 from qwen3_lib.generation.processors import TokenLogprob
 from qwen3_lib.generation.tools import checked_tools
-from qwen3_lib.io.errors import brief, did_you_mean, encoded, is_whole, parse_json
+from qwen3_lib.io.errors import TooLong, brief, did_you_mean, encoded, is_whole, parse_json
 from qwen3_lib.io.pictures import is_data_url, picture_at, picture_of
 from qwen3_vision import Picture
 from tokenizer_utils import PICTURES, checked_messages, is_picture
@@ -107,12 +107,13 @@ class GenerationRequest:
     """A checked request: what to generate, and in which form to answer."""
     kind: str  # "chat", "text" or "response"
     n: int  # answers to each prompt
-    answers: list[tuple[list[int], dict[str, Any]]]  # (prompt, options of a Completion) of each answer
+    answers: list[tuple[list[int], AnswerOptions]]  # (prompt, options) of each
     stream: bool
     include_usage: bool
-    logprobs: int | None
     n_prompt: int  # tokens of the prompts, each counted once
-    echoes: list[str]  # what stands before each answer
+    salt: str  # see Batch
+    echoes: list[str]  # what stands before each answer to a text
+    tools: list[dict[str, Any]] | None = None
     one_call: bool = False  # at most one call of a tool
     pictures: Sequence[Picture] = ()  # of the prompts: they live as long as something holds them
 
@@ -147,31 +148,36 @@ def whole(body: Body, name: str, default: int, low: int, high: int) -> int:
     return value
 
 
-def at_fault(body: Body, message: str) -> str | None:
-    """The field that an InputError's message begins with."""
+def as_sent(error: InputError, names: Mapping[str, str]) -> Refusal:
+    """The error, about the field that the client has sent. names: our name of a field -> the client's."""
+    message = str(error)
     word = message.partition(" ")[0].rstrip(":")
-    return next((name for name in body if name == word or RENAMED.get(name) == word), None)
+    message = names.get(word, word) + message[len(word):]
+    if isinstance(error, Refusal):
+        return Refusal(error.status, message, names.get(error.param or "", error.param), error.code, error.headers)
+    return Refusal(400, message, names.get(word), "context_length_exceeded" if isinstance(error, TooLong) else None)
 
 
-def options_of(body: Body) -> dict[str, Any]:
-    """The options of a Completion."""
-    options = {name: body[name] for name in OURS if name in body}
-    options |= {ours: body[name] for name, ours in RENAMED.items() if name in body}
+def names_in(body: Body) -> dict[str, str]:
+    return {RENAMED.get(name, name): name for name in body}
+
+
+def answer_options(defaults: dict[str, Any], body: Body) -> AnswerOptions:
+    """The options of an answer: those of a request, and `defaults` for what it leaves out. Raises Refusal."""
+    given = {RENAMED.get(name, name): body[name] for name in (*OURS, *RENAMED) if name in body}
     for name, none in (("top_k", 0), ("seed", None), ("max_new_tokens", None)):
-        if options.get(name) == -1:  # as vLLM, llama.cpp and LM Studio write it
-            options[name] = none
+        if given.get(name) == -1:  # as vLLM, llama.cpp and LM Studio write it
+            given[name] = none
     if flag(body, "ignore_eos"):
-        options["eos_token_ids"] = ()
-    if "cache_salt" in body:  # an option of Batch.add
-        if not isinstance(body["cache_salt"], str):
-            raise Refusal(400, "cache_salt must be a text", "cache_salt")
-        options["salt"] = body["cache_salt"]
-    return options
+        given["eos_token_ids"] = ()
+    try:
+        return options_of(defaults | given)
+    except InputError as error:
+        raise as_sent(error, names_in(body)) from error
 
 
-def request_of(model: Model, kind: str, body: Body, prompts: list[list[int]], options: dict[str, Any],
-               logprobs: int | None, longest: int, echoes: list[str] | None = None,
-               one_call: bool = False, pictures: Sequence[Picture] = ()) -> GenerationRequest:
+def request_of(kind: str, body: Body, prompts: list[list[int]], options: AnswerOptions,
+               longest: int, echoes: Sequence[str] = (), **more: Any) -> GenerationRequest:
     """What both kinds of requests share. Each of a prompt's n answers has a seed of its own."""
     n = whole(body, "n", 1, 1, MOST_CHOICES)
     if "stream_options" in body and not isinstance(body["stream_options"], dict):
@@ -182,14 +188,12 @@ def request_of(model: Model, kind: str, body: Body, prompts: list[list[int]], op
             raise Refusal(400, f"the prompt has {len(prompt)} tokens and leaves no room for an answer: the context has "
                           f"{longest} tokens, and the prompt is {len(prompt) + 1 - longest} tokens too long", field,
                           "context_length_exceeded")
-    if logprobs is not None:
-        options = options | {"logprobs": logprobs}
-    seeds = [{"seed": options["seed"] + i} if is_whole(options.get("seed"), 0) else {} for i in range(n)]
-    answers = [(prompt, options | seed) for prompt in prompts for seed in seeds]
-    return GenerationRequest(kind, n, answers, flag(body, "stream"),
-                             flag(body.get("stream_options", {}), "include_usage"), logprobs, sum(map(len, prompts)),
-                             [echo for echo in echoes or [""] * len(prompts) for _ in range(n)], one_call,
-                             pictures)
+    if not isinstance(salt := body.get("cache_salt", ""), str):
+        raise Refusal(400, "cache_salt must be a text", "cache_salt")
+    each = [options if options.seed is None else replace(options, seed=options.seed + i) for i in range(n)]
+    return GenerationRequest(kind, n, [(prompt, one) for prompt in prompts for one in each], flag(body, "stream"),
+                             flag(body.get("stream_options", {}), "include_usage"), sum(map(len, prompts)), salt,
+                             [echo for echo in echoes for _ in range(n)], **more)
 
 
 # ---- Chat ------------------------------------------------------------------------------------------------------------
@@ -380,22 +384,23 @@ def chat_request(model: Model, body: Body, door: Door, defaults: dict[str, Any] 
     think, budget, _ = thoughts_of(model, body, default)
     tools, forced = tools_of(body)
     one_call = "parallel_tool_calls" in body and not flag(body, "parallel_tool_calls")
-    options = asdict(default_sampling(model, think)) | defaults
-    options |= ({} if budget is None else {"think_budget": budget}) | options_of(body) | {"tools": tools}
+    defaults = asdict(default_sampling(model, think)) | defaults | ({} if budget is None else {"think_budget": budget})
+    top = whole(body, "top_logprobs", 0, 0, MOST_LOGPROBS)
+    if flag(body, "logprobs"):
+        defaults["logprobs"] = top
+    options = answer_options(defaults, body)
     bound = [] if isinstance(schema, Grammar) else tools or []  # with a job's own grammar, tools are only told
     field = "response_format" if "response_format" in body else "schema"
     if field in body:
         schema, bound = schema_of(body) if field == "response_format" else body["schema"], tools or []
     if schema is not None or forced or any(map(is_strict, tools or ())):
-        most = None if options.get("max_string") is None else checked_whole("max_string", options["max_string"], 0)
-        options["schema"] = answer_schema(model, schema, bound, forced, not one_call, most, field)
-    top = whole(body, "top_logprobs", 0, 0, MOST_LOGPROBS)
+        options = replace(options, schema=answer_schema(model, schema, bound, forced, not one_call, options.max_string,
+                                                        field))
     text, pictures = chat_prompt(model, body, door, system, default)
     prompt = encoded(model.tokenizer, text, door.longest, add_special_tokens=False)
     if pictures:
         prompt = [*map(int, put(model, prompt, pictures))]
-    return request_of(model, "chat", body, [prompt], options, top if flag(body, "logprobs") else None,
-                      door.longest, one_call=one_call, pictures=pictures)
+    return request_of("chat", body, [prompt], options, door.longest, tools=tools, one_call=one_call, pictures=pictures)
 
 
 # ---- Plain text ------------------------------------------------------------------------------------------------------
@@ -420,13 +425,14 @@ def text_request(model: Model, body: Body, longest: int) -> GenerationRequest:
     if "best_of" in body and body["best_of"] != body.get("n", 1):
         raise Refusal(400, "best_of isn't supported, unless it is n", "best_of")
     prompts = prompts_of(model, body.get("prompt"), longest)
-    logprobs = whole(body, "logprobs", 0, 0, MOST_LOGPROBS) if "logprobs" in body else None
-    echo = flag(body, "echo")
-    if echo and logprobs is not None:
+    defaults = asdict(default_sampling(model, None))
+    if "logprobs" in body:
+        defaults["logprobs"] = whole(body, "logprobs", 0, 0, MOST_LOGPROBS)
+    echo, options = flag(body, "echo"), answer_options(defaults, body)
+    if echo and options.logprobs is not None:
         raise Refusal(400, "echo with logprobs isn't supported", "echo")
     echoes = [model.tokenizer.decode(prompt) if echo else "" for prompt in prompts]
-    return request_of(model, "text", body, prompts, asdict(default_sampling(model, None)) | options_of(body), logprobs,
-                      longest, echoes)
+    return request_of("text", body, prompts, options, longest, echoes)
 
 
 # ---- Answers ---------------------------------------------------------------------------------------------------------

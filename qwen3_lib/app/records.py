@@ -17,8 +17,8 @@ from typing import Any
 
 from qwen3 import Model
 from qwen3_lib.generation.completion import Completion
-from qwen3_lib.app.openai import (CHAT, OPTIONS, Door, Refusal, chat_choice, chat_logprobs, chat_request, known,
-                                  options_of, reason_of)
+from qwen3_lib.app.openai import (CHAT, OPTIONS, Door, GenerationRequest, Refusal, answer_options, chat_choice,
+                                  chat_logprobs, chat_request, known, reason_of, request_of)
 from qwen3_lib.app.terminal import as_json, model_name
 from qwen3_lib.io.errors import InputError, brief, did_you_mean, encoded, is_whole, some
 
@@ -200,8 +200,8 @@ def id_of(row: Row, line: int) -> Id:
 
 
 def request(model: Model, settings: JobSettings, row: Row, line: int,
-            folder: Path | None = None) -> tuple[list[int], dict[str, Any]]:
-    """(the ids of the prompt, the options of Completion) of a record. Raises InputError that says what is wrong.
+            folder: Path | None = None) -> GenerationRequest:
+    """The request in a record, for one answer. Raises InputError that says what is wrong.
 
     A record has the fields of a chat, see openai.py, or "prompt" in place of "messages". Paths of pictures are relative
     to `folder`; without it, no file is read.
@@ -225,15 +225,17 @@ def request(model: Model, settings: JobSettings, row: Row, line: int,
         if prompt is None:
             raise InputError("messages need the chat template, which --raw leaves out")
         body = known(body, RAW)
-        return encoded(model.tokenizer, prompt, context), options | options_of(body) | \
-            ({"schema": body["schema"]} if "schema" in body else {})
+        if "schema" in body:
+            options["schema"] = body["schema"]
+        return request_of("text", body, [encoded(model.tokenizer, prompt, context)], answer_options(options, body),
+                          context)
     if prompt is not None:
         body["messages"] = [{"role": "user", "content": prompt}]
     asked = chat_request(model, body, Door(context, folder, settings.max_pixels), options | {
         "system": settings.system, "tools": settings.tools, "enable_thinking": settings.think})
     if asked.n > 1 or asked.stream or asked.one_call:
         raise InputError("n must be 1, stream false and parallel_tool_calls true here")
-    return asked.answers[0]
+    return asked
 
 
 # ---- OpenAI's batch files --------------------------------------------------------------------------------------------
@@ -254,10 +256,10 @@ def body_of(row: Row) -> Row:
     return body
 
 
-def openai_answer(completion: Completion, line: int, n_logprobs: int | None) -> Row:
+def openai_answer(completion: Completion, line: int) -> Row:
     """The chat.completion object of an answer."""
     choice = chat_choice(completion, reason_of(completion.finish_reason))
-    logprobs = None if n_logprobs is None else chat_logprobs(completion.model, completion.logprobs)
+    logprobs = None if completion.options.logprobs is None else chat_logprobs(completion.model, completion.logprobs)
     n_prompt, n_answer = len(completion.prompt_ids), len(completion.token_ids)
     return {"id": f"chatcmpl-{line}", "object": "chat.completion", "created": int(time.time()),
             "model": model_name(completion.model), "choices": [{"index": 0, "logprobs": logprobs, **choice}],
@@ -270,12 +272,12 @@ TIMES = ("cached_tokens", "seconds_to_first_token", "seconds")  # depend on what
 OPENAI_ID = re.compile("batch_req_([0-9]{1,18})")
 
 
-def answered(completion: Completion, line: int, record_id: Id, n_logprobs: int | None, openai: bool) -> Row:
+def answered(completion: Completion, line: int, record_id: Id, openai: bool) -> Row:
     """The result of a record: what the model has answered."""
     if not openai:
-        value = {key: part for key, part in as_json(completion, n_logprobs).items() if key not in TIMES}
-        return {"line": line, "id": record_id} | value
-    response = {"status_code": 200, "request_id": f"req_{line}", "body": openai_answer(completion, line, n_logprobs)}
+        value = as_json(completion, completion.options.logprobs)
+        return {"line": line, "id": record_id} | {key: part for key, part in value.items() if key not in TIMES}
+    response = {"status_code": 200, "request_id": f"req_{line}", "body": openai_answer(completion, line)}
     return {"id": f"batch_req_{line}", "custom_id": record_id, "response": response, "error": None}
 
 

@@ -14,7 +14,7 @@ from qwen3 import CHUNK, KVCache, Model, Sequence, Stream, TokenIds
 from qwen3_lib.generation.answer import inside_thought, parse_answer
 from qwen3_lib.generation.guesses import speculator
 from qwen3_lib.generation.marks import Marks
-from qwen3_lib.generation.options import options_of
+from qwen3_lib.generation.options import AnswerOptions, options_of
 from qwen3_lib.generation.pictures import put, taken
 from qwen3_lib.generation.processors import Bias, Logprobs, Processor, StopLoops, ThinkBudget, TokenLogprob
 from qwen3_lib.generation.schema import Constrained, Grammar, parsed
@@ -51,12 +51,15 @@ class Completion(Stream):
     """
 
     def __init__(self, model: Model, token_ids: TokenIds, cache: KVCache | None = None,
-                 tools: list[dict[str, Any]] | None = None, picture_seconds: float = 0.0, **options: Any):
-        """Takes the options of options.py. `tools`, JSON schemas, give the arguments of calls in XML their types.
+                 tools: list[dict[str, Any]] | None = None, picture_seconds: float = 0.0,
+                 options: AnswerOptions | None = None, **given: Any):
+        """Takes the options of options.py, together as `options` or by name.
+
+        `tools`, JSON schemas, give the arguments of calls in XML their types.
 
         `picture_seconds`: how long the prompt's pictures have taken; the `times` begin so much earlier.
         """
-        wanted, tokenizer = options_of(options), model.tokenizer
+        wanted, tokenizer = options_of(given) if options is None else options, model.tokenizer
         self.model, self.sequence = model, Sequence(model, token_ids, wanted.max_new_tokens, wanted.seed,
                                                     wanted.eos_token_ids, **wanted.sampling)
         prompt, processors = self.sequence.prompt, self.sequence.processors
@@ -77,7 +80,7 @@ class Completion(Stream):
             processors.append(Bias(wanted.logit_bias, model.config.vocab_size))
         self.speculator = speculator(model, constrained, wanted.lookup, wanted.draft)
         self.token_ids, self.times, self.tools = self.sequence.token_ids, written.times, tools
-        self.schema, self.picture_seconds = wanted.schema, picture_seconds
+        self.options, self.picture_seconds = wanted, picture_seconds
         self.streamed = self.cached_tokens = 0
         self.run: Run | None = None  # since it has a cache
         self.is_fed = False  # by a Batch, or no longer; else by reading it
@@ -188,7 +191,7 @@ class Completion(Stream):
     def answer(self) -> Answer:
         """The text, taken apart into reasoning, content and tool_calls."""
         # A grammar begins after the thought, or without one: a tag in its text is text.
-        whole = "<think></think>" * (self.finish().schema is not None and not self.thinks) + self.text
+        whole = "<think></think>" * (self.finish().options.schema is not None and not self.thinks) + self.text
         return parse_answer(whole, self.think_open_in_prompt, self.tools)
 
     @property
@@ -199,7 +202,7 @@ class Completion(Stream):
     @property
     def is_json(self) -> bool:
         """Whether the answer fits a JSON Schema."""
-        return self.schema is not None and not isinstance(self.schema, Grammar)
+        return self.options.schema is not None and not isinstance(self.options.schema, Grammar)
 
     @property
     def parsed(self) -> Any:
@@ -209,7 +212,7 @@ class Completion(Stream):
         """
         if not self.is_json:
             raise InputError("only an answer that fits a JSON Schema or a class can be parsed")
-        return parsed(self.finish().schema, self.text.partition("</think>")[2] if self.thinks else self.text)
+        return parsed(self.finish().options.schema, self.text.partition("</think>")[2] if self.thinks else self.text)
 
     @property
     def message(self) -> dict[str, Any]:

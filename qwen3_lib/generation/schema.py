@@ -72,7 +72,8 @@ def grammar_of(schema: Any, max_string: int | None = None) -> Grammar:
         return schema
     schema = type_adapter(schema).json_schema() if isinstance(schema, type) else schema
     if not isinstance(schema, dict):
-        raise InputError(f"a schema must be a JSON Schema, {{\"type\": ...}}, not {brief(repr(schema), 80)}")
+        raise InputError('a schema must be a JSON Schema, {"type": ...}, a class, or regex("...") or lark("...") of '
+                         f"qwen3_lib.generation.schema, not {brief(repr(schema), 80)}")
     return Grammar(json.dumps({"grammars": [{"json_schema": on_one_line(schema, max_string)}]}))
 
 

@@ -1,4 +1,4 @@
-"""Cores: how many this process may use, and how many of them are free for NumPy's products."""
+"""Cores: how many this process may use, and how many of them NumPy's products take."""
 from __future__ import annotations
 
 import contextlib
@@ -7,13 +7,12 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from qwen3 import Engine
+from qwen3 import Engine, Model
 
 try:
     from threadpoolctl import ThreadpoolController
@@ -37,75 +36,48 @@ def available_cpus() -> int:
     return n
 
 
-def spare_seconds() -> float:
-    """CPU seconds that no other process has had: those of this process, and those in which its CPUs were idle."""
-    cpus = {f"cpu{i}" for i in os.sched_getaffinity(0)}
-    rows = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
-    idle = sum(int(row[4]) + int(row[5]) for row in rows if row[0] in cpus)  # row[5]: waiting for a disk
-    return idle / os.sysconf("SC_CLK_TCK") + time.process_time()
-
-
-class Passes:
-    """Passes of the NumPy engine: one at a time, and each with as many threads of BLAS as there are free cores.
-
-    BLAS' threads wait for each other at the end of each product. If another program has a thread's core, all wait for
-    it: with two threads on two cores and 8 busy programs, a pass takes 2 to 8 times as long as with one thread. BLAS
-    has one number of threads for the whole process, so it is set back after each pass.
-    """
-    INTERVAL = 0.1  # seconds between two looks at the CPUs; they count in hundredths
-
-    def __init__(self) -> None:
-        self.turn = threading.Lock()
-        self.blas = ThreadpoolController().select(user_api="blas")
-        self.cpus = self.free = available_cpus()
-        self.looked, self.spare = time.monotonic(), 0.0
-        with contextlib.suppress(OSError, AttributeError):  # not Linux: nothing tells which cores are free
-            self.spare = spare_seconds()
-            self.free = 1  # until the first look
-
-    def look(self) -> None:
-        """Counts the cores that were free since the last look."""
-        now = time.monotonic()
-        if self.spare and now - self.looked >= self.INTERVAL:
-            spare = spare_seconds()
-            self.free = min(self.cpus, max(1, round((spare - self.spare) / (now - self.looked))))
-            self.looked, self.spare = now, spare
-
-    @contextlib.contextmanager
-    def one(self) -> Iterator[None]:
-        """Around a pass."""
-        with self.turn:
-            most = min((library.num_threads for library in self.blas.lib_controllers), default=1)
-            if most > 1:
-                self.look()
-                with self.blas.limit(limits=self.free) if self.free < most else contextlib.nullcontext():
-                    yield
-                return
-        yield  # $OPENBLAS_NUM_THREADS is 1, for example: threads of the program run passes at the same time
+SMALL = 1024  # hidden_size below which a product is too small to share: fewer than a million weights
 
 
 @functools.cache
-def passes() -> Passes:
-    return Passes()
+def blas() -> tuple[Any, int, threading.Lock]:
+    """BLAS' libraries, the CPUs of this process, and the lock of who changes BLAS' threads."""
+    return ThreadpoolController().select(user_api="blas"), available_cpus(), threading.Lock()
 
 
-if hasattr(os, "register_at_fork"):  # another thread of the parent may have been in a pass
-    os.register_at_fork(after_in_child=passes.cache_clear)
+if hasattr(os, "register_at_fork"):  # another thread of the parent may hold the lock
+    os.register_at_fork(after_in_child=blas.cache_clear)
+
+
+@contextlib.contextmanager
+def threads_for(hidden_size: int) -> Iterator[None]:
+    """Around a pass of the NumPy engine: BLAS has one thread for small products, else at most the CPUs of this process.
+
+    BLAS' threads wait for each other at the end of each product. In a small model they cost more than they bring, and if
+    another program has a thread's core, all wait for it. BLAS has one number of threads for the whole process, so it is
+    set back after each pass, and passes that change it take turns.
+    """
+    libraries, cpus, turn = blas()
+    threads = 1 if hidden_size < SMALL else cpus
+    if all(library.num_threads <= threads for library in libraries.lib_controllers):
+        yield
+        return
+    with turn, libraries.limit(limits=threads):
+        yield
 
 
 @functools.cache
 def sharing(engine: Engine) -> Engine:
-    """The engine; NumPy's with as many threads in each pass as there are free cores: see Passes."""
+    """The engine; NumPy's with BLAS' threads for each pass: see threads_for."""
     def shared(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
-        def one_pass(*args: Any, **options: Any) -> Any:
-            with passes().one():
-                return function(*args, **options)
+        def one_pass(model: Model, *args: Any, **options: Any) -> Any:
+            with threads_for(model.config.hidden_size):
+                return function(model, *args, **options)
 
         return one_pass
 
     if engine.hybrid_cache is not None or ThreadpoolController is None:  # the fast engine has threads of its own
         return engine
-    passes()  # it begins to watch the CPUs while the model loads
     return replace(engine, logits_of=shared(engine.logits_of), hidden_states=shared(engine.hidden_states),
                    guess=engine.guess and shared(engine.guess))

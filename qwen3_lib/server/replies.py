@@ -44,7 +44,7 @@ class Reply:
     def logprobs(self, i: int) -> Value | None:
         """Those of the i-th answer's tokens since the last time."""
         start, self.told[i] = self.told[i], self.jobs[i].n_tokens
-        if self.asked.logprobs is None:
+        if self.jobs[i].completion.options.logprobs is None:
             return None
         return self.scored(self.jobs[i].completion.logprobs[start:self.told[i]], i)
 

@@ -3,17 +3,35 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-from qwen3_lib.app.openai import SHARED, Body, Refusal, Value, known
+from qwen3 import InputError, Model
+
+from qwen3_lib.app.openai import (SHARED, Body, Door, GenerationRequest, Refusal, Value, as_sent, chat_request,
+                                  known, names_in)
 from qwen3_lib.io.errors import brief, parse_json
 from qwen3_lib.server.replies import ChatReply, encode
 from qwen3_lib.server.worker import Job
-from tokenizer_utils import checked_messages
+from tokenizer_utils import check_parts, checked_messages
 
 SAME = (*SHARED, "parallel_tool_calls", "tool_choice")  # fields that a chat has, too
 FIELDS = (*SAME, "input", "instructions", "reasoning", "text", "tools")
+# A chat's field -> the same here
+NAMES = {"messages": "input", "response_format": "text.format", "reasoning_effort": "reasoning.effort"}
+PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}  # of items' ids
 PARTS = ("input_text", "output_text", "text")  # types of the parts of a content
+# The first part of an item's content, and what the events of its text have, too
+TEXTS: dict[str, tuple[str, Value, Value]] = {"message": ("output_text", {"annotations": []}, {"logprobs": []}),
+                                              "reasoning": ("reasoning_text", {}, {})}
+
+
+def request(model: Model, body: Body, door: Door) -> GenerationRequest:
+    """The GenerationRequest of a request. Raises InputError."""
+    try:
+        return replace(chat_request(model, as_chat(body), door), kind="response")
+    except InputError as error:
+        raise as_sent(error, names_in(body) | NAMES) from error
 
 
 def as_chat(body: Body) -> Body:
@@ -44,20 +62,34 @@ def as_chat(body: Body) -> Body:
 
 
 def add_item(messages: list[Value], item: Any, where: str) -> None:
-    """Adds an item to the messages; calls belong to the assistant's message before them. Raises InputError."""
+    """Adds an item to the messages; a thought belongs to the assistant's message after it, calls to the one before.
+
+    Raises InputError.
+    """
     kind = item.get("type", "message") if isinstance(item, dict) else None
+    last = messages[-1] if messages else {}
     if kind == "message":
-        messages.append({"role": item.get("role"), "content": as_parts(item.get("content"))})
+        message = {"role": item.get("role"), "content": as_parts(item.get("content"))}
+        if message["role"] == "assistant" and last.get("content") == "" and "tool_calls" not in last:
+            message = messages.pop() | message
+        messages.append(message)
     elif kind == "function_call":
         parse_json(str(item.get("arguments")), f"{where}: the arguments")
         call = {"type": "function", "id": item.get("call_id"),
                 "function": {"name": item.get("name"), "arguments": item.get("arguments")}}
-        if not messages or messages[-1]["role"] != "assistant":
+        if last.get("role") != "assistant":
             messages.append({"role": "assistant", "content": ""})
         messages[-1].setdefault("tool_calls", []).append(call)
     elif kind == "function_call_output":
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": as_parts(item.get("output"))})
-    elif kind != "reasoning":  # the thoughts of others' models, often encrypted; there are none in answers here
+    elif kind == "reasoning":
+        given: Any = item.get("content") or []  # encrypted thoughts of others' models have none
+        parts = [part | {"type": "text"} if isinstance(part, dict) else part 
+                 for part in (given if isinstance(given, list) else [given])]
+        check_parts(parts, where)
+        if thought := "".join(part["text"] for part in parts):
+            messages.append({"role": "assistant", "content": "", "reasoning_content": thought})
+    else:
         raise Refusal(400, f"{where} must be a message, function_call or function_call_output, not "
                       f"{brief(repr(kind), 80)}", "input")
 
@@ -79,7 +111,7 @@ def chat_tools(tools: Any) -> list[Value]:
 
 
 class Response(ChatReply):
-    """The answer as items: messages and calls of functions, in the order in which they were written; no thought.
+    """The answer as items: thoughts, messages and calls of functions, in the order in which they were written.
 
     The last item is open until another one begins, or the answer ends.
     """
@@ -112,25 +144,27 @@ class Response(ChatReply):
         for kind in ("created", "in_progress"):
             yield self.event(kind, response=self.response() | {"status": "in_progress"})
 
-    def opened(self, kind: str, prefix: str, **fields: Any) -> Iterator[str]:
+    def opened(self, kind: str, **fields: Any) -> Iterator[str]:
         """The events of a new item, after the end of the one before."""
         yield from self.closed("completed")
-        self.items.append({"type": kind, "id": f"{prefix}_{uuid.uuid4().hex}", "status": "in_progress", **fields})
+        self.items.append({"type": kind, "id": f"{PREFIXES[kind]}_{uuid.uuid4().hex}", "status": "in_progress", **fields})
         yield self.event("output_item.added", output_index=len(self.items) - 1, item=self.items[-1])
 
     def place(self) -> Value:
         place = {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
-        return place | ({"content_index": 0} if self.items[-1]["type"] == "message" else {})
+        return place | ({"content_index": 0} if "content" in self.items[-1] else {})
 
-    def written(self, text: str) -> Iterator[str]:
-        """The events of a text."""
-        if not self.items or self.items[-1]["type"] != "message":
-            yield from self.opened("message", "msg", role="assistant", content=[])
-            self.items[-1]["content"] = [{"type": "output_text", "text": "", "annotations": [], "logprobs": []}]
+    def written(self, kind: str, text: str) -> Iterator[str]:
+        """The events of a text of a "message" or "reasoning"."""
+        part_kind, fields, more = TEXTS[kind]
+        if not self.items or self.items[-1]["type"] != kind:
+            of_kind: Value = {"role": "assistant"} if kind == "message" else {"summary": []}
+            yield from self.opened(kind, **of_kind, content=[])
+            self.items[-1]["content"] = [{"type": part_kind, "text": "", **fields, **more}]
             yield self.event("content_part.added", **self.place(), part=self.items[-1]["content"][0])
         if text:
             self.items[-1]["content"][0]["text"] += text
-            yield self.event("output_text.delta", **self.place(), delta=text, logprobs=[])
+            yield self.event(f"{part_kind}.delta", **self.place(), delta=text, **more)
 
     def closed(self, status: str) -> Iterator[str]:
         """The last events of the last item, if there is one."""
@@ -138,9 +172,9 @@ class Response(ChatReply):
             return
         item = self.items[-1]
         item["status"] = status
-        if item["type"] == "message":
+        if "content" in item:
             [part] = item["content"]
-            yield self.event("output_text.done", **self.place(), text=part["text"], logprobs=[])
+            yield self.event(f"{part['type']}.done", **self.place(), text=part["text"], **TEXTS[item["type"]][2])
             yield self.event("content_part.done", **self.place(), part=part)
         else:
             yield self.event("function_call_arguments.done", **self.place(), name=item["name"],
@@ -149,11 +183,13 @@ class Response(ChatReply):
 
     def chunks(self, i: int, job: Job) -> Iterator[str]:
         parts, calls = self.deltas[i].push(self.news(i, job), job.ended)
+        if parts["reasoning_content"]:
+            yield from self.written("reasoning", parts["reasoning_content"])
         if parts["content"] or job.ended and not self.items and not calls:
-            yield from self.written(parts["content"])
+            yield from self.written("message", parts["content"])
         for call in calls:
             if "id" in call:
-                yield from self.opened("function_call", "fc", call_id=call["id"], name=call["function"]["name"],
+                yield from self.opened("function_call", call_id=call["id"], name=call["function"]["name"],
                                        arguments="")
             if arguments := call["function"]["arguments"]:
                 self.items[-1]["arguments"] += arguments

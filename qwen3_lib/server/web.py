@@ -26,11 +26,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen3 import InputError
 from qwen3_embed import SEARCH, embed, rerank
-from qwen3_lib.app.openai import (Body, Door, GenerationRequest, Refusal, Unseen, at_fault, chat_prompt, chat_request,
-                                  flag, known, text_request, whole)
+from qwen3_lib.app.openai import (Body, Door, GenerationRequest, Refusal, Unseen, as_sent, chat_prompt, chat_request,
+                                  flag, known, names_in, text_request, whole)
 from qwen3_lib.app.terminal import model_name, note
 from qwen3_lib.generation.vetting import Busy
-from qwen3_lib.io.errors import TooLong, brief, encoded, is_whole, parse_json
+from qwen3_lib.io.errors import brief, encoded, is_whole, parse_json
 from qwen3_lib.page.page import joined
 from qwen3_lib.server import responses
 from qwen3_lib.server.replies import ChatReply, Reply, event
@@ -210,19 +210,19 @@ def out_of_time(seconds: float) -> Refusal:
     return Refusal(504, f"the answer was not finished within {seconds:g} seconds", code="timeout")
 
 
-def as_refusal(error: Exception, worker: Worker, body: Body | None = None) -> Refusal:
+def as_refusal(error: Any, worker: Worker, body: Body | None = None) -> Refusal:
     """An error as the client gets it, without a path of this machine."""
     if isinstance(error, Refusal):
         return error
     if isinstance(error, Busy):
         return Refusal(503, str(error), headers={"Retry-After": "2"})
-    message = str(error)
+    refusal = as_sent(error, names_in(body or {}))
+    message = str(refusal)
     if worker.batch is not None:
         message = message.replace(str(worker.batch.model.path), model_name(worker.batch.model))
     if isinstance(error.__cause__, FloatingPointError):  # NaN in the weights isn't the client's fault
         return Refusal(500, message)
-    return Refusal(400, message, at_fault(body or {}, message),
-                   "context_length_exceeded" if isinstance(error, TooLong) else None)
+    return Refusal(400, message, refusal.param, refusal.code)
 
 
 class Server:
@@ -271,7 +271,7 @@ class Server:
 
     async def generated(self, request: Request, asked: GenerationRequest, began: float) -> Response:
         worker = self.worker
-        jobs = await self.unless_over(request, worker.submit(asked.answers, asked.stream, began))
+        jobs = await self.unless_over(request, worker.submit(asked, began))
         reply = REPLIES[asked.kind](asked, jobs, worker.model, self.name)
         request.scope["usage"] = reply.usage
         if asked.stream:
@@ -292,8 +292,7 @@ class Server:
         return await self.asked(request, lambda body, _: text_request(self.worker.model, body, self.longest))
 
     async def responses(self, request: Request) -> Response:
-        return await self.asked(request, lambda body, door: replace(
-            chat_request(self.worker.model, responses.as_chat(body), door), kind="response"))
+        return await self.asked(request, lambda body, door: responses.request(self.worker.model, body, door))
 
     @property
     def longest(self) -> int:

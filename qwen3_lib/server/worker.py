@@ -16,7 +16,7 @@ from typing import Any
 
 from qwen3 import InputError, Model
 from qwen3_lib.generation.completion import Completion
-from qwen3_lib.app.openai import Refusal, reason_of
+from qwen3_lib.app.openai import GenerationRequest, Refusal, reason_of
 from qwen3_lib.generation.batch import Batch
 
 
@@ -93,27 +93,26 @@ class Worker:
         self.commands.put(command)
         return await future
 
-    async def submit(self, requests: list[tuple[list[int], dict[str, Any]]], streams: bool,
-                     began: float) -> list[Job]:
-        """Jobs for (prompt, options of a Completion) each; `began`: when they came, by time.monotonic.
+    async def submit(self, asked: GenerationRequest, began: float) -> list[Job]:
+        """Jobs for the answers to a request; `began`: when it came, by time.monotonic.
 
         Raises Refusal if too many wait, and InputError.
         """
         assert self.batch is not None
-        batch, news = self.batch, asyncio.Event()
+        batch, news, n = self.batch, asyncio.Event(), len(asked.answers)
         if self.ends_at is not None:
             raise stopping()
-        if len(requests) > (most := len(batch.slots) + self.queue_size):
-            raise Refusal(400, f"{len(requests)} answers are asked for at once, but at most {most} can run and wait "
+        if n > (most := len(batch.slots) + self.queue_size):
+            raise Refusal(400, f"{n} answers are asked for at once, but at most {most} can run and wait "
                           "(--queue)")
-        if len(self.jobs) + len(requests) > most:
+        if len(self.jobs) + n > most:
             raise Refusal(429, f"{len(self.jobs)} answers run or wait already; try again later", code="queue_full",
                           headers={"Retry-After": "2"})
-        jobs = [Job(news, streams, began=began) for _ in requests]
+        jobs = [Job(news, asked.stream, began=began) for _ in asked.answers]
         self.jobs.update(jobs)
         try:
-            for job, (token_ids, options) in zip(jobs, requests):
-                await self.do(lambda: self.add(batch, job, token_ids, options))
+            for job, (token_ids, options) in zip(jobs, asked.answers):
+                await self.do(lambda: self.add(batch, job, token_ids, asked.salt, options=options, tools=asked.tools))
         except BaseException:
             self.release(jobs)
             raise
@@ -179,8 +178,8 @@ class Worker:
             command()
         return True
 
-    def add(self, batch: Batch, job: Job, token_ids: list[int], options: dict[str, Any]) -> None:
-        job.completion = batch.add(job, token_ids, **options)
+    def add(self, batch: Batch, job: Job, *wanted: Any, **options: Any) -> None:
+        job.completion = batch.add(job, *wanted, **options)
 
     def step(self, batch: Batch) -> None:
         requests = [(request, len(request.completion.token_ids)) for request in batch.requests]

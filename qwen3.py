@@ -584,14 +584,14 @@ def chat(model: Model, messages: str | dict[str, Any] | list[dict[str, Any]], to
          presence_penalty: float | None = None, frequency_penalty: float | None = None, stop: Any = None,
          logprobs: int | None = None, think_budget: int | None = None, stop_loops: bool | None = None,
          lookup: int | None = None, draft: Any = None, schema: Any = None, max_string: int | None = None,
-         logit_bias: dict[Any, float] | None = None) -> Any:
+         logit_bias: dict[Any, float] | None = None, max_pixels: int | None = None) -> Any:
     """The answer to a conversation, or to a single question given as a text: a Stream of its pieces.
 
     messages: {"role": "system" | "user" | "assistant" | "tool", "content": ...}, as in OpenAI's API
     tools: JSON schemas as in OpenAI's API; system: the text of a system message before all others
     enable_thinking: None leaves it to the model's chat template; chat_template_kwargs: its other variables
     max_new_tokens (or max_tokens) to frequency_penalty: as in `generate`, with defaults from default_sampling
-    stop to logit_bias: these need the folder qwen3_lib beside this file, see qwen3_lib/generation/options.py
+    stop to max_pixels: these need the folder qwen3_lib beside this file, see qwen3_lib/generation/options.py
     schema: a JSON Schema, a class, or regex("...") or lark("...") of qwen3_lib.generation.schema
     With that folder, tools may be Python functions, and the answer is a Completion, which tells more.
     Raises InputError, before anything is computed, for values out of range and unreadable messages.
@@ -606,7 +606,7 @@ def chat(model: Model, messages: str | dict[str, Any] | list[dict[str, Any]], to
     if LIBRARY.is_dir():
         from qwen3_lib.generation.completion import complete
         return complete(model, messages, tools, enable_thinking, chat_template_kwargs, **options)
-    names = "stop logprobs think_budget stop_loops lookup draft schema max_string logit_bias".split()
+    names = "stop logprobs think_budget stop_loops lookup draft schema max_string logit_bias max_pixels".split()
     if beyond := given.keys() & {*names}:
         raise InputError(f"{min(beyond)}= needs the folder qwen3_lib beside qwen3.py")
     text = model.tokenizer.apply_chat_template(messages, tools, enable_thinking=enable_thinking, join_text_parts=True,

@@ -37,7 +37,7 @@ from qwen3_lib.app.cli import guarded
 from qwen3_lib.app.files import read_tools
 from qwen3_lib.app.jobs import Journal, description, run_job
 from qwen3_lib.app.options import (Parser, add_answer_options, add_draft, add_engine_options, add_max_pixels,
-                                   add_model_options, answer_options, load)
+                                   add_model_options, answer_options, load, template_option)
 from qwen3_lib.app.records import JobSettings, open_source, request
 from qwen3_lib.app.terminal import note
 from qwen3_lib.generation.batch import MOST_SLOTS, Batch, generate_batch, slots_in
@@ -97,12 +97,13 @@ def checked_size(text: str | None) -> int | None:
 
 def run(args: argparse.Namespace) -> int:
     """Does what the options say -> exit status: 1 if there are records, and none of them was answered."""
-    options = answer_options(args)
-    given = {name: value for name, value in options.items() if value not in (None, ())}
+    given = answer_options(args).given
+    if (variables := template_option(args)) is not None:
+        given["chat_template_kwargs"] = variables
     template = args.template if args.column is None else "{" + args.column + "}"
     tools = None if args.tools is None else read_tools(args.tools)
     settings = JobSettings(given, args.system, tools, args.think, args.raw, template, args.openai,
-                        None if args.context is None else checked_whole("context", args.context, 2), args.max_pixels)
+                           None if args.context is None else checked_whole("context", args.context, 2))
     folder = Path(args.input).resolve().parent
     memory, source = checked_size(args.memory), open_source(args.input, template, args.text)
     model = load(args)

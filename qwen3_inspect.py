@@ -29,12 +29,13 @@ from typing import Any
 if __name__ == "__main__" and None in map(find_spec, ("qwen3", "qwen3_lib")):
     sys.exit("qwen3_inspect.py: it needs qwen3.py and the folder qwen3_lib beside it")
 
-from qwen3 import Engine, InputError, Model, Sampling  # first: it says in one line what is missing
+from qwen3 import Engine, InputError, Model  # first: it says in one line what is missing
 import qwen3_5
 from qwen3_lib.app.cli import guarded
 from qwen3_lib.app.files import picture_file
 from qwen3_lib.app.models import readable_size
-from qwen3_lib.app.options import Parser, add_max_pixels, add_model_options, load, named_model
+from qwen3_lib.app.options import (Parser, add_max_pixels, add_model_options, add_sampling, answer_options, load,
+                                   named_model)
 from qwen3_lib.app.terminal import note, write
 from qwen3_lib.io.cores import sharing
 from qwen3_lib.io.writing import write_whole
@@ -73,10 +74,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--raw", action="store_true", help="continue the prompt as plain text, without the chat template")
     add("--think", action=argparse.BooleanOptionalAction, help="reason before the answer, or don't")
     add("-n", "--max-tokens", type=int, metavar="N", default=32, help="longest answer (default: %(default)s)")
-    add("--seed", type=int, metavar="N", help="the same seed draws the same tokens")
-    for name in Sampling.__dataclass_fields__:
-        kind = int if name == "top_k" else float
-        add("--" + name.replace("_", "-"), type=kind, metavar="X", help="how tokens are drawn: see qwen3 --help")
+    add_sampling(add)
     add("--quantized", action=argparse.BooleanOptionalAction, default=True,
         help="compare with int8 and int4 in the fast engine (default: yes)")
     add("--compare", metavar="QUESTION", help="answer this question with reasoning and without (default: "
@@ -99,9 +97,8 @@ def check_target(file: str) -> None:
 def run(args: argparse.Namespace) -> int:
     """Writes the page -> exit status."""
     compare = COMPARED if args.compare is None and named_model(args) is None else args.compare
-    sampling = {name: getattr(args, name) for name in Sampling.__dataclass_fields__}
-    options = PageOptions(args.prompt, args.raw, args.think, args.max_tokens, sampling, args.seed, args.quantized,
-                          compare, [*map(picture_file, args.image)], args.max_pixels)
+    options = PageOptions(args.prompt, args.raw, args.think, answer_options(args), args.quantized, compare,
+                          [*map(picture_file, args.image)])
     check_target(args.out)
     model = load(args, Engine())
     # write_whole opens the file before inspect computes, so that an impossible place is refused first.

@@ -18,10 +18,11 @@ from qwen3 import InputError
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.app import chat as qwen3_chat
 from qwen3_lib.app import terminal
+from qwen3_lib.generation.options import AnswerOptions
 from tokenizer_utils import check_message
 
 CALL = {"name": "get_weather", "arguments": {"city": "Paris"}}
-OPTIONS = {"top_k": 7}
+OPTIONS = AnswerOptions(top_k=7)
 
 
 def new_chat(model: qwen3.Model, messages: list[dict] | None = None, **more) -> qwen3_chat.Chat:
@@ -38,7 +39,7 @@ def handled(chat: qwen3_chat.Chat, line: str) -> str:
 
 def refused(chat: qwen3_chat.Chat, line: str) -> str:
     """The message with which a line is refused; the conversation and its settings are then as before."""
-    before = chat.messages, dict(chat.options), chat.enable_thinking, chat.hide_thinking
+    before = chat.messages, chat.options, chat.enable_thinking, chat.hide_thinking
     with pytest.raises(InputError) as caught:
         handled(chat, line)
     assert (chat.messages, chat.options, chat.enable_thinking, chat.hide_thinking) == before
@@ -239,7 +240,7 @@ def test_a_saved_conversation_has_its_tools(demo, tmp_path):
 
 
 def test_the_tokens_used_are_those_of_the_prompt_as_it_is_rendered(demo):
-    kwargs = qwen3_chat.Chat(demo, TALK, options={"chat_template_kwargs": {"enable_thinking": False}})
+    kwargs = qwen3_chat.Chat(demo, TALK, chat_template_kwargs={"enable_thinking": False})
     assert handled(kwargs, "/show") == handled(new_chat(demo, TALK, enable_thinking=False), "/show") != \
         handled(new_chat(demo, TALK), "/show")
 
@@ -267,7 +268,7 @@ def handle_and_check(chat: qwen3_chat.Chat, line: str, stop_at: int | None = Non
     held = chat.cache.token_ids.ravel()[:chat.cache.length].tolist()
     assert held == (prompt + answer)[:len(held)]
     n = len(answer) + (chat.last.finish_reason == "stop")
-    fresh = Completion(chat.model, prompt, max_new_tokens=n + 1, think_budget=chat.options.get("think_budget"))
+    fresh = Completion(chat.model, prompt, max_new_tokens=n + 1, think_budget=chat.options.think_budget)
     assert fresh.finish().token_ids[:n] == answer
 
 

@@ -25,6 +25,7 @@ from helpers import assert_one_line, message_of, random_ids, run_main
 from make_random_model import make_random_model
 from oracle import head, oracle, softmax, turned
 from qwen3_lib.page import contents as panels
+from qwen3_lib.generation.options import AnswerOptions
 from qwen3_lib.page.contents import PageOptions, contents
 from qwen3_lib.page.page import html, joined, lines_of_functions, pack
 from qwen3_lib.page.recorder import OPERATIONS, Recorder, Step
@@ -40,8 +41,8 @@ def unpacked(array) -> np.ndarray:
 @pytest.fixture(scope="module")
 def found(demo):
     """The contents of a page of the bundled model."""
-    return contents(demo, PageOptions(PROMPT, max_new_tokens=8, sampling={"temperature": 1.5, "top_p": 0.9}, seed=3,
-                               quantized=False, compare="What is 2 + 3?"))
+    return contents(demo, PageOptions(PROMPT, answer=AnswerOptions(
+        max_new_tokens=8, temperature=1.5, top_p=0.9, seed=3), quantized=False, compare="What is 2 + 3?"))
 
 
 @pytest.fixture(scope="module")
@@ -299,9 +300,9 @@ def test_the_luck_of_a_run_draws_the_tokens_of_generate(demo, settings):
 
 def test_a_page_without_a_seed_can_be_repeated(tiny_model):
     """It chooses a seed and names it."""
-    wish = PageOptions("ab", raw=True, max_new_tokens=6, sampling={"temperature": 5.0}, quantized=False)
+    wish = PageOptions("ab", raw=True, answer=AnswerOptions(max_new_tokens=6, temperature=5.0), quantized=False)
     first = contents(tiny_model, wish)
-    again = contents(tiny_model, replace(wish, seed=first["about"]["seed"]))
+    again = contents(tiny_model, replace(wish, answer=replace(wish.answer, seed=first["about"]["seed"])))
     assert first["tokens"] == again["tokens"]
 
 
@@ -332,7 +333,7 @@ def test_quantized(demo):
 
 def test_no_numba(demo, monkeypatch):
     monkeypatch.setitem(sys.modules, "qwen3_numba", None)  # its import fails
-    assert "qwen3_numba" in contents(demo, PageOptions(PROMPT, max_new_tokens=1))["quantized"]
+    assert "qwen3_numba" in contents(demo, PageOptions(PROMPT, answer=AnswerOptions(max_new_tokens=1)))["quantized"]
 
 
 def test_thinking(demo, found):
@@ -456,11 +457,11 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_computed(t
 
 @pytest.mark.parametrize("args, words", [
     (["word " * 2000], ["the prompt has", "tokens", "--max-tokens", "positions"]),
-    ([PROMPT, "-n", 0], ["max_tokens"]),
+    ([PROMPT, "-n", 0], ["--max-tokens"]),
     ([" \n"], ["the prompt is empty"]),
     ([PROMPT, "--out", ROOT / "README.md"], ["README.md", "exists"]),
     ([PROMPT, "--compare", " "], ["compare", "empty"]),
-    ([PROMPT, "--top-p", 2], ["top_p"]),
+    ([PROMPT, "--top-p", 2], ["--top-p"]),
     ([PROMPT, "--seed", -1], ["seed"]),
     ([PROMPT, "--raw", "--think"], ["raw", "think"]),
     ([PROMPT, "--model", "./nowhere"], ["nowhere"]),

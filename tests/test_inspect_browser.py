@@ -14,14 +14,15 @@ from configs import BASE, HYBRID, HYBRID_MOE, VOCABULARY
 from helpers import assert_accessible, axe_core, complaints_of
 from make_random_model import make_random_model
 from oracle import oracle
+from qwen3_lib.generation.options import AnswerOptions
 from qwen3_lib.page.contents import PageOptions, contents
 from qwen3_lib.page.page import html, pack
 from test_inspect import EVIL, unpacked
 from test_qwen3_moe import MOE
 
 SETTINGS = {"temperature": 1.2, "top_k": 40, "top_p": 0.95}
-WISH = PageOptions("The capital of France is", max_new_tokens=10, sampling=SETTINGS, seed=2, quantized=False,
-            compare="What is 2 + 3?")
+WISH = PageOptions("The capital of France is", answer=AnswerOptions(max_new_tokens=10, seed=2, **SETTINGS),
+                   quantized=False, compare="What is 2 + 3?")
 PIXEL = """([canvas, i, j]) => {
   const copy = new OffscreenCanvas(1, 1).getContext('2d', {willReadFrequently: true});
   copy.drawImage(document.querySelector(canvas), -j, -i);
@@ -425,7 +426,7 @@ def test_looks_and_accessibility(browser, file, hybrid, width, scheme, kind, scr
                                   "法国的首都是哪里" * 5])
 def test_any_prompt_is_text(browser, tmp_path, demo, evil):
     file = tmp_path / "evil.html"
-    file.write_text(qwen3_inspect.inspect(demo, PageOptions(evil, max_new_tokens=3, quantized=False)), "utf-8")
+    file.write_text(qwen3_inspect.inspect(demo, PageOptions(evil, answer=AnswerOptions(max_new_tokens=3), quantized=False)), "utf-8")
     tab = Tab(browser, file, 390)
     assert tab.text("#prompt") == evil and evil in tab.text("#wrapped")
     assert tab.page.locator("script").count() == 4 and tab.page.locator("img, main b").count() == 0
@@ -444,9 +445,9 @@ def test_other_models(browser, tmp_path, demo):
                                                         tmp_path / name, "float32"))
                      for name, config in (("moe", MOE), ("both", HYBRID_MOE)))
     silent = replace(demo, eos_token_ids=tuple(range(demo.config.vocab_size)))
-    for i, (which, wish) in enumerate([(model, PageOptions("a", raw=True, max_new_tokens=2, quantized=False)), (silent, WISH),
-                                          (experts, PageOptions("ab", raw=True, max_new_tokens=2, quantized=False)),
-                                          (both, PageOptions("ab", raw=True, max_new_tokens=2, quantized=False))]):
+    short = PageOptions("ab", raw=True, answer=AnswerOptions(max_new_tokens=2), quantized=False)
+    for i, (which, wish) in enumerate([(model, replace(short, prompt="a")), (silent, WISH), (experts, short),
+                                       (both, short)]):
         file = tmp_path / f"{i}.html"
         file.write_text(qwen3_inspect.inspect(which, wish), "utf-8")
         tab = Tab(browser, file)

@@ -12,6 +12,7 @@ import qwen3_inspect
 from configs import ROOT
 from helpers import assert_accessible, assert_one_line, axe_core, message_of, run_main
 from qwen3_lib.page import contents as panels
+from qwen3_lib.generation.options import AnswerOptions
 from qwen3_lib.page.contents import PageOptions, contents
 from qwen3_lib.page.page import html
 from test_inspect import unpacked
@@ -33,8 +34,8 @@ def shapes():
 
 
 def wish(*images, **options):
-    return PageOptions("What is this?", max_new_tokens=8, sampling={"temperature": 0}, seed=0, quantized=False,
-                       images=images, **options)
+    return PageOptions("What is this?", answer=AnswerOptions(max_new_tokens=8, temperature=0, seed=0, **options),
+                       quantized=False, images=images)
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from qwen3_lib.app.chat import Chat
 from qwen3_lib.generation.batch import Batch
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.marks import Marks
+from qwen3_lib.generation.options import AnswerOptions
 from qwen3_lib.generation.processors import StopLoops
 from qwen3_lib.generation.schema import regex
 from test_answers import saying
@@ -148,7 +149,7 @@ def test_the_command_line_says_it_in_one_line(capfd):
 
 
 def test_a_chat_ends_circles_unless_it_is_told_not_to(demo, capfd):
-    chat = Chat(demo, [], enable_thinking=False, options={"schema": regex(LONG)})
+    chat = Chat(demo, [], enable_thinking=False, options=AnswerOptions(schema=regex(LONG)))
     chat.handle(FRANCE)
     out, err = capfd.readouterr()
     assert out.count(CIRCLE) < 120 and "repeats the same text" in err and chat.last.finish_reason == "loop"

@@ -19,6 +19,7 @@ from qwen3 import map_safetensors, to_float32
 from qwen3_lib.generation.caches import Caches
 from qwen3_lib.io.models import Checkpoint
 from qwen3_lib.io.rope import stretched, with_scaled_rope
+from qwen3_lib.generation.options import AnswerOptions
 from qwen3_lib.page.contents import PageOptions, contents
 from test_inspect import unpacked
 from test_qwen3_moe import MOE, fuse
@@ -194,7 +195,7 @@ def test_the_inspect_page_of_a_hybrid(tmp_path):
                        "vocab_size": VOCABULARY}
     path = make_random_model(config, tmp_path, "float32")
     found = contents(qwen3.load_model(path),
-                     PageOptions("The capital of France is", max_new_tokens=5, seed=0, quantized=False))
+                     PageOptions("The capital of France is", answer=AnswerOptions(max_new_tokens=5, seed=0), quantized=False))
     theirs, ids, outs = reference(path), torch.tensor([found["tokens"]["ids"]]), {}
 
     def close(shown, expected, rtol=1e-4):

@@ -24,6 +24,7 @@ from qwen3_lib.app.chat import Chat
 from qwen3_lib.app.files import read_messages
 from qwen3_lib.app.records import JobSettings, request
 from qwen3_lib.app.terminal import as_json, statistics
+from qwen3_lib.generation.options import AnswerOptions
 from qwen3_lib.generation.pictures import MARK
 from qwen3_lib.io import pictures
 from qwen3_lib.io.pictures import picture_of
@@ -321,11 +322,13 @@ def test_batch_files(model, tmp_path, capfd, monkeypatch):
     assert "none.png: no such file" in found[3]["error"] and "a video" in found[4]["error"]
 
 
-def test_the_largest_size_in_batch_files(model, tmp_path):
+def test_the_largest_size_in_batch_files_and_the_library(model, tmp_path):
     for part, most in (({}, 2**17), ({"max_pixels": 2**18}, 2**18)):  # a record's own counts
         row = {"messages": [asked(as_url(LARGE) | part)]}
-        [(ids, _)] = request(model, JobSettings(max_pixels=2**17), row, 1, tmp_path).answers
-        assert (np.array(ids) < 0).sum() == len(model.pictures.show(picture_of(LARGE), most).ids)
+        [(ids, _)] = request(model, JobSettings({"max_pixels": 2**17}), row, 1, tmp_path).answers
+        asked_here = qwen3.chat(model, row["messages"], max_pixels=2**17).prompt_ids
+        assert (np.array(ids) < 0).sum() == (asked_here < 0).sum() == \
+            len(model.pictures.show(picture_of(LARGE), most).ids)
 
 
 def test_urls_in_messages(model, tmp_path, capfd):
@@ -348,8 +351,8 @@ def test_conversations_in_files(tmp_path, capfd):
     """Paths are relative to the file; what no prompt cache can keep is refused before a model is loaded."""
     call = {"role": "assistant", "tool_calls": [{"name": "look", "arguments": {}}]}
     (tmp_path / "talk.json").write_text(json.dumps([asked(picture("a.png")), call]))
-    [part, _] = read_messages(str(tmp_path / "talk.json"), 2**17)[0][0]["content"]
-    assert part == {"type": "image", "image": str(tmp_path / "a.png"), "max_pixels": 2**17}
+    [part, _] = read_messages(str(tmp_path / "talk.json"))[0][0]["content"]
+    assert part == picture(str(tmp_path / "a.png"))
     (tmp_path / "talk.json").write_text(json.dumps([asked({"type": "audio", "audio": "a.wav"})]))
     assert "audio" in message_of(read_messages, str(tmp_path / "talk.json"))
     (tmp_path / "talk.json").write_text(json.dumps([asked(picture("a.png"))]))
@@ -362,7 +365,7 @@ def test_the_chat(model, demo, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a photo.png").write_bytes(PNG)
     (tmp_path / "other.png").write_bytes(OTHER)
-    options = {"max_new_tokens": 5, "temperature": 0}
+    options = AnswerOptions(max_new_tokens=5, temperature=0)
     chat = Chat(model, [], options=options)
     assert handled(chat, "/image") == "(0 pictures for the next message)"
     assert "a photo.png" in handled(chat, f"/image {tmp_path}/a photo.png")
@@ -398,7 +401,7 @@ def test_pictures_that_wait_for_a_question_in_the_chat(model, tmp_path, monkeypa
     files = [tmp_path / name for name in ("a.png", "b.png", "narrow.png")]
     for file, size in zip(files, ((64, 64), (64, 96), (1, 300))):
         file.write_bytes(png_of(*size, seed=19))
-    chat = Chat(model, [], options={"max_new_tokens": 5, "temperature": 0, "max_pixels": 2**16})
+    chat = Chat(model, [], options=AnswerOptions(max_new_tokens=5, temperature=0, max_pixels=2**16))
     handled(chat, "Hello")
     for file in files[:2]:
         handled(chat, f"/image {file}")

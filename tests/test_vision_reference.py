@@ -9,6 +9,7 @@ from configs import HYBRID, HYBRID_MOE, TOWERS, VL_SIZES, seeing_hybrid, tower_c
 from make_random_model import make_random_model
 from published import write_tensors
 from qwen3 import map_safetensors
+from qwen3_lib.generation.options import AnswerOptions
 from qwen3_lib.page.contents import PageOptions, contents
 from qwen3_vision import VisionConfig, patches_of, smart_resize, tower
 
@@ -195,7 +196,7 @@ def test_the_inspect_page(name, tmp_path):
     """The attention weights that the page of qwen3_inspect.py shows, of all tokens to all patches of two pictures."""
     path, images = make_seeing(CONFIGS[name], tmp_path), [noise(320, 256), noise(256, 384, 1)]
     model = qwen3.load_model(path)
-    found = contents(model, PageOptions("What is this?", max_new_tokens=4, quantized=False, images=images))
+    found = contents(model, PageOptions("What is this?", answer=AnswerOptions(max_new_tokens=4), quantized=False, images=images))
     ids = np.array(found["tokens"]["ids"])
     assert [(ids == ~k).sum() for k in range(2)] == [80, 96]
     theirs = torch.tensor(np.where(ids < 0, PAD, ids))[None]

@@ -10,12 +10,14 @@ import signal
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from qwen3 import Model, Sampling, chat, checked_number, checked_whole, default_sampling
-from qwen3_lib.generation.completion import Completion, prompt_of
+from qwen3 import Model, Sampling, default_sampling
+from qwen3_lib.generation.completion import Completion, complete, prompt_of
+from qwen3_lib.generation.options import AnswerOptions
 from qwen3_lib.generation.pictures import question
 from qwen3_lib.app import terminal
 from qwen3_lib.app.files import as_text, going_on, is_picture_file, keep_conversation, picture_file, read_messages
@@ -23,12 +25,10 @@ from qwen3_lib.app.prompt import ReadLine, line_reader, no_echo, read_line, read
 from qwen3_lib.app.terminal import (CYAN, OutputError, Status, banner, cut_note, parameters, print_answer, statistics)
 from qwen3_lib.io.errors import InputError, brief, counted, did_you_mean
 from qwen3_lib.io.writing import write_json
-from qwen3_vision import LARGEST
 
-SWITCHES = {"think": "enable_thinking", "hide_thinking": "hide_thinking", "stop_loops": "stop_loops",
-            "stats": "show_stats"}  # attributes of Chat
-OPTIONS = {**{name: name for name in Sampling.__dataclass_fields__}, "seed": "seed", "max_tokens": "max_new_tokens",
-           "think_budget": "think_budget", "max_pixels": "max_pixels"}  # options of qwen3.chat, and of its pictures
+OPTIONS = {name: name for name in (*Sampling.__dataclass_fields__, "seed", "think_budget", "max_pixels", "stop_loops")}
+OPTIONS |= {"max_tokens": "max_new_tokens"}  # fields of AnswerOptions
+SWITCHES = {"think": "enable_thinking", "hide_thinking": "hide_thinking", "stats": "show_stats"}  # attributes of Chat
 SETTINGS = [*OPTIONS, *SWITCHES]
 
 HELP = {
@@ -75,13 +75,14 @@ class Chat:
 
     def __init__(self, model: Model, messages: list[dict], tools: list[dict] | None = None,
                  enable_thinking: bool | None = None, hide_thinking: bool = False,
-                 options: dict[str, Any] | None = None, show_stats: bool = False):
+                 options: AnswerOptions = AnswerOptions(), show_stats: bool = False,
+                 chat_template_kwargs: dict[str, Any] | None = None):
         self.model, self.messages, self.tools = model, messages, tools
         self.enable_thinking, self.hide_thinking, self.show_stats = enable_thinking, hide_thinking, show_stats
-        self.options = dict(options or {})  # see OPTIONS
+        self.options = replace(options, stop_loops=options.stop_loops is not False)
+        self.chat_template_kwargs = chat_template_kwargs
         self.images = list[str]()  # files of the next message's pictures
-        self.stop_loops = self.options.pop("stop_loops", None) is not False
-        self.defaults = self.options | {name: getattr(self, name) for name in SWITCHES.values()}
+        self.defaults = vars(self.options) | {name: getattr(self, name) for name in SWITCHES.values()}
         self.cache = model.engine.new_cache(model.config)
         self.last: Completion | None = None
         self.n_answers = 0  # since the start: each draws with a seed of its own
@@ -138,7 +139,7 @@ class Chat:
         before = self.messages
         try:
             self.answer_to([*before, {"role": role, "content": question(
-                text, self.images, self.options.get("max_pixels"))}])
+                text, self.images, self.options.max_pixels)}])
         finally:
             self.images = self.images if self.messages == before else []
 
@@ -168,15 +169,14 @@ class Chat:
 
     def answer(self) -> None:
         """Generates and prints the answer to the messages, and adds it to them, also if Ctrl-C stops it."""
-        options, status = dict(self.options), Status()
-        options.pop("max_pixels", None)
-        if options.get("seed") is not None:
-            options["seed"] += self.n_answers
+        options, status = self.options, Status()
+        if options.seed is not None:
+            options = replace(options, seed=options.seed + self.n_answers)
         if isinstance(self.messages[-1].get("content"), list):
             status.show("looking at the pictures …")
         try:
-            completion = chat(self.model, self.messages, self.tools, self.enable_thinking, cache=self.cache,
-                              stop_loops=self.stop_loops, **options)
+            completion = complete(self.model, self.messages, self.tools, self.enable_thinking,
+                                  self.chat_template_kwargs, self.cache, options)
         finally:
             status.erase()
         self.last, self.n_answers = completion, self.n_answers + 1
@@ -281,7 +281,7 @@ class Chat:
 
     def load(self, text: str) -> None:
         name = file_name(text)
-        self.messages, tools = read_messages(name, self.options.get("max_pixels"))
+        self.messages, tools = read_messages(name)
         self.tools, self.last = self.tools if tools is None else tools, None
         self.own_files.add(os.path.realpath(name))
         waiting = "; /regenerate answers the last one" if self.messages[-1]["role"] in ("user", "tool") else ""
@@ -297,9 +297,8 @@ class Chat:
         note(f"{statistics(self.last)} | {self.context_used()}")
 
     def context_used(self) -> str:
-        kwargs = self.options.get("chat_template_kwargs")
-        used = len(prompt_of(self.model, self.messages, self.tools, self.enable_thinking, kwargs)[0]) \
-            if self.messages else 0
+        used = len(prompt_of(self.model, self.messages, self.tools, self.enable_thinking, self.chat_template_kwargs,
+                             self.options.max_pixels)[0]) if self.messages else 0
         return f"context: {used:,} of {self.model.config.context_length:,} tokens used"
 
     def set(self, text: str) -> None:
@@ -312,24 +311,27 @@ class Chat:
             similar = did_you_mean(key, SETTINGS) or f"; the settings are {', '.join(SETTINGS)}"
             raise InputError(f"there is no setting {brief(key, 40)}{similar}")
         key = meant[0]
-        if value and key in SWITCHES:
-            name, values = SWITCHES[key], {"on": True, "off": False, "default": self.defaults[SWITCHES[key]]}
-            if value not in values:
-                raise InputError(f"{key} must be on or off, not {brief(repr(value), 40)}")
-            setattr(self, name, values[value])
-        elif value:
-            name = OPTIONS[key]
-            self.options[name] = self.defaults.get(name) if value == "default" else as_number(key, value)
+        name = SWITCHES.get(key) or OPTIONS[key]
+        if value:
+            parse = as_switch if key in SWITCHES or key == "stop_loops" else as_number
+            new: Any = self.defaults[name] if value == "default" else parse(key, value)
+            if key in SWITCHES:
+                setattr(self, name, new)
+            else:
+                try:
+                    self.options = replace(self.options, **{name: new})
+                except InputError as error:  # begins with the option's name
+                    raise InputError(f"{key} {str(error).partition(' ')[2]}") from error
         width = max(map(len, meant))
         note("\n".join(f"{key:{width}} = {self.shown_value(key)}" for key in meant))
 
     def shown_value(self, key: str) -> str:
         """The value of a setting in words."""
-        if key in SWITCHES:
-            return {None: "default", True: "on", False: "off"}[getattr(self, SWITCHES[key])]
-        value = self.options.get(OPTIONS[key])
-        sampling = default_sampling(self.model, self.enable_thinking)
-        return str(getattr(sampling, key, "default") if value is None else value)
+        value = getattr(self, SWITCHES[key]) if key in SWITCHES else getattr(self.options, OPTIONS[key])
+        if isinstance(value, bool):
+            return "on" if value else "off"
+        return str(getattr(default_sampling(self.model, self.enable_thinking), key, "default")
+                   if value is None else value)
 
     def keep(self) -> None:
         """Writes the conversation for --continue if it has changed; if that is impossible, says so once."""
@@ -358,19 +360,19 @@ def dropped(text: str) -> str | None:
     return None
 
 
+def as_switch(key: str, text: str) -> bool:
+    """The value of a setting that is on or off."""
+    if text not in ("on", "off"):
+        raise InputError(f"{key} must be on or off, not {brief(repr(text), 40)}")
+    return text == "on"
+
+
 def as_number(key: str, text: str) -> float | int:
-    """The value of a setting, checked. Raises InputError that names the values allowed."""
+    """The value of a setting that is a number; AnswerOptions checks its range."""
     try:
-        value: float | int = int(text) if text.lstrip("+-").isdecimal() else float(text)
+        return int(text) if text.lstrip("+-").isdecimal() else float(text)
     except ValueError as error:
         raise InputError(f"{key} must be a number, not {brief(repr(text), 40)}") from error
-    if key in Sampling.__dataclass_fields__:
-        Sampling().updated(**{key: value})
-    elif key == "max_pixels":
-        checked_number(key, value, 1, LARGEST)
-    else:
-        checked_whole(key, value, 1 if key == "max_tokens" else 0)
-    return value
 
 
 # ---- The loop --------------------------------------------------------------------------------------------------------

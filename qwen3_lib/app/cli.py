@@ -8,10 +8,11 @@ import math
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from qwen3 import Sampling, __version__, accept_all_text, chat
-from qwen3_lib.generation.completion import Completion
+from qwen3 import Sampling, __version__, accept_all_text
+from qwen3_lib.generation.completion import Completion, complete
 from qwen3_lib.generation.pictures import has_pictures
 from qwen3_lib.generation.score import score
 from qwen3_lib.app.chat import Chat, run_chat
@@ -19,7 +20,8 @@ from qwen3_lib.app.files import (keep_conversation, load_prompt_cache, picture_f
                                  read_text, save_prompt_cache)
 from qwen3_lib.app.models import print_models, readable_size, size_on_disk
 from qwen3_lib.app.options import (Parser, add_answer_options, add_draft, add_engine_options, add_max_pixels,
-                                   add_model_options, answer_options, load, load_draft, named_model, shown)
+                                   add_model_options, answer_options, load, load_draft, named_model, shown,
+                                   template_option)
 from qwen3_lib.app.terminal import (as_json, cut_note, logprob_objects, note, obey_escapes, print_answer,
                                     print_json, print_raw, statistics, write)
 from qwen3_lib.io.errors import InputError, encoded
@@ -146,22 +148,22 @@ def parse_arguments(parser: Parser, argv: Sequence[str] | None) -> argparse.Name
 
 def answer(args: argparse.Namespace) -> None:
     """Loads the model, answers one prompt, and keeps the conversation for --continue."""
-    options = answer_options(args)
+    options, template = answer_options(args), template_option(args)
     prompt = read_prompt(args) or "" if args.raw else ""
     messages, tools = ([], None) if args.raw else read_conversation(args)
     if args.prompt_cache is not None and has_pictures(messages):
         raise InputError("--prompt-cache does not go with pictures: no file can keep them")
     model = load(args)
-    options["draft"] = load_draft(args, model)
+    options = replace(options, draft=load_draft(args, model))
     if named_model(args) is None:
         hint("No --model given: the small bundled model answers. For Qwen's own: --model Qwen/Qwen3-0.6B")
     cache = None if args.prompt_cache is None else load_prompt_cache(model, args.prompt_cache)
     n_saved = cache.length if cache is not None else 0
     if args.raw:
-        given = {name: value for name, value in options.items() if value is not None}
-        completion = Completion(model, encoded(model.tokenizer, prompt, model.config.context_length), cache, **given)
+        ids = encoded(model.tokenizer, prompt, model.config.context_length)
+        completion = Completion(model, ids, cache, options=options)
     else:
-        completion = chat(model, messages, tools, args.think, cache=cache, **options)
+        completion = complete(model, messages, tools, args.think, template, cache, options)
     grows = cache is not None and n_saved == completion.cached_tokens < len(completion.prompt_ids) - 1
     if grows:
         check_place(args.prompt_cache)
@@ -229,14 +231,14 @@ def converse(args: argparse.Namespace) -> int:
     """A conversation on the terminal, or with lines from a pipe -> exit status."""
     if sys.stdin is None:
         raise InputError("stdin is closed, so a chat can't read messages")
-    options = answer_options(args)
+    options, template = answer_options(args), template_option(args)
     messages, tools = read_conversation(args)
     images = [*map(picture_file, args.image or ())] if args.prompt is None and args.file is None else []
     model = load(args)
     if model.embeds:  # before somebody types a question
         raise InputError(f"{model.path}: an embedding model gives vectors, not answers")
-    options |= {"draft": load_draft(args, model), "max_pixels": args.max_pixels}
-    return run_chat(Chat(model, messages, tools, args.think, args.hide_thinking, options, args.stats), images)
+    options = replace(options, draft=load_draft(args, model))
+    return run_chat(Chat(model, messages, tools, args.think, args.hide_thinking, options, args.stats, template), images)
 
 
 def download(args: argparse.Namespace) -> None:

@@ -19,10 +19,10 @@ from qwen3_lib.io import adapter
 from qwen3_lib.io.errors import InputError, brief, counted, parse_json
 from qwen3_lib.io.tensors import both_ends
 from qwen3_lib.io.writing import checksum, write_json, write_safetensors
-from qwen3_lib.generation.pictures import most_pixels, question
+from qwen3_lib.generation.pictures import question
 from qwen3_lib.io.pictures import is_data_url, picture_of
 from qwen3_lib.generation.tools import checked_tools
-from tokenizer_utils import checked_messages, is_picture
+from tokenizer_utils import checked_messages
 
 STATES = "history", "state", "late"  # the parts of qwen3_5.State
 
@@ -50,17 +50,12 @@ def read_json(name: str) -> Any:
 
 # ---- Conversations and tools, in the form of OpenAI's API ------------------------------------------------------------
 
-def read_messages(name: str, max_pixels: int | None = None) -> tuple[list[dict], list[dict] | None]:
-    """(messages, tools or None) of a file with a list of messages, or with {"messages": [...], "tools": [...]}.
-
-    max_pixels: of pictures whose part has none.
-    """
+def read_messages(name: str) -> tuple[list[dict], list[dict] | None]:
+    """(messages, tools or None) of a file with a list of messages, or with {"messages": [...], "tools": [...]}."""
     value = read_json(name)
     messages, tools = (value.get("messages"), value.get("tools")) if isinstance(value, dict) else (value, None)
     messages = checked_messages(messages, name)
     for part in (part for each in messages if isinstance(each.get("content"), list) for part in each["content"]):
-        if max_pixels is not None and is_picture(part):
-            part["max_pixels"] = most_pixels(part, max_pixels)
         if isinstance(image := part.get("image"), str) and not is_data_url(image):  # beside the file
             part["image"] = os.path.join(os.path.dirname(os.path.abspath(name)), image)
     return messages, None if tools is None else checked_tools(tools, name)
@@ -101,7 +96,7 @@ def read_prompt(args: argparse.Namespace) -> str | None:
 def read_conversation(args: argparse.Namespace) -> tuple[list[dict], list[dict] | None]:
     """(messages, tools) of --continue or --messages, --tools, --system and the prompt."""
     file = kept_conversation() if getattr(args, "continue") else args.messages
-    messages, tools = ([], None) if file is None else read_messages(file, args.max_pixels)
+    messages, tools = ([], None) if file is None else read_messages(file)
     if getattr(args, "continue") and not (args.chat and sys.stdin.isatty()):  # there, the chat says so itself
         note(going_on(messages))
     tools = tools if args.tools is None else read_tools(args.tools)

@@ -53,7 +53,7 @@ MOST_CHOICES, MOST_LOGPROBS, MOST_PROMPTS = 8, 20, 128
 RENAMED = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens", "n_predict": "max_new_tokens",
            "max_output_tokens": "max_new_tokens", "thinking_budget": "think_budget",
            "repeat_penalty": "repetition_penalty"}
-OURS = tuple(name for name in NAMES if name not in ("schema", "logprobs", "lookup", "draft"))
+OURS = tuple(name for name in NAMES if name not in ("schema", "logprobs", "lookup", "draft", "max_pixels"))
 OPTIONS = (*OURS, "ignore_eos", "cache_salt", *RENAMED)
 SHARED = (*OPTIONS, "stream", "enable_thinking", "chat_template_kwargs")
 BOTH = (*OPTIONS, "n", "stream", "stream_options", "logprobs")

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from qwen3 import BUNDLED, Config, Engine, Folder, InputError, Model, Sampling, checked_number, load_model
 from qwen3_lib.generation.guesses import Draft, has_mtp_head
-from qwen3_lib.generation.options import DRAFTS, NAMES, AnswerOptions, options_of
+from qwen3_lib.generation.options import DRAFTS, NAMES, AnswerOptions
 from qwen3_lib.generation.schema import lark, regex
 from qwen3_lib.app.files import read_json, read_text
 from qwen3_lib.app.terminal import LARGE, NUMPY, engine_name, note, parameters
@@ -92,12 +92,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "(default: bf16 for keys and values of models with packed weights, else f32)")
 
 
-def add_option(add: Callable[..., Any], name: str, *flags: str) -> None:
-    """Adds an option of options.py that is a number."""
+def add_option(add: Callable[..., Any], name: str, *flags: str, default: str = "") -> None:
+    """Adds an option of options.py that is a number; `default` for its help."""
     about = AnswerOptions.__dataclass_fields__[name]
     kind = float if "float" in str(about.type) else int
     add(*(flags or [f"--{name.replace('_', '-')}"]), type=kind, metavar=about.metadata["metavar"],
-        help=about.metadata["help"])
+        help=about.metadata["help"] + (default and f" (default: {default})"))
 
 
 def add_draft(add: Callable[..., Any], models: bool = False) -> None:
@@ -108,9 +108,13 @@ def add_draft(add: Callable[..., Any], models: bool = False) -> None:
     add("--draft", metavar=about["metavar"], choices=None if models else DRAFTS, help=text)
 
 
+def add_sampling(add: Callable[..., Any]) -> None:
+    for name in (*Sampling.__dataclass_fields__, "seed"):
+        add_option(add, name)
+
+
 def add_max_pixels(add: Callable[..., Any], default: str = f"{MAX_PIXELS:,}") -> None:
-    add("--max-pixels", type=int, metavar="N", help="of each picture, which is made smaller: 1,024 pixels are a token "
-        f"(default: {default})")
+    add_option(add, "max_pixels", default=default)
 
 
 def add_answer_options(parser: argparse.ArgumentParser) -> Any:
@@ -131,35 +135,40 @@ def add_answer_options(parser: argparse.ArgumentParser) -> Any:
     add_option(add, "max_string")
     add = parser.add_argument_group("sampling").add_argument
     add("--greedy", action="store_true", help="always take the most likely token, as --temperature 0 does")
-    for name in (*Sampling.__dataclass_fields__, "seed"):
-        add_option(add, name)
+    add_sampling(add)
     return add_more
 
 
-def answer_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The options of a Completion, and chat_template_kwargs. Raises InputError before a large model is loaded."""
-    options = {name: getattr(args, name, None) for name in NAMES if name not in ("schema", "draft")}
-    options |= {"max_new_tokens": args.max_tokens, "stop": tuple(args.stop), "schema": schema_option(args)}
-    if args.greedy:
-        options["temperature"] = 0.0
+def answer_options(args: argparse.Namespace) -> AnswerOptions:
+    """The options of an answer but its draft, see load_draft. Raises InputError before a large model is loaded."""
+    given = {name: getattr(args, name, None) for name in NAMES if name != "draft"}
+    given |= {"max_new_tokens": args.max_tokens, "schema": schema_option(args)}
+    if getattr(args, "greedy", False):
+        given["temperature"] = 0.0
     try:
-        options_of(options)
+        return AnswerOptions(**given)
     except InputError as error:
         name, _, rest = str(error).partition(" ")
         flag = "max_tokens" if name == "max_new_tokens" else name
         raise InputError(f"--{flag.replace('_', '-')} {rest}" if hasattr(args, flag) else str(error)) from error
-    kwargs = args.chat_template_kwargs
-    return options | {"chat_template_kwargs": None if kwargs is None else parse_json(kwargs, "--chat-template-kwargs")}
+
+
+def template_option(args: argparse.Namespace) -> Any:
+    """The variables of the chat template."""
+    given = args.chat_template_kwargs
+    return None if given is None else parse_json(given, "--chat-template-kwargs")
 
 
 def schema_option(args: argparse.Namespace) -> Any:
     """What the answer must fit: see the schema of a Completion. None if anything will do."""
-    if args.json_schema is not None:
+    if getattr(args, "json_schema", None) is not None:
         schema = read_json(args.json_schema)
         if not isinstance(schema, dict):
             raise InputError(f"{args.json_schema}: a JSON Schema is an object, {{\"type\": ...}}")
         return schema
-    return regex(args.regex) if args.regex is not None else lark(read_text(args.grammar)) if args.grammar else None
+    if getattr(args, "regex", None) is not None:
+        return regex(args.regex)
+    return lark(read_text(args.grammar)) if getattr(args, "grammar", None) else None
 
 
 def engine_of(args: argparse.Namespace, folder: Folder, config: Config) -> Engine:

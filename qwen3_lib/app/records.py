@@ -38,7 +38,6 @@ class JobSettings:
     template: str | None = None  # the prompt is this text with {columns} filled in
     openai: bool = False  # write results in the form of OpenAI's batch files
     context: int | None = None  # most tokens of a prompt and its answer
-    max_pixels: int | None = None  # of a picture
 
 
 # ---- The input file --------------------------------------------------------------------------------------------------
@@ -231,7 +230,7 @@ def request(model: Model, settings: JobSettings, row: Row, line: int,
                           context)
     if prompt is not None:
         body["messages"] = [{"role": "user", "content": prompt}]
-    asked = chat_request(model, body, Door(context, folder, settings.max_pixels), options | {
+    asked = chat_request(model, body, Door(context, folder, options.pop("max_pixels", None)), options | {
         "system": settings.system, "tools": settings.tools, "enable_thinking": settings.think})
     if asked.n > 1 or asked.stream or asked.one_call:
         raise InputError("n must be 1, stream false and parallel_tool_calls true here")

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from qwen3 import CHUNK, KVCache, Model, Sequence, Stream, TokenIds
+from qwen3 import CHUNK, KVCache, Model, Sequence, Stream, TokenIds, default_sampling
 from qwen3_lib.generation.answer import inside_thought, parse_answer
 from qwen3_lib.generation.guesses import speculator
 from qwen3_lib.generation.marks import Marks
@@ -223,21 +223,22 @@ class Completion(Stream):
 
 
 def complete(model: Model, messages: list[dict[str, Any]],
-             tools: list[dict[str, Any] | Callable[..., Any]] | None = None, enable_thinking: bool | None = None,
-             chat_template_kwargs: dict[str, Any] | None = None, **options: Any) -> Completion:
-    """The Completion of a conversation: see qwen3.chat, which calls this."""
-    about = schemas(tools)
-    ids, seconds = prompt_of(model, messages, about, enable_thinking, chat_template_kwargs)
-    return Completion(model, ids, tools=about, picture_seconds=seconds, **options)
+             tools: list[Any] | None = None, enable_thinking: bool | None = None,
+             chat_template_kwargs: dict[str, Any] | None = None, cache: KVCache | None = None,
+             options: AnswerOptions | None = None, **given: Any) -> Completion:
+    """The Completion of a conversation: see qwen3.chat, which calls this. Takes options as Completion does."""
+    about, options = schemas(tools), options_of(given) if options is None else options
+    ids, seconds = prompt_of(model, messages, about, enable_thinking, chat_template_kwargs, options.max_pixels)
+    return Completion(model, ids, cache, about, seconds, options.over(default_sampling(model, enable_thinking)))
 
 
 def prompt_of(model: Model, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None,
-              enable_thinking: bool | None = None,
-              chat_template_kwargs: dict[str, Any] | None = None) -> tuple[TokenIds, float]:
+              enable_thinking: bool | None = None, chat_template_kwargs: dict[str, Any] | None = None,
+              max_pixels: int | None = None) -> tuple[TokenIds, float]:
     """(the ids of a conversation, the seconds that its pictures have taken)."""
     numbered = isinstance(chat_template_kwargs, dict) and bool(chat_template_kwargs.get("add_vision_id"))
     start = time.perf_counter()
-    messages, shown = taken(model, messages, numbered)
+    messages, shown = taken(model, messages, numbered, max_pixels)
     seconds = time.perf_counter() - start if shown else 0.0
     text = model.tokenizer.apply_chat_template(messages, tools, enable_thinking=enable_thinking, join_text_parts=True,
                                                chat_template_kwargs=chat_template_kwargs)

@@ -5,10 +5,11 @@ qwen3.chat shows them in its signature; the command line, batch files and the se
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Self
 
-from qwen3 import Sampling, checked_whole
+from qwen3 import Sampling, checked_number, checked_whole
+from qwen3_vision import LARGEST
 from tokenizer_utils import InputError, brief
 
 
@@ -52,6 +53,7 @@ class AnswerOptions:
     draft: Any = option("what guesses tokens, which are checked in one pass: the same answer, faster if most guesses "
                         "are right. auto: the model's own MTP head, if it has one, as long as that pays (the fast "
                         "engine's default); off: nothing; or a smaller model with the same tokenizer", "NAME")
+    max_pixels: int | None = option("most pixels of a picture, which is made smaller: 1,024 pixels are a token", "N")
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -63,7 +65,19 @@ class AnswerOptions:
             raise InputError(f"eos_token_ids must be a list of token ids, not {brief(repr(self.eos_token_ids), 80)}")
         if isinstance(self.draft, str) and self.draft not in DRAFTS:
             raise InputError(f"draft must be a model, or {' or '.join(DRAFTS)}, not {brief(repr(self.draft))}")
+        if self.max_pixels is not None:
+            checked_number("max_pixels", self.max_pixels, 1, LARGEST)
         Sampling().updated(**self.sampling)
+        object.__setattr__(self, "stop", checked_stop(self.stop))  # as a tuple
+
+    def over(self, defaults: Sampling) -> Self:
+        """The same, with these settings where none is given."""
+        return replace(self, **{name: value for name, value in asdict(defaults).items() if getattr(self, name) is None})
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The options that differ from their defaults."""
+        return {name: value for name, value in vars(self).items() if value not in (None, ())}
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -90,7 +104,7 @@ NAMES = tuple(AnswerOptions.__dataclass_fields__)
 
 
 def options_of(given: dict[str, Any]) -> AnswerOptions:
-    """The options with these names and values; `stop` as a tuple. Raises InputError for unknown names."""
+    """The options with these names and values. Raises InputError for unknown names."""
     if unknown := given.keys() - {*NAMES}:
         raise InputError(f"{brief(min(unknown))} is none of the options {', '.join(NAMES)}")
-    return AnswerOptions(**given | {"stop": checked_stop(given.get("stop"))})
+    return AnswerOptions(**given)

@@ -53,9 +53,11 @@ def most_pixels(part: dict[str, Any], max_pixels: int | None = None) -> int:
     return min(DETAILS[detail], max_pixels or MAX_PIXELS)
 
 
-def taken(model: Model, messages: Any, numbered: bool = False) -> tuple[Any, list[Picture]]:
+def taken(model: Model, messages: Any, numbered: bool = False,
+          max_pixels: int | None = None) -> tuple[Any, list[Picture]]:
     """Messages with {"type": "image", "image": a Picture, or what picture_of takes} in their lists of parts, or data:
-    URLs in OpenAI's form -> the same with MARK in the place of each picture, and the pictures.
+    URLs in OpenAI's form -> the same with MARK in the place of each picture, and the pictures. `max_pixels`: of
+    pictures whose part has none.
     """
     pictures, n, context = list[Picture](), 0, model.config.context_length
     if not isinstance(messages, list | tuple):
@@ -66,7 +68,7 @@ def taken(model: Model, messages: Any, numbered: bool = False) -> tuple[Any, lis
         if isinstance(found := given_in(part)["url"], Picture):
             return found
         image = picture_at(found) if part["type"] != "image" or is_data_url(found) else picture_of(found)
-        sizes = most_pixels(part), part.get("min_pixels", MIN_PIXELS)
+        sizes = most_pixels(part, max_pixels), part.get("min_pixels", MIN_PIXELS)
         if (n := n + n_tokens(model, image, *sizes)) >= context:
             raise InputError(f"picture {len(pictures) + 1} brings the tokens of all to {n:,}, and the context has "
                              f"{context:,}: a smaller max_pixels (--max-pixels) makes fewer of them")

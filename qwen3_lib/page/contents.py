@@ -8,7 +8,7 @@ import os
 import time
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from inspect import getsource
 from typing import Any
 
@@ -16,8 +16,9 @@ import numpy as np
 
 import qwen3
 import qwen3_vision
-from qwen3 import Config, InputError, Model, Sampling, brief, check_finite, checked_whole, softmax
+from qwen3 import Config, InputError, Model, Sampling, brief, check_finite, softmax
 from qwen3_lib.generation.answer import inside_thought, parse_answer
+from qwen3_lib.generation.options import AnswerOptions
 from qwen3_lib.generation.pictures import MARK, n_tokens, put
 from qwen3_lib.generation.processors import log_softmax
 from qwen3_lib.io.pictures import picture_of
@@ -89,13 +90,10 @@ class PageOptions:
     prompt: str
     raw: bool = False  # no chat template
     enable_thinking: bool | None = None
-    max_new_tokens: int = 32
-    sampling: dict[str, float | None] = field(default_factory=dict)  # changes to the model's defaults
-    seed: int | None = None
+    answer: AnswerOptions = AnswerOptions()  # there may be room for fewer pixels than max_pixels
     quantized: bool = True  # compare with int8 and int4
     compare: str | None = None  # a question to answer with thinking and without
     images: Sequence[Any] = ()  # what the prompt is about: anything that picture_of takes
-    max_pixels: int | None = None  # of each picture; there may be room for fewer
 
     def __post_init__(self) -> None:
         for name, text in (("the prompt", self.prompt), ("the question to compare", self.compare)):
@@ -104,21 +102,24 @@ class PageOptions:
         if self.raw and (self.enable_thinking is not None or self.images):
             raise InputError("--raw leaves out the chat template, so --think, --no-think and --image have no effect "
                              "with it")
-        checked_whole("max_tokens", self.max_new_tokens, 1)
-        checked_whole("seed", self.seed or 0, 0)
-        Sampling().updated(**self.sampling)
+
+    @property
+    def longest(self) -> int:
+        """The longest answer in tokens."""
+        return self.answer.max_new_tokens or 32
 
 
 def contents(model: Model, options: PageOptions) -> dict[str, Any]:
     """All that the page shows. Raises InputError for a prompt that is too long or can't be rendered."""
     tokenizer, config = model.tokenizer, model.config
     text, prompt, seen = asked(model, options)
-    settings = qwen3.default_sampling(model, options.enable_thinking).updated(**options.sampling)
-    seed = int(np.random.default_rng().integers(2**31)) if options.seed is None else options.seed
+    given = options.answer
+    settings = qwen3.default_sampling(model, options.enable_thinking).updated(**given.sampling)
+    seed = int(np.random.default_rng().integers(2**31)) if given.seed is None else given.seed
 
     recorder = Recorder(model)
     prefills, bandwidth = prefilled(recorder, prompt)
-    drawn, passes = answered(recorder, prompt, options.max_new_tokens, settings, seed)
+    drawn, passes = answered(recorder, prompt, options.longest, settings, seed)
     ended = drawn[-1].token in model.eos_token_ids
     answer = [each.token for each in drawn[:-1 if ended else None]]
     said = parse_answer(tokenizer.decode(answer), inside_thought(tokenizer, prompt))
@@ -138,7 +139,7 @@ def contents(model: Model, options: PageOptions) -> dict[str, Any]:
         "lens": lens_panel(model, whole),
         "choosing": choosing_panel(drawn, settings, ids[ids >= 0]),
         "cache": cache_panel(recorder, [*prefills, passes[0]], passes),
-        "quantized": quantized_panel(model, prompt, answer, logits, options.max_new_tokens, settings, seed)
+        "quantized": quantized_panel(model, prompt, answer, logits, options.longest, settings, seed)
         if options.quantized else "--no-quantized was given",
         "thinking": thinking_panel(model, options.compare, seed) if options.compare is not None else
         "--compare QUESTION computes it",
@@ -222,10 +223,10 @@ def asked(model: Model, options: PageOptions) -> tuple[str, list[int], list[Seen
     text = options.prompt if options.raw else model.tokenizer.apply_chat_template(
         [{"role": "user", "content": MARK * n + options.prompt}], enable_thinking=options.enable_thinking)
     ids = model.tokenizer.encode(text, add_special_tokens=options.raw)
-    room = check_room(model, len(ids), options.max_new_tokens, space)
-    seen = [made_small(model, image, 1 + room // n, options.max_pixels) for image in options.images]
+    room = check_room(model, len(ids), options.longest, space)
+    seen = [made_small(model, image, 1 + room // n, options.answer.max_pixels) for image in options.images]
     ids = [int(i) for i in put(model, ids, [each.picture for each in seen])]
-    check_room(model, len(ids), options.max_new_tokens, space)
+    check_room(model, len(ids), options.longest, space)
     return text, ids, seen
 
 

@@ -1,7 +1,7 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = ["numpy>=2.0", "safetensors>=0.8", "tokenizers>=0.22.2", "jinja2>=3.1.6", "prompt_toolkit>=3.0.40",
-#                 "threadpoolctl>=3.5", "pillow>=10.1"]
+#                 "threadpoolctl>=3.5", "pillow>=10.3"]
 # ///
 """Pictures for Qwen3-VL and Qwen3.5 in plain NumPy: from a photo to vectors that stand beside those of the words.
 
@@ -74,14 +74,26 @@ class VisionConfig:
     temporal_patch_size: int = 2  # frames of a patch: the tower was trained with videos, too
     deepstack_visual_indexes: tuple[int, ...] = ()  # the blocks that deepstack reads
 
+    @property
+    def side(self) -> int:
+        """The side of a token in pixels."""
+        return self.patch_size * self.spatial_merge_size
+
 
 def rgb(source: Any, where: str) -> Any:
     """A picture's file, or an image of Pillow -> an image of Pillow in RGB, upright and on white. Raises InputError."""
     from PIL import Image, ImageOps
     with library_errors(f"{where}: cannot be read"):
-        image = ImageOps.exif_transpose(source if isinstance(source, Image.Image) else Image.open(source))
-        if image.mode.startswith("I"):  # 16 bits of grey
-            image = Image.fromarray((np.asarray(image).clip(0, 2**16 - 1) // 256).astype(np.uint8))
+        opened = source if isinstance(source, Image.Image) else Image.open(source)
+        scale = {"L;2": 85, "L;4": 17}.get(tile[0][3], 1) if (tile := getattr(opened, "tile", None)) else 1
+        image = ImageOps.exif_transpose(opened)
+        if image.mode in ("I", "F"):
+            raise InputError("its pixels must be uint8")
+        if scale > 1 and "transparency" in image.info:  # Pillow makes pixels of 2 and 4 bits 0 to 255, but not this one
+            image.info["transparency"] *= scale
+        if image.mode.startswith("I;16"):  # grey of 16 bits
+            grey, clear = np.asarray(image), image.info.get("transparency", -1)
+            image = Image.fromarray(np.dstack([grey // 256, (grey != clear) * np.uint8(255)]).astype(np.uint8))
         if image.has_transparency_data:
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
         smart_resize(image.height, image.width, 1, 0, math.inf)  # raises InputError if it is too narrow
@@ -202,7 +214,7 @@ def tower(pixels: np.ndarray, w: dict[str, Any], config: VisionConfig) -> np.nda
 # and the token's place among them. A number is given once in a process. So caches, which compare ids, never take one
 # picture for another, and know a picture that comes again. Positions follow from the ids alone.
 
-NUMBERS = itertools.count()
+NUMBERS = itertools.count(1)  # so that -1 is no picture
 KEPT = 2**28  # bytes of vectors that are kept though no sequence holds them: 64 pictures of 1,024 tokens, Qwen3.5-0.8B
 
 
@@ -276,13 +288,20 @@ class Pictures:
         found = {name.removeprefix("model.visual."): to_float32(each) for name, each in self.folder.tower().items()}
         return {name: each.reshape(len(each), -1) if each.ndim > 1 else each for name, each in found.items()}
 
+    def size(self, image: Any, max_pixels: int | None = None, min_pixels: int = MIN_PIXELS) -> tuple[int, int]:
+        """The rows and columns of tokens that a PIL image has. Raises InputError for more than Picture.ids can hold."""
+        most = checked_number("max_pixels", MAX_PIXELS if max_pixels is None else max_pixels, 1, LARGEST)
+        least, side = checked_number("min_pixels", min_pixels, 1, LARGEST), self.config.side
+        rows, columns = (n // side for n in smart_resize(image.height, image.width, side, least, most))
+        if rows * columns > 2**14:  # fewer than 2,048 rows, as a side is at most 200 times the other
+            raise InputError(f"a picture of {rows:,} x {columns:,} tokens is too large: lower max_pixels (--max-pixels)")
+        return rows, columns
+
     def show(self, image: Any, max_pixels: int | None = None, min_pixels: int = MIN_PIXELS) -> Picture:
         """The Picture of a PIL image in RGB. One that is kept costs no arithmetic."""
-        most = checked_number("max_pixels", MAX_PIXELS if max_pixels is None else max_pixels, 1, LARGEST)
-        factor = self.config.patch_size * self.config.spatial_merge_size
-        height, width = smart_resize(image.height, image.width, factor, min_pixels, most)
-        pixels = np.asarray(image.resize((width, height), resample=3))  # bicubic
-        key = hashlib.sha256(f"{height} {width}".encode() + pixels.tobytes()).digest()
+        (rows, columns), side = self.size(image, max_pixels, min_pixels), self.config.side
+        pixels = np.asarray(image.resize((columns * side, rows * side), resample=3))  # bicubic
+        key = hashlib.sha256(f"{rows} {columns}".encode() + pixels.tobytes()).digest()
         with self.lock:
             if (picture := self.known.get(key)) is None:
                 try:
@@ -291,7 +310,7 @@ class Pictures:
                     raise InputError(f"{self.folder.path}: its tower doesn't fit its config: {brief(error)}") from error
                 if vectors.shape[2] != self.width or not np.isfinite(vectors).all():
                     raise InputError(f"{self.folder.path}: the vision tower gives no {self.width} finite numbers")
-                picture = Picture(next(NUMBERS), height // factor, width // factor, vectors)
+                picture = Picture(next(NUMBERS), rows, columns, vectors)
                 self.known[key] = self.known[picture.number] = picture
             self.recent = [*(each for each in self.recent if each is not picture), picture]
             while len(self.recent) > 1 and sum(each.vectors.nbytes for each in self.recent) > KEPT:

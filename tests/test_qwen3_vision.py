@@ -96,15 +96,32 @@ def test_palettes():
 
 
 def test_other_kinds_of_pixels():
-    grey = COLOURS[..., 0]
-    assert np.array_equal(pixels(saved(Image.fromarray(grey), "PNG"))[..., 2], grey)
-    sixteen = grey.astype(np.uint16) * 256 + 77
-    assert np.array_equal(pixels(saved(Image.fromarray(sixteen), "PNG"))[..., 1], grey)
-    assert np.array_equal(pixels(Image.fromarray(sixteen.astype(np.int32)))[..., 1], grey)
-    bits = Image.fromarray(grey > 127)
-    assert np.array_equal(pixels(saved(bits, "PNG"))[..., 0], np.where(grey > 127, 255, 0))
+    bits = Image.fromarray(COLOURS[..., 0] > 127)
+    assert np.array_equal(pixels(bits)[..., 0], np.where(COLOURS[..., 0] > 127, 255, 0))
     flat = Image.new("CMYK", (64, 64), (255, 0, 0, 0))  # all the cyan, and nothing else
     assert np.abs(pixels(saved(flat, "JPEG", quality=95))[32, 32].astype(int) - [0, 255, 255]).max() < 8
+
+
+def png_of(width, height, bits=8, colours=2, data=bytes(1000), transparent=b"") -> bytes:
+    """A PNG, by the specification. data: of each row a 0 and the packed pixels, or fewer."""
+    header = struct.pack(">IIBBBBB", width, height, bits, colours, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"tRNS", transparent), (b"IDAT", zlib.compress(data)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(part)) + kind + part + struct.pack(">I", zlib.crc32(kind + part))
+        for kind, part in chunks if part or kind == b"IEND")
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("clear", [None, 1])
+def test_grey_of_each_depth(bits, clear):
+    """One level may be transparent: it is white, its neighbours aren't."""
+    levels = np.random.default_rng(2).integers(0, 2**bits, (8, 16))
+    levels[0, :4] = 0, 1, 2**bits - 2, 2**bits - 1
+    data = b"".join(b"\0" + np.packbits(row[:, None] >> np.arange(bits)[::-1] & 1).tobytes() for row in levels)
+    file = png_of(16, 8, bits, 0, data, b"" if clear is None else struct.pack(">H", clear))
+    expected = np.where(levels == clear, 255, levels * 255 / (2**bits - 1))[..., None].repeat(3, axis=2)
+    assert np.abs(pixels(file) - expected).max() < 1
+    assert np.abs(pixels(Image.open(io.BytesIO(file))) - expected).max() < 1
 
 
 @pytest.mark.parametrize("form", ["GIF", "WEBP"])
@@ -112,15 +129,6 @@ def test_animations_give_their_first_frame(form):
     frames = [Image.new("RGB", (64, 48), colour) for colour in ("red", "lime", "blue")]
     data = saved(frames[0], form, save_all=True, append_images=frames[1:], duration=50)
     assert np.abs(pixels(data).astype(int) - [255, 0, 0]).max() < 10
-
-
-def png_of(width, height) -> bytes:
-    """A PNG that says it has this size, and has no pixels."""
-    def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
 
 
 def test_refusals(tmp_path):
@@ -132,6 +140,8 @@ def test_refusals(tmp_path):
                           ("https://example.com/cat.jpg", "download it first"), (photo[:len(photo) // 2], "truncated"),
                           (png_of(30000, 30000), "pixels"), (png_of(9000, 9000), "9000 x 9000"), (5, "not 5"), (None, "not None"),
                           (saved(Image.fromarray(COLOURS), "TIFF"), "PNG, JPEG"), (np.zeros((3, 4, 7), np.uint8), "cannot"),
+                          *((np.zeros((3, 4), kind), "must be uint8") for kind in ("f4", "f8", "i4", "u2", "?")),
+                          (Image.new("I", (3, 4)), "uint8"), (Image.new("F", (3, 4)), "uint8"),
                           (np.zeros((0, 4, 3), np.uint8), "4 x 0 pixels")):
         assert words in message_of(picture_of, source)
 
@@ -205,11 +215,20 @@ def test_the_usual_pairs_of_rope():
         assert np.bincount(axes).tolist() == section and axes[:6].tolist() == [0, 1, 2, 0, 1, 2]
 
 
-def test_ids_of_the_largest_picture():
-    first, last = (qwen3_vision.Picture(number, 8, 2047, None).ids for number in (0, 2**27 - 1))
-    assert len({*first, *last}) == 2 * 8 * 2047 and max(*first, *last) < 0
-    number, rows, columns, place = qwen3_vision.fields(last)
-    assert {*number} == {2**27 - 1} and {*rows} == {8} and {*columns} == {2047} and place.tolist() == [*range(8 * 2047)]
+def test_ids_hold_each_size_that_is_not_refused():
+    shown = qwen3_vision.Pictures.__new__(qwen3_vision.Pictures)
+    shown.config = VisionConfig(patch_size=1, spatial_merge_size=1)  # one pixel, one token
+    for rows, columns, fits in ((1800, 9, True), (9, 1800, True), (128, 128, True), (2100, 11, False), (11, 2100, False),
+                                (128, 129, False), (127, 130, False)):
+        image = Image.new("L", (columns, rows))
+        if not fits:
+            assert "max_pixels" in message_of(shown.size, image, None, 1)
+            continue
+        assert shown.size(image, None, 1) == (rows, columns)
+        for number in (0, 2**27 - 1):
+            ids = qwen3_vision.Picture(number, rows, columns, None).ids
+            found = [set(each.tolist()) for each in qwen3_vision.fields(ids)]
+            assert max(ids) < 0 and found == [{number}, {rows}, {columns}, {*range(rows * columns)}]
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ Each field of a request is checked here, or by the Completion that takes it.
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 import uuid
@@ -17,7 +18,7 @@ from typing import Any
 from qwen3 import InputError, Model, Sampling, default_sampling
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.options import NAMES, AnswerOptions, options_of
-from qwen3_lib.generation.pictures import given_in, most_pixels, n_tokens, put, taken
+from qwen3_lib.generation.pictures import given_in, most_pixels, put, taken
 from qwen3_lib.generation.vetting import Busy
 from qwen3_lib.generation.schema import Grammar, calls_grammar, grammar_of, lark, matcher_of, regex
 from qwen3_lib.generation.processors import TokenLogprob
@@ -323,7 +324,7 @@ def looked_at(model: Model, messages: list[Value], door: Door) -> list[Value]:
             local = name == "image" and folder is not None and isinstance(url, str) and not is_data_url(url)
             image = picture_of(os.path.join(str(folder), url)) if local else picture_at(url)
             most = most_pixels(part, door.max_pixels)
-            tokens += n_tokens(model, image, most)
+            tokens += math.prod(model.pictures.size(image, most))
             picture = model.pictures.show(image, most) if tokens < longest else None
         except InputError as error:
             raise refusal(str(error).replace(str(model.path), "the model")) from error

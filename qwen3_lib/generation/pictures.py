@@ -1,14 +1,15 @@
 """Pictures in conversations: parts of messages become the tokens of pictures, see qwen3_vision.py."""
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from qwen3 import Model, TokenIds, checked_number
+from qwen3 import Model, TokenIds
 from qwen3_lib.io.pictures import is_data_url, picture_at, picture_of
-from qwen3_vision import LARGEST, MAX_PIXELS, MIN_PIXELS, Picture, smart_resize
+from qwen3_vision import LARGEST, MAX_PIXELS, MIN_PIXELS, Picture
 from tokenizer_utils import PICTURES, InputError, is_picture
 
 MARK = "<|vision_start|><|image_pad|><|vision_end|>"  # what the chat templates write for a picture
@@ -19,16 +20,6 @@ def question(text: str, images: Iterable[Any], max_pixels: int | None = None) ->
     """The content of a message that asks about pictures: `taken` reads it."""
     parts = [{"type": "image", "image": image, "max_pixels": max_pixels} for image in images]
     return [*parts, {"type": "text", "text": text}] if parts else text
-
-
-def n_tokens(model: Model, image: Any, max_pixels: int | None = None, min_pixels: int = MIN_PIXELS) -> int:
-    """How many tokens a PIL image has: known before the tower computes them, which may take minutes."""
-    config = model.pictures.config
-    factor = config.patch_size * config.spatial_merge_size
-    most = checked_number("max_pixels", MAX_PIXELS if max_pixels is None else max_pixels, 1, LARGEST)
-    least = checked_number("min_pixels", min_pixels, 1, LARGEST)
-    height, width = smart_resize(image.height, image.width, factor, least, most)
-    return height * width // factor**2
 
 
 def has_pictures(messages: list[dict[str, Any]]) -> bool:
@@ -69,7 +60,7 @@ def taken(model: Model, messages: Any, numbered: bool = False,
             return found
         image = picture_at(found) if part["type"] != "image" or is_data_url(found) else picture_of(found)
         sizes = most_pixels(part, max_pixels), part.get("min_pixels", MIN_PIXELS)
-        if (n := n + n_tokens(model, image, *sizes)) >= context:
+        if (n := n + math.prod(model.pictures.size(image, *sizes))) >= context:
             raise InputError(f"picture {len(pictures) + 1} brings the tokens of all to {n:,}, and the context has "
                              f"{context:,}: a smaller max_pixels (--max-pixels) makes fewer of them")
         return model.pictures.show(image, *sizes)

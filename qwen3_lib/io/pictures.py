@@ -46,6 +46,8 @@ def picture_of(source: Any, most_pixels: int = MOST_PIXELS) -> Any:
                          + "; download it first" * where.startswith("http"))
     if not (isinstance(source, str | Path | bytes | np.ndarray | Image.Image) or hasattr(source, "read")):
         raise InputError(f"a picture must be a path, bytes, a PIL image or an array, not {brief(repr(source), 80)}")
+    if isinstance(source, np.ndarray) and source.dtype != np.uint8:
+        raise InputError(f"a picture's array must be uint8, not {source.dtype}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of damaged files
         with library_errors(f"{where}: cannot be read"):

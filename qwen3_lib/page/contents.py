@@ -4,6 +4,7 @@ from __future__ import annotations
 import base64
 import copy
 import io
+import math
 import os
 import time
 import unicodedata
@@ -19,7 +20,7 @@ import qwen3_vision
 from qwen3 import Config, InputError, Model, Sampling, brief, check_finite, softmax
 from qwen3_lib.generation.answer import inside_thought, parse_answer
 from qwen3_lib.generation.options import AnswerOptions
-from qwen3_lib.generation.pictures import MARK, n_tokens, put
+from qwen3_lib.generation.pictures import MARK, put
 from qwen3_lib.generation.processors import log_softmax
 from qwen3_lib.io.pictures import picture_of
 from qwen3_lib.page.page import lines_of_functions, pack
@@ -232,8 +233,8 @@ def asked(model: Model, options: PageOptions) -> tuple[str, list[int], list[Seen
 
 def made_small(model: Model, source: Any, room: int, max_pixels: int | None) -> Seen:
     """A picture with `room` tokens at most."""
-    image, config = picture_of(source), model.pictures.config
-    full, side = n_tokens(model, image, max_pixels), config.patch_size * config.spatial_merge_size
+    image, side = picture_of(source), model.pictures.config.side
+    full = math.prod(model.pictures.size(image, max_pixels))
     pixels = room * side**2
     picture = model.pictures.show(image, min(max_pixels or MAX_PIXELS, pixels), min(MIN_PIXELS, pixels // 2))
     return Seen(picture, image.resize((picture.columns * side, picture.rows * side), resample=3), full)

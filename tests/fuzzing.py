@@ -243,19 +243,6 @@ def reduced_tokenizer():
     return raw
 
 
-def copy_files(source, target):
-    """The files of a model in a folder for one input, as hard links; what earlier inputs have left goes."""
-    for file in source.iterdir():
-        (target / file.name).unlink(missing_ok=True)
-        os.link(file, target / file.name)
-
-
-def write_new(file, content):
-    """Writes a file anew, because the old one is a hard link to what all inputs share."""
-    file.unlink(missing_ok=True)
-    file.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"))
-
-
 # ---- Answers with thoughts and calls, and what their parts are -------------------------------------------------------
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'

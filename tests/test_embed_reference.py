@@ -1,6 +1,5 @@
 """qwen3_embed.py against transformers and sentence-transformers in float32. Skipped where they aren't installed."""
 import json
-import shutil
 from functools import cache
 
 import numpy as np
@@ -10,7 +9,7 @@ import safetensors.numpy
 import qwen3
 import qwen3_numba as fast
 from configs import ROOT, SHARED, needs_official_files
-from embedders import AFTER, BEFORE, SHAPE, add_modules, make_embedder, make_reranker, texts, tokenizer_of
+from embedders import AFTER, BEFORE, SHAPE, make_embedder, make_reranker, texts, tokenizer_of
 from helpers import edit_json
 from qwen3_embed import SEARCH, classify, embed, rerank
 

@@ -218,6 +218,8 @@ def test_the_usual_pairs_of_rope():
 def test_ids_hold_each_size_that_is_not_refused():
     shown = qwen3_vision.Pictures.__new__(qwen3_vision.Pictures)
     shown.config = VisionConfig(patch_size=1, spatial_merge_size=1)  # one pixel, one token
+    assert [shown.size(Image.new("L", (30, 30)), *sizes) for sizes in ((400, 1), (900, 1), (None, 900), (None, 1600))] == \
+        [(20, 20), (30, 30), (30, 30), (40, 40)]
     for rows, columns, fits in ((1800, 9, True), (9, 1800, True), (128, 128, True), (2100, 11, False), (11, 2100, False),
                                 (128, 129, False), (127, 130, False)):
         image = Image.new("L", (columns, rows))
@@ -289,6 +291,8 @@ def test_a_picture_is_computed_once(model, monkeypatch):
     small = show(model, PICTURES[0], max_pixels=2**14)
     assert small.number != shown.number and len(small.ids) <= 16 < len(shown.ids)
     assert show(model, PICTURES[2]).number not in (shown.number, small.number)
+    wide, high = (show(model, np.full((*size, 3), 255, np.uint8)) for size in ((64, 128), (128, 64)))
+    assert (wide.rows, wide.columns) == (high.columns, high.rows) != (high.rows, high.columns)
     assert "max_pixels" in message_of(show, model, PICTURES[0], max_pixels=2**24 + 1)
 
 
@@ -304,6 +308,20 @@ def test_what_is_kept(model, monkeypatch):
     gc.collect()
     assert "out of range" in message_of(qwen3.Sequence, model, ids)
     assert not {*ids_of(model, 0)} & {*ids}  # a number is given once
+    number = show(model, PICTURES[1]).number
+    gc.collect()
+    assert show(model, PICTURES[1]).number == number  # the last one stays, however large it is
+
+
+def test_vectors_take_the_place_of_embeddings_and_are_added_behind_layers(model):
+    """And the other tokens stay as they are."""
+    picture = show(model, PICTURES[0])
+    ids, x = np.array([0, *picture.ids, 0]), np.random.default_rng(0).standard_normal((len(picture.ids) + 2, model.pictures.width))
+    for i in range(len(picture.vectors) + 1):
+        expected = x.copy()
+        if i < len(picture.vectors):
+            expected[1:-1] = picture.vectors[i] + (x[1:-1] if i else 0)
+        assert np.array_equal(model.pictures.add(x.copy(), ids, i), expected)
 
 
 def test_ids_that_are_no_picture(model):
@@ -352,7 +370,7 @@ def test_a_second_turn(model):
 def test_guesses_and_penalties(model):
     ids = ids_of(model, random_ids(9), 0, random_ids(9), 0, random_ids(4))
     plain = answer(model, ids)
-    for options in ({"lookup": 4}, {"draft": Draft(model, model)}):
+    for options in ({"lookup": 4}, {"draft": Draft(model, model)}, {"draft": qwen3.load_model(model.path)}):
         assert Completion(model, ids, max_new_tokens=12, eos_token_ids=(), temperature=0, **options).finish().token_ids == plain
     options = {"repetition_penalty": 1.3, "presence_penalty": 0.5, "temperature": 0}
     logits = qwen3.forward(model, ids, model.engine.new_cache(model.config))
@@ -423,6 +441,9 @@ def test_weights_that_do_not_fit(path, tmp_path):
         model = qwen3.load_model(tmp_path / name)
         assert words in message_of(show, model, COLOURS)
         assert answer(model, random_ids(5))  # of a text, as any model
+    model = qwen3.load_model(path)
+    model.pictures.weights["merger.linear_fc2.bias"] = np.float32(np.nan)
+    assert "finite" in message_of(show, model, COLOURS)
     edit_json(tmp_path / name / "config.json", {"vision_config": raw["vision_config"] | {"hidden_act": "relu"}})
     assert "vision_config" in message_of(show, qwen3.load_model(tmp_path / name), COLOURS)
 

@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 import time
+from dataclasses import replace
 import zlib
 from unittest import mock
 
@@ -146,7 +147,7 @@ def test_parts_that_are_refused(served, part, param, words):
 
 
 def test_limits(served, monkeypatch):
-    """Of pixels before anything is decoded, of pictures, and of tokens before the next picture is computed."""
+    """Of pixels before anything is decoded, and of tokens before the next picture is computed."""
     def refusal(*parts, role="user"):
         status, value, _ = served.ask("/v1/chat/completions", {"messages": [asked(*parts, role=role)]})
         return status, value["error"]["code"], value["error"]["message"]
@@ -154,15 +155,25 @@ def test_limits(served, monkeypatch):
     monkeypatch.setattr(pictures, "URL_PIXELS", 300 * 200 - 1)
     assert "300 x 200 pixels; 1 to 59,999 can be read" in refusal(as_url(OTHER))[2]
     monkeypatch.undo()
-    monkeypatch.setattr(openai, "MOST_PICTURES", 1)
-    assert "more than 1 pictures" in refusal(as_url(PNG), as_url(OTHER))[2]
-    monkeypatch.undo()
     monkeypatch.setattr(served.model.pictures, "recent", [])
     seen = []
     monkeypatch.setattr(qwen3_vision, "tower", lambda *pixels: seen.append(1) or tower(*pixels))
     large = [as_url(png_of(1024, 1024, seed=seed)) for seed in (5, 6, 7)]
     assert refusal(*large)[:2] == (400, "context_length_exceeded") and len(seen) == 1
     assert "system" in refusal(as_url(PNG), role="developer")[2]
+
+
+def test_limits_are_exact(model):
+    """32 pictures are taken, and as many tokens as leave room for one more, also in the library."""
+    small = png_of(64, 64, seed=20)
+    messages, n = [asked(*[as_url(small)] * 32)], 32 * len(model.pictures.show(picture_of(small)).ids)
+    [taken] = openai.looked_at(model, messages, openai.Door(n + 1))
+    assert [part["type"] for part in taken["content"]] == ["image"] * 32 + ["text"]
+    for given, longest, words in ((messages * 2, 2**20, "more than 32 pictures"), (messages, n, "leaves no room")):
+        with pytest.raises(openai.Refusal, match=words):
+            openai.looked_at(model, given, openai.Door(longest))
+    short = replace(model, config=replace(model.config, context_length=n))
+    assert f"brings the tokens of all to {n:,}" in message_of(qwen3.chat, short, messages)
 
 
 def test_while_a_picture_is_computed_others_are_answered(model, monkeypatch):
@@ -308,6 +319,7 @@ def test_batch_files(model, tmp_path, capfd, monkeypatch):
     asking = [asked(picture("photo.png"), as_url(OTHER)), asked(picture("photo.png", max_pixels=2**15)),
               asked(picture("none.png")), asked({"type": "video", "video": "a.mp4"}), asked(picture({}))]
     asking += [asked(picture(url_of(PNG), max_pixels=2**15)), asked(picture(url_of(bytes(2**23 + 3))))]
+    asking += [asked({"type": "image_url", "image_url": {"url": "photo.png"}})]  # no stranger's form opens a file
     rows = [{"messages": [message], "max_new_tokens": 5, "temperature": 0} for message in asking]
     rows.append({"custom_id": "o", "body": {"messages": [asked(as_url(PNG))], **LIKELIEST}})
     (tmp_path / "in" / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -316,17 +328,20 @@ def test_batch_files(model, tmp_path, capfd, monkeypatch):
                             "--no-fast", "--memory", "100MB", main=qwen3_batch.main)
     found = {row["line"]: row for row in map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())}
     expected = [asked(picture(PNG), picture(OTHER)), asked(picture(PNG, max_pixels=2**15)), asked(picture(PNG))]
-    assert status == 0 and [found[line]["text"] for line in (1, 2, 8)] == [completion_of(model, message).text
+    assert status == 0 and [found[line]["text"] for line in (1, 2, 9)] == [completion_of(model, message).text
                                                                          for message in expected]
     assert found[6]["text"] == found[2]["text"] and "8,388,608 bytes" in found[7]["error"]
+    assert "not opened: 'photo.png'" in found[8]["error"]
     assert "none.png: no such file" in found[3]["error"] and "a video" in found[4]["error"]
 
 
 def test_the_largest_size_in_batch_files_and_the_library(model, tmp_path):
-    for part, most in (({}, 2**17), ({"max_pixels": 2**18}, 2**18)):  # a record's own counts
-        row = {"messages": [asked(as_url(LARGE) | part)]}
-        [(ids, _)] = request(model, JobSettings({"max_pixels": 2**17}), row, 1, tmp_path).answers
-        asked_here = qwen3.chat(model, row["messages"], max_pixels=2**17).prompt_ids
+    """A part's own counts; else the smaller one of max_pixels and what its detail allows."""
+    for part, given, most in ((as_url(LARGE), 2**17, 2**17), (as_url(LARGE) | {"max_pixels": 2**18}, 2**17, 2**18),
+                              (as_url(LARGE, detail="low"), 2**19, 2**18), (as_url(LARGE, detail="low"), 2**17, 2**17)):
+        row = {"messages": [asked(part)]}
+        [(ids, _)] = request(model, JobSettings({"max_pixels": given}), row, 1, tmp_path).answers
+        asked_here = qwen3.chat(model, row["messages"], max_pixels=given).prompt_ids
         assert (np.array(ids) < 0).sum() == (asked_here < 0).sum() == \
             len(model.pictures.show(picture_of(LARGE), most).ids)
 

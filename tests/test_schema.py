@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Literal
@@ -21,9 +22,9 @@ from configs import FORM, FRANCE
 from fuzzing import any_number, any_text, change, fuzz
 from helpers import assert_one_line, message_of, works_or_refused
 from qwen3 import chat
-from qwen3_lib.generation import trial, vetting
 from qwen3_lib.generation.prepare import prepared
-from qwen3_lib.generation.schema import Grammar, lark, parsed, regex, type_adapter
+from qwen3_lib.server import vetting
+from qwen3_lib.generation.schema import Grammar, grammar_of, lark, parsed, regex, type_adapter
 from qwen3_lib.generation.batch import Batch
 from test_answers import saying
 
@@ -224,8 +225,8 @@ def test_a_number_is_written_as_it_is(demo, value):
     ({"const": 9007199254740993}, "9007199254740993"), ({"enum": [1, {"a": [2**63]}]}, "9223372036854775808"),
     ({"type": "integer", "minimum": -10**400}, "too many digits"),
     ({"minimum": 0.30000000000000004}, "0.30000000000000004"), ({"const": -3e-300}, "-3e-300"),
-    ({"$ref": "#"}, "itself"), ({"type": "object", "required": ["a"], "properties": {"a": {"$ref": "#"}}}, "itself"),
-    ({"type": "array", "items": {"anyOf": [{"$ref": "#"}]}, "minItems": 1}, "itself"), (lark("start: start"), "itself"),
+    ({"$ref": "#"}, "itself"), (lark("start: start"), "itself"), ({"$ref": "#/$defs/0", "$defs": {
+        f"{i}": {"items": {"$ref": f"#/$defs/{i + 1}"}} for i in range(5000)}}, "at most 300 levels"),
     ({"allOf": [{"items": [{}, {}]}], "items": [{}], "additionalItems": {"type": "null"}}, "allOf"),
     ({"anyOf": [{}] * 20_000}, "parts"),
     ({"anyOf": [{"$ref": "#/$defs/a", "required": [f"b{i}"]} for i in range(200)],
@@ -235,23 +236,28 @@ def test_what_llguidance_would_take_for_something_else_is_refused_by_name(demo, 
     assert_one_line(message_of(chat, demo, FRANCE, schema=schema), words)
 
 
-# ---- Strangers' schemas ----------------------------------------------------------------------------------------------
+def test_a_grammar_has_a_limited_number_of_rules():
+    assert_one_line(message_of(lark, "start: a0\n" + "\n".join(f"a{i}: a{i + 1}" for i in range(1000))), "1,001 rules")
+
+
+# ---- Strangers' schemas: the server tries each in a child first ------------------------------------------------------
 
 @pytest.mark.parametrize("grammar", [
     {"const": -2**63},
     {"$ref": "#/$defs/0", "$defs": {f"{i}": {"items": {"$ref": f"#/$defs/{i + 1}"}} for i in range(5000)}},
     "\n".join(["start: a0", *(f"a{i}: a{i + 1}" for i in range(5000)), 'a5000: "x"'])])
-def test_a_grammar_that_ends_its_process_is_refused_in_one_line(demo, grammar):
-    raw = lark(grammar) if isinstance(grammar, str) else Grammar(json.dumps({"grammars": [{"json_schema": grammar}]}))
-    assert_one_line(message_of(chat, demo, FRANCE, schema=raw), "nested too deeply")
+def test_a_grammar_that_ends_its_process_is_refused_in_one_line(grammar):
+    kind = "lark_grammar" if isinstance(grammar, str) else "json_schema"
+    assert_one_line(message_of(vetting.check, json.dumps({"grammars": [{kind: grammar}]})), "nested too deeply")
 
 
-def test_a_grammar_that_was_compiled_once_needs_no_second_process(demo, monkeypatch):
-    schema = {"enum": ["once"]}
-    assert chat(demo, FRANCE, enable_thinking=False, schema=schema).finish().parsed == "once"
+def test_a_grammar_that_was_compiled_once_needs_no_second_process(monkeypatch):
+    once, twice = (grammar_of({"enum": [word]}).text for word in ("once", "twice"))
+    vetting.check(once)
     monkeypatch.setattr(vetting.sys, "executable", "/nowhere")
-    assert chat(demo, FRANCE, enable_thinking=False, schema=schema).finish().parsed == "once"
-    assert_one_line(message_of(chat, demo, FRANCE, schema={"enum": ["twice"]}), "process", "no such file")
+    vetting.check(once)
+    with pytest.raises(FileNotFoundError):
+        vetting.check(twice)
 
 
 def chain(rng, n):
@@ -274,7 +280,7 @@ TREES = type_adapter(Tree).json_schema()
 def any_schema(rng):
     kind = rng.random()
     if kind < 0.1:
-        return chain(rng, rng.choice([2, 10, 50, 100, 300, 1000]))
+        return chain(rng, rng.choice([2, 10, 50, 100, 300, 900]))
     if kind < 0.25:
         return rng.choice([regex, lark])(any_text(rng, surrogates=False))
     if kind < 0.35:
@@ -294,12 +300,17 @@ def any_schema(rng):
 
 
 def in_a_fork(grammar):
-    """As vetting.fault, in a process that starts faster."""
+    """As vetting.tried, in a process that starts faster."""
+    def work():
+        os.write(writing, json.dumps(vetting.compiled(grammar)).encode())
+
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
         with contextlib.suppress(BaseException):
-            resource.setrlimit(resource.RLIMIT_CPU, (trial.SECONDS, trial.SECONDS))
-            os.write(writing, json.dumps(trial.tried(grammar)).encode())
+            resource.setrlimit(resource.RLIMIT_CPU, (vetting.SECONDS, vetting.SECONDS))
+            threading.stack_size(vetting.STACK)
+            (thread := threading.Thread(target=work)).start()
+            thread.join()
         os._exit(0)
     os.close(writing)
     with open(reading, "rb") as pipe:
@@ -310,11 +321,11 @@ def in_a_fork(grammar):
 
 @fuzz(200)
 def test_no_schema_ends_the_process_or_takes_long_and_finished_answers_fit(rng, talker, monkeypatch):
-    monkeypatch.setattr(vetting, "fault", in_a_fork)
+    monkeypatch.setattr(vetting, "tried", in_a_fork)
     model = dataclasses.replace(talker, eos_token_ids=(talker.tokenizer.token_to_id("<|im_end|>"),))
     schema, start = any_schema(rng), time.monotonic()
-    answer = works_or_refused(lambda: chat(model, "x", enable_thinking=False, schema=schema, seed=1, max_new_tokens=30,
-                                           temperature=2.0).finish())
+    answer = works_or_refused(lambda: vetting.check(grammar_of(schema).text) or chat(
+        model, "x", enable_thinking=False, schema=schema, seed=1, max_new_tokens=30, temperature=2.0).finish())
     assert time.monotonic() - start < 10, schema
     if answer is not None and answer.finish_reason == "stop" and isinstance(schema, dict):
         validator = jsonschema.Draft202012Validator(schema)
@@ -333,7 +344,7 @@ DRAFTS = {"draft4": jsonschema.Draft4Validator, "draft6": jsonschema.Draft6Valid
 @pytest.mark.skipif(SUITE is None, reason="needs the JSON Schema Test Suite: $JSON_SCHEMA_SUITE")
 def test_the_schemas_of_the_json_schema_test_suite(small, monkeypatch):
     """Those that llguidance supports, with random weights: every finished answer is valid. Others are refused."""
-    monkeypatch.setattr(vetting, "fault", in_a_fork)
+    monkeypatch.setattr(vetting, "tried", in_a_fork)
     model, used, finished, draft = small, 0, 0, DRAFTS[Path(SUITE).name]
     ends = {str(token): 6 for text in '"}]' for token in (*model.tokenizer.encode(text), *model.eos_token_ids)}
     groups = [(file.name, group["description"], group["schema"]) for file in sorted(Path(SUITE).glob("*.json"))
@@ -341,6 +352,7 @@ def test_the_schemas_of_the_json_schema_test_suite(small, monkeypatch):
     for *name, schema in groups:
         schema = {"$schema": draft.META_SCHEMA["$schema"]} | schema
         try:
+            vetting.check(grammar_of(schema).text)
             answers = [chat(model, "x", enable_thinking=False, schema=schema, temperature=1.0, seed=seed,
                             max_new_tokens=60, logit_bias=ends) for seed in range(2)]
         except qwen3.InputError as error:

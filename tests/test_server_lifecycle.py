@@ -21,8 +21,7 @@ from helpers import WEATHER, assert_one_line, message_of
 from qwen3_lib.app.openai import Refusal
 from qwen3_lib.generation.batch import Batch
 from serving import FRANCE, PARIS, Served, endless, openai, started, streamed, until, web
-from qwen3_lib.generation import vetting
-from qwen3_lib.server import rendering
+from qwen3_lib.server import rendering, vetting
 from qwen3_lib.server.rendering import Renderer
 from tokenizer_utils import Tokenizer
 
@@ -266,7 +265,7 @@ step = Batch.step
 def slow(self):
     time.sleep(float(sys.argv[1]))
     return step(self)
-Batch.step, qwen3_server.GRACE, qwen3_server.LAST = slow, float(sys.argv[2]), 1
+Batch.step, qwen3_server.GRACE, qwen3_server.LAST = slow, float(sys.argv[2]), 4
 sys.exit(qwen3_server.main(sys.argv[3:]))
 """
 

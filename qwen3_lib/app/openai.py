@@ -9,7 +9,7 @@ import math
 import os
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from pathlib import Path
@@ -19,7 +19,6 @@ from qwen3 import InputError, Model, Sampling, default_sampling
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.options import NAMES, AnswerOptions, options_of
 from qwen3_lib.generation.pictures import given_in, most_pixels, put, taken
-from qwen3_lib.generation.vetting import Busy
 from qwen3_lib.generation.schema import Grammar, calls_grammar, grammar_of, lark, matcher_of, regex
 from qwen3_lib.generation.processors import TokenLogprob
 from qwen3_lib.generation.tools import checked_tools
@@ -101,6 +100,7 @@ class Door:
     folder: Path | None = None  # {"type": "image", "image": FILE} is read from there; None: no file is read
     max_pixels: int | None = None  # of a picture
     shows: bool = True  # False: no picture is decoded
+    vet: Callable[[str], None] = lambda grammar: None  # raises InputError for a grammar that isn't to be compiled
 
 
 @dataclass
@@ -257,7 +257,7 @@ def is_strict(tool: dict[str, Any]) -> bool:
 
 
 def answer_schema(model: Model, schema: Any, tools: list[dict[str, Any]], forced: list[dict[str, Any]],
-                  several: bool, max_string: int | None, field: str) -> Grammar:
+                  several: bool, max_string: int | None, field: str, vet: Callable[[str], None]) -> Grammar:
     """What an answer must fit: calls of the forced tools; else the schema, if there is one, or calls.
 
     Unless they are forced, calls of tools that aren't strict may have any arguments. Raises Refusal that says where.
@@ -270,15 +270,17 @@ def answer_schema(model: Model, schema: Any, tools: list[dict[str, Any]], forced
     try:
         wanted = calls_grammar(model.tokenizer, bound, several, otherwise, max_string) if bound else \
             grammar_of(schema, max_string)
+        vet(wanted.text)
         return wanted._replace(matcher=matcher_of(model, wanted))  # here, where nobody else waits for it
-    except Busy:
+    except Refusal:
         raise
     except InputError as error:
         end = time.monotonic() + SEARCH
         for tool in takewhile(lambda _: time.monotonic() < end, bound):
             function = tool.get("function", tool)
             try:
-                matcher_of(model, function.get("parameters") or {}, max_string)
+                vet((wanted := grammar_of(function.get("parameters") or {}, max_string)).text)
+                matcher_of(model, wanted)
             except InputError as inner:
                 raise Refusal(400, f"the tool {brief(function['name'])}: {inner}", "tools") from error
         raise Refusal(400, str(error), "tools" if forced or schema is None else field) from error
@@ -396,7 +398,7 @@ def chat_request(model: Model, body: Body, door: Door, defaults: dict[str, Any] 
         schema, bound = schema_of(body) if field == "response_format" else body["schema"], tools or []
     if schema is not None or forced or any(map(is_strict, tools or ())):
         options = replace(options, schema=answer_schema(model, schema, bound, forced, not one_call, options.max_string,
-                                                        field))
+                                                        field, door.vet))
     text, pictures = chat_prompt(model, body, door, system, default)
     prompt = encoded(model.tokenizer, text, door.longest, add_special_tokens=False)
     if pictures:

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qwen3_lib.generation import vetting
 from qwen3_lib.generation.answer import kinds_of
 from qwen3_lib.generation.prepare import MAX_STRING, prepared
 from qwen3_lib.generation.marks import Marks
 from qwen3_lib.generation.processors import Processor
 from tokenizer_utils import InputError, Tokenizer, brief
 
+LONGEST, MOST_RULES = 2**19, 1000  # characters of a grammar; rules of one in Lark, each of which may lead to the next
 NEVER = np.float32(-1e20)  # a logit that isn't drawn; finite, so that the check for damaged weights keeps its meaning
 # The bits of a byte, the lowest first, as upper limits of eight logits: 60 us for 151,936, fewer than bits as booleans.
 CEILINGS = np.where(np.arange(256)[:, None] >> np.arange(8) & 1, np.float32(np.inf), NEVER).astype(np.float32)
@@ -36,8 +36,18 @@ def regex(pattern: str) -> Grammar:
 
 
 def lark(text: str) -> Grammar:
-    """Answers that a grammar in llguidance's variant of Lark generates."""
-    return Grammar(json.dumps({"grammars": [{"lark_grammar": text}]}))
+    """Answers that a grammar in llguidance's variant of Lark generates. Raises InputError for too many rules."""
+    # A chain of thousands would overflow llguidance's stack.
+    if (n := len(re.findall(r"^\s*[^\s:]+\s*:", text, re.MULTILINE))) > MOST_RULES:
+        raise InputError(f"the grammar has {n:,} rules; at most {MOST_RULES:,} are taken")
+    return bounded({"lark_grammar": text})
+
+
+def bounded(grammar: dict[str, Any]) -> Grammar:
+    """A grammar in llguidance's form. Raises InputError for one that is too long."""
+    if len(text := json.dumps({"grammars": [grammar]})) > LONGEST:
+        raise InputError(f"the schema has {len(text):,} characters; at most {LONGEST:,} are taken")
+    return Grammar(text)
 
 
 def type_adapter(kind: type) -> Any:
@@ -74,7 +84,7 @@ def grammar_of(schema: Any, max_string: int | None = None) -> Grammar:
     if not isinstance(schema, dict):
         raise InputError('a schema must be a JSON Schema, {"type": ...}, a class, or regex("...") or lark("...") of '
                          f"qwen3_lib.generation.schema, not {brief(repr(schema), 80)}")
-    return Grammar(json.dumps({"grammars": [{"json_schema": on_one_line(schema, max_string)}]}))
+    return bounded({"json_schema": on_one_line(schema, max_string)})
 
 
 def on_one_line(schema: Any, max_string: int | None) -> Any:
@@ -97,8 +107,8 @@ def calls_grammar(tokenizer: Tokenizer, tools: list[dict[str, Any]], several: bo
     content = "" if isinstance(otherwise, bool) else \
         f"content: %json {json.dumps(on_one_line(otherwise, max_string))}\n"
     rules = (calls_in_xml if tokenizer.lists_arguments else calls_in_json)(tools, max_string)
-    return lark(f'start: {start}\n{content}TEXT: /(.|\\n)*/\ncalls: call{more}\n'
-                f'call: <[{opening}]> "\\n" object <[{closing}]>\n{rules}')
+    return bounded({"lark_grammar": f'start: {start}\n{content}TEXT: /(.|\\n)*/\ncalls: call{more}\n'
+                                    f'call: <[{opening}]> "\\n" object <[{closing}]>\n{rules}'})
 
 
 def calls_in_json(tools: list[dict[str, Any]], max_string: int | None) -> str:
@@ -174,9 +184,7 @@ def matcher_of(model: Any, schema: Any, max_string: int | None = None) -> Any:
     """llguidance's matcher at the beginning of an answer. Raises InputError that says what it can't do."""
     grammar = grammar_of(schema, max_string)
     if grammar.matcher is None:
-        tokens = guide_of(model)
-        vetting.check(grammar.text)
-        grammar = Grammar(grammar.text, compiled(tokens, grammar.text))
+        grammar = Grammar(grammar.text, compiled(guide_of(model), grammar.text))
     return grammar.matcher.deep_copy()
 
 
@@ -188,7 +196,10 @@ def compiled(tokens: Any, grammar: str) -> Any:
     matcher = LLMatcher(tokens, grammar, log_level=0, limits=limits)
     matcher.compute_bitmask()  # some limits are met only here
     if matcher.is_error():
-        raise InputError(f"the schema can't be used: {brief(matcher.get_error(), 500)}")
+        error = brief(matcher.get_error(), 500)
+        endless = error.startswith("NoExtension")
+        raise InputError("the schema can't be used: " + (
+            "no answer fits it, because it refers to itself without an end" if endless else error))
     return matcher
 
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import tokenizers
 
-from qwen3_lib.generation.vetting import Busy, child_of
+from qwen3_lib.app.openai import Refusal
+from qwen3_lib.server.vetting import child_of
 from tokenizer_utils import InputError, Tokenizer
 
 SECONDS, MEMORY, LONGEST = 5, 2**30, 2**25  # of the processor for a conversation; bytes; characters of a prompt
@@ -40,7 +41,7 @@ class Renderer(Tokenizer):
 
     def apply_chat_template(self, *args: Any, **options: Any) -> str:
         if not self.lock.acquire(timeout=SECONDS):
-            raise Busy("other conversations are being rendered; try again")
+            raise Refusal(503, "other conversations are being rendered; try again", headers={"Retry-After": "2"})
         try:
             try:
                 self.write([args, options])

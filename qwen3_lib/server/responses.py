@@ -147,7 +147,8 @@ class Response(ChatReply):
     def opened(self, kind: str, **fields: Any) -> Iterator[str]:
         """The events of a new item, after the end of the one before."""
         yield from self.closed("completed")
-        self.items.append({"type": kind, "id": f"{PREFIXES[kind]}_{uuid.uuid4().hex}", "status": "in_progress", **fields})
+        name = f"{PREFIXES[kind]}_{uuid.uuid4().hex}"
+        self.items.append({"type": kind, "id": name, "status": "in_progress", **fields})
         yield self.event("output_item.added", output_index=len(self.items) - 1, item=self.items[-1])
 
     def place(self) -> Value:

@@ -29,10 +29,9 @@ from qwen3_embed import SEARCH, embed, rerank
 from qwen3_lib.app.openai import (Body, Door, GenerationRequest, Refusal, Unseen, as_sent, chat_prompt, chat_request,
                                   flag, known, names_in, text_request, whole)
 from qwen3_lib.app.terminal import model_name, note
-from qwen3_lib.generation.vetting import Busy
 from qwen3_lib.io.errors import brief, encoded, is_whole, parse_json
 from qwen3_lib.page.page import joined
-from qwen3_lib.server import responses
+from qwen3_lib.server import responses, vetting
 from qwen3_lib.server.replies import ChatReply, Reply, event
 from qwen3_lib.server.worker import Job, Worker, stopping
 
@@ -214,8 +213,6 @@ def as_refusal(error: Any, worker: Worker, body: Body | None = None) -> Refusal:
     """An error as the client gets it, without a path of this machine."""
     if isinstance(error, Refusal):
         return error
-    if isinstance(error, Busy):
-        return Refusal(503, str(error), headers={"Retry-After": "2"})
     refusal = as_sent(error, names_in(body or {}))
     message = str(refusal)
     if worker.batch is not None:
@@ -248,7 +245,7 @@ class Server:
             raise as_refusal(error, self.worker, body) from None
 
     async def value_of(self, body: Body, answer: Callable[[Body, Door], Any]) -> Any:
-        door = Door(self.longest, max_pixels=self.limits.max_pixels)
+        door = Door(self.longest, max_pixels=self.limits.max_pixels, vet=vetting.check)
         try:
             return await asyncio.to_thread(answer, body, replace(door, shows=False))
         except Unseen:

@@ -452,17 +452,20 @@ def compute(w: Weights, x: np.ndarray, turned: tuple[np.ndarray, np.ndarray], ca
     forms = (cached, head, *w.formats, *w.experts_formats)
     # What passes can tell apart: with one token, all products; with more, how many tokens an expert has is chance.
     tried = forms[1:] if m == 1 else w.formats if not w.experts_formats else ()
-    stops = {0, *range(0, n_layers, max(1, PASS // m)), *range(1, deep + 1)}
-    for first, last in itertools.pairwise([*sorted(stops - {n_layers}), n_layers] if n_layers else [0, 0]):
-        trial = next_trial(tried, cached, m, n_blocks, (w.kinds[first:last], last == n_layers)) \
+    stops = sorted({0, n_layers, *range(0, n_layers, max(1, PASS // m)), *range(1, min(deep, n_layers) + 1)})
+    if deep >= n_layers:  # the head by itself: x changes after the last layer, or there are no layers
+        stops.append(n_layers)
+    for first, last in (spans := [*itertools.pairwise(stops)]):
+        ends = (first, last) == spans[-1]
+        trial = next_trial(tried, cached, m, n_blocks, (w.kinds[first:last], ends)) \
             if learns and w.learns else None
         functions = functions_for(tuple(needs), queries, ways_taken(forms, trial) if w.learns else ())
         job_table = np.concatenate([fixed_table, table((functions,))])
-        job = np.array([(0, 0, first, last, job_table.ctypes.data, last == n_layers)], JOB)
+        job = np.array([(0, 0, first, last, job_table.ctypes.data, ends)], JOB)
         seconds = w.team.run(kernel(layers_of(config)), job, w, caches, batch, space, functions, job_table)
         if trial is not None:
             trial.note(seconds)
-        if deepen is not None and last <= deep:
+        if deepen is not None and first < last <= deep:
             deepen(last - 1)
     return logits[:, :n_rows]
 

@@ -262,6 +262,17 @@ def model(request, path):
     return qwen3.load_model(path, qwen3_numba.engine() if request.param == "fast" else qwen3.Engine())
 
 
+@pytest.mark.parametrize("n_layers", [1, 2, 3])
+def test_deepstack_with_no_more_layers_than_vectors(n_layers, tmp_path):
+    """A pruned model: three vectors to add, the last of them after the last layer."""
+    config = vl_config("2B")
+    path = make_seeing(config | {"text_config": config["text_config"] | {"num_hidden_layers": n_layers}}, tmp_path)
+    plain, fast = (qwen3.load_model(path, engine) for engine in (qwen3.Engine(), qwen3_numba.engine(kv_dtype="f32")))
+    expected, found = (qwen3.forward(model, ids_of(model, random_ids(5), 0, random_ids(5)),
+                                     model.engine.new_cache(model.config), all_logits=True) for model in (plain, fast))
+    np.testing.assert_allclose(found, expected, atol=1e-4 * expected.std())
+
+
 def ids_of(model, *parts) -> np.ndarray:
     """Numbers stand for PICTURES, lists are token ids."""
     return np.concatenate([show(model, PICTURES[part]).ids if isinstance(part, int) else part for part in parts])

@@ -20,7 +20,7 @@ qwen3_lib/kernels/:
     layout.py      how weights and the cache lie in memory
     cpu.py         the instructions that this CPU has
     vectors.py     the products with weights, in the language of LLVM; attention.py: those with keys and values
-    products.py    which functions of them a pass needs, and in which way each is fastest on this machine
+    products.py    which functions of them a pass needs
     layers.py      the kernels, in the order of forward; fields.py: how they find their arrays
     experts.py     the kernel of a mixture of experts
     delta.py       the kernel of Qwen3.5's delta nets; hybrid.py: their matrices and states
@@ -66,13 +66,13 @@ from qwen3_lib.kernels.layout import (BF16, BLOCK, EVERYTHING, EXPERT, F16, F32,
                                       Layers, Q, Space, is_packed, packed_shape, padded, table)
 from qwen3_lib.kernels.hybrid import (DELTA, StateCache, Vocabulary, is_recurrent, joined, stacked, state_fields,
                                       state_tables)
-from qwen3_lib.kernels.memory import Reused, aligned, empty, experts_of, last_cache, work_space
+from qwen3_lib.kernels.memory import Reused, aligned, empty, experts_of, work_space
 
 try:
     from qwen3_lib.kernels.build import kernel, make_kernels
     from qwen3_lib.kernels.cpu import check_path
     from qwen3_lib.kernels.packing import PACKED, Packer, forms_of, matrix_rows, packed_form
-    from qwen3_lib.kernels.products import any_number, compile_all, functions_for, next_trial, ways_taken
+    from qwen3_lib.kernels.products import any_number, compile_all, functions_for
     from qwen3_lib.kernels.team import Team
 except ImportError as error:
     if __name__ == "__main__":
@@ -129,18 +129,6 @@ class Weights:
     @cached_property
     def experts_formats(self) -> tuple[int, ...]:
         return formats_in(self.layers.experts)
-
-    @cached_property
-    def kinds(self) -> tuple[tuple[bool, int, bool], ...]:
-        """Of the layers: equal ones take the same time."""
-        config = self.config
-        return tuple((is_recurrent(config, i), int(window), i in config.sparse_layers)
-                     for i, window in enumerate(self.layers.windows))
-
-    @cached_property
-    def learns(self) -> bool:
-        """Whether its passes tell which ways are fastest: not if a cache of the CPU holds all weights."""
-        return sum(array.nbytes for array in self.arrays) > last_cache()
 
     @property
     def embedding(self) -> np.ndarray:
@@ -426,11 +414,11 @@ def run_layers(model: Model, ids: np.ndarray, caches: list[Any], sequences: np.n
 
 
 def compute(w: Weights, x: np.ndarray, turned: tuple[np.ndarray, np.ndarray], caches: list[Any], sequences: np.ndarray,
-            positions: np.ndarray, wanted: np.ndarray, learns: bool = True, deep: int = 0,
+            positions: np.ndarray, wanted: np.ndarray, deep: int = 0,
             deepen: Callable[[int], None] | None = None) -> np.ndarray:
     """Runs x [m, hidden_size] through all layers, in place; turned: rope_tables -> logits of the tokens `wanted`.
 
-    learns: whether the time tells which ways are fastest; deepen(layer) changes x behind the `deep` first layers.
+    deepen(layer) changes x after each of the `deep` first layers.
     """
     config, m, (cos, sin) = w.config, len(x), turned
     group, n_layers, n_rows = config.num_attention_heads // config.num_key_value_heads, len(w.layers.windows), \
@@ -443,28 +431,20 @@ def compute(w: Weights, x: np.ndarray, turned: tuple[np.ndarray, np.ndarray], ca
                   np.array([caches[0].stored, caches[0].k.shape[3]]),
                   *state_tables(caches, np.bincount(sequences, minlength=len(caches))))
     space = w.work_space(config, m, len(tasks), int(tasks["n"].max()) * group)
-    fixed_table = np.concatenate([w.table, table(batch), space[1]])
-    cached, n_blocks, head = caches[0].stored, int(tasks["n_blocks"].sum()), int(w.layers.head[0].form)
+    head = int(w.layers.head[0].form)
     needs = [*((form, m) for form in w.formats), *((head, len(wanted)) for _ in wanted[:1])]
     for form in w.experts_formats:  # an expert may have been chosen by any number of tokens
         needs += any_number(form, m)
-    queries = tuple((cached, n) for n in sorted({1, *(tasks["n"] * group).tolist()}))
-    forms = (cached, head, *w.formats, *w.experts_formats)
-    # What passes can tell apart: with one token, all products; with more, how many tokens an expert has is chance.
-    tried = forms[1:] if m == 1 else w.formats if not w.experts_formats else ()
+    queries = tuple((caches[0].stored, n) for n in sorted({1, *(tasks["n"] * group).tolist()}))
+    functions = functions_for(tuple(needs), queries)
+    job_table = np.concatenate([w.table, table(batch), space[1], table((functions,))])
     stops = sorted({0, n_layers, *range(0, n_layers, max(1, PASS // m)), *range(1, min(deep, n_layers) + 1)})
     if deep >= n_layers:  # the head by itself: x changes after the last layer, or there are no layers
         stops.append(n_layers)
     for first, last in (spans := [*itertools.pairwise(stops)]):
         ends = (first, last) == spans[-1]
-        trial = next_trial(tried, cached, m, n_blocks, (w.kinds[first:last], ends)) \
-            if learns and w.learns else None
-        functions = functions_for(tuple(needs), queries, ways_taken(forms, trial) if w.learns else ())
-        job_table = np.concatenate([fixed_table, table((functions,))])
         job = np.array([(0, 0, first, last, job_table.ctypes.data, ends)], JOB)
-        seconds = w.team.run(kernel(layers_of(config)), job, w, caches, batch, space, functions, job_table)
-        if trial is not None:
-            trial.note(seconds)
+        w.team.run(kernel(layers_of(config)), job, w, caches, batch, space, functions, job_table)
         if deepen is not None and first < last <= deep:
             deepen(last - 1)
     return logits[:, :n_rows]
@@ -517,8 +497,8 @@ def guess(model: Model, states: np.ndarray, token_ids: qwen3.TokenIds, cache: An
     size = np.sqrt(np.square(both).mean(axis=1, keepdims=True))  # by which the norm before fc divides
     slots, zeros = cache.reserve(n), np.zeros(n, np.int64)
     where = rope_tables(model.config, start + slots), [cache], zeros, slots
-    x = compute(head.fc, both, *where, np.arange(n), False) * size
-    logits = compute(head.layer, x, *where, np.arange(n - 1, n), False)
+    x = compute(head.fc, both, *where, np.arange(n)) * size
+    logits = compute(head.layer, x, *where, np.arange(n - 1, n))
     cache.advance(ids)
     return rms_norm(x, head.layer.layers.norm, eps), head.vocabulary.token(int(logits.argmax()))
 

@@ -27,7 +27,6 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "bench")]
 
 from make_random_model import make_random_model, official_config  # noqa: E402
-from peers import learn  # noqa: E402
 
 TOKENS = 96  # of an answer
 PROMPTS = ("Tell me a story about a fox.", "What is the capital of France?", "Write a function that sorts a list.")
@@ -90,8 +89,6 @@ def int4_drafts(args: argparse.Namespace, folder: Path) -> None:
             break
         low, high = (factor, high) if share > (args.agreement or 0.95) else (low, factor)
     models = {"bf16": large, "int8": qwen3_numba.load_model(path, "int8", args.threads)}
-    for model in (small, *models.values()):
-        learn(model)
     for name, model in models.items():
         prompts = [np.random.default_rng(i).integers(0, model.config.vocab_size, 16) for i in range(args.rounds + 1)]
         compare(name, model, prompts, None, {"int4": small})

@@ -59,8 +59,6 @@ def start(name: str, path: Path, folder: Path, threads: int, repack: bool) -> No
     if name.startswith("llama") and not gguf_file(folder, name).exists():
         alone(write_file, path, folder, name)
     run.start_engine(name, path, folder, threads, LONG + 2 * STEPS, repack)
-    if name in PAIRS:
-        run.engine.tune()
 
 
 def decode_speed(context: list[int]) -> float:

@@ -69,7 +69,7 @@ def main(libraries: list[str]) -> None:
         vectors.PATH, vectors.SUMS = path, 6
         for form in (BF16, INT8, INT4):
             for count in (vectors.ONE, vectors.MANY):
-                way = vectors.ways(form, count)[0]
+                way = vectors.way_of(form, count)
                 body = product(path, form, way)
                 rows, columns = way.rows, 32
                 if is_packed(form):

@@ -99,7 +99,7 @@ def unscaled(functions: np.ndarray, known: dict[tuple[int, int], int]) -> np.nda
     for form in filter(is_packed, range(len(FORMATS))):
         for many, size in np.argwhere(functions[PRODUCT, form, :, 1:]) + (0, 1):
             if (form, size) not in known:
-                way, name = vectors.ways(form, vectors.MANY)[0], f"unscaled_{form}_{size}"
+                way, name = vectors.way_of(form, vectors.MANY), f"unscaled_{form}_{size}"
                 wide = widened_form(form) if many == 2 else form
                 known[form, size] = linked(name, compile_product(name, "packed_product", wide, int(size), way))
             functions[PRODUCT, form, many, size] = known[form, size]

@@ -90,14 +90,6 @@ def opened(name: str, start: Callable[[bool], Any], notes: list[str]) -> Any:
     return None
 
 
-def learn(model: Any) -> None:
-    """Runs prompts and single tokens until the fast engine knows its fastest ways, as answers do by themselves."""
-    import qwen3_numba
-    cache = model.engine.new_cache(model.config)
-    for n in [512] * 4 + [1] * 80 + [4] * 40:
-        qwen3_numba.forward(model, range(n), cache)
-
-
 class NumbaEngine:
     def __init__(self, path: Path, form: str | None, threads: int, capacity: int, activations: str | None = None):
         import qwen3_numba
@@ -105,10 +97,6 @@ class NumbaEngine:
         self.model = qwen3_numba.load_model(path, form, threads, tokenizer=False, activations=activations)
         self.cache = self.model.engine.new_cache(self.model.config, capacity)
         self.weight_bytes = sum(array.nbytes for array in self.model.weights.arrays)
-
-    def tune(self) -> None:
-        """Runs until the engine has learned which ways are the fastest on this machine."""
-        learn(self.model)
 
     def run(self, ids: Sequence[int], all_logits: bool = False) -> np.ndarray:
         return self.forward(self.model, ids, self.cache, all_logits).reshape(-1, self.model.config.vocab_size)

@@ -85,8 +85,6 @@ def seconds(work: Callable[[], object]) -> float:
 def start_engine(name: str, path: Path, folder: Path, threads: int, capacity: int, repack: bool) -> None:
     global engine
     engine = open_engine(name, path, folder, threads, capacity, repack)
-    if ENTRIES[name].engine == "this engine":
-        engine.tune()
 
 
 def fill(ids: Sequence[int]) -> None:

@@ -16,7 +16,6 @@ from qwen3_lib.kernels.layout import (APART, BF16, BLOCK, EVERYTHING, F16, F32, 
 from qwen3_lib.kernels.packing import matrix_rows
 from qwen3_lib.kernels.products import functions_for
 from qwen3_lib.kernels.team import Team
-from qwen3_lib.kernels.vectors import AT_ONCE, MANY, ONE, ways
 
 pytestmark = pytest.mark.core
 SIZES = [(0, 64), (1, 1), (3, 31), (4, 32), (5, 33), (32, 96), (9, 256), (2, 300), (33, 64), (70, 544), (13, 1024),
@@ -25,7 +24,7 @@ TEAM = Team(2)
 kernels, quantizing = FromPython(layers), FromPython(quantize)
 
 
-def multiplied(weight, xs, taken=()):
+def multiplied(weight, xs):
     """(products with vectors xs [n, columns], these vectors as they were multiplied), by the kernels as they are kept.
 
     The model has no layers: its norm makes the vectors factors, and its head is the weight.
@@ -35,7 +34,7 @@ def multiplied(weight, xs, taken=()):
     h, packed = np.full((n, width + APART), 7, np.float32), np.full((n, vector_size(width)), 7, np.uint8)
     arrays = {"norm": ones, "head": np.array([weight]), "eps": np.zeros(1), "x": xs, "wanted": np.arange(n), "logits": out[1:-1],
               "h": h, "packed": packed, "own": np.zeros((2, own_space(0, 0, width)), np.float32),
-              "products": functions_for(((weight.form, n),), taken=taken)}
+              "products": functions_for(((weight.form, n),))}
     fields = table(tuple(arrays.get(name, np.zeros(0)) for name in NAMES))
     TEAM.run(kernel("decoder_layers"), np.array([(0, 0, 0, 0, fields.ctypes.data, 1)], JOB))
     assert np.isnan(out[[0, -1]]).all()  # nothing is written beyond
@@ -73,19 +72,6 @@ def test_linear(name, rows, n):
         found, factors = multiplied(weight, xs[:n_vectors])
         np.testing.assert_allclose(found, factors.astype(np.float64) @ w.T.astype(np.float64), atol=8e-5 * np.sqrt(n))
         np.testing.assert_array_equal(found, singly[:n_vectors])
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_every_way_gives_the_same_bits(name):
-    """Alone and in company: the fastest way may change in the middle of an answer."""
-    form, rng = FORMATS[name], np.random.default_rng(0)
-    _, weight = stored(rng.standard_normal((70, 1100)).astype(np.float32), form)
-    xs = rng.standard_normal((31, 1100)).astype(np.float32)
-    expected = multiplied(weight, xs)[0]
-    for count, numbers in ((ONE, [1]), (AT_ONCE, [2, 3, 5, 8]), (MANY, [9, 16, 31])):
-        for i, way in enumerate(ways(form, count)):
-            for n in numbers if i < 2 else numbers[-1:]:  # each product compiles for a second
-                np.testing.assert_array_equal(multiplied(weight, xs[:n], ((form, count, way),))[0], expected[:n])
 
 
 def test_exp():

@@ -91,7 +91,7 @@ def product_of(path, form, n_vectors):
         patch.setattr(vectors, "PATH", path)
         if path not in cpu.PATHS:
             patch.setattr(vectors, "dot_bytes", plain)
-        way = vectors.ways(form, vectors.ONE if n_vectors == 1 else vectors.AT_ONCE)[0]
+        way = vectors.way_of(form, vectors.ONE if n_vectors == 1 else vectors.AT_ONCE)
         address = address_of(name, lambda: objects.compile_product(name, "packed_product", form, n_vectors, way))
     return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 9)(address)
 
@@ -164,7 +164,7 @@ def bf16_product_of(pairs, n_vectors, kind="float_product"):
     with pytest.MonkeyPatch.context() as patch:
         for module in (vectors, attention):
             patch.setattr(module, "PAIRS", pairs)
-        way = vectors.ways(ROUNDED, vectors.ONE if n_vectors == 1 else vectors.AT_ONCE)[0]
+        way = vectors.way_of(ROUNDED, vectors.ONE if n_vectors == 1 else vectors.AT_ONCE)
         if kind != "float_product":  # the others' sums leave room for VECTORS on every CPU
             way = way._replace(vectors=VECTORS)
         address = address_of(name, lambda: objects.compile_product(name, kind, ROUNDED, n_vectors, way))
@@ -258,12 +258,11 @@ def test_no_product_is_made_for_more_vectors_than_registers_hold(path, sums, mon
     monkeypatch.setattr(vectors, "PATH", path)
     monkeypatch.setattr(vectors, "SUMS", sums)
     for form in FORMATS.values():
-        for count in (vectors.ONE, vectors.AT_ONCE, vectors.MANY, vectors.ATTENTION):
-            for way in vectors.ways(form, count):
-                if is_packed(form):
-                    assert 32 // cpu.INT8_SHAPES[path].lanes % way.rows == 0
-                else:
-                    assert 1 <= way.rows * way.vectors <= sums
-                with pytest.raises(ValueError, match=f"{way.vectors + 1} vectors"):
-                    kind = "packed_product" if is_packed(form) else "float_product"
-                    objects.compile_product("too_many", kind, form, way.vectors + 1, way)
+        for way in (vectors.way_of(form, count) for count in (vectors.ONE, vectors.AT_ONCE, vectors.MANY)):
+            if is_packed(form):
+                assert 32 // cpu.INT8_SHAPES[path].lanes % way.rows == 0
+            else:
+                assert 1 <= way.rows * way.vectors <= sums
+            with pytest.raises(ValueError, match=f"{way.vectors + 1} vectors"):
+                kind = "packed_product" if is_packed(form) else "float_product"
+                objects.compile_product("too_many", kind, form, way.vectors + 1, way)

@@ -3,11 +3,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import re
 import weakref
 from collections import deque
-from functools import cache
-from pathlib import Path
 
 import numpy as np
 
@@ -71,17 +68,6 @@ class Reused:
         used = (ctypes.c_float * len(piece)).from_buffer(piece)  # what all arrays of it refer to
         weakref.finalize(used, self.free.append, piece)
         return np.frombuffer(used, np.float32)[:n]
-
-
-@cache
-def last_cache() -> int:
-    """The bytes of the CPU's last cache; 32 MiB where the system doesn't say."""
-    sizes = [32 << 20]
-    with contextlib.suppress(OSError, ValueError):
-        for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-            if found := re.fullmatch(r"(\d+)([KM])", file.read_text().strip()):
-                sizes.append(int(found[1]) << (10 if found[2] == "K" else 20))
-    return max(sizes)
 
 
 def experts_of(config: Config) -> tuple[int, int]:

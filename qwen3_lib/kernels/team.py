@@ -4,7 +4,6 @@ from __future__ import annotations
 import os
 import queue
 import threading
-import time
 import weakref
 from collections.abc import Iterable
 from functools import partial
@@ -60,10 +59,8 @@ class Team:
             self.queues, self.turn = queues, threading.Lock()
             self.started_under = lock  # last: whoever sees it sees the queues, too
 
-    def run(self, kernel: Kernel, record: np.ndarray, *kept: Any) -> float:
+    def run(self, kernel: Kernel, record: np.ndarray, *kept: Any) -> None:
         """kernel(JOB [1], rank) on all threads, with their number and the address of a barrier in the record.
-
-        -> the seconds that it takes, without the wait for other callers.
 
         The kernel must end with `barrier_wait`. Records are addresses: `kept` is what they point to, kept meanwhile.
         Raises the exception of a thread, after all threads have ended.
@@ -85,7 +82,6 @@ class Team:
             ended.put(None)
 
         with self.turn:
-            start = time.perf_counter()
             try:
                 for rank, tasks in enumerate(self.queues, 1):
                     tasks.put(partial(part, rank))
@@ -96,10 +92,8 @@ class Team:
                 barrier[ABANDONED] = 1
                 self._settle()
                 raise
-            seconds = time.perf_counter() - start
         if failures:
             raise failures[0]
-        return seconds
 
     def _settle(self) -> None:
         """Waits until each thread has done what was asked of it before."""

@@ -155,31 +155,28 @@ def row_part(b: Any, form: int, row: Any, n: Any, column: Any) -> Any:
 
 
 class Way(NamedTuple):
-    """One of several ways to compute a product. The result is the same, bit for bit; the speed depends on the CPU."""
+    """How a product is computed: the result is the same in each way, bit for bit; the speed depends on the CPU."""
     rows: int  # that are worked on together, at most; of a packed block, vectors of its 32 rows
     vectors: int  # that the rows are multiplied with at a time, at most
     prefetches: int  # the rows that follow: for cache 1 or 2, or 0: some CPUs do that well enough by themselves
 
 
-ONE, AT_ONCE, MANY, ATTENTION = range(4)  # one vector; as many as are multiplied at once; more; queries and a cache
+ONE, AT_ONCE, MANY = range(3)  # one vector; as many as are multiplied at once; more
 
 
-def ways(form: int, count: int) -> list[Way]:
-    """The ways to multiply ONE, AT_ONCE or MANY vectors with weights of a format; the first is the default.
-
-    ATTENTION: any number of queries with rows of a cache.
-    """
-    most, caches = min(VECTORS, SUMS), (2, 0) if count == MANY else (2, 1, 0)  # many vectors need the first cache
+def way_of(form: int, count: int) -> Way:
+    """The fastest way to multiply ONE, AT_ONCE or MANY vectors with weights of a format: see docs/speed.md."""
     if is_packed(form):
         lanes, together, most, at_once = INT8_SHAPES[PATH]
         if FORMATS[form].halves == 2:  # a vector then has two sums
             most = at_once = most // 2
-        rows, vectors = ((PANEL // lanes, 1), (together, at_once), (together, most), (together, at_once))[count]
-        if count == MANY and is_rolled(form, vectors):  # a loop has room for what prefetches need
-            return [Way(rows, vectors, 2 if FORMATS[form].scale < 4 else 0)]
-        return [Way(rows, vectors, cache) for cache in (caches[::-1] if PATH in ON_ARM else caches)]
-    shapes = ([(4, 1), (1, 1)], [(4, most)], [(4, most), (4, 6 if most > 6 else 3)], [(4, most)])[count]
-    return [Way(min(rows, SUMS // n), n, cache) for cache in caches for rows, n in shapes]
+        rows, vectors = ((PANEL // lanes, 1), (together, at_once), (together, most))[count]
+        exhausted = count == MANY and is_rolled(form, vectors) and FORMATS[form].scale == 4  # no room for prefetches
+        return Way(rows, vectors, 0 if PATH in ON_ARM or exhausted else 2)
+    if count == ONE:  # 0.88 of the time of four rows together, on AMD's Zen 5
+        return Way(1, 1, 1)
+    most = min(VECTORS, SUMS)
+    return Way(min(4, SUMS // most), most, 2)
 
 
 def is_rolled(form: int, n_vectors: int) -> bool:

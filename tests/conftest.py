@@ -1,5 +1,7 @@
 """How the tests run, and the models that several rooms test with."""
 import dataclasses
+import functools
+import gc
 import json
 import os
 import re
@@ -22,16 +24,22 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import qwen3  # noqa: E402
+import tokenizer_utils  # noqa: E402
 from configs import BASE, CLI_CONFIG, TINY  # noqa: E402
 from embedders import make_embedder, make_reranker  # noqa: E402
 from fuzzing import DEMO, TEMPLATE, reduced_tokenizer  # noqa: E402
 from make_random_model import make_random_model  # noqa: E402
+from qwen3_lib.page import contents  # noqa: E402
 from tokenizer_utils import Tokenizer, load_tokenizer  # noqa: E402
 
 # A script's `pytest &` starts with SIGINT ignored, nohup with SIGHUP, and so would every process that a test starts.
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, handler)
+
+# What many tests do again and none of them tests: compiling the same chat template, measuring the speed of memory.
+tokenizer_utils.compile_template = functools.cache(tokenizer_utils.compile_template)
+contents.READ = 2**18
 
 if os.environ.get("QWEN3_CHECK_MEMORY"):
     from guarded import guard_memory
@@ -40,6 +48,12 @@ if os.environ.get("QWEN3_CHECK_MEMORY"):
 # The same examples in every run, so that a result depends on the code only; other ones: --hypothesis-profile=default
 settings.register_profile("same examples", derandomize=True, deadline=None)
 settings.load_profile("same examples")
+
+
+def pytest_collection_finish():
+    """What was imported stays: else each full garbage collection looks at all of it again, also in forks."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -28,6 +28,7 @@ from qwen3_lib.page.recorder import Pass, Recorder, Step
 from qwen3_vision import MAX_PIXELS, MIN_PIXELS, Picture, fields, mrope_positions
 
 PREFILLS = 5  # passes of the prompt; the page shows their median
+READ = 2**26  # numbers that NumPy reads to show how fast memory is: 256 MB
 TOP = 5  # tokens in a cell of the logit lens
 HEAD_ROWS = 32  # positions whose logits are in memory together: 20 MB with a vocabulary of 151,936
 CANDIDATES = 512  # tokens of each step that the page knows one by one; a histogram shows the others
@@ -272,10 +273,10 @@ def tokens_panel(model: Model, text: str, wanted: str, ids: np.ndarray, n_prompt
 def prefilled(recorder: Recorder, prompt: list[int]) -> tuple[list[Pass], float]:
     """(recorded passes of the prompt, the bytes per second with which NumPy reads memory).
 
-    Another process may slow down any of them, so there are several passes, and between them readings of 256 MB, of
-    which the best counts.
+    Another process may slow down any of them, so there are several passes, and between them readings, of which the
+    best counts.
     """
-    numbers, best = np.ones(2**26, np.float32), 0.0
+    numbers, best = np.ones(READ, np.float32), 0.0
     for _ in range(PREFILLS):  # the first one waits for the disk
         recorder.forward(prompt, recorder.new_cache())
         for _ in range(3):

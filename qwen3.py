@@ -86,9 +86,6 @@ class Config:
     eos_token_ids: tuple[int, ...] = ()
     rope_frequencies: tuple[float, ...] = ()  # in place of the powers of theta: scaled RoPE, by qwen3_lib/io/rope.py
     rope_factor: float = 1.0  # of cos and sin
-    attention_bias: bool = False  # q_proj, k_proj, v_proj and o_proj add a bias
-    windows: tuple[int, ...] = ()  # for each layer, how many positions a token sees, with its own; 0: all before it
-    causal: bool = True  # a token sees no later token; in some embedding models it sees the whole text
     sparse_layers: tuple[int, ...] = ()  # the layers that are a mixture of experts; the fields below are theirs
     num_experts: int = 0
     num_experts_per_tok: int = 0  # the experts that a position goes through
@@ -98,13 +95,9 @@ class Config:
 
 # ---- Components, in the order of the data flow: functions of arrays --------------------------------------------------
 
-def linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
-    """x [..., inputs] times weight [outputs, inputs] transposed, plus bias [outputs] -> [..., outputs].
-
-    Nearly all time is spent here. Qwen's own models have no biases.
-    """
+def linear(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """x [..., inputs] times weight [outputs, inputs] transposed -> [..., outputs]. Nearly all time is spent here."""
     rows = x.reshape(-1, x.shape[-1]) @ weight.T  # one product for all positions, so that each weight is read once
-    rows = rows if bias is None else rows + bias
     return rows.reshape(*x.shape[:-1], weight.shape[0])
 
 
@@ -156,12 +149,12 @@ QUERIES = 128  # positions whose attention is computed together
 MAX_SCORES = 2**24  # attention scores in memory at a time (64 MiB): with very long contexts, fewer positions together
 
 
-def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int = 0, causal: bool = True) -> np.ndarray:
+def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool = True) -> np.ndarray:
     """Grouped-query attention of the newest n positions to all positions so far (Ainslie et al. 2023).
 
     Each position asks with its query q, and each position so far answers with its key k. The score q·k sets the weight
     of that position's value v: out = softmax(q kᵀ / sqrt(head_dim)) v. The root keeps the spread of the scores near 1
-    for any head_dim. "Causal": a position sees itself and the positions before it; with a `window`, only so many.
+    for any head_dim. "Causal": a position sees itself and the positions before it; the patches of a picture see all.
 
     q: [n_heads, n, head_dim]; k, v: [n_kv_heads, length, head_dim], the new positions last -> [n_heads, n, head_dim]
     """
@@ -169,21 +162,15 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int = 0, caus
     block = max(1, min(QUERIES, MAX_SCORES // (n_heads * length)))
     if n > block:  # in blocks of queries, each without the keys that come after its last query
         ends = [min(length - n + i + block, length) if causal else length for i in range(0, n, block)]
-        return np.concatenate([attention(q[:, i * block:(i + 1) * block], k[:, :end], v[:, :end], window, causal)
+        return np.concatenate([attention(q[:, i * block:(i + 1) * block], k[:, :end], v[:, :end], causal)
                                for i, end in enumerate(ends)], axis=1)
-    if window:  # no query here sees an earlier key
-        k, v = k[:, -(window + n - 1):], v[:, -(window + n - 1):]
-        length = k.shape[1]
     # Query head h uses KV head h // group. The heads of a group are neighbours, so one reshape stacks them as rows of
     # one product, and K and V are not repeated in memory.
     group = n_heads // n_kv_heads
     q = (q * np.float32(head_dim ** -0.5)).reshape(n_kv_heads, group * n, head_dim)
     scores = q @ k.swapaxes(-1, -2)  # [n_kv_heads, group * n, length]
-    by_query = scores.reshape(n_kv_heads, group, n, length)
     if n > 1 and causal:  # a single newest token sees everything and needs no mask
-        np.copyto(by_query[..., -n:], -np.inf, where=np.triu(np.ones((n, n), bool), 1))
-    if n > 1 and window:  # each query, without the keys before its own window
-        np.copyto(by_query, -np.inf, where=np.tri(n, length, length - n - window, dtype=bool))
+        np.copyto(scores.reshape(-1, n, length)[..., -n:], -np.inf, where=np.triu(np.ones((n, n), bool), 1))
     # softmax(scores) @ v, in place and with the division last, where there is less to divide: 1.2 times as fast.
     scores -= scores.max(axis=-1, keepdims=True)
     np.exp(scores, out=scores)
@@ -229,14 +216,14 @@ def decoder_layer(x: np.ndarray, w: dict[str, Any], config: Config, cache: KVCac
     """One layer: x [n, hidden_size] -> the same shape. Writes the new keys and values into the cache."""
     eps, n = config.rms_norm_eps, len(x)
     h = rms_norm(x, w["input_layernorm"], eps)
-    q = linear(h, w["q_proj"], w.get("q_bias")).reshape(n, -1, config.head_dim)  # [n, n_heads, head_dim]
-    k = linear(h, w["k_proj"], w.get("k_bias")).reshape(n, -1, config.head_dim)  # [n, n_kv_heads, head_dim]
-    v = linear(h, w["v_proj"], w.get("v_bias")).reshape(n, -1, config.head_dim).swapaxes(0, 1)
+    q = linear(h, w["q_proj"]).reshape(n, -1, config.head_dim)  # [n, n_heads, head_dim]
+    k = linear(h, w["k_proj"]).reshape(n, -1, config.head_dim)  # [n, n_kv_heads, head_dim]
+    v = linear(h, w["v_proj"]).reshape(n, -1, config.head_dim).swapaxes(0, 1)
     q = apply_rope(rms_norm(q, w["q_norm"], eps).swapaxes(0, 1), cos, sin)  # QK-Norm: each head by itself, before RoPE
     k = apply_rope(rms_norm(k, w["k_norm"], eps).swapaxes(0, 1), cos, sin)  # [n_kv_heads, n, head_dim]
     out = cache.attend(layer, q, k, v)  # attention() to all positions so far, [n_heads, n, head_dim]
     out = out.swapaxes(0, 1).reshape(n, -1)  # heads side by side: n_heads * head_dim
-    x = x + linear(out, w["o_proj"], w.get("o_bias"))
+    x = x + linear(out, w["o_proj"])
     h = rms_norm(x, w["post_attention_layernorm"], eps)
     return x + (moe(h, w["gate"], w["experts"], config) if "experts" in w else
                 swiglu(h, w["gate_proj"], w["up_proj"], w["down_proj"]))
@@ -296,8 +283,7 @@ class KVCache:
         end = self.length + k.shape[1]
         self.k[layer, :, self.length:end] = k
         self.v[layer, :, self.length:end] = v
-        window = self.config.windows[layer] if self.config.windows else 0
-        return attention(q, self.k[layer, :, :end], self.v[layer, :, :end], window, self.config.causal)
+        return attention(q, self.k[layer, :, :end], self.v[layer, :, :end])
 
     def advance(self, token_ids: np.ndarray) -> None:
         """Counts the new tokens [n] as filled."""
@@ -334,11 +320,10 @@ def hidden_states(model: Model, token_ids: TokenIds, cache: KVCache) -> np.ndarr
     """Runs token ids [n] through all layers -> the residual stream after the last norm, float32 [n, hidden_size]."""
     config, w, ids, pictures = model.config, model.weights, np.asarray(token_ids), model.pictures
     positions, out = cache.reserve(len(ids)), np.empty((len(ids), config.hidden_size), np.float32)
-    step = CHUNK if config.causal else len(ids)  # tokens that see the whole text need all of it at once
-    for start in range(0, len(ids), step):
-        now = slice(start, start + step)
+    for start in range(0, len(ids), CHUNK):
+        now = slice(start, start + CHUNK)
         cos, sin = rope_tables(config, positions[now] if pictures is None else pictures.positions(cache, ids[now]))
-        x = embed(model, ids[now])  # rows of embed_tokens [step, hidden_size]
+        x = embed(model, ids[now])  # rows of embed_tokens [CHUNK, hidden_size]
         for i, layer in enumerate(w["layers"]):
             x = decoder_layer(x, layer, config, cache, i, cos, sin)
             if pictures is not None:  # Qwen3-VL adds vectors of pictures behind its first layers, too
@@ -642,12 +627,14 @@ def config_of(raw: dict[str, Any], file: Path) -> Config:
         for key, value in ONLY.items():
             if found.get(key, value) != value:
                 absent = [name for name in ("qwen3_5.py", "qwen3_vision.py", "qwen3_lib") if not (HERE / name).exists()]
-                more = f"; other models need {', '.join(absent)} beside qwen3.py" if absent else ""
-                raise ValueError(f"{key} = {found[key]!r} is not supported, only {value!r} is{more}")
+                more = f"other models need {', '.join(absent)} beside qwen3.py" if absent else "transformers computes it"
+                raise ValueError(f"{key} = {found[key]!r} is not supported, only {value!r} is; {more}")
         sizes: dict[str, Any] = {key: checked_whole(key, found[key], 1) for key in SIZES}
         heads, kv_heads, context = sizes["num_attention_heads"], sizes["num_key_value_heads"], "max_position_embeddings"
         if heads % kv_heads or sizes["head_dim"] % 2 or max(sizes["num_hidden_layers"], sizes["head_dim"]) > 2**14:
             raise ValueError(f"no Qwen3 has these sizes: {sizes}")  # heads can't be grouped, or turned in pairs
+        if found.get("layer_types", full := ["full_attention"] * sizes["num_hidden_layers"]) != full:
+            raise ValueError(f"layer_types = {found['layer_types']!r} is not supported, only 'full_attention' is")
         return Config(**sizes, context_length=checked_whole(context, found[context], 1), eos_token_ids=ids_in(raw),
                       rms_norm_eps=checked_number("rms_norm_eps", found["rms_norm_eps"], 0, 1),
                       rope_dim=sizes["head_dim"],
@@ -681,9 +668,7 @@ def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:
             layer |= {f"{name}.gate_proj": (inner, d), f"{name}.up_proj": (inner, d), f"{name}.down_proj": (d, inner)}
         names |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
     names |= {"model.norm": (d,), "lm_head": (config.vocab_size, d)}
-    biased = ("q_proj", "k_proj", "v_proj", "o_proj") if config.attention_bias else ()
-    return {f"{name}.weight": shape for name, shape in names.items()} | \
-        {f"{name}.bias": shape[:1] for name, shape in names.items() if name.endswith(biased)}
+    return {f"{name}.weight": shape for name, shape in names.items()}
 
 
 class Tensor(NamedTuple):
@@ -830,8 +815,7 @@ def load_weights(folder: Folder, config: Config) -> dict[str, Any]:
     n_layers = 1 + max(int(name.split(".")[2]) for name in tensors if name.startswith("model.layers."))
     weights: dict[str, Any] = {"layers": [{} for _ in range(n_layers)]}
     for name, tensor in tensors.items():
-        # model.layers.7.self_attn.q_proj.weight becomes layers[7]["q_proj"], q_proj.bias becomes "q_bias"
-        parts = name.removesuffix(".weight").replace("_proj.bias", "_bias").split(".")
+        parts = name.removesuffix(".weight").split(".")  # model.layers.7.self_attn.q_proj becomes layers[7]["q_proj"]
         place = weights["layers"][int(parts[2])] if "layers" in parts else weights
         if "experts" in parts:  # model.layers.7.mlp.experts.3.up_proj.weight becomes layers[7]["experts"][3]["up_proj"]
             place = place.setdefault("experts", {}).setdefault(int(parts[5]), {})

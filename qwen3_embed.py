@@ -327,7 +327,7 @@ def pooled_states(model: Model, before: list[int], bodies: Sequence[list[int]], 
             raise InputError(f"text {i} has {len(body)} tokens, and the model's context has room for {max(room, 0)}; "
                              "the option truncate cuts the text")
     texts = [before + body[:room] + after for body in bodies]
-    shared = common_length(texts) if model.config.causal else 0
+    shared = common_length(texts)
     lengths, new_cache = [len(text) - shared for text in texts], model.engine.new_cache
     results, first = list[np.ndarray](), np.empty((0, model.config.hidden_size), np.float32)
     if shared:

@@ -61,7 +61,7 @@ from qwen3_lib.io.cores import available_cpus
 from qwen3_lib.io.packed import Quantized
 from qwen3_lib.io.progress import progress
 from qwen3_lib.io.tensors import PackedTensor
-from qwen3_lib.kernels.layout import (BF16, BLOCK, EVERYTHING, EXPERT, F16, F32, FEW, FORMATS, GATE, GROUP, HEAD_NORMS,
+from qwen3_lib.kernels.layout import (BF16, BLOCK, EXPERT, F16, F32, FEW, FORMATS, GATE, GROUP, HEAD_NORMS,
                                       JOB, KV8, LINEAR, NORMS, PANEL, PASS, PROMPT, ROUNDED, TASK, TILE, WEIGHT, Batch,
                                       Layers, Q, Space, is_packed, packed_shape, padded, table)
 from qwen3_lib.kernels.hybrid import (DELTA, StateCache, Vocabulary, is_recurrent, joined, stacked, state_fields,
@@ -106,7 +106,7 @@ class Weights:
     """Where the weights are. A tied head is the embedding, and has no name of its own."""
     config: Config
     matrices: dict[str, np.ndarray]  # WEIGHT [1] by their names in the file
-    vectors: dict[str, np.ndarray]  # float32, by their names: norms, biases and the like
+    vectors: dict[str, np.ndarray]  # float32, by their names: norms and the like
     shapes: dict[str, tuple[int, ...]]  # of all tensors
     arrays: list[np.ndarray]  # what the addresses of matrices point to
     layers: Layers  # all of them, as kernels find them
@@ -232,7 +232,7 @@ def mtp_head(w: Weights) -> MTPHead:
     norms = [1 + w.vectors[f"{behind}{name}.weight"] for name in MTP_NORMS]
     layers = described(config, matrices, vectors)._replace(head=vocabulary.matrix, norm=norms[2])
     layer = replace(w, config=config, layers=layers, spaces={}, logits=Reused())
-    alone = layers._replace(head=w.matrices[f"{behind}fc.weight"], windows=layers.windows[:0], eps=np.zeros(1),
+    alone = layers._replace(head=w.matrices[f"{behind}fc.weight"], places=layers.places[:0], eps=np.zeros(1),
                             norm=np.ones(2 * config.hidden_size, np.float32))
     return MTPHead(replace(layer, layers=alone), layer, norms[:2], vocabulary)
 
@@ -290,10 +290,7 @@ def described(config: Config, matrices: dict[str, np.ndarray], vectors: dict[str
     return Layers(**found, **norms_of(vectors, config), **state_fields(vectors, config), forms=forms,
                   head=matrices.get("lm_head.weight", matrices["model.embed_tokens.weight"]),
                   eps=np.array([config.rms_norm_eps]),
-                  routing=np.array([config.norm_topk_prob, n_experts > config.num_experts], np.int64),
-                  biases=bias_rows(vectors, n if config.attention_bias else 0),
-                  windows=np.array([window or EVERYTHING for window in config.windows or [0] * n]),
-                  causal=np.array([int(config.causal)]))
+                  routing=np.array([config.norm_topk_prob, n_experts > config.num_experts], np.int64))
 
 
 def touch_pages(mappings: Iterable[mmap.mmap]) -> None:
@@ -319,15 +316,6 @@ def norms_of(vectors: dict[str, np.ndarray], config: Config) -> dict[str, np.nda
     norms, head_norms = (np.array([[norm(f"model.layers.{i}.{name}.weight") for name in names]
                                    for i in range(config.num_hidden_layers)]) for names in (NORMS, HEAD_NORMS))
     return {"norms": norms, "head_norms": head_norms, "norm": norm("model.norm.weight")}
-
-
-def bias_rows(vectors: dict[str, np.ndarray], n_layers: int) -> np.ndarray:
-    """The biases of Layers."""
-    rows = []
-    for i in range(n_layers):
-        *parts, out = (vectors[f"model.layers.{i}.{name}.bias"] for name in LINEAR[:GATE])
-        rows.append(np.concatenate([*(np.pad(part, (0, -len(part) % PANEL)) for part in parts), out]))
-    return np.array(rows, np.float32).reshape(len(rows), -1) if rows else np.empty((0, 0), np.float32)
 
 
 def stored_tensors(folder: Folder, config: Config) -> tuple[dict[str, tuple[int, ...]], dict[str, Any]]:
@@ -421,9 +409,9 @@ def compute(w: Weights, x: np.ndarray, turned: tuple[np.ndarray, np.ndarray], ca
     deepen(layer) changes x after each of the `deep` first layers.
     """
     config, m, (cos, sin) = w.config, len(x), turned
-    group, n_layers, n_rows = config.num_attention_heads // config.num_key_value_heads, len(w.layers.windows), \
+    group, n_layers, n_rows = config.num_attention_heads // config.num_key_value_heads, len(w.layers.places), \
         int(w.layers.head[0].rows)
-    tasks, tiles = attention_tasks(sequences, positions, group, config.causal)
+    tasks, tiles = attention_tasks(sequences, positions, group)
     shape = len(wanted), padded(n_rows, PANEL)
     logits = w.logits.take(shape[0] * shape[1]).reshape(shape) if len(wanted) <= PROMPT else empty(shape, np.float32)
     where = [(cache.k.ctypes.data, cache.v.ctypes.data, cache.k.shape[2]) for cache in caches]
@@ -450,8 +438,7 @@ def compute(w: Weights, x: np.ndarray, turned: tuple[np.ndarray, np.ndarray], ca
     return logits[:, :n_rows]
 
 
-def attention_tasks(sequences: np.ndarray, positions: np.ndarray, group: int,
-                    causal: bool) -> tuple[np.ndarray, np.ndarray]:
+def attention_tasks(sequences: np.ndarray, positions: np.ndarray, group: int) -> tuple[np.ndarray, np.ndarray]:
     """-> (TASK [n_tasks], first and last + 1 of the tasks for the same tokens [n_tiles, 2])"""
     tasks, tiles = [], []
     ends = [*(np.flatnonzero(np.diff(sequences)) + 1).tolist(), len(sequences)] if len(sequences) > 1 else [1]
@@ -461,7 +448,7 @@ def attention_tasks(sequences: np.ndarray, positions: np.ndarray, group: int,
         step = n_new if few else max(1, TILE // group)
         for row in range(start, start + n_new, step):
             n = min(step, start + n_new - row)
-            seen, most = (int(positions[last if causal else end - 1]) + 1 for last in (row, row + n - 1))
+            seen, most = (int(positions[last]) + 1 for last in (row, row + n - 1))
             n_blocks, before = -(-most // BLOCK), len(tasks)
             here = (sequence, row, n, seen)
             tasks += [(*here, block, 1) for block in range(n_blocks)] if few else [(*here, 0, n_blocks)]
@@ -519,9 +506,8 @@ def passes(model: Model, token_ids: qwen3.TokenIds, cache: Any,
     ids = np.asarray(token_ids)
     caches, counts = getattr(cache, "caches", [cache]), getattr(cache, "counts", [len(ids)])
     positions, sequences = cache.reserve(len(ids)), np.repeat(np.arange(len(caches)), counts)
-    step = CHUNK if model.config.causal else len(ids)
     borders = turn_ends(model, ids) if isinstance(caches[0], StateCache) else []
-    for start, end in itertools.pairwise(sorted({*range(0, len(ids), step), *borders, len(ids)})):
+    for start, end in itertools.pairwise(sorted({*range(0, len(ids), CHUNK), *borders, len(ids)})):
         now = slice(start, end)
         here = wanted[(wanted >= start) & (wanted < now.stop)] - start
         places = positions[now] if model.pictures is None else model.pictures.positions(cache, ids[now])

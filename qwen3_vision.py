@@ -133,7 +133,7 @@ def patches_of(pixels: np.ndarray, config: VisionConfig) -> np.ndarray:
 
 def dense(x: np.ndarray, w: dict[str, Any], name: str) -> np.ndarray:
     """A linear layer with bias: x [n, inputs] -> [n, outputs]. w: the tower's weights, see Pictures.weights."""
-    return linear(x, w[f"{name}.weight"], w[f"{name}.bias"])
+    return linear(x, w[f"{name}.weight"]) + w[f"{name}.bias"]
 
 
 def layer_norm(x: np.ndarray, w: dict[str, Any], name: str) -> np.ndarray:

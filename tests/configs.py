@@ -54,22 +54,6 @@ CASES = {
     "transformers 5": (transformers_5(BASE), "bfloat16", 1),
     "float16": (BASE, "float16", 1),
     "three shards": (BASE | {"num_hidden_layers": 5}, "float16", 3),
-    "biases": (BASE | {"attention_bias": True, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 24},
-               "float32", 1),
-    "sliding windows from layer 1 on": (BASE | {"use_sliding_window": True, "sliding_window": 20,
-                                                "max_window_layers": 1}, "bfloat16", 1),
-    "sliding windows by layer_types": (transformers_5(BASE) | {
-        "use_sliding_window": True, "sliding_window": 7, "layer_types": ["sliding_attention", "full_attention",
-                                                                         "sliding_attention"]}, "float32", 1),
-    "no layer slides": (BASE | {"use_sliding_window": True, "sliding_window": 7}, "float32", 1),
-    "linear RoPE": (BASE | {"rope_scaling": {"type": "linear", "factor": 2.5}}, "float32", 1),
-    "dynamic RoPE": (BASE | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "float32", 1),
-    "llama3 RoPE": (transformers_5(BASE | {"head_dim": 64, "rope_scaling": {
-        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 128}}), "float32", 1),
-    "longrope": (BASE | {"rope_scaling": {
-        "rope_type": "longrope", "short_factor": [1, 1.1, 1.3, 1.7, 2, 2.5, 3, 5], "long_factor": [9.0] * 8,
-        "original_max_position_embeddings": 256}}, "float32", 1),
     "YaRN, mscale": (BASE | {"head_dim": 32, "rope_scaling": YARN | {
         "mscale": 1.0, "mscale_all_dim": 0.5, "truncate": False}}, "float32", 1),
     "YaRN, factor of the sizes": (BASE | {"head_dim": 32, "rope_scaling": YARN | {"factor": None}}, "float32", 1),

@@ -172,8 +172,8 @@ def round_vectors(patch: pytest.MonkeyPatch, is_rounded, rounds=to_8_bits) -> No
     """From now on qwen3.py rounds the vectors that a matrix is multiplied with, if is_rounded(matrix)."""
     real = qwen3.linear
 
-    def rounded(x, w, bias=None):
-        return real(rounds(x) if is_rounded(w) else x, w, bias)
+    def rounded(x, w):
+        return real(rounds(x) if is_rounded(w) else x, w)
 
     def swiglu(x, gate_proj, up_proj, down_proj):
         gate = rounded(x, gate_proj)

@@ -11,7 +11,7 @@ from qwen3_lib.kernels.build import kernel
 from qwen3_lib.kernels.cpu import PAIRS
 from qwen3_lib.kernels.fields import NAMES
 from qwen3_lib.kernels.intrinsics import SMALLEST
-from qwen3_lib.kernels.layout import (APART, BF16, BLOCK, EVERYTHING, F16, F32, INT4, INT5, INT8, JOB, KV8, ROUNDED,
+from qwen3_lib.kernels.layout import (APART, BF16, BLOCK, F16, F32, INT4, INT5, INT8, JOB, KV8, ROUNDED,
                                       VECTORS, own_space, padded, table, vector_size)
 from qwen3_lib.kernels.packing import matrix_rows
 from qwen3_lib.kernels.products import functions_for
@@ -334,30 +334,28 @@ def test_what_is_too_large_for_the_cache_is_not_infinite_but_nan(name, value, si
 
 
 @pytest.mark.parametrize("name", FORMS)
-@pytest.mark.parametrize("group, width, n, window", [
-    (1, 32, 1, EVERYTHING), (2, 32, 3, EVERYTHING), (1, 64, 4, 2), (2, 96, 257, EVERYTHING), (1, 128, 300, EVERYTHING),
-    (5, 128, 700, EVERYTHING), (4, 64, 700, 200)])
-def test_attention_to_blocks(name, group, width, n, window):
-    """Blocks joined in their order are softmax(q kᵀ) v of what the cache holds; the last token sees `window` of n."""
+@pytest.mark.parametrize("group, width, n", [
+    (1, 32, 1), (2, 32, 3), (1, 64, 4), (2, 96, 257), (1, 128, 300), (5, 128, 700), (4, 64, 700)])
+def test_attention_to_blocks(name, group, width, n):
+    """Blocks joined in their order are softmax(q kᵀ) v of what the cache holds."""
     rng, tokens = np.random.default_rng(n), min(n, 9)
     q = (rng.standard_normal((tokens * group, width)) / 4).astype(np.float32)
     caches = [cache_of(rng.standard_normal((n, width)).astype(np.float32), name) for _ in range(2)]
     k, v = (expanded(cache, name) for cache in caches)
     last = n - tokens + np.arange(tokens * group)[:, None] // group
-    seen = (np.arange(n) <= last) & (np.arange(n) > last - window)
-    scores = np.where(seen, (to_bf16(q) if name == "rounded" else q).astype(np.float64) @ k.T, -np.inf)
+    scores = np.where(np.arange(n) <= last, (to_bf16(q) if name == "rounded" else q).astype(np.float64) @ k.T, -np.inf)
     weights = factors = np.exp(scores)
     if name == "rounded":  # in each block, the weights beside the largest one
         most = [scores[:, block:block + BLOCK].max(axis=1, keepdims=True) for block in range(0, n, BLOCK)]
         most = np.exp(np.repeat(most, BLOCK, axis=0)[:n, :, 0].T)
         factors = to_bf16(np.divide(weights, most, where=most > 0, out=np.zeros_like(most)).astype(np.float32)) * most
     expected = factors @ v / weights.sum(axis=1, keepdims=True)
-    result = attended(q, group, tokens, caches, name, window)
+    result = attended(q, group, tokens, caches, name)
     limit = 3e-5 if name == "rounded" else 1e-5  # a weight halfway between two bf16 may become the other one
     np.testing.assert_allclose(result[:, :width] / result[:, width + 1:width + 2], expected, atol=limit)
 
 
-def attended(q, group, tokens, caches, name, window=EVERYTHING):
+def attended(q, group, tokens, caches, name):
     """What `attend` and `join` give for the last tokens of a sequence, whose keys and values are all in caches."""
     n, width = len(caches[0]), q.shape[1]
     q = q.copy()
@@ -367,8 +365,7 @@ def attended(q, group, tokens, caches, name, window=EVERYTHING):
     own = np.empty((VECTORS + width // 2) * BLOCK, np.float32)
     functions = functions_for((), ((FORMS[name][0], 1), (FORMS[name][0], len(q))))
     for block in range(0, n, BLOCK):
-        view = n - tokens + 1 - block, 1, window
-        kernels.attend(functions, q, group, view, *(cache[block:] for cache in caches), FORMS[name][0],
+        kernels.attend(functions, q, group, n - tokens + 1 - block, *(cache[block:] for cache in caches), FORMS[name][0],
                        part if block else result, own)
         for left, right in zip(result, part) if block else ():
             kernels.join(left, right, width)

@@ -167,7 +167,6 @@ LAYER_NAMES = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layer
                "ffn_gate_inp": "mlp.gate"}
 EXPERT_NAMES = {"ffn_gate_exps": ("gate_proj",), "ffn_up_exps": ("up_proj",), "ffn_down_exps": ("down_proj",),
                 "ffn_gate_up_exps": ("gate_proj", "up_proj")}  # the first half of its rows is the gate
-NAMES_OF_BIASES = ("attn_q", "attn_k", "attn_v", "attn_output")
 # Of Qwen3.5; ssm_a has no part.
 HYBRID_NAMES = LAYER_NAMES | {
     "post_attention_norm": "post_attention_layernorm", "attn_qkv": "linear_attn.in_proj_qkv",
@@ -186,8 +185,7 @@ def our_name(tail: str, hybrid: bool) -> str:
     names, (key, _, part) = HYBRID_NAMES if hybrid else LAYER_NAMES, tail.rpartition(".")
     if hybrid and tail in VECTORS:
         return VECTORS[tail]
-    known = key in names and part == "weight" or key in NAMES_OF_BIASES and part == "bias"
-    return f"{names[key]}.{part}" if known else ""
+    return f"{names[key]}.weight" if key in names and part == "weight" else ""
 
 
 def map_gguf(file: Path) -> dict[str, AnyTensor]:

@@ -20,7 +20,7 @@ from qwen3_lib.io.hub import resolve_model
 from qwen3_lib.io.mmproj import map_tower, tower_file, vision_json
 from qwen3_lib.io.packed import Quantized, quantized_file
 from qwen3_lib.io.rope import with_scaled_rope
-from qwen3_lib.io.tensors import EMBEDDING, PACKED_DTYPES, AnyTensor, embeds, is_causal
+from qwen3_lib.io.tensors import EMBEDDING, PACKED_DTYPES, AnyTensor, embeds
 from tokenizer_utils import Tokenizer, library_errors, make_tokenizer
 
 
@@ -46,7 +46,7 @@ def source_of(path: Path) -> Folder:
 DEFAULTS = {"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
             "rope_theta": 1e4}
 EXPERT_SIZES = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}  # if absent
-MODEL_TYPES = ("qwen3", "qwen3_moe", "bidirectional_pplx_qwen3")
+MODEL_TYPES = ("qwen3", "qwen3_moe")
 QUANTIZATION = ("quantization_config", "compression_config", "quantization")  # the last key is MLX's
 # What a model may be; qwen3_embed.py has the heads for classes.
 ARCHITECTURES = ("Qwen3ForCausalLM", "Qwen3Model", "Qwen3MoeForCausalLM", "Qwen3MoeModel",
@@ -67,7 +67,7 @@ NORMALIZER = re.compile(rb'"normalizer"\s*:\s*(null|\d+|{\s*"type"\s*:\s*"NFC"\s
 class Checkpoint(Folder):
     """A folder of any Qwen3: its weights may be quantized in a published format, and its config may have variants.
 
-    Variants: a mixture of experts, scaled RoPE, biases, sliding windows, a view of the whole text.
+    Variants: a mixture of experts, YaRN.
     """
     dtypes = PACKED_DTYPES
 
@@ -79,15 +79,10 @@ class Checkpoint(Folder):
             raise InputError(f"{file}: an EAGLE head is not supported; a small model or --draft int4 can guess, too")
         if kind == "jina_embeddings_v5":
             raise InputError(f"{file}: {kind} is not supported; sentence-transformers computes its vectors")
-        causal = is_causal(raw)
-        if isinstance(names, list):  # a view of the whole text has no architecture in transformers
-            names = [name for name in names if name not in ARCHITECTURES and (causal or "Qwen3" not in str(name))]
+        if isinstance(names, list):
+            names = [name for name in names if name not in ARCHITECTURES]
         plain: dict[str, Any] = {"architectures": names or None, "rope_theta": rope["rope_theta"]}
         plain |= {"rope_scaling": None, "rope_parameters": None}
-        for key, known in (("attention_bias", True), ("use_sliding_window", True), ("is_causal", False),
-                           ("use_bidirectional_attention", True)):
-            if raw.get(key) is known:
-                plain[key] = None
         if "num_key_value_heads" in raw and raw["num_key_value_heads"] is None:
             plain["num_key_value_heads"] = raw.get("num_attention_heads")
         elif kind == "qwen3_moe":  # where config.json has none, transformers has other values for a mixture
@@ -100,8 +95,6 @@ class Checkpoint(Folder):
         plain["model_type"] = "qwen3" if kind in MODEL_TYPES else kind
         given = {key: value for key, value in (raw | plain).items() if value is not None}
         config = config_of(DEFAULTS | given, file)
-        config = replace(config, attention_bias=raw.get("attention_bias") is True, causal=causal,
-                         windows=windows_of(config, raw, file))
         config = with_experts(config, raw, file) if kind == "qwen3_moe" else config
         return with_scaled_rope(config, rope, file)
 
@@ -158,23 +151,6 @@ class Checkpoint(Folder):
         places = [place for place in (raw, raw.get("text_config")) if isinstance(place, dict)]
         about = next(filter(None, (place.get(key) for place in places for key in QUANTIZATION)), None)
         return None if about is None else check_settings(about, self.path / "config.json")
-
-
-def windows_of(config: Config, raw: dict[str, Any], file: Path) -> tuple[int, ...]:
-    """Config.windows: empty unless some layers have a sliding window. In a mixture of experts, all have it, or none."""
-    on, mixture = raw.get("use_sliding_window") is True, raw.get("model_type") == "qwen3_moe"
-    size, kinds = raw.get("sliding_window", 4096) if on else None, None if mixture else raw.get("layer_types")
-    if kinds is None and size is not None:
-        first = checked_whole(f"{file}: max_window_layers", 0 if mixture else raw.get("max_window_layers", 28), 0)
-        kinds = ["full_attention" if i < first else "sliding_attention" for i in range(config.num_hidden_layers)]
-    if kinds is None or isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds):
-        return ()
-    if not isinstance(kinds, list) or len(kinds) != config.num_hidden_layers or size is None \
-            or not all(kind in ("full_attention", "sliding_attention") for kind in kinds):
-        raise InputError(f"{file}: layer_types = {brief(kinds, 80)} with use_sliding_window = "
-                         f"{brief(raw.get('use_sliding_window'))} is not supported")
-    size = checked_whole(f"{file}: sliding_window", size, 1)
-    return tuple(size if kind == "sliding_attention" else 0 for kind in kinds)
 
 
 def with_experts(config: Config, raw: dict[str, Any], file: Path) -> Config:

@@ -98,8 +98,7 @@ def save_quantized(model: Model, folder: str | Path, format: str) -> None:
         for name in (*MODEL_FILES, *modules):
             file = model.path / name
             (temporary / name).parent.mkdir(exist_ok=True)
-            changed = name == "config.json" and model.config.attention_bias  # perhaps by an adapter
-            copied = file.is_file() and not changed
+            copied = file.is_file()
             if copied or name.endswith(".json") and (value := model.folder.json(name)):
                 data = file.read_bytes() if copied else json.dumps(value, ensure_ascii=False).encode()
                 (temporary / name).write_bytes(data)

@@ -67,8 +67,6 @@ def recipe_of(source: Folder, config: Config) -> Recipe:
     """The recipe of a model. Raises InputError for damaged files, and for modules that are not computed here."""
     folder, context, width = source.path, config.context_length, config.hidden_size
     if not (folder / MODULES).is_file():
-        if not config.causal:
-            raise InputError(f"{folder}: there is no {MODULES}, so nothing says how this model's vectors are computed")
         return Recipe(width, context)
     steps, normalize = list[Step](), False
     _, (_, pooling_folder), *others = modules_of(folder)

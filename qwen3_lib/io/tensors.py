@@ -163,15 +163,9 @@ def to_bfloat16(values: np.ndarray) -> np.ndarray:
     return rounded.astype("<u2")
 
 
-def is_causal(raw: dict[str, Any]) -> bool:
-    """Whether a token sees no later one, by config.json."""
-    return raw.get("model_type") != "bidirectional_pplx_qwen3" and raw.get("is_causal") is not False \
-        and raw.get("use_bidirectional_attention") is not True
-
-
 def embeds(folder: Folder, names: Iterable[str]) -> bool:
     """Whether a model gives no answers, by its tensors' names, config.json, or sentence-transformers' files."""
     raw, modules = folder.json("config.json"), folder.path / "modules.json"
-    return not any("model." in name for name in names) or not is_causal(raw) \
+    return not any("model." in name for name in names) \
         or not re.search("ForCausalLM|ForConditionalGeneration", str(raw.get("architectures") or "ForCausalLM")) \
         or modules.is_file() and b"Pooling" in modules.read_bytes()

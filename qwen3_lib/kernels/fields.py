@@ -23,7 +23,6 @@ matrices, forms, routers = field("matrices", weight, 2), field("forms", int64, 3
 norms, head_norms, norm = field("norms", float32, 3), field("head_norms", float32, 3), field("norm", float32, 1)
 head, eps, experts = field("head", weight, 1), field("eps", float64, 1), field("experts", weight, 3)
 routing, products = field("routing", int64, 1), field("products", int64, 4)
-biases, windows, causal = field("biases", float32, 2), field("windows", int64, 1), field("causal", int64, 1)
 places, delta_sizes, conv = field("places", int64, 2), field("delta_sizes", int64, 1), field("conv", float32, 3)
 rates, delta_norms = field("rates", float32, 3), field("delta_norms", float32, 2)
 

@@ -285,31 +285,27 @@ def store_kv(row, form, values):
 
 
 @compiled
-def exp_from(scores, first, n, largest):
-    """Makes the scores from first to n - 1 exp(score - largest), the others up to a multiple of 32 zeros -> the sum."""
-    seen = scores[first:n]  # a slice, because numba's loops from 0 on are the fastest
+def exp_until(scores, n, largest):
+    """Makes the first n scores exp(score - largest), the others up to a multiple of 32 zeros -> the sum."""
+    seen = scores[:n]
     for i in range(len(seen)):
         seen[i] = exp(seen[i] - largest)
-    scores[:first] = 0
     scores[n:up_to(n, GROUP)] = 0
     return dot(scores.ctypes.data, ONES.ctypes.data, up_to(n, 16))
 
 
 @compiled
-def visible(view, token):
-    """(end, start) of the positions of a block that a token sees, see `attend`."""
-    seen, step, window = view
-    last = seen + step * token
-    return min(max(last, 0), BLOCK), min(max(last - window, 0), BLOCK)
+def seen_by(token, seen):
+    """How many positions of a block a token sees, see `attend`."""
+    return min(max(seen + token, 0), BLOCK)
 
 
 @compiled
-def attend(products, q, group, view, keys, values, form, out, own):
+def attend(products, q, group, seen, keys, values, form, out, own):
     """Queries of one KV head times a block of positions -> their part of the attention's output.
 
     q float32 [n, width], `group` of them for each token; keys, values: rows of the cache, from the block's first
-    position on. view: the first token sees `seen` positions of this block, the next one `step` more, up to all, and
-    each only the last `window` of those that it sees.
+    position on. The first token sees `seen` positions of this block, the next one more, up to all.
     out float32 [n, width + 16]: the sum of the values, weighted with exp(score - largest), then `largest`, then the sum
     of the weights: softmax needs all scores only for its denominator (Milakov & Gimelshein 2018, "online" softmax).
     own float32 [(VECTORS + width / 2) * BLOCK]: to work in.
@@ -317,15 +313,15 @@ def attend(products, q, group, view, keys, values, form, out, own):
     (n, width), stride, size = q.shape, keys.strides[0], np.int64(2 if PAIRS and form == ROUNDED else 4)
     functions, tiles = tiling(products[KEYS, form], n, TRANSPOSED)
     scores, own_keys = floats_at(own.ctypes.data, (VECTORS, BLOCK)), own[VECTORS * BLOCK:].ctypes.data
-    k, in_block = keys.ctypes.data, visible(view, (n - 1) // group)[0]
-    if n >= TRANSPOSED and products[TRANSPOSES, form, 0, 0] and in_block > 0 and visible(view, np.int64(0))[1] < BLOCK:
+    k, in_block = keys.ctypes.data, seen_by((n - 1) // group, seen)
+    if n >= TRANSPOSED and products[TRANSPOSES, form, 0, 0] and in_block > 0:
         call_at(products[TRANSPOSES, form, 0, 0], (k, stride, in_block, width, own_keys))
         k = own_keys
     out[:] = 0
     for tile in range(tiles):
         start, end = n * tile // tiles, n * (tile + 1) // tiles
-        (least, first), (most, _) = visible(view, start // group), visible(view, (end - 1) // group)
-        if most == 0 or first == BLOCK:
+        least, most = seen_by(start // group, seen), seen_by((end - 1) // group, seen)
+        if most == 0:
             continue
         if form == ROUNDED and least < most:
             least -= least % 2  # a pair of rows is never torn
@@ -333,19 +329,18 @@ def attend(products, q, group, view, keys, values, form, out, own):
         call_at(functions[end - start], (k, stride, most, q[start].ctypes.data, q.strides[0], width, p, p_stride,
                                          np.int64(0), np.int64(0)))
         for r in range(start, end):  # each step for all rows: a core begins a row before it is done with the last one
-            count, first = visible(view, r // group)
-            out[r, width] = largest_of(scores[r - start, first:count]) if first < count else np.float32(0)
+            count = seen_by(r // group, seen)
+            out[r, width] = largest_of(scores[r - start, :count]) if count > 0 else np.float32(0)
         for r in range(start, end):
-            count, first = visible(view, r // group)
-            out[r, width + 1] = exp_from(scores[r - start], first, count, out[r, width])
+            out[r, width + 1] = exp_until(scores[r - start], seen_by(r // group, seen), out[r, width])
         if form == ROUNDED:
             for r in range(start, end):
-                count, _ = visible(view, r // group)
+                count = seen_by(r // group, seen)
                 round_groups(scores[r - start].ctypes.data, up_to(count, GROUP), np.int64(2 * GROUP))
         call_at(products[VALUES, form, 0, end - start], (values.ctypes.data, stride, least, p, p_stride, width, y,
                                                          y_stride))
         for r in range(start, end):  # what later tokens see and the first one doesn't
-            rest = visible(view, r // group)[0] - least
+            rest = seen_by(r // group, seen) - least
             if rest > 0:
                 call_at(products[VALUES, form, 0, 1], (values[least:].ctypes.data, stride, rest,
                                                        p + (r - start) * p_stride + size * least, p_stride, width,
@@ -369,13 +364,13 @@ def join(left, right, width):
 
 
 @compiled
-def attend_blocks(products, task, q, group, view, keys, values, form, result, own):
+def attend_blocks(products, task, q, group, keys, values, form, result, own):
     """The blocks of a Task, one after the other, for the queries of a KV head with these keys and values of the cache
-    -> result [n, width + 16], as `attend` gives it. view: (step, window); own float32: to work in."""
+    -> result [n, width + 16], as `attend` gives it. own float32: to work in."""
     more = floats_at(own[VECTORS * BLOCK + BLOCK * q.shape[1] // 2:].ctypes.data, result.shape)
     for block in range(task.block, task.block + task.n_blocks):
         start, part = block * BLOCK, result if block == task.block else more
-        attend(products, q, group, (task.seen - start, view[0], view[1]), keys[start:], values[start:], form, part, own)
+        attend(products, q, group, task.seen - start, keys[start:], values[start:], form, part, own)
         if block > task.block:
             for r in range(len(q)):
                 join(result[r], part[r], q.shape[1])
@@ -399,7 +394,6 @@ def attention(crew, layer, job):
     products, h, own, form = fields.products(job), fields.h(job), fields.own(job)[crew.rank], fields.cache_rows(job)[0]
     n_kv_heads, n_tasks, m, width = len(queries), len(tasks), len(h), queries.shape[2]
     group, head_dim = queries.shape[1] // m, fields.head_norms(job).shape[2]
-    view = fields.causal(job)[0], fields.windows(job)[layer]
     for first, end in pieces(n_tasks * n_kv_heads, np.int64(1), m, crew, np.int64(0)):
         for item in range(first, end):  # a head's blocks in a row: the next one is fetched meanwhile
             head, i = item // n_tasks, item % n_tasks
@@ -407,7 +401,7 @@ def attention(crew, layer, job):
             q = queries[head, task.first * group:(task.first + task.n) * group]
             keys = cache_rows(job, np.int64(0), task.sequence, layer, head, n_kv_heads)
             values = cache_rows(job, np.int64(1), task.sequence, layer, head, n_kv_heads)
-            attend_blocks(products, task, q, group, view, keys, values, form, partials[i, head, :len(q)], own)
+            attend_blocks(products, task, q, group, keys, values, form, partials[i, head, :len(q)], own)
     wait(crew)
     for item in range(crew.rank, len(tiles) * n_kv_heads, crew.n_threads):
         i, head = item // n_kv_heads, item % n_kv_heads
@@ -463,15 +457,12 @@ def attend_heads(record, rank, layer):
     wait(crew)
     attention(crew, layer, job)
     wait(crew)
-    x, biases, gated = fields.x(job), fields.biases(job), w[Q].rows > w[OUT].columns
-    head_dim = fields.head_norms(job).shape[2]
+    gated, head_dim = w[Q].rows > w[OUT].columns, fields.head_norms(job).shape[2]
     for t in part_of(len(h), crew):
         if gated:  # a head's gate stands behind its query
             qkv = fields.qkv(job)[t]
             for i in range(w[OUT].columns):
                 h[t, i] *= sigmoid(qkv[i + (i // head_dim + 1) * head_dim])
-        if len(biases):
-            add_to(x[t], biases[layer, biases.shape[1] - x.shape[1]:])
     ready_for_output(crew, layer, job)
     wait(crew)
 
@@ -578,14 +569,12 @@ def place_heads(crew, layer, job, k_start, v_start):
     qkv, queries, cos, sin = fields.qkv(job), fields.queries(job), fields.cos(job), fields.sin(job)
     n_kv_heads, group, head_dim = len(queries), queries.shape[1] // len(rows), norms.shape[1]
     apart = fields.matrices(job)[layer, Q].rows // (n_kv_heads * group)  # head_dim, or more with a gate behind a query
-    root, biases = np.float32(1 / np.sqrt(head_dim)), fields.biases(job)
+    root = np.float32(1 / np.sqrt(head_dim))
     for item in part_of(len(rows) * n_kv_heads, crew):
         t, head = item // n_kv_heads, item % n_kv_heads
         for g in range(group):
             whole, i = queries[head, t * group + g], (head * group + g) * apart
             query = whole[:head_dim]
-            if len(biases):
-                add_to(qkv[t, i:i + head_dim], biases[layer, i:i + head_dim])
             rms_norm(qkv[t, i:i + head_dim], norms[0], eps, query)
             apply_rope(query, cos[t], sin[t])
             for j in range(head_dim):
@@ -594,9 +583,6 @@ def place_heads(crew, layer, job, k_start, v_start):
             for_bf16(whole, form)
         k, v = k_start + head * head_dim, v_start + head * head_dim
         key, value = qkv[t, k:k + head_dim], qkv[t, v:v + head_dim]
-        if len(biases):
-            add_to(key, biases[layer, k:k + head_dim])
-            add_to(value, biases[layer, v:v + head_dim])
         rms_norm(key, norms[1], eps, key)
         apply_rope(key, cos[t], sin[t])
         sequence, position = rows[t]

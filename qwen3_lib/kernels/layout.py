@@ -98,7 +98,6 @@ PASS = 256  # tokens times layers that are computed in one go: a long prompt can
 BLOCK = 256  # positions whose attention is computed together, counted from the first token of the sequence
 TILE = 64  # queries of one KV head that are worked on together
 FEW = 8  # up to this number of new tokens, the blocks of a sequence are spread over the threads
-EVERYTHING = 2**40  # positions
 TOKENS, SUMS_OF_DELTA = 32, 4  # tokens of the delta rule at a time; partial sums of a column: see delta.py
 APART = 16  # numbers between two vectors: without them, many would fall on the same few lines of a core's first cache
 
@@ -131,9 +130,6 @@ class Layers(NamedTuple):
     routers: Any  # WEIGHT [n_layers], all F32
     experts: Any  # WEIGHT [n_layers, num_experts, 3], in the order of EXPERT
     routing: Any  # int64 [2]: norm_topk_prob, 0 or 1; 1 if the last expert is shared: all tokens go through it
-    biases: Any  # float32 [n_layers, those of q, k and v as in Space.qkv, then the output's], or [0, 0]
-    windows: Any  # int64 [n_layers], how many positions a token sees; EVERYTHING without a window
-    causal: Any  # int64 [1], 0 if a token sees the later ones, too
     places: Any  # int64 [n_layers, 2]: which of the layers with keys and values it is, of those with a state; or -1
     delta_sizes: Any  # int64 [4]: heads of keys and their size, heads of values and their size
     conv: Any  # float32 [layers with a state, taps, channels], the oldest tap first

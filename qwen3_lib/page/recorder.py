@@ -58,7 +58,7 @@ class Pass:
 OPERATIONS: dict[str, Callable[..., int]] = {
     "rope_tables": lambda config, positions: 3 * len(positions) * config.rope_dim // 2,
     "rms_norm": lambda x, weight, eps: 4 * x.size,
-    "linear": lambda x, weight, bias=None: 2 * x.size * weight.shape[0],
+    "linear": lambda x, weight: 2 * x.size * weight.shape[0],
     "apply_rope": lambda x, cos, sin: 3 * x.size,
     "attend": lambda q, k, v: 4 * q.size * k.shape[1],  # q times all keys, then the weights times all values
     "swiglu": lambda x, gate_proj, up_proj, down_proj: 6 * x.size * gate_proj.shape[0],
@@ -161,7 +161,7 @@ class Recorder:
             q, k = self._before_rope  # decoder_layer turns q first
             now.q.append(q)
             now.k.append(k)
-            now.attention.append(attention_weights(args[0], args[1], self.model.config, self._layer))
+            now.attention.append(attention_weights(args[0], args[1]))
             self._before_rope.clear()
         if self.keep_arrays and name == "sigmoid" and now.steps[-2].function == "attend":
             now.gates.append(out.mean(axis=-1).T)
@@ -198,15 +198,14 @@ def copied(function: Any, names: dict[str, Any]) -> Any:
     return copy
 
 
-def attention_weights(q: np.ndarray, k: np.ndarray, config: Config, layer: int) -> np.ndarray:
-    """The weights of the values in attention() of a layer, [n_heads, n, length].
+def attention_weights(q: np.ndarray, k: np.ndarray) -> np.ndarray:
+    """The weights of the values in attention(), [n_heads, n, length].
 
     attention() returns them if the values are unit vectors, one for each of head_dim positions at a time.
     """
     length, head_dim = k.shape[1:]
     units = [np.eye(length, head_dim, -start, dtype=np.float32) for start in range(0, length, head_dim)]
-    window = config.windows[layer] if config.windows else 0
-    weights = [qwen3.attention(q, k, np.broadcast_to(unit, k.shape), window, config.causal) for unit in units]
+    weights = [qwen3.attention(q, k, np.broadcast_to(unit, k.shape)) for unit in units]
     return np.concatenate(weights, axis=-1)[..., :length]
 
 

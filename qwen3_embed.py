@@ -44,12 +44,12 @@ from qwen3_lib.app.files import picture_file, read_text
 from qwen3_lib.app.options import Parser, add_engine_options, add_model_options, load, named_model
 from qwen3_lib.app.terminal import columns, print_json, to_stdout, write
 from qwen3_lib.generation.caches import Caches
-from qwen3_lib.generation.pictures import put, taken
+from qwen3_lib.generation.pictures import taken
 from qwen3_lib.generation.prefix_cache import copy_prefix
 from qwen3_lib.io.errors import encoded
 from qwen3_lib.io.pooling import SEARCH, normalized, recipe_of
 from qwen3_lib.io.progress import progress
-from qwen3_vision import Picture
+from qwen3_vision import Picture, put
 
 __all__ = ["SEARCH", "InputError", "Labels", "Model", "classify", "embed", "load_model", "rerank"]
 

@@ -52,8 +52,8 @@ if __name__ == "__main__" and (absent := [name for name in ("qwen3", "PIL") if f
 
 import qwen3  # first: it says in one line what is missing
 import numpy as np
-from qwen3 import (Config, Folder, Model, apply_rope, attention, checked_number, checked_whole, linear, rms_norm,
-                   rope_of, to_float32)
+from qwen3 import (Config, Folder, Model, TokenIds, apply_rope, attention, checked_number, checked_whole, linear,
+                   rms_norm, rope_of, to_float32)
 from tokenizer_utils import InputError, brief, library_errors, stream_text
 
 __all__ = ["Picture", "Pictures", "VisionConfig", "patches_of", "smart_resize", "tower"]
@@ -338,6 +338,18 @@ class Pictures:
         return np.take(np.concatenate(found), self.axes, axis=1)
 
 
+def put(model: Model, ids: TokenIds, pictures: list[Picture]) -> TokenIds:
+    """The ids of a prompt, with a picture's in place of each <|image_pad|>, which the chat template has written."""
+    if not pictures:
+        return ids
+    ids = np.asarray(ids)
+    first, *rest = np.split(ids, np.flatnonzero(ids == model.tokenizer.token_to_id("<|image_pad|>")))
+    if len(rest) != len(pictures):
+        raise InputError(f"messages: <|image_pad|>, which stands for a picture, comes {len(rest)} times for "
+                         f"{len(pictures)} pictures: leave it out of texts")
+    return np.concatenate([first, *(part for picture, after in zip(pictures, rest) for part in (picture.ids, after[1:]))])
+
+
 # ---- The command line ------------------------------------------------------------------------------------------------
 
 def chat(model: Model, prompt: str, image: list[str], max_pixels: int | None, system: str | None,
@@ -349,11 +361,7 @@ def chat(model: Model, prompt: str, image: list[str], max_pixels: int | None, sy
     messages = [{"role": "user", "content": "<|vision_start|><|image_pad|><|vision_end|>" * len(shown) + prompt}]
     messages = messages if system is None else [{"role": "system", "content": system}, *messages]
     text = model.tokenizer.apply_chat_template(messages, enable_thinking=enable_thinking)
-    ids, *rest = (model.tokenizer.encode(part, False) for part in text.split("<|image_pad|>"))
-    if len(rest) != len(shown):
-        raise InputError("the prompt holds <|image_pad|>, which stands for a picture")
-    for picture, part in zip(shown, rest):
-        ids += [*picture.ids.tolist(), *part]
+    ids = put(model, model.tokenizer.encode(text, False), shown)
     model = replace(model, sampling=qwen3.default_sampling(model, enable_thinking))
     return qwen3.Stream(stream_text(model.tokenizer, qwen3.generate(model, ids, max_tokens, **options)))
 

@@ -430,7 +430,7 @@ def test_messages_with_pictures(model):
 def test_messages_that_are_refused(model):
     video, audio = {"type": "video", "video": "a.mp4"}, {"type": "input_audio", "input_audio": {}}
     for message, words in ((asked("<|image_pad|>", PICTURES[0]), "<|image_pad|>"), (asked(PICTURES[0], role="system"), "system"),
-                           (asked(video), "a video"), (asked(audio), "audio"), (asked("none.jpg", {"type": "image"}), "must be"),
+                           (asked(video), "a video"), (asked(audio), "audio"), (asked("none.jpg", {"type": "image"}), "no url"),
                            (asked({"type": "image", "image": "none.jpg"}), "no such file"),
                            (asked({"type": "image_url", "image_url": {"url": "http://a/b.png"}}), "not opened: 'http://a/b.png'"),
                            (asked({"type": "image", "image": COLOURS, "min_pixels": "a"}), "min_pixels"),

@@ -167,13 +167,13 @@ def test_limits_are_exact(model):
     """32 pictures are taken, and as many tokens as leave room for one more, also in the library."""
     small = png_of(64, 64, seed=20)
     messages, n = [asked(*[as_url(small)] * 32)], 32 * len(model.pictures.show(picture_of(small)).ids)
-    [taken] = openai.looked_at(model, messages, openai.Door(n + 1))
-    assert [part["type"] for part in taken["content"]] == ["image"] * 32 + ["text"]
-    for given, longest, words in ((messages * 2, 2**20, "more than 32 pictures"), (messages, n, "leaves no room")):
-        with pytest.raises(openai.Refusal, match=words):
-            openai.looked_at(model, given, openai.Door(longest))
+    text, found = openai.chat_prompt(model, {"messages": messages}, openai.Door(n + 1))
+    assert len(found) == text.count("<|image_pad|>") == 32
+    too_long = f"brings the tokens of all pictures to {n:,}"
+    for given, longest, words in ((messages * 2, 2**20, "more than 32 pictures"), (messages, n, too_long)):
+        assert words in message_of(openai.chat_prompt, model, {"messages": given}, openai.Door(longest))
     short = replace(model, config=replace(model.config, context_length=n))
-    assert f"brings the tokens of all to {n:,}" in message_of(qwen3.chat, short, messages)
+    assert too_long in message_of(qwen3.chat, short, messages)
 
 
 def test_while_a_picture_is_computed_others_are_answered(model, monkeypatch):
@@ -445,6 +445,15 @@ def test_a_chat_that_begins_with_a_picture(model, tmp_path, capfd):
     status, again, err = run_main(capfd, *options, "What is this?")  # then it belongs to this question
     assert (status, again) == (0, out) and "picture" not in err
     assert_cli_refuses(capfd, ["--chat", "--image", tmp_path / "a.png"], "this model can't see")
+
+
+@pytest.mark.parametrize("options, stdin", [(["What is this?"], b""), (["--chat"], b"What is this?\n")])
+def test_a_file_is_decoded_once(model, tmp_path, capfd, monkeypatch, options, stdin):
+    (tmp_path / "a.png").write_bytes(PNG)
+    monkeypatch.setattr(pictures, "rgb", decoded := mock.Mock(side_effect=pictures.rgb))
+    status, out, _ = run_main(capfd, "--model", model.path, "--no-fast", "--max-tokens", 5, "--image",
+                              tmp_path / "a.png", *options, stdin=stdin)
+    assert status == 0 and out.strip() and decoded.call_count == 1
 
 
 def test_without_pillow(monkeypatch, model):

@@ -67,14 +67,15 @@ def read_tools(name: str) -> list[dict]:
 
 
 def picture_file(name: str) -> str:
-    """The whole path of a picture's file, as conversations hold it. Raises InputError if it can't be read."""
-    picture_of(name)
+    """The whole path of a picture's file, as conversations hold it. Raises InputError unless it can be opened."""
+    picture_of(name, decoded=False).close()
     return os.path.abspath(name)
 
 
 def is_picture_file(name: str) -> bool:
+    """Whether it can be read, to its last pixel."""
     try:
-        return bool(picture_file(name))
+        return picture_of(name) is not None
     except InputError:
         return False
 

@@ -5,27 +5,26 @@ Each field of a request is checked here, or by the Completion that takes it.
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import takewhile
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
 from qwen3 import InputError, Model, Sampling, default_sampling
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.options import NAMES, AnswerOptions, options_of
-from qwen3_lib.generation.pictures import given_in, most_pixels, put, taken
+from qwen3_lib.generation.pictures import PictureError, given_in, taken
 from qwen3_lib.generation.schema import Grammar, calls_grammar, grammar_of, lark, matcher_of, regex
 from qwen3_lib.generation.processors import TokenLogprob
 from qwen3_lib.generation.tools import checked_tools
 from qwen3_lib.io.errors import TooLong, brief, did_you_mean, encoded, is_whole, parse_json
 from qwen3_lib.io.pictures import is_data_url, picture_at, picture_of
-from qwen3_vision import Picture
-from tokenizer_utils import PICTURES, checked_messages, is_picture
+from qwen3_vision import Picture, put
+from tokenizer_utils import PICTURES, checked_messages
 
 Body = dict[str, Any]
 Value = dict[str, Any]
@@ -294,49 +293,27 @@ def system_first(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"role": "system", "content": "\n\n".join(texts)}, *others]
 
 
-def looked_at(model: Model, messages: list[Value], door: Door) -> list[Value]:
-    """The messages with a Picture in each part that holds one.
+def opened_by(door: Door) -> Callable[[Value], Any]:
+    """What opens the picture of a part for this door. Strangers send the bytes, in a data: URL.
 
-    Strangers send the bytes, in a data: URL. Where the door has a folder, a part's own max_pixels counts. Raises
-    Refusal for a picture that is too large, and as soon as all are more than the context holds.
+    Where the door has a folder, {"type": "image", "image": FILE} is read from there, too.
     """
-    n_pictures, tokens, folder, longest = 0, 0, door.folder, door.longest
+    numbers = count(1)
 
-    def look(part: Any, where: str) -> Any:
-        nonlocal n_pictures, tokens
-        if not is_picture(part):
-            return part
-        name, given, n_pictures = PICTURES[part["type"]], given_in(part), n_pictures + 1
-
-        def refusal(words: str) -> Refusal:
-            return Refusal(400, f"{where}: picture {n_pictures}: {words.removeprefix('a picture: ')}", name)
-
-        if model.pictures is None:
-            raise refusal("the model can't see: it has no vision tower")
-        if n_pictures > MOST_PICTURES:
-            raise refusal(f"more than {MOST_PICTURES} pictures")
-        if (url := given.get("url")) is None:
-            raise refusal(f"{name} is missing, or has no url; a picture is a data: URL, data:image/png;base64,...")
-        known = {"type", name, "detail", *(("max_pixels",) if folder is not None else ())}
-        if unknown := [*({*part} - known), *({*given} - {"url", "detail"} if given is part.get(name) else ())]:
-            raise refusal(f"unknown field: {brief(unknown[0], 80)}")
+    def opened(part: Value) -> Any:
+        name, given = PICTURES[part["type"]], given_in(part)
+        if next(numbers) > MOST_PICTURES:
+            raise InputError(f"more than {MOST_PICTURES} pictures")
+        known = {"type", name, "detail", *(("max_pixels",) if door.folder is not None else ())}
+        if unknown := [*({*part} - known), *({*given} - {"url", "detail"} if isinstance(part.get(name), dict) else ())]:
+            raise InputError(f"unknown field: {brief(unknown[0], 80)}")
         if not door.shows:
             raise Unseen
-        try:
-            local = name == "image" and folder is not None and isinstance(url, str) and not is_data_url(url)
-            image = picture_of(os.path.join(str(folder), url)) if local else picture_at(url)
-            most = most_pixels(part, door.max_pixels)
-            tokens += math.prod(model.pictures.size(image, most))
-            picture = model.pictures.show(image, most) if tokens < longest else None
-        except InputError as error:
-            raise refusal(str(error).replace(str(model.path), "the model")) from error
-        if picture is None:
-            raise Refusal(400, f"the prompt leaves no room for an answer: the context has {longest} tokens, and "
-                          f"the pictures up to {where} have {tokens}", "messages", "context_length_exceeded")
-        return {"type": "image", "image": picture}
+        url = given["url"]
+        local = name == "image" and door.folder is not None and isinstance(url, str) and not is_data_url(url)
+        return picture_of(os.path.join(str(door.folder), url)) if local else picture_at(url)
 
-    return [message | {"content": [look(part, f"message {i}") for part in message["content"]]}
-            if isinstance(message.get("content"), list) else message for i, message in enumerate(messages)]
+    return opened
 
 
 def chat_prompt(model: Model, body: Body, door: Door, system: str | None = None,
@@ -352,8 +329,11 @@ def chat_prompt(model: Model, body: Body, door: Door, system: str | None = None,
         for call in message.get("tool_calls") or ():
             if isinstance(arguments := call.get("function", call)["arguments"], str):
                 parse_json(arguments, f"messages: message {i}: the arguments of a tool call")
-    messages = looked_at(model, messages, door)
-    messages, pictures = taken(model, messages, bool(kwargs.get("add_vision_id")))
+    try:
+        messages, pictures = taken(model, messages, bool(kwargs.get("add_vision_id")), door.max_pixels, opened_by(door),
+                                   door.longest)
+    except PictureError as error:
+        raise Refusal(400, str(error).replace(str(model.path), "the model"), error.field) from error
     if system is not None and all(message["role"] != "system" for message in messages):
         messages = [{"role": "system", "content": system}, *messages]
     prefill = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")

@@ -15,12 +15,13 @@ from qwen3_lib.generation.answer import inside_thought, parse_answer
 from qwen3_lib.generation.guesses import speculator
 from qwen3_lib.generation.marks import Marks
 from qwen3_lib.generation.options import AnswerOptions, options_of
-from qwen3_lib.generation.pictures import put, taken
+from qwen3_lib.generation.pictures import taken
 from qwen3_lib.generation.processors import Bias, Logprobs, Processor, StopLoops, ThinkBudget, TokenLogprob
 from qwen3_lib.generation.schema import Constrained, Grammar, parsed
 from qwen3_lib.generation.steps import Run, step
 from qwen3_lib.generation.tools import schemas
 from qwen3_lib.io.errors import encoded
+from qwen3_vision import put
 from tokenizer_utils import Answer, InputError, StreamDecoder, Tokenizer
 
 

@@ -2,12 +2,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
-
-from qwen3 import Model, TokenIds
+from qwen3 import Model
+from qwen3_lib.io.errors import TooLong
 from qwen3_lib.io.pictures import is_data_url, picture_at, picture_of
 from qwen3_vision import LARGEST, MAX_PIXELS, MIN_PIXELS, Picture
 from tokenizer_utils import PICTURES, InputError, is_picture
@@ -44,37 +43,59 @@ def most_pixels(part: dict[str, Any], max_pixels: int | None = None) -> int:
     return min(DETAILS[detail], max_pixels or MAX_PIXELS)
 
 
-def taken(model: Model, messages: Any, numbered: bool = False,
-          max_pixels: int | None = None) -> tuple[Any, list[Picture]]:
-    """Messages with {"type": "image", "image": a Picture, or what picture_of takes} in their lists of parts, or data:
-    URLs in OpenAI's form -> the same with MARK in the place of each picture, and the pictures. `max_pixels`: of
-    pictures whose part has none.
+class PictureError(InputError):
+    """About a picture in a message; `field`: where it stands in its part."""
+
+    def __init__(self, message: str, field: str):
+        super().__init__(message)
+        self.field = field
+
+
+def opened(part: dict[str, Any]) -> Any:
+    """The picture of a part: whatever picture_of takes, or a data: URL."""
+    source = given_in(part)["url"]
+    return picture_at(source) if part["type"] != "image" or is_data_url(source) else picture_of(source)
+
+
+def taken(model: Model, messages: Any, numbered: bool = False, max_pixels: int | None = None,
+          opened: Callable[[dict[str, Any]], Any] = opened, room: int | None = None) -> tuple[Any, list[Picture]]:
+    """Messages whose lists of parts hold pictures, see `is_picture` -> the same with MARK in the place of each picture,
+    and the pictures.
+
+    `max_pixels`: of pictures whose part has none; `opened`, from a part to its PIL image. Raises PictureError, and
+    TooLong before a picture is computed that brings the tokens of all to `room`, or fills the context.
     """
-    pictures, n, context = list[Picture](), 0, model.config.context_length
+    pictures, n, room = list[Picture](), 0, model.config.context_length if room is None else room
     if not isinstance(messages, list | tuple):
         return messages, pictures
 
-    def picture_in(part: Any) -> Picture:
+    def picture_in(part: dict[str, Any], where: str, role: Any) -> Picture:
         nonlocal n
-        if isinstance(found := given_in(part)["url"], Picture):
+        if model.pictures is None:
+            raise InputError("the model can't see: it has no vision tower")
+        if role == "system":
+            raise InputError("a system message can't hold a picture")
+        if (found := given_in(part).get("url")) is None:
+            raise InputError(f"{PICTURES[part['type']]} is missing, or has no url; a picture is a file, or a data: URL, "
+                             "data:image/png;base64,...")
+        if isinstance(found, Picture):
             return found
-        image = picture_at(found) if part["type"] != "image" or is_data_url(found) else picture_of(found)
-        sizes = most_pixels(part, max_pixels), part.get("min_pixels", MIN_PIXELS)
-        if (n := n + math.prod(model.pictures.size(image, *sizes))) >= context:
-            raise InputError(f"picture {len(pictures) + 1} brings the tokens of all to {n:,}, and the context has "
-                             f"{context:,}: a smaller max_pixels (--max-pixels) makes fewer of them")
+        image, sizes = opened(part), (most_pixels(part, max_pixels), part.get("min_pixels", MIN_PIXELS))
+        if (n := n + math.prod(model.pictures.size(image, *sizes))) >= room:
+            raise TooLong(f"{where} brings the tokens of all pictures to {n:,}, and the context has {room:,}: a smaller "
+                          "max_pixels (--max-pixels) makes fewer of them")
         return model.pictures.show(image, *sizes)
 
     def text_of(part: Any, where: str, role: Any) -> Any:
         if not is_picture(part):
             return part
-        if model.pictures is None:
-            raise InputError(f"{where} holds a picture, but the model can't see: it has no vision tower")
-        if given_in(part).get("url") is None:
-            raise InputError(f'{where}: a picture must be {{"type": "image", "image": FILE}}')
-        if role == "system":
-            raise InputError("a system message can't hold a picture")
-        pictures.append(picture_in(part))
+        where = f"{where}: picture {len(pictures) + 1}"
+        try:
+            pictures.append(picture_in(part, where, role))
+        except TooLong:
+            raise
+        except InputError as error:
+            raise PictureError(f"{where}: {str(error).removeprefix('a picture: ')}", PICTURES[part["type"]]) from error
         return {"type": "text", "text": f"Picture {len(pictures)}: " * numbered + MARK}
 
     out = [each | {"content": [text_of(part, f"message {i}", each.get("role")) for part in each["content"]]}
@@ -83,18 +104,3 @@ def taken(model: Model, messages: Any, numbered: bool = False,
     if model.pictures is not None:
         model.pictures.latest = pictures
     return out, pictures
-
-
-def put(model: Model, ids: TokenIds, pictures: list[Picture]) -> TokenIds:
-    """Puts the pictures' ids into a prompt's ids, at the places that `taken` has marked."""
-    if not pictures:
-        return ids
-    ids, pad = np.asarray(ids), model.tokenizer.token_to_id("<|image_pad|>")
-    first, *rest = np.split(ids, np.flatnonzero(ids == pad))
-    if len(rest) > len(pictures):
-        raise InputError("messages: a text holds <|image_pad|>, which stands for a picture: leave it out, or put a "
-                         "space into it")
-    if len(rest) < len(pictures):
-        raise InputError("the tokenizer doesn't know <|image_pad|>, or the chat template leaves pictures out")
-    return np.concatenate([first, *(part for picture, behind in zip(pictures, rest)
-                                    for part in (picture.ids, behind[1:]))])

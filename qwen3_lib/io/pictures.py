@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 import os
 import warnings
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from qwen3_vision import rgb
+from qwen3_vision import rgb, smart_resize
 from tokenizer_utils import InputError, brief, library_errors
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # other ones of Pillow start programs, or write to stderr
@@ -30,8 +31,10 @@ class Source(io.BytesIO):
         return super().read(size)
 
 
-def picture_of(source: Any, most_pixels: int = MOST_PIXELS) -> Any:
+def picture_of(source: Any, most_pixels: int = MOST_PIXELS, decoded: bool = True) -> Any:
     """A PIL image in RGB, upright and on white, of a file's path, its bytes, a PIL image or an array.
+
+    With decoded=False as it is opened: format and size are checked, pixels aren't read.
 
     An array is uint8 [height, width], [height, width, 3] or [height, width, 4]. Of an animation, the first frame.
     Raises InputError for anything that can't be read so.
@@ -61,7 +64,9 @@ def picture_of(source: Any, most_pixels: int = MOST_PIXELS) -> Any:
             raise InputError(f"{where}: cannot be read: none of the formats {', '.join(FORMATS)}")
         if not 0 < image.width * image.height <= most_pixels:
             raise InputError(f"{where}: {image.width} x {image.height} pixels; 1 to {most_pixels:,} can be read")
-        return rgb(image, where)
+        with library_errors(f"{where}: cannot be read"):
+            smart_resize(image.height, image.width, 1, 0, math.inf)  # raises InputError if it is too narrow
+        return rgb(image, where) if decoded else image
 
 
 def is_data_url(source: Any) -> bool:

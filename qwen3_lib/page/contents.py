@@ -20,12 +20,12 @@ import qwen3_vision
 from qwen3 import Config, InputError, Model, Sampling, brief, check_finite, softmax
 from qwen3_lib.generation.answer import inside_thought, parse_answer
 from qwen3_lib.generation.options import AnswerOptions
-from qwen3_lib.generation.pictures import MARK, put
+from qwen3_lib.generation.pictures import MARK
 from qwen3_lib.generation.processors import log_softmax
 from qwen3_lib.io.pictures import picture_of
 from qwen3_lib.page.page import lines_of_functions, pack
 from qwen3_lib.page.recorder import Pass, Recorder, Step
-from qwen3_vision import MAX_PIXELS, MIN_PIXELS, Picture, fields, mrope_positions
+from qwen3_vision import MAX_PIXELS, MIN_PIXELS, Picture, fields, mrope_positions, put
 
 PREFILLS = 5  # passes of the prompt; the page shows their median
 READ = 2**26  # numbers that NumPy reads to show how fast memory is: 256 MB

@@ -72,16 +72,15 @@ def test_a_prompt_is_answered(python, folder):
 
 
 def test_the_options(python, folder, demo):
-    hot = ("--temperature", "3", "--max-tokens", "12", "--no-think")
-    assert answer(python, folder, *hot, "--top-k", "1", FRANCE) == PARIS
-    assert answer(python, folder, *hot, "--top-p", "0.000001", FRANCE) == PARIS
-    drawn = answer(python, folder, *hot, "--seed", "8", FRANCE)
-    again, other = (answer(python, folder, *hot, "--seed", seed, FRANCE) for seed in "87")
-    assert drawn == again != other
-    assert drawn.startswith(answer(python, folder, *hot, "--max-tokens", "3", "--seed", "8", FRANCE).rstrip("\n"))
+    pirates = ["--seed", "8", "--system", "Talk like a pirate."]
+    asked = (["--top-k", "1"], ["--top-p", "0.000001"], ["--seed", "8"], ["--seed", "8"], ["--seed", "7"],
+             ["--max-tokens", "3", "--seed", "8"], pirates)
+    hot = ["--model", "model", "--temperature", "3", "--max-tokens", "12", "--no-think"]
+    program = f"import qwen3\nfor asked in {asked}: qwen3.main([*{hot}, *asked, {FRANCE!r}]), print(end='\\0')"
+    likeliest, also, drawn, again, other, short, pirate, _ = run(python, folder, "-c", program).stdout.split("\0")
+    assert likeliest == also == PARIS and drawn == again != other and drawn.startswith(short.rstrip("\n"))
     messages = [{"role": "system", "content": "Talk like a pirate."}, {"role": "user", "content": FRANCE}]
     told = qwen3.chat(demo, messages, temperature=3, seed=8, max_new_tokens=12, enable_thinking=False).finish().text
-    pirate = answer(python, folder, *hot, "--seed", "8", "--system", "Talk like a pirate.", FRANCE)
     assert pirate.strip() == told.strip()
     assert told.strip() != drawn.strip()
 

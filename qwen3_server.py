@@ -38,7 +38,8 @@ from qwen3 import InputError, checked_whole
 from qwen3_batch import MOST_SLOTS, Batch, checked_size, slots_in
 from qwen3_lib.app.cli import guarded
 from qwen3_lib.app.files import read_text
-from qwen3_lib.app.options import Parser, add_draft, add_engine_options, add_max_pixels, add_model_options, load
+from qwen3_lib.app.options import (Parser, add_draft, add_engine_options, add_max_pixels, add_model_options,
+                                   answer_options, load)
 from qwen3_lib.app.terminal import banner, note
 from qwen3_lib.io.errors import brief, counted
 
@@ -141,6 +142,7 @@ def run(args: argparse.Namespace) -> int:
     for origin in args.cors:
         if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+|null", origin):
             raise InputError(f"--cors must be an origin such as https://example.org, not {brief(repr(origin))}")
+    most_pixels = answer_options(args).max_pixels
     key, local, errors = api_key(args), args.host in ("localhost", "127.0.0.1", "::1"), list[Exception]()
 
     listener, timers = listening(args.host, args.port), list[threading.Timer]()
@@ -170,7 +172,7 @@ def run(args: argparse.Namespace) -> int:
     worker = Worker(opened, args.queue, on_end)
     hosts = (*LOCAL, *(origin.partition("://")[2].partition(":")[0] for origin in args.cors)) if local else None
     app = make_app(worker, Limits(args.timeout, key, tuple(args.cors), hosts, args.verbose,
-                                  args.max_pixels))
+                                  most_pixels))
     server = Uvicorn(uvicorn.Config(app, http="h11", ws="none", log_level="warning",
                                     server_header=False, timeout_graceful_shutdown=int(GRACE) + 2))
     if not local and key is None:

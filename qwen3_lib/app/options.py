@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
-from qwen3 import BUNDLED, Config, Engine, Folder, InputError, Model, Sampling, checked_number, load_model
+from qwen3 import BUNDLED, Config, Engine, Folder, InputError, Model, Sampling, load_model
 from qwen3_lib.generation.guesses import Draft, has_mtp_head
 from qwen3_lib.generation.options import DRAFTS, NAMES, AnswerOptions
 from qwen3_lib.generation.schema import lark, regex
@@ -19,7 +19,7 @@ from qwen3_lib.app.terminal import LARGE, NUMPY, engine_name, note, parameters
 from qwen3_lib.io.errors import LONGEST_LINE, brief, did_you_mean, parse_json
 from qwen3_lib.io.packed import Quantized
 from qwen3_lib.io.rope import stretched
-from qwen3_vision import LARGEST, MAX_PIXELS
+from qwen3_vision import MAX_PIXELS
 
 
 ENGINE_OPTIONS = ("quantize", "threads", "kv_dtype", "activations")  # of the fast engine
@@ -141,16 +141,17 @@ def add_answer_options(parser: argparse.ArgumentParser) -> Any:
 
 def answer_options(args: argparse.Namespace) -> AnswerOptions:
     """The options of an answer but its draft, see load_draft. Raises InputError before a large model is loaded."""
-    given = {name: getattr(args, name, None) for name in NAMES if name != "draft"}
-    given |= {"max_new_tokens": args.max_tokens, "schema": schema_option(args)}
-    if getattr(args, "greedy", False):
+    there = vars(args)
+    given = {name: there.get(name) for name in NAMES if name != "draft"}
+    given |= {"max_new_tokens": there.get("max_tokens"), "schema": schema_option(there)}
+    if there.get("greedy"):
         given["temperature"] = 0.0
     try:
         return AnswerOptions(**given)
     except InputError as error:
         name, _, rest = str(error).partition(" ")
         flag = "max_tokens" if name == "max_new_tokens" else name
-        raise InputError(f"--{flag.replace('_', '-')} {rest}" if hasattr(args, flag) else str(error)) from error
+        raise InputError(f"--{flag.replace('_', '-')} {rest}" if flag in there else str(error)) from error
 
 
 def template_option(args: argparse.Namespace) -> Any:
@@ -159,16 +160,15 @@ def template_option(args: argparse.Namespace) -> Any:
     return None if given is None else parse_json(given, "--chat-template-kwargs")
 
 
-def schema_option(args: argparse.Namespace) -> Any:
+def schema_option(given: dict[str, Any]) -> Any:
     """What the answer must fit: see the schema of a Completion. None if anything will do."""
-    if getattr(args, "json_schema", None) is not None:
-        schema = read_json(args.json_schema)
-        if not isinstance(schema, dict):
-            raise InputError(f"{args.json_schema}: a JSON Schema is an object, {{\"type\": ...}}")
-        return schema
-    if getattr(args, "regex", None) is not None:
-        return regex(args.regex)
-    return lark(read_text(args.grammar)) if getattr(args, "grammar", None) else None
+    file, pattern, grammar = (given.get(name) for name in ("json_schema", "regex", "grammar"))
+    if file is None:
+        return regex(pattern) if pattern is not None else None if grammar is None else lark(read_text(grammar))
+    schema = read_json(file)
+    if not isinstance(schema, dict):
+        raise InputError(f"{file}: a JSON Schema is an object, {{\"type\": ...}}")
+    return schema
 
 
 def engine_of(args: argparse.Namespace, folder: Folder, config: Config) -> Engine:
@@ -208,8 +208,6 @@ def load(args: argparse.Namespace, engine: Engine | None = None) -> Model:
     factor, name = getattr(args, "rope_factor", None), named_model(args)
     if factor is not None and not 1 <= factor <= 1e6:
         raise InputError(f"--rope-factor must be a number between 1 and 1e+06, not {factor}")
-    if (most := getattr(args, "max_pixels", None)) is not None:
-        checked_number("--max-pixels", most, 1, LARGEST)
     try:
         model = load_model(BUNDLED if name is None else name, engine or partial(engine_of, args), args.offline,
                            adapter=args.adapter)

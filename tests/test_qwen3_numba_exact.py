@@ -27,7 +27,7 @@ SHAPES = {"group of 2": BASE, "group of 5, head_dim 24": CASES["group of 5, head
               "hidden_size": 1120, "intermediate_size": 1184, "num_hidden_layers": 1, "num_attention_heads": 8,
               "num_key_value_heads": 1, "head_dim": 96},
           "experts": MOE | {"hidden_size": 96, "moe_intermediate_size": 72, "mlp_only_layers": [1], "num_experts": 9}}
-N = 600  # tokens: three blocks of the attention
+N = 530  # tokens: three blocks of the attention
 
 
 @pytest.fixture(scope="module")

@@ -43,24 +43,25 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self
 
 try:
-    if sys.version_info < (3, 11) or sys.maxsize < 2**32 or sys.byteorder == "big":  # files are larger than 32 bits
-        raise ImportError(f"this is Python {sys.version.split()[0]}, {sys.maxsize.bit_length() + 1} bits, "
-                          f"{sys.byteorder}-endian")
+    from typing import Any, NamedTuple, Self  # since Python 3.11
+
     import numpy as np
     import safetensors
 
-    from tokenizer_utils import InputError, Tokenizer, brief, checked_messages, load_tokenizer, read_json_object, stream_text
+    from tokenizer_utils import (InputError, Tokenizer, brief, checked_messages, load_tokenizer, read_json_object,
+                                 stream_text)
+    if sys.maxsize < 2**32 or sys.byteorder == "big":
+        raise ImportError("a model's files are larger than 32 bits, and little-endian")
 except (ImportError, KeyboardInterrupt) as error:
-    program = "qwen3.py" if __name__ == "__main__" else Path(sys.argv[0]).name  # qwen3_batch.py and the others, too
-    if not program.startswith("qwen3"):
+    if not (program := Path(sys.argv[0]).name).startswith("qwen3"):  # qwen3_batch.py and the others are programs, too
         raise
-    needs = "; it needs tokenizer_utils.py beside it; Python 3.11 or newer, 64 bits, little-endian; and: pip install " \
-        "numpy safetensors tokenizers jinja2" * isinstance(error, ImportError)
-    print(f"{program}: {str(error) or 'interrupted'}{needs}", file=sys.stderr)
-    sys.exit(1 if needs else 130)
+    stopped = isinstance(error, KeyboardInterrupt)
+    print(f"{program}: interrupted" if stopped else f"{program}: {error}; this is Python {sys.version.split()[0]}; it "
+          "needs 3.11 or newer, 64 bits, little-endian; tokenizer_utils.py beside it; and: pip install numpy "
+          "safetensors tokenizers jinja2", file=sys.stderr)
+    sys.exit(130 if stopped else 1)
 
 __version__ = "0.3.0"
 __all__ = ["BUNDLED", "Config", "Engine", "InputError", "KVCache", "Model", "Sampling", "Sequence",

@@ -294,7 +294,7 @@ class Pictures:
         least, side = checked_number("min_pixels", min_pixels, 1, LARGEST), self.config.side
         rows, columns = (n // side for n in smart_resize(image.height, image.width, side, least, most))
         if rows * columns > 2**14:  # fewer than 2,048 rows, as a side is at most 200 times the other
-            raise InputError(f"a picture of {rows:,} x {columns:,} tokens is too large: lower max_pixels (--max-pixels)")
+            raise InputError(f"a picture of {rows:,} x {columns:,} tokens is too large: lower max_pixels")
         return rows, columns
 
     def show(self, image: Any, max_pixels: int | None = None, min_pixels: int = MIN_PIXELS) -> Picture:
@@ -347,7 +347,7 @@ def put(model: Model, ids: TokenIds, pictures: list[Picture]) -> TokenIds:
     if len(rest) != len(pictures):
         raise InputError(f"messages: <|image_pad|>, which stands for a picture, comes {len(rest)} times for "
                          f"{len(pictures)} pictures: leave it out of texts")
-    return np.concatenate([first, *(part for picture, after in zip(pictures, rest) for part in (picture.ids, after[1:]))])
+    return np.concatenate([first, *(part for each, after in zip(pictures, rest) for part in (each.ids, after[1:]))])
 
 
 # ---- The command line ------------------------------------------------------------------------------------------------

@@ -277,7 +277,7 @@ class KVCache:
         return [(self, slice(n))]
 
     def attend(self, layer: int, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-        """Writes k, v [n_kv_heads, n, head_dim] behind the filled part -> attention() of q [n_heads, n, head_dim].
+        """Writes k, v [n_kv_heads, n, head_dim] after the filled part -> attention() of q [n_heads, n, head_dim].
 
         The new positions count only after `advance`, so an interruption leaves the cache unchanged.
         """
@@ -327,7 +327,7 @@ def hidden_states(model: Model, token_ids: TokenIds, cache: KVCache) -> np.ndarr
         x = embed(model, ids[now])  # rows of embed_tokens [CHUNK, hidden_size]
         for i, layer in enumerate(w["layers"]):
             x = decoder_layer(x, layer, config, cache, i, cos, sin)
-            if pictures is not None:  # Qwen3-VL adds vectors of pictures behind its first layers, too
+            if pictures is not None:  # Qwen3-VL adds vectors of pictures after its first layers, too
                 pictures.add(x, ids[now], 1 + i)
         cache.advance(ids[now])
         out[now] = rms_norm(x, w["norm"], config.rms_norm_eps)

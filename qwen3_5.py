@@ -60,7 +60,7 @@ class HybridConfig(Config):
     linear_value_head_dim: int
     linear_conv_kernel_dim: int  # width of the convolution: how many tokens it sees
     shared_expert_intermediate_size: int = 0  # width inside the expert that all positions go through
-    mtp_num_hidden_layers: int = 0  # 1 with an MTP head, whose layer stands behind the others
+    mtp_num_hidden_layers: int = 0  # 1 with an MTP head, whose layer stands after the others
 
     @property
     def conv_dim(self) -> int:
@@ -202,7 +202,7 @@ class State(NamedTuple):
     """The state of a delta net. Its arrays are never written to, because each pass makes new ones."""
     history: np.ndarray  # [width - 1 + late, conv_dim], the last rows before the convolution
     memory: np.ndarray  # S of each head, which hasn't learned the `late` last tokens yet
-    late: np.ndarray  # their q, k and v behind the convolution, g and beta, [late, conv_dim + 2 value heads]
+    late: np.ndarray  # their q, k and v after the convolution, g and beta, [late, conv_dim + 2 value heads]
 
 
 class Snapshot(NamedTuple):
@@ -482,10 +482,10 @@ class HybridFolder(Folder):
         return config if held else replace(config, mtp_num_hidden_layers=0)
 
     def stored(self) -> dict[str, Any]:
-        """The tensors of the text part, by the names of a model without a vision tower, the MTP head's behind them."""
+        """The tensors of the text part, by the names of a model without a vision tower, the MTP head's after them."""
         tensors = {name: tensor for name, tensor in super().stored().items() if not name.startswith("model.visual.")}
-        behind = f"model.layers.{self.config().num_hidden_layers}." if any("mtp." in name for name in tensors) else ""
-        for start, ours in (("mtp.layers.0.", behind), ("mtp.", behind)):
+        after = f"model.layers.{self.config().num_hidden_layers}." if any("mtp." in name for name in tensors) else ""
+        for start, ours in (("mtp.layers.0.", after), ("mtp.", after)):
             tensors = {ours + name.removeprefix(start) if name.startswith(start) else name: tensor
                        for name, tensor in tensors.items()}
         return tensors

@@ -382,7 +382,7 @@ def make_parser() -> Parser:
     add("--query", metavar="TEXT", help="rank the documents for this query: by the scores of a reranker, or by the "
         "similarity of an embedding model's vectors")
     add("--documents", metavar="FILE", help="the documents to rank, one per line (default: stdin)")
-    add("--image", action="append", metavar="FILE", help="a picture behind the texts, for a Qwen3-VL-Embedding or "
+    add("--image", action="append", metavar="FILE", help="a picture after the texts, for a Qwen3-VL-Embedding or "
         "-Reranker; may be repeated")
     add("--classify", action="store_true", help="print the label of each text, or of each of its tokens, by a model "
         "with such a head")

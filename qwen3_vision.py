@@ -29,7 +29,7 @@ The words that the other files don't have:
     patch        a square of 16 x 16 pixels, the token of the tower
     tower        a transformer that reads patches; each patch sees all patches of its picture
     merger       joins four neighbouring patches, and maps them to the width of the language model
-    deepstack    in a Qwen3-VL, mergers read earlier blocks, too; the results are added behind the first decoder layers
+    deepstack    in a Qwen3-VL, mergers read earlier blocks, too; the results are added after the first decoder layers
     M-RoPE       RoPE with three positions for a token: time, row and column; for a word, the three are equal
 """
 from __future__ import annotations
@@ -238,7 +238,7 @@ def fields(ids: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def mrope_positions(before: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """The positions of tokens [n] behind the tokens `before` -> time, row and column of each [n, 3].
+    """The positions of tokens [n] after the tokens `before` -> time, row and column of each [n, 3].
 
     Two words, a picture of 2 x 3 tokens, a word, a picture of 1 x 2 tokens:
 

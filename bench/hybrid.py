@@ -62,7 +62,7 @@ def start(name: str, path: Path, folder: Path, threads: int, repack: bool) -> No
 
 
 def decode_speed(context: list[int]) -> float:
-    """Tokens per second behind a context, by the median token."""
+    """Tokens per second after a context, by the median token."""
     run.fill(context)
     return next_tokens(context)
 
@@ -82,7 +82,7 @@ def repeat_keys(context: list[int]) -> None:
 
 
 def long_decode(short: list[int], long: list[int], kv_dtype: str) -> tuple[float, float]:
-    """(tokens per second behind a long context, its ratio to those behind a short one) with this cache."""
+    """(tokens per second after a long context, its ratio to those after a short one) with this cache."""
     from qwen3_numba import HYBRID_CACHES
     model = run.engine.model
     run.engine.model = replace(model, engine=replace(model.engine, new_cache=HYBRID_CACHES[kv_dtype]))

@@ -200,7 +200,7 @@ class OpenVinoEngine:
         return len(ids) / self.answer([next(self.first), *ids[1:]], 1).get_ttft().mean * 1e3
 
     def decode_speed(self, context: int, ids: Sequence[int]) -> float:
-        """Tokens per second behind a prompt of `context` tokens, by the median token."""
+        """Tokens per second after a prompt of `context` tokens, by the median token."""
         prompt = np.resize(ids, context)
         return 1e6 / median(self.answer(prompt, len(ids) + 1).raw_metrics.m_durations)
 

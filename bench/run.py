@@ -48,7 +48,7 @@ FLOAT32 = ("numpy", "torch")
 ROUNDED = ENTRIES["bf16-rounded"].format
 OUR_FORMAT = {"Q8_0": "int8", "Q4_0": "int4"}  # what the peers' formats stand beside
 STEP = 512  # tokens at a time, to fill a peer's cache
-MARGIN = 64  # positions behind the longest context
+MARGIN = 64  # positions after the longest context
 LONG_ROUNDS = 1  # at most, of prompts as long as that: each takes half a minute
 
 
@@ -102,7 +102,7 @@ def prefill_speed(ids: Sequence[int]) -> float:
 
 
 def decode_speed(context: int, ids: Sequence[int]) -> float:
-    """Tokens per second behind the first `context` positions of the cache, by the median token.
+    """Tokens per second after the first `context` positions of the cache, by the median token.
 
     By the mean, other work on the machine would decide: threads of OpenMP that spin for one whose core was taken lose
     tenths of a second at once.

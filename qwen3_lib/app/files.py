@@ -1,4 +1,4 @@
-"""The files of people: texts, conversations, tools, saved prompts, and what is kept for the next time.
+"""Files of the user: texts, conversations, tools, saved prompts, and the state for the next run.
 
 Input is checked; bad input raises InputError with a message of one line.
 """

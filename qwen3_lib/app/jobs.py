@@ -175,7 +175,7 @@ def description(source: Source, model: Model, settings: JobSettings) -> dict[str
 
 def run_job(source: Source, journal: Journal, batch: Any, prepare: Callable[[Row, int], GenerationRequest],
             openai: bool = False, fail_fast: bool = False) -> None:
-    """Answers the records that are not done yet in a Batch, and says on stderr what was done.
+    """Answers the records that are not done yet in a Batch, and writes a summary to stderr.
 
     prepare(record, line) -> its request. A record that can't be answered gets a result that says why; with `fail_fast`
     it raises InputError.

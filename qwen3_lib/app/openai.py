@@ -163,7 +163,7 @@ def names_in(body: Body) -> dict[str, str]:
 
 
 def answer_options(defaults: dict[str, Any], body: Body) -> AnswerOptions:
-    """The options of an answer: those of a request, and `defaults` for what it leaves out. Raises Refusal."""
+    """The options of a request, with `defaults` for absent ones. Raises Refusal."""
     given = {RENAMED.get(name, name): body[name] for name in (*OURS, *RENAMED) if name in body}
     for name, none in (("top_k", 0), ("seed", None), ("max_new_tokens", None)):
         if given.get(name) == -1:  # as vLLM, llama.cpp and LM Studio write it
@@ -216,7 +216,7 @@ def thoughts_of(model: Model, body: Body, default: bool | None) -> tuple[bool | 
 
 
 def tools_of(body: Body) -> tuple[list[dict[str, Any]] | None, list[dict[str, Any]]]:
-    """(the tools that the model is told, those of which it must call one)."""
+    """(tools in the prompt, tools of which one must be called)."""
     tools, choice = body.get("tools") or None, body.get("tool_choice", "auto")
     if tools is not None:
         checked_tools(tools, "tools")
@@ -357,7 +357,7 @@ def chat_prompt(model: Model, body: Body, door: Door, system: str | None = None,
 def chat_request(model: Model, body: Body, door: Door, defaults: dict[str, Any] | None = None) -> GenerationRequest:
     """A request to /v1/chat/completions. Raises InputError.
 
-    `defaults`, for what it leaves out: options of a Completion, system, tools, enable_thinking, chat_template_kwargs.
+    `defaults` for absent fields: options of a Completion, system, tools, enable_thinking, chat_template_kwargs.
     """
     must_generate(model)
     defaults = {name: value for name, value in (defaults or {}).items() if value is not None}

@@ -27,7 +27,7 @@ SYNONYMS = {"--max-new-tokens": "--max-tokens", "--system-prompt": "--system"}  
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that takes --max_tokens for --max-tokens, and says in one line what is wrong."""
+    """An argument parser that takes --max_tokens for --max-tokens, and reports errors in one line."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
         args = list(sys.argv[1:] if args is None else args)

@@ -44,7 +44,7 @@ class JobSettings:
 
 @dataclass(frozen=True)
 class Source:
-    """An input file, and what it held when the job began."""
+    """An input file, as it was when the job began."""
     name: str
     form: str  # "json", "text" or "csv"
     columns: list[str]  # that the template names
@@ -200,7 +200,7 @@ def id_of(row: Row, line: int) -> Id:
 
 def request(model: Model, settings: JobSettings, row: Row, line: int,
             folder: Path | None = None) -> GenerationRequest:
-    """The request in a record, for one answer. Raises InputError that says what is wrong.
+    """The request in a record, for one answer. Raises InputError for wrong fields.
 
     A record has the fields of a chat, see openai.py, or "prompt" in place of "messages". Paths of pictures are relative
     to `folder`; without it, no file is read.
@@ -244,7 +244,7 @@ CHAT_URL = "/v1/chat/completions"
 
 
 def body_of(row: Row) -> Row:
-    """The request in a line {"custom_id", "method", "url", "body"}. The model is the job's, whatever the line names."""
+    """The request in a line {"custom_id", "method", "url", "body"}. The job's model answers any `model`."""
     body, unknown = row.get("body"), row.keys() - {"custom_id", "method", "url", "body"}
     if unknown:
         raise InputError(f"unknown key {brief(min(unknown))} beside custom_id, method, url and body")

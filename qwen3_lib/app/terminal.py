@@ -282,7 +282,7 @@ def banner(model: Model) -> str:
 
 def tower_parameters(model: Model) -> int:
     """The number of the vision tower's parameters; 0 if the model has none."""
-    with contextlib.suppress(InputError):  # a text needs no tower: the first picture says what is wrong with it
+    with contextlib.suppress(InputError):  # a text needs no tower; the first picture raises the error
         tensors = {} if model.pictures is None else model.folder.tower()
         return sum(math.prod(tensor.shape) for tensor in tensors.values())
     return 0

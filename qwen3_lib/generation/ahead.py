@@ -16,13 +16,13 @@ class Ahead:
     """What the head has read, in a KV cache of its own, from the text's token `start` on, and what waits to be read.
 
     The head reads the hidden state of a token with the token after it, so the last state always waits. If it missed a
-    part of the text, it begins anew behind that part: its guesses may be worse, and no answer changes.
+    part of the text, it begins anew after that part: its guesses may be worse, and no answer changes.
     """
 
     def __init__(self, cache: KVCache):
         self.cache, self.start = cache, 0
         self.text = np.empty(0, np.int64)  # the tokens from `start` on whose states were taken
-        self.states = np.empty((0, cache.config.hidden_size), np.float32)  # those of the last tokens, which wait
+        self.states = np.empty((0, cache.config.hidden_size), np.float32)  # of the last tokens, which wait
         self.ends = dict[int, np.ndarray]()  # position -> the state there, at the end of a turn
 
     def settle(self, text: np.ndarray, n: int) -> bool:

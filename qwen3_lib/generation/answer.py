@@ -42,7 +42,7 @@ WORDS = {"null": "null", "none": "null", "true": "true", "false": "false"}  # al
 
 
 def kinds_of(schema: Any) -> list[str]:
-    """The types that a JSON schema names, also those of its alternatives."""
+    """The types that a JSON schema and its alternatives name."""
     schema = schema if isinstance(schema, dict) else {}
     options = [schema, *(option for key in ("anyOf", "oneOf") if isinstance(schema.get(key), list)
                          for option in schema[key] if isinstance(option, dict))]

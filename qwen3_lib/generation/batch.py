@@ -40,7 +40,7 @@ def generate_batch(model: Model, prompts: list[TokenIds], max_new_tokens: int | 
 
 @dataclass
 class Request:
-    """A request of a Batch; `cache` is that of its slot."""
+    """A request of a Batch; `cache` is its slot's."""
     key: Hashable
     completion: Completion
     salt: str
@@ -60,7 +60,7 @@ class Batch:
         self.slots = [model.engine.new_cache(model.config, longest) for _ in range(checked_whole("slots", slots, 1))]
         for cache in self.slots:
             cache.reserve(cache.max_length)  # now, so that no request fails for want of memory
-        self.salts = dict.fromkeys(self.slots, "")  # those of the slots' latest requests
+        self.salts = dict.fromkeys(self.slots, "")  # of the slots' latest requests
         self.longest, self.kept = self.slots[0].max_length, PrefixCache(checked_whole("kept", kept, 0))
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # in the order in which they have joined

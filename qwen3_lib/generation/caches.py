@@ -9,7 +9,7 @@ from qwen3_5 import HybridCache
 
 
 class Caches:
-    """The KV caches of several sequences for one pass, with the new tokens of all behind each other.
+    """The KV caches of several sequences for one pass, with the new tokens of all, one sequence after the other.
 
     counts[i] tokens of the pass belong to caches[i]. The last guesses[i] tokens of this sequence may be cut off again;
     the first of them may be of earlier passes. `last`: the rows of the pass whose logits are wanted, of each sequence

@@ -1,7 +1,7 @@
 """Guessed tokens are computed with the next one, in one pass: the same answer, in fewer passes.
 
 Decoding waits for the memory: a pass reads all weights, whether it computes one token or five. So tokens are guessed,
-computed together behind the next one, and drawn one after the other while each drawn token equals its guess. A token's
+computed together after the next one, and drawn one after the other while each drawn token equals its guess. A token's
 logits don't depend on what is computed beside it, so the answer is the same, bit for bit, greedy or sampled.
 """
 from __future__ import annotations
@@ -166,7 +166,7 @@ class MTP(Proposer):
 
 
 class Speculator:
-    """Guesses the tokens behind a sequence's next one. The first source that has a guess makes it."""
+    """Guesses the tokens after a sequence's next one. The first source that has a guess makes it."""
     REFRESH = 64  # passes until one without guesses is measured again
 
     def __init__(self, sources: list[Proposer]):

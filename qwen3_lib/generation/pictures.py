@@ -52,7 +52,7 @@ class PictureError(InputError):
 
 
 def opened(part: dict[str, Any]) -> Any:
-    """The picture of a part: whatever picture_of takes, or a data: URL."""
+    """The PIL image of a part: its source is any that picture_of takes, or a data: URL."""
     source = given_in(part)["url"]
     return picture_at(source) if part["type"] != "image" or is_data_url(source) else picture_of(source)
 
@@ -76,14 +76,14 @@ def taken(model: Model, messages: Any, numbered: bool = False, max_pixels: int |
         if role == "system":
             raise InputError("a system message can't hold a picture")
         if (found := given_in(part).get("url")) is None:
-            raise InputError(f"{PICTURES[part['type']]} is missing, or has no url; a picture is a file, or a data: URL, "
-                             "data:image/png;base64,...")
+            raise InputError(f"{PICTURES[part['type']]} is missing, or has no url; a picture is a file, or a data: "
+                             "URL, data:image/png;base64,...")
         if isinstance(found, Picture):
             return found
         image, sizes = opened(part), (most_pixels(part, max_pixels), part.get("min_pixels", MIN_PIXELS))
         if (n := n + math.prod(model.pictures.size(image, *sizes))) >= room:
-            raise TooLong(f"{where} brings the tokens of all pictures to {n:,}, and the context has {room:,}: a smaller "
-                          "max_pixels (--max-pixels) makes fewer of them")
+            raise TooLong(f"{where} brings the tokens of all pictures to {n:,}, and the context has {room:,}: lower "
+                          "max_pixels (--max-pixels)")
         return model.pictures.show(image, *sizes)
 
     def text_of(part: Any, where: str, role: Any) -> Any:

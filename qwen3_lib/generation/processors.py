@@ -1,4 +1,4 @@
-"""Logits processors: each changes how a sequence draws its tokens, or notes what was drawn."""
+"""Logits processors: each changes how a sequence draws its tokens, or records them."""
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ class Processor:
 
 
 class ThinkBudget(Processor):
-    """Closes a thought after `budget` tokens: the next tokens are then those of CLOSING."""
+    """Closes a thought after `budget` tokens: CLOSING is then forced, token by token."""
     CLOSING = "\n</think>\n\n"
 
     def __init__(self, tokenizer: Tokenizer, marks: Marks, budget: float):

@@ -181,7 +181,7 @@ def guide_of(model: Any) -> Any:
 
 
 def matcher_of(model: Any, schema: Any, max_string: int | None = None) -> Any:
-    """llguidance's matcher at the beginning of an answer. Raises InputError that says what it can't do."""
+    """llguidance's matcher at the beginning of an answer. Raises InputError for what llguidance can't do."""
     grammar = grammar_of(schema, max_string)
     if grammar.matcher is None:
         grammar = Grammar(grammar.text, compiled(guide_of(model), grammar.text))

@@ -1,4 +1,4 @@
-"""One pass through the model for some sequences, and what is drawn from it: the same for one answer and for many."""
+"""One pass through the model for one sequence or several, and the tokens drawn from it."""
 from __future__ import annotations
 
 import time

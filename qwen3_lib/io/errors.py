@@ -44,7 +44,7 @@ PIECE, BORDER = 2**16, 64  # characters that are encoded on trial; tokens that a
 
 def encoded(tokenizer: Tokenizer, text: str, room: int, add_special_tokens: bool = True,
             cut: bool = False) -> list[int]:
-    """The ids of a text. Raises TooLong for one that can't fit into `room` tokens; or cuts it behind them.
+    """The ids of a text. Raises TooLong for one that can't fit into `room` tokens; or cuts it after them.
 
     A long text is encoded in pieces first, because all of it could take gigabytes: 200 bytes for each token.
     """

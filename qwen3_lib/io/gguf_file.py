@@ -174,7 +174,7 @@ HYBRID_NAMES = LAYER_NAMES | {
     "ssm_conv1d": "linear_attn.conv1d", "ssm_norm": "linear_attn.norm", "ssm_out": "linear_attn.out_proj",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate", "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
     "ffn_up_shexp": "mlp.shared_expert.up_proj", "ffn_down_shexp": "mlp.shared_expert.down_proj",
-    # Of the MTP head, in the block behind the layers.
+    # Of the MTP head, in the block after the layers.
     "nextn.eh_proj": "fc", "nextn.enorm": "pre_fc_norm_embedding", "nextn.hnorm": "pre_fc_norm_hidden",
     "nextn.shared_head_norm": "norm"}
 VECTORS = {"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"}
@@ -249,7 +249,7 @@ class ValueHeads(NamedTuple):
     start: int
 
     def rows(self, size: int, start: int = 0) -> np.ndarray:
-        """The place in the file of each row (or column) of heads of this size behind `start` other rows."""
+        """The place in the file of each row (or column) of heads of this size after `start` other rows."""
         heads = self.places[:, None] * size + np.arange(size)
         return np.concatenate([np.arange(start), start + heads.reshape(-1)])
 
@@ -329,7 +329,7 @@ def gguf_json(file: Path, name: str) -> dict[str, Any]:
     return makers[name](read_gguf(file)) if name in makers else {}
 
 
-POOLING = {"none": 0, "last": 3}  # llama.cpp's numbers; an embedding is that of a text's last token; 4 is a reranker
+POOLING = {"none": 0, "last": 3}  # llama.cpp's numbers; last: the last token's state; 4 is a reranker
 
 
 def is_embedder(file: Path) -> bool:
@@ -343,13 +343,13 @@ MODEL_TYPES = {"qwen3moe": "qwen3_moe", "qwen3vl": "qwen3", "qwen3vlmoe": "qwen3
                "qwen35moe": "qwen3_5_moe"}
 SEEING = ("qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe")  # architectures that may have a tower: see mmproj.py
 
-# key of config.json -> that of the metadata, which stands behind "qwen3." or "qwen3moe."
+# key of config.json -> key of the metadata, without its prefix "qwen3." or "qwen3moe."
 SIZES = {"hidden_size": "embedding_length", "intermediate_size": "feed_forward_length",
          "num_hidden_layers": "block_count", "num_attention_heads": "attention.head_count",
          "num_key_value_heads": "attention.head_count_kv", "head_dim": "attention.key_length",
          "max_position_embeddings": "context_length", "rms_norm_eps": "attention.layer_norm_rms_epsilon",
          "rope_theta": "rope.freq_base"}
-# The same for YaRN's keys, behind "rope.scaling.".
+# The same for YaRN's keys, after "rope.scaling.".
 YARN = {"factor": "factor", "original_max_position_embeddings": "original_context_length", "attn_factor": "attn_factor",
         "beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
 MOE_SIZES = {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
@@ -372,7 +372,7 @@ def is_hybrid(gguf: GGUF) -> bool:
 
 
 def layer_count(gguf: GGUF) -> int:
-    """The layers of a Qwen3.5, without those that guess further tokens, which stand behind them."""
+    """The layers of a Qwen3.5, without those that guess further tokens, which stand after them."""
     kind = gguf.metadata["general.architecture"]
     n, guessing = gguf.metadata.get(f"{kind}.block_count"), gguf.metadata.get(f"{kind}.nextn_predict_layers", 0)
     if not isinstance(n, int) or not isinstance(guessing, int) or not 0 <= guessing < n <= 2**14:

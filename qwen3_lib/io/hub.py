@@ -186,7 +186,7 @@ def import_client(repo_id: str) -> ModuleType:
 def download(hub: ModuleType, repo_id: str, quantization: str) -> Path:
     """Downloads the missing files of a model into the hub's cache -> the model's folder there, or its GGUF file.
 
-    With a GGUF file comes that of its vision tower, if there is one.
+    The GGUF file of a vision tower is downloaded, too, if there is one.
 
     File by file, because Ctrl-C doesn't stop snapshot_download. The weights come last: a cache with all of them has the
     optional files, too.

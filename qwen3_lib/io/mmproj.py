@@ -42,7 +42,7 @@ def tower_file(file: Path) -> Path | None:
 
 
 def deepstack(gguf: GGUF) -> list[int]:
-    """The blocks behind which something is kept for deepstack."""
+    """The blocks after which something is kept for deepstack."""
     return np.flatnonzero(plain(gguf.metadata.get(f"{VISION}is_deepstack_layers", []))).tolist()
 
 

@@ -27,7 +27,7 @@ SEARCH = "Given a web search query, retrieve relevant passages that answer the q
 
 
 class Recipe(NamedTuple):
-    """How texts become vectors; the default values are those of Qwen3-Embedding."""
+    """How texts become vectors; the defaults are Qwen3-Embedding's."""
     width: int  # numbers of a vector
     longest: int  # tokens of a text
     pooling: str = "lasttoken"  # or "mean"

@@ -1,4 +1,4 @@
-"""YaRN: frequencies other than the powers of theta, for texts that are longer than those of the training."""
+"""YaRN: other frequencies than the powers of theta, for texts longer than in training."""
 import math
 from collections.abc import Mapping
 from dataclasses import replace

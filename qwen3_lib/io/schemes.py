@@ -45,7 +45,7 @@ def awq_schemes(about: Settings) -> list[Settings]:
 
 
 def gptq_schemes(about: Settings) -> list[Settings]:
-    """The scheme of most matrices, then those of GPTQModel's `dynamic` and auto-round's `extra_config`."""
+    """The scheme of most matrices, then the schemes in GPTQModel's `dynamic` and auto-round's `extra_config`."""
     form, tables = about.get("checkpoint_format") or "gptq", [about.get("dynamic"), about.get("extra_config")]
     changes = [change for table in tables if isinstance(table, dict) for change in table.values()]
     schemes: list[Settings] = []

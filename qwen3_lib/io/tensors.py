@@ -142,7 +142,7 @@ def scaled(numbers: np.ndarray, scales: np.ndarray, minima: np.ndarray | None = 
 
 @np.errstate(over="ignore", invalid="ignore")
 def both_ends(tensor: AnyTensor) -> bytes:
-    """The bytes of the first and the last 1,024 numbers, by which tensors are told apart."""
+    """The bytes of the first and the last 1,024 numbers, to tell tensors apart."""
     if isinstance(tensor, PackedTensor):
         last = (tensor.shape[0] - 1) // BLOCK * BLOCK
         first, end = rows_of(tensor, 0, min(BLOCK, tensor.shape[0])), rows_of(tensor, last, tensor.shape[0])

@@ -1,1 +1,1 @@
-"""The page of qwen3_inspect.py: what is recorded, what is computed from it, and the HTML that shows it."""
+"""The page of qwen3_inspect.py: a recorder of forward, the panels' contents, and the HTML that shows them."""

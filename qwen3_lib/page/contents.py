@@ -72,7 +72,7 @@ WORDS = {  # the purpose of a step, by its weight or its function
     "in_proj_a": "how much each head forgets: becomes g",
     "in_proj_qkv": "queries, keys and values of all heads",
     "in_proj_b": "how much each head learns: becomes β",
-    "conv1d": "mixes each number with those of the tokens just before",
+    "conv1d": "mixes each number with the same number of the tokens just before",
     "unit_length": "gives each head's query or key the length 1",
     "delta_rule": "each head's state forgets, stores the value under the key, and recalls by the query",
     "delta_rule_in_chunks": "each head's state forgets, stores the values under the keys, and recalls by the queries",

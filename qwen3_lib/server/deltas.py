@@ -24,7 +24,7 @@ class Deltas:
     def __init__(self, think_open_in_prompt: bool, one_call: bool, tools: Sequence[Value] | None = None):
         self.kind = "thinking" if think_open_in_prompt else "start"
         self.began = not think_open_in_prompt  # else newlines before the next character don't belong to the answer
-        self.space = ""  # white space behind the last character
+        self.space = ""  # white space after the last character
         self.held, self.read = "", self.between  # the rest of the calls, and how it is read
         self.one_call, self.tools = one_call, tools  # tools: they give the arguments of calls in XML their types
         self.parts, self.calls = dict[str, str](), list[Value]()
@@ -110,7 +110,7 @@ class Deltas:
         return False
 
     def between(self, ended: bool) -> bool:
-        """Before and behind a call: only another call matters."""
+        """Before and after a call: only another call matters."""
         _, call, rest = self.held.partition("<tool_call>")
         if call and not (self.one_call and self.n_calls):
             self.read, self.held = self.opening, rest

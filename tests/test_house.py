@@ -1,6 +1,7 @@
 """The house: which room imports which, and the names that people import."""
 import ast
 import importlib
+from functools import cache
 from graphlib import TopologicalSorter
 
 import pytest
@@ -39,6 +40,7 @@ def room(module: str) -> str:
     return next(name for name in ROOMS if module == name or module.startswith(f"{name}."))
 
 
+@cache
 def imported(module: str) -> set[str]:
     """The modules of ours that a module imports, but through its doors."""
     names: set[str] = set()

@@ -184,12 +184,12 @@ def test_the_bundled_model_says_the_same():
     oracle = qwen3.load_model(ROOT / "demo")
     questions = ["What is the capital of France?", "What is 417 + 385?", "法国的首都是哪里？"]
     story = "Tell me a story about a fox."  # whose turns are nearly as likely as others
-    expected = {question: qwen3.chat(oracle, question, max_new_tokens=40).finish().token_ids
+    expected = {question: qwen3.chat(oracle, question, max_new_tokens=24).finish().token_ids
                 for question in [*questions, story]}
     for quantize, asked in ((None, [*questions, story]), ("int8", questions)):
         model = fast.load_model(ROOT / "demo", quantize)
         for question in asked:
-            assert qwen3.chat(model, question, max_new_tokens=40).finish().token_ids == expected[question]
+            assert qwen3.chat(model, question, max_new_tokens=24).finish().token_ids == expected[question]
 
 
 @pytest.mark.parametrize("lengths", [(5, 1, 8), (70, 3, 68), (300, 64, 299, 200)])

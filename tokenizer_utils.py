@@ -22,13 +22,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import jinja2.ext
 import jinja2.meta
 import jinja2.sandbox
 import tokenizers
 
-__all__ = ["Answer", "InputError", "StreamDecoder", "Tokenizer", "load_tokenizer", "parse_answer"]
+__all__ = ["Answer", "AnswerReader", "InputError", "StreamDecoder", "Tokenizer", "load_tokenizer", "parse_answer"]
 
 
 class InputError(ValueError):
@@ -78,18 +77,11 @@ def read_json_object(file: Path) -> dict[str, Any]:
 
 # ---- Bytes of a token ------------------------------------------------------------------------------------------------
 
-def _byte_alphabet() -> dict[str, int]:
-    """The character that stands for each byte in a byte-level BPE vocabulary (GPT-2's alphabet): 256 entries.
-
-    Printable Latin-1 characters stand for themselves, the other bytes get the code points from 256 up, in order: a
-    space is written "Ġ" (0x20 + 0x100) and a newline "Ċ".
-    """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    hidden = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
-
-
-BYTE_OF_CHAR = _byte_alphabet()
+# The character that stands for each byte in a byte-level BPE vocabulary, GPT-2's alphabet. Printable Latin-1 characters
+# stand for themselves, the other bytes get the code points from 256 up, in order: a space is "Ġ" (0x20 + 0x100).
+PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+BYTE_OF_CHAR = {chr(byte): byte for byte in PRINTABLE} | {
+    chr(256 + i): byte for i, byte in enumerate(byte for byte in range(256) if byte not in PRINTABLE)}
 
 
 # ---- Conversations as a template expects them ------------------------------------------------------------------------
@@ -153,7 +145,7 @@ def check_message(message: Any, where: str) -> None:
     for key in ("reasoning_content", "reasoning", "thinking"):
         if not isinstance(message.get(key), str | None):
             raise InputError(f'{where}: "{key}" must be a text')
-    if calls is not None and not (isinstance(calls, list) and all(map(is_tool_call, calls))):
+    if not all(isinstance(function.get("name"), str) and "arguments" in function for function in _called(message)):
         raise InputError(f'{where}: "tool_calls" must be a list of {{"function": {{"name": ..., "arguments": ...}}}}')
 
 
@@ -162,24 +154,15 @@ def is_picture(part: Any) -> bool:
     return isinstance(part, dict) and isinstance(part.get("type"), str) and part["type"] in PICTURES
 
 
-def is_tool_call(call: Any) -> bool:
-    """True for {"name", "arguments"}, also as the "function" of an object. OpenAI's API has the arguments as text."""
-    function = call.get("function", call) if isinstance(call, dict) else None
-    return (isinstance(function, dict) and isinstance(function.get("name"), str)
-            and "arguments" in function)
-
-
-def _parse_arguments(message: dict[str, Any], where: str) -> None:
-    """Makes objects of a message's tool calls' arguments, which OpenAI's API has as JSON texts."""
+def _called(message: dict[str, Any]) -> list[Any]:
+    """The functions that a message calls: {"name", "arguments"}, also as the "function" of an object; {} for others."""
     calls = message.get("tool_calls")
-    for call in calls if isinstance(calls, list) else ():
-        function = call.get("function", call) if isinstance(call, dict) else None
-        if isinstance(function, dict) and isinstance(text := function.get("arguments"), str):
-            function["arguments"] = parse_json(text.strip() or "{}", f"{where}: the arguments of a tool call")
+    found = [call.get("function", call) if isinstance(call, dict) else {} for call in (
+        calls if isinstance(calls, list) else [calls] * (calls is not None))]
+    return [function if isinstance(function, dict) else {} for function in found]
 
 
-def _prepare_messages(messages: Sequence[dict[str, Any]], join_text_parts: bool,
-                      parse_arguments: bool) -> list[dict[str, Any]]:
+def _prepare_messages(messages: Any, join_text_parts: bool, parse_arguments: bool) -> list[dict[str, Any]]:
     """Copies of the messages as a template expects them: no nulls, reasoning under one name, text parts joined."""
     if not isinstance(messages, (list, tuple)) or not messages:
         raise InputError("there are no messages to render; give a list of at least one message")
@@ -188,23 +171,19 @@ def _prepare_messages(messages: Sequence[dict[str, Any]], join_text_parts: bool,
         if not isinstance(message, dict):
             raise InputError(f'message {index} is not an object with "role" and "content"')
         message = {key: value for key, value in message.items() if value is not None}
-        for key in ("reasoning_content", "thinking", "reasoning"):
-            if key in message:
-                message["reasoning_content"] = message[key]
-                break
+        if thoughts := [message[key] for key in ("reasoning_content", "thinking", "reasoning") if key in message]:
+            message["reasoning_content"] = thoughts[0]
         if join_text_parts and isinstance(parts := message.get("content"), list):
             check_parts(parts, f"message {index}")
             message["content"] = "".join(part["text"] for part in parts)
-        if parse_arguments:
-            _parse_arguments(message, f"message {index}")
+        for function in _called(message) if parse_arguments else ():  # OpenAI's API has the arguments as JSON texts
+            if isinstance(text := function.get("arguments"), str):
+                function["arguments"] = parse_json(text.strip() or "{}", f"message {index}: a call's arguments")
         prepared.append(message)
     return prepared
 
 
 # ---- The chat template, rendered as transformers does ----------------------------------------------------------------
-
-MAX_TEMPLATE = 2**16  # characters; the longest of 70 published templates has 17,000
-
 
 class _Generation(jinja2.ext.Extension):
     """{% generation %} marks the assistant's text for training; here its body is rendered."""
@@ -220,17 +199,13 @@ def compile_template(source: str) -> jinja2.Template:
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)
 
-    def tojson(x: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None,
-               sort_keys: bool = False) -> str:
-        return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-    if len(source) > MAX_TEMPLATE:
-        raise jinja2.TemplateError(f"it has {len(source)} characters, more than {MAX_TEMPLATE}")
+    if len(source) > 2**16:  # the longest of 70 published templates has 17,000
+        raise jinja2.TemplateError(f"it has {len(source)} characters, more than {2**16}")
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
-    environment.filters["tojson"] = tojson
-    environment.globals |= {"raise_exception": raise_exception,
-                            "strftime_now": lambda format: datetime.now().strftime(format)}
+    environment.filters["tojson"] = lambda x, ensure_ascii=False, indent=None, separators=None, sort_keys=False: \
+        json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    environment.globals |= {"raise_exception": raise_exception, "strftime_now": lambda f: datetime.now().strftime(f)}
     return environment.from_string(source)
 
 
@@ -251,19 +226,16 @@ def library_errors(doing: str) -> Iterator[None]:
 class Tokenizer:
     """Encodes, decodes and renders chats for one model; `load_tokenizer` makes it from the model's folder.
 
-    `backend` is the `tokenizers` object (byte-level BPE), `chat_template` the jinja source or None, `named_tokens` the
-    strings that a template may use (`eos_token`, `bos_token`, ...), and `template_source` names the template in errors.
+    `backend` is the `tokenizers` object, `chat_template` the jinja source or None, `named_tokens` the strings that a
+    template may use (`eos_token`, ...), and `template_source` names the template in errors.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, chat_template: str | None = None,
                  named_tokens: dict[str, str] | None = None, template_source: str = "this tokenizer"):
-        self.backend = backend
-        self.chat_template = chat_template
-        self.named_tokens = dict(named_tokens or {})
-        self.special_tokens = {token.content: token_id for token_id, token in
-                               sorted(backend.get_added_tokens_decoder().items()) if token.special}
-        self._special_ids = frozenset(self.special_tokens.values())
-        self._template_source = template_source
+        self.backend, self.chat_template, self.named_tokens = backend, chat_template, dict(named_tokens or {})
+        added = sorted(backend.get_added_tokens_decoder().items())
+        self.special_tokens = {token.content: token_id for token_id, token in added if token.special}
+        self._special_ids, self._template_source = frozenset(self.special_tokens.values()), template_source
         # Qwen3's template takes the arguments of a tool call as a JSON text, too; Qwen3.5's lists them one by one.
         self.lists_arguments = bool(re.search(r"arguments\s*(\|\s*items|\.items\()", chat_template or ""))
         self._template = None
@@ -274,9 +246,8 @@ class Tokenizer:
     @cached_property
     def template_variables(self) -> set[str]:
         """The variables of the chat template that `chat_template_kwargs` may set."""
-        if self._template is None or self.chat_template is None:
-            return set()
-        found = jinja2.meta.find_undeclared_variables(self._template.environment.parse(self.chat_template))
+        found = set() if self._template is None or self.chat_template is None else \
+            jinja2.meta.find_undeclared_variables(self._template.environment.parse(self.chat_template))
         return found - {"messages", "tools", "documents", "add_generation_prompt"}
 
     def token_to_id(self, token: str) -> int | None:
@@ -284,10 +255,9 @@ class Tokenizer:
         return self.backend.token_to_id(token)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, as transformers' `tokenizer.encode` gives them.
+        """Token ids of a text, as transformers gives them; special tokens written out in the text become their ids.
 
-        Special tokens written out in the text become their ids. With add_special_tokens, the model's post-processor
-        runs (an embedding model's appends `<|endoftext|>`); a chat template's text is encoded without it.
+        add_special_tokens runs the model's post-processor (an embedding model's appends `<|endoftext|>`).
         """
         try:
             text.encode("utf-8")
@@ -316,25 +286,20 @@ class Tokenizer:
                             join_text_parts: bool = False, chat_template_kwargs: dict[str, Any] | None = None) -> str:
         """The prompt text of a conversation, rendered by the model's own template as transformers renders it.
 
-        `messages` are `{"role", "content"}` objects, assistant turns may hold `reasoning_content` (or `thinking`, or
-        `reasoning`) and `tool_calls`; `tools` are JSON schemas. `enable_thinking=None` leaves the choice to the
-        template. A content given as a list of parts reaches the template unchanged, as in transformers;
-        `join_text_parts=True` joins the parts' texts first, because Qwen3's template renders nothing for a list.
-        `chat_template_kwargs` sets other variables of the template, such as Qwen3.8's `reasoning_effort` and
-        `preserve_thinking`.
+        Assistant turns of `messages` may hold `reasoning_content` (or `thinking`, or `reasoning`) and `tool_calls`;
+        `tools` are JSON schemas. `enable_thinking=None` leaves the choice to the template, whose other variables
+        `chat_template_kwargs` sets. `join_text_parts=True` joins a content's parts first, as Qwen3's template needs it.
         """
         if self._template is None:
-            raise InputError("the model has no chat template; use --raw to give it plain text, "
-                             "or put a chat_template.jinja into its folder")
+            raise InputError("the model has no chat template; use --raw, or put a chat_template.jinja into its folder")
         given = {} if chat_template_kwargs is None else chat_template_kwargs
         if not isinstance(given, dict) or given.keys() - self.template_variables:
             raise InputError("chat_template_kwargs must be an object of variables that the chat template has: "
                              f"{', '.join(sorted(self.template_variables)) or 'it has none'}")
         variables = self.named_tokens | _plain_json(given, "chat_template_kwargs") | {
             "messages": _prepare_messages(messages, join_text_parts, self.lists_arguments),
-            "tools": _prepare_tools(tools), "documents": None, "add_generation_prompt": add_generation_prompt}
-        if enable_thinking is not None:
-            variables["enable_thinking"] = enable_thinking
+            "tools": _prepare_tools(tools), "documents": None, "add_generation_prompt": add_generation_prompt,
+            **({} if enable_thinking is None else {"enable_thinking": enable_thinking})}
         with library_errors(f"the chat template in {self._template_source} failed"):
             return self._template.render(variables)
 
@@ -342,13 +307,11 @@ class Tokenizer:
 class StreamDecoder:
     """Decodes token by token: `push` returns the text that is complete, `flush` the rest at the end.
 
-    A character whose bytes are spread over several tokens appears with its last byte. The joined pieces equal
-    `tokenizer.decode` of all the ids, for any ids, and each token costs the same, however long the stream is.
+    A character whose bytes are spread over several tokens comes with the last one. Each token costs the same.
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = False):
-        self._tokenizer = tokenizer
-        self._skip_special_tokens = skip_special_tokens
+        self._tokenizer, self._skip_special_tokens = tokenizer, skip_special_tokens
         # Works on bytes, because in text an unfinished character looks like a real U+FFFD (nine tokens hold one).
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
@@ -364,8 +327,7 @@ def stream_text(tokenizer: Tokenizer, token_ids: Iterable[int]) -> Iterator[str]
     """The text of a stream of token ids, in pieces that are complete; special tokens are left out."""
     decoder = StreamDecoder(tokenizer, skip_special_tokens=True)
     yield from filter(None, map(decoder.push, token_ids))
-    if rest := decoder.flush():
-        yield rest
+    yield from filter(None, [decoder.flush()])
 
 
 # ---- Answers taken apart: reasoning, content, and calls of tools as JSON (Qwen3) or XML (Qwen3.5) --------------------
@@ -390,44 +352,11 @@ def json_value(text: str) -> Any:
 
 
 def json_or_text(function: str, parameter: str, text: str) -> Any:
-    """The value of a text in a call in XML: JSON if it is any. qwen3_lib/generation/answer.py knows tools' types."""
+    """The value of a text in a call in XML: JSON if it is any. generation/answer.py in qwen3_lib knows tools' types."""
     try:
         return json_value(text)
     except (ValueError, RecursionError):
         return text
-
-
-def parse_answer(text: str, think_open_in_prompt: bool = False,
-                 value_of: Callable[[str, str, str], Any] = json_or_text) -> Answer:
-    """Takes a model's output apart into reasoning, content and tool calls. Accepts any text, never raises.
-
-    `think_open_in_prompt` says that the prompt ended inside `<think>` (the Thinking-2507 template does that), so the
-    text starts with reasoning. A malformed tool call stays in the content, and so do all others with it.
-    """
-    while text.endswith(END_TOKENS):
-        text = text.removesuffix(END_TOKENS[0]).removesuffix(END_TOKENS[1])
-    reasoning, content, truncated = _split_reasoning(text, think_open_in_prompt)
-    tool_calls = _tool_calls(content, value_of)
-    if tool_calls:
-        content = content[:content.index("<tool_call>")].rstrip()
-    return Answer(reasoning.strip("\n") or None, content, tool_calls, truncated)
-
-
-def _split_reasoning(text: str, think_open_in_prompt: bool) -> tuple[str, str, bool]:
-    """Reasoning, content, and whether the text ended within the reasoning."""
-    first = re.search("<think>|</think>|<tool_call>", text)
-    if first and first[0] == "<tool_call>" and not think_open_in_prompt:  # tags in its arguments are text
-        return "", text, False
-    before, opening, after = text.partition("<think>") if first and first[0] == "<think>" else (text, "", "")
-    body = after if opening else before
-    reasoning, closing, content = body.partition("</think>")
-    if closing:
-        return reasoning, content.lstrip("\n"), False
-    if not opening and not think_open_in_prompt:
-        return "", body, False
-    # Unclosed: only a tool call can end it, since the models sometimes go straight from thought to call.
-    reasoning, call, rest = body.partition("<tool_call>")
-    return reasoning, call + rest, not call
 
 
 # A value may contain the tags, too: its end is the one that another parameter or the function's end follows. Without
@@ -438,22 +367,117 @@ TOOL_CALL = re.compile(
     r"(?:</tool_call>|\Z)|(?P<json>.*?)(?:</tool_call>|\Z))", re.DOTALL)
 
 
-def _tool_calls(content: str, value_of: Callable[[str, str, str], Any]) -> list[dict[str, Any]]:
-    """The tool calls in a content, or none if one of them is malformed."""
-    calls = []
-    for found in TOOL_CALL.finditer(content):
-        if (name := found["name"]) is not None:
-            parameters = re.findall(PARAMETER, found["body"], re.DOTALL)
-            calls.append({"name": name, "arguments": {key: value_of(name, key, text) for key, text in parameters}})
-            continue
-        try:
-            call = json_value(found["json"])
-        except (ValueError, RecursionError):
-            return []
-        if not isinstance(call, dict) or not isinstance(call.get("name"), str) or "arguments" not in call:
-            return []
-        calls.append({"name": call["name"], "arguments": call["arguments"]})
-    return calls
+class AnswerReader:
+    """Takes an answer apart while it grows: `push` gives the pieces that are certain by now, each with its kind.
+
+    "thinking", "content" and "call", a whole one, are parts of the Answer. A thought's "tag" has line breaks around it;
+    "" is white space before a call, and text after one. All pieces join to the text. A thought opens at the beginning
+    only; without </think>, a call ends it. A malformed call and all after it, in the Answer also before it, is content.
+    `inside`: whether the latest token stands between <think> and </think>, whose ids are `think_ids`.
+    """
+
+    def __init__(self, think_open_in_prompt: bool = False, value_of: Callable[[str, str, str], Any] = json_or_text,
+                 think_ids: tuple[int | None, int | None] = (None, None)):
+        self.thinks, self.value_of, self.think_ids = think_open_in_prompt, value_of, think_ids
+        self.pieces, self.calls, self.held, self.state = list[tuple[str, str]](), list[dict[str, Any]](), "", "start"
+        self.inside = self.was_inside = think_open_in_prompt  # was_inside: before the latest token
+        self.fresh = False  # whether line breaks that come now belong to a tag
+
+    def push(self, text: str, token: int | None = None, ended: bool = False) -> list[tuple[str, str]]:
+        """Takes the text of the next token, and its id if there is one; `ended`: no more will come."""
+        n, self.held, self.was_inside = len(self.pieces), self.held + text, self.inside
+        if token is not None:
+            self.inside = token == self.think_ids[0] or self.inside and token != self.think_ids[1]
+        while self.held and self.step(ended):
+            pass
+        return self.pieces[n:]
+
+    def finish(self, ended: bool = True) -> Answer:
+        """The parts; if the answer hasn't `ended`, those so far."""
+        self.push("", ended=ended)
+        kinds, calls = (("content", "call", ""), []) if self.state == "malformed" else (("content",), self.calls)
+        thought, content = ("".join(text for kind, text in self.pieces if kind in each)
+                            for each in (("thinking",), kinds))
+        return Answer(thought or None, content, calls, self.thinks and self.state in ("start", "thinking"))
+
+    def give(self, kind: str, n: int) -> None:
+        """Makes the next n characters a piece."""
+        self.pieces += [(kind, self.held[:n])] if n else []
+        self.held = self.held[n:]
+
+    def step(self, ended: bool) -> bool:
+        """Gives what is certain of `held` -> whether the state has changed."""
+        if self.fresh:
+            self.give("tag", len(self.held) - len(self.held.lstrip("\n")))
+            self.fresh = not self.held
+        state, text = self.state, self.held.lstrip()
+        space = len(self.held) - len(text)
+        if state == "start" and (ended or not "<think>".startswith(text) or text == "<think>"):
+            if text.startswith("<think>"):
+                self.give("tag", space + len("<think>"))
+                self.thinks = True
+            self.state, self.fresh = "thinking" if self.thinks else "outside", self.thinks
+        elif state == "thinking":
+            thought, closing, _ = self.held.partition("</think>")
+            if not closing:  # a call may end it, which only the end of the answer tells
+                thought, call, _ = self.held.partition("<tool_call>")
+                thought = thought if call or ended else certain(thought, "</think>", "<tool_call>")
+            body = thought.rstrip("\n")
+            self.give("thinking", len(body))
+            if closing or ended:
+                self.give("tag", len(thought) - len(body) + len(closing))
+                self.state, self.fresh = "outside" if closing or self.held else state, bool(closing)
+        elif state == "outside":
+            text, call, _ = self.held.partition("<tool_call>")
+            text = text if call or ended else certain(text, "<tool_call>")
+            self.give("" if self.calls else "content", len(text if ended and not call else text.rstrip()))
+            self.state = "call" if call else state
+        elif state == "call" and (ended or "</tool_call>" in text):
+            found: Any = TOOL_CALL.match(text)
+            in_xml = text.removeprefix("<tool_call>").lstrip().startswith("<function=")  # a value may hold the last tag
+            if ended or found[0].endswith("</tool_call>") and (found["name"] or not in_xml):
+                if complete := called(found, self.value_of):
+                    self.give("", space)
+                    self.give("call", len(found[0]))
+                    self.calls.append(complete)
+                self.state = "outside" if complete else "malformed"
+        elif state == "malformed":
+            self.give("content", len(self.held))
+        return self.state != state
+
+
+def certain(text: str, *tags: str) -> str:
+    """The text without an end that may begin one of the tags."""
+    return text[:next((i for i in range(max(len(text) - 10, 0), len(text))
+                       if any(tag.startswith(text[i:]) for tag in tags)), len(text))]
+
+
+def called(found: re.Match[str], value_of: Callable[[str, str, str], Any]) -> dict[str, Any] | None:
+    """The call in a match of TOOL_CALL; None if it is malformed."""
+    if (name := found["name"]) is not None:
+        parameters = re.findall(PARAMETER, found["body"], re.DOTALL)
+        return {"name": name, "arguments": {key: value_of(name, key, text) for key, text in parameters}}
+    try:
+        call = json_value(found["json"])
+    except (ValueError, RecursionError):
+        return None
+    valid = isinstance(call, dict) and isinstance(call.get("name"), str) and "arguments" in call
+    return {"name": call["name"], "arguments": call["arguments"]} if valid else None
+
+
+def parse_answer(text: str, think_open_in_prompt: bool = False,
+                 value_of: Callable[[str, str, str], Any] = json_or_text) -> Answer:
+    """Takes a model's output apart into reasoning, content and tool calls. Accepts any text, never raises.
+
+    `think_open_in_prompt`: the prompt ended inside `<think>`, as Thinking-2507's template ends it, so the text starts
+    with reasoning. Text before a thought is left out; a first </think> that nothing opened ends a thought, too.
+    """
+    while text.endswith(END_TOKENS):
+        text = text.removesuffix(END_TOKENS[0]).removesuffix(END_TOKENS[1])
+    tag = "" if think_open_in_prompt else "".join(re.findall("<think>|</think>|<tool_call>", text)[:1])
+    reader = AnswerReader(think_open_in_prompt or tag == "</think>", value_of)
+    reader.push(text[text.index(tag):] if tag == "<think>" else text)
+    return reader.finish()
 
 
 # ---- Loading ---------------------------------------------------------------------------------------------------------
@@ -461,9 +485,8 @@ def _tool_calls(content: str, value_of: Callable[[str, str, str], Any]) -> list[
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     """Loads the tokenizer in a model's folder.
 
-    Reads `tokenizer.json` and, where they exist, `tokenizer_config.json` (names of special tokens, tokens that base
-    models list nowhere else, the chat template of older models) and `chat_template.jinja` (which wins).
-    Raises InputError if a file is missing, unreadable, malformed, or contradicts another.
+    Reads `tokenizer.json` and, where they exist, `tokenizer_config.json` (names of special tokens, some tokens, the
+    template of older models) and `chat_template.jinja`, which wins. Raises InputError if they are missing or damaged.
     """
     file = Path(path) / "tokenizer.json"
     if not file.is_file():
@@ -498,42 +521,35 @@ def make_tokenizer(backend: tokenizers.Tokenizer, config: dict[str, Any], config
 
 def _named_tokens(config: dict[str, Any], file: Path) -> dict[str, str]:
     """`eos_token`, `pad_token` and the like, as the variables of that name in a chat template."""
-    named = {}
+    named: dict[str, Any] = {}
     for key, value in config.items():
         if not key.endswith("_token") or value is None or isinstance(value, bool):  # add_bos_token is a switch
             continue
-        text = value.get("content") if isinstance(value, dict) else value  # older files describe it as an object
-        if not isinstance(text, str):
+        named[key] = value.get("content") if isinstance(value, dict) else value  # older files describe it as an object
+        if not isinstance(named[key], str):
             raise InputError(f'{file}: {key} must be a string or an object with "content"')
-        named[key] = text
     return named
 
 
 def _config_template(config: dict[str, Any], file: Path) -> str | None:
     template = config.get("chat_template")
     if isinstance(template, list):
-        template = next((entry.get("template") for entry in template
-                         if isinstance(entry, dict) and entry.get("name") == "default"), template)
+        template = next((each.get("template") for each in template
+                         if isinstance(each, dict) and each.get("name") == "default"), template)
     if not isinstance(template, str | None):
-        raise InputError(f'{file}: chat_template must be a string or a list with a {{"name": "default", '
-                         '"template": ...}')
+        raise InputError(f'{file}: chat_template must be a string or a list with a {{"name": "default", "template"}}')
     return template
 
 
-TOKEN_FIELDS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
-
-
 def _add_config_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], file: Path) -> None:
-    """Adds the tokens that only the config's `added_tokens_decoder` knows, and checks the ids of all of them.
-
-    Qwen3's base checkpoints list `<think>` and three more (ids 151665 to 151668) in no other place.
-    """
+    """Adds the tokens that only the config knows, such as `<think>` of Qwen3's base models, and checks all ids."""
     listed = config.get("added_tokens_decoder") or {}
     if not isinstance(listed, dict) or not all(re.fullmatch("[0-9]{1,9}", key) and isinstance(entry, dict)
                                                for key, entry in listed.items()):
         raise InputError(f"{file}: added_tokens_decoder must be an object of id: token")
+    fields = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
     with library_errors(f"{file}: added_tokens_decoder is malformed"):
-        tokens = {int(key): tokenizers.AddedToken(**{name: entry[name] for name in TOKEN_FIELDS if name in entry})
+        tokens = {int(key): tokenizers.AddedToken(**{name: entry[name] for name in fields if name in entry})
                   for key, entry in listed.items()}
         known = {token.content for token in backend.get_added_tokens_decoder().values()}
         # The library numbers them itself, from the end of its vocabulary on.

@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 
 import qwen3
-from qwen3_lib.generation.marks import Marks
+from tokenizer_utils import TOOL_CALL, Answer, AnswerReader, called, json_or_text
 
 MEMORY = 2**30  # bytes that a test may need more than what is there when it begins
 SECONDS = 300  # of computing, and of waiting: a hundred times what the slowest test needs
@@ -264,29 +264,34 @@ def merged(parts):
             for kind, group in itertools.groupby((part for part in parts if part[1]), lambda part: part[0])]
 
 
-def parts_of(text, opened):
-    """What Marks should make of a text, told from the whole of it."""
-    before = ""
-    if not opened:
-        found = min((at for at in (text.find("<think>"), text.find("<tool_call>")) if at >= 0), default=len(text))
-        before, text = text[:found], text[found:]
-        if not text.startswith("<think>"):
-            return merged([("content", before), ("call", text)])
-    thinking, closing, rest = text.partition("</think>")
-    if not closing:  # a call ends a thought that nothing else ends
-        thinking, mark, call = text.partition("<tool_call>")
-        rest = mark + call
-    content, mark, call = rest.partition("<tool_call>")
-    return merged([("content", before), ("thinking", thinking + closing), ("content", content), ("call", mark + call)])
+def taken_apart(text, opened):
+    """What an AnswerReader should make of a text, told from the whole of it: an Answer, and the text of its calls."""
+    thinks, begin = opened, text.lstrip()
+    if begin.startswith("<think>"):
+        thinks, text = True, begin.removeprefix("<think>")
+    thought, content, truncated = "", text, False
+    if thinks:
+        thought, closing, content = text.partition("</think>")
+        content = content.lstrip("\n")
+        if not closing:  # a call ends a thought that nothing else ends
+            thought, call, rest = text.partition("<tool_call>")
+            content, truncated = call + rest, not call
+    thought = thought.strip("\n")
+    found = [*TOOL_CALL.finditer(content)]
+    calls = [called(each, json_or_text) for each in found]
+    if not calls or None in calls:
+        return Answer(thought or None, content, [], truncated), ""
+    before = content[:content.index("<tool_call>")].rstrip()
+    return Answer(thought or None, before, calls, truncated), "".join(each[0] for each in found)
 
 
 def pairs_of(pieces, opened):
-    """What Marks makes of the pieces of a text."""
-    marks = Marks(opened)
+    """What an AnswerReader makes of the pieces of a text."""
+    reader = AnswerReader(opened)
     for piece in pieces:
-        marks.push(piece)
-    marks.push("", ended=True)
-    return marks.pairs
+        reader.push(piece)
+    reader.finish()
+    return reader.pieces
 
 
 def cut_up(rng, text, longest=4):

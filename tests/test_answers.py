@@ -16,16 +16,14 @@ from hypothesis import strategies as st
 
 import qwen3
 from configs import FRANCE, PARIS, SHARED, needs_official_files
-from fuzzing import any_answer, any_text, cut_up, fuzz, merged, pairs_of, parts_of
+from fuzzing import any_answer, any_text, cut_up, fuzz, merged, pairs_of, taken_apart
 from helpers import (WEATHER, assert_one_line, edit_json, filled_cache, message_of, random_ids, with_engine,
                      works_or_refused)
-from qwen3_lib.generation.answer import inside_thought, parse_answer
-from qwen3_lib.generation.marks import held_back
-from tokenizer_utils import END_TOKENS, Answer, Tokenizer
+from qwen3_lib.generation.answer import StoppingReader, held_back, inside_thought, last_turn, values_for
+from tokenizer_utils import END_TOKENS, Answer, AnswerReader, Tokenizer, parse_answer
 from qwen3_lib.generation.completion import AnswerText, Completion
 from qwen3_lib.generation.options import AnswerOptions
 from qwen3_lib.generation.score import SCORED, score
-from qwen3_lib.generation.marks import Marks
 from qwen3_lib.generation.processors import ThinkBudget
 from qwen3_lib.generation.tools import tool_schema
 from qwen3_lib.app.records import JobSettings, request
@@ -164,7 +162,8 @@ def test_prompts(rng, talker):
         ids = completion.token_ids
         assert completion.finish_reason == ("length" if len(ids) == options["max_new_tokens"] else "stop")
         assert completion.text == talker.tokenizer.decode(ids, skip_special_tokens=True)
-        assert completion.answer == parse_answer(completion.text, completion.think_open_in_prompt)
+        opened = inside_thought(last_turn(talker.tokenizer, completion.prompt_ids))
+        assert completion.answer == taken_apart(completion.text, opened)[0]
         assert len(completion.logprobs) == (0 if options["logprobs"] is None else len(ids))
         assert len(completion.times) == 1 + len(ids)
     return all(done)
@@ -221,7 +220,8 @@ def test_the_options_of_chat_are_in_its_signature(demo):
 def test_in_a_notebook_a_thought_is_a_quotation_and_a_call_is_code(demo):
     reply = qwen3.chat(demo, "Hello", max_new_tokens=1, temperature=0).finish()
     call = '<tool_call>\n{"name": "look", "arguments": {"a": 1}}\n</tool_call>'
-    reply.marks.pairs = [("thinking", "<think>\nOne.\n\n<b>Two.\n</think>"), ("content", "\n\nText.\n"), ("call", call)]
+    reply.reader = AnswerReader()
+    reply.reader.push(f"<think>\nOne.\n\n<b>Two.\n</think>\n\nText.\n{call}")
     assert reply._repr_markdown_() == \
         '> One.\n> \n> <b>Two.\n\nText.\n\n```json\n{"name": "look", "arguments": {"a": 1}}\n```'
 
@@ -229,7 +229,7 @@ def test_in_a_notebook_a_thought_is_a_quotation_and_a_call_is_code(demo):
 def test_parts_of_an_answer_that_begins_within_its_thought(talker):
     model, prompt = ending(talker, "hm</think>\n\nHi"), talker.tokenizer.encode("Hello<think>\n")
     parts = Completion(model, prompt, temperature=0).parts()
-    assert merged(parts) == [("thinking", "hm</think>"), ("content", "\n\nHi")]
+    assert merged(parts) == [("thinking", "hm"), ("tag", "</think>\n\n"), ("content", "Hi")]
 
 
 def test_a_tag_in_the_question_opens_no_thought(talker):
@@ -350,18 +350,18 @@ def test_stop_texts(rng):
     letters = rng.choice(["ab", "aab", "abc", "<|im_end|>", "é\n日a", " \na"])
     text = "".join(rng.choices(letters, k=rng.randint(0, 30)))
     stop = tuple("".join(rng.choices(letters, k=rng.randint(1, rng.choice([2, 6])))) for _ in range(rng.randint(0, 4)))
-    marks, said = Marks(False, stop), ""
+    reader, said = StoppingReader(stop=stop), ""
     for piece in cut_up(rng, text):
-        marks.push(piece)
-        shown, said = "".join(piece for _, piece in marks.pairs), said + piece
-        if marks.stopped:
+        reader.push(piece)
+        shown, said = "".join(piece for _, piece in reader.pieces), said + piece
+        if reader.stopped:
             break
         begun = not "<think>".startswith(said.lstrip())  # else it may yet become a thought
-        certain = begun_at(said[:begun_at(said, stop)], ["<think>", "<tool_call>"])
-        assert said.startswith(shown) and (not begun or len(shown) == certain)
-    marks.push("", ended=True)
+        certain = said[:begun_at(said[:begun_at(said, stop)], ["<tool_call>"])].rstrip()
+        assert said.startswith(shown) and (not begun or len(shown) == len(certain))
+    reader.finish()
     expected = until_first(text, stop)
-    assert ("".join(piece for _, piece in marks.pairs), marks.stopped) == (expected, expected != text)
+    assert ("".join(piece for _, piece in reader.pieces), reader.stopped) == (expected, expected != text)
     return True
 
 
@@ -376,7 +376,7 @@ def test_stop_texts_of_a_model(rng, talker):
         at = rng.randrange(len(full.text) + 1)
         stop.append(full.text[at:at + rng.randint(1, 6)] or any_text(rng) or "x")
     thought = ""
-    if full.think_open_in_prompt or full.text.lstrip().startswith("<think>"):
+    if full.reader.thinks:
         thought = full.text[:(full.text + "</think>").find("</think>") + len("</think>")]
     whole = thought + until_first(full.text[len(thought):], stop)
     completion = Completion(talker, prompt, stop=rng.choice([tuple, iter])(stop), **options)
@@ -443,7 +443,7 @@ def test_think_budget(rng, talker):
     prompt = tokenizer.encode(rng.choice(["Hi", "Hi<think>", "<think>\n", "<think>a</think>", "a</think>",
                                           "<think>a</think><think>b", "<think>\n\n</think>\n\n"]))
     drawn: list[int] = []  # the places of the tokens that the model has drawn
-    marks = Marks(inside_thought(tokenizer, prompt), (), opening, closing)
+    reader = StoppingReader(inside_thought(last_turn(tokenizer, prompt)), parse_answer, (opening, closing))
 
     class Noted(ThinkBudget):
         def forced(self):
@@ -452,7 +452,7 @@ def test_think_budget(rng, talker):
             return token
 
     sequence = qwen3.Sequence(model, prompt, rng.randint(1, 24), rng.randrange(1000), (),
-                              [AnswerText(tokenizer, marks), Noted(tokenizer, marks, budget)], temperature=1.0)
+                              [AnswerText(tokenizer, reader), Noted(tokenizer, reader, budget)], temperature=1.0)
     tokens = list(qwen3.run(model, sequence, qwen3.KVCache(model.config)))
     assert len(tokens) == sequence.limit
     inside, spent = re.search("<think>((?!</think>).)*$", tokenizer.decode(prompt), re.DOTALL) is not None, 0
@@ -562,28 +562,33 @@ def test_only_line_breaks_go_between_a_thought_and_its_answer(text, content):
     assert parse_answer(text, not text.startswith("<think>")).content == content
 
 
-@fuzz(600)
-def test_marks(rng):
-    """The same parts however the text is cut up, nothing lost; and they are those of parse_answer where it has them."""
+@fuzz(600, refused=False)
+def test_an_answer_taken_apart_piece_by_piece(rng):
+    """The same however the text is cut up, nothing lost; and what the whole of the text tells."""
     text, opened = any_answer(rng)
-    expected = parts_of(text, opened)
+    expected, calls = taken_apart(text, opened)
     for pieces in (cut_up(rng, text, 9), [text], text):
         parts = pairs_of(pieces, opened)
         assert "".join(piece for _, piece in parts) == text
-        assert merged(parts) == expected
-    kinds = [kind for kind, _ in expected]
-    if text.endswith(END_TOKENS) or text.count("<think>") + opened != ("thinking" in kinds):
-        return False
-    thinking, content, call = ("".join(piece for kind, piece in expected if kind == wanted)
-                               for wanted in ("thinking", "content", "call"))
-    if not thinking and "</think>" in text or thinking and kinds[0] != "thinking":
-        return False
-    answer = parse_answer(text, opened)
-    thought = thinking.removeprefix("" if opened else "<think>").removesuffix("</think>").strip("\n")
-    assert answer.reasoning == (thought or None)
-    content = (content if answer.tool_calls else content + call).lstrip("\n" if thinking else "")
-    assert answer.content == (content.rstrip() if answer.tool_calls else content)
+        reader = AnswerReader(opened)
+        for piece in pieces:
+            reader.push(piece)
+        assert reader.finish() == expected
+        thinking, content, call = ("".join(piece for kind, piece in parts if kind == wanted)
+                                   for wanted in ("thinking", "content", "call"))
+        assert thinking == (expected.reasoning or "")
+        if expected.tool_calls or "<tool_call>" not in content:
+            assert (content, call) == (expected.content, calls)
     return True
+
+
+@given(st.text("a\n <>/", max_size=6), st.lists(st.sampled_from(["<think>", "</think>", CALL, "b", "\n"]), max_size=5))
+def test_parse_answer_leaves_out_text_before_a_thought(before, rest):
+    text = "".join(rest)
+    if "<think>" in text and not re.search("</think>|<tool_call>", text[:text.index("<think>")]):
+        assert parse_answer(before + text) == taken_apart(text[text.index("<think>"):], False)[0]
+    elif text.startswith("</think>"):
+        assert parse_answer(before + text) == taken_apart(before + text, True)[0]
 
 
 @pytest.mark.parametrize("kind, text, value", [
@@ -601,7 +606,7 @@ def test_marks(rng):
     ({}, "5", 5), ({}, "five", "five"), ({"$ref": "#/x"}, '{"a": 1}', {"a": 1}), ("unknown", "5", 5)], ids=str)
 def test_arguments_in_xml_have_their_schemas_types(kind, text, value):
     for tools in ([tool(a=kind)], [tool("g", a="string"), tool(a=kind)["function"]]):
-        [call] = parse_answer(xml_call("f", a=text), tools=tools).tool_calls
+        [call] = parse_answer(xml_call("f", a=text), value_of=values_for(tools)).tool_calls
         assert call == {"name": "f", "arguments": {"a": value}} and type(call["arguments"]["a"]) is type(value)
 
 
@@ -610,7 +615,7 @@ def test_arguments_in_xml_have_their_schemas_types(kind, text, value):
     [{"name": "f", "parameters": {"properties": {"a": 5}}}]], ids=str)
 def test_arguments_without_a_schema_are_json_or_text(tools):
     for text, value in (("5", 5), ("x: 5", "x: 5")):
-        assert parse_answer(xml_call("f", a=text), tools=tools).tool_calls[0]["arguments"] == {"a": value}
+        assert parse_answer(xml_call("f", a=text), value_of=values_for(tools)).tool_calls[0]["arguments"] == {"a": value}
 
 
 XML = xml_call("f", a="1")
@@ -630,7 +635,7 @@ TAGS_IN_TEXT = f"</function></tool_call><think></parameter> {CALL}"
       for start, thought in (("", None), ("x</think>", "x"))),
 ])
 def test_calls_in_xml(text, expected):
-    assert parse_answer(text, tools=[tool(a="integer", s="string")]) == expected
+    assert parse_answer(text, value_of=values_for([tool(a="integer", s="string")])) == expected
 
 
 @pytest.mark.parametrize("text", [
@@ -640,4 +645,4 @@ def test_calls_in_xml(text, expected):
     f"{XML}\n<tool_call>\n<function=f>\n<parameter=a>\n1", "<tool_call>" + "<function=f><parameter=a>" * 3000,
     "<tool_call><function=f>" + "<parameter=a></parameter>" * 20_000, "<tool_call>" * 20_000], ids=lambda it: it[:60])
 def test_malformed_calls_in_xml_stay_text(text):
-    assert parse_answer(text, tools=[tool(a="integer")]) == Answer(None, text)
+    assert parse_answer(text, value_of=values_for([tool(a="integer")])) == Answer(None, text)

@@ -14,7 +14,7 @@ from helpers import patiently, random_ids, run_main
 from qwen3_lib.app.chat import Chat
 from qwen3_lib.generation.batch import Batch
 from qwen3_lib.generation.completion import Completion
-from qwen3_lib.generation.marks import Marks
+from tokenizer_utils import AnswerReader
 from qwen3_lib.generation.options import AnswerOptions
 from qwen3_lib.generation.processors import StopLoops
 from qwen3_lib.generation.schema import regex
@@ -26,7 +26,7 @@ LONG = f"({CIRCLE.replace('.', '[.]')}){{30}}"
 
 def ends_at(ids, kind=StopLoops) -> int | None:
     """The length of the text until it ends as a circle; None: it doesn't."""
-    loops = kind(Marks(False), None)
+    loops = kind(AnswerReader(), None)
     return next((n for n, token in enumerate(ids, 1) if loops.after(token) is not None), None)
 
 

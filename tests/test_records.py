@@ -15,7 +15,7 @@ from qwen3_lib.app import records
 from qwen3_lib.app.openai import CHAT
 from qwen3_lib.app.records import JobSettings, answered, id_of, open_source, parsed, refused, result_of
 from qwen3_lib.io.errors import InputError
-from tokenizer_utils import check_message
+from tokenizer_utils import AnswerReader, check_message
 
 BEES = "How do bees find home?"
 TOOLS = [{"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {}}}]
@@ -253,7 +253,8 @@ def test_a_result_says_nothing_that_depends_on_what_else_runs(demo):
 def test_openai_tool_calls(demo, monkeypatch):
     """As OpenAI's client reads them: arguments as text, no content."""
     completion = qwen3.chat(demo, BEES, max_new_tokens=1).finish()
-    completion.marks.pairs = [("call", '<tool_call>\n{"name": "look", "arguments": {"a": "蜜"}}\n</tool_call>')]
+    completion.reader = AnswerReader()
+    completion.reader.push('<tool_call>\n{"name": "look", "arguments": {"a": "蜜"}}\n</tool_call>')
     [choice] = answered(completion, 3, "r-1", openai=True)["response"]["body"]["choices"]
     [call] = choice["message"]["tool_calls"]
     assert call["type"] == "function" and call["function"]["name"] == "look" and call["id"]

@@ -249,17 +249,17 @@ def test_calls_in_xml_have_typed_arguments(newer, arguments, expected):
 </parameter>
 </function>
 </tool_call>"""
-    job.completion.marks.push(said[:40])
+    job.completion.reader.push(said[:40])
     job.n_pairs = len(job.completion.pairs)
     shown = "".join(reply.chunks(0, job))
     assert "Let me see." in shown and "tool_call" not in shown.replace("tool_calls", "")
-    job.completion.marks.push(said[40:], ended=True)
+    job.completion.reader.push(said[40:], ended=True)
     job.n_pairs, job.finish_reason = len(job.completion.pairs), "stop"
     message = reply.whole()["choices"][0]["message"]
     assert message["content"] == "Let me see." and message["tool_calls"][0]["function"]["arguments"] == expected
     told = [json.loads(chunk.removeprefix("data: "))["choices"][0]["delta"] for chunk in reply.chunks(0, job)]
-    named, fragment = (call["function"] for delta in told for call in delta.get("tool_calls", ()))
-    assert (named["name"], named["arguments"] + fragment["arguments"]) == ("look_up", expected)
+    [call] = [call["function"] for delta in told for call in delta.get("tool_calls", ())]
+    assert call == {"name": "look_up", "arguments": expected}
 
 
 # ---- Answers that fit ------------------------------------------------------------------------------------------------

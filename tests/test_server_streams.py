@@ -1,16 +1,20 @@
 """qwen3_lib/server: streamed answers, and their pieces."""
+import asyncio
 import json
-import random
 import re
 
 import jsonschema
+import pytest
+from openai.types.chat.chat_completion_message_tool_call import Function
 
 from helpers import WEATHER
 from qwen3 import chat
-from qwen3_lib.generation.answer import parse_answer
-from qwen3_lib.generation.marks import Marks
+from qwen3_lib.app.openai import Door, chat_request
+from qwen3_lib.generation.completion import Completion
 from serving import FRANCE, PARIS, Served, streamed, web  # first: it skips where the server needs packages
-from qwen3_lib.server.deltas import Deltas
+from qwen3_lib.server.replies import ChatReply
+from qwen3_lib.server.worker import Job
+from test_answers import CALL
 
 
 def test_an_answer_whole_and_streamed(client, demo):
@@ -53,28 +57,26 @@ def test_a_sign_of_life_while_a_long_prompt_is_read(demo, monkeypatch):
     assert '"role": "assistant"' in events[0] and events[1].startswith(": ") and events[-2] == "data: [DONE]"
 
 
-def test_calls_are_told_while_they_are_written(client):
-    """Index, id and name come first, then the arguments in fragments, before the answer ends."""
+def test_a_call_is_told_when_it_is_complete(client):
+    """Index, id, name and arguments in one delta."""
     schema = {"type": "object", "properties": {"text": {"type": "string", "minLength": 30, "maxLength": 60}},
               "required": ["text"], "additionalProperties": False}
     tools = [{"type": "function", "function": {"name": "say", "parameters": schema}}]
     fields = {"model": "m", "messages": FRANCE, "tools": tools, "tool_choice": "required", "max_tokens": 200}
     deltas = [call for chunk in client.chat.completions.create(stream=True, **fields)
-              for call in chunk.choices[0].delta.tool_calls or () if call.index == 0]
-    whole = client.chat.completions.create(**fields).choices[0].message.tool_calls[0]
-    assert deltas[0].id and (deltas[0].function.name, deltas[0].function.arguments) == ("say", "")
-    assert len(deltas) > 5 and all(delta.index == 0 and not delta.id for delta in deltas[1:])
-    text = "".join(delta.function.arguments for delta in deltas)
-    assert text == whole.function.arguments
-    jsonschema.validate(json.loads(text), schema)
+              for call in chunk.choices[0].delta.tool_calls or ()]
+    calls = client.chat.completions.create(**fields).choices[0].message.tool_calls
+    assert [call.function for call in calls] == [Function(**delta.function.model_dump()) for delta in deltas]
+    assert [delta.index for delta in deltas] == [*range(len(calls))] and all(delta.id for delta in deltas)
+    jsonschema.validate(json.loads(deltas[0].function.arguments), schema)
 
 
 def test_an_answer_that_is_cut_within_a_call_has_the_same_reason_streamed_or_not(client):
     fields = {"model": "m", "messages": FRANCE, "tools": [WEATHER], "tool_choice": "required", "max_tokens": 26}
     whole = client.chat.completions.create(**fields).choices[0]
-    _, _, [call], [reason], _ = streamed(client.chat.completions.create(stream=True, **fields))
-    assert whole.finish_reason == reason == "length" and not whole.message.tool_calls
-    assert call["name"] == "get_weather" and call["arguments"].startswith('{"') and "}" not in call["arguments"]
+    content, _, calls, [reason], _ = streamed(client.chat.completions.create(stream=True, **fields))
+    assert whole.finish_reason == reason == "length" and not whole.message.tool_calls and not calls
+    assert content == whole.message.content and content.startswith("<tool_call>")
 
 
 def test_a_response_has_no_empty_delta(served):
@@ -85,50 +87,22 @@ def test_a_response_has_no_empty_delta(served):
         assert "".join(deltas) == expected and "" not in deltas
 
 
-def an_answer(rng):
-    """A text with a thought, a content and calls, each in several ways; a call may be malformed."""
-    text = rng.choice(["", "\n", "<think>\nhm\n</think>", "<think></think>", "<think>a < b\n\n</thin\n</think>",
-                       "<think>x <tool_call> y</think>"])
-    text += rng.choice(["", "\n\nHello", "\n\n\n", "Hi \n <b", "a\n\n\n"])
-    for _ in range(rng.choice([0, 0, 1, 2, 3])):
-        arguments = rng.choice([{}, {"city": 'Par"is}'}, {"a": [1, {"b": ']\\"'}], "c": "</x>"}, {"é": "<tool"}, None])
-        call = {"name": "f", "arguments": arguments} if rng.random() < 0.8 else {"arguments": arguments, "name": "g"}
-        written = json.dumps(call, indent=rng.choice([None, 1]), ensure_ascii=rng.random() < 0.5)
-        if rng.random() < 0.3:
-            values = (arguments or {}) | rng.choice([{}, {"city": "</tool_call>", "n": 5}])
-            texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
-            body = "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in texts.items())
-            written = f"<function=f>\n{body}</function>"
-        text += f"\n<tool_call>\n{written if rng.random() < 0.95 else '{oops'}\n</tool_call>"
-    return text
-
-
-def test_an_answer_taken_apart_piece_by_piece():
-    """However the text is cut: as parse_answer takes it apart, unless a malformed call follows a call that was told."""
-    rng, tools = random.Random(5), [{"name": "f", "parameters": {"properties": {"a": {}, "n": {"type": "integer"}}}}]
-    for _ in range(1000):
-        text, think_open = an_answer(rng), rng.random() < 0.2
-        text = text.removeprefix("<think>") if think_open else text
-        marks, deltas, calls, at = Marks(think_open), Deltas(think_open, False, tools), {}, 0
-        joined = {"reasoning_content": "", "content": ""}
-        while at == 0 or at < len(text):
-            end = at + rng.choice([1, 2, 5, 30])
-            marks.push(text[at:end], end >= len(text))
-            parts, told = deltas.push(marks.pairs, end >= len(text))
-            marks.pairs.clear()
-            joined = {key: joined[key] + part for key, part in parts.items()}
-            for call in told:
-                calls.setdefault(call["index"], [call["function"].get("name"), ""])[1] += call["function"]["arguments"]
-            at = end
-        whole = parse_answer(text, think_open, tools)
-        assert joined["reasoning_content"] == (whole.reasoning or "")
-        if whole.tool_calls or not calls:
-            assert joined["content"] == whole.content and deltas.called == bool(whole.tool_calls)
-            assert [{"name": name, "arguments": json.loads(arguments)} for name, arguments in calls.values()] == \
-                whole.tool_calls
-
-
-def test_tags_in_a_json_answer_are_content():
-    marks, deltas = Marks(False), Deltas(False, False)
-    marks.push(text := '{"tag": "<think>", "end": "</think>\\n"}', ended=True)
-    assert deltas.push(marks.pairs, True) == ({"reasoning_content": "", "content": text}, [])
+@pytest.mark.parametrize("text, content, calls", [
+    ('{"tag": "<think>", "end": "</think>\\n"}', '{"tag": "<think>", "end": "</think>\\n"}', []),
+    (f"Hm.\n{CALL}\n{CALL} done", "Hm.", ["f", "f"]), (f"a {CALL}\n<tool_call>{{oops", "a", ["f"])])
+def test_the_deltas_of_an_answer_do_not_depend_on_its_steps(demo, text, content, calls):
+    """A call that was told isn't taken back when a malformed one follows; from there on, all is content."""
+    asked = chat_request(demo, {"messages": FRANCE, "stream": True}, Door(1000))
+    for n in (1, 7, len(text)):
+        job = Job(asyncio.Event(), True, Completion(demo, asked.answers[0][0], options=asked.answers[0][1]))
+        reply, told = ChatReply(asked, [job], demo, "m"), {"content": "", "tool_calls": []}
+        for at in range(0, len(text), n):
+            job.completion.reader.push(text[at:at + n], ended=at + n >= len(text))
+            job.n_pairs, job.finish_reason = len(job.completion.pairs), "stop" if at + n >= len(text) else None
+            for chunk in reply.chunks(0, job):
+                [choice] = json.loads(chunk.removeprefix("data: "))["choices"]
+                told["content"] += choice["delta"].get("content", "")
+                told["tool_calls"] += [call["function"]["name"] for call in choice["delta"].get("tool_calls", ())]
+        assert told["tool_calls"] == calls and told["content"].startswith(content)
+        assert told["content"] == content or "oops" in told["content"]
+        assert choice["finish_reason"] == ("tool_calls" if calls else "stop")

@@ -13,12 +13,11 @@ import qwen3
 import qwen3_numba
 from configs import FRANCE, ROOT
 from helpers import read_safetensors
-from fuzzing import any_answer, cut_up, pairs_of, parts_of
+from fuzzing import any_answer, cut_up, pairs_of, taken_apart
 from make_random_model import make_random_model
 from qwen3_lib.app import terminal
 from qwen3_lib.generation.completion import Completion
 from test_qwen3_moe import MOE
-from qwen3_lib.generation.answer import parse_answer
 
 
 # ---- a cut answer ---------------------------------------------------------------------------------------------------
@@ -139,10 +138,11 @@ class Finished:
     """An answer that has been generated, as print_answer takes it."""
 
     def __init__(self, pieces, opened):
-        self.pieces, self.think_open_in_prompt, self.answer = pieces, opened, parse_answer("".join(pieces), opened)
+        self.pieces, self.opened = pieces, opened
+        self.answer, _ = taken_apart("".join(pieces), opened)
 
     def parts(self):
-        return pairs_of(self.pieces, self.think_open_in_prompt)
+        return pairs_of(self.pieces, self.opened)
 
     def __iter__(self):
         return iter(self.pieces)
@@ -157,7 +157,9 @@ def test_all_of_an_answer_is_printed(capsys, hide):
         finished = Finished(cut_up(rng, text, 9), opened)
         terminal.print_answer(finished, hide)
         out, calls = capsys.readouterr().out, finished.answer.tool_calls
-        shown = "".join(piece for kind, piece in parts_of(text, opened)
-                        if not (kind == "thinking" and hide) and not (kind == "call" and calls))
+        tags = "".join(piece for kind, piece in finished.parts() if kind == "tag")
+        opening, closing = ("<think>" in tags, "</think>" in tags) if not hide else (False, False)
+        shown = "<think>" * opening + ("" if hide else finished.answer.reasoning or "") + "</think>" * closing
+        shown += finished.answer.content
         shown += "".join(json.dumps(call, ensure_ascii=False) for call in calls)
         assert out.endswith("\n") and "".join(out.split()) == "".join(shown.split()), seed

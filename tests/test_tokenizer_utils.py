@@ -18,7 +18,7 @@ import tokenizer_utils
 from configs import QWEN3_5, ROOT, SHARED, needs_official_files
 from fuzzing import any_conversation, fuzz
 from helpers import message_of as error_of
-from qwen3_lib.generation.answer import inside_thought
+from qwen3_lib.generation.answer import inside_thought, last_turn
 from tokenizer_utils import PICTURES, StreamDecoder, Tokenizer, brief, checked_messages, load_tokenizer
 
 pytestmark = [pytest.mark.core, pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")]
@@ -547,7 +547,7 @@ def test_missing_and_unreadable_files(tmp_path):
     ("<|im_start|>assistant\n<think>\ncut off<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n", False),
     ("<|im_start|>assistant\n</think><|im_end|>\n<|im_start|>assistant\n<think>\n", True)])
 def test_inside_thought_looks_at_the_last_turn(tiny_model, prompt, expected):
-    assert inside_thought(tiny_model.tokenizer, tiny_model.tokenizer.encode(prompt)) is expected
+    assert inside_thought(last_turn(tiny_model.tokenizer, tiny_model.tokenizer.encode(prompt))) is expected
 
 
 @given(st.text() | st.from_regex(r"[\x00-\x1f\u200b\u202ea ]*", fullmatch=True), st.integers(5, 60))

@@ -137,25 +137,21 @@ class Page:
 
 def print_answer(completion: Completion, hide_thinking: bool = False, status: Status | None = None) -> None:
     """Streams an answer: its thought dimmed (or hidden), each tool call as a line of JSON, a newline at the end."""
-    status, page, started, held = status or Status(), Page(), False, []
+    status, page, held = status or Status(), Page(), ""
     try:
         for kind, piece in completion.parts():
-            if kind == "thinking" and hide_thinking:
+            if kind in ("thinking", "tag") and hide_thinking:
                 status.show("thinking …")
-                continue
-            if hide_thinking and not started:
-                piece = piece.lstrip("\n")
-            if kind == "call":
-                held.append(piece)  # until it is known whether it is one
-            elif piece:
+            elif kind in ("call", ""):
+                held += piece  # until it is certain that no malformed one follows
+            else:
                 status.erase()
-                page.write(piece, dim=kind == "thinking")
-                started = started or kind == "content"
+                page.write(held + piece, dim=kind != "content")
+                held = ""
         status.erase()
         calls = completion.answer.tool_calls
-        rest = "\n".join(json.dumps(call, ensure_ascii=False) for call in calls) or "".join(held)
-        page.write("\n" if rest and page.last not in ("", "\n") else "")
-        page.write(rest)
+        page.write("\n" if calls and page.last not in ("", "\n") else "")
+        page.write("\n".join(json.dumps(call, ensure_ascii=False) for call in calls))
     finally:
         status.erase()
         page.end()

@@ -1,28 +1,66 @@
-"""The types of the arguments in calls, which tokenizer_utils.parse_answer doesn't know, and thoughts in prompts."""
+"""Answers as they grow: thoughts in prompts, stop texts, the types of the arguments in calls."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import bisect
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import tokenizer_utils
-from tokenizer_utils import Answer, Tokenizer, json_value
+import numpy as np
+
+from tokenizer_utils import AnswerReader, Tokenizer, json_value
 
 Value = dict[str, Any]
 
 
-def inside_thought(tokenizer: Tokenizer, prompt: Iterable[int]) -> bool:
-    """True if the last turn of the prompt [n] ends within <think>, so that the answer begins with a thought's rest."""
-    turn = tokenizer.decode(prompt).rpartition("<|im_start|>")[2]
+def last_turn(tokenizer: Tokenizer, prompt: Sequence[int] | np.ndarray) -> str:
+    """The text of the prompt [n] after its last <|im_start|>; all of it without one."""
+    starts = np.flatnonzero(np.asarray(prompt) == tokenizer.token_to_id("<|im_start|>"))
+    return tokenizer.decode(prompt[starts[-1] + 1 if len(starts) else 0:])
+
+
+def inside_thought(turn: str) -> bool:
+    """True if a prompt with this last turn ends within <think>, so that the answer begins with a thought's rest."""
     return turn.rfind("<think>") > turn.rfind("</think>")
 
 
-def parse_answer(text: str, think_open_in_prompt: bool = False, tools: Sequence[Value] | None = None) -> Answer:
-    """tokenizer_utils.parse_answer. `tools`, JSON schemas, give the arguments of calls in XML their types."""
+def held_back(text: str, marks: Sequence[str]) -> int:
+    """The number of characters at the end of a text that could begin one of the marks, which are sorted."""
+    for start in range(max(len(text) - max(map(len, marks), default=0), 0), len(text)):
+        at = bisect.bisect_left(marks, end := text[start:])
+        if at < len(marks) and marks[at].startswith(end):
+            return len(end)
+    return 0
+
+
+class StoppingReader(AnswerReader):
+    """An AnswerReader that ends at the first of some texts, which is left out. They don't apply to a thought."""
+
+    def __init__(self, *args: Any, stop: Sequence[str] = ()):
+        super().__init__(*args)
+        self.stop, self.stopped = sorted(stop), False
+
+    def push(self, text: str, token: int | None = None, ended: bool = False) -> list[tuple[str, str]]:
+        return super().push("" if self.stopped else text, token, ended)
+
+    def step(self, ended: bool) -> bool:
+        if self.state in ("start", "thinking"):
+            return super().step(ended)
+        if ends := [(at + len(text), at) for text in self.stop if (at := self.held.find(text)) >= 0]:
+            self.held, self.stopped = self.held[:min(ends)[1]], True  # the first complete one, of two the longer
+        certain = len(self.held) - (0 if ended or self.stopped else held_back(self.held, self.stop))
+        self.held, rest = self.held[:certain], self.held[certain:]
+        again = bool(self.held) and super().step(ended or self.stopped)
+        self.held += rest
+        return again
+
+
+def values_for(tools: Sequence[Value] | None) -> Callable[[str, str, str], Any]:
+    """The `value_of` of parse_answer. `tools`, JSON schemas, give the arguments of calls in XML their types."""
     def value_of(function: str, parameter: str, text: str) -> Any:
         schemas = _schemas(tools, function)
         return _argument(text, schemas.get(parameter, {"type": "string"} if schemas else {}))
 
-    return tokenizer_utils.parse_answer(text, think_open_in_prompt, value_of)
+    return value_of
 
 
 def _schemas(tools: Sequence[Value] | None, name: str) -> Value:

@@ -11,9 +11,8 @@ from typing import Any, Self
 import numpy as np
 
 from qwen3 import CHUNK, KVCache, Model, Sequence, Stream, TokenIds, default_sampling
-from qwen3_lib.generation.answer import inside_thought, parse_answer
+from qwen3_lib.generation.answer import StoppingReader, inside_thought, last_turn, values_for
 from qwen3_lib.generation.guesses import speculator
-from qwen3_lib.generation.marks import Marks
 from qwen3_lib.generation.options import AnswerOptions, options_of
 from qwen3_lib.generation.pictures import taken
 from qwen3_lib.generation.processors import Bias, Logprobs, Processor, StopLoops, ThinkBudget, TokenLogprob
@@ -26,19 +25,19 @@ from tokenizer_utils import Answer, InputError, StreamDecoder, Tokenizer
 
 
 class AnswerText(Processor):
-    """Gives the text of the tokens to the Marks, until a stop text, and notes the times."""
+    """Gives the text of the tokens to the reader, until a stop text, and notes the times."""
 
-    def __init__(self, tokenizer: Tokenizer, marks: Marks):
-        self.decoder, self.marks = StreamDecoder(tokenizer, skip_special_tokens=True), marks
+    def __init__(self, tokenizer: Tokenizer, reader: StoppingReader):
+        self.decoder, self.reader = StreamDecoder(tokenizer, skip_special_tokens=True), reader
         self.times = list[float]()  # the start, then the arrival of each token in seconds
 
     def after(self, token: int | None) -> str | None:
         if token is None:
-            self.marks.push(self.decoder.flush(), ended=True)
+            self.reader.push(self.decoder.flush(), ended=True)
         else:
             self.times.append(time.perf_counter())
-            self.marks.push(self.decoder.push(token), token=token)
-        return "stop" if self.marks.stopped else None
+            self.reader.push(self.decoder.push(token), token)
+        return "stop" if self.reader.stopped else None
 
 
 class Completion(Stream):
@@ -64,19 +63,21 @@ class Completion(Stream):
         self.model, self.sequence = model, Sequence(model, token_ids, wanted.max_new_tokens, wanted.seed,
                                                     wanted.eos_token_ids, **wanted.sampling)
         prompt, processors = self.sequence.prompt, self.sequence.processors
-        self.think_open_in_prompt = inside_thought(tokenizer, prompt)  # the text begins within a thought
-        self.marks = Marks(self.think_open_in_prompt, tuple(wanted.stop or ()),
-                           tokenizer.token_to_id("<think>"), tokenizer.token_to_id("</think>"))
+        turn = last_turn(tokenizer, prompt)
+        think_ids = tokenizer.token_to_id("<think>"), tokenizer.token_to_id("</think>")
+        self.reader = StoppingReader(inside_thought(turn), values_for(tools), think_ids, stop=tuple(wanted.stop or ()))
         self.noted, constrained = None if wanted.logprobs is None else Logprobs(tokenizer, wanted.logprobs), None
-        processors += [written := AnswerText(tokenizer, self.marks)] + ([] if self.noted is None else [self.noted])
-        budget, has_thoughts = None, None not in (self.marks.opening, self.marks.closing)
+        processors += [written := AnswerText(tokenizer, self.reader)] + ([] if self.noted is None else [self.noted])
+        budget, has_thoughts = None, None not in think_ids
         if wanted.think_budget is not None or wanted.stop_loops and has_thoughts:
             most = math.inf if wanted.think_budget is None else wanted.think_budget
-            processors.append(budget := ThinkBudget(tokenizer, self.marks, most))
+            processors.append(budget := ThinkBudget(tokenizer, self.reader, most))
         if wanted.stop_loops:
-            processors.append(StopLoops(self.marks, budget))
+            processors.append(StopLoops(self.reader, budget))
         if wanted.schema is not None:
-            processors.append(constrained := Constrained(model, prompt, self.marks, wanted.schema, wanted.max_string))
+            may_think = "</think>" not in turn and "assistant" in turn
+            processors.append(constrained := Constrained(model, self.reader, budget, may_think, wanted.schema,
+                                                         wanted.max_string))
         if wanted.logit_bias is not None:
             processors.append(Bias(wanted.logit_bias, model.config.vocab_size))
         self.speculator = speculator(model, constrained, wanted.lookup, wanted.draft)
@@ -167,8 +168,8 @@ class Completion(Stream):
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """The pieces so far with their kinds: "thinking", "content" or "call", see Marks."""
-        return self.marks.pairs
+        """The pieces so far with their kinds, see AnswerReader."""
+        return self.reader.pieces
 
     @property
     def ended(self) -> str | None:
@@ -191,14 +192,7 @@ class Completion(Stream):
     @property
     def answer(self) -> Answer:
         """The text, taken apart into reasoning, content and tool_calls."""
-        # A grammar begins after the thought, or without one: a tag in its text is text.
-        whole = "<think></think>" * (self.finish().options.schema is not None and not self.thinks) + self.text
-        return parse_answer(whole, self.think_open_in_prompt, self.tools)
-
-    @property
-    def thinks(self) -> bool:
-        """Whether the text begins with a thought."""
-        return self.think_open_in_prompt or self.text.lstrip().startswith("<think>")
+        return self.finish().reader.finish(self.ended is not None)
 
     @property
     def is_json(self) -> bool:
@@ -213,7 +207,7 @@ class Completion(Stream):
         """
         if not self.is_json:
             raise InputError("only an answer that fits a JSON Schema or a class can be parsed")
-        return parsed(self.finish().options.schema, self.text.partition("</think>")[2] if self.thinks else self.text)
+        return parsed(self.options.schema, self.answer.content)
 
     @property
     def message(self) -> dict[str, Any]:

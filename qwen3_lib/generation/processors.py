@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qwen3 import checked_number
-from qwen3_lib.generation.marks import Marks
-from tokenizer_utils import InputError, Tokenizer, brief
+from tokenizer_utils import AnswerReader, InputError, Tokenizer, brief
 
 
 class Processor:
@@ -30,21 +29,22 @@ class ThinkBudget(Processor):
     """Closes a thought after `budget` tokens: CLOSING is then forced, token by token."""
     CLOSING = "\n</think>\n\n"
 
-    def __init__(self, tokenizer: Tokenizer, marks: Marks, budget: float):
-        if marks.opening is None or marks.closing is None:
+    def __init__(self, tokenizer: Tokenizer, reader: AnswerReader, budget: float):
+        if None in reader.think_ids:
             raise InputError("think_budget needs a model whose tokenizer has the tokens <think> and </think>")
-        self.marks, self.left = marks, budget
+        self.reader, self.left = reader, budget
         self.ending = tokenizer.encode(self.CLOSING, add_special_tokens=False)
         self.next: list[int] = []  # the last one first
+        self.closes = False  # whether the latest token is one of CLOSING
 
     def forced(self) -> int | None:
-        if self.marks.inside and self.left <= 0 and not self.next:
+        if self.reader.inside and self.left <= 0 and not self.next:
             self.next = self.ending[::-1]
-        self.marks.is_closed = bool(self.next)
+        self.closes = bool(self.next)
         return self.next.pop() if self.next else None
 
     def after(self, token: int | None) -> str | None:
-        self.left -= self.marks.was_inside and token != self.marks.closing
+        self.left -= self.reader.was_inside and token != self.reader.think_ids[1]
         return None
 
 
@@ -58,8 +58,8 @@ class StopLoops(Processor):
     """
     SIZE, LEAST, WINDOW, FEW = 24, 1024, 2048, 12
 
-    def __init__(self, marks: Marks, budget: ThinkBudget | None):
-        self.marks, self.budget = marks, budget  # the budget closes a thought; None: the model has no thoughts
+    def __init__(self, reader: AnswerReader, budget: ThinkBudget | None):
+        self.reader, self.budget = reader, budget  # the budget closes a thought; None: the model has no thoughts
         self.begin()
 
     def begin(self) -> None:
@@ -69,7 +69,7 @@ class StopLoops(Processor):
     def after(self, token: int | None) -> str | None:
         if token is None or not self.runs_in_circles(token):
             return None
-        if self.marks.inside and self.budget:
+        if self.reader.inside and self.budget:
             self.budget.left = 0
             self.begin()
             return None

@@ -13,9 +13,8 @@ import numpy as np
 
 from qwen3_lib.generation.answer import kinds_of
 from qwen3_lib.generation.prepare import MAX_STRING, prepared
-from qwen3_lib.generation.marks import Marks
-from qwen3_lib.generation.processors import Processor
-from tokenizer_utils import InputError, Tokenizer, brief
+from qwen3_lib.generation.processors import Processor, ThinkBudget
+from tokenizer_utils import AnswerReader, InputError, Tokenizer, brief
 
 LONGEST, MOST_RULES = 2**19, 1000  # characters of a grammar; rules of one in Lark, each of which may lead to the next
 NEVER = np.float32(-1e20)  # a logit that isn't drawn; finite, so that the check for damaged weights keeps its meaning
@@ -206,22 +205,23 @@ def compiled(tokens: Any, grammar: str) -> Any:
 class Constrained(Processor):
     """Allows only tokens that a schema allows, and takes those that it forces without drawing: see ForcedTokens."""
 
-    def __init__(self, model: Any, prompt: np.ndarray, marks: Marks, schema: Any, max_string: int | None = None):
+    def __init__(self, model: Any, reader: AnswerReader, budget: ThinkBudget | None, may_think: bool, schema: Any,
+                 max_string: int | None = None):
         tokenizer, n_rows = model.tokenizer, model.config.vocab_size
-        self.matcher, self.tokens, self.marks = matcher_of(model, schema, max_string), guide_of(model), marks
+        self.matcher, self.tokens = matcher_of(model, schema, max_string), guide_of(model)
+        self.reader, self.budget = reader, budget
         self.mask = np.empty(-(-n_rows // 32), np.int32)
         self.room = np.empty((4 * len(self.mask), 8), np.float32)  # for masked logits; a new array costs 15 us
-        turn = tokenizer.decode(prompt).rpartition("<|im_start|>")[2]
         self.begun = False  # whether the grammar has taken a token
         # Before the grammar's first token: a thought, unless the prompt has had it, and white space after a thought.
-        self.before_it: set[Any] = {marks.opening} - {None} if "</think>" not in turn and "assistant" in turn else set()
+        self.before_it: set[Any] = {reader.think_ids[0]} - {None} if may_think else set()
         self.newlines = {ids[0] for text in ("\n\n", "\n")
                          if len(ids := tokenizer.encode(text, add_special_tokens=False)) == 1}
         self.certain: list[int] = []  # the next tokens, where only one text can follow
 
     def before(self, logits: np.ndarray) -> np.ndarray:
         """The logits, with NEVER for tokens that can't come next; valid until the next call."""
-        if self.marks.inside and not self.begun or self.certain:
+        if self.reader.inside and not self.begun or self.certain:
             return logits
         self.matcher.unsafe_compute_mask_ptr(self.mask.ctypes.data, self.mask.nbytes)
         self.check()
@@ -236,11 +236,11 @@ class Constrained(Processor):
         return self.certain.pop(0) if self.certain else None
 
     def after(self, token: int | None) -> str | None:
-        marks = self.marks
         if token is None:
             return None
-        if marks.is_closed or not self.begun and (marks.inside or marks.was_inside):
-            self.before_it = self.newlines if token == marks.closing else set()
+        closes = self.budget is not None and self.budget.closes
+        if closes or not self.begun and (self.reader.inside or self.reader.was_inside):
+            self.before_it = self.newlines if token == self.reader.think_ids[1] else set()
             return None
         if not self.begun and token in self.before_it:
             self.before_it = set()

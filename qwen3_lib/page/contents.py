@@ -18,7 +18,7 @@ import numpy as np
 import qwen3
 import qwen3_vision
 from qwen3 import Config, InputError, Model, Sampling, brief, check_finite, softmax
-from qwen3_lib.generation.answer import inside_thought, parse_answer
+from qwen3_lib.generation.answer import inside_thought, last_turn
 from qwen3_lib.generation.options import AnswerOptions
 from qwen3_lib.generation.pictures import MARK
 from qwen3_lib.generation.processors import log_softmax
@@ -26,6 +26,7 @@ from qwen3_lib.io.pictures import picture_of
 from qwen3_lib.page.page import lines_of_functions, pack
 from qwen3_lib.page.recorder import Pass, Recorder, Step
 from qwen3_vision import MAX_PIXELS, MIN_PIXELS, Picture, fields, mrope_positions, put
+from tokenizer_utils import parse_answer
 
 PREFILLS = 5  # passes of the prompt; the page shows their median
 READ = 2**26  # numbers that NumPy reads to show how fast memory is: 256 MB
@@ -124,7 +125,7 @@ def contents(model: Model, options: PageOptions) -> dict[str, Any]:
     drawn, passes = answered(recorder, prompt, options.longest, settings, seed)
     ended = drawn[-1].token in model.eos_token_ids
     answer = [each.token for each in drawn[:-1 if ended else None]]
-    said = parse_answer(tokenizer.decode(answer), inside_thought(tokenizer, prompt))
+    said = parse_answer(tokenizer.decode(answer), inside_thought(last_turn(tokenizer, prompt)))
     ids = np.array([*prompt, *answer])
     # In the page, the tokens of the k-th picture have the id ~k.
     shown = np.where(ids < 0, ~(np.cumsum((ids < 0) & (fields(ids)[3] == 0)) - 1), ids)

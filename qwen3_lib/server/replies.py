@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 from qwen3 import Model
 from qwen3_lib.generation.processors import TokenLogprob
-from qwen3_lib.app.openai import Value, GenerationRequest, chat_choice, chat_logprobs
-from qwen3_lib.server.deltas import Deltas
+from qwen3_lib.app.openai import Value, GenerationRequest, called, chat_choice, chat_logprobs
 from qwen3_lib.server.worker import Job
 
+TEXTS = {"thinking": "reasoning_content", "content": "content"}  # kind of a piece -> its field
 encode = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make an encoder for each event
 
 
@@ -97,22 +97,31 @@ class ChatReply(Reply):
 
     def __init__(self, asked: GenerationRequest, jobs: list[Job], model: Model, model_name: str):
         super().__init__(asked, jobs, model, model_name)
-        self.deltas = [Deltas(job.completion.think_open_in_prompt, asked.one_call, job.completion.tools)
-                       for job in jobs]
+        self.n_calls = [0] * len(jobs)  # told of each answer
+
+    def parts(self, i: int, job: Job) -> tuple[dict[str, str], list[Value]]:
+        """(the new texts that aren't empty, the new calls) of the i-th answer."""
+        texts, calls = {"reasoning_content": "", "content": ""}, list[Value]()
+        for kind, piece in self.news(i, job):
+            if kind in TEXTS:
+                texts[TEXTS[kind]] += piece
+            elif kind == "call" and not (self.asked.one_call and self.n_calls[i]):
+                calls.append({"index": self.n_calls[i]} | called(job.completion.reader.calls[self.n_calls[i]]))
+                self.n_calls[i] += 1
+        return {name: text for name, text in texts.items() if text}, calls
 
     def first(self, i: int) -> Iterator[str]:
         yield self.chunk(i, {"delta": {"role": "assistant", "content": None}, "logprobs": None})
 
     def chunks(self, i: int, job: Job) -> Iterator[str]:
-        parts, calls = self.deltas[i].push(self.news(i, job), job.ended)
-        delta, logprobs = {key: text for key, text in parts.items() if text}, self.logprobs(i)
+        (delta, calls), logprobs = self.parts(i, job), self.logprobs(i)
         if delta or logprobs and logprobs["content"]:
             yield self.chunk(i, {"delta": delta, "logprobs": logprobs})
         for call in calls:
             yield self.chunk(i, {"delta": {"tool_calls": [call]}, "logprobs": None})
         if job.ended:
             yield self.chunk(i, {"delta": {}, "logprobs": None},
-                             "tool_calls" if self.deltas[i].called else job.finish_reason)
+                             "tool_calls" if self.n_calls[i] else job.finish_reason)
 
     def choice(self, i: int, job: Job) -> Value:
         choice = chat_choice(job.completion, job.finish_reason, self.asked.one_call)

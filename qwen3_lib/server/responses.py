@@ -183,18 +183,16 @@ class Response(ChatReply):
         yield self.event("output_item.done", output_index=len(self.items) - 1, item=item)
 
     def chunks(self, i: int, job: Job) -> Iterator[str]:
-        parts, calls = self.deltas[i].push(self.news(i, job), job.ended)
-        if parts["reasoning_content"]:
-            yield from self.written("reasoning", parts["reasoning_content"])
-        if parts["content"] or job.ended and not self.items and not calls:
-            yield from self.written("message", parts["content"])
+        texts, calls = self.parts(i, job)
+        if "reasoning_content" in texts:
+            yield from self.written("reasoning", texts["reasoning_content"])
+        if "content" in texts or job.ended and not self.items and not calls:
+            yield from self.written("message", texts.get("content", ""))
         for call in calls:
-            if "id" in call:
-                yield from self.opened("function_call", call_id=call["id"], name=call["function"]["name"],
-                                       arguments="")
-            if arguments := call["function"]["arguments"]:
-                self.items[-1]["arguments"] += arguments
-                yield self.event("function_call_arguments.delta", **self.place(), delta=arguments)
+            name, arguments = call["function"]["name"], call["function"]["arguments"]
+            yield from self.opened("function_call", call_id=call["id"], name=name, arguments="")
+            self.items[-1]["arguments"] = arguments
+            yield self.event("function_call_arguments.delta", **self.place(), delta=arguments)
         if job.ended:
             yield from self.closed(self.status)
 

@@ -1,6 +1,6 @@
 """Many random inputs in a process of their own: what runs them, and what they are made of.
 
-Each surface gets at least 2,000 inputs, the same ones in every run. They run in a process of their own, whose memory
+Each surface gets the same inputs in every run. They run in a process of their own, whose memory
 and time are limited: a crash of a library, a hang, or memory that grows without end fails the test, and so does a
 warning. A failure names its input: `random.Random(seed)`. The share of inputs that work is checked, too, so that no
 fuzzer tests nothing but the first line of a parser.

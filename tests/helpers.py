@@ -156,9 +156,20 @@ def cut_off(n: int) -> str:
     return f"The answer was cut off after {n} tokens: raise --max-tokens for more.\n"
 
 
-def with_engine(model, logits_of):
-    """The model with another forward pass."""
-    return dataclasses.replace(model, engine=dataclasses.replace(model.engine, logits_of=logits_of))
+def with_engine(model, **changes):
+    """The model with other functions of its engine."""
+    return dataclasses.replace(model, engine=dataclasses.replace(model.engine, **changes))
+
+
+def counting(model, function="logits_of", count=lambda ids, cache: len(ids)):
+    """(the model, a list to which each pass adds how many tokens it computes)."""
+    passes, compute = [], getattr(model.engine, function)
+
+    def counted(model, ids, cache, *args, **options):
+        passes.append(count(ids, cache))
+        return compute(model, ids, cache, *args, **options)
+
+    return with_engine(model, **{function: counted}), passes
 
 
 def run_fast(*arguments, program="qwen3_numba.py", **options):

@@ -42,7 +42,7 @@ def saying(model, script):
         said.n += 1
         return logits
     said = type("Said", (), {"n": 0})
-    return with_engine(model, logits_of)
+    return with_engine(model, logits_of=logits_of)
 
 
 def ending(model, text):
@@ -421,7 +421,7 @@ def test_tokens_behind_a_stop_text_are_not_kept(demo, stop, lookup):
         logits = np.float32(following[:, None] == np.arange(model.config.vocab_size))
         return logits if all_logits else logits[cache.last]
 
-    answer = Completion(with_engine(demo, logits_of), prompt, stop=stop, lookup=lookup, logprobs=0)
+    answer = Completion(with_engine(demo, logits_of=logits_of), prompt, stop=stop, lookup=lookup, logprobs=0)
     answer.finish()
     kept = len(answer.token_ids)
     assert answer.text == until_first(text, [stop]) and answer.finish_reason == "stop"
@@ -439,7 +439,7 @@ def test_think_budget(rng, talker):
     opening, closing = map(tokenizer.token_to_id, ("<think>", "</think>"))
     bias = np.zeros(talker.config.vocab_size, np.float32)
     bias[opening], bias[closing] = rng.uniform(-3, 9), rng.uniform(-3, 9)
-    model = with_engine(talker, lambda *args, **options: qwen3.logits_of(*args, **options) + bias)
+    model = with_engine(talker, logits_of=lambda *args, **options: qwen3.logits_of(*args, **options) + bias)
     prompt = tokenizer.encode(rng.choice(["Hi", "Hi<think>", "<think>\n", "<think>a</think>", "a</think>",
                                           "<think>a</think><think>b", "<think>\n\n</think>\n\n"]))
     drawn: list[int] = []  # the places of the tokens that the model has drawn

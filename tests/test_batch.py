@@ -1,6 +1,5 @@
 """qwen3_lib/generation/batch.py: requests that come, go and fail as they like, compared with each of them alone."""
 import contextlib
-import dataclasses
 
 import numpy as np
 import pytest
@@ -9,7 +8,7 @@ from hypothesis import strategies as st
 
 import qwen3
 from configs import BASE, ROOT
-from helpers import assert_one_line, message_of, patiently, random_ids
+from helpers import assert_one_line, counting, message_of, patiently, random_ids, with_engine
 from make_random_model import make_random_model
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.guesses import Proposer
@@ -46,17 +45,6 @@ def finished(batch, most=1000):
         if batch.idle:
             return results
     pytest.fail(f"the batch still runs after {most} steps")
-
-
-def counting(model):
-    """(the model, a list to which each pass adds how many tokens each of its sequences gets)."""
-    passes = []
-
-    def logits_of(model_, ids, cache, all_logits=False):
-        passes.append(list(cache.counts))
-        return model.engine.logits_of(model_, ids, cache, all_logits)
-
-    return dataclasses.replace(model, engine=dataclasses.replace(model.engine, logits_of=logits_of)), passes
 
 
 @st.composite
@@ -105,7 +93,7 @@ def test_a_slot_is_used_again_by_shorter_and_by_similar_prompts(model):
 
 
 def test_a_common_beginning_is_computed_once(model):
-    counted, passes = counting(model)
+    counted, passes = counting(model, count=lambda _, cache: list(cache.counts))
     batch = Batch(counted, 4, 500)
     for i in range(9):
         batch.add(i, BEGINNINGS[2] + random_ids(5, i), max_new_tokens=4, eos_token_ids=())
@@ -130,7 +118,7 @@ def test_only_requests_with_the_same_salt_share_a_beginning(model, slots, kept, 
 
 
 def test_running_answers_wait_for_no_more_than_a_piece(model):
-    counted, passes = counting(model)
+    counted, passes = counting(model, count=lambda _, cache: list(cache.counts))
     batch = Batch(counted, 3, 900)
     first = batch.add("first", [1, 2, 3], max_new_tokens=30, eos_token_ids=())
     batch.step()
@@ -144,7 +132,7 @@ def test_running_answers_wait_for_no_more_than_a_piece(model):
 
 
 def test_what_a_short_prompt_leaves_of_a_piece_is_for_the_long_one(model):
-    counted, passes = counting(model)
+    counted, passes = counting(model, count=lambda _, cache: list(cache.counts))
     batch = Batch(counted, 2, 500)
     for n in (300, 5):
         batch.add(n, random_ids(n), max_new_tokens=2, eos_token_ids=())
@@ -168,7 +156,7 @@ def test_the_text_of_an_answer_can_be_read_while_it_grows(demo):
 def test_guesses_in_a_batch(model, monkeypatch):
     """Several tokens a pass for some, one for others, and a prompt in pieces beside them."""
     monkeypatch.setattr(Proposer, "length", lambda self, *_: self.n)
-    counted, passes = counting(model)
+    counted, passes = counting(model, count=lambda _, cache: list(cache.counts))
     prompts = [[5, 6, 7, 8] * 6, [5, 6, 7, 8] * 4, random_ids(300)]
     options = [{"lookup": 5}, {}, {"lookup": 3, "logprobs": 2}]
     batch = Batch(counted, 3, 400)
@@ -186,8 +174,7 @@ def test_a_request_that_fails_leaves_the_others_alone(model):
         bad = [each.token_ids[0] == 7 for each in cache.caches]
         return np.where(np.array(bad)[:, None], np.nan, logits)
 
-    broken = dataclasses.replace(model, engine=dataclasses.replace(model.engine, logits_of=logits_of))
-    batch = Batch(broken, 3, 100)
+    batch = Batch(with_engine(model, logits_of=logits_of), 3, 100)
     for i, prompt in enumerate([[1, 2], [7, 2], [3]]):
         batch.add(i, prompt, max_new_tokens=5, eos_token_ids=())
     results = finished(batch)
@@ -211,7 +198,7 @@ def test_a_step_that_was_interrupted_is_made_again(model):
                 raise KeyboardInterrupt
             return result
 
-        batch = Batch(dataclasses.replace(model, engine=dataclasses.replace(model.engine, logits_of=logits_of)), 3, 900)
+        batch = Batch(with_engine(model, logits_of=logits_of), 3, 900)
         for i, prompt in enumerate(prompts):
             batch.add(i, prompt, max_new_tokens=9, eos_token_ids=[])
         results = {}

@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 
 import qwen3
-from helpers import LIMA, MADRID, PERU, SPAIN, TALK, WEATHER, roles
+from helpers import LIMA, MADRID, PERU, SPAIN, TALK, WEATHER, roles, with_engine
 from qwen3 import InputError
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.app import chat as qwen3_chat
@@ -251,7 +251,7 @@ def handle_and_check(chat: qwen3_chat.Chat, line: str, stop_at: int | None = Non
     """Handles a line, with Ctrl-C at the n-th piece. Checks the tokens computed, and the answer against a fresh one."""
     before, last = chat.cache.token_ids.ravel()[:chat.cache.length].tolist(), chat.last
     forward = mock.Mock(side_effect=qwen3.logits_of)
-    chat.model = dataclasses.replace(chat.model, engine=dataclasses.replace(chat.model.engine, logits_of=forward))
+    chat.model = with_engine(chat.model, logits_of=forward)
     stop = [] if stop_at is None else [None] * stop_at + [KeyboardInterrupt]
     with (mock.patch.object(terminal, "write", side_effect=itertools.chain(stop, itertools.repeat(None))),
           contextlib.suppress(KeyboardInterrupt, InputError)):
@@ -301,8 +301,7 @@ def test_only_what_differs_is_computed_again(demo):
 @pytest.mark.parametrize("error", [KeyboardInterrupt, InputError("the logits are not finite")])
 def test_an_answer_that_does_not_begin(demo, error):
     """The old answer is there, the cache is as if nothing had happened, and the question is taken back."""
-    engine = dataclasses.replace(demo.engine, logits_of=mock.Mock(side_effect=error))
-    chat = new_chat(dataclasses.replace(demo, engine=engine), TALK)
+    chat = new_chat(with_engine(demo, logits_of=mock.Mock(side_effect=error)), TALK)
     for line in ("/regenerate", PERU):
         with pytest.raises((KeyboardInterrupt, InputError)):
             handled(chat, line)

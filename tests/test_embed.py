@@ -12,7 +12,7 @@ import qwen3
 import qwen3_numba as fast
 from embedders import AFTER, BEFORE, SHAPE, add_modules, make_classifier, make_embedder, make_reranker, texts
 from fuzzing import damaged
-from helpers import assert_one_line, edit_json, message_of, patiently, with_tensors
+from helpers import assert_one_line, counting, edit_json, message_of, patiently, with_engine, with_tensors
 from make_random_model import make_random_model
 from qwen3_embed import END, POSITIONS, SEARCH, PASS_TOKENS, classify, embed, groups, rerank
 from qwen3_lib.app.models import why_not
@@ -34,10 +34,6 @@ def judge(reranker):
 @pytest.fixture
 def some_texts():
     return texts(np.random.default_rng(0), 7, 20) + ["a", "a b", "a"]
-
-
-def with_engine(model, **functions):
-    return dataclasses.replace(model, engine=dataclasses.replace(model.engine, **functions))
 
 
 # ---- Embeddings and scores -------------------------------------------------------------------------------------------
@@ -228,27 +224,16 @@ def test_groups(lengths, shared):
     assert all(map(fits, found)) and not any(fits([*group, after[0]]) for group, after in zip(found, found[1:]))
 
 
-def counting(model):
-    """(the model, a list to which each pass adds how many tokens it computes)."""
-    passes = []
-
-    def counted(model, ids, cache):
-        passes.append(len(ids))
-        return qwen3.hidden_states(model, ids, cache)
-
-    return with_engine(model, hidden_states=counted), passes
-
-
 def test_no_token_is_computed_twice(model, judge):
     """Texts of very different lengths are not padded; a query with its prompt, and an instruction, are read once."""
-    model, passes = counting(model)
+    model, passes = counting(model, "hidden_states")
     documents = texts(np.random.default_rng(1), 100, 60)
     embed(model, documents)
     assert sum(passes) == sum(len(model.tokenizer.encode(text)) for text in documents) and len(passes) < 30
     passes.clear()
     embed(model, documents[:40], instruction=SEARCH)
     assert sum(passes) < passes[0] + 1.1 * sum(len(model.tokenizer.encode(text)) + 1 for text in documents[:40])
-    judge, passes = counting(judge)
+    judge, passes = counting(judge, "hidden_states")
     documents, query = texts(np.random.default_rng(2), 50, 12), " ".join(texts(np.random.default_rng(3), 5))
     rerank(judge, query, documents)
     assert passes[0] > len(judge.tokenizer.encode(query))

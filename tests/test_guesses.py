@@ -23,7 +23,7 @@ def test_guesses_never_change_the_answer(model, prompt, guesses, limit, seed, te
     """Texts that repeat themselves and a draft that often errs, so that many guesses are right and many are wrong."""
     def with_bias(wrong):
         bias = np.where(np.arange(320) < 6, 12, 0).astype(np.float32) + wrong
-        return with_engine(model, lambda *args, **options: qwen3.logits_of(*args, **options) + bias)
+        return with_engine(model, logits_of=lambda *args, **options: qwen3.logits_of(*args, **options) + bias)
 
     n_lookup, n_draft = guesses
     options = {"max_new_tokens": limit, "seed": seed, "temperature": temperature, "eos_token_ids": [5]}
@@ -74,7 +74,7 @@ def test_right_guesses_save_passes(model):
     run = Run(sequence, qwen3.KVCache(model.config), guesses)
     run.cache.reserve(100)
     while sequence.finish_reason is None:
-        step(with_engine(model, following), [run])
+        step(with_engine(model, logits_of=following), [run])
         guesses.plain, guesses.sources[0].check = 1.0, 0.0
     assert sequence.token_ids == [3, 4, 1, 2] * 5 and passes == 5
 
@@ -101,7 +101,8 @@ def test_a_source_learns_how_many_guesses_pay(right, expected):
 
 def test_a_draft_may_have_more_rows_or_a_shorter_context_than_the_model(model):
     """Rows behind those of the tokens only fill up the matrix: what a draft draws there is no guess."""
-    rows = with_engine(model, lambda *args, **options: np.append(qwen3.logits_of(*args, **options), np.full((1, 8), 99), 1))
+    rows = with_engine(model, logits_of=lambda *args, **options: np.append(
+        qwen3.logits_of(*args, **options), np.full((1, 8), 99), 1))
     short = dataclasses.replace(model, config=dataclasses.replace(model.config, context_length=9))
     options = {"temperature": 0, "max_new_tokens": 12, "eos_token_ids": ()}
     for draft in (rows, short):
@@ -117,7 +118,7 @@ def test_a_draft_with_the_same_weights_guesses_right(model):
         logits = qwen3.logits_of(*args, **options)
         return logits[:, ::-1] if next(calls) == 4 else logits
 
-    draft = Draft(with_engine(model, logits_of), model)
+    draft = Draft(with_engine(model, logits_of=logits_of), model)
     draft.length = lambda *_: 4
     for prompt, wrong in (([1, 2, 3], {1, 2, 3, 4}), ([1, 4], {0})):
         guesses = Completion(model, prompt, max_new_tokens=60, seed=3, temperature=1.0, repetition_penalty=1.5, top_k=9,

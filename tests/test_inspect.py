@@ -21,7 +21,7 @@ import qwen3_5
 import qwen3_inspect
 import qwen3_numba
 from configs import BASE, HYBRID, ROOT, YARN
-from helpers import assert_one_line, message_of, random_ids, run_main
+from helpers import assert_one_line, message_of, random_ids, run_main, with_engine
 from make_random_model import make_random_model
 from oracle import head, oracle, softmax, turned
 from qwen3_lib.page import contents as panels
@@ -352,7 +352,7 @@ def test_an_answer_that_ends_at_once(demo):
 
 
 def test_a_model_of_another_engine_is_refused(demo):
-    other = replace(demo, engine=replace(demo.engine, overflow="of another engine"))
+    other = with_engine(demo, overflow="of another engine")
     assert "another engine" in message_of(qwen3_inspect.inspect, other, PageOptions(PROMPT))
 
 

@@ -11,7 +11,7 @@ import qwen3
 import qwen3_numba as fast
 from configs import FRANCE, HYBRID, HYBRID_MOE, ROOT, VOCABULARY
 from fuzzing import fuzz
-from helpers import message_of, random_ids, run_main
+from helpers import message_of, random_ids, run_main, with_engine
 from make_random_model import let_head_agree, make_random_model
 from published import publish
 from qwen3_5 import mtp_config
@@ -262,7 +262,7 @@ def test_in_the_server(tmp_path):
     from concurrent.futures import ThreadPoolExecutor
     from serving import Served
     model = fast.load_model(agreeing(tmp_path), None, 1)
-    plain = dataclasses.replace(model, engine=dataclasses.replace(model.engine, drafts=False))
+    plain = with_engine(model, drafts=False)
     bodies = [{"messages": [{"role": "user", "content": f"Hi {i}"}], "max_tokens": 30, "seed": i, "logprobs": True,
                "temperature": i % 3 / 2} for i in range(8)]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import qwen3
 from configs import BASE, CASES, FRANCE, PARIS, ROOT
-from helpers import HUGE_INT, filled_cache, message_of, random_ids
+from helpers import HUGE_INT, counting, filled_cache, message_of, random_ids
 from make_random_model import make_random_model
 from oracle import oracle
 from qwen3_lib.io.rope import stretched
@@ -356,13 +356,7 @@ def test_a_cache_used_again_gives_the_same_answers(model, turns):
 
 def test_only_new_tokens_are_computed(model):
     """The prompt's last token is always computed again, because its logits are wanted."""
-    counts = []
-
-    def counting(model, token_ids, cache, all_logits=False):
-        counts.append(len(token_ids))
-        return qwen3.logits_of(model, token_ids, cache, all_logits)
-
-    watched = dataclasses.replace(model, engine=dataclasses.replace(model.engine, logits_of=counting))
+    watched, counts = counting(model)
     cache, prompt = qwen3.KVCache(model.config), random_ids(30)
     for ids in (prompt, prompt, prompt[:20], prompt[:20] + [7, 8]):
         list(qwen3.generate(watched, ids, 2, temperature=0, eos_token_ids=(), cache=cache))

@@ -1,5 +1,4 @@
 """Qwen3.5: each part against its definition, whole random models against an oracle in float64, and states kept."""
-import dataclasses
 import json
 from functools import partial
 
@@ -10,7 +9,7 @@ import qwen3
 import qwen3_5
 import qwen3_numba
 from configs import BASE, FRANCE, HYBRID, HYBRID_MOE, HYBRIDS, VOCABULARY
-from helpers import message_of, random_ids, run_main
+from helpers import message_of, random_ids, run_main, with_engine
 from make_random_model import make_random_model
 from oracle import hybrid_oracle
 from published import write_tensors
@@ -181,7 +180,7 @@ def changed(model, likes, passes=None):
         noted.append(len(token_ids))
         return compute(model, token_ids, cache, all_logits) + np.float32(likes)
 
-    return dataclasses.replace(model, engine=dataclasses.replace(model.engine, logits_of=logits_of))
+    return with_engine(model, logits_of=logits_of)
 
 
 WORDS = np.where(np.arange(VOCABULARY) // 6 == 5, 12, 0)  # six likely tokens: texts repeat themselves

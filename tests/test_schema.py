@@ -20,7 +20,7 @@ import referencing
 import qwen3
 from configs import FORM, FRANCE
 from fuzzing import any_number, any_text, change, fuzz
-from helpers import assert_one_line, message_of, works_or_refused
+from helpers import assert_one_line, counting, message_of, works_or_refused
 from qwen3 import chat
 from qwen3_lib.generation.prepare import prepared
 from qwen3_lib.server import vetting
@@ -164,17 +164,12 @@ def test_what_a_schema_forces_is_computed_in_one_pass(demo, options):
     """The same tokens as one by one, in fewer passes; beside others, too."""
     properties = {f"the capital of {name}": {"enum": ["Paris", "Rome"]} for name in ("France", "Italy")}
     form = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
-    passes = []
-
-    def counted(*args, **more):
-        passes.append(1)
-        return qwen3.logits_of(*args, **more)
+    model, passes = counting(demo)
 
     def passes_of(answer):
         passes.clear()
         return answer.finish().token_ids, answer.text, answer.finish_reason, len(passes)
 
-    model = dataclasses.replace(demo, engine=dataclasses.replace(demo.engine, logits_of=counted))
     single, together = (chat(model, FRANCE, schema=form, **{"enable_thinking": "think_budget" in options} | options)
                         for _ in range(2))
     single.speculator = None

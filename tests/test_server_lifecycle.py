@@ -17,7 +17,7 @@ import pytest
 
 import qwen3_server
 from configs import ROOT
-from helpers import WEATHER, assert_one_line, message_of
+from helpers import WEATHER, assert_one_line, message_of, with_engine
 from qwen3_lib.app.openai import Refusal
 from qwen3_lib.generation.batch import Batch
 from serving import FRANCE, PARIS, Served, endless, openai, started, streamed, until, web
@@ -72,7 +72,7 @@ def slow(demo):
         time.sleep(0.05)
         return demo.engine.logits_of(*args)
 
-    return dataclasses.replace(demo, engine=dataclasses.replace(demo.engine, logits_of=logits_of))
+    return with_engine(demo, logits_of=logits_of)
 
 
 def test_clients_that_leave_free_their_slots(demo):

@@ -51,7 +51,7 @@ try:
     import safetensors
 
     from tokenizer_utils import (InputError, Tokenizer, brief, checked_messages, load_tokenizer, read_json_object,
-                                 stream_text)
+                                 stream_text, with_system)
     if sys.maxsize < 2**32 or sys.byteorder == "big":
         raise ImportError("a model's files are larger than 32 bits, and little-endian")
 except (ImportError, KeyboardInterrupt) as error:
@@ -587,8 +587,7 @@ def chat(model: Model, messages: str | dict[str, Any] | list[dict[str, Any]], to
     options["max_new_tokens"] = options.pop("max_tokens", max_new_tokens)
     messages = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
     messages = [messages] if isinstance(messages, dict) else messages
-    messages = checked_messages(messages, "messages")
-    messages = messages if system is None else [{"role": "system", "content": system}, *messages]
+    messages = with_system(checked_messages(messages, "messages"), system)
     if LIBRARY.is_dir():
         from qwen3_lib.generation.completion import complete
         return complete(model, messages, tools, enable_thinking, chat_template_kwargs, **options)

@@ -25,7 +25,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -150,26 +149,22 @@ def run(args: argparse.Namespace) -> int:
     class Uvicorn(uvicorn.Server):
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             grace = 0 if timers else GRACE  # at the second signal, running answers get their error
-            worker.ends_at = time.monotonic() + grace
-            for seconds, act in ((grace + LAST / 4, lambda: worker.loop.call_soon_threadsafe(worker.over.set)),
-                                 (grace + LAST, give_up)):
-                timers.append(threading.Timer(seconds, act))
-                timers[-1].daemon = True
-                timers[-1].start()
+            worker.end(grace)
+            timers.append(threading.Timer(grace + LAST, give_up))
+            timers[-1].daemon = True
+            timers[-1].start()
             if grace:  # uvicorn would drop the connections at the second signal
                 super().handle_exit(sig, frame)
 
-    def opened() -> Batch:
-        worker.batch = batch = open_batch(args)  # before clients are told the address
+    def on_load() -> None:
         address = f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{listener.getsockname()[1]}"
         note(f"a page to chat on: {address}/   for clients: {address}/v1")
-        return batch
 
     def on_end(error: Exception) -> None:
         errors.append(error)
         server.should_exit = True
 
-    worker = Worker(opened, args.queue, on_end)
+    worker = Worker(lambda: open_batch(args), args.queue, on_end, on_load)
     hosts = (*LOCAL, *(origin.partition("://")[2].partition(":")[0] for origin in args.cors)) if local else None
     app = make_app(worker, Limits(args.timeout, key, tuple(args.cors), hosts, args.verbose,
                                   most_pixels))

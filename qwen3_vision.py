@@ -54,7 +54,7 @@ import qwen3  # first: it says in one line what is missing
 import numpy as np
 from qwen3 import (Config, Folder, Model, TokenIds, apply_rope, attention, checked_number, checked_whole, linear,
                    rms_norm, rope_of, to_float32)
-from tokenizer_utils import InputError, brief, library_errors, stream_text
+from tokenizer_utils import InputError, brief, library_errors, stream_text, with_system
 
 __all__ = ["Picture", "Pictures", "VisionConfig", "patches_of", "smart_resize", "tower"]
 
@@ -359,8 +359,7 @@ def chat(model: Model, prompt: str, image: list[str], max_pixels: int | None, sy
         raise InputError(f"{model.path}: the model can't see: it has no vision tower")
     shown = [model.pictures.show(rgb(file, file), max_pixels) for file in image]
     messages = [{"role": "user", "content": "<|vision_start|><|image_pad|><|vision_end|>" * len(shown) + prompt}]
-    messages = messages if system is None else [{"role": "system", "content": system}, *messages]
-    text = model.tokenizer.apply_chat_template(messages, enable_thinking=enable_thinking)
+    text = model.tokenizer.apply_chat_template(with_system(messages, system), enable_thinking=enable_thinking)
     ids = put(model, model.tokenizer.encode(text, False), shown)
     model = replace(model, sampling=qwen3.default_sampling(model, enable_thinking))
     return qwen3.Stream(stream_text(model.tokenizer, qwen3.generate(model, ids, max_tokens, **options)))

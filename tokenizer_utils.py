@@ -1,6 +1,4 @@
-"""Text in, token ids out, and back again: everything about Qwen3 that is text rather than arithmetic.
-
-In the order in which a conversation meets it:
+"""Text in, token ids out, and back again: all of Qwen3 that is text, in the order in which a conversation meets it.
 
     messages --apply_chat_template--> prompt text --encode--> ids --(the model)--> ids --StreamDecoder--> text
         --parse_answer--> reasoning, content, calls of tools
@@ -102,16 +100,13 @@ def _prepare_tools(tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any
     return _plain_json(tools, "tools") or None
 
 
-MEDIA = {"image": "an image", "video": "a video", "audio": "audio"}
-
-
 def check_parts(parts: list[Any], where: str) -> None:
     """Raises InputError, which begins with `where`, unless all parts of a message's content are texts."""
     for part in parts:
         if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
             continue
         names = " ".join(map(str, (part.get("type"), *part))) if isinstance(part, dict) else ""
-        if medium := next((MEDIA[name] for name in MEDIA if name in names), None):
+        if medium := next((each for each in ("an image", "a video", "audio") if each.split()[-1] in names), None):
             raise InputError(f"{where} holds {medium}, which can't be read here")
         raise InputError(f"{where} has a content part that is not text ({brief(part, 80)}); "
                          'the model reads only parts of the form {"type": "text", "text": ...}')
@@ -129,6 +124,11 @@ def checked_messages(messages: Any, where: str) -> list[dict]:
     for i, message in enumerate(messages):
         check_message(message, f"{where}: message {i}")
     return [message | {"role": "system"} if message["role"] == "developer" else message for message in messages]
+
+
+def with_system(messages: list[dict], text: str | None) -> list[dict]:
+    """The messages after a system message with this text, if there is one."""
+    return messages if text is None else [{"role": "system", "content": text}, *messages]
 
 
 def check_message(message: Any, where: str) -> None:

@@ -22,7 +22,7 @@ from qwen3_lib.io.writing import checksum, write_json, write_safetensors
 from qwen3_lib.generation.pictures import question
 from qwen3_lib.io.pictures import is_data_url, picture_of
 from qwen3_lib.generation.tools import checked_tools
-from tokenizer_utils import checked_messages
+from tokenizer_utils import checked_messages, with_system
 
 STATES = "history", "state", "late"  # the parts of qwen3_5.State
 
@@ -105,7 +105,7 @@ def read_conversation(args: argparse.Namespace) -> tuple[list[dict], list[dict] 
     if system is not None:
         if any(message["role"] == "system" for message in messages):
             raise InputError("the conversation has a system message, so --system can't set another one")
-        messages = [{"role": "system", "content": system}, *messages]
+        messages = with_system(messages, system)
     prompt = read_prompt(args)
     if prompt is not None:
         messages = [*messages, {"role": "user", "content": question(

@@ -24,7 +24,7 @@ from qwen3_lib.generation.tools import checked_tools
 from qwen3_lib.io.errors import TooLong, brief, did_you_mean, encoded, is_whole, parse_json
 from qwen3_lib.io.pictures import is_data_url, picture_at, picture_of
 from qwen3_vision import Picture, put
-from tokenizer_utils import PICTURES, checked_messages
+from tokenizer_utils import PICTURES, checked_messages, with_system
 
 Body = dict[str, Any]
 Value = dict[str, Any]
@@ -335,7 +335,7 @@ def chat_prompt(model: Model, body: Body, door: Door, system: str | None = None,
     except PictureError as error:
         raise Refusal(400, str(error).replace(str(model.path), "the model"), error.field) from error
     if system is not None and all(message["role"] != "system" for message in messages):
-        messages = [{"role": "system", "content": system}, *messages]
+        messages = with_system(messages, system)
     prefill = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
     for name, default in (("continue_final_message", False), ("add_generation_prompt", True)):
         if flag({name: default} | body, name) != default and not prefill:  # vLLM's names for what the last message says
@@ -433,14 +433,24 @@ def reason_of(ended: str | None) -> str | None:
     return "stop" if ended == "loop" else ended
 
 
+def object_of(kind: str, name: str, model: str, choices: Sequence[Value], **more: Any) -> Value:
+    """The object in which answers come."""
+    return {"id": name, "object": kind, "created": int(time.time()), "model": model, "choices": choices, **more}
+
+
+def usage_of(n_prompt: int, n_answer: int) -> Value:
+    return {"prompt_tokens": n_prompt, "completion_tokens": n_answer, "total_tokens": n_prompt + n_answer}
+
+
 def chat_choice(completion: Completion, finish_reason: str | None, one_call: bool = False) -> Value:
-    """{"message", "finish_reason"} of an answer."""
+    """{"message", "logprobs", "finish_reason"} of an answer."""
     answer = completion.answer
     calls = [called(call) for call in answer.tool_calls[:1 if one_call else None]]
     message: Value = {"role": "assistant", "content": answer.content or (None if calls else "")}
     message |= {"reasoning_content": answer.reasoning} if answer.reasoning else {}
     message |= {"tool_calls": calls} if calls else {}
-    return {"message": message, "finish_reason": "tool_calls" if calls else finish_reason}
+    logprobs = None if completion.options.logprobs is None else chat_logprobs(completion.model, completion.logprobs)
+    return {"message": message, "logprobs": logprobs, "finish_reason": "tool_calls" if calls else finish_reason}
 
 
 def chat_logprobs(model: Model, entries: Iterable[TokenLogprob]) -> Value:

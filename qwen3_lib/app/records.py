@@ -9,7 +9,6 @@ import json
 import math
 import os
 import re
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 from qwen3 import Model
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.app.openai import (CHAT, OPTIONS, Door, GenerationRequest, Refusal, answer_options, chat_choice,
-                                  chat_logprobs, chat_request, known, reason_of, request_of)
+                                  chat_request, known, object_of, reason_of, request_of, usage_of)
 from qwen3_lib.app.terminal import as_json, model_name
 from qwen3_lib.io.errors import InputError, brief, did_you_mean, encoded, is_whole, some
 
@@ -257,12 +256,9 @@ def body_of(row: Row) -> Row:
 
 def openai_answer(completion: Completion, line: int) -> Row:
     """The chat.completion object of an answer."""
-    choice = chat_choice(completion, reason_of(completion.finish_reason))
-    logprobs = None if completion.options.logprobs is None else chat_logprobs(completion.model, completion.logprobs)
-    n_prompt, n_answer = len(completion.prompt_ids), len(completion.token_ids)
-    return {"id": f"chatcmpl-{line}", "object": "chat.completion", "created": int(time.time()),
-            "model": model_name(completion.model), "choices": [{"index": 0, "logprobs": logprobs, **choice}],
-            "usage": {"prompt_tokens": n_prompt, "completion_tokens": n_answer, "total_tokens": n_prompt + n_answer}}
+    choice = {"index": 0, **chat_choice(completion, reason_of(completion.finish_reason))}
+    usage = usage_of(len(completion.prompt_ids), len(completion.token_ids))
+    return object_of("chat.completion", f"chatcmpl-{line}", model_name(completion.model), [choice], usage=usage)
 
 
 # ---- Results ---------------------------------------------------------------------------------------------------------

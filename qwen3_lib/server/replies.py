@@ -2,13 +2,12 @@
 from __future__ import annotations
 
 import json
-import time
 import uuid
 from collections.abc import Iterator
 
 from qwen3 import Model
 from qwen3_lib.generation.processors import TokenLogprob
-from qwen3_lib.app.openai import Value, GenerationRequest, called, chat_choice, chat_logprobs
+from qwen3_lib.app.openai import GenerationRequest, Value, called, chat_choice, chat_logprobs, object_of, usage_of
 from qwen3_lib.server.worker import Job
 
 TEXTS = {"thinking": "reasoning_content", "content": "content"}  # kind of a piece -> its field
@@ -26,7 +25,7 @@ class Reply:
 
     def __init__(self, asked: GenerationRequest, jobs: list[Job], model: Model, model_name: str):
         self.asked, self.jobs, self.model = asked, jobs, model
-        self.base = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model_name}
+        self.base = object_of(self.name, f"{self.prefix}-{uuid.uuid4().hex}", model_name, ())
         self.told, self.ends = [0] * len(jobs), [len(echo) for echo in asked.echoes]  # tokens, characters of logprobs
         self.read = [0] * len(jobs)  # pairs of each answer that the chunks have taken up
 
@@ -39,7 +38,7 @@ class Reply:
         """An event with a part of the i-th answer."""
         choice = {"index": i, **part, "finish_reason": reason}
         usage = {"usage": None} if self.asked.include_usage else {}
-        return event({**self.base, "object": self.name, "choices": [choice], **usage})
+        return event({**self.base, "choices": [choice], **usage})
 
     def logprobs(self, i: int) -> Value | None:
         """Those of the i-th answer's tokens since the last time."""
@@ -51,13 +50,12 @@ class Reply:
     def usage(self) -> Value:
         n_answer = sum(job.n_tokens for job in self.jobs)
         cached = sum(job.completion.cached_tokens for job in self.jobs[::self.asked.n])
-        return {"prompt_tokens": self.asked.n_prompt, "completion_tokens": n_answer,
-                "total_tokens": self.asked.n_prompt + n_answer, "prompt_tokens_details": {"cached_tokens": cached}}
+        return usage_of(self.asked.n_prompt, n_answer) | {"prompt_tokens_details": {"cached_tokens": cached}}
 
     def end(self) -> Iterator[str]:
         """The last events of a stream."""
         if self.asked.include_usage:
-            yield event({**self.base, "object": self.name, "choices": [], "usage": self.usage()})
+            yield event({**self.base, "usage": self.usage()})
         yield "data: [DONE]\n\n"
 
     def whole(self) -> Value:
@@ -124,8 +122,7 @@ class ChatReply(Reply):
                              "tool_calls" if self.n_calls[i] else job.finish_reason)
 
     def choice(self, i: int, job: Job) -> Value:
-        choice = chat_choice(job.completion, job.finish_reason, self.asked.one_call)
-        return {"message": choice["message"], "logprobs": self.logprobs(i), "finish_reason": choice["finish_reason"]}
+        return chat_choice(job.completion, job.finish_reason, self.asked.one_call)
 
     def scored(self, entries: list[TokenLogprob], i: int) -> Value:
         return chat_logprobs(self.model, entries)

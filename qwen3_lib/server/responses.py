@@ -13,7 +13,7 @@ from qwen3_lib.app.openai import (SHARED, Body, Door, GenerationRequest, Refusal
 from qwen3_lib.io.errors import brief, parse_json
 from qwen3_lib.server.replies import ChatReply, encode
 from qwen3_lib.server.worker import Job
-from tokenizer_utils import check_parts, checked_messages
+from tokenizer_utils import check_parts, with_system
 
 SAME = (*SHARED, "parallel_tool_calls", "tool_choice")  # fields that a chat has, too
 FIELDS = (*SAME, "input", "instructions", "reasoning", "text", "tools")
@@ -44,10 +44,8 @@ def as_chat(body: Body) -> Body:
     messages = list[Value]()
     for i, item in enumerate(items):
         add_item(messages, item, f"input: item {i}")
-    messages = checked_messages(messages, "input")
-    if "instructions" in body:
-        messages.insert(0, {"role": "system", "content": body["instructions"]})
-    chat = {name: body[name] for name in SAME if name in body} | {"messages": messages}
+    chat = {name: body[name] for name in SAME if name in body} | {
+        "messages": with_system(messages, body.get("instructions"))}
     if "tools" in body:
         chat["tools"] = chat_tools(body["tools"])
     for name, value in (("reasoning", body.get("reasoning", {})), ("text", form)):

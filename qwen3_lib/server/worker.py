@@ -45,22 +45,28 @@ class Worker:
     """Loads a model and answers with it. `totals` counts, for /metrics.
 
     load() -> the Batch; queue: how many answers may wait for a slot; on_end(error) is called in the event loop if
-    loading or computing fails.
+    loading or computing fails, on_load() in the thread when requests can be answered.
     """
 
-    def __init__(self, load: Callable[[], Batch], queue_size: int, on_end: Callable[[Exception], None]):
-        self.load, self.queue_size, self.on_end = load, queue_size, on_end
+    def __init__(self, load: Callable[[], Batch], queue_size: int, on_end: Callable[[Exception], None],
+                 on_load: Callable[[], None] = lambda: None):
+        self.load, self.queue_size, self.on_end, self.on_load = load, queue_size, on_end, on_load
         self.commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self.jobs, self.totals = set[Job](), Counter[str]()
         self.batch: Batch | None = None  # None: still loading
         self.ends_at: float | None = None  # when all that runs is given up
-        self.over = asyncio.Event()  # set after that: then nothing is waited for
+        self.over = asyncio.Event()  # set a second after that: then nothing is waited for
         self.thread = threading.Thread(target=self.work, name="worker", daemon=True)
 
     def start(self) -> None:
         """Begins to load; to be called in the event loop."""
         self.loop = asyncio.get_running_loop()
         self.thread.start()
+
+    def end(self, seconds: float) -> None:
+        """Gives up in so many seconds what then still runs; may be called by a signal."""
+        self.ends_at = time.monotonic() + seconds
+        self.loop.call_soon_threadsafe(self.loop.call_later, seconds + 1, self.over.set)
 
     @property
     def model(self) -> Model:
@@ -162,6 +168,7 @@ class Worker:
     def work(self) -> None:
         try:
             self.batch = self.load()
+            self.on_load()
             while self.obey(self.batch):
                 self.step(self.batch)
         except Exception as error:  # a thread that ends silently would leave its clients waiting

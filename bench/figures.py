@@ -14,7 +14,8 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from harness import ROOT, table
+
 OURS = "ours"
 MARKED = re.compile(r"(<!-- figures -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -38,12 +39,6 @@ def ratio(engines: dict[str, float]) -> str:
     """Our tokens/s, divided by those of the fastest other engine."""
     peers = [speed for name, speed in engines.items() if name != OURS]
     return f"{engines[OURS] / max(peers):.2f}" if peers and OURS in engines else "–"
-
-
-def table(*cells: list[str]) -> list[str]:
-    """A table in Markdown; the first of the lists has the titles."""
-    lines = [f"| {' | '.join(row)} |" for row in cells]
-    return [lines[0], "| --- " * len(cells[0]) + "|", *lines[1:]]
 
 
 def engines_of(machine: dict) -> list[str]:

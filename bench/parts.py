@@ -10,10 +10,8 @@ products of bf16 weights beside NumPy's sgemm, with activations of bf16 beside a
 and nothing else; those of packed weights beside such a loop for bytes; the memory's bandwidth. Waiting isn't shown: it
 is what several threads take beyond their share.
 """
-import argparse
 import ctypes
 import itertools
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,23 +22,21 @@ import numpy as np
 from llvmlite import binding as llvm
 from threadpoolctl import threadpool_limits
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-
-import qwen3_numba  # noqa: E402
-from make_random_model import make_random_model, official_config  # noqa: E402
-from qwen3_lib.kernels import objects, vectors  # noqa: E402
-from qwen3_lib.kernels.build import LAYERS, kernel_at, linker, make_kernels  # noqa: E402
-from qwen3_lib.kernels.cpu import INT8_SHAPES, PAIRS, PATH  # noqa: E402
-from qwen3_lib.kernels.layout import FORMATS, INT8, KEYS, PRODUCT, ROUNDED, TRANSPOSES, VALUES, is_packed  # noqa: E402
-from qwen3_lib.kernels.objects import compile_layers, compile_product  # noqa: E402
-from qwen3_lib.kernels.vectors import FLOAT, I8, I32, I64, LANES, loop, splat, vector, widened_form  # noqa: E402
+import harness
+import qwen3_numba
+from qwen3_lib.kernels import objects, vectors
+from qwen3_lib.kernels.build import LAYERS, kernel_at, linker, make_kernels
+from qwen3_lib.kernels.cpu import INT8_SHAPES, PAIRS, PATH
+from qwen3_lib.kernels.layout import FORMATS, INT8, KEYS, PRODUCT, ROUNDED, TRANSPOSES, VALUES, is_packed
+from qwen3_lib.kernels.objects import compile_layers, compile_product
+from qwen3_lib.kernels.vectors import FLOAT, I8, I32, I64, LANES, loop, splat, vector, widened_form
 
 STEPS = LAYERS["decoder_layers"][:-1]  # project_heads, attend_heads, finish_dense
 SETTINGS = {"bf16": (None, "f32"), "bf16-rounded": (None, "bf16")}  # quantize and activations
 PARTS = "products", "scaling", "keys", "values", "softmax, RoPE", "norms, packing", "silu, packing", "Python"
 TILES = 12  # sums of the loop of nothing but instructions for bytes, or for bf16
 LOOPS = 10**5
+ANY_WAY = vectors.way_of(INT8, vectors.ONE)  # of functions that multiply no vectors
 
 
 def linked(name: str, code: bytes) -> int:
@@ -138,7 +134,7 @@ def limits() -> dict[str, float]:
 
     def dots(form: int, operations: int) -> float:
         name = f"dots_{form}"
-        run = ctypes.CFUNCTYPE(None, ctypes.c_int64)(linked(name, compile_product(name, "dots", form, 0, None)))
+        run = ctypes.CFUNCTYPE(None, ctypes.c_int64)(linked(name, compile_product(name, "dots", form, 0, ANY_WAY)))
         return operations * TILES * LOOPS / fastest(lambda: run(place.ctypes.data)) / 1e9
 
     with threadpool_limits(1):
@@ -147,37 +143,34 @@ def limits() -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.options(__doc__, 9, "random weights of a few layers; one thread, whatever --threads")
     parser.add_argument("--formats", nargs="+", default=["bf16", "bf16-rounded", "int8", "int4"],
                         help="bf16-rounded: with --activations bf16")
     parser.add_argument("--lengths", nargs="+", type=int, default=[512, 4096])
     parser.add_argument("--layers", type=int, default=4, help="of Qwen3-0.6B (default: 4)")
-    parser.add_argument("--rounds", type=int, default=9)
-    args = parser.parse_args()
+    args = harness.parsed(parser)
     objects.WRITERS |= {"nothing": (write_nothing, 10), "dots": (write_dots, 1)}
     make_kernels("decoder_layers")
-    most, nothing = limits(), linked("nothing", compile_product("nothing", "nothing", 0, 0, None))
+    most, nothing = limits(), linked("nothing", compile_product("nothing", "nothing", 0, 0, ANY_WAY))
     steps = {step: kernel_at(linked(f"only_{step}",
                                     compile_layers(f"only_{step}", [step] * bool(step), "output_logits")))
              for step in (*STEPS, "")}
     print(", ".join(f"{name} {value:.0f}" for name, value in most.items()), "(1e9 a second)\n")
-    print("| ms a layer, share | " + " | ".join(PARTS) + " | all | products: 1e9 operations/s | of the limit |")
-    print("| --- |" + " --- |" * (len(PARTS) + 3))
+    rows = [["ms a layer, share", *PARTS, "all", "products: 1e9 operations/s", "of the limit"]]
     with tempfile.TemporaryDirectory() as folder:
-        config = official_config("0.6B") | {"num_hidden_layers": args.layers, "vocab_size": 4096}
-        path = make_random_model(config, Path(folder))
+        path = args.model or harness.random_model(Path(folder), num_hidden_layers=args.layers, vocab_size=4096)
         for form, n in itertools.product(args.formats, args.lengths):
             quantize, activations = SETTINGS.get(form, (form, None))
             model = qwen3_numba.load_model(path, quantize, 1, tokenizer=False, activations=activations)
             found = measured(model, n, args.rounds, steps, nothing)
-            ms = {name: 1e3 * seconds / args.layers for name, seconds in found.items()}
+            ms = {name: 1e3 * seconds / model.config.num_hidden_layers for name, seconds in found.items()}
             weights = sum(rows * columns for rows, columns in model.weights.layers.matrices[0][["rows", "columns"]]
                           .tolist())
             speed = 2 * weights * n / (ms["products"] + ms["scaling"]) / 1e6
             cells = [f"{ms[name]:.2f}, {ms[name] / ms['all']:.0%}" for name in PARTS]
             limit = most["bytes" if quantize else "bf16" if activations == "bf16" and PAIRS else "sgemm"]
-            print(f"| {form}, {n} | {' | '.join(cells)} | {ms['all']:.2f} | {speed:.0f} | {speed / limit:.2f} |",
-                  flush=True)
+            rows.append([f"{form}, {n}", *cells, f"{ms['all']:.2f}", f"{speed:.0f}", f"{speed / limit:.2f}"])
+    print(*harness.table(*rows), sep="\n")
 
 
 def measured(model: Any, n: int, rounds: int, steps: dict[str, Any], nothing: int) -> dict[str, float]:

@@ -1,6 +1,6 @@
-"""The engines that bench/run.py, bench/batch.py and bench/quality.py compare, behind one interface.
+"""The engines that the measurements compare, behind one interface.
 
-    engine = open_engine("llama-q8_0", path, gguf_folder, threads=2, capacity=4096)
+    engine = open_engine("llama-q8_0", path, folder, threads=2, capacity=4096)
     engine.run(ids)           appends tokens to the one sequence it keeps -> logits [1, vocab_size] of the last one
     engine.run(ids, True)     -> the logits of each, [n, vocab_size], valid until the next run
     engine.truncate(length)   forgets all positions from `length` on
@@ -13,19 +13,18 @@ import argparse
 import ctypes
 import importlib.util
 import itertools
+import json
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+from harness import alone, seconds
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,6 @@ ENTRIES = {
     "llama-q4_k_m": Entry("llama.cpp", "Q4_K_M", 5.33 / 8, 2, ("llama_cpp", "gguf")),
     "llama-q5_k_m": Entry("llama.cpp", "Q5_K_M", 5.9 / 8, 2, ("llama_cpp", "gguf"), False),
     "llama-q6_k": Entry("llama.cpp", "Q6_K", 6.6 / 8, 2, ("llama_cpp", "gguf"), False),
-    "llama-iq4_xs": Entry("llama.cpp", "IQ4_XS", 4.6 / 8, 2, ("llama_cpp", "gguf"), False),
     "numpy": Entry("plain NumPy", "float32", 4, 4, ()),
     "torch": Entry("transformers + torch", "float32", 4, 4, ("torch", "transformers")),
 }
@@ -90,7 +88,57 @@ def opened(name: str, start: Callable[[bool], Any], notes: list[str]) -> Any:
     return None
 
 
+def matrices_of(config: Any) -> dict[str, tuple[int, int]]:
+    """The matrices that a token is multiplied with: all but the embedding; lm_head, whether it is tied or not."""
+    import qwen3
+    import qwen3_5
+    shapes = (qwen3_5 if getattr(config, "linear_layers", ()) else qwen3).tensor_shapes(config)
+    return {name: shape for name, shape in shapes.items() if len(shape) == 2 and name != "model.embed_tokens.weight"}
+
+
+def layer_matrices(config: Any) -> list[tuple[int, int]]:
+    """The shapes of the matrices of the first layers, of each kind one."""
+    first = ("0", "3") if getattr(config, "linear_layers", ()) else ("0",)
+    return [shape for name, shape in matrices_of(config).items() if name.split(".")[2:3] in [[i] for i in first]]
+
+
+def read_bytes(config: Any, name: str, context: int, sequences: int = 1) -> float:
+    """Bytes that a step of decoding reads: all matrices once, and each sequence's keys and values."""
+    attending = config.num_hidden_layers - len(getattr(config, "linear_layers", ()))
+    cached = 2 * attending * config.num_key_value_heads * config.head_dim * context
+    weights = sum(rows * columns for rows, columns in matrices_of(config).values())
+    return weights * ENTRIES[name].weight_bytes + sequences * cached * ENTRIES[name].kv_bytes
+
+
+def read_prompt(engine: Any, ids: Sequence[int]) -> None:
+    """The cache holds these tokens and nothing else. This project's engines cut a prompt themselves."""
+    engine.truncate(0)
+    for start in range(0, len(ids), engine.STEP):
+        engine.run(ids[start:start + engine.STEP])
+
+
+def prefill_speed(engine: Any, ids: Sequence[int]) -> float:
+    """Tokens per second."""
+    if isinstance(engine, OpenVinoEngine):
+        return engine.prefill_speed(ids)
+    return len(ids) / seconds(lambda: read_prompt(engine, ids))
+
+
+def decode_speed(engine: Any, context: int, ids: Sequence[int]) -> float:
+    """Tokens per second after the first `context` positions of the cache, by the median token.
+
+    By the mean, other work on the machine would decide: threads of OpenMP that spin for one whose core was taken lose
+    tenths of a second at once.
+    """
+    if isinstance(engine, OpenVinoEngine):
+        return engine.decode_speed(context, ids)
+    engine.truncate(context)
+    return 1 / median(seconds(lambda: engine.run([token])) for token in ids)
+
+
 class NumbaEngine:
+    STEP = 10**6  # it cuts a prompt itself
+
     def __init__(self, path: Path, form: str | None, threads: int, capacity: int, activations: str | None = None):
         import qwen3_numba
         self.forward = qwen3_numba.forward
@@ -114,6 +162,8 @@ class NumpyEngine(NumbaEngine):
 
 
 class TorchEngine:
+    STEP = 512  # tokens at a time
+
     def __init__(self, path: Path, threads: int):
         import torch
         import transformers
@@ -139,13 +189,14 @@ class TorchEngine:
 class LlamaEngine:
     """llama.cpp by its C functions, with its defaults but flash attention: a float16 cache, mapped weights.
 
-    `capacity` positions for each of `sequences`. With repack=False, llama.cpp must not bring the weights into an order
-    of its own.
+    `capacity` positions for each of `sequences`; `more`: fields of llama_context_params. With repack=False, llama.cpp
+    must not bring the weights into an order of its own.
     """
+    STEP = 512  # tokens at a time
 
-    def __init__(self, gguf: Path, threads: int, capacity: int, sequences: int = 1, repack: bool = True):
+    def __init__(self, gguf: Path, threads: int, capacity: int, sequences: int = 1, repack: bool = True, **more: Any):
         import llama_cpp
-        self.api = llama_cpp
+        self.api, self.length = llama_cpp, 0
         self.quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)  # lives as long as it may be called
         llama_cpp.llama_log_set(self.quiet, None)
         llama_cpp.llama_backend_init()
@@ -155,27 +206,42 @@ class LlamaEngine:
         if not self.model:
             raise RuntimeError(f"llama.cpp can't load {gguf}")
         params = llama_cpp.llama_context_default_params()
-        params.n_ctx, params.n_seq_max, params.n_ubatch = capacity * sequences, sequences, 512
-        params.n_threads = params.n_threads_batch = threads
-        params.flash_attn_type = 0  # off: with it, the default, decoding at 4,096 tokens takes a CPU 1.7 times as long
+        # Flash attention is off: with it, the default, decoding at 4,096 tokens takes a CPU 1.7 times as long.
+        for name, value in ({"n_ctx": capacity * sequences, "n_seq_max": sequences, "n_ubatch": 512,
+                             "n_threads": threads, "n_threads_batch": threads, "flash_attn_type": 0} | more).items():
+            setattr(params, name, value)
         self.context = llama_cpp.llama_init_from_model(self.model, params)
         if not self.context:
             raise RuntimeError(f"llama.cpp has no room for {sequences} x {capacity} positions")
         self.weight_bytes = llama_cpp.llama_model_size(self.model)
         self.vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
 
-    def run(self, ids: Sequence[int], all_logits: bool = False) -> np.ndarray:
-        n = len(ids)
-        tokens, wanted = (self.api.llama_token * n)(*ids), (ctypes.c_int8 * n)(*[1] * n)
-        batch = self.api.llama_batch_get_one(tokens, n)
-        if all_logits:
-            batch.logits = wanted
-        if status := self.api.llama_decode(self.context, batch):
+    def decode(self, sequences: Sequence[Sequence[int]], position: int, every: bool = False) -> list[int]:
+        """Adds tokens to each sequence, from this position on -> the places of the last ones, whose logits are kept."""
+        api, last, at = self.api, [], 0
+        batch = api.llama_batch_init(sum(map(len, sequences)), 0, 1)
+        for i, ids in enumerate(sequences):
+            for j, token in enumerate(ids):
+                batch.token[at], batch.pos[at], batch.n_seq_id[at] = token, position + j, 1
+                batch.seq_id[at][0], batch.logits[at] = i, every or j == len(ids) - 1
+                at += 1
+            last.append(at - 1)
+        batch.n_tokens = at
+        status = api.llama_decode(self.context, batch)
+        api.llama_batch_free(batch)
+        if status:
             raise RuntimeError(f"llama_decode failed with {status}")
-        return np.ctypeslib.as_array(self.api.llama_get_logits(self.context), (n if all_logits else 1, self.vocab_size))
+        return last
+
+    def run(self, ids: Sequence[int], all_logits: bool = False) -> np.ndarray:
+        self.decode([ids], self.length, all_logits)
+        self.length += len(ids)
+        return np.ctypeslib.as_array(self.api.llama_get_logits(self.context),
+                                     (len(ids) if all_logits else 1, self.vocab_size))
 
     def truncate(self, length: int) -> None:
         self.api.llama_memory_seq_rm(self.api.llama_get_memory(self.context), 0, length, -1)
+        self.length = length
 
 
 class OpenVinoEngine:
@@ -234,59 +300,37 @@ def open_engine(name: str, path: Path, gguf_folder: Path, threads: int, capacity
     return NumbaEngine(path, None if name == "bf16" else name, threads, capacity)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# GGUF: the same weights in a file for llama.cpp, which has no tokenizer
-# ----------------------------------------------------------------------------------------------------------------------
-
+# ---- GGUF: the same weights in a file for llama.cpp ------------------------------------------------------------------
 
 def gguf_file(folder: Path, name: str) -> Path:
     return folder / f"{name}.gguf"
 
 
-def write_gguf(path: Path, folder: Path, name: str, copies: int = 1, words: bool = False) -> None:
+def write_once(path: Path, folder: Path, name: str, words: bool = False) -> None:
+    """Writes the model in `path` for llama.cpp or OpenVINO, if the engine reads its file and it isn't there yet."""
+    name = ENTRIES[name].file or name
+    if name.startswith("openvino") and not (folder / name).exists():
+        export_openvino(path, folder, name)
+    if name.startswith("llama") and not gguf_file(folder, name).exists():
+        alone(write_gguf, path, folder, name, words)
+
+
+def write_gguf(path: Path, folder: Path, name: str, words: bool = False) -> None:
     """Writes the weights of the model in `path` for llama.cpp, in the format of the entry `name`.
 
-    All matrices get the format, the embedding, too; norms and routers stay float32. It rounds as llama.cpp's own
-    quantizer does. The K and IQ formats mix several ones, as llama.cpp itself chooses. In a mixture of experts, those
-    of a layer become one tensor. With `copies`, the one layer of the model becomes so many equal ones, held in memory
-    once. With `words`, the file has the tokenizer, too, without which llama.cpp makes no text.
+    All matrices get the format, rounded as by llama.cpp's own quantizer; norms and routers stay float32. The K formats
+    mix several ones, as llama.cpp itself chooses. Without `words`, the file has no tokenizer.
     """
-    import gguf
-    import qwen3
-    from qwen3_lib.io.models import Checkpoint
-    if "_k" in name or "iq" in name:
-        if not gguf_file(folder, "llama-bf16").exists():
-            write_gguf(path, folder, "llama-bf16")
-        quantize_gguf(gguf_file(folder, "llama-bf16"), gguf_file(folder, name), ENTRIES[name].format)
-        return
-    config, stored = Checkpoint(path).config(), Checkpoint(path).stored()
-    kind = gguf.GGMLQuantizationType[ENTRIES[name].format.upper()]
-    architecture = gguf.MODEL_ARCH.QWEN3MOE if config.num_experts else gguf.MODEL_ARCH.QWEN3
-    writer = gguf.GGUFWriter(gguf_file(folder, name), gguf.MODEL_ARCH_NAMES[architecture])
-    add_metadata(writer, replace(config, num_hidden_layers=config.num_hidden_layers * copies), path if words else None)
-    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
-
-    def converted(tensor: str, target: Any) -> np.ndarray:
-        dtype, data, *_ = stored[tensor]
-        if dtype == "BF16" and target is gguf.GGMLQuantizationType.BF16:
-            return data.view(np.uint8)
-        return gguf.quantize(qwen3.to_float32(stored[tensor]), target)
-
-    for tensor in [tensor for tensor in stored if ".experts." not in tensor or ".experts.0." in tensor]:
-        plain = stored[tensor].data.ndim == 1 or tensor.endswith(".mlp.gate.weight")
-        target = gguf.GGMLQuantizationType.F32 if plain else kind
-        if ".experts.0." in tensor:
-            values = np.stack([converted(tensor.replace(".experts.0.", f".experts.{i}."), target)
-                               for i in range(config.num_experts)])
-        else:
-            values = converted(tensor, target)
-        found = names.get_name(tensor.replace(".experts.0.", ".experts."), try_suffixes=(".weight",))
-        for i in range(copies if found.startswith("blk.") else 1):
-            writer.add_tensor(found if copies == 1 else found.replace("blk.0.", f"blk.{i}."), values, raw_dtype=target)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    import test_gguf_file as files
+    if "_k" in name:
+        write_once(path, folder, "llama-bf16")
+        return quantize_gguf(gguf_file(folder, "llama-bf16"), gguf_file(folder, name), ENTRIES[name].format)
+    raw, keys = json.loads((path / "config.json").read_text()), files.tokenizer_keys(path)
+    kind, n = raw["model_type"].removesuffix("_text").replace("_", ""), raw["vocab_size"]
+    changes = {key: keys[key][:n] for key in ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type")} if words else \
+        dict.fromkeys(keys) | {"tokenizer.ggml.model": "no_vocab"}
+    write = files.write_hybrid if kind.startswith("qwen35") else files.write_gguf
+    write(path, gguf_file(folder, name), ENTRIES[name].format.upper(), **changes | {f"{kind}.vocab_size": n})
 
 
 def quantize_gguf(source: Path, target: Path, name: str) -> None:
@@ -298,38 +342,6 @@ def quantize_gguf(source: Path, target: Path, name: str) -> None:
     params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{name}")
     if status := llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(params)):
         raise RuntimeError(f"llama_model_quantize failed with {status}")
-
-
-def add_metadata(writer: Any, config: Any, tokenizer: Path | None) -> None:
-    """The model's sizes, and the tokenizer in a folder, under the names by which llama.cpp looks for them."""
-    if tokenizer:
-        from test_gguf_file import tokenizer_keys
-        keys = {name.rpartition(".")[2]: value for name, value in tokenizer_keys(tokenizer).items()}
-        n = config.vocab_size
-        unused = range(len(keys["tokens"]), n)
-        writer.add_tokenizer_model(keys["model"])
-        writer.add_tokenizer_pre(keys["pre"])
-        writer.add_token_list((keys["tokens"] + [f"[PAD{i}]" for i in unused])[:n])
-        writer.add_token_types((keys["token_type"] + [5] * len(unused))[:n])
-        writer.add_token_merges(keys["merges"])
-        writer.add_eos_token_id(keys["eos_token_id"])
-    else:
-        writer.add_tokenizer_model("no_vocab")
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_context_length(config.context_length)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_rope_freq_base(config.rope_theta)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    if config.num_experts:
-        writer.add_expert_count(config.num_experts)
-        writer.add_expert_used_count(config.num_experts_per_tok)
-        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
 
 
 def main() -> None:

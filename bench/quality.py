@@ -10,31 +10,22 @@ the file's own numbers, so only the fast engine's rounding counts. The text for 
 demo/train/corpus.py (needs `pip install -e ".[train]"`); the random model in the shape of Qwen3-0.6B gets random
 tokens.
 """
-import argparse
 import random
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "demo/train"), str(ROOT / "bench")]
+import harness
+from harness import ROOT, alone, note, table
+from peers import ENTRIES, gguf_file, missing_packages, open_engine, write_once
 
-import corpus  # noqa: E402
-import evaluate  # noqa: E402
-import qwen3  # noqa: E402
-from qwen3_lib.generation.processors import log_softmax  # noqa: E402
-from qwen3_lib.io.models import open_model  # noqa: E402
-from make_random_model import make_random_model, official_config  # noqa: E402
-from peers import ENTRIES, gguf_file, missing_packages, open_engine  # noqa: E402
-from run import alone, write_once  # noqa: E402
-
+sys.path.append(str(ROOT / "demo/train"))
 NAMES = [name for name, entry in ENTRIES.items() if name not in ("numpy", "torch") and not entry.file]
-FILES = ("llama-q8_0", "llama-q4_k_m", "llama-q5_k_m", "llama-q6_k", "llama-iq4_xs")  # whose formats are compared
+FILES = ("llama-q8_0", "llama-q4_k_m", "llama-q5_k_m", "llama-q6_k")  # whose formats are compared
 LONGEST = 1024  # tokens of a text
 STEPS = {"together": LONGEST, "one by one": 1}  # how the tokens of a text go in: by the kernels of prefill, of decoding
 TABLES = ("demo", "random", "files", "answers")
@@ -43,6 +34,8 @@ MAX_TOKENS = 256  # of an answer, as in demo/train/evaluate.py
 
 def conversations(tokens: int) -> list[list[int]]:
     """Token ids of conversations, in all at least this number of tokens."""
+    import corpus
+    import qwen3
     tokenizer, rng = qwen3.load_tokenizer(ROOT / "demo"), random.Random(0)
     texts: list[list[int]] = []
     while sum(map(len, texts)) < tokens:
@@ -55,13 +48,9 @@ def conversations(tokens: int) -> list[list[int]]:
 
 def kl_divergences(reference: np.ndarray, logits: np.ndarray) -> list[float]:
     """sum p (log p - log q) for each position of the logits [n, vocab_size] of p and q; in float64."""
+    from qwen3_lib.generation.processors import log_softmax
     pairs = ([log_softmax(x.astype(np.float64)) for x in pair] for pair in zip(reference, logits))
     return [float(np.exp(log_p) @ (log_p - log_q)) for log_p, log_q in pairs]
-
-
-def relative_errors(reference: np.ndarray, logits: np.ndarray) -> np.ndarray:
-    """|logits - reference| / |reference| of each position [n], as lengths of vectors."""
-    return np.linalg.norm(logits - reference, axis=1) / np.linalg.norm(reference, axis=1)
 
 
 def all_logits(engine: Any, texts: Sequence[Sequence[int]], step: int) -> Iterator[np.ndarray]:
@@ -81,53 +70,45 @@ def errors(name: str, path: Path, folder: Path, threads: int,
     """For each of STEPS [MB of weights, mean KL divergence, mean error of the logits, largest]: from the reference."""
     engine, results = open_engine(name, path, folder, threads, LONGEST, repack=False), {}
     for way, step in STEPS.items():
-        divergences, relative = [], []
+        divergences, relative = list[float](), list[float]()
         for i, logits in enumerate(all_logits(engine, texts, step)):
             reference = np.load(folder / f"{i}.npy")
-            divergences.append(kl_divergences(reference, logits))
-            relative.append(relative_errors(reference, logits))
-        of_all = np.concatenate(relative)
-        results[way] = [engine.weight_bytes / 1e6, float(np.concatenate(divergences).mean()), float(of_all.mean()),
-                        float(of_all.max())]
+            divergences += kl_divergences(reference, logits)
+            relative += (np.linalg.norm(logits - reference, axis=1) / np.linalg.norm(reference, axis=1)).tolist()
+        results[way] = [engine.weight_bytes / 1e6, float(np.mean(divergences)), float(np.mean(relative)), max(relative)]
     return results
 
 
-def compare(path: Path, folder: Path, threads: int, texts: Sequence[Sequence[int]]) -> dict[str, dict]:
-    """Name -> `errors` of each engine that is installed and doesn't crash; each has a process of its own."""
-    alone(save_reference, path, folder, texts)
-    results = {}
-    for name in tqdm([name for name in NAMES if not missing_packages(name)], "logits", leave=False, disable=None):
+def compare(title: str, names: Sequence[str], path: Path, folder: Path, threads: int, texts: Sequence[Sequence[int]],
+            files: bool = False) -> None:
+    """Prints `errors` of each engine that is installed and doesn't crash; each has a process of its own.
+
+    files: of the fast engine with the file of each entry, against the same file in float32.
+    """
+    rows = []
+    if not files:
+        alone(save_reference, path, folder, texts)
+    for name in (name for name in names if not missing_packages(name)):
+        note(f"{title}: {name}")
         try:
             write_once(path, folder, name)
-            results[name] = alone(errors, name, path, folder, threads, texts)
+            if files:
+                alone(save_reference, gguf_file(folder, name), folder, texts)
+            which = ("bf16", gguf_file(folder, name)) if files else (name, path)
+            found = alone(errors, *which, folder, threads, texts)
         except RuntimeError as error:  # its own, or that of a process that is gone
-            print(f"{name} is left out: {error}", file=sys.stderr)
-    return results
-
-
-def compare_files(path: Path, folder: Path, threads: int, texts: Sequence[Sequence[int]]) -> dict[str, dict]:
-    """Name -> `errors` of the fast engine with the file of this entry, against the same file in float32."""
-    results = {}
-    for name in tqdm([name for name in FILES if not missing_packages(name)], "files", leave=False, disable=None):
-        write_once(path, folder, name)
-        alone(save_reference, gguf_file(folder, name), folder, texts)
-        results[name] = alone(errors, "bf16", gguf_file(folder, name), folder, threads, texts)
-    return results
-
-
-def print_comparison(title: str, results: dict[str, dict], engine: str = "") -> None:
-    print(f"| {title} | format | tokens go in | MB | mean KL divergence | error of the logits, mean | largest |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
-    for name, ways in results.items():
-        for way, values in ways.items():
-            cells = [engine or ENTRIES[name].engine, ENTRIES[name].format, way, f"{values[0]:.1f}",
-                     *(f"{value:.2e}" for value in values[1:])]
-            print(f"| {' | '.join(cells)} |")
-    print(flush=True)
+            note(f"{name} is left out: {error}")
+            continue
+        rows += [["this engine" if files else ENTRIES[name].engine, ENTRIES[name].format, way, f"{values[0]:.1f}",
+                  *(f"{value:.2e}" for value in values[1:])] for way, values in found.items()]
+    print(*table([title, "format", "tokens go in", "MB", "mean KL divergence", "error of the logits, mean", "largest"],
+                 *rows), "", sep="\n", flush=True)
 
 
 def demo_prompts(cases: int) -> list[list[int]]:
     """The first prompts of demo/train/evaluate.py's cases, so many of each skill (twice as many of the main ones)."""
+    import evaluate
+    import qwen3
     tokenizer, prompts = qwen3.load_tokenizer(ROOT / "demo"), []
     for name, (draw, factor) in evaluate.SKILLS.items():
         rng = random.Random(f"1 {name}")
@@ -137,49 +118,43 @@ def demo_prompts(cases: int) -> list[list[int]]:
     return prompts
 
 
-def greedy(model: qwen3.Model, prompts: Iterable[list[int]]) -> list[list[int]]:
-    return [list(qwen3.generate(model, prompt, MAX_TOKENS, temperature=0))
-            for prompt in tqdm(prompts, "greedy answers", leave=False, disable=None)]
-
-
 def print_greedy(threads: int, cases: int) -> None:
     """How many greedy answers of the bundled model are those of float32."""
+    import qwen3
     import qwen3_numba
-    prompts = demo_prompts(cases)
-    wanted = greedy(qwen3.load_model(ROOT / "demo"), prompts)
-    print("| the bundled model's greedy answers | the same ids as in float32 | of | share |")
-    print("| --- | --- | --- | --- |")
+    prompts, rows = demo_prompts(cases), []
+
+    def greedy(model: Any) -> list[list[int]]:
+        return [list(qwen3.generate(model, prompt, MAX_TOKENS, temperature=0)) for prompt in prompts]
+
+    wanted = greedy(qwen3.load_model(ROOT / "demo"))
     for form in (None, "int8", "int4"):
-        answers = greedy(qwen3_numba.load_model(ROOT / "demo", quantize=form, threads=threads), prompts)
+        answers = greedy(qwen3_numba.load_model(ROOT / "demo", quantize=form, threads=threads))
         same = sum(answer == expected for answer, expected in zip(answers, wanted))
-        print(f"| {form or 'bf16'} | {same} | {len(prompts)} | {same / len(prompts):.1%} |", flush=True)
+        rows.append([form or "bf16", str(same), str(len(prompts)), f"{same / len(prompts):.1%}"])
+    print(*table(["the bundled model's greedy answers", "the same ids as in float32", "of", "share"], *rows), sep="\n")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, help="a model for random tokens (default: random weights as Qwen3-0.6B)")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=4000, help="of text for the bundled model (default 4000)")
-    parser.add_argument("--random-tokens", type=int, default=64, help="for the random model (default 64)")
-    parser.add_argument("--cases", type=int, default=25, help="per skill, doubled for the main skills (default 25)")
+    parser = harness.options(__doc__, 1, "random weights as Qwen3-0.6B, for random tokens")
+    parser.add_argument("--tokens", type=int, default=4000, help="of text for the bundled model (default: %(default)s)")
+    parser.add_argument("--random-tokens", type=int, default=64, help="for the random model (default: %(default)s)")
+    parser.add_argument("--cases", type=int, default=25, help="per skill, doubled for the main skills (default: 25)")
     parser.add_argument("--only", choices=TABLES, nargs="+", default=TABLES, help="which tables (default: all)")
-    args = parser.parse_args()
+    args = harness.parsed(parser)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         if "demo" in args.only:
             (folder / "demo").mkdir()
             texts = conversations(args.tokens)
-            print_comparison(f"bundled model, {sum(map(len, texts))} tokens",
-                             compare(ROOT / "demo", folder / "demo", args.threads, texts))
-        if {"random", "files"} & {*args.only}:
-            path = args.model or make_random_model(official_config("0.6B"), folder / "model")
-            size = open_model(str(path)).config().vocab_size
-            ids = np.random.default_rng(0).integers(0, size, args.random_tokens).tolist()
-            title = f"random 0.6B, {len(ids)} tokens"
+            title = f"bundled model, {sum(map(len, texts))} tokens"
+            compare(title, NAMES, ROOT / "demo", folder / "demo", args.threads, texts)
+        path = args.model or {"random", "files"} & {*args.only} and alone(harness.random_model, folder / "model")
+        ids, title = np.random.default_rng(0).integers(0, 4096, args.random_tokens).tolist(), "random 0.6B"
         if "random" in args.only:
-            print_comparison(title, compare(path, folder, args.threads, [ids]))
+            compare(f"{title}, {len(ids)} tokens", NAMES, path, folder, args.threads, [ids])
         if "files" in args.only:
-            print_comparison(f"GGUF, {title}", compare_files(path, folder, args.threads, [ids]), "this engine")
+            compare(f"GGUF, {title}, {len(ids)} tokens", FILES, path, folder, args.threads, [ids], True)
     if "answers" in args.only:
         print_greedy(args.threads, args.cases)
 

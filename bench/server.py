@@ -32,20 +32,17 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "bench")]
-
-from peers import gguf_file  # noqa: E402
-from run import alone, machine, make_model, new_process, note, write_once  # noqa: E402
+import harness
+from harness import ROOT, Worker, alone, note, publish, table
+from peers import gguf_file, write_once
 
 OURS = "this server"
 PEERS = {"int8": "llama-q8_0", "int4": "llama-q4_0"}
-model: Any = None  # in the process that uses Batch directly
 
 
 def make_words(path: Path) -> Path:
     """The folder of a random model each of whose tokens has a text: a stream tells nothing of a token without."""
-    file = make_model(path) / "tokenizer.json"
+    file = harness.random_model(path) / "tokenizer.json"
     tokenizer, n = json.loads(file.read_text("utf-8")), json.loads((path / "config.json").read_text())["vocab_size"]
     words = tokenizer["model"]["vocab"]
     words |= {token["content"]: token["id"] for token in tokenizer["added_tokens"]}  # else they get other ids
@@ -55,13 +52,12 @@ def make_words(path: Path) -> Path:
     return path
 
 
-def start_model(path: Path, form: str, threads: int) -> None:
-    global model
+def start_model(path: Path, form: str, threads: int) -> Any:
     import qwen3_numba
-    model = qwen3_numba.load_model(path, form, threads)
+    return qwen3_numba.load_model(path, form, threads)
 
 
-def speed_of_batch(prompts: list[list[int]], n_tokens: int) -> float:
+def speed_of_batch(model: Any, prompts: list[list[int]], n_tokens: int) -> float:
     """Tokens per second of all answers together, prompts included."""
     from qwen3_lib.generation.batch import Batch
     batch, start = Batch(model, len(prompts), len(prompts[0]) + n_tokens), time.perf_counter()
@@ -151,48 +147,38 @@ def started_llama(program: str, path: Path, folder: Path, args: argparse.Namespa
     raise RuntimeError(f"{program} ended with status {process.returncode}")
 
 
-def report(args: argparse.Namespace, values: dict[tuple[str, int], list[Any]]) -> str:
+def report(args: argparse.Namespace, values: dict[tuple[str, int], list[Any]]) -> list[str]:
     names = sorted({name for name, _ in values} - {"batch"}, key=lambda name: (name != OURS, name))
-    titles = ["clients", "Batch: tokens/s", *(f"{name}: {what}" for name in names for what in (
-        "tokens/s", "/ Batch", "95 % of first tokens within"))]
-    about = f"{args.quantize}, prompts of {args.prompt} tokens, answers of {args.tokens}"
-    lines = [machine(args.threads), "", about, "",
-             f"| {' | '.join(titles)} |", "| --- " * len(titles) + "|"]
+    rows = [["clients", "Batch: tokens/s", *(f"{name}: {what}" for name in names for what in (
+        "tokens/s", "/ Batch", "95 % of first tokens within"))]]
     for n in args.clients:
-        cells = [str(n), f"{median(values['batch', n]):.1f}"]
+        rows.append([str(n), f"{median(values['batch', n]):.1f}"])
         for name in names:
             speeds, firsts = zip(*values[name, n])
             ratio = median(speed / batch for speed, batch in zip(speeds, values["batch", n]))
-            cells += [f"{median(speeds):.1f}", f"{ratio:.2f}", f"{np.percentile(np.concatenate(firsts), 95):.2f} s"]
-        lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", f"Seconds to the first token of a prompt of {args.prompt} tokens, alone and while one of {args.long} "
-              "tokens is read:", "", "| | alone | beside | the long one itself |", "| --- | --- | --- | --- |"]
-    for name in names:
-        lines.append(f"| {name} | {' | '.join(f'{median(column):.2f}' for column in zip(*values[name, 0]))} |")
-    return "\n".join(lines) + "\n"
+            rows[-1] += [f"{median(speeds):.1f}", f"{ratio:.2f}", f"{np.percentile(np.concatenate(firsts), 95):.2f} s"]
+    beside = [[name, *(f"{median(column):.2f}" for column in zip(*values[name, 0]))] for name in names]
+    return [f"{args.quantize}, prompts of {args.prompt} tokens, answers of {args.tokens}", "", *table(*rows), "",
+            f"Seconds to the first token of a prompt of {args.prompt} tokens, alone and while one of {args.long} "
+            "tokens is read:", "", *table(["", "alone", "beside", "the long one itself"], *beside)]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, help="a model folder (default: random weights, made for the run)")
+    parser = harness.options(__doc__)
     parser.add_argument("--quantize", default="int8", choices=["int8", "int4"])
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--prompt", type=int, default=64, metavar="TOKENS")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--long", type=int, default=512, metavar="TOKENS", help="of the long prompt")
     parser.add_argument("--beside", metavar="URL", help="another server with the same model")
-    parser.add_argument("--out", type=Path, default=ROOT / "bench", help="folder for SERVER.md")
-    args = parser.parse_args()
-    os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = str(args.threads)  # for the processes to come
+    args = harness.parsed(parser)
     values, rng = dict[tuple[str, int], list[Any]](), np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
         path = args.model or alone(make_words, Path(folder) / "model")
         vocab_size = json.loads((path / "config.json").read_text())["vocab_size"]
         process, url = started(path, args)
         processes, urls = [process], {OURS: url} | ({"the other server": args.beside} if args.beside else {})
-        batch = new_process(start_model, path, args.quantize, args.threads)
+        batch = Worker(start_model, path, args.quantize, args.threads)
         try:
             if program := os.environ.get("LLAMA_SERVER") or shutil.which("llama-server"):
                 process, urls["llama-server"] = started_llama(program, path, Path(folder), args)
@@ -202,7 +188,7 @@ def main() -> None:
                 for n in args.clients:
                     note(f"{n} clients: round {i} of {args.rounds}")
                     prompts = rng.integers(0, vocab_size, (n, args.prompt)).tolist()
-                    found["batch", n] = batch.submit(speed_of_batch, prompts, args.tokens).result()
+                    found["batch", n] = batch(speed_of_batch, prompts, args.tokens)
                     found |= {(name, n): measure(url, prompts, args.tokens) for name, url in urls.items()}
                 long, short = (rng.integers(0, vocab_size, size).tolist() for size in (args.long, args.prompt))
                 found |= {(name, 0): beside_a_long_one(url, long, short) for name, url in urls.items()}
@@ -212,10 +198,8 @@ def main() -> None:
             for process in processes:
                 process.terminate()
                 process.wait()
-            batch.shutdown()
-    text = f"# The latest run of bench/server.py\n\n{report(args, values)}"
-    print(text)
-    (args.out / "SERVER.md").write_text(text)
+            batch.close()
+    publish(args.out / "SERVER.md", args.threads, report(args, values))
 
 
 if __name__ == "__main__":

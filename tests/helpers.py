@@ -172,11 +172,6 @@ def counting(model, function="logits_of", count=lambda ids, cache: len(ids)):
     return with_engine(model, **{function: counted}), passes
 
 
-def run_fast(*arguments, program="qwen3_numba.py", **options):
-    return subprocess.run([sys.executable, ROOT / program, *map(str, arguments)], capture_output=True, text=True,
-                          timeout=300, **options)
-
-
 def roles(messages: list[dict]) -> str:
     """The initials of who has said something: s, u, a, t."""
     return "".join(message["role"][0] for message in messages)

@@ -14,12 +14,17 @@ import pytest
 
 import qwen3
 from configs import ROOT
-from helpers import assert_one_line, run_fast
+from helpers import assert_one_line
 from qwen3_lib.kernels import build, compile, cpu, fields, layers, objects
 
 pytestmark = pytest.mark.core
 COMMAND = ["--model", ROOT / "demo", "--no-think", "What is the capital of Peru?"]
 COMPILING = "compiling the fast engine for this CPU: some 10 seconds, once for models of this kind\n"
+
+
+def run_fast(*arguments, **options):
+    return subprocess.run([sys.executable, ROOT / "qwen3_numba.py", *arguments], capture_output=True, text=True,
+                          timeout=300, **options)
 
 
 @pytest.mark.compiles

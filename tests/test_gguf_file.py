@@ -15,7 +15,7 @@ import pytest
 import qwen3
 import qwen3_numba as fast
 from configs import (BASE, FRANCE, HYBRID, HYBRID_MOE, PARIS, QWEN3_5, ROOT, SHARED, YARN, needs_official_files)
-from helpers import assert_one_line, logits_of, memory_while_loading, message_of, random_ids, run_fast, run_main
+from helpers import assert_one_line, logits_of, memory_while_loading, message_of, random_ids, run_main
 from make_random_model import make_random_model
 from qwen3_lib.generation.processors import log_softmax
 from qwen3_lib.app import terminal
@@ -168,11 +168,10 @@ def test_the_official_tokenizer_is_the_same(tmp_path, name):
         assert tokenizer.encode(case["text"]) == case["ids"]
 
 
-def test_it_is_listed(demo_gguf):
+def test_it_is_listed(demo_gguf, capfd):
     """By itself, or in a folder of such files, with its size."""
     for place in (demo_gguf, demo_gguf.parent):
-        done = run_fast("--list", "--json", "--model", place, program="qwen3.py")
-        about = json.loads(done.stdout.splitlines()[-1])
+        about = json.loads(run_main(capfd, "--list", "--json", "--model", place)[1].splitlines()[-1])
         assert (about["path"], about["runs"], about["bytes"]) == (str(demo_gguf), True, demo_gguf.stat().st_size)
 
 

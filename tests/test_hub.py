@@ -1,6 +1,6 @@
 """Models by name, against a small hub of our own on the loopback device: what it is asked, what its faults lead to.
 
-The hub's client reads its environment when it is imported, so each run is a process of its own.
+The hub's client reads its environment when it is imported, so each run is a fork of this process.
 """
 import hashlib
 import json
@@ -18,7 +18,7 @@ from urllib.parse import unquote
 import pytest
 
 from configs import ROOT
-from helpers import assert_one_line, message_of
+from helpers import assert_one_line, message_of, run_forked
 from qwen3_lib.io.hub import cached_models, gguf_names, hub_cache, hub_id, named_gguf, resolve_model, tower_name
 
 pytestmark = pytest.mark.core
@@ -119,11 +119,19 @@ def environment(hub, tmp_path):
 
 @pytest.fixture
 def get_all(environment, tmp_path):
-    """A function that resolves several (name, option ...) in a new process -> (path or None, message) of each."""
+    """A function that resolves several (name, option ...) in a fork -> (path or None, message) of each."""
     def run(*wanted, before="", **variables):
-        done = subprocess.run([sys.executable, "-c", before + CHILD, json.dumps(wanted)], env=environment | variables,
-                              cwd=tmp_path, capture_output=True, text=True, timeout=60)
-        assert (done.returncode, done.stderr) == (0, "")
+        def child(arguments):
+            os.chdir(tmp_path)
+            os.environ.clear()
+            os.environ.update(environment | variables)
+            for name in [name for name in sys.modules if name.startswith("huggingface_hub")]:
+                del sys.modules[name]  # of another test in this process, with another environment
+            sys.argv[1:] = arguments
+            exec(before + CHILD, {})
+
+        done = run_forked(child, json.dumps(wanted))
+        assert (done.returncode, done.stderr) == (0, b""), done.stderr
         return [(path and Path(path), message) for path, message in json.loads(done.stdout)]
 
     return run

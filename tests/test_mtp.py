@@ -223,7 +223,7 @@ def models(tmp_path_factory):
         (dense, None), (dense, "int8"), (dense, "int4"), (mixture, None)))]
 
 
-@fuzz(100, refused=False)
+@fuzz(60, refused=False)
 def test_no_guess_changes_an_answer(rng, models):
     """In a conversation and in a batch, with any number of guesses: the ids, texts and logprobs of plain runs."""
     model = rng.choice(models)

@@ -8,7 +8,7 @@ import pytest
 
 import qwen3
 from configs import ROOT, VOCABULARY
-from helpers import logits_of, message_of, random_ids, run_fast, with_tensors
+from helpers import logits_of, message_of, random_ids, run_main, with_tensors
 from make_random_model import make_random_model
 from packed import FromPython, round_vectors
 from qwen3_lib.app.terminal import weight_bytes
@@ -200,13 +200,13 @@ def test_packed_weights(form, tmp_path, monkeypatch):
     assert np.median(errors) < 1e-5, errors
 
 
-def test_a_mixture_of_experts_from_the_command_line(tmp_path):
+@pytest.mark.parametrize("main", [qwen3.main, fast.main])
+def test_a_mixture_of_experts_from_the_command_line(main, tmp_path, capfd):
     folder = make_random_model(MOE | {"vocab_size": VOCABULARY}, tmp_path / "moe", "float32")
-    for program in ("qwen3.py", "qwen3_numba.py"):
-        listed = json.loads(run_fast("--list", "--json", "--model", folder, program=program).stdout.splitlines()[-1])
-        assert listed["runs"] and listed["why_not"] is None
-        done = run_fast("--model", folder, "--max-tokens", 4, "--stats", "Hello", program=program)
-        assert done.returncode == 0 and "a token goes through" in done.stderr, done.stderr
+    listed = json.loads(run_main(capfd, "--list", "--json", "--model", folder, main=main)[1].splitlines()[-1])
+    assert listed["runs"] and listed["why_not"] is None
+    status, _, err = run_main(capfd, "--model", folder, "--max-tokens", 4, "--stats", "Hello", main=main)
+    assert status == 0 and "a token goes through" in err
 
 
 def test_bytes_that_a_token_reads(tmp_path):

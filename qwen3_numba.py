@@ -29,26 +29,20 @@ qwen3_lib/kernels/:
     compile.py     numba compiles kernels: a program of its own, for the first run
     build.py       machine code kept between runs
     packing.py     tensors of a file become matrices in memory
+    weights.py     which matrix takes which format, and where kernels find it
     memory.py      aligned arrays, and the space that kernels work in
     team.py        the threads
 """
 from __future__ import annotations
 
-import contextlib
 import itertools
-import mmap
 import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from importlib.util import find_spec
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
-
-if __name__ == "__main__" and None in map(find_spec, ("qwen3", "qwen3_lib")):
-    sys.exit("qwen3_numba.py: it needs qwen3.py and the folder qwen3_lib beside it")
+from typing import Any
 
 import qwen3  # first: it says in one line what is missing
 import numpy as np
@@ -56,24 +50,24 @@ import numpy as np
 from qwen3 import (BUNDLED, CHUNK, Config, Engine, Folder, InputError, Model, Sampling, Sequence, Tokenizer,
                    __version__, chat, checked_whole, default_sampling, embed, forward, generate, rms_norm, rope_tables,
                    to_float32)
-from qwen3_5 import MTP_NORMS, HybridConfig, mtp_config, turn_ends
+from qwen3_5 import HybridConfig, turn_ends
 from qwen3_lib.io.cores import available_cpus
 from qwen3_lib.io.packed import Quantized
 from qwen3_lib.io.progress import progress
 from qwen3_lib.io.tensors import PackedTensor
-from qwen3_lib.kernels.layout import (BF16, BLOCK, EXPERT, F16, F32, FEW, FORMATS, GATE, GROUP, HEAD_NORMS,
-                                      JOB, KV8, LINEAR, NORMS, PANEL, PASS, PROMPT, ROUNDED, TASK, TILE, WEIGHT, Batch,
-                                      Layers, Q, Space, is_packed, packed_shape, padded, table)
-from qwen3_lib.kernels.hybrid import (DELTA, StateCache, Vocabulary, is_recurrent, joined, stacked, state_fields,
-                                      state_tables)
-from qwen3_lib.kernels.memory import Reused, aligned, empty, experts_of, work_space
+from qwen3_lib.kernels.layout import (BF16, BLOCK, CACHE, CACHE_ROWS, F16, F32, FEW, GROUP, JOB, KV8, PANEL, PASS,
+                                      PROMPT, ROUNDED, ROW, TASK, TILE, TILES, Batch, is_packed, padded, table)
+from qwen3_lib.kernels.hybrid import StateCache, state_tables
+from qwen3_lib.kernels.memory import aligned, empty
 
 try:
     from qwen3_lib.kernels.build import kernel, make_kernels
     from qwen3_lib.kernels.cpu import check_path
-    from qwen3_lib.kernels.packing import PACKED, Packer, forms_of, matrix_rows, packed_form
+    from qwen3_lib.kernels.packing import PACKED, Packer, forms_of, matrix_rows
     from qwen3_lib.kernels.products import any_number, compile_all, functions_for
     from qwen3_lib.kernels.team import Team
+    from qwen3_lib.kernels.weights import (Weights, build_layers, choose_formats, layers_of, mtp_head, stored_tensors,
+                                           touch_pages)
 except ImportError as error:
     if __name__ == "__main__":
         sys.exit(f"qwen3_numba.py: {error}")
@@ -86,102 +80,6 @@ __all__ = ["BUNDLED", "Config", "Engine", "InputError", "KVCache", "Model", "Sam
 # ----------------------------------------------------------------------------------------------------------------------
 # Weights: as they lie in the file, or packed
 # ----------------------------------------------------------------------------------------------------------------------
-
-class MTPHead(NamedTuple):
-    """The MTP head of a Qwen3.5: see qwen3_5.guess."""
-    fc: Weights  # a model without layers, whose lm_head is fc
-    layer: Weights  # a model of one layer
-    norms: list[np.ndarray]  # of the embedding and of the hidden states
-    vocabulary: Vocabulary
-
-    def addresses(self) -> np.ndarray:
-        """Where its matrices are, but for the rows of the vocabulary."""
-        layers = self.layer.layers
-        return np.concatenate([array["address"].reshape(-1) for array in (
-            layers.matrices, layers.routers, layers.experts, self.fc.layers.head)])
-
-
-@dataclass
-class Weights:
-    """Where the weights are. A tied head is the embedding, and has no name of its own."""
-    config: Config
-    matrices: dict[str, np.ndarray]  # WEIGHT [1] by their names in the file
-    vectors: dict[str, np.ndarray]  # float32, by their names: norms and the like
-    shapes: dict[str, tuple[int, ...]]  # of all tensors
-    arrays: list[np.ndarray]  # what the addresses of matrices point to
-    layers: Layers  # all of them, as kernels find them
-    team: Team
-    quantized: str | None  # "int8" or "int4", if all matrices are packed so
-    mtp: MTPHead | None = None
-    looked: bool = False  # whether its first prompt's keys and values were looked at: see note_small_numbers
-    spaces: dict[int, tuple[Space, np.ndarray]] = field(default_factory=dict)  # with their tables: see work_space
-    logits: Reused = field(default_factory=Reused)  # the memory of a pass's logits, unless they are many
-
-    @cached_property
-    def table(self) -> np.ndarray:
-        return table(self.layers)
-
-    @cached_property
-    def formats(self) -> tuple[int, ...]:
-        """Of the matrices that all tokens of a pass are multiplied with."""
-        return formats_in(self.layers.matrices, self.layers.routers)
-
-    @cached_property
-    def experts_formats(self) -> tuple[int, ...]:
-        return formats_in(self.layers.experts)
-
-    @property
-    def embedding(self) -> np.ndarray:
-        return self.matrices["model.embed_tokens.weight"]
-
-    @property
-    def head(self) -> np.ndarray:
-        return self.matrices.get("lm_head.weight", self.embedding)
-
-    @property
-    def format(self) -> str:
-        """The name of the matrices' format, of most of them if there are several, and whether vectors are rounded."""
-        most, head = int(self.layers.matrices[0, Q].form), int(self.layers.head[0].form)
-        rounds = ROUNDED in (head, *self.formats, *self.experts_formats)
-        return FORMATS[BF16 if most == ROUNDED else most].name + ", activations bf16" * rounds
-
-    def work_space(self, config: Config, m: int, n_tasks: int, n_queries: int) -> tuple[Space, np.ndarray]:
-        """A Space for m tokens, n_tasks tasks and n_queries queries of a task; an earlier one, if it fits.
-
-        Kept are the last one for many tokens, and one for each number of few tokens, which guesses make vary.
-        """
-        kind = m if m <= FEW else 0
-        if (last := self.spaces.get(kind)) is not None:
-            partials = last[0].partials
-            if len(last[0].h) == m and len(partials) >= n_tasks and partials.shape[2] >= n_queries:
-                return last
-        last = self.spaces.pop(kind, None)
-        own = [space.own for space, _ in self.spaces.values()]
-        last = None  # before the next one, for the sake of memory
-        space = work_space(config, self.team.n_threads, m, n_tasks, n_queries, own)
-        self.spaces[kind] = found = space, table(space)
-        return found
-
-    def tensors(self) -> dict[str, np.ndarray]:
-        """Name -> array of all that the engine keeps."""
-        by_address, tensors = {array.ctypes.data: array for array in self.arrays}, dict(self.vectors)
-        for name, (weight,) in self.matrices.items():
-            array = by_address[weight.address]
-            tensors[name] = array if is_packed(weight.form) else array[:, :weight.columns]
-        return tensors
-
-
-def formats_in(*tables: np.ndarray) -> tuple[int, ...]:
-    """The formats of the matrices that stand in arrays of WEIGHT."""
-    return (*sorted({form for some in tables for form in some["form"][some["address"] != 0].tolist()}),)
-
-
-def layers_of(config: Config) -> str:
-    """The name of the kernel that runs a model's layers."""
-    dense, sparse = ("hybrid_layers", "sparse_hybrid_layers") if isinstance(config, HybridConfig) else \
-        ("decoder_layers", "sparse_layers")
-    return sparse if config.sparse_layers else dense
-
 
 def load_weights(folder: Folder, config: Config, quantize: str | None = None, threads: int | None = None,
                  activations: str = "f32") -> Weights:
@@ -203,7 +101,7 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
     make_kernels(layers_of(config), *["quantize_block"] * bool(quantize), *["pack_block"] * unpacks)
     team, arrays = Team(threads or available_cpus()), list[np.ndarray]()
     vectors = {name: np.array(to_float32(tensor)) for name, tensor in stored.items() if len(shapes[name]) != 2}
-    matrices, plan = {}, planned(config, stored, format).items()
+    matrices, plan = {}, choose_formats(config, stored, format).items()
     if saved is None and packs:
         plan = progress(plan, f"quantizing to {quantize}" if quantize else "unpacking")
     with ThreadPoolExecutor(team.n_threads) as pool:
@@ -218,117 +116,9 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
         matrix["form"][matrix["form"] == BF16] = ROUNDED
     if format is None and not packs and not config.sparse_layers:
         touch_pages({id(tensor.mapping): tensor.mapping for tensor in stored.values()}.values())
-    weights = Weights(config, matrices, vectors, shapes, arrays, described(config, matrices, vectors), team, format)
+    weights = Weights(config, matrices, vectors, shapes, arrays, build_layers(config, matrices, vectors), team, format)
     has_head = isinstance(config, HybridConfig) and config.mtp_num_hidden_layers
     return replace(weights, mtp=mtp_head(weights)) if has_head else weights
-
-
-def mtp_head(w: Weights) -> MTPHead:
-    """The MTP head that stands behind the layers, as models of their own."""
-    config, behind = mtp_config(w.config), f"model.layers.{w.config.num_hidden_layers}."
-    matrices, vectors = ({name.replace(behind, "model.layers.0."): each for name, each in some.items()}
-                         for some in (w.matrices, w.vectors))
-    vocabulary = Vocabulary(w.head)
-    norms = [1 + w.vectors[f"{behind}{name}.weight"] for name in MTP_NORMS]
-    layers = described(config, matrices, vectors)._replace(head=vocabulary.matrix, norm=norms[2])
-    layer = replace(w, config=config, layers=layers, spaces={}, logits=Reused())
-    alone = layers._replace(head=w.matrices[f"{behind}fc.weight"], places=layers.places[:0], eps=np.zeros(1),
-                            norm=np.ones(2 * config.hidden_size, np.float32))
-    return MTPHead(replace(layer, layers=alone), layer, norms[:2], vocabulary)
-
-
-# The matrices of a layer that are multiplied with the result of its first norm, and of its second one.
-BEHIND = ("q_proj", "k_proj", "v_proj", "in_proj_qkv", "in_proj_z", "in_proj_ba"), ("gate_proj", "up_proj")
-
-
-def places_of(config: Config, layer: int) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Name -> (the field of Layers, the index there) of each matrix of a layer."""
-    names, sparse = DELTA if is_recurrent(config, layer) else LINEAR, layer in config.sparse_layers
-    places: dict[str, tuple[str, tuple[int, ...]]] = {
-        name: ("matrices", (layer, i)) for i, name in enumerate(names[:GATE] if sparse else names)}
-    if sparse:
-        places["mlp.gate"] = "routers", (layer,)
-        for expert in range(experts_of(config)[0]):
-            where = f"experts.{expert}" if expert < config.num_experts else "shared_expert"
-            places |= {f"mlp.{where}.{name}": ("experts", (layer, expert, i)) for i, name in enumerate(EXPERT)}
-    return {f"model.layers.{layer}.{name}.weight": place for name, place in places.items()}
-
-
-def behind_norms(names: Iterable[str]) -> list[list[str]]:
-    """The names of a layer's matrices behind its first and its second norm."""
-    return [[name for name in names if name.split(".")[-2] in kinds] for kinds in BEHIND]
-
-
-def planned(config: Config, stored: dict[str, Any], format: str | None) -> dict[str, tuple[int, ...]]:
-    """Name -> its formats, see forms_of, of all matrices in the order in which kernels read them."""
-    names = [[name] for name in ("model.embed_tokens.weight", "lm_head.weight") if name in stored]
-    names += [[*places_of(config, i)] for i in range(config.num_hidden_layers)]
-    if isinstance(config, HybridConfig) and config.mtp_num_hidden_layers:
-        n = config.num_hidden_layers
-        names += [[*places_of(config, n)], [f"model.layers.{n}.fc.weight"]]
-    forms = {name: forms_of(name, stored[name], format) for some in names for name in some}
-    for behind in itertools.chain.from_iterable(map(behind_norms, names)):
-        if len({forms[name][-1] for name in behind if not is_packed(forms[name][-1])}) > 1:
-            for name in behind:  # products with BF16 take the norm in another order
-                forms[name] = tuple(F32 if form == BF16 else form for form in forms[name])
-    return forms
-
-
-def described(config: Config, matrices: dict[str, np.ndarray], vectors: dict[str, np.ndarray]) -> Layers:
-    """The weights as kernels find them."""
-    n, n_experts = config.num_hidden_layers, experts_of(config)[0]
-    found = {"matrices": np.zeros((n, len(LINEAR)), WEIGHT), "routers": np.zeros(n, WEIGHT),
-             "experts": np.zeros((n, n_experts, len(EXPERT)), WEIGHT)}
-    forms = np.zeros((n, 2, 2), np.int64)
-    for i in range(n):
-        places = places_of(config, i)
-        for name, (field, index) in places.items():
-            found[field][index] = matrices[name][0]
-        for j, behind in enumerate(behind_norms(places)):
-            some = [matrices[name][0].form for name in behind]
-            forms[i, j] = min(some), max(some)
-    return Layers(**found, **norms_of(vectors, config), **state_fields(vectors, config), forms=forms,
-                  head=matrices.get("lm_head.weight", matrices["model.embed_tokens.weight"]),
-                  eps=np.array([config.rms_norm_eps]),
-                  routing=np.array([config.norm_topk_prob, n_experts > config.num_experts], np.int64))
-
-
-def touch_pages(mappings: Iterable[mmap.mmap]) -> None:
-    """Starts a thread that touches each page of mapped files: it takes 0.1 s per GB, beside the tokenizer.
-
-    While the tokenizers library loads, no other thread runs Python; so the thread's work is one call of NumPy per file.
-    """
-    def touch() -> None:
-        for mapping in mappings:
-            np.frombuffer(mapping, np.uint8)[::mmap.PAGESIZE].max()
-
-    with contextlib.suppress(RuntimeError):  # without another thread, the first pass touches them
-        threading.Thread(target=touch, daemon=True).start()
-
-
-def norms_of(vectors: dict[str, np.ndarray], config: Config) -> dict[str, np.ndarray]:
-    """The norms of Layers."""
-    more, none = np.float32(isinstance(config, HybridConfig)), np.zeros(config.head_dim, np.float32)
-
-    def norm(name: str) -> np.ndarray:  # a delta net has no norms of heads
-        return more + vectors[name] if name in vectors else none
-
-    norms, head_norms = (np.array([[norm(f"model.layers.{i}.{name}.weight") for name in names]
-                                   for i in range(config.num_hidden_layers)]) for names in (NORMS, HEAD_NORMS))
-    return {"norms": norms, "head_norms": head_norms, "norm": norm("model.norm.weight")}
-
-
-def stored_tensors(folder: Folder, config: Config) -> tuple[dict[str, tuple[int, ...]], dict[str, Any]]:
-    """Name -> shape, name -> tensor in the files. Raises InputError for missing and misshapen ones."""
-    shapes = joined(folder.shapes(config), lambda first, second: (first[0] + second[0], first[1]))
-    return shapes, (folder.packed(config, shapes, saved_tensor) if isinstance(folder, Quantized) else
-                    joined(folder.tensors(config), stacked))
-
-
-def saved_tensor(name: str, shape: tuple[int, ...], form: str) -> tuple[str, tuple[int, ...]]:
-    """The dtype and the shape of a tensor in a folder of packed weights."""
-    packed = len(shape) == 2 and is_packed(packed_form(name, form))
-    return ("U8", packed_shape(*shape, packed_form(name, form))) if packed else ("F32", shape)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -386,60 +176,53 @@ MOST = {"f16": 65504, "int8": 127 * 65504}  # the largest number that such a cac
 STEPS = {"f16": 1024, "int8": 128}  # float16 is counted in steps of 2^-24; a number or a scale of fewer loses digits
 
 
-def run_layers(model: Model, ids: np.ndarray, caches: list[Any], sequences: np.ndarray, positions: np.ndarray,
-               places: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Runs tokens ids [m], each the next one of a sequence of these caches, through all layers.
-
-    positions [m]: of their rows in the caches; places: for RoPE, [m] or [3, m]
-    -> (x [m, hidden_size], logits [n, vocab_size] of the tokens `wanted` [n])
-    """
-    see = model.pictures
-    x = embed(model, ids)
-    deep = 0 if see is None or ids.min() >= 0 else len(see.config.deepstack_visual_indexes)  # so many layers add to x
-    logits = compute(model.weights, x, rope_tables(model.config, places), caches, sequences, positions, wanted,
-                     deep=deep, deepen=lambda layer: see.add(x, ids, 1 + layer))
-    return x, logits
-
-
-def compute(w: Weights, x: np.ndarray, turned: tuple[np.ndarray, np.ndarray], caches: list[Any], sequences: np.ndarray,
-            positions: np.ndarray, wanted: np.ndarray, deep: int = 0,
-            deepen: Callable[[int], None] | None = None) -> np.ndarray:
-    """Runs x [m, hidden_size] through all layers, in place; turned: rope_tables -> logits of the tokens `wanted`.
-
-    deepen(layer) changes x after each of the `deep` first layers.
-    """
-    config, m, (cos, sin) = w.config, len(x), turned
-    group, n_layers, n_rows = config.num_attention_heads // config.num_key_value_heads, len(w.layers.places), \
-        int(w.layers.head[0].rows)
-    tasks, tiles = attention_tasks(sequences, positions, group)
-    shape = len(wanted), padded(n_rows, PANEL)
+def batch_of(w: Weights, x: np.ndarray, turned: tuple[np.ndarray, np.ndarray], caches: list[Any], rows: np.ndarray,
+             wanted: np.ndarray) -> Batch:
+    """x [m, hidden_size] at `rows`, ROW [m], of these caches; turned: rope_tables; the tokens `wanted` get logits."""
+    group = w.config.num_attention_heads // w.config.num_key_value_heads
+    tasks, tiles = attention_tasks(rows["sequence"], rows["position"], group)
+    shape = len(wanted), padded(int(w.layers.head[0].rows), PANEL)
     logits = w.logits.take(shape[0] * shape[1]).reshape(shape) if len(wanted) <= PROMPT else empty(shape, np.float32)
     where = [(cache.k.ctypes.data, cache.v.ctypes.data, cache.k.shape[2]) for cache in caches]
-    batch = Batch(x, cos, sin, np.stack([sequences, positions], axis=1), tasks, tiles, wanted, logits, np.array(where),
-                  np.array([caches[0].stored, caches[0].k.shape[3]]),
-                  *state_tables(caches, np.bincount(sequences, minlength=len(caches))))
-    space = w.work_space(config, m, len(tasks), int(tasks["n"].max()) * group)
-    head = int(w.layers.head[0].form)
-    needs = [*((form, m) for form in w.formats), *((head, len(wanted)) for _ in wanted[:1])]
+    runs, states = state_tables(caches, np.bincount(rows["sequence"], minlength=len(caches)))
+    return Batch(x=x, cos=turned[0], sin=turned[1], rows=rows, tasks=tasks, tiles=tiles, wanted=wanted, logits=logits,
+                 caches=np.array(where, CACHE), runs=runs, states=states,
+                 cache_rows=np.array([(caches[0].stored, caches[0].k.shape[3])], CACHE_ROWS))
+
+
+def needed_functions(w: Weights, batch: Batch, n_queries: list[int]) -> np.ndarray:
+    """The table of products for a batch whose tasks have so many queries."""
+    m, head = len(batch.x), int(w.layers.head[0].form)
+    needs = [*((form, m) for form in w.formats), *((head, len(batch.wanted)) for _ in batch.wanted[:1])]
     for form in w.experts_formats:  # an expert may have been chosen by any number of tokens
         needs += any_number(form, m)
-    queries = tuple((caches[0].stored, n) for n in sorted({1, *(tasks["n"] * group).tolist()}))
-    functions = functions_for(tuple(needs), queries)
-    job_table = np.concatenate([w.table, table(batch), space[1], table((functions,))])
-    stops = sorted({0, n_layers, *range(0, n_layers, max(1, PASS // m)), *range(1, min(deep, n_layers) + 1)})
-    if deep >= n_layers:  # the head by itself: x changes after the last layer, or there are no layers
+    return functions_for(tuple(needs), tuple((int(batch.cache_rows[0].form), n) for n in sorted({1, *n_queries})))
+
+
+def run_layers(w: Weights, batch: Batch, caches: list[Any], deepen: tuple[Callable[[], Any], ...] = ()) -> np.ndarray:
+    """Runs the batch's x through all layers, in place -> the logits [n, vocab_size] of the tokens that get some.
+
+    deepen[i]() changes x after layer i.
+    """
+    config, n_layers, m = w.config, len(w.layers.places), len(batch.x)
+    n_queries = (batch.tasks["n"] * (config.num_attention_heads // config.num_key_value_heads)).tolist()
+    space, space_table = w.work_space(config, m, len(batch.tasks), max(n_queries))
+    functions = needed_functions(w, batch, n_queries)
+    job_table = np.concatenate([w.table, table(batch), space_table, table((functions,))])
+    deepen = deepen[:n_layers]
+    stops = sorted({0, n_layers, *range(0, n_layers, max(1, PASS // m)), *range(1, len(deepen) + 1)})
+    if len(deepen) == n_layers:  # the head by itself: x changes after the last layer, or there are no layers
         stops.append(n_layers)
     for first, last in (spans := [*itertools.pairwise(stops)]):
-        ends = (first, last) == spans[-1]
-        job = np.array([(0, 0, first, last, job_table.ctypes.data, ends)], JOB)
+        job = np.array([(0, 0, first, last, job_table.ctypes.data, (first, last) == spans[-1])], JOB)
         w.team.run(kernel(layers_of(config)), job, w, caches, batch, space, functions, job_table)
-        if deepen is not None and first < last <= deep:
-            deepen(last - 1)
-    return logits[:, :n_rows]
+        if first < last <= len(deepen):
+            deepen[last - 1]()
+    return batch.logits[:, :int(w.layers.head[0].rows)]
 
 
 def attention_tasks(sequences: np.ndarray, positions: np.ndarray, group: int) -> tuple[np.ndarray, np.ndarray]:
-    """-> (TASK [n_tasks], first and last + 1 of the tasks for the same tokens [n_tiles, 2])"""
+    """The sequence and the position of each new token [m] -> TASK [n_tasks], TILES [n_tiles]"""
     tasks, tiles = [], []
     ends = [*(np.flatnonzero(np.diff(sequences)) + 1).tolist(), len(sequences)] if len(sequences) > 1 else [1]
     for start, end in zip([0, *ends], ends):
@@ -453,7 +236,7 @@ def attention_tasks(sequences: np.ndarray, positions: np.ndarray, group: int) ->
             here = (sequence, row, n, seen)
             tasks += [(*here, block, 1) for block in range(n_blocks)] if few else [(*here, 0, n_blocks)]
             tiles.append((before, len(tasks)))
-    return np.array(tasks, TASK), np.array(tiles)
+    return np.array(tasks, TASK), np.array(tiles, TILES)
 
 
 @np.errstate(over="ignore", invalid="ignore")
@@ -482,10 +265,10 @@ def guess(model: Model, states: np.ndarray, token_ids: qwen3.TokenIds, cache: An
     parts = zip((rows, states), head.norms)
     both = np.concatenate([rms_norm(part, norm, eps) for part, norm in parts], axis=1)
     size = np.sqrt(np.square(both).mean(axis=1, keepdims=True))  # by which the norm before fc divides
-    slots, zeros = cache.reserve(n), np.zeros(n, np.int64)
-    where = rope_tables(model.config, start + slots), [cache], zeros, slots
-    x = compute(head.fc, both, *where, np.arange(n)) * size
-    logits = compute(head.layer, x, *where, np.arange(n - 1, n))
+    slots, caches = cache.reserve(n), [cache]
+    where = rope_tables(model.config, start + slots), caches, np.rec.fromarrays((0 * slots, slots), ROW)
+    x = run_layers(head.fc, batch_of(head.fc, both, *where, np.arange(n)), caches) * size
+    logits = run_layers(head.layer, batch_of(head.layer, x, *where, np.arange(n - 1, n)), caches)
     cache.advance(ids)
     return rms_norm(x, head.layer.layers.norm, eps), head.vocabulary.token(int(logits.argmax()))
 
@@ -503,19 +286,25 @@ def passes(model: Model, token_ids: qwen3.TokenIds, cache: Any,
 
     -> (x [m, hidden_size], logits [n, vocab_size]) of each pass, the logits of the tokens `wanted` among all.
     """
-    ids = np.asarray(token_ids)
+    ids, w, see = np.asarray(token_ids), model.weights, model.pictures
     caches, counts = getattr(cache, "caches", [cache]), getattr(cache, "counts", [len(ids)])
     positions, sequences = cache.reserve(len(ids)), np.repeat(np.arange(len(caches)), counts)
+    rows = np.rec.fromarrays((sequences, positions), ROW)
     borders = turn_ends(model, ids) if isinstance(caches[0], StateCache) else []
     for start, end in itertools.pairwise(sorted({*range(0, len(ids), CHUNK), *borders, len(ids)})):
         now = slice(start, end)
-        here = wanted[(wanted >= start) & (wanted < now.stop)] - start
-        places = positions[now] if model.pictures is None else model.pictures.positions(cache, ids[now])
-        result = run_layers(model, ids[now], caches, sequences[now], positions[now], places, here)
+        x, here = embed(model, ids[now]), wanted[(wanted >= start) & (wanted < end)] - start
+        places, deepen = positions[now], []
+        if see is not None:
+            places = see.positions(cache, ids[now])
+            deepen = [partial(see.add, x, ids[now], 1 + i) for i in range(len(see.config.deepstack_visual_indexes))
+                      if ids[now].min() < 0]  # a picture's tokens
+        batch = batch_of(w, x, rope_tables(model.config, places), caches, rows[now], here)
+        logits = run_layers(w, batch, caches, deepen)
         cache.advance(ids[now])
         if end in borders:
             cache.keep()
-        yield result
+        yield x, logits
     if caches[0].length > 1 and caches[0].dtype in STEPS and not model.weights.looked:
         note_small_numbers(model, caches[0])
 

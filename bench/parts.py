@@ -27,7 +27,8 @@ import qwen3_numba
 from qwen3_lib.kernels import objects, vectors
 from qwen3_lib.kernels.build import LAYERS, kernel_at, linker, make_kernels
 from qwen3_lib.kernels.cpu import INT8_SHAPES, PAIRS, PATH
-from qwen3_lib.kernels.layout import FORMATS, INT8, KEYS, PRODUCT, ROUNDED, TRANSPOSES, VALUES, is_packed
+from qwen3_lib.kernels.layout import (FORMATS, INT8, KEYS, PRODUCT, REARRANGED, ROUNDED, TRANSPOSES, VALUES,
+                                      is_packed)
 from qwen3_lib.kernels.objects import compile_layers, compile_product
 from qwen3_lib.kernels.vectors import FLOAT, I8, I32, I64, LANES, loop, splat, vector, widened_form
 
@@ -82,9 +83,9 @@ def replaced(functions: np.ndarray, kinds: tuple[int, ...], nothing: int) -> np.
     """A table of products, see products.py, where those of some kinds do nothing."""
     functions = functions.copy()
     for kind in kinds:
-        functions[kind, ..., 1:] = nothing
+        functions[kind]["address"] = nothing
     if KEYS in kinds:
-        functions[TRANSPOSES][functions[TRANSPOSES] != 0] = nothing
+        functions["address"][TRANSPOSES][functions["address"][TRANSPOSES] != 0] = nothing
     return functions
 
 
@@ -93,12 +94,12 @@ def unscaled(functions: np.ndarray, known: dict[tuple[int, int], int]) -> np.nda
     functions, before = functions.copy(), vectors.add_scaled
     vectors.add_scaled = add_unscaled
     for form in filter(is_packed, range(len(FORMATS))):
-        for many, size in np.argwhere(functions[PRODUCT, form, :, 1:]) + (0, 1):
+        for how, size in np.argwhere(functions["address"][PRODUCT, form]):
             if (form, size) not in known:
                 way, name = vectors.way_of(form, vectors.MANY), f"unscaled_{form}_{size}"
-                wide = widened_form(form) if many == 2 else form
+                wide = widened_form(form) if how == REARRANGED else form
                 known[form, size] = linked(name, compile_product(name, "packed_product", wide, int(size), way))
-            functions[PRODUCT, form, many, size] = known[form, size]
+            functions[PRODUCT, form, how].address[size] = known[form, size]
     vectors.add_scaled = before
     return functions
 

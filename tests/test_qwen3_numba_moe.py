@@ -14,6 +14,7 @@ from packed import FromPython, round_vectors
 from qwen3_lib.app.terminal import weight_bytes
 from qwen3_lib.kernels import experts
 from qwen3_lib.kernels.layers import Crew
+from qwen3_lib.kernels.layout import ROUTING
 from test_qwen3_moe import MOE, fuse
 from test_qwen3_numba import compare_mixed, distance, in_short_texts, tensor_of
 import qwen3_numba as fast
@@ -63,7 +64,7 @@ def test_experts_of_several_formats(tmp_path, monkeypatch):
 def test_a_router_with_large_logits(tmp_path):
     """Of +-1,000: nothing overflows, and the shares are those of qwen3.py."""
     chosen, shares = np.empty(2, np.int64), np.empty(2, np.float32)
-    kernels.choose(np.array([-1000, 1000, 999, -1000], np.float32), np.array([0, 0]), chosen, shares)
+    kernels.choose(np.array([-1000, 1000, 999, -1000], np.float32), np.array([(0, 0)], ROUTING)[0], chosen, shares)
     assert chosen.tolist() == [1, 2]
     np.testing.assert_allclose(shares, [1 / (1 + np.exp(-1)), 1 / (1 + np.e)], rtol=1e-5)
     path = make_random_model(MOE, tmp_path, "float32")
@@ -142,12 +143,12 @@ def test_choose():
         order = np.argsort(-expected, kind="stable")[:k]
         for normalized in (0, 1):
             chosen, shares = np.empty(k, np.int64), np.empty(k, np.float32)
-            kernels.choose(logits.copy(), np.array([normalized, 0]), chosen, shares)
+            kernels.choose(logits.copy(), np.array([(normalized, 0)], ROUTING)[0], chosen, shares)
             assert np.array_equal(chosen, order)
             np.testing.assert_allclose(shares, expected[order] / (expected[order].sum() if normalized else 1), 1e-5)
     for broken in (np.nan, np.inf):  # each expert once, and nothing that passes for a number
         logits[7] = broken
-        kernels.choose(logits.copy(), np.array([0, 0]), chosen, shares)
+        kernels.choose(logits.copy(), np.array([(0, 0)], ROUTING)[0], chosen, shares)
         assert sorted(chosen) == [*range(n)] and np.isnan(shares).all()
 
 

@@ -104,12 +104,12 @@ def mix_states(record, rank, layer):
     It does nothing in a layer of attention.
     """
     crew, job = crew_of(record, rank), fields.table(record)
-    number = fields.places(job)[layer, 1]
+    number = fields.places(job)[layer].state
     if number < 0:
         return
     convolve(crew, number, job)
     wait(crew)
-    n_values, runs, own = fields.delta_sizes(job)[2], fields.runs(job), fields.own(job)[crew.rank]
+    n_values, runs, own = fields.delta_sizes(job)[0].value_heads, fields.runs(job), fields.own(job)[crew.rank]
     for item in part_of(len(runs) * n_values, crew):
         run_head(runs[item // n_values], item // n_values, number, layer, item % n_values, job, own)
     wait(crew)
@@ -118,25 +118,23 @@ def mix_states(record, rank, layer):
 
 
 @compiled
-def sizes_of(job):
-    """(heads of keys, their size, heads of values, their size)"""
-    sizes = fields.delta_sizes(job)
-    return sizes[0], sizes[1], sizes[2], sizes[3]
+def state_of(job, state, n_late):
+    """(history float32 [taps - 1 + late, channels], states float32 [value heads, strips, key size padded, 16], late
+    float32 [late, channels + 2 value heads]) at the addresses of a STATE: qwen3_5.State, with in_proj_ba's rows for g
+    and beta. n_late: how many tokens the state hasn't learned.
+    """
+    sizes, (taps, channels) = fields.delta_sizes(job)[0], fields.conv(job).shape[1:]
+    strips, height = up_to(sizes.value_size, 16) // 16, up_to(sizes.key_size, SUMS_OF_DELTA)
+    return (floats_at(state.history, (taps - 1 + n_late, channels)),
+            floats_at(state.memory, (sizes.value_heads, strips, height, 16)),
+            floats_at(state.late, (n_late, channels + 2 * sizes.value_heads)))
 
 
 @compiled
-def state_of(job, sequence, which, number):
-    """(history float32 [taps - 1 + late, channels], states float32 [n_values, strips, dk padded, 16], late float32
-    [late, channels + 2 n_values]) of a layer of a sequence: qwen3_5.State, with in_proj_ba's rows for g and beta.
-
-    which: 0 before this pass, 1 after it.
-    """
-    n_keys, dk, n_values, dv = sizes_of(job)
-    taps, channels = fields.conv(job).shape[1:]
-    places, late = fields.states(job)[sequence, number, 3 * which:], fields.runs(job)[sequence, 2 + which]
-    return (floats_at(places[0], (taps - 1 + late, channels)),
-            floats_at(places[1], (n_values, up_to(dv, 16) // 16, up_to(dk, SUMS_OF_DELTA), 16)),
-            floats_at(places[2], (late, channels + 2 * n_values)))
+def states_of(job, sequence, number):
+    """The state_of a layer of a sequence before the pass, and the one after it."""
+    run, states = fields.runs(job)[sequence], fields.states(job)[sequence, number]
+    return state_of(job, states[0], run.late), state_of(job, states[1], run.late_after)
 
 
 @compiled
@@ -149,11 +147,10 @@ def convolve(crew, number, job):
     if start >= end:
         return
     for s in range(len(runs)):
-        first, stop = runs[s, 0], runs[s, 1]
+        first, stop = runs[s].first, runs[s].end
         if first == stop:  # it has no token in this pass
             continue
-        old = state_of(job, s, np.int64(0), number)[0]
-        new, _, late = state_of(job, s, np.int64(1), number)
+        (old, _, _), (new, _, late) = states_of(job, s, number)
         for j in range(len(new)):  # what later tokens need
             row = stop - len(new) + j
             kept = qkv[row] if row >= first else old[row - first + len(old)]
@@ -197,10 +194,10 @@ def run_head(run, sequence, number, layer, head, job, own):
 
     Guesses change a copy of the state, see qwen3_5.HybridCache.
     """
-    n_keys, dk, n_values, dv = sizes_of(job)
-    qkv, h, first, stop = fields.qkv(job), fields.h(job), run[0], run[1]
-    old, before = state_of(job, sequence, np.int64(0), number)[1:]
-    new, after = state_of(job, sequence, np.int64(1), number)[1:]
+    sizes = fields.delta_sizes(job)[0]
+    n_values, dv = sizes.value_heads, sizes.value_size
+    qkv, h, first, stop = fields.qkv(job), fields.h(job), run.first, run.end
+    (_, old, before), (_, new, after) = states_of(job, sequence, number)
     w, ba = fields.matrices(job)[layer], fields.conv(job).shape[2]
     z = up_to(w[Q].rows, PANEL)
     ba_start, sure = z + up_to(w[K].rows, PANEL), stop - len(after)
@@ -225,7 +222,8 @@ def learn(rows, ba, old, new, first, number, head, job, own):
 
     The state `old` becomes `new`. The normed results go to h, from row `first` on; nowhere if that is negative.
     """
-    n_keys, dk, n_values, dv = sizes_of(job)
+    sizes = fields.delta_sizes(job)[0]
+    n_keys, dk, n_values, dv = sizes.key_heads, sizes.key_size, sizes.value_heads, sizes.value_size
     rates, (strips, height, _), key = fields.rates(job)[number], new.shape, head // (n_values // n_keys)
     kq = floats_at(own.ctypes.data, (TOKENS, 2, height))
     factors = floats_at(own[kq.size:].ctypes.data, (TOKENS, 2))

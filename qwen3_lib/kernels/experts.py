@@ -8,7 +8,7 @@ from qwen3_lib.kernels import fields
 from qwen3_lib.kernels.layers import (add_projected, add_to, compiled, crew_of, exp, for_bf16, gate_and_up,
                                       largest_of, linear, normalize, packed_form, part_of, pieces, project, sigmoid,
                                       swiglu, up_to, wait)
-from qwen3_lib.kernels.layout import GROUP, OUT, PANEL, vector_size
+from qwen3_lib.kernels.layout import EXPERT_DOWN, EXPERT_GATE, EXPERT_UP, GROUP, OUT, PANEL, vector_size
 
 vector_bytes = compiled(vector_size)
 
@@ -39,23 +39,24 @@ def moe(crew, layer, job):
     gate, up, gate_packed = fields.gate(job), fields.up(job), fields.gate_packed(job)
     gathered, gathered_packed = fields.gathered(job), fields.gathered_packed(job)
     hidden, n_pairs = x.shape[1], len(gathered)
-    normalize(crew, fields.norms(job)[layer, 1], router.form, forms[1] if packed_form(forms[1]) else router.form, job)
+    normalize(crew, fields.norms(job)[layer, 1], router.form,
+              forms.greatest if packed_form(forms.greatest) else router.form, job)
     wait(crew)
     project(crew, np.int64(0), router, h, packed, logits, np.int64(0), job)
     wait(crew)
     for t in part_of(len(x), crew):
-        choose(logits[t, :router.rows], fields.routing(job), chosen[t], shares[t])
+        choose(logits[t, :router.rows], fields.routing(job)[0], chosen[t], shares[t])
     wait(crew)
     if crew.rank == 0:
         sort_by_expert(chosen, starts)
     wait(crew)
-    gather(crew, hidden, forms[0], job)
+    gather(crew, hidden, forms.least, job)
     wait(crew)
     for e in range(len(experts)):
-        first, end = starts[e], starts[e + 1]
+        first, end, w = starts[e], starts[e + 1], experts[e]
         if first < end:
-            rows = expert_share(experts[e, 0].rows, first, end, n_pairs, crew)
-            gate_and_up(products, experts[e, 0], experts[e, 1], experts[e, 2].form,
+            rows = expert_share(w[EXPERT_GATE].rows, first, end, n_pairs, crew)
+            gate_and_up(products, w[EXPERT_GATE], w[EXPERT_UP], w[EXPERT_DOWN].form,
                         gathered[first:end], gathered_packed[first:end],
                         (gate[first:end], up[first:end], gate_packed[first:end]), rows, own)
     wait(crew)
@@ -63,7 +64,7 @@ def moe(crew, layer, job):
         first, end = starts[e], starts[e + 1]
         if first < end:
             start, stop = expert_share(hidden, first, end, n_pairs, crew)
-            linear(products, experts[e, 2], gate[first:end], gate_packed[first:end], gathered[first:end],
+            linear(products, experts[e, EXPERT_DOWN], gate[first:end], gate_packed[first:end], gathered[first:end],
                    np.int64(0), start, stop, own)
     wait(crew)
     for start, end in pieces(hidden, np.int64(PANEL), len(x), crew, np.int64(0)):
@@ -89,7 +90,7 @@ def choose(logits, routing, chosen, shares):
 
     A shared expert comes last, with the sigmoid of its logit.
     """
-    if routing[1]:
+    if routing.shared:
         last = len(logits) - 1
         chosen[len(chosen) - 1], shares[len(shares) - 1] = last, sigmoid(logits[last])
         logits, chosen, shares = logits[:last], chosen[:len(chosen) - 1], shares[:len(shares) - 1]
@@ -106,7 +107,7 @@ def choose(logits, routing, chosen, shares):
         chosen[r], shares[r] = best, logits[best] / total
         logits[best] = -1
         sum_ += shares[r]
-    if routing[0]:
+    if routing.norm_topk_prob:
         for r in range(len(shares)):
             shares[r] /= sum_
 

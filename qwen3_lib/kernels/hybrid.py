@@ -12,7 +12,8 @@ import numpy as np
 from qwen3 import Config, Tensor, to_float32
 from qwen3_5 import HybridCache, HybridConfig, State
 from qwen3_lib.io.tensors import AnyTensor
-from qwen3_lib.kernels.layout import GATE, LINEAR, PANEL, SUMS_OF_DELTA, WEIGHT, is_packed, padded
+from qwen3_lib.kernels.layout import (DELTA_SIZES, GATE, LINEAR, PANEL, PLACE, RUN, STATE, SUMS_OF_DELTA, WEIGHT,
+                                      is_packed, padded)
 from qwen3_lib.kernels.memory import Reused, aligned
 
 # The matrices of a delta net, in the places of LINEAR. The small ones for beta and the decay are one matrix here.
@@ -52,9 +53,9 @@ def state_fields(vectors: dict[str, np.ndarray], config: Config) -> dict[str, np
     """What Layers in layout.py says about delta nets."""
     n_layers = config.num_hidden_layers
     recurrent = [i for i in range(n_layers) if is_recurrent(config, i)]
-    places = np.full((n_layers, 2), -1)
-    places[[i for i in range(n_layers) if i not in recurrent], 0] = np.arange(n_layers - len(recurrent))
-    places[recurrent, 1] = np.arange(len(recurrent))
+    places = np.full(n_layers, -1, PLACE)
+    places["attention"][[i for i in range(n_layers) if i not in recurrent]] = np.arange(n_layers - len(recurrent))
+    places["state"][recurrent] = np.arange(len(recurrent))
     if not isinstance(config, HybridConfig):
         return {"places": places} | dict.fromkeys(("delta_sizes", "conv", "rates", "delta_norms"), np.empty(0))
 
@@ -64,8 +65,8 @@ def state_fields(vectors: dict[str, np.ndarray], config: Config) -> dict[str, np
     conv = np.array([np.ascontiguousarray(weight.reshape(len(weight), -1).T) for weight in all_of("conv1d.weight")])
     rates = np.array([all_of("A_log"), all_of("dt_bias")], np.float32).swapaxes(0, 1).copy()
     rates[:, 0] = np.exp(rates[:, 0])
-    sizes = np.array([config.linear_num_key_heads, config.linear_key_head_dim, config.linear_num_value_heads,
-                      config.linear_value_head_dim])
+    sizes = np.array([(config.linear_num_key_heads, config.linear_key_head_dim, config.linear_num_value_heads,
+                       config.linear_value_head_dim)], DELTA_SIZES)
     return {"places": places, "delta_sizes": sizes, "conv": conv, "rates": rates,
             "delta_norms": np.array(all_of("norm.weight"), np.float32)}
 
@@ -135,14 +136,12 @@ def state_tables(caches: list[Any], counts: np.ndarray) -> tuple[np.ndarray, np.
     counts [n_sequences]: the new tokens of each.
     """
     if not isinstance(caches[0], StateCache):
-        return np.empty((0, 4), np.int64), np.empty((0, 0, 6), np.int64)
-    late, rows = [], []
-    for cache, n in zip(caches, counts.tolist()):
+        return np.empty(0, RUN), np.empty((0, 0, 2), STATE)
+    ends, runs, states = np.cumsum(counts).tolist(), [], []
+    for cache, n, end in zip(caches, counts.tolist(), ends):
         guesses, before = cache.unsure(n), cache.snapshots[-1].states
         cache.make_new(guesses)
         pairs = [(before[layer], new) for layer, new in cache.new.items()]
-        late.append([len(pairs[0][0].late) if pairs else 0, guesses])
-        rows += [[array.ctypes.data for array in (*old, *new)] for old, new in pairs]
-    ends = np.cumsum(counts)[:, None]
-    runs = np.concatenate([ends - counts[:, None], ends, np.array(late)], axis=1)
-    return runs, np.array(rows, np.int64).reshape(len(caches), -1, 6)
+        runs.append((end - n, end, len(pairs[0][0].late) if pairs else 0, guesses))
+        states.append([[tuple(array.ctypes.data for array in state) for state in pair] for pair in pairs])
+    return np.array(runs, RUN), np.array(states, STATE).reshape(len(caches), -1, 2)

@@ -19,9 +19,10 @@ from qwen3_lib.kernels.fields import compiled
 from qwen3_lib.kernels.intrinsics import (barrier_wait, bits_of, bytes_at, call_at, dot, even_first, fetch_add,
                                           float_of, floats_at, fused, half_from_float, pack_groups, round_groups,
                                           to_bytes, uint16s_at)
-from qwen3_lib.kernels.layout import (BF16, BLOCK, DEPTH, DOWN, F16, F32, FEW, GATE, GROUP, GROUP_BYTES, KEYS, KV8, OUT,
-                                      PANEL, PRODUCT, PROMPT, ROUNDED, STRIP, TRANSPOSED, TRANSPOSES, UP, VALUES,
-                                      VECTORS, WHOLE, WIDENS, K, Q, V, is_packed, padded, unit_size)
+from qwen3_lib.kernels.layout import (BF16, BLOCK, DEPTH, DOWN, F16, F32, FEW, GATE, GROUP, GROUP_BYTES, IN_PARTS, KEYS,
+                                      KV8, OUT, PANEL, PRODUCT, PROMPT, REARRANGED, ROUNDED, STRIP, TOGETHER,
+                                      TRANSPOSED, TRANSPOSES, UP, VALUES, VECTORS, WHOLE, WIDENS, K, Q, V, is_packed,
+                                      padded, unit_size)
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The small steps of a layer
@@ -181,9 +182,9 @@ def linear(products, w, x, packed, out, column, start, end, own):
         for first in range(start, end, STRIP):
             float_strip(products, w, x, out[:, column + first:], first, min(STRIP, end - first), own)
         return
-    functions, tiles = tiling(products[PRODUCT, w.form], n, PROMPT)
-    width = up_to(w.columns, 2 * GROUP)
-    widens = products[WIDENS, w.form, 0, 0] if n >= PROMPT else 0
+    how, tiles = tiling(products[PRODUCT, w.form], n, PROMPT)
+    functions, width = products[PRODUCT, w.form, how], up_to(w.columns, 2 * GROUP)
+    widens = products[WIDENS, w.form, TOGETHER].address[1] if n >= PROMPT else 0
     for first in range(start, end, PANEL):
         block, ahead = w.address + first // PANEL * w.stride, w.stride if first + PANEL < end else 0
         if widens:
@@ -191,15 +192,17 @@ def linear(products, w, x, packed, out, column, start, end, own):
             block = own.ctypes.data
         for tile in range(tiles):
             t, next_ = n * tile // tiles, n * (tile + 1) // tiles
-            call_at(functions[next_ - t], (block, packed[t].ctypes.data, packed.strides[0], width,
-                                           out[t, column + first:].ctypes.data, out.strides[0], ahead, tile, tiles))
+            call_at(functions.address[next_ - t], (block, packed[t].ctypes.data, packed.strides[0], width,
+                                                   out[t, column + first:].ctypes.data, out.strides[0], ahead, tile,
+                                                   tiles))
 
 
 @compiled
 def tiling(table, n, many):
-    """(the functions that multiply parts of n vectors with rows, how many parts): see products.py."""
-    functions = table[2] if n >= many and table[2, 0] else table[1] if n > table[0, 0] else table[0]
-    return functions, (n + functions[0] - 1) // functions[0]
+    """(TOGETHER, IN_PARTS or REARRANGED, how many parts) of n vectors, by FUNCTIONS [3]: see products.py."""
+    rearranged = n >= many and table[REARRANGED].most > 0
+    how = REARRANGED if rearranged else IN_PARTS if n > table[TOGETHER].most else TOGETHER
+    return how, (n + table[how].most - 1) // table[how].most
 
 
 @compiled
@@ -209,7 +212,8 @@ def float_strip(products, w, x, out, first, rows, own):
     Wide rows are multiplied in parts of columns, so that a part of the vectors stays in the first cache.
     """
     n, size, width, address = len(x), 4 if w.form == F32 else 2, up_to(w.columns, 32), w.address + first * w.stride
-    functions, tiles = tiling(products[PRODUCT, w.form], n, PROMPT)
+    how, tiles = tiling(products[PRODUCT, w.form], n, PROMPT)
+    functions = products[PRODUCT, w.form, how]
     room = 2 if PAIRS and w.form == ROUNDED else 1  # vectors of bf16 take half of it
     sums, copy = own.ctypes.data, own[STRIP * VECTORS * 16:].ctypes.data
     apart = tiles > 1 and width > room * WHOLE
@@ -221,8 +225,8 @@ def float_strip(products, w, x, out, first, rows, own):
         for k in range(0, width, depth):
             columns, part = min(depth, width - k), (1 if k > 0 else 0) + (2 if k + depth < width else 0)
             place, stride = (copy + k * size * rows, columns * size) if apart else (address, w.stride)
-            call_at(functions[next_ - t], (place, stride, rows, x[t, k:].ctypes.data, x.strides[0], columns,
-                                           out[t].ctypes.data, out.strides[0], sums, part))
+            call_at(functions.address[next_ - t], (place, stride, rows, x[t, k:].ctypes.data, x.strides[0], columns,
+                                                   out[t].ctypes.data, out.strides[0], sums, part))
 
 
 @compiled
@@ -311,11 +315,13 @@ def attend(products, q, group, seen, keys, values, form, out, own):
     own float32 [(VECTORS + width / 2) * BLOCK]: to work in.
     """
     (n, width), stride, size = q.shape, keys.strides[0], np.int64(2 if PAIRS and form == ROUNDED else 4)
-    functions, tiles = tiling(products[KEYS, form], n, TRANSPOSED)
+    how, tiles = tiling(products[KEYS, form], n, TRANSPOSED)
+    functions, weigh = products[KEYS, form, how], products[VALUES, form, TOGETHER]
     scores, own_keys = floats_at(own.ctypes.data, (VECTORS, BLOCK)), own[VECTORS * BLOCK:].ctypes.data
     k, in_block = keys.ctypes.data, seen_by((n - 1) // group, seen)
-    if n >= TRANSPOSED and products[TRANSPOSES, form, 0, 0] and in_block > 0:
-        call_at(products[TRANSPOSES, form, 0, 0], (k, stride, in_block, width, own_keys))
+    transposes = products[TRANSPOSES, form, TOGETHER].address[1] if n >= TRANSPOSED else 0
+    if transposes and in_block > 0:
+        call_at(transposes, (k, stride, in_block, width, own_keys))
         k = own_keys
     out[:] = 0
     for tile in range(tiles):
@@ -326,8 +332,8 @@ def attend(products, q, group, seen, keys, values, form, out, own):
         if form == ROUNDED and least < most:
             least -= least % 2  # a pair of rows is never torn
         p, p_stride, y, y_stride = scores.ctypes.data, scores.strides[0], out[start].ctypes.data, out.strides[0]
-        call_at(functions[end - start], (k, stride, most, q[start].ctypes.data, q.strides[0], width, p, p_stride,
-                                         np.int64(0), np.int64(0)))
+        call_at(functions.address[end - start], (k, stride, most, q[start].ctypes.data, q.strides[0], width, p, p_stride,
+                                                 np.int64(0), np.int64(0)))
         for r in range(start, end):  # each step for all rows: a core begins a row before it is done with the last one
             count = seen_by(r // group, seen)
             out[r, width] = largest_of(scores[r - start, :count]) if count > 0 else np.float32(0)
@@ -337,14 +343,13 @@ def attend(products, q, group, seen, keys, values, form, out, own):
             for r in range(start, end):
                 count = seen_by(r // group, seen)
                 round_groups(scores[r - start].ctypes.data, up_to(count, GROUP), np.int64(2 * GROUP))
-        call_at(products[VALUES, form, 0, end - start], (values.ctypes.data, stride, least, p, p_stride, width, y,
-                                                         y_stride))
+        call_at(weigh.address[end - start], (values.ctypes.data, stride, least, p, p_stride, width, y, y_stride))
         for r in range(start, end):  # what later tokens see and the first one doesn't
             rest = seen_by(r // group, seen) - least
             if rest > 0:
-                call_at(products[VALUES, form, 0, 1], (values[least:].ctypes.data, stride, rest,
-                                                       p + (r - start) * p_stride + size * least, p_stride, width,
-                                                       y + (r - start) * y_stride, y_stride))
+                call_at(weigh.address[1], (values[least:].ctypes.data, stride, rest,
+                                           p + (r - start) * p_stride + size * least, p_stride, width,
+                                           y + (r - start) * y_stride, y_stride))
 
 
 @compiled
@@ -377,11 +382,11 @@ def attend_blocks(products, task, q, group, keys, values, form, result, own):
 
 
 @compiled
-def cache_rows(job, which, sequence, layer, head, n_kv_heads):
-    """The rows uint16 [capacity, row_size] of a head in a layer: a sequence's keys if `which` is 0, its values if 1."""
-    cache, size = fields.caches(job)[sequence], fields.cache_rows(job)[1]
-    before = (fields.places(job)[layer, 0] * n_kv_heads + head) * cache[2] * size
-    return uint16s_at(cache[which] + 2 * before, (cache[2], size))
+def cached_rows(job, sequence, layer, head, n_kv_heads):
+    """The keys and the values of a head in a layer of a sequence, rows uint16 [capacity, row_size]."""
+    cache, size = fields.caches(job)[sequence], fields.cache_rows(job)[0].size
+    before = 2 * (fields.places(job)[layer].attention * n_kv_heads + head) * cache.capacity * size
+    return uint16s_at(cache.k + before, (cache.capacity, size)), uint16s_at(cache.v + before, (cache.capacity, size))
 
 
 @compiled
@@ -391,7 +396,7 @@ def attention(crew, layer, job):
     A task of one block gives the same as the same block of a task of many: threads never change the order of sums.
     """
     queries, tasks, tiles, partials = fields.queries(job), fields.tasks(job), fields.tiles(job), fields.partials(job)
-    products, h, own, form = fields.products(job), fields.h(job), fields.own(job)[crew.rank], fields.cache_rows(job)[0]
+    products, h, own, form = fields.products(job), fields.h(job), fields.own(job)[crew.rank], fields.cache_rows(job)[0].form
     n_kv_heads, n_tasks, m, width = len(queries), len(tasks), len(h), queries.shape[2]
     group, head_dim = queries.shape[1] // m, fields.head_norms(job).shape[2]
     for first, end in pieces(n_tasks * n_kv_heads, np.int64(1), m, crew, np.int64(0)):
@@ -399,13 +404,12 @@ def attention(crew, layer, job):
             head, i = item // n_tasks, item % n_tasks
             task = tasks[i]
             q = queries[head, task.first * group:(task.first + task.n) * group]
-            keys = cache_rows(job, np.int64(0), task.sequence, layer, head, n_kv_heads)
-            values = cache_rows(job, np.int64(1), task.sequence, layer, head, n_kv_heads)
+            keys, values = cached_rows(job, task.sequence, layer, head, n_kv_heads)
             attend_blocks(products, task, q, group, keys, values, form, partials[i, head, :len(q)], own)
     wait(crew)
     for item in range(crew.rank, len(tiles) * n_kv_heads, crew.n_threads):
         i, head = item // n_kv_heads, item % n_kv_heads
-        first, end = tiles[i]
+        first, end = tiles[i].first, tiles[i].end
         task = tasks[first]
         for r in range(task.n * group):
             result = partials[first, head, r]
@@ -435,7 +439,7 @@ def project_heads(record, rank, layer):
     crew, job = crew_of(record, rank), fields.table(record)
     w, forms = fields.matrices(job)[layer], fields.forms(job)[layer, 0]
     h, packed, qkv = fields.h(job), fields.packed(job), fields.qkv(job)
-    normalize(crew, fields.norms(job)[layer, 0], forms[0], forms[1], job)
+    normalize(crew, fields.norms(job)[layer, 0], forms.least, forms.greatest, job)
     wait(crew)
     project(crew, np.int64(0), w[Q], h, packed, qkv, np.int64(0), job)
     project(crew, np.int64(1), w[K], h, packed, qkv, up_to(w[Q].rows, PANEL), job)
@@ -450,7 +454,7 @@ def attend_heads(record, rank, layer):
     It does nothing in a layer without keys and values: see delta.py.
     """
     crew, job = crew_of(record, rank), fields.table(record)
-    if fields.places(job)[layer, 0] < 0:
+    if fields.places(job)[layer].attention < 0:
         return
     w, h = fields.matrices(job)[layer], fields.h(job)
     place_heads(crew, layer, job, up_to(w[Q].rows, PANEL), up_to(w[Q].rows, PANEL) + up_to(w[K].rows, PANEL))
@@ -489,7 +493,7 @@ def swiglu(crew, layer, job):
     """The namesake of qwen3.swiglu with the norm before it, added to x."""
     w, forms = fields.matrices(job)[layer], fields.forms(job)[layer, 1]
     x, gate, gate_packed = fields.x(job), fields.gate(job), fields.gate_packed(job)
-    normalize(crew, fields.norms(job)[layer, 1], forms[0], forms[1], job)
+    normalize(crew, fields.norms(job)[layer, 1], forms.least, forms.greatest, job)
     wait(crew)
     inner = gate[:len(x)], fields.up(job)[:len(x)], gate_packed[:len(x)]
     for rows in pieces(w[GATE].rows, np.int64(PANEL), len(x), crew, np.int64(0)):
@@ -565,7 +569,7 @@ def gate_and_up(products, gate, up, form, x, packed, inner, rows, own):
 def place_heads(crew, layer, job, k_start, v_start):
     """A thread's queries with norm, RoPE and 1 / sqrt(head_dim) -> queries; keys and values -> the cache."""
     norms, eps = fields.head_norms(job)[layer], fields.eps(job)[0]
-    form, rows = fields.cache_rows(job)[0], fields.rows(job)
+    form, rows = fields.cache_rows(job)[0].form, fields.rows(job)
     qkv, queries, cos, sin = fields.qkv(job), fields.queries(job), fields.cos(job), fields.sin(job)
     n_kv_heads, group, head_dim = len(queries), queries.shape[1] // len(rows), norms.shape[1]
     apart = fields.matrices(job)[layer, Q].rows // (n_kv_heads * group)  # head_dim, or more with a gate behind a query
@@ -585,9 +589,9 @@ def place_heads(crew, layer, job, k_start, v_start):
         key, value = qkv[t, k:k + head_dim], qkv[t, v:v + head_dim]
         rms_norm(key, norms[1], eps, key)
         apply_rope(key, cos[t], sin[t])
-        sequence, position = rows[t]
-        store_kv(cache_rows(job, np.int64(0), sequence, layer, head, n_kv_heads)[position], form, key)
-        store_kv(cache_rows(job, np.int64(1), sequence, layer, head, n_kv_heads)[position], form, value)
+        keys, values = cached_rows(job, rows[t].sequence, layer, head, n_kv_heads)
+        store_kv(keys[rows[t].position], form, key)
+        store_kv(values[rows[t].position], form, value)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ zero sum(x), and likewise with a minimum. A product adds whole numbers within a 
 groups, however many vectors are multiplied together. A row of the KV cache is F32, F16, BF16 or KV8: n signed bytes,
 then a float16 scale for each group of 32.
 """
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
@@ -69,8 +69,9 @@ FORMATS = (Format("f32", 4), Format("bf16", 2), Format("f16", 2), Format("bf16_r
            Format("q4_k", halves=2, minima=1, most=15, shared=4, scale=1),
            Format("q4_0", halves=2, most=15, offset=8, float16=True),
            Format("wide", halves=1, offset=128, scale=4), Format("wide_m", halves=1, minima=1, scale=4))
-HALVES, MORE, MINIMA, LEAST, MOST, GROUPS, SHARED, SCALE = (
-    np.array([format_[column] for format_ in FORMATS]) for column in (*range(2, 9), 11))  # for kernels, by the format
+HALVES, MORE, MINIMA, LEAST, MOST, GROUPS, SHARED, SCALE = (  # for kernels, by the format
+    np.array([getattr(format_, name) for format_ in FORMATS])
+    for name in ("halves", "more", "minima", "least", "most", "group", "shared", "scale"))
 
 GROUP, PANEL = 32, 32  # columns with one scale, in most formats; rows of a block
 GROUP_BYTES = GROUP + 16  # of a group of a packed vector
@@ -82,13 +83,15 @@ LINEAR = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn
           "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")  # the matrices of a layer, in this order
 Q, K, V, OUT, GATE, UP, DOWN = range(7)
 EXPERT = ("gate_proj", "up_proj", "down_proj")  # the matrices of an expert, in this order
+EXPERT_GATE, EXPERT_UP, EXPERT_DOWN = range(3)
 NORMS, HEAD_NORMS = ("input_layernorm", "post_attention_layernorm"), ("self_attn.q_norm", "self_attn.k_norm")
 
 # int64 of a barrier [24], on three lines of the cache: the threads that have arrived; the round, and whether one of
 # them has failed; from TAKEN on, how many pieces of up to three matrices are taken.
 ARRIVED, ROUND, ABANDONED, TAKEN = 0, 8, 9, 16
 
-PRODUCT, KEYS, VALUES, WIDENS, TRANSPOSES = range(5)  # the first index of the table of products.py
+PRODUCT, KEYS, VALUES, WIDENS, TRANSPOSES = range(5)  # the first index of the table of products.py,
+TOGETHER, IN_PARTS, REARRANGED = range(3)  # and the third: all vectors at once; in parts; after WIDENS or TRANSPOSES
 VECTORS = 8  # at most so many vectors are multiplied with a row together
 PROMPT = 64  # vectors that are so many pay for making blocks of half bytes blocks of bytes
 TRANSPOSED = 32  # so many queries of one KV head pay for transposing its keys: see attention.py
@@ -109,72 +112,94 @@ def record(*names: str) -> np.dtype:
 
 # A matrix in memory: `stride` bytes from one row, or packed block, to the next.
 WEIGHT = record("address", "stride", "form", "rows", "columns")
+# The least and the greatest format of the matrices that are multiplied with the result of a norm.
+FORMS = record("least", "greatest")
+# Whether the weights of the chosen experts are scaled to a sum of 1; whether all tokens go through the last expert.
+ROUTING = record("norm_topk_prob", "shared")
+# Which of the layers with keys and values a layer is, and which of those with a state; or -1.
+PLACE = record("attention", "state")
+# Heads of keys and values of a delta net, and the sizes of a head.
+DELTA_SIZES = record("key_heads", "key_size", "value_heads", "value_size")
+# The sequence of a new token, and its position there.
+ROW = record("sequence", "position")
 # Attention of `n` new tokens of a sequence of the cache, from row `first` of the batch on, to some of its blocks; the
 # first token sees `seen` positions. One block, or all of them from the first on: the order of sums is the same.
 TASK = record("sequence", "first", "n", "seen", "block", "n_blocks")
+# The tasks first to end - 1, whose results belong to the same tokens.
+TILES = record("first", "end")
+# A sequence's cache: the addresses of k and v, uint16 [n_layers, n_kv_heads, capacity, row_size].
+CACHE = record("k", "v", "capacity")
+CACHE_ROWS = record("form", "size")  # of all caches
+# The rows first to end - 1 of the batch belong to a sequence; so many tokens its state hasn't learned yet, before the
+# pass and after it.
+RUN = record("first", "end", "late", "late_after")
+STATE = record("history", "memory", "late")  # the addresses of the arrays of delta.state_of
+# The machine code for some vectors: the most that are multiplied at once, and the address of the function for each number.
+FUNCTIONS = np.dtype((np.record, [("most", np.int64), ("address", np.int64, (VECTORS + 1,))]))
 # What a kernel gets: the number of threads; the address of a barrier int64 [24]; the layers first to last - 1; the
-# address of the table of all fields of Layers, Batch and Space, and of the table in products.py; 1 if these are the
-# model's last layers, else 0.
+# address of the table of all fields of Layers, Batch and Space, and of the table in products.py; 1 if logits follow.
 JOB = record("n_threads", "barrier", "first", "last", "table", "logits")
+
+
+def of(dtype: Any, n_dimensions: int) -> Any:
+    """The type of a field: an array of so many dimensions."""
+    return Annotated[np.ndarray, np.dtype(dtype), n_dimensions]
 
 
 class Layers(NamedTuple):
     """The weights of all layers. The router of a dense layer has no rows."""
-    matrices: Any  # WEIGHT [n_layers, 7], in the order of LINEAR
-    norms: Any  # float32 [n_layers, 2, hidden_size]
-    head_norms: Any  # float32 [n_layers, 2, head_dim]
-    norm: Any  # float32 [hidden_size]
-    head: Any  # WEIGHT [1]
-    eps: Any  # float64 [1]
-    forms: Any  # int64 [n_layers, 2, 2], the least and the greatest format of the matrices behind each norm
-    routers: Any  # WEIGHT [n_layers], all F32
-    experts: Any  # WEIGHT [n_layers, num_experts, 3], in the order of EXPERT
-    routing: Any  # int64 [2]: norm_topk_prob, 0 or 1; 1 if the last expert is shared: all tokens go through it
-    places: Any  # int64 [n_layers, 2]: which of the layers with keys and values it is, of those with a state; or -1
-    delta_sizes: Any  # int64 [4]: heads of keys and their size, heads of values and their size
-    conv: Any  # float32 [layers with a state, taps, channels], the oldest tap first
-    rates: Any  # float32 [layers with a state, exp(A_log) and dt_bias, heads of values]
-    delta_norms: Any  # float32 [layers with a state, size of a head of values]
+    matrices: of(WEIGHT, 2)  # [n_layers, 7], in the order of LINEAR
+    norms: of(np.float32, 3)  # [n_layers, 2, hidden_size]
+    head_norms: of(np.float32, 3)  # [n_layers, 2, head_dim]
+    norm: of(np.float32, 1)  # [hidden_size]
+    head: of(WEIGHT, 1)  # [1]
+    eps: of(np.float64, 1)  # [1]
+    forms: of(FORMS, 2)  # [n_layers, 2], after each norm
+    routers: of(WEIGHT, 1)  # [n_layers], all F32
+    experts: of(WEIGHT, 3)  # [n_layers, num_experts, 3], in the order of EXPERT
+    routing: of(ROUTING, 1)  # [1]
+    places: of(PLACE, 1)  # [n_layers]
+    delta_sizes: of(DELTA_SIZES, 1)  # [1], or [0]
+    conv: of(np.float32, 3)  # [layers with a state, taps, channels], the oldest tap first
+    rates: of(np.float32, 3)  # [layers with a state, exp(A_log) and dt_bias, heads of values]
+    delta_norms: of(np.float32, 2)  # [layers with a state, size of a head of values]
 
 
 class Batch(NamedTuple):
     """The new tokens of all sequences."""
-    x: Any  # float32 [m, hidden_size]
-    cos: Any  # float32 [m, head_dim / 2]
-    sin: Any
-    rows: Any  # int64 [m, 2], the sequence and the position
-    tasks: Any  # TASK [n_tasks]
-    tiles: Any  # int64 [n_tiles, 2]: the first and the last + 1 of the tasks whose results belong to the same tokens
-    wanted: Any  # int64 [n], the rows of x whose logits are wanted
-    logits: Any  # float32 [n, vocab_size, or more]
-    caches: Any  # int64 [n_sequences, 3]: the addresses of k and v, uint16 [n_layers, n_kv_heads, capacity, row_size],
-    # and the capacity
-    cache_rows: Any  # int64 [2]: the format and the size of their rows
-    runs: Any  # int64 [n_sequences, 4], the first and the last + 1 of the rows of x that belong to a sequence; how many
-    # tokens its state hasn't learned yet, before the pass and after it
-    states: Any  # int64 [n_sequences, layers with a state, 6]: the addresses of delta.state_of's arrays before the
-    # pass, and of those after it
+    x: of(np.float32, 2)  # [m, hidden_size]
+    cos: of(np.float32, 2)  # [m, head_dim / 2]
+    sin: of(np.float32, 2)
+    rows: of(ROW, 1)  # [m]
+    tasks: of(TASK, 1)
+    tiles: of(TILES, 1)
+    wanted: of(np.int64, 1)  # the rows of x whose logits are wanted
+    logits: of(np.float32, 2)  # [n, vocab_size, or more]
+    caches: of(CACHE, 1)  # [n_sequences]
+    cache_rows: of(CACHE_ROWS, 1)  # [1]
+    runs: of(RUN, 1)  # [n_sequences], or [0]
+    states: of(STATE, 3)  # [n_sequences, layers with a state, 2]: before the pass and after it
 
 
 class Space(NamedTuple):
-    """What kernels work in, float32, or uint8 where packed; rows are padded to a multiple of 64.
+    """What kernels work in; rows are padded to a multiple of 64.
 
     In a mixture of experts, a pair is a token with an expert that it has chosen.
     """
-    h: Any  # [m, widest factor]
-    packed: Any  # h, packed
-    qkv: Any  # [m, ...]
-    queries: Any  # [n_kv_heads, m * group, width]
-    gate: Any  # [m or n_pairs, intermediate]
-    up: Any
-    gate_packed: Any
-    partials: Any  # [n_tasks, n_kv_heads, queries of a task, width + 16]
-    own: Any  # [n_threads, own_space(...)]
-    gathered: Any  # [n_pairs, hidden_size], first the vectors of the pairs, then the experts' results
-    gathered_packed: Any
-    chosen: Any  # int64 [m, k], the experts of a token, then the rows of its pairs
-    shares: Any  # [m, k], the weights of these experts
-    starts: Any  # int64 [num_experts + 2]: an expert e has the pairs from starts[e] to starts[e + 1]
+    h: of(np.float32, 2)  # [m, widest factor]
+    packed: of(np.uint8, 2)  # h, packed
+    qkv: of(np.float32, 2)  # [m, ...]
+    queries: of(np.float32, 3)  # [n_kv_heads, m * group, width]
+    gate: of(np.float32, 2)  # [m or n_pairs, intermediate]
+    up: of(np.float32, 2)
+    gate_packed: of(np.uint8, 2)
+    partials: of(np.float32, 4)  # [n_tasks, n_kv_heads, queries of a task, width + 16]
+    own: of(np.float32, 2)  # [n_threads, own_space(...)]
+    gathered: of(np.float32, 2)  # [n_pairs, hidden_size], first the vectors of the pairs, then the experts' results
+    gathered_packed: of(np.uint8, 2)
+    chosen: of(np.int64, 2)  # [m, k], the experts of a token, then the rows of its pairs
+    shares: of(np.float32, 2)  # [m, k], the weights of these experts
+    starts: of(np.int64, 1)  # [num_experts + 2]: an expert e has the pairs from starts[e] to starts[e + 1]
 
 
 def table(arrays: tuple[np.ndarray, ...]) -> np.ndarray:

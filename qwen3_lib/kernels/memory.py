@@ -97,11 +97,13 @@ def work_space(config: Config, n_threads: int, m: int, n_tasks: int, n_queries: 
     n_rows, n_pairs = max(m, m * k), m * k
     n_own = max(own_space(n_queries, width, max(widest, inner)), n_delta)
     kept = [each for each in own if each.shape[1] >= n_own]
-    return Space(floats(m, widest + APART), empty((m, vector_size(widest)), np.uint8),
-                 floats(m, max(n_qkv, n_projected, widest, padded(n_experts, PANEL))),
-                 floats(n_kv_heads, m * (n_heads // n_kv_heads), width), floats(n_rows, inner + APART),
-                 floats(n_rows, inner + APART), empty((n_rows, vector_size(inner)), np.uint8),
-                 floats(n_tasks, n_kv_heads, n_queries, width + 16),
-                 kept[0] if kept else floats(n_threads, n_own),
-                 floats(n_pairs, gathered + APART), empty((n_pairs, vector_size(gathered)), np.uint8),
-                 empty((m, k), np.int64), floats(m, k), empty(n_experts + 2, np.int64))
+    return Space(
+        h=floats(m, widest + APART), packed=empty((m, vector_size(widest)), np.uint8),
+        qkv=floats(m, max(n_qkv, n_projected, widest, padded(n_experts, PANEL))),
+        queries=floats(n_kv_heads, m * (n_heads // n_kv_heads), width),
+        gate=floats(n_rows, inner + APART), up=floats(n_rows, inner + APART),
+        gate_packed=empty((n_rows, vector_size(inner)), np.uint8),
+        partials=floats(n_tasks, n_kv_heads, n_queries, width + 16),
+        own=kept[0] if kept else floats(n_threads, n_own),
+        gathered=floats(n_pairs, gathered + APART), gathered_packed=empty((n_pairs, vector_size(gathered)), np.uint8),
+        chosen=empty((m, k), np.int64), shares=floats(m, k), starts=empty(n_experts + 2, np.int64))

@@ -1,6 +1,7 @@
 """The products' machine code: which functions a pass needs."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache, lru_cache, partial
 from pathlib import Path
 
@@ -9,8 +10,8 @@ import numpy as np
 from qwen3_lib.io.errors import InputError
 from qwen3_lib.kernels.build import LAYERS, address_of, make_kernels, place, read_code
 from qwen3_lib.kernels.cpu import AVX512
-from qwen3_lib.kernels.layout import (FORMATS, KEYS, PRODUCT, PROMPT, ROUNDED, TRANSPOSED, TRANSPOSES, VALUES,
-                                      VECTORS, WIDE, WIDENS, is_packed)
+from qwen3_lib.kernels.layout import (FORMATS, FUNCTIONS, IN_PARTS, KEYS, PRODUCT, PROMPT, REARRANGED, ROUNDED,
+                                      TOGETHER, TRANSPOSED, TRANSPOSES, VALUES, VECTORS, WIDE, WIDENS, is_packed)
 from qwen3_lib.kernels.objects import compile_product
 from qwen3_lib.kernels.vectors import AT_ONCE, MANY, ONE, Way, way_of, widened_form
 
@@ -19,49 +20,52 @@ Needs = tuple[tuple[int, int], ...]  # (format, number of vectors) of products
 
 @lru_cache(64)
 def functions_for(needs: Needs, queries: Needs = ()) -> np.ndarray:
-    """The addresses of the functions for products with weights and, in `queries`, for attention to a cache.
+    """The functions for products with weights and, in `queries`, for attention to a cache -> FUNCTIONS [5, formats, 3].
 
-    -> int64 [5, formats, 3, VECTORS + 1]: [PRODUCT, format, 0, n] multiplies n vectors with rows of a format if all
-    vectors are multiplied at once, [.., 1, n] if there are more; likewise for attention [KEYS, ...], and
-    [VALUES, format, 0, n] of weighted_rows. Where n is 0, the most vectors that are multiplied at once.
-    [WIDENS, format, 0, 0] makes a block of a format its widened_form, which [PRODUCT, format, 2, n] multiplies with
-    n of PROMPT vectors or more; it is 0 where that's not needed. [TRANSPOSES, format, 0, 0] transposes keys, which
-    [KEYS, format, 2, n] multiplies with n of TRANSPOSED queries or more: that pays with the registers of AVX-512.
+    [PRODUCT, format, TOGETHER] multiplies all vectors at once with rows of a format, [.., IN_PARTS] parts of them;
+    likewise [KEYS, ..] for attention, and [VALUES, format, TOGETHER] of weighted_rows.
+    [WIDENS, format, TOGETHER], for one block, makes a block of a format its widened_form, which [PRODUCT, format,
+    REARRANGED] multiplies with PROMPT vectors or more; its address is 0 where that's not needed. [TRANSPOSES, ..]
+    transposes keys, which [KEYS, format, REARRANGED] multiplies with TRANSPOSED queries or more: that pays with the
+    registers of AVX-512.
     """
-    table = np.zeros((5, len(FORMATS), 3, VECTORS + 1), np.int64)
+    table = np.zeros((5, len(FORMATS), 3), FUNCTIONS)
     for form, n in needs:
         if n >= PROMPT and (wide := widened_form(form)) != form:
             way = way_of(wide, MANY)
-            table[WIDENS, form, 0, 0] = function("widened", form, 1, way)
-            table[PRODUCT, form, 2, 0] = way.vectors
-            for size in sizes(n, way.vectors):
-                table[PRODUCT, form, 2, size] = function("packed_product", wide, size, way)
+            table[WIDENS, form, TOGETHER].address[1] = function("widened", form, 1, way)
+            fill(table[PRODUCT, form, REARRANGED], way.vectors, "packed_product", wide, n, lambda _, way=way: way)
         else:
-            fill(table[PRODUCT, form], form, n)
+            fill_product(table[PRODUCT, form], form, n)
     for form, n in queries:
         way = way_of(form, AT_ONCE)
         if form == ROUNDED and AVX512 and n >= TRANSPOSED:
-            table[TRANSPOSES, form, 0, 0] = function("transposed_keys", form, 1, way)
-            table[KEYS, form, 2, 0], found = VECTORS, sizes(n, VECTORS)
-            for size in found:
-                table[KEYS, form, 2, size] = function("transposed_product", form, size, way)
+            table[TRANSPOSES, form, TOGETHER].address[1] = function("transposed_keys", form, 1, way)
+            found = fill(table[KEYS, form, REARRANGED], VECTORS, "transposed_product", form, n, lambda _, way=way: way)
         else:
-            found = fill(table[KEYS, form], form, n)
+            found = fill_product(table[KEYS, form], form, n)
         for size in found:
             kind = "weighted_pairs" if form == ROUNDED and AVX512 else "weighted_rows"
-            table[VALUES, form, 0, size] = function(kind, form, size, way)
+            table[VALUES, form, TOGETHER].address[size] = function(kind, form, size, way)
     return table
 
 
-def fill(functions: np.ndarray, form: int, n: int) -> set[int]:
-    """Writes the functions for n vectors into a part of a table -> the numbers of vectors that they multiply at once."""
-    functions[:2, 0] = [way_of(form, count).vectors for count in (AT_ONCE, MANY)]
-    many = int(n > functions[0, 0])
-    found = sizes(n, int(functions[many, 0]))
+def fill(functions: np.record, most: int, kind: str, form: int, n: int, way: Callable[[int], Way]) -> set[int]:
+    """Writes the functions for n vectors, at most so many at once -> the numbers of vectors that they multiply."""
+    functions.most, found = most, sizes(n, most)
     for size in found:
-        way = way_of(form, MANY if many else ONE if size == 1 else AT_ONCE)
-        functions[many, size] = function("packed_product" if is_packed(form) else "float_product", form, size, way)
+        functions.address[size] = function(kind, form, size, way(size))
     return found
+
+
+def fill_product(functions: np.ndarray, form: int, n: int) -> set[int]:
+    """`fill` of FUNCTIONS [3] with the products of a format, as they lie in memory."""
+    few, many = (way_of(form, count) for count in (AT_ONCE, MANY))
+    functions["most"][:REARRANGED] = few.vectors, many.vectors
+    kind = "packed_product" if is_packed(form) else "float_product"
+    if n > few.vectors:
+        return fill(functions[IN_PARTS], many.vectors, kind, form, n, lambda _: many)
+    return fill(functions[TOGETHER], few.vectors, kind, form, n, lambda size: few if size > 1 else way_of(form, ONE))
 
 
 def sizes(n: int, most: int) -> set[int]:

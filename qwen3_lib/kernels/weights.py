@@ -1,0 +1,227 @@
+"""The weights of the fast engine: which matrix takes which format, and where kernels find it."""
+from __future__ import annotations
+
+import contextlib
+import itertools
+import mmap
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from qwen3 import Config, Folder
+from qwen3_5 import MTP_NORMS, HybridConfig, mtp_config
+from qwen3_lib.io.packed import Quantized
+from qwen3_lib.kernels.hybrid import DELTA, Vocabulary, is_recurrent, joined, stacked, state_fields
+from qwen3_lib.kernels.layout import (BF16, EXPERT, F32, FEW, FORMATS, FORMS, GATE, HEAD_NORMS, LINEAR, NORMS, ROUNDED,
+                                      ROUTING, WEIGHT, Layers, Q, Space, is_packed, packed_shape, table)
+from qwen3_lib.kernels.memory import Reused, experts_of, work_space
+from qwen3_lib.kernels.packing import forms_of, packed_form
+from qwen3_lib.kernels.team import Team
+
+
+class MTPHead(NamedTuple):
+    """The MTP head of a Qwen3.5: see qwen3_5.guess."""
+    fc: Weights  # a model without layers, whose lm_head is fc
+    layer: Weights  # a model of one layer
+    norms: list[np.ndarray]  # of the embedding and of the hidden states
+    vocabulary: Vocabulary
+
+    def addresses(self) -> np.ndarray:
+        """Where its matrices are, but for the rows of the vocabulary."""
+        layers = self.layer.layers
+        return np.concatenate([array["address"].reshape(-1) for array in (
+            layers.matrices, layers.routers, layers.experts, self.fc.layers.head)])
+
+
+@dataclass
+class Weights:
+    """Where the weights are. A tied head is the embedding, and has no name of its own."""
+    config: Config
+    matrices: dict[str, np.ndarray]  # WEIGHT [1] by their names in the file
+    vectors: dict[str, np.ndarray]  # float32, by their names: norms and the like
+    shapes: dict[str, tuple[int, ...]]  # of all tensors
+    arrays: list[np.ndarray]  # what the addresses of matrices point to
+    layers: Layers  # all of them, as kernels find them
+    team: Team
+    quantized: str | None  # "int8" or "int4", if all matrices are packed so
+    mtp: MTPHead | None = None
+    looked: bool = False  # whether its first prompt's keys and values were looked at: see note_small_numbers
+    spaces: dict[int, tuple[Space, np.ndarray]] = field(default_factory=dict)  # with their tables: see work_space
+    logits: Reused = field(default_factory=Reused)  # the memory of a pass's logits, unless they are many
+
+    @cached_property
+    def table(self) -> np.ndarray:
+        return table(self.layers)
+
+    @cached_property
+    def formats(self) -> tuple[int, ...]:
+        """Of the matrices that all tokens of a pass are multiplied with."""
+        return formats_in(self.layers.matrices, self.layers.routers)
+
+    @cached_property
+    def experts_formats(self) -> tuple[int, ...]:
+        return formats_in(self.layers.experts)
+
+    @property
+    def embedding(self) -> np.ndarray:
+        return self.matrices["model.embed_tokens.weight"]
+
+    @property
+    def head(self) -> np.ndarray:
+        return self.matrices.get("lm_head.weight", self.embedding)
+
+    @property
+    def format(self) -> str:
+        """The name of the matrices' format, of most of them if there are several, and whether vectors are rounded."""
+        most, head = int(self.layers.matrices[0, Q].form), int(self.layers.head[0].form)
+        rounds = ROUNDED in (head, *self.formats, *self.experts_formats)
+        return FORMATS[BF16 if most == ROUNDED else most].name + ", activations bf16" * rounds
+
+    def work_space(self, config: Config, m: int, n_tasks: int, n_queries: int) -> tuple[Space, np.ndarray]:
+        """A Space for m tokens, n_tasks tasks and n_queries queries of a task; an earlier one, if it fits.
+
+        Kept are the last one for many tokens, and one for each number of few tokens, which guesses make vary.
+        """
+        kind = m if m <= FEW else 0
+        if (last := self.spaces.get(kind)) is not None:
+            partials = last[0].partials
+            if len(last[0].h) == m and len(partials) >= n_tasks and partials.shape[2] >= n_queries:
+                return last
+        last = self.spaces.pop(kind, None)
+        own = [space.own for space, _ in self.spaces.values()]
+        last = None  # before the next one, for the sake of memory
+        space = work_space(config, self.team.n_threads, m, n_tasks, n_queries, own)
+        self.spaces[kind] = found = space, table(space)
+        return found
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """Name -> array of all that the engine keeps."""
+        by_address, tensors = {array.ctypes.data: array for array in self.arrays}, dict(self.vectors)
+        for name, (weight,) in self.matrices.items():
+            array = by_address[weight.address]
+            tensors[name] = array if is_packed(weight.form) else array[:, :weight.columns]
+        return tensors
+
+
+def formats_in(*tables: np.ndarray) -> tuple[int, ...]:
+    """The formats of the matrices that stand in arrays of WEIGHT."""
+    return (*sorted({form for some in tables for form in some["form"][some["address"] != 0].tolist()}),)
+
+
+def layers_of(config: Config) -> str:
+    """The name of the kernel that runs a model's layers."""
+    dense, sparse = ("hybrid_layers", "sparse_hybrid_layers") if isinstance(config, HybridConfig) else \
+        ("decoder_layers", "sparse_layers")
+    return sparse if config.sparse_layers else dense
+
+
+def mtp_head(w: Weights) -> MTPHead:
+    """The MTP head, stored after the layers, as models of their own."""
+    config, start = mtp_config(w.config), f"model.layers.{w.config.num_hidden_layers}."
+    matrices, vectors = ({name.replace(start, "model.layers.0."): each for name, each in some.items()}
+                         for some in (w.matrices, w.vectors))
+    vocabulary = Vocabulary(w.head)
+    norms = [1 + w.vectors[f"{start}{name}.weight"] for name in MTP_NORMS]
+    layers = build_layers(config, matrices, vectors)._replace(head=vocabulary.matrix, norm=norms[2])
+    layer = replace(w, config=config, layers=layers, spaces={}, logits=Reused())
+    alone = layers._replace(head=w.matrices[f"{start}fc.weight"], places=layers.places[:0], eps=np.zeros(1),
+                            norm=np.ones(2 * config.hidden_size, np.float32))
+    return MTPHead(replace(layer, layers=alone), layer, norms[:2], vocabulary)
+
+
+# The matrices of a layer that are multiplied with the result of its first norm, and of its second one.
+AFTER_NORMS = ("q_proj", "k_proj", "v_proj", "in_proj_qkv", "in_proj_z", "in_proj_ba"), ("gate_proj", "up_proj")
+
+
+def matrix_slots(config: Config, layer: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Name -> (the field of Layers, the index there) of each matrix of a layer."""
+    names, sparse = DELTA if is_recurrent(config, layer) else LINEAR, layer in config.sparse_layers
+    places: dict[str, tuple[str, tuple[int, ...]]] = {
+        name: ("matrices", (layer, i)) for i, name in enumerate(names[:GATE] if sparse else names)}
+    if sparse:
+        places["mlp.gate"] = "routers", (layer,)
+        for expert in range(experts_of(config)[0]):
+            where = f"experts.{expert}" if expert < config.num_experts else "shared_expert"
+            places |= {f"mlp.{where}.{name}": ("experts", (layer, expert, i)) for i, name in enumerate(EXPERT)}
+    return {f"model.layers.{layer}.{name}.weight": place for name, place in places.items()}
+
+
+def after_norms(names: Iterable[str]) -> list[list[str]]:
+    """The names of a layer's matrices after its first norm and after its second one."""
+    return [[name for name in names if name.split(".")[-2] in kinds] for kinds in AFTER_NORMS]
+
+
+def choose_formats(config: Config, stored: dict[str, Any], format: str | None) -> dict[str, tuple[int, ...]]:
+    """Name -> its formats, see forms_of, of all matrices in the order in which kernels read them."""
+    names = [[name] for name in ("model.embed_tokens.weight", "lm_head.weight") if name in stored]
+    names += [[*matrix_slots(config, i)] for i in range(config.num_hidden_layers)]
+    if isinstance(config, HybridConfig) and config.mtp_num_hidden_layers:
+        n = config.num_hidden_layers
+        names += [[*matrix_slots(config, n)], [f"model.layers.{n}.fc.weight"]]
+    forms = {name: forms_of(name, stored[name], format) for some in names for name in some}
+    for together in itertools.chain.from_iterable(map(after_norms, names)):
+        if len({forms[name][-1] for name in together if not is_packed(forms[name][-1])}) > 1:
+            for name in together:  # products with BF16 take the norm in another order
+                forms[name] = tuple(F32 if form == BF16 else form for form in forms[name])
+    return forms
+
+
+def build_layers(config: Config, matrices: dict[str, np.ndarray], vectors: dict[str, np.ndarray]) -> Layers:
+    """The weights as kernels find them."""
+    n, n_experts = config.num_hidden_layers, experts_of(config)[0]
+    found = {"matrices": np.zeros((n, len(LINEAR)), WEIGHT), "routers": np.zeros(n, WEIGHT),
+             "experts": np.zeros((n, n_experts, len(EXPERT)), WEIGHT)}
+    forms = np.zeros((n, 2), FORMS)
+    for i in range(n):
+        slots = matrix_slots(config, i)
+        for name, (field, index) in slots.items():
+            found[field][index] = matrices[name][0]
+        for j, names in enumerate(after_norms(slots)):
+            some = [matrices[name][0].form for name in names]
+            forms[i, j] = min(some), max(some)
+    return Layers(**found, **norm_fields(vectors, config), **state_fields(vectors, config), forms=forms,
+                  head=matrices.get("lm_head.weight", matrices["model.embed_tokens.weight"]),
+                  eps=np.array([config.rms_norm_eps]),
+                  routing=np.array([(config.norm_topk_prob, n_experts > config.num_experts)], ROUTING))
+
+
+def touch_pages(mappings: Iterable[mmap.mmap]) -> None:
+    """Starts a thread that touches each page of mapped files: it takes 0.1 s per GB, beside the tokenizer.
+
+    While the tokenizers library loads, no other thread runs Python; so the thread's work is one call of NumPy per file.
+    """
+    def touch() -> None:
+        for mapping in mappings:
+            np.frombuffer(mapping, np.uint8)[::mmap.PAGESIZE].max()
+
+    with contextlib.suppress(RuntimeError):  # without another thread, the first pass touches them
+        threading.Thread(target=touch, daemon=True).start()
+
+
+def norm_fields(vectors: dict[str, np.ndarray], config: Config) -> dict[str, np.ndarray]:
+    """The norms of Layers."""
+    more, none = np.float32(isinstance(config, HybridConfig)), np.zeros(config.head_dim, np.float32)
+
+    def norm(name: str) -> np.ndarray:  # a delta net has no norms of heads
+        return more + vectors[name] if name in vectors else none
+
+    norms, head_norms = (np.array([[norm(f"model.layers.{i}.{name}.weight") for name in names]
+                                   for i in range(config.num_hidden_layers)]) for names in (NORMS, HEAD_NORMS))
+    return {"norms": norms, "head_norms": head_norms, "norm": norm("model.norm.weight")}
+
+
+def stored_tensors(folder: Folder, config: Config) -> tuple[dict[str, tuple[int, ...]], dict[str, Any]]:
+    """Name -> shape, name -> tensor in the files. Raises InputError for missing and misshapen ones."""
+    shapes = joined(folder.shapes(config), lambda first, second: (first[0] + second[0], first[1]))
+    return shapes, (folder.packed(config, shapes, saved_tensor) if isinstance(folder, Quantized) else
+                    joined(folder.tensors(config), stacked))
+
+
+def saved_tensor(name: str, shape: tuple[int, ...], form: str) -> tuple[str, tuple[int, ...]]:
+    """The dtype and the shape of a tensor in a folder of packed weights."""
+    packed = len(shape) == 2 and is_packed(packed_form(name, form))
+    return ("U8", packed_shape(*shape, packed_form(name, form))) if packed else ("F32", shape)

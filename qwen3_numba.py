@@ -312,7 +312,7 @@ def passes(model: Model, token_ids: qwen3.TokenIds, cache: Any,
 def note_small_numbers(model: Model, cache: Any) -> None:
     """Says on stderr, for the first prompt of a model, which layer's keys or values are too small for the cache."""
     model.weights.looked = True
-    scales = padded(model.config.head_dim, 32) // 2 if cache.dtype == "int8" else 0  # begin behind the bytes
+    scales = padded(model.config.head_dim, 32) // 2 if cache.dtype == "int8" else 0  # come after the bytes
     some = [(rows[:, :, :min(cache.length, 64), scales:] & 0x7FFF).max(axis=(1, 2, 3)) for rows in (cache.k, cache.v)]
     if (small := np.flatnonzero(np.min(some, axis=0) < STEPS[cache.dtype])).size and sys.stderr is not None:
         print(f"{model.path}: layer {small[0]} has keys or values so small that the {cache.dtype} cache loses their "

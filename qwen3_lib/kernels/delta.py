@@ -1,4 +1,4 @@
-"""The kernel of a gated delta net: qwen3_5.gated_delta_net between its projections. See layers.py for the others.
+"""The kernel of a gated delta net: qwen3_5.gated_delta_net, without its projections. See layers.py for the others.
 
 A state has columns that don't depend on each other, so a thread takes 16 of them through some tokens while they stay in
 the first cache, token by token as the paper writes it. This order of sums knows no chunks: a token's result depends on
@@ -90,7 +90,7 @@ def decay_of(a, rate, bias):
 
 @compiled
 def unit_vector(x, factor, out):
-    """x [d] divided by its length, times the factor -> out [d or more], with zeros behind."""
+    """x [d] divided by its length, times the factor -> out [d or more], the rest zeros."""
     scale = factor / np.sqrt(sum_of_squares(x) + np.float32(1e-6))
     for i in range(len(x)):
         out[i] = x[i] * scale

@@ -72,7 +72,7 @@ def even_first(context, x, n):
 def round_groups(context, x, n, step):
     """Rounds x float32 [n], n a multiple of 32, to the nearest bf16, ties to even.
 
-    With PAIRS, each 32 of them become 64 bytes, `step` bytes behind the last ones; else they are float32 again.
+    With PAIRS, each 32 of them become 64 bytes, `step` bytes after the last ones; else they are float32 again.
     """
     def codegen(context, b, signature, args):
         def group(i: Any) -> None:
@@ -111,7 +111,7 @@ def scale_for(b: Any, largest: Any) -> Any:
 
 @intrinsic
 def to_bytes(context, x, n, out):
-    """Numbers x float32 [n <= 32] as signed bytes [32], zeros behind -> their scale, see signed_bytes."""
+    """Numbers x float32 [n <= 32] as signed bytes [32], then zeros -> their scale, see signed_bytes."""
     def codegen(context, b, signature, args):
         x, n, out = args
         some = variable(b, vector(FLOAT, GROUP))
@@ -237,7 +237,7 @@ def entry(index: int, kind: Any, n_dimensions: int) -> Any:
 
 
 def number(offset: int) -> Any:
-    """An intrinsic: the int64 so many bytes behind an address."""
+    """An intrinsic: the int64 so many bytes after an address."""
     @intrinsic
     def find(context, address):
         def codegen(context, b, signature, args):

@@ -233,7 +233,7 @@ def float_strip(products, w, x, out, first, rows, own):
 def copy_parts(address, stride, rows, width, depth, out):
     """Copies rows of `width` bytes, in parts of `depth` bytes, all rows' first parts before the second ones.
 
-    A core fetches ahead what comes next in memory, and behind a part of a row that isn't the same part of the next row.
+    A core fetches ahead what comes next in memory. After a part of a row, that should be the same part of the next row.
     """
     for r in range(rows):
         row = bytes_at(address + r * stride, (width,))
@@ -463,7 +463,7 @@ def attend_heads(record, rank, layer):
     wait(crew)
     gated, head_dim = w[Q].rows > w[OUT].columns, fields.head_norms(job).shape[2]
     for t in part_of(len(h), crew):
-        if gated:  # a head's gate stands behind its query
+        if gated:  # a head's gate follows its query
             qkv = fields.qkv(job)[t]
             for i in range(w[OUT].columns):
                 h[t, i] *= sigmoid(qkv[i + (i // head_dim + 1) * head_dim])
@@ -572,7 +572,7 @@ def place_heads(crew, layer, job, k_start, v_start):
     form, rows = fields.cache_rows(job)[0].form, fields.rows(job)
     qkv, queries, cos, sin = fields.qkv(job), fields.queries(job), fields.cos(job), fields.sin(job)
     n_kv_heads, group, head_dim = len(queries), queries.shape[1] // len(rows), norms.shape[1]
-    apart = fields.matrices(job)[layer, Q].rows // (n_kv_heads * group)  # head_dim, or more with a gate behind a query
+    apart = fields.matrices(job)[layer, Q].rows // (n_kv_heads * group)  # head_dim, or more with a gate after a query
     root = np.float32(1 / np.sqrt(head_dim))
     for item in part_of(len(rows) * n_kv_heads, crew):
         t, head = item // n_kv_heads, item % n_kv_heads

@@ -12,7 +12,7 @@ from qwen3 import Config
 from qwen3_5 import HybridConfig
 from qwen3_lib.kernels.layout import APART, PANEL, SUMS_OF_DELTA, TOKENS, Space, own_space, padded, vector_size
 
-empty, zeros = np.empty, np.zeros  # what kernels write to; tests put pages behind it that mustn't be touched
+empty, zeros = np.empty, np.zeros  # what kernels write to; tests put pages after it that mustn't be touched
 
 
 def aligned(shape: tuple[int, ...]) -> np.ndarray:

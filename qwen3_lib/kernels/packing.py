@@ -145,7 +145,7 @@ class Packer:
     def exact(self, tensor: PackedTensor, form: int) -> np.ndarray | None:
         """A published packed matrix as blocks of a format; None if the format can't hold its numbers.
 
-        GGUF's formats have the very numbers. So have the others if no scale has more than 10 bits behind the first one,
+        GGUF's formats have the very numbers. So have the others if no scale has more than 10 bits after the first one,
         as float16 has; scales with more are rounded, but in Q4_0 they don't fit.
         """
         n_rows, n = tensor.shape

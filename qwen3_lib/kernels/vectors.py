@@ -528,8 +528,8 @@ def write_packed_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, x:
                          out_stride: Any, ahead: Any, turn: Any, turns: Any) -> None:
     """A packed block times packed vectors of n columns, a multiple of 64 -> out[t, 32 rows].
 
-    Each sum of a group stays a whole number until its scales are multiplied in. Meanwhile the block `ahead` bytes
-    behind is fetched: products of the same block take `turns`, and this one fetches the units of its `turn`.
+    Each sum of a group stays a whole number until its scales are multiplied in. Meanwhile the block that starts `ahead`
+    bytes later is fetched: products of the same block take `turns`, and this one fetches the units of its `turn`.
     """
     lanes, units = INT8_SHAPES[PATH].lanes, b.sdiv(n, I64(FORMATS[form].group * FORMATS[form].halves))
     vectors = [PackedVector(at(b, x, (x_stride, t))) for t in range(n_vectors)]

@@ -44,12 +44,12 @@ from qwen3_lib.app.files import picture_file, read_text
 from qwen3_lib.app.options import Parser, add_engine_options, add_model_options, load, named_model
 from qwen3_lib.app.terminal import columns, print_json, to_stdout, write
 from qwen3_lib.generation.caches import Caches
-from qwen3_lib.generation.pictures import taken
+from qwen3_lib.generation.pictures import messages_and_pictures
 from qwen3_lib.generation.prefix_cache import copy_prefix
 from qwen3_lib.io.errors import encoded
 from qwen3_lib.io.pooling import SEARCH, normalized, recipe_of
 from qwen3_lib.io.progress import progress
-from qwen3_vision import Picture, put
+from qwen3_vision import Picture, prompt_ids
 
 __all__ = ["SEARCH", "InputError", "Labels", "Model", "classify", "embed", "load_model", "rerank"]
 
@@ -131,10 +131,10 @@ def parts_of(item: str | Seen, tokens: int) -> list[dict[str, Any]]:
 def seen_body(model: Model, system: str, parts: list[dict[str, Any]], shown: list[Picture]) -> list[int]:
     """The ids of a conversation that a Qwen3-VL-Embedding or -Reranker reads; its pictures are added to `shown`."""
     before = [{"role": "system", "content": system}] if system else []
-    messages, pictures = taken(model, [*before, {"role": "user", "content": parts}])
+    messages, pictures = messages_and_pictures(model, [*before, {"role": "user", "content": parts}])
     shown += pictures  # they stay as long as somebody holds them
     text = model.tokenizer.apply_chat_template(messages, join_text_parts=True)
-    return [*map(int, put(model, body_of(model, text), pictures))]
+    return [*map(int, prompt_ids(model, body_of(model, text), pictures))]
 
 
 def rerank(model: Model, query: str | Seen, documents: Iterable[str | Seen], instruction: str | None = None,

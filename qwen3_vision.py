@@ -338,7 +338,7 @@ class Pictures:
         return np.take(np.concatenate(found), self.axes, axis=1)
 
 
-def put(model: Model, ids: TokenIds, pictures: list[Picture]) -> TokenIds:
+def prompt_ids(model: Model, ids: TokenIds, pictures: list[Picture]) -> TokenIds:
     """The ids of a prompt, with a picture's in place of each <|image_pad|>, which the chat template has written."""
     if not pictures:
         return ids
@@ -360,7 +360,7 @@ def chat(model: Model, prompt: str, image: list[str], max_pixels: int | None, sy
     shown = [model.pictures.show(rgb(file, file), max_pixels) for file in image]
     messages = [{"role": "user", "content": "<|vision_start|><|image_pad|><|vision_end|>" * len(shown) + prompt}]
     text = model.tokenizer.apply_chat_template(with_system(messages, system), enable_thinking=enable_thinking)
-    ids = put(model, model.tokenizer.encode(text, False), shown)
+    ids = prompt_ids(model, model.tokenizer.encode(text, False), shown)
     model = replace(model, sampling=qwen3.default_sampling(model, enable_thinking))
     return qwen3.Stream(stream_text(model.tokenizer, qwen3.generate(model, ids, max_tokens, **options)))
 

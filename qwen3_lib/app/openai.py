@@ -17,13 +17,13 @@ from typing import Any
 from qwen3 import InputError, Model, Sampling, default_sampling
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.options import NAMES, AnswerOptions, options_of
-from qwen3_lib.generation.pictures import PictureError, given_in, taken
+from qwen3_lib.generation.pictures import PictureError, given_in, messages_and_pictures
 from qwen3_lib.generation.schema import Grammar, calls_grammar, grammar_of, lark, matcher_of, regex
 from qwen3_lib.generation.processors import TokenLogprob
 from qwen3_lib.generation.tools import checked_tools
 from qwen3_lib.io.errors import TooLong, brief, did_you_mean, encoded, is_whole, parse_json
 from qwen3_lib.io.pictures import is_data_url, picture_at, picture_of
-from qwen3_vision import Picture, put
+from qwen3_vision import Picture, prompt_ids
 from tokenizer_utils import PICTURES, checked_messages, with_system
 
 Body = dict[str, Any]
@@ -293,14 +293,14 @@ def system_first(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"role": "system", "content": "\n\n".join(texts)}, *others]
 
 
-def opened_by(door: Door) -> Callable[[Value], Any]:
+def image_reader(door: Door) -> Callable[[Value], Any]:
     """What opens the picture of a part for this door. Strangers send the bytes, in a data: URL.
 
     Where the door has a folder, {"type": "image", "image": FILE} is read from there, too.
     """
     numbers = count(1)
 
-    def opened(part: Value) -> Any:
+    def image_of(part: Value) -> Any:
         name, given = PICTURES[part["type"]], given_in(part)
         if next(numbers) > MOST_PICTURES:
             raise InputError(f"more than {MOST_PICTURES} pictures")
@@ -313,7 +313,7 @@ def opened_by(door: Door) -> Callable[[Value], Any]:
         local = name == "image" and door.folder is not None and isinstance(url, str) and not is_data_url(url)
         return picture_of(os.path.join(str(door.folder), url)) if local else picture_at(url)
 
-    return opened
+    return image_of
 
 
 def chat_prompt(model: Model, body: Body, door: Door, system: str | None = None,
@@ -330,8 +330,8 @@ def chat_prompt(model: Model, body: Body, door: Door, system: str | None = None,
             if isinstance(arguments := call.get("function", call)["arguments"], str):
                 parse_json(arguments, f"messages: message {i}: the arguments of a tool call")
     try:
-        messages, pictures = taken(model, messages, bool(kwargs.get("add_vision_id")), door.max_pixels, opened_by(door),
-                                   door.longest)
+        messages, pictures = messages_and_pictures(model, messages, bool(kwargs.get("add_vision_id")), door.max_pixels,
+                                                   image_reader(door), door.longest)
     except PictureError as error:
         raise Refusal(400, str(error).replace(str(model.path), "the model"), error.field) from error
     if system is not None and all(message["role"] != "system" for message in messages):
@@ -382,7 +382,7 @@ def chat_request(model: Model, body: Body, door: Door, defaults: dict[str, Any] 
     text, pictures = chat_prompt(model, body, door, system, default)
     prompt = encoded(model.tokenizer, text, door.longest, add_special_tokens=False)
     if pictures:
-        prompt = [*map(int, put(model, prompt, pictures))]
+        prompt = [*map(int, prompt_ids(model, prompt, pictures))]
     return request_of("chat", body, [prompt], options, door.longest, tools=tools, one_call=one_call, pictures=pictures)
 
 

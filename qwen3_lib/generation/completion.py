@@ -14,13 +14,13 @@ from qwen3 import CHUNK, KVCache, Model, Sequence, Stream, TokenIds, default_sam
 from qwen3_lib.generation.answer import StoppingReader, inside_thought, last_turn, values_for
 from qwen3_lib.generation.guesses import speculator
 from qwen3_lib.generation.options import AnswerOptions, options_of
-from qwen3_lib.generation.pictures import taken
+from qwen3_lib.generation.pictures import messages_and_pictures
 from qwen3_lib.generation.processors import Bias, Logprobs, Processor, StopLoops, ThinkBudget, TokenLogprob
 from qwen3_lib.generation.schema import Constrained, Grammar, parsed
 from qwen3_lib.generation.steps import Run, step
 from qwen3_lib.generation.tools import schemas
 from qwen3_lib.io.errors import encoded
-from qwen3_vision import put
+from qwen3_vision import prompt_ids
 from tokenizer_utils import Answer, InputError, StreamDecoder, Tokenizer
 
 
@@ -233,9 +233,9 @@ def prompt_of(model: Model, messages: list[dict[str, Any]], tools: list[dict[str
     """(the ids of a conversation, the seconds that its pictures have taken)."""
     numbered = isinstance(chat_template_kwargs, dict) and bool(chat_template_kwargs.get("add_vision_id"))
     start = time.perf_counter()
-    messages, shown = taken(model, messages, numbered, max_pixels)
+    messages, shown = messages_and_pictures(model, messages, numbered, max_pixels)
     seconds = time.perf_counter() - start if shown else 0.0
     text = model.tokenizer.apply_chat_template(messages, tools, enable_thinking=enable_thinking, join_text_parts=True,
                                                chat_template_kwargs=chat_template_kwargs)
     ids = encoded(model.tokenizer, text, model.config.context_length, add_special_tokens=False)
-    return put(model, ids, shown), seconds
+    return prompt_ids(model, ids, shown), seconds

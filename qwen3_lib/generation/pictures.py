@@ -16,7 +16,7 @@ DETAILS = {"auto": LARGEST, "high": LARGEST, "low": 2**18}  # OpenAI's word -> m
 
 
 def question(text: str, images: Iterable[Any], max_pixels: int | None = None) -> str | list[dict[str, Any]]:
-    """The content of a message that asks about pictures: `taken` reads it."""
+    """The content of a message that asks about pictures: messages_and_pictures reads it."""
     parts = [{"type": "image", "image": image, "max_pixels": max_pixels} for image in images]
     return [*parts, {"type": "text", "text": text}] if parts else text
 
@@ -51,18 +51,18 @@ class PictureError(InputError):
         self.field = field
 
 
-def opened(part: dict[str, Any]) -> Any:
+def image_of(part: dict[str, Any]) -> Any:
     """The PIL image of a part: its source is any that picture_of takes, or a data: URL."""
     source = given_in(part)["url"]
     return picture_at(source) if part["type"] != "image" or is_data_url(source) else picture_of(source)
 
 
-def taken(model: Model, messages: Any, numbered: bool = False, max_pixels: int | None = None,
-          opened: Callable[[dict[str, Any]], Any] = opened, room: int | None = None) -> tuple[Any, list[Picture]]:
+def messages_and_pictures(model: Model, messages: Any, numbered: bool = False, max_pixels: int | None = None,
+          image_of: Callable[[dict[str, Any]], Any] = image_of, room: int | None = None) -> tuple[Any, list[Picture]]:
     """Messages whose lists of parts hold pictures, see `is_picture` -> the same with MARK in the place of each picture,
     and the pictures.
 
-    `max_pixels`: of pictures whose part has none; `opened`, from a part to its PIL image. Raises PictureError, and
+    `max_pixels`: of pictures whose part has none; `image_of`, from a part to its PIL image. Raises PictureError, and
     TooLong before a picture is computed that brings the tokens of all to `room`, or fills the context.
     """
     pictures, n, room = list[Picture](), 0, model.config.context_length if room is None else room
@@ -80,7 +80,7 @@ def taken(model: Model, messages: Any, numbered: bool = False, max_pixels: int |
                              "URL, data:image/png;base64,...")
         if isinstance(found, Picture):
             return found
-        image, sizes = opened(part), (most_pixels(part, max_pixels), part.get("min_pixels", MIN_PIXELS))
+        image, sizes = image_of(part), (most_pixels(part, max_pixels), part.get("min_pixels", MIN_PIXELS))
         if (n := n + math.prod(model.pictures.size(image, *sizes))) >= room:
             raise TooLong(f"{where} brings the tokens of all pictures to {n:,}, and the context has {room:,}: lower "
                           "max_pixels (--max-pixels)")

@@ -25,7 +25,7 @@ from qwen3_lib.generation.processors import log_softmax
 from qwen3_lib.io.pictures import picture_of
 from qwen3_lib.page.page import lines_of_functions, pack
 from qwen3_lib.page.recorder import Pass, Recorder, Step
-from qwen3_vision import MAX_PIXELS, MIN_PIXELS, Picture, fields, mrope_positions, put
+from qwen3_vision import MAX_PIXELS, MIN_PIXELS, Picture, fields, mrope_positions, prompt_ids
 from tokenizer_utils import parse_answer
 
 PREFILLS = 5  # passes of the prompt; the page shows their median
@@ -115,7 +115,7 @@ class PageOptions:
 def contents(model: Model, options: PageOptions) -> dict[str, Any]:
     """All that the page shows. Raises InputError for a prompt that is too long or can't be rendered."""
     tokenizer, config = model.tokenizer, model.config
-    text, prompt, seen = asked(model, options)
+    text, prompt, seen = page_prompt(model, options)
     given = options.answer
     settings = qwen3.default_sampling(model, options.enable_thinking).updated(**given.sampling)
     seed = int(np.random.default_rng().integers(2**31)) if given.seed is None else given.seed
@@ -214,7 +214,7 @@ class Seen:
     full: int  # the number of its tokens in qwen3.py
 
 
-def asked(model: Model, options: PageOptions) -> tuple[str, list[int], list[Seen]]:
+def page_prompt(model: Model, options: PageOptions) -> tuple[str, list[int], list[Seen]]:
     """(the text of the prompt, its ids, its pictures).
 
     The attention maps grow with the square of the tokens. So pictures are made smaller than in qwen3.py, until they fit
@@ -228,7 +228,7 @@ def asked(model: Model, options: PageOptions) -> tuple[str, list[int], list[Seen
     ids = model.tokenizer.encode(text, add_special_tokens=options.raw)
     room = check_room(model, len(ids), options.longest, space)
     seen = [made_small(model, image, 1 + room // n, options.answer.max_pixels) for image in options.images]
-    ids = [int(i) for i in put(model, ids, [each.picture for each in seen])]
+    ids = [int(i) for i in prompt_ids(model, ids, [each.picture for each in seen])]
     check_room(model, len(ids), options.longest, space)
     return text, ids, seen
 

@@ -245,8 +245,12 @@ def axe_core() -> str:
     return next(Path(axe.__file__).parent.rglob("axe.min.js")).read_text("utf-8")
 
 
-def assert_accessible(page) -> None:
-    """axe-core, which is loaded, finds no violation."""
+def assert_looks(page, width, picture, **options) -> None:
+    """Nothing is wider than the window, and axe-core finds no violation; the page as a picture."""
+    page.screenshot(path=picture, **options)
+    assert page.evaluate("document.documentElement.scrollWidth") == width, picture
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(axe_core())
     found = page.evaluate("axe.run({resultTypes: ['violations']})")
     assert [(each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in found["violations"]] == []
     assert len(found["passes"]) > 10

@@ -191,19 +191,24 @@ ALL = [*sum(PROJECTIONS.values(), ()), "lm_head", "embed_tokens"]
 SMALL_MOE = MOE | {"num_experts": 4, "num_hidden_layers": 2}
 
 
-def save_with_peft(path, folder, seed=0, **options):
-    """An adapter in the files that peft writes, after random steps of training -> peft's model."""
-    torch = pytest.importorskip("torch")
-    peft = pytest.importorskip("peft")
-    from make_golden import load as reference
+def trained(base, folder, seed=0, **options):
+    """peft's model of a base after random steps of training, which it has saved."""
+    torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
     torch.manual_seed(seed)
-    options = {"r": 3, "lora_alpha": 6, "target_modules": ALL, "task_type": "CAUSAL_LM"} | options
-    model = peft.get_peft_model(reference(path), peft.LoraConfig(**options)).eval()
+    options = {"r": 3, "lora_alpha": 6, "task_type": "CAUSAL_LM"} | options
+    model = peft.get_peft_model(base, peft.LoraConfig(**options)).eval()
     with torch.no_grad():
         for values in filter(lambda values: values.requires_grad, model.parameters()):
             values += torch.randn_like(values) * 0.15
     model.save_pretrained(folder)
     return model
+
+
+def save_with_peft(path, folder, seed=0, **options):
+    """An adapter in the files that peft writes."""
+    pytest.importorskip("peft")
+    from make_golden import load as reference
+    trained(reference(path), folder, seed, **{"target_modules": ALL} | options)
 
 
 def logits_of_peft(path, *folders, weights=()):

@@ -17,7 +17,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from make_golden import load as reference  # noqa: E402
-from test_reference import both_engines, compare  # noqa: E402
+from test_adapter import trained  # noqa: E402
+from test_reference import both_engines, compare, hybrid_that_sees  # noqa: E402
 
 BOTH = {"dense": HYBRID, "mixture": HYBRID_MOE}
 make = partial(make_random_model, dtype="float32")
@@ -109,19 +110,6 @@ ALL = ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj", "q_proj
        "gate_proj", "up_proj", "down_proj"]
 
 
-def trained(base, folder, **options):
-    """peft's model of a base after random steps of training, which it has saved."""
-    peft = pytest.importorskip("peft")
-    torch.manual_seed(0)
-    options = {"r": 3, "lora_alpha": 6, "task_type": "CAUSAL_LM"} | options
-    model = peft.get_peft_model(base, peft.LoraConfig(**options)).eval()
-    with torch.no_grad():
-        for values in filter(lambda values: values.requires_grad, model.parameters()):
-            values += torch.randn_like(values) * 0.15
-    model.save_pretrained(folder)
-    return model
-
-
 @pytest.mark.filterwarnings("ignore")  # of peft, about tied heads
 @both_engines
 @pytest.mark.parametrize("kind, options", [
@@ -139,14 +127,7 @@ def test_adapters(kind, options, engine, tmp_path):
 @pytest.mark.parametrize("kind", BOTH)
 def test_an_adapter_of_a_model_with_a_vision_tower(kind, tmp_path):
     """Which peft changes, too, under names as in the base."""
-    family = getattr(transformers.models, f"qwen3_5{'_moe' * (kind == 'mixture')}")
-    name, skipped = f"Qwen3_5{'Moe' * (kind == 'mixture')}", ("architectures", "model_type", "torch_dtype")
-    text = {key: value for key, value in BOTH[kind].items() if key not in skipped}
-    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 1, "out_hidden_size": 48}
-    torch.manual_seed(0)
-    config = getattr(family, f"{name}Config")(text_config=text, vision_config=vision,
-                                              tie_word_embeddings=text["tie_word_embeddings"])
-    base = getattr(family, f"{name}ForConditionalGeneration")(config).eval()
+    base = hybrid_that_sees(BOTH[kind])
     base.save_pretrained(tmp_path / "base")
     theirs = trained(base, tmp_path / "adapter", target_modules=[*ALL, "qkv"])
     assert any("visual" in name for name in qwen3.map_safetensors(tmp_path / "adapter/adapter_model.safetensors"))

@@ -16,7 +16,6 @@ from helpers import REMOVED, edit_json, message_of, random_ids
 from make_random_model import make_random_model
 from published import change_config, official_configs, reduced, write_tensors
 from qwen3 import map_safetensors, to_float32
-from qwen3_lib.generation.caches import Caches
 from qwen3_lib.io.models import Checkpoint
 from qwen3_lib.io.rope import stretched, with_scaled_rope
 from qwen3_lib.generation.options import AnswerOptions
@@ -219,18 +218,21 @@ def test_the_inspect_page_of_a_hybrid(tmp_path):
     assert (found["delta"]["layers"], found["attention"]["layers"]) == ([0, 1, 2, 4, 5, 6], [3, 7])
 
 
-@pytest.mark.parametrize("base", [HYBRID, HYBRID_MOE], ids=["dense", "mixture"])
-def test_a_hybrid_as_transformers_saves_it(base, tmp_path):
-    """With its vision tower, whose tensors are skipped, the text part nested, and fused experts."""
-    mixture, names = base is HYBRID_MOE, transformers.models
-    part = (names.qwen3_5_moe, names.qwen3_5)[not mixture]
-    kind = "Qwen3_5Moe" if mixture else "Qwen3_5"
+def hybrid_that_sees(base):
+    """transformers' Qwen3.5 of this config, with a small vision tower."""
+    kind = "Qwen3_5Moe" if "num_experts" in base else "Qwen3_5"
     text = {key: value for key, value in base.items() if key not in ("architectures", "model_type", "torch_dtype")}
     vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 1, "out_hidden_size": 48}
     torch.manual_seed(0)
-    config = getattr(part, f"{kind}Config")(text_config=text, vision_config=vision,
-                                            tie_word_embeddings=base["tie_word_embeddings"])
-    theirs = getattr(part, f"{kind}ForConditionalGeneration")(config).eval()
+    config = getattr(transformers, f"{kind}Config")(text_config=text, vision_config=vision,
+                                                    tie_word_embeddings=base["tie_word_embeddings"])
+    return getattr(transformers, f"{kind}ForConditionalGeneration")(config).eval()
+
+
+@pytest.mark.parametrize("base", [HYBRID, HYBRID_MOE], ids=["dense", "mixture"])
+def test_a_hybrid_as_transformers_saves_it(base, tmp_path):
+    """With its vision tower, whose tensors are skipped, the text part nested, and fused experts."""
+    theirs = hybrid_that_sees(base)
     with torch.no_grad():
         for name, tensor in theirs.named_parameters():  # some are created as zeros
             tensor.add_(torch.randn_like(tensor) / 10)

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from configs import FORM
-from helpers import assert_accessible, axe_core, complaints_of
+from helpers import assert_looks, axe_core, complaints_of
 from serving import FRANCE, PARIS, Served
 
 sync_api = pytest.importorskip("playwright.sync_api")
@@ -644,9 +644,7 @@ def test_looks_and_accessibility(browser, served, width, scheme, screenshots):
     tab = Tab(context, served.url)
 
     def look(state):
-        tab.page.screenshot(path=screenshots / f"chat-{width}-{scheme}-{state}.png")
-        assert tab.page.evaluate("document.documentElement.scrollWidth") == width, state
-        assert_accessible(tab.page)
+        assert_looks(tab.page, width, screenshots / f"chat-{width}-{scheme}-{state}.png")
 
     look("empty")
     tab.page.evaluate("at('model').textContent = 'a-long-name-of-a-model-'.repeat(20)")

@@ -186,7 +186,7 @@ def changed(model, likes, passes=None):
 WORDS = np.where(np.arange(VOCABULARY) // 6 == 5, 12, 0)  # six likely tokens: texts repeat themselves
 
 
-@pytest.mark.parametrize("name, is_fast", [("tied", False), *((name, True) for name in HYBRIDS)])
+@pytest.mark.parametrize("name, is_fast", [("tied", False), *((name, True) for name in [*HYBRIDS][1:])])
 def test_guesses_never_change_an_answer(name, is_fast, tmp_path, monkeypatch):
     """20 requests, greedy and seeded, with what else an answer may ask for: as turns of a conversation with one cache,
     and in a batch. Guesses come from the text, the model itself with fewer bits, and another Qwen3.5 or Qwen3."""

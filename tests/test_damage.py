@@ -154,7 +154,7 @@ def make_files(kind, tiny, memory):
         return [folder], "*", lambda module, damaged, **options: logits_of(
             module.load_model(base, adapter=damaged, tokenizer=False, **options), [1, 2]).tolist()
     if kind == "a GGUF file":
-        pytest.importorskip("gguf", reason="gguf is not installed: pip install gguf")
+        pytest.importorskip("gguf")
         from test_gguf_file import write_gguf
         folder = memory / "gguf"
         folder.mkdir()

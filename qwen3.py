@@ -41,7 +41,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 try:
@@ -602,10 +602,9 @@ def chat(model: Model, messages: str | dict[str, Any] | list[dict[str, Any]], to
 # ---- Loading: a folder with config.json, tokenizer.json and *.safetensors --------------------------------------------
 
 # Keys of config.json that change the computation; only these values are accepted.
-ONLY = {"model_type": "qwen3", "hidden_act": "silu", "attention_bias": False, "qkv_bias": False, "mlp_bias": False,
-        "use_qk_norm": True, "use_sliding_window": False, "shared_expert_intermediate_size": 0,
-        "partial_rotary_factor": 1.0, "is_causal": True, "use_bidirectional_attention": False, "rope_type": "default",
-        "architectures": ["Qwen3ForCausalLM"]}
+ONLY = {"hidden_act": "silu", "attention_bias": False, "qkv_bias": False, "mlp_bias": False, "use_qk_norm": True,
+        "use_sliding_window": False, "shared_expert_intermediate_size": 0, "partial_rotary_factor": 1.0,
+        "is_causal": True, "use_bidirectional_attention": False}
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
          "num_key_value_heads", "head_dim")
 
@@ -619,29 +618,32 @@ def rope_of(raw: dict[str, Any]) -> dict[str, Any]:
     return {"rope_theta": raw.get("rope_theta"), "rope_type": rope.get("type", "default")} | rope
 
 
-def config_of(raw: dict[str, Any], file: Path) -> Config:
-    """The Config of config.json's object. Raises InputError for what is missing, malformed or not computed here."""
+def unsupported(key: str, value: Any, *only: Any) -> str:
+    """What is wrong with a value in config.json."""
+    absent = [name for name in ("qwen3_5.py", "qwen3_vision.py", "qwen3_lib") if not (HERE / name).exists()]
+    more = f"other models need {', '.join(absent)} beside qwen3.py" if absent else "transformers computes it"
+    return f"{key} = {brief(repr(value), 80)} is not supported, only {', '.join(map(repr, only))}; {more}"
+
+
+def config_of(found: dict[str, Any], file: Path) -> Config:
+    """The Config of Folder.language. Raises InputError for what is malformed or not computed here."""
     try:
-        raw = {"model_type": "missing"} | raw | rope_of(raw)
-        found = {key: value for key, value in raw.items() if value is not None}
-        for key, value in ONLY.items():
-            if found.get(key, value) != value:
-                absent = [name for name in ("qwen3_5.py", "qwen3_vision.py", "qwen3_lib") if not (HERE / name).exists()]
-                more = f"other models need {', '.join(absent)} beside qwen3.py" if absent else "transformers computes it"
-                raise ValueError(f"{key} = {found[key]!r} is not supported, only {value!r} is; {more}")
+        found = {key: value for key, value in (found | rope_of(found)).items() if value is not None}
+        if wrong := [key for key, value in ONLY.items() if found.get(key, value) != value]:
+            raise ValueError(unsupported(wrong[0], found[wrong[0]], ONLY[wrong[0]]))
         sizes: dict[str, Any] = {key: checked_whole(key, found[key], 1) for key in SIZES}
         heads, kv_heads, context = sizes["num_attention_heads"], sizes["num_key_value_heads"], "max_position_embeddings"
         if heads % kv_heads or sizes["head_dim"] % 2 or max(sizes["num_hidden_layers"], sizes["head_dim"]) > 2**14:
             raise ValueError(f"no Qwen3 has these sizes: {sizes}")  # heads can't be grouped, or turned in pairs
         if found.get("layer_types", full := ["full_attention"] * sizes["num_hidden_layers"]) != full:
-            raise ValueError(f"layer_types = {found['layer_types']!r} is not supported, only 'full_attention' is")
-        return Config(**sizes, context_length=checked_whole(context, found[context], 1), eos_token_ids=ids_in(raw),
+            raise ValueError(unsupported("layer_types", found["layer_types"], "full_attention"))
+        return Config(**sizes, context_length=checked_whole(context, found[context], 1), eos_token_ids=ids_in(found),
                       rms_norm_eps=checked_number("rms_norm_eps", found["rms_norm_eps"], 0, 1),
                       rope_dim=sizes["head_dim"],
                       rope_theta=checked_number("rope_theta", found["rope_theta"], 1.1, 1e12),
-                      tie_word_embeddings=bool(raw.get("tie_word_embeddings", True)))  # absent: the tensors decide
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{file}: {'missing: ' * isinstance(error, KeyError)}{brief(error)}") from error
+                      tie_word_embeddings=bool(found.get("tie_word_embeddings", True)))  # absent: the tensors decide
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{file}: {brief(error)}") from error
 
 
 def ids_in(raw: dict[str, Any]) -> tuple[int, ...]:
@@ -730,8 +732,9 @@ class Folder:
     """A model's folder as published. Other sources of a model, in qwen3_lib/io/, have the same methods."""
     dtypes: dict[str, Any] = DTYPES  # of its tensors
 
-    def __init__(self, path: Path, found: dict[str, Any] | None = None):
-        self.path, self.found = path, {} if found is None else found  # found: name -> what `once` has read
+    def __init__(self, path: Path, types: dict[str, ModelType] | None = None):
+        self.path, self.types = path, MODEL_TYPES if types is None else types
+        self.found = dict[str, Any]()  # name -> what `once` has read
 
     def once(self, name: str, read: Callable[[Path], Any]) -> Any:
         """What read(file) gives, which is kept."""
@@ -739,19 +742,43 @@ class Folder:
 
     def json(self, name: str) -> dict[str, Any]:
         """The object in a JSON file; empty if there is no such file."""
-        raw = self.once(name, lambda file: read_json_object(file) if os.path.isfile(file) else {})
-        kind, text = raw.get("model_type"), raw.get("text_config")
-        if kind in ("qwen3_vl", "qwen3_vl_moe") and isinstance(text, dict):  # its language model is a Qwen3
-            mixture = "Moe" if kind == "qwen3_vl_moe" else ""
-            known = raw.get("architectures") == [f"Qwen3VL{mixture}ForConditionalGeneration"]
-            raw = raw | text | {
-                "model_type": kind.replace("_vl", ""), "norm_topk_prob": True,  # a mixture of a Qwen3-VL always does so
-                "architectures": [f"Qwen3{mixture}ForCausalLM"] if known else raw.get("architectures"),
-                "tie_word_embeddings": (text | raw).get("tie_word_embeddings")}
+        raw: dict[str, Any] = self.once(name, lambda file: read_json_object(file) if os.path.isfile(file) else {})
         return raw
 
+    @property
+    def kind(self) -> ModelType:
+        """The row of the table for config.json's model_type. Raises InputError for a type that isn't there."""
+        name = self.json("config.json").get("model_type", "missing")
+        if not isinstance(name, str) or name not in self.types:
+            raise InputError(f"{self.path / 'config.json'}: {unsupported('model_type', name, *self.types)}")
+        return self.types[name]
+
+    def language(self) -> dict[str, Any]:
+        """What config.json says of the language model, with transformers' values where it says nothing."""
+        raw, kind = self.json("config.json"), self.kind
+        text = ({} if raw.get(kind.text) is None else raw[kind.text]) if kind.text else raw
+        if not isinstance(text, dict):
+            raise InputError(f"{self.path / 'config.json'}: {kind.text} must be an object, not {brief(repr(text))}")
+        text = {"eos_token_id": raw.get("eos_token_id")} | text
+        text |= {key: raw[key] for key in ("architectures", "tie_word_embeddings") if key in raw}
+        given = {key: value for key, value in text.items() if value is not None}
+        if text.get("num_key_value_heads", 0) is None and "num_attention_heads" in given:
+            given["num_key_value_heads"] = given["num_attention_heads"]
+        return kind.defaults | given
+
     def config(self) -> Config:
-        return config_of(self.json("config.json"), self.path / "config.json")
+        """Raises InputError for what is malformed or not computed here."""
+        found, file, known = self.language(), self.path / "config.json", self.kind.architectures
+        names = found.get("architectures") or []
+        if unknown := [name for name in names if name not in known] if isinstance(names, list) else [names]:
+            raise InputError(f"{file}: {unsupported('architectures', unknown[0], *known)}")
+        return self.with_rope(self.kind.config(self), rope_of(found))
+
+    def with_rope(self, config: Config, rope: dict[str, Any]) -> Config:
+        """The config with scaled RoPE, which only qwen3_lib computes."""
+        if rope["rope_type"] != "default":
+            raise InputError(f"{self.path / 'config.json'}: {unsupported('rope_type', rope['rope_type'], 'default')}")
+        return config
 
     def generation(self) -> dict[str, Any]:
         return self.json("generation_config.json")
@@ -765,21 +792,30 @@ class Folder:
             raise InputError(f"{self.path}: model.safetensors.index.json names a file outside: {brief(outside[0])}")
         return set(index.values())
 
-    def stored(self) -> dict[str, Any]:
-        """The tensors in its files. Beside a vision tower, a name there begins with model.language_model."""
-        return {name.replace("model.language_model.", "model.", 1): tensor for shard in sorted(self.shards())
+    def mapped(self) -> dict[str, Any]:
+        """The tensors in its files."""
+        return {name: tensor for shard in sorted(self.shards())
                 for name, tensor in self.once(shard, lambda file: map_safetensors(file, self.dtypes)).items()}
 
+    def stored(self) -> dict[str, Any]:
+        """The tensors of the language model, by the names in `shapes`."""
+        return self.renamed(self.mapped())
+
+    def renamed(self, tensors: dict[str, Any]) -> dict[str, Any]:
+        """Without those of a tower; the kind knows how names begin."""
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(TOWER)}
+        for start, ours in self.kind.names.items():
+            ours = ours.format(**self.language()) if "{" in ours else ours
+            tensors = {ours + name.removeprefix(start) if name.startswith(start) else name: tensor
+                       for name, tensor in tensors.items()}
+        return tensors
+
     def shapes(self, config: Config) -> dict[str, tuple[int, ...]]:
-        return tensor_shapes(config)
+        return self.kind.shapes(config)
 
     def tower(self) -> dict[str, Any]:
         """The tensors that make vectors of pictures, see qwen3_vision.py."""
-        return {name: tensor for name, tensor in Folder.stored(self).items() if name.startswith("model.visual.")}
-
-    def engine_for(self, engine: Engine) -> Engine:
-        """The engine that computes this model when `engine` is asked for."""
-        return engine
+        return {name: tensor for name, tensor in self.mapped().items() if name.startswith(TOWER)}
 
     def tensors(self, config: Config) -> dict[str, Any]:
         """The tensors of `shapes`, see `fitting`."""
@@ -835,9 +871,33 @@ class Engine:
     hidden_states: Callable[..., np.ndarray] = hidden_states
     rows: Callable[..., np.ndarray] = lambda model, name, ids: model.weights[name][ids]  # of lm_head or embed_tokens
     overflow: str = "a number is too large for float32"  # if logits aren't finite, but all weights are
-    hybrid_cache: type[KVCache] | None = None  # in place of new_cache for a Qwen3.5: see qwen3_5.py
     guess: Callable[..., tuple[np.ndarray, int]] | None = None  # guesses tokens by an MTP head, see qwen3_5.py
     drafts: bool = False  # whether the head guesses by default: in this engine, no guess changes a bit of the answer
+
+
+@dataclass(frozen=True)
+class ModelType:
+    """What a model_type in config.json means: a row of the table, of which qwen3_5.py and qwen3_lib have more."""
+    config: Callable[[Folder], Any]  # reads the Config
+    shapes: Callable[[Any], dict[str, tuple[int, ...]]]
+    defaults: dict[str, Any]  # transformers' values of keys that config.json lacks
+    architectures: tuple[str, ...]
+    engine: Engine = Engine()
+    text: str = ""  # the key of the language model's object, beside a tower
+    names: dict[str, str] = field(default_factory=dict)  # how names begin in the files -> in `shapes`
+    seeing: dict[str, Any] = field(default_factory=dict)  # transformers' values for pictures
+
+
+TOWER = "model.visual."  # how the names of a tower's tensors begin
+QWEN3 = ModelType(lambda folder: config_of(folder.language(), folder.path / "config.json"), tensor_shapes, {
+    "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32, "head_dim": 128,
+    "num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
+    "rope_theta": 1e4}, ("Qwen3ForCausalLM",))
+QWEN3_VL = replace(QWEN3, architectures=("Qwen3VLForConditionalGeneration",), text="text_config",
+                   defaults=QWEN3.defaults | {"max_position_embeddings": 128000, "rope_theta": 5e5},
+                   names={"model.language_model.": "model."},
+                   seeing={"mrope_section": [24, 20, 20], "deepstack_visual_indexes": [8, 16, 24]})
+MODEL_TYPES = {"qwen3": QWEN3, "qwen3_vl": QWEN3_VL}
 
 
 @dataclass(frozen=True, repr=False)
@@ -883,13 +943,14 @@ def load_model(name: str | Path, engine: Engine | Callable[..., Engine] = Engine
     elif adapter is not None or not os.path.isfile(folder.path / "config.json"):
         raise InputError(f"{name}: no folder with config.json; other models and adapters need the folder qwen3_lib")
     elif (HERE / "qwen3_5.py").is_file():
-        from qwen3_5 import opened
-        folder = opened(folder.path)  # a Qwen3.5 has functions of its own
+        import qwen3_5
+        folder.types = MODEL_TYPES | qwen3_5.MODEL_TYPES
     config, pictures = folder.config(), None
     if isinstance(folder.json("config.json").get("vision_config"), dict) and (HERE / "qwen3_vision.py").is_file():
         from qwen3_vision import Pictures
         pictures = Pictures(folder, config)
-    engine = folder.engine_for(engine if isinstance(engine, Engine) else engine(folder, config))  # chosen by its size
+    engine = engine if isinstance(engine, Engine) else engine(folder, config)  # chosen by the model's size
+    engine = folder.kind.engine if engine == Engine() else engine
     text_side: Any = folder.tokenizer() if tokenizer else None
     sampling, longest, ends = generation_defaults(folder)
     return Model(folder, config, engine.load_weights(folder, config), text_side, sampling, ends or config.eos_token_ids,

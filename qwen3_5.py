@@ -33,8 +33,8 @@ from __future__ import annotations
 import itertools
 import sys
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, NamedTuple
 
 if __name__ == "__main__" and find_spec("qwen3") is None:
@@ -42,11 +42,11 @@ if __name__ == "__main__" and find_spec("qwen3") is None:
 
 import qwen3  # first: it says in one line what is missing
 import numpy as np
-from qwen3 import (CHUNK, Config, Engine, Folder, KVCache, Model, TokenIds, apply_rope, checked_number, checked_whole,
-                   config_of, embed, linear, moe, rms_norm, rope_of, rope_tables, swiglu)
+from qwen3 import (CHUNK, QWEN3, Config, Engine, Folder, KVCache, Model, ModelType, TokenIds, apply_rope,
+                   checked_number, checked_whole, config_of, embed, linear, moe, rms_norm, rope_of, rope_tables, swiglu)
 from tokenizer_utils import InputError, brief
 
-__all__ = ["HybridCache", "HybridConfig", "HybridFolder", "delta_rule", "delta_rule_in_chunks"]
+__all__ = ["HybridCache", "HybridConfig", "delta_rule", "delta_rule_in_chunks"]
 
 # ---- Config ----------------------------------------------------------------------------------------------------------
 
@@ -369,51 +369,37 @@ def guess(model: Model, states: np.ndarray, token_ids: TokenIds, cache: KVCache,
 
 # ---- Loading ---------------------------------------------------------------------------------------------------------
 
-MODEL_TYPES = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
-ARCHITECTURES = ("Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM", "Qwen3_5MoeForConditionalGeneration",
-                 "Qwen3_5MoeForCausalLM")
 KINDS = ("linear_attention", "full_attention")
 MTP_NORMS = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
-# Keys that mean something else than in a Qwen3, or that the source of the tensors reads.
-NEW = ("architectures", "layer_types", "rope_scaling", "shared_expert_intermediate_size", "quantization_config",
-       "compression_config", "quantization")
-# The values of transformers where config.json has none.
-LINEAR = {"linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128,
-          "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "full_attention_interval": 4}
-EXPERTS = {"num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512,
-           "shared_expert_intermediate_size": 512}
+LINEAR = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
+          "linear_conv_kernel_dim")
+EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size")
+NEW = ("layer_types", "partial_rotary_factor", "shared_expert_intermediate_size")  # they mean another thing in a Qwen3
 
 
-def hybrid_config(raw: dict[str, Any], file: Path) -> HybridConfig:
-    """The HybridConfig of config.json's object. Raises InputError, as config_of does."""
-    text, names = raw.get("text_config", raw), raw.get("architectures") or []
-    if not isinstance(text, dict) or not isinstance(names, list):
-        raise InputError(f"{file}: text_config must be an object, and architectures a list")
-    if unknown := [name for name in names if name not in ARCHITECTURES]:
-        raise InputError(f"{file}: architectures: {brief(unknown[0])} is not one of {', '.join(ARCHITECTURES)}")
-    sparse, rope = "moe" in raw["model_type"], rope_of(text)
-    found = {"head_dim": 256, "num_key_value_heads": 2 if sparse else 4, "max_position_embeddings": 32768,
-             "rms_norm_eps": 1e-6, "partial_rotary_factor": 0.25} | LINEAR | EXPERTS | \
-        {key: value for key, value in text.items() if value is not None}
-    part = found.pop("partial_rotary_factor")
-    part = checked_number(f"{file}: partial_rotary_factor", rope.pop("partial_rotary_factor", part), 0, 1)
+def hybrid_config(folder: Folder, sparse: bool = False) -> HybridConfig:
+    """The HybridConfig of Folder.language; sparse: of a mixture of experts. Raises InputError, as config_of does."""
+    found, file = folder.language(), folder.path / "config.json"
+    rope = rope_of(found)
+    part = rope.pop("partial_rotary_factor", found["partial_rotary_factor"])
+    part = checked_number(f"{file}: partial_rotary_factor", part, 0, 1)
     sizes: dict[str, Any] = {key: checked_whole(f"{file}: {key}", found[key], 1)
-                             for key in (LINEAR | EXPERTS if sparse else LINEAR)}
-    interval = sizes.pop("full_attention_interval")
-    plain = found | {"model_type": "qwen3", "rope_parameters": rope}
-    plain |= {"intermediate_size": sizes["moe_intermediate_size"]} if sparse else {}
-    plain |= {"tie_word_embeddings": raw["tie_word_embeddings"]} if "tie_word_embeddings" in raw else {}
-    config = config_of({key: value for key, value in plain.items() if key not in NEW}, file)  # checks the rest
+                             for key in (*LINEAR, *(EXPERTS if sparse else ()))}
+    interval = checked_whole(f"{file}: full_attention_interval", found["full_attention_interval"], 1)
+    plain = {key: value for key, value in found.items() if key not in NEW and key != "rope_scaling"}
+    plain |= {"rope_parameters": rope} | ({"intermediate_size": sizes["moe_intermediate_size"]} if sparse else {})
+    config = config_of(plain, file)  # checks the rest
     n = config.num_hidden_layers
     kinds = found.get("layer_types") or [KINDS[(i + 1) % interval == 0] for i in range(n)]
     if not isinstance(kinds, list) or len(kinds) != n or not all(kind in KINDS for kind in kinds):
         raise InputError(f"{file}: layer_types = {brief(repr(kinds), 80)} can't be")
     fields = asdict(config) | sizes | {"sparse_layers": tuple(range(n + 1)) if sparse else (), "norm_topk_prob": sparse}
     fields |= {"rope_dim": int(config.head_dim * part)}
+    # An MTP head has the model's embedding and lm_head. Transformers doesn't save it.
     mtp = checked_whole(f"{file}: mtp_num_hidden_layers", found.get("mtp_num_hidden_layers", 0), 0)
-    shares = not found.get("mtp_use_dedicated_embeddings")  # the head has the model's embedding and lm_head
+    has_head = mtp and not found.get("mtp_use_dedicated_embeddings") and any(".fc." in name for name in folder.mapped())
     config = HybridConfig(**fields, linear_layers=tuple(i for i in range(n) if kinds[i] == KINDS[0]),
-                          mtp_num_hidden_layers=min(mtp, 1) * shares)
+                          mtp_num_hidden_layers=int(has_head))
     if config.rope_dim % 2 or not config.rope_dim or config.linear_num_value_heads % config.linear_num_key_heads \
             or sparse and not config.num_experts_per_tok <= config.num_experts <= 10_000:
         raise InputError(f"{file}: no Qwen3.5 has these sizes: RoPE of {config.rope_dim} numbers, {sizes}")
@@ -470,37 +456,19 @@ def load_weights(folder: Folder, config: Any) -> dict[str, Any]:
 ENGINE = Engine(load_weights, HybridCache, logits_of, hidden_states, guess=guess)
 
 
-class HybridFolder(Folder):
-    """What differs in the folder of a Qwen3.5, and in another source of it: see Hybrid in qwen3_lib/io/models.py."""
-
-    def config(self) -> HybridConfig:
-        return self.with_head(hybrid_config(self.json("config.json"), self.path / "config.json"))
-
-    def with_head(self, config: HybridConfig) -> HybridConfig:
-        """Without an MTP head if the files don't hold one: transformers doesn't save it."""
-        held = config.mtp_num_hidden_layers and any(".fc." in name for name in Folder.stored(self))
-        return config if held else replace(config, mtp_num_hidden_layers=0)
-
-    def stored(self) -> dict[str, Any]:
-        """The tensors of the text part, by the names of a model without a vision tower, the MTP head's after them."""
-        tensors = {name: tensor for name, tensor in super().stored().items() if not name.startswith("model.visual.")}
-        after = f"model.layers.{self.config().num_hidden_layers}." if any("mtp." in name for name in tensors) else ""
-        for start, ours in (("mtp.layers.0.", after), ("mtp.", after)):
-            tensors = {ours + name.removeprefix(start) if name.startswith(start) else name: tensor
-                       for name, tensor in tensors.items()}
-        return tensors
-
-    def shapes(self, config: Any) -> dict[str, tuple[int, ...]]:
-        return tensor_shapes(config)
-
-    def engine_for(self, engine: Engine) -> Engine:
-        return ENGINE if engine.hybrid_cache is None else replace(engine, new_cache=engine.hybrid_cache)
-
-
-def opened(path: Path, plain: type[Folder] = Folder, hybrid: type[Folder] = HybridFolder) -> Folder:
-    """A model's folder: a Qwen3.5 as `hybrid`, any other as `plain`."""
-    folder = plain(path)
-    return hybrid(path, folder.found) if folder.json("config.json").get("model_type") in MODEL_TYPES else folder
+DENSE = ModelType(hybrid_config, tensor_shapes, QWEN3.defaults | {
+    "vocab_size": 248320, "intermediate_size": 12288, "num_attention_heads": 16, "num_key_value_heads": 4,
+    "head_dim": 256, "partial_rotary_factor": 0.25, "full_attention_interval": 4, "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4}, ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), ENGINE,
+    names={"model.language_model.": "model.", "mtp.layers.0.": "model.layers.{num_hidden_layers}.",
+           "mtp.": "model.layers.{num_hidden_layers}."}, seeing={"mrope_section": [11, 11, 10]})
+SPARSE = replace(DENSE, config=partial(hybrid_config, sparse=True), defaults=DENSE.defaults | {
+    "hidden_size": 2048, "num_hidden_layers": 40, "num_key_value_heads": 2, "num_experts": 256,
+    "num_experts_per_tok": 8, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512},
+    architectures=("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"))
+MODEL_TYPES = {"qwen3_5_text": DENSE, "qwen3_5": replace(DENSE, text="text_config"),
+               "qwen3_5_moe_text": SPARSE, "qwen3_5_moe": replace(SPARSE, text="text_config")}
 
 
 if __name__ == "__main__":

@@ -342,10 +342,10 @@ def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: st
                                 f"to {MOST[dtype]}: try --kv-dtype bf16"} if dtype in MOST else {}
         cached = RoundedCache.dtype if rounds and dtype == "bf16" else dtype
         load = partial(load_weights, quantize=quantize, threads=threads, activations=activations or "f32")
-        return Engine(load, CACHES[cached], logits_of, hidden_states, guess=guess, drafts=True,
+        new_cache = (HYBRID_CACHES if isinstance(config, HybridConfig) else CACHES)[cached]
+        return Engine(load, new_cache, logits_of, hidden_states, guess=guess, drafts=True,
                       rows=lambda model, name, token_ids: matrix_rows(
-                          model.weights.head if name == "lm_head" else model.weights.embedding, token_ids), **overflow,
-                      hybrid_cache=HYBRID_CACHES[cached])
+                          model.weights.head if name == "lm_head" else model.weights.embedding, token_ids), **overflow)
 
     return for_model
 

@@ -73,6 +73,7 @@ class VisionConfig:
     spatial_merge_size: int = 2  # patches, the side of the square that becomes one token
     temporal_patch_size: int = 2  # frames of a patch: the tower was trained with videos, too
     deepstack_visual_indexes: tuple[int, ...] = ()  # the blocks that deepstack reads
+    rope_theta: float = 1e4
 
     @property
     def side(self) -> int:
@@ -199,7 +200,7 @@ def tower(pixels: np.ndarray, w: dict[str, Any], config: VisionConfig) -> np.nda
     # RoPE in two dimensions: half of the pairs of a head turn by the patch's row, the other half by its column.
     places = in_blocks(np.indices((rows, columns), np.float32).transpose(1, 2, 0), m)  # row and column [n, 2]
     pairs = x.shape[1] // config.num_heads // 2  # of a head
-    frequencies = 1 / (10000 ** (np.arange(0, pairs, 2) / pairs)).astype(np.float32)  # [pairs / 2]
+    frequencies = 1 / (config.rope_theta ** (np.arange(0, pairs, 2) / pairs)).astype(np.float32)  # [pairs / 2]
     angles = (places[:, :, None] * frequencies).reshape(len(places), pairs)
     cos, sin, deep = np.cos(angles), np.sin(angles), []
     for i in range(config.depth):
@@ -263,8 +264,7 @@ class Pictures:
         self.folder, self.width, self.lock = folder, config.hidden_size, threading.Lock()
         self.recent, self.latest = list[Picture](), list[Picture]()
         self.known = weakref.WeakValueDictionary[int | bytes, Picture]()  # by their numbers, and by their pixels
-        raw, usual = folder.json("config.json"), [24, 20, 20] if config.rope_dim == config.head_dim else [11, 11, 10]
-        section = rope_of(raw.get("text_config", raw)).get("mrope_section", usual)  # a Qwen3.5 turns a part of a head
+        section = rope_of(folder.language()).get("mrope_section", folder.kind.seeing.get("mrope_section"))
         if not isinstance(section, list) or [isinstance(n, int) and n >= 0 for n in section] != [True] * 3:
             raise InputError(f"{folder.path}: mrope_section must be three whole numbers, not {brief(section)}")
         self.axes = np.zeros(config.rope_dim // 2, int)  # by what each pair of RoPE turns: 0 time, 1 row, 2 column
@@ -275,13 +275,16 @@ class Pictures:
     def config(self) -> VisionConfig:
         """Read for the first picture, as the weights are. Raises InputError for values that aren't supported."""
         raw, where = self.folder.json("config.json")["vision_config"], f"{self.folder.path / 'config.json'}: "
-        found = {name: raw.get(name, default) for name, default in asdict(VisionConfig()).items()}
-        deep = found.pop("deepstack_visual_indexes")
+        usual = asdict(VisionConfig()) | self.folder.kind.seeing
+        found = {name: usual[name] if raw.get(name) is None else raw[name] for name in asdict(VisionConfig())}
+        deep, rope = found.pop("deepstack_visual_indexes"), rope_of({"rope_theta": found.pop("rope_theta")} | raw)
+        theta = checked_number(f"{where}rope_theta of vision_config", rope["rope_theta"], 1.1, 1e12)
         sizes = {name: checked_whole(f"{where}{name} of vision_config", value, 1) for name, value in found.items()}
         if raw.get("hidden_act", "gelu_pytorch_tanh") != "gelu_pytorch_tanh" or not isinstance(deep, list | tuple) \
+                or rope["rope_type"] not in ("default", "axial") \
                 or not {*deep} <= {*range(sizes["depth"])}:
             raise InputError(f"{where}this vision_config is not supported: {brief(raw, 400)}")
-        return VisionConfig(**sizes, deepstack_visual_indexes=tuple(deep))
+        return VisionConfig(**sizes, deepstack_visual_indexes=tuple(deep), rope_theta=theta)
 
     @cached_property
     def weights(self) -> dict[str, np.ndarray]:

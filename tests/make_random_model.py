@@ -22,7 +22,8 @@ import safetensors
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from qwen3_lib.io.models import Hybrid, source_of  # noqa: E402
+from qwen3_5 import HybridConfig  # noqa: E402
+from qwen3_lib.io.models import source_of  # noqa: E402
 
 # hidden_size, intermediate_size, layers, heads, KV heads, tied head
 SIZES = {"0.6B": (1024, 3072, 28, 16, 8, True), "1.7B": (2048, 6144, 28, 16, 8, True),
@@ -102,7 +103,7 @@ def make_random_model(config: dict, out: Path, dtype: str = "bfloat16", shards: 
         sizes = replace(sizes, mtp_num_hidden_layers=1)
     shapes, behind = source.shapes(sizes), f"model.layers.{sizes.num_hidden_layers}."
     (out / "config.json").write_text(json.dumps(config, indent=2))
-    scales = (HYBRID_SCALES if isinstance(source, Hybrid) else {}) | dict(scales)
+    scales = (HYBRID_SCALES if isinstance(sizes, HybridConfig) else {}) | dict(scales)
     if config.get("tie_word_embeddings"):
         del shapes["lm_head.weight"]
     if "vision_config" in config:

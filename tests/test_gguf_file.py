@@ -56,7 +56,7 @@ def write_gguf(path, out, form="F32", tokenizer=None, **changes):
 
     Matrices are quantized by the gguf package; `changes` replace metadata, None removes a key.
     """
-    raw = open_model(str(path)).json("config.json")
+    raw = open_model(str(path)).language()
     rope = rope_of(raw)
     config = vars(open_model(str(path)).config()) | {"max_position_embeddings": raw["max_position_embeddings"]}
     kind = gguf.GGMLQuantizationType[form]

@@ -74,8 +74,8 @@ def test_a_command_reads_each_file_of_a_model_once_and_runs_itself_once(config, 
 
 
 def test_a_command_builds_the_config_of_a_model_once(small, monkeypatch, capfd):
-    build = mock.Mock(wraps=qwen3.config_of)
-    monkeypatch.setattr(models, "config_of", build)
+    build = mock.Mock(wraps=models.with_scaled_rope)
+    monkeypatch.setattr(models, "with_scaled_rope", build)
     assert run_main(capfd, "--model", small, "--raw", "--max-tokens", "1", "Hi")[0] == 0 and build.call_count == 1
 
 
@@ -297,13 +297,12 @@ def test_a_broken_index(shards, weight_map):
 
 WRONG = [REMOVED, None, True, 0, -1, "16", [], [16], {}, math.nan, math.inf]
 FRACTIONS = ["rms_norm_eps", "rope_theta"]
-DEFAULTS = ["head_dim", "num_key_value_heads", *FRACTIONS]  # of transformers
 
 
 @pytest.mark.parametrize("key", ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim",
                                  "num_attention_heads", "num_key_value_heads", *FRACTIONS])
 def test_config_numbers(tmp_path, key):
-    accepted = [*([REMOVED, None] if key in DEFAULTS else ()), *([0] if key == "rms_norm_eps" else ())]
+    accepted = [REMOVED, None, *([0] if key == "rms_norm_eps" else ())]  # absent: see test_absent_keys.py
     for value in [*WRONG, *([HUGE_INT, 1e300] if key in FRACTIONS else [1.5, 16.0])]:
         if value not in accepted:
             assert_one_line(message_of(config_of, tmp_path, **{key: value}), "config.json", key)

@@ -90,7 +90,7 @@ def test_the_layers_that_are_sparse(tmp_path):
 
 
 @pytest.mark.parametrize("changes", [
-    {"num_experts": 0}, {"num_experts": None}, {"num_experts_per_tok": 9}, {"num_experts": 10**6}, {"num_experts": "8"},
+    {"num_experts": 0}, {"num_experts_per_tok": 9}, {"num_experts": 10**6}, {"num_experts": "8"},
     {"moe_intermediate_size": "24"}, {"decoder_sparse_step": 0}, {"mlp_only_layers": "0"},
     {"mlp_only_layers": {"0": 1}},
     {"shared_expert_intermediate_size": 64}, {"use_qk_norm": False}, {"qkv_bias": True},

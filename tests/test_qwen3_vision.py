@@ -10,7 +10,6 @@ import struct
 import subprocess
 import sys
 import zlib
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,6 +26,7 @@ from qwen3_lib.generation.batch import Batch, generate_batch
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.guesses import Draft
 from qwen3_lib.generation.score import score
+from qwen3_lib.io.models import Checkpoint
 from qwen3_lib.io.pictures import picture_of
 from qwen3_vision import VisionConfig, mrope_positions, patches_of
 
@@ -207,11 +207,12 @@ def test_positions_of_any_text():
         assert mrope_positions(np.array(ids[:here], int), np.array(ids[here:end], int)).tolist() == expected[here:end]
 
 
-def test_the_usual_pairs_of_rope():
+def test_the_usual_pairs_of_rope(tmp_path):
     """Where config.json has no mrope_section: those of transformers, for all of a head and for a part of it."""
-    for rope_dim, section in ((128, [24, 20, 20]), (64, [11, 11, 10])):
-        config = SimpleNamespace(hidden_size=8, head_dim=256 if rope_dim == 64 else 128, rope_dim=rope_dim)
-        axes = qwen3_vision.Pictures(qwen3.Folder(ROOT, {"config.json": {"vision_config": {}}}), config).axes
+    for kind, section in (("qwen3_vl", [24, 20, 20]), ("qwen3_5", [11, 11, 10])):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+        folder = Checkpoint(tmp_path)
+        axes = qwen3_vision.Pictures(folder, folder.config()).axes
         assert np.bincount(axes).tolist() == section and axes[:6].tolist() == [0, 1, 2, 0, 1, 2]
 
 
@@ -525,4 +526,4 @@ def test_a_mixture_needs_the_library(alone, tmp_path):
     make_random_model(vl_config("30B-A3B"), tmp_path, "float32")
     status, out, err = alone(tmp_path, "--image", "a.png", "What?")
     assert (status, out) == (1, "")
-    assert_one_line(err, "qwen3_moe", "qwen3_lib")
+    assert_one_line(err, "qwen3_vl_moe", "qwen3_lib")

@@ -77,7 +77,7 @@ def sharing(engine: Engine) -> Engine:
 
         return one_pass
 
-    if engine.hybrid_cache is not None or ThreadpoolController is None:  # the fast engine has threads of its own
+    if ThreadpoolController is None:
         return engine
     return replace(engine, logits_of=shared(engine.logits_of), hidden_states=shared(engine.hidden_states),
                    guess=engine.guess and shared(engine.guess))

@@ -339,7 +339,7 @@ def is_embedder(file: Path) -> bool:
 
 
 # GGUF's name -> transformers', where they differ
-MODEL_TYPES = {"qwen3moe": "qwen3_moe", "qwen3vl": "qwen3", "qwen3vlmoe": "qwen3_moe", "qwen35": "qwen3_5",
+MODEL_TYPES = {"qwen3moe": "qwen3_moe", "qwen3vl": "qwen3_vl", "qwen3vlmoe": "qwen3_vl_moe", "qwen35": "qwen3_5",
                "qwen35moe": "qwen3_5_moe"}
 SEEING = ("qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe")  # architectures that may have a tower: see mmproj.py
 
@@ -413,14 +413,14 @@ def config_json(gguf: GGUF) -> dict[str, Any]:
             raise InputError(f"{gguf.file}: {key} = {brief(value)} is not supported, only "
                              f"{' or '.join(str(each) for each in values if each is not None)} is")
     model_type, embedding = MODEL_TYPES.get(str(kind), kind), gguf.tensors.get("token_embd.weight")
-    sizes = SIZES | (MOE_SIZES if model_type in ("qwen3_moe", "qwen3_5_moe") else {})
+    sizes = SIZES | (MOE_SIZES if str(model_type).endswith("_moe") else {})
     raw = {key: plain(metadata.get(f"{kind}.{name}")) for key, name in sizes.items()}
     raw["rope_theta"] = raw["rope_theta"] or 10_000.0  # as in llama.cpp
     raw |= {"model_type": model_type, "vocab_size": embedding.shape[0] if embedding else None,
             "tie_word_embeddings": "output.weight" not in gguf.tensors,
             "attention_bias": any(name.endswith(".bias") and ".ssm_dt." not in name for name in gguf.tensors),
             "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id")}
-    if model_type == "qwen3_moe":  # llama.cpp always scales the chosen experts' weights
+    if model_type in ("qwen3_moe", "qwen3_vl_moe"):  # llama.cpp always scales the chosen experts' weights
         n_layers = raw["num_hidden_layers"]
         dense = [i for i in range(n_layers if isinstance(n_layers, int) and n_layers <= len(gguf.tensors) else 0)
                  if f"blk.{i}.ffn_gate_inp.weight" not in gguf.tensors]
@@ -430,7 +430,9 @@ def config_json(gguf: GGUF) -> dict[str, Any]:
     sections = plain(metadata.get(f"{kind}.rope.dimension_sections"))
     if kind in SEEING and isinstance(sections, list):
         raw["rope_scaling"] = (raw["rope_scaling"] or {"rope_type": "default"}) | {"mrope_section": sections[:3]}
-    return hybrid_json(gguf, raw) if is_hybrid(gguf) else raw
+    if is_hybrid(gguf):
+        return hybrid_json(gguf, raw)
+    return raw | {"text_config": raw} if kind in SEEING else raw
 
 
 def rope_scaling(gguf: GGUF, start: str) -> dict[str, Any] | None:

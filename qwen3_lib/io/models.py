@@ -1,5 +1,4 @@
 """Models that aren't a plain folder: names on the hub, GGUF files, published quantizations, scaled RoPE, adapters."""
-import contextlib
 import json
 import re
 from collections.abc import Mapping
@@ -9,8 +8,9 @@ from typing import Any
 
 import tokenizers
 
-from qwen3 import DTYPES, Config, Engine, Folder, InputError, Tensor, checked_whole, config_of, fitting, rope_of
-from qwen3_5 import HybridConfig, HybridFolder, hybrid_config, opened
+import qwen3
+import qwen3_5
+from qwen3 import DTYPES, QWEN3, QWEN3_VL, Config, Folder, InputError, Tensor, checked_whole, config_of, fitting
 from qwen3_lib.io.adapter import Adapted
 from qwen3_lib.io.cores import sharing
 from qwen3_lib.io.errors import brief
@@ -39,18 +39,43 @@ def open_model(name: str, offline: bool = False, adapter: str | Path | list[str 
 
 def source_of(path: Path) -> Folder:
     """The model in a folder or GGUF file."""
-    return opened(path, GGUFFile, HybridGGUF) if is_gguf(path) else opened(path, Checkpoint, Hybrid)
+    return GGUFFile(path) if is_gguf(path) else Checkpoint(path)
 
 
-# The values of transformers where config.json has none.
-DEFAULTS = {"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
-            "rope_theta": 1e4}
-EXPERT_SIZES = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}  # if absent
-MODEL_TYPES = ("qwen3", "qwen3_moe")
+def moe_config(folder: Folder) -> Config:
+    """The config of a mixture of experts. Raises InputError for sizes that can't be."""
+    found, file = folder.language(), folder.path / "config.json"
+    if "head_dim" not in found:
+        heads = checked_whole(f"{file}: num_attention_heads", found["num_attention_heads"], 1)
+        found["head_dim"] = checked_whole(f"{file}: hidden_size", found["hidden_size"], 1) // heads
+    config, found = config_of(found, file), {"num_experts": found["num_local_experts"]} | found
+    sizes: dict[str, Any] = {key: checked_whole(f"{file}: {key}", found[key], 1)
+                             for key in ("num_experts", "num_experts_per_tok", "moe_intermediate_size")}
+    step = checked_whole(f"{file}: decoder_sparse_step", found.get("decoder_sparse_step", 1), 1)
+    dense = found.get("mlp_only_layers") or []
+    if not sizes["num_experts_per_tok"] <= sizes["num_experts"] <= 10_000 or not isinstance(dense, list):
+        raise InputError(f"{file}: num_experts_per_tok = {sizes['num_experts_per_tok']} of num_experts = "
+                         f"{sizes['num_experts']} and mlp_only_layers = {brief(dense)} can't be")
+    sparse = tuple(i for i in range(config.num_hidden_layers) if (i + 1) % step == 0 and i not in dense)
+    always = folder.kind.text != ""  # a Qwen3-VL reads no norm_topk_prob
+    return replace(config, **sizes, sparse_layers=sparse, norm_topk_prob=always or bool(found.get("norm_topk_prob")))
+
+
+# The rows of qwen3.py and qwen3_5.py, with what embedders and classifiers may be (see qwen3_embed.py), and mixtures.
+DENSE = replace(QWEN3, architectures=(*QWEN3.architectures, "Qwen3Model", "Qwen3MoeForCausalLM", "Qwen3MoeModel",
+                                      "Qwen3ForSequenceClassification", "Qwen3ForTokenClassification"))
+MOE = replace(DENSE, config=moe_config, defaults={
+    key: value for key, value in QWEN3.defaults.items() if key != "head_dim"} | {
+    "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 24, "num_key_value_heads": 4,
+    "num_local_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768})
+VL_MOE = replace(QWEN3_VL, config=moe_config, architectures=("Qwen3VLMoeForConditionalGeneration",),
+                 defaults=MOE.defaults | {
+    "intermediate_size": 5632, "num_attention_heads": 16, "num_key_value_heads": 16, "max_position_embeddings": 128000,
+    "rope_theta": 5e5, "num_local_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408})
+MODEL_TYPES = {name: replace(kind, engine=sharing(kind.engine)) for name, kind in (
+    qwen3.MODEL_TYPES | qwen3_5.MODEL_TYPES | {"qwen3": DENSE, "qwen3_moe": MOE, "qwen3_vl_moe": VL_MOE}).items()}
+
 QUANTIZATION = ("quantization_config", "compression_config", "quantization")  # the last key is MLX's
-# What a model may be; qwen3_embed.py has the heads for classes.
-ARCHITECTURES = ("Qwen3ForCausalLM", "Qwen3Model", "Qwen3MoeForCausalLM", "Qwen3MoeModel",
-                 "Qwen3ForSequenceClassification", "Qwen3ForTokenClassification")
 # Keys of generation_config.json that change which tokens are drawn; only these values are accepted.
 ONLY_GENERATION = {"num_beams": 1, "penalty_alpha": 0, "typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0, "top_h": 0,
                    "no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1, "encoder_no_repeat_ngram_size": 0,
@@ -65,38 +90,21 @@ NORMALIZER = re.compile(rb'"normalizer"\s*:\s*(null|\d+|{\s*"type"\s*:\s*"NFC"\s
 
 
 class Checkpoint(Folder):
-    """A folder of any Qwen3: its weights may be quantized in a published format, and its config may have variants.
-
-    Variants: a mixture of experts, YaRN.
-    """
+    """A folder of any Qwen3: its weights may be quantized in a published format, and its context stretched by YaRN."""
     dtypes = PACKED_DTYPES
 
+    def __init__(self, path: Path):
+        super().__init__(path, MODEL_TYPES)
+
     def config(self) -> Config:
-        file, raw = self.path / "config.json", self.json("config.json")
+        if "eagle" in str(self.json("config.json").get("architectures")).lower():
+            raise InputError(f"{self.path / 'config.json'}: an EAGLE head is not supported; a small model or --draft int4 "
+                             "can guess, too")
         self.quantization()
-        rope, kind, names = rope_of(raw), raw.get("model_type"), raw.get("architectures")
-        if "eagle" in str(names).lower():
-            raise InputError(f"{file}: an EAGLE head is not supported; a small model or --draft int4 can guess, too")
-        if kind == "jina_embeddings_v5":
-            raise InputError(f"{file}: {kind} is not supported; sentence-transformers computes its vectors")
-        if isinstance(names, list):
-            names = [name for name in names if name not in ARCHITECTURES]
-        plain: dict[str, Any] = {"architectures": names or None, "rope_theta": rope["rope_theta"]}
-        plain |= {"rope_scaling": None, "rope_parameters": None}
-        if "num_key_value_heads" in raw and raw["num_key_value_heads"] is None:
-            plain["num_key_value_heads"] = raw.get("num_attention_heads")
-        elif kind == "qwen3_moe":  # where config.json has none, transformers has other values for a mixture
-            plain["num_key_value_heads"] = raw.get("num_key_value_heads", 4)
-        if kind == "qwen3_moe":
-            with contextlib.suppress(KeyError, TypeError, ZeroDivisionError):
-                plain["head_dim"] = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
-        if "partial_rotary_factor" in rope:
-            plain["partial_rotary_factor"] = rope["partial_rotary_factor"]
-        plain["model_type"] = "qwen3" if kind in MODEL_TYPES else kind
-        given = {key: value for key, value in (raw | plain).items() if value is not None}
-        config = config_of(DEFAULTS | given, file)
-        config = with_experts(config, raw, file) if kind == "qwen3_moe" else config
-        return with_scaled_rope(config, rope, file)
+        return super().config()
+
+    def with_rope(self, config: Config, rope: dict[str, Any]) -> Config:
+        return with_scaled_rope(config, rope, self.path / "config.json")
 
     def generation(self) -> dict[str, Any]:
         """generation_config.json. Raises InputError for unknown methods."""
@@ -109,9 +117,6 @@ class Checkpoint(Folder):
         if isinstance(top_k, float) and top_k.is_integer():
             top_k = int(top_k)
         return raw | {"top_k": 0 if top_k == -1 else top_k}  # -1: off in other engines
-
-    def engine_for(self, engine: Engine) -> Engine:
-        return sharing(engine)
 
     def shards(self) -> set[str]:
         """The names of its safetensors files; a single one may have any name."""
@@ -136,14 +141,14 @@ class Checkpoint(Folder):
         return super().tokenizer()
 
     def embeds(self) -> bool:
-        return embeds(self, super().stored())
+        return embeds(self, self.mapped())
 
     def stored(self) -> dict[str, Any]:
         method = self.quantization()
         stored = {name.replace("_orig_mod.", ""): tensor  # by torch.compile
-                  for name, tensor in super().stored().items() if method or tensor.dtype in DTYPES}
-        return split_experts(unpacked(stored, *method, self.path) if method else stored,
-                             self.json("config.json").get("hidden_size"))
+                  for name, tensor in self.mapped().items() if method or tensor.dtype in DTYPES}
+        return self.renamed(split_experts(unpacked(stored, *method, self.path) if method else stored,
+                                          self.language()["hidden_size"]))
 
     def quantization(self) -> tuple[str, list[Settings]] | None:
         """The method of a published quantization and its schemes, or None. Raises InputError for an unknown one."""
@@ -151,19 +156,6 @@ class Checkpoint(Folder):
         places = [place for place in (raw, raw.get("text_config")) if isinstance(place, dict)]
         about = next(filter(None, (place.get(key) for place in places for key in QUANTIZATION)), None)
         return None if about is None else check_settings(about, self.path / "config.json")
-
-
-def with_experts(config: Config, raw: dict[str, Any], file: Path) -> Config:
-    """The config of a mixture of experts. Raises InputError for sizes that can't be."""
-    raw = EXPERT_SIZES | {"num_experts": raw.get("num_local_experts", 128)} | raw  # the name in transformers 5
-    sizes: dict[str, Any] = {key: checked_whole(f"{file}: {key}", raw.get(key), 1) for key in EXPERT_SIZES}
-    step = checked_whole(f"{file}: decoder_sparse_step", raw.get("decoder_sparse_step", 1), 1)
-    dense = raw.get("mlp_only_layers") or []
-    if not sizes["num_experts_per_tok"] <= sizes["num_experts"] <= 10_000 or not isinstance(dense, list):
-        raise InputError(f"{file}: num_experts_per_tok = {sizes['num_experts_per_tok']} of num_experts = "
-                         f"{sizes['num_experts']} and mlp_only_layers = {brief(dense)} can't be")
-    sparse = tuple(i for i in range(config.num_hidden_layers) if (i + 1) % step == 0 and i not in dense)
-    return replace(config, **sizes, sparse_layers=sparse, norm_topk_prob=bool(raw.get("norm_topk_prob")))
 
 
 def split_experts(stored: Mapping[str, AnyTensor], hidden_size: Any = None) -> dict[str, AnyTensor]:
@@ -185,42 +177,22 @@ def split_experts(stored: Mapping[str, AnyTensor], hidden_size: Any = None) -> d
     return tensors
 
 
-class Hybrid(HybridFolder, Checkpoint):
-    """A Checkpoint of a Qwen3.5."""
-
-    def embeds(self) -> bool:
-        return False
-
-    def config(self) -> HybridConfig:
-        file, raw = self.path / "config.json", self.json("config.json")
-        text = raw.get("text_config", raw)
-        if not isinstance(text, dict):
-            return super().config()  # which refuses it
-        rope = rope_of(text)
-        plain = text | {"rope_scaling": None, "rope_parameters": rope | {"rope_type": "default"}}
-        config = self.with_head(hybrid_config(raw | {"text_config": plain}, file))
-        return with_scaled_rope(config, rope, file)
-
-    def engine_for(self, engine: Engine) -> Engine:
-        return sharing(super().engine_for(engine))
-
-
 class GGUFFile(Checkpoint):
     """A GGUF file: its metadata are what the JSON files of a folder say."""
 
     def json(self, name: str) -> dict[str, Any]:
-        raw = gguf_json(self.path, name)
-        tower = tower_file(self.path) if name == "config.json" else None
-        return raw if tower is None else raw | {"vision_config": vision_json(tower)}
+        def read(_: Path) -> dict[str, Any]:
+            raw = gguf_json(self.path, name)
+            tower = tower_file(self.path) if name == "config.json" else None
+            return raw if tower is None else raw | {"vision_config": vision_json(tower)}
+
+        return self.once(name, read)  # type: ignore[no-any-return]
 
     def tower(self) -> dict[str, Any]:
         file = tower_file(self.path)
         return {} if file is None else map_tower(file)
 
-    def embeds(self) -> bool:
-        return embeds(self, self.stored())
-
-    def stored(self) -> dict[str, Any]:
+    def mapped(self) -> dict[str, Any]:
         stored = map_gguf(self.path)
         if is_embedder(self.path):  # as such a model's own file names its tensors
             stored = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
@@ -230,10 +202,3 @@ class GGUFFile(Checkpoint):
         with library_errors(f"cannot read the tokenizer of {self.path}"):
             backend = tokenizers.Tokenizer.from_str(json.dumps(self.json("tokenizer.json")))
         return make_tokenizer(backend, self.json("tokenizer_config.json"), self.path)
-
-
-class HybridGGUF(Hybrid, GGUFFile):
-    """A Qwen3.5 in a GGUF file."""
-
-    def with_head(self, config: HybridConfig) -> HybridConfig:
-        return config  # gguf_json has looked for the MTP head

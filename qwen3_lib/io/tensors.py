@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qwen3 import DTYPES, Config, Engine, Folder, Tensor, forget_pages, to_float32
+from qwen3 import DTYPES, Config, Folder, Tensor, forget_pages, to_float32
 from qwen3_lib.io.errors import InputError
 from tokenizer_utils import Tokenizer
 
@@ -79,7 +79,7 @@ class Wrapped(Folder):
     """A source of a model that changes some of another one, `base`."""
 
     def __init__(self, base: Folder):
-        super().__init__(base.path)
+        super().__init__(base.path, base.types)
         self.base = base
 
     def json(self, name: str) -> dict[str, Any]:
@@ -91,14 +91,8 @@ class Wrapped(Folder):
     def generation(self) -> dict[str, Any]:
         return self.base.generation()
 
-    def shapes(self, config: Config) -> dict[str, tuple[int, ...]]:
-        return self.base.shapes(config)
-
     def tower(self) -> dict[str, Any]:
         return self.base.tower()
-
-    def engine_for(self, engine: Engine) -> Engine:
-        return self.base.engine_for(engine)
 
     def tokenizer(self) -> Tokenizer:
         return self.base.tokenizer()

@@ -472,7 +472,7 @@ def quantized_panel(model: Model, prompt: list[int], answer: list[int], logits: 
     plain, answers, kl = log_softmax(logits.astype(np.float64)), {"float32": answer}, {}
     for quantize in ("int8", "int4"):
         try:
-            engine = model.folder.engine_for(qwen3_numba.engine(quantize)(model.folder, model.config))
+            engine = qwen3_numba.engine(quantize)(model.folder, model.config)
             fast = replace(model, weights=engine.load_weights(model.folder, model.config), engine=engine)
             answers[quantize] = list(qwen3.generate(fast, prompt, limit, seed, **asdict(settings)))
         except InputError as error:  # weights beyond the format's range

@@ -20,7 +20,7 @@ from qwen3_lib.app.files import (keep_conversation, load_prompt_cache, picture_f
                                  read_text, save_prompt_cache)
 from qwen3_lib.app.models import print_models, readable_size, size_on_disk
 from qwen3_lib.app.options import (Parser, add_answer_options, add_draft, add_engine_options, add_max_pixels,
-                                   add_model_options, answer_options, load, load_draft, named_model, shown,
+                                   add_model_options, add_option, answer_options, load, load_draft, named_model, shown,
                                    template_option)
 from qwen3_lib.app.terminal import (as_json, cut_note, logprob_objects, note, obey_escapes, print_answer,
                                     print_json, print_raw, statistics, write)
@@ -83,8 +83,7 @@ def make_parser() -> Parser:
     add("--version", action="version", version=f"qwen3 {__version__}", help="print the version")
     add = add_answer_options(parser)
     add("--hide-thinking", action="store_true", help="don't show the reasoning")
-    add("--lookup", type=int, metavar="N", help="guess up to N tokens from the text so far, and check the guesses in "
-        "one pass: the same answer, faster if the answer repeats the text")
+    add_option(add, "lookup")
     add_draft(add, models=True)
     add = parser.add_argument_group("output").add_argument
     add("--json", action="store_true", help="print one JSON object: text, reasoning, tool calls, token counts, seconds")

@@ -49,7 +49,7 @@ class AnswerOptions:
     logprobs: int | None = option("record the logprob of each token and of N alternatives, from the model's own "
                                   "logits", "N", 0)
     lookup: int | None = option("guess up to N tokens from the text so far, and check the guesses in one pass: the "
-                                "same answer in fewer passes", "N", 0)
+                                "same answer, faster if the answer repeats the text", "N", 0)
     draft: Any = option("what guesses tokens, which are checked in one pass: the same answer, faster if most guesses "
                         "are right. auto: the model's own MTP head, if it has one, as long as that pays (the fast "
                         "engine's default); off: nothing; or a smaller model with the same tokenizer", "NAME")

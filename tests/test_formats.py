@@ -80,6 +80,8 @@ def test_packed_from_the_layout(tmp_path, case):
 
 
 def test_fp8_bytes_are_those_of_torch():
+    codes = [0, 1, 8, 0x38, 0x7E, 0x7F, 0xFF, 0xB8, 0xFE]
+    assert np.array_equal(FP8[codes], [0, 2**-9, 2**-6, 1, 448, np.nan, np.nan, -1, -448], equal_nan=True)
     torch = pytest.importorskip("torch")
     theirs = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
     assert np.array_equal(FP8, theirs, equal_nan=True)
@@ -313,19 +315,22 @@ def change_tensors(path, **changes):
     ({"scales": ("int32", np.ones((2, 64)))}, "I32"),
     ({"qweight": ("float32", np.ones((8, 64)))}, "qweight is F32, not I32"),
     ({"qweight": ("int32", np.ones(8))}, "must be a matrix"),
-    ({"g_idx": ("int32", np.full(64, 9))}, "groups that don't exist"),
+    ({"g_idx": ("int32", np.full(64, 2))}, "groups that don't exist"),
     ({"g_idx": ("int32", np.full(64, -1))}, "groups that don't exist"),
     ({"g_idx": ("int32", np.zeros(9))}, "g_idx has shape [9]"),
     ({"weight": ("float32", np.ones((64, 64)))}, "q_proj is there twice"),
     ({"qweight": ("int32", np.ones((0, 64))), "g_idx": ("int32", np.ones(0))}, "must be a matrix"),
     ({"qweight": ("int32", np.ones((4, 64))), "g_idx": None}, "groups of its 32 inputs"),
     ({"scales": ("float16", np.ones((4, 64))), "qzeros": ("int32", np.ones((4, 8)))}, "4 groups of its 64 inputs")]),
+    ("AWQ, groups of 32", {"scales": ("float16", np.ones((2, 63)))}, "doesn't fit the other parts"),
+    ("AWQ, groups of 32", {"scales": ("float16", np.ones((4, 64))), "qzeros": ("int32", np.ones((4, 8)))},
+     "4 groups of its 64 inputs"),
     ("GPTQ, act-order", {"g_idx": None}, "g_idx is missing"),  # which the settings promise
     ("compressed-tensors, act-order", {"weight_g_idx": None}, "weight_g_idx is missing"),
     ("compressed-tensors, act-order", {"weight_zero_point": None}, "weight_zero_point is missing"),
     ("FP8 in blocks, the last ones cut off", {"weight_scale_inv": None}, "weight_scale_inv"),
-    ("FP8 in blocks, the last ones cut off", {"weight_scale_inv": ("float32", np.ones((2, 1)))},
-     "weight_scale_inv has shape [2, 1]"),
+    ("FP8 in blocks, the last ones cut off", {"weight_scale_inv": ("float32", np.ones((4, 1)))},
+     "weight_scale_inv has shape [4, 1]"),
     ("int8 by output, 8 bits", {"weight_scale": ("float32", np.ones((64, 2)))}, "[64, 2], but the matrix [64, 64]"),
     ("int8 by output, 8 bits", {"weight": None}, "q_proj.weight is missing"),
     ("int8 by output, 8 bits", {"weight": ("float8_e4m3fn", np.ones((64, 64)))}, "F8_E4M3, not I8"),
@@ -388,6 +393,7 @@ def test_broken_scales_are_refused(tmp_path, scale):
 
 SETTINGS = {
     "FP8 without blocks": {"quant_method": "fp8", "fmt": "e4m3"},
+    "FP8 with blocks of any width": {"quant_method": "fp8", "weight_block_size": [128, None]},
     "FP8 in e5m2": {"quant_method": "fp8", "fmt": "e5m2", "weight_block_size": [128, 128]},
     "AWQ, gemv": {"quant_method": "awq", "bits": 4, "version": "gemv"},
     "AWQ, 3 bits": {"quant_method": "awq", "bits": 3, "version": "gemm"},
@@ -400,6 +406,7 @@ SETTINGS = {
     "FP4 in groups of 8": compressed("nvfp4-pack-quantized", num_bits=4, type="float", group_size=8),
     "auto-round, another packing": {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:marlin"},
     "auto-round, rotated": {"quant_method": "auto-round", "bits": 4, "rotation_config": {"hadamard": 1}},
+    "auto-round, 8 bits of activations": {"quant_method": "auto-round", "bits": 4, "act_bits": 8},
     "ModelOpt, AWQ": {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"},
     "packed, no groups": {"quant_method": "compressed-tensors", "format": "pack-quantized"},
     "packed, 3 bits": {"quant_method": "compressed-tensors", "format": "pack-quantized",
@@ -414,6 +421,18 @@ def test_settings_that_are_not_supported(tmp_path, case):
     method = SETTINGS[case].get("quant_method", "unknown method")
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": SETTINGS[case]}))
     assert_one_line(message_of(Checkpoint(tmp_path).config), "quantization_config", method, "supported")
+
+
+@pytest.mark.parametrize("settings, key, value", [
+    ({"quant_method": "awq", "bits": 4}, "group_size", 128), ({"quant_method": "gptq", "bits": 4}, "group_size", 128),
+    *((compressed("pack-quantized", num_bits=4, group_size=32, actorder=order), "act_order", needed)
+      for order, needed in (("group", True), ("dynamic", True), (True, True), ("weight", False), (None, False))),
+    (compressed("int-quantized", num_bits=8), "block", [None, None]),
+    (compressed("int-quantized", num_bits=8, group_size=-1), "block", [1, None]),
+    (compressed("int-quantized", num_bits=8, group_size=32), "block", [1, 32])], ids=str)
+def test_settings_that_say_little(tmp_path, settings, key, value):
+    """As transformers and compressed-tensors complete them; the inputs of a static order need no index."""
+    assert check_settings(settings, tmp_path)[1][0][key] == value
 
 
 def test_any_settings(tmp_path):

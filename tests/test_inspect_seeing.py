@@ -106,7 +106,7 @@ def test_heads_that_look_at_a_shape(held):
     [picture], at = held["pictures"], places(held)
     coloured = np.ptp(shown(picture).astype(int), axis=2).reshape(8, 32, 12, 32).mean(axis=(1, 3)) > 15
     asks = held["about"]["n_prompt"] - 1
-    seen = weights(held)[0, 1, asks, at].reshape(8, 12)
+    seen = weights(held)[0, 0, asks, at].reshape(8, 12)
     assert seen.sum() > 0.9 and seen[coloured].sum() > 0.9 * seen.sum() and coloured.mean() < 0.5
 
 
@@ -206,7 +206,8 @@ def test_hands_turn_by_time_row_or_column(tab, held):
 def test_looks_and_accessibility(browser, file, held, width, scheme, screenshots):
     """As of other pages; the picture of README is taken here."""
     tab = Tab(browser, file, width, scheme)
-    tab.page.locator("#seen .heads button").nth(1).click()
+    tab.slide("asks", held["about"]["n_prompt"] - 1)
+    tab.page.locator("#seen .heads button").nth(0).click()
     assert_looks(tab.page, width, screenshots / f"inspect-seeing-{width}-{scheme}.png", full_page=True)
     tab.page.locator("#seen").screenshot(path=screenshots / f"inspect-picture-{width}.png")  # README's: 1280
     tab.close(file)

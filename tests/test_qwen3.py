@@ -138,6 +138,7 @@ def test_any_split_gives_the_same_logits(model, sizes, data):
     assert close(np.concatenate(parts), whole)
     cache.truncate(kept := data.draw(st.integers(0, len(ids))))
     assert cache.length == kept and cache.common_prefix(np.array(ids)) == kept
+    assert "can't be cut" in message_of(cache.truncate, kept + 1)
     for i in range(kept, len(ids)):
         assert close(qwen3.forward(model, [ids[i]], cache), whole[i])
 
@@ -161,7 +162,7 @@ def test_cache_grows_by_a_quarter_up_to_its_limit(model):
     assert sorted(set(capacities)) == [189, 314, 564, 814, 1189, 1500]
     assert "1501 positions" in message_of(qwen3.forward, model, [1], cache)
     assert cache.length == 1500  # what was refused has changed nothing
-    for length in (-1, 1501, 1.5):
+    for length in (-1, 1.5):
         message_of(cache.truncate, length)
     for length in (0, -1):
         message_of(qwen3.KVCache, model.config, length)

@@ -291,6 +291,7 @@ def test_a_conversation_resumes_at_the_border_of_a_turn(model):
     assert answered(model, whole, cache)[0] == len(without_thought) + 5  # the last token was drawn and not computed
     assert answered(model, without_thought, cache)[0] == len(without_thought) - len(header)
     assert answered(model, random_ids(9, 5), cache)[0] == 0
+    assert [answered(model, system, cache)[0] for _ in range(2)] == [0, 0]  # the last token gives the logits
 
 
 def test_the_first_and_the_last_states_are_kept(model, monkeypatch):

@@ -193,7 +193,7 @@ def test_while_a_picture_is_computed_others_are_answered(model, monkeypatch):
         for thread in threads:
             thread.start()
         assert began.acquire(timeout=30)
-        time.sleep(0.2)  # until the others are there
+        until(lambda: len(served.server.server_state.connections) == 3)  # the others are there
         assert served.ask("/v1/chat/completions", {"messages": FRANCE, "max_tokens": 2})[0] == 200
         assert not began.acquire(blocking=False)
         go.set()
@@ -235,7 +235,8 @@ def test_requests_that_wait_for_others_pictures_are_told_when_the_server_stops(m
     monkeypatch.setattr(qwen3_vision, "tower", lambda *pixels: began.set() or go.wait(30) and tower(*pixels))
     with Served(model) as served:
         ask = [threading.Thread(target=lambda seed=seed: got.append(served.ask(
-            "/v1/chat/completions", {"messages": [asked(as_url(png_of(64, 64, seed=seed)))]}))) for seed in (31, 32, 33)]
+            "/v1/chat/completions", {"messages": [asked(as_url(png_of(64, 64, seed=seed)))]})))
+               for seed in (31, 32, 33)]
         for thread in ask:
             thread.start()
         assert began.wait(30)
@@ -420,7 +421,7 @@ def test_pictures_that_wait_for_a_question_in_the_chat(model, tmp_path, monkeypa
     handled(chat, "Hello")
     for file in files[:2]:
         handled(chat, f"/image {file}")
-    assert "narrow.png: cannot be read: a picture of 300 x 1 pixels is too narrow" in refused(chat, f"/image {files[2]}")
+    assert "narrow.png: cannot be read: a picture of 300 x 1 pixels" in refused(chat, f"/image {files[2]}")
     monkeypatch.setattr(qwen3_vision, "tower", mock.Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         handled(chat, "What is this?")

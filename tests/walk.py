@@ -22,7 +22,8 @@ PARIS = "The capital of France is Paris."
 ANY = r"\S"
 EXPECTED = {  # a part of README's command -> patterns of what stdout has and stderr is; of others: something, nothing
     "--stats": (ANY, ".*tokens/s.*"), "--fast": (PARIS, "compiling the fast engine .*\n"), "法国": ("巴黎", ""),
-    "2 + 3": ("5", ""), "Mia": (r"Your name is Mia\.", ""), "--chat --hide-thinking": (r"\A\Z", "")}
+    "2 + 3": ("5", ""), "Mia": (r"Your name is Mia\.", ""), "circle.png": ("red circle", ""),
+    "--chat --hide-thinking": (r"\A\Z", "")}
 failures: list[str] = []
 
 

@@ -3,7 +3,8 @@
     python demo/train/seeing.py
 
 needs `pip install -e ".[train,reference,vision]"`, because the layers are transformers'. The tokens are bytes. Two CPU
-cores take some minutes. A picture of 64 x 64 pixels is 16 patches for the tower and 4 tokens for the language model.
+cores take some minutes. The tower gets pictures of 64 to 512 pixels a side, the small ones first. 256 x 256 pixels, to
+which smaller pictures are enlarged, are 256 patches for the tower and 64 tokens for the language model.
 """
 import argparse
 import json
@@ -27,10 +28,11 @@ sys.path.insert(0, str(ROOT))
 from qwen3_vision import VisionConfig, patches_of  # noqa: E402
 from train import learning_rate_factor, optimizers_of, take_step  # noqa: E402
 
-COLOURS = {"red": (210, 40, 40), "green": (40, 160, 60), "blue": (50, 70, 210)}
+COLOURS = {"red": ((210, 40, 40), (255, 0, 0)), "green": ((40, 160, 60), (0, 128, 0), (0, 255, 0)),
+           "blue": ((50, 70, 210), (0, 0, 255))}
 SHAPES = ("circle", "square", "triangle")
 QUESTIONS = {"What is this?": "{} {}", "Which colour?": "{}", "Which shape?": "{1}"}
-SIDE = 64  # pixels of a picture for the tower
+SIDES = (64, 256, *range(64, 513, 32), *range(64, 513, 32))  # pixels of a picture for the tower
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"]
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}" \
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -47,13 +49,15 @@ VISION = {"depth": 3, "hidden_size": 64, "intermediate_size": 128, "num_heads": 
           "hidden_act": "gelu_pytorch_tanh", "deepstack_visual_indexes": []}
 
 
-def drawing(rng: random.Random) -> tuple[Image.Image, str, str]:
-    """A shape of a random size on a light ground -> (picture, colour, shape)."""
-    colour, shape, side = rng.choice([*COLOURS]), rng.choice(SHAPES), rng.randint(100, 300)
-    image = Image.new("RGB", (side, side), tuple(rng.randint(200, 255) for _ in range(3)))
-    size, ink = rng.uniform(0.6, 0.95) * side, tuple(min(max(level + rng.randint(-35, 35), 0), 255)
-                                                     for level in COLOURS[colour])
-    x, y = (rng.uniform(0, side - size) for _ in range(2))
+def drawing(rng: random.Random, largest: float) -> tuple[Image.Image, str, str]:
+    """A shape of a random size on a light ground, in a size for the tower -> (picture, colour, shape)."""
+    colour, shape, sides = rng.choice([*COLOURS]), rng.choice(SHAPES), [side for side in SIDES if side <= largest]
+    width, height = rng.choices(sides, k=2) if rng.random() < 0.4 else [rng.choice(sides)] * 2
+    width, height = min(width, 2 * height), min(height, 2 * width)
+    image = Image.new("RGB", (width, height), rng.choice(["white", tuple(rng.randint(200, 255) for _ in range(3))]))
+    size = rng.uniform(0.4, 0.95) * min(width, height)
+    ink = tuple(min(max(level + rng.randint(-35, 35), 0), 255) for level in rng.choice(COLOURS[colour]))
+    x, y = rng.uniform(0, width - size), rng.uniform(0, height - size)
     draw, box = ImageDraw.Draw(image), (x, y, x + size, y + size)
     if shape == "circle":
         draw.ellipse(box, ink)
@@ -74,14 +78,15 @@ def byte_tokenizer() -> tokenizers.Tokenizer:
     return made
 
 
-def batch_of(tokenizer: tokenizers.Tokenizer, seed: str, n: int) -> dict[str, torch.Tensor]:
-    """The model's arguments for n pictures, each with a question and its answer; all texts are equally long."""
-    rng, rows, patches = random.Random(seed), [], []
-    question, answer = rng.choice([*QUESTIONS.items()])  # of all, so that little is filled up
+def batch_of(tokenizer: tokenizers.Tokenizer, seed: str, n: int, largest: float) -> dict[str, torch.Tensor]:
+    """The model's arguments for n pictures of at most `largest` pixels a side, each with a question and its answer."""
+    rng, rows, patches, grids = random.Random(seed), [], [], []
     for _ in range(n):
-        image, colour, shape = drawing(rng)
-        patches.append(patches_of(np.asarray(image.resize((SIDE, SIDE), 3)), VisionConfig()))
-        pads = "<|image_pad|>" * (SIDE // 32) ** 2
+        image, colour, shape = drawing(rng, largest)
+        question, answer = rng.choice([*QUESTIONS.items()])
+        patches.append(patches_of(np.asarray(image), VisionConfig()))
+        grids.append([1, image.height // 16, image.width // 16])
+        pads = "<|image_pad|>" * (len(patches[-1]) // 4)
         told = (f"<|im_start|>user\n<|vision_start|>{pads}<|vision_end|>{question}<|im_end|>\n<|im_start|>assistant\n",
                 f"{answer.format(colour, shape)}<|im_end|>")
         asked, said = (tokenizer.encode(text).ids for text in told)
@@ -90,7 +95,7 @@ def batch_of(tokenizer: tokenizers.Tokenizer, seed: str, n: int) -> dict[str, to
     ids, labels = (torch.tensor([row + [fill] * (most - len(row)) for row in part])
                    for part, fill in zip(zip(*rows), (end, -100)))
     return {"input_ids": ids, "labels": labels, "pixel_values": torch.tensor(np.concatenate(patches)),
-            "image_grid_thw": torch.tensor([[1, SIDE // 16, SIDE // 16]] * n),
+            "image_grid_thw": torch.tensor(grids),
             "mm_token_type_ids": (ids == tokenizer.token_to_id("<|image_pad|>")).int()}
 
 
@@ -106,7 +111,7 @@ def save(model: Any, tokenizer: tokenizers.Tokenizer, config: dict[str, Any], ou
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=1200, help="of 48 pictures each (default 1200)")
+    parser.add_argument("--steps", type=int, default=1200, help="of 24 pictures each (default 1200)")
     parser.add_argument("--out", type=Path, default=ROOT / "tests/tiny_seeing", metavar="DIR")
     args = parser.parse_args()
     args.out.mkdir(exist_ok=True, parents=True)
@@ -123,7 +128,7 @@ def main() -> None:
     optimizers = optimizers_of(model, 0.01, 0.003)
     start = time.perf_counter()
     for step in range(args.steps):
-        batch = batch_of(tokenizer, f"step {step}", 48)
+        batch = batch_of(tokenizer, f"step {step}", 24, 64 + 448 * min(2 * step / args.steps, 1))  # small ones first
         labels = batch.pop("labels")
         loss = F.cross_entropy(model(**batch).logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
         loss.backward()

@@ -376,6 +376,8 @@ def chat_request(model: Model, body: Body, door: Door, defaults: dict[str, Any] 
     field = "response_format" if "response_format" in body else "schema"
     if field in body:
         schema, bound = schema_of(body) if field == "response_format" else body["schema"], tools or []
+        if not isinstance(schema, dict | Grammar | None):
+            raise Refusal(400, "schema must be a JSON Schema; response_format takes other grammars, too", "schema")
     if schema is not None or forced or any(map(is_strict, tools or ())):
         options = replace(options, schema=answer_schema(model, schema, bound, forced, not one_call, options.max_string,
                                                         field, door.vet))

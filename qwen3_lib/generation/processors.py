@@ -37,6 +37,9 @@ class ThinkBudget(Processor):
         self.next: list[int] = []  # the last one first
         self.closes = False  # whether the latest token is one of CLOSING
 
+    def end_thought(self) -> None:
+        self.left = 0
+
     def forced(self) -> int | None:
         if self.reader.inside and self.left <= 0 and not self.next:
             self.next = self.ending[::-1]
@@ -70,7 +73,7 @@ class StopLoops(Processor):
         if token is None or not self.runs_in_circles(token):
             return None
         if self.reader.inside and self.budget:
-            self.budget.left = 0
+            self.budget.end_thought()
             self.begin()
             return None
         return "loop"

@@ -227,7 +227,7 @@ class Server:
 
     def __init__(self, worker: Worker, limits: Limits):
         self.worker, self.limits, self.started = worker, limits, int(time.time())
-        self.eyes = asyncio.Lock()  # one request at a time decodes pictures: the others wait here, not in a thread
+        self.eyes = ThreadPoolExecutor(1)  # decodes the pictures of one request after another, in the same memory
 
     @property
     def name(self) -> str:
@@ -249,10 +249,7 @@ class Server:
         try:
             return await asyncio.to_thread(answer, body, replace(door, shows=False))
         except Unseen:
-            await self.eyes.acquire()
-        work = asyncio.get_running_loop().run_in_executor(None, answer, body, door)
-        work.add_done_callback(lambda _: self.eyes.release())
-        return await asyncio.shield(work)  # a thread can't be stopped: until it ends, no other one has the lock
+            return await asyncio.get_running_loop().run_in_executor(self.eyes, answer, body, door)
 
     async def unless_over(self, request: Request, work: Awaitable[Any]) -> Any:
         """The result of `work`. Raises ClientDisconnect if the client leaves before, Refusal if the server ends."""

@@ -32,7 +32,7 @@ def print_models(args: argparse.Namespace) -> None:
 
 
 def models_in(folder: Path) -> list[tuple[str, Path]]:
-    """(name, folder) of a model's folder, or of each model one level below. Raises InputError where there is none."""
+    """(name, folder) of a model's folder, or of each model in a folder. Raises InputError if there is none."""
     try:
         paths = [folder] if is_model(folder) else [path for path in sorted(folder.iterdir()) if is_model(path)]
     except OSError as error:

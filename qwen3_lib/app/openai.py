@@ -178,7 +178,7 @@ def answer_options(defaults: dict[str, Any], body: Body) -> AnswerOptions:
 
 def request_of(kind: str, body: Body, prompts: list[list[int]], options: AnswerOptions,
                longest: int, echoes: Sequence[str] = (), **more: Any) -> GenerationRequest:
-    """What both kinds of requests share. Each of a prompt's n answers has a seed of its own."""
+    """The GenerationRequest of either kind. Each of a prompt's n answers has a seed of its own."""
     n = whole(body, "n", 1, 1, MOST_CHOICES)
     if "stream_options" in body and not isinstance(body["stream_options"], dict):
         raise Refusal(400, "stream_options must be an object", "stream_options")

@@ -62,7 +62,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def shown(name: str, args: argparse.Namespace) -> str:
-    """An option in the form in which people type it."""
+    """An option as people type it."""
     return ("--no-" if getattr(args, name) is False else "--") + name.replace("_", "-")
 
 
@@ -101,7 +101,7 @@ def add_option(add: Callable[..., Any], name: str, *flags: str, default: str = "
 
 
 def add_draft(add: Callable[..., Any], models: bool = False) -> None:
-    """Adds --draft, for commands that can load other `models`, too, or not."""
+    """Adds --draft; `models`: whether the command can load a second model."""
     about = AnswerOptions.__dataclass_fields__["draft"].metadata
     text = about["help"]
     text = f"{text}, or with int4, its own weights in 4 bits" if models else text.partition("; or ")[0]

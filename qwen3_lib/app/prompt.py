@@ -34,7 +34,7 @@ def no_echo() -> Iterator[None]:
 
 
 def read_line(prompt: str) -> str:
-    """A line from a pipe, or from a terminal that can do nothing but lines."""
+    """A line from a pipe, or from a terminal without editing."""
     try:
         if sys.stdin.isatty():
             print(prompt, end="", file=sys.stdout if sys.stdout.isatty() else sys.stderr, flush=True)

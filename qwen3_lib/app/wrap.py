@@ -1,4 +1,4 @@
-"""Lines of text broken between words, while the text still comes."""
+"""Breaks streamed text into lines between words."""
 import unicodedata
 from collections.abc import Callable
 
@@ -45,7 +45,7 @@ class Wrap:
         self.begin, self.code = "", False  # the first three characters of the line; within a code block
 
     def feed(self, text: str) -> str:
-        """What can be printed now that `text` has come."""
+        """The text that can be printed after this piece."""
         return "".join(map(self.character, text))
 
     def character(self, c: str) -> str:
@@ -77,7 +77,7 @@ class Wrap:
         return c
 
     def begun(self) -> str:
-        """What can be printed of the word so far."""
+        """The part of the word that can be printed so far."""
         room, before = self.width - self.column, ""
         if not self.streaming and self.column and room < ROOM:
             if sum(map(char_width, self.held)) <= room:

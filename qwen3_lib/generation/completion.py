@@ -130,7 +130,7 @@ class Completion(Stream):
         return self
 
     def close(self) -> None:
-        """Ends it where it is."""
+        """Ends the answer where it is."""
         self.is_fed = True
 
     def read_prompt(self, progress: Callable[[int, int], None]) -> None:
@@ -186,7 +186,7 @@ class Completion(Stream):
 
     @property
     def logprobs(self) -> list[TokenLogprob]:
-        """Of the tokens so far, if they were asked for."""
+        """The logprobs of the tokens so far, if they were asked for."""
         return self.noted.found if self.noted else []
 
     @property

@@ -88,7 +88,7 @@ class ForcedTokens(Proposer):
 class Lookup(Proposer):
     """Guesses the continuation of the text the last time its last few tokens occurred.
 
-    Proposer: prompt lookup decoding (Saxena 2023).
+    Source: prompt lookup decoding (Saxena 2023).
     """
     SIZES = (3, 2)  # tokens that must be the same
 
@@ -111,7 +111,7 @@ class Lookup(Proposer):
 class Draft(Proposer):
     """Guesses what a smaller model, or the same one with fewer bits, draws with the same random numbers.
 
-    Proposer: speculative decoding (Leviathan et al. 2023); here a guess must be the very token that the model draws.
+    Source: speculative decoding (Leviathan et al. 2023); here a guess must be the very token that the model draws.
     In a conversation, one Draft for all answers keeps its KV cache.
     """
     MOST = 8

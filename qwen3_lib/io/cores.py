@@ -41,7 +41,7 @@ SMALL = 1024  # hidden_size below which a product is too small to share: fewer t
 
 @functools.cache
 def blas() -> tuple[Any, int, threading.Lock]:
-    """BLAS' libraries, the CPUs of this process, and the lock of who changes BLAS' threads."""
+    """BLAS' libraries, the CPUs of this process, and a lock for changes of BLAS' threads."""
     return ThreadpoolController().select(user_api="blas"), available_cpus(), threading.Lock()
 
 

@@ -49,7 +49,7 @@ class GGUF(NamedTuple):
 
 
 def is_gguf(path: Path) -> bool:
-    """True for a file that is called *.gguf or begins as GGUF files do."""
+    """True for a file with GGUF's suffix or its first bytes."""
     if not os.path.isfile(path):
         return False
     try:
@@ -285,7 +285,7 @@ def changed_back(name: str, tensor: Any, heads: ValueHeads) -> AnyTensor:
 
 
 def reordered(tensor: AnyTensor, places: np.ndarray, columns: bool) -> AnyTensor:
-    """The tensor with its rows, or its columns, taken from these places. A wrong size is left to who checks shapes."""
+    """The tensor with its rows, or its columns, taken from these places. `fitting` refuses a wrong size."""
     if len(places) != tensor.shape[-1 if columns else 0] or np.array_equal(places, np.arange(len(places))):
         return tensor
     if isinstance(tensor, Tensor):
@@ -321,7 +321,7 @@ def reordered(tensor: AnyTensor, places: np.ndarray, columns: bool) -> AnyTensor
 def gguf_json(file: Path, name: str) -> dict[str, Any]:
     """The JSON object that a model's folder would have in the file `name`; empty if it would have none.
 
-    Its values are not checked here, but by those who read them. Raises InputError for a damaged GGUF file.
+    Its readers check its values. Raises InputError for a damaged GGUF file.
     """
     makers: dict[str, Callable[[GGUF], dict[str, Any]]] = {
         "config.json": config_json, "generation_config.json": generation_json, "tokenizer.json": tokenizer_json,

@@ -146,7 +146,7 @@ def both_ends(tensor: AnyTensor) -> bytes:
 
 
 def to_bfloat16(values: np.ndarray) -> np.ndarray:
-    """float32 numbers as bfloat16, in uint16: rounded to nearest, of two equally near ones to the even one."""
+    """float32 numbers as bfloat16, in uint16: rounded to nearest, ties to even."""
     bits = np.ascontiguousarray(values).view(np.uint32)
     rounded = bits >> 16
     rounded &= 1

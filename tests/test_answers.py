@@ -20,7 +20,7 @@ from fuzzing import any_answer, any_text, cut_up, fuzz, merged, pairs_of, taken_
 from helpers import (WEATHER, assert_one_line, edit_json, filled_cache, message_of, random_ids, with_engine,
                      works_or_refused)
 from qwen3_lib.generation.answer import StoppingReader, held_back, inside_thought, last_turn, values_for
-from tokenizer_utils import END_TOKENS, Answer, AnswerReader, Tokenizer, parse_answer
+from tokenizer_utils import Answer, AnswerReader, Tokenizer, parse_answer
 from qwen3_lib.generation.completion import AnswerText, Completion
 from qwen3_lib.generation.options import AnswerOptions
 from qwen3_lib.generation.score import SCORED, score

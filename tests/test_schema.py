@@ -24,7 +24,7 @@ from helpers import assert_one_line, counting, message_of, works_or_refused
 from qwen3 import chat
 from qwen3_lib.generation.prepare import prepared
 from qwen3_lib.server import vetting
-from qwen3_lib.generation.schema import Grammar, grammar_of, lark, parsed, regex, type_adapter
+from qwen3_lib.generation.schema import grammar_of, lark, parsed, regex, type_adapter
 from qwen3_lib.generation.batch import Batch
 from test_answers import saying
 

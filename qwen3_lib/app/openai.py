@@ -14,7 +14,7 @@ from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
-from qwen3 import InputError, Model, Sampling, default_sampling
+from qwen3 import InputError, Model, default_sampling
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.options import NAMES, AnswerOptions, options_of
 from qwen3_lib.generation.pictures import PictureError, given_in, messages_and_pictures

@@ -5,7 +5,7 @@ import json
 import math
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from typing import Any, Self
 
 import numpy as np

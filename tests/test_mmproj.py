@@ -86,7 +86,7 @@ def test_the_same_as_the_folder(both, engine, tmp_path):
 def test_other_formats(both, form, tmp_path):
     """The numbers are those that the gguf package reads."""
     path, file = both
-    write_tower(path, tmp_path / "mmproj-x.gguf", form)
+    write_tower(path, tmp_path / "x.mmproj-f16.gguf", form)
     ours, exact = qwen3.load_model(file, tokenizer=False).pictures.weights, open_model(str(path)).tower()
     for name, tensor in exact.items():
         values = tensor.data.reshape(len(tensor.data), -1) if tensor.data.ndim > 1 else tensor.data
@@ -99,7 +99,13 @@ def test_other_formats(both, form, tmp_path):
 def test_a_tower_of_another_model_is_left_alone(both, tmp_path):
     path, file = both
     assert qwen3.load_model(file, tokenizer=False).pictures is None
-    write_tower(path, tmp_path / "mmproj-a.gguf", **{"clip.vision.projection_dim": 7})
-    assert qwen3.load_model(file, tokenizer=False).pictures is None
-    (tmp_path / "mmproj-b.gguf").write_bytes(b"GGUF")
-    assert "mmproj-b.gguf" in message_of(qwen3.load_model, file, tokenizer=False)
+    for changes in ({"clip.vision.projection_dim": 7}, {"clip.projector_type": "ldp"},
+                    {"clip.vision.projector_type": "ldp"}):
+        write_tower(path, tmp_path / "mmproj-b.gguf", **changes)
+        assert qwen3.load_model(file, tokenizer=False).pictures is None
+    (tmp_path / "mmproj-c.gguf").write_bytes(b"GGUF")
+    assert "mmproj-c.gguf" in message_of(qwen3.load_model, file, tokenizer=False)
+    for changes, words in (({"clip.vision.patch_size": 14}, "its config"), ({"clip.vision.block_count": 9}, "blocks.")):
+        write_tower(path, tmp_path / "mmproj-a.gguf", **changes)  # the first one that fits counts
+        model = qwen3.load_model(file, tokenizer=False)
+        assert words in message_of(model.pictures.show, picture_of(PIXELS))

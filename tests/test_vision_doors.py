@@ -19,7 +19,7 @@ from PIL import Image
 import qwen3
 import qwen3_batch
 import qwen3_vision
-from helpers import assert_accessible, assert_cli_refuses, axe_core, message_of, roles, run_main
+from helpers import assert_cli_refuses, assert_looks, axe_core, message_of, roles, run_main
 from qwen3_lib.app import openai
 from qwen3_lib.app.chat import Chat
 from qwen3_lib.app.files import read_messages
@@ -34,6 +34,7 @@ from serving import FRANCE, Served, until
 from test_chat import handled, refused
 from qwen3_vision import tower
 from test_qwen3_vision import CONFIGS, make_seeing
+from test_qwen3_vision import png_of as without_pixels
 
 LIKELIEST = {"max_tokens": 5, "temperature": 0}
 TEXT = {"type": "text", "text": "What is this?"}
@@ -152,9 +153,8 @@ def test_limits(served, monkeypatch):
         status, value, _ = served.ask("/v1/chat/completions", {"messages": [asked(*parts, role=role)]})
         return status, value["error"]["code"], value["error"]["message"]
 
-    monkeypatch.setattr(pictures, "URL_PIXELS", 300 * 200 - 1)
-    assert "300 x 200 pixels; 1 to 59,999 can be read" in refusal(as_url(OTHER))[2]
-    monkeypatch.undo()
+    assert "4097 x 4096 pixels; 1 to 16,777,216 can be read" in refusal(as_url(without_pixels(4097, 4096)))[2]
+    assert "4096 x 4096" not in refusal(as_url(without_pixels(4096, 4096)))[2]
     monkeypatch.setattr(served.model.pictures, "recent", [])
     seen = []
     monkeypatch.setattr(qwen3_vision, "tower", lambda *pixels: seen.append(1) or tower(*pixels))
@@ -471,7 +471,7 @@ PUT = """([bytes, place, name]) => {
 
 
 @pytest.mark.timeout(120)
-def test_the_page(browser, served):
+def test_the_page(browser, served, tmp_path):
     """Pictures are pasted, dropped and chosen, made smaller, kept in the browser, and asked about again."""
     from test_server_browser import CHATS, Tab, sync_api
     context = browser.new_context()
@@ -499,7 +499,7 @@ def test_the_page(browser, served):
     sync_api.expect(tab.page.locator(".user .pictures img")).to_have_count(2)
     [chat] = tab.page.evaluate(CHATS)
     assert chat["turns"][0]["pictures"] == [part["image_url"]["url"] for part in shown]
-    assert_accessible(tab.page)
+    assert_looks(tab.page, tab.page.viewport_size["width"], tmp_path / "page.png")
     tab.ask("And this?")
     assert tab.bodies[-1]["messages"][0]["content"] == [*shown, text]
     assert tab.bodies[-1]["messages"][2] == {"role": "user", "content": "And this?"}

@@ -41,8 +41,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+if __name__ == "__main__" and None in map(find_spec, ("qwen3", "qwen3_lib")):
+    sys.exit("qwen3_numba.py: it needs qwen3.py and the folder qwen3_lib beside it")
 
 import qwen3  # first: it says in one line what is missing
 import numpy as np

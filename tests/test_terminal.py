@@ -5,7 +5,6 @@ import json
 import math
 import random
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -51,9 +50,12 @@ class Screen(io.StringIO):
         return True
 
 
-def test_banner_and_sizes(demo):
+def test_banner_and_sizes(demo, tmp_path):
     assert terminal.banner(demo) == "qwen3 · demo · 6.95 M parameters · context 4,096 · NumPy float32"
-    hub = dataclasses.replace(demo, folder=qwen3.Folder(Path("/x/models--Qwen--Qwen3-0.6B/snapshots/0123456789abcdef")))
+    snapshot = tmp_path / "models--Qwen--Qwen3-0.6B/snapshots/0123456789abcdef"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_bytes((ROOT / "demo/config.json").read_bytes())
+    hub = dataclasses.replace(demo, folder=qwen3.Folder(snapshot))
     assert "· Qwen/Qwen3-0.6B ·" in terminal.banner(hub)
     sizes = read_safetensors(ROOT / "tests/tiny_seeing/model.safetensors")[0]
     n = sum(math.prod(entry["shape"]) for name, entry in sizes.items() if name.startswith("model.visual."))

@@ -51,9 +51,10 @@ settings.load_profile("same examples")
 
 
 def pytest_collection_finish():
-    """What was imported stays: else each full garbage collection looks at all of it again, also in forks."""
+    """What was imported stays: else each full garbage collection looks at all of it again, also in forks. They are rarer."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 def pytest_terminal_summary(terminalreporter):

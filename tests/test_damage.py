@@ -177,7 +177,7 @@ def files(request, tiny, memory):
     return make_files(request.param, tiny, memory)
 
 
-@fuzz(250)
+@fuzz(150)
 def test_any_damage(rng, files, scratch):
     folders, names, compute = files
     source = rng.choice(folders)

@@ -314,7 +314,7 @@ def in_a_fork(grammar):
     return json.loads(text) if text else "it died"
 
 
-@fuzz(200)
+@fuzz(120)
 def test_no_schema_ends_the_process_or_takes_long_and_finished_answers_fit(rng, talker, monkeypatch):
     monkeypatch.setattr(vetting, "tried", in_a_fork)
     model = dataclasses.replace(talker, eos_token_ids=(talker.tokenizer.token_to_id("<|im_end|>"),))

@@ -241,7 +241,7 @@ def test_schemas_that_take_long_hold_up_nobody_else(demo):
             start = time.monotonic()
             assert served.ask("/v1/chat/completions", ask)[0] == served.ask("/health")[0] == 200
             waits.append(time.monotonic() - start)
-        assert len(waits) > 3 and max(waits) < 3
+        assert len(waits) > 3 and max(waits) < 8
         for status, body in got:
             assert re.search({400: "unknown[0-9]|can't be used", 503: "try again"}[status], body["error"]["message"])
 

@@ -191,9 +191,9 @@ def meeting(rounds, counts, errors, failing=None):
 
 @pytest.mark.parametrize("n_threads", [1, 2, 3, 8])
 def test_threads_meet(n_threads):
-    """Nobody goes on before all are there, in many thousand rounds, with more threads than cores, too."""
+    """Nobody goes on before all are there, in thousands of rounds, with more threads than cores, too."""
     counts, errors = np.zeros((2, n_threads), np.int64)
-    rounds = 20000 if n_threads <= 2 else 300
+    rounds = 5000 if n_threads <= 2 else 200
     in_time(lambda: Team(n_threads).run(meeting(rounds, counts, errors), record()), 300)
     assert (counts == rounds).all() and (errors == 0).all()
 
@@ -297,7 +297,7 @@ def at_once(model, prompts):
     return results
 
 
-@pytest.mark.parametrize("delay, rounds", [(0, 3), (0.02, 2)])
+@pytest.mark.parametrize("delay, rounds", [(0, 2), (0.02, 1)])
 def test_eight_threads_at_once_after_a_fork(delay, rounds):
     """Each finds that the threads are gone; they must start them once, not eight times, however long that takes."""
     model = fast.load_model(ROOT / "demo", threads=2)

@@ -103,7 +103,8 @@ def test_every_path_gives_the_same_bits(name):
     out, whole = np.zeros((2, 2, 32), np.float32), rng.integers(-127, 128, (2, n // 32, 32)).astype(np.int8)
     scales = rng.random((2, n // 32)).astype(np.float32)
     x = packed_vectors(whole, scales)
-    for path in (vectors.PATH, *(path for path in cpu.INT8_SHAPES if path in cpu.PATHS or path != "avx2")):
+    foreign = {*cpu.INT8_SHAPES} - {*cpu.PATHS, "avx2"} if name != "q4_0" else ()
+    for path in (vectors.PATH, *cpu.PATHS, *sorted(foreign)):
         for n_vectors in (2, 1) if path == vectors.PATH else (2,):  # each takes long to compile
             product_of(path, form, n_vectors)(data.ctypes.data, x.ctypes.data, x.strides[0], n, out[1].ctypes.data,
                                               out.strides[1], 0, 0, 1)

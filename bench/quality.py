@@ -1,13 +1,12 @@
 """What bf16, int8 and int4 cost in quality, next to llama.cpp's formats on the same weights and text.
 
     python bench/quality.py                 (15 minutes on two cores, an estimate; 5 GB of memory)
-    python bench/quality.py --only files    one of the tables: demo, random, files, answers
+    python bench/quality.py --only files    one of the tables: demo, random, files
 
 The reference is qwen3.py in float32. Printed are the mean Kullback-Leibler divergence of the next token's distribution
-from the reference's, the relative error of the logits, and for the bundled model the share of demo/train/evaluate.py's
-prompts that get the same greedy answer, token by token. For GGUF files that llama.cpp has quantized, the reference has
-the file's own numbers, so only the fast engine's rounding counts. The text for the bundled model are conversations of
-demo/train/corpus.py (needs `pip install -e ".[train]"`); the random model in the shape of Qwen3-0.6B gets random
+from the reference's, and the relative error of the logits. For GGUF files that llama.cpp has quantized, the reference
+has the file's own numbers, so only the fast engine's rounding counts. The text for the bundled model are conversations
+of demo/train/corpus.py (needs `pip install -e ".[train]"`); the random model in the shape of Qwen3-0.6B gets random
 tokens.
 """
 import random
@@ -28,8 +27,7 @@ NAMES = [name for name, entry in ENTRIES.items() if name not in ("numpy", "torch
 FILES = ("llama-q8_0", "llama-q4_k_m", "llama-q5_k_m", "llama-q6_k")  # whose formats are compared
 LONGEST = 1024  # tokens of a text
 STEPS = {"together": LONGEST, "one by one": 1}  # how the tokens of a text go in: by the kernels of prefill, of decoding
-TABLES = ("demo", "random", "files", "answers")
-MAX_TOKENS = 256  # of an answer, as in demo/train/evaluate.py
+TABLES = ("demo", "random", "files")
 
 
 def conversations(tokens: int) -> list[list[int]]:
@@ -105,41 +103,10 @@ def compare(title: str, names: Sequence[str], path: Path, folder: Path, threads:
                  *rows), "", sep="\n", flush=True)
 
 
-def demo_prompts(cases: int) -> list[list[int]]:
-    """The first prompts of demo/train/evaluate.py's cases, so many of each skill (twice as many of the main ones)."""
-    import evaluate
-    import qwen3
-    tokenizer, prompts = qwen3.load_tokenizer(ROOT / "demo"), []
-    for name, (draw, factor) in evaluate.SKILLS.items():
-        rng = random.Random(f"1 {name}")
-        for case in (draw(rng, evaluate.HELD_OUT_FAMILY) for _ in range(factor * cases)):
-            text = tokenizer.apply_chat_template(case.messages, case.tools, enable_thinking=case.enable_thinking)
-            prompts.append(tokenizer.encode(text))
-    return prompts
-
-
-def print_greedy(threads: int, cases: int) -> None:
-    """How many greedy answers of the bundled model are those of float32."""
-    import qwen3
-    import qwen3_numba
-    prompts, rows = demo_prompts(cases), []
-
-    def greedy(model: Any) -> list[list[int]]:
-        return [list(qwen3.generate(model, prompt, MAX_TOKENS, temperature=0)) for prompt in prompts]
-
-    wanted = greedy(qwen3.load_model(ROOT / "demo"))
-    for form in (None, "int8", "int4"):
-        answers = greedy(qwen3_numba.load_model(ROOT / "demo", quantize=form, threads=threads))
-        same = sum(answer == expected for answer, expected in zip(answers, wanted))
-        rows.append([form or "bf16", str(same), str(len(prompts)), f"{same / len(prompts):.1%}"])
-    print(*table(["the bundled model's greedy answers", "the same ids as in float32", "of", "share"], *rows), sep="\n")
-
-
 def main() -> None:
     parser = harness.options(__doc__, 1, "random weights as Qwen3-0.6B, for random tokens")
     parser.add_argument("--tokens", type=int, default=4000, help="of text for the bundled model (default: %(default)s)")
     parser.add_argument("--random-tokens", type=int, default=64, help="for the random model (default: %(default)s)")
-    parser.add_argument("--cases", type=int, default=25, help="per skill, doubled for the main skills (default: 25)")
     parser.add_argument("--only", choices=TABLES, nargs="+", default=TABLES, help="which tables (default: all)")
     args = harness.parsed(parser)
     with tempfile.TemporaryDirectory() as temporary:
@@ -155,8 +122,6 @@ def main() -> None:
             compare(f"{title}, {len(ids)} tokens", NAMES, path, folder, args.threads, [ids])
         if "files" in args.only:
             compare(f"GGUF, {title}, {len(ids)} tokens", FILES, path, folder, args.threads, [ids], True)
-    if "answers" in args.only:
-        print_greedy(args.threads, args.cases)
 
 
 if __name__ == "__main__":

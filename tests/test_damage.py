@@ -35,6 +35,8 @@ def damage_json(rng, file):
                                  for key in rng.sample(ROPE_KEYS, rng.randint(0, 2))}
             value = rng.choice([any_json(rng), any_number(rng), rng.random(), rng.randint(0, 60), rope])
             raw["any"][rng.choice([*raw["any"], *KEYS[file.name], any_text(rng)])] = value
+        elif isinstance(raw.get("any"), dict) and isinstance(raw["any"].get("quantization_config"), dict):
+            change(rng, raw["any"]["quantization_config"])
         else:
             change(rng, raw)
     text = deep_text(rng, json.dumps(raw.get("any"))).encode("utf-8", "surrogatepass")
@@ -62,7 +64,7 @@ def damage_header(rng, header, n_data):
 
 
 def damage_safetensors(rng, file):
-    """Its header, the header's length, its end, or some bytes of a tensor. What is still read is what the header says."""
+    """Its header, the header's length, its end, or some bytes of a tensor. What is still read is as the header says."""
     header, data = read_safetensors(file)
     if rng.random() < 0.2:  # in the text of a quant_state, in sizes, groups, scales
         first, end = rng.choice([about["data_offsets"] for name, about in header.items() if name != "__metadata__"])
@@ -172,7 +174,8 @@ def make_files(kind, tiny, memory):
     return folders, "[!gt]*", labels
 
 
-@pytest.fixture(scope="module", params=["a folder", "a quantized folder", "an adapter", "vectors", "labels", "a GGUF file"])
+@pytest.fixture(scope="module", params=["a folder", "a quantized folder", "an adapter", "vectors", "labels",
+                                        "a GGUF file"])
 def files(request, tiny, memory):
     return make_files(request.param, tiny, memory)
 

@@ -53,9 +53,9 @@ if hasattr(os, "register_at_fork"):  # another thread of the parent may hold the
 def threads_for(hidden_size: int) -> Iterator[None]:
     """Around a pass of the NumPy engine: BLAS has one thread for small products, else at most the CPUs of this process.
 
-    BLAS' threads wait for each other at the end of each product. In a small model they cost more than they bring, and if
-    another program has a thread's core, all wait for it. BLAS has one number of threads for the whole process, so it is
-    set back after each pass, and passes that change it take turns.
+    BLAS' threads wait for each other at the end of each product. In a small model they cost more than they bring, and
+    if another program has a thread's core, all wait for it. BLAS has one number of threads for the whole process, so it
+    is set back after each pass, and passes that change it take turns.
     """
     libraries, cpus, turn = blas()
     threads = 1 if hidden_size < SMALL else cpus

@@ -58,11 +58,11 @@ def q6_k(blocks: np.ndarray) -> Blocks:
 
 
 class Format(NamedTuple):
-    """A row of the table of formats. The `numbers` of a block are `size` bytes and have scales in equal groups; 0: none."""
+    """A row of the table of formats. The `numbers` of a block are `size` bytes; equal groups of them have a scale."""
     name: str
     numbers: int
     size: int
-    groups: int = 1
+    groups: int = 1  # of a block; 0: `unpack` gives values
     bits: int = 32  # of a whole number
     unpack: Callable[[np.ndarray], Blocks] | None = None  # None: the numbers are there as they are
     factored: bool = False  # Blocks.factors: then the fast engine keeps the scales as they are

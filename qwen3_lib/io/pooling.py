@@ -120,25 +120,23 @@ def read_pooling(file: Path) -> tuple[str, bool]:
 
 
 def read_dense(folder: Path, width: int) -> tuple[Step, int]:
-    """The step of a Dense module, and how many numbers a vector has after it."""
+    """(the step x -> activation(x Wᵀ + b) of a Dense module, how many numbers a vector has after it).
+
+    Raises InputError for other settings, and misshapen weights.
+    """
     raw = settings_in(file := folder / "config.json")
     activation = str(raw.get("activation_function", "Tanh")).rpartition(".")[2]
     tensors = map_safetensors(folder / "model.safetensors")
     if activation not in ACTIVATIONS or raw.get("use_residual") or "linear.weight" not in tensors \
             or raw.get("module_input_name", "sentence_embedding") != "sentence_embedding":
         raise InputError(f"{file}: this Dense module is not supported: {brief(raw)}")
-    bias = to_float32(tensors["linear.bias"]) if "linear.bias" in tensors else None
     weight = to_float32(tensors["linear.weight"])
-    return dense(weight, bias, activation, width, folder), len(weight)
-
-
-def dense(weight: np.ndarray, bias: np.ndarray | None, activation: str, width: int, folder: Path) -> Step:
-    """The step x -> activation(x Wᵀ + b). Raises InputError for misshapen weights."""
-    if weight.ndim != 2 or weight.shape[1] != width or (bias is not None and bias.shape != (len(weight),)):
+    bias = to_float32(tensors["linear.bias"]) if "linear.bias" in tensors else np.zeros(weight.shape[:1], np.float32)
+    if weight.ndim != 2 or weight.shape[1] != width or bias.shape != weight.shape[:1]:
         raise InputError(f"{folder}: linear.weight has the shape {list(weight.shape)}, not [any, {width}], or its bias "
                          "has another one")
     # einsum computes each row by itself, so that a vector doesn't depend on the texts beside it.
-    return lambda x: ACTIVATIONS[activation](np.einsum("ni,oi->no", x, weight) + (0 if bias is None else bias))
+    return lambda x: ACTIVATIONS[activation](np.einsum("ni,oi->no", x, weight) + bias), len(weight)
 
 
 def normalized(x: np.ndarray) -> np.ndarray:

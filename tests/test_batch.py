@@ -104,7 +104,7 @@ def test_a_common_beginning_is_computed_once(model):
 
 @pytest.mark.parametrize("slots, kept, together, salts, cached", [
     (1, 2**24, False, "-ab-bac", [0, 0, 0, 99, 99, 99, 0]), (1, 0, False, "aab-a", [0, 99, 0, 0, 0]),
-    (4, 0, False, "-ab-ba", [0, 0, 0, 99, 99, 99]), (4, 2**24, True, "aab-", [0, 99, 0, 0])])
+    (4, 0, False, "-ab-ba", [0, 0, 0, 99, 99, 99]), (4, 2**24, True, "ab-a", [0, 0, 0, PIECE // 3])])
 def test_only_requests_with_the_same_salt_share_a_beginning(model, slots, kept, together, salts, cached):
     """Whether it stands in a slot or in a kept copy, or is about to be read for another request."""
     batch, prompt, answers = Batch(model, slots, 500, kept), random_ids(100, 1), []
@@ -112,6 +112,8 @@ def test_only_requests_with_the_same_salt_share_a_beginning(model, slots, kept, 
         answers.append(batch.add(i, prompt, salt.strip("-"), max_new_tokens=3, eos_token_ids=()))
         if not together:
             finished(batch)
+    batch.step()
+    assert len(batch.running) == len({*salts}) * together  # only an equal salt waits for the beginning
     finished(batch)
     assert [answer.cached_tokens for answer in answers] == cached
     assert len({tuple(answer.token_ids) for answer in answers}) == 1
@@ -237,7 +239,8 @@ def filled(model, ids):
 
 
 @pytest.mark.parametrize("n, order, cached",
-                         [(1, "ba+bcdb", [0, 0, 100, 99, 0, 0, 99]), (2, "xbcbcx", [0, 0, 0, 99, 0, 99])])
+                         [(1, "ba+bcdb", [0, 0, 100, 99, 0, 0, 99]), (2, "xbcbcx", [0, 0, 0, 99, 0, 99]),
+                          (2, "abdxbd", [0, 0, 0, 0, 99, 99])])  # the oldest one goes
 def test_a_prompt_finds_what_is_kept_of_an_earlier_one(model, n, order, cached):
     """In room for n prompts: not a conversation that goes on (+), nothing too long (c), and no beginning twice."""
     prompts = {name: random_ids(300 if name == "c" else 100, ord(name)) for name in "abcdx"}

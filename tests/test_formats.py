@@ -327,7 +327,7 @@ def change_tensors(path, **changes):
      "4 groups of its 64 inputs"),
     ("GPTQ, act-order", {"g_idx": None}, "g_idx is missing"),  # which the settings promise
     ("compressed-tensors, act-order", {"weight_g_idx": None}, "weight_g_idx is missing"),
-    ("compressed-tensors, act-order", {"weight_packed": ("int32", np.ones((64, 9)))}, "weight_packed has shape [64, 9]"),
+    ("compressed-tensors, act-order", {"weight_packed": ("int32", np.ones((64, 9)))}, "has shape [64, 9]"),
     ("compressed-tensors, act-order", {"weight_zero_point": None}, "weight_zero_point is missing"),
     ("FP8 in blocks, the last ones cut off", {"weight_scale_inv": None}, "weight_scale_inv"),
     ("FP8 in blocks, the last ones cut off", {"weight_scale_inv": ("float32", np.ones((4, 1)))},

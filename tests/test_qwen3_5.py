@@ -19,6 +19,7 @@ from qwen3_lib.app.files import load_prompt_cache, save_prompt_cache
 from qwen3_lib.generation.schema import regex
 from qwen3_lib.generation.batch import Batch, generate_batch, slots_in
 from qwen3_lib.generation.caches import Caches
+from qwen3_lib.generation.prefix_cache import copy_prefix, size_of
 
 END = 7  # the end of a turn
 make = partial(make_random_model, dtype="float32")
@@ -362,6 +363,19 @@ def test_a_batch_copies_the_states_of_a_common_beginning(model):
         found.append(completion.cached_tokens)
         assert completion.token_ids == list(qwen3.generate(model, prompt, 4, temperature=0, eos_token_ids=()))
     assert found == [0, len(system), 0, len(system)]
+
+
+def test_a_copy_of_a_part_goes_on_from_a_kept_state(model):
+    """And its size counts the states."""
+    turns, new = turn(30, 0) + turn(40, 1) + turn(20, 2), model.engine.new_cache
+    source = new(model.config)
+    qwen3.forward(model, turns + [8], source)
+    for n in (*kept(source), source.length):
+        copy_prefix(copy := new(model.config), source, n)
+        qwen3.forward(model, (turns + [8])[:n], expected := new(model.config))
+        assert np.abs(qwen3.forward(model, [9], copy) - qwen3.forward(model, [9], expected)).max() < 1e-4
+    states = [array for each in source.snapshots for state in each.states.values() for array in state]
+    assert size_of(source, 0) > sum(each.nbytes for each in states) and size_of(source, 9) > size_of(source, 0)
 
 
 def test_a_slot_holds_the_states(model):

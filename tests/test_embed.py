@@ -168,7 +168,7 @@ def test_what_nothing_says_how_to_compute(tmp_path, model):
     assert_one_line(message_of(qwen3.load_model, whole), "is_causal = False", "transformers computes it")
     jina = make_embedder(tmp_path / "jina")
     edit_json(jina / "config.json", {"model_type": "jina_embeddings_v5"})
-    assert_one_line(message_of(qwen3.load_model, jina), "jina_embeddings_v5", "sentence-transformers computes")
+    assert_one_line(message_of(qwen3.load_model, jina), "jina_embeddings_v5", "transformers computes it")
     guard = make_embedder(tmp_path / "guard")
     edit_json(guard / "config.json", {"architectures": ["Qwen3ForGuardModel"]})
     assert_one_line(message_of(qwen3.load_model, guard), "Qwen3ForGuardModel")

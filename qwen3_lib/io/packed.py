@@ -84,8 +84,8 @@ def save_quantized(model: Model, folder: str | Path, format: str) -> None:
     if getattr(model.weights, "quantized", None) != format or format not in FORMS:
         raise InputError(f"{folder}: the model was not loaded as {brief(format)}")
     tensors, shapes, stored = model.weights.tensors(), model.weights.shapes, model.folder.stored()
-    if heads := {"score.weight"} & stored.keys():
-        raise InputError(f"{model.path}: {min(heads)} would be lost; quantize such a model while loading")
+    if "score.weight" in stored:
+        raise InputError(f"{model.path}: score.weight would be lost; quantize such a model while loading")
     sizes = {name: shapes[name] for name in tensors}
     if "model.embed_tokens.weight" not in stored:  # the names of an embedding model's own file
         tensors = {name.removeprefix("model."): array for name, array in tensors.items()}

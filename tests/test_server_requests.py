@@ -1,5 +1,4 @@
 """qwen3_lib/server: the fields of requests, and whole answers."""
-import asyncio
 import base64
 import dataclasses
 import json
@@ -19,8 +18,6 @@ from qwen3_lib.generation.schema import matcher_of
 from qwen3_lib.app.openai import Door, Refusal, chat_request
 from serving import FRANCE, PARIS, Served, openai, streamed
 from qwen3_lib.server import responses
-from qwen3_lib.server.replies import ChatReply
-from qwen3_lib.server.worker import Job
 from test_tokenizer_utils import LIKE_3_8
 from tokenizer_utils import InputError, Tokenizer
 
@@ -229,37 +226,6 @@ def test_calls_in_xml_of_strict_tools_fit(newer, text, fits):
     _, options = chat_request(newer, {"messages": FRANCE, "tools": tools}, Door(1000)).answers[0]
     ids, matcher = newer.tokenizer.encode(text, add_special_tokens=False), matcher_of(newer, options.schema)
     assert (matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()) == fits
-
-
-@pytest.mark.parametrize("arguments, expected", [
-    ("5", '{"n": 5, "word": "5"}'), ("null", '{"n": null, "word": "null"}')])
-def test_calls_in_xml_have_typed_arguments(newer, arguments, expected):
-    wish = chat_request(newer, {"messages": FRANCE, "tools": [LOOK_UP]}, Door(1000))
-    prompt, options = wish.answers[0]
-    job = Job(asyncio.Event(), True, Completion(newer, prompt, tools=wish.tools, options=options))
-    reply, said = ChatReply(wish, [job], newer, "m"), f"""Let me see.
-
-<tool_call>
-<function=look_up>
-<parameter=n>
-{arguments}
-</parameter>
-<parameter=word>
-{arguments}
-</parameter>
-</function>
-</tool_call>"""
-    job.completion.reader.push(said[:40])
-    job.n_pairs = len(job.completion.pairs)
-    shown = "".join(reply.chunks(0, job))
-    assert "Let me see." in shown and "tool_call" not in shown.replace("tool_calls", "")
-    job.completion.reader.push(said[40:], ended=True)
-    job.n_pairs, job.finish_reason = len(job.completion.pairs), "stop"
-    message = reply.whole()["choices"][0]["message"]
-    assert message["content"] == "Let me see." and message["tool_calls"][0]["function"]["arguments"] == expected
-    told = [json.loads(chunk.removeprefix("data: "))["choices"][0]["delta"] for chunk in reply.chunks(0, job)]
-    [call] = [call["function"] for delta in told for call in delta.get("tool_calls", ())]
-    assert call == {"name": "look_up", "arguments": expected}
 
 
 # ---- Answers that fit ------------------------------------------------------------------------------------------------

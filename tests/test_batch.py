@@ -104,7 +104,8 @@ def test_a_common_beginning_is_computed_once(model):
 
 @pytest.mark.parametrize("slots, kept, together, salts, cached", [
     (1, 2**24, False, "-ab-bac", [0, 0, 0, 99, 99, 99, 0]), (1, 0, False, "aab-a", [0, 99, 0, 0, 0]),
-    (4, 0, False, "-ab-ba", [0, 0, 0, 99, 99, 99]), (4, 2**24, True, "ab-a", [0, 0, 0, 85])])  # of two passes for three prompts
+    (4, 0, False, "-ab-ba", [0, 0, 0, 99, 99, 99]),
+    (4, 2**24, True, "ab-a", [0, 0, 0, 85])])  # two passes read 85 tokens of each of three prompts
 def test_only_requests_with_the_same_salt_share_a_beginning(model, slots, kept, together, salts, cached):
     """Whether it stands in a slot or in a kept copy, or is about to be read for another request."""
     batch, prompt, answers = Batch(model, slots, 500, kept), random_ids(100, 1), []

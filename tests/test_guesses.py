@@ -29,14 +29,17 @@ def test_guesses_never_change_the_answer(model, prompt, guesses, limit, seed, te
     options = {"max_new_tokens": limit, "seed": seed, "temperature": temperature, "eos_token_ids": [5]}
     large, small = with_bias(0), with_bias(np.random.default_rng(seed).standard_normal(320).astype(np.float32))
     plain = Completion(large, prompt, logprobs=2, **options)
-    guessing = Completion(large, prompt, lookup=n_lookup or None, draft=small if n_draft else None, logprobs=2, **options)
+    sources = {"lookup": n_lookup or None, "draft": small if n_draft else None}
+    guessing = Completion(large, prompt, logprobs=2, **sources, **options)
     for source in guessing.speculator.sources:  # guesses always seem to pay
         source.length = lambda *_, n=n_lookup or n_draft: n
     cache = qwen3.KVCache(model.config)
     guessing.begin(cache)
-    assert (str(plain), plain.token_ids, plain.finish_reason) == (str(guessing), guessing.token_ids, guessing.finish_reason)
+    assert str(plain) == str(guessing)
+    assert (plain.token_ids, plain.finish_reason) == (guessing.token_ids, guessing.finish_reason)
     assert [entry.token_id for entry in guessing.logprobs] == plain.token_ids
-    assert np.allclose([entry.logprob for entry in plain.logprobs], [entry.logprob for entry in guessing.logprobs], atol=1e-4)
+    expected, found = ([entry.logprob for entry in each.logprobs] for each in (plain, guessing))
+    assert np.allclose(expected, found, atol=1e-4)
     text = prompt + plain.token_ids
     assert cache.token_ids[:cache.length].tolist() == text[:cache.length] and cache.length >= len(text) - 1
 
@@ -82,7 +85,7 @@ def test_right_guesses_save_passes(model):
 @pytest.mark.parametrize("right, make, check, expected", [
     (1, 0, 0, 8), (0.5, 0.5, 0.6, 0), (0.9, 0.3, 0.05, 4), (0, 0.1, 0.1, 0), (0.7, 0.3, 0.05, 2)])
 def test_as_many_guesses_as_pay(right, make, check, expected):
-    """Of n guesses, 1 + r + r² + … tokens are expected for 1 + n (make + check) seconds: the best n of this table."""
+    """n guesses give 1 + r + r² + … tokens for 1 + n (make + check) seconds: the best n of this table."""
     source = Lookup(8)
     source.right, source.make, source.check = right, make, check
     assert source.length(1.0) == expected
@@ -92,7 +95,7 @@ def test_as_many_guesses_as_pay(right, make, check, expected):
 
 @pytest.mark.parametrize("right, expected", [(0, 0), (1, 3), (4, 8)])
 def test_a_source_learns_how_many_guesses_pay(right, expected):
-    """From passes of 1.2 s in place of 1 s: always wrong, every second one right (see the table above), always right."""
+    """From passes of 1.2 s in place of 1 s: always wrong, right every second time (see above), always right."""
     source = Lookup(8)
     for _ in range(99):
         source.learn(4, right, 1.2, 1.0)

@@ -638,6 +638,13 @@ def test_calls_in_xml(text, expected):
     assert parse_answer(text, value_of=values_for([tool(a="integer", s="string")])) == expected
 
 
+def test_a_closing_tag_in_a_value_does_not_end_a_call_that_grows():
+    reader = AnswerReader(value_of=values_for([tool(s="string")]))
+    for char in xml_call("f", s=TAGS_IN_TEXT):
+        reader.push(char)
+    assert reader.finish() == Answer(None, "", [{"name": "f", "arguments": {"s": TAGS_IN_TEXT}}])
+
+
 @pytest.mark.parametrize("text", [
     XML.replace("\n</parameter>", ""), XML.replace("</function>", ""), XML.replace("<function=f>", "<function=>"),
     XML.replace("<function=f>", "<function={{ name }}>"), XML.replace("<function=f>\n", "<function=f>\nhm\n"),

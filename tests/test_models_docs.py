@@ -5,9 +5,7 @@ import re
 import shutil
 
 import numpy as np
-import pytest
 
-import qwen3_numba as fast
 from configs import ROOT, SHARED, needs_official_files
 from published import official_configs, write_tensors
 from qwen3 import tensor_shapes
@@ -16,6 +14,7 @@ from qwen3_lib.io.formats import METHODS
 from qwen3_lib.io.gguf_formats import FORMATS
 from qwen3_lib.io.models import Checkpoint
 from qwen3_lib.kernels.layout import INT8, packed_shape
+from qwen3_lib.kernels.packing import packed_form
 
 
 def rows_of(page):
@@ -33,8 +32,8 @@ def sizes_of(folder, file):
     counts = {name: math.prod(shape) for name, shape in shapes.items()}
     n, experts = sum(counts.values()), sum(count for key, count in counts.items() if ".experts." in key)
     read = n - experts + experts * config.num_experts_per_tok // max(config.num_experts, 1)
-    packed = [sum(4 * math.prod(shape) if len(shape) == 1 or fast.packed_form(key, form) < INT8 else
-                  math.prod(packed_shape(*shape, fast.packed_form(key, form))) for key, shape in shapes.items())
+    packed = [sum(4 * math.prod(shape) if len(shape) == 1 or packed_form(key, form) < INT8 else
+                  math.prod(packed_shape(*shape, packed_form(key, form))) for key, shape in shapes.items())
               for form in ("int8", "int4")]
     return config, n, read, packed
 

@@ -45,7 +45,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 try:
-    from typing import Any, NamedTuple, Self  # since Python 3.11
+    from typing import TYPE_CHECKING, Any, NamedTuple, Self  # Self: since Python 3.11
 
     import numpy as np
     import safetensors
@@ -62,6 +62,9 @@ except (ImportError, KeyboardInterrupt) as error:
           "needs 3.11 or newer, 64 bits, little-endian; tokenizer_utils.py beside it; and: pip install numpy "
           "safetensors tokenizers jinja2", file=sys.stderr)
     sys.exit(130 if stopped else 1)
+
+if TYPE_CHECKING:
+    from qwen3_lib.generation.completion import Completion
 
 __version__ = "0.3.0"
 __all__ = ["BUNDLED", "Config", "Engine", "InputError", "KVCache", "Model", "Sampling", "Sequence",
@@ -241,6 +244,7 @@ class KVCache:
     """
     dtype = "f32"  # the number format; faster engines have caches with smaller ones
     last = -1  # the row of a pass that the next token is drawn from; a cache of several sequences has one for each
+    ahead: Any = None  # what an MTP head has read of the tokens: see qwen3_lib/generation/ahead.py
 
     def __init__(self, config: Config, max_length: int | None = None):
         self.config, self.length = config, 0
@@ -255,8 +259,11 @@ class KVCache:
         """Whether a model whose caches are of this class can work with `cache`."""
         return type(cache) is cls
 
-    def reserve(self, n: int) -> np.ndarray:
-        """Makes room for n new tokens -> their positions [n]. Raises InputError beyond max_length."""
+    def reserve(self, n: int, guesses: int = 0) -> np.ndarray:
+        """Makes room for n new tokens -> their positions [n]; the last `guesses` tokens may be cut off again.
+
+        Raises InputError beyond max_length.
+        """
         needed = self.length + n
         if needed > self.max_length:
             raise InputError(f"{needed} positions don't fit into a context of {self.max_length}")
@@ -302,6 +309,17 @@ class KVCache:
         if checked_whole("length", length, 0) > self.length:
             raise InputError(f"a cache of {self.length} positions can't be cut to {length}")
         self.length = length
+
+    def copy_from(self, source: Self, n: int) -> None:
+        """Becomes a copy of the first n positions of another cache of its kind."""
+        self.truncate(0)
+        self.reserve(n)
+        self.k[:, :, :n], self.v[:, :, :n] = source.k[:, :, :n], source.v[:, :, :n]
+        self.advance(source.token_ids[:n])
+
+    def bytes(self, length: int, more_layers: int = 0) -> int:
+        """The bytes of a cache like this one with so many positions."""
+        return 2 * self.k.itemsize * (len(self.k) + more_layers) * self.k.shape[1] * self.k.shape[3] * length
 
 
 # ---- forward: token ids in, logits out -------------------------------------------------------------------------------
@@ -540,13 +558,24 @@ def default_sampling(model: Model, enable_thinking: bool | None) -> Sampling:
 class Stream(Iterator[str]):
     """An answer as it comes: iterate over its pieces, print it, or call `finish` for all of its `text`."""
 
-    def __init__(self, pieces: Iterator[str]):
-        self.pieces, self.text = pieces, ""
+    def __init__(self, model: Model, sequence: Sequence, cache: KVCache | None = None):
+        cache = model.engine.new_cache(model.config) if cache is None else cache
+        sequence.resume(cache)
+        self.sequence, self.text, self.token_ids = sequence, "", sequence.token_ids
+        self.pieces = stream_text(model.tokenizer, run(model, sequence, cache))
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self.sequence.finish_reason
 
     def __next__(self) -> str:
         piece = next(self.pieces)
         self.text += piece
         return piece
+
+    def close(self) -> None:
+        """Ends it where it is."""
+        self.pieces = iter(())
 
     def finish(self) -> Self:
         """Generates the rest -> itself."""
@@ -567,36 +596,37 @@ def chat(model: Model, messages: str | dict[str, Any] | list[dict[str, Any]], to
          max_tokens: int | None = None, seed: int | None = None, cache: KVCache | None = None,
          eos_token_ids: Iterable[int] | None = None, temperature: float | None = None, top_k: int | None = None,
          top_p: float | None = None, min_p: float | None = None, repetition_penalty: float | None = None,
-         presence_penalty: float | None = None, frequency_penalty: float | None = None, stop: Any = None,
-         logprobs: int | None = None, think_budget: int | None = None, stop_loops: bool | None = None,
-         lookup: int | None = None, draft: Any = None, schema: Any = None, max_string: int | None = None,
-         logit_bias: dict[Any, float] | None = None, max_pixels: int | None = None) -> Any:
+         presence_penalty: float | None = None, frequency_penalty: float | None = None, **more: Any) -> Completion:
     """The answer to a conversation, or to a single question given as a text: a Stream of its pieces.
 
     messages: {"role": "system" | "user" | "assistant" | "tool", "content": ...}, as in OpenAI's API
     tools: JSON schemas as in OpenAI's API; system: the text of a system message before all others
     enable_thinking: None leaves it to the model's chat template; chat_template_kwargs: its other variables
     max_new_tokens (or max_tokens) to frequency_penalty: as in `generate`, with defaults from default_sampling
-    stop to max_pixels: these need the folder qwen3_lib beside this file, see qwen3_lib/generation/options.py
-    schema: a JSON Schema, a class, or regex("...") or lark("...") of qwen3_lib.generation.schema
-    With that folder, tools may be Python functions, and the answer is a Completion, which tells more.
+    With the folder qwen3_lib, tools may be Python functions, the answer is a Completion, which tells more, and `more`
+    are the options of qwen3_lib/generation/options.py: stop, logprobs, think_budget, stop_loops, lookup, draft,
+    max_string, logit_bias, max_pixels, and schema: a JSON Schema, a class, regex("...") or lark("...") of schema.py
     Raises InputError, before anything is computed, for values out of range and unreadable messages.
     """
-    given = {k: v for k, v in locals().items() if k in (chat.__kwdefaults__ or ()) and v is not None}
-    options = asdict(default_sampling(model, enable_thinking)) | given
-    options["max_new_tokens"] = options.pop("max_tokens", max_new_tokens)
+    sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
+                                "repetition_penalty": repetition_penalty, "presence_penalty": presence_penalty,
+                                "frequency_penalty": frequency_penalty}
+    limits: dict[str, Any] = {"max_new_tokens": max_new_tokens if max_tokens is None else max_tokens, "seed": seed,
+                              "eos_token_ids": eos_token_ids}
     messages = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
     messages = [messages] if isinstance(messages, dict) else messages
     messages = with_system(checked_messages(messages, "messages"), system)
     if LIBRARY.is_dir():
         from qwen3_lib.generation.completion import complete
-        return complete(model, messages, tools, enable_thinking, chat_template_kwargs, **options)
-    names = "stop logprobs think_budget stop_loops lookup draft schema max_string logit_bias max_pixels".split()
-    if beyond := given.keys() & {*names}:
-        raise InputError(f"{min(beyond)}= needs the folder qwen3_lib beside qwen3.py")
+        options = limits | sampling | more
+        return complete(model, messages, tools, enable_thinking, chat_template_kwargs, cache, **options)
+    if more:
+        raise InputError(f"qwen3.py alone has no option {min(more)}: more options need the folder qwen3_lib beside it")
     text = model.tokenizer.apply_chat_template(messages, tools, enable_thinking=enable_thinking, join_text_parts=True,
                                                chat_template_kwargs=chat_template_kwargs)
-    return Stream(stream_text(model.tokenizer, generate(model, model.tokenizer.encode(text, False), **options)))
+    settings = default_sampling(model, enable_thinking).updated(**sampling)
+    sequence = Sequence(model, model.tokenizer.encode(text, False), **limits, **asdict(settings))
+    return Stream(model, sequence, cache)  # type: ignore[return-value]
 
 
 # ---- Loading: a folder with config.json, tokenizer.json and *.safetensors --------------------------------------------

@@ -35,7 +35,7 @@ import sys
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 if __name__ == "__main__" and find_spec("qwen3") is None:
     sys.exit("qwen3_5.py: it needs qwen3.py and tokenizer_utils.py beside it")
@@ -144,6 +144,24 @@ def delta_rule_in_chunks(q: np.ndarray, k: np.ndarray, v: np.ndarray, g: np.ndar
         out[:, now] = until * (q_ @ state) + (between * (q_ @ keys)) @ u
         state = until[:, -1:] * state + (keys * between[:, -1:]) @ u
     return out, state
+
+
+def mix(rows: np.ndarray, learned: int, state: np.ndarray, shape: tuple[int, int, int],
+        rule: Any = delta_rule_in_chunks) -> tuple[np.ndarray, np.ndarray]:
+    """The delta rule of some tokens: rows [n, conv_dim + 2 heads], their q, k and v after the convolution, g and beta.
+
+    shape: (heads, key_dim, value_dim); each key head serves a group of value heads. -> (out [n, heads, value_dim], the
+    state after the first `learned` tokens).
+    """
+    n, (heads, key_dim, value_dim) = len(rows), shape
+    key_size = (rows.shape[1] - heads * (value_dim + 2)) // 2
+    q, k, v, g, beta = np.split(rows, np.cumsum([key_size, key_size, heads * value_dim, heads]), axis=1)
+    q, k = (unit_length(a.reshape(n, -1, key_dim).swapaxes(0, 1)) for a in (q, k))  # [key heads, n, key_dim]
+    q, k = (a.repeat(heads // len(a), axis=0) for a in (q * np.float32(key_dim ** -0.5), k))
+    tokens = q, k, v.reshape(n, heads, value_dim).swapaxes(0, 1), g.T, beta.T
+    first, state = rule(*(a[:, :learned] for a in tokens), state)
+    last, _ = rule(*(a[:, learned:] for a in tokens), state)
+    return np.concatenate([first, last], axis=1).swapaxes(0, 1), state
 
 
 def gated_delta_net(x: np.ndarray, w: dict[str, Any], config: HybridConfig, cache: HybridCache,
@@ -255,24 +273,19 @@ class HybridCache(KVCache):
         """The convolution and the delta rule of new tokens: qkv [n, conv_dim], g and beta [n, value heads]
         -> [n, value heads, value_dim]. The new state counts only after `advance`.
         """
-        n, guesses, (heads, key_dim, value_dim) = len(qkv), self.unsure(len(qkv)), self.shape
+        n, guesses = len(qkv), self.unsure(len(qkv))
         history, state, late = self.snapshots[-1].states[layer]
         qkv, history = causal_convolution(qkv, conv1d, history[len(late):], guesses)
         rows = np.concatenate([late, np.concatenate([qkv, g, beta], axis=1)])  # of all tokens that S hasn't learned
-        key_size, learned = (qkv.shape[1] - heads * value_dim) // 2, len(rows) - guesses
-        q, k, v, g, beta = np.split(rows, np.cumsum([key_size, key_size, heads * value_dim, heads]), axis=1)
-        q, k = (unit_length(a.reshape(len(rows), -1, key_dim).swapaxes(0, 1)) for a in (q, k))  # [key heads, ...]
-        q, k = (a.repeat(heads // len(a), axis=0) for a in (q * np.float32(key_dim ** -0.5), k))
-        tokens = q, k, v.reshape(len(rows), heads, value_dim).swapaxes(0, 1), g.T, beta.T
-        rule: Any = delta_rule if n == 1 + guesses else delta_rule_in_chunks
-        first, state = rule(*(a[:, :learned] for a in tokens), state)
-        last, _ = rule(*(a[:, learned:] for a in tokens), state)
+        learned, rule = len(rows) - guesses, delta_rule if n == 1 + guesses else delta_rule_in_chunks
+        out, state = mix(rows, learned, state, self.shape, rule)
         self.new[layer] = State(history, state, rows[learned:].copy())
-        return np.concatenate([first, last], axis=1)[:, -n:].swapaxes(0, 1)
+        return out[-n:]
 
     def advance(self, token_ids: np.ndarray) -> None:
         """Counts the new tokens [n] as filled. Of the snapshots before, those that no guess needs go, unless kept."""
-        end, late = self.length + len(token_ids), min((len(state.late) for state in self.new.values()), default=0)
+        end = self.length + len(token_ids)
+        late = min((len(state.late) for state in self.new.values()), default=0)
         self.snapshots += [Snapshot(end - cut, {
             layer: State(history[:len(history) - cut], memory, rows[:len(rows) - cut])
             for layer, (history, memory, rows) in self.new.items()}) for cut in range(late, -1, -1)]
@@ -286,10 +299,15 @@ class HybridCache(KVCache):
         if len(kept) > 1 + self.most:  # 1: of no tokens
             self.snapshots = [each for each in self.snapshots if each is not kept[2]]
 
-    def adopt(self, other: HybridCache, n: int) -> None:
-        """Takes the snapshots of another cache up to its first n tokens, which `advance` then counts."""
-        self.snapshots = [each for each in other.snapshots if each.kept and each.length < n]
-        self.new = dict(next(each.states for each in other.snapshots if each.length == n))
+    def copy_from(self, source: Self, n: int) -> None:
+        super().copy_from(source, n)
+        now = next(each for each in source.snapshots if each.length == n)
+        kept = [each for each in source.snapshots if each.kept and each.length < n]
+        self.snapshots = [*kept, now._replace(kept=False)]
+        self.ahead = source.ahead and source.ahead.copy(n, self.max_length)
+
+    def bytes(self, length: int, more_layers: int = 0) -> int:
+        return self.fixed + super().bytes(length, self.config.mtp_num_hidden_layers)  # the MTP head has a cache, too
 
     def common_prefix(self, token_ids: np.ndarray) -> int:
         """The last position with a snapshot, up to which the cache holds the first of the tokens `token_ids` [n]."""

@@ -45,7 +45,6 @@ from qwen3_lib.app.options import Parser, add_engine_options, add_model_options,
 from qwen3_lib.app.terminal import columns, print_json, to_stdout, write
 from qwen3_lib.generation.caches import Caches
 from qwen3_lib.generation.pictures import messages_and_pictures
-from qwen3_lib.generation.prefix_cache import copy_prefix
 from qwen3_lib.io.errors import encoded
 from qwen3_lib.io.pooling import SEARCH, normalized, recipe_of
 from qwen3_lib.io.progress import progress
@@ -337,7 +336,7 @@ def pooled_states(model: Model, before: list[int], bodies: Sequence[list[int]], 
         for rows in groups(lengths, shared):
             caches = [new_cache(model.config, len(texts[i])) for i in rows]
             for cache in caches if shared else ():
-                copy_prefix(cache, beginning, shared)
+                cache.copy_from(beginning, shared)
             together = Caches(caches, [lengths[i] for i in rows])
             x = model.engine.hidden_states(model, np.concatenate([texts[i][shared:] for i in rows]), together)
             for i, states in zip(rows, np.split(x, together.last[:-1] + 1)):

@@ -54,7 +54,7 @@ import qwen3  # first: it says in one line what is missing
 import numpy as np
 from qwen3 import (Config, Folder, Model, TokenIds, apply_rope, attention, checked_number, checked_whole, linear,
                    rms_norm, rope_of, to_float32)
-from tokenizer_utils import InputError, brief, library_errors, stream_text, with_system
+from tokenizer_utils import InputError, brief, library_errors, with_system
 
 __all__ = ["Picture", "Pictures", "VisionConfig", "patches_of", "smart_resize", "tower"]
 
@@ -365,7 +365,7 @@ def chat(model: Model, prompt: str, image: list[str], max_pixels: int | None, sy
     text = model.tokenizer.apply_chat_template(with_system(messages, system), enable_thinking=enable_thinking)
     ids = prompt_ids(model, model.tokenizer.encode(text, False), shown)
     model = replace(model, sampling=qwen3.default_sampling(model, enable_thinking))
-    return qwen3.Stream(stream_text(model.tokenizer, qwen3.generate(model, ids, max_tokens, **options)))
+    return qwen3.Stream(model, qwen3.Sequence(model, ids, max_tokens, **options))
 
 
 def main(argv: list[str] | None = None) -> int:

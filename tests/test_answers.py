@@ -207,11 +207,14 @@ def test_an_answer_with_calls_ends_for_tool_calls(demo):
     assert reply.finish().finish_reason == "tool_calls" and reply.answer.tool_calls
 
 
-def test_the_options_of_chat_are_in_its_signature(demo):
-    """All that an answer has, and the cache; max_tokens is another name of max_new_tokens."""
+def test_the_options_of_chat_are_named(demo):
+    """Those of generate in its signature, all others in its help; max_tokens is another name of max_new_tokens."""
     parameters = inspect.signature(qwen3.chat).parameters.items()
     options = {name for name, about in parameters if about.kind is about.KEYWORD_ONLY}
-    assert options - {"max_tokens", "cache"} == {*AnswerOptions.__dataclass_fields__}
+    known = {*AnswerOptions.__dataclass_fields__}
+    assert {*qwen3.Sampling.__dataclass_fields__} < options < known | {"max_tokens", "cache"}
+    assert all(name in options or name in qwen3.chat.__doc__ for name in known)
+    assert "sop" in message_of(qwen3.chat, demo, FRANCE, sop="x")
     assert len(qwen3.chat(demo, FRANCE, max_tokens=3).finish().token_ids) == 3
     assert "max_new_tokens" in message_of(Completion, demo, [1], max_tokens=3)
     assert "max_new_tokens" in message_of(qwen3.chat, demo, FRANCE, max_tokens=0)

@@ -14,7 +14,6 @@ from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.guesses import Proposer
 from qwen3_lib.generation import batch as room
 from qwen3_lib.generation.batch import PIECE, Batch, generate_batch, slots_in
-from qwen3_lib.generation.prefix_cache import copy_prefix, size_of
 
 BEGINNINGS = [[], random_ids(30, 1), random_ids(200, 2)]  # what several requests have in common
 
@@ -246,7 +245,7 @@ def test_a_prompt_finds_what_is_kept_of_an_earlier_one(model, n, order, cached):
     """In room for n prompts: not a conversation that goes on (+), nothing too long (c), and no beginning twice."""
     prompts = {name: random_ids(300 if name == "c" else 100, ord(name)) for name in "abcdx"}
     prompts["+"] = prompts["a"] + [7] * 9
-    batch, options = Batch(model, 1, 400, n * size_of(model.engine.new_cache(model.config), 110)), {"eos_token_ids": ()}
+    batch, options = Batch(model, 1, 400, n * model.engine.new_cache(model.config).bytes(110)), {"eos_token_ids": ()}
     for i, name in enumerate(order):
         batch.add(i, prompts[name], max_new_tokens=2, **options)
     results = finished(batch)
@@ -257,7 +256,7 @@ def test_a_prompt_finds_what_is_kept_of_an_earlier_one(model, n, order, cached):
 
 def test_a_copy_replaces_what_was_there(model):
     target, source = filled(model, random_ids(9, 1)), filled(model, random_ids(12, 2))
-    copy_prefix(target, source, 5)
+    target.copy_from(source, 5)
     assert target.length == 5 and target.token_ids.ravel()[:5].tolist() == random_ids(12, 2)[:5]
 
 

@@ -47,6 +47,8 @@ def imported(module: str) -> set[str]:
 
     def visit(node: ast.AST, door: set[str]) -> None:
         found: set[str] = set()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":  # never imported
+            return
         if isinstance(node, ast.FunctionDef):
             door = DOORS.get((module, node.name), door)
         elif isinstance(node, ast.Import):

@@ -19,7 +19,6 @@ from qwen3_lib.app.files import load_prompt_cache, save_prompt_cache
 from qwen3_lib.generation.schema import regex
 from qwen3_lib.generation.batch import Batch, generate_batch, slots_in
 from qwen3_lib.generation.caches import Caches
-from qwen3_lib.generation.prefix_cache import copy_prefix, size_of
 
 END = 7  # the end of a turn
 make = partial(make_random_model, dtype="float32")
@@ -371,11 +370,11 @@ def test_a_copy_of_a_part_goes_on_from_a_kept_state(model):
     source = new(model.config)
     qwen3.forward(model, turns + [8], source)
     for n in (*kept(source), source.length):
-        copy_prefix(copy := new(model.config), source, n)
+        (copy := new(model.config)).copy_from(source, n)
         qwen3.forward(model, (turns + [8])[:n], expected := new(model.config))
         assert np.abs(qwen3.forward(model, [9], copy) - qwen3.forward(model, [9], expected)).max() < 1e-4
     states = [array for each in source.snapshots for state in each.states.values() for array in state]
-    assert size_of(source, 0) > sum(each.nbytes for each in states) and size_of(source, 9) > size_of(source, 0)
+    assert source.bytes(0) > sum(each.nbytes for each in states) and source.bytes(9) > source.bytes(0)
 
 
 def test_a_slot_holds_the_states(model):

@@ -12,7 +12,6 @@ from make_random_model import make_random_model
 from packed import FromPython, load_model, round_vectors
 from published import tensors_of, write_tensors
 from qwen3_lib.generation.caches import Caches
-from qwen3_lib.generation.prefix_cache import copy_prefix
 from qwen3_lib.kernels import delta
 from qwen3_lib.kernels.layout import is_packed
 from qwen3_lib.kernels.memory import Reused
@@ -135,7 +134,7 @@ def test_any_way_of_asking(config, dtype, quantize, kv_dtype, tmp_path):
         start = model.engine.new_cache(model.config)
         qwen3.forward(model, ids[:50], start)
         copy = model.engine.new_cache(model.config)
-        copy_prefix(copy, start, 50)
+        copy.copy_from(start, 50)
         assert np.array_equal(qwen3.forward(model, ids[50:], copy, all_logits=True), expected[50:])
 
 

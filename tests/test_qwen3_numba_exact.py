@@ -17,7 +17,6 @@ from helpers import random_ids, read_safetensors, with_tensors
 from make_random_model import make_random_model
 from packed import load_model
 from qwen3_lib.generation.caches import Caches
-from qwen3_lib.generation.prefix_cache import copy_prefix
 from qwen3_lib.kernels import cpu
 from test_qwen3_moe import MOE
 import qwen3_numba as fast
@@ -82,7 +81,7 @@ def test_any_way_of_asking(shape, dtype, quantize, kv_dtype, reference, data):
             source = int(np.argmax(done))
             n = min(done[source], lengths[sequence] - 1)
             if n > done[sequence]:
-                copy_prefix(caches[sequence], caches[source], n)
+                caches[sequence].copy_from(caches[source], n)
                 done[sequence], now[sequence] = n, 1
         logits = together(model, caches, [ids[n:n + m] for n, m in zip(done, now)])
         np.testing.assert_array_equal(logits, np.concatenate([expected[n:n + m] for n, m in zip(done, now)]))

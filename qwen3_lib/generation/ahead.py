@@ -1,12 +1,12 @@
 """What the MTP head of a Qwen3.5 has read of the text in a cache: from there it guesses how the text goes on."""
 from __future__ import annotations
 
-from weakref import WeakKeyDictionary
+from typing import Any
 
 import numpy as np
 
 from qwen3 import KVCache, Model
-from qwen3_5 import HybridCache, mtp_config
+from qwen3_5 import mtp_config
 
 UNREAD = 64  # states that wait at most until the head is asked for a guess; more of them it reads at once
 KEPT = 32  # states at the ends of turns, where a conversation may go on
@@ -24,6 +24,13 @@ class Ahead:
         self.text = np.empty(0, np.int64)  # the tokens from `start` on whose states were taken
         self.states = np.empty((0, cache.config.hidden_size), np.float32)  # of the last tokens, which wait
         self.ends = dict[int, np.ndarray]()  # position -> the state there, at the end of a turn
+
+    def copy(self, n: int, max_length: int) -> Ahead:
+        """For a cache of so many positions that begins with the first n tokens of this text."""
+        copy = Ahead(type(self.cache)(self.cache.config, max_length))
+        copy.cache.copy_from(self.cache, min(self.cache.length, n))
+        copy.start, copy.text, copy.states, copy.ends = self.start, self.text, self.states, dict(self.ends)
+        return copy
 
     def settle(self, text: np.ndarray, n: int) -> bool:
         """Forgets what doesn't belong to a text, of whose first n tokens the states should be known -> are they?"""
@@ -76,11 +83,8 @@ class Ahead:
         return guesses
 
 
-AHEAD: WeakKeyDictionary[KVCache, Ahead] = WeakKeyDictionary()  # of each cache with an answer that the head drafts for
-
-
-def ahead_of(cache: HybridCache) -> Ahead:
-    """What the head has read of the text in a cache."""
-    if cache not in AHEAD:
-        AHEAD[cache] = Ahead(cache.plain(mtp_config(cache.config), cache.max_length))
-    return AHEAD[cache]
+def ahead_of(cache: Any) -> Ahead:
+    """What the head has read of the text in a HybridCache."""
+    if cache.ahead is None:
+        cache.ahead = Ahead(cache.plain(mtp_config(cache.config), cache.max_length))
+    return cache.ahead  # type: ignore[no-any-return]

@@ -14,7 +14,7 @@ import numpy as np
 from qwen3 import InputError, Model, Sequence, TokenIds, brief, checked_whole
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.steps import Run, step
-from qwen3_lib.generation.prefix_cache import PrefixCache, copy_prefix, size_of
+from qwen3_lib.generation.prefix_cache import PrefixCache
 
 PIECE = 128  # prompt tokens in a pass: enough for the speed of long ones, and running answers wait for no more
 WORTH_COPYING = 16  # about as many tokens are computed in the time that it takes to read the weights once
@@ -142,7 +142,7 @@ class Batch:
             self.kept.add(request.cache, self.salts[request.cache])
         request.cache.truncate(found[request.cache])
         if request.cache is not source and found[source] >= WORTH_COPYING:
-            copy_prefix(request.cache, source, found[source])
+            request.cache.copy_from(source, found[source])
         self.salts[request.cache] = request.salt
         request.completion.begin(request.cache)
         return True
@@ -153,7 +153,7 @@ def slots_in(model: Model, longest: int, memory: int | None = None) -> int:
 
     Raises InputError if not even one fits.
     """
-    size = size_of(model.engine.new_cache(model.config, 1), longest)
+    size = model.engine.new_cache(model.config, 1).bytes(longest)
     given = free_memory() // 2 if memory is None else memory
     if given < size:
         raise InputError(f"the keys and values of {longest} positions take {size / 1e6:,.0f} MB, more than the "

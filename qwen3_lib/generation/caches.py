@@ -5,8 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from qwen3_5 import HybridCache
-
 
 class Caches:
     """The KV caches of several sequences for one pass, with the new tokens of all, one sequence after the other.
@@ -26,8 +24,7 @@ class Caches:
     def reserve(self, n: int) -> np.ndarray:
         """Makes room for all n tokens -> their positions [n], each in its own sequence."""
         return np.concatenate([
-            cache.reserve(count, guesses) if isinstance(cache, HybridCache) else cache.reserve(count)
-            for cache, count, guesses in zip(self.caches, self.counts, self.guesses)])
+            cache.reserve(count, guesses) for cache, count, guesses in zip(self.caches, self.counts, self.guesses)])
 
     def parts(self, n: int) -> list[tuple[Any, slice]]:
         """(cache, its rows) of the next n tokens: the same for each layer."""

@@ -61,6 +61,10 @@ def test_too_much_at_once_is_refused_for_a_moment(demo, monkeypatch):
                 status, value, headers = served.ask("/v1/chat/completions", {"messages": FRANCE} | fields)
             assert status == 503 and headers["retry-after"] and "try again" in value["error"]["message"]
             assert served.ask("/v1/chat/completions", {"messages": FRANCE, "max_tokens": 1} | fields)[0] == 200
+        monkeypatch.setattr(vetting, "FEW", threading.Semaphore(0))  # as many wait as may wait
+        for word, status in (("newer", 503), ("new", 200)):
+            fields = {"messages": FRANCE, "max_tokens": 1, "schema": {"enum": [word]}}
+            assert served.ask("/v1/chat/completions", fields)[0] == status
     renderer.child.kill()
     renderer.child.wait()
 

@@ -17,6 +17,7 @@ SECONDS, MEMORY = 2, 2**28  # of the processor, and bytes, for a child
 STACK = 2**20  # bytes: no system gives a thread less, so what fits here fits where the answer is computed
 LASTS, WAIT = 5, 3  # seconds until a child must have ended, on a busy machine, too; for the children of other grammars
 ONE = threading.Lock()  # held while a child runs: many of them would slow down the answers
+FEW = threading.Semaphore(32)  # of the server's 64 threads wait for it, so that other requests find one
 
 
 def child_of(module: str) -> dict[str, Any]:
@@ -37,12 +38,18 @@ def check(grammar: str) -> None:
 def fault(grammar: str) -> str:
     """What `tried` says. Requests with the same new grammar wait for one child."""
     from qwen3_lib.app.openai import Refusal
-    if not ONE.acquire(timeout=WAIT):
-        raise Refusal(503, "other schemas are being compiled; try again", headers={"Retry-After": "2"})
+    busy = Refusal(503, "other schemas are being compiled; try again", headers={"Retry-After": "2"})
+    if not FEW.acquire(blocking=False):
+        raise busy
     try:
-        return tried(grammar)
+        if not ONE.acquire(timeout=WAIT):
+            raise busy
+        try:
+            return tried(grammar)
+        finally:
+            ONE.release()
     finally:
-        ONE.release()
+        FEW.release()
 
 
 @lru_cache(maxsize=64)
